@@ -14,8 +14,7 @@ void check_pages(Bytes bytes) {
   expects(bytes % kPage == 0, "a collective's buffer size is not a multiple of the page size");
 }
 
-void check_sum(DType type, DeviceBytes scratch, std::uint32_t world) {
-  expects(type == DType::f32 || type == DType::bf16, "sums over ranks need type f32 or bf16");
+void check_sum(DeviceBytes scratch, std::uint32_t world) {
   expects(scratch.size() >= world * kPage, "a sum over ranks needs a page of scratch per rank");
 }
 
@@ -95,17 +94,17 @@ void check_all_gather(ConstDeviceBytes shard, DeviceBytes whole, std::uint32_t w
   expects(whole.size() == world * shard.size(), "all_gather: `whole` must hold one shard per rank");
 }
 
-void check_reduce_scatter(DeviceBytes whole, DeviceBytes shard, DType type, DeviceBytes scratch,
+void check_reduce_scatter(DeviceBytes whole, DeviceBytes shard, DeviceBytes scratch,
                           std::uint32_t world) {
   check_pages(shard.size());
   expects(whole.size() == world * shard.size(),
           "reduce_scatter: `whole` must hold one shard per rank");
-  check_sum(type, scratch, world);
+  check_sum(scratch, world);
 }
 
-void check_all_reduce(DeviceBytes whole, DType type, DeviceBytes scratch, std::uint32_t world) {
+void check_all_reduce(DeviceBytes whole, DeviceBytes scratch, std::uint32_t world) {
   check_pages(whole.size());
-  check_sum(type, scratch, world);
+  check_sum(scratch, world);
 }
 
 void check_all_to_all(ConstDeviceBytes leaving, std::span<const Bytes> leaving_parts,

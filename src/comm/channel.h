@@ -103,9 +103,9 @@ class CollectiveTimeout {
 
 // Check the preconditions documented at Communicator. Throw Error(state).
 void check_all_gather(ConstDeviceBytes shard, DeviceBytes whole, std::uint32_t world);
-void check_reduce_scatter(DeviceBytes whole, DeviceBytes shard, DType type, DeviceBytes scratch,
+void check_reduce_scatter(DeviceBytes whole, DeviceBytes shard, DeviceBytes scratch,
                           std::uint32_t world);
-void check_all_reduce(DeviceBytes whole, DType type, DeviceBytes scratch, std::uint32_t world);
+void check_all_reduce(DeviceBytes whole, DeviceBytes scratch, std::uint32_t world);
 void check_all_to_all(ConstDeviceBytes leaving, std::span<const Bytes> leaving_parts,
                       DeviceBytes arriving, std::span<const Bytes> arriving_parts,
                       std::uint32_t world);

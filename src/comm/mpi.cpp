@@ -189,13 +189,13 @@ class MpiCommunicator final : public Communicator {
   }
   void reduce_scatter(device::Stream& stream, DeviceBytes whole, DeviceBytes shard, DType type,
                       DeviceBytes scratch) override {
-    check_reduce_scatter(whole, shard, type, scratch, world_);
+    check_reduce_scatter(whole, shard, scratch, world_);
     as_host(stream).enqueue(
         [=, this] { reduce("reduce_scatter", whole, shard.raw(), type, scratch); });
   }
   void all_reduce(device::Stream& stream, DeviceBytes whole, DType type,
                   DeviceBytes scratch) override {
-    check_all_reduce(whole, type, scratch, world_);
+    check_all_reduce(whole, scratch, world_);
     as_host(stream).enqueue([=, this] {
       const Shards shards(whole.size(), world_);
       std::byte* own = whole.raw() + shards.at(rank_, 0) * kPage;

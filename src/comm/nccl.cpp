@@ -167,13 +167,13 @@ class NcclCommunicator final : public Communicator {
   }
   void reduce_scatter(device::Stream& stream, DeviceBytes whole, DeviceBytes shard, DType type,
                       DeviceBytes scratch) override {
-    check_reduce_scatter(whole, shard, type, scratch, world_);
+    check_reduce_scatter(whole, shard, scratch, world_);
     reduce(device::as_cuda(stream), {"reduce_scatter", whole.size()}, whole, shard.raw(), type,
            scratch);
   }
   void all_reduce(device::Stream& stream, DeviceBytes whole, DType type,
                   DeviceBytes scratch) override {
-    check_all_reduce(whole, type, scratch, world_);
+    check_all_reduce(whole, scratch, world_);
     const Collective what = {"all_reduce", whole.size()};
     device::CudaStream& cuda = device::as_cuda(stream);
     const Shards shards(whole.size(), world_);

@@ -48,15 +48,18 @@ cudaError_t enqueue(cudaStream_t stream, const SumTerms& terms, std::byte* out, 
 }  // namespace
 
 int load_sum() {
-  const cudaError_t code = device::load(&sum_terms<float>);
-  return code != cudaSuccess ? code : device::load(&sum_terms<Bf16>);
+  for (const cudaError_t code : {device::load(&sum_terms<float>), device::load(&sum_terms<Bf16>),
+                                 device::load(&sum_terms<F16>)}) {
+    if (code != cudaSuccess) return code;
+  }
+  return cudaSuccess;
 }
 
 int enqueue_sum(CUstream_st* stream, const SumTerms& terms, std::byte* out, Bytes bytes,
                 DType type) {
   if (bytes == 0) return cudaSuccess;
-  return type == DType::f32 ? enqueue<float>(stream, terms, out, bytes)
-                            : enqueue<Bf16>(stream, terms, out, bytes);
+  return with_training_type(
+      type, [&](auto value) { return enqueue<decltype(value)>(stream, terms, out, bytes); });
 }
 
 }  // namespace ballast::comm

@@ -22,14 +22,14 @@ class SelfCommunicator final : public Communicator {
     check_all_gather(shard, whole, 1);
     as_host(stream).enqueue([=] { copy_bytes(whole.raw(), shard.raw(), shard.size()); });
   }
-  void reduce_scatter(device::Stream& stream, DeviceBytes whole, DeviceBytes shard, DType type,
+  void reduce_scatter(device::Stream& stream, DeviceBytes whole, DeviceBytes shard, DType /*type*/,
                       DeviceBytes scratch) override {
-    check_reduce_scatter(whole, shard, type, scratch, 1);
+    check_reduce_scatter(whole, shard, scratch, 1);
     as_host(stream).enqueue([=] { copy_bytes(shard.raw(), whole.raw(), shard.size()); });
   }
-  void all_reduce(device::Stream& stream, DeviceBytes whole, DType type,
+  void all_reduce(device::Stream& stream, DeviceBytes whole, DType /*type*/,
                   DeviceBytes scratch) override {
-    check_all_reduce(whole, type, scratch, 1);
+    check_all_reduce(whole, scratch, 1);
     as_host(stream);
   }
   void all_to_all(device::Stream& stream, ConstDeviceBytes leaving,

@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <cstring>
-
-#include "ballast/core/error.h"
 
 namespace ballast::comm {
 namespace {
@@ -15,52 +12,50 @@ namespace {
 constexpr std::size_t kTile = 2048;
 
 using Tile = std::array<float, kTile>;
-using Bf16Tile = std::array<std::uint16_t, kTile>;
+template <class T>
+using Stored = std::array<T, kTile>;
 
 // memcpy into local arrays tells the compiler that the loops' operands do not overlap.
+template <class T>
 void load(Tile& to, const std::byte* from, std::size_t count) {
-  std::memcpy(to.data(), from, count * sizeof(float));
+  Stored<T> values;
+  std::memcpy(values.data(), from, count * sizeof(T));
+  for (std::size_t i = 0; i < count; ++i) to[i] = to_float(values[i]);
 }
 
-void load_bf16(Tile& to, const std::byte* from, std::size_t count) {
-  Bf16Tile bits;
-  std::memcpy(bits.data(), from, count * sizeof(std::uint16_t));
-  for (std::size_t i = 0; i < count; ++i) to[i] = to_float(Bf16{bits[i]});
-}
-
-void store_bf16(std::byte* to, const Tile& from, std::size_t count) {
-  Bf16Tile bits;
-  for (std::size_t i = 0; i < count; ++i) bits[i] = to_bf16(from[i]).bits;
-  std::memcpy(to, bits.data(), count * sizeof(std::uint16_t));
+template <class T>
+void store(std::byte* to, const Tile& from, std::size_t count) {
+  Stored<T> values;
+  for (std::size_t i = 0; i < count; ++i) values[i] = from_float<T>(from[i]);
+  std::memcpy(to, values.data(), count * sizeof(T));
 }
 
 void add(Tile& sum, const Tile& term, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) sum[i] += term[i];
 }
 
+template <class T>
+void sum(std::span<const std::byte* const> sources, std::byte* out, std::size_t elements) {
+  Tile sum;
+  Tile term;
+  for (std::size_t done = 0; done < elements; done += kTile) {
+    const std::size_t count = std::min(kTile, elements - done);
+    const std::size_t at = done * sizeof(T);
+    load<T>(sum, sources[0] + at, count);
+    for (const std::byte* source : sources.subspan(1)) {
+      load<T>(term, source + at, count);
+      add(sum, term, count);
+    }
+    store<T>(out + at, sum, count);
+  }
+}
+
 }  // namespace
 
 void sum_in_order(std::span<const std::byte* const> sources, std::byte* out, Bytes bytes,
                   DType type) {
-  expects(type == DType::f32 || type == DType::bf16, "sums over ranks need type f32 or bf16");
-  const auto load_tile = type == DType::f32 ? load : load_bf16;
-  Tile sum;
-  Tile term;
-  const std::size_t elements = bytes / size_of(type);
-  for (std::size_t done = 0; done < elements; done += kTile) {
-    const std::size_t count = std::min(kTile, elements - done);
-    const std::size_t at = done * size_of(type);
-    load_tile(sum, sources[0] + at, count);
-    for (const std::byte* source : sources.subspan(1)) {
-      load_tile(term, source + at, count);
-      add(sum, term, count);
-    }
-    if (type == DType::f32) {
-      std::memcpy(out + at, sum.data(), count * sizeof(float));
-    } else {
-      store_bf16(out + at, sum, count);
-    }
-  }
+  with_training_type(
+      type, [&](auto value) { sum<decltype(value)>(sources, out, bytes / sizeof(value)); });
 }
 
 }  // namespace ballast::comm

@@ -12,7 +12,7 @@ struct CUstream_st;
 namespace ballast::comm {
 
 /// `out` = the sum of `sources` (at least one), element by element: ((s0 + s1) + s2) + ... in fp32,
-/// rounded to `type` (f32 or bf16: to nearest, ties to even) once. All are `bytes` long, a whole
+/// rounded to `type` (to nearest, ties to even) once. All are `bytes` long, a whole
 /// number of elements. `out` may be one of the sources; otherwise nothing overlaps. A NaN in a
 /// source gives a NaN with an unspecified payload.
 void sum_in_order(std::span<const std::byte* const> sources, std::byte* out, Bytes bytes,

@@ -28,6 +28,8 @@ struct AutoValue {
 std::vector<AutoValue> auto_values(Json& root) {
   constexpr std::string_view kTheirs = "the default of transformers";
   const Json* const steps = find_path(root, "ballast.steps");
+  const Json* const fp16 = find_path(root, "fp16.enabled");
+  const bool half = fp16 != nullptr && fp16->is_boolean() && fp16->flag();
   return {{"gradient_clipping", 1.0, kTheirs},
           {"optimizer.params.lr", 5e-5, kTheirs},
           {"optimizer.params.betas", Json::array({0.9, 0.999}), kTheirs},
@@ -37,8 +39,8 @@ std::vector<AutoValue> auto_values(Json& root) {
           {"scheduler.params.warmup_max_lr", {}, "optimizer.params.lr"},
           {"scheduler.params.warmup_num_steps", 2, "DeepSpeed's least, because transformers has 0"},
           {"scheduler.params.total_num_steps", steps == nullptr ? Json() : *steps, "ballast.steps"},
-          {"bf16.enabled", true, "the type of Ballast's kernels"},
-          {"fp16.enabled", false, "bf16 is used"}};
+          {"bf16.enabled", !half, half ? "fp16 is used" : "which needs no loss scale"},
+          {"fp16.enabled", false, "bf16 is used, unless it is off"}};
 }
 
 }  // namespace

@@ -236,6 +236,18 @@ Json effective_section(const Config& config) {
 
 }  // namespace
 
+std::string_view torch_name(DType type) {
+  switch (type) {
+    case DType::f32:
+      return "float32";
+    case DType::bf16:
+      return "bfloat16";
+    case DType::f16:
+      break;
+  }
+  return "float16";
+}
+
 Json read_model_section(const fs::path& folder, std::vector<std::string>& notes) {
   const fs::path path = folder / kCheckpointConfig;
   const std::string file = path.string();
@@ -329,7 +341,7 @@ Json make_checkpoint_config(const Config& config) {
   // Without these, generation would end at the ids that the family's tokenizer uses.
   out["bos_token_id"] = Json();
   out["eos_token_id"] = Json();
-  out["torch_dtype"] = config.type == DType::bf16 ? "bfloat16" : "float32";
+  out["torch_dtype"] = torch_name(config.type);
   return out;
 }
 

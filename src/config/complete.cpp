@@ -253,6 +253,28 @@ void check_activations(const Json& root, const Document& document) {
   }
 }
 
+/// One of the two 16-bit types, and a loss scale that can fall.
+void check_type(const Config& c, const Document& document) {
+  if (c.type != DType::f16) return;
+  const Json* const section = document.root().find("bf16");
+  const Json* const bf16 = section == nullptr ? nullptr : section->find("enabled");
+  if (bf16 != nullptr && bf16->is_boolean() && bf16->flag()) {
+    document.fail("fp16.enabled", "bf16.enabled is true, too; set one of them to false");
+  }
+  const Fp16Section& f = c.fp16;
+  if (f.loss_scale != 0.0) return;
+  if (f.min_loss_scale > f.initial_scale()) {
+    document.fail("fp16.min_loss_scale",
+                  fmt::format("{} is above the first scale, 2 to the power of initial_scale_power "
+                              "{}; lower it or raise that",
+                              f.min_loss_scale, f.initial_scale_power));
+  }
+  if (c.ballast.update != "eager") return;
+  document.fail("ballast.update",
+                "\"eager\" cannot skip a step, which a dynamic loss scale needs; use \"gated\", or "
+                "set fp16.loss_scale to a constant");
+}
+
 void check_update(const Config& c, const Document& document) {
   if (c.ballast.update == "eager" && c.ballast.speculative_updates.value_or(0) > 0) {
     document.fail("ballast.speculative_updates",
@@ -303,6 +325,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   note_unused_paths(config);
   check_activations(document.root(), document);
   check_persistence(document.root(), document);
+  check_type(config, document);
   check_update(config, document);
   check_faults(config.ballast, document, world, config.notes);
 }

@@ -334,6 +334,22 @@ Section bf16_keys(Config& c) {
   return with_deepspeed_keys({std::move(enabled)}, "bf16", c.ignored);
 }
 
+Section fp16_keys(Config& c) {
+  Fp16Section& f = c.fp16;
+  Key enabled = {"enabled",
+                 [&c](const Value& value) {
+                   if (value.flag()) c.type = DType::f16;
+                 },
+                 [&c] { return Json(c.type == DType::f16); }};
+  return with_deepspeed_keys({std::move(enabled), real("loss_scale", f.loss_scale, kNotNegative),
+                              whole("initial_scale_power", f.initial_scale_power, {0, 63}),
+                              whole("loss_scale_window", f.loss_scale_window, {1, kSteps.high}),
+                              whole("hysteresis", f.hysteresis, {1, kSteps.high}),
+                              flag("consecutive_hysteresis", f.consecutive_hysteresis),
+                              real("min_loss_scale", f.min_loss_scale, kPositive)},
+                             "fp16", c.ignored);
+}
+
 Section monitor_keys(MonitorSection& monitor) {
   Key name = {"job_name",
               [&monitor](const Value& value) {
@@ -400,12 +416,12 @@ Section all_keys(Config& c) {
        section("tensorboard", [&c] { return monitor_keys(c.tensorboard); }),
        section("csv_monitor", [&c] { return monitor_keys(c.csv_monitor); }),
        section("bf16", [&c] { return bf16_keys(c); }),
+       section("fp16", [&c] { return fp16_keys(c); }),
        section("zero_optimization", [&c] { return zero_keys(c.zero, c.ignored); }),
        section("aio", [&c] { return aio_keys(c.aio, c.ignored); }),
        accepted_only(
            section("activation_checkpointing", [&c] { return activation_checkpointing_keys(c); })),
        section("ballast", [&c] { return ballast_keys(c.ballast, c.model); }),
-       accepted_only(section("fp16", [&c] { return with_deepspeed_keys({}, "fp16", c.ignored); })),
        gradient_allreduce_op_key()},
       "", c.ignored);
 }

@@ -34,11 +34,6 @@ std::string_view to_string(DType type) noexcept {
   return kNames[static_cast<std::size_t>(type)];
 }
 
-void refuse_training_type(DType type) {
-  throw Error(ErrorCategory::config,
-              std::string(to_string(type)) + " is not a training type; choose f32 or bf16");
-}
-
 std::string_view to_string(Isa isa) noexcept {
   return isa_names()[static_cast<std::size_t>(isa)];
 }

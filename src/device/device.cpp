@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
@@ -48,11 +49,12 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
 
 std::string gpu_refusal(const DeviceOptions& options) {
   static std::mutex mutex;
-  static std::map<std::uint32_t, std::string> found;
+  static std::map<std::pair<std::uint32_t, DType>, std::string> found;
   const std::scoped_lock lock(mutex);
-  const auto known = found.find(options.local_rank);
+  const std::pair key(options.local_rank, options.type);
+  const auto known = found.find(key);
   if (known != found.end()) return known->second;
-  return found.emplace(options.local_rank, find_gpu_refusal(options)).first->second;
+  return found.emplace(key, find_gpu_refusal(options)).first->second;
 }
 
 std::string_view kind_of(const DeviceOptions& options) {

@@ -64,7 +64,7 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
       const StateLayout states = state_layout(blueprint, b, group);
       work.blocks.back().sub_groups.push_back(
           {.state_bytes = states.state_bytes,
-           .initial_state_bytes = states.remainder.offset + states.remainder.bytes,
+           .initial_state_bytes = states.master.offset + states.master.bytes,
            .update_traffic = states.update_traffic});
     }
   }

@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
@@ -17,25 +14,10 @@
 #include "src/engine/saved_states.h"
 #include "src/engine/states.h"
 #include "src/engine/step.h"
+#include "src/engine/token_batch.h"
 #include "src/engine/warm_up.h"
 
 namespace ballast::engine {
-namespace {
-
-/// Positions that reach outside their sequence would be read from other memory.
-void check_positions(std::span<const std::int32_t> positions, std::size_t length) {
-  for (std::size_t i = 0; i < positions.size(); ++i) {
-    const bool continues = i % length > 0 && positions[i] == positions[i - 1] + 1;
-    if (positions[i] == 0 || continues) continue;
-    throw Error(ErrorCategory::data,
-                fmt::format("token {} of the batch has position {}; a position is 0 or one more "
-                            "than that of the token before in its sequence",
-                            i, positions[i]));
-  }
-}
-
-}  // namespace
-
 Bytes EngineTotals::nvme_bytes_written() const {
   return std::accumulate(nvme_bytes_by_path.begin(), nvme_bytes_by_path.end(), Bytes{0});
 }
@@ -183,13 +165,14 @@ class Engine::Impl {
     });
   }
 
-  StepResult train_step(const TokenBatch& batch, double learning_rate) {
+  StepResult train_step(const TokenBatch& batch, double learning_rate, double loss_scale) {
     const schedule::Plan& plan = training_plan(batch.tokens.size() / blueprint_.shape.tokens());
-    const StepContext& context = run(plan, batch, learning_rate);
+    const StepContext& context = run(plan, batch, learning_rate, loss_scale);
     pending_updates_ = plan.leaves_updates;
     StepResult result = context.result;
     if (!result.skipped) ++updates_;
-    const bool as_assumed = !result.skipped && context.hyper.gradient_scale == 1.0F;
+    const bool as_assumed =
+        !result.skipped && context.hyper.gradient_scale == context.unclipped_scale();
     const schedule::Plan& rollback = blueprint_.schedule.rollback;
     if (!as_assumed && !rollback.operations.empty()) {
       executor_->submit(rollback, ++submissions_);
@@ -201,7 +184,7 @@ class Engine::Impl {
 
   Evaluation evaluate(const TokenBatch& batch) {
     flush();
-    const StepResult& found = run(blueprint_.schedule.evaluation, batch, 0.0).result;
+    const StepResult& found = run(blueprint_.schedule.evaluation, batch, 0.0, 1.0).result;
     return {found.loss, found.targets};
   }
 
@@ -258,6 +241,7 @@ class Engine::Impl {
  private:
   [[nodiscard]] device::DeviceOptions device_options() const {
     return {.kind = options_.device,
+            .type = blueprint_.type,
             .budget = blueprint_.budgets.device,
             .compute_threads = options_.compute_threads,
             .link_gbps = options_.link_gbps,
@@ -343,25 +327,6 @@ class Engine::Impl {
     pending_updates_ = false;
   }
 
-  /// Copies the micro-batches to their host buffers: tokens, targets, positions.
-  void copy_in(const TokenBatch& batch, std::uint32_t micro_batches) {
-    const std::size_t per_micro = blueprint_.shape.tokens();
-    const std::size_t size = per_micro * micro_batches;
-    const bool packed = blueprint_.workload.packed;
-    expects(batch.tokens.size() == size && batch.targets.size() == size &&
-                batch.positions.size() == (packed ? size : 0),
-            "engine: wrong batch size");
-    if (packed) check_positions(batch.positions, blueprint_.shape.length);
-    for (std::uint32_t m = 0; m < micro_batches; ++m) {
-      std::byte* to = batches_[m].data();
-      for (const auto& ids : {batch.tokens, batch.targets, batch.positions}) {
-        if (ids.empty()) continue;
-        std::memcpy(to, ids.data() + m * per_micro, per_micro * sizeof(std::int32_t));
-        to += per_micro * sizeof(std::int32_t);
-      }
-    }
-  }
-
   /// How many targets of all ranks count.
   [[nodiscard]] std::uint64_t count_targets(std::span<const std::int32_t> own) const {
     std::uint64_t count = static_cast<std::uint64_t>(
@@ -373,11 +338,11 @@ class Engine::Impl {
   }
 
   /// Copies the batch in, submits the plan and waits for its gate.
-  const StepContext& run(const schedule::Plan& plan, const TokenBatch& batch,
-                         double learning_rate) {
+  const StepContext& run(const schedule::Plan& plan, const TokenBatch& batch, double learning_rate,
+                         double loss_scale) {
     expects(executor_ != nullptr, "engine: call start() first");
     // The last run with batches has passed its gate, so its batches are uploaded.
-    copy_in(batch, plan.micro_batches);
+    copy_batch(blueprint_, batch, plan.micro_batches, batches_);
     const std::uint64_t number = ++submissions_;
     StepContext& context = lanes_->context(number);
     context = {};
@@ -387,6 +352,8 @@ class Engine::Impl {
     context.hyper = options_.hyper;
     context.hyper.optimizer = blueprint_.states.optimizer;
     context.hyper.learning_rate = learning_rate;
+    context.loss_scale = loss_scale;
+    context.hyper.gradient_scale = context.unclipped_scale();
     context.hyper.step = static_cast<std::int64_t>(updates_ + 1);
     executor_->submit(plan, number);
     executor_->wait(plan.gate);
@@ -469,8 +436,8 @@ std::vector<std::filesystem::path> Engine::link_swap_files(const std::filesystem
                                                            const std::string& elsewhere) const {
   return impl_->store().link(folder, name, elsewhere);
 }
-StepResult Engine::train_step(const TokenBatch& batch, double learning_rate) {
-  return impl_->train_step(batch, learning_rate);
+StepResult Engine::train_step(const TokenBatch& batch, double learning_rate, double loss_scale) {
+  return impl_->train_step(batch, learning_rate, loss_scale);
 }
 std::uint64_t Engine::evaluation_micro_batches() const {
   return impl_->blueprint().workload.evaluation_micro_batches;

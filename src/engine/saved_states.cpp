@@ -11,18 +11,19 @@
 namespace ballast::engine {
 namespace {
 
-constexpr std::array<std::string_view, 6> kNames = {"weights",         "remainders",
-                                                    "first_moments",   "second_moments",
-                                                    "first_exponents", "second_exponents"};
+constexpr std::array<std::string_view, 7> kNames = {
+    "weights",        "remainders",      "masters",         "first_moments",
+    "second_moments", "first_exponents", "second_exponents"};
 
 /// Those that are kept, in ascending order.
 std::vector<std::pair<StateKind, StateArray>> state_arrays(const StateLayout& layout) {
   std::vector<std::pair<StateKind, StateArray>> arrays;
-  for (const auto& entry : {std::pair{StateKind::remainders, layout.remainder},
-                            std::pair{StateKind::first_moments, layout.first},
-                            std::pair{StateKind::second_moments, layout.second},
-                            std::pair{StateKind::first_exponents, layout.first_exponents},
-                            std::pair{StateKind::second_exponents, layout.second_exponents}}) {
+  const StateKind master = layout.type == DType::bf16 ? StateKind::remainders : StateKind::masters;
+  for (const auto& entry :
+       {std::pair{master, layout.master}, std::pair{StateKind::first_moments, layout.first},
+        std::pair{StateKind::second_moments, layout.second},
+        std::pair{StateKind::first_exponents, layout.first_exponents},
+        std::pair{StateKind::second_exponents, layout.second_exponents}}) {
     if (entry.second.bytes > 0) arrays.push_back(entry);
   }
   return arrays;

@@ -53,22 +53,54 @@ Moments moments_in(const StateLayout& layout, std::byte* states) {
   return {array_in<float>(states, layout.first), array_in<float>(states, layout.second)};
 }
 
+cpu_adam::Weights::Format format_of_weights(DType type) {
+  using Format = cpu_adam::Weights::Format;
+  switch (type) {
+    case DType::f32:
+      break;
+    case DType::bf16:
+      return Format::split;
+    case DType::f16:
+      return Format::copy_f16;
+  }
+  return Format::plain;
+}
+
+/// The weights of a shard, in the buffers of a layout.
+cpu_adam::Weights weights_in(const StateLayout& layout, std::byte* weights, std::byte* states) {
+  switch (layout.type) {
+    case DType::f32:
+      break;
+    case DType::bf16:
+      return {reinterpret_cast<Bf16*>(weights), array_in<std::uint16_t>(states, layout.master)};
+    case DType::f16:
+      return {array_in<float>(states, layout.master), reinterpret_cast<F16*>(weights)};
+  }
+  return cpu_adam::Weights(reinterpret_cast<float*>(weights));
+}
+
 }  // namespace
 
+Bytes StateLayout::master_width() const {
+  switch (type) {
+    case DType::f32:
+      break;
+    case DType::bf16:
+      return sizeof(std::uint16_t);
+    case DType::f16:
+      return sizeof(float);
+  }
+  return 0;
+}
+
 StateLayout::StateLayout(DType type, const StateFormat& format, Elems elements)
-    : split(with_training_type(type,
-                               [](auto value) { return kTypeOf<decltype(value)> == DType::bf16; })),
-      format(format),
-      elements(elements),
-      weight_bytes(elements * size_of(type)) {
-  using cpu_adam::Weights;
+    : type(type), format(format), elements(elements), weight_bytes(elements * size_of(type)) {
   const auto arrays =
-      cpu_adam::traffic(format.optimizer, split ? Weights::Format::split : Weights::Format::plain,
-                        type, format.moments);
+      cpu_adam::traffic(format.optimizer, format_of_weights(type), type, format.moments);
   const bool codes = format.moments == Moments::Format::blockwise8;
   const Bytes exponents = codes ? Codes::exponents_of(elements) : 0;
   Places places;
-  remainder = places.take(elements * arrays.bytes_of("r"));
+  master = places.take(elements * master_width());
   first = places.take(elements * arrays.bytes_of("m"));
   second = places.take(elements * arrays.bytes_of("v"));
   first_exponents = places.take(first.bytes > 0 ? exponents : 0);
@@ -127,20 +159,14 @@ cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::u
   const Elems before = own.first - rank_shard(blueprint, block).first;
   if (weights != nullptr) weights += before * size_of(blueprint.type);
   if (gradient != nullptr) gradient += before * size_of(blueprint.type);
-  const auto make = [&](cpu_adam::Weights master, cpu_adam::Gradient packed) {
-    return cpu_adam::Shard{.weights = master,
+  return with_training_type(layout.type, [&](auto value) {
+    using T = decltype(value);
+    return cpu_adam::Shard{.weights = weights_in(layout, weights, states),
                            .moments = moments_in(layout, states),
-                           .gradient = packed,
+                           .gradient = cpu_adam::Gradient(reinterpret_cast<const T*>(gradient)),
                            .size = own.elements,
                            .first_element = first_element(blueprint.model, block) + own.first};
-  };
-  if (layout.split) {
-    return make(
-        {reinterpret_cast<Bf16*>(weights), array_in<std::uint16_t>(states, layout.remainder)},
-        cpu_adam::Gradient(reinterpret_cast<const Bf16*>(gradient)));
-  }
-  return make(cpu_adam::Weights(reinterpret_cast<float*>(weights)),
-              cpu_adam::Gradient(reinterpret_cast<const float*>(gradient)));
+  });
 }
 
 }  // namespace ballast::engine

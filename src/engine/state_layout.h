@@ -21,17 +21,22 @@ struct StateArray {
 struct StateLayout {
   StateLayout(DType type, const StateFormat& format, Elems elements);
 
-  bool split;  ///< weights are bf16 and the remainder is kept; false: weights are fp32
+  DType type;  ///< of weights and gradient
   StateFormat format;
   Elems elements;
-  StateArray remainder;  ///< 16 bits of each fp32 master weight
-  StateArray first;      ///< moments, or their codes
+  /// What the fp32 master of a weight has beyond it: for bf16 a 16-bit remainder, for fp16, whose
+  /// numbers have another exponent, the whole master. fp32 weights are their own masters.
+  StateArray master;
+  StateArray first;  ///< moments, or their codes
   StateArray second;
   StateArray first_exponents;  ///< of codes
   StateArray second_exponents;
   Bytes weight_bytes;
   Bytes state_bytes;     ///< whole pages
   Bytes update_traffic;  ///< memory that an update reads and writes
+
+  /// Bytes of one entry of `master`; 0 without.
+  [[nodiscard]] Bytes master_width() const;
 };
 
 /// The elements of a block whose states one rank keeps and updates.

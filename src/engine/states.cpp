@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <span>
 #include <string>
+
+#include <fmt/format.h>
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
@@ -50,12 +53,13 @@ class Filler {
     const HeldBlock held(blueprint_, piece.block, piece.sub_group);
     const Array array = {.tensors = blueprint_.model.blocks[piece.block].tensors,
                          .weights = !piece.states,
-                         .split = held.layout.split};
+                         .type = held.layout.type};
     const ShardRange& own = array.weights ? held.weights : held.shard;
     const bool zero = std::none_of(array.tensors.begin(), array.tensors.end(),
                                    [&](const auto& tensor) { return has_values(array, tensor); });
-    const Overlap here(piece, array.weights ? 0 : held.layout.remainder.offset,
-                       array.weights ? held.width : sizeof(std::uint16_t), zero ? 0 : own.elements);
+    const Overlap here(piece, array.weights ? 0 : held.layout.master.offset,
+                       array.weights ? held.width : held.layout.master_width(),
+                       zero ? 0 : own.elements);
     piece.zeros_from = 0;
     if (here.count > 0) {
       piece.zeros_from =
@@ -66,11 +70,11 @@ class Filler {
   }
 
  private:
-  /// What is filled of a block: weights or remainders.
+  /// What is filled of a block: weights, or what their masters have beyond them.
   struct Array {
     const std::vector<model::TensorSpec>& tensors;  ///< in ascending order
     bool weights;
-    bool split;
+    DType type;  ///< of the weights
   };
   /// The bytes of a place that may not be zero.
   struct Filled {
@@ -113,11 +117,11 @@ class Filler {
 
   /// Whether the source delivers the tensor's weights as bf16.
   [[nodiscard]] bool is_bf16(const Array& array, const model::TensorSpec& tensor) const {
-    return array.split && source_.read_bf16 && source_.is_bf16(tensor);
+    return array.type == DType::bf16 && source_.read_bf16 && source_.is_bf16(tensor);
   }
   /// Whether the tensor's part of the array may not be zero.
   [[nodiscard]] bool has_values(const Array& array, const model::TensorSpec& tensor) const {
-    return array.weights || (array.split && !is_bf16(array, tensor));
+    return array.weights || (array.type != DType::f32 && !is_bf16(array, tensor));
   }
 
   /// Fills `here`, whose first element is element `first` of the block. Padding between tensors
@@ -153,14 +157,27 @@ class Filler {
     for (Elems at = from; at < to; at += kAtATime) {
       const std::span<float> masters(memory.data(), std::min(kAtATime, to - at));
       make_masters(tensor, first + at - from, masters);
-      if (array.weights && !array.split) {
-        here.put(at, masters, [](float master) { return master; });
-      } else if (array.weights) {
+      if (array.type == DType::bf16 && array.weights) {
         here.put(at, masters, [](float master) { return split_master(master).weight; });
-      } else {
+      } else if (array.type == DType::bf16) {
         here.put(at, masters, [](float master) { return split_master(master).remainder; });
+      } else if (array.type == DType::f16 && array.weights) {
+        here.put(at, masters, [&](float master) { return half_of(master, tensor); });
+      } else {
+        here.put(at, masters, [](float master) { return master; });
       }
     }
+  }
+
+  static F16 half_of(float master, const model::TensorSpec& tensor) {
+    const F16 half = to_f16(master);
+    if (std::isinf(to_float(half)) && std::isfinite(master)) {
+      throw Error(ErrorCategory::data,
+                  fmt::format("tensor '{}' has the value {}, but fp16 ends at 65504; train in bf16 "
+                              "(bf16.enabled) or fp32",
+                              tensor.name, master));
+    }
+    return half;
   }
 
   void make_masters(const model::TensorSpec& tensor, Elems first, std::span<float> values) const {
@@ -184,19 +201,20 @@ class MasterReader {
 
   void read(const HomePiece& piece) {
     const HeldBlock held(blueprint_, piece.block, piece.sub_group);
-    if (!piece.states && held.layout.split) {
-      high_.resize(masters_.size());
-      for_wanted<Bf16>(piece, 0, held.weights, [&](Elems i, Bf16 high) {
-        high_[i] = high;
-        masters_[i] = to_float(high);  // of frozen weights, which have no remainders
+    const StateArray& master = held.layout.master;
+    if (!piece.states) {
+      // Also the masters of frozen weights, which have no states.
+      with_training_type(held.layout.type, [&](auto type) {
+        using T = decltype(type);
+        for_wanted<T>(piece, 0, held.weights, [&](Elems i, T w) { masters_[i] = to_float(w); });
       });
-    } else if (!piece.states) {
-      for_wanted<float>(piece, 0, held.weights, [&](Elems i, float m) { masters_[i] = m; });
-    } else if (held.layout.split) {
-      for_wanted<std::uint16_t>(piece, held.layout.remainder.offset, held.shard,
-                                [&](Elems i, std::uint16_t low) {
-                                  masters_[i] = join_master({high_[i], low});
-                                });
+    } else if (held.layout.type == DType::bf16) {
+      for_wanted<std::uint16_t>(piece, master.offset, held.shard, [&](Elems i, std::uint16_t low) {
+        masters_[i] = join_master({to_bf16(masters_[i]), low});
+      });
+    } else if (held.layout.type == DType::f16) {
+      for_wanted<float>(piece, master.offset, held.shard,
+                        [&](Elems i, float m) { masters_[i] = m; });
     }
   }
 
@@ -214,8 +232,7 @@ class MasterReader {
 
   const Blueprint& blueprint_;
   Elems first_;
-  std::span<float> masters_;
-  std::vector<Bf16> high_;  ///< the weights, which come before the remainders
+  std::span<float> masters_;  ///< first the weights, which come before the states
 };
 
 /// Hashes pieces of weights and states. Each array has a hash of its own, because those of

@@ -17,9 +17,9 @@ using Perform = std::function<void(const schedule::Plan& plan, const Visitor& vi
 
 /// Writes the initial states of every block to their homes, with the threads of `team`: weights
 /// from `source` (from `seed` when empty), moments zero. Asks `source` for the parts of every
-/// tensor, all threads for parts that lie close together: once for its weights and, where they are
-/// split and the source has more than bf16 values, once for the remainders. All buffers are as the
-/// store has allocated them, zeroed.
+/// tensor, all threads for parts that lie close together: once for its weights and, where they have
+/// other masters (those of fp16, and of bf16 if the source has more than bf16 values), once for
+/// these. All buffers are as the store has allocated them, zeroed.
 void fill_states(const Blueprint& blueprint, const WeightSource& source, std::uint64_t seed,
                  const cpu_adam::Updater& team, const Perform& perform);
 

@@ -296,8 +296,9 @@ class Lanes::Step : private RoutingBuffers {
     }
     if (work().routes) {
       return compute.router_backward(stream(), block, weights(), input(), rows(), row_sums(),
-                                     router_totals(), router_loss_scale(), flow(), accumulator(),
-                                     accumulation());
+                                     router_totals(),
+                                     context_.router_gradient(blueprint_.workload.world), flow(),
+                                     accumulator(), accumulation());
     }
     if (has(Role::rows)) {
       return compute.tile_backward(stream(), block, weights(), positions(), rows(), flow(),
@@ -329,13 +330,14 @@ class Lanes::Step : private RoutingBuffers {
   }
 
   void train_head() {
-    modules_.compute.head_train(stream(), weights(), tiles(), input(), targets(), loss_scale(),
-                                flow(), accumulator(), accumulation(), loss(), kept());
+    modules_.compute.head_train(stream(), weights(), tiles(), input(), targets(),
+                                context_.loss_gradient(), flow(), accumulator(), accumulation(),
+                                loss(), kept());
   }
 
   void differentiate_head() {
-    modules_.compute.head_differentiate(stream(), tile(), targets(), loss_scale(), rows(),
-                                        row_sums(), accumulation());
+    modules_.compute.head_differentiate(stream(), tile(), targets(), context_.loss_gradient(),
+                                        rows(), row_sums(), accumulation());
   }
 
   void end_head() {
@@ -360,20 +362,22 @@ class Lanes::Step : private RoutingBuffers {
   }
 
   /// Computes loss, global norm (blocks in order, in double) and DeepSpeed's clip coefficient:
-  /// norm' = (norm + 1e-6) / clip, coefficient = 1 / max(1, norm').
+  /// norm' = (norm + 1e-6) / clip, coefficient = 1 / max(1, norm'). A gradient that is too large
+  /// for the loss scale is infinite in fp16, so it skips the step.
   void gate() {
     if (has(Role::routing)) note_routing(context_.micro_batches, context_.result);
     const Findings all = sum_findings(own_findings(), sizes(), modules_.ranks);
-    context_.result.loss = all.loss / targets_in_step();
+    context_.result.loss = all.loss / context_.divisor();
     if (!has(Role::statistics)) return;
-    const double norm = std::sqrt(all.squares);
+    const double norm = std::sqrt(all.squares) / context_.loss_scale;
     context_.result.grad_norm = norm;
     context_.result.skipped = all.non_finite != 0 || !std::isfinite(norm);
     // Eager updates do not wait for this and are not clipped.
     if (blueprint_.options.update == schedule::Update::eager) return;
     const double clip = modules_.gradient_clipping;
     const double excess = clip > 0.0 ? (norm + 1e-6) / clip : 0.0;
-    context_.hyper.gradient_scale = excess > 1.0 ? static_cast<float>(1.0 / excess) : 1.0F;
+    if (!(excess > 1.0)) return;
+    context_.hyper.gradient_scale = static_cast<float>(1.0 / excess / context_.loss_scale);
   }
 
   void update() {
@@ -394,7 +398,7 @@ class Lanes::Step : private RoutingBuffers {
     }
     // The gate's coefficient is not known yet.
     cpu_adam::Hyper assumed = context_.hyper;
-    assumed.gradient_scale = 1.0F;
+    assumed.gradient_scale = context_.unclipped_scale();
     updater.step(assumed, shard, undo(gradient));
   }
 
@@ -431,15 +435,6 @@ class Lanes::Step : private RoutingBuffers {
   }
 
   [[nodiscard]] device::Stream& stream() const { return lanes_.queue_of(operation_).stream(); }
-  [[nodiscard]] float loss_scale() const { return static_cast<float>(1.0 / targets_in_step()); }
-  /// The losses of routers are means over micro-batches and ranks.
-  [[nodiscard]] float router_loss_scale() const {
-    return 1.0F / static_cast<float>(context_.micro_batches * blueprint_.workload.world);
-  }
-  /// The divisor of means: targets that count, of all ranks.
-  [[nodiscard]] double targets_in_step() const {
-    return static_cast<double>(std::max<std::uint64_t>(context_.result.targets, 1));
-  }
   [[nodiscard]] comm::Communicator& in_group() const {
     return lanes_.channels_.gathering_in_group ? *lanes_.channels_.gathering_in_group
                                                : *lanes_.channels_.gathering;

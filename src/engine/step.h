@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -27,8 +28,22 @@ namespace ballast::engine {
 struct StepContext {
   std::uint32_t micro_batches = 0;
   bool trains = false;
+  double loss_scale = 1.0;
   cpu_adam::Hyper hyper;
   StepResult result;
+
+  /// Hyper::gradient_scale of a step that is not clipped: gradients without the loss scale.
+  [[nodiscard]] float unclipped_scale() const { return static_cast<float>(1.0 / loss_scale); }
+  /// The divisor of means: targets that count, of all ranks.
+  [[nodiscard]] double divisor() const {
+    return static_cast<double>(std::max<std::uint64_t>(result.targets, 1));
+  }
+  /// The gradient of the scaled loss with respect to the loss of one target.
+  [[nodiscard]] float loss_gradient() const { return static_cast<float>(loss_scale / divisor()); }
+  /// The same for the losses of routers, which are means over micro-batches and ranks.
+  [[nodiscard]] float router_gradient(std::uint32_t world) const {
+    return static_cast<float>(loss_scale / static_cast<double>(std::size_t{micro_batches} * world));
+  }
 };
 
 /// The modules that operations use. They outlive the lanes.

@@ -15,6 +15,7 @@
 #include "ballast/core/weight_codes.h"
 #include "ballast/model/compute.h"
 
+#include "src/model/cleared.h"
 #include "src/model/expert_exchange.h"
 #include "src/model/experts.h"
 #include "src/model/families.h"
@@ -53,7 +54,7 @@ class ComputeBy final : public Compute {
     memory_.intermediates[model_.head()] = round_up(head_.one_pass_bytes(), kPage);
     for (std::size_t b = 0; b < model_.blocks.size(); ++b) {
       const BlockSpec& block = model_.blocks[b];
-      cleared_.push_back(cleared_ranges(block));
+      cleared_.push_back(cleared_ranges(model_, block));
       memory_.cleared.push_back(elements_in(cleared_.back()) * sizeof(float));
       largest_block_ = std::max<std::size_t>(largest_block_, block.own_elements());
       if (!is_in_one_piece(b)) continue;
@@ -342,37 +343,6 @@ class ComputeBy final : public Compute {
   /// Negative targets are valid.
   static constexpr std::int32_t kLeastTarget = std::numeric_limits<std::int32_t>::min();
 
-  struct ElementRange {
-    Elems first = 0;
-    Elems count = 0;
-  };
-  static Elems elements_in(const std::vector<ElementRange>& ranges) {
-    Elems sum = 0;
-    for (const ElementRange& range : ranges) sum += range.count;
-    return sum;
-  }
-  /// Whether one product of a backward pass makes the whole gradient of `tensor`.
-  [[nodiscard]] bool is_overwritten(const BlockSpec& block, const TensorSpec& tensor) const {
-    if (block.part == LayerPart::expert) return false;  // a micro-batch may have no rows for it
-    if (block.kind == BlockKind::layer) return tensor.shape.size() == 2;
-    return block.kind == BlockKind::head && tensor.name == model_.outer.output;
-  }
-  /// What is not overwritten, padding included.
-  [[nodiscard]] std::vector<ElementRange> cleared_ranges(const BlockSpec& block) const {
-    std::vector<ElementRange> ranges;
-    Elems done = 0;
-    const auto clear_until = [&](Elems end) {
-      if (end > done) ranges.push_back({done, end - done});
-    };
-    for (const TensorSpec& tensor : block.tensors) {
-      if (tensor.frozen || !is_overwritten(block, tensor)) continue;
-      clear_until(tensor.offset);
-      done = tensor.offset + tensor.size;
-    }
-    clear_until(block.own_trained_elements());
-    return ranges;
-  }
-
   static std::size_t code_blocks(Bytes weights, Bytes codes) {
     const Elems elements = weights / sizeof(T);
     expects(elements % WeightCodes::kBlock == 0 && codes == WeightCodes::bytes_of(elements),
@@ -386,8 +356,11 @@ class ComputeBy final : public Compute {
   /// To the training type.
   static float rounded(double value) {
     const auto narrow = static_cast<float>(value);
-    if constexpr (kTypeOf<T> == DType::bf16) return to_float(to_bf16(narrow));
-    return narrow;
+    if constexpr (kTypeOf<T> == DType::f32) {
+      return narrow;
+    } else {
+      return to_float(from_float<T>(narrow));
+    }
   }
 
   template <class U>

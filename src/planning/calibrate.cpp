@@ -286,8 +286,8 @@ std::string calibration_key(const config::Config& config, const model::Architect
   std::string key = fmt::format(
       "ballast {}; {}; {} CPUs; device {} attention {} products {}; compute threads {}; ",
       version(), cpu_name(), usable_cpus(),
-      ballast.device + device::gpu_name({.kind = ballast.device}), ballast.attention,
-      ballast.product_algorithms, threads);
+      ballast.device + device::gpu_name({.kind = ballast.device, .type = config.type}),
+      ballast.attention, ballast.product_algorithms, threads);
   key += fmt::format("update threads {} isa {} of {} node {} states {} optimizer {}; link {}; ",
                      ballast.update_threads, ballast.update_isa, to_string(cpu_adam::active()),
                      ballast.update_numa_node.value_or(-1), ballast.optimizer_states,

@@ -162,7 +162,8 @@ class Kernels {
   std::unique_ptr<device::Device> make_device(const Sample& sample) const {
     const config::BallastSection& ballast = sample.config.ballast;
     const Bytes workspace =
-        model::kernel_memory(model_, type_, shape_, device::kind_of({.kind = ballast.device}),
+        model::kernel_memory(model_, type_, shape_,
+                             device::kind_of({.kind = ballast.device, .type = type_}),
                              ballast.compute_threads)
             .workspace;
     const Bytes activation = shape_.tokens() * model_.config.hidden_size * size_of(type_);
@@ -176,6 +177,7 @@ class Kernels {
   }
   static std::unique_ptr<device::Device> make_device(const Sample& sample, Bytes bytes) {
     return device::make_device({.kind = sample.config.ballast.device,
+                                .type = sample.config.type,
                                 .budget = bytes,
                                 .compute_threads = sample.config.ballast.compute_threads});
   }
@@ -250,8 +252,8 @@ class Kernels {
 /// stream would take no time, while real work on a GPU has to wake the thread.
 double launch_seconds(const config::Config& config) {
   constexpr std::uint32_t kTurns = 200;
-  const auto device =
-      device::make_device({.kind = config.ballast.device, .budget = kPage, .compute_threads = 1});
+  const auto device = device::make_device(
+      {.kind = config.ballast.device, .type = config.type, .budget = kPage, .compute_threads = 1});
   const auto stream = device->make_stream("calibration");
   schedule::Plan plan;
   for (std::uint32_t i = 0; i < kTurns; ++i) {
@@ -320,7 +322,9 @@ void measure_compute(const Sample& sample, schedule::Rates& rates) {
     }
   }
   rates.launch_seconds = launch_seconds(sample.config);
-  if (!device::shares_host_cores({.kind = sample.config.ballast.device})) return;
+  if (!device::shares_host_cores(
+          {.kind = sample.config.ballast.device, .type = sample.config.type}))
+    return;
   const int threads = sample.config.ballast.compute_threads > 0
                           ? sample.config.ballast.compute_threads
                           : device::default_compute_threads();

@@ -18,6 +18,7 @@ namespace {
 
 std::unique_ptr<device::Device> make_device(const Sample& sample, Bytes budget, double link_gbps) {
   return device::make_device({.kind = sample.config.ballast.device,
+                              .type = sample.config.type,
                               .budget = budget,
                               .compute_threads = 1,
                               .link_gbps = link_gbps});
@@ -119,7 +120,9 @@ void measure_link(const Sample& sample, schedule::Rates& rates) {
     rates.offload_per_second = copies.down();
   }
   rates.link_cores = 1.0;
-  if (!device::shares_host_cores({.kind = sample.config.ballast.device})) return;
+  if (!device::shares_host_cores(
+          {.kind = sample.config.ballast.device, .type = sample.config.type}))
+    return;
   const double link = sample.config.ballast.link_gbps * 1e9;
   if (link <= 0.0) return;
   // The emulated link sleeps except during the copy itself.

@@ -147,7 +147,8 @@ memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets re
 }
 
 Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) {
-  return device::own_memory({.kind = config.ballast.device, .local_rank = local_rank});
+  return device::own_memory(
+      {.kind = config.ballast.device, .type = config.type, .local_rank = local_rank});
 }
 
 std::vector<PlacementConstraint> read_constraints(const config::Config& config,
@@ -239,9 +240,10 @@ engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks
       ranks == nullptr ? 0 : ranks->launch().local_rank);
   const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
   const auto kernels = [&](model::MicroBatchShape shape) {
-    return model::kernel_memory(model, config.type, shape,
-                                device::kind_of({.kind = config.ballast.device}),
-                                config.ballast.compute_threads);
+    return model::kernel_memory(
+        model, config.type, shape,
+        device::kind_of({.kind = config.ballast.device, .type = config.type}),
+        config.ballast.compute_threads);
   };
   try {
     return draw_blueprint(config, model, budgets,

@@ -54,9 +54,10 @@ model::KernelMemory kernels_of(const PlanRequest& request, std::uint64_t size) {
   const model::MicroBatchShape shape = {size, request.config.data.sequence_length};
   if (request.kernels) return request.kernels(shape);
   const config::Config& config = request.config;
-  const bool on_host = request.rates.forward.empty()
-                           ? device::shares_host_cores({.kind = config.ballast.device})
-                           : request.rates.shared_cores > 0;
+  const bool on_host =
+      request.rates.forward.empty()
+          ? device::shares_host_cores({.kind = config.ballast.device, .type = config.type})
+          : request.rates.shared_cores > 0;
   return model::kernel_memory(request.model, config.type, shape,
                               on_host || !device::cuda_built_in() ? "host" : "cuda",
                               on_host ? config.ballast.compute_threads : 1);

@@ -105,16 +105,34 @@ StateRange range_of(const Json& json, const fs::path& path) {
 Json json_of(const CheckpointFacts& facts) {
   Json losses = Json::array();
   for (const double loss : facts.losses) losses.push_back(loss);
-  return Json::object({{"version", kCheckpointVersion},
-                       {"step", facts.step},
-                       {"updates", facts.updates},
-                       {"skipped_in_a_row", facts.skipped_in_a_row},
-                       {"batch", facts.batch},
-                       {"sequence_length", facts.length},
-                       {"metrics_bytes", facts.metrics_bytes},
-                       {"skipped_batches", facts.skipped_batches},
-                       {"losses", losses}});
+  Json json = Json::object({{"version", kCheckpointVersion},
+                            {"step", facts.step},
+                            {"updates", facts.updates},
+                            {"skipped_in_a_row", facts.skipped_in_a_row},
+                            {"batch", facts.batch},
+                            {"sequence_length", facts.length},
+                            {"metrics_bytes", facts.metrics_bytes},
+                            {"skipped_batches", facts.skipped_batches},
+                            {"losses", losses}});
+  if (facts.loss_scale) {
+    json["loss_scale"] = Json::object({{"scale", facts.loss_scale->scale},
+                                       {"hysteresis", facts.loss_scale->hysteresis},
+                                       {"good_steps", facts.loss_scale->good_steps}});
+  }
+  return json;
 }
+
+namespace {
+
+LossScale loss_scale_of(const Json& json, const fs::path& path) {
+  const Json* const scale = json.find("scale");
+  if (scale == nullptr || !scale->is_number() || !(scale->number() > 0.0)) {
+    refuse_checkpoint(path, "the loss scale is not a positive number");
+  }
+  return {scale->number(), whole_of(json, "hysteresis", path), whole_of(json, "good_steps", path)};
+}
+
+}  // namespace
 
 CheckpointFacts facts_of(const Json& content, const fs::path& path) {
   const auto whole = [&](std::string_view key) { return whole_of(content, key, path); };
@@ -128,6 +146,9 @@ CheckpointFacts facts_of(const Json& content, const fs::path& path) {
   for (const Json& loss : array_of(content, "losses", path)) {
     if (!loss.is_number()) refuse_checkpoint(path, "a loss is not a number");
     facts.losses.push_back(loss.number());
+  }
+  if (const Json* const scale = content.find("loss_scale")) {
+    facts.loss_scale = loss_scale_of(*scale, path);
   }
   return facts;
 }

@@ -317,14 +317,16 @@ void Checkpoint::check_fits(const engine::Blueprint& blueprint) const {
     const std::string what =
         fmt::format("{} of block '{}'", to_string(range.kind), blocks[range.block].name);
     if (found == pieces_.end()) {
-      refuse_checkpoint(folder_, fmt::format("has no {}: the config has another optimizer, "
-                                             "ballast.optimizer_states or bf16.enabled",
-                                             what));
+      refuse_checkpoint(folder_,
+                        fmt::format("has no {}: the config has another optimizer, "
+                                    "ballast.optimizer_states, bf16.enabled or fp16.enabled",
+                                    what));
     }
     if (found->second.front().range.width != range.width) {
-      refuse_checkpoint(folder_, fmt::format("has {} of another format: the config has another "
-                                             "ballast.optimizer_states or bf16.enabled",
-                                             what));
+      refuse_checkpoint(folder_,
+                        fmt::format("has {} of another format: the config has another "
+                                    "ballast.optimizer_states, bf16.enabled or fp16.enabled",
+                                    what));
     }
     if (count_of(found->second) != range.count)
       refuse_checkpoint(folder_, fmt::format("lacks a part of the {}", what));

@@ -35,18 +35,6 @@ bool is_run(const fs::path& path) {
   return fs::exists(path / "run.json", ignored) && fs::exists(path / "metrics.jsonl", ignored);
 }
 
-std::string_view torch_name(DType type) {
-  switch (type) {
-    case DType::f32:
-      return "float32";
-    case DType::bf16:
-      return "bfloat16";
-    case DType::f16:
-      break;
-  }
-  return "float16";
-}
-
 /// config.json of the model, and the type that it names.
 struct Description {
   explicit Description(const fs::path& folder)
@@ -58,16 +46,16 @@ struct Description {
     }
     const Json* const named = json.find(key);
     for (const DType known : {DType::bf16, DType::f16}) {
-      if (named != nullptr && *named == torch_name(known)) type = known;
+      if (named != nullptr && *named == config::torch_name(known)) type = known;
     }
   }
 
   /// The text for weights of type `other`; unchanged if that is the one it names.
   [[nodiscard]] std::string with(DType other) const {
     const Json* const named = json.find(key);
-    if (named != nullptr && *named == torch_name(other)) return text;
+    if (named != nullptr && *named == config::torch_name(other)) return text;
     Json changed = json;
-    changed[key] = torch_name(other);
+    changed[key] = config::torch_name(other);
     return changed.pretty() + "\n";
   }
 

@@ -20,6 +20,7 @@ namespace ballast::train {
 namespace {
 
 namespace fs = std::filesystem;
+using engine::StateKind;
 using engine::StateRange;
 using text::Json;
 
@@ -31,6 +32,7 @@ class StatesExport {
       : from_(from), states_(from), progress_(progress), arrays_(from.blocks().size()) {
     for (const StateRange& range : from.whole_ranges()) {
       arrays_[range.block].push_back(range);
+      if (range.kind == StateKind::masters) weights_ = DType::f16;
       summary_.bytes += range.bytes();
     }
     folder_.emplace(out, summary_.bytes);
@@ -61,7 +63,7 @@ class StatesExport {
     Bytes data = 0;
     for (const StateRange& range : arrays_[block]) {
       tensors.push_back({.name = state_tensor(from_.blocks()[block].name, range.kind),
-                         .dtype = std::string(state_dtype(range.kind, range.width)),
+                         .dtype = std::string(state_dtype(range.kind, range.width, weights_)),
                          .shape = {range.count},
                          .bytes = range.bytes()});
       if (data % kPage == 0) ++summary_.aligned;
@@ -88,6 +90,7 @@ class StatesExport {
   CheckedStates states_;
   const std::function<void(Bytes done, Bytes total)>& progress_;
   std::vector<std::vector<StateRange>> arrays_;  ///< by block
+  DType weights_ = DType::bf16;                  ///< of weights of 2 bytes
   ExportSummary summary_;
   std::optional<NewFolder> folder_;
   Bytes done_ = 0;

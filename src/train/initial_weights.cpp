@@ -163,6 +163,13 @@ bool is_read_ahead(const model::TensorSpec& tensor) {
   return !tensor.cuts_rows();
 }
 
+/// Whether the fill asks for a tensor again, for the masters of weights of type `masters_of`:
+/// bf16 weights hold bf16 values exactly.
+bool is_read_twice(std::optional<DType> masters_of, DType stored) {
+  return masters_of && *masters_of != DType::f32 &&
+         (*masters_of != DType::bf16 || stored != DType::bf16);
+}
+
 /// Its number among those that are stacked in files.
 std::uint64_t index_of(const model::TensorSpec& tensor) {
   return tensor.first_row / tensor.shape.front();
@@ -171,12 +178,13 @@ std::uint64_t index_of(const model::TensorSpec& tensor) {
 }  // namespace
 
 std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
-                                             const model::Architecture& model, bool split) {
+                                             const model::Architecture& model,
+                                             std::optional<DType> masters_of) {
   std::vector<ReadAhead::Source> order;
-  const auto add = [&](const model::TensorSpec& tensor, bool remainders) {
+  const auto add = [&](const model::TensorSpec& tensor, bool again) {
     if (!is_read_ahead(tensor)) return;
     const WeightFiles::Place* const place = files.find(tensor.name);
-    if (place == nullptr || (remainders && type_of(*place) == DType::bf16)) return;
+    if (place == nullptr || (again && !is_read_twice(masters_of, type_of(*place)))) return;
     if (tensor.stored.stacked > 0) {
       const auto slice = StoredSlice::sources(*place, index_of(tensor));
       order.insert(order.end(), slice.begin(), slice.end());
@@ -188,7 +196,7 @@ std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
   };
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) add(tensor, false);
-    if (!split) continue;
+    if (!masters_of) continue;
     for (const model::TensorSpec& tensor : block.tensors) add(tensor, true);
   }
   return order;
@@ -232,11 +240,12 @@ class Beginning {
  public:
   Beginning(const config::Config& config, const engine::Blueprint& blueprint)
       : seed_(config.ballast.seed),
-        split_(blueprint.type == DType::bf16 &&
-               blueprint.options.purpose == schedule::Purpose::training) {
+        masters_of_(blueprint.options.purpose == schedule::Purpose::training
+                        ? std::optional(blueprint.type)
+                        : std::nullopt) {
     if (!config.initial_weights.empty()) {
       files_.emplace(config.initial_weights);
-      reader_.emplace(*files_, reading_order(*files_, blueprint.model, split_));
+      reader_.emplace(*files_, reading_order(*files_, blueprint.model, masters_of_));
     }
     const auto& adapters = config.ballast.adapters;
     if (adapters && !adapters->path.empty()) adapters_.emplace(adapters->path);
@@ -247,8 +256,8 @@ class Beginning {
   [[nodiscard]] Bytes bytes_of(const model::TensorSpec& tensor, std::size_t values) const {
     if (!is_of_model(tensor)) return 0;
     const DType type = type_of(place_of(*files_, tensor));
-    // Those with remainders are read twice, and each time counts for a half.
-    return values * size_of(type) / (split_ && type != DType::bf16 ? 2 : 1);
+    // Those that are read twice count for a half each time.
+    return values * size_of(type) / (is_read_twice(masters_of_, type) ? 2 : 1);
   }
   void read(const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     if (adapters_ && !tensor.frozen) return adapters_->read(tensor, first, out);
@@ -268,7 +277,7 @@ class Beginning {
   }
 
   std::uint64_t seed_;
-  bool split_;
+  std::optional<DType> masters_of_;
   std::optional<WeightFiles> files_;
   std::optional<WeightReader> reader_;
   std::optional<AdapterFiles> adapters_;

@@ -38,6 +38,7 @@ std::string to_json_line(const StepMetrics& metrics) {
                             {"bytes", bytes},
                             {"peak_bytes", peak_bytes},
                             {"nvme_bytes_written", metrics.nvme_bytes_written}});
+  if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.skipped_batches > 0) line["skipped_batches"] = metrics.skipped_batches;
   if (metrics.experts) {
     line["experts"] = Json::object({{"balance_loss", metrics.experts->balance_loss},

@@ -77,6 +77,7 @@ std::vector<Scalar> scalars_of(const StepMetrics& metrics) {
       {"Train/Samples/grad_norm", metrics.grad_norm},
       {"Train/Samples/tokens_per_second", metrics.tokens_per_second},
       {"Train/Samples/nvme_bytes_written", static_cast<double>(metrics.nvme_bytes_written)}};
+  if (metrics.loss_scale) scalars.push_back({"Train/Samples/loss_scale", *metrics.loss_scale});
   if (metrics.eval_loss) scalars.push_back({"Train/Samples/eval_loss", *metrics.eval_loss});
   if (!metrics.experts) return scalars;
   scalars.push_back({"Train/Samples/experts_balance_loss", metrics.experts->balance_loss});

@@ -31,7 +31,7 @@ std::string state_tensor(const std::string& block, StateKind kind) {
   return name;
 }
 
-std::string_view state_dtype(StateKind kind, Bytes width) {
+std::string_view state_dtype(StateKind kind, Bytes width, DType weights) {
   switch (kind) {
     case StateKind::remainders:
       return width == 2 ? "U16" : "";
@@ -43,6 +43,9 @@ std::string_view state_dtype(StateKind kind, Bytes width) {
       if (width == 1) return "U8";  // codes of 8-bit moments
       break;
     case StateKind::weights:
+      if (width == 2 && weights == DType::f16) return "F16";
+      break;
+    case StateKind::masters:
       break;
   }
   if (width == 4) return "F32";
@@ -70,8 +73,11 @@ void Checkpoint::add_portable_file(const text::Json& described) {
     const auto kind =
         engine::state_kind(std::string_view(tensor.name).substr(tensor.name.rfind('.') + 1));
     const Bytes width = tensor.elements == 0 ? 0 : tensor.bytes / tensor.elements;
+    const auto fits = [&](DType weights) {
+      return tensor.dtype == state_dtype(*kind, width, weights);
+    };
     if (!kind || width == 0 || tensor.name != state_tensor(blocks_[block].name, *kind) ||
-        tensor.dtype != state_dtype(*kind, width)) {
+        !(fits(DType::bf16) || fits(DType::f16))) {
       refuse_checkpoint(
           path, fmt::format("tensor '{}' is not a state of block '{}'",
                             text::printable(tensor.name), text::printable(blocks_[block].name)));

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
 #include "ballast/engine/saved_states.h"
 
@@ -22,7 +23,7 @@ std::filesystem::path portable_file(const std::filesystem::path& folder, std::si
 std::string state_tensor(const std::string& block, engine::StateKind kind);
 
 /// dtype of safetensors of entries of `width` bytes: the bits as they are. Empty for widths that
-/// this kind does not have.
-std::string_view state_dtype(engine::StateKind kind, Bytes width);
+/// this kind does not have. `weights`: which 16-bit type those of 2 bytes are.
+std::string_view state_dtype(engine::StateKind kind, Bytes width, DType weights = DType::bf16);
 
 }  // namespace ballast::train

@@ -26,6 +26,7 @@
 
 #include "src/train/evaluate.h"
 #include "src/train/initial_weights.h"
+#include "src/train/loss_scaler.h"
 #include "src/train/recovery.h"
 #include "src/train/run_checkpoints.h"
 #include "src/train/run_engine.h"
@@ -75,6 +76,7 @@ class Trainer {
             planning::engine_options(config_, ranks == nullptr ? comm::Launch{} : ranks->launch()),
             RunCheckpoints::wanted(config_) ? nullptr : interrupted, ranks),
         rates_(config_.scheduler, config_.optimizer.lr),
+        loss_scaler_(config_),
         checkpoints_(engine_, config_, ranks, interrupted, options.checkpoint_now),
         spikes_(config_.ballast.spike),
         recovery_(config_, options.resuming, world_) {}
@@ -242,6 +244,7 @@ class Trainer {
     skipped_in_a_row_ = from.facts.skipped_in_a_row;
     skipped_batches_ = from.facts.skipped_batches;
     spikes_.restart(from.facts.losses);
+    loss_scaler_.restart(from.facts.loss_scale);
     if (!own) return;
     recovery_.checkpoint_is(from.folder, done_);
     if (first()) inputs_.files->continue_after(from.facts);
@@ -255,7 +258,8 @@ class Trainer {
             .length = config_.data.sequence_length,
             .metrics_bytes = first() ? inputs_.files->sync() : 0,
             .skipped_batches = skipped_batches_,
-            .losses = spikes_.losses()};
+            .losses = spikes_.losses(),
+            .loss_scale = loss_scaler_.state()};
   }
 
   void start_engine() {
@@ -320,10 +324,11 @@ class Trainer {
   std::string run_step() {
     const Batch batch = loader_->next();
     const double rate = rates_.at(engine_->updates() + 1);
-    const engine::StepResult result =
-        by_engine([&] { return engine_->train_step(of_engine(batch), rate); });
+    const engine::StepResult result = by_engine(
+        [&] { return engine_->train_step(of_engine(batch), rate, loss_scaler_.scale()); });
     StepMetrics metrics = measures_->step(batch, result, rate);
     metrics.skipped_batches = skipped_batches_;
+    if (config_.type == DType::f16) metrics.loss_scale = loss_scaler_.scale();
     done_ = step_;
     end_trace();
     skipped_in_a_row_ = result.skipped ? skipped_in_a_row_ + 1 : 0;
@@ -332,13 +337,16 @@ class Trainer {
       if (first()) log(LogLevel::warning, fmt::format("step {}: {}", step_, spike));
       spike.clear();
     }
-    const bool stuck = skipped_in_a_row_ >= config_.ballast.max_skipped_steps;
+    // A dynamic loss scale has a limit of its own.
+    const bool stuck =
+        !loss_scaler_.is_dynamic() && skipped_in_a_row_ >= config_.ballast.max_skipped_steps;
     const std::uint64_t every = config_.ballast.eval_every;
     const bool last = step_ == config_.ballast.steps;
     const bool due = last || (every > 0 && step_ % every == 0);
     if (due && !stuck && spike.empty()) evaluate_after(metrics);
     if (first()) report(metrics);
     if (stuck && spike.empty()) give_up();
+    loss_scaler_.after_step(step_, result.skipped);
     return spike;
   }
 
@@ -416,6 +424,7 @@ class Trainer {
   RunTrace trace_;
   RunEngine engine_;
   LrSchedule rates_;
+  LossScaler loss_scaler_;
   RunCheckpoints checkpoints_;
   Spikes spikes_;
   Recovery recovery_;

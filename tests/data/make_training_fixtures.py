@@ -47,6 +47,14 @@ accumulator in micro-batch order; the accumulated fp32 gradient goes, without an
 norm, clipping and AdamW on the fp32 master weights (moments fp32). Only losses and norms are stored
 for it: bf16 results depend on the order of summation, so compare them with a tolerance.
 
+Run "fp16": as "bf16" with fp16 instead of bf16, and with a loss scale. torch.amp.GradScaler
+starts at 2^20, which overflows, and doubles the scale after 7 good steps, which overflows within two
+steps: so its rules are those of DeepSpeed with hysteresis 1 and a window of 6, which differ only
+where a second doubling follows the first. The sums of the scaled gradients are rounded to
+fp16 once, as where they are moved to the optimizer; where one is infinite or NaN, the scaler skips
+the step: weights, moments, and the number of updates on which the learning rate depends stay.
+`scale` has the scale of each step, `skipped` whether it was skipped; its norm is then null.
+
 Frozen parameters (those that match no pattern of "train"): requires_grad is False. They are not
 given to the optimizer, so neither decay nor the norm counts them. In the bf16 run they are bf16,
 without a master.
@@ -132,6 +140,7 @@ CASES["llama_frozen"] = CASES["llama"] | {
               "model.layers.1.mlp.down_proj.weight", "lm_head.weight"]}
 CASES["llama_tied_frozen"] = CASES["llama_tied"] | {
     "initial": "llama_tied", "clip": 1.8, "train": ["model.embed_tokens.*", "model.layers.0.*"]}
+CASES["llama_tied_fp16"] = CASES["llama_tied"] | {"initial": "llama_tied", "kinds": ("fp16",)}
 
 
 # Several targets, maps that are joined and some of their neighbours not, biases that stay frozen,
@@ -231,44 +240,66 @@ def token_losses(model, inputs, targets):
         logits.reshape(-1, VOCAB), targets.reshape(-1), reduction="none")
 
 
-def run(model, tokens, warmup, clip, bf16):
+def run(model, tokens, warmup, clip, kind):
     """Trains `model` (fp32 weights) in place; returns the per-step record."""
+    half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[kind]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** 20, growth_interval=7,
+                                  enabled=kind == "fp16")
+    updates = 0
     masters = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    if bf16:
-        model.to(torch.bfloat16)
+    if half:
+        model.to(half)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert list(trained) == list(masters)
-    optimised = masters if bf16 else trained
+    optimised = masters if half else trained
     optimizer = torch.optim.AdamW(
         list(optimised.values()), lr=0.0, betas=tuple(OPTIMIZER["betas"]), eps=OPTIMIZER["eps"],
         weight_decay=OPTIMIZER["weight_decay"], foreach=False, fused=False)
     record = {"loss": [], "grad_norm": [], "clipped": []}
+    if kind == "fp16":
+        record |= {"scale": [], "skipped": []}
     for step in range(STEPS):
         total = 0.0
-        sums = {name: torch.zeros_like(m) for name, m in masters.items()} if bf16 else None
+        sums = {name: torch.zeros_like(m) for name, m in masters.items()} if half else None
         model.zero_grad(set_to_none=True)
         for micro in range(MICRO):
             losses = token_losses(model, *micro_batch(tokens, step, micro))
             total += losses.detach().double().sum().item()
-            (losses.sum() / (MICRO * SEQ * T)).backward()
-            if bf16:
+            scaler.scale(losses.sum() / (MICRO * SEQ * T)).backward()
+            if half:
                 for name, parameter in trained.items():
                     sums[name] += parameter.grad.float()
                 model.zero_grad(set_to_none=True)
-        gradients = sums if bf16 else {name: p.grad for name, p in trained.items()}
+        gradients = sums if half else {name: p.grad for name, p in trained.items()}
+        record["loss"].append(total / (MICRO * SEQ * T))
+        if kind == "fp16":
+            record["scale"].append(scaler.get_scale())
+            for name, parameter in optimised.items():
+                parameter.grad = gradients[name].half().float()
+            scaler.unscale_(optimizer)
+            gradients = {name: p.grad for name, p in optimised.items()}
+            finite = all(g.isfinite().all() for g in gradients.values())
+            record["skipped"].append(not finite)
+            if not finite:
+                scaler.step(optimizer)
+                scaler.update()
+                record["grad_norm"].append(None)
+                record["clipped"].append(False)
+                continue
         norms = {name: g.double().norm().item() for name, g in gradients.items()}
         norm = math.sqrt(sum(n * n for n in norms.values()))
         if step == 0:
             record["first_step_grad_norms"] = norms
+        updates += 1
         scale = 1.0 / max(1.0, (norm + 1e-6) / clip)
         for name, parameter in optimised.items():
             parameter.grad = gradients[name].mul(scale)
-        optimizer.param_groups[0]["lr"] = learning_rate(step + 1, warmup)
-        optimizer.step()
-        if bf16:
+        optimizer.param_groups[0]["lr"] = learning_rate(updates, warmup)
+        scaler.step(optimizer)
+        scaler.update()
+        if half:
             for name, parameter in trained.items():
                 parameter.data.copy_(masters[name])
-        record["loss"].append(total / (MICRO * SEQ * T))
         record["grad_norm"].append(norm)
         record["clipped"].append(scale < 1.0)
     return record
@@ -283,7 +314,7 @@ def make_case(name, case, tokens, folder):
     warmup = {"warmup_min_lr": 5e-4, "warmup_max_lr": OPTIMIZER["lr"], "warmup_num_steps": 10,
               "warmup_type": case["warmup_type"]}
     runs = {}
-    for kind in ("fp32", "bf16"):
+    for kind in case.get("kinds", ("fp32", "bf16")):
         config = case["make"]()
         config._attn_implementation = "eager"
         torch.manual_seed(0)
@@ -300,7 +331,7 @@ def make_case(name, case, tokens, folder):
             save_adapters(model, name, folder)
         if kind == "fp32" and "initial" not in case:
             safetensors.torch.save_file(weights_of(model), folder / f"{name}.initial.safetensors")
-        runs[kind] = run(model, tokens, warmup, case["clip"], kind == "bf16")
+        runs[kind] = run(model, tokens, warmup, case["clip"], kind)
         if kind == "fp32":
             final = weights_of(model, trained_only=True)
             safetensors.torch.save_file({short.get(key, key): final[key] for key in final},
@@ -322,9 +353,12 @@ def make_case(name, case, tokens, folder):
     document.update({key: case[key] for key in ("train", "initial", "adapters") if key in case})
     (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     for kind, record in runs.items():
+        norms = [norm for norm in record["grad_norm"] if norm is not None]
         print(f"{name} {kind}: loss {record['loss'][0]!r} -> {record['loss'][-1]!r}, grad norm "
-              f"{min(record['grad_norm']):.3f} to {max(record['grad_norm']):.3f}, "
+              f"{min(norms):.3f} to {max(norms):.3f}, {STEPS - len(norms)} skipped, "
               f"{sum(record['clipped'])} of {STEPS} steps clipped")
+    if "bf16" not in runs:
+        return
     drift = max(abs(a - b) for a, b in zip(runs["fp32"]["loss"], runs["bf16"]["loss"]))
     print(f"{name}: bf16 losses within {drift:.4f} of fp32")
 

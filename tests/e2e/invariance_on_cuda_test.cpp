@@ -59,6 +59,19 @@ void expect_invariance(const std::string& model, bool bf16, bool packed = false)
 TEST(InvarianceOnCuda, Gpt2WithACutVocabularyInBf16) {
   expect_invariance(kGpt2 + R"(, "vocabulary_tiles": 3)", true);
 }
+TEST(InvarianceOnCuda, LlamaInFp16WithSkippedSteps) {
+  const auto run = [](std::vector<std::string> overrides) {
+    overrides.insert(overrides.begin(), test::kFp16.begin(), test::kFp16.end());
+    return train(kLlama, false, false, overrides);
+  };
+  const test::Outcome expected = run({"ballast.recompute=true"});
+  EXPECT_GT(test::skipped_steps(expected), 0);
+  EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
+  test::expect_same(
+      run({"zero_optimization.offload_optimizer.device=nvme",
+           "zero_optimization.offload_param.device=cpu", "ballast.speculative_updates=9"}),
+      expected, "updates on the host");
+}
 TEST(InvarianceOnCuda, LlamaInBf16) {
   expect_invariance(kLlama, true);
 }

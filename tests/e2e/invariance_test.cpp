@@ -255,6 +255,20 @@ TEST(Invariance, UpdatesOfTouchedExperts) {
             train(kExperts, true, {}, kFewSteps).states);
 }
 
+TEST(Invariance, InFp16WithSkippedSteps) {
+  for (const Model& model : {kGpt2, kExperts}) {
+    const auto skipped = test::skipped_steps(train(model, false, {}, kFewSteps, test::kFp16));
+    EXPECT_GT(skipped, 1) << model.name;
+    EXPECT_LT(skipped, 4) << model.name;
+  }
+  expect_some_invariance(kGpt2, false, 0, test::kFp16);
+  expect_same(kExperts, false,
+              {{"everything on NVMe, speculative",
+                {weights + "nvme", optimizer + "nvme", "ballast.speculative_updates=30"}},
+               {"another instruction set", {optimizer + "cpu", "ballast.update_isa=scalar"}}},
+              kFewSteps, test::kFp16);
+}
+
 TEST(Invariance, Gpt2WithPartsThatAreFrozenInBf16) {
   expect_invariance(training(kGpt2, R"(["*.wpe.weight", "*.h.0.attn.*", "*.h.1.ln_2.weight",
                                         "*.h.1.mlp.c_fc.*", "*.ln_f.bias"])"),

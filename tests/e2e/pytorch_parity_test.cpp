@@ -18,6 +18,7 @@
 #include "ballast/train/safetensors.h"
 
 #include "src/train/initial_weights.h"
+#include "src/train/loss_scaler.h"
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/temp_dir.h"
@@ -35,7 +36,7 @@ std::filesystem::path fixture(const std::string& name) {
   return test::fixture("training") / name;
 }
 
-json make_config(const json& reference, bool bf16) {
+json make_config(const json& reference, DType type) {
   const json& batch = reference["batch"];
   return {{"model", reference["model"]},
           {"data",
@@ -57,7 +58,13 @@ json make_config(const json& reference, bool bf16) {
               {"warmup_max_lr", reference["scheduler"]["warmup_max_lr"]},
               {"warmup_num_steps", reference["scheduler"]["warmup_num_steps"]},
               {"warmup_type", reference["scheduler"]["warmup_type"]}}}}},
-          {"bf16", {{"enabled", bf16}}},
+          {"bf16", {{"enabled", type == DType::bf16}}},
+          // As the scaler of the fixture.
+          {"fp16",
+           {{"enabled", type == DType::f16},
+            {"initial_scale_power", 20},
+            {"loss_scale_window", 6},
+            {"hysteresis", 1}}},
           {"gradient_clipping", reference["gradient_clipping"]},
           {"train_micro_batch_size_per_gpu", batch["sequences"]},
           {"gradient_accumulation_steps", batch["micro_batches"]},
@@ -74,6 +81,8 @@ struct Comparison {
   std::vector<double> losses;
   std::vector<double> norms;
   std::vector<double> rates;
+  std::vector<double> scales;  ///< of the loss
+  std::vector<bool> skipped;
   /// Per tensor: relative L2 error of the whole update, |(ours - initial) - (theirs - initial)| /
   /// |theirs - initial|; of frozen tensors the largest difference from the initial values.
   std::vector<std::pair<std::string, double>> update_errors;
@@ -130,11 +139,11 @@ void compare_updates(engine::Engine& engine, const Values& initial, const std::s
   }
 }
 
-Comparison run(const std::string& name, bool bf16) {
+Comparison run(const std::string& name, DType type) {
   Comparison comparison;
   std::ifstream(fixture(name + ".json")) >> comparison.reference;
   const test::TempDir directory;
-  json text = make_config(comparison.reference, bf16);
+  json text = make_config(comparison.reference, type);
   text["ballast"]["out"] = directory.path().string();
   if (comparison.reference.contains("train"))
     text["ballast"]["train"] = comparison.reference["train"];
@@ -160,16 +169,21 @@ Comparison run(const std::string& name, bool bf16) {
                               .sequences = config.batch.micro_batch,
                               .length = length});
   const train::LrSchedule rates(config.scheduler, config.optimizer.lr);
+  train::LossScaler loss_scaler(config);
   const std::uint64_t steps = comparison.reference["batch"]["steps"];
   for (std::uint64_t step = 1; step <= steps; ++step) {
     const train::Batch batch = loader.batch(step);
-    comparison.rates.push_back(rates.at(step));
-    const auto result = engine.train_step({batch.tokens, batch.targets}, comparison.rates.back());
+    comparison.rates.push_back(rates.at(engine.updates() + 1));
+    comparison.scales.push_back(loss_scaler.scale());
+    const auto result = engine.train_step({batch.tokens, batch.targets}, comparison.rates.back(),
+                                          loss_scaler.scale());
+    loss_scaler.after_step(step, result.skipped);
+    comparison.skipped.push_back(result.skipped);
     comparison.losses.push_back(result.loss);
     comparison.norms.push_back(result.grad_norm);
   }
   engine.finish();
-  compare_updates(engine, before, name, comparison);
+  if (type != DType::f16) compare_updates(engine, before, name, comparison);
   return comparison;
 }
 
@@ -184,7 +198,7 @@ bool is_noise(const std::string& tensor) {
 }
 
 void expect_fp32_parity(const std::string& name) {
-  const Comparison comparison = run(name, false);
+  const Comparison comparison = run(name, DType::f32);
   const json& reference = comparison.reference["runs"]["fp32"];
   for (std::size_t i = 0; i < comparison.losses.size(); ++i) {
     EXPECT_DOUBLE_EQ(comparison.rates[i], comparison.reference["lr"][i].get<double>());
@@ -201,10 +215,24 @@ void expect_fp32_parity(const std::string& name) {
 }
 
 void expect_bf16_parity(const std::string& name) {
-  const Comparison comparison = run(name, true);
+  const Comparison comparison = run(name, DType::bf16);
   const json& reference = comparison.reference["runs"]["bf16"];
   for (std::size_t i = 0; i < comparison.losses.size(); ++i) {
     EXPECT_LT(relative(comparison.losses[i], reference["loss"][i]), 1e-2) << "step " << i + 1;
+  }
+}
+
+/// Also the steps that are skipped, and what the scale is then.
+TEST(PytorchParity, TiedLlamaInFp16) {
+  const Comparison comparison = run("llama_tied_fp16", DType::f16);
+  const json& reference = comparison.reference["runs"]["fp16"];
+  EXPECT_EQ(json(comparison.skipped), reference["skipped"]);
+  EXPECT_EQ(json(comparison.scales), reference["scale"]);
+  EXPECT_GE(std::count(comparison.skipped.begin(), comparison.skipped.end(), true), 4);
+  for (std::size_t i = 0; i < comparison.losses.size(); ++i) {
+    EXPECT_LT(relative(comparison.losses[i], reference["loss"][i]), 2e-3) << "step " << i + 1;
+    if (comparison.skipped[i]) continue;
+    EXPECT_LT(relative(comparison.norms[i], reference["grad_norm"][i]), 1e-2) << "step " << i + 1;
   }
 }
 

@@ -110,8 +110,8 @@ void expect_close(const std::vector<double>& found, const std::vector<double>& e
 }
 
 /// Every stage with every choice of `model`, or with a third of them, which differ between stages.
-/// Some steps exceed `clipping`. Three ranks are the most thorough, since nothing is a power of two;
-/// with four, what two and three do is not repeated in full.
+/// Some steps exceed `clipping`. Three ranks are the most thorough, since nothing is a power of
+/// two; with four, what two and three do is not repeated in full.
 enum class Extent { all, third };
 void compare_all(const std::string& model, bool bf16, double clipping, Overrides common,
                  Extent extent = Extent::all) {
@@ -211,6 +211,24 @@ TEST(RanksMatrix, AdaptersInEveryStage) {
                R"(ballast.adapters={"targets": ["c_attn", "mlp.c_proj"], "rank": 3, "alpha": 12,
                                     "dropout": 0.1, "modules_to_save": ["ln_f"]})"},
               Extent::third);
+}
+
+/// All ranks skip the same steps.
+TEST(RanksMatrix, InFp16WithSkippedSteps) {
+  const auto with = [&](int stage, const Choice& choice) {
+    Overrides overrides = test::kFp16;
+    overrides.push_back(fmt::format("zero_optimization.stage={}", stage));
+    overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
+    return train(kLlama, false, overrides, &test::joined_ranks());
+  };
+  const test::Outcome expected = with(0, choices().front());
+  EXPECT_GT(test::skipped_steps(expected), 0);
+  EXPECT_GT(expected.norms.back(), 0.0) << "every step is skipped";
+  for (int stage = 1; stage <= 3; ++stage) {
+    const Choice& choice = choices()[std::min<std::size_t>(3 * stage + 1, choices().size() - 1)];
+    test::expect_same(with(stage, choice), expected,
+                      fmt::format("stage {}, {}", stage, choice.name));
+  }
 }
 
 TEST(RanksMatrix, WithMomentsInEightBits) {

@@ -132,7 +132,7 @@ struct Problem {
         return CUBLAS_STATUS_INVALID_VALUE;
       }
     }
-    const bool known = a.type == CUDA_R_32F || a.type == CUDA_R_16BF;
+    const bool known = a.type == CUDA_R_32F || a.type == CUDA_R_16BF || a.type == CUDA_R_16F;
     if (!known || b.type != a.type || c.type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (d.type != a.type && d.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (operation.compute != CUBLAS_COMPUTE_32F || operation.scale != CUDA_R_32F) {
@@ -192,12 +192,15 @@ cublasStatus_t find_algorithms(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
 }
 
 double load(const void* from, cudaDataType_t type, std::size_t at) {
-  return type == CUDA_R_32F ? static_cast<const float*>(from)[at]
+  if (type == CUDA_R_32F) return static_cast<const float*>(from)[at];
+  return type == CUDA_R_16F ? to_float(static_cast<const F16*>(from)[at])
                             : to_float(static_cast<const Bf16*>(from)[at]);
 }
 void store(void* to, cudaDataType_t type, std::size_t at, double value) {
   if (type == CUDA_R_32F) {
     static_cast<float*>(to)[at] = static_cast<float>(value);
+  } else if (type == CUDA_R_16F) {
+    static_cast<F16*>(to)[at] = to_f16(static_cast<float>(value));
   } else {
     static_cast<Bf16*>(to)[at] = to_bf16(static_cast<float>(value));
   }

@@ -14,6 +14,7 @@
 #include "ballast/engine/engine.h"
 #include "ballast/planning/engine_inputs.h"
 
+#include "src/train/loss_scaler.h"
 #include "tests/support/documents.h"
 
 namespace ballast::test {
@@ -84,7 +85,8 @@ inline Batch part_of(const Batch& all, const comm::Ranks* ranks) {
 struct Outcome {
   std::vector<double> losses;       ///< of each step
   std::vector<double> evaluations;  ///< after every tenth step
-  std::vector<double> norms;
+  std::vector<double> norms;        ///< -1 where a step was skipped
+  std::vector<double> scales;       ///< of the loss
   std::uint64_t states = 0;
   bool operator==(const Outcome&) const = default;
 };
@@ -93,18 +95,25 @@ inline void expect_same(const Outcome& outcome, const Outcome& expected, const s
   EXPECT_EQ(outcome.losses, expected.losses) << name;
   EXPECT_EQ(outcome.evaluations, expected.evaluations) << name;
   EXPECT_EQ(outcome.norms, expected.norms) << name;
+  EXPECT_EQ(outcome.scales, expected.scales) << name;
   EXPECT_EQ(outcome.states, expected.states) << name;
 }
 
+/// The loss scale of a config in fp16 begins too high, so that the first step is skipped.
+inline const std::vector<std::string> kFp16 = {"bf16.enabled=false", "fp16.enabled=true",
+                                               "fp16.initial_scale_power=20", "fp16.hysteresis=1",
+                                               "fp16.loss_scale_window=2"};
+
 /// Trains `steps` steps with the config's learning rate after a warm-up of 5 steps, with documents
-/// if the config packs them. With `ranks`, their batches together are the batch of a run with one
-/// rank.
+/// if the config packs them. Only a dynamic loss scale may skip steps. With `ranks`, their batches
+/// together are the batch of a run with one rank.
 inline Outcome train(const config::Config& config, std::uint64_t steps, const Data& data,
                      comm::Ranks* ranks = nullptr) {
   constexpr std::uint64_t kHeldOut = 500;
   engine::Engine engine = planning::make_engine(config, nullptr, ranks);
   engine.start();
   Outcome outcome;
+  train::LossScaler loss_scaler(config);
   const std::size_t tokens = engine.blueprint().workload.tokens_per_step();
   const std::size_t evaluated = engine.evaluation_micro_batches() *
                                 engine.blueprint().shape.tokens() *
@@ -119,16 +128,25 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
   for (std::uint64_t step = 1; step <= steps; ++step) {
     const Batch batch = batch_of(tokens, step);
     const double warm = static_cast<double>(std::min<std::uint64_t>(step, 5)) / 5.0;
-    const engine::StepResult result = engine.train_step(batch.view(), config.optimizer.lr * warm);
-    EXPECT_FALSE(result.skipped);
+    const double scale = loss_scaler.scale();
+    const engine::StepResult result =
+        engine.train_step(batch.view(), config.optimizer.lr * warm, scale);
+    EXPECT_TRUE(!result.skipped || loss_scaler.is_dynamic());
+    loss_scaler.after_step(step, result.skipped);
     outcome.losses.push_back(result.loss);
-    outcome.norms.push_back(result.grad_norm);
+    outcome.norms.push_back(result.skipped ? -1.0 : result.grad_norm);
+    outcome.scales.push_back(scale);
     if (step % 10 == 0) {
       outcome.evaluations.push_back(engine.evaluate(held_out.view()).loss);
     }
   }
   outcome.states = engine.state_hash();
   return outcome;
+}
+
+/// How many steps were skipped.
+inline std::ptrdiff_t skipped_steps(const Outcome& outcome) {
+  return std::count(outcome.norms.begin(), outcome.norms.end(), -1.0);
 }
 
 }  // namespace ballast::test

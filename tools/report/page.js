@@ -60,6 +60,7 @@ function curves(runs, chosen) {
   return [
     {id: "loss", title: "Loss", kind: "nats per token", series: [...lines("loss", several ? "" : "loss"), ...held], named: true, dashed: "dashed: held-out loss", marks, log: true, caption: grouped},
     {id: "norm", title: "Gradient norm", kind: "L2, before clipping", series: lines("grad_norm", several ? "" : "gradient norm"), log: true, marks: marks.filter(m => m.kind !== "checkpoint")},
+    {id: "scale", title: "Loss scale", kind: "factor of the gradients in fp16", series: lines("loss_scale", several ? "" : "loss scale"), log: true, marks: marks.filter(m => m.kind === "update skipped")},
     {id: "lr", title: "Learning rate", kind: "per update", series: lines("lr", several ? "" : "learning rate"), zero: true},
     {id: "speed", title: "Speed", kind: "tokens/s", series: lines("tokens_per_second", several ? "" : "tokens/s"), zero: true, shade, refs: roofs, refsName: "show the roofline", named: true,
       caption: roofs.length > 0 ? `Roofline: all matrix products of a step at the measured GEMM peak${several ? "" : ` (${formatFlops(chosen.run.plan.gemm_peak_flops)})`}. Shaded: the lane that was busy longest${own}.`

@@ -31,9 +31,10 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-constexpr std::array<const char*, 11> kCurves = {"loss",
+constexpr std::array<const char*, 12> kCurves = {"loss",
                                                  "eval_loss",
                                                  "grad_norm",
+                                                 "loss_scale",
                                                  "lr",
                                                  "tokens_per_second",
                                                  "step_seconds",

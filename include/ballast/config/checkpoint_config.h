@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ballast/config/config.h"
@@ -26,6 +27,9 @@ void compare_with_checkpoint(const std::filesystem::path& file, const Config& co
 /// The text of a config.json for weights that are written as numbers: without its
 /// quantization_config; unchanged if it has none. Throws Error(data).
 std::string of_decoded_weights(const std::string& text);
+
+/// The name of a type in config.json: "float32", "bfloat16", "float16".
+std::string_view torch_name(DType type);
 
 /// Hugging Face's config.json for the model of `config`.
 text::Json make_checkpoint_config(const Config& config);

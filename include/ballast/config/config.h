@@ -234,6 +234,20 @@ struct MonitorSection {
   std::string job_name = "DeepSpeedJobName";  ///< the folder in it
 };
 
+/// `fp16`: the loss scale of training in fp16.
+struct Fp16Section {
+  double loss_scale = 0.0;                 ///< constant; 0: dynamic
+  std::uint64_t initial_scale_power = 16;  ///< a dynamic scale begins with 2 to the power of this
+  std::uint64_t loss_scale_window = 1000;  ///< steps without overflow until it doubles
+  std::uint64_t hysteresis = 2;            ///< overflows until it is halved
+  bool consecutive_hysteresis = false;     ///< a step without overflow restores the hysteresis
+  double min_loss_scale = 1.0;
+
+  [[nodiscard]] double initial_scale() const {
+    return static_cast<double>(std::uint64_t{1} << initial_scale_power);
+  }
+};
+
 /// The whole effective configuration. Paths are absolute.
 struct Config {
   model::ModelConfig model;               ///< complete
@@ -244,7 +258,9 @@ struct Config {
   BatchSection batch;
   ZeroSection zero;
   AioSection aio;
-  DType type = DType::bf16;  ///< of weights, activations and packed gradients: bf16.enabled, or f32
+  /// Of weights, activations and packed gradients: bf16.enabled, fp16.enabled, or f32.
+  DType type = DType::bf16;
+  Fp16Section fp16;
   double gradient_clipping = 1.0;  ///< 0: no clipping
   std::uint64_t steps_per_print = 1;
   MonitorSection tensorboard;

@@ -26,6 +26,9 @@ struct Bf16 {
   friend bool operator==(Bf16, Bf16) = default;
 };
 
+constexpr float to_float(float value) {
+  return value;
+}
 /// Exact.
 constexpr float to_float(Bf16 value) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
@@ -106,11 +109,7 @@ constexpr T from_float(float value) {
   }
 }
 
-/// Throws Error(config) saying that models are not trained in `type`.
-[[noreturn]] void refuse_training_type(DType type);
-
-/// Calls work(T{}) with the C++ type of a training type: float or Bf16. Throws Error(config) for
-/// other types.
+/// Calls work(T{}) with the C++ type of `type`: float, Bf16 or F16.
 template <class Work>
 auto with_training_type(DType type, const Work& work) {
   switch (type) {
@@ -121,7 +120,7 @@ auto with_training_type(DType type, const Work& work) {
     case DType::f16:
       break;
   }
-  refuse_training_type(type);
+  return work(F16{});
 }
 
 /// An fp32 master weight as the bf16 weight that is uploaded plus a 16-bit remainder.

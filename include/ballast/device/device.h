@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
 #include "ballast/core/view.h"
 
@@ -88,6 +89,7 @@ class Device {
 
 struct DeviceOptions {
   std::string kind = "auto";  ///< auto, host or cuda
+  DType type = DType::bf16;   ///< of training; old GPUs lack bf16
   Bytes budget = 0;           ///< bytes of device memory
   int compute_threads = 0;    ///< host device: threads per kernel; 0: all CPUs, or OMP_NUM_THREADS
   double link_gbps = 0.0;     ///< host device: speed of copies, GB/s; 0: not throttled
@@ -115,9 +117,9 @@ bool cuda_built_in();
 /// which may take seconds.
 std::string cuda_refusal();
 
-/// Why this process cannot train on its GPU, one line; empty if it can: cuda_refusal(), a GPU of
-/// compute capability below 8.0, which has no bf16, or a missing cuBLASLt. The first call of each
-/// local rank starts the driver and loads cuBLASLt.
+/// Why this process cannot train on its GPU in the type of `options`, one line; empty if it can:
+/// cuda_refusal(), a GPU of compute capability below 7.5, or below 8.0 for bf16, or a missing
+/// cuBLASLt. The first call of each local rank starts the driver and loads cuBLASLt.
 std::string gpu_refusal(const DeviceOptions& options);
 
 /// Free bytes of the device's own memory; 0 for the host device or without a GPU.

@@ -69,8 +69,9 @@ struct StepResult {
   /// By layer, by expert: rows that its router sent there, of all ranks. Empty for layers without
   /// experts, and without any.
   std::vector<std::vector<std::uint64_t>> expert_rows;
-  double grad_norm = 0.0;  ///< L2 norm over all gradients before clipping; not finite if skipped
-  bool skipped = false;    ///< a gradient was not finite: nothing was updated
+  /// L2 norm over all gradients before clipping, without the loss scale; not finite if skipped.
+  double grad_norm = 0.0;
+  bool skipped = false;  ///< a gradient was not finite: nothing was updated
   /// The step was clipped or skipped, so its speculative updates were undone and repeated.
   bool rolled_back = false;
 };
@@ -174,9 +175,12 @@ class Engine {
   /// One optimizer step. `batch`: this rank's part of the batch: the blueprint's number of
   /// micro-batches or, for a partial batch, fewer, equally many on all ranks. Gradient and results
   /// are means over the targets of all micro-batches and ranks that count. `learning_rate` applies
-  /// to this step's update. Returns when loss and norm are known; gated updates run during the next
-  /// step's forward pass. Throws Error(data) for positions that are not as TokenBatch says.
-  StepResult train_step(const TokenBatch& batch, double learning_rate);
+  /// to this step's update. `loss_scale`: gradients are so many times as large until the update, so
+  /// that they are not too small for fp16 (Micikevicius et al., "Mixed Precision Training", 2018);
+  /// equal on all ranks, normally a power of two. Returns when loss and norm are known; gated
+  /// updates run during the next step's forward pass. Throws Error(data) for positions that are not
+  /// as TokenBatch says.
+  StepResult train_step(const TokenBatch& batch, double learning_rate, double loss_scale = 1.0);
 
   /// Number of micro-batches that evaluate() takes.
   [[nodiscard]] std::uint64_t evaluation_micro_batches() const;

@@ -20,6 +20,7 @@ namespace ballast::engine {
 enum class StateKind : std::uint8_t {
   weights,     ///< in the training type
   remainders,  ///< low halves of the fp32 masters of bf16 weights
+  masters,     ///< fp32 masters of fp16 weights
   first_moments,
   second_moments,
   first_exponents,  ///< of 8-bit moments, one for cpu_adam::Codes::kBlock of them

@@ -12,6 +12,15 @@
 
 namespace ballast::train {
 
+/// Where a dynamic loss scale is: fp16.loss_scale 0.
+struct LossScale {
+  double scale = 1.0;
+  std::uint64_t hysteresis = 1;  ///< overflows, this one included, until the scale is halved
+  std::uint64_t good_steps = 0;  ///< since the last overflow or the start
+
+  bool operator==(const LossScale&) const = default;
+};
+
 /// What a run needs to go on, beside its states.
 struct CheckpointFacts {
   std::uint64_t step = 0;     ///< finished steps
@@ -22,7 +31,8 @@ struct CheckpointFacts {
   std::uint64_t metrics_bytes = 0;  ///< of metrics.jsonl
   /// Batches that were left out so far: step k takes batch k + skipped_batches of the data.
   std::uint64_t skipped_batches = 0;
-  std::vector<double> losses;  ///< of the last steps, for ballast.spike
+  std::vector<double> losses;           ///< of the last steps, for ballast.spike
+  std::optional<LossScale> loss_scale;  ///< if it is dynamic
 };
 
 /// Whether `path` is meant as a checkpoint, whole or not: it has the name of one of a run or a

@@ -17,7 +17,7 @@ struct StepMetrics {
   std::uint64_t step = 0;  ///< from 1
   double loss = 0.0;       ///< mean over the step's tokens
   double lr = 0.0;
-  double grad_norm = 0.0;    ///< before clipping
+  double grad_norm = 0.0;    ///< before clipping, without the loss scale
   std::uint64_t tokens = 0;  ///< trained on in this step, all ranks, no padding
   double step_seconds = 0.0;
   double tokens_per_second = 0.0;
@@ -27,7 +27,8 @@ struct StepMetrics {
   std::map<std::string, double> stalled_seconds;  ///< the next operation waited for its inputs
   std::map<std::string, Bytes> bytes;
   std::map<std::string, Bytes> peak_bytes;
-  Bytes nvme_bytes_written = 0;  ///< since the start of the run
+  Bytes nvme_bytes_written = 0;      ///< since the start of the run
+  std::optional<double> loss_scale;  ///< of this step, in fp16; left out when unset
   /// Batches before this step that rollbacks have left out (ballast.spike). Left out when 0.
   std::uint64_t skipped_batches = 0;
   /// Of a model with experts; left out for others.

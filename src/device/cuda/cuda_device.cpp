@@ -16,9 +16,10 @@
 namespace ballast::device {
 namespace {
 
-/// Kernels are compiled for compute capability 8.0 and newer (meson.build): older GPUs have no
-/// bf16.
-constexpr int kOldestMajor = 8;
+/// Oldest compute capabilities, times ten: of any training, and of training in bf16, which needs
+/// the instructions of tensor_core.h.
+constexpr int kOldest = 75;
+constexpr int kOldestWithBf16 = 80;
 
 /// 13000 as "13.0".
 std::string version_text(int version) {
@@ -54,20 +55,21 @@ cudaDeviceProp properties_of(int ordinal) {
   return properties;
 }
 
-/// Why kernels cannot run on a GPU with these properties, or "".
-std::string age_refusal(int ordinal, const cudaDeviceProp& properties) {
-  if (properties.major >= kOldestMajor) return "";
-  return fmt::format(
-      "CUDA device {}, {}, has compute capability {}.{} and so no bf16; this program needs {}.0 or "
-      "newer",
-      ordinal, properties.name, properties.major, properties.minor, kOldestMajor);
+/// Why kernels for training in `type` cannot run on a GPU with these properties, or "".
+std::string age_refusal(int ordinal, const cudaDeviceProp& properties, DType type) {
+  const int capability = 10 * properties.major + properties.minor;
+  if (capability >= (type == DType::bf16 ? kOldestWithBf16 : kOldest)) return "";
+  return fmt::format("CUDA device {}, {}, has compute capability {}.{} and so no bf16; {}", ordinal,
+                     properties.name, properties.major, properties.minor,
+                     capability >= kOldest ? "enable fp16 instead (fp16.enabled) to train on it"
+                                           : "the oldest that trains has 7.5");
 }
 
 /// The properties of a GPU that can run the kernels. Throws Error(device).
-cudaDeviceProp suitable(int ordinal) {
+cudaDeviceProp suitable(int ordinal, DType type) {
   const cudaDeviceProp properties = properties_of(ordinal);
-  if (const std::string refusal = age_refusal(ordinal, properties); !refusal.empty()) {
-    throw Error(ErrorCategory::device, refusal + ": set ballast.device to \"host\"");
+  if (const std::string refusal = age_refusal(ordinal, properties, type); !refusal.empty()) {
+    throw Error(ErrorCategory::device, refusal + ", or set ballast.device to \"host\"");
   }
   return properties;
 }
@@ -132,7 +134,7 @@ class CudaDevice final : public Device {
   explicit CudaDevice(const DeviceOptions& options)
       : ordinal_(ordinal_of(options.local_rank)),
         interrupted_(options.interrupted),
-        properties_(suitable(ordinal_)),
+        properties_(suitable(ordinal_, options.type)),
         arena_(ordinal_, options.budget),
         memory_(arena_.pages()) {}
 
@@ -205,7 +207,7 @@ std::string cuda_refusal() {
 std::string unsuitable_gpu(const DeviceOptions& options) {
   try {
     const int ordinal = ordinal_of(options.local_rank);
-    return age_refusal(ordinal, properties_of(ordinal));
+    return age_refusal(ordinal, properties_of(ordinal), options.type);
   } catch (const Error& error) {
     return error.what();
   }
@@ -222,7 +224,7 @@ Bytes free_cuda_memory(const DeviceOptions& options) {
 
 std::string cuda_name(const DeviceOptions& options) {
   require_cuda();
-  return name_of(suitable(ordinal_of(options.local_rank)));
+  return name_of(suitable(ordinal_of(options.local_rank), options.type));
 }
 
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {

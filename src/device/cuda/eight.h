@@ -8,9 +8,9 @@
 
 namespace ballast::device {
 
-// Memory access of kernels over rows: a thread reads and writes neighbouring elements (float or
-// Bf16) in accesses of 16 bytes and computes in fp32. Also sums over the threads of a warp or a
-// block, in a fixed order.
+// Memory access of kernels over rows: a thread reads and writes neighbouring elements (float,
+// Bf16 or F16) in accesses of 16 bytes and computes in fp32. Also sums over the threads of a warp
+// or a block, in a fixed order.
 
 /// Elements that a thread usually reads and writes at once, for any type.
 inline constexpr unsigned kEight = 8;
@@ -64,6 +64,17 @@ __device__ inline void widen(const Packed<Bf16, count>& packed, float (&values)[
     }
   }
 }
+template <unsigned count>
+__device__ inline void widen(const Packed<F16, count>& packed, float (&values)[count]) {
+  for (unsigned i = 0; i < count / 8; ++i) {
+    const uint4& word = packed.words[i];
+    const std::uint32_t pairs[4] = {word.x, word.y, word.z, word.w};
+    for (unsigned j = 0; j < 4; ++j) {
+      values[8 * i + 2 * j] = from_half(static_cast<std::uint16_t>(pairs[j]));
+      values[8 * i + 2 * j + 1] = from_half(static_cast<std::uint16_t>(pairs[j] >> 16U));
+    }
+  }
+}
 template <class T, unsigned count>
 __device__ inline void read(const T* from, float (&values)[count]) {
   widen(read<count>(from), values);
@@ -84,6 +95,15 @@ __device__ inline void narrow(const float (&values)[count], Packed<Bf16, count>&
                        to_bf16_pair(eight[4], eight[5]), to_bf16_pair(eight[6], eight[7])};
   }
 }
+template <unsigned count>
+__device__ inline void narrow(const float (&values)[count], Packed<F16, count>& packed) {
+  const auto pair = [&values](unsigned at) {
+    return to_half(values[at]) | static_cast<std::uint32_t>(to_half(values[at + 1])) << 16U;
+  };
+  for (unsigned i = 0; i < count / 8; ++i) {
+    packed.words[i] = {pair(8 * i), pair(8 * i + 2), pair(8 * i + 4), pair(8 * i + 6)};
+  }
+}
 /// Writes the values rounded to T.
 template <class T, unsigned count>
 __device__ inline void write(const float (&values)[count], T* to) {
@@ -98,11 +118,17 @@ __device__ inline float widen(float value) {
 __device__ inline float widen(Bf16 value) {
   return to_float(value);
 }
+__device__ inline float widen(F16 value) {
+  return from_half(value.bits);
+}
 __device__ inline void narrow(float from, float& to) {
   to = from;
 }
 __device__ inline void narrow(float from, Bf16& to) {
   to = to_bf16(from);
+}
+__device__ inline void narrow(float from, F16& to) {
+  to.bits = to_half(from);
 }
 
 /// The sum over the lanes of a warp, with the same bits in each.

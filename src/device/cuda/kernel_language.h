@@ -6,6 +6,8 @@
 #include <cuda_runtime.h>
 #include <nv/target>
 
+#include "ballast/core/dtype.h"
+
 #include "src/device/cuda/shared_memory.h"
 
 namespace ballast::device {
@@ -64,12 +66,29 @@ __device__ inline void store_16(void* to, const uint4& words) {
   *static_cast<uint4*>(to) = words;
 }
 
-/// Two bf16, `low` in the lower half, rounded like to_bf16() except for the bits of a NaN. Source:
-/// NVIDIA, "PTX ISA 8.8", section 9.7.9.22 (cvt).
+// Conversions. Source: NVIDIA, "PTX ISA 8.8", section 9.7.9.22 (cvt).
+
+/// Two bf16, `low` in the lower half, rounded like to_bf16() except for the bits of a NaN.
 __device__ inline std::uint32_t to_bf16_pair(float low, float high) {
   std::uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  NV_IF_ELSE_TARGET(NV_PROVIDES_SM_80,
+                    (asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
+                         : "=r"(pair)
+                         : "f"(high), "f"(low));),
+                    (pair = to_bf16(low).bits | std::uint32_t{to_bf16(high).bits} << 16U;))
   return pair;
+}
+/// The value of an IEEE binary16, denormals included.
+__device__ inline float from_half(std::uint16_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+/// An IEEE binary16, rounded like to_f16() except for the bits of a NaN.
+__device__ inline std::uint16_t to_half(float value) {
+  std::uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
 }
 
 // IEEE 754 arithmetic that the compiler does not fuse, also for constexpr functions that kernels

@@ -388,5 +388,6 @@ void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const floa
 
 template class Ops<float>;
 template class Ops<Bf16>;
+template class Ops<F16>;
 
 }  // namespace ballast::model::cuda

@@ -48,5 +48,6 @@ void AdapterOps<T>::drop(const DropoutMask& mask, const T* x, T* y, std::size_t 
 
 template class AdapterOps<float>;
 template class AdapterOps<Bf16>;
+template class AdapterOps<F16>;
 
 }  // namespace ballast::model::host

@@ -24,13 +24,6 @@ void for_keys(const KeyRange& keys, const Body& body) {
   }
 }
 
-float as_float(float x) {
-  return x;
-}
-float as_float(Bf16 x) {
-  return to_float(x);
-}
-
 }  // namespace
 
 /// Memory of one thread.
@@ -116,7 +109,7 @@ auto Attention<T>::head_of(std::size_t sequence, std::size_t head) const -> Head
   at.out = first_row * shape_.width() + head * shape_.head_dim;
   at.log_sum = (sequence * shape_.heads + head) * shape_.length;
   at.mask = shape_.mask.of(sequence, shape_.length);
-  if (sinks_ != nullptr) at.sink = as_float(sinks_[head]);
+  if (sinks_ != nullptr) at.sink = to_float(sinks_[head]);
   return at;
 }
 
@@ -313,5 +306,6 @@ void Attention<T>::backward_tile(const Tile& tile, const Head& head, const T* qk
 
 template class Attention<float>;
 template class Attention<Bf16>;
+template class Attention<F16>;
 
 }  // namespace ballast::model::host

@@ -6,7 +6,6 @@ namespace ballast::model::host::BALLAST_KERNEL_ISA {
 
 using Codes = std::int8_t __attribute__((vector_size(kFloats)));
 using Integers = std::int32_t __attribute__((vector_size(4 * kFloats)));
-using Floats = float __attribute__((vector_size(4 * kFloats)));
 
 /// The scale of a block: NaN if a value is not finite, 0 if it would be 0 or denormal.
 template <class T>

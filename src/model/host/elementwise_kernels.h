@@ -187,6 +187,11 @@ void accumulate_scaled(Acc<T>* sum, const T* x, Acc<T> factor, Size size) {
 }
 
 template <class T>
+void widen_row(const T* x, Acc<T>* y, Size size) {
+  for_row<Acc<T>>(size, [&](Size i, auto part) { put(y + i, get(x + i, part), part); });
+}
+
+template <class T>
 void convert(const Acc<T>* x, Size x_stride, T* y, Size y_stride, Size rows, Size width) {
   for (Size r = 0; r < rows; ++r, x += x_stride, y += y_stride) {
     for_row<Acc<T>>(width, [&](Size i, auto part) { put(y + i, get(x + i, part), part); });

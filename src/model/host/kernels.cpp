@@ -30,6 +30,7 @@ TypeKernels<T> kernels() {
   k.accumulate = accumulate<T>;
   k.scale = scale<T>;
   k.accumulate_scaled = accumulate_scaled<T>;
+  k.widen = widen_row<T>;
   k.convert = convert<T>;
   k.row_dot = row_dot<T>;
   k.attention_softmax = attention_softmax<T>;
@@ -48,6 +49,7 @@ void fill(KernelTable& table) {
   table.normals = normals;
   table.f32 = kernels<float>();
   table.bf16 = kernels<Bf16>();
+  table.f16 = kernels<F16>();
 }
 
 }  // namespace ballast::model::host::BALLAST_KERNEL_ISA

@@ -77,6 +77,8 @@ struct RowKernels {
   void (*scale)(const T* x, A factor, T* y, Size size);
   /// sum += x * factor.
   void (*accumulate_scaled)(A* sum, const T* x, A factor, Size size);
+  /// y = x.
+  void (*widen)(const T* x, A* y, Size size);
   /// y = x, rounded; rows [width] with strides.
   void (*convert)(const A* x, Size x_stride, T* y, Size y_stride, Size rows, Size width);
   /// out[r] = sum over columns of a * b.
@@ -147,6 +149,7 @@ struct KernelTable {
                          double stddev, float* out, std::size_t* doubtful);
   TypeKernels<float> f32;
   TypeKernels<Bf16> bf16;
+  TypeKernels<F16> f16;
 };
 
 /// The kernels of the training type T.
@@ -154,9 +157,10 @@ template <class T>
 const TypeKernels<T>& kernels_of(const KernelTable& table) {
   if constexpr (kTypeOf<T> == DType::f32) {
     return table.f32;
-  } else {
-    static_assert(kTypeOf<T> == DType::bf16, "no kernels for this type");
+  } else if constexpr (kTypeOf<T> == DType::bf16) {
     return table.bf16;
+  } else {
+    return table.f16;
   }
 }
 

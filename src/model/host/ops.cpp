@@ -416,13 +416,8 @@ void Ops<T>::zero(float* values, std::size_t size) const {
 
 template <class T>
 void Ops<T>::widen(const T* x, float* y, std::size_t size) const {
-  split(size, kPage / sizeof(float), [&](Range r) {
-    if constexpr (kTypeOf<T> == DType::f32) {
-      std::memcpy(y + r.begin, x + r.begin, r.size() * sizeof(float));
-    } else {
-      std::transform(x + r.begin, x + r.end, y + r.begin, [](T value) { return to_float(value); });
-    }
-  });
+  split(size, kPage / sizeof(float),
+        [&](Range r) { all_kernels_.rows.widen(x + r.begin, y + r.begin, r.size()); });
 }
 
 template <class T>
@@ -464,5 +459,6 @@ void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const floa
 
 template class Ops<float>;
 template class Ops<Bf16>;
+template class Ops<F16>;
 
 }  // namespace ballast::model::host

@@ -10,6 +10,9 @@
 
 #include "ballast/core/error.h"
 
+#include "src/model/host/kernels.h"
+#include "src/model/host/team.h"
+
 namespace ballast::model::host {
 namespace {
 
@@ -17,7 +20,7 @@ using Memory = dnnl::memory;
 using Dimension = dnnl::memory::dim;
 
 struct Primitive {
-  Memory::desc a, b, c, bias;
+  Memory::desc a, b, c, bias, scratchpad;
   dnnl::matmul matmul;
 };
 
@@ -34,9 +37,9 @@ Memory::data_type data_type(DType type) {
     case DType::bf16:
       return Memory::data_type::bf16;
     case DType::f16:
-      break;
+      break;  // always widened
   }
-  refuse_training_type(type);
+  return Memory::data_type::f16;
 }
 
 Memory::desc describe(const Matrix& m, std::size_t rows, std::size_t columns) {
@@ -57,32 +60,43 @@ Primitive make(const Extents& e, const Matrix& a, const Matrix& b, const Matrix&
   made.b = describe(b, e.k, e.n);
   made.c = describe(c, e.m, e.n);
   dnnl::primitive_attr attributes;
+  // The primitive's own one would be shared by the threads that execute it at the same time.
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   if (add_to_c) {
     dnnl::post_ops add;
     add.append_sum(1.0F);
     attributes.set_post_ops(add);
   }
-  if (with_bias) {
-    const auto width = static_cast<Dimension>(e.n);
-    made.bias = Memory::desc({1, width}, data_type(a.type), Memory::dims{width, 1});
-    const dnnl::matmul::desc what(made.a, made.b, made.bias, made.c);
-    made.matmul = dnnl::matmul(dnnl::matmul::primitive_desc(what, attributes, cpu()));
-  } else {
-    const dnnl::matmul::desc what(made.a, made.b, made.c);
-    made.matmul = dnnl::matmul(dnnl::matmul::primitive_desc(what, attributes, cpu()));
-  }
-  return made;
+  const auto finish = [&](const dnnl::matmul::desc& what) {
+    const dnnl::matmul::primitive_desc chosen(what, attributes, cpu());
+    made.scratchpad = chosen.scratchpad_desc();
+    made.matmul = dnnl::matmul(chosen);
+    return made;
+  };
+  if (!with_bias) return finish({made.a, made.b, made.c});
+  const auto width = static_cast<Dimension>(e.n);
+  made.bias = Memory::desc({1, width}, data_type(a.type), Memory::dims{width, 1});
+  return finish({made.a, made.b, made.bias, made.c});
 }
 
 void execute(const Primitive& primitive, const Matrix& a, const Matrix& b, const Matrix& c,
              const void* bias) {
   thread_local dnnl::stream stream(cpu());
+  thread_local dnnl::memory scratchpad;
+  const Bytes needed = primitive.scratchpad.get_size();
+  if (needed > 0 && (!scratchpad || scratchpad.get_desc().get_size() < needed)) {
+    scratchpad = Memory(primitive.scratchpad, cpu());
+  }
   const auto memory = [](const Memory::desc& what, const void* data) {
     return Memory(what, cpu(), const_cast<void*>(data));
   };
   std::unordered_map<int, Memory> arguments = {{DNNL_ARG_SRC, memory(primitive.a, a.data)},
                                                {DNNL_ARG_WEIGHTS, memory(primitive.b, b.data)},
                                                {DNNL_ARG_DST, memory(primitive.c, c.data)}};
+  if (needed > 0) {
+    arguments.emplace(DNNL_ARG_SCRATCHPAD,
+                      memory(primitive.scratchpad, scratchpad.get_data_handle()));
+  }
   if (bias != nullptr) arguments.emplace(DNNL_ARG_BIAS, memory(primitive.bias, bias));
   primitive.matmul.execute(stream, arguments);
   stream.wait();
@@ -102,7 +116,13 @@ bool has_bf16() {
   return has;
 }
 
-/// An fp32 copy of a bf16 matrix without gaps, with the same row or column order.
+template <class T>
+const RowKernels<T>& best_rows() {
+  static const RowKernels<T>& rows = best_kernels<T>().rows;
+  return rows;
+}
+
+/// An fp32 copy of a 16-bit matrix without gaps, with the same row or column order.
 struct Widened {
   Matrix matrix;
   std::size_t outer;  ///< rows of the copy
@@ -126,19 +146,27 @@ struct Widened {
     buffer.resize(std::max(buffer.size(), outer * inner));
     matrix.data = buffer.data();
     if (!with_values) return;
-    for (std::size_t i = 0; i < outer; ++i) {
-      const Bf16* const row = static_cast<const Bf16*>(from.data) + i * step;
-      std::transform(row, row + inner, buffer.data() + i * inner,
-                     [](Bf16 value) { return to_float(value); });
-    }
+    with_training_type(from.type, [&](auto value) {
+      using T = decltype(value);
+      const auto* const rows = static_cast<const T*>(from.data);
+      split(outer, 1, [&](Range here) {
+        for (std::size_t i = here.begin; i < here.end; ++i) {
+          best_rows<T>().widen(rows + i * step, buffer.data() + i * inner, inner);
+        }
+      });
+    });
   }
   /// Rounds the copy back.
   void store(const Matrix& to, const std::vector<float>& buffer) const {
     if (to.type == DType::f32) return;
-    for (std::size_t i = 0; i < outer; ++i) {
-      Bf16* const row = static_cast<Bf16*>(const_cast<void*>(to.data)) + i * step;
-      std::transform(buffer.data() + i * inner, buffer.data() + (i + 1) * inner, row, to_bf16);
-    }
+    with_training_type(to.type, [&](auto value) {
+      using T = decltype(value);
+      auto* const rows = static_cast<T*>(const_cast<void*>(to.data));
+      split(outer, 1, [&](Range here) {
+        best_rows<T>().convert(buffer.data() + here.begin * inner, inner, rows + here.begin * step,
+                               step, here.size(), inner);
+      });
+    });
   }
 };
 
@@ -156,9 +184,9 @@ struct WidenedProduct {
     a.load(a_in, buffers[0]);
     b.load(b_in, buffers[1]);
     c.load(c_in, buffers[2], add_to_c);
-    if (bias != nullptr && a_in.type == DType::bf16) {
-      Widened row({bias, DType::bf16, e.n, 1}, 1, e.n);
-      row.load({bias, DType::bf16, e.n, 1}, buffers[3]);
+    if (bias != nullptr && a_in.type != DType::f32) {
+      Widened row({bias, a_in.type, e.n, 1}, 1, e.n);
+      row.load({bias, a_in.type, e.n, 1}, buffers[3]);
       bias = row.matrix.data;
     }
     multiply(a.matrix, b.matrix, c.matrix, bias);
@@ -167,8 +195,8 @@ struct WidenedProduct {
 };
 
 bool must_widen(const Matrix& a, const Matrix& b, const Matrix& c) {
-  const bool bf16 = a.type == DType::bf16 || b.type == DType::bf16 || c.type == DType::bf16;
-  return bf16 && !has_bf16();
+  const auto has = [&](DType type) { return a.type == type || b.type == type || c.type == type; };
+  return has(DType::f16) || (has(DType::bf16) && !has_bf16());
 }
 
 [[noreturn]] void fail(const Extents& e, const dnnl::error& error) {

@@ -9,7 +9,8 @@ namespace ballast::model::host {
 
 /// Matrix products through oneDNN, with fp32 accumulation. Primitives are made once per shape, for
 /// the number of threads of the call that makes them. If oneDNN has no bf16 products for the CPU
-/// (below AVX-512), bf16 matrices are first widened to fp32 copies. Errors: Error(device).
+/// (below AVX-512), bf16 matrices are first widened to fp32 copies. Those in fp16 always are, since
+/// oneDNN has fp16 products only for AVX512-FP16. Errors: Error(device).
 class Products {
  public:
   Products();

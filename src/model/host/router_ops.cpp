@@ -242,5 +242,6 @@ void RouterOps<T>::add_rows(const ExpertRows& rows, const float* y, const float*
 
 template class RouterOps<float>;
 template class RouterOps<Bf16>;
+template class RouterOps<F16>;
 
 }  // namespace ballast::model::host

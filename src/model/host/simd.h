@@ -23,8 +23,9 @@ using Vec = xsimd::batch<A>;
 template <class A>
 inline constexpr Size kLanes = Vec<A>::size;
 
-/// Compiler vectors, for conversions that xsimd 8 lacks: bf16, and float to double.
+/// Compiler vectors, for conversions that xsimd 8 lacks: 16-bit floats, and float to double.
 inline constexpr Size kFloats = kLanes<float>;
+using Floats = float __attribute__((vector_size(4 * kFloats)));
 using Words = std::uint32_t __attribute__((vector_size(4 * kFloats)));
 using Halves = std::uint16_t __attribute__((vector_size(2 * kFloats)));
 
@@ -37,10 +38,12 @@ inline Vec<float> floats_of(Words words) {
   return Vec<float>(reinterpret_cast<typename Vec<float>::register_type>(words));
 }
 
-inline Words widen(const Bf16* from) {
+template <class T>
+inline Words widen(const T* from) {
   Halves halves;
+  static_assert(sizeof halves == kFloats * sizeof(T));
   __builtin_memcpy(&halves, from, sizeof halves);
-  return __builtin_convertvector(halves, Words) << 16;
+  return __builtin_convertvector(halves, Words);
 }
 
 /// Rounds to nearest even; NaN stays a quiet NaN (as to_bf16).
@@ -50,21 +53,35 @@ inline Words round_words(Words bits) {
   return (bits & 0x7fffffffU) > 0x7f800000U ? quiet : rounded;
 }
 
-inline float scalar_value(Bf16 x) {
-  const std::uint32_t bits = static_cast<std::uint32_t>(x.bits) << 16;
-  float value;
-  __builtin_memcpy(&value, &bits, sizeof value);
-  return value;
-}
-inline float scalar_value(float x) {
-  return x;
-}
-inline double scalar_value(double x) {
-  return x;
+/// The bits of to_f16().
+inline Words round_to_half(Words bits) {
+  const Words magnitude = bits & 0x7fffffffU;
+  const Words normal = (magnitude + 0xfffU + ((magnitude >> 13) & 1U) - 0x38000000U) >> 13;
+  const Words denormal =
+      reinterpret_cast<Words>(reinterpret_cast<Floats>(magnitude) + 0.5F) - 0x3f000000U;
+  const Words quiet = 0x7e00U | ((magnitude >> 13) & 0x3ffU);
+  Words half = magnitude < 0x38800000U ? denormal : normal;
+  half = magnitude >= 0x477ff000U ? Words{} + 0x7c00U : half;
+  half = magnitude > 0x7f800000U ? quiet : half;
+  return ((bits >> 16) & 0x8000U) | half;
 }
 
 inline Vec<float> load(const Bf16* from) {
-  return floats_of(widen(from));
+  return floats_of(widen(from) << 16);
+}
+/// As to_float(F16).
+inline Vec<float> load(const F16* from) {
+  const Words bits = widen(from);
+  const Words magnitude = (bits & 0x7fffU) << 13;
+  const Words fraction = bits & 0x3ffU;
+  // 0.5 + fraction * 2^-24 is exact.
+  const Words denormal =
+      reinterpret_cast<Words>(reinterpret_cast<Floats>(fraction + 0x3f000000U) - 0.5F);
+  const Words infinite =
+      magnitude | (fraction == 0U ? Words{} + 0x7f800000U : Words{} + 0x7fc00000U);
+  Words value = magnitude < 0x800000U ? denormal : magnitude + 0x38000000U;
+  value = magnitude >= 0xf800000U ? infinite : value;
+  return floats_of(((bits & 0x8000U) << 16) | value);
 }
 template <class A>
 inline Vec<A> load(const A* from) {
@@ -73,6 +90,10 @@ inline Vec<A> load(const A* from) {
 
 inline void store(Bf16* to, const Vec<float>& x) {
   const Halves halves = __builtin_convertvector(round_words(words_of(x)), Halves);
+  __builtin_memcpy(static_cast<void*>(to), &halves, sizeof halves);
+}
+inline void store(F16* to, const Vec<float>& x) {
+  const Halves halves = __builtin_convertvector(round_to_half(words_of(x)), Halves);
   __builtin_memcpy(static_cast<void*>(to), &halves, sizeof halves);
 }
 template <class A>
@@ -93,9 +114,11 @@ inline Vec<Acc<T>> get(const T* from, Whole, Acc<T> = 0) {
 /// Lanes after the row's end are `fill`.
 template <class T>
 inline Vec<Acc<T>> get(const T* from, Part part, Acc<T> fill = 0) {
+  T row[kLanes<Acc<T>>] = {};
+  __builtin_memcpy(static_cast<void*>(row), from, part.count * sizeof(T));
   alignas(64) Acc<T> lanes[kLanes<Acc<T>>];
-  for (Size i = 0; i < kLanes<Acc<T>>; ++i)
-    lanes[i] = i < part.count ? scalar_value(from[i]) : fill;
+  load(row).store_aligned(lanes);
+  for (Size i = part.count; i < kLanes<Acc<T>>; ++i) lanes[i] = fill;
   return Vec<Acc<T>>::load_aligned(lanes);
 }
 

@@ -25,7 +25,8 @@ Values random_values(std::size_t count, std::uint32_t seed, DType type) {
   Values values(count);
   for (float& value : values) {
     value = std::ldexp(mantissa(random), static_cast<int>(random() % 24U));
-    if (type == DType::bf16) value = to_float(to_bf16(value));
+    with_training_type(
+        type, [&](auto of_type) { value = to_float(from_float<decltype(of_type)>(value)); });
   }
   return values;
 }
@@ -33,12 +34,10 @@ Values random_values(std::size_t count, std::uint32_t seed, DType type) {
 std::vector<std::byte> packed(const Values& values, DType type) {
   std::vector<std::byte> bytes(values.size() * size_of(type));
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (type == DType::f32) {
-      std::memcpy(bytes.data() + 4 * i, &values[i], 4);
-    } else {
-      const Bf16 bits = to_bf16(values[i]);
-      std::memcpy(bytes.data() + 2 * i, &bits, 2);
-    }
+    with_training_type(type, [&](auto of_type) {
+      const auto value = from_float<decltype(of_type)>(values[i]);
+      std::memcpy(bytes.data() + i * sizeof value, &value, sizeof value);
+    });
   }
   return bytes;
 }
@@ -73,7 +72,7 @@ Values plain_sum(const Case& of) {
 }
 
 TEST(SumInOrder, HasTheBitsOfThePlainLoop) {
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     for (const std::size_t ranks : {1, 2, 3, 8}) {
       for (const std::size_t count : {0, 1, 7, 2047, 2048, 2049, 10000}) {
         const Case input = make_case(ranks, count, type);
@@ -163,10 +162,13 @@ TEST(SumInOrder, InfinitiesAndNansPassThrough) {
   }
 }
 
-TEST(SumInOrder, OtherTypesAreRefused) {
-  std::vector<std::byte> bytes(4096);
-  const std::vector<const std::byte*> sources = {bytes.data()};
-  EXPECT_THROW(sum_in_order(sources, bytes.data(), bytes.size(), DType::f16), Error);
+TEST(SumInOrder, OfFp16BeyondItsRangeIsInfinite) {
+  const std::vector<Values> terms = {{40000.0F, 65504.0F}, {40000.0F, 15.0F}};
+  std::vector<std::vector<std::byte>> sources;
+  for (const Values& term : terms) sources.push_back(packed(term, DType::f16));
+  std::vector<std::byte> out(4);
+  sum_in_order(starts(sources), out.data(), out.size(), DType::f16);
+  EXPECT_EQ(out, packed({std::numeric_limits<float>::infinity(), 65504.0F}, DType::f16));
 }
 
 }  // namespace

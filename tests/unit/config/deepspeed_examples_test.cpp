@@ -126,11 +126,12 @@ TEST(DeepSpeedExamples, RunWithModelAndDataAdded) {
   }
 }
 
-TEST(DeepSpeedExamples, AreRefusedWhereResultsWouldChange) {
+TEST(DeepSpeedExamples, RunInFp16IfTheySaySo) {
   const std::string hello = R"("train_micro_batch_size_per_gpu": 8, "gradient_clipping": 1.0,
     "optimizer": {"type": "Adam", "params": {"lr": 1e-4}}, "fp16": {"enabled": true},
     "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}})";
-  EXPECT_NE(error_of(completed(hello)).find("fp16.enabled"), std::string::npos);
+  EXPECT_EQ(parse_text(completed(hello)).type, DType::f16);
+  EXPECT_EQ(parse_text(completed(hello + R"(, "bf16": {"enabled": "auto"})")).type, DType::f16);
 }
 
 TEST(DeepSpeedAuto, MeansTheDefaultsOfTransformersAndIsNoted) {

@@ -31,7 +31,7 @@ TEST(DeepSpeedConfig, OfATypicalOffloadRunIsAcceptedAndItsForeignKeysAreListed) 
       "offload_param": {"device": "cpu", "buffer_size": 1e8, "max_in_cpu": 1e9}},
     "aio": {"block_size": 262144, "queue_depth": 32, "thread_count": 1, "single_submit": false,
             "overlap_events": true, "intra_op_parallelism": 2, "use_gds": false},
-    "fp16": {"enabled": false, "loss_scale": 0}, "bf16": {"enabled": true},
+    "fp16": {"enabled": false, "loss_scale": 0, "auto_cast": false}, "bf16": {"enabled": true},
     "activation_checkpointing": {"partition_activations": false, "cpu_checkpointing": true},
     "flops_profiler": {"enabled": true, "profile_step": 1}, "wall_clock_breakdown": false,
     "wandb": {"enabled": true}, "checkpoint": {"tag_validation": "Warn"},
@@ -50,7 +50,7 @@ TEST(DeepSpeedConfig, OfATypicalOffloadRunIsAcceptedAndItsForeignKeysAreListed) 
   for (const char* path :
        {"zero_optimization.overlap_comm", "zero_optimization.reduce_bucket_size",
         "zero_optimization.offload_optimizer.pin_memory", "aio.intra_op_parallelism",
-        "zero_optimization.offload_param.max_in_cpu", "fp16.loss_scale", "flops_profiler",
+        "zero_optimization.offload_param.max_in_cpu", "fp16.auto_cast", "flops_profiler",
         "wall_clock_breakdown", "wandb", "checkpoint", "zero_allow_untested_optimizer",
         "activation_checkpointing.partition_activations"}) {
     EXPECT_NE(std::find(paths.begin(), paths.end(), path), paths.end()) << path;
@@ -124,7 +124,7 @@ TEST(DeepSpeedConfig, NullMeansTheDefault) {
 
 TEST(DeepSpeedConfig, WhatWouldChangeTheTrainingIsRefused) {
   const std::pair<const char*, const char*> cases[] = {
-      {"fp16.enabled=true", "fp16 is not in this version"},
+      {"fp16.fp16_master_weights_and_grads=true", "master weights are always fp32"},
       {"optimizer.params.amsgrad=true", "AMSGrad is not in this version"},
       {"optimizer.params.bias_correction=false", "Adam without bias correction"},
       {"optimizer.params.max_grad_norm=1", "use gradient_clipping"},
@@ -151,6 +151,42 @@ TEST(DeepSpeedConfig, WhatIsSwitchedOffIsAccepted) {
                                 "bf16.bf16_optimizer_states=false",
                                 "curriculum_learning={\"enabled\": false, \"params\": {}}",
                                 "zero_optimization.zero_quantized_weights=false"}),
+            "");
+}
+
+TEST(DeepSpeedConfig, Fp16HasTheDefaultsOfDeepSpeed) {
+  const Config c = parse_text(with(R"("fp16": {"enabled": true})"));
+  EXPECT_EQ(c.type, DType::f16);
+  EXPECT_EQ(c.fp16.loss_scale, 0.0);
+  EXPECT_EQ(c.fp16.initial_scale(), 65536.0);
+  EXPECT_EQ(c.fp16.loss_scale_window, 1000U);
+  EXPECT_EQ(c.fp16.hysteresis, 2U);
+  EXPECT_FALSE(c.fp16.consecutive_hysteresis);
+  EXPECT_EQ(c.fp16.min_loss_scale, 1.0);
+  EXPECT_TRUE(c.ignored.empty());
+  EXPECT_EQ(parse_text(print(c)).type, DType::f16);
+  EXPECT_EQ(parse_text(with(R"("fp16": {"enabled": false})")).type, DType::bf16);
+  EXPECT_EQ(parse_text(with(R"("fp16": {"enabled": false}, "bf16": {"enabled": false})")).type,
+            DType::f32);
+}
+
+TEST(DeepSpeedConfig, Fp16IsRefusedWhereItDoesNotFit) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"("fp16": {"enabled": true}, "bf16": {"enabled": true})",
+       "c.json: fp16.enabled: bf16.enabled is true, too; set one of them to false"},
+      {R"("fp16": {"enabled": true, "min_loss_scale": 8, "initial_scale_power": 2})",
+       "c.json: fp16.min_loss_scale: 8 is above the first scale, 2 to the power of "
+       "initial_scale_power 2; lower it or raise that"},
+      {R"("fp16": {"enabled": true}, "gradient_clipping": 0, "ballast": {"update": "eager"})",
+       "c.json: ballast.update: \"eager\" cannot skip a step, which a dynamic loss scale needs; "
+       "use \"gated\", or set fp16.loss_scale to a constant"},
+      {R"("fp16": {"enabled": true, "hysteresis": 0})",
+       "c.json: fp16.hysteresis: must be at least 1, got 0"},
+      {R"("fp16": {"enabled": true, "initial_scale_power": 64})",
+       "c.json: fp16.initial_scale_power: must be at most 63, got 64"}};
+  for (const auto& [keys, message] : cases) EXPECT_EQ(error_of(with(keys)), message);
+  EXPECT_EQ(error_of(with(R"("fp16": {"enabled": true, "loss_scale": 128}, "gradient_clipping": 0,
+                             "ballast": {"update": "eager"})")),
             "");
 }
 

@@ -29,12 +29,12 @@ TEST(AutoDevice, IsAUsableGpu) {
   EXPECT_EQ(make_device(options)->kind(), "cuda");
 }
 
-TEST(AutoDevice, IsNotAGpuWithoutBf16) {
+TEST(AutoDevice, IsNotAGpuWithoutBf16ForTrainingInIt) {
   FakeCuda::old_gpu = 2;
   const DeviceOptions options = options_of("auto", 2);
   const std::string reason =
-      "CUDA device 2, Fake GPU, has compute capability 7.5 and so no bf16; this program needs 8.0 "
-      "or newer";
+      "CUDA device 2, Fake GPU, has compute capability 7.5 and so no bf16; enable fp16 instead "
+      "(fp16.enabled) to train on it";
   EXPECT_EQ(gpu_refusal(options), reason);
   EXPECT_EQ(kind_of(options), "host");
   EXPECT_EQ(own_memory(options), 0U);
@@ -44,7 +44,13 @@ TEST(AutoDevice, IsNotAGpuWithoutBf16) {
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::device);
-    EXPECT_EQ(error.what(), reason + ": set ballast.device to \"host\"");
+    EXPECT_EQ(error.what(), reason + ", or set ballast.device to \"host\"");
+  }
+  for (const DType type : {DType::f16, DType::f32}) {
+    DeviceOptions other = options;
+    other.type = type;
+    EXPECT_EQ(gpu_refusal(other), "");
+    EXPECT_EQ(make_device(other)->kind(), "cuda");
   }
   FakeCuda::old_gpu = -1;
 }

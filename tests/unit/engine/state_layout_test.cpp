@@ -24,7 +24,7 @@ constexpr std::array kFormats = {Format::f32, Format::bf16_first, Format::blockw
 /// The arrays that a block keeps, in the order of their addresses.
 std::vector<StateArray> arrays_of(const StateLayout& layout) {
   std::vector<StateArray> arrays;
-  for (const StateArray& array : {layout.remainder, layout.first, layout.second,
+  for (const StateArray& array : {layout.master, layout.first, layout.second,
                                   layout.first_exponents, layout.second_exponents}) {
     if (array.bytes > 0) arrays.push_back(array);
   }
@@ -35,7 +35,7 @@ std::vector<StateArray> arrays_of(const StateLayout& layout) {
 
 template <class Check>
 void for_every_layout(const Check& check) {
-  for (const DType type : {DType::bf16, DType::f32}) {
+  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
     for (const Optimizer optimizer : kOptimizers) {
       for (const Format format : kFormats) {
         for (const Elems elements : {Elems{1}, Elems{2048}, Elems{100'000}, Elems{1} << 20U}) {
@@ -140,7 +140,7 @@ TEST(StateLayout, TheShardPointsToTheArraysThatAreKept) {
   const std::array<std::byte, 64> gradient{};
   for_every_layout([&](const StateLayout& layout) {
     Blueprint blueprint;
-    blueprint.type = layout.split ? DType::bf16 : DType::f32;
+    blueprint.type = layout.type;
     blueprint.states = layout.format;
     for (const Elems elements : {Elems{300}, layout.elements}) {
       blueprint.model.blocks.emplace_back().elements = elements;
@@ -151,11 +151,14 @@ TEST(StateLayout, TheShardPointsToTheArraysThatAreKept) {
     };
     EXPECT_EQ(shard.size, layout.elements);
     EXPECT_EQ(shard.first_element, 512U);
-    EXPECT_EQ(shard.weights.main, weights.data());
-    EXPECT_EQ(shard.weights.companion, place(layout.remainder));
-    EXPECT_EQ(shard.weights.format,
-              layout.split ? cpu_adam::Weights::Format::split : cpu_adam::Weights::Format::plain);
-    EXPECT_EQ(shard.gradient.type, layout.split ? DType::bf16 : DType::f32);
+    const bool half = layout.type == DType::f16;  // a copy of the master
+    EXPECT_EQ(shard.weights.main, half ? place(layout.master) : weights.data());
+    EXPECT_EQ(shard.weights.companion, half ? weights.data() : place(layout.master));
+    using Weights = cpu_adam::Weights::Format;
+    EXPECT_EQ(shard.weights.format, half                         ? Weights::copy_f16
+                                    : layout.type == DType::bf16 ? Weights::split
+                                                                 : Weights::plain);
+    EXPECT_EQ(shard.gradient.type, layout.type);
     EXPECT_EQ(shard.gradient.data, gradient.data());
     EXPECT_EQ(shard.moments.format, layout.format.moments);
     EXPECT_EQ(shard.moments.first, place(layout.first));
@@ -219,8 +222,7 @@ TEST(StateLayout, ASubGroupPointsIntoTheWeightsAndGradientsOfItsBlock) {
   EXPECT_EQ(shard.first_element, rank_shard(blueprint, 0).first + 8192);
   EXPECT_EQ(shard.weights.main, weights.data() + Bytes{2} * 8192);
   EXPECT_EQ(shard.gradient.data, gradient.data() + Bytes{2} * 8192);
-  EXPECT_EQ(shard.weights.companion,
-            states.data() + state_layout(blueprint, 0, 2).remainder.offset);
+  EXPECT_EQ(shard.weights.companion, states.data() + state_layout(blueprint, 0, 2).master.offset);
 }
 
 TEST(StateLayout, BlocksAreNumberedOneAfterTheOtherFromWholeCodeBlocks) {

@@ -238,13 +238,16 @@ std::vector<Values> run_all(const ModelConfig& config, DType type, MicroBatchSha
           b.values(head),  b.values(tied), {b.one(loss)}};
 }
 
-TEST(BlocksInBf16, AgreeWithFp32AsFarAsTheirPrecisionGoes) {
+TEST(BlocksIn16Bits, AgreeWithFp32AsFarAsTheirPrecisionGoes) {
   for (ModelConfig config : {test::small_gpt2(), test::small_llama()}) {
     config.tie_embeddings = true;
     const auto exact = run_all(config, DType::f32, {2, 70}, 2);
-    const auto rounded = run_all(config, DType::bf16, {2, 70}, 2);
-    for (std::size_t i = 0; i < exact.size(); ++i) {
-      EXPECT_LT(relative_error(rounded[i], exact[i]), 0.02) << "result " << i;
+    for (const auto& [type, most] : {std::pair{DType::bf16, 0.02}, std::pair{DType::f16, 0.0025}}) {
+      const auto rounded = run_all(config, type, {2, 70}, 2);
+      for (std::size_t i = 0; i < exact.size(); ++i) {
+        EXPECT_LT(relative_error(rounded[i], exact[i]), most)
+            << to_string(type) << ", result " << i;
+      }
     }
   }
 }
@@ -290,7 +293,7 @@ TEST(FirstMicroBatch, OverwritesWhatClearingLeaves) {
 }
 
 TEST(BlocksWithIntermediatesKept, GiveTheSameBits) {
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     for (const ModelConfig& config : {test::small_gpt2(), test::small_llama()}) {
       EXPECT_EQ(run_all(config, type, {2, 33}, 2, true), run_all(config, type, {2, 33}, 2, false));
     }

@@ -27,7 +27,7 @@ ModelConfig wide_gpt2() {
 }
 
 TEST(PackGradient, RoundsToNearestEvenAddsTheTiedPartAndSumsSquares) {
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     for (const int threads : {1, 3}) {
       Bench b(wide_gpt2(), type, {1, 4}, threads);
       const Elems size = b.architecture.blocks[0].elements;
@@ -46,7 +46,8 @@ TEST(PackGradient, RoundsToNearestEvenAddsTheTiedPartAndSumsSquares) {
       double squares = 0.0;
       for (Elems i = 0; i < size; ++i) {
         const float sum = values[i] + (i < tied_size ? tied_values[i] : 0.0F);
-        const float expected = type == DType::f32 ? sum : to_float(to_bf16(sum));
+        const float expected = with_training_type(
+            type, [&](auto value) { return to_float(from_float<decltype(value)>(sum)); });
         ASSERT_EQ(got[i], static_cast<double>(expected)) << i;
         squares += got[i] * got[i];
       }
@@ -57,21 +58,23 @@ TEST(PackGradient, RoundsToNearestEvenAddsTheTiedPartAndSumsSquares) {
 }
 
 TEST(PackGradient, CountsWhatIsNotFiniteAfterRounding) {
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     Bench b(wide_gpt2(), type, {1, 4});
     const Elems size = b.architecture.blocks[0].elements;
     std::vector<float> values(size);
     values[0] = kInfinity;
     values[70000] = -kInfinity;
     values[size - 1] = std::numeric_limits<float>::quiet_NaN();
-    // Rounds to infinity in bf16 only.
+    // Round to infinity in 16 bits only, the second one in fp16 only.
     values[5] = std::numeric_limits<float>::max();
+    values[6] = 65520.0F;
+    values[7] = 65519.0F;
     const auto gradient = b.gradient(values);
     const DeviceBytes packed = b.device->allocate(size * size_of(type), "packed");
     const auto stats = view_as<GradientStats>(b.device->allocate(sizeof(GradientStats), "stats"));
     b.compute->pack_gradient(*b.stream, gradient, {}, packed, stats);
     b.stream->synchronize();
-    EXPECT_EQ(b.one(stats).non_finite, type == DType::f32 ? 3U : 4U);
+    EXPECT_EQ(b.one(stats).non_finite, type == DType::f32 ? 3U : type == DType::bf16 ? 4U : 5U);
     EXPECT_TRUE(std::isnan(b.download(packed).back()));
   }
 }
@@ -120,7 +123,6 @@ TEST(MakeCompute, RefusesWhatItCannotRun) {
   const Architecture model = build_architecture(test::small_gpt2());
   EXPECT_THROW(make_compute(*device, model, DType::f32, {1, 81}), Error);
   EXPECT_THROW(make_compute(*device, model, DType::f32, {0, 8}), Error);
-  EXPECT_THROW(make_compute(*device, model, DType::f16, {1, 8}), Error);
   const auto compute = make_compute(*device, model, DType::f32, {1, 80});
   EXPECT_EQ(compute->activation_bytes(), 80U * model.config.hidden_size * 4U);
   const auto stream = device->make_stream("compute");
@@ -227,7 +229,6 @@ TEST(Workspace, IsRefusedWhereTheKernelsAre) {
   refuses(DType::bf16, {1, 16}, "abacus");
   refuses(DType::bf16, {0, 16}, "host");
   refuses(DType::bf16, {1, 81}, "host");
-  refuses(DType::f16, {1, 16}, "host");
 }
 
 TEST(GemmPeak, IsARate) {
@@ -256,22 +257,47 @@ TEST(KernelTables, AgreeWithEachOther) {
   }
 }
 
-TEST(KernelTables, RoundToBf16AsTheScalarFunctionDoes) {
+/// All numbers of a 16-bit type, and fp32 numbers at and around the middle of each two of them.
+template <class T>
+void expect_the_scalar_conversions() {
   std::vector<float> values;
   for (std::uint32_t high = 0; high < 0x10000U; ++high) {
     for (const std::uint32_t low : {0x0U, 0x1U, 0x7fffU, 0x8000U, 0x8001U, 0xffffU}) {
       values.push_back(std::bit_cast<float>(high << 16 | low));
     }
-  }
-  for (const host::KernelTable* table : host::kernel_tables()) {
-    std::vector<Bf16> rounded(values.size());
-    table->bf16.rows.convert(values.data(), values.size(), rounded.data(), values.size(), 1,
-                             values.size());
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      ASSERT_EQ(rounded[i].bits, to_bf16(values[i]).bits)
-          << std::hex << std::bit_cast<std::uint32_t>(values[i]);
+    // fp16 has fewer digits of normal numbers than bf16, and more of denormal ones.
+    const auto number = std::bit_cast<std::uint32_t>(to_float(T{static_cast<std::uint16_t>(high)}));
+    for (const std::uint32_t step : {0x0U, 0xfffU, 0x1000U, 0x1001U}) {
+      values.push_back(std::bit_cast<float>(number + step));
     }
   }
+  std::vector<T> all(0x10000U);
+  for (std::uint32_t bits = 0; bits < all.size(); ++bits) {
+    all[bits].bits = static_cast<std::uint16_t>(bits);
+  }
+  for (const host::KernelTable* table : host::kernel_tables()) {
+    const host::RowKernels<T>& rows = host::kernels_of<T>(*table).rows;
+    std::vector<T> rounded(values.size());
+    rows.convert(values.data(), values.size(), rounded.data(), values.size(), 1, values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(rounded[i].bits, from_float<T>(values[i]).bits)
+          << to_string(table->isa) << ", " << std::hex << std::bit_cast<std::uint32_t>(values[i]);
+    }
+    std::vector<float> widened(all.size());
+    for (const std::size_t size : {all.size(), std::size_t{1019}}) {
+      rows.widen(all.data(), widened.data(), size);
+      for (std::size_t i = 0; i < size; ++i) {
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(widened[i]),
+                  std::bit_cast<std::uint32_t>(to_float(all[i])))
+            << to_string(table->isa) << ", " << std::hex << i;
+      }
+    }
+  }
+}
+
+TEST(KernelTables, ConvertAsTheScalarFunctionsDo) {
+  expect_the_scalar_conversions<Bf16>();
+  expect_the_scalar_conversions<F16>();
 }
 
 }  // namespace

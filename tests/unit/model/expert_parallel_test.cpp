@@ -84,8 +84,9 @@ TEST(ExpertParallelism, RefusesWhatRanksCannotShare) {
   const std::vector<std::string> maps = {"*down_proj*"};
   EXPECT_NE(refusal(with_experts("qwen2_moe", 4), {}).find("4 ranks cannot share 6 experts"),
             std::string::npos);
-  EXPECT_NE(refusal(with_experts("qwen2_moe", 2), maps).find("train all tensors of experts or none"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal(with_experts("qwen2_moe", 2), maps).find("train all tensors of experts or none"),
+      std::string::npos);
   EXPECT_EQ(refusal(with_experts("qwen2_moe", 1), maps), "");
   ModelConfig llama = with_experts("llama", 2);
   llama.details.erase("num_experts");

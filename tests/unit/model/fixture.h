@@ -67,16 +67,22 @@ struct Bench {
   /// Values rounded to the training type, in device memory.
   template <class T>
   DeviceBytes upload(const std::vector<T>& values) {
-    if (type == DType::f32) return put(std::vector<float>(values.begin(), values.end()));
-    std::vector<Bf16> rounded;
-    for (const T value : values) rounded.push_back(to_bf16(static_cast<float>(value)));
-    return put(rounded);
+    return with_training_type(type, [&](auto of_type) {
+      std::vector<decltype(of_type)> rounded;
+      for (const T value : values) {
+        rounded.push_back(from_float<decltype(of_type)>(static_cast<float>(value)));
+      }
+      return put(rounded);
+    });
   }
   [[nodiscard]] std::vector<double> download(DeviceBytes bytes) const {
-    if (type == DType::f32) return values(view_as<float>(bytes));
-    std::vector<double> exact;
-    for (const Bf16 value : get(view_as<Bf16>(bytes))) exact.push_back(to_float(value));
-    return exact;
+    return with_training_type(type, [&](auto of_type) {
+      std::vector<double> exact;
+      for (const auto value : get(view_as<decltype(of_type)>(bytes))) {
+        exact.push_back(to_float(value));
+      }
+      return exact;
+    });
   }
   DeviceView<std::int32_t> upload_tokens(const std::vector<std::int32_t>& tokens) {
     return view_as<std::int32_t>(put(tokens));
@@ -161,8 +167,9 @@ struct Bench {
     return bytes;
   }
   [[nodiscard]] double exact(double value) const {
-    const auto rounded = static_cast<float>(value);
-    return type == DType::f32 ? rounded : to_float(to_bf16(rounded));
+    return with_training_type(type, [&](auto of_type) {
+      return to_float(from_float<decltype(of_type)>(static_cast<float>(value)));
+    });
   }
 };
 

@@ -175,13 +175,6 @@ void Interpreter::read(const Operation& op) {
        of_states ? states(op) : weights(op.block, home(op.block)));
 }
 
-bool Interpreter::splits_home(std::uint32_t block) const {
-  const BlockWork& work = work_.blocks[block];
-  return trains() && is_trained(block) && problem_.placement.blocks[block].weights == Tier::nvme &&
-         home(block) == Extent::whole &&
-         part_of(work.gradient_bytes, Extent::whole) < part_of(work.weight_bytes, Extent::whole);
-}
-
 std::vector<std::pair<BufferId, Content>> Interpreter::weight_homes(std::uint32_t block,
                                                                     std::uint64_t updates) const {
   Content all = {What::weights, block, 0, updates, home(block)};
@@ -197,7 +190,7 @@ void Interpreter::move_frozen(const Operation& op) {
   const bool fetches = op.action == Action::fetch_weights;
   Content frozen = {What::weights, op.block, 0, 0, home(op.block)};
   frozen.frozen_only = true;
-  if (op.offset != part_of(work_.blocks[op.block].gradient_bytes, Extent::whole)) {
+  if (op.offset != part_of(work_.blocks[op.block].gradient_bytes, Extent::whole, op.block)) {
     complain(op, "does not begin behind the trained weights");
   }
   need(op, Role::weights_source, fetches ? frozen : weights(op.block, home(op.block)));
@@ -419,32 +412,6 @@ void Interpreter::gate(const Operation& op) {
   }
   while (block < work_.blocks.size() && !is_trained(block)) ++block;
   if (block != work_.blocks.size()) complain(op, "does not judge every gradient");
-}
-
-bool Interpreter::several(std::uint32_t block) const {
-  return work_.world > 1 && !work_.blocks[block].expert_parallel;
-}
-
-Content::Extent Interpreter::own(std::uint32_t block) const {
-  return several(block) && work_.stage >= 1 ? Extent::shard : Extent::whole;
-}
-
-Content::Extent Interpreter::sums(std::uint32_t block) const {
-  return own(block) == Extent::shard ? Extent::torn : Extent::whole;
-}
-
-Content::Extent Interpreter::home(std::uint32_t block) const {
-  const bool split = several(block) && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
-  if (!split) return Extent::whole;
-  return group() == work_.world ? Extent::shard : Extent::share;
-}
-
-Content::Extent Interpreter::torn_home(std::uint32_t block) const {
-  return home(block) == Extent::share ? Extent::torn_share : Extent::torn;
-}
-
-std::uint32_t Interpreter::group() const {
-  return work_.weight_ranks == 0 ? work_.world : work_.weight_ranks;
 }
 
 Content Interpreter::weights(std::uint32_t block, Extent extent) const {

@@ -2,9 +2,44 @@
 
 #include "tests/unit/schedule/interpreter.h"
 
-// The part of Interpreter that knows how large the content of a buffer is.
+// The part of Interpreter that knows what a rank has of a block, and how large the content of a
+// buffer is.
 
 namespace ballast::schedule {
+
+bool Interpreter::several(std::uint32_t block) const {
+  return work_.world > 1 && !work_.blocks[block].expert_parallel;
+}
+
+Content::Extent Interpreter::own(std::uint32_t block) const {
+  return several(block) && work_.stage >= 1 ? Extent::shard : Extent::whole;
+}
+
+Content::Extent Interpreter::sums(std::uint32_t block) const {
+  return own(block) == Extent::shard ? Extent::torn : Extent::whole;
+}
+
+Content::Extent Interpreter::home(std::uint32_t block) const {
+  const bool split = several(block) && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
+  if (!split) return Extent::whole;
+  return group() == work_.world ? Extent::shard : Extent::share;
+}
+
+Content::Extent Interpreter::torn_home(std::uint32_t block) const {
+  return home(block) == Extent::share ? Extent::torn_share : Extent::torn;
+}
+
+std::uint32_t Interpreter::group() const {
+  return work_.weight_ranks == 0 ? work_.world : work_.weight_ranks;
+}
+
+bool Interpreter::splits_home(std::uint32_t block) const {
+  const BlockWork& work = work_.blocks[block];
+  return trains() && is_trained(block) && problem_.placement.blocks[block].weights == Tier::nvme &&
+         home(block) == Extent::whole &&
+         part_of(work.gradient_bytes, Extent::whole, block) <
+             part_of(work.weight_bytes, Extent::whole, block);
+}
 
 Bytes Interpreter::part_of(Bytes whole, Extent extent, std::uint32_t block) const {
   if (!several(block)) return whole;
@@ -69,8 +104,9 @@ Bytes Interpreter::size(const Content& content) const {
 Bytes Interpreter::size_in(const Buffer& buffer, const Content& content) const {
   if (content.what == What::weights && buffer.tier == Tier::nvme && splits_home(content.block)) {
     const BlockWork& work = work_.blocks[content.block];
-    const Bytes trained = part_of(work.gradient_bytes, Extent::whole);
-    return content.frozen_only ? part_of(work.weight_bytes, Extent::whole) - trained : trained;
+    const Bytes trained = part_of(work.gradient_bytes, Extent::whole, content.block);
+    return content.frozen_only ? part_of(work.weight_bytes, Extent::whole, content.block) - trained
+                               : trained;
   }
   const bool for_update = content.what == What::weights && buffer.tier == Tier::host &&
                           (buffer.kind == Kind::undo ||

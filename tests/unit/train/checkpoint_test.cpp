@@ -397,11 +397,11 @@ TEST(Checkpoint, OfOtherTilesNamesTheKey) {
             "is of another model than the config's");
 }
 
-TEST(Checkpoint, TrainingGoesOnFromEveryForm) {
+void expect_to_go_on(const std::vector<std::string>& overrides) {
   const test::TempDir dir;
   const config::Config config = test::tiny_config(
       R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)",
-      true, dir.path() / "run", {"ballast.optimizer_states=8bit"});
+      false, dir.path() / "run", overrides);
   const auto step = [](engine::Engine& engine, std::uint64_t number) {
     const auto batch = test::scattered_ids(engine.blueprint().workload.tokens_per_step(), number);
     return engine.train_step(batch.view(), 0.01).loss;
@@ -411,21 +411,35 @@ TEST(Checkpoint, TrainingGoesOnFromEveryForm) {
   step(before, 1);
   step(before, 2);
   const std::uint64_t hash = before.state_hash();
-  const fs::path native = CheckpointWriter(before, dir.path() / "run",
-                                           {.step = 2, .updates = before.updates()}, 2, nullptr)
-                              .publish();
+  const fs::path native =
+      CheckpointWriter(
+          before, dir.path() / "run",
+          {.step = 2, .updates = before.updates(), .loss_scale = LossScale{0.75, 3, 17}}, 2,
+          nullptr)
+          .publish();
   export_states(native, dir.path() / "out", [](Bytes, Bytes) {});
+  const SafetensorsReader layer(portable_file(dir.path() / "out", 1));
+  for (const StoredTensor& tensor : layer.tensors()) {
+    if (!tensor.name.ends_with(".weights")) continue;
+    EXPECT_EQ(tensor.dtype, config.type == DType::f16 ? "F16" : "BF16");
+  }
   const double loss = step(before, 3);
   for (const fs::path& folder : {native, dir.path() / "run", dir.path() / "out"}) {
     engine::Engine after = planning::make_engine(config);
     const Checkpoint checkpoint = Checkpoint::open(folder, after.blueprint(), nullptr);
     EXPECT_EQ(checkpoint.whole_ranges(), engine::whole_ranges(after.blueprint()));
     EXPECT_EQ(examined(checkpoint.folder()).hash, hash);
+    EXPECT_EQ(checkpoint.facts().loss_scale, (LossScale{0.75, 3, 17}));
     after.resume([&](const StateRange& range, HostBytes bytes) { checkpoint.read(range, bytes); },
                  checkpoint.facts().updates);
     EXPECT_EQ(after.state_hash(), hash);
     EXPECT_EQ(step(after, 3), loss);
   }
+}
+
+TEST(Checkpoint, TrainingGoesOnFromEveryForm) {
+  expect_to_go_on({"bf16.enabled=true", "ballast.optimizer_states=8bit"});
+  expect_to_go_on({"fp16.enabled=true"});
 }
 
 }  // namespace

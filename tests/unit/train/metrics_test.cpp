@@ -51,6 +51,8 @@ TEST(Metrics, HaveTheFieldsThatToolsRelyOn) {
       R"("tokens_per_second":8192.0,"skipped":false,"rolled_back":true,)"
       R"("lanes":{"compute":{"busy_seconds":0.25},"fetch":{"busy_seconds":0.125}},"bytes":{"fetch":1000000000000},)"
       R"("peak_bytes":{"device":1,"host":2,"nvme":3},"nvme_bytes_written":77})");
+  metrics.loss_scale = 2048.0;
+  EXPECT_NE(to_json_line(metrics).find(R"("loss_scale":2048.0})"), std::string::npos);
   metrics.skipped_batches = 9;
   EXPECT_NE(to_json_line(metrics).find(R"("skipped_batches":9})"), std::string::npos);
   metrics.eval_loss = 2.5;

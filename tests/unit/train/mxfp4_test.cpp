@@ -93,7 +93,7 @@ TEST(Mxfp4, FoldersAreReadAsThoseWithDecodedWeights) {
   const WeightFiles decoded(fixture("decoded.safetensors"));
   std::mt19937 random(5);
   for (const bool in_order : {true, false}) {
-    WeightReader reader(files, reading_order(files, model, true));
+    WeightReader reader(files, reading_order(files, model, DType::bf16));
     for (const model::BlockSpec& block : model.blocks) {
       for (const model::TensorSpec& tensor : block.tensors) {
         const WeightFiles::Place& place = place_of(files, tensor);
@@ -157,7 +157,7 @@ TEST(Mxfp4, StackedExpertsComeBackAsTheyWere) {
   const model::Architecture model = model::build_architecture(config_of(dir.path() / "wide").model);
   const WeightFiles files(dir.path() / "wide");
   ModelFolderWriter writer(dir.path() / "again", split_into_files(tensors_of(model), kShardSize));
-  WeightReader reader(files, reading_order(files, model, false));
+  WeightReader reader(files, reading_order(files, model, {}));
   for (const model::BlockSpec& block : model.blocks) {
     std::vector<float> values(block.elements);
     for (const model::TensorSpec& tensor : block.tensors) {

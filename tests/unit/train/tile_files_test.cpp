@@ -153,7 +153,7 @@ TEST(TileFiles, AreReadInAnyPieces) {
   const model::Architecture model = model_of("qwen2", 3);
   save(model, dir.path() / "w", 4 * kMiB);
   const WeightFiles files(dir.path() / "w");
-  WeightReader reader(files, reading_order(files, model, true));
+  WeightReader reader(files, reading_order(files, model, DType::bf16));
   std::mt19937 random(5);
   for_tensors(model, [&](const model::TensorSpec& tensor, std::span<const float> values) {
     for (int i = 0; i < 20; ++i) {
@@ -182,7 +182,7 @@ TEST(TileFiles, AreReadOnce) {
   save(model, dir.path() / "w");
   const WeightFiles files(dir.path() / "w");
   const std::optional<Bytes> before = bytes_asked_for();
-  const auto order = reading_order(files, model, false);
+  const auto order = reading_order(files, model, {});
   Bytes ahead = 0;
   for (const ReadAhead::Source& source : order) ahead += source.end - source.begin;
   WeightReader reader(files, order);

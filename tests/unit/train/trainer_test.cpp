@@ -1,12 +1,15 @@
 #include "ballast/train/trainer.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
+#include "tests/support/tiny_training.h"
+#include "tests/unit/train/expect_error.h"
 
 namespace ballast::train::trainer_test {
 namespace {
@@ -18,24 +21,35 @@ struct Reports : Observer {
   void stepped(const StepReport& report) override {
     flops.push_back(report.gemm_share * peak * report.metrics.step_seconds);
     evaluations += report.metrics.eval_loss ? 1 : 0;
+    rows.push_back(report.metrics);
   }
   void finished(const RunSummary& /*summary*/) override {}
 
   double peak = 0.0;
   std::vector<double> flops;  ///< of a step, by its share, its time and the peak of the start
   int evaluations = 0;
+  std::vector<StepMetrics> rows;
 };
 
-TEST(GemmShare, OfEveryStepIsThatOfThePeakAtTheStart) {
-  const test::TempDir directory;
-  // With an evaluation after each step: the peak is not measured again.
-  config::Config config = test::tiny_config(
-      R"("vocab_size": 256, "hidden_size": 32, "num_layers": 1, "num_heads": 2)", false,
-      directory.path() / "run", {"ballast.steps=4", "ballast.eval_every=1", "data.held_out=0.3"});
+/// A small run on a text, with the run directory `run` in `directory`.
+config::Config text_config(const test::TempDir& directory, const std::string& run,
+                           std::vector<std::string> overrides) {
+  overrides.emplace_back("data.held_out=0.3");
+  config::Config config =
+      test::tiny_config(R"("vocab_size": 256, "hidden_size": 32, "num_layers": 1, "num_heads": 2)",
+                        false, directory.path() / run, overrides);
   config.data.tokens.clear();
   std::string text;
   for (int i = 0; i < 3000; ++i) text += static_cast<char>('a' + i * i % 23);
   config.data.text = {directory.write("text.txt", text)};
+  return config;
+}
+
+TEST(GemmShare, OfEveryStepIsThatOfThePeakAtTheStart) {
+  const test::TempDir directory;
+  // With an evaluation after each step: the peak is not measured again.
+  const config::Config config =
+      text_config(directory, "run", {"ballast.steps=4", "ballast.eval_every=1"});
   Reports reports;
   train(config, reports, nullptr);
   EXPECT_GT(reports.peak, 0.0);
@@ -45,6 +59,49 @@ TEST(GemmShare, OfEveryStepIsThatOfThePeakAtTheStart) {
   for (const double flops : reports.flops) {
     EXPECT_NEAR(flops, reports.flops.front(), 1e-9 * reports.flops.front());
   }
+}
+
+/// Losses and scales of steps, -1 where they were skipped.
+using Steps = std::vector<std::pair<double, double>>;
+Steps steps_of(const Reports& reports, std::uint64_t after) {
+  Steps steps;
+  for (const StepMetrics& row : reports.rows) {
+    if (row.step <= after) continue;
+    steps.emplace_back(row.loss, row.skipped ? -1.0 : row.loss_scale.value());
+  }
+  return steps;
+}
+
+TEST(LossScale, OfARunThatGoesOnIsThatOfOneThatWasNeverStopped) {
+  const test::TempDir directory;
+  std::vector<std::string> overrides = test::kFp16;
+  overrides.insert(overrides.end(), {"ballast.steps=9", "ballast.checkpoint_every=3",
+                                     "ballast.checkpoint_keep=9", "ballast.max_skipped_steps=1"});
+  Reports whole;
+  train(text_config(directory, "run", overrides), whole, nullptr);
+  const Steps all = steps_of(whole, 0);
+  ASSERT_EQ(all.size(), 9U);
+  EXPECT_EQ(all.front().second, -1.0);
+  EXPECT_GT(all.back().second, 0.0);
+  // The states of the scale differ: in the middle of a window, and at its end.
+  for (const std::uint64_t step : {3, 6}) {
+    Reports rest;
+    train(text_config(directory, "from" + std::to_string(step), overrides), rest, nullptr,
+          {.resume = directory.path() / "run/checkpoints" / ("step-" + std::to_string(step))});
+    EXPECT_EQ(steps_of(rest, 0), steps_of(whole, step)) << "after step " << step;
+  }
+}
+
+TEST(LossScale, TooSmallAScaleEndsTheRunAfterTheRowOfItsStep) {
+  const test::TempDir directory;
+  std::vector<std::string> overrides = test::kFp16;
+  overrides.insert(overrides.end(),
+                   {"ballast.steps=9", "fp16.initial_scale_power=41", "fp16.min_loss_scale=1e12"});
+  Reports reports;
+  test::expect_error(ErrorCategory::numeric,
+                     {"step 3: gradients are not finite in fp16, and the loss scale 1"},
+                     [&] { train(text_config(directory, "run", overrides), reports, nullptr); });
+  EXPECT_EQ(reports.rows.size(), 3U);
 }
 
 }  // namespace

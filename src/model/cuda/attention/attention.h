@@ -13,7 +13,7 @@ namespace ballast::model::cuda {
 // no query of a block sees are skipped. Memory is linear in the sequence length: scores exist one
 // tile at a time, and the backward pass recomputes them from the logarithm of each row's sum.
 // Sources: Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023 (algorithms 1 and 2).
-// bf16 runs on tensor cores, fp32 does not. Conventions: rows.h.
+// bf16 runs on tensor cores, fp32 and fp16 do not. Conventions: rows.h.
 
 /// qkv [tokens, row()] (head_dim a multiple of 8, at most 256), out [tokens, width()]; log_sums
 /// [sequences, heads, length], fp32, natural logarithms, written for attention_backward().
@@ -29,12 +29,7 @@ cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape,
                                const T* out, const float* log_sums, const T* dout, T* dqkv,
                                void* scratch);
 template <>
-cudaError_t attention(cudaStream_t, const AttentionShape&, const float*, float*, float*);
-template <>
 cudaError_t attention(cudaStream_t, const AttentionShape&, const Bf16*, Bf16*, float*);
-template <>
-cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const float*, const float*,
-                               const float*, const float*, float*, void*);
 template <>
 cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const Bf16*, const Bf16*,
                                const float*, const Bf16*, Bf16*, void*);

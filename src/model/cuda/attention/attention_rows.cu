@@ -59,5 +59,7 @@ template cudaError_t gather_query_rows(cudaStream_t, const AttentionShape&, cons
                                        const float*, const float*, QueryRow*);
 template cudaError_t gather_query_rows(cudaStream_t, const AttentionShape&, const Bf16*,
                                        const float*, const Bf16*, QueryRow*);
+template cudaError_t gather_query_rows(cudaStream_t, const AttentionShape&, const F16*,
+                                       const float*, const F16*, QueryRow*);
 
 }  // namespace ballast::model::cuda

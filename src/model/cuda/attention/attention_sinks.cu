@@ -80,9 +80,12 @@ cudaError_t add_sink_gradients(cudaStream_t stream, const AttentionShape& shape,
 
 template cudaError_t add_sinks(cudaStream_t, const AttentionShape&, const float*, float*, float*);
 template cudaError_t add_sinks(cudaStream_t, const AttentionShape&, const Bf16*, Bf16*, float*);
+template cudaError_t add_sinks(cudaStream_t, const AttentionShape&, const F16*, F16*, float*);
 template cudaError_t add_sink_gradients(cudaStream_t, const AttentionShape&, const float*,
                                         const void*, float*);
 template cudaError_t add_sink_gradients(cudaStream_t, const AttentionShape&, const Bf16*,
+                                        const void*, float*);
+template cudaError_t add_sink_gradients(cudaStream_t, const AttentionShape&, const F16*,
                                         const void*, float*);
 
 }  // namespace ballast::model::cuda

@@ -166,15 +166,22 @@ template cudaError_t gather_rows(cudaStream_t, const ExpertRows&, const float*, 
                                  float*, std::size_t, std::size_t);
 template cudaError_t gather_rows(cudaStream_t, const ExpertRows&, const Bf16*, const float*, Bf16*,
                                  std::size_t, std::size_t);
+template cudaError_t gather_rows(cudaStream_t, const ExpertRows&, const F16*, const float*, F16*,
+                                 std::size_t, std::size_t);
 template cudaError_t dot_rows(cudaStream_t, const ExpertRows&, const float*, const float*,
                               const float*, float*, std::size_t);
 template cudaError_t dot_rows(cudaStream_t, const ExpertRows&, const Bf16*, const Bf16*,
                               const float*, float*, std::size_t);
+template cudaError_t dot_rows(cudaStream_t, const ExpertRows&, const F16*, const F16*, const float*,
+                              float*, std::size_t);
 template cudaError_t dot_bias(cudaStream_t, const ExpertRows&, const float*, const float*,
                               const float*, float*, std::size_t);
 template cudaError_t dot_bias(cudaStream_t, const ExpertRows&, const Bf16*, const Bf16*,
                               const float*, float*, std::size_t);
+template cudaError_t dot_bias(cudaStream_t, const ExpertRows&, const F16*, const F16*, const float*,
+                              float*, std::size_t);
 template cudaError_t add_bias(cudaStream_t, const float*, float*, std::size_t, std::size_t);
 template cudaError_t add_bias(cudaStream_t, const Bf16*, float*, std::size_t, std::size_t);
+template cudaError_t add_bias(cudaStream_t, const F16*, float*, std::size_t, std::size_t);
 
 }  // namespace ballast::model::cuda

@@ -365,9 +365,13 @@ template cudaError_t route(cudaStream_t, const RouterShape&, float*, const float
                            std::int32_t*, float*);
 template cudaError_t route(cudaStream_t, const RouterShape&, float*, const Bf16*, const Routing&,
                            std::int32_t*, float*);
+template cudaError_t route(cudaStream_t, const RouterShape&, float*, const F16*, const Routing&,
+                           std::int32_t*, float*);
 template cudaError_t router_gradient(cudaStream_t, const RouterShape&, const Routing&,
                                      const RouterTotals&, const RouterLossScales&, float*);
 template cudaError_t router_gradient(cudaStream_t, const RouterShape&, const Routing&,
                                      const RouterTotals&, const RouterLossScales&, Bf16*);
+template cudaError_t router_gradient(cudaStream_t, const RouterShape&, const Routing&,
+                                     const RouterTotals&, const RouterLossScales&, F16*);
 
 }  // namespace ballast::model::cuda

@@ -61,8 +61,10 @@ cudaError_t drop(cudaStream_t stream, const DropoutMask& mask, const T* x, T* y,
 
 template cudaError_t scale(cudaStream_t, float*, float, std::size_t);
 template cudaError_t scale(cudaStream_t, Bf16*, float, std::size_t);
+template cudaError_t scale(cudaStream_t, F16*, float, std::size_t);
 template cudaError_t drop(cudaStream_t, const DropoutMask&, const float*, float*, std::size_t,
                           bool);
 template cudaError_t drop(cudaStream_t, const DropoutMask&, const Bf16*, Bf16*, std::size_t, bool);
+template cudaError_t drop(cudaStream_t, const DropoutMask&, const F16*, F16*, std::size_t, bool);
 
 }  // namespace ballast::model::cuda

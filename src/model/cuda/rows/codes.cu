@@ -103,9 +103,12 @@ cudaError_t decode_weights(cudaStream_t stream, const std::int8_t* codes, const 
 
 template cudaError_t encode_weights(cudaStream_t, const float*, std::size_t, std::int8_t*, float*);
 template cudaError_t encode_weights(cudaStream_t, const Bf16*, std::size_t, std::int8_t*, float*);
+template cudaError_t encode_weights(cudaStream_t, const F16*, std::size_t, std::int8_t*, float*);
 template cudaError_t decode_weights(cudaStream_t, const std::int8_t*, const float*, std::size_t,
                                     float*);
 template cudaError_t decode_weights(cudaStream_t, const std::int8_t*, const float*, std::size_t,
                                     Bf16*);
+template cudaError_t decode_weights(cudaStream_t, const std::int8_t*, const float*, std::size_t,
+                                    F16*);
 
 }  // namespace ballast::model::cuda

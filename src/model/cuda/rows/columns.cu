@@ -100,5 +100,6 @@ cudaError_t add_column_sums(cudaStream_t stream, const T* x, std::size_t stride,
 
 template cudaError_t add_column_sums(cudaStream_t, const float*, std::size_t, float*, float*, Rows);
 template cudaError_t add_column_sums(cudaStream_t, const Bf16*, std::size_t, float*, float*, Rows);
+template cudaError_t add_column_sums(cudaStream_t, const F16*, std::size_t, float*, float*, Rows);
 
 }  // namespace ballast::model::cuda

@@ -276,17 +276,24 @@ cudaError_t widen(cudaStream_t stream, const T* x, float* y, std::size_t size) {
 
 template cudaError_t activate(cudaStream_t, Activation, const float*, float*, std::size_t);
 template cudaError_t activate(cudaStream_t, Activation, const Bf16*, Bf16*, std::size_t);
+template cudaError_t activate(cudaStream_t, Activation, const F16*, F16*, std::size_t);
 template cudaError_t activate_backward(cudaStream_t, Activation, const float*, float*, std::size_t);
 template cudaError_t activate_backward(cudaStream_t, Activation, const Bf16*, Bf16*, std::size_t);
+template cudaError_t activate_backward(cudaStream_t, Activation, const F16*, F16*, std::size_t);
 template cudaError_t gate(cudaStream_t, const Gating&, const float*, const float*, std::size_t,
                           float*, Rows);
 template cudaError_t gate(cudaStream_t, const Gating&, const Bf16*, const Bf16*, std::size_t, Bf16*,
+                          Rows);
+template cudaError_t gate(cudaStream_t, const Gating&, const F16*, const F16*, std::size_t, F16*,
                           Rows);
 template cudaError_t gate_backward(cudaStream_t, const Gating&, float*, float*, std::size_t,
                                    const float*, Rows);
 template cudaError_t gate_backward(cudaStream_t, const Gating&, Bf16*, Bf16*, std::size_t,
                                    const Bf16*, Rows);
+template cudaError_t gate_backward(cudaStream_t, const Gating&, F16*, F16*, std::size_t, const F16*,
+                                   Rows);
 template cudaError_t widen(cudaStream_t, const float*, float*, std::size_t);
 template cudaError_t widen(cudaStream_t, const Bf16*, float*, std::size_t);
+template cudaError_t widen(cudaStream_t, const F16*, float*, std::size_t);
 
 }  // namespace ballast::model::cuda

@@ -138,9 +138,13 @@ template cudaError_t pack_gradient(cudaStream_t, const float*, const float*, std
                                    std::size_t, GradientStats*, GradientStats*);
 template cudaError_t pack_gradient(cudaStream_t, const float*, const float*, std::size_t, Bf16*,
                                    std::size_t, GradientStats*, GradientStats*);
+template cudaError_t pack_gradient(cudaStream_t, const float*, const float*, std::size_t, F16*,
+                                   std::size_t, GradientStats*, GradientStats*);
 template cudaError_t measure_gradient(cudaStream_t, const float*, std::size_t, GradientStats*,
                                       GradientStats*);
 template cudaError_t measure_gradient(cudaStream_t, const Bf16*, std::size_t, GradientStats*,
+                                      GradientStats*);
+template cudaError_t measure_gradient(cudaStream_t, const F16*, std::size_t, GradientStats*,
                                       GradientStats*);
 
 }  // namespace ballast::model::cuda

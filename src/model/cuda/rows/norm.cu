@@ -84,5 +84,7 @@ template cudaError_t norm(cudaStream_t, const float*, const float*, const float*
                           const float*, float*, Rows, const NormRows&, float);
 template cudaError_t norm(cudaStream_t, const Bf16*, const Bf16*, const Bf16*, float, const Bf16*,
                           Bf16*, Rows, const NormRows&, float);
+template cudaError_t norm(cudaStream_t, const F16*, const F16*, const F16*, float, const F16*, F16*,
+                          Rows, const NormRows&, float);
 
 }  // namespace ballast::model::cuda

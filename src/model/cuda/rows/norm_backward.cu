@@ -251,5 +251,8 @@ template cudaError_t norm_backward(cudaStream_t, const float*, const float*, con
 template cudaError_t norm_backward(cudaStream_t, const Bf16*, const Bf16*, const Bf16*, float,
                                    const Bf16*, Bf16*, float*, float*, float*, Rows,
                                    const NormRows&, float, bool);
+template cudaError_t norm_backward(cudaStream_t, const F16*, const F16*, const F16*, float,
+                                   const F16*, F16*, float*, float*, float*, Rows, const NormRows&,
+                                   float, bool);
 
 }  // namespace ballast::model::cuda

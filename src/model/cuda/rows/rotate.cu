@@ -141,5 +141,6 @@ cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation
 
 template cudaError_t rotate(cudaStream_t, float*, std::size_t, const Rotation&, Rows);
 template cudaError_t rotate(cudaStream_t, Bf16*, std::size_t, const Rotation&, Rows);
+template cudaError_t rotate(cudaStream_t, F16*, std::size_t, const Rotation&, Rows);
 
 }  // namespace ballast::model::cuda

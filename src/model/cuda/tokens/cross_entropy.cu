@@ -229,5 +229,7 @@ template cudaError_t logit_gradients<float>(cudaStream_t, const LogitTile&, cons
                                             float, const RowSum<float>*);
 template cudaError_t logit_gradients<Bf16>(cudaStream_t, const LogitTile&, const std::int32_t*,
                                            float, const RowSum<float>*);
+template cudaError_t logit_gradients<F16>(cudaStream_t, const LogitTile&, const std::int32_t*,
+                                          float, const RowSum<float>*);
 
 }  // namespace ballast::model::cuda

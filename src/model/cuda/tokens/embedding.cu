@@ -267,9 +267,13 @@ template cudaError_t embed(cudaStream_t, const Embedding<const float>&, const Id
                            const EmbeddingExtents&, float*);
 template cudaError_t embed(cudaStream_t, const Embedding<const Bf16>&, const Ids&,
                            const EmbeddingExtents&, Bf16*);
+template cudaError_t embed(cudaStream_t, const Embedding<const F16>&, const Ids&,
+                           const EmbeddingExtents&, F16*);
 template cudaError_t embed_backward(cudaStream_t, const Ids&, const float*, const EmbeddingExtents&,
                                     const Embedding<float>&, std::uint32_t*);
 template cudaError_t embed_backward(cudaStream_t, const Ids&, const Bf16*, const EmbeddingExtents&,
+                                    const Embedding<float>&, std::uint32_t*);
+template cudaError_t embed_backward(cudaStream_t, const Ids&, const F16*, const EmbeddingExtents&,
                                     const Embedding<float>&, std::uint32_t*);
 
 }  // namespace ballast::model::cuda

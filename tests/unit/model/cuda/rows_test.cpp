@@ -65,6 +65,7 @@ TEST_F(CudaRows, GeluIsTheHosts) {
     for (const Activation f : {Activation::gelu, Activation::gelu_tanh}) {
       check_activation<float>(f, size);
       check_activation<Bf16>(f, size);
+      check_activation<F16>(f, size);
     }
   }
 }

@@ -19,6 +19,9 @@ inline double exact(double value) {
 inline double exact(Bf16 value) {
   return static_cast<double>(to_float(value));
 }
+inline double exact(F16 value) {
+  return static_cast<double>(to_float(value));
+}
 template <class T>
 std::vector<double> exact(const std::vector<T>& values) {
   std::vector<double> out;
@@ -29,10 +32,10 @@ std::vector<double> exact(const std::vector<T>& values) {
 
 template <class T>
 T rounded(double value) {
-  if constexpr (std::is_same_v<T, Bf16>) {
-    return to_bf16(static_cast<float>(value));
-  } else {
+  if constexpr (std::is_arithmetic_v<T>) {
     return static_cast<T>(value);
+  } else {
+    return from_float<T>(static_cast<float>(value));
   }
 }
 /// Normal numbers rounded to T.
@@ -47,7 +50,11 @@ std::vector<T> normals_of(std::size_t size, std::uint64_t seed, double deviation
 
 /// The largest error of rounding a number to T, including fp32 errors before.
 template <class T>
-inline constexpr double kRounding = std::is_same_v<T, Bf16> ? 0x1p-8 + 1e-5 : 1e-5;
+inline constexpr double kRounding = 1e-5;
+template <>
+inline constexpr double kRounding<Bf16> = 0x1p-8 + 1e-5;
+template <>
+inline constexpr double kRounding<F16> = 0x1p-11 + 1e-5;
 
 /// Checks that each element has an error of at most kRounding of itself plus `absolute`.
 template <class T>

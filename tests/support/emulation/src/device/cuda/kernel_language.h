@@ -161,6 +161,13 @@ inline std::uint32_t to_bf16_pair(float low, float high) {
   return to_bf16(low).bits | std::uint32_t{to_bf16(high).bits} << 16U;
 }
 
+inline float from_half(std::uint16_t bits) {
+  return to_float(F16{bits});
+}
+inline std::uint16_t to_half(float value) {
+  return to_f16(value).bits;
+}
+
 template <class T>
 T* dynamic_shared() {
   return static_cast<T*>(test::emulation::dynamic_memory());

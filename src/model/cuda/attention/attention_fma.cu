@@ -8,9 +8,10 @@
 namespace ballast::model::cuda {
 namespace {
 
-// Attention in fp32, which tensor cores do not support: for comparisons with other programs. A warp
-// owns a few rows. It processes the rows of the other side 32 at a time, one per lane; in the
-// results each lane has one column.
+// Attention without tensor cores: in fp32, which they do not support, for comparisons with other
+// programs; in fp16, for GPUs older than the instructions of tensor_core.h. A warp owns a few rows.
+// It processes the rows of the other side 32 at a time, one per lane; in the results each lane has
+// one column.
 
 constexpr int kWarps = 4;
 constexpr int kLanes = static_cast<int>(device::kWarp);
@@ -39,13 +40,14 @@ std::size_t shared_bytes(const AttentionShape& shape, int rows, int weights) {
 }
 
 /// Rows first .. first + count; zeros for rows after the end.
-__device__ void load_rows(float* tile, const HeadRows<const float>& rows, int first, int count) {
+template <class T>
+__device__ void load_rows(float* tile, const HeadRows<const T>& rows, int first, int count) {
   for (int row = warp(); row < count; row += kWarps) {
     const bool there = first + row < rows.length;
-    const float* const from =
+    const T* const from =
         rows.start + (there ? static_cast<std::size_t>(first + row) * rows.step : 0);
     for (int i = lane(); i < rows.size; i += kLanes) {
-      tile[row * tile_step(rows.size) + i] = there ? from[i] : 0.0F;
+      tile[row * tile_step(rows.size) + i] = there ? device::widen(from[i]) : 0.0F;
     }
   }
 }
@@ -83,17 +85,17 @@ __device__ void add_product(float (&sums)[kRows][kParts], const float* weights, 
   }
 }
 
-template <int kRows>
+template <int kRows, class T>
 __device__ void write_rows(const float (&sums)[kRows][kParts], const float (&factors)[kRows],
-                           const HeadRows<float>& to, int first) {
+                           const HeadRows<T>& to, int first) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (first + r >= to.length) break;
-    float* const row = to.start + static_cast<std::size_t>(first + r) * to.step;
+    T* const row = to.start + static_cast<std::size_t>(first + r) * to.step;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const int column = lane() + part * kLanes;
-      if (column < to.size) row[column] = sums[r][part] * factors[r];
+      if (column < to.size) device::narrow(sums[r][part] * factors[r], row[column]);
     }
   }
 }
@@ -113,8 +115,9 @@ struct RowState {
 };
 
 /// One block per head, tile of queries and sequence. `scale` applies to exponents of base 2.
+template <class T>
 __global__ void __launch_bounds__(kThreads)
-    attend(AttentionShape shape, float scale, const float* qkv, float* out, float* log_sums) {
+    attend(AttentionShape shape, float scale, const T* qkv, T* out, float* log_sums) {
   constexpr int kRows = kWarps * kForwardRows;
   const int size = static_cast<int>(shape.head_dim);
   const int length = static_cast<int>(shape.length);
@@ -172,15 +175,17 @@ __global__ void __launch_bounds__(kThreads)
 
 /// The rows that a block of differentiate() owns and those that it loops over: queries and dout on
 /// one side, keys and values on the other.
+template <class T>
 struct Sides {
-  HeadRows<const float> queries;
-  HeadRows<const float> douts;
-  HeadRows<const float> keys;
-  HeadRows<const float> values;
+  HeadRows<const T> queries;
+  HeadRows<const T> douts;
+  HeadRows<const T> keys;
+  HeadRows<const T> values;
   const QueryRow* rows;
 };
-__device__ Sides sides_of(const AttentionShape& shape, std::size_t head, const float* qkv,
-                          const float* dout, const QueryRow* rows) {
+template <class T>
+__device__ Sides<T> sides_of(const AttentionShape& shape, std::size_t head, const T* qkv,
+                             const T* dout, const QueryRow* rows) {
   const HeadPlace place = place_of(shape, blockIdx.z, head);
   return {rows_in_qkv(shape, qkv + place.query), rows_in_out(shape, dout + place.out),
           rows_in_qkv(shape, qkv + place.key), rows_in_qkv(shape, qkv + place.value),
@@ -199,10 +204,10 @@ __device__ Weight weight_of(float score, float dp, const QueryRow& row, float sc
 
 /// Gradients of keys and values (kOfKeys) or of queries. One block per head, tile of rows and
 /// sequence; heads that share keys are processed one after the other.
-template <bool kOfKeys>
+template <bool kOfKeys, class T>
 __global__ void __launch_bounds__(kThreads)
-    differentiate(AttentionShape shape, float scale, const float* qkv, const QueryRow* rows,
-                  const float* dout, float* dqkv) {
+    differentiate(AttentionShape shape, float scale, const T* qkv, const QueryRow* rows,
+                  const T* dout, T* dqkv) {
   constexpr int kRows = kWarps * kBackwardRows;
   const int size = static_cast<int>(shape.head_dim);
   const int length = static_cast<int>(shape.length);
@@ -220,7 +225,7 @@ __global__ void __launch_bounds__(kThreads)
   float sums[kBackwardRows][kParts] = {};
   float second_sums[kBackwardRows][kParts] = {};
   for (std::size_t head = blockIdx.x * heads; head < (blockIdx.x + 1) * heads; ++head) {
-    const Sides sides = sides_of(shape, head, qkv, dout, rows);
+    const Sides<T> sides = sides_of(shape, head, qkv, dout, rows);
     load_rows(own, kOfKeys ? sides.keys : sides.queries, first, kRows);
     load_rows(own_second, kOfKeys ? sides.values : sides.douts, first, kRows);
     const int begin = kOfKeys ? first / kStep * kStep : mask.first_step(first, kStep);
@@ -261,9 +266,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <bool kOfKeys>
-cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const float* qkv,
-                  const QueryRow* rows, const float* dout, float* dqkv) {
+template <bool kOfKeys, class T>
+cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const T* qkv,
+                  const QueryRow* rows, const T* dout, T* dqkv) {
   constexpr int kRows = kWarps * kBackwardRows;
   return device::launch(
       {.stream = stream,
@@ -272,14 +277,14 @@ cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const float*
                   static_cast<unsigned>(shape.sequences)},
        .threads = kThreads,
        .shared_bytes = shared_bytes(shape, 2 * kRows + 2 * kStep, 2 * kRows * kStep)},
-      &differentiate<kOfKeys>, shape, shape.score_scale(), qkv, rows, dout, dqkv);
+      &differentiate<kOfKeys, T>, shape, shape.score_scale(), qkv, rows, dout, dqkv);
 }
 
 }  // namespace
 
-template <>
-cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const float* qkv,
-                      float* out, float* log_sums) {
+template <class T>
+cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T* qkv, T* out,
+                      float* log_sums) {
   if (shape.log_sums() == 0) return cudaSuccess;
   if (!has_kernels(shape)) return cudaErrorInvalidValue;
   constexpr int kRows = kWarps * kForwardRows;
@@ -289,13 +294,13 @@ cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const fl
                                     static_cast<unsigned>(shape.sequences)},
                          .threads = kThreads,
                          .shared_bytes = shared_bytes(shape, kRows + 2 * kStep, kRows * kStep)},
-                        &attend, shape, shape.score_scale() * kLog2E, qkv, out, log_sums);
+                        &attend<T>, shape, shape.score_scale() * kLog2E, qkv, out, log_sums);
 }
 
-template <>
-cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape, const float* qkv,
-                               const float* out, const float* log_sums, const float* dout,
-                               float* dqkv, void* scratch) {
+template <class T>
+cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape, const T* qkv,
+                               const T* out, const float* log_sums, const T* dout, T* dqkv,
+                               void* scratch) {
   if (shape.log_sums() == 0) return cudaSuccess;
   if (!has_kernels(shape)) return cudaErrorInvalidValue;
   auto* const rows = static_cast<QueryRow*>(scratch);
@@ -304,5 +309,12 @@ cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape,
   code = start<true>(stream, shape, qkv, rows, dout, dqkv);
   return code != cudaSuccess ? code : start<false>(stream, shape, qkv, rows, dout, dqkv);
 }
+
+template cudaError_t attention(cudaStream_t, const AttentionShape&, const float*, float*, float*);
+template cudaError_t attention(cudaStream_t, const AttentionShape&, const F16*, F16*, float*);
+template cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const float*,
+                                        const float*, const float*, const float*, float*, void*);
+template cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const F16*, const F16*,
+                                        const float*, const F16*, F16*, void*);
 
 }  // namespace ballast::model::cuda

@@ -1,0 +1,46 @@
+#include "src/engine/token_batch.h"
+
+#include <cstddef>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+namespace ballast::engine {
+namespace {
+
+/// Positions that reach outside their sequence would be read from other memory.
+void check_positions(std::span<const std::int32_t> positions, std::size_t length) {
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    const bool continues = i % length > 0 && positions[i] == positions[i - 1] + 1;
+    if (positions[i] == 0 || continues) continue;
+    throw Error(ErrorCategory::data,
+                fmt::format("token {} of the batch has position {}; a position is 0 or one more "
+                            "than that of the token before in its sequence",
+                            i, positions[i]));
+  }
+}
+
+}  // namespace
+
+void copy_batch(const Blueprint& blueprint, const TokenBatch& batch, std::uint32_t micro_batches,
+                std::span<const HostBytes> buffers) {
+  const std::size_t per_micro = blueprint.shape.tokens();
+  const std::size_t size = per_micro * micro_batches;
+  const bool packed = blueprint.workload.packed;
+  expects(batch.tokens.size() == size && batch.targets.size() == size &&
+              batch.positions.size() == (packed ? size : 0),
+          "engine: wrong batch size");
+  if (packed) check_positions(batch.positions, blueprint.shape.length);
+  for (std::uint32_t m = 0; m < micro_batches; ++m) {
+    std::byte* to = buffers[m].data();
+    for (const auto& ids : {batch.tokens, batch.targets, batch.positions}) {
+      if (ids.empty()) continue;
+      std::memcpy(to, ids.data() + m * per_micro, per_micro * sizeof(std::int32_t));
+      to += per_micro * sizeof(std::int32_t);
+    }
+  }
+}
+
+}  // namespace ballast::engine

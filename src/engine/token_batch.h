@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ballast/core/view.h"
+#include "ballast/engine/engine.h"
+
+namespace ballast::engine {
+
+/// Copies the micro-batches to their host `buffers`: tokens, targets, positions. Throws Error(data)
+/// for positions that are not as TokenBatch says.
+void copy_batch(const Blueprint& blueprint, const TokenBatch& batch, std::uint32_t micro_batches,
+                std::span<const HostBytes> buffers);
+
+}  // namespace ballast::engine

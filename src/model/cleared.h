@@ -1,0 +1,44 @@
+#pragma once
+
+#include <vector>
+
+#include "ballast/model/architecture.h"
+
+namespace ballast::model {
+
+struct ElementRange {
+  Elems first = 0;
+  Elems count = 0;
+};
+
+inline Elems elements_in(const std::vector<ElementRange>& ranges) {
+  Elems sum = 0;
+  for (const ElementRange& range : ranges) sum += range.count;
+  return sum;
+}
+
+/// Whether one product of a backward pass makes the whole gradient of `tensor`.
+inline bool is_overwritten(const Architecture& model, const BlockSpec& block,
+                           const TensorSpec& tensor) {
+  if (block.part == LayerPart::expert) return false;  // a micro-batch may have no rows for it
+  if (block.kind == BlockKind::layer) return tensor.shape.size() == 2;
+  return block.kind == BlockKind::head && tensor.name == model.outer.output;
+}
+
+/// The trained elements that no product overwrites, padding included, in ascending order.
+inline std::vector<ElementRange> cleared_ranges(const Architecture& model, const BlockSpec& block) {
+  std::vector<ElementRange> ranges;
+  Elems done = 0;
+  const auto clear_until = [&](Elems end) {
+    if (end > done) ranges.push_back({done, end - done});
+  };
+  for (const TensorSpec& tensor : block.tensors) {
+    if (tensor.frozen || !is_overwritten(model, block, tensor)) continue;
+    clear_until(tensor.offset);
+    done = tensor.offset + tensor.size;
+  }
+  clear_until(block.own_trained_elements());
+  return ranges;
+}
+
+}  // namespace ballast::model

@@ -1,0 +1,124 @@
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/planning/engine_inputs.h"
+
+#include "tests/unit/engine/tiny_engine.h"
+#include "tests/unit/train/expect_error.h"
+
+namespace ballast::engine::fp16_test {
+namespace {
+
+using test::kOptimizer;
+using test::kWeights;
+
+class Fp16Engine : public test::TinyEngine {
+ protected:
+  [[nodiscard]] Engine make(std::vector<std::string> overrides = {},
+                            const std::string& model = test::kTinyModel) const {
+    overrides.emplace_back("fp16.enabled=true");
+    return planning::make_engine(test::tiny_config(model, false, directory.path(), overrides));
+  }
+  StepResult step(Engine& engine, int seed, double scale) const {
+    return engine.train_step({ids(engine, seed), ids(engine, seed + 1)}, 0.01, scale);
+  }
+};
+
+constexpr double kGood = 0x1p12;
+constexpr double kTooLarge = 0x1p40;
+
+TEST_F(Fp16Engine, AnOverflowLeavesEveryStateAsItWas) {
+  Engine never = make();
+  never.start();
+  step(never, 1, kGood);
+  const std::uint64_t before = never.state_hash();
+  const double loss = step(never, 2, kGood).loss;
+  const std::uint64_t after = never.state_hash();
+  EXPECT_NE(after, before);
+  const std::vector<std::vector<std::string>> placements = {
+      {},
+      {kOptimizer + "cpu", "ballast.speculative_updates=9"},
+      {kWeights + "nvme", kOptimizer + "nvme", "ballast.speculative_updates=9"},
+      {kWeights + "cpu", kOptimizer + "nvme", "ballast.speculative_updates=2"}};
+  for (const auto& placement : placements) {
+    SCOPED_TRACE(placement.empty() ? "on the device" : placement.front());
+    Engine engine = make(placement);
+    engine.start();
+    step(engine, 1, kGood);
+    const StepResult overflow = step(engine, 7, kTooLarge);
+    EXPECT_TRUE(overflow.skipped);
+    EXPECT_TRUE(std::isfinite(overflow.loss));
+    EXPECT_EQ(engine.updates(), 1U);
+    EXPECT_EQ(engine.state_hash(), before);
+    EXPECT_EQ(step(engine, 2, kGood).loss, loss);
+    EXPECT_EQ(engine.updates(), 2U);
+    EXPECT_EQ(engine.state_hash(), after);
+  }
+}
+
+/// Its routers have a loss of their own.
+const std::string kExperts = R"("family": "qwen2_moe", "vocab_size": 131, "hidden_size": 64,
+                                "num_layers": 1, "num_heads": 4, "intermediate_size": 96,
+                                "num_experts": 4, "num_experts_per_tok": 2,
+                                "moe_intermediate_size": 32,
+                                "shared_expert_intermediate_size": 48,
+                                "output_router_logits": true, "router_aux_loss_coef": 2.0)";
+
+/// Only denormal numbers round differently.
+TEST_F(Fp16Engine, TheScaleChangesNeitherNormNorUpdate) {
+  for (const std::string& model : {test::kTinyModel, kExperts}) {
+    std::vector<StepResult> first;
+    std::vector<double> later;
+    for (const double scale : {0x1p12, 0x1p14}) {
+      Engine engine = make({"gradient_clipping=0.1"}, model);
+      engine.start();
+      first.push_back(step(engine, 1, scale));
+      later.push_back(step(engine, 1, scale).loss);
+    }
+    EXPECT_GT(first[0].grad_norm, 0.2) << "nothing was clipped";
+    EXPECT_EQ(first[0].loss, first[1].loss);
+    EXPECT_NEAR(first[0].grad_norm, first[1].grad_norm, 1e-3 * first[0].grad_norm);
+    EXPECT_LT(later[0], first[0].loss - 0.1);
+    EXPECT_NEAR(later[0], later[1], 1e-3);
+  }
+}
+
+TEST_F(Fp16Engine, MastersHaveAllBitsOfASource) {
+  const auto value = [](const model::TensorSpec& tensor, Elems i) {
+    return 1.0F / static_cast<float>(tensor.size + i);
+  };
+  Engine engine = make({kWeights + "nvme", kOptimizer + "cpu", "ballast.update_threads=3"});
+  engine.start({[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+    for (Elems i = 0; i < out.size(); ++i) out[i] = value(tensor, first + i);
+  }});
+  const auto& blocks = engine.blueprint().model.blocks;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    for (const model::TensorSpec& tensor : blocks[b].tensors) {
+      std::vector<float> expected(tensor.size);
+      for (Elems i = 0; i < expected.size(); ++i) expected[i] = value(tensor, i);
+      EXPECT_EQ(engine.read_weights(b, tensor), expected) << tensor.name;
+    }
+  }
+}
+
+TEST_F(Fp16Engine, AWeightThatFp16LacksIsRefusedByName) {
+  Engine engine = make();
+  test::expect_error(
+      ErrorCategory::data,
+      {"tensor 'model.norm.weight' has the value 70000, but fp16 ends at 65504; train in bf16 "
+       "(bf16.enabled) or fp32"},
+      [&] {
+        engine.start({[](const model::TensorSpec& tensor, Elems, std::span<float> out) {
+          const bool here = tensor.name == "model.norm.weight";
+          std::fill(out.begin(), out.end(), here ? 70000.0F : 65504.0F);
+        }});
+      });
+}
+
+}  // namespace
+}  // namespace ballast::engine::fp16_test
