@@ -12,19 +12,6 @@ namespace {
 /// Granularity of a thread's elements: whole cache lines of any type, and groups of the mask.
 constexpr std::size_t kStep = 64;
 
-float widen(float value) {
-  return value;
-}
-float widen(Bf16 value) {
-  return to_float(value);
-}
-void narrow(float from, float& to) {
-  to = from;
-}
-void narrow(float from, Bf16& to) {
-  to = to_bf16(from);
-}
-
 }  // namespace
 
 template <class T>
@@ -39,8 +26,8 @@ void AdapterOps<T>::drop(const DropoutMask& mask, const T* x, T* y, std::size_t 
     for (std::size_t at = r.begin; at < r.end; at += 4) {
       const auto factors = mask.factors(at / 4);
       for (std::size_t i = 0; i < std::min<std::size_t>(4, r.end - at); ++i) {
-        const float before = add_to_y ? widen(y[at + i]) : 0.0F;
-        narrow(before + widen(x[at + i]) * factors[i], y[at + i]);
+        const float before = add_to_y ? to_float(y[at + i]) : 0.0F;
+        y[at + i] = from_float<T>(before + to_float(x[at + i]) * factors[i]);
       }
     }
   });
