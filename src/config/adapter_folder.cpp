@@ -126,9 +126,6 @@ Json make_adapter_config(const model::Architecture& model, const fs::path& base)
   expects(model.adapters.has_value(), "the model has no adapters");
   const model::AdapterConfig& adapters = *model.adapters;
   const std::vector<std::string> modules = trained_modules(model);
-  const auto& blocks = model.blocks;
-  const model::TensorSpec* const tokens = blocks.front().find(model.outer.tokens);
-  const bool tied = model.config.tie_embeddings && tokens != nullptr && !tokens->frozen;
   return Json::object({{"peft_type", "LORA"},
                        {"task_type", "CAUSAL_LM"},
                        {"base_model_name_or_path", base.empty() ? Json() : Json(base.string())},
@@ -142,7 +139,6 @@ Json make_adapter_config(const model::Architecture& model, const fs::path& base)
                        {"fan_in_fan_out", adapters.input_first},
                        {"bias", "none"},
                        {"init_lora_weights", true},
-                       {"ensure_weight_tying", tied},
                        {"inference_mode", true}});
 }
 

@@ -71,6 +71,7 @@ TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
   EXPECT_FALSE(c.ballast.adapters->rslora);
   EXPECT_EQ(c.ballast.adapters->targets, std::vector<std::string>{"c_attn"});
   EXPECT_EQ(c.model.layer_tiles, 1U);
+  EXPECT_EQ(print(parse_text(print(c))), print(c));
   const auto says = [](std::vector<std::string> overrides, const std::string& rule) {
     overrides.insert(overrides.begin(), "ballast.train=adapters");
     const std::string error = error_of(kMinimal, overrides);

@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "tests/unit/schedule/interpreter.h"
 
-// The part of Interpreter that knows what a rank has of a block, and how large the content of a
+// The part of Interpreter that knows what a rank has of a block, what homes of weights hold and
+// how large the content of a
 // buffer is.
 
 namespace ballast::schedule {
@@ -51,6 +54,16 @@ Bytes Interpreter::part_of(Bytes whole, Extent extent, std::uint32_t block) cons
                                : share                 ? work_.world / group()
                                                        : work_.world;
   return shards * pages * kPageBytes;
+}
+
+std::vector<std::pair<BufferId, Content>> Interpreter::weight_homes(std::uint32_t block,
+                                                                    std::uint64_t updates) const {
+  Content all = {What::weights, block, 0, updates, home(block)};
+  if (!splits_home(block)) return {{schedule_.weight_home[block], all}};
+  all.trained_only = true;
+  Content frozen = {What::weights, block, 0, 0, home(block)};
+  frozen.frozen_only = true;
+  return {{schedule_.trained_home[block], all}, {schedule_.weight_home[block], frozen}};
 }
 
 Bytes Interpreter::size(const Content& content) const {
