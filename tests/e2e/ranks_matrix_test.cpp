@@ -110,8 +110,7 @@ void expect_close(const std::vector<double>& found, const std::vector<double>& e
 }
 
 /// Every stage with every choice of `model`, or with a third of them, which differ between stages.
-/// Some steps exceed `clipping`. Three ranks are the most thorough, since nothing is a power of
-/// two; with four, what two and three do is not repeated in full.
+/// Some steps exceed `clipping`.
 enum class Extent { all, third };
 void compare_all(const std::string& model, bool bf16, double clipping, Overrides common,
                  Extent extent = Extent::all) {

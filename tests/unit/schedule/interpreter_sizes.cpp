@@ -4,9 +4,8 @@
 
 #include "tests/unit/schedule/interpreter.h"
 
-// The part of Interpreter that knows what a rank has of a block, what homes of weights hold and
-// how large the content of a
-// buffer is.
+// The part of Interpreter that knows what a rank has of a block, what homes of weights hold and how
+// large the content of a buffer is.
 
 namespace ballast::schedule {
 
