@@ -56,6 +56,19 @@ bool is_empty(const Json& value) {
                                                  text::printable(value.compact(), kLongest), rule));
 }
 
+/// Refuses a value of kSame of another type than LoraConfig's.
+void check_type(const std::string& file, std::string_view key, const Json& value) {
+  const bool number = key == "r" || key.starts_with("lora_");
+  if (number && !value.is_number()) refuse(file, key, value, "a number is expected");
+  if (key == "use_rslora" && !value.is_boolean()) refuse(file, key, value, "a flag is expected");
+  if (number || key == "use_rslora" || value.is_string()) return;
+  const auto& names = value.elements();
+  const bool list =
+      value.is_array() &&
+      std::all_of(names.begin(), names.end(), [](const Json& name) { return name.is_string(); });
+  if (!list) refuse(file, key, value, "a list of names is expected");
+}
+
 /// Refuses a key without an own one that changes what the adapters compute.
 void check(const std::string& file, const std::string& key, const Json& value) {
   if (key == "peft_type") {
@@ -112,6 +125,7 @@ Json read_adapter_folder(const fs::path& folder) {
       refuse(file, theirs, *value,
              "Ballast reads only lists of names and \"all-linear\"; list the maps");
     }
+    check_type(file, theirs, *value);
     section.add(own, value->is_string() ? Json::array({*value}) : *value);
   }
   for (const auto& member : json.members()) {

@@ -78,7 +78,7 @@ TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
     EXPECT_NE(error.find(rule), std::string::npos) << error;
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
   };
-  says({}, "ballast.adapters.targets: missing; give names of maps (c_attn, c_proj, c_fc)");
+  says({}, "ballast.adapters.targets (--set ballast.train=adapters): missing; give names of maps");
   says({"ballast.adapters.targets=[7]"}, "targets[0] (--set");
   says({"ballast.adapters.targets=c_att"}, "did you mean 'c_attn'?");
   says({"ballast.adapters.rank=0"}, "must be at least 1, got 0");
