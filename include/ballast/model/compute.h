@@ -292,8 +292,8 @@ struct KernelOptions {
   std::shared_ptr<ProductChoices> products;
 };
 
-/// Makes the kernels for `device` (its kind decides the implementation). `type`: DType::f32 or
-/// DType::bf16, the type of weights and activations; sums are fp32. Throws Error(device) when the
+/// Makes the kernels for `device` (its kind decides the implementation). `type`: the type of
+/// weights and activations; sums are fp32. Throws Error(device) when the
 /// device's kind has no kernels.
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
                                       MicroBatchShape shape, const KernelOptions& options = {});
