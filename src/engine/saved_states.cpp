@@ -11,9 +11,10 @@
 namespace ballast::engine {
 namespace {
 
-constexpr std::array<std::string_view, 6> kNames = {"weights",         "remainders",
+constexpr std::array<std::string_view, 7> kNames = {"weights",         "remainders",
                                                     "first_moments",   "second_moments",
-                                                    "first_exponents", "second_exponents"};
+                                                    "first_exponents", "second_exponents",
+                                                    "codes"};
 
 /// Those that are kept, in ascending order.
 std::vector<std::pair<StateKind, StateArray>> state_arrays(const StateLayout& layout) {
@@ -32,6 +33,16 @@ bool is_exponents(StateKind kind) {
   return kind == StateKind::first_exponents || kind == StateKind::second_exponents;
 }
 
+/// This rank's part of the bytes of codes: what is in its shard of the block.
+ShardRange own_codes(const Blueprint& blueprint, const HeldBlock& held, std::size_t block) {
+  const Bytes shard = held.sizes.weight_shard(static_cast<std::uint32_t>(block));
+  const Bytes before = held.weights.elements * held.width;
+  const Bytes all = before + held.code_bytes;
+  const Bytes begin = std::clamp(held.sizes.shard_of(blueprint.rank) * shard, before, all);
+  const Bytes end = std::clamp((held.sizes.shard_of(blueprint.rank) + 1) * shard, before, all);
+  return {begin - before, end - begin, end - begin};
+}
+
 /// This rank's part of the arrays of a home when states are split over all ranks, each with the
 /// offset of its first byte in the home.
 std::vector<std::pair<StateRange, Bytes>> own_arrays(const Blueprint& blueprint,
@@ -40,7 +51,9 @@ std::vector<std::pair<StateRange, Bytes>> own_arrays(const Blueprint& blueprint,
   const ShardRange own = even_shard(blueprint, block, states);
   std::vector<std::pair<StateRange, Bytes>> arrays;
   for (const HeldArray& array : held_arrays(held, states)) {
-    const ShardRange entries = entries_of(array.kind, own);
+    const ShardRange entries = array.kind == StateKind::codes
+                                   ? own_codes(blueprint, held, block)
+                                   : entries_of(array.kind, own);
     const Elems first = std::max(entries.first, array.first);
     const Elems end = std::min(entries.first + entries.elements, array.first + array.count);
     if (first >= end) continue;
@@ -103,7 +116,12 @@ ShardRange entries_of(StateKind kind, const ShardRange& elements) {
 
 std::vector<HeldArray> held_arrays(const HeldBlock& held, bool states) {
   if (!states) {
-    return {{StateKind::weights, 0, held.width, held.weights.first, held.weights.elements}};
+    const Elems plain = held.weights.elements;
+    std::vector<HeldArray> arrays = {{StateKind::weights, 0, held.width, held.weights.first, plain}};
+    if (held.code_bytes > 0) {
+      arrays.push_back({StateKind::codes, plain * held.width, 1, 0, held.code_bytes});
+    }
+    return arrays;
   }
   std::vector<HeldArray> arrays;
   for (const auto& [kind, array] : state_arrays(held.layout)) {
@@ -119,12 +137,14 @@ std::vector<StateRange> whole_ranges(const Blueprint& blueprint) {
   std::vector<StateRange> ranges;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     const model::BlockSpec& block = blueprint.model.blocks[b];
-    ranges.push_back({b, StateKind::weights, 0, block.elements, size_of(blueprint.type)});
+    ranges.push_back({b, StateKind::weights, 0, block.plain_elements(), size_of(blueprint.type)});
     const Elems trained = block.trained_elements();
     for (const auto& [kind, array] : state_arrays({blueprint.type, blueprint.states, trained})) {
       const Elems entries = entries_of(kind, {0, trained, trained}).elements;
       ranges.push_back({b, kind, 0, entries, array.bytes / entries});
     }
+    const Bytes codes = model::BlockCodes(blueprint.model, block).bytes;
+    if (codes > 0) ranges.push_back({b, StateKind::codes, 0, codes, 1});
   }
   return ranges;
 }

@@ -33,23 +33,27 @@ std::vector<std::string> possible_patterns(const Architecture& model) {
   return {all.begin(), all.end()};
 }
 
-/// Puts the trained tensors of `block` first and lays out all again.
+}  // namespace
+
 void arrange(BlockSpec& block) {
   const auto frozen =
       std::stable_partition(block.tensors.begin(), block.tensors.end(),
                             [](const TensorSpec& tensor) { return !tensor.frozen; });
+  const auto coded = std::stable_partition(
+      frozen, block.tensors.end(), [](const TensorSpec& tensor) { return !tensor.coded; });
   Elems end = 0;
   Elems trained = 0;
+  Elems plain = 0;
   for (auto tensor = block.tensors.begin(); tensor != block.tensors.end(); ++tensor) {
     if (tensor == frozen) end = trained = round_up(end, kBlockStep);
+    if (tensor == coded) end = plain = round_up(end, kBlockStep);
     tensor->offset = end;
     end += round_up(tensor->size, kTensorStep);
   }
   block.elements = round_up(end, kBlockStep);
   if (frozen != block.tensors.end()) block.frozen_elements = block.elements - trained;
+  if (coded != block.tensors.end()) block.coded_elements = block.elements - plain;
 }
-
-}  // namespace
 
 void freeze(Architecture& model, std::span<const std::string> patterns,
             const std::function<void(std::size_t, const std::string&)>& refuse) {

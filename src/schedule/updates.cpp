@@ -102,7 +102,7 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   const bool shard = rank_.updates_shard(block);
   const Condition when = for_update(block, lag);
   BufferId weights = home_buffer;
-  if (home != Tier::device && !split) weights = weights_on_device(block, when);
+  if (home != Tier::device && !split) weights = kept_on_device(block, when);
   if (home != Tier::device && split) {
     const auto [slot, fill, unless] = share_slots_.take(block, when);
     weights = slot;
@@ -140,6 +140,7 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
 
 /// Adds what every update has to its weights, states and gradient.
 void Movements::emit_update(Operation update) {
+  decoded_.forget(update.block);
   update.traffic = work_.blocks[update.block].sub_groups[update.sub_group].update_traffic;
   add_permission(update);
   add_undo(update);

@@ -52,6 +52,13 @@ struct CodedArrays {
   Bytes bytes;  ///< of all
 };
 
+/// The coded arrays of a matrix, in memory.
+struct CodedMatrix {
+  Quantization quantization;
+  CodedArrays arrays;
+  const std::byte* at = nullptr;
+};
+
 /// Scales per scale of scales.
 inline constexpr Elems kNestedBlock = 256;
 
