@@ -56,6 +56,19 @@ bool is_empty(const Json& value) {
                                                  text::printable(value.compact(), kLongest), rule));
 }
 
+/// Refuses a value of kSame of another type than LoraConfig's.
+void check_type(const std::string& file, std::string_view key, const Json& value) {
+  const bool number = key == "r" || key.starts_with("lora_");
+  if (number && !value.is_number()) refuse(file, key, value, "a number is expected");
+  if (key == "use_rslora" && !value.is_boolean()) refuse(file, key, value, "a flag is expected");
+  if (number || key == "use_rslora" || value.is_string()) return;
+  const auto& names = value.elements();
+  const bool list =
+      value.is_array() &&
+      std::all_of(names.begin(), names.end(), [](const Json& name) { return name.is_string(); });
+  if (!list) refuse(file, key, value, "a list of names is expected");
+}
+
 /// Refuses a key without an own one that changes what the adapters compute.
 void check(const std::string& file, const std::string& key, const Json& value) {
   if (key == "peft_type") {
@@ -112,6 +125,7 @@ Json read_adapter_folder(const fs::path& folder) {
       refuse(file, theirs, *value,
              "Ballast reads only lists of names and \"all-linear\"; list the maps");
     }
+    check_type(file, theirs, *value);
     section.add(own, value->is_string() ? Json::array({*value}) : *value);
   }
   for (const auto& member : json.members()) {
@@ -126,9 +140,6 @@ Json make_adapter_config(const model::Architecture& model, const fs::path& base)
   expects(model.adapters.has_value(), "the model has no adapters");
   const model::AdapterConfig& adapters = *model.adapters;
   const std::vector<std::string> modules = trained_modules(model);
-  const auto& blocks = model.blocks;
-  const model::TensorSpec* const tokens = blocks.front().find(model.outer.tokens);
-  const bool tied = model.config.tie_embeddings && tokens != nullptr && !tokens->frozen;
   return Json::object({{"peft_type", "LORA"},
                        {"task_type", "CAUSAL_LM"},
                        {"base_model_name_or_path", base.empty() ? Json() : Json(base.string())},
@@ -142,7 +153,6 @@ Json make_adapter_config(const model::Architecture& model, const fs::path& base)
                        {"fan_in_fan_out", adapters.input_first},
                        {"bias", "none"},
                        {"init_lora_weights", true},
-                       {"ensure_weight_tying", tied},
                        {"inference_mode", true}});
 }
 

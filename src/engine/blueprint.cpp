@@ -143,7 +143,9 @@ std::string describe_trained(const Blueprint& blueprint) {
   const Elems trained = blueprint.model.trained_parameters();
   const Elems all = blueprint.model.parameters();
   if (trained == all) return "";
-  return fmt::format("{:.3g}% of the parameters; the backward pass ends with {}",
+  const auto& adapters = blueprint.model.adapters;
+  return fmt::format("{}{:.3g}% of the parameters; the backward pass ends with {}",
+                     adapters ? fmt::format("adapters of {}; ", adapters->description()) : "",
                      100.0 * static_cast<double>(trained) / static_cast<double>(all),
                      blueprint.workload.blocks[blueprint.workload.first_differentiated].name);
 }

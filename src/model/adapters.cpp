@@ -151,8 +151,16 @@ std::string pattern_of(const std::string& module) {
   return tensors ? module : fmt::format("*{}.*", module);
 }
 
-/// Refuses maps that have an adapter and are trained in full too.
+/// Refuses maps that have an adapter and are trained in full too, and tied embeddings, which PEFT
+/// trains apart from the output matrix.
 void check_saved(const Architecture& model, const Refuse& refuse) {
+  const TensorSpec* const tokens = model.blocks.front().find(model.outer.tokens);
+  if (model.config.tie_embeddings && tokens != nullptr && !tokens->frozen) {
+    refuse("modules_to_save",
+           fmt::format("'{}' is the output matrix too (model.tie_embeddings), and folders of "
+                       "adapters cannot hold such a module; leave it out, or train by patterns",
+                       tokens->name));
+  }
   for (const BlockSpec& block : model.blocks) {
     for (const TensorSpec& tensor : block.tensors) {
       if (!tensor.adapter) continue;

@@ -102,6 +102,9 @@ MergedAdapters::MergedAdapters(const WeightFiles& base, const fs::path& folder)
   }
   if (const Json* const alpha = settings.find("alpha")) described.alpha = alpha->number();
   if (const Json* const root = settings.find("rslora")) described.rslora = root->flag();
+  const Json whole = read_description(folder);
+  const Json* const flipped = whole.find("fan_in_fan_out");
+  input_first_ = flipped != nullptr && flipped->flag();
   rank_ = described.rank;
   scale_ = static_cast<float>(described.scale());
   const std::size_t prefix = std::string_view(config::kAdapterPrefix).size();
@@ -144,10 +147,7 @@ void MergedAdapters::add_product(const Place& weight, const std::string& module)
                               text::printable(module), rank_, format_shape(shape)));
   }
   // A square map is one of GPT-2's only if the folder says so.
-  const Json settings = read_description(files.path().parent_path());
-  const Json* const flipped = settings.find("fan_in_fan_out");
-  const bool input_first =
-      !straight || (shape[0] == shape[1] && flipped != nullptr && flipped->flag());
+  const bool input_first = !straight || (shape[0] == shape[1] && input_first_);
   Change& change = changes_[&weight];
   change.left = read_whole(files, *b->tensor);
   change.right = read_whole(files, a);

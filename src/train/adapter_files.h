@@ -62,6 +62,7 @@ class MergedAdapters {
   AdapterFiles adapters_;
   std::size_t rank_ = 0;
   float scale_ = 1.0F;
+  bool input_first_ = false;  ///< fan_in_fan_out
   std::map<const Place*, Change> changes_;
 };
 

@@ -242,6 +242,8 @@ class Beginning {
     if (adapters && !adapters->path.empty()) adapters_.emplace(adapters->path);
   }
 
+  /// Whether all is drawn from the seed.
+  [[nodiscard]] bool empty() const { return !files_ && !adapters_; }
   [[nodiscard]] Bytes bytes() const { return files_ ? files_->bytes() : 0; }
   /// Of these, what read() of so many values of the tensor has read.
   [[nodiscard]] Bytes bytes_of(const model::TensorSpec& tensor, std::size_t values) const {
@@ -279,10 +281,7 @@ class Beginning {
 void start_from_weights(engine::Engine& engine, const config::Config& config,
                         const std::function<void(Bytes done, Bytes total)>& reading) {
   Beginning beginning(config, engine.blueprint());
-  if (beginning.bytes() == 0 &&
-      (!config.ballast.adapters || config.ballast.adapters->path.empty())) {
-    return engine.start();
-  }
+  if (beginning.empty()) return engine.start();
   Bytes done = 0;
   std::mutex mutex;
   const auto count = [&](Bytes bytes) {

@@ -207,6 +207,46 @@ class Folder(RunTest):
                     self.run_well("export", "run", "--out", out)
                     self.assertEqual(read_folder(self.path / out), stored)
 
+    def test_adapters(self):
+        """What was trained is what is evaluated, merged and begun with again."""
+        wanted = lambda name: not name.startswith(("gradient.", "final.", "logits", "packed."))
+        stored = read_file(FAMILIES / "gpt_neox.safetensors", aligned=False)
+        write_file(self.model / "model.safetensors",
+                   {name: tensor for name, tensor in stored.items() if wanted(name)})
+        (self.model / "config.json").write_text(json.dumps(GPT_NEOX))
+        adapters = {"targets": "all-linear", "rank": 3, "alpha": 30, "modules_to_save": "final_layer_norm"}
+        ballast = {**TINY["ballast"], "steps": 4, "save_weights": True, "train": "adapters"}
+        sections = {"bf16": {"enabled": False}, "data": self.few_tokens(61)}
+        done = self.saving(ballast={**ballast, "adapters": adapters}, **sections,
+                           optimizer={"type": "AdamW", "params": {"lr": 0.02}})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.run_well("export", "run", "--out", "merged", "--merged")
+        self.run_well("export", "run", "--out", "adapters")
+        merged = read_folder(self.path / "merged")
+        before = read_folder(self.model)
+        self.assertEqual(merged.keys(), before.keys())
+        changed = {name for name in merged if merged[name] != before[name]}
+        self.assertEqual(len(changed), 2 * 4 + 2)
+        losses = []
+        for folder in ("run", "merged", "model"):
+            out = self.run_well("eval", folder, "--data", "few.bin", "--sequence-length", "32",
+                                "--set", "bf16.enabled=false", "--set", "ballast.device=host")
+            losses.append(float(out.split("loss")[1].split()[0]))
+        self.assertAlmostEqual(losses[0], losses[1], delta=2e-5)
+        self.assertGreater(abs(losses[0] - losses[2]), 0.01)
+        done = self.saving("--out", "again", **sections,
+                           ballast={**ballast, "adapters": {"path": "adapters"}})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        name = "weights/adapter_model.safetensors"
+        self.assertEqual(read_file(self.path / "again" / name), read_file(self.path / "run" / name))
+        done = self.saving("--out", "other", **sections,
+                           ballast={**ballast, "adapters": {"path": "adapters", "rank": 4}})
+        self.assert_fails(done, 2, "ballast.adapters.rank: is 4, but the adapters at", "have 3")
+        done = self.saving("--out", "other", **sections,
+                           ballast={**ballast, "adapters": {"path": "adapters",
+                                                            "targets": "query_key_value"}})
+        self.assert_fails(done, 1, "ballast.adapters.path: ", "belongs to nothing that")
+
     def test_experts_in_mxfp4_are_decoded(self):
         folder = FIXTURES.parent / "mxfp4"
         decoded = {name: tensor for name, tensor in

@@ -320,6 +320,9 @@ TEST(ConfigReadme, HasARowForEveryKey) {
     other.optimizer = OptimizerSection::defaults(type);
     collect(nlohmann::json::parse(print(other)), "", paths);
   }
+  Config adapters = unusual();
+  adapters.ballast.adapters.emplace();
+  collect(nlohmann::json::parse(print(adapters)), "", paths);
   EXPECT_GT(paths.size(), 60U);
   for (const auto& path : paths) {
     EXPECT_NE(readme.find("| `" + path + "` |"), std::string::npos) << path;

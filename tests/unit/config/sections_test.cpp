@@ -71,13 +71,14 @@ TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
   EXPECT_FALSE(c.ballast.adapters->rslora);
   EXPECT_EQ(c.ballast.adapters->targets, std::vector<std::string>{"c_attn"});
   EXPECT_EQ(c.model.layer_tiles, 1U);
+  EXPECT_EQ(print(parse_text(print(c))), print(c));
   const auto says = [](std::vector<std::string> overrides, const std::string& rule) {
     overrides.insert(overrides.begin(), "ballast.train=adapters");
     const std::string error = error_of(kMinimal, overrides);
     EXPECT_NE(error.find(rule), std::string::npos) << error;
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
   };
-  says({}, "ballast.adapters.targets: missing; give names of maps (c_attn, c_proj, c_fc)");
+  says({}, "ballast.adapters.targets (--set ballast.train=adapters): missing; give names of maps");
   says({"ballast.adapters.targets=[7]"}, "targets[0] (--set");
   says({"ballast.adapters.targets=c_att"}, "did you mean 'c_attn'?");
   says({"ballast.adapters.rank=0"}, "must be at least 1, got 0");

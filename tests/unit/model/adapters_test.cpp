@@ -118,6 +118,11 @@ TEST(Adapters, RefuseWhatTheyAreNotFor) {
           {"modules_to_save[1]: 'k_prj' matches", "did you mean 'k_proj'"});
   refuses({.targets = {"q_proj"}, .modules_to_save = {"*.1.*"}},
           {"modules_to_save: 'model.layers.1.self_attn.q_proj.weight'", "a target too"});
+  ModelConfig tied = test::small_llama();
+  tied.tie_embeddings = true;
+  test::expect_error(
+      ErrorCategory::config, {"modules_to_save: 'model.embed_tokens.weight' is the output matrix"},
+      [&] { adapted(tied, {.targets = {"q_proj"}, .modules_to_save = {"embed_tokens"}}); });
   ModelConfig tiles = test::small_llama();
   tiles.layer_tiles = 2;
   test::expect_error(ErrorCategory::config, {"targets: ", "set model.layer_tiles to 1"},

@@ -179,23 +179,6 @@ void Interpreter::read(const Operation& op) {
        of_states ? states(op) : weights(op.block, home(op.block)));
 }
 
-bool Interpreter::splits_home(std::uint32_t block) const {
-  const BlockWork& work = work_.blocks[block];
-  return trains() && is_trained(block) && problem_.placement.blocks[block].weights == Tier::nvme &&
-         home(block) == Extent::whole &&
-         part_of(work.gradient_bytes, Extent::whole) < part_of(work.weight_bytes, Extent::whole);
-}
-
-std::vector<std::pair<BufferId, Content>> Interpreter::weight_homes(std::uint32_t block,
-                                                                    std::uint64_t updates) const {
-  Content all = {What::weights, block, 0, updates, home(block)};
-  if (!splits_home(block)) return {{schedule_.weight_home[block], all}};
-  all.trained_only = true;
-  Content frozen = {What::weights, block, 0, 0, home(block)};
-  frozen.frozen_only = true;
-  return {{schedule_.trained_home[block], all}, {schedule_.weight_home[block], frozen}};
-}
-
 /// Frozen weights between their home and staging. Trained ones join those that were fetched.
 void Interpreter::move_frozen(const Operation& op) {
   const bool fetches = op.action == Action::fetch_weights;

@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "tests/unit/schedule/interpreter.h"
 
-// The part of Interpreter that knows how large the content of a buffer is.
+// The part of Interpreter that knows what homes of weights hold and how large the content of a
+// buffer is.
 
 namespace ballast::schedule {
 
@@ -16,6 +19,23 @@ Bytes Interpreter::part_of(Bytes whole, Extent extent) const {
                                : share                 ? work_.world / group()
                                                        : work_.world;
   return shards * pages * kPageBytes;
+}
+
+bool Interpreter::splits_home(std::uint32_t block) const {
+  const BlockWork& work = work_.blocks[block];
+  return trains() && is_trained(block) && problem_.placement.blocks[block].weights == Tier::nvme &&
+         home(block) == Extent::whole &&
+         part_of(work.gradient_bytes, Extent::whole) < part_of(work.weight_bytes, Extent::whole);
+}
+
+std::vector<std::pair<BufferId, Content>> Interpreter::weight_homes(std::uint32_t block,
+                                                                    std::uint64_t updates) const {
+  Content all = {What::weights, block, 0, updates, home(block)};
+  if (!splits_home(block)) return {{schedule_.weight_home[block], all}};
+  all.trained_only = true;
+  Content frozen = {What::weights, block, 0, 0, home(block)};
+  frozen.frozen_only = true;
+  return {{schedule_.trained_home[block], all}, {schedule_.weight_home[block], frozen}};
 }
 
 Bytes Interpreter::size(const Content& content) const {

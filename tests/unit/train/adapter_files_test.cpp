@@ -194,6 +194,9 @@ TEST(AdapterConfigJson, OfOtherKindsOfAdaptersIsRefused) {
   refuses("rank_pattern", json{{"q_proj", 2}}, json::object(), "no such adapters");
   refuses("layers_to_transform", json{0}, nullptr, "no such adapters");
   refuses("something_new", 3, nullptr, "no such adapters");
+  refuses("r", "4", 4, "a number is expected");
+  refuses("use_rslora", 1, false, "a flag is expected");
+  refuses("modules_to_save", json{3}, nullptr, "a list of names is expected");
   refuses("target_modules", ".*_proj", json{"q_proj"}, "only lists of names");
   expect_error(ErrorCategory::config, {"adapter_config.json"},
                [&] { config::read_adapter_folder(folder.base()); });
