@@ -159,9 +159,8 @@ std::string describe_base(const Blueprint& blueprint) {
     kept += block.is_coded() ? block.weight_bytes : 0;
     decoded += block.decoded_bytes;
   }
-  return fmt::format("{}: {} for layers instead of {}",
-                     blueprint.model.quantization->description(), format_bytes(kept),
-                     format_bytes(decoded));
+  return fmt::format("{}: {} for layers instead of {}", blueprint.model.quantization->description(),
+                     format_bytes(kept), format_bytes(decoded));
 }
 
 /// Empty for a model without layers.

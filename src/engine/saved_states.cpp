@@ -11,10 +11,9 @@
 namespace ballast::engine {
 namespace {
 
-constexpr std::array<std::string_view, 7> kNames = {"weights",         "remainders",
-                                                    "first_moments",   "second_moments",
-                                                    "first_exponents", "second_exponents",
-                                                    "codes"};
+constexpr std::array<std::string_view, 7> kNames = {
+    "weights",         "remainders",       "first_moments", "second_moments",
+    "first_exponents", "second_exponents", "codes"};
 
 /// Those that are kept, in ascending order.
 std::vector<std::pair<StateKind, StateArray>> state_arrays(const StateLayout& layout) {
@@ -51,9 +50,8 @@ std::vector<std::pair<StateRange, Bytes>> own_arrays(const Blueprint& blueprint,
   const ShardRange own = even_shard(blueprint, block, states);
   std::vector<std::pair<StateRange, Bytes>> arrays;
   for (const HeldArray& array : held_arrays(held, states)) {
-    const ShardRange entries = array.kind == StateKind::codes
-                                   ? own_codes(blueprint, held, block)
-                                   : entries_of(array.kind, own);
+    const ShardRange entries = array.kind == StateKind::codes ? own_codes(blueprint, held, block)
+                                                              : entries_of(array.kind, own);
     const Elems first = std::max(entries.first, array.first);
     const Elems end = std::min(entries.first + entries.elements, array.first + array.count);
     if (first >= end) continue;
@@ -117,7 +115,8 @@ ShardRange entries_of(StateKind kind, const ShardRange& elements) {
 std::vector<HeldArray> held_arrays(const HeldBlock& held, bool states) {
   if (!states) {
     const Elems plain = held.weights.elements;
-    std::vector<HeldArray> arrays = {{StateKind::weights, 0, held.width, held.weights.first, plain}};
+    std::vector<HeldArray> arrays = {
+        {StateKind::weights, 0, held.width, held.weights.first, plain}};
     if (held.code_bytes > 0) {
       arrays.push_back({StateKind::codes, plain * held.width, 1, 0, held.code_bytes});
     }

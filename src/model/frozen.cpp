@@ -39,8 +39,8 @@ void arrange(BlockSpec& block) {
   const auto frozen =
       std::stable_partition(block.tensors.begin(), block.tensors.end(),
                             [](const TensorSpec& tensor) { return !tensor.frozen; });
-  const auto coded = std::stable_partition(
-      frozen, block.tensors.end(), [](const TensorSpec& tensor) { return !tensor.coded; });
+  const auto coded = std::stable_partition(frozen, block.tensors.end(),
+                                           [](const TensorSpec& tensor) { return !tensor.coded; });
   Elems end = 0;
   Elems trained = 0;
   Elems plain = 0;

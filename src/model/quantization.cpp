@@ -26,8 +26,8 @@ std::array<float, size - 1> middles_of(const std::array<float, size>& table) {
 
 template <std::size_t size>
 std::uint8_t nearest(const std::array<float, size>& middles, float value) {
-  return static_cast<std::uint8_t>(
-      std::lower_bound(middles.begin(), middles.end(), value) - middles.begin());
+  return static_cast<std::uint8_t>(std::lower_bound(middles.begin(), middles.end(), value) -
+                                   middles.begin());
 }
 
 /// NaN if one is NaN.
@@ -136,8 +136,7 @@ const std::array<float, 256>& dynamic_map() {
 CodedArrays::CodedArrays(const Quantization& quantization, Elems count) : elements(count) {
   const bool nf4 = quantization.format == Quantization::Format::nf4;
   scales_count = (elements + quantization.block() - 1) / quantization.block();
-  nested_count =
-      quantization.double_scales ? (scales_count + kNestedBlock - 1) / kNestedBlock : 0;
+  nested_count = quantization.double_scales ? (scales_count + kNestedBlock - 1) / kNestedBlock : 0;
   scales = round_up(nf4 ? (elements + 1) / 2 : elements, kCacheLine);
   nested = scales + round_up(scales_count * (nested_count > 0 ? 1 : sizeof(float)), kCacheLine);
   mean = nested + round_up(nested_count * sizeof(float), kCacheLine);
@@ -184,8 +183,8 @@ void decode(const Quantization& quantization, const CodedArrays& arrays, const s
     const Elems at = first + i;
     const float scale = scale_at(arrays, coded, at / quantization.block());
     const auto code = static_cast<unsigned>(coded[nf4 ? at / 2 : at]);
-    values[i] = scale * (nf4 ? nf4_values()[at % 2 == 0 ? code >> 4U : code & 0xfU]
-                             : dynamic_map()[code]);
+    values[i] =
+        scale * (nf4 ? nf4_values()[at % 2 == 0 ? code >> 4U : code & 0xfU] : dynamic_map()[code]);
   }
 }
 

@@ -51,8 +51,8 @@ class Movements {
     return options_.order == Order::layer_major ? micro : 0;
   }
 
-  /// The device buffer with the whole weights of `block`, decoded if they are codes; moves them there
-  /// if necessary.
+  /// The device buffer with the whole weights of `block`, decoded if they are codes; moves them
+  /// there if necessary.
   BufferId weights_on_device(std::uint32_t block) {
     return weights_on_device(block, for_pass(block));
   }

@@ -176,9 +176,9 @@ struct BallastSection {
   std::optional<AdapterSection> adapters;  ///< train is "adapters"
   /// none, int8 or nf4: how frozen matrices of layers are kept (model::quantize()).
   std::string quantized_base = "none";
-  bool double_quantization = false;        ///< of nf4: scales are codes too
-  std::string order = "layer_major";       ///< layer_major, micro_batch_major or auto
-  std::string update = "gated";            ///< gated, or eager (without gradient clipping)
+  bool double_quantization = false;   ///< of nf4: scales are codes too
+  std::string order = "layer_major";  ///< layer_major, micro_batch_major or auto
+  std::string update = "gated";       ///< gated, or eager (without gradient clipping)
   /// With gated updates: how many blocks, evenly spread over those with states below the device,
   /// are updated before the norm is known; unset ("auto"): the planner's choice.
   std::optional<std::uint64_t> speculative_updates;

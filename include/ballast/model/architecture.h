@@ -173,7 +173,7 @@ struct Architecture {
   ModelConfig config;  ///< complete
   OuterTensors outer;
   std::vector<BlockSpec> blocks;
-  std::optional<AdapterConfig> adapters = std::nullopt;      ///< of adapt()
+  std::optional<AdapterConfig> adapters = std::nullopt;     ///< of adapt()
   std::optional<Quantization> quantization = std::nullopt;  ///< of quantize()
 
   [[nodiscard]] std::size_t first_layer() const { return config.vocabulary_tiles; }

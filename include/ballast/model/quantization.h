@@ -63,8 +63,8 @@ struct CodedMatrix {
 inline constexpr Elems kNestedBlock = 256;
 
 /// Codes of `values`, the elements from one at a multiple of Quantization::block() on: into
-/// `codes`, from the byte of the first on, and their scales. A block with a value that is not finite
-/// gets a scale that is not finite.
+/// `codes`, from the byte of the first on, and their scales. A block with a value that is not
+/// finite gets a scale that is not finite.
 void encode(const Quantization& quantization, std::span<const float> values, std::byte* codes,
             float* scales);
 /// Writes `scales` (CodedArrays::scales_count) into the arrays at `coded`, as fp32 or as codes. The

@@ -20,7 +20,7 @@ struct SubGroup {
 /// Sizes of one block: weights and gradients in full, states and their update per rank.
 struct BlockWork {
   std::string name;
-  Bytes weight_bytes = 0;       ///< as they are kept and moved
+  Bytes weight_bytes = 0;  ///< as they are kept and moved
   /// Of a layer whose weights are codes in part: all in the training type, as they are decoded for
   /// its passes. 0: passes read weights as they are kept.
   Bytes decoded_bytes = 0;

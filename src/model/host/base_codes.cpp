@@ -60,7 +60,8 @@ void decode_base(const CodedMatrix& matrix, T* out) {
 }
 
 void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) {
-  split(size, kPage, [&](Range here) { std::memcpy(to + here.begin, from + here.begin, here.size()); });
+  split(size, kPage,
+        [&](Range here) { std::memcpy(to + here.begin, from + here.begin, here.size()); });
 }
 
 template void decode_base(const CodedMatrix&, float*);

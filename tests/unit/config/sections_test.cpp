@@ -96,9 +96,8 @@ TEST(ConfigQuantizedBase, IsOfWhatIsFrozen) {
   const std::vector<std::string> some = {R"(ballast.train=["*ln_1*"])",
                                          "ballast.quantized_base=nf4"};
   const Config c = parse_text(kMinimal, some);
-  const auto model = model_of(c, [](const std::string& path, const std::string& rule) {
-    FAIL() << path << ": " << rule;
-  });
+  const auto model = model_of(
+      c, [](const std::string& path, const std::string& rule) { FAIL() << path << ": " << rule; });
   ASSERT_TRUE(model.quantization.has_value());
   EXPECT_EQ(model.quantization->description(), "nf4");
   std::size_t coded = 0;

@@ -117,8 +117,8 @@ TEST(Quantization, HasTheCodesOfBitsandbytes) {
 
 /// Elements that fill neither a byte nor a block, in every part.
 TEST(Quantization, EndsAnywhere) {
-  for (const Quantization& how : {Quantization{Format::nf4}, Quantization{Format::nf4, true},
-                                  Quantization{Format::int8}}) {
+  for (const Quantization& how :
+       {Quantization{Format::nf4}, Quantization{Format::nf4, true}, Quantization{Format::int8}}) {
     std::vector<float> values(64 * 257 + 33);
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i] = std::sin(static_cast<float>(i)) + 0.25F;

@@ -236,15 +236,6 @@ void Interpreter::move_weights(const Operation& op) {
   if (to.shard && moved != Extent::shard) complain(op, "writes more than a shard");
 }
 
-/// Reads weights as they are kept, all of them up to date.
-void Interpreter::decode(const Operation& op) {
-  if (!work_.blocks[op.block].is_coded()) complain(op, "decodes weights without codes");
-  need(op, Role::weights_source, weights(op.block, Extent::whole));
-  Content decoded = weights(op.block, Extent::whole);
-  decoded.decoded = true;
-  put(op, Role::weights, decoded);
-}
-
 void Interpreter::move_states(const Operation& op) {
   const bool from_undo = op.speculation == Speculation::redoes && op.action == Action::fetch_states;
   need(op, from_undo ? Role::undo_states : Role::states_source, states(op));

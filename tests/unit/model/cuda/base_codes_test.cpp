@@ -1,11 +1,12 @@
 // Decoding a quantised base: a GPU's values have the same bits as the host's.
+#include "src/model/cuda/rows/base_codes.h"
+
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "src/model/cuda/rows/base_codes.h"
 #include "src/model/host/base_codes.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
@@ -43,7 +44,8 @@ void expect_the_hosts_bits() {
   using Format = Quantization::Format;
   for (const Quantization& how :
        {Quantization{Format::nf4}, Quantization{Format::nf4, true}, Quantization{Format::int8}}) {
-    // Neither whole bytes, nor whole blocks, nor whole thread blocks; more than one scale of scales.
+    // Neither whole bytes, nor whole blocks, nor whole thread blocks; more than one scale of
+    // scales.
     const Elems elements = 64 * 257 + 35;
     const std::vector<std::byte> codes = coded(how, elements);
     const CodedArrays arrays(how, elements);
