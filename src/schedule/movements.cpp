@@ -96,6 +96,7 @@ void Movements::add_condition(Operation& operation, Condition condition,
 BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
   const BlockWork& work = work_.blocks[block];
   if (!work.is_coded()) return kept_on_device(block, when);
+  // What has been decoded stays valid: in a plan, an update of a block has all passes on one side.
   const Passage::Taken place = decoded_.take(block, when);
   if (!place.fill) return place.buffer;
   Operation decode = {.action = Action::decode_weights,

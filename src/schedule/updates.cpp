@@ -140,7 +140,6 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
 
 /// Adds what every update has to its weights, states and gradient.
 void Movements::emit_update(Operation update) {
-  decoded_.forget(update.block);
   update.traffic = work_.blocks[update.block].sub_groups[update.sub_group].update_traffic;
   add_permission(update);
   add_undo(update);
