@@ -26,24 +26,24 @@ constexpr std::array<std::pair<const char*, const char*>, 6> kSame = {
      {"modules_to_save", "modules_to_save"}}};
 
 /// Keys that do not change what saved adapters compute.
-constexpr std::array kWithoutEffect = {"auto_mapping",      "base_model_name_or_path",
-                                       "corda_config",      "ensure_weight_tying",
-                                       "eva_config",        "fan_in_fan_out",
-                                       "inference_mode",    "loftq_config",
-                                       "lora_ga_config",    "megatron_core",
-                                       "monteclora_config", "peft_version",
-                                       "qalora_group_size", "revision",
-                                       "runtime_config",    "task_type"};
+constexpr std::array kIgnoredKeys = {"auto_mapping",      "base_model_name_or_path",
+                                     "corda_config",      "ensure_weight_tying",
+                                     "eva_config",        "fan_in_fan_out",
+                                     "inference_mode",    "loftq_config",
+                                     "lora_ga_config",    "megatron_core",
+                                     "monteclora_config", "peft_version",
+                                     "qalora_group_size", "revision",
+                                     "runtime_config",    "task_type"};
 
 /// Ways to begin that leave the weights of the model as they are.
 constexpr std::array kPlainBeginnings = {"true", "false", "gaussian", "eva", "orthogonal"};
 
 template <class List>
-bool lists(const List& list, std::string_view name) {
+bool has_name(const List& list, std::string_view name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
-bool is_empty(const Json& value) {
+bool has_no_value(const Json& value) {
   return value.is_null() || (value.is_boolean() && !value.flag()) ||
          (value.is_object() && value.members().empty()) ||
          (value.is_array() && value.elements().empty());
@@ -81,11 +81,11 @@ void check(const std::string& file, const std::string& key, const Json& value) {
            "Ballast trains no biases beside adapters; only \"none\" is supported");
   }
   if (key == "init_lora_weights") {
-    if (value.is_null() || lists(kPlainBeginnings, value.text())) return;
+    if (value.is_null() || has_name(kPlainBeginnings, value.text())) return;
     refuse(file, key, value,
            "such adapters belong to a changed base model; convert them to plain LoRA with PEFT");
   }
-  if (is_empty(value) || lists(kWithoutEffect, key)) return;
+  if (has_no_value(value) || has_name(kIgnoredKeys, key)) return;
   refuse(file, key, value,
          "Ballast has no such adapters; give a folder of LoRA without this setting");
 }
@@ -103,7 +103,7 @@ std::vector<std::string> trained_modules(const model::Architecture& model) {
     for (const model::TensorSpec& tensor : block.tensors) {
       if (tensor.frozen || tensor.adapter) continue;
       std::string module = tensor.name.substr(0, tensor.name.rfind('.'));
-      if (!lists(modules, module)) modules.push_back(std::move(module));
+      if (!has_name(modules, module)) modules.push_back(std::move(module));
     }
   }
   return modules;

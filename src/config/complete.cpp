@@ -173,7 +173,14 @@ void complete_layer_tiles(Config& c, const Document& document) {
 }
 
 void check_trained(const Config& c, const Document& document) {
-  if (c.ballast.train.empty() && !c.ballast.adapters) return;
+  if (c.ballast.double_quantization && c.ballast.quantized_base != "nf4") {
+    document.fail("ballast.double_quantization",
+                  fmt::format("is for the scales of \"nf4\", but ballast.quantized_base is \"{}\"; "
+                              "set this to false",
+                              c.ballast.quantized_base));
+  }
+  const bool plain = c.ballast.quantized_base == "none";
+  if (plain && c.ballast.train.empty() && !c.ballast.adapters) return;
   static_cast<void>(model_of(
       c, [&](const std::string& path, const std::string& rule) { document.fail(path, rule); }));
 }
@@ -300,11 +307,19 @@ model::Architecture model_of(
                  [&](std::string_view key, const std::string& rule) {
                    fail(fmt::format("ballast.adapters.{}", key), rule);
                  });
-    return model;
+  } else {
+    model::freeze(model, config.ballast.train, [&](std::size_t pattern, const std::string& rule) {
+      fail(fmt::format("ballast.train[{}]", pattern), rule);
+    });
   }
-  model::freeze(model, config.ballast.train, [&](std::size_t pattern, const std::string& rule) {
-    fail(fmt::format("ballast.train[{}]", pattern), rule);
-  });
+  if (config.ballast.quantized_base != "none") {
+    using Format = model::Quantization::Format;
+    const bool nf4 = config.ballast.quantized_base == "nf4";
+    model::quantize(model,
+                    {.format = nf4 ? Format::nf4 : Format::int8,
+                     .double_scales = config.ballast.double_quantization},
+                    [&](const std::string& rule) { fail("ballast.quantized_base", rule); });
+  }
   return model;
 }
 

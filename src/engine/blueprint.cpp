@@ -28,6 +28,13 @@ bool begins_second_half(const model::Architecture& model, std::size_t block) {
          model.blocks[block - 1].layer == spec.layer;
 }
 
+/// Of a block's weights as they are kept.
+Bytes stored_bytes(const Blueprint& blueprint, std::size_t block) {
+  const model::BlockSpec& spec = blueprint.model.blocks[block];
+  return spec.plain_elements() * size_of(blueprint.type) +
+         model::BlockCodes(blueprint.model, spec).bytes;
+}
+
 /// Adds the sizes of the blocks, with this rank's part of the states.
 void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
                 std::uint64_t persistence_threshold) {
@@ -40,8 +47,11 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
   work.first_differentiated = static_cast<std::uint32_t>(blueprint.model.first_differentiated());
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     const model::BlockSpec& block = blueprint.model.blocks[b];
+    const Bytes all_bytes = block.elements * size_of(blueprint.type);
+    const bool coded = block.coded_elements > 0;
     work.blocks.push_back({.name = block.name,
-                           .weight_bytes = block.own_elements() * size_of(blueprint.type),
+                           .weight_bytes = stored_bytes(blueprint, b) / block.experts,
+                           .decoded_bytes = coded ? all_bytes : 0,
                            .accumulator_bytes = block.own_trained_elements() * size_of(DType::f32),
                            .gradient_bytes = block.own_trained_elements() * size_of(blueprint.type),
                            .forward_flops = blueprint.model.forward_flops(
@@ -56,7 +66,7 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
                            .is_expert = block.part == model::LayerPart::expert,
                            .token_share = block.token_share,
                            .expert_parallel = block.experts > 1,
-                           .keeps_whole = block.parameters <= persistence_threshold ||
+                           .keeps_whole = block.parameters <= persistence_threshold || coded ||
                                           block.trained_elements() % block.elements > 0,
                            .intermediate_bytes = of_block(kernels.intermediates, b),
                            .cleared_bytes = of_block(kernels.cleared, b)});
@@ -139,6 +149,19 @@ std::string describe_trained(const Blueprint& blueprint) {
                      adapters ? fmt::format("adapters of {}; ", adapters->description()) : "",
                      100.0 * static_cast<double>(trained) / static_cast<double>(all),
                      blueprint.workload.blocks[blueprint.workload.first_differentiated].name);
+}
+
+/// The format of a quantised base and the bytes of its blocks; "" without one.
+std::string describe_base(const Blueprint& blueprint) {
+  if (!blueprint.model.quantization) return "";
+  Bytes kept = 0;
+  Bytes decoded = 0;
+  for (const schedule::BlockWork& block : blueprint.workload.blocks) {
+    kept += block.is_coded() ? block.weight_bytes : 0;
+    decoded += block.decoded_bytes;
+  }
+  return fmt::format("{}: {} for layers instead of {}", blueprint.model.quantization->description(),
+                     format_bytes(kept), format_bytes(decoded));
 }
 
 /// Empty for a model without layers.
@@ -228,6 +251,9 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
     lines.push_back(fmt::format("{:<17} {}", what, text));
   };
   describe("weights", &schedule::BlockPlacement::weights);
+  if (const std::string text = describe_base(blueprint); !text.empty()) {
+    lines.push_back(fmt::format("{:<17} {}", "quantised base", text));
+  }
   if (blueprint.options.purpose == schedule::Purpose::evaluation) return lines;
   if (const std::string text = describe_trained(blueprint); !text.empty()) {
     lines.push_back(fmt::format("{:<17} {}", "trained", text));

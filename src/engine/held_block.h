@@ -62,11 +62,12 @@ struct HeldBlock {
         width(size_of(blueprint.type)),
         layout(state_layout(blueprint, block, sub_group)),
         shard(sub_group_range(blueprint, block, sub_group)),
-        weights(weights_here(blueprint, block)) {}
+        weights(weights_here(blueprint, block)),
+        code_bytes(model::BlockCodes(blueprint.model, blueprint.model.blocks[block]).bytes) {}
 
   /// The elements whose weights are here; they include the rank's shard.
   [[nodiscard]] ShardRange weights_here(const Blueprint& blueprint, std::size_t block) const {
-    const Elems whole = blueprint.model.blocks[block].elements;
+    const Elems whole = blueprint.model.blocks[block].plain_elements();
     if (!keeps_part) return {0, whole, whole};
     const auto number = static_cast<std::uint32_t>(block);
     if (!sizes.splits_weights(number)) return even_shard(blueprint, block, false);
@@ -80,7 +81,8 @@ struct HeldBlock {
   Bytes width;      ///< of a weight
   StateLayout layout;
   ShardRange shard;    ///< elements of the sub-group, whose states are here
-  ShardRange weights;  ///< elements whose weights are here
+  ShardRange weights;  ///< elements whose weights are here, without those that are codes
+  Bytes code_bytes;    ///< of the codes behind these
 };
 
 /// An array of a block in this rank's buffers: its entries `first` to `first + count` begin at

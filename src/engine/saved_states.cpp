@@ -11,9 +11,9 @@
 namespace ballast::engine {
 namespace {
 
-constexpr std::array<std::string_view, 7> kNames = {
-    "weights",        "remainders",      "masters",         "first_moments",
-    "second_moments", "first_exponents", "second_exponents"};
+constexpr std::array<std::string_view, 8> kNames = {
+    "weights",        "remainders",      "masters",          "first_moments",
+    "second_moments", "first_exponents", "second_exponents", "codes"};
 
 /// Those that are kept, in ascending order.
 std::vector<std::pair<StateKind, StateArray>> state_arrays(const StateLayout& layout) {
@@ -43,6 +43,16 @@ StateRange range_of(const Blueprint& blueprint, std::size_t block, const HeldArr
   return {spec.number + first / size, array.kind, first % size, count, array.width};
 }
 
+/// This rank's part of the bytes of codes: what is in its shard of the block.
+ShardRange own_codes(const Blueprint& blueprint, const HeldBlock& held, std::size_t block) {
+  const Bytes shard = held.sizes.weight_shard(static_cast<std::uint32_t>(block));
+  const Bytes before = held.weights.elements * held.width;
+  const Bytes all = before + held.code_bytes;
+  const Bytes begin = std::clamp(held.sizes.shard_of(blueprint.rank) * shard, before, all);
+  const Bytes end = std::clamp((held.sizes.shard_of(blueprint.rank) + 1) * shard, before, all);
+  return {begin - before, end - begin, end - begin};
+}
+
 /// This rank's part of the arrays of a home when states are split over all ranks, each with the
 /// offset of its first byte in the home.
 std::vector<std::pair<StateRange, Bytes>> own_arrays(const Blueprint& blueprint,
@@ -51,7 +61,8 @@ std::vector<std::pair<StateRange, Bytes>> own_arrays(const Blueprint& blueprint,
   const ShardRange own = even_shard(blueprint, block, states);
   std::vector<std::pair<StateRange, Bytes>> arrays;
   for (const HeldArray& array : held_arrays(held, states)) {
-    const ShardRange entries = entries_of(array.kind, own);
+    const ShardRange entries = array.kind == StateKind::codes ? own_codes(blueprint, held, block)
+                                                              : entries_of(array.kind, own);
     const Elems first = std::max(entries.first, array.first);
     const Elems end = std::min(entries.first + entries.elements, array.first + array.count);
     if (first >= end) continue;
@@ -114,7 +125,13 @@ ShardRange entries_of(StateKind kind, const ShardRange& elements) {
 
 std::vector<HeldArray> held_arrays(const HeldBlock& held, bool states) {
   if (!states) {
-    return {{StateKind::weights, 0, held.width, held.weights.first, held.weights.elements}};
+    const Elems plain = held.weights.elements;
+    std::vector<HeldArray> arrays = {
+        {StateKind::weights, 0, held.width, held.weights.first, plain}};
+    if (held.code_bytes > 0) {
+      arrays.push_back({StateKind::codes, plain * held.width, 1, 0, held.code_bytes});
+    }
+    return arrays;
   }
   std::vector<HeldArray> arrays;
   for (const auto& [kind, array] : state_arrays(held.layout)) {
@@ -130,12 +147,14 @@ std::vector<StateRange> whole_ranges(const Blueprint& blueprint) {
   std::vector<StateRange> ranges;
   for (const model::BlockSpec& block : model::blocks_without_expert_parallelism(blueprint.model)) {
     ranges.push_back(
-        {block.number, StateKind::weights, 0, block.elements, size_of(blueprint.type)});
+        {block.number, StateKind::weights, 0, block.plain_elements(), size_of(blueprint.type)});
     const Elems trained = block.trained_elements();
     for (const auto& [kind, array] : state_arrays({blueprint.type, blueprint.states, trained})) {
       const Elems entries = entries_of(kind, {0, trained, trained}).elements;
       ranges.push_back({block.number, kind, 0, entries, array.bytes / entries});
     }
+    const Bytes codes = model::BlockCodes(blueprint.model, block).bytes;
+    if (codes > 0) ranges.push_back({block.number, StateKind::codes, 0, codes, 1});
   }
   return ranges;
 }

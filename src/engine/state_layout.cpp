@@ -113,7 +113,7 @@ ShardRange even_shard(const Blueprint& blueprint, std::size_t block, bool states
   const model::BlockSpec& spec = blueprint.model.blocks[block];
   const schedule::RankSizes sizes(blueprint.workload);
   const auto number = static_cast<std::uint32_t>(block);
-  const Elems all = states ? spec.trained_elements() : spec.elements;
+  const Elems all = states ? spec.trained_elements() : spec.plain_elements();
   const Bytes shard = states ? sizes.gradient_shard(number) : sizes.weight_shard(number);
   const Elems room = shard / size_of(blueprint.type);
   const Elems first = std::min(all, sizes.shard_of(blueprint.rank) * room);

@@ -6,8 +6,11 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -54,6 +57,7 @@ class Filler {
     const Array array = {.tensors = blueprint_.model.blocks[piece.block].tensors,
                          .weights = !piece.states,
                          .type = held.layout.type};
+    if (array.weights && held.code_bytes > 0) return fill_coded(piece, held, array);
     const ShardRange& own = array.weights ? held.weights : held.shard;
     const bool zero = std::none_of(array.tensors.begin(), array.tensors.end(),
                                    [&](const auto& tensor) { return has_values(array, tensor); });
@@ -81,6 +85,42 @@ class Filler {
     Bytes begin = 0;
     Bytes end = 0;
   };
+
+  /// Weights that are codes in part. The codes of a block are made for its first piece.
+  void fill_coded(HomePiece& piece, const HeldBlock& held, const Array& array) {
+    std::memset(piece.bytes.data(), 0, piece.bytes.size());
+    const Elems plain = held.weights.elements;
+    const Overlap here(piece, 0, held.width, plain);
+    if (here.count > 0) fill(array, here.first, here);
+    const Overlap codes(piece, plain * held.width, 1, held.code_bytes);
+    if (codes.count > 0) {
+      if (!encoded_ || encoded_->block != piece.block) encode(piece.block, held.code_bytes);
+      std::memcpy(codes.bytes.data(), encoded_->codes.data() + codes.first, codes.count);
+    }
+    piece.zeros_from = piece.bytes.size();
+    Filled& used = filled_[piece.bytes.data()];
+    used = {0, std::max(used.end, piece.zeros_from)};
+  }
+
+  /// The codes of all matrices of a block. A thread takes whole blocks of the codes at a time.
+  void encode(std::size_t block, Bytes bytes) {
+    const model::Quantization& how = *blueprint_.model.quantization;
+    encoded_.emplace(Encoded{block, std::vector<std::byte>(bytes)});
+    for (const model::BlockCodes::Matrix& matrix :
+         model::BlockCodes(blueprint_.model, blueprint_.model.blocks[block]).matrices) {
+      std::byte* const out = encoded_->codes.data() + matrix.offset;
+      const bool nf4 = how.format == model::Quantization::Format::nf4;
+      std::vector<float> scales(matrix.arrays.scales_count);
+      in_units(matrix.arrays.elements, kAtATime, [&](Elems from, Elems to) {
+        std::array<float, kAtATime> memory;
+        const std::span<float> masters(memory.data(), to - from);
+        make_masters(*matrix.tensor, from, masters);
+        model::encode(how, masters, out + (nf4 ? from / 2 : from),
+                      scales.data() + from / how.block());
+      });
+      model::store_scales(matrix.arrays, scales, out);
+    }
+  }
 
   /// Zeroes what an earlier piece has left outside of `here`. Makes all pages resident if they will
   /// be filled: others read as zeros without memory.
@@ -190,6 +230,11 @@ class Filler {
   std::uint64_t seed_;
   const cpu_adam::Updater& team_;
   std::map<const std::byte*, Filled> filled_;  ///< by address of a place
+  struct Encoded {
+    std::size_t block;
+    std::vector<std::byte> codes;
+  };
+  std::optional<Encoded> encoded_;  ///< the block whose codes were made last
 };
 
 /// Collects masters of the elements whose states are here.
@@ -208,6 +253,7 @@ class MasterReader {
         using T = decltype(type);
         for_wanted<T>(piece, 0, held.weights, [&](Elems i, T w) { masters_[i] = to_float(w); });
       });
+      collect_codes(piece, held);
     } else if (held.layout.type == DType::bf16) {
       for_wanted<std::uint16_t>(piece, master.offset, held.shard, [&](Elems i, std::uint16_t low) {
         masters_[i] = join_master({to_bf16(masters_[i]), low});
@@ -218,7 +264,34 @@ class MasterReader {
     }
   }
 
+  /// Decodes what has been read; after all pieces.
+  void finish() {
+    if (codes_.empty()) return;
+    const model::BlockSpec& block = blueprint_.model.blocks[block_];
+    for (const auto& matrix : model::BlockCodes(blueprint_.model, block).matrices) {
+      const Elems begin = std::max(first_, matrix.tensor->offset);
+      const Elems end =
+          std::min(first_ + masters_.size(), matrix.tensor->offset + matrix.tensor->size);
+      if (begin >= end) continue;
+      const std::span<float> values = masters_.subspan(begin - first_, end - begin);
+      model::decode(*blueprint_.model.quantization, matrix.arrays, codes_.data() + matrix.offset,
+                    begin - matrix.tensor->offset, values);
+      with_training_type(blueprint_.type, [&](auto type) {
+        for (float& value : values) value = to_float(from_float<decltype(type)>(value));
+      });
+    }
+  }
+
  private:
+  /// Keeps the codes in a piece until all are there.
+  void collect_codes(const HomePiece& piece, const HeldBlock& held) {
+    const Overlap codes(piece, held.weights.elements * held.width, 1, held.code_bytes);
+    if (codes.count == 0) return;
+    block_ = piece.block;
+    codes_.resize(held.code_bytes);
+    std::memcpy(codes_.data() + codes.first, codes.bytes.data(), codes.count);
+  }
+
   /// Calls `take(i, value)` for those of an array of `held` elements that are in the piece and
   /// wanted. The array begins at `offset` of its home.
   template <class T, class Take>
@@ -233,6 +306,8 @@ class MasterReader {
   const Blueprint& blueprint_;
   Elems first_;
   std::span<float> masters_;  ///< first the weights, which come before the states
+  std::size_t block_ = 0;
+  std::vector<std::byte> codes_;  ///< of the block, if it has any
 };
 
 /// Hashes pieces of weights and states. Each array has a hash of its own, because those of
@@ -286,6 +361,7 @@ std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, s
     MasterReader reader(blueprint, from, masters);
     perform(reading_plan(blueprint, block, 1),
             [&reader](const HomePiece& piece) { reader.read(piece); });
+    reader.finish();
   };
   std::vector<float> values(count);
   const model::BlockSpec& spec = blueprint.model.blocks[block];

@@ -141,6 +141,10 @@ class Lanes::Step : private RoutingBuffers {
                                           row_sums());
       case Action::route:
         return route();
+      case Action::decode_weights:
+        return modules_.compute.decode_block(stream(), operation_.block,
+                                             device(Role::weights_source, work().weight_bytes),
+                                             weights());
       case Action::scan_head:
         return modules_.compute.head_scan(stream(), tile(), targets(), rows());
       case Action::differentiate_head:

@@ -72,7 +72,9 @@ class StepBuffers {
     if (!has(Role::intermediates)) return {};
     return device(Role::intermediates, work().intermediate_bytes);
   }
-  [[nodiscard]] DeviceBytes weights() const { return device(Role::weights, work().weight_bytes); }
+  [[nodiscard]] DeviceBytes weights() const {
+    return device(Role::weights, work().whole_weight_bytes());
+  }
   /// Empty if the operation has none: the block is frozen.
   [[nodiscard]] DeviceView<float> accumulator() const {
     if (!has(Role::accumulator)) return {};

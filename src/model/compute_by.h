@@ -339,6 +339,23 @@ class ComputeBy final : public Compute {
                 as<T>(weights));
   }
 
+  void decode_block(device::Stream& stream, std::size_t block, ConstDeviceBytes stored,
+                    DeviceBytes weights) override {
+    const Bytes plain = model_.blocks.at(block).plain_elements() * sizeof(T);
+    const BlockCodes codes(model_, model_.blocks[block]);
+    expects(stored.size() >= plain + codes.bytes &&
+                weights.size() >= model_.blocks[block].elements * sizeof(T),
+            "decode_block: too little memory");
+    run(stream, [=, this] {
+      ops_.copy_bytes(stored.raw(), weights.raw(), plain);
+      for (const BlockCodes::Matrix& matrix : codes.matrices) {
+        ops_.decode_base(
+            {*model_.quantization, matrix.arrays, stored.raw() + plain + matrix.offset},
+            as<T>(weights) + matrix.tensor->offset);
+      }
+    });
+  }
+
  private:
   /// Negative targets are valid.
   static constexpr std::int32_t kLeastTarget = std::numeric_limits<std::int32_t>::min();

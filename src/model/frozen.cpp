@@ -34,31 +34,38 @@ std::vector<std::string> possible_patterns(const Architecture& model) {
   return {all.begin(), all.end()};
 }
 
-/// Puts the trained tensors of `block` first and lays out all again. False if the block has several
-/// experts that are trained in part.
-[[nodiscard]] bool arrange(BlockSpec& block) {
+/// Whether only some of its tensors are trained.
+bool is_mixed(const BlockSpec& block) {
+  return std::any_of(block.tensors.begin(), block.tensors.end(), [&](const TensorSpec& tensor) {
+    return tensor.frozen != block.tensors.front().frozen;
+  });
+}
+
+}  // namespace
+
+void arrange(BlockSpec& block) {
   if (block.experts > 1) {
-    const auto is_frozen = [](const TensorSpec& tensor) { return tensor.frozen; };
-    const auto frozen = std::count_if(block.tensors.begin(), block.tensors.end(), is_frozen);
-    block.frozen_elements = frozen == 0 ? 0 : block.elements;
-    return frozen == 0 || frozen == std::ssize(block.tensors);
+    block.frozen_elements = block.tensors.front().frozen ? block.elements : 0;
+    return;
   }
   const auto frozen =
       std::stable_partition(block.tensors.begin(), block.tensors.end(),
                             [](const TensorSpec& tensor) { return !tensor.frozen; });
+  const auto coded = std::stable_partition(frozen, block.tensors.end(),
+                                           [](const TensorSpec& tensor) { return !tensor.coded; });
   Elems end = 0;
   Elems trained = 0;
+  Elems plain = 0;
   for (auto tensor = block.tensors.begin(); tensor != block.tensors.end(); ++tensor) {
     if (tensor == frozen) end = trained = round_up(end, kBlockStep);
+    if (tensor == coded) end = plain = round_up(end, kBlockStep);
     tensor->offset = end;
     end += round_up(tensor->size, kTensorStep);
   }
   block.elements = round_up(end, kBlockStep);
   if (frozen != block.tensors.end()) block.frozen_elements = block.elements - trained;
-  return true;
+  if (coded != block.tensors.end()) block.coded_elements = block.elements - plain;
 }
-
-}  // namespace
 
 void freeze(Architecture& model, std::span<const std::string> patterns,
             const std::function<void(std::size_t, const std::string&)>& refuse) {
@@ -79,7 +86,8 @@ void freeze(Architecture& model, std::span<const std::string> patterns,
       if (output || map) block.frozen_product_elements += tensor.size;
       tied_frozen = tied_frozen || tensor.name == model.outer.tokens;
     }
-    if (arrange(block)) continue;
+    arrange(block);
+    if (block.experts == 1 || !is_mixed(block)) continue;
     throw Error(ErrorCategory::config,
                 fmt::format("ballast.expert_parallel: only some tensors of '{}' are trained; train "
                             "all tensors of experts or none, or give 1",

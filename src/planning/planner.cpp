@@ -134,6 +134,7 @@ std::optional<Decision> search_for(const PlanRequest& request) {
 
 /// Whether each block of `ranks` consecutive experts could have one for each rank.
 bool can_share_experts(const model::Architecture& model, std::uint32_t ranks) {
+  if (model.quantization) return false;
   std::uint64_t most = 0;
   for (const model::BlockSpec& block : model.blocks) {
     if (block.part != model::LayerPart::expert) continue;

@@ -66,6 +66,12 @@ void check_arguments(const Workload& workload, const Placement& placement, const
     refuse_arguments(fmt::format("the placement has {} blocks, but the model has {}",
                                  placement.blocks.size(), workload.blocks.size()));
   }
+  for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
+    if (workload.blocks[b].is_coded() && !workload.is_layer(b)) {
+      refuse_arguments(
+          fmt::format("{} has codes, but only layers are decoded", workload.blocks[b].name));
+    }
+  }
   if (workload.micro_batches == 0) refuse_arguments("a step needs at least 1 micro-batch");
   if (workload.evaluation_micro_batches == 0 ||
       workload.evaluation_micro_batches > workload.micro_batches) {

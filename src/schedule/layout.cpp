@@ -90,6 +90,11 @@ class LayoutMaker : private HomeList {
         layout_.codes = add("weight codes", Tier::device, Kind::workspace, codes.bytes);
       }
     }
+    // One is enough: what decodes the next block's runs on the same stream as the passes.
+    const Need decoded = need([this](std::uint32_t b) { return work_.blocks[b].decoded_bytes; },
+                              [this](std::uint32_t b) { return work_.blocks[b].is_coded(); });
+    layout_.decoded = add_slots("decoded weights", Tier::device, Kind::workspace, decoded.bytes,
+                                std::min<std::size_t>(1, decoded.count));
     const auto on_host = [this](std::uint32_t b) {
       return at(b).weights == Tier::device ? rank_.updated_weights(b) : rank_.weights(b);
     };

@@ -32,6 +32,7 @@ struct Layout {
   std::vector<BufferId> weight_slots;    ///< device, whole weights
   std::vector<BufferId> share_slots;     ///< device, this rank's share of split weights
   BufferId codes = kNoBuffer;            ///< device, gathered weight codes
+  std::vector<BufferId> decoded;         ///< device, weights decoded for passes; at most one
   std::vector<BufferId> weight_staging;  ///< host
   std::vector<BufferId> state_staging;   ///< host, each as large as its largest content
   std::vector<BufferId> gradient_slots;  ///< device, packed gradients

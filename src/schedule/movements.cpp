@@ -16,6 +16,7 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
       emitter_(std::move(name), layout.buffers.size(), micro_batches),
       slots_(layout.weight_slots),
       share_slots_(layout.share_slots),
+      decoded_(layout.decoded),
       weight_staging_(layout.weight_staging),
       gradient_slots_(layout.gradient_slots),
       activation_slots_(layout.activation_slots),
@@ -93,6 +94,23 @@ void Movements::add_condition(Operation& operation, Condition condition,
 }
 
 BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
+  const BlockWork& work = work_.blocks[block];
+  if (!work.is_coded()) return kept_on_device(block, when);
+  // What has been decoded stays valid: in a plan, an update of a block has all passes on one side.
+  const Passage::Taken place = decoded_.take(block, when);
+  if (!place.fill) return place.buffer;
+  Operation decode = {.action = Action::decode_weights,
+                      .block = block,
+                      .traffic = work.weight_bytes + work.decoded_bytes,
+                      .uses = {{Role::weights_source, kept_on_device(block, when), false},
+                               {Role::weights, place.buffer, true}}};
+  add_condition(decode, when, place.unless);
+  emit(std::move(decode));
+  return place.buffer;
+}
+
+/// The device buffer with the whole weights of `block` as they are kept.
+BufferId Movements::kept_on_device(std::uint32_t block, Condition when) {
   const bool split = rank_.splits_weights(block);
   if (at(block).weights == Tier::device && !split) return layout_.weight_home[block];
   const Passage::Taken slot = slots_.take(block, when);
@@ -223,7 +241,7 @@ void Movements::prefetch_expert(std::uint32_t block) {
   } else {
     before.rows = Condition::Rows::in_step_before;
   }
-  weights_on_device(block, before);
+  kept_on_device(block, before);
 }
 
 // Activations.

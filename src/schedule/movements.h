@@ -51,7 +51,8 @@ class Movements {
     return options_.order == Order::layer_major ? micro : 0;
   }
 
-  /// The device buffer with the whole weights of `block`; moves them there if necessary.
+  /// The device buffer with the whole weights of `block`, decoded if they are codes; moves them
+  /// there if necessary.
   BufferId weights_on_device(std::uint32_t block) {
     return weights_on_device(block, for_pass(block));
   }
@@ -127,6 +128,7 @@ class Movements {
 
   // `when`: the condition under which weights are needed.
   BufferId weights_on_device(std::uint32_t block, Condition when);
+  BufferId kept_on_device(std::uint32_t block, Condition when);
   BufferId weights_on_host(std::uint32_t block, Condition when);
   BufferId weights_in_staging(std::uint32_t block, Condition when);
   BufferId share_on_device(std::uint32_t block, Condition when);
@@ -211,6 +213,7 @@ class Movements {
   Emitter emitter_;
   Passage slots_;
   Passage share_slots_;
+  Passage decoded_;
   Passage weight_staging_;
   Ring gradient_slots_;
   Ring activation_slots_;

@@ -28,6 +28,7 @@ constexpr Traits kActions[] = {
     {Action::fetch_weights, "fetch weights", Lane::fetch},
     {Action::upload_weights, "upload weights", Lane::upload},
     {Action::gather_weights, "gather weights", Lane::gather},
+    {Action::decode_weights, "decode weights", Lane::compute},
     {Action::normalize, "norm", Lane::compute, kBlockAndMicro, true},
     {Action::route, "router", Lane::compute, kBlockAndMicro, true},
     {Action::gather_routing, "gather routing", Lane::gather, kBlockAndMicro, true},

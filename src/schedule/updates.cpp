@@ -102,7 +102,7 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   const bool shard = rank_.updates_shard(block);
   const Condition when = for_update(block, lag);
   BufferId weights = home_buffer;
-  if (home != Tier::device && !split) weights = weights_on_device(block, when);
+  if (home != Tier::device && !split) weights = kept_on_device(block, when);
   if (home != Tier::device && split) {
     const auto [slot, fill, unless] = share_slots_.take(block, when);
     weights = slot;

@@ -74,6 +74,7 @@ class Checkpoint {
   [[nodiscard]] std::uint64_t ranks() const { return ranks_; }
   [[nodiscard]] const std::vector<Block>& blocks() const { return blocks_; }
   [[nodiscard]] const std::string& adapters() const { return adapters_; }
+  [[nodiscard]] const std::string& quantization() const { return quantization_; }
   /// What it holds, like engine::whole_ranges().
   [[nodiscard]] std::vector<engine::StateRange> whole_ranges() const;
   [[nodiscard]] std::vector<std::filesystem::path> files() const;
@@ -130,6 +131,7 @@ class Checkpoint {
   std::uint64_t ranks_ = 0;
   std::vector<Block> blocks_;
   std::string adapters_;          ///< model::AdapterConfig::description(), "" without adapters
+  std::string quantization_;      ///< model::Quantization::description(), "" without codes
   std::vector<StateFile> files_;  ///< by rank and segment or, if it is portable, by block
   /// By first entry, without gaps.
   std::map<std::pair<std::size_t, engine::StateKind>, std::vector<Piece>> pieces_;

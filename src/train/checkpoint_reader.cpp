@@ -96,6 +96,20 @@ void check_adapters(const fs::path& folder, const std::string& stored,
                                         named(stored), named(here)));
 }
 
+/// Refuses a checkpoint whose frozen matrices are kept in another way than those of `model`.
+void check_base(const fs::path& folder, const std::string& stored,
+                const model::Architecture& model) {
+  const std::string here = model.quantization ? model.quantization->description() : "";
+  if (stored == here) return;
+  const auto named = [](const std::string& base) {
+    return base.empty() ? "none" : text::printable(base);
+  };
+  refuse_checkpoint(folder, fmt::format("was written with another quantised base: {}; the config "
+                                        "has {}; give the same ballast.quantized_base and "
+                                        "ballast.double_quantization",
+                                        named(stored), named(here)));
+}
+
 /// Of the pieces of an array.
 template <class Pieces>
 Elems count_of(const Pieces& pieces) {
@@ -110,6 +124,7 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
   facts_ = facts_of(json, path);
   for (const Json& block : array_of(json, "blocks", path)) blocks_.push_back(block_of(block, path));
   if (const Json* const adapters = json.find("adapters")) adapters_ = adapters->text();
+  if (const Json* const base = json.find("quantized_base")) quantization_ = base->text();
   const Json* const format = json.find("format");
   if (format != nullptr && !(*format == kPortable)) {
     refuse_checkpoint(path, "has a format that this program does not know");
@@ -128,7 +143,7 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
 }
 
 Checkpoint::Block Checkpoint::describe(const model::BlockSpec& spec) {
-  Block block = {spec.name, spec.elements};
+  Block block = {spec.name, spec.plain_elements()};
   for (const model::TensorSpec& tensor : spec.tensors) {
     if (tensor.frozen) block.frozen.push_back(tensor.name.substr(spec.prefix.size()));
   }
@@ -304,12 +319,13 @@ void Checkpoint::verify(std::uint32_t first, std::uint32_t of,
 
 void Checkpoint::check_fits(const engine::Blueprint& blueprint) const {
   check_adapters(folder_, adapters_, blueprint.model);
+  check_base(folder_, quantization_, blueprint.model);
   const auto blocks = model::blocks_without_expert_parallelism(blueprint.model);
   bool same = blocks.size() == blocks_.size();
   for (std::size_t b = 0; same && b < blocks.size(); ++b) {
     same = blocks_[b].name == blocks[b].name;
     if (same) check_frozen(folder_, blocks_[b], describe(blocks[b]));
-    same = same && blocks_[b].elements == blocks[b].elements;
+    same = same && blocks_[b].elements == blocks[b].plain_elements();
   }
   if (!same) refuse_checkpoint(folder_, describe_other_blocks(blocks_, blueprint.model.config));
   for (const StateRange& range : engine::whole_ranges(blueprint)) {

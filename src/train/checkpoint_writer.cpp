@@ -78,6 +78,8 @@ std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& bl
   Json content = json_of(facts);
   content["blocks"] = describe(blueprint);
   if (blueprint.model.adapters) content["adapters"] = blueprint.model.adapters->description();
+  if (const auto& base = blueprint.model.quantization)
+    content["quantized_base"] = base->description();
   content["ranks"] = ranks;
   return seal(content);
 }

@@ -50,6 +50,7 @@ class StatesExport {
     content["ranks"] = from_.ranks();
     content["blocks"] = blocks;
     if (!from_.adapters().empty()) content["adapters"] = from_.adapters();
+    if (!from_.quantization().empty()) content["quantized_base"] = from_.quantization();
     content["files"] = files;
     folder_->add(facts_file("").string(), seal(content));
     folder_->finish();

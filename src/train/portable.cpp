@@ -35,6 +35,7 @@ std::string_view state_dtype(StateKind kind, Bytes width, DType weights) {
   switch (kind) {
     case StateKind::remainders:
       return width == 2 ? "U16" : "";
+    case StateKind::codes:
     case StateKind::first_exponents:
     case StateKind::second_exponents:
       return width == 1 ? "U8" : "";

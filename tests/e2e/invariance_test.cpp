@@ -315,6 +315,18 @@ TEST(Invariance, AdaptersOfAttentionBeforeExpertsInFp32) {
                                                "modules_to_save": ["input_layernorm"]})"});
 }
 
+/// With codes of the frozen matrices.
+TEST(Invariance, AdaptersOfABaseInFourBits) {
+  expect_some_invariance(
+      training(kLlama, "adapters"), true, 1,
+      {R"(ballast.adapters={"targets": ["q_proj", "down_proj"], "dropout": 0.1})",
+       "ballast.quantized_base=nf4", "ballast.double_quantization=true"});
+}
+TEST(Invariance, ExpertsInEightBitsInFp32) {
+  expect_some_invariance(training(kExperts, R"(["*.1.*norm*", "*.1.*q_proj*"])"), false, 2,
+                         {"ballast.quantized_base=int8"});
+}
+
 /// Tiles only change the order of sums.
 TEST(Invariance, TilesHaveTheLossesOfAWholeModel) {
   const std::vector<std::pair<Model, Model>> pairs = {{kGpt2, cut(kGpt2, 3)},

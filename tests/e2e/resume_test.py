@@ -172,6 +172,23 @@ class ResumeTest(runs.CheckpointTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.results(), expected)
 
+    def test_quantized_base(self):
+        def sections(**base):
+            adapters = {"targets": ["q_proj", "down_proj"], "rank": 2}
+            return {"ballast": {**self.BALLAST, "train": "adapters", "adapters": adapters, **base}}
+        some = sections(quantized_base="nf4", double_quantization=True)
+        expected = self.reference(**some)
+        self.part_of_run(**some)
+        for other in (sections(), sections(quantized_base="nf4"), sections(quantized_base="int8")):
+            done = self.resume(**other)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+            self.assertIn("was written with another quantised base: nf4 with scales in 8 bits;",
+                          done.stderr)
+        done = self.resume(**some)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.results(), expected)
+
     def damage(self, name, change):
         file = self.path / "run/checkpoints" / name
         content = bytearray(file.read_bytes())

@@ -174,8 +174,11 @@ struct BallastSection {
   /// Patterns of the names of trained tensors (model::freeze()); none ("all"): all are trained.
   std::vector<std::string> train;
   std::optional<AdapterSection> adapters;  ///< train is "adapters"
-  std::string order = "layer_major";       ///< layer_major, micro_batch_major or auto
-  std::string update = "gated";            ///< gated, or eager (without gradient clipping)
+  /// none, int8 or nf4: how frozen matrices of layers are kept (model::quantize()).
+  std::string quantized_base = "none";
+  bool double_quantization = false;   ///< of nf4: scales are codes too
+  std::string order = "layer_major";  ///< layer_major, micro_batch_major or auto
+  std::string update = "gated";       ///< gated, or eager (without gradient clipping)
   /// With gated updates: how many blocks, evenly spread over those with states below the device,
   /// are updated before the norm is known; unset ("auto"): the planner's choice.
   std::optional<std::uint64_t> speculative_updates;

@@ -24,7 +24,8 @@ enum class StateKind : std::uint8_t {
   first_moments,
   second_moments,
   first_exponents,  ///< of 8-bit moments, one for cpu_adam::Codes::kBlock of them
-  second_exponents
+  second_exponents,
+  codes  ///< of a quantised base: bytes behind the weights, see model::BlockCodes
 };
 
 /// "weights", "remainders", "first_moments", ...

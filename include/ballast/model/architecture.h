@@ -11,6 +11,7 @@
 
 #include "ballast/core/units.h"
 #include "ballast/model/adapters.h"
+#include "ballast/model/quantization.h"
 #include "ballast/text/json.h"
 
 namespace ballast::model {
@@ -88,6 +89,7 @@ struct TensorSpec {
   double stddev = 0.0;  ///< for Init::normal; for Init::uniform, the bound on both sides of 0
   StoredRows stored;
   bool frozen = false;   ///< not trained, see freeze()
+  bool coded = false;    ///< kept as codes, see quantize()
   bool adapter = false;  ///< of an adapter, see adapt(): files of the model lack it
 
   [[nodiscard]] std::vector<std::uint64_t> whole_shape() const;
@@ -132,6 +134,7 @@ struct BlockSpec {
   Elems parameters = 0;       ///< without padding
   Elems elements = 0;         ///< with padding
   Elems frozen_elements = 0;  ///< of these, the last ones: those of frozen tensors
+  Elems coded_elements = 0;   ///< of these, the last ones: those that are kept as codes
   /// Elements of all matrices that each token is multiplied by, and of the last of them, whose
   /// product the backward pass does not recompute.
   Elems product_elements = 0;
@@ -147,6 +150,8 @@ struct BlockSpec {
   /// The same of what one rank computes with: an expert, if the block has several.
   [[nodiscard]] Elems own_elements() const { return elements / experts; }
   [[nodiscard]] Elems own_trained_elements() const { return trained_elements() / experts; }
+  /// Elements that are kept in the training type.
+  [[nodiscard]] Elems plain_elements() const { return elements - coded_elements; }
   /// The tensor of that name, with or without the prefix; nullptr if missing.
   [[nodiscard]] const TensorSpec* find(std::string_view tensor_name) const;
   /// The same, but throws Error(state) if missing.
@@ -183,7 +188,8 @@ struct Architecture {
   ModelConfig config;  ///< complete
   OuterTensors outer;
   std::vector<BlockSpec> blocks;
-  std::optional<AdapterConfig> adapters = std::nullopt;  ///< of adapt()
+  std::optional<AdapterConfig> adapters = std::nullopt;     ///< of adapt()
+  std::optional<Quantization> quantization = std::nullopt;  ///< of quantize()
 
   [[nodiscard]] std::size_t first_layer() const { return config.vocabulary_tiles; }
   /// The block with the final norm.
@@ -265,6 +271,26 @@ void freeze(Architecture& model, std::span<const std::string> patterns,
 /// something else than maps of attention and MLPs has that name, the family's layers cannot have
 /// adapters or are cut into tiles.
 void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse);
+
+/// Keeps the frozen matrices of layers (attention, MLP, experts; not norms, biases or routers) as
+/// codes. In a block they come last. Call it after freeze() or adapt(). `refuse(rule)` is called if
+/// no such matrix is frozen or layers are cut into tiles, and must throw.
+void quantize(Architecture& model, const Quantization& how,
+              const std::function<void(const std::string& rule)>& refuse);
+
+/// Where the codes of a block lie: behind its plain_elements() in the training type, each matrix at
+/// an offset from there; `bytes` of all, in whole pages.
+struct BlockCodes {
+  struct Matrix {
+    const TensorSpec* tensor = nullptr;
+    Bytes offset = 0;
+    CodedArrays arrays;
+  };
+  BlockCodes(const Architecture& model, const BlockSpec& block);
+
+  std::vector<Matrix> matrices;
+  Bytes bytes = 0;
+};
 
 /// A place in a tensor, and how many elements from there on have the same order in files and in
 /// memory.

@@ -272,6 +272,11 @@ class Compute {
   /// `weights` = decoded `codes`, rounded to the training type; otherwise as above.
   virtual void decode_weights(device::Stream& stream, ConstDeviceBytes codes,
                               DeviceBytes weights) = 0;
+  /// `weights` (of all elements of a block, in the training type) = those of a block of a quantised
+  /// base as they are kept in `stored`: plain ones, then BlockCodes. Padding between tensors stays
+  /// as it is.
+  virtual void decode_block(device::Stream& stream, std::size_t block, ConstDeviceBytes stored,
+                            DeviceBytes weights) = 0;
 };
 
 /// The attention implementation of the CUDA device: own kernels, or cuDNN for the bf16 forward

@@ -70,6 +70,7 @@ enum class Action : std::uint8_t {
   fetch_weights,         ///< NVMe to host staging
   upload_weights,        ///< host (home or staging) to device
   gather_weights,        ///< shards of all ranks to whole weights on the device
+  decode_weights,        ///< weights that are codes in part to the training type, on the device
   normalize,             ///< the norm before tiles of a layer or of the head
   route,                 ///< the norm before experts, and the choice of experts for each row
   gather_routing,        ///< where the rows of each expert begin, of all ranks

@@ -20,7 +20,10 @@ struct SubGroup {
 /// Sizes of one block: weights and gradients in full, states and their update per rank.
 struct BlockWork {
   std::string name;
-  Bytes weight_bytes = 0;       ///< in the training type
+  Bytes weight_bytes = 0;  ///< as they are kept and moved
+  /// Of a layer whose weights are codes in part: all in the training type, as they are decoded for
+  /// its passes. 0: passes read weights as they are kept.
+  Bytes decoded_bytes = 0;
   Bytes accumulator_bytes = 0;  ///< fp32
   Bytes gradient_bytes = 0;     ///< packed
   double forward_flops = 0.0;   ///< per micro-batch
@@ -43,13 +46,18 @@ struct BlockWork {
   /// Each rank has an expert of its own in the block, which stays there; the rows of all ranks come
   /// to it. Sizes and FLOPs are those of this rank.
   bool expert_parallel = false;
-  bool keeps_whole = false;      ///< stage 3 does not split its weights
+  bool keeps_whole = false;      ///< stage 3 does not split its weights; of all with codes
   Bytes intermediate_bytes = 0;  ///< per micro-batch (a head's: of all), if the block keeps them
   Bytes cleared_bytes = 0;       ///< of accumulator_bytes, zeroed before the first micro-batch
   std::vector<SubGroup> sub_groups = {};  ///< in ascending order of elements; none: it is frozen
 
   /// It has weights alone: no accumulator, packed gradient, statistics or states.
   [[nodiscard]] bool is_frozen() const { return sub_groups.empty(); }
+  [[nodiscard]] bool is_coded() const { return decoded_bytes > 0; }
+  /// What its passes read.
+  [[nodiscard]] Bytes whole_weight_bytes() const {
+    return is_coded() ? decoded_bytes : weight_bytes;
+  }
   /// Of the backward pass, without what it recomputes.
   [[nodiscard]] double backward_flops() const { return 2.0 * forward_flops - frozen_flops; }
   /// Remainder and moments that this rank keeps.

@@ -11,6 +11,7 @@
 #include "src/device/cuda/errors.h"
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/experts/experts.h"
+#include "src/model/cuda/rows/base_codes.h"
 #include "src/model/cuda/rows/gradients.h"
 #include "src/model/cuda/tokens/tokens.h"
 #include "src/model/families/experts.h"
@@ -384,6 +385,16 @@ void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const floa
                     std::size_t blocks, T* weights) const {
   check_cuda(cuda::decode_weights(device::as_cuda(stream).native(), codes, scales, blocks, weights),
              "decoding weights");
+}
+
+template <class T>
+void Ops<T>::decode_base(const CodedMatrix& matrix, T* out) const {
+  check_cuda(cuda::decode_base(queue_, matrix, out), "decoding a quantised base");
+}
+
+template <class T>
+void Ops<T>::copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const {
+  check_cuda(cuda::copy_bytes(queue_, from, to, size), "copying weights");
 }
 
 template class Ops<float>;

@@ -137,6 +137,9 @@ class Ops {
               float* scales) const;
   void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
               std::size_t blocks, T* weights) const;
+  /// Decodes a matrix of a quantised base; copies what is not coded.
+  void decode_base(const CodedMatrix& matrix, T* out) const;
+  void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const;
 
  private:
   [[nodiscard]] EmbeddingExtents embedding_extents() const {

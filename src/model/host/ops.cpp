@@ -13,6 +13,7 @@
 #include "ballast/device/host_stream.h"
 
 #include "src/model/families/experts.h"
+#include "src/model/host/base_codes.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {
@@ -455,6 +456,16 @@ void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const floa
       all_kernels_.codes.decode(codes + at, scales + range.begin, range.size(), weights + at);
     });
   });
+}
+
+template <class T>
+void Ops<T>::decode_base(const CodedMatrix& matrix, T* out) const {
+  host::decode_base(matrix, out);
+}
+
+template <class T>
+void Ops<T>::copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const {
+  host::copy_bytes(from, to, size);
 }
 
 template class Ops<float>;

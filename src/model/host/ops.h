@@ -142,6 +142,9 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
               float* scales) const;
   void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
               std::size_t blocks, T* weights) const;
+  /// Decodes a matrix of a quantised base; copies what is not coded.
+  void decode_base(const CodedMatrix& matrix, T* out) const;
+  void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const;
 
  private:
   /// Zeroed sums of thread `part`: the first or second of its two rows.

@@ -92,6 +92,32 @@ TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
   EXPECT_NE(error.find("ballast.train is not \"adapters\""), std::string::npos) << error;
 }
 
+TEST(ConfigQuantizedBase, IsOfWhatIsFrozen) {
+  const std::vector<std::string> some = {R"(ballast.train=["*ln_1*"])",
+                                         "ballast.quantized_base=nf4"};
+  const Config c = parse_text(kMinimal, some);
+  const auto model = model_of(
+      c, [](const std::string& path, const std::string& rule) { FAIL() << path << ": " << rule; });
+  ASSERT_TRUE(model.quantization.has_value());
+  EXPECT_EQ(model.quantization->description(), "nf4");
+  std::size_t coded = 0;
+  for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) coded += tensor.coded ? 1 : 0;
+  }
+  EXPECT_EQ(coded, 4 * c.model.num_layers);  // c_attn, c_proj, c_fc, c_proj
+  const auto says = [](const std::vector<std::string>& overrides, const std::string& rule) {
+    const std::string error = error_of(kMinimal, overrides);
+    EXPECT_NE(error.find(rule), std::string::npos) << error;
+    EXPECT_EQ(error.find('\n'), std::string::npos) << error;
+  };
+  says({"ballast.quantized_base=nf4"},
+       "no matrix of a layer is frozen, and only those become codes; set ballast.train");
+  says({some[0], "ballast.quantized_base=nf5"}, "did you mean 'nf4'?");
+  says({some[0], "ballast.quantized_base=int8", "ballast.double_quantization=true"},
+       "is for the scales of \"nf4\", but ballast.quantized_base is \"int8\"");
+  says({some[0], some[1], "model.layer_tiles=2"}, "set model.layer_tiles to 1");
+}
+
 TEST(ConfigPaths, AreAbsoluteAndKeepTheirGlobs) {
   const Config c =
       parse_text(kMinimal, {"data.text=[\"../src/**/*.cpp\", \"./a b\", \"/abs\", \"~/x\"]",

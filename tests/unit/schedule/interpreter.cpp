@@ -15,10 +15,10 @@ std::string show(const Content& content) {
       "routing of ranks", "router totals", "output sums", "normed gradient",
       "packed",           "reduced",       "statistics",  "losses",
       "verdict"};
-  return fmt::format("{} (block {}, micro {}, number {}, extent {}{})",
+  return fmt::format("{} (block {}, micro {}, number {}, extent {}{}{})",
                      kNames[static_cast<std::size_t>(content.what)], content.block, content.micro,
                      content.number, static_cast<int>(content.extent),
-                     content.undone ? ", undone" : "");
+                     content.undone ? ", undone" : "", content.decoded ? ", decoded" : "");
 }
 
 }  // namespace
@@ -94,6 +94,8 @@ void Interpreter::perform(const Operation& op) {
       return move_weights(op);
     case Action::gather_weights:
       return gather(op);
+    case Action::decode_weights:
+      return decode(op);
     case Action::forward:
       return forward(op);
     case Action::evaluate_head:
@@ -429,7 +431,9 @@ void Interpreter::copy(const Operation& op, Role from, Role to, const Content& c
 }
 
 void Interpreter::current_weights_in_use(const Operation& op, std::uint32_t block) {
-  need(op, Role::weights, weights(block, Extent::whole));
+  Content wanted = weights(block, Extent::whole);
+  wanted.decoded = work_.blocks[block].is_coded();
+  need(op, Role::weights, wanted);
   if (updates_[block] != due_[block]) complain(op, "runs with weights of another step");
 }
 

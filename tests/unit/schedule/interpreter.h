@@ -51,6 +51,7 @@ struct Content {
   bool undone = false;        ///< made by an update that a rollback undoes
   bool trained_only = false;  ///< of weights: the frozen ones behind the trained ones are others
   bool frozen_only = false;   ///< of weights: those before the frozen ones are others
+  bool decoded = false;       ///< of weights that are kept as codes
   friend bool operator==(const Content&, const Content&) = default;
 };
 
@@ -74,6 +75,7 @@ class Interpreter {
 
   void perform(const Operation& op);
   void move_weights(const Operation& op);
+  void decode(const Operation& op);
   void move_frozen(const Operation& op);
   /// Whether the frozen weights of `block`, trained in part, have a home of their own.
   [[nodiscard]] bool splits_home(std::uint32_t block) const;

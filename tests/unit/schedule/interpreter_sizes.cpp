@@ -75,6 +75,7 @@ Bytes Interpreter::size(const Content& content) const {
     case What::verdict:
       return 0;
     case What::weights:
+      if (content.decoded) return block.decoded_bytes;
       return part_of(block.weight_bytes, content.extent, number);
     case What::states:
       return block.sub_groups.at(content.micro).state_bytes;

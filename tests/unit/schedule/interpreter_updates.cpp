@@ -96,4 +96,13 @@ void Interpreter::update(const Operation& op) {
   updated_groups_[op.block] = 0;
 }
 
+/// Reads weights as they are kept, all of them up to date.
+void Interpreter::decode(const Operation& op) {
+  if (!work_.blocks[op.block].is_coded()) complain(op, "decodes weights without codes");
+  need(op, Role::weights_source, weights(op.block, Extent::whole));
+  Content decoded = weights(op.block, Extent::whole);
+  decoded.decoded = true;
+  put(op, Role::weights, decoded);
+}
+
 }  // namespace ballast::schedule

@@ -29,6 +29,7 @@ Case random_case(std::uint64_t seed) {
   made.problem = seed % 4 == 3   ? random_problem_of_ranks(seed / 2)
                  : seed % 8 == 5 ? random_evaluation(seed)
                                  : random_problem(seed);
+  add_codes(made.problem.workload, seed);
   made.schedule = build(made.problem.workload, made.problem.placement, made.problem.options);
   made.sequence = random_runs(made.problem, made.schedule, seed, kRuns);
   return made;

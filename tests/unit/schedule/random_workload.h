@@ -241,6 +241,17 @@ inline Problem random_problem_of_ranks(std::uint64_t seed) {
   return problem;
 }
 
+/// Codes in some layers that are not trained in full.
+inline void add_codes(Workload& work, std::uint64_t seed) {
+  Dice dice(seed + 29'000'017);
+  for (std::uint32_t b = work.first_layer(); b < work.head(); ++b) {
+    BlockWork& block = work.blocks[b];
+    if (block.gradient_bytes >= block.weight_bytes || dice.toss()) continue;
+    block.decoded_bytes = block.weight_bytes * dice.pick(2, 4);
+    block.keeps_whole = true;
+  }
+}
+
 /// A problem for evaluation alone: weights anywhere, nothing else to place.
 inline Problem random_evaluation(std::uint64_t seed) {
   Problem problem =

@@ -1,0 +1,150 @@
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/dtype.h"
+#include "ballast/engine/engine.h"
+#include "ballast/planning/engine_inputs.h"
+
+#include "tests/unit/engine/tiny_engine.h"
+
+// Runs whose frozen matrices are codes.
+
+namespace ballast::engine::quantized_test {
+namespace {
+
+using QuantizedBase = test::TinyEngine;
+using schedule::Action;
+using test::kOptimizer;
+using test::kWeights;
+
+const std::string kAdapters =
+    R"(ballast.adapters={"targets": ["q_proj", "o_proj", "down_proj"], "rank": 4, "alpha": 16})";
+const std::vector<std::string> kLora = {"ballast.train=adapters", kAdapters};
+
+std::vector<std::string> with(std::vector<std::string> overrides,
+                              const std::vector<std::string>& more) {
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  return overrides;
+}
+
+/// Values from another engine's blocks; of adapters their own first ones.
+WeightSource decoded(Engine& engine) {
+  std::vector<std::vector<float>> blocks;
+  for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
+    blocks.push_back(engine.read_block(b));
+  }
+  return {.read = [model = engine.blueprint().model, blocks](const model::TensorSpec& tensor,
+                                                             Elems first, std::span<float> out) {
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      const model::TensorSpec* const there = model.blocks[b].find(tensor.name);
+      if (there == nullptr) continue;
+      const auto from = blocks[b].begin() + static_cast<std::ptrdiff_t>(there->offset + first);
+      std::copy_n(from, out.size(), out.begin());
+    }
+  }};
+}
+
+/// A base in codes computes what the same base computes in the training type, wherever it is.
+TEST_F(QuantizedBase, HasTheLossesOfTheDecodedBase) {
+  const std::vector<std::vector<std::string>> formats = {
+      {"ballast.quantized_base=int8"},
+      {"ballast.quantized_base=nf4"},
+      {"ballast.quantized_base=nf4", "ballast.double_quantization=true"}};
+  const std::vector<const char*> places = {"cpu", "none", "nvme"};
+  for (std::size_t f = 0; f < formats.size(); ++f) {
+    const std::vector<std::string> placed = {kWeights + places[f], kOptimizer + "cpu"};
+    Engine coded = planning::make_engine(config(with(with(kLora, formats[f]), placed)));
+    Engine plain = planning::make_engine(config(kLora));
+    Engine original = planning::make_engine(config(kLora));
+    coded.start();
+    plain.start(decoded(coded));
+    original.start();
+    for (int step = 0; step < 3; ++step) {
+      const auto tokens = ids(coded, step);
+      const auto targets = ids(coded, step + 1);
+      const TokenBatch batch = {tokens, targets};
+      const StepResult one = coded.train_step(batch, 0.05);
+      const StepResult other = plain.train_step(batch, 0.05);
+      EXPECT_EQ(one.loss, other.loss) << formats[f].back() << ", step " << step;
+      EXPECT_EQ(one.grad_norm, other.grad_norm) << formats[f].back();
+      EXPECT_NE(one.loss, original.train_step(batch, 0.05).loss) << formats[f].back();
+    }
+    for (std::size_t b = 0; b < coded.blueprint().model.blocks.size(); ++b) {
+      for (const model::TensorSpec& tensor : coded.blueprint().model.blocks[b].tensors) {
+        EXPECT_EQ(coded.read_weights(b, tensor),
+                  plain.read_weights(b, plain.blueprint().model.blocks[b].tensor(tensor.name)))
+            << tensor.name;
+      }
+    }
+  }
+}
+
+/// Codes and scales of the frozen matrices, and the rest as it is.
+TEST_F(QuantizedBase, MovesItsCodes) {
+  const std::vector<std::string> host = {kWeights + "cpu", kOptimizer + "cpu"};
+  const Engine engine =
+      planning::make_engine(config(with(with(kLora, {"ballast.quantized_base=nf4"}), host)));
+  const Blueprint& blueprint = engine.blueprint();
+  std::size_t uploads = 0;
+  for (const schedule::Operation& op : blueprint.schedule.steady.operations) {
+    if (op.action != Action::upload_weights || !blueprint.workload.is_layer(op.block)) continue;
+    const model::BlockSpec& block = blueprint.model.blocks[op.block];
+    Bytes expected = 0;
+    Elems coded = 0;
+    for (const model::TensorSpec& tensor : block.tensors) {
+      if (!tensor.coded) continue;
+      EXPECT_TRUE(tensor.frozen && tensor.shape.size() == 2) << tensor.name;
+      coded += tensor.size;
+      expected += tensor.size / 2 + tensor.size / 64 * sizeof(float);
+    }
+    EXPECT_GT(coded, block.elements / 2);
+    expected = round_up(expected, kPage) + block.plain_elements() * sizeof(Bf16);
+    EXPECT_EQ(op.bytes, expected);
+    EXPECT_LT(op.bytes, block.elements);
+    ++uploads;
+  }
+  EXPECT_GE(uploads, 2 * 3 - 1U);
+}
+
+/// What has been saved is what goes on, in another place too.
+TEST_F(QuantizedBase, IsSavedAsCodes) {
+  const auto overrides = [&](const char* place) {
+    return with(kLora, {"ballast.quantized_base=nf4", "ballast.double_quantization=true",
+                        kWeights + place, kOptimizer + place});
+  };
+  Engine engine = planning::make_engine(config(overrides("none")));
+  engine.start();
+  const auto tokens = ids(engine, 1);
+  const auto targets = ids(engine, 2);
+  const TokenBatch batch = {tokens, targets};
+  engine.train_step(batch, 0.05);
+  std::map<std::tuple<std::size_t, StateKind>, std::vector<std::byte>> saved;
+  engine.save_states([&](const StateRange& range, ConstHostBytes bytes) {
+    auto& array = saved[{range.block, range.kind}];
+    array.resize(std::max<std::size_t>(array.size(), range.first * range.width + bytes.size()));
+    std::copy(bytes.begin(), bytes.end(),
+              array.begin() + static_cast<std::ptrdiff_t>(range.first * range.width));
+  });
+  EXPECT_TRUE(saved.contains({1, StateKind::codes}));
+  EXPECT_FALSE(saved.contains({0, StateKind::codes}));
+  Engine other = planning::make_engine(config(overrides("nvme")));
+  other.resume(
+      [&](const StateRange& range, HostBytes bytes) {
+        const auto& array = saved.at({range.block, range.kind});
+        std::copy_n(array.begin() + static_cast<std::ptrdiff_t>(range.first * range.width),
+                    bytes.size(), bytes.begin());
+      },
+      1);
+  EXPECT_EQ(other.state_hash(), engine.state_hash());
+  EXPECT_EQ(other.train_step(batch, 0.05).loss, engine.train_step(batch, 0.05).loss);
+}
+
+}  // namespace
+}  // namespace ballast::engine::quantized_test
