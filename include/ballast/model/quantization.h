@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "ballast/core/units.h"
-#include "ballast/core/view.h"
 
 namespace ballast::model {
 

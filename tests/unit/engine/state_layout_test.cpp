@@ -144,6 +144,7 @@ TEST(StateLayout, TheShardPointsToTheArraysThatAreKept) {
     blueprint.states = layout.format;
     for (const Elems elements : {Elems{300}, layout.elements}) {
       blueprint.model.blocks.emplace_back().elements = elements;
+      blueprint.workload.blocks.emplace_back();
     }
     const auto shard = make_shard(blueprint, 1, 0, weights.data(), states.data(), gradient.data());
     const auto place = [&](const StateArray& array) -> const void* {
