@@ -115,7 +115,8 @@ TEST(ConfigQuantizedBase, IsOfWhatIsFrozen) {
   says({some[0], "ballast.quantized_base=nf5"}, "did you mean 'nf4'?");
   says({some[0], "ballast.quantized_base=int8", "ballast.double_quantization=true"},
        "is for the scales of \"nf4\", but ballast.quantized_base is \"int8\"");
-  says({some[0], some[1], "model.layer_tiles=2"}, "set model.layer_tiles to 1");
+  says({R"(ballast.train=["*norm*"])", some[1], "model.family=llama", "model.layer_tiles=2"},
+       "set model.layer_tiles to 1");
 }
 
 TEST(ConfigPaths, AreAbsoluteAndKeepTheirGlobs) {
