@@ -217,7 +217,7 @@ TEST(Invariance, PackedGpt2WithACutVocabularyInFp32) {
   expect_invariance(cut(kGpt2, 2), false, kFewSteps, {test::kPacked});
 }
 TEST(Invariance, LlamaInBf16) {
-  expect_invariance(kLlama, true);
+  expect_invariance(kLlama, true, kFewSteps);
 }
 TEST(Invariance, LlamaWithACutVocabularyInFp32) {
   expect_some_invariance(cut(kLlama, 5), false, 0);
@@ -242,7 +242,7 @@ TEST(Invariance, ExpertsInBf16) {
   EXPECT_GT(idle, kFewSteps);
 }
 TEST(Invariance, PackedExpertsInFp32) {
-  expect_invariance(kAllExperts, false, kFewSteps, {test::kPacked});
+  expect_some_invariance(kAllExperts, false, 1, {test::kPacked});
 }
 TEST(Invariance, ExpertsThatMoveEarlyOrAreUpdatedEarly) {
   expect_same(kExperts, true, variants_of_experts(), kFewSteps, {});
