@@ -303,10 +303,10 @@ model::Architecture model_of(
     const std::function<void(const std::string& path, const std::string& rule)>& fail) {
   model::Architecture model = model::build_architecture(config.model);
   if (config.ballast.adapters) {
-    model::adapt(model, *config.ballast.adapters,
-                 [&](std::string_view key, const std::string& rule) {
-                   fail(fmt::format("ballast.adapters.{}", key), rule);
-                 });
+    const model::AdapterConfig& wanted = *config.ballast.adapters;
+    model::adapt(model, wanted, [&](std::string_view key, const std::string& rule) {
+      fail(fmt::format("ballast.adapters.{}", key), rule);
+    });
   } else {
     model::freeze(model, config.ballast.train, [&](std::size_t pattern, const std::string& rule) {
       fail(fmt::format("ballast.train[{}]", pattern), rule);
