@@ -10,6 +10,8 @@
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
 
+#include "src/config/key.h"
+
 namespace ballast::config {
 namespace {
 
@@ -90,12 +92,6 @@ void check(const std::string& file, const std::string& key, const Json& value) {
          "Ballast has no such adapters; give a folder of LoRA without this setting");
 }
 
-Json array_of(const std::vector<std::string>& names) {
-  Json list = Json::array();
-  for (const std::string& name : names) list.push_back(name);
-  return list;
-}
-
 /// The modules whose tensors are trained in full.
 std::vector<std::string> trained_modules(const model::Architecture& model) {
   std::vector<std::string> modules;
@@ -148,8 +144,8 @@ Json make_adapter_config(const model::Architecture& model, const fs::path& base)
                        {"lora_dropout", adapters.dropout},
                        {"use_rslora", adapters.rslora},
                        {"use_dora", false},
-                       {"target_modules", array_of(adapters.targets)},
-                       {"modules_to_save", modules.empty() ? Json() : array_of(modules)},
+                       {"target_modules", list_of(adapters.targets)},
+                       {"modules_to_save", modules.empty() ? Json() : list_of(modules)},
                        {"fan_in_fan_out", adapters.input_first},
                        {"bias", "none"},
                        {"init_lora_weights", true},

@@ -13,12 +13,6 @@
 namespace ballast::config {
 namespace {
 
-Json list_of(const std::vector<std::string>& names) {
-  Json list = Json::array();
-  for (const std::string& name : names) list.push_back(name);
-  return list;
-}
-
 /// Names, or one of them.
 Key names(const char* name, std::vector<std::string>& target) {
   return {name,

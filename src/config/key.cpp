@@ -194,6 +194,12 @@ Key path(std::string name, std::filesystem::path& target) {
           [&target] { return target.empty() ? Json() : Json(target.string()); }};
 }
 
+Json list_of(const std::vector<std::string>& texts) {
+  Json list = Json::array();
+  for (const std::string& one : texts) list.push_back(one);
+  return list;
+}
+
 Key path_list(std::string name, std::vector<std::string>& target) {
   return {std::move(name),
           [&target](const Value& value) {
@@ -207,11 +213,7 @@ Key path_list(std::string name, std::vector<std::string>& target) {
               target.push_back(value.element(i).path_text());
             }
           },
-          [&target] {
-            Json list = Json::array();
-            for (const std::string& item : target) list.push_back(item);
-            return list;
-          }};
+          [&target] { return list_of(target); }};
 }
 
 Key accepted_only(Key key) {

@@ -104,6 +104,8 @@ Key bytes(std::string name, std::uint64_t& target, WholeRange range);
 Key choice(std::string name, std::string& target, std::vector<std::string> choices);
 /// A path; null and "" stand for none.
 Key path(std::string name, std::filesystem::path& target);
+/// An array of strings.
+Json list_of(const std::vector<std::string>& texts);
 /// A string or an array of strings, each a path or a glob.
 Key path_list(std::string name, std::vector<std::string>& target);
 

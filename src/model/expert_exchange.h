@@ -55,8 +55,7 @@ class ExpertExchange {
                const SharedChoices& choices, float* sums) {
     const auto at = experts_.travelling();
     for (ExchangeRound& round : ExchangeRound::all(choices, experts_.rows_per_exchange())) {
-      run_([&experts = experts_, rows, own = round.leaving] { experts.collect_inputs(rows, own); });
-      send(round, at.leaving, at.inputs, width_ * sizeof(T));
+      send_inputs(round, rows);
       run_([&experts = experts_, block, weights, count = round.arrived] {
         experts.compute_arrived(block, weights, count);
       });
@@ -72,8 +71,7 @@ class ExpertExchange {
                 const SharedChoices& choices, const T* dy, float* sums) {
     const auto at = experts_.travelling();
     for (ExchangeRound& round : ExchangeRound::all(choices, experts_.rows_per_exchange())) {
-      run_([&experts = experts_, rows, own = round.leaving] { experts.collect_inputs(rows, own); });
-      send(round, at.leaving, at.inputs, width_ * sizeof(T));
+      send_inputs(round, rows);
       run_([&experts = experts_, rows, dy, own = round.leaving] {
         experts.collect_gradients(rows, own, dy);
       });
@@ -99,6 +97,11 @@ class ExpertExchange {
     std::vector<Bytes> parts;
     for (const std::size_t count : round.arriving) parts.push_back(count * row);
     return parts;
+  }
+  void send_inputs(const ExchangeRound& round, std::byte* rows) {
+    const auto at = experts_.travelling();
+    run_([&experts = experts_, rows, own = round.leaving] { experts.collect_inputs(rows, own); });
+    send(round, at.leaving, at.inputs, width_ * sizeof(T));
   }
   /// To the experts. `row`: bytes.
   void send(const ExchangeRound& round, ConstDeviceBytes from, DeviceBytes to, Bytes row) {

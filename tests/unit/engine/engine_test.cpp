@@ -130,23 +130,9 @@ TEST_F(EngineTest, InitialStatesDoNotDependOnPlacementThreadsOrBuffers) {
 }
 
 TEST_F(EngineTest, InitialWeightsOfASourceArriveInPartsWhereTheyBelong) {
-  const auto value = [](const model::TensorSpec& tensor, Elems i) {
-    return 1.0F / static_cast<float>(tensor.size + i);
-  };
   Engine engine = planning::make_engine(
       config({kWeights + "nvme", kOptimizer + "cpu", "ballast.update_threads=3"}));
-  engine.start({[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    ASSERT_LE(first + out.size(), tensor.size);
-    for (Elems i = 0; i < out.size(); ++i) out[i] = value(tensor, first + i);
-  }});
-  const auto& blocks = engine.blueprint().model.blocks;
-  for (std::size_t b = 0; b < blocks.size(); ++b) {
-    for (const model::TensorSpec& tensor : blocks[b].tensors) {
-      std::vector<float> expected(tensor.size);
-      for (Elems i = 0; i < expected.size(); ++i) expected[i] = value(tensor, i);
-      EXPECT_EQ(engine.read_weights(b, tensor), expected) << tensor.name;
-    }
-  }
+  expect_all_of_a_source(engine);
 }
 
 /// All but one tensor of a layer.

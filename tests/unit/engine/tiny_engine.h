@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,24 @@ class TinyEngine : public testing::Test {
       out[i] = static_cast<std::int32_t>((i * 31 + static_cast<std::size_t>(seed) * 17) % 131);
     }
     return out;
+  }
+  /// Starts the engine from a source; its masters are then what the source has, to the last bit.
+  static void expect_all_of_a_source(engine::Engine& engine) {
+    const auto value = [](const model::TensorSpec& tensor, Elems i) {
+      return 1.0F / static_cast<float>(tensor.size + i);
+    };
+    engine.start({[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+      ASSERT_LE(first + out.size(), tensor.size);
+      for (Elems i = 0; i < out.size(); ++i) out[i] = value(tensor, first + i);
+    }});
+    const auto& blocks = engine.blueprint().model.blocks;
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      for (const model::TensorSpec& tensor : blocks[b].tensors) {
+        std::vector<float> expected(tensor.size);
+        for (Elems i = 0; i < expected.size(); ++i) expected[i] = value(tensor, i);
+        EXPECT_EQ(engine.read_weights(b, tensor), expected) << tensor.name;
+      }
+    }
   }
 
   test::TempDir directory;
