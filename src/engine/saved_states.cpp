@@ -91,17 +91,30 @@ std::vector<std::pair<StateRange, Bytes>> part_of(
   return parts;
 }
 
-/// Calls `handle(held, states, sub_group)` for the block's weights and each sub-group of its states
-/// that are on one of `homes`.
-template <class Handle>
-void for_homes(const Blueprint& blueprint, std::size_t block, schedule::Homes homes,
-               Handle handle) {
-  const schedule::BlockPlacement& place = blueprint.placement.blocks[block];
-  if (homes.has(place.weights)) handle(HeldBlock(blueprint, block, 0), false, 0U);
-  if (!homes.has(place.optimizer)) return;
+/// The homes of a block's weights and states that are on one of `homes`.
+std::vector<KeptHome> homes_of(const Blueprint& blueprint, std::size_t block,
+                               schedule::Homes homes) {
+  const schedule::Schedule& schedule = blueprint.schedule;
+  std::vector<KeptHome> found;
+  const auto add_weights = [&](schedule::BufferId home, std::uint32_t part, Bytes begin,
+                               Bytes end) {
+    if (!homes.has(schedule.buffers.at(home).tier)) return;
+    const auto arrays = own_arrays(blueprint, HeldBlock(blueprint, block, 0), block, false);
+    found.push_back({block, false, part, {}, part_of(arrays, begin, end)});
+  };
+  const schedule::RankSizes sizes(blueprint.workload);
+  const auto number = static_cast<std::uint32_t>(block);
+  const Bytes all = sizes.weights(number);
+  const schedule::BufferId trained = schedule.trained_home.at(block);
+  const Bytes before = trained == schedule::kNoBuffer ? 0 : sizes.updated_by_all(number);
+  if (before > 0) add_weights(trained, 0, 0, before);
+  add_weights(schedule.weight_home.at(block), before > 0 ? kFrozenPart : 0, before, all);
+  if (!homes.has(blueprint.placement.blocks[block].optimizer)) return found;
   for (std::uint32_t group = 0; group < sub_groups(blueprint, block); ++group) {
-    handle(HeldBlock(blueprint, block, group), true, group);
+    const HeldBlock held(blueprint, block, group);
+    found.push_back({block, true, group, {}, own_arrays(blueprint, held, block, true)});
   }
+  return found;
 }
 
 }  // namespace
@@ -171,11 +184,9 @@ void for_own_entries(const Blueprint& blueprint, const HeldBlock& held, const Ho
 std::vector<StateRange> saved_ranges(const Blueprint& blueprint, schedule::Homes homes) {
   std::vector<StateRange> ranges;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
-    for_homes(blueprint, b, homes, [&](const HeldBlock& held, bool states, std::uint32_t) {
-      for (const auto& [range, offset] : own_arrays(blueprint, held, b, states)) {
-        ranges.push_back(range);
-      }
-    });
+    for (const KeptHome& home : homes_of(blueprint, b, homes)) {
+      for (const auto& [range, offset] : home.ranges) ranges.push_back(range);
+    }
   }
   return ranges;
 }
@@ -183,18 +194,9 @@ std::vector<StateRange> saved_ranges(const Blueprint& blueprint, schedule::Homes
 std::vector<KeptHome> homes_on(const Blueprint& blueprint, Tier tier) {
   std::vector<KeptHome> homes;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
-    for_homes(blueprint, b, schedule::homes_on(tier),
-              [&](const HeldBlock& held, bool states, std::uint32_t group) {
-                const auto ranges = own_arrays(blueprint, held, b, states);
-                if (states || blueprint.schedule.trained_home.at(b) == schedule::kNoBuffer) {
-                  homes.push_back({b, states, group, {}, ranges});
-                  return;
-                }
-                const Bytes trained = held.sizes.updated_by_all(static_cast<std::uint32_t>(b));
-                const Bytes all = held.sizes.weights(static_cast<std::uint32_t>(b));
-                homes.push_back({b, false, 0, {}, part_of(ranges, 0, trained)});
-                homes.push_back({b, false, kFrozenPart, {}, part_of(ranges, trained, all)});
-              });
+    for (KeptHome& home : homes_of(blueprint, b, schedule::homes_on(tier))) {
+      homes.push_back(std::move(home));
+    }
   }
   return homes;
 }

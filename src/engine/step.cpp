@@ -106,8 +106,8 @@ class Lanes::Step : private RoutingBuffers {
       }
       case Lane::writeback:
         keep_old_slot();
-        return lanes_.writebacks_.add(
-            modules_.store.writeback(target().buffer, staged(source()), zeros_from()));
+        return lanes_.writebacks_.add(modules_.store.writeback(
+            target().buffer, staged(source()), lanes_.zeros_from_[source().buffer]));
     }
   }
 
@@ -115,11 +115,6 @@ class Lanes::Step : private RoutingBuffers {
   [[nodiscard]] HostBytes staged(const Use& use) const {
     const Bytes offset = operation_.offset;
     return modules_.store.host(use.buffer, offset + operation_.bytes).subspan(offset);
-  }
-  /// From where on they are zeros.
-  [[nodiscard]] Bytes zeros_from() const {
-    const Bytes zeros = lanes_.zeros_from_[source().buffer];
-    return zeros == state::kNoZeros ? zeros : zeros - std::min(zeros, operation_.offset);
   }
 
   /// The routings of all micro-batches lie next to each other.

@@ -13,6 +13,7 @@
 
 #include "src/schedule/buffer_list.h"
 #include "src/schedule/layout.h"
+#include "src/schedule/placement_rules.h"
 
 namespace ballast::schedule {
 
@@ -55,7 +56,7 @@ class HomeList : protected BufferList {
       const BufferId weights = add(name_of(b, split ? "frozen weights" : "weights"), at(b).weights,
                                    Kind::weights, rank_.weights(b) - trained_bytes(b));
       const BufferId trained =
-          split ? add(name_of(b, "weights"), at(b).weights, Kind::weights, trained_bytes(b))
+          split ? add(name_of(b, "weights"), trained_tier(at(b)), Kind::weights, trained_bytes(b))
                 : kNoBuffer;
       if (merges_) {
         if (trains()) merge_states(b);
@@ -146,11 +147,12 @@ class HomeList : protected BufferList {
 
   /// The updated weights of a block are in host memory, wherever they live.
   [[nodiscard]] Tier undo_tier(std::uint32_t b) const {
+    if (trained_bytes(b) > 0) return trained_tier(at(b));
     return at(b).weights == Tier::nvme ? Tier::nvme : Tier::host;
   }
   [[nodiscard]] Bytes undo_bytes(std::uint32_t b) const {
-    if (trained_bytes(b) > 0) return trained_bytes(b);
-    return at(b).weights == Tier::nvme ? rank_.weights(b) : rank_.updated_weights(b);
+    if (undo_tier(b) == Tier::host) return rank_.updated_weights(b);
+    return trained_bytes(b) > 0 ? trained_bytes(b) : rank_.weights(b);
   }
 
   void undo(std::uint32_t b) {

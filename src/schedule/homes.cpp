@@ -12,23 +12,32 @@ struct Movements::Home {
   Role source;  ///< the role of the source of a copy
   Tier tier;
   BufferId buffer;
+  Bytes offset;         ///< of its first byte in all of these weights or states
   Bytes bytes;          ///< kept by this rank
   Bytes initial_bytes;  ///< the first that do not begin as zeros
   Action upload;
   Action offload;
 };
 
-Movements::Home Movements::weight_home(std::uint32_t block) const {
-  const Bytes bytes = rank_.weights(block);
-  return {.sub_group = 0,
-          .role = Role::weights,
-          .source = Role::weights_source,
-          .tier = at(block).weights,
-          .buffer = layout_.weight_home[block],
-          .bytes = bytes,
-          .initial_bytes = bytes,
-          .upload = Action::upload_weights,
-          .offload = Action::offload_weights};
+/// One, or that of the trained weights and that of the frozen ones.
+std::vector<Movements::Home> Movements::weight_homes(std::uint32_t block) const {
+  const Bytes all = rank_.weights(block);
+  const auto home = [&](BufferId buffer, Bytes begin, Bytes end) {
+    return Home{.sub_group = 0,
+                .role = Role::weights,
+                .source = Role::weights_source,
+                .tier = layout_.buffers[buffer].tier,
+                .buffer = buffer,
+                .offset = begin,
+                .bytes = end - begin,
+                .initial_bytes = end - begin,
+                .upload = Action::upload_weights,
+                .offload = Action::offload_weights};
+  };
+  if (!splits_home(block)) return {home(layout_.weight_home[block], 0, all)};
+  const Bytes trained = rank_.updated_by_all(block);
+  return {home(layout_.trained_home[block], 0, trained),
+          home(layout_.weight_home[block], trained, all)};
 }
 
 Movements::Home Movements::state_home(std::uint32_t block, std::uint32_t group) const {
@@ -37,6 +46,7 @@ Movements::Home Movements::state_home(std::uint32_t block, std::uint32_t group) 
           .source = Role::states_source,
           .tier = at(block).optimizer,
           .buffer = layout_.state_home[block][group],
+          .offset = 0,
           .bytes = rank_.states(block, group),
           .initial_bytes = work_.blocks[block].sub_groups[group].initial_state_bytes,
           .upload = Action::upload_states,
@@ -56,7 +66,9 @@ void Movements::in_pieces(Bytes all, Move move) const {
 /// Calls `handle(home)` for the block's weights and, for training, each sub-group of its states.
 template <class Handle>
 void Movements::for_homes(std::uint32_t block, Homes homes, Handle handle) const {
-  if (const Home weights = weight_home(block); homes.has(weights.tier)) handle(weights);
+  for (const Home& weights : weight_homes(block)) {
+    if (homes.has(weights.tier)) handle(weights);
+  }
   if (!has_states()) return;
   for (std::uint32_t g = 0; g < sub_groups(block); ++g) {
     if (const Home states = state_home(block, g); homes.has(states.tier)) handle(states);
@@ -84,16 +96,20 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
   };
   switch (home.tier) {
     case Tier::host:
-      return initialize(home.buffer, 0, home.bytes);
+      return initialize(home.buffer, home.offset, home.bytes);
     case Tier::nvme: {
       const BufferId staging =
           weights ? weight_staging_.take(block).buffer : state_slot(block, home.sub_group);
+      initialize(staging, home.offset, home.bytes);
+      if (home.offset > 0) {  // frozen weights
+        return copy_weights(
+            Action::writeback_weights, block,
+            {.from = {.buffer = staging}, .to = {.buffer = home.buffer}, .bytes = home.bytes});
+      }
       const auto write = [&](Speculation slot) {
         if (weights) return writeback_weights(block, staging, 0, slot, {});
         writeback_states(block, home.sub_group, staging, 0, slot, {});
       };
-      initialize(staging, 0, home.bytes);
-      if (weights && splits_home(block)) writeback_frozen(block, staging);
       write(Speculation::none);
       // The other slot, so that later writes only overwrite it.
       if (speculates(block)) write(Speculation::speculates);
@@ -154,11 +170,19 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
   };
   switch (home.tier) {
     case Tier::host:
-      return read(home.buffer, 0, home.bytes);
-    case Tier::nvme:
-      if (!weights) fetch_states(block, home.sub_group, 0, {});
-      return read(weights ? weights_in_staging(block, {}) : state_slot(block, home.sub_group), 0,
-                  home.bytes);
+      return read(home.buffer, home.offset, home.bytes);
+    case Tier::nvme: {
+      const BufferId staging =
+          weights ? weight_staging_.take(block).buffer : state_slot(block, home.sub_group);
+      if (weights) {
+        copy_weights(
+            Action::fetch_weights, block,
+            {.from = {.buffer = home.buffer}, .to = {.buffer = staging}, .bytes = home.bytes});
+      } else {
+        fetch_states(block, home.sub_group, 0, {});
+      }
+      return read(staging, home.offset, home.bytes);
+    }
     case Tier::device:
       in_pieces(home.bytes, [&](Bytes offset, Bytes bytes) {
         emit_piece(home.offload, block, home, offset, bytes,

@@ -138,44 +138,50 @@ BufferId Movements::weights_on_host(std::uint32_t block, Condition when) {
                                          : layout_.weight_home[block];
 }
 
-/// Fetches weights from NVMe unless an update or an earlier fetch left them in staging.
+/// Fetches weights from NVMe unless an update or an earlier fetch left them in staging. Where the
+/// trained ones are in host memory, only the frozen ones pass through staging.
 BufferId Movements::weights_in_staging(std::uint32_t block, Condition when) {
   const Passage::Taken staging = weight_staging_.take(block, when);
   if (!staging.fill) return staging.buffer;
-  if (!splits_home(block)) {
-    bring_weights(staging, Action::fetch_weights, block, layout_.weight_home[block], when);
-    return staging.buffer;
+  const BufferId home = layout_.weight_home[block];
+  if (splits_home(block, Tier::host)) {
+    copy_weights(Action::fetch_weights, block,
+                 {.from = {.buffer = home},
+                  .to = {.buffer = staging.buffer},
+                  .bytes = rank_.weights(block) - rank_.updated_by_all(block),
+                  .when = when,
+                  .unless = staging.unless});
+  } else {
+    bring_weights(staging, Action::fetch_weights, block, home, when);
   }
-  fetch_frozen(staging, block, when);
-  copy_weights(Action::fetch_weights, block,
-               {.from = {.buffer = layout_.trained_home[block]},
-                .to = {.buffer = staging.buffer},
-                .bytes = rank_.updated_by_all(block),
-                .when = when,
-                .unless = staging.unless});
   return staging.buffer;
-}
-
-/// Fetches the frozen weights behind the trained ones, which follow.
-void Movements::fetch_frozen(const Passage::Taken& staging, std::uint32_t block, Condition when) {
-  const Bytes trained = rank_.updated_by_all(block);
-  copy_weights(Action::fetch_weights, block,
-               {.from = {.buffer = layout_.weight_home[block]},
-                .to = {.buffer = staging.buffer},
-                .bytes = rank_.weights(block) - trained,
-                .when = when,
-                .unless = staging.unless,
-                .offset = trained});
 }
 
 void Movements::bring_weights(const Passage::Taken& place, Action action, std::uint32_t block,
                               BufferId from, Condition when) {
+  // A home of their own on the tier that they all come from, or that the others passed through.
+  const Tier tier = action == Action::fetch_weights ? Tier::nvme : Tier::host;
+  const bool split = splits_home(block, tier);
+  if (split) bring_frozen(place, action, block, from, when);
+  copy_weights(action, block,
+               {.from = {.buffer = split ? layout_.trained_home[block] : from},
+                .to = {.buffer = place.buffer},
+                .bytes = split ? rank_.updated_by_all(block) : rank_.weights(block),
+                .when = when,
+                .unless = place.unless});
+}
+
+/// Brings the frozen weights behind the trained ones, which follow.
+void Movements::bring_frozen(const Passage::Taken& place, Action action, std::uint32_t block,
+                             BufferId from, Condition when) {
+  const Bytes trained = rank_.updated_by_all(block);
   copy_weights(action, block,
                {.from = {.buffer = from},
                 .to = {.buffer = place.buffer},
-                .bytes = rank_.weights(block),
+                .bytes = rank_.weights(block) - trained,
                 .when = when,
-                .unless = place.unless});
+                .unless = place.unless,
+                .offset = trained});
 }
 
 void Movements::copy_weights(Action action, std::uint32_t block, const Copy& copy) {

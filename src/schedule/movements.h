@@ -145,11 +145,15 @@ class Movements {
   /// Brings all weights that a rank keeps to a place that lacks them.
   void bring_weights(const Passage::Taken& place, Action action, std::uint32_t block, BufferId from,
                      Condition when);
+  void bring_frozen(const Passage::Taken& place, Action action, std::uint32_t block, BufferId from,
+                    Condition when);
   /// Whether the trained weights of `block` have a home of their own.
   [[nodiscard]] bool splits_home(std::uint32_t block) const {
     return layout_.trained_home[block] != kNoBuffer;
   }
-  void fetch_frozen(const Passage::Taken& staging, std::uint32_t block, Condition when);
+  [[nodiscard]] bool splits_home(std::uint32_t block, Tier trained) const {
+    return splits_home(block) && layout_.buffers[layout_.trained_home[block]].tier == trained;
+  }
   void gather_weights(std::uint32_t block, BufferId from, BufferId to, Condition when,
                       std::optional<Condition> unless = {});
 
@@ -189,12 +193,11 @@ class Movements {
   void return_weights(std::uint32_t block, BufferId updated, std::uint32_t lag);
   void writeback_weights(std::uint32_t block, BufferId staging, std::uint32_t lag,
                          Speculation speculation, Condition when);
-  void writeback_frozen(std::uint32_t block, BufferId staging);
   void writeback_states(std::uint32_t block, std::uint32_t group, BufferId staging,
                         std::uint32_t lag, Speculation speculation, Condition when);
   void writeback(Operation writing, Condition when);
 
-  [[nodiscard]] Home weight_home(std::uint32_t block) const;
+  [[nodiscard]] std::vector<Home> weight_homes(std::uint32_t block) const;
   [[nodiscard]] Home state_home(std::uint32_t block, std::uint32_t group) const;
   template <class Move>
   void in_pieces(Bytes all, Move move) const;

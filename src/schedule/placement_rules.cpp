@@ -27,6 +27,10 @@ bool splits_home(const Workload& workload, const Placement& placement, const Opt
          !workload.blocks[block].is_frozen() && sizes.updated_by_all(block) < sizes.weights(block);
 }
 
+Tier trained_tier(const BlockPlacement& place) {
+  return place.optimizer == Tier::nvme ? Tier::nvme : Tier::host;
+}
+
 bool swaps_gradient(const Workload& workload, const Placement& placement, std::uint32_t block) {
   const BlockPlacement& place = placement.blocks[block];
   return !workload.blocks[block].is_frozen() && place.optimizer != Tier::device &&

@@ -22,6 +22,10 @@ bool keeps_intermediates(const Workload& workload, const Placement& placement, s
 bool splits_home(const Workload& workload, const Placement& placement, const Options& options,
                  std::uint32_t block);
 
+/// Where that home of trained weights is: on NVMe if their states are, else in host memory, so that
+/// a step writes to NVMe only if states have to be there.
+Tier trained_tier(const BlockPlacement& place);
+
 /// Whether the gradient of `block` passes through host staging instead of waiting in host memory.
 bool swaps_gradient(const Workload& workload, const Placement& placement, std::uint32_t block);
 

@@ -128,12 +128,16 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   }
   if (shard) gather_weights(block, weights, weights, when);
   if (home == Tier::device) return;
-  const bool to_nvme = home == Tier::nvme;
-  const BufferId host = to_nvme ? weight_staging_.take(block, when).buffer : home_buffer;
+  // Where states are on the device, trained weights with a home of their own are in host memory.
+  const bool own_home = splits_home(block);
+  const bool to_nvme = home == Tier::nvme && !own_home;
+  const BufferId host = to_nvme    ? weight_staging_.take(block, when).buffer
+                        : own_home ? layout_.trained_home[block]
+                                   : home_buffer;
   copy_weights(Action::offload_weights, block,
                {.from = {.buffer = weights},
                 .to = {.buffer = host},
-                .bytes = rank_.weights(block),
+                .bytes = rank_.updated_by_all(block),
                 .when = when});
   if (to_nvme) writeback_weights(block, host, lag, Speculation::none, when);
 }
@@ -154,10 +158,11 @@ BufferId Movements::weights_for_update(std::uint32_t block, std::uint32_t lag) {
   const Speculation speculation = this->speculation(block, lag);
   const Condition when = for_update(block, lag);
   if (at(block).weights == Tier::host) return home_buffer;
+  if (splits_home(block, Tier::host)) return layout_.trained_home[block];
   if (!on_device && speculation != Speculation::redoes) return weights_in_staging(block, when);
   const BufferId staging = weight_staging_.take(block, when).buffer;
   const bool split = splits_home(block);
-  if (split) fetch_frozen({.buffer = staging}, block, when);
+  if (split) bring_frozen({.buffer = staging}, Action::fetch_weights, block, home_buffer, when);
   Operation bring = {.action = on_device ? Action::offload_weights : Action::fetch_weights,
                      .block = block,
                      .lag = lag,
@@ -224,7 +229,9 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
                           {Role::gradient, gradient, false}}});
   }
   return_weights(block, weights, lag);
-  if (home.weights == Tier::nvme) writeback_weights(block, weights, lag, speculation, when);
+  if (home.weights == Tier::nvme && !splits_home(block, Tier::host)) {
+    writeback_weights(block, weights, lag, speculation, when);
+  }
   return_states(sub_groups(block) - 1);
 }
 
@@ -266,16 +273,6 @@ void Movements::writeback_weights(std::uint32_t block, BufferId staging, std::ui
                  splits_home(block) ? layout_.trained_home[block] : layout_.weight_home[block],
                  true}}},
       when);
-}
-
-/// Once, in a fill.
-void Movements::writeback_frozen(std::uint32_t block, BufferId staging) {
-  const Bytes trained = rank_.updated_by_all(block);
-  copy_weights(Action::writeback_weights, block,
-               {.from = {.buffer = staging},
-                .to = {.buffer = layout_.weight_home[block]},
-                .bytes = rank_.weights(block) - trained,
-                .offset = trained});
 }
 
 void Movements::writeback_states(std::uint32_t block, std::uint32_t group, BufferId staging,

@@ -112,8 +112,7 @@ class LeaseBook {
       const bool next = sums && use.writes && !lease.open;
       if (next || fills(op, use)) {
         // What may be there already is completed, not replaced, and so are frozen weights.
-        const bool joins = op.action == Action::fetch_weights && op.offset == 0 &&
-                           schedule_.trained_home[op.block] != kNoBuffer;
+        const bool joins = joins_frozen(op);
         if (!op.unless && !joins) give_back(use.buffer);
         if (span.start < lease.returned) complain(use.buffer, "is filled while in use");
         lease = {span.start, span.end, 0, true};
@@ -133,6 +132,15 @@ class LeaseBook {
   }
 
  private:
+  /// Whether trained weights, all of them, follow the frozen ones into the place where both pass.
+  [[nodiscard]] bool joins_frozen(const Operation& op) const {
+    const BufferId home = schedule_.trained_home[op.block];
+    if (home == kNoBuffer || op.offset > 0 || op.use(Role::weights).shard) return false;
+    const Action action =
+        schedule_.buffers[home].tier == Tier::nvme ? Action::fetch_weights : Action::upload_weights;
+    return op.action == action;
+  }
+
   void give_back(BufferId id) {
     Lease& lease = leases_[id];
     if (!lease.open) return;

@@ -165,7 +165,7 @@ void Interpreter::initialize(const Operation& op) {
   const Use& use = op.uses.front();
   seen_uses_ = 1;
   if (!use.writes) complain(op, "does not say what it writes");
-  held_[use.buffer] = use.role == Role::weights  ? weights(op.block, home(op.block))
+  held_[use.buffer] = use.role == Role::weights  ? weights_in_piece(op)
                       : use.role == Role::states ? states(op)
                                                  : Content{};
 }
@@ -173,27 +173,36 @@ void Interpreter::initialize(const Operation& op) {
 void Interpreter::read(const Operation& op) {
   if (updates_[op.block] != due_[op.block]) complain(op, "comes before updates");
   const bool of_states = op.buffer(Role::states) != kNoBuffer;
-  need(op, of_states ? Role::states : Role::weights,
-       of_states ? states(op) : weights(op.block, home(op.block)));
+  need(op, of_states ? Role::states : Role::weights, of_states ? states(op) : weights_in_piece(op));
 }
 
-/// Frozen weights between their home and staging. Trained ones join those that were fetched.
+/// What a fill or read has at a time: all weights, or those of one of two homes.
+Content Interpreter::weights_in_piece(const Operation& op) const {
+  if (splits_home(op.block) && op.offset > 0) return frozen_weights(op.block);
+  Content all = weights(op.block, home(op.block));
+  all.trained_only = splits_home(op.block);
+  return all;
+}
+
+/// Frozen weights on their way to the device. Trained ones join them where both pass.
 void Interpreter::move_frozen(const Operation& op) {
-  const bool fetches = op.action == Action::fetch_weights;
-  Content frozen = {What::weights, op.block, 0, 0, home(op.block)};
-  frozen.frozen_only = true;
-  if (op.offset != part_of(work_.blocks[op.block].gradient_bytes, Extent::whole, op.block)) {
+  const bool joined = op.offset > 0;
+  if (joined &&
+      op.offset != part_of(work_.blocks[op.block].gradient_bytes, Extent::whole, op.block)) {
     complain(op, "does not begin behind the trained weights");
   }
-  need(op, Role::weights_source, fetches ? frozen : weights(op.block, home(op.block)));
-  put(op, Role::weights, frozen);
+  const Lane first = trained_on_host(op.block) ? Lane::upload : Lane::fetch;
+  if (!in_pieces_ && joined != (op.lane == first))
+    complain(op, "is not where trained weights join");
+  need(op, Role::weights_source, frozen_weights(op.block));
+  put(op, Role::weights, frozen_weights(op.block));
 }
 
 /// Where weights are whole, a rank updates its shard. The other shards are old until all have been
 /// gathered: torn.
 void Interpreter::move_weights(const Operation& op) {
-  const bool on_nvme = op.lane == Lane::fetch || op.lane == Lane::writeback;
-  if (on_nvme && splits_home(op.block) && op.offset > 0) return move_frozen(op);
+  const BufferId taken = op.buffer(Role::weights_source);
+  if (taken != kNoBuffer && held_[taken].frozen_only) return move_frozen(op);
   const bool from_undo =
       op.speculation == Speculation::redoes && op.action == Action::fetch_weights;
   const Role source = from_undo ? Role::undo_weights : Role::weights_source;
@@ -214,12 +223,17 @@ void Interpreter::move_weights(const Operation& op) {
   wanted.trained_only = from.buffer != kNoBuffer && held_[from.buffer].trained_only;
   need(op, source, wanted);
   keep_old(op, Role::weights, Role::undo_weights);
-  if (op.lane == Lane::fetch && splits_home(op.block)) {
+  const Lane joining = trained_on_host(op.block) ? Lane::upload : Lane::fetch;
+  const bool joins =
+      !in_pieces_ && splits_home(op.block) && op.lane == joining && !from.shard && !to.shard;
+  if (joins) {
     const Content& there = held_[to.buffer];
     if (!there.frozen_only || there.block != op.block) complain(op, "lacks the frozen weights");
   }
   const Extent moved = from.shard ? Extent::shard : held;
-  put(op, Role::weights, weights(op.block, to.shard ? torn_home(op.block) : moved));
+  Content arrived = weights(op.block, to.shard ? torn_home(op.block) : moved);
+  arrived.trained_only = splits_home(op.block) && to.buffer == schedule_.trained_home[op.block];
+  put(op, Role::weights, arrived);
   // Below the device they join those that are there.
   const Buffer& place = schedule_.buffers[to.buffer];
   const BlockWork& work = work_.blocks[op.block];
@@ -227,7 +241,9 @@ void Interpreter::move_weights(const Operation& op) {
                                   part_of(work.gradient_bytes, Extent::whole, op.block) <
                                       part_of(work.weight_bytes, Extent::whole, op.block) &&
                                   op.bytes < part_of(work.weight_bytes, home(op.block), op.block);
-  if (op.lane == Lane::writeback && splits_home(op.block)) held_[to.buffer].trained_only = true;
+  if (joins) held_[to.buffer].trained_only = false;
+  const bool alone = in_pieces_ || to.buffer == schedule_.trained_home[op.block];
+  if (splits_home(op.block) && alone) held_[to.buffer].trained_only = true;
   if (wanted.trained_only && op.bytes > part_of(work.gradient_bytes, Extent::whole, op.block)) {
     complain(op, "moves frozen weights that are not there");
   }

@@ -79,6 +79,12 @@ class Interpreter {
   void move_frozen(const Operation& op);
   /// Whether the frozen weights of `block`, trained in part, have a home of their own.
   [[nodiscard]] bool splits_home(std::uint32_t block) const;
+  [[nodiscard]] bool trained_on_host(std::uint32_t block) const;
+  [[nodiscard]] bool undoes_on_host(std::uint32_t block) const {
+    return problem_.placement.blocks[block].weights != Tier::nvme || trained_on_host(block);
+  }
+  [[nodiscard]] Content frozen_weights(std::uint32_t block) const;
+  [[nodiscard]] Content weights_in_piece(const Operation& op) const;
   /// What the homes of the weights of `block` hold after `updates`.
   [[nodiscard]] std::vector<std::pair<BufferId, Content>> weight_homes(std::uint32_t block,
                                                                        std::uint64_t updates) const;

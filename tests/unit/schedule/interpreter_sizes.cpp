@@ -43,6 +43,16 @@ bool Interpreter::splits_home(std::uint32_t block) const {
              part_of(work.weight_bytes, Extent::whole, block);
 }
 
+bool Interpreter::trained_on_host(std::uint32_t block) const {
+  return splits_home(block) && problem_.placement.blocks[block].optimizer != Tier::nvme;
+}
+
+Content Interpreter::frozen_weights(std::uint32_t block) const {
+  Content frozen = {What::weights, block, 0, 0, home(block)};
+  frozen.frozen_only = true;
+  return frozen;
+}
+
 Bytes Interpreter::part_of(Bytes whole, Extent extent, std::uint32_t block) const {
   if (!several(block)) return whole;
   // Shards are equal and whole pages, so all of them together may be larger than the block.
@@ -60,9 +70,8 @@ std::vector<std::pair<BufferId, Content>> Interpreter::weight_homes(std::uint32_
   Content all = {What::weights, block, 0, updates, home(block)};
   if (!splits_home(block)) return {{schedule_.weight_home[block], all}};
   all.trained_only = true;
-  Content frozen = {What::weights, block, 0, 0, home(block)};
-  frozen.frozen_only = true;
-  return {{schedule_.trained_home[block], all}, {schedule_.weight_home[block], frozen}};
+  return {{schedule_.trained_home[block], all},
+          {schedule_.weight_home[block], frozen_weights(block)}};
 }
 
 Bytes Interpreter::size(const Content& content) const {
@@ -115,11 +124,12 @@ Bytes Interpreter::size(const Content& content) const {
 
 /// What comes to the host for an update, or to be undone there, is only what is trained.
 Bytes Interpreter::size_in(const Buffer& buffer, const Content& content) const {
-  if (content.what == What::weights && buffer.tier == Tier::nvme && splits_home(content.block)) {
+  const bool has_part = content.frozen_only || content.trained_only || buffer.tier == Tier::nvme;
+  if (content.what == What::weights && has_part && splits_home(content.block)) {
     const BlockWork& work = work_.blocks[content.block];
-    const Bytes trained = part_of(work.gradient_bytes, Extent::whole, content.block);
-    return content.frozen_only ? part_of(work.weight_bytes, Extent::whole, content.block) - trained
-                               : trained;
+    if (!content.frozen_only) return part_of(work.gradient_bytes, content.extent, content.block);
+    return part_of(work.weight_bytes, Extent::whole, content.block) -
+           part_of(work.gradient_bytes, Extent::whole, content.block);
   }
   const bool for_update = content.what == What::weights && buffer.tier == Tier::host &&
                           (buffer.kind == Kind::undo ||

@@ -25,11 +25,14 @@ void Interpreter::undo_speculative_updates() {
 /// Old values in host memory return to the place of the update; on NVMe they were fetched there.
 void Interpreter::undo(const Operation& op) {
   const BlockPlacement& home_tiers = problem_.placement.blocks[op.block];
-  if (home_tiers.weights != Tier::nvme) {
-    need(op, Role::undo_weights, weights(op.block, own(op.block)));
+  if (undoes_on_host(op.block)) {
     const Use place = op.use(Role::weights);
-    held_[place.buffer] = weights(op.block, place.shard ? torn_home(op.block) : own(op.block));
-    held_[place.buffer].micro = updated_groups_[op.block];
+    Content old = weights(op.block, own(op.block));
+    old.trained_only = trained_on_host(op.block);
+    need(op, Role::undo_weights, old);
+    old.extent = place.shard ? torn_home(op.block) : own(op.block);
+    old.micro = updated_groups_[op.block];
+    held_[place.buffer] = old;
   }
   if (home_tiers.optimizer == Tier::host) {
     need(op, Role::undo_states, states(op));
@@ -68,6 +71,7 @@ void Interpreter::update(const Operation& op) {
   const auto partly = [&](Extent extent) {
     Content content = weights(op.block, extent);
     content.micro = updated_groups_[op.block];
+    content.trained_only = held_[place.buffer].trained_only;
     return content;
   };
   need(op, Role::weights, partly(found));
@@ -80,7 +84,7 @@ void Interpreter::update(const Operation& op) {
   } else if (!speculates) {
     need(op, Role::statistics, {What::statistics, op.block, 0, run});
   }
-  if (speculates && home_tiers.weights != Tier::nvme) {
+  if (speculates && undoes_on_host(op.block)) {
     // Complete when all sub-groups have been copied.
     Content old = updated(op, partly(own(op.block)));
     old.number = updates_[op.block];

@@ -112,9 +112,10 @@ class Counter {
     flush();
     for (std::uint32_t b = blocks(); b-- > 0;) {
       if (!at(b).speculates || !is_trained(b)) continue;
-      const bool fetched = at(b).weights == Tier::nvme && !staging_.use(b, for_update(b, 1));
-      if (fetched) ADD_FAILURE() << "stale weights are in staging";
-      if (at(b).weights == Tier::nvme) count(Lane::fetch, work_.blocks[b].weight_bytes);
+      const bool undoes_on_nvme = at(b).weights == Tier::nvme && !trained_on_host(b);
+      const bool there = undoes_on_nvme && !staging_.use(b, for_update(b, 1));
+      if (there) ADD_FAILURE() << "stale weights are in staging";
+      if (undoes_on_nvme) count(Lane::fetch, work_.blocks[b].weight_bytes);
       if (gradient_is_on_nvme(b)) count(Lane::fetch, gradient_on_nvme(b));
       update(b, 1);
     }
@@ -301,20 +302,32 @@ class Counter {
     count(Lane::upload, work_.blocks[block].weight_bytes);
   }
   void stage(std::uint32_t block, When when) {
-    if (staging_.use(block, when)) count(Lane::fetch, work_.blocks[block].weight_bytes);
+    if (!staging_.use(block, when)) return;
+    const BlockWork& work = work_.blocks[block];
+    const Bytes elsewhere = trained_on_host(block) ? work.gradient_bytes : 0;
+    count(Lane::fetch, work.weight_bytes - elsewhere);
+  }
+  /// Of a block with frozen weights on NVMe: the trained ones, which are as large as the gradient,
+  /// are on NVMe only if their states are.
+  [[nodiscard]] bool trained_on_host(std::uint32_t block) const {
+    const BlockWork& work = work_.blocks[block];
+    return at(block).weights == Tier::nvme && at(block).optimizer != Tier::nvme &&
+           is_trained(block) && work.gradient_bytes < work.weight_bytes;
   }
 
   void update(std::uint32_t block, std::uint32_t lag) {
     if (!is_trained(block)) return;
     const BlockPlacement& home = at(block);
     const When when = for_update(block, lag);
-    const Bytes bytes = work_.blocks[block].weight_bytes;
+    const BlockWork& work = work_.blocks[block];
+    const Bytes trained = std::min(work.weight_bytes, work.gradient_bytes);
+    const bool through_staging = home.weights == Tier::nvme && !trained_on_host(block);
     if (home.optimizer == Tier::device) {
       weights(block, when);
-      if (home.weights != Tier::device) count(Lane::offload, bytes);
-      if (home.weights == Tier::nvme) staging_.use(block, when);
+      if (home.weights != Tier::device) count(Lane::offload, trained);
+      if (through_staging) staging_.use(block, when);
     } else {
-      if (home.weights == Tier::nvme) stage(block, when);
+      if (through_staging) stage(block, when);
       if (gradient_is_on_nvme(block) && !at_once(block)) {
         count(Lane::fetch, gradient_on_nvme(block));
       }
@@ -324,10 +337,7 @@ class Counter {
         count(Lane::upload, work_.blocks[block].gradient_bytes);
       }
     }
-    // Of a block that is trained in part, the trained weights, which are as large as the gradient.
-    if (home.weights == Tier::nvme) {
-      count(Lane::writeback, std::min(bytes, work_.blocks[block].gradient_bytes));
-    }
+    if (through_staging) count(Lane::writeback, trained);
     if (home.optimizer == Tier::nvme) count(Lane::writeback, work_.blocks[block].state_bytes());
   }
 
