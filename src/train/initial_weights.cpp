@@ -179,7 +179,8 @@ std::uint64_t index_of(const model::TensorSpec& tensor) {
 
 std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
                                              const model::Architecture& model,
-                                             std::optional<DType> masters_of) {
+                                             std::optional<DType> masters_of,
+                                             bool makes_magnitudes) {
   std::vector<ReadAhead::Source> order;
   const auto add = [&](const model::TensorSpec& tensor, bool again) {
     if (!is_read_ahead(tensor)) return;
@@ -195,6 +196,10 @@ std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
     order.push_back({place, begin, begin + tensor.size * width});
   };
   for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) {
+      const bool magnitudes = makes_magnitudes && tensor.init == model::Init::row_norms;
+      if (magnitudes) add(model::map_of_magnitudes(block, tensor), false);
+    }
     for (const model::TensorSpec& tensor : block.tensors) add(tensor, false);
     if (!masters_of) continue;
     for (const model::TensorSpec& tensor : block.tensors) add(tensor, true);
@@ -243,12 +248,11 @@ class Beginning {
         masters_of_(blueprint.options.purpose == schedule::Purpose::training
                         ? std::optional(blueprint.type)
                         : std::nullopt) {
-    if (!config.initial_weights.empty()) {
-      files_.emplace(config.initial_weights);
-      reader_.emplace(*files_, reading_order(*files_, blueprint.model, masters_of_));
-    }
     const auto& adapters = config.ballast.adapters;
     if (adapters && !adapters->path.empty()) adapters_.emplace(adapters->path);
+    if (config.initial_weights.empty()) return;
+    files_.emplace(config.initial_weights);
+    reader_.emplace(*files_, reading_order(*files_, blueprint.model, masters_of_, !adapters_));
   }
 
   /// Whether all is drawn from the seed.
@@ -266,6 +270,7 @@ class Beginning {
     if (!is_of_model(tensor)) return model::initialize(tensor, seed_, first, out);
     read_initial_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
   }
+  [[nodiscard]] bool has_adapters() const { return adapters_.has_value(); }
   [[nodiscard]] bool is_bf16(const model::TensorSpec& tensor) const {
     return is_of_model(tensor) && type_of(place_of(*files_, tensor)) == DType::bf16;
   }
@@ -307,7 +312,7 @@ void start_from_weights(engine::Engine& engine, const config::Config& config,
     beginning.read_bf16(tensor, first, out);
     count(out.size());
   };
-  engine.start({read, is_bf16, read_bf16});
+  engine.start({read, is_bf16, read_bf16, beginning.has_adapters()});
 }
 
 }  // namespace ballast::train
