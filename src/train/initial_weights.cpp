@@ -253,11 +253,19 @@ class Beginning {
     if (config.initial_weights.empty()) return;
     files_.emplace(config.initial_weights);
     reader_.emplace(*files_, reading_order(*files_, blueprint.model, masters_of_, !adapters_));
+    bytes_ = files_->bytes();
+    for (const model::BlockSpec& block : blueprint.model.blocks) {
+      for (const model::TensorSpec& tensor : block.tensors) {
+        if (adapters_ || tensor.init != model::Init::row_norms) continue;
+        const model::TensorSpec& map = model::map_of_magnitudes(block, tensor);
+        if (!map.coded) bytes_ += bytes_of(map, map.size);  // their codes are there already
+      }
+    }
   }
 
   /// Whether all is drawn from the seed.
   [[nodiscard]] bool empty() const { return !files_ && !adapters_; }
-  [[nodiscard]] Bytes bytes() const { return files_ ? files_->bytes() : 0; }
+  [[nodiscard]] Bytes bytes() const { return bytes_; }
   /// Of these, what read() of so many values of the tensor has read.
   [[nodiscard]] Bytes bytes_of(const model::TensorSpec& tensor, std::size_t values) const {
     if (!is_of_model(tensor)) return 0;
@@ -286,6 +294,7 @@ class Beginning {
   std::uint64_t seed_;
   std::optional<DType> masters_of_;
   std::optional<WeightFiles> files_;
+  Bytes bytes_ = 0;  ///< that are read from them
   std::optional<WeightReader> reader_;
   std::optional<AdapterFiles> adapters_;
 };

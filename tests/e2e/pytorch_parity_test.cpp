@@ -264,6 +264,12 @@ TEST(PytorchParity, LlamaWithAdaptersInFp32) {
 TEST(PytorchParity, Gpt2WithAdaptersInFp32) {
   expect_fp32_parity("gpt2_lora");
 }
+TEST(PytorchParity, LlamaWithDoraInFp32) {
+  expect_fp32_parity("llama_dora");
+}
+TEST(PytorchParity, Gpt2WithDoraInFp32) {
+  expect_fp32_parity("gpt2_dora");
+}
 TEST(PytorchParity, LlamaWithAdaptersInBf16) {
   expect_bf16_parity("llama_lora");
 }
