@@ -63,6 +63,27 @@ TEST(Adapters, AreTheTrainedTensorsOfTheirBlocks) {
             2.0 * static_cast<double>(3 * 2 * h));
 }
 
+/// The result of the map again for the gradient of a magnitude, and in each pass the norms.
+TEST(Adapters, WithMagnitudesComputeMore) {
+  const AdapterConfig wanted = {.rank = 3, .targets = {"o_proj"}};
+  AdapterConfig with = wanted;
+  with.dora = true;
+  const Architecture lora = adapted(test::small_llama(), wanted);
+  const Architecture dora = adapted(test::small_llama(), with);
+  const BlockSpec& block = dora.blocks[1];
+  const TensorSpec& map = block.tensor("self_attn.o_proj.weight");
+  const TensorSpec& m = block.tensor("self_attn.o_proj.lora_magnitude_vector");
+  EXPECT_EQ(m.shape, std::vector<std::uint64_t>{map.shape[0]});
+  EXPECT_EQ(&map_of_magnitudes(block, m), &map);
+  EXPECT_FALSE(m.frozen);
+  EXPECT_EQ(block.norm_elements, map.size);
+  const auto norms = static_cast<double>(2 * 3 * (map.size + 3 * map.shape[1]));
+  const auto again = static_cast<double>(2 * (map.size + 3 * map.shape[0]));
+  EXPECT_EQ(dora.forward_flops(1, 1, 7) - lora.forward_flops(1, 1, 7), norms);
+  EXPECT_EQ(lora.frozen_flops(1, 1, 7) - dora.frozen_flops(1, 1, 7), 7 * again - norms);
+  EXPECT_NE(lora.adapters->description(), dora.adapters->description());
+}
+
 /// Queries, keys and values of each head follow each other in files of GPT-NeoX.
 TEST(Adapters, HaveTheRowsOfTheirMapsInTheSameOrder) {
   ModelConfig config = default_config("gpt_neox");

@@ -102,7 +102,7 @@ TEST(MergedAdapters, AreThoseOfPeft) {
       }
       changed += found != values(before, tensor) ? 1 : 0;
     }
-    EXPECT_GE(changed, 3U) << name;
+    EXPECT_GE(changed, 2U) << name;
     const std::string norm =
         name.starts_with("gpt2") ? "transformer.h.0.ln_1.weight" : "model.norm.weight";
     EXPECT_EQ(values(ours, norm), values(before, norm));
