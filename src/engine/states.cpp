@@ -108,8 +108,8 @@ class Filler {
     used = {0, std::max(used.end, piece.zeros_from)};
   }
 
-  /// Makes the codes of all matrices of a block, unless they are here. A thread takes whole blocks of
-  /// the codes at a time.
+  /// Makes the codes of all matrices of a block, unless they are here. A thread takes whole blocks
+  /// of the codes at a time.
   void encode(std::size_t block, Bytes bytes) {
     if (encoded_ && encoded_->block == block) return;
     const model::Quantization& how = *blueprint_.model.quantization;

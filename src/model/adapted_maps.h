@@ -25,8 +25,8 @@ struct MapRows {
 /// backward. The backward pass computes h again, since that is cheaper than to keep it. A map may
 /// have several adapters, of the parts of its outputs (joined()). `Ops`: layer.h.
 ///
-/// With magnitudes (DoRA): y = g (W x + s B h) + bias. The sum and the gains g are computed again in
-/// the backward pass, as nothing of them is kept.
+/// With magnitudes (DoRA): y = g (W x + s B h) + bias. The sum and the gains g are computed again
+/// in the backward pass, as nothing of them is kept.
 template <class Ops>
 class AdaptedMaps {
  public:
@@ -137,9 +137,7 @@ class AdaptedMaps {
   [[nodiscard]] LinearAt second(const AdapterAt& at) const {
     return {.weight = at.b, .in = rank_, .out = at.out, .flipped = true};
   }
-  [[nodiscard]] bool has_gains(const LinearAt& map) const {
-    return dora_ && !map.adapters.empty();
-  }
+  [[nodiscard]] bool has_gains(const LinearAt& map) const { return dora_ && !map.adapters.empty(); }
   /// What is multiplied with x: with gains the bias comes later.
   [[nodiscard]] Linear<T> inner(const BlockWeights<T>& block, const LinearAt& map) const {
     Linear<T> linear = block[map];
@@ -197,8 +195,7 @@ class AdaptedMaps {
     const Matrix rows_of_w = w.flipped ? matrix(w.weight, w.in) : transposed(w.weight, w.out);
     const Matrix columns_of_a = transposed(a.weight, a.in);
     ops_.multiply({w.out, rank_, w.in}, rows_of_w, columns_of_a, matrix(cross_, rank_));
-    ops_.multiply({rank_, rank_, w.in}, matrix(a.weight, a.in), columns_of_a,
-                  matrix(gram_, rank_));
+    ops_.multiply({rank_, rank_, w.in}, matrix(a.weight, a.in), columns_of_a, matrix(gram_, rank_));
     float* const gains = gains_.at(at.number);
     ops_.compute_gains({w, block[second(at)].weight, block[NormAt{.weight = *at.magnitudes}].weight,
                         cross_, gram_, rank_, scale_},
@@ -216,17 +213,16 @@ class AdaptedMaps {
                           bias, residual});
     }
   }
-  /// Adds the gradient of the magnitudes, the sums over rows of dy (W x + s B h) / norm, and returns
-  /// that of W x + s B h, [rows, out]. Given s A x in h_.
+  /// Adds the gradient of the magnitudes, the sums over rows of dy (W x + s B h) / norm, and
+  /// returns that of W x + s B h, [rows, out]. Given s A x in h_.
   const T* differentiate_gains(const BlockWeights<T>& block, const LinearAt& map,
                                const AdapterAt& at, const T* x, const T* dy, std::size_t dy_row,
                                const MapRows& rows) {
     const float* const gains = compute_gains(block, map, at);
     ops_.linear(part(block, map, at), x, results_, at.out, rows.count);
     add_product(block, at, results_, at.out, rows);
-    ops_.add_column_products(
-        {dy, dy_row, results_, at.out, inverse_norms_, rows.count, at.out},
-        block[NormAt{.weight = *at.magnitudes}].weight_gradient);
+    ops_.add_column_products({dy, dy_row, results_, at.out, inverse_norms_, rows.count, at.out},
+                             block[NormAt{.weight = *at.magnitudes}].weight_gradient);
     ops_.scale_columns({gains, dy, dy_row, results_, at.out, rows.count, at.out});
     return results_;
   }
@@ -257,9 +253,9 @@ class AdaptedMaps {
   std::array<T*, 3> dh_ = {};  ///< likewise, the gradients of A x of maps with the same input
   T* dropped_ = nullptr;       ///< what A reads, or its gradient
   bool dora_ = false;
-  T* results_ = nullptr;       ///< W x + s B h, then its gradient
-  float* cross_ = nullptr;     ///< W A^T [out, rank]
-  float* gram_ = nullptr;      ///< A A^T [rank, rank]
+  T* results_ = nullptr;    ///< W x + s B h, then its gradient
+  float* cross_ = nullptr;  ///< W A^T [out, rank]
+  float* gram_ = nullptr;   ///< A A^T [rank, rank]
   float* inverse_norms_ = nullptr;
   std::array<float*, 3> gains_ = {};  ///< as dh_
 };

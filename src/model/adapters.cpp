@@ -99,7 +99,8 @@ void add_tensor(BlockSpec& block, TensorSpec tensor) {
   block.tensors.push_back(std::move(tensor));
 }
 
-/// Adds A, B and with DoRA the magnitudes of the map `weight`. The backward pass computes A x again.
+/// Adds A, B and with DoRA the magnitudes of the map `weight`. The backward pass computes A x
+/// again.
 void add_adapter(BlockSpec& block, const TensorSpec& weight, const AdapterConfig& wanted,
                  bool last) {
   const std::uint64_t rank = wanted.rank;

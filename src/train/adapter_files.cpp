@@ -243,9 +243,8 @@ void MergedAdapters::compute_gains(const Place& place, Change& change) const {
     });
   }
   for (std::size_t i = 0; i < squares.size(); ++i) {
-    change.gains[i] = squares[i] > 0.0
-                          ? static_cast<float>(change.gains[i] / std::sqrt(squares[i]))
-                          : 0.0F;
+    change.gains[i] =
+        squares[i] > 0.0 ? static_cast<float>(change.gains[i] / std::sqrt(squares[i])) : 0.0F;
   }
 }
 

@@ -35,8 +35,8 @@ class AdapterFiles {
 };
 
 /// The weights of a model with those of a folder of PEFT merged into them: W + s B A, with DoRA
-/// m / ||W + s B A|| times it, computed in fp32, and modules that are trained in full instead of its
-/// own.
+/// m / ||W + s B A|| times it, computed in fp32, and modules that are trained in full instead of
+/// its own.
 class MergedAdapters {
  public:
   using Place = WeightFiles::Place;
@@ -48,7 +48,8 @@ class MergedAdapters {
   /// Whether the tensor of the model is changed.
   [[nodiscard]] bool changes(const Place& place) const { return changes_.contains(&place); }
   /// Changes fp32 `values`, those of a tensor of the model from element `first` on. With DoRA it
-  /// first reads the whole tensor for its norms when `first` is 0. Takes the threads of the machine.
+  /// first reads the whole tensor for its norms when `first` is 0. Takes the threads of the
+  /// machine.
   void apply(const Place& place, Elems first, std::span<float> values);
 
  private:

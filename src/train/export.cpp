@@ -160,8 +160,7 @@ void copy(const WeightFiles& weights, MergedAdapters* merged,
       const bool changed = merged != nullptr && merged->changes(from);
       for (Elems first = 0; first < from.tensor->elements; first += values.size()) {
         progress(done);
-        values.resize(
-            std::min(changed ? kMergedAtATime : kAtATime, from.tensor->elements - first));
+        values.resize(std::min(changed ? kMergedAtATime : kAtATime, from.tensor->elements - first));
         stored.resize(values.size() * size_of(type));
         reader.read(from, first * size_of(type), stored);
         if (type == tensor.dtype && !changed) {

@@ -281,16 +281,14 @@ TEST(PytorchParity, MagnitudesBeginAsThoseOfPeft) {
     json text = make_config(reference, DType::f32);
     text["ballast"]["out"] = directory.path().string();
     text["ballast"]["train"] = "adapters";
-    text["ballast"]["adapters"] = {{"targets", wanted["target_modules"]},
-                                   {"rank", wanted["r"]},
-                                   {"dora", true}};
+    text["ballast"]["adapters"] = {
+        {"targets", wanted["target_modules"]}, {"rank", wanted["r"]}, {"dora", true}};
     const std::string start = reference["initial"];
     text["model"]["weights"] = fixture(start + ".initial.safetensors").string();
     const config::Config config = config::parse(text.dump(), directory.path(), name, {});
     engine::Engine engine = planning::make_engine(config);
-    train::start_from_weights(engine, config, [](Bytes done, Bytes total) {
-      EXPECT_LE(done, total);
-    });
+    train::start_from_weights(engine, config,
+                              [](Bytes done, Bytes total) { EXPECT_LE(done, total); });
     const train::SafetensorsReader theirs(fixture(name) / "adapter_model.safetensors");
     std::size_t found = 0;
     for (const auto& [tensor, values] : initial_values(engine)) {

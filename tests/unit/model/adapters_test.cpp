@@ -416,11 +416,13 @@ TEST_P(AdapterDropout, DropOtherElementsInEachMicroBatchAndNoneInAnEvaluation) {
   EXPECT_LT(test::relative_error(mean, all), 0.5 * test::relative_error(one, all));
 }
 
-const std::vector<Case> kCases = {{"llama"}, {"llama", true}, {"llama", true, {"k_proj", "up_proj"}},
-                                  {"gpt2"},  {"gpt_neox"},    {"olmo2"},
-                                  {"phi3"}};
-INSTANTIATE_TEST_SUITE_P(Families, AdapterPasses, testing::ValuesIn(kCases), testing::PrintToStringParamName());
-INSTANTIATE_TEST_SUITE_P(Families, AdapterDropout, testing::ValuesIn(kCases), testing::PrintToStringParamName());
+const std::vector<Case> kCases = {
+    {"llama"}, {"llama", true}, {"llama", true, {"k_proj", "up_proj"}}, {"gpt2"}, {"gpt_neox"},
+    {"olmo2"}, {"phi3"}};
+INSTANTIATE_TEST_SUITE_P(Families, AdapterPasses, testing::ValuesIn(kCases),
+                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Families, AdapterDropout, testing::ValuesIn(kCases),
+                         testing::PrintToStringParamName());
 
 /// Biases, parts of a map beside others without an adapter, and gate and up as one part.
 INSTANTIATE_TEST_SUITE_P(Dora, AdapterPasses,

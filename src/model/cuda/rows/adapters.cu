@@ -43,9 +43,8 @@ template <class T>
 __device__ void put_gain(const AdaptedRows<T>& rows, std::size_t row, float squares, float* gains,
                          float* inverse_norms) {
   const T* const b = rows.b + row * rows.rank;
-  const float added =
-      added_square([b](std::size_t k) { return widen(b[k]); }, rows.cross + row * rows.rank,
-                   rows.gram, rows.rank, rows.scale);
+  const float added = added_square([b](std::size_t k) { return widen(b[k]); },
+                                   rows.cross + row * rows.rank, rows.gram, rows.rank, rows.scale);
   const float square = squares + added;
   const float norm = square > 0.0F ? device::rounded_root(square) : 0.0F;
   const float inverse = norm > 0.0F ? device::rounded_quotient(1.0F, norm) : 0.0F;

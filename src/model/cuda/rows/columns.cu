@@ -109,9 +109,9 @@ std::size_t partial_floats(Rows most) {
 template <class T>
 cudaError_t add_column_sums(cudaStream_t stream, const T* x, std::size_t stride, float* gradient,
                             float* partials, Rows rows) {
-  return add_columns<T, false>(
-      stream, {.x = x, .x_step = stride, .rows = rows.count, .width = rows.width}, gradient,
-      partials);
+  return add_columns<T, false>(stream,
+                               {.x = x, .x_step = stride, .rows = rows.count, .width = rows.width},
+                               gradient, partials);
 }
 
 template <class T>

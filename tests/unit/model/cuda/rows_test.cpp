@@ -261,9 +261,8 @@ void check_gains(bool flipped, std::size_t in, std::size_t out) {
     return AdaptedRows<T>{map, at_b, at_m, at_cross, at_gram, kRank, 0.5F};
   };
   std::vector<float> expected(2 * out);
-  host::AdapterOps<T>().compute_gains(
-      rows(w.data(), b.data(), m.data(), cross.data(), gram.data()), expected.data(),
-      expected.data() + out);
+  host::AdapterOps<T>().compute_gains(rows(w.data(), b.data(), m.data(), cross.data(), gram.data()),
+                                      expected.data(), expected.data() + out);
   const DeviceArray<T> w_there(w);
   const DeviceArray<T> b_there(b);
   const DeviceArray<T> m_there(m);
@@ -271,10 +270,10 @@ void check_gains(bool flipped, std::size_t in, std::size_t out) {
   const DeviceArray<float> gram_there(gram);
   const std::vector<float> found = in_every_order([&] {
     const DeviceArray<float> gains(2 * out);
-    must(compute_gains(nullptr,
-                       rows(w_there.data(), b_there.data(), m_there.data(), cross_there.data(),
-                            gram_there.data()),
-                       gains.data(), gains.data() + out));
+    must(compute_gains(
+        nullptr,
+        rows(w_there.data(), b_there.data(), m_there.data(), cross_there.data(), gram_there.data()),
+        gains.data(), gains.data() + out));
     return gains.get();
   });
   expect_close(found, exact(expected), 1e-5);
@@ -294,15 +293,9 @@ void check_scaled_columns(bool gains, bool bias, bool residual) {
   const std::vector<T> others = normals_of<T>(kRows * 32, 2);
   const std::vector<float> factors = normals_of<float>(16, 3);
   const auto columns = [&](const T* from, const T* other, const float* factor, T* to) {
-    return ScaledColumns<T>{gains ? factor : nullptr,
-                            from + 8,
-                            32,
-                            to + 8,
-                            32,
-                            kRows,
-                            16,
-                            bias ? other : nullptr,
-                            residual ? other + 8 : nullptr};
+    return ScaledColumns<T>{
+        gains ? factor : nullptr,      from + 8, 32, to + 8, 32, kRows, 16, bias ? other : nullptr,
+        residual ? other + 8 : nullptr};
   };
   std::vector<T> expected = x;
   host::AdapterOps<T>().scale_columns(
@@ -311,8 +304,8 @@ void check_scaled_columns(bool gains, bool bias, bool residual) {
   const DeviceArray<float> factors_there(factors);
   const std::vector<T> found = in_every_order([&] {
     const DeviceArray<T> there(x);
-    must(scale_columns(nullptr, columns(there.data(), others_there.data(), factors_there.data(),
-                                        there.data())));
+    must(scale_columns(
+        nullptr, columns(there.data(), others_there.data(), factors_there.data(), there.data())));
     return there.get();
   });
   EXPECT_EQ(exact(found), exact(expected));
