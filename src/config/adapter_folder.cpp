@@ -19,11 +19,12 @@ namespace fs = std::filesystem;
 using text::Json;
 
 /// Keys of LoraConfig and those of ballast.adapters with the same value.
-constexpr std::array<std::pair<const char*, const char*>, 6> kSame = {
+constexpr std::array<std::pair<const char*, const char*>, 7> kSame = {
     {{"r", "rank"},
      {"lora_alpha", "alpha"},
      {"lora_dropout", "dropout"},
      {"use_rslora", "rslora"},
+     {"use_dora", "dora"},
      {"target_modules", "targets"},
      {"modules_to_save", "modules_to_save"}}};
 
@@ -62,8 +63,9 @@ bool has_no_value(const Json& value) {
 void check_type(const std::string& file, std::string_view key, const Json& value) {
   const bool number = key == "r" || key.starts_with("lora_");
   if (number && !value.is_number()) refuse(file, key, value, "a number is expected");
-  if (key == "use_rslora" && !value.is_boolean()) refuse(file, key, value, "a flag is expected");
-  if (number || key == "use_rslora" || value.is_string()) return;
+  const bool flag = key.starts_with("use_");
+  if (flag && !value.is_boolean()) refuse(file, key, value, "a flag is expected");
+  if (number || flag || value.is_string()) return;
   const auto& names = value.elements();
   const bool list =
       value.is_array() &&
@@ -143,7 +145,7 @@ Json make_adapter_config(const model::Architecture& model, const fs::path& base)
                        {"lora_alpha", adapters.alpha},
                        {"lora_dropout", adapters.dropout},
                        {"use_rslora", adapters.rslora},
-                       {"use_dora", false},
+                       {"use_dora", adapters.dora},
                        {"target_modules", list_of(adapters.targets)},
                        {"modules_to_save", modules.empty() ? Json() : list_of(modules)},
                        {"fan_in_fan_out", adapters.input_first},

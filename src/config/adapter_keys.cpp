@@ -33,18 +33,12 @@ Key names(const char* name, std::vector<std::string>& target) {
 
 Section keys_of(AdapterSection& a) {
   constexpr WholeRange kRanks = {1, 65536};
-  Key dora = {"dora",
-              [](const Value& value) {
-                if (!value.flag()) return;
-                value.fail("DoRA is not supported; set it to false for LoRA");
-              },
-              [] { return Json(false); }};
   return {path("path", a.path),
           also_called(whole("rank", a.rank, kRanks), {"r", "lora_rank"}),
           also_called(real("alpha", a.alpha, kPositive), {"lora_alpha"}),
           also_called(real("dropout", a.dropout, kBelowOne), {"lora_dropout"}),
           also_called(flag("rslora", a.rslora), {"use_rslora"}),
-          also_called(std::move(dora), {"use_dora"}),
+          also_called(flag("dora", a.dora), {"use_dora"}),
           also_called(names("targets", a.targets), {"target_modules"}),
           names("modules_to_save", a.modules_to_save)};
 }
@@ -106,7 +100,7 @@ void expand_adapter_path(Document& document) {
     document.fail("ballast.adapters.path", error.what());
   }
   // The tensors themselves are compared with the maps that the config names.
-  constexpr std::array kMustAgree = {"rank", "alpha", "rslora"};
+  constexpr std::array kMustAgree = {"rank", "alpha", "rslora", "dora"};
   for (const auto& member : found.members()) {
     const Json* const own = section->find(member.key);
     if (own == nullptr || own->is_null()) {

@@ -60,6 +60,7 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
                                b, blueprint.shape.sequences, blueprint.shape.length),
                            .frozen_flops = blueprint.model.frozen_flops(
                                b, blueprint.shape.sequences, blueprint.shape.length),
+                           .norm_traffic = 2 * block.norm_elements * size_of(blueprint.type),
                            .continues = b > 0 && continues(blueprint.model, b),
                            .mid_layer = begins_second_half(blueprint.model, b),
                            .routes = block.part == model::LayerPart::router,

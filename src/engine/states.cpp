@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -19,6 +18,8 @@
 #include "ballast/schedule/rank_sizes.h"
 #include "ballast/state/checksum.h"
 
+#include "src/engine/in_units.h"
+#include "src/engine/initial_magnitudes.h"
 #include "src/engine/saved_states.h"
 
 namespace ballast::engine {
@@ -50,9 +51,14 @@ class Filler {
  public:
   Filler(const Blueprint& blueprint, const WeightSource& source, std::uint64_t seed,
          const cpu_adam::Updater& team)
-      : blueprint_(blueprint), source_(source), seed_(seed), team_(team) {}
+      : blueprint_(blueprint),
+        source_(source),
+        seed_(seed),
+        team_(team),
+        magnitudes_(blueprint.model, team) {}
 
   void fill(HomePiece& piece) {
+    make_magnitudes(piece.block);
     const HeldBlock held(blueprint_, piece.block, piece.sub_group);
     const Array array = {.tensors = blueprint_.model.blocks[piece.block].tensors,
                          .weights = !piece.states,
@@ -94,7 +100,7 @@ class Filler {
     if (here.count > 0) fill(array, here.first, here);
     const Overlap codes(piece, plain * held.width, 1, held.code_bytes);
     if (codes.count > 0) {
-      if (!encoded_ || encoded_->block != piece.block) encode(piece.block, held.code_bytes);
+      encode(piece.block, held.code_bytes);
       std::memcpy(codes.bytes.data(), encoded_->codes.data() + codes.first, codes.count);
     }
     piece.zeros_from = piece.bytes.size();
@@ -102,8 +108,10 @@ class Filler {
     used = {0, std::max(used.end, piece.zeros_from)};
   }
 
-  /// The codes of all matrices of a block. A thread takes whole blocks of the codes at a time.
+  /// Makes the codes of all matrices of a block, unless they are here. A thread takes whole blocks
+  /// of the codes at a time.
   void encode(std::size_t block, Bytes bytes) {
+    if (encoded_ && encoded_->block == block) return;
     const model::Quantization& how = *blueprint_.model.quantization;
     encoded_.emplace(Encoded{block, std::vector<std::byte>(bytes)});
     for (const model::BlockCodes::Matrix& matrix :
@@ -111,7 +119,7 @@ class Filler {
       std::byte* const out = encoded_->codes.data() + matrix.offset;
       const bool nf4 = how.format == model::Quantization::Format::nf4;
       std::vector<float> scales(matrix.arrays.scales_count);
-      in_units(matrix.arrays.elements, kAtATime, [&](Elems from, Elems to) {
+      in_units(team_, matrix.arrays.elements, kAtATime, [&](Elems from, Elems to) {
         std::array<float, kAtATime> memory;
         const std::span<float> masters(memory.data(), to - from);
         make_masters(*matrix.tensor, from, masters);
@@ -122,6 +130,31 @@ class Filler {
     }
   }
 
+  /// The magnitudes of the block's adapters, which come before the weights that they follow from.
+  void make_magnitudes(std::size_t block) {
+    const model::BlockSpec& spec = blueprint_.model.blocks[block];
+    if (source_.has_magnitudes || !magnitudes_.lacks(spec)) return;
+    const model::BlockCodes codes(blueprint_.model, spec);
+    if (codes.bytes > 0) encode(block, codes.bytes);
+    const auto read = [&](const model::TensorSpec& map, Elems first, std::span<float> out) {
+      const auto coded = std::find_if(codes.matrices.begin(), codes.matrices.end(),
+                                      [&](const auto& matrix) { return matrix.tensor == &map; });
+      if (coded != codes.matrices.end()) {
+        model::decode(*blueprint_.model.quantization, coded->arrays,
+                      encoded_->codes.data() + coded->offset, first, out);
+      } else {
+        make_masters(map, first, out);
+        if (blueprint_.type == DType::bf16) {
+          for (float& value : out) value = to_float(split_master(value).weight);
+        }
+      }
+      with_training_type(blueprint_.type, [&](auto type) {
+        for (float& value : out) value = to_float(from_float<decltype(type)>(value));
+      });
+    };
+    magnitudes_.make(spec, read);
+  }
+
   /// Zeroes what an earlier piece has left outside of `here`. Makes all pages resident if they will
   /// be filled: others read as zeros without memory.
   void clear_around(const HomePiece& piece, const Overlap& here) {
@@ -129,7 +162,7 @@ class Filler {
     const Bytes begin = piece.zeros_from - here.bytes.size();
     Filled& used = filled_[bytes.data()];
     if (used.end == 0 && here.count > 0) {
-      in_units(bytes.size(), 256 * kKiB, [&](Bytes from, Bytes to) {
+      in_units(team_, bytes.size(), 256 * kKiB, [&](Bytes from, Bytes to) {
         for (Bytes page = from; page < to; page += kPage) bytes[page] = std::byte{0};
       });
     }
@@ -144,17 +177,6 @@ class Filler {
     used = {here.count > 0 ? begin : bytes.size(), more ? used.end : piece.zeros_from};
   }
 
-  /// Calls `work(from, to)` for the parts of [0, count) in ascending order, on all threads.
-  template <class Work>
-  void in_units(std::uint64_t count, std::uint64_t unit, Work work) const {
-    std::atomic<std::uint64_t> next = 0;
-    team_.for_ranges(static_cast<Elems>(team_.threads()), [&](Elems, Elems) {
-      for (auto from = next.fetch_add(unit); from < count; from = next.fetch_add(unit)) {
-        work(from, std::min(count, from + unit));
-      }
-    });
-  }
-
   /// Whether the source delivers the tensor's weights as bf16.
   [[nodiscard]] bool is_bf16(const Array& array, const model::TensorSpec& tensor) const {
     return array.type == DType::bf16 && source_.read_bf16 && source_.is_bf16(tensor);
@@ -167,7 +189,7 @@ class Filler {
   /// Fills `here`, whose first element is element `first` of the block. Padding between tensors
   /// becomes zero, and so do remainders of tensors that have none.
   void fill(const Array& array, Elems first, const Overlap& here) const {
-    in_units(here.count, kUnit, [&](Elems from, Elems to) {
+    in_units(team_, here.count, kUnit, [&](Elems from, Elems to) {
       Elems at = from;
       const auto clear_until = [&](Elems end) {
         const HostBytes gap = here.part(at, end);
@@ -221,6 +243,9 @@ class Filler {
   }
 
   void make_masters(const model::TensorSpec& tensor, Elems first, std::span<float> values) const {
+    if (tensor.init == model::Init::row_norms && !source_.has_magnitudes) {
+      return magnitudes_.copy(tensor, first, values);
+    }
     if (source_.read) return source_.read(tensor, first, values);
     model::initialize(tensor, seed_, first, values);
   }
@@ -229,6 +254,7 @@ class Filler {
   const WeightSource& source_;
   std::uint64_t seed_;
   const cpu_adam::Updater& team_;
+  InitialMagnitudes magnitudes_;
   std::map<const std::byte*, Filled> filled_;  ///< by address of a place
   struct Encoded {
     std::size_t block;

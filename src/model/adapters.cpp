@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 #include "ballast/model/architecture.h"
 
@@ -15,6 +16,7 @@ namespace ballast::model {
 namespace {
 
 constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kMagnitude = ".lora_magnitude_vector";
 
 /// The name of the module of a tensor: without ".weight" or ".bias".
 std::string_view module_of(const TensorSpec& tensor) {
@@ -88,16 +90,17 @@ void check_target(const Architecture& model, const std::string& target, const Re
 
 /// A tensor behind those of `block`; offsets follow when the block is arranged (freeze()).
 void add_tensor(BlockSpec& block, TensorSpec tensor) {
-  tensor.size = tensor.shape[0] * tensor.shape[1];
   tensor.rows_in_all = tensor.shape[0];
-  tensor.columns_in_all = tensor.shape[1];
+  tensor.columns_in_all = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
+  tensor.size = tensor.rows_in_all * tensor.columns_in_all;
   tensor.adapter = true;
   block.parameters += tensor.size;
-  block.product_elements += tensor.size;
+  if (tensor.shape.size() > 1) block.product_elements += tensor.size;
   block.tensors.push_back(std::move(tensor));
 }
 
-/// Adds A and B of the map `weight`. The backward pass computes A x again.
+/// Adds A, B and with DoRA the magnitudes of the map `weight`. The backward pass computes A x
+/// again.
 void add_adapter(BlockSpec& block, const TensorSpec& weight, const AdapterConfig& wanted,
                  bool last) {
   const std::uint64_t rank = wanted.rank;
@@ -114,6 +117,15 @@ void add_adapter(BlockSpec& block, const TensorSpec& weight, const AdapterConfig
                      .stored = wanted.input_first ? StoredRows() : weight.stored});
   block.repeated_product_elements += rank * in;
   if (last) block.last_product_elements += rank * (in + out);
+  if (!wanted.dora) return;
+  add_tensor(block, {.name = module + std::string(kMagnitude),
+                     .shape = {out},
+                     .init = Init::row_norms,
+                     .stored = wanted.input_first ? StoredRows() : weight.stored});
+  // The gradient of a magnitude needs the map's result, which is computed again.
+  block.repeated_product_elements += out * (in + rank);
+  block.norm_elements += in * out;
+  block.norm_product_elements += rank * in * (out + rank);
 }
 
 void add_adapters(BlockSpec& block, const AdapterConfig& wanted) {
@@ -163,7 +175,7 @@ void check_saved(const Architecture& model, const Refuse& refuse) {
   }
   for (const BlockSpec& block : model.blocks) {
     for (const TensorSpec& tensor : block.tensors) {
-      if (!tensor.adapter) continue;
+      if (!tensor.name.ends_with(".lora_A.weight")) continue;
       const std::string_view module = module_of(tensor).substr(0, module_of(tensor).rfind('.'));
       const TensorSpec* const weight = block.find(std::string(module) + ".weight");
       if (weight == nullptr || weight->frozen) continue;
@@ -182,8 +194,14 @@ double AdapterConfig::scale() const {
 }
 
 std::string AdapterConfig::description() const {
-  return fmt::format("rank {}, alpha {}{}, for {}", rank, alpha, rslora ? " (rsLoRA)" : "",
-                     listed(targets));
+  return fmt::format("rank {}, alpha {}{}{}, for {}", rank, alpha, rslora ? " (rsLoRA)" : "",
+                     dora ? " (DoRA)" : "", listed(targets));
+}
+
+const TensorSpec& map_of_magnitudes(const BlockSpec& block, const TensorSpec& tensor) {
+  expects(tensor.name.ends_with(kMagnitude), "the tensor is not one of magnitudes");
+  const std::string module = tensor.name.substr(0, tensor.name.size() - kMagnitude.size());
+  return block.tensor(module + std::string(kWeight));
 }
 
 void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse) {
@@ -205,12 +223,18 @@ void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse) {
   } else {
     for (const std::string& target : wanted.targets) check_target(model, target, refuse);
   }
+  if (wanted.dora && wanted.dropout > 0.0) {
+    refuse("dora", fmt::format("is true, but dropout is {}: DoRA would need W x of the dropped "
+                               "inputs besides; set dropout to 0",
+                               wanted.dropout));
+  }
   for (BlockSpec& block : model.blocks) {
     if (block.kind != BlockKind::layer) continue;
     wanted.input_first = decoder->decoder(model.config, block.layer).conv1d;
     add_adapters(block, wanted);
   }
   std::vector<std::string> patterns = {"*.lora_A.weight", "*.lora_B.weight"};
+  if (wanted.dora) patterns.push_back("*" + std::string(kMagnitude));
   const std::size_t own = patterns.size();
   for (const std::string& module : wanted.modules_to_save) patterns.push_back(pattern_of(module));
   freeze(model, patterns, [&](std::size_t pattern, const std::string& /*rule*/) {

@@ -316,7 +316,8 @@ double Architecture::forward_flops(std::size_t index, std::uint64_t sequences,
   const double pairs_per_token = window - window * window / (2.0 * whole);
   const double attention =
       4.0 * tokens * pairs_per_token * static_cast<double>(block.attention_width);
-  return 2.0 * block.token_share * tokens * static_cast<double>(block.product_elements) + attention;
+  return 2.0 * block.token_share * tokens * static_cast<double>(block.product_elements) +
+         attention + 2.0 * static_cast<double>(block.norm_product_elements);
 }
 
 double Architecture::recomputed_flops(std::size_t index, std::uint64_t sequences,

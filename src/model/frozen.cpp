@@ -109,8 +109,9 @@ double Architecture::frozen_flops(std::size_t index, std::uint64_t sequences,
   const BlockSpec& block = blocks.at(index);
   const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
   return 2.0 * block.token_share * tokens *
-         (static_cast<double>(block.frozen_product_elements) -
-          static_cast<double>(block.repeated_product_elements));
+             (static_cast<double>(block.frozen_product_elements) -
+              static_cast<double>(block.repeated_product_elements)) +
+         2.0 * static_cast<double>(block.norm_product_elements);
 }
 
 Elems Architecture::trained_parameters() const {

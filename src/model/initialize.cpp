@@ -5,6 +5,7 @@
 #include <numbers>
 #include <span>
 
+#include "ballast/core/error.h"
 #include "ballast/core/random.h"
 #include "ballast/model/architecture.h"
 
@@ -103,6 +104,8 @@ void initialize(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::
     case Init::uniform:
       fill_uniform(tensor, seed, first, out);
       return;
+    case Init::row_norms:
+      throw Error(ErrorCategory::state, "magnitudes follow from the weights of their map");
   }
 }
 

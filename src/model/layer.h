@@ -85,6 +85,7 @@ struct AdapterAt {
   std::size_t column = 0;    ///< where its outputs begin among those of the map
   std::size_t number = 0;    ///< among those of all maps with the same input
   std::uint64_t stream = 0;  ///< of its random numbers
+  std::optional<Elems> magnitudes = std::nullopt;  ///< [out], of DoRA
 };
 
 /// Where the tensors of a linear map are in a block (elements), and its extents.
@@ -109,12 +110,14 @@ inline NormAt find_norm(const BlockSpec& block, std::string_view name, float off
   return {block.tensor(std::string(name) + ".weight").offset, find_bias(block, name), offset};
 }
 
-/// NAME.lora_A.weight and NAME.lora_B.weight, if the block has them.
+/// NAME.lora_A.weight, NAME.lora_B.weight and NAME.lora_magnitude_vector, if the block has them.
 inline std::vector<AdapterAt> find_adapters(const BlockSpec& block, std::string_view name) {
   const TensorSpec* const a = block.find(std::string(name) + ".lora_A.weight");
   if (a == nullptr) return {};
   const TensorSpec& b = block.tensor(std::string(name) + ".lora_B.weight");
-  return {{a->offset, b.offset, a->shape[0], b.shape[0], 0, 0, fnv1a(a->name)}};
+  const TensorSpec* const m = block.find(std::string(name) + ".lora_magnitude_vector");
+  return {{a->offset, b.offset, a->shape[0], b.shape[0], 0, 0, fnv1a(a->name),
+           m == nullptr ? std::nullopt : std::optional(m->offset)}};
 }
 
 /// NAME.weight [out, in] and, if the block has it, NAME.bias [out], with its adapter.

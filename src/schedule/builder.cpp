@@ -289,6 +289,7 @@ class StepBuilder {
       uses.push_back({Role::input, in, false});
       uses.push_back({Role::workspace, layout_.workspace, true});
       if (training) use_intermediates(uses, block, m);
+      traffic = work_.blocks[block].norm_traffic;
     }
     move_.emit(Action::forward, block, m, std::move(uses), 0, work_.blocks[block].forward_flops,
                traffic);
@@ -346,7 +347,11 @@ class StepBuilder {
       uses.push_back({Role::weights, move_.weights_on_device(block), false});
       uses.push_back({Role::input, move_.input_for_backward(block, m), false});
       uses.push_back({Role::workspace, layout_.workspace, true});
-      if (!use_intermediates(uses, block, m)) flops += work.recomputed_flops;
+      traffic = work.norm_traffic;
+      if (!use_intermediates(uses, block, m)) {
+        flops += work.recomputed_flops;
+        traffic += work.norm_traffic;
+      }
     }
     move_.emit(Action::backward, block, m, std::move(uses), 0, flops, traffic);
     const bool tied = work_.trains_tied() && work_.is_embedding(block);

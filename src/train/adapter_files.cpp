@@ -1,6 +1,7 @@
 #include "src/train/adapter_files.h"
 
 #include <algorithm>
+#include <cmath>
 #include <system_error>
 #include <unordered_set>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
+#include "src/model/host/team.h"
 #include "src/train/safetensors_header.h"
 
 namespace ballast::train {
@@ -22,6 +24,11 @@ using text::Json;
 
 constexpr std::string_view kFirst = ".lora_A.weight";
 constexpr std::string_view kSecond = ".lora_B.weight";
+constexpr std::string_view kMagnitudes = ".lora_magnitude_vector";
+
+/// Elements of a merged tensor that a thread takes at least, and that are read at a time.
+constexpr Elems kUnit = Elems{1} << 10;
+constexpr Elems kAtATime = Elems{1} << 18;
 
 [[noreturn]] void refuse(const WeightFiles& files, const std::string& message) {
   throw Error(ErrorCategory::data, fmt::format("{}: {}", files.path().string(), message));
@@ -102,6 +109,7 @@ MergedAdapters::MergedAdapters(const WeightFiles& base, const fs::path& folder)
   }
   if (const Json* const alpha = settings.find("alpha")) described.alpha = alpha->number();
   if (const Json* const root = settings.find("rslora")) described.rslora = root->flag();
+  if (const Json* const dora = settings.find("dora")) dora_ = dora->flag();
   const Json whole = read_description(folder);
   const Json* const flipped = whole.find("fan_in_fan_out");
   input_first_ = flipped != nullptr && flipped->flag();
@@ -111,6 +119,7 @@ MergedAdapters::MergedAdapters(const WeightFiles& base, const fs::path& folder)
   for (const Place& place : adapters_.files().tensors()) {
     const std::string& name = place.tensor->name;
     if (!name.starts_with(config::kAdapterPrefix) || name.ends_with(kSecond)) continue;
+    if (dora_ && name.ends_with(kMagnitudes)) continue;
     const bool adapter = name.ends_with(kFirst);
     const std::string module = name.substr(0, name.size() - (adapter ? kFirst.size() : 0));
     const std::string target = module.substr(prefix) + (adapter ? ".weight" : "");
@@ -151,17 +160,43 @@ void MergedAdapters::add_product(const Place& weight, const std::string& module)
   Change& change = changes_[&weight];
   change.left = read_whole(files, *b->tensor);
   change.right = read_whole(files, a);
+  change.of_columns = input_first;
+  if (dora_) {
+    const std::uint64_t out = shape[input_first ? 1 : 0];
+    change.magnitudes = files.find(module + std::string(kMagnitudes));
+    if (change.magnitudes == nullptr ||
+        change.magnitudes->tensor->shape != std::vector<std::uint64_t>{out}) {
+      refuse(files, fmt::format("'{}' has no lora_magnitude_vector of {} values, but "
+                                "adapter_config.json says use_dora",
+                                text::printable(module), out));
+    }
+  }
   if (!input_first) return;
   std::swap(change.left, change.right);
   change.left = transposed(change.left, rank_, shape[0]);
   change.right = transposed(change.right, shape[1], rank_);
 }
 
-void MergedAdapters::apply(const Place& place, Elems first, std::span<float> values) const {
-  const Change& change = changes_.at(&place);
+void MergedAdapters::apply(const Place& place, Elems first, std::span<float> values) {
+  Change& change = changes_.at(&place);
   if (change.replacement != nullptr) {
     return adapters_.files().read(change.replacement->tensor->name, values, first);
   }
+  if (change.magnitudes != nullptr && first == 0) compute_gains(place, change);
+  model::host::split(values.size(), kUnit, [&](model::host::Range r) {
+    const std::span<float> part = values.subspan(r.begin, r.size());
+    add(place, change, first + r.begin, part);
+    if (change.gains.empty()) return;
+    const std::size_t columns = place.tensor->shape[1];
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      const std::size_t at = first + r.begin + i;
+      part[i] *= change.gains[change.of_columns ? at % columns : at / columns];
+    }
+  });
+}
+
+void MergedAdapters::add(const Place& place, const Change& change, Elems first,
+                         std::span<float> values) const {
   const std::size_t columns = place.tensor->shape[1];
   std::vector<float> sums;
   while (!values.empty()) {
@@ -177,6 +212,39 @@ void MergedAdapters::apply(const Place& place, Elems first, std::span<float> val
     for (std::size_t i = 0; i < count; ++i) values[i] += scale_ * sums[i];
     values = values.subspan(count);
     first += count;
+  }
+}
+
+void MergedAdapters::compute_gains(const Place& place, Change& change) const {
+  change.gains = read_whole(adapters_.files(), *change.magnitudes->tensor);
+  const std::size_t rows = place.tensor->shape[0];
+  const std::size_t columns = place.tensor->shape[1];
+  std::vector<double> squares(change.gains.size(), 0.0);
+  std::vector<float> values;
+  for (std::size_t row = 0; row < rows; row += values.size() / columns) {
+    const std::size_t count = std::clamp<std::size_t>(kAtATime / columns, 1, rows - row);
+    values.resize(count * columns);
+    base_.read(place.tensor->name, values, row * columns);
+    model::host::split(count, 1, [&](model::host::Range r) {
+      const Elems first = r.begin * columns;
+      add(place, change, row * columns + first,
+          std::span(values).subspan(first, r.size() * columns));
+    });
+    // Each thread has norms of its own.
+    model::host::split(change.of_columns ? columns : count, 1, [&](model::host::Range r) {
+      const model::host::Range of_rows = change.of_columns ? model::host::Range{0, count} : r;
+      const model::host::Range of_columns = change.of_columns ? r : model::host::Range{0, columns};
+      for (std::size_t i = of_rows.begin; i < of_rows.end; ++i) {
+        for (std::size_t j = of_columns.begin; j < of_columns.end; ++j) {
+          const double value = values[i * columns + j];
+          squares[change.of_columns ? j : row + i] += value * value;
+        }
+      }
+    });
+  }
+  for (std::size_t i = 0; i < squares.size(); ++i) {
+    change.gains[i] =
+        squares[i] > 0.0 ? static_cast<float>(change.gains[i] / std::sqrt(squares[i])) : 0.0F;
   }
 }
 

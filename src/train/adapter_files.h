@@ -34,8 +34,9 @@ class AdapterFiles {
   WeightFiles files_;
 };
 
-/// The weights of a model with those of a folder of PEFT merged into them: W + s B A, computed in
-/// fp32, and modules that are trained in full instead of its own.
+/// The weights of a model with those of a folder of PEFT merged into them: W + s B A, with DoRA
+/// m / ||W + s B A|| times it, computed in fp32, and modules that are trained in full instead of
+/// its own.
 class MergedAdapters {
  public:
   using Place = WeightFiles::Place;
@@ -46,8 +47,10 @@ class MergedAdapters {
 
   /// Whether the tensor of the model is changed.
   [[nodiscard]] bool changes(const Place& place) const { return changes_.contains(&place); }
-  /// Changes fp32 `values`, those of a tensor of the model from element `first` on.
-  void apply(const Place& place, Elems first, std::span<float> values) const;
+  /// Changes fp32 `values`, those of a tensor of the model from element `first` on. With DoRA it
+  /// first reads the whole tensor for its norms when `first` is 0. Takes the threads of the
+  /// machine.
+  void apply(const Place& place, Elems first, std::span<float> values);
 
  private:
   /// Adds scale * left [rows, rank] * right [rank, columns]; without factors: `replacement`.
@@ -55,14 +58,20 @@ class MergedAdapters {
     std::vector<float> left;
     std::vector<float> right;
     const Place* replacement = nullptr;
+    const Place* magnitudes = nullptr;  ///< of DoRA: [rows], or [columns] of a transposed map
+    bool of_columns = false;
+    std::vector<float> gains = {};  ///< likewise
   };
   void add_product(const Place& weight, const std::string& module);
+  void add(const Place& place, const Change& change, Elems first, std::span<float> values) const;
+  void compute_gains(const Place& place, Change& change) const;
 
   const WeightFiles& base_;
   AdapterFiles adapters_;
   std::size_t rank_ = 0;
   float scale_ = 1.0F;
   bool input_first_ = false;  ///< fan_in_fan_out
+  bool dora_ = false;
   std::map<const Place*, Change> changes_;
 };
 

@@ -126,10 +126,11 @@ void copy_decoded(const WeightFiles::Place& from, ReadAhead& reader, const Tenso
 
 /// Reads ahead, converts and writes behind, some at a time: they stay in a cache. `merged`: null,
 /// or what changes the weights.
-void copy(const WeightFiles& weights, const MergedAdapters* merged,
+void copy(const WeightFiles& weights, MergedAdapters* merged,
           const std::vector<std::vector<TensorToStore>>& files, ModelFolderWriter& writer,
           const std::function<void(Bytes done)>& progress) {
   constexpr Elems kAtATime = Elems{1} << 15;
+  constexpr Elems kMergedAtATime = Elems{1} << 18;  // enough for many threads
   std::vector<ReadAhead::Source> order;
   for (const auto& file : files) {
     for (const TensorToStore& tensor : file) {
@@ -159,7 +160,7 @@ void copy(const WeightFiles& weights, const MergedAdapters* merged,
       const bool changed = merged != nullptr && merged->changes(from);
       for (Elems first = 0; first < from.tensor->elements; first += values.size()) {
         progress(done);
-        values.resize(std::min(kAtATime, from.tensor->elements - first));
+        values.resize(std::min(changed ? kMergedAtATime : kAtATime, from.tensor->elements - first));
         stored.resize(values.size() * size_of(type));
         reader.read(from, first * size_of(type), stored);
         if (type == tensor.dtype && !changed) {

@@ -179,7 +179,8 @@ std::uint64_t index_of(const model::TensorSpec& tensor) {
 
 std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
                                              const model::Architecture& model,
-                                             std::optional<DType> masters_of) {
+                                             std::optional<DType> masters_of,
+                                             bool makes_magnitudes) {
   std::vector<ReadAhead::Source> order;
   const auto add = [&](const model::TensorSpec& tensor, bool again) {
     if (!is_read_ahead(tensor)) return;
@@ -195,6 +196,10 @@ std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
     order.push_back({place, begin, begin + tensor.size * width});
   };
   for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) {
+      const bool magnitudes = makes_magnitudes && tensor.init == model::Init::row_norms;
+      if (magnitudes) add(model::map_of_magnitudes(block, tensor), false);
+    }
     for (const model::TensorSpec& tensor : block.tensors) add(tensor, false);
     if (!masters_of) continue;
     for (const model::TensorSpec& tensor : block.tensors) add(tensor, true);
@@ -243,17 +248,24 @@ class Beginning {
         masters_of_(blueprint.options.purpose == schedule::Purpose::training
                         ? std::optional(blueprint.type)
                         : std::nullopt) {
-    if (!config.initial_weights.empty()) {
-      files_.emplace(config.initial_weights);
-      reader_.emplace(*files_, reading_order(*files_, blueprint.model, masters_of_));
-    }
     const auto& adapters = config.ballast.adapters;
     if (adapters && !adapters->path.empty()) adapters_.emplace(adapters->path);
+    if (config.initial_weights.empty()) return;
+    files_.emplace(config.initial_weights);
+    reader_.emplace(*files_, reading_order(*files_, blueprint.model, masters_of_, !adapters_));
+    bytes_ = files_->bytes();
+    for (const model::BlockSpec& block : blueprint.model.blocks) {
+      for (const model::TensorSpec& tensor : block.tensors) {
+        if (adapters_ || tensor.init != model::Init::row_norms) continue;
+        const model::TensorSpec& map = model::map_of_magnitudes(block, tensor);
+        if (!map.coded) bytes_ += bytes_of(map, map.size);  // their codes are there already
+      }
+    }
   }
 
   /// Whether all is drawn from the seed.
   [[nodiscard]] bool empty() const { return !files_ && !adapters_; }
-  [[nodiscard]] Bytes bytes() const { return files_ ? files_->bytes() : 0; }
+  [[nodiscard]] Bytes bytes() const { return bytes_; }
   /// Of these, what read() of so many values of the tensor has read.
   [[nodiscard]] Bytes bytes_of(const model::TensorSpec& tensor, std::size_t values) const {
     if (!is_of_model(tensor)) return 0;
@@ -266,6 +278,7 @@ class Beginning {
     if (!is_of_model(tensor)) return model::initialize(tensor, seed_, first, out);
     read_initial_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
   }
+  [[nodiscard]] bool has_adapters() const { return adapters_.has_value(); }
   [[nodiscard]] bool is_bf16(const model::TensorSpec& tensor) const {
     return is_of_model(tensor) && type_of(place_of(*files_, tensor)) == DType::bf16;
   }
@@ -281,6 +294,7 @@ class Beginning {
   std::uint64_t seed_;
   std::optional<DType> masters_of_;
   std::optional<WeightFiles> files_;
+  Bytes bytes_ = 0;  ///< that are read from them
   std::optional<WeightReader> reader_;
   std::optional<AdapterFiles> adapters_;
 };
@@ -307,7 +321,7 @@ void start_from_weights(engine::Engine& engine, const config::Config& config,
     beginning.read_bf16(tensor, first, out);
     count(out.size());
   };
-  engine.start({read, is_bf16, read_bf16});
+  engine.start({read, is_bf16, read_bf16, beginning.has_adapters()});
 }
 
 }  // namespace ballast::train

@@ -36,10 +36,12 @@ void read_initial_weights(const WeightFiles::Place& place, WeightReader& reader,
                           const model::TensorSpec& tensor, Elems first, std::span<float> out);
 
 /// What a reader of both functions should read ahead, in the order in which the fill asks for it:
-/// for the weights of a block, then for their masters in training in the type `masters_of`.
+/// for the maps of a block whose norms it needs if it `makes_magnitudes` (DoRA), for the weights,
+/// then for their masters in training in the type `masters_of`.
 std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
                                              const model::Architecture& model,
-                                             std::optional<DType> masters_of);
+                                             std::optional<DType> masters_of,
+                                             bool makes_magnitudes = false);
 
 /// Starts `engine` with model.weights (WeightFiles) and the adapters of ballast.adapters.path; what
 /// these lack is drawn from the seed. Calls `reading`, one call at a time, with the bytes that are

@@ -60,7 +60,8 @@ given to the optimizer, so neither decay nor the norm counts them. In the bf16 r
 without a master.
 
 Adapters (cases with "adapters", the arguments of PEFT's LoraConfig): the model of "initial" with
-adapters whose B are random too. Besides, the case has
+adapters whose B are random too; magnitudes of DoRA are the norms of W, without A and B. Besides, the
+case has
     NAME/                      the adapters at the beginning, as PEFT writes them
     NAME.merged.safetensors    the tensors of layer 1 and all others outside of layers that
                                merge_and_unload() changes at the beginning
@@ -153,6 +154,16 @@ CASES["gpt2_lora"] = CASES["gpt2"] | {
     "initial": "gpt2", "clip": 0.6,
     "adapters": {"r": 3, "lora_alpha": 5, "use_rslora": True, "fan_in_fan_out": True,
                  "modules_to_save": ["ln_f"], "target_modules": ["c_attn", "mlp.c_proj", "c_fc"]}}
+# DoRA: a part between two others without an adapter; one map for queries, keys and values with
+# biases, and one that adds to the residual.
+CASES["llama_dora"] = CASES["llama"] | {
+    "initial": "llama", "clip": 0.375, "steps": 10,
+    "adapters": {"r": 4, "lora_alpha": 6, "use_dora": True,
+                 "target_modules": ["k_proj", "o_proj", "gate_proj", "down_proj"]}}
+CASES["gpt2_dora"] = CASES["gpt2"] | {
+    "initial": "gpt2", "clip": 0.28, "steps": 10,
+    "adapters": {"r": 3, "lora_alpha": 5, "use_dora": True, "fan_in_fan_out": True,
+                 "target_modules": ["c_attn", "mlp.c_proj"]}}
 PREFIX = "base_model.model."
 
 
@@ -167,6 +178,7 @@ def add_adapters(model, case):
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             saved[name] = name.replace("modules_to_save.default.", "").replace(".default", "")
+            saved[name] = saved[name].replace("_magnitude_vector.weight", "_magnitude_vector")
     names = peft.get_peft_model_state_dict(model)
     assert sorted(saved.values()) == sorted(names), (saved, list(names))
     return model, {name: short.removeprefix(PREFIX) for name, short in saved.items()}
@@ -240,7 +252,7 @@ def token_losses(model, inputs, targets):
         logits.reshape(-1, VOCAB), targets.reshape(-1), reduction="none")
 
 
-def run(model, tokens, warmup, clip, kind):
+def run(model, tokens, warmup, clip, kind, steps):
     """Trains `model` (fp32 weights) in place; returns the per-step record."""
     half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[kind]
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** 20, growth_interval=7,
@@ -258,7 +270,7 @@ def run(model, tokens, warmup, clip, kind):
     record = {"loss": [], "grad_norm": [], "clipped": []}
     if kind == "fp16":
         record |= {"scale": [], "skipped": []}
-    for step in range(STEPS):
+    for step in range(steps):
         total = 0.0
         sums = {name: torch.zeros_like(m) for name, m in masters.items()} if half else None
         model.zero_grad(set_to_none=True)
@@ -313,6 +325,7 @@ def weights_of(model, trained_only=False):
 def make_case(name, case, tokens, folder):
     warmup = {"warmup_min_lr": 5e-4, "warmup_max_lr": OPTIMIZER["lr"], "warmup_num_steps": 10,
               "warmup_type": case["warmup_type"]}
+    steps = case.get("steps", STEPS)
     runs = {}
     for kind in case.get("kinds", ("fp32", "bf16")):
         config = case["make"]()
@@ -331,20 +344,21 @@ def make_case(name, case, tokens, folder):
             save_adapters(model, name, folder)
         if kind == "fp32" and "initial" not in case:
             safetensors.torch.save_file(weights_of(model), folder / f"{name}.initial.safetensors")
-        runs[kind] = run(model, tokens, warmup, case["clip"], kind)
+        runs[kind] = run(model, tokens, warmup, case["clip"], kind, steps)
         if kind == "fp32":
             final = weights_of(model, trained_only=True)
             safetensors.torch.save_file({short.get(key, key): final[key] for key in final},
                                         folder / f"{name}.final.safetensors")
             clipped = sum(runs[kind]["clipped"])
-            assert 5 <= clipped <= STEPS - 5, f"{name}: {clipped} of {STEPS} steps clipped"
+            margin = steps // 6
+            assert margin <= clipped <= steps - margin, f"{name}: {clipped} of {steps} steps clipped"
     document = {
         "model": case["model"],
-        "batch": {"steps": STEPS, "micro_batches": MICRO, "sequences": SEQ, "sequence_length": T},
+        "batch": {"steps": steps, "micro_batches": MICRO, "sequences": SEQ, "sequence_length": T},
         "optimizer": OPTIMIZER,
         "scheduler": {"type": "WarmupLR", **warmup},
         "gradient_clipping": case["clip"],
-        "lr": [learning_rate(k, warmup) for k in range(1, STEPS + 1)],
+        "lr": [learning_rate(k, warmup) for k in range(1, steps + 1)],
         "runs": runs,
         "made_with": {"torch": torch.__version__, "transformers": transformers.__version__,
                       "peft": peft.__version__, "python": platform.python_version(), "numpy": numpy.__version__,
@@ -355,8 +369,8 @@ def make_case(name, case, tokens, folder):
     for kind, record in runs.items():
         norms = [norm for norm in record["grad_norm"] if norm is not None]
         print(f"{name} {kind}: loss {record['loss'][0]!r} -> {record['loss'][-1]!r}, grad norm "
-              f"{min(norms):.3f} to {max(norms):.3f}, {STEPS - len(norms)} skipped, "
-              f"{sum(record['clipped'])} of {STEPS} steps clipped")
+              f"{min(norms):.3f} to {max(norms):.3f}, {steps - len(norms)} skipped, "
+              f"{sum(record['clipped'])} of {steps} steps clipped")
     if "bf16" not in runs:
         return
     drift = max(abs(a - b) for a, b in zip(runs["fp32"]["loss"], runs["bf16"]["loss"]))

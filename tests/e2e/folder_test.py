@@ -214,7 +214,8 @@ class Folder(RunTest):
         write_file(self.model / "model.safetensors",
                    {name: tensor for name, tensor in stored.items() if wanted(name)})
         (self.model / "config.json").write_text(json.dumps(GPT_NEOX))
-        adapters = {"targets": "all-linear", "rank": 3, "alpha": 30, "modules_to_save": "final_layer_norm"}
+        adapters = {"targets": "all-linear", "rank": 3, "alpha": 30, "dora": True,
+                    "modules_to_save": "final_layer_norm"}
         ballast = {**TINY["ballast"], "steps": 4, "save_weights": True, "train": "adapters"}
         sections = {"bf16": {"enabled": False}, "data": self.few_tokens(61)}
         done = self.saving(ballast={**ballast, "adapters": adapters}, **sections,

@@ -317,13 +317,14 @@ TEST(Invariance, AdaptersOfAttentionBeforeExpertsInFp32) {
                           "ballast.quantized_base=int8"});
 }
 
-/// With codes of the frozen matrices.
+/// With codes of the frozen matrices, and magnitudes.
 TEST(Invariance, AdaptersOfABaseInFourBits) {
   Model model = training(kLlama, "adapters");
   model.section += R"(, "tie_embeddings": false)";
   expect_some_invariance(model, true, 1,
                          {R"(ballast.adapters={"targets": ["q_proj", "down_proj"], "rank": 4,
-                                               "alpha": 16, "modules_to_save": ["lm_head"]})",
+                                               "alpha": 16, "dora": true,
+                                               "modules_to_save": ["lm_head"]})",
                           "ballast.quantized_base=nf4", "ballast.double_quantization=true"});
 }
 

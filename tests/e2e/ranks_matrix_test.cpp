@@ -201,12 +201,12 @@ TEST(RanksMatrix, FrozenBlocksInEveryStage) {
               Extent::sixth);
 }
 
-/// Of a base in four bits.
+/// Of a base in four bits, with magnitudes.
 TEST(RanksMatrix, AdaptersInEveryStage) {
   compare_all(kGpt2, true, 0.1,
               {"ballast.train=adapters", "ballast.quantized_base=nf4",
                R"(ballast.adapters={"targets": ["c_attn", "mlp.c_proj"], "rank": 3, "alpha": 12,
-                                    "dropout": 0.1, "modules_to_save": ["ln_f"]})"},
+                                    "dora": true, "modules_to_save": ["ln_f"]})"},
               Extent::sixth);
 }
 

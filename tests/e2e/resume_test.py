@@ -162,6 +162,7 @@ class ResumeTest(runs.CheckpointTest):
         expected = self.reference(**some)
         self.part_of_run(**some)
         for other in (sections(alpha=9), sections(rank=3), sections(targets=["q_proj"]),
+                      sections(dora=True, dropout=0),
                       {"ballast": self.BALLAST}):
             done = self.resume(**other)
             self.assertNotEqual(done.returncode, 0)

@@ -98,6 +98,8 @@ struct WeightSource {
   /// delivers no tensor.
   std::function<void(const model::TensorSpec& tensor, Elems first, HostBytes out)> read_bf16 =
       nullptr;
+  /// Whether read() has the magnitudes of adapters, which otherwise follow from their maps.
+  bool has_magnitudes = false;
 };
 
 /// Trains one model on one device, or this rank's share of it on several: binds the schedule's

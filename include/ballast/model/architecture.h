@@ -60,7 +60,13 @@ using Refuse = std::function<void(std::string_view key, const std::string& rule)
 void complete(ModelConfig& config, const Refuse& refuse);
 
 enum class BlockKind { embedding, layer, head };
-enum class Init { zeros, ones, normal, uniform };
+enum class Init {
+  zeros,
+  ones,
+  normal,
+  uniform,
+  row_norms  ///< the norms of another tensor: map_of_magnitudes()
+};
 
 /// How a tensor lies in files if not as in memory. Its rows are in `parts` equal parts of `groups`
 /// equal groups: queries, keys and values of each head. In memory all groups of a part follow each
@@ -141,6 +147,10 @@ struct BlockSpec {
   Elems last_product_elements = 0;
   Elems frozen_product_elements = 0;    ///< of product_elements, those of frozen matrices
   Elems repeated_product_elements = 0;  ///< those that the backward pass always computes again
+  /// Of DoRA, once in each pass: elements of which norms are computed, and multiplications of the
+  /// products of weights that these need.
+  Elems norm_elements = 0;
+  Elems norm_product_elements = 0;
   double token_share = 1.0;  ///< of the tokens, those that an expert computes if all have as many
   std::uint64_t attention_width = 0;   ///< heads x head_dim; 0: no attention
   std::uint64_t attention_window = 0;  ///< tokens that attention sees; 0: all before
@@ -216,7 +226,8 @@ struct Architecture {
   [[nodiscard]] double recomputed_flops(std::size_t index, std::uint64_t sequences,
                                         std::uint64_t length) const;
   /// What the backward pass spares of twice forward_flops(): the part by frozen matrices, for whose
-  /// gradients it would need as many, less the first products of adapters, which it computes again.
+  /// gradients it would need as many, less the products of adapters that it computes again. Norms
+  /// are computed once.
   [[nodiscard]] double frozen_flops(std::size_t index, std::uint64_t sequences,
                                     std::uint64_t length) const;
   /// The block with which the backward pass ends: the embedding, the first block of a layer, or the
@@ -266,11 +277,16 @@ void freeze(Architecture& model, std::span<const std::string> patterns,
             const std::function<void(std::size_t, const std::string&)>& refuse);
 
 /// Adds adapters to the maps that `wanted` names, as trained tensors MAP.lora_A.weight [rank, in]
-/// and MAP.lora_B.weight [out, rank] of their blocks, and freezes all others but modules_to_save.
-/// Instead of freeze(). `refuse` is called with the key of `wanted` that breaks a rule: nothing or
-/// something else than maps of attention and MLPs has that name, the family's layers cannot have
-/// adapters or are cut into tiles.
+/// and MAP.lora_B.weight [out, rank], with DoRA also MAP.lora_magnitude_vector [out], of their
+/// blocks, and freezes all others but modules_to_save. Instead of freeze(). `refuse` is called with
+/// the key of `wanted` that breaks a rule: nothing or something else than maps of attention and
+/// MLPs has that name, the family's layers cannot have adapters or are cut into tiles, DoRA with
+/// dropout.
 void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse);
+
+/// The map [out, in] whose magnitudes `tensor` (Init::row_norms) of the same block are. With
+/// AdapterConfig::input_first it is [in, out].
+const TensorSpec& map_of_magnitudes(const BlockSpec& block, const TensorSpec& tensor);
 
 /// Keeps the frozen matrices of layers (attention, MLP, experts; not norms, biases or routers) as
 /// codes. In a block they come last. Call it after freeze() or adapt(). `refuse(rule)` is called if
@@ -304,7 +320,8 @@ TensorRun run_in_files(const TensorSpec& tensor, Elems at);
 TensorRun run_in_memory(const TensorSpec& tensor, Elems at);
 
 /// Initial fp32 values of elements [first, first + out.size()) of `tensor` for `seed`: a value
-/// depends only on the seed, the tensor's name and the element's index in the whole tensor.
+/// depends only on the seed, the tensor's name and the element's index in the whole tensor. Throws
+/// Error(state) for Init::row_norms.
 void initialize(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out);
 
 }  // namespace ballast::model

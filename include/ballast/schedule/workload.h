@@ -31,6 +31,7 @@ struct BlockWork {
   double recomputed_flops = 0.0;
   /// Part of forward_flops by frozen matrices, whose gradients the backward pass leaves out.
   double frozen_flops = 0.0;
+  Bytes norm_traffic = 0;  ///< weights that each pass reads for the norms of adapters
   /// It is a tile of the same embedding, head or half of a layer as the block before it: all read
   /// what the first of them reads.
   bool continues = false;

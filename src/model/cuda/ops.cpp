@@ -349,6 +349,22 @@ void Ops<T>::drop(const DropoutMask& mask, const T* x, T* y, std::size_t size,
 }
 
 template <class T>
+void Ops<T>::compute_gains(const AdaptedRows<T>& rows, float* gains, float* inverse_norms) const {
+  check_cuda(cuda::compute_gains(queue_, rows, gains, inverse_norms), "norms of an adapted map");
+}
+
+template <class T>
+void Ops<T>::scale_columns(const ScaledColumns<T>& columns) const {
+  check_cuda(cuda::scale_columns(queue_, columns), "gains of an adapted map");
+}
+
+template <class T>
+void Ops<T>::add_column_products(const ColumnProducts<T>& columns, float* gradient) const {
+  check_cuda(cuda::add_column_products(queue_, columns, gradient, partials_),
+             "gradients of magnitudes");
+}
+
+template <class T>
 void Ops<T>::zero(float* values, std::size_t size) const {
   if (size == 0) return;
   check_cuda(cudaMemsetAsync(values, 0, size * sizeof(float), queue_), "clearing gradients");

@@ -126,6 +126,9 @@ class Ops {
 
   void scale(T* x, float factor, std::size_t size) const;
   void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) const;
+  void compute_gains(const AdaptedRows<T>& rows, float* gains, float* inverse_norms) const;
+  void scale_columns(const ScaledColumns<T>& columns) const;
+  void add_column_products(const ColumnProducts<T>& columns, float* gradient) const;
 
   void zero(float* values, std::size_t size) const;
   void widen(const T* x, float* y, std::size_t size) const;

@@ -211,9 +211,14 @@ NormAt DecoderLayer<Ops>::norm_of(std::size_t layer) const {
 template <class Ops>
 void DecoderLayer<Ops>::take_memory(Bump& bump) {
   Layer<Ops>::take_memory(bump);
-  const std::size_t widest = std::max(this->width_, this->shape_.width());
-  maps_.take_memory(bump, this->rows_,
-                    std::max(this->rows_ * widest, this->mlp_rows_ * this->wide_));
+  typename AdaptedMaps<Ops>::Most most;
+  for (const Bound& b : bound_) {
+    for (const LinearAt& map : b.qkv) most.add(map, this->rows_);
+    most.add(b.attention_out, this->rows_);
+    for (const LinearAt& map : b.mlp_in) most.add(map, this->mlp_rows_);
+    most.add(b.mlp_out, this->mlp_rows_);
+  }
+  maps_.take_memory(bump, most);
 }
 
 template <class Ops>

@@ -4,6 +4,7 @@
 
 #include "src/model/dropout.h"
 #include "src/model/host/kernels.h"
+#include "src/model/magnitudes.h"
 
 namespace ballast::model::host {
 
@@ -17,6 +18,12 @@ class AdapterOps {
   void scale(T* x, float factor, std::size_t size) const;
   /// y = x times the mask's factors (+ y).
   void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) const;
+
+  /// inverse_norms[i] = 1 / ||W + s B A|| of row i and gains[i] = magnitude / norm; both 0 for a
+  /// row of zeros. Squares are summed in an order that the shape alone determines.
+  void compute_gains(const AdaptedRows<T>& rows, float* gains, float* inverse_norms) const;
+  void scale_columns(const ScaledColumns<T>& columns) const;
+  void add_column_products(const ColumnProducts<T>& columns, float* gradient) const;
 
  private:
   decltype(RowKernels<T>::scale) scale_;

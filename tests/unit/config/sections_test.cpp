@@ -84,7 +84,8 @@ TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
   says({"ballast.adapters.rank=0"}, "must be at least 1, got 0");
   says({"ballast.adapters.alpha=0"}, "must be above 0, got 0");
   says({"ballast.adapters.dropout=1"}, "must be at least 0 and below 1");
-  says({"ballast.adapters.dora=true"}, "DoRA is not supported");
+  says({R"(ballast.adapters={"targets": "c_fc", "dora": true, "dropout": 0.1})"},
+       "is true, but dropout is 0.1");
   says({"ballast.adapters.lora_alpha=1"}, "did you mean 'alpha'?");
   says({"ballast.adapters.targets=c_fc", "model.layer_tiles=2"},
        "model.layer_tiles (--set model.layer_tiles=2): is 2, but layers with adapters");

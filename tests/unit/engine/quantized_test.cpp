@@ -27,6 +27,8 @@ using test::kWeights;
 const std::string kAdapters =
     R"(ballast.adapters={"targets": ["q_proj", "o_proj", "down_proj"], "rank": 4, "alpha": 16})";
 const std::vector<std::string> kLora = {"ballast.train=adapters", kAdapters};
+const std::vector<std::string> kDora = {"ballast.train=adapters", kAdapters,
+                                        "ballast.adapters.dora=true"};
 
 std::vector<std::string> with(std::vector<std::string> overrides,
                               const std::vector<std::string>& more) {
@@ -34,7 +36,7 @@ std::vector<std::string> with(std::vector<std::string> overrides,
   return overrides;
 }
 
-/// Values from another engine's blocks; of adapters their own first ones.
+/// Values from another engine's blocks, without magnitudes: these follow from them.
 WeightSource decoded(Engine& engine) {
   std::vector<std::vector<float>> blocks;
   for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
@@ -60,9 +62,9 @@ TEST_F(QuantizedBase, HasTheLossesOfTheDecodedBase) {
   const std::vector<const char*> places = {"cpu", "none", "nvme"};
   for (std::size_t f = 0; f < formats.size(); ++f) {
     const std::vector<std::string> placed = {kWeights + places[f], kOptimizer + "cpu"};
-    Engine coded = planning::make_engine(config(with(with(kLora, formats[f]), placed)));
-    Engine plain = planning::make_engine(config(kLora));
-    Engine original = planning::make_engine(config(kLora));
+    Engine coded = planning::make_engine(config(with(with(kDora, formats[f]), placed)));
+    Engine plain = planning::make_engine(config(kDora));
+    Engine original = planning::make_engine(config(kDora));
     coded.start();
     plain.start(decoded(coded));
     original.start();

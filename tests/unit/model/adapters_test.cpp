@@ -63,6 +63,27 @@ TEST(Adapters, AreTheTrainedTensorsOfTheirBlocks) {
             2.0 * static_cast<double>(3 * 2 * h));
 }
 
+/// The result of the map again for the gradient of a magnitude, and in each pass the norms.
+TEST(Adapters, WithMagnitudesComputeMore) {
+  const AdapterConfig wanted = {.rank = 3, .targets = {"o_proj"}};
+  AdapterConfig with = wanted;
+  with.dora = true;
+  const Architecture lora = adapted(test::small_llama(), wanted);
+  const Architecture dora = adapted(test::small_llama(), with);
+  const BlockSpec& block = dora.blocks[1];
+  const TensorSpec& map = block.tensor("self_attn.o_proj.weight");
+  const TensorSpec& m = block.tensor("self_attn.o_proj.lora_magnitude_vector");
+  EXPECT_EQ(m.shape, std::vector<std::uint64_t>{map.shape[0]});
+  EXPECT_EQ(&map_of_magnitudes(block, m), &map);
+  EXPECT_FALSE(m.frozen);
+  EXPECT_EQ(block.norm_elements, map.size);
+  const auto norms = static_cast<double>(2 * 3 * (map.size + 3 * map.shape[1]));
+  const auto again = static_cast<double>(2 * (map.size + 3 * map.shape[0]));
+  EXPECT_EQ(dora.forward_flops(1, 1, 7) - lora.forward_flops(1, 1, 7), norms);
+  EXPECT_EQ(lora.frozen_flops(1, 1, 7) - dora.frozen_flops(1, 1, 7), 7 * again - norms);
+  EXPECT_NE(lora.adapters->description(), dora.adapters->description());
+}
+
 /// Queries, keys and values of each head follow each other in files of GPT-NeoX.
 TEST(Adapters, HaveTheRowsOfTheirMapsInTheSameOrder) {
   ModelConfig config = default_config("gpt_neox");
@@ -157,6 +178,8 @@ TEST(Adapters, AreScaledByTheRankOrItsRoot) {
 
 constexpr std::size_t kThreads = 2;
 constexpr MicroBatchShape kShape = {5, 11};
+constexpr std::uint64_t kRank = 3;
+constexpr double kAlpha = 2.0;
 
 /// The host device's operations, with the MLP in several chunks.
 template <bool kJoins>
@@ -170,10 +193,12 @@ struct Case {
   const char* family;
   bool joins = false;
   std::vector<std::string> targets = {"all-linear"};
+  bool dora = false;  ///< instead of dropout
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.family << (c.joins ? "_joined" : "") << c.targets.size();
+  return out << c.family << (c.joins ? "_joined" : "") << c.targets.size()
+             << (c.dora ? "_dora" : "");
 }
 
 Bench make(const Case& c) {
@@ -187,7 +212,12 @@ Bench make(const Case& c) {
   config.intermediate_size = 80;
   config.max_sequence = kShape.length;
   Bench bench(config, DType::f32, kShape, kThreads);
-  adapt(bench.architecture, {.rank = 3, .alpha = 2.0, .dropout = 0.3, .targets = c.targets},
+  adapt(bench.architecture,
+        {.rank = kRank,
+         .alpha = kAlpha,
+         .dropout = c.dora ? 0.0 : 0.3,
+         .dora = c.dora,
+         .targets = c.targets},
         throw_error);
   const auto make_by = [&]<bool kJoins>() {
     return std::make_unique<ComputeBy<CutOps<kJoins>>>(bench.architecture, kShape, kThreads);
@@ -201,6 +231,50 @@ Bench make(const Case& c) {
   bench.compute->set_workspace(bench.device->allocate(workspace, "another workspace"));
   return bench;
 }
+
+void move(Values& values, std::size_t first, const Values& direction, double by) {
+  for (std::size_t i = 0; i < direction.size(); ++i) values[first + i] += by * direction[i];
+}
+
+double dot(const Values& a, std::size_t first, const Values& direction) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < direction.size(); ++i) sum += a[first + i] * direction[i];
+  return sum;
+}
+
+/// The tensors of an adapted map.
+struct Adapted {
+  const TensorSpec* map;
+  const TensorSpec* a;
+  const TensorSpec* b;
+  const TensorSpec* magnitudes;  ///< null: without DoRA
+  bool input_first;
+
+  /// Where element (i, j) of W is.
+  [[nodiscard]] std::size_t at(std::uint64_t i, std::uint64_t j) const {
+    return map->offset + (input_first ? j * b->shape[0] + i : i * a->shape[1] + j);
+  }
+  /// Row i of W + s B A.
+  [[nodiscard]] Values row(const Values& weights, std::uint64_t i) const {
+    Values sums(a->shape[1]);
+    for (std::uint64_t j = 0; j < sums.size(); ++j) {
+      sums[j] = weights[at(i, j)];
+      for (std::uint64_t k = 0; k < kRank; ++k) {
+        sums[j] += kAlpha / kRank * weights[b->offset + i * kRank + k] *
+                   weights[a->offset + k * sums.size() + j];
+      }
+    }
+    return sums;
+  }
+  /// Changes the magnitudes so that the gains are those with the norms of other weights.
+  void keep_gains(Values& weights, const Values& other) const {
+    for (std::uint64_t i = 0; magnitudes != nullptr && i < b->shape[0]; ++i) {
+      const Values here = row(weights, i);
+      const Values there = row(other, i);
+      weights[magnitudes->offset + i] *= std::sqrt(dot(here, 0, here) / dot(there, 0, there));
+    }
+  }
+};
 
 class AdapterPasses : public testing::TestWithParam<Case> {
  protected:
@@ -247,23 +321,28 @@ class AdapterPasses : public testing::TestWithParam<Case> {
     return sum / 2.0;
   }
 
+  [[nodiscard]] std::vector<Adapted> adapted_maps() const {
+    const BlockSpec& block = bench.architecture.blocks[1];
+    std::vector<Adapted> found;
+    for (const TensorSpec& a : block.tensors) {
+      if (!a.name.ends_with(".lora_A.weight")) continue;
+      const std::string module = a.name.substr(0, a.name.rfind(".lora_A"));
+      found.push_back({&block.tensor(module + ".weight"), &a,
+                       &block.tensor(module + ".lora_B.weight"),
+                       block.find(module + ".lora_magnitude_vector"),
+                       bench.architecture.adapters->input_first});
+    }
+    return found;
+  }
+
   Bench bench;
   Values weights;
   Values x;
   Values dy;
 };
 
-void move(Values& values, std::size_t first, const Values& direction, double by) {
-  for (std::size_t i = 0; i < direction.size(); ++i) values[first + i] += by * direction[i];
-}
-
-double dot(const Values& a, std::size_t first, const Values& direction) {
-  double sum = 0.0;
-  for (std::size_t i = 0; i < direction.size(); ++i) sum += a[first + i] * direction[i];
-  return sum;
-}
-
-/// The mask is the same in both passes, and every adapter has its gradients.
+/// The mask is the same in both passes, and every adapter has its gradients; norms are constants in
+/// these.
 TEST_P(AdapterPasses, HaveTheGradientsOfFiniteDifferences) {
   constexpr double kStep = 3e-3;
   const auto [gradient, dx] = backward(false);
@@ -281,9 +360,13 @@ TEST_P(AdapterPasses, HaveTheGradientsOfFiniteDifferences) {
     Values high = weights;
     move(low, tensor.offset, direction, -kStep);
     move(high, tensor.offset, direction, kStep);
+    for (const Adapted& adapted : adapted_maps()) {
+      adapted.keep_gains(low, weights);
+      adapted.keep_gains(high, weights);
+    }
     EXPECT_NEAR(difference(low, high, x, x) / kStep, norm, 0.01 * norm) << tensor.name;
   }
-  EXPECT_GE(adapters, 2 * GetParam().targets.size());
+  EXPECT_GE(adapters, (GetParam().dora ? 3 : 2) * GetParam().targets.size());
   const double norm = std::sqrt(dot(dx, 0, dx));
   Values direction = dx;
   for (double& value : direction) value /= norm;
@@ -298,7 +381,26 @@ TEST_P(AdapterPasses, HaveTheSameBitsWhetherIntermediatesAreKeptOrNot) {
   EXPECT_EQ(backward(true), backward(false));
 }
 
-TEST_P(AdapterPasses, DropOtherElementsInEachMicroBatchAndNoneInAnEvaluation) {
+/// A pass without adapters, but with the maps that a folder has when they are merged into it.
+TEST_P(AdapterPasses, AreThoseOfTheMergedMaps) {
+  Values merged = weights;
+  for (const Adapted& adapted : adapted_maps()) {
+    for (std::uint64_t i = 0; i < adapted.b->shape[0]; ++i) {
+      const Values row = adapted.row(weights, i);
+      const double norm = std::sqrt(dot(row, 0, row));
+      const TensorSpec* const m = adapted.magnitudes;
+      const double gain = m == nullptr ? 1.0 : weights[m->offset + i] / norm;
+      for (std::uint64_t j = 0; j < row.size(); ++j) merged[adapted.at(i, j)] = gain * row[j];
+      if (m != nullptr) merged[m->offset + i] = std::abs(gain) * norm;
+    }
+    for (std::uint64_t k = 0; k < adapted.b->size; ++k) merged[adapted.b->offset + k] = 0.0;
+  }
+  EXPECT_LT(test::relative_error(forward(weights, x, {}), forward(merged, x, {})), 2e-6);
+}
+
+class AdapterDropout : public AdapterPasses {};
+
+TEST_P(AdapterDropout, DropOtherElementsInEachMicroBatchAndNoneInAnEvaluation) {
   const Values one = forward(weights, x, kDropout);
   EXPECT_EQ(forward(weights, x, kDropout), one);
   EXPECT_NE(forward(weights, x, {true, 18}), one);
@@ -314,11 +416,21 @@ TEST_P(AdapterPasses, DropOtherElementsInEachMicroBatchAndNoneInAnEvaluation) {
   EXPECT_LT(test::relative_error(mean, all), 0.5 * test::relative_error(one, all));
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, AdapterPasses,
-                         testing::Values(Case{"llama"}, Case{"llama", true},
-                                         Case{"llama", true, {"k_proj", "up_proj"}}, Case{"gpt2"},
-                                         Case{"gpt_neox"}, Case{"olmo2"}, Case{"phi3"}),
-                         [](const auto& info) { return testing::PrintToString(info.param); });
+const std::vector<Case> kCases = {
+    {"llama"}, {"llama", true}, {"llama", true, {"k_proj", "up_proj"}}, {"gpt2"}, {"gpt_neox"},
+    {"olmo2"}, {"phi3"}};
+INSTANTIATE_TEST_SUITE_P(Families, AdapterPasses, testing::ValuesIn(kCases),
+                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Families, AdapterDropout, testing::ValuesIn(kCases),
+                         testing::PrintToStringParamName());
+
+/// Biases, parts of a map beside others without an adapter, and gate and up as one part.
+INSTANTIATE_TEST_SUITE_P(Dora, AdapterPasses,
+                         testing::Values(Case{"llama", true, {"k_proj", "up_proj"}, true},
+                                         Case{"gpt2", false, {"all-linear"}, true},
+                                         Case{"olmo2", false, {"all-linear"}, true},
+                                         Case{"phi3", false, {"all-linear"}, true}),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace ballast::model::adapters_test

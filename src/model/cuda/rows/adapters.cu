@@ -38,6 +38,79 @@ __global__ void dropped(DropoutMask mask, const T* x, T* y, std::size_t size, bo
   write(sums, y + at);
 }
 
+/// The norm of row `row` from its squares and what the adapter adds, and its gain.
+template <class T>
+__device__ void put_gain(const AdaptedRows<T>& rows, std::size_t row, float squares, float* gains,
+                         float* inverse_norms) {
+  const T* const b = rows.b + row * rows.rank;
+  const float added = added_square([b](std::size_t k) { return widen(b[k]); },
+                                   rows.cross + row * rows.rank, rows.gram, rows.rank, rows.scale);
+  const float square = squares + added;
+  const float norm = square > 0.0F ? device::rounded_root(square) : 0.0F;
+  const float inverse = norm > 0.0F ? device::rounded_quotient(1.0F, norm) : 0.0F;
+  inverse_norms[row] = inverse;
+  gains[row] = widen(rows.magnitudes[row]) * inverse;
+}
+
+/// W [out, in]: one warp per row. `in` is a multiple of eight.
+template <class T>
+__global__ void gains_of_rows(AdaptedRows<T> rows, float* gains, float* inverse_norms) {
+  const std::size_t row =
+      std::size_t{blockIdx.x} * (kThreads / device::kWarp) + threadIdx.x / device::kWarp;
+  const unsigned lane = threadIdx.x % device::kWarp;
+  float squares = 0.0F;
+  if (row < rows.map.out) {
+    const T* const from = rows.map.weight + row * rows.map.in;
+    for (std::size_t at = std::size_t{lane} * kEight; at < rows.map.in;
+         at += std::size_t{device::kWarp} * kEight) {
+      float values[kEight];
+      read(from + at, values);
+      for (unsigned i = 0; i < kEight; ++i) squares += values[i] * values[i];
+    }
+  }
+  squares = device::warp_sum(squares);
+  if (lane == 0 && row < rows.map.out) put_gain(rows, row, squares, gains, inverse_norms);
+}
+
+/// W [in, out]: one thread per column.
+template <class T>
+__global__ void gains_of_columns(AdaptedRows<T> rows, float* gains, float* inverse_norms) {
+  const std::size_t column = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (column >= rows.map.out) return;
+  float squares = 0.0F;
+  for (std::size_t row = 0; row < rows.map.in; ++row) {
+    const float value = widen(rows.map.weight[row * rows.map.out + column]);
+    squares += value * value;
+  }
+  put_gain(rows, column, squares, gains, inverse_norms);
+}
+
+/// One block per row (x) and part of its columns (y), eight columns per thread.
+template <class T>
+__global__ void scaled_columns(ScaledColumns<T> c) {
+  const std::size_t row = blockIdx.x;
+  const std::size_t at = (std::size_t{blockIdx.y} * kThreads + threadIdx.x) * kEight;
+  if (at >= c.width) return;
+  float values[kEight];
+  float others[kEight];
+  read(c.x + row * c.x_step + at, values);
+  if (c.gains != nullptr) {
+    read(c.gains + at, others);
+    for (unsigned i = 0; i < kEight; ++i) {
+      values[i] = device::rounded_product(values[i], others[i]);
+    }
+  }
+  if (c.bias != nullptr) {
+    read(c.bias + at, others);
+    for (unsigned i = 0; i < kEight; ++i) values[i] = device::rounded_sum(values[i], others[i]);
+  }
+  if (c.residual != nullptr) {
+    read(c.residual + row * c.y_step + at, others);
+    for (unsigned i = 0; i < kEight; ++i) values[i] = device::rounded_sum(values[i], others[i]);
+  }
+  write(values, c.y + row * c.y_step + at);
+}
+
 unsigned blocks_of(std::size_t threads) {
   return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
 }
@@ -59,6 +132,32 @@ cudaError_t drop(cudaStream_t stream, const DropoutMask& mask, const T* x, T* y,
                         &dropped<T>, mask, x, y, size, add_to_y);
 }
 
+template <class T>
+cudaError_t compute_gains(cudaStream_t stream, const AdaptedRows<T>& rows, float* gains,
+                          float* inverse_norms) {
+  const bool flipped = rows.map.flipped;
+  const std::size_t threads = rows.map.out * (flipped ? device::kWarp : 1);
+  return device::launch({.stream = stream, .blocks = blocks_of(threads), .threads = kThreads},
+                        flipped ? &gains_of_rows<T> : &gains_of_columns<T>, rows, gains,
+                        inverse_norms);
+}
+
+template <class T>
+cudaError_t scale_columns(cudaStream_t stream, const ScaledColumns<T>& columns) {
+  if (columns.rows == 0 || columns.width == 0) return cudaSuccess;
+  return device::launch(
+      {.stream = stream,
+       .blocks = {static_cast<unsigned>(columns.rows), blocks_of(columns.width / kEight)},
+       .threads = kThreads},
+      &scaled_columns<T>, columns);
+}
+
+template cudaError_t compute_gains(cudaStream_t, const AdaptedRows<float>&, float*, float*);
+template cudaError_t compute_gains(cudaStream_t, const AdaptedRows<Bf16>&, float*, float*);
+template cudaError_t compute_gains(cudaStream_t, const AdaptedRows<F16>&, float*, float*);
+template cudaError_t scale_columns(cudaStream_t, const ScaledColumns<float>&);
+template cudaError_t scale_columns(cudaStream_t, const ScaledColumns<Bf16>&);
+template cudaError_t scale_columns(cudaStream_t, const ScaledColumns<F16>&);
 template cudaError_t scale(cudaStream_t, float*, float, std::size_t);
 template cudaError_t scale(cudaStream_t, Bf16*, float, std::size_t);
 template cudaError_t scale(cudaStream_t, F16*, float, std::size_t);

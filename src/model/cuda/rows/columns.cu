@@ -16,10 +16,11 @@ constexpr unsigned kThreads = kStrands * kWarp;
 /// Number of rows from which groups are faster.
 constexpr std::size_t kLeastRows = 64;
 
-/// One block per 256 columns (x) and group of rows (y): the rows r with r % groups == group.
-template <class T>
-__global__ void sum_columns(const T* x, std::size_t stride, float* partials, std::size_t rows,
-                            std::size_t width) {
+/// One block per 256 columns (x) and group of rows (y): the rows r with r % groups == group. The
+/// sums of x or, with `products`, those of x y times the columns' factors.
+template <class T, bool products>
+__global__ void sum_columns(ColumnProducts<T> c, float* partials) {
+  const std::size_t width = c.width;
   constexpr unsigned kColumns = kWarp * kEight;
   alignas(16) __shared__ float strands[kStrands][kColumns];
   const unsigned lane = threadIdx.x % kWarp;
@@ -28,9 +29,15 @@ __global__ void sum_columns(const T* x, std::size_t stride, float* partials, std
   float sums[kEight] = {};
   if (column < width) {
     const std::size_t step = std::size_t{gridDim.y} * kStrands;
-    for (std::size_t row = blockIdx.y + std::size_t{strand} * gridDim.y; row < rows; row += step) {
+    for (std::size_t row = blockIdx.y + std::size_t{strand} * gridDim.y; row < c.rows;
+         row += step) {
       float values[kEight];
-      device::read(x + row * stride + column, values);
+      device::read(c.x + row * c.x_step + column, values);
+      if constexpr (products) {
+        float others[kEight];
+        device::read(c.y + row * c.y_step + column, others);
+        for (unsigned i = 0; i < kEight; ++i) values[i] *= others[i];
+      }
       for (unsigned i = 0; i < kEight; ++i) sums[i] += values[i];
     }
   }
@@ -40,6 +47,7 @@ __global__ void sum_columns(const T* x, std::size_t stride, float* partials, std
   if (mine >= width) return;
   float sum = 0.0F;
   for (unsigned i = 0; i < kStrands; ++i) sum += strands[i][threadIdx.x];
+  if constexpr (products) sum *= c.factors[mine];
   partials[blockIdx.y * width + mine] = sum;
 }
 
@@ -65,6 +73,22 @@ __global__ void sum_groups(const float* partials, std::size_t groups, std::size_
   if (to != nullptr) to[column < width ? column : column - width] += sum;
 }
 
+template <class T, bool products>
+cudaError_t add_columns(cudaStream_t stream, const ColumnProducts<T>& c, float* gradient,
+                        float* partials) {
+  if (c.rows == 0 || c.width == 0) return cudaSuccess;
+  constexpr std::size_t kColumns = std::size_t{kWarp} * kEight;
+  const std::size_t groups = std::min((c.rows + kLeastRows - 1) / kLeastRows, kMostGroups);
+  const cudaError_t code =
+      device::launch({.stream = stream,
+                      .blocks = {static_cast<unsigned>((c.width + kColumns - 1) / kColumns),
+                                 static_cast<unsigned>(groups)},
+                      .threads = kThreads},
+                     &sum_columns<T, products>, c, partials);
+  if (code != cudaSuccess) return code;
+  return add_partials(stream, {partials, groups, c.width, false}, gradient, nullptr);
+}
+
 }  // namespace
 
 cudaError_t add_partials(cudaStream_t stream, const Partials& partials, float* gradient,
@@ -85,19 +109,21 @@ std::size_t partial_floats(Rows most) {
 template <class T>
 cudaError_t add_column_sums(cudaStream_t stream, const T* x, std::size_t stride, float* gradient,
                             float* partials, Rows rows) {
-  if (rows.count == 0 || rows.width == 0) return cudaSuccess;
-  constexpr std::size_t kColumns = std::size_t{kWarp} * kEight;
-  const std::size_t groups = std::min((rows.count + kLeastRows - 1) / kLeastRows, kMostGroups);
-  const cudaError_t code =
-      device::launch({.stream = stream,
-                      .blocks = {static_cast<unsigned>((rows.width + kColumns - 1) / kColumns),
-                                 static_cast<unsigned>(groups)},
-                      .threads = kThreads},
-                     &sum_columns<T>, x, stride, partials, rows.count, rows.width);
-  if (code != cudaSuccess) return code;
-  return add_partials(stream, {partials, groups, rows.width, false}, gradient, nullptr);
+  return add_columns<T, false>(stream,
+                               {.x = x, .x_step = stride, .rows = rows.count, .width = rows.width},
+                               gradient, partials);
 }
 
+template <class T>
+cudaError_t add_column_products(cudaStream_t stream, const ColumnProducts<T>& columns,
+                                float* gradient, float* partials) {
+  return add_columns<T, true>(stream, columns, gradient, partials);
+}
+
+template cudaError_t add_column_products(cudaStream_t, const ColumnProducts<float>&, float*,
+                                         float*);
+template cudaError_t add_column_products(cudaStream_t, const ColumnProducts<Bf16>&, float*, float*);
+template cudaError_t add_column_products(cudaStream_t, const ColumnProducts<F16>&, float*, float*);
 template cudaError_t add_column_sums(cudaStream_t, const float*, std::size_t, float*, float*, Rows);
 template cudaError_t add_column_sums(cudaStream_t, const Bf16*, std::size_t, float*, float*, Rows);
 template cudaError_t add_column_sums(cudaStream_t, const F16*, std::size_t, float*, float*, Rows);

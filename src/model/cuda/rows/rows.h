@@ -7,6 +7,7 @@
 
 #include "src/model/dropout.h"
 #include "src/model/formulas.h"
+#include "src/model/magnitudes.h"
 
 namespace ballast::model::cuda {
 
@@ -89,6 +90,17 @@ cudaError_t scale(cudaStream_t stream, T* x, float factor, std::size_t size);
 template <class T>
 cudaError_t drop(cudaStream_t stream, const DropoutMask& mask, const T* x, T* y, std::size_t size,
                  bool add_to_y);
+
+/// The norms and gains of an adapted map, as host::AdapterOps has them.
+template <class T>
+cudaError_t compute_gains(cudaStream_t stream, const AdaptedRows<T>& rows, float* gains,
+                          float* inverse_norms);
+template <class T>
+cudaError_t scale_columns(cudaStream_t stream, const ScaledColumns<T>& columns);
+/// `partials`: as add_column_sums().
+template <class T>
+cudaError_t add_column_products(cudaStream_t stream, const ColumnProducts<T>& columns,
+                                float* gradient, float* partials);
 
 /// y = what `how` makes of gate and up, whose rows are `step` apart; with silu, a limit or none, or
 /// gelu_tanh, else cudaErrorInvalidValue.

@@ -247,6 +247,106 @@ TEST_F(CudaRows, AColumnWithANanIsAloneWithIt) {
   for (std::size_t i = 0; i < 16; ++i) EXPECT_EQ(found[i], i == 5 ? x[69 * 16 + 5] : 71.0F);
 }
 
+template <class T>
+void check_gains(bool flipped, std::size_t in, std::size_t out) {
+  constexpr std::size_t kRank = 3;
+  const std::vector<T> w = normals_of<T>(in * out, 1);
+  const std::vector<T> b = normals_of<T>(out * kRank, 2);
+  const std::vector<T> m = normals_of<T>(out, 3);
+  const std::vector<float> cross = normals_of<float>(out * kRank, 4);
+  const std::vector<float> gram = {2.0F, 0.1F, 0.2F, 0.1F, 1.0F, 0.3F, 0.2F, 0.3F, 1.5F};
+  const auto rows = [&](const T* at_w, const T* at_b, const T* at_m, const float* at_cross,
+                        const float* at_gram) {
+    Linear<T> map = {.weight = at_w, .in = in, .out = out, .flipped = flipped};
+    return AdaptedRows<T>{map, at_b, at_m, at_cross, at_gram, kRank, 0.5F};
+  };
+  std::vector<float> expected(2 * out);
+  host::AdapterOps<T>().compute_gains(rows(w.data(), b.data(), m.data(), cross.data(), gram.data()),
+                                      expected.data(), expected.data() + out);
+  const DeviceArray<T> w_there(w);
+  const DeviceArray<T> b_there(b);
+  const DeviceArray<T> m_there(m);
+  const DeviceArray<float> cross_there(cross);
+  const DeviceArray<float> gram_there(gram);
+  const std::vector<float> found = in_every_order([&] {
+    const DeviceArray<float> gains(2 * out);
+    must(compute_gains(
+        nullptr,
+        rows(w_there.data(), b_there.data(), m_there.data(), cross_there.data(), gram_there.data()),
+        gains.data(), gains.data() + out));
+    return gains.get();
+  });
+  expect_close(found, exact(expected), 1e-5);
+}
+TEST_F(CudaRows, GainsAreTheHosts) {
+  check_gains<float>(true, 264, 24);
+  check_gains<Bf16>(true, 40, 8);
+  check_gains<float>(false, 24, 264);
+  check_gains<Bf16>(false, 40, 8);
+}
+
+/// Columns [8, 24) of rows of 32.
+template <class T>
+void check_scaled_columns(bool gains, bool bias, bool residual) {
+  constexpr std::size_t kRows = 5;
+  const std::vector<T> x = normals_of<T>(kRows * 32, 1);
+  const std::vector<T> others = normals_of<T>(kRows * 32, 2);
+  const std::vector<float> factors = normals_of<float>(16, 3);
+  const auto columns = [&](const T* from, const T* other, const float* factor, T* to) {
+    return ScaledColumns<T>{
+        gains ? factor : nullptr,      from + 8, 32, to + 8, 32, kRows, 16, bias ? other : nullptr,
+        residual ? other + 8 : nullptr};
+  };
+  std::vector<T> expected = x;
+  host::AdapterOps<T>().scale_columns(
+      columns(x.data(), others.data(), factors.data(), expected.data()));
+  const DeviceArray<T> others_there(others);
+  const DeviceArray<float> factors_there(factors);
+  const std::vector<T> found = in_every_order([&] {
+    const DeviceArray<T> there(x);
+    must(scale_columns(
+        nullptr, columns(there.data(), others_there.data(), factors_there.data(), there.data())));
+    return there.get();
+  });
+  EXPECT_EQ(exact(found), exact(expected));
+  EXPECT_EQ(gains || bias || residual, exact(expected) != exact(x));
+}
+TEST_F(CudaRows, ScaledColumnsAreTheHosts) {
+  check_scaled_columns<float>(true, true, true);
+  check_scaled_columns<Bf16>(true, true, true);
+  check_scaled_columns<Bf16>(true, false, false);
+  check_scaled_columns<Bf16>(false, false, true);
+}
+
+template <class T>
+void check_column_products(Rows rows) {
+  const std::size_t step = rows.width + 8;
+  const std::vector<T> x = normals_of<T>(rows.count * step, 1);
+  const std::vector<T> y = normals_of<T>(rows.count * rows.width, 2);
+  const std::vector<float> factors = normals_of<float>(rows.width, 3);
+  std::vector<float> expected(rows.width, 2.0F);
+  host::AdapterOps<T>().add_column_products(
+      {x.data(), step, y.data(), rows.width, factors.data(), rows.count, rows.width},
+      expected.data());
+  const DeviceArray<T> x_there(x);
+  const DeviceArray<T> y_there(y);
+  const DeviceArray<float> factors_there(factors);
+  const DeviceArray<float> partials(partial_floats(rows), -1.0F);
+  const std::vector<float> found = in_every_order([&] {
+    const DeviceArray<float> gradient(rows.width, 2.0F);
+    must(add_column_products<T>(nullptr,
+                                {x_there.data(), step, y_there.data(), rows.width,
+                                 factors_there.data(), rows.count, rows.width},
+                                gradient.data(), partials.data()));
+    return gradient.get();
+  });
+  expect_close(found, exact(expected), 1e-4);
+}
+TEST_F(CudaRows, ProductsOfColumnsAreTheHosts) {
+  check_column_products<float>({70, 264});
+  check_column_products<Bf16>({9, 16});
+}
+
 constexpr double kTheta = 10000.0;
 
 struct Angles {
