@@ -102,13 +102,17 @@ class Filler {
     used = {0, std::max(used.end, piece.zeros_from)};
   }
 
-  /// The codes of all matrices of a block. A thread takes whole blocks of the codes at a time.
+  /// The codes of all matrices of a block, of the source or of its values. A thread takes whole
+  /// blocks of the codes at a time.
   void encode(std::size_t block, Bytes bytes) {
     const model::Quantization& how = *blueprint_.model.quantization;
     encoded_.emplace(Encoded{block, std::vector<std::byte>(bytes)});
     for (const model::BlockCodes::Matrix& matrix :
          model::BlockCodes(blueprint_.model, blueprint_.model.blocks[block]).matrices) {
       std::byte* const out = encoded_->codes.data() + matrix.offset;
+      if (source_.read_codes && source_.read_codes(*matrix.tensor, {out, matrix.arrays.bytes})) {
+        continue;
+      }
       const bool nf4 = how.format == model::Quantization::Format::nf4;
       std::vector<float> scales(matrix.arrays.scales_count);
       in_units(matrix.arrays.elements, kAtATime, [&](Elems from, Elems to) {

@@ -98,6 +98,10 @@ struct WeightSource {
   /// delivers no tensor.
   std::function<void(const model::TensorSpec& tensor, Elems first, HostBytes out)> read_bf16 =
       nullptr;
+  /// Writes the codes of a tensor that is kept as codes to `out`, as model::CodedArrays has them,
+  /// and returns true; or returns false, and its values are encoded. `out` is zeroed. Empty: they
+  /// always are.
+  std::function<bool(const model::TensorSpec& tensor, HostBytes out)> read_codes = nullptr;
 };
 
 /// Trains one model on one device, or this rank's share of it on several: binds the schedule's
