@@ -36,13 +36,18 @@ struct Totals {
   std::map<std::string, Bytes> by_type;
 };
 
-/// A tensor as the files have it: codes in MXFP4 with the bytes of their scales.
+/// A tensor as the files have it: codes with the bytes of their scales.
 train::StoredTensor stored_of(const train::WeightFiles::Place& place) {
   train::StoredTensor tensor = *place.tensor;
-  if (place.codes == nullptr) return tensor;
-  tensor.dtype = "MXFP4";
-  tensor.bytes = place.codes->tensor->bytes + place.scales->tensor->bytes;
-  tensor.offset = place.codes->tensor->offset;
+  if (place.coded == nullptr) return tensor;
+  const train::WeightFiles::Coded& coded = *place.coded;
+  using Format = train::WeightFiles::Coded::Format;
+  tensor.dtype = coded.format == Format::mxfp4 ? "MXFP4"
+                 : coded.format == Format::nf4 ? "NF4"
+                                               : "INT8";
+  tensor.bytes = coded.codes.tensor->bytes + coded.scales.tensor->bytes;
+  if (coded.nested.tensor != nullptr) tensor.bytes += coded.nested.tensor->bytes;
+  tensor.offset = coded.codes.tensor->offset;
   return tensor;
 }
 

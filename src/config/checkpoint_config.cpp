@@ -71,6 +71,18 @@ constexpr std::array kWithoutEffect = {"_attn_implementation",
                                        "prefix",
                                        "pretraining_tp",
                                        "problem_type",
+                                       "quantization_config._load_in_4bit",
+                                       "quantization_config._load_in_8bit",
+                                       "quantization_config.bnb_4bit_compute_dtype",
+                                       "quantization_config.bnb_4bit_quant_storage",
+                                       "quantization_config.bnb_4bit_quant_type",
+                                       "quantization_config.bnb_4bit_use_double_quant",
+                                       "quantization_config.llm_int8_enable_fp32_cpu_offload",
+                                       "quantization_config.llm_int8_has_fp16_weight",
+                                       "quantization_config.llm_int8_skip_modules",
+                                       "quantization_config.llm_int8_threshold",
+                                       "quantization_config.load_in_4bit",
+                                       "quantization_config.load_in_8bit",
                                        "quantization_config.modules_to_not_convert",
                                        "quantization_config.quant_method",
                                        "remove_invalid_values",
@@ -101,7 +113,7 @@ constexpr std::array kWithoutEffect = {"_attn_implementation",
                                        "use_cache"};
 /// How the weights are stored, and which ways of it WeightFiles decodes.
 constexpr const char* kQuantization = "quantization_config";
-constexpr const char* kKnownMethod = "mxfp4";
+constexpr const char* kBitsandbytes = "bitsandbytes";
 /// Keys of all families that must be false: each changes the model.
 constexpr std::array kMustBeFalse = {"add_cross_attention", "is_encoder_decoder",
                                      "tie_encoder_decoder"};
@@ -186,12 +198,21 @@ bool is_empty(const Json& value) {
          (value.is_array() && value.elements().empty());
 }
 
+/// Its member `key`, null if it has none.
+Json member_of(const Json& object, const char* key) {
+  const Json* const found = object.find(key);
+  return found == nullptr ? Json() : *found;
+}
+
 /// Refuses weights that WeightFiles does not decode.
 void check_quantization(const Json& object, const std::string& file) {
-  const Json* const method = object.find("quant_method");
-  if (method != nullptr && *method == kKnownMethod) return;
-  refuse_unsupported(file, fmt::format("{}.quant_method", kQuantization),
-                     method == nullptr ? Json() : *method, {kKnownMethod});
+  const auto check = [&](const char* key, const std::vector<std::string>& known) {
+    const Json found = member_of(object, key);
+    if (found.is_string() && lists(known, found.text())) return;
+    refuse_unsupported(file, fmt::format("{}.{}", kQuantization, key), found, known);
+  };
+  check("quant_method", {"mxfp4", kBitsandbytes});
+  if (member_of(object, "load_in_4bit").flag()) check("bnb_4bit_quant_type", {"nf4"});
 }
 
 /// Refuses the members of `object`, whose names start with `prefix`, that are not known.
@@ -304,6 +325,22 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
                     "weights",
                     name, key.name, shown(*theirs), key.own, shown(ours), key.own, shown(*theirs)));
   }
+}
+
+std::optional<model::Quantization> stored_quantization(const fs::path& weights) {
+  std::error_code ignored;
+  const bool is_folder = fs::is_directory(weights, ignored);
+  const fs::path path = (is_folder ? weights : weights.parent_path()) / kCheckpointConfig;
+  if (!fs::exists(path, ignored)) return {};
+  const Json file =
+      text::parse_json(text::read_settings(path, "model"), path.string(), {.comments = true});
+  const Json found = member_of(file, kQuantization);
+  if (!(member_of(found, "quant_method") == kBitsandbytes) ||
+      !member_of(found, "load_in_4bit").flag()) {
+    return {};
+  }
+  return model::Quantization{.format = model::Quantization::Format::nf4,
+                             .double_scales = member_of(found, "bnb_4bit_use_double_quant").flag()};
 }
 
 std::string of_decoded_weights(const std::string& text) {

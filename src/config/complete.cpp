@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
 
 #include "src/config/sections.h"
@@ -172,6 +173,30 @@ void complete_layer_tiles(Config& c, const Document& document) {
   c.model.layer_tiles = 1;
 }
 
+/// "auto": codes stay codes wherever they can, as the weights have them.
+void complete_quantized_base(Config& c) {
+  std::string& base = c.ballast.quantized_base;
+  if (base != "auto") return;
+  base = "none";
+  const bool freezes = c.ballast.adapters || !c.ballast.train.empty();
+  if (!freezes || c.initial_weights.empty()) return;
+  const auto stored = stored_quantization(c.initial_weights);
+  if (!stored) return;
+  struct Refused {};
+  try {
+    base = "nf4";
+    static_cast<void>(model_of(c, [](const std::string&, const std::string&) { throw Refused(); }));
+  } catch (const Refused&) {
+    base = "none";
+    return;
+  }
+  c.ballast.double_quantization |= stored->double_scales;
+  c.notes.push_back(
+      fmt::format("ballast.quantized_base: \"auto\" is \"nf4\"{}, which model.weights "
+                  "are",
+                  c.ballast.double_quantization ? " with double_quantization" : ""));
+}
+
 void check_trained(const Config& c, const Document& document) {
   if (c.ballast.double_quantization && c.ballast.quantized_base != "nf4") {
     document.fail("ballast.double_quantization",
@@ -312,9 +337,10 @@ model::Architecture model_of(
       fail(fmt::format("ballast.train[{}]", pattern), rule);
     });
   }
-  if (config.ballast.quantized_base != "none") {
+  const std::string& base = config.ballast.quantized_base;
+  if (base == "nf4" || base == "int8") {
     using Format = model::Quantization::Format;
-    const bool nf4 = config.ballast.quantized_base == "nf4";
+    const bool nf4 = base == "nf4";
     model::quantize(model,
                     {.format = nf4 ? Format::nf4 : Format::int8,
                      .double_scales = config.ballast.double_quantization},
@@ -334,6 +360,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   check_scheduler(config.scheduler, document);
   note_warmup_rate(config);
   complete_placement(config, document);
+  complete_quantized_base(config);
   check_trained(config, document);
   check_zero(config.zero, document);
   check_aio(config.aio, document);

@@ -287,7 +287,7 @@ Section ballast_keys(BallastSection& b, model::ModelConfig& m) {
           or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
           also_called(train_key(b), {"trainable", "trained", "unfrozen_parameters"}),
           also_called(adapters_key(b), {"lora", "peft", "peft_config", "adapter"}),
-          also_called(choice("quantized_base", b.quantized_base, {"none", "int8", "nf4"}),
+          also_called(choice("quantized_base", b.quantized_base, {"auto", "none", "int8", "nf4"}),
                       {"quantization", "quantization_config", "bnb_4bit_quant_type"}),
           also_called(flag("double_quantization", b.double_quantization),
                       {"bnb_4bit_use_double_quant"}),

@@ -108,8 +108,8 @@ class Filler {
     used = {0, std::max(used.end, piece.zeros_from)};
   }
 
-  /// Makes the codes of all matrices of a block, unless they are here. A thread takes whole blocks
-  /// of the codes at a time.
+  /// Makes the codes of all matrices of a block, of the source or of its values, unless they are
+  /// here. A thread takes whole blocks of the codes at a time.
   void encode(std::size_t block, Bytes bytes) {
     if (encoded_ && encoded_->block == block) return;
     const model::Quantization& how = *blueprint_.model.quantization;
@@ -117,6 +117,9 @@ class Filler {
     for (const model::BlockCodes::Matrix& matrix :
          model::BlockCodes(blueprint_.model, blueprint_.model.blocks[block]).matrices) {
       std::byte* const out = encoded_->codes.data() + matrix.offset;
+      if (source_.read_codes && source_.read_codes(*matrix.tensor, {out, matrix.arrays.bytes})) {
+        continue;
+      }
       const bool nf4 = how.format == model::Quantization::Format::nf4;
       std::vector<float> scales(matrix.arrays.scales_count);
       in_units(team_, matrix.arrays.elements, kAtATime, [&](Elems from, Elems to) {

@@ -18,6 +18,7 @@
 #include "ballast/train/weight_files.h"
 
 #include "src/train/adapter_files.h"
+#include "src/train/coded_tensors.h"
 #include "src/train/mxfp4.h"
 #include "src/train/read_ahead.h"
 #include "src/train/safetensors_header.h"
@@ -101,6 +102,11 @@ ExportSummary count(const std::vector<std::vector<TensorToStore>>& files) {
   return summary;
 }
 
+/// Whether it is read by slices.
+bool is_sliced(const WeightFiles::Place& place) {
+  return place.coded != nullptr && place.coded->format == WeightFiles::Coded::Format::mxfp4;
+}
+
 /// A stack of matrices in MXFP4, some columns of one at a time.
 void copy_decoded(const WeightFiles::Place& from, ReadAhead& reader, const TensorToStore& tensor,
                   ModelFolderWriter& writer, const std::function<void(Elems values)>& count) {
@@ -135,11 +141,11 @@ void copy(const WeightFiles& weights, MergedAdapters* merged,
   for (const auto& file : files) {
     for (const TensorToStore& tensor : file) {
       const WeightFiles::Place* const place = weights.find(tensor.name);
-      for (std::uint64_t i = 0; place->codes != nullptr && i < tensor.shape.front(); ++i) {
+      for (std::uint64_t i = 0; is_sliced(*place) && i < tensor.shape.front(); ++i) {
         const auto slice = StoredSlice::sources(*place, i);
         order.insert(order.end(), slice.begin(), slice.end());
       }
-      if (place->codes == nullptr) order.push_back({place, 0, place->tensor->bytes});
+      if (!is_sliced(*place)) order.push_back(stored_range(*place, 0, place->tensor->elements));
     }
   }
   ReadAhead reader(weights, order);
@@ -149,7 +155,7 @@ void copy(const WeightFiles& weights, MergedAdapters* merged,
   for (const auto& file : files) {
     for (const TensorToStore& tensor : file) {
       const WeightFiles::Place& from = *weights.find(tensor.name);
-      if (from.codes != nullptr) {
+      if (is_sliced(from)) {
         copy_decoded(from, reader, tensor, writer, [&](Elems count) {
           progress(done);
           done += count * size_of(tensor.dtype);
@@ -162,7 +168,7 @@ void copy(const WeightFiles& weights, MergedAdapters* merged,
         progress(done);
         values.resize(std::min(changed ? kMergedAtATime : kAtATime, from.tensor->elements - first));
         stored.resize(values.size() * size_of(type));
-        reader.read(from, first * size_of(type), stored);
+        read_elements(from, first, stored, &reader);
         if (type == tensor.dtype && !changed) {
           writer.write_stored(tensor.name, stored, type, first);
         } else {

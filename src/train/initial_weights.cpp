@@ -19,6 +19,8 @@
 #include "ballast/text/json.h"
 
 #include "src/train/adapter_files.h"
+#include "src/train/bitsandbytes.h"
+#include "src/train/coded_tensors.h"
 #include "src/train/safetensors_header.h"
 
 namespace ballast::train {
@@ -191,9 +193,8 @@ std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
       order.insert(order.end(), slice.begin(), slice.end());
       return;
     }
-    const Bytes width = size_of(type_of(*place));
-    const Bytes begin = tensor.first_element() * width;
-    order.push_back({place, begin, begin + tensor.size * width});
+    const Elems begin = tensor.first_element();
+    order.push_back(stored_range(*place, begin, begin + tensor.size));
   };
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
@@ -216,12 +217,8 @@ void read_stored_weights(const WeightFiles::Place& place, WeightReader& reader,
   while (!out.empty()) {
     const model::TensorRun run = model::run_in_files(tensor, first);
     const auto count = std::min<Elems>(run.count, out.size() / width);
-    const HostBytes part = out.first(count * width);
-    if (is_read_ahead(tensor)) {
-      reader.ahead().read(place, run.first * width, part);
-    } else {
-      read_stored(place, run.first * width, part);
-    }
+    read_elements(place, run.first, out.first(count * width),
+                  is_read_ahead(tensor) ? &reader.ahead() : nullptr);
     out = out.subspan(count * width);
     first += count;
   }
@@ -285,6 +282,21 @@ class Beginning {
   void read_bf16(const model::TensorSpec& tensor, Elems first, HostBytes out) {
     read_stored_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
   }
+  /// See engine::WeightSource::read_codes. Of tensors with rows in another order in files the
+  /// blocks that share a scale differ.
+  bool read_codes(const model::TensorSpec& tensor, const model::Quantization& wanted,
+                  HostBytes out) {
+    if (!is_of_model(tensor)) return false;
+    const WeightFiles::Place& place = place_of(*files_, tensor);
+    const bool whole = tensor.size == place.tensor->elements && tensor.stored.stacked == 0 &&
+                       model::run_in_files(tensor, 0).count == tensor.size;
+    if (!whole || !bitsandbytes::has_codes(place, wanted)) return false;
+    bitsandbytes::read_codes(place, wanted, out,
+                             [this](const WeightFiles::Place& from, Bytes first, HostBytes bytes) {
+                               reader_->ahead().read(from, first, bytes);
+                             });
+    return true;
+  }
 
  private:
   [[nodiscard]] bool is_of_model(const model::TensorSpec& tensor) const {
@@ -321,7 +333,12 @@ void start_from_weights(engine::Engine& engine, const config::Config& config,
     beginning.read_bf16(tensor, first, out);
     count(out.size());
   };
-  engine.start({read, is_bf16, read_bf16, beginning.has_adapters()});
+  const auto read_codes = [&](const model::TensorSpec& tensor, HostBytes out) {
+    if (!beginning.read_codes(tensor, *engine.blueprint().model.quantization, out)) return false;
+    count(beginning.bytes_of(tensor, tensor.size));
+    return true;
+  };
+  engine.start({read, is_bf16, read_bf16, beginning.has_adapters(), read_codes});
 }
 
 }  // namespace ballast::train

@@ -44,11 +44,11 @@ std::vector<ReadAhead::Source> StoredSlice::sources(const WeightFiles::Place& pl
     const Bytes bytes = slice_bytes(part);
     sources.push_back({&part, index * bytes, (index + 1) * bytes});
   };
-  if (place.codes == nullptr) {
+  if (place.coded == nullptr) {
     add(place);
   } else {
-    add(*place.codes);
-    add(*place.scales);
+    add(place.coded->codes);
+    add(place.coded->scales);
   }
   return sources;
 }
@@ -81,7 +81,7 @@ void StoredSlice::read_part(const model::TensorSpec& tensor, Elems row, Elems co
   const Elems rows = tensor.shape.front();
   const Elems columns = tensor.size / rows;
   const Elems there = model::run_in_files(tensor, row * columns).first - tensor.first_element();
-  if (place_->codes != nullptr) {
+  if (place_->coded != nullptr) {
     std::array<Bf16, kTogether> values;
     const auto part = std::span(values).first(out.size() / sizeof(Bf16));
     mxfp4::decode(stored_, scales_, there * columns + column, part);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <unordered_set>
@@ -11,12 +12,13 @@
 #include <fmt/format.h>
 
 #include "ballast/config/adapter_folder.h"
+#include "ballast/core/convert.h"
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
-#include "src/train/mxfp4.h"
+#include "src/train/coded_tensors.h"
 #include "src/train/safetensors_header.h"
 
 namespace ballast::train {
@@ -118,65 +120,40 @@ WeightFiles::WeightFiles(const fs::path& path) : path_(path) {
 
 namespace {
 
-/// The tensor that codes and scales of MXFP4 become; `name`: of the codes, without its suffix.
-StoredTensor decoded_tensor(const WeightFiles::Place& codes, const WeightFiles::Place* scales,
-                            const std::string& name) {
-  const fs::path& path = codes.file->path();
-  const std::vector<std::uint64_t>& shape = codes.tensor->shape;
-  const std::string what = printable(codes.tensor->name);
-  if (shape.size() != 4 || shape.back() != mxfp4::kCodes || codes.tensor->elements == 0) {
-    refuse_file(path,
-                fmt::format(": tensor '{}' has shape {}, but codes of MXFP4 have 4 dimensions, "
-                            "the last of {}",
-                            what, format_shape(shape), mxfp4::kCodes));
+/// The type of the first matrix that is not codes; F32 if there is none.
+DType usual_type(const std::vector<WeightFiles::Place>& places) {
+  for (const WeightFiles::Place& place : places) {
+    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+      if (place.tensor->shape.size() == 2 && place.tensor->dtype == dtype_name(type)) return type;
+    }
   }
-  const std::string expected = name + std::string(mxfp4::kScalesSuffix);
-  if (scales == nullptr) {
-    refuse_file(path, fmt::format(": tensor '{}' has codes of MXFP4, but there is no tensor '{}' "
-                                  "with their scales",
-                                  what, printable(expected)));
-  }
-  const std::vector<std::uint64_t> of_scales(shape.begin(), shape.end() - 1);
-  if (scales->tensor->dtype != codes.tensor->dtype || scales->tensor->shape != of_scales) {
-    refuse_file(
-        scales->file->path(),
-        fmt::format(": tensor '{}' is {} {}, but the scales of '{}' are {} {}", printable(expected),
-                    scales->tensor->dtype, format_shape(scales->tensor->shape), what,
-                    codes.tensor->dtype, format_shape(of_scales)));
-  }
-  const Elems elements = 2 * codes.tensor->elements;
-  return {.name = name,
-          .dtype = std::string(dtype_name(DType::bf16)),
-          .shape = {shape[0], shape[2] * mxfp4::kBlock, shape[1]},
-          .elements = elements,
-          .bytes = elements * sizeof(Bf16)};
+  return DType::f32;
 }
 
 }  // namespace
 
-/// Replaces codes and scales of MXFP4 by what they become.
+/// Replaces codes, their scales and descriptions by what they become.
 void WeightFiles::pair_codes() {
-  const auto is_code = [](const Place& place) {
-    return place.tensor->dtype == "U8" && place.tensor->name.ends_with(mxfp4::kCodesSuffix);
+  const FindPlace find = [this](const std::string& name) {
+    const auto found = found_.find(name);
+    return found == found_.end() ? nullptr : &places_[found->second];
   };
-  if (std::none_of(places_.begin(), places_.end(), is_code)) return;
+  const DType others = usual_type(places_);
   std::vector<Place> places;
-  std::unordered_set<const StoredTensor*> paired;
+  std::unordered_set<const StoredTensor*> parts;
   for (const Place& place : places_) {
-    if (!is_code(place)) {
+    const std::optional<Pairing> pairing = find_pairing(place, others, find);
+    if (!pairing) {
       places.push_back(place);
       continue;
     }
-    std::string name = place.tensor->name;
-    name.resize(name.size() - mxfp4::kCodesSuffix.size());
-    const auto scales = found_.find(name + std::string(mxfp4::kScalesSuffix));
-    const Place* const found = scales == found_.end() ? nullptr : &places_[scales->second];
-    decoded_.push_back(decoded_tensor(place, found, name));
-    const Place* const codes = &parts_.emplace_back(place);
-    places.push_back({&decoded_.back(), place.file, codes, &parts_.emplace_back(*found)});
-    paired.insert(found->tensor);
+    decoded_.push_back(pairing->decoded);
+    coded_.push_back(pairing->coded);
+    places.push_back({&decoded_.back(), place.file, &coded_.back()});
+    parts.insert(pairing->parts.begin(), pairing->parts.end());
   }
-  std::erase_if(places, [&](const Place& place) { return paired.contains(place.tensor); });
+  if (coded_.empty()) return;
+  std::erase_if(places, [&](const Place& place) { return parts.contains(place.tensor); });
   places_ = std::move(places);
   found_.clear();
   for (std::size_t i = 0; i < places_.size(); ++i) {
@@ -240,8 +217,12 @@ Bytes WeightFiles::bytes() const {
 
 void WeightFiles::read(const std::string& name, std::span<float> out, Elems first) const {
   if (const Place* const place = find(name)) {
-    if (place->codes != nullptr) return expects(out.empty(), "codes of MXFP4 are read by slices");
-    return place->file->read(place->tensor->name, out, first);
+    if (place->coded == nullptr) return place->file->read(place->tensor->name, out, first);
+    if (out.empty()) return;
+    expects(place->coded->format != Coded::Format::mxfp4, "codes of MXFP4 are read by slices");
+    std::vector<std::byte> stored(out.size() * size_of(type_of(*place)));
+    read_elements(*place, first, stored, nullptr);
+    return decode(stored, type_of(*place), out);
   }
   std::vector<std::string> names;
   for (const Place& place : places_) names.push_back(place.tensor->name);

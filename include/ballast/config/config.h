@@ -174,8 +174,9 @@ struct BallastSection {
   /// Patterns of the names of trained tensors (model::freeze()); none ("all"): all are trained.
   std::vector<std::string> train;
   std::optional<AdapterSection> adapters;  ///< train is "adapters"
-  /// none, int8 or nf4: how frozen matrices of layers are kept (model::quantize()).
-  std::string quantized_base = "none";
+  /// none, int8 or nf4: how frozen matrices of layers are kept (model::quantize()). "auto", until
+  /// the config is complete: nf4 if the weights are, as these are.
+  std::string quantized_base = "auto";
   bool double_quantization = false;   ///< of nf4: scales are codes too
   std::string order = "layer_major";  ///< layer_major, micro_batch_major or auto
   std::string update = "gated";       ///< gated, or eager (without gradient clipping)

@@ -100,6 +100,10 @@ struct WeightSource {
       nullptr;
   /// Whether read() has the magnitudes of adapters, which otherwise follow from their maps.
   bool has_magnitudes = false;
+  /// Writes the codes of a tensor that is kept as codes to `out`, as model::CodedArrays has them,
+  /// and returns true; or returns false, and its values are encoded. `out` is zeroed. Empty: they
+  /// always are.
+  std::function<bool(const model::TensorSpec& tensor, HostBytes out)> read_codes = nullptr;
 };
 
 /// Trains one model on one device, or this rank's share of it on several: binds the schedule's

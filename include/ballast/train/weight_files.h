@@ -21,21 +21,35 @@ inline constexpr const char* kWeightsIndex = "model.safetensors.index.json";
 /// may be called from several threads at a time.
 class WeightFiles {
  public:
+  struct Coded;
   struct Place {
     const StoredTensor* tensor = nullptr;
     const SafetensorsReader* file = nullptr;
-    /// Of a stack of matrices in MXFP4 (src/train/mxfp4.h) the tensors that it is decoded from;
-    /// `tensor` is then the result, in BF16, and nowhere in the file.
-    const Place* codes = nullptr;
-    const Place* scales = nullptr;
+    /// What a tensor is decoded from, if the files have codes of it. `tensor` is then the result,
+    /// in a type of weights, and nowhere in the file.
+    const Coded* coded = nullptr;
+  };
+  /// Tensors of the files that become one.
+  struct Coded {
+    enum class Format {
+      mxfp4,  ///< a stack of matrices (src/train/mxfp4.h)
+      nf4,    ///< a matrix (src/train/bitsandbytes.h)
+      int8    ///< a matrix (the same)
+    };
+    Format format = Format::mxfp4;
+    Place codes;
+    Place scales;
+    Place nested;       ///< of nf4: the scales of scales that are codes, else no tensor
+    float mean = 0.0F;  ///< what is to be added to these
   };
 
   /// `path`: a safetensors file, the index of a sharded model (*.index.json), or a folder with
   /// model.safetensors, model.safetensors.index.json or the adapter_model.safetensors of PEFT.
-  /// Reads and checks all headers, no data. Throws Error(data) naming the file and, where it
-  /// concerns one, the tensor: like SafetensorsReader; an index that is not one, that names files
-  /// outside its folder, or that disagrees with the files; codes of MXFP4 whose scales are missing
-  /// or have another shape. Error(io) if reading fails.
+  /// Reads and checks all headers and descriptions of codes, no other data. Throws Error(data)
+  /// naming the file and, where it concerns one, the tensor: like SafetensorsReader; an index that
+  /// is not one, that names files outside its folder, or that disagrees with the files; codes
+  /// (Coded) whose scales or description are missing or do not fit, or of a format that is not
+  /// known. Error(io) if reading fails.
   explicit WeightFiles(const std::filesystem::path& path);
 
   /// The single file or the index.
@@ -61,7 +75,7 @@ class WeightFiles {
   std::vector<SafetensorsReader> files_;
   std::vector<Place> places_;
   std::deque<StoredTensor> decoded_;                    ///< what codes become
-  std::deque<Place> parts_;                             ///< the codes and scales
+  std::deque<Coded> coded_;                             ///< what these are decoded from
   std::unordered_map<std::string, std::size_t> found_;  ///< index in places_ by name
 };
 

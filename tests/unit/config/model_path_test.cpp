@@ -395,6 +395,10 @@ TEST(ModelPath, NamesTheFileAndTheKeyThatIsRefused) {
           "quantization_config.quant_method is \"gptq\", but");
   refused(llama(), "quantization_config", {{"quant_method", "mxfp4"}, {"bits", 4}},
           "quantization_config.bits is 4, but Ballast does not know");
+  refused(
+      llama(), "quantization_config",
+      {{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}, {"bnb_4bit_quant_type", "fp4"}},
+      "quantization_config.bnb_4bit_quant_type is \"fp4\", but Ballast supports only nf4");
   refused(llama(), "auto_map", {{"AutoModel", "x"}}, "auto_map is ");
   refused(llama(), "is_encoder_decoder", true, "is_encoder_decoder is true, but Ballast supports");
   refused(llama(), "rms_norm_eps", nullptr, "has no rms_norm_eps; add it");

@@ -106,6 +106,7 @@ Config unusual() {
                .product_algorithms = "timed",
                .device_bytes = 11,
                .host_bytes = 12,
+               .quantized_base = "none",
                .order = "micro_batch_major",
                .update = "gated",
                .serial = true,

@@ -97,7 +97,7 @@ TEST(Mxfp4, FoldersAreReadAsThoseWithDecodedWeights) {
     for (const model::BlockSpec& block : model.blocks) {
       for (const model::TensorSpec& tensor : block.tensors) {
         const WeightFiles::Place& place = place_of(files, tensor);
-        if (place.codes == nullptr) continue;
+        if (place.coded == nullptr) continue;
         EXPECT_EQ(type_of(place), DType::bf16);
         const std::vector<std::byte> theirs = stored(decoded, tensor.name);
         const Elems first = in_order ? 0 : random() % tensor.size;
@@ -137,7 +137,7 @@ TEST(Mxfp4, ExportWritesDecodedWeights) {
     ASSERT_NE(found.find(name), nullptr) << name;
     EXPECT_EQ(found.find(name)->tensor->shape, place.tensor->shape) << name;
     EXPECT_EQ(found.find(name)->tensor->dtype, "BF16") << name;
-    EXPECT_EQ(stored(found, name), stored(place.codes == nullptr ? from : decoded, name)) << name;
+    EXPECT_EQ(stored(found, name), stored(place.coded == nullptr ? from : decoded, name)) << name;
   }
   export_fixture(dir.path() / "wide", {.type = DType::f32});
   const WeightFiles wide(dir.path() / "wide");
