@@ -114,15 +114,30 @@ class StepBuffers {
     return batch_part(2);
   }
 
-  [[nodiscard]] DeviceView<double> loss() const {
+  /// Of the head, for the operation's micro-batch; empty if the operation has none.
+  [[nodiscard]] DeviceView<double> losses() const {
+    if (!has(Role::losses)) return {};
     const DeviceBytes all = device(Role::losses, blueprint_.workload.losses_bytes);
-    return view_as<double>(all.subview(operation_.micro * sizeof(double), sizeof(double)));
+    const Bytes bytes = blueprint_.head_losses() * sizeof(double);
+    return view_as<double>(all.subview(operation_.micro * bytes, bytes));
+  }
+  /// By sequence, of the reference.
+  [[nodiscard]] DeviceView<double> reference_losses() const {
+    return view_as<double>(device(Role::pairs, blueprint_.shape.sequences * sizeof(double)));
+  }
+  /// Behind them; empty if the operation has none.
+  [[nodiscard]] DeviceView<float> row_weights() const {
+    if (!has(Role::pairs)) return {};
+    const Bytes before = blueprint_.shape.sequences * sizeof(double);
+    const DeviceBytes all = device(Role::pairs, blueprint_.workload.pairs_bytes);
+    return view_as<float>(all.subview(before, blueprint_.shape.tokens() * sizeof(float)));
   }
   /// Of the routers, for the operation's micro-batch; behind those of the head.
   [[nodiscard]] DeviceView<double> router_losses() const {
     if (!has(Role::losses)) return {};
     const DeviceBytes all = device(Role::losses, blueprint_.workload.losses_bytes);
-    const std::uint64_t first = blueprint_.micro_batches + operation_.micro * kRouterLosses;
+    const std::uint64_t first =
+        blueprint_.micro_batches * blueprint_.head_losses() + operation_.micro * kRouterLosses;
     return view_as<double>(all.subview(first * sizeof(double), kRouterLosses * sizeof(double)));
   }
   /// Output for the statistics of the block's gradient; empty if the operation has none.

@@ -120,7 +120,7 @@ class Kernels {
                                       view_as<float>(tied ? tied_gradient_ : head_gradient_)};
       compute_->head_train(*stream_, head_weights_, {&tile, 1}, in_,
                            view_as<std::int32_t>(targets_), 1e-3F, out_,
-                           view_as<float>(head_gradient_), accumulation_, view_as<double>(loss_));
+                           view_as<float>(head_gradient_), accumulation_, {view_as<double>(loss_)});
     };
     return seconds(head, [&] {
       // The head runs once per micro-batch: the layers evict its data from the caches.
