@@ -302,7 +302,7 @@ std::uint64_t measurable_length(const Sample& sample) {
 }
 
 void measure_compute(const Sample& sample, schedule::Rates& rates) {
-  const std::uint64_t own_size = sample.config.batch.micro_batch;
+  const std::uint64_t own_size = sample.config.micro_sequences();
   for (const std::uint64_t size : std::set<std::uint64_t>{1, 2, 4, own_size > 0 ? own_size : 8}) {
     const bool own = size == own_size;
     const double flops = sample.blueprint.model.forward_flops(1, size, sample.length);
