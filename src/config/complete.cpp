@@ -82,7 +82,8 @@ void check_data(const Config& c, const Document& document) {
   require(d.sequence_length > 0, document, "data.sequence_length",
           "the number of tokens per sequence");
   if (d.files().empty()) {
-    document.fail("data", "no training data; give data.text, data.tokens, data.documents or data.pairs");
+    document.fail("data",
+                  "no training data; give data.text, data.tokens, data.documents or data.pairs");
   }
   const auto given_too = [&](const std::vector<std::string>& files, std::string_view key) {
     if (files.empty() || d.kind() == key) return;

@@ -34,7 +34,8 @@ void check_pairs(Config& config, const model::Architecture& model, const Documen
     return block.part == model::LayerPart::router;
   };
   if (std::any_of(model.blocks.begin(), model.blocks.end(), routes)) {
-    document.fail("data.pairs", "models with experts cannot be trained on pairs; use data.documents");
+    document.fail("data.pairs",
+                  "models with experts cannot be trained on pairs; use data.documents");
   }
   if (config.ballast.adapters->path.empty()) return;
   config.notes.emplace_back(

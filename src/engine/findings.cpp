@@ -20,6 +20,12 @@ model::PairResult add_losses(std::span<const double> reported, bool pairs) {
   return sum;
 }
 
+model::PairResult mean_of(const model::PairResult& sum, double count) {
+  model::PairResult mean = sum;
+  for (const auto member : kLosses) mean.*member /= count;
+  return mean;
+}
+
 Findings sum_findings(const model::PairResult& losses, const std::vector<model::GradientStats>& own,
                       const schedule::RankSizes& sizes, comm::Ranks* ranks) {
   std::vector<model::GradientStats> sent;

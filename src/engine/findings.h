@@ -21,6 +21,9 @@ struct Findings {
 /// The sum of what the head has reported of micro-batches: losses, or PairResults if `pairs`.
 [[nodiscard]] model::PairResult add_losses(std::span<const double> reported, bool pairs);
 
+/// `sum` divided by `count`.
+[[nodiscard]] model::PairResult mean_of(const model::PairResult& sum, double count);
+
 /// Sums over all ranks: losses in rank order, squares by block and in the order of shards. `own`:
 /// the statistics of this rank's shard of each block's gradient. Exchanges them if there are
 /// several ranks; `ranks` may be null if not. Throws Error(comm).

@@ -146,7 +146,8 @@ class Lanes::Step : private RoutingBuffers {
                                              device(Role::weights_source, work().weight_bytes),
                                              weights());
       case Action::scan_head:
-        return modules_.compute.head_scan(stream(), tile(), targets(), rows(), head_losses());
+        return modules_.compute.head_scan(stream(), tile(), targets(), rows(),
+                                          head_losses(modules_.preference));
       case Action::differentiate_head:
         return differentiate_head();
       case Action::end_head:
@@ -331,22 +332,15 @@ class Lanes::Step : private RoutingBuffers {
     return operation_.micro == 0 ? model::Accumulation::first : model::Accumulation::later;
   }
 
-  /// What the operation reports of the losses of the rows; empty: nothing.
-  [[nodiscard]] model::HeadLosses head_losses() const {
-    if (operation_.reference) return {has(Role::pairs) ? reference_losses() : DeviceView<double>()};
-    if (!has(Role::pairs)) return {losses()};
-    return {losses(), model::Pairs{modules_.preference, reference_losses(), row_weights()}};
-  }
-
   void evaluate_head() {
     modules_.compute.head_forward(stream(), weights(), tiles().front().weights, input(), targets(),
-                                  head_losses());
+                                  head_losses(modules_.preference));
   }
 
   void train_head() {
     modules_.compute.head_train(stream(), weights(), tiles(), input(), targets(),
                                 context_.loss_gradient(), flow(), accumulator(), accumulation(),
-                                head_losses(), kept());
+                                head_losses(modules_.preference), kept());
   }
 
   void differentiate_head() {
@@ -380,11 +374,10 @@ class Lanes::Step : private RoutingBuffers {
   /// for the loss scale is infinite in fp16, so it skips the step.
   void gate() {
     if (has(Role::routing)) note_routing(context_.micro_batches, context_.result);
-    const Findings all = sum_findings(own_losses(), own_statistics(), sizes(), modules_.ranks);
-    const double losses = context_.divisor();
-    context_.result.loss = all.losses.loss / losses;
-    context_.result.pairs = {context_.result.loss, all.losses.chosen / losses,
-                             all.losses.rejected / losses, all.losses.correct / losses};
+    const Findings all =
+        sum_findings(own_losses(context_.micro_batches), own_statistics(), sizes(), modules_.ranks);
+    context_.result.pairs = mean_of(all.losses, context_.divisor());
+    context_.result.loss = context_.result.pairs.loss;
     if (!has(Role::statistics)) return;
     const double norm = std::sqrt(all.squares) / context_.loss_scale;
     context_.result.grad_norm = norm;
@@ -455,12 +448,6 @@ class Lanes::Step : private RoutingBuffers {
   [[nodiscard]] comm::Communicator& in_group() const {
     return lanes_.channels_.gathering_in_group ? *lanes_.channels_.gathering_in_group
                                                : *lanes_.channels_.gathering;
-  }
-  [[nodiscard]] model::PairResult own_losses() const {
-    const HostBytes bytes = host(Role::losses, blueprint_.workload.losses_bytes);
-    return add_losses({reinterpret_cast<const double*>(bytes.data()),
-                       context_.micro_batches * blueprint_.head_losses()},
-                      blueprint_.pairs);
   }
   /// Of each block's gradient.
   [[nodiscard]] std::vector<model::GradientStats> own_statistics() const {

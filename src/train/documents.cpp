@@ -90,7 +90,8 @@ File open_file_of_documents(const std::filesystem::path& path, bool pairs) {
         "the number of tokens");
   }
   if (pairs && file.reader.find(kDocuments)->elements % 2 == 0) {
-    file.refuse("tensor 'documents' has an odd number of documents, so one has no other to pair with");
+    file.refuse(
+        "tensor 'documents' has an odd number of documents, so one has no other to pair with");
   }
   for (const auto& tensor : file.reader.tensors()) {
     if (tensor.name != kTokens && tensor.name != kMask && tensor.name != kDocuments) {

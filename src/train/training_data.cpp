@@ -106,8 +106,8 @@ void check_pairs(const config::Config& config, std::uint64_t documents,
                                                  why));
   }
   if (left_out == 0) return;
-  log(LogLevel::warning, fmt::format("data.pairs: {} of {} pairs are left out, because {}", left_out,
-                                     documents / 2, why));
+  log(LogLevel::warning, fmt::format("data.pairs: {} of {} pairs are left out, because {}",
+                                     left_out, documents / 2, why));
 }
 
 TrainingData open_documents(const config::Config& config) {

@@ -309,6 +309,15 @@ TEST(Invariance, AdaptersInBf16) {
       {R"(ballast.adapters={"rank": 4, "alpha": 16, "dropout": 0.2, "modules_to_save": ["lm_head"],
                             "targets": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]})"});
 }
+/// With the passes of the reference.
+TEST(Invariance, AdaptersOnPairsInBf16) {
+  Model model = training(kLlama, "adapters");
+  model.section += R"(, "tie_embeddings": false)";
+  expect_some_invariance(
+      model, true, 0,
+      {R"(ballast.adapters={"rank": 4, "targets": ["q_proj", "down_proj"]})", "data.tokens=[]",
+       R"(data.pairs=["none"])", "ballast.quantized_base=nf4"});
+}
 /// The experts, which are frozen, are codes of 8 bits.
 TEST(Invariance, AdaptersOfAttentionBeforeExpertsInFp32) {
   expect_some_invariance(training(kExperts, "adapters"), false, 2,
