@@ -189,7 +189,11 @@ std::vector<Variant> variants() {
 void expect_same(const Model& model, bool bf16, const std::vector<Variant>& variants,
                  std::uint64_t steps, const Overrides& common) {
   const test::Outcome expected = train(model, bf16, {}, steps, common);
-  EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
+  // Which of two random completions is the better one cannot be learnt.
+  const bool pairs = model.name.find("pairs") != std::string::npos;
+  EXPECT_TRUE(pairs ? expected.losses.back() != expected.losses.front()
+                    : expected.losses.back() < expected.losses.front())
+      << "nothing was learnt";
   for (const Variant& variant : variants) {
     test::expect_same(train(model, bf16, variant.overrides, steps, common), expected,
                       fmt::format("{}, {}", model.name, variant.name));
@@ -312,6 +316,7 @@ TEST(Invariance, AdaptersInBf16) {
 /// With the passes of the reference.
 TEST(Invariance, AdaptersOnPairsInBf16) {
   Model model = training(kLlama, "adapters");
+  model.name += " on pairs";
   model.section += R"(, "tie_embeddings": false)";
   expect_some_invariance(
       model, true, 0,
