@@ -43,10 +43,13 @@ struct DataSection {
     if (!text.empty()) return text;
     return !tokens.empty() ? tokens : !documents.empty() ? documents : pairs;
   }
-  /// The files of `eval` as training data: of text or tokens.
+  /// The files of `eval` as training data.
   [[nodiscard]] DataSection evaluation() const {
     DataSection section = *this;
-    (!text.empty() ? section.text : section.tokens) = eval;
+    auto& own = !text.empty()     ? section.text
+                : !tokens.empty() ? section.tokens
+                                  : (!documents.empty() ? section.documents : section.pairs);
+    own = eval;
     return section;
   }
   /// Sequences of what the batch size counts.

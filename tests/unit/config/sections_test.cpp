@@ -104,7 +104,7 @@ TEST(ConfigPairs, AreOfAdaptersAlone) {
   says({"ballast.train=adapters",
         R"(ballast.adapters={"targets": "c_fc", "modules_to_save": "ln_f"})"},
        "ballast.adapters.modules_to_save");
-  says({"data.documents=[\"d\"]"}, "data.pairs: data.documents is given too");
+  says({"data.documents=[\"d\"]"}, "data.documents is given too; give one of them");
   says({"ballast.preference.loss_type=ipo"}, "only \"sigmoid\"");
   says({"ballast.preference.beta=0"}, "must be above 0, got 0");
   says({"ballast.preference.label_smoothing=0.7"}, "label_smoothing");
@@ -415,8 +415,9 @@ TEST(ConfigRefusal, OfMissingKeysSaysWhatToGive) {
   EXPECT_EQ(error_of(kMinimal, {"model.hidden_size=null"}),
             "c.json: model.hidden_size (--set model.hidden_size=null): missing; give the width of "
             "the model");
-  EXPECT_EQ(error_of(R"({"data": {"sequence_length": 8}})"),
-            "c.json: data: no training data; give data.text, data.tokens or data.documents");
+  EXPECT_EQ(
+      error_of(R"({"data": {"sequence_length": 8}})"),
+      "c.json: data: no training data; give data.text, data.tokens, data.documents or data.pairs");
   EXPECT_EQ(error_of(with(R"("scheduler": {"type": "WarmupDecayLR"})")),
             "c.json: scheduler.params.total_num_steps: missing; give the step at which the "
             "schedule ends");
