@@ -100,6 +100,12 @@ std::vector<std::string> exchange_lines(const train::RunSummary& summary) {
 }
 
 /// "done in 3.1s (2.9s of steps): 20 steps", or what an interrupt has left of it.
+std::string held_out_text(double loss, bool pairs) {
+  if (pairs) return fmt::format("{:.4f} per pair", without_nan_sign(loss));
+  return fmt::format("{:.4f} nats/token, perplexity {:.4g}", without_nan_sign(loss),
+                     without_nan_sign(std::exp(loss)));
+}
+
 std::string ending_of(const train::RunSummary& summary) {
   const std::string times = fmt::format("{} ({} of steps)", format_seconds(summary.seconds),
                                         format_seconds(summary.training_seconds));
@@ -189,9 +195,8 @@ void Console::stepped(const train::StepReport& report) {
                     metrics.eval_loss.has_value() || metrics.skipped;
   if (keep) show_step(report);
   if (metrics.eval_loss) {
-    terminal_.show(fmt::format("{:>11} {:>7.4f} nats/token, perplexity {:.4g}", "held out",
-                               without_nan_sign(*metrics.eval_loss),
-                               without_nan_sign(std::exp(*metrics.eval_loss))));
+    terminal_.show(fmt::format("{:>11}  {}", "held out",
+                               held_out_text(*metrics.eval_loss, metrics.rewards.has_value())));
   }
   std::fflush(stdout);
   if (metrics.step == report.steps) return;
@@ -277,9 +282,7 @@ void Console::finished(const train::RunSummary& summary) {
         summary.step_seconds, summary.corrected_rates ? "; rates corrected for the next run" : ""));
   }
   if (summary.held_out_loss) {
-    terminal_.show(fmt::format("held-out loss {:.4f} nats/token, perplexity {:.4g}",
-                               without_nan_sign(*summary.held_out_loss),
-                               without_nan_sign(std::exp(*summary.held_out_loss))));
+    terminal_.show("held-out loss " + held_out_text(*summary.held_out_loss, blueprint.pairs));
   }
   for (const auto& line : describe_placement(blueprint)) terminal_.show("  " + line);
   show_memory(summary);

@@ -28,13 +28,13 @@ struct EvalArguments {
   bool json = false;
 };
 
-std::string to_json(const train::ModelEvaluation& found, std::uint64_t length) {
+std::string to_json(const train::ModelEvaluation& found, const config::DataSection& data) {
   text::Json json = text::Json::object();
   json["loss"] = found.loss;
-  json["perplexity"] = std::exp(found.loss);
-  json["targets"] = found.targets;
+  if (data.pairs.empty()) json["perplexity"] = std::exp(found.loss);
+  json[data.pairs.empty() ? "targets" : "pairs"] = found.targets;
   json["sequences"] = found.sequences;
-  json["sequence_length"] = length;
+  json["sequence_length"] = data.sequence_length;
   json["seconds"] = found.seconds;
   for (const Tier tier : kTiers) {
     json["bytes"][to_string(tier)] = found.allocated.at(static_cast<std::size_t>(tier));
@@ -42,13 +42,17 @@ std::string to_json(const train::ModelEvaluation& found, std::uint64_t length) {
   return json.pretty();
 }
 
-void show(const Terminal& terminal, const train::ModelEvaluation& found, std::uint64_t length) {
+void show(const Terminal& terminal, const train::ModelEvaluation& found,
+          const config::DataSection& data) {
   terminal.show(fmt::format("{:<17} {}", "device", found.device));
   for (const std::string& line : found.placement) terminal.show(line);
-  terminal.show(fmt::format("{:<17} {} sequence{} of {} tokens, {} targets, {:.1f} s", "data",
-                            found.sequences, found.sequences == 1 ? "" : "s", length, found.targets,
-                            found.seconds));
-  terminal.show(fmt::format("{:<17} {:.6f} nats per target", "loss", found.loss));
+  const bool pairs = !data.pairs.empty();
+  terminal.show(fmt::format("{:<17} {} sequence{} of {} tokens, {} {}, {:.1f} s", "data",
+                            found.sequences, found.sequences == 1 ? "" : "s", data.sequence_length,
+                            found.targets, pairs ? "pairs" : "targets", found.seconds));
+  terminal.show(
+      fmt::format("{:<17} {:.6f} {}", "loss", found.loss, pairs ? "per pair" : "nats per target"));
+  if (pairs) return;
   terminal.show(fmt::format("{:<17} {:.6g}", "perplexity", std::exp(found.loss)));
 }
 
@@ -64,12 +68,11 @@ void run_eval(const EvalArguments& arguments) {
     terminal.live(fmt::format("{}, {:.0f}%", what, 100.0 * share));
   };
   const auto found = train::evaluate_model(config, progress, &interrupted());
-  const std::uint64_t length = config.data.sequence_length;
   if (arguments.json) {
-    fmt::print("{}\n", to_json(found, length));
+    fmt::print("{}\n", to_json(found, config.data));
   } else {
     terminal.show(fmt::format("ballast eval {}", arguments.request.path.string()));
-    show(terminal, found, length);
+    show(terminal, found, config.data);
   }
 }
 

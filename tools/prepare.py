@@ -9,6 +9,11 @@ Every line of an input is a JSON object and becomes one document:
     {"prompt": "...", "completion": "..."}    both texts, or both lists of messages
     {"text": "..."}
 
+With --pairs every line is a pair of preferences, for `data.pairs`, and becomes two documents, which
+are trained on after the prompt (texts, or lists of messages):
+
+    {"prompt": "...", "chosen": "...", "rejected": "..."}
+
 Messages go through the chat template of the model, with `tools` of the line if it has them. Texts get
 the special tokens that the tokenizer adds, and end with its end-of-sequence token. Needs the Python
 package transformers with a fast tokenizer; nothing is downloaded. The output does not depend on the
@@ -117,9 +122,16 @@ class DocumentWriter:
         return struct.pack("<Q", length) + text.ljust(length)
 
 
-def metadata_of(tokenizer_name, tokenizer_hash, mask):
-    return {"format": "ballast documents", "version": "1", "tokenizer": tokenizer_name,
+def metadata_of(tokenizer_name, tokenizer_hash, mask, pairs=False):
+    made = {"format": "ballast documents", "version": "1", "tokenizer": tokenizer_name,
             "tokenizer_sha256": tokenizer_hash, "mask": mask}
+    return made | {"pairs": "chosen, rejected"} if pairs else made
+
+
+def common_prefix(first, second):
+    """How many elements two lists begin with alike."""
+    pairs = enumerate(zip(first, second))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 class Preparer:
@@ -127,21 +139,60 @@ class Preparer:
     "assistant", all replies of the assistant; "completion", the completion or the last reply;
     "none" and plain texts, everything."""
 
-    def __init__(self, tokenizer, mask):
+    def __init__(self, tokenizer, mask, pairs=False):
         self._tokenizer = tokenizer
+        self._pairs = pairs
         self._mask = mask
         template = getattr(tokenizer, "chat_template", None)
         self._has_template = bool(template)
         self._marks_replies = bool(GENERATION_TAG.search(str(template)))
 
-    def document(self, line):
-        """Token ids and mask of a line of JSON."""
+    def documents(self, line):
+        """The documents of a line of JSON."""
+        return self.pair(line) if self._pairs else [self.document(line)]
+
+    def _entry(self, line):
         try:
             entry = json.loads(line)
         except ValueError as error:
             raise Refusal(f"not JSON: {one_line(error)}") from error
         if not isinstance(entry, dict):
             raise Refusal("not a JSON object")
+        return entry
+
+    def pair(self, line):
+        """Token ids and masks of the chosen and the rejected completion. As by DPOTrainer of TRL, a
+        completion begins where the tokens of one of them and those of the prompt alone part."""
+        entry = self._entry(line)
+        missing = [key for key in ("prompt", "chosen", "rejected") if key not in entry]
+        if missing:
+            raise Refusal(f"needs 'prompt', 'chosen' and 'rejected'; has no '{missing[0]}'")
+        if isinstance(entry["prompt"], list):
+            prompt, chosen, rejected = self._chat_pair(entry)
+        else:
+            text = self._string(entry, "prompt")
+            prompt, _ = self._tokenize(text, special=True)
+            chosen, _ = self._text(text + self._string(entry, "chosen"))
+            rejected, _ = self._text(text + self._string(entry, "rejected"))
+        known = min(common_prefix(prompt, chosen), common_prefix(prompt, rejected))
+        made = [(ids, [0] * known + [1] * (len(ids) - known)) for ids in (chosen, rejected)]
+        if any(not any(mask[1:]) for _, mask in made):
+            raise Refusal("a completion has nothing to train on: no token after the prompt")
+        return made
+
+    def _chat_pair(self, entry):
+        if not self._has_template:
+            raise Refusal("the tokenizer has no chat template; give 'prompt', 'chosen' and 'rejected' "
+                          "as texts")
+        messages = self._messages(entry, "prompt")
+        texts = [self._render(messages, entry.get("tools"), prompt=True)]
+        for key in ("chosen", "rejected"):
+            texts.append(self._render(messages + self._messages(entry, key), entry.get("tools")))
+        return (self._tokenize(text, special=False)[0] for text in texts)
+
+    def document(self, line):
+        """Token ids and mask of a line of JSON."""
+        entry = self._entry(line)
         kinds = [kind for kind in ("messages", "prompt", "text") if kind in entry]
         if len(kinds) != 1 or ("prompt" in entry) != ("completion" in entry):
             raise Refusal("needs exactly one of 'messages', 'prompt' with 'completion', and 'text'")
@@ -273,7 +324,7 @@ def documents_of_task(preparer, task):
     made = []
     for number, line in lines:
         try:
-            made.append(preparer.document(line))
+            made += preparer.documents(line)
         except Refusal as refusal:
             return made, f"{name}:{number}: {refusal}"
     return made, None
@@ -413,6 +464,8 @@ def arguments_of(argv):
     parser.add_argument("--mask", choices=["assistant", "completion", "none"], default="assistant",
                         help="train on: all replies of the assistant and completions (default); the "
                              "last reply and completions; everything. Always on all of a 'text'")
+    parser.add_argument("--pairs", action="store_true",
+                        help="lines have 'prompt', 'chosen' and 'rejected'; for data.pairs")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
                         help="processes (default: one per CPU)")
     arguments = parser.parse_args(argv)
@@ -430,9 +483,10 @@ def main(argv=None):
     try:
         arguments = arguments_of(argv)
         tokenizer, tokenizer_hash = load_tokenizer(arguments.model)
-        metadata = metadata_of(arguments.model.resolve().name, tokenizer_hash, arguments.mask)
+        metadata = metadata_of(arguments.model.resolve().name, tokenizer_hash,
+                               "completion" if arguments.pairs else arguments.mask, arguments.pairs)
         documents, tokens, targets = prepare(
-            Preparer(tokenizer, arguments.mask), arguments.inputs, arguments.out,
+            Preparer(tokenizer, arguments.mask, arguments.pairs), arguments.inputs, arguments.out,
             len(tokenizer) > 65536, metadata, arguments.workers)
     except Refusal as refusal:
         sys.exit(f"prepare.py: {refusal}")

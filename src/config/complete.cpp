@@ -83,13 +83,17 @@ void check_data(const Config& c, const Document& document) {
   require(d.sequence_length > 0, document, "data.sequence_length",
           "the number of tokens per sequence");
   if (d.files().empty()) {
-    document.fail("data", "no training data; give data.text, data.tokens or data.documents");
+    document.fail("data",
+                  "no training data; give data.text, data.tokens, data.documents or data.pairs");
   }
-  const bool two = !d.text.empty() && !d.tokens.empty();
-  if (two || (!d.documents.empty() && d.kind() != "documents")) {
-    document.fail(two ? "data.tokens" : "data.documents",
+  const auto given_too = [&](const std::vector<std::string>& files, std::string_view key) {
+    if (files.empty() || d.kind() == key) return;
+    document.fail(fmt::format("data.{}", key),
                   fmt::format("data.{} is given too; give one of them", d.kind()));
-  }
+  };
+  given_too(d.tokens, "tokens");
+  given_too(d.documents, "documents");
+  given_too(d.pairs, "pairs");
   const Json* const section = document.root().find("data");
   const Json* const eval = section == nullptr ? nullptr : section->find("eval");
   const Json* const held_out = section == nullptr ? nullptr : section->find("held_out");
@@ -197,7 +201,7 @@ void complete_quantized_base(Config& c) {
                   c.ballast.double_quantization ? " with double_quantization" : ""));
 }
 
-void check_trained(const Config& c, const Document& document) {
+void check_trained(Config& c, const Document& document) {
   if (c.ballast.double_quantization && c.ballast.quantized_base != "nf4") {
     document.fail("ballast.double_quantization",
                   fmt::format("is for the scales of \"nf4\", but ballast.quantized_base is \"{}\"; "
@@ -205,9 +209,10 @@ void check_trained(const Config& c, const Document& document) {
                               c.ballast.quantized_base));
   }
   const bool plain = c.ballast.quantized_base == "none";
-  if (plain && c.ballast.train.empty() && !c.ballast.adapters) return;
-  static_cast<void>(model_of(
-      c, [&](const std::string& path, const std::string& rule) { document.fail(path, rule); }));
+  if (plain && c.ballast.train.empty() && !c.ballast.adapters && c.data.pairs.empty()) return;
+  const model::Architecture model = model_of(
+      c, [&](const std::string& path, const std::string& rule) { document.fail(path, rule); });
+  check_pairs(c, model, document);
 }
 
 void check_aio(const AioSection& a, const Document& document) {

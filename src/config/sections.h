@@ -24,6 +24,10 @@ Key checkpoint_every_key(BallastSection& ballast);
 /// train: "all", "adapters" or patterns of names of tensors. adapters follows it.
 Key train_key(BallastSection& ballast);
 Key adapters_key(BallastSection& ballast);
+/// preference: the loss of data.pairs, with names of TRL's DPOConfig.
+Key preference_key(model::Preference& preference);
+/// Throws Error(config) for what data.pairs needs, or cannot have, and notes what TRL does else.
+void check_pairs(Config& config, const model::Architecture& model, const Document& document);
 /// spike: an action, or an object.
 Key spike_key(SpikeSection& spike);
 /// Throws Error(config) for what needs checkpoints without them; notes what ranks cannot do.

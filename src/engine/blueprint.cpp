@@ -88,7 +88,10 @@ void add_batch(Blueprint& blueprint, const model::KernelMemory& kernels,
   const std::uint64_t width = blueprint.model.config.hidden_size;
   work.activation_bytes = tokens * width * size_of(blueprint.type);
   work.batch_bytes = (work.packed ? 3 : 2) * tokens * sizeof(std::int32_t);
-  const std::uint64_t losses = kernels.experts > 0 ? 1 + kRouterLosses : 1;
+  if (blueprint.pairs) {
+    work.pairs_bytes = blueprint.shape.sequences * sizeof(double) + tokens * sizeof(float);
+  }
+  const std::uint64_t losses = blueprint.head_losses() + (kernels.experts > 0 ? kRouterLosses : 0);
   work.losses_bytes = blueprint.micro_batches * losses * sizeof(double);
   if (kernels.experts > 0) {
     // Ranks gather whole pages.

@@ -147,6 +147,7 @@ class Engine::Impl {
                            .updater = updater_,
                            .device_update = *device_update_,
                            .ranks = ranks_,
+                           .preference = options_.preference,
                            .gradient_clipping = options_.gradient_clipping,
                            .nvtx = options_.nvtx,
                            .seed = options_.seed});
@@ -327,10 +328,9 @@ class Engine::Impl {
     pending_updates_ = false;
   }
 
-  /// How many targets of all ranks count.
+  /// How many targets of all ranks count, or pairs.
   [[nodiscard]] std::uint64_t count_targets(std::span<const std::int32_t> own) const {
-    std::uint64_t count = static_cast<std::uint64_t>(
-        std::count_if(own.begin(), own.end(), [](std::int32_t target) { return target >= 0; }));
+    std::uint64_t count = count_losses(own, blueprint_.pairs ? 2 * blueprint_.shape.length : 1);
     if (ranks_ == nullptr) return count;
     std::vector<std::uint64_t> all(ranks_->world());
     ranks_->all_gather(std::as_bytes(std::span(&count, 1)), std::as_writable_bytes(std::span(all)));

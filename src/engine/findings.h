@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "ballast/comm/communicator.h"
+#include "ballast/model/compute.h"
 #include "ballast/model/gradient_stats.h"
 #include "ballast/schedule/rank_sizes.h"
 
@@ -11,15 +13,21 @@ namespace ballast::engine {
 
 /// Inputs of the gate's decision.
 struct Findings {
-  double loss = 0.0;     ///< sum over the targets of all ranks
-  double squares = 0.0;  ///< of all packed gradients
+  model::PairResult losses;  ///< sums over the targets of all ranks, without pairs the loss alone
+  double squares = 0.0;      ///< of all packed gradients
   std::uint64_t non_finite = 0;
 };
 
+/// The sum of what the head has reported of micro-batches: losses, or PairResults if `pairs`.
+[[nodiscard]] model::PairResult add_losses(std::span<const double> reported, bool pairs);
+
+/// `sum` divided by `count`.
+[[nodiscard]] model::PairResult mean_of(const model::PairResult& sum, double count);
+
 /// Sums over all ranks: losses in rank order, squares by block and in the order of shards. `own`:
-/// this rank's loss, then the statistics of its shard of each block's gradient. Exchanges them if
-/// there are several ranks; `ranks` may be null if not. Throws Error(comm).
-Findings sum_findings(const std::vector<model::GradientStats>& own,
+/// the statistics of this rank's shard of each block's gradient. Exchanges them if there are
+/// several ranks; `ranks` may be null if not. Throws Error(comm).
+Findings sum_findings(const model::PairResult& losses, const std::vector<model::GradientStats>& own,
                       const schedule::RankSizes& sizes, comm::Ranks* ranks);
 
 }  // namespace ballast::engine

@@ -141,7 +141,8 @@ class Lanes::Step : private RoutingBuffers {
                                              device(Role::weights_source, work().weight_bytes),
                                              weights());
       case Action::scan_head:
-        return modules_.compute.head_scan(stream(), tile(), targets(), rows());
+        return modules_.compute.head_scan(stream(), tile(), targets(), rows(),
+                                          head_losses(modules_.preference));
       case Action::differentiate_head:
         return differentiate_head();
       case Action::end_head:
@@ -273,7 +274,10 @@ class Lanes::Step : private RoutingBuffers {
     if (has(Role::rows)) {
       return compute.tile_forward(stream(), block, weights(), positions(), rows(), row_sums(), out);
     }
-    compute.layer_forward(stream(), block, weights(), positions(), input(), out, kept(), dropout());
+    const bool reference = operation_.reference;
+    compute.layer_forward(stream(), block, weights(), positions(), input(), out, kept(),
+                          reference ? model::Dropout() : dropout(),
+                          reference ? model::Subject::reference : model::Subject::trained);
   }
 
   void backward() {
@@ -325,25 +329,25 @@ class Lanes::Step : private RoutingBuffers {
 
   void evaluate_head() {
     modules_.compute.head_forward(stream(), weights(), tiles().front().weights, input(), targets(),
-                                  loss());
+                                  head_losses(modules_.preference));
   }
 
   void train_head() {
     modules_.compute.head_train(stream(), weights(), tiles(), input(), targets(),
                                 context_.loss_gradient(), flow(), accumulator(), accumulation(),
-                                loss(), kept());
+                                head_losses(modules_.preference), kept());
   }
 
   void differentiate_head() {
     modules_.compute.head_differentiate(stream(), tile(), targets(), context_.loss_gradient(),
-                                        rows(), row_sums(), accumulation());
+                                        rows(), row_sums(), accumulation(), row_weights());
   }
 
   void end_head() {
     const bool trains = has(Role::gradient_flow);
     modules_.compute.head_end(stream(), weights(), trains ? input() : ConstDeviceBytes(), targets(),
                               rows(), row_sums(), trains ? flow() : DeviceBytes(),
-                              trains ? accumulator() : DeviceView<float>(), loss());
+                              trains ? accumulator() : DeviceView<float>(), losses());
   }
 
   void clear_gradient() {
@@ -365,8 +369,10 @@ class Lanes::Step : private RoutingBuffers {
   /// for the loss scale is infinite in fp16, so it skips the step.
   void gate() {
     if (has(Role::routing)) note_routing(context_.micro_batches, context_.result);
-    const Findings all = sum_findings(own_findings(), sizes(), modules_.ranks);
-    context_.result.loss = all.loss / context_.divisor();
+    const Findings all =
+        sum_findings(own_losses(context_.micro_batches), own_statistics(), sizes(), modules_.ranks);
+    context_.result.pairs = mean_of(all.losses, context_.divisor());
+    context_.result.loss = context_.result.pairs.loss;
     if (!has(Role::statistics)) return;
     const double norm = std::sqrt(all.squares) / context_.loss_scale;
     context_.result.grad_norm = norm;
@@ -438,13 +444,9 @@ class Lanes::Step : private RoutingBuffers {
     return lanes_.channels_.gathering_in_group ? *lanes_.channels_.gathering_in_group
                                                : *lanes_.channels_.gathering;
   }
-  /// This rank's loss, then the statistics of each block's gradient.
-  [[nodiscard]] std::vector<model::GradientStats> own_findings() const {
-    const HostBytes bytes = host(Role::losses, blueprint_.workload.losses_bytes);
-    const auto* losses = reinterpret_cast<const double*>(bytes.data());
-    double loss = 0.0;
-    for (std::uint32_t m = 0; m < context_.micro_batches; ++m) loss += losses[m];
-    std::vector<model::GradientStats> own = {{.sum_of_squares = loss}};
+  /// Of each block's gradient.
+  [[nodiscard]] std::vector<model::GradientStats> own_statistics() const {
+    std::vector<model::GradientStats> own;
     for (const schedule::Use& use : operation_.uses) {
       if (use.role == Role::statistics) own.push_back(statistics(use.buffer));
     }

@@ -34,11 +34,11 @@ struct StepContext {
 
   /// Hyper::gradient_scale of a step that is not clipped: gradients without the loss scale.
   [[nodiscard]] float unclipped_scale() const { return static_cast<float>(1.0 / loss_scale); }
-  /// The divisor of means: targets that count, of all ranks.
+  /// The divisor of means: targets that count, of all ranks, or pairs.
   [[nodiscard]] double divisor() const {
     return static_cast<double>(std::max<std::uint64_t>(result.targets, 1));
   }
-  /// The gradient of the scaled loss with respect to the loss of one target.
+  /// The gradient of the scaled loss with respect to the loss of one target or pair.
   [[nodiscard]] float loss_gradient() const { return static_cast<float>(loss_scale / divisor()); }
   /// The same for the losses of routers, which are means over micro-batches and ranks.
   [[nodiscard]] float router_gradient(std::uint32_t world) const {
@@ -55,6 +55,7 @@ struct Modules {
   const cpu_adam::Updater& updater;
   update::DeviceUpdate& device_update;
   comm::Ranks* ranks = nullptr;  ///< nullptr with one rank
+  model::Preference preference;  ///< see EngineOptions
   double gradient_clipping = 0.0;
   bool nvtx = false;       ///< see EngineOptions
   std::uint64_t seed = 0;  ///< likewise

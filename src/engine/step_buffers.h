@@ -14,6 +14,8 @@
 #include "ballast/schedule/rank_sizes.h"
 #include "ballast/state/store.h"
 
+#include "src/engine/findings.h"
+
 namespace ballast::engine {
 
 /// The buffers that an operation names, cut to the sizes of its block.
@@ -114,15 +116,43 @@ class StepBuffers {
     return batch_part(2);
   }
 
-  [[nodiscard]] DeviceView<double> loss() const {
+  /// Of the head, for the operation's micro-batch; empty if the operation has none.
+  [[nodiscard]] DeviceView<double> losses() const {
+    if (!has(Role::losses)) return {};
     const DeviceBytes all = device(Role::losses, blueprint_.workload.losses_bytes);
-    return view_as<double>(all.subview(operation_.micro * sizeof(double), sizeof(double)));
+    const Bytes bytes = blueprint_.head_losses() * sizeof(double);
+    return view_as<double>(all.subview(operation_.micro * bytes, bytes));
+  }
+  /// By sequence, of the reference.
+  [[nodiscard]] DeviceView<double> reference_losses() const {
+    return view_as<double>(device(Role::pairs, blueprint_.shape.sequences * sizeof(double)));
+  }
+  /// Behind them; empty if the operation has none.
+  [[nodiscard]] DeviceView<float> row_weights() const {
+    if (!has(Role::pairs)) return {};
+    const Bytes before = blueprint_.shape.sequences * sizeof(double);
+    const DeviceBytes all = device(Role::pairs, blueprint_.workload.pairs_bytes);
+    return view_as<float>(all.subview(before, blueprint_.shape.tokens() * sizeof(float)));
+  }
+  /// What the operation reports of the losses of the rows; empty: nothing.
+  [[nodiscard]] model::HeadLosses head_losses(const model::Preference& preference) const {
+    if (!has(Role::pairs)) return {losses()};
+    if (operation_.reference) return {reference_losses()};
+    return {losses(), model::Pairs{preference, reference_losses(), row_weights()}};
+  }
+  /// The sum over this rank's micro-batches, in host memory.
+  [[nodiscard]] model::PairResult own_losses(std::uint32_t micro_batches) const {
+    const HostBytes bytes = host(Role::losses, blueprint_.workload.losses_bytes);
+    return add_losses(
+        {reinterpret_cast<const double*>(bytes.data()), micro_batches * blueprint_.head_losses()},
+        blueprint_.pairs);
   }
   /// Of the routers, for the operation's micro-batch; behind those of the head.
   [[nodiscard]] DeviceView<double> router_losses() const {
     if (!has(Role::losses)) return {};
     const DeviceBytes all = device(Role::losses, blueprint_.workload.losses_bytes);
-    const std::uint64_t first = blueprint_.micro_batches + operation_.micro * kRouterLosses;
+    const std::uint64_t first =
+        blueprint_.micro_batches * blueprint_.head_losses() + operation_.micro * kRouterLosses;
     return view_as<double>(all.subview(first * sizeof(double), kRouterLosses * sizeof(double)));
   }
   /// Output for the statistics of the block's gradient; empty if the operation has none.

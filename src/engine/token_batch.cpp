@@ -1,5 +1,6 @@
 #include "src/engine/token_batch.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
@@ -23,6 +24,16 @@ void check_positions(std::span<const std::int32_t> positions, std::size_t length
 }
 
 }  // namespace
+
+std::uint64_t count_losses(std::span<const std::int32_t> targets, std::size_t size) {
+  std::uint64_t count = 0;
+  for (std::size_t first = 0; first < targets.size(); first += size) {
+    const auto part = targets.subspan(first, size);
+    const auto counts = [](std::int32_t target) { return target >= 0; };
+    count += std::any_of(part.begin(), part.end(), counts) ? 1 : 0;
+  }
+  return count;
+}
 
 void copy_batch(const Blueprint& blueprint, const TokenBatch& batch, std::uint32_t micro_batches,
                 std::span<const HostBytes> buffers) {

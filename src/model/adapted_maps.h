@@ -175,6 +175,7 @@ class AdaptedMaps {
   }
   void add_adapters(const BlockWeights<T>& block, const LinearAt& map, const T* x, T* y,
                     std::size_t y_row, const MapRows& rows) {
+    if (block.subject == Subject::reference) return;
     for (const AdapterAt& at : map.adapters) {
       compute_h(block, at, map.in, x, rows);
       add_product(block, at, y + at.column, y_row, rows);

@@ -37,7 +37,7 @@ class ComputeBy final : public Compute {
         shape_(shape),
         ops_(config_of_tile(model_.config), shape, std::forward<AboutOps>(about_ops)...),
         tile_sums_(model_, shape.tokens(), ops_),
-        head_(model_, shape.tokens(), ops_, tile_sums_),
+        head_(model_, shape, ops_, tile_sums_),
         experts_(model_, shape.tokens(), ops_),
         layer_(make_layer(model_, attention_shape(config_of_tile(model_.config), shape), ops_)),
         final_norm_(
@@ -95,11 +95,13 @@ class ComputeBy final : public Compute {
   }
   void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                      DeviceView<const std::int32_t> positions, ConstDeviceBytes in, DeviceBytes out,
-                     DeviceBytes kept, Dropout dropout) override {
+                     DeviceBytes kept, Dropout dropout, Subject subject) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
-      const BlockWeights<T> about{
-          .layer = block - model_.first_layer(), .weights = as<T>(weights), .dropout = dropout};
+      const BlockWeights<T> about{.layer = block - model_.first_layer(),
+                                  .weights = as<T>(weights),
+                                  .dropout = dropout,
+                                  .subject = subject};
       layer_->forward(about, positions.raw(), as<T>(in), as<T>(out), kept.raw());
     });
   }
@@ -238,19 +240,18 @@ class ComputeBy final : public Compute {
 
   void head_forward(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes output,
                     ConstDeviceBytes in, DeviceView<const std::int32_t> targets,
-                    DeviceView<double> loss_sum) override {
+                    const HeadLosses& losses) override {
     run(stream, [=, this] {
       ops_.check_tokens(targets.raw(), kLeastTarget);
       const BlockWeights<T> block{.weights = as<T>(weights)};
-      head_.forward(block[final_norm_], output_rows({0, output}), as<T>(in), targets.raw(),
-                    loss_sum.raw());
+      head_.forward(block[final_norm_], output_rows({0, output}), as<T>(in), targets.raw(), losses);
     });
   }
   void head_train(device::Stream& stream, ConstDeviceBytes weights,
                   std::span<const OutputTile> tiles, ConstDeviceBytes in,
                   DeviceView<const std::int32_t> targets, float gradient_scale, DeviceBytes dx,
-                  DeviceView<float> gradient, Accumulation accumulation,
-                  DeviceView<double> loss_sum, DeviceBytes kept) override {
+                  DeviceView<float> gradient, Accumulation accumulation, const HeadLosses& losses,
+                  DeviceBytes kept) override {
     expects(tiles.size() == model_.config.vocabulary_tiles &&
                 kept.size() >= memory_.intermediates[model_.head()],
             "head_train: needs all tiles and the memory for one pass");
@@ -260,24 +261,28 @@ class ComputeBy final : public Compute {
       ops_.check_tokens(targets.raw(), kLeastTarget);
       const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient};
       head_.train(block[final_norm_], rows, accumulation, as<T>(in), targets.raw(), gradient_scale,
-                  as<T>(dx), loss_sum.raw(), kept.raw());
+                  as<T>(dx), losses, kept.raw());
     });
   }
   void head_scan(device::Stream& stream, const OutputTile& tile,
-                 DeviceView<const std::int32_t> targets, DeviceBytes rows) override {
+                 DeviceView<const std::int32_t> targets, DeviceBytes rows,
+                 const HeadLosses& losses) override {
     run(stream, [=, this] {
       ops_.check_tokens(targets.raw(), kLeastTarget);
-      head_.scan(output_rows(tile), targets.raw(), head_.rows_at(rows.raw()));
+      const HeadRows<T> known = head_.rows_at(rows.raw());
+      head_.scan(output_rows(tile), targets.raw(), known);
+      if (!losses.out.empty()) head_.report_losses(targets.raw(), known, losses);
     });
   }
   void head_differentiate(device::Stream& stream, const OutputTile& tile,
                           DeviceView<const std::int32_t> targets, float gradient_scale,
-                          DeviceBytes rows, DeviceView<float> dnormed,
-                          Accumulation accumulation) override {
+                          DeviceBytes rows, DeviceView<float> dnormed, Accumulation accumulation,
+                          DeviceView<const float> weights) override {
     run(stream, [=, this] {
       HeadRows<T> known = head_.rows_at(rows.raw());
       known.dnormed = dnormed.raw();
-      head_.differentiate(output_rows(tile), accumulation, targets.raw(), gradient_scale, known);
+      head_.differentiate(output_rows(tile), accumulation, {targets.raw(), weights.raw()},
+                          gradient_scale, known);
     });
   }
   void head_end(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes in,
@@ -287,7 +292,7 @@ class ComputeBy final : public Compute {
       const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient};
       HeadRows<T> known = head_.rows_at(rows.raw());
       known.dnormed = dnormed.raw();
-      head_.sum_losses(targets.raw(), known, loss_sum.raw());
+      if (!loss_sum.empty()) head_.report_losses(targets.raw(), known, {.out = loss_sum});
       if (!dx.empty()) head_.end(block[final_norm_], as<T>(in), known, as<T>(dx));
     });
   }

@@ -26,6 +26,7 @@ namespace ballast::model::formulas {
 
 using std::erf;
 using std::exp;
+using std::log1p;
 using std::sqrt;
 
 /// sqrt(2 / pi).

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "ballast/model/compute.h"
+
 #include "src/model/layer.h"
 #include "src/model/tile_sums.h"
 
@@ -16,6 +18,12 @@ struct OutputRows {
   std::size_t number = 0;      ///< among the tiles
   const T* weights = nullptr;  ///< [rows of the tile, H]
   float* gradient = nullptr;   ///< the same; null: not wanted
+};
+
+/// What the rows of a micro-batch aim at.
+struct RowAims {
+  const std::int32_t* targets = nullptr;  ///< [N]
+  const float* weights = nullptr;         ///< [N], of the losses of the rows; null: 1
 };
 
 /// What the head knows of the rows of a micro-batch between its visits to the tiles. The norm's
@@ -46,12 +54,16 @@ class Head {
  public:
   using T = typename Ops::Value;
 
-  Head(const Architecture& model, std::size_t tokens, Ops& ops, TileSums<Ops>& tile_sums)
-      : tokens_(tokens), width_(model.config.hidden_size), ops_(ops), tile_sums_(tile_sums) {
+  Head(const Architecture& model, const MicroBatchShape& shape, Ops& ops, TileSums<Ops>& tile_sums)
+      : tokens_(shape.tokens()),
+        length_(shape.length),
+        width_(model.config.hidden_size),
+        ops_(ops),
+        tile_sums_(tile_sums) {
     for (std::size_t t = 0; t < model.config.vocabulary_tiles; ++t) tiles_.push_back(model.tile(t));
     logit_row_ = round_up(model.largest_tile(), 16);
-    chunk_ =
-        chunk_rows(tokens, round_up(model.config.vocab_size, 16) * sizeof(float), Ops::kLogitBytes);
+    chunk_ = chunk_rows(tokens_, round_up(model.config.vocab_size, 16) * sizeof(float),
+                        Ops::kLogitBytes);
   }
 
   /// After that of the TileSums.
@@ -87,16 +99,25 @@ class Head {
   }
   /// Adds what a tile contributes to rows.dnormed (the last tile overwrites it) and to its own
   /// gradient, unless they are null. Tiles come in descending order.
-  void differentiate(const OutputRows<T>& tile, Accumulation accumulation,
-                     const std::int32_t* targets, float scale, const HeadRows<T>& rows) {
+  void differentiate(const OutputRows<T>& tile, Accumulation accumulation, const RowAims& aims,
+                     float scale, const HeadRows<T>& rows) {
     in_chunks([&](std::size_t first, std::size_t count) {
       project(tile, rows, first, count, logits_);
-      differentiate_chunk(tile, accumulation, targets, scale, rows, first, count, logits_);
+      differentiate_chunk(tile, accumulation, aims, scale, rows, first, count, logits_);
     });
   }
-  void sum_losses(const std::int32_t* targets, const HeadRows<T>& rows, double* loss_sum) {
+  /// After the scan of all tiles.
+  void report_losses(const std::int32_t* targets, const HeadRows<T>& rows,
+                     const HeadLosses& losses) {
     ops_.row_losses(rows.sums, targets, tokens_, losses_);
-    ops_.sum_losses(losses_, tokens_, loss_sum);
+    if (losses.pairs) {
+      const Pairs& pairs = *losses.pairs;
+      ops_.weigh_pairs({losses_, targets, length_, tokens_ / (2 * length_), pairs.reference.raw(),
+                        pairs.weights.raw()},
+                       pairs.preference, reinterpret_cast<PairResult*>(losses.out.raw()));
+    } else {
+      ops_.sum_losses(losses_, tokens_ / losses.out.size(), losses.out.size(), losses.out.raw());
+    }
   }
   /// dx = the gradient of the norm's input; adds to the gradient of the norm.
   void end(const Norm<T>& norm, const T* in, const HeadRows<T>& rows, T* dx) {
@@ -105,34 +126,45 @@ class Head {
 
   // All in one pass.
 
-  /// *loss_sum = sum of the rows' losses. For one tile.
+  /// For one tile.
   void forward(const Norm<T>& norm, const OutputRows<T>& tile, const T* in,
-               const std::int32_t* targets, double* loss_sum) {
+               const std::int32_t* targets, const HeadLosses& losses) {
     ops_.norm(norm, in, own_.normed, tokens_);
     scan(tile, targets, own_);
-    sum_losses(targets, own_, loss_sum);
+    report_losses(targets, own_, losses);
   }
 
   /// Also computes dx and the gradients of scale * loss; overwrites those of the tiles or adds to
-  /// them. `memory`: one_pass_bytes().
+  /// them. `memory`: one_pass_bytes(). The weights of pairs follow from all of their rows, so their
+  /// chunks are visited once more.
   void train(const Norm<T>& norm, const std::vector<OutputRows<T>>& tiles,
              Accumulation accumulation, const T* in, const std::int32_t* targets, float scale,
-             T* dx, double* loss_sum, std::byte* memory) {
+             T* dx, const HeadLosses& losses, std::byte* memory) {
     Bump bump(memory);
     const OnePass all = tiles.size() == 1 ? OnePass{own_, logits_} : take_for_one_pass(bump);
     const std::size_t step = chunk_ * logit_row_;
-    ops_.norm(norm, in, all.rows.normed, tokens_);
-    in_chunks([&](std::size_t first, std::size_t count) {
+    const RowAims aims = {targets, losses.pairs ? losses.pairs->weights.raw() : nullptr};
+    const auto scan_tiles = [&](std::size_t first, std::size_t count) {
       for (std::size_t t = 0; t < tiles.size(); ++t) {
         scan_chunk(tiles[t], targets, all.rows, first, count, all.logits + t * step);
       }
+    };
+    ops_.norm(norm, in, all.rows.normed, tokens_);
+    if (losses.pairs) {
+      in_chunks(scan_tiles);
+      report_losses(targets, all.rows, losses);
+    }
+    const bool known = losses.pairs && chunk_ >= tokens_;
+    in_chunks([&](std::size_t first, std::size_t count) {
+      if (!losses.pairs) scan_tiles(first, count);
       for (std::size_t t = tiles.size(); t-- > 0;) {
-        differentiate_chunk(tiles[t], accumulation, targets, scale, all.rows, first, count,
-                            all.logits + t * step);
+        float* const logits = all.logits + t * step;
+        if (losses.pairs && !known) project(tiles[t], all.rows, first, count, logits);
+        differentiate_chunk(tiles[t], accumulation, aims, scale, all.rows, first, count, logits);
       }
     });
     end(norm, in, all.rows, dx);
-    sum_losses(targets, all.rows, loss_sum);
+    if (!losses.pairs) report_losses(targets, all.rows, losses);
   }
 
  private:
@@ -174,7 +206,7 @@ class Head {
                     rows.sums + first);
   }
   void differentiate_chunk(const OutputRows<T>& tile, Accumulation accumulation,
-                           const std::int32_t* targets, float scale, const HeadRows<T>& rows,
+                           const RowAims& aims, float scale, const HeadRows<T>& rows,
                            std::size_t first, std::size_t count, float* logits) {
     // Gradients are narrower than logits and replace them from each row's start.
     const std::size_t row = logit_row_ * sizeof(float) / sizeof(T);
@@ -182,7 +214,9 @@ class Head {
     const std::size_t tokens = tiles_[tile.number].rows;
     const std::size_t at = first * width_;
     const bool single = tiles_.size() == 1;
-    ops_.logit_gradients(logits_of(tile, count, logits), targets + first, scale, rows.sums + first);
+    ops_.logit_gradients(logits_of(tile, count, logits), aims.targets + first, scale,
+                         aims.weights == nullptr ? nullptr : aims.weights + first,
+                         rows.sums + first);
     if (single || rows.dnormed != nullptr) {
       ops_.multiply(
           {count, width_, tokens}, matrix(dlogits, row), matrix(tile.weights, width_),
@@ -197,6 +231,7 @@ class Head {
   }
 
   std::size_t tokens_;
+  std::size_t length_;  ///< of a sequence
   std::size_t width_;
   std::vector<VocabularyTile> tiles_;
   std::size_t logit_row_ = 0;  ///< floats from one row of a tile's logits to the next

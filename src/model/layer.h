@@ -182,6 +182,7 @@ struct BlockWeights {
   DeviceView<float> gradient;
   Accumulation accumulation = Accumulation::later;
   Dropout dropout = {};
+  Subject subject = Subject::trained;
 
   [[nodiscard]] Norm<T> operator[](const NormAt& at) const {
     return {weights + at.weight, at.bias ? weights + *at.bias : nullptr, sum(at.weight),

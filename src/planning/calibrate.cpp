@@ -196,6 +196,7 @@ Sample make_sample(const config::Config& config, const model::Architecture& mode
   constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
   config::Config one_sequence = config;
   one_sequence.batch.micro_batch = one_sequence.batch.accumulation = 1;
+  one_sequence.data.pairs.clear();
   engine::Blueprint blueprint = outline(one_sequence, one_layer(model, config.type),
                                         {.device = kNoLimit, .host = kNoLimit}, {}, 1);
   const schedule::BlockPlacement on_host = {Tier::host, Tier::host, Tier::device};

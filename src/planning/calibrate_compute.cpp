@@ -120,7 +120,7 @@ class Kernels {
                                       view_as<float>(tied ? tied_gradient_ : head_gradient_)};
       compute_->head_train(*stream_, head_weights_, {&tile, 1}, in_,
                            view_as<std::int32_t>(targets_), 1e-3F, out_,
-                           view_as<float>(head_gradient_), accumulation_, view_as<double>(loss_));
+                           view_as<float>(head_gradient_), accumulation_, {view_as<double>(loss_)});
     };
     return seconds(head, [&] {
       // The head runs once per micro-batch: the layers evict its data from the caches.
@@ -302,7 +302,7 @@ std::uint64_t measurable_length(const Sample& sample) {
 }
 
 void measure_compute(const Sample& sample, schedule::Rates& rates) {
-  const std::uint64_t own_size = sample.config.batch.micro_batch;
+  const std::uint64_t own_size = sample.config.micro_sequences();
   for (const std::uint64_t size : std::set<std::uint64_t>{1, 2, 4, own_size > 0 ? own_size : 8}) {
     const bool own = size == own_size;
     const double flops = sample.blueprint.model.forward_flops(1, size, sample.length);

@@ -203,7 +203,8 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
   blueprint.type = config.type;
   blueprint.states = state_format(config);
   blueprint.sub_group_size = sub_group_size(config, blueprint.states, budgets);
-  blueprint.shape = {config.batch.micro_batch, config.data.sequence_length};
+  blueprint.shape = {config.micro_sequences(), config.data.sequence_length};
+  blueprint.pairs = !config.data.pairs.empty();
   blueprint.micro_batches = config.batch.accumulation;
   blueprint.budgets = budgets;
   blueprint.options = schedule_options(config);
@@ -247,7 +248,7 @@ engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks
   };
   try {
     return draw_blueprint(config, model, budgets,
-                          kernels({config.batch.micro_batch, config.data.sequence_length}), world,
+                          kernels({config.micro_sequences(), config.data.sequence_length}), world,
                           ranks == nullptr ? 0 : ranks->rank());
   } catch (const Error& error) {
     if (error.category() != ErrorCategory::memory || leaves_choices(config)) throw;
@@ -327,6 +328,7 @@ engine::EngineOptions engine_options(const config::Config& config, const comm::L
                     .momentum = optimizer.momentum,
                     .nesterov = optimizer.nesterov,
                     .weight_decay = optimizer.weight_decay},
+          .preference = config.ballast.preference,
           .gradient_clipping = config.gradient_clipping,
           .seed = config.ballast.seed,
           .swap = swap_options(config, launch),

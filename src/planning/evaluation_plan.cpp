@@ -47,12 +47,12 @@ engine::Blueprint draw_evaluation(const config::Config& run) {
       config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());
   std::optional<Error> refusal;
   for (const std::uint64_t size : micro_batch_sizes({.config = config, .model = model})) {
-    const model::KernelMemory kernels =
-        model::kernel_memory(model, config.type, {size, config.data.sequence_length},
-                             device::kind_of({.kind = config.ballast.device, .type = config.type}),
-                             config.ballast.compute_threads);
-    engine::Blueprint blueprint =
-        outline(with_micro_batches(config, size, 1), model, budgets, kernels, 1);
+    const config::Config sized = with_micro_batches(config, size, 1);
+    const model::KernelMemory kernels = model::kernel_memory(
+        model, config.type, {sized.micro_sequences(), config.data.sequence_length},
+        device::kind_of({.kind = config.ballast.device, .type = config.type}),
+        config.ballast.compute_threads);
+    engine::Blueprint blueprint = outline(sized, model, budgets, kernels, 1);
     blueprint.options.purpose = schedule::Purpose::evaluation;
     for (const schedule::Order order : orders(config, blueprint.options)) {
       blueprint.options.order = order;

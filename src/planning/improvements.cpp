@@ -35,8 +35,9 @@ class Improvements {
 
   static double speed_of(const Decision& decision) {
     // The engine may have taken the blueprint.
-    return static_cast<double>(decision.config.batch.train_batch *
-                               decision.config.data.sequence_length) /
+    const config::DataSection& data = decision.config.data;
+    return static_cast<double>(decision.config.batch.train_batch * data.sequences_per_sample() *
+                               data.sequence_length) /
            decision.prediction.step_seconds;
   }
 

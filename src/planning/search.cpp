@@ -48,12 +48,13 @@ std::string key_of(std::uint64_t micro_batch, const schedule::Options& options,
   return key;
 }
 
-/// Memory of the kernels for micro-batches of `size` sequences. A program built without CUDA uses
-/// the host device's kernels on one thread as an estimate.
+/// Memory of the kernels for micro-batches of `size` sequences or pairs. A program built without
+/// CUDA uses the host device's kernels on one thread as an estimate.
 model::KernelMemory kernels_of(const PlanRequest& request, std::uint64_t size) {
-  const model::MicroBatchShape shape = {size, request.config.data.sequence_length};
-  if (request.kernels) return request.kernels(shape);
   const config::Config& config = request.config;
+  const config::DataSection& data = config.data;
+  const model::MicroBatchShape shape = {size * data.sequences_per_sample(), data.sequence_length};
+  if (request.kernels) return request.kernels(shape);
   const bool on_host =
       request.rates.forward.empty()
           ? device::shares_host_cores({.kind = config.ballast.device, .type = config.type})

@@ -72,6 +72,10 @@ void check_arguments(const Workload& workload, const Placement& placement, const
           fmt::format("{} has codes, but only layers are decoded", workload.blocks[b].name));
     }
   }
+  if (workload.has_reference() &&
+      (workload.cuts_layers() || !workload.is_layer(workload.first_differentiated))) {
+    refuse_arguments("a reference needs layers in one piece, of which some have adapters");
+  }
   if (workload.micro_batches == 0) refuse_arguments("a step needs at least 1 micro-batch");
   if (workload.evaluation_micro_batches == 0 ||
       workload.evaluation_micro_batches > workload.micro_batches) {

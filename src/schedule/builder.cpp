@@ -10,6 +10,7 @@
 #include "src/schedule/head_operations.h"
 #include "src/schedule/layout.h"
 #include "src/schedule/movements.h"
+#include "src/schedule/reference_passes.h"
 #include "src/schedule/tile_operations.h"
 
 namespace ballast::schedule {
@@ -45,6 +46,7 @@ class StepBuilder {
         move_(name, workload, placement, options, layout, micro_batches),
         tiles_(workload, layout, move_),
         head_(workload, placement, layout, move_),
+        reference_(workload, layout, move_, tiles_, head_, micro_batches),
         ahead_of_backward_(move_.states_ahead(Pass::backward), blocks()),
         ahead_of_forward_(move_.states_ahead(Pass::forward),
                           blocks() - workload.first_differentiated),
@@ -214,21 +216,35 @@ class StepBuilder {
 
   void evaluate_head(const Micros& micros) {
     if (head_.tiles() == 1) {
-      return for_each(micros, [&](std::uint32_t m) { head_.evaluate(m, inputs_[m]); });
+      return for_each(micros, [&](std::uint32_t m) {
+        reference_.evaluate_head(m);
+        head_.evaluate(m, inputs_[m]);
+      });
     }
     for_each(micros, [&](std::uint32_t m) { normalize_for_head(m); });
     for (std::uint32_t t = 0; t < head_.tiles(); ++t) {
-      for_each(micros, [&](std::uint32_t m) { head_.scan(t, m); });
+      for_each(micros, [&](std::uint32_t m) { scan_head(t, m); });
     }
+    if (work_.has_reference()) return;
     for_each(micros, [&](std::uint32_t m) { head_.end(m, inputs_[m], false); });
   }
 
-  void normalize_for_head(std::uint32_t m) { tiles_.normalize(work_.head(), m, inputs_[m], false); }
+  void normalize_for_head(std::uint32_t m) {
+    reference_.normalize_for_head(m);
+    tiles_.normalize(work_.head(), m, inputs_[m], false);
+  }
+  void scan_head(std::uint32_t tile, std::uint32_t m) {
+    reference_.scan_head(tile, m);
+    head_.scan(tile, m);
+  }
 
   void train_head(const Micros& micros) {
     for (std::uint32_t b = work_.head(); b < blocks(); ++b) arrive(b, micros);
     if (layer_major()) clear_gradients(work_.head(), blocks());
-    for_each(micros, [&](std::uint32_t m) { head_.train(m, inputs_[m]); });
+    for_each(micros, [&](std::uint32_t m) {
+      reference_.evaluate_head(m);
+      head_.train(m, inputs_[m]);
+    });
     for (std::uint32_t b = blocks(); micros.last && b-- > work_.head();) finish_gradient(b);
   }
 
@@ -239,7 +255,7 @@ class StepBuilder {
     for_each(micros, [&](std::uint32_t m) { normalize_for_head(m); });
     for (std::uint32_t t = 0; t < head_.tiles(); ++t) {
       if (!work_.tied && t > 0) arrive(norm + t, micros);
-      for_each(micros, [&](std::uint32_t m) { head_.scan(t, m); });
+      for_each(micros, [&](std::uint32_t m) { scan_head(t, m); });
     }
     for (std::uint32_t t = head_.tiles(); t-- > 0;) {
       const std::uint32_t block = work_.tied ? norm : norm + t;
@@ -274,8 +290,9 @@ class StepBuilder {
 
   void forward(std::uint32_t block, std::uint32_t m, bool training) {
     if (work_.is_part_of_layer(block)) return forward_part(block, m, training);
-    const BufferId weights = move_.weights_on_device(block);
     const BufferId in = inputs_[m];
+    reference_.forward(block, m, in);
+    const BufferId weights = move_.weights_on_device(block);
     const bool embedding = work_.is_embedding(block);
     // All tiles of the embedding write to the same buffer.
     const BufferId out =
@@ -380,6 +397,7 @@ class StepBuilder {
   Movements move_;
   TileOperations tiles_;
   HeadOperations head_;
+  ReferencePasses reference_;
   Spread ahead_of_backward_;      ///< states for the backward pass of this step
   Spread ahead_of_forward_;       ///< states for the forward pass of the next one
   std::vector<BufferId> inputs_;  ///< per micro-batch: the activation that the next block reads

@@ -4,13 +4,20 @@
 
 namespace ballast::schedule {
 
+/// What an operation that knows the losses of all rows reports to. The trained model's compares its
+/// own with the reference's.
+void HeadOperations::use_losses(std::vector<Use>& uses, std::uint32_t micro, bool reference) const {
+  if (!reference) uses.push_back({Role::losses, layout_.losses_device, true});
+  if (work_.has_reference()) uses.push_back({Role::pairs, layout_.pairs[micro], true});
+}
+
 /// The uses of an operation on the whole head.
-std::vector<Use> HeadOperations::whole(std::uint32_t micro, BufferId input) {
+std::vector<Use> HeadOperations::whole(std::uint32_t micro, BufferId input, bool reference) {
   std::vector<Use> uses = {{Role::weights, move_.weights_on_device(work_.head()), false},
                            {Role::input, input, false},
                            {Role::batch, layout_.batch_device[micro], false},
-                           {Role::losses, layout_.losses_device, true},
                            {Role::workspace, layout_.workspace, true}};
+  use_losses(uses, micro, reference);
   for (std::uint32_t t = 0; t < tiles(); ++t) {
     const std::uint32_t block = work_.block_of_tile(t);
     if (block == work_.head()) continue;
@@ -19,18 +26,23 @@ std::vector<Use> HeadOperations::whole(std::uint32_t micro, BufferId input) {
   return uses;
 }
 
-void HeadOperations::evaluate(std::uint32_t micro, BufferId input) {
-  move_.emit(Action::evaluate_head, work_.head(), micro, whole(micro, input), 0,
-             work_.blocks[work_.head()].forward_flops);
+void HeadOperations::evaluate(std::uint32_t micro, BufferId input, bool reference) {
+  move_.emit({.action = Action::evaluate_head,
+              .block = work_.head(),
+              .micro = micro,
+              .reference = reference,
+              .flops = work_.blocks[work_.head()].forward_flops,
+              .uses = whole(micro, input, reference)});
 }
 
 void HeadOperations::train(std::uint32_t micro, BufferId input) {
-  std::vector<Use> uses = whole(micro, input);
+  std::vector<Use> uses = whole(micro, input, false);
   uses.push_back({Role::gradient_flow, layout_.flow[move_.place_among(micro)], true});
   move_.use_accumulator(uses, work_.head());
   double flops = 0.0;
   for (std::uint32_t t = 0; t < tiles(); ++t) {
-    flops += (is_trained(t) ? 3.0 : 2.0) * flops_of_tile(t);
+    // The logits of pairs are computed twice.
+    flops += ((is_trained(t) ? 3.0 : 2.0) + (work_.has_reference() ? 1.0 : 0.0)) * flops_of_tile(t);
     const std::uint32_t block = work_.block_of_tile(t);
     if (block == work_.head() || !is_trained(t)) continue;
     uses.push_back({Role::output_accumulator,
@@ -41,6 +53,9 @@ void HeadOperations::train(std::uint32_t micro, BufferId input) {
   move_.emit(Action::train_head, work_.head(), micro, std::move(uses), 0, flops);
 }
 
+/// Where visit() has Role::rows.
+constexpr std::size_t kRows = 2;
+
 /// The uses of an operation on a part of the head that is in `block`. `sums`: it adds to what is
 /// known of the rows.
 std::vector<Use> HeadOperations::visit(std::uint32_t block, std::uint32_t micro, bool sums) {
@@ -50,15 +65,25 @@ std::vector<Use> HeadOperations::visit(std::uint32_t block, std::uint32_t micro,
           {Role::workspace, layout_.workspace, true}};
 }
 
-void HeadOperations::scan(std::uint32_t tile, std::uint32_t micro) {
+void HeadOperations::scan(std::uint32_t tile, std::uint32_t micro, bool reference) {
   const std::uint32_t block = work_.block_of_tile(tile);
-  move_.emit(Action::scan_head, block, micro, visit(block, micro, true), 0, flops_of_tile(tile));
+  std::vector<Use> uses = visit(block, micro, true);
+  if (reference) uses[kRows].buffer = layout_.reference_rows[move_.place_among(micro)];
+  // The gradients of pairs depend on the losses.
+  if (work_.has_reference() && tile + 1 == tiles()) use_losses(uses, micro, reference);
+  move_.emit({.action = Action::scan_head,
+              .block = block,
+              .micro = micro,
+              .reference = reference,
+              .flops = flops_of_tile(tile),
+              .uses = std::move(uses)});
 }
 
 void HeadOperations::differentiate(std::uint32_t tile, std::uint32_t micro) {
   const std::uint32_t block = work_.block_of_tile(tile);
   std::vector<Use> uses = visit(block, micro, false);
   uses.push_back({Role::row_sums, layout_.row_sums[move_.place_among(micro)], true});
+  if (work_.has_reference()) uses.push_back({Role::pairs, layout_.pairs[micro], false});
   if (!work_.tied && is_trained(tile)) move_.use_accumulator(uses, block);
   move_.emit(Action::differentiate_head, block, micro, std::move(uses), 0,
              (work_.tied || !is_trained(tile) ? 2.0 : 3.0) * flops_of_tile(tile));
@@ -74,7 +99,7 @@ void HeadOperations::differentiate_tied(std::uint32_t tile, std::uint32_t micro)
 void HeadOperations::end(std::uint32_t micro, BufferId input, bool training) {
   const std::uint32_t block = work_.head();
   std::vector<Use> uses = visit(block, micro, false);
-  uses.push_back({Role::losses, layout_.losses_device, true});
+  if (!work_.has_reference()) uses.push_back({Role::losses, layout_.losses_device, true});
   if (training) {
     uses.push_back({Role::input, input, false});
     uses.push_back({Role::row_sums, layout_.row_sums[move_.place_among(micro)], false});

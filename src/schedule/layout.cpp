@@ -37,6 +37,7 @@ class LayoutMaker : private HomeList {
     tiles();
     routing();
     batch();
+    reference();
     layout_.workspace = add("workspace", Tier::device, Kind::workspace, work_.workspace_bytes);
     passing_place();
     if (trains()) checkpoints();
@@ -330,6 +331,19 @@ class LayoutMaker : private HomeList {
         add("losses on the device", Tier::device, Kind::batch, work_.losses_bytes);
     layout_.losses_host = add("losses", Tier::host, Kind::batch, work_.losses_bytes);
     layout_.verdict = add("verdict", Tier::host, Kind::batch, 0);
+  }
+
+  /// What passes of the reference need besides those of the trained model.
+  void reference() {
+    if (!work_.has_reference()) return;
+    const std::uint32_t together = micro_batches_together();
+    layout_.pairs = add_slots("pairs", Tier::device, Kind::batch, work_.pairs_bytes, batches());
+    layout_.reference_slots = add_slots("activations of the reference", Tier::device,
+                                        Kind::activations, work_.activation_bytes, together + 1);
+    if (work_.vocabulary_tiles > 1) {
+      layout_.reference_rows = add_slots("rows of the reference", Tier::device, Kind::activations,
+                                         work_.rows_bytes, together);
+    }
   }
 
   void passing_place() {

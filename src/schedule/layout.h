@@ -66,7 +66,11 @@ struct Layout {
   std::vector<BufferId> router_totals;     ///< [micro-batch]
   /// By block: that of all micro-batches and ranks, of routers, else kNoBuffer.
   std::vector<BufferId> routing_host;
-  BufferId arriving = kNoBuffer;  ///< device, gradients received from other ranks
+  // For a reference; empty without one.
+  std::vector<BufferId> pairs;            ///< [micro-batch]
+  std::vector<BufferId> reference_slots;  ///< device, activations on their way from block to block
+  std::vector<BufferId> reference_rows;   ///< [micro-batch] of the head, if it has tiles
+  BufferId arriving = kNoBuffer;          ///< device, gradients received from other ranks
   BufferId losses_device = kNoBuffer;
   BufferId losses_host = kNoBuffer;
   BufferId verdict = kNoBuffer;

@@ -154,8 +154,9 @@ std::string describe(const Operation& operation, const Workload& workload) {
       return fmt::format("{} of {}, sub-group {}", action.name, block.name, operation.sub_group);
     }
     case Subject::block_and_micro_batch:
-      return fmt::format("{} of {}, micro-batch {}", action.name,
-                         workload.blocks[operation.block].name, operation.micro);
+      return fmt::format("{} of {}, micro-batch {}{}", action.name,
+                         workload.blocks[operation.block].name, operation.micro,
+                         operation.reference ? " of the reference" : "");
   }
   return std::string(action.name);
 }

@@ -4,14 +4,28 @@
 
 namespace ballast::schedule {
 
+std::vector<Use> TileOperations::of_norm(std::uint32_t block, BufferId input, BufferId rows) {
+  return {{Role::weights, move_.weights_on_device(block), false},
+          {Role::input, input, false},
+          {Role::rows, rows, true},
+          {Role::workspace, layout_.workspace, true}};
+}
+
+void TileOperations::normalize_reference(std::uint32_t micro, BufferId input) {
+  const BufferId rows = layout_.reference_rows[move_.place_among(micro)];
+  move_.emit({.action = Action::normalize,
+              .block = work_.head(),
+              .micro = micro,
+              .reference = true,
+              .traffic = 2 * work_.activation_bytes,
+              .uses = of_norm(work_.head(), input, rows)});
+}
+
 void TileOperations::normalize(std::uint32_t block, std::uint32_t micro, BufferId input,
                                bool sums) {
   const std::uint32_t place = move_.place_among(micro);
   const auto& rows = block == work_.head() ? layout_.head_rows : layout_.rows;
-  std::vector<Use> uses = {{Role::weights, move_.weights_on_device(block), false},
-                           {Role::input, input, false},
-                           {Role::rows, rows[place], true},
-                           {Role::workspace, layout_.workspace, true}};
+  std::vector<Use> uses = of_norm(block, input, rows[place]);
   if (sums) uses.push_back({Role::row_sums, layout_.row_sums[place], true});
   move_.emit(Action::normalize, block, micro, std::move(uses), 0, 0.0,
              2 * work_.activation_bytes + (sums ? work_.row_sums_bytes : 0));
@@ -19,10 +33,7 @@ void TileOperations::normalize(std::uint32_t block, std::uint32_t micro, BufferI
 
 void TileOperations::route(std::uint32_t block, std::uint32_t micro, BufferId input, Visit visit) {
   const std::uint32_t place = move_.place_among(micro);
-  std::vector<Use> uses = {{Role::weights, move_.weights_on_device(block), false},
-                           {Role::input, input, false},
-                           {Role::rows, layout_.rows[place], true},
-                           {Role::workspace, layout_.workspace, true}};
+  std::vector<Use> uses = of_norm(block, input, layout_.rows[place]);
   const bool again = visit == Visit::again;
   if (!again) {
     uses.push_back({Role::row_sums, layout_.row_sums[place], true});

@@ -23,6 +23,8 @@ class TileOperations {
 
   /// The norm in `block`. `input`: the activation that it reads. `sums`: the tiles add to it.
   void normalize(std::uint32_t block, std::uint32_t micro, BufferId input, bool sums);
+  /// The norm of the head, for the reference.
+  void normalize_reference(std::uint32_t micro, BufferId input);
   /// The norm and the router in `block`; again: for the backward pass, with the same choices.
   enum class Visit : std::uint8_t { training, evaluation, again };
   void route(std::uint32_t block, std::uint32_t micro, BufferId input, Visit visit);
@@ -33,6 +35,7 @@ class TileOperations {
   void norm_backward(std::uint32_t block, std::uint32_t micro, BufferId input);
 
  private:
+  [[nodiscard]] std::vector<Use> of_norm(std::uint32_t block, BufferId input, BufferId rows);
   [[nodiscard]] std::vector<Use> of_tile(std::uint32_t block, std::uint32_t micro);
   void compute(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
                double flops, Bytes traffic);

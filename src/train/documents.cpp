@@ -21,6 +21,7 @@ namespace {
 constexpr const char* kTokens = "tokens";
 constexpr const char* kMask = "mask";
 constexpr const char* kDocuments = "documents";
+constexpr const char* kPairs = "pairs";
 constexpr std::uint64_t kPiece = std::uint64_t{1} << 20;  // elements checked at a time
 constexpr std::uint64_t kPackingEpoch = ~std::uint64_t{0};
 
@@ -55,7 +56,7 @@ const StoredTensor& list_of(const File& file, const std::string& name,
   return *tensor;
 }
 
-void check_metadata(const File& file) {
+void check_metadata(const File& file, bool pairs) {
   if (metadata_of(file.reader, "format") != "ballast documents") {
     file.refuse(
         "the metadata do not say format \"ballast documents\": make the file with "
@@ -65,11 +66,15 @@ void check_metadata(const File& file) {
     file.refuse(
         fmt::format("has version '{}' of the format; this program reads version 1", version));
   }
+  if (metadata_of(file.reader, kPairs).empty() != pairs) return;
+  file.refuse(pairs ? "has no pairs: name it as data.documents, or make it with tools/prepare.py "
+                      "--pairs"
+                    : "has pairs: name it as data.pairs");
 }
 
-File open_file_of_documents(const std::filesystem::path& path) {
+File open_file_of_documents(const std::filesystem::path& path, bool pairs) {
   File file{.reader = SafetensorsReader(path)};
-  check_metadata(file);
+  check_metadata(file, pairs);
   file.tokens = list_of(file, kTokens, {"U16", "U32", "I32"}).elements;
   file.masked = file.reader.find(kMask) != nullptr;
   if (file.masked) {
@@ -83,6 +88,10 @@ File open_file_of_documents(const std::filesystem::path& path) {
     file.refuse(
         "tensor 'documents' is empty; it must hold the first token of each document and "
         "the number of tokens");
+  }
+  if (pairs && file.reader.find(kDocuments)->elements % 2 == 0) {
+    file.refuse(
+        "tensor 'documents' has an odd number of documents, so one has no other to pair with");
   }
   for (const auto& tensor : file.reader.tensors()) {
     if (tensor.name != kTokens && tensor.name != kMask && tensor.name != kDocuments) {
@@ -171,6 +180,7 @@ struct DocumentFiles::Parts {
   std::vector<std::uint64_t> offsets = {0};
   std::uint64_t targets = 0;
   std::uint64_t vocab_size = 0;
+  bool pairs = false;
   std::string tokenizer;
 
   void add(const std::filesystem::path& path);
@@ -190,7 +200,7 @@ void DocumentFiles::Parts::compare_tokenizer(const File& file) {
 }
 
 void DocumentFiles::Parts::add(const std::filesystem::path& path) {
-  File file = open_file_of_documents(path);
+  File file = open_file_of_documents(path, pairs);
   file.first = offsets.back();
   compare_tokenizer(file);
   append_offsets(file, offsets);
@@ -248,9 +258,11 @@ DocumentFiles::DocumentFiles(DocumentFiles&&) noexcept = default;
 DocumentFiles& DocumentFiles::operator=(DocumentFiles&&) noexcept = default;
 DocumentFiles::~DocumentFiles() = default;
 
-DocumentFiles DocumentFiles::open(std::span<const std::string> patterns, std::uint64_t vocab_size) {
+DocumentFiles DocumentFiles::open(std::span<const std::string> patterns, std::uint64_t vocab_size,
+                                  bool pairs) {
   auto parts = std::make_unique<Parts>();
   parts->vocab_size = std::min<std::uint64_t>(vocab_size, std::uint64_t{1} << 31);
+  parts->pairs = pairs;
   for (const auto& path : list_files(patterns, FolderFilter::documents)) parts->add(path);
   if (parts->targets == 0) {
     parts->files.back().refuse(
@@ -305,6 +317,14 @@ std::shared_ptr<const SequenceSource> packed(std::shared_ptr<const DocumentFiles
   expects(length >= 1 && range.first <= range.end && range.end < files->offsets().size(),
           "documents: the range reaches beyond the files");
   return std::make_shared<const PackedDocuments>(std::move(files), range, length, shuffle, seed);
+}
+
+bool is_file_of_pairs(const std::filesystem::path& path) {
+  try {
+    return !metadata_of(SafetensorsReader(path), kPairs).empty();
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 }  // namespace ballast::train

@@ -20,6 +20,9 @@ namespace ballast::train {
 ///  - `tokens`, U16, U32 or I32 [T]: the ids of all documents, one after the other;
 ///  - `documents`, I64 or U64 [D + 1]: the first token of each document, and T;
 ///  - `mask`, U8 [T], optional: 1 for a token that is trained on as a target, else 0.
+///
+/// A file with the metadata `pairs` "chosen, rejected" has pairs: documents 2 i and 2 i + 1 are the
+/// chosen and the rejected completion of the same prompt, which is masked.
 class DocumentFiles {
  public:
   /// Opens the files of `patterns` (files, folders, globs: of a folder those that end in
@@ -27,7 +30,9 @@ class DocumentFiles {
   /// check them. Throws Error(data), naming the file and the tensor: not a file of documents, a
   /// dtype, shape, offset, id or mask that breaks the rules above, files of different tokenizers,
   /// no token that is trained on; Error(io).
-  static DocumentFiles open(std::span<const std::string> patterns, std::uint64_t vocab_size);
+  /// `pairs`: the files must have pairs, otherwise none may.
+  static DocumentFiles open(std::span<const std::string> patterns, std::uint64_t vocab_size,
+                            bool pairs = false);
 
   DocumentFiles(DocumentFiles&&) noexcept;
   DocumentFiles& operator=(DocumentFiles&&) noexcept;
@@ -69,5 +74,16 @@ std::uint64_t training_documents(std::span<const std::uint64_t> offsets, double 
 std::shared_ptr<const SequenceSource> packed(std::shared_ptr<const DocumentFiles> files,
                                              DocumentRange range, std::uint64_t length,
                                              bool shuffle, std::uint64_t seed);
+
+/// The pairs of `range` (of even ends), as sequences 2 i and 2 i + 1. What does not fit into
+/// `length` tokens is cut off at the end, and a pair whose prompt alone does not fit is left out:
+/// both as by DPOTrainer of TRL, with `length` as max_length and the truncation mode keep_start.
+/// With `shuffle`, every epoch visits the pairs in an order of its own, which `seed` chooses.
+std::shared_ptr<const SequenceSource> paired(std::shared_ptr<const DocumentFiles> files,
+                                             DocumentRange range, std::uint64_t length,
+                                             bool shuffle, std::uint64_t seed);
+
+/// Whether the file says that it has pairs; false if it cannot be read.
+[[nodiscard]] bool is_file_of_pairs(const std::filesystem::path& path);
 
 }  // namespace ballast::train

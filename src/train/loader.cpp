@@ -60,7 +60,7 @@ EvaluationBatches::EvaluationBatches(std::shared_ptr<const SequenceSource> sourc
     : source_(std::move(source)),
       sequences_(sequences),
       length_(length),
-      pads_(source_ != nullptr && (fills_up || source_->packed())) {}
+      pads_(source_ != nullptr && (fills_up || source_->packed() || source_->paired())) {}
 
 std::uint64_t EvaluationBatches::size() const {
   if (source_ == nullptr) return 0;

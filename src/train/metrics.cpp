@@ -46,9 +46,15 @@ std::string to_json_line(const StepMetrics& metrics) {
                                     {"largest_load", metrics.experts->largest_load},
                                     {"idle", metrics.experts->idle}});
   }
+  if (metrics.rewards) {
+    line["rewards"] = Json::object({{"chosen", metrics.rewards->chosen},
+                                    {"rejected", metrics.rewards->rejected},
+                                    {"accuracy", metrics.rewards->accuracy},
+                                    {"margin", metrics.rewards->margin()}});
+  }
   if (metrics.eval_loss) {
     line["eval_loss"] = *metrics.eval_loss;
-    line["eval_perplexity"] = std::exp(*metrics.eval_loss);
+    if (!metrics.rewards) line["eval_perplexity"] = std::exp(*metrics.eval_loss);
   }
   return line.compact();
 }

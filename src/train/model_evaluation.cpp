@@ -17,6 +17,7 @@
 #include "ballast/train/export.h"
 
 #include "src/train/adapter_files.h"
+#include "src/train/documents.h"
 #include "src/train/evaluate.h"
 #include "src/train/initial_weights.h"
 #include "src/train/run_files.h"
@@ -33,7 +34,8 @@ constexpr std::uint64_t kAnyWorld = 0;
 
 std::string_view kind_of(const std::string& file) {
   const std::string extension = fs::path(file).extension().string();
-  return extension == ".safetensors" ? "documents" : extension == ".bin" ? "tokens" : "text";
+  if (extension == ".safetensors") return is_file_of_pairs(file) ? "pairs" : "documents";
+  return extension == ".bin" ? "tokens" : "text";
 }
 
 /// The overrides that make `files` the only data.
@@ -51,7 +53,7 @@ std::vector<std::string> name_data(const std::vector<std::string>& files) {
     names.push_back(fs::absolute(file).string());
   }
   std::vector<std::string> overrides;
-  for (const std::string_view other : {"text", "tokens", "documents"}) {
+  for (const std::string_view other : {"text", "tokens", "documents", "pairs"}) {
     overrides.push_back(fmt::format("data.{}={}", other, other == kind ? names.compact() : "[]"));
   }
   overrides.push_back(fmt::format("data.eval={}", names.compact()));

@@ -79,6 +79,12 @@ std::vector<Scalar> scalars_of(const StepMetrics& metrics) {
       {"Train/Samples/nvme_bytes_written", static_cast<double>(metrics.nvme_bytes_written)}};
   if (metrics.loss_scale) scalars.push_back({"Train/Samples/loss_scale", *metrics.loss_scale});
   if (metrics.eval_loss) scalars.push_back({"Train/Samples/eval_loss", *metrics.eval_loss});
+  if (metrics.rewards) {
+    scalars.push_back({"Train/Samples/rewards_chosen", metrics.rewards->chosen});
+    scalars.push_back({"Train/Samples/rewards_rejected", metrics.rewards->rejected});
+    scalars.push_back({"Train/Samples/rewards_accuracy", metrics.rewards->accuracy});
+    scalars.push_back({"Train/Samples/rewards_margin", metrics.rewards->margin()});
+  }
   if (!metrics.experts) return scalars;
   scalars.push_back({"Train/Samples/experts_balance_loss", metrics.experts->balance_loss});
   scalars.push_back({"Train/Samples/experts_router_z_loss", metrics.experts->router_z_loss});

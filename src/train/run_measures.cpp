@@ -54,6 +54,11 @@ StepMetrics RunMeasures::step(const Batch& batch, const engine::StepResult& resu
   metrics.step_seconds = seconds_since(last_step_end_);
   metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
   metrics.experts = measure_experts(result);
+  if (engine_.blueprint().pairs) {
+    metrics.rewards = {.chosen = result.pairs.chosen,
+                       .rejected = result.pairs.rejected,
+                       .accuracy = result.pairs.correct};
+  }
   add_lanes(metrics);
   ++count_;
   tokens_ += batch.real_tokens;

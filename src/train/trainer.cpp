@@ -157,7 +157,7 @@ class Trainer {
 
   void start_loader() {
     const LoaderOptions options = {.micro_batches = config_.batch.accumulation,
-                                   .sequences = config_.batch.micro_batch,
+                                   .sequences = config_.micro_sequences(),
                                    .length = config_.data.sequence_length,
                                    .first_step = done_ + 1,
                                    .skipped = skipped_batches_,

@@ -33,7 +33,7 @@ std::shared_ptr<const TokenSource> open_tokens(const config::Config& config,
 std::shared_ptr<const DocumentFiles> open_files(const config::Config& config,
                                                 const std::vector<std::string>& patterns) {
   return std::make_shared<const DocumentFiles>(
-      DocumentFiles::open(patterns, config.model.vocab_size));
+      DocumentFiles::open(patterns, config.model.vocab_size, !config.data.pairs.empty()));
 }
 
 /// All of the files, in their order.
@@ -42,10 +42,18 @@ std::shared_ptr<const SequenceSource> in_order(std::shared_ptr<const TokenSource
   const TokenRange all = {0, source->size()};
   return windows_of(std::move(source), all, length, false, 0);
 }
-std::shared_ptr<const SequenceSource> in_order(std::shared_ptr<const DocumentFiles> files,
-                                               std::uint64_t length) {
+/// The documents of `range` as sequences: in pairs, or packed.
+std::shared_ptr<const SequenceSource> sequences_of(const config::Config& config,
+                                                   std::shared_ptr<const DocumentFiles> files,
+                                                   DocumentRange range, bool shuffle) {
+  const std::uint64_t length = config.data.sequence_length;
+  const auto make = config.data.pairs.empty() ? packed : paired;
+  return make(std::move(files), range, length, shuffle, config.ballast.seed);
+}
+std::shared_ptr<const SequenceSource> in_order(const config::Config& config,
+                                               std::shared_ptr<const DocumentFiles> files) {
   const DocumentRange all = {0, files->offsets().size() - 1};
-  return packed(std::move(files), all, length, false, 0);
+  return sequences_of(config, std::move(files), all, false);
 }
 
 TrainingData open_stream(const config::Config& config) {
@@ -81,17 +89,40 @@ void summarize(const DocumentFiles& files, std::uint64_t documents, std::uint64_
                 (static_cast<double>(summary.sequences) * static_cast<double>(length));
 }
 
+bool has_documents(const config::DataSection& data) {
+  return !data.documents.empty() || !data.pairs.empty();
+}
+
+/// Says how many of the pairs in `documents` are left out.
+void check_pairs(const config::Config& config, std::uint64_t documents,
+                 const SequenceSource& training) {
+  if (config.data.pairs.empty()) return;
+  const std::uint64_t left_out = (documents - training.size()) / 2;
+  const std::string why =
+      fmt::format("the prompt fills data.sequence_length {}", config.data.sequence_length);
+  if (training.size() == 0) {
+    throw Error(ErrorCategory::data, fmt::format("data.pairs: {} of every pair: give a larger one, "
+                                                 "or shorter prompts",
+                                                 why));
+  }
+  if (left_out == 0) return;
+  log(LogLevel::warning, fmt::format("data.pairs: {} of {} pairs are left out, because {}",
+                                     left_out, documents / 2, why));
+}
+
 TrainingData open_documents(const config::Config& config) {
   const config::DataSection& section = config.data;
   const std::uint64_t length = section.sequence_length;
   TrainingData data;
-  const auto files = naming(section.kind(), [&] { return open_files(config, section.documents); });
-  const std::uint64_t documents = training_documents(files->offsets(), section.held_out);
-  data.training = packed(files, {0, documents}, length, section.shuffle, config.ballast.seed);
+  const auto files = naming(section.kind(), [&] { return open_files(config, section.files()); });
+  std::uint64_t documents = training_documents(files->offsets(), section.held_out);
+  if (!section.pairs.empty()) documents += documents % 2;
+  data.training = sequences_of(config, files, {0, documents}, section.shuffle);
+  check_pairs(config, documents, *data.training);
   summarize(*files, documents, length, data);
   if (section.eval.empty()) {
     const std::uint64_t end = files->offsets().size() - 1;
-    data.evaluation = packed(files, {documents, end}, length, false, 0);
+    data.evaluation = sequences_of(config, files, {documents, end}, false);
     data.summary.evaluation_tokens = files->offsets().back() - data.summary.training_tokens;
     return data;
   }
@@ -99,10 +130,11 @@ TrainingData open_documents(const config::Config& config) {
   if (evaluation->tokenizer() != files->tokenizer()) {
     throw Error(ErrorCategory::data,
                 fmt::format("data.eval: {} was made with another tokenizer than {} of "
-                            "data.documents",
-                            evaluation->files().front().string(), files->files().front().string()));
+                            "data.{}",
+                            evaluation->files().front().string(), files->files().front().string(),
+                            section.kind()));
   }
-  data.evaluation = in_order(evaluation, length);
+  data.evaluation = in_order(config, evaluation);
   data.summary.evaluation_tokens = evaluation->offsets().back();
   return data;
 }
@@ -110,16 +142,15 @@ TrainingData open_documents(const config::Config& config) {
 }  // namespace
 
 TrainingData open_training_data(const config::Config& config) {
-  return config.data.documents.empty() ? open_stream(config) : open_documents(config);
+  return has_documents(config.data) ? open_documents(config) : open_stream(config);
 }
 
 std::shared_ptr<const SequenceSource> open_evaluation_data(const config::Config& config) {
   const config::DataSection& section = config.data;
-  const std::uint64_t length = section.sequence_length;
   if (section.eval.empty()) return open_training_data(config).evaluation;
   return naming("eval", [&]() -> std::shared_ptr<const SequenceSource> {
-    if (!section.documents.empty()) return in_order(open_files(config, section.eval), length);
-    return in_order(open_tokens(config, section.evaluation()), length);
+    if (has_documents(section)) return in_order(config, open_files(config, section.eval));
+    return in_order(open_tokens(config, section.evaluation()), section.sequence_length);
   });
 }
 
@@ -128,7 +159,7 @@ void warn_without_evaluation(const config::Config& config, const TrainingData& d
   const double share = config.data.held_out;
   const bool files = !config.data.eval.empty();
   if (batches > 0 || (share == 0.0 && !files)) return;
-  if (!config.data.documents.empty()) {
+  if (has_documents(config.data)) {
     log(LogLevel::warning,
         fmt::format("there will be no held-out loss: no document is as short as data.held_out {} "
                     "of the tokens; give more documents, a larger share or data.eval",

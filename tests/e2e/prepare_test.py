@@ -83,6 +83,26 @@ def chat(*contents):
 
 
 class DocumentTest(unittest.TestCase):
+    def test_pairs_are_trained_on_behind_the_prompt(self):
+        made = lambda line: [
+            ("".join(tokenizer.words[i] for i, bit in zip(ids, mask) if bit), mask.index(1))
+            for ids, mask in prepare.Preparer(tokenizer, "completion", True).documents(json.dumps(line))]
+        tokenizer = Tokenizer()
+        self.assertEqual(made({"prompt": "two and two", "chosen": " four", "rejected": " is five"}),
+                         [(" four</s>", 4), (" is five</s>", 4)])
+        # The last word of the prompt goes on in one completion, so it is no context of either.
+        self.assertEqual(made({"prompt": "a b", "chosen": "c", "rejected": " d"}),
+                         [(" bc</s>", 2), (" b d</s>", 2)])
+        user = [{"role": "user", "content": "hello"}]
+        reply = lambda text: [{"role": "assistant", "content": text}]
+        self.assertEqual(made({"prompt": user, "chosen": reply("yes"), "rejected": reply("no")}),
+                         [("yes<|end|>\n", 8), ("no<|end|>\n", 8)])
+        for line, reason in (({"prompt": "a", "chosen": "b"}, "has no 'rejected'"),
+                             ({"prompt": "a", "chosen": 1, "rejected": "c"}, "'chosen' is not a text"),
+                             ({"prompt": user, "chosen": "b", "rejected": "c"}, "is not a list")):
+            with self.assertRaisesRegex(prepare.Refusal, reason):
+                made(line)
+
     def test_replies_and_their_end_are_trained_on(self):
         two = chat("hello", "good day", "ab", "yes")
         self.assertEqual(trained(two)[0], "good day<|end|>yes<|end|>")

@@ -19,6 +19,7 @@
 
 #include "src/train/initial_weights.h"
 #include "src/train/loss_scaler.h"
+#include "src/train/training_data.h"
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/temp_dir.h"
@@ -237,6 +238,60 @@ TEST(PytorchParity, TiedLlamaInFp16) {
     EXPECT_LT(relative(comparison.losses[i], reference["loss"][i]), 2e-3) << "step " << i + 1;
     if (comparison.skipped[i]) continue;
     EXPECT_LT(relative(comparison.norms[i], reference["grad_norm"][i]), 1e-2) << "step " << i + 1;
+  }
+}
+
+/// Ten steps of DPOTrainer of TRL: tests/data/make_preference_fixture.py.
+TEST(PytorchParity, PreferencesInFp32) {
+  const std::filesystem::path folder = test::fixture("preferences");
+  json reference;
+  std::ifstream(folder / "dpo.json") >> reference;
+  const test::TempDir directory;
+  const json text = {
+      {"model", reference["model"]},
+      {"data",
+       {{"pairs", {(folder / "pairs.safetensors").string()}},
+        {"sequence_length", reference["sequence_length"]},
+        {"held_out", 0},
+        {"shuffle", false}}},
+      {"optimizer",
+       {{"type", "AdamW"},
+        {"params",
+         {{"lr", reference["lr"]}, {"betas", {0.9, 0.95}}, {"eps", 1e-6}, {"weight_decay", 0}}}}},
+      {"bf16", {{"enabled", false}}},
+      {"gradient_clipping", 0},
+      {"train_micro_batch_size_per_gpu", reference["pairs"]},
+      {"gradient_accumulation_steps", reference["micro_batches"]},
+      {"zero_optimization",
+       {{"offload_optimizer", {{"device", "cpu"}}}, {"offload_param", {{"device", "cpu"}}}}},
+      {"ballast",
+       {{"device", test::device_kind()},
+        {"device_bytes", "128MiB"},
+        {"host_bytes", "64MiB"},
+        {"train", "adapters"},
+        {"adapters", {{"path", (folder / "adapters").string()}}},
+        {"preference", {{"beta", reference["beta"]}}},
+        {"out", directory.path().string()}}}};
+  json with_weights = text;
+  with_weights["model"]["weights"] = fixture("llama.initial.safetensors").string();
+  const config::Config config = config::parse(with_weights.dump(), directory.path(), "dpo", {});
+  engine::Engine engine = planning::make_engine(config);
+  train::start_from_weights(engine, config, [](Bytes, Bytes) {});
+  const train::TrainingData data = train::open_training_data(config);
+  const train::Loader loader(data.training, nullptr,
+                             {.micro_batches = config.batch.accumulation,
+                              .sequences = config.micro_sequences(),
+                              .length = config.data.sequence_length});
+  const std::uint64_t steps = test::device_kind() == "cuda" ? 3 : reference["steps"].size();
+  for (std::uint64_t step = 1; step <= steps; ++step) {
+    const json& theirs = reference["steps"][step - 1];
+    const train::Batch batch = loader.batch(step);
+    const auto ours = engine.train_step({batch.tokens, batch.targets}, reference["lr"]);
+    EXPECT_LT(relative(ours.loss, theirs["loss"]), 1e-4) << "step " << step;
+    EXPECT_LT(relative(ours.grad_norm, theirs["grad_norm"]), 1e-4) << "step " << step;
+    EXPECT_NEAR(ours.pairs.chosen, theirs["chosen"].get<double>(), 1e-4) << "step " << step;
+    EXPECT_NEAR(ours.pairs.rejected, theirs["rejected"].get<double>(), 1e-4) << "step " << step;
+    EXPECT_DOUBLE_EQ(ours.pairs.correct, theirs["accuracy"].get<double>()) << "step " << step;
   }
 }
 

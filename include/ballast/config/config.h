@@ -13,17 +13,19 @@
 #include "ballast/core/tier.h"
 #include "ballast/core/units.h"
 #include "ballast/model/architecture.h"
+#include "ballast/model/preference.h"
 
 namespace ballast::config {
 
 /// A tier named in the config, or "auto": the planner decides block by block.
 using TierChoice = std::optional<Tier>;
 
-/// `data`: the training data. Exactly one of text, tokens and documents.
+/// `data`: the training data. Exactly one of text, tokens, documents and pairs.
 struct DataSection {
   std::vector<std::string> text;       ///< files, folders or globs, read byte by byte
   std::vector<std::string> tokens;     ///< token files (.bin)
   std::vector<std::string> documents;  ///< files of documents (.safetensors)
+  std::vector<std::string> pairs;      ///< files of pairs, chosen and rejected (.safetensors)
   /// Type of raw token files: u16, u32 (little-endian), or auto: u16 if every id fits.
   std::string token_type = "auto";
   std::uint64_t sequence_length = 0;
@@ -33,18 +35,25 @@ struct DataSection {
 
   /// The key that names the training data.
   [[nodiscard]] std::string_view kind() const {
-    return !text.empty() ? "text" : !tokens.empty() ? "tokens" : "documents";
+    if (!text.empty()) return "text";
+    return !tokens.empty() ? "tokens" : !documents.empty() ? "documents" : "pairs";
   }
   /// Its files.
   [[nodiscard]] const std::vector<std::string>& files() const {
-    return !text.empty() ? text : !tokens.empty() ? tokens : documents;
+    if (!text.empty()) return text;
+    return !tokens.empty() ? tokens : !documents.empty() ? documents : pairs;
   }
   /// The files of `eval` as training data.
   [[nodiscard]] DataSection evaluation() const {
     DataSection section = *this;
-    (!text.empty() ? section.text : !tokens.empty() ? section.tokens : section.documents) = eval;
+    auto& own = !text.empty()     ? section.text
+                : !tokens.empty() ? section.tokens
+                                  : (!documents.empty() ? section.documents : section.pairs);
+    own = eval;
     return section;
   }
+  /// Sequences of what the batch size counts.
+  [[nodiscard]] std::uint64_t sequences_per_sample() const { return pairs.empty() ? 1 : 2; }
 };
 
 /// `optimizer`: the types and parameters of DeepSpeed and torch.optim. Parameters that the type
@@ -174,6 +183,7 @@ struct BallastSection {
   /// Patterns of the names of trained tensors (model::freeze()); none ("all"): all are trained.
   std::vector<std::string> train;
   std::optional<AdapterSection> adapters;  ///< train is "adapters"
+  model::Preference preference;            ///< the loss of data.pairs
   /// none, int8 or nf4: how frozen matrices of layers are kept (model::quantize()). "auto", until
   /// the config is complete: nf4 if the weights are, as these are.
   std::string quantized_base = "auto";
@@ -270,6 +280,10 @@ struct Config {
   MonitorSection tensorboard;
   MonitorSection csv_monitor;
   BallastSection ballast;
+  /// Sequences of a micro-batch.
+  [[nodiscard]] std::uint64_t micro_sequences() const {
+    return batch.micro_batch * data.sequences_per_sample();
+  }
   /// "key.path: reason" of each known DeepSpeed key that has no meaning here.
   std::vector<std::string> ignored;
   /// "key.path: what it means here" of each value that means something else to DeepSpeed.

@@ -37,6 +37,9 @@ struct Blueprint {
   /// Most elements whose states are moved and updated together; see size_workload().
   Elems sub_group_size = std::numeric_limits<Elems>::max();
   model::MicroBatchShape shape;
+  /// Sequences 2 i and 2 i + 1 of a micro-batch are a pair, whose loss is that of
+  /// EngineOptions::preference. Everything but the adapters is frozen.
+  bool pairs = false;
   std::uint64_t micro_batches = 1;
   std::uint32_t rank = 0;  ///< below workload.world; all other members are equal on all ranks
   memory::Budgets budgets;
@@ -46,6 +49,12 @@ struct Blueprint {
   schedule::Schedule schedule;
   memory::Ledger ledger;
 
+  /// Numbers that the head reports of a micro-batch: its loss, or a model::PairResult for each
+  /// pair.
+  [[nodiscard]] std::uint64_t head_losses() const {
+    if (!workload.has_reference()) return 1;
+    return shape.sequences / 2 * sizeof(model::PairResult) / sizeof(double);
+  }
   /// Tokens of one training step on this rank; workload.tokens_per_step() counts all ranks.
   [[nodiscard]] std::uint64_t tokens_per_step() const { return micro_batches * shape.tokens(); }
   /// FLOPs of this rank's matrix products in a training step, recomputation included.

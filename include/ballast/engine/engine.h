@@ -35,6 +35,7 @@ struct EngineOptions {
   cpu_adam::UpdaterOptions update;
   /// Hyperparameters. The engine sets optimizer, learning rate, step and gradient scale itself.
   cpu_adam::Hyper hyper;
+  model::Preference preference;             ///< for Blueprint::pairs
   double gradient_clipping = 1.0;           ///< largest L2 norm of all gradients; 0: no clipping
   std::uint64_t seed = 1234;                ///< of the initial weights
   state::SwapOptions swap;                  ///< for data that the blueprint places on NVMe
@@ -55,14 +56,17 @@ struct TokenBatch {
 
 /// Mean loss of an evaluation.
 struct Evaluation {
-  double loss = 0.0;          ///< mean cross-entropy per target that counts, nats
-  std::uint64_t targets = 0;  ///< that count, of all ranks
+  double loss = 0.0;  ///< mean cross-entropy per target that counts, nats, or loss of a pair
+  std::uint64_t targets = 0;  ///< that count, of all ranks, or pairs that have some
 };
 
 /// Results of one training step.
 struct StepResult {
-  double loss = 0.0;  ///< mean cross-entropy over the targets of the whole batch that count, nats
-  std::uint64_t targets = 0;  ///< that count, of all ranks
+  /// Mean cross-entropy over the targets of the whole batch that count, nats; with
+  /// Blueprint::pairs, mean loss over the pairs.
+  double loss = 0.0;
+  std::uint64_t targets = 0;  ///< that count, of all ranks, or pairs that have some
+  model::PairResult pairs;    ///< means over the pairs of the whole batch
   /// Without their coefficients; the mean over micro-batches, of this rank. 0 without experts.
   double balance_loss = 0.0;
   double router_z_loss = 0.0;

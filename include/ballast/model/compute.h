@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "ballast/device/device.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/gradient_stats.h"
+#include "ballast/model/preference.h"
 #include "ballast/model/product_choices.h"
 
 namespace ballast::model {
@@ -52,6 +54,30 @@ enum class Accumulation : std::uint8_t {
 struct Dropout {
   bool on = false;        ///< not in an evaluation
   std::uint64_t key = 0;  ///< of the seed, the step and the micro-batch
+};
+
+/// Which model a pass computes.
+enum class Subject : std::uint8_t {
+  trained,
+  reference  ///< the same without its adapters: the frozen weights that training began with
+};
+
+/// A micro-batch of pairs: sequences 2 i and 2 i + 1 are the chosen and the rejected one of pair i.
+struct Pairs {
+  Preference preference;
+  /// [sequences]: sums of the cross-entropy, as the head reports them of the reference.
+  DeviceView<const double> reference;
+  /// [N], written before any gradient: the derivative of the pair's loss by that of the row.
+  DeviceView<float> weights;
+};
+
+/// What the head reports of the cross-entropy of the rows, in nats.
+struct HeadLosses {
+  /// The sums over as many equal parts of the rows as there are elements, usually one or one for
+  /// each sequence. With `pairs`: [sequences / 2] PairResults. A pair without targets reports
+  /// zeros.
+  DeviceView<double> out = {};
+  std::optional<Pairs> pairs = {};
 };
 
 /// A tile of the output matrix, see Architecture::tile().
@@ -144,7 +170,8 @@ class Compute {
   /// layer_backward() would otherwise recompute; empty: keeps none.
   virtual void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                              DeviceView<const std::int32_t> positions, ConstDeviceBytes in,
-                             DeviceBytes out, DeviceBytes kept, Dropout dropout = {}) = 0;
+                             DeviceBytes out, DeviceBytes kept, Dropout dropout = {},
+                             Subject subject = Subject::trained) = 0;
   /// Turns `dy` (gradient of the output) in place into the gradient of `in` and adds the weights'
   /// gradients to `gradient`. `kept`: as layer_forward() with the same weights and `in` left it; it
   /// is overwritten. Empty: recomputes the block from `in` first, with the same bits.
@@ -211,36 +238,39 @@ class Compute {
                                DeviceView<double> totals, float scale, DeviceBytes dy,
                                DeviceView<float> gradient, Accumulation accumulation) = 0;
 
-  /// The head, evaluation, for a vocabulary of one tile: *loss_sum = sum over targets of the
-  /// cross-entropy in nats. `weights`: of the block with the final norm. `output`: the flat weights
-  /// of the tile's block.
+  /// The head, evaluation, for a vocabulary of one tile. `weights`: of the block with the final
+  /// norm. `output`: the flat weights of the tile's block.
   virtual void head_forward(device::Stream& stream, ConstDeviceBytes weights,
                             ConstDeviceBytes output, ConstDeviceBytes in,
-                            DeviceView<const std::int32_t> targets,
-                            DeviceView<double> loss_sum) = 0;
-  /// The head, training, for all tiles of the vocabulary in one pass: the same loss, and the
-  /// gradients of `gradient_scale` * loss sum: `dx` [N, H] is written, `gradient` (of the block
+                            DeviceView<const std::int32_t> targets, const HeadLosses& losses) = 0;
+  /// The head, training, for all tiles of the vocabulary in one pass: the same losses, and the
+  /// gradients of `gradient_scale` * their sum: `dx` [N, H] is written, `gradient` (of the block
   /// with the norm) and those of the tiles are added to. Logits exist only for a chunk of rows at a
-  /// time. `kept`: page-aligned device memory of memory().intermediates of the head's first block;
-  /// empty with one tile.
+  /// time; of several chunks of pairs they are computed twice. `kept`: page-aligned device memory
+  /// of memory().intermediates of the head's first block; empty with one tile.
   virtual void head_train(device::Stream& stream, ConstDeviceBytes weights,
                           std::span<const OutputTile> tiles, ConstDeviceBytes in,
                           DeviceView<const std::int32_t> targets, float gradient_scale,
                           DeviceBytes dx, DeviceView<float> gradient, Accumulation accumulation,
-                          DeviceView<double> loss_sum, DeviceBytes kept = {}) = 0;
+                          const HeadLosses& losses, DeviceBytes kept = {}) = 0;
 
   /// The same tile by tile, with the same bits: normalize(); scan all tiles in ascending order;
   /// differentiate them in descending order; end. `rows`: as in normalize(). `dnormed`:
-  /// accumulators [N, H].
+  /// accumulators [N, H]. `losses`: for the last tile where they are wanted before the end, as of
+  /// pairs; else empty.
   virtual void head_scan(device::Stream& stream, const OutputTile& tile,
-                         DeviceView<const std::int32_t> targets, DeviceBytes rows) = 0;
-  /// Adds the tile's part to `dnormed` (the last tile overwrites it), unless that is empty, and to
-  /// the tile's gradient, unless that is empty: the two may be visits of their own.
+                         DeviceView<const std::int32_t> targets, DeviceBytes rows,
+                         const HeadLosses& losses = {}) = 0;
+  /// `weights`: those of Pairs; empty: 1. Adds the tile's part to `dnormed` (the last tile
+  /// overwrites it), unless that is empty, and to the tile's gradient, unless that is empty: the
+  /// two may be visits of their own.
   virtual void head_differentiate(device::Stream& stream, const OutputTile& tile,
                                   DeviceView<const std::int32_t> targets, float gradient_scale,
                                   DeviceBytes rows, DeviceView<float> dnormed,
-                                  Accumulation accumulation) = 0;
-  /// *loss_sum as above. In an evaluation `dnormed`, `dx` and `gradient` are empty.
+                                  Accumulation accumulation,
+                                  DeviceView<const float> weights = {}) = 0;
+  /// *loss_sum = the sum over all rows; empty: not wanted. In an evaluation `dnormed`, `dx` and
+  /// `gradient` are empty.
   virtual void head_end(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes in,
                         DeviceView<const std::int32_t> targets, DeviceBytes rows,
                         DeviceView<float> dnormed, DeviceBytes dx, DeviceView<float> gradient,

@@ -172,10 +172,11 @@ enum class Role : std::uint8_t {
   statistics,         ///< of the packed gradient, or of this rank's shard of it
   statistics_source,  ///< source of copied statistics
   losses,             ///< of all micro-batches
-  losses_source,      ///< source of copied losses
-  verdict,            ///< the gate's decision; has no bytes, only orders operations
-  undo_weights,       ///< weights before a speculative update
-  undo_states,        ///< states before a speculative update
+  pairs,          ///< losses of the reference by sequence, and weights of rows: of a micro-batch
+  losses_source,  ///< source of copied losses
+  verdict,        ///< the gate's decision; has no bytes, only orders operations
+  undo_weights,   ///< weights before a speculative update
+  undo_states,    ///< states before a speculative update
   workspace
 };
 
@@ -226,6 +227,7 @@ struct Operation {
   std::uint32_t block = 0;
   std::uint32_t micro = 0;      ///< micro-batch, where it matters
   std::uint32_t sub_group = 0;  ///< of the block, for states and updates
+  bool reference = false;       ///< a pass without adapters, see Workload::pairs_bytes
   /// 1 when it belongs to the previous run: the deferred updates of a gated step.
   std::uint32_t lag = 0;
   Speculation speculation = Speculation::none;

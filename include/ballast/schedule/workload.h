@@ -84,7 +84,11 @@ struct Workload {
   Bytes batch_bytes = 0;          ///< tokens, targets and, if packed, positions of one micro-batch
   bool packed = false;            ///< layers read the positions of the tokens
   Bytes losses_bytes = 0;         ///< losses of all micro-batches, with those of routers
-  Bytes statistics_bytes = 0;     ///< of the gradient of one block
+  /// Sequences are pairs, and their loss compares them with a reference: the same weights without
+  /// adapters, by passes of their own from the first differentiated block on. See Role; per
+  /// micro-batch, 0: no reference.
+  Bytes pairs_bytes = 0;
+  Bytes statistics_bytes = 0;  ///< of the gradient of one block
   Bytes workspace_bytes = 0;
   std::uint64_t micro_batch_tokens = 0;
   std::uint32_t micro_batches = 1;             ///< per training step, on each rank
@@ -100,6 +104,7 @@ struct Workload {
   [[nodiscard]] std::uint64_t tokens_per_step() const {
     return micro_batch_tokens * micro_batches * world;
   }
+  [[nodiscard]] bool has_reference() const { return pairs_bytes > 0; }
   [[nodiscard]] std::uint32_t first_layer() const { return vocabulary_tiles; }
   /// The first block of the head.
   [[nodiscard]] std::uint32_t head() const {

@@ -55,7 +55,7 @@ struct EvaluationShare {
 class EvaluationBatches {
  public:
   /// Micro-batches of `sequences` sequences of `length` tokens; `source` may be null. `fills_up`: a
-  /// last one with fewer sequences is filled with padding, as always if `source` is packed;
+  /// last one with fewer sequences is filled with padding, as always if `source` has padding;
   /// otherwise it is left out.
   EvaluationBatches(std::shared_ptr<const SequenceSource> source, std::uint64_t sequences,
                     std::uint64_t length, bool fills_up = false);

@@ -39,8 +39,16 @@ struct StepMetrics {
     std::uint64_t idle = 0;      ///< experts without rows, of all layers
   };
   std::optional<Experts> experts;
+  /// Of training on pairs: means over the pairs of the step. Left out otherwise.
+  struct Rewards {
+    double chosen = 0.0;
+    double rejected = 0.0;
+    double accuracy = 0.0;  ///< share of the pairs whose chosen completion has the larger reward
+    [[nodiscard]] double margin() const { return chosen - rejected; }
+  };
+  std::optional<Rewards> rewards;
   /// Mean over the targets of the evaluation data; the line has its exponential too, as
-  /// `eval_perplexity`. Left out when unset.
+  /// `eval_perplexity`; with rewards, mean loss of the pairs alone. Left out when unset.
   std::optional<double> eval_loss;
 };
 

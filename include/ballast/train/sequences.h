@@ -29,6 +29,8 @@ class SequenceSource {
   [[nodiscard]] virtual std::uint64_t size() const = 0;
   /// Whether a sequence may hold several documents and padding.
   [[nodiscard]] virtual bool packed() const = 0;
+  /// Whether sequences 2 i and 2 i + 1 are a pair, each padded to its length.
+  [[nodiscard]] virtual bool paired() const { return false; }
   /// Tokens of the n-th sequence of the run that are not padding, without reading it.
   [[nodiscard]] virtual std::uint64_t real_tokens(std::uint64_t n) const = 0;
   /// Reads the n-th sequence of the run; epochs follow each other. Throws like TokenSource::read().

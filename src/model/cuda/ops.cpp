@@ -255,8 +255,8 @@ void Ops<T>::sum_logits(const LogitTile& tile, const std::int32_t* targets, bool
 
 template <class T>
 void Ops<T>::logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
-                             const RowSum<float>* sums) const {
-  check_cuda(cuda::logit_gradients<T>(queue_, tile, targets, scale, sums),
+                             const float* weights, const RowSum<float>* sums) const {
+  check_cuda(cuda::logit_gradients<T>(queue_, tile, targets, scale, weights, sums),
              "gradients of the logits");
 }
 
@@ -267,8 +267,14 @@ void Ops<T>::row_losses(const RowSum<float>* sums, const std::int32_t* targets, 
 }
 
 template <class T>
-void Ops<T>::sum_losses(const double* losses, std::size_t count, double* sum) const {
-  check_cuda(cuda::sum_losses(queue_, losses, count, sum), "sum of the losses");
+void Ops<T>::sum_losses(const double* losses, std::size_t count, std::size_t parts,
+                        double* sums) const {
+  check_cuda(cuda::sum_losses(queue_, losses, count, parts, sums), "sum of the losses");
+}
+
+template <class T>
+void Ops<T>::weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const {
+  check_cuda(cuda::weigh_pairs(queue_, rows, how, results), "losses of the pairs");
 }
 
 template <class T>

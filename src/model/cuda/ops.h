@@ -99,10 +99,11 @@ class Ops {
   void sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
                   RowSum<float>* sums) const;
   void logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
-                       const RowSum<float>* sums) const;
+                       const float* weights, const RowSum<float>* sums) const;
   void row_losses(const RowSum<float>* sums, const std::int32_t* targets, std::size_t rows,
                   double* losses) const;
-  void sum_losses(const double* losses, std::size_t count, double* sum) const;
+  void sum_losses(const double* losses, std::size_t count, std::size_t parts, double* sums) const;
+  void weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const;
 
   void route(const RouterShape& shape, float* logits, const T* bias, const Routing& to,
              std::int32_t* starts) const;

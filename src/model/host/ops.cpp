@@ -379,7 +379,7 @@ void Ops<T>::sum_logits(const LogitTile& tile, const std::int32_t* targets, bool
 
 template <class T>
 void Ops<T>::logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
-                             const RowSum<float>* sums) const {
+                             const float* weights, const RowSum<float>* sums) const {
   split(tile.rows, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       float* const row = tile.logits + i * tile.stride;
@@ -387,8 +387,9 @@ void Ops<T>::logit_gradients(const LogitTile& tile, const std::int32_t* targets,
         std::memset(row, 0, tile.width * sizeof(T));
         continue;
       }
-      kernels_.logit_gradients(row, tile.width, column_of(tile, targets[i]), &sums[i], scale,
-                               reinterpret_cast<T*>(row));
+      const float weight = weights == nullptr ? 1.0F : weights[i];
+      kernels_.logit_gradients(row, tile.width, column_of(tile, targets[i]), &sums[i],
+                               scale * weight, reinterpret_cast<T*>(row));
     }
   });
 }
@@ -405,8 +406,11 @@ void Ops<T>::row_losses(const RowSum<float>* sums, const std::int32_t* targets, 
 }
 
 template <class T>
-void Ops<T>::sum_losses(const double* losses, std::size_t count, double* sum) const {
-  *sum = std::accumulate(losses, losses + count, 0.0);
+void Ops<T>::sum_losses(const double* losses, std::size_t count, std::size_t parts,
+                        double* sums) const {
+  for (std::size_t p = 0; p < parts; ++p, losses += count) {
+    sums[p] = std::accumulate(losses, losses + count, 0.0);
+  }
 }
 
 template <class T>

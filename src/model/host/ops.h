@@ -11,6 +11,7 @@
 #include "src/model/host/adapter_ops.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/kernels.h"
+#include "src/model/host/pairs.h"
 #include "src/model/host/products.h"
 #include "src/model/host/router_ops.h"
 #include "src/model/layer.h"
@@ -122,13 +123,19 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
   /// negative targets have no sums.
   void sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
                   RowSum<float>* sums) const;
-  /// Replaces logits by the gradients of the rows' losses times `scale`; 0 for negative targets.
+  /// Replaces logits by the gradients of the rows' losses times `scale` and their `weights` (null:
+  /// 1); 0 for negative targets.
   void logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
-                       const RowSum<float>* sums) const;
+                       const float* weights, const RowSum<float>* sums) const;
   /// losses[r] = the cross-entropy of a row in nats, 0 for a negative target.
   void row_losses(const RowSum<float>* sums, const std::int32_t* targets, std::size_t rows,
                   double* losses) const;
-  void sum_losses(const double* losses, std::size_t count, double* sum) const;
+  /// sums[p] = the sum of losses [p * count, (p + 1) * count).
+  void sum_losses(const double* losses, std::size_t count, std::size_t parts, double* sums) const;
+  /// The loss of each pair and the weights of its rows.
+  void weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const {
+    host::weigh_pairs(rows, how, results);
+  }
 
   void zero(float* values, std::size_t size) const;
   /// y = x in fp32.

@@ -93,6 +93,24 @@ TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
   EXPECT_NE(error.find("ballast.train is not \"adapters\""), std::string::npos) << error;
 }
 
+TEST(ConfigPairs, AreOfAdaptersAlone) {
+  const auto says = [](std::vector<std::string> overrides, const std::string& rule) {
+    const std::vector<std::string> pairs = {"data.text=[]", "data.tokens=[]", "data.pairs=[\"p\"]"};
+    overrides.insert(overrides.begin(), pairs.begin(), pairs.end());
+    const std::string error = error_of(kMinimal, overrides);
+    EXPECT_NE(error.find(rule), std::string::npos) << error;
+    EXPECT_EQ(error.find('\n'), std::string::npos) << error;
+  };
+  says({}, "set this to \"adapters\"");
+  says({"ballast.train=adapters",
+        R"(ballast.adapters={"targets": "c_fc", "modules_to_save": "ln_f"})"},
+       "ballast.adapters.modules_to_save");
+  says({"data.documents=[\"d\"]"}, "data.documents is given too; give one of them");
+  says({"ballast.preference.loss_type=ipo"}, "only \"sigmoid\"");
+  says({"ballast.preference.beta=0"}, "must be above 0, got 0");
+  says({"ballast.preference.label_smoothing=0.7"}, "label_smoothing");
+}
+
 TEST(ConfigQuantizedBase, IsOfWhatIsFrozen) {
   const std::vector<std::string> some = {R"(ballast.train=["*ln_1*"])",
                                          "ballast.quantized_base=nf4"};
@@ -398,8 +416,9 @@ TEST(ConfigRefusal, OfMissingKeysSaysWhatToGive) {
   EXPECT_EQ(error_of(kMinimal, {"model.hidden_size=null"}),
             "c.json: model.hidden_size (--set model.hidden_size=null): missing; give the width of "
             "the model");
-  EXPECT_EQ(error_of(R"({"data": {"sequence_length": 8}})"),
-            "c.json: data: no training data; give data.text, data.tokens or data.documents");
+  EXPECT_EQ(
+      error_of(R"({"data": {"sequence_length": 8}})"),
+      "c.json: data: no training data; give data.text, data.tokens, data.documents or data.pairs");
   EXPECT_EQ(error_of(with(R"("scheduler": {"type": "WarmupDecayLR"})")),
             "c.json: scheduler.params.total_num_steps: missing; give the step at which the "
             "schedule ends");

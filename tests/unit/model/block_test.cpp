@@ -162,7 +162,7 @@ TEST_P(Blocks, HeadGivesTheLossAndItsScaledDerivatives) {
     const auto trained = b.number();
     const auto evaluated = b.number();
     b.train_head(w, e, x, t, scale, dx, gradient, tied_gradient, Accumulation::later, trained);
-    b.compute->head_forward(*b.stream, w, tied ? e : w, x, t, evaluated);
+    b.compute->head_forward(*b.stream, w, tied ? e : w, x, t, {evaluated});
     b.stream->synchronize();
 
     EXPECT_NEAR(b.one(trained) * scale, loss(), 2e-6 * std::abs(loss()));

@@ -169,7 +169,7 @@ TEST(Loss, IsNotANumberWhenTheActivationsAreNot) {
   in[40] = std::numeric_limits<double>::quiet_NaN();
   const auto loss = b.number();
   b.compute->head_forward(*b.stream, b.upload(b.weights(3)), b.upload(b.weights(0)), b.upload(in),
-                          b.upload_tokens({1, 2, 3, 4}), loss);
+                          b.upload_tokens({1, 2, 3, 4}), {loss});
   b.stream->synchronize();
   EXPECT_TRUE(std::isnan(b.one(loss)));
 }

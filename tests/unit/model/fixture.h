@@ -148,7 +148,7 @@ struct Bench {
     const model::OutputTile tile = {0, is_tied ? tied : weights,
                                     is_tied ? tied_gradient : gradient};
     compute->head_train(*stream, weights, {&tile, 1}, in, targets, scale, dx, gradient,
-                        accumulation, loss);
+                        accumulation, {loss});
   }
 
   model::Architecture architecture;

@@ -106,7 +106,7 @@ class Step {
     const Bytes bytes = b_.compute->memory().intermediates[head];
     const DeviceBytes kept = bytes > 0 ? b_.device->allocate(bytes, "logits") : DeviceBytes();
     b_.compute->head_train(*b_.stream, norm_weights(), tiles_, in_, targets_, kScale, dx,
-                           gradients_[head], Accumulation::first, loss, kept);
+                           gradients_[head], Accumulation::first, {loss}, kept);
   }
   DeviceBytes begin_and_scan() {
     const DeviceBytes rows = b_.device->allocate(b_.compute->memory().rows, "rows");

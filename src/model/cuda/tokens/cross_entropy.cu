@@ -159,12 +159,13 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     replace_by_gradients(LogitTile tile, const std::int32_t* targets, float scale,
-                         const RowSum<float>* sums) {
+                         const float* weights, const RowSum<float>* sums) {
   float* const row = tile.logits + blockIdx.x * tile.stride;
   const std::int32_t target = targets[blockIdx.x];
   const auto width = static_cast<unsigned>(tile.width);
   if (target < 0) return clear_row(reinterpret_cast<T*>(row), width);
   const RowSum<float> sum = sums[blockIdx.x];
+  if (weights != nullptr) scale *= weights[blockIdx.x];
   replace_by_gradient<T>(row, width,
                          {.largest = sum.largest,
                           .total = sum.total,
@@ -182,15 +183,46 @@ __global__ void find_losses(const RowSum<float>* sums, const std::int32_t* targe
                                    static_cast<double>(sum.wanted);
 }
 
-/// One block: each thread sums a part, then the parts are added.
-__global__ void __launch_bounds__(kThreads)
-    add_losses(const double* losses, std::size_t count, double* sum) {
-  __shared__ double sum_of[kWarps];
+/// The sum of `count` losses by a block: each thread sums a part, then the parts are added.
+__device__ double sum_of_losses(const double* losses, std::size_t count, double* shared) {
   double partial = 0.0;
 #pragma unroll 8
   for (std::size_t i = threadIdx.x; i < count; i += kThreads) partial += losses[i];
-  const double total = block_sum(partial, sum_of);
-  if (threadIdx.x == 0) *sum = total;
+  return block_sum(partial, shared);
+}
+
+/// One block per part.
+__global__ void __launch_bounds__(kThreads)
+    add_losses(const double* losses, std::size_t count, double* sums) {
+  __shared__ double sum_of[kWarps];
+  const double total = sum_of_losses(losses + blockIdx.x * count, count, sum_of);
+  if (threadIdx.x == 0) sums[blockIdx.x] = total;
+}
+
+/// One block per pair.
+__global__ void __launch_bounds__(kThreads)
+    find_pairs(PairRows rows, Preference how, PairResult* results) {
+  __shared__ double chosen_of[kWarps];
+  __shared__ double rejected_of[kWarps];
+  __shared__ double counted_of[kWarps];
+  const std::size_t first = 2 * blockIdx.x * rows.length;
+  const std::size_t second = first + rows.length;
+  const double chosen = sum_of_losses(rows.losses + first, rows.length, chosen_of);
+  const double rejected = sum_of_losses(rows.losses + second, rows.length, rejected_of);
+  double counted = 0.0;
+  for (std::size_t i = threadIdx.x; i < 2 * rows.length; i += kThreads) {
+    counted += rows.targets[first + i] >= 0 ? 1.0 : 0.0;
+  }
+  WeighedPair found;
+  if (block_sum(counted, counted_of) > 0.0) {
+    const double* const own = rows.reference + std::size_t{2} * blockIdx.x;
+    found = weigh_pair(how, {chosen, own[0]}, {rejected, own[1]});
+  }
+  for (std::size_t i = threadIdx.x; i < rows.length; i += kThreads) {
+    rows.weights[first + i] = found.weight;
+    rows.weights[second + i] = -found.weight;
+  }
+  if (threadIdx.x == 0) results[blockIdx.x] = found.result;
 }
 
 }  // namespace
@@ -205,11 +237,11 @@ cudaError_t sum_logits(cudaStream_t stream, const LogitTile& tile, const std::in
 
 template <class T>
 cudaError_t logit_gradients(cudaStream_t stream, const LogitTile& tile, const std::int32_t* targets,
-                            float scale, const RowSum<float>* sums) {
+                            float scale, const float* weights, const RowSum<float>* sums) {
   if (tile.rows == 0) return cudaSuccess;
   return device::launch(
       {.stream = stream, .blocks = static_cast<unsigned>(tile.rows), .threads = kThreads},
-      &replace_by_gradients<T>, tile, targets, scale, sums);
+      &replace_by_gradients<T>, tile, targets, scale, weights, sums);
 }
 
 cudaError_t row_losses(cudaStream_t stream, const RowSum<float>* sums, const std::int32_t* targets,
@@ -220,16 +252,25 @@ cudaError_t row_losses(cudaStream_t stream, const RowSum<float>* sums, const std
                         sums, targets, rows, losses);
 }
 
-cudaError_t sum_losses(cudaStream_t stream, const double* losses, std::size_t count, double* sum) {
-  return device::launch({.stream = stream, .blocks = 1, .threads = kThreads}, &add_losses, losses,
-                        count, sum);
+cudaError_t sum_losses(cudaStream_t stream, const double* losses, std::size_t count,
+                       std::size_t parts, double* sums) {
+  return device::launch(
+      {.stream = stream, .blocks = static_cast<unsigned>(parts), .threads = kThreads}, &add_losses,
+      losses, count, sums);
+}
+
+cudaError_t weigh_pairs(cudaStream_t stream, const PairRows& rows, const Preference& how,
+                        PairResult* results) {
+  return device::launch(
+      {.stream = stream, .blocks = static_cast<unsigned>(rows.pairs), .threads = kThreads},
+      &find_pairs, rows, how, results);
 }
 
 template cudaError_t logit_gradients<float>(cudaStream_t, const LogitTile&, const std::int32_t*,
-                                            float, const RowSum<float>*);
+                                            float, const float*, const RowSum<float>*);
 template cudaError_t logit_gradients<Bf16>(cudaStream_t, const LogitTile&, const std::int32_t*,
-                                           float, const RowSum<float>*);
+                                           float, const float*, const RowSum<float>*);
 template cudaError_t logit_gradients<F16>(cudaStream_t, const LogitTile&, const std::int32_t*,
-                                          float, const RowSum<float>*);
+                                          float, const float*, const RowSum<float>*);
 
 }  // namespace ballast::model::cuda

@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include "src/model/embedding.h"
+#include "src/model/preference.h"
 #include "src/model/row_sum.h"
 
 namespace ballast::model::cuda {
@@ -42,16 +43,21 @@ cudaError_t embed_backward(cudaStream_t stream, const Ids& ids, const T* dy,
 /// targets have no sums. A row with NaN or +infinity has a total of NaN.
 cudaError_t sum_logits(cudaStream_t stream, const LogitTile& tile, const std::int32_t* targets,
                        bool first, RowSum<float>* sums);
-/// Overwrites each row of logits from its start with the gradients of scale * loss, in T; the rest
-/// of the row is undefined. The gradients replace the logits, because logits are the largest
-/// intermediate.
+/// Overwrites each row of logits from its start with the gradients of scale * weight * loss, in T;
+/// the rest of the row is undefined. `weights` of the rows, null: 1. The gradients replace the
+/// logits, because logits are the largest intermediate.
 template <class T>
 cudaError_t logit_gradients(cudaStream_t stream, const LogitTile& tile, const std::int32_t* targets,
-                            float scale, const RowSum<float>* sums);
+                            float scale, const float* weights, const RowSum<float>* sums);
 /// losses[r] = cross-entropy of a row in nats, in double; 0 for a negative target.
 cudaError_t row_losses(cudaStream_t stream, const RowSum<float>* sums, const std::int32_t* targets,
                        std::size_t rows, double* losses);
-/// *sum = the sum of the losses, in an order that depends only on `count`.
-cudaError_t sum_losses(cudaStream_t stream, const double* losses, std::size_t count, double* sum);
+/// sums[p] = the sum of losses [p * count, (p + 1) * count), in an order that depends only on
+/// `count`.
+cudaError_t sum_losses(cudaStream_t stream, const double* losses, std::size_t count,
+                       std::size_t parts, double* sums);
+/// The loss of each pair and the weights of its rows.
+cudaError_t weigh_pairs(cudaStream_t stream, const PairRows& rows, const Preference& how,
+                        PairResult* results);
 
 }  // namespace ballast::model::cuda

@@ -334,7 +334,7 @@ Entropy<T> entropy(const std::vector<float>& logits, std::size_t stride, std::si
     must(row_losses(nullptr, sums.data(), wanted.data(), rows, out.data()));
     if (scale != 0.0F) {
       for (const LogitTile& one : tiles) {
-        must(logit_gradients<T>(nullptr, one, wanted.data(), scale, sums.data()));
+        must(logit_gradients<T>(nullptr, one, wanted.data(), scale, nullptr, sums.data()));
       }
     }
     return std::tuple(out.get(), values.get());
@@ -466,7 +466,7 @@ TEST_F(SumLosses, AddsThemAll) {
     const DeviceArray<double> in(losses);
     const auto sum = in_every_order([&] {
       const DeviceArray<double> out(1, -1.0);
-      must(sum_losses(nullptr, in.data(), count, out.data()));
+      must(sum_losses(nullptr, in.data(), count, 1, out.data()));
       return out.get();
     });
     EXPECT_EQ(sum[0], expected) << count;

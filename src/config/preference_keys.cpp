@@ -1,0 +1,46 @@
+#include <algorithm>
+
+#include "src/config/sections.h"
+
+namespace ballast::config {
+
+Key preference_key(model::Preference& preference) {
+  return section("preference", [&preference]() -> Section {
+    Key loss = {"loss_type",
+                [](const Value& value) {
+                  if (value.text() == "sigmoid") return;
+                  value.fail("only \"sigmoid\", the loss of DPO, is supported");
+                },
+                [] { return Json("sigmoid"); }};
+    return {real("beta", preference.beta, kPositive),
+            real("label_smoothing", preference.label_smoothing, {.low = 0.0, .high = 0.5}),
+            std::move(loss)};
+  });
+}
+
+void check_pairs(Config& config, const model::Architecture& model, const Document& document) {
+  if (config.data.pairs.empty()) return;
+  if (!config.ballast.adapters) {
+    document.fail("ballast.train",
+                  "data.pairs compares a model with the one that training began with, which is its "
+                  "frozen part: set this to \"adapters\"");
+  }
+  if (!config.ballast.adapters->modules_to_save.empty()) {
+    document.fail("ballast.adapters.modules_to_save",
+                  "with data.pairs everything but the adapters stays as it is, because it is the "
+                  "reference, too; remove this key");
+  }
+  const auto routes = [](const model::BlockSpec& block) {
+    return block.part == model::LayerPart::router;
+  };
+  if (std::any_of(model.blocks.begin(), model.blocks.end(), routes)) {
+    document.fail("data.pairs",
+                  "models with experts cannot be trained on pairs; use data.documents");
+  }
+  if (config.ballast.adapters->path.empty()) return;
+  config.notes.emplace_back(
+      "ballast.adapters.path: the reference of data.pairs is the model without any adapters; "
+      "DPOTrainer of TRL would take these ones");
+}
+
+}  // namespace ballast::config
