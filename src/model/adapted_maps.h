@@ -71,12 +71,18 @@ class AdaptedMaps {
   /// As the operations of the same names.
   void linear(const BlockWeights<T>& block, const LinearAt& map, const T* x, T* y,
               std::size_t y_row, const MapRows& rows) {
+    if (block.subject == Subject::reference) {
+      return ops_.linear(block[map], x, y, y_row, rows.count);
+    }
     ops_.linear(inner(block, map), x, y, y_row, rows.count);
     add_adapters(block, map, x, y, y_row, rows);
     scale_results(block, map, nullptr, y, y_row, rows);
   }
   void linear_onto(const BlockWeights<T>& block, const LinearAt& map, const T* x, const T* residual,
                    T* y, const MapRows& rows) {
+    if (block.subject == Subject::reference) {
+      return ops_.linear_onto(block[map], x, residual, y, rows.count);
+    }
     if (has_gains(map)) {
       ops_.linear(inner(block, map), x, y, map.out, rows.count);
     } else {
@@ -175,7 +181,6 @@ class AdaptedMaps {
   }
   void add_adapters(const BlockWeights<T>& block, const LinearAt& map, const T* x, T* y,
                     std::size_t y_row, const MapRows& rows) {
-    if (block.subject == Subject::reference) return;
     for (const AdapterAt& at : map.adapters) {
       compute_h(block, at, map.in, x, rows);
       add_product(block, at, y + at.column, y_row, rows);

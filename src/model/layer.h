@@ -18,6 +18,7 @@
 
 #include "src/model/embedding.h"
 #include "src/model/matrix.h"
+#include "src/model/mlp_rule.h"
 #include "src/model/row_sum.h"
 
 namespace ballast::model {
@@ -284,7 +285,7 @@ class Layer {
         wide_(config_of_tile(model.config).intermediate_size),
         arrays_(arrays),
         mlp_rows_(arrays.cuts_mlp
-                      ? chunk_rows(rows_, arrays.mlp * wide_ * sizeof(T), Ops::kMlpBytes)
+                      ? chunk_rows(rows_, arrays.mlp * wide_ * sizeof(T), ops.mlp_rule().bytes)
                       : rows_),
         ops_(ops) {}
   virtual ~Layer() = default;

@@ -320,8 +320,8 @@ TEST(Invariance, AdaptersOnPairsInBf16) {
   model.section += R"(, "tie_embeddings": false)";
   expect_some_invariance(
       model, true, 0,
-      {R"(ballast.adapters={"rank": 4, "targets": ["q_proj", "down_proj"]})", "data.tokens=[]",
-       R"(data.pairs=["none"])", "ballast.quantized_base=nf4"});
+      {R"(ballast.adapters={"rank": 4, "targets": ["q_proj", "down_proj"], "dora": true})",
+       "data.tokens=[]", R"(data.pairs=["none"])", "ballast.quantized_base=nf4"});
 }
 /// The experts, which are frozen, are codes of 8 bits.
 TEST(Invariance, AdaptersOfAttentionBeforeExpertsInFp32) {

@@ -31,10 +31,12 @@ class Ops {
  public:
   using Value = T;
   static constexpr Bytes kLogitBytes = 512 * kMiB;
-  static constexpr Bytes kMlpBytes = 1 * kGiB;
-  static constexpr bool kJoinsGateAndUp = true;
 
   Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOptions& options);
+
+  [[nodiscard]] static constexpr MlpRule mlp_rule() {
+    return {.bytes = 1 * kGiB, .joins_gate_and_up = true};
+  }
 
   /// Calls `work`, whose operations are enqueued on `stream`.
   template <class Work>

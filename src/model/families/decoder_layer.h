@@ -194,7 +194,7 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const ModelConfig& con
   }
   expects(!b.parallel || (b.norm_before_attention && b.norm_before_mlp),
           "a parallel MLP needs norms before it and before attention");
-  if (Ops::kJoinsGateAndUp) b.mlp_in = joined(b.mlp_in);
+  if (this->ops_.mlp_rule().joins_gate_and_up) b.mlp_in = joined(b.mlp_in);
   number_adapters(b.qkv);
   number_adapters(b.mlp_in);
   return b;

@@ -5,7 +5,11 @@
 
 #include "ballast/model/compute.h"
 
+#include "src/model/mlp_rule.h"
+
 namespace ballast::model::host {
+
+inline constexpr MlpRule kMlpRule = {.bytes = 128 * kMiB, .joins_gate_and_up = false};
 
 /// Kernels for the host device; arguments as make_compute(), checked by the caller.
 std::unique_ptr<Compute> make_host_compute(device::Device& device, const Architecture& model,
@@ -13,7 +17,8 @@ std::unique_ptr<Compute> make_host_compute(device::Device& device, const Archite
 
 /// The same with an explicit number of threads; needs no device before the first kernel.
 std::unique_ptr<Compute> make_host_compute(const Architecture& model, DType type,
-                                           MicroBatchShape shape, std::size_t threads);
+                                           MicroBatchShape shape, std::size_t threads,
+                                           const MlpRule& mlp_rule = kMlpRule);
 
 /// measure_gemm_peak() of the host device.
 double measure_host_gemm_peak(device::Device& device, DType type, double seconds);

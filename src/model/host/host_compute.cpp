@@ -22,9 +22,10 @@ std::size_t threads_of(device::Device& device) {
 }  // namespace
 
 std::unique_ptr<Compute> make_host_compute(const Architecture& model, DType type,
-                                           MicroBatchShape shape, std::size_t threads) {
+                                           MicroBatchShape shape, std::size_t threads,
+                                           const MlpRule& mlp_rule) {
   return with_training_type(type, [&](auto value) -> std::unique_ptr<Compute> {
-    return std::make_unique<ComputeBy<Ops<decltype(value)>>>(model, shape, threads);
+    return std::make_unique<ComputeBy<Ops<decltype(value)>>>(model, shape, threads, mlp_rule);
   });
 }
 

@@ -155,7 +155,8 @@ void by_rows(Range range, const auto& matrix, const auto& piece) {
 }  // namespace
 
 template <class T>
-Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads)
+Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads,
+            const MlpRule& mlp_rule)
     : all_kernels_(best_kernels<T>()),
       kernels_(all_kernels_.rows),
       shape_(attention_shape(config, shape)),
@@ -165,6 +166,7 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t thread
                                   widest_of_experts(config)}),
                         16)),
       threads_(threads),
+      mlp_rule_(mlp_rule),
       epsilon_(static_cast<float>(config.norm_epsilon)),
       attention_(shape_, kernels_, threads) {}
 

@@ -10,6 +10,7 @@
 #include "src/model/formulas.h"
 #include "src/model/host/adapter_ops.h"
 #include "src/model/host/attention.h"
+#include "src/model/host/factories.h"
 #include "src/model/host/kernels.h"
 #include "src/model/host/pairs.h"
 #include "src/model/host/products.h"
@@ -26,13 +27,12 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
   using Value = T;
   /// Limit of the logits in memory at a time.
   static constexpr Bytes kLogitBytes = 64 * kMiB;
-  /// Limit of the arrays [N, intermediate_size] of an MLP in memory at a time.
-  static constexpr Bytes kMlpBytes = 128 * kMiB;
-  /// Whether a layer computes gate and up in one product.
-  static constexpr bool kJoinsGateAndUp = false;
 
   /// `threads`: size of the team.
-  Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads);
+  Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads,
+      const MlpRule& mlp_rule = kMlpRule);
+
+  [[nodiscard]] const MlpRule& mlp_rule() const { return mlp_rule_; }
 
   /// Enqueues `work`, which calls the functions below.
   void run(device::Stream& stream, std::function<void()> work);
@@ -168,6 +168,7 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
   std::size_t vocabulary_;
   std::size_t sum_row_;
   std::size_t threads_;
+  MlpRule mlp_rule_;
   float epsilon_;
   float* sums_ = nullptr;
   Products products_;

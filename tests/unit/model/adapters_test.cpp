@@ -12,8 +12,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
 
-#include "src/model/compute_by.h"
-#include "src/model/host/ops.h"
+#include "src/model/host/factories.h"
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/train/expect_error.h"
 
@@ -181,14 +180,6 @@ constexpr MicroBatchShape kShape = {5, 11};
 constexpr std::uint64_t kRank = 3;
 constexpr double kAlpha = 2.0;
 
-/// The host device's operations, with the MLP in several chunks.
-template <bool kJoins>
-struct CutOps : host::Ops<float> {
-  static constexpr Bytes kMlpBytes = 12 * kKiB;
-  static constexpr bool kJoinsGateAndUp = kJoins;
-  using host::Ops<float>::Ops;
-};
-
 struct Case {
   const char* family;
   bool joins = false;
@@ -219,14 +210,9 @@ Bench make(const Case& c) {
          .dora = c.dora,
          .targets = c.targets},
         throw_error);
-  const auto make_by = [&]<bool kJoins>() {
-    return std::make_unique<ComputeBy<CutOps<kJoins>>>(bench.architecture, kShape, kThreads);
-  };
-  if (c.joins) {
-    bench.compute = make_by.template operator()<true>();
-  } else {
-    bench.compute = make_by.template operator()<false>();
-  }
+  // The MLP is in several chunks.
+  bench.compute = host::make_host_compute(bench.architecture, DType::f32, kShape, kThreads,
+                                          {.bytes = 12 * kKiB, .joins_gate_and_up = c.joins});
   const Bytes workspace = bench.compute->memory().workspace;
   bench.compute->set_workspace(bench.device->allocate(workspace, "another workspace"));
   return bench;

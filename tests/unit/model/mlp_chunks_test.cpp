@@ -5,8 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/model/compute_by.h"
-#include "src/model/host/ops.h"
+#include "src/model/host/factories.h"
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/layers_run.h"
 
@@ -20,14 +19,6 @@ constexpr std::size_t kThreads = 2;
 /// Seven sequences; their rows do not fill the last chunk.
 constexpr MicroBatchShape kShape = {7, 15};
 constexpr std::size_t kWide = 80;  ///< intermediate_size
-
-/// The host device's operations, but the rows of kShape make three chunks or more.
-template <class T, bool kJoins>
-struct CutOps : host::Ops<T> {
-  static constexpr Bytes kMlpBytes = 12 * kKiB;
-  static constexpr bool kJoinsGateAndUp = kJoins;
-  using host::Ops<T>::Ops;
-};
 
 struct Case {
   const char* name;
@@ -70,19 +61,11 @@ Bench make_whole(const Case& c) {
   return {config, c.type, kShape, kThreads};
 }
 
-template <class Ops>
-std::unique_ptr<Compute> make_by(const Architecture& model) {
-  return std::make_unique<ComputeBy<Ops>>(model, kShape, kThreads);
-}
-
-/// The same model with an MLP in chunks.
+/// The same model with an MLP in chunks: the rows of kShape make three or more.
 Bench make_cut(const Case& c) {
   Bench bench = make_whole(c);
-  bench.compute = with_training_type(c.type, [&](auto value) {
-    using T = decltype(value);
-    return c.joins ? make_by<CutOps<T, true>>(bench.architecture)
-                   : make_by<CutOps<T, false>>(bench.architecture);
-  });
+  bench.compute = host::make_host_compute(bench.architecture, c.type, kShape, kThreads,
+                                          {.bytes = 12 * kKiB, .joins_gate_and_up = c.joins});
   const Bytes workspace = bench.compute->memory().workspace;
   bench.compute->set_workspace(bench.device->allocate(workspace, "another workspace"));
   return bench;
