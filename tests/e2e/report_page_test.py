@@ -279,6 +279,16 @@ class Page(ReportTest):
         self.open("page.html")
         self.assertEqual(list(self.browser.run(CHARTS)), ["loss"])
 
+    def test_pairs_of_completions(self):
+        self.made_run([{"loss": 0.7 - i / 100, "rewards": {
+            "chosen": 0.1 * i, "rejected": -0.1 * i, "accuracy": 0.5, "margin": 0.2 * i}}
+            for i in range(4)])
+        self.reported("made")
+        self.open("page.html")
+        charts = self.browser.run(CHARTS)
+        self.assertEqual(list(charts), ["loss", "margin", "accuracy"])
+        self.assertIn("nats per pair", charts["loss"]["unit"])
+
     def test_fifty_thousand_steps_and_several_runs(self):
         rows = [{"loss": 2 + i % 97 / 97, "grad_norm": 1.0 + i % 7, "lr": 1e-3 / (1 + i),
                  "tokens_per_second": 3e5 + i % 13, "step_seconds": 0.29, "skipped": i % 500 == 7,

@@ -36,6 +36,10 @@ function boundsOf(run) {
 }
 
 /// A line for each distinct roofline.
+// Of pairs of completions (DPO), a loss belongs to a pair.
+const hasPairs = run => run.series["rewards.margin"].values.length > 0;
+const lossUnit = run => hasPairs(run) ? "nats per pair" : "nats per token";
+
 function rooflines(runs) {
   const lines = [];
   runs.forEach((run, i) => {
@@ -58,7 +62,7 @@ function curves(runs, chosen) {
   const own = several ? ` of ${chosen.name}` : "";
   const held = lines("eval_loss", "held-out loss", several ? {dash: "5 3"} : {colour: "var(--c1)", dots: true});
   return [
-    {id: "loss", title: "Loss", kind: "nats per token", series: [...lines("loss", several ? "" : "loss"), ...held], named: true, dashed: "dashed: held-out loss", marks, log: true, caption: grouped},
+    {id: "loss", title: "Loss", kind: lossUnit(chosen), series: [...lines("loss", several ? "" : "loss"), ...held], named: true, dashed: "dashed: held-out loss", marks, log: true, caption: grouped},
     {id: "norm", title: "Gradient norm", kind: "L2, before clipping", series: lines("grad_norm", several ? "" : "gradient norm"), log: true, marks: marks.filter(m => m.kind !== "checkpoint")},
     {id: "scale", title: "Loss scale", kind: "factor of the gradients in fp16", series: lines("loss_scale", several ? "" : "loss scale"), log: true, marks: marks.filter(m => m.kind === "update skipped")},
     {id: "lr", title: "Learning rate", kind: "per update", series: lines("lr", several ? "" : "learning rate"), zero: true},
@@ -75,6 +79,8 @@ function curves(runs, chosen) {
     {id: "router-z", title: "Router z-loss", kind: "without its coefficient", series: lines("experts.router_z_loss", several ? "" : "z-loss"), log: true},
     {id: "load", title: "Largest load of an expert", kind: "times the mean of its layer", series: lines("experts.largest_load", several ? "" : "largest load"), zero: true, caption: "1: every expert of each layer has equally many tokens. Of rank 0."},
     {id: "idle", title: "Experts without tokens", kind: "experts", per: "of all layers", series: lines("experts.idle", several ? "" : "without tokens"), zero: true},
+    {id: "margin", title: "Reward margin", kind: "chosen less rejected", series: lines("rewards.margin", several ? "" : "margin")},
+    {id: "accuracy", title: "Reward accuracy", kind: "share of pairs", series: lines("rewards.accuracy", several ? "" : "accuracy"), zero: true, caption: "Pairs whose chosen completion has the larger reward."},
   ].filter(spec => spec.series.some(s => s.values.some(v => v !== null))).map(spec => ({...spec, whole: spec.ends || spec.grouped ? [chosen.first_step, chosen.last_step] : whole}));
 }
 
@@ -94,8 +100,8 @@ function overview(runs) {
     const [run] = runs, t = run.totals, plan = (run.run || {}).plan, roof = rooflineOf(run), most = boundsOf(run).pop();
     return tiles([
       tile("Steps", run.rows === 0 ? "0" : run.last_step.toLocaleString("en"), run.planned_steps > 0 && `of ${run.planned_steps.toLocaleString("en")}, ${formatCount(t.tokens)} tokens`),
-      tile("Loss", lastOf(run, "loss"), "nats per token, last step"),
-      t.last.eval_loss !== null && tile("Held-out loss", lastOf(run, "eval_loss"), `nats per token, perplexity ${digits(Math.exp(t.last.eval_loss), 4)}`),
+      tile("Loss", lastOf(run, "loss"), `${lossUnit(run)}, last step`),
+      t.last.eval_loss !== null && tile("Held-out loss", lastOf(run, "eval_loss"), hasPairs(run) ? lossUnit(run) : `nats per token, perplexity ${digits(Math.exp(t.last.eval_loss), 4)}`),
       tile("Speed", `${formatCount(t.median_tokens_per_second)} tokens/s`, roof ? `median; ${digits(100 * t.median_tokens_per_second / roof, 3)}% of the roofline` : "median"),
       tile("Step time", formatSeconds(t.median_step_seconds), plan && plan.predicted_step_seconds ? `median; predicted ${formatSeconds(plan.predicted_step_seconds)}` : "median"),
       tile("Training", formatSeconds(t.training_seconds), "all steps, without evaluations"),

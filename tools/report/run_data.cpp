@@ -31,7 +31,7 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-constexpr std::array<const char*, 12> kCurves = {"loss",
+constexpr std::array<const char*, 14> kCurves = {"loss",
                                                  "eval_loss",
                                                  "grad_norm",
                                                  "loss_scale",
@@ -42,7 +42,9 @@ constexpr std::array<const char*, 12> kCurves = {"loss",
                                                  "experts.balance_loss",
                                                  "experts.router_z_loss",
                                                  "experts.largest_load",
-                                                 "experts.idle"};
+                                                 "experts.idle",
+                                                 "rewards.margin",
+                                                 "rewards.accuracy"};
 
 /// Whether a process holds the lock that a run takes on its metrics, without taking it.
 bool is_locked(const fs::path& file) {
