@@ -27,7 +27,8 @@ class DecoderLayer final : public Layer<Ops> {
                    arrays_of(decoder_family(model.config).decoder(model.config, 0),
                              model.config.layer_tiles > 1)),
         bound_(Layer<Ops>::bind_layers(
-            model, [&](const BlockSpec& block) { return bind(model.config, block); })),
+            model,
+            [&](const BlockSpec& block) { return bind(model.config, block, ops.mlp_rule()); })),
         rotaries_(rotaries_of(model.config, shape.length)),
         angles_(rotaries_.size()),
         maps_(model, ops) {}
@@ -74,7 +75,7 @@ class DecoderLayer final : public Layer<Ops> {
           throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
         });
   }
-  static Bound bind(const ModelConfig& config, const BlockSpec& block);
+  static Bound bind(const ModelConfig& config, const BlockSpec& block, const MlpRule& rule);
 
   void compute(const BlockWeights<T>& block, const T* in) override;
   void project(const BlockWeights<T>& block, const T* in, T* out) override;
@@ -147,7 +148,8 @@ class DecoderLayer final : public Layer<Ops> {
 
 template <class Ops>
 typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const ModelConfig& config,
-                                                          const BlockSpec& block) {
+                                                          const BlockSpec& block,
+                                                          const MlpRule& rule) {
   const DecoderSpec spec = decoder_family(config).decoder(config, block.layer);
   const auto is_elsewhere = [&](const std::string& name) {
     return block.part != LayerPart::whole && block.find(name + ".weight") == nullptr;
@@ -194,7 +196,7 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const ModelConfig& con
   }
   expects(!b.parallel || (b.norm_before_attention && b.norm_before_mlp),
           "a parallel MLP needs norms before it and before attention");
-  if (this->ops_.mlp_rule().joins_gate_and_up) b.mlp_in = joined(b.mlp_in);
+  if (rule.joins_gate_and_up) b.mlp_in = joined(b.mlp_in);
   number_adapters(b.qkv);
   number_adapters(b.mlp_in);
   return b;
