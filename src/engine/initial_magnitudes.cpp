@@ -9,7 +9,7 @@ namespace ballast::engine {
 namespace {
 
 /// Elements of rows that a thread reads at a time.
-constexpr Elems kAtATime = Elems{1} << 14;
+constexpr Elems kWeightsAtATime = Elems{1} << 14;
 /// Columns of a map [in, out] that a thread has at a time.
 constexpr Elems kColumns = 512;
 
@@ -34,7 +34,7 @@ void InitialMagnitudes::make(const model::BlockSpec& block, const ReadMap& read)
     std::vector<float>& norms = norms_[tensor.name];
     norms.resize(out);
     if (!model_.adapters->input_first) {
-      in_units(team_, out, std::max<Elems>(1, kAtATime / in), [&](Elems from, Elems to) {
+      in_units(team_, out, std::max<Elems>(1, kWeightsAtATime / in), [&](Elems from, Elems to) {
         std::vector<float> row(in);
         for (Elems i = from; i < to; ++i) {
           read(map, i * in, row);
