@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/model/family.h"
+
 #include "src/model/host/factories.h"
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/layers_run.h"
