@@ -70,7 +70,8 @@ class Pane(LiveTest):
         def check():
             lines = self.pane(*options)
             text = "\n".join(lines)
-            return lines if condition(text) else None
+            # Two that are equal: not while tmux draws.
+            return lines if condition(text) and lines == self.pane(*options) else None
         return self.wait_for("the view", check)
 
     def view(self, *options, condition=lambda text: True):

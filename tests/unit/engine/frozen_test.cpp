@@ -97,15 +97,18 @@ TEST_F(FrozenBlocks, OnNvmeAreWrittenOnlyOnce) {
 /// Nothing where only a part is trained and its states are in memory.
 TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
   const std::string adapters = R"(ballast.adapters={"targets": ["q_proj", "up_proj"], "rank": 4})";
-  using Trained = std::vector<std::string>;
-  for (const auto& [trained, states] : {std::pair{Trained{kParts}, "cpu"},
-                                        {Trained{"ballast.train=adapters", adapters}, "cpu"},
-                                        {Trained{"ballast.train=adapters", adapters}, "nvme"}}) {
+  struct Case {
+    std::vector<std::string> trained;
+    std::string states;
+  };
+  for (const Case& c : {Case{{kParts}, "cpu"},
+                        {{"ballast.train=adapters", adapters}, "cpu"},
+                        {{"ballast.train=adapters", adapters}, "nvme"}}) {
     Bytes updated = 0;
     const auto written = [&](int steps) {
-      std::vector<std::string> overrides = {kWeights + "nvme", kOptimizer + states,
+      std::vector<std::string> overrides = {kWeights + "nvme", kOptimizer + c.states,
                                             "ballast.checkpoint_every=2"};
-      overrides.insert(overrides.end(), trained.begin(), trained.end());
+      overrides.insert(overrides.end(), c.trained.begin(), c.trained.end());
       Engine engine = planning::make_engine(config(overrides));
       engine.start();
       for (int step = 0; step < steps; ++step) {
@@ -115,7 +118,7 @@ TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
       engine.finish();
       updated = 0;
       for (const schedule::BlockWork& block : engine.blueprint().workload.blocks) {
-        const bool to_nvme = std::string_view(states) == "nvme";
+        const bool to_nvme = c.states == "nvme";
         if (to_nvme) updated += block.state_bytes();
         if (to_nvme || block.gradient_bytes == block.weight_bytes) updated += block.gradient_bytes;
       }
@@ -125,7 +128,7 @@ TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
     for (const int steps : {1, 3}) {
       const Bytes now = written(steps);
       const auto number = static_cast<Bytes>(steps);
-      EXPECT_EQ(now - before, number * updated) << trained.front() << states << steps;
+      EXPECT_EQ(now - before, number * updated) << c.trained.front() << c.states << steps;
     }
   }
 }
