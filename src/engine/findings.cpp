@@ -29,6 +29,7 @@ model::PairResult mean_of(const model::PairResult& sum, double count) {
 Findings sum_findings(const model::PairResult& losses, const std::vector<model::GradientStats>& own,
                       const schedule::RankSizes& sizes, comm::Ranks* ranks) {
   std::vector<model::GradientStats> sent;
+  sent.reserve(kLosses.size() + own.size());
   for (const auto member : kLosses) sent.push_back({.sum_of_squares = losses.*member});
   sent.insert(sent.end(), own.begin(), own.end());
   std::vector<model::GradientStats> all = sent;
