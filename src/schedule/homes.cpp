@@ -85,6 +85,12 @@ void Movements::emit_piece(Action action, std::uint32_t block, const Home& home,
         .uses = std::move(uses)});
 }
 
+/// The host buffer through which data of a home on NVMe pass.
+BufferId Movements::staging_of(std::uint32_t block, const Home& home) {
+  return home.role == Role::weights ? weight_staging_.take(block).buffer
+                                    : state_slot(block, home.sub_group);
+}
+
 void Movements::fill(std::uint32_t block, Homes homes) {
   for_homes(block, homes, [&](const Home& home) { fill_home(block, home); });
 }
@@ -98,8 +104,7 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
     case Tier::host:
       return initialize(home.buffer, home.offset, home.bytes);
     case Tier::nvme: {
-      const BufferId staging =
-          weights ? weight_staging_.take(block).buffer : state_slot(block, home.sub_group);
+      const BufferId staging = staging_of(block, home);
       initialize(staging, home.offset, home.bytes);
       if (home.offset > 0) {  // frozen weights
         return copy_weights(
@@ -172,8 +177,7 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
     case Tier::host:
       return read(home.buffer, home.offset, home.bytes);
     case Tier::nvme: {
-      const BufferId staging =
-          weights ? weight_staging_.take(block).buffer : state_slot(block, home.sub_group);
+      const BufferId staging = staging_of(block, home);
       if (weights) {
         copy_weights(
             Action::fetch_weights, block,

@@ -205,6 +205,7 @@ class Movements {
   void for_homes(std::uint32_t block, Homes homes, Handle handle) const;
   void emit_piece(Action action, std::uint32_t block, const Home& home, Bytes offset, Bytes bytes,
                   std::vector<Use> uses);
+  BufferId staging_of(std::uint32_t block, const Home& home);
   void fill_home(std::uint32_t block, const Home& home);
   void read_home(std::uint32_t block, const Home& home);
 

@@ -247,7 +247,7 @@ TEST(PytorchParity, PreferencesInFp32) {
   json reference;
   std::ifstream(folder / "dpo.json") >> reference;
   const test::TempDir directory;
-  const json text = {
+  json text = {
       {"model", reference["model"]},
       {"data",
        {{"pairs", {(folder / "pairs.safetensors").string()}},
@@ -272,9 +272,8 @@ TEST(PytorchParity, PreferencesInFp32) {
         {"adapters", {{"path", (folder / "adapters").string()}}},
         {"preference", {{"beta", reference["beta"]}}},
         {"out", directory.path().string()}}}};
-  json with_weights = text;
-  with_weights["model"]["weights"] = fixture("llama.initial.safetensors").string();
-  const config::Config config = config::parse(with_weights.dump(), directory.path(), "dpo", {});
+  text["model"]["weights"] = fixture("llama.initial.safetensors").string();
+  const config::Config config = config::parse(text.dump(), directory.path(), "dpo", {});
   engine::Engine engine = planning::make_engine(config);
   train::start_from_weights(engine, config, [](Bytes, Bytes) {});
   const train::TrainingData data = train::open_training_data(config);
