@@ -53,11 +53,14 @@ struct Groups {
   std::size_t width = 0;  ///< of each
 };
 
-/// Cosines and sines of rotary positions, [length, half] each.
+/// Cosines and sines of rotary positions, [length, half] each, or [N, half] if they are by row.
 struct Angles {
   float* cosine = nullptr;
   float* sine = nullptr;
   std::size_t half = 0;  ///< the first 2 * half values of a head rotate
+  /// One row of angles per row of the micro-batch, because frequencies depend on the length of its
+  /// document. False: one per position.
+  bool by_row = false;
 };
 
 /// A norm's weights. Gradients that are not wanted are null.

@@ -57,8 +57,7 @@ from expert_routing import (
     auxiliary_loss, choices, choose_inputs, count_choices, is_mixture, lowest_of_equals, route)
 
 STEPS, SEQ, T, VOCAB = 10, 2, 37, 61
-# Both have a document beyond LONGROPE's original_max_position_embeddings: transformers then takes the
-# long factors, as Ballast does for the length of the sequence.
+# Each sequence has a document on either side of the trained length of LONGROPE and DYNAMIC.
 DOCUMENTS = [[12, 25], [26, 11]]
 OPTIMIZER = {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
 SHAPE = {"vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 7,
@@ -76,6 +75,7 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_fact
             "short_factor": [1.0, 1.1, 1.2, 1.4], "long_factor": [1.1, 2.0, 5.0, 9.0],
             "original_max_position_embeddings": 24}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}
 GEMMA_GLOBAL = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}
 NEOX = {"type": "gpt_neox", "hidden_size": 48, "num_attention_heads": 3, "layer_norm_eps": 1e-5,
         "without": ["num_key_value_heads", "head_dim", "rms_norm_eps"]}
@@ -99,7 +99,7 @@ CASES = {
                 "rope": PLAIN},
     "phi3": {"hidden_size": 48, "num_attention_heads": 3, "head_dim": 16, "sliding_window": None, "original_max_position_embeddings": 24,
              "rope": LONGROPE},
-    "olmo2": {"hidden_size": 56, "rope": PLAIN},
+    "olmo2": {"hidden_size": 56, "max_position_embeddings": 20, "rope": DYNAMIC},
     "gemma3": {"type": "gemma3_text", "hidden_size": 56, "num_hidden_layers": 3, "head_dim": 16,
                "sliding_window": 9, "sliding_window_pattern": 2, "query_pre_attn_scalar": 24,
                "tie_word_embeddings": True,
@@ -172,13 +172,14 @@ def model_section(name, case):
         if key == "rope" and "own_rope" in case:
             section.update(case["own_rope"])
         elif key == "rope":
-            section["rope_scaling"] = own_scaling(value, SHAPE["max_position_embeddings"])
+            section["rope_scaling"] = own_scaling(value, section["max_sequence"])
         elif key in OF_CASES:
             pass
         elif key == "original_max_position_embeddings":
             pass  # in rope_scaling
         elif value is not None:
             section[OWN_NAMES.get(key, key)] = value
+    section["max_sequence"] = max(section["max_sequence"], T)
     return section
 
 
@@ -331,17 +332,18 @@ def project(gradient, first):
 
 def forward_documents(model, inputs, lengths):
     """Logits and router logits of one sequence; transformers finds its documents by their positions,
-    except for GPT-OSS."""
-    if model.config.model_type == "gpt_oss":
+    except for GPT-OSS. It scales the rotary positions of all documents together by the longest, so
+    where the length of a document counts, each is computed alone."""
+    by_length = (model.config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
+    if by_length or model.config.model_type == "gpt_oss":
         outputs = [model(input_ids=document, use_cache=False)
                    for document in inputs.split(lengths, dim=1)]
-        routers = zip(*[output.router_logits for output in outputs])
-        return (torch.cat([output.logits for output in outputs], dim=1).float(),
-                [torch.cat(of_layer) for of_layer in routers])
-    positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    output = model(input_ids=inputs, position_ids=positions, use_cache=False)
-    routers = output.router_logits if is_mixture(model.config) else ()
-    return output.logits.float(), list(routers)
+    else:
+        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+        outputs = [model(input_ids=inputs, position_ids=positions, use_cache=False)]
+    routers = zip(*[output.router_logits for output in outputs]) if is_mixture(model.config) else ()
+    return (torch.cat([output.logits for output in outputs], dim=1).float(),
+            [torch.cat(of_layer) for of_layer in routers])
 
 
 def run_packed(config, tensors, tokens):

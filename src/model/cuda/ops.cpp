@@ -121,18 +121,22 @@ void Ops<T>::add_column_sums(const T* x, std::size_t step, float* gradient, std:
 }
 
 template <class T>
-void Ops<T>::fill_angles(const Rotary& rotary, float* cosine, float* sine) const {
-  check_cuda(
-      cuda::fill_angles(queue_, rotary.frequencies, rotary.factor, shape_.length, cosine, sine),
-      "angles of rotary positions");
+void Ops<T>::fill_angles(const Rotary& rotary, const Angles& angles,
+                         const std::int32_t* positions) const {
+  const AngleRows rows = {.count = angles.by_row ? shape_.tokens() : shape_.length,
+                          .length = shape_.length,
+                          .positions = angles.by_row ? positions : nullptr,
+                          .by_document = angles.by_row};
+  check_cuda(cuda::fill_angles(queue_, rotary, rows, angles.cosine, angles.sine),
+             "angles of rotary positions");
 }
 
 template <class T>
 void Ops<T>::rotate(T* qkv, const Angles& angles, const std::int32_t* positions,
                     float direction) const {
   const std::size_t heads = shape_.heads + shape_.kv_heads;
-  const Rotation rotation = {.length = shape_.length,
-                             .positions = positions,
+  const Rotation rotation = {.length = angles.by_row ? shape_.tokens() : shape_.length,
+                             .positions = angles.by_row ? nullptr : positions,
                              .heads = heads,
                              .head_dim = shape_.head_dim,
                              .half = angles.half,

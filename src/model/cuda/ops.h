@@ -65,7 +65,7 @@ class Ops {
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) const;
 
-  void fill_angles(const Rotary& rotary, float* cosine, float* sine) const;
+  void fill_angles(const Rotary& rotary, const Angles& angles, const std::int32_t* positions) const;
   void rotate(T* qkv, const Angles& angles, const std::int32_t* positions, float direction) const;
 
   [[nodiscard]] std::size_t attention_scratch_bytes() const;

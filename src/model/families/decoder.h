@@ -107,7 +107,6 @@ class DecoderFamily : public Family {
                                                    std::uint64_t index) const final;
   /// Rotary positions of the layers (DecoderSpec::rotary); none if no layer rotates.
   [[nodiscard]] virtual std::vector<Rotary> rotaries(const ModelConfig& /*config*/,
-                                                     std::uint64_t /*length*/,
                                                      const Refuse& /*refuse*/) const {
     return {};
   }

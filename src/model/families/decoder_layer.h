@@ -29,7 +29,7 @@ class DecoderLayer final : public Layer<Ops> {
         bound_(Layer<Ops>::bind_layers(
             model,
             [&](const BlockSpec& block) { return bind(model.config, block, ops.mlp_rule()); })),
-        rotaries_(rotaries_of(model.config, shape.length)),
+        rotaries_(rotaries_of(model.config)),
         angles_(rotaries_.size()),
         maps_(model, ops) {}
   void take_memory(Bump& bump) override;
@@ -69,9 +69,9 @@ class DecoderLayer final : public Layer<Ops> {
             .mlp_out = !spec.norm_after_mlp.empty(),
             .tiles = tiles};
   }
-  static std::vector<Rotary> rotaries_of(const ModelConfig& config, std::size_t length) {
+  static std::vector<Rotary> rotaries_of(const ModelConfig& config) {
     return decoder_family(config).rotaries(
-        config, length, [](std::string_view key, const std::string& rule) {
+        config, [](std::string_view key, const std::string& rule) {
           throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
         });
   }
@@ -121,8 +121,9 @@ class DecoderLayer final : public Layer<Ops> {
   /// Rotates queries and keys by their positions; `direction` -1 rotates back. They lie side by
   /// side in a row and are rotated as one row of heads.
   void rotate(const Bound& b, T* qkv, float direction) {
-    for (std::size_t i = 0; i < angles_.size() && !angles_filled_; ++i) {
-      this->ops_.fill_angles(rotaries_[i], angles_[i].cosine, angles_[i].sine);
+    for (std::size_t i = 0; i < angles_.size(); ++i) {
+      const bool stale = angles_[i].by_row ? i == b.rotary : !angles_filled_;
+      if (stale) this->ops_.fill_angles(rotaries_[i], angles_[i], this->positions_);
     }
     angles_filled_ = true;
     this->ops_.rotate(qkv, angles_[b.rotary], this->positions_, direction);
@@ -142,7 +143,7 @@ class DecoderLayer final : public Layer<Ops> {
   std::vector<Bound> bound_;
   std::vector<Rotary> rotaries_;
   std::vector<Angles> angles_;  ///< of each
-  bool angles_filled_ = false;
+  bool angles_filled_ = false;  ///< those that are not by row
   AdaptedMaps<Ops> maps_;
 };
 
@@ -227,9 +228,12 @@ template <class Ops>
 void DecoderLayer<Ops>::take_lasting_memory(Bump& bump) {
   for (std::size_t i = 0; i < angles_.size(); ++i) {
     const std::size_t half = rotaries_[i].frequencies.size();
-    angles_[i].half = half;
-    angles_[i].cosine = bump.take<float>(this->shape_.length * half);
-    angles_[i].sine = bump.take<float>(this->shape_.length * half);
+    const bool by_row = rotaries_[i].depends_on_documents(this->shape_.length);
+    const std::size_t rows = by_row ? this->rows_ : this->shape_.length;
+    angles_[i] = {.cosine = bump.take<float>(rows * half),
+                  .sine = bump.take<float>(rows * half),
+                  .half = half,
+                  .by_row = by_row};
   }
   angles_filled_ = false;
 }

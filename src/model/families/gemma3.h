@@ -26,10 +26,8 @@ class Gemma3 final : public Llama {
             {"layer_types", {}},       {"query_pre_attn_scalar", 256}};
   }
   void complete(ModelConfig& c, const Refuse& refuse) const override;
-  std::vector<Rotary> rotaries(const ModelConfig& c, std::uint64_t length,
-                               const Refuse& refuse) const override {
-    return {rotary_positions(c, length, refuse),
-            plain_rotary_positions(c, "rope_local_base_freq", refuse)};
+  std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
+    return {rotary_positions(c, refuse), plain_rotary_positions(c, "rope_local_base_freq", refuse)};
   }
   double score_scale(const ModelConfig& c) const override {
     return 1.0 / std::sqrt(c.number("query_pre_attn_scalar"));

@@ -30,7 +30,7 @@ void GptNeoX::complete(ModelConfig& c, const Refuse& refuse) const {
     refuse("hidden_act", fmt::format("'{}' is not supported; gpt_neox supports {}, {}",
                                      text::printable(activation), kExact, listed(kTanhForms)));
   }
-  rotaries(c, 1, refuse);
+  rotaries(c, refuse);
 }
 
 DecoderSpec GptNeoX::decoder(const ModelConfig& c, std::uint64_t /*index*/) const {

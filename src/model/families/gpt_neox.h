@@ -23,9 +23,8 @@ class GptNeoX final : public DecoderFamily {
             {"hidden_act", "gelu"},   {"use_parallel_residual", true}};
   }
   void complete(ModelConfig& c, const Refuse& refuse) const override;
-  std::vector<Rotary> rotaries(const ModelConfig& c, std::uint64_t length,
-                               const Refuse& refuse) const override {
-    return {rotary_positions(c, length, refuse)};
+  std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
+    return {rotary_positions(c, refuse)};
   }
   OuterTensors outer() const override {
     return {.tokens = "gpt_neox.embed_in.weight",

@@ -26,12 +26,11 @@ class Llama : public DecoderFamily {
     if (c.intermediate_size == 0) {
       c.intermediate_size = round_up((8 * c.hidden_size + 2) / 3, 64);
     }
-    rotaries(c, 1, refuse);
+    rotaries(c, refuse);
     check_windows(c, refuse);
   }
-  std::vector<Rotary> rotaries(const ModelConfig& c, std::uint64_t length,
-                               const Refuse& refuse) const override {
-    return {rotary_positions(c, length, refuse)};
+  std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
+    return {rotary_positions(c, refuse)};
   }
   OuterTensors outer() const override {
     return {.tokens = "model.embed_tokens.weight", .norm = "model.norm", .norm_has_bias = false};

@@ -99,18 +99,17 @@ std::vector<double> frequencies_of(double theta, std::size_t pairs) {
 struct Inputs {
   double theta;
   std::size_t pairs;
-  double length;
-  double longest;                 ///< max_sequence; 0: not given
-  std::optional<double> trained;  ///< the key beside rope_scaling, in Phi-3's configs
 };
 
 Rotary dynamic(const Inputs& in, Scaling& scaling) {
   const double factor = scaling.number("factor");
   const double trained = scaling.number("original_max_position_embeddings");
-  const auto dims = static_cast<double>(2 * in.pairs);
-  const double length = std::max(in.length, trained);
-  const double growth = factor * length / trained - (factor - 1.0);
-  return {frequencies_of(in.theta * std::pow(growth, dims / (dims - 2.0)), in.pairs)};
+  if (in.pairs < 2) scaling.fail("type dynamic needs heads with at least 4 values that rotate");
+  const std::vector<double> frequencies = frequencies_of(in.theta, in.pairs);
+  return {.frequencies = frequencies,
+          .trained_length = trained,
+          .long_frequencies = frequencies,
+          .growth = factor};
 }
 
 Rotary llama3(const Inputs& in, Scaling& scaling) {
@@ -182,9 +181,13 @@ Rotary longrope(const Inputs& in, Scaling& scaling) {
   const std::vector<double> long_factors = scaling.numbers("long_factor", in.pairs);
   const double factor = scaling.number("factor");
   const auto attention = scaling.optional("attention_factor");
-  Rotary rotary = {frequencies_of(in.theta, in.pairs)};
-  const std::vector<double>& divisors = in.length > trained ? long_factors : short_factors;
-  for (std::size_t i = 0; i < in.pairs; ++i) rotary.frequencies[i] /= divisors[i];
+  const std::vector<double> frequencies = frequencies_of(in.theta, in.pairs);
+  Rotary rotary = {
+      .frequencies = frequencies, .trained_length = trained, .long_frequencies = frequencies};
+  for (std::size_t i = 0; i < in.pairs; ++i) {
+    rotary.frequencies[i] /= short_factors[i];
+    rotary.long_frequencies[i] /= long_factors[i];
+  }
   rotary.factor = attention.value_or(
       factor <= 1.0 ? 1.0 : std::sqrt(1.0 + std::log(factor) / std::log(trained)));
   return rotary;
@@ -211,13 +214,23 @@ Rotary scaled(const Inputs& in, Scaling& scaling) {
 
 }  // namespace
 
+std::vector<double> frequencies_in_document(const Rotary& rotary, std::size_t tokens) {
+  if (!rotary.depends_on_documents(tokens)) return rotary.frequencies;
+  const double ratio = static_cast<double>(tokens) / rotary.trained_length;
+  std::vector<double> frequencies = rotary.long_frequencies;
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    frequencies[i] = frequency_in(ratio, frequencies[i], rotary.growth, i, frequencies.size());
+  }
+  return frequencies;
+}
+
 Rotary plain_rotary_positions(const ModelConfig& c, std::string_view key, const Refuse& refuse) {
   const double theta = c.number(key);
   if (!(theta > 0.0)) refuse(key, fmt::format("must be above 0, got {}", theta));
   return {frequencies_of(theta, c.head_dim / 2)};
 }
 
-Rotary rotary_positions(const ModelConfig& c, std::uint64_t length, const Refuse& refuse) {
+Rotary rotary_positions(const ModelConfig& c, const Refuse& refuse) {
   Scaling scaling(c, refuse);
   const double theta = scaling.number("rope_theta", c.number("rope_theta"));
   if (!(theta > 0.0)) refuse("rope_theta", fmt::format("must be above 0, got {}", theta));
@@ -236,7 +249,7 @@ Rotary rotary_positions(const ModelConfig& c, std::uint64_t length, const Refuse
                        "most head_dim",
                        part, c.head_dim, fits ? static_cast<double>(dims) : exact));
   }
-  Rotary rotary = scaled({theta, dims / 2, static_cast<double>(length)}, scaling);
+  Rotary rotary = scaled({theta, dims / 2}, scaling);
   scaling.check_unknown();
   return rotary;
 }

@@ -306,24 +306,38 @@ void Ops<T>::add_column_sums(const T* x, std::size_t step, float* gradient, std:
 }
 
 template <class T>
-void Ops<T>::fill_angles(const Rotary& rotary, float* cosine, float* sine) const {
-  const std::size_t half = rotary.frequencies.size();
-  for (std::size_t i = 0; i < half; ++i) {
-    for (std::size_t position = 0; position < shape_.length; ++position) {
-      const double angle = static_cast<double>(position) * rotary.frequencies[i];
-      cosine[position * half + i] = static_cast<float>(std::cos(angle) * rotary.factor);
-      sine[position * half + i] = static_cast<float>(std::sin(angle) * rotary.factor);
+void Ops<T>::fill_angles(const Rotary& rotary, const Angles& angles,
+                         const std::int32_t* positions) const {
+  const std::size_t length = shape_.length;
+  if (!angles.by_row) positions = nullptr;
+  split(angles.by_row ? shape_.tokens() : length, 1, [&](Range rows) {
+    std::size_t document = 0;
+    std::vector<double> frequencies = rotary.frequencies;
+    for (std::size_t row = rows.begin; row < rows.end; ++row) {
+      if (angles.by_row) {
+        const std::size_t tokens = document_length(positions, row, length);
+        if (tokens != document) frequencies = frequencies_in_document(rotary, tokens);
+        document = tokens;
+      }
+      const auto position = static_cast<double>(position_of({nullptr, positions}, row, length));
+      for (std::size_t i = 0; i < angles.half; ++i) {
+        const double angle = position * frequencies[i];
+        angles.cosine[row * angles.half + i] = static_cast<float>(std::cos(angle) * rotary.factor);
+        angles.sine[row * angles.half + i] = static_cast<float>(std::sin(angle) * rotary.factor);
+      }
     }
-  }
+  });
 }
 
 template <class T>
 void Ops<T>::rotate(T* qkv, const Angles& angles, const std::int32_t* positions,
                     float direction) const {
+  if (angles.by_row) positions = nullptr;
+  const std::size_t length = angles.by_row ? shape_.tokens() : shape_.length;
   split(shape_.tokens(), 1, [&](Range r) {
-    kernels_.rope(qkv + r.begin * shape_.row(), shape_.row(), r.begin, r.size(), shape_.length,
-                  positions, shape_.heads + shape_.kv_heads, shape_.head_dim, angles.half,
-                  angles.cosine, angles.sine, direction);
+    kernels_.rope(qkv + r.begin * shape_.row(), shape_.row(), r.begin, r.size(), length, positions,
+                  shape_.heads + shape_.kv_heads, shape_.head_dim, angles.half, angles.cosine,
+                  angles.sine, direction);
   });
 }
 

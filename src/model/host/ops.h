@@ -66,8 +66,9 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) const;
 
-  /// cosine and sine [length, pairs] of position * frequency, times the factor.
-  void fill_angles(const Rotary& rotary, float* cosine, float* sine) const;
+  /// Writes cosines and sines of position * frequency, times the factor, in double, rounded once:
+  /// of all positions, or of all rows, given their `positions` as in rotate().
+  void fill_angles(const Rotary& rotary, const Angles& angles, const std::int32_t* positions) const;
   /// Rotates queries and keys of qkv by `positions` [tokens] (null: those in the sequence);
   /// `direction` -1 rotates back.
   void rotate(T* qkv, const Angles& angles, const std::int32_t* positions, float direction) const;

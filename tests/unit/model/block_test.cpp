@@ -1,10 +1,14 @@
 // Whole blocks, compared with a plain model in double.
 #include <limits>
+#include <string>
 #include <tuple>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/model/family.h"
+#include "ballast/text/json.h"
 
 #include "tests/support/documents.h"
 #include "tests/unit/model/fixture.h"
@@ -39,6 +43,24 @@ ModelConfig with_head_dim(ModelConfig config, std::uint64_t head_dim) {
   return config;
 }
 
+/// Llama whose rotary positions depend on documents: those of more than 7 tokens are long.
+ModelConfig with_scaling(const std::string& keys) {
+  ModelConfig config = with_head_dim(default_config("llama"), 8);
+  const ModelConfig small = test::small_llama();
+  config.vocab_size = small.vocab_size;
+  config.hidden_size = small.hidden_size;
+  config.num_layers = small.num_layers;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.intermediate_size = small.intermediate_size;
+  config.details["rope_scaling"] = text::parse_json(
+      fmt::format(R"({{"original_max_position_embeddings": 7, "factor": 3, {}}})", keys), "test");
+  return config;
+}
+const char* const kDynamic = R"("rope_type": "dynamic")";
+const char* const kLongRope = R"("rope_type": "longrope", "attention_factor": 1,
+    "short_factor": [1, 1.1, 1.2, 1.4], "long_factor": [1.1, 2, 5, 9])";
+
 /// 70 and 131 positions: more than one tile of query rows, the last one not full.
 std::vector<Case> cases() {
   return {{"gpt2", test::small_gpt2(), {2, 70}, 2},
@@ -51,7 +73,12 @@ std::vector<Case> cases() {
           {"llama_wide_heads", with_head_dim(test::small_llama(), 16), {2, 9}, 2},
           {"gpt2_narrow_heads", with_head_dim(test::small_gpt2(), test::odd(5, 8)), {1, 9}, 2},
           {"gpt2_packed", test::small_gpt2(), {2, 70}, 2, true},
-          {"llama_packed", test::small_llama(), {3, 131}, 2, true}};
+          {"llama_packed", test::small_llama(), {3, 131}, 2, true},
+          {"llama_dynamic", with_scaling(kDynamic), {2, 9}, 2},
+          {"llama_dynamic_short", with_scaling(kDynamic), {2, 7}, 2},
+          {"llama_dynamic_packed", with_scaling(kDynamic), {2, 40}, 3, true},
+          {"llama_longrope", with_scaling(kLongRope), {1, 9}, 1},
+          {"llama_longrope_packed", with_scaling(kLongRope), {2, 40}, 2, true}};
 }
 
 /// Checks `gradient` of the tensor at [begin, begin + size) of `x` against the derivative of `loss`

@@ -12,6 +12,7 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/compute.h"
 #include "ballast/model/family.h"
+#include "ballast/text/json.h"
 
 #include "src/model/tiles.h"
 #include "tests/unit/model/fixture.h"
@@ -51,6 +52,12 @@ ModelConfig with_detail(ModelConfig config, const std::string& key, std::uint64_
   config.details[key] = value;
   return config;
 }
+/// Documents of more than 4 tokens have rotary frequencies of their own.
+ModelConfig with_dynamic_scaling(ModelConfig config) {
+  config.details["rope_scaling"] = text::Json::object(
+      {{"rope_type", "dynamic"}, {"factor", 3.0}, {"original_max_position_embeddings", 4.0}});
+  return config;
+}
 ModelConfig in_tiles(ModelConfig config, std::uint64_t tiles) {
   config.layer_tiles = tiles;
   return config;
@@ -77,6 +84,7 @@ std::vector<Case> cases() {
       {"llama_packed", llama, 4, DType::f32, true},
       {"llama_in_bf16", llama, 4, DType::bf16},
       {"llama_packed_in_bf16", llama, 3, DType::bf16, true},
+      {"llama_dynamic_packed", with_dynamic_scaling(llama), 3, DType::f32, true},
       {"llama_one_attention_tile", with_kv_heads(llama, 1), 3},
       {"llama_four_kv_heads", with_kv_heads(llama, 4), 5},
       {"qwen2", small("qwen2"), 4},

@@ -94,16 +94,43 @@ Values Reference::attention(const Values& q, const Values& k, const Values& v) c
   return out;
 }
 
+bool Reference::is_long(double document) const {
+  const text::Json* const trained =
+      config.detail("rope_scaling").find("original_max_position_embeddings");
+  return trained != nullptr && document > trained->number();
+}
+
+Values Reference::frequencies(std::size_t row) const {
+  const auto size = static_cast<double>(config.head_dim);
+  const text::Json& scaling = config.detail("rope_scaling");
+  double theta = config.number("rope_theta");
+  std::size_t last = row;
+  while ((last + 1) % length != 0 && position(last + 1) > 0) ++last;
+  const auto document = static_cast<double>(position(last) + 1);
+  const text::Json* const divisors =
+      scaling.find(is_long(document) ? "long_factor" : "short_factor");
+  if (divisors == nullptr && is_long(document)) {  // dynamic
+    const double factor = scaling.find("factor")->number();
+    const double trained = scaling.find("original_max_position_embeddings")->number();
+    theta *= std::pow(factor * document / trained - (factor - 1.0), size / (size - 2.0));
+  }
+  Values found;
+  for (std::size_t i = 0; i < config.head_dim / 2; ++i) {
+    found.push_back(std::pow(theta, -2.0 * static_cast<double>(i) / size));
+    if (divisors != nullptr) found[i] /= divisors->elements()[i].number();
+  }
+  return found;
+}
+
 void Reference::rotate(Values& x, std::size_t heads) const {
   const std::size_t size = config.head_dim;
   const std::size_t half = size / 2;
   for (std::size_t row = 0; row < tokens(); ++row) {
+    const Values of_pairs = frequencies(row);
     for (std::size_t h = 0; h < heads; ++h) {
       double* const head = &x[(row * heads + h) * size];
       for (std::size_t i = 0; i < half; ++i) {
-        const double exponent = 2.0 * static_cast<double>(i) / static_cast<double>(size);
-        const double angle =
-            static_cast<double>(position(row)) / std::pow(config.number("rope_theta"), exponent);
+        const double angle = static_cast<double>(position(row)) * of_pairs[i];
         const double a = head[i];
         const double b = head[i + half];
         head[i] = a * std::cos(angle) - b * std::sin(angle);

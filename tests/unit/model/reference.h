@@ -37,6 +37,10 @@ struct Reference {
  private:
   [[nodiscard]] Values norm(const Values& x, const double* weight, const double* bias) const;
   void rotate(Values& x, std::size_t heads) const;
+  /// Rotary frequencies of the pairs of a head, with rope_scaling dynamic, longrope or none.
+  [[nodiscard]] Values frequencies(std::size_t row) const;
+  /// Whether a document of so many tokens is longer than those that the model was trained with.
+  [[nodiscard]] bool is_long(double document) const;
   [[nodiscard]] Values gpt2_layer(const model::BlockSpec& block, const Values& weights,
                                   const Values& in) const;
   [[nodiscard]] Values llama_layer(const model::BlockSpec& block, const Values& weights,

@@ -17,17 +17,33 @@ constexpr unsigned kMostThreads = 256;
 /// Heads that a thread rotates by the same angles, which it reads once.
 constexpr std::size_t kTogether = 4;
 
+/// A Rotary as an argument of a kernel.
 struct Frequencies {
   double values[kMostPairs];
+  double of_long_documents[kMostPairs];
   std::size_t count;
   double factor;
+  double trained_length;
+  double growth;
 };
 
-__global__ void find_angles(Frequencies frequencies, std::size_t size, float* cosine, float* sine) {
+__global__ void find_angles(Frequencies frequencies, AngleRows rows, float* cosine, float* sine) {
   const std::size_t at = std::size_t{blockIdx.x} * kMostThreads + threadIdx.x;
-  if (at >= size) return;
-  const double position = static_cast<double>(at / frequencies.count);
-  const double angle = position * frequencies.values[at % frequencies.count];
+  if (at >= rows.count * frequencies.count) return;
+  const std::size_t row = at / frequencies.count;
+  const std::size_t pair = at % frequencies.count;
+  double frequency = frequencies.values[pair];
+  if (rows.by_document) {
+    const std::size_t tokens = document_length(rows.positions, row, rows.length);
+    const double ratio = static_cast<double>(tokens) / frequencies.trained_length;
+    if (ratio > 1.0) {
+      frequency = frequency_in(ratio, frequencies.of_long_documents[pair], frequencies.growth, pair,
+                               frequencies.count);
+    }
+  }
+  const double position = rows.positions == nullptr ? static_cast<double>(row % rows.length)
+                                                    : static_cast<double>(rows.positions[row]);
+  const double angle = position * frequency;
   cosine[at] = static_cast<float>(std::cos(angle) * frequencies.factor);
   sine[at] = static_cast<float>(std::sin(angle) * frequencies.factor);
 }
@@ -110,17 +126,25 @@ __global__ void turn_pairs(T* x, std::size_t stride, Rotation rotation) {
 
 }  // namespace
 
-cudaError_t fill_angles(cudaStream_t stream, std::span<const double> frequencies, double factor,
-                        std::size_t length, float* cosine, float* sine) {
-  const std::size_t size = length * frequencies.size();
-  if (frequencies.size() > kMostPairs) return cudaErrorInvalidValue;
+cudaError_t fill_angles(cudaStream_t stream, const Rotary& rotary, const AngleRows& rows,
+                        float* cosine, float* sine) {
+  const std::size_t pairs = rotary.frequencies.size();
+  const std::size_t size = rows.count * pairs;
+  if (pairs > kMostPairs) return cudaErrorInvalidValue;
   if (size == 0) return cudaSuccess;
-  Frequencies given = {.values = {}, .count = frequencies.size(), .factor = factor};
-  std::copy(frequencies.begin(), frequencies.end(), given.values);
+  Frequencies given = {.values = {},
+                       .of_long_documents = {},
+                       .count = pairs,
+                       .factor = rotary.factor,
+                       .trained_length = rotary.trained_length,
+                       .growth = rotary.growth};
+  std::copy(rotary.frequencies.begin(), rotary.frequencies.end(), given.values);
+  std::copy(rotary.long_frequencies.begin(), rotary.long_frequencies.end(),
+            given.of_long_documents);
   return device::launch({.stream = stream,
                          .blocks = static_cast<unsigned>((size + kMostThreads - 1) / kMostThreads),
                          .threads = kMostThreads},
-                        &find_angles, given, size, cosine, sine);
+                        &find_angles, given, rows, cosine, sine);
 }
 
 template <class T>

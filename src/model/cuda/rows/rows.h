@@ -1,13 +1,14 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
+#include <cstdint>
 
 #include <cuda_runtime_api.h>
 
 #include "src/model/dropout.h"
 #include "src/model/formulas.h"
 #include "src/model/magnitudes.h"
+#include "src/model/rotary_angles.h"
 
 namespace ballast::model::cuda {
 
@@ -128,12 +129,22 @@ struct Rotation {
   const float* sine = nullptr;
   float direction = 1.0F;  ///< -1 for the backward pass
 };
-/// Frequencies of at most this many pairs; an argument of a kernel has at most 4 KiB.
-inline constexpr std::size_t kMostPairs = 256;
-/// cosine and sine [length, pairs] of position * frequency, times `factor`, in double, rounded
+/// Rows of cosines and sines.
+struct AngleRows {
+  std::size_t count = 0;
+  std::size_t length = 0;  ///< rows of a sequence
+  /// Row r is at position positions[r], or r % length if that is null.
+  const std::int32_t* positions = nullptr;
+  /// Rows have the frequencies of their documents. False: Rotary::frequencies.
+  bool by_document = false;
+};
+/// Most pairs of values that rotate in a head. An argument of a kernel has at most 4 KiB, here two
+/// frequencies per pair.
+inline constexpr std::size_t kMostPairs = 128;
+/// cosine and sine [rows, pairs] of position * frequency, times the factor, in double, rounded
 /// once. More than kMostPairs frequencies: cudaErrorInvalidValue.
-cudaError_t fill_angles(cudaStream_t stream, std::span<const double> frequencies, double factor,
-                        std::size_t length, float* cosine, float* sine);
+cudaError_t fill_angles(cudaStream_t stream, const Rotary& rotary, const AngleRows& rows,
+                        float* cosine, float* sine);
 /// Rotates x [rows.count, stride] in place; rows.width is heads * head_dim.
 template <class T>
 cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation& rotation,

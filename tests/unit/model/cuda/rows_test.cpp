@@ -11,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/model/families/rotary.h"
 #include "src/model/host/adapter_ops.h"
 #include "src/model/host/elementwise_kernels.h"
 #include "tests/support/device_array.h"
@@ -353,14 +354,19 @@ struct Angles {
   std::vector<float> cosine;
   std::vector<float> sine;
 };
+std::vector<double> frequencies_of(std::size_t pairs) {
+  std::vector<double> frequencies;
+  for (std::size_t i = 0; i < pairs; ++i) {
+    frequencies.push_back(std::pow(kTheta, -static_cast<double>(i) / double(pairs)));
+  }
+  return frequencies;
+}
 Angles angles_of(std::size_t length, std::size_t head_dim, double factor = 1.0) {
   const DeviceArray<float> cosine(length * head_dim / 2);
   const DeviceArray<float> sine(cosine.size());
-  std::vector<double> frequencies;
-  for (std::size_t i = 0; i < head_dim / 2; ++i) {
-    frequencies.push_back(std::pow(kTheta, -static_cast<double>(2 * i) / double(head_dim)));
-  }
-  must(fill_angles(nullptr, frequencies, factor, length, cosine.data(), sine.data()));
+  const Rotary rotary = {.frequencies = frequencies_of(head_dim / 2), .factor = factor};
+  must(fill_angles(nullptr, rotary, {.count = length, .length = length}, cosine.data(),
+                   sine.data()));
   return {cosine.get(), sine.get()};
 }
 
@@ -384,8 +390,41 @@ TEST_F(CudaRows, AnglesHaveTheFactor) {
     ASSERT_EQ(twice.cosine[i], 2.0F * once.cosine[i]) << i;
     ASSERT_EQ(twice.sine[i], 2.0F * once.sine[i]) << i;
   }
-  const std::vector<double> too_many(kMostPairs + 1, 1.0);
-  EXPECT_EQ(fill_angles(nullptr, too_many, 1.0, 5, nullptr, nullptr), cudaErrorInvalidValue);
+  const Rotary too_many = {.frequencies = std::vector<double>(kMostPairs + 1, 1.0)};
+  EXPECT_EQ(fill_angles(nullptr, too_many, {.count = 5, .length = 5}, nullptr, nullptr),
+            cudaErrorInvalidValue);
+}
+
+/// Documents of 4, 3 and 2, then of 9 rows; those of more than 3 rows have other frequencies.
+TEST_F(CudaRows, AnglesOfLongDocumentsHaveTheirOwnFrequencies) {
+  constexpr std::size_t kLength = 9;
+  constexpr std::size_t kHalf = 5;
+  const std::vector<std::int32_t> positions = {0, 1, 2, 3, 0, 1, 2, 0, 1,
+                                               0, 1, 2, 3, 4, 5, 6, 7, 8};
+  const DeviceArray<std::int32_t> uploaded(positions);
+  Rotary rotary = {.frequencies = frequencies_of(kHalf), .trained_length = 3.0};
+  for (const double growth : {0.0, 1.5}) {
+    rotary.growth = growth;
+    rotary.long_frequencies = rotary.frequencies;
+    for (double& frequency : rotary.long_frequencies) frequency *= 0.8;
+    for (const bool packed : {true, false}) {
+      const DeviceArray<float> cosine(positions.size() * kHalf);
+      const DeviceArray<float> sine(cosine.size());
+      must(fill_angles(nullptr, rotary,
+                       {positions.size(), kLength, packed ? uploaded.data() : nullptr, true},
+                       cosine.data(), sine.data()));
+      for (std::size_t row = 0; row < positions.size(); ++row) {
+        const auto tokens = packed ? document_length(positions.data(), row, kLength) : kLength;
+        const auto frequencies = frequencies_in_document(rotary, tokens);
+        const auto position = static_cast<double>(packed ? positions[row] : row % kLength);
+        for (std::size_t i = 0; i < kHalf; ++i) {
+          const double angle = position * frequencies[i];
+          EXPECT_NEAR(cosine.get()[row * kHalf + i], std::cos(angle), 1e-7) << row << " " << i;
+          EXPECT_NEAR(sine.get()[row * kHalf + i], std::sin(angle), 1e-7) << row << " " << i;
+        }
+      }
+    }
+  }
 }
 
 /// Row r is at position r % 3, or at one that is given; elements after the heads must not change.
@@ -458,7 +497,7 @@ TEST_F(CudaRows, OfNothingIsNothing) {
   EXPECT_EQ(gate_backward<float>(nullptr, {f}, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(add_column_sums<float>(nullptr, nullptr, 8, nullptr, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(widen<float>(nullptr, nullptr, nullptr, 0), cudaSuccess);
-  EXPECT_EQ(fill_angles(nullptr, std::vector{1.0}, 1.0, 0, nullptr, nullptr), cudaSuccess);
+  EXPECT_EQ(fill_angles(nullptr, {.frequencies = {1.0}}, {}, nullptr, nullptr), cudaSuccess);
   EXPECT_EQ(
       rotate<float>(nullptr, nullptr, 8, {1, nullptr, 1, 8, 4, nullptr, nullptr, 1.0F}, {0, 8}),
       cudaSuccess);
