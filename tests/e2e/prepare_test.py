@@ -210,7 +210,7 @@ class DocumentTest(unittest.TestCase):
         two = chat("hello", "yes")
         with_tone = two | {"chat_template_kwargs": {"tone": "dry"}}
         self.assertEqual(trained(with_tone)[1][:8], "<s>(dry)")
-        for variables, reason in (({"tools": []}, "sets 'tools'"), ("x", "not an object")):
+        for variables, reason in (({"tools": []}, "sets 'tools'"), ([], "not an object"), ("x", "not JSON")):
             with self.assertRaisesRegex(prepare.Refusal, reason):
                 trained(two | {"chat_template_kwargs": variables})
         tools = [{"function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -293,7 +293,7 @@ class DocumentTest(unittest.TestCase):
 
     def test_bad_lines_are_refused_with_a_reason(self):
         for line, template, reason in (
-                ("{", "t", "not JSON"), ("[1]", "t", "not a JSON object"), ("{}", "t", "has no keys"),
+                ("{", "t", "not JSON"), ("[1]", "t", "not a JSON object"), ("{}", "t", "has no values"),
                 ('{"text": "a", "text": "b"}', "t", "'text' is there twice"),
                 ('{"text": "a\\ud800"}', "t", r"a lone surrogate, \\ud800"),
                 ('{"text": ' + "[" * 100000, "t", "nested too deeply"),

@@ -50,10 +50,10 @@ class Preparer:
         texts = []
         for chat in (chosen, rejected):
             self._template.check(chat, self.notes)
-            form = self._template.form_of(chat)
-            texts.append(self._template.render(chat, form(chat.messages)))
+            form, text = self._template.form_of(chat)
             self._template.refuse_lost_calls(chat, form)
-            self._template.note_left_out(chat, texts[-1], self.notes)
+            self._template.note_left_out(chat, text, self.notes)
+            texts.append(text)
         texts.insert(0, self._template.render(prompt, form(prompt.messages), prompt=True))
         return (self._tokenize(text, special=False)[0] for text in texts)
 
@@ -69,7 +69,9 @@ class Preparer:
         return ids, mask
 
     def _reason_for_nothing(self, example):
-        if not isinstance(example, Text) and self._mask != "none":
+        if isinstance(example, Text):
+            return "fewer than two tokens"
+        if self._mask != "none":
             roles = dict.fromkeys(message["role"] for message in example.messages)
             if "assistant" not in roles:
                 return f"no reply of the assistant (the roles are {one_line(', '.join(roles))})"
@@ -95,8 +97,7 @@ class Preparer:
             raise Refusal("the tokenizer has no chat template; give 'text', or texts as 'prompt' "
                           "and 'completion'")
         self._template.check(chat, self.notes)
-        form = self._template.form_of(chat)
-        whole = self._template.render(chat, form(chat.messages))
+        form, whole = self._template.form_of(chat)
         self._template.refuse_lost_calls(chat, form)
         self._template.note_left_out(chat, whole, self.notes)
         replies = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]

@@ -17,6 +17,8 @@ def one_line(text):
 
 def reason_of(error):
     """One line about an exception of a library, which may have no text."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
     return one_line(error) or type(error).__name__
 
 

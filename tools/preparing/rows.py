@@ -1,5 +1,6 @@
 """Columns of a row: which of the known forms of training data it has, and its parts."""
 
+from preparing.inputs import parse
 from preparing.messages import Messages, messages_of, said, tools_of
 from preparing.report import Refusal, one_line
 
@@ -83,7 +84,7 @@ def pair_of(row, notes):
     _refuse_masks(row)
     missing = [key for key in ("chosen", "rejected") if key not in row]
     if missing:
-        raise Refusal(f"needs {PAIR_NAMES}; has no '{missing[0]}'")
+        raise Refusal(f"needs {PAIR_NAMES}; has no '{missing[0]}', but {_keys_of(row)}")
     used = {"prompt", "chosen", "rejected"}
     chat = _pair_prompt(row, used)
     if chat is not None or isinstance(row["chosen"], (list, dict)):
@@ -163,7 +164,7 @@ def _present(row):
 def _keys_of(row):
     keys = [f"'{one_line(key)}'" for key in row]
     more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
-    return f"has {', '.join(keys[:8])}{more}" if keys else "has no keys"
+    return f"has {', '.join(keys[:8])}{more}" if keys else "has no values"
 
 
 def _refuse_masks(row):
@@ -226,6 +227,8 @@ def _template_parts(row, used):
         functions = tools_of(row["functions"]) or []
         tools = [{"type": "function", "function": function} for function in functions] or None
     variables = row.get("chat_template_kwargs", {})
+    if isinstance(variables, str):
+        variables = parse(variables, "'chat_template_kwargs' is ")
     if not isinstance(variables, dict):
         raise Refusal("'chat_template_kwargs' is not an object")
     return tools, _present(variables)

@@ -1,5 +1,6 @@
 """The chat template of a tokenizer of transformers."""
 
+import functools
 import inspect
 import json
 import re
@@ -36,11 +37,10 @@ class ChatTemplate:
     def marks_replies(self, tools):
         return bool(GENERATION_TAG.search(self.source(tools)))
 
-    def render(self, chat, messages=None, prompt=False):
-        """The text of a Chat, or of other messages with its tools and variables. With `prompt` the
-        beginning of a reply follows."""
-        return self._apply(chat, chat.messages if messages is None else messages, tokenize=False,
-                           add_generation_prompt=prompt)
+    def render(self, chat, messages, prompt=False):
+        """The text of messages with the tools and variables of a Chat. With `prompt` the beginning of a
+        reply follows."""
+        return self._apply(chat, messages, tokenize=False, add_generation_prompt=prompt)
 
     def marked(self, chat, messages):
         """Token ids of messages, and for each 1 if the template itself marks it as said by the
@@ -61,28 +61,29 @@ class ChatTemplate:
     def form_of(self, chat):
         """Templates differ in the form of messages that they take: most want contents as texts, a few
         as lists of parts; some want the arguments of tool calls as objects, others as JSON texts.
-        Returns a function that writes messages in the first form whose text has all contents."""
+        Returns a function that writes messages in the first form whose text has all contents, and the
+        text of the Chat in it."""
         as_given = ARGUMENTS_MAY_BE_TEXT.search(self.source(chat.tools))
         arguments = [None] if as_given else [_as_object, _as_text]
         if not any("tool_calls" in message for message in chat.messages):
             arguments = [None]
-        first_that_renders = None
+        found = failure = None
         for in_parts in (False, True):
             for arguments_form in arguments:
-                def form(messages, in_parts=in_parts, arguments_form=arguments_form):
-                    return [_formed(message, in_parts, arguments_form) for message in messages]
+                form = functools.partial(_formed, in_parts, arguments_form)
                 try:
                     text = self.render(chat, form(chat.messages))
                 except Unprepared:
                     raise
-                except Refusal:
+                except Refusal as refusal:
+                    failure = failure or refusal  # the first one says most
                     continue
                 if all(_is_in(_content_of(message), text) for message in chat.messages):
-                    return form
-                first_that_renders = first_that_renders or form
-        # If none renders, the first failure is met again, as it says most.
-        return first_that_renders or (lambda messages: [_formed(message, False, arguments[0])
-                                                        for message in messages])
+                    return form, text
+                found = found or (form, text)
+        if not found:
+            raise failure
+        return found
 
     def check(self, chat, notes):
         """Refuses variables and messages that the template cannot take, and notes what it ignores."""
@@ -151,6 +152,7 @@ def _is_in(text, whole):
     return text in whole or json.dumps(text, ensure_ascii=False)[1:-1] in whole
 
 
+@functools.lru_cache(maxsize=1000)
 def _names(source, name):
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", source) is not None
 
@@ -159,7 +161,11 @@ def _function_of(call):
     return call["function"] if isinstance(call.get("function"), dict) else call
 
 
-def _formed(message, in_parts, arguments_form):
+def _formed(in_parts, arguments_form, messages):
+    return [_message_formed(message, in_parts, arguments_form) for message in messages]
+
+
+def _message_formed(message, in_parts, arguments_form):
     if in_parts and "content" in message:
         message = message | {"content": [{"type": "text", "text": message["content"]}]}
     if arguments_form and "tool_calls" in message:
