@@ -13,7 +13,9 @@ import struct
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
+import unittest.mock
 
 SCRIPT = os.path.abspath(sys.argv.pop(1))
 sys.path.insert(0, os.path.dirname(SCRIPT))
@@ -75,6 +77,8 @@ class Tokenizer:
 
     def spoken(self, message, last):
         content = message.get("content", "")
+        if "forgets" in self.chat_template and message["role"] == "assistant" and not last:
+            content = "yes"
         if "thoughts" in self.chat_template and message["role"] == "assistant":
             # Earlier replies, or with "no thoughts" all, lose their thoughts.
             if not last or "no thoughts" in self.chat_template:
@@ -168,6 +172,8 @@ class DocumentTest(unittest.TestCase):
                                  template="no thoughts, prompts thoughts")[0], "<b> no<|end|><th<|end|>")
         self.assertEqual(trained(chat("ab", " no \n", "hello", "yes"), template="thoughts, closed")[0],
                          "no<|end|><think></think>yes<|end|>")
+        self.assertEqual(trained(chat("ab", "", "hello", " "), template="thoughts, closed")[0],
+                         "<|end|><think></think> <|end|>")
         self.assertEqual(trained(two, "completion", "thoughts")[0], "<think>hm</think>no<|end|>")
         begins = {"messages": chat("x", "welcome")["messages"][1:] + two["messages"]}
         self.assertEqual(trained(begins, template="thoughts")[0],
@@ -175,7 +181,9 @@ class DocumentTest(unittest.TestCase):
 
     def test_a_reply_that_cannot_be_found_is_refused(self):
         with self.assertRaisesRegex(prepare.Refusal, "message 2, a reply, .*--mask none"):
-            trained(chat("hello", " ", "ab", "no"), template="thoughts, last ends")
+            trained(chat("hello", "good", "ab", "no"), template="forgets")
+        self.assertEqual(trained(chat("hello", "good", "ab", "no"), "completion", "forgets")[0],
+                         "no<|end|>")
 
     def test_replies_of_weight_0_are_not_trained_on(self):
         def weighted(first, last):
@@ -419,6 +427,26 @@ class FileTest(unittest.TestCase):
         path.write_bytes(b'{"text": "ab"}\n{"text": "\xff"}\n')
         with self.assertRaisesRegex(prepare.Refusal, "data:2: not UTF-8"):
             prepare.prepare(prepare.Preparer(Tokenizer(), "assistant"), [path], self.out, False, {}, 1)
+
+    def test_rows_of_parquet_have_no_nulls(self):
+        path = self.path / "data"
+        path.write_bytes(b"PAR1...PAR1")
+        with unittest.mock.patch.dict(sys.modules, {"pyarrow": None}):
+            with self.assertRaisesRegex(prepare.Refusal, "data: .* pip install pyarrow"):
+                list(tasks_of([path]))
+        line = chat("hello", "yes")
+        nulls = {"text": None, "messages": [message | {"weight": None} for message in line["messages"]]}
+
+        class File:  # of pyarrow.parquet
+            metadata = types.SimpleNamespace(num_rows=2)
+            __init__ = lambda self, path: None
+            __enter__ = lambda self: self
+            __exit__ = lambda self, *_: None
+            iter_batches = lambda self, **_: [types.SimpleNamespace(to_pylist=lambda: [nulls, nulls])]
+        parquet = types.SimpleNamespace(ParquetFile=File)
+        pyarrow = types.SimpleNamespace(parquet=parquet, ArrowException=ArithmeticError)
+        with unittest.mock.patch.dict(sys.modules, {"pyarrow": pyarrow, "pyarrow.parquet": parquet}):
+            self.assertEqual(list(tasks_of([path])), [((str(path), [(1, line), (2, line)]), 11)])
 
     def run_script(self, *arguments, **environment):
         return subprocess.run([sys.executable, "-B", SCRIPT, *map(str, arguments)], text=True,

@@ -58,13 +58,13 @@ class SpecialTokens:
         return next((match.start() for match in self._added.finditer(text)
                      if match.start() <= at < match.end()), at)
 
-    def ends(self, text):
-        return text.endswith(self._tokens)
+    def added_ends(self, text):
+        return any(match.end() == len(text) for match in self._added.finditer(text))
 
     def without_space(self, text, start, end):
         """`end` without white space that follows an end token: it belongs to the template."""
         stripped = text[start:end].rstrip()
-        return start + len(stripped) if self.ends(stripped) else end
+        return start + len(stripped) if stripped.endswith(self._tokens) else end
 
 
 def _pattern_of(tokens):
@@ -124,7 +124,7 @@ class Replies:
             shared = self._special.start_of_one_at(header, shared)
             if begin is not None and begin - previous.end <= shared:
                 return begin
-            if not self._special.ends(rest[:shared]) and not rest[:shared].endswith("\n"):
+            if not self._special.added_ends(rest[:shared]) and not rest[:shared].endswith("\n"):
                 return begin
         return previous.end + shared
 
@@ -137,6 +137,8 @@ class Replies:
         if not reply:
             return len(self._whole) if last else None
         other = self._find(self._messages[:index + 1], index, last, upto) if upto is not None else None
+        if other and not last and self._whole.startswith(upto[other.end:], reply.end):
+            return reply.end + len(upto) - other.end
         # White space at the end of a reply is kept or dropped. What then follows the reply in any case
         # ends with a token.
         rest = self._whole[reply.end:].lstrip()
@@ -211,6 +213,10 @@ def _marked(message, marks):
         yield message | thoughts | {"content": _insert(content, begins | {end: marks[3]})}, 0, True
         yield message | {"content": _insert(content, {end: marks[3]})}, 0, True
         yield message | {"content": _insert(content, {end - 1: marks[3]})}, 1, True
+    elif "content" in message:  # white space, which the template keeps or drops
+        for at in sorted({len(content), 0}, reverse=True):
+            yield message | {"content": _insert(content, {at: marks[1] + marks[3]})}, 0, True
+        yield message | {"content": marks[1] + marks[3]}, 0, True
 
 
 def _first_of(text):
