@@ -4,6 +4,7 @@
     prepare_test.py PATH_OF_PREPARE
 """
 
+import gzip
 import json
 import os
 import pathlib
@@ -12,11 +13,16 @@ import struct
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
+import unittest.mock
 
 SCRIPT = os.path.abspath(sys.argv.pop(1))
 sys.path.insert(0, os.path.dirname(SCRIPT))
+sys.dont_write_bytecode = True
 import prepare  # noqa: E402
+from preparing.inputs import tasks_of  # noqa: E402
+from preparing.report import Report  # noqa: E402
 
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>"]
 
@@ -43,23 +49,25 @@ class Tokenizer:
         return {"input_ids": ids, "offset_mapping": offsets}
 
     def apply_chat_template(self, messages, tools=None, tokenize=False, add_generation_prompt=False,
-                            return_dict=False, return_assistant_tokens_mask=False):
-        if self.chat_template == "alternating":
+                            return_dict=False, return_assistant_tokens_mask=False, **variables):
+        if "alternating" in self.chat_template:
             for message, role in zip(messages, ["user", "assistant"] * len(messages)):
                 if message["role"] != role:
                     raise ValueError("roles must\nalternate")
-        text = "<s>" + (f"[{len(tools)}]" if tools else "")
+        text = "<s>" + (f"[{len(tools)}]" if tools else "") + "".join(f"({variables[name]})" for name in variables)
         spans = []
         for i, message in enumerate(messages):
-            content = message["content"]
-            if self.chat_template == "last only" and i + 1 < len(messages):
-                content = content.split("!")[-1]  # earlier replies lose their thoughts
+            last = i + 1 == len(messages)
             start = len(text) + len(f"<|{message['role']}|>\n")
-            text += f"<|{message['role']}|>\n{content}<|end|>\n"
+            text += f"<|{message['role']}|>\n{self.spoken(message, last)}"
             if message["role"] == "assistant":
-                spans.append((start, start + len(content)))
+                spans.append((start, len(text)))
+            text += "<s>" if "last ends" in self.chat_template and last and (
+                not add_generation_prompt) else "<|end|>\n"
         if add_generation_prompt:
-            text += "<|assistant|>\n"
+            text += "<|assistant|>\n" + ("<think>\n" if "prompts thoughts" in self.chat_template else "")
+        elif "closed" in self.chat_template:
+            text += "</s>"
         if not tokenize:
             return text
         made = self(text, False, True)
@@ -67,11 +75,29 @@ class Tokenizer:
                 "assistant_masks": [int(any(a <= start and end <= b for a, b in spans))
                                     for start, end in made["offset_mapping"]]}
 
+    def spoken(self, message, last):
+        content = message.get("content", "")
+        if "forgets" in self.chat_template and message["role"] == "assistant" and not last:
+            content = "yes"
+        if "thoughts" in self.chat_template and message["role"] == "assistant":
+            # Earlier replies, or with "no thoughts" all, lose their thoughts.
+            if not last or "no thoughts" in self.chat_template:
+                content = content.split("</think>")[-1].strip()
+            elif "</think>" not in content:
+                content = "<think></think>" + content
+        for call in message.get("tool_calls", []):
+            function = call["function"]
+            if "object arguments" in self.chat_template and isinstance(function["arguments"], str):
+                raise TypeError("arguments")
+            content += f"{{{function['name']} {json.dumps(function['arguments'])}}}"
+        return content
+
 
 def trained(line, mask="assistant", template="prefixes"):
     """The text that is trained on of a line, and that of the document."""
     tokenizer = Tokenizer(template)
-    ids, bits = prepare.Preparer(tokenizer, mask).document(json.dumps(line))
+    ids, bits = prepare.Preparer(tokenizer, mask).document(
+        line if isinstance(line, str) else json.dumps(line))
     spelled = [tokenizer.words[token] for token in ids]
     return ("".join(word for word, bit in zip(spelled, bits) if bit), "".join(spelled))
 
@@ -97,7 +123,19 @@ class DocumentTest(unittest.TestCase):
         reply = lambda text: [{"role": "assistant", "content": text}]
         self.assertEqual(made({"prompt": user, "chosen": reply("yes"), "rejected": reply("no")}),
                          [("yes<|end|>\n", 8), ("no<|end|>\n", 8)])
+        whole = lambda text: user + reply(text)
+        for line in ({}, {"prompt": "hello"}, {"prompt": user}):  # the prompt is a shared beginning
+            self.assertEqual(made(line | {"chosen": whole("yes"), "rejected": whole("no")}),
+                             [("yes<|end|>\n", 8), ("no<|end|>\n", 8)])
+        self.assertEqual(made({"chosen": "two and four", "rejected": "two and five"}),
+                         [(" four</s>", 3), (" five</s>", 3)])
+        self.assertEqual(made({"conversations": [{"from": "human", "value": "hello"}],
+                               "chosen": {"from": "gpt", "value": "yes"},
+                               "rejected": {"from": "gpt", "value": "no"}}),
+                         [("yes<|end|>\n", 8), ("no<|end|>\n", 8)])
         for line, reason in (({"prompt": "a", "chosen": "b"}, "has no 'rejected'"),
+                             ({"chosen": whole("a"), "rejected": whole("a")}, "are the same"),
+                             ({"chosen": reply("a"), "rejected": reply("b")}, "there is no 'prompt'"),
                              ({"prompt": "a", "chosen": 1, "rejected": "c"}, "'chosen' is not a text"),
                              ({"prompt": user, "chosen": "b", "rejected": "c"}, "is not a list")):
             with self.assertRaisesRegex(prepare.Refusal, reason):
@@ -111,23 +149,139 @@ class DocumentTest(unittest.TestCase):
         self.assertEqual(trained(two, "completion")[0], "yes<|end|>")
         whole, text = trained(two, "none")
         self.assertEqual(whole, text)
-        self.assertEqual(trained({**two, "tools": [1, 2]})[1][:6], "<s>[2]")
+        self.assertEqual(trained({**two, "tools": [{}, {}]}, template="tools")[1][:6], "<s>[2]")
 
     def test_a_template_may_mark_the_replies(self):
         two = chat("hello", "good day", "ab", "yes")
         self.assertEqual(trained(two, template="{%- generation -%}")[0], "good dayyes")
         self.assertEqual(trained(two, "completion", "{%- generation -%}")[0], "yes<|end|>")
 
-    def test_a_template_that_changes_earlier_messages_is_refused(self):
-        one = chat("hello", "abc!yes")
-        self.assertEqual(trained(one, template="last only")[0], "abc!yes<|end|>")
-        two = chat("hello", "abc!yes", "ab", "no")
-        for mask in ("assistant", "completion"):
-            if mask == "completion":  # the last reply is found
-                self.assertEqual(trained(two, mask, "last only")[0], "no<|end|>")
-                continue
-            with self.assertRaisesRegex(prepare.Refusal, "message 2 .*--mask none"):
-                trained(two, mask, "last only")
+    def test_replies_are_found_although_a_template_writes_earlier_ones_in_another_way(self):
+        thought = lambda text: f"<think>hm</think>{text}"
+        two = chat("hello", thought("ha"), "ab", thought("no"))
+        for template, replies in (
+                ("thoughts", "ha<|end|><think>hm</think>no<|end|>"),
+                ("thoughts, last ends", "ha<|end|><think>hm</think>no<s>"),
+                ("no thoughts, prompts thoughts", "ha<|end|>no<|end|>"),
+                ("thoughts, closed", "ha<|end|><think>hm</think>no<|end|>")):
+            self.assertEqual(trained(two, template=template)[0], replies, template)
+        # Two that look alike, one that is a beginning of the prompt's thoughts, and white space.
+        self.assertEqual(trained(chat("no", "no", "no", "no"), template="thoughts")[0],
+                         "no<|end|><think></think>no<|end|>")
+        self.assertEqual(trained(chat("ab", "<b> no", "hello", "<th"),
+                                 template="no thoughts, prompts thoughts")[0], "<b> no<|end|><th<|end|>")
+        self.assertEqual(trained(chat("ab", " no \n", "hello", "yes"), template="thoughts, closed")[0],
+                         "no<|end|><think></think>yes<|end|>")
+        self.assertEqual(trained(chat("ab", "", "hello", " "), template="thoughts, closed")[0],
+                         "<|end|><think></think> <|end|>")
+        self.assertEqual(trained(two, "completion", "thoughts")[0], "<think>hm</think>no<|end|>")
+        begins = {"messages": chat("x", "welcome")["messages"][1:] + two["messages"]}
+        self.assertEqual(trained(begins, template="thoughts")[0],
+                         "welcome<|end|>ha<|end|><think>hm</think>no<|end|>")
+
+    def test_a_reply_that_cannot_be_found_is_refused(self):
+        with self.assertRaisesRegex(prepare.Refusal, "message 2, a reply, .*--mask none"):
+            trained(chat("hello", "good", "ab", "no"), template="forgets")
+        self.assertEqual(trained(chat("hello", "good", "ab", "no"), "completion", "forgets")[0],
+                         "no<|end|>")
+
+    def test_replies_of_weight_0_are_not_trained_on(self):
+        def weighted(first, last):
+            line = chat("hello", "bad", "ab", "yes")
+            line["messages"][1].update(first)
+            line["messages"][3].update(last)
+            return line
+        for first, last in (({"weight": 0}, {"weight": 1}), ({"train": False}, {}), ({"loss": 0.0}, {}),
+                            ({"training": False}, {"weight": None}), ({"masked": True}, {"masked": False})):
+            line = weighted(first, last)
+            self.assertEqual(trained(line)[0], "yes<|end|>")
+            self.assertEqual(trained(line, template="{% generation %}")[0], "yes")
+            whole, text = trained(line, "none")
+            self.assertEqual(whole, text.replace("bad<|end|>", ""))
+        for first, reason in (({"weight": 0.5}, "message 2 of 'messages' has weight 0.5; only 0 and 1"),
+                              ({"weight": "0"}, "only 0 and 1"), ({"loss_mask": [1]}, "'loss_mask'"),
+                              ({"weight": 0, "train": True}, "'train' says .* 'weight' that it is not")):
+            with self.assertRaisesRegex(prepare.Refusal, reason):
+                trained(weighted(first, {}))
+        with self.assertRaisesRegex(prepare.Refusal, "its replies have the weight 0"):
+            trained(weighted({"weight": 0}, {"weight": 0}))
+        of_user = chat("hello", "yes")
+        self.assertEqual(trained({"messages": [of_user["messages"][0] | {"weight": 0},
+                                               of_user["messages"][1]]})[0], "yes<|end|>")
+        with self.assertRaisesRegex(prepare.Refusal, "has the role 'user'"):
+            trained({"messages": [of_user["messages"][0] | {"train": True}, of_user["messages"][1]]})
+        for column in ({"labels": [1]}, {"weight": 0.5}, {"images": ["a"]}):
+            with self.assertRaisesRegex(prepare.Refusal, f"has '{next(iter(column))}'"):
+                trained(of_user | column)
+
+    def test_rows_give_variables_tools_and_a_system_to_the_template(self):
+        two = chat("hello", "yes")
+        with_tone = two | {"chat_template_kwargs": {"tone": "dry"}}
+        self.assertEqual(trained(with_tone)[1][:8], "<s>(dry)")
+        for variables, reason in (({"tools": []}, "sets 'tools'"), ([], "not an object"), ("x", "not JSON")):
+            with self.assertRaisesRegex(prepare.Refusal, reason):
+                trained(two | {"chat_template_kwargs": variables})
+        tools = [{"function": {"name": "f", "parameters": {"type": "object"}}}]
+        as_texts = json.dumps([{"function": {"name": "f", "parameters": json.dumps({"type": "object"})}}])
+        self.assertEqual(trained(two | {"tools": tools}, template="tools"),
+                         trained(two | {"tools": as_texts}, template="tools"))
+        self.assertEqual(trained(two), trained(two | {"tools": "[]"}))
+        with self.assertRaisesRegex(prepare.Refusal, "'tools' is not JSON"):
+            trained(two | {"tools": "f"})
+        said = {"messages": [{"role": "system", "content": "be"}] + two["messages"]}
+        self.assertEqual(trained(said), trained(two | {"system": "be"}))
+        self.assertEqual(trained(said), trained(said | {"system": "be"}))
+        with self.assertRaisesRegex(prepare.Refusal, "another message of the system"):
+            trained(said | {"system": "no"})
+
+    def test_tool_calls_are_trained_on(self):
+        call = lambda arguments: {"messages": chat("hello", "x")["messages"][:1] + [
+            {"role": "assistant", "content": None, "tool_calls": [
+                {"type": "function", "function": {"name": "f", "arguments": arguments}}]},
+            {"role": "tool", "content": "yes"}, {"role": "assistant", "content": "no"}]}
+        for arguments in ({"a": 1}, '{"a": 1}'):
+            self.assertEqual(trained(call(arguments), template="tool_calls, object arguments")[0],
+                             '{f {"a": 1}}<|end|>no<|end|>')
+        self.assertEqual(trained(call("a b"), template="tool_calls")[0], '{f "a b"}<|end|>no<|end|>')
+        with self.assertRaisesRegex(prepare.Refusal, "'tool_calls', which the chat template does not"):
+            trained(call({}))
+
+    def test_contents_may_be_lists_of_texts(self):
+        line = chat("hello there", "yes")
+        parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": " there"}]
+        self.assertEqual(trained({"messages": [{"role": "user", "content": parts},
+                                               line["messages"][1]]}), trained(line))
+        with self.assertRaisesRegex(prepare.Refusal, "message 1 .* part of type 'image_url'"):
+            trained({"messages": [{"role": "user", "content": parts + [{"type": "image_url"}]},
+                                  line["messages"][1]]})
+
+    def test_other_forms_of_rows_are_those_conversations(self):
+        two = chat("hello\nab", "yes", "ab", "no")
+        turns = [message["content"] for message in two["messages"]]
+        self.assertEqual(trained(two), trained({"conversations": [
+            {"from": name, "value": text} for name, text in zip(("human", "gpt") * 2, turns)]}))
+        self.assertEqual(trained(chat("hello", "good", "a\nb", "yes")), trained(
+            {"instruction": "a", "input": "b", "output": "yes", "history": [["hello", "good"]]}))
+        self.assertEqual(trained(chat("hello", "yes")),
+                         trained({"instruction": "hello", "input": "", "output": "yes", "text": "all"}))
+        for other in ({"prompt": "hello"}, {"text": "hello"}, {"prompt": None, "id": 5}):
+            self.assertEqual(trained(two), trained(two | other))
+        for row, reason in (({"conversations": [{"from": "who", "value": "a"}]}, "from 'who'; known are"),
+                            ({"prompt": "a", "chosen": "b", "rejected": "c"}, "--pairs"),
+                            ({"question": "a", "answer": "b"}, "needs one of .*; has 'question', 'answer'"),
+                            ({"prompt": "a", "completion": "b", "label": False}, "'label' false")):
+            with self.assertRaisesRegex(prepare.Refusal, reason):
+                trained(row)
+
+    def test_what_is_not_used_is_noted(self):
+        preparer = prepare.Preparer(Tokenizer("messages"), "assistant")
+        line = chat("hello", "yes") | {"prompt": "hello", "tools": [{}]}
+        line["messages"][1] |= {"reasoning_content": "hm", "mood": "good"}
+        preparer.document(json.dumps(line))
+        preparer.notes.end_row("a:1", True)
+        self.assertEqual(preparer.notes.lines(), [
+            "columns that are not used: 'prompt' (a:1)", "keys of messages that are not used: 'mood' (a:1)",
+            "the chat template changes or leaves out: 'tools' (a:1), the reasoning of replies (a:1)"])
 
     def test_prompts_and_completions(self):
         pair = {"prompt": "hello", "completion": " there"}
@@ -147,9 +301,13 @@ class DocumentTest(unittest.TestCase):
 
     def test_bad_lines_are_refused_with_a_reason(self):
         for line, template, reason in (
-                ("{", "t", "not JSON"), ("[1]", "t", "not a JSON object"), ("{}", "t", "exactly one"),
-                ('{"text": "a", "messages": []}', "t", "exactly one"),
-                ('{"prompt": "a"}', "t", "exactly one"), ('{"text": 5}', "t", "'text' is not a text"),
+                ("{", "t", "not JSON"), ("[1]", "t", "not a JSON object"), ("{}", "t", "has no values"),
+                ('{"text": "a", "text": "b"}', "t", "'text' is there twice"),
+                ('{"text": "a\\ud800"}', "t", r"a lone surrogate, \\ud800"),
+                ('{"text": ' + "[" * 100000, "t", "nested too deeply"),
+                ('{"text": ' + "1" * 5000 + "}", "t", "not JSON"),
+                ('{"text": "a", "messages": []}', "t", "not a list of messages"),
+                ('{"prompt": "a"}', "t", "needs one of"), ('{"text": 5}', "t", "'text' is not a text"),
                 ('{"messages": []}', "t", "not a list of messages"),
                 ('{"messages": [{"content": "a"}]}', "t", "message 1 .* 'role'"),
                 ('{"messages": [{"role": "user"}]}', "t", "no 'content'"),
@@ -168,14 +326,14 @@ class FileTest(unittest.TestCase):
         self.path = pathlib.Path(directory.name)
         self.out = self.path / "out.safetensors"
 
-    def prepare(self, inputs, workers=1, wide=False):
+    def prepare(self, inputs, workers=1, wide=False, report=None):
         paths = []
         for number, lines in enumerate(inputs):
             paths.append(self.path / f"{number}.jsonl")
             paths[-1].write_text(lines)
         metadata = prepare.metadata_of("tiny", "abc", "assistant")
         return prepare.prepare(prepare.Preparer(Tokenizer(), "assistant"), paths, self.out, wide,
-                               metadata, workers)
+                               metadata, workers, report)
 
     def read(self):
         data = self.out.read_bytes()
@@ -229,9 +387,66 @@ class FileTest(unittest.TestCase):
         with self.assertRaisesRegex(prepare.Refusal, "no line to prepare"):
             self.prepare(["\n \n"])
         self.assertEqual({path.suffix for path in self.path.iterdir()}, {".jsonl"})
-        (self.path / "0.jsonl").write_bytes(b'{"text": "ab"}\n{"text": "\xff"}\n')
-        with self.assertRaisesRegex(prepare.Refusal, "0.jsonl:2: not UTF-8"):
-            list(prepare.tasks_of([self.path / "0.jsonl"]))
+
+    def test_bad_rows_may_be_left_out(self):
+        good = json.dumps(chat("hello", "good"))
+        lines = [good, "{", good, '{"text": 1}', '{"text": "\\ud800"}'] + ["[" * 100000] * 5
+        for workers in (1, 2):
+            report = Report(skip_invalid=True)
+            self.assertEqual(self.prepare(["\n".join(lines)], workers, report=report)[0], 2)
+            said = report.lines()
+            self.assertEqual((report.left_out, len(said)), (8, 6))
+            self.assertRegex(said[0], "^left out: .*/0.jsonl:2: not JSON")
+            self.assertEqual(said[5], "left out: and 3 more rows")
+        with self.assertRaisesRegex(prepare.Refusal, "no row can be used; .*/0.jsonl:1: not JSON"):
+            self.prepare(["{"], report=Report(skip_invalid=True))
+        with self.assertRaisesRegex(prepare.Refusal, "0.jsonl:2: not JSON.*--skip-invalid"):
+            self.prepare(["\n".join(lines)])
+
+    def test_a_file_is_recognised_by_its_content(self):
+        rows = [chat("hello", "good"), {"text": "ab"}]
+        lines = "\ufeff" + "\r\n\r\n".join(map(json.dumps, rows))
+        array = json.dumps(rows, indent=1)
+        path = self.path / "data"
+        for data in (lines, array, "\n" + json.dumps(rows)):
+            for data in (data.encode(), gzip.compress(data.encode())):
+                path.write_bytes(data)
+                read = [json.loads(row if isinstance(row, str) else row.decode("utf-8-sig"))
+                        for (_, task), _ in tasks_of([path]) for _, row in task]
+                self.assertEqual(read, rows)
+        self.assertEqual([number for (_, task), _ in tasks_of([path]) for number, _ in task], [2, 2])
+        for data, reason in ((array.encode()[:-2], "data:1[0-9]: not a JSON array"),
+                             (b"[{}]\n[{}]", "data:2: something follows"), (b"[{},]", "data:1: not a JSON"),
+                             (b"[\n\xff", "data:2: not UTF-8"), (b"[\n" + b"[" * 100000, "data:2: nested"),
+                             (gzip.compress(lines.encode())[:-9], "damaged gzip file"),
+                             (b"PK\x03\x04", "a zip archive"), (b"ARROW1", "an Arrow file"),
+                             ("a".encode("utf-16"), "UTF-16; convert it")):
+            path.write_bytes(data)
+            with self.assertRaisesRegex(prepare.Refusal, reason):
+                list(tasks_of([path]))
+        path.write_bytes(b'{"text": "ab"}\n{"text": "\xff"}\n')
+        with self.assertRaisesRegex(prepare.Refusal, "data:2: not UTF-8"):
+            prepare.prepare(prepare.Preparer(Tokenizer(), "assistant"), [path], self.out, False, {}, 1)
+
+    def test_rows_of_parquet_have_no_nulls(self):
+        path = self.path / "data"
+        path.write_bytes(b"PAR1...PAR1")
+        with unittest.mock.patch.dict(sys.modules, {"pyarrow": None}):
+            with self.assertRaisesRegex(prepare.Refusal, "data: .* pip install pyarrow"):
+                list(tasks_of([path]))
+        line = chat("hello", "yes")
+        nulls = {"text": None, "messages": [message | {"weight": None} for message in line["messages"]]}
+
+        class File:  # of pyarrow.parquet
+            metadata = types.SimpleNamespace(num_rows=2)
+            __init__ = lambda self, path: None
+            __enter__ = lambda self: self
+            __exit__ = lambda self, *_: None
+            iter_batches = lambda self, **_: [types.SimpleNamespace(to_pylist=lambda: [nulls, nulls])]
+        parquet = types.SimpleNamespace(ParquetFile=File)
+        pyarrow = types.SimpleNamespace(parquet=parquet, ArrowException=ArithmeticError)
+        with unittest.mock.patch.dict(sys.modules, {"pyarrow": pyarrow, "pyarrow.parquet": parquet}):
+            self.assertEqual(list(tasks_of([path])), [((str(path), [(1, line), (2, line)]), 11)])
 
     def run_script(self, *arguments, **environment):
         return subprocess.run([sys.executable, "-B", SCRIPT, *map(str, arguments)], text=True,
