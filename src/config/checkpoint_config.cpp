@@ -13,6 +13,7 @@
 #include "ballast/model/family.h"
 #include "ballast/text/files.h"
 
+#include "src/config/checkpoint_unknown_keys.h"
 #include "src/config/json_values.h"
 #include "src/config/rope_keys.h"
 
@@ -22,107 +23,11 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-/// Keys that do not change the logits: of the tokenizer, of generation, of transformers itself.
-constexpr std::array kWithoutEffect = {"_attn_implementation",
-                                       "_name_or_path",
-                                       "architectures",
-                                       "attn_implementation",
-                                       "bad_words_ids",
-                                       "begin_suppress_tokens",
-                                       "bos_token_id",
-                                       "cache_implementation",
-                                       "classifier_dropout",
-                                       "cls_token_id",
-                                       "decoder_start_token_id",
-                                       "diversity_penalty",
-                                       "do_sample",
-                                       "dtype",
-                                       "early_stopping",
-                                       "encoder_no_repeat_ngram_size",
-                                       "eos_token_id",
-                                       "exponential_decay_length_penalty",
-                                       "finetuning_task",
-                                       "forced_bos_token_id",
-                                       "forced_eos_token_id",
-                                       "gradient_checkpointing",
-                                       "id2label",
-                                       "initial_context_length",
-                                       "initializer_range",
-                                       "is_decoder",
-                                       "keys_to_ignore_at_inference",
-                                       "label2id",
-                                       "length_penalty",
-                                       "mask_token_id",
-                                       "max_length",
-                                       "max_position_embeddings",
-                                       "min_length",
-                                       "model_max_length",
-                                       "n_ctx",
-                                       "name_or_path",
-                                       "no_repeat_ngram_size",
-                                       "num_beam_groups",
-                                       "num_beams",
-                                       "num_labels",
-                                       "num_return_sequences",
-                                       "output_attentions",
-                                       "output_hidden_states",
-                                       "output_scores",
-                                       "pad_token_id",
-                                       "prefix",
-                                       "pretraining_tp",
-                                       "problem_type",
-                                       "quantization_config._load_in_4bit",
-                                       "quantization_config._load_in_8bit",
-                                       "quantization_config.bnb_4bit_compute_dtype",
-                                       "quantization_config.bnb_4bit_quant_storage",
-                                       "quantization_config.bnb_4bit_quant_type",
-                                       "quantization_config.bnb_4bit_use_double_quant",
-                                       "quantization_config.llm_int8_enable_fp32_cpu_offload",
-                                       "quantization_config.llm_int8_has_fp16_weight",
-                                       "quantization_config.llm_int8_skip_modules",
-                                       "quantization_config.llm_int8_threshold",
-                                       "quantization_config.load_in_4bit",
-                                       "quantization_config.load_in_8bit",
-                                       "quantization_config.modules_to_not_convert",
-                                       "quantization_config.quant_method",
-                                       "remove_invalid_values",
-                                       "reorder_and_upcast_attn",
-                                       "repetition_penalty",
-                                       "return_dict",
-                                       "return_dict_in_generate",
-                                       "sep_token_id",
-                                       "summary_activation",
-                                       "summary_first_dropout",
-                                       "summary_proj_to_labels",
-                                       "summary_type",
-                                       "summary_use_proj",
-                                       "suppress_tokens",
-                                       "task_specific_params",
-                                       "temperature",
-                                       "tf_legacy_loss",
-                                       "tokenizer_class",
-                                       "top_k",
-                                       "top_p",
-                                       "torch_dtype",
-                                       "torchscript",
-                                       "transformers_version",
-                                       "typical_p",
-                                       "unsloth_fixed",
-                                       "unsloth_version",
-                                       "use_bfloat16",
-                                       "use_cache"};
 /// How the weights are stored, and which ways of it WeightFiles decodes.
 constexpr const char* kQuantization = "quantization_config";
 constexpr const char* kBitsandbytes = "bitsandbytes";
-/// Keys of all families that must be false: each changes the model.
-constexpr std::array kMustBeFalse = {"add_cross_attention", "is_encoder_decoder",
-                                     "tie_encoder_decoder"};
-constexpr std::array kDropout = {
-    "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "embd_pdrop",
-    "hidden_dropout",    "hidden_dropout_prob",          "resid_pdrop"};
-/// Keys whose defaults here are not those of transformers.
-constexpr std::array kNeeded = {"vocab_size", "hidden_size", "num_layers", "num_heads",
-                                "norm_epsilon"};
+/// Sizes of the model, for which transformers' defaults are never meant.
+constexpr std::array kNeeded = {"vocab_size", "hidden_size", "num_layers", "num_heads"};
 
 template <class List>
 bool lists(const List& list, std::string_view name) {
@@ -193,11 +98,6 @@ std::string find_family(const Json& json, const std::string& file) {
   refuse_unsupported(file, kType, *type, types);
 }
 
-bool is_empty(const Json& value) {
-  return value.is_null() || (value.is_object() && value.members().empty()) ||
-         (value.is_array() && value.elements().empty());
-}
-
 /// Its member `key`, null if it has none.
 Json member_of(const Json& object, const char* key) {
   const Json* const found = object.find(key);
@@ -215,36 +115,42 @@ void check_quantization(const Json& object, const std::string& file) {
   if (member_of(object, "load_in_4bit").flag()) check("bnb_4bit_quant_type", {"nf4"});
 }
 
-/// Refuses the members of `object`, whose names start with `prefix`, that are not known.
-void check_members(const Json& object, const std::string& prefix,
-                   const std::vector<model::CheckpointKey>& keys, const std::string& file,
-                   std::vector<std::string>& notes) {
-  const auto some = [&keys](const auto& holds) {
-    return std::any_of(keys.begin(), keys.end(), holds);
-  };
-  for (const auto& [member, value, at] : object.members()) {
-    const std::string name = prefix + member;
-    if (is_empty(value) || some([&](const auto& key) { return key.name == name; })) continue;
-    if (value.is_object() &&
-        some([&](const auto& key) { return key.name.starts_with(name + "."); })) {
-      check_members(value, name + ".", keys, file, notes);
-    } else if (name == kQuantization && value.is_object()) {
-      check_quantization(value, file);
-      check_members(value, name + ".", keys, file, notes);
-    } else if (lists(kDropout, name)) {
-      if (value.is_number() && value.number() == 0.0) continue;
-      notes.push_back(fmt::format("model.path: {} is {} in {}, but Ballast trains without dropout",
-                                  name, shown(value), file));
-    } else if (lists(kMustBeFalse, name)) {
-      check_supported(file, {name, "", {"false"}}, value);
-    } else if (!lists(kWithoutEffect, name)) {
-      refuse(
-          fmt::format("{}: {} is {}, but Ballast does not know this key, which may change what the "
-                      "model computes; if it does not, remove it, or give the sizes of the model "
-                      "and model.weights instead of model.path",
-                      file, text::printable(name), shown(value)));
-    }
+/// A key's other name hides it.
+Json with_aliases(Json json, const model::CheckpointRules& rules) {
+  for (const auto& [alias, key] : rules.aliases) {
+    const Json* const found = json.find(alias);
+    if (found == nullptr) continue;
+    json[key] = Json(*found);
+    json.erase(alias);
   }
+  return json;
+}
+
+/// Refuses windows of single layers without a size: transformers refuses them, or its attentions
+/// differ in them.
+void check_windows(const Json& json, const std::vector<model::CheckpointKey>& keys,
+                   const std::string& file) {
+  constexpr const char* kUsed = "use_sliding_window";
+  const Json* const types = find_given(json, "layer_types");
+  const auto has = [&keys](const char* name) {
+    return std::any_of(keys.begin(), keys.end(),
+                       [&](const model::CheckpointKey& key) { return key.name == name; });
+  };
+  if (types == nullptr || !has("layer_types") || !has(kUsed)) return;
+  const auto& layers = types->elements();
+  const bool slides = std::any_of(layers.begin(), layers.end(),
+                                  [](const Json& type) { return type == "sliding_attention"; });
+  const Json* const used = find_given(json, kUsed);
+  if (!slides || (used != nullptr && used->flag())) return;
+  refuse(
+      fmt::format("{}: layer_types has sliding_attention, but {} is false; set it to true, or make "
+                  "these layers full_attention",
+                  file, kUsed));
+}
+
+bool is_plain_rope(const model::CheckpointKey& key, const Json& value) {
+  return key.own == "rope_scaling" &&
+         (value.is_null() || are_equal(value, Json::object({{"rope_type", "default"}})));
 }
 
 /// The effective model section, null values included.
@@ -272,29 +178,36 @@ std::string_view torch_name(DType type) {
 Json read_model_section(const fs::path& folder, std::vector<std::string>& notes) {
   const fs::path path = folder / kCheckpointConfig;
   const std::string file = path.string();
-  const Json json =
-      with_rope_keys(text::parse_json(text::read_settings(path, "model"), file), file);
-  const std::string family = find_family(json, file);
-  const auto keys = model::family(family).checkpoint_keys();
+  Json json = text::parse_json(text::read_settings(path, "model"), file);
+  const std::string name = find_family(json, file);
+  const model::Family& family = model::family(name);
+  const model::CheckpointRules rules = family.checkpoint_rules();
+  const auto keys = family.checkpoint_keys();
+  check_windows(json, keys, file);
+  if (const Json* const stored = find_given(json, kQuantization);
+      stored != nullptr && stored->is_object() && !stored->members().empty()) {
+    check_quantization(*stored, file);
+  }
+  json = with_rope_keys(with_aliases(std::move(json), rules), family, file, notes);
   Json section = Json::object();
   for (const model::CheckpointKey& key : keys) {
-    const Json* const theirs = find_given(json, key.name);
-    if (theirs == nullptr) {
-      if (!lists(kNeeded, key.own) || section.find(key.own) != nullptr) continue;
-      refuse(fmt::format("{}: has no {}; add it", file, key.name));
-    }
+    const Json* const theirs = json.find(key.name);
+    const bool is_null = theirs != nullptr && theirs->is_null();
     if (key.own.empty()) {
-      check_supported(file, key, *theirs);
+      if (theirs != nullptr && !is_null) check_supported(file, key, *theirs);
     } else if (key.own == "family") {
-      section.add(key.own, family);
-    } else if (const Json* const known = section.find(key.own); known == nullptr) {
-      section.add(key.own, *theirs);
-    } else if (!are_equal(*known, *theirs)) {
-      refuse(fmt::format("{}: {} is {}, but another key says {}", file, key.name, shown(*theirs),
-                         shown(*known)));
+      section.add(key.own, name);
+    } else if (lists(kNeeded, key.own) && (theirs == nullptr || is_null)) {
+      refuse(fmt::format("{}: has no {}; add it", file, key.name));
+    } else if (is_null && !key.nullable) {
+      refuse(fmt::format(
+          "{}: {} is null, but transformers' {} needs a value; give one or remove the key", file,
+          key.name, family.checkpoint_class()));
+    } else if (!is_null && !(theirs == nullptr && key.standard.is_null())) {
+      section.add(key.own, theirs == nullptr ? key.standard : *theirs);
     }
   }
-  check_members(json, "", keys, file, notes);
+  check_unknown_keys(json, keys, rules, file, notes);
   return section;
 }
 
@@ -304,11 +217,16 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
   if (keys.empty() || !fs::exists(path, ignored)) return;
   const std::string name = path.string();
   // It may be a config of Ballast, which has comments and none of these keys.
-  const Json file = with_rope_keys(
-      text::parse_json(text::read_settings(path, "config"), name, {.comments = true}), name);
+  Json file = text::parse_json(text::read_settings(path, "config"), name, {.comments = true});
+  const model::Family& family = model::family(config.model.family);
+  std::vector<std::string> notes;
+  file = with_aliases(std::move(file), family.checkpoint_rules());
+  const bool has_rope = has_rope_keys(file);
+  if (has_rope) file = with_rope_keys(std::move(file), family, name, notes);
   const Json section = effective_section(config);
   for (const model::CheckpointKey& key : keys) {
-    const Json* const theirs = find_given(file, key.name);
+    const Json* const theirs =
+        has_rope && key.own == "rope_scaling" ? file.find(key.name) : find_given(file, key.name);
     if (theirs == nullptr) continue;
     if (key.own.empty()) {
       check_supported(name, key, *theirs);
@@ -316,6 +234,8 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
     }
     const Json ours = as_in_checkpoint(key, own_value(section, key));
     if (are_equal(*theirs, ours)) continue;
+    // A null means this, too.
+    if (is_plain_rope(key, *theirs) && is_plain_rope(key, ours)) continue;
     const auto types = checkpoint_types();
     if (key.own == "family" && !lists(types, theirs->text())) {
       refuse_unsupported(name, key.name, *theirs, types);
@@ -367,13 +287,15 @@ Json make_checkpoint_config(const Config& config) {
     has_length = has_length || key.own == "max_sequence";
     if (!key.own.empty()) {
       const Json ours = as_in_checkpoint(key, own_value(section, key));
-      if (!ours.is_null()) set(key.name, ours);
+      // A missing key would have the class's default.
+      if (!ours.is_null() || !key.standard.is_null()) set(key.name, ours);
     } else if (!key.supported.empty()) {
       const std::string& value = key.supported.front();
       set(key.name, text::is_json(value) ? text::parse_json(value, key.name) : Json(value));
     }
   }
   if (!has_length) out["max_position_embeddings"] = config.model.max_sequence;
+  add_rope_keys(out, model::family(config.model.family));
   out["initializer_range"] = config.model.init_stddev;
   // Without these, generation would end at the ids that the family's tokenizer uses.
   out["bos_token_id"] = Json();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
 
@@ -16,10 +17,19 @@ inline const text::Json* find_given(const text::Json& object, std::string_view n
   return dot == std::string_view::npos ? found : find_given(*found, name.substr(dot + 1));
 }
 
-/// Numbers by value, others by their text.
+/// Numbers by value, members in any order, others by their text.
 inline bool are_equal(const text::Json& one, const text::Json& other) {
   if (one.is_number() && other.is_number()) return one.number() == other.number();
-  return one.compact() == other.compact();
+  if (one.is_array() && other.is_array()) {
+    return std::equal(one.elements().begin(), one.elements().end(), other.elements().begin(),
+                      other.elements().end(), are_equal);
+  }
+  if (!one.is_object() || !other.is_object()) return one.compact() == other.compact();
+  return one.members().size() == other.members().size() &&
+         std::all_of(one.members().begin(), one.members().end(), [&other](const auto& member) {
+           const text::Json* const found = other.find(member.key);
+           return found != nullptr && are_equal(member.value, *found);
+         });
 }
 
 }  // namespace ballast::config

@@ -1,5 +1,10 @@
 #include "src/config/rope_keys.h"
 
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
@@ -12,108 +17,309 @@ namespace {
 using text::Json;
 
 constexpr const char* kTheta = "rope_theta";
+constexpr const char* kPart = "partial_rotary_factor";
 constexpr const char* kScaling = "rope_scaling";
-constexpr const char* kBoth = "rope_parameters";
+constexpr const char* kParameters = "rope_parameters";
 constexpr const char* kType = "rope_type";
+constexpr const char* kOldType = "type";
+constexpr const char* kFactor = "factor";
 constexpr const char* kLocal = "sliding_attention";
 constexpr const char* kGlobal = "full_attention";
 constexpr const char* kLocalTheta = "rope_local_base_freq";
 constexpr const char* kTrained = "original_max_position_embeddings";
 constexpr const char* kLongest = "max_position_embeddings";
+constexpr const char* kTruncate = "truncate";
 
-/// Moves rope_theta from `parameters` (`name` in the file) to `key`.
-void move_theta(Json& parameters, const std::string& name, const char* key, Json& json,
-                const std::string& file) {
-  const Json* const theta = find_given(parameters, kTheta);
-  if (theta == nullptr) return;
-  const Json* const other = find_given(json, key);
-  if (other != nullptr && !are_equal(*other, *theta)) {
-    throw Error(ErrorCategory::config,
-                fmt::format("{}: {}.{} is {}, but another key says {}", file, name, kTheta,
-                            theta->compact(), other->compact()));
+/// Reads the keys of one config.json.
+class RopeReader {
+ public:
+  RopeReader(const Json& json, const model::Family& family, const std::string& file,
+             std::vector<std::string>& notes)
+      : json_(json),
+        family_(family),
+        rules_(family.checkpoint_rules().rope),
+        file_(file),
+        notes_(notes) {}
+
+  /// The keys of the model section.
+  [[nodiscard]] Json read() const { return rules_.by_layer_type ? by_layer_type() : usual(); }
+
+ private:
+  [[noreturn]] void refuse(const std::string& name, const Json& value,
+                           const std::string& rule) const {
+    constexpr std::size_t kShown = 60;
+    throw Error(ErrorCategory::config, fmt::format("{}: {} is {}, but {}", file_, name,
+                                                   text::printable(value.compact(), kShown), rule));
   }
-  json[key] = Json(*theta);
-  parameters.erase(kTheta);
+  [[nodiscard]] std::string class_name() const {
+    return fmt::format("transformers' {}", family_.checkpoint_class());
+  }
+  void note_unread(const std::string& name, const Json& value, const std::string& reason) const {
+    notes_.push_back(fmt::format("model.path: {} is {} in {}, but {} {}", name,
+                                 text::printable(value.compact()), file_, class_name(), reason));
+  }
+  [[nodiscard]] Json standard(std::string_view name) const {
+    for (const model::DetailKey& detail : family_.details()) {
+      if (detail.name == name) return detail.standard;
+    }
+    return {};
+  }
+  /// An object of the file, empty if it is missing, null or empty.
+  [[nodiscard]] Json object(const Json& in, const char* key, const std::string& name) const {
+    const Json* const found = find_given(in, key);
+    if (found == nullptr) return Json::object();
+    if (!found->is_object()) refuse(name, *found, "it must be an object; give one or remove it");
+    return *found;
+  }
+  /// The value that counts: that of the parameters, else that of the config itself, else the
+  /// class's. `name`: of the parameters in the file.
+  [[nodiscard]] Json chosen(const Json& parameters, const std::string& name, const char* inner,
+                            const std::string& outer, const Json& standard) const {
+    const Json* found = parameters.find(inner);
+    const std::string found_as = found == nullptr ? outer : fmt::format("{}.{}", name, inner);
+    if (found == nullptr && !outer.empty()) found = json_.find(outer);
+    if (found == nullptr) return standard;
+    if (found->is_null()) {
+      refuse(found_as, *found,
+             fmt::format("{} needs a number; give one or remove the key", class_name()));
+    }
+    return *found;
+  }
+  [[nodiscard]] double longest() const {
+    const Json* const found = find_given(json_, kLongest);
+    if (found == nullptr) return static_cast<double>(rules_.longest);
+    if (!found->is_number() || !(found->number() > 0.0)) {
+      refuse(kLongest, *found, "it must be a number of tokens above 0");
+    }
+    return found->number();
+  }
+  [[nodiscard]] Json longest_json() const {
+    const Json* const found = find_given(json_, kLongest);
+    return found == nullptr ? Json(rules_.longest) : *found;
+  }
+
+  [[nodiscard]] Json usual() const;
+  [[nodiscard]] Json by_layer_type() const;
+  /// The parameters that count, and their name in the file.
+  [[nodiscard]] std::pair<Json, std::string> parameters() const;
+  void refuse_objects(const Json& parameters, const std::string& name) const;
+  void check_part(const Json& parameters, const std::string& name, const std::string& type) const;
+  void check_unread(const char* name, const Json& counts) const;
+  [[nodiscard]] std::string type_of(const Json& parameters, const std::string& name) const;
+  [[nodiscard]] Json scaling(const Json& parameters, const std::string& type) const;
+  void fill_in(Json& scaling, const Json& parameters, const std::string& type) const;
+
+  const Json& json_;
+  const model::Family& family_;
+  model::CheckpointRope rules_;
+  const std::string& file_;
+  std::vector<std::string>& notes_;
+};
+
+std::pair<Json, std::string> RopeReader::parameters() const {
+  Json scaling = object(json_, kScaling, kScaling);
+  Json parameters = object(json_, kParameters, kParameters);
+  if (!scaling.members().empty()) {
+    if (!parameters.members().empty() && !are_equal(scaling, parameters)) {
+      note_unread(kParameters, parameters, "takes rope_scaling, which is given too");
+    }
+    return {std::move(scaling), kScaling};
+  }
+  if (find_given(json_, kParameters) == nullptr && !rules_.standard.is_null()) {
+    return {rules_.standard, kParameters};
+  }
+  return {std::move(parameters), kParameters};
 }
 
-/// Those of layers with a window, which can only have another base.
-void split_local_parameters(Json parameters, Json& json, const std::string& file) {
-  const std::string name = fmt::format("{}.{}", kBoth, kLocal);
-  move_theta(parameters, name, kLocalTheta, json, file);
+/// Parameters by type of layer, which the class does not have.
+void RopeReader::refuse_objects(const Json& parameters, const std::string& name) const {
   for (const auto& [key, value, at] : parameters.members()) {
-    if (value.is_null() || (key == kType && value == "default")) continue;
-    throw Error(ErrorCategory::config,
-                fmt::format("{}: {}.{} is {}, but Ballast scales only the rotary positions of "
-                            "layers without a window; give the weights of another model",
-                            file, name, key, text::printable(value.compact())));
+    if (!value.is_object()) continue;
+    refuse(fmt::format("{}.{}", name, text::printable(key)), value,
+           fmt::format("{} has the same rotary positions in all layers; give the weights of "
+                       "another model",
+                       class_name()));
   }
 }
 
-/// Splits rope_parameters into rope_theta and rope_scaling. They may be given by type of layer.
-void split_parameters(Json& json, const std::string& file) {
-  const Json* const given = find_given(json, kBoth);
-  if (given == nullptr || !given->is_object()) return;
-  Json scaling = *given;
-  std::string name = kBoth;
-  if (const Json* const local = find_given(scaling, kLocal)) {
-    split_local_parameters(*local, json, file);
-    scaling.erase(kLocal);
+std::string RopeReader::type_of(const Json& parameters, const std::string& name) const {
+  const char* const key = parameters.find(kType) != nullptr ? kType : kOldType;
+  const Json* const found = parameters.find(key);
+  if (found == nullptr) return "default";
+  if (!found->is_string() || (*found == "su" && !rules_.trained)) {
+    refuse(fmt::format("{}.{}", name, key), *found,
+           fmt::format("{} has no such type", class_name()));
   }
-  if (const Json* const global = find_given(scaling, kGlobal)) {
-    name = fmt::format("{}.{}", kBoth, kGlobal);
-    scaling = Json(*global);
-  }
-  move_theta(scaling, name, kTheta, json, file);
-  json.erase(kBoth);
-  json[kScaling] = std::move(scaling);
+  // Older versions of Phi-3's class had these names for longrope.
+  if (rules_.trained && (*found == "su" || *found == "yarn")) return "longrope";
+  return found->text();
 }
 
-/// The type first, under its new name.
-Json with_type(const Json& scaling) {
-  const Json* type = find_given(scaling, kType);
-  if (type == nullptr) type = find_given(scaling, "type");
-  Json out = Json::object();
-  if (type != nullptr) out[kType] = *type == "su" ? Json("longrope") : *type;
-  for (const auto& [key, value, at] : scaling.members()) {
-    if (key != kType && key != "type" && !value.is_null()) out[key] = value;
-  }
-  return out;
+/// The rotated part of a head, where the class does not read it from the config itself.
+void RopeReader::check_part(const Json& parameters, const std::string& name,
+                            const std::string& type) const {
+  const Json* found = parameters.find(kPart);
+  const std::string place = found == nullptr ? kPart : fmt::format("{}.{}", name, kPart);
+  if (found == nullptr) found = find_given(json_, kPart);
+  if (found == nullptr || (found->is_number() && found->number() == 1.0)) return;
+  if (type == "default") return note_unread(place, *found, "rotates whole heads");
+  refuse(place, *found,
+         fmt::format("{} scales only the rotary positions of whole heads; give the weights of "
+                     "another model",
+                     class_name()));
 }
 
-/// Adds what the type takes from the keys beside rope_scaling.
-void fill_in(Json& scaling, const Json& json) {
-  const Json* const type = scaling.find(kType);
-  if (type == nullptr) return;
-  const Json* const longest = find_given(json, kLongest);
-  const bool is_long = *type == "longrope";
-  if (!is_long && !(*type == "dynamic") && !(*type == "yarn")) return;
-  if (scaling.find(kTrained) == nullptr) {
-    const Json* const beside = find_given(json, kTrained);
-    const Json* const trained = beside != nullptr ? beside : longest;
-    if (trained != nullptr) scaling[kTrained] = Json(*trained);
+/// A key that the class does not read, since it has another name for it.
+void RopeReader::check_unread(const char* name, const Json& counts) const {
+  const Json* const found = find_given(json_, name);
+  if (found == nullptr || are_equal(*found, counts)) return;
+  refuse(name, *found,
+         fmt::format("{} does not read this key and takes {}; remove it", class_name(),
+                     counts.compact()));
+}
+
+/// model.rope_scaling for the parameters; null if positions are not scaled.
+Json RopeReader::scaling(const Json& parameters, const std::string& type) const {
+  Json out = Json::object({{kType, type}});
+  constexpr std::array kElsewhere = {kType, kOldType, kTheta, kPart};
+  for (const auto& [key, value, at] : parameters.members()) {
+    if (value.is_null() || value.is_object()) continue;
+    if (std::find(kElsewhere.begin(), kElsewhere.end(), key) == kElsewhere.end()) out[key] = value;
+  }
+  fill_in(out, parameters, type);
+  const bool plain = type == "default" && out.members().size() == 1;
+  return plain && rules_.standard.is_null() ? Json() : out;
+}
+
+/// Adds what the type takes from elsewhere, and removes what it does not read.
+void RopeReader::fill_in(Json& scaling, const Json& parameters, const std::string& type) const {
+  const bool is_longrope = type == "longrope";
+  if (is_longrope || type == "yarn" || type == "llama3") {
+    const Json* const outer = rules_.by_layer_type ? nullptr : find_given(json_, kTrained);
+    if (outer != nullptr) {
+      scaling[kTrained] = Json(*outer);
+    } else if (rules_.trained) {
+      scaling[kTrained] = *rules_.trained;
+    } else if (scaling.find(kTrained) == nullptr) {
+      scaling[kTrained] = longest_json();
+    }
+  } else if (type == "dynamic") {
+    scaling[kTrained] = longest_json();
+  } else {
+    scaling.erase(kTrained);
   }
   const Json* const trained = scaling.find(kTrained);
-  if (!is_long || scaling.find("factor") != nullptr || longest == nullptr || trained == nullptr) {
-    return;
+  const bool divides = scaling.find(kFactor) == nullptr && trained != nullptr &&
+                       trained->is_number() && trained->number() > 0.0;
+  // A missing factor of yarn is an error of transformers, too.
+  const bool asks = is_longrope || (type == "yarn" && parameters.find(kFactor) != nullptr);
+  if (divides && asks) scaling[kFactor] = longest() / trained->number();
+  if (type != "yarn") return;
+  const auto is_zero = [&scaling](const char* key) {
+    const Json* const found = scaling.find(key);
+    return found != nullptr && found->is_number() && found->number() == 0.0;
+  };
+  for (const char* const key : {"beta_fast", "beta_slow"}) {
+    if (is_zero(key)) scaling.erase(key);  // then the class takes its default
   }
-  if (longest->is_number() && trained->is_number() && trained->number() > 0.0) {
-    scaling["factor"] = longest->number() / trained->number();
+  if (is_zero("mscale") || is_zero("mscale_all_dim")) {
+    scaling.erase("mscale");
+    scaling.erase("mscale_all_dim");
   }
+}
+
+Json RopeReader::usual() const {
+  const auto [given, name] = parameters();
+  refuse_objects(given, name);
+  const std::string type = type_of(given, name);
+  Json keys = Json::object();
+  keys[kTheta] = chosen(given, name, kTheta, rules_.theta, standard(kTheta));
+  if (rules_.part.empty()) {
+    check_part(given, name, type);
+  } else {
+    keys[kPart] = chosen(given, name, kPart, rules_.part, standard(kPart));
+    if (rules_.part != kPart) check_unread(kPart, keys[kPart]);
+  }
+  if (rules_.theta != kTheta) check_unread(kTheta, keys[kTheta]);
+  keys[kScaling] = scaling(given, type);
+  return keys;
+}
+
+Json RopeReader::by_layer_type() const {
+  const Json parameters = object(json_, kParameters, kParameters);
+  for (const auto& [key, value, at] : parameters.members()) {
+    if (key == kLocal || key == kGlobal || value.is_null()) continue;
+    refuse(fmt::format("{}.{}", kParameters, text::printable(key)), value,
+           fmt::format("{} reads these keys by type of layer, in {}.{} and {}.{}; move it there",
+                       class_name(), kParameters, kGlobal, kParameters, kLocal));
+  }
+  const std::string global_name = fmt::format("{}.{}", kParameters, kGlobal);
+  const std::string local_name = fmt::format("{}.{}", kParameters, kLocal);
+  Json global = object(parameters, kGlobal, global_name);
+  const Json local = object(parameters, kLocal, local_name);
+  if (global.members().empty()) global = Json::object({{kType, "default"}});
+  const Json scaled = object(json_, kScaling, kScaling);
+  for (const auto& [key, value, at] : scaled.members()) {
+    global[key] = value;
+  }
+  const std::string type = type_of(global, global_name);
+  Json keys = Json::object();
+  keys[kTheta] = chosen(global, global_name, kTheta, kTheta, standard(kTheta));
+  keys[kLocalTheta] = chosen(local, local_name, kTheta, kLocalTheta, standard(kLocalTheta));
+  check_part(global, global_name, type);
+  if (const Json* const truncate = find_given(global, kTruncate);
+      type == "yarn" && truncate != nullptr && !truncate->flag()) {
+    refuse(fmt::format("{}.{}", global_name, kTruncate), *truncate,
+           fmt::format("{} does not read it there; remove it", class_name()));
+  }
+  for (const auto& [key, value, at] : local.members()) {
+    const bool plain = (key == kType || key == kOldType) && value == "default";
+    if (value.is_null() || key == kTheta || key == kPart || plain) continue;
+    refuse(fmt::format("{}.{}", local_name, text::printable(key)), value,
+           "Ballast scales only the rotary positions of layers without a window; give the weights "
+           "of another model");
+  }
+  keys[kScaling] = scaling(global, type);
+  return keys;
 }
 
 }  // namespace
 
-Json with_rope_keys(Json json, const std::string& file) {
-  split_parameters(json, file);
-  if (const Json* const given = find_given(json, kScaling);
-      given != nullptr && given->is_object()) {
-    Json scaling = with_type(*given);
-    fill_in(scaling, json);
-    const bool plain = scaling.members().size() == 1 && scaling.members()[0].value == "default";
-    json[kScaling] = plain ? Json() : std::move(scaling);
-    json.erase(kTrained);
+Json with_rope_keys(Json json, const model::Family& family, const std::string& file,
+                    std::vector<std::string>& notes) {
+  const model::CheckpointRope rules = family.checkpoint_rules().rope;
+  if (rules.longest == 0 || !json.is_object()) return json;
+  const Json keys = RopeReader(json, family, file, notes).read();
+  for (const std::string_view read :
+       {std::string_view(kScaling), std::string_view(kParameters), std::string_view(kPart),
+        std::string_view(rules.theta), std::string_view(rules.part)}) {
+    json.erase(read);
   }
+  if (!rules.by_layer_type) json.erase(kTrained);
+  for (const auto& [key, value, at] : keys.members()) json[key] = value;
   return json;
+}
+
+void add_rope_keys(Json& out, const model::Family& family) {
+  const model::CheckpointRope rules = family.checkpoint_rules().rope;
+  const auto copy = [&out](const Json* from, std::string_view to) {
+    if (from != nullptr && !to.empty()) out[to] = Json(*from);
+  };
+  copy(find_given(out, kTheta), rules.theta);
+  copy(find_given(out, kPart), rules.part);
+  const Json* const scaling = find_given(out, kScaling);
+  const Json* const trained = scaling == nullptr ? nullptr : find_given(*scaling, kTrained);
+  if (trained == nullptr) return;
+  const Json tokens = *trained;
+  if (rules.trained) out[kTrained] = tokens;
+  const Json* const type = find_given(*scaling, kType);
+  if (type != nullptr && *type == "dynamic") out[kLongest] = tokens;
+}
+
+bool has_rope_keys(const Json& json) {
+  const auto given = [&json](const char* key) { return find_given(json, key) != nullptr; };
+  return given(kScaling) || given(kParameters) || given(kTheta) || given(kPart) ||
+         given(kLocalTheta) || given("rotary_emb_base") || given("rotary_pct");
 }
 
 }  // namespace ballast::config

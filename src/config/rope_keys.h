@@ -1,17 +1,27 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "ballast/model/family.h"
 #include "ballast/text/json.h"
 
 namespace ballast::config {
 
-/// A config.json of Hugging Face with the keys of rotary positions in one form: rope_theta, and
-/// rope_scaling as model.rope_scaling has it. Transformers 5 has both in rope_parameters, for
-/// models with windows by type of layer (rope_local_base_freq is the base of layers with one);
-/// older versions have rope_scaling with `type` for rope_type; and some types take a value from
-/// max_position_embeddings or original_max_position_embeddings beside them. Throws Error(config)
-/// naming `file` and the key if two keys contradict each other.
-text::Json with_rope_keys(text::Json json, const std::string& file);
+/// A config.json of Hugging Face with the keys of rotary positions as the model section of `family`
+/// has them: rope_theta, rope_scaling (null: not scaled) and, for families that have them,
+/// partial_rotary_factor and rope_local_base_freq. Each has the value that the family's class of
+/// transformers 5 takes: rope_scaling hides rope_parameters, values in them hide those of the
+/// config itself, and missing values are the class's. Appends to `notes` which keys do not count.
+/// Throws Error(config) naming `file` and the key for what the class does not compute.
+text::Json with_rope_keys(text::Json json, const model::Family& family, const std::string& file,
+                          std::vector<std::string>& notes);
+
+/// Adds keys of rotary positions that the family's class reads elsewhere to the config.json `out`,
+/// which has those of the model section.
+void add_rope_keys(text::Json& out, const model::Family& family);
+
+/// Whether a config.json has a key of rotary positions.
+bool has_rope_keys(const text::Json& json);
 
 }  // namespace ballast::config

@@ -42,6 +42,15 @@ void check_shape(const WeightFiles& files, const model::TensorSpec& tensor) {
                      format_shape(stored->tensor->shape), format_shape(tensor.whole_shape())));
 }
 
+/// The key that ties the embeddings of the weights `path`: that of a config.json next to them, with
+/// which model.tie_embeddings must agree.
+std::string tying_key(const fs::path& path) {
+  const fs::path file = path.parent_path() / config::kCheckpointConfig;
+  std::error_code ignored;
+  if (!fs::exists(file, ignored)) return "model.tie_embeddings";
+  return fmt::format("tie_word_embeddings in {}", file.string());
+}
+
 void check_tensor(const WeightFiles& files, const model::Architecture& model,
                   const model::TensorSpec& tensor) {
   const fs::path& path = files.path();
@@ -52,10 +61,8 @@ void check_tensor(const WeightFiles& files, const model::Architecture& model,
                        path.string(), tensor.name));
   }
   if (tensor.name == model.outer.output && files.find(tensor.name) == nullptr) {
-    refuse(
-        fmt::format("{} has no tensor '{}', so its embeddings are tied; set "
-                    "model.tie_embeddings to true",
-                    path.string(), tensor.name));
+    refuse(fmt::format("{} has no tensor '{}', so its embeddings are tied; set {} to true",
+                       path.string(), tensor.name, tying_key(path)));
   }
   files.read(tensor.name, {});  // throws for a missing tensor and for a wrong dtype
   check_shape(files, tensor);
@@ -82,10 +89,10 @@ void check_tied(const WeightFiles& files, const model::Architecture& model) {
   const WeightFiles::Place* const output = files.find(model.outer.output);
   if (!model.config.tie_embeddings || output == nullptr) return;
   if (are_equal(files, *output->tensor, *files.find(model.outer.tokens)->tensor)) return;
-  refuse(
-      fmt::format("{}: '{}' differs from '{}', so the file's embeddings are not tied; set "
-                  "model.tie_embeddings to false",
-                  files.path().string(), model.outer.output, model.outer.tokens));
+  refuse(fmt::format(
+      "{}: '{}' differs from '{}', so the file's embeddings are not tied; set {} to "
+      "false",
+      files.path().string(), model.outer.output, model.outer.tokens, tying_key(files.path())));
 }
 
 /// An extent of 0 stands for any.
@@ -116,8 +123,9 @@ void check_unused(const WeightFiles& files, const model::Architecture& model) {
   }
   if (unused == 0) return;
   refuse(
-      fmt::format("{} has {} tensor{} that this model does not use ({}{}); change the keys of "
-                  "model to those of the file, or give the weights of this model",
+      fmt::format("{} has {} tensor{} that this model does not use ({}{}); give the weights of "
+                  "this model, or change the keys of model or of model.path's config.json to those "
+                  "of the file",
                   files.path().string(), unused, unused == 1 ? "" : "s", names,
                   unused > kNamed ? ", ..." : ""));
 }

@@ -10,7 +10,7 @@ import resource
 import struct
 import sys
 
-from runs import RUN_FILES, TINY, RunTest, main
+from runs import RUN_FILES, TINY, RunTest, main, write_file
 
 FIXTURES = pathlib.Path(sys.argv.pop(2)).resolve()
 FAMILIES = FIXTURES.parent / "families"
@@ -59,17 +59,6 @@ def read_folder(folder):
     assert tensors.keys() == index["weight_map"].keys()
     assert index["metadata"]["total_size"] == sum(len(data) for _, _, data in tensors.values())
     return tensors
-
-
-def write_file(path, tensors):
-    header, data = {"__metadata__": {"format": "pt"}}, b""
-    for name, (dtype, shape, content) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape,
-                        "data_offsets": [len(data), len(data) + len(content)]}
-        data += content
-    text = json.dumps(header).encode()
-    text += b" " * (-(8 + len(text)) % 4096)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 def to_half(tensors, dtype):

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shlex
+import struct
 import subprocess
 import sys
 import tempfile
@@ -134,6 +135,18 @@ class CheckpointTest(RunTest):
         """Runs the command at the end of `line`."""
         return subprocess.run(shlex.split(line.split(": ")[-1]), cwd=self.path, capture_output=True,
                               text=True, timeout=240, check=False)
+
+
+def write_file(path, tensors):
+    """Writes a safetensors file. `tensors`: name to type, shape and bytes."""
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % 4096)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 def main():

@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ballast/model/architecture.h"
@@ -60,7 +62,31 @@ struct CheckpointKey {
   std::string name;  ///< "a.b": key b of the object a
   std::string own;   ///< the key of the model section that has the same value; "": none
   /// Without such a key: the values that the family supports. A missing key and null always are.
-  std::vector<std::string> supported;
+  std::vector<std::string> supported = {};
+  text::Json standard = {};  ///< what transformers' class takes if the file lacks the key
+  bool nullable = true;      ///< whether the class reads null as a value; it refuses null otherwise
+};
+
+/// How a class of transformers reads the keys of rotary positions in config.json.
+struct CheckpointRope {
+  std::uint64_t longest =
+      0;  ///< max_position_embeddings if the file lacks it; 0: no such positions
+  std::string theta = "rope_theta";  ///< the key outside of rope_parameters
+  /// The key outside of rope_parameters for the rotated part of a head; "": all is rotated.
+  std::string part = "";
+  /// original_max_position_embeddings if the file lacks it. Such a class reads that key only
+  /// outside of rope_parameters, and has no scaled positions but longrope.
+  std::optional<std::uint64_t> trained = {};
+  bool by_layer_type = false;  ///< rope_parameters has an object per type of layer
+  text::Json standard = {};    ///< rope_parameters if the file lacks them
+};
+
+/// How a class of transformers reads config.json, in addition to single keys.
+struct CheckpointRules {
+  CheckpointRope rope = {};
+  /// Other names of keys. If a file has both, the other name's value counts.
+  std::vector<std::pair<std::string, std::string>> aliases = {};
+  std::vector<std::string> without_effect = {};  ///< keys that the class does not compute with
 };
 
 /// A family of models: keys and rules beyond those of all models, and named tensors. Its layer,
@@ -108,6 +134,7 @@ class Family {
   [[nodiscard]] virtual std::string_view checkpoint_class() const { return ""; }
   /// The first is model_type, whose own key is family.
   [[nodiscard]] virtual std::vector<CheckpointKey> checkpoint_keys() const { return {}; }
+  [[nodiscard]] virtual CheckpointRules checkpoint_rules() const { return {}; }
   /// Tensors of a checkpoint that are not weights, for a complete config.
   [[nodiscard]] virtual std::vector<CheckpointBuffer> checkpoint_buffers(
       const ModelConfig& /*config*/) const {

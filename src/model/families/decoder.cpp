@@ -96,6 +96,21 @@ class Tensors {
 
 }  // namespace
 
+void set_standards(std::vector<CheckpointKey>& keys,
+                   const std::vector<CheckpointStandard>& standards) {
+  for (const CheckpointStandard& standard : standards) {
+    for (CheckpointKey& key : keys) {
+      if (key.name != standard.name) continue;
+      key.standard = standard.value;
+      key.nullable = standard.nullable;
+    }
+  }
+}
+
+CheckpointKey checkpoint_key(const DetailKey& detail) {
+  return {detail.name, detail.name, {}, detail.standard, detail.standard.is_null()};
+}
+
 BlockSpec DecoderFamily::layer(const ModelConfig& c, std::uint64_t index) const {
   const DecoderSpec spec = decoder(c, index);
   const std::uint64_t h = c.hidden_size;

@@ -87,6 +87,17 @@ struct DecoderSpec {
   double residual_factor = 1.0;
 };
 
+/// The value that a class of transformers takes for a key that config.json lacks.
+struct CheckpointStandard {
+  std::string name;
+  text::Json value;
+  bool nullable = false;  ///< null is a value, too
+};
+void set_standards(std::vector<CheckpointKey>& keys,
+                   const std::vector<CheckpointStandard>& standards);
+/// The key of that name in config.json and in the model section.
+CheckpointKey checkpoint_key(const DetailKey& detail);
+
 /// A family whose layers are described by a DecoderSpec: its tensors in the order in which data
 /// flows through them. DecoderLayer (decoder_layer.h) is the forward and backward pass.
 class DecoderFamily : public Family {

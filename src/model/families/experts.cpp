@@ -98,11 +98,9 @@ DecoderSpec instead_of_mlp(DecoderSpec spec, ExpertsSpec experts) {
   return spec;
 }
 
-/// Without what Hugging Face's configs do not have, with both of their names for the number of
-/// experts.
-std::vector<CheckpointKey> theirs(std::vector<CheckpointKey> keys, const std::string& count) {
+/// The keys that Hugging Face's configs have.
+std::vector<CheckpointKey> theirs(std::vector<CheckpointKey> keys) {
   std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "router_z_loss_coef"; });
-  keys.push_back({count == "num_experts" ? "num_local_experts" : "num_experts", count});
   return keys;
 }
 
@@ -162,7 +160,7 @@ DecoderSpec Mixtral::decoder(const ModelConfig& c, std::uint64_t index) const {
 }
 
 std::vector<CheckpointKey> Mixtral::checkpoint_keys() const {
-  std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys(), "num_local_experts");
+  std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys());
   keys.push_back({"router_jitter_noise", "", {"0.0", "0"}});
   return keys;
 }
@@ -185,7 +183,11 @@ DecoderSpec Qwen3Moe::decoder(const ModelConfig& c, std::uint64_t index) const {
 }
 
 std::vector<CheckpointKey> Qwen3Moe::checkpoint_keys() const {
-  return theirs(Qwen3::checkpoint_keys(), "num_experts");
+  std::vector<CheckpointKey> keys = theirs(Qwen3::checkpoint_keys());
+  std::erase_if(keys, [](const CheckpointKey& key) {  // all layers have the window
+    return key.name == "max_window_layers" || key.name == "layer_types";
+  });
+  return keys;
 }
 
 std::vector<DetailKey> Qwen2Moe::details() const {
@@ -220,9 +222,7 @@ DecoderSpec Qwen2Moe::decoder(const ModelConfig& c, std::uint64_t index) const {
 }
 
 std::vector<CheckpointKey> Qwen2Moe::checkpoint_keys() const {
-  std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys(), "num_experts");
-  std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "num_local_experts"; });
-  return keys;
+  return theirs(Llama::checkpoint_keys());
 }
 
 std::vector<DetailKey> Olmoe::details() const {
@@ -249,7 +249,7 @@ DecoderSpec Olmoe::decoder(const ModelConfig& c, std::uint64_t index) const {
 }
 
 std::vector<CheckpointKey> Olmoe::checkpoint_keys() const {
-  std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys(), "num_experts");
+  std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys());
   keys.push_back({"clip_qkv", "", {"null"}});
   return keys;
 }
@@ -295,9 +295,7 @@ DecoderSpec GptOss::decoder(const ModelConfig& c, std::uint64_t index) const {
 }
 
 std::vector<CheckpointKey> GptOss::checkpoint_keys() const {
-  std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys(), "num_local_experts");
-  keys.push_back({"experts_per_token", "num_experts_per_tok"});
-  return keys;
+  return theirs(Llama::checkpoint_keys());
 }
 
 }  // namespace ballast::model

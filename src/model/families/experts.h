@@ -28,6 +28,17 @@ class Mixtral final : public Llama {
   void complete(ModelConfig& c, const Refuse& refuse) const override;
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
   std::vector<CheckpointKey> checkpoint_keys() const override;
+  CheckpointRules checkpoint_rules() const override {
+    return {.rope = {.longest = 131072}, .aliases = {{"num_experts", "num_local_experts"}}};
+  }
+
+ protected:
+  std::vector<CheckpointStandard> checkpoint_standards() const override {
+    return {{"rms_norm_eps", 1e-5},
+            {"num_key_value_heads", 8},
+            {"intermediate_size", 14336},
+            {"num_local_experts", 8}};
+  }
 };
 
 /// Qwen 3 with experts in the layers that decoder_sparse_step and mlp_only_layers leave to them.
@@ -40,8 +51,19 @@ class Qwen3Moe final : public Qwen3 {
   void complete(ModelConfig& c, const Refuse& refuse) const override;
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
   std::vector<CheckpointKey> checkpoint_keys() const override;
+  CheckpointRules checkpoint_rules() const override {
+    return {.rope = {.longest = 32768},
+            .aliases = {{"num_local_experts", "num_experts"}},
+            .without_effect = {"max_window_layers"}};
+  }
 
  protected:
+  std::vector<CheckpointStandard> checkpoint_standards() const override {
+    return {{"num_key_value_heads", 4},
+            {"intermediate_size", 6144},
+            {"sliding_window", 4096, true},
+            {"num_experts", 128}};
+  }
   bool is_windowed(const ModelConfig& /*config*/, std::uint64_t /*index*/) const override {
     return true;
   }
@@ -56,8 +78,15 @@ class Qwen2Moe final : public Llama {
   void complete(ModelConfig& c, const Refuse& refuse) const override;
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
   std::vector<CheckpointKey> checkpoint_keys() const override;
+  CheckpointRules checkpoint_rules() const override { return {.rope = {.longest = 32768}}; }
 
  protected:
+  std::vector<CheckpointStandard> checkpoint_standards() const override {
+    return {{"num_key_value_heads", 16, true},
+            {"intermediate_size", 5632},
+            {"sliding_window", 4096, true},
+            {"num_experts", 60}};
+  }
   bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
     return index % 2 == 0 && static_cast<double>(index) < c.number("max_window_layers");
   }
@@ -72,6 +101,14 @@ class Olmoe final : public Llama {
   void complete(ModelConfig& c, const Refuse& refuse) const override;
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
   std::vector<CheckpointKey> checkpoint_keys() const override;
+  CheckpointRules checkpoint_rules() const override {
+    return {.rope = {.longest = 4096}, .aliases = {{"num_local_experts", "num_experts"}}};
+  }
+
+ protected:
+  std::vector<CheckpointStandard> checkpoint_standards() const override {
+    return {{"rms_norm_eps", 1e-5}, {"intermediate_size", 2048}, {"num_experts", 64}};
+  }
 };
 
 /// GPT-OSS: attention with sinks, biases everywhere, a clamped gate, and stacked experts. A token's
@@ -85,8 +122,26 @@ class GptOss final : public Llama {
   void complete(ModelConfig& c, const Refuse& refuse) const override;
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
   std::vector<CheckpointKey> checkpoint_keys() const override;
+  CheckpointRules checkpoint_rules() const override {
+    return {.rope = {.longest = 131072,
+                     .standard = text::Json::object({{"rope_type", "yarn"},
+                                                     {"factor", 32.0},
+                                                     {"beta_fast", 32.0},
+                                                     {"beta_slow", 1.0},
+                                                     {"truncate", false},
+                                                     {"original_max_position_embeddings", 4096}})},
+            .aliases = {{"num_experts", "num_local_experts"}},
+            .without_effect = {"experts_per_token", "initial_context_length"}};
+  }
 
  protected:
+  std::vector<CheckpointStandard> checkpoint_standards() const override {
+    return {{"rms_norm_eps", 1e-5},
+            {"num_key_value_heads", 8},
+            {"head_dim", 64},
+            {"intermediate_size", 2880},
+            {"num_local_experts", 128}};
+  }
   bool is_windowed(const ModelConfig& /*config*/, std::uint64_t index) const override {
     return index % 2 == 0;
   }

@@ -36,7 +36,6 @@ std::vector<CheckpointKey> Gemma3::checkpoint_keys() const {
   std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "hidden_act"; });
   keys.insert(keys.end(),
               {{"hidden_activation", "", {"gelu_pytorch_tanh", "gelu_new", "gelu_fast"}},
-               {"_sliding_window_pattern", "sliding_window_pattern", {}},
                {"attn_logit_softcapping", "", {}},
                {"final_logit_softcapping", "", {}},
                {"use_bidirectional_attention", "", {"false"}}});

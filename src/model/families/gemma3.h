@@ -40,8 +40,15 @@ class Gemma3 final : public Llama {
   }
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
   std::vector<CheckpointKey> checkpoint_keys() const override;
+  CheckpointRules checkpoint_rules() const override {
+    return {.rope = {.longest = 131072, .by_layer_type = true},
+            .without_effect = {"_sliding_window_pattern", "hidden_act"}};
+  }
 
  protected:
+  std::vector<CheckpointStandard> checkpoint_standards() const override {
+    return {{"num_key_value_heads", 4}, {"head_dim", 256}, {"intermediate_size", 9216}};
+  }
   bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
     return (index + 1) % static_cast<std::uint64_t>(c.number("sliding_window_pattern")) != 0;
   }

@@ -50,18 +50,31 @@ class Gpt2 final : public DecoderFamily {
         .residual_factor = 1.0 / std::sqrt(2.0 * static_cast<double>(c.num_layers))};
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
-    return {{"model_type", "family"},
-            {"vocab_size", "vocab_size"},
-            {"n_embd", "hidden_size"},
-            {"n_layer", "num_layers"},
-            {"n_head", "num_heads"},
-            {"n_inner", "intermediate_size"},
-            {"n_positions", "max_sequence"},
-            {"layer_norm_epsilon", "norm_epsilon"},
-            {"tie_word_embeddings", "tie_embeddings"},
-            {"activation_function", "", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}},
-            {"scale_attn_weights", "", {"true"}},
-            {"scale_attn_by_inverse_layer_idx", "", {"false"}}};
+    std::vector<CheckpointKey> keys = {
+        {"model_type", "family"},
+        {"vocab_size", "vocab_size"},
+        {"n_embd", "hidden_size"},
+        {"n_layer", "num_layers"},
+        {"n_head", "num_heads"},
+        {"n_inner", "intermediate_size"},
+        {"n_positions", "max_sequence"},
+        {"layer_norm_epsilon", "norm_epsilon"},
+        {"tie_word_embeddings", "tie_embeddings"},
+        {"activation_function", "", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}},
+        {"scale_attn_weights", "", {"true"}},
+        {"scale_attn_by_inverse_layer_idx", "", {"false"}}};
+    set_standards(
+        keys, {{"n_positions", 1024}, {"layer_norm_epsilon", 1e-5}, {"tie_word_embeddings", true}});
+    return keys;
+  }
+  CheckpointRules checkpoint_rules() const override {
+    return {.aliases = {{"hidden_size", "n_embd"},
+                        {"num_hidden_layers", "n_layer"},
+                        {"num_attention_heads", "n_head"},
+                        {"max_position_embeddings", "n_positions"}},
+            .without_effect = {"n_ctx", "reorder_and_upcast_attn", "summary_activation",
+                               "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+                               "summary_use_proj"}};
   }
   /// The causal mask, and the value of masked scores.
   std::vector<CheckpointBuffer> checkpoint_buffers(const ModelConfig& c) const override {

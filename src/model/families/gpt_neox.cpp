@@ -59,10 +59,11 @@ std::vector<CheckpointKey> GptNeoX::checkpoint_keys() const {
                                      {"num_attention_heads", "num_heads", {}},
                                      {"intermediate_size", "intermediate_size", {}},
                                      {"layer_norm_eps", "norm_epsilon", {}},
-                                     {"tie_word_embeddings", "tie_embeddings", {}},
-                                     {"rotary_emb_base", "rope_theta", {}},
-                                     {"rotary_pct", "partial_rotary_factor", {}}};
-  for (const DetailKey& detail : details()) keys.push_back({detail.name, detail.name, {}});
+                                     {"tie_word_embeddings", "tie_embeddings", {}}};
+  for (const DetailKey& detail : details()) keys.push_back(checkpoint_key(detail));
+  set_standards(
+      keys,
+      {{"intermediate_size", 24576}, {"layer_norm_eps", 1e-5}, {"tie_word_embeddings", false}});
   return keys;
 }
 

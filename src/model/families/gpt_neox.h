@@ -33,6 +33,9 @@ class GptNeoX final : public DecoderFamily {
   }
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
   std::vector<CheckpointKey> checkpoint_keys() const override;
+  CheckpointRules checkpoint_rules() const override {
+    return {.rope = {.longest = 2048, .theta = "rotary_emb_base", .part = "rotary_pct"}};
+  }
   /// The causal mask, the value of masked scores, and frequencies.
   std::vector<CheckpointBuffer> checkpoint_buffers(const ModelConfig& /*c*/) const override {
     return {{".attention.bias", {1, 1, 0, 0}},

@@ -57,12 +57,17 @@ class Llama : public DecoderFamily {
                                        {"num_key_value_heads", "num_kv_heads"},
                                        {"head_dim", "head_dim"},
                                        {"intermediate_size", "intermediate_size"},
-
                                        {"rms_norm_eps", "norm_epsilon"},
                                        {"tie_word_embeddings", "tie_embeddings"},
                                        {"hidden_act", "", {"silu", "swish"}}};
-    for (const DetailKey& detail : details()) keys.push_back({detail.name, detail.name});
+    for (const DetailKey& detail : details()) keys.push_back(checkpoint_key(detail));
+    set_standards(keys, {{"rms_norm_eps", 1e-6}, {"tie_word_embeddings", ties_embeddings()}});
+    set_standards(keys, checkpoint_standards());
     return keys;
+  }
+  CheckpointRules checkpoint_rules() const override {
+    return {.rope = {.longest = 2048},
+            .without_effect = {"is_llama_config", "pretraining_tp"}};  // as SmolLM2 has them
   }
   /// Frequencies of the rotary positions.
   std::vector<CheckpointBuffer> checkpoint_buffers(const ModelConfig& c) const override {
@@ -70,6 +75,10 @@ class Llama : public DecoderFamily {
   }
 
  protected:
+  /// Values of the class of transformers for missing keys that differ from those of the details.
+  [[nodiscard]] virtual std::vector<CheckpointStandard> checkpoint_standards() const {
+    return {{"intermediate_size", 11008}};
+  }
   std::string prefix(std::uint64_t index) const override {
     return fmt::format("model.layers.{}.", index);
   }

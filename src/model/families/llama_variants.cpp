@@ -29,7 +29,9 @@ std::uint64_t Llama::window(const ModelConfig& c, std::uint64_t index) const {
 
 void Llama::check_windows(const ModelConfig& c, const Refuse& refuse) {
   const text::Json* const tokens = given_detail(c, "sliding_window");
-  if (tokens != nullptr && (!tokens->whole() || *tokens->whole() == 0)) {
+  const text::Json* const used = given_detail(c, "use_sliding_window");
+  const bool unused = used != nullptr && !used->flag();  // transformers writes 0 then
+  if (tokens != nullptr && (!tokens->whole() || (*tokens->whole() == 0 && !unused))) {
     refuse("sliding_window",
            fmt::format("must be a number of tokens, got {}", tokens->described()));
   }

@@ -18,6 +18,13 @@ class Mistral final : public Llama {
   std::vector<DetailKey> details() const override {
     return {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"sliding_window", {}}};
   }
+  CheckpointRules checkpoint_rules() const override { return {.rope = {.longest = 131072}}; }
+
+ protected:
+  std::vector<CheckpointStandard> checkpoint_standards() const override {
+    return {
+        {"num_key_value_heads", 8}, {"intermediate_size", 14336}, {"sliding_window", 4096, true}};
+  }
 };
 
 /// Biases of queries, keys and values.
@@ -34,8 +41,14 @@ class Qwen2 final : public Llama {
     spec.qkv_bias = true;
     return spec;
   }
+  CheckpointRules checkpoint_rules() const override { return {.rope = {.longest = 32768}}; }
 
  protected:
+  std::vector<CheckpointStandard> checkpoint_standards() const override {
+    return {{"num_key_value_heads", 32, true},
+            {"intermediate_size", 22016},
+            {"sliding_window", 4096, true}};
+  }
   bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
     return static_cast<double>(index) >= c.number("max_window_layers");
   }
@@ -58,8 +71,15 @@ class Qwen3 : public Llama {
     spec.key_norm = "self_attn.k_norm";
     return spec;
   }
+  CheckpointRules checkpoint_rules() const override { return {.rope = {.longest = 32768}}; }
 
  protected:
+  std::vector<CheckpointStandard> checkpoint_standards() const override {
+    return {{"num_key_value_heads", 32, true},
+            {"head_dim", 128},
+            {"intermediate_size", 22016},
+            {"sliding_window", 4096, true}};
+  }
   bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
     return static_cast<double>(index) >= c.number("max_window_layers");
   }
@@ -78,8 +98,16 @@ class SmolLm3 final : public Llama {
   }
   void complete(ModelConfig& c, const Refuse& refuse) const override;
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
+  CheckpointRules checkpoint_rules() const override {
+    return {.rope = {.longest = 32768}, .without_effect = {"max_window_layers", "pretraining_tp"}};
+  }
 
  protected:
+  std::vector<CheckpointStandard> checkpoint_standards() const override {
+    return {{"num_key_value_heads", 4, true},
+            {"intermediate_size", 11008},
+            {"tie_word_embeddings", true}};
+  }
   bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
     return !rotates(c, index);
   }
@@ -105,6 +133,15 @@ class Phi3 final : public Llama {
     spec.mlp_in = {"mlp.gate_up_proj"};
     return spec;
   }
+  CheckpointRules checkpoint_rules() const override {
+    return {.rope = {.longest = 4096, .part = "partial_rotary_factor", .trained = 4096},
+            .without_effect = {"full_attn_mod", "interpolate_factor"}};
+  }
+
+ protected:
+  std::vector<CheckpointStandard> checkpoint_standards() const override {
+    return {{"rms_norm_eps", 1e-5}, {"intermediate_size", 8192}};
+  }
 };
 
 /// Norms after attention and MLP, none before them, and norms of whole queries and keys.
@@ -125,6 +162,12 @@ class Olmo2 final : public Llama {
     spec.key_norm = "self_attn.k_norm";
     spec.norms_whole_rows = true;
     return spec;
+  }
+  CheckpointRules checkpoint_rules() const override { return {.rope = {.longest = 2048}}; }
+
+ protected:
+  std::vector<CheckpointStandard> checkpoint_standards() const override {
+    return {{"rms_norm_eps", 1e-5}, {"intermediate_size", 11008}};
   }
 };
 
