@@ -34,11 +34,11 @@ def held_out_batches(config):
     length = config["data"]["sequence_length"]
     sequences = config["train_micro_batch_size_per_gpu"]
     held = tokens[len(tokens) - int(len(tokens) * config["data"]["held_out"]):]
-    size = sequences * length
-    count = min(config["ballast"]["eval_batches"], (len(held) - 1) // size)
-    for first in range(0, count * size, size):
-        window = torch.from_numpy(held[first:first + size + 1])
-        yield window[:-1].view(sequences, length), window[1:].view(sequences, length)
+    whole = min(config["ballast"]["eval_batches"] * sequences, (len(held) - 1) // length)
+    for first in range(0, whole, sequences):
+        rows = min(sequences, whole - first)  # the last micro-batch may have fewer
+        window = torch.from_numpy(held[first * length:(first + rows) * length + 1])
+        yield window[:-1].view(rows, length), window[1:].view(rows, length)
 
 
 def documents_one_by_one(config):

@@ -159,8 +159,10 @@ std::vector<HeldArray> held_arrays(const HeldBlock& held, bool states) {
 std::vector<StateRange> whole_ranges(const Blueprint& blueprint) {
   std::vector<StateRange> ranges;
   for (const model::BlockSpec& block : model::blocks_without_expert_parallelism(blueprint.model)) {
-    ranges.push_back(
-        {block.number, StateKind::weights, 0, block.plain_elements(), size_of(blueprint.type)});
+    const Elems plain = block.plain_elements();
+    if (plain > 0) {
+      ranges.push_back({block.number, StateKind::weights, 0, plain, size_of(blueprint.type)});
+    }
     const Elems trained = block.trained_elements();
     for (const auto& [kind, array] : state_arrays({blueprint.type, blueprint.states, trained})) {
       const Elems entries = entries_of(kind, {0, trained, trained}).elements;

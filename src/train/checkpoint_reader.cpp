@@ -247,7 +247,7 @@ void Checkpoint::add_piece(const StateRange& range, Bytes offset, const fs::path
   pieces_[{range.block, range.kind}].push_back({range, files_.size() - 1, offset});
 }
 
-/// The pieces of each array must be all of it, and every block must have its weights.
+/// The pieces of each array must be all of it, and every block must have its weights or codes.
 void Checkpoint::check_complete() {
   const fs::path path = facts_file(folder_);
   const auto refuse = [&](StateKind kind, std::size_t block) {
@@ -267,9 +267,10 @@ void Checkpoint::check_complete() {
   }
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
     const auto weights = pieces_.find({b, StateKind::weights});
-    if (weights == pieces_.end() || count_of(weights->second) != blocks_[b].elements) {
-      refuse(StateKind::weights, b);
-    }
+    const Elems found = weights == pieces_.end() ? 0 : count_of(weights->second);
+    if (found != blocks_[b].elements) refuse(StateKind::weights, b);
+    // A block whose matrices are all quantised, such as an expert, has codes alone.
+    if (found == 0 && !pieces_.contains({b, StateKind::codes})) refuse(StateKind::codes, b);
   }
 }
 

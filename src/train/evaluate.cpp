@@ -15,10 +15,8 @@ std::optional<engine::Evaluation> evaluate(engine::Engine& engine, const Evaluat
   const std::uint64_t available = batches.size();
   const std::uint64_t wanted = std::min(requested, available);
   if (wanted == 0) return std::nullopt;
-  const EvaluationShare share = {.together = engine.evaluation_micro_batches(),
-                                 .rank = rank,
-                                 .world = world,
-                                 .padded = batches.pads()};
+  const EvaluationShare share = {
+      .together = engine.evaluation_micro_batches(), .rank = rank, .world = world};
   const std::uint64_t runs = share.runs(requested, available);
   double sum = 0.0;
   std::uint64_t targets = 0;

@@ -22,14 +22,12 @@ void Batch::append(const Batch& other) {
 
 std::uint64_t EvaluationShare::runs(std::uint64_t requested, std::uint64_t available) const {
   const std::uint64_t all = together * world;
-  const std::uint64_t wanted = std::min(requested, available) + (padded ? all - 1 : 0);
-  return std::max<std::uint64_t>(1, wanted / all);
+  return (std::min(requested, available) + all - 1) / all;
 }
 
 std::uint64_t EvaluationShare::index(std::uint64_t run, std::uint64_t micro,
                                      std::uint64_t requested, std::uint64_t available) const {
   const std::uint64_t number = (run * world + rank) * together + micro;
-  if (!padded) return number % available;
   return number < std::min(requested, available) ? number : available;
 }
 
@@ -56,19 +54,16 @@ Batch empty_batch(std::uint64_t step, std::uint64_t sequences, std::uint64_t len
 }  // namespace
 
 EvaluationBatches::EvaluationBatches(std::shared_ptr<const SequenceSource> source,
-                                     std::uint64_t sequences, std::uint64_t length, bool fills_up)
-    : source_(std::move(source)),
-      sequences_(sequences),
-      length_(length),
-      pads_(source_ != nullptr && (fills_up || source_->packed() || source_->paired())) {}
+                                     std::uint64_t sequences, std::uint64_t length)
+    : source_(std::move(source)), sequences_(sequences), length_(length) {}
 
 std::uint64_t EvaluationBatches::size() const {
   if (source_ == nullptr) return 0;
-  return (source_->size() + (pads_ ? sequences_ - 1 : 0)) / sequences_;
+  return (source_->size() + sequences_ - 1) / sequences_;
 }
 
 Batch EvaluationBatches::batch(std::uint64_t index) const {
-  expects(index < size() || pads_, "loader: the evaluation data have no such batch");
+  expects(source_ != nullptr, "loader: there are no evaluation data");
   auto batch = empty_batch(0, sequences_, length_, *source_);
   for (std::uint64_t sequence = 0; sequence < sequences_; ++sequence) {
     const auto n = index * sequences_ + sequence;

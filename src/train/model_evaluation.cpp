@@ -146,7 +146,7 @@ ModelEvaluation evaluate_model(const config::Config& config,
   engine::Blueprint blueprint = planning::draw_evaluation(config);
   std::optional<MadeDirectory> swap;
   if (blueprint.schedule.bytes(Tier::nvme) > 0) swap.emplace(config.ballast.out);
-  const EvaluationBatches batches(source, blueprint.shape.sequences, blueprint.shape.length, true);
+  const EvaluationBatches batches(source, blueprint.shape.sequences, blueprint.shape.length);
   engine::Engine engine(std::move(blueprint), planning::engine_options(config), interrupted);
   start_from_weights(engine, config,
                      [&](Bytes done, Bytes total) { progress("reading weights", done, total); });

@@ -166,7 +166,7 @@ void warn_without_evaluation(const config::Config& config, const TrainingData& d
                     share));
     return;
   }
-  const std::uint64_t needed = config.batch.micro_batch * config.data.sequence_length + 1;
+  const std::uint64_t needed = config.data.sequence_length + 1;
   const std::uint64_t held = data.summary.evaluation_tokens;
   const std::uint64_t total = data.summary.training_tokens + held;
   const bool share_helps = !files && total / 2 >= needed;  // the share is at most 0.5
@@ -176,9 +176,8 @@ void warn_without_evaluation(const config::Config& config, const TrainingData& d
                           static_cast<std::uint64_t>(share * static_cast<double>(total)));
   log(LogLevel::warning,
       fmt::format("there will be no held-out loss: {}, but an evaluation needs {} "
-                  "(train_micro_batch_size_per_gpu {} x data.sequence_length {} + 1); give more "
-                  "data{} or a smaller sequence_length",
-                  data_text, needed, config.batch.micro_batch, config.data.sequence_length,
+                  "(data.sequence_length {} + 1); give more data{} or a smaller sequence_length",
+                  data_text, needed, config.data.sequence_length,
                   share_helps ? ", a larger share" : ""));
 }
 

@@ -301,9 +301,9 @@ class CommandLine(RunTest):
         self.assertEqual(self.train("--overwrite", *settings[2:], scheduler=decay).stderr, "")
 
     def test_held_out_data_too_short_for_an_evaluation(self):
-        # An evaluation needs 2 sequences of 32 tokens and 1; a single sequence needs 33.
-        for tokens, held, help in ((100, 5, "give more data or "), (600, 30, ", a larger share"),
-                                   (1280, 64, ", a larger share"), (1300, 65, None)):
+        # An evaluation needs a sequence of 32 tokens and 1; padding fills its micro-batch.
+        for tokens, held, help in ((60, 3, "give more data or "), (100, 5, ", a larger share"),
+                                   (640, 32, ", a larger share"), (660, 33, None)):
             (self.path / "text.txt").write_text(TEXT[:tokens])
             done = self.train("--overwrite")
             self.assertEqual(done.returncode, 0, done.stderr)
@@ -313,7 +313,7 @@ class CommandLine(RunTest):
                 continue
             self.assertRegex(done.stderr, r"\Aballast: warning: .*\n\Z")
             for words in ("no held-out loss", f"data.held_out 0.05 of {tokens} tokens is {held},",
-                          "needs 65 ", help, "a smaller sequence_length"):
+                          "needs 33 ", help, "a smaller sequence_length"):
                 self.assertIn(words, done.stderr)
         (self.path / "text.txt").write_text(TEXT[:600])
         self.assertEqual(self.train("--overwrite", "--set", "data.held_out=0").stderr, "")

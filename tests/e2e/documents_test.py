@@ -73,7 +73,7 @@ class DocumentsTest(RunTest):
         self.assertIn("eval_loss", self.rows()[-1])
         (self.path / "eval.txt").write_text("short")
         done = self.train("--overwrite", data={"eval": ["eval.txt"]})
-        self.assertIn("the files of data.eval have 5 tokens, but an evaluation needs 65", done.stderr)
+        self.assertIn("the files of data.eval have 5 tokens, but an evaluation needs 33", done.stderr)
 
     def test_a_share_of_the_documents_is_held_out(self):
         done = self.train(model=MODEL, data=documents_data(eval=0.2))

@@ -22,7 +22,7 @@ LLAMA = {"model_type": "llama", "vocab_size": 131, "hidden_size": 48, "num_hidde
          "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16"}
 ON_HOST = ("--set", "ballast.device=host")
 FP32 = {"bf16": {"enabled": False}}
-# All held-out micro-batches, in whole runs of the evaluation plan: 15 x 2 sequences of 32 tokens.
+# The held-out data are 16 micro-batches of 2 sequences of 32 tokens.
 DATA = {"text": ["text.txt"], "sequence_length": 32, "eval": ["held.txt"]}
 HELD_OUT_BYTES = 16 * 2 * 32 + 1
 
@@ -56,7 +56,9 @@ class Eval(RunTest):
         return model
 
     def test_an_untrained_config_has_the_loss_of_a_run_that_learns_nothing(self):
-        for type_of_run in (FP32, {}):
+        # 16 micro-batches, of which not every accumulation has a multiple.
+        for type_of_run in (FP32, {}, {**FP32, "gradient_accumulation_steps": 3},
+                            {"gradient_accumulation_steps": 5}):
             done = self.train("--overwrite", data=DATA, ballast=self.still, **type_of_run,
                               optimizer={"type": "SGD", "params": {"lr": 1e-30, "weight_decay": 0}})
             self.assertEqual(done.returncode, 0, done.stderr)
@@ -64,6 +66,22 @@ class Eval(RunTest):
             self.assertEqual(found["loss"], self.eval_loss())
             self.assertEqual(found["perplexity"], math.exp(found["loss"]))
             self.assertEqual((found["targets"], found["sequences"]), (32 * 32, 32))
+
+    def test_the_held_out_loss_does_not_depend_on_how_micro_batches_are_grouped(self):
+        still = {"optimizer": {"type": "SGD", "params": {"lr": 1e-30, "weight_decay": 0}}, **FP32}
+        for batches in (1, 3, 5, 1000):
+            losses = []
+            for accumulation in (1, 2, 7, 40):
+                done = self.train("--overwrite", data=DATA, **still,
+                                  gradient_accumulation_steps=accumulation,
+                                  ballast={**self.still, "eval_batches": batches})
+                self.assertEqual(done.returncode, 0, done.stderr)
+                losses.append(self.eval_loss())
+            for loss in losses:
+                self.assertAlmostEqual(loss, losses[0], delta=1e-13)
+        # Micro-batches of 5 sequences: the last one has 2.
+        found = self.evaluate(self.path / "config.json", "--set", "train_micro_batch_size_per_gpu=5")
+        self.assertAlmostEqual(found["loss"], losses[0], delta=1e-6)
 
     def test_a_run_has_the_loss_of_its_last_evaluation(self):
         for type_of_run in (FP32, {}):

@@ -63,7 +63,7 @@ struct KeptStates {
   std::vector<KeptHome> homes;
 };
 
-/// All arrays of all blocks, whole, as the ranks together keep them.
+/// All arrays of all blocks that are not empty, whole, as the ranks together keep them.
 std::vector<StateRange> whole_ranges(const Blueprint& blueprint);
 
 /// Receives the bytes of a range. May throw.

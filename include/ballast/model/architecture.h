@@ -257,8 +257,8 @@ std::uint64_t attention_tiles(const ModelConfig& config);
 /// The config of a model whose layers in one piece are as wide as the widest tiles of `config`.
 ModelConfig config_of_tile(const ModelConfig& config);
 
-/// The config of a model without experts whose layers have as many FLOPs per token; others as they
-/// are.
+/// The config of a family without experts with the FLOPs per token of the first layer with experts,
+/// or of a dense one if there is none. Returns the configs of other families unchanged.
 ModelConfig without_experts(const ModelConfig& config);
 
 /// Completes the config and lays out the blocks. Throws Error(config) naming the key and the broken

@@ -33,20 +33,18 @@ struct LoaderOptions {
   std::uint64_t world = 1;
 };
 
-/// Assigns held-out micro-batches to a rank. All ranks together take them in order, so the result
-/// does not depend on the number of ranks if they share them evenly or the rest is padding.
+/// Assigns held-out micro-batches to a rank. All ranks together take each of them once, in order;
+/// what is missing to a whole run of the evaluation plan is padding, which has no targets. So the
+/// result is the mean over the same targets for every number of ranks and every accumulation.
 struct EvaluationShare {
   std::uint64_t together = 1;  ///< micro-batches of a rank in one run of the evaluation plan
   std::uint64_t rank = 0;
   std::uint64_t world = 1;
-  bool padded = false;  ///< micro-batches without data may be padding (EvaluationBatches::pads())
 
-  /// Runs of the evaluation plan for `requested` of the `available` micro-batches, at least one:
-  /// rounded up if `padded`, otherwise down.
+  /// Runs of the evaluation plan for `requested` of the `available` micro-batches.
   [[nodiscard]] std::uint64_t runs(std::uint64_t requested, std::uint64_t available) const;
-  /// The held-out micro-batch that is number `micro` of this rank in run `run`. Behind the last
-  /// requested one it is `available`, which stands for padding, if `padded`; otherwise held-out
-  /// data that are too short (`available`, at least 1) are repeated.
+  /// The held-out micro-batch that is number `micro` of this rank in run `run`, or `available` for
+  /// padding after the last requested one.
   [[nodiscard]] std::uint64_t index(std::uint64_t run, std::uint64_t micro, std::uint64_t requested,
                                     std::uint64_t available) const;
 };
@@ -54,23 +52,19 @@ struct EvaluationShare {
 /// The micro-batches of an evaluation, in the order of their source.
 class EvaluationBatches {
  public:
-  /// Micro-batches of `sequences` sequences of `length` tokens; `source` may be null. `fills_up`: a
-  /// last one with fewer sequences is filled with padding, as always if `source` has padding;
-  /// otherwise it is left out.
+  /// Micro-batches of `sequences` sequences of `length` tokens; `source` may be null. A last one
+  /// with fewer sequences is filled with padding.
   EvaluationBatches(std::shared_ptr<const SequenceSource> source, std::uint64_t sequences,
-                    std::uint64_t length, bool fills_up = false);
+                    std::uint64_t length);
 
   [[nodiscard]] std::uint64_t size() const;
-  /// Whether batch() gives padding behind the data.
-  [[nodiscard]] bool pads() const { return pads_; }
-  /// Micro-batch `index` (below size(), or padding alone): [sequences][length].
+  /// Micro-batch `index`: [sequences][length]. It is all padding, without targets, from size() on.
   [[nodiscard]] Batch batch(std::uint64_t index) const;
 
  private:
   std::shared_ptr<const SequenceSource> source_;
   std::uint64_t sequences_;
   std::uint64_t length_;
-  bool pads_;
 };
 
 /// Batches of a run. A step of all ranks has B = world * micro_batches * sequences sequences, in

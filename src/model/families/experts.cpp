@@ -98,6 +98,11 @@ DecoderSpec instead_of_mlp(DecoderSpec spec, ExpertsSpec experts) {
   return spec;
 }
 
+/// Whether the family has keys of experts. All layers of such a model may still be dense.
+bool may_have_experts(const ModelConfig& c) {
+  return c.details.contains("router_z_loss_coef");
+}
+
 /// The keys that Hugging Face's configs have.
 std::vector<CheckpointKey> theirs(std::vector<CheckpointKey> keys) {
   std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "router_z_loss_coef"; });
@@ -107,25 +112,25 @@ std::vector<CheckpointKey> theirs(std::vector<CheckpointKey> keys) {
 }  // namespace
 
 RouterLosses router_losses(const ModelConfig& c) {
-  if (!c.details.contains("router_z_loss_coef")) return {};
+  if (!may_have_experts(c)) return {};
   const bool balances = c.flag("output_router_logits");
   return {balances ? c.number("router_aux_loss_coef") : 0.0, c.number("router_z_loss_coef")};
 }
 
 ModelConfig without_experts(const ModelConfig& c) {
   const auto* const described = dynamic_cast<const DecoderFamily*>(&family(c.family));
-  if (described == nullptr) return c;
+  if (described == nullptr || !may_have_experts(c)) return c;
+  ModelConfig dense = c;
+  dense.family = "llama";
+  dense.details.clear();
+  dense.expert_parallel = 1;
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
     const ExpertsSpec experts = described->decoder(c, index).experts;
     if (experts.count == 0) continue;
-    ModelConfig dense = c;
-    dense.family = "llama";
-    dense.details.clear();
-    dense.expert_parallel = 1;
     dense.intermediate_size = experts.per_token * experts.width + experts.shared_width;
-    return dense;
+    break;
   }
-  return c;
+  return dense;
 }
 
 std::uint64_t widest_of_experts(const ModelConfig& c) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -73,6 +74,27 @@ TEST_F(CalibrationTest, FindsEveryRateOfARun) {
     EXPECT_GE(rates.mixed_read_share, 0.0);
     EXPECT_LE(rates.mixed_read_share, 1.0);
     EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
+  }
+}
+
+/// Layers of such a family may all be dense, be dense in part, or have one expert.
+TEST_F(CalibrationTest, TheSampleOfAFamilyWithExpertsIsADenseLayer) {
+  const std::string experts =
+      R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_experts": 4,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 24, "intermediate_size": 40)";
+  const std::string shared = R"(, "family": "qwen2_moe", "shared_expert_intermediate_size": 8)";
+  const std::string own = R"(, "family": "qwen3_moe", "head_dim": 16)";
+  const std::vector<std::pair<std::string, std::uint64_t>> widths = {
+      {shared + R"(, "mlp_only_layers": [0, 1])", 40}, {own + R"(, "mlp_only_layers": [1, 0])", 40},
+      {own + R"(, "decoder_sparse_step": 3)", 40},     {own + R"(, "mlp_only_layers": [0])", 48},
+      {own + R"(, "decoder_sparse_step": 2)", 48},     {shared, 56}};
+  for (const auto& [keys, width] : widths) {
+    const config::Config config =
+        test::tiny_config(experts + keys, true, directory_.path(), {kAuto});
+    const Sample sample = make_sample(config, model::build_architecture(config.model));
+    EXPECT_EQ(sample.blueprint.model.blocks.size(), 3U) << keys;
+    EXPECT_EQ(sample.blueprint.model.config.intermediate_size, width) << keys;
+    EXPECT_EQ(sample.blueprint.workload.routing_bytes, 0U) << keys;
   }
 }
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -234,15 +234,13 @@ TEST(Loader, GivesNoSequenceOfAStepToTwoRanks) {
 
 /// The held-out micro-batches that all ranks take, in order.
 std::vector<std::uint64_t> evaluated(std::uint64_t together, std::uint64_t world,
-                                     std::uint64_t wanted, std::uint64_t there,
-                                     bool padded = false) {
+                                     std::uint64_t wanted, std::uint64_t there) {
   std::vector<std::uint64_t> all;
-  const EvaluationShare first = {together, 0, world, padded};
+  const EvaluationShare first = {together, 0, world};
   for (std::uint64_t run = 0; run < first.runs(wanted, there); ++run) {
     for (std::uint64_t rank = 0; rank < world; ++rank) {
       for (std::uint64_t micro = 0; micro < together; ++micro) {
-        all.push_back(
-            EvaluationShare{together, rank, world, padded}.index(run, micro, wanted, there));
+        all.push_back(EvaluationShare{together, rank, world}.index(run, micro, wanted, there));
       }
     }
   }
@@ -258,46 +256,51 @@ TEST(EvaluationShare, TheSameMicroBatchesAreEvaluatedByAnyNumberOfRanks) {
   EXPECT_EQ(evaluated(1, 4, 24, 100), alone);
 }
 
-TEST(EvaluationShare, EvaluatesWholeRunsAndRepeatsAShortPart) {
-  EXPECT_EQ(evaluated(2, 3, 11, 100), (std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5}));
-  EXPECT_EQ(evaluated(2, 3, 8, 4), (std::vector<std::uint64_t>{0, 1, 2, 3, 0, 1}));
-}
-
-TEST(EvaluationShare, EvaluatesAllOfPackedDocumentsAndFillsUpWithPadding) {
-  EXPECT_EQ(evaluated(2, 1, 5, 100, true), (std::vector<std::uint64_t>{0, 1, 2, 3, 4, 100}));
-  EXPECT_EQ(evaluated(2, 3, 5, 3, true), (std::vector<std::uint64_t>{0, 1, 2, 3, 3, 3}));
-  EXPECT_EQ(evaluated(1, 2, 4, 9, true), (std::vector<std::uint64_t>{0, 1, 2, 3}));
+TEST(EvaluationShare, TakesEachMicroBatchOnceAndFillsUpWithPadding) {
+  EXPECT_EQ(evaluated(2, 1, 5, 100), (std::vector<std::uint64_t>{0, 1, 2, 3, 4, 100}));
+  EXPECT_EQ(evaluated(2, 3, 8, 4), (std::vector<std::uint64_t>{0, 1, 2, 3, 4, 4}));
+  EXPECT_EQ(evaluated(4, 1, 8, 1), (std::vector<std::uint64_t>{0, 1, 1, 1}));
+  EXPECT_EQ(evaluated(1, 2, 4, 9), (std::vector<std::uint64_t>{0, 1, 2, 3}));
+  for (std::uint64_t together = 1; together <= 5; ++together) {
+    for (std::uint64_t world = 1; world <= 4; ++world) {
+      for (std::uint64_t wanted = 1; wanted <= 12; ++wanted) {
+        std::vector<std::uint64_t> all = evaluated(together, world, wanted, 9);
+        EXPECT_EQ(all.size() % (together * world), 0U);
+        std::erase(all, 9U);
+        std::vector<std::uint64_t> each(std::min<std::uint64_t>(wanted, 9));
+        std::iota(each.begin(), each.end(), 0);
+        EXPECT_EQ(all, each);
+      }
+    }
+  }
 }
 
 TEST(Loader, ReadsTheHeldOutPartInOrderForEvaluation) {
   const test::TempDir dir;
   const auto source = counting(dir, 400);
   Loader loader = load(source, split_tokens(400, 0.1, 5), small_options());
-  ASSERT_EQ(loader.evaluation().size(), 2U);  // 40 tokens: 7 sequences: 2 whole micro-batches
+  ASSERT_EQ(loader.evaluation().size(), 3U);  // 40 tokens: 7 sequences: 2 whole micro-batches
   const auto batch = loader.evaluation().batch(1);
   EXPECT_EQ(batch.step, 0U);
   ASSERT_EQ(batch.tokens.size(), 15U);
   EXPECT_EQ(batch.tokens.front(), 375);
   EXPECT_EQ(batch.targets.back(), 390);
-  EXPECT_THROW(std::ignore = loader.evaluation().batch(2), Error);
 }
 
-TEST(EvaluationBatches, MayFillUpTheLastOneOfAStream) {
+TEST(EvaluationBatches, FillUpTheLastOneOfAStream) {
   const test::TempDir dir;
-  const auto windows = windows_of(counting(dir, 400), {360, 40}, 5, false, 0);
-  const EvaluationBatches whole(windows, 3, 5);
-  EXPECT_EQ(whole.size(), 2U);
-  EXPECT_FALSE(whole.pads());
-  const EvaluationBatches filled(windows, 3, 5, true);
-  ASSERT_EQ(filled.size(), 3U);  // 7 sequences
-  EXPECT_EQ(filled.batch(1).tokens, whole.batch(1).tokens);
-  const Batch last = filled.batch(2);
+  const EvaluationBatches batches(windows_of(counting(dir, 400), {360, 40}, 5, false, 0), 3, 5);
+  ASSERT_EQ(batches.size(), 3U);  // 7 sequences
+  const Batch last = batches.batch(2);
   EXPECT_EQ(last.tokens.front(), 390);
   EXPECT_EQ(last.real_tokens, 5U);
   EXPECT_EQ(last.targets[4], 395);
   EXPECT_EQ(std::count(last.targets.begin(), last.targets.end(), kIgnoredTarget), 10);
   EXPECT_TRUE(last.positions.empty());
-  EXPECT_EQ(EvaluationBatches(nullptr, 3, 5, true).size(), 0U);
+  const Batch padding = batches.batch(3);
+  EXPECT_EQ(std::count(padding.targets.begin(), padding.targets.end(), kIgnoredTarget), 15);
+  EXPECT_EQ(padding.real_tokens, 0U);
+  EXPECT_EQ(EvaluationBatches(nullptr, 3, 5).size(), 0U);
 }
 
 TEST(Loader, HasNoEvaluationBatchesWithoutAHeldOutPart) {
