@@ -87,7 +87,7 @@ void add_eval(Command program) {
                      "--set bf16.enabled=false)",
                      {.required = true});
   command.add_option("--data", &a.request.data,
-                     "Files to evaluate on: .safetensors documents, .bin tokens, others text "
+                     "Files to evaluate on: documents (.safetensors), tokens (.bin, .npy) or text "
                      "(default: data.eval or the held-out part; a folder has none)");
   command.add_option("--sequence-length", &a.request.sequence_length,
                      "Tokens per sequence (default: the config's; for a folder the model's "

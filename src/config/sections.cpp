@@ -141,7 +141,8 @@ Section data_keys(DataSection& d) {
                       {"seq_len", "block_size", "context_length"}),
           eval_key(d),
           held_out_key(d),
-          flag("shuffle", d.shuffle)};
+          flag("shuffle", d.shuffle),
+          flag("as_is", d.as_is)};
 }
 
 /// `text` as a block number; none when it is not one.

@@ -4,13 +4,16 @@
 #include <cmath>
 #include <numeric>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 #include "ballast/train/safetensors.h"
 
+#include "src/train/format_advice.h"
 #include "src/train/packing.h"
 #include "src/train/permutation.h"
 #include "src/train/text_files.h"
@@ -29,6 +32,7 @@ struct File {
   SafetensorsReader reader;
   std::uint64_t first = 0;  // index of its first token in the whole
   std::uint64_t tokens = 0;
+  std::uint64_t documents = 0;
   bool masked = false;
 
   [[noreturn]] void refuse(const std::string& what) const {
@@ -72,7 +76,24 @@ void check_metadata(const File& file, bool pairs) {
                     : "has pairs: name it as data.pairs");
 }
 
-File open_file_of_documents(const std::filesystem::path& path, bool pairs) {
+/// Refuses a file that does not begin like safetensors.
+void check_format(const std::filesystem::path& path, bool pairs,
+                  const std::filesystem::path& model) {
+  const FileFormat format = recognise(path);
+  refuse_other_format(path, format, {.key = pairs ? "pairs" : "documents", .model = model});
+  if (format != FileFormat::unknown || path.extension() == ".safetensors") return;
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return;
+  throw Error(
+      ErrorCategory::data,
+      fmt::format("{} is not a safetensors file: tools/prepare.py makes files of documents; "
+                  "if it holds token ids, name it as data.tokens",
+                  path.string()));
+}
+
+File open_file_of_documents(const std::filesystem::path& path, bool pairs,
+                            const std::filesystem::path& model) {
+  check_format(path, pairs, model);
   File file{.reader = SafetensorsReader(path)};
   check_metadata(file, pairs);
   file.tokens = list_of(file, kTokens, {"U16", "U32", "I32"}).elements;
@@ -84,12 +105,14 @@ File open_file_of_documents(const std::filesystem::path& path, bool pairs) {
           fmt::format("tensor 'mask' has {} elements, but 'tokens' has {}", masks, file.tokens));
     }
   }
-  if (list_of(file, kDocuments, {"I64", "U64"}).elements == 0) {
+  const Elems bounds = list_of(file, kDocuments, {"I64", "U64"}).elements;
+  if (bounds == 0) {
     file.refuse(
         "tensor 'documents' is empty; it must hold the first token of each document and "
         "the number of tokens");
   }
-  if (pairs && file.reader.find(kDocuments)->elements % 2 == 0) {
+  file.documents = bounds - 1;
+  if (pairs && file.documents % 2 == 1) {
     file.refuse(
         "tensor 'documents' has an odd number of documents, so one has no other to pair with");
   }
@@ -181,18 +204,26 @@ struct DocumentFiles::Parts {
   std::uint64_t targets = 0;
   std::uint64_t vocab_size = 0;
   bool pairs = false;
-  std::string tokenizer;
+  std::filesystem::path model;
+  TokenizerIdentity tokenizer;
+  std::uint64_t untrained = 0;  // documents without a target
+  std::uint64_t first_trained = ~std::uint64_t{0};
+  std::uint64_t last_trained = 0;
 
   void add(const std::filesystem::path& path);
   void compare_tokenizer(const File& file);
   void check(const File& file);
+  void count(const File& file, std::uint64_t document, std::uint64_t document_targets);
   void read(const File& file, std::uint64_t index, std::span<std::int32_t> tokens,
             std::span<std::uint8_t> trained) const;
 };
 
 void DocumentFiles::Parts::compare_tokenizer(const File& file) {
-  const auto own = metadata_of(file.reader, "tokenizer_sha256");
-  if (!files.empty() && own != tokenizer) {
+  const TokenizerIdentity own = {.name = metadata_of(file.reader, "tokenizer"),
+                                 .serialised = metadata_of(file.reader, "tokenizer_sha256"),
+                                 .vocabulary = metadata_of(file.reader, "vocabulary_sha256"),
+                                 .added_tokens = metadata_of(file.reader, "added_tokens_sha256")};
+  if (!files.empty() && differ(own, tokenizer)) {
     file.refuse(fmt::format("was made with another tokenizer than {}: give files of one tokenizer",
                             files.front().reader.path().string()));
   }
@@ -200,7 +231,7 @@ void DocumentFiles::Parts::compare_tokenizer(const File& file) {
 }
 
 void DocumentFiles::Parts::add(const std::filesystem::path& path) {
-  File file = open_file_of_documents(path, pairs);
+  File file = open_file_of_documents(path, pairs, model);
   file.first = offsets.back();
   compare_tokenizer(file);
   append_offsets(file, offsets);
@@ -208,21 +239,52 @@ void DocumentFiles::Parts::add(const std::filesystem::path& path) {
   files.push_back(std::move(file));
 }
 
+/// Adds the targets of a whole document.
+void DocumentFiles::Parts::count(const File& file, std::uint64_t document,
+                                 std::uint64_t document_targets) {
+  targets += document_targets;
+  if (document_targets > 0) {
+    first_trained = std::min(first_trained, document);
+    last_trained = document;
+    return;
+  }
+  ++untrained;
+  if (!pairs) return;
+  file.refuse(
+      fmt::format("document {} of the pairs has no token that is trained on: tensor 'mask' "
+                  "is 0 everywhere in it, or it has fewer than two tokens",
+                  document));
+}
+
 /// Reads all of `file` and counts its targets: the first token of a document is none.
 void DocumentFiles::Parts::check(const File& file) {
   std::vector<std::int32_t> tokens;
   std::vector<std::uint8_t> trained;
-  auto start = std::lower_bound(offsets.begin(), offsets.end(), file.first);
+  std::uint64_t sum = 0;  // targets of the document before the next start
+  const auto begin = offsets.end() - static_cast<std::ptrdiff_t>(file.documents) - 1;
+  auto next = begin;
+  const auto ends = [&] {
+    if (next != begin) count(file, static_cast<std::uint64_t>(next - offsets.begin()) - 1, sum);
+    sum = 0;
+  };
   for (std::uint64_t done = 0; done < file.tokens; done += tokens.size()) {
     tokens.resize(std::min(kPiece, file.tokens - done));
     trained.resize(tokens.size());
     read(file, done, tokens, trained);
     const std::uint64_t first = file.first + done;
-    for (; start != offsets.end() && *start < first + tokens.size(); ++start) {
-      trained[*start - first] = 0;
+    std::uint64_t at = 0;
+    for (; next != offsets.end() && *next < first + tokens.size(); ++next) {
+      const std::uint64_t start = *next - first;
+      sum +=
+          std::accumulate(trained.begin() + static_cast<std::ptrdiff_t>(std::min(at, start)),
+                          trained.begin() + static_cast<std::ptrdiff_t>(start), std::uint64_t{0});
+      ends();
+      at = start + 1;
     }
-    targets += std::accumulate(trained.begin(), trained.end(), std::uint64_t{0});
+    sum += std::accumulate(trained.begin() + static_cast<std::ptrdiff_t>(at), trained.end(),
+                           std::uint64_t{0});
   }
+  for (; next != offsets.end(); ++next) ends();
 }
 
 void DocumentFiles::Parts::read(const File& file, std::uint64_t index,
@@ -259,14 +321,23 @@ DocumentFiles& DocumentFiles::operator=(DocumentFiles&&) noexcept = default;
 DocumentFiles::~DocumentFiles() = default;
 
 DocumentFiles DocumentFiles::open(std::span<const std::string> patterns, std::uint64_t vocab_size,
-                                  bool pairs) {
+                                  bool pairs, const std::filesystem::path& model) {
   auto parts = std::make_unique<Parts>();
+  parts->model = model;
   parts->vocab_size = std::min<std::uint64_t>(vocab_size, std::uint64_t{1} << 31);
   parts->pairs = pairs;
-  for (const auto& path : list_files(patterns, FolderFilter::documents)) parts->add(path);
+  for (const auto& listed : list_files(patterns, FolderFilter::documents)) parts->add(listed.path);
   if (parts->targets == 0) {
     parts->files.back().refuse(
         "no token is trained on: tensor 'mask' is 0 everywhere, or no document has two tokens");
+  }
+  if (parts->untrained > 0) {
+    log(LogLevel::warning,
+        fmt::format("{} of {} documents in {} have nothing to train on: tensor 'mask' is 0 "
+                    "everywhere in them, or they have fewer than two tokens",
+                    parts->untrained, parts->offsets.size() - 1,
+                    parts->files.size() == 1 ? parts->files.front().reader.path().string()
+                                             : fmt::format("{} files", parts->files.size())));
   }
   return DocumentFiles(std::move(parts));
 }
@@ -285,8 +356,16 @@ std::uint64_t DocumentFiles::targets() const {
   return parts_->targets;
 }
 
-const std::string& DocumentFiles::tokenizer() const {
+const TokenizerIdentity& DocumentFiles::tokenizer() const {
   return parts_->tokenizer;
+}
+
+std::uint64_t DocumentFiles::first_trained() const {
+  return parts_->first_trained;
+}
+
+std::uint64_t DocumentFiles::last_trained() const {
+  return parts_->last_trained;
 }
 
 void DocumentFiles::read(std::uint64_t first, std::span<std::int32_t> tokens,
@@ -317,14 +396,6 @@ std::shared_ptr<const SequenceSource> packed(std::shared_ptr<const DocumentFiles
   expects(length >= 1 && range.first <= range.end && range.end < files->offsets().size(),
           "documents: the range reaches beyond the files");
   return std::make_shared<const PackedDocuments>(std::move(files), range, length, shuffle, seed);
-}
-
-bool is_file_of_pairs(const std::filesystem::path& path) {
-  try {
-    return !metadata_of(SafetensorsReader(path), kPairs).empty();
-  } catch (const Error&) {
-    return false;
-  }
 }
 
 }  // namespace ballast::train

@@ -9,6 +9,8 @@
 
 #include "ballast/train/sequences.h"
 
+#include "src/train/tokenizer_identity.h"
+
 namespace ballast::train {
 
 /// Several files of documents as one list of documents, in the listed order. Keeps the documents'
@@ -29,10 +31,12 @@ class DocumentFiles {
   /// .safetensors) for a model with `vocab_size` token ids, and reads all tokens and masks once to
   /// check them. Throws Error(data), naming the file and the tensor: not a file of documents, a
   /// dtype, shape, offset, id or mask that breaks the rules above, files of different tokenizers,
-  /// no token that is trained on; Error(io).
-  /// `pairs`: the files must have pairs, otherwise none may.
+  /// no token that is trained on, in a pair also in one of the two; Error(io). Logs a warning if
+  /// documents have nothing to train on.
+  /// `pairs`: the files must have pairs, otherwise none may. `model`: the folder with the model's
+  /// tokenizer, for advice.
   static DocumentFiles open(std::span<const std::string> patterns, std::uint64_t vocab_size,
-                            bool pairs = false);
+                            bool pairs = false, const std::filesystem::path& model = {});
 
   DocumentFiles(DocumentFiles&&) noexcept;
   DocumentFiles& operator=(DocumentFiles&&) noexcept;
@@ -43,8 +47,11 @@ class DocumentFiles {
   [[nodiscard]] std::span<const std::uint64_t> offsets() const;
   /// Tokens that are trained on as a target.
   [[nodiscard]] std::uint64_t targets() const;
-  /// The SHA-256 of the tokenizer that made the files; "" if they do not say.
-  [[nodiscard]] const std::string& tokenizer() const;
+  /// The tokenizer that made the files.
+  [[nodiscard]] const TokenizerIdentity& tokenizer() const;
+  /// The first and the last document with a token that is trained on.
+  [[nodiscard]] std::uint64_t first_trained() const;
+  [[nodiscard]] std::uint64_t last_trained() const;
 
   /// Tokens [first, first + tokens.size()), which lie in one document, and whether each is trained
   /// on (0 or 1). Throws like open() for ids and masks.
@@ -82,8 +89,5 @@ std::shared_ptr<const SequenceSource> packed(std::shared_ptr<const DocumentFiles
 std::shared_ptr<const SequenceSource> paired(std::shared_ptr<const DocumentFiles> files,
                                              DocumentRange range, std::uint64_t length,
                                              bool shuffle, std::uint64_t seed);
-
-/// Whether the file says that it has pairs; false if it cannot be read.
-[[nodiscard]] bool is_file_of_pairs(const std::filesystem::path& path);
 
 }  // namespace ballast::train

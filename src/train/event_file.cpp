@@ -26,12 +26,6 @@ std::string little_endian(Number number) {
   return bytes;
 }
 
-/// The CRC of data as TFRecord stores it: masked, since a CRC of data that contain CRCs is weak.
-std::string masked_crc(std::string_view bytes) {
-  constexpr std::uint32_t kMask = 0xA282EAD8;
-  return little_endian(std::rotr(crc32c(bytes), 15) + kMask);
-}
-
 std::string record(const std::string& message) {
   const std::string length = little_endian(std::uint64_t{message.size()});
   return length + masked_crc(length) + message + masked_crc(message);
@@ -71,6 +65,11 @@ std::uint32_t crc32c(std::string_view bytes) {
     crc = kTable[(crc ^ static_cast<unsigned char>(byte)) & 0xFFU] ^ (crc >> 8U);
   }
   return ~crc;
+}
+
+std::string masked_crc(std::string_view bytes) {
+  constexpr std::uint32_t kMask = 0xA282EAD8;
+  return little_endian(std::rotr(crc32c(bytes), 15) + kMask);
 }
 
 std::string event_file_head(double wall_time) {

@@ -31,4 +31,8 @@ std::string event_scalars(double wall_time, std::int64_t step, std::span<const S
 /// CRC-32C (Castagnoli; RFC 3720, appendix B.4).
 std::uint32_t crc32c(std::string_view bytes);
 
+/// The CRC of data as TFRecord stores it, in 4 bytes: masked, since a CRC of data that contain CRCs
+/// is weak.
+std::string masked_crc(std::string_view bytes);
+
 }  // namespace ballast::train

@@ -10,15 +10,14 @@
 
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 #include "ballast/train/export.h"
 
 #include "src/train/adapter_files.h"
-#include "src/train/documents.h"
 #include "src/train/evaluate.h"
+#include "src/train/file_formats.h"
 #include "src/train/initial_weights.h"
 #include "src/train/run_files.h"
 #include "src/train/training_data.h"
@@ -32,10 +31,53 @@ using text::Json;
 /// Runs of several ranks can be evaluated, too.
 constexpr std::uint64_t kAnyWorld = 0;
 
+/// The key that reads a file of `format`; "" if the content does not say.
+std::string_view kind_of(FileFormat format) {
+  switch (format) {
+    case FileFormat::documents:
+    case FileFormat::safetensors:
+      return "documents";
+    case FileFormat::pairs:
+      return "pairs";
+    case FileFormat::numpy:
+    case FileFormat::llmc:
+    case FileFormat::megatron_index:
+      return "tokens";
+    case FileFormat::unknown:
+    case FileFormat::git_lfs:
+      return "";
+    default:
+      return "text";
+  }
+}
+
+/// Content decides, then the name.
+std::string_view kind_of(const fs::path& file) {
+  const std::string extension = file.extension().string();
+  const bool binary = extension == ".bin" || extension == ".npy";
+  if (const auto kind = kind_of(recognise(file)); !kind.empty()) {
+    return kind == "text" && binary ? "tokens" : kind;
+  }
+  if (extension == ".safetensors") return "documents";
+  return binary ? "tokens" : "text";
+}
+
+/// Documents and tokens of a folder are read before its texts.
+std::string_view kind_of_folder(const fs::path& folder) {
+  std::string_view found = "text";
+  std::error_code error;
+  for (fs::recursive_directory_iterator entry(folder, error);
+       !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+    const std::string extension = entry->path().extension().string();
+    if (extension == ".safetensors") return kind_of(entry->path());
+    if (extension == ".bin" || extension == ".npy") found = "tokens";
+  }
+  return found;
+}
+
 std::string_view kind_of(const std::string& file) {
-  const std::string extension = fs::path(file).extension().string();
-  if (extension == ".safetensors") return is_file_of_pairs(file) ? "pairs" : "documents";
-  return extension == ".bin" ? "tokens" : "text";
+  std::error_code ignored;
+  return fs::is_directory(file, ignored) ? kind_of_folder(file) : kind_of(fs::path(file));
 }
 
 /// The overrides that make `files` the only data.
@@ -47,7 +89,7 @@ std::vector<std::string> name_data(const std::vector<std::string>& files) {
     if (kind_of(file) != kind) {
       throw Error(ErrorCategory::usage,
                   fmt::format("--data: {} is a file of {} and {} one of {}; give one kind "
-                              "(.safetensors: documents, .bin: tokens, others: text)",
+                              "(.safetensors: documents, .bin and .npy: tokens, others: text)",
                               files.front(), kind, file, kind_of(file)));
     }
     names.push_back(fs::absolute(file).string());
@@ -59,16 +101,6 @@ std::vector<std::string> name_data(const std::vector<std::string>& files) {
   overrides.push_back(fmt::format("data.eval={}", names.compact()));
   overrides.emplace_back("data.held_out=null");
   return overrides;
-}
-
-void warn_about_text(const EvaluationRequest& request, const fs::path& weights) {
-  std::error_code ignored;
-  if (request.data.empty() || kind_of(request.data.front()) != "text") return;
-  if (!fs::exists(weights / "tokenizer.json", ignored)) return;
-  log(LogLevel::warning,
-      fmt::format("{} has a tokenizer, but --data is text, which is read byte by byte; "
-                  "tools/prepare.py applies the tokenizer",
-                  weights.string()));
 }
 
 /// kFolderLength, or fewer tokens if the config.json in `folder` gives a shorter longest sequence.
@@ -114,7 +146,6 @@ config::Config read_evaluation(const EvaluationRequest& request) {
     return config::load(request.path, overrides, kAnyWorld);
   }
   const fs::path weights = weights_at(request.path);
-  warn_about_text(request, weights);
   const bool run = weights != request.path;
   if (run) {
     overrides.push_back(

@@ -42,12 +42,13 @@ bool holds_nul(const fs::path& path) {
   return false;
 }
 
-bool is_accepted(const fs::path& path, FolderFilter filter) {
+/// `extension`: that of token files.
+bool is_accepted(const fs::path& path, FolderFilter filter, std::string_view extension) {
   switch (filter) {
     case FolderFilter::text:
       break;
     case FolderFilter::token_bin:
-      return path.extension() == ".bin";
+      return path.extension() == extension;
     case FolderFilter::documents:
       return path.extension() == ".safetensors";
   }
@@ -59,7 +60,7 @@ std::string_view name_of(FolderFilter filter) {
     case FolderFilter::text:
       break;
     case FolderFilter::token_bin:
-      return "token file (.bin)";
+      return "token file (.bin or .npy)";
     case FolderFilter::documents:
       return "file of documents (.safetensors)";
   }
@@ -71,7 +72,8 @@ bool is_skipped_folder(const fs::path& path) {
   return name.starts_with('.') || name.starts_with("build");
 }
 
-void walk(const fs::path& folder, FolderFilter filter, std::vector<fs::path>& files) {
+void walk(const fs::path& folder, FolderFilter filter, std::string_view extension,
+          std::vector<ListedFile>& files) {
   std::error_code code;
   std::vector<fs::directory_entry> entries;
   fs::directory_iterator entry(folder, code);
@@ -86,11 +88,20 @@ void walk(const fs::path& folder, FolderFilter filter, std::vector<fs::path>& fi
     std::error_code ignored;  // a dangling link is neither file nor folder
     if (child.is_directory(ignored)) {
       if (!child.is_symlink(ignored) && !is_skipped_folder(child.path())) {
-        walk(child.path(), filter, files);
+        walk(child.path(), filter, extension, files);
       }
-    } else if (child.is_regular_file(ignored) && is_accepted(child.path(), filter)) {
-      files.push_back(child.path());
+    } else if (child.is_regular_file(ignored) && is_accepted(child.path(), filter, extension)) {
+      files.push_back({.path = child.path(), .in_folder = true});
     }
+  }
+}
+
+void walk(const fs::path& folder, FolderFilter filter, std::vector<ListedFile>& files) {
+  const std::size_t before = files.size();
+  walk(folder, filter, ".bin", files);
+  // Other arrays, such as masks, often lie beside .bin files.
+  if (filter == FolderFilter::token_bin && files.size() == before) {
+    walk(folder, filter, ".npy", files);
   }
 }
 
@@ -109,13 +120,13 @@ std::vector<fs::path> expand_glob(const std::string& pattern) {
   return paths;
 }
 
-void add_pattern(const std::string& pattern, FolderFilter filter, std::vector<fs::path>& files) {
+void add_pattern(const std::string& pattern, FolderFilter filter, std::vector<ListedFile>& files) {
   std::error_code code;
   const auto status = fs::status(pattern, code);
   if (fs::is_directory(status)) {
     walk(pattern, filter, files);
   } else if (fs::exists(status)) {
-    files.emplace_back(pattern);
+    files.push_back({.path = pattern});
   } else if (pattern.find_first_of("*?[") == std::string::npos) {
     throw_unreadable(pattern,
                      code ? code : std::make_error_code(std::errc::no_such_file_or_directory));
@@ -125,7 +136,7 @@ void add_pattern(const std::string& pattern, FolderFilter filter, std::vector<fs
         if (!is_skipped_folder(path)) walk(path, filter, files);
       } else if (fs::is_regular_file(path, code) &&
                  (filter != FolderFilter::text || !holds_nul(path))) {
-        files.push_back(path);
+        files.push_back({.path = path});
       }
     }
   }
@@ -133,8 +144,8 @@ void add_pattern(const std::string& pattern, FolderFilter filter, std::vector<fs
 
 }  // namespace
 
-std::vector<fs::path> list_files(std::span<const std::string> patterns, FolderFilter filter) {
-  std::vector<fs::path> files;
+std::vector<ListedFile> list_files(std::span<const std::string> patterns, FolderFilter filter) {
+  std::vector<ListedFile> files;
   for (const auto& pattern : patterns) {
     const auto before = files.size();
     add_pattern(pattern, filter, files);

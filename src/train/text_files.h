@@ -10,12 +10,16 @@ namespace ballast::train {
 /// Selects files of a folder.
 enum class FolderFilter {
   text,       ///< no NUL in the first 64 KiB
-  token_bin,  ///< name ends in .bin
+  token_bin,  ///< name ends in .bin; if there is none, in .npy
   documents,  ///< name ends in .safetensors
 };
 
+struct ListedFile {
+  std::filesystem::path path;
+  bool in_folder = false;  ///< found in a folder; otherwise named, or matched by a glob
+};
+
 /// Expands `patterns` (files, folders, globs) in order; see TokenSource::open. Throws Error(data).
-std::vector<std::filesystem::path> list_files(std::span<const std::string> patterns,
-                                              FolderFilter filter);
+std::vector<ListedFile> list_files(std::span<const std::string> patterns, FolderFilter filter);
 
 }  // namespace ballast::train

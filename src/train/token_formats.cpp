@@ -16,6 +16,9 @@
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
 
+#include "src/train/format_advice.h"
+#include "src/train/numpy_array.h"
+
 namespace ballast::train {
 namespace {
 
@@ -175,47 +178,97 @@ std::optional<TokenLayout> llmc_layout(const fs::path& path, Bytes size,
   return TokenLayout{.offset = kLlmcHeader, .width = kind->width, .count = count};
 }
 
-/// Ids of 4 bytes below 65536 read as u16: every second one is 0.
-bool looks_like_u32(std::span<const std::byte> start) {
+/// Whether `bytes` are numbers of type Wide that half their size could hold (`limit`): read as
+/// numbers of that size, every second one is 0.
+template <class Wide>
+bool looks_like(std::span<const std::byte> bytes, Wide limit) {
   constexpr std::size_t kFewest = 16;
-  const std::size_t count = start.size() / sizeof(std::uint32_t);
+  const std::size_t count = bytes.size() / sizeof(Wide);
   bool any = false;
   for (std::size_t i = 0; i < count; ++i) {
-    const auto id = value_at<std::uint32_t>(start, i * sizeof(std::uint32_t));
-    if (id > 0xffff) return false;
+    const auto id = value_at<Wide>(bytes, i * sizeof(Wide));
+    if (id >= limit) return false;
     any = any || id != 0;
   }
   return any && count >= kFewest;
 }
 
-}  // namespace
-
-TokenLayout layout_of(const fs::path& path, const Descriptor& file, const std::string& token_type,
-                      std::uint64_t vocab_size) {
-  constexpr std::uint64_t kU16Values = 65536;
-  constexpr Bytes kProbed = 4096;
-  const Bytes size = text::regular_file_size(file, path, ErrorCategory::data);
-  if (const auto layout = megatron_layout(path, size, token_type)) return *layout;
-  std::vector<std::byte> start(std::min(size, kProbed));
-  text::read_fully(file, path, 0, start);
-  if (start.size() >= kIndexMagic.size() &&
-      std::memcmp(start.data(), kIndexMagic.data(), kIndexMagic.size()) == 0) {
-    refuse(path, "is an index of Megatron: name the .bin file beside it");
+/// Ids below `vocab_size` of which many differ where numbers of 32 bits would have their upper
+/// half.
+bool seem_to_have_16_bits(std::span<const std::byte> bytes, std::uint64_t vocab_size) {
+  constexpr std::uint16_t kLargestUpperHalf = 7;  // of vocabularies below 2^19
+  const std::size_t count = bytes.size() / sizeof(std::uint16_t);
+  std::size_t large = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto id = value_at<std::uint16_t>(bytes, i * sizeof(std::uint16_t));
+    if (id >= vocab_size) return false;
+    large += i % 2 == 1 && id > kLargestUpperHalf ? 1 : 0;
   }
-  if (const auto layout = llmc_layout(path, size, start, token_type)) return *layout;
-  const bool automatic = token_type == "auto";
-  const std::size_t width = (automatic ? vocab_size <= kU16Values : token_type == "u16") ? 2 : 4;
+  return large * 8 > count;
+}
+
+constexpr std::string_view kConvert =
+    "convert them with numpy: numpy.fromfile(FILE, 'int64').astype('uint32').tofile(OTHER)";
+
+/// The layout of tokens alone.
+TokenLayout plain_layout(const fs::path& path, Bytes size, std::span<const std::byte> start,
+                         const TokenUse& use) {
+  constexpr std::uint64_t kU16Values = 65536;
+  constexpr std::uint64_t kU32Values = std::uint64_t{1} << 32U;
+  const bool automatic = use.token_type == "auto";
+  const std::size_t width =
+      (automatic ? use.vocab_size <= kU16Values : use.token_type == "u16") ? 2 : 4;
   if (size % width != 0) {
     refuse(path, fmt::format("has {} bytes, which is not a multiple of the token size of {} bytes: "
-                             "check data.token_type",
+                             "is it a token file, and is it whole? Check data.token_type",
                              size, width));
   }
-  if (automatic && width == 2 && size % 4 == 0 && looks_like_u32(start)) {
+  const bool checked = !use.as_is && (automatic || width == 4);
+  if (checked && size % 8 == 0 && looks_like<std::uint64_t>(start, kU32Values)) {
+    refuse(path, fmt::format("every second 32-bit number at its start is 0, so its tokens seem to "
+                             "have 64 bits: {}, or set data.as_is to true",
+                             kConvert));
+  }
+  if (checked && width == 2 && size % 4 == 0 && looks_like<std::uint32_t>(start, kU16Values)) {
     refuse(path,
            "every second 16-bit number at its start is 0, so its tokens seem to have 32 "
            "bits: set data.token_type to u32, or to u16 if they have 16");
   }
-  return {.offset = 0, .width = width, .count = size / width};
+  return {.offset = 0, .width = width, .count = size / width, .stated = false};
+}
+
+}  // namespace
+
+TokenLayout layout_of(const fs::path& path, const Descriptor& file, const TokenUse& use) {
+  constexpr Bytes kProbed = 4096;
+  const Bytes size = text::regular_file_size(file, path, ErrorCategory::data);
+  if (const auto layout = megatron_layout(path, size, use.token_type)) return *layout;
+  std::vector<std::byte> start(std::min(size, kProbed));
+  text::read_fully(file, path, 0, start);
+  const FileFormat format = recognise(path, file, size);
+  if (format == FileFormat::numpy) {
+    const TokenLayout layout = numpy_layout(path, file, size);
+    check_type(path, "the header", use.token_type, layout.width);
+    return layout;
+  }
+  if (const auto layout = llmc_layout(path, size, start, use.token_type)) return *layout;
+  if (!use.as_is) refuse_other_format(path, format, {.key = "tokens", .model = use.model});
+  return plain_layout(path, size, start, use);
+}
+
+std::string advice_for_id(const fs::path& path, const Descriptor& file, const TokenLayout& layout,
+                          Bytes at, std::uint64_t vocab_size) {
+  constexpr Bytes kProbed = 64 * kKiB;
+  if (layout.stated) return "was the file made for another model?";
+  const std::string unclear = "check data.token_type; or was the file made for another model?";
+  if (layout.width != 4) return unclear;
+  const Bytes size = text::regular_file_size(file, path, ErrorCategory::data);
+  const Bytes begin = at - std::min(at, kProbed / 2);
+  std::vector<std::byte> bytes(std::min(size - begin, kProbed));
+  text::read_fully(file, path, begin, bytes);
+  return seem_to_have_16_bits(bytes, vocab_size)
+             ? "read with data.token_type u16 its ids are below that: set it"
+             : unclear;
 }
 
 }  // namespace ballast::train

@@ -7,8 +7,10 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 #include "ballast/text/files.h"
 
+#include "src/train/format_advice.h"
 #include "src/train/text_files.h"
 #include "src/train/token_formats.h"
 
@@ -26,12 +28,42 @@ struct SourceFile {
   Descriptor descriptor;  // may be closed
 };
 
-std::uint32_t decode(const std::byte* bytes, std::size_t width) {
-  std::uint32_t id = 0;
-  for (std::size_t i = 0; i < width; ++i) {
-    id |= static_cast<std::uint32_t>(bytes[i]) << (8 * i);
+/// An id; 2^63 or more if it is negative.
+std::uint64_t decode(const std::byte* bytes, const TokenLayout& layout) {
+  std::uint64_t id = 0;
+  for (std::size_t i = 0; i < layout.width; ++i) {
+    id |= static_cast<std::uint64_t>(bytes[i]) << (8 * i);
   }
-  return id;
+  const std::size_t bits = 8 * layout.width;
+  const bool negative = layout.is_signed && (id >> (bits - 1)) != 0;
+  return negative && bits < 64 ? id | (~std::uint64_t{0} << bits) : id;
+}
+
+/// Whether the text is a web page by its name, too.
+bool is_named_html(const std::filesystem::path& path) {
+  const auto extension = path.extension();
+  return extension == ".html" || extension == ".htm" || extension == ".xhtml";
+}
+
+/// Refuses a file that is named as text but is not.
+void check_text(const std::filesystem::path& path, const Descriptor& file, Bytes size,
+                std::uint64_t vocab_size, const std::filesystem::path& model) {
+  const FileFormat format = recognise(path, file, size);
+  if (format == FileFormat::html && is_named_html(path)) return;
+  const bool json = format == FileFormat::json_lines || format == FileFormat::json_array;
+  if (json && vocab_size <= kLargestByteVocabulary) {
+    log(LogLevel::warning,
+        fmt::format("data: {} holds JSON, which is read byte by byte with its keys and quotes",
+                    path.string()));
+    return;
+  }
+  refuse_other_format(path, format, {.key = "text", .model = model});
+  if (format == FileFormat::unknown && path.extension() == ".bin") {
+    throw Error(ErrorCategory::data,
+                fmt::format("{} is not text; if it holds token ids, name it as data.tokens, or set "
+                            "data.as_is to true to read its bytes",
+                            path.string()));
+  }
 }
 
 void check_keys(const config::DataSection& data) {
@@ -52,21 +84,44 @@ struct TokenSource::Parts {
   std::uint64_t size = 0;
   std::uint64_t vocab_size = 0;
 
-  void add(const std::filesystem::path& path, const config::DataSection& data);
+  void add(const ListedFile& listed, const config::DataSection& data,
+           const std::filesystem::path& model);
+  [[noreturn]] void refuse_id(const SourceFile& file, const Descriptor& descriptor,
+                              std::uint64_t index, std::uint64_t id) const;
   void read(const SourceFile& file, std::uint64_t index, std::span<std::int32_t> out,
             std::vector<std::byte>& scratch) const;
 };
 
-void TokenSource::Parts::add(const std::filesystem::path& path, const config::DataSection& data) {
+void TokenSource::Parts::add(const ListedFile& listed, const config::DataSection& data,
+                             const std::filesystem::path& model) {
+  const std::filesystem::path& path = listed.path;
   // Without O_NONBLOCK a named pipe would wait here for a writer.
   auto descriptor = text::open_file(path, O_RDONLY | O_NONBLOCK, ErrorCategory::data);
   const auto bytes = text::regular_file_size(descriptor, path, ErrorCategory::data);
-  const TokenLayout layout = data.text.empty()
-                                 ? layout_of(path, descriptor, data.token_type, vocab_size)
-                                 : TokenLayout{.width = 1, .count = bytes};
+  TokenLayout layout = {.width = 1, .count = bytes};
+  if (data.text.empty()) {
+    const TokenUse use = {data.token_type, vocab_size, model, data.as_is};
+    layout = layout_of(path, descriptor, use);
+  } else if (!listed.in_folder && !data.as_is) {
+    check_text(path, descriptor, bytes, vocab_size, model);
+  }
   if (files.size() >= kHeldOpen) descriptor = Descriptor();
   files.push_back({path, size, bytes, layout, std::move(descriptor)});
   size += layout.count;
+}
+
+void TokenSource::Parts::refuse_id(const SourceFile& file, const Descriptor& descriptor,
+                                   std::uint64_t index, std::uint64_t id) const {
+  const Bytes at = file.layout.offset + index * file.layout.width;
+  const auto value = static_cast<std::int64_t>(id);
+  const bool negative = file.layout.is_signed && value < 0;
+  throw Error(
+      ErrorCategory::data,
+      fmt::format("{} holds token id {} at byte {} (token {}), but model.vocab_size is {}: {}",
+                  file.path.string(), negative ? std::to_string(value) : std::to_string(id), at,
+                  index, vocab_size,
+                  negative ? "does the file hold labels instead of token ids?"
+                           : advice_for_id(file.path, descriptor, file.layout, at, vocab_size)));
 }
 
 void TokenSource::Parts::read(const SourceFile& file, std::uint64_t index,
@@ -83,17 +138,11 @@ void TokenSource::Parts::read(const SourceFile& file, std::uint64_t index,
                             file.path.string(), file.bytes, bytes));
   }
   const std::size_t width = file.layout.width;
-  const Bytes start = file.layout.offset + index * width;
   scratch.resize(out.size() * width);
-  text::read_fully(descriptor, file.path, start, scratch);
+  text::read_fully(descriptor, file.path, file.layout.offset + index * width, scratch);
   for (std::size_t i = 0; i < out.size(); ++i) {
-    const auto id = decode(scratch.data() + i * width, width);
-    if (id >= vocab_size) {
-      throw Error(ErrorCategory::data,
-                  fmt::format("{} holds token id {} at byte {}, but model.vocab_size is {}: "
-                              "check data.token_type or raise model.vocab_size",
-                              file.path.string(), id, start + i * width, vocab_size));
-    }
+    const auto id = decode(scratch.data() + i * width, file.layout);
+    if (id >= vocab_size) refuse_id(file, descriptor, index + i, id);
     out[i] = static_cast<std::int32_t>(id);
   }
 }
@@ -103,14 +152,28 @@ TokenSource::TokenSource(TokenSource&&) noexcept = default;
 TokenSource& TokenSource::operator=(TokenSource&&) noexcept = default;
 TokenSource::~TokenSource() = default;
 
-TokenSource TokenSource::open(const config::DataSection& data, std::uint64_t vocab_size) {
+TokenSource TokenSource::open(const config::DataSection& data, std::uint64_t vocab_size,
+                              const std::filesystem::path& model) {
   auto parts = std::make_unique<Parts>();
   check_keys(data);
   parts->vocab_size = std::min<std::uint64_t>(vocab_size, std::uint64_t{1} << 31);
   const bool text = !data.text.empty();
-  for (const auto& path : list_files(text ? data.text : data.tokens,
-                                     text ? FolderFilter::text : FolderFilter::token_bin)) {
-    parts->add(path, data);
+  auto files = list_files(text ? data.text : data.tokens,
+                          text ? FolderFilter::text : FolderFilter::token_bin);
+  // A folder of source code may hold any text; one of JSON Lines alone holds documents.
+  const bool only_json = text && std::all_of(files.begin(), files.end(), [](const auto& file) {
+                           return recognise(file.path) == FileFormat::json_lines;
+                         });
+  for (ListedFile& file : files) {
+    file.in_folder = file.in_folder && !only_json;
+    parts->add(file, data, model);
+  }
+  if (parts->size == 0) {
+    const auto& path = parts->files.front().path;
+    throw Error(ErrorCategory::data,
+                parts->files.size() == 1
+                    ? fmt::format("{} is empty", path.string())
+                    : fmt::format("{} and all other files are empty", path.string()));
   }
   return TokenSource(std::move(parts));
 }
@@ -123,6 +186,12 @@ std::vector<std::filesystem::path> TokenSource::files() const {
   std::vector<std::filesystem::path> paths;
   for (const auto& file : parts_->files) paths.push_back(file.path);
   return paths;
+}
+
+std::vector<std::uint64_t> TokenSource::starts() const {
+  std::vector<std::uint64_t> starts;
+  for (const auto& file : parts_->files) starts.push_back(file.first);
+  return starts;
 }
 
 void TokenSource::read(std::uint64_t first, std::span<std::int32_t> out) const {

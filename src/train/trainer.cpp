@@ -25,6 +25,7 @@
 #include "ballast/train/trace.h"
 
 #include "src/train/evaluate.h"
+#include "src/train/id_check.h"
 #include "src/train/initial_weights.h"
 #include "src/train/loss_scaler.h"
 #include "src/train/recovery.h"
@@ -100,6 +101,7 @@ class Trainer {
     }
     start_engine();
     start_loader();
+    id_check_.emplace(std::move(inputs_.data.unchecked), rank_, world_);
     if (first()) warn_without_evaluation(config_, inputs_.data, loader_->evaluation().size());
   }
 
@@ -323,6 +325,7 @@ class Trainer {
   /// it.
   std::string run_step() {
     const Batch batch = loader_->next();
+    id_check_->rethrow();
     const double rate = rates_.at(engine_->updates() + 1);
     const engine::StepResult result = by_engine(
         [&] { return engine_->train_step(of_engine(batch), rate, loss_scaler_.scale()); });
@@ -431,6 +434,7 @@ class Trainer {
   Resumed resumed_;       ///< the part of the run that was before
   bool stopped_ = false;  ///< by a signal, after a checkpoint
   std::unique_ptr<Loader> loader_;
+  std::optional<IdCheck> id_check_;
   std::optional<MadeDirectory> run_directory_;  ///< on other ranks than 0
   double gemm_peak_ = 0.0;
   std::optional<RunMeasures> measures_;

@@ -10,6 +10,8 @@
 #include "ballast/core/log.h"
 
 #include "src/train/documents.h"
+#include "src/train/format_advice.h"
+#include "src/train/tokenizer_identity.h"
 
 namespace ballast::train {
 namespace {
@@ -25,15 +27,74 @@ auto naming(std::string_view key, const Open& open) {
   }
 }
 
+/// The folder of the model's weights, which may have its tokenizer; "" if there is none.
+std::filesystem::path folder_of(const config::Config& config) {
+  std::error_code ignored;
+  const std::filesystem::path& weights = config.initial_weights;
+  return std::filesystem::is_directory(weights, ignored) ? weights : weights.parent_path();
+}
+
+/// Text is read byte by byte, which only models without a tokenizer understand.
+void refuse_text_for_tokenizer(const config::Config& config, const std::string& file) {
+  const std::filesystem::path folder = folder_of(config);
+  if (config.data.as_is || folder.empty() || config.model.vocab_size <= kLargestByteVocabulary) {
+    return;
+  }
+  const std::string tokenizer = tokenizer_file_of(folder);
+  if (tokenizer.empty()) return;
+  throw Error(
+      ErrorCategory::data,
+      fmt::format(
+          "{} would be read byte by byte, but the model has a tokenizer ({}): write each "
+          "text as a line {{\"text\": \"...\"}} of a jsonl file and make documents of it ({}), "
+          "or set data.as_is to true to read bytes",
+          file, (folder / tokenizer).string(),
+          preparing_command("texts.jsonl", {.key = "text", .model = folder})));
+}
+
 std::shared_ptr<const TokenSource> open_tokens(const config::Config& config,
                                                const config::DataSection& section) {
-  return std::make_shared<const TokenSource>(TokenSource::open(section, config.model.vocab_size));
+  auto source = std::make_shared<const TokenSource>(
+      TokenSource::open(section, config.model.vocab_size, folder_of(config)));
+  if (!section.text.empty()) refuse_text_for_tokenizer(config, source->files().front().string());
+  return source;
+}
+
+/// Compares the tokenizer of documents with that of the model's folder.
+void check_tokenizer(const config::Config& config, const DocumentFiles& files) {
+  const std::filesystem::path folder = folder_of(config);
+  if (config.data.as_is || folder.empty() || files.tokenizer().serialised.empty()) return;
+  const TokenizerDifference difference = compare(files.tokenizer(), identify_tokenizer(folder));
+  if (difference == TokenizerDifference::none) return;
+  const std::string again = fmt::format(
+      "prepare the data with tools/prepare.py --model {}, or set data.as_is to true to keep its "
+      "ids",
+      folder.string());
+  const std::string made = fmt::format(
+      "{} was made with the tokenizer of '{}' (tokenizer_sha256 {:.12})",
+      files.files().front().string(), files.tokenizer().name, files.tokenizer().serialised);
+  const std::string own = (folder / "tokenizer.json").string();
+  switch (difference) {
+    case TokenizerDifference::none:
+      return;
+    case TokenizerDifference::unclear:
+      return log(LogLevel::warning,
+                 fmt::format("{}, and {} seems to be another one: {}", made, own, again));
+    case TokenizerDifference::added_tokens:
+      return log(LogLevel::warning,
+                 fmt::format("{}; {} has other added tokens: {}", made, own, again));
+    case TokenizerDifference::vocabulary:
+      throw Error(ErrorCategory::data,
+                  fmt::format("{}, but {} has another vocabulary: {}", made, own, again));
+  }
 }
 
 std::shared_ptr<const DocumentFiles> open_files(const config::Config& config,
                                                 const std::vector<std::string>& patterns) {
-  return std::make_shared<const DocumentFiles>(
-      DocumentFiles::open(patterns, config.model.vocab_size, !config.data.pairs.empty()));
+  auto files = std::make_shared<const DocumentFiles>(DocumentFiles::open(
+      patterns, config.model.vocab_size, !config.data.pairs.empty(), folder_of(config)));
+  check_tokenizer(config, *files);
+  return files;
 }
 
 /// All of the files, in their order.
@@ -60,12 +121,19 @@ TrainingData open_stream(const config::Config& config) {
   const config::DataSection& section = config.data;
   TrainingData data;
   const auto source = naming(section.kind(), [&] { return open_tokens(config, section); });
+  const auto check = [&](std::string_view key, const std::shared_ptr<const TokenSource>& read) {
+    // Every byte of text is an id.
+    const bool all = !section.text.empty() || naming(key, [&] { return check_sample(*read); });
+    if (!all) data.unchecked.push_back({std::string(key), read});
+  };
+  check(section.kind(), source);
   const TokenSplit split = naming(section.kind(), [&] {
     return split_tokens(source->size(), section.held_out, section.sequence_length);
   });
   const auto evaluation = section.eval.empty() ? source : naming("eval", [&] {
     return open_tokens(config, section.evaluation());
   });
+  if (evaluation != source) check("eval", evaluation);
   const TokenRange range =
       section.eval.empty() ? split.held_out : TokenRange{0, evaluation->size()};
   data.training = windows_of(source, split.training, section.sequence_length, section.shuffle,
@@ -110,6 +178,23 @@ void check_pairs(const config::Config& config, std::uint64_t documents,
                                      left_out, documents / 2, why));
 }
 
+/// Says if the training part, or the part that is held out, has nothing to train on.
+void check_targets(const config::Config& config, const DocumentFiles& files,
+                   std::uint64_t documents) {
+  if (documents > 0 && files.first_trained() >= documents) {
+    throw Error(ErrorCategory::data,
+                fmt::format("data.{}: no token of the documents to train on is a target; all "
+                            "targets are in the part that is held out: set data.held_out to 0",
+                            config.data.kind()));
+  }
+  const bool held_out = documents + 1 < files.offsets().size();
+  if (held_out && files.last_trained() < documents) {
+    log(LogLevel::warning, fmt::format("data.{}: there will be no held-out loss, because no token "
+                                       "of the documents that are held out is trained on",
+                                       config.data.kind()));
+  }
+}
+
 TrainingData open_documents(const config::Config& config) {
   const config::DataSection& section = config.data;
   const std::uint64_t length = section.sequence_length;
@@ -120,6 +205,7 @@ TrainingData open_documents(const config::Config& config) {
   data.training = sequences_of(config, files, {0, documents}, section.shuffle);
   check_pairs(config, documents, *data.training);
   summarize(*files, documents, length, data);
+  check_targets(config, *files, documents);
   if (section.eval.empty()) {
     const std::uint64_t end = files->offsets().size() - 1;
     data.evaluation = sequences_of(config, files, {documents, end}, false);
@@ -127,7 +213,7 @@ TrainingData open_documents(const config::Config& config) {
     return data;
   }
   const auto evaluation = naming("eval", [&] { return open_files(config, section.eval); });
-  if (evaluation->tokenizer() != files->tokenizer()) {
+  if (differ(evaluation->tokenizer(), files->tokenizer())) {
     throw Error(ErrorCategory::data,
                 fmt::format("data.eval: {} was made with another tokenizer than {} of "
                             "data.{}",
@@ -150,7 +236,9 @@ std::shared_ptr<const SequenceSource> open_evaluation_data(const config::Config&
   if (section.eval.empty()) return open_training_data(config).evaluation;
   return naming("eval", [&]() -> std::shared_ptr<const SequenceSource> {
     if (has_documents(section)) return in_order(config, open_files(config, section.eval));
-    return in_order(open_tokens(config, section.evaluation()), section.sequence_length);
+    auto tokens = open_tokens(config, section.evaluation());
+    if (section.text.empty()) check_sample(*tokens);
+    return in_order(std::move(tokens), section.sequence_length);
   });
 }
 

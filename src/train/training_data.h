@@ -2,10 +2,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "ballast/config/config.h"
 #include "ballast/train/sequences.h"
 #include "ballast/train/trainer.h"
+
+#include "src/train/id_check.h"
 
 namespace ballast::train {
 
@@ -14,10 +17,14 @@ struct TrainingData {
   std::shared_ptr<const SequenceSource> training;
   std::shared_ptr<const SequenceSource> evaluation;  ///< may be empty
   DataSummary summary;
+  std::vector<UncheckedTokens> unchecked = {};  ///< of long streams, only samples are checked
 };
 
 /// Opens the training data, and for evaluation the files of data.eval or the share data.held_out.
-/// Throws like TokenSource::open(), split_tokens() and DocumentFiles::open(), naming the key.
+/// Checks all ids, or samples of a long stream (check_sample()), and, unless data.as_is, that
+/// documents were made with the tokenizer of the model's folder and that text is not read byte by
+/// byte for a model with a tokenizer. Throws like TokenSource::open(), split_tokens() and
+/// DocumentFiles::open(), naming the key.
 TrainingData open_training_data(const config::Config& config);
 
 /// Opens only the data for evaluation: all of data.eval, or the share data.held_out of the training

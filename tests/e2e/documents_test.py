@@ -107,5 +107,43 @@ class DocumentsTest(RunTest):
         self.assertEqual(losses["l.bin"], losses["plain.bin"])
 
 
+    def test_numpy_files_are_token_files(self):
+        ids = list(b"a stream of tokens, " * 60)
+        header = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({len(ids)},), }}".ljust(117)
+        (self.path / "n.npy").write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", 118) +
+                                          header.encode() + b"\n" + struct.pack(f"<{len(ids)}q", *ids))
+        (self.path / "plain.bin").write_bytes(struct.pack(f"<{len(ids)}H", *ids))
+        losses = [self.losses(data={"text": [], "tokens": [name], "held_out": 0})
+                  for name in ("n.npy", "plain.bin")]
+        self.assertEqual(losses[0], losses[1])
+
+    def test_files_of_other_kinds_are_named(self):
+        chat = '{"messages": [{"role": "user", "content": "hi"}]}\n'
+        (self.path / "chat.jsonl").write_text(chat * 40)
+        plain = list(range(100)) * 40
+        (self.path / "plain.bin").write_bytes(struct.pack(f"<{len(plain)}H", *plain))
+        for key, name, words in (("tokens", "chat.jsonl", ["JSON Lines", "prepare.py", "data.documents"]),
+                                 ("documents", "chat.jsonl", ["JSON Lines", "prepare.py"]),
+                                 ("tokens", FIXTURE, ["name it as data.documents"]),
+                                 ("text", FIXTURE, ["name it as data.documents"])):
+            self.assert_fails(self.train(model=MODEL | {"vocab_size": 500}, data={
+                "text": [], key: [str(name)]}), 1, f"data.{key}: ", *words)
+        self.assert_fails(self.train(model=MODEL, data={
+            "text": [], "tokens": ["plain.bin"], "eval": ["chat.jsonl"]}), 1, "data.eval: ", "JSON Lines")
+        done = self.train(model=MODEL, data={"text": [], "tokens": [str(FIXTURE)], "as_is": True,
+                                             "token_type": "u16"})
+        self.assert_fails(done, 1, "holds token id", "model.vocab_size is 131")
+
+    def test_an_id_beyond_the_vocabulary_ends_a_run_before_its_first_step(self):
+        ids = [5] * 20000 + [131] + [6] * 20000
+        (self.path / "far.bin").write_bytes(struct.pack(f"<{len(ids)}H", *ids))
+        (self.path / "near.bin").write_bytes(struct.pack("<20000H", *ids[:20000]))
+        for data, key in (({"tokens": ["far.bin"]}, "tokens"),
+                          ({"tokens": ["near.bin"], "eval": ["far.bin"]}, "eval")):
+            self.assert_fails(self.train(model=MODEL, data={"text": [], "held_out": None, **data}), 1,
+                              f"data.{key}: ", "far.bin", "id 131", "(token 20000)", "vocab_size is 131")
+        self.assertFalse((self.path / "run").exists())
+
+
 if __name__ == "__main__":
     main()

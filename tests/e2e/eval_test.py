@@ -4,6 +4,7 @@
     eval_test.py PATH_OF_BALLAST FOLDER_OF_FIXTURES
 """
 
+import hashlib
 import json
 import math
 import pathlib
@@ -156,6 +157,63 @@ class Eval(RunTest):
         self.assertEqual((short["targets"], short["sequences"]), (49, 7))
         text = self.run_ballast("eval", "model", "--data", tokens).stdout
         self.assertRegex(text, rf"loss +{found['loss']:.6f} nats per target\n")
+
+    def test_data_that_are_not_what_they_are_taken_for(self):
+        model = {**TINY["model"], "vocab_size": 300}
+        done = self.train("--out", "first", data=DATA, model=model, ballast={**self.still, "save_weights": True})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        weights = self.path / "first" / "weights"
+        (self.path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n' * 9)
+        (self.path / "tokens.npz").write_bytes(b"PK\3\4" + bytes(22) + b"\5\0\0\0a.npy" + bytes(40))
+        self.refused("first", "--data", "chat.jsonl", status=1,
+                     words=["chat.jsonl", "JSON Lines", "prepare.py", f"--model {weights}"])
+        self.refused("first", "--data", "tokens.npz", status=1, words=["tokens.npz", "NumPy archive"])
+        self.evaluate("first", "--data", "held.txt")
+        # With a tokenizer, text is not for its bytes.
+        (weights / "tokenizer.json").write_text("{}")
+        self.refused("first", "--data", "held.txt", status=1,
+                     words=["held.txt", "byte by byte", "tokenizer.json", "prepare.py", "data.as_is"])
+        self.evaluate("first", "--data", "held.txt", "--set", "data.as_is=true")
+        self.assert_fails(self.train("--overwrite", "--out", "next", data=DATA,
+                                     model={**model, "weights": str(weights)}), 1,
+                          "data.text: ", "tokenizer.json", "data.as_is")
+
+    def test_documents_of_another_tokenizer(self):
+        model = self.folder()
+        vocabulary = {"a": 0, "b": 1}
+        tokenizer = {"added_tokens": [{"id": 2, "content": "<s>"}],
+                     "model": {"type": "BPE", "vocab": vocabulary, "merges": []}}
+        (model / "tokenizer.json").write_text(json.dumps(tokenizer, indent=1))
+
+        def documents(**metadata):
+            header = {"__metadata__": {"format": "ballast documents", "version": "1", "tokenizer": "other",
+                                       **metadata},
+                      "tokens": {"dtype": "U16", "shape": [40], "data_offsets": [0, 80]},
+                      "documents": {"dtype": "I64", "shape": [2], "data_offsets": [80, 96]}}
+            text = json.dumps(header).encode()
+            path = self.path / "d.safetensors"
+            path.write_bytes(struct.pack("<Q", len(text)) + text +
+                             struct.pack("<40H2q", *range(40), 0, 40))
+            return self.run_ballast("eval", "model", "--json", *ON_HOST, "--data", path, "--set",
+                                    f"data.as_is={'true' if metadata.get('mask') else 'false'}")
+
+        def digest(text):
+            return hashlib.sha256(text.encode()).hexdigest()
+
+        serialised = digest(json.dumps(tokenizer, separators=(",", ":")))
+        words, added = digest("0\ta\n1\tb\n"), digest("2\t<s>\n")
+        for metadata in ({}, {"tokenizer_sha256": serialised},
+                         {"tokenizer_sha256": "0", "vocabulary_sha256": words, "added_tokens_sha256": added},
+                         {"tokenizer_sha256": "0", "vocabulary_sha256": "0", "mask": "accepted"}):
+            done = documents(**metadata)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), metadata)
+        for metadata in ({"tokenizer_sha256": "0"}, {"tokenizer_sha256": "0", "vocabulary_sha256": words,
+                                                     "added_tokens_sha256": "0"}):
+            done = documents(**metadata)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stderr, "warning: .*tokenizer of 'other' .*tokenizer.json")
+        self.assert_fails(documents(tokenizer_sha256="0", vocabulary_sha256="0"), 1, "d.safetensors",
+                          "tokenizer of 'other'", "tokenizer.json", "another vocabulary", "data.as_is")
 
     def test_bad_requests_are_one_line(self):
         model = self.folder()

@@ -32,6 +32,9 @@ struct DataSection {
   double held_out = 0.05;         ///< share of the tokens kept for evaluation, 0 to 0.5
   std::vector<std::string> eval;  ///< files for evaluation, of the kind of the training data
   bool shuffle = true;
+  /// Reads the files as their keys say, even if they look like another format or were made with
+  /// another tokenizer.
+  bool as_is = false;
 
   /// The key that names the training data.
   [[nodiscard]] std::string_view kind() const {

@@ -17,8 +17,9 @@ namespace ballast::train {
 struct EvaluationRequest {
   /// A config, a run directory or a folder of Hugging Face.
   std::filesystem::path path;
-  /// Files instead of the data that the config or run names: documents if they end in .safetensors,
-  /// tokens if they end in .bin, otherwise text. A folder of Hugging Face needs them.
+  /// Files instead of the data that the config or run names: documents, pairs, tokens or text, by
+  /// their content, and if that does not say by their names (.safetensors, .bin, .npy). A folder of
+  /// Hugging Face needs them.
   std::vector<std::string> data;
   std::uint64_t sequence_length = 0;   ///< 0: the config's; for a folder see kFolderLength
   std::vector<std::string> overrides;  ///< of the config, as in config::load()

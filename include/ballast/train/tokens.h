@@ -32,14 +32,16 @@ class TokenSource {
   ///    entries sorted by the bytes of their names; without folders that start with '.' or "build",
   ///    links to folders, and files with a NUL in their first 64 KiB) or a glob (its matches sorted
   ///    likewise, each treated as a folder's entry).
-  ///  - `data.tokens`: token files of Megatron, of llm.c, or with tokens alone (data.token_type),
-  ///    detected by content; folders and globs as above, but of a folder only files that end in
-  ///    .bin.
-  /// A file listed twice counts twice.
+  ///  - `data.tokens`: token files of Megatron, of llm.c, of NumPy, or with tokens alone
+  ///    (data.token_type), detected by content; folders and globs as above, but of a folder only
+  ///    files that end in .bin, or .npy if there are none.
+  /// A file listed twice counts twice. `model`: the folder with the model's tokenizer, for advice.
   /// Throws Error(data): a file or folder that cannot be read, nothing matches, a size, header
-  /// or index that does not fit the file or data.token_type; Error(config): not exactly one of text
+  /// or index that does not fit the file or data.token_type, and, without data.as_is, a file of
+  /// another format that is named or matched by a glob; Error(config): not exactly one of text
   /// and tokens, or a token type other than auto, u16 and u32.
-  static TokenSource open(const config::DataSection& data, std::uint64_t vocab_size);
+  static TokenSource open(const config::DataSection& data, std::uint64_t vocab_size,
+                          const std::filesystem::path& model = {});
 
   TokenSource(TokenSource&&) noexcept;
   TokenSource& operator=(TokenSource&&) noexcept;
@@ -47,6 +49,8 @@ class TokenSource {
 
   [[nodiscard]] std::uint64_t size() const;
   [[nodiscard]] std::vector<std::filesystem::path> files() const;
+  /// Index of the first token of each file.
+  [[nodiscard]] std::vector<std::uint64_t> starts() const;
 
   /// Copies token ids [first, first + out.size()) to `out`. Throws Error(data) if an id is not
   /// below vocab_size or a file's size has changed since open(), Error(io) if reading fails,
@@ -58,6 +62,9 @@ class TokenSource {
   explicit TokenSource(std::unique_ptr<Parts> parts);
   std::unique_ptr<Parts> parts_;
 };
+
+/// Largest vocabulary of models that read bytes: 256 and a few special tokens.
+inline constexpr std::uint64_t kLargestByteVocabulary = 272;
 
 /// Keeps the last `held_out` share (0 to 0.5) of `total` tokens for evaluation, rounded down to
 /// whole tokens; a share of fewer than `length` + 1 tokens goes to training instead. Throws

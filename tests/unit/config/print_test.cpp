@@ -80,7 +80,8 @@ Config unusual() {
             .token_type = "u32",
             .sequence_length = 16,
             .held_out = 0.25,
-            .shuffle = false};
+            .shuffle = false,
+            .as_is = true};
   c.optimizer = {.lr = 0.5, .beta1 = 0.8, .beta2 = 0.7, .eps = 1e-4, .weight_decay = 0.2};
   c.scheduler = {.type = SchedulerSection::Type::warmup_decay,
                  .warmup_min_lr = 0.1,
@@ -171,6 +172,7 @@ TEST(ConfigPrint, LosesNoField) {
   EXPECT_EQ(after.data.held_out, before.data.held_out);
   EXPECT_EQ(after.data.eval, before.data.eval);
   EXPECT_EQ(after.data.shuffle, before.data.shuffle);
+  EXPECT_EQ(after.data.as_is, before.data.as_is);
   EXPECT_EQ(after.optimizer.beta1, before.optimizer.beta1);
   EXPECT_EQ(after.optimizer.beta2, before.optimizer.beta2);
   EXPECT_EQ(after.optimizer.eps, before.optimizer.eps);

@@ -13,8 +13,10 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/core/log.h"
 #include "ballast/train/loader.h"
 
+#include "src/train/sha256.h"
 #include "tests/support/damaged.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/fuzz_inputs.h"
@@ -263,12 +265,105 @@ TEST(DocumentFiles, RefuseTwoTokenizersAndFoldersWithoutFiles) {
   };
   const std::string a = made_by("x/a.safetensors", "aa");
   const std::string b = made_by("x/b.safetensors", "bb");
-  EXPECT_EQ(open({a, a})->tokenizer(), "aa");
+  EXPECT_EQ(open({a, a})->tokenizer().serialised, "aa");
   expect_error(ErrorCategory::data, {b, "another tokenizer than " + a},
                [&] { open({dir.path() / "x"}); });
   dir.write("y/tokens.bin", "ab");
   expect_error(ErrorCategory::data, {"no file of documents (.safetensors) matches"},
                [&] { open({dir.path() / "y"}); });
+  // The same vocabulary, serialised by two versions of transformers.
+  const auto with_vocabulary = [&](const std::string& name, const std::string& hash) {
+    return dir.write(name,
+                     documents_of({{1, 2}}, {},
+                                  kDocumentsFormat + R"(,"tokenizer_sha256":")" + hash +
+                                      R"(","vocabulary_sha256":"v","added_tokens_sha256":"t")"));
+  };
+  EXPECT_EQ(open({with_vocabulary("c.safetensors", "c"), with_vocabulary("d.safetensors", "d")})
+                ->offsets()
+                .size(),
+            3U);
+}
+
+TEST(DocumentFiles, NameFilesOfOtherKinds) {
+  const test::TempDir dir;
+  const auto refuse = [&](const std::string& name, const std::string& bytes,
+                          std::initializer_list<std::string_view> parts) {
+    const std::string path = dir.write(name, bytes);
+    expect_error(ErrorCategory::data, parts, [&] { open({path}); });
+    expect_error(ErrorCategory::data, {path}, [&] { open({path}); });
+  };
+  const std::string json = R"({"prompt": "a question", "completion": "an answer"})";
+  refuse("c.jsonl", json + '\n', {"JSON Lines", "tools/prepare.py", "--out c.safetensors"});
+  refuse("n.npy", "\x93NUMPY" + std::string(40, '\0'), {"NumPy", "name it as data.tokens"});
+  refuse("t.bin", bytes_of(Ids{5, 6, 7, 8}), {"not a safetensors file", "data.tokens"});
+  refuse("g.safetensors", "version https://git-lfs.github.com/spec/v1\n", {"git lfs pull"});
+  refuse("r.jsonl.gz", std::string("\x1f\x8b\x08\x00", 4) + std::string(40, '\0'),
+         {"gzip", "prepare.py", "--out r.safetensors"});
+  refuse("r.parquet", "PAR1" + std::string(40, '\0') + "PAR1", {"Parquet", "prepare.py"});
+  refuse("z.safetensors", std::string("\x1f\x8b\x08\x00", 4) + std::string(40, '\0'), {"gzip"});
+  const std::string pairs = dir.write("p.jsonl", json + '\n');
+  expect_error(ErrorCategory::data, {"prepare.py --pairs ", "--model folder", "data.pairs"},
+               [&] { DocumentFiles::open(std::vector<std::string>{pairs}, 100, true, "folder"); });
+}
+
+TEST(DocumentFiles, CountDocumentsWithNothingToTrainOn) {
+  const test::TempDir dir;
+  std::string lines;
+  set_log_sink([&](LogLevel, std::string_view line) { lines += line; });
+  const std::vector<std::vector<std::uint16_t>> documents = {{1},    {2, 3}, {}, {},
+                                                             {4, 5}, {6, 7}, {}};
+  const auto files =
+      open({dir.write("d.safetensors", documents_of({{9}})),
+            dir.write("e.safetensors", documents_of(documents, {{1, 1, 1, 1, 0, 1, 1}}))});
+  set_log_sink({});
+  EXPECT_NE(lines.find("6 of 8 documents in 2 files have nothing"), std::string::npos) << lines;
+  EXPECT_EQ(files->targets(), 2U);
+  EXPECT_EQ(files->first_trained(), 2U);
+  EXPECT_EQ(files->last_trained(), 6U);
+  const std::string pair =
+      dir.write("p.safetensors", documents_of({{1, 2}, {3, 4}}, {{0, 1, 1, 0}},
+                                              kDocumentsFormat + R"(,"pairs":"chosen, rejected")"));
+  expect_error(ErrorCategory::data, {pair, "document 1 of the pairs has no token"},
+               [&] { DocumentFiles::open(std::vector<std::string>{pair}, 100, true); });
+}
+
+TEST(TokenizerIdentity, HashesAreThoseOfTheTokenizersLibrary) {
+  EXPECT_EQ(sha256(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(sha256(std::string(1000, 'a')),
+            "41edece42d63e8d9bf515a9ba6932e1c20cbc9f5a5d134645adb5db1b9737ea3");
+  const test::TempDir dir;
+  EXPECT_EQ(identify_tokenizer(dir.path()).vocabulary, "");
+  dir.write("tokenizer.json", R"({"version": "1.0"})");
+  EXPECT_EQ(identify_tokenizer(dir.path()).vocabulary, "");
+  // By ascending ids, with merges as pairs, without white space: as Tokenizer.to_str() writes it.
+  dir.write("tokenizer.json", R"({"version": "1.0", "added_tokens": [{"id": 3, "content": "<s>"}],
+                                  "model": {"type": "BPE", "vocab": {"ab": 2, "a": 0, "\u00e4": 1},
+                                            "merges": ["a b"]}})");
+  const TokenizerIdentity found = identify_tokenizer(dir.path());
+  EXPECT_EQ(found.vocabulary, sha256("0\ta\n1\t\xc3\xa4\n2\tab\n"));
+  EXPECT_EQ(found.added_tokens, sha256("3\t<s>\n"));
+  EXPECT_EQ(
+      found.serialised,
+      sha256("{\"version\":\"1.0\",\"added_tokens\":[{\"id\":3,\"content\":\"<s>\"}],\"model\":"
+             "{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"\xc3\xa4\":1,\"ab\":2},\"merges\":[[\"a\","
+             "\"b\"]]}}"));
+}
+
+TEST(TokenizerIdentity, IsComparedByVocabularyBeforeItsSerialisation) {
+  using enum TokenizerDifference;
+  const TokenizerIdentity a = {.serialised = "1", .vocabulary = "v", .added_tokens = "t"};
+  auto other = a;
+  EXPECT_EQ(compare(a, other), none);
+  other.serialised = "2";
+  EXPECT_EQ(compare(a, other), none);
+  other.added_tokens = "u";
+  EXPECT_EQ(compare(a, other), added_tokens);
+  other.vocabulary = "w";
+  EXPECT_EQ(compare(a, other), vocabulary);
+  EXPECT_EQ(compare({.serialised = "1"}, other), unclear);
+  EXPECT_EQ(compare({.serialised = "2"}, other), none);
+  EXPECT_EQ(compare(a, {}), none);
 }
 
 /// What tests/data/make_documents_fixture.py has written.

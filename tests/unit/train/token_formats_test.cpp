@@ -1,12 +1,17 @@
 #include <fstream>
+#include <numeric>
 #include <random>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "ballast/train/tokens.h"
 
+#include "src/train/event_file.h"
+#include "src/train/format_advice.h"
 #include "tests/support/damaged.h"
 #include "tests/support/fuzz_inputs.h"
 #include "tests/support/temp_dir.h"
@@ -58,6 +63,17 @@ std::string llmc_of(std::uint32_t magic, std::uint32_t version, std::uint32_t co
   header[1] = version;
   header[2] = count;
   return bytes_of(header) + tokens;
+}
+
+/// A file of numpy.save whose header gives `shape`.
+template <class T>
+std::string numpy_of(const std::string& type, const std::vector<T>& values,
+                     const std::string& shape) {
+  std::string header =
+      "{'descr': '" + type + "', 'fortran_order': False, 'shape': " + shape + ", }";
+  header.resize(117, ' ');
+  header += '\n';
+  return "\x93NUMPY" + std::string("\x01\x00\x76\x00", 4) + header + bytes_of(values);
 }
 
 TEST(TokenFormats, ReadMegatronsFilesOfEveryType) {
@@ -145,6 +161,146 @@ TEST(TokenFormats, ChooseTheTypeOfTokensAloneByTheVocabulary) {
   EXPECT_EQ(read_all(section(narrow, "u32")).size(), 16U);
 }
 
+TEST(TokenFormats, ReadNumpysIntegers) {
+  const test::TempDir dir;
+  const auto put = [&](const std::string& bytes) { return section(dir.write("n.npy", bytes)); };
+  const Ids ids = {7, 250, 0};
+  EXPECT_EQ(read_all(put(numpy_of("|u1", std::vector<std::uint8_t>{7, 250, 0}, "(3,)"))), ids);
+  EXPECT_EQ(read_all(put(numpy_of("<u2", std::vector<std::uint16_t>{7, 250, 0}, "(3,)"))), ids);
+  EXPECT_EQ(read_all(put(numpy_of("<i4", std::vector<std::int32_t>{7, 250, 0}, "(3,)"))), ids);
+  EXPECT_EQ(read_all(put(numpy_of("<i8", std::vector<std::int64_t>{7, 250, 0}, "(3,)"))), ids);
+  // Of a folder too, if it has no .bin files.
+  EXPECT_EQ(read_all(section(dir.path())), ids);
+  dir.write("a.bin", bytes_of(std::vector<std::uint16_t>{9}));
+  EXPECT_EQ(read_all(section(dir.path())), Ids{9});
+}
+
+TEST(TokenFormats, RefuseNumpysFilesThatAreNoTokenIds) {
+  const test::TempDir dir;
+  const std::vector<std::uint16_t> ids = {1, 2, 3, 4, 5, 6};
+  const std::string path = dir.path() / "n.npy";
+  const auto refuse = [&](const std::string& bytes, std::initializer_list<std::string_view> parts,
+                          const std::string& type = "auto") {
+    dir.write("n.npy", bytes);
+    expect_error(ErrorCategory::data, parts, [&] { read_all(section(path, type), 256); });
+    expect_error(ErrorCategory::data, {path}, [&] { read_all(section(path, type), 256); });
+  };
+  refuse(numpy_of(">u2", ids, "(6,)"), {"big-endian", "astype('<u2')"});
+  refuse(numpy_of("<f2", ids, "(6,)"), {"type <f2", "integers"});
+  refuse(numpy_of("<u2", ids, "(2, 3)"), {"2 dimensions", "reshape(-1)"});
+  refuse(numpy_of("<u2", ids, "(7,)"), {"7 numbers of 2 bytes", "12 bytes", "truncated"});
+  refuse(numpy_of("<u2", ids, "(x,)"), {"shape (x,)", "damaged"});
+  refuse(numpy_of("<u2", ids, "(6,)").substr(0, 60), {"60 bytes", "header of 118", "truncated"});
+  refuse(numpy_of("<u2", ids, "(6,)"), {"tokens have 2 bytes", "is u32"}, "u32");
+  refuse(numpy_of("<i4", std::vector<std::int32_t>{1, -100}, "(2,)"),
+         {"token id -100 at byte 132 (token 1)", "labels"});
+}
+
+TEST(TokenFormats, NameFilesOfOtherKinds) {
+  const test::TempDir dir;
+  using namespace std::string_literals;
+  const std::string zeros(400, '\0');
+  const std::string text = "The quick brown fox jumps over the lazy dog.\n";
+  const std::string json = R"({"messages": [{"role": "user", "content": "hello"}]})";
+  std::string tar = "texts/1.txt" + zeros;
+  tar.replace(257, 5, "ustar");
+  std::string utf16 = "\xff\xfe";
+  for (const char c : text) utf16 += std::string{c, '\0'};
+  const auto shard = [](std::uint32_t first, const std::string& rest) {
+    return bytes_of(
+               std::vector<std::uint32_t>{1, first, static_cast<std::uint32_t>(12 + rest.size())}) +
+           rest;
+  };
+  const std::string length = bytes_of(std::vector<std::uint64_t>{5});
+  const std::pair<std::string, std::string_view> files[] = {
+      {json + "\n" + json + "\n", "prepare.py"},
+      {"\xef\xbb\xbf" + json + "\n", "JSON Lines"},
+      {"[\n  " + json + "\n]", "JSON array"},
+      {R"({"vocab_size": 500, "layers": 2})", "JSON"},
+      {text, "data.text"},
+      {"Gr\xfc\xdf"
+       "e aus K\xf6ln, und ein Text in Latin-1, der lang genug ist: abcdefgh",
+       "text"},
+      {utf16, "iconv"},
+      {"<!DOCTYPE html><html><body>404</body></html>", "HTML"},
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git lfs pull"},
+      {test::documents_of({{1, 2, 3}}), "name it as data.documents"},
+      {test::documents_of({{1, 2}, {1, 3}}, {}, test::kDocumentsFormat + R"(,"pairs":"x")"),
+       "name it as data.pairs"},
+      {test::safetensors_of({{"w", "F32", "[1]", "abcd"}}, ""), "weights"},
+      {"LITPKDS"s + zeros, "lit-gpt"},
+      {"GGUF\x03\0\0\0"s + zeros, "GGUF"},
+      {"PAR1"s + zeros + "PAR1", "Parquet"},
+      {"ARROW1\0\0"s + zeros, "Arrow"},
+      {"\xff\xff\xff\xff\x40\0\0\0\x10\0\0\0"s + zeros, "Arrow"},
+      {"\x1f\x8b\x08\0"s + zeros, "gzip -dk"},
+      {"\x28\xb5\x2f\xfd\x04"s + zeros, "zstd -d"},
+      {"BZh91AY&SY" + zeros, "bzip2 -dk"},
+      {"\xfd"s + "7zXZ\0"s + zeros, "xz -dk"},
+      {"PK\x03\x04\x14\0\0\0\x08\0"s + std::string(16, '\0') + "\x05\0\0\0"s + "a.npy" + zeros,
+       ".npz"},
+      {"PK\x03\x04\x14\0\0\0\x08\0"s + std::string(16, '\0') + "\x0a\0\0\0"s + "x/data.pkl" + zeros,
+       "torch.save"},
+      {"PK\x03\x04\x14\0\0\0\x08\0"s + std::string(16, '\0') + "\x05\0\0\0"s + "a.txt" + zeros,
+       "unzip"},
+      {tar, "tar -xf"},
+      {"\x80\x04\x95\x20\0\0\0\0\0\0\0]"s + zeros + ".", "pickle"},
+      {"\x89HDF\r\n\x1a\n" + zeros, "HDF5"},
+      {"%PDF-1.7\n" + zeros, "PDF"},
+      {"TNTIDX\0\0"s + zeros, "fairseq"},
+      {"MMIDIDX\0\0"s + zeros, "name the .bin file"},
+      {shard(14, "{}" + zeros), "MosaicML"},
+      {shard(12, zeros), "LitData"},
+      {length + masked_crc(length) + zeros, "TFRecord"},
+  };
+  for (const auto& [bytes, part] : files) {
+    const std::string path = dir.write("t.bin", bytes);
+    expect_error(ErrorCategory::data, {path, "not token ids", part},
+                 [&] { TokenSource::open(section(path), 65536); });
+    auto as_is = section(path, "u16");
+    as_is.as_is = true;
+    if (bytes.size() % 2 == 0) {
+      EXPECT_EQ(TokenSource::open(as_is, 65536).size(), bytes.size() / 2) << part;
+    }
+  }
+}
+
+TEST(TokenFormats, AreNotSeenInTokenIds) {
+  const test::TempDir dir;
+  std::mt19937_64 random(5);
+  const std::size_t inputs = test::fuzz_inputs(200);
+  for (std::size_t i = 0; i < inputs; ++i) {
+    std::vector<std::uint16_t> ids(16 + random() % 64);
+    for (auto& id : ids) id = static_cast<std::uint16_t>(random() % 50257);
+    // As if a signature had come by chance.
+    const std::uint16_t starts[] = {0x8b1f, 0x5089, 0x4b50, 0x8002, 0xfeff, 0xffff, 0x227b, 0x5a42};
+    ids[0] = starts[i % 8];
+    const std::string path = dir.write("t.bin", bytes_of(ids));
+    EXPECT_EQ(recognise(path), FileFormat::unknown) << i;
+  }
+}
+
+TEST(TokenFormats, SuggestTheTypeThatBringsIdsIntoTheVocabulary) {
+  const test::TempDir dir;
+  std::vector<std::uint64_t> wide(40, 3);
+  wide[7] = 200;
+  const std::string path = dir.write("t.bin", bytes_of(wide));
+  expect_error(ErrorCategory::data, {path, "64 bits", "numpy.fromfile"},
+               [&] { TokenSource::open(section(path), 256); });
+  expect_error(ErrorCategory::data, {path, "64 bits"},
+               [&] { TokenSource::open(section(path, "u32"), 256); });
+  std::vector<std::uint16_t> narrow(40);
+  std::iota(narrow.begin(), narrow.end(), 100);
+  dir.write("t.bin", bytes_of(narrow));
+  expect_error(ErrorCategory::data, {path, "(token 0)", "read with data.token_type u16"},
+               [&] { read_all(section(path), 100000); });
+  std::vector<std::uint32_t> ids(40, 66000);
+  ids[0] = 5;
+  dir.write("t.bin", bytes_of(ids));
+  expect_error(ErrorCategory::data, {path, "id 464 at byte 4 (token 2)", "another model"},
+               [&] { read_all(section(path, "u16"), 300); });
+}
+
 /// Damages token files and indices, and reads whatever is accepted.
 TEST(TokenFormats, OfDamagedFilesAreRefusedOrRead) {
   const test::TempDir dir;
@@ -154,6 +310,7 @@ TEST(TokenFormats, OfDamagedFilesAreRefusedOrRead) {
   const std::string tokens = bytes_of(ids);
   const std::string index = index_of(8, 2, {10, 0, 25, 5}, {0, 1, 4});
   const std::string llmc = llmc_of(20240520, 1, 40, tokens);
+  const std::string numpy = numpy_of("<u2", ids, "(40,)");
   const std::size_t inputs = test::fuzz_inputs(12000);
   std::size_t refused = 0;
   std::size_t accepted = 0;
@@ -163,7 +320,8 @@ TEST(TokenFormats, OfDamagedFilesAreRefusedOrRead) {
     const auto put = [&](const char* name, const std::string& bytes) {
       std::ofstream(folder / name, std::ios::binary) << bytes;
     };
-    put("t.bin", i % 3 == 0   ? test::damaged(llmc.substr(0, 12), random) + llmc.substr(12)
+    put("t.bin", i % 12 == 0  ? test::damaged(numpy, random)
+                 : i % 3 == 0 ? test::damaged(llmc.substr(0, 12), random) + llmc.substr(12)
                  : i % 3 == 1 ? test::damaged(tokens, random)
                               : tokens);
     if (i % 3 != 0) put("t.idx", i % 3 == 1 ? index : test::damaged(index, random));

@@ -2,14 +2,19 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 
+#include "src/train/id_check.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/train/expect_error.h"
 
@@ -118,7 +123,7 @@ TEST(TokenSource, NamesAGlobWithoutMatches) {
 TEST(TokenSource, RefusesAFolderWithoutTokenFiles) {
   const test::TempDir dir;
   dir.write("notes.txt", "notes");
-  expect_error(ErrorCategory::data, {"no token file (.bin) matches", dir.path().string()},
+  expect_error(ErrorCategory::data, {"no token file (.bin or .npy) matches", dir.path().string()},
                [&] { TokenSource::open(tokens({dir.path()}), 256); });
 }
 
@@ -200,6 +205,88 @@ TEST(TokenSource, RefusesTextBeyondASmallVocabulary) {
   const auto source = TokenSource::open(text({file}), 128);
   std::vector<std::int32_t> ids(5);
   expect_error(ErrorCategory::data, {"id 195", "byte 3"}, [&] { source.read(0, ids); });
+}
+
+TEST(TokenSource, NamesWhatIsGivenAsTextButIsNot) {
+  const test::TempDir dir;
+  const auto refuse = [&](const std::string& name, const std::string& bytes,
+                          std::initializer_list<std::string_view> parts) {
+    const std::string path = dir.write(name, bytes);
+    expect_error(ErrorCategory::data, parts, [&] { TokenSource::open(text({path}), 50257, "m"); });
+    expect_error(ErrorCategory::data, {path, "not "},
+                 [&] { TokenSource::open(text({path}), 50257); });
+    auto as_is = text({path});
+    as_is.as_is = true;
+    EXPECT_EQ(TokenSource::open(as_is, 50257).size(), bytes.size());
+  };
+  const std::string json = R"({"text": "a document of some length"})";
+  refuse("c.jsonl", json + '\n', {"c.jsonl", "--model m --out c.safetensors"});
+  refuse("c.json", "[" + json + "]", {"JSON array", "prepare.py"});
+  refuse("t.gz", std::string("\x1f\x8b\x08\x00", 4) + std::string(40, '\0'), {"gzip"});
+  refuse("t.npy", "\x93NUMPY" + std::string(40, '\0'), {"name it as data.tokens"});
+  refuse("t.bin", std::string(40, '\0'), {"data.tokens", "data.as_is"});
+  refuse("t.txt", "<html><body>404 not found</body></html>", {"HTML"});
+  // A model of bytes may read JSON; a page is text by its name; code may be in a folder.
+  EXPECT_EQ(TokenSource::open(text({dir.path() / "c.jsonl"}), 256).size(), json.size() + 1);
+  const auto page = dir.write("page.html", "<html><body>a page</body></html>");
+  EXPECT_EQ(TokenSource::open(text({page}), 50257).size(), 32U);
+  dir.write("code/c.jsonl", json + '\n');
+  expect_error(ErrorCategory::data, {"c.jsonl", "JSON Lines"},
+               [&] { TokenSource::open(text({dir.path() / "code"}), 50257); });
+  dir.write("code/d.cpp", "int main() {}");
+  EXPECT_EQ(TokenSource::open(text({dir.path() / "code"}), 50257).size(), json.size() + 14);
+}
+
+TEST(TokenSource, RefusesEmptyFiles) {
+  const test::TempDir dir;
+  const std::string path = dir.write("a.bin", "");
+  expect_error(ErrorCategory::data, {path, "is empty"},
+               [&] { TokenSource::open(tokens({path}), 256); });
+  expect_error(ErrorCategory::data, {path, "all other files are empty"}, [&] {
+    TokenSource::open(tokens({path, path}), 256);
+  });
+}
+
+TEST(IdCheck, FindsInShortStreamsAllAtOnce) {
+  const test::TempDir dir;
+  const std::string path = dir.write("a.bin", std::string(99998, '\0') + "\x05\x01");
+  EXPECT_TRUE(check_sample(TokenSource::open(tokens({path}), 262)));
+  expect_error(ErrorCategory::data, {path, "id 261", "(token 49999)", "vocab_size is 261"},
+               [&] { check_sample(TokenSource::open(tokens({path}), 261)); });
+}
+
+TEST(IdCheck, SamplesALongStreamAndFindsTheRestWhileTheRunTrains) {
+  constexpr std::uint64_t kBytes = (std::uint64_t{17} << 20U) + 7;
+  const test::TempDir dir;
+  const std::string path = dir.path() / "long";
+  const auto bad_at = [&](std::uint64_t index) {
+    dir.write("long", "");
+    fs::resize_file(path, index);
+    std::ofstream(path, std::ios::binary | std::ios::app) << '\xff';
+    fs::resize_file(path, kBytes);
+    return std::make_shared<const TokenSource>(TokenSource::open(text({path}), 255));
+  };
+  for (const std::uint64_t index : {std::uint64_t{0}, kBytes - 1}) {
+    expect_error(ErrorCategory::data, {path, "id 255"}, [&] { check_sample(*bad_at(index)); });
+  }
+  const auto source = bad_at(300000);
+  EXPECT_FALSE(check_sample(*source));
+  IdCheck of_another_rank({{"text", source}}, 0, 2);
+  of_another_rank.wait();
+  EXPECT_NO_THROW(of_another_rank.rethrow());
+  IdCheck check({{"text", source}}, 1, 2);
+  check.wait();
+  expect_error(ErrorCategory::data, {"data.text: ", path, "(token 300000)"},
+               [&] { check.rethrow(); });
+}
+
+TEST(IdCheck, WarnsAboutAFileOfOneId) {
+  const test::TempDir dir;
+  std::string lines;
+  set_log_sink([&](LogLevel, std::string_view line) { lines += line; });
+  check_sample(TokenSource::open(tokens({dir.write("a.bin", std::string(9000, '\0'))}), 256));
+  set_log_sink({});
+  EXPECT_NE(lines.find("all 4500 tokens of"), std::string::npos) << lines;
 }
 
 TEST(SplitTokens, KeepsTheEndForEvaluation) {

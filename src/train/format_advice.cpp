@@ -1,0 +1,254 @@
+#include "src/train/format_advice.h"
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+namespace ballast::train {
+namespace {
+
+/// The name of a format in "FILE is ...".
+std::string_view name_of(FileFormat format) {
+  switch (format) {
+    case FileFormat::unknown:
+      break;
+    case FileFormat::numpy:
+      return "a NumPy array (.npy)";
+    case FileFormat::llmc:
+      return "a token file of llm.c";
+    case FileFormat::megatron_index:
+      return "an index of Megatron";
+    case FileFormat::documents:
+      return "a file of documents";
+    case FileFormat::pairs:
+      return "a file of pairs";
+    case FileFormat::text:
+      return "text";
+    case FileFormat::utf16_text:
+      return "text in UTF-16";
+    case FileFormat::json_lines:
+      return "JSON Lines";
+    case FileFormat::json_array:
+      return "a JSON array";
+    case FileFormat::json:
+      return "JSON";
+    case FileFormat::html:
+      return "an HTML page, perhaps of a download that failed";
+    case FileFormat::git_lfs:
+      return "a pointer of git-lfs";
+    case FileFormat::safetensors:
+      return "a safetensors file without documents, as of weights";
+    case FileFormat::numpy_archive:
+      return "a NumPy archive (.npz)";
+    case FileFormat::litgpt:
+      return "a packed file of lit-gpt (LITPKDS)";
+    case FileFormat::litdata:
+      return "a shard of LitData";
+    case FileFormat::mosaic:
+      return "a shard of MosaicML (MDS)";
+    case FileFormat::tfrecord:
+      return "a TFRecord file";
+    case FileFormat::fairseq_index:
+      return "an index of fairseq";
+    case FileFormat::gguf:
+      return "a GGUF file, the weights of a model";
+    case FileFormat::torch:
+      return "a file of torch.save";
+    case FileFormat::pickle:
+      return "a Python pickle";
+    case FileFormat::parquet:
+      return "a Parquet file";
+    case FileFormat::arrow:
+      return "an Arrow file";
+    case FileFormat::hdf5:
+      return "an HDF5 file";
+    case FileFormat::sqlite:
+      return "an SQLite database";
+    case FileFormat::pdf:
+      return "a PDF file";
+    case FileFormat::image:
+      return "an image";
+    case FileFormat::gzip:
+      return "compressed with gzip";
+    case FileFormat::zstd:
+      return "compressed with zstd";
+    case FileFormat::bzip2:
+      return "compressed with bzip2";
+    case FileFormat::xz:
+      return "compressed with xz";
+    case FileFormat::lz4:
+      return "compressed with lz4";
+    case FileFormat::zip:
+      return "a ZIP archive";
+    case FileFormat::seven_zip:
+      return "a 7-Zip archive";
+    case FileFormat::rar:
+      return "a RAR archive";
+    case FileFormat::tar:
+      return "a tar archive, perhaps a shard of WebDataset";
+  }
+  return "of an unknown format";
+}
+
+bool reads_documents(std::string_view key) {
+  return key == "documents" || key == "pairs";
+}
+
+bool is_read_by(std::string_view key, FileFormat format) {
+  switch (format) {
+    case FileFormat::unknown:
+      return true;
+    case FileFormat::numpy:
+    case FileFormat::llmc:
+      return key == "tokens";
+    case FileFormat::documents:
+    case FileFormat::pairs:
+    case FileFormat::safetensors:
+      return reads_documents(key);  // its reader compares the kinds
+    case FileFormat::text:
+    case FileFormat::json:
+      return key == "text";
+    default:
+      return false;
+  }
+}
+
+/// The key that reads the format; "" if there is none.
+std::string_view key_of(FileFormat format) {
+  switch (format) {
+    case FileFormat::numpy:
+    case FileFormat::llmc:
+      return "tokens";
+    case FileFormat::documents:
+      return "documents";
+    case FileFormat::pairs:
+      return "pairs";
+    default:
+      return "";
+  }
+}
+
+/// The command that unpacks the file; "" if it is not packed.
+std::string unpacking_command(const std::filesystem::path& path, FileFormat format) {
+  const std::string file = path.string();
+  switch (format) {
+    case FileFormat::gzip:
+      return "gzip -dk " + file;
+    case FileFormat::zstd:
+      return "zstd -d " + file;
+    case FileFormat::bzip2:
+      return "bzip2 -dk " + file;
+    case FileFormat::xz:
+      return "xz -dk " + file;
+    case FileFormat::lz4:
+      return "lz4 -d " + file;
+    case FileFormat::zip:
+      return "unzip " + file;
+    case FileFormat::seven_zip:
+      return "7z x " + file;
+    case FileFormat::rar:
+      return "unrar x " + file;
+    case FileFormat::tar:
+      return "tar -xf " + file;
+    default:
+      return "";
+  }
+}
+
+/// How to get an array of token ids out of the files of other programs.
+std::string_view advice_for_arrays(FileFormat format) {
+  switch (format) {
+    case FileFormat::numpy_archive:
+      return "save its array of ids with numpy.save and name that file as data.tokens";
+    case FileFormat::litgpt:
+      return "its tokens begin at byte 24: 'tail -c +25 FILE > tokens.bin' makes a file for "
+             "data.tokens, if they are uint16";
+    case FileFormat::torch:
+      return "save its tensor of ids with numpy.save('tokens.npy', tensor.numpy()) and name that "
+             "file as data.tokens";
+    case FileFormat::fairseq_index:
+      return "save the ids with numpy.save and name that file as data.tokens";
+    case FileFormat::litdata:
+    case FileFormat::mosaic:
+    case FileFormat::tfrecord:
+    case FileFormat::pickle:
+    case FileFormat::hdf5:
+      return "read it with the library that wrote it, save the ids with numpy.save and name that "
+             "file as data.tokens, or write texts or conversations to a jsonl file for "
+             "tools/prepare.py";
+    case FileFormat::gguf:
+    case FileFormat::safetensors:
+      return "name the data to train on instead";
+    default:
+      return "write its texts or conversations to a jsonl file for tools/prepare.py";
+  }
+}
+
+std::string advice(const std::filesystem::path& path, FileFormat format, const FileUse& use) {
+  if (const auto key = key_of(format); !key.empty()) return fmt::format("name it as data.{}", key);
+  const bool rows =
+      format == FileFormat::gzip && path.stem().extension().string().starts_with(".json");
+  if (rows || format == FileFormat::parquet) {
+    return fmt::format("'{}' makes a file for data.{} of rows with messages or texts",
+                       preparing_command(path, use), use.key == "pairs" ? "pairs" : "documents");
+  }
+  if (const auto command = unpacking_command(path, format); !command.empty()) {
+    return fmt::format("unpack it first ({})", command);
+  }
+  switch (format) {
+    case FileFormat::json_lines:
+    case FileFormat::json_array:
+      return fmt::format("'{}' makes a file for data.{}", preparing_command(path, use),
+                         use.key == "pairs" ? "pairs" : "documents");
+    case FileFormat::text:
+    case FileFormat::json:
+      return fmt::format(
+          "{}write each text as a line {{\"text\": \"...\"}} of a jsonl file and make "
+          "documents of it ({})",
+          use.key == "tokens" ? "name it as data.text to read it byte by byte, or " : "",
+          preparing_command("texts.jsonl", use));
+    case FileFormat::utf16_text:
+      return fmt::format("convert it (iconv -f UTF-16 -t UTF-8 {})", path.string());
+    case FileFormat::html:
+      return "download the file again";
+    case FileFormat::git_lfs:
+      return "get the file itself with 'git lfs pull'";
+    case FileFormat::megatron_index:
+      return use.key == "tokens" ? "name the .bin file beside it"
+                                 : "name the .bin file beside it as data.tokens";
+    default:
+      return std::string(advice_for_arrays(format));
+  }
+}
+
+std::string_view expected_by(std::string_view key) {
+  if (key == "text") return "plain text";
+  if (key == "tokens") return "token ids";
+  return key == "pairs" ? "a file of pairs" : "a file of documents";
+}
+
+/// A word of a shell's command line.
+std::string quoted(const std::string& word) {
+  const bool plain = word.find_first_of(" '\"\\$*?&;()<>|") == std::string::npos;
+  return plain ? word : fmt::format("\"{}\"", word);
+}
+
+}  // namespace
+
+std::string preparing_command(const std::filesystem::path& file, const FileUse& use) {
+  std::filesystem::path made = file.filename();
+  if (made.extension() == ".gz") made.replace_extension();
+  made.replace_extension(".safetensors");
+  return fmt::format("tools/prepare.py {}{} --model {} --out {}",
+                     use.key == "pairs" ? "--pairs " : "", quoted(file.string()),
+                     use.model.empty() ? "DIR" : quoted(use.model.string()), quoted(made.string()));
+}
+
+void refuse_other_format(const std::filesystem::path& path, FileFormat format, const FileUse& use) {
+  if (is_read_by(use.key, format)) return;
+  throw Error(ErrorCategory::data,
+              fmt::format("{} is {}, not {}: {}", path.string(), name_of(format),
+                          expected_by(use.key), advice(path, format, use)));
+}
+
+}  // namespace ballast::train
