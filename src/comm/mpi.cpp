@@ -342,6 +342,8 @@ class MpiRanks final : public Ranks {
                   [&](MpiHandle* request) { return mpi().barrier(&communicator_, request); });
   }
 
+  void leave() override { timeout_->give_up(); }
+
   void abort(int status) override {
     std::fflush(nullptr);
     mpi().abort(status);

@@ -195,6 +195,10 @@ class Engine::Impl {
     executor_->drain();
   }
 
+  void drain() {
+    if (executor_) executor_->drain();
+  }
+
   EngineTotals totals() const {
     EngineTotals totals;
     if (!executor_) return totals;
@@ -447,6 +451,9 @@ Evaluation Engine::evaluate(const TokenBatch& batch) {
 }
 void Engine::finish() {
   impl_->finish();
+}
+void Engine::drain() {
+  impl_->drain();
 }
 std::uint64_t Engine::updates() const {
   return impl_->updates();

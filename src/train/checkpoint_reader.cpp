@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -46,6 +47,25 @@ Checkpoint::Block block_of(const Json& json, const fs::path& path) {
 
 std::shared_ptr<const Descriptor> open_shared(const fs::path& path) {
   return std::make_shared<const Descriptor>(text::open_file(path, O_RDONLY, ErrorCategory::data));
+}
+
+/// checkpoints_of(run) as rank 0 sees them, for all ranks: they open one after the other together,
+/// and a shared file system may show them different lists while one is written.
+std::vector<fs::path> checkpoints_for_all(const fs::path& run, comm::Ranks* ranks) {
+  std::vector<fs::path> folders = checkpoints_of(run);
+  if (ranks == nullptr) return folders;
+  std::string names;
+  for (const fs::path& folder : folders) names += folder.filename().string() + '\n';
+  std::istringstream lines(ranks->broadcast(names));
+  folders.clear();
+  for (std::string name; std::getline(lines, name);) folders.push_back(run / kCheckpoints / name);
+  return folders;
+}
+
+/// names_checkpoint(path) as rank 0 sees it, for all ranks.
+bool names_checkpoint_for_all(const fs::path& path, comm::Ranks* ranks) {
+  const bool here = names_checkpoint(path);
+  return ranks == nullptr ? here : !ranks->broadcast(here ? "checkpoint" : "").empty();
 }
 
 /// Blocks whose names begin with `prefix`, but at least 1: what is in one piece has another name.
@@ -399,7 +419,7 @@ void advising(const fs::path& folder, const std::function<void()>& work) {
 
 Checkpoint Checkpoint::open(const fs::path& from, const engine::Blueprint& blueprint,
                             comm::Ranks* ranks, std::uint64_t before) {
-  if (!names_checkpoint(from)) return find(from, blueprint, ranks, before);
+  if (!names_checkpoint_for_all(from, ranks)) return find(from, blueprint, ranks, before);
   std::optional<Checkpoint> found;
   comm::together(ranks, [&] {
     advising(from, [&] {
@@ -447,7 +467,7 @@ Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& bluepr
                             comm::Ranks* ranks, std::uint64_t before) {
   const std::uint32_t rank = ranks == nullptr ? 0 : ranks->rank();
   const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
-  for (const fs::path& folder : checkpoints_of(run)) {
+  for (const fs::path& folder : checkpoints_for_all(run, ranks)) {
     std::optional<Checkpoint> found;
     try {
       comm::together(ranks, [&] {

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 
 namespace ballast::train {
@@ -40,11 +41,12 @@ void LossScaler::after_step(std::uint64_t step, bool skipped) {
     return;
   }
   if (now_.scale <= options_.min_loss_scale) {
-    throw Error(ErrorCategory::numeric,
-                fmt::format("step {}: gradients are not finite in fp16, and the loss scale {} is "
-                            "already the smallest (fp16.min_loss_scale); lower the learning rate, "
-                            "check the data, or train in bf16 (bf16.enabled)",
-                            step, now_.scale));
+    throw comm::JointError(
+        ErrorCategory::numeric,
+        fmt::format("step {}: gradients are not finite in fp16, and the loss scale {} is "
+                    "already the smallest (fp16.min_loss_scale); lower the learning rate, "
+                    "check the data, or train in bf16 (bf16.enabled)",
+                    step, now_.scale));
   }
   now_.scale = std::max(now_.scale / 2.0, options_.min_loss_scale);
 }

@@ -38,8 +38,9 @@ std::string Recovery::after_spike(std::uint64_t step, const std::string& what) {
   const config::SpikeSection& spike = config_.ballast.spike;
   std::string message = fmt::format("step {}: {}", step, what);
   const auto stop = [&](const std::string& why) {
-    throw Error(ErrorCategory::numeric,
-                fmt::format("{}; lower the learning rate or check the data ({})", message, why));
+    throw comm::JointError(
+        ErrorCategory::numeric,
+        fmt::format("{}; lower the learning rate or check the data ({})", message, why));
   };
   if (spike.action == Action::stop) stop("ballast.spike is \"stop\"");
   if (newest_.empty()) stop("ballast.spike: there is no checkpoint yet to go back to");

@@ -148,10 +148,13 @@ bool RunCheckpoints::attempt(std::uint64_t step, bool stopping, Work work) {
     const ErrorCategory category = error.category();
     if (category == ErrorCategory::state) by_engine([&]() -> void { throw; });
     const bool may_go_on = category == ErrorCategory::io || category == ErrorCategory::memory;
-    if (!may_go_on || stopping) throw;
+    // The other ranks know nothing of an error of this one alone, and wait for it.
+    const bool alone =
+        ranks_ != nullptr && dynamic_cast<const comm::JointError*>(&error) == nullptr;
+    if (!may_go_on || stopping || alone) throw;
     fail(step, error.what());
   } catch (const std::bad_alloc&) {
-    if (stopping) throw;
+    if (stopping || ranks_ != nullptr) throw;
     fail(step, "out of memory");
   }
   return false;

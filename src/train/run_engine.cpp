@@ -23,9 +23,23 @@ RunEngine::RunEngine(engine::Blueprint blueprint, engine::EngineOptions options,
 }
 
 void RunEngine::replace() {
+  // Ranks are at different operations of the same plans. Each runs all of them, because another one
+  // may wait in a collective that this rank has not begun.
+  if (engine_ && ranks_ != nullptr) engine_->drain();
   if (engine_) before_ = totals();
   engine_.reset();  // its memory and swap files, before the next one takes its own
   comm::together(ranks_, [&] { engine_.emplace(blueprint_, options_, interrupted_, ranks_); });
+}
+
+void RunEngine::leave(bool jointly) {
+  if (ranks_ == nullptr) return;
+  if (jointly && engine_) {
+    try {
+      return engine_->drain();
+    } catch (...) {  // this rank has failed alone in addition; the caller reports the first error
+    }
+  }
+  ranks_->leave();
 }
 
 engine::EngineTotals RunEngine::totals() const {

@@ -49,9 +49,15 @@ class RunEngine {
   [[nodiscard]] bool exists() const { return engine_.has_value(); }
 
   /// Frees what the engine holds and makes another one, which is to be started or resumed. With
-  /// several ranks collective. Throws like the constructor; another call may then succeed, and
-  /// nothing else is allowed.
+  /// several ranks collective; every rank then runs its submitted operations to their end first.
+  /// Throws like the constructor and Engine::drain(); another call may then succeed, and nothing
+  /// else is allowed.
   void replace();
+
+  /// Prepares the end of the engine after an error; nothing with one rank. `jointly`: all ranks
+  /// have the error, so they run their submitted operations to their end. Otherwise this rank has
+  /// failed alone and waits for no other rank from now on.
+  void leave(bool jointly);
 
   /// Sums over all engines so far, except for `allocated` and `fill_seconds`.
   [[nodiscard]] engine::EngineTotals totals() const;

@@ -114,6 +114,7 @@ class Trainer {
       measures_->end();
       if (!stopped_) save();
     } catch (const Error& error) {
+      engine_.leave(dynamic_cast<const comm::JointError*>(&error) != nullptr);
       save_what_was_traced();
       settle_checkpoint(true);
       const bool interrupted = error.category() == ErrorCategory::interrupted;
@@ -123,10 +124,12 @@ class Trainer {
       if (interrupted) throw;
       recovery_.rethrow(error);
     } catch (const std::bad_alloc&) {
+      engine_.leave(false);
       save_what_was_traced();
       settle_checkpoint(true);
       recovery_.rethrow(Error(ErrorCategory::memory, fmt::format("step {}: out of memory", step_)));
     } catch (...) {
+      engine_.leave(false);
       save_what_was_traced();
       throw;
     }
@@ -278,13 +281,17 @@ class Trainer {
 
   void save() {
     if (!config_.ballast.save_weights) return;
-    std::error_code ignored;
-    const bool done_before = done_ == resumed_.facts.step &&
-                             std::filesystem::exists(config_.ballast.out / kRunWeights, ignored);
-    if (done_before) return;
+    if (done_ == resumed_.facts.step && has_saved_weights()) return;
     save_weights(*engine_, config_, first(),
                  [this](Bytes done, Bytes total) { observer_.saving(done, total); });
     saved_ = config_.ballast.out / kRunWeights;
+  }
+
+  /// Rank 0 looks for all ranks, which may see the directory differently.
+  [[nodiscard]] bool has_saved_weights() const {
+    std::error_code ignored;
+    const bool here = std::filesystem::exists(config_.ballast.out / kRunWeights, ignored);
+    return ranks_ == nullptr ? here : !ranks_->broadcast(here ? "saved" : "").empty();
   }
 
   [[nodiscard]] std::string describe_update() {
@@ -381,10 +388,11 @@ class Trainer {
   }
 
   [[noreturn]] void give_up() const {
-    throw Error(ErrorCategory::numeric,
-                fmt::format("step {}: gradients were not finite in {} step{} in a row; lower the "
-                            "learning rate or check the data (limit: ballast.max_skipped_steps)",
-                            step_, skipped_in_a_row_, skipped_in_a_row_ == 1 ? "" : "s"));
+    throw comm::JointError(
+        ErrorCategory::numeric,
+        fmt::format("step {}: gradients were not finite in {} step{} in a row; lower the "
+                    "learning rate or check the data (limit: ballast.max_skipped_steps)",
+                    step_, skipped_in_a_row_, skipped_in_a_row_ == 1 ? "" : "s"));
   }
 
   /// Who interrupts a run does not want to wait for simulations.

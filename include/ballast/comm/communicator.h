@@ -101,6 +101,11 @@ class Ranks {
   virtual std::string broadcast(std::string text) = 0;
   virtual void barrier() = 0;
 
+  /// Ends all waits for other ranks in this process: collectives under way and all later ones throw
+  /// Error(comm). For a rank that has failed alone, before it ends its lanes: the other ranks may
+  /// wait for operations that it will not start. abort() follows. Callable from any thread.
+  virtual void leave() = 0;
+
   /// Ends every process of the run at once with `status`, for a rank that failed while others may
   /// wait for it. The caller reports the reason first.
   [[noreturn]] virtual void abort(int status) = 0;

@@ -9,7 +9,8 @@
 namespace ballast::comm {
 
 /// An error that every rank throws at the same place, so that one rank reports it and all can shut
-/// down normally.
+/// down normally. together() makes it from the errors of single ranks. A decision by values that
+/// all ranks have, such as the loss of a step, throws it directly.
 class JointError : public Error {
  public:
   using Error::Error;

@@ -199,6 +199,11 @@ class Engine {
 
   /// Waits until every update is done and written back.
   void finish();
+  /// Waits until all operations have finished that were submitted so far. Nothing is submitted, so
+  /// updates that belong to the next step stay pending. Every rank of a run calls this before its
+  /// engine ends while the ranks go on: a rank that drops operations drops collectives that another
+  /// rank may already wait in.
+  void drain();
 
   /// Number of updates applied so far (steps that were not skipped).
   [[nodiscard]] std::uint64_t updates() const;
