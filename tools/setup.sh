@@ -4,7 +4,7 @@
 set -eu
 
 packages="g++ meson ninja-build pkg-config libfmt-dev nlohmann-json3-dev libcli11-dev liburing-dev
-libtbb-dev libxsimd-dev libdnnl-dev libxxhash-dev libhwloc-dev
+libtbb-dev libxsimd-dev libdnnl-dev libxxhash-dev libssl-dev libhwloc-dev
 libopenmpi-dev openmpi-bin python3-dev python3-venv"
 # --tests adds what tools/test.sh needs besides.
 [ "${1:-}" = "--tests" ] && packages="$packages libgtest-dev clang clang-format

@@ -49,6 +49,7 @@ THIRD_PARTY = {
     r"nlohmann/.*": ["src/text"],
     r"CLI/.*": ["tools/command_line.cpp"],
     r"xxhash\.h": ["src/state"],
+    r"openssl/.*": ["src/train/sha256.cpp"],
     r"hwloc.*": ["cpu_adam", "src/memory"],
     r"cublas.*": ["src/device/cuda/cublaslt"],
     r"cuda.*": ["src/comm/nccl", "src/device/cuda", "src/model/cuda", "src/update/cuda"],
