@@ -27,10 +27,15 @@ from preparing.report import Report  # noqa: E402
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>"]
 
 
+class Added(str):
+    special = False
+
+
 class Tokenizer:
     """Special tokens, words with the space before them, and single characters."""
     eos_token_id = SPECIAL.index("</s>")
     all_special_tokens = SPECIAL
+    added_tokens_decoder = {5: Added("<think>")}
     pattern = re.compile("|".join(map(re.escape, SPECIAL)) + r"| ?[a-z]+|.", re.DOTALL)
 
     def __init__(self, template="prefixes"):
@@ -54,7 +59,7 @@ class Tokenizer:
             for message, role in zip(messages, ["user", "assistant"] * len(messages)):
                 if message["role"] != role:
                     raise ValueError("roles must\nalternate")
-        text = "<s>" + (f"[{len(tools)}]" if tools else "") + "".join(f"({variables[name]})" for name in variables)
+        text = "<s>" + (f"[{len(tools)}{tools}]" if tools else "") + "".join(f"({variables[name]})" for name in variables)
         spans = []
         for i, message in enumerate(messages):
             last = i + 1 == len(messages)
@@ -62,8 +67,10 @@ class Tokenizer:
             text += f"<|{message['role']}|>\n{self.spoken(message, last)}"
             if message["role"] == "assistant":
                 spans.append((start, len(text)))
-            text += "<s>" if "last ends" in self.chat_template and last and (
-                not add_generation_prompt) else "<|end|>\n"
+            if "last ends" in self.chat_template and last and not add_generation_prompt:
+                text += "<s>"
+            elif "unmarked" not in self.chat_template:
+                text += "<|end|>\n"
         if add_generation_prompt:
             text += "<|assistant|>\n" + ("<think>\n" if "prompts thoughts" in self.chat_template else "")
         elif "closed" in self.chat_template:
@@ -77,19 +84,23 @@ class Tokenizer:
 
     def spoken(self, message, last):
         content = message.get("content", "")
+        if "parts" in self.chat_template:
+            content = "" if isinstance(content, str) else "".join(part["text"] for part in content)
         if "forgets" in self.chat_template and message["role"] == "assistant" and not last:
             content = "yes"
+        if "loud" in self.chat_template and content.endswith("!"):
+            content = "(loud)" + content
         if "thoughts" in self.chat_template and message["role"] == "assistant":
             # Earlier replies, or with "no thoughts" all, lose their thoughts.
             if not last or "no thoughts" in self.chat_template:
                 content = content.split("</think>")[-1].strip()
             elif "</think>" not in content:
                 content = "<think></think>" + content
-        for call in message.get("tool_calls", []):
+        for call in message.get("tool_calls", [])[:1]:
             function = call["function"]
             if "object arguments" in self.chat_template and isinstance(function["arguments"], str):
                 raise TypeError("arguments")
-            content += f"{{{function['name']} {json.dumps(function['arguments'])}}}"
+            content += f"<{function['name']} {json.dumps(function['arguments'])}>"
         return content
 
 
@@ -149,7 +160,7 @@ class DocumentTest(unittest.TestCase):
         self.assertEqual(trained(two, "completion")[0], "yes<|end|>")
         whole, text = trained(two, "none")
         self.assertEqual(whole, text)
-        self.assertEqual(trained({**two, "tools": [{}, {}]}, template="tools")[1][:6], "<s>[2]")
+        self.assertEqual(trained({**two, "tools": [{}, {}]}, template="tools")[1][:5], "<s>[2")
 
     def test_a_template_may_mark_the_replies(self):
         two = chat("hello", "good day", "ab", "yes")
@@ -172,6 +183,10 @@ class DocumentTest(unittest.TestCase):
                                  template="no thoughts, prompts thoughts")[0], "<b> no<|end|><th<|end|>")
         self.assertEqual(trained(chat("ab", " no \n", "hello", "yes"), template="thoughts, closed")[0],
                          "no<|end|><think></think>yes<|end|>")
+        self.assertEqual(trained(chat("ab", "no ", "hello", "yes"), template="closed")[0],
+                         "no <|end|>yes<|end|>")
+        self.assertEqual(trained(chat("ab", "no!", "hello", "yes!"), template="loud, last ends")[0],
+                         "(loud)no!<|end|>(loud)yes!<s>")
         self.assertEqual(trained(chat("ab", "", "hello", " "), template="thoughts, closed")[0],
                          "<|end|><think></think> <|end|>")
         self.assertEqual(trained(two, "completion", "thoughts")[0], "<think>hm</think>no<|end|>")
@@ -222,9 +237,11 @@ class DocumentTest(unittest.TestCase):
             with self.assertRaisesRegex(prepare.Refusal, reason):
                 trained(two | {"chat_template_kwargs": variables})
         tools = [{"function": {"name": "f", "parameters": {"type": "object"}}}]
-        as_texts = json.dumps([{"function": {"name": "f", "parameters": json.dumps({"type": "object"})}}])
-        self.assertEqual(trained(two | {"tools": tools}, template="tools"),
-                         trained(two | {"tools": as_texts}, template="tools"))
+        inner = {"function": {"name": "f", "parameters": json.dumps({"type": "object"})}}
+        for as_texts in ([inner], json.dumps([inner]), [json.dumps(inner)],
+                         [{"function": json.dumps(inner["function"])}]):
+            self.assertEqual(trained(two | {"tools": tools}, template="tools"),
+                             trained(two | {"tools": as_texts}, template="tools"))
         self.assertEqual(trained(two), trained(two | {"tools": "[]"}))
         with self.assertRaisesRegex(prepare.Refusal, "'tools' is not JSON"):
             trained(two | {"tools": "f"})
@@ -241,8 +258,18 @@ class DocumentTest(unittest.TestCase):
             {"role": "tool", "content": "yes"}, {"role": "assistant", "content": "no"}]}
         for arguments in ({"a": 1}, '{"a": 1}'):
             self.assertEqual(trained(call(arguments), template="tool_calls, object arguments")[0],
-                             '{f {"a": 1}}<|end|>no<|end|>')
-        self.assertEqual(trained(call("a b"), template="tool_calls")[0], '{f "a b"}<|end|>no<|end|>')
+                             '<f {"a": 1}><|end|>no<|end|>')
+        self.assertEqual(trained(call("a b"), template="tool_calls")[0], '<f "a b"><|end|>no<|end|>')
+        self.assertEqual(trained(call({}), template="tool_calls, no thoughts, prompts thoughts")[0],
+                         "<f {}><|end|>no<|end|>")
+        both = call({})
+        both["messages"][1]["tool_calls"] *= 2
+        with self.assertRaisesRegex(prepare.Refusal, "does not write the call of 'f', tool call 2"):
+            trained(both, template="tool_calls")
+        thinks = call({})
+        thinks["messages"][1]["content"] = "<think>hm</think>"
+        self.assertEqual(trained(thinks, template="tool_calls, thoughts, unmarked")[0],
+                         "<f {}><think></think>no")
         with self.assertRaisesRegex(prepare.Refusal, "'tool_calls', which the chat template does not"):
             trained(call({}))
 
@@ -251,6 +278,7 @@ class DocumentTest(unittest.TestCase):
         parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": " there"}]
         self.assertEqual(trained({"messages": [{"role": "user", "content": parts},
                                                line["messages"][1]]}), trained(line))
+        self.assertEqual(trained(line, template="parts"), trained(line))  # of templates that want parts
         with self.assertRaisesRegex(prepare.Refusal, "message 1 .* part of type 'image_url'"):
             trained({"messages": [{"role": "user", "content": parts + [{"type": "image_url"}]},
                                   line["messages"][1]]})

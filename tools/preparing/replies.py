@@ -119,11 +119,9 @@ class Replies:
         shared = common_prefix(header, rest)
         begin = reply.begin if reply else None
         if shared < len(header):
-            # This reply has another header, which ends before what the reply says, or before the
-            # token in which the two differ.
+            # This reply has another header. If the two do not part between tokens or lines, the reply
+            # begins in an unknown place before what it says.
             shared = self._special.start_of_one_at(header, shared)
-            if begin is not None and begin - previous.end <= shared:
-                return begin
             if not self._special.added_ends(rest[:shared]) and not rest[:shared].endswith("\n"):
                 return begin
         return previous.end + shared
