@@ -33,8 +33,8 @@ class Preparer:
         completion begins where the tokens of one of them and those of the prompt alone part."""
         prompt, chosen, rejected = pair_of(row_of(row), self.notes)
         if isinstance(prompt, str):
-            prompt, chosen, rejected = (self._tokenize(prompt, special=True)[0],
-                                        self._text(prompt + chosen)[0], self._text(prompt + rejected)[0])
+            chosen, rejected = (self._text(prompt + text)[0] for text in (chosen, rejected))
+            prompt, _ = self._tokenize(prompt, special=True)
         else:
             prompt, chosen, rejected = self._chat_pair(prompt, chosen, rejected)
         known = min(common_prefix(prompt, chosen), common_prefix(prompt, rejected))
@@ -132,7 +132,8 @@ class Preparer:
 
     def _without(self, chat, form, whole, untrained):
         """All but some replies."""
-        ids, left_out = self._masked(whole, self._ranges(chat, form, whole, untrained) if untrained else [])
+        ranges = self._ranges(chat, form, whole, untrained) if untrained else []
+        ids, left_out = self._masked(whole, ranges)
         return ids, [1 - bit for bit in left_out]
 
     def _marked(self, chat, form, whole, replies, untrained):

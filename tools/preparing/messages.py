@@ -1,4 +1,4 @@
-"""Messages of conversations, as the forms of training data write them, in the form of chat templates."""
+"""Messages of conversations: from the forms of training data to the form that chat templates take."""
 
 from preparing.inputs import parse
 from preparing.report import Refusal, one_line
@@ -45,14 +45,16 @@ def said(role, content):
 
 
 def messages_of(value, key):
-    """The messages of column `key`: objects with role and content, or with from and value (ShareGPT)."""
+    """The messages of column `key`: objects with role and content, or with from and value
+    (ShareGPT)."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = parse(value, f"'{key}' is ")
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list) or not value:
         raise Refusal(f"'{key}' is not a list of messages")
-    made = [_message(message, f"message {number} of '{key}'") for number, message in enumerate(value, 1)]
+    made = [_message(message, f"message {number} of '{key}'")
+            for number, message in enumerate(value, 1)]
     return Messages([message for message, _ in made], [trained for _, trained in made])
 
 

@@ -35,7 +35,7 @@ class Said:
 
 
 class SpecialTokens:
-    """The special tokens of a tokenizer in a text. Added tokens may be others, too, such as `<think>`."""
+    """Special tokens of a tokenizer in a text. Added tokens are these and others, such as `<think>`."""
 
     def __init__(self, tokenizer):
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
@@ -129,8 +129,10 @@ class Replies:
     def _end(self, index):
         last = index + 1 == len(self._messages)
         upto = self._try(self._messages if last else self._messages[:index + 1], last)
-        if upto is not None and (upto.startswith(self._whole) if last else self._whole.startswith(upto)):
-            return len(self._whole) if last else len(upto)
+        if upto is not None and last and upto.startswith(self._whole):
+            return len(self._whole)
+        if upto is not None and not last and self._whole.startswith(upto):
+            return len(upto)
         reply = self._in_whole(index)
         if not reply:
             return len(self._whole) if last else None
@@ -188,7 +190,8 @@ def _marked(message, marks):
     marks are those of the beginning of the thoughts, of the content and of what follows the thoughts in
     it, and of the end. With all of them some templates see another message, so fewer follow."""
     content = message.get("content", "")
-    thoughts = {key: _insert(message[key], {_first_of(message[key]): marks[0]}) for key in REASONING_KEYS
+    thoughts = {key: _insert(message[key], {_first_of(message[key]): marks[0]})
+                for key in REASONING_KEYS
                 if isinstance(message.get(key), str) and message[key].strip()}
     begins = {}
     if content.strip():
