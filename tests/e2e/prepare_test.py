@@ -221,12 +221,13 @@ class DocumentTest(unittest.TestCase):
     def test_what_is_not_used_is_noted(self):
         preparer = prepare.Preparer(Tokenizer("messages"), "assistant")
         line = chat("hello", "yes") | {"prompt": "hello", "tools": [{}]}
-        line["messages"][1] |= {"reasoning_content": "hm", "mood": "good"}
+        line["messages"][1] |= {"reasoning_content": "hm", "mood\x1b": "good"}
         preparer.document(json.dumps(line))
         preparer.notes.end_row("a:1", True)
         self.assertEqual(preparer.notes.lines(), [
-            "columns that are not used: 'prompt' (a:1)", "keys of messages that are not used: 'mood' (a:1)",
-            "the chat template changes or leaves out: 'tools' (a:1), the reasoning of replies (a:1)"])
+            "columns that are not used: 'prompt' (a:1)",
+            "the chat template changes or leaves out: 'tools' (a:1), the reasoning of replies (a:1)",
+            r"keys of messages that are not used: 'mood\x1b' (a:1)"])
 
     def test_prompts_and_completions(self):
         pair = {"prompt": "hello", "completion": " there"}

@@ -52,7 +52,7 @@ class Preparer:
             self._template.check(chat, self.notes)
             form, text = self._template.form_of(chat)
             self._template.refuse_lost_calls(chat, form)
-            self._template.note_left_out(chat, text, self.notes)
+            self._template.note_left_out(chat, form, text, self.notes)
             texts.append(text)
         texts.insert(0, self._template.render(prompt, form(prompt.messages), prompt=True))
         return (self._tokenize(text, special=False)[0] for text in texts)
@@ -99,7 +99,7 @@ class Preparer:
         self._template.check(chat, self.notes)
         form, whole = self._template.form_of(chat)
         self._template.refuse_lost_calls(chat, form)
-        self._template.note_left_out(chat, whole, self.notes)
+        self._template.note_left_out(chat, form, whole, self.notes)
         replies = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
         untrained = [i for i in replies if chat.conversation.trained[i] is False]
         if self._mask == "none":
