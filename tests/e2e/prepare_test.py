@@ -229,6 +229,12 @@ class DocumentTest(unittest.TestCase):
             "the chat template changes or leaves out: 'tools' (a:1), the reasoning of replies (a:1)",
             r"keys of messages that are not used: 'mood\x1b' (a:1)"])
 
+        preparer = prepare.Preparer(Tokenizer("no thoughts, prompts thoughts"), "assistant")
+        preparer.document(json.dumps(chat("hello", "yes")))
+        preparer.notes.end_row("a:1", True)
+        self.assertEqual(preparer.notes.lines(), [
+            r"replies follow a generation prompt without its end: '<think>\n' (a:1)"])
+
     def test_prompts_and_completions(self):
         pair = {"prompt": "hello", "completion": " there"}
         for mask in ("assistant", "completion"):

@@ -115,7 +115,11 @@ class Preparer:
     def _ranges(self, chat, form, whole, indices):
         def render(messages, prompt):
             return self._template.render(chat, form(messages), prompt)
-        return Replies(render, chat.messages, whole, self._special).ranges(indices)
+        replies = Replies(render, chat.messages, whole, self._special)
+        ranges = replies.ranges(indices)
+        for text in sorted(replies.without):
+            self.notes.add("replies follow a generation prompt without its end", one_line(repr(text)))
+        return ranges
 
     def _masked(self, whole, ranges):
         """All tokens of a text; those that have characters of the ranges are trained on."""
@@ -131,7 +135,7 @@ class Preparer:
         return ids, mask
 
     def _without(self, chat, form, whole, untrained):
-        """All but some replies."""
+        """Trains on everything but some replies."""
         ranges = self._ranges(chat, form, whole, untrained) if untrained else []
         ids, left_out = self._masked(whole, ranges)
         return ids, [1 - bit for bit in left_out]
@@ -154,7 +158,7 @@ class Preparer:
                 end += 1
             if mask[start] and any(left_out[start:end]):
                 if any(others[start:end]):
-                    raise Refusal("a reply of weight 0 cannot be told from the next one in what the "
+                    raise Refusal("a reply of weight 0 cannot be separated from the next one in what the "
                                   "chat template marks with {% generation %}")
                 mask[start:end] = [0] * (end - start)
             start = end

@@ -90,7 +90,7 @@ def _from_sharegpt(message, what):
         made = {"role": "assistant", "content": "",
                 "tool_calls": [{"type": "function", "function": call} for call in calls]}
     else:
-        if message["from"] not in ROLES:
+        if not isinstance(message["from"], str) or message["from"] not in ROLES:
             raise Refusal(f"{what} is from '{one_line(message['from'])}'; known are "
                           f"{', '.join(ROLES)} and function_call")
         made = {"role": ROLES[message["from"]]}

@@ -76,7 +76,7 @@ def _pattern_of(tokens):
 class Replies:
     """Finds the replies of a conversation. `render(messages, prompt)` returns the text that the
     template writes, followed by the beginning of a reply if `prompt`. `whole` is that of all
-    messages."""
+    messages. `without` has the ends of generation prompts that replies do not follow in `whole`."""
 
     def __init__(self, render, messages, whole, special):
         self._render = render
@@ -84,6 +84,7 @@ class Replies:
         self._whole = whole
         self._special = special
         self._said = {}  # by message
+        self.without = set()
 
     def ranges(self, indices):
         """The characters [start, end) of each reply, in order."""
@@ -122,6 +123,7 @@ class Replies:
             # This reply has another header. If the two do not part between tokens or lines, the reply
             # begins in an unknown place before what it says.
             shared = self._special.start_of_one_at(header, shared)
+            self.without.add(header[shared:])
             if not self._special.added_ends(rest[:shared]) and not rest[:shared].endswith("\n"):
                 return begin
         return previous.end + shared

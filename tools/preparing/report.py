@@ -1,4 +1,4 @@
-"""What a run says about its rows: refusals, rows that are left out, and notes."""
+"""Messages of a run about its rows: refusals, rows that are left out, and notes."""
 
 LISTED = 5  # rows that are left out
 NAMED = 12  # names of a note
