@@ -92,19 +92,20 @@ class DocumentTest(unittest.TestCase):
                 ("no thoughts, prompts thoughts", "ha<|end|>no<|end|>"),
                 ("thoughts, closed", "ha<|end|><think>hm</think>no<|end|>")):
             self.assertEqual(trained(two, template=template)[0], replies, template)
-        # Two that look alike, one that is a beginning of the prompt's thoughts, and white space.
+        # Two that look alike, one that is a beginning of the prompt's thoughts, and white space. The empty
+        # thought that the template adds is not trained on.
         self.assertEqual(trained(chat("no", "no", "no", "no"), template="thoughts")[0],
-                         "no<|end|><think></think>no<|end|>")
+                         "no<|end|>no<|end|>")
         self.assertEqual(trained(chat("ab", "<b> no", "hello", "<th"),
                                  template="no thoughts, prompts thoughts")[0], "<b> no<|end|><th<|end|>")
         self.assertEqual(trained(chat("ab", " no \n", "hello", "yes"), template="thoughts, closed")[0],
-                         "no<|end|><think></think>yes<|end|>")
+                         "no<|end|>yes<|end|>")
         self.assertEqual(trained(chat("ab", "no ", "hello", "yes"), template="closed")[0],
                          "no <|end|>yes<|end|>")
         self.assertEqual(trained(chat("ab", "no!", "hello", "yes!"), template="loud, last ends")[0],
                          "(loud)no!<|end|>(loud)yes!<s>")
         self.assertEqual(trained(chat("ab", "", "hello", " "), template="thoughts, closed")[0],
-                         "<|end|><think></think> <|end|>")
+                         "<|end|><|end|>")
         self.assertEqual(trained(two, "completion", "thoughts")[0], "<think>hm</think>no<|end|>")
         begins = {"messages": chat("x", "welcome")["messages"][1:] + two["messages"]}
         self.assertEqual(trained(begins, template="thoughts")[0],
@@ -186,7 +187,7 @@ class DocumentTest(unittest.TestCase):
         thinks = call({})
         thinks["messages"][1]["content"] = "<think>hm</think>"
         self.assertEqual(trained(thinks, template="tool_calls, thoughts, unmarked")[0],
-                         "<f {}><think></think>no")
+                         "<f {}>no")
         with self.assertRaisesRegex(prepare.Refusal, "'tool_calls', which the chat template does not"):
             trained(call({}))
 

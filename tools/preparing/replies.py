@@ -21,6 +21,7 @@ from preparing.rows import common_prefix
 
 PRIVATE_USE = range(0xF0000, 0xFFFFD)  # characters of which marks are taken
 CLOSING_THOUGHT = re.compile(r"</think>\s*")
+EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 
 
 class Said:
@@ -97,8 +98,17 @@ class Replies:
                               f"writes for the whole conversation; use --mask none, one reply per "
                               f"conversation, or a template with {{% generation %}}")
             at = self._special.without_space(self._whole, start, end)
-            made.append((start, at))
+            made.append((self._after_empty_thought(index, start, at), at))
         return made
+
+    def _after_empty_thought(self, index, start, end):
+        """The start of a reply without the empty thought that the template writes before a reply that
+        has none. A model that thinks would otherwise learn to stop doing so."""
+        message = self._messages[index]
+        if "<think>" in message.get("content", "") or any(message.get(key) for key in REASONING_KEYS):
+            return start
+        empty = EMPTY_THOUGHT.match(self._whole, start, end)
+        return empty.end() if empty else start
 
     def _try(self, messages, prompt=False):
         """The text of other messages, or None if the template refuses them."""
