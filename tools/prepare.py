@@ -167,7 +167,8 @@ def main(argv=None):
         sys.exit("prepare.py: interrupted")
     for line in report.lines():
         print(f"prepare.py: {line}", file=sys.stderr)
-    left_out = f", {report.left_out:,} rows left out" if report.left_out else ""
+    rows = "row" if report.left_out == 1 else "rows"
+    left_out = f", {report.left_out:,} {rows} left out" if report.left_out else ""
     print(f"{arguments.out}: {documents:,} documents, {tokens:,} tokens, "
           f"{100 * targets / tokens:.1f}% trained on{left_out}")
 

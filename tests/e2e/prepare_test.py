@@ -8,7 +8,6 @@ import gzip
 import json
 import os
 import pathlib
-import re
 import struct
 import subprocess
 import sys
@@ -17,80 +16,14 @@ import types
 import unittest
 import unittest.mock
 
+from chats import Tokenizer, chat
+
 SCRIPT = os.path.abspath(sys.argv.pop(1))
 sys.path.insert(0, os.path.dirname(SCRIPT))
 sys.dont_write_bytecode = True
 import prepare  # noqa: E402
 from preparing.inputs import tasks_of  # noqa: E402
 from preparing.report import Report  # noqa: E402
-
-SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>"]
-
-
-class Tokenizer:
-    """Special tokens, words with the space before them, and single characters."""
-    eos_token_id = SPECIAL.index("</s>")
-    all_special_tokens = SPECIAL
-    pattern = re.compile("|".join(map(re.escape, SPECIAL)) + r"| ?[a-z]+|.", re.DOTALL)
-
-    def __init__(self, template="prefixes"):
-        self.chat_template = template
-        self.words = dict(enumerate(SPECIAL))  # by id
-
-    def __call__(self, text, add_special_tokens, return_offsets_mapping):
-        assert return_offsets_mapping
-        ids, offsets = ([0], [(0, 0)]) if add_special_tokens else ([], [])
-        for match in self.pattern.finditer(text):
-            word = match.group()
-            ids.append(SPECIAL.index(word) if word in SPECIAL
-                       else 5 + sum(ord(c) * 31 ** i for i, c in enumerate(word)) % 60000)
-            offsets.append(match.span())
-            self.words[ids[-1]] = word
-        return {"input_ids": ids, "offset_mapping": offsets}
-
-    def apply_chat_template(self, messages, tools=None, tokenize=False, add_generation_prompt=False,
-                            return_dict=False, return_assistant_tokens_mask=False, **variables):
-        if "alternating" in self.chat_template:
-            for message, role in zip(messages, ["user", "assistant"] * len(messages)):
-                if message["role"] != role:
-                    raise ValueError("roles must\nalternate")
-        text = "<s>" + (f"[{len(tools)}]" if tools else "") + "".join(f"({variables[name]})" for name in variables)
-        spans = []
-        for i, message in enumerate(messages):
-            last = i + 1 == len(messages)
-            start = len(text) + len(f"<|{message['role']}|>\n")
-            text += f"<|{message['role']}|>\n{self.spoken(message, last)}"
-            if message["role"] == "assistant":
-                spans.append((start, len(text)))
-            text += "<s>" if "last ends" in self.chat_template and last and (
-                not add_generation_prompt) else "<|end|>\n"
-        if add_generation_prompt:
-            text += "<|assistant|>\n" + ("<think>\n" if "prompts thoughts" in self.chat_template else "")
-        elif "closed" in self.chat_template:
-            text += "</s>"
-        if not tokenize:
-            return text
-        made = self(text, False, True)
-        return {"input_ids": made["input_ids"],
-                "assistant_masks": [int(any(a <= start and end <= b for a, b in spans))
-                                    for start, end in made["offset_mapping"]]}
-
-    def spoken(self, message, last):
-        content = message.get("content", "")
-        if "forgets" in self.chat_template and message["role"] == "assistant" and not last:
-            content = "yes"
-        if "thoughts" in self.chat_template and message["role"] == "assistant":
-            # Earlier replies, or with "no thoughts" all, lose their thoughts.
-            if not last or "no thoughts" in self.chat_template:
-                content = content.split("</think>")[-1].strip()
-            elif "</think>" not in content:
-                content = "<think></think>" + content
-        for call in message.get("tool_calls", []):
-            function = call["function"]
-            if "object arguments" in self.chat_template and isinstance(function["arguments"], str):
-                raise TypeError("arguments")
-            content += f"{{{function['name']} {json.dumps(function['arguments'])}}}"
-        return content
 
 
 def trained(line, mask="assistant", template="prefixes"):
@@ -100,12 +33,6 @@ def trained(line, mask="assistant", template="prefixes"):
         line if isinstance(line, str) else json.dumps(line))
     spelled = [tokenizer.words[token] for token in ids]
     return ("".join(word for word, bit in zip(spelled, bits) if bit), "".join(spelled))
-
-
-def chat(*contents):
-    roles = ("user", "assistant") * len(contents)
-    return {"messages": [{"role": role, "content": content}
-                         for role, content in zip(roles, contents)]}
 
 
 class DocumentTest(unittest.TestCase):
@@ -149,7 +76,7 @@ class DocumentTest(unittest.TestCase):
         self.assertEqual(trained(two, "completion")[0], "yes<|end|>")
         whole, text = trained(two, "none")
         self.assertEqual(whole, text)
-        self.assertEqual(trained({**two, "tools": [{}, {}]}, template="tools")[1][:6], "<s>[2]")
+        self.assertEqual(trained({**two, "tools": [{}, {}]}, template="tools")[1][:5], "<s>[2")
 
     def test_a_template_may_mark_the_replies(self):
         two = chat("hello", "good day", "ab", "yes")
@@ -165,15 +92,20 @@ class DocumentTest(unittest.TestCase):
                 ("no thoughts, prompts thoughts", "ha<|end|>no<|end|>"),
                 ("thoughts, closed", "ha<|end|><think>hm</think>no<|end|>")):
             self.assertEqual(trained(two, template=template)[0], replies, template)
-        # Two that look alike, one that is a beginning of the prompt's thoughts, and white space.
+        # Two that look alike, one that is a beginning of the prompt's thoughts, and white space. The empty
+        # thought that the template adds is not trained on.
         self.assertEqual(trained(chat("no", "no", "no", "no"), template="thoughts")[0],
-                         "no<|end|><think></think>no<|end|>")
+                         "no<|end|>no<|end|>")
         self.assertEqual(trained(chat("ab", "<b> no", "hello", "<th"),
                                  template="no thoughts, prompts thoughts")[0], "<b> no<|end|><th<|end|>")
         self.assertEqual(trained(chat("ab", " no \n", "hello", "yes"), template="thoughts, closed")[0],
-                         "no<|end|><think></think>yes<|end|>")
+                         "no<|end|>yes<|end|>")
+        self.assertEqual(trained(chat("ab", "no ", "hello", "yes"), template="closed")[0],
+                         "no <|end|>yes<|end|>")
+        self.assertEqual(trained(chat("ab", "no!", "hello", "yes!"), template="loud, last ends")[0],
+                         "(loud)no!<|end|>(loud)yes!<s>")
         self.assertEqual(trained(chat("ab", "", "hello", " "), template="thoughts, closed")[0],
-                         "<|end|><think></think> <|end|>")
+                         "<|end|><|end|>")
         self.assertEqual(trained(two, "completion", "thoughts")[0], "<think>hm</think>no<|end|>")
         begins = {"messages": chat("x", "welcome")["messages"][1:] + two["messages"]}
         self.assertEqual(trained(begins, template="thoughts")[0],
@@ -192,7 +124,8 @@ class DocumentTest(unittest.TestCase):
             line["messages"][3].update(last)
             return line
         for first, last in (({"weight": 0}, {"weight": 1}), ({"train": False}, {}), ({"loss": 0.0}, {}),
-                            ({"training": False}, {"weight": None}), ({"masked": True}, {"masked": False})):
+                            ({"training": False}, {"weight": None}),
+                            ({"masked": True}, {"masked": False})):
             line = weighted(first, last)
             self.assertEqual(trained(line)[0], "yes<|end|>")
             self.assertEqual(trained(line, template="{% generation %}")[0], "yes")
@@ -222,9 +155,11 @@ class DocumentTest(unittest.TestCase):
             with self.assertRaisesRegex(prepare.Refusal, reason):
                 trained(two | {"chat_template_kwargs": variables})
         tools = [{"function": {"name": "f", "parameters": {"type": "object"}}}]
-        as_texts = json.dumps([{"function": {"name": "f", "parameters": json.dumps({"type": "object"})}}])
-        self.assertEqual(trained(two | {"tools": tools}, template="tools"),
-                         trained(two | {"tools": as_texts}, template="tools"))
+        inner = {"function": {"name": "f", "parameters": json.dumps({"type": "object"})}}
+        for as_texts in ([inner], json.dumps([inner]), [json.dumps(inner)],
+                         [{"function": json.dumps(inner["function"])}]):
+            self.assertEqual(trained(two | {"tools": tools}, template="tools"),
+                             trained(two | {"tools": as_texts}, template="tools"))
         self.assertEqual(trained(two), trained(two | {"tools": "[]"}))
         with self.assertRaisesRegex(prepare.Refusal, "'tools' is not JSON"):
             trained(two | {"tools": "f"})
@@ -241,8 +176,18 @@ class DocumentTest(unittest.TestCase):
             {"role": "tool", "content": "yes"}, {"role": "assistant", "content": "no"}]}
         for arguments in ({"a": 1}, '{"a": 1}'):
             self.assertEqual(trained(call(arguments), template="tool_calls, object arguments")[0],
-                             '{f {"a": 1}}<|end|>no<|end|>')
-        self.assertEqual(trained(call("a b"), template="tool_calls")[0], '{f "a b"}<|end|>no<|end|>')
+                             '<f {"a": 1}><|end|>no<|end|>')
+        self.assertEqual(trained(call("a b"), template="tool_calls")[0], '<f "a b"><|end|>no<|end|>')
+        self.assertEqual(trained(call({}), template="tool_calls, no thoughts, prompts thoughts")[0],
+                         "<f {}><|end|>no<|end|>")
+        both = call({})
+        both["messages"][1]["tool_calls"] *= 2
+        with self.assertRaisesRegex(prepare.Refusal, "does not write the call of 'f', tool call 2"):
+            trained(both, template="tool_calls")
+        thinks = call({})
+        thinks["messages"][1]["content"] = "<think>hm</think>"
+        self.assertEqual(trained(thinks, template="tool_calls, thoughts, unmarked")[0],
+                         "<f {}>no")
         with self.assertRaisesRegex(prepare.Refusal, "'tool_calls', which the chat template does not"):
             trained(call({}))
 
@@ -251,6 +196,7 @@ class DocumentTest(unittest.TestCase):
         parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": " there"}]
         self.assertEqual(trained({"messages": [{"role": "user", "content": parts},
                                                line["messages"][1]]}), trained(line))
+        self.assertEqual(trained(line, template="parts"), trained(line))  # of templates that want parts
         with self.assertRaisesRegex(prepare.Refusal, "message 1 .* part of type 'image_url'"):
             trained({"messages": [{"role": "user", "content": parts + [{"type": "image_url"}]},
                                   line["messages"][1]]})
@@ -276,12 +222,19 @@ class DocumentTest(unittest.TestCase):
     def test_what_is_not_used_is_noted(self):
         preparer = prepare.Preparer(Tokenizer("messages"), "assistant")
         line = chat("hello", "yes") | {"prompt": "hello", "tools": [{}]}
-        line["messages"][1] |= {"reasoning_content": "hm", "mood": "good"}
+        line["messages"][1] |= {"reasoning_content": "hm", "mood\x1b": "good"}
         preparer.document(json.dumps(line))
         preparer.notes.end_row("a:1", True)
         self.assertEqual(preparer.notes.lines(), [
-            "columns that are not used: 'prompt' (a:1)", "keys of messages that are not used: 'mood' (a:1)",
-            "the chat template changes or leaves out: 'tools' (a:1), the reasoning of replies (a:1)"])
+            "columns that are not used: 'prompt' (a:1)",
+            "the chat template changes or leaves out: 'tools' (a:1), the reasoning of replies (a:1)",
+            r"keys of messages that are not used: 'mood\x1b' (a:1)"])
+
+        preparer = prepare.Preparer(Tokenizer("no thoughts, prompts thoughts"), "assistant")
+        preparer.document(json.dumps(chat("hello", "yes")))
+        preparer.notes.end_row("a:1", True)
+        self.assertEqual(preparer.notes.lines(), [
+            r"replies follow a generation prompt without its end: '<think>\n' (a:1)"])
 
     def test_prompts_and_completions(self):
         pair = {"prompt": "hello", "completion": " there"}

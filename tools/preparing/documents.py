@@ -33,8 +33,8 @@ class Preparer:
         completion begins where the tokens of one of them and those of the prompt alone part."""
         prompt, chosen, rejected = pair_of(row_of(row), self.notes)
         if isinstance(prompt, str):
-            prompt, chosen, rejected = (self._tokenize(prompt, special=True)[0],
-                                        self._text(prompt + chosen)[0], self._text(prompt + rejected)[0])
+            chosen, rejected = (self._text(prompt + text)[0] for text in (chosen, rejected))
+            prompt, _ = self._tokenize(prompt, special=True)
         else:
             prompt, chosen, rejected = self._chat_pair(prompt, chosen, rejected)
         known = min(common_prefix(prompt, chosen), common_prefix(prompt, rejected))
@@ -52,7 +52,7 @@ class Preparer:
             self._template.check(chat, self.notes)
             form, text = self._template.form_of(chat)
             self._template.refuse_lost_calls(chat, form)
-            self._template.note_left_out(chat, text, self.notes)
+            self._template.note_left_out(chat, form, text, self.notes)
             texts.append(text)
         texts.insert(0, self._template.render(prompt, form(prompt.messages), prompt=True))
         return (self._tokenize(text, special=False)[0] for text in texts)
@@ -99,7 +99,7 @@ class Preparer:
         self._template.check(chat, self.notes)
         form, whole = self._template.form_of(chat)
         self._template.refuse_lost_calls(chat, form)
-        self._template.note_left_out(chat, whole, self.notes)
+        self._template.note_left_out(chat, form, whole, self.notes)
         replies = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
         untrained = [i for i in replies if chat.conversation.trained[i] is False]
         if self._mask == "none":
@@ -115,7 +115,11 @@ class Preparer:
     def _ranges(self, chat, form, whole, indices):
         def render(messages, prompt):
             return self._template.render(chat, form(messages), prompt)
-        return Replies(render, chat.messages, whole, self._special).ranges(indices)
+        replies = Replies(render, chat.messages, whole, self._special)
+        ranges = replies.ranges(indices)
+        for text in sorted(replies.without):
+            self.notes.add("replies follow a generation prompt without its end", one_line(repr(text)))
+        return ranges
 
     def _masked(self, whole, ranges):
         """All tokens of a text; those that have characters of the ranges are trained on."""
@@ -131,8 +135,9 @@ class Preparer:
         return ids, mask
 
     def _without(self, chat, form, whole, untrained):
-        """All but some replies."""
-        ids, left_out = self._masked(whole, self._ranges(chat, form, whole, untrained) if untrained else [])
+        """Trains on everything but some replies."""
+        ranges = self._ranges(chat, form, whole, untrained) if untrained else []
+        ids, left_out = self._masked(whole, ranges)
         return ids, [1 - bit for bit in left_out]
 
     def _marked(self, chat, form, whole, replies, untrained):
@@ -153,7 +158,7 @@ class Preparer:
                 end += 1
             if mask[start] and any(left_out[start:end]):
                 if any(others[start:end]):
-                    raise Refusal("a reply of weight 0 cannot be told from the next one in what the "
+                    raise Refusal("a reply of weight 0 cannot be separated from the next one in what the "
                                   "chat template marks with {% generation %}")
                 mask[start:end] = [0] * (end - start)
             start = end

@@ -11,7 +11,7 @@ from preparing.report import Refusal, Unprepared, one_line, reason_of
 
 ROWS_OF_A_TASK = 32
 
-# The first bytes of files that are no rows, what they are, and what to do.
+# The first bytes of files that cannot be read as rows, what they are, and what to do.
 FOREIGN = (
     (b"ARROW1", "an Arrow file", "write it with to_parquet or to_json of the Python package datasets"),
     (b"\xff\xff\xff\xff", "an Arrow file",

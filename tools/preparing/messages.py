@@ -1,4 +1,4 @@
-"""Messages of conversations, as the forms of training data write them, in the form of chat templates."""
+"""Messages of conversations: from the forms of training data to the form that chat templates take."""
 
 from preparing.inputs import parse
 from preparing.report import Refusal, one_line
@@ -45,14 +45,16 @@ def said(role, content):
 
 
 def messages_of(value, key):
-    """The messages of column `key`: objects with role and content, or with from and value (ShareGPT)."""
+    """The messages of column `key`: objects with role and content, or with from and value
+    (ShareGPT)."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = parse(value, f"'{key}' is ")
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list) or not value:
         raise Refusal(f"'{key}' is not a list of messages")
-    made = [_message(message, f"message {number} of '{key}'") for number, message in enumerate(value, 1)]
+    made = [_message(message, f"message {number} of '{key}'")
+            for number, message in enumerate(value, 1)]
     return Messages([message for message, _ in made], [trained for _, trained in made])
 
 
@@ -88,7 +90,7 @@ def _from_sharegpt(message, what):
         made = {"role": "assistant", "content": "",
                 "tool_calls": [{"type": "function", "function": call} for call in calls]}
     else:
-        if message["from"] not in ROLES:
+        if not isinstance(message["from"], str) or message["from"] not in ROLES:
             raise Refusal(f"{what} is from '{one_line(message['from'])}'; known are "
                           f"{', '.join(ROLES)} and function_call")
         made = {"role": ROLES[message["from"]]}

@@ -21,6 +21,7 @@ from preparing.rows import common_prefix
 
 PRIVATE_USE = range(0xF0000, 0xFFFFD)  # characters of which marks are taken
 CLOSING_THOUGHT = re.compile(r"</think>\s*")
+EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 
 
 class Said:
@@ -35,7 +36,7 @@ class Said:
 
 
 class SpecialTokens:
-    """The special tokens of a tokenizer in a text. Added tokens may be others, too, such as `<think>`."""
+    """Special tokens of a tokenizer in a text. Added tokens are these and others, such as `<think>`."""
 
     def __init__(self, tokenizer):
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
@@ -76,7 +77,7 @@ def _pattern_of(tokens):
 class Replies:
     """Finds the replies of a conversation. `render(messages, prompt)` returns the text that the
     template writes, followed by the beginning of a reply if `prompt`. `whole` is that of all
-    messages."""
+    messages. `without` has the ends of generation prompts that replies do not follow in `whole`."""
 
     def __init__(self, render, messages, whole, special):
         self._render = render
@@ -84,6 +85,7 @@ class Replies:
         self._whole = whole
         self._special = special
         self._said = {}  # by message
+        self.without = set()
 
     def ranges(self, indices):
         """The characters [start, end) of each reply, in order."""
@@ -96,8 +98,17 @@ class Replies:
                               f"writes for the whole conversation; use --mask none, one reply per "
                               f"conversation, or a template with {{% generation %}}")
             at = self._special.without_space(self._whole, start, end)
-            made.append((start, at))
+            made.append((self._after_empty_thought(index, start, at), at))
         return made
+
+    def _after_empty_thought(self, index, start, end):
+        """The start of a reply without the empty thought that the template writes before a reply that
+        has none. A model that thinks would otherwise learn to stop doing so."""
+        message = self._messages[index]
+        if "<think>" in message.get("content", "") or any(message.get(key) for key in REASONING_KEYS):
+            return start
+        empty = EMPTY_THOUGHT.match(self._whole, start, end)
+        return empty.end() if empty else start
 
     def _try(self, messages, prompt=False):
         """The text of other messages, or None if the template refuses them."""
@@ -119,11 +130,10 @@ class Replies:
         shared = common_prefix(header, rest)
         begin = reply.begin if reply else None
         if shared < len(header):
-            # This reply has another header, which ends before what the reply says, or before the
-            # token in which the two differ.
+            # This reply has another header. If the two do not part between tokens or lines, the reply
+            # begins in an unknown place before what it says.
             shared = self._special.start_of_one_at(header, shared)
-            if begin is not None and begin - previous.end <= shared:
-                return begin
+            self.without.add(header[shared:])
             if not self._special.added_ends(rest[:shared]) and not rest[:shared].endswith("\n"):
                 return begin
         return previous.end + shared
@@ -131,8 +141,10 @@ class Replies:
     def _end(self, index):
         last = index + 1 == len(self._messages)
         upto = self._try(self._messages if last else self._messages[:index + 1], last)
-        if upto is not None and (upto.startswith(self._whole) if last else self._whole.startswith(upto)):
-            return len(self._whole) if last else len(upto)
+        if upto is not None and last and upto.startswith(self._whole):
+            return len(self._whole)
+        if upto is not None and not last and self._whole.startswith(upto):
+            return len(upto)
         reply = self._in_whole(index)
         if not reply:
             return len(self._whole) if last else None
@@ -190,7 +202,8 @@ def _marked(message, marks):
     marks are those of the beginning of the thoughts, of the content and of what follows the thoughts in
     it, and of the end. With all of them some templates see another message, so fewer follow."""
     content = message.get("content", "")
-    thoughts = {key: _insert(message[key], {_first_of(message[key]): marks[0]}) for key in REASONING_KEYS
+    thoughts = {key: _insert(message[key], {_first_of(message[key]): marks[0]})
+                for key in REASONING_KEYS
                 if isinstance(message.get(key), str) and message[key].strip()}
     begins = {}
     if content.strip():

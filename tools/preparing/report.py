@@ -1,6 +1,7 @@
-"""What a run says about its rows: refusals, rows that are left out, and notes."""
+"""Messages of a run about its rows: refusals, rows that are left out, and notes."""
 
 LISTED = 5  # rows that are left out
+NAMED = 12  # names of a note
 
 
 class Refusal(Exception):
@@ -12,7 +13,10 @@ class Unprepared(Refusal):
 
 
 def one_line(text):
-    return " ".join(str(text).split())[:300]
+    """A text without line breaks and with escapes for what a terminal would not show."""
+    shown = (character if character.isprintable() else ascii(character)[1:-1]
+             for character in " ".join(str(text)[:3000].split()))
+    return "".join(shown)[:300]
 
 
 def reason_of(error):
@@ -51,7 +55,9 @@ class Notes:
         for (kind, name), (rows, place) in self._rows.items():
             where = place if rows == 1 else f"{rows:,} rows, the first {place}"
             kinds.setdefault(kind, []).append(f"{name} ({where})")
-        return [f"{kind}: {', '.join(names)}" for kind, names in kinds.items()]
+        return [f"{kind}: {', '.join(names[:NAMED])}"
+                + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+                for kind, names in kinds.items()]
 
 
 class Report:

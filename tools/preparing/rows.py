@@ -7,8 +7,8 @@ from preparing.report import Refusal, one_line
 CONVERSATIONS = ("messages", "conversations", "conversation")
 FORMS = tuple((key,) for key in CONVERSATIONS) + (
     ("prompt", "completion"), ("instruction", "output"), ("text",))
-FORM_NAMES = ("'messages', 'conversations', 'prompt' with 'completion', 'instruction' with 'output', and "
-              "'text'")
+FORM_NAMES = ("'messages', 'conversations', 'prompt' with 'completion', 'instruction' with 'output', "
+              "and 'text'")
 PAIR_NAMES = "'chosen' and 'rejected', with 'prompt' or with a beginning that both share"
 # Columns with something that a text cannot hold.
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
@@ -52,7 +52,7 @@ def example_of(row, notes):
             raise Refusal("has 'chosen' and 'rejected': pairs of preferences are prepared with --pairs")
         raise Refusal(f"needs one of {FORM_NAMES}; {_keys_of(row)}")
     if form == ("prompt", "completion") and row.get("label") is False:
-        raise Refusal("has 'label' false: the completion is one to avoid, which cannot be trained on here")
+        raise Refusal("has 'label' false: the completion is one to avoid, which cannot be trained on")
     used = set(form)
     if form == ("text",) or (form == ("prompt", "completion") and isinstance(row["prompt"], str)):
         _refuse_system_of_text(row)

@@ -10,7 +10,7 @@ from preparing.report import Refusal, Unprepared, one_line, reason_of
 
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\b")
 ARGUMENTS_MAY_BE_TEXT = re.compile(r"arguments\s+is\s+(not\s+)?string")
-# Keys of messages that need no note if a template does not name them: they only link messages.
+# Keys of messages that need no note if a template does not use them: they only link messages.
 QUIET_KEYS = {"role", "content", "tool_calls", "tool_call_id", "id", *REASONING_KEYS}
 CALL_MARKS = range(0x100000, 0x10FFFD)  # for private use
 LEFT_OUT = "the chat template changes or leaves out"
@@ -100,9 +100,6 @@ class ChatTemplate:
             if "tool_calls" in message and not _names(source, "tool_calls"):
                 raise Refusal(f"message {number} has 'tool_calls', which the chat template does not "
                               f"write")
-            for key in message:
-                if key not in QUIET_KEYS and not _names(source, key):
-                    notes.add("keys of messages that are not used", f"'{one_line(key)}'")
         if chat.tools and not _names(source, "tools"):
             notes.add(LEFT_OUT, "'tools'")
 
@@ -127,9 +124,20 @@ class ChatTemplate:
             raise Refusal(f"the chat template does not write the call of '{one_line(names[lost])}', tool "
                           f"call {lost + 1} of the conversation")
 
-    @staticmethod
-    def note_left_out(chat, whole, notes):
-        """Notes what of the messages is not in the rendered text."""
+    def _uses(self, key, chat, form, whole):
+        """Whether the text of a Chat is another one without a key of its messages."""
+        others = [{name: part for name, part in message.items() if name != key}
+                  for message in chat.messages]
+        try:
+            return self.render(chat, form(others)) != whole
+        except Refusal:
+            return True
+
+    def note_left_out(self, chat, form, whole, notes):
+        """Notes what of the messages is not in the rendered text `whole`."""
+        for key in dict.fromkeys(key for message in chat.messages for key in message):
+            if key not in QUIET_KEYS and not self._uses(key, chat, form, whole):
+                notes.add("keys of messages that are not used", f"'{one_line(key)}'")
         for message in chat.messages:
             reasoning = next((message[key] for key in REASONING_KEYS if key in message), None)
             content = message.get("content", "")
