@@ -26,7 +26,6 @@ depend on the number of workers.
 """
 
 import argparse
-import hashlib
 import os
 import pathlib
 import sys
@@ -34,7 +33,8 @@ import time
 
 sys.dont_write_bytecode = True  # the source tree stays as it is
 from preparing.documents import Preparer  # noqa: E402
-from preparing.report import Refusal, Report, one_line, reason_of  # noqa: E402
+from preparing.report import Refusal, Report  # noqa: E402
+from preparing.tokenizer import has_wide_ids, hashes_of, load_tokenizer  # noqa: E402
 from preparing.workers import results_of  # noqa: E402
 from preparing.writer import DocumentWriter, metadata_of  # noqa: E402
 
@@ -88,34 +88,6 @@ def prepare(preparer, paths, out, wide, metadata, workers, report=None):
         return writer.documents, writer.tokens, writer.targets
 
 
-def load_tokenizer(folder):
-    """The tokenizer of a model's folder and the SHA-256 of its vocabulary and merges."""
-    if not folder.is_dir():
-        raise Refusal(f"--model {folder} is not a folder; give the folder of a model of Hugging Face")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    try:
-        import tokenizers  # noqa: F401
-        import transformers
-    except ImportError as error:
-        raise Refusal(f"needs the Python packages transformers, tokenizers and jinja2 "
-                      f"({one_line(error)}): pip install transformers jinja2") from error
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # of many kinds
-        raise Refusal(f"--model {folder}: cannot load a tokenizer: {reason_of(error)}") from error
-    if not tokenizer.is_fast:
-        raise Refusal(f"--model {folder}: the tokenizer is not a fast one (no tokenizer.json), so "
-                      f"places in the text are not known")
-    tokenizer.model_max_length = sys.maxsize
-    return tokenizer, hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-
-
-def has_wide_ids(tokenizer):
-    """Whether an id of the tokenizer needs more than 16 bits."""
-    return max(tokenizer.get_vocab().values(), default=0) > 65535
-
-
 def arguments_of(argv):
     parser = argparse.ArgumentParser(
         prog="prepare.py", description="Turns conversations and texts into a file of documents.")
@@ -150,8 +122,8 @@ def arguments_of(argv):
 def main(argv=None):
     try:
         arguments = arguments_of(argv)
-        tokenizer, tokenizer_hash = load_tokenizer(arguments.model)
-        metadata = metadata_of(arguments.model.resolve().name, tokenizer_hash,
+        tokenizer = load_tokenizer(arguments.model)
+        metadata = metadata_of(arguments.model.resolve().name, hashes_of(tokenizer),
                                "completion" if arguments.pairs else arguments.mask, arguments.pairs)
         report = Report(arguments.skip_invalid)
         documents, tokens, targets = prepare(

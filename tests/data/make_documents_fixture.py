@@ -31,7 +31,7 @@ def main():
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "documents"
     folder.mkdir(parents=True, exist_ok=True)
     source = random.Random(1)
-    metadata = prepare.metadata_of("made up", "", "assistant")
+    metadata = prepare.metadata_of("made up", {"tokenizer_sha256": ""}, "assistant")
     with prepare.DocumentWriter(folder / "conversations.safetensors", False, metadata) as writer:
         for _ in range(60):
             writer.add(*conversation(source))

@@ -46,7 +46,7 @@ def make_pairs():
 
 
 def write_pairs(pairs, folder):
-    metadata = prepare.metadata_of("made up", "", "completion", True)
+    metadata = prepare.metadata_of("made up", {"tokenizer_sha256": ""}, "completion", True)
     with prepare.DocumentWriter(folder / "pairs.safetensors", False, metadata) as writer:
         for pair in pairs:
             for key in ("chosen_ids", "rejected_ids"):

@@ -284,7 +284,7 @@ class FileTest(unittest.TestCase):
         for number, lines in enumerate(inputs):
             paths.append(self.path / f"{number}.jsonl")
             paths[-1].write_text(lines)
-        metadata = prepare.metadata_of("tiny", "abc", "assistant")
+        metadata = prepare.metadata_of("tiny", {"tokenizer_sha256": "abc"}, "assistant")
         return prepare.prepare(prepare.Preparer(Tokenizer(), "assistant"), paths, self.out, wide,
                                metadata, workers, report)
 

@@ -85,7 +85,8 @@ class DocumentWriter:
         return struct.pack("<Q", length) + text.ljust(length)
 
 
-def metadata_of(tokenizer_name, tokenizer_hash, mask, pairs=False):
-    made = {"format": "ballast documents", "version": "1", "tokenizer": tokenizer_name,
-            "tokenizer_sha256": tokenizer_hash, "mask": mask}
+def metadata_of(tokenizer_name, hashes, mask, pairs=False):
+    """The metadata of a file; `hashes` are those of tokenizer.hashes_of."""
+    made = {"format": "ballast documents", "version": "1", "tokenizer": tokenizer_name, **hashes,
+            "mask": mask}
     return made | {"pairs": "chosen, rejected"} if pairs else made

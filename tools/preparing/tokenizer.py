@@ -1,0 +1,60 @@
+"""The tokenizer of a model's folder."""
+
+import hashlib
+import json
+import os
+import sys
+
+from preparing.report import Refusal, one_line, reason_of
+
+
+def load_tokenizer(folder):
+    """The tokenizer of a model's folder."""
+    if not folder.is_dir():
+        raise Refusal(f"--model {folder} is not a folder; give the folder of a model of Hugging Face")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        import tokenizers  # noqa: F401
+        import transformers
+    except ImportError as error:
+        raise Refusal(f"needs the Python packages transformers, tokenizers and jinja2 "
+                      f"({one_line(error)}): pip install transformers jinja2") from error
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # of many kinds
+        raise Refusal(f"--model {folder}: cannot load a tokenizer: {reason_of(error)}") from error
+    if not tokenizer.is_fast:
+        raise Refusal(f"--model {folder}: the tokenizer is not a fast one (no tokenizer.json), so "
+                      f"places in the text are not known")
+    tokenizer.model_max_length = sys.maxsize
+    return tokenizer
+
+
+def hashes_of(tokenizer):
+    """What identifies a tokenizer, as metadata of a file of documents: SHA-256 of its serialised form,
+    and of its tokens and its added tokens as lines "ID TAB TOKEN LF" by ascending id. transformers may
+    change how it serialises a tokenizer, but not the ids of its tokens."""
+    serialised = tokenizer.backend_tokenizer.to_str()
+    content = json.loads(serialised)
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        tokens = [(number, token) for token, number in vocabulary.items()]
+    else:  # of a unigram model: tokens with their scores
+        tokens = [(number, entry[0]) for number, entry in enumerate(vocabulary)]
+    added = [(entry["id"], entry["content"]) for entry in content.get("added_tokens", [])]
+    return {"tokenizer_sha256": _sha256(serialised), "vocabulary_sha256": _sha256(_lines(tokens)),
+            "added_tokens_sha256": _sha256(_lines(added))}
+
+
+def _lines(tokens):
+    return "".join(f"{number}\t{token}\n" for number, token in sorted(tokens))
+
+
+def _sha256(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def has_wide_ids(tokenizer):
+    """Whether an id of the tokenizer needs more than 16 bits."""
+    return max(tokenizer.get_vocab().values(), default=0) > 65535
