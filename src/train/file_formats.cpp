@@ -278,6 +278,7 @@ FileFormat recognise(const std::filesystem::path& path, const Descriptor& file, 
   }
   const auto magic = probe.number<std::uint32_t>(0);
   if (magic == 20240520 || magic == 20240801) return FileFormat::llmc;
+  if (magic >= 20240326 && magic <= 20240328) return FileFormat::llmc_weights;
   if (is_gguf(probe)) return FileFormat::gguf;
   if (is_safetensors(probe)) return kind_of_safetensors(probe);
   if (probe.begins("PAR1") && ends_with(probe, "PAR1")) return FileFormat::parquet;

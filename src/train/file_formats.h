@@ -33,6 +33,7 @@ enum class FileFormat : std::uint8_t {
   mosaic,
   tfrecord,
   fairseq_index,
+  llmc_weights,  ///< a checkpoint or the tokenizer of llm.c
   gguf,
   torch,
   pickle,

@@ -50,6 +50,8 @@ std::string_view name_of(FileFormat format) {
       return "a TFRecord file";
     case FileFormat::fairseq_index:
       return "an index of fairseq";
+    case FileFormat::llmc_weights:
+      return "a checkpoint or tokenizer of llm.c";
     case FileFormat::gguf:
       return "a GGUF file, the weights of a model";
     case FileFormat::torch:
@@ -164,8 +166,9 @@ std::string_view advice_for_arrays(FileFormat format) {
       return "its tokens begin at byte 24: 'tail -c +25 FILE > tokens.bin' makes a file for "
              "data.tokens, if they are uint16";
     case FileFormat::torch:
-      return "save its tensor of ids with numpy.save('tokens.npy', tensor.numpy()) and name that "
-             "file as data.tokens";
+      return "if it holds token ids, save them with numpy.save('tokens.npy', tensor.numpy()) and "
+             "name "
+             "that file as data.tokens";
     case FileFormat::fairseq_index:
       return "save the ids with numpy.save and name that file as data.tokens";
     case FileFormat::litdata:
@@ -177,6 +180,7 @@ std::string_view advice_for_arrays(FileFormat format) {
              "file as data.tokens, or write texts or conversations to a jsonl file for "
              "tools/prepare.py";
     case FileFormat::gguf:
+    case FileFormat::llmc_weights:
     case FileFormat::safetensors:
       return "name the data to train on instead";
     default:

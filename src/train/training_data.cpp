@@ -34,14 +34,22 @@ std::filesystem::path folder_of(const config::Config& config) {
   return std::filesystem::is_directory(weights, ignored) ? weights : weights.parent_path();
 }
 
-/// Text is read byte by byte, which only models without a tokenizer understand.
-void refuse_text_for_tokenizer(const config::Config& config, const std::string& file) {
+/// Text is read byte by byte, which only models without a tokenizer understand. Refuses it if the
+/// folder of the weights has one, and warns if it should have one.
+void check_text_for_model(const config::Config& config, const std::string& file) {
   const std::filesystem::path folder = folder_of(config);
   if (config.data.as_is || folder.empty() || config.model.vocab_size <= kLargestByteVocabulary) {
     return;
   }
   const std::string tokenizer = tokenizer_file_of(folder);
-  if (tokenizer.empty()) return;
+  if (tokenizer.empty()) {
+    constexpr std::uint64_t kUsualForBytes = 1024;
+    if (config.model.vocab_size <= kUsualForBytes) return;
+    return log(LogLevel::warning,
+               fmt::format("{} is read byte by byte, but a model with {} token ids usually has a "
+                           "tokenizer; {} has none",
+                           file, config.model.vocab_size, folder.string()));
+  }
   throw Error(
       ErrorCategory::data,
       fmt::format(
@@ -56,7 +64,7 @@ std::shared_ptr<const TokenSource> open_tokens(const config::Config& config,
                                                const config::DataSection& section) {
   auto source = std::make_shared<const TokenSource>(
       TokenSource::open(section, config.model.vocab_size, folder_of(config)));
-  if (!section.text.empty()) refuse_text_for_tokenizer(config, source->files().front().string());
+  if (!section.text.empty()) check_text_for_model(config, source->files().front().string());
   return source;
 }
 

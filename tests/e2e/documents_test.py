@@ -112,9 +112,8 @@ class DocumentsTest(RunTest):
         header = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({len(ids)},), }}".ljust(117)
         (self.path / "n.npy").write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", 118) +
                                           header.encode() + b"\n" + struct.pack(f"<{len(ids)}q", *ids))
-        (self.path / "plain.bin").write_bytes(struct.pack(f"<{len(ids)}H", *ids))
         losses = [self.losses(data={"text": [], "tokens": [name], "held_out": 0})
-                  for name in ("n.npy", "plain.bin")]
+                  for name in ("n.npy", self.tokens())]
         self.assertEqual(losses[0], losses[1])
 
     def test_files_of_other_kinds_are_named(self):
@@ -143,6 +142,22 @@ class DocumentsTest(RunTest):
             self.assert_fails(self.train(model=MODEL, data={"text": [], "held_out": None, **data}), 1,
                               f"data.{key}: ", "far.bin", "id 131", "(token 20000)", "vocab_size is 131")
         self.assertFalse((self.path / "run").exists())
+
+    def test_an_id_beyond_the_vocabulary_ends_a_run_before_it_is_reached(self):
+        # Longer than what is read before the first step; the id is in none of the samples, and the
+        # run would evaluate after its last step only.
+        with open(self.path / "long.bin", "wb") as file:
+            file.truncate(2 * (18 << 20))
+            file.seek(2 * 340000)
+            file.write(struct.pack("<H", 131))
+        done = self.train(model=MODEL, ballast={"steps": 1 << 20, "eval_every": 0}, data={
+            "text": [], "tokens": [self.tokens()], "eval": ["long.bin"], "held_out": None})
+        self.assert_fails(done, 1, "data.eval: ", "long.bin", "id 131 at byte 680000 (token 340000)")
+
+    def tokens(self):
+        ids = list(b"a stream of tokens, " * 60)
+        (self.path / "plain.bin").write_bytes(struct.pack(f"<{len(ids)}H", *ids))
+        return "plain.bin"
 
 
 if __name__ == "__main__":

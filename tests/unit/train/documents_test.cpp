@@ -350,6 +350,23 @@ TEST(TokenizerIdentity, HashesAreThoseOfTheTokenizersLibrary) {
              "\"b\"]]}}"));
 }
 
+TEST(TokenizerIdentity, OfADamagedFileIsUnknownOrWhole) {
+  const test::TempDir dir;
+  const std::string whole =
+      R"({"added_tokens": [{"id": 3, "content": "<s>"}], "model": {"vocab": {"a": 0, "b": 1}, )"
+      R"("merges": ["a b"]}})";
+  std::mt19937_64 random(2);
+  const std::size_t inputs = test::fuzz_inputs(400);
+  std::size_t known = 0;
+  for (std::size_t i = 0; i < inputs; ++i) {
+    dir.write("tokenizer.json", test::damaged(whole, random));
+    const TokenizerIdentity found = identify_tokenizer(dir.path());
+    EXPECT_EQ(found.vocabulary.empty(), found.serialised.empty());
+    known += found.vocabulary.empty() ? 0 : 1;
+  }
+  EXPECT_GT(known, 0U);
+}
+
 TEST(TokenizerIdentity, IsComparedByVocabularyBeforeItsSerialisation) {
   using enum TokenizerDifference;
   const TokenizerIdentity a = {.serialised = "1", .vocabulary = "v", .added_tokens = "t"};

@@ -1,4 +1,5 @@
 #include <fstream>
+#include <iterator>
 #include <numeric>
 #include <random>
 #include <string>
@@ -247,6 +248,7 @@ TEST(TokenFormats, NameFilesOfOtherKinds) {
       {"\x80\x04\x95\x20\0\0\0\0\0\0\0]"s + zeros + ".", "pickle"},
       {"\x89HDF\r\n\x1a\n" + zeros, "HDF5"},
       {"%PDF-1.7\n" + zeros, "PDF"},
+      {bytes_of(std::vector<std::uint32_t>{20240326, 5}) + zeros, "llm.c"},
       {"TNTIDX\0\0"s + zeros, "fairseq"},
       {"MMIDIDX\0\0"s + zeros, "name the .bin file"},
       {shard(14, "{}" + zeros), "MosaicML"},
@@ -262,6 +264,13 @@ TEST(TokenFormats, NameFilesOfOtherKinds) {
     if (bytes.size() % 2 == 0) {
       EXPECT_EQ(TokenSource::open(as_is, 65536).size(), bytes.size() / 2) << part;
     }
+  }
+  // Damaged ones are whatever they still look like.
+  std::mt19937_64 random(9);
+  const std::size_t inputs = test::fuzz_inputs(400);
+  for (std::size_t i = 0; i < inputs; ++i) {
+    const std::string& whole = files[i % std::size(files)].first;
+    EXPECT_NO_THROW(recognise(dir.write("t.bin", test::damaged(whole, random)))) << i;
   }
 }
 
