@@ -111,25 +111,6 @@ TEST(ConfigPairs, AreOfAdaptersAlone) {
   says({"ballast.preference.label_smoothing=0.7"}, "label_smoothing");
 }
 
-TEST(ConfigPairs, HavePositionsIfTheLengthOfADocumentCounts) {
-  const auto have = [](const std::string& data, const std::string& scaling) {
-    const Config c =
-        parse_text(kMinimal, {"data.text=[]", "data.tokens=[]", data, "model.family=llama",
-                              "ballast.train=adapters", "ballast.adapters.targets=q_proj",
-                              "model.rope_scaling=" + scaling});
-    return c.has_positions();
-  };
-  const auto dynamic = [](int trained) {
-    return R"({"rope_type": "dynamic", "factor": 2, "original_max_position_embeddings": )" +
-           std::to_string(trained) + "}";
-  };
-  const std::string pairs = R"(data.pairs=["p"])";
-  EXPECT_FALSE(have(pairs, "null"));
-  EXPECT_FALSE(have(pairs, dynamic(32)));  // as long as a sequence
-  EXPECT_TRUE(have(pairs, dynamic(31)));
-  EXPECT_TRUE(have(R"(data.documents=["d"])", "null"));
-}
-
 TEST(ConfigQuantizedBase, IsOfWhatIsFrozen) {
   const std::vector<std::string> some = {R"(ballast.train=["*ln_1*"])",
                                          "ballast.quantized_base=nf4"};

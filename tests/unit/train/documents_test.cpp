@@ -13,6 +13,9 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/config/config.h"
+#include "ballast/model/family.h"
+#include "ballast/text/json.h"
 #include "ballast/train/loader.h"
 
 #include "tests/support/damaged.h"
@@ -73,6 +76,26 @@ TEST(PairedDocuments, HavePositionsOnlyIfTheyAreWanted) {
   EXPECT_EQ(read(*source, 0, 5).targets, (Ids{12, 13, -1, -1, -1}));
   EXPECT_EQ(read(*source, 0, 5).positions, (Ids{0, 1, 2, 0, 1}));
   EXPECT_EQ(read(*source, 1, 5).positions, (Ids{0, 1, 2, 3, 4}));
+}
+
+TEST(PairedDocuments, HavePositionsIfTheLengthOfADocumentCounts) {
+  const auto have = [](const text::Json& scaling, const char* family = "llama") {
+    config::Config c;
+    c.model = model::default_config(family);
+    c.model.head_dim = 16;
+    if (!scaling.is_null()) c.model.details["rope_scaling"] = scaling;
+    c.data.sequence_length = 32;
+    c.data.pairs = {"p"};
+    return c.has_positions();
+  };
+  const auto dynamic = [](double trained) {
+    return text::Json::object(
+        {{"rope_type", "dynamic"}, {"factor", 2.0}, {"original_max_position_embeddings", trained}});
+  };
+  EXPECT_FALSE(have({}));
+  EXPECT_FALSE(have({}, "gpt2"));
+  EXPECT_FALSE(have(dynamic(32.0)));  // as long as a sequence
+  EXPECT_TRUE(have(dynamic(31.0)));
 }
 
 TEST(PackedDocuments, RestartPositionsAndIgnoreMaskedTargetsEndsAndPadding) {
