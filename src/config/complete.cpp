@@ -6,6 +6,7 @@
 
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
+#include "ballast/model/family.h"
 
 #include "src/config/sections.h"
 
@@ -327,6 +328,12 @@ void check_update(const Config& c, const Document& document) {
 }
 
 }  // namespace
+
+bool Config::has_positions() const {
+  if (!data.documents.empty()) return true;
+  return !data.pairs.empty() &&
+         model::family(model.family).depends_on_documents(model, data.sequence_length);
+}
 
 model::Architecture model_of(
     const Config& config,

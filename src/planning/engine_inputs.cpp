@@ -209,7 +209,7 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
   blueprint.budgets = budgets;
   blueprint.options = schedule_options(config);
   blueprint.workload.world = world;
-  blueprint.workload.packed = !config.data.documents.empty();
+  blueprint.workload.packed = config.has_positions();
   blueprint.workload.stage = static_cast<std::uint32_t>(config.zero.stage);
   blueprint.workload.weight_ranks = weight_ranks(config.zero, world);
   if (config.zero.quantized_weights) blueprint.workload.coded_weight = size_of(blueprint.type);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -13,15 +14,15 @@ namespace {
 class PairedDocuments : public SequenceSource {
  public:
   PairedDocuments(std::shared_ptr<const DocumentFiles> files, DocumentRange range,
-                  std::uint64_t length, bool shuffle, std::uint64_t seed)
-      : files_(std::move(files)), length_(length), shuffle_(shuffle), seed_(seed) {
+                  std::uint64_t length, bool shuffle, std::uint64_t seed, bool packed)
+      : files_(std::move(files)), length_(length), shuffle_(shuffle), seed_(seed), packed_(packed) {
     for (std::uint64_t first = range.first; first < range.end; first += 2) {
       if (has_targets(first) && has_targets(first + 1)) pairs_.push_back(first);
     }
   }
 
   [[nodiscard]] std::uint64_t size() const override { return 2 * pairs_.size(); }
-  [[nodiscard]] bool packed() const override { return false; }
+  [[nodiscard]] bool packed() const override { return packed_; }
   [[nodiscard]] bool paired() const override { return true; }
   [[nodiscard]] std::uint64_t real_tokens(std::uint64_t n) const override {
     return tokens_of(document(n));
@@ -36,6 +37,9 @@ class PairedDocuments : public SequenceSource {
     for (std::size_t i = 1; i < trained.size(); ++i) {
       if (trained[i] != 0) out.targets[i - 1] = out.tokens[i];
     }
+    if (!packed_) return;
+    std::iota(out.positions.begin(), out.positions.begin() + tokens, 0);
+    std::iota(out.positions.begin() + tokens, out.positions.end(), 0);
   }
 
  private:
@@ -62,6 +66,7 @@ class PairedDocuments : public SequenceSource {
   std::uint64_t length_;
   bool shuffle_;
   std::uint64_t seed_;
+  bool packed_;
   std::vector<std::uint64_t> pairs_;  ///< the first document of each
 };
 
@@ -69,11 +74,12 @@ class PairedDocuments : public SequenceSource {
 
 std::shared_ptr<const SequenceSource> paired(std::shared_ptr<const DocumentFiles> files,
                                              DocumentRange range, std::uint64_t length,
-                                             bool shuffle, std::uint64_t seed) {
+                                             bool shuffle, std::uint64_t seed, bool packed) {
   expects(length >= 1 && range.first <= range.end && range.end < files->offsets().size() &&
               range.first % 2 == 0 && range.end % 2 == 0,
           "documents: the range reaches beyond the files or cuts a pair");
-  return std::make_shared<const PairedDocuments>(std::move(files), range, length, shuffle, seed);
+  return std::make_shared<const PairedDocuments>(std::move(files), range, length, shuffle, seed,
+                                                 packed);
 }
 
 }  // namespace ballast::train

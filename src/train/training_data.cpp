@@ -116,8 +116,9 @@ std::shared_ptr<const SequenceSource> sequences_of(const config::Config& config,
                                                    std::shared_ptr<const DocumentFiles> files,
                                                    DocumentRange range, bool shuffle) {
   const std::uint64_t length = config.data.sequence_length;
-  const auto make = config.data.pairs.empty() ? packed : paired;
-  return make(std::move(files), range, length, shuffle, config.ballast.seed);
+  const std::uint64_t seed = config.ballast.seed;
+  if (config.data.pairs.empty()) return packed(std::move(files), range, length, shuffle, seed);
+  return paired(std::move(files), range, length, shuffle, seed, config.has_positions());
 }
 std::shared_ptr<const SequenceSource> in_order(const config::Config& config,
                                                std::shared_ptr<const DocumentFiles> files) {

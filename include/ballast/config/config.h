@@ -287,6 +287,9 @@ struct Config {
   [[nodiscard]] std::uint64_t micro_sequences() const {
     return batch.micro_batch * data.sequences_per_sample();
   }
+  /// Whether a batch has the position of each token in its document: in packed documents, and in
+  /// pairs if the length of a document counts, to which padding does not belong.
+  [[nodiscard]] bool has_positions() const;
   /// "key.path: reason" of each known DeepSpeed key that has no meaning here.
   std::vector<std::string> ignored;
   /// "key.path: what it means here" of each value that means something else to DeepSpeed.

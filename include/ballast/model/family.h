@@ -128,6 +128,12 @@ class Family {
                                                           std::uint64_t index) const;
   /// The factor of attention's scores; 0: 1 / sqrt(head_dim).
   [[nodiscard]] virtual double score_scale(const ModelConfig& /*config*/) const { return 0.0; }
+  /// Whether what a token gets depends on the length of its document, in documents of at most
+  /// `length` tokens: some scalings of rotary positions differ for long documents.
+  [[nodiscard]] virtual bool depends_on_documents(const ModelConfig& /*config*/,
+                                                  std::uint64_t /*length*/) const {
+    return false;
+  }
   /// The value of model_type in Hugging Face's config.json.
   [[nodiscard]] virtual std::string_view checkpoint_type() const { return name(); }
   /// The class of Hugging Face's transformers; other programs choose their own by it. "": none.

@@ -27,7 +27,7 @@ class SequenceSource {
 
   /// Sequences of one epoch; may be 0 for an evaluation.
   [[nodiscard]] virtual std::uint64_t size() const = 0;
-  /// Whether a sequence may hold several documents and padding.
+  /// Whether sequences have positions: each may hold several documents and padding.
   [[nodiscard]] virtual bool packed() const = 0;
   /// Whether sequences 2 i and 2 i + 1 are a pair, each padded to its length.
   [[nodiscard]] virtual bool paired() const { return false; }

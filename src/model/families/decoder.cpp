@@ -1,5 +1,7 @@
 #include "src/model/families/decoder.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
@@ -264,6 +266,18 @@ std::vector<BlockSpec> DecoderFamily::layer_tiles(const ModelConfig& c, std::uin
     });
   }
   return blocks;
+}
+
+bool DecoderFamily::depends_on_documents(const ModelConfig& config, std::uint64_t length) const {
+  const std::vector<Rotary> all = rotaries_of(config);
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Rotary& one) { return one.depends_on_documents(length); });
+}
+
+std::vector<Rotary> DecoderFamily::rotaries_of(const ModelConfig& config) const {
+  return rotaries(config, [](std::string_view key, const std::string& rule) {
+    throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
+  });
 }
 
 const DecoderFamily& decoder_family(const ModelConfig& config) {

@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include "ballast/core/error.h"
 
 #include "src/model/adapted_maps.h"
@@ -29,7 +27,7 @@ class DecoderLayer final : public Layer<Ops> {
         bound_(Layer<Ops>::bind_layers(
             model,
             [&](const BlockSpec& block) { return bind(model.config, block, ops.mlp_rule()); })),
-        rotaries_(rotaries_of(model.config)),
+        rotaries_(decoder_family(model.config).rotaries_of(model.config)),
         angles_(rotaries_.size()),
         maps_(model, ops) {}
   void take_memory(Bump& bump) override;
@@ -68,12 +66,6 @@ class DecoderLayer final : public Layer<Ops> {
             .attention_out = !spec.norm_after_attention.empty(),
             .mlp_out = !spec.norm_after_mlp.empty(),
             .tiles = tiles};
-  }
-  static std::vector<Rotary> rotaries_of(const ModelConfig& config) {
-    return decoder_family(config).rotaries(
-        config, [](std::string_view key, const std::string& rule) {
-          throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
-        });
   }
   static Bound bind(const ModelConfig& config, const BlockSpec& block, const MlpRule& rule);
 

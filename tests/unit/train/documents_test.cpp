@@ -13,7 +13,10 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/config/config.h"
 #include "ballast/core/log.h"
+#include "ballast/model/family.h"
+#include "ballast/text/json.h"
 #include "ballast/train/loader.h"
 
 #include "src/train/sha256.h"
@@ -36,8 +39,8 @@ using test::safetensors_of;
 using Ids = std::vector<std::int32_t>;
 
 std::shared_ptr<const DocumentFiles> open(const std::vector<std::string>& paths,
-                                          std::uint64_t vocab_size = 1000) {
-  return std::make_shared<const DocumentFiles>(DocumentFiles::open(paths, vocab_size));
+                                          std::uint64_t vocab_size = 1000, bool pairs = false) {
+  return std::make_shared<const DocumentFiles>(DocumentFiles::open(paths, vocab_size, pairs));
 }
 
 void expect_refused(const std::string& bytes, std::initializer_list<std::string_view> parts,
@@ -58,6 +61,43 @@ Sequence read(const SequenceSource& source, std::uint64_t n, std::size_t length)
   Sequence sequence = {Ids(length, 9), Ids(length, 9), Ids(length, 9)};
   source.read(n, {sequence.tokens, sequence.targets, sequence.positions});
   return sequence;
+}
+
+TEST(PairedDocuments, HavePositionsOnlyIfTheyAreWanted) {
+  const test::TempDir dir;
+  const auto file = dir.write(
+      "d.safetensors",
+      documents_of({{11, 12, 13}, {21, 22, 23, 24, 25, 26}}, {{0, 1, 1, 0, 1, 1, 1, 1, 1}},
+                   std::string(kDocumentsFormat) + R"(,"pairs":"true")"));
+  const auto files = open({file}, 1000, true);
+  const auto plain = paired(files, {0, 2}, 5, false, 0, false);
+  EXPECT_FALSE(plain->packed());
+  EXPECT_EQ(read(*plain, 0, 5).positions, Ids(5, 9));
+  const auto source = paired(files, {0, 2}, 5, false, 0, true);
+  EXPECT_TRUE(source->packed());
+  EXPECT_EQ(read(*source, 0, 5).targets, (Ids{12, 13, -1, -1, -1}));
+  EXPECT_EQ(read(*source, 0, 5).positions, (Ids{0, 1, 2, 0, 1}));
+  EXPECT_EQ(read(*source, 1, 5).positions, (Ids{0, 1, 2, 3, 4}));
+}
+
+TEST(PairedDocuments, HavePositionsIfTheLengthOfADocumentCounts) {
+  const auto have = [](const text::Json& scaling, const char* family = "llama") {
+    config::Config c;
+    c.model = model::default_config(family);
+    c.model.head_dim = 16;
+    if (!scaling.is_null()) c.model.details["rope_scaling"] = scaling;
+    c.data.sequence_length = 32;
+    c.data.pairs = {"p"};
+    return c.has_positions();
+  };
+  const auto dynamic = [](double trained) {
+    return text::Json::object(
+        {{"rope_type", "dynamic"}, {"factor", 2.0}, {"original_max_position_embeddings", trained}});
+  };
+  EXPECT_FALSE(have({}));
+  EXPECT_FALSE(have({}, "gpt2"));
+  EXPECT_FALSE(have(dynamic(32.0)));  // as long as a sequence
+  EXPECT_TRUE(have(dynamic(31.0)));
 }
 
 TEST(PackedDocuments, RestartPositionsAndIgnoreMaskedTargetsEndsAndPadding) {

@@ -1,4 +1,4 @@
-// Elementwise kernels, rotations and sums of columns on a GPU, compared with those of the host in
+// Elementwise kernels and sums of columns on a GPU, compared with those of the host in
 // double, which have their own test.
 #define BALLAST_KERNEL_ISA in_double
 
@@ -11,7 +11,6 @@
 
 #include <gtest/gtest.h>
 
-#include "src/model/families/rotary.h"
 #include "src/model/host/adapter_ops.h"
 #include "src/model/host/elementwise_kernels.h"
 #include "tests/support/device_array.h"
@@ -348,134 +347,6 @@ TEST_F(CudaRows, ProductsOfColumnsAreTheHosts) {
   check_column_products<Bf16>({9, 16});
 }
 
-constexpr double kTheta = 10000.0;
-
-struct Angles {
-  std::vector<float> cosine;
-  std::vector<float> sine;
-};
-std::vector<double> frequencies_of(std::size_t pairs) {
-  std::vector<double> frequencies;
-  for (std::size_t i = 0; i < pairs; ++i) {
-    frequencies.push_back(std::pow(kTheta, -static_cast<double>(i) / double(pairs)));
-  }
-  return frequencies;
-}
-Angles angles_of(std::size_t length, std::size_t head_dim, double factor = 1.0) {
-  const DeviceArray<float> cosine(length * head_dim / 2);
-  const DeviceArray<float> sine(cosine.size());
-  const Rotary rotary = {.frequencies = frequencies_of(head_dim / 2), .factor = factor};
-  must(fill_angles(nullptr, rotary, {.count = length, .length = length}, cosine.data(),
-                   sine.data()));
-  return {cosine.get(), sine.get()};
-}
-
-TEST_F(CudaRows, AnglesAreThoseOfTheirPositions) {
-  const std::size_t length = 37;
-  const std::size_t half = 9;
-  const Angles found = angles_of(length, 2 * half);
-  for (std::size_t i = 0; i < length * half; ++i) {
-    const double angle = static_cast<double>(i / half) *
-                         std::pow(kTheta, -static_cast<double>(i % half) / double{half});
-    // Half a unit in the last place, plus the differences between cosines of different machines.
-    ASSERT_NEAR(found.cosine[i], std::cos(angle), 0x1.01p-25) << i;
-    ASSERT_NEAR(found.sine[i], std::sin(angle), 0x1.01p-25) << i;
-  }
-}
-
-TEST_F(CudaRows, AnglesHaveTheFactor) {
-  const Angles once = angles_of(5, 16);
-  const Angles twice = angles_of(5, 16, 2.0);
-  for (std::size_t i = 0; i < once.sine.size(); ++i) {
-    ASSERT_EQ(twice.cosine[i], 2.0F * once.cosine[i]) << i;
-    ASSERT_EQ(twice.sine[i], 2.0F * once.sine[i]) << i;
-  }
-  const Rotary too_many = {.frequencies = std::vector<double>(kMostPairs + 1, 1.0)};
-  EXPECT_EQ(fill_angles(nullptr, too_many, {.count = 5, .length = 5}, nullptr, nullptr),
-            cudaErrorInvalidValue);
-}
-
-/// Documents of 4, 3 and 2, then of 9 rows; those of more than 3 rows have other frequencies.
-TEST_F(CudaRows, AnglesOfLongDocumentsHaveTheirOwnFrequencies) {
-  constexpr std::size_t kLength = 9;
-  constexpr std::size_t kHalf = 5;
-  const std::vector<std::int32_t> positions = {0, 1, 2, 3, 0, 1, 2, 0, 1,
-                                               0, 1, 2, 3, 4, 5, 6, 7, 8};
-  const DeviceArray<std::int32_t> uploaded(positions);
-  Rotary rotary = {.frequencies = frequencies_of(kHalf), .trained_length = 3.0};
-  for (const double growth : {0.0, 1.5}) {
-    rotary.growth = growth;
-    rotary.long_frequencies = rotary.frequencies;
-    for (double& frequency : rotary.long_frequencies) frequency *= 0.8;
-    for (const bool packed : {true, false}) {
-      const DeviceArray<float> cosine(positions.size() * kHalf);
-      const DeviceArray<float> sine(cosine.size());
-      must(fill_angles(nullptr, rotary,
-                       {positions.size(), kLength, packed ? uploaded.data() : nullptr, true},
-                       cosine.data(), sine.data()));
-      for (std::size_t row = 0; row < positions.size(); ++row) {
-        const auto tokens = packed ? document_length(positions.data(), row, kLength) : kLength;
-        const auto frequencies = frequencies_in_document(rotary, tokens);
-        const auto position = static_cast<double>(packed ? positions[row] : row % kLength);
-        for (std::size_t i = 0; i < kHalf; ++i) {
-          const double angle = position * frequencies[i];
-          EXPECT_NEAR(cosine.get()[row * kHalf + i], std::cos(angle), 1e-7) << row << " " << i;
-          EXPECT_NEAR(sine.get()[row * kHalf + i], std::sin(angle), 1e-7) << row << " " << i;
-        }
-      }
-    }
-  }
-}
-
-/// Row r is at position r % 3, or at one that is given; elements after the heads must not change.
-/// `rotating`: values of each head.
-template <class T>
-void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim, std::size_t rotating,
-                    bool packed = false) {
-  SCOPED_TRACE(testing::Message() << rotating << " values of " << heads << " heads of "
-                                  << head_dim);
-  const std::size_t length = 3;
-  const std::size_t stride = heads * head_dim + 8;
-  const Angles angles = angles_of(length, rotating);
-  const DeviceArray<float> cosine(angles.cosine);
-  const DeviceArray<float> sine(angles.sine);
-  const std::vector<T> x = normals_of<T>(rows * stride, 1);
-  const std::vector<std::int32_t> positions = {2, 0, 1, 0, 0, 1, 2};
-  const DeviceArray<std::int32_t> uploaded(positions);
-  for (const float direction : {1.0F, -1.0F}) {
-    const std::vector<T> found = in_every_order([&] {
-      const DeviceArray<T> turned(x);
-      must(rotate<T>(nullptr, turned.data(), stride,
-                     {length, packed ? uploaded.data() : nullptr, heads, head_dim, rotating / 2,
-                      cosine.data(), sine.data(), direction},
-                     {rows, heads * head_dim}));
-      return turned.get();
-    });
-    std::vector<double> expected = exact(x);
-    in_double::rope(expected.data(), stride, 0, rows, length, packed ? positions.data() : nullptr,
-                    heads, head_dim, rotating / 2, exact(angles.cosine).data(),
-                    exact(angles.sine).data(), static_cast<double>(direction));
-    expect_close(found, expected, 1e-6);
-  }
-}
-TEST_F(CudaRows, HeadsAreTurnedAsOnTheHost) {
-  // Half sizes that are multiples of eight and others; numbers of heads that do not fill the last
-  // thread, and more than a block rotates at once.
-  for (const auto& [heads, head_dim] : {std::pair<std::size_t, std::size_t>{1, 16},
-                                        {5, 48},
-                                        {140, 128},
-                                        {3, 20},
-                                        {40, 24},
-                                        {1, 2},
-                                        {4, 64}}) {
-    check_rotation<float>(4, heads, head_dim, head_dim);
-    check_rotation<Bf16>(7, heads, head_dim, head_dim);
-    check_rotation<Bf16>(7, heads, head_dim, head_dim, true);
-  }
-  check_rotation<Bf16>(3, 5, 48, 16);  // a part of each head
-  check_rotation<float>(3, 5, 24, 6);
-}
-
 TEST_F(CudaRows, OtherActivationsAreRefused) {
   const DeviceArray<float> x(8);
   EXPECT_EQ(activate<float>(nullptr, Activation::silu, x.data(), x.data(), 8),
@@ -497,10 +368,6 @@ TEST_F(CudaRows, OfNothingIsNothing) {
   EXPECT_EQ(gate_backward<float>(nullptr, {f}, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(add_column_sums<float>(nullptr, nullptr, 8, nullptr, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(widen<float>(nullptr, nullptr, nullptr, 0), cudaSuccess);
-  EXPECT_EQ(fill_angles(nullptr, {.frequencies = {1.0}}, {}, nullptr, nullptr), cudaSuccess);
-  EXPECT_EQ(
-      rotate<float>(nullptr, nullptr, 8, {1, nullptr, 1, 8, 4, nullptr, nullptr, 1.0F}, {0, 8}),
-      cudaSuccess);
 }
 
 }  // namespace
