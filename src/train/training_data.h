@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
+#include <vector>
 
 #include "ballast/config/config.h"
 #include "ballast/train/sequences.h"
@@ -14,6 +16,8 @@ struct TrainingData {
   std::shared_ptr<const SequenceSource> training;
   std::shared_ptr<const SequenceSource> evaluation;  ///< may be empty
   DataSummary summary;
+  std::vector<std::filesystem::path> files;  ///< with the training data, in their order
+  std::uint64_t tokens = 0;                  ///< in these files
 };
 
 /// Opens the training data, and for evaluation the files of data.eval or the share data.held_out.
