@@ -144,6 +144,10 @@ void add_train(Command program) {
                    "(ballast.checkpoint_every), or from DIR: a run, one of its checkpoints, or a "
                    "portable one (ballast export --states)",
                    "DIR");
+  command.add_option("--allow-change", &a.request.allowed_changes,
+                     "With --resume: let KEY, which changes results, differ from the checkpoint "
+                     "(optimizer.params.lr, optimizer, all; see configs/README.md)",
+                     {.single_argument = true});
   command.add_flag("--live", &a.live,
                    "Fill the terminal with the loss, memory, lanes and time left; q leaves this "
                    "view, the run goes on");

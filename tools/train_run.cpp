@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "ballast/comm/together.h"
+#include "ballast/config/resumption.h"
 #include "ballast/core/error.h"
 #include "ballast/train/checkpoints.h"
 
@@ -66,6 +67,15 @@ void check_run(const TrainRequest& request, const config::Config& config) {
                 fmt::format("{}: ballast.steps is missing or 0: set it or give {}",
                             request.config.file.string(), option(caller, "steps", "N")));
   }
+  if (!request.allowed_changes.empty() && request.resume.empty()) {
+    throw Error(
+        ErrorCategory::usage,
+        fmt::format("{} is for {}: only a run that resumes has other settings to compare "
+                    "with; remove it",
+                    option(caller, caller == Caller::program ? "allow-change" : "allow_change"),
+                    option(caller, "resume")));
+  }
+  config::check_allowed_names(request.allowed_changes);
   const std::filesystem::path& out = config.ballast.out;
   const bool own = continues(request, config);
   if (own && out.empty()) {
@@ -121,7 +131,8 @@ void train_run(const TrainRequest& request, config::Config config, const MakeObs
                   .resume = resumed_path(request),
                   .command = request.command,
                   .checkpoint_now = &checkpoint_wanted(),
-                  .resuming = resuming_command(request, config)},
+                  .resuming = resuming_command(request, config),
+                  .allowed_changes = request.allowed_changes},
                  ranks);
   } catch (const Error&) {
     // Removes nothing if the run has written to it.

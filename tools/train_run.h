@@ -23,8 +23,9 @@ struct TrainRequest {
   train::TraceRequest trace;
   bool serial = false;
   bool overwrite = false;
-  std::string resume;                ///< "": no; kFlagAlone: the run of `out`; otherwise from where
-  std::vector<std::string> command;  ///< the words that have asked for it, for run.json
+  std::string resume;  ///< "": no; kFlagAlone: the run of `out`; otherwise from where
+  std::vector<std::string> allowed_changes;  ///< of a resume: see train::RunOptions
+  std::vector<std::string> command;          ///< the words that have asked for it, for run.json
 };
 
 /// The config with the request's changes. Throws Error(config).

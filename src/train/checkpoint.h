@@ -49,6 +49,8 @@ class Checkpoint {
     bool operator==(const Block&) const = default;
   };
 
+  using Check = std::function<void(const Checkpoint&)>;
+
   /// What a checkpoint says of a block.
   [[nodiscard]] static Block describe(const model::BlockSpec& spec);
   [[nodiscard]] static text::Json json_of(const Block& block);
@@ -63,9 +65,11 @@ class Checkpoint {
   /// run with `blueprint`; of a run only those of fewer than `before` steps. Names damaged ones of
   /// a run in warnings and skips them. Collective. Throws Error(data) if there is none, or if it is
   /// of another model or other formats than the blueprint's.
+  /// `check`, if given, is called with it when the model has been compared; it may throw.
   static Checkpoint open(const std::filesystem::path& from, const engine::Blueprint& blueprint,
                          comm::Ranks* ranks,
-                         std::uint64_t before = std::numeric_limits<std::uint64_t>::max());
+                         std::uint64_t before = std::numeric_limits<std::uint64_t>::max(),
+                         const Check& check = {});
 
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
   [[nodiscard]] const CheckpointFacts& facts() const { return facts_; }
@@ -84,8 +88,9 @@ class Checkpoint {
   /// offset.
   void verify(std::uint32_t first, std::uint32_t of,
               const std::function<void(Bytes)>& progress = {}) const;
-  /// Throws Error(data) naming the first difference if the states do not fit `blueprint`.
-  void check_fits(const engine::Blueprint& blueprint) const;
+  /// Throws Error(data) naming the first difference if the states do not fit `blueprint`. Calls
+  /// `check`, if given, after comparing the model and before comparing formats of states.
+  void check_fits(const engine::Blueprint& blueprint, const Check& check = {}) const;
 
   /// What is in the swap files of a rank, if anything.
   [[nodiscard]] const engine::KeptStates& kept_by(std::uint32_t rank) const;
@@ -122,7 +127,7 @@ class Checkpoint {
   void check_head(const StateFile& file) const;
   void read_chunk(const StateFile& file, std::size_t index, std::vector<std::byte>& chunk) const;
   static Checkpoint find(const std::filesystem::path& run, const engine::Blueprint& blueprint,
-                         comm::Ranks* ranks, std::uint64_t before);
+                         comm::Ranks* ranks, std::uint64_t before, const Check& check);
 
   std::filesystem::path folder_;
   CheckpointFacts facts_;

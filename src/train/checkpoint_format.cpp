@@ -119,6 +119,10 @@ Json json_of(const CheckpointFacts& facts) {
                                        {"hysteresis", facts.loss_scale->hysteresis},
                                        {"good_steps", facts.loss_scale->good_steps}});
   }
+  if (facts.settings.empty()) return json;
+  Json settings = Json::object();
+  for (const auto& [key, value] : facts.settings) settings[key] = text::parse_json(value, key);
+  json["settings"] = std::move(settings);
   return json;
 }
 
@@ -149,6 +153,12 @@ CheckpointFacts facts_of(const Json& content, const fs::path& path) {
   }
   if (const Json* const scale = content.find("loss_scale")) {
     facts.loss_scale = loss_scale_of(*scale, path);
+  }
+  if (const Json* const settings = content.find("settings")) {
+    if (!settings->is_object()) refuse_checkpoint(path, "the settings are not an object");
+    for (const auto& member : settings->members()) {
+      facts.settings.emplace(member.key, member.value.compact());
+    }
   }
   return facts;
 }

@@ -338,7 +338,7 @@ void Checkpoint::verify(std::uint32_t first, std::uint32_t of,
   }
 }
 
-void Checkpoint::check_fits(const engine::Blueprint& blueprint) const {
+void Checkpoint::check_fits(const engine::Blueprint& blueprint, const Check& check) const {
   check_adapters(folder_, adapters_, blueprint.model);
   check_base(folder_, quantization_, blueprint.model);
   const auto blocks = model::blocks_without_expert_parallelism(blueprint.model);
@@ -349,6 +349,7 @@ void Checkpoint::check_fits(const engine::Blueprint& blueprint) const {
     same = same && blocks_[b].elements == blocks[b].plain_elements();
   }
   if (!same) refuse_checkpoint(folder_, describe_other_blocks(blocks_, blueprint.model.config));
+  if (check) check(*this);
   for (const StateRange& range : engine::whole_ranges(blueprint)) {
     const auto found = pieces_.find({range.block, range.kind});
     const std::string what =
@@ -418,15 +419,15 @@ void advising(const fs::path& folder, const std::function<void()>& work) {
 }
 
 Checkpoint Checkpoint::open(const fs::path& from, const engine::Blueprint& blueprint,
-                            comm::Ranks* ranks, std::uint64_t before) {
-  if (!names_checkpoint_for_all(from, ranks)) return find(from, blueprint, ranks, before);
+                            comm::Ranks* ranks, std::uint64_t before, const Check& check) {
+  if (!names_checkpoint_for_all(from, ranks)) return find(from, blueprint, ranks, before, check);
   std::optional<Checkpoint> found;
   comm::together(ranks, [&] {
     advising(from, [&] {
       found.emplace(from);
       found->verify(ranks == nullptr ? 0 : ranks->rank(), ranks == nullptr ? 1 : ranks->world());
     });
-    found->check_fits(blueprint);
+    found->check_fits(blueprint, check);
   });
   return std::move(*found);
 }
@@ -464,7 +465,7 @@ state::KeptExtents Checkpoint::kept_beside(const fs::path& run, std::uint32_t ra
 }
 
 Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& blueprint,
-                            comm::Ranks* ranks, std::uint64_t before) {
+                            comm::Ranks* ranks, std::uint64_t before, const Check& check) {
   const std::uint32_t rank = ranks == nullptr ? 0 : ranks->rank();
   const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
   for (const fs::path& folder : checkpoints_for_all(run, ranks)) {
@@ -483,7 +484,7 @@ Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& bluepr
       continue;
     }
     if (found->facts().step >= before) continue;
-    comm::together(ranks, [&] { found->check_fits(blueprint); });
+    comm::together(ranks, [&] { found->check_fits(blueprint, check); });
     return std::move(*found);
   }
   throw Error(ErrorCategory::data,

@@ -5,6 +5,7 @@
 #include <new>
 #include <span>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -40,15 +41,44 @@ void check_resumable(const Checkpoint& from, const config::Config& config, bool 
   }
 }
 
+/// Which settings of `from` the run changes. Throws Error(config) if one is not allowed.
+std::vector<config::Change> compare_settings(const Checkpoint& from, const SettingsCheck& check,
+                                             bool first) {
+  const config::Settings& before = from.facts().settings;
+  if (before.empty()) {
+    if (!first) return {};
+    log(LogLevel::info,
+        fmt::format("{}: an older version has written it without the settings of its run, so they "
+                    "are not compared with the config",
+                    from.folder().string()));
+    return {};
+  }
+  const std::vector<config::Change> changes = config::find_changes(before, check.settings);
+  config::refuse_changes(changes, check.allowed, from.folder().string());
+  for (const config::Change& change : changes) {
+    if (!first) break;
+    log(LogLevel::info, fmt::format("{}: the run changes {}, as --allow-change permits",
+                                    from.folder().string(), change.text()));
+  }
+  return changes;
+}
+
 }  // namespace
 
 Resumed resume_run(engine::Engine& engine, const config::Config& config,
                    const std::filesystem::path& from, comm::Ranks* ranks, std::uint64_t before,
-                   const std::function<void(const Resumed&)>& found) {
-  const Checkpoint states = Checkpoint::open(from, engine.blueprint(), ranks, before);
+                   const std::function<void(const Resumed&)>& found, const SettingsCheck* check) {
+  std::vector<config::Change> changes;
+  Checkpoint::Check compare;
+  if (check != nullptr) {
+    compare = [&](const Checkpoint& one) {
+      changes = compare_settings(one, *check, engine.blueprint().rank == 0);
+    };
+  }
+  const Checkpoint states = Checkpoint::open(from, engine.blueprint(), ranks, before, compare);
   const bool own = is_of_run(states.folder(), config.ballast.out);
   check_resumable(states, config, own);
-  Resumed resumed = {states.facts(), states.folder()};
+  Resumed resumed = {states.facts(), states.folder(), std::move(changes)};
   if (found) found(resumed);
   const std::uint32_t rank = engine.blueprint().rank;
   // A run that was killed may have left parts of one, and one more than there are extents for.

@@ -8,9 +8,11 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
+#include "ballast/config/resumption.h"
 #include "ballast/engine/engine.h"
 
 #include "src/train/checkpoint.h"
@@ -22,17 +24,26 @@ namespace ballast::train {
 /// Where a run goes on.
 struct Resumed {
   CheckpointFacts facts;
-  std::filesystem::path folder;  ///< of the checkpoint; "" for a run that begins
+  std::filesystem::path folder;              ///< of the checkpoint; "" for a run that begins
+  std::vector<config::Change> changes = {};  ///< that were allowed
+};
+
+/// What determines the results of a run that resumes, and the names of --allow-change.
+struct SettingsCheck {
+  const config::Settings& settings;
+  const std::vector<std::string>& allowed;
 };
 
 /// Starts `engine` with the states of `from`, a checkpoint or a run directory: its newest whole one
 /// that has fewer than `before` steps. `found`, if any, is called before the states are read.
+/// Compares the settings by `check`; null for a run that goes back to its own checkpoint.
 /// Collective. Throws Error(data) if there is none or it is of another model, Error(config) if the
-/// config has another batch or fewer steps.
+/// config has another batch, fewer steps, or other settings that are not allowed.
 Resumed resume_run(engine::Engine& engine, const config::Config& config,
                    const std::filesystem::path& from, comm::Ranks* ranks,
                    std::uint64_t before = std::numeric_limits<std::uint64_t>::max(),
-                   const std::function<void(const Resumed&)>& found = {});
+                   const std::function<void(const Resumed&)>& found = {},
+                   const SettingsCheck* check = nullptr);
 
 /// When a run writes checkpoints, and when signals end it.
 class RunCheckpoints {

@@ -225,10 +225,13 @@ std::string describe_run(const RunStart& start, const RunChoices& choices,
                          const std::vector<std::string>& command, std::uint64_t world) {
   Json words = Json::array();
   for (const std::string& word : command) words.push_back(word);
+  Json changes = Json::array();
+  for (const config::Change& change : choices.changes) changes.push_back(change.text());
   std::error_code ignored;
   const Json run =
       Json::object({{"version", version()},
                     {"command", words},
+                    {"changes", changes},
                     {"working_directory", fs::current_path(ignored).string()},
                     {"started", time_text(std::time(nullptr))},
                     {"host", comm::host_name()},

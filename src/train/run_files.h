@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ballast/config/config.h"
+#include "ballast/config/resumption.h"
 #include "ballast/schedule/simulator.h"
 #include "ballast/train/checkpoints.h"
 #include "ballast/train/metrics.h"
@@ -80,6 +81,8 @@ struct RunChoices {
   const config::Config& asked;
   const config::Config& used;
   const schedule::Prediction* prediction = nullptr;  ///< nullptr without rates of this machine
+  /// Settings that differ from those of the checkpoint from which the run resumes.
+  const std::vector<config::Change>& changes;
 };
 
 /// run.json: program, command, time, machine and device of a run of `world` ranks that has started,

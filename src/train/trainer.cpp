@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <new>
 #include <optional>
@@ -19,11 +20,13 @@
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/machine_rates.h"
 #include "ballast/planning/run_plan.h"
+#include "ballast/text/json.h"
 #include "ballast/train/checkpoints.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/trace.h"
 
+#include "src/train/data_content.h"
 #include "src/train/evaluate.h"
 #include "src/train/id_check.h"
 #include "src/train/initial_weights.h"
@@ -80,7 +83,14 @@ class Trainer {
         loss_scaler_(config_),
         checkpoints_(engine_, config_, ranks, interrupted, options.checkpoint_now),
         spikes_(config_.ballast.spike),
-        recovery_(config_, options.resuming, world_) {}
+        recovery_(config_, options.resuming, world_),
+        settings_(config::settings_of(config_)) {
+    const TrainingData& data = inputs_.data;
+    const bool needed = RunCheckpoints::wanted(config_) || resumes();
+    if (!needed) return;
+    settings_[fmt::format("data.{}", config_.data.kind())] =
+        text::Json(describe_content(data.files, data.tokens)).compact();
+  }
 
   /// Allocates everything for the first step.
   void prepare() {
@@ -264,14 +274,21 @@ class Trainer {
             .metrics_bytes = first() ? inputs_.files->sync() : 0,
             .skipped_batches = skipped_batches_,
             .losses = spikes_.losses(),
-            .loss_scale = loss_scaler_.state()};
+            .loss_scale = loss_scaler_.state(),
+            .settings = settings_};
+  }
+
+  [[nodiscard]] bool resumes() const {
+    return options_.directory == RunDirectory::continued || !options_.resume.empty();
   }
 
   void start_engine() {
-    const bool own = options_.directory == RunDirectory::continued;
-    const auto& from = own && options_.resume.empty() ? config_.ballast.out : options_.resume;
-    if (!from.empty()) {
-      resumed_ = resume_run(*engine_, config_, from, ranks_);
+    if (resumes()) {
+      const bool own = options_.directory == RunDirectory::continued;
+      const auto& from = own && options_.resume.empty() ? config_.ballast.out : options_.resume;
+      const SettingsCheck check = {settings_, options_.allowed_changes};
+      constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
+      resumed_ = resume_run(*engine_, config_, from, ranks_, kAny, {}, &check);
       return take(resumed_, own);
     }
     start_from_weights(*engine_, config_, [this](Bytes done, Bytes total) {
@@ -322,7 +339,8 @@ class Trainer {
                             .resumed_step = resumed_.facts.step};
     const RunChoices choices = {.asked = asked_,
                                 .used = config_,
-                                .prediction = prediction_ ? &prediction_->prediction() : nullptr};
+                                .prediction = prediction_ ? &prediction_->prediction() : nullptr,
+                                .changes = resumed_.changes};
     inputs_.files->describe(print_for_another_run(asked_),
                             describe_run(start, choices, options_.command, world_));
     observer_.started(start);
@@ -439,8 +457,9 @@ class Trainer {
   RunCheckpoints checkpoints_;
   Spikes spikes_;
   Recovery recovery_;
-  Resumed resumed_;       ///< the part of the run that was before
-  bool stopped_ = false;  ///< by a signal, after a checkpoint
+  config::Settings settings_;  ///< what determines results, for checkpoints
+  Resumed resumed_;            ///< the part of the run that was before
+  bool stopped_ = false;       ///< by a signal, after a checkpoint
   std::unique_ptr<Loader> loader_;
   std::optional<IdCheck> id_check_;
   std::optional<MadeDirectory> run_directory_;  ///< on other ranks than 0

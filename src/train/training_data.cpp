@@ -148,7 +148,9 @@ TrainingData open_stream(const config::Config& config) {
   data.training = windows_of(source, split.training, section.sequence_length, section.shuffle,
                              config.ballast.seed);
   data.evaluation = windows_of(evaluation, range, section.sequence_length, false, 0);
-  data.summary.files = source->files().size();
+  data.files = source->files();
+  data.tokens = source->size();
+  data.summary.files = data.files.size();
   data.summary.training_tokens = split.training.size;
   data.summary.evaluation_tokens = range.size;
   return data;
@@ -213,6 +215,8 @@ TrainingData open_documents(const config::Config& config) {
   if (!section.pairs.empty()) documents += documents % 2;
   data.training = sequences_of(config, files, {0, documents}, section.shuffle);
   check_pairs(config, documents, *data.training);
+  data.files = files->files();
+  data.tokens = files->offsets().back();
   summarize(*files, documents, length, data);
   check_targets(config, *files, documents);
   if (section.eval.empty()) {

@@ -303,6 +303,7 @@ class VersionTest(runs.RunTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("states of step 4 from", done.stdout)
         self.assertNotIn("copied", done.stdout + done.stderr)
+        self.assertIn("older version has written it without the settings of its run", done.stderr)
         self.assertAlmostEqual(self.rows()[-1]["loss"], 5.504819310042904, delta=1e-4)
 
 

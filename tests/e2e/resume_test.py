@@ -190,6 +190,43 @@ class ResumeTest(runs.CheckpointTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.results(), expected)
 
+    def test_what_changes_results_is_refused_or_allowed_by_name(self):
+        self.part_of_run(steps=2)
+        other = {"optimizer": {"type": "Lion", "params": {"lr": 1e-3}}}
+        (self.path / "other").mkdir()
+        (self.path / "other/moved.txt").write_text((self.path / "text.txt").read_text())
+        (self.path / "other.txt").write_text((self.path / "text.txt").read_text()[::-1])
+        for sections, words in (
+                (other, ('optimizer.type "AdamW" -> "Lion"', "--allow-change optimizer")),
+                ({"optimizer": {"type": "AdamW", "params": {"lr": 2e-3}}},
+                 ("optimizer.params.lr 0.001 -> 0.002;", "--allow-change optimizer.params.lr")),
+                ({"data": {"text": ["other.txt"]}}, ("data.text", "--allow-change data.text")),
+                ({"gradient_clipping": 0.5, "ballast": {**self.BALLAST, "seed": 7}},
+                 ("ballast.seed 1234 -> 7", "gradient_clipping 1.0 -> 0.5"))):
+            for place in (("--resume",), ("--resume=run", "--out", "elsewhere")):
+                done = self.train(*place, "--steps", 3, **{"ballast": self.BALLAST, **sections})
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+                for word in words:
+                    self.assertIn(word, done.stderr)
+        # Where the data lie is free, as are steps and placement.
+        done = self.resume("--steps", 3, "--set", "zero_optimization.stage=2",
+                           data={"text": ["other/moved.txt"]})
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        done = self.resume("--steps", 4, "--allow-change", "optimizer", **other)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("the run changes optimizer.params.betas [0.9,0.999] -> [0.9,0.99], as", done.stderr)
+        changes = json.loads((self.path / "run/run.json").read_text())["changes"]
+        self.assertIn('optimizer.type "AdamW" -> "Lion"', changes)
+        done = self.resume("--steps", 5, **other)  # its newest checkpoint has the new settings
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for arguments, word in ((("--resume", "--allow-change", "optimiser"), "did you mean 'optimizer'"),
+                                (("--resume", "--allow-change", "ballast.out"), "may change without"),
+                                (("--allow-change", "all"), "--resume")):
+            done = self.train(*arguments)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(word, done.stderr)
+
     def damage(self, name, change):
         file = self.path / "run/checkpoints" / name
         content = bytearray(file.read_bytes())

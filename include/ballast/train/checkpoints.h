@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,6 +34,9 @@ struct CheckpointFacts {
   std::uint64_t skipped_batches = 0;
   std::vector<double> losses;           ///< of the last steps, for ballast.spike
   std::optional<LossScale> loss_scale;  ///< if it is dynamic
+  /// What determines the results of the run (config::settings_of(), and the content of the training
+  /// data): compact JSON by key. Empty if an older version has written the checkpoint.
+  std::map<std::string, std::string> settings;
 };
 
 /// Whether `path` is meant as a checkpoint, whole or not: it has the name of one of a run or a

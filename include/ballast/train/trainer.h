@@ -117,6 +117,9 @@ struct RunOptions {
   /// When true, a checkpoint is written after the step that is running, and this is set to false.
   std::atomic<bool>* checkpoint_now = nullptr;
   std::string resuming = {};  ///< the command that resumes the run, for messages; "" if unknown
+  /// Keys, sections of keys, or "all": what may differ from the run of `resume` although it changes
+  /// results (config::check_allowed_names()).
+  std::vector<std::string> allowed_changes = {};
 };
 
 /// Throws Error(usage) if the run directory `directory` has files of another run: metrics.jsonl,

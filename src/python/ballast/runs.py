@@ -32,14 +32,16 @@ class Run:
 def train(config: Mapping[str, Any] | str | os.PathLike[str], *,
           out: str | os.PathLike[str] | None = None, steps: int | None = None,
           overrides: Iterable[str] = (), resume: bool | str | os.PathLike[str] | None = None,
-          overwrite: bool = False,
+          allow_change: Iterable[str] = (), overwrite: bool = False,
           callback: Callable[[dict[str, Any]], object] | None = None) -> Run:
     """Trains in this process, without the GIL, and returns when the run has ended.
 
     `config`: a dict, or the path of a JSON file; paths in a dict are relative to the working directory.
     `out`: the run directory; None: that of the config, or a new one. `steps`: instead of
     ``ballast.steps``. `overrides`: like ``"optimizer.params.lr=1e-4"``. `resume`: True goes on with the run
-    of `out`; a path with that run, or from that checkpoint. `overwrite` replaces another run in `out`.
+    of `out`; a path with that run, or from that checkpoint. `allow_change`: keys that may then differ from
+    the checkpoint although they change results (``"optimizer.params.lr"``, ``"optimizer"``, ``"all"``).
+    `overwrite` replaces another run in `out`.
 
     `callback` is called after each step with the fields of its line in metrics.jsonl, on the calling
     thread. If it returns False, the run ends as after a signal: with a checkpoint if the config writes
@@ -60,7 +62,8 @@ def train(config: Mapping[str, Any] | str | os.PathLike[str], *,
         raise TypeError(f"overwrite: must be bool, not {type(overwrite).__name__}")
     number = 0 if steps is None else _arguments.whole(steps, "steps", 1, 1 << 40)
     return Run(**_ballast.train(file, text, _arguments.texts(overrides, "overrides"), directory, number,
-                                _resumed(resume), overwrite, [sys.executable, *sys.argv], callback))
+                                _resumed(resume), _arguments.texts(allow_change, "allow_change"), overwrite,
+                                [sys.executable, *sys.argv], callback))
 
 
 def _resumed(resume: bool | str | os.PathLike[str] | None) -> str:

@@ -1,9 +1,16 @@
+#include <exception>
 #include <fstream>
 #include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "ballast/config/resumption.h"
+#include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
 #include "tests/unit/config/samples.h"
@@ -304,6 +311,94 @@ std::string read(const std::filesystem::path& file) {
   std::ostringstream text;
   text << std::ifstream(file).rdbuf();
   return text.str();
+}
+
+std::vector<Config> configs_with_every_key() {
+  std::vector<Config> configs = {unusual()};
+  for (const auto& text : samples()) configs.push_back(parse_text(text));
+  for (const std::string& family : model::family_names()) {
+    configs.push_back(parse_text(kMinimal));
+    configs.back().model = model::default_config(family);
+  }
+  for (const char* type : {"AdamW", "Adam", "Adagrad", "Lion", "SGD"}) {
+    configs.push_back(parse_text(kMinimal));
+    configs.back().optimizer =
+        parse_text(test::with(fmt::format(R"("optimizer": {{"type": "{}"}})", type))).optimizer;
+  }
+  for (int type = 0; type < 4; ++type) {
+    configs.push_back(parse_text(kMinimal));
+    configs.back().scheduler.type = static_cast<SchedulerSection::Type>(type);
+  }
+  return configs;
+}
+
+/// A new key needs a row in resumption.cpp: does it change results?
+TEST(Resumption, EveryKeyHasARole) {
+  for (const Config& config : configs_with_every_key()) {
+    for (const auto& [key, value] : all_settings(config)) {
+      EXPECT_NO_THROW(std::ignore = role_of(key)) << key;
+    }
+  }
+  EXPECT_THROW(std::ignore = role_of("ballast.new_key"), std::exception);
+}
+
+/// Keys of changes that must be allowed when a run resumes with `overrides`.
+std::vector<std::string> changed_by(const std::vector<std::string>& overrides) {
+  const Settings before = settings_of(parse_text(kMinimal));
+  std::vector<std::string> keys;
+  for (const Change& change : find_changes(before, settings_of(parse_text(kMinimal, overrides)))) {
+    keys.push_back(change.key);
+  }
+  return keys;
+}
+
+TEST(Resumption, FindsChangesOfResultsAndNoOthers) {
+  using Keys = std::vector<std::string>;
+  EXPECT_EQ(changed_by({"ballast.steps=9", "zero_optimization.stage=2", "ballast.device_bytes=1GiB",
+                        "zero_optimization.offload_param.device=cpu", "steps_per_print=7",
+                        "ballast.checkpoint_every=3", "ballast.out=/other", "aio.queue_depth=3",
+                        "ballast.order=micro_batch_major", "tensorboard.enabled=true",
+                        "ballast.on_error=resume", "ballast.eval_batches=3", "data.eval=[\"e\"]",
+                        "data.held_out=null"}),
+            (Keys{"data.held_out"}));  // files for evaluation leave all of the data to training
+  EXPECT_EQ(changed_by({"ballast.seed=9"}), (Keys{"ballast.seed"}));
+  EXPECT_EQ(changed_by({"gradient_clipping=0.5"}), (Keys{"gradient_clipping"}));
+  EXPECT_EQ(changed_by({"optimizer.params.lr=0.5"}), (Keys{"optimizer.params.lr"}));
+  EXPECT_EQ(changed_by({"bf16.enabled=false"}), (Keys{"bf16.enabled"}));
+  EXPECT_EQ(changed_by({R"(optimizer={"type": "Lion"})"}).back(), "optimizer.type");
+  EXPECT_EQ(changed_by({R"(scheduler={"type": "WarmupLR"})"}), (Keys{"scheduler.type"}));
+  EXPECT_EQ(changed_by({"fp16.loss_scale=8"}), (Keys{}));  // has no effect in bf16
+}
+
+TEST(Resumption, RefusesWhatIsNotAllowedInOneLine) {
+  const std::vector<Change> changes = {{"optimizer.params.lr", "0.1", "0.2"},
+                                       {"optimizer.type", R"("AdamW")", R"("Lion")"},
+                                       {"ballast.seed", "1", "2"}};
+  const auto refusal = [&](const std::vector<std::string>& allowed,
+                           const std::vector<Change>& of) -> std::string {
+    try {
+      refuse_changes(of, allowed, "step-2");
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal({}, changes),
+            "step-2: the config changes what the run computes: optimizer.params.lr 0.1 -> 0.2, "
+            "optimizer.type \"AdamW\" -> \"Lion\", ballast.seed 1 -> 2; set them to those of the "
+            "checkpoint, or accept them with --allow-change optimizer --allow-change ballast.seed");
+  EXPECT_EQ(refusal({"all"}, changes), "");
+  EXPECT_EQ(refusal({"optimizer", "ballast.seed"}, changes), "");
+  EXPECT_NE(refusal({"optimizer.params", "ballast.seed"}, changes), "");
+  EXPECT_NE(refusal({"all"}, {{"train_batch_size", "4", "8"}}).find("which cannot change"),
+            std::string::npos);
+  for (const char* name : {"all", "optimizer", "optimizer.params.lr", "data.text",
+                           "model.rope_theta", "ballast.spike", "scheduler"}) {
+    EXPECT_NO_THROW(check_allowed_names({name})) << name;
+  }
+  for (const char* name : {"", "ballast", "ballast.out", "train_batch_size", "optimizers", "x.y"}) {
+    EXPECT_THROW(check_allowed_names({name}), Error) << name;
+  }
 }
 
 TEST(ConfigReadme, HasARowForEveryKey) {

@@ -1,0 +1,277 @@
+#include "ballast/config/resumption.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/suggest.h"
+
+#include "src/config/sections.h"
+
+namespace ballast::config {
+namespace {
+
+constexpr KeyRole kMathematics = KeyRole::mathematics;
+constexpr KeyRole kPosition = KeyRole::position;
+constexpr KeyRole kFree = KeyRole::free;
+
+struct Row {
+  std::string_view path;  ///< of a key, or "section.*" for the keys without a row of their own
+  KeyRole role;
+};
+
+/// Every key has a row. A row of a key wins over that of its section.
+constexpr auto kRows = std::to_array<Row>({
+    {"model.*", kMathematics},
+    // The states replace the initial weights. Tiles are compared block by block.
+    {"model.weights", kFree},
+    {"model.init_stddev", kFree},
+    {"model.vocabulary_tiles", kFree},
+    {"model.layer_tiles", kFree},
+    // Files are compared by their content: DataSection::kind() stands for it in a checkpoint.
+    {"data.text", kMathematics},
+    {"data.tokens", kMathematics},
+    {"data.documents", kMathematics},
+    {"data.pairs", kMathematics},
+    {"data.token_type", kFree},
+    {"data.sequence_length", kPosition},
+    {"data.eval", kFree},
+    {"data.held_out", kMathematics},
+    {"data.shuffle", kMathematics},
+    {"train_batch_size", kPosition},
+    {"train_micro_batch_size_per_gpu", kFree},
+    {"gradient_accumulation_steps", kFree},
+    {"optimizer.type", kMathematics},
+    {"optimizer.params.*", kMathematics},
+    {"scheduler.type", kMathematics},
+    {"scheduler.params.*", kMathematics},
+    {"gradient_clipping", kMathematics},
+    {"steps_per_print", kFree},
+    {"tensorboard.*", kFree},
+    {"csv_monitor.*", kFree},
+    {"bf16.enabled", kMathematics},
+    {"fp16.*", kMathematics},
+    {"zero_optimization.stage", kFree},
+    {"zero_optimization.stage3_param_persistence_threshold", kFree},
+    {"zero_optimization.zero_hpz_partition_size", kFree},
+    {"zero_optimization.zero_quantized_weights", kMathematics},
+    {"zero_optimization.sub_group_size", kFree},
+    {"zero_optimization.offload_optimizer.*", kFree},
+    {"zero_optimization.offload_param.*", kFree},
+    {"aio.*", kFree},
+    {"ballast.device", kFree},
+    {"ballast.attention", kFree},
+    {"ballast.product_algorithms", kFree},
+    {"ballast.device_bytes", kFree},
+    {"ballast.host_bytes", kFree},
+    {"ballast.train", kMathematics},
+    {"ballast.adapters", kMathematics},
+    {"ballast.adapters.*", kMathematics},
+    {"ballast.adapters.path", kFree},
+    {"ballast.preference.*", kMathematics},
+    {"ballast.quantized_base", kMathematics},
+    {"ballast.double_quantization", kMathematics},
+    {"ballast.order", kFree},
+    {"ballast.update", kFree},
+    {"ballast.speculative_updates", kFree},
+    {"ballast.expert_updates", kMathematics},
+    {"ballast.expert_prefetch", kFree},
+    {"ballast.expert_parallel", kFree},
+    {"ballast.serial", kFree},
+    {"ballast.nvtx", kFree},
+    {"ballast.delay_seed", kFree},
+    {"ballast.activations", kFree},
+    {"ballast.gradients", kFree},
+    {"ballast.recompute", kFree},
+    {"ballast.device_weight_buffers", kFree},
+    {"ballast.device_gradient_buffers", kFree},
+    {"ballast.activation_buffers", kFree},
+    {"ballast.gradient_buffers", kFree},
+    {"ballast.compute_threads", kFree},
+    {"ballast.update_threads", kFree},
+    {"ballast.update_isa", kFree},
+    {"ballast.update_numa_node", kFree},
+    {"ballast.optimizer_states", kMathematics},
+    {"ballast.link_gbps", kFree},
+    {"ballast.placement", kFree},
+    {"ballast.steps", kFree},
+    {"ballast.seed", kMathematics},
+    {"ballast.eval_every", kFree},
+    {"ballast.eval_batches", kFree},
+    {"ballast.save_weights", kFree},
+    {"ballast.checkpoint_every", kFree},
+    {"ballast.checkpoint_keep", kFree},
+    {"ballast.max_skipped_steps", kFree},
+    {"ballast.spike.*", kMathematics},
+    {"ballast.on_error", kFree},
+    {"ballast.comm_timeout_seconds", kFree},
+    {"ballast.out", kFree},
+});
+
+constexpr std::string_view kAll = "all";
+constexpr std::array<std::string_view, 4> kKinds = {"data.text", "data.tokens", "data.documents",
+                                                    "data.pairs"};
+
+bool is_in(std::string_view key, std::string_view section) {
+  return key.size() > section.size() && key.starts_with(section) && key[section.size()] == '.';
+}
+
+/// The row of a key, or null.
+const Row* row_of(std::string_view path) {
+  const Row* found = nullptr;
+  for (const Row& row : kRows) {
+    if (row.path == path) return &row;
+    const bool section = row.path.ends_with(".*");
+    if (section && is_in(path, row.path.substr(0, row.path.size() - 2))) found = &row;
+  }
+  return found;
+}
+
+/// Whether the table has rows of keys in `path`.
+bool is_section(std::string_view path) {
+  return std::any_of(kRows.begin(), kRows.end(),
+                     [path](const Row& row) { return is_in(row.path, path); });
+}
+
+void add_settings(const Json& value, const std::string& path, Settings& settings) {
+  if (!value.is_object() || !(path.empty() || is_section(path))) {
+    settings.emplace(path, value.compact());
+    return;
+  }
+  for (const auto& member : value.members()) {
+    add_settings(member.value, path.empty() ? member.key : path + "." + member.key, settings);
+  }
+}
+
+bool is_allowed(const std::string& key, const std::vector<std::string>& allowed) {
+  return std::any_of(allowed.begin(), allowed.end(), [&key](const std::string& name) {
+    return name == kAll || name == key || is_in(key, name);
+  });
+}
+
+/// What --allow-change must name for `keys`: a section if several of its keys are among them.
+std::vector<std::string> shortest_names(const std::vector<std::string>& keys) {
+  std::vector<std::string> names;
+  for (const std::string& key : keys) {
+    const std::string section = key.substr(0, key.find('.'));
+    const auto inside = [&section](const std::string& other) { return is_in(other, section); };
+    const bool several = section != "ballast" && section != "zero_optimization" &&
+                         std::count_if(keys.begin(), keys.end(), inside) > 1;
+    const std::string& name = several ? section : key;
+    if (names.empty() || names.back() != name) names.push_back(name);
+  }
+  return names;
+}
+
+/// Keys and sections that can be allowed.
+std::vector<std::string> allowed_names() {
+  std::vector<std::string> names = {std::string(kAll)};
+  for (const Row& row : kRows) {
+    if (row.role != kMathematics) continue;
+    std::string_view path = row.path;
+    if (path.ends_with(".*")) path.remove_suffix(2);
+    for (; true; path = path.substr(0, path.rfind('.'))) {
+      // "ballast" as a whole is not worth a name.
+      if (path != "ballast" && path != "zero_optimization") names.emplace_back(path);
+      if (path.find('.') == std::string_view::npos) break;
+    }
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+}  // namespace
+
+KeyRole role_of(std::string_view path) {
+  const Row* const row = row_of(path);
+  expects(row != nullptr, "config: a key has no row in the table of what may change on a resume");
+  return row->role;
+}
+
+Settings all_settings(const Config& config) {
+  Config copy = config;  // the key table needs mutable fields
+  Settings settings;
+  add_settings(write_section(all_keys(copy)), "", settings);
+  return settings;
+}
+
+Settings settings_of(const Config& config) {
+  Settings settings = all_settings(config);
+  const auto omitted = [&config](const auto& setting) {
+    const std::string& key = setting.first;
+    if (std::find(kKinds.begin(), kKinds.end(), key) != kKinds.end()) return true;
+    // Keys without effect.
+    if (is_in(key, "fp16")) return config.type != DType::f16 && key != "fp16.enabled";
+    if (is_in(key, "ballast.preference")) return config.data.pairs.empty();
+    if (is_in(key, "ballast.spike") && key != "ballast.spike.action") {
+      return config.ballast.spike.action == SpikeSection::Action::off;
+    }
+    return role_of(key) == kFree;
+  };
+  std::erase_if(settings, omitted);
+  return settings;
+}
+
+std::vector<Change> find_changes(const Settings& before, const Settings& now) {
+  std::vector<Change> changes;
+  for (const auto& [key, value] : before) {
+    const auto found = now.find(key);
+    if (found == now.end()) {
+      changes.push_back({key, value, "none"});
+    } else if (found->second != value) {
+      changes.push_back({key, value, found->second});
+    }
+  }
+  return changes;
+}
+
+void check_allowed_names(const std::vector<std::string>& names) {
+  const std::vector<std::string> known = allowed_names();
+  for (const std::string& name : names) {
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const Row* const row = row_of(name);
+    if (row != nullptr && row->role == kMathematics) continue;  // a key of "model.*"
+    const auto refuse = [&name](const std::string& why) {
+      throw Error(ErrorCategory::usage, fmt::format("--allow-change {}: {}", name, why));
+    };
+    if (row != nullptr && row->role == kFree) refuse("may change without this; remove it");
+    if (row != nullptr) refuse("cannot change, because the position in the data follows from it");
+    refuse(fmt::format("there is no such key of results{}", did_you_mean(name, known)));
+  }
+}
+
+void refuse_changes(const std::vector<Change>& changes, const std::vector<std::string>& allowed,
+                    const std::string& from) {
+  std::vector<std::string> texts;
+  std::vector<std::string> positions;
+  std::vector<std::string> refused;
+  for (const Change& change : changes) {
+    texts.push_back(change.text());
+    const Row* const row = row_of(change.key);
+    if (row != nullptr && row->role == kPosition) {
+      positions.push_back(change.key);
+    } else if (!is_allowed(change.key, allowed)) {
+      refused.push_back(change.key);
+    }
+  }
+  if (positions.empty() && refused.empty()) return;
+  std::string advice = "set them to those of the checkpoint";
+  if (!refused.empty()) {
+    advice += fmt::format(", or accept them with --allow-change {}",
+                          fmt::join(shortest_names(refused), " --allow-change "));
+  }
+  if (!positions.empty()) {
+    advice += fmt::format("; the position in the data follows from {}, which cannot change",
+                          fmt::join(positions, " and "));
+  }
+  throw Error(ErrorCategory::config,
+              fmt::format("{}: the config changes what the run computes: {}; {}", from,
+                          fmt::join(texts, ", "), advice));
+}
+
+}  // namespace ballast::config
