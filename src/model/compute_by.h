@@ -67,6 +67,7 @@ class ComputeBy final : public Compute {
     return shape_.tokens() * model_.config.hidden_size * sizeof(T);
   }
   const KernelMemory& memory() const override { return memory_; }
+  std::string arithmetic() const override { return ops_.arithmetic(); }
   void set_workspace(DeviceBytes workspace) override {
     expects(workspace.size() >= memory_.workspace,
             "the workspace is smaller than memory().workspace");

@@ -262,7 +262,8 @@ class Trainer {
             .metrics_bytes = first() ? inputs_.files->sync() : 0,
             .skipped_batches = skipped_batches_,
             .losses = spikes_.losses(),
-            .loss_scale = loss_scaler_.state()};
+            .loss_scale = loss_scaler_.state(),
+            .arithmetic = engine_->arithmetic()};
   }
 
   void start_engine() {

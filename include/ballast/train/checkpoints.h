@@ -33,6 +33,7 @@ struct CheckpointFacts {
   std::uint64_t skipped_batches = 0;
   std::vector<double> losses;           ///< of the last steps, for ballast.spike
   std::optional<LossScale> loss_scale;  ///< if it is dynamic
+  std::string arithmetic;               ///< engine::Engine::arithmetic(); "" if it is not known
 };
 
 /// Whether `path` is meant as a checkpoint, whole or not: it has the name of one of a run or a

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include <cuda_runtime_api.h>
@@ -107,6 +108,8 @@ class Ops {
   void sum_losses(const double* losses, std::size_t count, std::size_t parts, double* sums) const;
   void weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const;
 
+  /// See Compute::arithmetic().
+  [[nodiscard]] std::string arithmetic() const { return ""; }
   void route(const RouterShape& shape, float* logits, const T* bias, const std::int32_t* targets,
              const Routing& to, std::int32_t* starts) const;
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
