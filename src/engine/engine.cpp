@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 
@@ -241,6 +243,12 @@ class Engine::Impl {
   device::Device& device() { return *device_; }
   std::string_view io_backend() const { return store_ ? store_->io_backend() : ""; }
   std::string_view update_isa() const { return to_string(updater_.isa()); }
+  std::string arithmetic() const {
+    const std::string own = compute_->arithmetic();
+    const std::uint32_t world = blueprint_.workload.world;
+    return fmt::format("{} rank{}, {}", world, world == 1 ? "" : "s",
+                       own.empty() ? device_->description() : own);
+  }
   std::uint64_t updates() const { return updates_; }
 
  private:
@@ -399,6 +407,9 @@ device::Device& Engine::device() {
 }
 std::string_view Engine::io_backend() const {
   return impl_->io_backend();
+}
+std::string Engine::arithmetic() const {
+  return impl_->arithmetic();
 }
 std::string_view Engine::update_isa() const {
   return impl_->update_isa();

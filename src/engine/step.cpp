@@ -250,8 +250,9 @@ class Lanes::Step : private RoutingBuffers {
       const std::size_t starts = modules_.compute.memory().experts + 1;
       results.starts = view_as<std::int32_t>(device(Role::routing, starts * sizeof(std::int32_t)));
     }
-    modules_.compute.route(stream(), operation_.block, weights(), input(), rows(), row_sums(),
-                           results);
+    modules_.compute.route(stream(), operation_.block, weights(), input(),
+                           has(Role::batch) ? targets() : DeviceView<const std::int32_t>(), rows(),
+                           row_sums(), results);
   }
 
   void forward() {

@@ -67,6 +67,7 @@ class ComputeBy final : public Compute {
     return shape_.tokens() * model_.config.hidden_size * sizeof(T);
   }
   const KernelMemory& memory() const override { return memory_; }
+  std::string arithmetic() const override { return ops_.arithmetic(); }
   void set_workspace(DeviceBytes workspace) override {
     expects(workspace.size() >= memory_.workspace,
             "the workspace is smaller than memory().workspace");
@@ -174,13 +175,13 @@ class ComputeBy final : public Compute {
   }
 
   void route(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-             ConstDeviceBytes in, DeviceBytes rows, DeviceView<float> sums,
-             const RouterResults& results) override {
+             ConstDeviceBytes in, DeviceView<const std::int32_t> targets, DeviceBytes rows,
+             DeviceView<float> sums, const RouterResults& results) override {
     normalize(stream, block, weights, in, rows, sums);
     run(stream, [=, this] {
       const BlockWeights<T> about{.weights = as<T>(weights)};
-      experts_.route(block, about, rows.raw(), results.starts.raw(), results.totals.raw(),
-                     results.losses.raw());
+      experts_.route(block, about, targets.raw(), rows.raw(), results.starts.raw(),
+                     results.totals.raw(), results.losses.raw());
     });
   }
   void expert_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,

@@ -85,21 +85,21 @@ class Experts {
     returned_dots_ = bump.take<float>(chunk_);
   }
 
-  /// Decides for the rows whose norm is at the start of `rows`. `starts` [experts + 1], `totals`,
-  /// `losses` [2]: null where they are not wanted; the totals of the first router begin from zero,
-  /// and the last one computes the losses from them.
-  void route(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
-             std::int32_t* starts, double* totals, double* losses) {
+  /// Decides for the rows whose norm is at the start of `rows`. `targets`: see RouterOps::route().
+  /// `starts` [experts + 1], `totals`, `losses` [2]: null where they are not wanted; the totals of
+  /// the first router begin from zero, and the last one computes the losses from them.
+  void route(std::size_t block, const BlockWeights<T>& weights, const std::int32_t* targets,
+             std::byte* rows, std::int32_t* starts, double* totals, double* losses) {
     const Rows at = rows_at(rows);
     const Linear<T> router = weights[bound_[block].router];
     ops_.multiply({shape_.rows, shape_.experts, width_}, matrix(at.normed, width_),
                   transposed(router.weight, width_), matrix(logits_, shape_.step()));
-    ops_.route(shape_, logits_, router.bias, at.routing, starts);
+    ops_.route(shape_, logits_, router.bias, targets, at.routing, starts);
     if (totals == nullptr) return;
     const RouterTotals sums = RouterTotals::at(totals, shape_.experts);
     ops_.add_router_totals(shape_, at.routing, block == routers_.front(), sums);
     if (losses != nullptr && block == routers_.back()) {
-      ops_.router_losses(shape_, sums, rows_of_all(), losses);
+      ops_.router_losses(shape_, sums, losses);
     }
   }
 
@@ -209,10 +209,8 @@ class Experts {
                        double* totals, float scale, float* sums) {
     const Rows at = rows_at(rows);
     const Linear<T> router = weights[bound_[block].router];
-    const double all = rows_of_all();
-    const RouterLossScales scales = {
-        static_cast<float>(losses_.balance * scale * static_cast<double>(shape_.experts) / all),
-        static_cast<float>(2.0 * losses_.z * scale / all), all};
+    const RouterLossScales scales = {losses_.balance * scale * static_cast<double>(shape_.experts),
+                                     2.0 * losses_.z * scale};
     const RouterTotals sums_of_all =
         totals == nullptr ? RouterTotals() : RouterTotals::at(totals, shape_.experts);
     ops_.router_gradient(shape_, at.routing, sums_of_all, scales, dlogits_);
@@ -241,9 +239,6 @@ class Experts {
   [[nodiscard]] Rows rows_at(std::byte* place) const {
     Bump bump(place);
     return take_rows(bump);
-  }
-  [[nodiscard]] double rows_of_all() const {
-    return static_cast<double>(shape_.rows) * static_cast<double>(routers_.size());
   }
 
   /// Choices [first, first + count) of a routing with so many per token.
@@ -275,7 +270,7 @@ class Experts {
     ops_.multiply({shape.rows, 1, width_}, matrix(at.normed, width_),
                   transposed(weights[bound_[block].router].weight, width_),
                   matrix(logits_, shape.step()));
-    ops_.route(shape, logits_, nullptr, gate_, nullptr);
+    ops_.route(shape, logits_, nullptr, nullptr, gate_, nullptr);
   }
   void add_router_gradient(const Linear<T>& router, const Rows& at, const RouterShape& shape,
                            float* sums) {

@@ -4,8 +4,12 @@
 #include <cstdint>
 
 #include "ballast/core/bump.h"
+#include "ballast/model/targets.h"
 
 namespace ballast::model {
+
+/// Instead of an expert: a row of padding is sent to none.
+inline constexpr std::int32_t kNoExpert = -1;
 
 /// How a router chooses: softmax over the logits of all experts, then the `per_token` largest; of
 /// equal logits the lower number first.
@@ -20,14 +24,14 @@ struct RouterShape {
 };
 
 /// What a router decides for the rows of a micro-batch, in device memory. Choice k of row n is
-/// number n * K + k.
+/// number n * K + k. Rows of padding have zeros, kNoExpert, and no places.
 struct Routing {
   float* probabilities = nullptr;     ///< [N, experts], of the softmax
   float* log_sums = nullptr;          ///< [N]: the logarithm of the softmax's sum
   float* weights = nullptr;           ///< [N, K]
   float* weight_gradients = nullptr;  ///< [N, K], by the backward pass of the experts
   std::int32_t* chosen = nullptr;     ///< [N, K]: experts
-  std::int32_t* places = nullptr;     ///< [N K]: choices by expert, then by row
+  std::int32_t* places = nullptr;     ///< [N K]: choices by expert, then by row; -1 behind the last
 
   static Routing take(Bump& bump, const RouterShape& shape) {
     Routing routing;
@@ -41,7 +45,8 @@ struct Routing {
   }
 };
 
-/// Sums over the rows of a micro-batch and all routers of the model: what its losses are made of.
+/// Sums over the rows of a micro-batch, without padding, and all routers of the model: what its
+/// losses are made of. The rows of all routers are the choices of all experts / K.
 struct RouterTotals {
   double* probabilities = nullptr;  ///< [experts]
   double* choices = nullptr;        ///< [experts]
@@ -53,16 +58,16 @@ struct RouterTotals {
   }
 };
 
-/// Factors of the derivatives of the losses of the routers.
+/// Factors of the derivatives of the losses of the routers, which the rows of all routers divide.
 ///
 /// With f[e] the choices of expert e and P[e] the sum of its probabilities, both divided by the
-/// rows of all routers, the load-balancing loss is experts * sum of f[e] P[e] (Fedus et al.,
-/// "Switch Transformers", 2021, equations 4 to 6, over all layers together as transformers computes
-/// it), and the z-loss the mean of the squared log sums (Zoph et al., "ST-MoE", 2022, equation 5).
+/// rows of all routers without padding, the load-balancing loss is experts * sum of f[e] P[e]
+/// (Fedus et al., "Switch Transformers", 2021, equations 4 to 6, over all layers together as
+/// transformers computes it), and the z-loss the mean of the squared log sums (Zoph et al.,
+/// "ST-MoE", 2022, equation 5).
 struct RouterLossScales {
-  float balance = 0.0F;  ///< coefficient * experts / rows of all routers
-  float z = 0.0F;        ///< 2 * coefficient / rows of all routers
-  double rows = 0.0;     ///< of all routers
+  double balance = 0.0;  ///< coefficient * experts
+  double z = 0.0;        ///< 2 * coefficient
 };
 
 /// Some choices that one expert computes.

@@ -34,6 +34,8 @@ void TileOperations::normalize(std::uint32_t block, std::uint32_t micro, BufferI
 void TileOperations::route(std::uint32_t block, std::uint32_t micro, BufferId input, Visit visit) {
   const std::uint32_t place = move_.place_among(micro);
   std::vector<Use> uses = of_norm(block, input, layout_.rows[place]);
+  // Targets tell rows of padding, which only packed documents have.
+  if (work_.packed) uses.push_back({Role::batch, layout_.batch_device[micro], false});
   const bool again = visit == Visit::again;
   if (!again) {
     uses.push_back({Role::row_sums, layout_.row_sums[place], true});

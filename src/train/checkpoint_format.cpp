@@ -114,6 +114,7 @@ Json json_of(const CheckpointFacts& facts) {
                             {"metrics_bytes", facts.metrics_bytes},
                             {"skipped_batches", facts.skipped_batches},
                             {"losses", losses}});
+  if (!facts.arithmetic.empty()) json["arithmetic"] = facts.arithmetic;
   if (facts.loss_scale) {
     json["loss_scale"] = Json::object({{"scale", facts.loss_scale->scale},
                                        {"hysteresis", facts.loss_scale->hysteresis},
@@ -151,6 +152,8 @@ CheckpointFacts facts_of(const Json& content, const fs::path& path) {
     if (!loss.is_number()) refuse_checkpoint(path, "a loss is not a number");
     facts.losses.push_back(loss.number());
   }
+  const Json* const arithmetic = content.find("arithmetic");
+  if (arithmetic != nullptr && arithmetic->is_string()) facts.arithmetic = arithmetic->text();
   if (const Json* const scale = content.find("loss_scale")) {
     facts.loss_scale = loss_scale_of(*scale, path);
   }

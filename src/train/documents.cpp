@@ -193,6 +193,7 @@ void PackedDocuments::read(std::uint64_t n, const SequenceSpans& out) const {
   }
   const auto padding = static_cast<std::ptrdiff_t>(at);
   std::fill(out.tokens.begin() + padding, out.tokens.end(), 0);
+  std::fill(out.targets.begin() + padding, out.targets.end(), kPaddingTarget);
   std::iota(out.positions.begin() + padding, out.positions.end(), 0);
 }
 

@@ -69,7 +69,8 @@ Batch EvaluationBatches::batch(std::uint64_t index) const {
     const auto n = index * sequences_ + sequence;
     const auto spans = spans_of(batch, sequence, length_);
     if (n >= source_->size()) {
-      std::iota(spans.positions.begin(), spans.positions.end(), 0);  // padding
+      std::fill(spans.targets.begin(), spans.targets.end(), kPaddingTarget);
+      std::iota(spans.positions.begin(), spans.positions.end(), 0);
       continue;
     }
     source_->read(n, spans);

@@ -63,6 +63,18 @@ std::vector<config::Change> compare_settings(const Checkpoint& from, const Setti
   return changes;
 }
 
+/// The rest of the run may have other bits than one that was never stopped.
+void note_other_arithmetic(const Checkpoint& from, const engine::Engine& engine) {
+  const std::string& before = from.facts().arithmetic;
+  const std::string now = engine.arithmetic();
+  if (engine.blueprint().rank != 0 || before.empty() || before == now) return;
+  log(LogLevel::info,
+      fmt::format("{}: computed with {}; this run computes with {}, so its losses and weights are "
+                  "close to those of a run that was never stopped, but may differ in their last "
+                  "bits",
+                  from.folder().string(), before, now));
+}
+
 }  // namespace
 
 Resumed resume_run(engine::Engine& engine, const config::Config& config,
@@ -80,6 +92,7 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   check_resumable(states, config, own);
   Resumed resumed = {states.facts(), states.folder(), std::move(changes)};
   if (found) found(resumed);
+  note_other_arithmetic(states, engine);
   const std::uint32_t rank = engine.blueprint().rank;
   // A run that was killed may have left parts of one, and one more than there are extents for.
   comm::together(ranks, [&] {

@@ -275,7 +275,8 @@ class Trainer {
             .skipped_batches = skipped_batches_,
             .losses = spikes_.losses(),
             .loss_scale = loss_scaler_.state(),
-            .settings = settings_};
+            .settings = settings_,
+            .arithmetic = engine_->arithmetic()};
   }
 
   [[nodiscard]] bool resumes() const {

@@ -219,7 +219,7 @@ class FirstStep {
     Routed half = {.rows = b.device->allocate(b.compute->memory().rows, "rows"),
                    .sums = b.gradient(b.activations())};
     const DeviceView<std::int32_t> starts = b.upload_tokens(std::vector<std::int32_t>(experts + 1));
-    b.compute->route(*b.stream, i, weights_[i], inputs_.back(), half.rows, half.sums,
+    b.compute->route(*b.stream, i, weights_[i], inputs_.back(), {}, half.rows, half.sums,
                      {.starts = starts, .totals = totals_, .losses = router_losses_});
     half.starts = b.get(starts);
     routed_.push_back(half);

@@ -350,6 +350,46 @@ TEST(Invariance, AdaptersOfABaseInFourBits) {
                           "ballast.quantized_base=nf4", "ballast.double_quantization=true"});
 }
 
+/// On CPUs whose products have the same bits on every number of threads. Some sums are longer than
+/// what one product adds up.
+TEST(Invariance, ComputeThreads) {
+  const test::TempDir directory;
+  const config::Config config = test::tiny_config(kGpt2.section, true, directory.path(), {});
+  if (planning::make_engine(config).arithmetic().find("threads") != std::string::npos) {
+    GTEST_SKIP() << "the products of this CPU depend on the number of threads";
+  }
+  const auto same = [](const Model& model, bool bf16, const Overrides& common = {},
+                       std::uint64_t steps = 2) {
+    const auto on = [&](int threads) {
+      return train(model, bf16, {fmt::format("ballast.compute_threads={}", threads)}, steps,
+                   common);
+    };
+    const test::Outcome expected = on(1);
+    for (const int threads : {2, 3}) {
+      test::expect_same(on(threads), expected,
+                        fmt::format("{}, {} compute threads", model.name, threads));
+    }
+  };
+  same(kGpt2, false, {}, 10);  // with an evaluation
+  same(kGpt2, true, {test::kPacked});
+  same(cut_everywhere(kTiedLlama, 3), false, {test::kPacked});
+  for (const bool bf16 : {true, false}) same(kExperts, bf16);
+  same(kAllExperts, false, {test::kPacked});
+  same(kAllExperts, false, test::kFp16);
+  Model model = training(kLlama, "adapters");
+  model.section += R"(, "tie_embeddings": false)";
+  same(model, false,
+       {R"(ballast.adapters={"targets": ["q_proj", "down_proj"], "rank": 4, "dora": true})"});
+  model.name += " on pairs";
+  same(model, false,
+       {R"(ballast.adapters={"targets": ["q_proj", "down_proj"], "rank": 4})", "data.tokens=[]",
+        R"(data.pairs=["none"])"});
+  same({"long sequences",
+        R"("family": "llama", "vocab_size": 131, "hidden_size": 32, "num_layers": 1,
+           "num_heads": 2, "intermediate_size": 48, "max_sequence": 2048)"},
+       false, {"data.sequence_length=1100"});
+}
+
 /// Tiles only change the order of sums.
 TEST(Invariance, TilesHaveTheLossesOfAWholeModel) {
   const std::vector<std::pair<Model, Model>> pairs = {{kGpt2, cut(kGpt2, 3)},

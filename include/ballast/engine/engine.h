@@ -205,6 +205,10 @@ class Engine {
   /// rank may already wait in.
   void drain();
 
+  /// What the bits of losses and weights depend on in addition to config, data and weights, in a
+  /// few words: the number of ranks and this rank's model::Compute::arithmetic().
+  [[nodiscard]] std::string arithmetic() const;
+
   /// Number of updates applied so far (steps that were not skipped).
   [[nodiscard]] std::uint64_t updates() const;
   [[nodiscard]] EngineTotals totals() const;

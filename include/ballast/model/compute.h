@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -151,6 +152,9 @@ class Compute {
   /// Bytes of one activation [N, H].
   [[nodiscard]] virtual Bytes activation_bytes() const = 0;
   [[nodiscard]] virtual const KernelMemory& memory() const = 0;
+  /// What the bits of results depend on in addition to the inputs, in a few words: instruction
+  /// sets, libraries and, where they matter, threads. Empty: on the device alone.
+  [[nodiscard]] virtual std::string arithmetic() const = 0;
   /// Sets the workspace, at least memory().workspace bytes. Call it before the kernels.
   virtual void set_workspace(DeviceBytes workspace) = 0;
 
@@ -207,10 +211,12 @@ class Compute {
   // it; the caller reads their numbers from what route() has written.
 
   /// The norm and the router in `block`, of LayerPart::router: as normalize(), and decides which
-  /// experts compute which rows. `results`: empty members are not wanted.
+  /// experts compute which rows. `targets` [N]: those of head_train(). Rows of padding
+  /// (kPaddingTarget) are sent to no expert and count in no loss of the routers; empty: there is no
+  /// padding. `results`: empty members are not wanted.
   virtual void route(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                     ConstDeviceBytes in, DeviceBytes rows, DeviceView<float> sums,
-                     const RouterResults& results) = 0;
+                     ConstDeviceBytes in, DeviceView<const std::int32_t> targets, DeviceBytes rows,
+                     DeviceView<float> sums, const RouterResults& results) = 0;
   /// The expert in `block` for its choices [choices.first, choices.first + choices.count), as
   /// tile_forward(). An expert without choices does not read its weights.
   virtual void expert_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,

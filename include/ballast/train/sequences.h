@@ -4,17 +4,18 @@
 #include <memory>
 #include <span>
 
+#include "ballast/model/targets.h"
 #include "ballast/train/tokens.h"
 
 namespace ballast::train {
 
-/// A target that takes no part in the loss.
-inline constexpr std::int32_t kIgnoredTarget = -1;
+using model::kIgnoredTarget;
+using model::kPaddingTarget;
 
 /// Where a source writes one sequence; `length` elements each.
 struct SequenceSpans {
   std::span<std::int32_t> tokens;
-  std::span<std::int32_t> targets;  ///< the next token, or kIgnoredTarget
+  std::span<std::int32_t> targets;  ///< the next token, kIgnoredTarget or kPaddingTarget
   /// The place of each token in its document, from 0; empty if the source is not packed.
   std::span<std::int32_t> positions;
 };

@@ -282,9 +282,9 @@ void Ops<T>::weigh_pairs(const PairRows& rows, const Preference& how, PairResult
 }
 
 template <class T>
-void Ops<T>::route(const RouterShape& shape, float* logits, const T* bias, const Routing& to,
-                   std::int32_t* starts) const {
-  check_cuda(cuda::route(queue_, shape, logits, bias, to, starts, partials_), "router");
+void Ops<T>::route(const RouterShape& shape, float* logits, const T* bias,
+                   const std::int32_t* targets, const Routing& to, std::int32_t* starts) const {
+  check_cuda(cuda::route(queue_, shape, logits, bias, targets, to, starts, partials_), "router");
 }
 
 template <class T>
@@ -295,9 +295,9 @@ void Ops<T>::add_router_totals(const RouterShape& shape, const Routing& routing,
 }
 
 template <class T>
-void Ops<T>::router_losses(const RouterShape& shape, const RouterTotals& totals, double rows,
+void Ops<T>::router_losses(const RouterShape& shape, const RouterTotals& totals,
                            double* losses) const {
-  check_cuda(cuda::router_losses(queue_, shape, totals, rows, losses), "losses of the routers");
+  check_cuda(cuda::router_losses(queue_, shape, totals, losses), "losses of the routers");
 }
 
 template <class T>

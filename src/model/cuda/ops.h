@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include <cuda_runtime_api.h>
@@ -107,12 +108,13 @@ class Ops {
   void sum_losses(const double* losses, std::size_t count, std::size_t parts, double* sums) const;
   void weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const;
 
-  void route(const RouterShape& shape, float* logits, const T* bias, const Routing& to,
-             std::int32_t* starts) const;
+  /// See Compute::arithmetic().
+  [[nodiscard]] std::string arithmetic() const { return ""; }
+  void route(const RouterShape& shape, float* logits, const T* bias, const std::int32_t* targets,
+             const Routing& to, std::int32_t* starts) const;
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                          const RouterTotals& totals) const;
-  void router_losses(const RouterShape& shape, const RouterTotals& totals, double rows,
-                     double* losses) const;
+  void router_losses(const RouterShape& shape, const RouterTotals& totals, double* losses) const;
   void router_gradient(const RouterShape& shape, const Routing& routing, const RouterTotals& totals,
                        const RouterLossScales& scales, T* gradients) const;
   void gather_rows(const ExpertRows& rows, const T* x, const float* weights, T* y,

@@ -165,6 +165,7 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t thread
       sum_row_(round_up(std::max({config.hidden_size * 3, shape_.row(), config.intermediate_size,
                                   widest_of_experts(config)}),
                         16)),
+      most_sums_(parts_of(shape_.tokens(), kMostSums)),
       threads_(threads),
       mlp_rule_(mlp_rule),
       epsilon_(static_cast<float>(config.norm_epsilon)),
@@ -176,18 +177,29 @@ void Ops<T>::run(device::Stream& stream, std::function<void()> work) {
 }
 
 template <class T>
-void Ops<T>::clear_sums(std::size_t part, std::size_t width) const {
-  std::memset(sum(part, 0), 0, width * sizeof(float));
-  std::memset(sum(part, 1), 0, width * sizeof(float));
+template <class Add>
+void Ops<T>::sum_parts(std::size_t rows, std::size_t width, const Add& add) const {
+  const std::size_t parts = parts_of(rows, most_sums_);
+  split(parts, 1, [&](Range own) {
+    for (std::size_t part = own.begin; part < own.end; ++part) {
+      std::memset(sum(part, 0), 0, width * sizeof(float));
+      std::memset(sum(part, 1), 0, width * sizeof(float));
+      add(range_of(rows, parts, part), sum(part, 0), sum(part, 1));
+    }
+  });
 }
 
 template <class T>
-void Ops<T>::add_sums(std::size_t which, float* gradient, std::size_t width) const {
+void Ops<T>::add_sums(std::size_t rows, std::size_t which, float* gradient,
+                      std::size_t width) const {
   if (gradient == nullptr) return;
-  for (std::size_t part = 0; part < threads_; ++part) {
-    const float* const from = sum(part, which);
-    for (std::size_t i = 0; i < width; ++i) gradient[i] += from[i];
-  }
+  const std::size_t parts = parts_of(rows, most_sums_);
+  split(width, kStep, [&](Range columns) {
+    for (std::size_t part = 0; part < parts; ++part) {
+      const float* const from = sum(part, which);
+      for (std::size_t i = columns.begin; i < columns.end; ++i) gradient[i] += from[i];
+    }
+  });
 }
 
 template <class T>
@@ -204,16 +216,14 @@ template <class T>
 void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual,
                            T* dx, std::size_t rows) const {
   const bool centred = weights.bias != nullptr;
-  on_team(threads_, [&](std::size_t part) {
-    const Range r = range_of(rows, threads_, part);
+  sum_parts(rows, hidden_, [&](Range r, float* of_weight, float* of_bias) {
     const std::size_t at = r.begin * hidden_;
-    clear_sums(part, hidden_);
     kernels_.norm_backward(x + at, weights.weight, dy + at, weights.offset, epsilon_,
-                           residual == nullptr ? nullptr : residual + at, dx + at, sum(part, 0),
-                           centred ? sum(part, 1) : nullptr, r.size(), hidden_);
+                           residual == nullptr ? nullptr : residual + at, dx + at, of_weight,
+                           centred ? of_bias : nullptr, r.size(), hidden_);
   });
-  add_sums(0, weights.weight_gradient, hidden_);
-  if (centred) add_sums(1, weights.bias_gradient, hidden_);
+  add_sums(rows, 0, weights.weight_gradient, hidden_);
+  if (centred) add_sums(rows, 1, weights.bias_gradient, hidden_);
 }
 
 template <class T>
@@ -230,16 +240,14 @@ void Ops<T>::norm_groups(const Norm<T>& weights, const Groups& groups, const T* 
 template <class T>
 void Ops<T>::norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
                                   std::size_t x_step, T* dy, std::size_t dy_step) const {
-  on_team(threads_, [&](std::size_t part) {
-    const Range r = range_of(groups.rows, threads_, part);
-    clear_sums(part, groups.width);
+  sum_parts(groups.rows, groups.width, [&](Range r, float* of_weight, float*) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       T* const d = dy + row * dy_step;
       kernels_.norm_backward(x + row * x_step, weights.weight, d, weights.offset, epsilon_, nullptr,
-                             d, sum(part, 0), nullptr, groups.count, groups.width);
+                             d, of_weight, nullptr, groups.count, groups.width);
     }
   });
-  add_sums(0, weights.weight_gradient, groups.width);
+  add_sums(groups.rows, 0, weights.weight_gradient, groups.width);
 }
 
 template <class T>
@@ -254,12 +262,10 @@ void Ops<T>::activate_backward(Activation f, const T* x, T* d, float* bias_gradi
                                std::size_t rows, std::size_t width) const {
   expects(f != Activation::silu, "silu is only the activation of a gate");
   const auto kernel = f == Activation::gelu ? kernels_.exact_gelu_backward : kernels_.gelu_backward;
-  on_team(threads_, [&](std::size_t part) {
-    const Range r = range_of(rows, threads_, part);
-    clear_sums(part, width);
-    kernel(x + r.begin * width, d + r.begin * width, sum(part, 0), r.size(), width);
+  sum_parts(rows, width, [&](Range r, float* of_bias, float*) {
+    kernel(x + r.begin * width, d + r.begin * width, of_bias, r.size(), width);
   });
-  add_sums(0, bias_gradient, width);
+  add_sums(rows, 0, bias_gradient, width);
 }
 
 template <class T>
@@ -297,12 +303,10 @@ void Ops<T>::gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) 
 template <class T>
 void Ops<T>::add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                              std::size_t width) const {
-  on_team(threads_, [&](std::size_t part) {
-    const Range r = range_of(rows, threads_, part);
-    clear_sums(part, width);
-    kernels_.column_sum(x + r.begin * step, step, sum(part, 0), r.size(), width);
+  sum_parts(rows, width, [&](Range r, float* sums, float*) {
+    kernels_.column_sum(x + r.begin * step, step, sums, r.size(), width);
   });
-  add_sums(0, gradient, width);
+  add_sums(rows, 0, gradient, width);
 }
 
 template <class T>

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "ballast/device/device.h"
 
@@ -37,8 +39,10 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
   /// Enqueues `work`, which calls the functions below.
   void run(device::Stream& stream, std::function<void()> work);
 
+  /// See Compute::arithmetic().
+  [[nodiscard]] std::string arithmetic() const { return describe_arithmetic(threads_); }
   /// Takes the memory that the operations share.
-  void take_memory(Bump& bump) { sums_ = bump.take<float>(threads_ * 2 * sum_row_); }
+  void take_memory(Bump& bump) { sums_ = bump.take<float>(most_sums_ * 2 * sum_row_); }
 
   /// y = residual (null: 0) + norm(x).
   void norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
@@ -155,12 +159,22 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
   void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const;
 
  private:
-  /// Zeroed sums of thread `part`: the first or second of its two rows.
+  /// Sums over rows have one part for each kRowsOfSum rows, but at most kMostSums. Threads share
+  /// the parts, so the bits of a sum do not depend on the number of threads.
+  static constexpr std::size_t kRowsOfSum = 32;
+  static constexpr std::size_t kMostSums = 32;
+  [[nodiscard]] static std::size_t parts_of(std::size_t rows, std::size_t most) {
+    return std::min((rows + kRowsOfSum - 1) / kRowsOfSum, most);
+  }
+  /// Sums of part `part`: the first or second of its two rows.
   [[nodiscard]] float* sum(std::size_t part, std::size_t which) const {
     return sums_ + (2 * part + which) * sum_row_;
   }
-  void clear_sums(std::size_t part, std::size_t width) const;
-  void add_sums(std::size_t which, float* gradient, std::size_t width) const;
+  /// Calls add(range of rows, first sums, second sums), zeroed sums [width], for each part.
+  template <class Add>
+  void sum_parts(std::size_t rows, std::size_t width, const Add& add) const;
+  /// gradient (null: nothing) [width] += the parts' sums in order.
+  void add_sums(std::size_t rows, std::size_t which, float* gradient, std::size_t width) const;
 
   const TypeKernels<T>& all_kernels_;
   const RowKernels<T>& kernels_;
@@ -168,6 +182,7 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
   std::size_t hidden_;
   std::size_t vocabulary_;
   std::size_t sum_row_;
+  std::size_t most_sums_;  ///< parts of a sum over the rows of a micro-batch
   std::size_t threads_;
   MlpRule mlp_rule_;
   float epsilon_;

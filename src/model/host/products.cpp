@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <string>
+#include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <dnnl.hpp>
+#include <fmt/format.h>
 
 #include "ballast/core/error.h"
 
@@ -22,6 +26,7 @@ using Dimension = dnnl::memory::dim;
 struct Primitive {
   Memory::desc a, b, c, bias, scratchpad;
   dnnl::matmul matmul;
+  bool is_blocked = false;  ///< oneDNN's blocked implementation ("brg"), not its general one
 };
 
 ProductKey key_of(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c,
@@ -71,6 +76,7 @@ Primitive make(const Extents& e, const Matrix& a, const Matrix& b, const Matrix&
     const dnnl::matmul::primitive_desc chosen(what, attributes, cpu());
     made.scratchpad = chosen.scratchpad_desc();
     made.matmul = dnnl::matmul(chosen);
+    made.is_blocked = std::string_view(chosen.impl_info_str()).starts_with("brg");
     return made;
   };
   if (!with_bias) return finish({made.a, made.b, made.c});
@@ -194,6 +200,48 @@ struct WidenedProduct {
   }
 };
 
+/// oneDNN splits the sums of a product with a transposed first matrix, such as the gradient of
+/// weights, between threads from 2 * kDepth terms on. Shorter ones have the same bits for every
+/// number of threads, on CPUs with AVX-512.
+constexpr std::size_t kDepth = 1024;
+
+/// Calls part(first, count) for the parts of the sums that are computed one after the other.
+template <class Part>
+void for_depths(const Extents& e, const Matrix& a, const Matrix& c, const Part& part) {
+  std::size_t first = 0;
+  if (a.column_step != 1 && c.type == DType::f32) {
+    for (; e.k - first >= 2 * kDepth; first += kDepth) part(first, kDepth);
+  }
+  part(first, e.k - first);
+}
+
+/// The instruction set of oneDNN's products, and whether their bits are the same for every number
+/// of threads. Nobody has compared AMX and products of another kind.
+std::pair<std::string, bool> instruction_set() {
+  switch (dnnl::get_effective_cpu_isa()) {
+    case dnnl::cpu_isa::avx2:
+      return {"AVX2", false};
+    case dnnl::cpu_isa::avx512_core:
+      return {"AVX-512", true};
+    case dnnl::cpu_isa::avx512_core_vnni:
+      return {"AVX-512 VNNI", true};
+    case dnnl::cpu_isa::avx512_core_bf16:
+      return {"AVX-512 bf16", true};
+    case dnnl::cpu_isa::avx512_core_amx:
+      return {"AMX", false};
+    default:
+      return {"another instruction set", false};
+  }
+}
+
+/// The matrix from its `row` and `column` on.
+Matrix part_of(const Matrix& m, std::size_t row, std::size_t column) {
+  Matrix part = m;
+  part.data = static_cast<const std::byte*>(m.data) +
+              (row * m.row_step + column * m.column_step) * size_of(m.type);
+  return part;
+}
+
 bool must_widen(const Matrix& a, const Matrix& b, const Matrix& c) {
   const auto has = [&](DType type) { return a.type == type || b.type == type || c.type == type; };
   return has(DType::f16) || (has(DType::bf16) && !has_bf16());
@@ -208,18 +256,71 @@ bool must_widen(const Matrix& a, const Matrix& b, const Matrix& c) {
 }  // namespace
 
 struct Products::Cache {
-  std::unordered_map<ProductKey, Primitive, ProductKeyHash> primitives;
+  using Primitives = std::unordered_map<ProductKey, Primitive, ProductKeyHash>;
+  Primitives primitives;
+  Primitives of_tiles;  ///< for one thread each
 
   const Primitive& get(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c,
                        bool add_to_c, bool with_bias) {
+    return get_from(primitives, e, a, b, c, add_to_c, with_bias);
+  }
+  const Primitive& get_of_tile(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c,
+                               bool add_to_c, bool with_bias) {
+    const SingleThreaded guard;
+    return get_from(of_tiles, e, a, b, c, add_to_c, with_bias);
+  }
+
+ private:
+  static const Primitive& get_from(Primitives& all, const Extents& e, const Matrix& a,
+                                   const Matrix& b, const Matrix& c, bool add_to_c,
+                                   bool with_bias) {
     const ProductKey key = key_of(e, a, b, c, add_to_c, with_bias);
-    auto found = primitives.find(key);
-    if (found == primitives.end()) {
-      found = primitives.emplace(key, make(e, a, b, c, add_to_c, with_bias)).first;
-    }
+    auto found = all.find(key);
+    if (found == all.end()) found = all.emplace(key, make(e, a, b, c, add_to_c, with_bias)).first;
     return found->second;
   }
 };
+
+/// The general implementation splits sums between threads as it likes, so each thread computes
+/// tiles of a fixed size alone.
+void Products::multiply_tiles(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c,
+                              bool add_to_c, const void* bias) {
+  constexpr std::size_t kRows = 256;
+  constexpr std::size_t kColumns = 512;
+  struct Tile {
+    const Primitive* primitive;
+    Matrix a, b, c;
+    const void* bias;
+  };
+  std::vector<Tile> tiles;
+  for (std::size_t row = 0; row < e.m; row += kRows) {
+    for (std::size_t column = 0; column < e.n; column += kColumns) {
+      const Extents size = {std::min(kRows, e.m - row), std::min(kColumns, e.n - column), e.k};
+      Tile tile = {nullptr, part_of(a, row, 0), part_of(b, 0, column), part_of(c, row, column),
+                   bias};
+      if (bias != nullptr) tile.bias = part_of({bias, a.type, e.n, 1}, 0, column).data;
+      tile.primitive =
+          &cache_->get_of_tile(size, tile.a, tile.b, tile.c, add_to_c, bias != nullptr);
+      tiles.push_back(tile);
+    }
+  }
+  const std::size_t parts = std::min(team_size(), tiles.size());
+  on_team(parts, [&](std::size_t part) {
+    const SingleThreaded guard;
+    const Range own = range_of(tiles.size(), parts, part);
+    for (std::size_t i = own.begin; i < own.end; ++i) {
+      execute(*tiles[i].primitive, tiles[i].a, tiles[i].b, tiles[i].c, tiles[i].bias);
+    }
+  });
+}
+
+std::string describe_arithmetic(std::size_t threads) {
+  const dnnl_version_t* const version = dnnl::version();
+  const auto [name, independent] = instruction_set();
+  return fmt::format("{} kernels and oneDNN {}.{} for {}{}", to_string(kernel_tables().back()->isa),
+                     version->major, version->minor, name,
+                     independent ? "" : fmt::format(" on {} threads", threads));
+}
 
 Products::Products() : cache_(std::make_unique<Cache>()) {}
 Products::~Products() = default;
@@ -228,8 +329,19 @@ void Products::multiply(const Extents& extents, const Matrix& a, const Matrix& b
                         bool add_to_c, const void* bias) {
   const auto direct = [&](const Matrix& a_in, const Matrix& b_in, const Matrix& c_in,
                           const void* bias_in) {
-    execute(cache_->get(extents, a_in, b_in, c_in, add_to_c, bias_in != nullptr), a_in, b_in, c_in,
-            bias_in);
+    for_depths(extents, a_in, c_in, [&](std::size_t first, std::size_t count) {
+      const Extents part = {extents.m, extents.n, count};
+      const Matrix a_part = part_of(a_in, 0, first);
+      const Matrix b_part = part_of(b_in, first, 0);
+      const void* const bias_here = first == 0 ? bias_in : nullptr;
+      const bool adds = add_to_c || first > 0;
+      const Primitive& whole = cache_->get(part, a_part, b_part, c_in, adds, bias_here != nullptr);
+      if (whole.is_blocked || !instruction_set().second) {
+        execute(whole, a_part, b_part, c_in, bias_here);
+      } else {
+        multiply_tiles(part, a_part, b_part, c_in, adds, bias_here);
+      }
+    });
   };
   try {
     if (must_widen(a, b, c)) {

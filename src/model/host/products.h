@@ -2,15 +2,20 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "src/model/matrix.h"
 
 namespace ballast::model::host {
 
+/// See Compute::arithmetic(), for kernels and products on `threads` threads.
+std::string describe_arithmetic(std::size_t threads);
+
 /// Matrix products through oneDNN, with fp32 accumulation. Primitives are made once per shape, for
 /// the number of threads of the call that makes them. If oneDNN has no bf16 products for the CPU
 /// (below AVX-512), bf16 matrices are first widened to fp32 copies. Those in fp16 always are, since
-/// oneDNN has fp16 products only for AVX512-FP16. Errors: Error(device).
+/// oneDNN has fp16 products only for AVX512-FP16. On CPUs with AVX-512 the bits of a product are
+/// the same for every number of threads. Errors: Error(device).
 class Products {
  public:
   Products();
@@ -30,6 +35,9 @@ class Products {
                          bool add_to_c = false) const;
 
  private:
+  void multiply_tiles(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
+                      bool add_to_c, const void* bias);
+
   struct Cache;
   std::unique_ptr<Cache> cache_;
 };

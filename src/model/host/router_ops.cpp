@@ -55,16 +55,49 @@ void route_row(const RouterShape& shape, const float* logits, std::size_t row, c
   }
 }
 
+void decide_nothing(const RouterShape& shape, std::size_t row, const Routing& to) {
+  std::fill_n(to.probabilities + row * shape.experts, shape.experts, 0.0F);
+  to.log_sums[row] = 0.0F;
+  std::fill_n(to.weights + row * shape.per_token, shape.per_token, 0.0F);
+  std::fill_n(to.chosen + row * shape.per_token, shape.per_token, kNoExpert);
+}
+
+/// The rows of all routers.
+double rows_of(const RouterShape& shape, const RouterTotals& totals) {
+  return std::accumulate(totals.choices, totals.choices + shape.experts, 0.0) /
+         static_cast<double>(shape.per_token);
+}
+
+/// What the losses of the routers add to the gradients of a row.
+struct OfLosses {
+  const double* choices = nullptr;  ///< null: nothing
+  double rows = 0.0;
+  double balance = 0.0;
+  double z = 0.0;
+
+  OfLosses(const RouterShape& shape, const RouterTotals& totals, const RouterLossScales& scales) {
+    if (totals.choices == nullptr) return;
+    rows = rows_of(shape, totals);
+    if (rows == 0.0) return;
+    choices = totals.choices;
+    balance = static_cast<double>(static_cast<float>(scales.balance / rows));
+    z = static_cast<double>(static_cast<float>(scales.z / rows));
+  }
+};
+
 /// The gradients of one row's logits, in double.
-void differentiate_row(const RouterShape& shape, const Routing& routing, const RouterTotals& totals,
-                       const RouterLossScales& scales, std::size_t row, double* gradients) {
+void differentiate_row(const RouterShape& shape, const Routing& routing, const OfLosses& losses,
+                       std::size_t row, double* gradients) {
   const float* const probabilities = routing.probabilities + row * shape.experts;
   const std::size_t at = row * shape.per_token;
+  if (routing.chosen[at] == kNoExpert) {
+    std::fill_n(gradients, shape.experts, 0.0);
+    return;
+  }
   // Of the probabilities.
   for (std::size_t e = 0; e < shape.experts; ++e) {
-    gradients[e] = totals.choices == nullptr
-                       ? 0.0
-                       : static_cast<double>(scales.balance) * totals.choices[e] / scales.rows;
+    gradients[e] =
+        losses.choices == nullptr ? 0.0 : losses.balance * losses.choices[e] / losses.rows;
   }
   double chosen = 0.0;
   double along = 0.0;
@@ -83,7 +116,7 @@ void differentiate_row(const RouterShape& shape, const Routing& routing, const R
   for (std::size_t e = 0; e < shape.experts; ++e) {
     mean += gradients[e] * static_cast<double>(probabilities[e]);
   }
-  const double z = static_cast<double>(scales.z) * static_cast<double>(routing.log_sums[row]);
+  const double z = losses.z * static_cast<double>(routing.log_sums[row]);
   for (std::size_t e = 0; e < shape.experts; ++e) {
     gradients[e] = static_cast<double>(probabilities[e]) * (gradients[e] - mean + z);
   }
@@ -92,10 +125,15 @@ void differentiate_row(const RouterShape& shape, const Routing& routing, const R
 }  // namespace
 
 template <class T>
-void RouterOps<T>::route(const RouterShape& shape, float* logits, const T* bias, const Routing& to,
+void RouterOps<T>::route(const RouterShape& shape, float* logits, const T* bias,
+                         const std::int32_t* targets, const Routing& to,
                          std::int32_t* starts) const {
   split(shape.rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
+      if (targets != nullptr && targets[row] == kPaddingTarget) {
+        decide_nothing(shape, row, to);
+        continue;
+      }
       float* const own = logits + row * shape.step();
       if (bias != nullptr) kernels_.accumulate(own, bias, shape.experts);
       route_row(shape, own, row, to);
@@ -103,11 +141,14 @@ void RouterOps<T>::route(const RouterShape& shape, float* logits, const T* bias,
   });
   // By expert, then by row: a counting sort.
   std::vector<std::int32_t> next(shape.experts + 1, 0);
-  for (std::size_t i = 0; i < shape.choices(); ++i)
-    ++next[static_cast<std::size_t>(to.chosen[i]) + 1];
+  for (std::size_t i = 0; i < shape.choices(); ++i) {
+    if (to.chosen[i] != kNoExpert) ++next[static_cast<std::size_t>(to.chosen[i]) + 1];
+  }
   std::partial_sum(next.begin(), next.end(), next.begin());
   if (starts != nullptr) std::copy(next.begin(), next.end(), starts);
+  std::fill(to.places + next.back(), to.places + shape.choices(), -1);
   for (std::size_t i = 0; i < shape.choices(); ++i) {
+    if (to.chosen[i] == kNoExpert) continue;
     to.places[next[static_cast<std::size_t>(to.chosen[i])]++] = static_cast<std::int32_t>(i);
   }
 }
@@ -124,7 +165,9 @@ void RouterOps<T>::add_router_totals(const RouterShape& shape, const Routing& ro
       }
     }
   });
-  for (std::size_t i = 0; i < shape.choices(); ++i) totals.choices[routing.chosen[i]] += 1.0;
+  for (std::size_t i = 0; i < shape.choices(); ++i) {
+    if (routing.chosen[i] != kNoExpert) totals.choices[routing.chosen[i]] += 1.0;
+  }
   for (std::size_t row = 0; row < shape.rows; ++row) {
     const auto sum = static_cast<double>(routing.log_sums[row]);
     *totals.squares += sum * sum;
@@ -132,8 +175,9 @@ void RouterOps<T>::add_router_totals(const RouterShape& shape, const Routing& ro
 }
 
 template <class T>
-void RouterOps<T>::router_losses(const RouterShape& shape, const RouterTotals& totals, double rows,
+void RouterOps<T>::router_losses(const RouterShape& shape, const RouterTotals& totals,
                                  double* losses) const {
+  const double rows = std::max(rows_of(shape, totals), 1.0);
   double balance = 0.0;
   for (std::size_t e = 0; e < shape.experts; ++e) {
     balance += totals.choices[e] / rows * (totals.probabilities[e] / rows);
@@ -146,10 +190,11 @@ template <class T>
 void RouterOps<T>::router_gradient(const RouterShape& shape, const Routing& routing,
                                    const RouterTotals& totals, const RouterLossScales& scales,
                                    T* gradients) const {
+  const OfLosses losses(shape, totals, scales);
   split(shape.rows, 1, [&](Range r) {
     std::vector<double> row_gradients(shape.experts);
     for (std::size_t row = r.begin; row < r.end; ++row) {
-      differentiate_row(shape, routing, totals, scales, row, row_gradients.data());
+      differentiate_row(shape, routing, losses, row, row_gradients.data());
       T* const to = gradients + row * shape.step();
       for (std::size_t e = 0; e < shape.experts; ++e)
         to[e] = from_float<T>(static_cast<float>(row_gradients[e]));

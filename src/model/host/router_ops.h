@@ -15,18 +15,18 @@ class RouterOps {
   RouterOps() : kernels_(best_kernels<T>().rows), sum_kernels_(best_kernels<float>().rows) {}
 
   /// Adds `bias` [experts] (null: 0) to the logits [rows, step], and makes of them the
-  /// probabilities, choices, weights and places of the rows. `starts` [experts + 1]: where the
-  /// places of each expert begin; null: not wanted.
-  void route(const RouterShape& shape, float* logits, const T* bias, const Routing& to,
-             std::int32_t* starts) const;
+  /// probabilities, choices, weights and places of the rows. `targets` [rows] tells rows of padding
+  /// (kPaddingTarget) from others; null: there is no padding. `starts` [experts + 1]: where the
+  /// places of each expert begin and those of the last one end; null: not wanted.
+  void route(const RouterShape& shape, float* logits, const T* bias, const std::int32_t* targets,
+             const Routing& to, std::int32_t* starts) const;
   /// Adds what a router has decided to the totals, from zero if it is the `first`.
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                          const RouterTotals& totals) const;
-  /// losses = the load-balancing loss and the z-loss; `rows`: of all routers.
-  void router_losses(const RouterShape& shape, const RouterTotals& totals, double rows,
-                     double* losses) const;
+  /// losses = the load-balancing loss and the z-loss; 0 if all rows are padding.
+  void router_losses(const RouterShape& shape, const RouterTotals& totals, double* losses) const;
   /// gradients [rows, step] of the logits, given those of the weights; `totals` without values:
-  /// without a load-balancing loss.
+  /// without losses of the routers. 0 for padding.
   void router_gradient(const RouterShape& shape, const Routing& routing, const RouterTotals& totals,
                        const RouterLossScales& scales, T* gradients) const;
   /// y [padded, width] = the rows of x, times their weights (null: 1), then zeros.

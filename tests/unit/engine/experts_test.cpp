@@ -1,3 +1,5 @@
+#include <cstddef>
+#include <cstdint>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -5,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
+#include "ballast/model/targets.h"
 #include "ballast/planning/engine_inputs.h"
 
 #include "tests/support/temp_dir.h"
@@ -171,6 +174,56 @@ TEST(Experts, WithoutTokensKeepTheirWeightsIfTouchedOnesAreUpdated) {
   }
   EXPECT_GT(idle, 60U);
   EXPECT_LT(2 * touched.written, all.written);
+}
+
+const char* const kBalanced = R"("family": "mixtral", "vocab_size": 131, "hidden_size": 32,
+                                 "num_layers": 2, "num_heads": 2, "intermediate_size": 32,
+                                 "num_local_experts": 5, "num_experts_per_tok": 2,
+                                 "output_router_logits": true, "router_aux_loss_coef": 0.5)";
+
+/// One document of 20 tokens in each sequence of `length`; what follows it is padding with `id`.
+test::Batch a_document_each(std::size_t tokens, std::size_t length, std::int32_t id) {
+  constexpr std::size_t kDocument = 20;
+  test::Batch batch;
+  for (std::size_t i = 0; i < tokens; ++i) {
+    const std::size_t at = i % length;
+    const bool real = at < kDocument;
+    const std::size_t number = i / length * kDocument + at;
+    batch.tokens.push_back(real ? static_cast<std::int32_t>(number * 37 % 131) : id);
+    batch.targets.push_back(at + 1 < kDocument ? static_cast<std::int32_t>(number * 41 % 131)
+                            : real             ? model::kIgnoredTarget
+                                               : model::kPaddingTarget);
+    batch.positions.push_back(static_cast<std::int32_t>(real ? at : at - kDocument));
+  }
+  return batch;
+}
+
+StepResult step_with_documents(std::size_t length, std::int32_t padding) {
+  const test::TempDir directory;
+  const std::string packed = R"(data={"documents": ["unused.safetensors"], "sequence_length": )" +
+                             std::to_string(length) + "}";
+  Engine engine = planning::make_engine(
+      test::tiny_config(kBalanced, false, directory.path(), {packed, "gradient_clipping=0"}));
+  engine.start();
+  const std::size_t tokens = engine.blueprint().workload.tokens_per_step();
+  return engine.train_step(a_document_each(tokens, length, padding).view(), 1e-3);
+}
+
+/// Padding is in no document, so a router neither sends it anywhere nor counts it.
+TEST(Experts, PaddingCountsInNothing) {
+  const StepResult without = step_with_documents(20, 0);
+  const StepResult with = step_with_documents(37, 0);
+  EXPECT_EQ(with.targets, without.targets);
+  EXPECT_EQ(with.expert_rows, without.expert_rows);
+  EXPECT_NEAR(with.loss, without.loss, 1e-6);
+  EXPECT_NEAR(with.balance_loss, without.balance_loss, 1e-6);
+  EXPECT_NEAR(with.router_z_loss, without.router_z_loss, 1e-6);
+  EXPECT_NEAR(with.grad_norm, without.grad_norm, 1e-5);
+  const StepResult other = step_with_documents(37, 77);
+  EXPECT_EQ(other.loss, with.loss);
+  EXPECT_EQ(other.expert_rows, with.expert_rows);
+  EXPECT_EQ(other.balance_loss, with.balance_loss);
+  EXPECT_EQ(other.grad_norm, with.grad_norm);
 }
 
 }  // namespace

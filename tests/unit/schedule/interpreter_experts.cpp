@@ -33,6 +33,7 @@ bool Interpreter::was_touched(std::uint32_t block) const {
 void Interpreter::route(const Operation& op) {
   current_weights_in_use(op, op.block);
   need(op, Role::input, of_run(What::activation, op, op.micro));
+  if (work_.packed) need(op, Role::batch, {What::batch, 0, op.micro, run_});
   pass(op, Role::workspace);
   put(op, Role::rows, of_run(What::normed, op, op.micro));
   // The backward pass only needs the rows again.

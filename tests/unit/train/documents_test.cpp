@@ -112,7 +112,7 @@ TEST(PackedDocuments, RestartPositionsAndIgnoreMaskedTargetsEndsAndPadding) {
   EXPECT_EQ(source->real_tokens(0), 7U);
   const auto sequence = read(*source, 0, 8);
   EXPECT_EQ(sequence.tokens, (Ids{11, 12, 13, 21, 22, 23, 24, 0}));
-  EXPECT_EQ(sequence.targets, (Ids{-1, 13, -1, 22, -1, 24, -1, -1}));
+  EXPECT_EQ(sequence.targets, (Ids{-1, 13, -1, 22, -1, 24, -1, -2}));
   EXPECT_EQ(sequence.positions, (Ids{0, 1, 2, 0, 1, 2, 3, 0}));
 }
 
@@ -125,7 +125,7 @@ TEST(PackedDocuments, CutLongDocumentsButKeepTheTargetAtTheCut) {
   EXPECT_EQ(read(*source, 1, 3).targets, (Ids{5, 6, 7}));
   const auto last = read(*source, 2, 3);
   EXPECT_EQ(last.tokens, (Ids{7, 8, 0}));
-  EXPECT_EQ(last.targets, (Ids{8, -1, -1}));
+  EXPECT_EQ(last.targets, (Ids{8, -1, -2}));
   EXPECT_EQ(last.positions, (Ids{0, 1, 0}));
   EXPECT_EQ(source->real_tokens(2), 2U);
 }
@@ -215,10 +215,11 @@ TEST(PackedDocuments, FillTheLastMicroBatchOfAnEvaluationWithPadding) {
   ASSERT_EQ(loader.evaluation().size(), 1U);
   const auto batch = loader.evaluation().batch(0);
   EXPECT_EQ(batch.tokens, (Ids{1, 2, 3, 4, 5, 6, 0, 0, 0}));
-  EXPECT_EQ(batch.targets, (Ids{2, 3, -1, 5, 6, -1, -1, -1, -1}));
+  EXPECT_EQ(batch.targets, (Ids{2, 3, -1, 5, 6, -1, -2, -2, -2}));
   EXPECT_EQ(batch.positions, (Ids{0, 1, 2, 0, 1, 2, 0, 1, 2}));
   EXPECT_EQ(batch.real_tokens, 6U);
-  EXPECT_EQ(loader.evaluation().batch(1).targets, Ids(9, -1));
+  EXPECT_TRUE(loader.evaluation().pads());
+  EXPECT_EQ(loader.evaluation().batch(1).targets, Ids(9, -2));
   EXPECT_EQ(loader.evaluation().batch(1).real_tokens, 0U);
   const Loader empty(all, packed(files, {2, 2}, 3, false, 0), {.sequences = 3, .length = 3});
   EXPECT_EQ(empty.evaluation().size(), 0U);

@@ -295,7 +295,7 @@ TEST(EvaluationBatches, FillUpTheLastOneOfAStream) {
   EXPECT_EQ(last.tokens.front(), 390);
   EXPECT_EQ(last.real_tokens, 5U);
   EXPECT_EQ(last.targets[4], 395);
-  EXPECT_EQ(std::count(last.targets.begin(), last.targets.end(), kIgnoredTarget), 10);
+  EXPECT_EQ(std::count(last.targets.begin(), last.targets.end(), kPaddingTarget), 10);
   EXPECT_TRUE(last.positions.empty());
   const Batch padding = batches.batch(3);
   EXPECT_EQ(std::count(padding.targets.begin(), padding.targets.end(), kIgnoredTarget), 15);

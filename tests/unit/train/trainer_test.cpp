@@ -6,9 +6,11 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/captured_log.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
+#include "tests/support/variable.h"
 #include "tests/unit/train/expect_error.h"
 
 namespace ballast::train::trainer_test {
@@ -102,6 +104,32 @@ TEST(LossScale, TooSmallAScaleEndsTheRunAfterTheRowOfItsStep) {
                      {"step 3: gradients are not finite in fp16, and the loss scale 1"},
                      [&] { train(text_config(directory, "run", overrides), reports, nullptr); });
   EXPECT_EQ(reports.rows.size(), 3U);
+}
+
+/// The line that a resume prints if its bits may differ; "" if it prints none. The rest of a run
+/// that stopped after its first step is trained with one thread.
+std::string line_about_arithmetic(const test::TempDir& directory, const std::string& run) {
+  const test::CapturedLog log;
+  Reports rest;
+  train(text_config(directory, run, {"ballast.steps=2", "ballast.compute_threads=1"}), rest,
+        nullptr, {.resume = directory.path() / "run/checkpoints/step-1"});
+  EXPECT_EQ(rest.rows.size(), 1U);
+  const std::string text = log.text();
+  return text.find("may differ in their last bits") == std::string::npos ? "" : text;
+}
+
+TEST(Resume, SaysThatOtherKernelsMayHaveOtherBits) {
+  const test::TempDir directory;
+  Reports reports;
+  train(text_config(directory, "run",
+                    {"ballast.steps=2", "ballast.checkpoint_every=1", "ballast.checkpoint_keep=2",
+                     "ballast.compute_threads=1"}),
+        reports, nullptr);
+  EXPECT_EQ(line_about_arithmetic(directory, "same"), "");
+  const test::Variable slower("BALLAST_ISA_MASK", "scalar");
+  const std::string line = line_about_arithmetic(directory, "other");
+  EXPECT_NE(line.find("step-1: computed with 1 rank, "), std::string::npos) << line;
+  EXPECT_NE(line.find("this run computes with 1 rank, scalar kernels"), std::string::npos) << line;
 }
 
 }  // namespace

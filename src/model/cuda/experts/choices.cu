@@ -20,7 +20,7 @@ constexpr unsigned kAhead = 16;
 
 /// The choices of a router.
 struct Choices {
-  const std::int32_t* chosen;
+  const std::int32_t* chosen;  ///< kNoExpert is no thread's expert
   unsigned count;
   unsigned of_group;
   unsigned experts;
@@ -56,8 +56,17 @@ __device__ void each_choice(const Choices& choices, const Visit& visit) {
   }
 }
 
-/// counts [groups, experts]. One block per group (x) and kThreads experts (y).
-__global__ void __launch_bounds__(kThreads) count_choices(Choices choices, std::int32_t* counts) {
+/// counts [groups, experts]. One block per group (x) and kThreads experts (y). Also writes -1 to
+/// all places, of which those of padding stay.
+__global__ void __launch_bounds__(kThreads)
+    count_choices(Choices choices, std::int32_t* counts, std::int32_t* places) {
+  if (blockIdx.y == 0) {
+    const unsigned begin = blockIdx.x * choices.of_group;
+    for (unsigned i = threadIdx.x; i < choices.of_group && i < choices.count - begin;
+         i += kThreads) {
+      places[begin + i] = -1;
+    }
+  }
   std::int32_t count = 0;
   each_choice(choices, [&](unsigned) { ++count; });
   if (own_expert() < choices.experts) {
@@ -149,7 +158,8 @@ cudaError_t sort_choices(cudaStream_t stream, const RouterShape& shape, const Ro
       .blocks = {static_cast<unsigned>(groups.count), blocks_for(shape.experts, kThreads)},
       .threads = kThreads};
   if (groups.count > 0) {
-    const cudaError_t code = device::launch(by_group, &count_choices, choices, counts);
+    const cudaError_t code =
+        device::launch(by_group, &count_choices, choices, counts, routing.places);
     if (code != cudaSuccess) return code;
   }
   const cudaError_t code = device::launch({.stream = stream, .threads = kScanThreads}, &find_starts,

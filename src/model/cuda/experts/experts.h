@@ -16,13 +16,14 @@ namespace ballast::model::cuda {
 /// Softmax in fp32 with sums in double.
 template <class T>
 cudaError_t route(cudaStream_t stream, const RouterShape& shape, float* logits, const T* bias,
-                  const Routing& to, std::int32_t* starts, float* partials);
+                  const std::int32_t* targets, const Routing& to, std::int32_t* starts,
+                  float* partials);
 
 /// Sums in double.
 cudaError_t add_router_totals(cudaStream_t stream, const RouterShape& shape, const Routing& routing,
                               bool first, const RouterTotals& totals, float* partials);
 cudaError_t router_losses(cudaStream_t stream, const RouterShape& shape, const RouterTotals& totals,
-                          double rows, double* losses);
+                          double* losses);
 /// In double, rounded once.
 template <class T>
 cudaError_t router_gradient(cudaStream_t stream, const RouterShape& shape, const Routing& routing,

@@ -118,13 +118,27 @@ __device__ unsigned best_of(const float* logits, unsigned experts, const Taken& 
   return best;
 }
 
+/// What a row of padding has.
+__device__ void decide_nothing(const Shape& shape, std::size_t row, const Routing& to) {
+  const unsigned lane = threadIdx.x % kWarp;
+  for (unsigned e = lane; e < shape.experts; e += kWarp) {
+    to.probabilities[row * shape.experts + e] = 0.0F;
+  }
+  for (unsigned k = lane; k < shape.per_token; k += kWarp) {
+    to.weights[row * shape.per_token + k] = 0.0F;
+    to.chosen[row * shape.per_token + k] = kNoExpert;
+  }
+  if (lane == 0) to.log_sums[row] = 0.0F;
+}
+
 /// Softmax, choice and weights: a warp per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    decide(Shape shape, float* logits, const T* bias, Routing to) {
+    decide(Shape shape, float* logits, const T* bias, const std::int32_t* targets, Routing to) {
   const Team<Fit::warp> team;
   const std::size_t row = team.number();
   if (row >= shape.rows) return;  // the whole warp returns
+  if (targets != nullptr && targets[row] == kPaddingTarget) return decide_nothing(shape, row, to);
   float* const own = logits + row * shape.step;
   if (bias != nullptr) {
     for (unsigned e = team.rank(); e < shape.experts; e += kWarp) own[e] += device::widen(bias[e]);
@@ -191,7 +205,8 @@ __device__ unsigned choices_below(const Routing& routing, unsigned choices, std:
   unsigned end = choices;
   while (begin < end) {
     const unsigned middle = begin + (end - begin) / 2;
-    if (static_cast<std::size_t>(routing.chosen[routing.places[middle]]) < expert) {
+    const std::int32_t place = routing.places[middle];
+    if (place >= 0 && static_cast<std::size_t>(routing.chosen[place]) < expert) {
       begin = middle + 1;
     } else {
       end = middle;
@@ -235,8 +250,14 @@ __global__ void __launch_bounds__(kThreads)
 
 /// One block.
 __global__ void __launch_bounds__(kThreads)
-    find_losses(RouterTotals totals, std::size_t experts, double rows, double* losses) {
+    find_losses(RouterTotals totals, std::size_t experts, std::size_t per_token, double* losses) {
+  __shared__ double counts[kWarp];
   __shared__ double shared[kWarp];
+  double choices[1] = {};
+  for (std::size_t e = threadIdx.x; e < experts; e += kThreads) choices[0] += totals.choices[e];
+  device::block_sum(choices, counts);
+  // The rows of all routers; all may be padding.
+  const double rows = choices[0] > 0.0 ? choices[0] / static_cast<double>(per_token) : 1.0;
   double balance[1] = {};
   for (std::size_t e = threadIdx.x; e < experts; e += kThreads) {
     balance[0] += totals.choices[e] / rows * (totals.probabilities[e] / rows);
@@ -251,10 +272,26 @@ __global__ void __launch_bounds__(kThreads)
 struct Derivatives {
   Shape shape;
   Routing routing;
-  const double* choices;  ///< of all routers; null: without a load-balancing loss
-  double balance;         ///< a choice's part of a probability's gradient
-  double z;
+  const double* choices;  ///< of all routers; null: without losses of the routers
+  RouterLossScales scales;
+};
 
+/// What the losses of the routers add to the gradients of a row. A warp computes it.
+struct OfLosses {
+  const double* choices = nullptr;
+  double balance = 0.0;  ///< a choice's part of a probability's gradient
+  double z = 0.0;
+
+  __device__ explicit OfLosses(const Derivatives& of) {
+    if (of.choices == nullptr) return;
+    double all = 0.0;
+    for (unsigned e = threadIdx.x % kWarp; e < of.shape.experts; e += kWarp) all += of.choices[e];
+    const double rows = device::warp_sum(all) / static_cast<double>(of.shape.per_token);
+    if (!(rows > 0.0)) return;
+    choices = of.choices;
+    balance = static_cast<double>(static_cast<float>(of.scales.balance / rows)) / rows;
+    z = static_cast<double>(static_cast<float>(of.scales.z / rows));
+  }
   /// The load-balancing loss's part of the gradient of a probability.
   __device__ double of_balance(unsigned expert) const {
     return choices == nullptr ? 0.0 : balance * choices[expert];
@@ -274,6 +311,11 @@ __global__ void __launch_bounds__(kThreads) differentiate(Derivatives of, T* gra
   const float* const weights = of.routing.weights + row * per_token;
   const float* const weight_gradients = of.routing.weight_gradients + row * per_token;
   T* const to = gradients + row * step;
+  if (chosen[0] == kNoExpert) {
+    for (unsigned e = team.rank(); e < experts; e += kWarp) device::narrow(0.0F, to[e]);
+    return;
+  }
+  const OfLosses losses(of);
   double sum = 0.0;
   double along = 0.0;
   for (unsigned k = team.rank(); k < per_token; k += kWarp) {
@@ -288,14 +330,15 @@ __global__ void __launch_bounds__(kThreads) differentiate(Derivatives of, T* gra
   };
   double mean = 0.0;
   for (unsigned e = team.rank(); e < experts; e += kWarp) {
-    mean += of.of_balance(e) * static_cast<double>(probabilities[e]);
+    mean += losses.of_balance(e) * static_cast<double>(probabilities[e]);
   }
   for (unsigned k = team.rank(); k < per_token; k += kWarp) {
     mean += of_choice(k) * static_cast<double>(probabilities[chosen[k]]);
   }
-  const double rest = of.z * static_cast<double>(of.routing.log_sums[row]) - device::warp_sum(mean);
+  const double rest =
+      losses.z * static_cast<double>(of.routing.log_sums[row]) - device::warp_sum(mean);
   const auto write = [&](unsigned expert, double of_weight) {
-    const double gradient = of_weight + of.of_balance(expert) + rest;
+    const double gradient = of_weight + losses.of_balance(expert) + rest;
     device::narrow(static_cast<float>(static_cast<double>(probabilities[expert]) * gradient),
                    to[expert]);
   };
@@ -310,12 +353,14 @@ __global__ void __launch_bounds__(kThreads) differentiate(Derivatives of, T* gra
 
 template <class T>
 cudaError_t route(cudaStream_t stream, const RouterShape& shape, float* logits, const T* bias,
-                  const Routing& to, std::int32_t* starts, float* partials) {
+                  const std::int32_t* targets, const Routing& to, std::int32_t* starts,
+                  float* partials) {
   if (shape.rows > 0) {
     device::Launch how = by_warps(stream, shape.rows);
     const std::size_t words = (shape.experts + kBits - 1) / kBits;
     how.shared_bytes = kRowsOfBlock * words * sizeof(std::uint32_t);
-    const cudaError_t code = device::launch(how, &decide<T>, shape_of(shape), logits, bias, to);
+    const cudaError_t code =
+        device::launch(how, &decide<T>, shape_of(shape), logits, bias, targets, to);
     if (code != cudaSuccess) return code;
   }
   return sort_choices(stream, shape, to, starts, reinterpret_cast<std::int32_t*>(partials));
@@ -343,9 +388,9 @@ cudaError_t add_router_totals(cudaStream_t stream, const RouterShape& shape, con
 }
 
 cudaError_t router_losses(cudaStream_t stream, const RouterShape& shape, const RouterTotals& totals,
-                          double rows, double* losses) {
+                          double* losses) {
   return device::launch({.stream = stream, .threads = kThreads}, &find_losses, totals,
-                        shape.experts, rows, losses);
+                        shape.experts, shape.per_token, losses);
 }
 
 template <class T>
@@ -353,20 +398,17 @@ cudaError_t router_gradient(cudaStream_t stream, const RouterShape& shape, const
                             const RouterTotals& totals, const RouterLossScales& scales,
                             T* gradients) {
   if (shape.rows == 0) return cudaSuccess;
-  const Derivatives of = {.shape = shape_of(shape),
-                          .routing = routing,
-                          .choices = totals.choices,
-                          .balance = static_cast<double>(scales.balance) / scales.rows,
-                          .z = static_cast<double>(scales.z)};
+  const Derivatives of = {
+      .shape = shape_of(shape), .routing = routing, .choices = totals.choices, .scales = scales};
   return device::launch(by_warps(stream, shape.rows), &differentiate<T>, of, gradients);
 }
 
-template cudaError_t route(cudaStream_t, const RouterShape&, float*, const float*, const Routing&,
-                           std::int32_t*, float*);
-template cudaError_t route(cudaStream_t, const RouterShape&, float*, const Bf16*, const Routing&,
-                           std::int32_t*, float*);
-template cudaError_t route(cudaStream_t, const RouterShape&, float*, const F16*, const Routing&,
-                           std::int32_t*, float*);
+template cudaError_t route(cudaStream_t, const RouterShape&, float*, const float*,
+                           const std::int32_t*, const Routing&, std::int32_t*, float*);
+template cudaError_t route(cudaStream_t, const RouterShape&, float*, const Bf16*,
+                           const std::int32_t*, const Routing&, std::int32_t*, float*);
+template cudaError_t route(cudaStream_t, const RouterShape&, float*, const F16*,
+                           const std::int32_t*, const Routing&, std::int32_t*, float*);
 template cudaError_t router_gradient(cudaStream_t, const RouterShape&, const Routing&,
                                      const RouterTotals&, const RouterLossScales&, float*);
 template cudaError_t router_gradient(cudaStream_t, const RouterShape&, const Routing&,

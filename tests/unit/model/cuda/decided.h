@@ -33,10 +33,12 @@ struct Decided {
         chosen(shape.choices()),
         places(shape.choices()),
         starts(shape.experts + 1) {}
-  Decided(const RouterShape& shape, std::vector<float> logits, const std::vector<float>& bias = {})
+  Decided(const RouterShape& shape, std::vector<float> logits, const std::vector<float>& bias = {},
+          const std::vector<std::int32_t>& targets = {})
       : Decided(shape) {
     host::RouterOps<float>().route(shape, logits.data(), bias.empty() ? nullptr : bias.data(),
-                                   routing(), starts.data());
+                                   targets.empty() ? nullptr : targets.data(), routing(),
+                                   starts.data());
   }
   Routing routing() {
     return {probabilities.data(),    log_sums.data(), weights.data(),

@@ -85,10 +85,12 @@ constexpr RouterShape kManyRows = {8200, 3, 2, false};
 
 /// The device decides as the host, whether or not `starts` are wanted.
 void expect_hosts_decisions(const RouterShape& shape, const std::vector<float>& logits,
-                            const std::vector<float>& bias = {}) {
+                            const std::vector<float>& bias = {},
+                            const std::vector<std::int32_t>& targets = {}) {
   SCOPED_TRACE(testing::Message() << shape.rows << " rows, " << shape.per_token << " of "
                                   << shape.experts << " experts");
   const DeviceArray<float> bias_there(bias);
+  const DeviceArray<std::int32_t> targets_there(targets);
   const Scratch scratch(shape);
   Decided garbage(shape);
   std::fill(garbage.chosen.begin(), garbage.chosen.end(), -1);
@@ -98,12 +100,13 @@ void expect_hosts_decisions(const RouterShape& shape, const std::vector<float>& 
     const DeviceArray<float> there(logits);
     const DeviceArray<std::int32_t> starts(shape.experts + 2, -7);
     must(route<float>(nullptr, shape, there.data(), bias.empty() ? nullptr : bias_there.data(),
-                      to.routing(), with_starts ? starts.data() : nullptr, scratch.data()));
+                      targets.empty() ? nullptr : targets_there.data(), to.routing(),
+                      with_starts ? starts.data() : nullptr, scratch.data()));
     return std::tuple{to.probabilities.get(), to.log_sums.get(), to.weights.get(),
                       to.chosen.get(),        to.places.get(),   starts.get()};
   };
   const auto found = in_every_order([&] { return decide(true); });
-  Decided expected(shape, logits, bias);
+  Decided expected(shape, logits, bias, targets);
   expected.starts.push_back(-7);
   EXPECT_EQ(std::get<3>(found), expected.chosen);
   EXPECT_EQ(std::get<4>(found), expected.places);
@@ -121,6 +124,71 @@ TEST_F(CudaRouter, DecidesAsTheHost) {
 TEST_F(CudaRouter, BiasesAreAddedToTheLogits) {
   for (const RouterShape& shape : kShapes) {
     expect_hosts_decisions(shape, random_logits(shape), normals_of<float>(shape.experts, 9, 3.0));
+  }
+}
+
+/// Every third row is padding; others take no part in the loss, which routers do not care about.
+std::vector<std::int32_t> some_padding(const RouterShape& shape) {
+  std::vector<std::int32_t> targets(shape.rows);
+  for (std::size_t row = 0; row < shape.rows; ++row) {
+    targets[row] = row % 3 == 1 ? kPaddingTarget : row % 3 == 2 ? kIgnoredTarget : 7;
+  }
+  return targets;
+}
+
+TEST_F(CudaRouter, PaddingIsSentToNoExpert) {
+  for (const RouterShape& shape : kShapes) {
+    expect_hosts_decisions(shape, random_logits(shape), normals_of<float>(shape.experts, 9, 3.0),
+                           some_padding(shape));
+    expect_hosts_decisions(shape, random_logits(shape), {},
+                           std::vector<std::int32_t>(shape.rows, kPaddingTarget));
+  }
+}
+
+/// The host itself: what it decides, its sums, losses and gradients are those of the other rows.
+TEST_F(CudaRouter, OnTheHostPaddingLeavesWhatTheOtherRowsHave) {
+  const host::RouterOps<float> ops;
+  for (const RouterShape& shape : kShapes) {
+    const std::vector<std::int32_t> targets = some_padding(shape);
+    const std::vector<float> logits = random_logits(shape);
+    RouterShape less = shape;
+    std::vector<float> kept;
+    less.rows = 0;
+    for (std::size_t row = 0; row < shape.rows; ++row) {
+      if (targets[row] == kPaddingTarget) continue;
+      const auto begin = logits.begin() + static_cast<std::ptrdiff_t>(row * shape.step());
+      kept.insert(kept.end(), begin, begin + static_cast<std::ptrdiff_t>(shape.step()));
+      ++less.rows;
+    }
+    Decided with(shape, logits, {}, targets);
+    Decided without(less, kept);
+    EXPECT_EQ(with.starts, without.starts);
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < shape.choices(); ++i) {
+      if (targets[i / shape.per_token] == kPaddingTarget) continue;
+      with.weight_gradients[i] = without.weight_gradients[at++];
+    }
+    const auto results = [&](const RouterShape& of, Decided& decided) {
+      std::vector<double> values(RouterTotals::values(of.experts));
+      const RouterTotals totals = RouterTotals::at(values.data(), of.experts);
+      ops.add_router_totals(of, decided.routing(), true, totals);
+      std::vector<double> losses(2);
+      ops.router_losses(of, totals, losses.data());
+      std::vector<float> gradients(of.rows * of.step());
+      ops.router_gradient(of, decided.routing(), totals, {0.7, 0.3}, gradients.data());
+      return std::tuple{values, losses, gradients};
+    };
+    const auto [values, losses, gradients] = results(shape, with);
+    const auto [kept_values, kept_losses, kept_gradients] = results(less, without);
+    EXPECT_EQ(values, kept_values);
+    EXPECT_EQ(losses, kept_losses);
+    std::vector<float> found;
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      const bool padding = targets[i / shape.step()] == kPaddingTarget;
+      if (!padding) found.push_back(gradients[i]);
+      EXPECT_TRUE(!padding || gradients[i] == 0.0F) << "element " << i;
+    }
+    EXPECT_EQ(found, kept_gradients);
   }
 }
 
@@ -201,15 +269,14 @@ std::vector<double> totals_of(const RouterShape& shape, Decided& first, Decided&
   return values;
 }
 
-void expect_hosts_totals(const RouterShape& shape) {
+void expect_hosts_totals(const RouterShape& shape, const std::vector<std::int32_t>& targets = {}) {
   SCOPED_TRACE(testing::Message() << shape.rows << " rows of " << shape.experts);
-  Decided first(shape, random_logits(shape));
+  Decided first(shape, random_logits(shape), {}, targets);
   Decided second(shape, random_logits(shape, 0.2));
   std::vector<double> expected = totals_of(shape, first, second);
-  const double rows = 2.0 * static_cast<double>(shape.rows);
   std::vector<double> losses(2);
   host::RouterOps<float>().router_losses(shape, RouterTotals::at(expected.data(), shape.experts),
-                                         rows, losses.data());
+                                         losses.data());
   const Uploaded one(first);
   const Uploaded other(second);
   const Scratch scratch(shape);
@@ -219,7 +286,7 @@ void expect_hosts_totals(const RouterShape& shape) {
     const RouterTotals totals = RouterTotals::at(values.data(), shape.experts);
     must(add_router_totals(nullptr, shape, one.routing(), true, totals, scratch.data()));
     must(add_router_totals(nullptr, shape, other.routing(), false, totals, scratch.data()));
-    must(router_losses(nullptr, shape, totals, rows, two.data()));
+    must(router_losses(nullptr, shape, totals, two.data()));
     return std::tuple{values.get(), two.get()};
   });
   expected.push_back(std::nan(""));
@@ -228,7 +295,10 @@ void expect_hosts_totals(const RouterShape& shape) {
   expect_near(std::get<1>(found), losses, 1e-12, 0.0);
 }
 TEST_F(CudaRouter, TotalsAndLossesAreTheHosts) {
-  for (const RouterShape& shape : kShapes) expect_hosts_totals(shape);
+  for (const RouterShape& shape : kShapes) {
+    expect_hosts_totals(shape);
+    expect_hosts_totals(shape, some_padding(shape));
+  }
   expect_hosts_totals(kManyRows);
 }
 
@@ -236,16 +306,14 @@ TYPED_TEST(CudaRouters, GradientsOfLogitsAreTheHosts) {
   using T = TypeParam;
   for (const RouterShape& shape : kShapes) {
     SCOPED_TRACE(testing::Message() << shape.rows << " rows of " << shape.experts);
-    Decided decided(shape, random_logits(shape));
+    Decided decided(shape, random_logits(shape), {}, some_padding(shape));
     Decided second(shape, random_logits(shape, 0.2));
     std::vector<double> values = totals_of(shape, decided, second);
     const Uploaded there(decided);
     const DeviceArray<double> totals_there(values);
     const std::vector<T> before = normals_of<T>(shape.rows * shape.step(), 4);
     for (const bool balances : {true, false}) {
-      // Without totals there is nothing to divide by the rows of all routers.
-      const RouterLossScales scales = {0.7F, 0.3F,
-                                       balances ? 2.0 * static_cast<double>(shape.rows) : 0.0};
+      const RouterLossScales scales = {0.7, 0.3};
       const auto at = [&](double* from) {
         return balances ? RouterTotals::at(from, shape.experts) : RouterTotals();
       };
@@ -268,9 +336,10 @@ TEST_F(CudaRouter, OfNoRowsNothingButZerosIsWritten) {
   const DeviceArray<std::int32_t> starts(6, -1);
   const DeviceArray<double> values(RouterTotals::values(5), -1.0);
   const RouterTotals totals = RouterTotals::at(values.data(), 5);
-  EXPECT_EQ(route<float>(nullptr, shape, nullptr, nullptr, {}, starts.data(), nullptr),
+  EXPECT_EQ(route<float>(nullptr, shape, nullptr, nullptr, nullptr, {}, starts.data(), nullptr),
             cudaSuccess);
-  EXPECT_EQ(route<float>(nullptr, shape, nullptr, nullptr, {}, nullptr, nullptr), cudaSuccess);
+  EXPECT_EQ(route<float>(nullptr, shape, nullptr, nullptr, nullptr, {}, nullptr, nullptr),
+            cudaSuccess);
   EXPECT_EQ(add_router_totals(nullptr, shape, {}, true, totals, nullptr), cudaSuccess);
   EXPECT_EQ(router_gradient<float>(nullptr, shape, {}, totals, {}, nullptr), cudaSuccess);
   EXPECT_EQ(starts.get(), std::vector<std::int32_t>(6, 0));
