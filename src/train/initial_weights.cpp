@@ -61,27 +61,11 @@ void check_tensor(const WeightFiles& files, const model::Architecture& model,
   check_shape(files, tensor);
 }
 
-/// Compares values, since the two may have different dtypes. Reads both in pieces.
-bool are_equal(const WeightFiles& files, const StoredTensor& one, const StoredTensor& other) {
-  constexpr Elems kPiece = Elems{1} << 20;
-  if (one.shape != other.shape) return false;
-  std::vector<float> left;
-  std::vector<float> right;
-  for (Elems done = 0; done < one.elements; done += left.size()) {
-    left.resize(std::min(kPiece, one.elements - done));
-    right.resize(left.size());
-    files.read(one.name, left, done);
-    files.read(other.name, right, done);
-    if (left != right) return false;
-  }
-  return true;
-}
-
 /// A tied model has no output matrix; a file may hold it as a copy of the embedding.
 void check_tied(const WeightFiles& files, const model::Architecture& model) {
   const WeightFiles::Place* const output = files.find(model.outer.output);
   if (!model.config.tie_embeddings || output == nullptr) return;
-  if (are_equal(files, *output->tensor, *files.find(model.outer.tokens)->tensor)) return;
+  if (have_equal_values(files, *output->tensor, *files.find(model.outer.tokens)->tensor)) return;
   refuse(
       fmt::format("{}: '{}' differs from '{}', so the file's embeddings are not tied; set "
                   "model.tie_embeddings to false",

@@ -233,6 +233,22 @@ void read_stored(const WeightFiles::Place& place, Bytes first, std::span<std::by
   text::read_fully(place.file->descriptor(), place.file->path(), place.tensor->offset + first, out);
 }
 
+bool have_equal_values(const WeightFiles& files, const StoredTensor& one,
+                       const StoredTensor& other) {
+  constexpr Elems kPiece = Elems{1} << 20;
+  if (one.shape != other.shape) return false;
+  std::vector<float> left;
+  std::vector<float> right;
+  for (Elems done = 0; done < one.elements; done += left.size()) {
+    left.resize(std::min(kPiece, one.elements - done));
+    right.resize(left.size());
+    files.read(one.name, left, done);
+    files.read(other.name, right, done);
+    if (left != right) return false;
+  }
+  return true;
+}
+
 DType type_of(const WeightFiles::Place& place) {
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     if (place.tensor->dtype == dtype_name(type)) return type;

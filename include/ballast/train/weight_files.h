@@ -83,6 +83,11 @@ class WeightFiles {
 /// Error(data) if the file is too short, Error(io).
 void read_stored(const WeightFiles::Place& place, Bytes first, std::span<std::byte> out);
 
+/// Whether two tensors have the same shape and values, also in different dtypes. Reads both in
+/// pieces; throws like WeightFiles::read().
+bool have_equal_values(const WeightFiles& files, const StoredTensor& one,
+                       const StoredTensor& other);
+
 /// Throws Error(data) naming file and tensor if the dtype is not one of weights.
 DType type_of(const WeightFiles::Place& place);
 
