@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <deque>
 #include <filesystem>
+#include <map>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -68,6 +69,7 @@ class WeightFiles {
 
  private:
   void open_index();
+  void check_shards(const std::map<std::string, std::size_t>& shards) const;
   void add_places();
   void pair_codes();
 
