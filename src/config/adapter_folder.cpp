@@ -89,11 +89,16 @@ void refuse_adapters(const std::string& file, std::string_view key, const Json& 
                                                  text::printable(value.compact(), kLongest), rule));
 }
 
+void check_adapter_type(const std::string& file, const Json& json) {
+  constexpr const char* kType = "peft_type";
+  const Json* const type = json.find(kType);
+  if (type == nullptr || *type == "LORA") return;
+  refuse_adapters(file, kType, *type,
+                  "Ballast has only adapters of type \"LORA\"; merge these with PEFT");
+}
+
 void check_adapter_key(const std::string& file, const std::string& key, const Json& value) {
-  if (key == "peft_type") {
-    if (value == "LORA") return;
-    refuse_adapters(file, key, value, "Ballast has only adapters of type \"LORA\"");
-  }
+  if (key == "peft_type") return;  // see check_adapter_type()
   if (has_no_value(value) || has_name(kIgnoredKeys, key)) return;
   refuse_adapters(file, key, value,
                   "Ballast has no such adapters; give a folder of LoRA without this setting");
@@ -116,7 +121,14 @@ void check_trained_key(const std::string& file, const std::string& key, const Js
     refuse_adapters(file, key, value,
                     "training with adapters trains no biases; only \"none\" is supported");
   }
-  if (key == "init_lora_weights") return check_beginning(file, value);
+  if (key == "init_lora_weights") {
+    if (value == kMica) {
+      refuse_adapters(file, key, value,
+                      "PEFT trains only one matrix of such adapters; merge these with ballast "
+                      "export --merged and train new ones over the result");
+    }
+    return check_beginning(file, value);
+  }
   if (key == "bias" || has_no_value(value)) return;
   if (has_name(kSelections, key)) {
     refuse_adapters(file, key, value,
@@ -137,6 +149,7 @@ Json read_adapter_folder(const fs::path& folder) {
   const fs::path path = folder / kAdapterConfig;
   const std::string file = path.string();
   const Json json = text::parse_json(text::read_settings(path, "adapters"), file);
+  check_adapter_type(file, json);
   Json section = Json::object();
   for (const auto& [theirs, own] : kSame) {
     const Json* const value = json.find(theirs);

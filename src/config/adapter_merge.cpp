@@ -26,9 +26,6 @@ constexpr std::array kShownByTensors = {
     "bias",      "exclude_modules", "init_lora_weights", "layers_pattern", "layers_to_transform",
     "lora_bias", "lora_dropout",    "modules_to_save",   "target_modules", "velora_config"};
 
-/// Adapters that begin as parts of the base model, which stays as it is.
-constexpr const char* kMica = "mica";
-
 /// Whether std::regex reads `pattern` as Python's re does: without groups other than (?:...) and
 /// (?=...), and with escapes of characters and of common classes only.
 bool is_read_alike(std::string_view pattern) {
@@ -65,8 +62,11 @@ struct PatternReader {
     if (found == nullptr || found->is_null()) return patterns;
     if (!found->is_object()) refuse_adapters(file, key, *found, "an object is expected");
     for (const auto& [pattern, value, at] : found->members()) {
-      if (!value.is_number() || !(value.number() > 0.0)) {
-        refuse_adapters(file, key, *found, "its values must be numbers above 0");
+      const bool rank = key == "rank_pattern";
+      if (!value.is_number() || !(value.number() > 0.0) || (rank && !value.whole())) {
+        refuse_adapters(file, key, *found,
+                        rank ? "its values must be whole numbers above 0"
+                             : "its values must be numbers above 0");
       }
       if (!is_read_alike(pattern)) fail(*found, pattern);
       try {
@@ -137,7 +137,8 @@ bool flag_of(const std::string& file, const Json& json, std::string_view key) {
 
 std::uint64_t MergeSettings::rank_of(const std::string& module) const {
   const Pattern* const found = find_match(ranks, module);
-  return static_cast<std::uint64_t>(found == nullptr ? rank : found->value);
+  constexpr double kMost = 1e15;  // no tensor has as many rows
+  return found == nullptr ? rank : static_cast<std::uint64_t>(std::min(found->value, kMost));
 }
 
 double MergeSettings::scale_of(const std::string& module) const {
@@ -158,6 +159,7 @@ MergeSettings read_merge_settings(const fs::path& folder) {
   const fs::path path = folder / kAdapterConfig;
   const std::string file = path.string();
   const Json json = text::parse_json(text::read_settings(path, "adapters"), file);
+  check_adapter_type(file, json);
   constexpr std::array kRead = {"r",
                                 "lora_alpha",
                                 "use_rslora",
@@ -174,7 +176,10 @@ MergeSettings read_merge_settings(const fs::path& folder) {
     check_adapter_key(file, key, value);
   }
   MergeSettings settings;
-  settings.rank = number_of(file, json, "r", settings.rank);
+  if (const Json* const rank = json.find("r"); rank != nullptr && !rank->is_null()) {
+    if (!rank->whole()) refuse_adapters(file, "r", *rank, "a whole number is expected");
+    settings.rank = *rank->whole();
+  }
   settings.alpha = number_of(file, json, "lora_alpha", settings.alpha);
   settings.rslora = flag_of(file, json, "use_rslora");
   settings.dora = flag_of(file, json, "use_dora");

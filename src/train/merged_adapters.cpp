@@ -32,9 +32,9 @@ constexpr std::string_view kSecondBias = ".lora_B.bias";
 constexpr std::string_view kFirstOfTokens = ".lora_embedding_A";
 constexpr std::string_view kSecondOfTokens = ".lora_embedding_B";
 constexpr std::string_view kMagnitudes = ".lora_magnitude_vector";
-constexpr std::string_view kTokens = ".token_adapter.trainable_tokens_delta";
+constexpr std::string_view kTokenRows = ".token_adapter.trainable_tokens_delta";
 constexpr std::array kSuffixes = {kFirst,          kSecond,     kSecondBias, kFirstOfTokens,
-                                  kSecondOfTokens, kMagnitudes, kTokens};
+                                  kSecondOfTokens, kMagnitudes, kTokenRows};
 /// PEFT saves the base's tensors of embeddings that have adapters.
 constexpr std::string_view kBaseLayer = ".base_layer.";
 
@@ -157,7 +157,7 @@ void MergedAdapters::add(const Part& part) {
   if (part.suffix == kFirst) return add_product(part, false);
   if (part.suffix == kFirstOfTokens) return add_product(part, true);
   if (part.suffix == kSecondBias) return add_bias(part);
-  if (part.suffix == kTokens) return add_tokens(part);
+  if (part.suffix == kTokenRows) return add_tokens(part);
   if (part.suffix.empty()) {
     std::string tensor = part.module;
     if (const auto at = tensor.find(kBaseLayer); at != std::string::npos) {

@@ -360,8 +360,12 @@ TEST(MergedAdapters, AreCompleteOrRefused) {
   refuses_config({{"kasa_config", {{"beta", 1}}}}, "no such adapters");
   refuses_config({{"alpha_pattern", {{"(?<=x)q_proj", 3}}}}, "cannot read the regular expression");
   refuses_config({{"alpha_pattern", {{"(q_proj", 3}}}}, "cannot read the regular expression");
-  refuses_config({{"rank_pattern", {{"q_proj", 0}}}}, "numbers above 0");
-  refuses_config({{"peft_type", "VERA"}}, "type \"LORA\"");
+  refuses_config({{"rank_pattern", {{"q_proj", 0}}}}, "whole numbers above 0");
+  refuses_config({{"rank_pattern", {{"q_proj", 1e30}}}}, "whole numbers above 0");
+  refuses_config({{"r", -2}}, "a whole number is expected");
+  refuses_config({{"lora_alpha", "6"}}, "a number is expected");
+  refuses_config({{"trainable_token_indices", {{"embed_tokens", 3}}}}, "lists of ids of tokens");
+  refuses_config({{"peft_type", "VERA"}, {"d_initial", 0.1}}, "type \"LORA\"");
 }
 
 TEST(AdapterFolder, OfPickledTensorsSaysHowToConvertThem) {
@@ -432,6 +436,7 @@ TEST(AdapterConfigJson, OfOtherKindsOfAdaptersIsRefused) {
     folder.change(key, before);
   };
   refuses("peft_type", "IA3", "LORA", "type \"LORA\"");
+  refuses("init_lora_weights", "mica", true, "trains only one matrix");
   refuses("bias", "all", "none", "only \"none\"");
   refuses("init_lora_weights", "pissa", true, "changed base model");
   refuses("use_dora", 1, false, "a flag is expected");
