@@ -10,6 +10,7 @@
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
 
+#include "src/config/adapter_rules.h"
 #include "src/config/key.h"
 
 namespace ballast::config {
@@ -52,46 +53,18 @@ bool has_no_value(const Json& value) {
          (value.is_array() && value.elements().empty());
 }
 
-[[noreturn]] void refuse(const std::string& file, std::string_view key, const Json& value,
-                         std::string_view rule) {
-  constexpr std::size_t kLongest = 60;
-  throw Error(ErrorCategory::config, fmt::format("{}: {} is {}, but {}", file, text::printable(key),
-                                                 text::printable(value.compact(), kLongest), rule));
-}
-
 /// Refuses a value of kSame of another type than LoraConfig's.
 void check_type(const std::string& file, std::string_view key, const Json& value) {
   const bool number = key == "r" || key.starts_with("lora_");
-  if (number && !value.is_number()) refuse(file, key, value, "a number is expected");
+  if (number && !value.is_number()) refuse_adapters(file, key, value, "a number is expected");
   const bool flag = key.starts_with("use_");
-  if (flag && !value.is_boolean()) refuse(file, key, value, "a flag is expected");
+  if (flag && !value.is_boolean()) refuse_adapters(file, key, value, "a flag is expected");
   if (number || flag || value.is_string()) return;
   const auto& names = value.elements();
   const bool list =
       value.is_array() &&
       std::all_of(names.begin(), names.end(), [](const Json& name) { return name.is_string(); });
-  if (!list) refuse(file, key, value, "a list of names is expected");
-}
-
-/// Refuses a key without an own one that changes what the adapters compute.
-void check(const std::string& file, const std::string& key, const Json& value) {
-  if (key == "peft_type") {
-    if (value == "LORA") return;
-    refuse(file, key, value, "Ballast has only adapters of type \"LORA\"");
-  }
-  if (key == "bias") {
-    if (value == "none") return;
-    refuse(file, key, value,
-           "Ballast trains no biases beside adapters; only \"none\" is supported");
-  }
-  if (key == "init_lora_weights") {
-    if (value.is_null() || has_name(kPlainBeginnings, value.text())) return;
-    refuse(file, key, value,
-           "such adapters belong to a changed base model; convert them to plain LoRA with PEFT");
-  }
-  if (has_no_value(value) || has_name(kIgnoredKeys, key)) return;
-  refuse(file, key, value,
-         "Ballast has no such adapters; give a folder of LoRA without this setting");
+  if (!list) refuse_adapters(file, key, value, "a list of names is expected");
 }
 
 /// The modules whose tensors are trained in full.
@@ -109,10 +82,74 @@ std::vector<std::string> trained_modules(const model::Architecture& model) {
 
 }  // namespace
 
+void refuse_adapters(const std::string& file, std::string_view key, const Json& value,
+                     std::string_view rule) {
+  constexpr std::size_t kLongest = 60;
+  throw Error(ErrorCategory::config, fmt::format("{}: {} is {}, but {}", file, text::printable(key),
+                                                 text::printable(value.compact(), kLongest), rule));
+}
+
+void check_adapter_type(const std::string& file, const Json& json) {
+  constexpr const char* kType = "peft_type";
+  const Json* const type = json.find(kType);
+  if (type == nullptr || *type == "LORA") return;
+  refuse_adapters(file, kType, *type,
+                  "Ballast has only adapters of type \"LORA\"; merge these with PEFT");
+}
+
+void check_adapter_key(const std::string& file, const std::string& key, const Json& value) {
+  if (key == "peft_type") return;  // see check_adapter_type()
+  if (has_no_value(value) || has_name(kIgnoredKeys, key)) return;
+  refuse_adapters(file, key, value,
+                  "Ballast has no such adapters; give a folder of LoRA without this setting");
+}
+
+void check_beginning(const std::string& file, const Json& value) {
+  if (value.is_null() || has_name(kPlainBeginnings, value.text())) return;
+  refuse_adapters(file, "init_lora_weights", value,
+                  "such adapters belong to a changed base model; convert them to plain LoRA with "
+                  "PEFT (save_pretrained with path_initial_model_for_weight_conversion)");
+}
+
+namespace {
+
+/// Refuses a key without one of ballast.adapters that changes what is trained.
+void check_trained_key(const std::string& file, const std::string& key, const Json& value) {
+  constexpr std::array kSelections = {"exclude_modules", "layers_pattern", "layers_to_transform"};
+  constexpr std::array kPatterns = {"alpha_pattern", "rank_pattern"};
+  if (key == "bias" && !(value == "none")) {
+    refuse_adapters(file, key, value,
+                    "training with adapters trains no biases; only \"none\" is supported");
+  }
+  if (key == "init_lora_weights") {
+    if (value == kMica) {
+      refuse_adapters(file, key, value,
+                      "PEFT trains only one matrix of such adapters; merge these with ballast "
+                      "export --merged and train new ones over the result");
+    }
+    return check_beginning(file, value);
+  }
+  if (key == "bias" || has_no_value(value)) return;
+  if (has_name(kSelections, key)) {
+    refuse_adapters(file, key, value,
+                    "Ballast trains the maps that target_modules lists; list their full names "
+                    "there (\"model.layers.0.self_attn.q_proj\") and set this to null");
+  }
+  if (has_name(kPatterns, key)) {
+    refuse_adapters(file, key, value,
+                    "Ballast trains adapters of one rank and alpha; merge these with ballast "
+                    "export --merged and train new ones over the result");
+  }
+  check_adapter_key(file, key, value);
+}
+
+}  // namespace
+
 Json read_adapter_folder(const fs::path& folder) {
   const fs::path path = folder / kAdapterConfig;
   const std::string file = path.string();
   const Json json = text::parse_json(text::read_settings(path, "adapters"), file);
+  check_adapter_type(file, json);
   Json section = Json::object();
   for (const auto& [theirs, own] : kSame) {
     const Json* const value = json.find(theirs);
@@ -120,8 +157,10 @@ Json read_adapter_folder(const fs::path& folder) {
     const bool pattern =
         own == std::string_view("targets") && value->is_string() && !(*value == model::kAllLinear);
     if (pattern) {
-      refuse(file, theirs, *value,
-             "Ballast reads only lists of names and \"all-linear\"; list the maps");
+      refuse_adapters(
+          file, theirs, *value,
+          "training reads only lists of names and \"all-linear\"; list the maps, or their full "
+          "names (\"model.layers.0.self_attn.q_proj\")");
     }
     check_type(file, theirs, *value);
     section.add(own, value->is_string() ? Json::array({*value}) : *value);
@@ -129,7 +168,7 @@ Json read_adapter_folder(const fs::path& folder) {
   for (const auto& member : json.members()) {
     const bool same = std::any_of(kSame.begin(), kSame.end(),
                                   [&](const auto& pair) { return pair.first == member.key; });
-    if (!same) check(file, member.key, member.value);
+    if (!same) check_trained_key(file, member.key, member.value);
   }
   return section;
 }

@@ -16,6 +16,7 @@
 #include "src/config/checkpoint_unknown_keys.h"
 #include "src/config/json_values.h"
 #include "src/config/rope_keys.h"
+#include "src/config/stored_names.h"
 
 namespace ballast::config {
 namespace {
@@ -104,8 +105,28 @@ Json member_of(const Json& object, const char* key) {
   return found == nullptr ? Json() : *found;
 }
 
+/// Whether the quantization_config of `file` was left behind by a program that has written the
+/// weights as numbers again. The names of the tensors in the same folder decide.
+bool is_leftover(const std::string& file, std::vector<std::string>& notes) {
+  const auto names = stored_names(fs::path(file).parent_path());
+  if (!names || are_codes(*names)) return false;
+  notes.push_back(
+      fmt::format("model.path: {} is a leftover in {}: the weights are not quantised, "
+                  "so they are used as they are",
+                  kQuantization, file));
+  return true;
+}
+
 /// Refuses weights that WeightFiles does not decode.
 void check_quantization(const Json& object, const std::string& file) {
+  const Json method = member_of(object, "quant_method");
+  if (method.is_string() && !(method == "mxfp4") && !(method == kBitsandbytes)) {
+    refuse(
+        fmt::format("{}: {}.quant_method is {}, but Ballast reads only mxfp4 and bitsandbytes; "
+                    "give the folder of the original model, or load this one with transformers, "
+                    "dequantize() it and save it",
+                    file, kQuantization, shown(method)));
+  }
   const auto check = [&](const char* key, const std::vector<std::string>& known) {
     const Json found = member_of(object, key);
     if (found.is_string() && lists(known, found.text())) return;
@@ -185,8 +206,12 @@ Json read_model_section(const fs::path& folder, std::vector<std::string>& notes)
   const auto keys = family.checkpoint_keys();
   check_windows(json, keys, file);
   if (const Json* const stored = find_given(json, kQuantization);
-      stored != nullptr && stored->is_object() && !stored->members().empty()) {
-    check_quantization(*stored, file);
+      stored != nullptr && stored->is_object()) {
+    if (is_leftover(file, notes)) {
+      json.erase(kQuantization);
+    } else {
+      check_quantization(*stored, file);
+    }
   }
   json = with_rope_keys(with_aliases(std::move(json), rules), family, file, notes);
   Json section = Json::object();
@@ -245,22 +270,6 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
                     "weights",
                     name, key.name, shown(*theirs), key.own, shown(ours), key.own, shown(*theirs)));
   }
-}
-
-std::optional<model::Quantization> stored_quantization(const fs::path& weights) {
-  std::error_code ignored;
-  const bool is_folder = fs::is_directory(weights, ignored);
-  const fs::path path = (is_folder ? weights : weights.parent_path()) / kCheckpointConfig;
-  if (!fs::exists(path, ignored)) return {};
-  const Json file =
-      text::parse_json(text::read_settings(path, "model"), path.string(), {.comments = true});
-  const Json found = member_of(file, kQuantization);
-  if (!(member_of(found, "quant_method") == kBitsandbytes) ||
-      !member_of(found, "load_in_4bit").flag()) {
-    return {};
-  }
-  return model::Quantization{.format = model::Quantization::Format::nf4,
-                             .double_scales = member_of(found, "bnb_4bit_use_double_quant").flag()};
 }
 
 std::string of_decoded_weights(const std::string& text) {

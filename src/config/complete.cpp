@@ -9,6 +9,7 @@
 #include "ballast/model/family.h"
 
 #include "src/config/sections.h"
+#include "src/config/stored_names.h"
 
 namespace ballast::config {
 namespace {
@@ -178,24 +179,53 @@ void complete_layer_tiles(Config& c, const Document& document) {
   c.model.layer_tiles = 1;
 }
 
-/// "auto": codes stay codes wherever they can, as the weights have them.
+/// How many matrices of layers `model` keeps as codes, and how many of these are stored as codes of
+/// NF4.
+struct CodedMatrices {
+  CodedMatrices(const model::Architecture& model, const std::set<std::string>& names) {
+    for (const model::BlockSpec& block : model.blocks) {
+      for (const model::TensorSpec& tensor : block.tensors) {
+        if (!tensor.coded) continue;
+        ++all;
+        stored += is_nf4(names, tensor.name) ? 1 : 0;
+      }
+    }
+  }
+  std::size_t all = 0;
+  std::size_t stored = 0;
+};
+
+/// "auto": codes stay codes wherever they can, as the weights have them. Matrices that are stored
+/// as numbers are never encoded.
 void complete_quantized_base(Config& c) {
   std::string& base = c.ballast.quantized_base;
   if (base != "auto") return;
   base = "none";
   const bool freezes = c.ballast.adapters || !c.ballast.train.empty();
   if (!freezes || c.initial_weights.empty()) return;
-  const auto stored = stored_quantization(c.initial_weights);
-  if (!stored) return;
+  const auto names = stored_names(c.initial_weights);
+  if (!names || !are_codes(*names)) return;
   struct Refused {};
   try {
     base = "nf4";
-    static_cast<void>(model_of(c, [](const std::string&, const std::string&) { throw Refused(); }));
+    const CodedMatrices matrices(
+        model_of(c, [](const std::string&, const std::string&) { throw Refused(); }), *names);
+    if (matrices.stored < matrices.all) base = "none";
+    if (matrices.stored == 0) return;
+    if (matrices.stored < matrices.all) {
+      c.notes.push_back(fmt::format(
+          "ballast.quantized_base: \"auto\" is \"none\": {} of {} frozen matrices of "
+          "model.weights are nf4, which is decoded; \"nf4\" would encode the others too",
+          matrices.stored, matrices.all));
+      return;
+    }
   } catch (const Refused&) {
     base = "none";
     return;
   }
-  c.ballast.double_quantization |= stored->double_scales;
+  c.ballast.double_quantization |=
+      std::any_of(names->begin(), names->end(),
+                  [](const std::string& name) { return name.ends_with(".nested_absmax"); });
   c.notes.push_back(
       fmt::format("ballast.quantized_base: \"auto\" is \"nf4\"{}, which model.weights "
                   "are",

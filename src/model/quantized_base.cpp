@@ -5,10 +5,17 @@
 namespace ballast::model {
 namespace {
 
+/// The gate of a shared expert, which like a router decides how much of it a token gets: a map to
+/// one number.
+bool is_shared_gate(const BlockSpec& block, const TensorSpec& tensor) {
+  return block.part == LayerPart::shared_expert && tensor.shape.front() == 1;
+}
+
 /// A frozen linear map of a layer, other than a router's.
 bool can_be_coded(const BlockSpec& block, const TensorSpec& tensor) {
-  return block.kind == BlockKind::layer && block.part != LayerPart::router && tensor.frozen &&
-         tensor.shape.size() == 2 && tensor.name.ends_with(".weight");
+  return !is_shared_gate(block, tensor) && block.kind == BlockKind::layer &&
+         block.part != LayerPart::router && tensor.frozen && tensor.shape.size() == 2 &&
+         tensor.name.ends_with(".weight");
 }
 
 }  // namespace

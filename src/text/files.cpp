@@ -142,6 +142,9 @@ std::string read_settings(const std::filesystem::path& path, std::string_view ki
   if (in.bad()) refuse(fmt::format("cannot read the {}", kind), errno);
   text.resize(static_cast<std::size_t>(in.gcount()));
   if (text.size() > kLongest) refuse(fmt::format("too long for a {} file: above 1 MiB", kind));
+  if (text.starts_with("version https://git-lfs")) {
+    refuse("is a git-lfs pointer, not the file itself: run `git lfs pull` in its folder");
+  }
   return text;
 }
 

@@ -198,8 +198,9 @@ std::optional<Pairing> pair_int8(const Place& place, DType type, const FindPlace
   const std::string module = codes.name.substr(0, codes.name.size() - kSuffix.size());
   const Place* const scales = find(module + "SCB");
   if (scales == nullptr) {
-    refuse(place, fmt::format("has codes of 8 bits, but there is no tensor '{}' with their scales",
-                              printable(module + "SCB")));
+    refuse(place,
+           fmt::format("has codes of 8 bits, but there is no tensor '{}' with their scales; {}",
+                       printable(module + "SCB"), kOriginal));
   }
   if (codes.shape.size() != 2 || codes.elements == 0 || scales->tensor->dtype != "F32" ||
       scales->tensor->elements != codes.shape.front()) {

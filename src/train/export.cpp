@@ -19,6 +19,7 @@
 
 #include "src/train/adapter_files.h"
 #include "src/train/coded_tensors.h"
+#include "src/train/merged_adapters.h"
 #include "src/train/mxfp4.h"
 #include "src/train/read_ahead.h"
 #include "src/train/safetensors_header.h"
@@ -60,6 +61,11 @@ struct Description {
     return changed.pretty() + "\n";
   }
 
+  void set(const std::string& name, const Json& value) {
+    json[name] = value;
+    text = json.pretty() + "\n";
+  }
+
   fs::path path;
   std::string text;
   Json json;
@@ -70,11 +76,14 @@ struct Description {
 /// The tensors of each file. Those that fill whole pages come first, so that all of these start at
 /// a page: the format allows no gaps.
 std::vector<std::vector<TensorToStore>> arrange(const WeightFiles& weights,
+                                                const MergedAdapters* merged,
                                                 std::optional<DType> type, Bytes shard_size) {
   std::vector<TensorToStore> tensors;
-  for (const WeightFiles::Place& place : weights.tensors()) {
-    tensors.push_back({place.tensor->name, type.value_or(type_of(place)), place.tensor->shape});
-  }
+  const auto add = [&](const std::string& name, const WeightFiles::Place& place) {
+    tensors.push_back({name, type.value_or(type_of(place)), place.tensor->shape});
+  };
+  for (const WeightFiles::Place& place : weights.tensors()) add(place.tensor->name, place);
+  if (merged != nullptr && merged->added()) add(merged->added()->name, *merged->added()->like);
   auto files = split_into_files(std::move(tensors), shard_size);
   for (auto& file : files) {
     std::stable_partition(file.begin(), file.end(), [](const TensorToStore& tensor) {
@@ -137,10 +146,13 @@ void copy(const WeightFiles& weights, MergedAdapters* merged,
           const std::function<void(Bytes done)>& progress) {
   constexpr Elems kAtATime = Elems{1} << 15;
   constexpr Elems kMergedAtATime = Elems{1} << 18;  // enough for many threads
+  const auto source = [&](const TensorToStore& tensor) {
+    return merged == nullptr ? weights.find(tensor.name) : merged->source(tensor.name);
+  };
   std::vector<ReadAhead::Source> order;
   for (const auto& file : files) {
     for (const TensorToStore& tensor : file) {
-      const WeightFiles::Place* const place = weights.find(tensor.name);
+      const WeightFiles::Place* const place = source(tensor);
       for (std::uint64_t i = 0; is_sliced(*place) && i < tensor.shape.front(); ++i) {
         const auto slice = StoredSlice::sources(*place, i);
         order.insert(order.end(), slice.begin(), slice.end());
@@ -154,7 +166,7 @@ void copy(const WeightFiles& weights, MergedAdapters* merged,
   Bytes done = 0;
   for (const auto& file : files) {
     for (const TensorToStore& tensor : file) {
-      const WeightFiles::Place& from = *weights.find(tensor.name);
+      const WeightFiles::Place& from = *source(tensor);
       if (is_sliced(from)) {
         copy_decoded(from, reader, tensor, writer, [&](Elems count) {
           progress(done);
@@ -163,7 +175,7 @@ void copy(const WeightFiles& weights, MergedAdapters* merged,
         continue;
       }
       const DType type = type_of(from);
-      const bool changed = merged != nullptr && merged->changes(from);
+      const bool changed = merged != nullptr && merged->changes(tensor.name);
       for (Elems first = 0; first < from.tensor->elements; first += values.size()) {
         progress(done);
         values.resize(std::min(changed ? kMergedAtATime : kAtATime, from.tensor->elements - first));
@@ -173,7 +185,7 @@ void copy(const WeightFiles& weights, MergedAdapters* merged,
           writer.write_stored(tensor.name, stored, type, first);
         } else {
           decode(stored, type, values);
-          if (changed) merged->apply(from, first, values);
+          if (changed) merged->apply(tensor.name, first, values);
           writer.write(tensor.name, values, first);
         }
         done += values.size() * size_of(tensor.dtype);
@@ -202,8 +214,8 @@ using ShowProgress = std::function<void(Bytes done, Bytes total)>;
 /// Adapters as they are.
 ExportSummary export_adapters(const fs::path& folder, const fs::path& out,
                               const ExportOptions& options, const ShowProgress& progress) {
-  const WeightFiles weights(folder / config::kAdapterWeights);
-  const auto files = arrange(weights, options.type, std::numeric_limits<Bytes>::max());
+  const WeightFiles weights(adapter_weights(folder));
+  const auto files = arrange(weights, nullptr, options.type, std::numeric_limits<Bytes>::max());
   const ExportSummary summary = count(files);
   ModelFolderWriter writer(out, files, config::kAdapterWeights);
   copy(weights, nullptr, files, writer, [&](Bytes done) { progress(done, summary.bytes); });
@@ -220,17 +232,21 @@ ExportSummary export_model(const fs::path& from, const fs::path& out, const Expo
   const bool adapters = is_adapter_folder(found);
   if (adapters && !options.merged) return export_adapters(found, out, options, progress);
   if (options.merged && !adapters) {
+    const std::string below = adapter_folder_below(found);
     throw Error(ErrorCategory::usage,
-                fmt::format("--merged: {} has no adapters; leave it out", from.string()));
+                fmt::format("--merged: {} has no adapters; {}", from.string(),
+                            below.empty() ? "leave it out"
+                                          : fmt::format("its folder {} has: give that", below)));
   }
-  const WeightFiles weights(adapters ? base_of_adapters(found) : found);
-  std::optional<MergedAdapters> merged;
-  if (adapters) merged.emplace(weights, found);
+  const WeightFiles weights(adapters ? weights_at(base_of_adapters(found)) : found);
   const fs::path folder = weights.path().parent_path();
-  const Description description(folder);
+  Description description(folder);
+  std::optional<MergedAdapters> merged;
+  if (adapters) merged.emplace(weights, found, description.json);
+  if (merged && merged->unties()) description.set("tie_word_embeddings", false);
   std::optional<DType> type = options.type;
   if (!type && is_run(from) && !adapters) type = description.type;
-  auto files = arrange(weights, type, options.shard_size);
+  auto files = arrange(weights, merged ? &*merged : nullptr, type, options.shard_size);
   const ExportSummary summary = count(files);
   ModelFolderWriter writer(out, files);
   copy(weights, merged ? &*merged : nullptr, files, writer,

@@ -22,6 +22,7 @@
 #include "src/train/bitsandbytes.h"
 #include "src/train/coded_tensors.h"
 #include "src/train/safetensors_header.h"
+#include "src/train/weight_causes.h"
 
 namespace ballast::train {
 namespace {
@@ -34,12 +35,21 @@ constexpr std::string_view kKey = "model.weights";
   throw Error(ErrorCategory::data, message);
 }
 
-void check_shape(const WeightFiles& files, const model::TensorSpec& tensor) {
+/// `of_vocabulary`: the tensor has a row for each token.
+void check_shape(const WeightFiles& files, const model::TensorSpec& tensor,
+                 bool of_vocabulary = false) {
   const WeightFiles::Place* const stored = files.find(tensor.name);
   if (stored == nullptr || stored->tensor->shape == tensor.whole_shape()) return;
-  refuse(fmt::format("{}: tensor '{}' has shape {}, but the model needs {}",
-                     stored->file->path().string(), tensor.name,
-                     format_shape(stored->tensor->shape), format_shape(tensor.whole_shape())));
+  const std::vector<std::uint64_t>& found = stored->tensor->shape;
+  const std::vector<std::uint64_t> needed = tensor.whole_shape();
+  const bool resized = of_vocabulary && found.size() == 2 && found[1] == needed[1];
+  refuse(fmt::format("{}: tensor '{}' has shape {}, but the model needs {}{}",
+                     stored->file->path().string(), tensor.name, format_shape(found),
+                     format_shape(needed),
+                     resized ? fmt::format("; the vocabulary was resized or padded: set "
+                                           "vocab_size, also that of config.json, to {}",
+                                           found[0])
+                             : ""));
 }
 
 /// The key that ties the embeddings of the weights `path`: that of a config.json next to them, with
@@ -60,35 +70,21 @@ void check_tensor(const WeightFiles& files, const model::Architecture& model,
     refuse(fmt::format("{} is one file of a sharded model and has no tensor '{}'; give the folder",
                        path.string(), tensor.name));
   }
-  if (tensor.name == model.outer.output && files.find(tensor.name) == nullptr) {
+  const bool is_output = tensor.name == model.outer.output;
+  if (is_output && files.find(tensor.name) == nullptr &&
+      cause_of_missing(files, tensor.name).empty()) {
     refuse(fmt::format("{} has no tensor '{}', so its embeddings are tied; set {} to true",
                        path.string(), tensor.name, tying_key(path)));
   }
   files.read(tensor.name, {});  // throws for a missing tensor and for a wrong dtype
-  check_shape(files, tensor);
-}
-
-/// Compares values, since the two may have different dtypes. Reads both in pieces.
-bool are_equal(const WeightFiles& files, const StoredTensor& one, const StoredTensor& other) {
-  constexpr Elems kPiece = Elems{1} << 20;
-  if (one.shape != other.shape) return false;
-  std::vector<float> left;
-  std::vector<float> right;
-  for (Elems done = 0; done < one.elements; done += left.size()) {
-    left.resize(std::min(kPiece, one.elements - done));
-    right.resize(left.size());
-    files.read(one.name, left, done);
-    files.read(other.name, right, done);
-    if (left != right) return false;
-  }
-  return true;
+  check_shape(files, tensor, is_output || tensor.name == model.outer.tokens);
 }
 
 /// A tied model has no output matrix; a file may hold it as a copy of the embedding.
 void check_tied(const WeightFiles& files, const model::Architecture& model) {
   const WeightFiles::Place* const output = files.find(model.outer.output);
   if (!model.config.tie_embeddings || output == nullptr) return;
-  if (are_equal(files, *output->tensor, *files.find(model.outer.tokens)->tensor)) return;
+  if (have_equal_values(files, *output->tensor, *files.find(model.outer.tokens)->tensor)) return;
   refuse(fmt::format(
       "{}: '{}' differs from '{}', so the file's embeddings are not tied; set {} to "
       "false",
@@ -112,6 +108,7 @@ void check_unused(const WeightFiles& files, const model::Architecture& model) {
   }
   const auto buffers = model::family(model.config.family).checkpoint_buffers(model.config);
   std::string names;
+  std::string cause;
   std::size_t unused = 0;
   for (const WeightFiles::Place& place : files.tensors()) {
     const StoredTensor& tensor = *place.tensor;
@@ -119,9 +116,15 @@ void check_unused(const WeightFiles& files, const model::Architecture& model) {
       return tensor.name.ends_with(known.suffix) && has_shape(tensor, known.shape);
     });
     if (buffer || used.contains(&place)) continue;
+    if (cause.empty()) cause = cause_of_unused(tensor.name);
     if (++unused <= kNamed) names += (names.empty() ? "" : ", ") + text::printable(tensor.name);
   }
   if (unused == 0) return;
+  if (!cause.empty()) {
+    refuse(fmt::format("{} has {} tensor{} that this model does not use ({}{}){}",
+                       files.path().string(), unused, unused == 1 ? "" : "s", names,
+                       unused > kNamed ? ", ..." : "", cause));
+  }
   refuse(
       fmt::format("{} has {} tensor{} that this model does not use ({}{}); give the weights of "
                   "this model, or change the keys of model or of model.path's config.json to those "

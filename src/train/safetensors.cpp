@@ -16,6 +16,7 @@
 #include "ballast/text/json.h"
 
 #include "src/train/safetensors_header.h"
+#include "src/train/weight_causes.h"
 #include "src/train/write_behind.h"
 
 namespace ballast::train {
@@ -33,6 +34,8 @@ struct SafetensorsReader::File {
   SafetensorsHeader header;
   std::unordered_map<std::string, std::size_t> index;
 
+  /// Refuses a file that is recognised as one of another format.
+  void check_format(Bytes size) const;
   void read_header();
   /// The tensor, if `count` elements from `first` on are inside it.
   [[nodiscard]] const StoredTensor& range(const std::string& name, Elems first, Elems count) const;
@@ -42,12 +45,22 @@ struct SafetensorsReader::File {
   void read_halves(const StoredTensor& tensor, std::span<float> out, Elems first) const;
 };
 
+void SafetensorsReader::File::check_format(Bytes size) const {
+  std::vector<std::byte> start(std::min<Bytes>(size, kFormatBytes));
+  text::read_fully(descriptor, path, 0, start);
+  const std::string_view found = foreign_format(start);
+  if (found.empty()) return;
+  throw Error(ErrorCategory::data, fmt::format("{} {}", path.string(), found));
+}
+
 void SafetensorsReader::File::read_header() {
   const auto size = text::regular_file_size(descriptor, path, ErrorCategory::data);
+  check_format(size);
   if (size < kLengthBytes) {
-    throw Error(
-        ErrorCategory::data,
-        fmt::format("{} has {} bytes: too short for a safetensors file", path.string(), size));
+    throw Error(ErrorCategory::data,
+                fmt::format("{} has {} bytes: too short for a safetensors file; download or "
+                            "copy it again",
+                            path.string(), size));
   }
   std::array<std::byte, kLengthBytes> prefix;
   text::read_fully(descriptor, path, 0, prefix);
@@ -55,7 +68,7 @@ void SafetensorsReader::File::read_header() {
   if (length > kLongestHeader || length > size - kLengthBytes) {
     throw Error(ErrorCategory::data,
                 fmt::format("{} gives a header length of {} bytes (file size {}, limit {}): it is "
-                            "truncated or not a safetensors file",
+                            "truncated or not a safetensors file; download or copy it again",
                             path.string(), length, size, kLongestHeader));
   }
   std::string text(length, '\0');
@@ -154,8 +167,9 @@ void SafetensorsReader::read(const std::string& name, std::span<float> out, Elem
     file_->read_halves(tensor, out, first);
   } else {
     throw Error(ErrorCategory::data,
-                fmt::format("tensor '{}' of {} has dtype {}; weights can be F32, BF16 or F16",
-                            text::printable(name), path().string(), tensor.dtype));
+                fmt::format("tensor '{}' of {} has dtype {}; weights can be F32, BF16 or F16{}",
+                            text::printable(name), path().string(), tensor.dtype,
+                            remedy_for_dtype(tensor.dtype)));
   }
 }
 

@@ -20,6 +20,7 @@
 
 #include "src/train/coded_tensors.h"
 #include "src/train/safetensors_header.h"
+#include "src/train/weight_causes.h"
 
 namespace ballast::train {
 namespace {
@@ -54,10 +55,8 @@ fs::path choose_file(const fs::path& folder) {
   for (const char* name : {kSingleWeights, kWeightsIndex, config::kAdapterWeights}) {
     if (fs::exists(folder / name, ignored)) return folder / name;
   }
-  const bool pickled = fs::exists(folder / "pytorch_model.bin", ignored) ||
-                       fs::exists(folder / "pytorch_model.bin.index.json", ignored);
   refuse_file(folder, fmt::format(" has neither {} nor {}{}", kSingleWeights, kWeightsIndex,
-                                  pickled ? "; save its pytorch_model.bin as safetensors" : ""));
+                                  files_instead(folder)));
 }
 
 std::string read_index(const fs::path& path) {
@@ -69,6 +68,9 @@ std::string read_index(const fs::path& path) {
     }
     std::string content(size, '\0');
     text::read_fully(file, path, 0, std::as_writable_bytes(std::span(content)));
+    if (content.starts_with("version https://git-lfs")) {
+      refuse_file(path, fmt::format(" {}", foreign_format(std::as_bytes(std::span(content)))));
+    }
     return content;
   });
 }
@@ -169,7 +171,9 @@ void WeightFiles::add_places() {
       const auto [known, added] = found_.emplace(tensor.name, places_.size());
       if (!added) {
         refuse_file(file.path(),
-                    fmt::format(": tensor '{}' is in {} too", printable(tensor.name),
+                    fmt::format(": tensor '{}' is in {} too; remove the file of another "
+                                "version of the model",
+                                printable(tensor.name),
                                 places_[known->second].file->path().filename().string()));
       }
       places_.push_back({&tensor, &file});
@@ -177,10 +181,28 @@ void WeightFiles::add_places() {
   }
 }
 
+/// Refuses an index that names files which are not there.
+void WeightFiles::check_shards(const std::map<std::string, std::size_t>& shards) const {
+  constexpr std::size_t kNamed = 3;
+  std::string missing;
+  std::size_t count = 0;
+  for (const auto& [name, position] : shards) {
+    std::error_code ignored;
+    if (fs::exists(path_.parent_path() / name, ignored)) continue;
+    if (++count <= kNamed) missing += (missing.empty() ? "" : ", ") + name;
+  }
+  if (count == 0) return;
+  refuse_file(path_, fmt::format(" names {} file{}, of which {} {} missing ({}{}); download {} too",
+                                 shards.size(), shards.size() == 1 ? "" : "s", count,
+                                 count == 1 ? "is" : "are", missing, count > kNamed ? ", ..." : "",
+                                 count == 1 ? "it" : "them"));
+}
+
 void WeightFiles::open_index() {
   const auto map = read_weight_map(path_);
   std::map<std::string, std::size_t> opened;  // position in files_ by name
   for (const auto& [tensor, name] : map) opened.emplace(name, 0);
+  check_shards(opened);
   files_.reserve(opened.size());
   for (auto& [name, position] : opened) {
     position = files_.size();
@@ -190,13 +212,15 @@ void WeightFiles::open_index() {
   for (const auto& [tensor, name] : map) {
     const SafetensorsReader& file = files_[opened.at(name)];
     if (file.find(tensor) != nullptr) continue;
-    refuse_file(file.path(), fmt::format(" has no tensor '{}', but {} names it there",
+    refuse_file(file.path(), fmt::format(" has no tensor '{}', but {} names it there: they are of "
+                                         "different versions; download both again",
                                          printable(tensor), path_.filename().string()));
   }
   for (const Place& place : places_) {
     if (map.contains(place.tensor->name)) continue;
     refuse_file(place.file->path(),
-                fmt::format(" has tensor '{}', which {} does not name",
+                fmt::format(" has tensor '{}', which {} does not name: they are of "
+                            "different versions; download both again",
                             printable(place.tensor->name), path_.filename().string()));
   }
 }
@@ -226,11 +250,29 @@ void WeightFiles::read(const std::string& name, std::span<float> out, Elems firs
   }
   std::vector<std::string> names;
   for (const Place& place : places_) names.push_back(place.tensor->name);
-  refuse_file(path_, fmt::format(" has no tensor '{}'{}", name, did_you_mean(name, names)));
+  const std::string cause = cause_of_missing(*this, name);
+  refuse_file(path_, fmt::format(" has no tensor '{}'{}", name,
+                                 cause.empty() ? did_you_mean(name, names) : cause));
 }
 
 void read_stored(const WeightFiles::Place& place, Bytes first, std::span<std::byte> out) {
   text::read_fully(place.file->descriptor(), place.file->path(), place.tensor->offset + first, out);
+}
+
+bool have_equal_values(const WeightFiles& files, const StoredTensor& one,
+                       const StoredTensor& other) {
+  constexpr Elems kPiece = Elems{1} << 20;
+  if (one.shape != other.shape) return false;
+  std::vector<float> left;
+  std::vector<float> right;
+  for (Elems done = 0; done < one.elements; done += left.size()) {
+    left.resize(std::min(kPiece, one.elements - done));
+    right.resize(left.size());
+    files.read(one.name, left, done);
+    files.read(other.name, right, done);
+    if (left != right) return false;
+  }
+  return true;
 }
 
 DType type_of(const WeightFiles::Place& place) {
@@ -238,8 +280,9 @@ DType type_of(const WeightFiles::Place& place) {
     if (place.tensor->dtype == dtype_name(type)) return type;
   }
   refuse_file(place.file->path(),
-              fmt::format(": tensor '{}' has dtype {}; weights can be F32, BF16 or F16",
-                          printable(place.tensor->name), place.tensor->dtype));
+              fmt::format(": tensor '{}' has dtype {}; weights can be F32, BF16 or F16{}",
+                          printable(place.tensor->name), place.tensor->dtype,
+                          remedy_for_dtype(place.tensor->dtype)));
 }
 
 }  // namespace ballast::train

@@ -327,7 +327,8 @@ class Folder(RunTest):
         (self.model / "model-00002-of-00003.safetensors").unlink()
         for done in (self.saving(), self.run_ballast("inspect", "model"),
                      self.run_ballast("export", "model", "--out", "out")):
-            self.assert_fails(done, 1, "cannot read", "model-00002-of-00003.safetensors: No such")
+            self.assert_fails(done, 1, "names 3 files, of which 1 is missing",
+                              "(model-00002-of-00003.safetensors); download it")
         self.llama()
         done = self.saving("--set", "model.hidden_size=64")
         self.assert_fails(done, 2, "model.hidden_size", "model.path (", "remove one")

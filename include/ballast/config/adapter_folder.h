@@ -1,6 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "ballast/model/architecture.h"
 #include "ballast/text/json.h"
@@ -18,6 +22,36 @@ inline constexpr const char* kAdapterPrefix = "base_model.model.";
 /// Throws Error(config) naming the file and the key: no such file, another kind of adapter, and a
 /// setting that changes what adapters compute and that Ballast lacks.
 text::Json read_adapter_folder(const std::filesystem::path& folder);
+
+/// The settings of an adapter_config.json that merging needs. Which modules have adapters, and with
+/// which rank, follows from the tensors themselves.
+struct MergeSettings {
+  /// A regular expression for the end of a module's name, and the number for such modules.
+  struct Pattern {
+    std::string names;
+    double value = 0.0;
+  };
+  std::uint64_t rank = 8;
+  double alpha = 8.0;
+  bool rslora = false;
+  bool dora = false;
+  bool input_first = false;     ///< fan_in_fan_out
+  std::vector<Pattern> ranks;   ///< rank_pattern; the first that matches counts
+  std::vector<Pattern> alphas;  ///< alpha_pattern
+  /// Ids of the tokens whose rows are trained, by module; "": the embedding.
+  std::vector<std::pair<std::string, std::vector<std::uint64_t>>> tokens;
+
+  /// The rank and the factor s of the adapter of `module` ("model.layers.0.self_attn.q_proj").
+  [[nodiscard]] std::uint64_t rank_of(const std::string& module) const;
+  [[nodiscard]] double scale_of(const std::string& module) const;
+  /// nullptr if the config names no tokens of `module`.
+  [[nodiscard]] const std::vector<std::uint64_t>* tokens_of(const std::string& module) const;
+};
+
+/// Throws Error(config) naming the file and the key: no such file, another kind of adapter,
+/// adapters of a base model that PEFT has changed, and a setting that changes what merged weights
+/// are and that Ballast lacks.
+MergeSettings read_merge_settings(const std::filesystem::path& folder);
 
 /// adapter_config.json for the adapters of `model` over the model at `base` (empty: unknown).
 text::Json make_adapter_config(const model::Architecture& model, const std::filesystem::path& base);

@@ -1,13 +1,11 @@
 #pragma once
 
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ballast/config/config.h"
-#include "ballast/model/quantization.h"
 #include "ballast/text/json.h"
 
 namespace ballast::config {
@@ -25,10 +23,6 @@ text::Json read_model_section(const std::filesystem::path& folder, std::vector<s
 /// `file`. Shapes alone do not say, for example, how many heads a matrix holds. Accepts a file that
 /// does not exist or has none of the family's keys.
 void compare_with_checkpoint(const std::filesystem::path& file, const Config& config);
-
-/// How the weights in a folder, or the folder of a file, are kept as codes, by its config.json;
-/// none if they are not codes of NF4 or there is no such file. Throws Error(config).
-std::optional<model::Quantization> stored_quantization(const std::filesystem::path& weights);
 
 /// The text of a config.json for weights that are written as numbers: without its
 /// quantization_config; unchanged if it has none. Throws Error(data).

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <deque>
 #include <filesystem>
+#include <map>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -68,6 +69,7 @@ class WeightFiles {
 
  private:
   void open_index();
+  void check_shards(const std::map<std::string, std::size_t>& shards) const;
   void add_places();
   void pair_codes();
 
@@ -82,6 +84,11 @@ class WeightFiles {
 /// Bytes [first, first + out.size()) of a tensor as they are stored, through the page cache. Throws
 /// Error(data) if the file is too short, Error(io).
 void read_stored(const WeightFiles::Place& place, Bytes first, std::span<std::byte> out);
+
+/// Whether two tensors have the same shape and values, also in different dtypes. Reads both in
+/// pieces; throws like WeightFiles::read().
+bool have_equal_values(const WeightFiles& files, const StoredTensor& one,
+                       const StoredTensor& other);
 
 /// Throws Error(data) naming file and tensor if the dtype is not one of weights.
 DType type_of(const WeightFiles::Place& place);

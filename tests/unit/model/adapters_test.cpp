@@ -101,11 +101,8 @@ TEST(Adapters, HaveTheRowsOfTheirMapsInTheSameOrder) {
   EXPECT_NE(run_in_files(b, 2 * 8).first, 2 * 8);
 }
 
-TEST(Adapters, OfAllMapsAreNamed) {
-  const auto targets = [](const ModelConfig& config) {
-    return adapted(config, {.targets = {"all-linear"}}).adapters->targets;
-  };
-  EXPECT_EQ(targets(test::small_gpt2()), (std::vector<std::string>{"c_attn", "c_proj", "c_fc"}));
+/// A layer with four experts and a shared one.
+ModelConfig small_experts() {
   ModelConfig experts = default_config("qwen2_moe");
   experts.hidden_size = 32;
   experts.num_layers = 1;
@@ -115,6 +112,34 @@ TEST(Adapters, OfAllMapsAreNamed) {
   experts.details["num_experts_per_tok"] = text::Json(2);
   experts.details["moe_intermediate_size"] = text::Json(16);
   experts.details["shared_expert_intermediate_size"] = text::Json(16);
+  return experts;
+}
+
+/// What chooses experts, or weighs a shared one, stays as it is.
+TEST(QuantizedBase, LeavesRoutersAndTheGateOfASharedExpert) {
+  Architecture model = adapted(small_experts(), {.targets = {"all-linear"}});
+  quantize(model, {.format = Quantization::Format::nf4},
+           [](const std::string& rule) { FAIL() << rule; });
+  std::vector<std::string> plain;
+  std::size_t coded = 0;
+  for (const BlockSpec& block : model.blocks) {
+    for (const TensorSpec& tensor : block.tensors) {
+      const bool map = tensor.shape.size() == 2 && block.kind == BlockKind::layer;
+      if (map && !tensor.coded && !tensor.adapter) plain.push_back(tensor.name);
+      coded += tensor.coded ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(plain, (std::vector<std::string>{"model.layers.0.mlp.gate.weight",
+                                             "model.layers.0.mlp.shared_expert_gate.weight"}));
+  EXPECT_EQ(coded, 4U + 3U + 4U * 3U);
+}
+
+TEST(Adapters, OfAllMapsAreNamed) {
+  const auto targets = [](const ModelConfig& config) {
+    return adapted(config, {.targets = {"all-linear"}}).adapters->targets;
+  };
+  EXPECT_EQ(targets(test::small_gpt2()), (std::vector<std::string>{"c_attn", "c_proj", "c_fc"}));
+  const ModelConfig experts = small_experts();
   EXPECT_EQ(targets(experts), (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
   test::expect_error(ErrorCategory::config, {"targets: 'gate_proj' is a map of experts", "q_proj"},
                      [&] { adapted(experts, {.targets = {"gate_proj"}}); });

@@ -80,6 +80,10 @@ TEST(ReplacedFile, NamesAPlaceThatCannotBeWritten) {
 TEST(ReadSettings, SaysWhyAFileIsNotRead) {
   const TempDir dir;
   EXPECT_EQ(read_settings(dir.write("a", "text"), "config"), "text");
+  const auto pointer = dir.write("lfs", "version https://git-lfs.github.com/spec/v1");
+  EXPECT_EQ(error_of([&] { read_settings(pointer, "config"); }),
+            pointer.string() +
+                ": is a git-lfs pointer, not the file itself: run `git lfs pull` in its folder");
   EXPECT_EQ(error_of([&] { read_settings(dir.path(), "config"); }),
             dir.path().string() + ": is a directory; give a config file");
   const auto missing = dir.path() / "none";

@@ -283,6 +283,48 @@ class Copy {
   std::map<std::string, Stored> tensors;
 };
 
+/// Of two folders the second has what the first has left behind.
+void write_description(const fs::path& from, const fs::path& to, const json& quantization) {
+  json description = json::parse(read_small_file(from / "config.json"));
+  description["quantization_config"] = quantization;
+  std::ofstream(to / "config.json") << description.dump();
+}
+
+bool has_note(const config::Config& config, std::string_view part) {
+  return std::any_of(config.notes.begin(), config.notes.end(),
+                     [&](const std::string& note) { return note.find(part) != std::string::npos; });
+}
+
+/// A merged 16-bit folder may have kept a quantization_config, also one that Ballast cannot read.
+TEST(Bitsandbytes, DenseWeightsAreUsedAsTheyAreWhateverTheirConfigSays) {
+  const test::TempDir dir;
+  const fs::path plain = exported(fixture("nested"), dir.path() / "plain");
+  const fs::path left = exported(fixture("nested"), dir.path() / "left");
+  const json theirs = json::parse(read_small_file(fixture("nested") / "config.json"));
+  const json fp4 = {
+      {"quant_method", "bitsandbytes"}, {"load_in_4bit", true}, {"bnb_4bit_quant_type", "fp4"}};
+  for (const json& quantization :
+       {theirs["quantization_config"], fp4, json{{"quant_method", "gptq"}, {"bits", 4}}}) {
+    write_description(plain, left, quantization);
+    const config::Config config = config_of(left, kAdapters);
+    EXPECT_EQ(config.ballast.quantized_base, "none");
+    EXPECT_TRUE(has_note(config, "quantization_config is a leftover"));
+    expect_equal_runs(config, config_of(plain, kAdapters), true);
+    fs::remove_all(dir.path() / "again");
+    exported(left, dir.path() / "again");
+  }
+}
+
+TEST(Bitsandbytes, CodesAreRecognisedWithoutTheirConfig) {
+  const test::TempDir dir;
+  fs::copy(fixture("nested"), dir.path() / "bare");
+  write_description(fixture("nested"), dir.path() / "bare", nullptr);
+  const config::Config config = config_of(dir.path() / "bare", kAdapters);
+  EXPECT_EQ(config.ballast.quantized_base, "nf4");
+  EXPECT_TRUE(config.ballast.double_quantization);
+  EXPECT_FALSE(has_note(config, "leftover"));
+}
+
 const std::string kMatrix = "model.layers.0.mlp.up_proj.weight";
 const std::string kState = kMatrix + ".quant_state.bitsandbytes__nf4";
 
@@ -293,6 +335,20 @@ void describe(Copy& copy, const std::string& key, const json& value) {
   std::string& bytes = copy.tensors[kState].bytes;
   bytes = state.dump();
   copy.tensors[kState].shape = {bytes.size()};
+}
+
+/// Modules may be left out of the quantisation. "auto" must not encode them.
+TEST(Bitsandbytes, MixedFoldersAreDecoded) {
+  Copy copy("nested");
+  const json state = json::parse(copy.tensors[kState].bytes);
+  std::erase_if(copy.tensors, [](const auto& entry) { return entry.first.starts_with(kMatrix); });
+  const std::vector<std::uint64_t> shape = state["shape"];
+  copy.tensors[kMatrix] = {"BF16", shape, std::string(shape[0] * shape[1] * 2, '\1')};
+  static_cast<void>(copy.open());
+  fs::copy_file(fixture("nested") / "config.json", copy.dir.path() / "config.json");
+  const config::Config config = config_of(copy.dir.path(), kAdapters);
+  EXPECT_EQ(config.ballast.quantized_base, "none");
+  EXPECT_TRUE(has_note(config, "\"auto\" is \"none\": 13 of 14 frozen matrices"));
 }
 
 TEST(Bitsandbytes, TensorsThatDoNotFitAreRefusedInOneLine) {

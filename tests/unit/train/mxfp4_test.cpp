@@ -234,7 +234,7 @@ fs::path with_config(const test::TempDir& dir, const nlohmann::json& changes) {
 TEST(Mxfp4, OtherQuantizationsAreRefused) {
   const test::TempDir dir;
   expect_error(ErrorCategory::config,
-               {"config.json: quantization_config.quant_method is \"gptq\", but Ballast supports "
+               {"config.json: quantization_config.quant_method is \"gptq\", but Ballast reads "
                 "only mxfp4"},
                [&] {
                  config_of(with_config(dir, {{"quantization_config", {{"quant_method", "gptq"}}}}));

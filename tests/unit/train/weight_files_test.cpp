@@ -34,6 +34,11 @@ void write_file(const fs::path& path, const std::vector<TensorToStore>& tensors,
   writer.finish();
 }
 
+std::string read_text(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 std::string index_of(const std::string& entries) {
   return R"({"metadata":{"total_size":24},"weight_map":{)" + entries + "}}";
 }
@@ -109,7 +114,7 @@ TEST(WeightFiles, SayWhatAFolderLacks) {
                {dir.path().native(), "neither model.safetensors nor model.safetensors.index.json"},
                [&] { WeightFiles files(dir.path()); });
   dir.write("pytorch_model.bin", "x");
-  expect_error(ErrorCategory::data, {"save its pytorch_model.bin as safetensors"},
+  expect_error(ErrorCategory::data, {"it has pytorch_model.bin: load it with transformers"},
                [&] { WeightFiles files(dir.path()); });
   expect_error(ErrorCategory::data, {"cannot read", "none: No such file"},
                [&] { WeightFiles files(dir.path() / "none"); });
@@ -131,7 +136,8 @@ TEST(WeightFiles, AgreeWithTheirIndex) {
        {"", ".", "..", "../m", "/m", "x/m", "m\\u0000", "m\\n", "\\u001bm"}) {
     refuse(index_of(R"("b":")" + path + '"'), {"tensor 'b' is in '", "only files beside it"});
   }
-  refuse(index_of(R"("b":"none.safetensors")"), {"cannot read", "none.safetensors: No such file"});
+  refuse(index_of(R"("b":"none.safetensors")"),
+         {"names 1 file, of which 1 is missing (none.safetensors); download it too"});
   refuse(index_of(kEntries + R"(,"d":")" + kFirst + '"'), {kFirst, "has no tensor 'd'"});
   refuse(index_of(kEntries + R"(,"b":")" + kFirst + '"'), {"b: given twice"});
   refuse(index_of(std::string(R"("a.weight":")") + kFirst + R"(","b":")" + kSecond + '"'),
@@ -147,12 +153,85 @@ TEST(WeightFiles, NameTheShardThatIsDamaged) {
   fs::resize_file(path, fs::file_size(path) - 1);
   folder.expect_refused({kSecond, "tensor 'c' reaches beyond", "truncated or damaged"});
   fs::remove(path);
-  folder.expect_refused({"cannot read", kSecond, "No such file"});
+  folder.expect_refused({"names 2 files, of which 1 is missing", kSecond});
 }
 
-std::string read_text(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+TEST(WeightFiles, SayWhatAFolderHasInstead) {
+  const auto says = [](const std::string& file, std::string_view part) {
+    const test::TempDir dir;
+    dir.write("config.json", "{}");
+    dir.write("training_args.bin", "x");
+    fs::create_directories((dir.path() / file).parent_path());
+    dir.write(file, "x");
+    expect_error(ErrorCategory::data, {" has neither model.safetensors nor ", part},
+                 [&] { WeightFiles files(dir.path()); });
+  };
+  says("readme", "; download the weights into it");
+  says("consolidated.00.pth", "it has consolidated.00.pth: load it with transformers");
+  says("model-Q4_K_M.gguf", "gguf_file");
+  says("model.safetensors.incomplete", "is a download that has not ended");
+  says(".cache/huggingface/download/x.incomplete", "its download has not ended");
+  says("model-00001-of-00003.safetensors", "the index of such files is missing");
+  says("other.safetensors", "rename it to model.safetensors");
+  says("checkpoint-500/model.safetensors", "its folder checkpoint-500 has weights");
+  says("pytorch_model_fsdp_0/x", "accelerate merge-weights");
+  says("global_step10/x", "zero_to_fp32.py");
+}
+
+TEST(WeightFiles, SayWhichFormatAFileHasInstead) {
+  const Folder folder;
+  const auto says = [&](const std::string& content, std::string_view part) {
+    for (const char* name : {kFirst, kSecond}) {
+      const std::string before = read_text(folder.dir.path() / name);
+      folder.dir.write(name, content);
+      folder.expect_refused({name, part});
+      folder.dir.write(name, before);
+    }
+  };
+  says("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 123\n", "git lfs pull");
+  folder.write_index("version https://git-lfs.github.com/spec/v1");
+  folder.expect_refused({kWeightsIndex, "is a git-lfs pointer"});
+  folder.write_index(index_of(kEntries));
+  says("PK\x03\x04 archive of PyTorch", "is a file of PyTorch");
+  says("GGUF and more", "is GGUF");
+  says("<!DOCTYPE html>", "is a web page");
+  says(R"({"weight_map": {}})", "is JSON");
+  says(std::string(100, '\0'), "begins with zeros");
+  says("x", "too short for a safetensors file; download or copy it again");
+  says("0123456789", "truncated or not a safetensors file; download or copy it again");
+}
+
+/// The message for a model whose tensors have other names than a Llama's.
+TEST(WeightFiles, SayWhyTensorsHaveOtherNames) {
+  const auto says = [](const std::vector<std::string>& names, std::string_view part) {
+    const test::TempDir dir;
+    std::vector<TensorToStore> tensors;
+    for (const std::string& name : names) tensors.push_back({name, DType::f32, {1}});
+    write_file(dir.path() / kSingleWeights, tensors);
+    const WeightFiles files(dir.path());
+    const std::string missing = "model.layers.0.self_attn.q_proj.weight";
+    expect_error(ErrorCategory::data, {"has no tensor '" + missing + "'", part}, [&] {
+      std::vector<float> values(1);
+      files.read(missing, values);
+    });
+  };
+  const std::string map = "model.layers.0.self_attn.q_proj";
+  for (const auto& [prefix, part] : {std::pair("_orig_mod.", "torch.compile"),
+                                     {"module.", "DataParallel or DDP"},
+                                     {"_fsdp_wrapped_module.", "prefix of FSDP"},
+                                     {"_forward_module.", "Lightning"},
+                                     {"policy.net.", "has a prefix, 'policy.net.', like all"},
+                                     {"base_model.model.", "an unmerged PEFT model"}}) {
+    says({prefix + map + ".weight", prefix + std::string("model.norm.weight")}, part);
+  }
+  says({"model.layers.0._checkpoint_wrapped_module.self_attn.q_proj.weight"}, "checkpointing");
+  says({"model.norm.weight", map + ".base_layer.weight"}, "an unmerged PEFT model");
+  says({"model.language_model.layers.0.self_attn.q_proj.weight"}, "a model of text and images");
+  says({"language_model.model.norm.weight"}, "a model of text and images");
+  says({map + ".qweight", map + ".qzeros"}, "quantised by GPTQ or AWQ");
+  says({map + ".weight_packed"}, "compressed-tensors");
+  says({"layers.0.attention.wq.weight"}, "Meta's own format");
+  says({map + ".wieght"}, "did you mean");
 }
 
 /// Reads all values of the model in `folder`. Returns whether it was accepted; an error must name a
