@@ -433,7 +433,8 @@ def prepare(preparer, paths, out, wide, metadata, workers):
 def load_tokenizer(folder):
     """The tokenizer of a model's folder and the SHA-256 of its vocabulary and merges."""
     if not folder.is_dir():
-        raise Refusal(f"--model {folder} is not a folder; give the folder of a model of Hugging Face")
+        raise Refusal(f"--model {folder} is not a folder; give the folder of a model of Hugging Face. "
+                      f"Nothing is downloaded here; `hf download ID --local-dir DIR` does that")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
