@@ -304,8 +304,9 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
   if (keys.empty() || !fs::exists(path, ignored)) return;
   const std::string name = path.string();
   // It may be a config of Ballast, which has comments and none of these keys.
-  const Json file = with_rope_keys(
-      text::parse_json(text::read_settings(path, "config"), name, {.comments = true}), name);
+  const Json file = with_rope_keys(text::parse_json(text::read_settings(path, "config"), name,
+                                                    {.comments = true, .non_finite = true}),
+                                   name);
   const Json section = effective_section(config);
   for (const model::CheckpointKey& key : keys) {
     const Json* const theirs = find_given(file, key.name);
