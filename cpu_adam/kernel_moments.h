@@ -224,6 +224,22 @@ inline Streams tile_of(const Streams& all, std::size_t start, std::size_t size) 
   return tile;
 }
 
+/// Updates a tile with fp32 moments, some of whose elements have no weight decay.
+inline void run_mixed(FusedKernel fused, const Coefficients& k, const Streams& tile) noexcept {
+  constexpr std::size_t kStep = Shard::kDecayStep;
+  const auto decays = [&](std::size_t at) { return ((tile.undecayed >> (at / kStep)) & 1U) == 0; };
+  for (std::size_t start = 0; start < tile.size;) {
+    std::size_t end = start + kStep;
+    while (end < tile.size && decays(end) == decays(start)) end += kStep;
+    if (end > tile.size) end = tile.size;
+    Streams part = tile_of(tile, start, end - start);
+    part.first = forward(tile.first, start * sizeof(float));
+    part.second = forward(tile.second, start * sizeof(float));
+    fused(decays(start) ? k : without_decay(k), part);
+    start = end;
+  }
+}
+
 template <class Lanes>
 void run_bf16_first(FusedKernel fused, const Coefficients& k, const Streams& s) noexcept {
   Bf16Tile<Lanes> first;
@@ -253,7 +269,11 @@ void run_blockwise8(FusedKernel fused, const Coefficients& k, const Streams& s) 
     auto* second_codes = static_cast<std::uint8_t*>(s.second) + start;
     if (s.first != nullptr) first.expand(first_codes, s.first_exponents[block], size);
     if (s.second != nullptr) second.expand(second_codes, s.second_exponents[block], size);
-    fused(k, tile);
+    if (s.undecayed == 0) {
+      fused(k, tile);
+    } else {
+      run_mixed(fused, k, tile);
+    }
     if (s.first != nullptr) {
       s.first_exponents[block] = first.compress(first_codes, size, k.draw_key, tile.element);
     }

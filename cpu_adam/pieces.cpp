@@ -58,6 +58,18 @@ Moments::Format format_of_moments(Optimizer optimizer, const Shard& shard) {
   return only_second ? Moments::Format::f32 : format;
 }
 
+std::uint8_t undecayed_in_block(std::span<const ElementRange> undecayed, Elems element) {
+  unsigned bits = 0;
+  for (unsigned i = 0; i < Codes::kBlock / Shard::kDecayStep; ++i) {
+    const Elems number = element + i * Shard::kDecayStep;
+    const auto has_number = [number](const ElementRange& range) {
+      return range.first <= number && number < range.end;
+    };
+    if (std::ranges::any_of(undecayed, has_number)) bits |= 1U << i;
+  }
+  return static_cast<std::uint8_t>(bits);
+}
+
 Streams piece_of(Optimizer optimizer, const Shard& shard, Elems start, Elems count) {
   const ElementSizes sizes = sizes_of(optimizer, shard);
   const Moments& moments = shard.moments;
@@ -76,7 +88,8 @@ Streams piece_of(Optimizer optimizer, const Shard& shard, Elems start, Elems cou
           .companion_bytes = sizes.companion,
           .gradient_bytes = sizes.gradient,
           .size = count,
-          .element = static_cast<std::uint32_t>(shard.first_element + start)};
+          .element = static_cast<std::uint32_t>(shard.first_element + start),
+          .undecayed = 0};
 }
 
 Shard part_of(const Shard& shard, Elems first, Elems count) {

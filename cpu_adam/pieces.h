@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 #include "cpu_adam/variant.h"
@@ -33,6 +34,38 @@ void for_pieces(Elems first_element, Elems start, Elems end, const auto& piece) 
     const Elems left = kLowerHalf - (first_element + start) % kLowerHalf;
     const Elems count = std::min(end - start, left);
     piece(start, count);
+    start += count;
+  }
+}
+
+/// Streams::undecayed of the block of 8-bit moments whose first element has this number.
+std::uint8_t undecayed_in_block(std::span<const ElementRange> undecayed, Elems element);
+
+/// Calls `piece(start, count, undecayed)` for [start, end) of a shard, cut where weight decay
+/// begins or ends. `undecayed` is 0 if all elements of the piece have weight decay and kUndecayed
+/// if none has. With Codes a piece has whole blocks, and a block with both kinds of elements is a
+/// piece of its own with its Streams::undecayed.
+inline constexpr std::uint8_t kUndecayed = 0xff;
+void for_decays(const Shard& shard, Elems start, Elems end, const auto& piece) {
+  static_assert(Codes::kBlock == 8 * Shard::kDecayStep);
+  const bool coded = shard.moments.format == Moments::Format::blockwise8;
+  const Elems unit = coded ? Codes::kBlock : 1;
+  auto range = shard.undecayed.begin();
+  while (start < end) {
+    const Elems number = shard.first_element + start;
+    while (range != shard.undecayed.end() && range->end <= number) ++range;
+    const bool decays = range == shard.undecayed.end() || range->first > number;
+    Elems count = end - start;
+    if (range != shard.undecayed.end()) {
+      const Elems same = (decays ? range->first : range->end) - number;
+      if (same < count) count = same / unit * unit;
+    }
+    std::uint8_t undecayed = decays ? 0 : kUndecayed;
+    if (count == 0) {
+      count = std::min(unit, end - start);
+      undecayed = undecayed_in_block(shard.undecayed, number);
+    }
+    piece(start, count, undecayed);
     start += count;
   }
 }

@@ -112,14 +112,18 @@ void Updater::Impl::step(const Hyper& hyper, const Shard& shard, const Shard* sa
   const DefaultFloatingPoint for_the_coefficients;
   const Coefficients coefficients = coefficients_of(hyper);
   const Moments::Format moments = format_of_moments(hyper.optimizer, shard);
-  const auto update = [&](Elems start, Elems count) {
-    const Streams streams = piece_of(hyper.optimizer, shard, start, count);
-    if (moments == Moments::Format::f32) return fused(coefficients, streams);
-    Coefficients keyed = coefficients;
+  const auto update_alike = [&](Elems start, Elems count, std::uint8_t undecayed) {
+    Streams streams = piece_of(hyper.optimizer, shard, start, count);
+    Coefficients keyed = undecayed == kUndecayed ? without_decay(coefficients) : coefficients;
+    if (moments == Moments::Format::f32) return fused(keyed, streams);
+    if (undecayed != kUndecayed) streams.undecayed = undecayed;
     key_draws(keyed, hyper.step, static_cast<std::uint32_t>((shard.first_element + start) >> 32));
     const CompressedKernel kernel =
         moments == Moments::Format::bf16_first ? variant.bf16_first : variant.blockwise8;
     kernel(fused, keyed, streams);
+  };
+  const auto update = [&](Elems start, Elems count) {
+    for_decays(shard, start, start + count, update_alike);
   };
   const Chunks chunks(shard.size);
   workers.for_ranges(chunks.count(), [&](Elems first, Elems last) {

@@ -27,6 +27,13 @@ struct Coefficients {
   std::uint32_t draw_key[2];  ///< of this step's stochastic rounding
 };
 
+/// `with` for elements without weight decay.
+constexpr Coefficients without_decay(Coefficients with) {
+  with.decay = 1.0F;
+  with.l2 = 0.0F;
+  return with;
+}
+
 /// The arrays of one piece of a shard; null for those that are not used. `element` is the number of
 /// its first element modulo 2^32; pieces do not cross multiples of 2^32. `*_bytes` is the size of
 /// one element.
@@ -43,6 +50,9 @@ struct Streams {
   std::size_t gradient_bytes;
   std::size_t size;
   std::uint32_t element;
+  /// Bit i: elements [i, i + 1) * Shard::kDecayStep of each block of 8-bit moments have no weight
+  /// decay. 0 with other moments.
+  std::uint8_t undecayed;
 };
 
 /// One array for `touch`, with `row_bytes` for every kRow elements.

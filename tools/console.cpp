@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "ballast/config/config.h"
 #include "ballast/core/units.h"
 
 #include "tools/process.h"
@@ -192,9 +193,9 @@ void Console::show_step(const train::StepReport& report) {
 void Console::stepped(const train::StepReport& report) {
   if (view_) view_->stepped(report);
   const auto& metrics = report.metrics;
-  const bool keep = metrics.step % steps_per_print_ == 0 || metrics.step == report.steps ||
-                    metrics.eval_loss.has_value() || metrics.skipped;
-  if (keep) show_step(report);
+  const bool wanted = metrics.step % steps_per_print_ == 0 || metrics.step == report.steps ||
+                      metrics.eval_loss.has_value() || metrics.skipped;
+  if (wanted && steps_per_print_ < config::kNoProgressLines) show_step(report);
   if (metrics.eval_loss) {
     terminal_.show(fmt::format("{:>11}  {}", "held out",
                                held_out_text(*metrics.eval_loss, metrics.rewards.has_value())));

@@ -13,8 +13,8 @@
 namespace ballast::tools {
 
 /// Prints a run to standard output in at most 80 columns, or as many as the terminal has: a line
-/// every `steps_per_print` steps and, on a terminal, a live line below them or the live view
-/// instead of both.
+/// every `steps_per_print` steps (none with config::kNoProgressLines) and, on a terminal, a live
+/// line below them or the live view instead of both.
 class Console final : public train::Observer {
  public:
   /// `live`: show the live view; only where Screen::available(). `ending`: lines after the summary.

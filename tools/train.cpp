@@ -104,7 +104,10 @@ void run_train(TrainArguments arguments) {
   const TrainRequest& request = arguments.request;
   const comm::Launch launch = comm::read_launch();
   if (arguments.print_config) {
-    if (launch.first()) fmt::print("{}\n", config::print(load_config(request, launch.world)));
+    const config::Config config = load_config(request, launch.world);
+    if (!launch.first()) return;
+    log_notes(config, LogLevel::debug);
+    fmt::print("{}\n", config::print(config));
     return;
   }
   if (launch.world > 1) {

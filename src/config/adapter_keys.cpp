@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "ballast/config/adapter_folder.h"
+#include "ballast/config/model_source.h"
 #include "ballast/core/error.h"
 
 #include "src/config/sections.h"
@@ -72,6 +73,34 @@ Key train_key(BallastSection& b) {
           }};
 }
 
+Key weight_decay_exclude_key(BallastSection& b) {
+  return {"weight_decay_exclude",
+          [&b](const Value& value) {
+            const std::string word(model::kTransformersExempt);
+            std::vector<std::string>& patterns = b.weight_decay_exclude;
+            patterns.clear();
+            if (value.json() == "none") return;
+            if (value.json() == word) {
+              patterns.push_back(word);
+              return;
+            }
+            if (!value.json().is_array()) {
+              value.fail_type(
+                  "\"none\", \"transformers\" (biases and norms) or an array of patterns such as "
+                  "[\"*norm*\"]");
+            }
+            for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
+              patterns.push_back(value.element(i).text());
+            }
+          },
+          [&b] {
+            const std::vector<std::string>& patterns = b.weight_decay_exclude;
+            if (patterns.empty()) return Json("none");
+            const bool word = patterns.size() == 1 && patterns[0] == model::kTransformersExempt;
+            return word ? Json(patterns[0]) : list_of(patterns);
+          }};
+}
+
 Key adapters_key(BallastSection& b) {
   return {"adapters",
           [&b](const Value& value) {
@@ -93,6 +122,9 @@ void expand_adapter_path(Document& document) {
       section == nullptr || !section->is_object() ? nullptr : section->find("path");
   if (given == nullptr || given->is_null() || *given == "") return;
   const std::filesystem::path folder = Value(document, *given, "ballast.adapters.path").path_text();
+  if (const auto cause = explain_no_adapters(folder, given->text())) {
+    document.fail("ballast.adapters.path", *cause);
+  }
   Json found;
   try {
     found = read_adapter_folder(folder);

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <array>
+
 #include <fmt/format.h>
 
 #include "src/config/sections.h"
@@ -43,6 +46,35 @@ std::vector<AutoValue> auto_values(Json& root) {
           {"fp16.enabled", false, "bf16 is used, unless it is off"}};
 }
 
+/// Sections in which DeepSpeed leaves out every key whose value is "auto", and the keys in them for
+/// which "auto" has a meaning here.
+constexpr std::array kDropsAuto = {"zero_optimization",
+                                   "zero_optimization.offload_optimizer",
+                                   "zero_optimization.offload_param",
+                                   "fp16",
+                                   "bf16",
+                                   "tensorboard",
+                                   "csv_monitor"};
+constexpr std::array<std::string_view, 4> kHaveAuto = {"device", "sub_group_size",
+                                                       "stage3_param_persistence_threshold",
+                                                       "param_persistence_threshold"};
+
+/// Replaces "auto" by null, which is the default, where DeepSpeed leaves the key out.
+void drop_auto(Json& root, std::vector<std::string>& log) {
+  for (const char* const section : kDropsAuto) {
+    Json* const found = find_path(root, section);
+    if (found == nullptr) continue;
+    const std::string_view path = section;
+    const std::string_view name = path.substr(path.find('.') + 1);
+    for (const Json::Member& member : std::vector(found->members())) {
+      const bool own = std::find(kHaveAuto.begin(), kHaveAuto.end(), member.key) != kHaveAuto.end();
+      if (own || !(member.value == "auto") || has_no_effect(name, member.key)) continue;
+      (*found)[member.key] = Json();
+      log.push_back(fmt::format("{}.{}: \"auto\" is the default", section, printable(member.key)));
+    }
+  }
+}
+
 }  // namespace
 
 void replace_auto(Document& document, std::vector<std::string>& log) {
@@ -55,6 +87,7 @@ void replace_auto(Document& document, std::vector<std::string>& log) {
                               known.value.is_null() ? "" : known.value.compact() + ", ",
                               known.source));
   }
+  drop_auto(root, log);
 }
 
 }  // namespace ballast::config

@@ -206,7 +206,7 @@ Json read_model_section(const fs::path& folder, std::vector<std::string>& notes)
   const auto keys = family.checkpoint_keys();
   check_windows(json, keys, file);
   if (const Json* const stored = find_given(json, kQuantization);
-      stored != nullptr && stored->is_object()) {
+      stored != nullptr && stored->is_object() && !stored->members().empty()) {
     if (is_leftover(file, notes)) {
       json.erase(kQuantization);
     } else {
@@ -242,7 +242,8 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
   if (keys.empty() || !fs::exists(path, ignored)) return;
   const std::string name = path.string();
   // It may be a config of Ballast, which has comments and none of these keys.
-  Json file = text::parse_json(text::read_settings(path, "config"), name, {.comments = true});
+  Json file = text::parse_json(text::read_settings(path, "config"), name,
+                               {.comments = true, .non_finite = true});
   const model::Family& family = model::family(config.model.family);
   std::vector<std::string> notes;
   file = with_aliases(std::move(file), family.checkpoint_rules());

@@ -142,16 +142,52 @@ void check_scheduler(const SchedulerSection& s, const Document& document) {
   }
 }
 
-/// DeepSpeed's schedules do not read the optimizer's learning rate.
-void note_warmup_rate(Config& c) {
+/// What the config gives for `key` of `section`.params; nullptr if nothing.
+const Json* find_parameter(const Document& document, const char* section, const char* key) {
+  const Json* const all = document.root().find(section);
+  const Json* const params = all == nullptr ? nullptr : all->find("params");
+  return params == nullptr ? nullptr : params->find(key);
+}
+
+/// Notes parameters of the optimizer that are left out and have another default in DeepSpeed 0.19.8
+/// (FusedAdam, DeepSpeedCPUAdam, FusedLion, DeepSpeedCPULion). The other defaults are equal.
+void note_optimizer_defaults(Config& c, const Document& document) {
+  const Json* const section = document.root().find("optimizer");
+  if (section == nullptr || !section->is_object()) return;  // DeepSpeed has no default optimizer
+  const OptimizerSection& o = c.optimizer;
+  const auto note = [&](const char* key, const std::string& own, const std::string& theirs) {
+    const Json* const given = find_parameter(document, "optimizer", key);
+    if ((given != nullptr && !given->is_null()) || own == theirs) return;
+    c.notes.push_back(fmt::format(
+        "optimizer.params.{}: not given, so it is {}; DeepSpeed would take {}; give the key to "
+        "choose",
+        key, own, theirs));
+  };
+  const auto real = [](double value) { return Json(value).compact(); };
+  if (o.type == OptimizerSection::Type::adamw) {
+    const Json* const torch = find_parameter(document, "optimizer", "torch_adam");
+    const bool of_torch = torch != nullptr && torch->is_boolean() && torch->flag();
+    note("weight_decay", real(o.weight_decay), of_torch ? "0.01" : "0");
+  }
+  if (o.type == OptimizerSection::Type::lion) {
+    note("lr", real(o.lr), "0.001");
+    note("betas", Json::array({o.beta1, o.beta2}).compact(), "[0.9,0.999]");
+  }
+}
+
+/// WarmupDecayLR of DeepSpeed does not read the optimizer's learning rate; WarmupLR reads it since
+/// version 0.17.2. Transformers fills it in for "auto", which is null here.
+void note_warmup_rate(Config& c, const Document& document) {
   using enum SchedulerSection::Type;
   constexpr double kDeepSpeed = 1e-3;
-  const bool warms_up = c.scheduler.type == warmup || c.scheduler.type == warmup_decay;
+  const bool decays = c.scheduler.type == warmup_decay;
+  const bool warms_up = c.scheduler.type == warmup || decays;
   if (!warms_up || c.scheduler.warmup_max_lr || c.optimizer.lr == kDeepSpeed) return;
+  if (find_parameter(document, "scheduler", "warmup_max_lr") != nullptr) return;
   c.notes.push_back(
       fmt::format("scheduler.params.warmup_max_lr: not given, so it is optimizer.params.lr {}; "
-                  "DeepSpeed would take {}",
-                  c.optimizer.lr, kDeepSpeed));
+                  "DeepSpeed{} would take {}",
+                  c.optimizer.lr, decays ? "" : " before 0.17.2", kDeepSpeed));
 }
 
 void complete_placement(Config& c, const Document& document) {
@@ -240,7 +276,11 @@ void check_trained(Config& c, const Document& document) {
                               c.ballast.quantized_base));
   }
   const bool plain = c.ballast.quantized_base == "none";
-  if (plain && c.ballast.train.empty() && !c.ballast.adapters && c.data.pairs.empty()) return;
+  const bool decays_all = c.ballast.weight_decay_exclude.empty();
+  if (plain && decays_all && c.ballast.train.empty() && !c.ballast.adapters &&
+      c.data.pairs.empty()) {
+    return;
+  }
   const model::Architecture model = model_of(
       c, [&](const std::string& path, const std::string& rule) { document.fail(path, rule); });
   check_pairs(c, model, document);
@@ -379,6 +419,10 @@ model::Architecture model_of(
       fail(fmt::format("ballast.train[{}]", pattern), rule);
     });
   }
+  model::exempt_from_decay(model, config.ballast.weight_decay_exclude,
+                           [&](std::size_t pattern, const std::string& rule) {
+                             fail(fmt::format("ballast.weight_decay_exclude[{}]", pattern), rule);
+                           });
   const std::string& base = config.ballast.quantized_base;
   if (base == "nf4" || base == "int8") {
     using Format = model::Quantization::Format;
@@ -400,7 +444,8 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   complete_batch(config.batch, document, world, config.notes);
   complete_optimizer(config, document);
   check_scheduler(config.scheduler, document);
-  note_warmup_rate(config);
+  note_optimizer_defaults(config, document);
+  note_warmup_rate(config, document);
   complete_placement(config, document);
   complete_quantized_base(config);
   check_trained(config, document);

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "ballast/config/checkpoint_config.h"
+#include "ballast/config/model_source.h"
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
 
@@ -28,6 +29,9 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
     document.fail(fmt::format("model.{}", printable(member.key)),
                   fmt::format("model.path ({}) is given too and sets the whole model; remove one",
                               folder.string()));
+  }
+  if (const auto cause = explain_no_model(folder, given->text())) {
+    document.fail("model.path", *cause);
   }
   Json section;
   try {

@@ -1,4 +1,7 @@
 
+#include <algorithm>
+#include <array>
+
 #include <fmt/format.h>
 
 #include "src/config/sections.h"
@@ -10,8 +13,11 @@ enum class Treatment {
   ignored,      ///< any value is accepted and noted with the sentence
   off,          ///< false is accepted, true is an error with the sentence
   on,           ///< true is accepted, false is an error with the sentence
-  off_section,  ///< an object whose `enabled` is off, its other keys ignored
-  refused       ///< an error with the sentence, whatever the value
+  off_section,  ///< an object that `enabled: true` switches on, which is an error with the sentence
+  on_section,   ///< an object that only `enabled: false` switches off; else an error
+  one,          ///< sizes of at most 1 are accepted, larger ones are an error with the sentence
+  refused,      ///< an error with the sentence, whatever the value
+  removed       ///< the same; the sentence is why DeepSpeed refuses the key, and what to do
 };
 
 struct Group {
@@ -23,8 +29,8 @@ struct Group {
 
 using enum Treatment;
 
-// The names are those of DeepSpeed 0.19 (runtime/config.py, runtime/constants.py,
-// runtime/zero/config.py and related files).
+// The names are those of DeepSpeed 0.19.8 (runtime/config.py, runtime/constants.py,
+// runtime/zero/config.py and related files) and some that older versions have.
 Group group(std::string_view section, Treatment treatment, std::string_view sentence,
             std::vector<std::string_view> names) {
   return {section, treatment, sentence, std::move(names)};
@@ -39,36 +45,62 @@ const std::vector<Group> kGroups = {
           "metrics go to metrics.jsonl in the run directory, which `ballast report` draws, and to "
           "the files of tensorboard and csv_monitor",
           {"wandb", "comet"}),
-    group("", ignored, "see ballast.checkpoint_every", {"checkpoint", "nebula", "datastates_ckpt"}),
+    group("", ignored, "see ballast.checkpoint_every", {"checkpoint", "datastates_ckpt"}),
     group("", ignored, "Ballast has its own optimizers, which support states in every tier",
           {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}),
     group("", ignored,
           "gradients are exchanged in the type of the weights and averaged over all ranks",
-          {"communication_data_type", "seq_parallel_comm_data_type", "prescale_gradients",
-           "gradient_predivide_factor", "sparse_gradients", "disable_allgather"}),
+          {"communication_data_type", "seq_parallel_communication_data_type",
+           "seq_parallel_comm_data_type", "prescale_gradients", "gradient_predivide_factor",
+           "fp32_allreduce", "disable_allgather"}),
     group("", ignored,
           "gradients accumulate in fp32, master weights are fp32; see ballast.optimizer_states",
           {"data_types", "managed_gradient_accumulation", "coalesce_grad_reduction"}),
     group("", ignored, "no training batch is partial", {"dataloader_drop_last"}),
     group("", ignored, "`ballast plan` and `ballast tune` do this", {"autotuning"}),
     group("", ignored, "has no equivalent in Ballast",
-          {"compile", "dump_state", "log_level", "hybrid_engine", "graph_harvesting", "pipeline",
-           "vocabulary_size", "use_data_before_expert_parallelism"}),
+          {"compile", "dump_state", "log_level", "hybrid_engine", "pipeline", "vocabulary_size",
+           "use_data_before_expert_parallelism"}),
+    group("", ignored, "no Python runs during the steps", {"disable_python_gc"}),
+    group("", ignored, "data moves block by block; there are no buckets", {"allgather_size"}),
     group(
         "", off_section,
         "is not in this version; set bf16.enabled or fp16.enabled for 16-bit weights or remove it",
-        {"amp", "torch_autocast"}),
+        {"torch_autocast"}),
     group("", off_section,
           "would change training results and is not supported in this version; remove it",
-          {"curriculum_learning", "data_efficiency", "progressive_layer_drop", "quantize_training",
-           "eigenvalue", "elasticity"}),
-    group("", refused,
+          {"data_efficiency"}),
+    group("", on_section,
           "would change training results and is not supported in this version; remove it",
-          {"compression_training", "sparse_attention", "weight_quantization"}),
-    group("", refused, "splitting the model inside a layer is not in this version; remove it",
+          {"weight_quantization"}),
+    group("", one,
+          "splits the model inside a layer, which is not in this version; set it to 1 or remove it",
           {"tensor_parallel", "sequence_parallel_size"}),
-    group("", refused, "is a key of this program's own section; give ballast.expert_parallel",
+    group("", off_section,
+          "is a key of this program's own section; remove it and give ballast.expert_parallel",
           {"expert_parallel"}),
+    group("", removed,
+          "Nebula's checkpoints; remove it. ballast.checkpoint_every writes checkpoints",
+          {"nebula"}),
+    group("", removed, "the compression library; remove it. Training is not quantised",
+          {"compression_training"}),
+    group("", removed, "Apex AMP; remove it. bf16.enabled or fp16.enabled gives 16-bit weights",
+          {"amp"}),
+    group("", removed, "mixture of quantization; remove both of its sections",
+          {"quantize_training", "eigenvalue"}),
+    group("", removed,
+          "the compression of embedding gradients; remove it. Gradients are always dense",
+          {"sparse_gradients"}),
+    group("", removed, "sparse attention; remove it. Attention is exact", {"sparse_attention"}),
+    group("", removed,
+          "elastic training; remove it and give train_batch_size or "
+          "train_micro_batch_size_per_gpu. Checkpoints fit any number of ranks",
+          {"elasticity"}),
+    group("", removed, "graph harvesting; remove it", {"graph_harvesting"}),
+    group("", removed,
+          "this curriculum; remove it. The one in data_efficiency is not in this version either",
+          {"curriculum_learning"}),
+    group("", removed, "progressive layer dropping; remove it", {"progressive_layer_drop"}),
     group("zero_optimization", ignored, "data moves block by block; there are no buckets",
           {"contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions",
            "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "round_robin_gradients",
@@ -86,18 +118,25 @@ const std::vector<Group> kGroups = {
     group("zero_optimization", ignored, "the weights that a run saves are whole, in fp32",
           {"stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
            "stage3_gather_fp16_weights_on_model_save"}),
-    group("zero_optimization", ignored,
-          "states are split over all ranks; for weights see zero_hpz_partition_size",
+    group("zero_optimization", removed,
+          "MiCS; remove it. zero_hpz_partition_size keeps the gathers of weights inside a group of "
+          "ranks",
           {"mics_shard_size", "mics_hierarchical_params_gather"}),
+    group("zero_optimization", removed, "LoCo for ZeRO++; remove it", {"zeropp_loco_param"}),
+    group("zero_optimization", ignored, "the norm of all gradients is computed in every step",
+          {"compute_grad_norm"}),
+    group("zero_optimization", ignored, "every tensor starts on a cache line",
+          {"parameter_alignment"}),
     group("zero_optimization", ignored, "has no equivalent in Ballast",
           {"stage3_use_all_reduce_for_fetch_params", "use_all_reduce_for_fetch_params",
            "stage3_allgather_sequential", "allgather_sequential", "ignore_unused_parameters",
            "legacy_stage1", "memory_efficient_linear", "override_module_apply",
            "log_trace_cache_warnings", "enable_sanity_checks",
-           "save_muon_momentum_buffer_in_memory", "zeropp_loco_param"}),
+           "save_muon_momentum_buffer_in_memory"}),
     group("zero_optimization", off, "gradients are not quantised in this version; set it to false",
           {"zero_quantized_gradients"}),
-    group("zero_optimization", off, "all weights are trained; set it to false",
+    group("zero_optimization", off,
+          "ballast.quantized_base quantises frozen weights; set this to false",
           {"zero_quantized_nontrainable_weights"}),
     group("zero_optimization", refused,
           "stale updates are not in this version: every update uses all gradients of its step; "
@@ -123,11 +162,14 @@ const std::vector<Group> kGroups = {
     group("aio", ignored, "transfers go through host memory", {"use_gds"}),
     group("activation_checkpointing", ignored,
           "a layer keeps its intermediates or is recomputed from its input; see ballast.recompute",
-          {"partition_activations", "number_checkpoints", "contiguous_memory_optimization",
-           "synchronize_checkpoint_boundary", "profile"}),
+          {"partition_activations", "partitioned_activations", "number_checkpoints",
+           "contiguous_memory_optimization", "synchronize_checkpoint_boundary", "profile"}),
     group("bf16", ignored,
           "gradients accumulate in fp32 and are always checked for values that are not finite",
           {"immediate_grad_update", "check_grad_overflow"}),
+    group("bf16", ignored, "bf16 has the range of fp32 and needs no loss scale",
+          {"loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
+           "consecutive_hysteresis", "min_loss_scale", "auto_cast"}),
     group("bf16", off, "master weights are always fp32; set it to false",
           {"bf16_master_weights_and_grads"}),
     group("bf16", off, "use ballast.optimizer_states instead; set it to false",
@@ -140,8 +182,10 @@ const std::vector<Group> kGroups = {
           "Ballast has its own optimizers, which support states in every tier", {"legacy_fusion"}),
     group("optimizer.params", ignored,
           "the update is Ballast's own; for moments see ballast.optimizer_states",
-          {"torch_adam", "fp32_optimizer_states", "set_grad_none"}),
+          {"torch_adam", "fp32_optimizer_states", "set_grad_none", "foreach", "fused", "capturable",
+           "differentiable"}),
     group("optimizer.params", off, "AMSGrad is not in this version; set it to false", {"amsgrad"}),
+    group("optimizer.params", off, "the loss is minimised; set it to false", {"maximize"}),
     group("optimizer.params", on,
           "Adam without bias correction is not in this version; set it to true",
           {"bias_correction"}),
@@ -152,23 +196,50 @@ void require_flag(const Value& value, bool wanted, std::string_view sentence) {
   if (value.flag() != wanted) value.fail(std::string(sentence));
 }
 
+/// Whether the section has `enabled: true`, or has no such key and is on without it.
+bool is_enabled(const Value& value, bool otherwise) {
+  if (!value.json().is_object()) value.fail_type("an object");
+  const Json* const enabled = value.json().find("enabled");
+  if (enabled == nullptr || enabled->is_null()) return otherwise;
+  return value.member("enabled").flag();
+}
+
+/// Fails for a size above 1: `value`, or a member of it or of its section `tp` that is a size.
+void require_one(const Value& value, std::string_view sentence) {
+  if (!value.json().is_object()) {
+    constexpr WholeRange kRanks = {0, 1U << 20U};
+    if (value.whole(kRanks) > 1) value.fail(std::string(sentence));
+    return;
+  }
+  constexpr std::array kSizes = {"autotp_size", "tp_size", "tp", "tensor_parallel"};
+  for (const char* name : kSizes) {
+    const Json* const found = value.json().find(name);
+    if (found != nullptr && !found->is_null()) require_one(value.member(name), sentence);
+  }
+}
+
 void read(const Value& value, const Group& group, std::vector<std::string>& log) {
+  const auto note = [&](std::string_view reason) {
+    log.push_back(fmt::format("{}: {}", value.path(), reason));
+  };
   switch (group.treatment) {
     case ignored:
-      log.push_back(fmt::format("{}: {}", value.path(), group.sentence));
-      return;
+      return note(group.sentence);
     case off:
     case on:
-      require_flag(value, group.treatment == on, group.sentence);
-      return;
+      return require_flag(value, group.treatment == on, group.sentence);
     case off_section:
-      if (!value.json().is_object()) value.fail_type("an object");
-      if (value.json().find("enabled") != nullptr) {
-        require_flag(value.member("enabled"), false, group.sentence);
-      }
-      return;
+    case on_section:
+      if (is_enabled(value, group.treatment == on_section)) value.fail(std::string(group.sentence));
+      return note("is off");
+    case one:
+      require_one(value, group.sentence);
+      return note("a size of 1 splits nothing");
     case refused:
       value.fail(std::string(group.sentence));
+    case removed:
+      value.fail(fmt::format("DeepSpeed 0.19.8 refuses this key, because it no longer has {}",
+                             group.sentence));
   }
 }
 
@@ -189,6 +260,15 @@ void map_cpu_offload(Document& document, const std::string& old_name, const std:
   if (wanted) zero[new_name] = Json::object({{"device", "cpu"}});
   log.push_back(fmt::format("{}: deprecated; {}", path,
                             wanted ? "read as " + new_name + ".device \"cpu\"" : "it is off"));
+}
+
+/// Before its stages ZeRO was a flag.
+void map_zero_flag(Document& document, std::vector<std::string>& log) {
+  Json* const zero = document.root().find("zero_optimization");
+  if (zero == nullptr || !zero->is_boolean()) return;
+  const int stage = zero->flag() ? 1 : 0;
+  *zero = Json::object({{"stage", stage}});
+  log.push_back(fmt::format("zero_optimization: deprecated form; read as stage {}", stage));
 }
 
 /// The documentation of transformers has the section aio inside zero_optimization.
@@ -220,6 +300,13 @@ Section with_deepspeed_keys(Section table, std::string_view section,
   return table;
 }
 
+bool has_no_effect(std::string_view section, std::string_view name) {
+  return std::ranges::any_of(kGroups, [&](const Group& group) {
+    return group.section == section && group.treatment == ignored &&
+           std::ranges::find(group.names, name) != group.names.end();
+  });
+}
+
 void map_deprecated(Document& document, std::vector<std::string>& log) {
   Json& root = document.root();
   if (const Json* const old = root.find("bfloat16")) {
@@ -228,11 +315,13 @@ void map_deprecated(Document& document, std::vector<std::string>& log) {
     root.erase("bfloat16");
     log.push_back("bfloat16: deprecated; read as bf16");
   }
+  map_zero_flag(document, log);
   map_inner_aio(document, log);
   Json* const zero = root.find("zero_optimization");
   if (zero == nullptr || !zero->is_object()) return;
   map_cpu_offload(document, "cpu_offload", "offload_optimizer", log);
   map_cpu_offload(document, "cpu_offload_param", "offload_param", log);
+  map_cpu_offload(document, "cpu_offload_params", "offload_param", log);
   if (zero->erase("cpu_offload_use_pin_memory")) {
     log.push_back(
         "zero_optimization.cpu_offload_use_pin_memory: deprecated; host memory is pinned where "

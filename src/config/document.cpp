@@ -18,7 +18,7 @@ Json parse_file(const std::string& text, const std::string& name) {
   if (text.find_first_not_of(" \t\r\n") == std::string::npos) {
     fail_with(name + ": the file is empty; expected a JSON object");
   }
-  Json root = text::parse_json(text, name, {.comments = true});
+  Json root = text::parse_json(text, name, {.comments = true, .non_finite = true});
   if (!root.is_object()) {
     fail_with(fmt::format("{}: expected a JSON object at the top, got {}", name, root.described()));
   }

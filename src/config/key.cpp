@@ -34,6 +34,7 @@ std::optional<std::uint64_t> as_whole(const Value& value, WholeRange range) {
   if (const auto whole = json.whole()) return whole;
   if (!json.is_number()) return std::nullopt;
   const double number = json.number();  // 5e8 is a whole number too
+  if (!std::isfinite(number)) return std::nullopt;
   if (number != std::floor(number)) return std::nullopt;
   if (number < 0) value.fail(fmt::format("must be at least {}, got {}", range.low, json.text()));
   if (number > 0x1p53)
@@ -82,6 +83,7 @@ std::uint64_t Value::whole(WholeRange range) const {
 double Value::real(RealRange range) const {
   if (!json_->is_number()) fail_type("a number");
   const double number = json_->number();
+  if (!std::isfinite(number)) fail_type("a finite number");
   const bool above = range.open_low ? number > range.low : number >= range.low;
   const bool below = range.open_high ? number < range.high : number <= range.high;
   if (!above || !below) fail(fmt::format("{}, got {}", rule(range), json_->text()));
@@ -163,6 +165,27 @@ Json write_section(const Section& section) {
 Key section(std::string name, const std::function<Section()>& keys) {
   return {std::move(name), [keys](const Value& value) { read_section(value, keys()); },
           [keys] { return write_section(keys()); }};
+}
+
+Key switched_section(std::string name, const std::function<Section()>& keys,
+                     std::vector<std::string>& log) {
+  Key key = section(std::move(name), keys);
+  key.read = [read = std::move(key.read), keys, &log](const Value& value) {
+    const Json* const enabled = value.json().find("enabled");
+    const bool off = enabled != nullptr && enabled->is_boolean() && !enabled->flag();
+    if (!off) return read(value);
+    for (const auto& member : value.json().members()) {
+      Json one = Json::object();
+      one.add(member.key, member.value);
+      try {
+        read_section(value.with(one), keys());
+      } catch (const Error&) {
+        log.push_back(fmt::format("{}: not used, because the section is off",
+                                  value.member(member.key).path()));
+      }
+    }
+  };
+  return key;
 }
 
 Key real(std::string name, double& target, RealRange range) {

@@ -46,6 +46,8 @@ class Value {
   [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] Value member(const std::string& name) const;
   [[nodiscard]] Value element(std::size_t index) const;
+  /// Another value at the same place; refers to `json`.
+  [[nodiscard]] Value with(const Json& json) const { return {*document_, json, path_}; }
   [[nodiscard]] bool is_auto() const { return *json_ == "auto"; }
 
   [[nodiscard]] bool flag() const;
@@ -90,6 +92,11 @@ Json write_section(const Section& section);
 /// A nested section. `keys` is called when it is read or written, so that it may depend on keys
 /// before it in the table.
 Key section(std::string name, const std::function<Section()>& keys);
+
+/// The same for a section that `enabled: false` switches off. Its other keys then have no effect:
+/// values that are not valid and unknown keys are noted in `log` instead of refused.
+Key switched_section(std::string name, const std::function<Section()>& keys,
+                     std::vector<std::string>& log);
 
 template <typename T>
 Key whole(std::string name, T& target, WholeRange range) {

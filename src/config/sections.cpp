@@ -100,6 +100,7 @@ Section model_keys(Config& c) {
 }
 
 constexpr RealRange kHeldOut = {.low = 0.0, .high = 0.5};
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 /// Files, or a share like held_out. With files, nothing of the training data is kept by default.
 Key eval_key(DataSection& d) {
@@ -289,6 +290,7 @@ Section ballast_keys(BallastSection& b, model::ModelConfig& m) {
           or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
           also_called(train_key(b), {"trainable", "trained", "unfrozen_parameters"}),
           also_called(adapters_key(b), {"lora", "peft", "peft_config", "adapter"}),
+          also_called(weight_decay_exclude_key(b), {"no_decay", "no_weight_decay"}),
           also_called(preference_key(b.preference), {"dpo", "dpo_config"}),
           also_called(choice("quantized_base", b.quantized_base, {"auto", "none", "int8", "nf4"}),
                       {"quantization", "quantization_config", "bnb_4bit_quant_type"}),
@@ -390,6 +392,18 @@ Key gradient_allreduce_op_key() {
           {}};
 }
 
+/// Accelerate writes an infinite number for no progress lines.
+Key steps_per_print_key(std::uint64_t& steps) {
+  Key key = whole("steps_per_print", steps, {1, kNoProgressLines});
+  key.read = [read = std::move(key.read), &steps](const Value& value) {
+    const Json& json = value.json();
+    const bool written = json == "inf" || json == "Infinity";
+    if (!written && !(json.is_number() && json.number() == kInfinite)) return read(value);
+    steps = kNoProgressLines;
+  };
+  return key;
+}
+
 Key batch_key(std::string name, std::uint64_t& target) {
   return or_auto(whole(std::move(name), target, {1, std::uint64_t{1} << 32U}), target);
 }
@@ -419,11 +433,15 @@ Section all_keys(Config& c) {
        section("optimizer", [&c] { return optimizer_keys(c.optimizer, c.ignored); }),
        section("scheduler", [&c] { return scheduler_keys(c.scheduler); }),
        real("gradient_clipping", c.gradient_clipping, kNotNegative),
-       whole("steps_per_print", c.steps_per_print, {1, kSteps.high}),
-       section("tensorboard", [&c] { return monitor_keys(c.tensorboard); }),
-       section("csv_monitor", [&c] { return monitor_keys(c.csv_monitor); }),
-       section("bf16", [&c] { return bf16_keys(c); }),
-       section("fp16", [&c] { return fp16_keys(c); }),
+       steps_per_print_key(c.steps_per_print),
+       switched_section(
+           "tensorboard", [&c] { return monitor_keys(c.tensorboard); }, c.ignored),
+       switched_section(
+           "csv_monitor", [&c] { return monitor_keys(c.csv_monitor); }, c.ignored),
+       switched_section(
+           "bf16", [&c] { return bf16_keys(c); }, c.ignored),
+       switched_section(
+           "fp16", [&c] { return fp16_keys(c); }, c.ignored),
        section("zero_optimization", [&c] { return zero_keys(c.zero, c.ignored); }),
        section("aio", [&c] { return aio_keys(c.aio, c.ignored); }),
        accepted_only(

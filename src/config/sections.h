@@ -24,6 +24,8 @@ Key checkpoint_every_key(BallastSection& ballast);
 /// train: "all", "adapters" or patterns of names of tensors. adapters follows it.
 Key train_key(BallastSection& ballast);
 Key adapters_key(BallastSection& ballast);
+/// weight_decay_exclude: "none", "transformers" or patterns of names of tensors.
+Key weight_decay_exclude_key(BallastSection& ballast);
 /// preference: the loss of data.pairs, with names of TRL's DPOConfig.
 Key preference_key(model::Preference& preference);
 /// Throws Error(config) for what data.pairs needs, or cannot have, and notes what TRL does else.
@@ -38,6 +40,9 @@ void check_faults(const BallastSection& ballast, const Document& document, std::
 /// implement. Keys that do not affect results are accepted and noted in `log`; others are an error
 /// unless they are switched off.
 Section with_deepspeed_keys(Section table, std::string_view section, std::vector<std::string>& log);
+
+/// Whether `name` is one of those that are accepted with any value.
+bool has_no_effect(std::string_view section, std::string_view name);
 
 /// Rewrites DeepSpeed's deprecated keys to the current ones and notes each in `log`. Throws
 /// Error(config) when both are given.

@@ -72,6 +72,16 @@ Section offload_keys(OffloadSection& o, std::string_view name, std::vector<std::
                              name, log);
 }
 
+/// 0 means 1, too: DeepSpeed splits weights over fewer ranks only above 1.
+Key hpz_key(ZeroSection& zero) {
+  Key key = whole("zero_hpz_partition_size", zero.hpz_partition_size, {0, std::uint64_t{1} << 20U});
+  key.read = [read = std::move(key.read), &zero](const Value& value) {
+    read(value);
+    zero.hpz_partition_size = std::max<std::uint64_t>(1, zero.hpz_partition_size);
+  };
+  return key;
+}
+
 /// Configs for transformers contain "auto", which means the default here.
 Key persistence_key(std::string name, ZeroSection& zero) {
   Key key = whole(std::move(name), zero.persistence_threshold, {});
@@ -139,8 +149,7 @@ Section zero_keys(ZeroSection& zero, std::vector<std::string>& log) {
   return with_deepspeed_keys(
       {whole("stage", zero.stage, {0, 3}),
        persistence_key("stage3_param_persistence_threshold", zero),
-       accepted_only(persistence_key("param_persistence_threshold", zero)),
-       whole("zero_hpz_partition_size", zero.hpz_partition_size, {1, std::uint64_t{1} << 20U}),
+       accepted_only(persistence_key("param_persistence_threshold", zero)), hpz_key(zero),
        flag("zero_quantized_weights", zero.quantized_weights),
        or_auto(whole("sub_group_size", zero.sub_group_size, {}), zero.sub_group_size),
        section("offload_optimizer",

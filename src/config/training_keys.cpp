@@ -25,6 +25,9 @@ std::string lower(std::string text) {
 }
 
 using Optimizer = OptimizerSection::Type;
+/// Optimizers of DeepSpeed (the last three of older versions) that Ballast lacks, in lower case.
+constexpr std::array<std::string_view, 8> kForeignOptimizers = {
+    "lamb", "muon", "muadam", "muadamw", "musgd", "onebitadam", "zerooneadam", "onebitlamb"};
 constexpr std::array<std::string_view, 5> kOptimizers = {"AdamW", "Adam", "Adagrad", "Lion", "SGD"};
 
 Key betas_key(OptimizerSection& o) {
@@ -143,7 +146,7 @@ Section schedule_keys(SchedulerSection& s) {
       {{warmup, warmup_decay}, warmup_max_lr_key(s)},
       {{warmup_cosine}, real("warmup_min_ratio", s.warmup_min_ratio, kShare)},
       {{warmup, warmup_decay, warmup_cosine},
-       whole("warmup_num_steps", s.warmup_num_steps, {1, kSteps.high})},
+       whole("warmup_num_steps", s.warmup_num_steps, kSteps)},
       {{warmup_cosine}, real("cos_min_ratio", s.cos_min_ratio, kShare)},
       {{warmup, warmup_decay, warmup_cosine}, warmup_type_key(s)},
       {{warmup, warmup_decay, warmup_cosine}, last_batch_iteration_key()}};
@@ -174,6 +177,10 @@ Section optimizer_keys(OptimizerSection& o, std::vector<std::string>& log) {
       return value.json().is_string() && lower(value.json().text()) == lower(std::string(name));
     };
     const auto* found = std::find_if(kOptimizers.begin(), kOptimizers.end(), is_named);
+    if (std::ranges::any_of(kForeignOptimizers, is_named)) {
+      value.fail(fmt::format("\"{}\" is not in this version; use AdamW, Adam, Adagrad, Lion or SGD",
+                             value.json().text()));
+    }
     if (found == kOptimizers.end()) value.fail_choice({kOptimizers.begin(), kOptimizers.end()});
     const auto named = static_cast<Optimizer>(found - kOptimizers.begin());
     // "Adam" means AdamW until adam_w_mode says otherwise.

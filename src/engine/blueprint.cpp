@@ -116,6 +116,24 @@ void add_batch(Blueprint& blueprint, const model::KernelMemory& kernels,
   }
 }
 
+/// Of the trained tensors that are exempt; a tensor with its padding, which is zero.
+std::vector<cpu_adam::ElementRange> undecayed_elements(const model::Architecture& model) {
+  std::vector<cpu_adam::ElementRange> ranges;
+  Elems start = 0;
+  for (const model::BlockSpec& block : model.blocks) {
+    std::vector<cpu_adam::ElementRange> own;
+    for (const model::TensorSpec& tensor : block.tensors) {
+      if (!tensor.undecayed || tensor.frozen) continue;
+      const Elems end = tensor.offset + round_up(tensor.size, cpu_adam::Shard::kDecayStep);
+      own.push_back({start + tensor.offset, start + end});
+    }
+    std::ranges::sort(own, {}, &cpu_adam::ElementRange::first);
+    ranges.insert(ranges.end(), own.begin(), own.end());
+    start += round_up(block.elements, cpu_adam::Codes::kBlock);
+  }
+  return ranges;
+}
+
 /// Describes gathers of split weights in 8 bits or among fewer than all ranks; "" otherwise.
 std::string describe_gathers(const Blueprint& blueprint) {
   const schedule::Workload& work = blueprint.workload;
@@ -153,6 +171,19 @@ std::string describe_trained(const Blueprint& blueprint) {
                      adapters ? fmt::format("adapters of {}; ", adapters->description()) : "",
                      100.0 * static_cast<double>(trained) / static_cast<double>(all),
                      blueprint.workload.blocks[blueprint.workload.first_differentiated].name);
+}
+
+/// What weight decay leaves out, if it exists and leaves out something; else "".
+std::string describe_decay(const Blueprint& blueprint) {
+  std::size_t all = 0;
+  std::size_t exempt = 0;
+  for (const model::BlockSpec& block : blueprint.model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) {
+      all += tensor.frozen ? 0 : 1;
+      exempt += tensor.frozen || !tensor.undecayed ? 0 : 1;
+    }
+  }
+  return exempt == 0 ? "" : fmt::format("not for {} of {} trained tensors", exempt, all);
 }
 
 /// The format of a quantised base and the bytes of its blocks; "" without one.
@@ -214,6 +245,7 @@ std::string describe_experts(const Blueprint& blueprint) {
 void size_workload(Blueprint& blueprint, const model::KernelMemory& kernels,
                    std::uint64_t evaluation_micro_batches, std::uint64_t persistence_threshold) {
   blueprint.workload.workspace_bytes = kernels.workspace;
+  blueprint.undecayed = undecayed_elements(blueprint.model);
   add_blocks(blueprint, kernels, persistence_threshold);
   add_batch(blueprint, kernels, evaluation_micro_batches);
 }
@@ -261,6 +293,9 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   if (blueprint.options.purpose == schedule::Purpose::evaluation) return lines;
   if (const std::string text = describe_trained(blueprint); !text.empty()) {
     lines.push_back(fmt::format("{:<17} {}", "trained", text));
+  }
+  if (const std::string text = describe_decay(blueprint); !text.empty()) {
+    lines.push_back(fmt::format("{:<17} {}", "weight decay", text));
   }
   describe("optimizer states", &schedule::BlockPlacement::optimizer);
   if (blueprint.states.moments != cpu_adam::Moments::Format::f32) {

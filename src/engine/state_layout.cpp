@@ -79,6 +79,15 @@ cpu_adam::Weights weights_in(const StateLayout& layout, std::byte* weights, std:
   return cpu_adam::Weights(reinterpret_cast<float*>(weights));
 }
 
+/// Those of `ranges` that have elements of [first, end).
+std::span<const cpu_adam::ElementRange> ranges_in(std::span<const cpu_adam::ElementRange> ranges,
+                                                  Elems first, Elems end) {
+  using cpu_adam::ElementRange;
+  const auto from = std::ranges::upper_bound(ranges, first, {}, &ElementRange::end);
+  const auto to = std::ranges::lower_bound(ranges, end, {}, &ElementRange::first);
+  return {from, std::max(from, to)};
+}
+
 }  // namespace
 
 Bytes StateLayout::master_width() const {
@@ -157,6 +166,8 @@ cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::u
   const StateLayout layout = state_layout(blueprint, block, sub_group);
   const ShardRange own = sub_group_range(blueprint, block, sub_group);
   const Elems before = own.first - rank_shard(blueprint, block).first;
+  const Elems first = first_element(blueprint.model, block) + own.first;
+  const auto undecayed = ranges_in(blueprint.undecayed, first, first + own.elements);
   if (weights != nullptr) weights += before * size_of(blueprint.type);
   if (gradient != nullptr) gradient += before * size_of(blueprint.type);
   return with_training_type(layout.type, [&](auto value) {
@@ -165,7 +176,8 @@ cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::u
                            .moments = moments_in(layout, states),
                            .gradient = cpu_adam::Gradient(reinterpret_cast<const T*>(gradient)),
                            .size = own.elements,
-                           .first_element = first_element(blueprint.model, block) + own.first};
+                           .first_element = first,
+                           .undecayed = undecayed};
   });
 }
 

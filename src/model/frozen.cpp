@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include <fmt/format.h>
@@ -17,6 +18,17 @@ bool matches(const std::string& pattern, const TensorSpec& tensor) {
   return fnmatch(pattern.c_str(), tensor.name.c_str(), 0) == 0;
 }
 
+/// The names that hold the words by which transformers' Trainer exempts, and those of GPT-2's
+/// LayerNorms, which it exempts by their class. The LayerNorms of other families have such words.
+constexpr std::array kBiasesAndNorms = {"*bias*",   "*layernorm*", "*rmsnorm*", "norm.*",
+                                        "*.norm.*", "*_norm.*",    "*.ln_?.*"};
+
+bool is_exempt(const std::string& pattern, const TensorSpec& tensor) {
+  if (pattern != kTransformersExempt) return matches(pattern, tensor);
+  return std::any_of(kBiasesAndNorms.begin(), kBiasesAndNorms.end(),
+                     [&](const char* words) { return matches(words, tensor); });
+}
+
 /// What a pattern may have meant: the names of tensors, and of all whose names begin alike.
 std::vector<std::string> possible_patterns(const Architecture& model) {
   std::set<std::string> all;
@@ -32,6 +44,11 @@ std::vector<std::string> possible_patterns(const Architecture& model) {
     }
   }
   return {all.begin(), all.end()};
+}
+
+std::string unmatched(const std::string& pattern, const Architecture& model) {
+  return fmt::format("'{}' matches no tensor of the model{}", pattern,
+                     did_you_mean(pattern, possible_patterns(model)));
 }
 
 /// Whether only some of its tensors are trained.
@@ -100,8 +117,22 @@ void freeze(Architecture& model, std::span<const std::string> patterns,
   const auto unused = std::find(used.begin(), used.end(), false);
   if (unused == used.end()) return;
   const auto number = static_cast<std::size_t>(unused - used.begin());
-  refuse(number, fmt::format("'{}' matches no tensor of the model{}", patterns[number],
-                             did_you_mean(patterns[number], possible_patterns(model))));
+  refuse(number, unmatched(patterns[number], model));
+}
+
+void exempt_from_decay(Architecture& model, std::span<const std::string> patterns,
+                       const std::function<void(std::size_t, const std::string&)>& refuse) {
+  for (std::size_t p = 0; p < patterns.size(); ++p) {
+    bool used = patterns[p] == kTransformersExempt;
+    for (BlockSpec& block : model.blocks) {
+      for (TensorSpec& tensor : block.tensors) {
+        if (!is_exempt(patterns[p], tensor)) continue;
+        tensor.undecayed = true;
+        used = true;
+      }
+    }
+    if (!used) refuse(p, unmatched(patterns[p], model));
+  }
 }
 
 double Architecture::frozen_flops(std::size_t index, std::uint64_t sequences,

@@ -16,6 +16,8 @@ namespace {
 
 using Library = nlohmann::json;
 
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+
 std::string in_quotes(std::string_view text) {
   return Library(text).dump(-1, ' ', false, Library::error_handler_t::replace);
 }
@@ -77,6 +79,27 @@ std::size_t scalar_end(std::string_view text, std::size_t at) {
   return at + 1;
 }
 
+/// `text` with a string of the same length in the place of each NaN, Infinity and -Infinity that is
+/// a value, for a library that does not read them.
+std::string readable(std::string_view text) {
+  std::string out(text);
+  const std::size_t start = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;
+  for (std::size_t at = next_token(text, start); at < text.size(); at = next_token(text, at)) {
+    if (std::string_view("{}[]").find(text[at]) != std::string_view::npos) {
+      ++at;
+      continue;
+    }
+    const std::size_t end = scalar_end(text, at);
+    const std::string_view word = text.substr(at, end - at);
+    if (word == "NaN" || word == "Infinity" || word == "-Infinity") {
+      out[at] = '"';
+      out[end - 1] = '"';
+    }
+    at = std::max(end, at + 1);
+  }
+  return out;
+}
+
 }  // namespace
 
 /// Builds the tree from the library's events and records each value's position in the text. The
@@ -84,7 +107,10 @@ std::size_t scalar_end(std::string_view text, std::size_t at) {
 class TreeBuilder final : public nlohmann::json_sax<Library> {
  public:
   TreeBuilder(std::string_view text, const std::string& name, const JsonRules& rules)
-      : text_(text), name_(name), rules_(rules), at_(text.starts_with("\xEF\xBB\xBF") ? 3 : 0) {}
+      : text_(text),
+        name_(name),
+        rules_(rules),
+        at_(text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0) {}
 
   bool null() override { return add({}); }
   bool boolean(bool value) override { return add(value); }
@@ -93,7 +119,11 @@ class TreeBuilder final : public nlohmann::json_sax<Library> {
   bool number_float(double /*value*/, const std::string& /*digits*/) override {
     return add_number();
   }
-  bool string(std::string& value) override { return add(std::move(value)); }
+  bool string(std::string& value) override {
+    // One of the words for which readable() has put a string.
+    if (text_[next_token(text_, at_)] != '"') return add_number();
+    return add(std::move(value));
+  }
   bool binary(Library::binary_t& /*value*/) override { return false; }
   bool start_object(std::size_t /*size*/) override { return open(Json::object()); }
   bool end_object() override { return close(); }
@@ -315,7 +345,12 @@ Json parse_json(std::string_view text, const std::string& name, const JsonRules&
     builder.fail(fmt::format("{}: not UTF-8: found byte 0x{:02x}; save the file as UTF-8",
                              position(name, text, bad), static_cast<unsigned char>(text[bad])));
   }
-  Library::sax_parse(text, &builder, Library::input_format_t::json, true, rules.comments);
+  if (rules.non_finite) {
+    Library::sax_parse(readable(text), &builder, Library::input_format_t::json, true,
+                       rules.comments);
+  } else {
+    Library::sax_parse(text, &builder, Library::input_format_t::json, true, rules.comments);
+  }
   return builder.take();
 }
 

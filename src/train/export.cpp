@@ -12,6 +12,7 @@
 
 #include "ballast/config/adapter_folder.h"
 #include "ballast/config/checkpoint_config.h"
+#include "ballast/config/model_source.h"
 #include "ballast/core/convert.h"
 #include "ballast/core/error.h"
 #include "ballast/text/json.h"
@@ -197,8 +198,13 @@ void copy(const WeightFiles& weights, MergedAdapters* merged,
 }  // namespace
 
 fs::path weights_at(const fs::path& path) {
-  if (!is_run(path)) return path;
   std::error_code ignored;
+  const std::string hint = config::download_hint(path.string());
+  if (!hint.empty() && !fs::exists(path, ignored)) {
+    throw Error(ErrorCategory::data,
+                fmt::format("{}: no such file or folder. {}", path.string(), hint));
+  }
+  if (!is_run(path)) return path;
   if (fs::is_directory(path / kRunWeights, ignored)) return path / kRunWeights;
   throw Error(
       ErrorCategory::data,

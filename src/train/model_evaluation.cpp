@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "ballast/config/checkpoint_config.h"
+#include "ballast/config/model_source.h"
 #include "ballast/core/error.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/text/files.h"
@@ -141,12 +142,23 @@ config::Config read_evaluation(const EvaluationRequest& request) {
     overrides.push_back(fmt::format("data.sequence_length={}", request.sequence_length));
   }
   std::error_code ignored;
+  if (!fs::exists(request.path, ignored)) {
+    const std::string hint = config::download_hint(request.path.string());
+    if (!hint.empty()) {
+      throw Error(ErrorCategory::config,
+                  fmt::format("{}: no such file or folder. {}", request.path.string(), hint));
+    }
+  }
   if (!fs::is_directory(request.path, ignored)) {
     overrides.insert(overrides.end(), request.overrides.begin(), request.overrides.end());
     return config::load(request.path, overrides, kAnyWorld);
   }
   const fs::path weights = weights_at(request.path);
   const bool run = weights != request.path;
+  if (!run) {
+    const auto cause = config::explain_no_model(weights, request.path.string());
+    if (cause) throw Error(ErrorCategory::config, *cause);
+  }
   if (run) {
     overrides.push_back(
         fmt::format("{}={}", is_adapter_folder(weights) ? "ballast.adapters.path" : "model.weights",

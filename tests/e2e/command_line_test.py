@@ -383,7 +383,7 @@ class CommandLine(RunTest):
             # No loss is a number after the first step.
             done = self.train(
                 "--overwrite", "--set", "model.init_stddev=1e30",
-                optimizer={"type": "AdamW", "params": {"lr": 1e37}},
+                optimizer={"type": "AdamW", "params": {"lr": 1e37, "weight_decay": 0.01}},
                 ballast={**TINY["ballast"], "steps": 30, "max_skipped_steps": limit})
             self.assert_fails(done, 1, words, "ballast.max_skipped_steps")
             # The last step is shown and recorded before the error.

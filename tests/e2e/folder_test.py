@@ -208,7 +208,7 @@ class Folder(RunTest):
         ballast = {**TINY["ballast"], "steps": 4, "save_weights": True, "train": "adapters"}
         sections = {"bf16": {"enabled": False}, "data": self.few_tokens(61)}
         done = self.saving(ballast={**ballast, "adapters": adapters}, **sections,
-                           optimizer={"type": "AdamW", "params": {"lr": 0.02}})
+                           optimizer={"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.01}})
         self.assertEqual(done.returncode, 0, done.stderr)
         self.run_well("export", "run", "--out", "merged", "--merged")
         self.run_well("export", "run", "--out", "adapters")

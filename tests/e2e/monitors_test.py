@@ -168,7 +168,7 @@ class Monitors(Reading, RunTest):
                              [as_float(value) for _, value in wanted])
 
     def test_have_numbers_that_are_not_finite(self):
-        done = self.train(**BOTH, optimizer={"params": {"lr": 1e30}}, gradient_clipping=0,
+        done = self.train(**BOTH, optimizer={"params": {"lr": 1e30, "weight_decay": 0.01}}, gradient_clipping=0,
                           ballast={**TINY["ballast"], "steps": 12})
         rows = self.rows()
         self.assertTrue(any(row["skipped"] for row in rows), done.stderr)

@@ -133,6 +133,24 @@ TEST(OptimizerParameters, EachReachesTheUpdate) {
   }
 }
 
+TEST(WeightDecay, LeavesOutTheSameTensorsWhereverTheStatesLive) {
+  constexpr std::uint64_t kShort = 4;
+  const std::string decay = "optimizer.params.weight_decay=0.9";
+  const std::string without = R"(ballast.weight_decay_exclude=["transformers", "*embed*"])";
+  for (const Case& one : {Case{"Adam", true, "8bit"}, Case{"AdamW", true, "fp32"}}) {
+    const test::Outcome all = train(one, kShort, {decay});
+    const test::Outcome expected = train(one, kShort, {decay, without});
+    EXPECT_NE(expected.losses, all.losses);
+    for (const char* placement : {"zero_optimization.offload_optimizer.device=nvme",
+                                  R"(ballast.placement=[{"blocks": 1, "optimizer": "host"}])"}) {
+      test::expect_same(train(one, kShort,
+                              {decay, without, placement, "zero_optimization.sub_group_size=2048",
+                               "ballast.speculative_updates=4"}),
+                        expected, placement);
+    }
+  }
+}
+
 TEST(OptimizerStates, InEightBitsEndWithinAHundredthOfTheLossOfFp32) {
   constexpr std::uint64_t kLong = 150;
   const std::string optimizer = "zero_optimization.offload_optimizer.device=cpu";

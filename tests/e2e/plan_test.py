@@ -22,7 +22,7 @@ CONFIG = {
               "num_heads": 4, "num_kv_heads": 2},
     # The swap folder does not exist, and the data only where this machine is measured.
     "data": {"text": ["no/such/text.txt"], "sequence_length": 32},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.01}},
     "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme",
                                                             "nvme_path": "no/such/disk"}},
     "train_batch_size": 8,

@@ -25,7 +25,7 @@ CONFIG = {
     "model": {"family": "llama", "vocab_size": 256, "hidden_size": 128, "num_layers": 3,
               "num_heads": 4},
     "data": {"text": ["text.txt"], "sequence_length": 32},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.01}},
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"},
                           "offload_param": {"device": "cpu"}},
     "aio": {"any_file_system": True},

@@ -18,7 +18,7 @@ TINY = {
     "model": {"family": "llama", "vocab_size": 256, "hidden_size": 64, "num_layers": 2,
               "num_heads": 4, "num_kv_heads": 2},
     "data": {"text": ["text.txt"], "sequence_length": 32},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.01}},
     "train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": 2,
     "ballast": {"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB", "steps": 4},

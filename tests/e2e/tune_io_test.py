@@ -25,7 +25,7 @@ CONFIG = """{
   "model": {"hidden_size": 64, "num_layers": 2, "num_heads": 4}, /* a "string", { } */
   "data": {"text": "text.txt",    "sequence_length": 32},
   "train_batch_size": 8,
-  "optimizer": {"type": "AdamW", "params": {"lr": 1.0e-3}}, // not 1e-3
+  "optimizer": {"type": "AdamW", "params": {"lr": 1.0e-3, "weight_decay": 0.01}}, // not 1e-3
 %s  "steps_per_print": 5 // last
 }
 """

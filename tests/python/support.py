@@ -26,7 +26,7 @@ CONFIG = {
     "model": {"family": "llama", "vocab_size": 256, "hidden_size": 64, "num_layers": 2, "num_heads": 4,
               "num_kv_heads": 2},
     "data": {"text": ["text.txt"], "sequence_length": 32},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.01}},
     "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}, "sub_group_size": 16384},
     "aio": {"any_file_system": True},
     "train_micro_batch_size_per_gpu": 2,

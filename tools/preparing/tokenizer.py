@@ -11,7 +11,8 @@ from preparing.report import Refusal, one_line, reason_of
 def load_tokenizer(folder):
     """The tokenizer of a model's folder."""
     if not folder.is_dir():
-        raise Refusal(f"--model {folder} is not a folder; give the folder of a model of Hugging Face")
+        raise Refusal(f"--model {folder} is not a folder; give the folder of a model of Hugging Face. "
+                      f"Nothing is downloaded here; `hf download ID --local-dir DIR` does that")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:

@@ -186,7 +186,9 @@ struct BallastSection {
   /// Patterns of the names of trained tensors (model::freeze()); none ("all"): all are trained.
   std::vector<std::string> train;
   std::optional<AdapterSection> adapters;  ///< train is "adapters"
-  model::Preference preference;            ///< the loss of data.pairs
+  /// Patterns of the names of tensors without weight decay (model::exempt_from_decay()).
+  std::vector<std::string> weight_decay_exclude;
+  model::Preference preference;  ///< the loss of data.pairs
   /// none, int8 or nf4: how frozen matrices of layers are kept (model::quantize()). "auto", until
   /// the config is complete: nf4 if the weights are, as these are.
   std::string quantized_base = "auto";
@@ -265,6 +267,9 @@ struct Fp16Section {
   }
 };
 
+/// A value of Config::steps_per_print above every number of steps.
+inline constexpr std::uint64_t kNoProgressLines = std::uint64_t{1} << 40U;
+
 /// The whole effective configuration. Paths are absolute.
 struct Config {
   model::ModelConfig model;               ///< complete
@@ -278,8 +283,8 @@ struct Config {
   /// Of weights, activations and packed gradients: bf16.enabled, fp16.enabled, or f32.
   DType type = DType::bf16;
   Fp16Section fp16;
-  double gradient_clipping = 1.0;  ///< 0: no clipping
-  std::uint64_t steps_per_print = 1;
+  double gradient_clipping = 1.0;     ///< 0: no clipping
+  std::uint64_t steps_per_print = 1;  ///< or kNoProgressLines
   MonitorSection tensorboard;
   MonitorSection csv_monitor;
   BallastSection ballast;

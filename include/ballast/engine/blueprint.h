@@ -40,6 +40,8 @@ struct Blueprint {
   /// Sequences 2 i and 2 i + 1 of a micro-batch are a pair, whose loss is that of
   /// EngineOptions::preference. Everything but the adapters is frozen.
   bool pairs = false;
+  /// The elements of all blocks that have no weight decay, in ascending order.
+  std::vector<cpu_adam::ElementRange> undecayed;
   std::uint64_t micro_batches = 1;
   std::uint32_t rank = 0;  ///< below workload.world; all other members are equal on all ranks
   memory::Budgets budgets;

@@ -94,9 +94,10 @@ struct TensorSpec {
   Init init = Init::zeros;
   double stddev = 0.0;  ///< for Init::normal; for Init::uniform, the bound on both sides of 0
   StoredRows stored;
-  bool frozen = false;   ///< not trained, see freeze()
-  bool coded = false;    ///< kept as codes, see quantize()
-  bool adapter = false;  ///< of an adapter, see adapt(): files of the model lack it
+  bool frozen = false;     ///< not trained, see freeze()
+  bool coded = false;      ///< kept as codes, see quantize()
+  bool adapter = false;    ///< of an adapter, see adapt(): files of the model lack it
+  bool undecayed = false;  ///< without weight decay, see exempt_from_decay()
 
   [[nodiscard]] std::vector<std::uint64_t> whole_shape() const;
   /// Index in the whole tensor of the first element in this block.
@@ -275,6 +276,16 @@ std::vector<BlockSpec> blocks_without_expert_parallelism(const Architecture& mod
 /// several are trained in part.
 void freeze(Architecture& model, std::span<const std::string> patterns,
             const std::function<void(std::size_t, const std::string&)>& refuse);
+
+/// A pattern of exempt_from_decay() that stands for the tensors that transformers' Trainer exempts:
+/// biases and norms (Trainer.get_decay_parameter_names() of transformers 5.24).
+inline constexpr std::string_view kTransformersExempt = "transformers";
+
+/// Exempts all tensors whose names match one of `patterns`, globs of fnmatch(3), from weight decay.
+/// Call it after freeze() or adapt(). `refuse(i, rule)` is called with the number of a pattern that
+/// matches no tensor, and must throw.
+void exempt_from_decay(Architecture& model, std::span<const std::string> patterns,
+                       const std::function<void(std::size_t, const std::string&)>& refuse);
 
 /// Adds adapters to the maps that `wanted` names, as trained tensors MAP.lora_A.weight [rank, in]
 /// and MAP.lora_B.weight [out, rank], with DoRA also MAP.lora_magnitude_vector [out], of their

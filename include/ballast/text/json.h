@@ -57,7 +57,7 @@ class Json {
   /// The characters of a string, the digits of a number, "true" or "false".
   [[nodiscard]] const std::string& text() const { return text_; }
   [[nodiscard]] bool flag() const { return text_ == "true"; }
-  /// The double nearest to a number.
+  /// The double nearest to a number. Not finite only with JsonRules::non_finite.
   [[nodiscard]] double number() const;
   /// The value of a number without sign, fraction or exponent that fits; otherwise none.
   [[nodiscard]] std::optional<std::uint64_t> whole() const;
@@ -110,6 +110,8 @@ struct Json::Member {
 struct JsonRules {
   ErrorCategory category = ErrorCategory::config;  ///< of the errors
   bool comments = false;
+  /// Also reads NaN, Infinity and -Infinity, which Python's json module writes, as numbers.
+  bool non_finite = false;
   std::size_t deepest = 32;  ///< maximum nesting of arrays and objects
 };
 

@@ -26,9 +26,16 @@ class CudaUpdate final : public DeviceUpdate {
     cpu_adam::for_pieces(shard.first_element, 0, shard.size, [&](Elems start, Elems count) {
       const auto upper = static_cast<std::uint32_t>((shard.first_element + start) >> 32);
       key_draws(coefficients, hyper.step, upper);
-      device::check_cuda(cuda::update(queue, hyper.optimizer, formats, coefficients,
-                                      piece_of(hyper.optimizer, shard, start, count)),
-                         "update " + std::string(to_string(hyper.optimizer)));
+      const auto update_alike = [&](Elems first, Elems size, std::uint8_t undecayed) {
+        const bool without = undecayed == cpu_adam::kUndecayed;
+        cpu_adam::Streams streams = piece_of(hyper.optimizer, shard, first, size);
+        if (!without) streams.undecayed = undecayed;
+        device::check_cuda(
+            cuda::update(queue, hyper.optimizer, formats,
+                         without ? without_decay(coefficients) : coefficients, streams),
+            "update " + std::string(to_string(hyper.optimizer)));
+      };
+      for_decays(shard, start, start + count, update_alike);
     });
   }
 };

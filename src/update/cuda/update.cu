@@ -274,23 +274,29 @@ struct StoredMoments<Moments::Format::blockwise8> {
 
 using Numbers = cpu_adam::Arrays<cpu_adam::PlainWeights, cpu_adam::F32Gradient>;
 
+/// `undecayed`: Streams::undecayed.
 template <class Rule>
-__device__ void apply(const Coefficients& coefficients, Numbers numbers) {
-  const cpu_adam::Constants<ThreadLanes> k(coefficients);
+__device__ void apply(const Coefficients& coefficients, std::uint8_t undecayed, Numbers numbers) {
+  cpu_adam::Constants<ThreadLanes> k(coefficients);
   for (unsigned i = 0; i < kOwn; ++i) {
+    const bool decays =
+        ((undecayed >> (Place::element(i) / cpu_adam::Shard::kDecayStep)) & 1U) == 0;
+    k.decay.value = decays ? coefficients.decay : 1.0F;
+    k.l2.value = decays ? coefficients.l2 : 0.0F;
     cpu_adam::update_at<ThreadLanes, Rule, cpu_adam::PlainWeights, cpu_adam::F32Gradient>(
         k, numbers, i);
   }
 }
 
 template <class Rule>
-__device__ void apply_either(const Coefficients& coefficients, Numbers numbers) {
+__device__ void apply_either(const Coefficients& coefficients, std::uint8_t undecayed,
+                             Numbers numbers) {
   if constexpr (requires { typename Rule::FromGradient; }) {
     if (coefficients.first_from_end) {
-      return apply<typename Rule::FromGradient>(coefficients, numbers);
+      return apply<typename Rule::FromGradient>(coefficients, undecayed, numbers);
     }
   }
-  apply<Rule>(coefficients, numbers);
+  apply<Rule>(coefficients, undecayed, numbers);
 }
 
 /// `first`: index of the tile's first element.
@@ -328,7 +334,8 @@ __global__ void __launch_bounds__(kWarps* device::kWarp, 3)
   if constexpr (Rule::kFirst) stored_first.decode(first);
   if constexpr (Rule::kSecond) stored_second.decode(second);
   stored_gradients.decode(type, gradients);
-  apply_either<Rule>(coefficients, {masters, nullptr, first, second, gradients});
+  const std::uint8_t undecayed = format == Moments::Format::blockwise8 ? s.undecayed : 0;
+  apply_either<Rule>(coefficients, undecayed, {masters, nullptr, first, second, gradients});
 
   stored_masters.encode(weights, masters);
   stored_masters.store(s, weights, at);

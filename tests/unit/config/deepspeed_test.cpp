@@ -133,10 +133,14 @@ TEST(DeepSpeedConfig, WhatWouldChangeTheTrainingIsRefused) {
       {"zero_optimization.zero_quantized_gradients=true", "gradients are not quantised"},
       {"zero_optimization.zenflow={}", "stale updates are not in this version"},
       {"gradient_allreduce_op=sum", "gradients are averaged"},
-      {"amp.enabled=true", "is not in this version"},
-      {"curriculum_learning={\"enabled\": true}", "would change training results"},
-      {"sparse_attention={}", "would change training results"},
-      {"compression_training={}", "would change training results"},
+      {"torch_autocast.enabled=true", "is not in this version"},
+      {"data_efficiency={\"enabled\": true}", "would change training results"},
+      {"weight_quantization={}", "would change training results"},
+      {"expert_parallel={\"enabled\": true}", "give ballast.expert_parallel"},
+      {"tensor_parallel={\"autotp_size\": 2}", "splits the model inside a layer"},
+      {"tensor_parallel={\"tp\": {\"tp_size\": 2}}", "splits the model inside a layer"},
+      {"sequence_parallel_size=4", "splits the model inside a layer"},
+      {"optimizer.params.maximize=true", "the loss is minimised"},
       {"optimizer.params.amsgrad=1", "expected true or false, got 1"}};
   for (const auto& [override_text, part] : cases) {
     const std::string message = error_of(kMinimal, {override_text});
@@ -147,9 +151,11 @@ TEST(DeepSpeedConfig, WhatWouldChangeTheTrainingIsRefused) {
 
 TEST(DeepSpeedConfig, WhatIsSwitchedOffIsAccepted) {
   EXPECT_EQ(error_of(kMinimal, {"fp16.enabled=false", "optimizer.params.amsgrad=false",
-                                "optimizer.params.adam_w_mode=true", "amp.enabled=false",
+                                "optimizer.params.adam_w_mode=true", "torch_autocast.enabled=false",
                                 "bf16.bf16_optimizer_states=false",
-                                "curriculum_learning={\"enabled\": false, \"params\": {}}",
+                                "data_efficiency={\"enabled\": false, \"params\": {}}",
+                                "weight_quantization={\"enabled\": false, \"group_size\": 8}",
+                                "expert_parallel={\"enabled\": false, \"autoep_size\": 8}",
                                 "zero_optimization.zero_quantized_weights=false"}),
             "");
 }
@@ -207,6 +213,12 @@ TEST(DeepSpeedConfig, DeprecatedCpuOffloadIsMapped) {
   EXPECT_EQ(error_of(with(R"("zero_optimization": {"cpu_offload": 1})")),
             "c.json: zero_optimization.cpu_offload: expected true or false, got 1");
   EXPECT_EQ(parse_text(with(R"("bfloat16": {"enabled": false})")).type, DType::f32);
+  for (const char* name : {"cpu_offload_param", "cpu_offload_params"}) {
+    const std::string zero = fmt::format(R"("zero_optimization": {{"{}": true}})", name);
+    EXPECT_EQ(parse_text(with(zero)).zero.parameters.tier, TierChoice(Tier::host)) << name;
+  }
+  EXPECT_EQ(parse_text(with(R"("zero_optimization": true, "allgather_size": 5e8)")).zero.stage, 1);
+  EXPECT_EQ(parse_text(with(R"("zero_optimization": false)")).zero.stage, 0);
 }
 
 TEST(DeepSpeedConfig, CpuCheckpointingMeansActivationsOnHost) {
@@ -296,25 +308,6 @@ TEST(BatchTriplet, IsNotThePlannersToCutWhereNothingIsOpen) {
   const auto whole = parse_text(batch_text({0, 2, 0, 1}), {"gradient_accumulation_steps=auto"});
   EXPECT_FALSE(whole.batch.automatic);
   EXPECT_EQ(whole.batch.accumulation, 1U);
-}
-
-TEST(DeepSpeedKeys, AnotherDefaultOfDeepSpeedIsNotedWhereItMatters) {
-  const auto notes = [](const std::string& type, const std::string& more, const char* rate) {
-    const std::vector<std::string> overrides = {"scheduler.type=" + type,
-                                                "scheduler.params={" + more + "}",
-                                                std::string("optimizer.params.lr=") + rate};
-    return parse(kMinimal, "/", "c.json", overrides).notes;
-  };
-  const std::string line =
-      "scheduler.params.warmup_max_lr: not given, so it is optimizer.params.lr 0.002; DeepSpeed "
-      "would take 0.001";
-  const std::string total = R"("total_num_steps": 9)";
-  EXPECT_EQ(notes("WarmupDecayLR", total, "2e-3"), std::vector<std::string>{line});
-  EXPECT_EQ(notes("WarmupLR", "", "2e-3"), std::vector<std::string>{line});
-  EXPECT_TRUE(notes("WarmupDecayLR", total, "1e-3").empty());
-  EXPECT_TRUE(notes("WarmupDecayLR", total + R"(, "warmup_max_lr": 5e-3)", "2e-3").empty());
-  EXPECT_TRUE(notes("WarmupCosineLR", total, "2e-3").empty());
-  EXPECT_TRUE(notes("constant", "", "2e-3").empty());
 }
 
 }  // namespace

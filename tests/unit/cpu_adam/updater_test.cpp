@@ -209,6 +209,65 @@ TEST(Updater, StochasticRoundingFollowsTheStepAndTheElement) {
   }
 }
 
+TEST(Updater, ElementsWithoutWeightDecayAreUpdatedAsIfItWereZero) {
+  // The ranges begin and end inside blocks of 8-bit moments, and some are shorter than one.
+  const std::vector<ElementRange> ranges = {
+      {1'280, 1'312}, {1'344, 1'920}, {2'048, 2'304}, {66'944, 67'008}, {67'040, 150'016}};
+  constexpr Elems kFirst = 1'280;
+  for (const Layout& layout : layouts()) {
+    States start = States::random(layout, 70'007, 19);
+    start.first_element = kFirst;
+    Hyper hyper = hyper_at(layout.optimizer, 3);
+    States decayed = start;
+    States undecayed = start;
+    Updater({.threads = 1}).step(hyper, decayed.shard());
+    hyper.weight_decay = 0.0;
+    Updater({.threads = 1}).step(hyper, undecayed.shard());
+    hyper = hyper_at(layout.optimizer, 3);
+    States found = start;
+    Shard shard = found.shard();
+    shard.undecayed = ranges;
+    Updater({.threads = 1}).step(hyper, shard);
+    std::size_t changed = 0;
+    for (std::size_t i = 0; i < start.size; ++i) {
+      const auto has = [&](const ElementRange& r) {
+        return r.first <= kFirst + i && kFirst + i < r.end;
+      };
+      const bool exempt = std::ranges::any_of(ranges, has);
+      const Element expected = (exempt ? undecayed : decayed).element(i);
+      const Element own = found.element(i);
+      ASSERT_EQ(own.weight, expected.weight) << describe(layout) << ", element " << i;
+      Hyper rule = hyper;
+      if (exempt) rule.weight_decay = 0.0;
+      if (layout.moments == Moments::Format::blockwise8) {
+        ASSERT_LE(reference_error(rule, layout.moments, start.element(i), own), 1.0)
+            << describe(layout) << ", element " << i;
+      } else {
+        ASSERT_EQ(own.first, expected.first) << describe(layout) << ", element " << i;
+        ASSERT_EQ(own.second, expected.second) << describe(layout) << ", element " << i;
+      }
+      changed += decayed.element(i).weight != undecayed.element(i).weight ? 1 : 0;
+    }
+    EXPECT_GT(changed, start.size / 4) << describe(layout);
+    for (const int threads : {2, 3}) {
+      States other = start;
+      shard = other.shard();
+      shard.undecayed = ranges;
+      Updater({.threads = threads}).step(hyper, shard);
+      EXPECT_EQ(difference(other, found), "") << threads << " threads, " << describe(layout);
+    }
+    States parts = start;
+    shard = parts.shard();
+    shard.undecayed = ranges;
+    constexpr std::size_t kLength = 3 * Codes::kBlock;
+    for (std::size_t from = 0; from < start.size; from += kLength) {
+      Updater({.threads = 1, .isa = Isa::scalar})
+          .step(hyper, part_of(shard, from, std::min(kLength, start.size - from)));
+    }
+    EXPECT_EQ(difference(parts, found), "") << "in parts, " << describe(layout);
+  }
+}
+
 TEST(Updater, ExactMomentsDoNotDependOnTheElement) {
   const Updater updater({.threads = 2});
   for (const auto optimizer : test::kOptimizers) {

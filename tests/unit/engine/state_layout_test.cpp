@@ -9,6 +9,8 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/model/family.h"
+
 namespace ballast::engine::state_layout_test {
 namespace {
 
@@ -224,6 +226,71 @@ TEST(StateLayout, ASubGroupPointsIntoTheWeightsAndGradientsOfItsBlock) {
   EXPECT_EQ(shard.weights.main, weights.data() + Bytes{2} * 8192);
   EXPECT_EQ(shard.gradient.data, gradient.data() + Bytes{2} * 8192);
   EXPECT_EQ(shard.weights.companion, states.data() + state_layout(blueprint, 0, 2).master.offset);
+}
+
+model::ModelConfig small_experts(std::uint64_t ranks_sharing) {
+  model::ModelConfig config = model::default_config("gpt_oss");  // its experts have biases
+  config.vocab_size = 61;
+  config.hidden_size = 48;
+  config.num_layers = 1;
+  config.num_heads = 6;
+  config.num_kv_heads = 2;
+  config.intermediate_size = 40;
+  config.max_sequence = 32;
+  config.details["num_local_experts"] = 6;
+  config.expert_parallel = ranks_sharing;
+  return config;
+}
+
+/// By element of the model: whether its tensor is exempt from weight decay. Padding is not checked.
+std::vector<int> exempt_elements(const model::Architecture& model) {
+  std::vector<int> exempt(first_element(model, model.blocks.size()), -1);
+  for (std::size_t b = 0; b < model.blocks.size(); ++b) {
+    for (const model::TensorSpec& tensor : model.blocks[b].tensors) {
+      const auto start =
+          exempt.begin() + static_cast<std::ptrdiff_t>(first_element(model, b) + tensor.offset);
+      std::fill_n(start, tensor.size, tensor.undecayed ? 1 : 0);
+    }
+  }
+  return exempt;
+}
+
+TEST(StateLayout, AShardNamesItsElementsWithoutWeightDecay) {
+  for (const std::uint64_t sharing : {1U, 3U}) {
+    model::Architecture model = model::build_architecture(small_experts(sharing));
+    const std::vector<std::string> patterns = {"transformers", "lm_head.weight"};
+    exempt_from_decay(model, patterns, [](std::size_t, const std::string&) { FAIL(); });
+    const std::vector<int> exempt = exempt_elements(model);
+    std::vector<int> seen(exempt.size(), 0);
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      Blueprint blueprint;
+      blueprint.model = model;
+      blueprint.rank = rank;
+      blueprint.sub_group_size = 2048;
+      blueprint.workload.world = 3;
+      blueprint.workload.stage = 1;
+      size_workload(blueprint, {});
+      for (std::size_t b = 0; b < model.blocks.size(); ++b) {
+        for (std::uint32_t group = 0; group < sub_groups(blueprint, b); ++group) {
+          const auto shard = make_shard(blueprint, b, group, nullptr, nullptr, nullptr);
+          for (Elems i = 0; i < shard.size; ++i) {
+            const Elems number = shard.first_element + i;
+            const auto has = [&](const auto& r) { return r.first <= number && number < r.end; };
+            const int found = std::ranges::any_of(shard.undecayed, has) ? 1 : 0;
+            if (exempt[number] >= 0) {
+              ASSERT_EQ(found, exempt[number]) << "element " << number;
+            }
+            seen[number] += 1;
+          }
+        }
+      }
+    }
+    for (std::size_t i = 0; i < exempt.size(); ++i) {
+      if (exempt[i] >= 0) {
+        ASSERT_EQ(seen[i], 1) << "element " << i;
+      }
+    }
+  }
 }
 
 TEST(StateLayout, BlocksAreNumberedOneAfterTheOtherFromWholeCodeBlocks) {

@@ -47,6 +47,48 @@ TEST(Freeze, LeavesTrainedWhatAPatternMatches) {
   EXPECT_TRUE(names(frozen(test::small_llama(), {}), true).empty());
 }
 
+/// Names without weight decay.
+std::set<std::string> exempt(const ModelConfig& config, const std::vector<std::string>& patterns) {
+  Architecture model = build_architecture(config);
+  exempt_from_decay(model, patterns, [](std::size_t pattern, const std::string& rule) {
+    throw Error(ErrorCategory::config, std::to_string(pattern) + ": " + rule);
+  });
+  std::set<std::string> found;
+  for (const BlockSpec& block : model.blocks) {
+    for (const TensorSpec& tensor : block.tensors) {
+      if (tensor.undecayed) found.insert(tensor.name);
+    }
+  }
+  return found;
+}
+
+TEST(WeightDecay, LeavesOutBiasesAndNormsAsTransformersDoes) {
+  for (const ModelConfig& config : {test::small_gpt2(), test::small_llama()}) {
+    std::set<std::string> vectors;
+    for (const BlockSpec& block : build_architecture(config).blocks) {
+      for (const TensorSpec& tensor : block.tensors) {
+        if (tensor.shape.size() == 1) vectors.insert(tensor.name);
+      }
+    }
+    EXPECT_GT(vectors.size(), 4U);
+    EXPECT_EQ(exempt(config, {"transformers"}), vectors);
+    EXPECT_TRUE(exempt(config, {}).empty());
+  }
+  const std::set<std::string> norms = exempt(test::small_llama(), {"*norm*"});
+  EXPECT_EQ(exempt(test::small_llama(), {"transformers"}), norms);
+  std::set<std::string> more = norms;
+  more.insert("lm_head.weight");
+  EXPECT_EQ(exempt(test::small_llama(), {"transformers", "lm_head.weight"}), more);
+  try {
+    exempt(test::small_llama(), {"*norm*", "lm_haed.weight"});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "1: 'lm_haed.weight' matches no tensor of the model (did you mean "
+                 "'lm_head.weight'?)");
+  }
+}
+
 TEST(Freeze, PutsTrainedTensorsFirstInWholePages) {
   for (const ModelConfig& config : {test::small_gpt2(), test::small_llama()}) {
     for (const std::string pattern : {"*mlp*", "*norm*", "*ln_*", "*.0.*", "*bias", "*embed*"}) {

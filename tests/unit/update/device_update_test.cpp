@@ -252,6 +252,31 @@ TEST_F(CudaUpdate, ElementsKeepTheirNumbers) {
   }
 }
 
+TEST_F(CudaUpdate, ElementsWithoutWeightDecay) {
+  const std::vector<cpu_adam::ElementRange> ranges = {
+      {512, 544}, {608, 800}, {1'024, 1'280}, {1'312, 9'600}};
+  for (const Layout& layout : cpu_adam::test::all_layouts()) {
+    States states = States::random(layout, 1500, 37);
+    states.first_element = 512;
+    const Hyper hyper = hyper_at(layout.optimizer, 3);
+    States expected = states;
+    Shard shard = expected.shard();
+    shard.undecayed = ranges;
+    scalar_.step(hyper, shard);
+    ballast::test::in_every_order([&] {
+      const DeviceStates there(states, 0);
+      shard = there.shard();
+      shard.undecayed = ranges;
+      update_->step(*stream_, hyper, shard);
+      stream_->synchronize();
+      States found = states;
+      EXPECT_TRUE(there.fetch(found)) << describe(layout);
+      EXPECT_EQ(difference(found, expected), "") << describe(layout);
+    });
+    if (HasFailure()) return;
+  }
+}
+
 /// Every combination of `values` as weight, moments and gradient, in several tiles.
 States combinations(const Layout& layout, const std::vector<float>& values) {
   const std::size_t n = values.size();

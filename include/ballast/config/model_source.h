@@ -1,0 +1,26 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace ballast::config {
+
+/// Why `path` is not a folder of Hugging Face with a config.json, and what to do about it; nothing
+/// if it is one. `given` is the path as the user wrote it: where nothing is at the path, it may be
+/// the id of a model on Hugging Face's hub. Recognises adapters of PEFT, runs and exports of
+/// Ballast, folders of Trainer and DeepSpeed, the hub's cache, GGUF, ONNX, diffusers and pickled
+/// weights by the names of their files.
+std::optional<std::string> explain_no_model(const std::filesystem::path& path,
+                                            std::string_view given);
+
+/// The same for a folder of PEFT with an adapter_config.json.
+std::optional<std::string> explain_no_adapters(const std::filesystem::path& path,
+                                               std::string_view given);
+
+/// What to do where nothing is at a path that the user wrote as `given`: "", or how to download a
+/// model if `given` can be the id of one.
+std::string download_hint(std::string_view given);
+
+}  // namespace ballast::config
