@@ -108,6 +108,23 @@ class Eval(RunTest):
         self.assertEqual(found["sequences"], 33)
         self.assertLess(found["targets"], 33 * 64 / 2)
 
+    def test_documents_have_the_same_loss_whatever_they_are_packed_with(self):
+        # The documents have 4 to 72 tokens, so some are longer than the trained length.
+        factors = {"short_factor": [1] * 8, "long_factor": [4] * 8, "factor": 2}
+        losses = []
+        for scaling in ({"rope_type": "dynamic", "factor": 8}, {"rope_type": "longrope", **factors}):
+            scaling["original_max_position_embeddings"] = 32
+            model = {**TINY["model"], "vocab_size": 131, "head_dim": 16,
+                     "max_sequence": 200, "init_stddev": 0.3, "rope_scaling": scaling}
+            self.config(model=model, data={"text": [], "documents": [str(DOCUMENTS)],
+                                           "sequence_length": 72}, **FP32)
+            same = [self.evaluate("config.json", "--data", DOCUMENTS, "--sequence-length", length)["loss"]
+                    for length in (72, 100, 200)]
+            for loss in same:
+                self.assertAlmostEqual(loss, same[0], delta=2e-6)
+            losses.append(same[0])
+        self.assertGreater(abs(losses[0] - losses[1]), 1e-3)
+
     def test_weights_on_any_tier_give_the_same_bits(self):
         wide = {"model": {**TINY["model"], "hidden_size": 256, "num_layers": 6}, "data": DATA,
                 "ballast": {**self.still, "device_bytes": "64MiB"}}
