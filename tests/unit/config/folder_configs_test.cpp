@@ -167,6 +167,15 @@ json config_of(const std::string& family, const json& keys) {
   throw std::invalid_argument(family);
 }
 
+TEST(FolderConfigs, TakeTheWindowOf0ThatTransformersWritesForNone) {
+  const Folder folder;
+  const json off = {{"use_sliding_window", false}, {"sliding_window", 0}};
+  EXPECT_EQ(folder.read(config_of("qwen2_moe", off)).message, "");
+  EXPECT_NE(folder.read(config_of("qwen2_moe", {{"sliding_window", 0}}))
+                .message.find("must be a number of tokens, got 0"),
+            std::string::npos);
+}
+
 TEST(MadeConfigs, MeanTheSameWhereTheClassReadsOtherKeys) {
   const json factors = {1, 2, 3, 4};
   const json longrope = {
