@@ -249,7 +249,7 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
   file = with_aliases(std::move(file), family.checkpoint_rules());
   const bool has_rope = has_rope_keys(file);
   if (has_rope) file = with_rope_keys(std::move(file), family, name, notes);
-  const Json section = effective_section(config);
+  const Json section = with_separate_rope_keys(effective_section(config));
   for (const model::CheckpointKey& key : keys) {
     const Json* const theirs =
         has_rope && key.own == "rope_scaling" ? file.find(key.name) : find_given(file, key.name);

@@ -136,7 +136,7 @@ constexpr std::array kDropout = {
     "hidden_dropout",    "hidden_dropout_prob",          "resid_pdrop"};
 
 template <class List>
-bool lists(const List& list, std::string_view name) {
+bool is_among(const List& list, std::string_view name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
@@ -182,9 +182,9 @@ class UnknownKeys {
     if (is_empty(value) || some([&](const auto& key) { return key.name == name; })) return;
     const auto is_other_name = [&name](const auto& alias) { return alias.first == name; };
     if (std::any_of(rules_.aliases.begin(), rules_.aliases.end(), is_other_name)) return;
-    const bool known = lists(kWithoutEffect, name) || lists(rules_.without_effect, name);
-    if (known || lists(kMustBeFalse, name) || name == kMustBeTrue) return check(name, value);
-    if (lists(kDropout, name)) return add_dropout(name, value);
+    const bool known = is_among(kWithoutEffect, name) || is_among(rules_.without_effect, name);
+    if (known || is_among(kMustBeFalse, name) || name == kMustBeTrue) return check(name, value);
+    if (is_among(kDropout, name)) return add_dropout(name, value);
     const std::string shown = text::printable(name);
     if (value.is_null() || (value.is_boolean() && !value.flag())) {
       if (name != "quantization_config") off_.push_back(shown);
@@ -197,7 +197,7 @@ class UnknownKeys {
   }
   void check(const std::string& name, const Json& value) const {
     const bool must_be_true = name == kMustBeTrue;
-    if (!must_be_true && (value.is_null() || !lists(kMustBeFalse, name))) return;
+    if (!must_be_true && (value.is_null() || !is_among(kMustBeFalse, name))) return;
     const char* const needed = must_be_true ? "true" : "false";
     if (value.is_boolean() && value.text() == needed) return;
     throw Error(ErrorCategory::config,

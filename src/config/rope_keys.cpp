@@ -316,6 +316,20 @@ void add_rope_keys(Json& out, const model::Family& family) {
   if (type != nullptr && *type == "dynamic") out[kLongest] = tokens;
 }
 
+Json with_separate_rope_keys(Json section) {
+  Json* const scaling = section.find(kScaling);
+  if (scaling == nullptr || !scaling->is_object()) return section;
+  Json rest = *scaling;
+  for (const char* const key : {kTheta, kPart}) {
+    const Json* const inner = find_given(rest, key);
+    if (inner == nullptr || section.find(key) == nullptr) continue;
+    section[key] = Json(*inner);
+    rest.erase(key);
+  }
+  *section.find(kScaling) = std::move(rest);
+  return section;
+}
+
 bool has_rope_keys(const Json& json) {
   const auto given = [&json](const char* key) { return find_given(json, key) != nullptr; };
   return given(kScaling) || given(kParameters) || given(kTheta) || given(kPart) ||

@@ -21,6 +21,10 @@ text::Json with_rope_keys(text::Json json, const model::Family& family, const st
 /// which has those of the model section.
 void add_rope_keys(text::Json& out, const model::Family& family);
 
+/// A model section whose rope_scaling has no keys that the section has, too. Those of rope_scaling
+/// count, and sections made by earlier versions have them there.
+text::Json with_separate_rope_keys(text::Json section);
+
 /// Whether a config.json has a key of rotary positions.
 bool has_rope_keys(const text::Json& json);
 

@@ -9,12 +9,18 @@ classes in the config.json of a tiny random model. Weights depend on names and s
 folder's loss in transformers (fp32, eager attention) is compared with that of `ballast eval`, which
 may also refuse the folder if its message names a key that was changed.
 
-It prints a table per family and writes folder_configs.jsonl: lines {"family", "config"} with the
-config.json before the changes and "model", the keys of the model section that Ballast makes of it,
-followed by lines {"set", "remove"} with the changed and removed keys and one of
-    "model"    changed keys of that model section; its loss is that of transformers
-    "refused"  the part of Ballast's message that a user needs: the name of a key
-Folders that transformers refuses but Ballast reads are counted and not written.
+It prints a table and writes folder_configs.jsonl, one line per family:
+
+    "family", "config"  model_type and the config.json before the changes
+    "model"             the keys of the model section that Ballast makes of it
+    "counts"            number of keys, and of folders by result
+    "without_effect"    key: values that change neither the section nor transformers' loss
+    "refused"           key: values that Ballast refuses by the key's name
+    "equal"             [changes, changed keys of the section]: Ballast has transformers' loss
+    "refused_with"      [changes, the key that Ballast's message names, or null]
+
+Changes are keys with their values; a key with a "-" before it is removed. Folders that transformers
+refuses but Ballast reads are counted only.
 """
 
 import argparse
@@ -368,7 +374,23 @@ class Comparison:
         if name is None and theirs is not None:
             self.differences.append((patch, theirs, message))
             return "refused without a name", message
-        return ("both refuse" if theirs is None else "refused by name"), name or message
+        return ("both refuse" if theirs is None else "refused by name"), name
+
+
+    def write(self, line, patch, result, found):
+        """Adds a result to the line of the family."""
+        changes = {"-" + k if v is REMOVED else k: 0 if v is REMOVED else v for k, v in patch.items()}
+        [(key, value), *others] = changes.items()
+        if result == "equal":
+            changed = difference(found, self.section)
+            if changed or others:
+                line["equal"].append([changes, changed])
+            else:
+                line["without_effect"].setdefault(key, []).append(value)
+        elif result == "refused by name" and not others and found in key:
+            line["refused"].setdefault(key, []).append(value)
+        elif result in ("refused by name", "both refuse"):
+            line["refused_with"].append([changes, found])
 
 
 def main():
@@ -386,21 +408,19 @@ def main():
     for kind in arguments.only:
         with tempfile.TemporaryDirectory() as path:
             run = Comparison(arguments.ballast, kind, pathlib.Path(path))
-            lines.append({"family": kind, "config": run.base, "model": run.section})
+            line = {"family": kind, "config": run.base, "model": run.section, "without_effect": {},
+                    "refused": {}, "equal": [], "refused_with": []}
             singles = single_changes(kind, run.base, all_keys)
             pairs = interacting_pairs(kind, run.base, singles, arguments.pairs, kind)
             keys = {key for patch in singles for key in patch}
             for patch in singles + pairs:
                 result, found = run.compare(patch)
                 run.counts[result] += 1
-                line = {"set": {k: v for k, v in patch.items() if v is not REMOVED},
-                        "remove": [k for k, v in patch.items() if v is REMOVED]}
-                if result == "equal":
-                    lines.append({**line, "model": difference(found, run.section)})
-                elif result in ("refused by name", "both refuse"):
-                    lines.append({**line, "refused": found})
-            print(kind, f"{len(keys)} keys, {len(singles)} single changes, {len(pairs)} pairs:",
-                  dict(run.counts), flush=True)
+                run.write(line, patch, result, found)
+            line["counts"] = {"keys": len(keys), "single": len(singles), "pairs": len(pairs),
+                              **dict(sorted(run.counts.items()))}
+            lines.append(line)
+            print(kind, line["counts"], flush=True)
             for patch, theirs, ours in run.differences:
                 print("  ", {k: "-" if v is REMOVED else v for k, v in patch.items()}, theirs, ours,
                       flush=True)
