@@ -9,11 +9,11 @@
 namespace ballast::train {
 namespace {
 
-constexpr std::size_t kBlock = 64;
-constexpr std::size_t kRounds = 64;
+constexpr std::size_t kHashBlock = 64;
+constexpr std::size_t kHashRounds = 64;
 using State = std::array<std::uint32_t, 8>;
 
-constexpr std::array<std::uint32_t, kRounds> kConstants = {
+constexpr std::array<std::uint32_t, kHashRounds> kConstants = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
     0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
@@ -30,15 +30,15 @@ std::uint32_t big_endian(const char* bytes) {
 }
 
 void add_block(State& state, const char* block) {
-  std::array<std::uint32_t, kRounds> w;
+  std::array<std::uint32_t, kHashRounds> w;
   for (std::size_t i = 0; i < 16; ++i) w[i] = big_endian(block + 4 * i);
-  for (std::size_t i = 16; i < kRounds; ++i) {
+  for (std::size_t i = 16; i < kHashRounds; ++i) {
     const auto s0 = std::rotr(w[i - 15], 7) ^ std::rotr(w[i - 15], 18) ^ (w[i - 15] >> 3U);
     const auto s1 = std::rotr(w[i - 2], 17) ^ std::rotr(w[i - 2], 19) ^ (w[i - 2] >> 10U);
     w[i] = w[i - 16] + s0 + w[i - 7] + s1;
   }
   auto [a, b, c, d, e, f, g, h] = state;
-  for (std::size_t i = 0; i < kRounds; ++i) {
+  for (std::size_t i = 0; i < kHashRounds; ++i) {
     const auto s1 = std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25);
     const auto first = h + s1 + ((e & f) ^ (~e & g)) + kConstants[i] + w[i];
     const auto s0 = std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22);
@@ -56,13 +56,14 @@ std::string sha256(std::string_view bytes) {
   State state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                  0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
   std::size_t done = 0;
-  for (; bytes.size() - done >= kBlock; done += kBlock) add_block(state, bytes.data() + done);
+  for (; bytes.size() - done >= kHashBlock; done += kHashBlock)
+    add_block(state, bytes.data() + done);
   std::string rest(bytes.substr(done));
   rest += '\x80';
-  rest.resize(rest.size() <= kBlock - 8 ? kBlock - 8 : 2 * kBlock - 8);
+  rest.resize(rest.size() <= kHashBlock - 8 ? kHashBlock - 8 : 2 * kHashBlock - 8);
   const std::uint64_t bits = std::uint64_t{bytes.size()} * 8;
   for (int shift = 56; shift >= 0; shift -= 8) rest += static_cast<char>(bits >> shift & 0xFFU);
-  for (std::size_t at = 0; at < rest.size(); at += kBlock) add_block(state, rest.data() + at);
+  for (std::size_t at = 0; at < rest.size(); at += kHashBlock) add_block(state, rest.data() + at);
   std::string digits;
   for (const std::uint32_t word : state) digits += fmt::format("{:08x}", word);
   return digits;
