@@ -23,9 +23,9 @@ namespace {
 // u32), and the header: a dictionary of Python with descr, fortran_order and shape.
 constexpr Bytes kVersionAt = 6;
 constexpr Bytes kLengthAt = 8;
-constexpr std::uint64_t kLongestHeader = 65536;
+constexpr std::uint64_t kLongestArrayHeader = 65536;
 
-struct Refusal {
+struct ArrayRefusal {
   const std::filesystem::path& path;
 
   [[noreturn]] void operator()(const std::string& what) const {
@@ -34,7 +34,8 @@ struct Refusal {
 };
 
 /// The text after "'key':" up to the end of the header.
-std::string_view value_of(std::string_view header, std::string_view key, const Refusal& refuse) {
+std::string_view value_of(std::string_view header, std::string_view key,
+                          const ArrayRefusal& refuse) {
   const std::string quoted = fmt::format("'{}':", key);
   const std::size_t at = header.find(quoted);
   const std::size_t value =
@@ -46,7 +47,7 @@ std::string_view value_of(std::string_view header, std::string_view key, const R
 }
 
 /// The counts in "(600, 3)".
-std::vector<std::uint64_t> shape_of(std::string_view text, const Refusal& refuse) {
+std::vector<std::uint64_t> shape_of(std::string_view text, const ArrayRefusal& refuse) {
   std::vector<std::uint64_t> shape;
   const std::size_t end = text.find(')');
   if (!text.starts_with('(') || end == std::string_view::npos) {
@@ -72,7 +73,7 @@ std::vector<std::uint64_t> shape_of(std::string_view text, const Refusal& refuse
 }
 
 /// Width and sign of "<u2".
-TokenLayout type_of(std::string_view text, const Refusal& refuse) {
+TokenLayout type_of(std::string_view text, const ArrayRefusal& refuse) {
   const std::size_t end = text.find('\'', 1);
   if (!text.starts_with('\'') || end == std::string_view::npos) {
     refuse("is a NumPy array of a structured type, not of token ids: save the ids alone");
@@ -98,7 +99,7 @@ TokenLayout type_of(std::string_view text, const Refusal& refuse) {
 }
 
 std::string read_header(const std::filesystem::path& path, const Descriptor& file, Bytes size,
-                        Bytes& end, const Refusal& refuse) {
+                        Bytes& end, const ArrayRefusal& refuse) {
   std::array<std::byte, 12> head{};
   text::read_fully(file, path, 0, std::span(head).first(std::min<Bytes>(size, head.size())));
   const auto version = std::to_integer<unsigned>(head[kVersionAt]);
@@ -109,7 +110,7 @@ std::string read_header(const std::filesystem::path& path, const Descriptor& fil
   const Bytes width = version == 1 ? 2 : 4;
   std::memcpy(&length, &head[kLengthAt], width);
   end = kLengthAt + width + length;
-  if (length > kLongestHeader || end > size) {
+  if (length > kLongestArrayHeader || end > size) {
     refuse(
         fmt::format("is a NumPy array of {} bytes with a header of {}: it is truncated or damaged",
                     size, length));
@@ -122,7 +123,7 @@ std::string read_header(const std::filesystem::path& path, const Descriptor& fil
 }  // namespace
 
 TokenLayout numpy_layout(const std::filesystem::path& path, const Descriptor& file, Bytes size) {
-  const Refusal refuse{path};
+  const ArrayRefusal refuse{path};
   Bytes begin = 0;
   const std::string header = read_header(path, file, size, begin, refuse);
   TokenLayout layout = type_of(value_of(header, "descr", refuse), refuse);
