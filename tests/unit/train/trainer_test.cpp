@@ -1,11 +1,13 @@
 #include "ballast/train/trainer.h"
 
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "src/train/data_content.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -130,6 +132,32 @@ TEST(Resume, SaysThatOtherKernelsMayHaveOtherBits) {
   const std::string line = line_about_arithmetic(directory, "other");
   EXPECT_NE(line.find("step-1: computed with 1 rank, "), std::string::npos) << line;
   EXPECT_NE(line.find("this run computes with 1 rank, scalar kernels"), std::string::npos) << line;
+}
+
+TEST(DataContent, IsThatOfTheBytesWhereverTheyLie) {
+  const test::TempDir directory;
+  const auto content = [&](const std::vector<std::string>& texts, const std::string& folder) {
+    std::vector<std::filesystem::path> files;
+    for (const std::string& text : texts) {
+      files.push_back(directory.write(folder + "/" + std::to_string(files.size()), text));
+    }
+    return describe_content(files, 7);
+  };
+  const std::string text(100'000, 'a');
+  const std::string expected = content({text, "b"}, "here");
+  EXPECT_TRUE(expected.starts_with("2 files, 97.7 KiB, 7 tokens, XXH3 ")) << expected;
+  EXPECT_EQ(content({text, "b"}, "there"), expected);
+  EXPECT_NE(content({text, "c"}, "changed"), expected);
+  EXPECT_NE(content({"b", text}, "exchanged"), expected);
+  EXPECT_NE(content({text + "b", ""}, "cut elsewhere"), expected);
+  // Too large to be read whole.
+  std::string large(20 << 20, 'a');
+  const std::string sampled = content({large}, "large");
+  large.back() = 'b';
+  EXPECT_NE(content({large}, "large"), sampled);
+  large.back() = 'a';
+  large.front() = 'b';
+  EXPECT_NE(content({large}, "large"), sampled);
 }
 
 }  // namespace
