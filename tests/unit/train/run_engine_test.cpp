@@ -67,12 +67,14 @@ TEST_F(TwoRanks, RunWhatWasSubmittedBeforeTheirEnginesAreReplaced) {
 
   // Rank 1 leaves while it is in the last gather but one; rank 0 then begins the last one.
   const std::size_t held = gathers - 2;
+  std::atomic<bool> holding = false;
   std::atomic<bool> replacing = false;
   std::atomic<bool> ahead = false;
   test::ThreadChannels delayed(kWorld,
                                [&](std::uint32_t rank, std::size_t channel, std::size_t call) {
                                  if (channel != 0) return;
                                  if (rank == 1 && call == held) {
+                                   holding = true;
                                    while (!replacing) std::this_thread::sleep_for(1ms);
                                    std::this_thread::sleep_for(50ms);
                                  }
@@ -83,8 +85,9 @@ TEST_F(TwoRanks, RunWhatWasSubmittedBeforeTheirEnginesAreReplaced) {
       [&](comm::Ranks& ranks) {
         RunEngine engine = make(ranks);
         run_two_steps(engine);
+        const std::atomic<bool>& ready = ranks.rank() == 0 ? ahead : holding;
+        while (!ready && delayed.broken() == 0) std::this_thread::sleep_for(1ms);
         if (ranks.rank() == 1) replacing = true;
-        while (ranks.rank() == 0 && !ahead) std::this_thread::sleep_for(1ms);
         engine.replace();
         engine->start();
         EXPECT_FALSE(step(engine, kGood).skipped);
