@@ -117,7 +117,8 @@ std::string explain_file(const fs::path& file) {
   }
   const bool part = file.filename() == kCheckpointConfig || end == ".safetensors" ||
                     end == ".bin" || end == ".pt" || end == ".pth";
-  return part ? fmt::format("is a file; give its folder {}", file.parent_path().string())
+  return part ? fmt::format("is a file; give its folder {}",
+                            fs::absolute(file).parent_path().string())
               : "is a file; give the folder of a model of Hugging Face";
 }
 

@@ -149,6 +149,12 @@ config::Config read_evaluation(const EvaluationRequest& request) {
                   fmt::format("{}: no such file or folder. {}", request.path.string(), hint));
     }
   }
+  const std::string end = request.path.extension().string();
+  const bool weights_file = end == ".gguf" || end == ".safetensors" || end == ".bin";
+  if (weights_file && fs::is_regular_file(request.path, ignored)) {
+    const auto cause = config::explain_no_model(request.path, request.path.string());
+    throw Error(ErrorCategory::config, cause.value_or(request.path.string()));
+  }
   if (!fs::is_directory(request.path, ignored)) {
     overrides.insert(overrides.end(), request.overrides.begin(), request.overrides.end());
     return config::load(request.path, overrides, kAnyWorld);
