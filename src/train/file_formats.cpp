@@ -173,8 +173,11 @@ FileFormat kind_of_zip(const Probe& probe) {
 FileFormat kind_of_compression(const Probe& probe) {
   const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(probe.start[at]); };
   if (probe.start.size() < 12) return FileFormat::unknown;
-  // Deflate is its only method, and three of the flags are reserved.
-  if (probe.begins("\x1f\x8b\x08") && byte(3) < 0x20) return FileFormat::gzip;
+  // Deflate is its only method. Three flags are reserved, and few values stand for the effort of
+  // the compression and for the operating system (RFC 1952).
+  const bool of_gzip = byte(3) < 0x20 && (byte(8) == 0 || byte(8) == 2 || byte(8) == 4) &&
+                       (byte(9) <= 13 || byte(9) == 255);
+  if (probe.begins("\x1f\x8b\x08") && of_gzip) return FileFormat::gzip;
   if (probe.begins("\x28\xb5\x2f\xfd") && (byte(4) & 0x08U) == 0) return FileFormat::zstd;
   if (probe.begins("BZh") && probe.start.substr(4, 6) == "1AY&SY") return FileFormat::bzip2;
   if (probe.begins("\x04\x22\x4d\x18") && (byte(4) >> 6U) == 1) return FileFormat::lz4;
