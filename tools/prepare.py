@@ -123,7 +123,7 @@ def main(argv=None):
     try:
         arguments = arguments_of(argv)
         tokenizer = load_tokenizer(arguments.model)
-        metadata = metadata_of(arguments.model.resolve().name, hashes_of(tokenizer),
+        metadata = metadata_of(arguments.model.resolve().name, hashes_of(tokenizer, arguments.model),
                                "completion" if arguments.pairs else arguments.mask, arguments.pairs)
         report = Report(arguments.skip_invalid)
         documents, tokens, targets = prepare(

@@ -18,9 +18,9 @@ struct TrainingData {
   std::shared_ptr<const SequenceSource> training;
   std::shared_ptr<const SequenceSource> evaluation;  ///< may be empty
   DataSummary summary;
-  std::vector<UncheckedTokens> unchecked = {};  ///< of long streams, only samples are checked
+  std::vector<UncheckedTokens> unchecked = {};    ///< of long streams, only samples are checked
   std::vector<std::filesystem::path> files = {};  ///< with the training data, in their order
-  std::uint64_t tokens = 0;                  ///< in these files
+  std::uint64_t tokens = 0;                       ///< in these files
 };
 
 /// Opens the training data, and for evaluation the files of data.eval or the share data.held_out.

@@ -5,6 +5,7 @@
 """
 
 import gzip
+import hashlib
 import json
 import os
 import pathlib
@@ -24,6 +25,7 @@ sys.dont_write_bytecode = True
 import prepare  # noqa: E402
 from preparing.inputs import tasks_of  # noqa: E402
 from preparing.report import Report  # noqa: E402
+from preparing.tokenizer import vocabulary_hashes  # noqa: E402
 
 
 def trained(line, mask="assistant", template="prefixes"):
@@ -303,6 +305,22 @@ class FileTest(unittest.TestCase):
             tensors[name] = list(struct.unpack(
                 f"<{entry['shape'][0]}{codes[entry['dtype']]}", data[begin + first:begin + last]))
         return tensors, metadata, header["tokens"]["dtype"]
+
+    def test_the_vocabulary_has_the_hashes_that_ballast_compares(self):
+        def digest(text):
+            return hashlib.sha256(text.encode()).hexdigest()
+
+        tokenizer = {"added_tokens": [{"id": 3, "content": "<s>"}], "model": {}}
+        for vocabulary in ({"ab": 2, "a": 0, "ä": 1}, [["a", 0.5], ["ä", 0.25], ["ab", 0.125]]):
+            tokenizer["model"]["vocab"] = vocabulary
+            (self.path / "tokenizer.json").write_text(json.dumps(tokenizer))
+            self.assertEqual(vocabulary_hashes(self.path),
+                             {"vocabulary_sha256": digest("0\ta\n1\tä\n2\tab\n"),
+                              "added_tokens_sha256": digest("3\t<s>\n")})
+        for text in ("{}", "[1]", "{", '{"model": {"vocab": 5}}'):
+            (self.path / "tokenizer.json").write_text(text)
+            self.assertEqual(vocabulary_hashes(self.path), {}, text)
+        self.assertEqual(vocabulary_hashes(self.path / "elsewhere"), {})
 
     def test_the_file_has_the_documents_in_order(self):
         lines = [chat("hello", "good"), {"text": "ab"}, {"prompt": "a", "completion": "b"}]

@@ -32,20 +32,28 @@ def load_tokenizer(folder):
     return tokenizer
 
 
-def hashes_of(tokenizer):
-    """What identifies a tokenizer, as metadata of a file of documents: SHA-256 of its serialised form,
-    and of its tokens and its added tokens as lines "ID TAB TOKEN LF" by ascending id. transformers may
-    change how it serialises a tokenizer, but not the ids of its tokens."""
-    serialised = tokenizer.backend_tokenizer.to_str()
-    content = json.loads(serialised)
-    vocabulary = content["model"]["vocab"]
-    if isinstance(vocabulary, dict):
-        tokens = [(number, token) for token, number in vocabulary.items()]
-    else:  # of a unigram model: tokens with their scores
-        tokens = [(number, entry[0]) for number, entry in enumerate(vocabulary)]
-    added = [(entry["id"], entry["content"]) for entry in content.get("added_tokens", [])]
-    return {"tokenizer_sha256": _sha256(serialised), "vocabulary_sha256": _sha256(_lines(tokens)),
-            "added_tokens_sha256": _sha256(_lines(added))}
+def hashes_of(tokenizer, folder):
+    """What identifies the tokenizer of a folder, as metadata of a file of documents: SHA-256 of its
+    serialised form, which transformers changes with its class and version, and those of its
+    vocabulary."""
+    return {"tokenizer_sha256": _sha256(tokenizer.backend_tokenizer.to_str()),
+            **vocabulary_hashes(folder)}
+
+
+def vocabulary_hashes(folder):
+    """SHA-256 of the tokens and of the added tokens in tokenizer.json, as lines "ID TAB TOKEN LF" by
+    ascending id. Ballast compares them with those of the model. Empty without such a file."""
+    try:
+        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        vocabulary = content["model"]["vocab"]
+        if isinstance(vocabulary, dict):
+            tokens = [(number, token) for token, number in vocabulary.items()]
+        else:  # of a unigram model: tokens with their scores
+            tokens = [(number, entry[0]) for number, entry in enumerate(vocabulary)]
+        added = [(entry["id"], entry["content"]) for entry in content.get("added_tokens") or []]
+        return {"vocabulary_sha256": _sha256(_lines(tokens)), "added_tokens_sha256": _sha256(_lines(added))}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
 
 
 def _lines(tokens):

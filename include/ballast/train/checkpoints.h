@@ -37,7 +37,7 @@ struct CheckpointFacts {
   /// What determines the results of the run (config::settings_of(), and the content of the training
   /// data): compact JSON by key. Empty if an older version has written the checkpoint.
   std::map<std::string, std::string> settings;
-  std::string arithmetic;               ///< engine::Engine::arithmetic(); "" if it is not known
+  std::string arithmetic;  ///< engine::Engine::arithmetic(); "" if it is not known
 };
 
 /// Whether `path` is meant as a checkpoint, whole or not: it has the name of one of a run or a
