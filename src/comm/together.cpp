@@ -100,4 +100,8 @@ void together(Ranks* ranks, const std::function<void()>& work) {
   }
 }
 
+bool as_rank_0_says(Ranks* ranks, bool here) {
+  return ranks == nullptr ? here : !ranks->broadcast(here ? "yes" : "").empty();
+}
+
 }  // namespace ballast::comm

@@ -62,12 +62,6 @@ std::vector<fs::path> checkpoints_for_all(const fs::path& run, comm::Ranks* rank
   return folders;
 }
 
-/// names_checkpoint(path) as rank 0 sees it, for all ranks.
-bool names_checkpoint_for_all(const fs::path& path, comm::Ranks* ranks) {
-  const bool here = names_checkpoint(path);
-  return ranks == nullptr ? here : !ranks->broadcast(here ? "checkpoint" : "").empty();
-}
-
 /// Blocks whose names begin with `prefix`, but at least 1: what is in one piece has another name.
 std::uint64_t count_tiles(const std::vector<Checkpoint::Block>& blocks, std::string_view prefix) {
   const auto count = std::count_if(
@@ -420,7 +414,9 @@ void advising(const fs::path& folder, const std::function<void()>& work) {
 
 Checkpoint Checkpoint::open(const fs::path& from, const engine::Blueprint& blueprint,
                             comm::Ranks* ranks, std::uint64_t before, const Check& check) {
-  if (!names_checkpoint_for_all(from, ranks)) return find(from, blueprint, ranks, before, check);
+  if (!comm::as_rank_0_says(ranks, names_checkpoint(from))) {
+    return find(from, blueprint, ranks, before, check);
+  }
   std::optional<Checkpoint> found;
   comm::together(ranks, [&] {
     advising(from, [&] {

@@ -11,6 +11,7 @@
 #include "ballast/core/units.h"
 #include "ballast/state/checksum.h"
 #include "ballast/text/files.h"
+#include "ballast/text/json.h"
 
 namespace ballast::train {
 namespace {
@@ -75,6 +76,14 @@ std::string describe_content(const std::vector<fs::path>& files, std::uint64_t t
   return fmt::format("{} file{}, {}, {} tokens, XXH3 {:016x}", files.size(),
                      files.size() == 1 ? "" : "s", format_bytes(data.bytes()), tokens,
                      hash.digest());
+}
+
+config::Settings settings_of_run(const config::Config& config, const std::vector<fs::path>& files,
+                                 std::uint64_t tokens) {
+  config::Settings settings = config::settings_of(config);
+  settings[fmt::format("data.{}", config.data.kind())] =
+      text::Json(describe_content(files, tokens)).compact();
+  return settings;
 }
 
 }  // namespace ballast::train

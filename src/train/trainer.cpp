@@ -20,7 +20,6 @@
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/machine_rates.h"
 #include "ballast/planning/run_plan.h"
-#include "ballast/text/json.h"
 #include "ballast/train/checkpoints.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
@@ -83,13 +82,9 @@ class Trainer {
         loss_scaler_(config_),
         checkpoints_(engine_, config_, ranks, interrupted, options.checkpoint_now),
         spikes_(config_.ballast.spike),
-        recovery_(config_, options.resuming, world_),
-        settings_(config::settings_of(config_)) {
-    const TrainingData& data = inputs_.data;
-    const bool needed = RunCheckpoints::wanted(config_) || resumes();
-    if (!needed) return;
-    settings_[fmt::format("data.{}", config_.data.kind())] =
-        text::Json(describe_content(data.files, data.tokens)).compact();
+        recovery_(config_, options.resuming, world_) {
+    if (!RunCheckpoints::wanted(config_) && !resumes()) return;
+    settings_ = settings_of_run(config_, inputs_.data.files, inputs_.data.tokens);
   }
 
   /// Allocates everything for the first step.
@@ -305,11 +300,10 @@ class Trainer {
     saved_ = config_.ballast.out / kRunWeights;
   }
 
-  /// Rank 0 looks for all ranks, which may see the directory differently.
   [[nodiscard]] bool has_saved_weights() const {
     std::error_code ignored;
     const bool here = std::filesystem::exists(config_.ballast.out / kRunWeights, ignored);
-    return ranks_ == nullptr ? here : !ranks_->broadcast(here ? "saved" : "").empty();
+    return comm::as_rank_0_says(ranks_, here);
   }
 
   [[nodiscard]] std::string describe_update() {

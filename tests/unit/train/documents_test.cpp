@@ -218,7 +218,6 @@ TEST(PackedDocuments, FillTheLastMicroBatchOfAnEvaluationWithPadding) {
   EXPECT_EQ(batch.targets, (Ids{2, 3, -1, 5, 6, -1, -2, -2, -2}));
   EXPECT_EQ(batch.positions, (Ids{0, 1, 2, 0, 1, 2, 0, 1, 2}));
   EXPECT_EQ(batch.real_tokens, 6U);
-  EXPECT_TRUE(loader.evaluation().pads());
   EXPECT_EQ(loader.evaluation().batch(1).targets, Ids(9, -2));
   EXPECT_EQ(loader.evaluation().batch(1).real_tokens, 0U);
   const Loader empty(all, packed(files, {2, 2}, 3, false, 0), {.sequences = 3, .length = 3});
