@@ -192,13 +192,13 @@ class ResumeTest(runs.CheckpointTest):
 
     def test_what_changes_results_is_refused_or_allowed_by_name(self):
         self.part_of_run(steps=2)
-        other = {"optimizer": {"type": "Lion", "params": {"lr": 1e-3}}}
+        other = {"optimizer": {"type": "Lion", "params": {"lr": 1e-3, "betas": [0.9, 0.99]}}}
         (self.path / "other").mkdir()
         (self.path / "other/moved.txt").write_text((self.path / "text.txt").read_text())
         (self.path / "other.txt").write_text((self.path / "text.txt").read_text()[::-1])
         for sections, words in (
                 (other, ('optimizer.type "AdamW" -> "Lion"', "--allow-change optimizer")),
-                ({"optimizer": {"type": "AdamW", "params": {"lr": 2e-3}}},
+                ({"optimizer": {"type": "AdamW", "params": {"lr": 2e-3, "weight_decay": 0.01}}},
                  ("optimizer.params.lr 0.001 -> 0.002;", "--allow-change optimizer.params.lr")),
                 ({"data": {"text": ["other.txt"]}}, ("data.text", "--allow-change data.text")),
                 ({"gradient_clipping": 0.5, "ballast": {**self.BALLAST, "seed": 7}},

@@ -298,7 +298,7 @@ TEST(EvaluationBatches, FillUpTheLastOneOfAStream) {
   EXPECT_EQ(std::count(last.targets.begin(), last.targets.end(), kPaddingTarget), 10);
   EXPECT_TRUE(last.positions.empty());
   const Batch padding = batches.batch(3);
-  EXPECT_EQ(std::count(padding.targets.begin(), padding.targets.end(), kIgnoredTarget), 15);
+  EXPECT_EQ(std::count(padding.targets.begin(), padding.targets.end(), kPaddingTarget), 15);
   EXPECT_EQ(padding.real_tokens, 0U);
   EXPECT_EQ(EvaluationBatches(nullptr, 3, 5).size(), 0U);
 }
