@@ -27,8 +27,8 @@ struct Coefficients {
   std::uint32_t draw_key[2];  ///< of this step's stochastic rounding
 };
 
-/// `with` for elements without weight decay. Static: a copy compiled for one instruction set must not
-/// serve the others.
+/// `with` for elements without weight decay. Static: a copy compiled for one instruction set must
+/// not serve the others.
 static constexpr Coefficients without_decay(Coefficients with) {
   with.decay = 1.0F;
   with.l2 = 0.0F;
