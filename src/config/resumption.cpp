@@ -19,13 +19,13 @@ constexpr KeyRole kMathematics = KeyRole::mathematics;
 constexpr KeyRole kPosition = KeyRole::position;
 constexpr KeyRole kFree = KeyRole::free;
 
-struct Row {
+struct KeyRow {
   std::string_view path;  ///< of a key, or "section.*" for the keys without a row of their own
   KeyRole role;
 };
 
 /// Every key has a row. A row of a key wins over that of its section.
-constexpr auto kRows = std::to_array<Row>({
+constexpr auto kRows = std::to_array<KeyRow>({
     {"model.*", kMathematics},
     // The states replace the initial weights. Tiles are compared block by block.
     {"model.weights", kFree},
@@ -123,9 +123,9 @@ bool is_in(std::string_view key, std::string_view section) {
 }
 
 /// The row of a key, or null.
-const Row* row_of(std::string_view path) {
-  const Row* found = nullptr;
-  for (const Row& row : kRows) {
+const KeyRow* row_of(std::string_view path) {
+  const KeyRow* found = nullptr;
+  for (const KeyRow& row : kRows) {
     if (row.path == path) return &row;
     const bool section = row.path.ends_with(".*");
     if (section && is_in(path, row.path.substr(0, row.path.size() - 2))) found = &row;
@@ -136,7 +136,7 @@ const Row* row_of(std::string_view path) {
 /// Whether the table has rows of keys in `path`.
 bool is_section(std::string_view path) {
   return std::any_of(kRows.begin(), kRows.end(),
-                     [path](const Row& row) { return is_in(row.path, path); });
+                     [path](const KeyRow& row) { return is_in(row.path, path); });
 }
 
 void add_settings(const Json& value, const std::string& path, Settings& settings) {
@@ -172,7 +172,7 @@ std::vector<std::string> shortest_names(const std::vector<std::string>& keys) {
 /// Keys and sections that can be allowed.
 std::vector<std::string> allowed_names() {
   std::vector<std::string> names = {std::string(kAll)};
-  for (const Row& row : kRows) {
+  for (const KeyRow& row : kRows) {
     if (row.role != kMathematics) continue;
     std::string_view path = row.path;
     if (path.ends_with(".*")) path.remove_suffix(2);
@@ -190,7 +190,7 @@ std::vector<std::string> allowed_names() {
 }  // namespace
 
 KeyRole role_of(std::string_view path) {
-  const Row* const row = row_of(path);
+  const KeyRow* const row = row_of(path);
   expects(row != nullptr, "config: a key has no row in the table of what may change on a resume");
   return row->role;
 }
@@ -236,7 +236,7 @@ void check_allowed_names(const std::vector<std::string>& names) {
   const std::vector<std::string> known = allowed_names();
   for (const std::string& name : names) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    const Row* const row = row_of(name);
+    const KeyRow* const row = row_of(name);
     if (row != nullptr && row->role == kMathematics) continue;  // a key of "model.*"
     const auto refuse = [&name](const std::string& why) {
       throw Error(ErrorCategory::usage, fmt::format("--allow-change {}: {}", name, why));
@@ -254,7 +254,7 @@ void refuse_changes(const std::vector<Change>& changes, const std::vector<std::s
   std::vector<std::string> refused;
   for (const Change& change : changes) {
     texts.push_back(change.text());
-    const Row* const row = row_of(change.key);
+    const KeyRow* const row = row_of(change.key);
     if (row != nullptr && row->role == kPosition) {
       positions.push_back(change.key);
     } else if (!is_allowed(change.key, allowed)) {
