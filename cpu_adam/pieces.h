@@ -44,7 +44,7 @@ std::uint8_t undecayed_in_block(std::span<const ElementRange> undecayed, Elems e
 /// Calls `piece(start, count, undecayed)` for [start, end) of a shard, cut where weight decay
 /// begins or ends. `undecayed` is 0 if all elements of the piece have weight decay and kUndecayed
 /// if none has. With Codes a piece has whole blocks, and a block with both kinds of elements is a
-/// piece of its own with its Streams::undecayed.
+/// separate piece with its Streams::undecayed.
 inline constexpr std::uint8_t kUndecayed = 0xff;
 void for_decays(const Shard& shard, Elems start, Elems end, const auto& piece) {
   static_assert(Codes::kBlock == 8 * Shard::kDecayStep);

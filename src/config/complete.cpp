@@ -142,7 +142,7 @@ void check_scheduler(const SchedulerSection& s, const Document& document) {
   }
 }
 
-/// What the config gives for `key` of `section`.params; nullptr if nothing.
+/// The value of `key` in `section`.params of the config; nullptr if it is not given.
 const Json* find_parameter(const Document& document, const char* section, const char* key) {
   const Json* const all = document.root().find(section);
   const Json* const params = all == nullptr ? nullptr : all->find("params");

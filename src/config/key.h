@@ -93,7 +93,7 @@ Json write_section(const Section& section);
 /// before it in the table.
 Key section(std::string name, const std::function<Section()>& keys);
 
-/// The same for a section that `enabled: false` switches off. Its other keys then have no effect:
+/// A section that `enabled: false` switches off. Its other keys then have no effect:
 /// values that are not valid and unknown keys are noted in `log` instead of refused.
 Key switched_section(std::string name, const std::function<Section()>& keys,
                      std::vector<std::string>& log);

@@ -155,7 +155,7 @@ bool is_allowed(const std::string& key, const std::vector<std::string>& allowed)
   });
 }
 
-/// What --allow-change must name for `keys`: a section if several of its keys are among them.
+/// The names for --allow-change that cover `keys`: a section if several of its keys are among them.
 std::vector<std::string> shortest_names(const std::vector<std::string>& keys) {
   std::vector<std::string> names;
   for (const std::string& key : keys) {

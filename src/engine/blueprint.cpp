@@ -116,7 +116,7 @@ void add_batch(Blueprint& blueprint, const model::KernelMemory& kernels,
   }
 }
 
-/// Of the trained tensors that are exempt; a tensor with its padding, which is zero.
+/// Element ranges of the trained tensors that are exempt, each with its padding, which is zero.
 std::vector<cpu_adam::ElementRange> undecayed_elements(const model::Architecture& model) {
   std::vector<cpu_adam::ElementRange> ranges;
   Elems start = 0;
@@ -173,7 +173,7 @@ std::string describe_trained(const Blueprint& blueprint) {
                      blueprint.workload.blocks[blueprint.workload.first_differentiated].name);
 }
 
-/// What weight decay leaves out, if it exists and leaves out something; else "".
+/// Describes what weight decay leaves out; "" without weight decay, or if it leaves out nothing.
 std::string describe_decay(const Blueprint& blueprint) {
   std::size_t all = 0;
   std::size_t exempt = 0;

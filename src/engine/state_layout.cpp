@@ -79,7 +79,7 @@ cpu_adam::Weights weights_in(const StateLayout& layout, std::byte* weights, std:
   return cpu_adam::Weights(reinterpret_cast<float*>(weights));
 }
 
-/// Those of `ranges` that have elements of [first, end).
+/// The `ranges` that have elements of [first, end).
 std::span<const cpu_adam::ElementRange> ranges_in(std::span<const cpu_adam::ElementRange> ranges,
                                                   Elems first, Elems end) {
   using cpu_adam::ElementRange;

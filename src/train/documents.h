@@ -85,8 +85,8 @@ std::shared_ptr<const SequenceSource> packed(std::shared_ptr<const DocumentFiles
 /// The pairs of `range` (of even ends), as sequences 2 i and 2 i + 1. What does not fit into
 /// `length` tokens is cut off at the end, and a pair whose prompt alone does not fit is left out:
 /// both as by DPOTrainer of TRL, with `length` as max_length and the truncation mode keep_start.
-/// With `shuffle`, every epoch visits the pairs in an order of its own, which `seed` chooses. If
-/// they are `packed`, sequences have positions, and padding is a document of its own.
+/// With `shuffle`, every epoch visits the pairs in its own order, which `seed` chooses. If
+/// they are `packed`, sequences have positions, and padding is a separate document.
 std::shared_ptr<const SequenceSource> paired(std::shared_ptr<const DocumentFiles> files,
                                              DocumentRange range, std::uint64_t length,
                                              bool shuffle, std::uint64_t seed, bool packed);

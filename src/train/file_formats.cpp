@@ -49,7 +49,7 @@ constexpr std::array kSignatures = {
               FileFormat::xz},
     Signature{"7z\xbc\xaf\x27\x1c"sv, FileFormat::seven_zip},
     Signature{"Rar!\x1a\x07"sv, FileFormat::rar},
-    // torch.save before its files were archives: a pickle of a number of its own.
+    // torch.save before its files were archives: a pickle that begins with its own number.
     Signature{"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv, FileFormat::torch},
 };
 

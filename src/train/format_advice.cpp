@@ -218,8 +218,8 @@ std::string advice(const std::filesystem::path& path, FileFormat format, const F
     case FileFormat::git_lfs:
       return "get the file itself with 'git lfs pull'";
     case FileFormat::megatron_index:
-      return use.key == "tokens" ? "name the .bin file beside it"
-                                 : "name the .bin file beside it as data.tokens";
+      return use.key == "tokens" ? "name the .bin file next to it"
+                                 : "name the .bin file next to it as data.tokens";
     default:
       return std::string(advice_for_arrays(format));
   }

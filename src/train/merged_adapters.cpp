@@ -414,7 +414,7 @@ void MergedAdapters::compute_gains(Change& change) const {
       const Elems first = r.begin * columns;
       add_to(change, row * columns + first, std::span(values).subspan(first, r.size() * columns));
     });
-    // Each thread has norms of its own.
+    // Each thread has its own norms.
     model::host::split(change.of_columns ? columns : count, 1, [&](model::host::Range r) {
       const model::host::Range of_rows = change.of_columns ? model::host::Range{0, count} : r;
       const model::host::Range of_columns = change.of_columns ? r : model::host::Range{0, columns};

@@ -28,7 +28,7 @@ struct Resumed {
   std::vector<config::Change> changes = {};  ///< that were allowed
 };
 
-/// What determines the results of a run that resumes, and the names of --allow-change.
+/// Settings that determine the results of a run that resumes, and the names of --allow-change.
 struct SettingsCheck {
   const config::Settings& settings;
   const std::vector<std::string>& allowed;

@@ -99,7 +99,7 @@ void walk(const fs::path& folder, FolderFilter filter, std::string_view extensio
 void walk(const fs::path& folder, FolderFilter filter, std::vector<ListedFile>& files) {
   const std::size_t before = files.size();
   walk(folder, filter, ".bin", files);
-  // Other arrays, such as masks, often lie beside .bin files.
+  // Other arrays, such as masks, often lie next to .bin files.
   if (filter == FolderFilter::token_bin && files.size() == before) {
     walk(folder, filter, ".npy", files);
   }

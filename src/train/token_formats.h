@@ -19,7 +19,7 @@ struct TokenLayout {
   bool stated = true;  ///< the file states its type; otherwise data.token_type or the vocabulary do
 };
 
-/// What the files of data.tokens are read for.
+/// How the files of data.tokens are read.
 struct TokenUse {
   std::string token_type = "auto";  ///< data.token_type
   std::uint64_t vocab_size = 0;
@@ -39,7 +39,7 @@ struct TokenUse {
 TokenLayout layout_of(const std::filesystem::path& path, const Descriptor& file,
                       const TokenUse& use);
 
-/// What an id of `file` that is not below the vocabulary suggests: another type of its tokens, or
+/// A hint for an id of `file` outside the vocabulary: another type of its tokens, or
 /// data for another model. `at`: its byte in the file.
 std::string advice_for_id(const std::filesystem::path& path, const Descriptor& file,
                           const TokenLayout& layout, Bytes at, std::uint64_t vocab_size);

@@ -85,7 +85,7 @@ const Sign* sign_of(std::string_view name) {
   return found == kSigns.end() ? nullptr : &*found;
 }
 
-/// What all names begin with, up to a dot.
+/// The common beginning of all names, up to a dot.
 std::string common_prefix(const WeightFiles& files) {
   std::string prefix = files.tensors().front().tensor->name;
   for (const WeightFiles::Place& place : files.tensors()) {
@@ -119,7 +119,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return entries;
 }
 
-/// What a file or folder beside config.json is if it stands for the weights.
+/// Describes a file or folder next to config.json that stands for the weights.
 std::string meaning_of(const fs::path& path) {
   const std::string name = path.filename().string();
   const std::string shown = printable(name);

@@ -17,7 +17,7 @@ namespace ballast::train {
 /// Bytes of a file that foreign_format() needs.
 inline constexpr std::size_t kFormatBytes = 40;
 
-/// What a file that begins with `bytes` (perhaps fewer than kFormatBytes) is, if it is not
+/// Describes a file that begins with `bytes` (perhaps fewer than kFormatBytes), if it is not
 /// safetensors, and what to do: "is a git-lfs pointer ...".
 std::string_view foreign_format(std::span<const std::byte> bytes);
 
@@ -25,13 +25,13 @@ std::string_view foreign_format(std::span<const std::byte> bytes);
 /// FSDP, a PEFT model that is not merged, a model of text and images, or quantised weights.
 std::string cause_of_missing(const WeightFiles& files, const std::string& name);
 
-/// What a tensor that the model does not use belongs to.
+/// The owner of a tensor that the model does not use.
 std::string cause_of_unused(const std::string& name);
 
 /// Which files `folder` has instead of model.safetensors or its index.
 std::string files_instead(const std::filesystem::path& folder);
 
-/// What to do about a tensor that is not F32, BF16 or F16.
+/// Advice about a tensor that is not F32, BF16 or F16.
 std::string_view remedy_for_dtype(std::string_view dtype);
 
 }  // namespace ballast::train

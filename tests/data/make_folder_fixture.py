@@ -332,7 +332,7 @@ def difference(section, base):
 
 
 class Comparison:
-    """Of one family."""
+    """The cases of one family."""
 
     def __init__(self, program, kind, path):
         self.base = {"model_type": kind, **FAMILIES[kind]}
@@ -351,7 +351,7 @@ class Comparison:
         self.section = section
 
     def compare(self, patch):
-        """What came out, and the model section or the named key."""
+        """The outcome, and the model section or the named key."""
         config = apply(self.base, patch)
         (self.folder / "config.json").write_text(json.dumps(config))
         section, message = self.ballast.section()

@@ -81,7 +81,7 @@ def draw_model(dice):
 
 
 def draw_trained(dice, model):
-    """What is trained, and how the rest is kept: keys of the section ballast."""
+    """Draws what is trained and how the rest is kept: keys of the section ballast."""
     layer = LAYER.get(model["family"], "model.layers.{}.*")
     last = layer.format(model["num_layers"] - 1)
     kind = dice.choice(["all", "all", "all", "patterns", "adapters", "adapters"])
@@ -225,7 +225,7 @@ def write_data(folder):
 
 
 def refusal_of(done):
-    """The line of stderr with Ballast's error; mpirun adds lines of its own."""
+    """The line of stderr with Ballast's error; mpirun adds its own lines."""
     return next((line for line in done.stderr.splitlines() if line.startswith("ballast: error:")),
                 done.stderr.strip())
 

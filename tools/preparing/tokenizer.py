@@ -33,7 +33,7 @@ def load_tokenizer(folder):
 
 
 def hashes_of(tokenizer, folder):
-    """What identifies the tokenizer of a folder, as metadata of a file of documents: SHA-256 of its
+    """Identifies the tokenizer of a folder, as metadata of a file of documents: SHA-256 of its
     serialised form, which transformers changes with its class and version, and those of its
     vocabulary."""
     return {"tokenizer_sha256": _sha256(tokenizer.backend_tokenizer.to_str()),

@@ -27,8 +27,8 @@ std::string host_name();
 /// (nullptr), or one, `work` is simply called.
 void together(Ranks* ranks, const std::function<void()>& work);
 
-/// What rank 0 says, for all ranks: for facts that ranks may see differently, such as whether a
-/// file exists. Collective. With no ranks (nullptr) `here`.
+/// Returns rank 0's answer on every rank. Use it for facts that ranks may see differently, such as
+/// whether a file exists. Collective. With no ranks (nullptr) `here`.
 bool as_rank_0_says(Ranks* ranks, bool here);
 
 }  // namespace ballast::comm

@@ -15,11 +15,11 @@ namespace ballast::config {
 std::optional<std::string> explain_no_model(const std::filesystem::path& path,
                                             std::string_view given);
 
-/// The same for a folder of PEFT with an adapter_config.json.
+/// explain_no_model() for a folder of PEFT with an adapter_config.json.
 std::optional<std::string> explain_no_adapters(const std::filesystem::path& path,
                                                std::string_view given);
 
-/// What to do where nothing is at a path that the user wrote as `given`: "", or how to download a
+/// Advice where nothing is at a path that the user wrote as `given`: "", or how to download a
 /// model if `given` can be the id of one.
 std::string download_hint(std::string_view given);
 

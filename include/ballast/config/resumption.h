@@ -9,7 +9,7 @@
 
 namespace ballast::config {
 
-/// What a key decides about a run that resumes.
+/// The effect of a key on a run that resumes.
 enum class KeyRole {
   mathematics,  ///< which results a run computes; another value must be allowed
   position,     ///< where in the data a step is; another value is never allowed
@@ -25,7 +25,7 @@ using Settings = std::map<std::string, std::string>;
 
 /// All keys of a config that are printed, whatever their role.
 Settings all_settings(const Config& config);
-/// Those with an effect on results, but for the files of the training data: their content counts,
+/// The keys that affect results, except for the files of the training data: their content counts,
 /// which the caller adds under the key that names them.
 Settings settings_of(const Config& config);
 

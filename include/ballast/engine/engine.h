@@ -201,11 +201,11 @@ class Engine {
   void finish();
   /// Waits until all operations have finished that were submitted so far. Nothing is submitted, so
   /// updates that belong to the next step stay pending. Every rank of a run calls this before its
-  /// engine ends while the ranks go on: a rank that drops operations drops collectives that another
-  /// rank may already wait in.
+  /// engine ends while the ranks continue: a rank that drops operations drops collectives that
+  /// another rank may already wait in.
   void drain();
 
-  /// What the bits of losses and weights depend on in addition to config, data and weights, in a
+  /// Describes on what the bits of losses and weights depend besides config, data and weights, in a
   /// few words: the number of ranks and this rank's model::Compute::arithmetic().
   [[nodiscard]] std::string arithmetic() const;
 

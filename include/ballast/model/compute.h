@@ -152,7 +152,7 @@ class Compute {
   /// Bytes of one activation [N, H].
   [[nodiscard]] virtual Bytes activation_bytes() const = 0;
   [[nodiscard]] virtual const KernelMemory& memory() const = 0;
-  /// What the bits of results depend on in addition to the inputs, in a few words: instruction
+  /// Describes on what the bits of results depend besides the inputs, in a few words: instruction
   /// sets, libraries and, where they matter, threads. Empty: on the device alone.
   [[nodiscard]] virtual std::string arithmetic() const = 0;
   /// Sets the workspace, at least memory().workspace bytes. Call it before the kernels.

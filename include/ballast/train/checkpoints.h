@@ -34,8 +34,8 @@ struct CheckpointFacts {
   std::uint64_t skipped_batches = 0;
   std::vector<double> losses;           ///< of the last steps, for ballast.spike
   std::optional<LossScale> loss_scale;  ///< if it is dynamic
-  /// What determines the results of the run (config::settings_of(), and the content of the training
-  /// data): compact JSON by key. Empty if an older version has written the checkpoint.
+  /// Settings that determine the results of the run (config::settings_of(), and the content of the
+  /// training data): compact JSON by key. Empty if an older version has written the checkpoint.
   std::map<std::string, std::string> settings;
   std::string arithmetic;  ///< engine::Engine::arithmetic(); "" if it is not known
 };

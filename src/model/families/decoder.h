@@ -121,7 +121,7 @@ class DecoderFamily : public Family {
                                                      const Refuse& /*refuse*/) const {
     return {};
   }
-  /// Those of a complete config. Throws Error(config).
+  /// The description of a complete config. Throws Error(config).
   [[nodiscard]] std::vector<Rotary> rotaries_of(const ModelConfig& config) const;
   [[nodiscard]] bool depends_on_documents(const ModelConfig& config,
                                           std::uint64_t length) const final;

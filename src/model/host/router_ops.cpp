@@ -68,7 +68,7 @@ double rows_of(const RouterShape& shape, const RouterTotals& totals) {
          static_cast<double>(shape.per_token);
 }
 
-/// What the losses of the routers add to the gradients of a row.
+/// The gradients of a row from the losses of the routers.
 struct OfLosses {
   const double* choices = nullptr;  ///< null: nothing
   double rows = 0.0;

@@ -115,7 +115,7 @@ ModelConfig small_experts() {
   return experts;
 }
 
-/// What chooses experts, or weighs a shared one, stays as it is.
+/// Matrices that choose experts, or weigh a shared one, stay as they are.
 TEST(QuantizedBase, LeavesRoutersAndTheGateOfASharedExpert) {
   Architecture model = adapted(small_experts(), {.targets = {"all-linear"}});
   quantize(model, {.format = Quantization::Format::nf4},

@@ -39,7 +39,7 @@ struct Reference {
   void rotate(Values& x, std::size_t heads) const;
   /// Rotary frequencies of the pairs of a head, with rope_scaling dynamic, longrope or none.
   [[nodiscard]] Values frequencies(std::size_t row) const;
-  /// Whether a document of so many tokens is longer than those that the model was trained with.
+  /// Whether a document of this length is longer than those that the model was trained with.
   [[nodiscard]] bool is_long(double document) const;
   [[nodiscard]] Values gpt2_layer(const model::BlockSpec& block, const Values& weights,
                                   const Values& in) const;

@@ -283,7 +283,7 @@ class Copy {
   std::map<std::string, Stored> tensors;
 };
 
-/// Of two folders the second has what the first has left behind.
+/// The second of two folders has what the first has left behind.
 void write_description(const fs::path& from, const fs::path& to, const json& quantization) {
   json description = json::parse(read_small_file(from / "config.json"));
   description["quantization_config"] = quantization;

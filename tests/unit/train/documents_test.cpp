@@ -311,7 +311,7 @@ TEST(DocumentFiles, RefuseTwoTokenizersAndFoldersWithoutFiles) {
   dir.write("y/tokens.bin", "ab");
   expect_error(ErrorCategory::data, {"no file of documents (.safetensors) matches"},
                [&] { open({dir.path() / "y"}); });
-  // The same vocabulary, serialised by two versions of transformers.
+  // One vocabulary, serialised by two versions of transformers.
   const auto with_vocabulary = [&](const std::string& name, const std::string& hash) {
     return dir.write(name,
                      documents_of({{1, 2}}, {},

@@ -170,7 +170,7 @@ TEST(TokenFormats, ReadNumpysIntegers) {
   EXPECT_EQ(read_all(put(numpy_of("<u2", std::vector<std::uint16_t>{7, 250, 0}, "(3,)"))), ids);
   EXPECT_EQ(read_all(put(numpy_of("<i4", std::vector<std::int32_t>{7, 250, 0}, "(3,)"))), ids);
   EXPECT_EQ(read_all(put(numpy_of("<i8", std::vector<std::int64_t>{7, 250, 0}, "(3,)"))), ids);
-  // Of a folder too, if it has no .bin files.
+  // A folder without .bin files gives them, too.
   EXPECT_EQ(read_all(section(dir.path())), ids);
   dir.write("a.bin", bytes_of(std::vector<std::uint16_t>{9}));
   EXPECT_EQ(read_all(section(dir.path())), Ids{9});
@@ -281,7 +281,7 @@ TEST(TokenFormats, AreNotSeenInTokenIds) {
   for (std::size_t i = 0; i < inputs; ++i) {
     std::vector<std::uint16_t> ids(16 + random() % 64);
     for (auto& id : ids) id = static_cast<std::uint16_t>(random() % 50257);
-    // As if a signature had come by chance.
+    // A signature may occur by chance.
     const std::uint16_t starts[] = {0x8b1f, 0x5089, 0x4b50, 0x8002, 0xfeff, 0xffff, 0x227b, 0x5a42};
     ids[0] = starts[i % 8];
     const std::string path = dir.write("t.bin", bytes_of(ids));

@@ -118,7 +118,7 @@ __device__ unsigned best_of(const float* logits, unsigned experts, const Taken& 
   return best;
 }
 
-/// What a row of padding has.
+/// Values of a row of padding.
 __device__ void decide_nothing(const Shape& shape, std::size_t row, const Routing& to) {
   const unsigned lane = threadIdx.x % kWarp;
   for (unsigned e = lane; e < shape.experts; e += kWarp) {
@@ -276,7 +276,7 @@ struct Derivatives {
   RouterLossScales scales;
 };
 
-/// What the losses of the routers add to the gradients of a row. A warp computes it.
+/// The gradients of a row from the losses of the routers. A warp computes them.
 struct OfLosses {
   const double* choices = nullptr;
   double balance = 0.0;  ///< a choice's part of a probability's gradient
