@@ -1,5 +1,9 @@
 #include "src/train/format_advice.h"
 
+#include <algorithm>
+#include <array>
+#include <string_view>
+
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
@@ -7,89 +11,57 @@
 namespace ballast::train {
 namespace {
 
-/// The name of a format in "FILE is ...".
+struct NamedFormat {
+  FileFormat format;
+  std::string_view name;  ///< in "FILE is ..."
+};
+
+constexpr auto kNames = std::to_array<NamedFormat>({
+    {FileFormat::numpy, "a NumPy array (.npy)"},
+    {FileFormat::llmc, "a token file of llm.c"},
+    {FileFormat::megatron_index, "an index of Megatron"},
+    {FileFormat::documents, "a file of documents"},
+    {FileFormat::pairs, "a file of pairs"},
+    {FileFormat::text, "text"},
+    {FileFormat::utf16_text, "text in UTF-16"},
+    {FileFormat::json_lines, "JSON Lines"},
+    {FileFormat::json_array, "a JSON array"},
+    {FileFormat::json, "JSON"},
+    {FileFormat::html, "an HTML page, perhaps of a download that failed"},
+    {FileFormat::git_lfs, "a pointer of git-lfs"},
+    {FileFormat::safetensors, "a safetensors file without documents, as of weights"},
+    {FileFormat::numpy_archive, "a NumPy archive (.npz)"},
+    {FileFormat::litgpt, "a packed file of lit-gpt (LITPKDS)"},
+    {FileFormat::litdata, "a shard of LitData"},
+    {FileFormat::mosaic, "a shard of MosaicML (MDS)"},
+    {FileFormat::tfrecord, "a TFRecord file"},
+    {FileFormat::fairseq_index, "an index of fairseq"},
+    {FileFormat::llmc_weights, "a checkpoint or tokenizer of llm.c"},
+    {FileFormat::gguf, "a GGUF file, the weights of a model"},
+    {FileFormat::torch, "a file of torch.save"},
+    {FileFormat::pickle, "a Python pickle"},
+    {FileFormat::parquet, "a Parquet file"},
+    {FileFormat::arrow, "an Arrow file"},
+    {FileFormat::hdf5, "an HDF5 file"},
+    {FileFormat::sqlite, "an SQLite database"},
+    {FileFormat::pdf, "a PDF file"},
+    {FileFormat::image, "an image"},
+    {FileFormat::gzip, "compressed with gzip"},
+    {FileFormat::zstd, "compressed with zstd"},
+    {FileFormat::bzip2, "compressed with bzip2"},
+    {FileFormat::xz, "compressed with xz"},
+    {FileFormat::lz4, "compressed with lz4"},
+    {FileFormat::zip, "a ZIP archive"},
+    {FileFormat::seven_zip, "a 7-Zip archive"},
+    {FileFormat::rar, "a RAR archive"},
+    {FileFormat::tar, "a tar archive, perhaps a shard of WebDataset"},
+});
+
 std::string_view name_of(FileFormat format) {
-  switch (format) {
-    case FileFormat::unknown:
-      break;
-    case FileFormat::numpy:
-      return "a NumPy array (.npy)";
-    case FileFormat::llmc:
-      return "a token file of llm.c";
-    case FileFormat::megatron_index:
-      return "an index of Megatron";
-    case FileFormat::documents:
-      return "a file of documents";
-    case FileFormat::pairs:
-      return "a file of pairs";
-    case FileFormat::text:
-      return "text";
-    case FileFormat::utf16_text:
-      return "text in UTF-16";
-    case FileFormat::json_lines:
-      return "JSON Lines";
-    case FileFormat::json_array:
-      return "a JSON array";
-    case FileFormat::json:
-      return "JSON";
-    case FileFormat::html:
-      return "an HTML page, perhaps of a download that failed";
-    case FileFormat::git_lfs:
-      return "a pointer of git-lfs";
-    case FileFormat::safetensors:
-      return "a safetensors file without documents, as of weights";
-    case FileFormat::numpy_archive:
-      return "a NumPy archive (.npz)";
-    case FileFormat::litgpt:
-      return "a packed file of lit-gpt (LITPKDS)";
-    case FileFormat::litdata:
-      return "a shard of LitData";
-    case FileFormat::mosaic:
-      return "a shard of MosaicML (MDS)";
-    case FileFormat::tfrecord:
-      return "a TFRecord file";
-    case FileFormat::fairseq_index:
-      return "an index of fairseq";
-    case FileFormat::llmc_weights:
-      return "a checkpoint or tokenizer of llm.c";
-    case FileFormat::gguf:
-      return "a GGUF file, the weights of a model";
-    case FileFormat::torch:
-      return "a file of torch.save";
-    case FileFormat::pickle:
-      return "a Python pickle";
-    case FileFormat::parquet:
-      return "a Parquet file";
-    case FileFormat::arrow:
-      return "an Arrow file";
-    case FileFormat::hdf5:
-      return "an HDF5 file";
-    case FileFormat::sqlite:
-      return "an SQLite database";
-    case FileFormat::pdf:
-      return "a PDF file";
-    case FileFormat::image:
-      return "an image";
-    case FileFormat::gzip:
-      return "compressed with gzip";
-    case FileFormat::zstd:
-      return "compressed with zstd";
-    case FileFormat::bzip2:
-      return "compressed with bzip2";
-    case FileFormat::xz:
-      return "compressed with xz";
-    case FileFormat::lz4:
-      return "compressed with lz4";
-    case FileFormat::zip:
-      return "a ZIP archive";
-    case FileFormat::seven_zip:
-      return "a 7-Zip archive";
-    case FileFormat::rar:
-      return "a RAR archive";
-    case FileFormat::tar:
-      return "a tar archive, perhaps a shard of WebDataset";
-  }
-  return "of an unknown format";
+  const auto* const found =
+      std::find_if(kNames.begin(), kNames.end(),
+                   [format](const NamedFormat& one) { return one.format == format; });
+  return found == kNames.end() ? "of an unknown format" : found->name;
 }
 
 bool reads_documents(std::string_view key) {
