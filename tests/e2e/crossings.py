@@ -33,6 +33,8 @@ import subprocess
 import sys
 import tempfile
 
+from runs import write_file
+
 STEPS = 5
 HANGS_AFTER = 120  # seconds; a run takes about one
 VOCABULARY = 300
@@ -182,18 +184,9 @@ def draw_placement(dice, config, ranks, checkpoints=True):
     return made
 
 
-def write_safetensors(path, metadata, tensors):
-    header, at = {"__metadata__": metadata}, 0
-    for name, dtype, values, form in tensors:
-        size = len(values) * struct.calcsize(form)
-        header[name] = {"dtype": dtype, "shape": [len(values)], "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for _, _, values, form in tensors:
-            file.write(struct.pack(f"<{len(values)}{form}", *values))
+def packed(dtype, form, values):
+    """A list as a tensor for write_file."""
+    return dtype, [len(values)], struct.pack(f"<{len(values)}{form}", *values)
 
 
 def write_data(folder):
@@ -218,10 +211,10 @@ def write_data(folder):
             starts.append(len(ids))
         metadata = {"format": "ballast documents", "version": "1", "tokenizer": "made up",
                     "tokenizer_sha256": "", "mask": "assistant"}
-        write_safetensors(folder / f"{name}.safetensors",
-                          metadata | ({"pairs": "chosen, rejected"} if pairs else {}),
-                          [("tokens", "U16", ids, "H"), ("mask", "U8", mask, "B"),
-                           ("documents", "I64", starts, "q")])
+        write_file(folder / f"{name}.safetensors",
+                   {"tokens": packed("U16", "H", ids), "mask": packed("U8", "B", mask),
+                    "documents": packed("I64", "q", starts)},
+                   metadata | ({"pairs": "chosen, rejected"} if pairs else {}))
 
 
 def refusal_of(done):

@@ -13,7 +13,7 @@ import shutil
 import struct
 import sys
 
-from runs import TINY, RunTest, main
+from runs import TINY, RunTest, main, write_file
 
 FIXTURES = pathlib.Path(sys.argv.pop(2)).resolve()
 DOCUMENTS = FIXTURES.parent / "documents/conversations.safetensors"
@@ -203,14 +203,10 @@ class Eval(RunTest):
         (model / "tokenizer.json").write_text(json.dumps(tokenizer, indent=1))
 
         def documents(**metadata):
-            header = {"__metadata__": {"format": "ballast documents", "version": "1", "tokenizer": "other",
-                                       **metadata},
-                      "tokens": {"dtype": "U16", "shape": [40], "data_offsets": [0, 80]},
-                      "documents": {"dtype": "I64", "shape": [2], "data_offsets": [80, 96]}}
-            text = json.dumps(header).encode()
             path = self.path / "d.safetensors"
-            path.write_bytes(struct.pack("<Q", len(text)) + text +
-                             struct.pack("<40H2q", *range(40), 0, 40))
+            write_file(path, {"tokens": ("U16", [40], struct.pack("<40H", *range(40))),
+                              "documents": ("I64", [2], struct.pack("<2q", 0, 40))},
+                       {"format": "ballast documents", "version": "1", "tokenizer": "other", **metadata})
             return self.run_ballast("eval", "model", "--json", *ON_HOST, "--data", path, "--set",
                                     f"data.as_is={'true' if metadata.get('mask') else 'false'}")
 

@@ -137,9 +137,10 @@ class CheckpointTest(RunTest):
                               text=True, timeout=240, check=False)
 
 
-def write_file(path, tensors):
-    """Writes a safetensors file. `tensors`: name to type, shape and bytes."""
-    header, data = {"__metadata__": {"format": "pt"}}, b""
+def write_file(path, tensors, metadata=None):
+    """Writes a safetensors file. `tensors`: name to type, shape and bytes. Metadata are those of weights
+    unless others are given."""
+    header, data = {"__metadata__": metadata or {"format": "pt"}}, b""
     for name, (dtype, shape, content) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape,
                         "data_offsets": [len(data), len(data) + len(content)]}

@@ -15,16 +15,10 @@ namespace ballast::config::deepspeed_keys_test {
 namespace {
 
 using test::error_of;
+using test::ignored_paths;
 using test::kMinimal;
 using test::parse_text;
 using test::with;
-
-/// The paths of the keys that were ignored.
-std::vector<std::string> ignored_paths(const Config& config) {
-  std::vector<std::string> paths;
-  for (const auto& line : config.ignored) paths.push_back(line.substr(0, line.find(": ")));
-  return paths;
-}
 
 TEST(DeepSpeedKeys, ASectionThatIsOffMayHaveAnyOtherValues) {
   const char* const sections[] = {

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tests/unit/config/samples.h"
@@ -8,16 +9,10 @@ namespace ballast::config::deepspeed_test {
 namespace {
 
 using test::error_of;
+using test::ignored_paths;
 using test::kMinimal;
 using test::parse_text;
 using test::with;
-
-/// The paths of the keys that were ignored.
-std::vector<std::string> ignored_paths(const Config& config) {
-  std::vector<std::string> paths;
-  for (const auto& line : config.ignored) paths.push_back(line.substr(0, line.find(": ")));
-  return paths;
-}
 
 TEST(DeepSpeedConfig, OfATypicalOffloadRunIsAcceptedAndItsForeignKeysAreListed) {
   const Config c = parse_text(with(R"(

@@ -94,4 +94,11 @@ inline std::string error_of(const std::string& text, const std::vector<std::stri
   return "";
 }
 
+/// The paths of the keys that were ignored.
+inline std::vector<std::string> ignored_paths(const config::Config& config) {
+  std::vector<std::string> paths;
+  for (const auto& line : config.ignored) paths.push_back(line.substr(0, line.find(": ")));
+  return paths;
+}
+
 }  // namespace ballast::test
