@@ -6,6 +6,8 @@
 
 #include <omp.h>
 
+#include "src/model/host/short_waits.h"
+
 namespace ballast::model::host {
 
 /// Threads of the calling thread's next parallel region.
@@ -27,6 +29,7 @@ inline Range range_of(std::size_t size, std::size_t parts, std::size_t index) {
 /// on the split do not depend on timing. The first exception is rethrown here.
 template <class Body>
 void on_team(std::size_t parts, const Body& body) {
+  keep_waits_short(static_cast<int>(parts));
   std::exception_ptr failure;
 #pragma omp parallel for schedule(static, 1) num_threads(static_cast <int>(parts))
   for (std::size_t part = 0; part < parts; ++part) {
