@@ -226,7 +226,7 @@ void add_bench_step(Command bench) {
   command.add_option("--steps", &a.steps, "Steps to measure",
                      {.positive = true, .show_default = true});
   command.add_option("--set", &a.overrides, "Override a config key: path.to.key=value",
-                     {.single_argument = true});
+                     {.single_argument = true, .takes = Names::setting});
   command.add_flag("--json", &a.json, "Print a JSON array");
   BenchPage::add_option(command, a.html);
   command.set_action([arguments] {
