@@ -130,7 +130,7 @@ void apply(const OptionRules& rules, CLI::Option& option) {
 
 /// What the help shows for a value.
 template <class T>
-const char* placeholder(Names takes) {
+const char* value_placeholder(Names takes) {
   if (std::is_integral_v<T>) return "N";
   if (std::is_arithmetic_v<T>) return "NUMBER";
   switch (takes) {
@@ -183,10 +183,11 @@ OptionInfo info_of(const OptionRules& rules, const CLI::Option& option, bool lis
   OptionInfo info = info_of(option);
   const bool path = std::is_same_v<T, std::filesystem::path> && rules.takes == Names::anything;
   info.takes = path ? Names::path : rules.takes;
-  info.value = rules.value != nullptr ? rules.value : placeholder<T>(info.takes);
+  info.value = rules.value != nullptr ? rules.value : value_placeholder<T>(info.takes);
   info.range = range_text(rules, std::is_integral_v<T>);
   info.initial = rules.shown_default != nullptr ? rules.shown_default : option.get_default_str();
   info.choices = rules.choices;
+  info.values = rules.choices.empty() ? rules.values : rules.choices;
   info.extensions = rules.extensions;
   info.required = rules.required;
   info.many = list && !rules.single_argument;

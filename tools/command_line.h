@@ -41,6 +41,7 @@ struct OptionRules {
   bool positive = false;
   std::optional<Range> range = {};
   std::vector<std::string> choices = {};
+  std::vector<std::string> values = {};      ///< for completion; the command checks them
   Names takes = Names::anything;             ///< by default Names::path for paths
   std::vector<std::string> extensions = {};  ///< of the files that it takes: ".json"
   const char* value = nullptr;               ///< placeholder of the value in the help

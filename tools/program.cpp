@@ -82,11 +82,9 @@ int run(int argc, char** argv, const std::vector<std::string>& name) {
   add_tokenize(program);
   add_bench(program);
   add_tune(program);
-  std::vector<std::string> subject;
-  Command help = program.add_command("help", "Print the help of a command");
-  help.add_option("COMMAND", &subject, "Command, with its subcommand (default: the program)",
-                  {.takes = Names::command});
-  help.set_action([&] { fmt::print("{}", line.help(subject)); });
+  add_help(program, line);
+  add_completion(program, line);
+  add_man(program, line);
   const comm::Launch launch = comm::read_launch();
   own_rank() = launch.rank;
   const auto words = normalised(line.table(), {argv + std::min(argc, 1), argv + argc});

@@ -220,19 +220,21 @@ void add_options(Command command, BenchIoArguments& a) {
       "--path", &a.paths,
       "Folder on the disk to measure; several are measured at once, with a queue each",
       {.single_argument = true, .takes = Names::folder});
-  command.add_option("--pattern", &a.patterns,
-                     "read, write, mixed: each block is read and written back; or copy: it is "
-                     "written to a new file",
-                     {.commas = true, .single_argument = true});
+  command.add_option(
+      "--pattern", &a.patterns,
+      "read, write, mixed: each block is read and written back; or copy: it is "
+      "written to a new file",
+      {.commas = true, .single_argument = true, .values = {"read", "write", "mixed", "copy"}});
   command.add_option(
       "--block", &a.blocks, "Size of a request",
       {.commas = true, .single_argument = true, .value = "SIZE", .shown_default = "1MiB"});
   command.add_option("--depth", &a.depths, "Requests outstanding per path",
                      {.commas = true, .single_argument = true, .range = std::pair(1, 16384)});
-  command.add_option("--backend", &a.backends,
-                     "auto, io_uring, threads or null, which moves no data and shows the "
-                     "overhead of the queue",
-                     {.commas = true, .single_argument = true});
+  command.add_option(
+      "--backend", &a.backends,
+      "auto, io_uring, threads or null, which moves no data and shows the "
+      "overhead of the queue",
+      {.commas = true, .single_argument = true, .values = {"auto", "io_uring", "threads", "null"}});
   command.add_option("--size", &a.size, "Size of the file on each path",
                      {.value = "SIZE", .show_default = true});
   command.add_option("--seconds", &a.seconds,

@@ -210,8 +210,10 @@ void add_bench_step(Command bench) {
   const auto add = [&](const char* name, Target target, const char* description) {
     command.add_option(name, target, description, {.show_default = true});
   };
-  add("--device", &a.device, kBenchDevices);
-  add("--family", &a.family, "gpt2 or llama");
+  command.add_option("--device", &a.device, kBenchDevices,
+                     {.values = {"auto", "host", "cuda"}, .show_default = true});
+  command.add_option("--family", &a.family, "gpt2 or llama",
+                     {.values = {"gpt2", "llama"}, .show_default = true});
   command.add_option("--dtype", &a.dtype, "bf16 or fp32",
                      {.choices = {"bf16", "fp32"}, .show_default = true});
   add("--vocab", &a.vocab, "Vocabulary");

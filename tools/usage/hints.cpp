@@ -123,7 +123,7 @@ constexpr auto kNames = std::to_array<Name>({
 });
 
 /// Without dashes before it, and with '_' between its words as in configs.
-std::string plain(const std::string& name) {
+std::string plain_word(const std::string& name) {
   std::string text = name.substr(std::min(name.find_first_not_of('-'), name.size()));
   std::replace(text.begin(), text.end(), '-', '_');
   return text;
@@ -188,7 +188,7 @@ std::string command_hint(const std::string& word) {
 
 std::string option_hint(const CommandInfo& program, const CommandInfo& command,
                         const std::string& name) {
-  const std::string word = plain(name);
+  const std::string word = plain_word(name);
   if (const auto advice = advice_for(kLaunchers, word); !advice.empty()) {
     return std::string(advice);
   }

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "tools/terminal.h"
+#include "tools/usage/exit_status.h"
 
 namespace ballast::tools {
 namespace {
@@ -110,6 +111,9 @@ std::string help_text(const CommandInfo& command) {
   if (command.commands.empty()) return text;
   text += "\nCommands:\n";
   for (const CommandInfo& one : command.commands) add_entry(text, one.name, one.description);
+  if (command.needs_command) return text;  // only the program works without one
+  text += "\nExit status:\n";
+  for (const ExitStatus& status : kExitStatuses) add_entry(text, status.number, status.meaning);
   return text;
 }
 

@@ -26,6 +26,7 @@ struct OptionInfo {
   std::string range = {};    ///< "1 to 65535"; "" without bounds
   std::string initial = {};  ///< the default that the help shows; "" without one
   std::vector<std::string> choices = {};
+  std::vector<std::string> values = {};      ///< for completion: the choices, or what else is read
   std::vector<std::string> extensions = {};  ///< of files that it takes, ".json"
   Names takes = Names::anything;
   bool positional = false;

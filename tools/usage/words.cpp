@@ -6,14 +6,14 @@
 namespace ballast::tools {
 namespace {
 
-bool is_number(const std::string& word) {
+bool is_negative_number(const std::string& word) {
   return word.size() > 1 &&
          (std::isdigit(static_cast<unsigned char>(word[1])) != 0 || word[1] == '.');
 }
 
 /// "-x" and "--x", but neither "-" nor a negative number.
 bool looks_like_option(const std::string& word) {
-  return word.size() > 1 && word[0] == '-' && !is_number(word);
+  return word.size() > 1 && word[0] == '-' && !is_negative_number(word);
 }
 
 /// Required arguments of the command that `read` has not seen yet.
