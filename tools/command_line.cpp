@@ -17,84 +17,14 @@
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 
+#include "tools/usage/words.h"
+
 namespace ballast::tools {
 namespace {
 
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
-}
-
-std::vector<std::string> commands_of(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const auto* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
-  return names;
-}
-
-/// The command that a command line names.
-struct Named {
-  const CLI::App* command = nullptr;
-  std::string path;     ///< "ballast bench io"
-  std::string mistake;  ///< what is wrong with the name; "" if nothing is
-};
-
-Named find_command(const CLI::App& program, std::span<char*> words) {
-  Named named = {&program, program.get_name(), ""};
-  for (const std::string word : words) {
-    const std::vector<std::string> known = commands_of(*named.command);
-    if (known.empty()) return named;
-    if (word.starts_with('-')) continue;
-    if (std::find(known.begin(), known.end(), word) == known.end()) {
-      named.mistake = fmt::format("'{}' is not a {} command{}", word, named.command->get_name(),
-                                  did_you_mean(word, known));
-      return named;
-    }
-    named.command = named.command->get_subcommand(word);
-    named.path += " " + word;
-  }
-  if (named.command->get_require_subcommand_min() > 0) {
-    named.mistake = fmt::format("{} needs a command: {}", named.path,
-                                fmt::join(commands_of(*named.command), ", "));
-  }
-  return named;
-}
-
-/// A message about the first option that the command lacks; "" if there is none.
-std::string unknown_option(const Named& named, std::span<char*> words) {
-  std::vector<std::string> known;
-  for (const CLI::Option* option : named.command->get_options(nullptr)) {
-    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
-  }
-  for (const std::string_view word : words) {
-    const std::string name(word.substr(0, word.find('=')));
-    if (!name.starts_with("--") || name == "--") continue;
-    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    return fmt::format("{} has no option {}{}", named.path, name, did_you_mean(name, known));
-  }
-  return "";
-}
-
-/// Names the words that the command does not take: an unknown option first.
-std::string unexpected(const Named& named, const CLI::ExtrasError& error, std::span<char*> words) {
-  const std::string option = unknown_option(named, words);
-  if (!option.empty()) return option;
-  // CLI11 lists them after a colon.
-  const std::string_view list = error.what();
-  return fmt::format("{} takes no more arguments, got{}", named.path,
-                     list.substr(list.find(':') + 1));
-}
-
-/// One line about a wrong command line: our own message, or else CLI11's.
-std::string usage_message(const CLI::ParseError& error, const CLI::App& app,
-                          std::span<char*> words) {
-  const Named named = find_command(app, words);
-  std::string message = named.mistake;
-  if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error);
-      message.empty() && extras != nullptr) {
-    message = unexpected(named, *extras, words);
-  }
-  if (message.empty()) message = error.what();
-  return fmt::format("{}; see {} --help", one_line(std::move(message)), named.path);
 }
 
 /// The type of one value of an option.
@@ -150,10 +80,9 @@ std::string mistake(const std::string& text, double low, double high) {
   return "";
 }
 
-/// `help` describes the bounds in --help.
 template <class T>
-void bound(CLI::Option& option, T low, T high, const std::string& help) {
-  option.check([low, high](const std::string& text) { return mistake(text, low, high); }, help);
+void bound(CLI::Option& option, T low, T high) {
+  option.check([low, high](const std::string& text) { return mistake(text, low, high); });
 }
 
 /// CLI11's own checks write the whole range of a double, 309 digits, into their messages.
@@ -161,17 +90,12 @@ template <class T>
 void check_numbers(const OptionRules& rules, CLI::Option& option) {
   using Limits = std::numeric_limits<T>;
   if (rules.range) {
-    std::visit(
-        [&](auto range) {
-          bound(option, range.first, range.second,
-                CLI::Range(range.first, range.second).get_description());
-        },
-        *rules.range);
+    std::visit([&](auto range) { bound(option, range.first, range.second); }, *rules.range);
   } else if (rules.positive) {
     const T least = std::is_integral_v<T> ? T{1} : static_cast<T>(kAboveZero);
-    bound(option, least, Limits::max(), "POSITIVE");
+    bound(option, least, Limits::max());
   } else {
-    bound(option, Limits::lowest(), Limits::max(), "");
+    bound(option, Limits::lowest(), Limits::max());
   }
 }
 
@@ -193,28 +117,118 @@ void apply(const OptionRules& rules, CLI::Option& option) {
   } else if (rules.required || std::is_same_v<T, std::filesystem::path>) {
     refuse_empty(option);
   }
-  if (!rules.choices.empty()) option.check(CLI::IsMember(rules.choices));
+  if (!rules.choices.empty()) {
+    option.check([choices = rules.choices](const std::string& text) -> std::string {
+      if (std::find(choices.begin(), choices.end(), text) != choices.end()) return "";
+      return fmt::format("must be one of {}, got '{}'{}", listed(choices), text,
+                         did_you_mean(text, choices));
+    });
+  }
   if (rules.needs != nullptr) option.needs(std::string(rules.needs));
   if (rules.show_default) option.capture_default_str();
-  if (rules.shown_default != nullptr) option.default_str(rules.shown_default);
+}
+
+/// What the help shows for a value.
+template <class T>
+const char* value_placeholder(Names takes) {
+  if (std::is_integral_v<T>) return "N";
+  if (std::is_arithmetic_v<T>) return "NUMBER";
+  switch (takes) {
+    case Names::file:
+      return "FILE";
+    case Names::folder:
+      return "DIR";
+    case Names::path:
+    case Names::new_path:
+      return "PATH";
+    case Names::command:
+      return "COMMAND";
+    case Names::setting:
+      return "KEY=VALUE";
+    case Names::key:
+      return "KEY";
+    case Names::anything:
+      break;
+  }
+  return "TEXT";
+}
+
+std::string range_text(const OptionRules& rules, bool whole) {
+  if (rules.range) {
+    return std::visit([](auto range) { return fmt::format("{} to {}", range.first, range.second); },
+                      *rules.range);
+  }
+  if (!rules.positive) return "";
+  return whole ? "at least 1" : "above 0";
+}
+
+std::vector<std::string> names_of(const CLI::Option& option) {
+  if (option.get_positional()) return {option.get_name()};
+  std::vector<std::string> names;
+  for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
+  for (const std::string& name : option.get_snames()) names.push_back("-" + name);
+  return names;
+}
+
+OptionInfo info_of(const CLI::Option& option) {
+  return {.names = names_of(option),
+          .value = "",
+          .description = option.get_description(),
+          .positional = option.get_positional()};
+}
+
+/// `T`: the type of one value.
+template <class T>
+OptionInfo info_of(const OptionRules& rules, const CLI::Option& option, bool list) {
+  OptionInfo info = info_of(option);
+  const bool path = std::is_same_v<T, std::filesystem::path> && rules.takes == Names::anything;
+  info.takes = path ? Names::path : rules.takes;
+  info.value = rules.value != nullptr ? rules.value : value_placeholder<T>(info.takes);
+  info.range = range_text(rules, std::is_integral_v<T>);
+  info.initial = rules.shown_default != nullptr ? rules.shown_default : option.get_default_str();
+  info.choices = rules.choices;
+  info.values = rules.choices.empty() ? rules.values : rules.choices;
+  info.extensions = rules.extensions;
+  info.required = rules.required;
+  info.many = list && !rules.single_argument;
+  info.repeated = list && !info.positional;
+  info.commas = rules.commas;
+  if (rules.needs != nullptr) info.needs = rules.needs;
+  return info;
+}
+
+CommandInfo new_command(const std::string& parent, const std::string& name,
+                        const std::string& description) {
+  CommandInfo info = {.name = name, .path = parent + name, .description = description};
+  info.options.push_back(
+      {.names = {"--help", "-h"}, .value = "", .description = "Print this help", .flag = true});
+  return info;
 }
 
 }  // namespace
 
 Command Command::add_command(const std::string& name, const std::string& description) {
-  return {app_->add_subcommand(name, description), chosen_};
+  CLI::App* const app = app_->add_subcommand(name, description);
+  app->fallthrough();  // --verbose may follow the command
+  info_->commands.push_back(new_command(info_->path + " ", name, description));
+  return {app, chosen_, &info_->commands.back()};
 }
 
 void Command::require_command() {
   app_->require_subcommand(1);
+  info_->needs_command = true;
 }
 
 void Command::add_option(const std::string& name, Target target, const std::string& description,
                          const OptionRules& rules) {
   std::visit(
       [&](auto* value) {
-        using Value = typename Single<std::remove_pointer_t<decltype(value)>>::Type;
-        apply<Value>(rules, *app_->add_option(name, *value, description));
+        using Given = std::remove_pointer_t<decltype(value)>;
+        using Value = typename Single<Given>::Type;
+        CLI::Option& option = *app_->add_option(name, *value, description);
+        apply<Value>(rules, option);
+        const bool list = std::is_same_v<Given, std::vector<Value>>;
+        info_->options.push_back(info_of<Value>(rules, option, list));
       },
       target);
 }
@@ -223,11 +237,19 @@ void Command::add_flag(const std::string& name, bool* target, const std::string&
                        const std::string& excludes) {
   CLI::Option* flag = app_->add_flag(name, *target, description);
   if (!excludes.empty()) flag->excludes(excludes);
+  OptionInfo info = info_of(*flag);
+  info.flag = true;
+  info.excludes = excludes;
+  info_->options.push_back(std::move(info));
 }
 
 void Command::add_flag(const std::string& name, std::string* target, const std::string& description,
                        const std::string& shown) {
-  app_->add_flag(name, *target, description)->option_text("[=" + shown + "]");
+  OptionInfo info = info_of(*app_->add_flag(name, *target, description));
+  info.flag = true;
+  info.value = shown;
+  info.takes = Names::path;
+  info_->options.push_back(std::move(info));
 }
 
 void Command::set_action(const Action& action) {
@@ -265,30 +287,52 @@ void Command::set(const std::string& name, const std::vector<std::string>& value
 }
 
 CommandLine::CommandLine(const std::string& name, const std::string& description)
-    : app_(std::make_unique<CLI::App>(description, name)) {
+    : app_(std::make_unique<CLI::App>(description, name)),
+      table_(new_command("", name, description)) {
   app_->require_subcommand(0, 1);
 }
 
 CommandLine::~CommandLine() = default;
 
 Command CommandLine::program() {
-  return {app_.get(), &action_};
+  return {app_.get(), &action_, &table_};
 }
 
-bool CommandLine::parse(int argc, char** argv) {
+bool CommandLine::parse(std::vector<std::string> words) {
+  const auto refuse = [&](const std::string& message) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{}; see {} --help", message, read_words(table_, words).command->path));
+  };
+  if (const std::string mistake = mistake_in(table_, words); !mistake.empty()) refuse(mistake);
+  std::vector<std::string> last_first(words.rbegin(), words.rend());
   try {
-    app_->parse(argc, argv);
+    app_->parse(last_first);
     return true;
   } catch (const CLI::CallForHelp&) {
     return false;
   } catch (const CLI::ParseError& error) {
-    throw Error(ErrorCategory::usage,
-                usage_message(error, *app_, std::span(argv + 1, argv + argc)));
+    refuse(one_line(error.what()));
   }
+  return false;
 }
 
 std::string CommandLine::help() const {
-  return app_->help();
+  const CommandInfo* info = &table_;
+  for (const CLI::App* app = app_.get(); !app->get_subcommands().empty();) {
+    app = app->get_subcommands().front();
+    info = info->command(app->get_name());
+  }
+  return help_text(*info);
+}
+
+std::string CommandLine::help(const std::vector<std::string>& command) const {
+  std::vector<std::string> words = command;
+  words.emplace_back("--help");
+  const std::string mistake = mistake_in(table_, words);
+  if (!mistake.empty()) {
+    throw Error(ErrorCategory::usage, fmt::format("{}; see {} --help", mistake, table_.name));
+  }
+  return help_text(*read_words(table_, words).command);
 }
 
 bool CommandLine::chosen(const std::string& command) const {

@@ -11,6 +11,8 @@
 #include <variant>
 #include <vector>
 
+#include "tools/usage/table.h"
+
 namespace CLI {
 class App;
 }
@@ -22,10 +24,10 @@ using Action = std::function<void()>;
 
 /// The variable that an option sets. Its value before is the default. Numbers that do not fit it
 /// and empty paths are refused.
-using Target =
-    std::variant<std::string*, std::filesystem::path*, std::uint32_t*, std::uint64_t*, double*,
-                 std::optional<int>*, std::optional<double>*, std::vector<std::string>*,
-                 std::vector<int>*, std::vector<std::uint32_t>*, std::vector<double>*>;
+using Target = std::variant<std::string*, std::filesystem::path*, std::uint32_t*, std::uint64_t*,
+                            double*, std::optional<int>*, std::optional<std::uint64_t>*,
+                            std::optional<double>*, std::vector<std::string>*, std::vector<int>*,
+                            std::vector<std::uint32_t>*, std::vector<double>*>;
 
 /// Least and greatest value, as numbers of the type that --help names.
 using Range = std::variant<std::pair<int, int>, std::pair<std::uint64_t, std::uint64_t>,
@@ -39,7 +41,11 @@ struct OptionRules {
   bool positive = false;
   std::optional<Range> range = {};
   std::vector<std::string> choices = {};
-  const char* needs = nullptr;  ///< an option added before
+  std::vector<std::string> values = {};      ///< for completion; the command checks them
+  Names takes = Names::anything;             ///< by default Names::path for paths
+  std::vector<std::string> extensions = {};  ///< of the files that it takes: ".json"
+  const char* value = nullptr;               ///< placeholder of the value in the help
+  const char* needs = nullptr;               ///< an option added before
   bool show_default = false;
   const char* shown_default = nullptr;  ///< instead of the value
 };
@@ -50,7 +56,8 @@ inline constexpr const char* kFlagAlone = "true";
 /// Refers to the program or one of its subcommands; valid as long as its CommandLine.
 class Command {
  public:
-  Command(CLI::App* app, Action* chosen) : app_(app), chosen_(chosen) {}
+  Command(CLI::App* app, Action* chosen, CommandInfo* info)
+      : app_(app), chosen_(chosen), info_(info) {}
 
   Command add_command(const std::string& name, const std::string& description);
   /// One of the subcommands must follow.
@@ -77,6 +84,7 @@ class Command {
  private:
   CLI::App* app_;
   Action* chosen_;
+  CommandInfo* info_;
 };
 
 /// The words after the name of the program, read by CLI11.
@@ -86,10 +94,15 @@ class CommandLine {
   ~CommandLine();
 
   [[nodiscard]] Command program();
-  /// False if help() is asked for. Throws Error(usage), for unknown commands with a suggestion.
-  [[nodiscard]] bool parse(int argc, char** argv);
+  /// The commands and options that have been added.
+  [[nodiscard]] const CommandInfo& table() const { return table_; }
+  /// Parses the words after the name of the program, which are normalised(). False if help() is
+  /// asked for. Throws Error(usage), for unknown commands with a suggestion.
+  [[nodiscard]] bool parse(std::vector<std::string> words);
   /// Help on the chosen command, or else the program.
   [[nodiscard]] std::string help() const;
+  /// Help on a command, {"bench", "io"}. Throws Error(usage) if it is unknown.
+  [[nodiscard]] std::string help(const std::vector<std::string>& command) const;
   /// True if `command` of the program is chosen.
   [[nodiscard]] bool chosen(const std::string& command) const;
   /// The work of the chosen command; empty if there is none.
@@ -97,6 +110,7 @@ class CommandLine {
 
  private:
   std::unique_ptr<CLI::App> app_;
+  CommandInfo table_;
   Action action_;
 };
 

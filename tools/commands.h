@@ -3,6 +3,7 @@
 namespace ballast::tools {
 
 class Command;
+class CommandLine;
 
 /// Each adds a subcommand with its action.
 void add_train(Command program);
@@ -14,6 +15,10 @@ void add_report(Command program);
 void add_tokenize(Command program);
 void add_bench(Command program);
 void add_tune(Command program);
+// About the program itself: its table of commands, which is complete when they act.
+void add_help(Command program, const CommandLine& line);
+void add_completion(Command program, const CommandLine& line);
+void add_man(Command program, const CommandLine& line);
 
 // Subcommands of `ballast bench`.
 void add_bench_adam(Command bench);

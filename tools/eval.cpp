@@ -85,16 +85,18 @@ void add_eval(Command program) {
   command.add_option("PATH", &a.request.path,
                      "JSON config, run directory, or a folder of Hugging Face (in bf16; fp32 with "
                      "--set bf16.enabled=false)",
-                     {.required = true});
-  command.add_option("--data", &a.request.data,
-                     "Files to evaluate on: documents (.safetensors), tokens (.bin, .npy) or text "
-                     "(default: data.eval or the held-out part; a folder has none)");
+                     {.required = true, .extensions = {".json"}});
+  command.add_option(
+      "--data", &a.request.data,
+      "Files to evaluate on: documents (.safetensors), tokens (.bin, .npy) or text "
+      "(default: data.eval or the held-out part; a folder has none)",
+      {.takes = Names::file, .extensions = {".safetensors", ".bin", ".npy", ".txt"}});
   command.add_option("--sequence-length", &a.request.sequence_length,
                      "Tokens per sequence (default: the config's; for a folder the model's "
                      "longest, at most 4096); of tokens and text, only whole sequences count",
                      {.positive = true});
   command.add_option("--set", &a.request.overrides, "Override a key: path.to.key=value",
-                     {.single_argument = true});
+                     {.single_argument = true, .takes = Names::setting});
   command.add_flag("--json", &a.json, "Print a JSON object");
   command.set_action([arguments] { run_eval(*arguments); });
 }

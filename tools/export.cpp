@@ -66,13 +66,13 @@ void add_export(Command program) {
                           "as a portable one");
   command.add_option("RUN", &a.from,
                      "Run directory, or a folder of Hugging Face; with --states, or a checkpoint",
-                     {.required = true});
-  command.add_option("--out", &a.out, "Folder to make", {.required = true});
+                     {.required = true, .takes = Names::folder});
+  command.add_option("--out", &a.out, "Folder to make", {.required = true, .takes = Names::folder});
   command.add_option("--dtype", &a.type,
                      "Type of the weights (default: that of config.json for a run, else their own)",
                      {.choices = {"bf16", "fp16", "fp32"}});
   command.add_option("--shard-size", &a.shard_size, "Largest file of several tensors",
-                     {.show_default = true});
+                     {.value = "SIZE", .show_default = true});
   command.add_flag("--merged", &a.merged,
                    "Of a run that has trained adapters, or a folder of them: write the whole model "
                    "with the adapters merged into it (default: a folder for PEFT)");

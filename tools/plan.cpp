@@ -91,16 +91,19 @@ void add_plan(Command program) {
   Command command =
       program.add_command("plan", "Predict memory and speed of CONFIG without running it");
   command.add_option("CONFIG", &a.request.config.file, "JSON config (see configs/README.md)",
-                     {.required = true});
+                     {.required = true, .takes = Names::file, .extensions = {".json"}});
   command.add_option("--set", &a.request.config.overrides, "Override a key: path.to.key=value",
-                     {.single_argument = true});
+                     {.single_argument = true, .takes = Names::setting});
   command.add_option("--rates", &a.request.rates,
-                     "Rates file of the machine (default: measure this machine)");
+                     "Rates file of the machine (default: measure this machine)",
+                     {.takes = Names::file, .extensions = {".json"}});
   command.add_option(
       "--world", &a.request.world, "Number of ranks",
       {.range = std::pair(std::uint64_t{1}, std::uint64_t{1} << 20U), .show_default = true});
-  command.add_option("--trace", &a.trace, "Write the simulated timeline, for ui.perfetto.dev");
-  command.add_option("--html", &a.html, "Write a page with the plan, to look at");
+  command.add_option("--trace", &a.trace, "Write the simulated timeline, for ui.perfetto.dev",
+                     {.takes = Names::new_path, .value = "FILE"});
+  command.add_option("--html", &a.html, "Write a page with the plan, to look at",
+                     {.takes = Names::new_path, .value = "FILE"});
   command.add_flag("--recalibrate", &a.request.recalibrate, "Ignore cached rates, measure again",
                    "--rates");
   command.add_flag("--json", &a.json, "Print a JSON object");

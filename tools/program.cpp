@@ -1,5 +1,6 @@
 #include "tools/program.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -19,6 +20,7 @@
 #include "tools/process.h"
 #include "tools/ranks.h"
 #include "tools/terminal.h"
+#include "tools/usage/words.h"
 
 namespace ballast::tools {
 namespace {
@@ -69,7 +71,7 @@ int run(int argc, char** argv, const std::vector<std::string>& name) {
   Command program = line.program();
   bool version = false;
   bool verbose = false;
-  program.add_flag("--version", &version, "Print the version and the compiled-in features");
+  program.add_flag("-V,--version", &version, "Print the version and the compiled-in features");
   program.add_flag("-v,--verbose", &verbose, "Log details, such as why a backend was chosen");
   add_train(program);
   add_plan(program);
@@ -80,13 +82,17 @@ int run(int argc, char** argv, const std::vector<std::string>& name) {
   add_tokenize(program);
   add_bench(program);
   add_tune(program);
+  add_help(program, line);
+  add_completion(program, line);
+  add_man(program, line);
   const comm::Launch launch = comm::read_launch();
   own_rank() = launch.rank;
-  std::vector<std::string> words = name.empty() ? std::vector<std::string>{argv[0]} : name;
-  words.insert(words.end(), argv + 1, argv + argc);
-  remember_command_line(std::move(words));
+  const auto words = normalised(line.table(), {argv + std::min(argc, 1), argv + argc});
+  std::vector<std::string> whole = name.empty() ? std::vector<std::string>{argv[0]} : name;
+  whole.insert(whole.end(), words.begin(), words.end());
+  remember_command_line(std::move(whole));
   try {
-    if (!line.parse(argc, argv)) {
+    if (!line.parse(words)) {
       if (launch.first()) fmt::print("{}", line.help());
       return 0;
     }

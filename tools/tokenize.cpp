@@ -35,9 +35,10 @@ void add_tokenize(Command program) {
   auto arguments = std::make_shared<TokenizeArguments>();
   Command command =
       program.add_command("tokenize", "Turn text into a token file, one token per byte");
-  command.add_option("TEXT", &arguments->texts, "Files, folders or globs", {.required = true});
+  command.add_option("TEXT", &arguments->texts, "Files, folders or globs",
+                     {.required = true, .takes = Names::path});
   command.add_option("--out", &arguments->out, "Token file to write (.bin, 16-bit little-endian)",
-                     {.required = true});
+                     {.required = true, .takes = Names::new_path, .value = "FILE"});
   command.set_action([arguments] { run_tokenize(*arguments); });
 }
 

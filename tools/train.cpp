@@ -127,15 +127,17 @@ void add_train(Command program) {
   auto& a = *arguments;
   Command command = program.add_command("train", "Train the model of CONFIG");
   command.add_option("CONFIG", &a.request.config.file, "JSON config (see configs/README.md)",
-                     {.required = true});
+                     {.required = true, .takes = Names::file, .extensions = {".json"}});
   command.add_option("--set", &a.request.config.overrides, "Override a key: path.to.key=value",
-                     {.single_argument = true});
+                     {.single_argument = true, .takes = Names::setting});
   command.add_option("--steps", &a.request.steps, "Steps to train; overrides ballast.steps",
                      {.range = std::pair(std::uint64_t{1}, kMostSteps)});
-  command.add_option("--out", &a.request.out,
-                     "Run directory (default: a new one; see ballast.out)");
+  command.add_option("--seed", &a.request.seed, "Random seed; overrides ballast.seed");
+  command.add_option("--out", &a.request.out, "Run directory (default: a new one; see ballast.out)",
+                     {.takes = Names::folder});
   command.add_option("--trace", &a.request.trace.file,
-                     "Write a timeline of the first steps, for ui.perfetto.dev");
+                     "Write a timeline of the first steps, for ui.perfetto.dev",
+                     {.takes = Names::new_path, .value = "FILE"});
   command.add_option("--trace-steps", &a.request.trace.steps, "Steps to trace",
                      {.positive = true, .needs = "--trace", .show_default = true});
   command.add_flag("--serial", &a.request.serial,
@@ -150,7 +152,7 @@ void add_train(Command program) {
   command.add_option("--allow-change", &a.request.allowed_changes,
                      "With --resume: let KEY, which changes results, differ from the checkpoint "
                      "(optimizer.params.lr, optimizer, all; see configs/README.md)",
-                     {.single_argument = true});
+                     {.single_argument = true, .takes = Names::key});
   command.add_flag("--live", &a.live,
                    "Fill the terminal with the loss, memory, lanes and time left; q leaves this "
                    "view, the run goes on");

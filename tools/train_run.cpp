@@ -55,6 +55,7 @@ std::string quoted(const std::string& word) {
 config::Config load_config(const TrainRequest& request, std::uint32_t world) {
   config::Config config = request.config.load(world);
   if (request.steps > 0) config.ballast.steps = request.steps;
+  if (request.seed) config.ballast.seed = *request.seed;
   if (request.serial) config.ballast.serial = true;
   if (!request.out.empty()) config.ballast.out = std::filesystem::absolute(request.out);
   return config;

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,9 @@ namespace ballast::tools {
 /// A run that is asked for.
 struct TrainRequest {
   ConfigRequest config;
-  std::filesystem::path out;  ///< "": that of the config, or a new one
-  std::uint64_t steps = 0;    ///< 0: those of the config
+  std::filesystem::path out;               ///< "": that of the config, or a new one
+  std::uint64_t steps = 0;                 ///< 0: those of the config
+  std::optional<std::uint64_t> seed = {};  ///< nothing: that of the config
   train::TraceRequest trace;
   bool serial = false;
   bool overwrite = false;

@@ -47,71 +47,80 @@ Section keys_of(AdapterSection& a) {
 }  // namespace
 
 Key train_key(BallastSection& b) {
-  return {"train",
-          [&b](const Value& value) {
-            b.train.clear();
-            b.adapters.reset();
-            if (value.json() == "all") return;
-            if (value.json() == "adapters") {
-              b.adapters.emplace();
-              return;
-            }
-            if (!value.json().is_array()) {
-              value.fail_type(
-                  "\"all\", \"adapters\" or an array of patterns such as [\"model.layers.3.*\"]");
-            }
-            for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-              b.train.push_back(value.element(i).text());
-            }
-            if (b.train.empty()) {
-              value.fail("names no tensor; give patterns, \"all\" or \"adapters\"");
-            }
-          },
-          [&b] {
-            if (b.adapters) return Json("adapters");
-            return b.train.empty() ? Json("all") : list_of(b.train);
-          }};
+  Key key = {
+      "train",
+      [&b](const Value& value) {
+        b.train.clear();
+        b.adapters.reset();
+        if (value.json() == "all") return;
+        if (value.json() == "adapters") {
+          b.adapters.emplace();
+          return;
+        }
+        if (!value.json().is_array()) {
+          value.fail_type(
+              "\"all\", \"adapters\" or an array of patterns such as [\"model.layers.3.*\"]");
+        }
+        for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
+          b.train.push_back(value.element(i).text());
+        }
+        if (b.train.empty()) {
+          value.fail("names no tensor; give patterns, \"all\" or \"adapters\"");
+        }
+      },
+      [&b] {
+        if (b.adapters) return Json("adapters");
+        return b.train.empty() ? Json("all") : list_of(b.train);
+      }};
+  return with_values(std::move(key), {"all", "adapters"});
 }
 
 Key weight_decay_exclude_key(BallastSection& b) {
-  return {"weight_decay_exclude",
-          [&b](const Value& value) {
-            const std::string word(model::kTransformersExempt);
-            std::vector<std::string>& patterns = b.weight_decay_exclude;
-            patterns.clear();
-            if (value.json() == "none") return;
-            if (value.json() == word) {
-              patterns.push_back(word);
-              return;
-            }
-            if (!value.json().is_array()) {
-              value.fail_type(
-                  "\"none\", \"transformers\" (biases and norms) or an array of patterns such as "
-                  "[\"*norm*\"]");
-            }
-            for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-              patterns.push_back(value.element(i).text());
-            }
-          },
-          [&b] {
-            const std::vector<std::string>& patterns = b.weight_decay_exclude;
-            if (patterns.empty()) return Json("none");
-            const bool word = patterns.size() == 1 && patterns[0] == model::kTransformersExempt;
-            return word ? Json(patterns[0]) : list_of(patterns);
-          }};
+  Key key = {
+      "weight_decay_exclude",
+      [&b](const Value& value) {
+        const std::string word(model::kTransformersExempt);
+        std::vector<std::string>& patterns = b.weight_decay_exclude;
+        patterns.clear();
+        if (value.json() == "none") return;
+        if (value.json() == word) {
+          patterns.push_back(word);
+          return;
+        }
+        if (!value.json().is_array()) {
+          value.fail_type(
+              "\"none\", \"transformers\" (biases and norms) or an array of patterns such as "
+              "[\"*norm*\"]");
+        }
+        for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
+          patterns.push_back(value.element(i).text());
+        }
+      },
+      [&b] {
+        const std::vector<std::string>& patterns = b.weight_decay_exclude;
+        if (patterns.empty()) return Json("none");
+        const bool word = patterns.size() == 1 && patterns[0] == model::kTransformersExempt;
+        return word ? Json(patterns[0]) : list_of(patterns);
+      }};
+  return with_values(std::move(key), {"none", std::string(model::kTransformersExempt)});
 }
 
 Key adapters_key(BallastSection& b) {
-  return {"adapters",
-          [&b](const Value& value) {
-            if (!b.adapters) {
-              value.fail(
-                  "is given, but ballast.train is not \"adapters\"; set it to that, or "
-                  "remove this section");
-            }
-            read_section(value, keys_of(*b.adapters));
-          },
-          [&b] { return b.adapters ? write_section(keys_of(*b.adapters)) : Json(); }};
+  Key key = {"adapters",
+             [&b](const Value& value) {
+               if (!b.adapters) {
+                 value.fail(
+                     "is given, but ballast.train is not \"adapters\"; set it to that, or "
+                     "remove this section");
+               }
+               read_section(value, keys_of(*b.adapters));
+             },
+             [&b] { return b.adapters ? write_section(keys_of(*b.adapters)) : Json(); }};
+  key.inner = [] {
+    static AdapterSection any;
+    return keys_of(any);
+  };
+  return key;
 }
 
 void expand_adapter_path(Document& document) {

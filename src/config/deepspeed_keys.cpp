@@ -295,6 +295,7 @@ Section with_deepspeed_keys(Section table, std::string_view section,
     for (const auto name : group.names) {
       table.push_back(
           {std::string(name), [&group, &log](const Value& value) { read(value, group, log); }, {}});
+      table.back().listed = false;
     }
   }
   return table;

@@ -71,10 +71,10 @@ void read_action(const Value& value, SpikeSection& spike) {
 }
 
 Section spike_keys(SpikeSection& spike) {
-  return {{"action", [&spike](const Value& value) { read_action(value, spike); },
-           [&spike] { return Json(kActions[static_cast<std::size_t>(spike.action)]); }},
-          whole("window", spike.window, {4, 10'000}),
-          real("factor", spike.factor, kPositive),
+  return {with_values({"action", [&spike](const Value& value) { read_action(value, spike); },
+                       [&spike] { return Json(kActions[static_cast<std::size_t>(spike.action)]); }},
+                      {kActions.begin(), kActions.end()}),
+          whole("window", spike.window, {4, 10'000}), real("factor", spike.factor, kPositive),
           whole("most_rollbacks", spike.most_rollbacks, {1, kSteps.high})};
 }
 
@@ -111,7 +111,9 @@ Key spike_key(SpikeSection& spike) {
       value.fail("lacks \"action\"; add \"warn\", \"stop\" or \"rollback\"");
     }
   };
-  return {"spike", read, [&spike] { return write_section(spike_keys(spike)); }};
+  Key key = {"spike", read, [&spike] { return write_section(spike_keys(spike)); }};
+  key.inner = [&spike] { return spike_keys(spike); };
+  return key;
 }
 
 void check_faults(const BallastSection& b, const Document& document, std::uint64_t world,

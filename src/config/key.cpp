@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
@@ -12,6 +13,10 @@
 
 namespace ballast::config {
 namespace {
+
+std::string_view last_part(std::string_view path) {
+  return path.substr(path.rfind('.') + 1);  // npos + 1 is 0
+}
 
 /// "must be above 0", "must be at least 0 and below 1".
 std::string rule(const RealRange& range) {
@@ -42,6 +47,21 @@ std::optional<std::uint64_t> as_whole(const Value& value, WholeRange range) {
   return static_cast<std::uint64_t>(number);
 }
 
+/// Keys anywhere in the config that end in `name`, or that other programs call so; "" if there are
+/// none, or too many to name.
+std::string suggestion_elsewhere(const std::string& name) {
+  constexpr std::size_t kMost = 3;
+  std::vector<std::string> found;
+  for (const KeyInfo& key : key_list()) {
+    const auto& others = key.other_names;
+    if (last_part(key.path) == name || std::ranges::find(others, name) != others.end()) {
+      found.push_back(fmt::format("'{}'", key.path));
+    }
+  }
+  if (found.empty() || found.size() > kMost) return "";
+  return fmt::format(" (did you mean {}?)", fmt::join(found, " or "));
+}
+
 /// Suggestion for an unknown key, or "".
 std::string suggestion(const std::string& name, const Section& section) {
   std::vector<std::string> names;
@@ -53,7 +73,11 @@ std::string suggestion(const std::string& name, const Section& section) {
     names.push_back(key.name);
   }
   constexpr std::size_t kLongestName = 64;
-  return name.size() > kLongestName ? "" : did_you_mean(name, names);
+  if (name.size() > kLongestName) return "";
+  const std::string elsewhere = suggestion_elsewhere(name);
+  const std::string near = nearest(name, names);
+  // "lr" at the top is the learning rate, not a misspelt key.
+  return near.empty() || !elsewhere.empty() ? elsewhere : did_you_mean(name, names);
 }
 
 }  // namespace
@@ -163,8 +187,10 @@ Json write_section(const Section& section) {
 }
 
 Key section(std::string name, const std::function<Section()>& keys) {
-  return {std::move(name), [keys](const Value& value) { read_section(value, keys()); },
-          [keys] { return write_section(keys()); }};
+  Key key = {std::move(name), [keys](const Value& value) { read_section(value, keys()); },
+             [keys] { return write_section(keys()); }};
+  key.inner = keys;
+  return key;
 }
 
 Key switched_section(std::string name, const std::function<Section()>& keys,
@@ -194,8 +220,11 @@ Key real(std::string name, double& target, RealRange range) {
 }
 
 Key flag(std::string name, bool& target) {
-  return {std::move(name), [&target](const Value& value) { target = value.flag(); },
-          [&target] { return Json(target); }};
+  return {std::move(name),
+          [&target](const Value& value) { target = value.flag(); },
+          [&target] { return Json(target); },
+          {},
+          {"true", "false"}};
 }
 
 Key bytes(std::string name, std::uint64_t& target, WholeRange range) {
@@ -204,17 +233,17 @@ Key bytes(std::string name, std::uint64_t& target, WholeRange range) {
 }
 
 Key choice(std::string name, std::string& target, std::vector<std::string> choices) {
-  return {std::move(name),
-          [&target, choices = std::move(choices)](const Value& value) {
-            target = value.choice(choices);
-          },
-          [&target] { return Json(target); }};
+  const auto read = [&target, choices](const Value& value) { target = value.choice(choices); };
+  return {std::move(name), read, [&target] { return Json(target); }, {}, std::move(choices)};
 }
 
 Key path(std::string name, std::filesystem::path& target) {
-  return {std::move(name),
-          [&target](const Value& value) { target = value.json() == "" ? "" : value.path_text(); },
-          [&target] { return target.empty() ? Json() : Json(target.string()); }};
+  Key key = {
+      std::move(name),
+      [&target](const Value& value) { target = value.json() == "" ? "" : value.path_text(); },
+      [&target] { return target.empty() ? Json() : Json(target.string()); }};
+  key.names_paths = true;
+  return key;
 }
 
 Json list_of(const std::vector<std::string>& texts) {
@@ -224,23 +253,42 @@ Json list_of(const std::vector<std::string>& texts) {
 }
 
 Key path_list(std::string name, std::vector<std::string>& target) {
-  return {std::move(name),
-          [&target](const Value& value) {
-            target.clear();
-            if (value.json().is_string()) {
-              target.push_back(value.path_text());
-              return;
-            }
-            if (!value.json().is_array()) value.fail_type("a path or an array of paths");
-            for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-              target.push_back(value.element(i).path_text());
-            }
-          },
-          [&target] { return list_of(target); }};
+  Key key = {std::move(name),
+             [&target](const Value& value) {
+               target.clear();
+               if (value.json().is_string()) {
+                 target.push_back(value.path_text());
+                 return;
+               }
+               if (!value.json().is_array()) value.fail_type("a path or an array of paths");
+               for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
+                 target.push_back(value.element(i).path_text());
+               }
+             },
+             [&target] { return list_of(target); }};
+  key.names_paths = true;
+  return key;
+}
+
+void list_keys(const Section& section, const std::string& prefix, std::vector<KeyInfo>& list) {
+  for (const Key& key : section) {
+    if (!key.listed) continue;
+    const std::string path = prefix.empty() ? key.name : prefix + "." + key.name;
+    if (key.inner) {
+      list_keys(key.inner(), path, list);
+    } else {
+      list.push_back({path, key.values, key.other_names, key.names_paths});
+    }
+  }
 }
 
 Key accepted_only(Key key) {
   key.write = nullptr;
+  return key;
+}
+
+Key with_values(Key key, std::vector<std::string> values) {
+  key.values = std::move(values);
   return key;
 }
 

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "ballast/config/key_list.h"
+
 #include "src/config/document.h"
 
 namespace ballast::config {
@@ -80,6 +82,10 @@ struct Key {
   std::function<void(const Value&)> read;
   std::function<Json()> write;                ///< none: a key that is accepted but not printed
   std::vector<std::string> other_names = {};  ///< not accepted; used to suggest `name`
+  std::vector<std::string> values = {};       ///< of an enumeration, for completion
+  bool names_paths = false;
+  bool listed = true;                                 ///< by key_list()
+  std::function<std::vector<Key>()> inner = nullptr;  ///< the keys of a nested section
 };
 
 using Section = std::vector<Key>;
@@ -88,6 +94,9 @@ using Section = std::vector<Key>;
 /// Error(config) for unknown keys.
 void read_section(const Value& value, const Section& section);
 Json write_section(const Section& section);
+
+/// Adds all keys of the section and of those in it, with `prefix` and a dot before their names.
+void list_keys(const Section& section, const std::string& prefix, std::vector<KeyInfo>& list);
 
 /// A nested section. `keys` is called when it is read or written, so that it may depend on keys
 /// before it in the table.
@@ -134,6 +143,10 @@ Key or_auto(Key key, T& target) {
 
 /// The same key, not printed.
 Key accepted_only(Key key);
+
+/// The same key with the values that it takes, for completion. A key that is read by choice() has
+/// them already.
+Key with_values(Key key, std::vector<std::string> values);
 
 /// The same key with names that other programs use for it.
 Key also_called(Key key, std::vector<std::string> other_names);

@@ -14,7 +14,7 @@ Key preference_key(model::Preference& preference) {
                 [] { return Json("sigmoid"); }};
     return {real("beta", preference.beta, kPositive),
             real("label_smoothing", preference.label_smoothing, {.low = 0.0, .high = 0.5}),
-            std::move(loss)};
+            with_values(std::move(loss), {"sigmoid"})};
   });
 }
 

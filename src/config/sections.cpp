@@ -67,7 +67,9 @@ Section detail_keys(Config& c) {
 
 /// expand_model_path() has replaced it, unless it is empty.
 Key model_path_key() {
-  return {"path", [](const Value& value) { static_cast<void>(value.text()); }, nullptr};
+  Key key = {"path", [](const Value& value) { static_cast<void>(value.text()); }, nullptr};
+  key.names_paths = true;
+  return key;
 }
 
 Section model_keys(Config& c) {
@@ -182,12 +184,12 @@ const Choices kTierChoices = {"device", "host", "nvme", "cpu"};
 const Choices kBelowDevice = {"host", "nvme", "cpu"};
 
 Key rule_tier(std::string name, std::optional<Tier>& tier, const Choices& choices = kTierChoices) {
-  return {std::move(name),
-          [&tier, &choices](const Value& value) {
-            const std::string found = value.choice(choices);
-            tier = found == "device" ? Tier::device : found == "nvme" ? Tier::nvme : Tier::host;
-          },
-          [&tier] { return tier ? Json(to_string(*tier)) : Json(); }};
+  const auto read = [&tier, &choices](const Value& value) {
+    const std::string found = value.choice(choices);
+    tier = found == "device" ? Tier::device : found == "nvme" ? Tier::nvme : Tier::host;
+  };
+  return with_values(
+      {std::move(name), read, [&tier] { return tier ? Json(to_string(*tier)) : Json(); }}, choices);
 }
 
 Key rule_flag(std::string name, std::optional<bool>& flag) {
@@ -241,16 +243,17 @@ Key tier_key(Key key, TierChoice& tier) {
     if (!value.is_auto()) read(value);
   };
   key.write = [&tier] { return tier ? Json(to_string(*tier)) : Json("auto"); };
+  key.values.emplace_back("auto");
   return key;
 }
 
 Key flag_or_auto(const char* name, std::optional<bool>& choice) {
-  return {name,
-          [&choice](const Value& value) {
-            choice.reset();
-            if (!value.is_auto()) choice = value.flag();
-          },
-          [&choice] { return choice ? Json(*choice) : Json("auto"); }};
+  const auto read = [&choice](const Value& value) {
+    choice.reset();
+    if (!value.is_auto()) choice = value.flag();
+  };
+  return with_values({name, read, [&choice] { return choice ? Json(*choice) : Json("auto"); }},
+                     {"auto", "true", "false"});
 }
 
 Key delay_seed_key(std::optional<std::uint64_t>& seed) {
@@ -340,7 +343,8 @@ Section bf16_keys(Config& c) {
   Key enabled = {"enabled",
                  [&c](const Value& value) { c.type = value.flag() ? DType::bf16 : DType::f32; },
                  [&c] { return Json(c.type == DType::bf16); }};
-  return with_deepspeed_keys({std::move(enabled)}, "bf16", c.ignored);
+  return with_deepspeed_keys({with_values(std::move(enabled), {"true", "false"})}, "bf16",
+                             c.ignored);
 }
 
 Section fp16_keys(Config& c) {
@@ -350,7 +354,8 @@ Section fp16_keys(Config& c) {
                    if (value.flag()) c.type = DType::f16;
                  },
                  [&c] { return Json(c.type == DType::f16); }};
-  return with_deepspeed_keys({std::move(enabled), real("loss_scale", f.loss_scale, kNotNegative),
+  return with_deepspeed_keys({with_values(std::move(enabled), {"true", "false"}),
+                              real("loss_scale", f.loss_scale, kNotNegative),
                               whole("initial_scale_power", f.initial_scale_power, {0, 63}),
                               whole("loss_scale_window", f.loss_scale_window, {1, kSteps.high}),
                               whole("hysteresis", f.hysteresis, {1, kSteps.high}),
@@ -449,6 +454,13 @@ Section all_keys(Config& c) {
        section("ballast", [&c] { return ballast_keys(c.ballast, c.model); }),
        gradient_allreduce_op_key()},
       "", c.ignored);
+}
+
+std::vector<KeyInfo> key_list() {
+  Config config;
+  std::vector<KeyInfo> list;
+  list_keys(all_keys(config), "", list);
+  return list;
 }
 
 }  // namespace ballast::config

@@ -29,26 +29,28 @@ void add_folder(const Value& value, std::vector<Path>& folders) {
 
 /// A folder or an array of folders; null, "" and [] mean none.
 Key folders(std::string name, std::vector<Path>& target) {
-  return {std::move(name),
-          [&target](const Value& value) {
-            target.clear();
-            if (value.json() == "") return;
-            if (value.json().is_string()) {
-              target.push_back(folder(value));
-              return;
-            }
-            if (!value.json().is_array()) value.fail_type("a path or an array of paths");
-            for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-              add_folder(value.element(i), target);
-            }
-          },
-          [&target] {
-            if (target.empty()) return Json();
-            if (target.size() == 1) return Json(target.front().string());
-            Json list = Json::array();
-            for (const Path& path : target) list.push_back(path.string());
-            return list;
-          }};
+  Key key = {std::move(name),
+             [&target](const Value& value) {
+               target.clear();
+               if (value.json() == "") return;
+               if (value.json().is_string()) {
+                 target.push_back(folder(value));
+                 return;
+               }
+               if (!value.json().is_array()) value.fail_type("a path or an array of paths");
+               for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
+                 add_folder(value.element(i), target);
+               }
+             },
+             [&target] {
+               if (target.empty()) return Json();
+               if (target.size() == 1) return Json(target.front().string());
+               Json list = Json::array();
+               for (const Path& path : target) list.push_back(path.string());
+               return list;
+             }};
+  key.names_paths = true;
+  return key;
 }
 
 constexpr std::array<std::string_view, 3> kOffloadDevices = {"none", "cpu", "nvme"};
@@ -66,10 +68,10 @@ Section offload_keys(OffloadSection& o, std::string_view name, std::vector<std::
   const auto write_device = [&o] {
     return Json(o.tier ? kOffloadDevices[static_cast<std::size_t>(*o.tier)] : "auto");
   };
-  return with_deepspeed_keys({{"device", read_device, write_device},
-                              folders("nvme_path", o.nvme_path),
-                              whole("buffer_count", o.buffer_count, {0, 1024})},
-                             name, log);
+  return with_deepspeed_keys(
+      {with_values({"device", read_device, write_device}, {"auto", "none", "cpu", "nvme"}),
+       folders("nvme_path", o.nvme_path), whole("buffer_count", o.buffer_count, {0, 1024})},
+      name, log);
 }
 
 /// 0 means 1, too: DeepSpeed splits weights over fewer ranks only above 1.

@@ -115,11 +115,12 @@ std::string_view schedule_name(Schedule type) {
 }
 
 Key warmup_type_key(SchedulerSection& s) {
-  return {"warmup_type",
-          [&s](const Value& value) {
-            s.warmup_linear = value.choice({"log", "linear"}) == "linear";
-          },
-          [&s] { return Json(s.warmup_linear ? "linear" : "log"); }};
+  const std::vector<std::string> types = {"log", "linear"};
+  const auto read = [&s, types](const Value& value) {
+    s.warmup_linear = value.choice(types) == "linear";
+  };
+  return with_values(
+      {"warmup_type", read, [&s] { return Json(s.warmup_linear ? "linear" : "log"); }}, types);
 }
 
 Key warmup_max_lr_key(SchedulerSection& s) {
@@ -191,8 +192,8 @@ Section optimizer_keys(OptimizerSection& o, std::vector<std::string>& log) {
   const auto params = [&o, &log] {
     return with_deepspeed_keys(optimizer_parameters(o), "optimizer.params", log);
   };
-  return with_deepspeed_keys({{"type", read_type, write_type}, section("params", params)},
-                             "optimizer", log);
+  Key type = with_values({"type", read_type, write_type}, {kOptimizers.begin(), kOptimizers.end()});
+  return with_deepspeed_keys({std::move(type), section("params", params)}, "optimizer", log);
 }
 
 Section scheduler_keys(SchedulerSection& s) {
@@ -202,7 +203,8 @@ Section scheduler_keys(SchedulerSection& s) {
     const auto at = std::find(kSchedules.begin(), kSchedules.end(), found) - kSchedules.begin();
     s.type = static_cast<Schedule>(at);
   };
-  return {{"type", read_type, [&s] { return Json(schedule_name(s.type)); }},
+  return {with_values({"type", read_type, [&s] { return Json(schedule_name(s.type)); }},
+                      {kSchedules.begin(), kSchedules.end()}),
           section("params", [&s] { return schedule_keys(s); })};
 }
 

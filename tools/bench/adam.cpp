@@ -466,7 +466,7 @@ void add_bench_adam(Command bench) {
   command.add_option(
       "--isa", &a.isas,
       "scalar, neon, avx2 or avx512 (default: all vector instruction sets of this CPU)",
-      {.commas = true, .single_argument = true});
+      {.commas = true, .single_argument = true, .values = {"scalar", "neon", "avx2", "avx512"}});
   command.add_option("--threads", &a.threads, "Threads (default: all usable CPUs)",
                      {.commas = true, .single_argument = true, .range = std::pair(1, 4096)});
   add_limits(command, a.repeats, a.seconds);

@@ -159,7 +159,7 @@ void add_bench_attention(Command bench) {
   Command command = bench.add_command(
       "attention", "Attention in bf16 on the CUDA device: Ballast's kernels compared with cuDNN's");
   command.add_option("--device", &a.device, "Device to measure; must be cuda",
-                     {.show_default = true});
+                     {.values = {"cuda"}, .show_default = true});
   const auto count = [&](const char* name, std::uint64_t* target, const char* what) {
     command.add_option(
         name, target, what,

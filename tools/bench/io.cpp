@@ -219,20 +219,24 @@ void add_options(Command command, BenchIoArguments& a) {
   command.add_option(
       "--path", &a.paths,
       "Folder on the disk to measure; several are measured at once, with a queue each",
-      {.single_argument = true});
-  command.add_option("--pattern", &a.patterns,
-                     "read, write, mixed: each block is read and written back; or copy: it is "
-                     "written to a new file",
-                     {.commas = true, .single_argument = true});
-  command.add_option("--block", &a.blocks, "Size of a request",
-                     {.commas = true, .single_argument = true, .shown_default = "1MiB"});
+      {.single_argument = true, .takes = Names::folder});
+  command.add_option(
+      "--pattern", &a.patterns,
+      "read, write, mixed: each block is read and written back; or copy: it is "
+      "written to a new file",
+      {.commas = true, .single_argument = true, .values = {"read", "write", "mixed", "copy"}});
+  command.add_option(
+      "--block", &a.blocks, "Size of a request",
+      {.commas = true, .single_argument = true, .value = "SIZE", .shown_default = "1MiB"});
   command.add_option("--depth", &a.depths, "Requests outstanding per path",
                      {.commas = true, .single_argument = true, .range = std::pair(1, 16384)});
-  command.add_option("--backend", &a.backends,
-                     "auto, io_uring, threads or null, which moves no data and shows the "
-                     "overhead of the queue",
-                     {.commas = true, .single_argument = true});
-  command.add_option("--size", &a.size, "Size of the file on each path", {.show_default = true});
+  command.add_option(
+      "--backend", &a.backends,
+      "auto, io_uring, threads or null, which moves no data and shows the "
+      "overhead of the queue",
+      {.commas = true, .single_argument = true, .values = {"auto", "io_uring", "threads", "null"}});
+  command.add_option("--size", &a.size, "Size of the file on each path",
+                     {.value = "SIZE", .show_default = true});
   command.add_option("--seconds", &a.seconds,
                      "Time of each measurement, in seconds (default: one pass over the file)",
                      {.range = std::pair(0.01, 86400.0)});
@@ -276,7 +280,8 @@ void add_bench_io(Command bench) {
   add_options(command, a);
   command.add_option("--job", &a.job,
                      "File with one option per line ('block = 256KiB, 1MiB'); the command line "
-                     "overrides it");
+                     "overrides it",
+                     {.takes = Names::file, .extensions = {".ini", ".toml", ".job"}});
   BenchPage::add_option(command, a.html);
   command.add_flag("--backends", &a.list_backends, "List the backends and why each is used or not");
   command.set_action([arguments, command] {

@@ -245,7 +245,8 @@ void add_bench_link(Command bench) {
   auto& a = *arguments;
   Command command = bench.add_command(
       "link", "Copies to and from the device as a share of plain copies without the engine");
-  command.add_option("--device", &a.device, kBenchDevices, {.show_default = true});
+  command.add_option("--device", &a.device, kBenchDevices,
+                     {.values = {"auto", "host", "cuda"}, .show_default = true});
   command.add_option("--bytes", &a.bytes,
                      "Bytes per copy, for example 16MiB (default: 1MiB,16MiB,64MiB,256MiB)",
                      {.commas = true, .single_argument = true});

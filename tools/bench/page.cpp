@@ -62,7 +62,8 @@ Json newest(const Json& earlier, const Json& run) {
 void BenchPage::add_option(Command command, std::filesystem::path& file) {
   command.add_option("--html", &file,
                      "Write a page, to look at, with the figures of earlier runs with --html on "
-                     "this machine beside these");
+                     "this machine beside these",
+                     {.takes = Names::new_path, .value = "FILE"});
 }
 
 BenchPage::BenchPage(std::string bench, std::filesystem::path file)

@@ -273,9 +273,10 @@ void add_bench_plan(Command bench) {
                      {.range = std::pair(1, 10000), .show_default = true});
   command.add_option("--rounds", &a.rounds, "Rounds, each after a calibration of its own",
                      {.range = std::pair(1, 1000), .show_default = true});
-  command.add_option("--path", &a.path, "Directory to swap to", {.show_default = true});
+  command.add_option("--path", &a.path, "Directory to swap to",
+                     {.takes = Names::folder, .show_default = true});
   command.add_option("--set", &a.overrides, "Override a config key: path.to.key=value",
-                     {.single_argument = true});
+                     {.single_argument = true, .takes = Names::setting});
   command.add_flag("--choice", &a.choice,
                    "Let the planner choose, and compare with choices made by hand");
   command.add_flag("--json", &a.json, "Print a JSON array", "--choice");

@@ -210,8 +210,10 @@ void add_bench_step(Command bench) {
   const auto add = [&](const char* name, Target target, const char* description) {
     command.add_option(name, target, description, {.show_default = true});
   };
-  add("--device", &a.device, kBenchDevices);
-  add("--family", &a.family, "gpt2 or llama");
+  command.add_option("--device", &a.device, kBenchDevices,
+                     {.values = {"auto", "host", "cuda"}, .show_default = true});
+  command.add_option("--family", &a.family, "gpt2 or llama",
+                     {.values = {"gpt2", "llama"}, .show_default = true});
   command.add_option("--dtype", &a.dtype, "bf16 or fp32",
                      {.choices = {"bf16", "fp32"}, .show_default = true});
   add("--vocab", &a.vocab, "Vocabulary");
@@ -226,7 +228,7 @@ void add_bench_step(Command bench) {
   command.add_option("--steps", &a.steps, "Steps to measure",
                      {.positive = true, .show_default = true});
   command.add_option("--set", &a.overrides, "Override a config key: path.to.key=value",
-                     {.single_argument = true});
+                     {.single_argument = true, .takes = Names::setting});
   command.add_flag("--json", &a.json, "Print a JSON array");
   BenchPage::add_option(command, a.html);
   command.set_action([arguments] {

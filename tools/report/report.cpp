@@ -139,14 +139,17 @@ void add_report(Command program) {
   auto& a = *arguments;
   Command command = program.add_command(
       "report", "Write a page (HTML) with the curves, lanes and memory of runs, to look at");
-  command.add_option("RUN", &a.runs, "Run directories, to compare several", {.required = true});
+  command.add_option("RUN", &a.runs, "Run directories, to compare several",
+                     {.required = true, .takes = Names::folder});
   command.add_option("--out", &a.out,
-                     "File of the page (default: report.html in the run directory)");
+                     "File of the page (default: report.html in the run directory)",
+                     {.takes = Names::new_path, .value = "FILE"});
   command.add_option("--trace", &a.traces,
                      "Timeline to show, measured (train --trace) or predicted (plan --trace); give "
                      "one of each to compare (default: that of the run)",
-                     {.single_argument = true});
-  command.add_option("--csv", &a.csv, "Write the metrics as a table instead, or with --out too");
+                     {.single_argument = true, .takes = Names::file, .extensions = {".json"}});
+  command.add_option("--csv", &a.csv, "Write the metrics as a table instead, or with --out too",
+                     {.takes = Names::new_path, .value = "FILE"});
   command.add_flag("--watch", &a.watch,
                    "Serve the page to this machine's browsers and update it while runs go on",
                    "--out");

@@ -236,11 +236,13 @@ void add_tune(Command program) {
   Command command = tune.add_command(
       "io", "Find block size, depth and backend for each swap path and explain the choice");
   command.add_option("--path", &a.paths, "Folder to swap to; several are tuned one by one",
-                     {.required = true, .single_argument = true});
+                     {.required = true, .single_argument = true, .takes = Names::folder});
   command.add_option("--seconds", &a.seconds, "Measuring time per path",
                      {.range = std::pair(0.5, 86400.0), .show_default = true});
-  command.add_option("--size", &a.size, "Size of the file on each path", {.show_default = true});
-  command.add_option("--write", &a.config, "Config file to write the settings into");
+  command.add_option("--size", &a.size, "Size of the file on each path",
+                     {.value = "SIZE", .show_default = true});
+  command.add_option("--write", &a.config, "Config file to write the settings into",
+                     {.takes = Names::file, .extensions = {".json"}});
   command.add_option("--tflops", &a.tflops,
                      "Compute rates for which to print the tokens per step that hide swapping "
                      "(default: 100,400)",

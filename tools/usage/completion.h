@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ballast/config/key_list.h"
+
+#include "tools/usage/table.h"
+
+namespace ballast::tools {
+
+// Scripts that complete the words of the program in a shell, from the tables of commands and of the
+// config's keys. They work without running the program.
+
+std::string bash_completion(const CommandInfo& program, const std::vector<config::KeyInfo>& keys);
+std::string zsh_completion(const CommandInfo& program, const std::vector<config::KeyInfo>& keys);
+std::string fish_completion(const CommandInfo& program, const std::vector<config::KeyInfo>& keys);
+
+/// The manual page, for man(7). `version`: of the program.
+std::string man_page(const CommandInfo& program, const std::vector<config::KeyInfo>& keys,
+                     const std::string& version);
+
+/// The first part of a description, for a line next to a word.
+std::string short_description(const std::string& description);
+
+/// A word in single quotes of a POSIX shell.
+std::string shell_quoted(const std::string& text);
+
+/// The command and all commands below it.
+std::vector<const CommandInfo*> all_commands(const CommandInfo& program);
+
+/// 'ballast train'|'ballast bench io'|...: the patterns of shells for all subcommands.
+std::string command_patterns(const CommandInfo& program, const std::string& separator);
+
+}  // namespace ballast::tools

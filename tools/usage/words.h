@@ -1,0 +1,46 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/usage/table.h"
+
+namespace ballast::tools {
+
+/// A command line as the table of commands reads it. Nothing is checked.
+struct ReadWords {
+  struct Given {
+    const OptionInfo* option = nullptr;
+    std::string name;                 ///< as it is written, "-v"
+    std::vector<std::string> values;  ///< those attached or taken from the words that follow
+    bool attached = false;            ///< --NAME=VALUE
+    std::size_t at = 0;               ///< index of the word
+  };
+
+  const CommandInfo* command = nullptr;  ///< the chosen command
+  std::string unknown_command;           ///< a word in the place of a command
+  bool has_unknown_command = false;
+  std::vector<Given> options;
+  std::vector<std::string> arguments;  ///< positional ones
+  std::vector<std::string> unknown;    ///< words that look like options but are not
+};
+
+/// Reads words after the program's name.
+ReadWords read_words(const CommandInfo& program, const std::vector<std::string>& words);
+
+/// Whether --help is among the options.
+bool asks_for_help(const ReadWords& read);
+
+/// The words in the form that the parser expects: `--resume DIR` as `--resume=DIR` if DIR would be
+/// one argument too many otherwise.
+std::vector<std::string> normalised(const CommandInfo& program,
+                                    const std::vector<std::string>& words);
+
+/// One line about the first mistake in the words, without the values of options; "" if there is
+/// none or it is one of a value.
+std::string mistake_in(const CommandInfo& program, const std::vector<std::string>& words);
+
+/// The same, about the command alone: its name is unknown, or a subcommand is missing.
+std::string command_mistake(const ReadWords& read);
+
+}  // namespace ballast::tools
