@@ -100,11 +100,10 @@ class Trainer {
     if (first() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
     }
-    if (first() && RunCheckpoints::wanted(config_)) {
-      check_room_for_checkpoints(*engine_, config_.ballast.out, config_.ballast.checkpoint_keep,
-                                 static_cast<std::uint32_t>(world_));
-    }
+    // A resume may use its swap files again.
+    check_room_for_checkpoints(*engine_, config_, ranks_, !resumes());
     start_engine();
+    check_room_for_checkpoints(*engine_, config_, ranks_, false);
     start_loader();
     id_check_.emplace(std::move(inputs_.data.unchecked), rank_, world_);
     if (first()) warn_without_evaluation(config_, inputs_.data, loader_->evaluation().size());
@@ -227,20 +226,7 @@ class Trainer {
     save_what_was_traced();
     loader_.reset();
     const std::uint64_t taken = step_ + skipped_batches_;
-    const Resumed from = by_engine([&] {
-      engine_.replace();
-      return resume_run(
-          *engine_, config_, config_.ballast.out, ranks_, before, [&](const Resumed& found) {
-            if (!first()) return;
-            const std::uint64_t steps = before - found.facts.step;
-            log(LogLevel::warning,
-                fmt::format("{}; training goes on from {}{}", reason, found.folder.string(),
-                            skip ? fmt::format(" without the data of the {} step{} since then",
-                                               steps, steps == 1 ? "" : "s")
-                                 : ""));
-          });
-    });
-    take(from, true);
+    take(recovery_.go_back(engine_, ranks_, reason, before, skip), true);
     if (skip) skipped_batches_ = taken - done_;
     start_loader();
     ++went_back_;
@@ -257,6 +243,7 @@ class Trainer {
     loss_scaler_.restart(from.facts.loss_scale);
     if (!own) return;
     recovery_.checkpoint_is(from.folder, done_);
+    checkpoints_.continue_from(from.folder, done_);
     if (first()) inputs_.files->continue_after(from.facts);
   }
 

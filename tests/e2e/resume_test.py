@@ -21,6 +21,7 @@ import time
 import unittest
 
 import runs
+from one_line import assert_one_line
 
 MPIRUN = sys.argv.pop(2) if len(sys.argv) > 2 and not sys.argv[2].startswith("-") else ""
 # BALLAST_TEST_KILLS=200 kills more often.
@@ -63,6 +64,22 @@ class ResumeTest(runs.CheckpointTest):
             self.assertEqual(self.results(), expected, f"seed {seed}")
             self.assertEqual(self.checkpoints(), ["step-18", "step-20"])
         self.assertGreater(resumed, 0)
+
+    def test_killed_while_it_writes_a_checkpoint_it_has_all_that_it_keeps(self):
+        self.config(ballast={**self.BALLAST, "steps": 100000, "eval_every": 0})
+        for after in range(KILLS):
+            shutil.rmtree(self.path / "run", ignore_errors=True)
+            process = self.start()
+            self.wait_for_row(process, 6 + after)
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                if any(name.startswith(".incomplete-") for name in self.checkpoints()):
+                    break
+            process.kill()
+            process.communicate()
+            listed = json.loads(self.run_ballast("inspect", "run", "--verify", "--json").stdout)
+            whole = [entry["step"] for entry in listed["checkpoints"] if entry["whole"]]
+            self.assertGreaterEqual(len(whole), 2, listed)
 
     def test_weights_that_were_not_saved_are_saved_later(self):
         expected = self.reference()
@@ -248,6 +265,8 @@ class ResumeTest(runs.CheckpointTest):
             self.assertIn("step-10/" + name, done.stderr)
             self.assertIn("states of step 8 from ", done.stdout)
             self.assertEqual(self.results(), expected, name)
+            self.assertEqual(done.stderr.count("now called damaged-step-10"), 1)
+            self.assertEqual(self.checkpoints(), ["damaged-step-10", "step-18", "step-20"])
 
     def extents(self, step, out="run"):
         """Begin and size of the extents that a checkpoint keeps in its only swap file."""
@@ -335,18 +354,31 @@ class ResumeTest(runs.CheckpointTest):
         (left / "rank-0.states").write_bytes(b"0")
         done = self.resume("--steps", "9", "--set", "ballast.checkpoint_keep=1")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(self.checkpoints(), ["step-9"])
+        self.assertEqual(self.checkpoints(), ["damaged-step-10", "step-9"])
         self.assertIn("states of step 9", self.resume().stdout)
+
+    def test_an_older_damaged_one_does_not_count(self):
+        self.part_of_run()
+        (self.path / "run/checkpoints/step-8/rank-0.states").unlink()
+        (self.path / "run/checkpoints/step-4").write_text("a file")
+        done = self.resume("--steps", 12)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr.count("an older checkpoint is damaged: "), 2, done.stderr)
+        self.assertEqual(self.checkpoints(), ["damaged-step-4", "damaged-step-8", "step-10", "step-12"])
+        done = self.resume("--steps", 13)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))  # it was said once
 
     def test_without_a_whole_one_nothing_is_lost(self):
         self.part_of_run()
         for step in ("step-8", "step-10"):
             (self.path / "run/checkpoints" / step / "rank-0.json").unlink()
         before = (self.path / "run/metrics.jsonl").read_bytes()
-        done = self.resume()
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("has no whole checkpoint to resume from", done.stderr)
-        self.assertEqual((self.path / "run/metrics.jsonl").read_bytes(), before)
+        for how in ("--resume",):
+            done = self.train(how, ballast=self.BALLAST)
+            assert_one_line(self, done, 1, ("has no whole checkpoint to resume from",
+                                            "all 2 are damaged", "step-10/rank-0.json: No such file"))
+            self.assertEqual((self.path / "run/metrics.jsonl").read_bytes(), before)
+            self.assertEqual(self.checkpoints(), ["step-10", "step-8"])
 
     def test_what_does_not_fit_is_refused(self):
         self.part_of_run()
