@@ -25,6 +25,7 @@
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/trace.h"
 
+#include "src/train/automatic_resume.h"
 #include "src/train/data_content.h"
 #include "src/train/evaluate.h"
 #include "src/train/id_check.h"
@@ -468,16 +469,28 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
   const bool first = ranks == nullptr || ranks->rank() == 0;
   Inputs inputs;
+  RunOptions chosen = options;
+  std::optional<FinishedRun> finished;  // on rank 0
   // Before planning, which may measure the machine for a minute.
   comm::together(ranks, [&] {
     if (!options.resume.empty()) check_names_states(options.resume);
     inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());
     if (first) inputs.files = std::make_unique<RunFiles>(config, options.directory);
+    if (!first || options.directory != RunDirectory::automatic) return;
+    finished =
+        find_finished(config, settings_of_run(config, inputs.data.files, inputs.data.tokens));
+    if (!finished) chosen.directory = inputs.files->begin_or_continue(config);
   });
+  if (options.directory == RunDirectory::automatic) {
+    if (first && finished) observer.already_finished(*finished);
+    if (comm::as_rank_0_says(ranks, finished.has_value())) return;
+    const bool continues = chosen.directory == RunDirectory::continued;
+    if (comm::as_rank_0_says(ranks, continues)) chosen.directory = RunDirectory::continued;
+  }
   planning::RunPlan plan = planning::plan_run(config, ranks, interrupted);
   std::optional<Trainer> trainer;
   comm::together(ranks, [&] {
-    trainer.emplace(std::move(plan), config, inputs, observer, interrupted, options, ranks);
+    trainer.emplace(std::move(plan), config, inputs, observer, interrupted, chosen, ranks);
   });
   comm::together(ranks, [&] { trainer->prepare(); });
   trainer->run();

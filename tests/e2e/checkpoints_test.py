@@ -228,7 +228,7 @@ class CheckpointsTest(runs.RunTest):
         before = sorted(self.path.rglob("*"))
         words = (f"cannot open {states}: Too many levels of symbolic links", "it may be whole",
                  f"another checkpoint of this run is {self.path}/run/checkpoints/step-2")
-        for arguments in (("--resume", "--out", "run"),
+        for arguments in (("--resume", "--out", "run"), ("--resume=auto", "--out", "run"),
                           ("--resume=run", "--out", "next"),
                           ("--resume=run/checkpoints/step-4", "--out", "next")):
             self.fails(1, words, "train", "config.json", *arguments)

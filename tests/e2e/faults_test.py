@@ -252,7 +252,7 @@ class TwoProcesses(FaultTest):
         self.config(ballast={**self.BALLAST, "steps": 100000, "save_weights": False})
         process = self.start()
         self.wait_for_row(process, 5)
-        for arguments in (("--resume",), ("--overwrite",)):
+        for arguments in (("--resume",), ("--resume=auto",), ("--overwrite",)):
             done = self.run_ballast("train", "config.json", *arguments)
             self.assert_error(done, 2, "another process trains in ", str(self.path / "run"), "--out")
             self.assertEqual(len(done.stderr.splitlines()), 1)

@@ -48,18 +48,16 @@ class ResumeTest(runs.CheckpointTest):
         while killed < KILLS:
             shutil.rmtree(self.path / "run", ignore_errors=True)
             while True:
-                whole_ones = [name for name in self.checkpoints() if name.startswith("step-")]
-                arguments = ("--resume",) if whole_ones else ("--overwrite",)
-                process = self.start(*arguments)
+                process = self.start("--resume=auto")
                 try:
-                    _, errors = process.communicate(timeout=dice.uniform(0, 1.1 * whole))
+                    out, errors = process.communicate(timeout=dice.uniform(0, 1.1 * whole))
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.communicate()
                     killed += 1
                     continue
                 self.assertEqual(process.returncode, 0, f"seed {seed}: {errors}")
-                resumed += arguments == ("--resume",)
+                resumed += "states of step " in out or "is finished" in out
                 break
             self.assertEqual(self.results(), expected, f"seed {seed}")
             self.assertEqual(self.checkpoints(), ["step-18", "step-20"])
@@ -373,7 +371,7 @@ class ResumeTest(runs.CheckpointTest):
         for step in ("step-8", "step-10"):
             (self.path / "run/checkpoints" / step / "rank-0.json").unlink()
         before = (self.path / "run/metrics.jsonl").read_bytes()
-        for how in ("--resume",):
+        for how in ("--resume", "--resume=auto"):
             done = self.train(how, ballast=self.BALLAST)
             assert_one_line(self, done, 1, ("has no whole checkpoint to resume from",
                                             "all 2 are damaged", "step-10/rank-0.json: No such file"))
@@ -455,10 +453,8 @@ class ResumeTest(runs.CheckpointTest):
         while killed < max(KILLS // 4, 1):
             shutil.rmtree(self.path / "run", ignore_errors=True)
             while True:
-                whole_ones = [name for name in self.checkpoints() if name.startswith("step-")]
                 process = subprocess.Popen(
-                    [MPIRUN, "-n", "2", self.ballast, "train", "config.json",
-                     "--resume" if whole_ones else "--overwrite"],
+                    [MPIRUN, "-n", "2", self.ballast, "train", "config.json", "--resume=auto"],
                     cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                     env={**os.environ, "BALLAST_RESUME_TEST": str(self.path)})
                 try:
@@ -498,6 +494,92 @@ class ResumeTest(runs.CheckpointTest):
             self.assertEqual(len(found), 8)
             for one, other in zip(found, expected):
                 self.assertAlmostEqual(one / other, 1.0, delta=1e-5, msg=str(run))
+
+
+class RequeuedJobTest(runs.CheckpointTest):
+    """One command line for the first attempt and all that follow."""
+
+    STEPS = 4
+    BALLAST = {**runs.CheckpointTest.BALLAST, "steps": STEPS}
+
+    def automatic(self, *arguments, **sections):
+        return self.train("--resume=auto", *arguments, **{"ballast": self.BALLAST, **sections})
+
+    def files(self):
+        return {str(file): (file.stat().st_mtime_ns, file.read_bytes() if file.is_file() else b"")
+                for file in sorted((self.path / "run").rglob("*"))}
+
+    def test_it_begins_in_what_a_killed_process_has_left(self):
+        expected = self.reference()
+        rows = (self.path / "reference/metrics.jsonl").read_bytes().splitlines(keepends=True)
+        run = self.path / "run"
+        for left in ({}, {"metrics.jsonl": b""}, {"metrics.jsonl": b'{"st'},
+                     {"metrics.jsonl": rows[0] + rows[1][:40], "config.json": b"{}",
+                      "run.json": b"{", "config.json.tmp-12": b"",
+                      "checkpoints/.incomplete-step-2/rank-0.states": b"0"}):
+            for name, content in left.items():
+                (run / name).parent.mkdir(parents=True, exist_ok=True)
+                (run / name).write_bytes(content)
+            done = self.automatic()
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("the run begins again" in done.stderr, len(left.get("metrics.jsonl", b"")) > 0)
+            self.assertEqual(self.results(), expected)
+            self.assertEqual(self.checkpoints(), ["step-2", "step-4"])
+            self.assertEqual(list(run.glob("*.tmp-*")), [])
+            shutil.rmtree(run)
+
+    def test_of_a_finished_run_nothing_changes(self):
+        for sections in ({}, {"ballast": {**self.BALLAST, "checkpoint_every": 0}}):
+            self.assertEqual(self.automatic(**sections).returncode, 0)
+            before = self.files()
+            done = self.automatic(**sections)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stdout, r"^\S*/run is finished: 4 steps, weights in \S*; nothing is left to do$")
+            self.assertEqual(self.files(), before)
+            if not sections:
+                done = self.automatic("--set", "optimizer.params.lr=2e-3")
+                assert_one_line(self, done, 2, ("optimizer.params.lr 0.001 -> 0.002", "--allow-change"))
+                self.assertEqual(self.files(), before)
+                done = self.automatic("--steps", 5)  # it is not finished then
+                self.assertEqual((done.returncode, self.steps()), (0, [1, 2, 3, 4, 5]), done.stderr)
+            shutil.rmtree(self.path / "run")
+
+    def test_what_it_must_not_replace_is_named(self):
+        run = self.path / "run"
+        row = '{"step":1,"loss":5.0}\n'
+        for left, words in (({"config.json": "{}"}, ("run/config.json exists", "--out")),
+                            ({"weights/model.safetensors": ""}, ("run/weights exists", "--out")),
+                            ({"metrics.jsonl": "loss 3\n"}, ("run/metrics.jsonl: is not the file of a run",)),
+                            ({"metrics.jsonl": row, "weights/config.json": "{}"},
+                             ("run/weights: are trained weights without a checkpoint", "--out")),
+                            ({"metrics.jsonl": row, "checkpoints/damaged-step-2/rank-0.json": ""},
+                             ("checkpoints/damaged-step-2: ", "no whole one")),
+                            ({"metrics.jsonl": row, "checkpoints/step-2/rank-0.json": ""},
+                             ("has no whole checkpoint to resume from", "step-2/checkpoint.json"))):
+            for name, content in left.items():
+                (run / name).parent.mkdir(parents=True, exist_ok=True)
+                (run / name).write_text(content)
+            before = self.files()
+            done = self.automatic()
+            assert_one_line(self, done, 1 if "no whole checkpoint" in words[0][4:] else 2, words)
+            self.assertEqual(self.files(), before)
+            shutil.rmtree(run)
+        run.write_text("a file")
+        assert_one_line(self, self.automatic(), 1, (str(run), "is not a directory"))
+        run.unlink()
+        done = self.train("--resume=auto", "--overwrite", ballast=self.BALLAST)
+        assert_one_line(self, done, 2, ("--overwrite", "--resume"))
+        done = self.automatic(ballast={**self.BALLAST, "out": ""})
+        assert_one_line(self, done, 2, ("--resume", "--out DIR"))
+
+    def test_a_signal_names_the_same_command(self):
+        self.config(ballast={**self.BALLAST, "steps": 100000})
+        process = self.start("--resume=auto", "--out", "run")
+        self.wait_for_row(process, 2)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=120)
+        self.assertEqual((process.returncode, err), (0, ""))
+        self.assertTrue(out.splitlines()[-1].endswith(" train config.json --resume=auto --out run"), out)
 
 
 if __name__ == "__main__":
