@@ -174,6 +174,21 @@ File File::open(const std::filesystem::path& path, bool writable, Access access)
   return open_as(path.string(), path.string(), writable, access);
 }
 
+File File::open_swap(const std::filesystem::path& path, const std::filesystem::path& directory,
+                     Bytes size, Access access) {
+  File file = open_as(path.string(), directory.string(), true, access);
+  if (file.size() >= size) return file;
+  require_size_limit(file.name(), size);
+  const std::optional<Bytes> free = inspect_file_system(directory).free;
+  if (free && size - file.size() > *free) {
+    throw not_enough_space(file.name(), size - file.size(), *free);
+  }
+  const int error_number = allocate_blocks(file.descriptor(), size, file.alignment(), file.size());
+  if (error_number != 0) throw space_ran_out(file.name(), size - file.size(), free, error_number);
+  file.size_ = size;
+  return file;
+}
+
 File File::open_as(const std::string& opened, const std::string& place, bool writable,
                    Access access) {
   const bool direct = access == Access::direct;

@@ -26,16 +26,24 @@ std::string counted(std::uint64_t count, const std::string& name) {
 
 /// "whole" and the hash, as far as they were asked for.
 std::string verdict(const CheckpointReport& report, const CheckpointQuestions& questions) {
-  if (!report.damage.empty()) return report.damage;
+  if (!report.usable()) return report.damage + report.unreadable;
   std::string text = questions.whole || questions.hash ? "whole" : "";
   if (report.hash) text += fmt::format(", XXH3 {:016x}", *report.hash);
   return text;
 }
 
+/// The checkpoint to which --resume comes: the newest one that is not damaged.
 const CheckpointReport* newest_whole(const std::vector<CheckpointReport>& reports) {
   const auto found = std::find_if(reports.begin(), reports.end(),
                                   [](const auto& report) { return report.damage.empty(); });
   return found == reports.end() ? nullptr : &*found;
+}
+
+std::string resume_text(const CheckpointReport* found, bool verified) {
+  if (found == nullptr) return "finds no whole checkpoint";
+  const std::string folder = found->folder.string();
+  if (!found->unreadable.empty()) return fmt::format("ends at {}, which cannot be read", folder);
+  return fmt::format("takes {}{}", folder, verified ? "" : ", if it is whole");
 }
 
 }  // namespace
@@ -81,14 +89,16 @@ Json report_json(const CheckpointReport& report, const CheckpointQuestions& ques
     out["files"] = files;
   }
   if (!report.damage.empty()) out["damage"] = report.damage;
-  if (questions.whole || questions.hash) out["whole"] = report.damage.empty();
+  if (!report.unreadable.empty()) out["unreadable"] = report.unreadable;
+  const bool known = (questions.whole || questions.hash) && report.unreadable.empty();
+  if (known) out["whole"] = report.damage.empty();
   if (report.hash) out["xxh3"] = fmt::format("{:016x}", *report.hash);
   return out;
 }
 
 Json resumed_one(const std::vector<CheckpointReport>& reports) {
   const CheckpointReport* const found = newest_whole(reports);
-  return found == nullptr ? Json() : Json(found->folder.string());
+  return found == nullptr || !found->usable() ? Json() : Json(found->folder.string());
 }
 
 void print_checkpoint(const CheckpointReport& report, const CheckpointQuestions& questions) {
@@ -109,7 +119,7 @@ void print_checkpoint(const CheckpointReport& report, const CheckpointQuestions&
     fmt::print("  {:<34} {:>10}\n", file.path.filename().string(), format_bytes(file.bytes));
   }
   fmt::print("{} in {}\n", format_bytes(content.bytes()), counted(content.files.size(), "file"));
-  const std::string found = report.damage.empty() ? verdict(report, questions) : "";
+  const std::string found = report.usable() ? verdict(report, questions) : "";
   if (!found.empty()) fmt::print("{}\n", found);
 }
 
@@ -124,15 +134,16 @@ void print_checkpoints(const std::vector<CheckpointReport>& reports,
     line += "  " + verdict(report, questions);
     fmt::print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
   }
-  const CheckpointReport* const found = newest_whole(reports);
-  const bool known = questions.whole || questions.hash;
-  fmt::print("--resume {}\n", found == nullptr ? "finds no whole checkpoint"
-                                               : fmt::format("takes {}{}", found->folder.string(),
-                                                             known ? "" : ", if it is whole"));
+  fmt::print("--resume {}\n",
+             resume_text(newest_whole(reports), questions.whole || questions.hash));
 }
 
 void refuse_damage(const std::filesystem::path& path,
                    const std::vector<CheckpointReport>& reports) {
+  const auto unreadable = std::find_if(reports.begin(), reports.end(), [](const auto& report) {
+    return !report.unreadable.empty();
+  });
+  if (unreadable != reports.end()) throw Error(ErrorCategory::io, unreadable->unreadable);
   const auto damaged = [](const CheckpointReport& report) { return !report.damage.empty(); };
   const auto first = std::find_if(reports.begin(), reports.end(), damaged);
   if (first == reports.end()) return;

@@ -15,7 +15,8 @@ std::vector<train::CheckpointReport> examine(const std::vector<std::filesystem::
 /// A report as an object of --json.
 text::Json report_json(const train::CheckpointReport& report,
                        const train::CheckpointQuestions& questions);
-/// The object of a checkpoint that --resume takes; null if all of them are damaged.
+/// The path of the checkpoint that --resume takes; null if all of them are damaged, or if the
+/// newest one that is not damaged cannot be read.
 text::Json resumed_one(const std::vector<train::CheckpointReport>& reports);
 
 /// Prints all about one checkpoint.
@@ -25,7 +26,8 @@ void print_checkpoint(const train::CheckpointReport& report,
 void print_checkpoints(const std::vector<train::CheckpointReport>& reports,
                        const train::CheckpointQuestions& questions);
 
-/// Throws Error(data) if a report tells of damage; `path` is what the user has named.
+/// Throws Error(io) if a checkpoint cannot be read, Error(data) if one is damaged; `path` is what
+/// the user has named.
 void refuse_damage(const std::filesystem::path& path,
                    const std::vector<train::CheckpointReport>& reports);
 

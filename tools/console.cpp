@@ -152,6 +152,12 @@ void Console::planned(const engine::Blueprint& blueprint, const std::string& dev
   std::fflush(stdout);
 }
 
+void Console::already_finished(const train::FinishedRun& run) {
+  terminal_.show(fmt::format("{} is finished: {} steps{}; nothing is left to do",
+                             run.directory.string(), run.steps,
+                             run.weights.empty() ? "" : ", weights in " + run.weights.string()));
+}
+
 void Console::started(const train::RunStart& start) {
   const train::DataSummary& data = start.data;
   terminal_.show(fmt::format("data   {} file{}, {} tokens to train on, {} held out", data.files,

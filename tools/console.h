@@ -28,6 +28,7 @@ class Console final : public train::Observer {
   void reading(Bytes done, Bytes total) override;
   void saving(Bytes done, Bytes total) override;
   void finished(const train::RunSummary& summary) override;
+  void already_finished(const train::FinishedRun& run) override;
   /// Whether finished() has printed the summary.
   [[nodiscard]] bool summarized() const { return summarized_; }
 

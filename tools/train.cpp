@@ -147,7 +147,8 @@ void add_train(Command program) {
   command.add_flag("--resume", &a.request.resume,
                    "Go on with the run of --out from its newest whole checkpoint "
                    "(ballast.checkpoint_every), or from DIR: a run, one of its checkpoints, or a "
-                   "portable one (ballast export --states)",
+                   "portable one (ballast export --states). DIR auto: go on with the run of --out, "
+                   "or begin it if it has no checkpoint yet, for jobs that are requeued",
                    "DIR");
   command.add_option("--allow-change", &a.request.allowed_changes,
                      "With --resume: let KEY, which changes results, differ from the checkpoint "

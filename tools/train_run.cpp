@@ -19,13 +19,20 @@
 namespace ballast::tools {
 namespace {
 
+constexpr std::string_view kAutomatic = "auto";
+
+/// --resume=auto: the run of --out goes on or begins.
+bool is_automatic(const TrainRequest& request) {
+  return request.resume == kAutomatic;
+}
+
 /// Where --resume=DIR points; "" without DIR.
 std::filesystem::path resumed_path(const TrainRequest& request) {
-  if (request.resume.empty() || request.resume == kFlagAlone) return "";
+  if (request.resume.empty() || request.resume == kFlagAlone || is_automatic(request)) return "";
   return std::filesystem::absolute(request.resume);
 }
 
-/// Whether the run of --out goes on; --resume=DIR may also begin another one.
+/// Whether the run of --out goes on, or may go on; --resume=DIR may also begin another one.
 bool continues(const TrainRequest& request, const config::Config& config) {
   const std::filesystem::path& out = config.ballast.out;
   const std::filesystem::path from = resumed_path(request);
@@ -34,6 +41,7 @@ bool continues(const TrainRequest& request, const config::Config& config) {
 }
 
 train::RunDirectory directory_of(const TrainRequest& request, const config::Config& config) {
+  if (is_automatic(request)) return train::RunDirectory::automatic;
   if (continues(request, config)) return train::RunDirectory::continued;
   return request.overwrite ? train::RunDirectory::overwritten : train::RunDirectory::fresh;
 }
@@ -103,18 +111,21 @@ void check_run(const TrainRequest& request, const config::Config& config) {
 }
 
 std::string resuming_command(const TrainRequest& request, const config::Config& config) {
+  const bool automatic = is_automatic(request);
   if (request.config.caller == Caller::python) {
-    return fmt::format("ballast.train(..., out=\"{}\", resume=True)", config.ballast.out.string());
+    return fmt::format("ballast.train(..., out=\"{}\", resume={})", config.ballast.out.string(),
+                       automatic ? "\"auto\"" : "True");
   }
   std::string line;
   bool names_directory = false;
   for (const std::string& word : request.command) {
-    if (word == "--overwrite" || word.starts_with("--resume")) continue;
+    const bool replaced = word == "--overwrite" || word.starts_with("--resume");
+    if (replaced && !automatic) continue;
     line += (line.empty() ? "" : " ") + quoted(word);
     names_directory = names_directory || word.starts_with("--out");
   }
   if (!names_directory) line += fmt::format(" --out {}", quoted(config.ballast.out.string()));
-  return line + " --resume";
+  return automatic ? line : line + " --resume";
 }
 
 void train_run(const TrainRequest& request, config::Config config, const MakeObserver& observer,
@@ -125,6 +136,11 @@ void train_run(const TrainRequest& request, config::Config config, const MakeObs
     if (first && unnamed) config.ballast.out = create_run_directory(request.config.file);
   });
   if (first) log_notes(config, LogLevel::info);
+  if (first && is_automatic(request) && !config.ballast.writes_checkpoints()) {
+    log(LogLevel::info,
+        "--resume=auto: without ballast.checkpoint_every there are no checkpoints, so a run that "
+        "is killed begins again");
+  }
   try {
     train::train(config, observer(config), &interrupted(),
                  {.trace = request.trace,

@@ -51,6 +51,14 @@ void RunObserver::finished(const train::RunSummary& summary) {
                      .advice = summary.advice};
 }
 
+void RunObserver::already_finished(const train::FinishedRun& run) {
+  summary_ = Summary{.steps = run.steps,
+                     .planned_steps = run.steps,
+                     .last_loss = run.last_loss,
+                     .weights = run.weights.string(),
+                     .checkpoint = run.checkpoint.string()};
+}
+
 void RunObserver::throw_error_of_callback() {
   if (!error_) return;
   nb::python_error error = std::move(*error_);

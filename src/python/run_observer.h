@@ -20,6 +20,7 @@ class RunObserver final : public train::Observer {
   void started(const train::RunStart& start) override;
   void stepped(const train::StepReport& report) override;
   void finished(const train::RunSummary& summary) override;
+  void already_finished(const train::FinishedRun& run) override;
 
   void set_directory(std::string directory) { directory_ = std::move(directory); }
   /// Whether the callback has ended the run.

@@ -80,7 +80,7 @@ class HomeList : protected BufferList {
         if (homes == kNoBuffer) continue;
         const Bytes unchanged = kind == Kind::weights ? frozen_on_nvme() : 0;
         const Bytes bytes = buffers_[homes].bytes - unchanged;
-        if (bytes > 0) merge(Tier::nvme, Kind::checkpoints, bytes, options_.kept_checkpoints);
+        if (bytes > 0) merge(Tier::nvme, Kind::checkpoints, bytes, extents_for_checkpoints());
       }
       return;
     }
@@ -98,6 +98,14 @@ class HomeList : protected BufferList {
       add_equal([&kept](std::size_t c) { return fmt::format("{} of checkpoint {}", kept.name, c); },
                 Tier::nvme, Kind::checkpoints, kept.bytes, options_.kept_checkpoints);
     }
+    if (extents_for_checkpoints() == options_.kept_checkpoints) return;
+    // At the end: swap files without them then only have to grow.
+    for (const BufferId home : homes) {
+      const Buffer kept = buffers_[home];
+      if (kept.tier != Tier::nvme) continue;
+      add(fmt::format("{} of a new checkpoint", kept.name), Tier::nvme, Kind::checkpoints,
+          kept.bytes);
+    }
   }
 
   const Workload& work_;
@@ -107,6 +115,13 @@ class HomeList : protected BufferList {
   Layout layout_;
 
  private:
+  /// For each home. A checkpoint that is written while training continues needs its own, because
+  /// the older ones stay until it is complete.
+  [[nodiscard]] std::uint32_t extents_for_checkpoints() const {
+    return options_.kept_checkpoints +
+           (written_in_background(place_, options_.kept_checkpoints) ? 1 : 0);
+  }
+
   /// Of the home of the trained weights alone; 0: they have none.
   [[nodiscard]] Bytes trained_bytes(std::uint32_t b) const {
     return splits_home(work_, place_, options_, b) ? rank_.updated_by_all(b) : 0;

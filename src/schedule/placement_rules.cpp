@@ -1,8 +1,19 @@
 #include "src/schedule/placement_rules.h"
 
+#include <algorithm>
+
 #include "ballast/schedule/rank_sizes.h"
 
 namespace ballast::schedule {
+
+bool written_in_background(const Placement& placement, std::uint64_t kept) {
+  const auto is_used = [&](Tier tier) {
+    return std::any_of(placement.blocks.begin(), placement.blocks.end(), [tier](const auto& block) {
+      return block.weights == tier || block.optimizer == tier;
+    });
+  };
+  return is_used(Tier::host) && (kept > 1 || !is_used(Tier::nvme));
+}
 
 bool in_one_pass(const Workload& workload, const Placement& placement) {
   if (workload.vocabulary_tiles == 1) return true;

@@ -81,8 +81,10 @@ std::optional<SwapPlan> plan_swap(const SwapOptions& options, const schedule::Sc
     return plan_swap(options, extents);
   } catch (const Error& error) {
     if (kept == 0) throw;
-    throw error.with_context(fmt::format(
-        "with {} checkpoints (ballast.checkpoint_keep) that keep states on NVMe", kept));
+    throw error.with_context(
+        fmt::format("with the states on NVMe of {} checkpoint{} (ballast.checkpoint_keep) and room "
+                    "for a new one",
+                    kept, kept == 1 ? "" : "s"));
   }
 }
 

@@ -178,14 +178,26 @@ SwapPlan plan_swap(SwapOptions options, std::span<const Bytes> extents) {
   return plan;
 }
 
+Bytes swap_bytes_on(const std::filesystem::path& place, const SwapOptions& options,
+                    std::span<const Bytes> extents) {
+  const auto device = aio::inspect_file_system(place).device;
+  for (const SwapPath& path : options.paths) {
+    if (aio::inspect_file_system(existing(path)).device != device) return 0;
+  }
+  return std::accumulate(extents.begin(), extents.end(), Bytes{0});
+}
+
 std::optional<SwapPlan> reuse_swap(SwapOptions options, std::span<const Bytes> extents,
                                    const SwapImage& image) {
-  const bool same =
-      std::equal(extents.begin(), extents.end(), image.extents.begin(), image.extents.end()) &&
-      options.paths.size() == image.files.size();
-  if (!same) return std::nullopt;
+  const bool begins_with_them =
+      image.extents.size() <= extents.size() &&
+      std::equal(image.extents.begin(), image.extents.end(), extents.begin()) &&
+      !image.extents.empty() && options.paths.size() == image.files.size();
+  if (!begins_with_them) return std::nullopt;
   check_paths(options);
-  return SwapPlan{std::move(options), image.stripe(), image.files};
+  // More extents do not move those before them.
+  return SwapPlan{std::move(options), Stripe(extents, image.weights, image.segment_bytes),
+                  image.files};
 }
 
 }  // namespace ballast::state

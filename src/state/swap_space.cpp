@@ -20,7 +20,8 @@ std::vector<std::unique_ptr<SwapDevice>> make_devices(const SwapPlan& plan,
     auto device = std::make_unique<SwapDevice>(SwapDevice{
         plan.files.empty() ? aio::File::create_anonymous(path.directory, plan.stripe.file_bytes(p),
                                                          plan.options.access)
-                           : aio::File::open(plan.files.at(p), true, plan.options.access),
+                           : aio::File::open_swap(plan.files.at(p), path.directory,
+                                                  plan.stripe.file_bytes(p), plan.options.access),
         nullptr, path.directory});
     device->queue = aio::make_queue(
         path.io, {.files = {&device->file}, .memory = {staging.begin(), staging.end()}});

@@ -56,7 +56,8 @@ class Checkpoint {
   [[nodiscard]] static text::Json json_of(const Block& block);
 
   /// Reads checkpoint.json and the rank-R.json, or the heads of the safetensors files. Throws
-  /// Error(data) naming the file that is missing or damaged, Error(io).
+  /// Error(data) naming the file that is missing or damaged, Error(io) naming one that the system
+  /// does not let it read.
   explicit Checkpoint(std::filesystem::path folder);
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;
@@ -64,7 +65,8 @@ class Checkpoint {
   /// The checkpoint `from`, verified, or the newest whole one of the run directory `from`, for a
   /// run with `blueprint`; of a run only those of fewer than `before` steps. Names damaged ones of
   /// a run in warnings and skips them. Collective. Throws Error(data) if there is none, or if it is
-  /// of another model or other formats than the blueprint's.
+  /// of another model or other formats than the blueprint's; Error(io), for a run a JointError, if
+  /// the system does not let it read one, since that is not damage.
   /// `check`, if given, is called with it when the model has been compared; it may throw.
   static Checkpoint open(const std::filesystem::path& from, const engine::Blueprint& blueprint,
                          comm::Ranks* ranks,
@@ -72,6 +74,8 @@ class Checkpoint {
                          const Check& check = {});
 
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
+  /// The damaged checkpoints of the run that open() has passed over.
+  [[nodiscard]] const std::vector<std::filesystem::path>& skipped() const { return skipped_; }
   [[nodiscard]] const CheckpointFacts& facts() const { return facts_; }
   [[nodiscard]] bool portable() const { return portable_; }
   /// How many ranks have written it or, if it is portable, its source.
@@ -117,6 +121,7 @@ class Checkpoint {
     std::size_t file = 0;
     Bytes offset = 0;  ///< after its begin
   };
+  void read_head();
   void add_rank(const std::string& checksum);
   void add_kept(const engine::KeptStates& kept);
   void add_portable_file(const text::Json& described);
@@ -126,10 +131,13 @@ class Checkpoint {
   void check_complete();
   void check_head(const StateFile& file) const;
   void read_chunk(const StateFile& file, std::size_t index, std::vector<std::byte>& chunk) const;
+  static void open_whole(std::optional<Checkpoint>& found, const std::filesystem::path& folder,
+                         comm::Ranks* ranks);
   static Checkpoint find(const std::filesystem::path& run, const engine::Blueprint& blueprint,
                          comm::Ranks* ranks, std::uint64_t before, const Check& check);
 
   std::filesystem::path folder_;
+  std::vector<std::filesystem::path> skipped_;
   CheckpointFacts facts_;
   bool portable_ = false;
   std::vector<engine::KeptStates> kept_;  ///< by rank

@@ -76,7 +76,7 @@ CheckpointReport examine_checkpoint(const fs::path& folder, const CheckpointQues
     }
   } catch (const Error& error) {
     if (error.category() != ErrorCategory::data && error.category() != ErrorCategory::io) throw;
-    report.damage = error.what();
+    (error.category() == ErrorCategory::data ? report.damage : report.unreadable) = error.what();
   }
   return report;
 }

@@ -1,6 +1,7 @@
 #include "src/train/checkpoint_format.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <optional>
 #include <span>
@@ -33,7 +34,84 @@ fs::path absolute_of(const fs::path& path) {
   return whole.has_filename() ? whole : whole.parent_path();
 }
 
+/// Whether all but the states of a checkpoint can be read.
+bool has_readable_head(const fs::path& folder) {
+  try {
+    const Checkpoint readable(folder);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// Remedies for what keeps a program from reading a file that is there.
+std::string_view remedy_for(int error_number) {
+  switch (error_number) {
+    case EACCES:
+    case EPERM:
+      return "give this user the permission to read it";
+    case EMFILE:
+    case ENFILE:
+      return "allow more open files (ulimit -n)";
+    case ENOMEM:
+      return "free some memory";
+    case ELOOP:
+      return "mend the symbolic links in its path";
+    case ENAMETOOLONG:
+      return "move the run to a shorter path";
+    case ESTALE:
+    case ENOTCONN:
+    case ETIMEDOUT:
+      return "mount its file system again";
+    default:
+      return "check the drive and its file system";
+  }
+}
+
+/// Whether a file is missing, of another kind, or has another content than it should.
+bool is_damage(const Error& error) {
+  switch (error.error_number()) {
+    case 0:
+      return true;
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+      return error.category() == ErrorCategory::data;
+    default:
+      return false;
+  }
+}
+
+[[noreturn]] void fail_to_read(const std::string& what, int error_number) {
+  throw Error(ErrorCategory::io,
+              fmt::format("{}; it may be whole: {}", what, remedy_for(error_number)));
+}
+
 }  // namespace
+
+void refuse_unreadable(const fs::path& path, const std::string& what) {
+  throw Error(ErrorCategory::io, fmt::format("{}: {}", path.string(), what));
+}
+
+void reading(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    if (is_damage(error)) throw;
+    fail_to_read(error.what(), error.error_number());
+  }
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  const bool found = fs::exists(fs::status(path, error));
+  if (!found && error && error != std::errc::no_such_file_or_directory &&
+      error != std::errc::not_a_directory) {
+    fail_to_read(fmt::format("cannot look at {}: {}", path.string(), error.message()),
+                 error.value());
+  }
+  return found;
+}
 
 void refuse_checkpoint(const fs::path& path, const std::string& what) {
   throw Error(ErrorCategory::data, fmt::format("{}: {}", path.string(), what));
@@ -64,7 +142,8 @@ Json read_sealed(const fs::path& path) {
   }
   const std::uint64_t version = whole_of(*content, "version", path);
   if (version > kCheckpointVersion) {
-    refuse_checkpoint(path, fmt::format("of version {}, but this program reads versions up to {}",
+    refuse_unreadable(path, fmt::format("of version {}, but this program reads versions up to {}; "
+                                        "use a newer one",
                                         version, kCheckpointVersion));
   }
   return *content;
@@ -198,6 +277,11 @@ std::vector<fs::path> checkpoints_of(const fs::path& run) {
        !error && entry != fs::directory_iterator(); entry.increment(error)) {
     if (const auto step = step_of(entry->path())) found.emplace_back(*step, entry->path());
   }
+  if (error && error != std::errc::no_such_file_or_directory &&
+      error != std::errc::not_a_directory) {
+    fail_to_read(fmt::format("cannot list {}: {}", (run / kCheckpoints).string(), error.message()),
+                 error.value());
+  }
   std::sort(found.rbegin(), found.rend());
   std::vector<fs::path> folders;
   folders.reserve(found.size());
@@ -206,8 +290,7 @@ std::vector<fs::path> checkpoints_of(const fs::path& run) {
 }
 
 bool names_checkpoint(const fs::path& path) {
-  std::error_code ignored;
-  return step_of(absolute_of(path)) || fs::exists(facts_file(path), ignored);
+  return step_of(absolute_of(path)) || is_there(facts_file(path));
 }
 
 bool is_of_run(const fs::path& path, const fs::path& run) {
@@ -218,9 +301,8 @@ bool is_of_run(const fs::path& path, const fs::path& run) {
 
 void check_names_states(const fs::path& path) {
   if (names_checkpoint(path) || !checkpoints_of(path).empty()) return;
-  std::error_code ignored;
   refuse_checkpoint(
-      path, fs::exists(path, ignored)
+      path, is_there(path)
                 ? "neither a checkpoint nor a run directory with checkpoints; a run writes them "
                   "with ballast.checkpoint_every"
                 : "there is no such checkpoint or run directory");
@@ -229,14 +311,13 @@ void check_names_states(const fs::path& path) {
 std::string advice_after_damage(const fs::path& folder) {
   const fs::path whole = absolute_of(folder);
   if (!step_of(whole)) return "; write it again with ballast export --states";
-  for (const fs::path& other : checkpoints_of(whole.parent_path().parent_path())) {
-    if (other == whole) continue;
-    try {
-      const Checkpoint readable(other);
+  try {
+    for (const fs::path& other : checkpoints_of(whole.parent_path().parent_path())) {
+      if (other == whole || !has_readable_head(other)) continue;
       return fmt::format("; another checkpoint of this run is {}", other.string());
-    } catch (const Error&) {
-      continue;
     }
+  } catch (const Error&) {
+    return "";  // the folder of checkpoints cannot be listed
   }
   return "; its run has no other checkpoint";
 }

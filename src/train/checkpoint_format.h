@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,15 @@ inline constexpr Bytes kCheckpointChunk = 1 * kMiB;
 
 /// Throws Error(data) that names `path` and says what is wrong with it.
 [[noreturn]] void refuse_checkpoint(const std::filesystem::path& path, const std::string& what);
+
+/// Throws Error(io) that says why `path` cannot be used although it is not damaged, and what to do.
+[[noreturn]] void refuse_unreadable(const std::filesystem::path& path, const std::string& what);
+/// Calls `work`, which reads files of a checkpoint. A missing or truncated file is damage. All else
+/// that a system call reports (EACCES, EIO, EMFILE, ELOOP, ...) is not: it becomes Error(io) that
+/// says what to do.
+void reading(const std::function<void()>& work);
+/// Whether there is something at `path`. Throws Error(io) if the system does not say.
+bool is_there(const std::filesystem::path& path);
 
 /// XXH3 as 16 hexadecimal digits.
 std::string checksum_text(ConstHostBytes bytes);

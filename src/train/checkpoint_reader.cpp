@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,9 +10,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 #include "ballast/text/files.h"
 
 #include "src/train/checkpoint.h"
@@ -47,19 +44,6 @@ Checkpoint::Block block_of(const Json& json, const fs::path& path) {
 
 std::shared_ptr<const Descriptor> open_shared(const fs::path& path) {
   return std::make_shared<const Descriptor>(text::open_file(path, O_RDONLY, ErrorCategory::data));
-}
-
-/// checkpoints_of(run) as rank 0 sees them, for all ranks: they open one after the other together,
-/// and a shared file system may show them different lists while one is written.
-std::vector<fs::path> checkpoints_for_all(const fs::path& run, comm::Ranks* ranks) {
-  std::vector<fs::path> folders = checkpoints_of(run);
-  if (ranks == nullptr) return folders;
-  std::string names;
-  for (const fs::path& folder : folders) names += folder.filename().string() + '\n';
-  std::istringstream lines(ranks->broadcast(names));
-  folders.clear();
-  for (std::string name; std::getline(lines, name);) folders.push_back(run / kCheckpoints / name);
-  return folders;
 }
 
 /// Blocks whose names begin with `prefix`, but at least 1: what is in one piece has another name.
@@ -133,6 +117,10 @@ Elems count_of(const Pieces& pieces) {
 }  // namespace
 
 Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
+  reading([this] { read_head(); });
+}
+
+void Checkpoint::read_head() {
   const fs::path path = facts_file(folder_);
   const Json json = read_sealed(path);
   facts_ = facts_of(json, path);
@@ -141,7 +129,7 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
   if (const Json* const base = json.find("quantized_base")) quantization_ = base->text();
   const Json* const format = json.find("format");
   if (format != nullptr && !(*format == kPortable)) {
-    refuse_checkpoint(path, "has a format that this program does not know");
+    refuse_unreadable(path, "has a format that this program does not know; use a newer one");
   }
   portable_ = format != nullptr;
   if (portable_) {
@@ -311,11 +299,7 @@ void Checkpoint::read_chunk(const StateFile& file, std::size_t index,
                             std::vector<std::byte>& chunk) const {
   const Bytes offset = index * kCheckpointChunk;
   chunk.resize(std::min(kCheckpointChunk, file.bytes - offset));
-  try {
-    text::read_fully(*file.descriptor, file.path, file.begin + offset, chunk);
-  } catch (const Error& error) {
-    throw Error(ErrorCategory::data, error.what());
-  }
+  reading([&] { text::read_fully(*file.descriptor, file.path, file.begin + offset, chunk); });
   if (checksum_text(chunk) == file.checksums[index]) return;
   refuse_checkpoint(file.path, fmt::format("damaged: the checksum of {} bytes at offset {} differs",
                                            chunk.size(), file.begin + offset));
@@ -372,16 +356,21 @@ void Checkpoint::read(const StateRange& range, HostBytes bytes) const {
     const Elems end = std::min(range.first + range.count, piece.range.first + piece.range.count);
     if (begin >= end) continue;
     const StateFile& file = files_[piece.file];
-    text::read_fully(
-        *file.descriptor, file.path,
-        file.begin + piece.offset + (begin - piece.range.first) * range.width,
-        bytes.subspan((begin - range.first) * range.width, (end - begin) * range.width));
+    const HostBytes part =
+        bytes.subspan((begin - range.first) * range.width, (end - begin) * range.width);
+    const Bytes offset = file.begin + piece.offset + (begin - piece.range.first) * range.width;
+    reading([&] { text::read_fully(*file.descriptor, file.path, offset, part); });
     done += end - begin;
   }
   if (done != range.count) {
     refuse_checkpoint(folder_, fmt::format("lacks a part of the {} of block {}",
                                            to_string(range.kind), range.block));
   }
+}
+
+const engine::KeptStates& Checkpoint::kept_by(std::uint32_t rank) const {
+  static const engine::KeptStates kNothing;
+  return rank < kept_.size() ? kept_[rank] : kNothing;
 }
 
 void CheckedStates::read(const StateRange& range, const std::function<void(ConstHostBytes)>& sink) {
@@ -401,92 +390,6 @@ void CheckedStates::read(const StateRange& range, const std::function<void(Const
       at += count;
     }
   }
-}
-
-void advising(const fs::path& folder, const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    if (error.category() != ErrorCategory::data) throw;
-    throw Error(ErrorCategory::data, error.what() + advice_after_damage(folder));
-  }
-}
-
-Checkpoint Checkpoint::open(const fs::path& from, const engine::Blueprint& blueprint,
-                            comm::Ranks* ranks, std::uint64_t before, const Check& check) {
-  if (!comm::as_rank_0_says(ranks, names_checkpoint(from))) {
-    return find(from, blueprint, ranks, before, check);
-  }
-  std::optional<Checkpoint> found;
-  comm::together(ranks, [&] {
-    advising(from, [&] {
-      found.emplace(from);
-      found->verify(ranks == nullptr ? 0 : ranks->rank(), ranks == nullptr ? 1 : ranks->world());
-    });
-    found->check_fits(blueprint, check);
-  });
-  return std::move(*found);
-}
-
-const engine::KeptStates& Checkpoint::kept_by(std::uint32_t rank) const {
-  static const engine::KeptStates kNothing;
-  return rank < kept_.size() ? kept_[rank] : kNothing;
-}
-
-state::KeptExtents Checkpoint::kept_beside(const fs::path& run, std::uint32_t rank) const {
-  state::KeptExtents all;
-  const engine::KeptStates& here = kept_by(rank);
-  if (here.homes.empty()) return all;
-  const auto same_file = [](const fs::path& a, const fs::path& b) {
-    std::error_code error;
-    return fs::equivalent(a, b, error);
-  };
-  for (const fs::path& folder : checkpoints_of(run)) {
-    try {
-      const Checkpoint other(folder);
-      if (other.facts_.step > facts_.step || rank >= other.kept_.size()) continue;
-      const engine::KeptStates& kept = other.kept_by(rank);
-      const bool same = !kept.homes.empty() &&
-                        std::equal(kept.image.files.begin(), kept.image.files.end(),
-                                   here.image.files.begin(), here.image.files.end(), same_file);
-      if (!same) continue;
-      for (const engine::KeptHome& home : kept.homes) {
-        all[other.facts_.step].push_back(home.content.extent);
-      }
-    } catch (const Error&) {
-      // A damaged checkpoint keeps nothing.
-    }
-  }
-  return all;
-}
-
-Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& blueprint,
-                            comm::Ranks* ranks, std::uint64_t before, const Check& check) {
-  const std::uint32_t rank = ranks == nullptr ? 0 : ranks->rank();
-  const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
-  for (const fs::path& folder : checkpoints_for_all(run, ranks)) {
-    std::optional<Checkpoint> found;
-    try {
-      comm::together(ranks, [&] {
-        found.emplace(folder);
-        found->verify(rank, world);
-      });
-    } catch (const Error& error) {
-      if (error.category() == ErrorCategory::comm ||
-          error.category() == ErrorCategory::interrupted) {
-        throw;
-      }
-      if (rank == 0) log(LogLevel::warning, fmt::format("skipped a checkpoint: {}", error.what()));
-      continue;
-    }
-    if (found->facts().step >= before) continue;
-    comm::together(ranks, [&] { found->check_fits(blueprint, check); });
-    return std::move(*found);
-  }
-  throw Error(ErrorCategory::data,
-              fmt::format("{} has no whole checkpoint to resume from; a run writes them with "
-                          "ballast.checkpoint_every",
-                          run.string()));
 }
 
 }  // namespace ballast::train

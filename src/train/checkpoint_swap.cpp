@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 #include "ballast/text/files.h"
 
 #include "src/train/checkpoint.h"
@@ -28,6 +29,7 @@ using text::Json;
 
 constexpr std::string_view kIncomplete = ".incomplete-";
 constexpr std::string_view kRemoved = ".removed-";
+constexpr std::string_view kDamaged = "damaged-";
 constexpr std::string_view kElsewhere = "ballast-";
 
 static_assert(state::kChunk == kCheckpointChunk);
@@ -213,9 +215,39 @@ void remove_checkpoint(const fs::path& folder) {
   remove_with_files(gone);
 }
 
+fs::path set_aside(const fs::path& folder) {
+  std::error_code error;
+  fs::path aside = renamed(kDamaged, folder);
+  for (int i = 2; fs::exists(fs::symlink_status(aside, error)); ++i) {
+    aside = renamed(kDamaged, folder);
+    aside += fmt::format("-{}", i);
+  }
+  if (std::rename(folder.c_str(), aside.c_str()) != 0) {
+    throw Error(ErrorCategory::io, fmt::format("cannot rename {}", folder.string()), errno);
+  }
+  text::sync_folder(folder.parent_path());
+  if (!fs::is_directory(fs::symlink_status(aside, error))) return aside;
+  // The run writes to their extents again, and a name would keep the space of all of them.
+  std::vector<fs::path> swap_files = files_elsewhere(aside);
+  for (fs::directory_iterator entry(aside, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name.starts_with("rank-") && name.find(".swap-") != std::string::npos) {
+      swap_files.push_back(entry->path());
+    }
+  }
+  for (const fs::path& file : swap_files) {
+    if (fs::remove(file, error)) text::try_to_sync_name(file);
+  }
+  return aside;
+}
+
 void remove_later(const fs::path& run, std::uint64_t step) {
   for (const fs::path& folder : checkpoints_of(run)) {
-    if (step_of(folder) > step) remove_checkpoint(folder);
+    if (step_of(folder) <= step) continue;
+    log(LogLevel::info,
+        fmt::format("removing {}: the run has gone back to step {}", folder.string(), step));
+    remove_checkpoint(folder);
   }
 }
 
@@ -233,13 +265,17 @@ void remove_checkpoints(const fs::path& run) {
   fs::remove_all(run / kCheckpoints, ignored);
 }
 
+bool is_leftover(const fs::path& path) {
+  const std::string name = path.filename().string();
+  return name.starts_with(kIncomplete) || name.starts_with(kRemoved);
+}
+
 void remove_incomplete(const fs::path& checkpoints) {
   std::error_code error;
   std::vector<fs::path> found;
   for (fs::directory_iterator entry(checkpoints, error);
        !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (name.starts_with(kIncomplete) || name.starts_with(kRemoved)) found.push_back(entry->path());
+    if (is_leftover(entry->path())) found.push_back(entry->path());
   }
   for (const fs::path& folder : found) remove_with_files(folder);
 }

@@ -28,8 +28,12 @@ engine::KeptStates kept_states_of(const text::Json& json, const std::filesystem:
 /// its files, also those elsewhere. Does nothing if there is none. Throws Error(io) if it keeps its
 /// name.
 void remove_checkpoint(const std::filesystem::path& folder);
-/// Removes checkpoints of `run` after step `step`: the run has gone back behind them. Throws
-/// Error(io).
+/// Renames the damaged checkpoint `folder` of a run to damaged-step-N, so that it neither counts as
+/// one of the run nor is removed with them. Its states on NVMe become free. Returns the new name.
+/// Throws Error(io).
+std::filesystem::path set_aside(const std::filesystem::path& folder);
+/// Removes checkpoints of `run` after step `step`, with a line of log for each: the run has gone
+/// back to that step. Throws Error(io).
 void remove_later(const std::filesystem::path& run, std::uint64_t step);
 /// Removes checkpoints of `run` that are older than `newest`, so that `keep` remain with it. Throws
 /// Error(io).
@@ -37,6 +41,9 @@ void remove_older(const std::filesystem::path& run, const std::filesystem::path&
                   std::uint64_t keep);
 /// Removes all checkpoints of a run. Best effort.
 void remove_checkpoints(const std::filesystem::path& run);
+/// Whether `path`, in the folder of checkpoints, has the name of one that a process was writing or
+/// removing.
+bool is_leftover(const std::filesystem::path& path);
 /// Removes what processes have left that were killed while they wrote or removed checkpoints.
 void remove_incomplete(const std::filesystem::path& checkpoints);
 /// The folder in which a checkpoint is written.

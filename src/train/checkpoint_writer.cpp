@@ -93,14 +93,6 @@ void publish(const fs::path& temporary, const fs::path& folder) {
   text::sync_name(folder.parent_path());  // the first checkpoint of a run has made it
 }
 
-/// Whether weights or states of any block are on this tier.
-bool is_used(const engine::Engine& engine, Tier tier) {
-  const auto& blocks = engine.blueprint().placement.blocks;
-  return std::any_of(blocks.begin(), blocks.end(), [tier](const auto& block) {
-    return block.weights == tier || block.optimizer == tier;
-  });
-}
-
 /// The engine may write again to what only removed checkpoints have kept. `newest` may have no name
 /// yet.
 void release_removed(engine::Engine& engine, const fs::path& run, std::uint64_t newest) {
@@ -127,7 +119,6 @@ CheckpointWriter::CheckpointWriter(engine::Engine& engine, fs::path run, Checkpo
   try {
     comm::together(ranks_, [this] { make_folder(); });
     comm::together(ranks_, [this] { start_own(); });
-    if (in_background() && is_used(engine_, Tier::nvme)) leave_room();
   } catch (...) {
     give_up();
     throw;
@@ -166,18 +157,7 @@ void CheckpointWriter::start_own() {
 }
 
 bool CheckpointWriter::in_background() const {
-  return is_used(engine_, Tier::host) && (keep_ > 1 || !is_used(engine_, Tier::nvme));
-}
-
-/// There is room on NVMe for `keep` checkpoints, of which this is one when training goes on.
-void CheckpointWriter::leave_room() {
-  comm::together(ranks_, [this] {
-    if (!first_) return;
-    remove_later(run_, facts_.step);
-    const std::vector<fs::path> whole = checkpoints_of(run_);
-    if (!whole.empty()) remove_older(run_, whole.front(), keep_ - 1);
-  });
-  release_removed(engine_, run_, facts_.step);
+  return schedule::written_in_background(engine_.blueprint().placement, keep_);
 }
 
 bool CheckpointWriter::written() const {
@@ -227,21 +207,6 @@ void CheckpointWriter::give_up() noexcept {
     if (first_) remove_incomplete(folder_.parent_path());
   } catch (...) {  // without memory, for example; the next checkpoint removes what is left
   }
-}
-
-void check_room_for_checkpoints(const engine::Engine& engine, const fs::path& run,
-                                std::uint64_t keep, std::uint32_t world) {
-  std::error_code error;
-  const fs::space_info space = fs::space(run, error);
-  const Bytes each = world * bytes_of_ranges(engine.saved_ranges(schedule::kHomesInMemory));
-  const std::uint64_t more = keep + 1 - std::min<std::uint64_t>(keep, checkpoints_of(run).size());
-  if (error || space.available / more >= each) return;
-  throw Error(
-      ErrorCategory::io,
-      fmt::format("ballast.checkpoint_every: {} has {} free, but {} checkpoints of {} need more "
-                  "while one is written; make room, choose another run directory with --out, or "
-                  "set ballast.checkpoint_keep to less",
-                  run.string(), format_bytes(space.available), keep + 1, format_bytes(each)));
 }
 
 }  // namespace ballast::train

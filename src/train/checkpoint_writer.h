@@ -32,8 +32,7 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Whether training may go on before publish(): something is in host memory, and there is room on
-  /// NVMe for what stays there.
+  /// Whether training may continue before publish(): see schedule::written_in_background().
   [[nodiscard]] bool in_background() const;
   /// Whether this rank's states are on the disk, or have failed to get there.
   [[nodiscard]] bool written() const;
@@ -45,7 +44,6 @@ class CheckpointWriter {
  private:
   void make_folder();
   void start_own();
-  void leave_room();
   std::uint64_t finish_own();
   void give_up() noexcept;
 
@@ -63,10 +61,5 @@ class CheckpointWriter {
   text::Json chunks_;  ///< their checksums
   std::shared_ptr<engine::BackgroundSave> saving_;
 };
-
-/// Throws Error(io) if the file system of `run` lacks the space for `keep` checkpoints and one that
-/// is being written.
-void check_room_for_checkpoints(const engine::Engine& engine, const std::filesystem::path& run,
-                                std::uint64_t keep, std::uint32_t world);
 
 }  // namespace ballast::train

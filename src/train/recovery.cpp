@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "ballast/comm/together.h"
+#include "ballast/core/log.h"
 
 namespace ballast::train {
 
@@ -13,6 +14,40 @@ using Action = config::SpikeSection::Action;
 void Recovery::checkpoint_is(std::filesystem::path folder, std::uint64_t step) {
   newest_ = std::move(folder);
   newest_step_ = step;
+}
+
+Resumed Recovery::go_back(RunEngine& engine, comm::Ranks* ranks, const std::string& reason,
+                          std::uint64_t before, bool skip) {
+  const auto announce = [&](const Resumed& found) {
+    if (engine.blueprint().rank != 0) return;
+    const std::uint64_t steps = before - found.facts.step;
+    log(LogLevel::warning,
+        fmt::format("{}; training goes on from {}{}", reason, found.folder.string(),
+                    skip ? fmt::format(" without the data of the {} step{} since then", steps,
+                                       steps == 1 ? "" : "s")
+                         : ""));
+  };
+  try {
+    return by_engine([&] {
+      engine.replace();
+      return resume_run(*engine, config_, config_.ballast.out, ranks, before, announce);
+    });
+  } catch (const StepFailure&) {
+    throw;
+  } catch (const Error& error) {
+    const ErrorCategory category = error.category();
+    if (category == ErrorCategory::interrupted || category == ErrorCategory::comm) throw;
+    refuse_to_go_back(reason, error);
+  }
+}
+
+void Recovery::refuse_to_go_back(const std::string& reason, const Error& error) {
+  if (error.category() == ErrorCategory::data) newest_.clear();
+  const std::string line = fmt::format("{}; the run cannot go back: {}", reason, error.what());
+  if (dynamic_cast<const comm::JointError*>(&error) != nullptr) {
+    throw comm::JointError(error.category(), line);
+  }
+  throw Error(error.category(), line);
 }
 
 void Recovery::made_progress() {
@@ -24,10 +59,10 @@ std::string Recovery::after_failure(std::uint64_t step, const StepFailure& failu
   // Other ranks wait in a collective that the failed one has left: they cannot agree on anything.
   if (config_.ballast.on_error != "resume" || world_ > 1 || newest_.empty()) throw failure;
   if (resumes_ == kMostResumes) {
-    throw Error(failure.category(),
-                fmt::format("step {}: {}; the run has gone back {} times without a new checkpoint "
-                            "(ballast.on_error)",
-                            step, failure.what(), resumes_));
+    throw StepFailure(failure.category(),
+                      fmt::format("step {}: {}; the run has gone back {} times without a new "
+                                  "checkpoint (ballast.on_error)",
+                                  step, failure.what(), resumes_));
   }
   ++resumes_;
   rollbacks_ = 0;  // the steps come again, with their spikes
@@ -57,8 +92,11 @@ void Recovery::rethrow(const Error& error) const {
   std::string line = error.what();
   const bool resumable = newest_step_ < config_.ballast.steps || config_.ballast.save_weights;
   if (!newest_.empty() && resumable) {
-    line += command_.empty() ? fmt::format("; the newest checkpoint is {}", newest_.string())
-                             : fmt::format("; to go on from {}: {}", newest_.string(), command_);
+    const bool storage = dynamic_cast<const StepFailure*>(&error) != nullptr;
+    const std::string which =
+        newest_.string() + (storage ? ", or the one before if this has damaged it" : "");
+    line += command_.empty() ? fmt::format("; the newest checkpoint is {}", which)
+                             : fmt::format("; to go on from {}: {}", which, command_);
   }
   if (dynamic_cast<const comm::JointError*>(&error) != nullptr) {
     throw comm::JointError(error.category(), line);

@@ -4,9 +4,11 @@
 #include <filesystem>
 #include <string>
 
+#include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 
+#include "src/train/run_checkpoints.h"
 #include "src/train/run_engine.h"
 
 namespace ballast::train {
@@ -24,6 +26,12 @@ class Recovery {
 
   /// The checkpoint that the run would go back to, of `step` steps.
   void checkpoint_is(std::filesystem::path folder, std::uint64_t step);
+  /// Goes back, for `reason`, to the newest whole checkpoint of fewer than `before` steps, with a
+  /// new engine, and says so in one warning. `skip`: the data of the steps since then are left out.
+  /// Collective. Throws StepFailure of the new engine; Error or JointError with the reason if there
+  /// is no checkpoint to go back to, which rethrow() then does not name either.
+  Resumed go_back(RunEngine& engine, comm::Ranks* ranks, const std::string& reason,
+                  std::uint64_t before, bool skip);
   /// A new one was written: the counts of failures and rollbacks start again.
   void made_progress();
 
@@ -34,9 +42,12 @@ class Recovery {
   std::string after_spike(std::uint64_t step, const std::string& what);
 
   /// Rethrows `error` with the newest checkpoint, if there is one to resume from, and the command.
+  /// A failure of the swap space may have damaged what the checkpoint keeps there.
   [[noreturn]] void rethrow(const Error& error) const;
 
  private:
+  [[noreturn]] void refuse_to_go_back(const std::string& reason, const Error& error);
+
   const config::Config& config_;
   std::string command_;
   std::uint64_t world_;

@@ -1,5 +1,6 @@
 #include "src/train/run_checkpoints.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <new>
@@ -13,11 +14,17 @@
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
+#include "ballast/planning/engine_inputs.h"
+#include "ballast/state/store.h"
+#include "ballast/state/swap_plan.h"
 
+#include "src/train/checkpoint_format.h"
 #include "src/train/checkpoint_swap.h"
 
 namespace ballast::train {
 namespace {
+
+namespace fs = std::filesystem;
 
 /// `own`: of the run that is resumed. The position in the data follows from the step and the batch.
 void check_resumable(const Checkpoint& from, const config::Config& config, bool own) {
@@ -75,6 +82,34 @@ void note_other_arithmetic(const Checkpoint& from, const engine::Engine& engine)
                   from.folder().string(), before, now));
 }
 
+/// The checkpoints of a run that continues after `from`: damaged ones are kept under another name,
+/// so that all others are whole and count, and what killed processes have left is removed.
+void tidy_checkpoints(const Checkpoint& from, const config::Config& config) {
+  const fs::path& run = config.ballast.out;
+  const std::uint64_t step = from.facts().step;
+  std::vector<fs::path> damaged = from.skipped();
+  for (const fs::path& folder : checkpoints_of(run)) {
+    if (step_of(folder) >= step) continue;
+    try {
+      const Checkpoint older(folder);
+    } catch (const Error& error) {
+      if (error.category() != ErrorCategory::data) throw;
+      log(LogLevel::warning, fmt::format("an older checkpoint is damaged: {}", error.what()));
+      damaged.push_back(folder);
+    }
+  }
+  for (const fs::path& folder : damaged) {
+    const fs::path aside = set_aside(folder);
+    log(LogLevel::info,
+        fmt::format("{} is damaged and now called {}, without its states on NVMe; remove it when "
+                    "you need it no more",
+                    folder.string(), aside.filename().string()));
+  }
+  remove_incomplete(run / kCheckpoints);
+  // A run that was killed may have left one more than there are extents for.
+  remove_older(run, checkpoint_folder(run, step), config.ballast.checkpoint_keep);
+}
+
 }  // namespace
 
 Resumed resume_run(engine::Engine& engine, const config::Config& config,
@@ -94,11 +129,8 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   if (found) found(resumed);
   note_other_arithmetic(states, engine);
   const std::uint32_t rank = engine.blueprint().rank;
-  // A run that was killed may have left parts of one, and one more than there are extents for.
   comm::together(ranks, [&] {
-    if (rank != 0 || !own) return;
-    remove_incomplete(config.ballast.out / kCheckpoints);
-    remove_older(config.ballast.out, states.folder(), config.ballast.checkpoint_keep);
+    if (rank == 0 && own) tidy_checkpoints(states, config);
   });
   // The swap files of another run stay as they are.
   const bool reusable = own && states.ranks() == engine.blueprint().workload.world;
@@ -115,6 +147,38 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
                     states.folder().string()));
   }
   return resumed;
+}
+
+void check_room_for_checkpoints(const engine::Engine& engine, const config::Config& config,
+                                comm::Ranks* ranks, bool new_swap_files) {
+  if (engine.blueprint().rank != 0 || !RunCheckpoints::wanted(config)) return;
+  const fs::path& run = config.ballast.out;
+  const std::uint64_t keep = config.ballast.checkpoint_keep;
+  const comm::Launch launch = ranks == nullptr ? comm::Launch{} : ranks->launch();
+  std::error_code error;
+  const fs::space_info space = fs::space(run, error);
+  if (error) return;
+  Bytes each = 0;
+  for (const auto& range : engine.saved_ranges(schedule::kHomesInMemory)) each += range.bytes();
+  each *= engine.blueprint().workload.world;
+  const std::uint64_t more = keep + 1 - std::min<std::uint64_t>(keep, checkpoints_of(run).size());
+  const std::vector<Bytes> extents = state::swap_extents(engine.blueprint().schedule);
+  Bytes swap = 0;
+  if (new_swap_files && !extents.empty()) {
+    const auto options = planning::engine_options(config, launch).swap;
+    swap = std::max(1U, launch.local_world) * state::swap_bytes_on(run, options, extents);
+  }
+  if (space.available >= swap && (space.available - swap) / more >= each) return;
+  throw Error(
+      ErrorCategory::io,
+      fmt::format("ballast.checkpoint_every: {} has {} free, but {} checkpoints of {} need more "
+                  "while one is written{}; make room, choose another run directory with --out, or "
+                  "set ballast.checkpoint_keep to less",
+                  run.string(), format_bytes(space.available), keep + 1, format_bytes(each),
+                  swap == 0 ? ""
+                            : fmt::format(", in addition to swap files of {} on the same file "
+                                          "system",
+                                          format_bytes(swap))));
 }
 
 bool RunCheckpoints::time_is_up() {
@@ -153,28 +217,29 @@ RunCheckpoints::Done RunCheckpoints::after_step(std::uint64_t step,
   const bool last = step == config_.ballast.steps;
   const bool due = last || (every > 0 && step % every == 0) || asked.now || asked.stop;
   Done done = {.stops = asked.stop, .began = due};
-  if (asked.written || due) done.wrote = settle(asked.stop);
+  const After after = asked.stop ? After::end : After::training;
+  if (asked.written || due) done.wrote = settle(after);
   if (due) {
-    begin(facts(), asked.stop);
+    begin(facts(), after);
     since_ = std::chrono::steady_clock::now();
     const bool now = last || asked.stop || (writer_ && !writer_->in_background());
-    if (now) done.wrote = settle(asked.stop) || done.wrote;
+    if (now) done.wrote = settle(after) || done.wrote;
   }
   return done;
 }
 
-void RunCheckpoints::begin(const CheckpointFacts& facts, bool stopping) {
+void RunCheckpoints::begin(const CheckpointFacts& facts, After after) {
   by_engine([&] { engine_->finish(); });  // its errors are not those of the checkpoint
-  const bool began = attempt(facts.step, stopping, [&] {
+  const bool began = attempt(facts.step, after, [&] {
     writer_.emplace(*engine_, config_.ballast.out, facts, config_.ballast.checkpoint_keep, ranks_);
   });
   if (!began) writer_.reset();
 }
 
-bool RunCheckpoints::settle(bool stopping) {
+bool RunCheckpoints::settle(After after) {
   if (!writer_) return false;
   const std::uint64_t step = writer_->facts().step;
-  const bool written = attempt(step, stopping, [&] { newest_ = writer_->publish(); });
+  const bool written = attempt(step, after, [&] { newest_ = writer_->publish(); });
   writer_.reset();
   if (!written) return false;
   newest_step_ = step;
@@ -183,7 +248,8 @@ bool RunCheckpoints::settle(bool stopping) {
 }
 
 template <class Work>
-bool RunCheckpoints::attempt(std::uint64_t step, bool stopping, Work work) {
+bool RunCheckpoints::attempt(std::uint64_t step, After after, Work work) {
+  const bool stopping = after == After::end;
   try {
     work();
     return true;
@@ -195,20 +261,21 @@ bool RunCheckpoints::attempt(std::uint64_t step, bool stopping, Work work) {
     const bool alone =
         ranks_ != nullptr && dynamic_cast<const comm::JointError*>(&error) == nullptr;
     if (!may_go_on || stopping || alone) throw;
-    fail(step, error.what());
+    fail(step, after, error.what());
   } catch (const std::bad_alloc&) {
     if (stopping || ranks_ != nullptr) throw;
-    fail(step, "out of memory");
+    fail(step, after, "out of memory");
   }
   return false;
 }
 
-void RunCheckpoints::fail(std::uint64_t step, const std::string& why) {
+void RunCheckpoints::fail(std::uint64_t step, After after, const std::string& why) {
   if (!std::has_single_bit(++failures_) || engine_.blueprint().rank != 0) return;
   log(LogLevel::warning,
-      fmt::format("step {}: no checkpoint: {}; {}, and training goes on", step, why,
+      fmt::format("step {}: no checkpoint: {}; {}{}", step, why,
                   newest_.empty() ? "there is none of this run yet"
-                                  : fmt::format("the newest is {}", newest_.string())));
+                                  : fmt::format("the newest is {}", newest_.string()),
+                  after == After::training ? ", and training goes on" : ""));
 }
 
 }  // namespace ballast::train

@@ -45,6 +45,12 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
                    const std::function<void(const Resumed&)>& found = {},
                    const SettingsCheck* check = nullptr);
 
+/// Throws Error(io) if the file system of the run directory lacks the space for its checkpoints and
+/// one that is being written. `new_swap_files`: the run has yet to make its swap files, which count
+/// if they will be there. Does nothing without checkpoints, and on other ranks than 0.
+void check_room_for_checkpoints(const engine::Engine& engine, const config::Config& config,
+                                comm::Ranks* ranks, bool new_swap_files);
+
 /// When a run writes checkpoints, and when signals end it.
 class RunCheckpoints {
  public:
@@ -69,13 +75,24 @@ class RunCheckpoints {
   Done after_step(std::uint64_t step, const std::function<CheckpointFacts()>& facts);
   /// Waits for the one in the background, before the run goes back or ends with an error. Returns
   /// whether newest() is another one. Throws StepFailure. Collective.
-  bool settle() { return settle(false); }
+  bool settle() { return settle(After::failure); }
+  /// The run continues from this checkpoint of its own.
+  void continue_from(std::filesystem::path folder, std::uint64_t step) {
+    newest_ = std::move(folder);
+    newest_step_ = step;
+  }
 
-  /// The newest one that this run has written and its step; "" before.
+  /// The newest one that this run has written or continues from, and its step; "" before.
   [[nodiscard]] const std::filesystem::path& newest() const { return newest_; }
   [[nodiscard]] std::uint64_t newest_step() const { return newest_step_; }
 
  private:
+  /// What comes after a checkpoint.
+  enum class After {
+    training,
+    end,     ///< a signal ends the run: it does not end without its checkpoint
+    failure  ///< the run goes back or ends with an error
+  };
   struct Requests {
     bool stop = false;
     bool now = false;
@@ -84,12 +101,12 @@ class RunCheckpoints {
   [[nodiscard]] Requests requests();
   /// Whether the time between two checkpoints has passed. The first step starts the clock.
   [[nodiscard]] bool time_is_up();
-  void begin(const CheckpointFacts& facts, bool stopping);
-  bool settle(bool stopping);
+  void begin(const CheckpointFacts& facts, After after);
+  bool settle(After after);
   /// Calls `work` for the checkpoint of `step`, which may fail. Returns whether it did not.
   template <class Work>
-  bool attempt(std::uint64_t step, bool stopping, Work work);
-  void fail(std::uint64_t step, const std::string& why);
+  bool attempt(std::uint64_t step, After after, Work work);
+  void fail(std::uint64_t step, After after, const std::string& why);
 
   RunEngine& engine_;
   const config::Config& config_;

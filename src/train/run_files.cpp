@@ -17,6 +17,7 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
+#include "src/train/automatic_resume.h"
 #include "src/train/checkpoint.h"
 #include "src/train/checkpoint_swap.h"
 #include "src/train/monitors.h"
@@ -53,6 +54,7 @@ MetricsWriter take(const fs::path& file, RunDirectory use) {
       case RunDirectory::overwritten:
         return MetricsWriter(file, replaced);
       case RunDirectory::continued:
+      case RunDirectory::automatic:
         return MetricsWriter(file, continued);
     }
     return MetricsWriter(file, refused);
@@ -160,14 +162,24 @@ RunFiles::RunFiles(const config::Config& config, RunDirectory use)
                             "run directory with --out",
                             directory_.string()));
   }
-  if (use != RunDirectory::fresh) {
+  if (use != RunDirectory::automatic) open_others(config);
+}
+
+RunDirectory RunFiles::begin_or_continue(const config::Config& config) {
+  use_ = train::begin_or_continue(directory_, metrics_.is_new());
+  open_others(config);
+  return use_;
+}
+
+void RunFiles::open_others(const config::Config& config) {
+  if (use_ != RunDirectory::fresh) {
     check_removable(directory_ / kRunWeights);
   } else {
     for (const char* name : {kConfig, kRun, kRunWeights, kCheckpoints}) {
       refuse_if_there(directory_ / name);
     }
   }
-  monitors_ = std::make_unique<Monitors>(config, use);
+  monitors_ = std::make_unique<Monitors>(config, use_);
 }
 
 RunFiles::~RunFiles() {

@@ -47,6 +47,10 @@ class RunFiles {
   RunFiles(const RunFiles&) = delete;
   RunFiles& operator=(const RunFiles&) = delete;
 
+  /// Decides what RunDirectory::automatic means here and returns that: see
+  /// train::begin_or_continue. Call it once, before all that follow, unless the run is finished.
+  /// Throws like the constructor.
+  RunDirectory begin_or_continue(const config::Config& config);
   /// The run goes on after this checkpoint of its own, with its part of metrics.jsonl. Later
   /// checkpoints are removed with the first row. Throws Error(io).
   void continue_after(const CheckpointFacts& facts);
@@ -59,6 +63,7 @@ class RunFiles {
   void write(const StepMetrics& metrics);
 
  private:
+  void open_others(const config::Config& config);
   void write_new(const char* name, const std::string& text);
 
   std::filesystem::path directory_;

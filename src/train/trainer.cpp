@@ -25,6 +25,7 @@
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/trace.h"
 
+#include "src/train/automatic_resume.h"
 #include "src/train/data_content.h"
 #include "src/train/evaluate.h"
 #include "src/train/id_check.h"
@@ -100,11 +101,10 @@ class Trainer {
     if (first() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
     }
-    if (first() && RunCheckpoints::wanted(config_)) {
-      check_room_for_checkpoints(*engine_, config_.ballast.out, config_.ballast.checkpoint_keep,
-                                 static_cast<std::uint32_t>(world_));
-    }
+    // A resume may use its swap files again.
+    check_room_for_checkpoints(*engine_, config_, ranks_, !resumes());
     start_engine();
+    check_room_for_checkpoints(*engine_, config_, ranks_, false);
     start_loader();
     id_check_.emplace(std::move(inputs_.data.unchecked), rank_, world_);
     if (first()) warn_without_evaluation(config_, inputs_.data, loader_->evaluation().size());
@@ -227,20 +227,7 @@ class Trainer {
     save_what_was_traced();
     loader_.reset();
     const std::uint64_t taken = step_ + skipped_batches_;
-    const Resumed from = by_engine([&] {
-      engine_.replace();
-      return resume_run(
-          *engine_, config_, config_.ballast.out, ranks_, before, [&](const Resumed& found) {
-            if (!first()) return;
-            const std::uint64_t steps = before - found.facts.step;
-            log(LogLevel::warning,
-                fmt::format("{}; training goes on from {}{}", reason, found.folder.string(),
-                            skip ? fmt::format(" without the data of the {} step{} since then",
-                                               steps, steps == 1 ? "" : "s")
-                                 : ""));
-          });
-    });
-    take(from, true);
+    take(recovery_.go_back(engine_, ranks_, reason, before, skip), true);
     if (skip) skipped_batches_ = taken - done_;
     start_loader();
     ++went_back_;
@@ -257,6 +244,7 @@ class Trainer {
     loss_scaler_.restart(from.facts.loss_scale);
     if (!own) return;
     recovery_.checkpoint_is(from.folder, done_);
+    checkpoints_.continue_from(from.folder, done_);
     if (first()) inputs_.files->continue_after(from.facts);
   }
 
@@ -481,16 +469,28 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
   const bool first = ranks == nullptr || ranks->rank() == 0;
   Inputs inputs;
+  RunOptions chosen = options;
+  std::optional<FinishedRun> finished;  // on rank 0
   // Before planning, which may measure the machine for a minute.
   comm::together(ranks, [&] {
     if (!options.resume.empty()) check_names_states(options.resume);
     inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());
     if (first) inputs.files = std::make_unique<RunFiles>(config, options.directory);
+    if (!first || options.directory != RunDirectory::automatic) return;
+    finished =
+        find_finished(config, settings_of_run(config, inputs.data.files, inputs.data.tokens));
+    if (!finished) chosen.directory = inputs.files->begin_or_continue(config);
   });
+  if (options.directory == RunDirectory::automatic) {
+    if (first && finished) observer.already_finished(*finished);
+    if (comm::as_rank_0_says(ranks, finished.has_value())) return;
+    const bool continues = chosen.directory == RunDirectory::continued;
+    if (comm::as_rank_0_says(ranks, continues)) chosen.directory = RunDirectory::continued;
+  }
   planning::RunPlan plan = planning::plan_run(config, ranks, interrupted);
   std::optional<Trainer> trainer;
   comm::together(ranks, [&] {
-    trainer.emplace(std::move(plan), config, inputs, observer, interrupted, options, ranks);
+    trainer.emplace(std::move(plan), config, inputs, observer, interrupted, chosen, ranks);
   });
   comm::together(ranks, [&] { trainer->prepare(); });
   trainer->run();

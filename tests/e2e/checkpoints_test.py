@@ -220,6 +220,28 @@ class CheckpointsTest(runs.RunTest):
                    "--out", "next", "--set", "model.num_layers=3")
         self.assertEqual(sorted(self.path.rglob("*")), before)
 
+    def test_what_the_system_does_not_let_it_read_is_not_damage(self):
+        self.copy("run")
+        states = self.path / "run/checkpoints/step-4/rank-0.states"
+        states.rename(self.path / "away")
+        states.symlink_to(states.name)  # ELOOP stops root too, unlike EACCES
+        before = sorted(self.path.rglob("*"))
+        words = (f"cannot open {states}: Too many levels of symbolic links", "it may be whole",
+                 f"another checkpoint of this run is {self.path}/run/checkpoints/step-2")
+        for arguments in (("--resume", "--out", "run"), ("--resume=auto", "--out", "run"),
+                          ("--resume=run", "--out", "next"),
+                          ("--resume=run/checkpoints/step-4", "--out", "next")):
+            self.fails(1, words, "train", "config.json", *arguments)
+        self.assertEqual(sorted(self.path.rglob("*")), before)
+        out = self.fails(1, ("step-4/rank-0.states: Too many levels",), "inspect", "run", "--verify")
+        self.assertIn("--resume ends at run/checkpoints/step-4, which cannot be read", out)
+        listed = json.loads(self.fails(1, (), "inspect", "run", "--verify", "--json"))
+        self.assertNotIn("damage", listed["checkpoints"][0])
+        self.assertIsNone(listed["resume"])
+        states.unlink()
+        (self.path / "away").rename(states)
+        self.well("train", "config.json", "--resume", "--out", "run")
+
     def test_the_command_that_goes_on_names_the_own_run(self):
         self.copy("run")
         process = subprocess.Popen(

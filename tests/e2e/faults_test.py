@@ -195,6 +195,8 @@ class SwapErrors(FaultTest):
             back = [line for line in lines if "training goes on from " in line]
             self.assertGreater(len(back), 0, done.stderr)
             self.assertIn(str(self.path / "run/checkpoints/step-"), back[0])
+            for line in back:  # the swap file may have the name of a checkpoint, which is whole
+                self.assertNotIn("checkpoints", line.split("; training goes on")[0])
             self.assertIn(f"went back to a checkpoint {len(back)} time", done.stdout)
             self.assertEqual(self.results(), expected, faults)
 
@@ -214,6 +216,14 @@ class SwapErrors(FaultTest):
         self.assertEqual(done.stderr.count("training goes on from "), 3, done.stderr)
         self.assert_error(done, 1, "step 11: ", "3 times without a new checkpoint",
                           "Input/output error", "step-10")
+
+    def test_without_a_whole_checkpoint_it_names_none(self):
+        done = self.train(ballast={**self.BALLAST, "on_error": "resume"},
+                          environment={"BALLAST_IO_FAULTS": "lost:on=write:after=20:times=1"})
+        line = self.assert_error(done, 1, "checksum mismatch", "the run cannot go back: ",
+                                 "its only checkpoint is damaged", "step-2/rank-0.swap-0")
+        self.assertNotIn("to go on", line)
+        self.assertNotIn("skipped", done.stderr)
 
     def test_without_a_checkpoint_it_stops(self):
         done = self.train(ballast={**self.BALLAST, "on_error": "resume", "checkpoint_every": 19},
@@ -242,7 +252,7 @@ class TwoProcesses(FaultTest):
         self.config(ballast={**self.BALLAST, "steps": 100000, "save_weights": False})
         process = self.start()
         self.wait_for_row(process, 5)
-        for arguments in (("--resume",), ("--overwrite",)):
+        for arguments in (("--resume",), ("--resume=auto",), ("--overwrite",)):
             done = self.run_ballast("train", "config.json", *arguments)
             self.assert_error(done, 2, "another process trains in ", str(self.path / "run"), "--out")
             self.assertEqual(len(done.stderr.splitlines()), 1)

@@ -21,6 +21,7 @@ import time
 import unittest
 
 import runs
+from one_line import assert_one_line
 
 MPIRUN = sys.argv.pop(2) if len(sys.argv) > 2 and not sys.argv[2].startswith("-") else ""
 # BALLAST_TEST_KILLS=200 kills more often.
@@ -47,22 +48,36 @@ class ResumeTest(runs.CheckpointTest):
         while killed < KILLS:
             shutil.rmtree(self.path / "run", ignore_errors=True)
             while True:
-                whole_ones = [name for name in self.checkpoints() if name.startswith("step-")]
-                arguments = ("--resume",) if whole_ones else ("--overwrite",)
-                process = self.start(*arguments)
+                process = self.start("--resume=auto")
                 try:
-                    _, errors = process.communicate(timeout=dice.uniform(0, 1.1 * whole))
+                    out, errors = process.communicate(timeout=dice.uniform(0, 1.1 * whole))
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.communicate()
                     killed += 1
                     continue
                 self.assertEqual(process.returncode, 0, f"seed {seed}: {errors}")
-                resumed += arguments == ("--resume",)
+                resumed += "states of step " in out or "is finished" in out
                 break
             self.assertEqual(self.results(), expected, f"seed {seed}")
             self.assertEqual(self.checkpoints(), ["step-18", "step-20"])
         self.assertGreater(resumed, 0)
+
+    def test_killed_while_it_writes_a_checkpoint_it_has_all_that_it_keeps(self):
+        self.config(ballast={**self.BALLAST, "steps": 100000, "eval_every": 0})
+        for after in range(KILLS):
+            shutil.rmtree(self.path / "run", ignore_errors=True)
+            process = self.start()
+            self.wait_for_row(process, 6 + after)
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                if any(name.startswith(".incomplete-") for name in self.checkpoints()):
+                    break
+            process.kill()
+            process.communicate()
+            listed = json.loads(self.run_ballast("inspect", "run", "--verify", "--json").stdout)
+            whole = [entry["step"] for entry in listed["checkpoints"] if entry["whole"]]
+            self.assertGreaterEqual(len(whole), 2, listed)
 
     def test_weights_that_were_not_saved_are_saved_later(self):
         expected = self.reference()
@@ -248,6 +263,8 @@ class ResumeTest(runs.CheckpointTest):
             self.assertIn("step-10/" + name, done.stderr)
             self.assertIn("states of step 8 from ", done.stdout)
             self.assertEqual(self.results(), expected, name)
+            self.assertEqual(done.stderr.count("now called damaged-step-10"), 1)
+            self.assertEqual(self.checkpoints(), ["damaged-step-10", "step-18", "step-20"])
 
     def extents(self, step, out="run"):
         """Begin and size of the extents that a checkpoint keeps in its only swap file."""
@@ -335,18 +352,31 @@ class ResumeTest(runs.CheckpointTest):
         (left / "rank-0.states").write_bytes(b"0")
         done = self.resume("--steps", "9", "--set", "ballast.checkpoint_keep=1")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(self.checkpoints(), ["step-9"])
+        self.assertEqual(self.checkpoints(), ["damaged-step-10", "step-9"])
         self.assertIn("states of step 9", self.resume().stdout)
+
+    def test_an_older_damaged_one_does_not_count(self):
+        self.part_of_run()
+        (self.path / "run/checkpoints/step-8/rank-0.states").unlink()
+        (self.path / "run/checkpoints/step-4").write_text("a file")
+        done = self.resume("--steps", 12)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr.count("an older checkpoint is damaged: "), 2, done.stderr)
+        self.assertEqual(self.checkpoints(), ["damaged-step-4", "damaged-step-8", "step-10", "step-12"])
+        done = self.resume("--steps", 13)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))  # it was said once
 
     def test_without_a_whole_one_nothing_is_lost(self):
         self.part_of_run()
         for step in ("step-8", "step-10"):
             (self.path / "run/checkpoints" / step / "rank-0.json").unlink()
         before = (self.path / "run/metrics.jsonl").read_bytes()
-        done = self.resume()
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("has no whole checkpoint to resume from", done.stderr)
-        self.assertEqual((self.path / "run/metrics.jsonl").read_bytes(), before)
+        for how in ("--resume", "--resume=auto"):
+            done = self.train(how, ballast=self.BALLAST)
+            assert_one_line(self, done, 1, ("has no whole checkpoint to resume from",
+                                            "all 2 are damaged", "step-10/rank-0.json: No such file"))
+            self.assertEqual((self.path / "run/metrics.jsonl").read_bytes(), before)
+            self.assertEqual(self.checkpoints(), ["step-10", "step-8"])
 
     def test_what_does_not_fit_is_refused(self):
         self.part_of_run()
@@ -423,10 +453,8 @@ class ResumeTest(runs.CheckpointTest):
         while killed < max(KILLS // 4, 1):
             shutil.rmtree(self.path / "run", ignore_errors=True)
             while True:
-                whole_ones = [name for name in self.checkpoints() if name.startswith("step-")]
                 process = subprocess.Popen(
-                    [MPIRUN, "-n", "2", self.ballast, "train", "config.json",
-                     "--resume" if whole_ones else "--overwrite"],
+                    [MPIRUN, "-n", "2", self.ballast, "train", "config.json", "--resume=auto"],
                     cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                     env={**os.environ, "BALLAST_RESUME_TEST": str(self.path)})
                 try:
@@ -466,6 +494,92 @@ class ResumeTest(runs.CheckpointTest):
             self.assertEqual(len(found), 8)
             for one, other in zip(found, expected):
                 self.assertAlmostEqual(one / other, 1.0, delta=1e-5, msg=str(run))
+
+
+class RequeuedJobTest(runs.CheckpointTest):
+    """One command line for the first attempt and all that follow."""
+
+    STEPS = 4
+    BALLAST = {**runs.CheckpointTest.BALLAST, "steps": STEPS}
+
+    def automatic(self, *arguments, **sections):
+        return self.train("--resume=auto", *arguments, **{"ballast": self.BALLAST, **sections})
+
+    def files(self):
+        return {str(file): (file.stat().st_mtime_ns, file.read_bytes() if file.is_file() else b"")
+                for file in sorted((self.path / "run").rglob("*"))}
+
+    def test_it_begins_in_what_a_killed_process_has_left(self):
+        expected = self.reference()
+        rows = (self.path / "reference/metrics.jsonl").read_bytes().splitlines(keepends=True)
+        run = self.path / "run"
+        for left in ({}, {"metrics.jsonl": b""}, {"metrics.jsonl": b'{"st'},
+                     {"metrics.jsonl": rows[0] + rows[1][:40], "config.json": b"{}",
+                      "run.json": b"{", "config.json.tmp-12": b"",
+                      "checkpoints/.incomplete-step-2/rank-0.states": b"0"}):
+            for name, content in left.items():
+                (run / name).parent.mkdir(parents=True, exist_ok=True)
+                (run / name).write_bytes(content)
+            done = self.automatic()
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("the run begins again" in done.stderr, len(left.get("metrics.jsonl", b"")) > 0)
+            self.assertEqual(self.results(), expected)
+            self.assertEqual(self.checkpoints(), ["step-2", "step-4"])
+            self.assertEqual(list(run.glob("*.tmp-*")), [])
+            shutil.rmtree(run)
+
+    def test_of_a_finished_run_nothing_changes(self):
+        for sections in ({}, {"ballast": {**self.BALLAST, "checkpoint_every": 0}}):
+            self.assertEqual(self.automatic(**sections).returncode, 0)
+            before = self.files()
+            done = self.automatic(**sections)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stdout, r"^\S*/run is finished: 4 steps, weights in \S*; nothing is left to do$")
+            self.assertEqual(self.files(), before)
+            if not sections:
+                done = self.automatic("--set", "optimizer.params.lr=2e-3")
+                assert_one_line(self, done, 2, ("optimizer.params.lr 0.001 -> 0.002", "--allow-change"))
+                self.assertEqual(self.files(), before)
+                done = self.automatic("--steps", 5)  # it is not finished then
+                self.assertEqual((done.returncode, self.steps()), (0, [1, 2, 3, 4, 5]), done.stderr)
+            shutil.rmtree(self.path / "run")
+
+    def test_what_it_must_not_replace_is_named(self):
+        run = self.path / "run"
+        row = '{"step":1,"loss":5.0}\n'
+        for left, words in (({"config.json": "{}"}, ("run/config.json exists", "--out")),
+                            ({"weights/model.safetensors": ""}, ("run/weights exists", "--out")),
+                            ({"metrics.jsonl": "loss 3\n"}, ("run/metrics.jsonl: is not the file of a run",)),
+                            ({"metrics.jsonl": row, "weights/config.json": "{}"},
+                             ("run/weights: are trained weights without a checkpoint", "--out")),
+                            ({"metrics.jsonl": row, "checkpoints/damaged-step-2/rank-0.json": ""},
+                             ("checkpoints/damaged-step-2: ", "no whole one")),
+                            ({"metrics.jsonl": row, "checkpoints/step-2/rank-0.json": ""},
+                             ("has no whole checkpoint to resume from", "step-2/checkpoint.json"))):
+            for name, content in left.items():
+                (run / name).parent.mkdir(parents=True, exist_ok=True)
+                (run / name).write_text(content)
+            before = self.files()
+            done = self.automatic()
+            assert_one_line(self, done, 1 if "no whole checkpoint" in words[0][4:] else 2, words)
+            self.assertEqual(self.files(), before)
+            shutil.rmtree(run)
+        run.write_text("a file")
+        assert_one_line(self, self.automatic(), 1, (str(run), "is not a directory"))
+        run.unlink()
+        done = self.train("--resume=auto", "--overwrite", ballast=self.BALLAST)
+        assert_one_line(self, done, 2, ("--overwrite", "--resume"))
+        done = self.automatic(ballast={**self.BALLAST, "out": ""})
+        assert_one_line(self, done, 2, ("--resume", "--out DIR"))
+
+    def test_a_signal_names_the_same_command(self):
+        self.config(ballast={**self.BALLAST, "steps": 100000})
+        process = self.start("--resume=auto", "--out", "run")
+        self.wait_for_row(process, 2)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=120)
+        self.assertEqual((process.returncode, err), (0, ""))
+        self.assertTrue(out.splitlines()[-1].endswith(" train config.json --resume=auto --out run"), out)
 
 
 if __name__ == "__main__":

@@ -159,9 +159,13 @@ class Runs(FolderTest):
         config = with_section(checkpoint_every=1000)
         run = ballast.train(config, out="run", steps=12, callback=lambda record: record["step"] < 4)
         self.assertTrue(run.checkpoint)
-        again = ballast.train(config, out="run", steps=12, resume=True)
+        again = ballast.train(config, out="run", steps=12, resume="auto")
         self.assertEqual((again.steps, again.interrupted), (12, False))
-        ballast.train(config, out="whole", steps=12)
+        before = self.metrics("run")
+        finished = ballast.train(config, out="run", steps=12, resume="auto")  # nothing is left to do
+        self.assertEqual((finished.steps, finished.loss), (12, before[-1]["loss"]))
+        self.assertEqual(self.metrics("run"), before)
+        ballast.train(config, out="whole", steps=12, resume="auto")
         self.assertEqual([row["loss"] for row in self.metrics("run")],
                          [row["loss"] for row in self.metrics("whole")])
 

@@ -112,6 +112,15 @@ const Json* member(const Json& object, std::initializer_list<const char*> keys) 
   return at;
 }
 
+/// A report shows what it can.
+std::vector<fs::path> checkpoints_if_readable(const fs::path& run) {
+  try {
+    return train::checkpoints_of(run);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 }  // namespace
 
 RunData::RunData(fs::path directory, const std::vector<fs::path>& traces)
@@ -229,7 +238,7 @@ Json RunData::marks() const {
       where("skipped_batches", [](double value, double before) { return value > before; }));
   add("loss not finite", where("loss", [](double value, double) { return std::isinf(value); }));
   std::vector<std::uint64_t> checkpoints;
-  for (const fs::path& folder : train::checkpoints_of(directory_)) {
+  for (const fs::path& folder : checkpoints_if_readable(directory_)) {
     const std::string number = folder.filename().string().substr(std::string("step-").size());
     checkpoints.push_back(std::strtoull(number.c_str(), nullptr, 10));
   }

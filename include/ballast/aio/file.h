@@ -36,7 +36,12 @@ class File {
   /// An existing file for reading and, if `writable`, writing. Throws Error(io).
   static File open(const std::filesystem::path& path, bool writable,
                    Access access = Access::direct);
-  /// The same: direct if the file system allows it for whole pages, otherwise buffered.
+  /// A swap file that create_anonymous() has made in `directory` and link() has named `path`. Makes
+  /// it `size` bytes long, with its blocks allocated, if it is shorter. Messages name `directory`,
+  /// because the name belongs to a checkpoint and may go. Throws Error(io).
+  static File open_swap(const std::filesystem::path& path, const std::filesystem::path& directory,
+                        Bytes size, Access access);
+  /// Opens like open(): direct if the file system allows it for whole pages, otherwise buffered.
   static File open_for_pages(const std::filesystem::path& path, bool writable);
 
   /// Creates `path`, or empties the file that is there. `size`: its length, with blocks allocated

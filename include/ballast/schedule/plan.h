@@ -328,6 +328,11 @@ struct Placement {
 /// whole weights of all tiles live on the device.
 bool in_one_pass(const Workload& workload, const Placement& placement);
 
+/// Whether a checkpoint is written while training continues: some weights or states are in host
+/// memory. With weights or states on NVMe this takes a further extent for each of them, so a run
+/// that keeps one checkpoint waits instead. `kept`: number of checkpoints that stay.
+bool written_in_background(const Placement& placement, std::uint64_t kept);
+
 enum class Order : std::uint8_t {
   layer_major,       ///< every micro-batch of a block before the next block
   micro_batch_major  ///< every block of a micro-batch before the next micro-batch
@@ -365,7 +370,8 @@ struct Options {
   std::uint32_t state_staging = 3;       ///< host buffers for states from NVMe, at least 1
   std::uint32_t activation_staging = 3;  ///< host buffers for activations to NVMe, at least 1
   std::uint32_t gradient_staging = 3;    ///< host buffers for gradients to NVMe, at least 1
-  /// Checkpoints that keep weights and states where they are on NVMe, at a time.
+  /// Complete checkpoints that keep weights and states where they are on NVMe, at a time. A further
+  /// one may be incomplete: see written_in_background().
   std::uint32_t kept_checkpoints = 0;
   friend bool operator==(const Options&, const Options&) = default;
 };

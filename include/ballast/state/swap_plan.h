@@ -57,8 +57,13 @@ void check_paths(const SwapOptions& options);
 /// remedy when a file system lacks space for the files of its paths. Nothing stays allocated.
 SwapPlan plan_swap(SwapOptions options, std::span<const Bytes> extents);
 
-/// A plan that uses the files of `image` again; nothing if it has other extents or paths. Throws
-/// like check_paths().
+/// Bytes of the swap files with these extents that will be on the file system of `place`, if all
+/// paths are there. Otherwise 0: how the paths share them may depend on a measurement.
+Bytes swap_bytes_on(const std::filesystem::path& place, const SwapOptions& options,
+                    std::span<const Bytes> extents);
+
+/// A plan that uses the files of `image` again, which may have to grow for the last of `extents`;
+/// nothing if its own extents or paths are others. Throws like check_paths().
 std::optional<SwapPlan> reuse_swap(SwapOptions options, std::span<const Bytes> extents,
                                    const SwapImage& image);
 

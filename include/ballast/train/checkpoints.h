@@ -41,10 +41,11 @@ struct CheckpointFacts {
 };
 
 /// Whether `path` is meant as a checkpoint, whole or not: it has the name of one of a run or a
-/// checkpoint.json.
+/// checkpoint.json. Throws Error(io) if the system does not say.
 bool names_checkpoint(const std::filesystem::path& path);
-/// The checkpoints step-N of the run directory `run`, the newest first; incomplete ones have other
-/// names.
+/// The checkpoints step-N of the run directory `run`, the newest first; incomplete ones, and
+/// damaged ones that a resume has passed over, have other names. Throws Error(io) if there is a
+/// folder of checkpoints that cannot be listed.
 std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& run);
 /// Whether `path` is the run directory `run` or one of its checkpoints.
 bool is_of_run(const std::filesystem::path& path, const std::filesystem::path& run);
@@ -84,9 +85,14 @@ struct CheckpointReport {
   std::filesystem::path folder;
   std::optional<CheckpointContent> content;  ///< empty if not even this can be read
   std::string damage;                        ///< names the file; "": none was found
+  /// Why the system does not let it be read, which is not damage; "": it does.
+  std::string unreadable = {};
   /// XXH3 of all weights and states in the order of engine::whole_ranges(): does not depend on the
   /// number of ranks that have written it, nor on its form.
   std::optional<std::uint64_t> hash;
+
+  /// Whether nothing speaks against a resume from it.
+  [[nodiscard]] bool usable() const { return damage.empty() && unreadable.empty(); }
 };
 
 /// Calls `progress` with the bytes that are read and those of the whole; it may throw to stop.

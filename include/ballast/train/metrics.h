@@ -78,6 +78,8 @@ class MetricsWriter {
   /// Keeps other processes that call this from the file, until the object or the process ends.
   /// False if another one has it. A file system without locks gives none, and true.
   [[nodiscard]] bool lock();
+  /// Whether there was no file.
+  [[nodiscard]] bool is_new() const { return created_; }
   /// Appends one line. If the write fails (full disk, file-size limit), removes the partial line
   /// and throws Error(io).
   void write(const StepMetrics& metrics);

@@ -76,6 +76,15 @@ struct RunSummary {
   std::string advice;                  ///< bottleneck and best improvement, one or two sentences
 };
 
+/// A run whose last step an earlier process has finished.
+struct FinishedRun {
+  std::filesystem::path directory;
+  std::uint64_t steps = 0;
+  double last_loss = 0.0;
+  std::filesystem::path weights = {};     ///< the folder of the saved weights; "" if there is none
+  std::filesystem::path checkpoint = {};  ///< the newest one; "" if there is none
+};
+
 /// Receives the events of a run, on the training thread of rank 0.
 class Observer {
  public:
@@ -91,6 +100,8 @@ class Observer {
   virtual void saving(Bytes /*done*/, Bytes /*total*/) {}
   /// Also after an interrupt, and if only the weights could not be saved.
   virtual void finished(const RunSummary& summary) = 0;
+  /// With RunDirectory::automatic, instead of all others: nothing is left to do.
+  virtual void already_finished(const FinishedRun& run) = 0;
 };
 
 /// Options of the trace (write_trace()).
@@ -103,7 +114,9 @@ struct TraceRequest {
 enum class RunDirectory : std::uint8_t {
   fresh,        ///< there must be none
   overwritten,  ///< they are of another run
-  continued     ///< the run goes on from one of its checkpoints
+  continued,    ///< the run goes on from one of its checkpoints
+  automatic     ///< continued if there is a checkpoint; otherwise the run begins, also in the files
+                ///< of a run of this directory that was killed before its first checkpoint
 };
 
 /// Options of a run that are not part of its config.

@@ -3,7 +3,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <string>
 
 #include <fcntl.h>
@@ -88,6 +90,27 @@ TEST(File, OpensAnExistingFileWithItsSize) {
   EXPECT_EQ(pwrite(file.descriptor(), "y", 1, 0), 1);
   const File readable = File::open(path, false, Access::buffered);
   EXPECT_EQ(pwrite(readable.descriptor(), "y", 1, 0), -1);
+}
+
+TEST(File, ASwapFileGrowsWithItsBlocksAndKeepsItsContent) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "rank-0.swap-0";
+  std::ofstream(path) << std::string(2 * kPage, 'x');
+  const std::filesystem::path place = dir.path();
+  EXPECT_EQ(File::open_swap(path, place, kPage, File::Access::buffered).size(), 2 * kPage);
+  const File file = File::open_swap(path, place, 5 * kPage, File::Access::buffered);
+  EXPECT_EQ(file.size(), 5 * kPage);
+  EXPECT_EQ(file.name(), place.string());
+  struct stat status {};
+  ASSERT_EQ(stat(path.c_str(), &status), 0);
+  EXPECT_EQ(static_cast<Bytes>(status.st_size), 5 * kPage);
+  std::ifstream in(path);
+  const std::string content(std::istreambuf_iterator<char>(in), {});
+  EXPECT_EQ(content, std::string(2 * kPage, 'x') + std::string(3 * kPage, '\0'));
+  EXPECT_EQ(write_zeros(file.descriptor(), 6 * kPage, kPage, 5 * kPage), 0);
+  std::ifstream again(path);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(again), {}),
+            content + std::string(kPage, '\0'));
 }
 
 TEST(File, RefusesToOpenWhatIsMissingOrNoRegularFile) {

@@ -352,6 +352,29 @@ TEST(Builder, SumsAreThoseOfTheListedBuffers) {
   }
 }
 
+TEST(Builder, ACheckpointInTheBackgroundHasRoomBesideTheOthers) {
+  const auto count = [](Tier first, Tier others, std::uint32_t kept) {
+    Problem problem = uniform(3, 1, others, others);
+    problem.placement.blocks[0].optimizer = first;
+    problem.options.kept_checkpoints = kept;
+    const auto& [work, placement, options] = problem;
+    std::size_t homes = 0;
+    std::size_t for_checkpoints = 0;
+    for (const Buffer& buffer : list_buffers(work, placement, options)) {
+      if (buffer.tier != Tier::nvme) continue;
+      (buffer.kind == Kind::checkpoints ? for_checkpoints : homes) += 1;
+    }
+    return std::pair(for_checkpoints, homes);
+  };
+  const auto [alone, homes] = count(Tier::nvme, Tier::nvme, 2);  // nothing to write behind steps
+  EXPECT_EQ(alone, 2 * homes);
+  for (const std::uint32_t kept : {1U, 2U, 3U}) {
+    const auto [for_checkpoints, on_nvme] = count(Tier::host, Tier::nvme, kept);
+    EXPECT_EQ(for_checkpoints, (kept == 1 ? 1 : kept + 1) * on_nvme) << kept;
+  }
+  EXPECT_EQ(count(Tier::host, Tier::host, 2).first, 0U);
+}
+
 TEST(Builder, RefusesWhatMakesNoSense) {
   Problem problem = uniform(3, 1, Tier::host, Tier::host);
   problem.placement.blocks.pop_back();

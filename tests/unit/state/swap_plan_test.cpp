@@ -149,5 +149,26 @@ TEST(SwapPlan, TakesADirectoryThatWillBeMade) {
   expect_parts(message(over({path}), {kPage}), {"file is not a directory"});
 }
 
+TEST(SwapPlan, FilesAreUsedAgainIfTheirExtentsComeFirst) {
+  const TempDir dir;
+  const std::vector<Bytes> all = {3 * kMiB, 2 * kMiB, 3 * kMiB, 2 * kMiB};
+  const SwapOptions options = over({at(dir.path())});
+  const SwapImage image = {.files = {dir.path() / "file"},
+                           .extents = {3 * kMiB, 2 * kMiB, 3 * kMiB},
+                           .weights = {1.0},
+                           .segment_bytes = kMiB};
+  const auto plan = reuse_swap(options, all, image);
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(plan->stripe.bytes(), 10 * kMiB);
+  for (std::size_t e = 0; e < image.extents.size(); ++e) {
+    EXPECT_EQ(plan->stripe.segments(e)[0].offset, image.stripe().segments(e)[0].offset);
+  }
+  EXPECT_FALSE(reuse_swap(options, std::vector{3 * kMiB, 2 * kMiB}, image).has_value());
+  EXPECT_FALSE(reuse_swap(options, std::vector{2 * kMiB, 2 * kMiB, 3 * kMiB}, image).has_value());
+  EXPECT_FALSE(reuse_swap(options, all, SwapImage{}).has_value());
+  EXPECT_EQ(swap_bytes_on(dir.path(), options, all), 10 * kMiB);
+  EXPECT_EQ(swap_bytes_on("/proc", options, all), 0U);
+}
+
 }  // namespace
 }  // namespace ballast::state::swap_plan_test

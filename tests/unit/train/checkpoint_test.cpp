@@ -17,6 +17,7 @@
 #include "ballast/state/checksum.h"
 #include "ballast/train/safetensors.h"
 
+#include "src/train/checkpoint_swap.h"
 #include "src/train/checkpoint_writer.h"
 #include "src/train/portable.h"
 #include "tests/support/damaged_json.h"
@@ -277,12 +278,58 @@ TEST(Checkpoint, OfALaterVersionOrAnotherFormatIsRefused) {
         *text::parse_json(test::read_text(facts_file(folder)), "test").find("content");
     content["version"] = 99;
     test::write_text(facts_file(folder), seal(content));
-    EXPECT_NE(examined(folder).damage.find("checkpoint.json: of version 99"), std::string::npos);
+    EXPECT_NE(examined(folder).unreadable.find("checkpoint.json: of version 99"),
+              std::string::npos);
     content["version"] = 1;
     content["format"] = "square";
     test::write_text(facts_file(folder), seal(content));
-    EXPECT_NE(examined(folder).damage.find("does not know"), std::string::npos);
+    EXPECT_NE(examined(folder).unreadable.find("does not know"), std::string::npos);
   }
+}
+
+TEST(Checkpoint, AnErrorOfTheSystemIsNotDamage) {
+  const Forms forms;
+  for (const char* name : {"checkpoint.json", "rank-0.json", "rank-0.states"}) {
+    const fs::path file = forms.folders[0] / name;
+    const fs::path away = forms.dir.path() / "away";
+    fs::rename(file, away);
+    expect_error(ErrorCategory::data, {name, "No such file"},
+                 [&] { Checkpoint checkpoint(forms.folders[0]); });
+    fs::create_symlink(name, file);  // to itself: ELOOP, also for root, whom EACCES does not stop
+    expect_error(ErrorCategory::io, {name, "Too many levels", "it may be whole", "symbolic links"},
+                 [&] { Checkpoint checkpoint(forms.folders[0]); });
+    const CheckpointReport report = examined(forms.folders[0]);
+    EXPECT_EQ(report.damage, "");
+    EXPECT_NE(report.unreadable.find(file.string()), std::string::npos);
+    EXPECT_FALSE(report.usable());
+    fs::remove(file);
+    fs::rename(away, file);
+  }
+  EXPECT_TRUE(examined(forms.folders[0]).usable());
+  const fs::path run = forms.dir.path() / "run";
+  const fs::path checkpoints = run / kCheckpoints;
+  fs::rename(checkpoints, forms.dir.path() / "away");
+  EXPECT_TRUE(checkpoints_of(run).empty());
+  fs::create_symlink(kCheckpoints, checkpoints);
+  expect_error(ErrorCategory::io, {"cannot list", "Too many levels"},
+               [&] { static_cast<void>(checkpoints_of(run)); });
+}
+
+TEST(Checkpoint, OneThatIsSetAsideKeepsItsFilesButNoSwapFiles) {
+  const Forms forms;
+  const fs::path run = forms.dir.path() / "run";
+  for (const char* expected : {"damaged-step-2", "damaged-step-2-2"}) {
+    forms.states.write(run / kCheckpoints / "step-2", 2);
+    test::write_text(run / kCheckpoints / "step-2/rank-0.swap-0", "swapped");
+    const fs::path aside = set_aside(run / kCheckpoints / "step-2");
+    EXPECT_EQ(aside.filename(), expected);
+    EXPECT_TRUE(fs::exists(aside / "rank-1.states"));
+    EXPECT_FALSE(fs::exists(aside / "rank-0.swap-0"));
+    EXPECT_EQ(checkpoints_of(run).size(), 2U);
+  }
+  const fs::path file = run / kCheckpoints / "step-9";
+  test::write_text(file, "not a folder");
+  EXPECT_EQ(test::read_text(set_aside(file)), "not a folder");
 }
 
 /// Replaces the ranges of the remainders of the embedding, which has 5000, in a checkpoint of one

@@ -1,0 +1,134 @@
+#include "src/train/automatic_resume.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
+
+#include "src/train/checkpoint.h"
+#include "src/train/checkpoint_format.h"
+#include "src/train/checkpoint_swap.h"
+#include "src/train/saved_weights.h"
+
+namespace ballast::train {
+namespace {
+
+namespace fs = std::filesystem;
+using text::Json;
+
+constexpr const char* kMetricsLog = "metrics.jsonl";
+
+/// At most 1 MiB of a file from its beginning or, if `end`, up to its end.
+std::string part_of(const fs::path& path, bool end) {
+  const Descriptor file = text::open_file(path, O_RDONLY, ErrorCategory::io);
+  const Bytes size = text::regular_file_size(file, path, ErrorCategory::io);
+  std::string content(std::min(size, kMiB), '\0');
+  text::read_fully(file, path, end ? size - content.size() : 0,
+                   std::as_writable_bytes(std::span(content)));
+  return content;
+}
+
+[[noreturn]] void refuse_to_begin(const fs::path& found, std::string_view what) {
+  throw Error(ErrorCategory::usage,
+              fmt::format("{}: {}; choose another run directory with --out, or move it away",
+                          found.string(), what));
+}
+
+/// Throws unless all that a new run would remove of `checkpoints` are parts of unfinished ones.
+void check_leftovers(const fs::path& checkpoints) {
+  std::error_code error;
+  for (fs::directory_iterator entry(checkpoints, error);
+       !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (is_leftover(entry->path())) continue;
+    refuse_to_begin(entry->path(),
+                    "is in the folder of checkpoints, which has no whole one to go on from and "
+                    "would be replaced by those of a run that begins");
+  }
+}
+
+/// The last whole row of metrics.jsonl, if there is one.
+std::optional<Json> last_row(const fs::path& directory) {
+  const fs::path path = directory / kMetricsLog;
+  if (!is_there(path)) return std::nullopt;
+  std::string text = part_of(path, true);
+  text.resize(text.rfind('\n') + 1);  // a row without an end was not finished
+  if (text.empty()) return std::nullopt;
+  text.pop_back();
+  try {
+    return text::parse_json(text.substr(text.rfind('\n') + 1), path.string(),
+                            {.category = ErrorCategory::data});
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+bool has_other_settings(const fs::path& folder, const config::Settings& settings) {
+  try {
+    const Checkpoint checkpoint(folder);
+    const config::Settings& before = checkpoint.facts().settings;
+    return !before.empty() && !config::find_changes(before, settings).empty();
+  } catch (const Error&) {
+    return false;  // the run is finished without it
+  }
+}
+
+}  // namespace
+
+RunDirectory begin_or_continue(const fs::path& directory, bool is_new) {
+  if (!checkpoints_of(directory).empty()) return RunDirectory::continued;
+  if (is_new) return RunDirectory::fresh;
+  check_leftovers(directory / kCheckpoints);
+  const fs::path metrics = directory / kMetricsLog;
+  const std::string begin = part_of(metrics, false);
+  constexpr std::string_view kRow = R"({"step":)";
+  if (!begin.starts_with(std::string_view(kRow).substr(0, std::min(kRow.size(), begin.size())))) {
+    refuse_to_begin(metrics, "is not the file of a run, which begins with the row of a step");
+  }
+  if (is_there(directory / kRunWeights)) {
+    refuse_to_begin(directory / kRunWeights,
+                    "are trained weights without a checkpoint to go on from, which a run that "
+                    "begins would replace");
+  }
+  if (!begin.empty()) {
+    log(LogLevel::info,
+        fmt::format("{} has no checkpoint yet, so the run begins again; its first step replaces "
+                    "the rows in metrics.jsonl",
+                    directory.string()));
+  }
+  return RunDirectory::overwritten;
+}
+
+std::optional<FinishedRun> find_finished(const config::Config& config,
+                                         const config::Settings& settings) {
+  const fs::path& directory = config.ballast.out;
+  const std::optional<Json> row = last_row(directory);
+  if (!row || !row->is_object()) return std::nullopt;
+  const Json* const step = row->find("step");
+  if (step == nullptr || !step->is_number() || step->whole() != config.ballast.steps) {
+    return std::nullopt;
+  }
+  FinishedRun run = {.directory = directory, .steps = config.ballast.steps};
+  if (is_there(directory / kRunWeights)) run.weights = directory / kRunWeights;
+  if (config.ballast.save_weights && run.weights.empty()) return std::nullopt;
+  const std::vector<fs::path> checkpoints = checkpoints_of(directory);
+  if (!checkpoints.empty()) {
+    run.checkpoint = checkpoints.front();
+    if (has_other_settings(run.checkpoint, settings)) return std::nullopt;
+  }
+  const Json* const loss = row->find("loss");
+  if (loss != nullptr && loss->is_number()) run.last_loss = loss->number();
+  return run;
+}
+
+}  // namespace ballast::train
