@@ -71,8 +71,8 @@ struct Item {
 /// The queues of a lane. Used with the executor's lock held.
 struct LaneQueue {
   std::deque<Item> waiting;
-  std::deque<Item> enqueued;  ///< and not finished
-  double free_since = 0.0;    ///< end of the last finished operation
+  std::deque<Item> enqueued;             ///< and not finished
+  double free_since = 0.0;               ///< end of the last finished operation
   std::optional<double> starting_since;  ///< an operation is being started
   std::optional<double> waiting_since;   ///< the next operation waits for its inputs
   std::size_t most = kMostEnqueued;

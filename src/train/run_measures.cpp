@@ -71,6 +71,7 @@ StepMetrics RunMeasures::step(const Batch& batch, const engine::StepResult& resu
   skipped_ += result.skipped ? 1 : 0;
   rolled_back_ += result.rolled_back ? 1 : 0;
   last_loss_ = result.loss;
+  last_rewards_ = metrics.rewards;
   note(metrics);
   return metrics;
 }
@@ -133,6 +134,7 @@ void RunMeasures::summarize(RunSummary& summary, const planning::RunPrediction* 
   summary.gemm_share = gemm_share(pace());
   summary.step_seconds = typical ? typical->seconds : pace();
   summary.last_loss = last_loss_;
+  summary.last_rewards = last_rewards_;
   summary.totals = engine_.totals();
   if (prediction == nullptr) return;
   summary.predicted_seconds = prediction->step_seconds();

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "ballast/core/cpu.h"
@@ -67,8 +68,9 @@ class RunMeasures {
   std::uint64_t skipped_ = 0;
   std::uint64_t rolled_back_ = 0;
   double last_loss_ = 0.0;
+  std::optional<StepMetrics::Rewards> last_rewards_;
   engine::EngineTotals before_;  ///< when the step began
-  std::vector<Bytes> filled_;  ///< written to each NVMe path before the first step
+  std::vector<Bytes> filled_;    ///< written to each NVMe path before the first step
 };
 
 }  // namespace ballast::train

@@ -15,6 +15,7 @@ function stateOf(run, short = false) {
 }
 const stepsOf = run => run.rows === 0 ? "no steps" : `step ${run.last_step.toLocaleString("en")}${run.planned_steps > 0 ? ` of ${run.planned_steps.toLocaleString("en")}` : ""}`;
 const lastOf = (run, key) => run.totals.last[key] === null ? "-" : digits(run.totals.last[key]);
+const lastLoss = run => run.totals.ends_not_finite ? "not finite" : lastOf(run, "loss");
 
 function rooflineOf(run) {
   const plan = (run.run || {}).plan;
@@ -38,6 +39,7 @@ function boundsOf(run) {
 // With pairs of completions (DPO), a loss belongs to a pair.
 const hasPairs = run => run.series["rewards.margin"].values.length > 0;
 const lossUnit = run => hasPairs(run) ? "nats per pair" : "nats per token";
+const unitOfLoss = runs => runs.every(run => lossUnit(run) === lossUnit(runs[0])) ? lossUnit(runs[0]) : "nats per token or pair";
 
 /// A line for each distinct roofline.
 function rooflines(runs) {
@@ -63,7 +65,7 @@ function curves(runs, chosen) {
   const busiest = Math.max(0, ...used.flatMap(lane => groups.lanes[lane].busy_seconds.map((v, i) => 100 * v / (groups.step_seconds[i] || Infinity))));
   const held = lines("eval_loss", "held-out loss", several ? {dash: "5 3"} : {colour: "var(--c1)", dots: true});
   return [
-    {id: "loss", title: "Loss", kind: lossUnit(chosen), series: [...lines("loss", several ? "" : "loss"), ...held], named: true, dashed: "dashed: held-out loss", marks, log: true, caption: grouped},
+    {id: "loss", title: "Loss", kind: unitOfLoss(runs), series: [...lines("loss", several ? "" : "loss"), ...held], named: true, dashed: "dashed: held-out loss", marks, log: true, caption: grouped},
     {id: "norm", title: "Gradient norm", kind: "L2, before clipping", series: lines("grad_norm", several ? "" : "gradient norm"), log: true, marks: marks.filter(m => m.kind !== "checkpoint")},
     {id: "scale", title: "Loss scale", kind: "factor of the gradients in fp16", series: lines("loss_scale", several ? "" : "loss scale"), log: true, marks: marks.filter(m => m.kind === "update skipped")},
     {id: "lr", title: "Learning rate", kind: "per update", series: lines("lr", several ? "" : "learning rate"), zero: true},
@@ -101,7 +103,7 @@ function overview(runs) {
     const [run] = runs, t = run.totals, plan = (run.run || {}).plan, roof = rooflineOf(run), most = boundsOf(run).pop();
     return tiles([
       tile("Steps", run.rows === 0 ? "0" : run.last_step.toLocaleString("en"), run.planned_steps > 0 && `of ${run.planned_steps.toLocaleString("en")}, ${formatCount(t.tokens)} tokens`),
-      tile("Loss", lastOf(run, "loss"), `${lossUnit(run)}, last step`),
+      tile("Loss", lastLoss(run), t.ends_not_finite ? `last step; ${lastOf(run, "loss")} ${lossUnit(run)} before` : `${lossUnit(run)}, last step`),
       t.last.eval_loss !== null && tile("Held-out loss", lastOf(run, "eval_loss"), hasPairs(run) ? lossUnit(run) : `nats per token, perplexity ${digits(Math.exp(t.last.eval_loss), 4)}`),
       tile("Speed", `${formatCount(t.median_tokens_per_second)} tokens/s`, roof ? `median; ${digits(100 * t.median_tokens_per_second / roof, 3)}% of the roofline` : "median"),
       tile("Step time", formatSeconds(t.median_step_seconds), plan && plan.predicted_step_seconds ? `median; predicted ${formatSeconds(plan.predicted_step_seconds)}` : "median"),
@@ -109,18 +111,28 @@ function overview(runs) {
       most && tile("Most busy lane", most.lane, "in the last steps"),
       t.nvme_bytes_written > 0 && tile("Written to NVMe", formatBytes(t.nvme_bytes_written), "since the start")]);
   }
-  return table(["Run", "State", {number: "Steps"}, {number: "Loss (nats/token)"}, {number: "Held-out loss"}, {number: "Median tokens/s"}, {number: "Median step"}, {number: "Written to NVMe"}],
-    runs.map((run, i) => [el("span", {class: "whole"}, swatch(runColour(i)), run.name), stateOf(run, true), {number: stepsOf(run)}, {number: lastOf(run, "loss")}, {number: lastOf(run, "eval_loss")},
+  return table(["Run", "State", {number: "Steps"}, {number: `Loss (${unitOfLoss(runs)})`}, {number: "Held-out loss"}, {number: "Median tokens/s"}, {number: "Median step"}, {number: "Written to NVMe"}],
+    runs.map((run, i) => [el("span", {class: "whole"}, swatch(runColour(i)), run.name), stateOf(run, true), {number: stepsOf(run).replace(/^step /, "")}, {number: lastLoss(run)}, {number: lastOf(run, "eval_loss")},
       {number: digits(run.totals.median_tokens_per_second, 4)}, {number: formatSeconds(run.totals.median_step_seconds)}, {number: run.totals.nvme_bytes_written > 0 ? formatBytes(run.totals.nvme_bytes_written) : "-"}]), "Runs");
+}
+
+/// "3, 7 to 12" for steps in ascending order.
+function rangesOf(steps) {
+  const ranges = [];
+  for (const step of steps) {
+    const last = ranges[ranges.length - 1];
+    if (last && last.to === step - 1) last.to = step; else ranges.push({from: step, to: step});
+  }
+  return ranges.map(({from, to}) => from === to ? `${from}` : to === from + 1 ? `${from}, ${to}` : `${from} to ${to}`);
 }
 
 function events(run) {
   const counts = Object.entries(run.marks.counts).filter(([, count]) => count > 0);
   if (counts.length === 0) return [el("p", {class: "soft"}, "No update was skipped, nothing was repeated, and no checkpoint is kept.")];
   return [el("div", {id: "events"}, counts.map(([kind, count]) => {
-    const steps = run.marks.list.filter(m => m.kind === kind).map(m => m.step), most = 12;
+    const steps = rangesOf(run.marks.list.filter(m => m.kind === kind).map(m => m.step)), most = 12;
     return el("p", {}, svg("svg", {width: 12, height: 12, viewBox: "-6 -6 12 12", style: "display:inline-block;vertical-align:-1px;margin-right:5px", "aria-hidden": "true"}, Chart.prototype.mark(kind)),
-      `${kind}: ${plural(count, "step")} (${steps.slice(0, most).join(", ")}${count > most ? ", ..." : ""})`);
+      `${kind}: ${plural(count, "step")} (${steps.slice(0, most).join(", ")}${steps.length > most || run.marks.list.filter(m => m.kind === kind).length < count ? ", ..." : ""})`);
   }))];
 }
 

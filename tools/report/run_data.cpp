@@ -269,6 +269,8 @@ Json RunData::totals() const {
                               {"nvme_bytes_written", written}});
   for (const char* key : {"loss", "eval_loss", "lr", "grad_norm"})
     totals["last"][key] = log_.last(key);
+  const MetricsLog::Column losses = log_.column("loss");
+  totals["ends_not_finite"] = !losses.empty() && losses.back() == MetricsLog::kNotFinite;
   for (const Tier tier : kTiers) {
     const std::string name(to_string(tier));
     totals["peak_bytes"][name] = log_.last("peak_bytes." + name);

@@ -219,9 +219,10 @@ LocalServer::LocalServer(std::uint16_t port)
   socklen_t size = sizeof address;
   auto* const generic = reinterpret_cast<sockaddr*>(&address);
   if (::bind(socket_.number(), generic, size) != 0 || ::listen(socket_.number(), 16) != 0) {
-    fail(fmt::format("cannot serve on 127.0.0.1:{}; choose another --port, or leave it out for one "
-                     "that is free",
-                     port));
+    fail(
+        fmt::format("cannot serve on 127.0.0.1:{}; choose another --port, or leave it out for one "
+                    "that is free",
+                    port));
   }
   if (::getsockname(socket_.number(), generic, &size) != 0) fail("cannot get the port");
   port_ = ntohs(address.sin_port);

@@ -19,8 +19,8 @@ struct Reply {
 };
 
 /// Whether the host of a request or origin, with or without a port, names the loopback address. A
-/// page of another site could name this server's address as its own (DNS rebinding), but not by such
-/// a name. Any port is right: the browser may be at the other end of a tunnel.
+/// page of another site could name this server's address as its own (DNS rebinding), but not by
+/// such a name. Any port is right: the browser may be at the other end of a tunnel.
 bool is_loopback_host(std::string_view host);
 
 /// Answers GET and HEAD requests on the loopback address, so only of this machine. One thread, and

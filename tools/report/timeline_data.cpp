@@ -202,8 +202,8 @@ struct Drawing {
   std::size_t left_out = 0;  ///< slices of other steps
 };
 
-/// All slices, or those of the middle step if there are too many. If these are too many as well, the
-/// shortest are joined until they can be drawn.
+/// All slices, or those of the middle step if there are too many. If these are too many as well,
+/// the shortest are joined until they can be drawn.
 Drawing draw(const LaneTimeline& timeline) {
   constexpr std::size_t kMost = 20000;
   const std::vector<bool> critical = critical_slices(timeline.slices);
@@ -226,8 +226,8 @@ Drawing draw(const LaneTimeline& timeline) {
   }
   drawing.left_out = timeline.slices.size() - drawing.slices.size();
   if (drawing.slices.size() <= kMost) return drawing;
-  const std::int64_t whole = std::max<std::int64_t>(1, drawing.slices.back().end -
-                                                           drawing.slices.front().start);
+  const std::int64_t whole =
+      std::max<std::int64_t>(1, drawing.slices.back().end - drawing.slices.front().start);
   for (std::int64_t shortest = whole / static_cast<std::int64_t>(kMost) + 1;
        drawing.slices.size() > kMost && shortest < 4 * whole; shortest *= 2) {
     drawing.slices = joined(drawing.slices, shortest);

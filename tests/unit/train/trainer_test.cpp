@@ -72,8 +72,7 @@ void expect_shares(const Reports& reports, const std::string& run) {
     for (const auto& [lane, seconds] : row.busy_seconds) {
       const double all = seconds + row.stalled_seconds.at(lane);
       EXPECT_GE(seconds, 0.0) << run << ", step " << row.step << ", " << lane;
-      EXPECT_LE(all, row.step_seconds * (1 + 1e-9))
-          << run << ", step " << row.step << ", " << lane;
+      EXPECT_LE(all, row.step_seconds * (1 + 1e-9)) << run << ", step " << row.step << ", " << lane;
       busy += seconds;
     }
     EXPECT_GT(busy, 0.0) << run << ", step " << row.step;
@@ -83,9 +82,9 @@ void expect_shares(const Reports& reports, const std::string& run) {
 TEST(LaneShares, AreOfTheStepAloneWithEvaluationsCheckpointsAndAfterAResume) {
   const test::TempDir directory;
   for (const std::string tier : {"host", "nvme"}) {
-    std::vector<std::string> overrides = {
-        "ballast.steps=8", "ballast.eval_every=2", "ballast.eval_batches=50",
-        "ballast.checkpoint_every=3", "zero_optimization.offload_optimizer.device=" + tier};
+    std::vector<std::string> overrides = {"ballast.steps=8", "ballast.eval_every=2",
+                                          "ballast.eval_batches=50", "ballast.checkpoint_every=3",
+                                          "zero_optimization.offload_optimizer.device=" + tier};
     Reports whole;
     train(text_config(directory, tier, overrides), whole, nullptr);
     EXPECT_EQ(whole.evaluations, 4);
