@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -36,6 +37,18 @@ double without_nan_sign(double value) {
   return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
 }
 
+/// "75%": the share of pairs whose chosen completion has the larger reward.
+std::string accuracy_text(const train::StepMetrics::Rewards& rewards) {
+  return fmt::format("{:.0f}%", 100.0 * rewards.accuracy);
+}
+
+/// ", accuracy 75%, margin 0.213" for a step on pairs; "" for others.
+std::string rewards_text(const std::optional<train::StepMetrics::Rewards>& rewards) {
+  if (!rewards) return "";
+  return fmt::format(", accuracy {}, margin {:.3g}", accuracy_text(*rewards),
+                     without_nan_sign(rewards->margin()));
+}
+
 /// A column of the table of steps. Narrow terminals lack the columns that come last.
 struct Column {
   const char* name;
@@ -51,17 +64,25 @@ std::vector<Column> columns_of(const train::StepReport& report) {
                                ? std::string("skipped")
                                : fmt::format("{:.3g}", without_nan_sign(metrics.grad_norm));
   const std::size_t digits = std::to_string(report.steps).size();
-  return {{"step", std::max<std::size_t>(11, 2 * digits + 1),
-           fmt::format("{}/{}", metrics.step, report.steps), 0},
-          {"loss", 7, fmt::format("{:.4f}", without_nan_sign(metrics.loss)), 0},
-          {"lr", 8, fmt::format("{:.2e}", metrics.lr), 3},
-          {"norm", 7, norm, 1},
-          {"tok/s", 6, format_count(metrics.tokens_per_second), 0},
-          {"gemm", 5, fmt::format("{:.0f}%", 100.0 * report.gemm_share), 2},
-          {"device", 6, memory(Tier::device), 4},
-          {"host", 6, memory(Tier::host), 5},
-          {"nvme", 6, memory(Tier::nvme), 6},
-          {"eta", 7, format_seconds(report.eta_seconds), 0}};
+  std::vector<Column> columns = {
+      {"step", std::max<std::size_t>(11, 2 * digits + 1),
+       fmt::format("{}/{}", metrics.step, report.steps), 0},
+      {"loss", 7, fmt::format("{:.4f}", without_nan_sign(metrics.loss)), 0},
+      {"lr", 8, fmt::format("{:.2e}", metrics.lr), 3},
+      {"norm", 7, norm, 1},
+      {"tok/s", 6, format_count(metrics.tokens_per_second), 0},
+      {"gemm", 5, fmt::format("{:.0f}%", 100.0 * report.gemm_share), 2},
+      {"device", 6, memory(Tier::device), 4},
+      {"host", 6, memory(Tier::host), 5},
+      {"nvme", 6, memory(Tier::nvme), 6},
+      {"eta", 7, format_seconds(report.eta_seconds), 0}};
+  if (metrics.rewards) {
+    const std::vector<Column> of_pairs = {
+        {"acc", 4, accuracy_text(*metrics.rewards), 1},
+        {"margin", 7, fmt::format("{:.3g}", without_nan_sign(metrics.rewards->margin())), 1}};
+    columns.insert(columns.begin() + 2, of_pairs.begin(), of_pairs.end());
+  }
+  return columns;
 }
 
 /// Removes columns until the table fits.
@@ -208,9 +229,9 @@ void Console::stepped(const train::StepReport& report) {
   }
   std::fflush(stdout);
   if (metrics.step == report.steps) return;
-  terminal_.live(fmt::format("step {}/{} running, loss {:.4f}, {} tok/s, eta {}", metrics.step + 1,
-                             report.steps, without_nan_sign(metrics.loss),
-                             format_count(metrics.tokens_per_second),
+  terminal_.live(fmt::format("step {}/{} running, loss {:.4f}{}, {} tok/s, eta {}",
+                             metrics.step + 1, report.steps, without_nan_sign(metrics.loss),
+                             rewards_text(metrics.rewards), format_count(metrics.tokens_per_second),
                              format_seconds(report.eta_seconds)));
 }
 
@@ -243,7 +264,8 @@ void Console::show_losses(const train::RunSummary& summary) {
       fmt::format(", {} step{} skipped", summary.skipped, summary.skipped == 1 ? "" : "s");
   const bool only_saved = summary.training_seconds == 0.0;
   if (!only_saved) {
-    terminal_.show(fmt::format("last loss {:.4f}{}", without_nan_sign(summary.last_loss),
+    terminal_.show(fmt::format("last loss {:.4f}{}{}", without_nan_sign(summary.last_loss),
+                               rewards_text(summary.last_rewards),
                                summary.skipped > 0 ? skipped : ""));
   }
   if (summary.went_back > 0) {

@@ -174,6 +174,12 @@ std::string describe(const Wear& wear) {
                      life(wear.days));
 }
 
+std::string describe_writes(const Wear& wear) {
+  if (wear.terabytes_per_day <= 0.0) return "nothing is written to NVMe";
+  return fmt::format("{} TB a day to NVMe, a drive lasts {}", short_number(wear.terabytes_per_day),
+                     life(wear.days));
+}
+
 bool Forecast::bandwidth_run() const {
   return !hiding.empty() &&
          hiding.front().tokens > static_cast<double>(decision.blueprint.workload.tokens_per_step());

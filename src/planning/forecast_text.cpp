@@ -169,6 +169,31 @@ void add_wear_json(const Forecast& forecast, Json& out) {
                               {"rated_bytes", forecast.wear->rated_bytes}});
 }
 
+/// The wear with a change that alters it, so that both effects of the change are seen.
+std::optional<Wear> wear_with(const Variant& variant, const Forecast& forecast) {
+  constexpr double kWorthSaying = 0.1;
+  if (!forecast.wear || std::abs(variant.wear - 1.0) < kWorthSaying) return std::nullopt;
+  Wear wear = *forecast.wear;
+  wear.terabytes_per_day *= variant.wear;
+  wear.days = variant.wear > 0.0 ? wear.days / variant.wear : 0.0;
+  return wear;
+}
+
+/// The five fastest changes, and those that spare the drives.
+void describe_improvements(const Forecast& forecast, Lines& lines) {
+  constexpr std::size_t kMost = 5;
+  if (!forecast.improvements.empty()) lines.emplace_back("speedup of single changes (simulated)");
+  for (std::size_t i = 0; i < forecast.improvements.size(); ++i) {
+    const Variant& variant = forecast.improvements[i];
+    if (i >= kMost && !variant.spares_drives()) continue;
+    const auto wear = wear_with(variant, forecast);
+    add_wrapped(lines,
+                fmt::format("  {:>6.2f}x  {}{}", variant.speedup, variant.change,
+                            wear ? "; " + describe_writes(*wear) : ""),
+                11);
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> describe(const Forecast& forecast) {
@@ -176,12 +201,7 @@ std::vector<std::string> describe(const Forecast& forecast) {
   describe_run(forecast, lines);
   describe_speed(forecast, lines);
   describe_hiding(forecast, lines);
-  if (!forecast.improvements.empty()) lines.emplace_back("speedup of single changes (simulated)");
-  constexpr std::size_t kMost = 5;
-  for (std::size_t i = 0; i < std::min(kMost, forecast.improvements.size()); ++i) {
-    const Variant& variant = forecast.improvements[i];
-    add_wrapped(lines, fmt::format("  {:>6.2f}x  {}", variant.speedup, variant.change), 11);
-  }
+  describe_improvements(forecast, lines);
   return lines;
 }
 
@@ -201,9 +221,14 @@ std::string to_json(const Forecast& forecast) {
   add_hiding_json(forecast, out);
   out["improvements"] = Json::array();
   for (const Variant& variant : forecast.improvements) {
-    out["improvements"].push_back(Json::object({{"change", variant.change},
-                                                {"tokens_per_second", variant.tokens_per_second},
-                                                {"speedup", variant.speedup}}));
+    Json one = Json::object({{"change", variant.change},
+                             {"tokens_per_second", variant.tokens_per_second},
+                             {"speedup", variant.speedup}});
+    if (const auto wear = wear_with(variant, forecast)) {
+      one["wear"] = describe_writes(*wear);
+      one["terabytes_per_day"] = wear->terabytes_per_day;
+    }
+    out["improvements"].push_back(std::move(one));
   }
   out["simulated"] = forecast.decision.simulated;
   out["config"] = text::parse_json(config::print(forecast.decision.config), "config");

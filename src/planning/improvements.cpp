@@ -18,12 +18,16 @@ using schedule::Lane;
 class Improvements {
  public:
   Improvements(const Decision& decision, const PlanRequest& request)
-      : decision_(decision), request_(request), now_(speed_of(decision)) {}
+      : decision_(decision),
+        request_(request),
+        now_(speed_of(decision)),
+        written_(written_per_second(decision.prediction)) {}
 
   std::vector<Variant> find() {
     more_tokens();
     open_placement();
     if (leaves_choices(request_.config)) larger_budgets(request_.config, "", 0.0);
+    smaller_states();
     faster_parts();
     std::stable_sort(found_.begin(), found_.end(),
                      [](const Variant& a, const Variant& b) { return a.speedup > b.speedup; });
@@ -41,8 +45,13 @@ class Improvements {
            decision.prediction.step_seconds;
   }
 
-  /// Keeps the change if the run is then faster than `at_least` tokens per second by kWorthSaying.
-  /// Returns the speed with it, 0 if nothing fits.
+  static double written_per_second(const schedule::Prediction& prediction) {
+    return static_cast<double>(prediction.bytes.at(static_cast<std::size_t>(Lane::writeback))) /
+           prediction.step_seconds;
+  }
+
+  /// Keeps the change if the run is then faster than `at_least` tokens per second by kWorthSaying,
+  /// or if it spares the drives and is as fast. Returns the speed with it, 0 if nothing fits.
   double attempt(std::string change, const config::Config& config, const memory::Budgets& budgets,
                  const schedule::Rates& rates, double at_least = 0.0) {
     const PlanRequest changed = {
@@ -52,9 +61,15 @@ class Improvements {
       const std::optional<Decision> decision = try_decide(changed);
       if (!decision) return 0.0;
       const double speed = speed_of(*decision);
-      if (speed >= kWorthSaying * std::max(now_, at_least)) {
-        found_.push_back({std::move(change), speed, speed / now_});
+      Variant variant = {std::move(change), speed, speed / now_};
+      // More drives share what is written, so their wear cannot be compared by bytes.
+      const bool same_machine = &rates == &request_.rates;
+      if (written_ > 0.0 && same_machine) {
+        variant.wear = written_per_second(decision->prediction) / written_;
       }
+      const bool faster = speed >= kWorthSaying * std::max(now_, at_least);
+      const bool spares = variant.spares_drives() && speed >= std::max(now_, at_least);
+      if (faster || spares) found_.push_back(std::move(variant));
       return speed;
     } catch (const Error& error) {
       // The machine lacks something that the change needs.
@@ -111,6 +126,16 @@ class Improvements {
             {larger(now.device), now.host}, request_.rates, at_least);
   }
 
+  /// States that are swapped take a third of the room in 8 bits.
+  void smaller_states() {
+    constexpr const char* kSmallest = "8bit";
+    config::Config config = request_.config;
+    if (!used(Lane::writeback) || config.ballast.optimizer_states == kSmallest) return;
+    config.ballast.optimizer_states = kSmallest;
+    attempt("moments in 8 bits, which changes results (ballast.optimizer_states 8bit)", config,
+            request_.budgets, request_.rates);
+  }
+
   [[nodiscard]] bool used(Lane lane) const {
     return decision_.prediction.bytes.at(static_cast<std::size_t>(lane)) > 0;
   }
@@ -138,7 +163,8 @@ class Improvements {
 
   const Decision& decision_;
   const PlanRequest& request_;
-  double now_;
+  double now_;      ///< tokens per second
+  double written_;  ///< to NVMe, bytes per second
   std::vector<Variant> found_;
 };
 

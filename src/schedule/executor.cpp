@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -70,8 +71,10 @@ struct Item {
 /// The queues of a lane. Used with the executor's lock held.
 struct LaneQueue {
   std::deque<Item> waiting;
-  std::deque<Item> enqueued;  ///< and not finished
-  double free_since = 0.0;    ///< end of the last finished operation
+  std::deque<Item> enqueued;             ///< and not finished
+  double free_since = 0.0;               ///< end of the last finished operation
+  std::optional<double> starting_since;  ///< an operation is being started
+  std::optional<double> waiting_since;   ///< the next operation waits for its inputs
   std::size_t most = kMostEnqueued;
   std::condition_variable may_start;
   std::condition_variable may_finish;
@@ -79,6 +82,19 @@ struct LaneQueue {
   [[nodiscard]] bool can_start() const {
     return !waiting.empty() && enqueued.size() < most &&
            waiting.front().submission->ready(waiting.front().id);
+  }
+
+  /// Seconds that the operation under way has run until `time`. Zero if there is none.
+  [[nodiscard]] double busy_until(double time) const {
+    std::optional<double> begun = starting_since;
+    if (!enqueued.empty()) begun = enqueued.front().begun;
+    return begun ? std::max(0.0, time - std::max(*begun, free_since)) : 0.0;
+  }
+
+  /// Seconds that the next operation has waited until `time`. Enqueued operations keep a lane busy.
+  [[nodiscard]] double stalled_until(double time) const {
+    if (!waiting_since || !enqueued.empty()) return 0.0;
+    return std::max(0.0, time - std::max(*waiting_since, free_since));
   }
 };
 
@@ -172,9 +188,8 @@ struct Executor::State {
     return nullptr;
   }
 
-  std::exception_ptr start(Item& item) const {
+  std::exception_ptr start(const Item& item) const {
     delay(item, 0);
-    item.begun = now();
     return call(handler, item);
   }
 
@@ -209,12 +224,10 @@ struct Executor::State {
   /// stops or has failed.
   bool await_inputs(std::unique_lock<std::mutex>& lock, std::size_t number) {
     LaneQueue& lane = lanes[number];
-    const double since = now();
+    lane.waiting_since = now();
     lane.may_start.wait(lock, [&] { return stopping || failure || lane.can_start(); });
-    // Enqueued operations keep the lane busy.
-    if (lane.enqueued.empty()) {
-      totals.stalled_seconds[number] += std::max(0.0, now() - std::max(since, lane.free_since));
-    }
+    totals.stalled_seconds[number] += lane.stalled_until(now());
+    lane.waiting_since.reset();
     return !stopping && !failure && !check_interrupt();
   }
 
@@ -227,9 +240,12 @@ struct Executor::State {
       if (!await_inputs(lock, number)) continue;
       Item item = std::move(lane.waiting.front());
       lane.waiting.pop_front();
+      item.begun = now();
+      lane.starting_since = item.begun;
       lock.unlock();
       const auto error = start(item);
       lock.lock();
+      lane.starting_since.reset();
       if (error) {
         fail(error);
       } else if (queued(number)) {
@@ -265,7 +281,7 @@ struct Executor::State {
 
   void run_serially(const std::shared_ptr<Submission>& submission) {
     for (OpId id = 0; id < submission->plan->operations.size(); ++id) {
-      Item item = {submission, id};
+      const Item item = {submission, id, now()};
       auto error = start(item);
       if (!error && queued(static_cast<std::size_t>(item.operation().lane))) error = finish(item);
       const std::scoped_lock lock(mutex);
@@ -375,7 +391,13 @@ void Executor::drain() {
 
 LaneTotals Executor::totals() const {
   const std::scoped_lock lock(state_->mutex);
-  return state_->totals;
+  LaneTotals totals = state_->totals;
+  const double now = state_->now();
+  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    totals.busy_seconds[lane] += state_->lanes[lane].busy_until(now);
+    totals.stalled_seconds[lane] += state_->lanes[lane].stalled_until(now);
+  }
+  return totals;
 }
 
 }  // namespace ballast::schedule

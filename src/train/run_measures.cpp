@@ -34,8 +34,13 @@ std::optional<StepMetrics::Experts> measure_experts(const engine::StepResult& re
 void RunMeasures::begin() {
   filled_ = engine_.totals().nvme_bytes_by_path;
   started_ = std::chrono::steady_clock::now();
-  last_step_end_ = started_;
+  go_on();
   watch_ = CpuWatch();
+}
+
+void RunMeasures::go_on() {
+  last_step_end_ = std::chrono::steady_clock::now();
+  before_ = engine_.totals();
 }
 
 double RunMeasures::seconds_so_far() const {
@@ -44,6 +49,7 @@ double RunMeasures::seconds_so_far() const {
 
 StepMetrics RunMeasures::step(const Batch& batch, const engine::StepResult& result, double rate) {
   StepMetrics metrics;
+  add_lanes(metrics);  // before the clock is read, so that no lane is busy for more than the step
   metrics.step = batch.step;
   metrics.loss = result.loss;
   metrics.lr = rate;
@@ -59,13 +65,13 @@ StepMetrics RunMeasures::step(const Batch& batch, const engine::StepResult& resu
                        .rejected = result.pairs.rejected,
                        .accuracy = result.pairs.correct};
   }
-  add_lanes(metrics);
   ++count_;
   tokens_ += batch.real_tokens;
   training_seconds_ += metrics.step_seconds;
   skipped_ += result.skipped ? 1 : 0;
   rolled_back_ += result.rolled_back ? 1 : 0;
   last_loss_ = result.loss;
+  last_rewards_ = metrics.rewards;
   note(metrics);
   return metrics;
 }
@@ -85,7 +91,6 @@ void RunMeasures::add_lanes(StepMetrics& metrics) {
         totals.allocated[static_cast<std::size_t>(tier)];
   }
   metrics.nvme_bytes_written = totals.nvme_bytes_written();
-  before_ = totals;
 }
 
 /// Records the step's times for typical_step(). Skips the steps that fill the pipeline, at the
@@ -129,6 +134,7 @@ void RunMeasures::summarize(RunSummary& summary, const planning::RunPrediction* 
   summary.gemm_share = gemm_share(pace());
   summary.step_seconds = typical ? typical->seconds : pace();
   summary.last_loss = last_loss_;
+  summary.last_rewards = last_rewards_;
   summary.totals = engine_.totals();
   if (prediction == nullptr) return;
   summary.predicted_seconds = prediction->step_seconds();

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "ballast/core/cpu.h"
@@ -25,8 +26,9 @@ class RunMeasures {
   void begin();
   /// A step has ended, which trained on `batch`.
   StepMetrics step(const Batch& batch, const engine::StepResult& result, double rate);
-  /// The next step begins after work between steps.
-  void go_on() { last_step_end_ = std::chrono::steady_clock::now(); }
+  /// The next step begins after work between steps, such as an evaluation. That work counts for no
+  /// step, neither its time nor what the lanes did.
+  void go_on();
   /// All updates were waited for: the next steps fill the pipeline again.
   void unsettle() { settled_steps_ = 0; }
   void add_evaluation(double seconds) { evaluation_seconds_ += seconds; }
@@ -66,8 +68,9 @@ class RunMeasures {
   std::uint64_t skipped_ = 0;
   std::uint64_t rolled_back_ = 0;
   double last_loss_ = 0.0;
-  engine::EngineTotals before_;
-  std::vector<Bytes> filled_;  ///< written to each NVMe path before the first step
+  std::optional<StepMetrics::Rewards> last_rewards_;
+  engine::EngineTotals before_;  ///< when the step began
+  std::vector<Bytes> filled_;    ///< written to each NVMe path before the first step
 };
 
 }  // namespace ballast::train

@@ -107,7 +107,11 @@ void LiveView::stepped(const train::StepReport& report) {
   state_.steps = report.steps;
   state_.loss = metrics.loss;
   state_.losses.add(metrics.loss);
-  state_.numbers = fmt::format(
+  const auto& rewards = metrics.rewards;
+  state_.numbers = !rewards ? ""
+                            : fmt::format(", accuracy {:.0f}%, margin {:.3g}",
+                                          100.0 * rewards->accuracy, rewards->margin());
+  state_.numbers += fmt::format(
       ", lr {:.2e}, gradient norm {}{}", metrics.lr,
       metrics.skipped ? "not finite: skipped" : fmt::format("{:.3g}", metrics.grad_norm),
       metrics.eval_loss ? fmt::format(", held-out loss {:.4f}", *metrics.eval_loss) : "");

@@ -125,7 +125,7 @@ class Chart {
     this.drawSteps(root, range, width, height);
     root.append(inside);
     if (spec.stack) this.drawStack(inside, range); else spec.series.forEach(s => this.drawLine(inside, s, range));
-    this.drawRefs(inside);
+    this.drawRefs(inside, root);
     const ends = new Map();  // where the last mark of each kind is
     for (const mark of spec.marks || []) {
       const row = kinds.indexOf(mark.kind);
@@ -162,14 +162,15 @@ class Chart {
     }
   }
 
-  drawRefs(inside) {
+  /// Lines inside the plot, their names above everything that is drawn so far.
+  drawRefs(inside, names) {
     if (!this.kept.refs) return;
     let below = -99;
     for (const ref of [...this.spec.refs || []].sort((a, b) => b.value - a.value)) {
       const at = this.y(ref.value), {left, width, top} = this.plot, words = Math.max(at < top + 14 ? at + 14 : at - 5, below + 14);
       below = words;
-      inside.append(svg("line", {class: "ref", x1: left, x2: left + width, y1: at, y2: at, style: ref.colour ? `stroke:${ref.colour}` : null}),
-        svg("text", {class: "reftext", x: left + width - 4, y: words, "text-anchor": "end"}, ref.name));
+      inside.append(svg("line", {class: "ref", x1: left, x2: left + width, y1: at, y2: at, style: ref.colour ? `stroke:${ref.colour}` : null}));
+      names.append(svg("text", {class: "reftext", x: left + width - 4, y: words, "text-anchor": "end"}, ref.name));
     }
   }
 

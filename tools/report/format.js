@@ -48,9 +48,9 @@ function formatSeconds(value) {
   if (value === 0) return "0 s";
   if (value < 1e-3) return `${digits(value * 1e6, 3)} us`;
   if (value < 1) return `${digits(value * 1e3, 3)} ms`;
-  if (value < 120) return `${digits(value, 3)} s`;
+  if (value < 119.5) return `${digits(value, 3)} s`;
+  if (value < 7170) return `${digits(value / 60, 3)} min`;
   const minutes = Math.round(value / 60);
-  if (minutes < 120) return `${minutes} min`;
   return minutes < 2880 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${(minutes / 1440).toFixed(1)} days`;
 }
 
@@ -64,7 +64,8 @@ function unitFor(kind, largest) {
   if (kind === "bytes") return step(1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]);
   if (kind === "seconds") {
     if (largest < 1e-3) return {factor: 1e-6, name: "us"};
-    return largest < 1 ? {factor: 1e-3, name: "ms"} : {factor: 1, name: "s"};
+    if (largest < 120) return largest < 1 ? {factor: 1e-3, name: "ms"} : {factor: 1, name: "s"};
+    return largest < 7200 ? {factor: 60, name: "min"} : {factor: 3600, name: "h"};
   }
   return {factor: 1, name: kind};
 }

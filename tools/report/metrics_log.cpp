@@ -45,6 +45,7 @@ const double MetricsLog::kNotFinite = std::numeric_limits<double>::infinity();
 MetricsLog::MetricsLog(std::filesystem::path file) : file_(std::move(file)) {}
 
 void MetricsLog::restart() {
+  ++restarts_;
   offset_ = 0;
   tail_.clear();
   begun_.clear();

@@ -28,6 +28,8 @@ class MetricsLog {
 
   [[nodiscard]] const std::vector<std::uint64_t>& steps() const { return steps_; }
   [[nodiscard]] std::size_t rows() const { return steps_.size(); }
+  /// How often the file was replaced or cut, and read from its start again.
+  [[nodiscard]] std::uint64_t restarts() const { return restarts_; }
   /// Names of the columns that some row has.
   [[nodiscard]] std::vector<std::string> keys() const;
   /// Of rows() entries; all of them are missing in a column that no row has.
@@ -50,6 +52,7 @@ class MetricsLog {
   std::string begun_;  ///< a line without its end
   std::vector<std::uint64_t> steps_;
   std::map<std::string, Column, std::less<>> columns_;
+  std::uint64_t restarts_ = 0;
   std::uint64_t lines_ = 0;
   std::uint64_t bad_lines_ = 0;
   std::string first_bad_;

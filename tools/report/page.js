@@ -15,6 +15,7 @@ function stateOf(run, short = false) {
 }
 const stepsOf = run => run.rows === 0 ? "no steps" : `step ${run.last_step.toLocaleString("en")}${run.planned_steps > 0 ? ` of ${run.planned_steps.toLocaleString("en")}` : ""}`;
 const lastOf = (run, key) => run.totals.last[key] === null ? "-" : digits(run.totals.last[key]);
+const lastLoss = run => run.totals.ends_not_finite ? "not finite" : lastOf(run, "loss");
 
 function rooflineOf(run) {
   const plan = (run.run || {}).plan;
@@ -35,11 +36,12 @@ function boundsOf(run) {
   return shade;
 }
 
-/// A line for each distinct roofline.
-// Of pairs of completions (DPO), a loss belongs to a pair.
+// With pairs of completions (DPO), a loss belongs to a pair.
 const hasPairs = run => run.series["rewards.margin"].values.length > 0;
 const lossUnit = run => hasPairs(run) ? "nats per pair" : "nats per token";
+const unitOfLoss = runs => runs.every(run => lossUnit(run) === lossUnit(runs[0])) ? lossUnit(runs[0]) : "nats per token or pair";
 
+/// A line for each distinct roofline.
 function rooflines(runs) {
   const lines = [];
   runs.forEach((run, i) => {
@@ -60,9 +62,10 @@ function curves(runs, chosen) {
   const shade = boundsOf(chosen), groups = chosen.means;
   const used = LANES.filter(lane => groups.lanes[lane].busy_seconds.some(v => v > 0)), moved = LANES.filter(lane => groups.lanes[lane].bytes.some(v => v > 0));
   const own = several ? ` of ${chosen.name}` : "";
+  const busiest = Math.max(0, ...used.flatMap(lane => groups.lanes[lane].busy_seconds.map((v, i) => 100 * v / (groups.step_seconds[i] || Infinity))));
   const held = lines("eval_loss", "held-out loss", several ? {dash: "5 3"} : {colour: "var(--c1)", dots: true});
   return [
-    {id: "loss", title: "Loss", kind: lossUnit(chosen), series: [...lines("loss", several ? "" : "loss"), ...held], named: true, dashed: "dashed: held-out loss", marks, log: true, caption: grouped},
+    {id: "loss", title: "Loss", kind: unitOfLoss(runs), series: [...lines("loss", several ? "" : "loss"), ...held], named: true, dashed: "dashed: held-out loss", marks, log: true, caption: grouped},
     {id: "norm", title: "Gradient norm", kind: "L2, before clipping", series: lines("grad_norm", several ? "" : "gradient norm"), log: true, marks: marks.filter(m => m.kind !== "checkpoint")},
     {id: "scale", title: "Loss scale", kind: "factor of the gradients in fp16", series: lines("loss_scale", several ? "" : "loss scale"), log: true, marks: marks.filter(m => m.kind === "update skipped")},
     {id: "lr", title: "Learning rate", kind: "per update", series: lines("lr", several ? "" : "learning rate"), zero: true},
@@ -70,7 +73,7 @@ function curves(runs, chosen) {
       caption: roofs.length > 0 ? `Roofline: all matrix products of a step at the measured GEMM peak${several ? "" : ` (${formatFlops(chosen.run.plan.gemm_peak_flops)})`}. Shaded: the lane that was busy longest${own}.`
         : "The run has not recorded its GEMM peak, so there is no roofline."},
     {id: "time", title: "Step time", kind: "seconds", series: lines("step_seconds", several ? "" : "step time"), zero: true, log: true},
-    {id: "busy", title: `Busy time of each lane${own}`, kind: "%", per: "of the step", grouped: true, caption: "The time of an evaluation counts for the next step, whose lanes can then be busy for more than 100%.", zero: true, named: true,
+    {id: "busy", title: `Busy time of each lane${own}`, kind: "%", per: "of the step", grouped: true, caption: busiest > 101 ? "More than 100%: older versions of ballast counted an evaluation for the step after it." : null, zero: true, named: true,
       series: used.map(lane => ({name: lane, colour: laneColour(lane), steps: groups.first, values: groups.lanes[lane].busy_seconds.map((v, i) => groups.step_seconds[i] > 0 && v !== null ? 100 * v / groups.step_seconds[i] : null)}))},
     {id: "bytes", title: `Bytes moved by each lane${own}`, kind: "bytes", per: "per step", stack: true, ends: groups.last, named: true,
       series: moved.map(lane => ({name: lane, colour: laneColour(lane), steps: groups.first, values: groups.lanes[lane].bytes}))},
@@ -100,7 +103,7 @@ function overview(runs) {
     const [run] = runs, t = run.totals, plan = (run.run || {}).plan, roof = rooflineOf(run), most = boundsOf(run).pop();
     return tiles([
       tile("Steps", run.rows === 0 ? "0" : run.last_step.toLocaleString("en"), run.planned_steps > 0 && `of ${run.planned_steps.toLocaleString("en")}, ${formatCount(t.tokens)} tokens`),
-      tile("Loss", lastOf(run, "loss"), `${lossUnit(run)}, last step`),
+      tile("Loss", lastLoss(run), t.ends_not_finite ? `last step; ${lastOf(run, "loss")} ${lossUnit(run)} before` : `${lossUnit(run)}, last step`),
       t.last.eval_loss !== null && tile("Held-out loss", lastOf(run, "eval_loss"), hasPairs(run) ? lossUnit(run) : `nats per token, perplexity ${digits(Math.exp(t.last.eval_loss), 4)}`),
       tile("Speed", `${formatCount(t.median_tokens_per_second)} tokens/s`, roof ? `median; ${digits(100 * t.median_tokens_per_second / roof, 3)}% of the roofline` : "median"),
       tile("Step time", formatSeconds(t.median_step_seconds), plan && plan.predicted_step_seconds ? `median; predicted ${formatSeconds(plan.predicted_step_seconds)}` : "median"),
@@ -108,26 +111,36 @@ function overview(runs) {
       most && tile("Most busy lane", most.lane, "in the last steps"),
       t.nvme_bytes_written > 0 && tile("Written to NVMe", formatBytes(t.nvme_bytes_written), "since the start")]);
   }
-  return table(["Run", "State", {number: "Steps"}, {number: "Loss (nats/token)"}, {number: "Held-out loss"}, {number: "Median tokens/s"}, {number: "Median step"}, {number: "Written to NVMe"}],
-    runs.map((run, i) => [el("span", {class: "whole"}, swatch(runColour(i)), run.name), stateOf(run, true), {number: stepsOf(run)}, {number: lastOf(run, "loss")}, {number: lastOf(run, "eval_loss")},
+  return table(["Run", "State", {number: "Steps"}, {number: `Loss (${unitOfLoss(runs)})`}, {number: "Held-out loss"}, {number: "Median tokens/s"}, {number: "Median step"}, {number: "Written to NVMe"}],
+    runs.map((run, i) => [el("span", {class: "whole"}, swatch(runColour(i)), run.name), stateOf(run, true), {number: stepsOf(run).replace(/^step /, "")}, {number: lastLoss(run)}, {number: lastOf(run, "eval_loss")},
       {number: digits(run.totals.median_tokens_per_second, 4)}, {number: formatSeconds(run.totals.median_step_seconds)}, {number: run.totals.nvme_bytes_written > 0 ? formatBytes(run.totals.nvme_bytes_written) : "-"}]), "Runs");
+}
+
+/// "3, 7 to 12" for steps in ascending order.
+function rangesOf(steps) {
+  const ranges = [];
+  for (const step of steps) {
+    const last = ranges[ranges.length - 1];
+    if (last && last.to === step - 1) last.to = step; else ranges.push({from: step, to: step});
+  }
+  return ranges.map(({from, to}) => from === to ? `${from}` : to === from + 1 ? `${from}, ${to}` : `${from} to ${to}`);
 }
 
 function events(run) {
   const counts = Object.entries(run.marks.counts).filter(([, count]) => count > 0);
   if (counts.length === 0) return [el("p", {class: "soft"}, "No update was skipped, nothing was repeated, and no checkpoint is kept.")];
   return [el("div", {id: "events"}, counts.map(([kind, count]) => {
-    const steps = run.marks.list.filter(m => m.kind === kind).map(m => m.step), most = 12;
+    const steps = rangesOf(run.marks.list.filter(m => m.kind === kind).map(m => m.step)), most = 12;
     return el("p", {}, svg("svg", {width: 12, height: 12, viewBox: "-6 -6 12 12", style: "display:inline-block;vertical-align:-1px;margin-right:5px", "aria-hidden": "true"}, Chart.prototype.mark(kind)),
-      `${kind}: ${plural(count, "step")} (${steps.slice(0, most).join(", ")}${count > most ? ", ..." : ""})`);
+      `${kind}: ${plural(count, "step")} (${steps.slice(0, most).join(", ")}${steps.length > most || run.marks.list.filter(m => m.kind === kind).length < count ? ", ..." : ""})`);
   }))];
 }
 
-/// Medians of the groups' means.
-function measuredLanes(run) {
-  const median = values => { const sorted = values.filter(v => v !== null).sort((a, b) => a - b); return sorted.length > 0 ? sorted[sorted.length >> 1] : 0; };
-  return Object.fromEntries(LANES.map(lane => { const l = run.means.lanes[lane]; return [lane, {busy: median(l.busy_seconds), stalled: median(l.stalled_seconds), bytes: median(l.bytes)}]; }));
-}
+/// Medians of the steps.
+const measuredLanes = run => Object.fromEntries(LANES.map(lane => {
+  const {busy_seconds: busy, stalled_seconds: stalled, bytes} = run.totals.median_lanes[lane];
+  return [lane, {busy, stalled, bytes}];
+}));
 
 function machineTable(run) {
   const facts = run.run;
@@ -147,7 +160,6 @@ function reportPage() {
   drawn = [...charts, ...(timeline && timeline.groups.length > 0 ? [timeline] : [])];
   const chooser = several && el("p", {}, el("label", {}, "Lanes, memory and config of ", el("select", {id: "run", onchange: event => { kept.run = Number(event.target.value); kept.timeline = {}; build(); }},
     runs.map((run, i) => el("option", {value: i, selected: run === chosen}, run.name)))));
-  const groups = chosen.means.step_seconds.filter(v => v !== null).sort((a, b) => a - b);
   return [
     several ? null : el("p", {id: "state"}, stateOf(chosen), chosen.rows > 0 ? `, ${stepsOf(chosen)}` : "", chosen.state === "ended early" ? ": it was interrupted or has failed" : "", data.live ? ". This page updates itself." : ""),
     runs.flatMap(run => run.notes.map(note => el("p", {class: "note"}, several ? `${run.name}: ` : "", note))),
@@ -157,7 +169,7 @@ function reportPage() {
       : el("p", {class: "soft"}, "All keys of the configs are equal.")),
     el("section", {}, el("h2", {}, "Curves"), charts.length > 0 ? [controls(), el("div", {class: "charts", id: "curves"}, charts.map(c => c.element))] : el("p", {}, "No step has finished, so there is nothing to draw yet.")),
     el("section", {}, el("h2", {}, `Events${several ? ` of ${chosen.name}` : ""}`), events(chosen)),
-    el("section", {}, el("h2", {}, `Lanes${several ? ` of ${chosen.name}` : ""}`), chosen.rows > 0 && laneTable(plan, measuredLanes(chosen), groups[groups.length >> 1] || 0),
+    el("section", {}, el("h2", {}, `Lanes${several ? ` of ${chosen.name}` : ""}`), chosen.rows > 0 && laneTable(plan, measuredLanes(chosen), chosen.totals.median_step_seconds),
       timeline && timeline.groups.length > 0 ? timeline.element : el("p", {class: "soft", id: "no-timeline"}, "There is no timeline of this run: ballast train --trace records one, ballast plan --trace predicts one, and --trace shows them here.")),
     el("section", {}, el("h2", {}, `Memory${several ? ` of ${chosen.name}` : ""}`), plan && plan.ledger
       ? [memoryChart(plan, chosen.totals.peak_bytes), placementChart(plan), el("h3", {}, "Ledger"), ledgerTable(plan)]
@@ -174,12 +186,12 @@ function planPage() {
     el("p", {id: "state"}, "A prediction for ", el("b", {}, plan.machine), `: ${formatCount(plan.parameters)} parameters${plan.world > 1 ? `, ${plan.world} ranks, ZeRO stage ${plan.stage}; memory and bytes are of one rank` : ""}. Nothing was run.`),
     tiles([tile("Step", formatSeconds(plan.predicted_step_seconds), `${plan.tokens_per_step.toLocaleString("en")} tokens`), tile("Speed", `${formatCount(plan.tokens_per_second)} tokens/s`, plan.bandwidth_run ? "bound by bandwidth" : "bound by compute"),
       plan.bottleneck && tile("Bottleneck", plan.bottleneck, `busy ${digits(100 * plan.lanes[plan.bottleneck].busy_seconds / plan.predicted_step_seconds, 3)}% of the step`),
-      plan.nvme_bytes_written > 0 && tile("Written to NVMe", formatBytes(plan.nvme_bytes_written), "per step"), plan.wear && tile("Drive wear", `${digits(plan.wear.terabytes_per_day, 3)} TB/day`, data.wear)]),
+      plan.nvme_bytes_written > 0 && tile("Written to NVMe", formatBytes(plan.nvme_bytes_written), "per step"), data.wear && tile("Drive wear", ...data.wear.split(/ at this pace: /))]),
     el("section", {}, el("h2", {}, "Memory"), memoryChart(plan, null), placementChart(plan), el("details", {}, el("summary", {}, "Ledger"), ledgerTable(plan))),
     el("section", {}, el("h2", {}, "Time"), el("p", {class: "soft", id: "keys"}, "In the timeline: drag, + and − zoom, 0 shows the whole step, arrow keys go through operations and lanes."), timeline.groups.length > 0 && timeline.element, laneTable(plan, null)),
     el("section", {}, el("h2", {}, "What would help"), (plan.improvements || []).length > 0 ? helpChart(plan.improvements) : el("p", {class: "soft"}, "No single change that was simulated makes the run 2% faster."),
       hide.length > 0 && [el("h3", {style: "margin-top:14px"}, "Tokens per step that hide transfers and updates"), table(["Resource", {number: "Tokens per step"}, "In this run"],
-        hide.map(([what, tokens]) => [what, {number: formatCount(Math.ceil(tokens))}, tokens > plan.tokens_per_step ? `${digits(tokens / plan.tokens_per_step, 2)} times those of this run` : "hidden"]), "Tokens per step that hide transfers and updates")]),
+        hide.map(([what, tokens]) => [what, {number: formatCount(Math.ceil(tokens))}, tokens > plan.tokens_per_step ? `${digits(tokens / plan.tokens_per_step, 3)} times those of this run` : "hidden"]), "Tokens per step that hide transfers and updates")]),
     el("section", {}, el("h2", {}, "Config"), choiceSection(plan, plan.config, false), jsonDetails("The config with every choice", plan.config), el("details", {}, el("summary", {}, "As text"), el("pre", {tabindex: 0}, data.text.join("\n"))))];
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <set>
@@ -10,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
 #include "ballast/text/files.h"
@@ -66,26 +68,52 @@ std::string title_of(const std::vector<RunData>& runs) {
   return fmt::format("{} {}", runs.size() == 1 ? "Run" : "Runs", names);
 }
 
-void watch(std::vector<RunData>& runs, std::uint16_t port) {
-  LocalServer server(port);
-  fmt::print("report on {} (this machine only); Ctrl-C ends it\n", server.address());
-  std::fflush(stdout);
-  std::uint64_t changes = 0;
-  const auto answer = [&](const std::string& path) -> Reply {
+/// What the server sends. It is made again only when a run has changed.
+class WatchedRuns {
+ public:
+  explicit WatchedRuns(std::vector<RunData>& runs) : runs_(runs) {}
+
+  Reply answer(const std::string& path) {
     if (path != "/" && path != "/data.json") {
       return {.status = 404, .type = "text/plain", .body = "not found\n", .tag = ""};
     }
-    for (RunData& run : runs) changes += run.update() ? 1 : 0;
-    if (path == "/") {
-      return {.type = "text/html; charset=utf-8",
-              .body = html_page(title_of(runs), report_data(runs, true)),
-              .tag = ""};
+    std::uint64_t changed = 0;
+    for (RunData& run : runs_) changed += run.update() ? 1 : 0;
+    if (changed > 0) {
+      changes_ += changed;
+      page_.clear();
+      data_.clear();
     }
-    return {.type = "application/json",
-            .body = report_data(runs, true).compact(),
-            .tag = fmt::format("{}", changes)};
-  };
-  server.run(answer, interrupted());
+    if (path == "/") {
+      if (page_.empty()) page_ = html_page(title_of(runs_), report_data(runs_, true));
+      return {.type = "text/html; charset=utf-8", .body = page_, .tag = ""};
+    }
+    if (data_.empty()) data_ = report_data(runs_, true).compact();
+    return {.type = "application/json", .body = data_, .tag = fmt::format("{}", changes_)};
+  }
+
+ private:
+  std::vector<RunData>& runs_;
+  std::uint64_t changes_ = 0;
+  std::string page_;
+  std::string data_;
+};
+
+/// The command for a browser on another machine: the same address leads here through a tunnel.
+std::string tunnel_to(std::uint16_t port) {
+  const char* const user = std::getenv("USER");
+  return fmt::format("ssh -N -L {0}:127.0.0.1:{0} {1}{2}", port,
+                     user == nullptr || *user == '\0' ? "" : fmt::format("{}@", user),
+                     comm::host_name());
+}
+
+void watch(std::vector<RunData>& runs, std::uint16_t port) {
+  LocalServer server(port);
+  fmt::print("report on {} (this machine only); Ctrl-C ends it\n", server.address());
+  fmt::print("from another machine: {}, then the same address there\n", tunnel_to(server.port()));
+  std::fflush(stdout);
+  WatchedRuns watched(runs);
+  server.run([&](const std::string& path) { return watched.answer(path); }, interrupted());
 }
 
 void check_options(const ReportArguments& arguments) {

@@ -19,6 +19,7 @@
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/machine_rates.h"
+#include "ballast/schedule/plan.h"
 #include "ballast/schedule/simulator.h"
 #include "ballast/text/files.h"
 #include "ballast/train/checkpoints.h"
@@ -128,17 +129,33 @@ RunData::RunData(fs::path directory, const std::vector<fs::path>& traces)
       name_((fs::absolute(directory_) / "").lexically_normal().parent_path().filename().string()),
       log_(directory_ / "metrics.jsonl") {
   check_run_directory(directory_);
-  update();
+  update_metrics();
+  under_way_ = is_locked(directory_ / "metrics.jsonl");
   read_descriptions();
   read_traces(traces);
 }
 
 bool RunData::update() {
-  const std::size_t before = log_.rows();
-  const bool changed = log_.update();
-  if (before == 0 && log_.rows() > 0) read_descriptions();
+  bool changed = false;
+  std::string lost;
+  try {
+    changed = update_metrics();
+  } catch (const Error& error) {
+    lost = fmt::format("The run cannot be read any more: {}. The page shows what was read before.",
+                       error.what());
+  }
+  changed = std::exchange(lost_, lost) != lost || changed;
   const bool was = std::exchange(under_way_, is_locked(directory_ / "metrics.jsonl"));
   return changed || was != under_way_;
+}
+
+bool RunData::update_metrics() {
+  const std::size_t before = log_.rows();
+  const std::uint64_t restarts = log_.restarts();
+  const bool changed = log_.update();
+  // Another run may have taken the directory.
+  if ((before == 0 && log_.rows() > 0) || restarts != log_.restarts()) read_descriptions();
+  return changed;
 }
 
 /// config.json and run.json, which a run writes with its first row. A damaged one is a note.
@@ -261,9 +278,19 @@ Json RunData::totals() const {
                               {"nvme_bytes_written", written}});
   for (const char* key : {"loss", "eval_loss", "lr", "grad_norm"})
     totals["last"][key] = log_.last(key);
+  const MetricsLog::Column losses = log_.column("loss");
+  totals["ends_not_finite"] = !losses.empty() && losses.back() == MetricsLog::kNotFinite;
   for (const Tier tier : kTiers) {
     const std::string name(to_string(tier));
     totals["peak_bytes"][name] = log_.last("peak_bytes." + name);
+  }
+  for (const schedule::Lane lane : schedule::kLanes) {
+    const std::string name(to_string(lane));
+    const std::string times = "lanes." + name;
+    totals["median_lanes"][name] =
+        Json::object({{"busy_seconds", median_of(log_, times + ".busy_seconds")},
+                      {"stalled_seconds", median_of(log_, times + ".stalled_seconds")},
+                      {"bytes", median_of(log_, "bytes." + name)}});
   }
   // The first row has also what the initial states have written.
   const MetricsLog::Column all = log_.column("nvme_bytes_written");
@@ -280,6 +307,7 @@ Json RunData::to_json(std::size_t groups) const {
   Json series = Json::object();
   for (const char* key : kCurves) series.add(key, series_json(log_, key, groups));
   Json notes = Json::array();
+  if (!lost_.empty()) notes.push_back(lost_);
   for (const std::string& note : log_.notes()) notes.push_back(note);
   for (const std::string& note : notes_) notes.push_back(note);
   Json timelines = Json::array();

@@ -21,7 +21,8 @@ class RunData {
   /// a run directory; Error(io); Error(data).
   RunData(std::filesystem::path directory, const std::vector<std::filesystem::path>& traces);
 
-  /// Reads what the run has added. Returns whether there was a change.
+  /// Reads what the run has added. Returns whether there was a change. A directory that cannot be
+  /// read any more, because it was removed, is a note; what was read before stays.
   bool update();
 
   [[nodiscard]] const std::string& name() const { return name_; }
@@ -35,6 +36,7 @@ class RunData {
   [[nodiscard]] text::Json to_json(std::size_t groups) const;
 
  private:
+  bool update_metrics();
   void read_descriptions();
   void read_traces(const std::vector<std::filesystem::path>& files);
   [[nodiscard]] std::optional<std::filesystem::path> own_trace() const;
@@ -50,6 +52,7 @@ class RunData {
   text::Json run_;
   std::vector<LaneTimeline> timelines_;
   std::vector<std::string> notes_;
+  std::string lost_;  ///< why the directory cannot be read any more
   bool under_way_ = false;
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "ballast/core/descriptor.h"
 
@@ -17,16 +18,25 @@ struct Reply {
   std::string tag;  ///< names the content; a client that has it is sent no body
 };
 
-/// Answers GET requests on the loopback address, so only of this machine.
+/// Whether the host of a request or origin, with or without a port, names the loopback address. A
+/// page of another site could name this server's address as its own (DNS rebinding), but not by
+/// such a name. Any port is right: the browser may be at the other end of a tunnel.
+bool is_loopback_host(std::string_view host);
+
+/// Answers GET and HEAD requests on the loopback address, so only of this machine. One thread, and
+/// no client can keep the others waiting.
 class LocalServer {
  public:
+  using Answer = std::function<Reply(const std::string& path)>;
+
   /// `port` 0: any that is free. Throws Error(io) if it is taken.
   explicit LocalServer(std::uint16_t port);
 
   [[nodiscard]] std::string address() const;  ///< "http://127.0.0.1:8080/"
-  /// Calls `answer` with the path of each request until `stop` is set. Throws Error(io).
-  void run(const std::function<Reply(const std::string& path)>& answer,
-           const std::atomic<bool>& stop);
+  [[nodiscard]] std::uint16_t port() const { return port_; }
+  /// Calls `answer` with the path of each request until `stop` is set. An Error of `answer` is sent
+  /// to the client. Throws Error(io).
+  void run(const Answer& answer, const std::atomic<bool>& stop);
 
  private:
   Descriptor socket_;

@@ -34,7 +34,7 @@ function memoryChart(plan, peaks) {
         peak > 0 && el("span", {class: "peak", style: `left:calc(${percent(peak)} - 2px)`})),
       el("div", {class: "words"}, words)));
   }
-  const marks = [["budget", "var(--bad)", "thin"], ...(peaks ? [["measured peak (dotted)", "var(--ink)", "thin"]] : [])];
+  const marks = [["budget", "var(--bad)", "thin"], ...(peaks ? [["measured peak (dashed)", "var(--ink)", "thin"]] : [])];
   return el("figure", {class: "chart wide"}, el("h3", {}, "Memory of each tier ", el("span", {class: "unit"}, "(bytes at peak; each bar has its own scale)")),
     chart, legend([...kinds.map(kind => [kind, colourOfKind(kinds, kind)]), ...marks]));
 }
@@ -111,5 +111,5 @@ function barChart(id, title, unit, bars, most) {
 
 /// Changes that would help, as bars.
 const helpChart = improvements => barChart("helps", "What would help", "times the tokens/s of this plan; one change at a time, simulated",
-  improvements.map(({change, speedup, tokens_per_second}) => ({name: change, value: speedup, text: `${speedup.toFixed(2)}x`, title: `${digits(tokens_per_second, 4)} tokens/s`})),
+  improvements.map(({change, speedup, tokens_per_second, wear}) => ({name: wear ? `${change}; ${wear}` : change, value: speedup, text: `${speedup.toFixed(2)}x`, title: `${digits(tokens_per_second, 4)} tokens/s`})),
   Math.max(...improvements.map(i => i.speedup)));

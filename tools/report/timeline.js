@@ -1,6 +1,6 @@
 // Lanes of one step over time: measured and predicted with the same scale.
 
-/// The slices of a timeline by lane, and the time of each step: that of its computation.
+/// The slices of a timeline by lane, and the time of each step.
 function readTimeline(data) {
   const lanes = new Map(), steps = new Map();
   for (let i = 0; i < data.start.length; ++i) {
@@ -9,16 +9,11 @@ function readTimeline(data) {
       step: data.step[i], bytes: data.bytes[i], critical: data.critical[i] === 1};
     if (!lanes.has(lane)) lanes.set(lane, []);
     lanes.get(lane).push(slice);
-    if (slice.step === 0 || lane !== "compute") continue;
-    const step = steps.get(slice.step) || {from: Infinity, to: -Infinity};
-    steps.set(slice.step, {from: Math.min(step.from, slice.start), to: Math.max(step.to, slice.end)});
   }
+  for (const {step, from, to, whole} of data.steps) steps.set(step, {from: from / 1e9, to: to / 1e9, whole});
   for (const slices of lanes.values()) slices.sort((a, b) => a.start - b.start);
-  // Of a long timeline there are only ends of other steps.
-  const longest = Math.max(0, ...[...steps.values()].map(step => step.to - step.from));
-  for (const [number, step] of steps) if (data.left_out > 0 && step.to - step.from < longest / 2) steps.delete(number);
   const ordered = new Map(LANES.filter(lane => lanes.has(lane)).map(lane => [lane, lanes.get(lane)]));
-  return {lanes: ordered, steps, predicted: data.predicted, source: data.source, leftOut: data.left_out};
+  return {lanes: ordered, steps, predicted: data.predicted, source: data.source, leftOut: data.left_out, joined: data.joined};
 }
 
 class TimelineChart {
@@ -38,8 +33,11 @@ class TimelineChart {
   }
 
   caption() {
-    const sources = this.groups.map(t => `${t.predicted ? "Predicted" : "Measured"}: ${t.source}${t.leftOut > 0 ? ` (${t.leftOut.toLocaleString("en")} operations of other steps are left out)` : ""}.`);
-    return `${sources.join(" ")} The critical path is the chain of operations that ends last, each after the one for which it waited longest.`;
+    const sources = this.groups.map(t => {
+      const words = [t.leftOut > 0 && `${t.leftOut.toLocaleString("en")} operations of other steps are left out`, t.joined > 0 && `${t.joined.toLocaleString("en")} short ones are drawn in groups`].filter(Boolean);
+      return `${t.predicted ? "Predicted" : "Measured"}: ${t.source}${words.length > 0 ? ` (${words.join("; ")})` : ""}.`;
+    });
+    return `${sources.join(" ")} A step lasts from its first computation to that of the next step. The critical path is the chain of operations that ends last, each after the one for which it waited longest.`;
   }
 
   head() {
@@ -104,7 +102,7 @@ class TimelineChart {
     let top = 0;
     for (const group of this.groups) {
       const shown = this.windowOf(group);
-      root.append(svg("text", {class: "group", x: 0, y: top + 14}, `${group.predicted ? "Predicted" : "Measured"}, step ${shown.step}: ${formatSeconds(shown.to - shown.from)} of computation`));
+      root.append(svg("text", {class: "group", x: 0, y: top + 14}, `${group.predicted ? "Predicted" : "Measured"}, step ${shown.step}: ${formatSeconds(shown.to - shown.from)}${shown.whole ? "" : " of computation"}`));
       top += head;
       for (const [lane, slices] of lanesOf(group)) {
         root.append(svg("text", {class: "rowname", x: left - 6, y: top + 14, "text-anchor": "end"}, lane));

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -78,11 +79,13 @@ class TraceReader {
     const Json* args = event.find("args");
     if (args == nullptr) args = &empty;
     const Json* name = event.find("name");
+    const Json* plan = args->find("plan");
+    const bool trains = plan == nullptr || *plan != "evaluation";
     timeline_.slices.push_back({.lane = lanes_[number(event, "tid").value_or(0)],
                                 .name = name == nullptr ? "" : name->text(),
                                 .start = nanoseconds(event, "ts"),
                                 .duration = nanoseconds(event, "dur"),
-                                .step = number(*args, "step").value_or(0),
+                                .step = trains ? number(*args, "step").value_or(0) : 0,
                                 .bytes = number(*args, "bytes").value_or(0)});
   }
 
@@ -119,33 +122,117 @@ std::vector<bool> critical_slices(const std::vector<Slice>& slices) {
   return critical;
 }
 
-/// The slices to draw: all, or those beside the computation of one step if there are too many.
-std::vector<std::size_t> drawn_slices(const LaneTimeline& timeline) {
-  constexpr std::size_t kMost = 20000;
-  const std::vector<Slice>& slices = timeline.slices;
-  std::vector<std::size_t> drawn;
-  const auto select = [&](std::int64_t from, std::int64_t to) {
-    drawn.clear();
-    for (std::size_t i = 0; i < slices.size(); ++i) {
-      if (slices[i].start + slices[i].duration >= from && slices[i].start <= to) drawn.push_back(i);
-    }
-  };
-  constexpr auto kNever = std::numeric_limits<std::int64_t>::max();
-  select(-kNever, kNever);
-  if (drawn.size() <= kMost) return drawn;
-  std::map<std::uint64_t, std::pair<std::int64_t, std::int64_t>> steps;  // start and end
+/// When a step begins and ends: from its first computation to that of the next step or of an
+/// evaluation. The last step of a timeline ends with its computation.
+struct StepWindow {
+  std::uint64_t step = 0;
+  std::int64_t from = std::numeric_limits<std::int64_t>::max();
+  std::int64_t to = std::numeric_limits<std::int64_t>::min();
+  bool whole = false;  ///< something follows
+};
+
+std::vector<StepWindow> windows_of(const std::vector<Slice>& slices) {
+  std::map<std::uint64_t, StepWindow> steps;
+  std::vector<std::int64_t> begins;  // of steps and of computation that is of no step
   for (const Slice& slice : slices) {
-    if (slice.step == 0 || slice.lane != "compute") continue;
-    auto& [from, to] = steps.try_emplace(slice.step, kNever, -kNever).first->second;
-    from = std::min(from, slice.start);
-    to = std::max(to, slice.start + slice.duration);
+    if (slice.lane != "compute") continue;
+    if (slice.step == 0) {
+      begins.push_back(slice.start);
+      continue;
+    }
+    StepWindow& window = steps[slice.step];
+    window.step = slice.step;
+    window.from = std::min(window.from, slice.start);
+    window.to = std::max(window.to, slice.start + slice.duration);
   }
-  if (!steps.empty()) {
-    const auto middle = std::next(steps.begin(), static_cast<std::ptrdiff_t>(steps.size() / 2));
-    select(middle->second.first, middle->second.second);
+  for (const auto& [step, window] : steps) begins.push_back(window.from);
+  std::sort(begins.begin(), begins.end());
+  std::vector<StepWindow> windows;
+  for (auto& [step, window] : steps) {
+    const auto next = std::lower_bound(begins.begin(), begins.end(), window.to);
+    window.whole = next != begins.end();
+    if (window.whole) window.to = *next;
+    windows.push_back(window);
   }
-  if (drawn.size() > kMost) drawn.resize(kMost);
-  return drawn;
+  return windows;
+}
+
+/// A slice that is drawn, or several short ones of a lane and step after each other.
+struct DrawnSlice {
+  std::string lane;
+  std::string name;
+  std::int64_t start = 0;
+  std::int64_t end = 0;
+  std::uint64_t step = 0;
+  std::uint64_t bytes = 0;
+  bool critical = false;
+  std::size_t count = 1;
+};
+
+/// Joins neighbours in their lane that are shorter than `shortest` with gaps below it.
+std::vector<DrawnSlice> joined(const std::vector<DrawnSlice>& slices, std::int64_t shortest) {
+  std::vector<DrawnSlice> out;
+  std::map<std::string, std::size_t> last_of;
+  for (const DrawnSlice& slice : slices) {
+    const bool is_short = slice.end - slice.start < shortest;
+    const auto [last, first] = last_of.try_emplace(slice.lane, out.size());
+    if (!first) {
+      DrawnSlice& before = out[last->second];
+      // A group stays short: a drawing shows where a lane has gaps.
+      const bool joins = is_short && before.step == slice.step &&
+                         slice.start - before.end < shortest &&
+                         slice.end - before.start < 2 * shortest;
+      if (joins) {
+        before.end = std::max(before.end, slice.end);
+        before.bytes += slice.bytes;
+        before.critical = before.critical || slice.critical;
+        before.count += slice.count;
+        continue;
+      }
+      last->second = out.size();
+    }
+    out.push_back(slice);
+  }
+  return out;
+}
+
+struct Drawing {
+  std::vector<DrawnSlice> slices;
+  std::vector<StepWindow> steps;
+  std::size_t left_out = 0;  ///< slices of other steps
+};
+
+/// All slices, or those of the middle step if there are too many. If these are too many as well,
+/// the shortest are joined until they can be drawn.
+Drawing draw(const LaneTimeline& timeline) {
+  constexpr std::size_t kMost = 20000;
+  const std::vector<bool> critical = critical_slices(timeline.slices);
+  Drawing drawing;
+  drawing.steps = windows_of(timeline.slices);
+  std::int64_t from = std::numeric_limits<std::int64_t>::min();
+  std::int64_t to = std::numeric_limits<std::int64_t>::max();
+  if (timeline.slices.size() > kMost && !drawing.steps.empty()) {
+    // The last one may lack its end.
+    const StepWindow middle = drawing.steps[(drawing.steps.size() - 1) / 2];
+    drawing.steps = {middle};
+    std::tie(from, to) = std::pair(middle.from, middle.to);
+  }
+  for (std::size_t i = 0; i < timeline.slices.size(); ++i) {
+    const Slice& slice = timeline.slices[i];
+    const std::int64_t end = slice.start + slice.duration;
+    if (end < from || slice.start > to) continue;
+    drawing.slices.push_back(
+        {slice.lane, slice.name, slice.start, end, slice.step, slice.bytes, critical[i]});
+  }
+  drawing.left_out = timeline.slices.size() - drawing.slices.size();
+  if (drawing.slices.size() <= kMost) return drawing;
+  const std::int64_t whole =
+      std::max<std::int64_t>(1, drawing.slices.back().end - drawing.slices.front().start);
+  for (std::int64_t shortest = whole / static_cast<std::int64_t>(kMost) + 1;
+       drawing.slices.size() > kMost && shortest < 4 * whole; shortest *= 2) {
+    drawing.slices = joined(drawing.slices, shortest);
+  }
+  return drawing;
 }
 
 }  // namespace
@@ -198,13 +285,20 @@ LaneTimeline predicted_timeline(const schedule::Timeline& timeline,
 }
 
 Json timeline_json(const LaneTimeline& timeline) {
-  const std::vector<bool> critical = critical_slices(timeline.slices);
-  const std::vector<std::size_t> drawn = drawn_slices(timeline);
+  const Drawing drawing = draw(timeline);
   std::map<std::string, std::size_t> numbers;
   Json names = Json::array();
   Json out = Json::object({{"predicted", timeline.predicted},
                            {"source", timeline.source},
-                           {"left_out", timeline.slices.size() - drawn.size()}});
+                           {"left_out", drawing.left_out}});
+  Json steps = Json::array();
+  for (const StepWindow& window : drawing.steps) {
+    steps.push_back(Json::object({{"step", window.step},
+                                  {"from", window.from},
+                                  {"to", window.to},
+                                  {"whole", window.whole}}));
+  }
+  out.add("steps", std::move(steps));
   Json lane = Json::array();
   Json name = Json::array();
   Json start = Json::array();
@@ -217,16 +311,19 @@ Json timeline_json(const LaneTimeline& timeline) {
     if (added) names.push_back(text);
     return found->second;
   };
-  for (const std::size_t i : drawn) {
-    const Slice& slice = timeline.slices[i];
+  std::size_t joined = 0;
+  for (const DrawnSlice& slice : drawing.slices) {
+    if (slice.count > 1) joined += slice.count;
     lane.push_back(number_of(slice.lane));
-    name.push_back(number_of(slice.name));
+    name.push_back(
+        number_of(slice.count > 1 ? fmt::format("{} operations", slice.count) : slice.name));
     start.push_back(slice.start);
-    duration.push_back(slice.duration);
+    duration.push_back(slice.end - slice.start);
     step.push_back(slice.step);
     bytes.push_back(slice.bytes);
-    on_path.push_back(critical[i] ? 1 : 0);
+    on_path.push_back(slice.critical ? 1 : 0);
   }
+  out.add("joined", joined);
   for (auto& [key, column] :
        {std::pair("names", &names), std::pair("lane", &lane), std::pair("name", &name),
         std::pair("start", &start), std::pair("duration", &duration), std::pair("step", &step),

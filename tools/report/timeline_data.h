@@ -37,9 +37,11 @@ LaneTimeline read_trace(const std::filesystem::path& file);
 LaneTimeline predicted_timeline(const schedule::Timeline& timeline,
                                 const schedule::Workload& workload);
 
-/// Columns of the slices (of a long timeline those of one step), with `critical` for those of the
-/// chain that ends last: each is the one that ended last of all that the next one waited for, the
-/// one before in its lane included.
+/// Columns of the slices, with `critical` for those of the chain that ends last: each is the one
+/// that ended last of all that the next one waited for, the one before in its lane included.
+/// `steps`: number, beginning and end of each step, `whole` if the next step follows. A long
+/// timeline has the slices of its middle step alone (`left_out`: the others), and short ones of it
+/// are joined (`joined`: how many). The whole step is always there.
 text::Json timeline_json(const LaneTimeline& timeline);
 
 }  // namespace ballast::tools

@@ -32,6 +32,9 @@ std::optional<Wear> estimate_wear(std::span<const Bytes> written, double seconds
 /// "3.1 TB a day at this pace: a drive rated 600 TBW lasts 190 days".
 std::string describe(const Wear& wear);
 
+/// "3.1 TB a day to NVMe, a drive lasts 190 days", or "nothing is written to NVMe".
+std::string describe_writes(const Wear& wear);
+
 /// T*: the tokens per step from which the time of one resource is hidden by computation, in each
 /// pass of the step.
 struct HidingPoint {

@@ -78,6 +78,8 @@ class Executor {
   /// Blocks until everything submitted is finished. Throws like submit().
   void drain();
 
+  /// Times and bytes so far. Operations that run or wait at this moment count up to now, their
+  /// bytes when they end.
   [[nodiscard]] LaneTotals totals() const;
 
  private:

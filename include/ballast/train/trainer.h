@@ -67,6 +67,7 @@ struct RunSummary {
   double step_seconds = 0.0;     ///< median step time after warm-up, or the mean of all steps
   bool corrected_rates = false;  ///< whether the cached rates were corrected by this run
   double last_loss = 0.0;
+  std::optional<StepMetrics::Rewards> last_rewards;  ///< of the last step, when trained on pairs
   std::optional<double> held_out_loss;
   engine::EngineTotals totals;
   std::optional<planning::Wear> wear;  ///< empty if no step wrote to NVMe

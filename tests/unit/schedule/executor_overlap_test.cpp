@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -207,6 +208,34 @@ TEST(Executor, CountsBytesAndBusyTimePerLane) {
               schedule.first.bytes_on(kLanes[lane]) + schedule.steady.bytes_on(kLanes[lane]));
     EXPECT_EQ(totals.busy_seconds[lane], seen.busy_seconds[lane]);
   }
+}
+
+TEST(Executor, CountsWhatIsUnderWayUpToTheMoment) {
+  const Pipelined pipelined;
+  const Schedule& schedule = pipelined.schedule;
+  std::atomic<bool> may_end = false;
+  std::atomic<int> held = 0;
+  std::array<double, kLaneCount> finished{};
+  Executor executor(
+      [&](const Operation& operation, std::uint64_t) {
+        if (operation.lane != Lane::compute) return;
+        ++held;
+        while (!may_end) std::this_thread::yield();
+      },
+      action_name, {.observer = [&](const Span& span) {
+        finished[static_cast<std::size_t>(span.operation().lane)] += span.end - span.start;
+      }});
+  executor.submit(schedule.first, 1);
+  while (held == 0) std::this_thread::yield();
+  const auto lane = static_cast<std::size_t>(Lane::compute);
+  const LaneTotals before = executor.totals();
+  const LaneTotals later = executor.totals();
+  EXPECT_EQ(finished[lane], 0.0);
+  EXPECT_GT(later.busy_seconds[lane], before.busy_seconds[lane]);
+  may_end = true;
+  executor.drain();
+  // What was counted before its end is not counted again.
+  EXPECT_EQ(executor.totals().busy_seconds[lane], finished[lane]);
 }
 
 }  // namespace

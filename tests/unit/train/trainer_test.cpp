@@ -65,6 +65,41 @@ TEST(GemmShare, OfEveryStepIsThatOfThePeakAtTheStart) {
   }
 }
 
+/// Expects that no lane was busy or waiting for longer than its step took.
+void expect_shares(const Reports& reports, const std::string& run) {
+  for (const StepMetrics& row : reports.rows) {
+    double busy = 0.0;
+    for (const auto& [lane, seconds] : row.busy_seconds) {
+      const double all = seconds + row.stalled_seconds.at(lane);
+      EXPECT_GE(seconds, 0.0) << run << ", step " << row.step << ", " << lane;
+      EXPECT_LE(all, row.step_seconds * (1 + 1e-9)) << run << ", step " << row.step << ", " << lane;
+      busy += seconds;
+    }
+    EXPECT_GT(busy, 0.0) << run << ", step " << row.step;
+  }
+}
+
+TEST(LaneShares, AreOfTheStepAloneWithEvaluationsCheckpointsAndAfterAResume) {
+  const test::TempDir directory;
+  for (const std::string tier : {"host", "nvme"}) {
+    std::vector<std::string> overrides = {"ballast.steps=8", "ballast.eval_every=2",
+                                          "ballast.eval_batches=50", "ballast.checkpoint_every=3",
+                                          "zero_optimization.offload_optimizer.device=" + tier};
+    Reports whole;
+    train(text_config(directory, tier, overrides), whole, nullptr);
+    EXPECT_EQ(whole.evaluations, 4);
+    ASSERT_EQ(whole.rows.size(), 8U);
+    expect_shares(whole, tier);
+    Reports rest;
+    train(text_config(directory, tier + "-rest", overrides), rest, nullptr,
+          {.resume = directory.path() / tier / "checkpoints/step-3"});
+    ASSERT_EQ(rest.rows.size(), 5U);
+    expect_shares(rest, tier + ", resumed");
+    // An evaluation uploads its batches; they are not the next step's.
+    EXPECT_LE(whole.rows[4].bytes.at("upload"), whole.rows[3].bytes.at("upload"));
+  }
+}
+
 /// Losses and scales of steps, -1 where they were skipped.
 using Steps = std::vector<std::pair<double, double>>;
 Steps steps_of(const Reports& reports, std::uint64_t after) {
