@@ -21,6 +21,14 @@ fail() {
 [ $# -eq 2 ] || fail "usage: tools/bundle.sh BUILD ARCHIVE.tar.xz"
 build=$1 archive=$2 largest=$((40 * 1024 * 1024))
 source=$(cd "$(dirname "$0")/.." && pwd)
+# A file that is there is replaced only if it is such a bundle.
+[ ! -L "$archive" ] || fail "$archive is a symbolic link; choose another file"
+if [ -e "$archive" ]; then
+  [ -f "$archive" ] || fail "$archive is not a regular file; choose another file"
+  [ ! -s "$archive" ] || [ "$(tar -tf "$archive" 2>/dev/null | head -n 1)" = ballast/ ] ||
+    fail "$archive exists and is not a bundle of ballast; choose another file"
+fi
+[ -d "$(dirname -- "$archive")" ] || fail "there is no folder $(dirname -- "$archive")"
 [ -f "$build/build.ninja" ] || fail "$build is not a build folder; make one: meson setup $build"
 for tool in ninja meson strip xz tar ldd python3; do
   command -v $tool >/dev/null || fail "there is no $tool"
@@ -37,7 +45,10 @@ module=$(ninja -C "$build" -t targets all | sed -n 's/^\(tools\/ballast_mpi\.so\
 ninja -C "$build" tools/ballast $tests $module >/dev/null || fail "the build failed: ninja -C $build"
 
 stage=$(mktemp -d)
-trap 'rm -rf "$stage"' EXIT
+part=$archive.part-$$
+trap 'rm -rf "$stage" "$part"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 top=$stage/ballast
 mkdir -p "$top/bin" "$top/lib" "$top/tools/bench" "$top/tests"
 for program in tools/ballast $tests; do
@@ -59,12 +70,11 @@ cp -r "$source/tests/data" "$top/tests/"
 rm -rf "$top/tests/data/__pycache__"
 # The same bytes for the same build.
 tar -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - ballast |
-  xz -T1 -6 >"$archive.part"
-bytes=$(wc -c <"$archive.part")
+  xz -T1 -6 >"$part"
+bytes=$(wc -c <"$part")
 if [ "$bytes" -gt "$largest" ]; then
-  rm -f "$archive.part"
   fail "the archive has $bytes bytes, more than $largest; build fewer -Dgpu_architectures"
 fi
-mv "$archive.part" "$archive"
+mv -f -- "$part" "$archive"
 echo "bundle: $archive, $((bytes / 1024)) KiB, $(ls "$top/bin" | wc -l) programs," \
   "$(ls "$top/lib" | wc -l) libraries"

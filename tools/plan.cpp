@@ -15,6 +15,7 @@
 #include "ballast/planning/machine_rates.h"
 #include "ballast/planning/rates_file.h"
 #include "ballast/schedule/simulator.h"
+#include "ballast/text/output_file.h"
 #include "ballast/train/trace.h"
 #include "ballast/train/trainer.h"
 
@@ -31,6 +32,7 @@ struct PlanArguments {
   PlanRequest request;
   std::filesystem::path trace;
   std::filesystem::path html;
+  bool overwrite = false;
   bool json = false;
 };
 
@@ -51,24 +53,30 @@ schedule::Rates rates_for(const PlanRequest& request, config::Config config) {
   return planning::machine_rates(config, model, request.recalibrate, &interrupted());
 }
 
-void write_simulated_steps(const std::filesystem::path& file, const planning::Forecast& forecast) {
+void write_simulated_steps(const std::filesystem::path& file, const text::OutputRule& rule,
+                           const planning::Forecast& forecast) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
   const schedule::Prediction prediction = schedule::simulate(blueprint.schedule, blueprint.workload,
                                                              forecast.rates, {.timeline = true});
-  train::write_trace(file, "simulated", prediction.timeline, blueprint.workload);
+  train::write_trace(file, rule, "simulated", prediction.timeline, blueprint.workload);
 }
 
 void run_plan(const PlanArguments& arguments) {
   const PlanRequest& request = arguments.request;
   const config::Config config = request.config.load(request.world);
   log_notes(config);
-  if (!arguments.trace.empty()) train::check_trace_file(arguments.trace);
-  if (!arguments.html.empty()) check_page_file(arguments.html);
+  const std::vector<std::filesystem::path> inputs = {request.config.file, request.rates};
+  const auto trace = train::trace_rule("simulated", arguments.overwrite, inputs);
+  const auto page = page_rule(arguments.overwrite, inputs);
+  text::refuse_same_output(arguments.trace, arguments.html);
+  if (!arguments.trace.empty()) text::check_output(arguments.trace, trace);
+  if (!arguments.html.empty()) text::check_output(arguments.html, page);
   const planning::Forecast forecast = forecast_of(request, config);
-  if (!arguments.trace.empty()) write_simulated_steps(arguments.trace, forecast);
+  if (!arguments.trace.empty()) write_simulated_steps(arguments.trace, trace, forecast);
   if (!arguments.html.empty()) {
-    write_page(arguments.html, plan_page(forecast, request.config.file));
+    text::write_output(arguments.html, page, plan_page(forecast, request.config.file));
   }
+  if (text::is_standard_output(arguments.trace) || text::is_standard_output(arguments.html)) return;
   if (arguments.json) {
     fmt::print("{}\n", planning::to_json(forecast));
     return;
@@ -104,6 +112,8 @@ void add_plan(Command program) {
                      {.takes = Names::new_path, .value = "FILE"});
   command.add_option("--html", &a.html, "Write a page with the plan, to look at",
                      {.takes = Names::new_path, .value = "FILE"});
+  command.add_flag("--overwrite", &a.overwrite,
+                   "Replace the files of --trace and --html, whatever they are");
   command.add_flag("--recalibrate", &a.request.recalibrate, "Ignore cached rates, measure again",
                    "--rates");
   command.add_flag("--json", &a.json, "Print a JSON object");

@@ -28,15 +28,17 @@ depend on the number of workers.
 import argparse
 import os
 import pathlib
+import signal
 import sys
 import time
 
 sys.dont_write_bytecode = True  # the source tree stays as it is
 from preparing.documents import Preparer  # noqa: E402
+from preparing.output import check_output  # noqa: E402
 from preparing.report import Refusal, Report  # noqa: E402
 from preparing.tokenizer import has_wide_ids, hashes_of, load_tokenizer  # noqa: E402
 from preparing.workers import results_of  # noqa: E402
-from preparing.writer import DocumentWriter, metadata_of  # noqa: E402
+from preparing.writer import DocumentWriter, is_file_of_documents, metadata_of  # noqa: E402
 
 
 class Progress:
@@ -63,12 +65,21 @@ class Progress:
             sys.stderr.write("\r\x1b[K")
 
 
-def prepare(preparer, paths, out, wide, metadata, workers, report=None):
+class Terminated(BaseException):
+    """SIGTERM; not an error of a row."""
+
+
+def end_by_signal(*_):
+    raise Terminated
+
+
+def prepare(preparer, paths, out, wide, metadata, workers, report=None, overwrite=False, model=None):
     """Writes the file of documents; returns the numbers of documents, tokens and targets. Notes and
-    rows that are left out go into the report."""
+    rows that are left out go into the report. `model`: its folder, whose files are not replaced."""
     report = report or Report()
     progress = Progress(sum(os.path.getsize(path) for path in paths))
-    with DocumentWriter(out, wide, metadata) as writer:
+    inputs = [*paths, model] if model else paths
+    with DocumentWriter(out, wide, metadata, overwrite, inputs) as writer:
         try:
             for (documents, problems, notes), done in results_of(preparer, paths, workers,
                                                                  report.skip_invalid):
@@ -96,7 +107,9 @@ def arguments_of(argv):
     parser.add_argument("--model", required=True, type=pathlib.Path, metavar="DIR",
                         help="folder of Hugging Face with the tokenizer and its chat template")
     parser.add_argument("--out", required=True, type=pathlib.Path, metavar="FILE",
-                        help="file to write (.safetensors)")
+                        help="file to write (.safetensors); a file of documents there is replaced")
+    parser.add_argument("--overwrite", action="store_true",
+                        help="replace any other file at --out, too; never an input or a file of the model")
     parser.add_argument("--mask", choices=["assistant", "completion", "none"], default="assistant",
                         help="train on: all replies of the assistant and completions (default); the "
                              "last reply and completions; everything. Always on all of a 'text', and "
@@ -116,10 +129,14 @@ def arguments_of(argv):
     for path in arguments.inputs:
         if not path.is_file():
             raise Refusal(f"{path} is not a file")
+    # Before the tokenizer is loaded, which takes seconds.
+    check_output(arguments.out, is_file_of_documents, "a file of documents", arguments.overwrite,
+                 [*arguments.inputs, arguments.model])
     return arguments
 
 
 def main(argv=None):
+    signal.signal(signal.SIGTERM, end_by_signal)
     try:
         arguments = arguments_of(argv)
         tokenizer = load_tokenizer(arguments.model)
@@ -128,7 +145,8 @@ def main(argv=None):
         report = Report(arguments.skip_invalid)
         documents, tokens, targets = prepare(
             Preparer(tokenizer, arguments.mask, arguments.pairs), arguments.inputs, arguments.out,
-            has_wide_ids(tokenizer), metadata, arguments.workers, report)
+            has_wide_ids(tokenizer), metadata, arguments.workers, report, arguments.overwrite,
+            arguments.model)
     except Refusal as refusal:
         sys.exit(f"prepare.py: {refusal}")
     except OSError as error:
@@ -137,6 +155,9 @@ def main(argv=None):
         sys.exit("prepare.py: there is not enough memory")
     except KeyboardInterrupt:
         sys.exit("prepare.py: interrupted")
+    except Terminated:
+        print("prepare.py: ended by SIGTERM", file=sys.stderr)
+        sys.exit(128 + signal.SIGTERM)
     for line in report.lines():
         print(f"prepare.py: {line}", file=sys.stderr)
     rows = "row" if report.left_out == 1 else "rows"

@@ -18,13 +18,20 @@ namespace {
 struct TokenizeArguments {
   std::vector<std::string> texts;
   std::filesystem::path out;
+  bool overwrite = false;
 };
 
 void run_tokenize(const TokenizeArguments& arguments) {
   config::DataSection data;
   data.text = arguments.texts;
   const auto source = train::TokenSource::open(data, 256);
-  train::write_tokens(source, arguments.out);
+  // Token files have no header by which one could be recognised.
+  train::write_tokens(source, arguments.out,
+                      {.kind = "a token file",
+                       .begins = "",
+                       .overwrite = arguments.overwrite,
+                       .inputs = source.files()});
+  if (text::is_standard_output(arguments.out)) return;
   fmt::print("{}: {} tokens (u16) from {} file{}\n", arguments.out.string(), source.size(),
              source.files().size(), source.files().size() == 1 ? "" : "s");
 }
@@ -39,6 +46,7 @@ void add_tokenize(Command program) {
                      {.required = true, .takes = Names::path});
   command.add_option("--out", &arguments->out, "Token file to write (.bin, 16-bit little-endian)",
                      {.required = true, .takes = Names::new_path, .value = "FILE"});
+  command.add_flag("--overwrite", &arguments->overwrite, "Replace the file that --out names");
   command.set_action([arguments] { run_tokenize(*arguments); });
 }
 

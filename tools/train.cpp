@@ -101,6 +101,8 @@ void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) 
 
 void run_train(TrainArguments arguments) {
   arguments.request.command = command_line();
+  arguments.request.trace.overwrite = arguments.request.overwrite;
+  arguments.request.trace.config = arguments.request.config.file;
   const TrainRequest& request = arguments.request;
   const comm::Launch launch = comm::read_launch();
   if (arguments.print_config) {
@@ -143,7 +145,8 @@ void add_train(Command program) {
   command.add_flag("--serial", &a.request.serial,
                    "Run one operation at a time, for debugging; results are the same");
   command.add_flag("--overwrite", &a.request.overwrite,
-                   "Replace the files of another run in the run directory");
+                   "Replace the files of another run in the run directory, and the file of --trace "
+                   "whatever it is");
   command.add_flag("--resume", &a.request.resume,
                    "Go on with the run of --out from its newest whole checkpoint "
                    "(ballast.checkpoint_every), or from DIR: a run, one of its checkpoints, or a "

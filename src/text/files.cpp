@@ -21,6 +21,32 @@ namespace {
 // Linux transfers at most 2 GiB less a page per call.
 constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;
 
+/// PATH.tmp-PID. The name is cut where it would be too long for a file.
+std::filesystem::path temporary_of(const std::filesystem::path& path) {
+  constexpr std::size_t kLongestName = 255;  // bytes (NAME_MAX)
+  const std::string suffix = fmt::format(".tmp-{}", ::getpid());
+  std::string name = path.filename().string();
+  if (name.size() <= kLongestName) name.resize(std::min(name.size(), kLongestName - suffix.size()));
+  return path.parent_path() / (name + suffix);
+}
+
+/// A new file at `path`. Removes what a killed process with the same number has left. Follows no
+/// symbolic link.
+Descriptor create_temporary(const std::filesystem::path& path, unsigned mode) {
+  ::unlink(path.c_str());
+  return open_file(path, O_WRONLY | O_CREAT | O_EXCL, ErrorCategory::io, mode);
+}
+
+/// Some folders cannot be opened for reading, but have their new name all the same.
+void sync_name_if_readable(const std::filesystem::path& path) {
+  try {
+    sync_name(path);
+  } catch (const Error& error) {
+    if (error.error_number() != EACCES && error.error_number() != EPERM) throw;
+    log(LogLevel::debug, error.what());
+  }
+}
+
 /// Runs `action`; errors name `path` instead of the temporary file.
 template <class Action>
 auto naming(const std::filesystem::path& path, Action&& action) {
@@ -175,7 +201,7 @@ void AppendedFile::cut(Bytes size) {
 }
 
 ReplacedFile::ReplacedFile(std::filesystem::path path)
-    : path_(std::move(path)), temporary_(fmt::format("{}.tmp-{}", path_.string(), ::getpid())) {
+    : path_(std::move(path)), temporary_(temporary_of(path_)) {
   const auto refuse = [&](std::string_view reason) {
     throw Error(ErrorCategory::io, fmt::format("cannot write {}: {}", path_.string(), reason));
   };
@@ -186,8 +212,7 @@ ReplacedFile::ReplacedFile(std::filesystem::path path)
   if (exists && !S_ISREG(old.st_mode)) refuse("exists but is not a regular file");
   constexpr unsigned kPermissions = 07777;
   naming(path_, [&] {
-    descriptor_ = open_file(temporary_, O_WRONLY | O_CREAT | O_TRUNC, ErrorCategory::io,
-                            exists ? old.st_mode & kPermissions : 0666);
+    descriptor_ = create_temporary(temporary_, exists ? old.st_mode & kPermissions : 0666);
   });
   // Restores mode bits that the umask cleared.
   if (exists && ::fchmod(descriptor_.number(), old.st_mode & kPermissions) != 0) {
@@ -236,13 +261,27 @@ void ReplacedFile::write(std::span<const std::byte> bytes) {
 }
 
 void ReplacedFile::commit() {
+  commit(0);
+}
+
+void ReplacedFile::commit_as_new() {
+  commit(RENAME_NOREPLACE);
+}
+
+void ReplacedFile::commit(unsigned flags) {
   naming(path_, [&] { sync_file(descriptor_, temporary_); });
-  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) {
+  const auto rename = [&](unsigned how) {
+    return ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), how);
+  };
+  int result = rename(flags);
+  // Some file systems have no flags.
+  if (result != 0 && flags != 0 && (errno == EINVAL || errno == ENOSYS)) result = rename(0);
+  if (result != 0) {
     const int error_number = errno;
     throw Error(ErrorCategory::io, fmt::format("cannot write {}", path_.string()), error_number);
   }
   committed_ = true;
-  sync_name(path_);
+  sync_name_if_readable(path_);
 }
 
 }  // namespace ballast::text

@@ -26,6 +26,30 @@ fs::path parent_of(const fs::path& folder) {
 
 }  // namespace
 
+MadeDirectory::MadeDirectory(const fs::path& directory, std::string_view kind,
+                             std::string_view another) {
+  std::error_code error;
+  for (fs::path place = directory; place.has_relative_path() && !fs::exists(place, error);
+       place = place.parent_path()) {
+    made_.push_back(place);
+  }
+  fs::create_directories(directory, error);
+  if (error) {
+    throw Error(ErrorCategory::io,
+                fmt::format("cannot create the {} {}; {}", kind, directory.string(), another),
+                error.value());
+  }
+  text::try_to_sync_name(directory);
+  for (const fs::path& place : made_) text::try_to_sync_name(place);
+}
+
+MadeDirectory::~MadeDirectory() {
+  std::error_code error;
+  for (const fs::path& place : made_) {
+    if (!fs::is_empty(place, error) || error || !fs::remove(place, error)) return;
+  }
+}
+
 NewFolder::NewFolder(fs::path folder, Bytes bytes) : folder_(std::move(folder)) {
   if (folder_.filename().empty()) folder_ = folder_.parent_path();
   temporary_ = fmt::format("{}.tmp-{}", folder_.string(), ::getpid());
@@ -45,15 +69,20 @@ NewFolder::~NewFolder() {
   fs::remove_all(temporary_, ignored);
 }
 
-void NewFolder::make() const {
+void NewFolder::make() {
   std::error_code error;
+  // Nothing can be renamed to a link, which would be noticed after the work.
+  if (fs::is_symlink(folder_, error)) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} is a symbolic link; name the folder itself", folder_.string()));
+  }
   const bool free = !fs::exists(folder_, error) ||
                     (fs::is_directory(folder_, error) && fs::is_empty(folder_, error));
   if (!free) {
     throw Error(ErrorCategory::usage,
                 fmt::format("{} exists; choose a folder that does not", folder_.string()));
   }
-  fs::create_directories(parent_of(folder_), error);
+  parent_.emplace(parent_of(folder_), "folder", "choose another");
   fs::remove_all(temporary_, error);  // of a process with the same number that was killed
   if (!fs::create_directory(temporary_, error)) fail_to_create(folder_, error.value());
 }

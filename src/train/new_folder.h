@@ -1,19 +1,38 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ballast/core/units.h"
 
 namespace ballast::train {
 
+/// A directory that is made when it is missing, with its parents, and removed at the end of this
+/// object if it is still empty. Its name and those of new parents are flushed to the disk, unless
+/// the directories above cannot be read.
+class MadeDirectory {
+ public:
+  /// Throws Error(io) that says which `kind` of directory it is and how to choose `another`.
+  explicit MadeDirectory(const std::filesystem::path& directory,
+                         std::string_view kind = "run directory",
+                         std::string_view another = "choose another with --out");
+  ~MadeDirectory();
+  MadeDirectory(const MadeDirectory&) = delete;
+  MadeDirectory& operator=(const MadeDirectory&) = delete;
+
+ private:
+  std::vector<std::filesystem::path> made_;  ///< the innermost first
+};
+
 /// A folder that gets its name when it is complete: everything goes to FOLDER.tmp-PID, which
 /// finish() renames.
 class NewFolder {
  public:
-  /// For `bytes` of files. Throws Error(usage) if `folder` holds files; Error(io) if it cannot be
-  /// made or its disk lacks the space.
+  /// For `bytes` of files. Throws Error(usage) if `folder` holds files or is a link; Error(io) if
+  /// it cannot be made or its disk lacks the space.
   NewFolder(std::filesystem::path folder, Bytes bytes);
   /// Without finish(): removes the temporary folder.
   ~NewFolder();
@@ -28,11 +47,12 @@ class NewFolder {
   void finish();
 
  private:
-  void make() const;
+  void make();
   void check_space(Bytes needed) const;
 
   std::filesystem::path folder_;
   std::filesystem::path temporary_;
+  std::optional<MadeDirectory> parent_;  ///< removed again if the folder is not finished
   bool finished_ = false;
 };
 

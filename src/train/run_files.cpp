@@ -22,6 +22,7 @@
 #include "src/train/checkpoint_swap.h"
 #include "src/train/monitors.h"
 #include "src/train/saved_weights.h"
+#include "src/train/used_directory.h"
 
 namespace ballast::train {
 namespace {
@@ -29,20 +30,10 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-constexpr const char* kMetrics = "metrics.jsonl";
-constexpr const char* kConfig = "config.json";
-constexpr const char* kRun = "run.json";
-
-[[noreturn]] void refuse(const fs::path& used) {
-  throw Error(ErrorCategory::usage,
-              fmt::format("{} exists: choose another run directory with --out, or give --overwrite "
-                          "to replace it",
-                          used.string()));
-}
-
-void refuse_if_there(const fs::path& file) {
-  std::error_code ignored;
-  if (fs::exists(file, ignored)) refuse(file);
+/// Before anything of the directory is opened.
+RunDirectory checked(const fs::path& directory, RunDirectory use) {
+  if (use == RunDirectory::overwritten) refuse_foreign_files(directory);
+  return use;
 }
 
 MetricsWriter take(const fs::path& file, RunDirectory use) {
@@ -59,7 +50,7 @@ MetricsWriter take(const fs::path& file, RunDirectory use) {
     }
     return MetricsWriter(file, refused);
   } catch (const Error& error) {
-    if (error.error_number() == EEXIST) refuse(file);
+    if (error.error_number() == EEXIST) refuse_used(file);
     throw;
   }
 }
@@ -121,39 +112,9 @@ Json describe_plan(const RunStart& start, const RunChoices& choices) {
 
 }  // namespace
 
-MadeDirectory::MadeDirectory(const fs::path& directory, std::string_view kind,
-                             std::string_view another) {
-  std::error_code error;
-  for (fs::path place = directory; place.has_relative_path() && !fs::exists(place, error);
-       place = place.parent_path()) {
-    made_.push_back(place);
-  }
-  fs::create_directories(directory, error);
-  if (error) {
-    throw Error(ErrorCategory::io,
-                fmt::format("cannot create the {} {}; {}", kind, directory.string(), another),
-                error.value());
-  }
-  text::try_to_sync_name(directory);
-  for (const fs::path& place : made_) text::try_to_sync_name(place);
-}
-
-MadeDirectory::~MadeDirectory() {
-  std::error_code error;
-  for (const fs::path& place : made_) {
-    if (!fs::is_empty(place, error) || error || !fs::remove(place, error)) return;
-  }
-}
-
-void refuse_used_directory(const fs::path& directory) {
-  for (const char* name : {kMetrics, kConfig, kRun, kRunWeights, kCheckpoints}) {
-    refuse_if_there(directory / name);
-  }
-}
-
 RunFiles::RunFiles(const config::Config& config, RunDirectory use)
     : directory_(config.ballast.out),
-      use_(use),
+      use_(checked(directory_, use)),
       made_(directory_),
       metrics_(take(directory_ / kMetrics, use)) {
   if (!metrics_.lock()) {
@@ -166,18 +127,16 @@ RunFiles::RunFiles(const config::Config& config, RunDirectory use)
 }
 
 RunDirectory RunFiles::begin_or_continue(const config::Config& config) {
-  use_ = train::begin_or_continue(directory_, metrics_.is_new());
+  use_ = checked(directory_, train::begin_or_continue(directory_, metrics_.is_new()));
   open_others(config);
   return use_;
 }
 
 void RunFiles::open_others(const config::Config& config) {
-  if (use_ != RunDirectory::fresh) {
-    check_removable(directory_ / kRunWeights);
+  if (use_ == RunDirectory::fresh) {
+    refuse_used_directory(directory_, kMetrics);
   } else {
-    for (const char* name : {kConfig, kRun, kRunWeights, kCheckpoints}) {
-      refuse_if_there(directory_ / name);
-    }
+    check_removable(directory_ / kRunWeights);
   }
   monitors_ = std::make_unique<Monitors>(config, use_);
 }
@@ -186,6 +145,14 @@ RunFiles::~RunFiles() {
   if (metrics_.rows() > 0) return;
   std::error_code ignored;
   for (const fs::path& file : added_) fs::remove(file, ignored);
+}
+
+bool RunFiles::owns(const fs::path& file) const {
+  std::error_code error;
+  if (file.empty()) return false;
+  const fs::path inside = fs::weakly_canonical(fs::absolute(file, error), error)
+                              .lexically_relative(fs::weakly_canonical(directory_, error));
+  return !inside.empty() && is_of_run_directory(*inside.begin());
 }
 
 void RunFiles::continue_after(const CheckpointFacts& facts) {

@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "ballast/config/config.h"
@@ -13,24 +12,9 @@
 #include "ballast/train/metrics.h"
 #include "ballast/train/trainer.h"
 
+#include "src/train/new_folder.h"
+
 namespace ballast::train {
-
-/// A directory that is made when it is missing, with its parents, and removed at the end of this
-/// object if it is still empty. Its name and those of new parents are flushed to the disk, unless
-/// the directories above cannot be read.
-class MadeDirectory {
- public:
-  /// Throws Error(io) that says which `kind` of directory it is and how to choose `another`.
-  explicit MadeDirectory(const std::filesystem::path& directory,
-                         std::string_view kind = "run directory",
-                         std::string_view another = "choose another with --out");
-  ~MadeDirectory();
-  MadeDirectory(const MadeDirectory&) = delete;
-  MadeDirectory& operator=(const MadeDirectory&) = delete;
-
- private:
-  std::vector<std::filesystem::path> made_;  ///< the innermost first
-};
 
 class Monitors;
 
@@ -47,6 +31,8 @@ class RunFiles {
   RunFiles(const RunFiles&) = delete;
   RunFiles& operator=(const RunFiles&) = delete;
 
+  /// Whether `file` is one of those that a run writes in its directory, or in a folder of it.
+  [[nodiscard]] bool owns(const std::filesystem::path& file) const;
   /// Decides what RunDirectory::automatic means here and returns that: see
   /// train::begin_or_continue. Call it once, before all that follow, unless the run is finished.
   /// Throws like the constructor.

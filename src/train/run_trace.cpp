@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/train/trace.h"
@@ -16,20 +18,16 @@ bool RunTrace::ends_after(std::uint64_t step, std::uint64_t steps) const {
   return !request_.file.empty() && step == std::min(request_.steps, steps);
 }
 
-void RunTrace::write(engine::Engine& engine) {
+void RunTrace::save(engine::Engine& engine) {
   if (request_.file.empty() || written_) return;
   engine.record(nullptr);
   written_ = true;
-  write_trace(request_.file, "ballast train", timeline_, engine.blueprint().workload);
-  timeline_.spans = {};
-}
-
-void RunTrace::save(engine::Engine& engine) {
   try {
-    write(engine);
+    write_trace(request_.file, rule_, kTracedProcess, timeline_, engine.blueprint().workload);
   } catch (const Error& error) {
-    log(LogLevel::warning, error.what());
+    log(LogLevel::warning, fmt::format("there is no trace: {}", error.what()));
   }
+  timeline_.spans = {};
 }
 
 }  // namespace ballast::train

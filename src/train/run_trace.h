@@ -1,28 +1,37 @@
 #pragma once
 
+#include <string_view>
+#include <utility>
+
 #include "ballast/engine/engine.h"
 #include "ballast/schedule/timeline.h"
+#include "ballast/text/output_file.h"
 #include "ballast/train/trainer.h"
 
 namespace ballast::train {
+
+/// The process of a run's trace: write_trace().
+constexpr std::string_view kTracedProcess = "ballast train";
 
 /// The timeline of a run's first steps (TraceRequest), on rank 0. It refers to the plans of the
 /// engine, which must live until it is written.
 class RunTrace {
  public:
-  explicit RunTrace(const TraceRequest& request) : request_(request) {}
+  /// `rule`: for the file of the trace.
+  RunTrace(const TraceRequest& request, text::OutputRule rule)
+      : request_(request), rule_(std::move(rule)) {}
 
   /// From now on `engine` records, if a trace is wanted.
   void begin(engine::Engine& engine);
   /// Whether the trace ends after step `step` of a run of `steps`. The same on all ranks.
   [[nodiscard]] bool ends_after(std::uint64_t step, std::uint64_t steps) const;
-  /// Ends the recording and writes the file, once. Throws Error(io).
-  void write(engine::Engine& engine);
-  /// The same for a run that fails or goes back. Only logs its errors.
+  /// Ends the recording and writes the file, once. A file that cannot be written is a warning,
+  /// since the run is worth more than its trace.
   void save(engine::Engine& engine);
 
  private:
   TraceRequest request_;
+  text::OutputRule rule_;
   schedule::Timeline timeline_;
   bool written_ = false;
 };

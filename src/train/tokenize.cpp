@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/text/files.h"
 
 namespace ballast::train {
 namespace {
@@ -19,8 +18,9 @@ constexpr std::uint64_t kPiece = 1 << 20;
 
 }  // namespace
 
-void write_tokens(const TokenSource& source, const std::filesystem::path& path) {
-  text::ReplacedFile file(path);
+void write_tokens(const TokenSource& source, const std::filesystem::path& path,
+                  const text::OutputRule& rule) {
+  text::OutputFile file(path, rule);
   std::vector<std::int32_t> ids;
   std::vector<std::uint16_t> packed;
   for (std::uint64_t done = 0; done < source.size(); done += ids.size()) {

@@ -11,7 +11,6 @@
 
 #include <fmt/format.h>
 
-#include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
 namespace ballast::train {
@@ -104,11 +103,23 @@ void collect_edges(std::vector<TracedOperation>& traced, const Submissions& runs
   }
 }
 
+/// How a trace of `process` begins, up to the first event.
+std::string head_of(std::string_view process) {
+  const Json name = Json::object({{"ph", "M"},
+                                  {"pid", 1},
+                                  {"name", "process_name"},
+                                  {"args", Json::object({{"name", process}})}});
+  return R"({"displayTimeUnit":"ns","traceEvents":[)"
+         "\n" +
+         name.compact();
+}
+
 class TraceWriter {
  public:
-  TraceWriter(const std::filesystem::path& file, std::string_view process,
-              const schedule::Timeline& timeline, const schedule::Workload& workload)
-      : file_(file),
+  TraceWriter(const std::filesystem::path& file, const text::OutputRule& rule,
+              std::string_view process, const schedule::Timeline& timeline,
+              const schedule::Workload& workload)
+      : file_(file, rule),
         process_(process),
         workload_(workload),
         traced_(trace_operations(timeline)),
@@ -117,7 +128,7 @@ class TraceWriter {
   }
 
   void write() {
-    text_ = R"({"displayTimeUnit":"ns","traceEvents":[)";
+    text_ = head_of(process_);
     metadata();
     number_arrows();
     std::uint64_t arrival = 0;
@@ -147,9 +158,8 @@ class TraceWriter {
       file_.write(text_);
       text_.clear();
     }
-    text_ += first_ ? "\n" : ",\n";
+    text_ += ",\n";
     text_ += event.compact();
-    first_ = false;
   }
 
   void metadata() {
@@ -158,8 +168,6 @@ class TraceWriter {
       event["args"] = std::move(args);
       add(event);
     };
-    name("process_name", Json::object({{"ph", "M"}, {"pid", 1}}),
-         Json::object({{"name", process_}}));
     for (const Lane lane : kTracks) {
       const bool used = std::any_of(traced_.begin(), traced_.end(), [lane](const auto& traced) {
         return traced.span.operation().lane == lane;
@@ -219,14 +227,13 @@ class TraceWriter {
     add(event);
   }
 
-  text::ReplacedFile file_;
+  text::OutputFile file_;
   std::string process_;
   const schedule::Workload& workload_;
   std::vector<TracedOperation> traced_;
   double origin_ = 0.0;                                 ///< start of the first span
   std::vector<std::vector<std::uint64_t>> departures_;  ///< by operation: arrows that start there
   std::string text_;
-  bool first_ = true;
 };
 
 }  // namespace
@@ -248,13 +255,18 @@ std::vector<TracedOperation> trace_operations(const schedule::Timeline& timeline
   return traced;
 }
 
-void check_trace_file(const std::filesystem::path& file) {
-  const text::ReplacedFile probe(file);
+text::OutputRule trace_rule(std::string_view process, bool overwrite,
+                            std::vector<std::filesystem::path> inputs) {
+  return {.kind = fmt::format("a trace of {}", process),
+          .begins = head_of(process),
+          .overwrite = overwrite,
+          .inputs = std::move(inputs)};
 }
 
-void write_trace(const std::filesystem::path& file, std::string_view process,
-                 const schedule::Timeline& timeline, const schedule::Workload& workload) {
-  TraceWriter(file, process, timeline, workload).write();
+void write_trace(const std::filesystem::path& file, const text::OutputRule& rule,
+                 std::string_view process, const schedule::Timeline& timeline,
+                 const schedule::Workload& workload) {
+  TraceWriter(file, rule, process, timeline, workload).write();
 }
 
 }  // namespace ballast::train

@@ -49,7 +49,8 @@ using Clock = std::chrono::steady_clock;
 /// Everything that a run needs before it is planned.
 struct Inputs {
   TrainingData data;
-  std::unique_ptr<RunFiles> files;  ///< on rank 0
+  std::unique_ptr<RunFiles> files = {};  ///< on rank 0
+  text::OutputRule trace = {};           ///< on rank 0
 };
 
 Inputs open_inputs(const config::Config& config, const comm::Launch& launch) {
@@ -57,6 +58,31 @@ Inputs open_inputs(const config::Config& config, const comm::Launch& launch) {
   Inputs inputs = {.data = open_training_data(config)};
   planning::check_swap_paths(config, launch);
   return inputs;
+}
+
+/// Takes the run directory, and checks the place of the trace. Neither may replace what the run
+/// reads.
+void open_outputs(const config::Config& config, const RunOptions& options, Inputs& inputs) {
+  inputs.files = std::make_unique<RunFiles>(config, options.directory);
+  std::vector<std::filesystem::path> read = inputs.data.files;
+  read.insert(read.end(), {options.trace.config, config.initial_weights});
+  read.insert(read.end(), config.data.eval.begin(), config.data.eval.end());
+  for (const std::filesystem::path& file : read) {
+    if (options.directory != RunDirectory::overwritten || !inputs.files->owns(file)) continue;
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} is read by this run, and --overwrite would replace it; choose "
+                            "another run directory with --out",
+                            file.string()));
+  }
+  const std::filesystem::path& trace = options.trace.file;
+  if (trace.empty()) return;
+  inputs.trace = trace_rule(kTracedProcess, options.trace.overwrite, std::move(read));
+  if (inputs.files->owns(trace)) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} is a file of the run itself; choose another file for --trace",
+                            trace.string()));
+  }
+  text::check_output(trace, inputs.trace);
 }
 
 /// One rank's part of a run, from data to summary.
@@ -74,7 +100,7 @@ class Trainer {
         rank_(ranks == nullptr ? 0 : ranks->rank()),
         world_(ranks == nullptr ? 1 : ranks->world()),
         local_world_(ranks == nullptr ? 1 : ranks->launch().local_world),
-        trace_(options.trace),
+        trace_(options.trace, inputs.trace),
         engine_(
             std::move(plan_.decision.blueprint),
             planning::engine_options(config_, ranks == nullptr ? comm::Launch{} : ranks->launch()),
@@ -91,7 +117,6 @@ class Trainer {
   /// Allocates everything for the first step.
   void prepare() {
     if (!first()) run_directory_.emplace(config_.ballast.out);  // its machine may be another one
-    if (first() && !options_.trace.file.empty()) check_trace_file(options_.trace.file);
     if (first()) observer_.planned(engine_.blueprint(), engine_->device().description());
     prediction_ = planning::RunPrediction::find(asked_, engine_.blueprint());
     // The other ranks measure at the same time. The matrices are freed before the engine allocates.
@@ -149,7 +174,7 @@ class Trainer {
     if (!trace_.ends_after(step_, config_.ballast.steps)) return;
     by_engine([&] { engine_->finish(); });
     measures_->unsettle();
-    if (first()) trace_.write(*engine_);
+    if (first()) trace_.save(*engine_);
   }
 
   /// Writes the trace of an engine that has failed or goes.
@@ -475,7 +500,7 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
   comm::together(ranks, [&] {
     if (!options.resume.empty()) check_names_states(options.resume);
     inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());
-    if (first) inputs.files = std::make_unique<RunFiles>(config, options.directory);
+    if (first) open_outputs(config, options, inputs);
     if (!first || options.directory != RunDirectory::automatic) return;
     finished =
         find_finished(config, settings_of_run(config, inputs.data.files, inputs.data.tokens));

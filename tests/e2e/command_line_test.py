@@ -84,6 +84,15 @@ class CommandLine(RunTest):
         self.assertEqual((self.path / "text.bin").stat().st_size, 2 * len(TEXT))
         done = self.train(data={"tokens": ["text.bin"], "text": []})
         self.assertEqual(done.returncode, 0, done.stderr)
+        tokenize = ("tokenize", "text.txt", "--out")
+        tokens = (self.path / "text.bin").read_bytes()
+        self.assert_fails(self.run_ballast(*tokenize, "config.json"), 2, "config.json exists")
+        self.assert_fails(self.run_ballast(*tokenize, "text.txt", "--overwrite"), 2, "an input")
+        self.assertEqual(self.run_ballast(*tokenize, "config.json", "--overwrite").returncode, 0)
+        self.assertEqual((self.path / "config.json").read_bytes(), tokens)
+        piped = subprocess.run([self.ballast, *tokenize, "/dev/stdout"], cwd=self.path,
+                               capture_output=True, check=True)
+        self.assertEqual(piped.stdout, tokens)
 
     def test_version_lists_what_is_built_in(self):
         done = self.run_ballast("--version")

@@ -444,6 +444,48 @@ class FileTest(unittest.TestCase):
         self.assert_refused(run(out=self.path / "x.bin"), "must end in .safetensors")
         self.assert_refused(run("--workers", "0"), "--workers 0")
 
+    def test_only_files_of_documents_are_replaced_unasked(self):
+        lines = '{"text": "ab"}\n'
+        made = lambda out: prepare.prepare(prepare.Preparer(Tokenizer(), "assistant"), [source], out,
+                                           False, metadata, 1, None, *more)
+        metadata, more = prepare.metadata_of("tiny", {}, "assistant"), ()
+        source = self.path / "in.jsonl"
+        source.write_text(lines)
+        model = self.path / "model"
+        model.mkdir()
+        weights = model / "model.safetensors"
+        header = b'{"__metadata__":{"format":"pt"}}'
+        weights.write_bytes(struct.pack("<Q", len(header)) + header)
+        before = weights.read_bytes()
+        for _ in range(2):  # the second replaces the first
+            made(self.out)
+        notes = self.path / "notes.safetensors"
+        notes.write_text("mine")
+        link = self.path / "link.safetensors"
+        link.symlink_to(notes)
+        (self.path / "hard.safetensors").hardlink_to(source)
+        for out, reason in ((weights, "exists and is not a file of documents"), (notes, "--overwrite"),
+                            (link, "is a symbolic link"), (model, "not a regular file"),
+                            (self.path / "no/x.safetensors", "there is no folder"),
+                            (self.path / "hard.safetensors", "is an input")):
+            with self.assertRaisesRegex(prepare.Refusal, reason):
+                made(out)
+            done = self.run_script(source, "--model", self.path / "none", "--out", out)
+            if out != model:
+                self.assertRegex(done.stderr, f"\\Aprepare.py: .*{reason}.*\n\\Z")
+        more = (True, model)
+        for out in (weights, self.path / "hard.safetensors"):
+            with self.assertRaisesRegex(prepare.Refusal, "is an input of this command"):
+                made(out)
+        made(link)
+        self.assertFalse(link.is_symlink())
+        self.assertEqual(notes.read_text(), "mine")
+        self.assertEqual(weights.read_bytes(), before)
+        self.assertEqual(source.read_text(), lines)
+        made(notes)
+        self.assertEqual(notes.read_bytes(), self.out.read_bytes())
+        self.assertEqual(list(self.path.glob("*tmp*")), [])
+
     def test_a_missing_package_is_named_in_one_line(self):
         (self.path / "in.jsonl").write_text('{"text": "a"}\n')
         for missing in ("transformers", "tokenizers"):

@@ -159,7 +159,12 @@ class Report(ReportTest):
                              row["lanes"]["compute"]["busy_seconds"])
             self.assertEqual(line["eval_loss"], "" if "eval_loss" not in row else line["eval_loss"])
             self.assertEqual(float(line["bytes.fetch"]), row["bytes"]["fetch"])
-        self.refused(["run", "--csv", "metrics.csv"], 2, "metrics.csv exists")
+        self.refused(["run", "--csv", "metrics.csv"], 2, "metrics.csv exists", "--overwrite")
+        self.refused(["run", "--csv", "run/config.json", "--overwrite"], 2, "is an input")
+        self.refused(["run", "--csv", "x.html", "--out", "./x.html"], 2, "two outputs")
+        self.assertEqual(self.report("run", "--csv", "metrics.csv", "--overwrite").returncode, 0)
+        piped = self.report("run", "--csv", "/dev/stdout").stdout
+        self.assertEqual(piped, (self.path / "metrics.csv").read_text())
         self.refused(["run", "run", "--csv", "other.csv"], 2, "--csv is of one run")
 
     # Runs that are not as they should be.
@@ -283,6 +288,13 @@ class Report(ReportTest):
         done = self.run_ballast(*plan, "--html", "plan.html")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(done.stdout.endswith("page in plan.html\n"))
+        mine = self.path / "mine"
+        mine.write_text("mine")
+        for option in ("--html", "--trace"):
+            assert_one_line(self, self.run_ballast(*plan, option, mine), 2, ["mine", "--overwrite"])
+        assert_one_line(self, self.run_ballast(*plan, "--html", "rates.json", "--overwrite"), 2,
+                        ["rates.json", "is an input"])
+        self.assertEqual(mine.read_text(), "mine")
         data = data_of(self.path / "plan.html")
         self.assertEqual(data["kind"], "plan")
         self.assertEqual(data["plan"], json.loads(self.run_ballast(*plan, "--json").stdout))
@@ -315,7 +327,7 @@ class Report(ReportTest):
         self.refused(["made", "--out", "mine.html"], 2, "mine.html exists", "not a page of ballast")
         self.assertEqual((self.path / "mine.html").read_text(), "mine")
         self.refused(["made", "--out", "no/such/page.html"], 1, "no/such/page.html", "No such file")
-        self.refused(["made", "--out", "made"], 1, "made", "not a regular file")
+        self.refused(["made", "--out", "made"], 2, "made is a directory")
         (self.path / "rates.json").write_text(json.dumps(RATES))
         done = self.run_ballast("plan", self.config(), "--rates", "rates.json", "--html", "mine.html")
         assert_one_line(self, done, 2, ["mine.html exists"])

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 
+from one_line import assert_one_line
 from runs import RUN_FILES, TINY, RunTest, main
 
 PATIENCE = 240
@@ -112,10 +113,38 @@ class Directory(RunTest):
             done = self.train("--out", other)
             self.assert_fails(done, 2, f"{other.name}/{name} exists", "--overwrite")
             self.assertEqual([entry.name for entry in other.iterdir()], [name])
+            self.assert_fails(self.train("--out", other, "--overwrite"), 2, name, "is not of a run")
+            self.assertEqual([entry.name for entry in other.iterdir()], [name])
             self.assertEqual((other / name).read_text(), "mine")
-            done = self.train("--out", other, "--overwrite")
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual(self.names(other), RUN_FILES)
+
+    def test_overwriting_replaces_only_what_runs_have_written(self):
+        run = self.path / "run"
+        self.assertEqual(self.train().returncode, 0)
+        before = {name: (run / name).read_bytes() for name in RUN_FILES}
+        (self.path / "link").symlink_to(run)
+        for out in ("link", "link/"):
+            done = self.train("--overwrite", "--out", out)
+            self.assert_fails(done, 2, "link", "is a symbolic link to", str(run))
+        for name, words in (("config.json", "not the config of a run"), ("run.json", "not of a run"),
+                            ("metrics.jsonl", "not of a run")):
+            (run / name).write_text('{"model_type": "llama"}')
+            self.assert_fails(self.train("--overwrite"), 2, name, words, "--out")
+            (run / name).write_bytes(before[name])
+        (run / "run.json").unlink()
+        (run / "run.json").symlink_to(self.path / "text.txt")
+        self.assert_fails(self.train("--overwrite"), 2, "run.json is a symbolic link")
+        (run / "run.json").unlink()
+        (run / "checkpoints").mkdir()
+        (run / "checkpoints/thesis.txt").write_text("mine")
+        assert_one_line(self, self.train("--overwrite"), 2, ["thesis.txt is not a checkpoint"])
+        (run / "checkpoints/thesis.txt").rename(run / "thesis.txt")
+        self.assertEqual((run / "metrics.jsonl").read_bytes(), before["metrics.jsonl"])
+        done = self.train("--overwrite", data={"text": ["run/metrics.jsonl"]})
+        assert_one_line(self, done, 2, ["metrics.jsonl is read by this run"])
+        self.assertEqual((run / "metrics.jsonl").read_bytes(), before["metrics.jsonl"])
+        done = self.train("--overwrite")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.names(), RUN_FILES | {"thesis.txt"})
 
     def test_of_runs_in_one_directory_that_start_together_one_is_not_refused(self):
         # Opening many files takes long enough for all to have looked at the directory before.
@@ -149,7 +178,7 @@ class Directory(RunTest):
 
     def test_a_run_that_cannot_write_one_of_its_files_leaves_none(self):
         (self.path / "run/run.json").mkdir(parents=True)
-        self.assert_fails(self.train("--overwrite"), 1, "run.json", "not a regular file")
+        self.assert_fails(self.train("--overwrite"), 2, "run.json", "is not of a run")
         self.assertEqual(self.names(), {"run.json"})
 
     def limited(self, size):

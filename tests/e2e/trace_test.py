@@ -134,12 +134,28 @@ class Trace(unittest.TestCase):
 
     def test_a_place_that_cannot_hold_a_trace_is_found_before_the_run(self):
         (self.path / "file").write_text("")
-        for place in ("missing/trace.json", "file/trace.json", ".", "/dev/full"):
+        (self.path / "notes").write_text("mine")
+        for place, status in (("missing/trace.json", 1), ("file/trace.json", 1), (".", 2),
+                              ("notes", 2), ("run/metrics.jsonl", 2), ("text.txt", 2)):
             done = self.train("--trace", place)
-            assert_one_line(self, done, 1, [place])
-            self.assertFalse((self.path / "run/metrics.jsonl").exists(), place)
+            assert_one_line(self, done, status, [place])
+            self.assertFalse((self.path / "run").exists(), place)
+        # What the run reads or writes is not even replaced when asked.
+        for place in ("run/metrics.jsonl", "run/weights", "text.txt", "config.json"):
+            assert_one_line(self, self.train("--overwrite", "--trace", place), 2, [place])
+            self.assertFalse((self.path / "run").exists(), place)
+        self.assertEqual((self.path / "notes").read_text(), "mine")
 
-    def test_a_disk_that_fills_up_is_one_line_and_leaves_no_part(self):
+    def test_traces_are_replaced_by_traces(self):
+        for arguments in ([], ["--overwrite"]):
+            self.assertEqual(self.train("--trace", self.file, *arguments).returncode, 0)
+        self.file.write_text("mine")
+        done = self.train("--trace", self.file, "--out", "other")
+        assert_one_line(self, done, 2, ["trace.json", "--overwrite"])
+        self.assertEqual(self.train("--trace", self.file, "--overwrite").returncode, 0)
+        self.read()
+
+    def test_a_disk_that_fills_up_is_a_warning_and_leaves_no_part(self):
         def limits():
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
@@ -150,7 +166,9 @@ class Trace(unittest.TestCase):
         done = subprocess.run([BALLAST, "train", file, "--trace", self.file], cwd=self.path,
                               capture_output=True, text=True, timeout=PATIENCE,
                               preexec_fn=limits, check=False)
-        assert_one_line(self, done, 1, [str(self.file), "File too large"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stderr, r"\Aballast: warning: there is no trace: cannot write "
+                         rf"{self.file}: File too large\n\Z")
         self.assertEqual(list(self.path.glob("trace*")), [])
 
     def test_trace_steps_alone_is_refused(self):

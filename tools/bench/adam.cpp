@@ -45,7 +45,7 @@ struct BenchAdamArguments {
   std::optional<int> numa_node;
   bool no_check = false;
   bool json = false;
-  std::filesystem::path html;
+  PageFile html;
 };
 
 struct AdamCase {
@@ -474,7 +474,7 @@ void add_bench_adam(Command bench) {
                      "Use the CPUs and memory of this NUMA node (from 0)");
   command.add_flag("--no-check", &a.no_check, "Skip the comparison with a reference in double");
   command.add_flag("--json", &a.json, "Print a JSON array");
-  BenchPage::add_option(command, a.html);
+  BenchPage::add_options(command, a.html);
   command.set_action([arguments] { run_bench_adam(*arguments); });
 }
 

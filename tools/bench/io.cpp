@@ -282,7 +282,7 @@ void add_bench_io(Command bench) {
                      "File with one option per line ('block = 256KiB, 1MiB'); the command line "
                      "overrides it",
                      {.takes = Names::file, .extensions = {".ini", ".toml", ".job"}});
-  BenchPage::add_option(command, a.html);
+  BenchPage::add_options(command, a.html);
   command.add_flag("--backends", &a.list_backends, "List the backends and why each is used or not");
   command.set_action([arguments, command] {
     if (arguments->list_backends) return print_backends(arguments->json);

@@ -7,6 +7,8 @@
 
 #include "ballast/text/json.h"
 
+#include "tools/bench/page.h"
+
 namespace ballast::tools {
 
 /// Options of `ballast bench io`.
@@ -25,7 +27,7 @@ struct BenchIoArguments {
   bool list_backends = false;
   bool json = false;
   std::string job;
-  std::filesystem::path html;
+  PageFile html;
 };
 
 /// Measures all combinations and returns a JSON array, with an object for each. Prints a table

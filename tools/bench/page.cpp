@@ -59,20 +59,22 @@ Json newest(const Json& earlier, const Json& run) {
 
 }  // namespace
 
-void BenchPage::add_option(Command command, std::filesystem::path& file) {
-  command.add_option("--html", &file,
+void BenchPage::add_options(Command command, PageFile& file) {
+  command.add_option("--html", &file.path,
                      "Write a page, to look at, with the figures of earlier runs with --html on "
                      "this machine beside these",
                      {.takes = Names::new_path, .value = "FILE"});
+  command.add_flag("--overwrite", &file.overwrite,
+                   "Replace the file of --html also if it is not a page of ballast");
 }
 
-BenchPage::BenchPage(std::string bench, std::filesystem::path file)
+BenchPage::BenchPage(std::string bench, PageFile file)
     : bench_(std::move(bench)), file_(std::move(file)) {
-  if (!file_.empty()) check_page_file(file_);
+  if (!file_.path.empty()) text::check_output(file_.path, page_rule(file_.overwrite));
 }
 
 void BenchPage::write(const Json& rows, bool announce) const {
-  if (file_.empty() || rows.elements().empty()) return;
+  if (file_.path.empty() || rows.elements().empty()) return;
   const std::string host = comm::host_name();
   const auto kept = planning::machine_file("bench-" + bench_, host + ", " + cpu_name());
   const Json run = Json::object({{"when", now_in_utc()}, {"version", version()}, {"rows", rows}});
@@ -100,8 +102,9 @@ void BenchPage::write(const Json& rows, bool announce) const {
        {"earlier", earlier},
        {"kept", kept.string()},
        {"machine", Json::object({{"host", host}, {"cpu", cpu_name()}, {"cpus", usable_cpus()}})}});
-  write_page(file_, html_page(fmt::format("ballast bench {}", bench_), data));
-  if (announce) fmt::print("page in {}\n", file_.string());
+  text::write_output(file_.path, page_rule(file_.overwrite),
+                     html_page(fmt::format("ballast bench {}", bench_), data));
+  if (announce) fmt::print("page in {}\n", file_.path.string());
 }
 
 }  // namespace ballast::tools

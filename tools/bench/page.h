@@ -9,23 +9,28 @@ namespace ballast::tools {
 
 class Command;
 
+struct PageFile {
+  std::filesystem::path path;  ///< "": no page
+  bool overwrite = false;      ///< also a file that is not a page
+};
+
 /// The page of `ballast bench NAME --html`, with the figures of earlier such runs on this machine.
 /// They are kept in $XDG_CACHE_HOME/ballast/bench-NAME-HASH.json (planning/machine_files.h), for
 /// the hash of host and processor: the newest runs, at most 50 and less than 1 MiB.
 class BenchPage {
  public:
-  /// Adds --html to `command`.
-  static void add_option(Command command, std::filesystem::path& file);
+  /// Adds --html and --overwrite to `command`.
+  static void add_options(Command command, PageFile& file);
 
-  /// No page without `file`. Throws like check_page_file().
-  BenchPage(std::string bench, std::filesystem::path file);
+  /// Throws like text::check_output().
+  BenchPage(std::string bench, PageFile file);
   /// Writes the page of `rows`, an array of figures (--json), and keeps them. If it cannot keep
-  /// them, that is a warning. `announce`: prints where the page is. Throws Error(io).
+  /// them, that is a warning. `announce`: prints where the page is. Throws like text::OutputFile.
   void write(const text::Json& rows, bool announce) const;
 
  private:
   std::string bench_;
-  std::filesystem::path file_;
+  PageFile file_;
 };
 
 }  // namespace ballast::tools

@@ -38,7 +38,7 @@ struct BenchStepArguments {
   std::uint64_t steps = 3;
   std::vector<std::string> overrides;
   bool json = false;
-  std::filesystem::path html;
+  PageFile html;
 };
 
 /// The GEMM peak is the best rate of the probes before and after the steps and of the passes.
@@ -230,7 +230,7 @@ void add_bench_step(Command bench) {
   command.add_option("--set", &a.overrides, "Override a config key: path.to.key=value",
                      {.single_argument = true, .takes = Names::setting});
   command.add_flag("--json", &a.json, "Print a JSON array");
-  BenchPage::add_option(command, a.html);
+  BenchPage::add_options(command, a.html);
   command.set_action([arguments] {
     const BenchPage page("step", arguments->html);
     const BenchStepResult result = measure(*arguments);

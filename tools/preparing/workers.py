@@ -44,8 +44,9 @@ def _work(task):
     return documents_of_task(_preparer, task, _skip_invalid)
 
 
-def _leave_interrupts_to_the_parent():
+def _leave_signals_to_the_parent():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def results_of(preparer, paths, workers, skip_invalid):
@@ -57,7 +58,7 @@ def results_of(preparer, paths, workers, skip_invalid):
             yield _work(task), done
         return
     pool = concurrent.futures.ProcessPoolExecutor(
-        workers, multiprocessing.get_context("fork"), _leave_interrupts_to_the_parent)
+        workers, multiprocessing.get_context("fork"), _leave_signals_to_the_parent)
     try:
         pool.submit(int).result()  # forks before a reader starts threads
         running = collections.deque()

@@ -7,33 +7,59 @@ import pathlib
 import struct
 import sys
 
+from preparing.output import check_output, create, publish, temporary_of
 from preparing.report import Refusal
 
+FORMAT = "ballast documents"
 HEADER_BYTES = 4096  # of the file, so that the tokens start on a page
 
 
-class DocumentWriter:
-    """Writes a file of documents: FILE.tmp-PID until finish() renames it, nothing after a failure."""
+def is_file_of_documents(path):
+    """Whether a file says of itself that DocumentWriter has made it."""
+    try:
+        with open(path, "rb") as file:
+            length, = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length)) if length < HEADER_BYTES else {}
+        return header["__metadata__"]["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        return False
 
-    def __init__(self, path, wide, metadata):
+
+class DocumentWriter:
+    """Writes a file of documents: FILE.tmp-PID until finish() renames it, nothing after a failure. Refuses
+    to replace a file of another kind without `overwrite`, and one of `inputs` even then (check_output)."""
+
+    def __init__(self, path, wide, metadata, overwrite=False, inputs=()):
         self._path = pathlib.Path(path)
+        self._rule = {"is_own": is_file_of_documents, "kind": "a file of documents",
+                      "overwrite": overwrite, "inputs": inputs}
+        check_output(self._path, **self._rule)
         self._code, self._dtype = ("I", "U32") if wide else ("H", "U16")
         self._metadata = metadata
-        self._temporary = self._path.with_name(f"{self._path.name}.tmp-{os.getpid()}")
-        self._mask_path = self._path.with_name(f"{self._path.name}.mask.tmp-{os.getpid()}")
+        self._temporary = temporary_of(self._path)
+        self._mask_path = temporary_of(self._path, ".mask")
         self._offsets = array.array("q", [0])
         self.targets = 0
         self._tokens = self._mask = None
 
     def __enter__(self):
-        self._tokens = open(self._temporary, "wb")
-        self._mask = open(self._mask_path, "w+b")
-        self._tokens.write(b" " * HEADER_BYTES)
+        try:
+            self._tokens = create(self._temporary)
+            self._mask = create(self._mask_path, "x+b")
+            self._tokens.write(b" " * HEADER_BYTES)
+        except OSError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
         for file, path in ((self._tokens, self._temporary), (self._mask, self._mask_path)):
-            file.close()
+            if file is None:
+                continue
+            try:
+                file.close()
+            except OSError:  # what it still holds has no room; the file goes anyway
+                pass
             path.unlink(missing_ok=True)
 
     @property
@@ -66,7 +92,8 @@ class DocumentWriter:
         self._tokens.write(self._header())
         self._tokens.flush()
         os.fsync(self._tokens.fileno())
-        os.replace(self._temporary, self._path)
+        check_output(self._path, **self._rule)  # another process may have made it since
+        publish(self._temporary, self._path)
 
     def _header(self):
         header = {"__metadata__": self._metadata}
@@ -87,6 +114,6 @@ class DocumentWriter:
 
 def metadata_of(tokenizer_name, hashes, mask, pairs=False):
     """The metadata of a file; `hashes` are those of tokenizer.hashes_of."""
-    made = {"format": "ballast documents", "version": "1", "tokenizer": tokenizer_name, **hashes,
+    made = {"format": FORMAT, "version": "1", "tokenizer": tokenizer_name, **hashes,
             "mask": mask}
     return made | {"pairs": "chosen, rejected"} if pairs else made

@@ -1,7 +1,6 @@
 #include "tools/report/page.h"
 
 #include <ctime>
-#include <fstream>
 #include <utility>
 #include <vector>
 
@@ -11,7 +10,6 @@
 #include "ballast/core/error.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/schedule/simulator.h"
-#include "ballast/text/files.h"
 
 #include "tools/report/assets.h"
 #include "tools/report/timeline_data.h"
@@ -108,24 +106,11 @@ std::string plan_page(const planning::Forecast& forecast, const std::filesystem:
   return html_page(fmt::format("Plan of {}", config.filename().string()), data);
 }
 
-void check_page_file(const std::filesystem::path& path) {
-  std::error_code ignored;
-  if (std::filesystem::is_regular_file(path, ignored)) {
-    std::string head(kPageHead.size(), '\0');
-    std::ifstream(path).read(head.data(), static_cast<std::streamsize>(head.size()));
-    if (head != kPageHead) {
-      throw Error(ErrorCategory::usage,
-                  fmt::format("{} exists and is not a page of ballast; choose another file",
-                              path.string()));
-    }
-  }
-  const text::ReplacedFile probe(path);
-}
-
-void write_page(const std::filesystem::path& path, const std::string& page) {
-  text::ReplacedFile file(path);
-  file.write(page);
-  file.commit();
+text::OutputRule page_rule(bool overwrite, std::vector<std::filesystem::path> inputs) {
+  return {.kind = "a page of ballast",
+          .begins = std::string(kPageHead),
+          .overwrite = overwrite,
+          .inputs = std::move(inputs)};
 }
 
 }  // namespace ballast::tools

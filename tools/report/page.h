@@ -3,9 +3,11 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ballast/planning/forecast.h"
 #include "ballast/text/json.h"
+#include "ballast/text/output_file.h"
 
 namespace ballast::tools {
 
@@ -18,11 +20,7 @@ std::string now_in_utc();
 /// The page of `ballast plan --html`; `config` names the config.
 std::string plan_page(const planning::Forecast& forecast, const std::filesystem::path& config);
 
-/// Throws Error(usage) if there is a file at `path` that is not such a page, Error(io) if none can
-/// be written there.
-void check_page_file(const std::filesystem::path& path);
-/// Writes `page` to `path`, of which a page that is there already remains until then. Throws
-/// Error(io).
-void write_page(const std::filesystem::path& path, const std::string& page);
+/// The rule for pages, which are replaced by newer ones.
+text::OutputRule page_rule(bool overwrite, std::vector<std::filesystem::path> inputs = {});
 
 }  // namespace ballast::tools

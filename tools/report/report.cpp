@@ -14,7 +14,7 @@
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
-#include "ballast/text/files.h"
+#include "ballast/text/output_file.h"
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
@@ -34,6 +34,7 @@ struct ReportArguments {
   std::vector<std::string> traces;
   std::filesystem::path out;
   std::filesystem::path csv;
+  bool overwrite = false;
   bool watch = false;
   std::uint32_t port = 0;
 };
@@ -131,32 +132,46 @@ void check_options(const ReportArguments& arguments) {
   }
 }
 
-/// A file that is there may be somebody's, so it is not replaced.
-void write_csv(const RunData& run, const std::filesystem::path& path) {
-  std::error_code ignored;
-  if (std::filesystem::exists(path, ignored)) {
-    throw Error(ErrorCategory::usage, fmt::format("{} exists; choose another file", path.string()));
+/// The files that a report reads.
+std::vector<std::filesystem::path> inputs_of(const ReportArguments& arguments) {
+  std::vector<std::filesystem::path> inputs(arguments.traces.begin(), arguments.traces.end());
+  for (const std::filesystem::path run : arguments.runs) {
+    for (const char* name :
+         {"metrics.jsonl", "config.json", "run.json", "weights", "checkpoints"}) {
+      inputs.push_back(run / name);
+    }
   }
-  text::ReplacedFile file(path);
-  file.write(csv_of(run.metrics()));
-  file.commit();
-  fmt::print("metrics of {} steps in {}\n", run.metrics().rows(), path.string());
+  return inputs;
+}
+
+void write_csv(const ReportArguments& arguments, const RunData& run) {
+  text::write_output(arguments.csv,
+                     {.kind = "a table",
+                      .begins = "",
+                      .overwrite = arguments.overwrite,
+                      .inputs = inputs_of(arguments)},
+                     csv_of(run.metrics()));
+  if (text::is_standard_output(arguments.csv)) return;
+  fmt::print("metrics of {} steps in {}\n", run.metrics().rows(), arguments.csv.string());
 }
 
 void run_report(const ReportArguments& arguments) {
   check_options(arguments);
+  text::refuse_same_output(arguments.csv, arguments.out);
   std::vector<RunData> runs = read_runs(arguments);
   if (!arguments.csv.empty()) {
-    write_csv(runs.front(), arguments.csv);
+    write_csv(arguments, runs.front());
     if (arguments.out.empty()) return;
   }
   if (arguments.watch) return watch(runs, static_cast<std::uint16_t>(arguments.port));
   const std::filesystem::path out =
       arguments.out.empty() ? std::filesystem::path(arguments.runs.front()) / "report.html"
                             : arguments.out;
-  check_page_file(out);
+  const text::OutputRule rule = page_rule(arguments.overwrite, inputs_of(arguments));
+  text::check_output(out, rule);
   const std::string page = html_page(title_of(runs), report_data(runs, false));
-  write_page(out, page);
+  text::write_output(out, rule, page);
+  if (text::is_standard_output(out)) return;
   fmt::print("report in {} ({})\n", out.string(), format_bytes(page.size()));
 }
 
@@ -178,6 +193,8 @@ void add_report(Command program) {
                      {.single_argument = true, .takes = Names::file, .extensions = {".json"}});
   command.add_option("--csv", &a.csv, "Write the metrics as a table instead, or with --out too",
                      {.takes = Names::new_path, .value = "FILE"});
+  command.add_flag("--overwrite", &a.overwrite,
+                   "Replace the files of --out and --csv, whatever they are");
   command.add_flag("--watch", &a.watch,
                    "Serve the page to this machine's browsers and update it while runs go on",
                    "--out");

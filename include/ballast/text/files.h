@@ -68,7 +68,7 @@ class AppendedFile {
 };
 
 /// An atomically written file: written as PATH.tmp-PID and renamed by commit(). It keeps the mode
-/// of a file that it replaces.
+/// of a file that it replaces. A symbolic link at PATH is itself replaced; its target stays.
 class ReplacedFile {
  public:
   /// Throws Error(io) naming `path` when a regular file cannot be created there.
@@ -90,8 +90,13 @@ class ReplacedFile {
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
   /// Flushes and renames the file. Throws Error(io) naming it.
   void commit();
+  /// Like commit(), but throws Error(io) with EEXIST if PATH exists, where the file system can
+  /// tell.
+  void commit_as_new();
 
  private:
+  void commit(unsigned flags);
+
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   Descriptor descriptor_;

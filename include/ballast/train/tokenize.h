@@ -2,12 +2,14 @@
 
 #include <filesystem>
 
+#include "ballast/text/output_file.h"
 #include "ballast/train/tokens.h"
 
 namespace ballast::train {
 
-/// Writes every token of `source` to `path` as 16-bit little-endian ids, atomically. Throws
-/// Error(io), Error(data) for an id above 65,535.
-void write_tokens(const TokenSource& source, const std::filesystem::path& path);
+/// Writes every token of `source` to `path` as 16-bit little-endian ids, atomically. Throws like
+/// text::OutputFile; Error(data) for an id above 65,535.
+void write_tokens(const TokenSource& source, const std::filesystem::path& path,
+                  const text::OutputRule& rule);
 
 }  // namespace ballast::train

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ballast/schedule/timeline.h"
+#include "ballast/text/output_file.h"
 
 namespace ballast::train {
 
@@ -20,16 +21,17 @@ struct TracedOperation {
 /// The operations of `timeline` by their start, with their edges, those across runs included.
 std::vector<TracedOperation> trace_operations(const schedule::Timeline& timeline);
 
-/// Throws Error(io) naming `file` if a trace cannot be written there; leaves no file. Call before
-/// the traced work.
-void check_trace_file(const std::filesystem::path& file);
+/// The rule for traces of `process`, which are replaced by newer ones.
+text::OutputRule trace_rule(std::string_view process, bool overwrite,
+                            std::vector<std::filesystem::path> inputs);
 
 /// Writes `timeline` as a trace that Perfetto and chrome://tracing read (JSON, "Trace Event
 /// Format"): one track per lane, a slice per operation with block, micro-batch, step, bytes and
 /// FLOPs, and flow arrows along the edges, those across runs included. `process` names the tracks'
 /// group ("ballast train", "simulated"). Steps are counted from the beginning of the timeline.
-/// Writes the file atomically. Throws Error(io) naming it.
-void write_trace(const std::filesystem::path& file, std::string_view process,
-                 const schedule::Timeline& timeline, const schedule::Workload& workload);
+/// Writes the file atomically. Throws like text::OutputFile.
+void write_trace(const std::filesystem::path& file, const text::OutputRule& rule,
+                 std::string_view process, const schedule::Timeline& timeline,
+                 const schedule::Workload& workload);
 
 }  // namespace ballast::train

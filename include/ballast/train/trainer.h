@@ -107,8 +107,10 @@ class Observer {
 
 /// Options of the trace (write_trace()).
 struct TraceRequest {
-  std::filesystem::path file;  ///< "": no trace
-  std::uint64_t steps = 10;    ///< the first ones, their updates included
+  std::filesystem::path file;         ///< "": no trace
+  std::uint64_t steps = 10;           ///< the first ones, their updates included
+  bool overwrite = false;             ///< replaces any file, not only a trace of `ballast train`
+  std::filesystem::path config = {};  ///< file of the run's config, which is never replaced
 };
 
 /// What a run does with the files in its run directory.
@@ -149,8 +151,9 @@ void check_inputs(const config::Config& config);
 /// evaluates, and writes metrics.jsonl, config.json, run.json and, at the end, weights/. A run that
 /// fails before the end of its first step leaves none of these files. Throws Error after releasing
 /// all memory and swap files; it names the newest checkpoint and RunOptions::resuming. Writes the
-/// trace after its steps, or when the run fails before. `interrupted` (may be null) ends the run in
-/// mid step with Error(interrupted), after a summary of the steps before.
+/// trace after its steps, or when the run fails before; if it cannot, that is a warning.
+/// `interrupted` (may be null) ends the run in mid step with Error(interrupted), after a summary of
+/// the steps before.
 ///
 /// `ranks`: the processes of the run, nullptr for this one alone. Collective: all run rank 0's
 /// config; rank 0 alone calls the observer and writes files. Failures before the first step are a

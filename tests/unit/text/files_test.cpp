@@ -1,11 +1,16 @@
 #include "ballast/text/files.h"
 
+#include <array>
 #include <fstream>
 #include <iterator>
 #include <string>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
+
+#include "ballast/text/output_file.h"
 
 #include "tests/support/temp_dir.h"
 
@@ -75,6 +80,103 @@ TEST(ReplacedFile, NamesAPlaceThatCannotBeWritten) {
   EXPECT_EQ(error_of([&] { ReplacedFile{dir.path() / "a/"}; }),
             "cannot write " + (dir.path() / "a/").string() + ": the path names a directory");
   EXPECT_EQ(entries(dir), 0);
+}
+
+TEST(ReplacedFile, FollowsNoLinkAndTakesLongNames) {
+  const TempDir dir;
+  const auto file = dir.write("a", "before");
+  std::filesystem::create_symlink(file, dir.path() / "link");
+  // Where another user may make links, too.
+  std::filesystem::create_symlink(file, dir.path() / ("link.tmp-" + std::to_string(getpid())));
+  ReplacedFile replaced(dir.path() / "link");
+  replaced.write("new");
+  replaced.commit();
+  EXPECT_EQ(text_of(file), "before");
+  EXPECT_EQ(text_of(dir.path() / "link"), "new");
+  ReplacedFile(dir.path() / std::string(255, 'n')).commit();
+  EXPECT_TRUE(std::filesystem::exists(dir.path() / std::string(255, 'n')));
+}
+
+TEST(OutputFile, ReplacesOnlyItsOwnKindUnasked) {
+  const TempDir dir;
+  const OutputRule rule = {.kind = "a list", .begins = "list: "};
+  const auto file = dir.write("a", "list of mine");
+  EXPECT_EQ(error_of([&] { check_output(file, rule); }),
+            file.string() +
+                " exists and is not a list: choose another file, or give --overwrite "
+                "to replace it");
+  EXPECT_EQ(error_of([&] { check_output(file, {.kind = "", .begins = ""}); }),
+            file.string() + " exists: choose another file, or give --overwrite to replace it");
+  EXPECT_EQ(text_of(file), "list of mine");
+  write_output(file, {.kind = "", .begins = "", .overwrite = true}, "list: a");
+  write_output(file, rule, "list: b");
+  EXPECT_EQ(text_of(file), "list: b");
+  const auto empty = dir.write("empty", "");  // mktemp has made it
+  write_output(empty, rule, "list: c");
+  EXPECT_EQ(text_of(empty), "list: c");
+  EXPECT_EQ(entries(dir), 2);
+}
+
+TEST(OutputFile, NeverReplacesInputsNorWhatLinksName) {
+  const TempDir dir;
+  const auto input = dir.write("folder/input", "input");
+  std::filesystem::create_hard_link(input, dir.path() / "hard");
+  for (const auto& known : {input, dir.path() / "folder"}) {
+    const OutputRule rule = {.kind = "", .begins = "input", .overwrite = true, .inputs = {known}};
+    EXPECT_NE(error_of([&] { check_output(input, rule); }).find("is an input"), std::string::npos);
+  }
+  const OutputRule rule = {.kind = "", .begins = "input", .inputs = {input}};
+  EXPECT_NE(error_of([&] { check_output(dir.path() / "hard", rule); }), "");
+  for (const char* target : {"hard", "missing"}) {
+    const auto link = dir.path() / "link";
+    std::filesystem::create_symlink(target, link);
+    const OutputRule asked = {.kind = "", .begins = "input", .overwrite = true};
+    EXPECT_NE(
+        error_of([&] { check_output(link, {.kind = "", .begins = "input"}); }).find("symbolic"),
+        std::string::npos);
+    write_output(link, asked, "new");
+    EXPECT_FALSE(std::filesystem::is_symlink(link));
+    std::filesystem::remove(link);
+  }
+  EXPECT_EQ(text_of(dir.path() / "hard"), "input");
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "missing"));
+  std::filesystem::create_directory_symlink("folder", dir.path() / "link");
+  EXPECT_NE(error_of([&] {
+              check_output(dir.path() / "link", {.overwrite = true});
+            }).find("is a directory"),
+            std::string::npos);
+}
+
+TEST(OutputFile, DoesNotReplaceWhatCameAfterTheCheck) {
+  const TempDir dir;
+  const auto file = dir.path() / "a";
+  OutputFile output(file, {});
+  output.write("mine");
+  dir.write("a", "of another process");
+  EXPECT_NE(error_of([&] { output.commit(); }).find("another process"), std::string::npos);
+  EXPECT_EQ(text_of(file), "of another process");
+}
+
+TEST(OutputFile, WritesToDevicesAndPipes) {
+  const TempDir dir;
+  EXPECT_EQ(error_of([] { write_output("/dev/null", {}, "text"); }), "");
+  EXPECT_NE(error_of([] { write_output("/dev/full", {}, "text"); }).find("No space left"),
+            std::string::npos);
+  std::array<int, 2> ends = {};
+  ASSERT_EQ(pipe(ends.data()), 0);
+  write_output("/dev/fd/" + std::to_string(ends[1]), {}, "text");
+  std::array<char, 8> got = {};
+  EXPECT_EQ(read(ends[0], got.data(), got.size()), 4);
+  close(ends[0]);
+  close(ends[1]);
+  const auto fifo = dir.path() / "fifo";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  check_output(fifo, {});  // without a reader
+  const int reader = open(fifo.c_str(), O_RDONLY | O_NONBLOCK);
+  write_output(fifo, {}, "text");
+  EXPECT_EQ(read(reader, got.data(), got.size()), 4);
+  close(reader);
+  EXPECT_EQ(entries(dir), 1);
 }
 
 TEST(ReadSettings, SaysWhyAFileIsNotRead) {

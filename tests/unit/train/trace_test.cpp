@@ -56,7 +56,8 @@ std::string contents(const std::filesystem::path& file) {
 std::vector<json> events(const Recorded& recorded) {
   const test::TempDir directory;
   const auto file = directory.path() / "trace.json";
-  write_trace(file, "a test", recorded.timeline, recorded.problem.workload);
+  write_trace(file, trace_rule("a test", false, {}), "a test", recorded.timeline,
+              recorded.problem.workload);
   return json::parse(contents(file)).at("traceEvents").get<std::vector<json>>();
 }
 
@@ -266,31 +267,31 @@ TEST(Trace, TakesAnyNameOfABlock) {
 TEST(Trace, FaultsAreOneLineThatNamesTheFileAndLeaveTheOldTraceAlone) {
   const Recorded recorded(1);
   const test::TempDir directory;
-  const auto expect_refused = [&](const std::filesystem::path& file) {
-    test::expect_error(ErrorCategory::io, {file.string()}, [&] { check_trace_file(file); });
-    test::expect_error(ErrorCategory::io, {file.string()}, [&] {
-      write_trace(file, "a test", recorded.timeline, recorded.problem.workload);
-    });
+  const auto write = [&](const std::filesystem::path& file, std::string_view process) {
+    write_trace(file, trace_rule(process, false, {}), process, recorded.timeline,
+                recorded.problem.workload);
   };
-  expect_refused(directory.path() / "missing" / "trace.json");
-  expect_refused(directory.path());
-  expect_refused(directory.path() / "");
-  expect_refused("/dev/null");
-  const auto old = directory.write("trace.json", "the old one");
-  expect_refused(old / "below a file");
-  check_trace_file(old);
-  EXPECT_EQ(contents(old), "the old one");
+  const auto old = directory.write("trace.json", "not a trace");
+  test::expect_error(ErrorCategory::usage, {old.string(), "not a trace of a test", "--overwrite"},
+                     [&] { write(old, "a test"); });
+  test::expect_error(ErrorCategory::io, {"below"}, [&] { write(old / "below a file", "a test"); });
+  EXPECT_EQ(contents(old), "not a trace");
+  std::filesystem::remove(old);
+  write(old, "a test");
+  const std::string first = contents(old);
+  // One that is simulated does not replace one that was measured.
+  test::expect_error(ErrorCategory::usage, {"not a trace of another"},
+                     [&] { write(old, "another"); });
   {
     const test::FileSizeLimit limit(1000);
-    test::expect_error(ErrorCategory::io, {old.string(), "File too large"}, [&] {
-      write_trace(old, "a test", recorded.timeline, recorded.problem.workload);
-    });
+    test::expect_error(ErrorCategory::io, {old.string(), "File too large"},
+                       [&] { write(old, "a test"); });
   }
-  EXPECT_EQ(contents(old), "the old one");
+  EXPECT_EQ(contents(old), first);
   const std::filesystem::directory_iterator left(directory.path());
   EXPECT_EQ(std::distance(begin(left), end(left)), 1);
-  write_trace(old, "a test", recorded.timeline, recorded.problem.workload);
-  EXPECT_EQ(json::parse(contents(old)).count("traceEvents"), 1U);
+  write(old, "a test");
+  EXPECT_EQ(contents(old), first);
 }
 
 }  // namespace
