@@ -40,12 +40,12 @@ class OffloadOptimizer(torch.optim.Optimizer):
             torch.nn.utils.clip_grad_norm_ does. 0 or None: no clipping. Do not clip elsewhere too.
         skip_non_finite: leaves out steps whose gradients have infinities or NaNs, and counts them.
         model: the module that owns the parameters; needed for the overlap.
-        overlap: "next_forward": step() returns at once, and each module of `model` waits for its own
+        overlap: True: step() returns at once, and each module of `model` waits for its own
             parameters in its next forward pass. step() then sets all gradients to None. Code that
             reads weights between step() and the forward pass otherwise than by state_dict() calls
-            synchronize() first. "none": step() returns when everything is updated. Without `model`,
+            synchronize() first. False: step() returns when everything is updated. Without `model`,
             and as soon as torch.compile has compiled a module of it, step() waits.
-        gradient_hooks: "auto", True or False: whether gradients are taken out of `.grad` as soon as
+        gradient_hooks: False, True or "auto": whether gradients are taken out of `.grad` as soon as
             they are complete, and summed in fp32; see `parameters_to_hook`. With them, do not use
             torch.amp.GradScaler or other code that reads `.grad`.
         optimizer_states: "fp32", "bf16_first" or "8bit": the format of the moments.
@@ -64,17 +64,16 @@ class OffloadOptimizer(torch.optim.Optimizer):
                  path: str | os.PathLike | Iterable[str | os.PathLike] | None = None,
                  host_bytes: int | None = None, max_grad_norm: float | None = None,
                  skip_non_finite: bool = True, model: torch.nn.Module | None = None,
-                 overlap: str = "next_forward", gradient_hooks: str | bool = "auto",
+                 overlap: bool | str = False, gradient_hooks: bool | str = False,
                  optimizer_states: str = "fp32", threads: int = 0, any_file_system: bool = False,
                  _sub_group: int = _SUB_GROUP) -> None:
         if isinstance(params, torch.nn.Module):
             model = model or params
             params = params.parameters()
         self._paths = _paths(device, path, host_bytes)
-        _require(overlap in ("next_forward", "none"), "overlap", overlap,
-                 '"next_forward" or "none"')
+        _require(overlap in (False, True), "overlap", overlap, "False or True")
         _require(gradient_hooks in ("auto", True, False), "gradient_hooks", gradient_hooks,
-                 '"auto", True or False')
+                 'False, True or "auto"')
         _require(optimizer_states in _STATES, "optimizer_states", optimizer_states,
                  '"fp32", "bf16_first" or "8bit"')
         _require(max_grad_norm is None or max_grad_norm >= 0, "max_grad_norm", max_grad_norm,
@@ -121,7 +120,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         scale = self._scale_of(gradients)
         if scale is not None:
             self._begin(gradients, scale)
-        if self.overlap == "none" or self._forward is None or self._forward.compiled:
+        if not self.overlap or self._forward is None or self._forward.compiled:
             self.synchronize()
         else:
             for parameter in gradients:
@@ -165,7 +164,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         params = param_group["params"]
         listed = [params] if isinstance(params, torch.Tensor) else list(params)
-        for i, parameter in enumerate(listed):
+        for i, parameter in enumerate(p[1] if isinstance(p, tuple) else p for p in listed):
             _check_parameter(parameter, f"params[{len(self.param_groups)}][{i}]")
         super().add_param_group({**param_group, "params": listed})
         if hasattr(self, "_states"):
