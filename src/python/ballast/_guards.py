@@ -15,11 +15,11 @@ from typing import Any, Callable, Iterable
 
 import torch
 
-_waits: dict[int, Callable[[torch.Tensor], None]] = {}
+# How to wait for a parameter, by its id(); for None, all parameters of the same optimizer.
+_waits: dict[int, Callable[[torch.Tensor | None], None]] = {}
 _guards: dict[type, type] = {}
 _lock = threading.RLock()
 _forward_hook: Any = None
-_watches_compiler = False
 
 # What can be asked of a parameter without reading its values.
 _NAMES = ("requires_grad_", "size", "dim", "numel", "nelement", "ndimension", "element_size", "stride",
@@ -68,7 +68,7 @@ class _Guard:
         return self.__reduce_ex__(protocol)
 
 
-def guard(parameters: Iterable[torch.Tensor], wait: Callable[[torch.Tensor], None]) -> None:
+def guard(parameters: Iterable[torch.Tensor], wait: Callable[[torch.Tensor | None], None]) -> None:
     """From now on, uses of the parameters call `wait` first. It calls release()."""
     global _forward_hook
     with _lock:
@@ -129,6 +129,7 @@ def _wait_for_all_in(value: Any) -> None:
             _wait_for_all_in(one)
 
 
+@torch._disable_dynamo
 def _before_forward(module: torch.nn.Module, _: Any) -> None:
     """C++ code reads parameters without asking: that of a module's own forward pass, of TorchScript,
     and torch's fast paths for evaluation, which also look at the class of parameters."""
@@ -138,19 +139,19 @@ def _before_forward(module: torch.nn.Module, _: Any) -> None:
             wait_for(parameter)
 
 
+def _wait_for_everything(*_: Any) -> None:
+    for wait in set(_waits.values()):
+        wait(None)
+
+
 def _watch_compiler() -> None:
-    """Waits before torch.compile reads the classes of parameters."""
-    global _watches_compiler
-    if _watches_compiler or "torch._dynamo" not in sys.modules:
+    """Waits for everything before torch.compile looks at parameters."""
+    if "torch._dynamo" not in sys.modules:
         return
     try:
-        from torch._dynamo.callback import on_compile_start
+        from torch._dynamo.callback import callback_handler
     except ImportError:  # an older torch
         return
-    _watches_compiler = True
-
-    def wait_for_all(*_: Any) -> None:
-        for wait in set(_waits.values()):
-            wait(None)  # type: ignore[arg-type]
-
-    on_compile_start(wait_for_all)
+    # torch._dynamo.reset() forgets it.
+    if _wait_for_everything not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_wait_for_everything)

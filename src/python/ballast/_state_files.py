@@ -12,7 +12,7 @@ import torch
 from . import _ballast
 from ._engine import Engine, Record, array_of
 from ._gradients import TYPES
-from .errors import FileError
+from .errors import FileError, UsageError
 
 _NOTE = "ballast.optimizer.settings"
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
@@ -74,15 +74,15 @@ def load(engine: Engine, groups: list[dict[str, Any]], names: dict[torch.Tensor,
     engine.synchronize()
     found = _ballast.read_optimizer_notes(file)
     if _NOTE not in found:
-        raise ValueError(f"{file}: the saved states have no settings")
+        raise UsageError(f"{file}: the saved states have no settings")
     settings = json.loads(found[_NOTE])
     rule = settings.get("rule", engine.rule)
     if rule != engine.rule:
-        raise ValueError(f"{file}: has states of {rule}, not of {engine.rule}")
+        raise UsageError(f"{file}: has states of {rule}, not of {engine.rule}")
     if "parameters" not in settings:
         settings["parameters"] = _first_version(settings, groups, file)
     if len(settings["param_groups"]) != len(groups):
-        raise ValueError(f"{file}: has {len(settings['param_groups'])} parameter groups, the "
+        raise UsageError(f"{file}: has {len(settings['param_groups'])} parameter groups, the "
                          f"optimizer has {len(groups)}")
     saved = [_Saved(_key(i, entry), entry) for i, entry in enumerate(settings["parameters"])]
     matched = _match(saved, groups, names, settings, file)
@@ -126,20 +126,20 @@ def _match(saved: list[_Saved], groups: list[dict[str, Any]], names: dict[torch.
     if None not in own and None not in by_name:
         for name in own:
             if name not in by_name:
-                raise ValueError(f"{file}: has no parameter {name!r} of the optimizer")
+                raise UsageError(f"{file}: has no parameter {name!r} of the optimizer")
         for name in by_name:
             if name not in own:
-                raise ValueError(f"{file}: has a parameter {name!r}, the optimizer has not")
+                raise UsageError(f"{file}: has a parameter {name!r}, the optimizer has not")
         matched = {p: by_name[name] for p, name in zip(parameters, own)}
     else:
         sizes = [group["parameters"] for group in settings["param_groups"]]
         if sizes != [len(group["params"]) for group in groups]:
-            raise ValueError(f"{file}: has parameter groups of other sizes than the optimizer")
+            raise UsageError(f"{file}: has parameter groups of other sizes than the optimizer")
         matched = dict(zip(parameters, saved))
     for number, (parameter, one) in enumerate(matched.items()):
         if list(parameter.shape) != one.shape:
             label = one.name or f"parameter {number}"
-            raise ValueError(f"{file}: {label} has the shape {tuple(one.shape)}, the optimizer's "
+            raise UsageError(f"{file}: {label} has the shape {tuple(one.shape)}, the optimizer's "
                              f"{tuple(parameter.shape)}")
     return matched
 
@@ -150,7 +150,7 @@ def _first_version(settings: dict[str, Any], groups: list[dict[str, Any]],
     parameters = [p for group in groups for p in group["params"]]
     trained = [p for p in parameters if p.requires_grad]
     if len(trained) != len(settings["steps"]):
-        raise ValueError(f"{file}: has states of {len(settings['steps'])} parameters, "
+        raise UsageError(f"{file}: has states of {len(settings['steps'])} parameters, "
                          f"{len(trained)} require gradients here")
     steps = dict(zip(trained, settings["steps"]))
     keys = {p: str(i) for i, p in enumerate(trained)}

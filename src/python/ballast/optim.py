@@ -75,7 +75,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"model: must be a torch.nn.Module, not {type(model).__name__}")
         if isinstance(params, torch.nn.Module):
-            model = model or params
+            model = params if model is None else model
             params = list(params.parameters())
         if isinstance(params, Mapping):
             raise TypeError("params: must be parameters, named parameters or groups, not a dict; pass "
@@ -93,7 +93,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
         options = {**_place(device, path, host_bytes), "any_file_system": bool(any_file_system),
                    "threads": _arguments.whole(threads, "threads", most=1 << 16),
                    "sub_group": _sub_group}
-        self._model_names = {p: n for n, p in model.named_parameters()} if model else {}
+        self._model_names: dict[torch.Tensor, str] = {}
+        if model is not None:
+            self._model_names = {p: n for n, p in model.named_parameters()}
         self._engine = Engine(self._name, optimizer_states, options,
                               _arguments.whole(minimal_size, "minimal_size"), gradient_hooks)
         self._mapping = StateMapping(self._engine)
