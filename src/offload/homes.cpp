@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -20,63 +22,119 @@ Bytes largest_group(const Layout& layout) {
   return largest;
 }
 
+/// Takes pieces of memory from its start.
+class Pieces {
+ public:
+  explicit Pieces(HostBytes memory) : free_(memory) {}
+  HostBytes take(Bytes bytes) {
+    const HostBytes taken = free_.first(bytes);
+    free_ = free_.subspan(bytes);
+    return taken;
+  }
+
+ private:
+  HostBytes free_;
+};
+
 }  // namespace
 
-Homes::Homes(const Layout& layout, const cpu_adam::Updater& updater, const Place& place)
-    : layout_(layout), homes_(layout.sub_groups().size()) {
-  const Bytes largest = largest_group(layout);
-  const std::size_t buffers = place.nvme ? std::min(kStaging, homes_.size()) : 0;
-  std::vector<Bytes> extents;
-  place_groups(place, buffers * largest, extents);
-  Bytes host = extents.empty() ? 0 : buffers * largest;
-  for (std::size_t i = 0; i < resident_; ++i) host += layout.sub_groups()[i].bytes;
+Homes::Homes(const Layout& layout, const cpu_adam::Updater& updater, Place place)
+    : layout_(layout), updater_(updater), place_(std::move(place)) {
+  grow(layout);
+}
+
+Homes::Growth Homes::plan_growth(const Layout& grown) const {
+  const auto groups = std::span(grown.sub_groups()).subspan(homes_.size());
+  Growth growth;
+  growth.resident.assign(groups.size(), true);
+  for (const SubGroup& group : groups) growth.resident_bytes += group.bytes;
+  if (!place_.nvme || groups.empty()) return growth;
+  const Bytes before = resident_bytes_ + staging_.size() * largest_;
+  if (place_.host_bytes && before + growth.resident_bytes <= *place_.host_bytes) return growth;
+  growth.largest = std::max(largest_, largest_group(grown));
+  growth.buffers = std::min(kStaging, grown.sub_groups().size());
+  const Bytes taken = resident_bytes_ + growth.buffers * growth.largest;
+  const Bytes budget = place_.host_bytes.value_or(taken);
+  if (budget < taken) {
+    throw Error(ErrorCategory::config,
+                fmt::format("host_bytes: {} are too few; the buffers between memory and NVMe, and "
+                            "the states that are already in memory, need {}",
+                            format_bytes(budget), format_bytes(taken)));
+  }
+  Bytes left = budget - taken;
+  growth.resident_bytes = 0;
+  bool fits = true;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    fits = fits && groups[i].bytes <= left;
+    growth.resident[i] = fits;
+    if (fits) {
+      left -= groups[i].bytes;
+      growth.resident_bytes += groups[i].bytes;
+    } else {
+      growth.extents.push_back(groups[i].bytes);
+    }
+  }
+  return growth;
+}
+
+bool Homes::needs_other_staging(const Growth& growth) const {
+  return growth.buffers > staging_.size() || growth.largest > largest_;
+}
+
+void Homes::grow(const Layout& grown) {
+  const Growth growth = plan_growth(grown);
   std::optional<state::SwapPlan> plan;
-  if (!extents.empty()) plan = state::plan_swap(*place.nvme, extents);
-  memory_ = updater.allocate(host);
-  HostBytes free = memory_.bytes();
-  const auto take = [&free](Bytes bytes) {
-    const HostBytes taken = free.first(bytes);
-    free = free.subspan(bytes);
-    return taken;
-  };
-  for (std::size_t i = 0; i < resident_; ++i) {
-    homes_[i].memory = take(layout.sub_groups()[i].bytes);
+  if (!growth.extents.empty()) plan = state::plan_swap(*place_.nvme, growth.extents);
+  Mapping memory = updater_.allocate(growth.resident_bytes);
+  Mapping staging_memory;
+  std::vector<Staging> staging;
+  if (!growth.extents.empty() && needs_other_staging(growth)) {
+    staging_memory = updater_.allocate(growth.buffers * growth.largest);
+    Pieces pieces(staging_memory.bytes());
+    staging.resize(growth.buffers);
+    for (Staging& one : staging) one.memory = pieces.take(growth.largest);
   }
-  if (extents.empty()) return;
-  staging_.resize(buffers);
-  std::vector<HostBytes> registered;
-  for (Staging& staging : staging_) {
-    staging.memory = take(largest);
-    registered.push_back(staging.memory);
+  std::unique_ptr<state::SwapSpace> space;
+  if (plan) {
+    std::vector<HostBytes> registered;
+    for (const Staging& one : staging.empty() ? staging_ : staging) {
+      registered.push_back(one.memory);
+    }
+    space = std::make_unique<state::SwapSpace>(*plan, registered);
   }
-  swap_ = std::make_unique<state::SwapSpace>(*plan, registered);
+  std::vector<Home> homes = homes_;
+  std::vector<std::size_t> swapped = swapped_;
+  Pieces pieces(memory.bytes());
+  std::size_t extent = 0;
+  for (const bool resident : growth.resident) {
+    const Bytes bytes = grown.sub_groups()[homes.size()].bytes;
+    if (resident) {
+      homes.push_back({.memory = pieces.take(bytes)});
+    } else {
+      swapped.push_back(homes.size());
+      homes.push_back({.space = space.get(), .extent = extent++});
+    }
+  }
+  if (!staging.empty()) finish_transfers();
+  memory_.reserve(memory_.size() + 1);
+  staging_memory_.reserve(staging_memory_.size() + 1);
+  spaces_.reserve(spaces_.size() + 1);
+  // Nothing throws from here on.
+  homes_ = std::move(homes);
+  swapped_ = std::move(swapped);
+  if (growth.resident_bytes > 0) memory_.push_back(std::move(memory));
+  resident_bytes_ += growth.resident_bytes;
+  if (space) spaces_.push_back(std::move(space));
+  if (staging.empty()) return;
+  staging_ = std::move(staging);
+  staging_memory_.push_back(std::move(staging_memory));
+  largest_ = growth.largest;
+  turn_ = 0;
 }
 
 Homes::~Homes() {
   // Transfers wait for their requests.
   staging_.clear();
-}
-
-void Homes::place_groups(const Place& place, Bytes staging, std::vector<Bytes>& extents) {
-  resident_ = homes_.size();
-  if (!place.nvme) return;
-  const Bytes budget = place.host_bytes.value_or(staging);
-  if (budget >= layout_.bytes() && place.host_bytes) return;
-  if (budget < staging) {
-    throw Error(ErrorCategory::config,
-                fmt::format("host_bytes: {} are too few; the buffers between memory and NVMe "
-                            "need {}",
-                            format_bytes(budget), format_bytes(staging)));
-  }
-  Bytes left = budget - staging;
-  resident_ = 0;
-  while (resident_ < homes_.size() && layout_.sub_groups()[resident_].bytes <= left) {
-    left -= layout_.sub_groups()[resident_++].bytes;
-  }
-  for (std::size_t i = resident_; i < homes_.size(); ++i) {
-    homes_[i].extent = extents.size();
-    extents.push_back(layout_.sub_groups()[i].bytes);
-  }
 }
 
 Homes::Staging* Homes::find(std::size_t group) {
@@ -101,17 +159,16 @@ Homes::Staging& Homes::start_read(std::size_t group, bool ahead) {
   if (home.version == 0) {
     std::memset(memory.data(), 0, memory.size());
   } else {
-    staging.reading = swap_->read(home.extent, memory, home.version, ahead);
+    staging.reading = home.space->read(home.extent, memory, home.version, ahead);
   }
   staging.group = group;
   return staging;
 }
 
-void Homes::read_after(std::size_t group, std::size_t count) {
-  const std::size_t swapped = homes_.size() - resident_;
-  for (std::size_t i = 0; i < std::min({count, swapped, staging_.size() - 1}); ++i) {
-    const std::size_t next =
-        group < resident_ ? resident_ + i : resident_ + (group - resident_ + 1 + i) % swapped;
+void Homes::read_from(std::size_t position) {
+  const std::size_t count = std::min({kAhead, swapped_.size(), staging_.size() - 1});
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t next = swapped_[(position + i) % swapped_.size()];
     if (find(next) == nullptr) start_read(next, true);
   }
 }
@@ -119,7 +176,7 @@ void Homes::read_after(std::size_t group, std::size_t count) {
 HostBytes Homes::acquire(std::size_t group, bool ahead) {
   if (resident(group)) {
     // A pass begins: the disk reads while resident sub-groups are updated.
-    if (ahead && group == 0 && swap_) read_after(group, kAhead);
+    if (ahead && group == 0) read_first();
     return homes_[group].memory;
   }
   Staging* staging = find(group);
@@ -136,7 +193,10 @@ HostBytes Homes::acquire(std::size_t group, bool ahead) {
   }
   // The caller may change what is still being written.
   if (staging->writing) std::exchange(staging->writing, nullptr)->finish();
-  if (ahead) read_after(group, kAhead);
+  if (ahead) {
+    const auto after = std::ranges::upper_bound(swapped_, group);
+    read_from(static_cast<std::size_t>(after - swapped_.begin()));
+  }
   return staging->memory.first(layout_.sub_groups()[group].bytes);
 }
 
@@ -148,11 +208,11 @@ void Homes::release(std::size_t group, bool changed) {
   if (!changed) return;
   Home& home = homes_[group];
   const HostBytes memory = staging->memory.first(layout_.sub_groups()[group].bytes);
-  staging->writing = swap_->write(home.extent, memory, ++home.version);
+  staging->writing = home.space->write(home.extent, memory, ++home.version);
 }
 
 void Homes::read_first() {
-  if (swap_) read_after(resident_ == 0 ? homes_.size() - 1 : 0, kAhead);
+  if (!swapped_.empty()) read_from(0);
 }
 
 void Homes::finish_writes() {
@@ -161,12 +221,28 @@ void Homes::finish_writes() {
   }
 }
 
+void Homes::finish_transfers() {
+  finish_writes();
+  for (Staging& staging : staging_) {
+    if (staging.reading) std::exchange(staging.reading, nullptr)->finish();
+  }
+}
+
+Bytes Homes::host_bytes() const {
+  Bytes sum = 0;
+  for (const Mapping& memory : memory_) sum += memory.bytes().size();
+  for (const Mapping& memory : staging_memory_) sum += memory.bytes().size();
+  return sum;
+}
+
 Bytes Homes::nvme_bytes() const {
-  return swap_ ? swap_->stripe().bytes() : 0;
+  Bytes sum = 0;
+  for (const auto& space : spaces_) sum += space->stripe().bytes();
+  return sum;
 }
 
 std::string_view Homes::io_backend() const {
-  return swap_ ? std::string_view(swap_->backend()) : "";
+  return spaces_.empty() ? std::string_view() : spaces_.front()->backend();
 }
 
 }  // namespace ballast::offload

@@ -32,10 +32,15 @@ class Homes {
  public:
   /// Throws Error(memory) and those of state::plan_swap(); Error(config) if host_bytes cannot hold
   /// the staging buffers.
-  Homes(const Layout& layout, const cpu_adam::Updater& updater, const Place& place);
+  /// `layout`, `updater`: used as long as this exists.
+  Homes(const Layout& layout, const cpu_adam::Updater& updater, Place place);
   ~Homes();
   Homes(const Homes&) = delete;
   Homes& operator=(const Homes&) = delete;
+
+  /// Makes room for the sub-groups that `grown` has more than the layout, which becomes `grown` by
+  /// the caller afterwards. Nothing changes if it throws; throws like the constructor.
+  void grow(const Layout& grown);
 
   /// The states of a sub-group, zero at first. Valid until release(). `ahead`: starts to read the
   /// next ones too. Throws Error(io) and Error(state) like state::Transfer::finish().
@@ -48,7 +53,7 @@ class Homes {
   void finish_writes();
 
   /// Bytes of memory, staging included.
-  [[nodiscard]] Bytes host_bytes() const { return memory_.bytes().size(); }
+  [[nodiscard]] Bytes host_bytes() const;
   /// Bytes of NVMe.
   [[nodiscard]] Bytes nvme_bytes() const;
   /// "io_uring" or "threads"; "" without NVMe.
@@ -56,8 +61,9 @@ class Homes {
 
  private:
   struct Home {
-    HostBytes memory;        ///< of a resident sub-group
-    std::size_t extent = 0;  ///< of one on NVMe
+    HostBytes memory;                   ///< of a resident sub-group
+    state::SwapSpace* space = nullptr;  ///< of one on NVMe
+    std::size_t extent = 0;             ///< in its space
     std::uint64_t version = 0;
   };
   struct Staging {
@@ -68,21 +74,40 @@ class Homes {
     bool in_use = false;
   };
 
-  void place_groups(const Place& place, Bytes staging, std::vector<Bytes>& extents);
-  [[nodiscard]] bool resident(std::size_t group) const { return group < resident_; }
+  /// Where new sub-groups go, and the size of the staging buffers that all then need.
+  struct Growth {
+    std::vector<bool> resident;
+    Bytes resident_bytes = 0;
+    std::vector<Bytes> extents;
+    std::size_t buffers = 0;
+    Bytes largest = 0;
+  };
+
+  [[nodiscard]] Growth plan_growth(const Layout& grown) const;
+  [[nodiscard]] bool needs_other_staging(const Growth& growth) const;
+  [[nodiscard]] bool resident(std::size_t group) const { return homes_[group].space == nullptr; }
   [[nodiscard]] Staging* find(std::size_t group);
   /// The next staging buffer in turn, without a transfer.
   Staging& take_staging();
   Staging& start_read(std::size_t group, bool ahead);
-  void read_after(std::size_t group, std::size_t count);
+  /// Starts to read the next sub-groups on NVMe from the one at `position` in swapped_ on.
+  void read_from(std::size_t position);
+  void finish_transfers();
 
   const Layout& layout_;
-  Mapping memory_;
+  const cpu_adam::Updater& updater_;
+  Place place_;
+  std::vector<Mapping> memory_;  ///< of resident sub-groups
+  Bytes resident_bytes_ = 0;
   std::vector<Home> homes_;
-  std::size_t resident_ = 0;  ///< the first ones
+  std::vector<std::size_t> swapped_;  ///< the sub-groups on NVMe
+  /// The last one holds the staging buffers; those before it are registered with older spaces.
+  std::vector<Mapping> staging_memory_;
+  Bytes largest_ = 0;  ///< size of a staging buffer
   std::vector<Staging> staging_;
   std::size_t turn_ = 0;
-  std::unique_ptr<state::SwapSpace> swap_;  ///< destroyed first: its requests use the memory
+  /// Destroyed first: their requests use the memory.
+  std::vector<std::unique_ptr<state::SwapSpace>> spaces_;
 };
 
 }  // namespace ballast::offload

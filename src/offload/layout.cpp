@@ -1,7 +1,6 @@
 #include "src/offload/layout.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "ballast/core/error.h"
 
@@ -36,7 +35,8 @@ cpu_adam::Gradient gradient_from(const cpu_adam::Gradient& gradient, Elems first
 }
 
 cpu_adam::Weights weights_at(DType type, void* weights, Elems first, std::byte* companion) {
-  auto* at = static_cast<std::byte*>(weights) + first * size_of(type);
+  auto* at = static_cast<std::byte*>(weights);
+  if (at != nullptr) at += first * size_of(type);
   if (type == DType::f32) return cpu_adam::Weights(reinterpret_cast<float*>(at));
   if (type == DType::bf16) {
     return {reinterpret_cast<Bf16*>(at), reinterpret_cast<std::uint16_t*>(companion)};
@@ -47,26 +47,35 @@ cpu_adam::Weights weights_at(DType type, void* weights, Elems first, std::byte* 
 }  // namespace
 
 Layout::Layout(cpu_adam::Optimizer optimizer, Moments::Format moments,
-               std::vector<Parameter> parameters, Elems largest)
-    : optimizer_(optimizer), moments_(moments), parameters_(std::move(parameters)) {
+               const std::vector<Parameter>& parameters, Elems largest)
+    : optimizer_(optimizer), moments_(moments), largest_(largest) {
   expects(largest > 0 && largest % Codes::kBlock == 0, "optimizer states: size of a sub-group");
-  Elems number = 0;
+  add(parameters);
+}
+
+void Layout::add(const std::vector<Parameter>& parameters) {
   Elems free = 0;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    first_elements_.push_back(number);
-    number += round_up(parameters_[i].elements, Codes::kBlock);
-    add_parts(i, largest, free);
+  for (const Parameter& parameter : parameters) {
+    const Elems next =
+        parameters_.empty()
+            ? 0
+            : first_elements_.back() + round_up(parameters_.back().elements, Codes::kBlock);
+    const Elems first = parameter.first_element.value_or(next);
+    expects(first % Codes::kBlock == 0, "optimizer states: number of a first element");
+    first_elements_.push_back(first);
+    parameters_.push_back(parameter);
+    add_parts(parameters_.size() - 1, free);
   }
   for (SubGroup& group : sub_groups_) group.bytes = round_up(group.bytes, kPage);
 }
 
-void Layout::add_parts(std::size_t parameter, Elems largest, Elems& free) {
+void Layout::add_parts(std::size_t parameter, Elems& free) {
   const Parameter& all = parameters_[parameter];
   Elems first = 0;
   do {
     if (free == 0) {
       sub_groups_.emplace_back();
-      free = largest;
+      free = largest_;
     }
     if (first == 0) first_sub_groups_.push_back(sub_groups_.size() - 1);
     SubGroup& group = sub_groups_.back();

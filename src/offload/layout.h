@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "ballast/core/dtype.h"
@@ -11,10 +12,13 @@
 
 namespace ballast::offload {
 
-/// A parameter whose states are kept: its number of elements and the type of its weights.
+/// A parameter whose states are kept.
 struct Parameter {
   Elems elements = 0;
-  DType type = DType::f32;
+  DType type = DType::f32;  ///< type of the weights
+  /// Number of its first element, a multiple of Codes::kBlock. Stochastic rounding depends on it.
+  /// Unset: the first multiple after the parameter before it.
+  std::optional<Elems> first_element = std::nullopt;
 };
 
 /// Elements [first, first + count) of a parameter whose states lie in one sub-group.
@@ -38,7 +42,10 @@ class Layout {
  public:
   /// `largest`: elements of a sub-group, a multiple of Codes::kBlock.
   Layout(cpu_adam::Optimizer optimizer, cpu_adam::Moments::Format moments,
-         std::vector<Parameter> parameters, Elems largest);
+         const std::vector<Parameter>& parameters, Elems largest);
+
+  /// Appends parameters, in new sub-groups. What was there keeps its place.
+  void add(const std::vector<Parameter>& parameters);
 
   [[nodiscard]] cpu_adam::Optimizer optimizer() const { return optimizer_; }
   [[nodiscard]] cpu_adam::Moments::Format moments() const { return moments_; }
@@ -51,7 +58,8 @@ class Layout {
   [[nodiscard]] Bytes bytes() const;
 
   /// The arrays of a part for an update. `states`: its sub-group. `weights`: all weights of the
-  /// parameter, in its type. `gradient`: that of the whole parameter.
+  /// parameter, in its type; may be null if only the moments are used. `gradient`: that of the
+  /// whole parameter.
   [[nodiscard]] cpu_adam::Shard shard(const Part& part, HostBytes states, void* weights,
                                       const cpu_adam::Gradient& gradient) const;
 
@@ -66,10 +74,11 @@ class Layout {
     Bytes end = 0;
   };
   [[nodiscard]] Arrays arrays(DType type, Elems count) const;
-  void add_parts(std::size_t parameter, Elems largest, Elems& free);
+  void add_parts(std::size_t parameter, Elems& free);
 
   cpu_adam::Optimizer optimizer_;
   cpu_adam::Moments::Format moments_;
+  Elems largest_;
   std::vector<Parameter> parameters_;
   std::vector<Elems> first_elements_;  ///< number of a parameter's first element, for rounding
   std::vector<std::size_t> first_sub_groups_;

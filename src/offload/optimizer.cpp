@@ -1,6 +1,7 @@
 #include "src/offload/optimizer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "ballast/core/error.h"
@@ -21,14 +22,29 @@ std::span<T> array(void* data, Elems size) {
 
 }  // namespace
 
-OffloadedOptimizer::OffloadedOptimizer(Layout layout, const Place& place, int threads)
+OffloadedOptimizer::OffloadedOptimizer(Layout layout, Place place, int threads)
     : layout_(std::move(layout)),
       updater_({.threads = threads}),
-      homes_(layout_, updater_, place),
-      update_of_(layout_.parameters().size()) {
-  for (const SubGroup& group : layout_.sub_groups()) {
-    knows_master_.emplace_back(group.parts.size());
+      homes_(layout_, updater_, std::move(place)) {
+  know_parts();
+}
+
+void OffloadedOptimizer::know_parts() {
+  update_of_.resize(layout_.parameters().size());
+  for (std::size_t i = knows_master_.size(); i < layout_.sub_groups().size(); ++i) {
+    knows_master_.emplace_back(layout_.sub_groups()[i].parts.size());
   }
+}
+
+std::size_t OffloadedOptimizer::add(const std::vector<Parameter>& parameters) {
+  finish();
+  const std::size_t first = layout_.parameters().size();
+  Layout grown = layout_;
+  grown.add(parameters);
+  homes_.grow(grown);
+  layout_ = std::move(grown);
+  know_parts();
+  return first;
 }
 
 OffloadedOptimizer::~OffloadedOptimizer() {
@@ -122,9 +138,11 @@ void OffloadedOptimizer::update_group(std::size_t group) {
 }
 
 bool OffloadedOptimizer::require_master(const Shard& shard, char& known) const {
-  if (known != 0) return false;
-  known = 1;
   const Weights& weights = shard.weights;
+  if (known != 0) {
+    return weights.format == Weights::Format::copy_f16 && follow_weights(weights, shard.size);
+  }
+  known = 1;
   if (weights.format == Weights::Format::split) {
     std::ranges::fill(array<std::uint16_t>(weights.companion, shard.size), std::uint16_t{0});
   } else if (weights.format == Weights::Format::copy_f16) {
@@ -135,6 +153,20 @@ bool OffloadedOptimizer::require_master(const Shard& shard, char& known) const {
     });
   }
   return true;
+}
+
+bool OffloadedOptimizer::follow_weights(const Weights& weights, Elems size) const {
+  auto* master = static_cast<float*>(weights.main);
+  const auto* weight = static_cast<const F16*>(weights.companion);
+  std::atomic<bool> changed = false;
+  updater_.for_ranges(size, [&](Elems first, Elems last) {
+    for (Elems i = first; i < last; ++i) {
+      if (to_f16(master[i]).bits == weight[i].bits) continue;
+      master[i] = to_float(weight[i]);
+      changed.store(true, std::memory_order_relaxed);
+    }
+  });
+  return changed;
 }
 
 void OffloadedOptimizer::forget_master(std::size_t parameter) {
@@ -160,7 +192,7 @@ void OffloadedOptimizer::visit(std::size_t parameter, void* weights,
     const HostBytes states = homes_.acquire(group, false);
     const Shard shard = layout_.shard(*part, states, weights, kNoGradient);
     char& known = knows_master_[group][static_cast<std::size_t>(part - parts.begin())];
-    const bool made_master = require_master(shard, known);
+    const bool made_master = weights != nullptr && require_master(shard, known);
     const bool changed = work(*part, shard);
     homes_.release(group, changed || made_master);
   }

@@ -28,11 +28,12 @@ struct Update {
 /// of its own. Results do not depend on where the states are, on the size of a sub-group or on the
 /// instruction set. Calls must not overlap.
 ///
-/// 16-bit weights have an fp32 master that is theirs until they are updated first, and again after
-/// forget_master().
+/// 16-bit weights have an fp32 master. It equals the weights until their first update, and again
+/// after forget_master(). An fp16 weight that differs from its rounded master was changed by
+/// somebody else and replaces the master.
 class OffloadedOptimizer {
  public:
-  OffloadedOptimizer(Layout layout, const Place& place, int threads);
+  OffloadedOptimizer(Layout layout, Place place, int threads);
   /// Waits for a running step.
   ~OffloadedOptimizer();
   OffloadedOptimizer(const OffloadedOptimizer&) = delete;
@@ -41,6 +42,10 @@ class OffloadedOptimizer {
   [[nodiscard]] const Layout& layout() const { return layout_; }
   [[nodiscard]] const cpu_adam::Updater& updater() const { return updater_; }
   [[nodiscard]] const Homes& homes() const { return homes_; }
+
+  /// Appends parameters, whose states are zero, and returns the number of the first one. Existing
+  /// states stay where they are. Nothing changes if it throws; throws like Homes and begin().
+  std::size_t add(const std::vector<Parameter>& parameters);
 
   /// Starts a step and returns; the parameters are updated in ascending order. Waits for the step
   /// before. Throws Error(state) for a parameter that is named twice, and the errors of a step that
@@ -56,8 +61,8 @@ class OffloadedOptimizer {
   void forget_master(std::size_t parameter);
 
   /// Calls `work` for each part of the parameter, with its arrays and without a gradient. It
-  /// returns whether it has changed the states. `weights`: those of the parameter. Throws like
-  /// begin().
+  /// returns whether it has changed the states. `weights`: those of the parameter, or null if
+  /// `work` uses the moments alone. Throws like begin().
   void visit(std::size_t parameter, void* weights,
              const std::function<bool(const Part&, const cpu_adam::Shard&)>& work);
 
@@ -65,8 +70,10 @@ class OffloadedOptimizer {
   void run();
   void run_step();
   void update_group(std::size_t group);
-  /// Whether it has set the master.
+  /// Makes the master one of the weights. Returns whether the states have changed.
   bool require_master(const cpu_adam::Shard& shard, char& known) const;
+  bool follow_weights(const cpu_adam::Weights& weights, Elems size) const;
+  void know_parts();
   void rethrow_failure();
 
   Layout layout_;

@@ -1,12 +1,14 @@
 #include "src/offload/state_file.h"
 
+#include <algorithm>
 #include <array>
+#include <memory>
 #include <utility>
-#include <vector>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/state/checksum.h"
 #include "ballast/train/safetensors.h"
 
 #include "src/offload/state_values.h"
@@ -16,10 +18,19 @@ namespace {
 
 using cpu_adam::Moments;
 using cpu_adam::Shard;
+using state::RunningChecksum;
 
 constexpr const char* kFormat = "ballast.optimizer.format";
 constexpr const char* kOptimizer = "ballast.optimizer.name";
-constexpr const char* kVersion = "1";
+constexpr const char* kNotesChecksum = "ballast.optimizer.checksum";
+constexpr const char* kVersion = "2";
+/// Files of this version number the parameters and have no checksums.
+constexpr const char* kFirstVersion = "1";
+/// A tensor with the XXH3 of all others in their order. Each is four numbers of 16 bits, the lowest
+/// first, which fp32 holds exactly.
+constexpr const char* kChecksums = "checksums";
+constexpr Elems kPieces = 4;
+constexpr Elems kBuffer = Elems{1} << 20U;
 
 /// One kind of state in the file.
 struct Kind {
@@ -30,35 +41,44 @@ constexpr Kind kMaster = {"master", &StateValues::master};
 constexpr Kind kFirst = {"exp_avg", &StateValues::first};
 constexpr Kind kSecond = {"exp_avg_sq", &StateValues::second};
 
-/// The kinds of a parameter, with the type that holds their bits.
-std::vector<std::pair<Kind, DType>> kinds_of(const Layout& layout, const Parameter& parameter) {
-  std::vector<std::pair<Kind, DType>> kinds;
+struct KindInFile {
+  Kind kind;
+  DType type;  ///< holds all bits
+  std::string name;
+};
+
+std::vector<KindInFile> kinds_of(const FiledParameter& one) {
+  const Layout& layout = one.states->layout();
   const Moments::Format format = layout.moments();
-  if (parameter.type != DType::f32) kinds.emplace_back(kMaster, DType::f32);
+  std::vector<KindInFile> kinds;
+  const auto add = [&](const Kind& kind, DType type) {
+    kinds.push_back({kind, type, fmt::format("{}.{}", one.name, kind.name)});
+  };
+  if (layout.parameters().at(one.parameter).type != DType::f32) add(kMaster, DType::f32);
   if (cpu_adam::has_first_moment(layout.optimizer())) {
-    kinds.emplace_back(kFirst, format == Moments::Format::f32 ? DType::f32 : DType::bf16);
+    add(kFirst, format == Moments::Format::f32 ? DType::f32 : DType::bf16);
   }
   if (cpu_adam::has_second_moment(layout.optimizer())) {
     const bool coded = format == Moments::Format::blockwise8;
-    kinds.emplace_back(kSecond, coded ? DType::bf16 : DType::f32);
+    add(kSecond, coded ? DType::bf16 : DType::f32);
   }
   return kinds;
 }
 
-std::string name_of(std::size_t parameter, const Kind& kind) {
-  return fmt::format("{}.{}", parameter, kind.name);
+Elems elements_of(const FiledParameter& one) {
+  return one.states->layout().parameters().at(one.parameter).elements;
 }
 
 /// Floats for the states of one part.
 class Buffers {
  public:
-  StateValues of(const Layout& layout, const Part& part) {
+  StateValues of(const std::vector<KindInFile>& kinds, const Part& part) {
     StateValues values;
     std::size_t used = 0;
-    for (const auto& [kind, type] : kinds_of(layout, layout.parameters()[part.parameter])) {
+    for (const KindInFile& one : kinds) {
       std::vector<float>& memory = memory_.at(used++);
       memory.resize(part.count);
-      values.*kind.values = memory;
+      values.*one.kind.values = memory;
     }
     return values;
   }
@@ -71,88 +91,151 @@ void require(bool condition, const std::filesystem::path& file, const std::strin
   if (!condition) throw Error(ErrorCategory::data, fmt::format("{}: {}", file.string(), what));
 }
 
-void check_header(const train::SafetensorsReader& reader, const Layout& layout) {
-  const auto& notes = reader.metadata();
-  const auto format = notes.find(kFormat);
-  require(format != notes.end() && format->second == kVersion, reader.path(),
-          "not the states of an optimizer of this version of Ballast");
-  const std::string optimizer(cpu_adam::to_string(layout.optimizer()));
-  require(notes.at(kOptimizer) == optimizer, reader.path(),
-          fmt::format("has states of {}, not of {}", notes.at(kOptimizer), optimizer));
-  std::size_t expected = 0;
-  for (std::size_t i = 0; i < layout.parameters().size(); ++i) {
-    const Parameter& parameter = layout.parameters()[i];
-    for (const auto& [kind, type] : kinds_of(layout, parameter)) {
-      const std::string name = name_of(i, kind);
-      const train::StoredTensor* tensor = reader.find(name);
-      require(tensor != nullptr, reader.path(), fmt::format("has no {}", name));
-      require(tensor->elements == parameter.elements, reader.path(),
-              fmt::format("{} has {} elements, the parameter has {}", name, tensor->elements,
-                          parameter.elements));
-      ++expected;
+std::array<float, kPieces> pieces_of(std::uint64_t checksum) {
+  std::array<float, kPieces> pieces = {};
+  for (float& piece : pieces) {
+    piece = static_cast<float>(checksum & 0xffffU);
+    checksum >>= 16U;
+  }
+  return pieces;
+}
+
+/// XXH3 of all notes but its own.
+std::string checksum_of(const Notes& notes) {
+  RunningChecksum sum;
+  for (const auto& [name, value] : notes) {
+    if (name == kNotesChecksum) continue;
+    for (const std::string& text : {name, value}) {
+      sum.add(std::as_bytes(std::span(text.data(), text.size() + 1)));
     }
   }
-  require(expected == reader.tensors().size(), reader.path(),
-          fmt::format("has {} tensors, not {}: states of other parameters", reader.tensors().size(),
-                      expected));
+  return fmt::format("{:016x}", sum.digest());
+}
+
+void check_notes(const train::SafetensorsReader& reader) {
+  const Notes& notes = reader.metadata();
+  const auto format = notes.find(kFormat);
+  require(format != notes.end(), reader.path(), "not the states of an optimizer");
+  if (format->second == kFirstVersion) return;
+  require(format->second == kVersion, reader.path(),
+          "the states of an optimizer of another version of Ballast");
+  const auto found = notes.find(kNotesChecksum);
+  require(found != notes.end() && found->second == checksum_of(notes), reader.path(),
+          "the notes of the optimizer are damaged; use another copy of the file");
+}
+
+void check_parameters(const train::SafetensorsReader& reader,
+                      std::span<const FiledParameter> parameters) {
+  for (const FiledParameter& one : parameters) {
+    const std::string own(cpu_adam::to_string(one.states->layout().optimizer()));
+    const auto saved = reader.metadata().find(kOptimizer);
+    require(saved != reader.metadata().end() && saved->second == own, reader.path(),
+            fmt::format("has states of {}, not of {}",
+                        saved == reader.metadata().end() ? "nothing" : saved->second, own));
+    for (const KindInFile& kind : kinds_of(one)) {
+      const train::StoredTensor* tensor = reader.find(kind.name);
+      if (tensor == nullptr && kind.kind.values == kMaster.values) continue;
+      require(tensor != nullptr, reader.path(), fmt::format("has no {}", kind.name));
+      require(tensor->elements == elements_of(one), reader.path(),
+              fmt::format("{} has {} elements, the parameter has {}", kind.name, tensor->elements,
+                          elements_of(one)));
+    }
+  }
+}
+
+/// Reads the whole file and compares its checksums.
+void check_values(const train::SafetensorsReader& reader) {
+  const train::StoredTensor* sums = reader.find(kChecksums);
+  if (reader.metadata().at(kFormat) == kFirstVersion) return;
+  require(sums != nullptr && sums->elements == (reader.tensors().size() - 1) * kPieces,
+          reader.path(), "has no checksums; use another copy of the file");
+  std::vector<float> buffer;
+  std::array<float, kPieces> expected = {};
+  Elems number = 0;
+  for (const train::StoredTensor& tensor : reader.tensors()) {
+    if (&tensor == sums) continue;
+    RunningChecksum sum;
+    for (Elems first = 0; first < tensor.elements; first += buffer.size()) {
+      buffer.resize(std::min(tensor.elements - first, kBuffer));
+      reader.read(tensor.name, buffer, first);
+      sum.add(std::as_bytes(std::span(buffer)));
+    }
+    reader.read(kChecksums, expected, kPieces * number++);
+    require(expected == pieces_of(sum.digest()), reader.path(),
+            fmt::format("{} is damaged; use another copy of the file", tensor.name));
+  }
+}
+
+/// Writes one parameter and adds to the checksums of its kinds.
+void save_parameter(const FiledParameter& one, train::SafetensorsWriter& writer, Buffers& buffers,
+                    std::vector<float>& checksums) {
+  const auto kinds = kinds_of(one);
+  std::array<RunningChecksum, 3> sums;
+  one.states->visit(one.parameter, one.weights, [&](const Part& part, const Shard& shard) {
+    const StateValues values = buffers.of(kinds, part);
+    read_values(one.states->layout().optimizer(), shard, values);
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      const std::span<float> some = values.*kinds[i].kind.values;
+      sums.at(i).add(std::as_bytes(some));
+      writer.write(kinds[i].name, some, part.first);
+    }
+    return false;
+  });
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    for (const float piece : pieces_of(sums.at(i).digest())) checksums.push_back(piece);
+  }
+}
+
+void load_parameter(const FiledParameter& one, const train::SafetensorsReader& reader,
+                    Buffers& buffers) {
+  auto kinds = kinds_of(one);
+  std::erase_if(kinds, [&](const KindInFile& kind) { return reader.find(kind.name) == nullptr; });
+  one.states->forget_master(one.parameter);
+  one.states->visit(one.parameter, one.weights, [&](const Part& part, const Shard& shard) {
+    const StateValues values = buffers.of(kinds, part);
+    for (const KindInFile& kind : kinds) {
+      reader.read(kind.name, values.*kind.kind.values, part.first);
+    }
+    write_values(one.states->layout().optimizer(), shard, values);
+    return true;
+  });
 }
 
 }  // namespace
 
-void save_states(OffloadedOptimizer& states, std::span<void* const> weights,
-                 const std::filesystem::path& file, const Notes& notes) {
-  const Layout& layout = states.layout();
-  expects(weights.size() == layout.parameters().size(), "save_states: the number of weights");
+void save_states(std::span<const FiledParameter> parameters, const std::filesystem::path& file,
+                 const Notes& notes) {
   std::vector<train::TensorToStore> tensors;
-  for (std::size_t i = 0; i < layout.parameters().size(); ++i) {
-    const Parameter& parameter = layout.parameters()[i];
-    for (const auto& [kind, type] : kinds_of(layout, parameter)) {
-      tensors.push_back({name_of(i, kind), type, {parameter.elements}});
-    }
-  }
   Notes all = notes;
   all[kFormat] = kVersion;
-  all[kOptimizer] = cpu_adam::to_string(layout.optimizer());
+  for (const FiledParameter& one : parameters) {
+    for (const KindInFile& kind : kinds_of(one)) {
+      tensors.push_back({kind.name, kind.type, {elements_of(one)}});
+    }
+    all[kOptimizer] = cpu_adam::to_string(one.states->layout().optimizer());
+  }
+  all[kNotesChecksum] = checksum_of(all);
+  tensors.push_back({kChecksums, DType::f32, {tensors.size(), kPieces}});
   train::SafetensorsWriter writer(file, tensors, all);
   Buffers buffers;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    const auto kinds = kinds_of(layout, layout.parameters()[i]);
-    states.visit(i, weights[i], [&](const Part& part, const Shard& shard) {
-      const StateValues values = buffers.of(layout, part);
-      read_values(layout.optimizer(), shard, values);
-      for (const auto& kind : kinds) {
-        writer.write(name_of(i, kind.first), values.*kind.first.values, part.first);
-      }
-      return false;
-    });
-  }
+  std::vector<float> checksums;
+  for (const FiledParameter& one : parameters) save_parameter(one, writer, buffers, checksums);
+  writer.write(kChecksums, checksums);
   writer.finish();
 }
 
-Notes load_states(OffloadedOptimizer& states, std::span<void* const> weights,
-                  const std::filesystem::path& file) {
-  const Layout& layout = states.layout();
-  expects(weights.size() == layout.parameters().size(), "load_states: the number of weights");
+void load_states(std::span<const FiledParameter> parameters, const std::filesystem::path& file) {
   const train::SafetensorsReader reader(file);
-  check_header(reader, layout);
+  check_notes(reader);
+  check_parameters(reader, parameters);
+  check_values(reader);
   Buffers buffers;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    const auto kinds = kinds_of(layout, layout.parameters()[i]);
-    states.visit(i, weights[i], [&](const Part& part, const Shard& shard) {
-      const StateValues values = buffers.of(layout, part);
-      for (const auto& kind : kinds) {
-        reader.read(name_of(i, kind.first), values.*kind.first.values, part.first);
-      }
-      write_values(layout.optimizer(), shard, values);
-      return true;
-    });
-  }
-  return reader.metadata();
+  for (const FiledParameter& one : parameters) load_parameter(one, reader, buffers);
 }
 
 Notes read_notes(const std::filesystem::path& file) {
   const train::SafetensorsReader reader(file);
-  require(reader.metadata().contains(kFormat), file, "not the states of an optimizer");
+  check_notes(reader);
   return reader.metadata();
 }
 

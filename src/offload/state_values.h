@@ -26,4 +26,10 @@ void read_values(OffloadedOptimizer& states, std::size_t parameter, void* weight
 void write_values(OffloadedOptimizer& states, std::size_t parameter, void* weights,
                   const StateValues& values);
 
+/// Copies the states of one parameter to another one of the same number of elements and the same
+/// optimizer, part by part. `weights`: those of both, if they have the same type, to copy the
+/// master too; or null. The objects must differ. Throws like OffloadedOptimizer::begin().
+void copy_states(OffloadedOptimizer& from, std::size_t parameter, OffloadedOptimizer& to,
+                 std::size_t target, void* weights);
+
 }  // namespace ballast::offload

@@ -35,12 +35,15 @@ using offload::Place;
 using offload::StateValues;
 using offload::Update;
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
-/// Addresses of arrays that the Python code keeps alive: torch's data_ptr().
-using Address = std::uintptr_t;
+/// Address of an array that the Python code keeps alive (torch's data_ptr()), its number of
+/// elements and its type.
+using Array = std::tuple<std::uintptr_t, Elems, std::string>;
+/// Elements, type of the weights, and number of the first element for rounding.
+using Described = std::tuple<Elems, std::string, Elems>;
 
 template <class T = void>
-T* pointer(Address address) {
-  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr)
+T* pointer(const Array& array) {
+  return reinterpret_cast<T*>(std::get<0>(array));  // NOLINT(performance-no-int-to-ptr)
 }
 
 DType parse_type(const std::string& name) {
@@ -50,10 +53,20 @@ DType parse_type(const std::string& name) {
   throw Error(ErrorCategory::usage, fmt::format("dtype: {} is not f32, bf16 or f16", name));
 }
 
-Gradient gradient_at(Address address, DType type) {
-  if (type == DType::bf16) return Gradient(pointer<const Bf16>(address));
-  if (type == DType::f16) return Gradient(pointer<const F16>(address));
-  return Gradient(pointer<const float>(address));
+Gradient gradient_of(const Array& array) {
+  const DType type = parse_type(std::get<2>(array));
+  if (type == DType::bf16) return Gradient(pointer<const Bf16>(array));
+  if (type == DType::f16) return Gradient(pointer<const F16>(array));
+  return Gradient(pointer<const float>(array));
+}
+
+/// Throws if the array is not one of a parameter's elements.
+void check_size(const Array& array, const Parameter& parameter, std::string_view name) {
+  const auto& [address, elements, type] = array;
+  if (elements != parameter.elements || (address == 0 && elements > 0)) {
+    throw Error(ErrorCategory::usage, fmt::format("{}: has {} elements, its states have {}", name,
+                                                  elements, parameter.elements));
+  }
 }
 
 Moments::Format parse_moments(const std::string& name) {
@@ -64,22 +77,42 @@ Moments::Format parse_moments(const std::string& name) {
               fmt::format("optimizer_states: \"{}\" is not fp32, bf16_first or 8bit", name));
 }
 
-std::span<float> floats(Address address, Elems count) {
-  return address == 0 ? std::span<float>() : std::span(pointer<float>(address), count);
+std::span<float> floats(const std::optional<Array>& array, const Parameter& parameter) {
+  if (!array) return {};
+  check_size(*array, parameter, "states");
+  if (std::get<2>(*array) != "f32") throw Error(ErrorCategory::usage, "states: must be float32");
+  return {pointer<float>(*array), parameter.elements};
 }
 
-/// Owns the states, and refuses to work in a process that fork() has made: threads stay behind.
+std::vector<Parameter> parameters_of(const std::vector<Described>& described) {
+  std::vector<Parameter> all;
+  for (const auto& [elements, type, first] : described) {
+    all.push_back({elements, parse_type(type), first});
+  }
+  return all;
+}
+
+/// Owns the states, and the arrays of a running step. Refuses to work in a process that fork() has
+/// made: threads stay behind.
 class States {
  public:
   States(const std::string& optimizer, const std::string& moments,
-         const std::vector<std::pair<Elems, std::string>>& parameters, Elems sub_group,
+         const std::vector<Described>& parameters, Elems sub_group,
          const std::vector<std::string>& paths, std::optional<Bytes> host_bytes,
          bool any_file_system, int threads)
-      : states_(new OffloadedOptimizer(layout(optimizer, moments, parameters, sub_group),
-                                       place(paths, host_bytes, any_file_system), threads)) {}
+      : states_(std::make_unique<OffloadedOptimizer>(
+            Layout(cpu_adam::parse_optimizer(optimizer), parse_moments(moments),
+                   parameters_of(parameters), sub_group),
+            place(paths, host_bytes, any_file_system), threads)) {}
   ~States() {
-    // Threads and requests are those of the process that has made them.
-    if (getpid() != owner_) static_cast<void>(states_.release());
+    if (getpid() == owner_) {
+      // A running step uses the arrays until it has ended, and may log a line meanwhile.
+      const nb::gil_scoped_release unlocked;
+      states_.reset();
+    } else {
+      // Threads and requests are those of the process that has made them.
+      static_cast<void>(states_.release());
+    }
   }
   States(const States&) = delete;
   States& operator=(const States&) = delete;
@@ -91,15 +124,23 @@ class States {
     }
     return *states_;
   }
+  [[nodiscard]] const Parameter& parameter(std::size_t number) {
+    const auto& all = get().layout().parameters();
+    if (number < all.size()) return all[number];
+    throw Error(ErrorCategory::usage,
+                fmt::format("parameter: there is none with number {}", number));
+  }
+  void* weights(std::size_t number, const Array& array) {
+    const Parameter& own = parameter(number);
+    check_size(array, own, "weights");
+    if (parse_type(std::get<2>(array)) == own.type) return pointer(array);
+    throw Error(ErrorCategory::usage, fmt::format("weights: are {}, their states are those of {}",
+                                                  std::get<2>(array), to_string(own.type)));
+  }
+
+  nb::object in_use;  ///< the arrays of the last step
 
  private:
-  static Layout layout(const std::string& optimizer, const std::string& moments,
-                       const std::vector<std::pair<Elems, std::string>>& parameters,
-                       Elems sub_group) {
-    std::vector<Parameter> all;
-    for (const auto& [elements, type] : parameters) all.push_back({elements, parse_type(type)});
-    return {cpu_adam::parse_optimizer(optimizer), parse_moments(moments), all, sub_group};
-  }
   static Place place(const std::vector<std::string>& paths, std::optional<Bytes> host_bytes,
                      bool any_file_system) {
     if (paths.empty()) return {};
@@ -107,6 +148,7 @@ class States {
     for (const std::string& path : paths)
       options.paths.push_back({.directory = path, .key = "path"});
     options.any_file_system = any_file_system;
+    options.any_file_system_key = "any_file_system";
     return {options, host_bytes};
   }
 
@@ -114,66 +156,81 @@ class States {
   std::unique_ptr<OffloadedOptimizer> states_;
 };
 
-/// One parameter of a step: number, weights, gradient, its type, number of its update, and index of
-/// the hyper-parameters.
-using StepEntry = std::tuple<std::size_t, Address, Address, std::string, std::int64_t, std::size_t>;
+/// One parameter of a step: number, weights, gradient, number of its update, and index of the
+/// hyper-parameters.
+using StepEntry = std::tuple<std::size_t, Array, Array, std::int64_t, std::size_t>;
 
+/// Checks all arrays before the first byte is written. `in_use`: owns the arrays.
 void begin(States& states, const std::vector<StepEntry>& entries,
-           const std::vector<cpu_adam::Hyper>& hypers) {
+           const std::vector<cpu_adam::Hyper>& hypers, nb::object in_use) {
   std::vector<Update> updates;
-  for (const auto& [parameter, weights, gradient, type, step, hyper] : entries) {
+  for (const auto& [parameter, weights, gradient, step, hyper] : entries) {
+    check_size(gradient, states.parameter(parameter), "gradient");
     updates.push_back(
-        {parameter, pointer(weights), gradient_at(gradient, parse_type(type)), hypers.at(hyper)});
+        {parameter, states.weights(parameter, weights), gradient_of(gradient), hypers.at(hyper)});
     updates.back().hyper.step = step;
   }
+  {
+    const nb::gil_scoped_release unlocked;
+    states.get().finish();
+  }
+  states.in_use = std::move(in_use);
+  const nb::gil_scoped_release unlocked;
   states.get().begin(std::move(updates));
 }
 
-/// Sum of squares and number of infinities and NaNs of gradients: address, elements, type.
-std::pair<double, std::uint64_t> gradient_stats(
-    States& states, const std::vector<std::tuple<Address, Elems, std::string>>& gradients) {
+/// Blocks until no step is running, and lets go of its arrays.
+void finish(States& states) {
+  {
+    const nb::gil_scoped_release unlocked;
+    states.get().finish();
+  }
+  states.in_use.reset();
+}
+
+/// Sum of squares and number of infinities and NaNs.
+std::pair<double, std::uint64_t> gradient_stats(States& states,
+                                                const std::vector<Array>& gradients) {
   OffloadedOptimizer& own = states.get();
   own.finish();
   cpu_adam::GradientStats sum;
-  for (const auto& [address, elements, type] : gradients) {
-    const auto one = own.updater().gradient_stats(gradient_at(address, parse_type(type)), elements);
+  for (const Array& gradient : gradients) {
+    const auto one = own.updater().gradient_stats(gradient_of(gradient), std::get<1>(gradient));
     sum.sum_of_squares += one.sum_of_squares;
     sum.non_finite += one.non_finite;
   }
   return {sum.sum_of_squares, sum.non_finite};
 }
 
-StateValues values_at(States& states, std::size_t parameter, Address master, Address first,
-                      Address second) {
-  const Elems elements = states.get().layout().parameters().at(parameter).elements;
-  return {floats(master, elements), floats(first, elements), floats(second, elements)};
+StateValues values_at(States& states, std::size_t parameter, const std::optional<Array>& master,
+                      const std::optional<Array>& first, const std::optional<Array>& second) {
+  const Parameter& own = states.parameter(parameter);
+  return {floats(master, own), floats(first, own), floats(second, own)};
 }
 
-void read(States& states, std::size_t parameter, Address weights, Address master, Address first,
-          Address second) {
-  offload::read_values(states.get(), parameter, pointer(weights),
+void read(States& states, std::size_t parameter, const Array& weights,
+          const std::optional<Array>& master, const std::optional<Array>& first,
+          const std::optional<Array>& second) {
+  offload::read_values(states.get(), parameter, states.weights(parameter, weights),
                        values_at(states, parameter, master, first, second));
 }
 
-void write(States& states, std::size_t parameter, Address weights, Address master, Address first,
-           Address second) {
-  offload::write_values(states.get(), parameter, pointer(weights),
+void write(States& states, std::size_t parameter, const Array& weights,
+           const std::optional<Array>& master, const std::optional<Array>& first,
+           const std::optional<Array>& second) {
+  offload::write_values(states.get(), parameter, states.weights(parameter, weights),
                         values_at(states, parameter, master, first, second));
 }
 
-std::vector<void*> pointers(const std::vector<Address>& addresses) {
-  std::vector<void*> all;
-  for (const Address address : addresses) all.push_back(pointer(address));
+/// A parameter of a file: name there, states, number, weights.
+using FileEntry = std::tuple<std::string, States*, std::size_t, Array>;
+
+std::vector<offload::FiledParameter> filed(const std::vector<FileEntry>& entries) {
+  std::vector<offload::FiledParameter> all;
+  for (const auto& [name, states, number, weights] : entries) {
+    all.push_back({name, &states->get(), number, states->weights(number, weights)});
+  }
   return all;
-}
-
-void save(States& states, const std::vector<Address>& weights, const std::string& file,
-          const Notes& notes) {
-  offload::save_states(states.get(), pointers(weights), file, notes);
-}
-
-Notes load(States& states, const std::vector<Address>& weights, const std::string& file) {
-  return offload::load_states(states.get(), pointers(weights), file);
 }
 
 void bind_hyper(nb::module_& module) {
@@ -204,44 +261,67 @@ void bind_hyper(nb::module_& module) {
 void bind_optimizer(nb::module_& module) {
   bind_hyper(module);
   nb::class_<States>(module, "OptimizerStates",
-                     "Optimizer states of parameters, and their updates on a thread of its own. "
-                     "The caller keeps all arrays alive until finish() or wait() returns.")
-      .def(nb::init<const std::string&, const std::string&,
-                    const std::vector<std::pair<Elems, std::string>>&, Elems,
+                     "Optimizer states of parameters, and their updates on a thread of its own.")
+      .def(nb::init<const std::string&, const std::string&, const std::vector<Described>&, Elems,
                     const std::vector<std::string>&, std::optional<Bytes>, bool, int>(),
            nb::arg("optimizer"), nb::arg("moments"), nb::arg("parameters"), nb::kw_only(),
            nb::arg("sub_group"), nb::arg("paths"), nb::arg("host_bytes").none(),
            nb::arg("any_file_system"), nb::arg("threads"), Unlocked())
-      .def("begin", &begin, nb::arg("updates"), nb::arg("hypers"), Unlocked(),
-           "Starts a step; parameters are updated in ascending order.")
+      .def(
+          "add",
+          [](States& s, const std::vector<Described>& parameters) {
+            return s.get().add(parameters_of(parameters));
+          },
+          nb::arg("parameters"), Unlocked(),
+          "Appends parameters; returns the number of the first one. Nothing changes if it fails.")
+      .def("begin", &begin, nb::arg("updates"), nb::arg("hypers"), nb::arg("in_use"),
+           "Starts a step; parameters are updated in ascending order. Keeps in_use until then.")
       .def(
           "wait", [](States& s, std::size_t parameter) { s.get().wait(parameter); },
           nb::arg("parameter"), Unlocked(), "Blocks until the parameter is updated.")
-      .def(
-          "finish", [](States& s) { s.get().finish(); }, Unlocked(),
-          "Blocks until no step is running.")
+      .def("finish", &finish, "Blocks until no step is running.")
       .def(
           "forget_master",
           [](States& s, std::size_t parameter) { s.get().forget_master(parameter); },
           nb::arg("parameter"), Unlocked(),
           "Takes the weights as the master at the parameter's next update.")
       .def("gradient_stats", &gradient_stats, nb::arg("gradients"), Unlocked(),
-           "Sum of squares and number of non-finite values of (address, elements, dtype)...")
-      .def("read", &read, nb::arg("parameter"), nb::arg("weights"), nb::arg("master"),
-           nb::arg("first"), nb::arg("second"), Unlocked(),
-           "Copies states to fp32 arrays; an address of 0: not this one.")
-      .def("write", &write, nb::arg("parameter"), nb::arg("weights"), nb::arg("master"),
-           nb::arg("first"), nb::arg("second"), Unlocked(), "Copies states from fp32 arrays.")
-      .def("save", &save, nb::arg("weights"), nb::arg("file"), nb::arg("notes"), Unlocked(),
-           "Writes all states to a safetensors file.")
-      .def("load", &load, nb::arg("weights"), nb::arg("file"), Unlocked(),
-           "Reads them, sets 16-bit weights from their masters; returns the notes.")
+           "Sum of squares and number of non-finite values.")
+      .def("read", &read, nb::arg("parameter"), nb::arg("weights"), nb::arg("master").none(),
+           nb::arg("first").none(), nb::arg("second").none(), Unlocked(),
+           "Copies states to fp32 arrays; None: not this one.")
+      .def("write", &write, nb::arg("parameter"), nb::arg("weights"), nb::arg("master").none(),
+           nb::arg("first").none(), nb::arg("second").none(), Unlocked(),
+           "Copies states from fp32 arrays; None: this one stays.")
+      .def(
+          "copy",
+          [](States& s, std::size_t parameter, States& to, std::size_t target,
+             const std::optional<Array>& weights) {
+            void* own = weights ? s.weights(parameter, *weights) : nullptr;
+            offload::copy_states(s.get(), parameter, to.get(), target, own);
+          },
+          nb::arg("parameter"), nb::arg("to"), nb::arg("target"), nb::arg("weights").none(),
+          Unlocked(),
+          "Copies states of a parameter to other ones, piece by piece; the master with weights.")
       .def_prop_ro("host_bytes", [](States& s) { return s.get().homes().host_bytes(); })
       .def_prop_ro("nvme_bytes", [](States& s) { return s.get().homes().nvme_bytes(); })
       .def_prop_ro("io_backend",
                    [](States& s) { return std::string(s.get().homes().io_backend()); })
       .def_prop_ro("isa",
                    [](States& s) { return std::string(to_string(s.get().updater().isa())); });
+  module.attr("ROUNDING_BLOCK") = cpu_adam::Codes::kBlock;
+  module.def(
+      "save_optimizer",
+      [](const std::vector<FileEntry>& entries, const std::string& file, const Notes& notes) {
+        offload::save_states(filed(entries), file, notes);
+      },
+      nb::arg("parameters"), nb::arg("file"), nb::arg("notes"), Unlocked());
+  module.def(
+      "load_optimizer",
+      [](const std::vector<FileEntry>& entries, const std::string& file) {
+        offload::load_states(filed(entries), file);
+      },
+      nb::arg("parameters"), nb::arg("file"), Unlocked());
   module.def(
       "read_optimizer_notes", [](const std::string& file) { return offload::read_notes(file); },
       nb::arg("file"), Unlocked());

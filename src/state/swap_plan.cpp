@@ -99,12 +99,13 @@ double weight(const SwapPath& path) {
   return 2.0 / (1.0 / path.read_gbps + 1.0 / path.write_gbps);
 }
 
-void require_suited(const SwapPath& path, bool any_file_system) {
+void require_suited(const SwapPath& path, const SwapOptions& options) {
   const auto place = existing(path);
   const std::string why = aio::unsuited_for_swap(aio::inspect_file_system(place), place);
-  if (why.empty() || any_file_system) return;
+  if (why.empty() || options.any_file_system) return;
   throw Error(ErrorCategory::io,
-              why + "; give an nvme_path on a local disk, or set aio.any_file_system to true");
+              fmt::format("{}; give a directory on a local disk, or set {} to true", why,
+                          options.any_file_system_key));
 }
 
 /// Bytes that the paths on one file system need together.
@@ -150,7 +151,7 @@ void require_space(const SwapPlan& plan) {
 void check_paths(const SwapOptions& options) {
   for (const SwapPath& path : options.paths) {
     try {
-      require_suited(path, options.any_file_system);
+      require_suited(path, options);
       check(path, 0, options.access);
     } catch (const Error& error) {
       if (path.key.empty()) throw;

@@ -27,6 +27,7 @@ struct SwapOptions {
   std::vector<SwapPath> paths;  ///< no directory twice
   aio::File::Access access = aio::File::Access::direct;
   bool any_file_system = false;  ///< accept file systems that do not suit swapping
+  std::string any_file_system_key = "aio.any_file_system";  ///< its name in messages
 };
 
 struct SwapPlan {

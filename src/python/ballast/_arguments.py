@@ -64,3 +64,40 @@ def config(value: Any, name: str = "config") -> tuple[str, str | None]:
         raise TypeError(f"{name}: {error}") from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def number(value: Any, name: str, below: float = float("inf")) -> Any:
+    """`value`, a number of at least 0 and less than `below`, or a tensor of one. Raises TypeError,
+    ValueError."""
+    if not hasattr(value, "item") and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise TypeError(f"{name}: must be a number, not {type(value).__name__}")
+    if hasattr(value, "numel") and value.numel() != 1:
+        raise ValueError(f"{name}: must be one number, but has {value.numel()}")
+    if not 0 <= float(value) < below:
+        bound = "" if below == float("inf") else f" and less than {below:g}"
+        raise ValueError(f"{name}: must be at least 0{bound}, got {float(value):g}")
+    return value
+
+
+def choice(value: Any, name: str, choices: Iterable[Any]) -> Any:
+    """`value` if it is one of `choices`. Raises ValueError."""
+    known = list(choices)
+    for one in known:
+        if type(value) is type(one) and value == one:
+            return value
+    raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, known))}")
+
+
+def paths(value: Any, name: str) -> list[str]:
+    """`value`, a path or an iterable of paths, as absolute paths. Raises TypeError, ValueError."""
+    if isinstance(value, (str, os.PathLike)):
+        value = [value]
+    if isinstance(value, bytes) or not isinstance(value, Iterable):
+        raise TypeError(f"{name}: must be str, os.PathLike or a list of them, not "
+                        f"{type(value).__name__}")
+    found = [os.path.abspath(path(one, name)) for one in value]
+    if not found:
+        raise ValueError(f"{name}: is an empty list; name at least one directory")
+    if len(set(found)) != len(found):
+        raise ValueError(f"{name}: names a directory twice")
+    return found

@@ -7,19 +7,89 @@ from typing import Any, Callable, Iterable
 
 import torch
 
+TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+class TakenGradient(torch.Tensor):
+    """Stands in `parameter.grad` for a gradient that a hook has moved to host memory.
+
+    It has the shape of the gradient and no values. Autograd can add to it, which sums in fp32, and
+    it can be set to zero or None. Anything else, such as clip_grad_norm_(), raises RuntimeError,
+    because it would not change the gradient of the update.
+    """
+
+    _landed: torch.Tensor | None
+    _sum: torch.Tensor | None
+    _to_host: Callable[[torch.Tensor], torch.Tensor]
+    _settle: Callable[[], None]
+
+    @staticmethod
+    def __new__(cls, gradient: torch.Tensor, to_host: Callable[[torch.Tensor], torch.Tensor],
+                settle: Callable[[], None]) -> "TakenGradient":
+        taken = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, gradient.shape, dtype=gradient.dtype, device=gradient.device)
+        taken._to_host = to_host  # may return before the copy is complete
+        taken._settle = settle  # waits for such copies
+        taken._sum = None
+        taken._landed = to_host(gradient)
+        return taken
+
+    def add_gradient(self, gradient: torch.Tensor) -> None:
+        """Adds the gradient of another backward pass, in fp32."""
+        if self._landed is not None:
+            self._settle()
+            if self._sum is None:
+                self._sum = self._landed.to(torch.float32, copy=True)
+            else:
+                self._sum.add_(self._landed)
+        self._landed = self._to_host(gradient.detach())
+
+    def value(self) -> torch.Tensor:
+        """The sum, in host memory."""
+        if self._landed is None:
+            return torch.zeros(self.shape)
+        self._settle()
+        return self._landed if self._sum is None else self._sum + self._landed
+
+    def forget(self) -> None:
+        self._landed = None
+        self._sum = None
+
+    def __repr__(self, *_: Any, **__: Any) -> str:
+        return f"TakenGradient(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        first = args[0] if args else None
+        if func in (aten.add.Tensor, aten.add_.Tensor) and not kwargs and len(args) == 2:
+            taken, other = args if isinstance(first, TakenGradient) else (args[1], first)
+            if not isinstance(other, TakenGradient):
+                taken.add_gradient(other)
+                return taken
+        if func in (aten.detach.default, aten.alias.default):
+            return first
+        if func in (aten.zero_.default, aten._foreach_zero_.default):
+            for taken in first if isinstance(first, (list, tuple)) else [first]:
+                taken.forget() if isinstance(taken, TakenGradient) else taken.zero_()
+            return first
+        raise RuntimeError(
+            "gradient_hooks: the optimizer has taken this gradient out of .grad during the backward "
+            "pass; clip with max_grad_norm, or set gradient_hooks=False to read and change .grad")
+
 
 class Gradients:
     """Takes the gradients of some parameters as soon as autograd has completed them.
 
-    A hook moves the gradient out of `parameter.grad`: on a GPU to pinned memory, on a stream of its
-    own, beside the rest of the backward pass. Gradients of further backward passes before the next
-    step are added in fp32. Parameters without a hook keep `.grad`, as with torch's optimizers.
+    A hook moves the gradient out of `parameter.grad`: on a GPU to pinned memory, on a separate
+    stream, during the rest of the backward pass. A TakenGradient remains there. Parameters without
+    a hook keep `.grad`, as with torch's optimizers.
     """
 
     def __init__(self) -> None:
         self._hooks: dict[torch.Tensor, Any] = {}
-        self._landing: dict[torch.Tensor, torch.Tensor] = {}
-        self._sums: dict[torch.Tensor, torch.Tensor] = {}
         self._pinned: dict[torch.Tensor, torch.Tensor] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -40,60 +110,59 @@ class Gradients:
         for handle in self._hooks.values():
             handle.remove()
         self._hooks.clear()
-
-    def clear(self) -> None:
-        """Forgets all gradients that were taken."""
-        self.synchronize()
-        self._landing.clear()
-        self._sums.clear()
+        self._pinned.clear()
 
     def synchronize(self) -> None:
         """Waits for the copies from GPUs."""
         for stream in self._streams.values():
             stream.synchronize()
 
-    def collect(self, parameters: Iterable[torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
-        """The gradients of those parameters that have one, contiguous and in host memory."""
-        found = {}
+    def collect(self, parameters: Iterable[torch.Tensor],
+                name_of: Callable[[torch.Tensor], str]) -> dict[torch.Tensor, torch.Tensor]:
+        """The gradients of those parameters that have one, contiguous and in host memory. Raises
+        TypeError naming the first parameter whose gradient is sparse or of another type."""
+        found: dict[torch.Tensor, torch.Tensor] = {}
         for parameter in parameters:
-            if parameter in self._landing:
-                if parameter.grad is not None:  # set by hand, or before the hook
-                    self._take(parameter)
-            elif parameter.grad is not None:
-                found[parameter] = self._to_host(parameter, parameter.grad)
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.layout != torch.strided:
+                raise TypeError(f"{name_of(parameter)}: sparse gradients are not supported")
+            if gradient.dtype not in TYPES:
+                raise TypeError(f"{name_of(parameter)}: a gradient of {gradient.dtype} is not "
+                                "float32, bfloat16 or float16")
+            if gradient.numel() != parameter.numel():
+                raise ValueError(f"{name_of(parameter)}: the gradient has {gradient.numel()} "
+                                 f"elements, the parameter {parameter.numel()}")
+            found[parameter] = gradient
+        found = {p: g.value() if isinstance(g, TakenGradient) else self._to_host(p, g.detach())
+                 for p, g in found.items()}
         self.synchronize()
-        for parameter, landed in self._landing.items():
-            total = self._sums.get(parameter)
-            found[parameter] = landed if total is None else total.add_(landed)
-        self._landing = {}
-        self._sums = {}
         return found
 
     def _take(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
-        if gradient is None:
+        if gradient is None or isinstance(gradient, TakenGradient):
             return
-        parameter.grad = None
-        landed = self._landing.get(parameter)
-        if landed is not None:
-            self.synchronize()
-            total = self._sums.get(parameter)
-            if total is None:
-                self._sums[parameter] = landed.to(torch.float32, copy=True)
-            else:
-                total.add_(landed)
-        self._landing[parameter] = self._to_host(parameter, gradient)
+        if gradient.layout != torch.strided:
+            return  # step() refuses it
+        reference = weakref.ref(parameter)
+
+        def to_host(another: torch.Tensor) -> torch.Tensor:
+            owner = reference()
+            return another if owner is None else self._to_host(owner, another)
+
+        with torch.no_grad():
+            parameter.grad = TakenGradient(gradient.detach(), to_host, self.synchronize)
 
     def _to_host(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """Returns at once; after synchronize() the result is complete."""
-        gradient = gradient.detach()
-        if gradient.layout != torch.strided:
-            raise TypeError("params: sparse gradients are not supported")
         if gradient.device.type == "cpu":
             return gradient.contiguous()
         pinned = self._pinned.get(parameter)
-        if pinned is None or pinned.dtype != gradient.dtype:
-            pinned = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
+        if pinned is None or pinned.dtype != gradient.dtype or pinned.shape != gradient.shape:
+            pinned = torch.empty(gradient.shape, dtype=gradient.dtype,
+                                 pin_memory=gradient.device.type == "cuda")
             self._pinned[parameter] = pinned
         stream = self._streams.get(gradient.device)
         if stream is None:
@@ -110,15 +179,18 @@ def parameters_to_hook(parameters: Iterable[torch.Tensor], mode: str | bool) -> 
 
     "auto": those on a GPU and those with 16-bit gradients, whose sums over micro-batches would lose
     bits. None of them in a process group of several ranks, because DistributedDataParallel averages
-    gradients after the hooks.
+    gradients after the hooks. Raises ValueError for True in such a group.
     """
     if mode is False:
         return []
+    distributed = torch.distributed
+    if (distributed.is_available() and distributed.is_initialized()
+            and distributed.get_world_size() > 1):
+        if mode is True:
+            raise ValueError("gradient_hooks: True would take gradients before the ranks of this "
+                             "process group have averaged them; use False")
+        return []
     wants: Callable[[torch.Tensor], bool] = lambda parameter: True
     if mode == "auto":
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            if distributed.get_world_size() > 1:
-                return []
         wants = lambda p: p.device.type != "cpu" or p.dtype != torch.float32
     return [p for p in parameters if p.requires_grad and p.is_leaf and wants(p)]

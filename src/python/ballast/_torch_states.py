@@ -1,134 +1,113 @@
-"""Optimizer states in the form of torch.optim's state_dict, and the settings of a saved state."""
+"""Optimizer states in the form of torch.optim's state_dict."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+import copy
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from .optim import OffloadOptimizer
+from ._engine import Engine, Record
 
-# Names of the first and second moment in the states of torch's optimizers.
-_NAMES = {
-    "adamw": ("exp_avg", "exp_avg_sq"),
-    "lion": ("exp_avg", None),
-    "adagrad": (None, "sum"),
-    "sgd": ("momentum_buffer", None),
-}
-_NOTE = "ballast.optimizer.settings"
+_CLASSES = {"adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
 # Settings of torch's optimizers that change results and that the update does not have.
-_UNKNOWN = ("amsgrad", "maximize", "lr_decay", "dampening")
+_UNSUPPORTED = ("amsgrad", "maximize", "lr_decay", "dampening", "differentiable")
 
-States = dict[torch.Tensor, dict[str, Any]]
-
-
-def _addresses(values: dict[str, torch.Tensor], optimizer: "OffloadOptimizer") -> tuple[int, ...]:
-    names = ("master", *_NAMES[optimizer._name])
-    return tuple(values[n].data_ptr() if n is not None and n in values else 0 for n in names)
+Values = dict[str, Any]
 
 
-def read(optimizer: "OffloadOptimizer") -> States:
-    """The states of all parameters that have had an update."""
-    states: States = {}
-    for parameter, number in optimizer._index.items():
-        if optimizer._steps[parameter] == 0:
-            continue
-        names = [name for name in _NAMES[optimizer._name] if name is not None]
-        if parameter.dtype != torch.float32:
-            names.append("master")
-        values = {name: torch.empty(parameter.shape, dtype=torch.float32) for name in names}
-        optimizer._states.read(number, optimizer._weights(parameter).data_ptr(),
-                               *_addresses(values, optimizer))
-        states[parameter] = {"step": torch.tensor(float(optimizer._steps[parameter])), **values}
-    return states
+def torch_defaults(rule: str) -> dict[str, Any]:
+    """All settings of torch's optimizer of the same rule, so that it can load a state_dict."""
+    kind = _CLASSES.get(rule)
+    if kind is None:
+        return {}
+    return dict(kind([torch.zeros(1)]).defaults)
 
 
-def check(optimizer: "OffloadOptimizer", state_dict: dict[str, Any]) -> States:
-    """The states of a state_dict by parameter. Raises ValueError naming what does not fit."""
-    groups = state_dict["param_groups"]
-    if [len(g["params"]) for g in groups] != [len(g["params"]) for g in optimizer.param_groups]:
+def check_group(group: Mapping[str, Any], place: str, rule: str) -> None:
+    """Raises ValueError for a setting that the update does not have."""
+    for name in _UNSUPPORTED:
+        if group.get(name):
+            raise ValueError(f"{place}: {name}={group[name]!r} is not supported")
+    if rule == "adamw" and not group.get("decoupled_weight_decay", True) and group["weight_decay"]:
+        raise ValueError(f"{place}: decoupled_weight_decay=False is not supported: AdamW takes "
+                         "weight_decay off the weights, Adam adds it to the gradients")
+
+
+def parse(engine: Engine, own_groups: list[dict[str, Any]],
+          state_dict: Any) -> tuple[list[dict[str, Any]], dict[Record, Values]]:
+    """The groups and states of a state_dict. Raises TypeError, ValueError naming what does not
+    fit."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"state_dict: must be a dict, not {type(state_dict).__name__}")
+    for name in ("state", "param_groups"):
+        if name not in state_dict:
+            raise ValueError(f"state_dict: has no {name!r}: it is not that of an optimizer")
+    saved = copy.deepcopy(state_dict["param_groups"])
+    if [len(g["params"]) for g in saved] != [len(g["params"]) for g in own_groups]:
         raise ValueError("state_dict: has parameter groups of other sizes than the optimizer")
-    for number, group in enumerate(groups):
-        for name in _UNKNOWN:
-            if group.get(name):
-                raise ValueError(f"state_dict: param_groups[{number}][{name!r}] is not supported")
-    numbers = [number for group in groups for number in group["params"]]
-    states: States = {}
-    for number, parameter in zip(numbers, optimizer._parameters()):
-        state = state_dict["state"].get(number)
-        if not state:
-            continue
-        names = [name for name in _NAMES[optimizer._name] if name is not None]
-        values: dict[str, Any] = {"step": int(state.get("step", 1))}
-        for name in (*names, "master"):
-            value = state.get(name)
-            if value is None:
-                if name == "master" or optimizer._name == "sgd":
-                    continue
-                raise ValueError(f"state_dict: state[{number}] has no {name!r}: it is not one of "
-                                 f"{optimizer._name}")
-            if value.shape != parameter.shape:
-                raise ValueError(f"state_dict: state[{number}][{name!r}] has the shape "
-                                 f"{tuple(value.shape)}, the parameter {tuple(parameter.shape)}")
-            values[name] = value
-        states[parameter] = values
-    return states
+    groups = []
+    parameters = {}
+    for number, (own, new) in enumerate(zip(own_groups, saved)):
+        check_group({**own, **new}, f"state_dict: param_groups[{number}]", engine.rule)
+        parameters.update(zip(new["params"], own["params"]))
+        groups.append({**own, **new, "params": own["params"]})
+    states = {}
+    for number, state in state_dict["state"].items():
+        if number in parameters and state:
+            record = engine.record(parameters[number])
+            states[record] = _values(engine, record, state, f"state[{number}]")
+    return groups, states
+
+
+def _values(engine: Engine, record: Record, state: Mapping[str, Any], place: str) -> Values:
+    names = engine.moment_names()
+    values: Values = {"step": int(state.get("step", 1))}
+    for name in state:
+        if name != "step" and name not in (*names, "master"):
+            values[name] = state[name]
+    for name in (*names, "master"):
+        value = state.get(name)
+        if value is None:
+            if name == "master" or engine.rule == "sgd":
+                continue
+            raise ValueError(f"state_dict: {place} has no {name!r}: it is not one of {engine.rule}")
+        if not isinstance(value, torch.Tensor) or hasattr(value, "device_mesh"):
+            raise TypeError(f"state_dict: {place}[{name!r}] is {type(value).__name__}, not a tensor")
+        if value.shape != record.parameter.shape:
+            raise ValueError(f"state_dict: {place}[{name!r}] has the shape {tuple(value.shape)}, the "
+                             f"parameter {tuple(record.parameter.shape)}")
+        values[name] = value
+    return values
 
 
 @torch.no_grad()
-def write(optimizer: "OffloadOptimizer", states: States) -> None:
-    """Replaces all states by these; parameters without one begin anew."""
-    for parameter, number in optimizer._index.items():
-        state = states.get(parameter, {})
-        optimizer._steps[parameter] = int(state.get("step", 0))
-        values = {name: value.detach().to("cpu", torch.float32).contiguous()
-                  for name, value in state.items() if name != "step"}
-        for name in _NAMES[optimizer._name]:
-            if name is not None and name not in values:
-                values[name] = torch.zeros(parameter.shape)
-        if "master" not in values:
-            optimizer._refresh(parameter)
-        elif parameter.dtype == torch.float32:
-            del values["master"]
-        weights = optimizer._weights(parameter)
-        optimizer._states.write(number, weights.data_ptr(), *_addresses(values, optimizer))
-        if parameter in optimizer._mirrors:
-            parameter.data.copy_(weights)
-    optimizer._remember_versions()
+def write(engine: Engine, states: dict[Record, Values]) -> None:
+    """Replaces all states by these; parameters without one begin anew. Room for all is made before
+    anything changes."""
+    engine.require(states)
+    for record in list(engine.records.values()):
+        values = states.get(record)
+        if values is None:
+            engine.forget(record)
+            continue
+        moments = {name: values.get(name) for name in engine.moment_names()}
+        record.keeps_moments = any(value is not None for value in moments.values())
+        known = {name: torch.zeros(record.parameter.shape) if value is None else value
+                 for name, value in moments.items()}
+        engine.refresh(record)
+        if "master" in values and record.dtype != torch.float32:
+            known["master"] = _master(record, values["master"])
+        engine.write(record, known)
+        record.steps = values["step"]
+        record.others = {name: value for name, value in values.items()
+                         if name not in ("step", "master", *moments)}
 
 
-def notes(optimizer: "OffloadOptimizer") -> dict[str, str]:
-    """The settings that belong to a saved state."""
-    groups = []
-    for group in optimizer.param_groups:
-        kept = {name: value for name, value in group.items() if name != "params"}
-        kept = {n: v.item() if isinstance(v, torch.Tensor) else v for n, v in kept.items()}
-        groups.append({**kept, "parameters": len(group["params"])})
-    steps = list(optimizer._steps.values())
-    return {_NOTE: json.dumps({"param_groups": groups, "steps": steps,
-                               "skipped_steps": optimizer.skipped_steps})}
-
-
-def settings(optimizer: "OffloadOptimizer", found: dict[str, str]) -> dict[str, Any]:
-    """The settings in the notes of a file. Raises ValueError if they are not of this optimizer."""
-    if _NOTE not in found:
-        raise ValueError("directory: the saved states have no settings")
-    saved = json.loads(found[_NOTE])
-    sizes = [group["parameters"] for group in saved["param_groups"]]
-    if sizes != [len(group["params"]) for group in optimizer.param_groups]:
-        raise ValueError("directory: the saved states have parameter groups of other sizes")
-    if len(saved["steps"]) != len(optimizer._index):
-        raise ValueError("directory: the saved states are those of other parameters")
-    return saved
-
-
-def apply(optimizer: "OffloadOptimizer", saved: dict[str, Any]) -> None:
-    for group, values in zip(optimizer.param_groups, saved["param_groups"]):
-        for name, value in values.items():
-            if name == "parameters":
-                continue
-            group[name] = tuple(value) if isinstance(group.get(name), tuple) else value
-    optimizer._steps = dict(zip(optimizer._index, saved["steps"]))
-    optimizer.skipped_steps = saved["skipped_steps"]
+def _master(record: Record, saved: torch.Tensor) -> torch.Tensor:
+    """The saved master where the weight is its rounded value, and the weight elsewhere: the model
+    may have other weights now."""
+    weights = record.parameter.detach().to("cpu")
+    saved = saved.detach().to("cpu", torch.float32)
+    return torch.where(saved.to(weights.dtype) == weights, saved, weights.to(torch.float32))

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -59,12 +60,15 @@ struct Model {
     }
     return all;
   }
-  std::vector<void*> addresses() {
-    std::vector<void*> all;
-    for (auto& one : weights) all.push_back(one.data());
-    return all;
-  }
 };
+
+std::vector<FiledParameter> filed(OffloadedOptimizer& states, Model& model) {
+  std::vector<FiledParameter> all;
+  for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+    all.push_back({"layer." + std::to_string(i), &states, i, model.weights[i].data()});
+  }
+  return all;
+}
 
 /// The fp32 states of all parameters.
 std::vector<std::vector<float>> values_of(OffloadedOptimizer& states, Model& model) {
@@ -130,14 +134,15 @@ TEST_P(Offload, SavedStatesGoOnWithTheSameBits) {
   for (int step = 1; step <= 3; ++step) states.begin(model.updates(step, Optimizer::adamw));
   states.finish();
   const auto file = folder_ / "states.safetensors";
-  save_states(states, model.addresses(), file, {{"note", "kept"}});
+  save_states(filed(states, model), file, {{"note", "kept"}});
 
   Model other;
   other.weights[1] = model.weights[1];  // fp32 weights are the caller's
   other.weights[3] = model.weights[3];
   other.weights[4] = model.weights[4];
   OffloadedOptimizer again = make(other, on_nvme(), 256);
-  EXPECT_EQ(load_states(again, other.addresses(), file).at("note"), "kept");
+  EXPECT_EQ(read_notes(file).at("note"), "kept");
+  load_states(filed(again, other), file);
   EXPECT_EQ(other.weights, model.weights);
   EXPECT_EQ(values_of(again, other), values_of(states, model));
   states.begin(model.updates(4, Optimizer::adamw));
@@ -152,14 +157,89 @@ TEST_P(Offload, RefusesStatesOfOthersAndDamagedFiles) {
   states.begin(model.updates(1, Optimizer::adamw));
   states.finish();
   const auto file = folder_ / "states.safetensors";
-  save_states(states, model.addresses(), file, {});
+  save_states(filed(states, model), file, {});
   const auto before = values_of(states, model);
   OffloadedOptimizer lion = make(model, {}, kTiny, Optimizer::lion);
-  EXPECT_THROW(load_states(lion, model.addresses(), file), Error);
+  EXPECT_THROW(load_states(filed(lion, model), file), Error);
+  // A bit in the values of any parameter, in the checksums, in the notes.
+  const auto size = static_cast<std::streamoff>(std::filesystem::file_size(file));
+  for (const std::streamoff place : {size - 1, size - 4000, size / 2, std::streamoff{4200}}) {
+    const auto flip = [&] {
+      std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
+      bytes.seekg(place);
+      const auto byte = static_cast<char>(bytes.get() ^ 0x10);
+      bytes.seekp(place);
+      bytes.put(byte);
+    };
+    flip();
+    EXPECT_THROW(load_states(filed(states, model), file), Error) << place;
+    flip();
+  }
   std::filesystem::resize_file(file, std::filesystem::file_size(file) - 1);
-  EXPECT_THROW(load_states(states, model.addresses(), file), Error);
+  EXPECT_THROW(load_states(filed(states, model), file), Error);
   EXPECT_EQ(values_of(states, model), before);
   EXPECT_THROW(make(model, on_nvme(1)), Error);
+}
+
+TEST_P(Offload, AddedParametersLeaveTheOthersWhereTheyAre) {
+  std::vector<std::vector<float>> expected;
+  for (const Place& place : {Place{}, on_nvme(), on_nvme(Bytes{1} << 20U)}) {
+    Model model;
+    const std::vector<Parameter> early(model.parameters.begin(), model.parameters.begin() + 3);
+    OffloadedOptimizer states(Layout(Optimizer::adamw, GetParam(), early, 256), place, 2);
+    for (int step = 1; step <= 4; ++step) {
+      if (step == 3) {
+        EXPECT_EQ(states.add({model.parameters[3], model.parameters[4]}), 3U);
+      }
+      auto updates = model.updates(step, Optimizer::adamw);
+      while (updates.size() > states.layout().parameters().size()) updates.pop_back();
+      states.begin(updates);
+      states.finish();
+    }
+    const auto values = values_of(states, model);
+    if (expected.empty()) expected = values;
+    EXPECT_EQ(values, expected);
+  }
+}
+
+TEST_P(Offload, GrowthBeyondTheBudgetChangesNothing) {
+  Model model;
+  const Bytes most = Layout(Optimizer::adamw, GetParam(), model.parameters, kTiny).bytes();
+  OffloadedOptimizer states = make(model, on_nvme(most));
+  states.begin(model.updates(1, Optimizer::adamw));
+  states.finish();
+  const auto before = values_of(states, model);
+  EXPECT_THROW(states.add({{100000, DType::f32}}), Error);
+  EXPECT_EQ(states.layout().parameters().size(), model.parameters.size());
+  EXPECT_EQ(values_of(states, model), before);
+  states.begin(model.updates(2, Optimizer::adamw));
+  states.finish();
+}
+
+TEST_P(Offload, CopiedStatesContinueWithTheSameBits) {
+  Model model;
+  OffloadedOptimizer states = make(model, on_nvme());
+  for (int step = 1; step <= 3; ++step) states.begin(model.updates(step, Optimizer::adamw));
+  states.finish();
+  OffloadedOptimizer copy = make(model, {}, 256);
+  for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+    copy_states(states, i, copy, i, model.weights[i].data());
+  }
+  EXPECT_EQ(values_of(copy, model), values_of(states, model));
+  EXPECT_THROW(copy_states(states, 0, copy, 1, nullptr), Error);
+}
+
+TEST_P(Offload, ChangedFp16WeightsReplaceTheirMasters) {
+  Model model;
+  OffloadedOptimizer states = make(model, on_nvme());
+  states.begin(model.updates(1, Optimizer::adamw));
+  states.finish();
+  std::vector<float> before(700), after(700);
+  read_values(states, 2, model.weights[2].data(), {before, {}, {}});
+  reinterpret_cast<F16*>(model.weights[2].data())[5] = to_f16(3.0F);
+  read_values(states, 2, model.weights[2].data(), {after, {}, {}});
+  before[5] = 3.0F;
+  EXPECT_EQ(after, before);
 }
 
 TEST_P(Offload, WeightsThatOthersChangeBecomeTheMaster) {

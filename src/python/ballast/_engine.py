@@ -1,0 +1,443 @@
+"""The states behind an optimizer: one record per parameter, and the update that is running."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any, Iterable, Iterator, Sequence
+
+import torch
+
+from . import _ballast, _guards
+from ._gradients import TYPES, Gradients, parameters_to_hook
+from ._loans import Loans
+
+# Names of the first and second moment in the states of torch's optimizers.
+MOMENTS: dict[str, tuple[str | None, str | None]] = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "lion": ("exp_avg", None),
+    "adagrad": (None, "sum"),
+    "sgd": ("momentum_buffer", None),
+}
+
+
+class Record:
+    """What was learnt about a parameter when it was added, and where its states are."""
+
+    def __init__(self, parameter: torch.Tensor, name: str, first_element: int) -> None:
+        self.parameter = parameter
+        self.name = name
+        self.first_element = first_element  # for stochastic rounding
+        self.elements = parameter.numel()
+        self.dtype = parameter.dtype
+        self.states: _ballast.OptimizerStates | None = None  # None: it has not been updated yet
+        self.number = 0  # in `states`
+        self.steps = 0
+        self.has_state = False
+        self.keeps_moments = True  # False: sgd without momentum
+        self.version = 0  # of the weights that the master belongs to
+        self.mirror: torch.Tensor | None = None
+        self.mirrored: tuple[Any, ...] = ()  # the memory that the mirror is a copy of
+        self.others: dict[str, Any] = {}  # further entries of the user in the optimizer's state
+
+
+class Engine:
+    """Owns the records, the native states and the gradients on their way.
+
+    It has no reference to its optimizer, which ends it. `options`: arguments of the native states.
+    `least`: parameters of fewer elements have fp32 states in memory.
+    """
+
+    def __init__(self, rule: str, moments: str, options: dict[str, Any], least: int,
+                 hook_mode: str | bool) -> None:
+        self.rule = rule
+        self.moments = moments
+        self.records: dict[torch.Tensor, Record] = {}
+        self.updating = False
+        self.gradients = Gradients()
+        self.loans = Loans()
+        self._options = options
+        self._least = least
+        self._hook_mode = hook_mode
+        self._main: _ballast.OptimizerStates | None = None
+        self._small: _ballast.OptimizerStates | None = None
+        self._elements = 0
+        self._uploads: dict[torch.Tensor, Record] = {}
+        self._hidden: dict[torch.Tensor, torch.Tensor] = {}
+        self._guarded: dict[torch.Tensor, Record] = {}
+        self._lock = threading.RLock()
+
+    # Parameters
+
+    def add(self, named: Sequence[tuple[torch.Tensor, str]]) -> None:
+        """Adds parameters, and states for those that require gradients. Nothing changes if it
+        fails."""
+        before = dict(self.records), self._elements
+        try:
+            for parameter, name in named:
+                self._record(parameter, name)
+            new = [self.records[p] for p, _ in named if p.requires_grad]
+            self.require(new)
+            self.hook(record.parameter for record in new)
+        except BaseException:
+            self.records, self._elements = before
+            raise
+
+    def record(self, parameter: torch.Tensor) -> Record:
+        """The record of a parameter; a new one if somebody has put it into a group by hand."""
+        found = self.records.get(parameter)
+        if found is None:
+            name = f"params: parameter {len(self.records)}"
+            check_parameter(parameter, name)
+            found = self._record(parameter, name)
+        return found
+
+    def _record(self, parameter: torch.Tensor, name: str) -> Record:
+        record = self.records[parameter] = Record(parameter, name, self._elements)
+        block = _ballast.ROUNDING_BLOCK
+        self._elements += (record.elements + block - 1) // block * block
+        return record
+
+    def hook(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.gradients.hook(parameters_to_hook(parameters, self._hook_mode))
+
+    def require(self, records: Iterable[Record]) -> None:
+        """Makes states for those records that have none, with those of the others untouched."""
+        missing = [r for r in records if r.states is None and r.elements > 0]
+        small = [r for r in missing if r.elements < self._least]
+        for some, main in (([r for r in missing if r.elements >= self._least], True), (small, False)):
+            if not some:
+                continue
+            states, first = self._grow(some, main)
+            for number, record in enumerate(some, first):
+                record.states = states
+                record.number = number
+                record.version = version_of(record.parameter)
+
+    def _grow(self, records: list[Record], main: bool) -> tuple[_ballast.OptimizerStates, int]:
+        described = [describe(record) for record in records]
+        states = self._main if main else self._small
+        if states is not None:
+            self.synchronize()
+            return states, states.add(described)
+        states = self._make_states(described, main)
+        if main:
+            self._main = states
+        else:
+            self._small = states
+        return states, 0
+
+    def _make_states(self, described: list[Any], main: bool) -> _ballast.OptimizerStates:
+        options = self._options if main else {**self._options, "paths": [], "host_bytes": None}
+        moments = self.moments if main else "fp32"
+        return _ballast.OptimizerStates(self.rule, moments, described, **options)
+
+    def follow(self, records: Iterable[Record]) -> None:
+        """Compares parameters with their records before anything is written, and converts the
+        states of those whose type has changed. Raises ValueError, TypeError naming a parameter that
+        has another number of elements or cannot be updated."""
+        changed = []
+        for record in records:
+            parameter = record.parameter
+            check_parameter(parameter, record.name)
+            if parameter.numel() != record.elements:
+                raise ValueError(
+                    f"{record.name}: has {parameter.numel()} elements now, and had {record.elements} "
+                    "when the optimizer was made; make a new optimizer for the changed model")
+            if parameter.dtype != record.dtype:
+                changed.append(record)
+        if changed:
+            self.synchronize()
+            self._convert()
+
+    def _convert(self) -> None:
+        """Makes states for the present types of all parameters, copies the old ones piece by piece,
+        and replaces them at the end."""
+        made: dict[Record, tuple[_ballast.OptimizerStates, int]] = {}
+        kept: dict[bool, _ballast.OptimizerStates | None] = {True: None, False: None}
+        for main in kept:
+            some = [r for r in self.records.values()
+                    if r.states is not None and (r.elements >= self._least) == main]
+            if not some:
+                continue
+            states = kept[main] = self._make_states([describe(r, _present(r)) for r in some], main)
+            for number, record in enumerate(some):
+                made[record] = states, number
+                if record.has_state and record.states is not None:
+                    same = record.dtype == _present(record)
+                    record.states.copy(record.number, states, number,
+                                       array_of(self.weights(record)) if same else None)
+        self._main, self._small = kept[True], kept[False]
+        for record, (states, number) in made.items():
+            record.states, record.number = states, number
+        for record in self.records.values():
+            if record.dtype != _present(record):
+                record.dtype = record.parameter.dtype
+                record.version = version_of(record.parameter)
+                record.mirror = None
+
+    # Weights
+
+    def weights(self, record: Record) -> torch.Tensor:
+        """The memory that the update changes: the parameter's own if it is on the CPU."""
+        parameter = record.parameter
+        if parameter.device.type == "cpu" and parameter.is_contiguous():
+            record.mirror = None
+            return parameter.detach()
+        mirror = record.mirror
+        place = (parameter.device, parameter.data_ptr(), parameter.dtype, parameter.shape)
+        if mirror is None or mirror.shape != parameter.shape or mirror.dtype != parameter.dtype:
+            mirror = torch.empty(parameter.shape, dtype=parameter.dtype,
+                                 pin_memory=parameter.device.type == "cuda")
+            record.mirror = mirror
+        elif record.mirrored == place and parameter.device.type != "cpu":
+            return mirror
+        mirror.copy_(parameter.detach())
+        record.mirrored = place
+        return mirror
+
+    def current_weights(self, record: Record) -> torch.Tensor:
+        """weights(), after changes by others have become the master."""
+        if record.version != version_of(record.parameter):
+            self.refresh(record)
+        return self.weights(record)
+
+    def note_version(self, record: Record) -> None:
+        """The parameter's present weights belong to its master."""
+        record.version = version_of(record.parameter)
+
+    def refresh(self, record: Record) -> None:
+        """Takes the present weights of a 16-bit parameter as its master."""
+        record.mirrored = ()
+        if record.states is not None:
+            record.states.forget_master(record.number)
+        record.version = version_of(record.parameter)
+
+    def upload(self, record: Record) -> None:
+        """Copies updated weights to a parameter whose memory the update cannot change itself."""
+        if record.mirror is not None:
+            record.parameter.data.copy_(record.mirror, non_blocking=True)
+
+    # Steps
+
+    def begin(self, groups: list[dict[str, Any]], gradients: dict[torch.Tensor, torch.Tensor],
+              hypers: list[_ballast.Hyper]) -> None:
+        """Starts the update. The records of all gradients have states and follow() has run."""
+        updates: dict[_ballast.OptimizerStates, list[Any]] = {}
+        for number, group in enumerate(groups):
+            for parameter in group["params"]:
+                gradient = gradients.get(parameter)
+                if gradient is None:
+                    continue
+                record = self.records[parameter]
+                self._keep_moments(record, self.rule != "sgd" or group["momentum"] != 0)
+                if record.states is not None:
+                    updates.setdefault(record.states, []).append(
+                        (record.number, array_of(self.current_weights(record)), array_of(gradient),
+                         record.steps + 1, number))
+        self.loans.end()
+        records = [self.records[p] for p in gradients]
+        in_use = [[r.mirror if r.mirror is not None else r.parameter.detach() for r in records],
+                  list(gradients.values())]
+        self.updating = True
+        for states, some in updates.items():
+            some.sort()
+            states.begin(some, hypers, in_use)
+        torch.autograd.graph.increment_version(list(gradients))
+        for record in records:
+            record.steps += 1
+            record.has_state = True
+            record.version = version_of(record.parameter)
+            if record.mirror is not None:
+                self._uploads[record.parameter] = record
+
+    def _keep_moments(self, record: Record, keep: bool) -> None:
+        if keep and not record.keeps_moments:  # a momentum begins with this gradient
+            self.write(record, {n: torch.zeros(record.parameter.shape) for n in self.moment_names()})
+        record.keeps_moments = keep
+
+    def guard(self, parameters: Iterable[torch.Tensor], hide: bool) -> None:
+        """Uses of these parameters wait from now on. `hide`: their memory has NaNs until then, so
+        that a use that does not wait is seen."""
+        records = [self.records[p] for p in parameters if self.records[p].states is not None]
+        if hide:
+            self._finish()
+            for record in records:
+                data = record.parameter.data
+                self._hidden[record.parameter] = data.clone()
+                data.fill_(float("nan"))
+            self.updating = True
+        self._guarded = {record.parameter: record for record in records}
+        _guards.guard(self._guarded, self.wait_for)
+
+    def wait_for(self, parameter: torch.Tensor | None) -> None:
+        """Returns when the parameter is updated; None: when all are."""
+        with self._lock:
+            record = None if parameter is None else self._guarded.get(parameter)
+            if record is None or record.states is None:
+                self.synchronize()
+                return
+            try:
+                if parameter not in self._hidden:
+                    record.states.wait(record.number)
+                self._settle(record)
+            except BaseException:
+                self._release_all()
+                raise
+
+    def synchronize(self) -> None:
+        """Returns when all parameters are updated."""
+        with self._lock:
+            if self.updating:
+                self._finish()
+
+    def _finish(self) -> None:
+        self.updating = False
+        try:
+            for states in (self._main, self._small):
+                if states is not None:
+                    states.finish()
+            for record in list(self._guarded.values()):
+                self._settle(record)
+            for record in self._uploads.values():
+                self.upload(record)
+        finally:
+            self._release_all()
+
+    def _settle(self, record: Record) -> None:
+        parameter = record.parameter
+        self._guarded.pop(parameter, None)
+        _guards.release(parameter)
+        if self._uploads.pop(parameter, None) is not None:
+            self.upload(record)
+        hidden = self._hidden.pop(parameter, None)
+        if hidden is None:
+            return
+        untouched = bool(parameter.data.isnan().all())
+        parameter.data.copy_(hidden)
+        if not untouched:
+            raise RuntimeError(f"{record.name}: was written while its update was running, by code "
+                               "that does not wait; call synchronize() first")
+
+    def _release_all(self) -> None:
+        """After a failure, nobody waits for an update that does not come."""
+        for parameter in self._guarded:
+            _guards.release(parameter)
+        for parameter, hidden in self._hidden.items():
+            parameter.data.copy_(hidden)
+        self._guarded = {}
+        self._uploads = {}
+        self._hidden = {}
+
+    # States
+
+    def moment_names(self) -> list[str]:
+        return [name for name in MOMENTS[self.rule] if name is not None]
+
+    def names_of(self, record: Record) -> list[str]:
+        """The entries of a parameter's state, but for "step"."""
+        names = self.moment_names() if record.keeps_moments else []
+        return [*names, "master"] if record.dtype != torch.float32 else names
+
+    def read(self, record: Record, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Copies of these states: moments, or "master"; fp32, in host memory."""
+        self.synchronize()
+        self.loans.flush(record)
+        self.follow([record])
+        values = {name: torch.zeros(record.parameter.shape) for name in names}
+        if values and record.states is not None:
+            record.states.read(record.number, array_of(self.current_weights(record)),
+                               *self._arrays(values))
+        elif "master" in values:
+            values["master"].copy_(record.parameter.detach())
+        return values
+
+    @torch.no_grad()
+    def write(self, record: Record, values: dict[str, torch.Tensor]) -> None:
+        """Replaces these states. A master also sets the weights."""
+        self.synchronize()
+        self.follow([record])
+        self.require([record])
+        record.has_state = True
+        if record.states is None:
+            return
+        values = {name: value.detach().to("cpu", torch.float32).contiguous()
+                  for name, value in values.items()}
+        record.states.write(record.number, array_of(self.current_weights(record)), *self._arrays(values))
+        if "master" in values:
+            self.upload(record)
+
+    def forget(self, record: Record) -> None:
+        """The parameter begins anew."""
+        if record.states is not None and record.has_state:
+            self.write(record, {n: torch.zeros(record.parameter.shape) for n in self.moment_names()})
+            self.refresh(record)
+        record.has_state = False
+        record.steps = 0
+        record.others = {}
+
+    def _arrays(self, values: dict[str, torch.Tensor]) -> Iterator[Any]:
+        for name in ("master", *MOMENTS[self.rule]):
+            yield array_of(values[name]) if name in values else None
+
+    def bytes_of(self, name: str) -> int:
+        """`name`: "host_bytes" or "nvme_bytes"."""
+        return sum(getattr(s, name) for s in (self._main, self._small) if s is not None)
+
+    def gradient_stats(self, gradients: Iterable[torch.Tensor]) -> tuple[float, int]:
+        """Sum of squares and number of non-finite values."""
+        states = self._main if self._main is not None else self._small
+        arrays = [array_of(gradient) for gradient in gradients if gradient.numel() > 0]
+        return states.gradient_stats(arrays) if states is not None else (0.0, 0)
+
+    def end(self) -> None:
+        """The optimizer is gone, or the interpreter ends."""
+        self.gradients.unhook()
+        self.loans.end()
+        try:
+            self.synchronize()
+        except RuntimeError as error:
+            warnings.warn(f"the last optimizer step failed: {error}")
+
+
+def array_of(tensor: torch.Tensor) -> tuple[int, int, str]:
+    """A contiguous tensor in host memory, for native code."""
+    return tensor.data_ptr(), tensor.numel(), TYPES[tensor.dtype]
+
+
+def describe(record: Record, dtype: torch.dtype | None = None) -> tuple[int, str, int]:
+    return record.elements, TYPES[dtype or record.dtype], record.first_element
+
+
+def _present(record: Record) -> torch.dtype:
+    """The type of the parameter now, if its states can have it."""
+    parameter = record.parameter
+    fits = parameter.dtype in TYPES and parameter.numel() == record.elements
+    return parameter.dtype if fits else record.dtype
+
+
+def version_of(parameter: torch.Tensor) -> int:
+    return parameter._version
+
+
+def check_parameter(parameter: Any, name: str) -> None:
+    """Raises TypeError, ValueError for a parameter that cannot be updated."""
+    if not isinstance(parameter, torch.Tensor):
+        raise TypeError(f"{name}: {type(parameter).__name__} is not a tensor")
+    if type(parameter).__name__ == "DTensor" or hasattr(parameter, "device_mesh"):
+        raise TypeError(f"{name}: DTensors (FSDP2, tensor parallelism) are not supported; use "
+                        "DistributedDataParallel, or ballast train")
+    if torch.nn.parameter.is_lazy(parameter):
+        raise TypeError(f"{name}: has no shape yet; run a forward pass before making the optimizer")
+    if parameter.dtype not in TYPES:
+        raise TypeError(f"{name}: {parameter.dtype} is not float32, bfloat16 or float16")
+    if parameter.layout != torch.strided:
+        raise TypeError(f"{name}: sparse parameters are not supported")
+    if parameter.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"{name}: is on {parameter.device}, not on the CPU or a CUDA device")
+    if parameter.is_inference():
+        raise ValueError(f"{name}: was made in torch.inference_mode(), so it cannot be updated; "
+                         "use a clone() made outside of it")
+    if any(s == 0 and n > 1 for s, n in zip(parameter.stride(), parameter.shape)):
+        raise ValueError(f"{name}: is expanded, so several elements share memory; use a contiguous() "
+                         "copy")

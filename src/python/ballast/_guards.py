@@ -1,0 +1,157 @@
+"""Parameters that an update is still writing: whoever uses one waits for it.
+
+While an update is running, the class of each of its parameters is a guard, a subclass of the
+parameter's own class with `__torch_function__`. So every use from Python waits for that parameter
+alone: operations, `state_dict()`, `detach()`, `data_ptr()`, `numpy()`, copies, printing. When the
+parameter is updated it gets its own class back.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+from typing import Any, Callable, Iterable
+
+import torch
+
+# How to wait for a parameter, by its id(); for None, all parameters of the same optimizer.
+_waits: dict[int, Callable[[torch.Tensor | None], None]] = {}
+_guards: dict[type, type] = {}
+_lock = threading.RLock()
+_forward_hook: Any = None
+
+# What can be asked of a parameter without reading its values.
+_NAMES = ("requires_grad_", "size", "dim", "numel", "nelement", "ndimension", "element_size", "stride",
+          "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "register_hook",
+          "register_post_accumulate_grad_hook", "is_inference", "get_device", "is_same_size",
+          "is_pinned", "__len__", "__hash__")
+_PROPERTIES = ("grad", "requires_grad", "shape", "dtype", "device", "layout", "is_leaf", "_version",
+               "grad_fn", "output_nr", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized",
+               "is_nested", "is_mkldnn", "is_sparse_csr", "is_xpu", "is_mps", "is_xla", "is_ipu",
+               "ndim", "name", "names", "itemsize", "nbytes", "_base", "_backward_hooks",
+               "_post_accumulate_grad_hooks", "retains_grad", "grad_dtype", "_grad", "_cdata")
+
+
+def _values_unread() -> frozenset:
+    found = {getattr(torch.Tensor, name) for name in _NAMES if hasattr(torch.Tensor, name)}
+    for name in _PROPERTIES:
+        attribute = getattr(torch.Tensor, name, None)
+        for way in ("__get__", "__set__", "__delete__"):
+            if hasattr(attribute, way):
+                found.add(getattr(attribute, way))
+    return frozenset(found)
+
+
+_UNREAD = _values_unread()
+
+
+class _Guard:
+    """What guards add to the class of a parameter."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _UNREAD:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        _wait_for_all_in(args)
+        _wait_for_all_in(kwargs)
+        return func(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        wait_for(self)
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        wait_for(self)
+        return self.__reduce_ex__(protocol)
+
+
+def guard(parameters: Iterable[torch.Tensor], wait: Callable[[torch.Tensor | None], None]) -> None:
+    """From now on, uses of the parameters call `wait` first. It calls release()."""
+    global _forward_hook
+    with _lock:
+        for parameter in parameters:
+            _waits[id(parameter)] = wait
+            parameter.__class__ = _guard_of(type(parameter))
+        if _forward_hook is None and _waits:
+            _forward_hook = torch.nn.modules.module.register_module_forward_pre_hook(_before_forward)
+    _watch_compiler()
+
+
+def release(parameter: torch.Tensor) -> None:
+    """The parameter is updated. Does nothing for one that is not guarded."""
+    global _forward_hook
+    with _lock:
+        _waits.pop(id(parameter), None)
+        kind = type(parameter)
+        if issubclass(kind, _Guard):
+            parameter.__class__ = kind.__mro__[2]
+        if not _waits and _forward_hook is not None:
+            _forward_hook.remove()
+            _forward_hook = None
+
+
+def wait_for(parameter: Any) -> None:
+    """Returns when no update writes the parameter."""
+    wait = _waits.get(id(parameter))
+    if wait is not None:
+        wait(parameter)
+    if isinstance(parameter, _Guard):
+        release(parameter)  # type: ignore[arg-type]
+
+
+def code_is_compiled() -> bool:
+    """Whether torch.compile has compiled something, which reads parameters without asking."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    return frames is not None and getattr(frames, "FRAME_COUNTER", 1) > 0
+
+
+def _guard_of(kind: type) -> type:
+    if issubclass(kind, _Guard):
+        return kind
+    found = _guards.get(kind)
+    if found is None:
+        found = _guards[kind] = type(kind.__name__, (_Guard, kind), {"__module__": kind.__module__})
+    return found
+
+
+def _wait_for_all_in(value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        if isinstance(value, _Guard):
+            wait_for(value)
+    elif isinstance(value, dict):
+        for one in value.values():
+            _wait_for_all_in(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            _wait_for_all_in(one)
+
+
+@torch._disable_dynamo
+def _before_forward(module: torch.nn.Module, _: Any) -> None:
+    """C++ code reads parameters without asking: that of a module's own forward pass, of TorchScript,
+    and torch's fast paths for evaluation, which also look at the class of parameters."""
+    whole = not module.training or isinstance(module, torch.jit.ScriptModule)
+    for parameter in module.parameters(recurse=whole):
+        if isinstance(parameter, _Guard):
+            wait_for(parameter)
+
+
+def _wait_for_everything(*_: Any) -> None:
+    for wait in set(_waits.values()):
+        wait(None)
+
+
+def _watch_compiler() -> None:
+    """Waits for everything before torch.compile looks at parameters."""
+    if "torch._dynamo" not in sys.modules:
+        return
+    try:
+        from torch._dynamo.callback import callback_handler
+    except ImportError:  # an older torch
+        return
+    # torch._dynamo.reset() forgets it.
+    if _wait_for_everything not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_wait_for_everything)
