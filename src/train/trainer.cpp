@@ -35,6 +35,7 @@
 #include "src/train/run_checkpoints.h"
 #include "src/train/run_engine.h"
 #include "src/train/run_files.h"
+#include "src/train/run_inputs.h"
 #include "src/train/run_measures.h"
 #include "src/train/run_trace.h"
 #include "src/train/saved_weights.h"
@@ -45,45 +46,6 @@ namespace ballast::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// Everything that a run needs before it is planned.
-struct Inputs {
-  TrainingData data;
-  std::unique_ptr<RunFiles> files = {};  ///< on rank 0
-  text::OutputRule trace = {};           ///< on rank 0
-};
-
-Inputs open_inputs(const config::Config& config, const comm::Launch& launch) {
-  check_initial_weights(config);
-  Inputs inputs = {.data = open_training_data(config)};
-  planning::check_swap_paths(config, launch);
-  return inputs;
-}
-
-/// Takes the run directory, and checks the place of the trace. Neither may replace what the run
-/// reads.
-void open_outputs(const config::Config& config, const RunOptions& options, Inputs& inputs) {
-  inputs.files = std::make_unique<RunFiles>(config, options.directory);
-  std::vector<std::filesystem::path> read = inputs.data.files;
-  read.insert(read.end(), {options.trace.config, config.initial_weights});
-  read.insert(read.end(), config.data.eval.begin(), config.data.eval.end());
-  for (const std::filesystem::path& file : read) {
-    if (options.directory != RunDirectory::overwritten || !inputs.files->owns(file)) continue;
-    throw Error(ErrorCategory::usage,
-                fmt::format("{} is read by this run, and --overwrite would replace it; choose "
-                            "another run directory with --out",
-                            file.string()));
-  }
-  const std::filesystem::path& trace = options.trace.file;
-  if (trace.empty()) return;
-  inputs.trace = trace_rule(kTracedProcess, options.trace.overwrite, std::move(read));
-  if (inputs.files->owns(trace)) {
-    throw Error(ErrorCategory::usage,
-                fmt::format("{} is a file of the run itself; choose another file for --trace",
-                            trace.string()));
-  }
-  text::check_output(trace, inputs.trace);
-}
 
 /// One rank's part of a run, from data to summary.
 class Trainer {

@@ -71,7 +71,7 @@ void check_checkpoints(const fs::path& folder) {
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     const bool is_own = name.starts_with("step-") || name.starts_with(".incomplete-") ||
-                        name.starts_with(".removed-");
+                        name.starts_with(".removed-") || name.starts_with("damaged-");
     if (!is_own || entry->is_symlink(error)) refuse_foreign(entry->path(), "is not a checkpoint");
   }
 }
