@@ -83,8 +83,7 @@ bool is_damage(const Error& error) {
 }
 
 [[noreturn]] void fail_to_read(const std::string& what, int error_number) {
-  throw Error(ErrorCategory::io,
-              fmt::format("{}; it may be whole: {}", what, remedy_for(error_number)));
+  throw Error(ErrorCategory::io, fmt::format("{}; {}", what, remedy_for(error_number)));
 }
 
 }  // namespace
@@ -98,7 +97,7 @@ void reading(const std::function<void()>& work) {
     work();
   } catch (const Error& error) {
     if (is_damage(error)) throw;
-    fail_to_read(error.what(), error.error_number());
+    fail_to_read(fmt::format("{}; this is not damage", error.what()), error.error_number());
   }
 }
 

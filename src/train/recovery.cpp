@@ -1,5 +1,6 @@
 #include "src/train/recovery.h"
 
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -93,8 +94,11 @@ void Recovery::rethrow(const Error& error) const {
   const bool resumable = newest_step_ < config_.ballast.steps || config_.ballast.save_weights;
   if (!newest_.empty() && resumable) {
     const bool storage = dynamic_cast<const StepFailure*>(&error) != nullptr;
-    const std::string which =
-        newest_.string() + (storage ? ", or the one before if this has damaged it" : "");
+    const bool older = config_.ballast.checkpoint_keep > 1;
+    const std::string_view doubt = !storage ? ""
+                                   : older  ? ", or from the one before if this has damaged it"
+                                            : ", unless this has damaged it";
+    const std::string which = fmt::format("{}{}", newest_.string(), doubt);
     line += command_.empty() ? fmt::format("; the newest checkpoint is {}", which)
                              : fmt::format("; to go on from {}: {}", which, command_);
   }

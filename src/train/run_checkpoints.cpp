@@ -93,7 +93,10 @@ void tidy_checkpoints(const Checkpoint& from, const config::Config& config) {
     try {
       const Checkpoint older(folder);
     } catch (const Error& error) {
-      if (error.category() != ErrorCategory::data) throw;
+      if (error.category() != ErrorCategory::data) {
+        throw Error(error.category(),
+                    fmt::format("{}, or move it out of the run directory", error.what()));
+      }
       log(LogLevel::warning, fmt::format("an older checkpoint is damaged: {}", error.what()));
       damaged.push_back(folder);
     }
@@ -108,6 +111,27 @@ void tidy_checkpoints(const Checkpoint& from, const config::Config& config) {
   remove_incomplete(run / kCheckpoints);
   // A run that was killed may have left one more than there are extents for.
   remove_older(run, checkpoint_folder(run, step), config.ballast.checkpoint_keep);
+}
+
+/// Tidies the own run up. Returns what its checkpoints keep in the swap files, if these are
+/// `reusable`. Collective. A checkpoint that cannot be read is not a failure of the engine, for
+/// which a run would go back again.
+state::KeptExtents tidy_up(const Checkpoint& from, const config::Config& config, comm::Ranks* ranks,
+                           bool own, bool reusable) {
+  const std::uint32_t rank = ranks == nullptr ? 0 : ranks->rank();
+  state::KeptExtents beside;
+  try {
+    comm::together(ranks, [&] {
+      if (own && rank == 0) tidy_checkpoints(from, config);
+    });
+    comm::together(ranks, [&] {
+      if (reusable) beside = from.kept_beside(config.ballast.out, rank);
+    });
+  } catch (const Error& error) {
+    if (error.category() != ErrorCategory::io) throw;
+    throw comm::JointError(ErrorCategory::io, error.what());
+  }
+  return beside;
 }
 
 }  // namespace
@@ -129,17 +153,14 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   if (found) found(resumed);
   note_other_arithmetic(states, engine);
   const std::uint32_t rank = engine.blueprint().rank;
-  comm::together(ranks, [&] {
-    if (rank == 0 && own) tidy_checkpoints(states, config);
-  });
   // The swap files of another run stay as they are.
   const bool reusable = own && states.ranks() == engine.blueprint().workload.world;
+  const state::KeptExtents beside = tidy_up(states, config, ranks, own, reusable);
   const bool reused = engine.resume(
       [&states](const engine::StateRange& range, HostBytes bytes) {
         advising(states.folder(), [&] { states.read(range, bytes); });
       },
-      states.facts().updates, reusable ? states.kept_by(rank) : engine::KeptStates{},
-      reusable ? states.kept_beside(config.ballast.out, rank) : state::KeptExtents{});
+      states.facts().updates, reusable ? states.kept_by(rank) : engine::KeptStates{}, beside);
   if (rank == 0 && own && !reused && !states.kept_by(0).homes.empty()) {
     log(LogLevel::info,
         fmt::format("{}: its states on NVMe were copied to new swap files, since ranks, placement, "

@@ -205,7 +205,7 @@ class SwapErrors(FaultTest):
         done = self.train(ballast=self.BALLAST,
                           environment={"BALLAST_IO_FAULTS": "flip:on=read:after=52:times=1"})
         line = self.assert_error(done, 1, "checksum mismatch", "to go on from ", "checkpoints/step-",
-                                 " --resume")
+                                 "or from the one before if this has damaged it: ", " --resume")
         self.assertEqual(self.go_on_with(line).returncode, 0)
         self.assertEqual(self.results(), expected)
 
