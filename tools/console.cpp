@@ -42,11 +42,16 @@ std::string accuracy_text(const train::StepMetrics::Rewards& rewards) {
   return fmt::format("{:.0f}%", 100.0 * rewards.accuracy);
 }
 
-/// ", accuracy 75%, margin 0.213" for a step on pairs; "" for others.
+/// "0.2130", "12.5".
+std::string margin_text(const train::StepMetrics::Rewards& rewards) {
+  const double margin = without_nan_sign(rewards.margin());
+  return std::abs(margin) < 10.0 ? fmt::format("{:.4f}", margin) : fmt::format("{:.3g}", margin);
+}
+
+/// ", accuracy 75%, margin 0.2130" for a step on pairs; "" for others.
 std::string rewards_text(const std::optional<train::StepMetrics::Rewards>& rewards) {
   if (!rewards) return "";
-  return fmt::format(", accuracy {}, margin {:.3g}", accuracy_text(*rewards),
-                     without_nan_sign(rewards->margin()));
+  return fmt::format(", accuracy {}, margin {}", accuracy_text(*rewards), margin_text(*rewards));
 }
 
 /// A column of the table of steps. Narrow terminals lack the columns that come last.
@@ -77,9 +82,8 @@ std::vector<Column> columns_of(const train::StepReport& report) {
       {"nvme", 6, memory(Tier::nvme), 6},
       {"eta", 7, format_seconds(report.eta_seconds), 0}};
   if (metrics.rewards) {
-    const std::vector<Column> of_pairs = {
-        {"acc", 4, accuracy_text(*metrics.rewards), 1},
-        {"margin", 7, fmt::format("{:.3g}", without_nan_sign(metrics.rewards->margin())), 1}};
+    const std::vector<Column> of_pairs = {{"acc", 4, accuracy_text(*metrics.rewards), 1},
+                                          {"margin", 7, margin_text(*metrics.rewards), 1}};
     columns.insert(columns.begin() + 2, of_pairs.begin(), of_pairs.end());
   }
   return columns;
