@@ -176,7 +176,8 @@ void add_report(Command program) {
                      {.single_argument = true});
   command.add_option("--csv", &a.csv, "Write the metrics as a table instead, or with --out too");
   command.add_flag("--watch", &a.watch,
-                   "Serve the page to this machine's browsers and update it while runs go on",
+                   "Serve the page to this machine's browsers, or through ssh -L to those of "
+                   "another, and update it while runs go on",
                    "--out");
   command.add_option(
       "--port", &a.port, "Port of --watch (default: one that is free)",
