@@ -73,13 +73,13 @@ std::vector<Column> columns_of(const train::StepReport& report) {
       {"step", std::max<std::size_t>(11, 2 * digits + 1),
        fmt::format("{}/{}", metrics.step, report.steps), 0},
       {"loss", 7, fmt::format("{:.4f}", without_nan_sign(metrics.loss)), 0},
-      {"lr", 8, fmt::format("{:.2e}", metrics.lr), 3},
-      {"norm", 7, norm, 1},
+      {"lr", 8, fmt::format("{:.2e}", metrics.lr), 4},
+      {"norm", 7, norm, 2},
       {"tok/s", 6, format_count(metrics.tokens_per_second), 0},
-      {"gemm", 5, fmt::format("{:.0f}%", 100.0 * report.gemm_share), 2},
-      {"device", 6, memory(Tier::device), 4},
-      {"host", 6, memory(Tier::host), 5},
-      {"nvme", 6, memory(Tier::nvme), 6},
+      {"gemm", 5, fmt::format("{:.0f}%", 100.0 * report.gemm_share), 3},
+      {"device", 6, memory(Tier::device), 5},
+      {"host", 6, memory(Tier::host), 6},
+      {"nvme", 6, memory(Tier::nvme), 7},
       {"eta", 7, format_seconds(report.eta_seconds), 0}};
   if (metrics.rewards) {
     const std::vector<Column> of_pairs = {{"acc", 4, accuracy_text(*metrics.rewards), 1},
@@ -227,9 +227,12 @@ void Console::stepped(const train::StepReport& report) {
   }
   std::fflush(stdout);
   if (metrics.step == report.steps) return;
+  // The line has room for one of the two numbers of pairs.
+  const std::string accuracy =
+      metrics.rewards ? ", accuracy " + accuracy_text(*metrics.rewards) : "";
   terminal_.live(fmt::format("step {}/{} running, loss {:.4f}{}, {} tok/s, eta {}",
                              metrics.step + 1, report.steps, without_nan_sign(metrics.loss),
-                             rewards_text(metrics.rewards), format_count(metrics.tokens_per_second),
+                             accuracy, format_count(metrics.tokens_per_second),
                              format_seconds(report.eta_seconds)));
 }
 
