@@ -42,11 +42,16 @@ std::string accuracy_text(const train::StepMetrics::Rewards& rewards) {
   return fmt::format("{:.0f}%", 100.0 * rewards.accuracy);
 }
 
-/// ", accuracy 75%, margin 0.213" for a step on pairs; "" for others.
+/// "0.2130", "12.5".
+std::string margin_text(const train::StepMetrics::Rewards& rewards) {
+  const double margin = without_nan_sign(rewards.margin());
+  return std::abs(margin) < 10.0 ? fmt::format("{:.4f}", margin) : fmt::format("{:.3g}", margin);
+}
+
+/// ", accuracy 75%, margin 0.2130" for a step on pairs; "" for others.
 std::string rewards_text(const std::optional<train::StepMetrics::Rewards>& rewards) {
   if (!rewards) return "";
-  return fmt::format(", accuracy {}, margin {:.3g}", accuracy_text(*rewards),
-                     without_nan_sign(rewards->margin()));
+  return fmt::format(", accuracy {}, margin {}", accuracy_text(*rewards), margin_text(*rewards));
 }
 
 /// A column of the table of steps. Narrow terminals lack the columns that come last.
@@ -68,18 +73,17 @@ std::vector<Column> columns_of(const train::StepReport& report) {
       {"step", std::max<std::size_t>(11, 2 * digits + 1),
        fmt::format("{}/{}", metrics.step, report.steps), 0},
       {"loss", 7, fmt::format("{:.4f}", without_nan_sign(metrics.loss)), 0},
-      {"lr", 8, fmt::format("{:.2e}", metrics.lr), 3},
-      {"norm", 7, norm, 1},
+      {"lr", 8, fmt::format("{:.2e}", metrics.lr), 4},
+      {"norm", 7, norm, 2},
       {"tok/s", 6, format_count(metrics.tokens_per_second), 0},
-      {"gemm", 5, fmt::format("{:.0f}%", 100.0 * report.gemm_share), 2},
-      {"device", 6, memory(Tier::device), 4},
-      {"host", 6, memory(Tier::host), 5},
-      {"nvme", 6, memory(Tier::nvme), 6},
+      {"gemm", 5, fmt::format("{:.0f}%", 100.0 * report.gemm_share), 3},
+      {"device", 6, memory(Tier::device), 5},
+      {"host", 6, memory(Tier::host), 6},
+      {"nvme", 6, memory(Tier::nvme), 7},
       {"eta", 7, format_seconds(report.eta_seconds), 0}};
   if (metrics.rewards) {
-    const std::vector<Column> of_pairs = {
-        {"acc", 4, accuracy_text(*metrics.rewards), 1},
-        {"margin", 7, fmt::format("{:.3g}", without_nan_sign(metrics.rewards->margin())), 1}};
+    const std::vector<Column> of_pairs = {{"acc", 4, accuracy_text(*metrics.rewards), 1},
+                                          {"margin", 7, margin_text(*metrics.rewards), 1}};
     columns.insert(columns.begin() + 2, of_pairs.begin(), of_pairs.end());
   }
   return columns;
@@ -229,9 +233,12 @@ void Console::stepped(const train::StepReport& report) {
   }
   std::fflush(stdout);
   if (metrics.step == report.steps) return;
+  // The line has room for one of the two numbers of pairs.
+  const std::string accuracy =
+      metrics.rewards ? ", accuracy " + accuracy_text(*metrics.rewards) : "";
   terminal_.live(fmt::format("step {}/{} running, loss {:.4f}{}, {} tok/s, eta {}",
                              metrics.step + 1, report.steps, without_nan_sign(metrics.loss),
-                             rewards_text(metrics.rewards), format_count(metrics.tokens_per_second),
+                             accuracy, format_count(metrics.tokens_per_second),
                              format_seconds(report.eta_seconds)));
 }
 

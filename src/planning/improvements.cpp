@@ -68,7 +68,9 @@ class Improvements {
         variant.wear = written_per_second(decision->prediction) / written_;
       }
       const bool faster = speed >= kWorthSaying * std::max(now_, at_least);
-      const bool spares = variant.spares_drives() && speed >= std::max(now_, at_least);
+      // A change that goes with another one must add to it.
+      const bool alone = at_least == 0.0;
+      const bool spares = alone && variant.spares_drives() && speed >= now_;
       if (faster || spares) found_.push_back(std::move(variant));
       return speed;
     } catch (const Error& error) {

@@ -10,6 +10,7 @@ picture of each page, width and colour scheme is left there to be looked at.
 import json
 import os
 import pathlib
+import re
 import sys
 
 import browser
@@ -58,6 +59,17 @@ BENCH = """
     f.querySelectorAll('path.line[stroke-dasharray]').length),
   bars: document.querySelectorAll('#shares i').length,
   figures: [...document.querySelectorAll('tbody tr')].map(r => r.children[1].textContent)})"""
+# Labels that a line is drawn over: they have no edge of the paper's colour, or come before the line.
+CROSSED = """
+[...document.querySelectorAll('svg .reftext, svg .group')].filter(text =>
+  !getComputedStyle(text).paintOrder.startsWith('stroke') ||
+  [...text.ownerSVGElement.querySelectorAll('line.ref, line.grid')].some(line =>
+    line.compareDocumentPosition(text) & Node.DOCUMENT_POSITION_PRECEDING))
+  .map(text => text.textContent)"""
+# What crosses a bar of memory: text of a part at whose height a mark has a colour.
+MARKED = """
+[...document.querySelectorAll('#memory .limit, #memory .peak')]
+  .filter(mark => getComputedStyle(mark).borderLeftWidth !== '0px').map(mark => mark.className)"""
 FOCUS = "document.activeElement.id || document.activeElement.tagName"
 # Controls without a name.
 UNNAMED = """
@@ -103,6 +115,8 @@ class Page(ReportTest):
                 case = f"{page} at {width} px, {'dark' if dark else 'light'}"
                 self.assertEqual(self.browser.run(LABELS), [], case)
                 self.assertEqual(self.browser.run(CLIPPED), [], case)
+                self.assertEqual(self.browser.run(CROSSED), [], case)
+                self.assertEqual(self.browser.run(MARKED), [], case)
                 needed = self.browser.run("document.documentElement.scrollWidth")
                 self.assertLessEqual(needed, width, case)
                 paper = self.browser.run("getComputedStyle(document.body).backgroundColor")
@@ -219,6 +233,10 @@ class Page(ReportTest):
         self.report("run", "--trace", "run.trace", "--trace", "plan.trace", "--out", "report.html")
         self.look_at("report.html")
         self.look_at("plan.html")
+        # The timeline of a plan shows the step whose time the page names.
+        step = self.browser.run("document.querySelector('.tile dd').firstChild.textContent")
+        shown = self.browser.run("document.querySelector('#timeline-plot .group').textContent")
+        self.assertRegex(shown, rf"^Predicted, step \d+: {re.escape(step)}$")
 
     def bench_page(self, *arguments):
         done = self.run_ballast("bench", *arguments, "--html", "bench.html",
@@ -306,11 +324,22 @@ class Page(ReportTest):
     def test_a_run_without_a_step_or_with_nothing_finite(self):
         self.made_run([], "none")
         self.made_run([{"loss": None, "grad_norm": None, "lr": 0.0}] * 3, "bad")
+        self.made_run([{"loss": 1.5}, {"loss": None}], "worse")
         self.made_run([{"loss": 2.5, "grad_norm": 0.0, "lr": 0.001, "tokens_per_second": 10.0}],
                       "one")
-        for name in ("none", "bad", "one"):
+        for name, loss in (("none", "-"), ("bad", "not finite"), ("worse", "not finite"), ("one", "2.5")):
             self.reported(name)
             self.look_at("page.html")
+            shown = self.browser.run("[...document.querySelectorAll('.tile')]"
+                                     ".find(t => t.firstChild.textContent === 'Loss')"
+                                     ".lastChild.firstChild.textContent")
+            self.assertEqual(shown, loss, name)
+        # One of several losses is of pairs: the table says so.
+        self.made_run([{"loss": 0.5, "rewards": {"accuracy": 1.0, "margin": 0.5}}], "pairs")
+        self.reported("worse", "pairs")
+        self.open("page.html")
+        head = self.browser.run("document.querySelector('thead').textContent")
+        self.assertIn("Loss (nats per token or pair)", head)
 
     def test_watch_shows_what_is_added(self):
         folder = self.made_run([{"loss": 3.0}, {"loss": 2.0}], steps=5)

@@ -14,6 +14,7 @@ import pathlib
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import time
 import urllib.error
@@ -99,6 +100,10 @@ class Report(ReportTest):
         self.assertEqual(run["state"], "finished")
         self.assertEqual(run["notes"], [])
         self.assertEqual(run["totals"]["last"]["loss"], rows[-1]["loss"])
+        for lane, median in run["totals"]["median_lanes"].items():
+            busy = [row["lanes"][lane]["busy_seconds"] for row in rows]
+            self.assertAlmostEqual(median["busy_seconds"], statistics.median(busy), delta=1e-12)
+            self.assertLessEqual(max(b / row["step_seconds"] for b, row in zip(busy, rows)), 1.0, lane)
         self.assertEqual(run["totals"]["peak_bytes"], rows[-1]["peak_bytes"])
         self.assertEqual(run["config"], json.loads((self.path / "run/config.json").read_text()))
 
@@ -196,6 +201,7 @@ class Report(ReportTest):
         self.made_run(rows)
         run, = self.reported("made")["runs"]
         self.assertEqual(run["series"]["loss"]["values"], [3.0, None, 2.0, 2.0])
+        self.assertFalse(run["totals"]["ends_not_finite"])
         marks = {(mark["step"], mark["kind"]) for mark in run["marks"]["list"]}
         self.assertEqual(marks, {(2, "update skipped"), (2, "loss not finite"), (4, "data left out")})
 
@@ -391,18 +397,67 @@ class Watch(ReportTest):
         _, address, port = self.serve("made")
         self.assertEqual(self.get(address + "config.json")[0], 404)
         self.assertEqual(self.get(address + "../../etc/passwd")[0], 404)
-        self.assertEqual(self.get(address, Host="example.org")[0], 400)
-        self.assertEqual(self.get(address, Host=f"localhost:{port}")[0], 200)
-        for words in (b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"nonsense\r\n\r\n"):
+        for host in ("example.org", f"example.org:{port}", "localhost.example.org", "127.0.0.1.example"):
+            self.assertEqual(self.get(address, Host=host)[0], 403, host)
+        # Through ssh -L 9000:localhost:PORT the browser names the other end of the tunnel.
+        for host in (f"localhost:{port}", "localhost:9000", "127.0.0.1:9000", "[::1]:9000", "localhost"):
+            self.assertEqual(self.get(address, Host=host)[0], 200, host)
+        for origin, status in (("http://localhost:9000", 200), ("http://example.org", 403), ("null", 403)):
+            self.assertEqual(self.get(address + "data.json", Origin=origin)[0], status, origin)
+        self.assertEqual(self.get(address + "data.json", Sec_Fetch_Site="cross-site",
+                                  Sec_Fetch_Mode="no-cors")[0], 403)
+        for words, status in ((b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n\r\nx", 405),
+                              (b"GET / HTTP/1.1\r\n\r\n", 400), (b"GET / HTTP/1.0\r\n\r\n", 200),
+                              (b"GET /" + b"x" * 60000, 431), (b"nonsense\r\n\r\n", 400),
+                              (b"GET http://example.org/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400)):
             with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
                 client.sendall(words)
-                self.assertTrue(client.recv(4096).startswith(b"HTTP/1.1 400 "))
+                self.assertTrue(client.recv(4096).startswith(f"HTTP/1.1 {status} ".encode()), words[:40])
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            client.sendall(b"HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            with client.makefile("rb") as file:
+                head = file.read()
+        self.assertTrue(head.startswith(b"HTTP/1.1 200 ") and head.endswith(b"\r\n\r\n"), head)
         # One that says nothing, and one that says too much, do not keep the others waiting.
         with socket.create_connection(("127.0.0.1", port), timeout=60), \
                 socket.create_connection(("127.0.0.1", port), timeout=60) as loud:
             loud.sendall(b"GET /" + b"x" * 60000)
             self.assertEqual(self.get(address)[0], 200)
         self.assertEqual(self.get(address)[0], 200)
+
+    def test_readers_that_stop_do_not_keep_others_waiting(self):
+        self.made_run([{"loss": 3.0}])
+        _, address, port = self.serve("made")
+        slow = []
+        for _ in range(100):  # more than are served at a time; none of them reads
+            client = socket.socket()
+            self.addCleanup(client.close)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            slow.append(client)
+        self.assertEqual(self.get(address)[0], 200)
+
+    def test_a_directory_that_goes_does_not_end_it(self):
+        folder = self.made_run([{"loss": 3.0}, {"loss": 2.0}], steps=2)
+        _, address, _ = self.serve("made")
+        run = lambda: json.loads(self.get(address + "data.json")[2])["runs"][0]
+        self.assertEqual(run()["rows"], 2)
+        folder.rename(self.path / "elsewhere")
+        gone = run()
+        self.assertEqual(gone["rows"], 2)
+        self.assertTrue(any("cannot be read any more" in note for note in gone["notes"]), gone["notes"])
+        self.made_run([{"loss": 1.0}], steps=7)  # another run takes its place
+        other = run()
+        self.assertEqual((other["rows"], other["planned_steps"]), (1, 7))
+        self.assertFalse(any("any more" in note for note in other["notes"]), other["notes"])
+
+    def test_names_the_tunnel_for_another_machine(self):
+        self.made_run([{"loss": 3.0}])
+        process, _, port = self.serve("made")
+        line = process.stdout.readline()
+        self.assertIn(f"ssh -N -L {port}:127.0.0.1:{port} ", line)
+        self.assertIn(socket.gethostname(), line)
 
     def test_listens_on_the_loopback_address_alone(self):
         self.made_run([{"loss": 3.0}])

@@ -5,6 +5,7 @@
 """
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -12,7 +13,8 @@ import struct
 import subprocess
 import termios
 
-from runs import RunTest, main
+import crossings
+from runs import TINY, RunTest, main
 
 ROWS = 24
 
@@ -112,6 +114,29 @@ class Terminal(RunTest):
         header, = [line for line in screen.lines if line.split()[:2] == ["step", "loss"]]
         self.assertEqual(header.split(), ["step", "loss", "lr", "norm", "tok/s", "gemm", "device",
                                           "host", "nvme", "eta"])
+
+    def test_pairs_have_their_accuracy_and_margin(self):
+        crossings.write_data(self.path)
+        for columns, names in ((80, ["step", "loss", "acc", "margin", "lr", "norm", "tok/s"]),
+                               (50, ["step", "loss", "acc", "margin"])):
+            screen, status = self.in_terminal(
+                "--overwrite", columns=columns, zero_optimization={"offload_optimizer": {"device": "cpu"}},
+                data={"text": None, "pairs": ["pairs.safetensors"], "sequence_length": 96},
+                ballast={**TINY["ballast"], "train": "adapters",
+                         "adapters": {"targets": "all-linear", "rank": 2}})
+            self.assertEqual(status, 0, screen.lines)
+            header, = [line for line in screen.lines if line.split()[:2] == ["step", "loss"]]
+            self.assertEqual(header.split()[:len(names)], names)
+            rewards = [json.loads(line)["rewards"]
+                       for line in (self.path / "run/metrics.jsonl").read_text().splitlines()]
+            shown = [line for line in screen.lines if re.match(r" +\d/3 ", line)]
+            for line, row in zip(shown, rewards, strict=True):
+                self.assertEqual(line.split()[2], f"{100 * row['accuracy']:.0f}%")
+                self.assertAlmostEqual(float(line.split()[3]), row["margin"], delta=6e-5)
+                self.assertEqual(len(line), len(header))
+            last, = [line for line in screen.lines if line.startswith("last loss ")]
+            self.assertRegex(last, rf", accuracy {100 * rewards[-1]['accuracy']:.0f}%, margin -?\d\.\d{{4}}$")
+            self.assertRegex(screen.live[-1], r", loss \d\.\d{4}, accuracy \d+%")
 
     def test_a_dumb_terminal_has_lines_alone(self):
         screen, status = self.in_terminal(environment={"TERM": "dumb"})

@@ -14,6 +14,7 @@ namespace ballast::tools {
 namespace {
 
 constexpr std::size_t kMostGroups = 1024;
+constexpr std::size_t kGaugeName = 11;  ///< columns
 
 enum class Style { plain, strong, dim, bar, warning };
 
@@ -119,6 +120,16 @@ std::vector<std::string> chart(const LiveState& state, const FrameOptions& optio
   return rows;
 }
 
+/// `text` without the last parts after commas that do not fit, so that no word or number is cut.
+std::string_view fitted(std::string_view text, std::size_t columns) {
+  while (text.size() > columns) {
+    const std::size_t comma = text.rfind(", ");
+    if (comma == std::string_view::npos || comma == 0) break;
+    text = text.substr(0, comma);
+  }
+  return text;
+}
+
 struct Row {
   int rank;  ///< those of the greatest rank go first if there is no room; 0 is the last one
   std::string text;
@@ -138,16 +149,23 @@ Row head_row(const LiveState& state, const FrameOptions& options) {
   return {0, line.add("  ").add(state.title).text()};
 }
 
-Row gauge_row(const Gauge& gauge, const FrameOptions& options, int rank) {
-  constexpr std::size_t kName = 11;
+/// The columns of a bar. All have the same length, also where there is little room for the texts.
+std::size_t bar_width(const LiveState& state, const FrameOptions& options) {
   constexpr std::size_t kText = 26;
   constexpr std::size_t kShortest = 8;
+  if (options.columns >= kGaugeName + kText + kShortest) {
+    return options.columns - kGaugeName - kText;
+  }
+  std::size_t longest = 0;
+  for (const auto* gauges : {&state.tiers, &state.lanes}) {
+    for (const Gauge& gauge : *gauges) longest = std::max(longest, gauge.text.size());
+  }
+  return options.columns - std::min(options.columns, kGaugeName + 1 + std::min(kText, longest));
+}
+
+Row gauge_row(const Gauge& gauge, const FrameOptions& options, int rank, std::size_t width) {
   Line line(options);
-  line.add(fmt::format("{:<{}}", gauge.name, kName));
-  const std::size_t used = kName + 1 + std::min(kText, gauge.text.size() + 1);
-  const bool narrow = options.columns < kName + kText + kShortest;
-  const std::size_t width =
-      narrow ? options.columns - std::min(options.columns, used) : options.columns - kName - kText;
+  line.add(fmt::format("{:<{}}", gauge.name, kGaugeName));
   const std::string filled =
       gauge.share ? bar(*gauge.share, width, options.unicode) : std::string(width, ' ');
   line.add(filled, Style::bar);
@@ -158,22 +176,28 @@ Row gauge_row(const Gauge& gauge, const FrameOptions& options, int rank) {
 std::vector<Row> other_rows(const LiveState& state, const FrameOptions& options,
                             std::size_t& chart_at) {
   const auto row = [&](int rank, std::string_view text, Style style = Style::plain) {
-    return Row{rank, Line(options).add(text, style).text()};
+    return Row{rank, Line(options).add(fitted(text, options.columns), style).text()};
   };
+  const std::size_t width = bar_width(state, options);
   std::vector<Row> rows = {head_row(state, options)};
   const std::string loss = state.loss ? fmt::format("loss {:.4f}", *state.loss) : "loss";
-  rows.push_back({0, Line(options).add(loss, Style::strong).add(state.numbers).text()});
+  const std::size_t room = options.columns - std::min(options.columns, loss.size());
+  const std::string_view numbers = fitted(state.numbers, room);
+  rows.push_back({0, Line(options)
+                         .add(loss, Style::strong)
+                         .add(numbers.size() > room ? std::string_view() : numbers)
+                         .text()});
   chart_at = rows.size();
   rows.push_back(row(0, state.speed));
   rows.push_back(row(1, time_left(state.left)));
   rows.push_back(row(2, fmt::format("{}; {} so far", state.doing, format_seconds(state.elapsed))));
   if (!state.tiers.empty()) rows.push_back(row(5, "memory, of the budget", Style::dim));
-  for (const Gauge& tier : state.tiers) rows.push_back(gauge_row(tier, options, 4));
+  for (const Gauge& tier : state.tiers) rows.push_back(gauge_row(tier, options, 4, width));
   if (!state.lanes.empty()) rows.push_back(row(7, "lanes, busy share of the step", Style::dim));
-  for (const Gauge& lane : state.lanes) rows.push_back(gauge_row(lane, options, 6));
+  for (const Gauge& lane : state.lanes) rows.push_back(gauge_row(lane, options, 6, width));
   for (std::size_t i = 0; i < state.warnings.size(); ++i) {
     const bool newest = i + 1 == state.warnings.size();
-    rows.push_back(row(newest ? 1 : 8, state.warnings[i], Style::warning));
+    rows.push_back({newest ? 1 : 8, Line(options).add(state.warnings[i], Style::warning).text()});
   }
   rows.push_back(row(3, "q leaves the view, the run goes on", Style::dim));
   return rows;

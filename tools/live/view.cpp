@@ -109,7 +109,7 @@ void LiveView::stepped(const train::StepReport& report) {
   state_.losses.add(metrics.loss);
   const auto& rewards = metrics.rewards;
   state_.numbers = !rewards ? ""
-                            : fmt::format(", accuracy {:.0f}%, margin {:.3g}",
+                            : fmt::format(", accuracy {:.0f}%, margin {:.4f}",
                                           100.0 * rewards->accuracy, rewards->margin());
   state_.numbers += fmt::format(
       ", lr {:.2e}, gradient norm {}{}", metrics.lr,

@@ -196,7 +196,8 @@ void add_report(Command program) {
   command.add_flag("--overwrite", &a.overwrite,
                    "Replace the files of --out and --csv, whatever they are");
   command.add_flag("--watch", &a.watch,
-                   "Serve the page to this machine's browsers and update it while runs go on",
+                   "Serve the page to this machine's browsers, or through ssh -L to those of "
+                   "another, and update it while runs go on",
                    "--out");
   command.add_option(
       "--port", &a.port, "Port of --watch (default: one that is free)",

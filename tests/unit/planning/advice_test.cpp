@@ -107,6 +107,25 @@ TEST(Advice, MoreMemoryGoesWithOpenTiersWhereTheConfigNamesThem) {
   EXPECT_EQ(changes_with(open, more), std::vector<std::string>{more});
 }
 
+TEST(Advice, StatesInEightBitsAreOfferedWhereTheySpareTheDrives) {
+  const std::string eight = "ballast.optimizer_states 8bit";
+  const PlanRequest swapped = request_for({}, 16 * kMiB);
+  const Decision now = decide(swapped);
+  const std::vector<Variant> variants = find_improvements(now, swapped);
+  const auto found = std::find_if(variants.begin(), variants.end(), [&](const Variant& variant) {
+    return says(variant.change, eight);
+  });
+  ASSERT_NE(found, variants.end());
+  EXPECT_TRUE(says(found->change, "changes results")) << found->change;
+  EXPECT_LT(found->wear, 1.0);
+  // Drives that nothing is written to are not spared, and states in 8 bits cannot shrink again.
+  const PlanRequest on_host =
+      request_for({"zero_optimization.offload_optimizer.device=cpu"}, 256 * kMiB);
+  EXPECT_TRUE(changes_with(on_host, eight).empty());
+  const PlanRequest already = request_for({"ballast.optimizer_states=8bit"}, 16 * kMiB);
+  EXPECT_TRUE(changes_with(already, eight).empty());
+}
+
 /// The message of the refusal.
 std::string refusal(const PlanRequest& request) {
   try {

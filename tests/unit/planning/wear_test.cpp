@@ -47,6 +47,12 @@ TEST(Wear, IsToldInNumbersOfTheRightSize) {
   EXPECT_EQ(describe({.terabytes_per_day = 1234.5, .days = 1.0}).substr(0, 12), "1234 TB a da");
 }
 
+TEST(Wear, OfAChangeIsItsBytesADayAndTheLifeOfADrive) {
+  EXPECT_EQ(describe_writes({.terabytes_per_day = 31.2, .days = 77.0}),
+            "31 TB a day to NVMe, a drive lasts 77 days");
+  EXPECT_EQ(describe_writes({.terabytes_per_day = 0.0, .days = 0.0}), "nothing is written to NVMe");
+}
+
 TEST(Wear, CountsTheBytesOfAllRanksOfAMachine) {
   const auto written = [](const std::string& paths, std::uint32_t ranks,
                           const std::vector<Bytes>& own) {

@@ -99,6 +99,26 @@ TEST(LiveFrame, DrawsShares) {
   EXPECT_TRUE(has(ascii, "device     ############------------ 1 GiB"));
 }
 
+TEST(LiveFrame, ANarrowTerminalHasBarsOfOneLengthAndWholeNumbers) {
+  LiveState state = full_state();
+  state.numbers = ", accuracy 75%, margin 0.2130, lr 1.00e-03, gradient norm 0.312";
+  const auto lines =
+      frame_lines(state, {.columns = 40, .rows = 24, .colour = false, .unicode = false});
+  const auto end_of_bar = [&](std::string_view name) {
+    for (const auto& line : lines) {
+      if (line.starts_with(name)) return line.find_last_of("#-") + 1;
+    }
+    return std::string::npos;
+  };
+  // 11 columns of name and as many of bar as the longest text leaves: " 1 GiB of 2 GiB".
+  for (const char* name : {"device", "host", "compute", "update"}) {
+    EXPECT_EQ(end_of_bar(name), 40U - 15U) << name;
+  }
+  EXPECT_TRUE(has(lines, "loss 2.5000, accuracy 75%, margin 0.2130"));
+  EXPECT_TRUE(has(lines, "eta 1m00s to 1m30s    "));
+  EXPECT_FALSE(has(lines, "at the pace"));
+}
+
 TEST(LiveFrame, DrawsTheLossAndItsBounds) {
   const auto lines =
       frame_lines(full_state(), {.columns = 40, .rows = 24, .colour = false, .unicode = false});

@@ -1,0 +1,99 @@
+#include "tools/report/timeline_data.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace ballast::tools::timeline_data_test {
+namespace {
+
+using text::Json;
+
+/// `steps` steps of `each` operations of 10 ns that follow each other without a gap, on two lanes.
+LaneTimeline made(std::uint64_t steps, std::int64_t each) {
+  LaneTimeline timeline = {.predicted = true, .source = "made", .slices = {}};
+  for (std::uint64_t step = 1; step <= steps; ++step) {
+    for (std::int64_t i = 0; i < each; ++i) {
+      const std::int64_t start = 10 * (static_cast<std::int64_t>(step - 1) * each + i);
+      for (const std::string lane : {"compute", "fetch"}) {
+        timeline.slices.push_back({.lane = lane,
+                                   .name = "block",
+                                   .start = start,
+                                   .duration = 10,
+                                   .step = step,
+                                   .bytes = 3,
+                                   .after = {}});
+      }
+    }
+  }
+  return timeline;
+}
+
+std::int64_t number(const Json& value) {
+  return static_cast<std::int64_t>(value.number());
+}
+
+/// The greatest end of the slices, and the sum of their bytes.
+struct Extent {
+  std::int64_t end = 0;
+  std::int64_t bytes = 0;
+};
+
+Extent extent_of(const Json& drawn) {
+  Extent extent;
+  const auto& starts = drawn.find("start")->elements();
+  for (std::size_t i = 0; i < starts.size(); ++i) {
+    const std::int64_t end = number(starts[i]) + number(drawn.find("duration")->elements()[i]);
+    extent.end = std::max(extent.end, end);
+    extent.bytes += number(drawn.find("bytes")->elements()[i]);
+  }
+  return extent;
+}
+
+TEST(Timeline, AStepLastsUntilTheNextOneBegins) {
+  const Json drawn = timeline_json(made(3, 100));
+  const auto& steps = drawn.find("steps")->elements();
+  ASSERT_EQ(steps.size(), 3U);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto from = static_cast<std::int64_t>(1000 * i);
+    EXPECT_EQ(number(*steps[i].find("from")), from);
+    EXPECT_EQ(number(*steps[i].find("to")), from + 1000);
+    EXPECT_EQ(steps[i].find("whole")->flag(), i < 2);
+  }
+  EXPECT_EQ(number(*drawn.find("left_out")), 0);
+  EXPECT_EQ(number(*drawn.find("joined")), 0);
+}
+
+TEST(Timeline, AnEvaluationEndsAStep) {
+  LaneTimeline timeline = made(1, 100);
+  timeline.slices.push_back(
+      {.lane = "compute", .name = "head", .start = 1200, .duration = 900, .after = {}});
+  timeline.slices.push_back(
+      {.lane = "compute", .name = "block", .start = 2500, .duration = 10, .step = 2, .after = {}});
+  const auto& steps = timeline_json(timeline).find("steps")->elements();
+  EXPECT_EQ(number(*steps.front().find("to")), 1200);
+}
+
+TEST(Timeline, ALongStepIsWholeWithItsShortOperationsJoined) {
+  constexpr std::int64_t kEach = 50'000;  // times two lanes: more than are drawn
+  const LaneTimeline timeline = made(3, kEach);
+  const Json drawn = timeline_json(timeline);
+  EXPECT_LE(drawn.find("start")->elements().size(), 20'000U);
+  const auto& steps = drawn.find("steps")->elements();
+  ASSERT_EQ(steps.size(), 1U);
+  EXPECT_EQ(number(*steps.front().find("step")), 2);
+  const std::int64_t to = number(*steps.front().find("to"));
+  EXPECT_EQ(to - number(*steps.front().find("from")), 10 * kEach);
+  // The last operations of the step are there as the first ones are, and no byte is lost.
+  const Extent extent = extent_of(drawn);
+  EXPECT_GE(extent.end, to);
+  const std::int64_t shown =
+      static_cast<std::int64_t>(timeline.slices.size()) - number(*drawn.find("left_out"));
+  EXPECT_EQ(extent.bytes, 3 * shown);
+  EXPECT_GT(number(*drawn.find("joined")), kEach);
+}
+
+}  // namespace
+}  // namespace ballast::tools::timeline_data_test
