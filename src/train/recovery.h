@@ -24,6 +24,8 @@ class Recovery {
 
   /// The checkpoint that the run would go back to, of `step` steps.
   void checkpoint_is(std::filesystem::path folder, std::uint64_t step);
+  /// The run directory has another name, which command() lacks.
+  void forget_command() { command_.clear(); }
   /// A new one was written: the counts of failures and rollbacks start again.
   void made_progress();
 

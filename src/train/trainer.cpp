@@ -23,7 +23,6 @@
 #include "ballast/train/checkpoints.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
-#include "ballast/train/trace.h"
 
 #include "src/train/data_content.h"
 #include "src/train/evaluate.h"
@@ -34,62 +33,24 @@
 #include "src/train/run_checkpoints.h"
 #include "src/train/run_engine.h"
 #include "src/train/run_files.h"
+#include "src/train/run_inputs.h"
 #include "src/train/run_measures.h"
 #include "src/train/run_trace.h"
 #include "src/train/saved_weights.h"
 #include "src/train/spikes.h"
-#include "src/train/training_data.h"
 
 namespace ballast::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Everything that a run needs before it is planned.
-struct Inputs {
-  TrainingData data;
-  std::unique_ptr<RunFiles> files = {};  ///< on rank 0
-  text::OutputRule trace = {};           ///< on rank 0
-};
-
-Inputs open_inputs(const config::Config& config, const comm::Launch& launch) {
-  check_initial_weights(config);
-  Inputs inputs = {.data = open_training_data(config)};
-  planning::check_swap_paths(config, launch);
-  return inputs;
-}
-
-/// Takes the run directory, and checks the place of the trace. Neither may replace what the run
-/// reads.
-void open_outputs(const config::Config& config, const RunOptions& options, Inputs& inputs) {
-  inputs.files = std::make_unique<RunFiles>(config, options.directory);
-  std::vector<std::filesystem::path> read = inputs.data.files;
-  read.insert(read.end(), {options.trace.config, config.initial_weights});
-  read.insert(read.end(), config.data.eval.begin(), config.data.eval.end());
-  for (const std::filesystem::path& file : read) {
-    if (options.directory != RunDirectory::overwritten || !inputs.files->owns(file)) continue;
-    throw Error(ErrorCategory::usage,
-                fmt::format("{} is read by this run, and --overwrite would replace it; choose "
-                            "another run directory with --out",
-                            file.string()));
-  }
-  const std::filesystem::path& trace = options.trace.file;
-  if (trace.empty()) return;
-  inputs.trace = trace_rule(kTracedProcess, options.trace.overwrite, std::move(read));
-  if (inputs.files->owns(trace)) {
-    throw Error(ErrorCategory::usage,
-                fmt::format("{} is a file of the run itself; choose another file for --trace",
-                            trace.string()));
-  }
-  text::check_output(trace, inputs.trace);
-}
-
 /// One rank's part of a run, from data to summary.
 class Trainer {
  public:
   /// `asked`: the config before planning, which keys the cached rates.
-  Trainer(planning::RunPlan plan, const config::Config& asked, Inputs& inputs, Observer& observer,
-          const std::atomic<bool>* interrupted, const RunOptions& options, comm::Ranks* ranks)
+  Trainer(planning::RunPlan plan, const config::Config& asked, RunInputs& inputs,
+          Observer& observer, const std::atomic<bool>* interrupted, const RunOptions& options,
+          comm::Ranks* ranks)
       : plan_(std::move(plan)),
         asked_(asked),
         inputs_(inputs),
@@ -120,7 +81,8 @@ class Trainer {
     prediction_ = planning::RunPrediction::find(asked_, engine_.blueprint());
     // The other ranks measure at the same time. The matrices are freed before the engine allocates.
     gemm_peak_ =
-        model::measure_gemm_peak(engine_->device(), engine_.blueprint().type, seconds_to_measure());
+        model::measure_gemm_peak(engine_->device(), engine_.blueprint().type,
+                                 seconds_to_measure(engine_.blueprint(), config_.ballast.steps));
     measures_.emplace(engine_, gemm_peak_);
     if (first() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
@@ -180,14 +142,6 @@ class Trainer {
   /// Writes the trace of an engine that has failed or goes.
   void save_what_was_traced() {
     if (first() && engine_.exists()) trace_.save(*engine_);
-  }
-
-  /// A measurement of the peak must not take longer than the training of a tiny model.
-  [[nodiscard]] double seconds_to_measure() const {
-    constexpr double kSlowDevice = 1e12;  // FLOP/s
-    const double flops =
-        engine_.blueprint().flops_per_step() * static_cast<double>(config_.ballast.steps);
-    return std::clamp(flops / kSlowDevice, 0.02, 0.3);
   }
 
   void start_loader() {
@@ -252,6 +206,7 @@ class Trainer {
     save_what_was_traced();
     loader_.reset();
     const std::uint64_t taken = step_ + skipped_batches_;
+    agree_on_directory();
     const Resumed from = by_engine([&] {
       engine_.replace();
       return resume_run(
@@ -286,6 +241,7 @@ class Trainer {
   }
 
   [[nodiscard]] CheckpointFacts facts() {
+    agree_on_directory();
     return {.step = done_,
             .updates = engine_->updates(),
             .skipped_in_a_row = skipped_in_a_row_,
@@ -331,24 +287,11 @@ class Trainer {
     return comm::as_rank_0_says(ranks_, here);
   }
 
-  [[nodiscard]] std::string describe_update() {
-    const auto& blocks = engine_.blueprint().placement.blocks;
-    const auto on_gpu = engine_->device().kind() != "cuda"
-                            ? 0
-                            : std::count_if(blocks.begin(), blocks.end(), [](const auto& block) {
-                                return block.optimizer == Tier::device;
-                              });
-    const std::string isa(engine_->update_isa());
-    if (on_gpu == 0) return isa;
-    return static_cast<std::size_t>(on_gpu) == blocks.size() ? "on the GPU"
-                                                             : isa + " and on the GPU";
-  }
-
   void announce() {
     const engine::EngineTotals totals = engine_.totals();
     const RunStart start = {.blueprint = engine_.blueprint(),
                             .device = engine_->device().description(),
-                            .update_isa = describe_update(),
+                            .update_isa = engine_.describe_update(),
                             .io_backend = std::string(engine_->io_backend()),
                             .gemm_peak_flops = gemm_peak_,
                             .fill_seconds = totals.fill_seconds,
@@ -417,12 +360,40 @@ class Trainer {
   }
 
   void report(const StepMetrics& metrics) {
-    inputs_.files->write(metrics);
+    notice(inputs_.files->write(metrics));
     const auto left = static_cast<double>(config_.ballast.steps - metrics.step);
     observer_.stepped({.metrics = metrics,
                        .steps = config_.ballast.steps,
                        .gemm_share = measures_->gemm_share(metrics.step_seconds),
                        .eta_seconds = measures_->pace() * left});
+  }
+
+  /// Rank 0 has found its run directory under another name, or deleted.
+  void notice(RunPlace::Fate fate) {
+    if (fate == RunPlace::Fate::there) return;
+    const std::filesystem::path& run = inputs_.files->directory();
+    std::filesystem::path newest = checkpoints_.newest();
+    if (fate == RunPlace::Fate::moved) {
+      if (!newest.empty()) newest = run / kCheckpoints / newest.filename();
+      plan_.decision.config.ballast.out = run;
+      moved_to_ = run;
+      recovery_.forget_command();
+    } else {
+      // One that is whole comes as soon as possible.
+      if (RunCheckpoints::wanted(config_) && options_.checkpoint_now != nullptr) {
+        options_.checkpoint_now->store(true);
+      }
+      newest.clear();
+    }
+    checkpoints_.newest_is(newest);
+    recovery_.checkpoint_is(newest, newest.empty() ? 0 : checkpoints_.newest_step());
+  }
+
+  /// The other ranks write where rank 0 does.
+  void agree_on_directory() {
+    if (ranks_ == nullptr) return;
+    auto& out = plan_.decision.config.ballast.out;
+    out = ranks_->broadcast(out.string());
   }
 
   [[noreturn]] void give_up() const {
@@ -451,7 +422,8 @@ class Trainer {
                           .held_out_loss = held_out_loss_,
                           .peak_resident = memory::peak_resident_bytes(),
                           .weights = saved_,
-                          .checkpoint = checkpoints_.newest()};
+                          .checkpoint = checkpoints_.newest(),
+                          .moved_to = moved_to_};
     measures_->summarize(summary, prediction_ ? &*prediction_ : nullptr);
     // Of all ranks of this machine.
     summary.wear = planning::estimate_wear(
@@ -463,7 +435,7 @@ class Trainer {
   planning::RunPlan plan_;  ///< without its blueprint, which the engine has taken
   const config::Config& config_ = plan_.decision.config;
   const config::Config& asked_;
-  Inputs& inputs_;
+  RunInputs& inputs_;
   Observer& observer_;
   const RunOptions& options_;
   comm::Ranks* ranks_;
@@ -485,7 +457,8 @@ class Trainer {
   std::optional<MadeDirectory> run_directory_;  ///< on other ranks than 0
   double gemm_peak_ = 0.0;
   std::optional<RunMeasures> measures_;
-  std::filesystem::path saved_;  ///< folder of the saved weights
+  std::filesystem::path saved_;     ///< folder of the saved weights
+  std::filesystem::path moved_to_;  ///< the run directory, if it was renamed
   std::optional<planning::RunPrediction> prediction_;
   std::uint64_t step_ = 0;  ///< that runs or has just run
   std::uint64_t done_ = 0;  ///< finished steps
@@ -505,7 +478,7 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
            const RunOptions& options, comm::Ranks* ranks) {
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
   const bool first = ranks == nullptr || ranks->rank() == 0;
-  Inputs inputs;
+  RunInputs inputs;
   // Before planning, which may measure the machine for a minute.
   comm::together(ranks, [&] {
     if (!options.resume.empty()) check_names_states(options.resume);
