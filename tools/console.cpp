@@ -329,11 +329,19 @@ void Console::finished(const train::RunSummary& summary) {
       fmt::format("  {:<17} {} resident at peak", "process", format_bytes(summary.peak_resident)));
   terminal_.show(wrap(summary.advice, terminal_.width(), ""));
   for (const std::string& line : ending_) terminal_.show(line);
+  if (!summary.moved_to.empty()) {
+    terminal_.show(fmt::format("the run directory is {} now", summary.moved_to.string()));
+  }
   if (!summary.weights.empty()) {
     terminal_.show(fmt::format("weights in {}", summary.weights.string()));
   }
   if (resumable) terminal_.show(fmt::format("checkpoint in {}", summary.checkpoint.string()));
-  if (summary.interrupted && resumable) terminal_.show("to go on: " + resuming_);
+  if (summary.interrupted && resumable) {
+    terminal_.show("to go on: " + (summary.moved_to.empty()
+                                       ? resuming_
+                                       : fmt::format("the same command with --resume and --out {}",
+                                                     summary.moved_to.string())));
+  }
   std::fflush(stdout);
   summarized_ = true;
 }

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -14,6 +16,7 @@
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
+#include "ballast/text/json.h"
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
@@ -31,7 +34,8 @@ void install_log_sink(bool verbose, std::uint32_t rank) {
     const bool warning = level == LogLevel::warning;
     if (!warning && (rank != 0 || (level == LogLevel::debug && !verbose))) return;
     const std::string who = warning && rank != 0 ? fmt::format("rank {}: ", rank) : "";
-    const std::string text = fmt::format("ballast: {}{}{}", warning ? "warning: " : "", who, line);
+    const std::string text = fmt::format("ballast: {}{}{}", warning ? "warning: " : "", who,
+                                         text::printable(line, line.size()));
     const bool taken = take_line(text, true);
     if (taken && isatty(STDERR_FILENO) == 1) return;
     erase_live_line();
@@ -126,6 +130,12 @@ int main_program(int argc, char** argv, const std::vector<std::string>& name) {
     return fail(error.what(), status_of(error));
   } catch (const std::bad_alloc&) {
     return fail("out of memory", 1);
+  } catch (const std::filesystem::filesystem_error& error) {
+    std::error_code gone;
+    static_cast<void>(std::filesystem::current_path(gone));
+    return fail(gone ? "the working directory does not exist any more; change to another one"
+                     : text::printable(error.what(), 4096),
+                1);
   } catch (const std::exception& error) {
     return fail(error.what(), 1);
   }

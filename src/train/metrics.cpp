@@ -1,19 +1,51 @@
 #include "ballast/train/metrics.h"
 
 #include <cerrno>
+#include <charconv>
 #include <cmath>
+#include <fstream>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
+#include "ballast/text/files.h"
 #include "ballast/text/json.h"
+
+#include "src/train/waiting_file.h"
 
 namespace ballast::train {
 
 using text::Json;
+
+namespace {
+
+bool is_locked_by_another(const text::AppendedFile& file) {
+  return ::flock(file.descriptor().number(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+}
+
+/// Bytes of the whole lines at the beginning of metrics.jsonl that are of steps up to `step`.
+Bytes bytes_up_to(const std::filesystem::path& path, std::uint64_t step) {
+  constexpr std::string_view kBegin = R"({"step":)";
+  std::ifstream file(path, std::ios::binary);
+  Bytes kept = 0;
+  for (std::string line; std::getline(file, line) && !file.eof(); kept += line.size() + 1) {
+    std::uint64_t own = 0;
+    const char* const end = line.data() + line.size();
+    if (!line.starts_with(kBegin)) break;
+    const auto read = std::from_chars(line.data() + kBegin.size(), end, own);
+    if (read.ec != std::errc{} || own > step) break;
+  }
+  return kept;
+}
+
+}  // namespace
 
 std::string to_json_line(const StepMetrics& metrics) {
   Json lanes = Json::object();
@@ -60,40 +92,56 @@ std::string to_json_line(const StepMetrics& metrics) {
 }
 
 MetricsWriter::MetricsWriter(std::filesystem::path path, Existing existing) {
+  const auto open = [&](int flags) {
+    const auto claim = [](const text::AppendedFile& file) {
+      if (is_locked_by_another(file)) {
+        throw Error(
+            ErrorCategory::usage,
+            fmt::format("{} was deleted, and another process writes it now", file.path().string()));
+      }
+    };
+    file_ = std::make_unique<WaitingFile>(text::AppendedFile(path, flags), "", claim);
+  };
   try {
-    file_ = text::AppendedFile(path, O_EXCL);
+    open(O_EXCL);
   } catch (const Error& error) {
     if (error.error_number() != EEXIST || existing == Existing::refused) throw;
     created_ = false;
-    file_ = text::AppendedFile(std::move(path), 0);
+    open(0);
   }
 }
 
 MetricsWriter::~MetricsWriter() {
-  if (created_ && rows_ == 0) ::unlink(file_.path().c_str());
+  if (created_ && rows_ == 0) ::unlink(file_->path().c_str());
 }
 
 bool MetricsWriter::lock() {
-  const int file = file_.descriptor().number();
-  if (::flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return true;
+  if (!is_locked_by_another(file_->file())) return true;
   created_ = false;  // the other one writes to it
   return false;
 }
 
-void MetricsWriter::continue_after(Bytes bytes) {
-  file_.cut(bytes);
+void MetricsWriter::continue_after(std::uint64_t step) {
+  file_->file().cut(bytes_up_to(file_->path(), step));
+  file_->forget_after(step);
   rows_ = 1;
 }
 
 Bytes MetricsWriter::sync() {
-  text::sync_file(file_.descriptor(), file_.path());
-  return file_.size();
+  file_->flush();
+  const text::AppendedFile& file = file_->file();
+  try {
+    text::sync_file(file.descriptor(), file.path());
+  } catch (const Error& error) {
+    log(LogLevel::warning, fmt::format("{}; training goes on", error.what()));
+  }
+  return file_->size();
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {
-  if (rows_ == 0 && !created_) file_.cut(0);  // the lines of another run
-  file_.append(to_json_line(metrics) + '\n');
-  ++rows_;
+  if (rows_ == 0 && !created_) file_->file().cut(0);  // the lines of another run
+  file_->append(metrics.step, to_json_line(metrics) + '\n');
+  if (!file_->failure()) ++rows_;
 }
 
 }  // namespace ballast::train

@@ -13,6 +13,8 @@
 
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
+#include "ballast/text/files.h"
 
 namespace ballast::train {
 namespace {
@@ -35,6 +37,13 @@ std::string csv_name(std::string_view scalar) {
   return fmt::format("{}{}{}", kPrefix, scalar.substr(scalar.rfind('/') + 1), kSuffix);
 }
 
+/// The first line of such a file.
+std::string csv_head(std::string_view name) {
+  name.remove_prefix(kPrefix.size());
+  name.remove_suffix(kSuffix.size());
+  return fmt::format("step,{}\n", name);
+}
+
 /// The CSV files of a run in `folder`.
 std::vector<fs::path> csv_files(const fs::path& folder) {
   std::vector<fs::path> found;
@@ -44,7 +53,7 @@ std::vector<fs::path> csv_files(const fs::path& folder) {
     const std::string name = entry->path().filename().string();
     if (name.starts_with(kPrefix) && name.ends_with(kSuffix)) found.push_back(entry->path());
   }
-  if (!error) return found;
+  if (!error || error == std::errc::no_such_file_or_directory) return found;
   throw Error(ErrorCategory::io, fmt::format("cannot read the folder {}", folder.string()),
               error.value());
 }
@@ -59,6 +68,18 @@ Bytes bytes_to_keep(std::string_view text, std::int64_t samples) {
     kept = end + 1;
   }
   return kept;
+}
+
+/// --overwrite does not change files elsewhere.
+void refuse_links(const std::vector<fs::path>& files) {
+  for (const fs::path& file : files) {
+    std::error_code error;
+    if (!fs::is_symlink(file, error) || !fs::is_regular_file(file, error)) continue;
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} is a symbolic link, so --overwrite does not replace it; choose "
+                            "another csv_monitor.output_path or csv_monitor.job_name",
+                            file.string()));
+  }
 }
 
 std::string content_of(const fs::path& path) {
@@ -111,9 +132,10 @@ Monitors::Monitors(const config::Config& config, RunDirectory use)
   };
   events_folder_ = open(config.tensorboard, "tensorboard");
   csv_folder_ = open(config.csv_monitor, "csv_monitor");
-  if (!csv_folder_ || use != RunDirectory::fresh) return;
+  if (!csv_folder_ || use == RunDirectory::continued) return;
   const auto used = csv_files(*csv_folder_);
-  if (used.empty()) return;
+  if (use == RunDirectory::overwritten) refuse_links(used);
+  if (used.empty() || use == RunDirectory::overwritten) return;
   throw Error(ErrorCategory::usage,
               fmt::format("{} exists: choose another csv_monitor.output_path or "
                           "csv_monitor.job_name, or give --overwrite to replace it",
@@ -123,6 +145,7 @@ Monitors::Monitors(const config::Config& config, RunDirectory use)
 Monitors::~Monitors() = default;
 
 void Monitors::write(const StepMetrics& metrics) {
+  warn_of_deleted_files();
   const auto samples = static_cast<std::int64_t>(metrics.step) * batch_;
   const auto scalars = scalars_of(metrics);
   if (events_folder_) write_events(samples, scalars);
@@ -131,45 +154,84 @@ void Monitors::write(const StepMetrics& metrics) {
   own_rows_ = true;
 }
 
+void Monitors::warn_of_deleted_files() const {
+  const WaitingFile* deleted = events_.is_deleted() ? &events_ : nullptr;
+  for (const auto& [name, file] : csv_) {
+    if (deleted == nullptr && file.is_deleted()) deleted = &file;
+  }
+  if (deleted == nullptr) return;
+  log(LogLevel::warning, fmt::format("{} was deleted; it is made again with the rows from now on",
+                                     deleted->path().string()));
+}
+
 void Monitors::write_events(std::int64_t samples, const std::vector<Scalar>& scalars) {
   const double now = seconds_since_1970();
-  if (!events_.descriptor().is_open()) {
+  if (events_.path().empty()) {
     const auto name = fmt::format("events.out.tfevents.{:010}.{}.{}.0",
                                   static_cast<std::int64_t>(now), comm::host_name(), ::getpid());
-    events_ = text::AppendedFile(*events_folder_ / name, O_EXCL);
-    events_.append(event_file_head(now));
+    events_ = WaitingFile(*events_folder_ / name, event_file_head(now));
   }
-  events_.append((begins_ ? event_session_start(now, samples) : "") +
-                 event_scalars(now, samples, scalars));
+  events_.append(
+      static_cast<std::uint64_t>(samples),
+      (begins_ ? event_session_start(now, samples) : "") + event_scalars(now, samples, scalars));
 }
 
 void Monitors::write_csv(std::int64_t samples, const std::vector<Scalar>& scalars) {
   if (begins_) cut_csv(samples);
   for (const Scalar& scalar : scalars) {
-    csv_file(scalar).append(fmt::format("{},{}\n", samples, scalar.value));
+    csv_file(csv_name(scalar.name))
+        .append(static_cast<std::uint64_t>(samples), fmt::format("{},{}\n", samples, scalar.value));
   }
 }
 
 /// Removes the rows of other runs and those from `samples` on.
 void Monitors::cut_csv(std::int64_t samples) {
-  csv_.clear();
   for (const fs::path& path : csv_files(*csv_folder_)) {
-    auto& file = csv_[path.filename().string()] = text::AppendedFile(path, 0);
-    file.cut(own_rows_ ? bytes_to_keep(content_of(path), samples - 1) : 0);
+    WaitingFile& file = csv_file(path.filename().string());
+    if (!file.file().descriptor().is_open()) {
+      file = WaitingFile(text::AppendedFile(path, 0), csv_head(path.filename().string()));
+    }
+    file.file().cut(own_rows_ ? bytes_to_keep(content_of(path), samples - 1) : 0);
   }
+  for (auto& [name, file] : csv_) file.forget_after(static_cast<std::uint64_t>(samples) - 1);
 }
 
-text::AppendedFile& Monitors::csv_file(const Scalar& scalar) {
-  const std::string name = csv_name(scalar.name);
-  auto found = csv_.find(name);
-  if (found == csv_.end()) {
-    found = csv_.emplace(name, text::AppendedFile(*csv_folder_ / name, O_EXCL)).first;
+WaitingFile& Monitors::csv_file(const std::string& name) {
+  const auto found = csv_.find(name);
+  if (found != csv_.end()) return found->second;
+  return csv_.emplace(name, WaitingFile(*csv_folder_ / name, csv_head(name))).first->second;
+}
+
+const WaitingFile* Monitors::waiting() const {
+  if (events_.failure()) return &events_;
+  for (const auto& [name, file] : csv_) {
+    if (file.failure()) return &file;
   }
-  text::AppendedFile& file = found->second;
-  if (file.size() == 0) {
-    file.append(fmt::format("step,{}\n", scalar.name.substr(scalar.name.rfind('/') + 1)));
+  return nullptr;
+}
+
+std::vector<std::string> Monitors::missing() const {
+  std::vector<std::string> lines = {events_.missing()};
+  for (const auto& [name, file] : csv_) lines.push_back(file.missing());
+  std::erase(lines, "");
+  return lines;
+}
+
+void Monitors::flush() {
+  events_.flush();
+  for (auto& [name, file] : csv_) file.flush();
+}
+
+void Monitors::moved(const fs::path& from, const fs::path& to) {
+  const auto place = [&](const fs::path& path) {
+    const fs::path inside = path.lexically_relative(from);
+    return inside.empty() || *inside.begin() == ".." ? path : to / inside;
+  };
+  for (auto* folder : {&events_folder_, &csv_folder_}) {
+    if (*folder) *folder = place(**folder);
   }
-  return file;
+  events_.moved_to(place(events_.path()));
+  for (auto& [name, file] : csv_) file.moved_to(place(file.path()));
 }
 
 }  // namespace ballast::train

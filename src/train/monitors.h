@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "ballast/config/config.h"
-#include "ballast/text/files.h"
 #include "ballast/train/metrics.h"
 #include "ballast/train/trainer.h"
 
 #include "src/train/event_file.h"
-#include "src/train/run_files.h"
+#include "src/train/new_folder.h"
+#include "src/train/waiting_file.h"
 
 namespace ballast::train {
 
@@ -38,21 +38,31 @@ class Monitors {
 
   /// The step that follows may have been written before.
   void go_back() { begins_ = true; }
-  /// Throws Error(io), after taking back what it has written of a record.
+  /// Rows that cannot be written wait (WaitingFile). Files that were deleted are made again. Throws
+  /// Error(io) for files of the run's earlier rows that cannot be read or cut.
   void write(const StepMetrics& metrics);
+  /// The first of the files whose rows wait; nullptr if none does.
+  [[nodiscard]] const WaitingFile* waiting() const;
+  /// Those from which rows are missing: WaitingFile::missing().
+  [[nodiscard]] std::vector<std::string> missing() const;
+  /// Writes what waits, if it can.
+  void flush();
+  /// The run directory `from` is `to` now.
+  void moved(const std::filesystem::path& from, const std::filesystem::path& to);
 
  private:
+  void warn_of_deleted_files() const;
   void write_events(std::int64_t samples, const std::vector<Scalar>& scalars);
   void write_csv(std::int64_t samples, const std::vector<Scalar>& scalars);
   void cut_csv(std::int64_t samples);
-  text::AppendedFile& csv_file(const Scalar& scalar);
+  WaitingFile& csv_file(const std::string& name);
 
   const std::int64_t batch_;  ///< samples of a step
   std::optional<std::filesystem::path> events_folder_;
   std::optional<std::filesystem::path> csv_folder_;
   std::deque<MadeDirectory> made_;
-  text::AppendedFile events_;
-  std::map<std::string, text::AppendedFile, std::less<>> csv_;  ///< by the names of files
+  WaitingFile events_;
+  std::map<std::string, WaitingFile, std::less<>> csv_;  ///< by the names of files
   bool begins_ = true;
   bool own_rows_;  ///< those in the CSV files
 };

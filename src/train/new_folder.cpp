@@ -29,6 +29,10 @@ fs::path parent_of(const fs::path& folder) {
 MadeDirectory::MadeDirectory(const fs::path& directory, std::string_view kind,
                              std::string_view another) {
   std::error_code error;
+  if (fs::is_symlink(directory, error) && !fs::exists(directory, error)) {
+    throw Error(ErrorCategory::io, fmt::format("the {} {} is a symbolic link without a target; {}",
+                                               kind, directory.string(), another));
+  }
   for (fs::path place = directory; place.has_relative_path() && !fs::exists(place, error);
        place = place.parent_path()) {
     made_.push_back(place);

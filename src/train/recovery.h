@@ -32,6 +32,8 @@ class Recovery {
   /// is no checkpoint to go back to, which rethrow() then does not name either.
   Resumed go_back(RunEngine& engine, comm::Ranks* ranks, const std::string& reason,
                   std::uint64_t before, bool skip);
+  /// The run directory has another name, which command() lacks.
+  void forget_command() { command_.clear(); }
   /// A new one was written: the counts of failures and rollbacks start again.
   void made_progress();
 

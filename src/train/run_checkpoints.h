@@ -85,6 +85,8 @@ class RunCheckpoints {
   /// The newest one that this run has written or continues from, and its step; "" before.
   [[nodiscard]] const std::filesystem::path& newest() const { return newest_; }
   [[nodiscard]] std::uint64_t newest_step() const { return newest_step_; }
+  /// It has this place now; "": it was deleted.
+  void newest_is(std::filesystem::path folder) { newest_ = std::move(folder); }
 
  private:
   /// What comes after a checkpoint.

@@ -55,4 +55,16 @@ engine::EngineTotals RunEngine::totals() const {
   return sums;
 }
 
+std::string RunEngine::describe_update() {
+  const auto& blocks = blueprint_.placement.blocks;
+  const auto on_gpu = engine_->device().kind() != "cuda"
+                          ? 0
+                          : std::count_if(blocks.begin(), blocks.end(), [](const auto& block) {
+                              return block.optimizer == Tier::device;
+                            });
+  const std::string isa(engine_->update_isa());
+  if (on_gpu == 0) return isa;
+  return static_cast<std::size_t>(on_gpu) == blocks.size() ? "on the GPU" : isa + " and on the GPU";
+}
+
 }  // namespace ballast::train

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <optional>
+#include <string>
 
 #include "ballast/comm/communicator.h"
 #include "ballast/comm/together.h"
@@ -58,6 +59,9 @@ class RunEngine {
   /// have the error, so they run their submitted operations to their end. Otherwise this rank has
   /// failed alone and waits for no other rank from now on.
   void leave(bool jointly);
+
+  /// What computes the updates: an instruction set, or "on the GPU".
+  [[nodiscard]] std::string describe_update();
 
   /// Sums over all engines so far, except for `allocated` and `fill_seconds`.
   [[nodiscard]] engine::EngineTotals totals() const;

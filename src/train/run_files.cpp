@@ -1,7 +1,9 @@
 #include "src/train/run_files.h"
 
+#include <bit>
 #include <cerrno>
 #include <ctime>
+#include <exception>
 #include <map>
 #include <system_error>
 #include <utility>
@@ -13,6 +15,7 @@
 #include "ballast/core/build_info.h"
 #include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 #include "ballast/planning/plan_json.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
@@ -139,10 +142,14 @@ void RunFiles::open_others(const config::Config& config) {
     check_removable(directory_ / kRunWeights);
   }
   monitors_ = std::make_unique<Monitors>(config, use_);
+  place_.emplace(directory_);
 }
 
 RunFiles::~RunFiles() {
-  if (metrics_.rows() > 0) return;
+  if (metrics_.rows() > 0) {
+    report_missing();
+    return;
+  }
   std::error_code ignored;
   for (const fs::path& file : added_) fs::remove(file, ignored);
 }
@@ -158,7 +165,7 @@ bool RunFiles::owns(const fs::path& file) const {
 void RunFiles::continue_after(const CheckpointFacts& facts) {
   check_removable(directory_ / kRunWeights);
   remove_unfinished(directory_);
-  metrics_.continue_after(facts.metrics_bytes);
+  metrics_.continue_after(facts.step);
   monitors_->go_back();
   continued_step_ = facts.step;
 }
@@ -178,8 +185,10 @@ void RunFiles::write_new(const char* name, const std::string& text) {
   if (is_new) added_.push_back(path);
 }
 
-void RunFiles::write(const StepMetrics& metrics) {
-  if (!std::exchange(described_, true)) {
+RunPlace::Fate RunFiles::write(const StepMetrics& metrics) {
+  const bool is_first = !std::exchange(described_, true);
+  RunPlace::Fate fate = RunPlace::Fate::there;
+  if (is_first) {
     remove_model_folder(directory_ / kRunWeights);  // they are of another run, or of fewer steps
     if (use_ == RunDirectory::continued) {
       remove_later(directory_, continued_step_);
@@ -189,9 +198,108 @@ void RunFiles::write(const StepMetrics& metrics) {
     }
     write_new(kConfig, config_);
     write_new(kRun, run_);
+  } else {
+    fate = look_after(metrics.step);
   }
   metrics_.write(metrics);
+  if (is_first && metrics_.file().failure()) throw Error(*metrics_.file().failure());
   monitors_->write(metrics);
+  if (is_first && waiting() != nullptr) throw Error(*waiting()->failure());
+  tell_what_waits(metrics.step);
+  return fate;
+}
+
+RunPlace::Fate RunFiles::look_after(std::uint64_t step) {
+  using Fate = RunPlace::Fate;
+  const RunPlace::Found found = place_->look();
+  switch (found.fate) {
+    case Fate::there:
+      if (metrics_.file().is_deleted()) return restore(step);
+      is_gone_ = false;
+      return Fate::there;
+    case Fate::moved:
+      follow(found.now, step);
+      return Fate::moved;
+    case Fate::deleted:
+      return restore(step);
+    case Fate::replaced:
+      break;
+  }
+  throw Error(ErrorCategory::io,
+              fmt::format("step {}: the run directory {} was deleted, and another one has its name "
+                          "now; the run ends, since it has no place for its files",
+                          step, directory_.string()));
+}
+
+void RunFiles::follow(const fs::path& now, std::uint64_t step) {
+  log(LogLevel::warning,
+      fmt::format("step {}: the run directory {} is {} now; training goes on there", step,
+                  directory_.string(), now.string()));
+  monitors_->moved(directory_, now);
+  directory_ = now;
+  metrics_.file().moved_to(directory_ / kMetrics);
+  place_.emplace(directory_);
+}
+
+/// An error is that of a full disk: the rows wait, and the files come with the next attempt.
+RunPlace::Fate RunFiles::restore(std::uint64_t step) {
+  const bool known = std::exchange(is_gone_, true);
+  if (!known) {
+    log(LogLevel::warning,
+        fmt::format("step {}: the files of the run in {} were deleted; they are made again with "
+                    "the rows from this step on, and training goes on",
+                    step, directory_.string()));
+  }
+  std::error_code error;
+  fs::create_directories(directory_, error);
+  try {
+    if (!fs::exists(directory_ / kConfig, error)) write_new(kConfig, config_);
+    if (!fs::exists(directory_ / kRun, error)) write_new(kRun, run_);
+    place_.emplace(directory_);
+  } catch (const Error& failure) {
+    if (!known) log(LogLevel::warning, failure.what());
+  }
+  return known ? RunPlace::Fate::there : RunPlace::Fate::deleted;
+}
+
+const WaitingFile* RunFiles::waiting() {
+  return metrics_.file().failure() ? &metrics_.file() : monitors_->waiting();
+}
+
+/// A disk may be full and free again many times: warns at the first, second, fourth, eighth, ...
+void RunFiles::tell_what_waits(std::uint64_t step) {
+  const WaitingFile* const file = waiting();
+  const bool waits = file != nullptr;
+  if (waits && file->dropped() > 0 && !std::exchange(rows_were_dropped_, true)) {
+    log(LogLevel::warning, fmt::format("step {}: too many rows of {} wait; the oldest are dropped",
+                                       step, file->path().string()));
+  }
+  if (std::exchange(rows_wait_, waits) == waits) return;
+  if (waits) ++outages_;
+  if (!std::has_single_bit(outages_)) return;
+  if (waits) {
+    log(LogLevel::warning, fmt::format("step {}: {}; rows wait in memory until they can be "
+                                       "written, and training goes on",
+                                       step, file->failure()->what()));
+  } else {
+    log(LogLevel::info,
+        fmt::format("step {}: rows can be written again, and all that waited are", step));
+  }
+}
+
+/// At the end of the run.
+void RunFiles::report_missing() {
+  try {
+    metrics_.file().flush();
+    monitors_->flush();
+    std::vector<std::string> lines = monitors_->missing();
+    lines.insert(lines.begin(), metrics_.file().missing());
+    for (const std::string& line : lines) {
+      if (!line.empty()) log(LogLevel::warning, line);
+    }
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, error.what());
+  }
 }
 
 std::string print_for_another_run(const config::Config& config) {

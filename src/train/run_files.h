@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,8 @@
 #include "ballast/train/trainer.h"
 
 #include "src/train/new_folder.h"
+#include "src/train/run_place.h"
+#include "src/train/waiting_file.h"
 
 namespace ballast::train {
 
@@ -40,16 +43,28 @@ class RunFiles {
   /// The run goes on after this checkpoint of its own, with its part of metrics.jsonl. Later
   /// checkpoints are removed with the first row. Throws Error(io).
   void continue_after(const CheckpointFacts& facts);
-  /// Returns the size of metrics.jsonl, which is then on the disk. Throws Error(io).
+  /// MetricsWriter::sync().
   Bytes sync() { return metrics_.sync(); }
   /// Content of config.json and run.json.
   void describe(std::string config, std::string run);
   /// Appends a row to metrics.jsonl and to the files of the monitors. The first one writes the
-  /// other files before. Throws Error(io).
-  void write(const StepMetrics& metrics);
+  /// other files before, and throws Error(io) if it cannot be written. Later ones wait until they
+  /// can be written, with a warning. Returns what has become of the run directory since the row
+  /// before. A directory with another name is followed; one that was deleted is made again with
+  /// config.json, run.json and the rows from now on. Throws Error(io) if it was deleted and another
+  /// one has its name.
+  RunPlace::Fate write(const StepMetrics& metrics);
+  /// The run directory, by its newest name.
+  [[nodiscard]] const std::filesystem::path& directory() const { return directory_; }
 
  private:
   void open_others(const config::Config& config);
+  RunPlace::Fate look_after(std::uint64_t step);
+  void follow(const std::filesystem::path& now, std::uint64_t step);
+  RunPlace::Fate restore(std::uint64_t step);
+  [[nodiscard]] const WaitingFile* waiting();
+  void tell_what_waits(std::uint64_t step);
+  void report_missing();
   void write_new(const char* name, const std::string& text);
 
   std::filesystem::path directory_;
@@ -57,6 +72,11 @@ class RunFiles {
   MadeDirectory made_;
   MetricsWriter metrics_;
   std::unique_ptr<Monitors> monitors_;  ///< after metrics_, whose file has been locked
+  std::optional<RunPlace> place_;
+  bool is_gone_ = false;  ///< and could not be made again yet
+  bool rows_wait_ = false;
+  bool rows_were_dropped_ = false;
+  std::uint64_t outages_ = 0;  ///< times that rows began to wait
   std::string config_;
   std::string run_;
   bool described_ = false;

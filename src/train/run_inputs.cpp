@@ -15,14 +15,14 @@
 
 namespace ballast::train {
 
-Inputs open_inputs(const config::Config& config, const comm::Launch& launch) {
+RunInputs open_inputs(const config::Config& config, const comm::Launch& launch) {
   check_initial_weights(config);
-  Inputs inputs = {.data = open_training_data(config)};
+  RunInputs inputs = {.data = open_training_data(config)};
   planning::check_swap_paths(config, launch);
   return inputs;
 }
 
-void open_outputs(const config::Config& config, const RunOptions& options, Inputs& inputs) {
+void open_outputs(const config::Config& config, const RunOptions& options, RunInputs& inputs) {
   inputs.files = std::make_unique<RunFiles>(config, options.directory);
   std::vector<std::filesystem::path> read = inputs.data.files;
   read.insert(read.end(), {options.trace.config, config.initial_weights});

@@ -12,19 +12,18 @@
 
 namespace ballast::train {
 
-/// What a run has opened and checked before it is planned.
-struct Inputs {
+/// Everything that a run needs before it is planned.
+struct RunInputs {
   TrainingData data;
   std::unique_ptr<RunFiles> files = {};  ///< on rank 0
   text::OutputRule trace = {};           ///< on rank 0
 };
 
-/// Opens the data and checks the initial weights and the swap paths. Throws Error(usage, config, io)
-/// with the key or the file.
-Inputs open_inputs(const config::Config& config, const comm::Launch& launch);
+/// Opens what the run reads. Throws like check_inputs().
+RunInputs open_inputs(const config::Config& config, const comm::Launch& launch);
 
-/// On rank 0: takes the run directory into `inputs.files` and checks the place of the trace. Throws
-/// Error(usage) if one of them would replace what the run reads, and like RunFiles.
-void open_outputs(const config::Config& config, const RunOptions& options, Inputs& inputs);
+/// Takes the run directory, and checks the place of the trace. Neither may replace what the run
+/// reads: throws Error(usage); also like RunFiles and text::check_output().
+void open_outputs(const config::Config& config, const RunOptions& options, RunInputs& inputs);
 
 }  // namespace ballast::train

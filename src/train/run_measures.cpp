@@ -31,6 +31,12 @@ std::optional<StepMetrics::Experts> measure_experts(const engine::StepResult& re
 
 }  // namespace
 
+double seconds_to_measure(const engine::Blueprint& blueprint, std::uint64_t steps) {
+  constexpr double kSlowDevice = 1e12;  // FLOP/s
+  const double flops = blueprint.flops_per_step() * static_cast<double>(steps);
+  return std::clamp(flops / kSlowDevice, 0.02, 0.3);
+}
+
 void RunMeasures::begin() {
   filled_ = engine_.totals().nvme_bytes_by_path;
   started_ = std::chrono::steady_clock::now();

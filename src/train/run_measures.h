@@ -15,6 +15,10 @@
 
 namespace ballast::train {
 
+/// Seconds for the measurement of the GEMM peak before a run of `steps`, which must not take longer
+/// than the training of a tiny model.
+double seconds_to_measure(const engine::Blueprint& blueprint, std::uint64_t steps);
+
 /// Times, bytes and counts of a run, from its first step on. Steps that are repeated after going
 /// back count as often as they ran.
 class RunMeasures {

@@ -23,7 +23,6 @@
 #include "ballast/train/checkpoints.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
-#include "ballast/train/trace.h"
 
 #include "src/train/automatic_resume.h"
 #include "src/train/data_content.h"
@@ -40,7 +39,6 @@
 #include "src/train/run_trace.h"
 #include "src/train/saved_weights.h"
 #include "src/train/spikes.h"
-#include "src/train/training_data.h"
 
 namespace ballast::train {
 namespace {
@@ -51,8 +49,9 @@ using Clock = std::chrono::steady_clock;
 class Trainer {
  public:
   /// `asked`: the config before planning, which keys the cached rates.
-  Trainer(planning::RunPlan plan, const config::Config& asked, Inputs& inputs, Observer& observer,
-          const std::atomic<bool>* interrupted, const RunOptions& options, comm::Ranks* ranks)
+  Trainer(planning::RunPlan plan, const config::Config& asked, RunInputs& inputs,
+          Observer& observer, const std::atomic<bool>* interrupted, const RunOptions& options,
+          comm::Ranks* ranks)
       : plan_(std::move(plan)),
         asked_(asked),
         inputs_(inputs),
@@ -83,7 +82,8 @@ class Trainer {
     prediction_ = planning::RunPrediction::find(asked_, engine_.blueprint());
     // The other ranks measure at the same time. The matrices are freed before the engine allocates.
     gemm_peak_ =
-        model::measure_gemm_peak(engine_->device(), engine_.blueprint().type, seconds_to_measure());
+        model::measure_gemm_peak(engine_->device(), engine_.blueprint().type,
+                                 seconds_to_measure(engine_.blueprint(), config_.ballast.steps));
     measures_.emplace(engine_, gemm_peak_);
     if (first() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
@@ -142,14 +142,6 @@ class Trainer {
   /// Writes the trace of an engine that has failed or goes.
   void save_what_was_traced() {
     if (first() && engine_.exists()) trace_.save(*engine_);
-  }
-
-  /// A measurement of the peak must not take longer than the training of a tiny model.
-  [[nodiscard]] double seconds_to_measure() const {
-    constexpr double kSlowDevice = 1e12;  // FLOP/s
-    const double flops =
-        engine_.blueprint().flops_per_step() * static_cast<double>(config_.ballast.steps);
-    return std::clamp(flops / kSlowDevice, 0.02, 0.3);
   }
 
   void start_loader() {
@@ -214,6 +206,7 @@ class Trainer {
     save_what_was_traced();
     loader_.reset();
     const std::uint64_t taken = step_ + skipped_batches_;
+    agree_on_directory();
     take(recovery_.go_back(engine_, ranks_, reason, before, skip), true);
     if (skip) skipped_batches_ = taken - done_;
     start_loader();
@@ -236,6 +229,7 @@ class Trainer {
   }
 
   [[nodiscard]] CheckpointFacts facts() {
+    agree_on_directory();
     return {.step = done_,
             .updates = engine_->updates(),
             .skipped_in_a_row = skipped_in_a_row_,
@@ -281,24 +275,11 @@ class Trainer {
     return comm::as_rank_0_says(ranks_, here);
   }
 
-  [[nodiscard]] std::string describe_update() {
-    const auto& blocks = engine_.blueprint().placement.blocks;
-    const auto on_gpu = engine_->device().kind() != "cuda"
-                            ? 0
-                            : std::count_if(blocks.begin(), blocks.end(), [](const auto& block) {
-                                return block.optimizer == Tier::device;
-                              });
-    const std::string isa(engine_->update_isa());
-    if (on_gpu == 0) return isa;
-    return static_cast<std::size_t>(on_gpu) == blocks.size() ? "on the GPU"
-                                                             : isa + " and on the GPU";
-  }
-
   void announce() {
     const engine::EngineTotals totals = engine_.totals();
     const RunStart start = {.blueprint = engine_.blueprint(),
                             .device = engine_->device().description(),
-                            .update_isa = describe_update(),
+                            .update_isa = engine_.describe_update(),
                             .io_backend = std::string(engine_->io_backend()),
                             .gemm_peak_flops = gemm_peak_,
                             .fill_seconds = totals.fill_seconds,
@@ -367,12 +348,40 @@ class Trainer {
   }
 
   void report(const StepMetrics& metrics) {
-    inputs_.files->write(metrics);
+    notice(inputs_.files->write(metrics));
     const auto left = static_cast<double>(config_.ballast.steps - metrics.step);
     observer_.stepped({.metrics = metrics,
                        .steps = config_.ballast.steps,
                        .gemm_share = measures_->gemm_share(metrics.step_seconds),
                        .eta_seconds = measures_->pace() * left});
+  }
+
+  /// Rank 0 has found its run directory under another name, or deleted.
+  void notice(RunPlace::Fate fate) {
+    if (fate == RunPlace::Fate::there) return;
+    const std::filesystem::path& run = inputs_.files->directory();
+    std::filesystem::path newest = checkpoints_.newest();
+    if (fate == RunPlace::Fate::moved) {
+      if (!newest.empty()) newest = run / kCheckpoints / newest.filename();
+      plan_.decision.config.ballast.out = run;
+      moved_to_ = run;
+      recovery_.forget_command();
+    } else {
+      // One that is whole comes as soon as possible.
+      if (RunCheckpoints::wanted(config_) && options_.checkpoint_now != nullptr) {
+        options_.checkpoint_now->store(true);
+      }
+      newest.clear();
+    }
+    checkpoints_.newest_is(newest);
+    recovery_.checkpoint_is(newest, newest.empty() ? 0 : checkpoints_.newest_step());
+  }
+
+  /// The other ranks write where rank 0 does.
+  void agree_on_directory() {
+    if (ranks_ == nullptr) return;
+    auto& out = plan_.decision.config.ballast.out;
+    out = ranks_->broadcast(out.string());
   }
 
   [[noreturn]] void give_up() const {
@@ -401,7 +410,8 @@ class Trainer {
                           .held_out_loss = held_out_loss_,
                           .peak_resident = memory::peak_resident_bytes(),
                           .weights = saved_,
-                          .checkpoint = checkpoints_.newest()};
+                          .checkpoint = checkpoints_.newest(),
+                          .moved_to = moved_to_};
     measures_->summarize(summary, prediction_ ? &*prediction_ : nullptr);
     // Of all ranks of this machine.
     summary.wear = planning::estimate_wear(
@@ -413,7 +423,7 @@ class Trainer {
   planning::RunPlan plan_;  ///< without its blueprint, which the engine has taken
   const config::Config& config_ = plan_.decision.config;
   const config::Config& asked_;
-  Inputs& inputs_;
+  RunInputs& inputs_;
   Observer& observer_;
   const RunOptions& options_;
   comm::Ranks* ranks_;
@@ -435,7 +445,8 @@ class Trainer {
   std::optional<MadeDirectory> run_directory_;  ///< on other ranks than 0
   double gemm_peak_ = 0.0;
   std::optional<RunMeasures> measures_;
-  std::filesystem::path saved_;  ///< folder of the saved weights
+  std::filesystem::path saved_;     ///< folder of the saved weights
+  std::filesystem::path moved_to_;  ///< the run directory, if it was renamed
   std::optional<planning::RunPrediction> prediction_;
   std::uint64_t step_ = 0;  ///< that runs or has just run
   std::uint64_t done_ = 0;  ///< finished steps
@@ -455,7 +466,7 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
            const RunOptions& options, comm::Ranks* ranks) {
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
   const bool first = ranks == nullptr || ranks->rank() == 0;
-  Inputs inputs;
+  RunInputs inputs;
   RunOptions chosen = options;
   std::optional<FinishedRun> finished;  // on rank 0
   // Before planning, which may measure the machine for a minute.

@@ -122,7 +122,7 @@ void refuse_foreign_files(const fs::path& directory) {
   if (is_there(name_of(kConfig)) && !has_members(name_of(kConfig), "ballast", "data")) {
     refuse_foreign(name_of(kConfig), "is not the config of a run");
   }
-  if (is_there(name_of(kRun)) && !has_members(name_of(kRun), "version", "plan")) {
+  if (is_there(name_of(kRun)) && !has_members(name_of(kRun), "version", "started")) {
     refuse_foreign(name_of(kRun), "is not of a run");
   }
   check_removable(name_of(kRunWeights));

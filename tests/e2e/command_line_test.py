@@ -94,6 +94,18 @@ class CommandLine(RunTest):
                                capture_output=True, check=True)
         self.assertEqual(piped.stdout, tokens)
 
+    def test_names_of_files_cannot_break_the_line(self):
+        for status, *arguments in ((2, "train", "no\nconfig.json"), (1, "inspect", "no\n\x1b[31mrun"),
+                                   (1, "tokenize", "text.txt", "--out", "no\nfolder/x")):
+            self.assert_fails(self.run_ballast(*arguments), status, "no\\u000a")
+
+    def test_a_working_directory_that_was_deleted_is_named(self):
+        gone = self.path / "gone"
+        gone.mkdir()
+        done = subprocess.run(["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', gone, self.ballast,
+                               "train", "config.json"], capture_output=True, text=True, check=False)
+        self.assert_fails(done, 1, "the working directory does not exist any more")
+
     def test_version_lists_what_is_built_in(self):
         done = self.run_ballast("--version")
         self.assertEqual(done.returncode, 0)

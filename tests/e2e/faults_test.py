@@ -269,6 +269,99 @@ class TwoProcesses(FaultTest):
         self.assertEqual(self.steps(), list(range(1, len(self.steps()) + 1)))
 
 
+class RunDirectory(FaultTest):
+    """A run directory that is full, gets another name or is deleted in mid-run."""
+
+    def begin(self, **sections):
+        self.config(**sections, ballast={**self.BALLAST, "steps": 100000, "checkpoint_every": 1 << 30,
+                                         "save_weights": False})
+        process = self.start()
+        self.wait_for_row(process, 3)
+        return process
+
+    def wait(self, process, ready):
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None and not ready():
+            time.sleep(0.005)
+
+    def grow(self, process, out="run", rows=3):
+        """Waits for more rows."""
+        file = self.path / out / "metrics.jsonl"
+        self.wait(process, file.exists)
+        before = file.stat().st_size
+        self.wait(process, lambda: file.stat().st_size > before + 500 * rows)
+
+    def end_of(self, process):
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 0, out + err)
+        return out, err.splitlines()
+
+    def test_that_is_full_for_a_while_gets_all_rows(self):
+        csv = {"enabled": True, "output_path": str(self.path / "logs"), "job_name": "csv"}
+        process = self.begin(csv_monitor=csv,
+                             zero_optimization={"offload_optimizer": {"device": "none"}})
+        # A file that is as long as it may be; the CSV has less, so its rows do not wait.
+        limit = (self.path / "run/metrics.jsonl").stat().st_size + 5000
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        table = self.path / "logs/csv/Train_Samples_lr.csv"
+        self.wait(process, lambda: (self.path / "run/metrics.jsonl").stat().st_size > limit - 2000)
+        lines = table.read_text().count("\n")
+        self.wait(process, lambda: table.read_text().count("\n") > lines + 20)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE,
+                         (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        self.grow(process)
+        _, lines = self.end_of(process)
+        self.assertEqual(len(lines), 2, lines)
+        self.assertIn("metrics.jsonl: File too large; rows wait in memory", lines[0])
+        self.assertRegex(lines[1], r"^ballast: step \d+: rows can be written again")
+        self.assertEqual(self.steps(), list(range(1, len(self.steps()) + 1)))
+
+    def test_that_gets_another_name_is_followed(self):
+        process = self.begin()
+        (self.path / "run").rename(self.path / "other")
+        self.grow(process, "other")
+        out, (line,) = self.end_of(process)
+        self.assertRegex(line, rf"step \d+: the run directory {self.path}/run is {self.path}/other now")
+        self.assertIn("with --resume and --out " + str(self.path / "other"), out)
+        self.assertFalse((self.path / "run").exists())
+        steps = self.steps("other")
+        self.assertEqual(steps, list(range(1, len(steps) + 1)))
+        self.assertEqual(self.checkpoints("other"), [f"step-{steps[-1]}"])
+        done = self.run_ballast("train", "config.json", "--resume", "--out", "other", "--steps",
+                                steps[-1] + 2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.steps("other"), list(range(1, steps[-1] + 3)))
+
+    def test_that_is_deleted_is_made_again_with_a_checkpoint(self):
+        process = self.begin()
+        shutil.rmtree(self.path / "run", ignore_errors=True)
+        self.grow(process)
+        self.wait(process, lambda: len(self.checkpoints()) == 1)
+        _, (line,) = self.end_of(process)
+        self.assertRegex(line, rf"step \d+: the files of the run in {self.path}/run were deleted")
+        steps = self.steps()
+        self.assertGreater(steps[0], 3)
+        self.assertEqual(steps, list(range(steps[0], steps[-1] + 1)))
+        self.assertIn(f"step-{steps[-1]}", self.checkpoints())
+        done = self.run_ballast("train", "config.json", "--resume", "--steps", steps[-1] + 2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_whose_name_another_one_has_ends_the_run(self):
+        process = self.begin()
+        (self.path / "new").mkdir()
+        (self.path / "new/thesis.txt").write_text("mine")
+        process.send_signal(signal.SIGSTOP)
+        shutil.rmtree(self.path / "run")
+        (self.path / "new").rename(self.path / "run")
+        process.send_signal(signal.SIGCONT)
+        out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 1, out + err)
+        self.assertRegex(err, r"\Aballast: error: step \d+: the run directory \S+/run was deleted, and "
+                         r"another one has its name now.*\n\Z")
+        self.assertEqual([entry.name for entry in (self.path / "run").iterdir()], ["thesis.txt"])
+
+
 class OneProcess(FaultTest):
     def test_that_stood_still_goes_on(self):
         # For longer than a request may take, which is longer than a busy disk takes.

@@ -198,7 +198,7 @@ class Monitors(Reading, RunTest):
         done = self.train("--overwrite", **BOTH)
         assert_one_line(self, done, 1, ["logs/csv/Train_Samples_lr.csv", "No space left"],
                         ignored="ballast: warning:")
-        self.assertEqual(self.steps(), [1])  # as when metrics.jsonl cannot be written
+        self.assertEqual(self.steps(), [1])  # a run that cannot write its first row ends
 
     def test_wrong_values(self):
         for section, words in (({"enabled": 1}, ["tensorboard.enabled"]),

@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "ballast/core/units.h"
-#include "ballast/text/files.h"
 
 namespace ballast::train {
 
@@ -57,7 +57,10 @@ struct StepMetrics {
 /// bit; NaN and infinities become null, since JSON has neither.
 std::string to_json_line(const StepMetrics& metrics);
 
-/// Writes metrics.jsonl: one line per step, passed to the kernel before write() returns.
+class WaitingFile;
+
+/// Writes metrics.jsonl: one line per step, passed to the kernel before write() returns. A line
+/// that cannot be written waits (WaitingFile).
 class MetricsWriter {
  public:
   /// What happens to a file that is there already.
@@ -80,18 +83,22 @@ class MetricsWriter {
   [[nodiscard]] bool lock();
   /// Whether there was no file.
   [[nodiscard]] bool is_new() const { return created_; }
-  /// Appends one line. If the write fails (full disk, file-size limit), removes the partial line
-  /// and throws Error(io).
+  /// Appends one line, and before it those that wait. If the write fails (full disk, file-size
+  /// limit), removes the partial line, which then waits, too. A file that was deleted is made again
+  /// and locked like before: throws Error(usage) if another process has it.
   void write(const StepMetrics& metrics);
   [[nodiscard]] std::uint64_t rows() const { return rows_; }
-  /// Drops what follows the first `bytes` of a continued file. Throws Error(io).
-  void continue_after(Bytes bytes);
-  /// Returns the size of the file, which is then on the disk. Throws Error(io).
+  /// Keeps the lines up to `step` of a continued file, which has a line for each step, and of those
+  /// that wait. Throws Error(io).
+  void continue_after(std::uint64_t step);
+  /// Returns the size of the file with all lines, which is then on the disk unless lines wait.
   Bytes sync();
+  /// The file and its lines that wait.
+  [[nodiscard]] WaitingFile& file() { return *file_; }
 
  private:
   bool created_ = true;
-  text::AppendedFile file_;
+  std::unique_ptr<WaitingFile> file_;
   std::uint64_t rows_ = 0;
 };
 

@@ -153,8 +153,11 @@ TEST(Export, CopiesAndConvertsInPieces) {
 
 TEST(Export, ThatStopsLeavesNothing) {
   const Folder folder;
+  // Not even the folder above, which the export has made.
   const auto left = [&] {
-    return std::distance(fs::directory_iterator(folder.dir.path() / "a"), {});
+    return fs::exists(folder.dir.path() / "a")
+               ? std::distance(fs::directory_iterator(folder.dir.path() / "a"), {})
+               : 0;
   };
   expect_error(ErrorCategory::interrupted, {"stop"}, [&] {
     export_model(folder.model(), folder.out(), {}, [](Bytes done, Bytes total) {
@@ -168,11 +171,15 @@ TEST(Export, ThatStopsLeavesNothing) {
     expect_error(ErrorCategory::io, {"out.tmp-", "model.safetensors", "File too large"},
                  [&] { folder.copy({}); });
   }
-  EXPECT_EQ(left(), 0);
-  fs::create_directory(folder.out());  // an empty one may be there
+  EXPECT_FALSE(fs::exists(folder.dir.path() / "a"));
+  fs::create_directories(folder.out());  // an empty one may be there
   folder.copy({});
   expect_error(ErrorCategory::usage, {folder.out().native(), "exists"}, [&] { folder.copy({}); });
   EXPECT_EQ(left(), 1);
+  // A folder cannot be renamed to a link, which is found before the work.
+  fs::rename(folder.out(), folder.dir.path() / "moved");
+  fs::create_directory_symlink(folder.dir.path() / "moved", folder.out());
+  expect_error(ErrorCategory::usage, {"is a symbolic link"}, [&] { folder.copy({}); });
 }
 
 TEST(Export, NamesWhatItCannotExport) {

@@ -12,6 +12,7 @@
 
 #include "ballast/core/random.h"
 
+#include "src/train/waiting_file.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/train/expect_error.h"
 #include "tests/unit/train/file_size_limit.h"
@@ -151,10 +152,13 @@ TEST(MetricsWriter, ReportsAFullDisk) {
   const auto path = dir.path() / "full";
   std::filesystem::create_symlink("/dev/full", path);
   MetricsWriter writer(path);
-  expect_error(ErrorCategory::io, {path.string(), "No space left"}, [&] { writer.write(step(1)); });
+  writer.write(step(1));
+  ASSERT_TRUE(writer.file().failure());
+  EXPECT_NE(std::string(writer.file().failure()->what()).find("No space left"), std::string::npos);
+  EXPECT_EQ(writer.rows(), 0U);
 }
 
-TEST(MetricsWriter, TakesBackAPartlyWrittenLine) {
+TEST(MetricsWriter, TakesBackAPartlyWrittenLineWhichWaits) {
   const test::TempDir dir;
   const auto path = dir.path() / "metrics.jsonl";
   MetricsWriter writer(path);
@@ -162,12 +166,74 @@ TEST(MetricsWriter, TakesBackAPartlyWrittenLine) {
   const auto whole = read_text(path);
   {
     const test::FileSizeLimit limit(whole.size() + 10);
-    expect_error(ErrorCategory::io, {path.string(), "File too large"},
-                 [&] { writer.write(step(2)); });
+    writer.write(step(2));
+    writer.write(step(3));
+    EXPECT_EQ(read_text(path), whole);
+    const std::string missing = writer.file().missing();
+    EXPECT_TRUE(missing.starts_with("2 rows from step 2 on are not in " + path.string() + " ("));
+    EXPECT_TRUE(missing.ends_with(path.string() + ": File too large)")) << missing;
   }
-  EXPECT_EQ(read_text(path), whole);
+  writer.write(step(4));
+  const auto all = whole + to_json_line(step(2)) + "\n" + to_json_line(step(3)) + "\n" +
+                   to_json_line(step(4)) + "\n";
+  EXPECT_EQ(read_text(path), all);
+  EXPECT_EQ(writer.file().missing(), "");
+  EXPECT_EQ(writer.sync(), all.size());
+}
+
+TEST(MetricsWriter, GoesBackAmongLinesThatWait) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "metrics.jsonl";
+  MetricsWriter writer(path);
+  writer.write(step(1));
   writer.write(step(2));
-  EXPECT_EQ(read_text(path), whole + to_json_line(step(2)) + "\n");
+  const auto two = read_text(path);
+  {
+    const test::FileSizeLimit limit(two.size());
+    for (const std::uint64_t number : {3, 4, 5}) writer.write(step(number));
+    EXPECT_GT(writer.sync(), two.size()) << "a checkpoint counts the lines that wait";
+  }
+  writer.continue_after(3);
+  writer.write(step(4));
+  EXPECT_EQ(read_text(path), two + to_json_line(step(3)) + "\n" + to_json_line(step(4)) + "\n");
+  writer.continue_after(1);
+  EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n");
+}
+
+TEST(MetricsWriter, DropsTheOldestLinesBeyondItsBound) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "metrics.jsonl";
+  MetricsWriter writer(path);
+  writer.write(step(1));
+  const std::string row(std::size_t{1} << 20U, 'x');
+  {
+    const test::FileSizeLimit limit(read_text(path).size());
+    for (std::uint64_t number = 2; number < 20; ++number) writer.file().append(number, row);
+  }
+  EXPECT_EQ(writer.file().dropped(), 2U);
+  writer.file().flush();
+  EXPECT_EQ(read_text(path).size(), to_json_line(step(1)).size() + 1 + 16 * row.size());
+  EXPECT_EQ(writer.file().missing(), "2 rows from step 2 on are not in " + path.string());
+}
+
+TEST(MetricsWriter, MakesADeletedFileAgainUnlessAnotherProcessHasIt) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "run/metrics.jsonl";
+  std::filesystem::create_directory(path.parent_path());
+  MetricsWriter writer(path);
+  EXPECT_TRUE(writer.lock());
+  writer.write(step(1));
+  std::filesystem::remove_all(path.parent_path());
+  EXPECT_TRUE(writer.file().is_deleted());
+  writer.write(step(2));
+  EXPECT_EQ(read_text(path), to_json_line(step(2)) + "\n");
+  std::filesystem::remove(path);
+  MetricsWriter other(path);
+  EXPECT_TRUE(other.lock());
+  other.write(step(1));
+  expect_error(ErrorCategory::usage, {path.string(), "another process"},
+               [&] { writer.write(step(3)); });
+  EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n");
 }
 
 TEST(MetricsWriter, NamesAFolderThatIsNotThere) {

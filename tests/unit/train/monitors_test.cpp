@@ -57,7 +57,7 @@ TEST(Monitors, LeaveNothingWithoutARow) {
   EXPECT_FALSE(fs::exists(dir.path() / "run"));
 }
 
-TEST(Monitors, TakeBackAPartlyWrittenRecord) {
+TEST(Monitors, TakeBackAPartlyWrittenRecordWhichWaits) {
   const test::TempDir dir;
   Monitors monitors(config_of(dir.path()), RunDirectory::fresh);
   monitors.write(step(1));
@@ -65,16 +65,20 @@ TEST(Monitors, TakeBackAPartlyWrittenRecord) {
   const std::string whole = read(file);
   {
     const test::FileSizeLimit limit(whole.size() + 10);
-    expect_error(ErrorCategory::io, {file.string(), "File too large"},
-                 [&] { monitors.write(step(2)); });
+    monitors.write(step(2));
+    ASSERT_NE(monitors.waiting(), nullptr);
+    EXPECT_NE(std::string(monitors.waiting()->failure()->what()).find("File too large"),
+              std::string::npos);
+    EXPECT_EQ(monitors.missing().size(), 1U);
+    EXPECT_EQ(read(file), whole);
   }
-  EXPECT_EQ(read(file), whole);
-  monitors.write(step(2));
+  monitors.flush();
+  EXPECT_EQ(monitors.waiting(), nullptr);
   EXPECT_TRUE(read(file).starts_with(whole));
   EXPECT_GT(read(file).size(), whole.size());
 }
 
-TEST(Monitors, ReportAFullDiskUnderTheCsv) {
+TEST(Monitors, KeepTheRowsOfTheCsvUnderAFullDiskInOrder) {
   const test::TempDir dir;
   config::Config config = config_of(dir.path());
   config.tensorboard.enabled = false;
@@ -85,10 +89,24 @@ TEST(Monitors, ReportAFullDiskUnderTheCsv) {
   EXPECT_EQ(read(file), "step,train_loss\n8,2.5\n");
   {
     const test::FileSizeLimit limit(read(file).size() + 2);
-    expect_error(ErrorCategory::io, {file.string(), "File too large"},
-                 [&] { monitors.write(step(2)); });
+    monitors.write(step(2));
+    EXPECT_NE(monitors.waiting(), nullptr);
   }
   EXPECT_EQ(read(file), "step,train_loss\n8,2.5\n");
+  monitors.write(step(3));
+  EXPECT_EQ(read(file), "step,train_loss\n8,2.5\n16,2.5\n24,2.5\n");
+  // Deleted files are made again; those of a directory with a new name are followed.
+  fs::remove_all(file.parent_path());
+  monitors.write(step(4));
+  EXPECT_EQ(read(file), "step,train_loss\n32,2.5\n");
+  fs::create_directory(dir.path() / "new");
+  fs::rename(file.parent_path(), dir.path() / "new/DeepSpeedJobName");
+  monitors.moved(dir.path(), dir.path() / "new");
+  monitors.go_back();
+  monitors.write(step(4));
+  EXPECT_EQ(read(dir.path() / "new/DeepSpeedJobName" / file.filename()),
+            "step,train_loss\n32,2.5\n");
+  EXPECT_FALSE(fs::exists(file.parent_path()));
 }
 
 TEST(Monitors, DropLaterAndUnfinishedRows) {
@@ -111,6 +129,12 @@ TEST(Monitors, DropLaterAndUnfinishedRows) {
   EXPECT_EQ(read(file), "step,train_loss\n16,2.5\n");
   expect_error(ErrorCategory::usage, {"exists", "--overwrite"},
                [&] { Monitors(config, RunDirectory::fresh); });
+  fs::rename(other, dir.path() / "mine");
+  fs::create_symlink(dir.path() / "mine", other);
+  const std::string mine = read(other);
+  expect_error(ErrorCategory::usage, {other.string(), "is a symbolic link"},
+               [&] { Monitors(config, RunDirectory::overwritten); });
+  EXPECT_EQ(read(dir.path() / "mine"), mine);
 }
 
 }  // namespace

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "ballast/core/descriptor.h"
+
+namespace ballast::train {
+
+/// Watches that a directory keeps its name while files in it are written.
+class RunPlace {
+ public:
+  enum class Fate : std::uint8_t {
+    there,    ///< or unknown, because the path cannot be looked at now
+    moved,    ///< it has another name
+    deleted,  ///< nothing, or an empty directory, has its name
+    replaced  ///< it was deleted, and another directory has its name
+  };
+  struct Found {
+    Fate fate = Fate::there;
+    std::filesystem::path now;  ///< if it was moved
+  };
+
+  /// Throws Error(io) if the directory cannot be opened.
+  explicit RunPlace(std::filesystem::path directory);
+
+  /// Costs two system calls.
+  [[nodiscard]] Found look() const;
+
+ private:
+  [[nodiscard]] Found find() const;
+
+  std::filesystem::path directory_;
+  Descriptor descriptor_;
+};
+
+}  // namespace ballast::train
