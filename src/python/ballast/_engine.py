@@ -54,7 +54,7 @@ class Engine:
         self.moments = moments
         self.records: dict[torch.Tensor, Record] = {}
         self.updating = False
-        self.gradients = Gradients()
+        self.gradients = Gradients(hook_mode)
         self.loans = Loans()
         self._options = options
         self._least = least
@@ -187,8 +187,9 @@ class Engine:
         mirror = record.mirror
         place = (parameter.device, parameter.data_ptr(), parameter.dtype, parameter.shape)
         if mirror is None or mirror.shape != parameter.shape or mirror.dtype != parameter.dtype:
-            mirror = torch.empty(parameter.shape, dtype=parameter.dtype,
-                                 pin_memory=parameter.device.type == "cuda")
+            with torch.inference_mode(False):
+                mirror = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu",
+                                     pin_memory=parameter.device.type == "cuda")
             record.mirror = mirror
         elif record.mirrored == place and parameter.device.type != "cpu":
             return mirror
@@ -253,7 +254,7 @@ class Engine:
 
     def _keep_moments(self, record: Record, keep: bool) -> None:
         if keep and not record.keeps_moments:  # a momentum begins with this gradient
-            self.write(record, {n: torch.zeros(record.parameter.shape) for n in self.moment_names()})
+            self.write(record, {n: zeros_for(record) for n in self.moment_names()})
         record.keeps_moments = keep
 
     def guard(self, parameters: Iterable[torch.Tensor], hide: bool) -> None:
@@ -344,7 +345,7 @@ class Engine:
         self.synchronize()
         self.loans.flush(record)
         self.follow([record])
-        values = {name: torch.zeros(record.parameter.shape) for name in names}
+        values = {name: zeros_for(record) for name in names}
         if values and record.states is not None:
             record.states.read(record.number, array_of(self.current_weights(record)),
                                *self._arrays(values))
@@ -370,7 +371,7 @@ class Engine:
     def forget(self, record: Record) -> None:
         """The parameter begins anew."""
         if record.states is not None and record.has_state:
-            self.write(record, {n: torch.zeros(record.parameter.shape) for n in self.moment_names()})
+            self.write(record, {n: zeros_for(record) for n in self.moment_names()})
             self.refresh(record)
         record.has_state = False
         record.steps = 0
@@ -407,6 +408,11 @@ def array_of(tensor: torch.Tensor) -> tuple[int, int, str]:
 
 def describe(record: Record, dtype: torch.dtype | None = None) -> tuple[int, str, int]:
     return record.elements, TYPES[dtype or record.dtype], record.first_element
+
+
+def zeros_for(record: Record) -> torch.Tensor:
+    """Zeros for a state of the parameter, whatever torch's default type and device are."""
+    return torch.zeros(record.parameter.shape, dtype=torch.float32, device="cpu")
 
 
 def _present(record: Record) -> torch.dtype:

@@ -59,8 +59,11 @@ def save(engine: Engine, groups: list[dict[str, Any]], names: dict[torch.Tensor,
         kept = {n: v.item() if isinstance(v, torch.Tensor) else v for n, v in group.items()
                 if n not in ("params", "param_names")}
         kept_groups.append({**kept, "parameters": len(group["params"])})
-    note = json.dumps({"param_groups": kept_groups, "parameters": entries, "rule": engine.rule,
-                       "skipped_steps": skipped_steps})
+    try:
+        note = json.dumps({"param_groups": kept_groups, "parameters": entries, "rule": engine.rule,
+                           "skipped_steps": skipped_steps})
+    except TypeError as error:
+        raise TypeError(f"param_groups: a setting cannot be saved: {error}; use state_dict()") from None
     _ballast.save_optimizer(native, file, {_NOTE: note})
 
 
