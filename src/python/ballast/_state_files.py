@@ -38,6 +38,7 @@ class _Saved:
 def save(engine: Engine, groups: list[dict[str, Any]], names: dict[torch.Tensor, str], file: str,
          skipped_steps: int) -> None:
     engine.synchronize()
+    engine.follow([r for r in engine.records.values() if r.states is not None])
     entries: list[dict[str, Any]] = []
     native = []
     for group in groups:
@@ -112,7 +113,7 @@ def _apply(engine: Engine, record: Record, saved: _Saved) -> None:
     record.others = {}
     with torch.no_grad():
         engine.upload(record)
-    engine.note_version(record)
+    engine.note_weights(record)
 
 
 def _key(number: int, entry: dict[str, Any]) -> str:

@@ -107,8 +107,10 @@ def write(engine: Engine, states: dict[Record, Values]) -> None:
 
 
 def _master(record: Record, saved: torch.Tensor) -> torch.Tensor:
-    """The saved master where the weight is its rounded value, and the weight elsewhere: the model
-    may have other weights now."""
+    """The saved master where the weight is its rounded value, to either side if both are as near,
+    and the weight elsewhere: the model may have other weights now."""
     weights = record.parameter.detach().to("cpu")
     saved = saved.detach().to("cpu", torch.float32)
-    return torch.where(saved.to(weights.dtype) == weights, saved, weights.to(torch.float32))
+    exact = weights.to(torch.float32)
+    off = (saved.to(weights.dtype).to(torch.float32) - saved).abs()
+    return torch.where((exact - saved).abs() <= off, saved, exact)

@@ -168,7 +168,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def refresh_from_model(self) -> None:
         """Takes the present weights of 16-bit parameters as their masters. Weights that
         load_state_dict() or other in-place operations of PyTorch have changed are noticed without
-        it; changes of bf16 weights through `.data` are not."""
+        it; of changes through `.data`, only some: see README.md."""
         self.synchronize()
         for record in self._engine.records.values():
             self._engine.refresh(record)
