@@ -108,6 +108,13 @@ class FollowParameters(unittest.TestCase):
                         change = (parameter.float() - old).abs().max().item()
                         self.assertLess(change, 3e-3)
                         self.assertGreater(change, 1e-4)
+                    model.to(first)
+                    with tempfile.TemporaryDirectory() as folder:
+                        ours.save(folder)
+                        ours.load(folder)
+                    for parameter in model.parameters():
+                        master = ours.state[parameter].get("master", parameter)
+                        torch.testing.assert_close(master, parameter.float())
 
     def test_a_parameter_of_another_size_is_refused_by_name(self) -> None:
         for size in (1000, 1 << 20):

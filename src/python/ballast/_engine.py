@@ -36,6 +36,7 @@ class Record:
         self.has_state = False
         self.keeps_moments = True  # False: sgd without momentum
         self.version = 0  # of the weights that the master belongs to
+        self.sample: torch.Tensor | None = None  # some of these weights
         self.mirror: torch.Tensor | None = None
         self.mirrored: tuple[Any, ...] = ()  # the memory that the mirror is a copy of
         self.others: dict[str, Any] = {}  # further entries of the user in the optimizer's state
@@ -54,7 +55,7 @@ class Engine:
         self.moments = moments
         self.records: dict[torch.Tensor, Record] = {}
         self.updating = False
-        self.gradients = Gradients()
+        self.gradients = Gradients(hook_mode)
         self.loans = Loans()
         self._options = options
         self._least = least
@@ -65,6 +66,7 @@ class Engine:
         self._uploads: dict[torch.Tensor, Record] = {}
         self._hidden: dict[torch.Tensor, torch.Tensor] = {}
         self._guarded: dict[torch.Tensor, Record] = {}
+        self._stepped: dict[torch.Tensor, Record] = {}  # in the running update
         self._lock = threading.RLock()
 
     # Parameters
@@ -174,6 +176,7 @@ class Engine:
             if record.dtype != _present(record):
                 record.dtype = record.parameter.dtype
                 record.version = version_of(record.parameter)
+                record.sample = None
                 record.mirror = None
 
     # Weights
@@ -187,8 +190,9 @@ class Engine:
         mirror = record.mirror
         place = (parameter.device, parameter.data_ptr(), parameter.dtype, parameter.shape)
         if mirror is None or mirror.shape != parameter.shape or mirror.dtype != parameter.dtype:
-            mirror = torch.empty(parameter.shape, dtype=parameter.dtype,
-                                 pin_memory=parameter.device.type == "cuda")
+            with torch.inference_mode(False):
+                mirror = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu",
+                                     pin_memory=parameter.device.type == "cuda")
             record.mirror = mirror
         elif record.mirrored == place and parameter.device.type != "cpu":
             return mirror
@@ -200,14 +204,19 @@ class Engine:
         """weights(), after changes by others have become the master."""
         if record.version != version_of(record.parameter):
             self.refresh(record)
+        elif record.sample is not None and not torch.equal(record.sample, sample_of(record)):
+            self.refresh(record)
         return self.weights(record)
 
-    def note_version(self, record: Record) -> None:
+    def note_weights(self, record: Record) -> None:
         """The parameter's present weights belong to its master."""
         record.version = version_of(record.parameter)
+        if record.dtype == torch.bfloat16 and record.parameter.device.type == "cpu":
+            record.sample = sample_of(record).clone()
 
     def refresh(self, record: Record) -> None:
         """Takes the present weights of a 16-bit parameter as its master."""
+        record.sample = None
         record.mirrored = ()
         if record.states is not None:
             record.states.forget_master(record.number)
@@ -248,12 +257,14 @@ class Engine:
             record.steps += 1
             record.has_state = True
             record.version = version_of(record.parameter)
+            record.sample = None
+            self._stepped[record.parameter] = record
             if record.mirror is not None:
                 self._uploads[record.parameter] = record
 
     def _keep_moments(self, record: Record, keep: bool) -> None:
         if keep and not record.keeps_moments:  # a momentum begins with this gradient
-            self.write(record, {n: torch.zeros(record.parameter.shape) for n in self.moment_names()})
+            self.write(record, {n: zeros_for(record) for n in self.moment_names()})
         record.keeps_moments = keep
 
     def guard(self, parameters: Iterable[torch.Tensor], hide: bool) -> None:
@@ -301,6 +312,8 @@ class Engine:
                 self._settle(record)
             for record in self._uploads.values():
                 self.upload(record)
+            for record in self._stepped.values():
+                self.note_weights(record)
         finally:
             self._release_all()
 
@@ -310,6 +323,8 @@ class Engine:
         _guards.release(parameter)
         if self._uploads.pop(parameter, None) is not None:
             self.upload(record)
+        if self._stepped.pop(parameter, None) is not None:
+            self.note_weights(record)
         hidden = self._hidden.pop(parameter, None)
         if hidden is None:
             return
@@ -328,6 +343,7 @@ class Engine:
         self._guarded = {}
         self._uploads = {}
         self._hidden = {}
+        self._stepped = {}
 
     # States
 
@@ -337,14 +353,14 @@ class Engine:
     def names_of(self, record: Record) -> list[str]:
         """The entries of a parameter's state, but for "step"."""
         names = self.moment_names() if record.keeps_moments else []
-        return [*names, "master"] if record.dtype != torch.float32 else names
+        return [*names, "master"] if record.parameter.dtype != torch.float32 else names
 
     def read(self, record: Record, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Copies of these states: moments, or "master"; fp32, in host memory."""
         self.synchronize()
         self.loans.flush(record)
         self.follow([record])
-        values = {name: torch.zeros(record.parameter.shape) for name in names}
+        values = {name: zeros_for(record) for name in names}
         if values and record.states is not None:
             record.states.read(record.number, array_of(self.current_weights(record)),
                                *self._arrays(values))
@@ -366,11 +382,12 @@ class Engine:
         record.states.write(record.number, array_of(self.current_weights(record)), *self._arrays(values))
         if "master" in values:
             self.upload(record)
+            self.note_weights(record)
 
     def forget(self, record: Record) -> None:
         """The parameter begins anew."""
         if record.states is not None and record.has_state:
-            self.write(record, {n: torch.zeros(record.parameter.shape) for n in self.moment_names()})
+            self.write(record, {n: zeros_for(record) for n in self.moment_names()})
             self.refresh(record)
         record.has_state = False
         record.steps = 0
@@ -407,6 +424,19 @@ def array_of(tensor: torch.Tensor) -> tuple[int, int, str]:
 
 def describe(record: Record, dtype: torch.dtype | None = None) -> tuple[int, str, int]:
     return record.elements, TYPES[dtype or record.dtype], record.first_element
+
+
+def sample_of(record: Record) -> torch.Tensor:
+    """The bits of at least 64 weights of a parameter on the CPU, or all, evenly spaced. They show
+    whether somebody else has changed weights without PyTorch's counter of changes."""
+    weights = record.parameter.detach()
+    flat = weights.view(-1) if weights.is_contiguous() else weights.reshape(-1)
+    return flat[:: max(1, flat.numel() // 64)].view(torch.int16)
+
+
+def zeros_for(record: Record) -> torch.Tensor:
+    """Zeros for a state of the parameter, whatever torch's default type and device are."""
+    return torch.zeros(record.parameter.shape, dtype=torch.float32, device="cpu")
 
 
 def _present(record: Record) -> torch.dtype:

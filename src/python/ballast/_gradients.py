@@ -47,7 +47,7 @@ class TakenGradient(torch.Tensor):
     def value(self) -> torch.Tensor:
         """The sum, in host memory."""
         if self._landed is None:
-            return torch.zeros(self.shape)
+            return torch.zeros(self.shape, dtype=torch.float32, device="cpu")
         self._settle()
         return self._landed if self._sum is None else self._sum + self._landed
 
@@ -80,6 +80,16 @@ class TakenGradient(torch.Tensor):
             "pass; clip with max_grad_norm, or set gradient_hooks=False to read and change .grad")
 
 
+_TOO_EARLY = ("gradient_hooks: True would take gradients before the ranks of this process group have "
+              "averaged them; use False")
+
+
+def _has_ranks() -> bool:
+    distributed = torch.distributed
+    return (distributed.is_available() and distributed.is_initialized()
+            and distributed.get_world_size() > 1)
+
+
 class Gradients:
     """Takes the gradients of some parameters as soon as autograd has completed them.
 
@@ -88,7 +98,8 @@ class Gradients:
     a hook keep `.grad`, as with torch's optimizers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mode: str | bool) -> None:
+        self._mode = mode  # see parameters_to_hook
         self._hooks: dict[torch.Tensor, Any] = {}
         self._pinned: dict[torch.Tensor, torch.Tensor] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -146,6 +157,10 @@ class Gradients:
             return
         if gradient.layout != torch.strided:
             return  # step() refuses it
+        if _has_ranks():
+            if self._mode == "auto":
+                return
+            raise ValueError(_TOO_EARLY)
         reference = weakref.ref(parameter)
 
         def to_host(another: torch.Tensor) -> torch.Tensor:
@@ -161,7 +176,7 @@ class Gradients:
             return gradient.contiguous()
         pinned = self._pinned.get(parameter)
         if pinned is None or pinned.dtype != gradient.dtype or pinned.shape != gradient.shape:
-            pinned = torch.empty(gradient.shape, dtype=gradient.dtype,
+            pinned = torch.empty(gradient.shape, dtype=gradient.dtype, device="cpu",
                                  pin_memory=gradient.device.type == "cuda")
             self._pinned[parameter] = pinned
         stream = self._streams.get(gradient.device)
@@ -183,12 +198,9 @@ def parameters_to_hook(parameters: Iterable[torch.Tensor], mode: str | bool) -> 
     """
     if mode is False:
         return []
-    distributed = torch.distributed
-    if (distributed.is_available() and distributed.is_initialized()
-            and distributed.get_world_size() > 1):
+    if _has_ranks():
         if mode is True:
-            raise ValueError("gradient_hooks: True would take gradients before the ranks of this "
-                             "process group have averaged them; use False")
+            raise ValueError(_TOO_EARLY)
         return []
     wants: Callable[[torch.Tensor], bool] = lambda parameter: True
     if mode == "auto":

@@ -72,9 +72,12 @@ def guard(parameters: Iterable[torch.Tensor], wait: Callable[[torch.Tensor | Non
     """From now on, uses of the parameters call `wait` first. It calls release()."""
     global _forward_hook
     with _lock:
-        for parameter in parameters:
+        for parameter in list(parameters):
             _waits[id(parameter)] = wait
-            parameter.__class__ = _guard_of(type(parameter))
+            try:
+                parameter.__class__ = _guard_of(type(parameter))
+            except TypeError:  # a class of another layout, such as one with slots
+                wait(parameter)
         if _forward_hook is None and _waits:
             _forward_hook = torch.nn.modules.module.register_module_forward_pre_hook(_before_forward)
     _watch_compiler()

@@ -38,6 +38,7 @@ class _Saved:
 def save(engine: Engine, groups: list[dict[str, Any]], names: dict[torch.Tensor, str], file: str,
          skipped_steps: int) -> None:
     engine.synchronize()
+    engine.follow([r for r in engine.records.values() if r.states is not None])
     entries: list[dict[str, Any]] = []
     native = []
     for group in groups:
@@ -59,8 +60,11 @@ def save(engine: Engine, groups: list[dict[str, Any]], names: dict[torch.Tensor,
         kept = {n: v.item() if isinstance(v, torch.Tensor) else v for n, v in group.items()
                 if n not in ("params", "param_names")}
         kept_groups.append({**kept, "parameters": len(group["params"])})
-    note = json.dumps({"param_groups": kept_groups, "parameters": entries, "rule": engine.rule,
-                       "skipped_steps": skipped_steps})
+    try:
+        note = json.dumps({"param_groups": kept_groups, "parameters": entries, "rule": engine.rule,
+                           "skipped_steps": skipped_steps})
+    except TypeError as error:
+        raise TypeError(f"param_groups: a setting cannot be saved: {error}; use state_dict()") from None
     _ballast.save_optimizer(native, file, {_NOTE: note})
 
 
@@ -109,7 +113,7 @@ def _apply(engine: Engine, record: Record, saved: _Saved) -> None:
     record.others = {}
     with torch.no_grad():
         engine.upload(record)
-    engine.note_version(record)
+    engine.note_weights(record)
 
 
 def _key(number: int, entry: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ._engine import Engine, Record
+from ._engine import Engine, Record, zeros_for
 
 
 class ParameterState(MutableMapping[str, Any]):
@@ -25,7 +25,7 @@ class ParameterState(MutableMapping[str, Any]):
             raise KeyError(name)
         if name in record.others:
             return record.others[name]
-        value = (torch.tensor(float(record.steps)) if name == "step"
+        value = (_steps_of(record) if name == "step"
                  else self._engine.read(record, [name])[name])
         return self._engine.loans.lend(
             record, value, lambda changed: self._engine_write(record, name, changed))
@@ -45,7 +45,7 @@ class ParameterState(MutableMapping[str, Any]):
         elif name == "master":
             self._engine.refresh(record)
         else:
-            self._engine.write(record, {name: torch.zeros(record.parameter.shape)})
+            self._engine.write(record, {name: zeros_for(record)})
 
     def __iter__(self) -> Iterator[str]:
         record = self._engine.records.get(self._parameter)
@@ -199,4 +199,8 @@ def snapshot(engine: Engine, record: Record) -> dict[str, Any]:
     if not has_state(engine, record):
         return dict(record.others)
     values = engine.read(record, engine.names_of(record))
-    return {"step": torch.tensor(float(record.steps)), **values, **record.others}
+    return {"step": _steps_of(record), **values, **record.others}
+
+
+def _steps_of(record: Record) -> torch.Tensor:
+    return torch.tensor(float(record.steps), dtype=torch.float32, device="cpu")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ._engine import Engine, Record
+from ._engine import Engine, Record, zeros_for
 
 _CLASSES = {"adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
 # Settings of torch's optimizers that change results and that the update does not have.
@@ -22,7 +22,7 @@ def torch_defaults(rule: str) -> dict[str, Any]:
     kind = _CLASSES.get(rule)
     if kind is None:
         return {}
-    return dict(kind([torch.zeros(1)]).defaults)
+    return dict(kind([torch.zeros(1, device="cpu")]).defaults)
 
 
 def check_group(group: Mapping[str, Any], place: str, rule: str) -> None:
@@ -86,6 +86,7 @@ def _values(engine: Engine, record: Record, state: Mapping[str, Any], place: str
 def write(engine: Engine, states: dict[Record, Values]) -> None:
     """Replaces all states by these; parameters without one begin anew. Room for all is made before
     anything changes."""
+    engine.follow(states)
     engine.require(states)
     for record in list(engine.records.values()):
         values = states.get(record)
@@ -94,7 +95,7 @@ def write(engine: Engine, states: dict[Record, Values]) -> None:
             continue
         moments = {name: values.get(name) for name in engine.moment_names()}
         record.keeps_moments = any(value is not None for value in moments.values())
-        known = {name: torch.zeros(record.parameter.shape) if value is None else value
+        known = {name: zeros_for(record) if value is None else value
                  for name, value in moments.items()}
         engine.refresh(record)
         if "master" in values and record.dtype != torch.float32:
@@ -106,8 +107,10 @@ def write(engine: Engine, states: dict[Record, Values]) -> None:
 
 
 def _master(record: Record, saved: torch.Tensor) -> torch.Tensor:
-    """The saved master where the weight is its rounded value, and the weight elsewhere: the model
-    may have other weights now."""
+    """The saved master where the weight is its rounded value, to either side if both are as near,
+    and the weight elsewhere: the model may have other weights now."""
     weights = record.parameter.detach().to("cpu")
     saved = saved.detach().to("cpu", torch.float32)
-    return torch.where(saved.to(weights.dtype) == weights, saved, weights.to(torch.float32))
+    exact = weights.to(torch.float32)
+    off = (saved.to(weights.dtype).to(torch.float32) - saved).abs()
+    return torch.where((exact - saved).abs() <= off, saved, exact)

@@ -102,7 +102,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._made = False
         weakref.finalize(self, self._engine.end)
         super().__init__(params, {**_torch_states.torch_defaults(self._name), **defaults})
-        self._engine.add([(p, self._label(p)) for p in self._parameters()])
+        self._engine.add(self._labels(range(len(self.param_groups))))
         self._made = True
 
     # Steps
@@ -127,20 +127,22 @@ class OffloadOptimizer(torch.optim.Optimizer):
             self._check_group(group, f"param_groups[{number}]")
         records = [engine.record(parameter) for parameter in parameters]
         engine.follow(records)
-        gradients = engine.gradients.collect(parameters, self._label)
+        gradients = engine.gradients.collect(parameters, lambda p: engine.record(p).name)
         engine.require(records)
         engine.hook(parameters)
         scale = self._scale_of(gradients)
-        if scale is None:
-            return loss
-        engine.begin(self.param_groups, gradients,
-                     [self._hyper(group, scale) for group in self.param_groups])
-        if not self.overlap or _guards.code_is_compiled():
+        if scale is not None:
+            engine.begin(self.param_groups, gradients,
+                         [self._hyper(group, scale) for group in self.param_groups])
+        if not self.overlap:
             engine.synchronize()
             return loss
         for parameter in gradients:
             parameter.grad = None
-        engine.guard(gradients, hide=self.overlap == "check")
+        if scale is None or _guards.code_is_compiled():
+            engine.synchronize()
+        else:
+            engine.guard(gradients, hide=self.overlap == "check")
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -166,7 +168,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def refresh_from_model(self) -> None:
         """Takes the present weights of 16-bit parameters as their masters. Weights that
         load_state_dict() or other in-place operations of PyTorch have changed are noticed without
-        it; changes of bf16 weights through `.data` are not."""
+        it; of changes through `.data`, only some: see README.md."""
         self.synchronize()
         for record in self._engine.records.values():
             self._engine.refresh(record)
@@ -198,7 +200,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         try:
             self._check_group(self.param_groups[-1], f"params[{number}]")
             if self._made:
-                self._engine.add([(p, self._label(p)) for p in self.param_groups[-1]["params"]])
+                self._engine.add(self._labels([number]))
         except BaseException:
             self.param_groups.pop()
             raise
@@ -286,16 +288,15 @@ class OffloadOptimizer(torch.optim.Optimizer):
             names.update(zip(group["params"], group.get("param_names", ())))
         return names
 
-    def _label(self, parameter: torch.Tensor) -> str:
-        """What messages call a parameter."""
-        for number, group in enumerate(self.param_groups):
-            for i, one in enumerate(group["params"]):
-                if one is parameter:
-                    names = group.get("param_names")
-                    name = names[i] if names else self._model_names.get(parameter)
-                    place = f"params[{number}][{i}]"
-                    return place if name is None else f"{place} ({name})"
-        return "params"
+    def _labels(self, groups: Iterable[int]) -> list[tuple[torch.Tensor, str]]:
+        """The parameters of these groups, and what messages call them."""
+        known = self._names()
+        labels = []
+        for number in groups:
+            for i, parameter in enumerate(self.param_groups[number]["params"]):
+                name = f" ({known[parameter]})" if parameter in known else ""
+                labels.append((parameter, f"params[{number}][{i}]{name}"))
+        return labels
 
     def _scale_of(self, gradients: dict[torch.Tensor, torch.Tensor]) -> float | None:
         """The clip coefficient; None if the step is left out."""

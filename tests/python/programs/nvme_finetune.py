@@ -1,9 +1,9 @@
-"""Fine-tunes a model with optimizer states on NVMe, and goes on after an interruption.
+"""Fine-tunes a model with optimizer states on NVMe, and continues after an interruption.
 
     python nvme_finetune.py RUN_DIRECTORY [STEPS]
 
 RUN_DIRECTORY gets a checkpoint every 10 steps: weights (model.pt) and optimizer
-(optimizer.safetensors). Started again, the program goes on from it, with the same bits as a run
+(optimizer.safetensors). Started again, the program continues from it, with the same bits as a run
 that was not interrupted. The states lie in an unnamed file in RUN_DIRECTORY, which disappears with
 the process.
 """
@@ -89,7 +89,7 @@ def main() -> int:
     torch.manual_seed(0)
     model = Model().to(torch.bfloat16)
     optimizer = ballast.OffloadAdamW(model, lr=1e-3, max_grad_norm=1.0, device="nvme",
-                                     path=arguments.folder)
+                                     path=arguments.folder, overlap=True, gradient_hooks=True)
     text = torch.tensor(list(open(__file__, "rb").read()))
     for step in range(load(arguments.folder, model, optimizer), arguments.steps):
         total = 0.0

@@ -15,7 +15,7 @@ model = torch.nn.Sequential(torch.nn.Embedding(256, 64), torch.nn.Linear(64, 256
 text = torch.tensor(list(open(__file__, "rb").read()))
 
 # The only lines that differ from a loop with torch.optim.AdamW.
-optimizer = ballast.OffloadAdamW(model.parameters(), lr=3e-3, model=model, max_grad_norm=1.0)
+optimizer = ballast.OffloadAdamW(model, lr=3e-3, max_grad_norm=1.0, overlap=True)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, steps)
 
 for step in range(steps):
