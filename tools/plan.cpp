@@ -14,6 +14,7 @@
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/machine_rates.h"
 #include "ballast/planning/rates_file.h"
+#include "ballast/planning/saved_plan.h"
 #include "ballast/schedule/simulator.h"
 #include "ballast/train/trace.h"
 #include "ballast/train/trainer.h"
@@ -31,6 +32,7 @@ struct PlanArguments {
   PlanRequest request;
   std::filesystem::path trace;
   std::filesystem::path html;
+  std::filesystem::path save;
   bool json = false;
 };
 
@@ -64,10 +66,14 @@ void run_plan(const PlanArguments& arguments) {
   log_notes(config);
   if (!arguments.trace.empty()) train::check_trace_file(arguments.trace);
   if (!arguments.html.empty()) check_page_file(arguments.html);
+  if (!arguments.save.empty()) planning::check_plan_file(arguments.save);
   const planning::Forecast forecast = forecast_of(request, config);
   if (!arguments.trace.empty()) write_simulated_steps(arguments.trace, forecast);
   if (!arguments.html.empty()) {
     write_page(arguments.html, plan_page(forecast, request.config.file));
+  }
+  if (!arguments.save.empty()) {
+    planning::save_plan(arguments.save, config, forecast.decision, forecast.rates);
   }
   if (arguments.json) {
     fmt::print("{}\n", planning::to_json(forecast));
@@ -77,6 +83,10 @@ void run_plan(const PlanArguments& arguments) {
   for (const std::string& line : planning::describe(forecast)) fmt::print("{}\n", line);
   if (!arguments.trace.empty()) fmt::print("trace in {}\n", arguments.trace.string());
   if (!arguments.html.empty()) fmt::print("page in {}\n", arguments.html.string());
+  if (!arguments.save.empty()) {
+    fmt::print("plan in {}; ballast train {} --plan {} runs it\n", arguments.save.string(),
+               request.config.file.string(), arguments.save.string());
+  }
 }
 
 }  // namespace
@@ -101,6 +111,7 @@ void add_plan(Command program) {
       {.range = std::pair(std::uint64_t{1}, std::uint64_t{1} << 20U), .show_default = true});
   command.add_option("--trace", &a.trace, "Write the simulated timeline, for ui.perfetto.dev");
   command.add_option("--html", &a.html, "Write a page with the plan, to look at");
+  command.add_option("--save", &a.save, "Write the plan, for ballast train --plan");
   command.add_flag("--recalibrate", &a.request.recalibrate, "Ignore cached rates, measure again",
                    "--rates");
   command.add_flag("--json", &a.json, "Print a JSON object");

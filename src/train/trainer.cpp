@@ -92,7 +92,8 @@ class Trainer {
     if (!first()) run_directory_.emplace(config_.ballast.out);  // its machine may be another one
     if (first() && !options_.trace.file.empty()) check_trace_file(options_.trace.file);
     if (first()) observer_.planned(engine_.blueprint(), engine_->device().description());
-    prediction_ = planning::RunPrediction::find(asked_, engine_.blueprint());
+    prediction_ = planning::RunPrediction::find(asked_, engine_.blueprint(),
+                                                plan_.given_rates ? &*plan_.given_rates : nullptr);
     // The other ranks measure at the same time. The matrices are freed before the engine allocates.
     gemm_peak_ =
         model::measure_gemm_peak(engine_->device(), engine_.blueprint().type, seconds_to_measure());
@@ -487,7 +488,7 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
     inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());
     if (first) inputs.files = std::make_unique<RunFiles>(config, options.directory);
   });
-  planning::RunPlan plan = planning::plan_run(config, ranks, interrupted);
+  planning::RunPlan plan = planning::plan_run(config, ranks, interrupted, options.source);
   std::optional<Trainer> trainer;
   comm::together(ranks, [&] {
     trainer.emplace(std::move(plan), config, inputs, observer, interrupted, options, ranks);
