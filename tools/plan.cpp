@@ -14,6 +14,7 @@
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/machine_rates.h"
 #include "ballast/planning/rates_file.h"
+#include "ballast/planning/saved_plan.h"
 #include "ballast/schedule/simulator.h"
 #include "ballast/text/output_file.h"
 #include "ballast/train/trace.h"
@@ -33,6 +34,7 @@ struct PlanArguments {
   std::filesystem::path trace;
   std::filesystem::path html;
   bool overwrite = false;
+  std::filesystem::path save;
   bool json = false;
 };
 
@@ -68,15 +70,24 @@ void run_plan(const PlanArguments& arguments) {
   const std::vector<std::filesystem::path> inputs = {request.config.file, request.rates};
   const auto trace = train::trace_rule("simulated", arguments.overwrite, inputs);
   const auto page = page_rule(arguments.overwrite, inputs);
+  const auto saved = planning::plan_rule(arguments.overwrite, inputs);
   text::refuse_same_output(arguments.trace, arguments.html);
+  text::refuse_same_output(arguments.trace, arguments.save);
+  text::refuse_same_output(arguments.html, arguments.save);
   if (!arguments.trace.empty()) text::check_output(arguments.trace, trace);
   if (!arguments.html.empty()) text::check_output(arguments.html, page);
+  if (!arguments.save.empty()) text::check_output(arguments.save, saved);
   const planning::Forecast forecast = forecast_of(request, config);
   if (!arguments.trace.empty()) write_simulated_steps(arguments.trace, trace, forecast);
   if (!arguments.html.empty()) {
     text::write_output(arguments.html, page, plan_page(forecast, request.config.file));
   }
-  if (text::is_standard_output(arguments.trace) || text::is_standard_output(arguments.html)) return;
+  if (!arguments.save.empty()) {
+    planning::save_plan(arguments.save, saved, config, forecast.decision, forecast.rates);
+  }
+  for (const auto* file : {&arguments.trace, &arguments.html, &arguments.save}) {
+    if (text::is_standard_output(*file)) return;
+  }
   if (arguments.json) {
     fmt::print("{}\n", planning::to_json(forecast));
     return;
@@ -85,6 +96,10 @@ void run_plan(const PlanArguments& arguments) {
   for (const std::string& line : planning::describe(forecast)) fmt::print("{}\n", line);
   if (!arguments.trace.empty()) fmt::print("trace in {}\n", arguments.trace.string());
   if (!arguments.html.empty()) fmt::print("page in {}\n", arguments.html.string());
+  if (!arguments.save.empty()) {
+    fmt::print("plan in {}; ballast train {} --plan {} runs it\n", arguments.save.string(),
+               request.config.file.string(), arguments.save.string());
+  }
 }
 
 }  // namespace
@@ -112,8 +127,10 @@ void add_plan(Command program) {
                      {.takes = Names::new_path, .value = "FILE"});
   command.add_option("--html", &a.html, "Write a page with the plan, to look at",
                      {.takes = Names::new_path, .value = "FILE"});
+  command.add_option("--save", &a.save, "Write the plan, for ballast train --plan",
+                     {.takes = Names::new_path, .value = "FILE"});
   command.add_flag("--overwrite", &a.overwrite,
-                   "Replace the files of --trace and --html, whatever they are");
+                   "Replace the files of --trace, --html and --save, whatever they are");
   command.add_flag("--recalibrate", &a.request.recalibrate, "Ignore cached rates, measure again",
                    "--rates");
   command.add_flag("--json", &a.json, "Print a JSON object");

@@ -84,6 +84,11 @@ void check_run(const TrainRequest& request, const config::Config& config) {
                     option(caller, caller == Caller::program ? "allow-change" : "allow_change"),
                     option(caller, "resume")));
   }
+  if (!request.source.rates.empty() && !request.source.plan.empty()) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} and {} exclude each other: a saved plan has its own rates",
+                            option(caller, "rates"), option(caller, "plan")));
+  }
   config::check_allowed_names(request.allowed_changes);
   const std::filesystem::path& out = config.ballast.out;
   const bool own = continues(request, config);
@@ -149,7 +154,8 @@ void train_run(const TrainRequest& request, config::Config config, const MakeObs
                   .command = request.command,
                   .checkpoint_now = &checkpoint_wanted(),
                   .resuming = resuming_command(request, config),
-                  .allowed_changes = request.allowed_changes},
+                  .allowed_changes = request.allowed_changes,
+                  .source = request.source},
                  ranks);
   } catch (const Error&) {
     // Removes nothing if the run has written to it.

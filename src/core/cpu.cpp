@@ -96,6 +96,7 @@ CpuWatch::Times CpuWatch::read() {
     for (double& count : ticks) words >> count;
     if (cpu >= CPU_SETSIZE || !CPU_ISSET(cpu, &set)) continue;
     const double idle = ticks[3] + ticks[4];
+    times.cpus += 1.0;
     times.idle += idle * tick;
     times.busy += (std::accumulate(ticks.begin(), ticks.end(), 0.0) - idle) * tick;
   }
@@ -113,6 +114,14 @@ double CpuWatch::others_share() const {
   const double idle = now.idle - start_.idle;
   const double others = busy - (now.own - start_.own);
   return others > idle ? others / (busy + idle) : 0.0;
+}
+
+double CpuWatch::others_cpus() const {
+  const Times now = read();
+  const double busy = now.busy - start_.busy;
+  const double all = busy + now.idle - start_.idle;
+  const double others = std::max(0.0, busy - (now.own - start_.own));
+  return all > 0.0 ? now.cpus * std::min(1.0, others / all) : 0.0;
 }
 
 std::string cpu_name() {

@@ -8,6 +8,7 @@
 
 #include "src/model/cuda/factories.h"
 #include "src/model/host/factories.h"
+#include "src/model/host/products.h"
 
 namespace ballast::model {
 namespace {
@@ -65,6 +66,10 @@ double attention_flops(const AttentionShape& e, AttentionPass pass) {
   const auto length = static_cast<double>(e.length);
   const double pairs = length * length / 2.0;
   return products * 2.0 * pairs * static_cast<double>(e.sequences * e.heads * e.head_dim);
+}
+
+std::string host_kernels(int threads) {
+  return host::describe_arithmetic(static_cast<std::size_t>(threads));
 }
 
 double measure_gemm_peak(device::Device& device, DType type, double seconds) {

@@ -5,8 +5,9 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <fstream>
 #include <limits>
-#include <numeric>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@
 
 #include "src/planning/calibration.h"
 #include "src/planning/engine_inputs.h"
+#include "src/planning/kernel_hash.h"
 
 namespace ballast::planning {
 namespace {
@@ -168,28 +170,121 @@ std::string describe_paths(const config::Config& config) {
          (options.access == aio::File::Access::buffered ? "through the page cache" : "direct");
 }
 
+/// Device and, for a GPU, the version of its driver.
+std::string describe_device(const config::Config& config) {
+  const std::string gpu = device::gpu_name({.kind = config.ballast.device, .type = config.type});
+  std::string driver;
+  if (!gpu.empty()) std::getline(std::ifstream("/sys/module/nvidia/version"), driver);
+  return config.ballast.device + gpu + (driver.empty() ? "" : " driver " + driver);
+}
+
+/// One calibration: measures the parts that are not known, one after the other.
+class Calibrating {
+ public:
+  Calibrating(const config::Config& config, const model::Architecture& model,
+              const std::atomic<bool>* interrupted, const CalibrationStart& start)
+      : sample_(make_sample(config, model)) {
+    sample_.interrupted = interrupted;
+    result_.rates = start.known;
+    result_.rates.name = "this machine";
+    if (start.busy) become_busy();
+  }
+
+  Calibration run() {
+    // First, since a path that cannot be used ends it.
+    if (may_swap(sample_.config) && !has_part(result_.rates, Part::swap)) swap();
+    sample_.check_interrupt();
+    sample_.length =
+        has_part(result_.rates, Part::compute) ? sample_.length : measurable_length(sample_);
+    measure(Part::compute, measure_compute);
+    measure(Part::update, measure_update);
+    measure(Part::link, measure_link);
+    beside();
+    for (const double share : result_.other_work) {
+      result_.rates.other_work = std::max(result_.rates.other_work, share);
+    }
+    return std::move(result_);
+  }
+
+ private:
+  void become_busy() {
+    sample_.busy = true;
+    if (!sleeping_) sleeping_.emplace();
+  }
+
+  /// Not repeated: while the disk works, the kernel's own threads count as other work.
+  void swap() {
+    const CpuWatch watch;
+    try_swap(sample_, result_.rates);
+    if (!sample_.busy) return;
+    result_.other_work[static_cast<std::size_t>(Part::swap)] = watch.others_share();
+  }
+
+  template <class Measure>
+  void measure(Part part, Measure work) {
+    if (has_part(result_.rates, part)) return;
+    const auto attempt = [&] {
+      const CpuWatch watch;
+      Attempt made = {.rates = result_.rates};
+      work(sample_, made.rates);
+      sample_.check_interrupt();
+      made.others_share = watch.others_share();
+      return made;
+    };
+    const auto again = [&](const std::string& why) {
+      if (sample_.busy) return false;
+      log(LogLevel::info, fmt::format("rates: {}; measuring again with corrections for it", why));
+      become_busy();
+      return true;
+    };
+    Measurement made = measure_part(attempt, again);
+    result_.rates = std::move(made.rates);
+    result_.other_work[static_cast<std::size_t>(part)] = made.other_work;
+    if (result_.disturbance.empty()) result_.disturbance = std::move(made.disturbance);
+  }
+
+  /// Measures how transfers slow compute. The measured times include waiting for cores, which other
+  /// work changes, so a disturbed result is dropped.
+  void beside() {
+    schedule::Rates& rates = result_.rates;
+    if (rates.shared_cores == 0 || sample_.busy) return;
+    const auto speed = [&](double& target, const std::function<void()>& work) {
+      const CpuWatch watch;
+      const double measured = speed_beside(work, sample_, rates);
+      sample_.check_interrupt();
+      if (watch.others_share() <= kMuchOtherWork) target = measured;
+    };
+    if (rates.compute_beside_copy <= 0.0) speed(rates.compute_beside_copy, uploads(sample_));
+    if (rates.compute_beside_io <= 0.0 && rates.read_per_second > 0.0) {
+      speed(rates.compute_beside_io, fetches(sample_));
+    }
+  }
+
+  Sample sample_;
+  Calibration result_;
+  std::optional<device::SleepingTeams> sleeping_;
+};
+
 }  // namespace
 
-double mean_seconds(const Repeats& repeats, const std::function<void()>& work,
-                    const std::function<void()>& prepare) {
+double measured_seconds(const SliceConditions& conditions, const Repeats& repeats,
+                        const std::function<void()>& work, const std::function<void()>& prepare) {
   work();
-  std::vector<double> seconds;
+  std::vector<Slice> slices;
+  SliceClock clock;
   double total = 0.0;
-  while (seconds.size() < repeats.least ||
-         (total < repeats.seconds && seconds.size() < repeats.most)) {
+  // CPU times differ little, and on a busy machine each slice takes several times as long.
+  constexpr std::size_t kWhenBusy = 5;
+  const std::size_t least = conditions.busy ? std::min(repeats.least, kWhenBusy) : repeats.least;
+  const std::size_t most = conditions.busy ? std::min(repeats.most, kWhenBusy) : repeats.most;
+  while (slices.size() < least || (total < repeats.seconds && slices.size() < most)) {
     if (prepare) prepare();
-    const auto start = Clock::now();
+    clock.start();
     work();
-    seconds.push_back(seconds_since(start));
-    total += seconds.back();
+    slices.push_back(clock.stop());
+    total += slices.back().wall;
   }
-  // Mean instead of median: a step's time is the sum of its operations' times. Calls that took more
-  // than twice the median were disturbed by other work.
-  std::sort(seconds.begin(), seconds.end());
-  const double median = seconds[seconds.size() / 2];
-  seconds.erase(std::upper_bound(seconds.begin(), seconds.end(), 2.0 * median), seconds.end());
-  const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
-  return std::max(sum / static_cast<double>(seconds.size()), 1e-9);
+  return undisturbed_seconds(slices, conditions);
 }
 
 Sample make_sample(const config::Config& config, const model::Architecture& model) {
@@ -231,47 +326,8 @@ void Sample::check_interrupt() const {
 }
 
 Calibration calibrate(const config::Config& config, const model::Architecture& model,
-                      const std::atomic<bool>* interrupted) {
-  Sample sample = make_sample(config, model);
-  sample.interrupted = interrupted;
-  sample.length = measurable_length(sample);
-  Calibration result;
-  result.rates.name = "this machine";
-  bool repeated = false;
-  const auto again = [&](const std::string& why) {
-    if (!std::exchange(repeated, true)) {
-      log(LogLevel::info, fmt::format("rates: {}; measuring again", why));
-    }
-  };
-  const auto add = [&](const auto& measure) {
-    const auto attempt = [&] {
-      const CpuWatch watch;
-      Attempt made = {.rates = result.rates};
-      measure(sample, made.rates);
-      sample.check_interrupt();
-      made.others_share = watch.others_share();
-      return made;
-    };
-    Calibration part = measure_undisturbed(attempt, again);
-    result.rates = std::move(part.rates);
-    if (result.disturbance.empty()) result.disturbance = std::move(part.disturbance);
-  };
-  // First, since a path that cannot be used ends it. Not repeated: while the disk works, the
-  // kernel's own threads count as other work.
-  if (may_swap(config)) try_swap(sample, result.rates);
-  sample.check_interrupt();
-  add(measure_compute);
-  add(measure_update);
-  add(measure_link);
-  if (result.rates.shared_cores == 0) return result;
-  add([](const Sample& one, schedule::Rates& rates) {
-    rates.compute_beside_copy = speed_beside(uploads(one), one, rates);
-  });
-  if (result.rates.read_per_second > 0.0) {
-    result.rates.compute_beside_io = speed_beside(fetches(sample), sample, result.rates);
-  }
-  sample.check_interrupt();
-  return result;
+                      const std::atomic<bool>* interrupted, const CalibrationStart& start) {
+  return Calibrating(config, model, interrupted, start).run();
 }
 
 model::Accumulation usual_accumulation(const config::Config& config) {
@@ -279,28 +335,82 @@ model::Accumulation usual_accumulation(const config::Config& config) {
   return several ? model::Accumulation::later : model::Accumulation::first;
 }
 
-std::string calibration_key(const config::Config& config, const model::Architecture& model) {
+std::string_view to_string(Part part) noexcept {
+  constexpr std::array<std::string_view, kParts.size()> kNames = {"compute", "update", "link",
+                                                                  "swap"};
+  return kNames[static_cast<std::size_t>(part)];
+}
+
+bool has_part(const schedule::Rates& rates, Part part) {
+  switch (part) {
+    case Part::compute:
+      return !rates.forward.empty();
+    case Part::update:
+      return rates.update_per_second > 0.0;
+    case Part::link:
+      return rates.upload_per_second > 0.0;
+    case Part::swap:
+      return rates.read_per_second > 0.0;
+  }
+  return false;
+}
+
+void copy_part(Part part, const schedule::Rates& from, schedule::Rates& to) {
+  const auto copy = [&](auto... members) { ((to.*members = from.*members), ...); };
+  using schedule::Rates;
+  switch (part) {
+    case Part::compute:
+      return copy(&Rates::forward, &Rates::backward, &Rates::head, &Rates::device_memory_per_second,
+                  &Rates::launch_seconds, &Rates::shared_cores, &Rates::compute_threads);
+    case Part::update:
+      return copy(&Rates::update_per_second, &Rates::update_threads);
+    case Part::link:
+      return copy(&Rates::upload_per_second, &Rates::offload_per_second, &Rates::link_cores);
+    case Part::swap:
+      return copy(&Rates::read_per_second, &Rates::write_per_second, &Rates::mixed_per_second,
+                  &Rates::mixed_read_share, &Rates::io_latency_seconds, &Rates::io_cores);
+  }
+}
+
+std::string part_key(Part part, const config::Config& config, const model::Architecture& model) {
   const config::BallastSection& ballast = config.ballast;
   const model::ModelConfig& m = model.config;
-  const int threads =
-      ballast.compute_threads > 0 ? ballast.compute_threads : device::default_compute_threads();
   std::string key = fmt::format(
-      "ballast {}; {}; {} CPUs; device {} attention {} products {}; compute threads {}; ",
-      version(), cpu_name(), usable_cpus(),
-      ballast.device + device::gpu_name({.kind = ballast.device, .type = config.type}),
-      ballast.attention, ballast.product_algorithms, threads);
-  key += fmt::format("update threads {} isa {} of {} node {} states {} optimizer {}; link {}; ",
-                     ballast.update_threads, ballast.update_isa, to_string(cpu_adam::active()),
-                     ballast.update_numa_node.value_or(-1), ballast.optimizer_states,
-                     static_cast<int>(config.optimizer.type), ballast.link_gbps);
-  key += fmt::format(
-      "{} {} hidden {} intermediate {} heads {} of {}, {} wide, vocabulary {} tied {} blocks {} ",
-      to_string(config.type), m.family, m.hidden_size, m.intermediate_size, m.num_heads,
-      m.num_kv_heads, m.head_dim, m.vocab_size, m.tie_embeddings, model.blocks.size());
-  key += fmt::format(
-      "length {} micro-batch {} {}; swap {}", config.data.sequence_length, config.batch.micro_batch,
-      usual_accumulation(config) == model::Accumulation::first ? "alone" : "of several",
-      describe_paths(config));
+      "{}: ballast {}, kernels {}; {}; {} CPUs; {} {} hidden {} intermediate {} heads {} of {}, {} "
+      "wide, "
+      "vocabulary {} tied {} blocks {}; ",
+      to_string(part), version(), kernel_hash(), cpu_name(), usable_cpus(), to_string(config.type),
+      m.family, m.hidden_size, m.intermediate_size, m.num_heads, m.num_kv_heads, m.head_dim,
+      m.vocab_size, m.tie_embeddings, model.blocks.size());
+  switch (part) {
+    case Part::compute: {
+      const int threads =
+          ballast.compute_threads > 0 ? ballast.compute_threads : device::default_compute_threads();
+      const bool alone = usual_accumulation(config) == model::Accumulation::first;
+      return key +
+             fmt::format(
+                 "device {} attention {} products {}; {}, {} threads; length {} micro-batch {} {}",
+                 describe_device(config), ballast.attention, ballast.product_algorithms,
+                 model::host_kernels(threads), threads, config.data.sequence_length,
+                 config.batch.micro_batch, alone ? "alone" : "of several");
+    }
+    case Part::update:
+      return key + fmt::format("threads {} isa {} of {} node {} states {} optimizer {}",
+                               ballast.update_threads, ballast.update_isa,
+                               to_string(cpu_adam::active()), ballast.update_numa_node.value_or(-1),
+                               ballast.optimizer_states, static_cast<int>(config.optimizer.type));
+    case Part::link:
+      return key + fmt::format("device {} link {}", describe_device(config), ballast.link_gbps);
+    case Part::swap:
+      return key + fmt::format("states {} optimizer {} paths {}", ballast.optimizer_states,
+                               static_cast<int>(config.optimizer.type), describe_paths(config));
+  }
+  return key;
+}
+
+std::string calibration_key(const config::Config& config, const model::Architecture& model) {
+  std::string key;
+  for (const Part part : kParts) key += part_key(part, config, model) + "; ";
   return key;
 }
 

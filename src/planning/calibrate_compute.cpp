@@ -52,6 +52,7 @@ class Kernels {
         type_(sample.blueprint.type),
         shape_{sequences, sample.length},
         accumulation_(usual_accumulation(sample.config)),
+        conditions_{static_cast<double>(compute_team(sample.config)), sample.busy},
         copies_(cold_copies(sample, model_.blocks[1].elements * (size_of(type_) + sizeof(float)))),
         device_(make_device(sample)),
         stream_(device_->make_stream("calibration")),
@@ -142,7 +143,7 @@ class Kernels {
       values = own->allocate(packed, "packed gradient");
     }
     const auto stats = allocate(sizeof(model::GradientStats));
-    const double time = mean_seconds({}, [&] {
+    const double time = measured_seconds(conditions_, {}, [&] {
       for (const auto& [sums, values] : buffers) {
         compute_->zero(*stream_, view_as<float>(sums));
         compute_->pack_gradient(*stream_, view_as<float>(sums), {}, values,
@@ -212,32 +213,35 @@ class Kernels {
       stream_->synchronize();
     };
     const auto time = [&] {
-      const auto start = std::chrono::steady_clock::now();
+      SliceClock clock;
+      clock.start();
       several(1);
-      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      const Slice slice = clock.stop();
+      return undisturbed_seconds({&slice, 1}, conditions_);
     };
     double once = time();
     if (once < kWarm) once = time();  // the first call initialized shared state
     // Too long for many repeats, but a single one may have been disturbed.
     if (once >= kLong) return std::min(once, time());
-    if (once >= kWarm) return mean_seconds({.seconds = 0.0}, [&] { several(1); });
-    const double shortest = between ? kVeryShort : kShort;
+    if (once >= kWarm) return measured_seconds(conditions_, {.seconds = 0.0}, [&] { several(1); });
+    const double shortest = between || conditions_.busy ? kVeryShort : kShort;
     const auto together =
         std::clamp<std::size_t>(static_cast<std::size_t>(shortest / once), 1, kMostTogether);
-    const Repeats repeats = {.seconds = 0.2, .least = 5, .most = 50};
+    const Repeats repeats = {.seconds = 0.2, .least = conditions_.busy ? 3U : 5U, .most = 50};
     const auto work = [&] { several(together); };
     const auto prepare = [&] {
       if (!between) return;
       between();
       stream_->synchronize();
     };
-    return mean_seconds(repeats, work, prepare) / static_cast<double>(together);
+    return measured_seconds(conditions_, repeats, work, prepare) / static_cast<double>(together);
   }
 
   const model::Architecture& model_;
   DType type_;
   model::MicroBatchShape shape_;
   model::Accumulation accumulation_;
+  SliceConditions conditions_;
   std::size_t copies_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;
@@ -250,8 +254,9 @@ class Kernels {
 
 /// Overhead of an operation: two lanes alternate with copies of one byte. Waiting for an idle
 /// stream would take no time, while real work on a GPU has to wake the thread.
-double launch_seconds(const config::Config& config) {
+double launch_seconds(const Sample& sample) {
   constexpr std::uint32_t kTurns = 200;
+  const config::Config& config = sample.config;
   const auto device = device::make_device(
       {.kind = config.ballast.device, .type = config.type, .budget = kPage, .compute_threads = 1});
   const auto stream = device->make_stream("calibration");
@@ -270,12 +275,11 @@ double launch_seconds(const config::Config& config) {
   };
   schedule::Executor executor(one_byte, [](const auto&) { return std::string("calibration"); }, {});
   std::uint64_t run = 0;
-  return mean_seconds({.least = 3, .most = 3},
-                      [&] {
-                        executor.submit(plan, ++run);
-                        executor.drain();
-                      }) /
-         kTurns;
+  const auto turns = [&] {
+    executor.submit(plan, ++run);
+    executor.drain();
+  };
+  return measured_seconds({.busy = sample.busy}, {.least = 5, .most = 7}, turns) / kTurns;
 }
 
 /// Whether to measure operations of so many FLOPs; `own`: with the config's micro-batch size.
@@ -285,6 +289,12 @@ bool short_enough(const schedule::Curve& curve, double flops, bool own) {
 }
 
 }  // namespace
+
+int compute_team(const config::Config& config) {
+  const config::BallastSection& ballast = config.ballast;
+  if (!device::shares_host_cores({.kind = ballast.device, .type = config.type})) return 0;
+  return ballast.compute_threads > 0 ? ballast.compute_threads : device::default_compute_threads();
+}
 
 std::uint64_t measurable_length(const Sample& sample) {
   constexpr std::uint64_t kShortLength = 256;
@@ -321,13 +331,9 @@ void measure_compute(const Sample& sample, schedule::Rates& rates) {
       add(rates.head, kernels.head_flops(), kernels.head_seconds());
     }
   }
-  rates.launch_seconds = launch_seconds(sample.config);
-  if (!device::shares_host_cores(
-          {.kind = sample.config.ballast.device, .type = sample.config.type}))
-    return;
-  const int threads = sample.config.ballast.compute_threads > 0
-                          ? sample.config.ballast.compute_threads
-                          : device::default_compute_threads();
+  rates.launch_seconds = launch_seconds(sample);
+  const int threads = compute_team(sample.config);
+  if (threads == 0) return;
   rates.shared_cores = static_cast<unsigned>(usable_cpus());
   rates.compute_threads = static_cast<unsigned>(threads);
 }

@@ -30,6 +30,7 @@ class Copies {
   Copies(const Sample& sample, double link_gbps)
       : bytes_(schedule::RankSizes(sample.blueprint.workload).updated_weights(1)),
         count_(cold_copies(sample, 2 * bytes_)),
+        conditions_{compute_team(sample.config) > 0 ? 1.0 : 0.0, sample.busy},
         device_(make_device(sample, count_ * round_up(bytes_, kPage), link_gbps)),
         stream_(device_->make_stream("calibration")),
         host_(count_ * bytes_, "measuring copies"),
@@ -61,7 +62,8 @@ class Copies {
   template <class Copy>
   double rate(Copy copy) {
     std::size_t next = 0;
-    const double seconds = mean_seconds({.seconds = 0.1, .least = 5, .most = 64}, [&] {
+    const Repeats repeats = {.seconds = 0.1, .least = 5, .most = 64};
+    const double seconds = measured_seconds(conditions_, repeats, [&] {
       copy(next++ % count_);
       stream_->synchronize();
     });
@@ -70,6 +72,7 @@ class Copies {
 
   Bytes bytes_;
   std::size_t count_;
+  SliceConditions conditions_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;
   Mapping host_;
@@ -102,7 +105,9 @@ void measure_update(const Sample& sample, schedule::Rates& rates) {
   }
   cpu_adam::Hyper hyper{.optimizer = sample.blueprint.states.optimizer};
   std::size_t next = 0;
-  const double seconds = mean_seconds({.seconds = 0.2, .least = 3, .most = 64}, [&] {
+  const SliceConditions conditions = {static_cast<double>(updater.threads()), sample.busy};
+  const Repeats repeats = {.seconds = 0.2, .least = 3, .most = 64};
+  const double seconds = measured_seconds(conditions, repeats, [&] {
     std::byte* const weights = memory.bytes().data() + next++ % copies * bytes;
     std::byte* const states = weights + layout.weight_bytes;
     updater.step(hyper, engine::make_shard(sample.blueprint, 1, 0, weights, states,

@@ -14,6 +14,8 @@
 #include "ballast/planning/calibrate.h"
 #include "ballast/schedule/rates.h"
 
+#include "src/planning/slices.h"
+
 namespace ballast::planning {
 
 /// Repeats of a measurement: until `seconds` have passed, between `least` and `most` times.
@@ -23,10 +25,11 @@ struct Repeats {
   std::size_t most = 7;
 };
 
-/// Mean seconds of `work` after one uncounted call, without calls that take more than twice the
-/// median. `prepare` (may be empty) runs before each call, uncounted.
-double mean_seconds(const Repeats& repeats, const std::function<void()>& work,
-                    const std::function<void()>& prepare = {});
+/// undisturbed_seconds() of `work`, with a slice for each call after one uncounted call. `prepare`
+/// (may be empty) runs before each call, uncounted.
+double measured_seconds(const SliceConditions& conditions, const Repeats& repeats,
+                        const std::function<void()>& work,
+                        const std::function<void()>& prepare = {});
 
 /// One layer of the model with a head, on which the calibration measures.
 struct Sample {
@@ -36,11 +39,15 @@ struct Sample {
   std::size_t blocks = 0;      ///< of the whole model
   std::uint64_t length = 0;    ///< tokens of a sequence
   Bytes last_level_cache = 0;  ///< 0: unknown
+  bool busy = false;           ///< other processes use the CPUs (SliceConditions)
   const std::atomic<bool>* interrupted = nullptr;
 
   /// Throws Error(interrupted) after a signal.
   void check_interrupt() const;
 };
+
+/// Threads of a compute kernel on the host device; 0 if a GPU computes.
+int compute_team(const config::Config& config);
 
 /// How most backward passes of the config's steps treat gradients.
 model::Accumulation usual_accumulation(const config::Config& config);
@@ -55,19 +62,24 @@ std::uint64_t measurable_length(const Sample& sample);
 /// the whole model's: more than the caches hold, but at most one per block of the model.
 std::size_t cold_copies(const Sample& sample, Bytes bytes);
 
-/// Share of the CPU time for other work from which a measurement is disturbed.
-inline constexpr double kMuchOtherWork = 0.1;
-
 /// One try of a measurement.
 struct Attempt {
   schedule::Rates rates;
   double others_share = 0.0;  ///< see CpuWatch
 };
 
-/// Rates of `attempt`, which is repeated while it is disturbed: at most three times; then the
-/// attempt with the least other work counts. `again` is called before each repetition.
-Calibration measure_undisturbed(const std::function<Attempt()>& attempt,
-                                const std::function<void(const std::string& why)>& again);
+/// A measurement that counts.
+struct Measurement {
+  schedule::Rates rates;
+  std::string disturbance;  ///< "" if nothing disturbed it
+  double other_work = 0.0;  ///< see Calibration
+};
+
+/// Rates of `attempt`, which is repeated once if it is disturbed and `again` returns true. `again`
+/// is given the reason and prepares the repetition. The repetition counts, since it corrects for
+/// other work.
+Measurement measure_part(const std::function<Attempt()>& attempt,
+                         const std::function<bool(const std::string& why)>& again);
 
 // Each measures the rates of one part of the machine.
 void measure_compute(const Sample& sample, schedule::Rates& rates);

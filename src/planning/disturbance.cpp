@@ -42,20 +42,16 @@ std::string disturbance_of(const Attempt& attempt) {
 
 }  // namespace
 
-Calibration measure_undisturbed(const std::function<Attempt()>& attempt,
-                                const std::function<void(const std::string& why)>& again) {
-  constexpr int kAttempts = 3;
-  Attempt best = attempt();
-  std::string disturbance = disturbance_of(best);
-  for (int i = 1; i < kAttempts && !disturbance.empty(); ++i) {
-    again(disturbance);
-    Attempt next = attempt();
-    std::string now = disturbance_of(next);
-    if (!now.empty() && next.others_share >= best.others_share) continue;
-    best = std::move(next);
-    disturbance = std::move(now);
+Measurement measure_part(const std::function<Attempt()>& attempt,
+                         const std::function<bool(const std::string& why)>& again) {
+  Attempt made = attempt();
+  std::string disturbance = disturbance_of(made);
+  if (!disturbance.empty() && again(disturbance)) {
+    made = attempt();
+    disturbance = disturbance_of(made);
   }
-  return {std::move(best.rates), std::move(disturbance)};
+  const bool contradicts = !disturbance.empty() && made.others_share <= kMuchOtherWork;
+  return {std::move(made.rates), std::move(disturbance), contradicts ? 1.0 : made.others_share};
 }
 
 }  // namespace ballast::planning

@@ -203,6 +203,8 @@ std::vector<Key> keys_of(Rates& rates) {
           number("compute_beside_copy", rates.compute_beside_copy, 0),
           number("compute_beside_io", rates.compute_beside_io, 0),
           whole("corrections", rates.corrections, 0),
+          number("other_work", rates.other_work, 0),
+          number("measured_at_s", rates.measured_at, 0),
           size("device_memory", rates.device_bytes),
           size("host_memory", rates.host_bytes),
           size("nvme_space", rates.nvme_bytes),
@@ -211,28 +213,36 @@ std::vector<Key> keys_of(Rates& rates) {
 
 }  // namespace
 
-Rates load_rates(const std::filesystem::path& file) {
-  const std::string name = file.string();
-  const Json object =
-      text::parse_json(text::read_settings(file, "rates"), name, {.comments = true});
+Rates read_rates_json(const Json& object, const std::string& name) {
   if (!object.is_object()) {
     throw Error(ErrorCategory::config,
                 fmt::format("{}: expected an object of rates, got {}", name, object.described()));
   }
   Rates rates;
-  rates.name = file.stem().string();
   read_keys(name, "", object, keys_of(rates));
   return rates;
 }
 
-void save_rates(const std::filesystem::path& file, const Rates& rates) {
+Json rates_json(const Rates& rates) {
   Rates copy = rates;
   Json object = Json::object();
   for (const Key& key : keys_of(copy)) {
     if (Json value = key.write(); !value.is_null()) object.add(key.name, std::move(value));
   }
+  return object;
+}
+
+Rates load_rates(const std::filesystem::path& file) {
+  const std::string name = file.string();
+  Rates rates = read_rates_json(
+      text::parse_json(text::read_settings(file, "rates"), name, {.comments = true}), name);
+  if (rates.name.empty()) rates.name = file.stem().string();
+  return rates;
+}
+
+void save_rates(const std::filesystem::path& file, const Rates& rates) {
   text::ReplacedFile replaced(file);
-  replaced.write(object.pretty(1) + "\n");
+  replaced.write(rates_json(rates).pretty(1) + "\n");
   replaced.commit();
 }
 

@@ -6,15 +6,19 @@
 #include <future>
 #include <limits>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "ballast/comm/together.h"
 #include "ballast/core/log.h"
+#include "ballast/device/device.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/machine_rates.h"
+#include "ballast/planning/rates_file.h"
+#include "ballast/planning/saved_plan.h"
 
 #include "src/planning/machine_share.h"
 
@@ -58,14 +62,34 @@ void wait_for_first(comm::Ranks& ranks, const std::future<RunPlan>& work, double
   } while (done.front() == std::byte{0});
 }
 
+/// Budgets of a run on this machine with the rates of a file, which may describe a larger machine.
+memory::Budgets budgets_here(const config::Config& config, const schedule::Rates& rates) {
+  const memory::Budgets here = budgets_of(config, {});
+  const memory::Budgets there = budgets_of(config, rates);
+  return {std::min(here.device, there.device), std::min(here.host, there.host)};
+}
+
 /// Decides a config that leaves choices; with `peers`, its budgets and threads are one rank's.
+/// `given` rates are those of one rank.
 RunPlan decide_open(const config::Config& config, const PeerRanks& peers,
-                    const std::atomic<bool>* interrupted) {
+                    const std::atomic<bool>* interrupted,
+                    const std::optional<schedule::Rates>& given) {
   PlanRequest request = {.config = config, .model = model_of(config), .world = peers.world};
-  request.budgets = budgets_of(config, {});
+  request.budgets = budgets_here(config, given.value_or(schedule::Rates{}));
   require_fit(request);
-  request.rates = machine_rates(config, request.model, false, interrupted);
-  if (peers.world > 1) share_out(request.rates, peers);
+  if (given) {
+    request.rates = *given;
+    // Those of a GPU would be taken for rates without shared cores.
+    request.kernels = [config, model = request.model](model::MicroBatchShape shape) {
+      const std::string_view kind =
+          device::kind_of({.kind = config.ballast.device, .type = config.type});
+      return model::kernel_memory(model, config.type, shape, kind, config.ballast.compute_threads);
+    };
+  } else {
+    request.rates =
+        machine_rates(config, request.model, false, interrupted, {.beside_ranks = peers.world > 1});
+    if (peers.world > 1) share_out(request.rates, peers);
+  }
   Decision decision = decide(request);
   const config::BatchSection& batch = decision.config.batch;
   const schedule::Options& options = decision.blueprint.options;
@@ -76,22 +100,53 @@ RunPlan decide_open(const config::Config& config, const PeerRanks& peers,
           decision.simulated, batch.accumulation, batch.accumulation == 1 ? "" : "es",
           batch.micro_batch, options.weight_staging, options.weight_staging == 1 ? "" : "s",
           options.state_staging, decision.prediction.step_seconds));
-  return {std::move(decision), std::move(request)};
+  return {std::move(decision), std::move(request), given};
 }
 
-RunPlan plan_alone(const config::Config& config, const std::atomic<bool>* interrupted) {
-  if (leaves_choices(config)) return decide_open(config, {}, interrupted);
-  return {.decision = {.config = config, .blueprint = draw_blueprint(config)}};
+/// The config and rates of `source`: those of a saved plan, or `config` and the rates of a file.
+struct Sourced {
+  config::Config config;
+  std::optional<schedule::Rates> rates;
+};
+
+Sourced read_source(const PlanSource& source, const config::Config& config, std::uint32_t world) {
+  Sourced sourced = {config, std::nullopt};
+  if (!source.plan.empty()) {
+    AppliedPlan plan = read_plan(source.plan, config, world);
+    log(LogLevel::info, fmt::format("planner: the saved plan {}", source.plan.string()));
+    sourced.config = std::move(plan.config);
+    sourced.rates = std::move(plan.rates);
+  } else if (!source.rates.empty()) {
+    sourced.rates = load_rates(source.rates);
+  }
+  return sourced;
+}
+
+RunPlan plan_alone(const config::Config& config, const std::atomic<bool>* interrupted,
+                   const PlanSource& source) {
+  Sourced sourced = read_source(source, config, 1);
+  if (leaves_choices(sourced.config)) {
+    return decide_open(sourced.config, {}, interrupted, sourced.rates);
+  }
+  RunPlan plan;
+  plan.decision.blueprint = draw_blueprint(sourced.config);
+  plan.decision.config = std::move(sourced.config);
+  plan.given_rates = std::move(sourced.rates);
+  return plan;
 }
 
 /// Every rank draws its blueprint from the config that rank 0 decides.
 RunPlan plan_together(const config::Config& config, comm::Ranks& ranks,
-                      const std::atomic<bool>* interrupted) {
+                      const std::atomic<bool>* interrupted, const PlanSource& source) {
   const MachineShare share = find_share(ranks, config);
   const bool first = ranks.rank() == 0;
   const auto& launch = ranks.launch();
   std::future<RunPlan> decided;
-  config::Config shared = config;
+  Sourced sourced = {config, std::nullopt};
+  comm::together(&ranks, [&] {
+    if (first) sourced = read_source(source, config, launch.world);
+  });
+  config::Config shared = std::move(sourced.config);
   apply_common_share(shared, share);
   const bool open = !ranks.broadcast(leaves_choices(shared) ? "open" : "").empty();
   if (open) {
@@ -102,8 +157,9 @@ RunPlan plan_together(const config::Config& config, comm::Ranks& ranks,
     config::Config own = shared;
     apply_own_share(own, share);
     if (first) {
-      decided =
-          std::async(std::launch::async, [=] { return decide_open(own, peers, interrupted); });
+      decided = std::async(std::launch::async, [own, peers, interrupted, given = sourced.rates] {
+        return decide_open(own, peers, interrupted, given);
+      });
     }
     wait_for_first(ranks, decided, config.ballast.comm_timeout_seconds);
   }
@@ -130,9 +186,10 @@ RunPlan plan_together(const config::Config& config, comm::Ranks& ranks,
 }  // namespace
 
 RunPlan plan_run(const config::Config& config, comm::Ranks* ranks,
-                 const std::atomic<bool>* interrupted) {
-  return ranks == nullptr || ranks->world() == 1 ? plan_alone(config, interrupted)
-                                                 : plan_together(config, *ranks, interrupted);
+                 const std::atomic<bool>* interrupted, const PlanSource& source) {
+  return ranks == nullptr || ranks->world() == 1
+             ? plan_alone(config, interrupted, source)
+             : plan_together(config, *ranks, interrupted, source);
 }
 
 }  // namespace ballast::planning

@@ -17,6 +17,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/planning/plan_json.h"
+#include "ballast/planning/saved_plan.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
@@ -91,25 +92,11 @@ void remove_unfinished(const fs::path& directory) {
   for (const fs::path& path : found) fs::remove_all(path, error);
 }
 
-/// The keys of the config that the planner has changed, with their values.
-Json chosen_keys(const RunChoices& choices) {
-  std::map<std::string, std::string> asked;
-  for_each_value(
-      text::parse_json(config::print(choices.asked), "config"),
-      [&](const std::string& path, const Json& value) { asked[path] = value.compact(); });
-  Json chosen = Json::object();
-  for_each_value(text::parse_json(config::print(choices.used), "config"),
-                 [&](const std::string& path, const Json& value) {
-                   if (asked[path] != value.compact()) chosen.add(path, value);
-                 });
-  return chosen;
-}
-
 Json describe_plan(const RunStart& start, const RunChoices& choices) {
   Json plan = planning::plan_json(start.blueprint, choices.prediction);
   plan["flops_per_step"] = start.blueprint.flops_per_step();
   plan["gemm_peak_flops"] = start.gemm_peak_flops;
-  plan["chosen"] = chosen_keys(choices);
+  plan["chosen"] = planning::chosen_keys(choices.asked, choices.used);
   return plan;
 }
 

@@ -114,10 +114,10 @@ void RunMeasures::note(const StepMetrics& metrics) {
   steps_.push_back(step);
 }
 
-/// Rate and peak are of one rank. Above 1 if other work slowed the measurement of the peak.
-double RunMeasures::gemm_share(double step_seconds) const {
-  if (gemm_peak_ <= 0.0 || step_seconds <= 0.0) return 0.0;
-  return engine_.blueprint().flops_per_step() / step_seconds / gemm_peak_;
+/// Rate and peak are of one rank.
+double RunMeasures::gemm_share(double step_seconds) {
+  if (step_seconds <= 0.0) return 0.0;
+  return gemm_peak_.share_of(engine_.blueprint().flops_per_step() / step_seconds);
 }
 
 double RunMeasures::pace() const {
@@ -130,7 +130,7 @@ std::vector<Bytes> RunMeasures::written() const {
   return bytes;
 }
 
-void RunMeasures::summarize(RunSummary& summary, const planning::RunPrediction* prediction) const {
+void RunMeasures::summarize(RunSummary& summary, const planning::RunPrediction* prediction) {
   const auto typical = planning::typical_step(steps_);
   summary.skipped = skipped_;
   summary.rolled_back = rolled_back_;

@@ -11,6 +11,7 @@
 #include "ballast/train/metrics.h"
 #include "ballast/train/trainer.h"
 
+#include "src/train/proven_peak.h"
 #include "src/train/run_engine.h"
 
 namespace ballast::train {
@@ -42,7 +43,9 @@ class RunMeasures {
   /// How many have run.
   [[nodiscard]] std::uint64_t steps() const { return count_; }
   [[nodiscard]] bool ended() const { return seconds_ > 0.0; }
-  [[nodiscard]] double gemm_share(double step_seconds) const;
+  /// Rate of the matrix products of a step that takes `step_seconds`, as a share of the GEMM peak:
+  /// of the fastest rate seen so far, at most 1.
+  [[nodiscard]] double gemm_share(double step_seconds);
   /// Mean seconds of a step.
   [[nodiscard]] double pace() const;
   /// Seconds of steps and evaluations.
@@ -50,7 +53,7 @@ class RunMeasures {
   /// Bytes written to each swap path since begin().
   [[nodiscard]] std::vector<Bytes> written() const;
   /// Sets what is measured: times, tokens, counts, totals. `prediction` may correct its rates.
-  void summarize(RunSummary& summary, const planning::RunPrediction* prediction) const;
+  void summarize(RunSummary& summary, const planning::RunPrediction* prediction);
 
  private:
   [[nodiscard]] double seconds_so_far() const;
@@ -58,7 +61,7 @@ class RunMeasures {
   void note(const StepMetrics& metrics);
 
   const RunEngine& engine_;
-  double gemm_peak_;
+  ProvenPeak gemm_peak_;
   std::chrono::steady_clock::time_point started_;
   std::chrono::steady_clock::time_point last_step_end_;
   double seconds_ = 0.0;  ///< from the first step to the end; 0 before it

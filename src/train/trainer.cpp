@@ -79,7 +79,8 @@ class Trainer {
   void prepare() {
     if (!first()) run_directory_.emplace(config_.ballast.out);  // its machine may be another one
     if (first()) observer_.planned(engine_.blueprint(), engine_->device().description());
-    prediction_ = planning::RunPrediction::find(asked_, engine_.blueprint());
+    prediction_ = planning::RunPrediction::find(asked_, engine_.blueprint(),
+                                                plan_.given_rates ? &*plan_.given_rates : nullptr);
     // The other ranks measure at the same time. The matrices are freed before the engine allocates.
     gemm_peak_ =
         model::measure_gemm_peak(engine_->device(), engine_.blueprint().type,
@@ -485,7 +486,7 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
     const bool continues = chosen.directory == RunDirectory::continued;
     if (comm::as_rank_0_says(ranks, continues)) chosen.directory = RunDirectory::continued;
   }
-  planning::RunPlan plan = planning::plan_run(config, ranks, interrupted);
+  planning::RunPlan plan = planning::plan_run(config, ranks, interrupted, options.source);
   std::optional<Trainer> trainer;
   comm::together(ranks, [&] {
     trainer.emplace(std::move(plan), config, inputs, observer, interrupted, chosen, ranks);

@@ -260,6 +260,37 @@ class Plan(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("plans simulated", done.stderr)
 
+    def test_train_runs_the_plan_that_was_saved(self):
+        self.write_data()
+        self.rates.write_text(json.dumps({**RATES, "shared_cores": 2, "compute_threads": 2,
+                                          "update_threads": 2}))
+        saved = self.path / "plan.json"
+        tight = settings(*ALL_AUTO, "aio.any_file_system=true", "ballast.device_bytes=1200KiB",
+                         "ballast.host_bytes=1500KiB",
+                         "zero_optimization.offload_optimizer.nvme_path=no")
+        plan = self.planned(*tight, "--save", saved)
+
+        def run(out, *source):
+            done = self.ballast("train", self.config, "--steps", 1, "--out", out, *tight, *source)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn("measuring", done.stderr)
+            return json.loads((self.path / out / "run.json").read_text())["plan"]
+
+        for out, source in (("a", ("--plan", saved)), ("b", ("--rates", self.rates))):
+            with self.subTest(source=source):
+                used = run(out, *source)
+                for key in ("placement", "ledger", "micro_batch", "buffers",
+                            "predicted_step_seconds"):
+                    self.assertEqual(used[key], plan[key], key)
+        for words, arguments in (
+                ("model.num_layers was 3 for it and is 2 now",
+                 (*tight, *settings("model.num_layers=2"), "--plan", saved)),
+                ("not a saved plan", (*tight, "--plan", self.config)),
+                ("exclude each other", (*tight, "--plan", saved, "--rates", self.rates))):
+            with self.subTest(words=words):
+                done = self.ballast("train", self.config, *arguments)
+                assert_one_line(self, done, 2, [words])
+
     # Errors: one line each.
 
     def test_what_does_not_fit_is_said_with_a_way_out(self):
@@ -281,6 +312,8 @@ class Plan(unittest.TestCase):
             (["plan", self.config, "--world", "4"], 2, ["--rates"]),
             (["plan", self.config, "--rates", self.rates, "--trace", self.path / "no/t.json"], 1,
              ["no/t.json"]),
+            (["plan", self.config, "--rates", self.rates, "--save", self.config], 2,
+             ["config.json exists and is not a saved plan"]),
             (["plan"], 2, ["CONFIG"]),
             (["plna", self.config], 2, ["plan"]),
         ]

@@ -255,7 +255,8 @@ def summary(a, program, rounds):
         "step_seconds": statistics.median(of("step_seconds")),
         "tokens_per_second": statistics.median(rates),
         "model_flops_share": statistics.median(
-            flops * rate / figures["ballast"]["gemm"] for figures, rate in zip(mine, rates)),
+            flops * rate / max(figures["ballast"]["gemm"], flops * rate)
+            for figures, rate in zip(mine, rates)),
         "gemm_peak_flops_per_second": most("gemm"), "host_bytes": most("host_bytes"),
         "device_bytes": most("device_bytes"), "allocated_bytes": most("allocated_bytes"),
         "first_loss": of("first_loss")[0], "loss": of("loss")[0],

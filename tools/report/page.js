@@ -17,11 +17,16 @@ const stepsOf = run => run.rows === 0 ? "no steps" : `step ${run.last_step.toLoc
 const lastOf = (run, key) => run.totals.last[key] === null ? "-" : digits(run.totals.last[key]);
 const lastLoss = run => run.totals.ends_not_finite ? "not finite" : lastOf(run, "loss");
 
+/// Tokens per second at the GEMM peak. A run that was faster proves that other work slowed the
+/// measurement of the peak.
 function rooflineOf(run) {
   const plan = (run.run || {}).plan;
   if (!plan || !plan.gemm_peak_flops || !plan.flops_per_step) return null;
-  return plan.gemm_peak_flops / plan.flops_per_step * plan.tokens_per_step;
+  const seen = run.series.tokens_per_second.values.reduce((most, value) => Math.max(most, value || 0), 0);
+  return Math.max(plan.gemm_peak_flops / plan.flops_per_step * plan.tokens_per_step, seen);
 }
+/// FLOP/s at the roofline.
+const peakOf = run => rooflineOf(run) * run.run.plan.flops_per_step / run.run.plan.tokens_per_step;
 
 /// Groups of steps with the lane that was busy for most of them.
 function boundsOf(run) {
@@ -70,7 +75,7 @@ function curves(runs, chosen) {
     {id: "scale", title: "Loss scale", kind: "factor of the gradients in fp16", series: lines("loss_scale", several ? "" : "loss scale"), log: true, marks: marks.filter(m => m.kind === "update skipped")},
     {id: "lr", title: "Learning rate", kind: "per update", series: lines("lr", several ? "" : "learning rate"), zero: true},
     {id: "speed", title: "Speed", kind: "tokens/s", series: lines("tokens_per_second", several ? "" : "tokens/s"), zero: true, shade, refs: roofs, refsName: "show the roofline", named: true,
-      caption: roofs.length > 0 ? `Roofline: all matrix products of a step at the measured GEMM peak${several ? "" : ` (${formatFlops(chosen.run.plan.gemm_peak_flops)})`}. Shaded: the lane that was busy longest${own}.`
+      caption: roofs.length > 0 ? `Roofline: all matrix products of a step at the measured GEMM peak${several ? "" : ` (${formatFlops(peakOf(chosen))})`}. Shaded: the lane that was busy longest${own}.`
         : "The run has not recorded its GEMM peak, so there is no roofline."},
     {id: "time", title: "Step time", kind: "seconds", series: lines("step_seconds", several ? "" : "step time"), zero: true, log: true},
     {id: "busy", title: `Busy time of each lane${own}`, kind: "%", per: "of the step", grouped: true, caption: busiest > 101 ? "More than 100%: older versions of ballast counted an evaluation for the step after it." : null, zero: true, named: true,

@@ -31,12 +31,17 @@ class CpuWatch {
   /// where /proc/stat cannot be read. The kernel counts in ticks (10 ms per CPU).
   [[nodiscard]] double others_share() const;
 
+  /// How many of these CPUs other processes and the hypervisor kept busy on average since the
+  /// construction. 0 where /proc/stat cannot be read.
+  [[nodiscard]] double others_cpus() const;
+
  private:
   /// Seconds of CPU time.
   struct Times {
     double busy = 0.0;  ///< of all processes and the hypervisor
     double idle = 0.0;
     double own = 0.0;
+    double cpus = 0.0;  ///< their number
   };
   static Times read();
 

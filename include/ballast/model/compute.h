@@ -344,6 +344,9 @@ std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture
 KernelMemory kernel_memory(const Architecture& model, DType type, MicroBatchShape shape,
                            std::string_view device_kind, int compute_threads = 0);
 
+/// Instruction set and library of the host device's kernels with `threads` threads, in a few words.
+std::string host_kernels(int threads);
+
 /// Best matrix-multiply rate of this machine in `type`, FLOP/s: the fastest of a few square
 /// products on the device, measured for about `seconds`. Utilisation is relative to it.
 double measure_gemm_peak(device::Device& device, DType type, double seconds = 0.5);

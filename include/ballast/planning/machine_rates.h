@@ -18,18 +18,34 @@
 
 namespace ballast::planning {
 
-/// calibrate(), or what stands for it in tests.
-using Calibrator = std::function<Calibration(const config::Config&, const model::Architecture&,
-                                             const std::atomic<bool>* interrupted)>;
+/// How many CPUs of this process other work keeps busy. Watches them for 60 ms.
+double others_cpus_now();
 
-/// The rates of this machine for the model and paths of `config`: cached ones with the same
-/// calibration_key(), or (always with `recalibrate`) those of a new calibration, which takes a few
-/// seconds and is cached, unless the machine was disturbed. Logs a warning then, and if the cache
-/// cannot be read or written. Throws Error like calibrate().
+/// Seconds since 1970, UTC.
+double seconds_since_1970();
+
+/// Where machine_rates() gets its facts; tests replace them.
+struct RatesSource {
+  std::function<Calibration(const config::Config&, const model::Architecture&,
+                            const std::atomic<bool>* interrupted, const CalibrationStart&)>
+      measure = calibrate;
+  std::function<double()> others_cpus = others_cpus_now;
+  std::function<double()> now = seconds_since_1970;
+  /// Other ranks of the run wait on the same CPUs, which looks like other work.
+  bool beside_ranks = false;
+};
+
+/// The rates of an idle machine like this one, for the model and paths of `config`. Kept ones with
+/// the same calibration_key() are used at once; on a busy machine a line says so, with their age
+/// and the cost of the other work. Otherwise a calibration measures the parts that are not kept
+/// with their part_key(), which takes a few seconds. On a busy machine it corrects for the other
+/// work. Its rates are kept, unless less other work disturbed those that are kept already. They are
+/// measured again when the machine is quiet. `recalibrate` measures all. Logs a warning if the
+/// cache cannot be read or written. Throws Error like calibrate().
 schedule::Rates machine_rates(const config::Config& config, const model::Architecture& model,
                               bool recalibrate = false,
                               const std::atomic<bool>* interrupted = nullptr,
-                              const Calibrator& measure = calibrate);
+                              const RatesSource& source = {});
 
 /// Measured times of a training step: total seconds, and busy seconds of each lane.
 struct MeasuredStep {
@@ -53,23 +69,26 @@ schedule::Rates corrected(schedule::Rates rates, const schedule::Prediction& pre
 /// Prediction of a run of one rank with the cached rates.
 class RunPrediction {
  public:
-  /// `config`: as given to machine_rates(); `blueprint`: of the run. Empty if no rates are cached,
-  /// if a rate that the run needs is missing, and for serial or delayed runs. Measures nothing.
+  /// `config`: as given to machine_rates(); `blueprint`: of the run; `given`: rates that the run
+  /// was planned with instead of the cached ones, or nullptr. Empty if no rates are cached, if a
+  /// rate that the run needs is missing, and for serial or delayed runs. Measures nothing.
   static std::optional<RunPrediction> find(const config::Config& config,
-                                           const engine::Blueprint& blueprint);
+                                           const engine::Blueprint& blueprint,
+                                           const schedule::Rates* given = nullptr);
 
   [[nodiscard]] double step_seconds() const { return prediction_.step_seconds; }
   [[nodiscard]] const schedule::Prediction& prediction() const { return prediction_; }
   [[nodiscard]] const schedule::Rates& rates() const { return rates_; }
 
   /// Caches corrected() rates if the prediction is off by more than 5%. Returns whether it did.
-  /// Steps beside much other work (`others_share`: see CpuWatch) correct nothing.
+  /// Steps beside much other work (`others_share`: see CpuWatch) correct nothing, and given rates
+  /// stay as they are.
   [[nodiscard]] bool correct(const MeasuredStep& measured, double others_share) const;
 
  private:
   RunPrediction(std::string key, schedule::Rates rates, schedule::Prediction prediction);
 
-  std::string key_;
+  std::string key_;  ///< "" for given rates
   schedule::Rates rates_;
   schedule::Prediction prediction_;
 };

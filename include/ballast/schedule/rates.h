@@ -63,6 +63,9 @@ struct Rates {
   double compute_beside_copy = 0.0;
   double compute_beside_io = 0.0;
   unsigned corrections = 0;  ///< number of runs that have corrected the calibration
+  /// Share of the CPU time that other work used while the rates were measured.
+  double other_work = 0.0;
+  double measured_at = 0.0;  ///< seconds since 1970 (UTC); 0: unknown
 
   // Memory of one rank, for a machine other than this one; 0: not given.
   Bytes device_bytes = 0;

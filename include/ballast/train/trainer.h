@@ -11,6 +11,7 @@
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
 #include "ballast/planning/forecast.h"
+#include "ballast/planning/run_plan.h"
 #include "ballast/train/metrics.h"
 
 namespace ballast::train {
@@ -137,6 +138,7 @@ struct RunOptions {
   /// Keys, sections of keys, or "all": what may differ from the run of `resume` although it changes
   /// results (config::check_allowed_names()).
   std::vector<std::string> allowed_changes = {};
+  planning::PlanSource source = {};  ///< files with rates or a plan
 };
 
 /// Throws Error(usage) if the run directory `directory` has files of another run: metrics.jsonl,

@@ -7,10 +7,12 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/core/cpu.h"
 #include "ballast/planning/calibrate.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/rates_file.h"
 
+#include "src/planning/kept_rates.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -31,12 +33,28 @@ class MachineRates : public testing::Test {
 
   /// With an own measurement: that of this machine may be disturbed by other tests.
   schedule::Rates rates(bool recalibrate = false) {
-    return machine_rates(config_, model_, recalibrate, nullptr, [this](const auto&...) {
-      Calibration measured = {.disturbance = disturbance_};
+    const auto measure = [this](const auto&, const auto&, auto, const CalibrationStart& start) {
+      start_ = start;
+      Calibration measured = {.rates = start.known};
       measured.rates.name = "this machine";
-      measured.rates.forward = {{37.0, 1e9 * ++measurements_}};
+      measured.rates.other_work = other_work_;
+      measured.other_work.fill(other_work_);
+      ++measurements_;
+      if (!has_part(start.known, Part::compute)) measured.rates.forward = {{37.0, speed()}};
+      if (!has_part(start.known, Part::update)) measured.rates.update_per_second = speed();
+      if (!has_part(start.known, Part::link)) measured.rates.upload_per_second = speed();
       return measured;
-    });
+    };
+    return machine_rates(config_, model_, recalibrate, nullptr,
+                         {.measure = measure,
+                          .others_cpus = [this] { return others_cpus_; },
+                          .now = [this] { return now_; }});
+  }
+  [[nodiscard]] double speed() const { return 1e9 * measurements_; }
+  /// Other work uses a part of the CPUs, now and while this machine is measured.
+  void work_beside(double share) {
+    others_cpus_ = share * usable_cpus();
+    other_work_ = share;
   }
   [[nodiscard]] bool measured() const { return log_.text().find("measuring") != std::string::npos; }
 
@@ -45,7 +63,10 @@ class MachineRates : public testing::Test {
   config::Config config_;
   model::Architecture model_;
   std::string key_;
-  std::string disturbance_;
+  CalibrationStart start_;  ///< of the newest measurement
+  double others_cpus_ = 0.0;
+  double other_work_ = 0.0;
+  double now_ = 1e9;
   int measurements_ = 0;
   test::CapturedLog log_;
 };
@@ -62,15 +83,81 @@ TEST_F(MachineRates, AreMeasuredOnce) {
   EXPECT_EQ(log.find("measuring"), log.rfind("measuring")) << log;
 }
 
-TEST_F(MachineRates, AreNotKeptIfTheMachineWasDisturbed) {
-  disturbance_ = "other work used 40% of the CPU time";
-  const schedule::Rates disturbed = rates();
-  EXPECT_FALSE(std::filesystem::exists(rates_cache_file(key_)));
-  EXPECT_NE(log_.text().find(disturbance_), std::string::npos) << log_.text();
-  disturbance_.clear();
+TEST_F(MachineRates, OfABusyMachineAreKeptUntilItIsQuiet) {
+  work_beside(0.9);
+  const schedule::Rates busy = rates();
+  EXPECT_TRUE(start_.busy);
+  EXPECT_EQ(rates(), busy);
+  EXPECT_EQ(measurements_, 1);
+  work_beside(0.0);
   const schedule::Rates quiet = rates();
-  EXPECT_FALSE(quiet == disturbed);
+  EXPECT_FALSE(start_.busy);
+  EXPECT_FALSE(has_part(start_.known, Part::compute));
+  EXPECT_EQ(measurements_, 2);
   EXPECT_EQ(rates(), quiet);
+  work_beside(0.9);
+  EXPECT_EQ(rates(), quiet);
+  EXPECT_EQ(measurements_, 2);
+}
+
+TEST_F(MachineRates, OfABusyMachineAreTheKnownOnesWithTheirAgeAndTheCost) {
+  const schedule::Rates quiet = rates();
+  EXPECT_EQ(log_.text().find("other work"), std::string::npos) << log_.text();
+  now_ += 3.5 * 3600.0;
+  work_beside(1.0);
+  EXPECT_EQ(rates(), quiet);
+  const std::string log = log_.text();
+  for (const std::string& words :
+       {std::string("measured 3 hours ago"), std::string("about 2 times as long"),
+        rates_cache_file(key_).string()}) {
+    EXPECT_NE(log.find(words), std::string::npos) << log;
+  }
+}
+
+TEST_F(MachineRates, AreNeverReplacedByMoreDisturbedOnes) {
+  const schedule::Rates quiet = rates();
+  work_beside(0.5);
+  const schedule::Rates asked = rates(true);
+  EXPECT_FALSE(asked == quiet);
+  EXPECT_NE(log_.text().find("which less other work disturbed"), std::string::npos);
+  EXPECT_EQ(rates(), quiet);
+  // Nor are their parts, which another config uses.
+  config_.batch.micro_batch = 7;
+  EXPECT_EQ(rates().update_per_second, quiet.update_per_second);
+}
+
+TEST_F(MachineRates, AreMeasuredInThePartsThatAreMissing) {
+  const schedule::Rates first = rates();
+  config_.batch.micro_batch = 7;  // changes the kernels alone
+  const schedule::Rates second = rates();
+  EXPECT_EQ(second.update_per_second, first.update_per_second);
+  EXPECT_EQ(second.upload_per_second, first.upload_per_second);
+  EXPECT_FALSE(second.forward == first.forward);
+  EXPECT_NE(log_.text().find("(compute; the rest is known)"), std::string::npos) << log_.text();
+}
+
+TEST(KeptRates, AreReplacedUnlessLessOtherWorkDisturbedThem) {
+  const auto with = [](double other_work) {
+    schedule::Rates rates;
+    rates.other_work = other_work;
+    return rates;
+  };
+  const schedule::Rates quiet = with(0.02);
+  const schedule::Rates busy = with(0.6);
+  EXPECT_TRUE(replaces(busy, nullptr));
+  EXPECT_TRUE(replaces(quiet, &busy));
+  EXPECT_TRUE(replaces(with(0.08), &quiet));  // both count as quiet, and this one is newer
+  EXPECT_TRUE(replaces(with(0.5), &busy));
+  EXPECT_FALSE(replaces(busy, &quiet));
+  EXPECT_FALSE(replaces(with(0.7), &busy));
+}
+
+TEST(KeptRates, HaveAnAge) {
+  EXPECT_EQ(describe_age(12.3), "12 s");
+  EXPECT_EQ(describe_age(61.0), "1 minute");
+  EXPECT_EQ(describe_age(2.0 * 3600.0), "2 hours");
+  EXPECT_EQ(describe_age(9.9 * 86400.0), "9 days");
+  EXPECT_EQ(describe_age(-5.0), "0 s");  // the clock was set back
 }
 
 TEST_F(MachineRates, AreTakenFromTheFile) {
@@ -78,6 +165,7 @@ TEST_F(MachineRates, AreTakenFromTheFile) {
   known.name = key_;
   known.forward = {{1.0, 2.0}};
   known.update_per_second = 5e9;
+  known.upload_per_second = 6e9;
   std::filesystem::create_directories(directory_.path() / "ballast");
   save_rates(rates_cache_file(key_), known);
   known.name = "this machine";

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "src/train/data_content.h"
+#include "src/train/proven_peak.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -98,6 +99,16 @@ TEST(LaneShares, AreOfTheStepAloneWithEvaluationsCheckpointsAndAfterAResume) {
     // An evaluation uploads its batches; they are not the next step's.
     EXPECT_LE(whole.rows[4].bytes.at("upload"), whole.rows[3].bytes.at("upload"));
   }
+}
+
+TEST(GemmShare, IsNeverAboveOne) {
+  ProvenPeak peak(100.0);  // FLOP/s, measured beside other work
+  EXPECT_DOUBLE_EQ(peak.share_of(50.0), 0.5);
+  EXPECT_DOUBLE_EQ(peak.share_of(341.0), 1.0);
+  EXPECT_DOUBLE_EQ(peak.share_of(170.5), 0.5);
+  EXPECT_DOUBLE_EQ(peak.value(), 341.0);
+  EXPECT_EQ(peak.share_of(0.0), 0.0);
+  EXPECT_EQ(ProvenPeak(0.0).share_of(5.0), 0.0);
 }
 
 /// Losses and scales of steps, -1 where they were skipped.
