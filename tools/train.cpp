@@ -144,9 +144,11 @@ void add_train(Command program) {
                      {.positive = true, .needs = "--trace", .show_default = true});
   command.add_option("--rates", &a.request.source.rates,
                      "Plan with the rates of this file, as ballast plan --rates does (default: "
-                     "rates of this machine)");
+                     "rates of this machine)",
+                     {.takes = Names::file, .extensions = {".json"}});
   command.add_option("--plan", &a.request.source.plan,
-                     "Run the plan that ballast plan --save has written");
+                     "Run the plan that ballast plan --save has written",
+                     {.takes = Names::file, .extensions = {".json"}});
   command.add_flag("--serial", &a.request.serial,
                    "Run one operation at a time, for debugging; results are the same");
   command.add_flag("--overwrite", &a.request.overwrite,
