@@ -296,7 +296,8 @@ TEST(Checkpoint, AnErrorOfTheSystemIsNotDamage) {
     expect_error(ErrorCategory::data, {name, "No such file"},
                  [&] { Checkpoint checkpoint(forms.folders[0]); });
     fs::create_symlink(name, file);  // to itself: ELOOP, also for root, whom EACCES does not stop
-    expect_error(ErrorCategory::io, {name, "Too many levels", "this is not damage", "symbolic links"},
+    expect_error(ErrorCategory::io,
+                 {name, "Too many levels", "this is not damage", "symbolic links"},
                  [&] { Checkpoint checkpoint(forms.folders[0]); });
     const CheckpointReport report = examined(forms.folders[0]);
     EXPECT_EQ(report.damage, "");
