@@ -81,10 +81,8 @@ std::optional<SwapPlan> plan_swap(const SwapOptions& options, const schedule::Sc
     return plan_swap(options, extents);
   } catch (const Error& error) {
     if (kept == 0) throw;
-    throw error.with_context(
-        fmt::format("with the states on NVMe of {} checkpoint{} (ballast.checkpoint_keep) and room "
-                    "for a new one",
-                    kept, kept == 1 ? "" : "s"));
+    throw error.with_context(fmt::format(
+        "with the states that checkpoints keep on NVMe (ballast.checkpoint_keep is {})", kept));
   }
 }
 

@@ -30,7 +30,7 @@ using text::Json;
 constexpr const char* kMetricsLog = "metrics.jsonl";
 
 /// At most 1 MiB of a file from its beginning or, if `end`, up to its end.
-std::string part_of(const fs::path& path, bool end) {
+std::string edge_of_file(const fs::path& path, bool end) {
   const Descriptor file = text::open_file(path, O_RDONLY, ErrorCategory::io);
   const Bytes size = text::regular_file_size(file, path, ErrorCategory::io);
   std::string content(std::min(size, kMiB), '\0');
@@ -60,8 +60,8 @@ void check_leftovers(const fs::path& checkpoints) {
 /// The last whole row of metrics.jsonl, if there is one.
 std::optional<Json> last_row(const fs::path& directory) {
   const fs::path path = directory / kMetricsLog;
-  if (!is_there(path)) return std::nullopt;
-  std::string text = part_of(path, true);
+  if (!can_be_found(path)) return std::nullopt;
+  std::string text = edge_of_file(path, true);
   text.resize(text.rfind('\n') + 1);  // a row without an end was not finished
   if (text.empty()) return std::nullopt;
   text.pop_back();
@@ -90,12 +90,12 @@ RunDirectory begin_or_continue(const fs::path& directory, bool is_new) {
   if (is_new) return RunDirectory::fresh;
   check_leftovers(directory / kCheckpoints);
   const fs::path metrics = directory / kMetricsLog;
-  const std::string begin = part_of(metrics, false);
+  const std::string begin = edge_of_file(metrics, false);
   constexpr std::string_view kRow = R"({"step":)";
   if (!begin.starts_with(std::string_view(kRow).substr(0, std::min(kRow.size(), begin.size())))) {
     refuse_to_begin(metrics, "is not the file of a run, which begins with the row of a step");
   }
-  if (is_there(directory / kRunWeights)) {
+  if (can_be_found(directory / kRunWeights)) {
     refuse_to_begin(directory / kRunWeights,
                     "are trained weights without a checkpoint to go on from, which a run that "
                     "begins would replace");
@@ -119,7 +119,7 @@ std::optional<FinishedRun> find_finished(const config::Config& config,
     return std::nullopt;
   }
   FinishedRun run = {.directory = directory, .steps = config.ballast.steps};
-  if (is_there(directory / kRunWeights)) run.weights = directory / kRunWeights;
+  if (can_be_found(directory / kRunWeights)) run.weights = directory / kRunWeights;
   if (config.ballast.save_weights && run.weights.empty()) return std::nullopt;
   const std::vector<fs::path> checkpoints = checkpoints_of(directory);
   if (!checkpoints.empty()) {

@@ -101,7 +101,7 @@ void reading(const std::function<void()>& work) {
   }
 }
 
-bool is_there(const fs::path& path) {
+bool can_be_found(const fs::path& path) {
   std::error_code error;
   const bool found = fs::exists(fs::status(path, error));
   if (!found && error && error != std::errc::no_such_file_or_directory &&
@@ -289,7 +289,7 @@ std::vector<fs::path> checkpoints_of(const fs::path& run) {
 }
 
 bool names_checkpoint(const fs::path& path) {
-  return step_of(absolute_of(path)) || is_there(facts_file(path));
+  return step_of(absolute_of(path)) || can_be_found(facts_file(path));
 }
 
 bool is_of_run(const fs::path& path, const fs::path& run) {
@@ -301,7 +301,7 @@ bool is_of_run(const fs::path& path, const fs::path& run) {
 void check_names_states(const fs::path& path) {
   if (names_checkpoint(path) || !checkpoints_of(path).empty()) return;
   refuse_checkpoint(
-      path, is_there(path)
+      path, can_be_found(path)
                 ? "neither a checkpoint nor a run directory with checkpoints; a run writes them "
                   "with ballast.checkpoint_every"
                 : "there is no such checkpoint or run directory");

@@ -27,7 +27,7 @@ inline constexpr Bytes kCheckpointChunk = 1 * kMiB;
 /// says what to do.
 void reading(const std::function<void()>& work);
 /// Whether there is something at `path`. Throws Error(io) if the system does not say.
-bool is_there(const std::filesystem::path& path);
+bool can_be_found(const std::filesystem::path& path);
 
 /// XXH3 as 16 hexadecimal digits.
 std::string checksum_text(ConstHostBytes bytes);

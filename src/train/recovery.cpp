@@ -93,7 +93,9 @@ void Recovery::rethrow(const Error& error) const {
   std::string line = error.what();
   const bool resumable = newest_step_ < config_.ballast.steps || config_.ballast.save_weights;
   if (!newest_.empty() && resumable) {
-    const bool storage = dynamic_cast<const StepFailure*>(&error) != nullptr;
+    // Weights that are saved at the end come from the swap space too.
+    const bool storage = dynamic_cast<const StepFailure*>(&error) != nullptr ||
+                         error.category() == ErrorCategory::state;
     const bool older = config_.ballast.checkpoint_keep > 1;
     const std::string_view doubt = !storage ? ""
                                    : older  ? ", or from the one before if this has damaged it"

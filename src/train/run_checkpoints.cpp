@@ -105,7 +105,7 @@ void tidy_checkpoints(const Checkpoint& from, const config::Config& config) {
     const fs::path aside = set_aside(folder);
     log(LogLevel::info,
         fmt::format("{} is damaged and now called {}, without its states on NVMe; remove it when "
-                    "you need it no more",
+                    "you no longer need it",
                     folder.string(), aside.filename().string()));
   }
   remove_incomplete(run / kCheckpoints);

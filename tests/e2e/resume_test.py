@@ -421,6 +421,24 @@ class ResumeTest(runs.CheckpointTest):
         self.assertEqual(self.checkpoints(), [])
         self.assertEqual(self.steps(), list(range(1, self.STEPS + 1)))
 
+    def test_checkpoints_and_swap_files_must_fit_together(self):
+        image, disk = self.path / "image", self.path / "disk"
+        disk.mkdir()
+        with open(image, "wb") as file:
+            file.truncate(8 << 20)
+        for command in (["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image],
+                        ["mount", "-o", "loop", image, disk]):
+            if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+                self.skipTest(f"cannot {command[0]} an image")
+        self.addCleanup(subprocess.run, ["umount", "-l", disk], check=True)
+        sections = {"ballast": {**self.BALLAST, "steps": 4, "save_weights": False}}
+        done = self.train("--out", "disk/run", **sections)  # each of them alone fits
+        assert_one_line(self, done, 1, ("ballast.checkpoint_every: ", "in addition to swap files of ",
+                                        "ballast.checkpoint_keep"))
+        self.assertEqual(list(disk.iterdir()), [disk / "lost+found"])
+        done = self.train("--out", "disk/run", "--set", "ballast.checkpoint_keep=1", **sections)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
     def ranks(self, count, *arguments):
         done = subprocess.run([MPIRUN, "-n", str(count), self.ballast, "train", "config.json",
                                *arguments], cwd=self.path, capture_output=True, text=True,
