@@ -329,6 +329,9 @@ void Console::finished(const train::RunSummary& summary) {
       fmt::format("  {:<17} {} resident at peak", "process", format_bytes(summary.peak_resident)));
   terminal_.show(wrap(summary.advice, terminal_.width(), ""));
   for (const std::string& line : ending_) terminal_.show(line);
+  if (!summary.trace.empty()) {
+    terminal_.show(fmt::format("trace in {}", summary.trace.string()));
+  }
   if (!summary.moved_to.empty()) {
     terminal_.show(fmt::format("the run directory is {} now", summary.moved_to.string()));
   }

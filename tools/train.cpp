@@ -36,13 +36,8 @@ struct TrainArguments {
 };
 
 /// Lines that say where the files of a run are.
-std::vector<std::string> places_of(const TrainRequest& request, const config::Config& config) {
-  std::vector<std::string> lines = {
-      fmt::format("metrics in {}", (config.ballast.out / "metrics.jsonl").string())};
-  if (!request.trace.file.empty()) {
-    lines.push_back(fmt::format("trace in {}", request.trace.file.string()));
-  }
-  return lines;
+std::vector<std::string> places_of(const config::Config& config) {
+  return {fmt::format("metrics in {}", (config.ballast.out / "metrics.jsonl").string())};
 }
 
 void train_and_show(const TrainArguments& arguments, config::Config config, comm::Ranks* ranks) {
@@ -55,7 +50,7 @@ void train_and_show(const TrainArguments& arguments, config::Config config, comm
   std::optional<Console> console;
   const auto show = [&](const config::Config& ready) -> train::Observer& {
     return console.emplace(fmt::format("ballast train {}", request.config.file.string()),
-                           ready.steps_per_print, launched, live, places_of(request, ready),
+                           ready.steps_per_print, launched, live, places_of(ready),
                            resuming_command(request, ready));
   };
   try {

@@ -37,6 +37,17 @@ Descriptor create_temporary(const std::filesystem::path& path, unsigned mode) {
   return open_file(path, O_WRONLY | O_CREAT | O_EXCL, ErrorCategory::io, mode);
 }
 
+/// Whether a rename cannot replace the file at `path`, which is in a folder like /tmp (sticky bit)
+/// and belongs to another user.
+bool is_of_another_user(const std::filesystem::path& path) {
+  struct stat file = {};
+  struct stat folder = {};
+  const std::filesystem::path parent = path.has_parent_path() ? path.parent_path() : ".";
+  if (::lstat(path.c_str(), &file) != 0 || ::stat(parent.c_str(), &folder) != 0) return false;
+  const uid_t own = ::geteuid();
+  return own != 0 && (folder.st_mode & S_ISVTX) != 0 && file.st_uid != own && folder.st_uid != own;
+}
+
 /// Some folders cannot be opened for reading, but have their new name all the same.
 void sync_name_if_readable(const std::filesystem::path& path) {
   try {
@@ -210,6 +221,7 @@ ReplacedFile::ReplacedFile(std::filesystem::path path)
   const bool exists = ::stat(path_.c_str(), &old) == 0;
   // A rename would replace a device with a file, and cannot replace a directory.
   if (exists && !S_ISREG(old.st_mode)) refuse("exists but is not a regular file");
+  if (is_of_another_user(path_)) refuse("it belongs to another user, who alone may replace it");
   constexpr unsigned kPermissions = 07777;
   naming(path_, [&] {
     descriptor_ = create_temporary(temporary_, exists ? old.st_mode & kPermissions : 0666);

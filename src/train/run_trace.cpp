@@ -24,6 +24,7 @@ void RunTrace::save(engine::Engine& engine) {
   written_ = true;
   try {
     write_trace(request_.file, rule_, kTracedProcess, timeline_, engine.blueprint().workload);
+    file_ = request_.file;
   } catch (const Error& error) {
     log(LogLevel::warning, fmt::format("there is no trace: {}", error.what()));
   }

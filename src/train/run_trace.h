@@ -28,12 +28,15 @@ class RunTrace {
   /// Ends the recording and writes the file, once. A file that cannot be written is a warning,
   /// since the run is worth more than its trace.
   void save(engine::Engine& engine);
+  /// The file, once it is written; "" before.
+  [[nodiscard]] const std::filesystem::path& file() const { return file_; }
 
  private:
   TraceRequest request_;
   text::OutputRule rule_;
   schedule::Timeline timeline_;
   bool written_ = false;
+  std::filesystem::path file_;
 };
 
 }  // namespace ballast::train

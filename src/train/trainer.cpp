@@ -126,6 +126,7 @@ class Trainer {
       save_what_was_traced();
       throw;
     }
+    save_what_was_traced();  // of a run that was stopped before
     if (first()) summarize(stopped_);
   }
 
@@ -412,6 +413,7 @@ class Trainer {
                           .peak_resident = memory::peak_resident_bytes(),
                           .weights = saved_,
                           .checkpoint = checkpoints_.newest(),
+                          .trace = trace_.file(),
                           .moved_to = moved_to_};
     measures_->summarize(summary, prediction_ ? &*prediction_ : nullptr);
     // Of all ranks of this machine.

@@ -169,6 +169,7 @@ class Trace(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stderr, r"\Aballast: warning: there is no trace: cannot write "
                          rf"{self.file}: File too large\n\Z")
+        self.assertNotIn("trace in", done.stdout)
         self.assertEqual(list(self.path.glob("trace*")), [])
 
     def test_trace_steps_alone_is_refused(self):

@@ -75,6 +75,7 @@ struct RunSummary {
   Bytes peak_resident = 0;             ///< of the process
   std::filesystem::path weights;       ///< the folder of the saved weights; "" if there is none
   std::filesystem::path checkpoint;    ///< the newest one that this run has written; "" if none
+  std::filesystem::path trace;         ///< its file; "" if there is none
   std::filesystem::path moved_to;      ///< the run directory, if it was renamed meanwhile
   std::string advice;                  ///< bottleneck and best improvement, one or two sentences
 };
