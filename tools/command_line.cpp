@@ -17,6 +17,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 
+#include "tools/usage/paths.h"
 #include "tools/usage/words.h"
 
 namespace ballast::tools {
@@ -117,6 +118,8 @@ void apply(const OptionRules& rules, CLI::Option& option) {
   } else if (rules.required || std::is_same_v<T, std::filesystem::path>) {
     refuse_empty(option);
   }
+  option.check(
+      [takes = rules.takes](const std::string& text) { return path_mistake(takes, text); });
   if (!rules.choices.empty()) {
     option.check([choices = rules.choices](const std::string& text) -> std::string {
       if (std::find(choices.begin(), choices.end(), text) != choices.end()) return "";
@@ -137,8 +140,10 @@ const char* value_placeholder(Names takes) {
     case Names::file:
       return "FILE";
     case Names::folder:
+    case Names::new_folder:
       return "DIR";
     case Names::path:
+    case Names::model:
     case Names::new_path:
       return "PATH";
     case Names::command:

@@ -17,6 +17,7 @@
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/process.h"
+#include "tools/request.h"
 #include "tools/run_directory.h"
 #include "tools/terminal.h"
 
@@ -56,8 +57,17 @@ void show(const Terminal& terminal, const train::ModelEvaluation& found,
   terminal.show(fmt::format("{:<17} {:.6g}", "perplexity", std::exp(found.loss)));
 }
 
+config::Config read_request(const train::EvaluationRequest& request) {
+  try {
+    return train::read_evaluation(request);
+  } catch (const Error& error) {
+    refuse_other_kind(request.path, train::Settings::config, error);
+    throw;
+  }
+}
+
 void run_eval(const EvalArguments& arguments) {
-  config::Config config = train::read_evaluation(arguments.request);
+  config::Config config = read_request(arguments.request);
   for (const auto& line : config.ignored) log(LogLevel::debug, "ignored: " + line);
   for (const auto& line : config.notes) log(LogLevel::debug, line);
   // Only for weights on NVMe without a path. The directory of a run belongs to its training.
@@ -85,12 +95,12 @@ void add_eval(Command program) {
   command.add_option("PATH", &a.request.path,
                      "JSON config, run directory, or a folder of Hugging Face (in bf16; fp32 with "
                      "--set bf16.enabled=false)",
-                     {.required = true, .extensions = {".json"}});
+                     {.required = true, .takes = Names::model, .extensions = {".json"}});
   command.add_option(
       "--data", &a.request.data,
       "Files to evaluate on: documents (.safetensors), tokens (.bin, .npy) or text "
       "(default: data.eval or the held-out part; a folder has none)",
-      {.takes = Names::file, .extensions = {".safetensors", ".bin", ".npy", ".txt"}});
+      {.takes = Names::path, .extensions = {".safetensors", ".bin", ".npy", ".txt"}});
   command.add_option("--sequence-length", &a.request.sequence_length,
                      "Tokens per sequence (default: the config's; for a folder the model's "
                      "longest, at most 4096); of tokens and text, only whole sequences count",

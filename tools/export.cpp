@@ -66,8 +66,9 @@ void add_export(Command program) {
                           "as a portable one");
   command.add_option("RUN", &a.from,
                      "Run directory, or a folder of Hugging Face; with --states, or a checkpoint",
-                     {.required = true, .takes = Names::folder});
-  command.add_option("--out", &a.out, "Folder to make", {.required = true, .takes = Names::folder});
+                     {.required = true, .takes = Names::model});
+  command.add_option("--out", &a.out, "Folder to make",
+                     {.required = true, .takes = Names::new_folder});
   command.add_option("--dtype", &a.type,
                      "Type of the weights (default: that of config.json for a run, else their own)",
                      {.choices = {"bf16", "fp16", "fp32"}});

@@ -182,9 +182,10 @@ void add_inspect(Command program) {
   auto arguments = std::make_shared<InspectArguments>();
   Command command =
       program.add_command("inspect", "List the tensors of a model, or what checkpoints hold");
-  command.add_option("PATH", &arguments->path,
-                     "Run directory, checkpoint, folder of Hugging Face, index or safetensors file",
-                     {.required = true, .extensions = {".safetensors", ".json"}});
+  command.add_option(
+      "PATH", &arguments->path,
+      "Run directory, checkpoint, folder of Hugging Face, index or safetensors file",
+      {.required = true, .takes = Names::model, .extensions = {".safetensors", ".json"}});
   command.add_flag("--verify", &arguments->questions.whole,
                    "Read checkpoints whole and compare them with their checksums");
   command.add_flag("--hash", &arguments->questions.hash,

@@ -39,7 +39,14 @@ struct PlanArguments {
 };
 
 schedule::Rates rates_for(const PlanRequest& request, config::Config config) {
-  if (!request.rates.empty()) return planning::load_rates(request.rates);
+  if (!request.rates.empty()) {
+    try {
+      return planning::load_rates(request.rates);
+    } catch (const Error& error) {
+      refuse_other_kind(request.rates, train::Settings::rates, error);
+      throw;
+    }
+  }
   if (request.world > 1) {
     throw Error(ErrorCategory::usage,
                 fmt::format("{} needs {}: the network between ranks cannot be measured here "

@@ -1,6 +1,7 @@
 #include "tools/program.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -9,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -58,6 +60,24 @@ int fail(const std::string& message, int status) {
     std::this_thread::sleep_for(std::chrono::seconds(1));
   }
   return status;
+}
+
+/// Status of a shell for a program that SIGPIPE has ended.
+constexpr int kClosedPipe = 141;
+
+/// The reader of a pipe, such as head, has enough: not an error that anybody wants to read.
+bool is_closed_pipe(const std::system_error& error) {
+  return error.code() == std::errc::broken_pipe;
+}
+
+/// Opens what is closed of the standard streams. Otherwise a file of the run would get the number
+/// of such a stream, and what is printed would be written into it.
+void open_standard_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) >= 0 || errno != EBADF) continue;
+    // The lowest free number is that of the stream.
+    [[maybe_unused]] const int opened = open("/dev/null", O_RDWR);
+  }
 }
 
 /// Fails on all ranks together.
@@ -116,12 +136,14 @@ int run(int argc, char** argv, const std::vector<std::string>& name) {
     return 2;
   }
   line.action()();
-  return std::fflush(stdout) == 0 ? 0 : fail("cannot write to standard output", 1);
+  if (std::fflush(stdout) == 0) return 0;
+  return errno == EPIPE ? kClosedPipe : fail("cannot write to standard output", 1);
 }
 
 }  // namespace
 
 int main_program(int argc, char** argv, const std::vector<std::string>& name) {
+  open_standard_streams();
   try {
     return run(argc, argv, name);
   } catch (const Reported& reported) {
@@ -136,6 +158,8 @@ int main_program(int argc, char** argv, const std::vector<std::string>& name) {
     return fail(gone ? "the working directory does not exist any more; change to another one"
                      : text::printable(error.what(), 4096),
                 1);
+  } catch (const std::system_error& error) {
+    return is_closed_pipe(error) ? kClosedPipe : fail(error.what(), 1);
   } catch (const std::exception& error) {
     return fail(error.what(), 1);
   }

@@ -1,5 +1,7 @@
 #include "tools/request.h"
 
+#include <system_error>
+
 namespace ballast::tools {
 
 std::string option(Caller caller, const std::string& name, const std::string& value) {
@@ -7,8 +9,24 @@ std::string option(Caller caller, const std::string& name, const std::string& va
   return name + "=" + value;
 }
 
+void refuse_other_kind(const std::filesystem::path& file, train::Settings wanted,
+                       const Error& error) {
+  std::error_code ignored;
+  const bool read =
+      error.category() == ErrorCategory::config && std::filesystem::is_regular_file(file, ignored);
+  const std::string cause = read ? train::explain_other_settings(file, wanted) : "";
+  if (!cause.empty()) throw Error(ErrorCategory::config, cause);
+}
+
 config::Config ConfigRequest::load(std::uint32_t world) const {
-  if (!text) return config::load(file, overrides, world);
+  if (!text) {
+    try {
+      return config::load(file, overrides, world);
+    } catch (const Error& error) {
+      refuse_other_kind(file, train::Settings::config, error);
+      throw;
+    }
+  }
   return config::parse(*text, std::filesystem::current_path(), file.string(), overrides, world);
 }
 

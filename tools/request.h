@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "ballast/config/config.h"
+#include "ballast/core/error.h"
 #include "ballast/core/log.h"
+#include "ballast/train/settings_kind.h"
 
 namespace ballast::tools {
 
@@ -29,6 +31,11 @@ struct ConfigRequest {
   /// Throws Error(config).
   [[nodiscard]] config::Config load(std::uint32_t world) const;
 };
+
+/// Throws Error(config) that says what `file` is if its reader has failed with `error` because it
+/// is another kind of file than `wanted`. Otherwise returns.
+void refuse_other_kind(const std::filesystem::path& file, train::Settings wanted,
+                       const Error& error);
 
 /// Logs what of DeepSpeed's config is ignored, at `ignored`, and what means something else here.
 void log_notes(const config::Config& config, LogLevel ignored = LogLevel::debug);

@@ -131,7 +131,7 @@ void add_train(Command program) {
                      {.range = std::pair(std::uint64_t{1}, kMostSteps)});
   command.add_option("--seed", &a.request.seed, "Random seed; overrides ballast.seed");
   command.add_option("--out", &a.request.out, "Run directory (default: a new one; see ballast.out)",
-                     {.takes = Names::folder});
+                     {.takes = Names::new_folder});
   command.add_option("--trace", &a.request.trace.file,
                      "Write a timeline of the first steps, for ui.perfetto.dev",
                      {.takes = Names::new_path, .value = "FILE"});

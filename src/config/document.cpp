@@ -62,7 +62,9 @@ void Document::apply(const std::string& assignment) {
   if (equals == std::string::npos) {
     refuse("expected path=value, such as optimizer.params.lr=3e-4");
   }
-  const std::string path = assignment.substr(0, equals);
+  // Spaces around '=' are no part of the key or the value.
+  std::string path = assignment.substr(0, equals);
+  path.erase(path.find_last_not_of(' ') + 1);
   const std::string origin = "--set " + printable(assignment);
   Json* node = &root_;
   for (std::size_t start = 0;;) {
@@ -81,7 +83,9 @@ void Document::apply(const std::string& assignment) {
     if (dot == path.size()) break;
     start = dot + 1;
   }
-  const std::string value = assignment.substr(equals + 1);
+  const bool spaced = path.size() < equals;
+  const std::size_t begin = spaced ? assignment.find_first_not_of(' ', equals + 1) : equals + 1;
+  const std::string value = begin == std::string::npos ? "" : assignment.substr(begin);
   *node = text::is_json(value) ? text::parse_json(value, label) : Json(value);
   origins_[path] = origin;
 }

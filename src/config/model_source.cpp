@@ -90,7 +90,13 @@ constexpr std::array<Trace, 8> kTraces = {{
 std::string explain_folder(const fs::path& folder) {
   if (has(folder, kAdapterConfig)) return explain_adapters(folder);
   for (const Trace& trace : kTraces) {
-    if (has(folder, trace.file)) return fmt::format("{}; {}", trace.kind, trace.advice);
+    if (!has(folder, trace.file)) continue;
+    std::string advice(trace.advice);
+    const std::string_view place = "RUN";
+    if (const auto at = advice.find(place); at != std::string::npos) {
+      advice.replace(at, place.size(), folder.string());
+    }
+    return fmt::format("{}; {}", trace.kind, advice);
   }
   if (!find_name(folder, "", ".gguf").empty()) {
     return "has a model in GGUF; give the folder of the safetensors from which it was made";

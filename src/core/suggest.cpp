@@ -35,7 +35,9 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
   std::string found;
   for (const auto& candidate : candidates) {
     const std::size_t edits = distance(word, candidate);
-    if (edits < best) {
+    // Short words are near to any other word.
+    const bool alike = 2 * edits <= std::max(word.size(), candidate.size());
+    if (edits < best && alike) {
       best = edits;
       found = candidate;
     }

@@ -11,6 +11,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "src/text/json_mistakes.h"
+
 namespace ballast::text {
 namespace {
 
@@ -150,8 +152,11 @@ class TreeBuilder final : public nlohmann::json_sax<Library> {
       reason.remove_prefix(bracket + 2);
     }
     const std::size_t at = end == 0 ? 0 : end - 1;
-    fail(fmt::format("{}: not valid JSON: {}{}", position(name_, text_, at), printable(reason, 200),
-                     comma_before(at) ? " (is there an extra comma before it?)" : ""));
+    const std::string place = position(name_, text_, at);
+    const std::string advice = advice_on_mistake(text_, at);
+    if (!advice.empty()) fail(fmt::format("{}: not valid JSON: {}", place, advice));
+    fail(fmt::format("{}: not valid JSON: {}{}", place, printable(reason, 200),
+                     reason.ends_with("expected ':'") ? "" : cause(at)));
   }
 
   [[noreturn]] void fail(const std::string& message) const {
@@ -209,10 +214,23 @@ class TreeBuilder final : public nlohmann::json_sax<Library> {
     }
     return path;
   }
-  [[nodiscard]] bool comma_before(std::size_t at) const {
-    if (at >= text_.size() || (text_[at] != '}' && text_[at] != ']')) return false;
+  /// What a mistake at byte `at` between two values may come from.
+  [[nodiscard]] std::string cause(std::size_t at) const {
+    if (at >= text_.size()) {
+      if (open_.empty()) return "";
+      const Json& inner = *open_.back().node;
+      return fmt::format(" (the {} of {} is not closed)", inner.is_array() ? '[' : '{',
+                         position(name_, text_, inner.begin_));
+    }
     const auto last = text_.substr(0, at).find_last_not_of(" \t\r\n");
-    return last != std::string_view::npos && text_[last] == ',';
+    const char before = last == std::string_view::npos ? '\0' : text_[last];
+    if (text_[at] == '}' || text_[at] == ']') {
+      if (before == ',') return " (is there an extra comma before it?)";
+      return open_.empty() ? " (is it one too many?)" : "";
+    }
+    if (open_.empty()) return root_.is_null() ? "" : " (the file has more than one value)";
+    const bool ended = before != ',' && before != ':' && before != '{' && before != '[';
+    return ended ? " (is a comma missing before it?)" : "";
   }
 
   std::string_view text_;

@@ -220,6 +220,34 @@ std::string preparing_command(const std::filesystem::path& file, const FileUse& 
                      use.model.empty() ? "DIR" : quoted(use.model.string()), quoted(made.string()));
 }
 
+std::string_view describe(FileFormat format) {
+  return name_of(format);
+}
+
+std::string advice_for(const std::filesystem::path& path, FileFormat format) {
+  return advice(path, format, {.key = "documents", .model = ""});
+}
+
+std::string explain_not_safetensors(const std::filesystem::path& path) {
+  const FileFormat format = recognise(path);
+  const std::string what = fmt::format("is {}, not safetensors", name_of(format));
+  switch (format) {
+    case FileFormat::unknown:
+    case FileFormat::json:
+    case FileFormat::safetensors:
+    case FileFormat::documents:
+    case FileFormat::pairs:
+      return "";
+    case FileFormat::text:
+    case FileFormat::numpy:
+    case FileFormat::llmc:
+    case FileFormat::megatron_index:
+      return fmt::format("{}: it can be data of a config, not weights", what);
+    default:
+      return fmt::format("{}: {}", what, advice_for(path, format));
+  }
+}
+
 void refuse_other_format(const std::filesystem::path& path, FileFormat format, const FileUse& use) {
   if (is_read_by(use.key, format)) return;
   throw Error(ErrorCategory::data,

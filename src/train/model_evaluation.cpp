@@ -20,6 +20,7 @@
 #include "src/train/evaluate.h"
 #include "src/train/file_formats.h"
 #include "src/train/initial_weights.h"
+#include "src/train/merged_adapters.h"
 #include "src/train/run_files.h"
 #include "src/train/training_data.h"
 
@@ -116,9 +117,32 @@ std::uint64_t usual_length(const fs::path& folder) {
   return kFolderLength;
 }
 
-/// The config of a folder of Hugging Face.
+/// Whether the folder has adapters of PEFT without their model.
+bool has_only_adapters(const fs::path& folder) {
+  std::error_code ignored;
+  return is_adapter_folder(folder) && !fs::exists(folder / config::kCheckpointConfig, ignored);
+}
+
+/// The model under the adapters in the request's folder: that of --set model.path, or else the one
+/// that adapter_config.json names.
+fs::path base_of(const EvaluationRequest& request) {
+  constexpr std::string_view kSetting = "model.path=";
+  for (const std::string& setting : request.overrides) {
+    if (setting.starts_with(kSetting)) return setting.substr(kSetting.size());
+  }
+  try {
+    return base_of_adapters(request.path);
+  } catch (const Error& error) {
+    throw Error(ErrorCategory::config,
+                fmt::format("{}, or name it with --set model.path=DIR", error.what()));
+  }
+}
+
+/// The config of a folder of Hugging Face, or of adapters of PEFT over one.
 config::Config read_folder(const EvaluationRequest& request, std::vector<std::string> overrides) {
-  const std::string folder = fs::absolute(request.path).string();
+  const bool adapters = has_only_adapters(request.path);
+  const std::string folder =
+      fs::absolute(adapters && !request.data.empty() ? base_of(request) : request.path).string();
   if (request.data.empty()) {
     throw Error(ErrorCategory::usage,
                 fmt::format("{} is a folder of a model and names no data; give --data FILE",
@@ -130,6 +154,13 @@ config::Config read_folder(const EvaluationRequest& request, std::vector<std::st
   config["train_batch_size"] = "auto";
   config["train_micro_batch_size_per_gpu"] = "auto";
   config["zero_optimization"]["offload_param"]["device"] = "auto";
+  if (adapters) {
+    config["ballast"]["train"] = "adapters";
+    config["ballast"]["adapters"]["path"] = fs::absolute(request.path).string();
+  }
+  if (const auto cause = config::explain_no_model(folder, folder)) {
+    throw Error(ErrorCategory::config, *cause);
+  }
   if (request.sequence_length == 0) config["data"]["sequence_length"] = usual_length(folder);
   return config::parse(config.pretty(), fs::current_path(), request.path.string(), overrides);
 }
@@ -161,7 +192,7 @@ config::Config read_evaluation(const EvaluationRequest& request) {
   }
   const fs::path weights = weights_at(request.path);
   const bool run = weights != request.path;
-  if (!run) {
+  if (!run && !has_only_adapters(request.path)) {
     const auto cause = config::explain_no_model(weights, request.path.string());
     if (cause) throw Error(ErrorCategory::config, *cause);
   }

@@ -15,6 +15,7 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
+#include "src/train/format_advice.h"
 #include "src/train/safetensors_header.h"
 #include "src/train/weight_causes.h"
 #include "src/train/write_behind.h"
@@ -50,7 +51,11 @@ void SafetensorsReader::File::check_format(Bytes size) const {
   text::read_fully(descriptor, path, 0, start);
   const std::string_view found = foreign_format(start);
   if (found.empty()) return;
-  throw Error(ErrorCategory::data, fmt::format("{} {}", path.string(), found));
+  // A file for tools/prepare.py is named with its command.
+  const bool json = !start.empty() && static_cast<char>(start.front()) == '{';
+  const std::string other = json ? explain_not_safetensors(path) : "";
+  throw Error(ErrorCategory::data,
+              fmt::format("{} {}", path.string(), other.empty() ? found : other));
 }
 
 void SafetensorsReader::File::read_header() {
@@ -65,6 +70,12 @@ void SafetensorsReader::File::read_header() {
   std::array<std::byte, kLengthBytes> prefix;
   text::read_fully(descriptor, path, 0, prefix);
   const auto length = std::bit_cast<std::uint64_t>(prefix);
+  if (length > kLongestHeader) {
+    const std::string other = explain_not_safetensors(path);
+    if (!other.empty()) {
+      throw Error(ErrorCategory::data, fmt::format("{} {}", path.string(), other));
+    }
+  }
   if (length > kLongestHeader || length > size - kLengthBytes) {
     throw Error(ErrorCategory::data,
                 fmt::format("{} gives a header length of {} bytes (file size {}, limit {}): it is "

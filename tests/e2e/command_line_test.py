@@ -11,6 +11,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import struct
 import subprocess
 
@@ -151,6 +152,126 @@ class CommandLine(RunTest):
                           "ballast train takes no more arguments, got second.json; "
                           "see ballast train --help")
 
+    def test_usage_mistakes_say_what_to_write(self):
+        self.config()
+        train = "train config.json "
+        for line, message in (
+                (train + "--steps 1 --steps 2", "--steps is given twice (1 and 2); give it once"),
+                (train + "--out --serial", "--out needs a value: --out DIR"),
+                (train + "--set", "--set needs a value: --set KEY=VALUE"),
+                (train + "--out=", "--out=: must not be empty; give --out=DIR"),
+                (train + "--serial=maybe", "--serial takes no value, got 'maybe'"),
+                (train + "-steps 3", "ballast train has no option -steps (did you mean '--steps'?)"),
+                (train + "\u2014steps 3", "'\u2014steps' begins with a long dash; write --steps"),
+                (train + "--set optimizer.params.lr = 1",
+                 "a setting is one word without spaces: --set KEY=VALUE"),
+                (train + "optimizer.params.lr=1",
+                 "a setting needs --set before it: --set optimizer.params.lr=1"),
+                (train + "--lr 1", "it is a key of the config: --set optimizer.params.lr=VALUE"),
+                (train + "--batch-size 8", "--set train_batch_size=VALUE"),
+                (train + "--rates FILE", "it is an option of ballast plan"),
+                (train + "--deepspeed_config x", "a config of DeepSpeed is named alone"),
+                ("--nproc_per_node 4 " + train, "mpirun -n N --bind-to none ballast train CONFIG"),
+                (train + "--trace-steps 3", "--trace-steps is for --trace; give both, or neither"),
+                ("train", "CONFIG is missing: ballast train CONFIG"),
+                ("export run", "--out is missing; give --out DIR"),
+                ("plan config.json --recalibrate --rates config.json",
+                 "--recalibrate and --rates exclude each other; give one of them"),
+                ("export . --out x --dtype bf8",
+                 "--dtype: must be one of bf16, fp16, fp32, got 'bf8' (did you mean 'bf16'?)"),
+                ("evaluate run", "to compute a loss: ballast eval PATH"),
+                ("config.json", "to train: ballast train config.json"),
+                ("trian --help", "'trian' is not a ballast command (did you mean 'train'?)"),
+                ("help trian", "'trian' is not a ballast command (did you mean 'train'?)")):
+            with self.subTest(line):
+                self.assert_fails(self.run_ballast(*line.split()), 2, message)
+
+    def test_a_path_on_the_command_line_that_is_not_there_is_a_usage_error(self):
+        self.config()
+        (self.path / "run").mkdir()
+        (self.path / "run/run.json").write_text("{}")
+        (self.path / "run/config.json").write_text("{}")
+        for line, message in (
+                ("inspect nowhere", "PATH: nowhere: no such file or folder"),
+                ("export nowhere --out x", "hf download nowhere"),
+                ("eval nowhere", "PATH: nowhere: no such file or folder"),
+                ("eval config.json --data nowhere", "--data: nowhere: no such file or folder"),
+                ("report nowhere", "RUN: nowhere: no such directory"),
+                ("report config.json", "RUN: config.json is not a directory"),
+                ("report run/config.json", "is not a directory; give run"),
+                ("tokenize nowhere --out x", "TEXT: nowhere: no such file or folder"),
+                ("bench io --path nowhere", "--path: nowhere: no such directory"),
+                ("tune io --path text.txt", "--path: text.txt is not a directory"),
+                ("plan config.json --rates nowhere", "--rates: nowhere: no such file"),
+                ("train config.json/x", "config.json is a file, not a folder"),
+                ("train run", "run is the directory of a run, not a file; its config is "
+                 "run/config.json")):
+            with self.subTest(line):
+                done = self.run_ballast(*line.split())
+                self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
+                self.assertIn(message, done.stderr)
+
+    def test_a_file_of_another_kind_as_config_is_named(self):
+        files = {"chat.jsonl": (b'{"messages": []}\n{"messages": []}\n', "is JSON Lines, not a config: "
+                                "'tools/prepare.py chat.jsonl --model DIR --out chat.safetensors'"),
+                 "model.json": (b'{"architectures": ["Llama"]}', "is the config.json of a model"),
+                 "c.yaml": (b"model:\n  path: somewhere\n", "is not JSON (.yaml)"),
+                 "c.parquet": (b"PAR1" + bytes(60) + b"PAR1", "is a Parquet file, not a config"),
+                 "wide.json": ("{}".ljust(80).encode("utf-16"), "iconv -f UTF-16 -t UTF-8 wide.json")}
+        for name, (content, message) in files.items():
+            (self.path / name).write_bytes(content)
+            self.assert_fails(self.run_ballast("train", name), 2, name, message)
+        # A config in one line has the keys of a row of data, but its own error counts.
+        self.assert_fails(self.train(balast={}), 2, "balast: unknown key (did you mean 'ballast'?)")
+
+    def test_resume_takes_its_directory_after_a_space_too(self):
+        config = self.config()
+        saved = self.run_ballast("train", config, "--set", "ballast.checkpoint_every=1", "--steps", "1")
+        self.assertEqual(saved.returncode, 0, saved.stderr)
+        for words in (["--resume", "run", config], [config, "--resume", "run"]):
+            done = self.run_ballast("train", *words, "--out", "next", "--steps", "2", "--seed", "1234")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            command = json.loads((self.path / "next/run.json").read_text())["command"]
+            self.assertIn("--resume=run", command)
+            shutil.rmtree(self.path / "next")
+        # The only argument is the config, as before.
+        self.config(ballast={"out": None})
+        for words, message in ((["--resume", "config.json"], "name the directory of the run with --out DIR"),
+                               (["config.json", "--resume", ""], "--resume=: must not be empty")):
+            done = self.run_ballast("train", *words)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(message, done.stderr)
+
+    def test_seed_overrides_the_key(self):
+        done = self.train("--seed", "7", "--print-config")
+        self.assertEqual(json.loads(done.stdout)["ballast"]["seed"], 7)
+
+    def test_help_in_80_columns_by_option_and_by_command(self):
+        for command in ([], ["train"], ["bench", "io"]):
+            done = self.run_ballast(*command, "--help")
+            self.assertEqual(done.returncode, 0)
+            self.assertLessEqual(max(map(len, done.stdout.splitlines())), 80)
+            self.assertEqual(self.run_ballast("help", *command).stdout, done.stdout)
+        self.assertEqual(self.run_ballast("-V").stdout, self.run_ballast("--version").stdout)
+
+    def test_a_reader_that_closes_the_pipe_is_no_error(self):
+        read, write = os.pipe()
+        os.close(read)
+        try:
+            done = subprocess.run([self.ballast, "man"], stdout=write, stderr=subprocess.PIPE, check=False)
+        finally:
+            os.close(write)
+        self.assertEqual((done.returncode, done.stderr), (141, b""))
+
+    def test_closed_standard_streams_do_not_mix_output_into_files(self):
+        def close():
+            for stream in (0, 1, 2):
+                os.close(stream)
+        done = subprocess.run([self.ballast, "train", str(self.config())], cwd=self.path, check=False,
+                              preexec_fn=close)
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual([row["step"] for row in self.rows()], [1, 2, 3])
+
     def test_number_that_an_option_does_not_take(self):
         config = self.config()
         for arguments, message in (
@@ -183,8 +304,9 @@ class CommandLine(RunTest):
             self.assert_fails(self.run_ballast(*arguments), 2, f"{name}: must not be empty")
 
     def test_missing_config(self):
-        self.assert_fails(self.run_ballast("train", "nowhere.json"), 2, "nowhere.json",
-                          "No such file")
+        self.config()
+        self.assert_fails(self.run_ballast("train", "confg.json"), 2,
+                          "CONFIG: confg.json: no such file (did you mean 'config.json'?)")
 
     def test_config_that_is_no_json(self):
         file = self.path / "broken.json"

@@ -314,9 +314,9 @@ class Report(ReportTest):
 
     def test_what_is_not_a_run_is_refused(self):
         (self.path / "empty").mkdir()
-        self.refused(["nowhere"], 2, "nowhere does not exist", "name the directory of a run")
+        self.refused(["nowhere"], 2, "RUN: nowhere: no such directory")
         self.refused(["empty"], 2, "empty is not a run directory", "metrics.jsonl")
-        self.refused(["text.txt"], 2, "text.txt is not a run directory")
+        self.refused(["text.txt"], 2, "RUN: text.txt is not a directory")
         self.assertEqual(list((self.path / "empty").iterdir()), [])
         (self.path / "empty/metrics.jsonl").mkdir()
         self.refused(["empty"], 1, "metrics.jsonl", "not a regular file")
@@ -345,10 +345,10 @@ class Report(ReportTest):
         for name in ("a", "b"):
             self.made_run([{"loss": 3.0}], name)
         self.refused(["a", "b"], 2, "--out FILE")
-        self.refused(["a", "b", "--trace", "t.json", "--out", "page.html"], 2, "--trace is of one run")
+        self.refused(["a", "b", "--trace", "text.txt", "--out", "page.html"], 2, "--trace is of one run")
         self.refused(["a", "--watch", "--out", "page.html"], 2, "--out")
         self.refused(["a", "--trace", "text.txt"], 1, "text.txt is not a trace of ballast train --trace")
-        self.refused(["a", "--trace", "none.json"], 1, "none.json")
+        self.refused(["a", "--trace", "none.json"], 2, "none.json")
 
 
 class Watch(ReportTest):

@@ -203,7 +203,7 @@ class TuneIo(unittest.TestCase):
 
     def test_paths_and_sizes_that_cannot_be(self):
         self.assert_fails(self.run_ballast("tune", "io"), 2, "--path")
-        self.assert_fails(self.tune("--path", self.path / "none"), 1, "no such directory")
+        self.assert_fails(self.tune("--path", self.path / "none"), 2, "no such directory")
         self.assert_fails(self.run_ballast("tune", "io", "--path", self.swap, "--size", "1MiB"), 2,
                           "--size", "64.0 MiB")
         self.assert_fails(self.run_ballast("tune", "io", "--path", self.swap, "--seconds", "0"), 2,

@@ -100,10 +100,12 @@ std::string bash_values(const OptionInfo& option, const CommandInfo& program) {
   switch (option.takes) {
     case Names::file:
     case Names::path:
+    case Names::model:
       return fmt::format("_ballast_files {}", fmt::join(option.extensions, " "));
     case Names::new_path:
       return "_ballast_files";
     case Names::folder:
+    case Names::new_folder:
       return "_ballast_folders";
     case Names::command:
       return "_ballast_words " + in_one_word(program.command_names());

@@ -15,7 +15,7 @@ inline constexpr std::array<ExitStatus, 5> kExitStatuses = {{
     {"1", "the work failed, or a file that the config names cannot be used"},
     {"2",
      "wrong command line or config: a word, a key or a value; or a path on the command line that "
-     "does not exist or is of another kind"},
+     "does not exist, or is a directory instead of a file or the reverse"},
     {"130, 143", "ended by SIGINT (Ctrl-C) or SIGTERM, without a checkpoint"},
     {"141", "standard output was closed by its reader (a pipe to head)"},
 }};

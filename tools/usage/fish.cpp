@@ -49,6 +49,7 @@ std::string fish_values(const OptionInfo& option, const CommandInfo& program) {
   switch (option.takes) {
     case Names::file:
     case Names::path:
+    case Names::model:
       if (option.extensions.size() == 1) {
         return offered(fmt::format("(__fish_complete_suffix {})", option.extensions.front()));
       }
@@ -56,6 +57,7 @@ std::string fish_values(const OptionInfo& option, const CommandInfo& program) {
     case Names::new_path:
       return "-F";
     case Names::folder:
+    case Names::new_folder:
       return offered("(__fish_complete_directories)");
     case Names::command:
       return offered(fmt::format("{}", fmt::join(program.command_names(), " ")));

@@ -11,8 +11,10 @@ enum class Names {
   anything,
   file,
   folder,
-  path,      ///< a file or a folder
-  new_path,  ///< a file or a folder to write
+  path,        ///< a file or a folder
+  model,       ///< a run, a checkpoint, a folder of Hugging Face, or a file of it
+  new_path,    ///< a file or a folder to write
+  new_folder,  ///< a folder to write
   command,
   setting,  ///< KEY=VALUE for a key of the config
   key,      ///< a key of the config

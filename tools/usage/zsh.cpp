@@ -62,11 +62,13 @@ std::string zsh_action(const OptionInfo& option, const CommandInfo& program) {
   switch (option.takes) {
     case Names::file:
     case Names::path:
+    case Names::model:
       return patterns.empty() ? "_files"
                               : fmt::format("_files -g \"({})(-.)\"", fmt::join(patterns, "|"));
     case Names::new_path:
       return "_files";
     case Names::folder:
+    case Names::new_folder:
       return "_files -/";
     case Names::command:
       return fmt::format("({})", fmt::join(program.command_names(), " "));

@@ -7,7 +7,7 @@
 namespace ballast {
 
 /// The candidate nearest to `word` by Damerau-Levenshtein distance, ignoring case, or "" when every
-/// distance is above max(2, a third of the word's length).
+/// distance is above max(2, a third of the word's length) or above half of the longer word.
 std::string nearest(std::string_view word, std::span<const std::string> candidates);
 
 /// " (did you mean 'x'?)" or "".

@@ -1,4 +1,8 @@
+#include <algorithm>
+
 #include <gtest/gtest.h>
+
+#include "ballast/config/key_list.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/unit/config/samples.h"
@@ -63,6 +67,38 @@ TEST(ConfigSyntax, SaysInOneLineWhatIsWrongWithTheWholeText) {
 
 TEST(ConfigSyntax, RefusesDeepNesting) {
   expect_in(error_of("{\"a\":" + std::string(100000, '[')), "nested deeper than 32 levels");
+}
+
+TEST(ConfigOverride, MayHaveSpacesAroundTheEqualsSign) {
+  const std::vector<std::string> spaced = {"gradient_clipping = 0.5", "optimizer.type = Lion"};
+  const Config config = parse_text(kMinimal, spaced);
+  EXPECT_EQ(config.gradient_clipping, 0.5);
+  EXPECT_EQ(config.optimizer.type, OptimizerSection::Type::lion);
+}
+
+TEST(ConfigKeys, AreListedWithTheirValues) {
+  const std::vector<KeyInfo> keys = key_list();
+  const auto find = [&](const std::string& path) -> const KeyInfo& {
+    const auto found = std::find_if(keys.begin(), keys.end(),
+                                    [&](const KeyInfo& key) { return key.path == path; });
+    return found == keys.end() ? keys.front() : *found;
+  };
+  EXPECT_EQ(find("ballast.update").values, (std::vector<std::string>{"gated", "eager"}));
+  EXPECT_EQ(find("bf16.enabled").values, (std::vector<std::string>{"true", "false"}));
+  EXPECT_TRUE(find("model.path").names_paths);
+  EXPECT_EQ(find("ballast.adapters.rank").path, "ballast.adapters.rank");
+  EXPECT_EQ(find("zero_optimization.reduce_bucket_size").path, keys.front().path);  // no effect
+  for (const KeyInfo& key : keys) {
+    EXPECT_EQ(std::count_if(keys.begin(), keys.end(),
+                            [&](const KeyInfo& other) { return other.path == key.path; }),
+              1)
+        << key.path;
+  }
+}
+
+TEST(ConfigKeys, AreSuggestedFromOtherSections) {
+  expect_in(error_of(with(R"("lr": 1)")), "did you mean 'optimizer.params.lr'?");
+  expect_in(error_of(with(R"("max_steps": 1)")), "did you mean 'ballast.steps'?");
 }
 
 TEST(ConfigFile, IsReadAndItsDirectoryIsTheBaseOfPaths) {

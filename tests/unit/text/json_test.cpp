@@ -101,6 +101,32 @@ TEST(ParseJson, NamesLineAndColumn) {
   EXPECT_NE(error_of("1e999").find("number overflow"), std::string::npos);
 }
 
+TEST(ParseJson, SaysWhatToWriteInsteadOfOtherSpellings) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"({"a": True})", "f:1:7: not valid JSON: True: write true"},
+      {R"({"a": None})", "f:1:7: not valid JSON: None: write null"},
+      {R"({'a': 1})", "strings have double quotes"},
+      {"{\"a\": \xe2\x80\x9cx\xe2\x80\x9d}", "a typographic quotation mark; write \""},
+      {"{\xc2\xa0\"a\": 1}", "a no-break space; write a plain space"},
+      {R"({"b": 1, abc: 1})", R"(names have double quotes: "abc")"},
+      {"# c\n{}", "f:1:1: not valid JSON: comments begin with //"},
+      {R"({"a": +1})", "a number has no +"},
+      {R"({"a": .5})", "a number begins with a digit"},
+      {R"({"a": 1_000})", "write 1000, 0.01 or 1e-4"},
+      {R"({"a": 0x10})", "write 1000, 0.01 or 1e-4"},
+      {R"({"a": 01})", "write 1000, 0.01 or 1e-4"},
+      {R"({"a": 0,01})", "a number has a point, not a comma"},
+      {"{\"a\": \"x\n}", "has no closing quotation mark"},
+      {R"({"a": 1 "b": 2})", "(is a comma missing before it?)"},
+      {"{\n \"a\": [1", "(the [ of f:2:7 is not closed)"},
+      {R"({"a": 1}})", "(is it one too many?)"},
+      {"{}\n{}", "(the file has more than one value)"},
+  };
+  for (const auto& [text, message] : cases) {
+    EXPECT_NE(error_of(text).find(message), std::string::npos) << text << "\n" << error_of(text);
+  }
+}
+
 TEST(ParseJson, RefusesKeysGivenTwiceAndDeepNesting) {
   EXPECT_EQ(error_of(R"({"a": [0, {"k": 1, "k": 2}]})"), "f: a[1].k: given twice");
   EXPECT_EQ(error_of("[[[]]]", {.category = ErrorCategory::data, .deepest = 3}), "");

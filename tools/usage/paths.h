@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string>
+
+#include "tools/usage/table.h"
+
+namespace ballast::tools {
+
+/// One line about a path of the command line that is read but does not exist, or is a folder
+/// instead of a file or the reverse; "" if it can be read, is a glob, or `takes` is not a path to
+/// read. Files with other content are refused by their readers.
+std::string path_mistake(Names takes, const std::string& path);
+
+}  // namespace ballast::tools
