@@ -232,6 +232,13 @@ class Page(ReportTest):
         self.assertEqual(planned.returncode, 0, planned.stderr)
         self.report("run", "--trace", "run.trace", "--trace", "plan.trace", "--out", "report.html")
         self.look_at("report.html")
+        # Paper is light, whatever the colours of the screen.
+        self.browser.call("Emulation.setEmulatedMedia", media="print", features=[
+            {"name": "prefers-color-scheme", "value": "dark"}])
+        for name, light in (("--paper", "#fff"), ("--c0", "#0b62c4"), ("--compute", "#2468c0")):
+            shown = self.browser.run(f"getComputedStyle(document.documentElement).getPropertyValue('{name}')")
+            self.assertEqual(shown.strip(), light, name)
+        self.browser.call("Emulation.setEmulatedMedia", media="")
         self.look_at("plan.html")
         # The timeline of a plan shows the step whose time the page names.
         step = self.browser.run("document.querySelector('.tile dd').firstChild.textContent")

@@ -259,6 +259,10 @@ class Report(ReportTest):
         self.assertEqual(timeline["start"], [round(1000 * one["ts"]) for one in slices])
         self.assertEqual(timeline["step"], [one["args"].get("step", 0) for one in slices])
         ends = [start + long for start, long in zip(timeline["start"], timeline["duration"])]
+        # A step is as long as the metrics say.
+        last = timeline["steps"][-1]
+        row = self.rows()[last["step"] - 1]
+        self.assertLess((last["to"] - last["from"]) / 1e9, 1.01 * row["step_seconds"] + 1e-4)
         path = [i for i, on in enumerate(timeline["critical"]) if on]
         self.assertGreater(len(path), 5)
         self.assertIn(max(ends), [ends[i] for i in path])

@@ -311,7 +311,14 @@ Json RunData::to_json(std::size_t groups) const {
   for (const std::string& note : log_.notes()) notes.push_back(note);
   for (const std::string& note : notes_) notes.push_back(note);
   Json timelines = Json::array();
-  for (const LaneTimeline& timeline : timelines_) timelines.push_back(timeline_json(timeline));
+  StepSeconds seconds;
+  const MetricsLog::Column times = log_.column("step_seconds");
+  for (std::size_t i = 0; i < times.size() && !timelines_.empty(); ++i) {
+    if (std::isfinite(times[i])) seconds[log_.steps()[i]] = times[i];
+  }
+  for (const LaneTimeline& timeline : timelines_) {
+    timelines.push_back(timeline_json(timeline, seconds));
+  }
   return Json::object({{"name", name_},
                        {"directory", fs::absolute(directory_).lexically_normal().string()},
                        {"state", state()},

@@ -37,14 +37,14 @@ class TimelineChart {
       const words = [t.leftOut > 0 && `${t.leftOut.toLocaleString("en")} operations of other steps are left out`, t.joined > 0 && `${t.joined.toLocaleString("en")} short ones are drawn in groups`].filter(Boolean);
       return `${t.predicted ? "Predicted" : "Measured"}: ${t.source}${words.length > 0 ? ` (${words.join("; ")})` : ""}.`;
     });
-    return `${sources.join(" ")} A step lasts from its first computation to that of the next step. The critical path is the chain of operations that ends last, each after the one for which it waited longest.`;
+    return `${sources.join(" ")} A step lasts from the end of the computation before it to the end of its own. The critical path is the chain of operations that ends last, each after the one for which it waited longest.`;
   }
 
   head() {
     const turn = by => () => this.choose(this.steps[Math.max(0, Math.min(this.steps.length - 1, this.steps.indexOf(this.kept.step) + by))]);
     this.select = el("select", {id: "timeline-step", onchange: event => this.choose(Number(event.target.value))},
       this.steps.map(step => el("option", {value: step, selected: step === this.kept.step}, String(step))));
-    return el("div", {class: "head"}, el("h3", {}, "Lanes of a step ", el("span", {class: "unit"}, "(time since its computation began)")),
+    return el("div", {class: "head"}, el("h3", {}, "Lanes of a step ", el("span", {class: "unit"}, "(time since the step began)")),
       el("span", {class: "bar-controls", style: "margin:0"},
         el("button", {type: "button", id: "timeline-previous", onclick: turn(-1)}, "Previous"),
         el("label", {}, "Step ", this.select),

@@ -122,37 +122,49 @@ std::vector<bool> critical_slices(const std::vector<Slice>& slices) {
   return critical;
 }
 
-/// When a step begins and ends: from its first computation to that of the next step or of an
-/// evaluation. The last step of a timeline ends with its computation.
+/// When a step begins and ends: from the end of the computation before it, of a step or an
+/// evaluation, to the end of its own. A metrics row counts the same time. The first step of a
+/// timeline begins with its computation.
 struct StepWindow {
   std::uint64_t step = 0;
-  std::int64_t from = std::numeric_limits<std::int64_t>::max();
-  std::int64_t to = std::numeric_limits<std::int64_t>::min();
-  bool whole = false;  ///< something follows
+  std::int64_t from = 0;
+  std::int64_t to = 0;
+  bool whole = false;         ///< there is computation before it
+  std::int64_t computes = 0;  ///< when its computation begins
 };
 
+/// Leaves out work between two steps, such as writing files, where the metrics have a step's time.
+void fit_to(StepWindow& window, const StepSeconds& seconds) {
+  const auto found = seconds.find(window.step);
+  if (found == seconds.end()) return;
+  const std::int64_t from = window.to - std::llround(1e9 * found->second);
+  window.from = std::clamp(from, window.from, window.computes);
+}
+
+/// The first moment from `time` on at which a lane is busy: between two steps none may be.
+std::int64_t busy_from(const std::vector<Slice>& slices, std::int64_t time) {
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  for (const Slice& slice : slices) {
+    if (slice.start + slice.duration > time) first = std::min(first, slice.start);
+  }
+  return std::max(first, time);
+}
+
 std::vector<StepWindow> windows_of(const std::vector<Slice>& slices) {
-  std::map<std::uint64_t, StepWindow> steps;
-  std::vector<std::int64_t> begins;  // of steps and of computation that is of no step
+  std::vector<StepWindow> windows;
+  std::optional<std::int64_t> before;  // the end of the computation so far
   for (const Slice& slice : slices) {
     if (slice.lane != "compute") continue;
-    if (slice.step == 0) {
-      begins.push_back(slice.start);
-      continue;
+    const std::int64_t end = slice.start + slice.duration;
+    if (slice.step != 0 && (windows.empty() || windows.back().step < slice.step)) {
+      windows.push_back({.step = slice.step,
+                         .from = before ? busy_from(slices, *before) : slice.start,
+                         .to = end,
+                         .whole = before.has_value(),
+                         .computes = slice.start});
     }
-    StepWindow& window = steps[slice.step];
-    window.step = slice.step;
-    window.from = std::min(window.from, slice.start);
-    window.to = std::max(window.to, slice.start + slice.duration);
-  }
-  for (const auto& [step, window] : steps) begins.push_back(window.from);
-  std::sort(begins.begin(), begins.end());
-  std::vector<StepWindow> windows;
-  for (auto& [step, window] : steps) {
-    const auto next = std::lower_bound(begins.begin(), begins.end(), window.to);
-    window.whole = next != begins.end();
-    if (window.whole) window.to = *next;
-    windows.push_back(window);
+    if (slice.step != 0 && windows.back().step == slice.step) windows.back().to = end;
+    before = std::max(before.value_or(end), end);
   }
   return windows;
 }
@@ -204,16 +216,16 @@ struct Drawing {
 
 /// All slices, or those of the middle step if there are too many. If these are too many as well,
 /// the shortest are joined until they can be drawn.
-Drawing draw(const LaneTimeline& timeline) {
+Drawing draw(const LaneTimeline& timeline, const StepSeconds& seconds) {
   constexpr std::size_t kMost = 20000;
   const std::vector<bool> critical = critical_slices(timeline.slices);
   Drawing drawing;
   drawing.steps = windows_of(timeline.slices);
+  for (StepWindow& window : drawing.steps) fit_to(window, seconds);
   std::int64_t from = std::numeric_limits<std::int64_t>::min();
   std::int64_t to = std::numeric_limits<std::int64_t>::max();
   if (timeline.slices.size() > kMost && !drawing.steps.empty()) {
-    // The last one may lack its end.
-    const StepWindow middle = drawing.steps[(drawing.steps.size() - 1) / 2];
+    const StepWindow middle = drawing.steps[drawing.steps.size() / 2];
     drawing.steps = {middle};
     std::tie(from, to) = std::pair(middle.from, middle.to);
   }
@@ -284,8 +296,8 @@ LaneTimeline predicted_timeline(const schedule::Timeline& timeline,
   return out;
 }
 
-Json timeline_json(const LaneTimeline& timeline) {
-  const Drawing drawing = draw(timeline);
+Json timeline_json(const LaneTimeline& timeline, const StepSeconds& seconds) {
+  const Drawing drawing = draw(timeline, timeline.predicted ? StepSeconds() : seconds);
   std::map<std::string, std::size_t> numbers;
   Json names = Json::array();
   Json out = Json::object({{"predicted", timeline.predicted},

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -37,11 +38,15 @@ LaneTimeline read_trace(const std::filesystem::path& file);
 LaneTimeline predicted_timeline(const schedule::Timeline& timeline,
                                 const schedule::Workload& workload);
 
+/// Seconds of steps by their number.
+using StepSeconds = std::map<std::uint64_t, double>;
+
 /// Columns of the slices, with `critical` for those of the chain that ends last: each is the one
 /// that ended last of all that the next one waited for, the one before in its lane included.
-/// `steps`: number, beginning and end of each step, `whole` if the next step follows. A long
+/// `steps`: number, beginning and end of each step, `whole` if the beginning is there. A long
 /// timeline has the slices of its middle step alone (`left_out`: the others), and short ones of it
 /// are joined (`joined`: how many). The whole step is always there.
-text::Json timeline_json(const LaneTimeline& timeline);
+/// `seconds`: what the metrics say of the steps, if the timeline was measured.
+text::Json timeline_json(const LaneTimeline& timeline, const StepSeconds& seconds = {});
 
 }  // namespace ballast::tools

@@ -52,7 +52,7 @@ Extent extent_of(const Json& drawn) {
   return extent;
 }
 
-TEST(Timeline, AStepLastsUntilTheNextOneBegins) {
+TEST(Timeline, AStepLastsFromTheEndOfTheOneBefore) {
   const Json drawn = timeline_json(made(3, 100));
   const auto& steps = drawn.find("steps")->elements();
   ASSERT_EQ(steps.size(), 3U);
@@ -60,20 +60,45 @@ TEST(Timeline, AStepLastsUntilTheNextOneBegins) {
     const auto from = static_cast<std::int64_t>(1000 * i);
     EXPECT_EQ(number(*steps[i].find("from")), from);
     EXPECT_EQ(number(*steps[i].find("to")), from + 1000);
-    EXPECT_EQ(steps[i].find("whole")->flag(), i < 2);
+    EXPECT_EQ(steps[i].find("whole")->flag(), i > 0);
   }
   EXPECT_EQ(number(*drawn.find("left_out")), 0);
   EXPECT_EQ(number(*drawn.find("joined")), 0);
 }
 
-TEST(Timeline, AnEvaluationEndsAStep) {
+TEST(Timeline, AnEvaluationAndIdleTimeAreOfNoStep) {
   LaneTimeline timeline = made(1, 100);
-  timeline.slices.push_back(
-      {.lane = "compute", .name = "head", .start = 1200, .duration = 900, .after = {}});
-  timeline.slices.push_back(
-      {.lane = "compute", .name = "block", .start = 2500, .duration = 10, .step = 2, .after = {}});
-  const auto& steps = timeline_json(timeline).find("steps")->elements();
-  EXPECT_EQ(number(*steps.front().find("to")), 1200);
+  const auto add = [&](const std::string& lane, std::int64_t start, std::int64_t duration,
+                       std::uint64_t step) {
+    timeline.slices.push_back({.lane = lane,
+                               .name = "block",
+                               .start = start,
+                               .duration = duration,
+                               .step = step,
+                               .after = {}});
+  };
+  add("compute", 1200, 900, 0);
+  add("fetch", 2150, 100, 2);
+  add("compute", 2500, 10, 2);
+  const Json drawn = timeline_json(timeline);
+  const auto& steps = drawn.find("steps")->elements();
+  ASSERT_EQ(steps.size(), 2U);
+  EXPECT_EQ(number(*steps[0].find("to")), 1000);
+  EXPECT_EQ(number(*steps[1].find("from")), 2150);
+  EXPECT_EQ(number(*steps[1].find("to")), 2510);
+  // Where the metrics know the time of the step, work before it is left out, but no computation.
+  const auto from = [&](double seconds) {
+    const Json fitted = timeline_json(timeline, {{2, seconds}});
+    // A prediction is of no run.
+    EXPECT_EQ(fitted.compact(), drawn.compact());
+    LaneTimeline measured = timeline;
+    measured.predicted = false;
+    const Json shown = timeline_json(measured, {{2, seconds}});
+    return number(*shown.find("steps")->elements()[1].find("from"));
+  };
+  EXPECT_EQ(from(200e-9), 2310);
+  EXPECT_EQ(from(1.0), 2150);
+  EXPECT_EQ(from(1e-9), 2500);
 }
 
 TEST(Timeline, ALongStepIsWholeWithItsShortOperationsJoined) {
