@@ -104,8 +104,9 @@ void run_plan(const PlanArguments& arguments) {
   if (!arguments.trace.empty()) fmt::print("trace in {}\n", arguments.trace.string());
   if (!arguments.html.empty()) fmt::print("page in {}\n", arguments.html.string());
   if (!arguments.save.empty()) {
-    fmt::print("plan in {}; ballast train {} --plan {} runs it\n", arguments.save.string(),
-               request.config.file.string(), arguments.save.string());
+    fmt::print("plan in {}; ballast train {} --plan {} runs it{}\n", arguments.save.string(),
+               request.config.file.string(), arguments.save.string(),
+               request.config.overrides.empty() ? "" : " with the same --set");
   }
 }
 

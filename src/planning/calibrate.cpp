@@ -13,6 +13,8 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 #include "ballast/core/build_info.h"
 #include "ballast/core/cpu.h"
@@ -154,15 +156,25 @@ void try_swap(const Sample& sample, schedule::Rates& rates) {
   }
 }
 
+/// The file system of a directory that may not exist yet: all run directories on it have the same
+/// rates.
+std::string describe_file_system(std::filesystem::path directory) {
+  struct stat found = {};
+  while (stat(directory.c_str(), &found) != 0 && directory.has_relative_path()) {
+    directory = directory.parent_path();
+  }
+  return fmt::format("file system {}:{}", major(found.st_dev), minor(found.st_dev));
+}
+
 std::string describe_paths(const config::Config& config) {
   if (!may_swap(config)) return "none";
   const state::SwapOptions options = swap_options(config);
   std::string text;
   for (const state::SwapPath& path : options.paths) {
-    // The name of the run directory differs in every run.
-    const auto place = path.made_later ? path.directory.parent_path() : path.directory;
+    const std::string place =
+        path.made_later ? describe_file_system(path.directory) : path.directory.string();
     text +=
-        fmt::format("{} {} block {} depth {} flight {} poll {} {} gbps {} {}; ", place.string(),
+        fmt::format("{} {} block {} depth {} flight {} poll {} {} gbps {} {}; ", place,
                     path.io.backend, path.io.block_bytes, path.io.depth, path.io.in_flight_bytes,
                     path.io.sqpoll, path.io.iopoll, path.read_gbps, path.write_gbps);
   }

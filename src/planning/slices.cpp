@@ -37,7 +37,7 @@ double mean_of_quiet(std::span<const Slice> slices) {
 }
 
 double corrected_seconds(const Slice& slice, double cpus) {
-  if (cpus <= 0.0) return std::max(0.0, slice.wall - slice.longest_wait);
+  if (cpus <= 0.0) return slice.wall;
   const double seconds = std::min(slice.wall, slice.cpu / cpus);
   return cpus > 1.0 ? seconds : std::max(seconds, slice.wall - slice.waited);
 }
@@ -50,7 +50,7 @@ double undisturbed_seconds(std::span<const Slice> slices, const SliceConditions&
   std::vector<double> seconds;
   seconds.reserve(slices.size());
   for (const Slice& slice : slices) seconds.push_back(corrected_seconds(slice, conditions.cpus));
-  return std::max(kShortest, sorted_quantile(seconds, 0.25));
+  return std::max(kShortest, sorted_quantile(seconds, conditions.cpus > 0.0 ? 0.0 : 0.25));
 }
 
 SliceClock::Waits SliceClock::read_waits() {
@@ -78,7 +78,6 @@ Slice SliceClock::stop() {
     const auto before = waits_.find(thread);
     const double now = waited - (before == waits_.end() ? 0.0 : before->second);
     slice.waited += now;
-    slice.longest_wait = std::max(slice.longest_wait, now);
   }
   return slice;
 }

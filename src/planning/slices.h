@@ -10,9 +10,8 @@ namespace ballast::planning {
 /// Times of one slice of a measurement, in seconds.
 struct Slice {
   double wall = 0.0;
-  double cpu = 0.0;           ///< CPU time of all threads of this process
-  double waited = 0.0;        ///< runnable without a CPU, summed over the threads of this process
-  double longest_wait = 0.0;  ///< the same for the thread that waited longest
+  double cpu = 0.0;     ///< CPU time of all threads of this process
+  double waited = 0.0;  ///< runnable without a CPU, summed over the threads of this process
 };
 
 /// Properties of the measured work and of the machine while it ran.
@@ -30,9 +29,10 @@ struct SliceConditions {
 ///
 /// On a busy machine almost no slice is undisturbed, because a team of threads is only as fast as
 /// the thread that waits longest for its CPU. The CPU time of the same work hardly depends on other
-/// processes. The result is the lower quartile of CPU time per CPU of the work; for work on one CPU
-/// at least of the wall time without waits. It is up to 10% too short for kernels with serial
-/// parts. For work elsewhere it is the lower quartile of the wall times without waits.
+/// processes, which can only lengthen it through caches and memory. The result is the least CPU
+/// time per CPU of the work; for work on one CPU at least the wall time without waits. It is up to
+/// 10% too short for kernels with serial parts. For work elsewhere it is the lower quartile of the
+/// wall times, which leaves out late wake-ups.
 double undisturbed_seconds(std::span<const Slice> slices, const SliceConditions& conditions);
 
 /// Measures slices of this process's work. Linux counts in /proc/self/task/TID/schedstat for how

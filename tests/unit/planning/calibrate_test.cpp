@@ -126,7 +126,9 @@ TEST_F(CalibrationTest, MeasuresOnlyWhatIsNotKnown) {
 }
 
 TEST_F(CalibrationTest, CopiesEveryRateWithItsPart) {
-  schedule::Rates all = rates_of(config({kOnNvme}));
+  const config::Config asked = config({kOnNvme});
+  schedule::Rates all =
+      calibrate(asked, model::build_architecture(asked.model), nullptr, {.busy = true}).rates;
   schedule::Rates copy = {.name = all.name};
   for (const Part part : kParts) {
     EXPECT_FALSE(has_part(copy, part));
@@ -170,6 +172,9 @@ TEST_F(CalibrationTest, HasAKeyForWhatChangesTheRates) {
   const std::string key = key_of(config({kOnNvme}));
   EXPECT_EQ(key_of(config({kOnNvme})), key);
   EXPECT_EQ(key_of(config({kOnNvme, "ballast.steps=7", "optimizer.params.lr=0.5"})), key);
+  // The run directory of `plan` is another one than that of `train`.
+  const std::string elsewhere = (directory_.path() / "more" / "run").string();
+  EXPECT_EQ(key_of(config({kOnNvme, "ballast.out=" + elsewhere})), key);
   for (const char* change :
        {"bf16.enabled=false", "ballast.link_gbps=1", "ballast.compute_threads=7",
         "ballast.update_threads=7", "ballast.update_isa=scalar", "ballast.optimizer_states=8bit",

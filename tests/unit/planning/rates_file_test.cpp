@@ -53,6 +53,7 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
     "shared_cores": 4, "compute_threads": 3, "update_threads": 2,
     "link_cores": 0.5, "io_cores": 0.25,
     "compute_beside_copy": 0.5, "compute_beside_io": 0.75, "corrections": 3,
+    "other_work": 0.25, "measured_at_s": 1795651200.5,
     "device_memory": "24GiB", "host_memory": "128 GB", "nvme_space": 4000000000000,
     "drive_writes_tb": 2400
   })");
@@ -75,6 +76,8 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
   EXPECT_EQ(rates.compute_beside_copy, 0.5);
   EXPECT_EQ(rates.compute_beside_io, 0.75);
   EXPECT_EQ(rates.corrections, 3U);
+  EXPECT_EQ(rates.other_work, 0.25);
+  EXPECT_EQ(rates.measured_at, 1795651200.5);
   EXPECT_EQ(rates.device_bytes, 24 * kGiB);
   EXPECT_EQ(rates.host_bytes, 128'000'000'000U);
   EXPECT_EQ(rates.nvme_bytes, 4'000'000'000'000U);
@@ -123,6 +126,7 @@ TEST(RatesFile, WhatIsSavedIsLoadedBitForBit) {
     rates.compute_beside_copy = any();
     rates.compute_beside_io = any();
     rates.corrections = 7;
+    rates.measured_at = 1795651200.123456;
     rates.device_bytes = random() >> 2;
     rates.host_bytes = random() >> 2;
     rates.nvme_bytes = random() >> 2;
@@ -257,12 +261,13 @@ TEST(RatesFile, EveryKeyStandsInTheReadme) {
   rates.link_cores = rates.io_cores = rates.drive_writes_bytes = 1.0;
   rates.compute_beside_copy = rates.compute_beside_io = 1.0;
   rates.corrections = 1;
+  rates.other_work = rates.measured_at = 1.0;
   rates.device_bytes = rates.host_bytes = rates.nvme_bytes = 1;
   save_rates(dir.path() / "rates.json", rates);
   const std::string readme =
       text_of(std::filesystem::path(BALLAST_CONFIGS) / "rates" / "README.md");
   const auto written = text::parse_json(text_of(dir.path() / "rates.json"), "rates");
-  EXPECT_EQ(written.members().size(), 29U);
+  EXPECT_EQ(written.members().size(), 31U);
   for (const auto& member : written.members()) {
     EXPECT_NE(readme.find("`" + member.key + "`"), std::string::npos) << member.key;
   }

@@ -24,9 +24,8 @@ std::vector<Slice> beside_busy_loops(std::uint64_t seed, double threads, std::si
   std::vector<Slice> slices;
   for (std::size_t i = 0; i < count; ++i) {
     Slice slice = {.cpu = threads * kAlone * (0.98 + 0.08 * unit(seed, 3 * i))};
-    slice.longest_wait = kAlone * (0.5 + 6.0 * unit(seed, 3 * i + 1));
-    const double others = (threads - 1.0) * slice.longest_wait * unit(seed, 3 * i + 2);
-    slice.waited = slice.longest_wait + others;
+    const double longest = kAlone * (0.5 + 6.0 * unit(seed, 3 * i + 1));
+    slice.waited = longest * (1.0 + (threads - 1.0) * unit(seed, 3 * i + 2));
     slice.wall = kAlone + slice.waited;
     slices.push_back(slice);
   }
@@ -41,7 +40,7 @@ TEST(UndisturbedSeconds, AreTheMeanOnAQuietMachine) {
 
 TEST(UndisturbedSeconds, LeaveOutSlicesThatWaitedAndOutliers) {
   std::vector<Slice> slices(5, {.wall = 0.010, .cpu = 0.020});
-  slices.push_back({.wall = 0.013, .cpu = 0.020, .waited = 0.003, .longest_wait = 0.003});
+  slices.push_back({.wall = 0.013, .cpu = 0.020, .waited = 0.003});
   slices.push_back({.wall = 0.050, .cpu = 0.020});
   EXPECT_DOUBLE_EQ(undisturbed_seconds(slices, {.cpus = 2.0}), 0.010);
 }
@@ -77,7 +76,7 @@ TEST(SliceClock, CountsWallAndCpuTime) {
   const Slice slice = clock.stop();
   EXPECT_GT(slice.wall, 0.0);
   EXPECT_GT(slice.cpu, 0.0);
-  EXPECT_GE(slice.waited, slice.longest_wait);
+  EXPECT_GE(slice.waited, 0.0);
 }
 
 }  // namespace
