@@ -10,6 +10,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/planning/engine_inputs.h"
+#include "ballast/schedule/bottleneck.h"
 #include "ballast/schedule/hiding.h"
 #include "ballast/schedule/simulator.h"
 
@@ -175,8 +176,8 @@ std::string describe(const Wear& wear) {
 }
 
 bool Forecast::bandwidth_run() const {
-  return !hiding.empty() &&
-         hiding.front().tokens > static_cast<double>(decision.blueprint.workload.tokens_per_step());
+  const schedule::Prediction& step = decision.prediction;
+  return !schedule::find_bottleneck(step.busy_seconds, step.step_seconds).bound_by_compute();
 }
 
 memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& rates) {

@@ -104,8 +104,7 @@ class Plan(unittest.TestCase):
                 peak, sum(line["bytes"] for line in plan["ledger"] if line["tier"] == tier))
         self.assertGreater(plan["nvme_bytes_written"], 0)
         self.assertEqual(plan["wear"]["rated_bytes"], 1200e12)
-        self.assertEqual(plan["bandwidth_run"],
-                         max(plan["tokens_to_hide"].values()) > plan["tokens_per_step"])
+        self.assertEqual(plan["bandwidth_run"], plan["bound_by"] != "compute")
 
     def test_text_is_for_a_terminal(self):
         done = self.plan(*settings(*ALL_AUTO))
@@ -143,6 +142,9 @@ class Plan(unittest.TestCase):
                 self.assertEqual([int(share) for _, share in said], shares[:2])
                 self.assertLessEqual(set(said), set(rows))
                 plan = json.loads(self.ballast(*arguments, "--json").stdout)
+                bound = re.search(r"the run is +bound by (\w+)", text).group(1)
+                self.assertEqual(plan["bound_by"] or "no", bound)
+                self.assertEqual(bound != "no", shares[0] >= 90)
                 self.assertEqual([plan["bottleneck"], plan["second_bottleneck"]],
                                  [lane for lane, _ in said])
 

@@ -56,7 +56,7 @@ struct Forecast {
   std::vector<HidingPoint> hiding;  ///< of the resources in use, the largest first
   std::vector<Variant> improvements;
 
-  /// Whether the batch has fewer tokens than T* of some resource, so that bandwidth bounds the run.
+  /// Whether anything but compute bounds the step (schedule::find_bottleneck()).
   [[nodiscard]] bool bandwidth_run() const;
 };
 
