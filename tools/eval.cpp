@@ -16,6 +16,7 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/ending_notice.h"
 #include "tools/process.h"
 #include "tools/run_directory.h"
 #include "tools/terminal.h"
@@ -57,6 +58,7 @@ void show(const Terminal& terminal, const train::ModelEvaluation& found,
 }
 
 void run_eval(const EvalArguments& arguments) {
+  announce_ending("the evaluation ends without a result");
   config::Config config = train::read_evaluation(arguments.request);
   for (const auto& line : config.ignored) log(LogLevel::debug, "ignored: " + line);
   for (const auto& line : config.notes) log(LogLevel::debug, line);

@@ -16,6 +16,7 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/ending_notice.h"
 #include "tools/process.h"
 #include "tools/report/csv.h"
 #include "tools/report/page.h"
@@ -85,6 +86,7 @@ void watch(std::vector<RunData>& runs, std::uint16_t port) {
             .body = report_data(runs, true).compact(),
             .tag = fmt::format("{}", changes)};
   };
+  announce_ending(nullptr);  // it ends at once
   server.run(answer, interrupted());
 }
 

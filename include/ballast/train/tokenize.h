@@ -1,13 +1,16 @@
 #pragma once
 
+#include <atomic>
 #include <filesystem>
 
 #include "ballast/train/tokens.h"
 
 namespace ballast::train {
 
-/// Writes every token of `source` to `path` as 16-bit little-endian ids, atomically. Throws
-/// Error(io), Error(data) for an id above 65,535.
-void write_tokens(const TokenSource& source, const std::filesystem::path& path);
+/// Writes every token of `source` to `path` as 16-bit little-endian ids, atomically. `interrupted`
+/// (may be null) ends it with Error(interrupted). Throws Error(io), Error(data) for an id above
+/// 65,535.
+void write_tokens(const TokenSource& source, const std::filesystem::path& path,
+                  const std::atomic<bool>* interrupted = nullptr);
 
 }  // namespace ballast::train
