@@ -188,12 +188,13 @@ memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& 
 }
 
 Forecast make_forecast(const config::Config& config, const schedule::Rates& rates,
-                       std::uint32_t world) {
+                       std::uint32_t world, const std::atomic<bool>* interrupted) {
   const PlanRequest request = {.config = config,
                                .model = model_of(config),
                                .budgets = budgets_of(config, rates),
                                .rates = rates,
-                               .world = world};
+                               .world = world,
+                               .interrupted = interrupted};
   Forecast forecast;
   forecast.rates = rates;
   forecast.decision = decide(request);

@@ -52,7 +52,8 @@ class Improvements {
                                  rates,
                                  request_.world,
                                  request_.kernels,
-                                 request_.work_limit / 8};
+                                 request_.work_limit / 8,
+                                 request_.interrupted};
     try {
       const std::optional<Decision> decision = try_decide(changed);
       if (!decision) return 0.0;

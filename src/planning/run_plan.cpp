@@ -16,6 +16,7 @@
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/machine_rates.h"
 
+#include "src/planning/engine_inputs.h"
 #include "src/planning/machine_share.h"
 
 namespace ballast::planning {
@@ -61,10 +62,13 @@ void wait_for_first(comm::Ranks& ranks, const std::future<RunPlan>& work, double
 /// Decides a config that leaves choices; with `peers`, its budgets and threads are one rank's.
 RunPlan decide_open(const config::Config& config, const PeerRanks& peers,
                     const std::atomic<bool>* interrupted) {
-  PlanRequest request = {.config = config, .model = model_of(config), .world = peers.world};
+  PlanRequest request = {.config = config,
+                         .model = model_of(config),
+                         .world = peers.world,
+                         .interrupted = interrupted};
   request.budgets = budgets_of(config, {});
   require_fit(request);
-  request.rates = machine_rates(config, request.model, false, interrupted);
+  request.rates = machine_rates(measured_config(request), request.model, false, interrupted);
   if (peers.world > 1) share_out(request.rates, peers);
   Decision decision = decide(request);
   const config::BatchSection& batch = decision.config.batch;
@@ -76,6 +80,7 @@ RunPlan decide_open(const config::Config& config, const PeerRanks& peers,
           decision.simulated, batch.accumulation, batch.accumulation == 1 ? "" : "es",
           batch.micro_batch, options.weight_staging, options.weight_staging == 1 ? "" : "s",
           options.state_staging, decision.prediction.step_seconds));
+  request.interrupted = nullptr;  // the advice at the end of the run is no longer planning
   return {std::move(decision), std::move(request)};
 }
 
@@ -117,6 +122,11 @@ RunPlan plan_together(const config::Config& config, comm::Ranks& ranks,
       shared = plan.decision.config;
       shared.ballast.update_threads = named.update_threads;
       shared.ballast.update_numa_node = named.update_numa_node;
+    } else if (shared.ballast.order == "auto") {
+      // All ranks exchange data in one order, whatever memory each of them has.
+      config::Config own = shared;
+      apply_own_share(own, share);
+      shared.ballast.order = name_of(draw_blueprint(own, &ranks).options.order);
     }
     text = config::print(shared);
   });
