@@ -44,7 +44,6 @@ namespace ballast::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
 /// Everything that a run needs before it is planned.
 struct Inputs {
   TrainingData data;
@@ -52,6 +51,7 @@ struct Inputs {
 };
 
 Inputs open_inputs(const config::Config& config, const comm::Launch& launch) {
+  planning::check_device(config, launch);
   check_initial_weights(config);
   Inputs inputs = {.data = open_training_data(config)};
   planning::check_swap_paths(config, launch);
