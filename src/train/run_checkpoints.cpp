@@ -1,5 +1,6 @@
 #include "src/train/run_checkpoints.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <new>
@@ -15,6 +16,7 @@
 #include "ballast/core/log.h"
 
 #include "src/train/checkpoint_swap.h"
+#include "src/train/finite_values.h"
 
 namespace ballast::train {
 namespace {
@@ -75,6 +77,26 @@ void note_other_arithmetic(const Checkpoint& from, const engine::Engine& engine)
                   from.folder().string(), before, now));
 }
 
+/// Refuses weights of a run that has diverged.
+void check_finite(const Checkpoint& from, const engine::Blueprint& blueprint,
+                  const engine::StateRange& range, ConstHostBytes bytes) {
+  if (range.kind != engine::StateKind::weights) return;
+  const std::optional<Elems> bad = first_not_finite(bytes, blueprint.type);
+  if (!bad) return;
+  const auto blocks = model::blocks_without_expert_parallelism(blueprint.model);
+  const auto& tensors = blocks.at(range.block).tensors;
+  const Elems at = range.first + *bad;
+  const auto of = std::find_if(tensors.begin(), tensors.end(), [&](const model::TensorSpec& one) {
+    return !one.coded && one.offset <= at && at < one.offset + one.size;
+  });
+  const bool found = of != tensors.end();
+  throw Error(ErrorCategory::data,
+              fmt::format("{}: {}", from.folder().string(),
+                          explain_not_finite(found ? of->name : blocks.at(range.block).name, bytes,
+                                             blueprint.type, *bad,
+                                             range.first - (found ? of->offset : 0))));
+}
+
 }  // namespace
 
 Resumed resume_run(engine::Engine& engine, const config::Config& config,
@@ -103,8 +125,11 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   // The swap files of another run stay as they are.
   const bool reusable = own && states.ranks() == engine.blueprint().workload.world;
   const bool reused = engine.resume(
-      [&states](const engine::StateRange& range, HostBytes bytes) {
-        advising(states.folder(), [&] { states.read(range, bytes); });
+      [&](const engine::StateRange& range, HostBytes bytes) {
+        advising(states.folder(), [&] {
+          states.read(range, bytes);
+          check_finite(states, engine.blueprint(), range, bytes);
+        });
       },
       states.facts().updates, reusable ? states.kept_by(rank) : engine::KeptStates{},
       reusable ? states.kept_beside(config.ballast.out, rank) : state::KeptExtents{});
