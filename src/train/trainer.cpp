@@ -55,6 +55,7 @@ Inputs open_inputs(const config::Config& config, const comm::Launch& launch) {
   check_initial_weights(config);
   Inputs inputs = {.data = open_training_data(config)};
   planning::check_swap_paths(config, launch);
+  if (launch.first()) warn_of_doubts(config, inputs.data);
   return inputs;
 }
 
