@@ -62,8 +62,7 @@ class Sampler {
     } else if (share > kMost) {
       log(LogLevel::warning,
           fmt::format("data: {:.0f}% of the tokens of {} that were looked at are id {}: if it is "
-                      "padding, it is trained on, too (tools/prepare.py makes documents without "
-                      "it); if ids have 4 bytes, set data.token_type to \"u32\"",
+                      "padding, it is trained on, too; tools/prepare.py makes documents without it",
                       100.0 * share, file, most->first));
     }
   }
