@@ -14,6 +14,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/units.h"
 
+#include "tools/ending_notice.h"
 #include "tools/process.h"
 
 namespace ballast::tools {
@@ -154,6 +155,7 @@ Console::Console(std::string title, std::uint64_t steps_per_print, bool launched
       terminal_(!launched && Terminal::available()) {}
 
 void Console::planned(const engine::Blueprint& blueprint, const std::string& device) {
+  if (ending_in_steps_ != nullptr) announce_ending(ending_in_steps_);
   const auto& shape = blueprint.shape;
   const auto show = [this](std::string_view name, const std::string& value) {
     terminal_.show(fmt::format("  {:<17} {}", name, value));
@@ -298,6 +300,7 @@ void Console::show_wear(const train::RunSummary& summary) {
 
 void Console::finished(const train::RunSummary& summary) {
   view_.reset();
+  announce_ending(nullptr);
   // A launcher that ends a run because a rank has failed sends SIGTERM to the others.
   const bool resumable = !summary.checkpoint.empty();
   if (summary.interrupted && launched_ && !resumable && interrupt_signal() != SIGINT) return;

@@ -29,6 +29,8 @@ class Console final : public train::Observer {
   void saving(Bytes done, Bytes total) override;
   void finished(const train::RunSummary& summary) override;
   void already_finished(const train::FinishedRun& run) override;
+  /// How a signal ends the run once it is planned (announce_ending()); nullptr: nothing is said.
+  void ends_in_steps(const char* ending) { ending_in_steps_ = ending; }
   /// Whether finished() has printed the summary.
   [[nodiscard]] bool summarized() const { return summarized_; }
 
@@ -47,6 +49,7 @@ class Console final : public train::Observer {
   Terminal terminal_;
   std::unique_ptr<LiveView> view_;
   std::string header_;  ///< the last one shown
+  const char* ending_in_steps_ = nullptr;
   bool summarized_ = false;
 };
 

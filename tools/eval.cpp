@@ -16,6 +16,7 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/ending_notice.h"
 #include "tools/process.h"
 #include "tools/request.h"
 #include "tools/run_directory.h"
@@ -67,6 +68,7 @@ config::Config read_request(const train::EvaluationRequest& request) {
 }
 
 void run_eval(const EvalArguments& arguments) {
+  announce_ending("the evaluation ends without a result");
   config::Config config = read_request(arguments.request);
   for (const auto& line : config.ignored) log(LogLevel::debug, "ignored: " + line);
   for (const auto& line : config.notes) log(LogLevel::debug, line);

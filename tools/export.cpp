@@ -13,6 +13,7 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/ending_notice.h"
 #include "tools/io/paths.h"
 #include "tools/process.h"
 #include "tools/terminal.h"
@@ -39,6 +40,7 @@ train::ExportOptions options_of(const ExportArguments& arguments) {
 }
 
 void run_export(const ExportArguments& arguments) {
+  announce_ending("the export ends and removes what it has written");
   const Terminal terminal(isatty(STDOUT_FILENO) == 1);
   const train::ExportOptions options = options_of(arguments);
   const auto progress = [&](Bytes done, Bytes total) {

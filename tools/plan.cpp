@@ -22,6 +22,7 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/ending_notice.h"
 #include "tools/process.h"
 #include "tools/report/page.h"
 #include "tools/run_directory.h"
@@ -56,10 +57,13 @@ schedule::Rates rates_for(const PlanRequest& request, config::Config config) {
   }
   if (config.ballast.out.empty()) config.ballast.out = default_run_directory(request.config.file);
   train::check_inputs(config);
-  const model::Architecture model = planning::model_of(config);
-  planning::require_fit(
-      {.config = config, .model = model, .budgets = planning::budgets_of(config, {})});
-  return planning::machine_rates(config, model, request.recalibrate, &interrupted());
+  const planning::PlanRequest asked = {.config = config,
+                                       .model = planning::model_of(config),
+                                       .budgets = planning::budgets_of(config, {}),
+                                       .interrupted = &interrupted()};
+  planning::require_fit(asked);
+  return planning::machine_rates(planning::measured_config(asked), asked.model, request.recalibrate,
+                                 &interrupted());
 }
 
 void write_simulated_steps(const std::filesystem::path& file, const text::OutputRule& rule,
@@ -72,6 +76,7 @@ void write_simulated_steps(const std::filesystem::path& file, const text::Output
 
 void run_plan(const PlanArguments& arguments) {
   const PlanRequest& request = arguments.request;
+  announce_ending("planning ends without a result");
   const config::Config config = request.config.load(request.world);
   log_notes(config);
   const std::vector<std::filesystem::path> inputs = {request.config.file, request.rates};
@@ -113,7 +118,7 @@ void run_plan(const PlanArguments& arguments) {
 }  // namespace
 
 planning::Forecast forecast_of(const PlanRequest& request, const config::Config& config) {
-  return planning::make_forecast(config, rates_for(request, config), request.world);
+  return planning::make_forecast(config, rates_for(request, config), request.world, &interrupted());
 }
 
 void add_plan(Command program) {

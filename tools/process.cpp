@@ -33,6 +33,11 @@ std::atomic<void (*)()>& sudden_end() {
   return restore;
 }
 
+std::atomic<void (*)(int)>& first_words() {
+  static std::atomic<void (*)(int)> say = nullptr;
+  return say;
+}
+
 extern "C" void on_second_signal(int number) {
   if (auto* const restore = sudden_end().load()) restore();
   std::raise(number);  // SA_RESETHAND: ends the program
@@ -40,12 +45,14 @@ extern "C" void on_second_signal(int number) {
 
 extern "C" void on_signal(int number) {
   int none = 0;
-  first_signal().compare_exchange_strong(none, number);
+  const bool first = first_signal().compare_exchange_strong(none, number);
   interrupt_flag().store(true);
   struct sigaction second = {};
   second.sa_handler = on_second_signal;
   second.sa_flags = static_cast<int>(SA_RESETHAND);
   sigaction(number, &second, nullptr);
+  auto* const say = first_words().load();
+  if (first && say != nullptr) say(number);
 }
 
 extern "C" void on_checkpoint_signal(int /*number*/) {
@@ -91,6 +98,10 @@ void install_signal_handlers() {
 
 void at_sudden_end(void (*restore)()) {
   sudden_end().store(restore);
+}
+
+void at_first_signal(void (*say)(int)) {
+  first_words().store(say);
 }
 
 void interrupt() {

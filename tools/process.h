@@ -22,6 +22,10 @@ int interrupt_signal();
 /// safe in a signal handler.
 void at_sudden_end(void (*restore)());
 
+/// `say` (nullptr: nothing) runs when the first of these signals arrives, with its number. It must
+/// be safe in a signal handler.
+void at_first_signal(void (*say)(int));
+
 /// Makes interrupted() true, as a signal does.
 void interrupt();
 

@@ -22,6 +22,7 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/ending_notice.h"
 #include "tools/process.h"
 #include "tools/ranks.h"
 #include "tools/terminal.h"
@@ -127,6 +128,8 @@ int run(int argc, char** argv, const std::vector<std::string>& name) {
   if (!launch.first() && !line.chosen("train")) return 0;
   install_log_sink(verbose, launch.rank);
   install_signal_handlers();
+  // A launcher sends signals to its ranks after the failure of one of them, too.
+  if (launch.launcher.empty()) announce_ending("the command ends before it is done");
   if (version) {
     print_version();
     return 0;

@@ -45,9 +45,10 @@ Taker& taker() {
   return only;
 }
 
-bool lines_are_taken() {
-  const std::lock_guard lock(taker().mutex);
-  return taker().taker != nullptr;
+/// Whether there is a taker, for those who cannot wait for the mutex.
+std::atomic<bool>& has_taker() {
+  static std::atomic<bool> has = false;
+  return has;
 }
 
 std::string fit(const std::string& line, std::size_t width) {
@@ -62,6 +63,7 @@ std::string fit(const std::string& line, std::size_t width) {
 void set_line_taker(LineTaker* given) {
   const std::lock_guard lock(taker().mutex);
   taker().taker = given;
+  has_taker() = given != nullptr;
 }
 
 bool take_line(const std::string& line, bool warning) {
@@ -83,9 +85,17 @@ std::string wrap(const std::string& text, std::size_t width, const std::string& 
   return result + line;
 }
 
+bool view_fills_terminal() {
+  return has_taker();
+}
+
+bool forget_live_line() {
+  return live_line().exchange(false);
+}
+
 void erase_live_line() {
-  if (!live_line().exchange(false)) return;
-  fmt::print("\r\x1b[K");  // carriage return, "erase to end of line"
+  if (!forget_live_line()) return;
+  fmt::print("{}", kEraseLine);
   std::fflush(stdout);
 }
 
@@ -115,7 +125,7 @@ void Terminal::show(const std::string& line) const {
 }
 
 void Terminal::live(const std::string& line) const {
-  if (!interactive_ || lines_are_taken()) return;
+  if (!interactive_ || view_fills_terminal()) return;
   erase_live_line();
   // In the last column some terminals break the line.
   fmt::print("{}", line.substr(0, width() - 1));

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 namespace ballast::tools {
 
@@ -42,6 +43,12 @@ class Terminal {
   bool interactive_;
 };
 
+/// Whether a view fills the terminal and takes all lines. Safe in a signal handler.
+bool view_fills_terminal();
+/// Moves the cursor back over the live line and erases it.
+inline constexpr std::string_view kEraseLine = "\r\x1b[K";
+/// Whether there was a live line, which then no longer counts as shown. Safe in a signal handler.
+bool forget_live_line();
 /// Erases the live line, if there is one, before something else is written to the terminal.
 void erase_live_line();
 

@@ -11,6 +11,8 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/ending_notice.h"
+#include "tools/process.h"
 
 namespace ballast::tools {
 namespace {
@@ -22,6 +24,7 @@ struct TokenizeArguments {
 };
 
 void run_tokenize(const TokenizeArguments& arguments) {
+  announce_ending("tokenizing ends and removes what it has written");
   config::DataSection data;
   data.text = arguments.texts;
   const auto source = train::TokenSource::open(data, 256);
@@ -30,7 +33,8 @@ void run_tokenize(const TokenizeArguments& arguments) {
                       {.kind = "a token file",
                        .begins = "",
                        .overwrite = arguments.overwrite,
-                       .inputs = source.files()});
+                       .inputs = source.files()},
+                      &interrupted());
   if (text::is_standard_output(arguments.out)) return;
   fmt::print("{}: {} tokens (u16) from {} file{}\n", arguments.out.string(), source.size(),
              source.files().size(), source.files().size() == 1 ? "" : "s");

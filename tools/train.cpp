@@ -19,6 +19,7 @@
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/console.h"
+#include "tools/ending_notice.h"
 #include "tools/live/screen.h"
 #include "tools/process.h"
 #include "tools/ranks.h"
@@ -40,6 +41,14 @@ std::vector<std::string> places_of(const config::Config& config) {
   return {fmt::format("metrics in {}", (config.ballast.out / "metrics.jsonl").string())};
 }
 
+/// How SIGINT or SIGTERM ends a run in its steps.
+const char* ending_in_steps(const config::Config& config) {
+  return config.ballast.writes_checkpoints()
+             ? "the run ends after the step that is running, with a checkpoint"
+             : "the run ends in the step that is running, without a checkpoint "
+               "(ballast.checkpoint_every)";
+}
+
 void train_and_show(const TrainArguments& arguments, config::Config config, comm::Ranks* ranks) {
   const TrainRequest& request = arguments.request;
   const bool launched = !comm::read_launch().launcher.empty();
@@ -49,9 +58,16 @@ void train_and_show(const TrainArguments& arguments, config::Config config, comm
   }
   std::optional<Console> console;
   const auto show = [&](const config::Config& ready) -> train::Observer& {
-    return console.emplace(fmt::format("ballast train {}", request.config.file.string()),
-                           ready.steps_per_print, launched, live, places_of(ready),
-                           resuming_command(request, ready));
+    console.emplace(fmt::format("ballast train {}", request.config.file.string()),
+                    ready.steps_per_print, launched, live, places_of(ready),
+                    resuming_command(request, ready));
+    // A launcher sends signals to its ranks after the failure of one of them, too. Then only a run
+    // that goes on to a checkpoint says something.
+    const bool says =
+        !launched || (ready.ballast.writes_checkpoints() && comm::read_launch().first());
+    if (says) console->ends_in_steps(ending_in_steps(ready));
+    if (!launched) announce_ending("the run ends before its first step");
+    return *console;
   };
   try {
     train_run(request, std::move(config), show, ranks);

@@ -130,20 +130,6 @@ double speed_beside(const std::function<void()>& work, const Sample& sample,
   return std::clamp(speeds[1], kSlowest, 1.0);
 }
 
-/// Whether `matches` holds for a tier of the config, or a placement rule names NVMe.
-template <class Matches>
-bool any_tier(const config::Config& config, Matches matches) {
-  if (matches(config.zero.parameters.tier) || matches(config.zero.optimizer.tier) ||
-      matches(config.ballast.activations) || matches(config.ballast.gradients)) {
-    return true;
-  }
-  const auto& rules = config.ballast.placement;
-  return std::any_of(rules.begin(), rules.end(), [](const config::PlacementRule& rule) {
-    return rule.weights == Tier::nvme || rule.optimizer == Tier::nvme ||
-           rule.activations == Tier::nvme || rule.gradients == Tier::nvme;
-  });
-}
-
 /// Measures the swap paths. Unusable ones are an error only if the config names NVMe.
 void try_swap(const Sample& sample, schedule::Rates& rates) {
   try {
@@ -322,13 +308,18 @@ std::size_t cold_copies(const Sample& sample, Bytes bytes) {
 }
 
 bool must_swap(const config::Config& config) {
-  return any_tier(config, [](const config::TierChoice& tier) { return tier == Tier::nvme; });
+  const std::array tiers = {config.zero.parameters.tier, config.zero.optimizer.tier,
+                            config.ballast.activations, config.ballast.gradients};
+  if (std::find(tiers.begin(), tiers.end(), Tier::nvme) != tiers.end()) return true;
+  const auto& rules = config.ballast.placement;
+  return std::any_of(rules.begin(), rules.end(), [](const config::PlacementRule& rule) {
+    return rule.weights == Tier::nvme || rule.optimizer == Tier::nvme ||
+           rule.activations == Tier::nvme || rule.gradients == Tier::nvme;
+  });
 }
 
 bool may_swap(const config::Config& config) {
-  return any_tier(config, [](const config::TierChoice& tier) {
-    return tier.value_or(Tier::nvme) == Tier::nvme;
-  });
+  return must_swap(config) || !config.zero.parameters.tier || !config.zero.optimizer.tier;
 }
 
 void Sample::check_interrupt() const {

@@ -190,6 +190,10 @@ Elems sub_group_size(const config::Config& config, const engine::StateFormat& st
   return named > 0 ? std::min<Elems>(named, size) : size;
 }
 
+std::string name_of(schedule::Order order) {
+  return order == schedule::Order::layer_major ? "layer_major" : "micro_batch_major";
+}
+
 std::size_t named_speculation(const config::Config& config) {
   return config.ballast.speculative_updates.value_or(0);
 }
@@ -222,15 +226,18 @@ engine::Blueprint draw_blueprint(const config::Config& config, const model::Arch
                                  const memory::Budgets& budgets, const model::KernelMemory& kernels,
                                  std::uint32_t world, std::uint32_t rank) {
   using enum Movable;
-  const Program program = {{activations, Tier::host}, {weights, Tier::host},
-                           {optimizer, Tier::host},   {activations, Tier::device},
-                           {weights, Tier::device},   {optimizer, Tier::device},
-                           {logits, Tier::device},    {intermediates, Tier::device, Pattern::last}};
+  const Program program = {
+      {activations, Tier::device}, {activations, Tier::host},
+      {weights, Tier::host},       {optimizer, Tier::host},
+      {weights, Tier::device},     {optimizer, Tier::device},
+      {logits, Tier::device},      {intermediates, Tier::device, Pattern::last}};
   engine::Blueprint blueprint = outline(config, model, budgets, kernels, world);
   blueprint.rank = rank;
   const auto constraints = read_constraints(config, model.blocks.size());
   const Filler filler(blueprint.workload, constraints, budgets, named_speculation(config));
-  engine::place(blueprint, fill_with_fewer_buffers(filler, program, config, blueprint.options));
+  engine::place(blueprint, leaves_choices(config)
+                               ? fill_with_fewer_buffers(filler, program, config, blueprint.options)
+                               : place_by_rule(filler, config, blueprint.options));
   return blueprint;
 }
 
@@ -298,6 +305,13 @@ std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_
     }
   }
   return written;
+}
+
+void check_device(const config::Config& config, const comm::Launch& launch) {
+  const device::DeviceOptions options = {
+      .kind = config.ballast.device, .type = config.type, .local_rank = launch.local_rank};
+  if (options.kind != "cuda" || device::gpu_refusal(options).empty()) return;
+  static_cast<void>(device::make_device(options));  // throws
 }
 
 void check_swap_paths(const config::Config& config, const comm::Launch& launch) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "ballast/planning/engine_inputs.h"
@@ -12,6 +13,9 @@ namespace ballast::planning {
 /// One constraint per block of a model with `blocks` blocks. Throws Error(config) for a rule about
 /// a block that does not exist.
 std::vector<PlacementConstraint> read_constraints(const config::Config& config, std::size_t blocks);
+
+/// The value of ballast.order.
+std::string name_of(schedule::Order order);
 
 /// The number of speculating blocks that `config` names; 0 for "auto", which only a search decides.
 std::size_t named_speculation(const config::Config& config);

@@ -10,6 +10,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/planning/engine_inputs.h"
+#include "ballast/schedule/bottleneck.h"
 #include "ballast/schedule/hiding.h"
 #include "ballast/schedule/simulator.h"
 
@@ -181,8 +182,8 @@ std::string describe_writes(const Wear& wear) {
 }
 
 bool Forecast::bandwidth_run() const {
-  return !hiding.empty() &&
-         hiding.front().tokens > static_cast<double>(decision.blueprint.workload.tokens_per_step());
+  const schedule::Prediction& step = decision.prediction;
+  return !schedule::find_bottleneck(step.busy_seconds, step.step_seconds).bound_by_compute();
 }
 
 memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& rates) {
@@ -193,12 +194,13 @@ memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& 
 }
 
 Forecast make_forecast(const config::Config& config, const schedule::Rates& rates,
-                       std::uint32_t world) {
+                       std::uint32_t world, const std::atomic<bool>* interrupted) {
   const PlanRequest request = {.config = config,
                                .model = model_of(config),
                                .budgets = budgets_of(config, rates),
                                .rates = rates,
-                               .world = world};
+                               .world = world,
+                               .interrupted = interrupted};
   Forecast forecast;
   forecast.rates = rates;
   forecast.decision = decide(request);

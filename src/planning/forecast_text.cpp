@@ -5,6 +5,7 @@
 
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/plan_json.h"
+#include "ballast/schedule/bottleneck.h"
 #include "ballast/text/json.h"
 
 namespace ballast::planning {
@@ -84,16 +85,8 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   }
 }
 
-/// The lanes that are busy in a step, the busiest first.
-std::vector<Lane> busiest(const schedule::Prediction& prediction) {
-  std::vector<Lane> lanes;
-  for (const Lane lane : schedule::kLanes) {
-    if (of(prediction.busy_seconds, lane) > 0.0) lanes.push_back(lane);
-  }
-  std::stable_sort(lanes.begin(), lanes.end(), [&](Lane a, Lane b) {
-    return of(prediction.busy_seconds, a) > of(prediction.busy_seconds, b);
-  });
-  return lanes;
+schedule::Bottleneck bottleneck_of(const schedule::Prediction& prediction) {
+  return schedule::find_bottleneck(prediction.busy_seconds, prediction.step_seconds);
 }
 
 /// "87%" of a step.
@@ -123,12 +116,14 @@ void describe_speed(const Forecast& forecast, Lines& lines) {
   add(lines, "step",
       fmt::format("{}, {} tokens/s", seconds_text(prediction.step_seconds),
                   speed_text(forecast.tokens_per_second)));
-  const std::vector<Lane> lanes = busiest(prediction);
-  for (std::size_t i = 0; i < std::min<std::size_t>(2, lanes.size()); ++i) {
-    add(lines, i == 0 ? "bottleneck" : "second bottleneck",
-        fmt::format("{} (busy {} of the step)", to_string(lanes[i]),
-                    share_text(prediction, lanes[i])));
-  }
+  const schedule::Bottleneck bottleneck = bottleneck_of(prediction);
+  const auto add_lane = [&](std::string_view name, Lane lane) {
+    add(lines, name,
+        fmt::format("{} (busy {} of the step)", to_string(lane), share_text(prediction, lane)));
+  };
+  add_lane("bottleneck", bottleneck.lane);
+  if (bottleneck.second) add_lane("second bottleneck", *bottleneck.second);
+  add_wrapped(lines, fmt::format("  {:<17} {}", "the run is", describe(bottleneck)), 20);
   describe_lanes(forecast, lines);
   if (forecast.wear) {
     const bool alone = forecast.decision.blueprint.workload.world == 1;
@@ -150,8 +145,6 @@ void describe_hiding(const Forecast& forecast, Lines& lines) {
         factor > 1.0 ? fmt::format("{:.1f}x those of this run", factor) : "hidden in this run";
     add(lines, point.what, fmt::format("{}: {}", format_count(std::ceil(point.tokens)), verdict));
   }
-  add(lines, "the run is",
-      forecast.bandwidth_run() ? "bound by bandwidth" : "bound by compute, which hides the rest");
 }
 
 void add_hiding_json(const Forecast& forecast, Json& out) {
@@ -208,14 +201,8 @@ std::vector<std::string> describe(const Forecast& forecast) {
 std::string to_json(const Forecast& forecast) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
   const schedule::Prediction& prediction = forecast.decision.prediction;
-  const std::vector<Lane> lanes = busiest(prediction);
-  const auto busy_lane = [&](std::size_t index) {
-    return lanes.size() > index ? Json(to_string(lanes[index])) : Json();
-  };
   Json out = plan_json(blueprint, &prediction);
   out["tokens_per_second"] = forecast.tokens_per_second;
-  out["bottleneck"] = busy_lane(0);
-  out["second_bottleneck"] = busy_lane(1);
   out["machine"] = forecast.rates.name;
   add_wear_json(forecast, out);
   add_hiding_json(forecast, out);

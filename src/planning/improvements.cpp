@@ -6,6 +6,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/planning/run_plan.h"
+#include "ballast/schedule/bottleneck.h"
 
 #include "src/planning/search.h"
 
@@ -54,9 +55,14 @@ class Improvements {
   /// or if it spares the drives and is as fast. Returns the speed with it, 0 if nothing fits.
   double attempt(std::string change, const config::Config& config, const memory::Budgets& budgets,
                  const schedule::Rates& rates, double at_least = 0.0) {
-    const PlanRequest changed = {
-        config,           request_.model,         budgets, rates, request_.world,
-        request_.kernels, request_.work_limit / 8};
+    const PlanRequest changed = {config,
+                                 request_.model,
+                                 budgets,
+                                 rates,
+                                 request_.world,
+                                 request_.kernels,
+                                 request_.work_limit / 8,
+                                 request_.interrupted};
     try {
       const std::optional<Decision> decision = try_decide(changed);
       if (!decision) return 0.0;
@@ -179,34 +185,10 @@ std::vector<Variant> find_improvements(const Decision& decision, const PlanReque
 std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotals& lanes,
                    double seconds, const std::function<std::vector<Variant>()>& improvements) {
   if (seconds <= 0.0) return "no step was run";
-  const auto busy = [&](Lane lane) {
-    return lanes.busy_seconds.at(static_cast<std::size_t>(lane));
-  };
-  const double share = busy(Lane::compute) / seconds;
-  const std::uint64_t tokens = blueprint.workload.tokens_per_step();
-  const double waiting = std::max(0.0, 1.0 - share);
-  if (waiting < 0.1) {
-    return fmt::format(
-        "At {} tokens per step the run is bound by compute ({:.0f}% of the time): "
-        "transfers are hidden.",
-        tokens, 100.0 * share);
-  }
-  Lane slowest = Lane::upload;
-  for (const Lane lane : schedule::kLanes) {
-    if (lane != Lane::compute && busy(lane) > busy(slowest)) slowest = lane;
-  }
-  std::string text;
-  if (busy(slowest) < 0.3 * waiting * seconds) {
-    text = fmt::format(
-        "At {} tokens per step no lane is busy for long (compute {:.0f}% of the time): the "
-        "operations are too short.",
-        tokens, 100.0 * share);
-  } else {
-    text = fmt::format(
-        "At {} tokens per step compute waits {:.0f}% of the time; the busiest other lane is {} "
-        "({:.0f}% of the time).",
-        tokens, 100.0 * waiting, to_string(slowest), 100.0 * busy(slowest) / seconds);
-  }
+  const schedule::Bottleneck bottleneck = schedule::find_bottleneck(lanes.busy_seconds, seconds);
+  const std::string text = fmt::format("At {} tokens per step the run is {}.",
+                                       blueprint.workload.tokens_per_step(), describe(bottleneck));
+  if (bottleneck.bound_by_compute()) return text;
   if (!improvements) return text + " `ballast plan` simulates changes.";
   const std::vector<Variant> variants = improvements();
   if (variants.empty()) return text + " No simulated change makes it faster.";

@@ -1,5 +1,7 @@
 #include "ballast/planning/plan_json.h"
 
+#include "ballast/schedule/bottleneck.h"
+
 namespace ballast::planning {
 namespace {
 
@@ -31,6 +33,16 @@ Json bounds_json(const schedule::Prediction& prediction) {
     list.push_back(Json::object({{"lane", to_string(bound.lane)}, {"seconds", bound.seconds}}));
   }
   return list;
+}
+
+/// bottleneck, second_bottleneck: lanes. bound_by: the resource of the first, null if no lane is
+/// busy for nearly all of the step.
+void add_bottleneck(const schedule::Prediction& prediction, Json& out) {
+  const schedule::Bottleneck found =
+      schedule::find_bottleneck(prediction.busy_seconds, prediction.step_seconds);
+  out["bottleneck"] = to_string(found.lane);
+  out["second_bottleneck"] = found.second ? Json(to_string(*found.second)) : Json();
+  out["bound_by"] = found.bounds() ? Json(resource_of(found.lane)) : Json();
 }
 
 Json placement_json(const schedule::Placement& placement) {
@@ -74,6 +86,7 @@ Json plan_json(const engine::Blueprint& blueprint, const schedule::Prediction* p
   if (prediction == nullptr) return out;
   out["lanes"] = lanes_json(*prediction);
   out["bounds"] = bounds_json(*prediction);
+  add_bottleneck(*prediction, out);
   return out;
 }
 

@@ -85,8 +85,7 @@ config::Config settle(const PlanRequest& request, const Candidate& best) {
   config::Config config =
       with_micro_batches(request.config, best.point.setting->micro_batch, request.world);
   name_placement(config, best.point.setting->outline.workload, best.placement.blocks);
-  const bool layers_first = best.point.options.order == schedule::Order::layer_major;
-  config.ballast.order = layers_first ? "layer_major" : "micro_batch_major";
+  config.ballast.order = name_of(best.point.options.order);
   config.zero.optimizer.buffer_count = best.point.options.state_staging;
   config.zero.parameters.buffer_count = best.point.options.weight_staging;
   config.ballast.device_weight_buffers = best.point.options.weight_slots;
@@ -120,6 +119,18 @@ Decision conclude(const PlanRequest& request, config::Config config, engine::Blu
   schedule::Prediction prediction =
       schedule::simulate(blueprint.schedule, blueprint.workload, request.rates);
   return {std::move(config), std::move(blueprint), std::move(prediction), simulated + 1};
+}
+
+/// The decision for a request without choices.
+std::optional<Decision> decide_by_rule(const PlanRequest& request) {
+  Setting setting(request, micro_batch_sizes(request).front());
+  schedule::Options& options = setting.outline.options;
+  schedule::Placement placement = place_by_rule(setting.filler, request.config, options);
+  if (setting.filler.excess(placement, options) > 0) return std::nullopt;
+  config::Config config = request.config;
+  name_placement(config, setting.outline.workload, placement.blocks);
+  config.ballast.order = name_of(options.order);
+  return conclude(request, std::move(config), setting.outline, std::move(placement), 0);
 }
 
 std::optional<Decision> search_for(const PlanRequest& request) {
@@ -165,26 +176,14 @@ double tokens_per_second(const Decision& decision) {
 }  // namespace
 
 bool leaves_choices(const config::Config& config) {
-  if (config.batch.automatic || config.ballast.order == "auto") return true;
-  const std::size_t blocks = model::count_blocks(config.model);
-  const auto constraints = read_constraints(config, blocks);
-  for (std::size_t b = 0; b < blocks; ++b) {
-    if (!constraints[b].weights || !constraints[b].optimizer) return true;
-    if (!constraints[b].gradients && constraints[b].optimizer != Tier::device) return true;
-    if (model::is_layer(config.model, b, blocks) && !constraints[b].activations) return true;
-  }
-  return false;
+  if (config.batch.automatic) return true;
+  const auto constraints = read_constraints(config, model::count_blocks(config.model));
+  return std::any_of(constraints.begin(), constraints.end(),
+                     [](const PlacementConstraint& one) { return !one.weights || !one.optimizer; });
 }
 
 std::optional<Decision> try_decide(const PlanRequest& request) {
-  if (!leaves_choices(request.config)) {
-    Setting setting(request, micro_batch_sizes(request).front());
-    schedule::Options& options = setting.outline.options;
-    schedule::Placement placement =
-        fill_with_fewer_buffers(setting.filler, keep_intermediates(), request.config, options);
-    if (setting.filler.excess(placement, options) > 0) return std::nullopt;
-    return conclude(request, request.config, setting.outline, std::move(placement), 0);
-  }
+  if (!leaves_choices(request.config)) return decide_by_rule(request);
   std::optional<Decision> best = search_for(request);
   if (const std::optional<PlanRequest> shared = sharing_experts(request)) {
     std::optional<Decision> other = search_for(*shared);

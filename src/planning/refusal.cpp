@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "ballast/core/error.h"
+#include "ballast/planning/calibrate.h"
 
 #include "src/planning/engine_inputs.h"
 #include "src/planning/search.h"
@@ -207,7 +208,9 @@ std::string explain(const PlanRequest& request, const Nearest& nearest) {
     ways.push_back(std::move(budgets));
   }
   const std::string missing = describe_excess(request.budgets, nearest.ledger);
-  if (ways.empty()) return missing;
+  if (ways.empty()) {
+    return missing + "; no other placement, micro-batch, sequence or budget that was tried fits";
+  }
   return fmt::format("{}; it would fit with {}", missing, fmt::join(ways, ", or with "));
 }
 
@@ -216,15 +219,15 @@ std::string explain(const PlanRequest& request, const Nearest& nearest) {
 Nearest come_nearest(const PlanRequest& request, Effort effort) {
   Nearest nearest;
   constexpr std::size_t kPrograms = 12;
-  std::vector<Program> programs = {keep_intermediates()};
+  std::vector<Program> programs = rule_programs(request.config);
   if (leaves_choices(request.config)) {
     programs = basic_programs();
     programs.resize(std::min(programs.size(), kPrograms));
     if (effort == Effort::thorough) programs.push_back({{.kind = Movable::all}});
-    if (opens_gradients(request.config)) {
-      const std::vector<Program> swapping = with_swapped_gradients(programs);
-      programs.insert(programs.end(), swapping.begin(), swapping.end());
-    }
+  }
+  if (opens_gradients(request.config)) {
+    const std::vector<Program> swapping = with_swapped_gradients(programs);
+    programs.insert(programs.end(), swapping.begin(), swapping.end());
   }
   std::vector<std::unique_ptr<Setting>> settings;
   for (const std::uint64_t size : promising_sizes(request)) {
@@ -232,6 +235,7 @@ Nearest come_nearest(const PlanRequest& request, Effort effort) {
   }
   for (const Program& program : programs) {
     for (const auto& setting : settings) {
+      stop_if_interrupted(request);
       schedule::Options options =
           with_buffers(request.config, setting->outline.options, Buffers::fewest);
       for (const schedule::Order order : orders(request.config, options)) {
@@ -255,6 +259,20 @@ std::string explain_refusal(const PlanRequest& request) {
 void require_fit(const PlanRequest& request) {
   const Nearest nearest = come_nearest(request, Effort::thorough);
   if (nearest.excess > 0) throw Error(ErrorCategory::memory, explain(request, nearest));
+}
+
+config::Config measured_config(const PlanRequest& request) {
+  if (may_swap(request.config)) return request.config;
+  const auto with_open_on = [&request](Tier tier) {
+    config::Config config = request.config;
+    if (!config.ballast.activations) config.ballast.activations = tier;
+    if (!config.ballast.gradients) config.ballast.gradients = tier;
+    return config;
+  };
+  PlanRequest on_host = request;
+  on_host.config = with_open_on(Tier::host);
+  const bool fits = come_nearest(on_host, Effort::quick).excess == 0;
+  return fits ? request.config : with_open_on(Tier::nvme);
 }
 
 }  // namespace ballast::planning

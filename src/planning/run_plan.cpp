@@ -20,6 +20,7 @@
 #include "ballast/planning/rates_file.h"
 #include "ballast/planning/saved_plan.h"
 
+#include "src/planning/engine_inputs.h"
 #include "src/planning/machine_share.h"
 
 namespace ballast::planning {
@@ -74,7 +75,10 @@ memory::Budgets budgets_here(const config::Config& config, const schedule::Rates
 RunPlan decide_open(const config::Config& config, const PeerRanks& peers,
                     const std::atomic<bool>* interrupted,
                     const std::optional<schedule::Rates>& given) {
-  PlanRequest request = {.config = config, .model = model_of(config), .world = peers.world};
+  PlanRequest request = {.config = config,
+                         .model = model_of(config),
+                         .world = peers.world,
+                         .interrupted = interrupted};
   request.budgets = budgets_here(config, given.value_or(schedule::Rates{}));
   require_fit(request);
   if (given) {
@@ -86,8 +90,8 @@ RunPlan decide_open(const config::Config& config, const PeerRanks& peers,
       return model::kernel_memory(model, config.type, shape, kind, config.ballast.compute_threads);
     };
   } else {
-    request.rates =
-        machine_rates(config, request.model, false, interrupted, {.beside_ranks = peers.world > 1});
+    request.rates = machine_rates(measured_config(request), request.model, false, interrupted,
+                                  {.beside_ranks = peers.world > 1});
     if (peers.world > 1) share_out(request.rates, peers);
   }
   Decision decision = decide(request);
@@ -100,6 +104,7 @@ RunPlan decide_open(const config::Config& config, const PeerRanks& peers,
           decision.simulated, batch.accumulation, batch.accumulation == 1 ? "" : "es",
           batch.micro_batch, options.weight_staging, options.weight_staging == 1 ? "" : "s",
           options.state_staging, decision.prediction.step_seconds));
+  request.interrupted = nullptr;  // the advice at the end of the run is no longer planning
   return {std::move(decision), std::move(request), given};
 }
 
@@ -173,6 +178,11 @@ RunPlan plan_together(const config::Config& config, comm::Ranks& ranks,
       shared = plan.decision.config;
       shared.ballast.update_threads = named.update_threads;
       shared.ballast.update_numa_node = named.update_numa_node;
+    } else if (shared.ballast.order == "auto") {
+      // All ranks exchange data in one order, whatever memory each of them has.
+      config::Config own = shared;
+      apply_own_share(own, share);
+      shared.ballast.order = name_of(draw_blueprint(own, &ranks).options.order);
     }
     text = config::print(shared);
   });

@@ -64,12 +64,6 @@ model::KernelMemory kernels_of(const PlanRequest& request, std::uint64_t size) {
                               on_host ? config.ballast.compute_threads : 1);
 }
 
-Program concatenate(const Program& device, const Program& host) {
-  Program program = device;
-  program.insert(program.end(), host.begin(), host.end());
-  return program;
-}
-
 }  // namespace
 
 std::vector<std::uint64_t> micro_batch_sizes(const PlanRequest& request) {
@@ -107,63 +101,6 @@ config::Config with_micro_batches(const config::Config& config, std::uint64_t si
   changed.batch.accumulation = config.batch.train_batch / world / size;
   changed.batch.automatic = false;
   return changed;
-}
-
-schedule::Options with_buffers(const config::Config& config, schedule::Options options,
-                               Buffers number) {
-  if (number == Buffers::usual) return options;
-  if (config.zero.optimizer.buffer_count == 0) options.state_staging = 1;
-  if (config.zero.parameters.buffer_count == 0) options.weight_staging = 1;
-  if (config.ballast.device_weight_buffers == 0) options.weight_slots = 2;
-  if (config.ballast.activation_buffers == 0) options.activation_staging = 1;
-  if (config.ballast.gradient_buffers == 0) options.gradient_staging = 1;
-  if (number == Buffers::few) return options;
-  if (config.ballast.device_weight_buffers == 0) options.weight_slots = 1;
-  if (config.ballast.device_gradient_buffers == 0) options.gradient_slots = 1;
-  return options;
-}
-
-namespace {
-
-/// Raises the numbers of buffers to those of `usual`, or halfway, as far as `placement` still fits.
-void add_buffers(const Filler& filler, const schedule::Placement& placement,
-                 const schedule::Options& usual, schedule::Options& options) {
-  using schedule::Options;
-  constexpr std::array kCounts = {&Options::state_staging,      &Options::weight_slots,
-                                  &Options::weight_staging,     &Options::gradient_staging,
-                                  &Options::activation_staging, &Options::gradient_slots};
-  for (const auto count : kCounts) {
-    for (const std::uint32_t wanted : {usual.*count, (usual.*count + 1) / 2}) {
-      if (wanted <= options.*count) continue;
-      schedule::Options more = options;
-      more.*count = wanted;
-      if (filler.excess(placement, more) == 0) options = more;
-    }
-  }
-}
-
-}  // namespace
-
-schedule::Placement fill_with_fewer_buffers(const Filler& filler, const Program& program,
-                                            const config::Config& config,
-                                            schedule::Options& options) {
-  const schedule::Options usual = options;
-  schedule::Placement placement;
-  for (const Buffers number : kBuffers) {
-    options = with_buffers(config, options, number);
-    placement = filler.fill(program, options);
-    if (filler.excess(placement, options) > 0) continue;
-    add_buffers(filler, placement, usual, options);
-    return placement;
-  }
-  if (!opens_gradients(config)) return placement;
-  return filler.fill(with_swapped_gradients({program}).front(), options);
-}
-
-std::vector<schedule::Order> orders(const config::Config& config,
-                                    const schedule::Options& options) {
-  if (config.ballast.order != "auto") return {options.order};
-  return {schedule::Order::layer_major, schedule::Order::micro_batch_major};
 }
 
 std::vector<Program> basic_programs() {
@@ -204,23 +141,6 @@ std::vector<Program> basic_programs() {
     }
   }
   return programs;
-}
-
-std::vector<Program> with_swapped_gradients(const std::vector<Program>& programs) {
-  const Program host = {{.kind = Movable::gradients, .tier = Tier::host}};
-  std::vector<Program> swapping;
-  swapping.reserve(2 * programs.size());
-  for (const Program& program : programs) {
-    swapping.push_back(concatenate(program, host));
-    swapping.push_back(concatenate(host, program));
-  }
-  return swapping;
-}
-
-bool opens_gradients(const config::Config& config) {
-  const auto constraints = read_constraints(config, model::count_blocks(config.model));
-  return std::any_of(constraints.begin(), constraints.end(),
-                     [](const PlacementConstraint& one) { return !one.gradients; });
 }
 
 Setting::Setting(const PlanRequest& request, std::uint64_t size)
@@ -421,7 +341,13 @@ bool Search::out_of_work() const {
   return work_ > request_.work_limit && simulated_ >= kFewest;
 }
 
+void stop_if_interrupted(const PlanRequest& request) {
+  if (request.interrupted == nullptr || !*request.interrupted) return;
+  throw Error(ErrorCategory::interrupted, "interrupted while planning");
+}
+
 void Search::attempt(const Point& point) {
+  stop_if_interrupted(request_);
   Setting& setting = *point.setting;
   Candidate candidate;
   candidate.point = point;

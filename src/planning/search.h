@@ -35,11 +35,26 @@ inline constexpr std::array kBuffers = {Buffers::usual, Buffers::few, Buffers::f
 schedule::Options with_buffers(const config::Config& config, schedule::Options options,
                                Buffers number);
 
-/// Fills with the first of kBuffers that fits and then adds the buffers for which there is room, or
-/// fills with the fewest; `options` become those that were used.
+/// One program after the other.
+Program concatenate(const Program& first, const Program& second);
+
+/// Fills with the first of kBuffers that fits and then adds the buffers for which there is room;
+/// open gradients are on NVMe only if nothing fits with them on the host. `options` become those
+/// that were used. If nothing fits, the result has the fewest buffers.
 schedule::Placement fill_with_fewer_buffers(const Filler& filler, const Program& program,
                                             const config::Config& config,
                                             schedule::Options& options);
+
+/// The programs that place_by_rule() tries, the usual one first.
+std::vector<Program> rule_programs(const config::Config& config);
+
+/// Places what a config without choices (leaves_choices()) leaves open, without rates: activations
+/// on the fastest tier with room for them, the last blocks first, gradients on the host if they
+/// fit, then kept intermediates. The order is layer-major unless only the other one fits or is
+/// faster on any machine. `options` become those that were used; nothing fits if the result
+/// exceeds the budgets.
+schedule::Placement place_by_rule(const Filler& filler, const config::Config& config,
+                                  schedule::Options& options);
 
 /// The programs that are tried for every micro-batch size, the most promising first.
 std::vector<Program> basic_programs();
@@ -81,6 +96,9 @@ struct Candidate {
   Bytes moved_bytes = 0;  ///< on all lanes per step
   Bytes memory = 0;       ///< device and host together
 };
+
+/// Throws Error(interrupted) if a signal has asked for the end.
+void stop_if_interrupted(const PlanRequest& request);
 
 /// Searches the placement, micro-batch size and buffer counts with the most tokens per second: the
 /// basic programs first, then variations of the best. The limit is on simulated operations instead

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <span>
+#include <string>
+#include <unordered_map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,6 +23,8 @@ constexpr std::uint64_t kSampleLength = std::uint64_t{1} << 14U;
 constexpr std::uint64_t kEndLength = std::uint64_t{1} << 10U;
 constexpr std::size_t kMostEnds = 256;
 constexpr std::uint64_t kPieceLength = std::uint64_t{1} << 18U;
+/// Odd, so that ids at even and at odd places are counted.
+constexpr std::size_t kStride = 31;
 
 /// Reads ids and notes whether they are all the same.
 class Sampler {
@@ -36,14 +40,31 @@ class Sampler {
     read_ += ids_.size();
     constant_ = constant_ && std::all_of(ids_.begin(), ids_.end(),
                                          [this](std::int32_t id) { return id == first_; });
+    for (std::size_t i = 0; i < ids_.size(); i += kStride) ++counts_[ids_[i]];
   }
 
+  /// Says if hardly another id than one was read.
   void warn_about_one_id() const {
     constexpr std::uint64_t kLong = 4096;
-    if (!constant_ || read_ < kLong) return;
-    log(LogLevel::warning, fmt::format("data: all {} tokens of {} that were looked at are id {}: "
-                                       "is the file whole?",
-                                       read_, source_.files().front().string(), first_));
+    constexpr double kMost = 0.4;
+    if (read_ < kLong) return;
+    const auto most =
+        std::max_element(counts_.begin(), counts_.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    std::uint64_t all = 0;
+    for (const auto& [id, count] : counts_) all += count;
+    const double share = static_cast<double>(most->second) / static_cast<double>(all);
+    const std::string file = source_.files().front().string();
+    if (constant_) {
+      log(LogLevel::warning, fmt::format("data: all {} tokens of {} that were looked at are id {}: "
+                                         "is the file whole?",
+                                         read_, file, first_));
+    } else if (share > kMost) {
+      log(LogLevel::warning,
+          fmt::format("data: {:.0f}% of the tokens of {} that were looked at are id {}: if it is "
+                      "padding, it is trained on, too; tools/prepare.py makes documents without it",
+                      100.0 * share, file, most->first));
+    }
   }
 
  private:
@@ -52,6 +73,7 @@ class Sampler {
   std::uint64_t read_ = 0;
   std::int32_t first_ = 0;
   bool constant_ = true;
+  std::unordered_map<std::int32_t, std::uint64_t> counts_;  ///< of every kStride-th id
 };
 
 /// The kernel runs the thread when a CPU is idle. Best effort.

@@ -21,6 +21,7 @@
 #include "src/train/adapter_files.h"
 #include "src/train/bitsandbytes.h"
 #include "src/train/coded_tensors.h"
+#include "src/train/finite_values.h"
 #include "src/train/safetensors_header.h"
 #include "src/train/weight_causes.h"
 
@@ -282,9 +283,13 @@ class Beginning {
     return values * size_of(type) / (is_read_twice(masters_of_, type) ? 2 : 1);
   }
   void read(const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    if (adapters_ && !tensor.frozen) return adapters_->read(tensor, first, out);
+    if (adapters_ && !tensor.frozen) {
+      adapters_->read(tensor, first, out);
+      return check_finite(tensor, std::as_bytes(out), DType::f32, first);
+    }
     if (!is_of_model(tensor)) return model::initialize(tensor, seed_, first, out);
     read_initial_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
+    check_finite(tensor, std::as_bytes(out), DType::f32, first);
   }
   [[nodiscard]] bool has_adapters() const { return adapters_.has_value(); }
   [[nodiscard]] bool is_bf16(const model::TensorSpec& tensor) const {
@@ -292,6 +297,7 @@ class Beginning {
   }
   void read_bf16(const model::TensorSpec& tensor, Elems first, HostBytes out) {
     read_stored_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
+    check_finite(tensor, out, DType::bf16, first);
   }
   /// See engine::WeightSource::read_codes. Of tensors with rows in another order in files the
   /// blocks that share a scale differ.
@@ -306,12 +312,31 @@ class Beginning {
                              [this](const WeightFiles::Place& from, Bytes first, HostBytes bytes) {
                                reader_->ahead().read(from, first, bytes);
                              });
+    const model::CodedArrays arrays(wanted, tensor.size);
+    const auto check_scales = [&](Bytes offset, Elems count) {
+      check_finite(tensor, out.subspan(offset, count * sizeof(float)), DType::f32, 0);
+    };
+    if (arrays.nested_count == 0) check_scales(arrays.scales, arrays.scales_count);
+    if (arrays.nested_count > 0) check_scales(arrays.nested, arrays.nested_count);
+    if (arrays.nested_count > 0) check_scales(arrays.mean, 1);
     return true;
   }
 
  private:
   [[nodiscard]] bool is_of_model(const model::TensorSpec& tensor) const {
     return files_ && !tensor.adapter && (!adapters_ || tensor.frozen);
+  }
+
+  /// Refuses values that have been read of the tensor, from element `first` on.
+  void check_finite(const model::TensorSpec& tensor, ConstHostBytes values, DType type,
+                    Elems first) const {
+    const std::optional<Elems> bad = first_not_finite(values, type);
+    if (!bad) return;
+    const bool adapter = adapters_ && !tensor.frozen;
+    refuse(fmt::format(
+        "{}: {}: {}; give weights that are finite", adapter ? "ballast.adapters.path" : kKey,
+        (adapter ? adapters_->files().path() : place_of(*files_, tensor).file->path()).string(),
+        explain_not_finite(tensor.name, values, type, *bad, first)));
   }
 
   std::uint64_t seed_;

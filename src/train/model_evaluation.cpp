@@ -209,6 +209,7 @@ config::Config read_evaluation(const EvaluationRequest& request) {
 ModelEvaluation evaluate_model(const config::Config& config,
                                const ModelEvaluationProgress& progress,
                                const std::atomic<bool>* interrupted) {
+  planning::check_device(config);
   check_initial_weights(config);
   const auto source = open_evaluation_data(config);
   if (source->size() == 0) {

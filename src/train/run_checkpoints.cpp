@@ -20,6 +20,7 @@
 
 #include "src/train/checkpoint_format.h"
 #include "src/train/checkpoint_swap.h"
+#include "src/train/finite_values.h"
 
 namespace ballast::train {
 namespace {
@@ -134,6 +135,26 @@ state::KeptExtents tidy_up(const Checkpoint& from, const config::Config& config,
   return beside;
 }
 
+/// Refuses weights of a run that has diverged.
+void check_finite(const Checkpoint& from, const engine::Blueprint& blueprint,
+                  const engine::StateRange& range, ConstHostBytes bytes) {
+  if (range.kind != engine::StateKind::weights) return;
+  const std::optional<Elems> bad = first_not_finite(bytes, blueprint.type);
+  if (!bad) return;
+  const auto blocks = model::blocks_without_expert_parallelism(blueprint.model);
+  const auto& tensors = blocks.at(range.block).tensors;
+  const Elems at = range.first + *bad;
+  const auto of = std::find_if(tensors.begin(), tensors.end(), [&](const model::TensorSpec& one) {
+    return !one.coded && one.offset <= at && at < one.offset + one.size;
+  });
+  const bool found = of != tensors.end();
+  throw Error(ErrorCategory::data,
+              fmt::format("{}: {}", from.folder().string(),
+                          explain_not_finite(found ? of->name : blocks.at(range.block).name, bytes,
+                                             blueprint.type, *bad,
+                                             range.first - (found ? of->offset : 0))));
+}
+
 }  // namespace
 
 Resumed resume_run(engine::Engine& engine, const config::Config& config,
@@ -157,8 +178,11 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   const bool reusable = own && states.ranks() == engine.blueprint().workload.world;
   const state::KeptExtents beside = tidy_up(states, config, ranks, own, reusable);
   const bool reused = engine.resume(
-      [&states](const engine::StateRange& range, HostBytes bytes) {
-        advising(states.folder(), [&] { states.read(range, bytes); });
+      [&](const engine::StateRange& range, HostBytes bytes) {
+        advising(states.folder(), [&] {
+          states.read(range, bytes);
+          check_finite(states, engine.blueprint(), range, bytes);
+        });
       },
       states.facts().updates, reusable ? states.kept_by(rank) : engine::KeptStates{}, beside);
   if (rank == 0 && own && !reused && !states.kept_by(0).homes.empty()) {

@@ -11,14 +11,17 @@
 #include "ballast/train/trace.h"
 
 #include "src/train/initial_weights.h"
+#include "src/train/run_doubts.h"
 #include "src/train/run_trace.h"
 
 namespace ballast::train {
 
 RunInputs open_inputs(const config::Config& config, const comm::Launch& launch) {
+  planning::check_device(config, launch);
   check_initial_weights(config);
   RunInputs inputs = {.data = open_training_data(config)};
   planning::check_swap_paths(config, launch);
+  if (launch.first()) warn_of_doubts(config, inputs.data);
   return inputs;
 }
 

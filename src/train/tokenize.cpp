@@ -19,11 +19,14 @@ constexpr std::uint64_t kPiece = 1 << 20;
 }  // namespace
 
 void write_tokens(const TokenSource& source, const std::filesystem::path& path,
-                  const text::OutputRule& rule) {
+                  const text::OutputRule& rule, const std::atomic<bool>* interrupted) {
   text::OutputFile file(path, rule);
   std::vector<std::int32_t> ids;
   std::vector<std::uint16_t> packed;
   for (std::uint64_t done = 0; done < source.size(); done += ids.size()) {
+    if (interrupted != nullptr && *interrupted) {
+      throw Error(ErrorCategory::interrupted, "interrupted");
+    }
     ids.resize(std::min(kPiece, source.size() - done));
     source.read(done, ids);
     packed.resize(ids.size());

@@ -1,5 +1,6 @@
 #include "src/train/training_data.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -143,6 +144,7 @@ TrainingData open_stream(const config::Config& config) {
     return open_tokens(config, section.evaluation());
   });
   if (evaluation != source) check("eval", evaluation);
+  if (evaluation != source) data.evaluation_files = evaluation->files();
   const TokenRange range =
       section.eval.empty() ? split.held_out : TokenRange{0, evaluation->size()};
   data.training = windows_of(source, split.training, section.sequence_length, section.shuffle,
@@ -156,6 +158,23 @@ TrainingData open_stream(const config::Config& config) {
   return data;
 }
 
+/// The tokens of each document to train on, the shortest first.
+std::vector<std::uint64_t> lengths_of(const DocumentFiles& files, std::uint64_t documents) {
+  const auto offsets = files.offsets();
+  std::vector<std::uint64_t> lengths(documents);
+  for (std::uint64_t i = 0; i < documents; ++i) lengths[i] = offsets[i + 1] - offsets[i];
+  std::sort(lengths.begin(), lengths.end());
+  return lengths;
+}
+
+/// Share of the tokens of an epoch that are padding.
+double padding_of(const SequenceSource& source, std::uint64_t length) {
+  std::uint64_t real = 0;
+  for (std::uint64_t n = 0; n < source.size(); ++n) real += source.real_tokens(n);
+  return 1.0 - static_cast<double>(real) /
+                   (static_cast<double>(source.size()) * static_cast<double>(length));
+}
+
 void summarize(const DocumentFiles& files, std::uint64_t documents, std::uint64_t length,
                TrainingData& data) {
   DataSummary& summary = data.summary;
@@ -163,9 +182,34 @@ void summarize(const DocumentFiles& files, std::uint64_t documents, std::uint64_
   summary.training_tokens = files.offsets()[documents];
   summary.documents = documents;
   summary.sequences = data.training->size();
-  summary.padding =
-      1.0 - static_cast<double>(summary.training_tokens) /
-                (static_cast<double>(summary.sequences) * static_cast<double>(length));
+  summary.padding = padding_of(*data.training, length);
+  const std::vector<std::uint64_t> lengths = lengths_of(files, documents);
+  if (!lengths.empty()) data.longest_document = lengths.back();
+}
+
+/// Sequences that hold the documents with less padding: as long as the longest, or as most pairs.
+void find_better_length(const config::Config& config,
+                        const std::shared_ptr<const DocumentFiles>& files, DocumentRange range,
+                        TrainingData& data) {
+  constexpr double kMuch = 0.25;
+  constexpr double kMuchLess = 0.6;
+  constexpr std::uint64_t kMultiple = 64;
+  if (range.end == 0 || !(data.summary.padding >= kMuch)) return;
+  const std::vector<std::uint64_t> lengths = lengths_of(*files, range.end);
+  std::vector<std::uint64_t> lengths_to_try = {lengths.back()};
+  if (!config.data.pairs.empty()) lengths_to_try.push_back(lengths[lengths.size() * 19 / 20]);
+  for (const std::uint64_t length : lengths_to_try) {
+    config::Config changed = config;
+    changed.data.sequence_length = round_up(std::max<std::uint64_t>(length, 1), kMultiple);
+    if (changed.data.sequence_length >= config.data.sequence_length) continue;
+    const auto sequences = sequences_of(changed, files, range, false);
+    if (sequences->size() == 0) continue;
+    const double padding = padding_of(*sequences, changed.data.sequence_length);
+    if (padding > kMuchLess * data.summary.padding) continue;
+    data.better_length = changed.data.sequence_length;
+    data.better_padding = padding;
+    return;
+  }
 }
 
 bool has_documents(const config::DataSection& data) {
@@ -218,6 +262,7 @@ TrainingData open_documents(const config::Config& config) {
   data.files = files->files();
   data.tokens = files->offsets().back();
   summarize(*files, documents, length, data);
+  find_better_length(config, files, {0, documents}, data);
   check_targets(config, *files, documents);
   if (section.eval.empty()) {
     const std::uint64_t end = files->offsets().size() - 1;
@@ -234,6 +279,7 @@ TrainingData open_documents(const config::Config& config) {
                             section.kind()));
   }
   data.evaluation = in_order(config, evaluation);
+  data.evaluation_files = evaluation->files();
   data.summary.evaluation_tokens = evaluation->offsets().back();
   return data;
 }

@@ -21,6 +21,12 @@ struct TrainingData {
   std::vector<UncheckedTokens> unchecked = {};    ///< of long streams, only samples are checked
   std::vector<std::filesystem::path> files = {};  ///< with the training data, in their order
   std::uint64_t tokens = 0;                       ///< in these files
+  std::vector<std::filesystem::path> evaluation_files = {};  ///< of data.eval
+  std::uint64_t longest_document = 0;  ///< tokens, of those to train on; 0 if the data have none
+  /// A data.sequence_length with much less padding, and its share; 0 if there is none or padding is
+  /// rare.
+  std::uint64_t better_length = 0;
+  double better_padding = 0.0;
 };
 
 /// Opens the training data, and for evaluation the files of data.eval or the share data.held_out.
@@ -29,6 +35,9 @@ struct TrainingData {
 /// byte for a model with a tokenizer. Throws like TokenSource::open(), split_tokens() and
 /// DocumentFiles::open(), naming the key.
 TrainingData open_training_data(const config::Config& config);
+
+/// Logs find_doubts() (run_doubts.h) as warnings.
+void warn_of_doubts(const config::Config& config, const TrainingData& data);
 
 /// Opens only the data for evaluation: all of data.eval, or the share data.held_out of the training
 /// data. May have no sequence. Throws like open_training_data().

@@ -265,7 +265,7 @@ class TwoProcesses(FaultTest):
         self.assert_error(done, 2, "another process trains in ")
         resumed.send_signal(signal.SIGTERM)
         out, err = resumed.communicate(timeout=120)
-        self.assertEqual((resumed.returncode, err), (0, ""), out)
+        self.assertEqual((resumed.returncode, runs.without_notice(err)), (0, ""), out)
         self.assertEqual(self.steps(), list(range(1, len(self.steps()) + 1)))
 
 
@@ -397,7 +397,7 @@ class OneProcess(FaultTest):
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 0, out + err)
-        self.assertEqual(len(err.splitlines()), 1, err)
+        self.assertEqual(len(runs.without_notice(err).splitlines()), 1, err)
         self.assertIn("no checkpoint: ", err)
         self.assertIn("emory", err)
         self.assertIn("training goes on", err)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shlex
 import struct
 import subprocess
@@ -29,6 +30,12 @@ TINY = {
 }
 TEXT = "the quick brown fox jumps over the lazy dog. " * 400
 RUN_FILES = {"metrics.jsonl", "config.json", "run.json"}
+
+
+def without_notice(errors):
+    """What a run has said on stderr besides how its first signal ends it."""
+    return re.sub(r"(?m)^ballast: SIG(INT|TERM): the run ends .*; a second signal ends it at once\n",
+                  "", errors)
 
 
 class RunTest(unittest.TestCase):

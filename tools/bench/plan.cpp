@@ -19,6 +19,7 @@
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/planner.h"
+#include "ballast/schedule/bottleneck.h"
 #include "ballast/schedule/simulator.h"
 #include "ballast/text/json.h"
 
@@ -132,7 +133,8 @@ config::Config decide(const config::Config& config) {
 }
 
 std::string_view bound_of(const Outcome& outcome) {
-  return to_string(outcome.predicted.bounds.front().lane);
+  return to_string(
+      schedule::find_bottleneck(outcome.predicted.busy_seconds, outcome.predicted_step()).lane);
 }
 
 void print_head() {

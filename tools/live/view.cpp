@@ -155,7 +155,7 @@ void LiveView::draw() {
     state.left = time_left(state_.steps - state_.step, ends_, begin_, counted_);
   }
   state.elapsed = seconds_since(begin_);
-  if (interrupted().load()) state.doing = "interrupted, about to end";
+  if (interrupted().load()) state.doing = "interrupted, the run ends with this step";
   const FrameOptions options = screen_.options();
   screen_.draw(frame_lines(state, options), options.rows);
 }

@@ -189,7 +189,7 @@ function planPage() {
   const hide = Object.entries(plan.tokens_to_hide || {});
   return [
     el("p", {id: "state"}, "A prediction for ", el("b", {}, plan.machine), `: ${formatCount(plan.parameters)} parameters${plan.world > 1 ? `, ${plan.world} ranks, ZeRO stage ${plan.stage}; memory and bytes are of one rank` : ""}. Nothing was run.`),
-    tiles([tile("Step", formatSeconds(plan.predicted_step_seconds), `${plan.tokens_per_step.toLocaleString("en")} tokens`), tile("Speed", `${formatCount(plan.tokens_per_second)} tokens/s`, plan.bandwidth_run ? "bound by bandwidth" : "bound by compute"),
+    tiles([tile("Step", formatSeconds(plan.predicted_step_seconds), `${plan.tokens_per_step.toLocaleString("en")} tokens`), tile("Speed", `${formatCount(plan.tokens_per_second)} tokens/s`, plan.bound_by ? `bound by ${plan.bound_by}` : "bound by no lane alone"),
       plan.bottleneck && tile("Bottleneck", plan.bottleneck, `busy ${digits(100 * plan.lanes[plan.bottleneck].busy_seconds / plan.predicted_step_seconds, 3)}% of the step`),
       plan.nvme_bytes_written > 0 && tile("Written to NVMe", formatBytes(plan.nvme_bytes_written), "per step"), data.wear && tile("Drive wear", ...data.wear.split(/ at this pace: /))]),
     el("section", {}, el("h2", {}, "Memory"), memoryChart(plan, null), placementChart(plan), el("details", {}, el("summary", {}, "Ledger"), ledgerTable(plan))),

@@ -18,6 +18,7 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/ending_notice.h"
 #include "tools/process.h"
 #include "tools/report/csv.h"
 #include "tools/report/page.h"
@@ -114,6 +115,7 @@ void watch(std::vector<RunData>& runs, std::uint16_t port) {
   fmt::print("from another machine: {}, then the same address there\n", tunnel_to(server.port()));
   std::fflush(stdout);
   WatchedRuns watched(runs);
+  announce_ending(nullptr);  // it ends at once
   server.run([&](const std::string& path) { return watched.answer(path); }, interrupted());
 }
 

@@ -92,9 +92,9 @@ function choiceSection(plan, config, planned) {
   if (chosen.length > 0) parts.push(table(["Key", "In the config", "Chosen"], chosen.map(([key, value]) => [key, short(at(key)), short(value)]), "Keys that the planner has chosen", [0, 1, 2]));
   else if (planned) parts.push(el("p", {}, "The config left nothing to the planner: every placement and size in it was named or has a default."));
   if (plan.bounds && plan.bounds.length > 0) {
-    const [first, second] = plan.bounds;
+    const first = plan.bounds.find(bound => bound.lane === plan.bottleneck) || plan.bounds[0], second = plan.bounds.find(bound => bound !== first);
     parts.push(el("p", {}, `Among the plans that fit the budgets the planner takes the one with the most simulated tokens/s. Predicted: ${formatSeconds(plan.predicted_step_seconds)} per step. `
-      + `No step can take less than what ${first.lane} needs, ${formatSeconds(first.seconds)}${second ? `; the next bound is that of ${second.lane}, ${formatSeconds(second.seconds)}` : ""}.`));
+      + `No step can take less than what ${first.lane} needs, ${formatSeconds(first.seconds)}${second ? `; ${second.lane} needs ${formatSeconds(second.seconds)}` : ""}.`));
   }
   if (plan.buffers) parts.push(el("p", {class: "soft"}, `Micro-batches of ${plural(plan.micro_batch, "sequence")}, ${plan.accumulation} per step. Buffers: ${Object.entries(plan.buffers).filter(([, count]) => count > 0).map(([name, count]) => `${name.replace(/_/g, " ")} ${count}`).join(", ")}.`));
   return parts;

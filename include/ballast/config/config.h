@@ -192,9 +192,9 @@ struct BallastSection {
   /// none, int8 or nf4: how frozen matrices of layers are kept (model::quantize()). "auto", until
   /// the config is complete: nf4 if the weights are, as these are.
   std::string quantized_base = "auto";
-  bool double_quantization = false;   ///< of nf4: scales are codes too
-  std::string order = "layer_major";  ///< layer_major, micro_batch_major or auto
-  std::string update = "gated";       ///< gated, or eager (without gradient clipping)
+  bool double_quantization = false;  ///< of nf4: scales are codes too
+  std::string order = "auto";        ///< layer_major, micro_batch_major or auto
+  std::string update = "gated";      ///< gated, or eager (without gradient clipping)
   /// With gated updates: how many blocks, evenly spread over those with states below the device,
   /// are updated before the norm is known; unset ("auto"): the planner's choice.
   std::optional<std::uint64_t> speculative_updates;
@@ -208,9 +208,9 @@ struct BallastSection {
   std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging
   /// Tier that stores block inputs for the backward pass;
   /// activation_checkpointing.cpu_checkpointing means host.
-  TierChoice activations = Tier::device;
+  TierChoice activations;
   /// Tier where the gradients of blocks that are updated on the host wait: host or nvme.
-  TierChoice gradients = Tier::host;
+  TierChoice gradients;
   /// Whether the backward pass recomputes layers' intermediates instead of keeping them on the
   /// device; unset ("auto"): recomputes those that do not fit.
   std::optional<bool> recompute;

@@ -12,7 +12,8 @@
 
 namespace ballast::planning {
 
-/// Whether `config` places anything on NVMe or lets the planner do so.
+/// Whether `config` places anything on NVMe or lets the planner do so. Open activations and
+/// gradients alone do not count: they are there only if nothing else fits (measured_config()).
 bool may_swap(const config::Config& config);
 
 /// Whether `config` names NVMe for anything.

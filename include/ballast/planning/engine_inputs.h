@@ -45,6 +45,10 @@ engine::Blueprint draw_evaluation(const config::Config& config);
 /// Error(config).
 engine::EngineOptions engine_options(const config::Config& config, const comm::Launch& launch = {});
 
+/// Throws Error(device) if `config` names a GPU that this rank cannot use: a cause to mend before
+/// budgets, which are guessed without it.
+void check_device(const config::Config& config, const comm::Launch& launch = {});
+
 /// Checks this rank's swap paths if `config` names NVMe for anything and they are known: only rank
 /// 0 knows a run directory that has no name. Throws like state::check_paths().
 void check_swap_paths(const config::Config& config, const comm::Launch& launch = {});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -59,15 +60,16 @@ struct Forecast {
   std::vector<HidingPoint> hiding;  ///< of the resources in use, the largest first
   std::vector<Variant> improvements;
 
-  /// Whether the batch has fewer tokens than T* of some resource, so that bandwidth bounds the run.
+  /// Whether anything but compute bounds the step (schedule::find_bottleneck()).
   [[nodiscard]] bool bandwidth_run() const;
 };
 
 /// Decides every "auto" of `config` and predicts the run on a machine with `rates`. `world` ranks
 /// share the batch; all results but tokens are per rank. Budgets: see budgets_of(). Throws like
-/// decide(), and Error(memory) when NVMe has too little room.
+/// decide(), and Error(memory) when NVMe has too little room. `interrupted` (may be null) ends it
+/// with Error(interrupted).
 Forecast make_forecast(const config::Config& config, const schedule::Rates& rates,
-                       std::uint32_t world = 1);
+                       std::uint32_t world = 1, const std::atomic<bool>* interrupted = nullptr);
 
 /// The budgets of a run of `config`: its own, else those of `rates`, else this machine's.
 memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& rates);

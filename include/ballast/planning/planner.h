@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -25,6 +26,8 @@ struct PlanRequest {
   std::function<model::KernelMemory(model::MicroBatchShape)> kernels;
   /// Limit on the operations that the search builds and simulates.
   std::size_t work_limit = 2'000'000;
+  /// Ends the search with Error(interrupted); may be null.
+  const std::atomic<bool>* interrupted = nullptr;
 };
 
 struct Decision {
@@ -34,7 +37,9 @@ struct Decision {
   std::size_t simulated = 0;  ///< number of plans
 };
 
-/// Whether `config` leaves anything to the planner.
+/// Whether `config` leaves anything that is decided with rates: tiers of weights or optimizer
+/// states, or the micro-batch size. If these are named, a rule decides what else is open
+/// (activations, gradients, the order, intermediates), and no machine needs to be measured for it.
 bool leaves_choices(const config::Config& config);
 
 /// Decides every "auto" of the config (tiers of weights, optimizer and activations per block,
@@ -48,6 +53,10 @@ Decision decide(const PlanRequest& request);
 /// Throws like decide() if no plan fits the budgets. Needs no rates, so it can precede their
 /// measurement.
 void require_fit(const PlanRequest& request);
+
+/// The config of `request`, for machine_rates(). Open activations and gradients are on NVMe in it
+/// if no other tier is, and the run fits only with some of them there. Needs no rates.
+config::Config measured_config(const PlanRequest& request);
 
 /// A change of the config or machine, and the simulated speed with it.
 struct Variant {

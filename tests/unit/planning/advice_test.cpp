@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "ballast/core/error.h"
 #include "ballast/planning/planner.h"
 #include "ballast/planning/run_plan.h"
+#include "ballast/schedule/bottleneck.h"
 
 #include "tests/support/random_run.h"
 
@@ -60,6 +62,38 @@ TEST(Advice, StepsTooShortForAnyLaneAreSaidToBeSo) {
   EXPECT_TRUE(says(advice(3.0, Lane::upload, 0.5, kVariants), "too short"));
 }
 
+TEST(Advice, SaysTheSameOfTheSameStepWhereverItIsSaid) {
+  using schedule::find_bottleneck;
+  struct Case {
+    Lane lane;
+    std::string resource;
+  };
+  for (const Case& one : std::vector<Case>{{Lane::fetch, "NVMe"},
+                                           {Lane::writeback, "NVMe"},
+                                           {Lane::upload, "link"},
+                                           {Lane::offload, "link"},
+                                           {Lane::update, "update"},
+                                           {Lane::gather, "network"},
+                                           {Lane::reduce, "network"}}) {
+    std::array<double, schedule::kLaneCount> busy{};
+    busy[static_cast<std::size_t>(Lane::compute)] = 4.0;
+    busy[static_cast<std::size_t>(one.lane)] = 9.5;
+    const schedule::Bottleneck found = find_bottleneck(busy, 10.0);
+    EXPECT_EQ(found.lane, one.lane);
+    EXPECT_EQ(found.second, Lane::compute);
+    EXPECT_FALSE(found.bound_by_compute());
+    const std::string bound = fmt::format("bound by {} ({} 95% of the time); compute waits 60%",
+                                          one.resource, to_string(one.lane));
+    EXPECT_TRUE(says(describe(found), bound)) << describe(found);
+    EXPECT_TRUE(says(advice(4.0, one.lane, 9.5, kVariants), bound));
+  }
+  // A lane that is nearly as busy as compute changes nothing.
+  const std::string text = advice(9.8, Lane::writeback, 9.7, kVariants);
+  EXPECT_TRUE(says(text, "bound by compute (98% of the time): transfers are hidden")) << text;
+  const std::string waits = advice(6.5, Lane::writeback, 6.0, kVariants);
+  EXPECT_TRUE(says(waits, "bound by no lane alone: compute waits 35% of the time")) << waits;
+}
+
 /// A request for a model whose states exceed both budgets.
 PlanRequest request_for(const std::vector<std::string>& overrides, Bytes host_bytes) {
   const std::string text = R"({
@@ -92,7 +126,7 @@ std::vector<std::string> changes_with(const PlanRequest& request, const std::str
 }
 
 TEST(Advice, MoreMemoryGoesWithOpenTiersWhereTheConfigNamesThem) {
-  const PlanRequest named = request_for({}, 16 * kMiB);
+  const PlanRequest named = request_for({"ballast.order=layer_major"}, 16 * kMiB);
   ASSERT_FALSE(leaves_choices(named.config));
   const std::string more = "25% more host memory (ballast.host_bytes)";
   const auto changes = changes_with(named, more);

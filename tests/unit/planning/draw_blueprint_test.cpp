@@ -90,9 +90,9 @@ TEST_F(DrawBlueprint, ASubGroupTakesASmallPartOfTheHostBudget) {
 
 TEST_F(DrawBlueprint, AnEvaluationHasMemoryForWeightsButNotForTraining) {
   // What concerns training alone is ignored.
-  const std::vector<std::string> training = {kOptimizer + "nvme", "ballast.activations=host",
-                                             "ballast.recompute=false",
-                                             "ballast.speculative_updates=2"};
+  const std::vector<std::string> training = {
+      kOptimizer + "nvme", "ballast.activations=host", "ballast.recompute=false",
+      "ballast.speculative_updates=2", "ballast.order=layer_major"};
   auto overrides = training;
   overrides.push_back(kWeights + "auto");
   const engine::Blueprint roomy = draw_evaluation(config(overrides));
@@ -134,7 +134,8 @@ TEST_F(DrawBlueprint, AnEvaluationTakesTheLargestMicroBatchThatFits) {
 }
 
 TEST_F(DrawBlueprint, LayersKeepTheirIntermediatesWhereThereIsRoomAndTheLastOnesFirst) {
-  const auto kept = [this](const std::vector<std::string>& overrides) {
+  const auto kept = [this](std::vector<std::string> overrides) {
+    overrides.emplace_back("ballast.order=layer_major");
     const engine::Blueprint engine = draw_blueprint(config(overrides));
     std::vector<bool> keeps;
     for (const auto& block : engine.placement.blocks) {

@@ -1,6 +1,7 @@
 #include "ballast/planning/planner.h"
 
 #include <algorithm>
+#include <atomic>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -15,69 +16,22 @@
 
 #include "src/planning/engine_inputs.h"
 #include "src/planning/search.h"
-#include "tests/support/random_run.h"
 #include "tests/support/zero_memory.h"
+#include "tests/unit/planning/asked.h"
 
 namespace ballast::planning::planner_test {
 namespace {
 
-config::Config make_config(const std::vector<std::string>& overrides) {
-  const std::string text = R"({
-    "model": {"family": "gpt2", "vocab_size": 512, "hidden_size": 128, "num_layers": 10,
-              "num_heads": 4},
-    "data": {"text": "unused.txt", "sequence_length": 64},
-    "train_batch_size": 16,
-    "train_micro_batch_size_per_gpu": "auto",
-    "zero_optimization": {"offload_optimizer": {"device": "auto"},
-                          "offload_param": {"device": "auto"}},
-    "ballast": {"device": "host", "activations": "auto"}})";
-  return config::parse(text, "/base", "test", overrides);
-}
-
-/// Round numbers that grow with the micro-batch, like the memory of kernels.
-model::KernelMemory kernels(const model::Architecture& model, model::MicroBatchShape shape) {
-  return {.workspace = shape.tokens() * 4096,
-          .intermediates = std::vector<Bytes>(model.blocks.size(), shape.tokens() * 2048)};
-}
-
-struct Asked {
-  explicit Asked(const std::vector<std::string>& overrides = {}, memory::Budgets given = {})
-      : config(make_config(overrides)),
-        model(model::build_architecture(config.model)),
-        budgets(given) {}
-
-  [[nodiscard]] PlanRequest request() const {
-    return {
-        config,  model,
-        budgets, rates,
-        world,   [model = model](model::MicroBatchShape shape) { return kernels(model, shape); }};
-  }
-  [[nodiscard]] Decision decide() const { return planning::decide(request()); }
-  /// The message of the refusal; "" when it fits.
-  [[nodiscard]] std::string refusal() const {
-    try {
-      static_cast<void>(decide());
-    } catch (const Error& error) {
-      EXPECT_EQ(error.category(), ErrorCategory::memory);
-      return error.what();
-    }
-    return "";
-  }
-
-  config::Config config;
-  model::Architecture model;
-  memory::Budgets budgets;
-  schedule::Rates rates = test::quick_machine();
-  std::uint32_t world = 1;
-};
+using test::Asked;
+using test::kernels;
+using test::kRoomy;
+using test::kTight;
+using test::make_config;
 
 double speed(const Decision& decision) {
   return static_cast<double>(decision.blueprint.workload.tokens_per_step()) /
          decision.prediction.step_seconds;
 }
-
-constexpr memory::Budgets kRoomy = {256 * kMiB, 256 * kMiB};
-constexpr memory::Budgets kTight = {14 * kMiB, 12 * kMiB};
 
 TEST(Planner, KeepsEverythingOnAFastDeviceWithRoom) {
   Asked asked({}, kRoomy);
@@ -277,13 +231,26 @@ TEST(Planner, PutsGradientsOnNvmeOnlyWhereNothingElseFits) {
   EXPECT_EQ(config::print(Asked(open, kTight).decide().config),
             config::print(Asked({}, kTight).decide().config));
   constexpr memory::Budgets kSmall = {14 * kMiB, 4 * kMiB};
-  EXPECT_NE(Asked({}, kSmall).refusal().find("ballast.gradients=auto"), std::string::npos);
+  const Asked on_host({"ballast.gradients=host"}, kSmall);
+  EXPECT_NE(on_host.refusal().find("ballast.gradients=auto"), std::string::npos);
   const Decision decision = Asked(open, kSmall).decide();
   EXPECT_GT(decision.blueprint.ledger.total(Tier::nvme), 0U);
   EXPECT_TRUE(decision.blueprint.ledger.fits(kSmall));
   EXPECT_FALSE(leaves_choices(decision.config));
   const std::string text = config::print(decision.config);
   EXPECT_NE(text.find("\"gradients\": \"nvme\""), std::string::npos) << text;
+}
+
+TEST(Planner, EndsWhenItIsInterrupted) {
+  const std::atomic<bool> interrupted = true;
+  PlanRequest request = Asked({}, kTight).request();
+  request.interrupted = &interrupted;
+  try {
+    static_cast<void>(decide(request));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::interrupted);
+  }
 }
 
 TEST(Planner, NamesWhatWouldHelp) {
