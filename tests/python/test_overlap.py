@@ -258,6 +258,11 @@ class GradientHooks(unittest.TestCase):
                     model(x).sum().backward()
                 optimizer.step()
                 self.assertEqual(model.weight.tolist(), [[-2.0] * 4])
+                drop(model, optimizer)
+                has_gradient = model.weight.grad is not None
+                optimizer.step()
+                steps = optimizer.state[model.weight]["step"].item()
+                self.assertEqual(steps, 2 if has_gradient else 1)
 
     def test_sparse_gradients_are_refused_by_name(self) -> None:
         for hooks in (False, True):

@@ -211,7 +211,7 @@ class Engine:
     def note_weights(self, record: Record) -> None:
         """The parameter's present weights belong to its master."""
         record.version = version_of(record.parameter)
-        if record.dtype == torch.bfloat16 and record.parameter.device.type == "cpu":
+        if record.dtype != torch.float32 and record.parameter.device.type == "cpu":
             record.sample = sample_of(record).clone()
 
     def refresh(self, record: Record) -> None:
@@ -385,11 +385,12 @@ class Engine:
             self.note_weights(record)
 
     def forget(self, record: Record) -> None:
-        """The parameter begins anew."""
+        """The moments begin anew. The master is a part of the weights and stays."""
         if record.states is not None and record.has_state:
             self.write(record, {n: zeros_for(record) for n in self.moment_names()})
-            self.refresh(record)
-        record.has_state = False
+        # torch's SGD accepts a state that has a master alone, its other optimizers do not.
+        record.has_state = (record.has_state and self.rule == "sgd"
+                            and record.dtype != torch.float32)
         record.steps = 0
         record.others = {}
 

@@ -84,8 +84,8 @@ def _values(engine: Engine, record: Record, state: Mapping[str, Any], place: str
 
 @torch.no_grad()
 def write(engine: Engine, states: dict[Record, Values]) -> None:
-    """Replaces all states by these; parameters without one begin anew. Room for all is made before
-    anything changes."""
+    """Replaces all states by these; parameters without one begin anew. Masters stay unless there are
+    others. Room for all is made before anything changes."""
     engine.follow(states)
     engine.require(states)
     for record in list(engine.records.values()):
@@ -97,7 +97,6 @@ def write(engine: Engine, states: dict[Record, Values]) -> None:
         record.keeps_moments = any(value is not None for value in moments.values())
         known = {name: zeros_for(record) if value is None else value
                  for name, value in moments.items()}
-        engine.refresh(record)
         if "master" in values and record.dtype != torch.float32:
             known["master"] = _master(record, values["master"])
         engine.write(record, known)

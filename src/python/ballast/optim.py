@@ -18,7 +18,6 @@ import torch
 
 from . import _arguments, _ballast, _guards, _state_files, _torch_states
 from ._engine import Engine, check_parameter
-from ._gradients import TakenGradient
 from ._state_mapping import StateMapping
 
 _STATES = ("fp32", "bf16_first", "8bit")
@@ -144,13 +143,6 @@ class OffloadOptimizer(torch.optim.Optimizer):
         else:
             engine.guard(gradients, hide=self.overlap == "check")
         return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; also forgets gradients that hooks have taken since the last step."""
-        for parameter in self._parameters():
-            if isinstance(parameter.grad, TakenGradient):
-                parameter.grad = None
-        super().zero_grad(set_to_none)
 
     @property
     def updating(self) -> bool:
