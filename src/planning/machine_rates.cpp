@@ -40,7 +40,7 @@ bool is_complete(const config::Config& config, const schedule::Rates& rates) {
   return rates.compute_beside_copy > 0.0 && (!swaps || rates.compute_beside_io > 0.0);
 }
 
-/// Other work on the CPUs now, and how much longer a step takes beside it.
+/// Other work on the CPUs now, and how much longer a step takes meanwhile.
 struct OtherWork {
   double cpus = 0.0;
   int all = 1;           ///< CPUs that this process may use

@@ -54,8 +54,8 @@ class HostStream final : public Stream {
 
 /// While it exists, threads of OpenMP teams sleep instead of spinning when they wait for each
 /// other. GNU's library decides so where it manages more threads than there are CPUs, which an idle
-/// team makes true; elsewhere this has no effect. Beside other work, spinning threads keep the CPU
-/// from the threads that they wait for.
+/// team makes true; elsewhere this has no effect. While other programs run, spinning threads keep
+/// the CPU from the threads that they wait for.
 class SleepingTeams {
  public:
   SleepingTeams();

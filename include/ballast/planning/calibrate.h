@@ -60,7 +60,7 @@ void copy_part(Part part, const schedule::Rates& from, schedule::Rates& to);
 /// aio.paths. Takes a few seconds and memory for one layer, its workspace and half a GiB more;
 /// leaves no files. Sequences that take too long are measured shorter. A measurement that other
 /// work disturbs, or whose rates contradict each other, is repeated once with corrections for a
-/// busy machine (src/planning/slices.h). The speed of compute beside copies and transfers is only
+/// busy machine (src/planning/slices.h). The speed of compute during copies and transfers is only
 /// measured on a quiet machine and otherwise 0. `interrupted` (may be null) ends it with
 /// Error(interrupted). Throws Error like a run. Swap paths that cannot be used cause a warning and
 /// rates of 0 if the config names no tier on NVMe, otherwise an Error.

@@ -18,8 +18,8 @@ double unit(std::uint64_t seed, std::uint64_t i) {
   return static_cast<double>(random_u64(seed, i) % 10000) / 10000.0;
 }
 
-/// Work of `threads` threads beside as many busy loops: each thread waits for its CPU at times, and
-/// the others wait for it without using theirs.
+/// Work of `threads` threads while as many busy loops run: each thread waits for its CPU at times,
+/// and the others wait for it without using theirs.
 std::vector<Slice> beside_busy_loops(std::uint64_t seed, double threads, std::size_t count) {
   std::vector<Slice> slices;
   for (std::size_t i = 0; i < count; ++i) {

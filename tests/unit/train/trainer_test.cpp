@@ -103,7 +103,7 @@ TEST(LaneShares, AreOfTheStepAloneWithEvaluationsCheckpointsAndAfterAResume) {
 }
 
 TEST(GemmShare, IsNeverAboveOne) {
-  ProvenPeak peak(100.0);  // FLOP/s, measured beside other work
+  ProvenPeak peak(100.0);  // FLOP/s, measured during other work
   EXPECT_DOUBLE_EQ(peak.share_of(50.0), 0.5);
   EXPECT_DOUBLE_EQ(peak.share_of(341.0), 1.0);
   EXPECT_DOUBLE_EQ(peak.share_of(170.5), 0.5);
