@@ -70,9 +70,13 @@ class ResumeTest(runs.CheckpointTest):
             process = self.start()
             self.wait_for_row(process, 6 + after)
             deadline = time.monotonic() + 60
-            while time.monotonic() < deadline:
-                if any(name.startswith(".incomplete-") for name in self.checkpoints()):
+            complete = False  # two of them
+            while time.monotonic() < deadline and process.poll() is None:
+                names = self.checkpoints()
+                if complete and any(name.startswith(".incomplete-") for name in names):
                     break
+                complete = complete or sum(name.startswith("step-") for name in names) >= 2
+            time.sleep(0.003 * after)
             process.kill()
             process.communicate()
             listed = json.loads(self.run_ballast("inspect", "run", "--verify", "--json").stdout)
