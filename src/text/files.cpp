@@ -282,12 +282,13 @@ void ReplacedFile::commit_as_new() {
 
 void ReplacedFile::commit(unsigned flags) {
   naming(path_, [&] { sync_file(descriptor_, temporary_); });
-  const auto rename = [&](unsigned how) {
-    return ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), how);
-  };
-  int result = rename(flags);
+  const char* const from = temporary_.c_str();
+  int result = flags == 0 ? std::rename(from, path_.c_str())
+                          : ::renameat2(AT_FDCWD, from, AT_FDCWD, path_.c_str(), flags);
   // Some file systems have no flags.
-  if (result != 0 && flags != 0 && (errno == EINVAL || errno == ENOSYS)) result = rename(0);
+  if (result != 0 && flags != 0 && (errno == EINVAL || errno == ENOSYS)) {
+    result = std::rename(from, path_.c_str());
+  }
   if (result != 0) {
     const int error_number = errno;
     throw Error(ErrorCategory::io, fmt::format("cannot write {}", path_.string()), error_number);

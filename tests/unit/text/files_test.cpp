@@ -97,6 +97,20 @@ TEST(ReplacedFile, FollowsNoLinkAndTakesLongNames) {
   EXPECT_TRUE(std::filesystem::exists(dir.path() / std::string(255, 'n')));
 }
 
+TEST(ReplacedFile, FindsFilesOfOtherUsersBeforeTheWork) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const TempDir dir;
+  const auto file = dir.write("a", "of root");
+  ASSERT_EQ(chmod(dir.path().c_str(), 01777), 0);
+  ASSERT_EQ(seteuid(65534), 0);
+  const std::string error = error_of([&] { ReplacedFile{file}; });
+  ASSERT_EQ(seteuid(0), 0);
+  EXPECT_EQ(error, "cannot write " + file.string() +
+                       ": it belongs to another user, who alone may replace it");
+  EXPECT_EQ(error_of([&] { ReplacedFile{file}; }), "");
+  EXPECT_EQ(entries(dir), 1);
+}
+
 TEST(OutputFile, ReplacesOnlyItsOwnKindUnasked) {
   const TempDir dir;
   const OutputRule rule = {.kind = "a list", .begins = "list: "};
