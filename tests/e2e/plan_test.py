@@ -88,6 +88,14 @@ class Plan(unittest.TestCase):
         assert_one_line(self, done, 1, ["budget of 64.0 MiB is ", "it would fit with"],
                         ignored="ballast: warning: ")
 
+    def test_a_missing_gpu_is_named_before_budgets_and_data(self):
+        if pathlib.Path("/dev/nvidiactl").exists():
+            self.skipTest("there is a GPU")
+        for command in ("plan", "train", "eval"):
+            done = self.ballast(command, self.config, *settings("ballast.device=cuda",
+                                                                "ballast.device_bytes=1KiB"))
+            assert_one_line(self, done, 1, ['ballast.device is "cuda", but '])
+
     # Successful commands.
 
     def test_json_has_what_scripts_rely_on(self):
