@@ -25,13 +25,13 @@ transformers with a fast tokenizer, and pyarrow for Parquet; nothing is download
 depend on the number of workers.
 """
 
-import argparse
 import os
 import pathlib
 import sys
 import time
 
 sys.dont_write_bytecode = True  # the source tree stays as it is
+from preparing.arguments import Arguments  # noqa: E402
 from preparing.documents import Preparer  # noqa: E402
 from preparing.report import Refusal, Report  # noqa: E402
 from preparing.tokenizer import has_wide_ids, hashes_of, load_tokenizer  # noqa: E402
@@ -89,7 +89,7 @@ def prepare(preparer, paths, out, wide, metadata, workers, report=None):
 
 
 def arguments_of(argv):
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="prepare.py", description="Turns conversations and texts into a file of documents.")
     parser.add_argument("inputs", nargs="+", type=pathlib.Path, metavar="INPUT",
                         help="JSON lines or a JSON array (also .gz), or Parquet")
@@ -119,9 +119,18 @@ def arguments_of(argv):
     return arguments
 
 
-def main(argv=None):
+def checked_arguments(argv):
+    """The arguments; ends the program with status 2 if they are wrong."""
     try:
-        arguments = arguments_of(argv)
+        return arguments_of(argv)
+    except Refusal as refusal:
+        print(f"prepare.py: {refusal}", file=sys.stderr)
+        sys.exit(2)
+
+
+def main(argv=None):
+    arguments = checked_arguments(argv)
+    try:
         tokenizer = load_tokenizer(arguments.model)
         metadata = metadata_of(arguments.model.resolve().name, hashes_of(tokenizer, arguments.model),
                                "completion" if arguments.pairs else arguments.mask, arguments.pairs)
@@ -130,7 +139,8 @@ def main(argv=None):
             Preparer(tokenizer, arguments.mask, arguments.pairs), arguments.inputs, arguments.out,
             has_wide_ids(tokenizer), metadata, arguments.workers, report)
     except Refusal as refusal:
-        sys.exit(f"prepare.py: {refusal}")
+        print(f"prepare.py: {refusal}", file=sys.stderr)
+        sys.exit(1 if arguments.model.is_dir() else 2)
     except OSError as error:
         sys.exit(f"prepare.py: {error.filename or arguments.out}: {error.strerror or reason_of(error)}")
     except MemoryError:
