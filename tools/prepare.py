@@ -25,7 +25,6 @@ transformers with a fast tokenizer, and pyarrow for Parquet; nothing is download
 depend on the number of workers.
 """
 
-import argparse
 import os
 import pathlib
 import signal
@@ -33,6 +32,7 @@ import sys
 import time
 
 sys.dont_write_bytecode = True  # the source tree stays as it is
+from preparing.arguments import Arguments  # noqa: E402
 from preparing.documents import Preparer  # noqa: E402
 from preparing.output import check_output  # noqa: E402
 from preparing.report import Refusal, Report  # noqa: E402
@@ -100,7 +100,7 @@ def prepare(preparer, paths, out, wide, metadata, workers, report=None, overwrit
 
 
 def arguments_of(argv):
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="prepare.py", description="Turns conversations and texts into a file of documents.")
     parser.add_argument("inputs", nargs="+", type=pathlib.Path, metavar="INPUT",
                         help="JSON lines or a JSON array (also .gz), or Parquet")
@@ -135,10 +135,19 @@ def arguments_of(argv):
     return arguments
 
 
+def checked_arguments(argv):
+    """The arguments; ends the program with status 2 if they are wrong."""
+    try:
+        return arguments_of(argv)
+    except Refusal as refusal:
+        print(f"prepare.py: {refusal}", file=sys.stderr)
+        sys.exit(2)
+
+
 def main(argv=None):
     signal.signal(signal.SIGTERM, end_by_signal)
+    arguments = checked_arguments(argv)
     try:
-        arguments = arguments_of(argv)
         tokenizer = load_tokenizer(arguments.model)
         metadata = metadata_of(arguments.model.resolve().name, hashes_of(tokenizer, arguments.model),
                                "completion" if arguments.pairs else arguments.mask, arguments.pairs)
@@ -148,7 +157,8 @@ def main(argv=None):
             has_wide_ids(tokenizer), metadata, arguments.workers, report, arguments.overwrite,
             arguments.model)
     except Refusal as refusal:
-        sys.exit(f"prepare.py: {refusal}")
+        print(f"prepare.py: {refusal}", file=sys.stderr)
+        sys.exit(1 if arguments.model.is_dir() else 2)
     except OSError as error:
         sys.exit(f"prepare.py: {error.filename or arguments.out}: {error.strerror or reason_of(error)}")
     except MemoryError:

@@ -51,7 +51,8 @@ std::string advice_on_mistake(std::string_view text, std::size_t at) {
     if (token.starts_with(one.written)) return std::string(one.advice);
   }
   const bool in_number = at > 0 && is_digit(text[at - 1]);
-  if (in_number && (is_digit(text[at]) || text[at] == '_' || text[at] == 'x')) {
+  const bool zero_first = token.size() > 1 && token[0] == '0' && is_digit(token[1]);
+  if (in_number && (zero_first || text[at] == '_' || text[at] == 'x')) {
     return "a number has neither leading zeros nor separators; write 1000, 0.01 or 1e-4";
   }
   if (begin > 1 && is_digit(text[at]) && text[begin - 1] == ',' && is_digit(text[begin - 2])) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <fstream>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -209,6 +211,13 @@ std::string quoted(const std::string& word) {
   return plain ? word : fmt::format("\"{}\"", word);
 }
 
+/// Text in a damaged file of weights begins with the length of its header.
+bool begins_in_ascii(const std::filesystem::path& path) {
+  std::array<char, sizeof(std::uint64_t)> start = {};
+  std::ifstream(path, std::ios::binary).read(start.data(), start.size());
+  return std::all_of(start.begin(), start.end(), [](char c) { return (c & 0x80) == 0; });
+}
+
 }  // namespace
 
 std::string preparing_command(const std::filesystem::path& file, const FileUse& use) {
@@ -239,6 +248,8 @@ std::string explain_not_safetensors(const std::filesystem::path& path) {
     case FileFormat::pairs:
       return "";
     case FileFormat::text:
+      if (!begins_in_ascii(path)) return "";
+      [[fallthrough]];
     case FileFormat::numpy:
     case FileFormat::llmc:
     case FileFormat::megatron_index:

@@ -7,6 +7,7 @@
 import json
 import pathlib
 import resource
+import shutil
 import struct
 import sys
 
@@ -196,6 +197,20 @@ class Folder(RunTest):
                     self.run_well("export", "run", "--out", out)
                     self.assertEqual(read_folder(self.path / out), stored)
 
+    def check_base_of_adapters(self, loss):
+        """Without the model that adapter_config.json names, it is named with --set."""
+        folder = self.path / "moved"
+        shutil.copytree(self.path / "adapters", folder)
+        settings = json.loads((folder / "adapter_config.json").read_text())
+        settings["base_model_name_or_path"] = "org/base"
+        (folder / "adapter_config.json").write_text(json.dumps(settings))
+        words = ["eval", "moved", "--data", "few.bin", "--sequence-length", "32",
+                 "--set", "bf16.enabled=false", "--set", "ballast.device=host"]
+        self.assert_fails(self.run_ballast(*words), 2, "org/base does not exist here",
+                          "download the model", "name it with --set model.path=DIR")
+        out = self.run_well(*words, "--set", f"model.path={self.model}")
+        self.assertEqual(float(out.split("loss")[1].split()[0]), loss)
+
     def test_adapters(self):
         """What was trained is what is evaluated, merged and begun with again."""
         wanted = lambda name: not name.startswith(("gradient.", "final.", "logits", "packed."))
@@ -218,12 +233,14 @@ class Folder(RunTest):
         changed = {name for name in merged if merged[name] != before[name]}
         self.assertEqual(len(changed), 2 * 4 + 2)
         losses = []
-        for folder in ("run", "merged", "model"):
+        for folder in ("run", "merged", "model", "adapters"):
             out = self.run_well("eval", folder, "--data", "few.bin", "--sequence-length", "32",
                                 "--set", "bf16.enabled=false", "--set", "ballast.device=host")
             losses.append(float(out.split("loss")[1].split()[0]))
         self.assertAlmostEqual(losses[0], losses[1], delta=2e-5)
         self.assertGreater(abs(losses[0] - losses[2]), 0.01)
+        self.assertEqual(losses[3], losses[0])
+        self.check_base_of_adapters(losses[0])
         done = self.saving("--out", "again", **sections,
                            ballast={**ballast, "adapters": {"path": "adapters"}})
         self.assertEqual(done.returncode, 0, done.stderr)

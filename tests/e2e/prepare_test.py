@@ -423,8 +423,8 @@ class FileTest(unittest.TestCase):
         return subprocess.run([sys.executable, "-B", SCRIPT, *map(str, arguments)], text=True,
                               capture_output=True, check=False, env={**os.environ, **environment})
 
-    def assert_refused(self, done, *words):
-        self.assertEqual(done.returncode, 1, done.stderr)
+    def assert_refused(self, done, *words, status=1):
+        self.assertEqual(done.returncode, status, done.stderr)
         self.assertEqual(done.stdout, "")
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
         self.assertTrue(done.stderr.startswith("prepare.py: "), done.stderr)
@@ -439,10 +439,16 @@ class FileTest(unittest.TestCase):
         def run(*more, **changed):
             all_ = {**given, **changed}
             return self.run_script(all_["in"], "--model", all_["model"], "--out", all_["out"], *more)
-        self.assert_refused(run(**{"in": self.path / "none.jsonl"}), "none.jsonl is not a file")
-        self.assert_refused(run(model=self.path / "none"), "none is not a folder", "Hugging Face")
-        self.assert_refused(run(out=self.path / "x.bin"), "must end in .safetensors")
-        self.assert_refused(run("--workers", "0"), "--workers 0")
+
+        def refused(done, *words):
+            self.assert_refused(done, *words, status=2)
+        refused(run(**{"in": self.path / "none.jsonl"}), "none.jsonl is not a file")
+        refused(run(model=self.path / "none"), "none is not a folder", "Hugging Face")
+        refused(run(out=self.path / "x.bin"), "must end in .safetensors")
+        refused(run("--workers", "0"), "--workers 0")
+        refused(run("--workerz", "2"), "there is no option --workerz (did you mean '--workers'?)")
+        refused(run("--mask", "all"), "--mask: invalid choice: 'all'", "see prepare.py --help")
+        refused(self.run_script(self.path), "--model, --out")
 
     def test_only_files_of_documents_are_replaced_unasked(self):
         lines = '{"text": "ab"}\n'

@@ -35,7 +35,7 @@ TEST(ModelSource, SaysWhatAFolderIsIfItHasNoModel) {
          "without the model under them (adapter_config.json); give the folder of org/base as "
          "model.path and this one as ballast.adapters.path");
   const std::pair<const char*, const char*> files[] = {
-      {"run/run.json", "is a run of Ballast; `ballast export RUN --out DIR`"},
+      {"run/run.json", "is a run of Ballast; `ballast export "},
       {"pipe/model_index.json", "is a pipeline of diffusers"},
       {"gguf/model-Q4.gguf", "has a model in GGUF"},
       {"onnx/model.onnx", "has a model in ONNX"},
@@ -50,6 +50,7 @@ TEST(ModelSource, SaysWhatAFolderIsIfItHasNoModel) {
     dir.write(file, "{}");
     expect(std::string(file).substr(0, std::string(file).find('/')), part);
   }
+  expect("run", "`ballast export " + (dir.path() / "run").string() + " --out DIR`");
   expect("gguf/model-Q4.gguf", "is a file in GGUF");
   expect("bare/model.safetensors", "is a file; give its folder ");
   dir.write("m/config.json", "{}");
