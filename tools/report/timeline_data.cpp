@@ -141,16 +141,34 @@ void fit_to(StepWindow& window, const StepSeconds& seconds) {
   window.from = std::clamp(from, window.from, window.computes);
 }
 
-/// The first moment from `time` on at which a lane is busy: between two steps none may be.
-std::int64_t busy_from(const std::vector<Slice>& slices, std::int64_t time) {
-  std::int64_t first = std::numeric_limits<std::int64_t>::max();
-  for (const Slice& slice : slices) {
-    if (slice.start + slice.duration > time) first = std::min(first, slice.start);
+/// Finds when lanes are busy. The slices are in the order of their starts.
+class BusyTimes {
+ public:
+  explicit BusyTimes(const std::vector<Slice>& slices) : slices_(slices) {
+    latest_end_.reserve(slices.size());
+    for (const Slice& slice : slices) {
+      const std::int64_t end = slice.start + slice.duration;
+      latest_end_.push_back(latest_end_.empty() ? end : std::max(end, latest_end_.back()));
+    }
   }
-  return std::max(first, time);
-}
+
+  /// The first moment from `time` on at which a lane is busy: between two steps none may be.
+  [[nodiscard]] std::int64_t from(std::int64_t time) const {
+    const auto later = std::upper_bound(
+        slices_.begin(), slices_.end(), time,
+        [](std::int64_t moment, const Slice& slice) { return moment < slice.start; });
+    const auto before = static_cast<std::size_t>(later - slices_.begin());
+    const bool busy = before > 0 && latest_end_[before - 1] > time;
+    return busy || later == slices_.end() ? time : later->start;
+  }
+
+ private:
+  const std::vector<Slice>& slices_;
+  std::vector<std::int64_t> latest_end_;  ///< of a slice and those before it
+};
 
 std::vector<StepWindow> windows_of(const std::vector<Slice>& slices) {
+  const BusyTimes busy(slices);
   std::vector<StepWindow> windows;
   std::optional<std::int64_t> before;  // the end of the computation so far
   for (const Slice& slice : slices) {
@@ -158,7 +176,7 @@ std::vector<StepWindow> windows_of(const std::vector<Slice>& slices) {
     const std::int64_t end = slice.start + slice.duration;
     if (slice.step != 0 && (windows.empty() || windows.back().step < slice.step)) {
       windows.push_back({.step = slice.step,
-                         .from = before ? busy_from(slices, *before) : slice.start,
+                         .from = before ? busy.from(*before) : slice.start,
                          .to = end,
                          .whole = before.has_value(),
                          .computes = slice.start});
