@@ -1,27 +1,60 @@
 """Ballast for Python: optimizers for PyTorch whose states live in host memory or on NVMe,
 asynchronous file I/O, plans and training runs in this process, and the program itself as
-``python -m ballast``."""
+``ballast`` and ``python -m ballast``.
 
-from typing import Any
+The optimizers need PyTorch (``pip install ballast[torch]``); it is imported with the first use of one.
+"""
 
-from . import aio
+import importlib
+import importlib.util
+
 from ._ballast import version as _version
-from .errors import ConfigError, Error, FileError, OutOfMemoryError, UsageError
-from .plans import Forecast, LedgerLine, Plan, plan
-from .runs import Run, train
 
-__version__ = _version()
+# True for type checkers, which know it by this name. The module typing would double the time of the import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from . import aio as aio, errors as errors, optim as optim, plans as plans, runs as runs
+    from .errors import ConfigError, Error, FileError, OutOfMemoryError, UsageError
+    from .optim import OffloadAdagrad, OffloadAdamW, OffloadLion, OffloadOptimizer, OffloadSGD
+    from .plans import Forecast, LedgerLine, Plan, plan
+    from .runs import Run, train
 
-_OPTIMIZERS = ["OffloadAdagrad", "OffloadAdamW", "OffloadLion", "OffloadOptimizer", "OffloadSGD"]
+__version__: str = _version()
 
-__all__ = ["ConfigError", "Error", "FileError", "Forecast", "LedgerLine", "OutOfMemoryError", "Plan",
-           "Run", "UsageError", "aio", "plan", "train", *_OPTIMIZERS]
+__all__ = ["ConfigError", "Error", "FileError", "Forecast", "LedgerLine", "OffloadAdagrad",
+           "OffloadAdamW", "OffloadLion", "OffloadOptimizer", "OffloadSGD", "OutOfMemoryError", "Plan",
+           "Run", "UsageError", "aio", "plan", "train"]
 
+# Type checkers read the imports above, not the functions below, so a mistyped name is an error for them.
+if not TYPE_CHECKING:
+    _MODULES = {
+        "errors": ("ConfigError", "Error", "FileError", "OutOfMemoryError", "UsageError"),
+        "optim": ("OffloadAdagrad", "OffloadAdamW", "OffloadLion", "OffloadOptimizer", "OffloadSGD"),
+        "plans": ("Forecast", "LedgerLine", "Plan", "plan"),
+        "runs": ("Run", "train"),
+        "aio": (),
+    }
+    _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-def __getattr__(name: str) -> Any:
-    # Only those who use an optimizer need torch.
-    if name in _OPTIMIZERS:
-        from . import optim
+    # Without PyTorch, dir(), help() and `from ballast import *` show what can be used.
+    if importlib.util.find_spec("torch") is None:
+        __all__ = [name for name in __all__ if _HOMES.get(name) != "optim"]
 
-        return getattr(optim, name)
-    raise AttributeError(f"module 'ballast' has no attribute {name!r}")
+    def __getattr__(name):
+        """Imports a part of the package at its first use."""
+        home = _HOMES.get(name)
+        if home is None and name not in _MODULES:
+            raise AttributeError(f"module 'ballast' has no attribute {name!r}")
+        try:
+            module = importlib.import_module(f".{home or name}", __name__)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ModuleNotFoundError(f"ballast.{name} needs PyTorch: pip install ballast[torch]",
+                                      name="torch") from None
+        value = getattr(module, name) if home else module
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "importlib"})

@@ -202,15 +202,17 @@ def bench(path: str | os.PathLike[str], *, patterns: Iterable[str] = ("read", "w
     listed = [_arguments.whole(depth, "depths", 1, 16384) for depth in depths]
     asked = None if seconds is None else _arguments.real(seconds, "seconds", 0.01, 86400.0)
     names = _arguments.texts([backend, size], "backend and size")
-    return json.loads(_ballast.bench_io(
+    rows: list[dict[str, Any]] = json.loads(_ballast.bench_io(
         _arguments.path(path, "path"), _arguments.texts(patterns, "patterns"),
         _arguments.texts(blocks, "blocks"), listed, names[0], names[1], asked))
+    return rows
 
 
 def tune(path: str | os.PathLike[str], *, seconds: float = 20.0, size: str = "1GiB") -> dict[str, Any]:
     """Finds block size, depth and backend for the folder `path` as ``ballast tune io`` does, in about
     `seconds` seconds with a temporary file of `size`. Returns the object of ``--json``. Raises
     ballast.UsageError, ballast.FileError, KeyboardInterrupt."""
-    return json.loads(_ballast.tune_io(
+    tuning: dict[str, Any] = json.loads(_ballast.tune_io(
         _arguments.path(path, "path"), _arguments.real(seconds, "seconds", 0.5, 86400.0),
         _arguments.texts([size], "size")[0]))
+    return tuning

@@ -15,9 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Iterable
 
 import torch
+from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from . import _arguments, _ballast, _guards, _state_files, _torch_states
 from ._engine import Engine, check_parameter
+from ._options import Options, spell_out
 from ._state_mapping import StateMapping
 
 _STATES = ("fp32", "bf16_first", "8bit")
@@ -64,8 +67,12 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     _name = ""  # of the update rule
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        spell_out(cls, OffloadOptimizer)
+
     def __init__(self, params: Any, defaults: dict[str, Any], *, device: str = "cpu",
-                 path: str | os.PathLike | Iterable[str | os.PathLike] | None = None,
+                 path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
                  host_bytes: int | None = None, max_grad_norm: float | None = None,
                  skip_non_finite: bool = True, model: torch.nn.Module | None = None,
                  overlap: bool | str = False, gradient_hooks: bool | str = False,
@@ -219,7 +226,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
-    def save(self, directory: str | os.PathLike) -> str:
+    def save(self, directory: str | os.PathLike[str]) -> str:
         """Writes all states and settings to `directory`/optimizer.safetensors, piece by piece, with
         the names of the parameters if they are known, and returns that path. A file of that name is
         replaced when the new one is complete. Raises OSError."""
@@ -228,7 +235,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         _state_files.save(self._engine, self.param_groups, self._names(), file, self.skipped_steps)
         return file
 
-    def load(self, directory: str | os.PathLike) -> None:
+    def load(self, directory: str | os.PathLike[str]) -> None:
         """Loads what save() has written, also with another device, budget or format of the moments
         and with other frozen parameters. States are matched by the names of the parameters if both
         sides have them, else by their places in the groups. fp32 parameters are the model's: load
@@ -305,13 +312,21 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
 
 class OffloadAdamW(OffloadOptimizer):
-    """AdamW (decoupled weight decay), as torch.optim.AdamW. Further arguments: OffloadOptimizer."""
+    """AdamW (decoupled weight decay), as torch.optim.AdamW.
+
+    Args:
+        params: parameters, named parameters or parameter groups, as for torch.optim; or a module.
+        lr: learning rate.
+        betas: decay per step of the first and of the second moment.
+        eps: added to the root of the second moment.
+        weight_decay: share of a weight that a step of learning rate 1 subtracts.
+    """
 
     _name = "adamw"
 
-    def __init__(self, params: Any, lr: float | torch.Tensor = 1e-3,
+    def __init__(self, params: ParamsT | torch.nn.Module, lr: float | torch.Tensor = 1e-3,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 1e-2, **options: Any) -> None:
+                 weight_decay: float = 1e-2, **options: Unpack[Options]) -> None:
         _check_numbers(lr=lr, eps=eps, weight_decay=weight_decay)
         super().__init__(params, {"lr": lr, "betas": _betas(betas), "eps": eps,
                                   "weight_decay": weight_decay}, **options)
@@ -324,13 +339,20 @@ class OffloadAdamW(OffloadOptimizer):
 
 
 class OffloadLion(OffloadOptimizer):
-    """Lion (Chen et al., 2023). Further arguments: OffloadOptimizer."""
+    """Lion (Chen et al., 2023).
+
+    Args:
+        params: parameters, named parameters or parameter groups, as for torch.optim; or a module.
+        lr: learning rate.
+        betas: weight of the moment in the update, and its decay per step.
+        weight_decay: share of a weight that a step of learning rate 1 subtracts.
+    """
 
     _name = "lion"
 
-    def __init__(self, params: Any, lr: float | torch.Tensor = 1e-4,
+    def __init__(self, params: ParamsT | torch.nn.Module, lr: float | torch.Tensor = 1e-4,
                  betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0,
-                 **options: Any) -> None:
+                 **options: Unpack[Options]) -> None:
         _check_numbers(lr=lr, weight_decay=weight_decay)
         super().__init__(params, {"lr": lr, "betas": _betas(betas), "weight_decay": weight_decay},
                          **options)
@@ -342,12 +364,19 @@ class OffloadLion(OffloadOptimizer):
 
 
 class OffloadAdagrad(OffloadOptimizer):
-    """Adagrad, as torch.optim.Adagrad without lr_decay. Further arguments: OffloadOptimizer."""
+    """Adagrad, as torch.optim.Adagrad without lr_decay.
+
+    Args:
+        params: parameters, named parameters or parameter groups, as for torch.optim; or a module.
+        lr: learning rate.
+        weight_decay: added to the gradient, times the weight.
+        eps: added to the root of the sum of squares.
+    """
 
     _name = "adagrad"
 
-    def __init__(self, params: Any, lr: float | torch.Tensor = 1e-2, weight_decay: float = 0.0,
-                 eps: float = 1e-10, **options: Any) -> None:
+    def __init__(self, params: ParamsT | torch.nn.Module, lr: float | torch.Tensor = 1e-2, weight_decay: float = 0.0,
+                 eps: float = 1e-10, **options: Unpack[Options]) -> None:
         _check_numbers(lr=lr, eps=eps, weight_decay=weight_decay)
         super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay}, **options)
 
@@ -357,12 +386,20 @@ class OffloadAdagrad(OffloadOptimizer):
 
 
 class OffloadSGD(OffloadOptimizer):
-    """SGD with (Nesterov's) momentum, as torch.optim.SGD. Further arguments: OffloadOptimizer."""
+    """SGD with (Nesterov's) momentum, as torch.optim.SGD.
+
+    Args:
+        params: parameters, named parameters or parameter groups, as for torch.optim; or a module.
+        lr: learning rate.
+        momentum: decay per step of the moment; 0: no moment.
+        weight_decay: added to the gradient, times the weight.
+        nesterov: Nesterov's momentum.
+    """
 
     _name = "sgd"
 
-    def __init__(self, params: Any, lr: float | torch.Tensor = 1e-3, momentum: float = 0.0,
-                 weight_decay: float = 0.0, nesterov: bool = False, **options: Any) -> None:
+    def __init__(self, params: ParamsT | torch.nn.Module, lr: float | torch.Tensor = 1e-3, momentum: float = 0.0,
+                 weight_decay: float = 0.0, nesterov: bool = False, **options: Unpack[Options]) -> None:
         _check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and momentum == 0:
             raise ValueError("nesterov: needs a momentum")
