@@ -1,3 +1,4 @@
+#include <csignal>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,14 +29,36 @@ namespace {
 
 namespace nb = nanobind;
 
-int run_program(std::vector<std::string> arguments, const std::vector<std::string>& name) {
+/// Bytes, because a path need not be UTF-8.
+std::vector<std::string> strings(const std::vector<nb::bytes>& words) {
+  std::vector<std::string> result;
+  result.reserve(words.size());
+  for (const nb::bytes& word : words) result.emplace_back(word.c_str(), word.size());
+  return result;
+}
+
+/// Python ignores SIGPIPE and SIGXFSZ and catches SIGINT. A program starts with the system's
+/// actions, except for a SIGINT that was ignored by whoever started it (nohup).
+void use_system_signal_actions() {
+  std::signal(SIGPIPE, SIG_DFL);
+  std::signal(SIGXFSZ, SIG_DFL);
+  struct sigaction present = {};
+  sigaction(SIGINT, nullptr, &present);
+  if (present.sa_handler != SIG_IGN) std::signal(SIGINT, SIG_DFL);
+}
+
+int run_program(const std::vector<nb::bytes>& arguments, const std::vector<nb::bytes>& name) {
+  std::vector<std::string> texts = strings(arguments);
+  const std::vector<std::string> words_of_name = strings(name);
   std::vector<char*> words;
-  words.reserve(arguments.size() + 2);
+  words.reserve(texts.size() + 2);
   std::string own = "ballast";
   words.push_back(own.data());
-  for (std::string& argument : arguments) words.push_back(argument.data());
+  for (std::string& text : texts) words.push_back(text.data());
   words.push_back(nullptr);
-  return tools::main_program(static_cast<int>(arguments.size()) + 1, words.data(), name);
+  const nb::gil_scoped_release release;
+  use_system_signal_actions();
+  return tools::main_program(static_cast<int>(texts.size()) + 1, words.data(), words_of_name);
 }
 
 /// Calls `work` without the GIL. Signals interrupt it; they become Python's afterwards. Log lines
@@ -155,8 +178,9 @@ std::string tune_io(const std::string& path, double seconds, const std::string& 
 
 void bind_program(nb::module_& module) {
   module.def("run_program", &run_program, nb::arg("arguments"), nb::arg("name"),
-             nb::call_guard<nb::gil_scoped_release>(),
-             "Runs the program with these arguments and returns its exit status.");
+             "Runs the program with these arguments and returns its exit status. Signals keep the "
+             "actions that "
+             "it installs, so the process ends after it.");
   module.def("version", [] { return std::string(version()); });
   module.def("plan", &plan, nb::arg("file"), nb::arg("text").none(), nb::arg("overrides"),
              nb::arg("rates"), nb::arg("world"));

@@ -1,4 +1,4 @@
-"""The program, as ``python -m ballast``."""
+"""The program, as ``ballast`` and ``python -m ballast``."""
 
 import os
 import sys
@@ -7,11 +7,14 @@ from . import _ballast
 
 
 def main() -> int:
-    """Runs the program with the words of the command line. Returns its exit status."""
+    """Runs the program with the words of the command line and returns its exit status. The signals of the
+    process are the program's from then on, so call it last."""
     called_as_module = os.path.basename(sys.argv[0]) == "__main__.py"
     name = [sys.executable, "-m", "ballast"] if called_as_module else [sys.argv[0]]
-    sys.stdout.flush()
-    return _ballast.run_program(sys.argv[1:], name)
+    if sys.stdout is not None:  # None: closed by the caller
+        sys.stdout.flush()
+    return _ballast.run_program([os.fsencode(word) for word in sys.argv[1:]],
+                                [os.fsencode(word) for word in name])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,82 @@
+"""`ballast` and `python -m ballast` behave as the program does: words that are not UTF-8, closed and full
+outputs, pipes, ignored signals, symbolic links."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import sysconfig
+import unittest
+
+from support import FolderTest
+
+SCRIPT = pathlib.Path(sysconfig.get_path("scripts"), "ballast")
+MODULE = f"{sys.executable} -m ballast"
+
+
+class ConsoleScript(FolderTest):
+    def setUp(self):
+        super().setUp()
+        self.programs = [MODULE] + ([str(SCRIPT)] if SCRIPT.exists() else [])
+
+    def shell(self, command, program, **options):
+        """Runs a command of bash in which $P is the program; returns status, output, errors."""
+        environment = {**os.environ, "P": program, "PYTHONUNBUFFERED": ""}
+        done = subprocess.run(["bash", "-c", command], capture_output=True, env=environment, timeout=60,
+                              cwd=self.path, check=False, **options)
+        return done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr)
+
+    def assert_each(self, command, status, output="", errors=""):
+        for program in self.programs:
+            with self.subTest(program=program, command=command):
+                done = self.shell(command, program)
+                self.assertEqual(done[0], status, done)
+                self.assertIn(output, done[1])
+                self.assertIn(errors, done[2])
+                self.assertNotIn("Traceback", done[2])
+
+    def test_words_that_are_not_utf8(self):
+        self.assert_each(r"""cp text.txt $'t\xff.txt' && $P tokenize $'t\xff.txt' --out $'o\xff.bin' >&2 &&
+                             cmp text.txt $'t\xff.txt' && test -s $'o\xff.bin'""", 0)
+        self.assert_each("LC_ALL=C $P tokenize text.txt --out ü.bin && test -s ü.bin", 0)
+
+    def test_many_words(self):
+        self.assert_each("$P tokenize $(yes text.txt | head -5000) --out t.bin", 0, "from 5000 files")
+
+    def test_outputs_that_are_closed_or_full(self):
+        self.assert_each("$P tokenize text.txt --out t.bin >&-", 1, "", "ballast: error: cannot write")
+        self.assert_each("$P tokenize text.txt --out t.bin >/dev/full", 1, "", "ballast: error: cannot write")
+        self.assert_each("$P tokenize text.txt --out t.bin <&- 2>&-", 0, "tokens")
+
+    def test_the_reader_of_a_pipe_ends(self):
+        # The help is written before the program takes care of SIGPIPE, so the status depends on who is first.
+        self.assert_each("$P train --help | true; test ${PIPESTATUS[0]} = 0 -o ${PIPESTATUS[0]} = 141", 0)
+
+    def test_a_file_size_limit(self):
+        self.assert_each("head -c 9000 text.txt >long.txt; ulimit -f 1; $P tokenize long.txt --out t.bin; "
+                         "echo status $?; test ! -e t.bin", 0, "status 1", "File too large")
+
+    def test_a_symbolic_link(self):
+        if not SCRIPT.exists():
+            self.skipTest("the console script is not installed")
+        os.symlink(SCRIPT, self.path / "trainer")
+        self.assert_each("./trainer --version", 0, "ballast ")
+
+    def test_signals_are_those_of_a_program(self):
+        """While the program starts, SIGINT ends it without a traceback, unless whoever started it ignores it."""
+        from ballast import _ballast
+
+        for ignored in (False, True):
+            child = os.fork()
+            if child == 0:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+                _ballast.run_program([b"--help"], [b"ballast"])
+                os.kill(os.getpid(), signal.SIGINT)
+                os._exit(7)
+            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 7 if ignored else -2)
+
+
+if __name__ == "__main__":
+    unittest.main()
