@@ -100,6 +100,16 @@ class Checkers(FolderTest):
         self.assertEqual(found, expected, done.stdout + done.stderr)
 
 
+class Aliases(ast.NodeTransformer):
+    """Replaces names by the types that they stand for."""
+
+    def __init__(self, types):
+        self.types = types
+
+    def visit_Name(self, node):
+        return self.visit(self.types[node.id]) if node.id in self.types else node
+
+
 class Stubs(unittest.TestCase):
     """The stubs of the extension module agree with the signatures that it has."""
 
@@ -122,7 +132,7 @@ class Stubs(unittest.TestCase):
         pairs = [(a.annotation, b.annotation, f"{where}({a.arg})") for a, b in
                  zip(own.args + own.kwonlyargs, its.args + its.kwonlyargs) if a.arg != "self"]
         for mine, real_type, place in [*pairs, (stub.returns, real.returns, where)]:
-            mine, real_type = ast.unparse(mine), ast.unparse(real_type)
+            mine, real_type = ast.unparse(Aliases(self.aliases).visit(mine)), ast.unparse(real_type)
             if real_type in ("dict", "list", "tuple"):  # nanobind does not have its parts
                 mine = mine.split("[")[0]
             if real_type not in ("object", "object | None"):
@@ -130,8 +140,13 @@ class Stubs(unittest.TestCase):
 
     def test_they_are_the_signatures_of_the_module(self):
         found = set()
-        for node in ast.parse(STUBS.read_text()).body:
-            if isinstance(node, ast.FunctionDef):
+        nodes = ast.parse(STUBS.read_text()).body
+        self.aliases = {node.targets[0].id: node.value for node in nodes if isinstance(node, ast.Assign)}
+        for node in nodes:
+            if isinstance(node, ast.AnnAssign):
+                self.assertEqual(node.annotation.id, type(getattr(_ballast, node.target.id)).__name__)
+                found.add(node.target.id)
+            elif isinstance(node, ast.FunctionDef):
                 self.assert_same(node, self.signature(getattr(_ballast, node.name), node.name), node.name)
                 found.add(node.name)
             elif isinstance(node, ast.ClassDef):
