@@ -1,0 +1,492 @@
+"""Random sequences of what users do with a model and its optimizer, on two sides: an optimizer of Ballast,
+and the one of torch.optim with the same rule as the oracle. Needs torch.
+
+    random_actions.py --first 0 --count 2000     # these seeds, one sequence each
+    random_actions.py --first 17 --keep 0,3,5    # of the sequence of seed 17 these actions alone
+
+Prints each seed before its sequence, so that a crash can be traced. The first sequence that fails is
+shortened, printed with the command that repeats it, and ends the program with exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import random
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from random_sides import (Ours, Refused, Setup, Theirs, close, draw_setup, new_model, random_values, Side)
+
+LENGTH = 24  # actions of a sequence
+# Largest difference of a weight from its fp32 master, relative to weights above 1.
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
+
+
+@dataclass(frozen=True)
+class Action:
+    name: str
+    seed: int  # of what it draws, so that it draws the same when other actions are left out
+
+
+class Stop(Exception):
+    """Raised on purpose in the middle of a step."""
+
+
+class World:
+    """One model and its optimizers on each of the two sides, and the actions on both."""
+
+    def __init__(self, setup: Setup, folder: str) -> None:
+        self.setup = setup
+        self.folder = folder
+        self.ours = Ours(setup, new_model(setup), folder)
+        self.theirs = Theirs(setup, new_model(setup), folder)
+        self.saved: Any = None
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.ours, self.theirs
+
+    def both(self, change: Callable[[Side], object]) -> None:
+        for side in self.sides:
+            change(side)
+
+    # Gradients and steps
+
+    def backward(self, rng: random.Random) -> None:
+        names = [name for name, p in self.theirs.model.named_parameters() if p.requires_grad]
+        chosen = [name for name in names if rng.random() < 0.8]
+        if not chosen:
+            return
+        scale = rng.choice((1.0, 1.0, 1e-2, 3.0))
+        seed = rng.getrandbits(30)
+        bad = rng.choice((float("nan"), float("inf"))) if rng.random() < 0.04 else None
+        losses = [side.backward(chosen, scale, seed, bad) for side in self.sides]
+        if bad is None:
+            precise = self.setup.dtype == torch.float32
+            size = max(1.0, losses[1][1])
+            off = abs(losses[0][0] - losses[1][0])
+            assert off <= (1e-5 if precise else 2e-2) * size, f"losses {losses}: weights of forward differ"
+
+    def after_step(self) -> None:
+        """With overlap, step() has set gradients to None; with hooks, they are in the optimizer."""
+        if self.setup.hooks:
+            self.both(lambda side: side.zero_grad())
+        elif self.setup.overlap:
+            for name, parameter in self.ours.model.named_parameters():
+                if parameter.grad is None:
+                    self.theirs.model.get_parameter(name).grad = None
+
+    def step(self, rng: random.Random) -> None:
+        for number in range(len(self.theirs.optimizers)):
+            if rng.random() < 0.8:
+                self.both(lambda side: side.step(number))
+        self.after_step()
+
+    def train(self, rng: random.Random) -> None:
+        for _ in range(rng.choice((1, 1, 2))):
+            self.backward(rng)
+        self.both(lambda side: [side.step(n) for n in range(len(side.optimizers))])
+        self.both(lambda side: side.zero_grad())
+
+    def closure(self, rng: random.Random) -> None:
+        number = rng.randrange(len(self.theirs.optimizers))
+        names = [name for name, p in self.theirs.model.named_parameters() if p.requires_grad]
+        seed, fails = rng.getrandbits(30), rng.random() < 0.3
+        if not names:
+            return
+
+        def run(side: Side) -> None:
+            def closure() -> float:
+                side.zero_grad(number)
+                loss = side.backward(names, 1.0, seed, None)
+                if fails:
+                    raise Stop
+                return loss[0]
+
+            try:
+                returned = side.step(number, closure)
+                assert not fails and isinstance(returned, float), f"step() returned {returned!r}"
+            except Stop:
+                assert fails
+
+        self.both(run)
+        self.after_step()
+
+    def failing_hook(self, rng: random.Random) -> None:
+        """An exception in a hook before or after the step leaves both sides in the same state."""
+        number, before = rng.randrange(len(self.theirs.optimizers)), rng.random() < 0.5
+
+        def fail(*_: object) -> None:
+            raise Stop
+
+        def run(side: Side) -> None:
+            optimizer = side.optimizers[number]
+            handle = (optimizer.register_step_pre_hook(fail) if before
+                      else optimizer.register_step_post_hook(fail))
+            try:
+                side.step(number)
+                raise AssertionError("the hook did not run")
+            except Stop:
+                pass
+            handle.remove()
+
+        self.both(run)
+        self.after_step()
+
+    def zero_grad(self, rng: random.Random) -> None:
+        to_none, of_model = rng.random() < 0.5, rng.random() < 0.3
+        if of_model and not self.setup.hooks:  # what hooks have taken is the optimizer's
+            self.both(lambda side: side.model.zero_grad(set_to_none=to_none))
+        else:
+            self.both(lambda side: side.zero_grad(set_to_none=to_none))
+
+    def clip(self, rng: random.Random) -> None:
+        if self.setup.hooks or all(p.grad is None for p in self.theirs.model.parameters()):
+            return
+        limit, norm = rng.choice((0.1, 1.0, 100.0)), rng.random() < 0.7
+        change = torch.nn.utils.clip_grad_norm_ if norm else torch.nn.utils.clip_grad_value_
+        returned = []
+        self.both(lambda side: returned.append(change(list(side.model.parameters()), limit)))
+        if norm and bool(torch.isfinite(returned[1])):
+            assert close(returned[0].float(), returned[1].float(), 1e-2), f"norms {returned}"
+
+    # Which parameters are trained, and how
+
+    def freeze(self, rng: random.Random) -> None:
+        seed, value, clear = rng.getrandbits(30), rng.random() < 0.5, rng.random() < 0.7
+
+        def run(side: Side) -> None:
+            own = random.Random(seed)
+            for parameter in side.model.parameters():
+                if own.random() < 0.4:
+                    parameter.requires_grad_(value)
+                    if clear:
+                        parameter.grad = None
+
+        self.both(run)
+
+    def switch_adapter(self, rng: random.Random) -> None:
+        active = rng.choice("ab")
+
+        def run(side: Side) -> None:
+            for name, parameter in side.model.named_parameters():
+                parameter.requires_grad_(name.endswith("adapter_" + active))
+
+        self.both(run)
+
+    def unfreeze(self, rng: random.Random) -> None:
+        self.both(lambda side: side.model.requires_grad_(True))
+
+    def add_group(self, rng: random.Random) -> None:
+        number = rng.randrange(len(self.theirs.optimizers))
+        options = {"lr": rng.choice((1e-2, 1e-3))}
+        self.both(lambda side: side.add_group(number, options))
+
+    def options(self, rng: random.Random) -> None:
+        name, value = rng.choice((("lr", 0.02), ("lr", 0.0), ("weight_decay", 0.0), ("weight_decay", 0.2)))
+        last = rng.random() < 0.5
+
+        def run(side: Side) -> None:
+            for optimizer in side.optimizers:
+                for group in optimizer.param_groups[-1:] if last else optimizer.param_groups:
+                    group[name] = value
+
+        self.both(run)
+
+    def schedule(self, rng: random.Random) -> None:
+        kind = rng.randrange(3)
+        self.both(lambda side: side.schedule(kind))
+
+    # States
+
+    def save(self, rng: random.Random) -> None:
+        self.saved = [side.save() for side in self.sides]
+
+    def load(self, rng: random.Random) -> None:
+        """What was saved, into the same optimizers or into new ones, as after a restart."""
+        if self.saved is None:
+            return
+        anew = rng.random() < 0.5
+        for side, saved in zip(self.sides, self.saved):
+            if [[len(g["params"]) for g in o.param_groups] for o in side.optimizers] != saved.groups:
+                return
+            side.load(saved, anew)
+
+    def load_of_other_shape(self, rng: random.Random) -> None:
+        """A state dict with a group more is refused and changes nothing."""
+        number = rng.randrange(len(self.theirs.optimizers))
+
+        def run(side: Side) -> None:
+            optimizer = side.optimizers[number]
+            wrong = optimizer.state_dict()
+            wrong = {**wrong, "param_groups": [*wrong["param_groups"], wrong["param_groups"][0]]}
+            try:
+                optimizer.load_state_dict(wrong)
+            except (ValueError, TypeError):
+                return
+            raise AssertionError("a state dict with a group more was loaded")
+
+        self.both(run)
+
+    def exchange(self, rng: random.Random) -> None:
+        """Each optimizer gets the state dict of the other side, or its own."""
+        to_ours, to_theirs = rng.random() < 0.6, rng.random() < 0.6
+        for number in range(len(self.theirs.optimizers)):
+            mine, its = self.ours.exported(number), self.theirs.exported(number)
+            if to_ours and self.theirs.fp32:  # masters that differ by 1e-7 may round to other weights
+                self.ours.before_writing()
+                names = sum(self.ours.names[number], [])
+                self.ours.assign({name: self.theirs.model.get_parameter(name).detach() for name in names})
+            self.ours.imported(number, its if to_ours else mine)
+            self.theirs.imported(number, mine if to_theirs else its)
+
+    def copied(self, rng: random.Random) -> None:
+        """A deep copy of model and optimizers goes on instead of the originals."""
+        try:
+            self.ours.deepcopied()
+        except Refused:
+            return
+        self.theirs.deepcopied()
+        gc.collect()
+
+    def drop(self, rng: random.Random) -> None:
+        """The optimizers are deleted, perhaps in mid step, and new ones are made."""
+        self.both(lambda side: side.drop())
+        gc.collect()  # schedulers make cycles
+        weights = {name: p.detach().clone() for name, p in self.ours.model.named_parameters()}
+        expected = self.theirs.masters()
+        for name, value in weights.items():
+            assert close(value.float(), expected[name], TOLERANCE[value.dtype]), \
+                difference(name, value.float(), expected[name])
+        self.theirs.assign(weights)  # masters begin as the weights
+        self.both(lambda side: side.make())
+
+    # Weights
+
+    def swap(self, rng: random.Random) -> None:
+        """`.data =` of the same size at another address, also one that is not contiguous or not aligned."""
+        seed, form = rng.getrandbits(30), rng.choice(("new", "offset", "transposed"))
+
+        def run(side: Side) -> None:
+            own = random.Random(seed)
+            side.before_writing()
+            for name, parameter in side.model.named_parameters():
+                if own.random() < 0.5:
+                    values = random_values(parameter, own.getrandbits(30))
+                    if form == "offset":
+                        values = torch.cat([values.flatten()[:1], values.flatten()])[1:].view_as(values)
+                    elif form == "transposed" and values.dim() == 2:
+                        values = values.t().contiguous().t()
+                    side.set_data(name, values)
+
+        self.both(run)
+
+    def touch(self, rng: random.Random) -> None:
+        """In-place changes: an operation of PyTorch, or load_state_dict of the model."""
+        seed, load = rng.getrandbits(30), rng.random() < 0.5
+
+        def run(side: Side) -> None:
+            own = random.Random(seed)
+            values = {name: random_values(p, own.getrandbits(30))
+                      for name, p in side.model.named_parameters() if own.random() < 0.5}
+            side.before_writing()
+            if load:
+                side.model.load_state_dict(values, strict=False)
+            else:
+                with torch.no_grad():
+                    for name, parameter in side.model.named_parameters():
+                        if name in values:
+                            parameter.copy_(values[name])
+            side.weights_changed(values)
+
+        self.both(run)
+
+    def resize(self, rng: random.Random) -> None:
+        """`.data =` of another size is refused and changes nothing, or followed without a write outside."""
+        number, shrink = rng.randrange(len(self.theirs.optimizers)), rng.random() < 0.5
+        name = rng.choice([n for group in self.ours.names[number] for n in group if n != "second.weight1"])
+        self.both(lambda side: side.zero_grad())
+        self.ours.before_writing()
+        state = self.ours.exported(number)
+        parameter = self.ours.model.get_parameter(name)
+        old = parameter.data
+        count = old.numel() // 2 if shrink else 2 * old.numel() + 1
+        memory = torch.full((count + 8192,), 7.0, dtype=old.dtype)
+        parameter.data = memory[4096:4096 + count]
+        parameter.grad = torch.ones_like(parameter.data)
+        followed = True
+        try:
+            self.ours.step(number)
+            self.ours.before_writing()
+        except (TypeError, ValueError, RuntimeError) as error:
+            followed = False
+            assert "param" in str(error) or name in str(error), f"refused without a name: {error}"
+            assert bool((memory == 7).all()), "refused, but written"
+        assert bool((memory[:4096] == 7).all() and (memory[4096 + count:] == 7).all()), "written outside"
+        parameter.data = old
+        parameter.grad = None
+        self.ours.zero_grad()
+        if followed:
+            self.ours.imported(number, state)
+
+    def cast(self, rng: random.Random) -> None:
+        """model.to(another type): the next step follows it or refuses it and changes nothing. Back again."""
+        other = rng.choice([t for t in TOLERANCE if t != self.setup.dtype])
+        names = [name for name, p in self.theirs.model.named_parameters() if p.requires_grad]
+        seed = rng.getrandbits(30)
+        self.both(lambda side: (side.zero_grad(), side.model.zero_grad()))
+        self.ours.before_writing()
+        self.ours.model.to(other)
+        before = self.ours.weights()
+        self.theirs.assign(before)
+        if names:
+            self.ours.backward(names, 1.0, seed, None)
+        self.theirs.exact = {name: self.ours.gradient(name, 1.0, seed) for name in names}
+        for number in range(len(self.theirs.optimizers)):
+            try:
+                self.ours.step(number)
+                self.theirs.step(number)
+            except (TypeError, ValueError) as error:
+                assert "param" in str(error) or any(n in str(error) for n in before), error
+        self.theirs.exact = {}
+        after = self.ours.weights()
+        for name, value in self.theirs.masters().items():
+            assert close(after[name].float(), value, max(TOLERANCE[other], TOLERANCE[self.setup.dtype])), \
+                difference(name, after[name].float(), value)
+        self.both(lambda side: (side.zero_grad(), side.model.zero_grad()))
+        self.ours.model.to(self.setup.dtype)
+        values = {name: random_values(p, seed) for name, p in self.theirs.model.named_parameters()}
+        self.both(lambda side: side.assign(values))
+
+    # Comparison
+
+    def check(self, rng: random.Random) -> None:
+        reader = rng.choice(("state_dict", "part", "copy", "wait"))
+        seen = self.ours.read_weights(reader)
+        masters = self.ours.masters()
+        expected = self.theirs.masters()
+        for name, value in expected.items():
+            mine = masters.get(name, seen[name].float())
+            assert close(mine, value, 1e-6), difference(name, mine, value)
+            assert rounded(seen[name], mine), f"{name} is not its master"
+        for number in range(len(self.theirs.optimizers)):
+            compare_states(self.ours.moments(number), self.theirs.moments(number), self.setup.rule != "SGD")
+
+
+def rounded(weight: torch.Tensor, master: torch.Tensor) -> bool:
+    """Whether the weight is the master rounded to the nearest, to either side if both are as near."""
+    off = (weight.float() - master).abs()
+    nearest = (master.to(weight.dtype).float() - master).abs()
+    return bool(((off == nearest) | ~torch.isfinite(master)).all())
+
+
+def difference(name: str, mine: torch.Tensor, its: torch.Tensor) -> str:
+    off = (mine - its).abs()
+    return (f"{name} {tuple(its.shape)}: differs by up to {off.max().item():.3g} in "
+            f"{int((off > 1e-6).sum())} of {off.numel()} elements")
+
+
+def compare_states(mine: dict[str, dict[str, Any]], its: dict[str, dict[str, Any]], steps: bool) -> None:
+    """`steps`: whether torch counts the steps of this rule."""
+    for name, entry in its.items():
+        for key, value in entry.items():
+            own = mine.get(name, {}).get(key)
+            if value is None or (key == "step" and not steps):  # None: the momentum of an SGD without one
+                continue
+            if own is None:
+                assert not value.any(), f"{name}: its {key} is lost"
+            elif key == "step":
+                assert float(own) == float(value), f"{name}: step {float(own):g}, not {float(value):g}"
+            else:
+                assert close(own, value, 2e-6), difference(f"{name}.{key}", own, value)
+    for name, entry in mine.items():
+        moments = [torch.as_tensor(v) for k, v in entry.items() if k not in ("master", "step") and v is not None]
+        assert name in its or not any(moment.any() for moment in moments), f"{name}: has a state"
+
+
+WEIGHTS = {"train": 8, "backward": 3, "step": 3, "closure": 1, "failing_hook": 1, "zero_grad": 2, "clip": 1,
+           "freeze": 2, "unfreeze": 1, "switch_adapter": 1, "add_group": 1, "options": 1, "schedule": 1,
+           "save": 1, "load": 2, "load_of_other_shape": 0.3, "exchange": 1, "copied": 0.7, "drop": 0.7,
+           "swap": 1, "touch": 1, "resize": 0.5, "cast": 0.7, "check": 2}
+
+
+def draw(seed: int) -> list[Action]:
+    rng = random.Random(seed)
+    names = rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=LENGTH)
+    return [Action(name, rng.getrandbits(30)) for name in [*names, "check"]]
+
+
+def run(seed: int, actions: Iterable[Action]) -> str | None:
+    """Runs the actions on both sides. Returns the error, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        done: list[str] = []
+        try:
+            world = World(draw_setup(seed), folder)
+            for action in actions:
+                done.append(action.name)
+                getattr(world, action.name)(random.Random(action.seed))
+        except Exception as error:
+            where = traceback.format_exc().strip()
+            return f"after {', '.join(done)}: {type(error).__name__}: {error}\n{where}"
+        return None
+
+
+def shorten(actions: list[Action], fails: Callable[[list[Action]], bool], tries: int = 200) -> list[Action]:
+    """The shortest sequence found that still fails, by leaving out halves, quarters, ... and single actions."""
+    size = len(actions) // 2
+    while size > 0:
+        at = 0
+        while at < len(actions) and tries > 0:
+            shorter = actions[:at] + actions[at + size:]
+            tries -= 1
+            if shorter and fails(shorter):
+                actions = shorter
+            else:
+                at += size
+        size //= 2
+    return actions
+
+
+def describe(seed: int, actions: list[Action]) -> str:
+    whole = draw(seed)
+    numbers = ",".join(str(whole.index(action)) for action in actions)
+    return (f"{draw_setup(seed)}\nactions: {', '.join(a.name for a in actions)}\n"
+            f"repeat: random_actions.py --first {seed} --keep {numbers}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--keep", help="numbers of actions, with commas")
+    words = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of schedulers that step before their optimizer
+    faulthandler.enable()
+    for seed in range(words.first, words.first + words.count):
+        print(f"seed {seed}", flush=True)
+        actions = draw(seed)
+        if words.keep is not None:
+            actions = [actions[int(number)] for number in words.keep.split(",")]
+        error = run(seed, actions)
+        if error is None:
+            continue
+        if words.keep is None:
+            actions = shorten(actions, lambda some: run(seed, some) is not None)
+            error = run(seed, actions) or error
+        print(f"{describe(seed, actions)}\n{error}", flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
