@@ -242,6 +242,10 @@ class World:
         to_ours, to_theirs = rng.random() < 0.6, rng.random() < 0.6
         for number in range(len(self.theirs.optimizers)):
             mine, its = self.ours.exported(number), self.theirs.exported(number)
+            if to_ours and self.theirs.fp32:  # masters that differ by 1e-7 may round to other weights
+                self.ours.before_writing()
+                names = sum(self.ours.names[number], [])
+                self.ours.assign({name: self.theirs.model.get_parameter(name).detach() for name in names})
             self.ours.imported(number, its if to_ours else mine)
             self.theirs.imported(number, mine if to_theirs else its)
 

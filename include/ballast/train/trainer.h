@@ -105,7 +105,7 @@ class Observer {
   /// Also after an interrupt, and if only the weights could not be saved.
   virtual void finished(const RunSummary& summary) = 0;
   /// With RunDirectory::automatic, instead of all others: nothing is left to do.
-  virtual void already_finished(const FinishedRun& run) = 0;
+  virtual void already_finished(const FinishedRun& /*run*/) {}
 };
 
 /// Options of the trace (write_trace()).
