@@ -168,6 +168,13 @@ RunPlan plan_together(const config::Config& config, comm::Ranks& ranks,
     }
     wait_for_first(ranks, decided, config.ballast.comm_timeout_seconds);
   }
+  if (!open && shared.ballast.order == "auto") {
+    // All ranks exchange data in the order of rank 0, whatever memory each of them has.
+    config::Config own = shared;
+    apply_own_share(own, share);
+    comm::together(
+        &ranks, [&] { shared.ballast.order = name_of(draw_blueprint(own, &ranks).options.order); });
+  }
   RunPlan plan;
   std::string text;
   comm::together(&ranks, [&] {
@@ -178,11 +185,6 @@ RunPlan plan_together(const config::Config& config, comm::Ranks& ranks,
       shared = plan.decision.config;
       shared.ballast.update_threads = named.update_threads;
       shared.ballast.update_numa_node = named.update_numa_node;
-    } else if (shared.ballast.order == "auto") {
-      // All ranks exchange data in one order, whatever memory each of them has.
-      config::Config own = shared;
-      apply_own_share(own, share);
-      shared.ballast.order = name_of(draw_blueprint(own, &ranks).options.order);
     }
     text = config::print(shared);
   });

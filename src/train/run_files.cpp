@@ -117,7 +117,7 @@ RunFiles::RunFiles(const config::Config& config, RunDirectory use)
 }
 
 RunDirectory RunFiles::begin_or_continue(const config::Config& config) {
-  use_ = checked(directory_, train::begin_or_continue(directory_, metrics_.is_new()));
+  use_ = train::begin_or_continue(directory_, metrics_.is_new());
   open_others(config);
   return use_;
 }

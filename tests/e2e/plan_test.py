@@ -355,7 +355,7 @@ class Plan(unittest.TestCase):
             (["plan", self.config, "--rates", self.rates, "--trace", self.path / "no/t.json"], 1,
              ["no/t.json"]),
             (["plan", self.config, "--rates", self.rates, "--save", self.config], 2,
-             ["config.json exists and is not a saved plan"]),
+             ["config.json is an input of this command"]),
             (["plan"], 2, ["CONFIG"]),
             (["plna", self.config], 2, ["plan"]),
         ]

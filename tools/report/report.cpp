@@ -110,12 +110,12 @@ std::string tunnel_to(std::uint16_t port) {
 }
 
 void watch(std::vector<RunData>& runs, std::uint16_t port) {
+  announce_ending(nullptr);  // it ends at once
   LocalServer server(port);
   fmt::print("report on {} (this machine only); Ctrl-C ends it\n", server.address());
   fmt::print("from another machine: {}, then the same address there\n", tunnel_to(server.port()));
   std::fflush(stdout);
   WatchedRuns watched(runs);
-  announce_ending(nullptr);  // it ends at once
   server.run([&](const std::string& path) { return watched.answer(path); }, interrupted());
 }
 

@@ -9,6 +9,7 @@
 
 #include "ballast/config/model_source.h"
 #include "ballast/core/suggest.h"
+#include "ballast/text/json.h"
 
 namespace ballast::tools {
 namespace {
@@ -78,20 +79,29 @@ std::string file_for_folder(const std::string& text) {
   return fmt::format("{} is not a directory; give {}", text, of_run ? folder.string() : "one");
 }
 
-}  // namespace
-
-std::string path_mistake(Names takes, const std::string& path) {
+std::string mistake(Names takes, const std::string& path) {
   const bool reads = takes == Names::file || takes == Names::folder || takes == Names::path ||
                      takes == Names::model;
   if (!reads || path.empty() || path.find_first_of("*?[") != std::string::npos) return "";
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  if (status.type() == fs::file_type::not_found) return missing_path(takes, path);
+  if (status.type() == fs::file_type::not_found) {
+    // Throws in a working directory that was deleted, which main_program() reports.
+    if (fs::path(path).is_relative()) static_cast<void>(fs::current_path());
+    return missing_path(takes, path);
+  }
   // Without the right to look at it, the reader says so.
   if (status.type() == fs::file_type::none) return "";
   const bool folder = fs::is_directory(status);
   if (takes == Names::file && folder) return folder_for_file(path);
   return takes == Names::folder && !folder ? file_for_folder(path) : "";
+}
+
+}  // namespace
+
+std::string path_mistake(Names takes, const std::string& path) {
+  constexpr std::size_t kLongest = 8192;
+  return text::printable(mistake(takes, path), kLongest);
 }
 
 }  // namespace ballast::tools
