@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <numeric>
 #include <vector>
 
 #include "ballast/core/seconds.h"
@@ -15,6 +16,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Seconds that a thread of the team has used a CPU, on average. Each thread reads its own clock:
+/// the kernel adds what other running threads have used to the clock of the process at its ticks
+/// only, which a short product does not last.
+double team_cpu_seconds() {
+  std::vector<double> used(team_size());
+  on_team(used.size(), [&used](std::size_t part) { used[part] = thread_cpu_seconds(); });
+  return std::accumulate(used.begin(), used.end(), 0.0) / static_cast<double>(used.size());
+}
+
 /// Best rate of products of n x n matrices, repeated for about `seconds` but at least twice, after
 /// one that warms up caches and makes the primitive.
 template <class T>
@@ -28,16 +38,15 @@ double best_rate(Products& products, std::size_t n, double seconds) {
     products.multiply({n, n, n}, matrix(a.data(), n), matrix(b.data(), n), matrix(c.data(), n));
   };
   multiply();
-  const auto threads = static_cast<double>(team_size());
   double fastest = 1e30;
   double least_busy = 1e30;  // seconds for which each thread used a CPU
   const auto start = Clock::now();
   for (int runs = 0; runs < 2 || seconds_since(start) < seconds; ++runs) {
+    const double cpu = team_cpu_seconds();
     const auto before = Clock::now();
-    const double cpu = process_cpu_seconds();
     multiply();
     fastest = std::min(fastest, seconds_since(before));
-    least_busy = std::min(least_busy, (process_cpu_seconds() - cpu) / threads);
+    least_busy = std::min(least_busy, team_cpu_seconds() - cpu);
   }
   // Much longer than that: the threads always waited for CPUs that other work used.
   constexpr double kDisturbed = 1.2;
