@@ -1,6 +1,7 @@
 #include "src/planning/slices.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
@@ -17,7 +18,8 @@ constexpr double kShortest = 1e-9;
 /// The `share` quantile of `values`, which it sorts.
 double sorted_quantile(std::vector<double>& values, double share) {
   std::sort(values.begin(), values.end());
-  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
+  return values[static_cast<std::size_t>(
+      std::lround(share * static_cast<double>(values.size() - 1)))];
 }
 
 /// Mean instead of median: a step's time is the sum of its operations' times.
