@@ -37,24 +37,24 @@ class ConsoleScript(FolderTest):
                 self.assertNotIn("Traceback", done[2])
 
     def test_words_that_are_not_utf8(self):
-        self.assert_each(r"""cp text.txt $'t\xff.txt' && $P tokenize $'t\xff.txt' --out $'o\xff.bin' >&2 &&
+        self.assert_each(r"""cp text.txt $'t\xff.txt' && $P tokenize $'t\xff.txt' --out $'o\xff.bin' --overwrite >&2 &&
                              cmp text.txt $'t\xff.txt' && test -s $'o\xff.bin'""", 0)
-        self.assert_each("LC_ALL=C $P tokenize text.txt --out ü.bin && test -s ü.bin", 0)
+        self.assert_each("LC_ALL=C $P tokenize text.txt --out ü.bin --overwrite && test -s ü.bin", 0)
 
     def test_many_words(self):
-        self.assert_each("$P tokenize $(yes text.txt | head -5000) --out t.bin", 0, "from 5000 files")
+        self.assert_each("$P tokenize $(yes text.txt | head -5000) --out t.bin --overwrite", 0, "from 5000 files")
 
     def test_outputs_that_are_closed_or_full(self):
-        self.assert_each("$P tokenize text.txt --out t.bin >&-", 1, "", "ballast: error: cannot write")
-        self.assert_each("$P tokenize text.txt --out t.bin >/dev/full", 1, "", "ballast: error: cannot write")
-        self.assert_each("$P tokenize text.txt --out t.bin <&- 2>&-", 0, "tokens")
+        self.assert_each("$P tokenize text.txt --out t.bin --overwrite >&-", 0)
+        self.assert_each("$P tokenize text.txt --out t.bin --overwrite >/dev/full", 1, "", "ballast: error: cannot write")
+        self.assert_each("$P tokenize text.txt --out t.bin --overwrite <&- 2>&-", 0, "tokens")
 
     def test_the_reader_of_a_pipe_ends(self):
         # The help is written before the program takes care of SIGPIPE, so the status depends on who is first.
         self.assert_each("$P train --help | true; test ${PIPESTATUS[0]} = 0 -o ${PIPESTATUS[0]} = 141", 0)
 
     def test_a_file_size_limit(self):
-        self.assert_each("head -c 9000 text.txt >long.txt; ulimit -f 1; $P tokenize long.txt --out t.bin; "
+        self.assert_each("head -c 9000 text.txt >long.txt; ulimit -f 1; $P tokenize long.txt --out t.bin --overwrite; "
                          "echo status $?; test ! -e t.bin", 0, "status 1", "File too large")
 
     def test_a_symbolic_link(self):

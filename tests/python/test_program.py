@@ -32,7 +32,7 @@ class Program(FolderTest):
         self.assertEqual(done.returncode, 0)
         self.assertTrue(done.stdout.startswith(f"ballast {ballast.__version__}\n"), done.stdout)
         for words, status in (((), 2), (("nonsense",), 2), (("train", "missing.json"), 2),
-                              (("bench", "io", "--path", "missing"), 1)):
+                              (("bench", "io", "--path", "missing"), 2)):
             done = self.run_program(*words)
             self.assertEqual(done.returncode, status, done.stderr)
             if words:
