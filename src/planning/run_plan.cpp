@@ -83,7 +83,7 @@ RunPlan decide_open(const config::Config& config, const PeerRanks& peers,
   require_fit(request);
   if (given) {
     request.rates = *given;
-    // Those of a GPU would be taken for rates without shared cores.
+    // Rates of a GPU would be taken for rates without shared cores.
     request.kernels = [config, model = request.model](model::MicroBatchShape shape) {
       const std::string_view kind =
           device::kind_of({.kind = config.ballast.device, .type = config.type});

@@ -29,7 +29,7 @@ std::string_view to_string(Part part) noexcept;
 /// Share of the CPU time for other work from which a measurement is disturbed.
 inline constexpr double kMuchOtherWork = 0.1;
 
-/// What a calibration begins with.
+/// The state in which a calibration begins.
 struct CalibrationStart {
   /// Other processes use the CPUs: all is measured once and corrected for that.
   bool busy = false;
@@ -40,8 +40,8 @@ struct CalibrationStart {
 /// Measured rates of this machine.
 struct Calibration {
   schedule::Rates rates;
-  /// What disturbed the measurement; "" if nothing did. The rates are then corrected for other
-  /// work, which is less exact.
+  /// The reason why the measurement was disturbed; "" if nothing did. The rates are then corrected
+  /// for other work, which is less exact.
   std::string disturbance;
   /// Share of the CPU time that other work used while each part was measured; 1 for rates that
   /// contradict each other. 0 for a part that was known.

@@ -9,7 +9,7 @@
 
 namespace ballast::schedule {
 
-/// What bounds a step, predicted or measured. Every text about it is made from this.
+/// The resource that bounds a step, predicted or measured. Every text about it is made from this.
 struct Bottleneck {
   Lane lane = Lane::compute;   ///< the busiest one
   double share = 0.0;          ///< of the time in which it is busy
@@ -27,7 +27,7 @@ struct Bottleneck {
 /// `busy_seconds`.
 Bottleneck find_bottleneck(const std::array<double, kLaneCount>& busy_seconds, double seconds);
 
-/// What a lane uses: "compute", "update", "link", "NVMe" or "network".
+/// The resource that a lane uses: "compute", "update", "link", "NVMe" or "network".
 std::string_view resource_of(Lane lane) noexcept;
 
 /// The end of a sentence "the run is": "bound by compute (98% of the time): transfers are hidden".

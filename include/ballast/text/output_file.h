@@ -13,7 +13,7 @@
 
 namespace ballast::text {
 
-/// What may happen to a file that exists at a path of the user's.
+/// Decides whether a file that exists at a path of the user may be replaced.
 struct OutputRule {
   std::string kind;        ///< of the file to write, for messages: "a page of ballast"
   std::string begins;      ///< the first bytes of every file of this kind; "": it has no mark

@@ -120,7 +120,7 @@ struct TraceRequest {
 enum class RunDirectory : std::uint8_t {
   fresh,        ///< there must be none
   overwritten,  ///< they are of another run
-  continued,    ///< the run goes on from one of its checkpoints
+  continued,    ///< the run continues from one of its checkpoints
   automatic     ///< continued if there is a checkpoint; otherwise the run begins, also in the files
                 ///< of a run of this directory that was killed before its first checkpoint
 };
