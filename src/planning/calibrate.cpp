@@ -7,7 +7,6 @@
 #include <exception>
 #include <fstream>
 #include <limits>
-#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -185,7 +184,7 @@ class Calibrating {
     sample_.interrupted = interrupted;
     result_.rates = start.known;
     result_.rates.name = "this machine";
-    if (start.busy) become_busy();
+    if (start.busy) sample_.busy = true;
   }
 
   Calibration run() {
@@ -205,11 +204,6 @@ class Calibrating {
   }
 
  private:
-  void become_busy() {
-    sample_.busy = true;
-    if (!sleeping_) sleeping_.emplace();
-  }
-
   /// Not repeated: while the disk works, the kernel's own threads count as other work.
   void swap() {
     const CpuWatch watch;
@@ -232,7 +226,7 @@ class Calibrating {
     const auto again = [&](const std::string& why) {
       if (sample_.busy) return false;
       log(LogLevel::info, fmt::format("rates: {}; measuring again with corrections for it", why));
-      become_busy();
+      sample_.busy = true;
       return true;
     };
     Measurement made = measure_part(attempt, again);
@@ -260,7 +254,6 @@ class Calibrating {
 
   Sample sample_;
   Calibration result_;
-  std::optional<device::SleepingTeams> sleeping_;
 };
 
 }  // namespace

@@ -52,18 +52,6 @@ class HostStream final : public Stream {
   std::thread thread_;
 };
 
-/// While it exists, threads of OpenMP teams sleep instead of spinning when they wait for each
-/// other. GNU's library decides so where it manages more threads than there are CPUs, which an idle
-/// team makes true; elsewhere this has no effect. While other programs run, spinning threads keep
-/// the CPU from the threads that they wait for.
-class SleepingTeams {
- public:
-  SleepingTeams();
-
- private:
-  HostStream idle_;
-};
-
 /// `stream` as one of the host device. Throws Error(state) for another device's.
 HostStream& as_host(Stream& stream);
 

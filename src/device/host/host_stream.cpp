@@ -1,7 +1,6 @@
 #include "ballast/device/host_stream.h"
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include <omp.h>
@@ -87,16 +86,6 @@ void HostStream::run(int compute_threads) {
     }
     changed_.notify_all();
   }
-}
-
-SleepingTeams::SleepingTeams() : idle_("idle team", omp_get_num_procs() + 1) {
-  idle_.enqueue([] {
-    // Not empty: the compiler would leave out the team.
-    std::atomic<int> joined = 0;
-#pragma omp parallel
-    ++joined;
-  });
-  idle_.synchronize();
 }
 
 HostStream& as_host(Stream& stream) {
