@@ -36,7 +36,7 @@ Bytes stored_bytes(const Blueprint& blueprint, std::size_t block) {
 }
 
 /// Adds the sizes of the blocks, with this rank's part of the states.
-void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
+void add_blocks(Blueprint& blueprint, const model::KernelSizes& kernels,
                 std::uint64_t persistence_threshold) {
   const auto of_block = [&](const std::vector<Bytes>& sizes, std::size_t block) {
     expects(sizes.empty() || sizes.size() == blueprint.model.blocks.size(),
@@ -81,7 +81,7 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
   }
 }
 
-void add_batch(Blueprint& blueprint, const model::KernelMemory& kernels,
+void add_batch(Blueprint& blueprint, const model::KernelSizes& kernels,
                std::uint64_t evaluation_micro_batches) {
   schedule::Workload& work = blueprint.workload;
   const std::uint64_t tokens = blueprint.shape.tokens();
@@ -242,7 +242,7 @@ std::string describe_experts(const Blueprint& blueprint) {
 
 }  // namespace
 
-void size_workload(Blueprint& blueprint, const model::KernelMemory& kernels,
+void size_workload(Blueprint& blueprint, const model::KernelSizes& kernels,
                    std::uint64_t evaluation_micro_batches, std::uint64_t persistence_threshold) {
   blueprint.workload.workspace_bytes = kernels.workspace;
   blueprint.undecayed = undecayed_elements(blueprint.model);

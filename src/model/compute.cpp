@@ -50,8 +50,8 @@ std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture
   return host::make_host_compute(device, model, type, shape);
 }
 
-KernelMemory kernel_memory(const Architecture& model, DType type, MicroBatchShape shape,
-                           std::string_view device_kind, int compute_threads) {
+KernelSizes kernel_memory(const Architecture& model, DType type, MicroBatchShape shape,
+                          std::string_view device_kind, int compute_threads) {
   const bool cuda = is_cuda(device_kind);
   require_shape(model, shape);
   const int threads = compute_threads > 0 ? compute_threads : device::default_compute_threads();

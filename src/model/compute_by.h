@@ -66,7 +66,7 @@ class ComputeBy final : public Compute {
   Bytes activation_bytes() const override {
     return shape_.tokens() * model_.config.hidden_size * sizeof(T);
   }
-  const KernelMemory& memory() const override { return memory_; }
+  const KernelSizes& memory() const override { return memory_; }
   std::string arithmetic() const override { return ops_.arithmetic(); }
   void set_workspace(DeviceBytes workspace) override {
     expects(workspace.size() >= memory_.workspace,
@@ -488,7 +488,7 @@ class ComputeBy final : public Compute {
   float token_scale_ = 1.0F;  ///< a value of the training type
   std::size_t largest_block_ = 0;
   std::vector<std::vector<ElementRange>> cleared_;  ///< by block, in ascending order
-  KernelMemory memory_;
+  KernelSizes memory_;
   bool ready_ = false;
   std::byte* scratch_ = nullptr;  ///< for packing and embedding
 };

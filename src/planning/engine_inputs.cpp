@@ -199,7 +199,7 @@ std::size_t named_speculation(const config::Config& config) {
 }
 
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
-                          const memory::Budgets& budgets, const model::KernelMemory& kernels,
+                          const memory::Budgets& budgets, const model::KernelSizes& kernels,
                           std::uint32_t world) {
   check_expert_parallel(model.config, world);
   engine::Blueprint blueprint;
@@ -223,7 +223,7 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
 }
 
 engine::Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                                 const memory::Budgets& budgets, const model::KernelMemory& kernels,
+                                 const memory::Budgets& budgets, const model::KernelSizes& kernels,
                                  std::uint32_t world, std::uint32_t rank) {
   using enum Movable;
   const Program program = {

@@ -23,7 +23,7 @@ std::size_t named_speculation(const config::Config& config);
 /// The blueprint of `config` before anything is placed: everything but placement, schedule and
 /// ledger. `world` ranks share the batch.
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
-                          const memory::Budgets& budgets, const model::KernelMemory& kernels,
+                          const memory::Budgets& budgets, const model::KernelSizes& kernels,
                           std::uint32_t world);
 
 /// The distinct paths of both offload sections in order, or the run directory; each with the

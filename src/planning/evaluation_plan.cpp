@@ -48,7 +48,7 @@ engine::Blueprint draw_evaluation(const config::Config& run) {
   std::optional<Error> refusal;
   for (const std::uint64_t size : micro_batch_sizes({.config = config, .model = model})) {
     const config::Config sized = with_micro_batches(config, size, 1);
-    const model::KernelMemory kernels = model::kernel_memory(
+    const model::KernelSizes kernels = model::kernel_memory(
         model, config.type, {sized.micro_sequences(), config.data.sequence_length},
         device::kind_of({.kind = config.ballast.device, .type = config.type}),
         config.ballast.compute_threads);

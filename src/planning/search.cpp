@@ -50,7 +50,7 @@ std::string key_of(std::uint64_t micro_batch, const schedule::Options& options,
 
 /// Memory of the kernels for micro-batches of `size` sequences or pairs. A program built without
 /// CUDA uses the host device's kernels on one thread as an estimate.
-model::KernelMemory kernels_of(const PlanRequest& request, std::uint64_t size) {
+model::KernelSizes kernels_of(const PlanRequest& request, std::uint64_t size) {
   const config::Config& config = request.config;
   const config::DataSection& data = config.data;
   const model::MicroBatchShape shape = {size * data.sequences_per_sample(), data.sequence_length};

@@ -69,7 +69,7 @@ struct Blueprint {
 /// at most `persistence_threshold` parameters keep their weights whole on every rank (stage 3).
 /// States are cut into sub-groups of at most `sub_group_size` elements, rounded down to a multiple
 /// of kSubGroupUnit that is not 0. Blocks that are trained in part keep their weights whole, too.
-void size_workload(Blueprint& blueprint, const model::KernelMemory& kernels,
+void size_workload(Blueprint& blueprint, const model::KernelSizes& kernels,
                    std::uint64_t evaluation_micro_batches = 1,
                    std::uint64_t persistence_threshold = 0);
 

@@ -13,36 +13,11 @@
 #include "ballast/device/device.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/gradient_stats.h"
+#include "ballast/model/kernel_sizes.h"
 #include "ballast/model/preference.h"
 #include "ballast/model/product_choices.h"
 
 namespace ballast::model {
-
-/// Shape of one micro-batch: `sequences` x `length` tokens, rows in that order.
-struct MicroBatchShape {
-  std::uint64_t sequences = 1;
-  std::uint64_t length = 1;
-  [[nodiscard]] std::uint64_t tokens() const { return sequences * length; }
-};
-
-/// Device memory that kernels need besides weights, activations and gradients.
-struct KernelMemory {
-  /// Bytes for the intermediates of the largest block, including recompute; linear in sequence
-  /// length. Logits and the arrays of a layer's MLP have an upper limit: they exist for a chunk of
-  /// rows at a time.
-  Bytes workspace = 0;
-  /// By block: bytes (whole pages) to keep the intermediates of one micro-batch, for layers in one
-  /// piece; for the first block of a head of several tiles: bytes for one pass, see
-  /// Compute::head_train(); 0 for other blocks.
-  std::vector<Bytes> intermediates;
-  /// Bytes of what is known of the rows between visits to tiles, of the head or of layers, see
-  /// Compute::normalize(); 0 without tiles.
-  Bytes rows = 0;
-  std::uint64_t experts = 0;        ///< of a layer; 0: no layer has any
-  std::uint64_t router_totals = 0;  ///< numbers in RouterResults::totals
-  /// By block: bytes of the accumulators that Compute::clear_gradient() sets to zero.
-  std::vector<Bytes> cleared;
-};
 
 /// Which micro-batch of a step a backward pass is.
 enum class Accumulation : std::uint8_t {
@@ -151,7 +126,7 @@ class Compute {
 
   /// Bytes of one activation [N, H].
   [[nodiscard]] virtual Bytes activation_bytes() const = 0;
-  [[nodiscard]] virtual const KernelMemory& memory() const = 0;
+  [[nodiscard]] virtual const KernelSizes& memory() const = 0;
   /// Describes on what the bits of results depend besides the inputs, in a few words: instruction
   /// sets, libraries and, where they matter, threads. Empty: on the device alone.
   [[nodiscard]] virtual std::string arithmetic() const = 0;
@@ -341,8 +316,8 @@ std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture
 
 /// Compute::memory() for a device of that kind, computed without a device. `compute_threads` as in
 /// device::DeviceOptions. Throws like make_compute().
-KernelMemory kernel_memory(const Architecture& model, DType type, MicroBatchShape shape,
-                           std::string_view device_kind, int compute_threads = 0);
+KernelSizes kernel_memory(const Architecture& model, DType type, MicroBatchShape shape,
+                          std::string_view device_kind, int compute_threads = 0);
 
 /// Instruction set and library of the host device's kernels with `threads` threads, in a few words.
 std::string host_kernels(int threads);

@@ -30,7 +30,7 @@ model::Architecture model_of(const config::Config& config);
 /// memory for the device's kernels. Throws Error(memory) naming the tier and the largest ledger
 /// line if the plan does not fit, Error(config) for an invalid placement rule.
 engine::Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                                 const memory::Budgets& budgets, const model::KernelMemory& kernels,
+                                 const memory::Budgets& budgets, const model::KernelSizes& kernels,
                                  std::uint32_t world = 1, std::uint32_t rank = 0);
 
 /// The same with the budgets and kernels of this machine, for this rank of `ranks` (may be null).

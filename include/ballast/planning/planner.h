@@ -23,7 +23,7 @@ struct PlanRequest {
   std::uint32_t world = 1;  ///< ranks that share the batch
   /// Memory that the kernels need for micro-batches of a shape. If empty: the host device's where
   /// compute and update share cores, otherwise CUDA's; without rates, those of the config's device.
-  std::function<model::KernelMemory(model::MicroBatchShape)> kernels;
+  std::function<model::KernelSizes(model::MicroBatchShape)> kernels;
   /// Limit on the operations that the search builds and simulates.
   std::size_t work_limit = 2'000'000;
   /// Ends the search with Error(interrupted); may be null.

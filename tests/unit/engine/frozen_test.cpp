@@ -136,7 +136,7 @@ TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
 TEST_F(FrozenBlocks, AreSplitInStageThreeUnlessTrainedInPart) {
   const config::Config config = this->config({kParts, "zero_optimization.stage=3"});
   const model::Architecture model = planning::model_of(config);
-  const model::KernelMemory kernels = model::kernel_memory(model, config.type, {2, 37}, "host", 1);
+  const model::KernelSizes kernels = model::kernel_memory(model, config.type, {2, 37}, "host", 1);
   const Blueprint blueprint =
       planning::draw_blueprint(config, model, {64 * kMiB, 64 * kMiB}, kernels, 4, 1);
   const schedule::RankSizes sizes(blueprint.workload);

@@ -192,7 +192,7 @@ TEST(Workspace, HoldsTheMlpOfAFewRowsOfLongSequences) {
   ModelConfig config = test::small_llama();
   config.intermediate_size = 4096;
   constexpr MicroBatchShape kShape = {1, 131072};
-  const KernelMemory memory =
+  const KernelSizes memory =
       kernel_memory(build_architecture(config), DType::f32, kShape, test::device_kind(), 1);
   const Bytes mlp = kShape.tokens() * 3 * config.intermediate_size * sizeof(float);
   EXPECT_GT(memory.intermediates[1], mlp);
@@ -211,7 +211,7 @@ TEST(Workspace, IsKnownWithoutADevice) {
       for (const DType type : {DType::f32, DType::bf16}) {
         for (const std::uint64_t sequences : {1, 5}) {
           const MicroBatchShape shape{sequences, 33};
-          const KernelMemory memory = kernel_memory(model, type, shape, "host", threads);
+          const KernelSizes memory = kernel_memory(model, type, shape, "host", threads);
           const auto compute = make_compute(*device, model, type, shape);
           EXPECT_EQ(memory.workspace, compute->memory().workspace);
           EXPECT_EQ(memory.intermediates, compute->memory().intermediates);

@@ -44,7 +44,7 @@ class LayersRun {
  public:
   /// `before`: the content of all memory that a step need not have cleared.
   LayersRun(Bench b, bool packed, double before) : b_(std::move(b)), before_(before) {
-    const model::KernelMemory& memory = b_.compute->memory();
+    const model::KernelSizes& memory = b_.compute->memory();
     if (packed) {
       positions_ = b_.upload_tokens(packed_positions(b_.shape.sequences, b_.shape.length));
     }

@@ -132,8 +132,8 @@ TEST_P(MlpInChunks, GivesNearlyTheSameAsAllRowsAtOnce) {
 }
 
 TEST_P(MlpInChunks, NeedsLessMemoryUnlessItKeepsIntermediates) {
-  const KernelMemory whole = make_whole(GetParam()).compute->memory();
-  const KernelMemory cut = make_cut(GetParam()).compute->memory();
+  const KernelSizes whole = make_whole(GetParam()).compute->memory();
+  const KernelSizes cut = make_cut(GetParam()).compute->memory();
   EXPECT_EQ(cut.intermediates, whole.intermediates);
   // What is left in the place of the MLP's arrays are gradients of queries, keys and values.
   const std::size_t arrays = std::string(GetParam().family).starts_with("gpt") ? 2 : 3;

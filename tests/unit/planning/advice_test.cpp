@@ -112,7 +112,7 @@ PlanRequest request_for(const std::vector<std::string>& overrides, Bytes host_by
   request.rates.device_memory_per_second = 1e12;
   request.model = model::build_architecture(request.config.model);
   request.kernels = [](model::MicroBatchShape shape) {
-    return model::KernelMemory{.workspace = shape.tokens() * 4096};
+    return model::KernelSizes{.workspace = shape.tokens() * 4096};
   };
   return request;
 }

@@ -30,7 +30,7 @@ inline config::Config make_config(const std::vector<std::string>& overrides) {
 }
 
 /// Round numbers that grow with the micro-batch, like the memory of kernels.
-inline model::KernelMemory kernels(const model::Architecture& model, model::MicroBatchShape shape) {
+inline model::KernelSizes kernels(const model::Architecture& model, model::MicroBatchShape shape) {
   return {.workspace = shape.tokens() * 4096,
           .intermediates = std::vector<Bytes>(model.blocks.size(), shape.tokens() * 2048)};
 }

@@ -28,7 +28,7 @@ Decision decide_for(std::uint64_t sequences, const std::vector<std::string>& ove
                          .budgets = {kGiB, kGiB},
                          .rates = rates};
   request.model = model::build_architecture(request.config.model);
-  request.kernels = [](model::MicroBatchShape) { return model::KernelMemory{.workspace = 4096}; };
+  request.kernels = [](model::MicroBatchShape) { return model::KernelSizes{.workspace = 4096}; };
   return decide(request);
 }
 

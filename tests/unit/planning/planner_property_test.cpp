@@ -36,7 +36,7 @@ std::uint64_t number_from(const char* variable, std::uint64_t standard) {
 }
 
 /// Memory of made-up kernels.
-model::KernelMemory kernels(const model::Architecture& model, model::MicroBatchShape shape) {
+model::KernelSizes kernels(const model::Architecture& model, model::MicroBatchShape shape) {
   return {.workspace = shape.tokens() * 512,
           .intermediates = std::vector<Bytes>(model.blocks.size(), shape.tokens() * 1024),
           .rows = shape.tokens() * 128};

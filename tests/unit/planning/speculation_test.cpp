@@ -34,8 +34,7 @@ PlanRequest request_for(const schedule::Rates& rates, std::uint64_t sequences,
                          .rates = rates};
   request.model = model::build_architecture(request.config.model);
   request.kernels = [blocks = request.model.blocks.size()](model::MicroBatchShape) {
-    return model::KernelMemory{.workspace = 4096,
-                               .intermediates = std::vector<Bytes>(blocks, 4096)};
+    return model::KernelSizes{.workspace = 4096, .intermediates = std::vector<Bytes>(blocks, 4096)};
   };
   request.budgets.device = 512 * kGiB;
   return request;

@@ -1,0 +1,254 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ballast/core/dtype.h"
+#include "ballast/core/units.h"
+#include "ballast/model/architecture.h"
+#include "ballast/model/kernel_sizes.h"
+
+namespace ballast::model {
+
+// A model's description of one training step and one evaluation: what its kernels read and write,
+// block by block, for one micro-batch. It has no placement, no buffers and no devices; step/ turns
+// it into a plan.
+
+using BlockId = std::uint32_t;
+using ClassId = std::uint32_t;
+using ValueId = std::uint32_t;
+using SumId = std::uint32_t;
+using PassId = std::uint32_t;
+using RecipeId = std::uint32_t;
+inline constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+
+/// The function of Compute that a pass runs.
+enum class Kernel : std::uint8_t {
+  embed,
+  embed_backward,
+  layer,  ///< a layer in one piece
+  layer_backward,
+  norm,  ///< the norm before tiles of a layer or of the head
+  norm_backward,
+  tile,  ///< a tile of a layer in tiles
+  tile_backward,
+  shared_expert,  ///< the expert of all tokens
+  shared_expert_backward,
+  router,  ///< the norm before experts and the choice of experts
+  router_backward,
+  expert,
+  expert_backward,
+  exchanged_expert,  ///< expert parallelism: one expert per rank, with an all-to-all of rows
+  exchanged_expert_backward,
+  head_evaluate,       ///< the loss without gradients, vocabulary in one tile
+  head_train,          ///< loss and gradients of all tiles of the vocabulary
+  head_scan,           ///< one tile: the sums of its logits
+  head_differentiate,  ///< one tile: gradients, with logits computed again
+  head_end             ///< the loss and, in training, the gradient of the norm
+};
+inline constexpr std::size_t kKernelCount = 21;
+/// "layer backward": for messages, traces and to_text().
+std::string_view to_string(Kernel kernel) noexcept;
+
+/// The name of a kernel's argument.
+enum class Port : std::uint8_t {
+  weights,
+  output_weights,  ///< a tile of the output matrix in another block; one operand per tile,
+                   ///< ascending
+  batch,           ///< tokens, targets and, if packed, positions
+  input,
+  output,
+  activation_gradient,
+  kept,             ///< intermediates of the forward pass
+  normed,           ///< the norm's result, with the router's choices or the sums of the head's rows
+  partial_sums,     ///< fp32 sums over tiles: of outputs, or of the gradient of the norm's result
+  routing,          ///< on the device, written: where the rows of each expert begin
+  routing_counts,   ///< the same of all micro-batches and ranks on the host, read
+  router_totals,    ///< sums over all routers
+  losses,           ///< of the micro-batch
+  pairs,            ///< losses of the reference and weights of rows
+  gradient,         ///< fp32 gradient sum of the block
+  output_gradient,  ///< fp32 gradient sum of a tile of the output matrix; one operand per tile
+  workspace
+};
+inline constexpr std::size_t kPortCount = 17;
+std::string_view to_string(Port port) noexcept;
+
+/// How values of a class get their buffers.
+enum class SlotRule : std::uint8_t {
+  /// One buffer per life and per micro-batch that passes a stop together with others. Lives that do
+  /// not overlap share it.
+  own,
+  in_turn,  ///< a ring: values that the next stop consumes, or that leave the device
+  scratch,  ///< one buffer, used inside one pass
+  step,     ///< one buffer per micro-batch of the step
+  report    ///< a place per micro-batch in the report buffer, which is copied to the host
+};
+
+/// The line of the memory ledger to which a value counts.
+enum class LedgerLine : std::uint8_t { activations, intermediates, batch };
+
+/// Values of one size that share buffers.
+struct ValueClass {
+  std::string name;  ///< of its buffers: "rows between tiles"
+  std::string word;  ///< in messages: "activation"
+  LedgerLine line = LedgerLine::activations;
+  Bytes bytes = 0;  ///< of one micro-batch
+  SlotRule slots = SlotRule::own;
+  /// Numbers of rows that routers have sent to experts: copied to the host, from all ranks; see
+  /// RowCount.
+  bool counts = false;
+};
+
+/// How a value gets from the forward to the backward pass.
+enum class Waits : std::uint8_t {
+  no,      ///< stays in its buffer until its last reader
+  placed,  ///< in the tier that the placement names for activations of `owner`
+  /// On the device if the placement keeps intermediates of `owner`. Otherwise `recipe` computes it
+  /// again, or its readers do without it (an optional operand).
+  kept,
+  again  ///< `recipe` computes it again
+};
+
+/// Device data of one micro-batch.
+struct StepValue {
+  ClassId of = 0;
+  BlockId owner = 0;
+  Waits waits = Waits::no;
+  RecipeId recipe = kNone;
+  Bytes bytes = 0;  ///< 0: those of its class
+};
+
+/// fp32 sums of a gradient over the micro-batches of a step.
+struct GradientSum {
+  BlockId block = 0;
+  Bytes bytes = 0;
+  Bytes cleared = 0;   ///< the part that Compute::clear_gradient() sets to zero
+  bool clears = true;  ///< false: its first pass overwrites it (a tied output matrix)
+};
+
+enum class OperandKind : std::uint8_t { weights, value, gradient, workspace };
+enum class OperandAccess : std::uint8_t {
+  reads,
+  writes,  ///< a new life of the value begins
+  updates  ///< read and written
+};
+
+/// Work of a pass beside its transfers.
+struct PassCost {
+  double flops = 0.0;  ///< of matrix products
+  Bytes traffic = 0;   ///< memory read and written outside of matrix products
+};
+
+struct Operand {
+  Port port = Port::workspace;
+  OperandKind kind = OperandKind::workspace;
+  std::uint32_t number = 0;  ///< a BlockId, ValueId or SumId, by kind
+  OperandAccess access = OperandAccess::reads;
+  bool optional = false;
+  PassCost absent = {};  ///< added to the cost of the pass where an optional operand is not bound
+};
+
+/// The measured curve that gives the rate of a pass.
+enum class CostCurve : std::uint8_t { forward, backward, head };
+enum class RunsOn : std::uint8_t {
+  device,
+  between_ranks  ///< the lane of reductions
+};
+
+/// One kernel call for one micro-batch.
+struct Pass {
+  Kernel kernel = Kernel::layer;
+  BlockId block = 0;
+  std::uint8_t reference = 0;  ///< 0: the trained model, else the number of a reference model
+  std::uint32_t number = 0;    ///< of a tile of the vocabulary
+  CostCurve curve = CostCurve::forward;
+  RunsOn where = RunsOn::device;
+  PassCost cost;
+  float token_share = 1.0F;  ///< share of the micro-batch's tokens, assuming balanced routing
+  Bytes exchanged = 0;       ///< received from other ranks, assuming balanced routing
+  std::uint16_t shape = 0;   ///< equal for passes that run the same kernels: for the warm-up
+  /// What has to be brought to the device is brought in this order.
+  std::vector<Operand> operands;
+};
+
+/// Which of two ways through the head a stop belongs to.
+enum class HeadForm : std::uint8_t {
+  any,
+  one_pass,  ///< all tiles of the vocabulary in one kernel
+  visits     ///< one tile after the other, twice
+};
+
+/// Passes that each micro-batch goes through before the next stop.
+struct Stop {
+  std::vector<PassId> passes;
+  std::vector<BlockId> finishes;  ///< blocks whose gradient is complete after it, in this order
+  HeadForm form = HeadForm::any;
+  bool backward = false;
+};
+
+/// Computes a value again.
+struct Recipe {
+  std::vector<Stop> stops;
+};
+
+/// A block computes rows that a router has sent to it, starts[index + 1] - starts[index] of them.
+struct RowCount {
+  ValueId routing = 0;
+  std::uint32_t index = 0;
+  double share = 1.0;  ///< of the tokens, assuming balanced routing
+};
+
+struct StepBlock {
+  std::string name;
+  std::optional<RowCount> rows;
+  bool per_rank = false;  ///< expert parallelism: each rank has its own expert in this block
+};
+
+/// The head in one pass: possible if the placement keeps intermediates of `keeper` and all blocks
+/// of `on_device` have their whole weights on the device.
+struct OnePass {
+  BlockId keeper = 0;
+  std::vector<BlockId> on_device;
+};
+
+struct StepProgram {
+  std::vector<StepBlock> blocks;
+  std::vector<ValueClass> classes;
+  std::vector<StepValue> values;
+  std::vector<GradientSum> sums;
+  std::vector<Pass> passes;
+  std::vector<Recipe> recipes;
+  std::vector<Stop> training;        ///< forward, then backward
+  std::vector<Stop> evaluation;      ///< forward
+  BlockId first_differentiated = 0;  ///< the backward pass ends here
+  BlockId head = 0;
+  std::optional<OnePass> one_pass;  ///< empty: the head has one form
+};
+
+/// What a step consists of besides the model.
+struct StepShape {
+  MicroBatchShape micro_batch;
+  bool packed = false;  ///< documents; layers read the positions of the tokens
+  bool pairs = false;   ///< sequences 2 i and 2 i + 1 are a pair, compared with a reference
+  std::uint32_t ranks = 1;
+};
+
+/// Writes the passes of `model`. A pure function.
+StepProgram write_program(const Architecture& model, DType type, const StepShape& shape,
+                          const KernelSizes& sizes);
+
+/// The program as text, one line per stop, pass and operand: for golden files and people.
+std::string to_text(const StepProgram& program);
+
+/// Returns one line per breach of a rule: a read follows a write of the same life; a recipe writes
+/// its value and reads only what is placed, kept with a recipe, or made by the recipe; only
+/// optional operands have a cost of absence; `finishes` lists each block from the head down to
+/// first_differentiated once; a block with rows follows the pass that writes its routing.
+std::vector<std::string> check(const StepProgram& program);
+
+}  // namespace ballast::model
