@@ -19,6 +19,8 @@ class BufferList {
  public:
   explicit BufferList(bool merges) : merges_(merges) {}
 
+  [[nodiscard]] bool merges() const { return merges_; }
+
   /// If buffers are merged: the one of a tier and kind, or kNoBuffer.
   [[nodiscard]] BufferId merged(Tier tier, Kind kind) const {
     return merged_.at(static_cast<std::size_t>(tier)).at(static_cast<std::size_t>(kind));
