@@ -29,7 +29,16 @@ ValueTable::ValueTable(std::shared_ptr<const model::StepProgram> program)
       one_pass_(colour(*program_, HeadForm::one_pass, true)),
       visits_(colour(*program_, HeadForm::visits, true)),
       evaluation_(colour(*program_, HeadForm::visits, false)),
-      traits_(program_->classes.size()) {
+      traits_(program_->classes.size()),
+      sums_of_(program_->blocks.size()),
+      counting_in_(program_->values.size()),
+      over_blocks_in_one_pass_(find_passes_over_blocks(HeadForm::one_pass)),
+      over_blocks_in_visits_(find_passes_over_blocks(HeadForm::visits)) {
+  number_values();
+  number_blocks();
+}
+
+void ValueTable::number_values() {
   for (ValueId v = 0; v < program_->values.size(); ++v) {
     const StepValue& value = program_->values[v];
     const ValueClass& of = program_->classes[value.of];
@@ -51,6 +60,40 @@ ValueTable::ValueTable(std::shared_ptr<const model::StepProgram> program)
       traits_[program_->values[operand.number].of].of_reference = true;
     }
   }
+}
+
+void ValueTable::number_blocks() {
+  for (const bool clears : {true, false}) {
+    for (model::SumId s = 0; s < program_->sums.size(); ++s) {
+      const model::GradientSum& sum = program_->sums[s];
+      if (sum.clears == clears) sums_of_[sum.block].push_back(s);
+    }
+  }
+  for (model::BlockId b = 0; b < program_->blocks.size(); ++b) {
+    const std::optional<model::RowCount>& rows = program_->blocks[b].rows;
+    if (!rows) continue;
+    Blocks& counting = counting_in_[rows->routing];
+    if (counting.end == 0) counting.begin = b;
+    counting.end = b + 1;
+  }
+}
+
+std::vector<model::PassId> ValueTable::find_passes_over_blocks(HeadForm form) const {
+  std::vector<model::PassId> found;
+  const auto look = [&](const std::vector<const model::Stop*>& stops) {
+    for (const model::Stop* stop : stops) {
+      for (const model::PassId id : stop->passes) {
+        const std::vector<Operand>& operands = program_->passes[id].operands;
+        const auto blocks = std::count_if(
+            operands.begin(), operands.end(),
+            [](const Operand& operand) { return operand.kind == OperandKind::weights; });
+        if (blocks > 1) found.push_back(id);
+      }
+    }
+  };
+  look(stops_of(program_->training, form));
+  look(stops_of(program_->evaluation, HeadForm::visits));
+  return found;
 }
 
 namespace {

@@ -40,13 +40,37 @@ class ValueTable {
   };
   [[nodiscard]] const Traits& traits(model::ClassId id) const { return traits_[id]; }
 
+  /// The sums of a block's gradient. The first is cleared.
+  [[nodiscard]] const std::vector<model::SumId>& sums_of(model::BlockId block) const {
+    return sums_of_[block];
+  }
+  /// Blocks [begin, end).
+  struct Blocks {
+    model::BlockId begin = 0;
+    model::BlockId end = 0;
+  };
+  /// The blocks that compute rows of the routing `value`.
+  [[nodiscard]] Blocks counting_in(model::ValueId value) const { return counting_in_[value]; }
+  /// Passes that read the weights of several blocks, in a form of the head.
+  [[nodiscard]] const std::vector<model::PassId>& passes_over_blocks(model::HeadForm form) const {
+    return form == model::HeadForm::one_pass ? over_blocks_in_one_pass_ : over_blocks_in_visits_;
+  }
+
  private:
+  void number_values();
+  void number_blocks();
+  [[nodiscard]] std::vector<model::PassId> find_passes_over_blocks(model::HeadForm form) const;
+
   std::shared_ptr<const model::StepProgram> program_;
   Colours one_pass_;
   Colours visits_;
   Colours evaluation_;
   Values values_;
   std::vector<Traits> traits_;
+  std::vector<std::vector<model::SumId>> sums_of_;  ///< by block
+  std::vector<Blocks> counting_in_;                 ///< by value
+  std::vector<model::PassId> over_blocks_in_one_pass_;
+  std::vector<model::PassId> over_blocks_in_visits_;
 };
 
 /// What decides about the buffers of values besides the program.

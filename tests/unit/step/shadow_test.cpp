@@ -35,12 +35,13 @@ Problem random_case(std::uint64_t seed) {
     work.pairs_bytes = 96;
     work.first_differentiated = dice.pick32(work.first_layer(), work.head() - 1);
     work.tied_accumulator_bytes = 0;
+    while (work.first_differentiated < work.head() &&
+           work.blocks[work.first_differentiated].is_frozen()) {
+      ++work.first_differentiated;
+    }
     for (std::uint32_t b = 0; b < work.blocks.size(); ++b) {
       schedule::BlockWork& block = work.blocks[b];
-      if (work.is_layer(b) && b >= work.first_differentiated) {
-        if (block.is_frozen()) work.first_differentiated = b + 1;
-        continue;
-      }
+      if (work.is_layer(b) && b >= work.first_differentiated) continue;
       block.accumulator_bytes = block.gradient_bytes = 0;
       block.sub_groups.clear();
       block.frozen_flops = block.forward_flops;
