@@ -5,10 +5,6 @@
 
 namespace ballast::step {
 
-using schedule::Homes;
-using schedule::Plan;
-using schedule::UpdatedIn;
-
 Plan StepWriter::training_step(bool applies_updates) {
   // A step after another gated step begins with the updates that the other one has left.
   applies_updates_ = applies_updates && leaves_updates();
@@ -41,8 +37,8 @@ Plan StepWriter::training_step(bool applies_updates) {
     }
   }
   // The host learns losses and the norm of all gradients, and decides about the updates.
-  // values_.offload_report();
-  const schedule::OpId gate = move_.gate(true);
+  values_.offload_report();
+  const OpId gate = move_.gate(true);
 
   Plan plan = move_.finish();
   plan.gate = gate;
@@ -62,8 +58,8 @@ Plan StepWriter::evaluation() {
       compute(*stop, group);
     }
   }
-  // values_.offload_report();
-  const schedule::OpId done = move_.gate(false);
+  values_.offload_report();
+  const OpId done = move_.gate(false);
 
   Plan plan = move_.finish();
   plan.gate = done;
@@ -102,7 +98,7 @@ Plan StepWriter::rollback() {
 /// The first values of all homes.
 Plan StepWriter::fill(Homes homes) {
   for (BlockId b = 0; b < blocks(); ++b) move_.fill(b, homes);
-  move_.fill_activations();
+  values_.fill_homes();
   move_.fill_gradients();
   return move_.finish();
 }

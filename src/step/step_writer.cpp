@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "ballast/schedule/labels.h"
+
 #include "src/step/ports.h"
 
 namespace ballast::step {
@@ -13,17 +15,12 @@ using model::OperandAccess;
 using model::OperandKind;
 using model::PassId;
 using model::Stop;
-using schedule::Action;
-using schedule::Operation;
-using schedule::Payload;
-using schedule::Role;
-using schedule::UpdatedIn;
 
 namespace {
 
 std::vector<bool> blocks_that_keep(const ValueQuestion& question) {
   std::vector<bool> keeps;
-  for (const schedule::BlockPlacement& block : question.placement.blocks) {
+  for (const BlockPlacement& block : question.placement.blocks) {
     keeps.push_back(question.trains() && block.keeps_intermediates);
   }
   return keeps;
@@ -31,17 +28,15 @@ std::vector<bool> blocks_that_keep(const ValueQuestion& question) {
 
 }  // namespace
 
-StepWriter::StepWriter(const std::string& name, const ValueTable& table,
-                       const ValueQuestion& question, const ValueSlots& slots,
-                       const schedule::Workload& workload, const schedule::Layout& layout,
+StepWriter::StepWriter(const std::string& name, const Workload& workload,
+                       const ValueQuestion& question, const Layout& layout,
                        std::uint32_t micro_batches)
-    : program_(table.program()),
+    : program_(workload.values->program()),
       question_(question),
-      slots_(slots),
       layout_(layout),
       micro_batches_(micro_batches),
       move_(name, workload, question.placement, question.options, layout, micro_batches),
-      values_(table, question, slots, move_, micro_batches),
+      values_(*workload.values, question, layout.values, move_, micro_batches),
       recomputation_(program_, blocks_that_keep(question)),
       sum_of_(program_.blocks.size(), model::kNone),
       cleared_(program_.blocks.size(), false),
@@ -85,17 +80,19 @@ void StepWriter::arrive(const Stop& stop, const Group& group) {
 
 void StepWriter::prefetch(const Stop& stop) {
   const auto [begin, end] = ahead_of(stop);
-  for (BlockId b = begin; b < end; ++b) move_.prefetch_expert(b);
+  for (BlockId b = begin; b < end; ++b) move_.prefetch(b);
 }
 
 /// The blocks that compute rows of a router of `stop` and have buffers for weights that move before
 /// it has chosen.
-schedule::Movements::Range StepWriter::ahead_of(const Stop& stop) const {
+ValueTable::Blocks StepWriter::ahead_of(const Stop& stop) const {
   if (!question_.options.prefetches_experts) return {};
   for (const PassId id : stop.passes) {
     const model::Pass& pass = program_.passes[id];
     for (const Operand& operand : pass.operands) {
-      if (operand.port == model::Port::routing) return move_.experts_ahead(pass.block);
+      if (operand.port == model::Port::routing) {
+        return move_.blocks_ahead(pass.block, operand.number);
+      }
     }
   }
   return {};
@@ -129,7 +126,7 @@ void StepWriter::clear(BlockId block) {
                      .payload = Payload::gradient,
                      .block = block,
                      .traffic = program_.sums[sum].cleared,
-                     .uses = {{Role::target, slots_.sums[sum], true}}};
+                     .uses = {{Role::target, layout_.values.sums[sum], true}}};
   // With one micro-batch at a time, no router has chosen yet.
   if (together()) move_.add_condition(clear, move_.for_gradient(block));
   move_.emit(std::move(clear));
@@ -138,23 +135,23 @@ void StepWriter::clear(BlockId block) {
 void StepWriter::compute(const Stop& stop, const Group& group) {
   for (std::uint32_t m = group.begin; m < group.end; ++m) {
     for (const PassId id : stop.passes) {
-      const schedule::OpId emitted = compute(id, m);
+      const OpId emitted = compute(id, m);
       const model::Pass& pass = program_.passes[id];
       // Losses of the reference alone may precede the head of the trained model.
       const bool head = pass.block == program_.head && (pass.reference == 0 || !stop.backward);
       if (!head || std::exchange(at_head_, true)) continue;
-      if (first_head_ == schedule::kNoOp) first_head_ = emitted;
+      if (first_head_ == kNoOp) first_head_ = emitted;
       last_head_ = emitted;
     }
   }
 }
 
-schedule::OpId StepWriter::compute(PassId id, std::uint32_t micro) {
+OpId StepWriter::compute(PassId id, std::uint32_t micro) {
   const model::Pass& pass = program_.passes[id];
   Operation operation = {.action = Action::compute,
                          .block = pass.block,
                          .micro = micro,
-                         .label = id,
+                         .label = schedule::label_of(pass.kernel, pass.reference > 0),
                          .speed = speed_of(pass.curve),
                          .token_share = pass.token_share,
                          .bytes = pass.exchanged,
@@ -170,17 +167,17 @@ schedule::OpId StepWriter::compute(PassId id, std::uint32_t micro) {
     operation.uses.push_back({role_of(operand.port), bind(operand, micro),
                               operand.access != OperandAccess::reads});
   }
-  const schedule::OpId emitted = move_.emit(std::move(operation));
+  const OpId emitted = move_.emit(std::move(operation));
   values_.after(id, micro);
   return emitted;
 }
 
-schedule::BufferId StepWriter::bind(const Operand& operand, std::uint32_t micro) {
+BufferId StepWriter::bind(const Operand& operand, std::uint32_t micro) {
   switch (operand.kind) {
     case OperandKind::weights:
       return move_.weights_on_device(operand.number);
     case OperandKind::gradient:
-      return slots_.sums[operand.number];
+      return layout_.values.sums[operand.number];
     case OperandKind::workspace:
       return layout_.workspace;
     case OperandKind::value:

@@ -5,10 +5,9 @@
 #include <vector>
 
 #include "ballast/model/step_program.h"
-#include "ballast/schedule/plan.h"
 
-#include "src/schedule/layout.h"
-#include "src/schedule/movements.h"
+#include "src/step/layout.h"
+#include "src/step/movements.h"
 #include "src/step/recomputation.h"
 #include "src/step/value_slots.h"
 #include "src/step/values.h"
@@ -36,17 +35,16 @@ class EventSpread {
 /// Writes one plan. step.cpp tells the story; what its lines call is in step_writer.cpp.
 class StepWriter {
  public:
-  StepWriter(const std::string& name, const ValueTable& table, const ValueQuestion& question,
-             const ValueSlots& slots, const schedule::Workload& workload,
-             const schedule::Layout& layout, std::uint32_t micro_batches);
+  StepWriter(const std::string& name, const Workload& workload, const ValueQuestion& question,
+             const Layout& layout, std::uint32_t micro_batches);
 
-  schedule::Plan training_step(bool applies_updates);
-  schedule::Plan evaluation();
-  schedule::Plan flush();
+  Plan training_step(bool applies_updates);
+  Plan evaluation();
+  Plan flush();
   /// Empty if no block speculates.
-  schedule::Plan rollback();
-  schedule::Plan fill(schedule::Homes homes);
-  schedule::Plan read(std::uint32_t first, std::uint32_t count, schedule::Homes homes);
+  Plan rollback();
+  Plan fill(Homes homes);
+  Plan read(std::uint32_t first, std::uint32_t count, Homes homes);
 
  private:
   using BlockId = model::BlockId;
@@ -61,7 +59,7 @@ class StepWriter {
   };
   [[nodiscard]] std::vector<Group> groups() const;
   [[nodiscard]] bool together() const {
-    return question_.options.order == schedule::Order::layer_major;
+    return question_.options.order == Order::layer_major;
   }
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(program_.blocks.size());
@@ -82,22 +80,21 @@ class StepWriter {
   void compute(const Stop& stop, const Group& group);
   void finish(BlockId block);
 
-  schedule::OpId compute(model::PassId id, std::uint32_t micro);
-  schedule::BufferId bind(const model::Operand& operand, std::uint32_t micro);
+  OpId compute(model::PassId id, std::uint32_t micro);
+  BufferId bind(const model::Operand& operand, std::uint32_t micro);
   void clear(BlockId block);
-  [[nodiscard]] schedule::Movements::Range ahead_of(const Stop& stop) const;
+  [[nodiscard]] ValueTable::Blocks ahead_of(const Stop& stop) const;
   [[nodiscard]] bool leaves_updates() const;
   [[nodiscard]] bool is_updated_in_forward(BlockId block) const {
-    return move_.is_updated_in(schedule::UpdatedIn::forward, block);
+    return move_.is_updated_in(UpdatedIn::forward, block);
   }
-  void fetch_states_ahead(schedule::UpdatedIn pass, EventSpread& ahead, std::uint32_t at);
+  void fetch_states_ahead(UpdatedIn pass, EventSpread& ahead, std::uint32_t at);
 
   const model::StepProgram& program_;
   const ValueQuestion& question_;
-  const ValueSlots& slots_;
-  const schedule::Layout& layout_;
+  const Layout& layout_;
   std::uint32_t micro_batches_;
-  schedule::Movements move_;
+  Movements move_;
   Values values_;
   Recomputation recomputation_;
   std::vector<model::SumId> sum_of_;  ///< by block: the sum that is cleared; kNone: none
@@ -106,8 +103,8 @@ class StepWriter {
   std::vector<bool> cleared_;  ///< by block
   EventSpread ahead_of_backward_;  ///< states for the backward pass of this step
   EventSpread ahead_of_forward_;   ///< states for the forward pass of the next one
-  schedule::OpId first_head_ = schedule::kNoOp;
-  schedule::OpId last_head_ = schedule::kNoOp;
+  OpId first_head_ = kNoOp;
+  OpId last_head_ = kNoOp;
   bool at_head_ = false;  ///< the current group has reached the head
 };
 

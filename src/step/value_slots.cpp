@@ -20,9 +20,6 @@ using model::StepValue;
 using model::ValueClass;
 using model::ValueId;
 using model::Waits;
-using schedule::BufferId;
-using schedule::Kind;
-using schedule::kNoBuffer;
 
 ValueTable::ValueTable(std::shared_ptr<const model::StepProgram> program)
     : program_(std::move(program)),
@@ -113,7 +110,7 @@ Kind kind_of(LedgerLine line) {
 /// Adds the buffers of one program for one placement.
 class SlotMaker {
  public:
-  SlotMaker(const ValueTable& table, const ValueQuestion& question, schedule::BufferList& list)
+  SlotMaker(const ValueTable& table, const ValueQuestion& question, BufferList& list)
       : table_(table),
         program_(table.program()),
         question_(question),
@@ -302,7 +299,7 @@ class SlotMaker {
   /// sums are open at once.
   void sums() {
     std::vector<BufferId> sums(program_.sums.size(), kNoBuffer);
-    if (question_.options.order != schedule::Order::layer_major) {
+    if (question_.options.order != Order::layer_major) {
       for (std::size_t s = 0; s < sums.size(); ++s) {
         const model::GradientSum& sum = program_.sums[s];
         sums[s] = list_.add(list_.merges() ? std::string() : name_of(sum), Tier::device,
@@ -339,7 +336,7 @@ class SlotMaker {
   const model::StepProgram& program_;
   const ValueQuestion& question_;
   const Colours& colours_;
-  schedule::BufferList& list_;
+  BufferList& list_;
   std::uint32_t together_;
   bool any_leaves_ = false;
   ValueSlots slots_;
@@ -348,7 +345,7 @@ class SlotMaker {
 }  // namespace
 
 ValueSlots add_values(const ValueTable& table, const ValueQuestion& question,
-                      schedule::BufferList& list) {
+                      BufferList& list) {
   return SlotMaker(table, question, list).make();
 }
 

@@ -5,11 +5,10 @@
 #include <vector>
 
 #include "ballast/model/step_program.h"
-#include "ballast/schedule/placement.h"
-#include "ballast/schedule/plan.h"
 
-#include "src/schedule/buffer_list.h"
+#include "src/step/buffer_list.h"
 #include "src/step/lives.h"
+#include "src/step/plan_types.h"
 
 namespace ballast::step {
 
@@ -75,15 +74,15 @@ class ValueTable {
 
 /// What decides about the buffers of values besides the program.
 struct ValueQuestion {
-  const schedule::Placement& placement;
-  const schedule::Options& options;
+  const Placement& placement;
+  const Options& options;
   model::HeadForm form;
   std::uint32_t step_micro_batches;        ///< of a training step
   std::uint32_t evaluation_micro_batches;  ///< of an evaluation
   std::uint32_t ranks;
 
   [[nodiscard]] bool trains() const {
-    return options.purpose == schedule::Purpose::training;
+    return options.purpose == Purpose::training;
   }
   /// Whether `value` leaves the device between forward and backward pass.
   [[nodiscard]] bool leaves(const model::StepValue& value) const {
@@ -101,13 +100,12 @@ struct ValueQuestion {
   }
   [[nodiscard]] std::uint32_t together() const { return together(micro_batches()); }
   [[nodiscard]] std::uint32_t together(std::uint32_t micro_batches) const {
-    return options.order == schedule::Order::layer_major ? micro_batches : 1;
+    return options.order == Order::layer_major ? micro_batches : 1;
   }
 };
 
 /// The buffers of values and of gradient sums.
 struct ValueSlots {
-  using BufferId = schedule::BufferId;
   using Buffers = std::vector<BufferId>;
 
   // By class.
@@ -120,8 +118,8 @@ struct ValueSlots {
   std::vector<Buffers> own;  ///< where a value waits for the backward pass, by micro-batch together
   std::vector<BufferId> counts;  ///< numbers of rows of all micro-batches and ranks, on the host
 
-  BufferId report = schedule::kNoBuffer;          ///< device, one for all classes
-  BufferId report_on_host = schedule::kNoBuffer;  ///< its copy
+  BufferId report = kNoBuffer;          ///< device, one for all classes
+  BufferId report_on_host = kNoBuffer;  ///< its copy
   Buffers staging;                                ///< host, for values that wait on NVMe
   std::vector<BufferId> sums;
 };
@@ -138,6 +136,6 @@ inline Bytes swapped_bytes(const model::StepProgram& program, const model::StepV
 /// Adds the buffers of values and gradient sums to `list`. If the list merges buffers, the members
 /// by value stay empty.
 ValueSlots add_values(const ValueTable& table, const ValueQuestion& question,
-                      schedule::BufferList& list);
+                      BufferList& list);
 
 }  // namespace ballast::step

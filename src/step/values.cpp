@@ -1,5 +1,9 @@
 #include "src/step/values.h"
 
+#include <utility>
+
+#include "ballast/schedule/labels.h"
+
 namespace ballast::step {
 
 using model::BlockId;
@@ -11,21 +15,18 @@ using model::SlotRule;
 using model::StepValue;
 using model::ValueId;
 using model::Waits;
-using schedule::Action;
-using schedule::BufferId;
-using schedule::Payload;
-using schedule::Role;
 
 Values::Values(const ValueTable& table, const ValueQuestion& question, const ValueSlots& slots,
-               schedule::Movements& movements, std::uint32_t micro_batches)
-    : program_(table.program()),
+               Movements& movements, std::uint32_t micro_batches)
+    : table_(table),
+      program_(table.program()),
       colours_(table.colours(question.form, question.trains())),
       question_(question),
       slots_(slots),
       move_(movements),
       micro_batches_(micro_batches),
       staging_(slots.staging),
-      in_ring_(program_.values.size() * micro_batches, schedule::kNoBuffer),
+      in_ring_(program_.values.size() * micro_batches, kNoBuffer),
       stored_after_(program_.values.size(), kNone),
       brought_(micro_batches) {
   rings_.reserve(program_.classes.size());
@@ -46,13 +47,24 @@ void Values::store_along(const std::vector<const model::Stop*>& stops) {
   }
 }
 
+namespace {
+
+schedule::MovedValue kind_of(const model::ValueClass& of) {
+  if (of.from_host) return schedule::MovedValue::batch;
+  if (of.counts) return schedule::MovedValue::routing;
+  return of.slots == SlotRule::report ? schedule::MovedValue::losses
+                                      : schedule::MovedValue::activation;
+}
+
+}  // namespace
+
 void Values::move(Action action, ValueId value, BlockId block, std::uint32_t micro, BufferId from,
                   BufferId to, Bytes bytes) {
   move_.emit({.action = action,
               .payload = Payload::value,
               .block = block,
               .micro = micro,
-              .label = value,
+              .label = schedule::label_of(kind_of(class_of(value))),
               .bytes = bytes,
               .uses = {{Role::source, from, false}, {Role::target, to, true}}});
 }
@@ -77,6 +89,23 @@ void Values::offload_report() {
     if (of.slots == SlotRule::report) bytes += question_.step_micro_batches * of.bytes;
   }
   move(Action::offload, first, 0, 0, slots_.report, slots_.report_on_host, bytes);
+}
+
+void Values::fill_homes() {
+  if (slots_.staging.empty()) return;
+  const BufferId staging = staging_.next();
+  bool zero = false;
+  for (const ValueId id : table_.values().placed) {
+    const StepValue& value = program_.values[id];
+    if (question_.placement.blocks[value.owner].activations != Tier::nvme) continue;
+    const Bytes bytes = swapped_bytes(program_, value);
+    if (!std::exchange(zero, true)) {
+      move_.fill_with_zeros(Payload::value, value.owner, staging, bytes);
+    }
+    for (std::uint32_t m = 0; m < slots_.own[id].size(); ++m) {
+      move(Action::writeback, id, value.owner, m, staging, slots_.own[id][m], bytes);
+    }
+  }
 }
 
 bool Values::binds(const Operand& operand) const {
@@ -122,7 +151,7 @@ BufferId Values::begin_life(ValueId id, std::uint32_t micro) {
 BufferId Values::read(ValueId id, std::uint32_t micro) {
   if (backward_ && question_.leaves(program_.values[id])) return bring_back(id, micro);
   const BufferId ring = in_ring(id, micro);
-  return ring != schedule::kNoBuffer ? ring : begin_life(id, micro);
+  return ring != kNoBuffer ? ring : begin_life(id, micro);
 }
 
 /// It stays until another value of the micro-batch is brought back.

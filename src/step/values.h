@@ -4,10 +4,9 @@
 #include <vector>
 
 #include "ballast/model/step_program.h"
-#include "ballast/schedule/plan.h"
 
-#include "src/schedule/movements.h"
-#include "src/schedule/passage.h"
+#include "src/step/buffer_cache.h"
+#include "src/step/movements.h"
 #include "src/step/value_slots.h"
 
 namespace ballast::step {
@@ -17,7 +16,7 @@ namespace ballast::step {
 class Values {
  public:
   Values(const ValueTable& table, const ValueQuestion& question, const ValueSlots& slots,
-         schedule::Movements& movements, std::uint32_t micro_batches);
+         Movements& movements, std::uint32_t micro_batches);
 
   /// Copies the inputs of a micro-batch to the device.
   void upload_inputs(std::uint32_t micro);
@@ -30,20 +29,21 @@ class Values {
   /// The next stop follows.
   void begin(const model::Stop& stop) { backward_ = stop.backward; }
 
+  /// Writes zeros to NVMe where values will wait, so that later writes only overwrite.
+  void fill_homes();
+
   /// Whether a pass uses the operand: an optional one only if its block keeps the value.
   [[nodiscard]] bool binds(const model::Operand& operand) const;
   /// The buffer of a value's operand. Brings back values that have left the device.
-  schedule::BufferId bind(const model::Operand& operand, std::uint32_t micro);
+  BufferId bind(const model::Operand& operand, std::uint32_t micro);
   /// Offloads what the pass has written for the host, and what waits there for the backward pass.
   /// Passes of recipes write nothing new.
   void after(model::PassId pass, std::uint32_t micro);
 
  private:
-  using BufferId = schedule::BufferId;
-
   /// The place of a micro-batch among those that go through a stop together.
   [[nodiscard]] std::uint32_t place_among(std::uint32_t micro) const {
-    return question_.options.order == schedule::Order::layer_major ? micro : 0;
+    return question_.options.order == Order::layer_major ? micro : 0;
   }
   [[nodiscard]] const model::ValueClass& class_of(model::ValueId value) const {
     return program_.classes[program_.values[value].of];
@@ -58,24 +58,25 @@ class Values {
   BufferId bring_back(model::ValueId value, std::uint32_t micro);
   void share_counts(model::ValueId value, model::BlockId block, std::uint32_t micro);
   void store(model::ValueId value, std::uint32_t micro);
-  void move(schedule::Action action, model::ValueId value, model::BlockId block,
+  void move(Action action, model::ValueId value, model::BlockId block,
             std::uint32_t micro, BufferId from, BufferId to, Bytes bytes);
 
+  const ValueTable& table_;
   const model::StepProgram& program_;
   const Colours& colours_;
   const ValueQuestion& question_;
   const ValueSlots& slots_;
-  schedule::Movements& move_;
+  Movements& move_;
   std::uint32_t micro_batches_;
   bool backward_ = false;
-  std::vector<schedule::Ring> rings_;  ///< by class
-  schedule::Ring staging_;
+  std::vector<RoundRobin> rings_;  ///< by class
+  RoundRobin staging_;
   std::vector<BufferId> in_ring_;
   /// By value that leaves the device: the pass after which it does; kNone: it stays.
   std::vector<model::PassId> stored_after_;
   struct Brought {
     model::ValueId value = model::kNone;
-    BufferId buffer = schedule::kNoBuffer;
+    BufferId buffer = kNoBuffer;
   };
   std::vector<Brought> brought_;  ///< by micro-batch: the last value
 };
