@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "src/planning/engine_inputs.h"
+#include "src/planning/constraints.h"
 #include "src/planning/search.h"
 
 namespace ballast::planning {

@@ -23,9 +23,9 @@
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/host_stream.h"
 #include "ballast/memory/topology.h"
+#include "ballast/planning/engine_inputs.h"
 
 #include "src/planning/calibration.h"
-#include "src/planning/engine_inputs.h"
 #include "src/planning/kernel_hash.h"
 
 namespace ballast::planning {
@@ -298,21 +298,6 @@ std::size_t cold_copies(const Sample& sample, Bytes bytes) {
   const Bytes cache = sample.last_level_cache > 0 ? sample.last_level_cache : kSomeCache;
   const Bytes cold = std::min(8 * cache, kMostCold);
   return std::clamp<std::size_t>((cold + bytes - 1) / bytes, 1, sample.blocks);
-}
-
-bool must_swap(const config::Config& config) {
-  const std::array tiers = {config.zero.parameters.tier, config.zero.optimizer.tier,
-                            config.ballast.activations, config.ballast.gradients};
-  if (std::find(tiers.begin(), tiers.end(), Tier::nvme) != tiers.end()) return true;
-  const auto& rules = config.ballast.placement;
-  return std::any_of(rules.begin(), rules.end(), [](const config::PlacementRule& rule) {
-    return rule.weights == Tier::nvme || rule.optimizer == Tier::nvme ||
-           rule.activations == Tier::nvme || rule.gradients == Tier::nvme;
-  });
-}
-
-bool may_swap(const config::Config& config) {
-  return must_swap(config) || !config.zero.parameters.tier || !config.zero.optimizer.tier;
 }
 
 void Sample::check_interrupt() const {

@@ -7,11 +7,11 @@
 #include "ballast/core/random.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/device.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/engine/state_layout.h"
 #include "src/planning/calibration.h"
-#include "src/planning/engine_inputs.h"
 
 namespace ballast::planning {
 namespace {

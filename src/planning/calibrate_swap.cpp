@@ -10,9 +10,9 @@
 #include "ballast/core/mapping.h"
 #include "ballast/core/random.h"
 #include "ballast/core/seconds.h"
+#include "ballast/planning/engine_inputs.h"
 
 #include "src/planning/calibration.h"
-#include "src/planning/engine_inputs.h"
 #include "src/state/swap_space.h"
 
 namespace ballast::planning {

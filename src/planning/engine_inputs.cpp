@@ -1,6 +1,7 @@
-#include "src/planning/engine_inputs.h"
+#include "ballast/planning/engine_inputs.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <numeric>
 #include <utility>
@@ -9,11 +10,8 @@
 
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
-#include "ballast/planning/calibrate.h"
-#include "ballast/planning/kept_choices.h"
 
 #include "src/engine/state_layout.h"
-#include "src/planning/search.h"
 
 namespace ballast::planning {
 namespace {
@@ -151,29 +149,6 @@ Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) 
       {.kind = config.ballast.device, .type = config.type, .local_rank = local_rank});
 }
 
-std::vector<PlacementConstraint> read_constraints(const config::Config& config,
-                                                  std::size_t blocks) {
-  std::vector<PlacementConstraint> constraints(
-      blocks, {config.zero.parameters.tier, config.zero.optimizer.tier, config.ballast.activations,
-               config.ballast.recompute, config.ballast.gradients});
-  for (const auto& rule : config.ballast.placement) {
-    if (rule.last_block >= blocks) {
-      throw Error(ErrorCategory::config,
-                  fmt::format("ballast.placement: block {} does not exist; the model has blocks 0 "
-                              "to {}",
-                              rule.last_block, blocks - 1));
-    }
-    for (std::uint64_t b = rule.first_block; b <= rule.last_block; ++b) {
-      if (rule.weights) constraints[b].weights = rule.weights;
-      if (rule.optimizer) constraints[b].optimizer = rule.optimizer;
-      if (rule.activations) constraints[b].activations = rule.activations;
-      if (rule.gradients) constraints[b].gradients = rule.gradients;
-      if (rule.recompute) constraints[b].recompute = rule.recompute;
-    }
-  }
-  return constraints;
-}
-
 /// The most elements of a sub-group: so many that a buffer for their states takes a small part of
 /// the host budget, so that staging does not grow with the width of a layer.
 Elems sub_group_size(const config::Config& config, const engine::StateFormat& states,
@@ -220,51 +195,6 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
   engine::size_workload(blueprint, kernels, config.ballast.eval_batches / world,
                         config.zero.persistence_threshold);
   return blueprint;
-}
-
-engine::Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                                 const memory::Budgets& budgets, const model::KernelSizes& kernels,
-                                 std::uint32_t world, std::uint32_t rank) {
-  using enum Movable;
-  const Program program = {
-      {activations, Tier::device}, {activations, Tier::host},
-      {weights, Tier::host},       {optimizer, Tier::host},
-      {weights, Tier::device},     {optimizer, Tier::device},
-      {logits, Tier::device},      {intermediates, Tier::device, Pattern::last}};
-  engine::Blueprint blueprint = outline(config, model, budgets, kernels, world);
-  blueprint.rank = rank;
-  const auto constraints = read_constraints(config, model.blocks.size());
-  const Filler filler(blueprint.workload, constraints, budgets, named_speculation(config));
-  engine::place(blueprint, leaves_choices(config)
-                               ? fill_with_fewer_buffers(filler, program, config, blueprint.options)
-                               : place_by_rule(filler, config, blueprint.options));
-  return blueprint;
-}
-
-engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks* ranks) {
-  const model::Architecture model = model_of(config);
-  const memory::Budgets budgets = resolve_budgets(
-      config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory(),
-      ranks == nullptr ? 0 : ranks->launch().local_rank);
-  const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
-  const auto kernels = [&](model::MicroBatchShape shape) {
-    return model::kernel_memory(
-        model, config.type, shape,
-        device::kind_of({.kind = config.ballast.device, .type = config.type}),
-        config.ballast.compute_threads);
-  };
-  try {
-    return draw_blueprint(config, model, budgets,
-                          kernels({config.micro_sequences(), config.data.sequence_length}), world,
-                          ranks == nullptr ? 0 : ranks->rank());
-  } catch (const Error& error) {
-    if (error.category() != ErrorCategory::memory || leaves_choices(config)) throw;
-    throw Error(ErrorCategory::memory, explain_refusal({.config = config,
-                                                        .model = model,
-                                                        .budgets = budgets,
-                                                        .world = world,
-                                                        .kernels = kernels}));
-  }
 }
 
 state::SwapOptions swap_options(const config::Config& config, const comm::Launch& launch) {
@@ -314,6 +244,21 @@ void check_device(const config::Config& config, const comm::Launch& launch) {
   static_cast<void>(device::make_device(options));  // throws
 }
 
+bool must_swap(const config::Config& config) {
+  const std::array tiers = {config.zero.parameters.tier, config.zero.optimizer.tier,
+                            config.ballast.activations, config.ballast.gradients};
+  if (std::find(tiers.begin(), tiers.end(), Tier::nvme) != tiers.end()) return true;
+  const auto& rules = config.ballast.placement;
+  return std::any_of(rules.begin(), rules.end(), [](const config::PlacementRule& rule) {
+    return rule.weights == Tier::nvme || rule.optimizer == Tier::nvme ||
+           rule.activations == Tier::nvme || rule.gradients == Tier::nvme;
+  });
+}
+
+bool may_swap(const config::Config& config) {
+  return must_swap(config) || !config.zero.parameters.tier || !config.zero.optimizer.tier;
+}
+
 void check_swap_paths(const config::Config& config, const comm::Launch& launch) {
   if (!must_swap(config)) return;
   const state::SwapOptions options = swap_options(config, launch);
@@ -327,35 +272,6 @@ cpu_adam::UpdaterOptions updater_options(const config::Config& config) {
           .isa = ballast.update_isa == "auto" ? std::nullopt
                                               : std::optional(parse_isa(ballast.update_isa)),
           .numa_node = ballast.update_numa_node};
-}
-
-engine::EngineOptions engine_options(const config::Config& config, const comm::Launch& launch) {
-  const config::OptimizerSection& optimizer = config.optimizer;
-  return {.device = config.ballast.device,
-          .compute_threads = config.ballast.compute_threads,
-          .link_gbps = config.ballast.link_gbps,
-          .kernels = kernel_options(config),
-          .update = updater_options(config),
-          .hyper = {.beta1 = optimizer.beta1,
-                    .beta2 = optimizer.beta2,
-                    .epsilon = optimizer.eps,
-                    .momentum = optimizer.momentum,
-                    .nesterov = optimizer.nesterov,
-                    .weight_decay = optimizer.weight_decay},
-          .preference = config.ballast.preference,
-          .gradient_clipping = config.gradient_clipping,
-          .seed = config.ballast.seed,
-          .swap = swap_options(config, launch),
-          .serial = config.ballast.serial,
-          .nvtx = config.ballast.nvtx,
-          .delay_seed = config.ballast.delay_seed};
-}
-
-engine::Engine make_engine(const config::Config& config, const std::atomic<bool>* interrupted,
-                           comm::Ranks* ranks) {
-  const comm::Launch launch = ranks == nullptr ? comm::Launch{} : ranks->launch();
-  return engine::Engine(draw_blueprint(config, ranks), engine_options(config, launch), interrupted,
-                        ranks);
 }
 
 }  // namespace ballast::planning

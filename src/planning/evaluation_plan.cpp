@@ -4,10 +4,11 @@
 
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
+#include "ballast/planning/draw_blueprint.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/planner.h"
 
-#include "src/planning/engine_inputs.h"
+#include "src/planning/constraints.h"
 #include "src/planning/search.h"
 
 namespace ballast::planning {

@@ -6,22 +6,14 @@
 #include <optional>
 #include <vector>
 
-#include "ballast/config/config.h"
 #include "ballast/core/tier.h"
 #include "ballast/memory/budget.h"
 #include "ballast/memory/ledger.h"
 #include "ballast/schedule/plan.h"
 
-namespace ballast::planning {
+#include "src/planning/constraints.h"
 
-/// The config's constraints on a block's placement; empty members are open.
-struct PlacementConstraint {
-  config::TierChoice weights;
-  config::TierChoice optimizer;
-  config::TierChoice activations;
-  std::optional<bool> recompute;
-  config::TierChoice gradients;
-};
+namespace ballast::planning {
 
 /// The tensors that a move takes to a faster tier.
 enum class Movable : std::uint8_t {

@@ -15,6 +15,7 @@
 #include "ballast/core/log.h"
 #include "ballast/device/device.h"
 #include "ballast/planning/calibrate.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/machine_files.h"
 #include "ballast/planning/rates_file.h"
 

@@ -12,8 +12,7 @@
 #include "ballast/core/cpu.h"
 #include "ballast/memory/budget.h"
 #include "ballast/memory/topology.h"
-
-#include "src/planning/engine_inputs.h"
+#include "ballast/planning/engine_inputs.h"
 
 namespace ballast::planning {
 namespace {

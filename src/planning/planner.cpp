@@ -8,8 +8,9 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/planning/engine_inputs.h"
 
-#include "src/planning/engine_inputs.h"
+#include "src/planning/constraints.h"
 #include "src/planning/search.h"
 
 namespace ballast::planning {

@@ -8,8 +8,8 @@
 
 #include "ballast/core/error.h"
 #include "ballast/planning/calibrate.h"
+#include "ballast/planning/engine_inputs.h"
 
-#include "src/planning/engine_inputs.h"
 #include "src/planning/search.h"
 
 namespace ballast::planning {

@@ -14,13 +14,13 @@
 #include "ballast/comm/together.h"
 #include "ballast/core/log.h"
 #include "ballast/device/device.h"
+#include "ballast/planning/draw_blueprint.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/machine_rates.h"
 #include "ballast/planning/rates_file.h"
 #include "ballast/planning/saved_plan.h"
 
-#include "src/planning/engine_inputs.h"
 #include "src/planning/machine_share.h"
 
 namespace ballast::planning {

@@ -8,8 +8,9 @@
 
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
+#include "ballast/planning/engine_inputs.h"
 
-#include "src/planning/engine_inputs.h"
+#include "src/planning/constraints.h"
 
 namespace ballast::planning {
 namespace {

@@ -15,11 +15,11 @@
 #include "ballast/core/log.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
+#include "ballast/train/export.h"
 
 #include "src/train/checkpoint.h"
 #include "src/train/checkpoint_format.h"
 #include "src/train/checkpoint_swap.h"
-#include "src/train/saved_weights.h"
 
 namespace ballast::train {
 namespace {

@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr Bytes kSample = 64 * kKiB;
-constexpr std::uint64_t kSamples = 256;
+constexpr std::uint64_t kMostSamples = 256;
 
 /// The files one after the other.
 class Joined {
@@ -62,12 +62,13 @@ std::string describe_content(const std::vector<fs::path>& files, std::uint64_t t
   state::RunningChecksum hash;
   hash.add(std::as_bytes(std::span(data.sizes())));
   std::vector<std::byte> piece;
-  const bool whole = data.bytes() <= kSamples * kSample;
-  const std::uint64_t pieces = whole ? (data.bytes() + kSample - 1) / kSample : kSamples;
+  const bool whole = data.bytes() <= kMostSamples * kSample;
+  const std::uint64_t pieces = whole ? (data.bytes() + kSample - 1) / kSample : kMostSamples;
   for (std::uint64_t p = 0; p < pieces; ++p) {
     // Each begins at p / 255 of the last beginning, without an overflow for large files.
     const Bytes last = data.bytes() - std::min(kSample, data.bytes());
-    const Bytes spread = last / (kSamples - 1) * p + last % (kSamples - 1) * p / (kSamples - 1);
+    const Bytes spread =
+        last / (kMostSamples - 1) * p + last % (kMostSamples - 1) * p / (kMostSamples - 1);
     const Bytes begin = whole ? p * kSample : spread;
     piece.resize(std::min(kSample, data.bytes() - begin));
     data.read(begin, piece);

@@ -24,7 +24,6 @@
 #include "src/train/mxfp4.h"
 #include "src/train/read_ahead.h"
 #include "src/train/safetensors_header.h"
-#include "src/train/saved_weights.h"
 #include "src/train/stored_slices.h"
 
 namespace ballast::train {

@@ -14,7 +14,7 @@
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 #include "ballast/state/store.h"
 #include "ballast/state/swap_plan.h"
 

@@ -13,4 +13,7 @@ namespace ballast::train {
 /// with the key to change. Reads no weights and at most the config.json next to them.
 std::vector<std::string> find_doubts(const config::Config& config, const TrainingData& data);
 
+/// Logs find_doubts() as warnings.
+void warn_of_doubts(const config::Config& config, const TrainingData& data);
+
 }  // namespace ballast::train

@@ -20,12 +20,12 @@
 #include "ballast/planning/saved_plan.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
+#include "ballast/train/export.h"
 
 #include "src/train/automatic_resume.h"
 #include "src/train/checkpoint.h"
 #include "src/train/checkpoint_swap.h"
 #include "src/train/monitors.h"
-#include "src/train/saved_weights.h"
 #include "src/train/used_directory.h"
 
 namespace ballast::train {

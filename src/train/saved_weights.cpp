@@ -14,6 +14,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 #include "ballast/text/json.h"
+#include "ballast/train/export.h"
 #include "ballast/train/weight_files.h"
 
 #include "src/train/adapter_files.h"

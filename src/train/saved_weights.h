@@ -11,9 +11,6 @@
 
 namespace ballast::train {
 
-/// Name of the folder of a run's weights in its run directory.
-inline constexpr const char* kRunWeights = "weights";
-
 /// Called with the bytes that are done and those of the whole.
 using Progress = std::function<void(Bytes done, Bytes total)>;
 

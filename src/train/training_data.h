@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "ballast/config/config.h"
+#include "ballast/train/data_summary.h"
 #include "ballast/train/sequences.h"
-#include "ballast/train/trainer.h"
 
 #include "src/train/id_check.h"
 
@@ -35,9 +35,6 @@ struct TrainingData {
 /// byte for a model with a tokenizer. Throws like TokenSource::open(), split_tokens() and
 /// DocumentFiles::open(), naming the key.
 TrainingData open_training_data(const config::Config& config);
-
-/// Logs find_doubts() (run_doubts.h) as warnings.
-void warn_of_doubts(const config::Config& config, const TrainingData& data);
 
 /// Opens only the data for evaluation: all of data.eval, or the share data.held_out of the training
 /// data. May have no sequence. Throws like open_training_data().

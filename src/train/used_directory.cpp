@@ -10,12 +10,12 @@
 
 #include "ballast/core/error.h"
 #include "ballast/text/json.h"
+#include "ballast/train/export.h"
 #include "ballast/train/model_folder.h"
 #include "ballast/train/trainer.h"
 #include "ballast/train/weight_files.h"
 
 #include "src/train/checkpoint.h"
-#include "src/train/saved_weights.h"
 
 namespace ballast::train {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 
 #include "tests/support/fake_cublaslt.h"
 #include "tests/support/temp_dir.h"

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 #include "ballast/train/safetensors.h"
 
 #include "tests/support/device_kind.h"

@@ -15,6 +15,7 @@
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
 #include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 #include "ballast/planning/planner.h"
 
 #include "tests/support/random_run.h"

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 #include "ballast/schedule/rank_sizes.h"
 
 #include "tests/support/device_kind.h"

@@ -15,7 +15,7 @@
 
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 
 #include "tests/support/sanitizers.h"
 #include "tests/support/temp_dir.h"

@@ -12,7 +12,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 
 #include "src/train/loss_scaler.h"
 #include "tests/support/documents.h"

@@ -9,7 +9,7 @@
 
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"

@@ -16,7 +16,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/tier.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/draw_blueprint.h"
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/machine_rates.h"
 #include "ballast/schedule/plan.h"

@@ -12,13 +12,6 @@
 
 namespace ballast::planning {
 
-/// Whether `config` places anything on NVMe or lets the planner do so. Open activations and
-/// gradients alone do not count: they are there only if nothing else fits (measured_config()).
-bool may_swap(const config::Config& config);
-
-/// Whether `config` names NVMe for anything.
-bool must_swap(const config::Config& config);
-
 /// Parts of a machine that are measured and kept one by one.
 enum class Part : std::uint8_t { compute, update, link, swap };
 inline constexpr std::array kParts = {Part::compute, Part::update, Part::link, Part::swap};

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "ballast/comm/communicator.h"
@@ -23,31 +23,16 @@ memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets re
 /// The model that `config` trains, with what it freezes. Throws Error(config).
 model::Architecture model_of(const config::Config& config);
 
-/// The blueprint of `config`, without rates. Keeps the tiers that the config names. Places every
-/// "auto" on the fastest tier that fits: activations, then weights, then optimizer states, blocks
-/// in forward order. Layers keep their intermediates while there is room, the last ones first.
-/// Numbers of buffers that the config leaves open are smaller if nothing else fits. `kernels`:
-/// memory for the device's kernels. Throws Error(memory) naming the tier and the largest ledger
-/// line if the plan does not fit, Error(config) for an invalid placement rule.
-engine::Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                                 const memory::Budgets& budgets, const model::KernelSizes& kernels,
-                                 std::uint32_t world = 1, std::uint32_t rank = 0);
-
-/// The same with the budgets and kernels of this machine, for this rank of `ranks` (may be null).
-engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks* ranks = nullptr);
-
-/// A blueprint that only evaluates `config`: see schedule::Purpose. Weights stay on the tiers that
-/// the config names, or else on the fastest one with room, blocks in forward order. With "auto" the
-/// largest micro-batch that fits is taken. Throws like draw_blueprint().
-engine::Blueprint draw_evaluation(const config::Config& config);
-
-/// Engine options of a run of `config`. `launch` selects this rank's swap paths. Throws
-/// Error(config).
-engine::EngineOptions engine_options(const config::Config& config, const comm::Launch& launch = {});
-
 /// Throws Error(device) if `config` names a GPU that this rank cannot use: a cause to mend before
 /// budgets, which are guessed without it.
 void check_device(const config::Config& config, const comm::Launch& launch = {});
+
+/// Whether `config` places anything on NVMe or lets the planner do so. Open activations and
+/// gradients alone do not count: they are there only if nothing else fits (measured_config()).
+bool may_swap(const config::Config& config);
+
+/// Whether `config` names NVMe for anything.
+bool must_swap(const config::Config& config);
 
 /// Checks this rank's swap paths if `config` names NVMe for anything and they are known: only rank
 /// 0 knows a run directory that has no name. Throws like state::check_paths().
@@ -59,9 +44,29 @@ void check_swap_paths(const config::Config& config, const comm::Launch& launch =
 std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_t ranks,
                                       std::span<const Bytes> own);
 
-/// The engine of draw_blueprint() and engine_options(). `interrupted`, `ranks`: see engine::Engine.
-engine::Engine make_engine(const config::Config& config,
-                           const std::atomic<bool>* interrupted = nullptr,
-                           comm::Ranks* ranks = nullptr);
+/// The value of ballast.order.
+std::string name_of(schedule::Order order);
+
+/// The number of speculating blocks that `config` names; 0 for "auto", which only a search decides.
+std::size_t named_speculation(const config::Config& config);
+
+/// The blueprint of `config` before anything is placed: everything but placement, schedule and
+/// ledger. `world` ranks share the batch.
+engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
+                          const memory::Budgets& budgets, const model::KernelSizes& kernels,
+                          std::uint32_t world);
+
+/// The distinct paths of both offload sections in order, or the run directory; each with the
+/// settings of its entry in aio.paths, or else those of aio. Paths are assigned round-robin to the
+/// ranks of a machine; with fewer paths than ranks, ranks share a path.
+state::SwapOptions swap_options(const config::Config& config, const comm::Launch& launch = {});
+
+/// Threads, instruction set and NUMA node of the update. Throws Error(config) for an instruction
+/// set that this machine lacks.
+cpu_adam::UpdaterOptions updater_options(const config::Config& config);
+
+/// Free memory of the device that `config` names, for rank `local_rank` of its machine; 0 if the
+/// device uses host memory.
+Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank);
 
 }  // namespace ballast::planning

@@ -10,6 +10,9 @@
 
 namespace ballast::train {
 
+/// Name of the folder of a run's weights in its run directory.
+inline constexpr const char* kRunWeights = "weights";
+
 /// Where the weights at `path` are: the folder that a run has saved if `path` is its directory,
 /// otherwise `path`. Throws Error(data) for a run without weights.
 std::filesystem::path weights_at(const std::filesystem::path& path);

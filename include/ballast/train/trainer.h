@@ -12,19 +12,10 @@
 #include "ballast/engine/engine.h"
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/run_plan.h"
+#include "ballast/train/data_summary.h"
 #include "ballast/train/metrics.h"
 
 namespace ballast::train {
-
-/// What a run trains on.
-struct DataSummary {
-  std::uint64_t files = 0;
-  std::uint64_t training_tokens = 0;
-  std::uint64_t evaluation_tokens = 0;
-  std::uint64_t documents = 0;  ///< to train on; 0 if the data have none
-  std::uint64_t sequences = 0;  ///< into which they are packed
-  double padding = 0.0;         ///< share of the tokens of these sequences
-};
 
 /// Facts that are known before the first step.
 struct RunStart {

@@ -15,7 +15,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/draw_blueprint.h"
+#include "ballast/planning/make_engine.h"
 
 #include "src/engine/state_layout.h"
 #include "tests/support/documents.h"

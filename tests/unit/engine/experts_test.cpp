@@ -8,7 +8,7 @@
 
 #include "ballast/engine/engine.h"
 #include "ballast/model/targets.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 
 #include "tests/unit/engine/tiny_engine.h"
 #include "tests/unit/train/expect_error.h"

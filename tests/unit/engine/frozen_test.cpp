@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
+#include "ballast/planning/draw_blueprint.h"
 #include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/engine/state_layout.h"

@@ -10,7 +10,7 @@
 
 #include "ballast/core/dtype.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 
 #include "tests/unit/engine/tiny_engine.h"
 

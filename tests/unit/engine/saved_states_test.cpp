@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/unit/engine/tiny_engine.h"

@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "ballast/planning/calibrate.h"
+#include "ballast/planning/draw_blueprint.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/planner.h"
 
-#include "src/planning/engine_inputs.h"
 #include "tests/unit/planning/asked.h"
 
 namespace ballast::planning::by_rule_test {

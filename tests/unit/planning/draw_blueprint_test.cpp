@@ -1,5 +1,7 @@
 // Blueprints of configs with and without "auto", without rates.
 
+#include "ballast/planning/draw_blueprint.h"
+
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -9,7 +11,6 @@
 #include "ballast/core/error.h"
 #include "ballast/planning/engine_inputs.h"
 
-#include "src/planning/engine_inputs.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 

@@ -5,9 +5,9 @@
 
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/planner.h"
 
-#include "src/planning/engine_inputs.h"
 #include "tests/support/random_run.h"
 
 namespace ballast::planning::expert_parallel_plan_test {

@@ -9,7 +9,7 @@
 
 #include "ballast/core/cpu.h"
 #include "ballast/planning/calibrate.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/draw_blueprint.h"
 #include "ballast/planning/rates_file.h"
 
 #include "src/planning/kept_rates.h"

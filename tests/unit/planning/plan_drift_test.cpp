@@ -7,7 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/draw_blueprint.h"
+#include "ballast/planning/make_engine.h"
 #include "ballast/planning/planner.h"
 
 #include "tests/support/temp_dir.h"

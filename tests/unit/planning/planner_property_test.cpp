@@ -16,10 +16,11 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/planning/draw_blueprint.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/planner.h"
 
-#include "src/planning/engine_inputs.h"
+#include "src/planning/constraints.h"
 #include "src/planning/search.h"
 #include "tests/support/random_run.h"
 #include "tests/support/sanitizers.h"

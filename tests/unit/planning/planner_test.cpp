@@ -13,8 +13,9 @@
 #include "ballast/core/random.h"
 #include "ballast/cpu_adam/shard.h"
 #include "ballast/memory/ledger.h"
+#include "ballast/planning/draw_blueprint.h"
+#include "ballast/planning/engine_inputs.h"
 
-#include "src/planning/engine_inputs.h"
 #include "src/planning/search.h"
 #include "tests/support/zero_memory.h"
 #include "tests/unit/planning/asked.h"

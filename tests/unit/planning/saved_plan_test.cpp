@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/rates_file.h"
 #include "ballast/planning/run_plan.h"

@@ -8,10 +8,10 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/planning/draw_blueprint.h"
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/rates_file.h"
 
-#include "src/planning/engine_inputs.h"
 #include "src/planning/search.h"
 #include "tests/support/sanitizers.h"
 

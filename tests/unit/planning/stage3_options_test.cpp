@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/draw_blueprint.h"
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/engine/state_layout.h"

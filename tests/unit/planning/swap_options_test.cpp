@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "src/planning/engine_inputs.h"
+#include "ballast/planning/engine_inputs.h"
+
 #include "tests/support/tiny_config.h"
 
 namespace ballast::planning::swap_options_test {

@@ -16,7 +16,7 @@
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
 #include "ballast/model/quantization.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 #include "ballast/train/export.h"
 #include "ballast/train/model_folder.h"
 #include "ballast/train/weight_files.h"

@@ -13,7 +13,7 @@
 #include "ballast/engine/blueprint.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 #include "ballast/state/checksum.h"
 #include "ballast/train/safetensors.h"
 

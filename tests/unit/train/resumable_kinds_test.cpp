@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/make_engine.h"
 #include "ballast/train/checkpoints.h"
 
 #include "src/train/checkpoint_writer.h"

@@ -10,7 +10,8 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/draw_blueprint.h"
+#include "ballast/planning/make_engine.h"
 
 #include "tests/support/thread_channels.h"
 #include "tests/support/thread_ranks.h"
