@@ -15,9 +15,9 @@
 namespace ballast::tools {
 namespace {
 
+using checkpoint::CheckpointQuestions;
+using checkpoint::CheckpointReport;
 using text::Json;
-using train::CheckpointQuestions;
-using train::CheckpointReport;
 
 /// "1 file", "2 files".
 std::string counted(std::uint64_t count, const std::string& name) {
@@ -54,11 +54,12 @@ std::vector<CheckpointReport> examine(const std::vector<std::filesystem::path>& 
   std::vector<CheckpointReport> reports;
   reports.reserve(folders.size());
   for (const auto& folder : folders) {
-    reports.push_back(train::examine_checkpoint(folder, questions, [&](Bytes done, Bytes total) {
-      if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
-      terminal.live(fmt::format("reading {}, {} of {}", folder.string(), format_bytes(done),
-                                format_bytes(total)));
-    }));
+    reports.push_back(
+        checkpoint::examine_checkpoint(folder, questions, [&](Bytes done, Bytes total) {
+          if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
+          terminal.live(fmt::format("reading {}, {} of {}", folder.string(), format_bytes(done),
+                                    format_bytes(total)));
+        }));
   }
   return reports;
 }
@@ -66,16 +67,16 @@ std::vector<CheckpointReport> examine(const std::vector<std::filesystem::path>& 
 Json report_json(const CheckpointReport& report, const CheckpointQuestions& questions) {
   Json out = Json::object({{"path", report.folder.string()}});
   if (report.content) {
-    const train::CheckpointContent& content = *report.content;
+    const checkpoint::CheckpointContent& content = *report.content;
     Json states = Json::array();
-    for (const train::KeptState& state : content.states) {
+    for (const checkpoint::KeptState& state : content.states) {
       states.push_back(Json::object({{"kind", state.kind},
                                      {"width", state.width},
                                      {"entries", state.entries},
                                      {"bytes", state.bytes()}}));
     }
     Json files = Json::array();
-    for (const train::CheckpointFile& file : content.files) {
+    for (const checkpoint::CheckpointFile& file : content.files) {
       files.push_back(Json::object({{"path", file.path.string()}, {"bytes", file.bytes}}));
     }
     out["step"] = content.facts.step;
@@ -104,18 +105,18 @@ Json resumed_one(const std::vector<CheckpointReport>& reports) {
 void print_checkpoint(const CheckpointReport& report, const CheckpointQuestions& questions) {
   fmt::print("{}\n", report.folder.string());
   if (!report.content) return;
-  const train::CheckpointContent& content = *report.content;
-  const train::CheckpointFacts& facts = content.facts;
+  const checkpoint::CheckpointContent& content = *report.content;
+  const checkpoint::CheckpointFacts& facts = content.facts;
   fmt::print("step {} ({}), {} of {} per step, {}written by {}\n", facts.step,
              counted(facts.updates, "update"), counted(facts.batch, "sequence"),
              counted(facts.length, "token"), content.portable ? "portable, states " : "",
              counted(content.ranks, "rank"));
   fmt::print("  {:<17} {:>5} {:>10} {:>10}\n", "state", "width", "entries", "bytes");
-  for (const train::KeptState& state : content.states) {
+  for (const checkpoint::KeptState& state : content.states) {
     fmt::print("  {:<17} {:>5} {:>10} {:>10}\n", state.kind, state.width,
                format_count(static_cast<double>(state.entries)), format_bytes(state.bytes()));
   }
-  for (const train::CheckpointFile& file : content.files) {
+  for (const checkpoint::CheckpointFile& file : content.files) {
     fmt::print("  {:<34} {:>10}\n", file.path.filename().string(), format_bytes(file.bytes));
   }
   fmt::print("{} in {}\n", format_bytes(content.bytes()), counted(content.files.size(), "file"));
@@ -147,8 +148,8 @@ void refuse_damage(const std::filesystem::path& path,
   const auto damaged = [](const CheckpointReport& report) { return !report.damage.empty(); };
   const auto first = std::find_if(reports.begin(), reports.end(), damaged);
   if (first == reports.end()) return;
-  if (reports.size() == 1 && train::names_checkpoint(path)) {
-    throw Error(ErrorCategory::data, first->damage + train::advice_after_damage(path));
+  if (reports.size() == 1 && checkpoint::names_checkpoint(path)) {
+    throw Error(ErrorCategory::data, first->damage + checkpoint::advice_after_damage(path));
   }
   throw Error(
       ErrorCategory::data,

@@ -186,7 +186,7 @@ void Console::already_finished(const train::FinishedRun& run) {
 }
 
 void Console::started(const train::RunStart& start) {
-  const train::DataSummary& data = start.data;
+  const data::DataSummary& data = start.data;
   terminal_.show(fmt::format("data   {} file{}, {} tokens to train on, {} held out", data.files,
                              data.files == 1 ? "" : "s",
                              format_count(static_cast<double>(data.training_tokens)),
@@ -293,8 +293,7 @@ void Console::show_wear(const train::RunSummary& summary) {
                              : world > 1   ? ":"
                                            : ","));
   if (summary.wear) {
-    terminal_.show(
-        wrap(planning::describe(*summary.wear), terminal_.width(), std::string(20, ' ')));
+    terminal_.show(wrap(planner::describe(*summary.wear), terminal_.width(), std::string(20, ' ')));
   }
 }
 

@@ -62,7 +62,7 @@ config::Config read_request(const train::EvaluationRequest& request) {
   try {
     return train::read_evaluation(request);
   } catch (const Error& error) {
-    refuse_other_kind(request.path, train::Settings::config, error);
+    refuse_other_kind(request.path, formats::Settings::config, error);
     throw;
   }
 }

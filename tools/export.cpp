@@ -1,4 +1,4 @@
-#include "ballast/train/export.h"
+#include "ballast/formats/export.h"
 
 #include <filesystem>
 #include <memory>
@@ -7,9 +7,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "ballast/checkpoint/checkpoints.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
-#include "ballast/train/checkpoints.h"
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
@@ -30,9 +30,9 @@ struct ExportArguments {
   bool states = false;
 };
 
-train::ExportOptions options_of(const ExportArguments& arguments) {
-  train::ExportOptions options = {.shard_size = read_size(arguments.shard_size, "--shard-size"),
-                                  .merged = arguments.merged};
+formats::ExportOptions options_of(const ExportArguments& arguments) {
+  formats::ExportOptions options = {.shard_size = read_size(arguments.shard_size, "--shard-size"),
+                                    .merged = arguments.merged};
   if (arguments.type == "fp32") options.type = DType::f32;
   if (arguments.type == "bf16") options.type = DType::bf16;
   if (arguments.type == "fp16") options.type = DType::f16;
@@ -42,14 +42,14 @@ train::ExportOptions options_of(const ExportArguments& arguments) {
 void run_export(const ExportArguments& arguments) {
   announce_ending("the export ends and removes what it has written");
   const Terminal terminal(isatty(STDOUT_FILENO) == 1);
-  const train::ExportOptions options = options_of(arguments);
+  const formats::ExportOptions options = options_of(arguments);
   const auto progress = [&](Bytes done, Bytes total) {
     if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
     terminal.live(fmt::format("exporting, {} of {}", format_bytes(done), format_bytes(total)));
   };
-  const auto summary = arguments.states
-                           ? train::export_states(arguments.from, arguments.out, progress)
-                           : train::export_model(arguments.from, arguments.out, options, progress);
+  const auto summary =
+      arguments.states ? checkpoint::export_states(arguments.from, arguments.out, progress)
+                       : formats::export_model(arguments.from, arguments.out, options, progress);
   terminal.show(fmt::format("{}: {} tensors, {} in {} file{}", arguments.out.string(),
                             summary.tensors, format_bytes(summary.bytes), summary.files,
                             summary.files == 1 ? "" : "s"));

@@ -8,12 +8,12 @@
 
 #include <fmt/format.h>
 
+#include "ballast/checkpoint/checkpoints.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
+#include "ballast/formats/export.h"
+#include "ballast/formats/weight_files.h"
 #include "ballast/text/json.h"
-#include "ballast/train/checkpoints.h"
-#include "ballast/train/export.h"
-#include "ballast/train/weight_files.h"
 
 #include "tools/checkpoints.h"
 #include "tools/command_line.h"
@@ -26,7 +26,7 @@ using text::Json;
 
 struct InspectArguments {
   std::filesystem::path path;
-  train::CheckpointQuestions questions;
+  checkpoint::CheckpointQuestions questions;
   bool json = false;
 };
 
@@ -37,11 +37,11 @@ struct Totals {
 };
 
 /// A tensor as the files have it: codes with the bytes of their scales.
-train::StoredTensor stored_of(const train::WeightFiles::Place& place) {
-  train::StoredTensor tensor = *place.tensor;
+formats::StoredTensor stored_of(const formats::WeightFiles::Place& place) {
+  formats::StoredTensor tensor = *place.tensor;
   if (place.coded == nullptr) return tensor;
-  const train::WeightFiles::Coded& coded = *place.coded;
-  using Format = train::WeightFiles::Coded::Format;
+  const formats::WeightFiles::Coded& coded = *place.coded;
+  using Format = formats::WeightFiles::Coded::Format;
   tensor.dtype = coded.format == Format::mxfp4 ? "MXFP4"
                  : coded.format == Format::nf4 ? "NF4"
                                                : "INT8";
@@ -51,10 +51,10 @@ train::StoredTensor stored_of(const train::WeightFiles::Place& place) {
   return tensor;
 }
 
-Totals totals_of(const train::WeightFiles& weights) {
+Totals totals_of(const formats::WeightFiles& weights) {
   Totals totals;
   for (const auto& place : weights.tensors()) {
-    const train::StoredTensor tensor = stored_of(place);
+    const formats::StoredTensor tensor = stored_of(place);
     totals.elements += tensor.elements;
     totals.bytes += tensor.bytes;
     totals.by_type[tensor.dtype] += tensor.bytes;
@@ -62,16 +62,16 @@ Totals totals_of(const train::WeightFiles& weights) {
   return totals;
 }
 
-Json shape_of(const train::StoredTensor& tensor) {
+Json shape_of(const formats::StoredTensor& tensor) {
   Json shape = Json::array();
   for (const auto count : tensor.shape) shape.push_back(count);
   return shape;
 }
 
-Json weights_json(const train::WeightFiles& weights, const Totals& totals) {
+Json weights_json(const formats::WeightFiles& weights, const Totals& totals) {
   Json tensors = Json::array();
   for (const auto& place : weights.tensors()) {
-    const train::StoredTensor tensor = stored_of(place);
+    const formats::StoredTensor tensor = stored_of(place);
     tensors.push_back(Json::object({{"name", tensor.name},
                                     {"dtype", tensor.dtype},
                                     {"shape", shape_of(tensor)},
@@ -91,8 +91,8 @@ void print_json(const Json& out) {
   fmt::print("{}\n", out.pretty(kLevels));
 }
 
-void print_table(const train::WeightFiles& weights, const Totals& totals) {
-  const train::SafetensorsReader* last = nullptr;
+void print_table(const formats::WeightFiles& weights, const Totals& totals) {
+  const formats::SafetensorsReader* last = nullptr;
   std::size_t width = 0;
   for (const auto& place : weights.tensors()) {
     width = std::max(width, text::printable(place.tensor->name).size());
@@ -100,7 +100,7 @@ void print_table(const train::WeightFiles& weights, const Totals& totals) {
   for (const auto& place : weights.tensors()) {
     if (place.file != last) fmt::print("{}\n", place.file->path().string());
     last = place.file;
-    const train::StoredTensor tensor = stored_of(place);
+    const formats::StoredTensor tensor = stored_of(place);
     fmt::print("  {:<{}}  {:<5} {:>10}  {}\n", text::printable(tensor.name), width, tensor.dtype,
                format_bytes(tensor.bytes), shape_of(tensor).compact());
   }
@@ -125,14 +125,14 @@ void inspect_checkpoint(const InspectArguments& arguments) {
 }
 
 /// The weights of a run that has checkpoints too, if there are any.
-std::optional<train::WeightFiles> weights_beside_checkpoints(const std::filesystem::path& run) {
+std::optional<formats::WeightFiles> weights_beside_checkpoints(const std::filesystem::path& run) {
   std::filesystem::path found;
   try {
-    found = train::weights_at(run);
+    found = formats::weights_at(run);
   } catch (const Error&) {
     return std::nullopt;
   }
-  std::optional<train::WeightFiles> weights;
+  std::optional<formats::WeightFiles> weights;
   if (found != run) weights.emplace(found);
   return weights;
 }
@@ -159,15 +159,15 @@ void inspect_run(const InspectArguments& arguments,
 }
 
 void run_inspect(const InspectArguments& arguments) {
-  if (train::names_checkpoint(arguments.path)) return inspect_checkpoint(arguments);
-  const auto checkpoints = train::checkpoints_of(arguments.path);
+  if (checkpoint::names_checkpoint(arguments.path)) return inspect_checkpoint(arguments);
+  const auto checkpoints = checkpoint::checkpoints_of(arguments.path);
   if (!checkpoints.empty()) return inspect_run(arguments, checkpoints);
   if (arguments.questions.whole || arguments.questions.hash) {
     throw Error(ErrorCategory::usage,
                 fmt::format("{} has no checkpoints to {}", arguments.path.string(),
                             arguments.questions.whole ? "--verify" : "--hash"));
   }
-  const train::WeightFiles weights(train::weights_at(arguments.path));
+  const formats::WeightFiles weights(formats::weights_at(arguments.path));
   const Totals totals = totals_of(weights);
   if (arguments.json) {
     print_json(weights_json(weights, totals));

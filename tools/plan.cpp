@@ -7,14 +7,14 @@
 
 #include <fmt/format.h>
 
+#include "ballast/calibrate/machine_rates.h"
+#include "ballast/calibrate/rates_file.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/planning/engine_inputs.h"
-#include "ballast/planning/forecast.h"
-#include "ballast/planning/machine_rates.h"
-#include "ballast/planning/rates_file.h"
-#include "ballast/planning/saved_plan.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/forecast.h"
+#include "ballast/planner/saved_plan.h"
 #include "ballast/schedule/simulator.h"
 #include "ballast/text/output_file.h"
 #include "ballast/train/trace.h"
@@ -42,9 +42,9 @@ struct PlanArguments {
 schedule::Rates rates_for(const PlanRequest& request, config::Config config) {
   if (!request.rates.empty()) {
     try {
-      return planning::load_rates(request.rates);
+      return calibrate::load_rates(request.rates);
     } catch (const Error& error) {
-      refuse_other_kind(request.rates, train::Settings::rates, error);
+      refuse_other_kind(request.rates, formats::Settings::rates, error);
       throw;
     }
   }
@@ -57,17 +57,17 @@ schedule::Rates rates_for(const PlanRequest& request, config::Config config) {
   }
   if (config.ballast.out.empty()) config.ballast.out = default_run_directory(request.config.file);
   train::check_inputs(config);
-  const planning::PlanRequest asked = {.config = config,
-                                       .model = planning::model_of(config),
-                                       .budgets = planning::budgets_of(config, {}),
-                                       .interrupted = &interrupted()};
-  planning::require_fit(asked);
-  return planning::machine_rates(planning::measured_config(asked), asked.model, request.recalibrate,
-                                 &interrupted());
+  const planner::PlanRequest asked = {.config = config,
+                                      .model = inputs::model_of(config),
+                                      .budgets = planner::budgets_of(config, {}),
+                                      .interrupted = &interrupted()};
+  planner::require_fit(asked);
+  return calibrate::machine_rates(planner::measured_config(asked), asked.model, request.recalibrate,
+                                  &interrupted());
 }
 
 void write_simulated_steps(const std::filesystem::path& file, const text::OutputRule& rule,
-                           const planning::Forecast& forecast) {
+                           const planner::Forecast& forecast) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
   const schedule::Prediction prediction = schedule::simulate(blueprint.schedule, blueprint.workload,
                                                              forecast.rates, {.timeline = true});
@@ -82,30 +82,30 @@ void run_plan(const PlanArguments& arguments) {
   const std::vector<std::filesystem::path> inputs = {request.config.file, request.rates};
   const auto trace = train::trace_rule("simulated", arguments.overwrite, inputs);
   const auto page = page_rule(arguments.overwrite, inputs);
-  const auto saved = planning::plan_rule(arguments.overwrite, inputs);
+  const auto saved = planner::plan_rule(arguments.overwrite, inputs);
   text::refuse_same_output(arguments.trace, arguments.html);
   text::refuse_same_output(arguments.trace, arguments.save);
   text::refuse_same_output(arguments.html, arguments.save);
   if (!arguments.trace.empty()) text::check_output(arguments.trace, trace);
   if (!arguments.html.empty()) text::check_output(arguments.html, page);
   if (!arguments.save.empty()) text::check_output(arguments.save, saved);
-  const planning::Forecast forecast = forecast_of(request, config);
+  const planner::Forecast forecast = forecast_of(request, config);
   if (!arguments.trace.empty()) write_simulated_steps(arguments.trace, trace, forecast);
   if (!arguments.html.empty()) {
     text::write_output(arguments.html, page, plan_page(forecast, request.config.file));
   }
   if (!arguments.save.empty()) {
-    planning::save_plan(arguments.save, saved, config, forecast.decision, forecast.rates);
+    planner::save_plan(arguments.save, saved, config, forecast.decision, forecast.rates);
   }
   for (const auto* file : {&arguments.trace, &arguments.html, &arguments.save}) {
     if (text::is_standard_output(*file)) return;
   }
   if (arguments.json) {
-    fmt::print("{}\n", planning::to_json(forecast));
+    fmt::print("{}\n", planner::to_json(forecast));
     return;
   }
   fmt::print("ballast plan {}\n", request.config.file.string());
-  for (const std::string& line : planning::describe(forecast)) fmt::print("{}\n", line);
+  for (const std::string& line : planner::describe(forecast)) fmt::print("{}\n", line);
   if (!arguments.trace.empty()) fmt::print("trace in {}\n", arguments.trace.string());
   if (!arguments.html.empty()) fmt::print("page in {}\n", arguments.html.string());
   if (!arguments.save.empty()) {
@@ -117,8 +117,8 @@ void run_plan(const PlanArguments& arguments) {
 
 }  // namespace
 
-planning::Forecast forecast_of(const PlanRequest& request, const config::Config& config) {
-  return planning::make_forecast(config, rates_for(request, config), request.world, &interrupted());
+planner::Forecast forecast_of(const PlanRequest& request, const config::Config& config) {
+  return planner::make_forecast(config, rates_for(request, config), request.world, &interrupted());
 }
 
 void add_plan(Command program) {

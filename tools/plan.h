@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 
-#include "ballast/planning/forecast.h"
+#include "ballast/planner/forecast.h"
 
 #include "tools/request.h"
 
@@ -18,6 +18,6 @@ struct PlanRequest {
 
 /// Predicts a run of `config`, which is that of `request`. Measures this machine's rates unless
 /// they are cached or given. Throws Error.
-planning::Forecast forecast_of(const PlanRequest& request, const config::Config& config);
+planner::Forecast forecast_of(const PlanRequest& request, const config::Config& config);
 
 }  // namespace ballast::tools

@@ -9,12 +9,12 @@ std::string option(Caller caller, const std::string& name, const std::string& va
   return name + "=" + value;
 }
 
-void refuse_other_kind(const std::filesystem::path& file, train::Settings wanted,
+void refuse_other_kind(const std::filesystem::path& file, formats::Settings wanted,
                        const Error& error) {
   std::error_code ignored;
   const bool read =
       error.category() == ErrorCategory::config && std::filesystem::is_regular_file(file, ignored);
-  const std::string cause = read ? train::explain_other_settings(file, wanted) : "";
+  const std::string cause = read ? formats::explain_other_settings(file, wanted) : "";
   if (!cause.empty()) throw Error(ErrorCategory::config, cause);
 }
 
@@ -23,7 +23,7 @@ config::Config ConfigRequest::load(std::uint32_t world) const {
     try {
       return config::load(file, overrides, world);
     } catch (const Error& error) {
-      refuse_other_kind(file, train::Settings::config, error);
+      refuse_other_kind(file, formats::Settings::config, error);
       throw;
     }
   }

@@ -9,7 +9,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
-#include "ballast/train/settings_kind.h"
+#include "ballast/formats/settings_kind.h"
 
 namespace ballast::tools {
 
@@ -34,7 +34,7 @@ struct ConfigRequest {
 
 /// Throws Error(config) that says what `file` is if its reader has failed with `error` because it
 /// is another kind of file than `wanted`. Otherwise returns.
-void refuse_other_kind(const std::filesystem::path& file, train::Settings wanted,
+void refuse_other_kind(const std::filesystem::path& file, formats::Settings wanted,
                        const Error& error);
 
 /// Logs what of DeepSpeed's config is ignored, at `ignored`, and what means something else here.

@@ -1,4 +1,4 @@
-#include "ballast/train/tokenize.h"
+#include "ballast/data/tokenize.h"
 
 #include <filesystem>
 #include <memory>
@@ -27,14 +27,14 @@ void run_tokenize(const TokenizeArguments& arguments) {
   announce_ending("tokenizing ends and removes what it has written");
   config::DataSection data;
   data.text = arguments.texts;
-  const auto source = train::TokenSource::open(data, 256);
+  const auto source = data::TokenSource::open(data, 256);
   // Token files have no header by which one could be recognised.
-  train::write_tokens(source, arguments.out,
-                      {.kind = "a token file",
-                       .begins = "",
-                       .overwrite = arguments.overwrite,
-                       .inputs = source.files()},
-                      &interrupted());
+  data::write_tokens(source, arguments.out,
+                     {.kind = "a token file",
+                      .begins = "",
+                      .overwrite = arguments.overwrite,
+                      .inputs = source.files()},
+                     &interrupted());
   if (text::is_standard_output(arguments.out)) return;
   fmt::print("{}: {} tokens (u16) from {} file{}\n", arguments.out.string(), source.size(),
              source.files().size(), source.files().size() == 1 ? "" : "s");

@@ -7,10 +7,10 @@
 
 #include <fmt/format.h>
 
+#include "ballast/checkpoint/checkpoints.h"
 #include "ballast/comm/together.h"
 #include "ballast/config/resumption.h"
 #include "ballast/core/error.h"
-#include "ballast/train/checkpoints.h"
 
 #include "tools/command_line.h"
 #include "tools/process.h"
@@ -37,7 +37,7 @@ bool continues(const TrainRequest& request, const config::Config& config) {
   const std::filesystem::path& out = config.ballast.out;
   const std::filesystem::path from = resumed_path(request);
   if (from.empty()) return !request.resume.empty();
-  return !out.empty() && train::is_of_run(from, out);
+  return !out.empty() && checkpoint::is_of_run(from, out);
 }
 
 train::RunDirectory directory_of(const TrainRequest& request, const config::Config& config) {

@@ -27,7 +27,7 @@ struct TrainRequest {
   bool overwrite = false;
   std::string resume;  ///< "": no; kFlagAlone: the run of `out`; otherwise from where
   std::vector<std::string> allowed_changes;  ///< of a resume: see train::RunOptions
-  planning::PlanSource source;               ///< files with rates or a plan
+  planner::PlanSource source;                ///< files with rates or a plan
   std::vector<std::string> command;          ///< the words that have asked for it, for run.json
 };
 

@@ -9,10 +9,10 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
+#include "ballast/data/data_summary.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/forecast.h"
-#include "ballast/planning/run_plan.h"
-#include "ballast/train/data_summary.h"
+#include "ballast/planner/forecast.h"
+#include "ballast/planner/run_plan.h"
 #include "ballast/train/metrics.h"
 
 namespace ballast::train {
@@ -26,7 +26,7 @@ struct RunStart {
   double gemm_peak_flops = 0.0;
   double fill_seconds = 0.0;  ///< to make the initial states and move them home
   Bytes filled_on_nvme = 0;   ///< the bytes of them that were written to NVMe
-  DataSummary data;
+  data::DataSummary data;
   std::uint64_t steps = 0;
   std::filesystem::path resumed;   ///< the checkpoint from which the run goes on; "" if it begins
   std::uint64_t resumed_step = 0;  ///< its last step
@@ -62,13 +62,13 @@ struct RunSummary {
   std::optional<StepMetrics::Rewards> last_rewards;  ///< of the last step, when trained on pairs
   std::optional<double> held_out_loss;
   engine::EngineTotals totals;
-  std::optional<planning::Wear> wear;  ///< empty if no step wrote to NVMe
-  Bytes peak_resident = 0;             ///< of the process
-  std::filesystem::path weights;       ///< the folder of the saved weights; "" if there is none
-  std::filesystem::path checkpoint;    ///< the newest one that this run has written; "" if none
-  std::filesystem::path trace;         ///< its file; "" if there is none
-  std::filesystem::path moved_to;      ///< the run directory, if it was renamed meanwhile
-  std::string advice;                  ///< bottleneck and best improvement, one or two sentences
+  std::optional<planner::Wear> wear;  ///< empty if no step wrote to NVMe
+  Bytes peak_resident = 0;            ///< of the process
+  std::filesystem::path weights;      ///< the folder of the saved weights; "" if there is none
+  std::filesystem::path checkpoint;   ///< the newest one that this run has written; "" if none
+  std::filesystem::path trace;        ///< its file; "" if there is none
+  std::filesystem::path moved_to;     ///< the run directory, if it was renamed meanwhile
+  std::string advice;                 ///< bottleneck and best improvement, one or two sentences
 };
 
 /// A run whose last step an earlier process has finished.
@@ -130,7 +130,7 @@ struct RunOptions {
   /// Keys, sections of keys, or "all": what may differ from the run of `resume` although it changes
   /// results (config::check_allowed_names()).
   std::vector<std::string> allowed_changes = {};
-  planning::PlanSource source = {};  ///< files with rates or a plan
+  planner::PlanSource source = {};  ///< files with rates or a plan
 };
 
 /// Throws Error(usage) if the run directory `directory` has files of another run: metrics.jsonl,
