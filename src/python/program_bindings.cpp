@@ -18,10 +18,10 @@
 #include "src/python/log_lines.h"
 #include "src/python/run_observer.h"
 #include "tools/bench/io.h"
-#include "tools/plan.h"
+#include "tools/commands/plan.h"
+#include "tools/commands/train_run.h"
 #include "tools/process.h"
 #include "tools/program.h"
-#include "tools/train_run.h"
 #include "tools/tune/io.h"
 
 namespace ballast::python {

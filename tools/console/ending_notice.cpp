@@ -1,4 +1,4 @@
-#include "tools/ending_notice.h"
+#include "tools/console/ending_notice.h"
 
 #include <algorithm>
 #include <array>
@@ -11,8 +11,8 @@
 
 #include <unistd.h>
 
+#include "tools/console/terminal.h"
 #include "tools/process.h"
-#include "tools/terminal.h"
 
 namespace ballast::tools {
 namespace {

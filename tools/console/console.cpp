@@ -1,4 +1,4 @@
-#include "tools/console.h"
+#include "tools/console/console.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/units.h"
 
-#include "tools/ending_notice.h"
+#include "tools/console/ending_notice.h"
 #include "tools/process.h"
 
 namespace ballast::tools {

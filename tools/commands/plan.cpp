@@ -1,4 +1,4 @@
-#include "tools/plan.h"
+#include "tools/commands/plan.h"
 
 #include <filesystem>
 #include <memory>
@@ -22,10 +22,10 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
-#include "tools/ending_notice.h"
+#include "tools/commands/run_directory.h"
+#include "tools/console/ending_notice.h"
 #include "tools/process.h"
 #include "tools/report/page.h"
-#include "tools/run_directory.h"
 
 namespace ballast::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/checkpoints.h"
+#include "tools/commands/checkpoints.h"
 
 #include <algorithm>
 #include <string>
@@ -9,8 +9,8 @@
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
 
+#include "tools/console/terminal.h"
 #include "tools/process.h"
-#include "tools/terminal.h"
 
 namespace ballast::tools {
 namespace {

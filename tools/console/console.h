@@ -7,8 +7,8 @@
 
 #include "ballast/train/trainer.h"
 
+#include "tools/console/terminal.h"
 #include "tools/live/view.h"
-#include "tools/terminal.h"
 
 namespace ballast::tools {
 

@@ -18,12 +18,12 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
-#include "tools/console.h"
-#include "tools/ending_notice.h"
+#include "tools/commands/train_run.h"
+#include "tools/console/console.h"
+#include "tools/console/ending_notice.h"
 #include "tools/live/screen.h"
 #include "tools/process.h"
 #include "tools/ranks.h"
-#include "tools/train_run.h"
 
 namespace ballast::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/run_directory.h"
+#include "tools/commands/run_directory.h"
 
 #include <array>
 #include <cstdlib>

@@ -5,7 +5,7 @@
 
 #include "ballast/planner/forecast.h"
 
-#include "tools/request.h"
+#include "tools/commands/request.h"
 
 namespace ballast::tools {
 

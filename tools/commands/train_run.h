@@ -12,7 +12,7 @@
 #include "ballast/config/config.h"
 #include "ballast/train/trainer.h"
 
-#include "tools/request.h"
+#include "tools/commands/request.h"
 
 namespace ballast::tools {
 

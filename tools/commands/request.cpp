@@ -1,4 +1,4 @@
-#include "tools/request.h"
+#include "tools/commands/request.h"
 
 #include <system_error>
 

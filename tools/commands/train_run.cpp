@@ -1,4 +1,4 @@
-#include "tools/train_run.h"
+#include "tools/commands/train_run.h"
 
 #include <algorithm>
 #include <cctype>
@@ -13,8 +13,8 @@
 #include "ballast/core/error.h"
 
 #include "tools/command_line.h"
+#include "tools/commands/run_directory.h"
 #include "tools/process.h"
-#include "tools/run_directory.h"
 
 namespace ballast::tools {
 namespace {

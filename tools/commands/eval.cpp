@@ -16,11 +16,11 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
-#include "tools/ending_notice.h"
+#include "tools/commands/request.h"
+#include "tools/commands/run_directory.h"
+#include "tools/console/ending_notice.h"
+#include "tools/console/terminal.h"
 #include "tools/process.h"
-#include "tools/request.h"
-#include "tools/run_directory.h"
-#include "tools/terminal.h"
 
 namespace ballast::tools {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
-#include "tools/ending_notice.h"
+#include "tools/console/ending_notice.h"
 #include "tools/process.h"
 
 namespace ballast::tools {

@@ -1,4 +1,4 @@
-#include "tools/terminal.h"
+#include "tools/console/terminal.h"
 
 #include <algorithm>
 #include <atomic>

@@ -15,9 +15,9 @@
 #include "ballast/formats/weight_files.h"
 #include "ballast/text/json.h"
 
-#include "tools/checkpoints.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/commands/checkpoints.h"
 
 namespace ballast::tools {
 namespace {
