@@ -6,7 +6,6 @@
 #include <functional>
 #include <string>
 
-#include "ballast/calibrate/calibrate.h"
 #include "ballast/config/config.h"
 #include "ballast/core/units.h"
 #include "ballast/engine/blueprint.h"

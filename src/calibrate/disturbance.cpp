@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "ballast/calibrate/calibrate.h"
+
 #include "src/calibrate/calibration.h"
 
 namespace ballast::calibrate {

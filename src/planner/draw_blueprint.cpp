@@ -3,6 +3,7 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/planner.h"
 
 #include "src/planner/constraints.h"
 #include "src/planner/search.h"

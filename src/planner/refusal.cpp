@@ -9,6 +9,7 @@
 #include "ballast/calibrate/calibrate.h"
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/planner.h"
 
 #include "src/planner/search.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ballast/core/error.h"
-#include "ballast/planner/planner.h"
+#include "ballast/planner/plan_request.h"
 
 #include "src/planner/filling.h"
 
