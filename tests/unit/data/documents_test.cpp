@@ -203,7 +203,7 @@ TEST(PackedDocuments, GiveTheSameStepToAnyNumberOfRanks) {
   };
   for (std::uint64_t step = 1; step <= 4; ++step) {
     for (const std::uint64_t world : {2U, 3U, 4U})
-      EXPECT_EQ(checkpoint::step_of(world, step), checkpoint::step_of(1, step));
+      EXPECT_EQ(step_of(world, step), step_of(1, step));
   }
 }
 
@@ -367,7 +367,7 @@ TEST(DocumentFiles, CountDocumentsWithNothingToTrainOn) {
                [&] { DocumentFiles::open(std::vector<std::string>{pair}, 100, true); });
 }
 
-TEST(formats::TokenizerIdentity, HashesAreThoseOfTheTokenizersLibrary) {
+TEST(TokenizerIdentity, HashesAreThoseOfTheTokenizersLibrary) {
   EXPECT_EQ(formats::sha256(""),
             "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(formats::sha256("abc"),
@@ -392,7 +392,7 @@ TEST(formats::TokenizerIdentity, HashesAreThoseOfTheTokenizersLibrary) {
                 "\"b\"]]}}"));
 }
 
-TEST(formats::TokenizerIdentity, OfADamagedFileIsUnknownOrWhole) {
+TEST(TokenizerIdentity, OfADamagedFileIsUnknownOrWhole) {
   const test::TempDir dir;
   const std::string whole =
       R"({"added_tokens": [{"id": 3, "content": "<s>"}], "model": {"vocab": {"a": 0, "b": 1}, )"
@@ -409,7 +409,7 @@ TEST(formats::TokenizerIdentity, OfADamagedFileIsUnknownOrWhole) {
   EXPECT_GT(known, 0U);
 }
 
-TEST(formats::TokenizerIdentity, IsComparedByVocabularyBeforeItsSerialisation) {
+TEST(TokenizerIdentity, IsComparedByVocabularyBeforeItsSerialisation) {
   using enum TokenizerDifference;
   const formats::TokenizerIdentity a = {.serialised = "1", .vocabulary = "v", .added_tokens = "t"};
   auto other = a;

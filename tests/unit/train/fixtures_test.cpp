@@ -424,7 +424,7 @@ TEST(InitialWeights, AreCheckedBeforePlanning) {
                      [&] { train(config, observer, nullptr); });
 }
 
-TEST(data::TrainingData, ThatCannotBeReadNamesItsKeyBeforePlanning) {
+TEST(TrainingData, ThatCannotBeReadNamesItsKeyBeforePlanning) {
   const test::TempDir dir;
   config::Config config = config_of("llama", "");
   config.ballast.out = dir.path() / "new/run";

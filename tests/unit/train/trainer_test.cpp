@@ -123,7 +123,7 @@ Steps steps_of(const Reports& reports, std::uint64_t after) {
   return steps;
 }
 
-TEST(checkpoint::LossScale, OfARunThatGoesOnIsThatOfOneThatWasNeverStopped) {
+TEST(LossScale, OfARunThatGoesOnIsThatOfOneThatWasNeverStopped) {
   const test::TempDir directory;
   std::vector<std::string> overrides = test::kFp16;
   overrides.insert(overrides.end(), {"ballast.steps=9", "ballast.checkpoint_every=3",
@@ -143,7 +143,7 @@ TEST(checkpoint::LossScale, OfARunThatGoesOnIsThatOfOneThatWasNeverStopped) {
   }
 }
 
-TEST(checkpoint::LossScale, TooSmallAScaleEndsTheRunAfterTheRowOfItsStep) {
+TEST(LossScale, TooSmallAScaleEndsTheRunAfterTheRowOfItsStep) {
   const test::TempDir directory;
   std::vector<std::string> overrides = test::kFp16;
   overrides.insert(overrides.end(),
