@@ -19,24 +19,21 @@ KNOWN: dict[str, list[str]] = {
     "config": ["checkpoint_config config model_source sections"],
     "device": ["device factories"],
     "engine": ["blueprint state_layout",
-         "engine held_block routing_buffers saved_states states step token_batch warm_up"],
+               "arguments counts current_operation engine handlers held_block lanes saved_states "
+               "states token_batch warm_up"],
     "formats": ["bitsandbytes coded_tensors file_formats format_advice read_ahead safetensors "
-         "safetensors_header weight_causes weight_files",
-         "numpy_array token_formats"],
+                "safetensors_header weight_causes weight_files",
+                "numpy_array token_formats"],
     "model": ["host/code_kernels host/elementwise_kernels host/kernels host/norm_kernels "
-         "host/normal_kernels host/simd host/softmax_kernels",
-         "adapted_maps adapters architecture block_steps compute cuda/factories families "
-         "families/decoder families/decoder_layer families/experts families/gemma3 "
-         "families/gpt2 families/gpt_neox families/llama families/llama_variants "
-         "families/rotary family host/factories layer tiles"],
+              "host/normal_kernels host/simd host/softmax_kernels"],
     "python": ["shared_file transfers"],
     "schedule": ["home_list layout",
-         "simulator simulator_costs"],
+                 "simulator simulator_costs"],
     "state": ["store swap_space"],
     "text": ["json json_mistakes"],
     "tools": ["io/load io/producer"],
     "train": ["automatic_resume monitors run_files run_inputs run_measures run_trace trainer "
-         "used_directory"],
+              "used_directory"],
     "update": ["device_update factories"],
 }
 
