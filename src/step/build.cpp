@@ -55,6 +55,11 @@ using step::make_layout;
 using step::PlanMaker;
 using step::refuse_arguments;
 
+void set_program(Workload& workload, model::StepProgram program) {
+  workload.values = std::make_shared<const step::ValueTable>(
+      std::make_shared<const model::StepProgram>(std::move(program)));
+}
+
 Schedule build(const Workload& workload, const Placement& placement, const Options& options) {
   check_arguments(workload, placement, options);
   PlanMaker maker(workload, placement, options);
@@ -62,8 +67,8 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
   if (options.purpose == Purpose::training) {
     const std::uint32_t micro_batches = workload.micro_batches;
     schedule.first = maker.write("first training step", micro_batches).training_step(false);
-    schedule.steady = maker.write("training step", micro_batches)
-                          .training_step(schedule.first.leaves_updates);
+    schedule.steady =
+        maker.write("training step", micro_batches).training_step(schedule.first.leaves_updates);
     schedule.flush = maker.write("updates", 0).flush();
     schedule.rollback = maker.write("rollback", 0).rollback();
   }

@@ -164,8 +164,8 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
       operation.traffic += operand.absent.traffic;
       continue;
     }
-    operation.uses.push_back({role_of(operand.port), bind(operand, micro),
-                              operand.access != OperandAccess::reads});
+    operation.uses.push_back(
+        {role_of(operand.port), bind(operand, micro), operand.access != OperandAccess::reads});
   }
   const OpId emitted = move_.emit(std::move(operation));
   values_.after(id, micro);

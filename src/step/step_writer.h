@@ -58,9 +58,7 @@ class StepWriter {
     [[nodiscard]] bool first() const { return begin == 0; }
   };
   [[nodiscard]] std::vector<Group> groups() const;
-  [[nodiscard]] bool together() const {
-    return question_.options.order == Order::layer_major;
-  }
+  [[nodiscard]] bool together() const { return question_.options.order == Order::layer_major; }
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(program_.blocks.size());
   }
@@ -99,8 +97,8 @@ class StepWriter {
   Recomputation recomputation_;
   std::vector<model::SumId> sum_of_;  ///< by block: the sum that is cleared; kNone: none
   bool applies_updates_ = false;
-  BlockId arrived_ = 0;        ///< blocks that the current group has reached
-  std::vector<bool> cleared_;  ///< by block
+  BlockId arrived_ = 0;            ///< blocks that the current group has reached
+  std::vector<bool> cleared_;      ///< by block
   EventSpread ahead_of_backward_;  ///< states for the backward pass of this step
   EventSpread ahead_of_forward_;   ///< states for the forward pass of the next one
   OpId first_head_ = kNoOp;

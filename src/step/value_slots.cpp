@@ -166,8 +166,8 @@ class SlotMaker {
       list_.merge(tier, kind, bytes, together_);
       return;
     }
-    slots_.own[id] = list_.add_equal(
-        [&](std::size_t m) { return name_of(value, m); }, tier, kind, bytes, together_);
+    slots_.own[id] = list_.add_equal([&](std::size_t m) { return name_of(value, m); }, tier, kind,
+                                     bytes, together_);
   }
 
   /// "input of layer 0, 1".
@@ -194,8 +194,8 @@ class SlotMaker {
         if (is_used(id)) shared = add(of.name, 1);
         break;
       case SlotRule::step:
-        shared = add(of.from_host ? of.name + " on the device" : of.name,
-                     question_.micro_batches());
+        shared =
+            add(of.from_host ? of.name + " on the device" : of.name, question_.micro_batches());
         if (of.from_host) {
           slots_.on_host[id] = list_.add_slots(of.name, Tier::host, kind_of(of.line), of.bytes,
                                                question_.micro_batches());
@@ -216,12 +216,11 @@ class SlotMaker {
     if (!question_.trains() && of.in_evaluation != kNone) return {};
     const StepValue* first = first_that_shares(id);
     if (first == nullptr) return {};
-    const std::size_t evaluated = question_.together(
-        std::min(question_.evaluation_micro_batches, question_.micro_batches()));
+    const std::size_t evaluated =
+        question_.together(std::min(question_.evaluation_micro_batches, question_.micro_batches()));
     const std::size_t colours = colours_.evaluation[id];
-    const std::size_t count =
-        std::max(std::size_t{colours_.training[id]} * together_,
-                 colours > 0 ? (colours - 1) * together_ + evaluated : 0);
+    const std::size_t count = std::max(std::size_t{colours_.training[id]} * together_,
+                                       colours > 0 ? (colours - 1) * together_ + evaluated : 0);
     if (table_.traits(id).recomputed > 0 || of.in_evaluation != kNone) {
       // Named after the first value that uses them.
       if (of.bytes == 0) return {};
@@ -266,8 +265,7 @@ class SlotMaker {
     if (!list_.merges()) slots_.counts.assign(program_.values.size(), kNoBuffer);
     for (const ValueId id : table_.values().counts) {
       const StepValue& value = program_.values[id];
-      const Bytes bytes =
-          question_.micro_batches() * (question_.ranks * bytes_of(program_, value));
+      const Bytes bytes = question_.micro_batches() * (question_.ranks * bytes_of(program_, value));
       const Kind kind = kind_of(program_.classes[value.of].line);
       if (list_.merges()) {
         list_.merge(Tier::host, kind, bytes, 1);
@@ -316,8 +314,8 @@ class SlotMaker {
       }
       std::vector<BufferId> buffers;
       for (std::size_t c = 0; c < bytes.size(); ++c) {
-        const std::string name = c == 0 ? "gradient accumulator"
-                                        : fmt::format("gradient accumulator {}", c);
+        const std::string name =
+            c == 0 ? "gradient accumulator" : fmt::format("gradient accumulator {}", c);
         buffers.push_back(list_.add(name, Tier::device, Kind::accumulators, bytes[c]));
       }
       for (std::size_t s = 0; s < sums.size(); ++s) {
@@ -344,8 +342,7 @@ class SlotMaker {
 
 }  // namespace
 
-ValueSlots add_values(const ValueTable& table, const ValueQuestion& question,
-                      BufferList& list) {
+ValueSlots add_values(const ValueTable& table, const ValueQuestion& question, BufferList& list) {
   return SlotMaker(table, question, list).make();
 }
 

@@ -81,9 +81,7 @@ struct ValueQuestion {
   std::uint32_t evaluation_micro_batches;  ///< of an evaluation
   std::uint32_t ranks;
 
-  [[nodiscard]] bool trains() const {
-    return options.purpose == Purpose::training;
-  }
+  [[nodiscard]] bool trains() const { return options.purpose == Purpose::training; }
   /// Whether `value` leaves the device between forward and backward pass.
   [[nodiscard]] bool leaves(const model::StepValue& value) const {
     return trains() && value.waits == model::Waits::placed &&
@@ -120,7 +118,7 @@ struct ValueSlots {
 
   BufferId report = kNoBuffer;          ///< device, one for all classes
   BufferId report_on_host = kNoBuffer;  ///< its copy
-  Buffers staging;                                ///< host, for values that wait on NVMe
+  Buffers staging;                      ///< host, for values that wait on NVMe
   std::vector<BufferId> sums;
 };
 
@@ -135,7 +133,6 @@ inline Bytes swapped_bytes(const model::StepProgram& program, const model::StepV
 
 /// Adds the buffers of values and gradient sums to `list`. If the list merges buffers, the members
 /// by value stay empty.
-ValueSlots add_values(const ValueTable& table, const ValueQuestion& question,
-                      BufferList& list);
+ValueSlots add_values(const ValueTable& table, const ValueQuestion& question, BufferList& list);
 
 }  // namespace ballast::step

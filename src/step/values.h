@@ -58,8 +58,8 @@ class Values {
   BufferId bring_back(model::ValueId value, std::uint32_t micro);
   void share_counts(model::ValueId value, model::BlockId block, std::uint32_t micro);
   void store(model::ValueId value, std::uint32_t micro);
-  void move(Action action, model::ValueId value, model::BlockId block,
-            std::uint32_t micro, BufferId from, BufferId to, Bytes bytes);
+  void move(Action action, model::ValueId value, model::BlockId block, std::uint32_t micro,
+            BufferId from, BufferId to, Bytes bytes);
 
   const ValueTable& table_;
   const model::StepProgram& program_;

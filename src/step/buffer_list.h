@@ -11,7 +11,9 @@
 
 #include "ballast/schedule/plan.h"
 
-namespace ballast::schedule {
+#include "src/step/plan_types.h"
+
+namespace ballast::step {
 
 /// A list of buffers in the making: each by itself, or one for all of a tier and kind when only
 /// their sums are of interest.
@@ -79,4 +81,4 @@ class BufferList {
   std::array<std::array<BufferId, kKinds>, kTiers.size()> merged_ = none();
 };
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step
