@@ -37,11 +37,11 @@ struct Totals {
 };
 
 /// A tensor as the files have it: codes with the bytes of their scales.
-train::StoredTensor stored_of(const train::WeightFiles::Place& place) {
+train::StoredTensor stored_of(const train::WeightPlace& place) {
   train::StoredTensor tensor = *place.tensor;
   if (place.coded == nullptr) return tensor;
-  const train::WeightFiles::Coded& coded = *place.coded;
-  using Format = train::WeightFiles::Coded::Format;
+  const train::CodedWeights& coded = *place.coded;
+  using Format = train::CodedWeights::Format;
   tensor.dtype = coded.format == Format::mxfp4 ? "MXFP4"
                  : coded.format == Format::nf4 ? "NF4"
                                                : "INT8";

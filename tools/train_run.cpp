@@ -11,6 +11,7 @@
 #include "ballast/config/resumption.h"
 #include "ballast/core/error.h"
 #include "ballast/train/checkpoints.h"
+#include "ballast/train/used_directory.h"
 
 #include "tools/command_line.h"
 #include "tools/process.h"

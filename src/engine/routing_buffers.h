@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "ballast/engine/engine.h"
+#include "ballast/engine/step_types.h"
 
 #include "src/engine/step_buffers.h"
 

@@ -12,7 +12,7 @@
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/device/profiler_range.h"
-#include "src/engine/findings.h"
+#include "src/engine/gate_inputs.h"
 #include "src/engine/routing_buffers.h"
 #include "src/engine/state_layout.h"
 
@@ -370,8 +370,8 @@ class Lanes::Step : private RoutingBuffers {
   /// for the loss scale is infinite in fp16, so it skips the step.
   void gate() {
     if (has(Role::routing)) note_routing(context_.micro_batches, context_.result);
-    const Findings all =
-        sum_findings(own_losses(context_.micro_batches), own_statistics(), sizes(), modules_.ranks);
+    const GateInputs all = sum_over_ranks(own_losses(context_.micro_batches), own_statistics(),
+                                          sizes(), modules_.ranks);
     context_.result.pairs = mean_of(all.losses, context_.divisor());
     context_.result.loss = context_.result.pairs.loss;
     if (!has(Role::statistics)) return;

@@ -14,7 +14,7 @@
 #include "ballast/schedule/rank_sizes.h"
 #include "ballast/state/store.h"
 
-#include "src/engine/findings.h"
+#include "src/engine/gate_inputs.h"
 
 namespace ballast::engine {
 

@@ -10,10 +10,10 @@
 #include "ballast/core/mapping.h"
 #include "ballast/core/random.h"
 #include "ballast/core/seconds.h"
+#include "ballast/state/swap_space.h"
 
 #include "src/planning/calibration.h"
 #include "src/planning/engine_inputs.h"
-#include "src/state/swap_space.h"
 
 namespace ballast::planning {
 namespace {

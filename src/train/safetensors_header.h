@@ -5,7 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ballast/train/safetensors.h"
+#include "ballast/core/dtype.h"
+#include "ballast/train/stored_tensor.h"
 
 namespace ballast::train {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "ballast/config/config.h"
+#include "ballast/train/run_events.h"
 #include "ballast/train/sequences.h"
-#include "ballast/train/trainer.h"
 
 #include "src/train/id_check.h"
 

@@ -11,7 +11,6 @@
 #include "ballast/core/error.h"
 #include "ballast/text/json.h"
 #include "ballast/train/model_folder.h"
-#include "ballast/train/trainer.h"
 #include "ballast/train/weight_files.h"
 
 #include "src/train/checkpoint.h"
@@ -87,10 +86,6 @@ void refuse_used(const fs::path& file) {
               fmt::format("{} exists: choose another run directory with --out, or give --overwrite "
                           "to replace it",
                           file.string()));
-}
-
-void refuse_used_directory(const fs::path& directory) {
-  refuse_used_directory(directory, "");
 }
 
 void refuse_used_directory(const fs::path& directory, std::string_view ignored) {

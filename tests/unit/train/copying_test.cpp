@@ -193,19 +193,19 @@ TEST(ReadAhead, GoesOnWithTheNextTensorOfTheOrder) {
   const Bytes data = sizeof(length) + header.size();
   for (const std::vector<const char*>& names :
        {std::vector{"0", "1", "2", "3", "4", "5"}, std::vector{"3", "0", "5", "2", "4", "1"}}) {
-    std::vector<const WeightFiles::Place*> order;
+    std::vector<const WeightPlace*> order;
     for (const char* name : names) order.push_back(files.find(name));
     std::vector<ReadAhead::Source> sources;
-    for (const WeightFiles::Place* const place : order) {
+    for (const WeightPlace* const place : order) {
       // The rows of a tensor may be in two blocks.
       const Bytes half = place->tensor->bytes / 2;
       sources.push_back({place, 0, half});
       sources.push_back({place, half, place->tensor->bytes});
     }
     ReadAhead reader(files, sources);
-    std::vector<const WeightFiles::Place*> reads = order;
+    std::vector<const WeightPlace*> reads = order;
     reads.insert(reads.end(), {order[4], order[1], order[0]});  // not in the order
-    for (const WeightFiles::Place* const place : reads) {
+    for (const WeightPlace* const place : reads) {
       std::vector<std::byte> part;
       for (Bytes at = 0; at < place->tensor->bytes; at += part.size()) {
         part.resize(std::min<Bytes>(100'003, place->tensor->bytes - at));
@@ -238,7 +238,7 @@ TEST(ReadAhead, ServesSeveralThreads) {
 TEST(ReadAhead, ThreadsThatTakeTurnsReadEverythingOnce) {
   const OneTensor file;
   const WeightFiles files(file.path);
-  const WeightFiles::Place& place = files.tensors().front();
+  const WeightPlace& place = files.tensors().front();
   const ReadAhead::Source whole = {&place, 0, place.tensor->bytes};
   ReadAhead reader(files, {whole, whole});
   constexpr Bytes kPart = 100'003;
