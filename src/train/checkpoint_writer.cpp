@@ -19,6 +19,7 @@
 #include "ballast/text/files.h"
 
 #include "src/train/checkpoint_format.h"
+#include "src/train/checkpoint_identity.h"
 #include "src/train/checkpoint_swap.h"
 
 namespace ballast::train {
@@ -77,9 +78,10 @@ std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& bl
   for (const std::uint64_t checksum : checksums) ranks.push_back(fmt::format("{:016x}", checksum));
   Json content = json_of(facts);
   content["blocks"] = describe(blueprint);
-  if (blueprint.model.adapters) content["adapters"] = blueprint.model.adapters->description();
-  if (const auto& base = blueprint.model.quantization)
-    content["quantized_base"] = base->description();
+  if (blueprint.model.adapters) content["adapters"] = identity_of(blueprint.model.adapters);
+  if (blueprint.model.quantization) {
+    content["quantized_base"] = identity_of(blueprint.model.quantization);
+  }
   content["ranks"] = ranks;
   return seal(content);
 }

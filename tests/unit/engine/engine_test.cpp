@@ -166,7 +166,7 @@ TEST_F(EngineTest, WeightsThatBf16HoldsAreReadOnceAndHaveNoRemainders) {
       elements_read[tensor.name] += count;
     };
     Engine engine = planning::make_engine(config({kWeights + tier, kOptimizer + tier}));
-    engine.start({read, is_stored_as_bf16, read_bf16});
+    test::start_from(engine, {read, is_stored_as_bf16, read_bf16});
     const auto& blocks = engine.blueprint().model.blocks;
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       for (const model::TensorSpec& tensor : blocks[b].tensors) {
