@@ -12,6 +12,7 @@
 #include "ballast/engine/state_range.h"
 #include "ballast/schedule/rank_sizes.h"
 
+#include "src/engine/lanes.h"
 #include "src/engine/state_layout.h"
 
 namespace ballast::engine {
