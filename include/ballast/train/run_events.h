@@ -6,22 +6,13 @@
 #include <string>
 
 #include "ballast/core/units.h"
+#include "ballast/data/data_summary.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/forecast.h"
+#include "ballast/planner/forecast.h"
 #include "ballast/train/metrics.h"
 
 namespace ballast::train {
-
-/// What a run trains on.
-struct DataSummary {
-  std::uint64_t files = 0;
-  std::uint64_t training_tokens = 0;
-  std::uint64_t evaluation_tokens = 0;
-  std::uint64_t documents = 0;  ///< to train on; 0 if the data have none
-  std::uint64_t sequences = 0;  ///< into which they are packed
-  double padding = 0.0;         ///< share of the tokens of these sequences
-};
 
 /// Facts that are known before the first step.
 struct RunStart {
@@ -32,7 +23,7 @@ struct RunStart {
   double gemm_peak_flops = 0.0;
   double fill_seconds = 0.0;  ///< to make the initial states and move them home
   Bytes filled_on_nvme = 0;   ///< the bytes of them that were written to NVMe
-  DataSummary data;
+  data::DataSummary data;
   std::uint64_t steps = 0;
   std::filesystem::path resumed;   ///< the checkpoint from which the run goes on; "" if it begins
   std::uint64_t resumed_step = 0;  ///< its last step
@@ -68,13 +59,13 @@ struct RunSummary {
   std::optional<StepMetrics::Rewards> last_rewards;  ///< of the last step, when trained on pairs
   std::optional<double> held_out_loss;
   engine::EngineTotals totals;
-  std::optional<planning::Wear> wear;  ///< empty if no step wrote to NVMe
-  Bytes peak_resident = 0;             ///< of the process
-  std::filesystem::path weights;       ///< the folder of the saved weights; "" if there is none
-  std::filesystem::path checkpoint;    ///< the newest one that this run has written; "" if none
-  std::filesystem::path trace;         ///< its file; "" if there is none
-  std::filesystem::path moved_to;      ///< the run directory, if it was renamed meanwhile
-  std::string advice;                  ///< bottleneck and best improvement, one or two sentences
+  std::optional<planner::Wear> wear;  ///< empty if no step wrote to NVMe
+  Bytes peak_resident = 0;            ///< of the process
+  std::filesystem::path weights;      ///< the folder of the saved weights; "" if there is none
+  std::filesystem::path checkpoint;   ///< the newest one that this run has written; "" if none
+  std::filesystem::path trace;        ///< its file; "" if there is none
+  std::filesystem::path moved_to;     ///< the run directory, if it was renamed meanwhile
+  std::string advice;                 ///< bottleneck and best improvement, one or two sentences
 };
 
 /// A run whose last step an earlier process has finished.

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ballast/planning/run_plan.h"
+#include "ballast/planner/run_plan.h"
 
 namespace ballast::train {
 
@@ -41,7 +41,7 @@ struct RunOptions {
   /// Keys, sections of keys, or "all": what may differ from the run of `resume` although it changes
   /// results (config::check_allowed_names()).
   std::vector<std::string> allowed_changes = {};
-  planning::PlanSource source = {};  ///< files with rates or a plan
+  planner::PlanSource source = {};  ///< files with rates or a plan
 };
 
 }  // namespace ballast::train

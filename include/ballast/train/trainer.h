@@ -4,6 +4,7 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
+#include "ballast/data/data_summary.h"
 #include "ballast/train/run_events.h"
 #include "ballast/train/run_options.h"
 
@@ -14,7 +15,7 @@ namespace ballast::train {
 void check_inputs(const config::Config& config);
 
 /// Trains `config`: opens its inputs like check_inputs(), takes the run directory
-/// (config.ballast.out, which it creates), plans the run (planning::plan_run()), allocates, steps,
+/// (config.ballast.out, which it creates), plans the run (planner::plan_run()), allocates, steps,
 /// evaluates, and writes metrics.jsonl, config.json, run.json and, at the end, weights/. A run that
 /// fails before the end of its first step leaves none of these files. Throws Error after releasing
 /// all memory and swap files; it names the newest checkpoint and RunOptions::resuming. Writes the
