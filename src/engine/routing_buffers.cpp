@@ -1,7 +1,5 @@
 #include "src/engine/routing_buffers.h"
 
-#include <algorithm>
-
 namespace ballast::engine {
 
 bool RoutingBuffers::has_work(std::uint32_t micro_batches, const RowsByExpert& before) const {
@@ -13,34 +11,22 @@ bool RoutingBuffers::holds(const schedule::Condition& condition, std::uint32_t m
                            const RowsByExpert& before) const {
   using Rows = schedule::Condition::Rows;
   if (condition.always()) return true;
+  const std::uint64_t expert = model::RoutingCounts::expert_in(block(), shard_number());
   if (condition.rows == Rows::in_step_before) {
-    return !before.empty() && before[block().layer][own_expert()] > 0;
+    return !before.empty() && before[block().layer][expert] > 0;
   }
   const bool one = condition.rows == Rows::in_micro_batch;
   const std::uint32_t first = one ? condition.micro : 0;
   const std::uint32_t end = one ? condition.micro + 1 : micro_batches;
   const std::uint32_t ranks = condition.any_rank ? blueprint_.workload.world : 1;
   for (std::uint32_t m = first; m < end; ++m) {
+    const model::RoutingCounts routing = counts(operation_.buffer(Role::routing), m);
     for (std::uint32_t r = 0; r < ranks; ++r) {
-      if (choices_of(m, condition.any_rank ? r : shard_number(), own_expert()).count > 0) {
-        return true;
-      }
+      const std::uint32_t rank = condition.any_rank ? r : shard_number();
+      if (routing.choices(rank, expert).count > 0) return true;
     }
   }
   return false;
-}
-
-model::SharedChoices RoutingBuffers::shared_choices(std::uint32_t micro) const {
-  model::SharedChoices shared;
-  for (std::uint32_t shard = 0; shard < block().experts; ++shard) {
-    const std::uint64_t expert = block().expert + shard;
-    shared.leaving.push_back(choices_of(micro, shard_number(), expert));
-    shared.arriving.push_back(choices_of(micro, shard, own_expert()).count);
-    for (std::uint32_t other = 0; other < block().experts; ++other) {
-      shared.most = std::max(shared.most, choices_of(micro, other, expert).count);
-    }
-  }
-  return shared;
 }
 
 void RoutingBuffers::note_routing(std::uint32_t micro_batches, StepResult& result) const {
@@ -55,16 +41,15 @@ void RoutingBuffers::note_routing(std::uint32_t micro_batches, StepResult& resul
     std::vector<std::uint64_t>& rows = result.expert_rows[last.layer];
     rows.resize(last.expert + last.experts);
     for (std::uint32_t i = 0; i < micro_batches * work.world; ++i) {
-      const auto starts = expert_starts(use.buffer, i / work.world, i % work.world);
+      const model::RoutingCounts routing = counts(use.buffer, i / work.world);
       for (std::size_t e = 0; e < rows.size(); ++e) {
-        rows[e] += static_cast<std::uint64_t>(starts[e + 1] - starts[e]);
+        rows[e] += routing.choices(i % work.world, e).count;
       }
     }
     ++router;
   }
   const HostBytes bytes = host(Role::losses, work.losses_bytes);
-  // Behind the losses of the head.
-  const auto* losses = reinterpret_cast<const double*>(bytes.data()) + blueprint_.micro_batches;
+  const auto* losses = reinterpret_cast<const double*>(bytes.data()) + first_router_loss();
   for (std::uint32_t m = 0; m < micro_batches; ++m) {
     result.balance_loss += losses[m * kRouterLosses] / micro_batches;
     result.router_z_loss += losses[m * kRouterLosses + 1] / micro_batches;

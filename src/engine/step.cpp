@@ -12,8 +12,8 @@
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/device/profiler_range.h"
+#include "src/engine/arguments.h"
 #include "src/engine/findings.h"
-#include "src/engine/routing_buffers.h"
 #include "src/engine/state_layout.h"
 
 namespace ballast::engine {
@@ -28,11 +28,11 @@ using schedule::Speculation;
 using schedule::Use;
 
 /// The current operation.
-class Lanes::Step : private RoutingBuffers {
+class Lanes::Step : private PassBuffers {
  public:
   /// `before`: of the plan submitted before the operation's.
   Step(Lanes& lanes, const Operation& operation, StepContext& context, const StepContext& before)
-      : RoutingBuffers(lanes.modules_.blueprint, lanes.modules_.store, operation),
+      : PassBuffers(lanes.modules_.blueprint, lanes.modules_.store, operation),
         lanes_(lanes),
         modules_(lanes.modules_),
         context_(context),
@@ -125,32 +125,12 @@ class Lanes::Step : private RoutingBuffers {
 
   void run_on_lane() {
     switch (operation_.action) {
-      case Action::forward:
-        return forward();
-      case Action::evaluate_head:
-        return evaluate_head();
-      case Action::train_head:
-        return train_head();
-      case Action::normalize:
-        return modules_.compute.normalize(stream(), operation_.block, weights(), input(), rows(),
-                                          row_sums());
-      case Action::route:
-        return route();
       case Action::decode_weights:
         return modules_.compute.decode_block(stream(), operation_.block,
                                              device(Role::weights_source, work().weight_bytes),
                                              weights());
-      case Action::scan_head:
-        return modules_.compute.head_scan(stream(), tile(), targets(), rows(),
-                                          head_losses(modules_.preference));
-      case Action::differentiate_head:
-        return differentiate_head();
-      case Action::end_head:
-        return end_head();
       case Action::clear_gradient:
         return clear_gradient();
-      case Action::backward:
-        return backward();
       case Action::pack_gradient:
         return pack_gradient();
       case Action::gate:
@@ -162,7 +142,7 @@ class Lanes::Step : private RoutingBuffers {
       case Action::read:
         return visit();
       default:
-        throw Error(ErrorCategory::state, "the operation's action does not belong to its lane");
+        return compute();
     }
   }
 
@@ -244,76 +224,20 @@ class Lanes::Step : private RoutingBuffers {
     stream.synchronize();
   }
 
-  void route() {
-    model::RouterResults results = {.totals = router_totals(), .losses = router_losses()};
-    if (has(Role::routing)) {
-      const std::size_t starts = modules_.compute.memory().experts + 1;
-      results.starts = view_as<std::int32_t>(device(Role::routing, starts * sizeof(std::int32_t)));
-    }
-    modules_.compute.route(stream(), operation_.block, weights(), input(),
-                           has(Role::batch) ? targets() : DeviceView<const std::int32_t>(), rows(),
-                           row_sums(), results);
+  void compute() {
+    modules_.compute.run(stream(), pass(), arguments(scalars(), lanes_.channels_.rows.get()));
   }
 
-  void forward() {
-    model::Compute& compute = modules_.compute;
-    const std::uint32_t block = operation_.block;
-    const DeviceBytes out =
-        has(Role::output) ? device(Role::output, activation_bytes()) : DeviceBytes();
-    if (blueprint_.workload.is_embedding(block)) {
-      return compute.embedding_forward(stream(), block, weights(), tokens(), positions(), out);
-    }
-    if (work().expert_parallel) {
-      return compute.shared_experts_forward(stream(), block, weights(), rows(),
-                                            shared_choices(operation_.micro),
-                                            *lanes_.channels_.rows, row_sums(), out);
-    }
-    if (work().is_expert) {
-      return compute.expert_forward(stream(), block, weights(), rows(),
-                                    expert_choices(operation_.micro), row_sums(), out);
-    }
-    if (has(Role::rows)) {
-      return compute.tile_forward(stream(), block, weights(), positions(), rows(), row_sums(), out);
-    }
-    const bool reference = operation_.reference;
-    compute.layer_forward(stream(), block, weights(), positions(), input(), out, kept(),
-                          reference ? model::Dropout() : dropout(),
-                          reference ? model::Subject::reference : model::Subject::trained);
-  }
-
-  void backward() {
-    model::Compute& compute = modules_.compute;
-    const std::uint32_t block = operation_.block;
-    if (blueprint_.workload.is_embedding(block)) {
-      return compute.embedding_backward(stream(), block, tokens(), positions(), flow(),
-                                        accumulator());
-    }
-    if (work().expert_parallel) {
-      return compute.shared_experts_backward(
-          stream(), block, weights(), rows(), shared_choices(operation_.micro),
-          *lanes_.channels_.rows, flow(), row_sums(), accumulator());
-    }
-    if (work().is_expert) {
-      return compute.expert_backward(stream(), block, weights(), rows(),
-                                     expert_choices(operation_.micro), flow(), row_sums(),
-                                     accumulator());
-    }
-    if (work().routes) {
-      return compute.router_backward(stream(), block, weights(), input(), rows(), row_sums(),
-                                     router_totals(),
-                                     context_.router_gradient(blueprint_.workload.world), flow(),
-                                     accumulator(), accumulation());
-    }
-    if (has(Role::rows)) {
-      return compute.tile_backward(stream(), block, weights(), positions(), rows(), flow(),
-                                   row_sums(), accumulator(), accumulation());
-    }
-    if (has(Role::row_sums)) {
-      return compute.norm_backward(stream(), block, weights(), input(), row_sums(), flow(),
-                                   accumulator());
-    }
-    compute.layer_backward(stream(), block, weights(), positions(), input(), flow(), accumulator(),
-                           accumulation(), kept(), dropout());
+  [[nodiscard]] model::PassScalars scalars() const {
+    const std::uint32_t ranks = blueprint_.workload.world;
+    const bool first = operation_.micro == 0;
+    return {.accumulation = first ? model::Accumulation::first : model::Accumulation::later,
+            .dropout = operation_.reference ? model::Dropout() : dropout(),
+            .loss_gradient = context_.loss_gradient(),
+            .router_gradient = context_.router_gradient(ranks),
+            .preference = modules_.preference,
+            .shard = shard_number(),
+            .ranks = ranks};
   }
 
   /// The same in the passes of a micro-batch, also after a resume.
@@ -322,33 +246,6 @@ class Lanes::Step : private RoutingBuffers {
         std::uint64_t{operation_.micro} * blueprint_.workload.world + blueprint_.rank;
     const auto step = static_cast<std::uint64_t>(context_.hyper.step);
     return {.on = context_.trains, .key = random_u64(modules_.seed, step, micro)};
-  }
-
-  [[nodiscard]] model::Accumulation accumulation() const {
-    return operation_.micro == 0 ? model::Accumulation::first : model::Accumulation::later;
-  }
-
-  void evaluate_head() {
-    modules_.compute.head_forward(stream(), weights(), tiles().front().weights, input(), targets(),
-                                  head_losses(modules_.preference));
-  }
-
-  void train_head() {
-    modules_.compute.head_train(stream(), weights(), tiles(), input(), targets(),
-                                context_.loss_gradient(), flow(), accumulator(), accumulation(),
-                                head_losses(modules_.preference), kept());
-  }
-
-  void differentiate_head() {
-    modules_.compute.head_differentiate(stream(), tile(), targets(), context_.loss_gradient(),
-                                        rows(), row_sums(), accumulation(), row_weights());
-  }
-
-  void end_head() {
-    const bool trains = has(Role::gradient_flow);
-    modules_.compute.head_end(stream(), weights(), trains ? input() : ConstDeviceBytes(), targets(),
-                              rows(), row_sums(), trains ? flow() : DeviceBytes(),
-                              trains ? accumulator() : DeviceView<float>(), losses());
   }
 
   void clear_gradient() {
