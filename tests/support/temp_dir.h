@@ -28,6 +28,8 @@ class TempDir {
   std::filesystem::path write(const std::string& name, std::string_view text) const {
     const auto file = path_ / name;
     std::filesystem::create_directories(file.parent_path());
+    // ext4 waits for the drive when a file that was truncated is closed.
+    std::filesystem::remove(file);
     std::ofstream(file, std::ios::binary) << text;
     return file;
   }

@@ -26,8 +26,7 @@ struct StateFormat {
 /// moments.
 inline constexpr Elems kSubGroupUnit = 2048;
 
-/// Losses of routers beside that of the head: load balance, z.
-inline constexpr std::uint64_t kRouterLosses = 2;
+using model::kRouterLosses;
 
 /// Everything that is decided before a byte is allocated.
 struct Blueprint {

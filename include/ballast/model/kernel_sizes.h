@@ -14,6 +14,9 @@ struct MicroBatchShape {
   [[nodiscard]] std::uint64_t tokens() const { return sequences * length; }
 };
 
+/// Losses that the last router reports of a micro-batch: load balance, z.
+inline constexpr std::uint64_t kRouterLosses = 2;
+
 /// Device memory that kernels need besides weights, activations and gradients.
 struct KernelSizes {
   /// Bytes for the intermediates of the largest block, including recompute; linear in sequence

@@ -102,6 +102,10 @@ struct ValueClass {
   /// Numbers of rows that routers have sent to experts: copied to the host, from all ranks; see
   /// RowCount.
   bool counts = false;
+  bool from_host = false;  ///< inputs of the step: copied to the device before the passes
+  /// The class whose buffers the values use in a schedule for evaluation alone, where nothing waits
+  /// for a backward pass; kNone: their own.
+  ClassId in_evaluation = kNone;
 };
 
 /// How a value gets from the forward to the backward pass.
@@ -116,6 +120,7 @@ enum class Waits : std::uint8_t {
 
 /// Device data of one micro-batch.
 struct StepValue {
+  std::string name;  ///< "input of layer 0": also of its buffers, if it shares them with no other
   ClassId of = 0;
   BlockId owner = 0;
   Waits waits = Waits::no;
@@ -191,7 +196,8 @@ struct Stop {
   bool backward = false;
 };
 
-/// Computes a value again.
+/// Computes a value again. Its passes have no optional operands: a pass that leaves out an output
+/// here is a pass of its own.
 struct Recipe {
   std::vector<Stop> stops;
 };
@@ -199,8 +205,8 @@ struct Recipe {
 /// A block computes rows that a router has sent to it, starts[index + 1] - starts[index] of them.
 struct RowCount {
   ValueId routing = 0;
-  std::uint32_t index = 0;
-  double share = 1.0;  ///< of the tokens, assuming balanced routing
+  std::uint32_t index = 0;  ///< with StepBlock::per_rank: of the first rank, rank r adds r
+  double share = 1.0;       ///< of the tokens, assuming balanced routing
 };
 
 struct StepBlock {
@@ -211,7 +217,7 @@ struct StepBlock {
 
 /// The head in one pass: possible if the placement keeps intermediates of `keeper` and all blocks
 /// of `on_device` have their whole weights on the device.
-struct OnePass {
+struct OnePassHead {
   BlockId keeper = 0;
   std::vector<BlockId> on_device;
 };
@@ -227,7 +233,7 @@ struct StepProgram {
   std::vector<Stop> evaluation;      ///< forward
   BlockId first_differentiated = 0;  ///< the backward pass ends here
   BlockId head = 0;
-  std::optional<OnePass> one_pass;  ///< empty: the head has one form
+  std::optional<OnePassHead> one_pass;  ///< empty: the head has one form
 };
 
 /// What a step consists of besides the model.

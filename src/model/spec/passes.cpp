@@ -1,0 +1,146 @@
+#include "src/model/spec/passes.h"
+
+#include <utility>
+
+namespace ballast::model {
+namespace {
+
+/// Writes the stops of a program in the order in which micro-batches go through them.
+class StopWriter {
+ public:
+  explicit StopWriter(const ProgramShape& shape) : shape_(shape), draft_(shape) {}
+
+  StepProgram write() {
+    name_blocks();
+    const BlockId head = draft_.program.head;
+    for (BlockId b = 0; b < head; ++b) forward(b);
+    recipes();
+    passes::train_head(draft_, draft_.program.training);
+    passes::evaluate_head(draft_, draft_.program.evaluation);
+    for (BlockId b = head; b-- > shape_.first_differentiated;) backward(b);
+    return std::move(draft_.program);
+  }
+
+ private:
+  void name_blocks() {
+    for (BlockId b = 0; b < shape_.blocks.size(); ++b) {
+      const BlockShape& block = shape_.blocks[b];
+      StepBlock named = {.name = block.name};
+      if (block.role == BlockRole::expert || block.role == BlockRole::exchanged_expert) {
+        named.rows = RowCount{.routing = draft_.routing[shape_.first_of(b)],
+                              .index = block.expert,
+                              .share = block.token_share};
+        named.per_rank = block.role == BlockRole::exchanged_expert;
+      }
+      draft_.program.blocks.push_back(std::move(named));
+    }
+  }
+
+  void forward(BlockId b) {
+    std::vector<PassId> reference;
+    if (shape_.pairs && draft_.reference[b] != kNone) {
+      reference.push_back(passes::reference_layer(draft_, b));
+    }
+    const PassId training = forward_pass(b, true);
+    const bool differs = draft_.kept[b] != kNone || shape_.blocks[b].role == BlockRole::router;
+    const PassId evaluation = differs ? forward_pass(b, false) : training;
+    const auto stop = [&](PassId pass) {
+      Stop one = {.passes = reference};
+      one.passes.push_back(pass);
+      return one;
+    };
+    draft_.program.training.push_back(stop(training));
+    draft_.program.evaluation.push_back(stop(evaluation));
+  }
+
+  PassId forward_pass(BlockId b, bool training) {
+    switch (shape_.blocks[b].role) {
+      case BlockRole::embedding:
+        return passes::embed(draft_, b);
+      case BlockRole::norm:
+      case BlockRole::mid_norm:
+        return passes::norm(draft_, b);
+      case BlockRole::router:
+        return passes::router(draft_, b, training);
+      case BlockRole::tile:
+      case BlockRole::shared_expert:
+        return passes::tile(draft_, b);
+      case BlockRole::expert:
+      case BlockRole::exchanged_expert:
+        return passes::expert(draft_, b);
+      case BlockRole::layer:
+      case BlockRole::head:
+      case BlockRole::head_tile:
+        break;
+    }
+    return passes::layer(draft_, b, training);
+  }
+
+  /// What the backward pass computes again: the norm's result of each half, for its tiles, and the
+  /// whole first half of a layer, for the input of the second.
+  void recipes() {
+    for (BlockId b = shape_.first_differentiated; b < draft_.program.head; ++b) {
+      if (draft_.rows[b] == kNone) continue;
+      const bool routes = shape_.blocks[b].role == BlockRole::router;
+      const PassId again = routes ? passes::router_again(draft_, b) : passes::norm_again(draft_, b);
+      draft_.recompute(draft_.rows[b], {{.passes = {again}}});
+      if (shape_.blocks[b].role != BlockRole::mid_norm) continue;
+      // The forward pass has one stop per block.
+      const auto stops = draft_.program.training.begin();
+      draft_.recompute(draft_.input[b], {stops + shape_.first_of(b - 1), stops + b});
+    }
+  }
+
+  void backward(BlockId b) {
+    Stop stop = {.finishes = {b}, .backward = true};
+    const bool embedding = shape_.blocks[b].role == BlockRole::embedding;
+    // Nothing reads the gradient of the tokens.
+    if (!embedding || !shape_.blocks[b].is_frozen()) stop.passes = {backward_pass(b)};
+    const bool two_forms = embedding && shape_.trains_tied() && draft_.program.one_pass.has_value();
+    if (!two_forms) return draft_.program.training.push_back(std::move(stop));
+    stop.form = HeadForm::one_pass;
+    draft_.program.training.push_back(stop);
+    stop.form = HeadForm::visits;
+    stop.passes.push_back(passes::differentiate_tied(draft_, b));
+    draft_.program.training.push_back(std::move(stop));
+  }
+
+  PassId backward_pass(BlockId b) {
+    switch (shape_.blocks[b].role) {
+      case BlockRole::embedding:
+        return passes::embed_backward(draft_, b);
+      case BlockRole::norm:
+      case BlockRole::mid_norm:
+        return passes::norm_backward(draft_, b);
+      case BlockRole::router:
+        return passes::router_backward(draft_, b);
+      case BlockRole::tile:
+      case BlockRole::shared_expert:
+        return passes::tile_backward(draft_, b);
+      case BlockRole::expert:
+      case BlockRole::exchanged_expert:
+        return passes::expert_backward(draft_, b);
+      case BlockRole::layer:
+      case BlockRole::head:
+      case BlockRole::head_tile:
+        break;
+    }
+    return passes::layer_backward(draft_, b);
+  }
+
+  const ProgramShape& shape_;
+  passes::ProgramDraft draft_;
+};
+
+}  // namespace
+
+StepProgram write_program(const ProgramShape& shape) {
+  return StopWriter(shape).write();
+}
+
+StepProgram write_program(const Architecture& model, DType type, const StepShape& shape,
+                          const KernelSizes& sizes) {
+  return write_program(shape_of(model, type, shape, sizes));
+}
+
+}  // namespace ballast::model

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ballast/model/step_program.h"
+
+#include "src/model/spec/program_shape.h"
+
+namespace ballast::model::passes {
+
+/// A StepProgram in the making: the values and sums that its passes name, and the passes so far.
+class ProgramDraft {
+ public:
+  explicit ProgramDraft(const ProgramShape& model);
+
+  const ProgramShape& shape;
+  StepProgram program;
+
+  // Values, by the block to which they belong; kNone where there is none.
+  ValueId batch = kNone;
+  ValueId flow = kNone;                ///< the gradient of the activation between two blocks
+  std::vector<ValueId> input;          ///< of each block that begins something, and of the head
+  std::vector<ValueId> kept;           ///< intermediates of layers in one piece
+  std::vector<ValueId> rows;           ///< the norm's result of halves and of the head
+  std::vector<ValueId> sums;           ///< of a half's tiles
+  std::vector<ValueId> rows_gradient;  ///< of the norm's result, of halves and of the head
+  std::vector<ValueId> routing;        ///< of routers
+  std::vector<ValueId> reference;      ///< what the reference's pass through a block writes
+  ValueId router_totals = kNone;
+  ValueId router_losses = kNone;
+  ValueId losses = kNone;
+  ValueId pairs = kNone;
+  ValueId reference_rows = kNone;
+  ValueId logits = kNone;
+  BlockId first_router = kNone;
+  BlockId last_router = kNone;
+  // Sums, by block.
+  std::vector<SumId> gradient;
+  std::vector<SumId> tied_gradient;  ///< of the embedding's tiles, from the head
+
+  [[nodiscard]] const BlockShape& block(BlockId id) const { return shape.blocks[id]; }
+  /// The value that the last block that continues `id` writes: the input of what follows it.
+  [[nodiscard]] ValueId output(BlockId id) const { return input[shape.last_of(id) + 1]; }
+  /// What the reference's pass after `id` reads; before the first differentiated block both models
+  /// compute the same.
+  [[nodiscard]] ValueId reference_input(BlockId id) const;
+
+  PassId add(Pass pass);
+  /// Adds a recipe and makes `value` wait for it.
+  void recompute(ValueId value, std::vector<Stop> stops);
+
+ private:
+  ClassId add_class(ValueClass one);
+  ValueId add_value(StepValue value);
+  void add_stream();
+  void add_halves();
+  void add_routing();
+  void add_head();
+  void add_reference();
+  void add_sums();
+
+  std::map<std::vector<std::uint32_t>, std::uint16_t> shapes_;
+};
+
+// Operands.
+
+inline Operand weights_of(BlockId block, Port port = Port::weights) {
+  return {.port = port, .kind = OperandKind::weights, .number = block};
+}
+inline Operand value(Port port, ValueId id, OperandAccess access) {
+  return {.port = port, .kind = OperandKind::value, .number = id, .access = access};
+}
+inline Operand reads(Port port, ValueId id) {
+  return value(port, id, OperandAccess::reads);
+}
+inline Operand writes(Port port, ValueId id) {
+  return value(port, id, OperandAccess::writes);
+}
+inline Operand updates(Port port, ValueId id) {
+  return value(port, id, OperandAccess::updates);
+}
+inline Operand workspace() {
+  return {.port = Port::workspace, .kind = OperandKind::workspace, .access = OperandAccess::writes};
+}
+inline Operand adds_to(SumId sum, Port port = Port::gradient) {
+  return {
+      .port = port, .kind = OperandKind::gradient, .number = sum, .access = OperandAccess::updates};
+}
+/// Adds the gradient sum of `block` to the operands, unless the block is frozen.
+inline void add_gradient(Pass& pass, const ProgramDraft& draft, BlockId block) {
+  if (draft.gradient[block] != kNone) pass.operands.push_back(adds_to(draft.gradient[block]));
+}
+
+// Passes by part of the model. In an evaluation, those with `training` leave out what only a
+// backward pass or a training step reads.
+
+PassId embed(ProgramDraft& draft, BlockId block);
+PassId embed_backward(ProgramDraft& draft, BlockId block);
+
+PassId layer(ProgramDraft& draft, BlockId block, bool training);
+PassId reference_layer(ProgramDraft& draft, BlockId block);
+PassId layer_backward(ProgramDraft& draft, BlockId block);
+
+/// The norm that begins a half.
+PassId norm(ProgramDraft& draft, BlockId block);
+/// Its result again, for the backward pass.
+PassId norm_again(ProgramDraft& draft, BlockId block);
+PassId norm_backward(ProgramDraft& draft, BlockId block);
+/// A tile of a layer or a shared expert.
+PassId tile(ProgramDraft& draft, BlockId block);
+PassId tile_backward(ProgramDraft& draft, BlockId block);
+
+/// What all kinds of tiles, experts included, read and write.
+Pass forward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel);
+Pass backward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel);
+
+PassId router(ProgramDraft& draft, BlockId block, bool training);
+PassId router_again(ProgramDraft& draft, BlockId block);
+PassId router_backward(ProgramDraft& draft, BlockId block);
+PassId expert(ProgramDraft& draft, BlockId block);
+PassId expert_backward(ProgramDraft& draft, BlockId block);
+
+/// Appends the stops of the head in a training step, for each form.
+void train_head(ProgramDraft& draft, std::vector<Stop>& stops);
+/// The same for an evaluation.
+void evaluate_head(ProgramDraft& draft, std::vector<Stop>& stops);
+/// The gradient of a tied tile, in the backward pass of the embedding, when the head has been
+/// visited tile by tile.
+PassId differentiate_tied(ProgramDraft& draft, BlockId block);
+
+}  // namespace ballast::model::passes

@@ -1,0 +1,62 @@
+#include "src/model/spec/passes.h"
+
+namespace ballast::model::passes {
+namespace {
+
+/// What both models' forward passes through a layer read and write.
+Pass forward_through(const ProgramDraft& draft, BlockId block, ValueId in, ValueId out) {
+  Pass pass = {.kernel = Kernel::layer,
+               .block = block,
+               .curve = CostCurve::forward,
+               .cost = {.flops = draft.block(block).forward_flops},
+               .operands = {weights_of(block), reads(Port::input, in), writes(Port::output, out),
+                            workspace()}};
+  // The positions of the tokens in their documents.
+  if (draft.shape.packed) pass.operands.push_back(reads(Port::batch, draft.batch));
+  return pass;
+}
+
+}  // namespace
+
+PassId layer(ProgramDraft& draft, BlockId block, bool training) {
+  Pass pass = forward_through(draft, block, draft.input[block], draft.output(block));
+  pass.cost.traffic = draft.block(block).norm_traffic;
+  if (training && draft.kept[block] != kNone) {
+    Operand kept = writes(Port::kept, draft.kept[block]);
+    kept.optional = true;
+    pass.operands.push_back(kept);
+  }
+  return draft.add(std::move(pass));
+}
+
+PassId reference_layer(ProgramDraft& draft, BlockId block) {
+  Pass pass = forward_through(draft, block, draft.reference_input(block), draft.reference[block]);
+  pass.reference = 1;
+  return draft.add(std::move(pass));
+}
+
+PassId layer_backward(ProgramDraft& draft, BlockId block) {
+  const BlockShape& layer = draft.block(block);
+  Pass pass = {.kernel = Kernel::layer_backward,
+               .block = block,
+               .curve = CostCurve::backward,
+               .cost = {.flops = layer.backward_flops(), .traffic = layer.norm_traffic},
+               .operands = {weights_of(block), reads(Port::input, draft.input[block]),
+                            updates(Port::activation_gradient, draft.flow), workspace()}};
+  if (draft.shape.packed) pass.operands.push_back(reads(Port::batch, draft.batch));
+  add_gradient(pass, draft, block);
+  const PassCost again = {.flops = layer.recomputed_flops, .traffic = layer.norm_traffic};
+  if (draft.kept[block] == kNone) {
+    pass.cost.flops += again.flops;
+    pass.cost.traffic += again.traffic;
+  } else {
+    // The pass overwrites the intermediates.
+    Operand kept = updates(Port::kept, draft.kept[block]);
+    kept.optional = true;
+    kept.absent = again;
+    pass.operands.push_back(kept);
+  }
+  return draft.add(std::move(pass));
+}
+
+}  // namespace ballast::model::passes

@@ -1,0 +1,240 @@
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+#include "src/model/spec/passes.h"
+
+namespace ballast::model::passes {
+
+ProgramDraft::ProgramDraft(const ProgramShape& model)
+    : shape(model),
+      input(model.blocks.size(), kNone),
+      kept(model.blocks.size(), kNone),
+      rows(model.blocks.size(), kNone),
+      sums(model.blocks.size(), kNone),
+      rows_gradient(model.blocks.size(), kNone),
+      routing(model.blocks.size(), kNone),
+      reference(model.blocks.size(), kNone),
+      gradient(model.blocks.size(), kNone),
+      tied_gradient(model.blocks.size(), kNone) {
+  program.first_differentiated = model.first_differentiated;
+  program.head = model.head();
+  const ClassId of_batch = add_class({.name = "batch",
+                                      .word = "batch",
+                                      .line = LedgerLine::batch,
+                                      .bytes = model.batch,
+                                      .slots = SlotRule::step,
+                                      .from_host = true});
+  batch = add_value({.name = "batch", .of = of_batch});
+  add_stream();
+  add_halves();
+  add_routing();
+  add_head();
+  add_reference();
+  add_sums();
+}
+
+/// The activations between blocks, their gradient, and what layers in one piece keep.
+void ProgramDraft::add_stream() {
+  const ClassId between = add_class({.name = "activations in transit",
+                                     .word = "activation",
+                                     .bytes = shape.activation,
+                                     .slots = SlotRule::in_turn});
+  ClassId inside = kNone;  // between the halves of a layer
+  for (BlockId b = shape.first_layer(); b <= program.head; ++b) {
+    if (shape.continues(b)) continue;
+    StepValue value = {
+        .name = fmt::format("input of {}", block(b).name), .of = between, .owner = b};
+    const bool waits = b < program.head && shape.is_differentiated(b);
+    if (block(b).role == BlockRole::mid_norm) {
+      if (inside == kNone) {
+        inside = add_class({.name = "input of the second half",
+                            .word = "activation",
+                            .bytes = shape.activation,
+                            .in_evaluation = between});
+      }
+      value.of = inside;
+      value.waits = waits ? Waits::kept : Waits::no;
+    } else if (waits) {
+      value.waits = Waits::placed;
+    }
+    input[b] = add_value(std::move(value));
+  }
+  flow = add_value({.name = "activation gradient",
+                    .of = add_class({.name = "activation gradient",
+                                     .word = "activation gradient",
+                                     .bytes = shape.activation})});
+  ClassId intermediates = kNone;
+  for (BlockId b = shape.first_layer(); b < program.head; ++b) {
+    const BlockShape& layer = block(b);
+    if (layer.role != BlockRole::layer || !shape.is_differentiated(b)) continue;
+    if (layer.intermediates == 0) continue;
+    if (intermediates == kNone) {
+      intermediates = add_class(
+          {.name = "intermediates", .word = "intermediates", .line = LedgerLine::intermediates});
+    }
+    kept[b] = add_value({.name = fmt::format("{} intermediates", layer.name),
+                         .of = intermediates,
+                         .owner = b,
+                         .waits = Waits::kept,
+                         .bytes = layer.intermediates});
+  }
+}
+
+/// What the tiles of a half or of the head share: the norm's result and sums.
+void ProgramDraft::add_halves() {
+  ClassId of_rows = kNone;
+  ClassId of_sums = kNone;
+  const auto add = [&](BlockId b, Waits waits) {
+    if (of_rows == kNone) {
+      of_rows = add_class({.name = "rows between tiles", .word = "rows", .bytes = shape.rows});
+      of_sums = add_class({.name = "sums over tiles", .word = "sums", .bytes = shape.row_sums});
+    }
+    const std::string& name = block(b).name;
+    rows[b] = add_value(
+        {.name = fmt::format("rows of {}", name), .of = of_rows, .owner = b, .waits = waits});
+    if (b != program.head) {
+      sums[b] = add_value({.name = fmt::format("sums of {}", name), .of = of_sums, .owner = b});
+    }
+    if (!shape.is_differentiated(b)) return;
+    rows_gradient[b] =
+        add_value({.name = fmt::format("gradient of rows of {}", name), .of = of_sums, .owner = b});
+  };
+  for (BlockId b = shape.first_layer(); b < program.head; ++b) {
+    const BlockRole role = block(b).role;
+    if (role != BlockRole::norm && role != BlockRole::mid_norm && role != BlockRole::router)
+      continue;
+    add(b, shape.is_differentiated(b) ? Waits::again : Waits::no);
+  }
+  if (shape.tiles() > 1) add(program.head, Waits::no);
+}
+
+void ProgramDraft::add_routing() {
+  ClassId counts = kNone;
+  for (BlockId b = shape.first_layer(); b < program.head; ++b) {
+    if (block(b).role != BlockRole::router) continue;
+    if (counts == kNone) {
+      first_router = b;
+      counts = add_class({.name = "routing",
+                          .word = "routing",
+                          .line = LedgerLine::batch,
+                          .bytes = shape.routing,
+                          .counts = true});
+      router_totals = add_value({.name = "sums over routers",
+                                 .of = add_class({.name = "sums over routers",
+                                                  .word = "sums over routers",
+                                                  .line = LedgerLine::batch,
+                                                  .bytes = shape.router_totals}),
+                                 .owner = b});
+    }
+    last_router = b;
+    routing[b] =
+        add_value({.name = fmt::format("{} routing", block(b).name), .of = counts, .owner = b});
+  }
+}
+
+void ProgramDraft::add_head() {
+  const auto reported = [this](std::string name, Bytes bytes) {
+    const ClassId of = add_class({.name = name,
+                                  .word = "losses",
+                                  .line = LedgerLine::batch,
+                                  .bytes = bytes,
+                                  .slots = SlotRule::report});
+    return add_value({.name = std::move(name), .of = of, .owner = program.head});
+  };
+  losses = reported("losses", shape.losses);
+  if (last_router != kNone) router_losses = reported("losses of routers", shape.router_losses);
+  if (shape.tiles() == 1) return;
+  program.one_pass = OnePassHead{.keeper = program.head};
+  for (std::uint32_t t = 0; t < shape.tiles(); ++t) {
+    program.one_pass->on_device.push_back(shape.block_of_tile(t));
+  }
+  if (block(program.head).intermediates == 0) return;
+  logits = add_value({.name = "logits",
+                      .of = add_class({.name = "logits",
+                                       .word = "logits",
+                                       .line = LedgerLine::intermediates,
+                                       .bytes = block(program.head).intermediates,
+                                       .slots = SlotRule::scratch}),
+                      .owner = program.head});
+}
+
+/// The forward pass of pairs through the model without adapters. Nothing of it stays but losses.
+void ProgramDraft::add_reference() {
+  if (!shape.pairs) return;
+  pairs = add_value({.name = "pairs",
+                     .of = add_class({.name = "pairs",
+                                      .word = "pairs",
+                                      .line = LedgerLine::batch,
+                                      .bytes = shape.pair_results,
+                                      .slots = SlotRule::step}),
+                     .owner = program.head});
+  const ClassId activations = add_class({.name = "activations of the reference",
+                                         .word = "activation of the reference",
+                                         .bytes = shape.activation,
+                                         .slots = SlotRule::in_turn});
+  for (BlockId b = shape.first_layer(); b < program.head; ++b) {
+    if (!shape.is_differentiated(b)) continue;
+    expects(block(b).role == BlockRole::layer, "step program: pairs with layers in tiles");
+    reference[b] = add_value({.name = fmt::format("the reference's output of {}", block(b).name),
+                              .of = activations,
+                              .owner = b});
+  }
+  if (shape.tiles() == 1) return;
+  reference_rows = add_value(
+      {.name = "rows of the reference",
+       .of = add_class(
+           {.name = "rows of the reference", .word = "rows of the reference", .bytes = shape.rows}),
+       .owner = program.head});
+}
+
+void ProgramDraft::add_sums() {
+  const auto add = [this](GradientSum sum) {
+    program.sums.push_back(sum);
+    return static_cast<SumId>(program.sums.size() - 1);
+  };
+  for (BlockId b = 0; b < shape.blocks.size(); ++b) {
+    if (block(b).is_frozen()) continue;
+    gradient[b] = add({.block = b, .bytes = block(b).gradient, .cleared = block(b).cleared});
+  }
+  if (!shape.trains_tied()) return;
+  for (std::uint32_t t = 0; t < shape.tiles(); ++t) {
+    tied_gradient[t] = add({.block = t, .bytes = shape.tied_gradient, .clears = false});
+  }
+}
+
+ValueId ProgramDraft::reference_input(BlockId id) const {
+  const bool same = id <= shape.first_layer() || reference[id - 1] == kNone;
+  return same ? input[id] : reference[id - 1];
+}
+
+ClassId ProgramDraft::add_class(ValueClass one) {
+  program.classes.push_back(std::move(one));
+  return static_cast<ClassId>(program.classes.size() - 1);
+}
+
+ValueId ProgramDraft::add_value(StepValue value) {
+  program.values.push_back(std::move(value));
+  return static_cast<ValueId>(program.values.size() - 1);
+}
+
+PassId ProgramDraft::add(Pass pass) {
+  // Besides the block, the arguments and the model select the kernels.
+  std::vector<std::uint32_t> key = {static_cast<std::uint32_t>(pass.kernel),
+                                    block(pass.block).alike, pass.reference};
+  for (const Operand& operand : pass.operands) {
+    key.push_back(static_cast<std::uint32_t>(operand.port));
+    key.push_back(static_cast<std::uint32_t>(operand.access));
+  }
+  const auto next = static_cast<std::uint16_t>(shapes_.size());
+  pass.shape = shapes_.try_emplace(std::move(key), next).first->second;
+  program.passes.push_back(std::move(pass));
+  return static_cast<PassId>(program.passes.size() - 1);
+}
+
+void ProgramDraft::recompute(ValueId value, std::vector<Stop> stops) {
+  program.values[value].recipe = static_cast<RecipeId>(program.recipes.size());
+  program.recipes.push_back({std::move(stops)});
+}
+
+}  // namespace ballast::model::passes

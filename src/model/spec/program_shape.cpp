@@ -1,0 +1,165 @@
+#include "src/model/spec/program_shape.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "ballast/core/error.h"
+#include "ballast/model/preference.h"
+
+namespace ballast::model {
+namespace {
+
+BlockRole role_of(const Architecture& model, std::size_t block) {
+  const BlockSpec& spec = model.blocks[block];
+  if (spec.kind == BlockKind::embedding) return BlockRole::embedding;
+  if (spec.kind == BlockKind::head) {
+    return block == model.head() ? BlockRole::head : BlockRole::head_tile;
+  }
+  const auto continues_layer = [&] {
+    return model.is_layer_tile(block - 1) && model.blocks[block - 1].layer == spec.layer;
+  };
+  switch (spec.part) {
+    case LayerPart::whole:
+    case LayerPart::attention_half:
+      break;
+    case LayerPart::norm:
+      return continues_layer() ? BlockRole::mid_norm : BlockRole::norm;
+    case LayerPart::attention:
+    case LayerPart::mlp:
+      return BlockRole::tile;
+    case LayerPart::router:
+      return BlockRole::router;
+    case LayerPart::shared_expert:
+      return BlockRole::shared_expert;
+    case LayerPart::expert:
+      return spec.experts > 1 ? BlockRole::exchanged_expert : BlockRole::expert;
+  }
+  return BlockRole::layer;
+}
+
+/// Numbers blocks by what selects their kernels. Layers, or their parts of equal sizes, use the
+/// same kernels; tiles of the vocabulary differ in their sizes.
+class Likeness {
+ public:
+  std::uint32_t number_of(const BlockSpec& block, std::size_t index) {
+    const std::uint64_t size = block.kind == BlockKind::layer ? block.elements : index;
+    const auto next = static_cast<std::uint32_t>(numbers_.size());
+    return numbers_.try_emplace({block.kind, block.part, size, block.frozen_elements}, next)
+        .first->second;
+  }
+
+ private:
+  std::map<std::tuple<BlockKind, LayerPart, std::uint64_t, Elems>, std::uint32_t> numbers_;
+};
+
+Bytes of_block(const std::vector<Bytes>& sizes, const Architecture& model, std::size_t block) {
+  expects(sizes.empty() || sizes.size() == model.blocks.size(),
+          "step program: the kernel sizes belong to another model");
+  return sizes.empty() ? 0 : sizes[block];
+}
+
+std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
+                                         MicroBatchShape batch, const KernelSizes& sizes) {
+  Likeness likeness;
+  std::vector<BlockShape> blocks;
+  blocks.reserve(model.blocks.size());
+  for (std::size_t b = 0; b < model.blocks.size(); ++b) {
+    const BlockSpec& block = model.blocks[b];
+    blocks.push_back({.name = block.name,
+                      .role = role_of(model, b),
+                      .forward_flops = model.forward_flops(b, batch.sequences, batch.length),
+                      .recomputed_flops = model.recomputed_flops(b, batch.sequences, batch.length),
+                      .frozen_flops = model.frozen_flops(b, batch.sequences, batch.length),
+                      .norm_traffic = 2 * block.norm_elements * size_of(type),
+                      .intermediates = of_block(sizes.intermediates, model, b),
+                      .gradient = block.own_trained_elements() * size_of(DType::f32),
+                      .cleared = of_block(sizes.cleared, model, b),
+                      .token_share = block.token_share,
+                      .expert = static_cast<std::uint32_t>(block.expert),
+                      .alike = likeness.number_of(block, b)});
+  }
+  return blocks;
+}
+
+Bytes losses_of_head(const StepShape& shape) {
+  if (!shape.pairs) return sizeof(double);
+  return shape.micro_batch.sequences / 2 * sizeof(PairResult);
+}
+
+}  // namespace
+
+std::uint32_t ProgramShape::tiles() const {
+  std::uint32_t count = 0;
+  while (count < blocks.size() && blocks[count].role == BlockRole::embedding) ++count;
+  return count;
+}
+
+BlockId ProgramShape::head() const {
+  return static_cast<BlockId>(blocks.size()) - (tied ? 1 : tiles());
+}
+
+bool ProgramShape::continues(BlockId block) const {
+  switch (blocks[block].role) {
+    case BlockRole::embedding:
+      return block > 0;
+    case BlockRole::layer:
+    case BlockRole::norm:
+    case BlockRole::mid_norm:
+    case BlockRole::router:
+    case BlockRole::head:
+      return false;
+    case BlockRole::tile:
+    case BlockRole::shared_expert:
+    case BlockRole::expert:
+    case BlockRole::exchanged_expert:
+    case BlockRole::head_tile:
+      break;
+  }
+  return true;
+}
+
+BlockId ProgramShape::last_of(BlockId block) const {
+  while (block + 1 < blocks.size() && continues(block + 1)) ++block;
+  return block;
+}
+
+BlockId ProgramShape::first_of(BlockId block) const {
+  while (continues(block)) --block;
+  return block;
+}
+
+ProgramShape shape_of(const Architecture& model, DType type, const StepShape& shape,
+                      const KernelSizes& sizes) {
+  const std::uint64_t tokens = shape.micro_batch.tokens();
+  const std::uint64_t width = model.config.hidden_size;
+  ProgramShape program = {
+      .blocks = shapes_of_blocks(model, type, shape.micro_batch, sizes),
+      .tied = model.config.tie_embeddings,
+      .packed = shape.packed,
+      .pairs = shape.pairs,
+      .first_differentiated = static_cast<BlockId>(model.first_differentiated()),
+      .activation = tokens * width * size_of(type),
+      .batch = (shape.packed ? 3 : 2) * tokens * sizeof(std::int32_t),
+      .rows = sizes.rows,
+      .row_sums = tokens * width * size_of(DType::f32),
+      .losses = losses_of_head(shape),
+      .ranks = shape.ranks};
+  const TensorSpec* const table = model.blocks.front().find(model.outer.tokens);
+  if (program.tied && (table == nullptr || !table->frozen)) {
+    program.tied_gradient = model.largest_tile() * width * size_of(DType::f32);
+  }
+  if (shape.pairs) {
+    program.pair_results = shape.micro_batch.sequences * sizeof(double) + tokens * sizeof(float);
+  }
+  if (sizes.experts > 0) {
+    // Ranks gather whole pages.
+    program.routing =
+        round_up((sizes.experts + 1) * sizeof(std::int32_t), shape.ranks > 1 ? kPage : kCacheLine);
+    program.router_totals = sizes.router_totals * sizeof(double);
+    program.router_losses = kRouterLosses * sizeof(double);
+  }
+  return program;
+}
+
+}  // namespace ballast::model

@@ -1,0 +1,197 @@
+// Compares the plans of many runs of small models with those of the commit that wrote
+// tests/data/plan_dumps.txt, by one hash for each part of a dump. A refactoring leaves all of them
+// as they are.
+//
+//     plan_dumps                      compare
+//     plan_dumps --write              write the hashes anew, after an intended change of plans
+//     plan_dumps --list               the cases
+//     plan_dumps --dump 07/2 [steady] the text behind the hashes
+//     plan_dumps --count              operations of all dumps by action, role and condition
+//
+// tools/dev/compare_plans.sh compares the texts of two commits.
+
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include "tests/plans/plan_names.h"
+#include "tests/plans/plan_text.h"
+#include "tests/plans/planned_runs.h"
+#include "tests/plans/small_runs.h"
+#include "tests/support/fixtures.h"
+
+namespace ballast::plans {
+namespace {
+
+/// What a dump is made of.
+struct Dumped {
+  std::string name;  ///< "07/2"
+  std::string description;
+  std::function<engine::Blueprint()> make;
+};
+
+std::vector<Dumped> all_dumped() {
+  std::vector<Dumped> all;
+  for (const SmallRun& c : small_runs()) {
+    for (std::uint64_t seed = 0; seed < kPlacements; ++seed) {
+      all.push_back({fmt::format("{}/{}", c.name, seed), c.describe(),
+                     [&c, seed] { return outline_of(c, seed); }});
+    }
+  }
+  for (PlannedRun& run : planned_runs()) {
+    all.push_back({run.name, run.description, std::move(run.decide)});
+  }
+  return all;
+}
+
+std::vector<PlanSection> dump(const Dumped& dumped) {
+  return dump_plans(dumped.make(), machines());
+}
+
+std::filesystem::path golden_file() {
+  return test::fixture("plan_dumps.txt");
+}
+
+std::string header() {
+  return fmt::format("case {}", fmt::join(section_names(), " "));
+}
+
+std::string hashes(const Dumped& dumped) {
+  std::vector<std::string> line = {dumped.name};
+  for (const PlanSection& section : dump(dumped)) line.push_back(hash_of(section.text));
+  return fmt::format("{}", fmt::join(line, " "));
+}
+
+std::vector<std::string> words(const std::string& line) {
+  std::vector<std::string> found;
+  std::size_t begin = 0;
+  while (begin < line.size()) {
+    const std::size_t end = std::min(line.find(' ', begin), line.size());
+    found.push_back(line.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return found;
+}
+
+/// Lines of the file by case.
+std::map<std::string, std::string> read_golden() {
+  std::map<std::string, std::string> lines;
+  std::ifstream file(golden_file());
+  for (std::string line; std::getline(file, line);) lines[words(line).at(0)] = line;
+  return lines;
+}
+
+TEST(PlanDumps, AreThoseOfTheFile) {
+  const auto golden = read_golden();
+  const auto all = all_dumped();
+  ASSERT_EQ(golden.size(), all.size() + 1) << "plan_dumps --write writes the file anew";
+  ASSERT_EQ(golden.at("case"), header());
+  const auto names = words(header());
+  for (const Dumped& dumped : all) {
+    const std::string line = hashes(dumped);
+    const auto expected = golden.find(dumped.name);
+    ASSERT_NE(expected, golden.end()) << dumped.name;
+    if (line == expected->second) continue;
+    const auto now = words(line);
+    const auto before = words(expected->second);
+    std::vector<std::string> differing;
+    for (std::size_t i = 1; i < names.size(); ++i) {
+      if (now.at(i) != before.at(i)) differing.push_back(names[i]);
+    }
+    ADD_FAILURE() << fmt::format(
+        "case {} ({}) differs in: {}. See the first differing line by tools/dev/compare_plans.sh "
+        "COMMIT {}, where COMMIT has the plans of tests/data/plan_dumps.txt",
+        dumped.name, dumped.description, fmt::join(differing, ", "), dumped.name);
+  }
+}
+
+TEST(PlanDumps, EveryBufferHasANameOfItsOwn) {
+  for (const Dumped& dumped : all_dumped()) {
+    const AllPlans all = build_plans(dumped.make());
+    std::vector<const schedule::Plan*> plans;
+    for (const auto& named : all.plans) plans.push_back(&named.plan);
+    std::set<std::string> names;
+    for (const std::string& name : buffer_names(all.schedule.buffers, plans)) {
+      EXPECT_TRUE(names.insert(name).second) << dumped.name << ": " << name;
+    }
+  }
+}
+
+TEST(SmallRuns, CoverPairsOfChoices) {
+  EXPECT_EQ(uncovered_pairs(), std::vector<std::string>{});
+}
+
+int write_golden() {
+  std::ofstream file(golden_file());
+  file << header() << "\n";
+  for (const Dumped& dumped : all_dumped()) file << hashes(dumped) << "\n";
+  file.close();
+  return file ? 0 : 1;
+}
+
+int print_dump(const std::string& name, const std::string& section_name) {
+  for (const Dumped& dumped : all_dumped()) {
+    if (dumped.name != name) continue;
+    fmt::print("{}\n", dumped.description);
+    for (const PlanSection& section : dump(dumped)) {
+      if (!section_name.empty() && section.name != section_name) continue;
+      fmt::print("== {} {}\n{}", section.name, hash_of(section.text), section.text);
+    }
+    return 0;
+  }
+  fmt::print(stderr, "there is no case {}\n", name);
+  return 2;
+}
+
+int print_list() {
+  for (const Dumped& dumped : all_dumped()) fmt::print("{} {}\n", dumped.name, dumped.description);
+  return 0;
+}
+
+int print_counts() {
+  std::map<std::string, std::size_t> counts;
+  for (const Dumped& dumped : all_dumped()) {
+    const AllPlans all = build_plans(dumped.make());
+    for (const AllPlans::Named& named : all.plans) {
+      for (const schedule::Operation& operation : named.plan.operations) {
+        const std::string action(action_name(operation));
+        ++counts["action " + action];
+        if (!operation.condition.always()) {
+          ++counts["condition " + action + " " + condition_name(operation.condition)];
+        }
+        if (operation.unless)
+          ++counts["unless " + action + " " + condition_name(*operation.unless)];
+        for (const schedule::Use& use : operation.uses) {
+          ++counts[fmt::format("role {} {}{}", action, role_name(operation, use),
+                               use.shard ? " shard" : "")];
+        }
+      }
+    }
+  }
+  for (const auto& [what, count] : counts) fmt::print("{} {}\n", what, count);
+  return 0;
+}
+
+}  // namespace
+}  // namespace ballast::plans
+
+int main(int argc, char** argv) {
+  using namespace ballast::plans;
+  const std::string option = argc > 1 ? argv[1] : "";
+  if (option == "--write") return write_golden();
+  if (option == "--list") return print_list();
+  if (option == "--count") return print_counts();
+  if (option == "--dump" && argc > 2) return print_dump(argv[2], argc > 3 ? argv[3] : "");
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

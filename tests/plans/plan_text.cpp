@@ -1,0 +1,291 @@
+#include "tests/plans/plan_text.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <span>
+#include <tuple>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/view.h"
+#include "ballast/schedule/simulator.h"
+#include "ballast/state/checksum.h"
+
+#include "tests/plans/plan_names.h"
+
+namespace ballast::plans {
+namespace {
+
+using schedule::BufferId;
+using schedule::kNoBuffer;
+using schedule::kNoOp;
+using schedule::Operation;
+using schedule::OpId;
+using schedule::Plan;
+using schedule::Schedule;
+
+constexpr std::array kPlanNames = {"first",      "steady",  "flush",          "rollback",
+                                   "evaluation", "partial", "partial_steady", "fill",
+                                   "refill",     "read",    "read_part"};
+
+/// Pairs of plans of which the second may follow the first.
+constexpr std::array<std::pair<const char*, const char*>, 33> kSeams = {
+    {{"fill", "first"},
+     {"fill", "evaluation"},
+     {"fill", "read"},
+     {"refill", "first"},
+     {"first", "steady"},
+     {"first", "flush"},
+     {"first", "rollback"},
+     {"first", "partial_steady"},
+     {"steady", "steady"},
+     {"steady", "flush"},
+     {"steady", "rollback"},
+     {"steady", "partial_steady"},
+     {"steady", "evaluation"},
+     {"steady", "read"},
+     {"partial", "steady"},
+     {"partial", "flush"},
+     {"partial_steady", "steady"},
+     {"partial_steady", "flush"},
+     {"partial_steady", "rollback"},
+     {"partial_steady", "evaluation"},
+     {"flush", "first"},
+     {"flush", "partial"},
+     {"flush", "evaluation"},
+     {"flush", "read"},
+     {"flush", "rollback"},
+     {"rollback", "first"},
+     {"rollback", "evaluation"},
+     {"rollback", "read"},
+     {"evaluation", "first"},
+     {"evaluation", "evaluation"},
+     {"evaluation", "read"},
+     {"read", "first"},
+     {"read_part", "read"}}};
+
+/// Exact and readable: doubles in hexadecimal.
+std::string exact(double value) {
+  return fmt::format("{:a}", value);
+}
+
+std::string_view speculation_name(schedule::Speculation speculation) {
+  constexpr std::string_view kNames[] = {"", "speculates", "redoes"};
+  return kNames[static_cast<std::size_t>(speculation)];
+}
+
+/// Fields that have their usual value are left out.
+std::string describe(OpId id, const Operation& operation, const std::vector<std::string>& buffers) {
+  std::string text = fmt::format("{} {} {} block {} micro {}", id, lane_name(operation.lane),
+                                 action_name(operation), operation.block, operation.micro);
+  const auto add = [&](std::string_view name, const std::string& value) {
+    text += fmt::format(" {} {}", name, value);
+  };
+  if (operation.sub_group > 0) add("sub_group", std::to_string(operation.sub_group));
+  if (operation.lag > 0) add("lag", std::to_string(operation.lag));
+  if (operation.speculation != schedule::Speculation::none) {
+    text += fmt::format(" {}", speculation_name(operation.speculation));
+  }
+  if (operation.reference) text += " reference";
+  if (!operation.condition.always()) add("if", condition_name(operation.condition));
+  if (operation.unless) add("unless", condition_name(*operation.unless));
+  if (operation.likelihood != 1.0F) add("likelihood", exact(operation.likelihood));
+  if (operation.token_share != 1.0F) add("token_share", exact(operation.token_share));
+  if (operation.bytes > 0) add("bytes", std::to_string(operation.bytes));
+  if (operation.offset > 0) add("offset", std::to_string(operation.offset));
+  if (operation.flops != 0.0) add("flops", exact(operation.flops));
+  if (operation.traffic > 0) add("traffic", std::to_string(operation.traffic));
+  std::vector<std::string> uses;
+  for (const schedule::Use& use : operation.uses) {
+    uses.push_back(fmt::format("{}:{}:{}{}", role_name(operation, use), buffers[use.buffer],
+                               use.writes ? "w" : "r", use.shard ? ":shard" : ""));
+  }
+  std::sort(uses.begin(), uses.end());
+  std::vector<OpId> after = operation.after;
+  std::sort(after.begin(), after.end());
+  return fmt::format("{} {{{}}} <- {{{}}}\n", text, fmt::join(uses, "; "), fmt::join(after, " "));
+}
+
+std::string text_of(const Plan& plan, const std::vector<std::string>& buffers) {
+  if (plan.operations.empty()) return "";
+  std::string text = fmt::format("plan micro_batches {}{}{}{}\n", plan.micro_batches,
+                                 plan.gate == kNoOp ? "" : fmt::format(" gate {}", plan.gate),
+                                 plan.applies_updates ? " applies_updates" : "",
+                                 plan.leaves_updates ? " leaves_updates" : "");
+  for (OpId id = 0; id < plan.operations.size(); ++id) {
+    text += describe(id, plan.operations[id], buffers);
+  }
+  return text;
+}
+
+std::string text_of_buffers(const engine::Blueprint& blueprint, const Schedule& schedule,
+                            const std::vector<std::string>& names) {
+  const auto name = [&](BufferId id) { return id == kNoBuffer ? "none" : names[id]; };
+  std::vector<std::string> lines;
+  for (BufferId id = 0; id < names.size(); ++id) {
+    const schedule::Buffer& buffer = schedule.buffers[id];
+    lines.push_back(fmt::format("{} {}: {} {}\n", to_string(buffer.tier), to_string(buffer.kind),
+                                names[id], buffer.bytes));
+  }
+  std::sort(lines.begin(), lines.end());
+  std::string text = fmt::format("{}", fmt::join(lines, ""));
+  const auto add = [&](std::string_view what, const std::vector<BufferId>& ids) {
+    std::vector<std::string> listed;
+    for (const BufferId id : ids) listed.push_back(name(id));
+    text += fmt::format("{}: {}\n", what, fmt::join(listed, "; "));
+  };
+  add("weight homes", schedule.weight_home);
+  add("trained homes", schedule.trained_home);
+  for (const auto& homes : schedule.state_home) add("state homes", homes);
+  add("batches", schedule.batch_host);
+  add("workspace and staging", {schedule.workspace, schedule.weight_staging, schedule.state_staging,
+                                schedule.activation_staging, schedule.gradient_staging});
+  std::map<std::pair<std::string_view, std::string_view>, Bytes> sums;
+  for (const schedule::Buffer& buffer :
+       schedule::sum_buffers(blueprint.workload, blueprint.placement, blueprint.options)) {
+    sums[{to_string(buffer.tier), to_string(buffer.kind)}] += buffer.bytes;
+  }
+  for (const auto& [line, bytes] : sums) {
+    text += fmt::format("sum {} {}: {}\n", line.first, line.second, bytes);
+  }
+  return text;
+}
+
+std::string text_of_placement(const engine::Blueprint& blueprint) {
+  const schedule::Options& options = blueprint.options;
+  std::string text = fmt::format(
+      "micro_batches {} x {} x {} order {} update {} buffers {} {} {} {} {} {} checkpoints {}\n",
+      blueprint.micro_batches, blueprint.shape.sequences, blueprint.shape.length,
+      static_cast<int>(options.order), static_cast<int>(options.update), options.weight_slots,
+      options.gradient_slots, options.weight_staging, options.state_staging,
+      options.activation_staging, options.gradient_staging, options.kept_checkpoints);
+  for (const schedule::BlockPlacement& block : blueprint.placement.blocks) {
+    text += fmt::format(
+        "weights {} states {} activations {} gradients {}{}{}\n", to_string(block.weights),
+        to_string(block.optimizer), to_string(block.activations), to_string(block.gradients),
+        block.keeps_intermediates ? " keeps" : "", block.speculates ? " speculates" : "");
+  }
+  return text;
+}
+
+std::string text_of_seams(const AllPlans& all) {
+  std::string text;
+  for (const auto& [before, next] : kSeams) {
+    const Plan& from = all.find(before);
+    const Plan& to = all.find(next);
+    if (from.operations.empty() || to.operations.empty()) continue;
+    text += fmt::format("{} -> {}\n", before, next);
+    const auto edges = schedule::seam(from, to);
+    for (OpId id = 0; id < edges.size(); ++id) {
+      if (edges[id].empty()) continue;
+      std::vector<OpId> after = edges[id];
+      std::sort(after.begin(), after.end());
+      text += fmt::format("{} {} <- {{{}}}\n", id, action_name(to.operations[id]),
+                          fmt::join(after, " "));
+    }
+  }
+  return text;
+}
+
+std::string text_of_simulation(const engine::Blueprint& blueprint, AllPlans& all,
+                               const schedule::Rates& rates) {
+  Schedule& schedule = all.schedule;
+  schedule.first = all.find("first");
+  schedule.steady = all.find("steady");
+  const schedule::Prediction prediction =
+      schedule::simulate(schedule, blueprint.workload, rates, {});
+  std::string text = fmt::format("{}: step {}\n", rates.name, exact(prediction.step_seconds));
+  for (const schedule::Lane lane : schedule::kLanes) {
+    const auto index = static_cast<std::size_t>(lane);
+    text += fmt::format("{}: busy {} stalled {} bytes {}\n", lane_name(lane),
+                        exact(prediction.busy_seconds[index]),
+                        exact(prediction.stalled_seconds[index]), prediction.bytes[index]);
+  }
+  for (const auto& bound : prediction.bounds) {
+    text += fmt::format("bound {} {}\n", lane_name(bound.lane), exact(bound.seconds));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> section_names() {
+  std::vector<std::string> names = {"placement", "buffers"};
+  names.insert(names.end(), kPlanNames.begin(), kPlanNames.end());
+  names.emplace_back("seams");
+  names.emplace_back("simulated");
+  return names;
+}
+
+const Plan& AllPlans::find(const std::string& name) const {
+  const auto found = std::find_if(plans.begin(), plans.end(),
+                                  [&](const Named& named) { return named.name == name; });
+  expects(found != plans.end(), "plans: there is no plan of that name");
+  return found->plan;
+}
+
+AllPlans build_plans(const engine::Blueprint& blueprint) {
+  const auto& work = blueprint.workload;
+  const auto& place = blueprint.placement;
+  const auto& options = blueprint.options;
+  const auto blocks = static_cast<std::uint32_t>(work.blocks.size());
+  const std::uint32_t some = std::max(1U, work.micro_batches - 1);
+  AllPlans all;
+  all.schedule = schedule::build(work, place, options);
+  const bool trains = options.purpose == schedule::Purpose::training;
+  const auto partial = [&](bool applies) {
+    return trains ? schedule::build_partial_step(work, place, options, some, applies) : Plan{};
+  };
+  const Plan plans[] = {
+      all.schedule.first,
+      all.schedule.steady,
+      all.schedule.flush,
+      all.schedule.rollback,
+      all.schedule.evaluation,
+      partial(false),
+      partial(true),
+      schedule::build_fill(work, place, options),
+      schedule::build_fill(work, place, options, schedule::kHomesInMemory),
+      schedule::build_read(work, place, options, 0, blocks),
+      schedule::build_read(work, place, options, blocks / 2, 1, schedule::homes_on(Tier::host))};
+  static_assert(std::size(plans) == kPlanNames.size());
+  for (std::size_t i = 0; i < kPlanNames.size(); ++i) {
+    all.plans.push_back({kPlanNames[i], in_normal_order(plans[i])});
+  }
+  return all;
+}
+
+std::vector<PlanSection> dump_plans(engine::Blueprint blueprint,
+                                    const std::vector<schedule::Rates>& rates) {
+  AllPlans all = build_plans(blueprint);
+  std::vector<const Plan*> plans;
+  for (const AllPlans::Named& named : all.plans) plans.push_back(&named.plan);
+  const std::vector<std::string> buffers = buffer_names(all.schedule.buffers, plans);
+  std::vector<PlanSection> sections;
+  sections.push_back({"placement", text_of_placement(blueprint)});
+  sections.push_back({"buffers", text_of_buffers(blueprint, all.schedule, buffers)});
+  for (const AllPlans::Named& named : all.plans) {
+    sections.push_back({named.name, text_of(named.plan, buffers)});
+  }
+  sections.push_back({"seams", text_of_seams(all)});
+  std::string simulated;
+  if (blueprint.options.purpose == schedule::Purpose::training) {
+    for (const schedule::Rates& machine : rates) {
+      simulated += text_of_simulation(blueprint, all, machine);
+    }
+  }
+  sections.push_back({"simulated", std::move(simulated)});
+  return sections;
+}
+
+std::string hash_of(const std::string& text) {
+  if (text.empty()) return "-";
+  return fmt::format("{:016x}",
+                     state::checksum(ConstHostBytes(std::as_bytes(std::span<const char>(text)))));
+}
+
+}  // namespace ballast::plans

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ballast/engine/blueprint.h"
+#include "ballast/schedule/plan.h"
+#include "ballast/schedule/rates.h"
+
+namespace ballast::plans {
+
+/// One part of a dump.
+struct PlanSection {
+  std::string name;
+  std::string text;  ///< lines; empty for a plan without operations
+};
+
+/// The names of the sections of each dump, in order.
+std::vector<std::string> section_names();
+
+/// Everything that a placed run has before anything runs: buffers, each plan, the edges between
+/// plans that may follow each other, and simulated steps. The order of buffers and of uses does not
+/// count. `blueprint`: sized, with a placement; its schedule is built here.
+std::vector<PlanSection> dump_plans(engine::Blueprint blueprint,
+                                    const std::vector<schedule::Rates>& rates);
+
+/// The schedule and the plans that it lacks.
+struct AllPlans {
+  schedule::Schedule schedule;
+  struct Named {
+    std::string name;
+    schedule::Plan plan;
+  };
+  std::vector<Named> plans;  ///< in normal order
+
+  [[nodiscard]] const schedule::Plan& find(const std::string& name) const;
+};
+AllPlans build_plans(const engine::Blueprint& blueprint);
+
+/// XXH3 of the text, 16 hexadecimal digits; "-" if it is empty.
+std::string hash_of(const std::string& text);
+
+}  // namespace ballast::plans
