@@ -21,7 +21,7 @@
 #include "src/model/families.h"
 #include "src/model/head.h"
 #include "src/model/pass_check.h"
-#include "src/model/routing.h"
+#include "src/model/pass_views.h"
 
 namespace ballast::model {
 
@@ -197,7 +197,7 @@ class ComputeBy final : public Compute {
   }
 
   void layer(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    BlockWeights<T> about = weights_of_layer(pass, args);
+    BlockWeights<T> about = views_.weights_of_layer(pass, args);
     about.dropout = args.scalars.dropout;
     about.subject = pass.reference > 0 ? Subject::reference : Subject::trained;
     const auto* const positions = args.batch.positions.raw();
@@ -207,7 +207,7 @@ class ComputeBy final : public Compute {
     enqueue(stream, [=, this] { layer_->forward(about, positions, in, out, kept); });
   }
   void layer_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    BlockWeights<T> about = weights_of_layer(pass, args);
+    BlockWeights<T> about = views_.weights_of_layer(pass, args);
     about.dropout = args.scalars.dropout;
     const auto* const positions = args.batch.positions.raw();
     const T* const in = as<T>(args[Port::input]);
@@ -217,7 +217,7 @@ class ComputeBy final : public Compute {
   }
 
   void norm(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const Norm<T> own = weights_of(args)[norm_before_tiles(pass.block)];
+    const Norm<T> own = weights_of<T>(args)[norm_before_tiles(pass.block)];
     const T* const in = as<T>(args[Port::input]);
     T* const normed = as<T>(args[Port::normed]);
     const auto sums = view_as<float>(args[Port::partial_sums]);
@@ -227,7 +227,7 @@ class ComputeBy final : public Compute {
     });
   }
   void norm_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const Norm<T> own = weights_of(args)[norm_before_tiles(pass.block)];
+    const Norm<T> own = weights_of<T>(args)[norm_before_tiles(pass.block)];
     const T* const in = as<T>(args[Port::input]);
     const float* const sums = as<float>(args[Port::partial_sums]);
     T* const dy = as<T>(args[Port::activation_gradient]);
@@ -235,7 +235,7 @@ class ComputeBy final : public Compute {
   }
 
   void tile(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const BlockWeights<T> about = weights_of_layer(pass, args);
+    const BlockWeights<T> about = views_.weights_of_layer(pass, args);
     const auto* const positions = args.batch.positions.raw();
     const T* const normed = as<T>(args[Port::normed]);
     float* const sums = as<float>(args[Port::partial_sums]);
@@ -243,7 +243,7 @@ class ComputeBy final : public Compute {
     round_sums(stream, args);
   }
   void tile_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const BlockWeights<T> about = weights_of_layer(pass, args);
+    const BlockWeights<T> about = views_.weights_of_layer(pass, args);
     const auto* const positions = args.batch.positions.raw();
     const T* const normed = as<T>(args[Port::normed]);
     const T* const dy = as<T>(args[Port::activation_gradient]);
@@ -253,14 +253,14 @@ class ComputeBy final : public Compute {
   }
 
   void shared_expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const BlockWeights<T> about = weights_of(args);
+    const BlockWeights<T> about = weights_of<T>(args);
     std::byte* const rows = args[Port::normed].raw();
     float* const sums = as<float>(args[Port::partial_sums]);
     enqueue(stream,
             [=, this, block = pass.block] { experts_.shared_forward(block, about, rows, sums); });
   }
   void shared_expert_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    BlockWeights<T> about = weights_of(args);
+    BlockWeights<T> about = weights_of<T>(args);
     about.accumulation = args.scalars.accumulation;
     std::byte* const rows = args[Port::normed].raw();
     const T* const dy = as<T>(args[Port::activation_gradient]);
@@ -272,7 +272,7 @@ class ComputeBy final : public Compute {
 
   void router(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     norm(stream, pass, args);
-    const BlockWeights<T> about = weights_of(args);
+    const BlockWeights<T> about = weights_of<T>(args);
     const auto* const targets = args.batch.targets.raw();
     std::byte* const rows = args[Port::normed].raw();
     auto* const starts = as<std::int32_t>(args[Port::routing]);
@@ -283,7 +283,7 @@ class ComputeBy final : public Compute {
     });
   }
   void router_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    BlockWeights<T> about = weights_of(args);
+    BlockWeights<T> about = weights_of<T>(args);
     about.accumulation = args.scalars.accumulation;
     std::byte* const rows = args[Port::normed].raw();
     auto* const totals = as<double>(args[Port::router_totals]);
@@ -295,7 +295,7 @@ class ComputeBy final : public Compute {
   }
 
   void expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const BlockWeights<T> about = weights_of(args);
+    const BlockWeights<T> about = weights_of<T>(args);
     std::byte* const rows = args[Port::normed].raw();
     float* const sums = as<float>(args[Port::partial_sums]);
     const ExpertChoices own = counts_of(args).own(model_.blocks[pass.block], args.scalars.shard);
@@ -305,7 +305,7 @@ class ComputeBy final : public Compute {
     round_sums(stream, args);
   }
   void expert_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const BlockWeights<T> about = weights_of(args);
+    const BlockWeights<T> about = weights_of<T>(args);
     std::byte* const rows = args[Port::normed].raw();
     const T* const dy = as<T>(args[Port::activation_gradient]);
     float* const sums = as<float>(args[Port::partial_sums]);
@@ -318,7 +318,7 @@ class ComputeBy final : public Compute {
   void exchanged_expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     const SharedChoices all = counts_of(args).shared(model_.blocks[pass.block], args.scalars.shard);
     exchange_rows(stream, *args.exchange)
-        .forward(pass.block, weights_of(args), args[Port::normed].raw(), all,
+        .forward(pass.block, weights_of<T>(args), args[Port::normed].raw(), all,
                  as<float>(args[Port::partial_sums]));
     round_sums(stream, args);
   }
@@ -327,37 +327,39 @@ class ComputeBy final : public Compute {
     if (begins_backward(pass.block)) clear_sums(stream, args);
     const SharedChoices all = counts_of(args).shared(model_.blocks[pass.block], args.scalars.shard);
     exchange_rows(stream, *args.exchange)
-        .backward(pass.block, weights_of(args), args[Port::normed].raw(), all,
+        .backward(pass.block, weights_of<T>(args), args[Port::normed].raw(), all,
                   as<T>(args[Port::activation_gradient]), as<float>(args[Port::partial_sums]));
   }
 
   void head_evaluate(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     expects(model_.config.vocabulary_tiles == 1, "the head has several tiles: visit each");
-    const Norm<T> norm = weights_of(args)[final_norm_];
-    const OutputRows<T> tile = output_tiles(args).front();
+    const Norm<T> norm = weights_of<T>(args)[final_norm_];
+    const OutputRows<T> tile = views_.output_tiles(args).front();
     const T* const in = as<T>(args[Port::input]);
     const auto* const targets = args.batch.targets.raw();
-    enqueue(stream, [=, this, losses = losses_of(pass, args)] {
+    enqueue(stream, [=, this, losses = views_.losses_of(pass, args)] {
       ops_.check_tokens(targets, kLeastTarget);
       head_.forward(norm, tile, in, targets, losses);
     });
   }
   void head_train(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const Norm<T> norm = weights_of(args)[final_norm_];
+    const Norm<T> norm = weights_of<T>(args)[final_norm_];
     const T* const in = as<T>(args[Port::input]);
     const auto* const targets = args.batch.targets.raw();
     T* const dx = as<T>(args[Port::activation_gradient]);
     std::byte* const kept = args[Port::kept].raw();
-    enqueue(stream, [=, this, tiles = output_tiles(args), losses = losses_of(pass, args),
-                     accumulation = args.scalars.accumulation, scale = args.scalars.loss_gradient] {
-      ops_.check_tokens(targets, kLeastTarget);
-      head_.train(norm, tiles, accumulation, in, targets, scale, dx, losses, kept);
-    });
+    enqueue(stream,
+            [=, this, tiles = views_.output_tiles(args), losses = views_.losses_of(pass, args),
+             accumulation = args.scalars.accumulation, scale = args.scalars.loss_gradient] {
+              ops_.check_tokens(targets, kLeastTarget);
+              head_.train(norm, tiles, accumulation, in, targets, scale, dx, losses, kept);
+            });
   }
   void head_scan(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     const auto* const targets = args.batch.targets.raw();
     std::byte* const rows = args[Port::normed].raw();
-    enqueue(stream, [=, this, tile = output_tile(pass, args), losses = losses_of(pass, args)] {
+    enqueue(stream, [=, this, tile = views_.output_tile(pass, args),
+                     losses = views_.losses_of(pass, args)] {
       ops_.check_tokens(targets, kLeastTarget);
       const HeadRows<T> known = head_.rows_at(rows);
       head_.scan(tile, targets, known);
@@ -368,20 +370,21 @@ class ComputeBy final : public Compute {
     HeadRows<T> known = head_.rows_at(args[Port::normed].raw());
     known.dnormed = as<float>(args[Port::partial_sums]);
     const bool pairs = !args[Port::pairs].empty();
-    const RowAims aims = {args.batch.targets.raw(), pairs ? pairs_of(args).weights.raw() : nullptr};
-    enqueue(stream, [=, this, tile = output_tile(pass, args),
+    const RowAims aims = {args.batch.targets.raw(),
+                          pairs ? views_.pairs_of(args).weights.raw() : nullptr};
+    enqueue(stream, [=, this, tile = views_.output_tile(pass, args),
                      accumulation = args.scalars.accumulation, scale = args.scalars.loss_gradient] {
       head_.differentiate(tile, accumulation, aims, scale, known);
     });
   }
   void head_end(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const Norm<T> norm = weights_of(args)[final_norm_];
+    const Norm<T> norm = weights_of<T>(args)[final_norm_];
     const T* const in = as<T>(args[Port::input]);
     const auto* const targets = args.batch.targets.raw();
     T* const dx = as<T>(args[Port::activation_gradient]);
     HeadRows<T> known = head_.rows_at(args[Port::normed].raw());
     known.dnormed = as<float>(args[Port::partial_sums]);
-    enqueue(stream, [=, this, losses = losses_of(pass, args)] {
+    enqueue(stream, [=, this, losses = views_.losses_of(pass, args)] {
       if (!losses.out.empty()) head_.report_losses(targets, known, losses);
       if (dx != nullptr) head_.end(norm, in, known, dx);
     });
@@ -410,15 +413,6 @@ class ComputeBy final : public Compute {
     }
   }
 
-  template <class U>
-  static U* as(DeviceBytes bytes) {
-    return view_as<U>(bytes).raw();
-  }
-  template <class U>
-  static const U* as(ConstDeviceBytes bytes) {
-    return view_as<U>(bytes).raw();
-  }
-
   template <class Work>
   void enqueue(device::Stream& stream, Work work) {
     expects(ready_, "set_workspace() must precede the first kernel");
@@ -444,19 +438,6 @@ class ComputeBy final : public Compute {
   [[nodiscard]] bool begins_backward(std::size_t block) const {
     return !model_.is_layer_tile(block + 1);
   }
-  static RoutingCounts counts_of(const PassArguments& args) {
-    return {args.routing_counts, args.scalars.ranks};
-  }
-  /// The weights and gradients of a pass; adds to the latter.
-  static BlockWeights<T> weights_of(const PassArguments& args) {
-    return {.weights = as<T>(args[Port::weights]),
-            .gradient = view_as<float>(args[Port::gradient])};
-  }
-  [[nodiscard]] BlockWeights<T> weights_of_layer(const Pass& pass,
-                                                 const PassArguments& args) const {
-    return {pass.block - model_.first_layer(), as<T>(args[Port::weights]),
-            view_as<float>(args[Port::gradient]), args.scalars.accumulation};
-  }
   /// The norm that the tiles after `block` read.
   [[nodiscard]] NormAt norm_before_tiles(std::size_t block) const {
     if (block == model_.head()) return final_norm_;
@@ -476,52 +457,6 @@ class ComputeBy final : public Compute {
     return {at(&tokens),      at(positions),        token_scale_,
             tokens.first_row, tokens.shape.front(), model_.config.vocabulary_tiles > 1};
   }
-  /// Tile `number` of the output matrix in the flat weights of its block. `gradient`: the sums of
-  /// that block or, if the matrix is tied, [rows of the tile, H]; null: not wanted.
-  [[nodiscard]] OutputRows<T> output_rows(std::size_t number, const T* weights,
-                                          float* gradient) const {
-    const bool tied = model_.config.tie_embeddings;
-    const BlockSpec& block = model_.blocks[model_.tile(number).block];
-    const TensorSpec& matrix = block.tensor(tied ? model_.outer.tokens : model_.outer.output);
-    if (matrix.frozen) gradient = nullptr;
-    return {number, weights + matrix.offset,
-            gradient == nullptr || tied ? gradient : gradient + matrix.offset};
-  }
-  /// The tile that a pass visits.
-  [[nodiscard]] OutputRows<T> output_tile(const Pass& pass, const PassArguments& args) const {
-    const DeviceBytes gradient =
-        args.output_gradient.empty() ? args[Port::gradient] : args.output_gradient.front();
-    return output_rows(pass.number, as<T>(args[Port::weights]), as<float>(gradient));
-  }
-  /// All tiles: one in the block of the norm, unless the matrix is tied, and others in their own.
-  [[nodiscard]] std::vector<OutputRows<T>> output_tiles(const PassArguments& args) const {
-    const std::size_t own = model_.config.tie_embeddings ? 0 : 1;
-    std::vector<OutputRows<T>> tiles;
-    if (own > 0) {
-      tiles.push_back(output_rows(0, as<T>(args[Port::weights]), as<float>(args[Port::gradient])));
-    }
-    for (std::size_t i = 0; i < args.output_weights.size(); ++i) {
-      const bool trained = i < args.output_gradient.size();
-      tiles.push_back(output_rows(own + i, as<T>(args.output_weights[i]),
-                                  trained ? as<float>(args.output_gradient[i]) : nullptr));
-    }
-    return tiles;
-  }
-  [[nodiscard]] Pairs pairs_of(const PassArguments& args) const {
-    const DeviceBytes all = args[Port::pairs];
-    const Bytes reference = shape_.sequences * sizeof(double);
-    return {args.scalars.preference, view_as<double>(all.subview(0, reference)),
-            view_as<float>(all.subview(reference, shape_.tokens() * sizeof(float)))};
-  }
-  /// What a pass of the head reports; of the reference, for the trained model to read.
-  [[nodiscard]] HeadLosses losses_of(const Pass& pass, const PassArguments& args) const {
-    const auto out = view_as<double>(args[Port::losses]);
-    if (args[Port::pairs].empty()) return {out};
-    const Pairs pairs = pairs_of(args);
-    if (pass.reference > 0) return {pairs.reference};
-    return {out, pairs};
-  }
-
   /// Lays out the workspace from `base` on (null: only counts) and returns its bytes. Layers, the
   /// head, packs and embeddings use the same memory, except for a layer's lasting memory.
   std::size_t lay_out(std::byte* base) {
@@ -557,6 +492,7 @@ class ComputeBy final : public Compute {
   std::vector<std::vector<ElementRange>> cleared_;  ///< by block, in ascending order
   KernelSizes sizes_;
   PassCheck check_{model_, kTypeOf<T>, shape_, sizes_};
+  PassViews<T> views_{model_, shape_};
   bool ready_ = false;
   std::byte* scratch_ = nullptr;  ///< for packing and embedding
 };
