@@ -61,6 +61,7 @@ class Kernels {
         stream_(device_->make_stream("calibration")),
         compute_(
             model::make_compute(*device_, model_, type_, shape_, kernel_options(sample.config))),
+        program_(model::write_program(model_, type_, {.micro_batch = shape_}, compute_->sizes())),
         layers_(copies_) {
     // Touch all memory first: page faults cost more than most kernels.
     const DeviceBytes workspace = allocate(compute_->sizes().workspace);
@@ -179,12 +180,16 @@ class Kernels {
                                 .compute_threads = sample.config.ballast.compute_threads});
   }
 
+  /// The pass through the only layer, or head, of the sample.
+  [[nodiscard]] const model::Pass& pass(Kernel kernel) const {
+    return *std::ranges::find(program_.passes, kernel, &model::Pass::kernel);
+  }
   void forward() {
     model::PassArguments arguments;
     arguments[Port::weights] = next_layer().weights;
     arguments[Port::input] = in_;
     arguments[Port::output] = out_;
-    compute_->run(*stream_, layer_forward_, arguments);
+    compute_->run(*stream_, pass(Kernel::layer), arguments);
   }
   void backward() {
     const Layer& layer = next_layer();
@@ -194,7 +199,7 @@ class Kernels {
     arguments[Port::activation_gradient] = flow_;
     arguments[Port::gradient] = layer.gradient;
     arguments.scalars.accumulation = accumulation_;
-    compute_->run(*stream_, layer_backward_, arguments);
+    compute_->run(*stream_, pass(Kernel::layer_backward), arguments);
   }
   void train_head() {
     model::PassArguments arguments;
@@ -210,7 +215,7 @@ class Kernels {
     }
     arguments.scalars.accumulation = accumulation_;
     arguments.scalars.loss_gradient = 1e-3F;
-    compute_->run(*stream_, head_train_, arguments);
+    compute_->run(*stream_, pass(Kernel::head_train), arguments);
   }
 
   /// In a step, too, all other layers come between two uses of a layer.
@@ -269,15 +274,7 @@ class Kernels {
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<model::Compute> compute_;
-  model::Pass layer_forward_ =
-      model::make_pass(Kernel::layer, 1, {Port::weights, Port::input, Port::output});
-  model::Pass layer_backward_ =
-      model::make_pass(Kernel::layer_backward, 1,
-                       {Port::weights, Port::input, Port::activation_gradient, Port::gradient});
-  model::Pass head_train_ =
-      model::make_pass(Kernel::head_train, 2,
-                       {Port::weights, Port::input, Port::batch, Port::activation_gradient,
-                        Port::gradient, Port::losses});
+  model::StepProgram program_;
   std::vector<Layer> layers_;
   std::size_t turn_ = 0;
   DeviceBytes in_, out_, flow_, head_weights_, head_gradient_, tied_weights_, tied_gradient_,

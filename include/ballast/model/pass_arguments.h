@@ -3,7 +3,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <span>
 #include <vector>
 
@@ -92,12 +91,5 @@ struct PassArguments {
     return views[static_cast<std::size_t>(port)];
   }
 };
-
-/// A pass that belongs to no program, with operands for `ports`.
-inline Pass make_pass(Kernel kernel, BlockId block, std::initializer_list<Port> ports) {
-  Pass pass = {.kernel = kernel, .block = block};
-  for (const Port port : ports) pass.operands.push_back({.port = port});
-  return pass;
-}
 
 }  // namespace ballast::model
