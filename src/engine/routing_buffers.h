@@ -7,7 +7,7 @@
 #include "ballast/engine/engine.h"
 
 #include "src/engine/step_buffers.h"
-#include "src/model/routing.h"
+#include "src/model/compute/routing.h"
 
 namespace ballast::engine {
 

@@ -9,7 +9,7 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/compute.h"
 
-#include "src/model/routing.h"
+#include "src/model/compute/routing.h"
 
 namespace ballast::test {
 

@@ -5,7 +5,7 @@
 
 #include "ballast/core/error.h"
 
-#include "src/model/compute_by.h"
+#include "src/model/compute/compute_by.h"
 #include "src/model/cuda/factories.h"
 #include "src/model/cuda/ops.h"
 

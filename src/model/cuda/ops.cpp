@@ -14,7 +14,7 @@
 #include "src/model/cuda/rows/base_codes.h"
 #include "src/model/cuda/rows/gradients.h"
 #include "src/model/cuda/tokens/tokens.h"
-#include "src/model/families/experts.h"
+#include "src/model/spec/families/experts.h"
 
 namespace ballast::model::cuda {
 

@@ -12,15 +12,15 @@
 #include "ballast/device/cuda_stream.h"
 #include "ballast/model/compute.h"
 
+#include "src/model/compute/formulas.h"
+#include "src/model/compute/layer.h"
+#include "src/model/compute/routing.h"
 #include "src/model/cuda/cudnn/fused_attention.h"
 #include "src/model/cuda/products/products.h"
 #include "src/model/cuda/rows/rows.h"
 #include "src/model/cuda/tokens/token_check.h"
 #include "src/model/cuda/tokens/tokens.h"
-#include "src/model/families/rotary.h"
-#include "src/model/formulas.h"
-#include "src/model/layer.h"
-#include "src/model/routing.h"
+#include "src/model/spec/families/rotary.h"
 
 namespace ballast::model::cuda {
 

@@ -2,9 +2,9 @@
 
 #include <cstddef>
 
-#include "src/model/dropout.h"
+#include "src/model/compute/dropout.h"
+#include "src/model/compute/magnitudes.h"
 #include "src/model/host/kernels.h"
-#include "src/model/magnitudes.h"
 
 namespace ballast::model::host {
 

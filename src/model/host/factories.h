@@ -5,7 +5,7 @@
 
 #include "ballast/model/compute.h"
 
-#include "src/model/mlp_rule.h"
+#include "src/model/compute/mlp_rule.h"
 
 namespace ballast::model::host {
 

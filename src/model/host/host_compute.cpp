@@ -2,7 +2,7 @@
 
 #include "ballast/device/host_stream.h"
 
-#include "src/model/compute_by.h"
+#include "src/model/compute/compute_by.h"
 #include "src/model/host/factories.h"
 #include "src/model/host/ops.h"
 #include "src/model/host/team.h"

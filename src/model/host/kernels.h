@@ -11,7 +11,7 @@
 #include "ballast/core/weight_codes.h"
 #include "ballast/model/attention.h"
 
-#include "src/model/row_sum.h"
+#include "src/model/compute/row_sum.h"
 
 namespace ballast::model::host {
 

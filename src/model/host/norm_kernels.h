@@ -1,6 +1,6 @@
 #pragma once
 
-#include "src/model/formulas.h"
+#include "src/model/compute/formulas.h"
 #include "src/model/host/simd.h"
 
 namespace ballast::model::host::BALLAST_KERNEL_ISA {

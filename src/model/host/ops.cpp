@@ -12,9 +12,9 @@
 #include "ballast/core/units.h"
 #include "ballast/device/host_stream.h"
 
-#include "src/model/families/experts.h"
 #include "src/model/host/base_codes.h"
 #include "src/model/host/team.h"
+#include "src/model/spec/families/experts.h"
 
 namespace ballast::model::host {
 namespace {

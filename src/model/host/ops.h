@@ -8,8 +8,8 @@
 
 #include "ballast/device/device.h"
 
-#include "src/model/families/rotary.h"
-#include "src/model/formulas.h"
+#include "src/model/compute/formulas.h"
+#include "src/model/compute/layer.h"
 #include "src/model/host/adapter_ops.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/factories.h"
@@ -17,7 +17,7 @@
 #include "src/model/host/pairs.h"
 #include "src/model/host/products.h"
 #include "src/model/host/router_ops.h"
-#include "src/model/layer.h"
+#include "src/model/spec/families/rotary.h"
 
 namespace ballast::model::host {
 

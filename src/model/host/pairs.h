@@ -1,6 +1,6 @@
 #pragma once
 
-#include "src/model/preference.h"
+#include "src/model/compute/preference.h"
 
 namespace ballast::model::host {
 

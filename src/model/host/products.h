@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "src/model/matrix.h"
+#include "src/model/compute/matrix.h"
 
 namespace ballast::model::host {
 

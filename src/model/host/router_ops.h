@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "src/model/compute/routing.h"
 #include "src/model/host/kernels.h"
-#include "src/model/routing.h"
 
 namespace ballast::model::host {
 

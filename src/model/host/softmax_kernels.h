@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "src/model/formulas.h"
+#include "src/model/compute/formulas.h"
 #include "src/model/host/simd.h"
 
 namespace ballast::model::host::BALLAST_KERNEL_ISA {

@@ -219,10 +219,12 @@ ValueId ProgramDraft::add_value(StepValue value) {
 }
 
 PassId ProgramDraft::add(Pass pass) {
-  // Besides the block, the arguments and the model select the kernels.
+  // Besides the block, the arguments and the model select the kernels. Whether an optional argument
+  // is there is not known here.
   std::vector<std::uint32_t> key = {static_cast<std::uint32_t>(pass.kernel),
                                     block(pass.block).alike, pass.reference};
   for (const Operand& operand : pass.operands) {
+    if (operand.optional) continue;
     key.push_back(static_cast<std::uint32_t>(operand.port));
     key.push_back(static_cast<std::uint32_t>(operand.access));
   }

@@ -7,7 +7,7 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
 
-#include "src/model/expert_exchange.h"
+#include "src/model/compute/expert_exchange.h"
 
 namespace ballast::model::expert_parallel_test {
 namespace {

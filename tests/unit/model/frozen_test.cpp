@@ -8,7 +8,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
 
-#include "src/model/layer.h"
+#include "src/model/compute/layer.h"
 #include "tests/unit/model/fixture.h"
 
 namespace ballast::model::frozen_test {

@@ -14,7 +14,7 @@
 #include "ballast/model/family.h"
 #include "ballast/text/json.h"
 
-#include "src/model/tiles.h"
+#include "src/model/spec/tiles.h"
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/layers_run.h"
 

@@ -1,4 +1,4 @@
-#include "src/model/families/rotary.h"
+#include "src/model/spec/families/rotary.h"
 
 #include <cstddef>
 #include <cstdint>

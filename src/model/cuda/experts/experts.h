@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "src/model/routing.h"
+#include "src/model/compute/routing.h"
 
 namespace ballast::model::cuda {
 

@@ -6,8 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "src/model/compute/routing.h"
 #include "src/model/cuda/rows/rows.h"
-#include "src/model/routing.h"
 
 namespace ballast::model::cuda {
 

@@ -8,7 +8,7 @@
 #include "ballast/core/units.h"
 #include "ballast/model/product_choices.h"
 
-#include "src/model/matrix.h"
+#include "src/model/compute/matrix.h"
 
 namespace ballast::model::cuda {
 

@@ -2,8 +2,8 @@
 
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
+#include "src/model/compute/formulas.h"
 #include "src/model/cuda/rows/rows.h"
-#include "src/model/formulas.h"
 
 namespace ballast::model::cuda {
 namespace {

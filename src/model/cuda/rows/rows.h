@@ -5,19 +5,19 @@
 
 #include <cuda_runtime_api.h>
 
-#include "src/model/dropout.h"
-#include "src/model/formulas.h"
-#include "src/model/magnitudes.h"
-#include "src/model/rotary_angles.h"
+#include "src/model/compute/dropout.h"
+#include "src/model/compute/formulas.h"
+#include "src/model/compute/magnitudes.h"
+#include "src/model/spec/rotary_angles.h"
 
 namespace ballast::model::cuda {
 
 // Kernels over rows of activations. `T` is the training type, float or Bf16; values are computed
-// and summed in fp32 with the formulas of src/model/formulas.h. Matrices are row-major without gaps
-// unless a stride (in elements) is given. Pointers are to device memory and aligned to 16 bytes.
-// Widths, strides and sizes are multiples of 8 unless stated otherwise. Results depend only on the
-// arguments: the extents fix the order of every sum. `partials` is scratch memory. With an extent
-// of 0 a call does nothing and returns cudaSuccess.
+// and summed in fp32 with the formulas of src/model/compute/formulas.h. Matrices are row-major
+// without gaps unless a stride (in elements) is given. Pointers are to device memory and aligned to
+// 16 bytes. Widths, strides and sizes are multiples of 8 unless stated otherwise. Results depend
+// only on the arguments: the extents fix the order of every sum. `partials` is scratch memory. With
+// an extent of 0 a call does nothing and returns cudaSuccess.
 
 struct Rows {
   std::size_t count = 0;  ///< less than 2^31

@@ -2,8 +2,8 @@
 #include <cmath>
 
 #include "src/device/cuda/eight.h"
+#include "src/model/compute/formulas.h"
 #include "src/model/cuda/tokens/tokens.h"
-#include "src/model/formulas.h"
 
 namespace ballast::model::cuda {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "src/model/embedding.h"
-#include "src/model/preference.h"
-#include "src/model/row_sum.h"
+#include "src/model/compute/embedding.h"
+#include "src/model/compute/preference.h"
+#include "src/model/compute/row_sum.h"
 
 namespace ballast::model::cuda {
 

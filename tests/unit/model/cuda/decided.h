@@ -4,8 +4,8 @@
 #include <limits>
 #include <vector>
 
+#include "src/model/compute/routing.h"
 #include "src/model/host/router_ops.h"
-#include "src/model/routing.h"
 #include "tests/support/device_array.h"
 #include "tests/unit/model/cuda/values.h"
 

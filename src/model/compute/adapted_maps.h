@@ -1,0 +1,269 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <type_traits>
+
+#include "ballast/core/bump.h"
+#include "ballast/core/error.h"
+#include "ballast/model/architecture.h"
+
+#include "src/model/compute/dropout.h"
+#include "src/model/compute/layer.h"
+#include "src/model/compute/magnitudes.h"
+
+namespace ballast::model {
+
+/// Rows of a micro-batch that a linear map reads.
+struct MapRows {
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+
+/// The products of linear maps with their adapters: y = W x + s B h with h = A x, forward and
+/// backward. The backward pass computes h again, since that is cheaper than to keep it. A map may
+/// have several adapters, of the parts of its outputs (joined()). `Ops`: layer.h.
+///
+/// With magnitudes (DoRA): y = g (W x + s B h) + bias. The sum and the gains g are computed again
+/// in the backward pass, as nothing of them is kept.
+template <class Ops>
+class AdaptedMaps {
+ public:
+  using T = typename Ops::Value;
+
+  AdaptedMaps(const Architecture& model, Ops& ops) : ops_(ops) {
+    if (!model.adapters) return;
+    rank_ = model.adapters->rank;
+    scale_ = static_cast<float>(model.adapters->scale());
+    dropout_ = model.adapters->dropout;
+    dora_ = model.adapters->dora;
+  }
+
+  /// The most that a call has of a map.
+  struct Most {
+    std::size_t rows = 0;
+    std::size_t values = 0;   ///< that it reads
+    std::size_t results = 0;  ///< that it writes
+    std::size_t outputs = 0;  ///< for a row
+
+    void add(const LinearAt& map, std::size_t count) {
+      rows = std::max(rows, count);
+      values = std::max(values, count * map.in);
+      results = std::max(results, count * map.out);
+      outputs = std::max(outputs, map.out);
+    }
+  };
+  /// Memory of one call.
+  void take_memory(Bump& bump, const Most& most) {
+    if (rank_ == 0) return;
+    h_ = bump.take<T>(most.rows * rank_);
+    for (T*& gradient : dh_) gradient = bump.take<T>(most.rows * rank_);
+    if (dropout_ > 0.0) dropped_ = bump.take<T>(most.values);
+    if (!dora_) return;
+    results_ = bump.take<T>(most.results);
+    cross_ = bump.take<float>(most.outputs * rank_);
+    gram_ = bump.take<float>(rank_ * rank_);
+    inverse_norms_ = bump.take<float>(most.outputs);
+    for (float*& gains : gains_) gains = bump.take<float>(most.outputs);
+  }
+
+  /// As the operations of the same names.
+  void linear(const BlockWeights<T>& block, const LinearAt& map, const T* x, T* y,
+              std::size_t y_row, const MapRows& rows) {
+    if (block.subject == Subject::reference) {
+      return ops_.linear(block[map], x, y, y_row, rows.count);
+    }
+    ops_.linear(inner(block, map), x, y, y_row, rows.count);
+    add_adapters(block, map, x, y, y_row, rows);
+    scale_results(block, map, nullptr, y, y_row, rows);
+  }
+  void linear_onto(const BlockWeights<T>& block, const LinearAt& map, const T* x, const T* residual,
+                   T* y, const MapRows& rows) {
+    if (block.subject == Subject::reference) {
+      return ops_.linear_onto(block[map], x, residual, y, rows.count);
+    }
+    if (has_gains(map)) {
+      ops_.linear(inner(block, map), x, y, map.out, rows.count);
+    } else {
+      ops_.linear_onto(block[map], x, residual, y, rows.count);
+    }
+    add_adapters(block, map, x, y, map.out, rows);
+    scale_results(block, map, residual, y, map.out, rows);
+  }
+  /// Also what linear_input() of the same map needs, until linear_weight() of another input.
+  void linear_weight(const BlockWeights<T>& block, const LinearAt& map, const T* x, const T* dy,
+                     std::size_t dy_row, const MapRows& rows) {
+    ops_.linear_weight(block[map], x, dy, dy_row, rows.count);
+    for (const AdapterAt& at : map.adapters) {
+      const Linear<T> b = block[second(at)];
+      const T* const read = compute_h(block, at, map.in, x, rows);
+      T* const dh = dh_.at(at.number);
+      const T* dsum = dy + at.column;
+      std::size_t dsum_row = dy_row;
+      if (at.magnitudes) {
+        dsum = differentiate_gains(block, map, at, x, dsum, dy_row, rows);
+        dsum_row = at.out;
+      }
+      ops_.linear_weight(b, h_, dsum, dsum_row, rows.count);
+      ops_.linear_input(b, dsum, dsum_row, dh, rows.count);
+      ops_.scale(dh, scale_, rows.count * rank_);
+      ops_.linear_weight(block[first(at, map.in)], read, dh, rank_, rows.count);
+    }
+  }
+  template <class D>
+  void linear_input(const BlockWeights<T>& block, const LinearAt& map, const T* dy,
+                    std::size_t dy_row, D* dx, const MapRows& rows, bool add_to_dx = false) {
+    if (has_gains(map)) {
+      dy = gradient_of_sums(map, dy, dy_row, rows);
+      dy_row = map.out;
+    }
+    ops_.linear_input(block[map], dy, dy_row, dx, rows.count, add_to_dx);
+    if (map.adapters.empty()) return;
+    if constexpr (std::is_same_v<D, T>) {
+      for (const AdapterAt& at : map.adapters) {
+        const Linear<T> a = block[first(at, map.in)];
+        const T* const dh = dh_.at(at.number);
+        if (!drops(block)) {
+          ops_.linear_input(a, dh, rank_, dx, rows.count, true);
+          continue;
+        }
+        ops_.linear_input(a, dh, rank_, dropped_, rows.count);
+        ops_.drop(mask(block, at, map.in, rows), dropped_, dx, rows.count * map.in, true);
+      }
+    } else {
+      throw Error(ErrorCategory::state, "tiles of layers have no adapters");
+    }
+  }
+
+ private:
+  [[nodiscard]] LinearAt first(const AdapterAt& at, std::size_t in) const {
+    return {.weight = at.a, .in = in, .out = rank_, .flipped = true};
+  }
+  [[nodiscard]] LinearAt second(const AdapterAt& at) const {
+    return {.weight = at.b, .in = rank_, .out = at.out, .flipped = true};
+  }
+  [[nodiscard]] bool has_gains(const LinearAt& map) const { return dora_ && !map.adapters.empty(); }
+  /// What is multiplied with x: with gains the bias comes later.
+  [[nodiscard]] Linear<T> inner(const BlockWeights<T>& block, const LinearAt& map) const {
+    Linear<T> linear = block[map];
+    if (has_gains(map)) linear.bias = nullptr;
+    return linear;
+  }
+  /// The part of the map with that adapter.
+  [[nodiscard]] static Linear<T> part(const BlockWeights<T>& block, const LinearAt& map,
+                                      const AdapterAt& at) {
+    Linear<T> linear = block[map];
+    linear.weight += at.column * map.in;
+    linear.bias = nullptr;
+    linear.out = at.out;
+    return linear;
+  }
+  [[nodiscard]] bool drops(const BlockWeights<T>& block) const {
+    return dropout_ > 0.0 && block.dropout.on;
+  }
+  [[nodiscard]] DropoutMask mask(const BlockWeights<T>& block, const AdapterAt& at, std::size_t in,
+                                 const MapRows& rows) const {
+    return DropoutMask::of(dropout_, block.dropout.key, at.stream, rows.first * in);
+  }
+
+  /// h_ = s A x, with dropout; returns what A reads.
+  const T* compute_h(const BlockWeights<T>& block, const AdapterAt& at, std::size_t in, const T* x,
+                     const MapRows& rows) {
+    const T* read = x;
+    if (drops(block)) {
+      ops_.drop(mask(block, at, in, rows), x, dropped_, rows.count * in, false);
+      read = dropped_;
+    }
+    ops_.linear(block[first(at, in)], read, h_, rank_, rows.count);
+    ops_.scale(h_, scale_, rows.count * rank_);
+    return read;
+  }
+  void add_adapters(const BlockWeights<T>& block, const LinearAt& map, const T* x, T* y,
+                    std::size_t y_row, const MapRows& rows) {
+    for (const AdapterAt& at : map.adapters) {
+      compute_h(block, at, map.in, x, rows);
+      add_product(block, at, y + at.column, y_row, rows);
+    }
+  }
+  /// y += B h.
+  void add_product(const BlockWeights<T>& block, const AdapterAt& at, T* y, std::size_t y_row,
+                   const MapRows& rows) {
+    const Product p = forward_product(block[second(at)], h_, y, y_row, rows.count);
+    ops_.multiply(p.extents, p.a, p.b, p.c, true);
+  }
+
+  /// Those of the part, and the inverse norms.
+  const float* compute_gains(const BlockWeights<T>& block, const LinearAt& map,
+                             const AdapterAt& at) {
+    const Linear<T> w = part(block, map, at);
+    const Linear<T> a = block[first(at, map.in)];
+    const Matrix rows_of_w = w.flipped ? matrix(w.weight, w.in) : transposed(w.weight, w.out);
+    const Matrix columns_of_a = transposed(a.weight, a.in);
+    ops_.multiply({w.out, rank_, w.in}, rows_of_w, columns_of_a, matrix(cross_, rank_));
+    ops_.multiply({rank_, rank_, w.in}, matrix(a.weight, a.in), columns_of_a, matrix(gram_, rank_));
+    float* const gains = gains_.at(at.number);
+    ops_.compute_gains({w, block[second(at)].weight, block[NormAt{.weight = *at.magnitudes}].weight,
+                        cross_, gram_, rank_, scale_},
+                       gains, inverse_norms_);
+    return gains;
+  }
+  /// Multiplies the sums in y by their gains and adds bias and residual (null: none).
+  void scale_results(const BlockWeights<T>& block, const LinearAt& map, const T* residual, T* y,
+                     std::size_t y_row, const MapRows& rows) {
+    if (!has_gains(map)) return;
+    const T* const bias = block[map].bias;
+    for (const AdapterAt& at : map.adapters) {
+      T* const to = y + at.column;
+      ops_.scale_columns({compute_gains(block, map, at), to, y_row, to, y_row, rows.count, at.out,
+                          bias, residual});
+    }
+  }
+  /// Adds the gradient of the magnitudes, the sums over rows of dy (W x + s B h) / norm, and
+  /// returns that of W x + s B h, [rows, out]. Given s A x in h_.
+  const T* differentiate_gains(const BlockWeights<T>& block, const LinearAt& map,
+                               const AdapterAt& at, const T* x, const T* dy, std::size_t dy_row,
+                               const MapRows& rows) {
+    const float* const gains = compute_gains(block, map, at);
+    ops_.linear(part(block, map, at), x, results_, at.out, rows.count);
+    add_product(block, at, results_, at.out, rows);
+    ops_.add_column_products({dy, dy_row, results_, at.out, inverse_norms_, rows.count, at.out},
+                             block[NormAt{.weight = *at.magnitudes}].weight_gradient);
+    ops_.scale_columns({gains, dy, dy_row, results_, at.out, rows.count, at.out});
+    return results_;
+  }
+  /// dy times the gains that linear_weight() has computed, 1 for parts without an adapter: [rows,
+  /// out].
+  const T* gradient_of_sums(const LinearAt& map, const T* dy, std::size_t dy_row,
+                            const MapRows& rows) {
+    const auto scale = [&](const float* gains, std::size_t column, std::size_t width) {
+      if (width == 0) return;
+      ops_.scale_columns(
+          {gains, dy + column, dy_row, results_ + column, map.out, rows.count, width});
+    };
+    std::size_t done = 0;
+    for (const AdapterAt& at : map.adapters) {
+      scale(nullptr, done, at.column - done);
+      scale(gains_.at(at.number), at.column, at.out);
+      done = at.column + at.out;
+    }
+    scale(nullptr, done, map.out - done);
+    return results_;
+  }
+
+  Ops& ops_;
+  std::size_t rank_ = 0;  ///< 0: the model has no adapters
+  float scale_ = 1.0F;
+  double dropout_ = 0.0;
+  T* h_ = nullptr;             ///< [rows, rank]
+  std::array<T*, 3> dh_ = {};  ///< likewise, the gradients of A x of maps with the same input
+  T* dropped_ = nullptr;       ///< what A reads, or its gradient
+  bool dora_ = false;
+  T* results_ = nullptr;    ///< W x + s B h, then its gradient
+  float* cross_ = nullptr;  ///< W A^T [out, rank]
+  float* gram_ = nullptr;   ///< A A^T [rank, rank]
+  float* inverse_norms_ = nullptr;
+  std::array<float*, 3> gains_ = {};  ///< as dh_
+};
+
+}  // namespace ballast::model

@@ -1,0 +1,500 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "ballast/core/error.h"
+#include "ballast/core/weight_codes.h"
+#include "ballast/model/compute.h"
+
+#include "src/model/compute/cleared.h"
+#include "src/model/compute/expert_exchange.h"
+#include "src/model/compute/experts.h"
+#include "src/model/compute/families.h"
+#include "src/model/compute/head.h"
+#include "src/model/compute/pass_check.h"
+#include "src/model/compute/pass_views.h"
+
+namespace ballast::model {
+
+/// Compute with the operations of one device (layer.h). `Ops::run(stream, work)` runs or enqueues
+/// work that calls operations; operations with a stream parameter enqueue themselves.
+template <class Ops>
+class ComputeBy final : public Compute {
+ public:
+  using T = typename Ops::Value;
+
+  /// `about_ops`: further constructor arguments of Ops.
+  template <class... AboutOps>
+  ComputeBy(const Architecture& model, MicroBatchShape shape, AboutOps&&... about_ops)
+      : model_(model),
+        shape_(shape),
+        ops_(config_of_tile(model_.config), shape, std::forward<AboutOps>(about_ops)...),
+        tile_sums_(model_, shape.tokens(), ops_),
+        head_(model_, shape, ops_, tile_sums_),
+        experts_(model_, shape.tokens(), ops_),
+        layer_(make_layer(model_, attention_shape(config_of_tile(model_.config), shape), ops_)),
+        final_norm_(
+            find_norm(model_.blocks[model_.head()], model_.outer.norm, model_.outer.norm_offset)) {
+    if (model_.outer.scales_tokens) {
+      expects(model_.outer.positions.empty(), "an embedding with positions is not scaled");
+      token_scale_ = rounded(std::sqrt(static_cast<double>(model_.config.hidden_size)));
+    }
+    sizes_.rows = std::max<Bytes>({head_.rows_bytes(), experts_.rows_bytes(),
+                                   model_.config.layer_tiles > 1 ? activation_bytes() : 0});
+    sizes_.experts = experts_.experts();
+    sizes_.router_totals = experts_.empty() ? 0 : RouterTotals::values(sizes_.experts);
+    sizes_.intermediates.resize(model_.blocks.size());
+    sizes_.intermediates[model_.head()] = round_up(head_.one_pass_bytes(), kPage);
+    for (std::size_t b = 0; b < model_.blocks.size(); ++b) {
+      const BlockSpec& block = model_.blocks[b];
+      cleared_.push_back(cleared_ranges(model_, block));
+      sizes_.cleared.push_back(elements_in(cleared_.back()) * sizeof(float));
+      largest_block_ = std::max<std::size_t>(largest_block_, block.own_elements());
+      if (!is_layer_in_one_piece(block)) continue;
+      sizes_.intermediates[b] = round_up(layer_->intermediate_bytes(true, block.part), kPage);
+    }
+    sizes_.workspace = lay_out(nullptr);
+  }
+
+  Bytes activation_bytes() const override {
+    return shape_.tokens() * model_.config.hidden_size * sizeof(T);
+  }
+  const KernelSizes& sizes() const override { return sizes_; }
+  std::string arithmetic() const override { return ops_.arithmetic(); }
+  void set_workspace(DeviceBytes workspace) override {
+    expects(workspace.size() >= sizes_.workspace,
+            "the workspace is smaller than sizes().workspace");
+    lay_out(workspace.raw());
+    ready_ = true;
+  }
+
+  void run(device::Stream& stream, const Pass& pass, const PassArguments& arguments) override {
+    static constexpr auto kKernels = kernels();
+    check_.check(pass, arguments);
+    (this->*kKernels.at(static_cast<std::size_t>(pass.kernel)))(stream, pass, arguments);
+  }
+
+  void clear_gradient(device::Stream& stream, std::size_t block,
+                      DeviceView<float> gradient) override {
+    expects(
+        block < cleared_.size() && gradient.size() == model_.blocks[block].own_trained_elements(),
+        "clear_gradient: not the accumulators of a block");
+    enqueue(stream, [=, this] {
+      for (const ElementRange& range : cleared_[block]) {
+        ops_.zero(gradient.raw() + range.first, range.count);
+      }
+    });
+  }
+  void zero(device::Stream& stream, DeviceView<float> gradient) override {
+    enqueue(stream, [=, this] { ops_.zero(gradient.raw(), gradient.size()); });
+  }
+  void pack_gradient(device::Stream& stream, DeviceView<const float> gradient,
+                     DeviceView<const float> tied, DeviceBytes packed,
+                     DeviceView<GradientStats> stats) override {
+    expects(gradient.size() <= largest_block_ && tied.size() <= gradient.size() &&
+                packed.size() == gradient.size() * sizeof(T),
+            "pack_gradient: the sizes do not match");
+    enqueue(stream, [=, this] {
+      ops_.pack(gradient.raw(), tied.raw(), tied.size(), as<T>(packed), gradient.size(),
+                reinterpret_cast<GradientStats*>(scratch_), stats.empty() ? nullptr : stats.raw());
+    });
+  }
+
+  void measure_gradient(device::Stream& stream, ConstDeviceBytes packed, DeviceBytes scratch,
+                        DeviceView<GradientStats> stats) override {
+    const std::size_t size = packed.size() / sizeof(T);
+    expects(scratch.size() >= chunks_of(size) * sizeof(GradientStats),
+            "measure_gradient: the scratch memory is too small");
+    ops_.measure(stream, as<T>(packed), size, as<GradientStats>(scratch), stats.raw());
+  }
+
+  void encode_weights(device::Stream& stream, ConstDeviceBytes weights,
+                      DeviceBytes codes) override {
+    const std::size_t blocks = code_blocks(weights.size(), codes.size());
+    ops_.encode(stream, as<T>(weights), blocks, as<std::int8_t>(codes),
+                reinterpret_cast<float*>(codes.raw() + blocks * WeightCodes::kBlock));
+  }
+  void decode_weights(device::Stream& stream, ConstDeviceBytes codes,
+                      DeviceBytes weights) override {
+    const std::size_t blocks = code_blocks(weights.size(), codes.size());
+    ops_.decode(stream, as<std::int8_t>(codes),
+                reinterpret_cast<const float*>(codes.raw() + blocks * WeightCodes::kBlock), blocks,
+                as<T>(weights));
+  }
+
+  void decode_block(device::Stream& stream, std::size_t block, ConstDeviceBytes stored,
+                    DeviceBytes weights) override {
+    const Bytes plain = model_.blocks.at(block).plain_elements() * sizeof(T);
+    const BlockCodes codes(model_, model_.blocks[block]);
+    expects(stored.size() >= plain + codes.bytes &&
+                weights.size() >= model_.blocks[block].elements * sizeof(T),
+            "decode_block: too little memory");
+    enqueue(stream, [=, this] {
+      ops_.copy_bytes(stored.raw(), weights.raw(), plain);
+      for (const BlockCodes::Matrix& matrix : codes.matrices) {
+        ops_.decode_base(
+            {*model_.quantization, matrix.arrays, stored.raw() + plain + matrix.offset},
+            as<T>(weights) + matrix.tensor->offset);
+      }
+    });
+  }
+
+ private:
+  using KernelFunction = void (ComputeBy::*)(device::Stream&, const Pass&, const PassArguments&);
+  static constexpr std::array<KernelFunction, kKernelCount> kernels() {
+    std::array<KernelFunction, kKernelCount> table{};
+    const auto set = [&table](Kernel kernel, KernelFunction function) {
+      table[static_cast<std::size_t>(kernel)] = function;
+    };
+    set(Kernel::embed, &ComputeBy::embed);
+    set(Kernel::embed_backward, &ComputeBy::embed_backward);
+    set(Kernel::layer, &ComputeBy::layer);
+    set(Kernel::layer_backward, &ComputeBy::layer_backward);
+    set(Kernel::norm, &ComputeBy::norm);
+    set(Kernel::norm_backward, &ComputeBy::norm_backward);
+    set(Kernel::tile, &ComputeBy::tile);
+    set(Kernel::tile_backward, &ComputeBy::tile_backward);
+    set(Kernel::shared_expert, &ComputeBy::shared_expert);
+    set(Kernel::shared_expert_backward, &ComputeBy::shared_expert_backward);
+    set(Kernel::router, &ComputeBy::router);
+    set(Kernel::router_backward, &ComputeBy::router_backward);
+    set(Kernel::expert, &ComputeBy::expert);
+    set(Kernel::expert_backward, &ComputeBy::expert_backward);
+    set(Kernel::exchanged_expert, &ComputeBy::exchanged_expert);
+    set(Kernel::exchanged_expert_backward, &ComputeBy::exchanged_expert_backward);
+    set(Kernel::head_evaluate, &ComputeBy::head_evaluate);
+    set(Kernel::head_train, &ComputeBy::head_train);
+    set(Kernel::head_scan, &ComputeBy::head_scan);
+    set(Kernel::head_differentiate, &ComputeBy::head_differentiate);
+    set(Kernel::head_end, &ComputeBy::head_end);
+    return table;
+  }
+
+  void embed(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const auto table = tables<const T>(pass.block, as<const T>(args[Port::weights]));
+    T* const out = as<T>(args[Port::output]);
+    enqueue(stream, [=, this, batch = args.batch] {
+      ops_.check_tokens(batch.tokens.raw(), 0);
+      ops_.embed(table, {batch.tokens.raw(), batch.positions.raw()}, out);
+    });
+  }
+  void embed_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const auto gradients = tables<float>(pass.block, as<float>(args[Port::gradient]));
+    const T* const dy = as<T>(args[Port::activation_gradient]);
+    enqueue(stream, [=, this, batch = args.batch] {
+      ops_.check_tokens(batch.tokens.raw(), 0);
+      ops_.embed_backward({batch.tokens.raw(), batch.positions.raw()}, dy, gradients, scratch_);
+    });
+  }
+
+  void layer(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    BlockWeights<T> about = views_.weights_of_layer(pass, args);
+    about.dropout = args.scalars.dropout;
+    about.subject = pass.reference > 0 ? Subject::reference : Subject::trained;
+    const auto* const positions = args.batch.positions.raw();
+    const T* const in = as<T>(args[Port::input]);
+    T* const out = as<T>(args[Port::output]);
+    std::byte* const kept = args[Port::kept].raw();
+    enqueue(stream, [=, this] { layer_->forward(about, positions, in, out, kept); });
+  }
+  void layer_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    BlockWeights<T> about = views_.weights_of_layer(pass, args);
+    about.dropout = args.scalars.dropout;
+    const auto* const positions = args.batch.positions.raw();
+    const T* const in = as<T>(args[Port::input]);
+    T* const dy = as<T>(args[Port::activation_gradient]);
+    std::byte* const kept = args[Port::kept].raw();
+    enqueue(stream, [=, this] { layer_->backward(about, positions, in, dy, kept); });
+  }
+
+  void norm(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const Norm<T> own = weights_of<T>(args)[norm_before_tiles(pass.block)];
+    const T* const in = as<T>(args[Port::input]);
+    T* const normed = as<T>(args[Port::normed]);
+    const auto sums = view_as<float>(args[Port::partial_sums]);
+    enqueue(stream, [=, this] {
+      ops_.norm(own, in, normed, shape_.tokens());
+      if (!sums.empty()) ops_.widen(in, sums.raw(), shape_.tokens() * model_.config.hidden_size);
+    });
+  }
+  void norm_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const Norm<T> own = weights_of<T>(args)[norm_before_tiles(pass.block)];
+    const T* const in = as<T>(args[Port::input]);
+    const float* const sums = as<float>(args[Port::partial_sums]);
+    T* const dy = as<T>(args[Port::activation_gradient]);
+    enqueue(stream, [=, this] { tile_sums_.norm_backward(own, in, sums, dy, dy); });
+  }
+
+  void tile(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const BlockWeights<T> about = views_.weights_of_layer(pass, args);
+    const auto* const positions = args.batch.positions.raw();
+    const T* const normed = as<T>(args[Port::normed]);
+    float* const sums = as<float>(args[Port::partial_sums]);
+    enqueue(stream, [=, this] { layer_->forward_tile(about, positions, normed, sums); });
+    round_sums(stream, args);
+  }
+  void tile_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const BlockWeights<T> about = views_.weights_of_layer(pass, args);
+    const auto* const positions = args.batch.positions.raw();
+    const T* const normed = as<T>(args[Port::normed]);
+    const T* const dy = as<T>(args[Port::activation_gradient]);
+    float* const sums = as<float>(args[Port::partial_sums]);
+    const bool adds = !begins_backward(pass.block);
+    enqueue(stream, [=, this] { layer_->backward_tile(about, positions, normed, dy, sums, adds); });
+  }
+
+  void shared_expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const BlockWeights<T> about = weights_of<T>(args);
+    std::byte* const rows = args[Port::normed].raw();
+    float* const sums = as<float>(args[Port::partial_sums]);
+    enqueue(stream,
+            [=, this, block = pass.block] { experts_.shared_forward(block, about, rows, sums); });
+  }
+  void shared_expert_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    BlockWeights<T> about = weights_of<T>(args);
+    about.accumulation = args.scalars.accumulation;
+    std::byte* const rows = args[Port::normed].raw();
+    const T* const dy = as<T>(args[Port::activation_gradient]);
+    float* const sums = as<float>(args[Port::partial_sums]);
+    enqueue(stream, [=, this, block = pass.block] {
+      experts_.shared_backward(block, about, rows, dy, sums);
+    });
+  }
+
+  void router(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    norm(stream, pass, args);
+    const BlockWeights<T> about = weights_of<T>(args);
+    const auto* const targets = args.batch.targets.raw();
+    std::byte* const rows = args[Port::normed].raw();
+    auto* const starts = as<std::int32_t>(args[Port::routing]);
+    auto* const totals = as<double>(args[Port::router_totals]);
+    auto* const losses = as<double>(args[Port::losses]);
+    enqueue(stream, [=, this, block = pass.block] {
+      experts_.route(block, about, targets, rows, starts, totals, losses);
+    });
+  }
+  void router_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    BlockWeights<T> about = weights_of<T>(args);
+    about.accumulation = args.scalars.accumulation;
+    std::byte* const rows = args[Port::normed].raw();
+    auto* const totals = as<double>(args[Port::router_totals]);
+    float* const sums = as<float>(args[Port::partial_sums]);
+    enqueue(stream, [=, this, block = pass.block, scale = args.scalars.router_gradient] {
+      experts_.router_backward(block, about, rows, totals, scale, sums);
+    });
+    norm_backward(stream, pass, args);
+  }
+
+  void expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const BlockWeights<T> about = weights_of<T>(args);
+    std::byte* const rows = args[Port::normed].raw();
+    float* const sums = as<float>(args[Port::partial_sums]);
+    const ExpertChoices own = counts_of(args).own(model_.blocks[pass.block], args.scalars.shard);
+    enqueue(stream, [=, this, block = pass.block] {
+      experts_.forward(block, about, rows, own.first, own.count, sums);
+    });
+    round_sums(stream, args);
+  }
+  void expert_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const BlockWeights<T> about = weights_of<T>(args);
+    std::byte* const rows = args[Port::normed].raw();
+    const T* const dy = as<T>(args[Port::activation_gradient]);
+    float* const sums = as<float>(args[Port::partial_sums]);
+    const ExpertChoices own = counts_of(args).own(model_.blocks[pass.block], args.scalars.shard);
+    if (begins_backward(pass.block)) clear_sums(stream, args);
+    enqueue(stream, [=, this, block = pass.block] {
+      experts_.backward(block, about, rows, own.first, own.count, dy, sums);
+    });
+  }
+  void exchanged_expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const SharedChoices all = counts_of(args).shared(model_.blocks[pass.block], args.scalars.shard);
+    exchange_rows(stream, *args.exchange)
+        .forward(pass.block, weights_of<T>(args), args[Port::normed].raw(), all,
+                 as<float>(args[Port::partial_sums]));
+    round_sums(stream, args);
+  }
+  void exchanged_expert_backward(device::Stream& stream, const Pass& pass,
+                                 const PassArguments& args) {
+    if (begins_backward(pass.block)) clear_sums(stream, args);
+    const SharedChoices all = counts_of(args).shared(model_.blocks[pass.block], args.scalars.shard);
+    exchange_rows(stream, *args.exchange)
+        .backward(pass.block, weights_of<T>(args), args[Port::normed].raw(), all,
+                  as<T>(args[Port::activation_gradient]), as<float>(args[Port::partial_sums]));
+  }
+
+  void head_evaluate(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    expects(model_.config.vocabulary_tiles == 1, "the head has several tiles: visit each");
+    const Norm<T> norm = weights_of<T>(args)[final_norm_];
+    const OutputRows<T> tile = views_.output_tiles(args).front();
+    const T* const in = as<T>(args[Port::input]);
+    const auto* const targets = args.batch.targets.raw();
+    enqueue(stream, [=, this, losses = views_.losses_of(pass, args)] {
+      ops_.check_tokens(targets, kLeastTarget);
+      head_.forward(norm, tile, in, targets, losses);
+    });
+  }
+  void head_train(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const Norm<T> norm = weights_of<T>(args)[final_norm_];
+    const T* const in = as<T>(args[Port::input]);
+    const auto* const targets = args.batch.targets.raw();
+    T* const dx = as<T>(args[Port::activation_gradient]);
+    std::byte* const kept = args[Port::kept].raw();
+    enqueue(stream,
+            [=, this, tiles = views_.output_tiles(args), losses = views_.losses_of(pass, args),
+             accumulation = args.scalars.accumulation, scale = args.scalars.loss_gradient] {
+              ops_.check_tokens(targets, kLeastTarget);
+              head_.train(norm, tiles, accumulation, in, targets, scale, dx, losses, kept);
+            });
+  }
+  void head_scan(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const auto* const targets = args.batch.targets.raw();
+    std::byte* const rows = args[Port::normed].raw();
+    enqueue(stream, [=, this, tile = views_.output_tile(pass, args),
+                     losses = views_.losses_of(pass, args)] {
+      ops_.check_tokens(targets, kLeastTarget);
+      const HeadRows<T> known = head_.rows_at(rows);
+      head_.scan(tile, targets, known);
+      if (!losses.out.empty()) head_.report_losses(targets, known, losses);
+    });
+  }
+  void head_differentiate(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    HeadRows<T> known = head_.rows_at(args[Port::normed].raw());
+    known.dnormed = as<float>(args[Port::partial_sums]);
+    const bool pairs = !args[Port::pairs].empty();
+    const RowAims aims = {args.batch.targets.raw(),
+                          pairs ? views_.pairs_of(args).weights.raw() : nullptr};
+    enqueue(stream, [=, this, tile = views_.output_tile(pass, args),
+                     accumulation = args.scalars.accumulation, scale = args.scalars.loss_gradient] {
+      head_.differentiate(tile, accumulation, aims, scale, known);
+    });
+  }
+  void head_end(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const Norm<T> norm = weights_of<T>(args)[final_norm_];
+    const T* const in = as<T>(args[Port::input]);
+    const auto* const targets = args.batch.targets.raw();
+    T* const dx = as<T>(args[Port::activation_gradient]);
+    HeadRows<T> known = head_.rows_at(args[Port::normed].raw());
+    known.dnormed = as<float>(args[Port::partial_sums]);
+    enqueue(stream, [=, this, losses = views_.losses_of(pass, args)] {
+      if (!losses.out.empty()) head_.report_losses(targets, known, losses);
+      if (dx != nullptr) head_.end(norm, in, known, dx);
+    });
+  }
+
+  /// Negative targets are valid.
+  static constexpr std::int32_t kLeastTarget = std::numeric_limits<std::int32_t>::min();
+
+  static std::size_t code_blocks(Bytes weights, Bytes codes) {
+    const Elems elements = weights / sizeof(T);
+    expects(elements % WeightCodes::kBlock == 0 && codes == WeightCodes::bytes_of(elements),
+            "the sizes of weights and codes do not match");
+    return elements / WeightCodes::kBlock;
+  }
+  static std::size_t chunks_of(std::size_t values) {
+    return (values + kStatsChunk - 1) / kStatsChunk;
+  }
+
+  /// To the training type.
+  static float rounded(double value) {
+    const auto narrow = static_cast<float>(value);
+    if constexpr (kTypeOf<T> == DType::f32) {
+      return narrow;
+    } else {
+      return to_float(from_float<T>(narrow));
+    }
+  }
+
+  template <class Work>
+  void enqueue(device::Stream& stream, Work work) {
+    expects(ready_, "set_workspace() must precede the first kernel");
+    ops_.run(stream, std::move(work));
+  }
+  auto exchange_rows(device::Stream& stream, RowExchange& exchange) {
+    return ExpertExchange(experts_, model_.config.hidden_size, stream, exchange,
+                          [this, &stream](auto work) { enqueue(stream, std::move(work)); });
+  }
+  /// output = partial_sums, rounded, where the pass has an output.
+  void round_sums(device::Stream& stream, const PassArguments& args) {
+    if (args[Port::output].empty()) return;
+    const float* const sums = as<float>(args[Port::partial_sums]);
+    T* const out = as<T>(args[Port::output]);
+    enqueue(stream, [=, this] { tile_sums_.round(sums, out); });
+  }
+  void clear_sums(device::Stream& stream, const PassArguments& args) {
+    const std::size_t count = shape_.tokens() * model_.config.hidden_size;
+    float* const sums = as<float>(args[Port::partial_sums]);
+    enqueue(stream, [=, this] { ops_.zero(sums, count); });
+  }
+  /// Whether it is the first tile of its half in the backward pass, which is the last one.
+  [[nodiscard]] bool begins_backward(std::size_t block) const {
+    return !model_.is_layer_tile(block + 1);
+  }
+  /// The norm that the tiles after `block` read.
+  [[nodiscard]] NormAt norm_before_tiles(std::size_t block) const {
+    if (block == model_.head()) return final_norm_;
+    return layer_->norm_of(block - model_.first_layer());
+  }
+  /// The tables of a block of the embedding in its flat values; gradients of frozen ones are null.
+  template <class U>
+  [[nodiscard]] Embedding<U> tables(std::size_t block, U* values) const {
+    const BlockSpec& about = model_.blocks[block];
+    const TensorSpec& tokens = about.tensor(model_.outer.tokens);
+    const TensorSpec* const positions =
+        model_.outer.positions.empty() ? nullptr : about.find(model_.outer.positions);
+    const auto at = [values](const TensorSpec* tensor) {
+      const bool wanted = tensor != nullptr && (std::is_const_v<U> || !tensor->frozen);
+      return wanted ? values + tensor->offset : nullptr;
+    };
+    return {at(&tokens),      at(positions),        token_scale_,
+            tokens.first_row, tokens.shape.front(), model_.config.vocabulary_tiles > 1};
+  }
+  /// Lays out the workspace from `base` on (null: only counts) and returns its bytes. Layers, the
+  /// head, packs and embeddings use the same memory, except for a layer's lasting memory.
+  std::size_t lay_out(std::byte* base) {
+    Bump shared(base);
+    ops_.take_memory(shared);
+    layer_->take_lasting_memory(shared);
+    const std::size_t before = round_up(shared.used(), kPage);
+    std::byte* const rest = base == nullptr ? nullptr : base + before;
+    Bump layer(rest);
+    layer_->take_memory(layer);
+    Bump head(rest);
+    tile_sums_.take_memory(head);
+    Bump experts = head;
+    experts_.take_memory(experts);
+    head_.take_memory(head);
+    Bump others(rest);
+    scratch_ = others.take<std::byte>(std::max<std::size_t>(
+        chunks_of(largest_block_) * sizeof(GradientStats), ops_.embedding_scratch_bytes()));
+    return round_up(before + std::max({layer.used(), head.used(), experts.used(), others.used()}),
+                    kPage);
+  }
+
+  Architecture model_;
+  MicroBatchShape shape_;
+  Ops ops_;
+  TileSums<Ops> tile_sums_;
+  Head<Ops> head_;
+  Experts<Ops> experts_;
+  std::unique_ptr<Layer<Ops>> layer_;
+  NormAt final_norm_;
+  float token_scale_ = 1.0F;  ///< a value of the training type
+  std::size_t largest_block_ = 0;
+  std::vector<std::vector<ElementRange>> cleared_;  ///< by block, in ascending order
+  KernelSizes sizes_;
+  PassCheck check_{model_, kTypeOf<T>, shape_, sizes_};
+  PassViews<T> views_{model_, shape_};
+  bool ready_ = false;
+  std::byte* scratch_ = nullptr;  ///< for packing and embedding
+};
+
+}  // namespace ballast::model

@@ -1,0 +1,470 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ballast/core/error.h"
+
+#include "src/model/compute/adapted_maps.h"
+#include "src/model/compute/layer.h"
+#include "src/model/spec/families/decoder.h"
+
+namespace ballast::model {
+
+/// Forward and backward of the layers that a DecoderSpec describes, or of their tiles. Both run the
+/// same steps. A layer writes rounded results of its own memory or of the residual stream, a tile
+/// adds to fp32 sums.
+template <class Ops>
+class DecoderLayer final : public Layer<Ops> {
+ public:
+  using T = typename Ops::Value;
+  DecoderLayer(const Architecture& model, const AttentionShape& shape, Ops& ops)
+      : Layer<Ops>(model, shape, ops,
+                   arrays_of(decoder_family(model.config).decoder(model.config, 0),
+                             model.config.layer_tiles > 1)),
+        bound_(Layer<Ops>::bind_layers(
+            model,
+            [&](const BlockSpec& block) { return bind(model.config, block, ops.mlp_rule()); })),
+        rotaries_(decoder_family(model.config).rotaries_of(model.config)),
+        angles_(rotaries_.size()),
+        maps_(model, ops) {}
+  void take_memory(Bump& bump) override;
+  void take_lasting_memory(Bump& bump) override;
+  [[nodiscard]] NormAt norm_of(std::size_t layer) const override;
+
+ private:
+  /// Where the tensors of a block are; a part of a layer lacks those of the others.
+  struct Bound {
+    LayerPart part = LayerPart::whole;
+    std::optional<NormAt> norm_before_attention;
+    std::optional<NormAt> norm_after_attention;
+    std::optional<NormAt> norm_before_mlp;
+    std::optional<NormAt> norm_after_mlp;
+    std::vector<LinearAt> qkv;  ///< side by side
+    std::optional<NormAt> query_norm;
+    std::optional<NormAt> key_norm;
+    bool norms_whole_rows = false;
+    bool parallel = false;
+    bool rotates = false;
+    std::size_t rotary = 0;  ///< in rotaries_
+    std::size_t window = 0;
+    std::optional<Elems> sinks;
+    LinearAt attention_out;
+    bool gated = false;
+    Activation activation = Activation::silu;
+    std::vector<LinearAt> mlp_in;  ///< side by side if it is one map, else one after the other
+    LinearAt mlp_out;
+  };
+
+  static LayerArrays arrays_of(const DecoderSpec& spec, bool tiles) {
+    return {.mlp = spec.gated ? 3U : 2U,
+            .cuts_mlp = true,
+            .norm1 = !spec.norm_before_attention.empty() && !tiles,
+            .projected = !spec.query_norm.empty(),
+            .attention_out = !spec.norm_after_attention.empty(),
+            .mlp_out = !spec.norm_after_mlp.empty(),
+            .tiles = tiles};
+  }
+  static Bound bind(const ModelConfig& config, const BlockSpec& block, const MlpRule& rule);
+
+  void compute(const BlockWeights<T>& block, const T* in) override;
+  void project(const BlockWeights<T>& block, const T* in, T* out) override;
+  [[nodiscard]] LayerPart part_of(const BlockWeights<T>& block) const override {
+    return bound_[block.layer].part;
+  }
+  void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override;
+  void differentiate_mlp(const BlockWeights<T>& block, const T* in, T* dy);
+  void differentiate_attention(const BlockWeights<T>& block, const T* in, T* dy);
+  void add_tile(const BlockWeights<T>& block, const T* x, float* sums) override;
+  void differentiate_tile(const BlockWeights<T>& block, const T* x, const T* dy, float* sums,
+                          bool add_to_sums) override;
+
+  // Steps of layers and tiles. `x` [N, H] is what the first maps read; `dx`, of the training type
+  // or fp32, gets the gradient of x or is added to.
+
+  void project_qkv(const BlockWeights<T>& block, const T* x);
+  /// The intermediates of the MLP.
+  void compute_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk, const T* x);
+  /// Given `dout`, the gradient of what the last map makes.
+  template <class D>
+  void attention_backward(const BlockWeights<T>& block, const T* x, const T* dout, D* dx,
+                          bool add_to_dx);
+  /// Likewise; `dout` is the first of the chunk's rows, `x` and `dx` are all rows.
+  template <class D>
+  void mlp_backward(const BlockWeights<T>& block, const MlpChunk<T>& chunk, const T* x,
+                    const T* dout, D* dx, bool add_to_dx);
+  /// Row by row side by side if one product makes both, else one after the other.
+  [[nodiscard]] GateUp<T> gate_up(const Bound& b, const MlpChunk<T>& chunk) const {
+    const bool joined = b.mlp_in.size() == 1;
+    const std::size_t wide = chunk.width;
+    return {chunk.hidden, chunk.hidden + (joined ? wide : chunk.rows * wide),
+            joined ? 2 * wide : wide, chunk.rows, wide};
+  }
+  [[nodiscard]] Groups heads(const Bound& b, std::size_t count) const {
+    const std::size_t width = this->shape_.head_dim;
+    if (b.norms_whole_rows) return {this->rows_, 1, count * width};
+    return {this->rows_, count, width};
+  }
+  [[nodiscard]] std::size_t projected_row() const {
+    return this->shape_.width() + this->shape_.kv_width();
+  }
+  /// Rotates queries and keys by their positions; `direction` -1 rotates back. They lie side by
+  /// side in a row and are rotated as one row of heads.
+  void rotate(const Bound& b, T* qkv, float direction) {
+    for (std::size_t i = 0; i < angles_.size(); ++i) {
+      const bool stale = angles_[i].by_row ? i == b.rotary : !angles_filled_;
+      if (stale) this->ops_.fill_angles(rotaries_[i], angles_[i], this->positions_);
+    }
+    angles_filled_ = true;
+    this->ops_.rotate(qkv, angles_[b.rotary], this->positions_, direction);
+  }
+  /// The residual stream that the MLP reads.
+  [[nodiscard]] const T* mlp_input(const Bound& b, const T* in) const {
+    return b.parallel ? in : this->memory_.middle;
+  }
+  /// What the first products of a layer's MLP read.
+  [[nodiscard]] const T* mlp_x(const Bound& b) const {
+    return b.norm_before_mlp ? this->memory_.norm2 : this->memory_.middle;
+  }
+
+  [[nodiscard]] MapRows all_rows() const { return {0, this->rows_}; }
+  static MapRows rows_of(const MlpChunk<T>& chunk) { return {chunk.first, chunk.rows}; }
+
+  std::vector<Bound> bound_;
+  std::vector<Rotary> rotaries_;
+  std::vector<Angles> angles_;  ///< of each
+  bool angles_filled_ = false;  ///< those that are not by row
+  AdaptedMaps<Ops> maps_;
+};
+
+template <class Ops>
+typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const ModelConfig& config,
+                                                          const BlockSpec& block,
+                                                          const MlpRule& rule) {
+  const DecoderSpec spec = decoder_family(config).decoder(config, block.layer);
+  const auto is_elsewhere = [&](const std::string& name) {
+    return block.part != LayerPart::whole && block.find(name + ".weight") == nullptr;
+  };
+  const auto norm = [&](const std::string& name) {
+    return name.empty() || is_elsewhere(name)
+               ? std::nullopt
+               : std::optional(find_norm(block, name, spec.norm_offset));
+  };
+  const auto linear = [&](const std::string& name) {
+    if (is_elsewhere(name)) return LinearAt();
+    return spec.conv1d ? find_conv1d(block, name) : find_linear(block, name);
+  };
+  const auto linears = [&](const std::vector<std::string>& names) {
+    std::vector<LinearAt> maps;
+    maps.reserve(names.size());
+    for (const std::string& name : names) maps.push_back(linear(name));
+    return maps;
+  };
+  const TensorSpec* const sinks = spec.sinks.empty() ? nullptr : block.find(spec.sinks);
+  Bound b = {.part = block.part,
+             .norm_before_attention = norm(spec.norm_before_attention),
+             .norm_after_attention = norm(spec.norm_after_attention),
+             .norm_before_mlp = norm(spec.norm_before_mlp),
+             .norm_after_mlp = norm(spec.norm_after_mlp),
+             .qkv = linears(spec.qkv),
+             .query_norm = norm(spec.query_norm),
+             .key_norm = norm(spec.key_norm),
+             .norms_whole_rows = spec.norms_whole_rows,
+             .parallel = spec.parallel,
+             .rotates = spec.rotates,
+             .rotary = spec.rotary,
+             .window = spec.window,
+             .sinks = sinks == nullptr ? std::nullopt : std::optional(sinks->offset),
+             .attention_out = linear(spec.attention_out),
+             .gated = spec.gated,
+             .activation = spec.activation,
+             .mlp_in = linears(spec.mlp_in),
+             .mlp_out = linear(spec.mlp_out)};
+  if (b.query_norm) {
+    expects(b.qkv.size() == 3, "queries and keys with norms need maps of their own");
+  } else {
+    b.qkv = joined(b.qkv);
+  }
+  expects(!b.parallel || (b.norm_before_attention && b.norm_before_mlp),
+          "a parallel MLP needs norms before it and before attention");
+  if (rule.joins_gate_and_up) b.mlp_in = joined(b.mlp_in);
+  number_adapters(b.qkv);
+  number_adapters(b.mlp_in);
+  return b;
+}
+
+template <class Ops>
+NormAt DecoderLayer<Ops>::norm_of(std::size_t layer) const {
+  const Bound& b = bound_[layer];
+  expects(b.part == LayerPart::norm || b.part == LayerPart::router,
+          "the block is not a norm before tiles");
+  return b.norm_before_attention ? *b.norm_before_attention : *b.norm_before_mlp;
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::take_memory(Bump& bump) {
+  Layer<Ops>::take_memory(bump);
+  typename AdaptedMaps<Ops>::Most most;
+  for (const Bound& b : bound_) {
+    for (const LinearAt& map : b.qkv) most.add(map, this->rows_);
+    most.add(b.attention_out, this->rows_);
+    for (const LinearAt& map : b.mlp_in) most.add(map, this->mlp_rows_);
+    most.add(b.mlp_out, this->mlp_rows_);
+  }
+  maps_.take_memory(bump, most);
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::take_lasting_memory(Bump& bump) {
+  for (std::size_t i = 0; i < angles_.size(); ++i) {
+    const std::size_t half = rotaries_[i].frequencies.size();
+    const bool by_row = rotaries_[i].depends_on_documents(this->shape_.length);
+    const std::size_t rows = by_row ? this->rows_ : this->shape_.length;
+    angles_[i] = {.cosine = bump.take<float>(rows * half),
+                  .sine = bump.take<float>(rows * half),
+                  .half = half,
+                  .by_row = by_row};
+  }
+  angles_filled_ = false;
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::project_qkv(const BlockWeights<T>& block, const T* x) {
+  const Bound& b = bound_[block.layer];
+  auto& ops = this->ops_;
+  const LayerMemory<T>& m = this->memory_;
+  const std::size_t row = this->shape_.row();
+  std::size_t column = 0;
+  for (const LinearAt& part : b.qkv) {
+    const bool normed = b.query_norm && column < projected_row();
+    maps_.linear(block, part, x, (normed ? m.projected : m.qkv) + column,
+                 normed ? projected_row() : row, all_rows());
+    column += part.out;
+  }
+  if (b.query_norm) {
+    const std::size_t keys = this->shape_.width();
+    ops.norm_groups(block[*b.query_norm], heads(b, this->shape_.heads), m.projected,
+                    projected_row(), m.qkv, row);
+    ops.norm_groups(block[*b.key_norm], heads(b, this->shape_.kv_heads), m.projected + keys,
+                    projected_row(), m.qkv + keys, row);
+  }
+  if (b.rotates) rotate(b, m.qkv, 1.0F);
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
+  const Bound& b = bound_[block.layer];
+  auto& ops = this->ops_;
+  const LayerMemory<T>& m = this->memory_;
+  const std::size_t rows = this->rows_;
+  if (b.norm_before_attention) ops.norm(block[*b.norm_before_attention], in, m.norm1, rows);
+  project_qkv(block, b.norm_before_attention ? m.norm1 : in);
+  this->attend(b.window, block.sinks(b.sinks));
+  if (b.part == LayerPart::attention_half) return;  // the last product remains
+  if (b.norm_after_attention) {
+    maps_.linear(block, b.attention_out, m.attention, m.attention_out, this->width_, all_rows());
+    ops.norm(block[*b.norm_after_attention], m.attention_out, m.middle, rows, in);
+  } else {
+    maps_.linear_onto(block, b.attention_out, m.attention, in, m.middle, all_rows());
+  }
+  if (b.norm_before_mlp) ops.norm(block[*b.norm_before_mlp], mlp_input(b, in), m.norm2, rows);
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::compute_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk,
+                                    const T* x) {
+  const Bound& b = bound_[block.layer];
+  auto& ops = this->ops_;
+  const MapRows rows = rows_of(chunk);
+  x += chunk.first * this->width_;
+  if (b.gated) {
+    const GateUp<T> pair = gate_up(b, chunk);
+    T* to = pair.gate;
+    for (const LinearAt& part : b.mlp_in) {
+      maps_.linear(block, part, x, to, pair.step, rows);
+      to = pair.up;
+    }
+    ops.gate({b.activation}, pair, chunk.activated);
+  } else {
+    maps_.linear(block, b.mlp_in.front(), x, chunk.hidden, chunk.width, rows);
+    ops.activate(b.activation, chunk.hidden, chunk.activated, chunk.rows * chunk.width);
+  }
+  if (b.norm_after_mlp) {
+    maps_.linear(block, b.mlp_out, chunk.activated, chunk.mlp_out, this->width_, rows);
+  }
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::project(const BlockWeights<T>& block, const T* in, T* out) {
+  const Bound& b = bound_[block.layer];
+  if (b.part == LayerPart::attention_half) {
+    maps_.linear_onto(block, b.attention_out, this->memory_.attention, in, out, all_rows());
+    return;
+  }
+  this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
+    compute_mlp(block, chunk, mlp_x(b));
+    const std::size_t at = chunk.first * this->width_;
+    const T* const residual = this->memory_.middle + at;
+    if (b.norm_after_mlp) {
+      this->ops_.norm(block[*b.norm_after_mlp], chunk.mlp_out, out + at, chunk.rows, residual);
+    } else {
+      maps_.linear_onto(block, b.mlp_out, chunk.activated, residual, out + at, rows_of(chunk));
+    }
+  });
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::differentiate(const BlockWeights<T>& block, const T* in, T* dy) {
+  if (bound_[block.layer].part == LayerPart::whole) differentiate_mlp(block, in, dy);
+  differentiate_attention(block, in, dy);
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T* in, T* dy) {
+  const Bound& b = bound_[block.layer];
+  const LayerMemory<T>& m = this->memory_;
+  const bool normed = b.norm_before_mlp.has_value();
+  // Chunks add to what the first one wrote.
+  BlockWeights<T> weights = block;
+  this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
+    if (!this->kept_) compute_mlp(weights, chunk, mlp_x(b));
+    const T* dout = dy + chunk.first * this->width_;
+    if (b.norm_after_mlp) {
+      this->ops_.norm_backward(block[*b.norm_after_mlp], chunk.mlp_out, dout, nullptr,
+                               chunk.mlp_out, chunk.rows);
+      dout = chunk.mlp_out;
+    }
+    mlp_backward(weights, chunk, mlp_x(b), dout, normed ? m.gradient : dy, !normed);
+    weights.accumulation = Accumulation::later;
+  });
+  if (normed) {
+    // Attention needs the gradient of the sum itself.
+    this->ops_.norm_backward(block[*b.norm_before_mlp], mlp_input(b, in), m.gradient, dy,
+                             b.parallel ? m.middle : dy, this->rows_);
+  }
+}
+
+template <class Ops>
+template <class D>
+void DecoderLayer<Ops>::mlp_backward(const BlockWeights<T>& block, const MlpChunk<T>& chunk,
+                                     const T* x, const T* dout, D* dx, bool add_to_dx) {
+  const Bound& b = bound_[block.layer];
+  auto& ops = this->ops_;
+  const MapRows rows = rows_of(chunk);
+  const std::size_t width = this->width_;
+  add_bias_gradient(ops, block[b.mlp_out], dout, width, rows.count);
+  maps_.linear_weight(block, b.mlp_out, chunk.activated, dout, width, rows);
+  maps_.linear_input(block, b.mlp_out, dout, width, chunk.activated, rows);
+
+  x += chunk.first * width;
+  dx += chunk.first * width;
+  if (b.gated) {
+    const GateUp<T> pair = gate_up(b, chunk);
+    ops.gate_backward({b.activation}, pair, chunk.activated);
+    const T* from = pair.gate;
+    for (const LinearAt& part : b.mlp_in) {
+      add_bias_gradient(ops, block[part], from, pair.step, rows.count);
+      maps_.linear_weight(block, part, x, from, pair.step, rows);
+      from = pair.up;
+    }
+    from = pair.gate;
+    for (const LinearAt& part : b.mlp_in) {
+      maps_.linear_input(block, part, from, pair.step, dx, rows, from != pair.gate || add_to_dx);
+      from = pair.up;
+    }
+  } else {
+    const LinearAt& map = b.mlp_in.front();
+    ops.activate_backward(b.activation, chunk.hidden, chunk.activated, block[map].bias_gradient,
+                          rows.count, chunk.width);
+    maps_.linear_weight(block, map, x, chunk.activated, chunk.width, rows);
+    maps_.linear_input(block, map, chunk.activated, chunk.width, dx, rows, add_to_dx);
+  }
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::differentiate_attention(const BlockWeights<T>& block, const T* in, T* dy) {
+  const Bound& b = bound_[block.layer];
+  auto& ops = this->ops_;
+  auto& m = this->memory_;
+  const T* dout = dy;
+  if (b.norm_after_attention) {
+    ops.norm_backward(block[*b.norm_after_attention], m.attention_out, dy, nullptr, m.attention_out,
+                      this->rows_);
+    dout = m.attention_out;
+  }
+  if (b.norm_before_attention) {
+    attention_backward(block, m.norm1, dout, m.gradient, false);
+    ops.norm_backward(block[*b.norm_before_attention], in, m.gradient, b.parallel ? m.middle : dy,
+                      dy, this->rows_);
+  } else {
+    attention_backward(block, in, dout, dy, true);
+  }
+}
+
+template <class Ops>
+template <class D>
+void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T* x, const T* dout,
+                                           D* dx, bool add_to_dx) {
+  const Bound& b = bound_[block.layer];
+  auto& ops = this->ops_;
+  auto& m = this->memory_;
+  const MapRows rows = all_rows();
+  const std::size_t row = this->shape_.row();
+  add_bias_gradient(ops, block[b.attention_out], dout, this->width_, rows.count);
+  maps_.linear_weight(block, b.attention_out, m.attention, dout, this->width_, rows);
+  maps_.linear_input(block, b.attention_out, dout, this->width_, m.gradient, rows);
+  this->attend_backward(b.window, block.sinks(b.sinks));
+  if (b.rotates) rotate(b, m.dqkv, -1.0F);
+  if (b.query_norm) {
+    const std::size_t keys = this->shape_.width();
+    ops.norm_groups_backward(block[*b.query_norm], heads(b, this->shape_.heads), m.projected,
+                             projected_row(), m.dqkv, row);
+    ops.norm_groups_backward(block[*b.key_norm], heads(b, this->shape_.kv_heads),
+                             m.projected + keys, projected_row(), m.dqkv + keys, row);
+  }
+  const T* from = m.dqkv;
+  for (const LinearAt& part : b.qkv) {
+    add_bias_gradient(ops, block[part], from, row, rows.count);
+    maps_.linear_weight(block, part, x, from, row, rows);
+    maps_.linear_input(block, part, from, row, dx, rows, from != m.dqkv || add_to_dx);
+    from += part.out;
+  }
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::add_tile(const BlockWeights<T>& block, const T* x, float* sums) {
+  const Bound& b = bound_[block.layer];
+  if (b.part == LayerPart::attention) {
+    project_qkv(block, x);
+    this->attend(b.window);
+    this->ops_.linear_sums(block[b.attention_out], this->memory_.attention, sums, this->rows_);
+    return;
+  }
+  this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
+    compute_mlp(block, chunk, x);
+    this->ops_.linear_sums(block[b.mlp_out], chunk.activated, sums + chunk.first * this->width_,
+                           chunk.rows);
+  });
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::differentiate_tile(const BlockWeights<T>& block, const T* x, const T* dy,
+                                           float* sums, bool add_to_sums) {
+  const Bound& b = bound_[block.layer];
+  if (b.part == LayerPart::attention) {
+    project_qkv(block, x);
+    this->attend(b.window);
+    attention_backward(block, x, dy, sums, add_to_sums);
+    return;
+  }
+  BlockWeights<T> weights = block;
+  this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
+    compute_mlp(weights, chunk, x);
+    mlp_backward(weights, chunk, x, dy + chunk.first * this->width_, sums, add_to_sums);
+    weights.accumulation = Accumulation::later;
+  });
+}
+
+}  // namespace ballast::model

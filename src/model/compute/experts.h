@@ -1,0 +1,418 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "ballast/core/view.h"
+#include "ballast/model/compute.h"
+
+#include "src/model/compute/layer.h"
+#include "src/model/compute/routing.h"
+#include "src/model/compute/tile_sums.h"
+#include "src/model/spec/families/decoder.h"
+#include "src/model/spec/families/experts.h"
+
+namespace ballast::model {
+
+/// Routers and experts of a model. A router reads the result of the norm before it and decides for
+/// each row; then each expert computes its rows and adds them, weighed, to the sums of the half, in
+/// the order of the experts. Nothing is padded to the fullest expert: the rows of one are copied
+/// next to each other, a chunk at a time. `Ops`: layer.h.
+template <class Ops>
+class Experts {
+ public:
+  using T = typename Ops::Value;
+
+  Experts(const Architecture& model, std::size_t tokens, Ops& ops)
+      : width_(model.config.hidden_size), ops_(ops) {
+    const auto* const described = dynamic_cast<const DecoderFamily*>(&family(model.config.family));
+    for (std::size_t b = 0; described != nullptr && b < model.blocks.size(); ++b) {
+      const BlockSpec& block = model.blocks[b];
+      const bool routes = block.part == LayerPart::router;
+      const bool shared = block.part == LayerPart::shared_expert;
+      if (!routes && !shared && block.part != LayerPart::expert) continue;
+      const ExpertsSpec spec = described->decoder(model.config, block.layer).experts;
+      bound_.resize(model.blocks.size());
+      if (routes) {
+        routers_.push_back(b);
+        bound_[b].router = find_linear(block, spec.router);
+        shape_ = {tokens, spec.count, spec.per_token, spec.renormalises};
+        wide_ = std::max(spec.width, spec.shared_width);
+        continue;
+      }
+      if (shared) bound_[b].router = find_linear(block, spec.shared_gate);
+      bind_maps(block, spec, shared ? spec.shared_prefix : spec.of_expert(block.expert, ""),
+                bound_[b]);
+      sharers_ = std::max<std::size_t>(sharers_, block.experts);
+    }
+    if (routers_.empty()) return;
+    const DecoderSpec spec = described->decoder(model.config, model.blocks[routers_.front()].layer);
+    gating_ = {spec.activation, spec.experts.limit, spec.experts.slope};
+    const std::size_t row = (2 * width_ + 4 * wide_) * sizeof(T) + width_ * sizeof(float);
+    chunk_ = std::max(round_up(chunk_rows(tokens, row, ops_.mlp_rule().bytes), kRowStep),
+                      sharers_ > 1 ? sharers_ * kRowStep : 0);
+    losses_ = model::router_losses(model.config);
+  }
+
+  [[nodiscard]] bool empty() const { return routers_.empty(); }
+  [[nodiscard]] std::size_t experts() const { return shape_.experts; }
+
+  /// Bytes of the rows of a micro-batch: the norm's result and the routing.
+  [[nodiscard]] std::size_t rows_bytes() const {
+    if (empty()) return 0;
+    Bump counting;
+    static_cast<void>(take_rows(counting));
+    return counting.used();
+  }
+
+  void take_memory(Bump& bump) {
+    if (empty()) return;
+    logits_ = bump.take<float>(shape_.rows * shape_.step());
+    dlogits_ = bump.take<T>(shape_.rows * shape_.step());
+    x_ = bump.take<T>(chunk_ * width_);
+    dy_ = bump.take<T>(chunk_ * width_);
+    hidden_ = bump.take<T>(chunk_ * 2 * wide_);
+    activated_ = bump.take<T>(chunk_ * wide_);
+    dactivated_ = bump.take<T>(chunk_ * wide_);
+    sums_ = bump.take<float>(chunk_ * width_);
+    gate_ = Routing::take(bump, gate_shape());
+    if (sharers_ == 1) return;
+    leaving_ = bump.take<T>(chunk_ * width_);
+    returned_ = bump.take<float>(chunk_ * width_);
+    dots_ = bump.take<float>(chunk_);
+    returned_dots_ = bump.take<float>(chunk_);
+  }
+
+  /// Decides for the rows whose norm is at the start of `rows`. `targets`: see RouterOps::route().
+  /// `starts` [experts + 1], `totals`, `losses` [2]: null where they are not wanted; the totals of
+  /// the first router begin from zero, and the last one computes the losses from them.
+  void route(std::size_t block, const BlockWeights<T>& weights, const std::int32_t* targets,
+             std::byte* rows, std::int32_t* starts, double* totals, double* losses) {
+    const Rows at = rows_at(rows);
+    const Linear<T> router = weights[bound_[block].router];
+    ops_.multiply({shape_.rows, shape_.experts, width_}, matrix(at.normed, width_),
+                  transposed(router.weight, width_), matrix(logits_, shape_.step()));
+    ops_.route(shape_, logits_, router.bias, targets, at.routing, starts);
+    if (totals == nullptr) return;
+    const RouterTotals sums = RouterTotals::at(totals, shape_.experts);
+    ops_.add_router_totals(shape_, at.routing, block == routers_.front(), sums);
+    if (losses != nullptr && block == routers_.back()) {
+      ops_.router_losses(shape_, sums, losses);
+    }
+  }
+
+  /// Adds the results of an expert for its choices [first, first + count) to `sums` [N, H].
+  void forward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
+               std::size_t first, std::size_t count, float* sums) {
+    const Rows at = rows_at(rows);
+    add_results(block, weights, at, at.routing, {shape_.per_token, first, count}, sums);
+  }
+
+  /// Given `dy` [N, H]: adds the gradients of an expert's weights, writes those of the weights of
+  /// its choices, and adds that of the norm's result to `sums`.
+  void backward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
+                std::size_t first, std::size_t count, const T* dy, float* sums) {
+    const Rows at = rows_at(rows);
+    add_gradients(block, weights, at, at.routing, {shape_.per_token, first, count}, dy, sums);
+  }
+
+  // Experts that ranks share (expert_exchange.h): what happens between two exchanges of rows.
+
+  /// Choices of one rank for one expert that are exchanged at a time.
+  [[nodiscard]] std::size_t rows_per_exchange() const { return chunk_ / sharers_; }
+  /// Device memory that is sent or received: `count` rows of each.
+  struct Travelling {
+    DeviceBytes leaving;    ///< [rows, H] of T: copies of rows
+    DeviceBytes inputs;     ///< [rows, H] of T
+    DeviceBytes gradients;  ///< [rows, H] of T: of results, weighed
+    DeviceBytes results;    ///< [rows, H] fp32: or gradients of inputs
+    DeviceBytes returned;   ///< [rows, H] fp32
+    DeviceBytes dots;       ///< [rows] fp32: gradients of weights, times the weights
+    DeviceBytes returned_dots;
+  };
+  [[nodiscard]] Travelling travelling() const {
+    const auto rows = [this](auto* at, std::size_t width) {
+      return DeviceBytes(reinterpret_cast<std::byte*>(at), chunk_ * width * sizeof *at);
+    };
+    return {rows(leaving_, width_),  rows(x_, width_), rows(dy_, width_),      rows(sums_, width_),
+            rows(returned_, width_), rows(dots_, 1),   rows(returned_dots_, 1)};
+  }
+  /// Copies the inputs of choices, by expert, next to each other.
+  void collect_inputs(std::byte* rows, const std::vector<ExpertChoices>& choices) {
+    const Rows at = rows_at(rows);
+    collect(at, choices, at.normed, nullptr);
+  }
+  /// The same for the gradients of results, given `dy` [N, H].
+  void collect_gradients(std::byte* rows, const std::vector<ExpertChoices>& choices, const T* dy) {
+    const Rows at = rows_at(rows);
+    collect(at, choices, dy, at.routing.weights);
+  }
+  /// The results of `count` inputs that have arrived.
+  void compute_arrived(std::size_t block, const BlockWeights<T>& weights, std::size_t count) {
+    if (count == 0) return;
+    const std::size_t padded = pad(x_, count);
+    compute(block, weights, padded);
+    multiply_last(block, weights, count, padded);
+  }
+  /// Given inputs and gradients of results: the gradients of inputs and of weights of choices; adds
+  /// those of the expert's weights.
+  void differentiate_arrived(std::size_t block, const BlockWeights<T>& weights, std::size_t count) {
+    if (count == 0) return;
+    const std::size_t padded = pad(x_, count);
+    pad(dy_, count);
+    compute(block, weights, padded);
+    differentiate(block, weights, padded);
+    multiply_weights(block, weights, {nullptr, count, 1}, nullptr, dots_);
+    differentiate_inputs(block, weights, padded);
+  }
+  /// Adds results that have returned to `sums`, in the order of experts.
+  void add_returned(std::byte* rows, const std::vector<ExpertChoices>& choices, float* sums) {
+    const Rows at = rows_at(rows);
+    by_experts(at, choices, [&](const ExpertRows& own, std::size_t first) {
+      ops_.add_rows(own, returned_ + first * width_, at.routing.weights, sums, width_);
+    });
+  }
+  /// Adds gradients of inputs that have returned to `sums`, and writes those of the weights.
+  void add_returned_gradients(std::byte* rows, const std::vector<ExpertChoices>& choices,
+                              float* sums) {
+    const Rows at = rows_at(rows);
+    by_experts(at, choices, [&](const ExpertRows& own, std::size_t first) {
+      ops_.add_rows(own, returned_ + first * width_, nullptr, sums, width_);
+      ops_.put_quotients(own, returned_dots_ + first, at.routing.weights,
+                         at.routing.weight_gradients);
+    });
+  }
+
+  /// The expert for all rows, as forward() and backward(). Its weight is sigmoid(z), the softmax of
+  /// z and 0, so its gate is a router between it and nothing.
+  void shared_forward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
+                      float* sums) {
+    const Rows at = rows_at(rows);
+    weigh_all(block, weights, at);
+    add_results(block, weights, at, gate_, {2, 0, shape_.rows}, sums);
+  }
+  void shared_backward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
+                       const T* dy, float* sums) {
+    const Rows at = rows_at(rows);
+    weigh_all(block, weights, at);
+    ops_.zero(gate_.weight_gradients, gate_shape().choices());
+    add_gradients(block, weights, at, gate_, {2, 0, shape_.rows}, dy, sums);
+    ops_.router_gradient(gate_shape(), gate_, {}, {}, dlogits_);
+    add_router_gradient(weights[bound_[block].router], at, gate_shape(), sums);
+  }
+
+  /// After all experts: adds the gradient of the router's weights, and that of the norm's result to
+  /// `sums`. `scale`: of the losses of the routers, whose `totals` are null without them.
+  void router_backward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
+                       double* totals, float scale, float* sums) {
+    const Rows at = rows_at(rows);
+    const Linear<T> router = weights[bound_[block].router];
+    const RouterLossScales scales = {losses_.balance * scale * static_cast<double>(shape_.experts),
+                                     2.0 * losses_.z * scale};
+    const RouterTotals sums_of_all =
+        totals == nullptr ? RouterTotals() : RouterTotals::at(totals, shape_.experts);
+    ops_.router_gradient(shape_, at.routing, sums_of_all, scales, dlogits_);
+    add_router_gradient(router, at, shape_, sums);
+  }
+
+ private:
+  /// Rows of a chunk are a multiple of this, so that products have few shapes.
+  static constexpr std::size_t kRowStep = 16;
+
+  struct Bound {
+    LinearAt router;           ///< or the gate of an expert for all rows
+    std::vector<LinearAt> in;  ///< gate and up, or both in one
+    LinearAt out;
+  };
+  struct Rows {
+    T* normed = nullptr;  ///< [N, H]
+    Routing routing;
+  };
+  Rows take_rows(Bump& bump) const {
+    Rows rows;
+    rows.normed = bump.take<T>(shape_.rows * width_);
+    rows.routing = Routing::take(bump, shape_);
+    return rows;
+  }
+  [[nodiscard]] Rows rows_at(std::byte* place) const {
+    Bump bump(place);
+    return take_rows(bump);
+  }
+
+  /// Choices [first, first + count) of a routing with so many per token.
+  struct Choices {
+    std::size_t per_token = 0;
+    std::size_t first = 0;
+    std::size_t count = 0;
+  };
+
+  void bind_maps(const BlockSpec& block, const ExpertsSpec& spec, const std::string& before,
+                 Bound& bound) const {
+    if (spec.stacked) {
+      bound.in = {find_stacked(block, before + spec.gate)};
+      bound.out = find_stacked(block, before + spec.down);
+      return;
+    }
+    bound.in = {find_linear(block, before + spec.gate), find_linear(block, before + spec.up)};
+    if (ops_.mlp_rule().joins_gate_and_up) bound.in = joined(bound.in);
+    bound.out = find_linear(block, before + spec.down);
+  }
+
+  [[nodiscard]] RouterShape gate_shape() const {
+    return {.rows = shape_.rows, .experts = 2, .per_token = 2};
+  }
+  /// The weights of all rows; the first N places are theirs.
+  void weigh_all(std::size_t block, const BlockWeights<T>& weights, const Rows& at) {
+    const RouterShape shape = gate_shape();
+    ops_.zero(logits_, shape.rows * shape.step());
+    ops_.multiply({shape.rows, 1, width_}, matrix(at.normed, width_),
+                  transposed(weights[bound_[block].router].weight, width_),
+                  matrix(logits_, shape.step()));
+    ops_.route(shape, logits_, nullptr, nullptr, gate_, nullptr);
+  }
+  void add_router_gradient(const Linear<T>& router, const Rows& at, const RouterShape& shape,
+                           float* sums) {
+    add_bias_gradient(ops_, router, dlogits_, shape.step(), shape.rows);
+    ops_.linear_weight(router, at.normed, dlogits_, shape.step(), shape.rows);
+    ops_.linear_input(router, dlogits_, shape.step(), sums, shape.rows, true);
+  }
+
+  void add_results(std::size_t block, const BlockWeights<T>& weights, const Rows& at,
+                   const Routing& routing, const Choices& choices, float* sums) {
+    by_chunks(routing, choices, [&](const ExpertRows& chunk, std::size_t padded) {
+      ops_.gather_rows(chunk, at.normed, nullptr, x_, padded, width_);
+      compute(block, weights, padded);
+      multiply_last(block, weights, chunk.count, padded);
+      ops_.add_rows(chunk, sums_, routing.weights, sums, width_);
+    });
+  }
+  void add_gradients(std::size_t block, BlockWeights<T> weights, const Rows& at,
+                     const Routing& routing, const Choices& choices, const T* dy, float* sums) {
+    by_chunks(routing, choices, [&](const ExpertRows& chunk, std::size_t padded) {
+      ops_.gather_rows(chunk, at.normed, nullptr, x_, padded, width_);
+      ops_.gather_rows(chunk, dy, routing.weights, dy_, padded, width_);
+      compute(block, weights, padded);
+      differentiate(block, weights, padded);
+      multiply_weights(block, weights, chunk, routing.weights, routing.weight_gradients);
+      differentiate_inputs(block, weights, padded);
+      ops_.add_rows(chunk, sums_, nullptr, sums, width_);
+      // Chunks add to what the first one wrote.
+      weights.accumulation = Accumulation::later;
+    });
+  }
+
+  /// Calls work(choices, rows with padding) for each chunk.
+  template <class Work>
+  void by_chunks(const Routing& routing, const Choices& choices, const Work& work) {
+    for (std::size_t done = 0; done < choices.count; done += chunk_) {
+      const std::size_t here = std::min(chunk_, choices.count - done);
+      work(ExpertRows{routing.places + choices.first + done, here, choices.per_token},
+           round_up(here, kRowStep));
+    }
+  }
+
+  [[nodiscard]] GateUp<T> gate_up(std::size_t block, std::size_t rows) const {
+    const bool one = bound_[block].in.size() == 1;
+    const std::size_t wide = bound_[block].out.in;
+    return {hidden_, hidden_ + (one ? wide : rows * wide), one ? 2 * wide : wide, rows, wide};
+  }
+
+  /// Calls work(choices, number of the first) for those of each expert.
+  template <class Work>
+  void by_experts(const Rows& at, const std::vector<ExpertChoices>& choices,
+                  const Work& work) const {
+    std::size_t first = 0;
+    for (const ExpertChoices& own : choices) {
+      work(ExpertRows{at.routing.places + own.first, own.count, shape_.per_token}, first);
+      first += own.count;
+    }
+  }
+  void collect(const Rows& at, const std::vector<ExpertChoices>& choices, const T* from,
+               const float* weights) {
+    by_experts(at, choices, [&](const ExpertRows& own, std::size_t first) {
+      ops_.gather_rows(own, from, weights, leaving_ + first * width_, own.count, width_);
+    });
+  }
+  /// Writes zeros behind `count` rows; returns the number of rows with them.
+  std::size_t pad(T* rows, std::size_t count) {
+    const std::size_t padded = round_up(count, kRowStep);
+    ops_.gather_rows({}, rows, nullptr, rows + count * width_, padded - count, width_);
+    return padded;
+  }
+
+  /// The intermediates of the rows in x_.
+  void compute(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
+    const GateUp<T> pair = gate_up(block, padded);
+    T* to = pair.gate;
+    for (const LinearAt& part : bound_[block].in) {
+      ops_.linear(weights[part], x_, to, pair.step, padded);
+      to = pair.up;
+    }
+    ops_.gate(gating_, pair, activated_);
+  }
+  /// Leaves the results in sums_.
+  void multiply_last(std::size_t block, const BlockWeights<T>& weights, std::size_t rows,
+                     std::size_t padded) {
+    const Linear<T> out = weights[bound_[block].out];
+    const Product p = forward_product(out, activated_, sums_, width_, padded);
+    ops_.multiply(p.extents, p.a, p.b, p.c);
+    ops_.add_bias(out.bias, sums_, rows, width_);
+  }
+
+  /// The last map, given the gradients of results in dy_.
+  void differentiate(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
+    const Linear<T> out = weights[bound_[block].out];
+    add_bias_gradient(ops_, out, dy_, width_, padded);
+    ops_.linear_weight(out, activated_, dy_, width_, padded);
+    ops_.linear_input(out, dy_, width_, dactivated_, padded);
+  }
+  /// The gradients of the weights of choices.
+  void multiply_weights(std::size_t block, const BlockWeights<T>& weights,
+                        const ExpertRows& choices, const float* factors, float* gradients) {
+    const Linear<T> out = weights[bound_[block].out];
+    ops_.dot_rows(choices, activated_, dactivated_, factors, gradients, out.in);
+    if (out.bias == nullptr) return;
+    ops_.dot_bias(choices, out.bias, dy_, factors, gradients, width_);
+  }
+  /// Gate and up; leaves the gradient of the norm's result for the rows in sums_.
+  void differentiate_inputs(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
+    const GateUp<T> pair = gate_up(block, padded);
+    ops_.gate_backward(gating_, pair, dactivated_);
+    const T* from = pair.gate;
+    for (const LinearAt& part : bound_[block].in) {
+      add_bias_gradient(ops_, weights[part], from, pair.step, padded);
+      ops_.linear_weight(weights[part], x_, from, pair.step, padded);
+      ops_.linear_input(weights[part], from, pair.step, sums_, padded, from != pair.gate);
+      from = pair.up;
+    }
+  }
+
+  std::size_t width_;
+  std::size_t wide_ = 0;  ///< I, of the widest expert
+  RouterShape shape_;
+  RouterLosses losses_;
+  Gating gating_;
+  Ops& ops_;
+  std::vector<Bound> bound_;          ///< by block
+  std::vector<std::size_t> routers_;  ///< blocks
+  std::size_t chunk_ = 0;             ///< rows
+  float* logits_ = nullptr;           ///< [N, step]
+  T* dlogits_ = nullptr;              ///< likewise
+  T* x_ = nullptr;                    ///< [chunk, H]
+  T* dy_ = nullptr;                   ///< likewise
+  T* hidden_ = nullptr;               ///< [chunk, 2 I]
+  T* activated_ = nullptr;            ///< [chunk, I]
+  T* dactivated_ = nullptr;           ///< likewise
+  float* sums_ = nullptr;             ///< [chunk, H]
+  Routing gate_;                      ///< of the expert for all rows
+  std::size_t sharers_ = 1;           ///< ranks with an expert each of a block
+  // With several sharers, see Travelling.
+  T* leaving_ = nullptr;
+  float* returned_ = nullptr;
+  float* dots_ = nullptr;
+  float* returned_dots_ = nullptr;
+};
+
+}  // namespace ballast::model

@@ -1,0 +1,263 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "ballast/model/compute.h"
+
+#include "src/model/compute/layer.h"
+#include "src/model/compute/tile_sums.h"
+
+namespace ballast::model {
+
+/// A tile of the output matrix.
+template <class T>
+struct OutputRows {
+  std::size_t number = 0;      ///< among the tiles
+  const T* weights = nullptr;  ///< [rows of the tile, H]
+  float* gradient = nullptr;   ///< the same; null: not wanted
+};
+
+/// A micro-batch of pairs, see Port::pairs.
+struct Pairs {
+  Preference preference;
+  DeviceView<double> reference;  ///< [sequences]: sums of the cross-entropy of the reference
+  /// [N], written before any gradient: the derivative of the pair's loss by that of the row.
+  DeviceView<float> weights;
+};
+
+/// What the head reports of the cross-entropy of the rows, in nats.
+struct HeadLosses {
+  /// The sums over as many equal parts of the rows as there are elements. With `pairs`:
+  /// [sequences / 2] PairResults.
+  DeviceView<double> out = {};
+  std::optional<Pairs> pairs = {};
+};
+
+/// What the rows of a micro-batch aim at.
+struct RowAims {
+  const std::int32_t* targets = nullptr;  ///< [N]
+  const float* weights = nullptr;         ///< [N], of the losses of the rows; null: 1
+};
+
+/// What the head knows of the rows of a micro-batch between its visits to the tiles. The norm's
+/// result comes first, as in the rows of layers.
+template <class T>
+struct HeadRows {
+  T* normed = nullptr;            ///< [N, H]
+  RowSum<float>* sums = nullptr;  ///< [N]
+  /// [N, H]; null where it is not wanted, or if there is one tile.
+  float* dnormed = nullptr;
+
+  static HeadRows take(Bump& bump, std::size_t tokens, std::size_t width) {
+    HeadRows rows;
+    rows.normed = bump.take<T>(tokens * width);
+    rows.sums = bump.take<RowSum<float>>(tokens);
+    return rows;
+  }
+};
+
+/// Final norm, output matrix and cross-entropy. Logits exist for a chunk of rows at a time.
+///
+/// A large vocabulary is cut into tiles. Then tiles are visited one after the other, twice: for the
+/// sums of the rows, and in reverse order for the gradients, with the logits computed again; or
+/// both in one pass that keeps the logits of a chunk for all tiles. Both compute the same products
+/// and sums in the same order. `Ops`: layer.h.
+template <class Ops>
+class Head {
+ public:
+  using T = typename Ops::Value;
+
+  Head(const Architecture& model, const MicroBatchShape& shape, Ops& ops, TileSums<Ops>& tile_sums)
+      : tokens_(shape.tokens()),
+        length_(shape.length),
+        width_(model.config.hidden_size),
+        ops_(ops),
+        tile_sums_(tile_sums) {
+    for (std::size_t t = 0; t < model.config.vocabulary_tiles; ++t) tiles_.push_back(model.tile(t));
+    logit_row_ = round_up(model.largest_tile(), 16);
+    chunk_ = chunk_rows(tokens_, round_up(model.config.vocab_size, 16) * sizeof(float),
+                        Ops::kLogitBytes);
+  }
+
+  /// After that of the TileSums.
+  void take_memory(Bump& bump) {
+    losses_ = bump.take<double>(tokens_);
+    logits_ = bump.take<float>(chunk_ * logit_row_);
+    if (tiles_.size() == 1) own_ = HeadRows<T>::take(bump, tokens_, width_);
+  }
+
+  [[nodiscard]] std::size_t rows_bytes() const {
+    Bump counting;
+    static_cast<void>(HeadRows<T>::take(counting, tokens_, width_));
+    return tiles_.size() == 1 ? 0 : counting.used();
+  }
+  [[nodiscard]] HeadRows<T> rows_at(std::byte* place) const {
+    Bump bump(place);
+    return HeadRows<T>::take(bump, tokens_, width_);
+  }
+  /// Bytes for one pass over several tiles; 0 if there is one.
+  [[nodiscard]] std::size_t one_pass_bytes() const {
+    Bump counting;
+    static_cast<void>(take_for_one_pass(counting));
+    return tiles_.size() == 1 ? 0 : counting.used();
+  }
+
+  // The visits.
+
+  /// After the norm: adds a tile to the sums of the rows. Tiles come in ascending order.
+  void scan(const OutputRows<T>& tile, const std::int32_t* targets, const HeadRows<T>& rows) {
+    in_chunks([&](std::size_t first, std::size_t count) {
+      scan_chunk(tile, targets, rows, first, count, logits_);
+    });
+  }
+  /// Adds what a tile contributes to rows.dnormed (the last tile overwrites it) and to its own
+  /// gradient, unless they are null. Tiles come in descending order.
+  void differentiate(const OutputRows<T>& tile, Accumulation accumulation, const RowAims& aims,
+                     float scale, const HeadRows<T>& rows) {
+    in_chunks([&](std::size_t first, std::size_t count) {
+      project(tile, rows, first, count, logits_);
+      differentiate_chunk(tile, accumulation, aims, scale, rows, first, count, logits_);
+    });
+  }
+  /// After the scan of all tiles.
+  void report_losses(const std::int32_t* targets, const HeadRows<T>& rows,
+                     const HeadLosses& losses) {
+    ops_.row_losses(rows.sums, targets, tokens_, losses_);
+    if (losses.pairs) {
+      const Pairs& pairs = *losses.pairs;
+      ops_.weigh_pairs({losses_, targets, length_, tokens_ / (2 * length_), pairs.reference.raw(),
+                        pairs.weights.raw()},
+                       pairs.preference, reinterpret_cast<PairResult*>(losses.out.raw()));
+    } else {
+      ops_.sum_losses(losses_, tokens_ / losses.out.size(), losses.out.size(), losses.out.raw());
+    }
+  }
+  /// dx = the gradient of the norm's input; adds to the gradient of the norm.
+  void end(const Norm<T>& norm, const T* in, const HeadRows<T>& rows, T* dx) {
+    tile_sums_.norm_backward(norm, in, rows.dnormed, nullptr, dx);
+  }
+
+  // All in one pass.
+
+  /// For one tile.
+  void forward(const Norm<T>& norm, const OutputRows<T>& tile, const T* in,
+               const std::int32_t* targets, const HeadLosses& losses) {
+    ops_.norm(norm, in, own_.normed, tokens_);
+    scan(tile, targets, own_);
+    report_losses(targets, own_, losses);
+  }
+
+  /// Also computes dx and the gradients of scale * loss; overwrites those of the tiles or adds to
+  /// them. `memory`: one_pass_bytes(). The weights of pairs follow from all of their rows, so their
+  /// chunks are visited once more.
+  void train(const Norm<T>& norm, const std::vector<OutputRows<T>>& tiles,
+             Accumulation accumulation, const T* in, const std::int32_t* targets, float scale,
+             T* dx, const HeadLosses& losses, std::byte* memory) {
+    Bump bump(memory);
+    const OnePass all = tiles.size() == 1 ? OnePass{own_, logits_} : take_for_one_pass(bump);
+    const std::size_t step = chunk_ * logit_row_;
+    const RowAims aims = {targets, losses.pairs ? losses.pairs->weights.raw() : nullptr};
+    const auto scan_tiles = [&](std::size_t first, std::size_t count) {
+      for (std::size_t t = 0; t < tiles.size(); ++t) {
+        scan_chunk(tiles[t], targets, all.rows, first, count, all.logits + t * step);
+      }
+    };
+    ops_.norm(norm, in, all.rows.normed, tokens_);
+    if (losses.pairs) {
+      in_chunks(scan_tiles);
+      report_losses(targets, all.rows, losses);
+    }
+    const bool known = losses.pairs && chunk_ >= tokens_;
+    in_chunks([&](std::size_t first, std::size_t count) {
+      if (!losses.pairs) scan_tiles(first, count);
+      for (std::size_t t = tiles.size(); t-- > 0;) {
+        float* const logits = all.logits + t * step;
+        if (losses.pairs && !known) project(tiles[t], all.rows, first, count, logits);
+        differentiate_chunk(tiles[t], accumulation, aims, scale, all.rows, first, count, logits);
+      }
+    });
+    end(norm, in, all.rows, dx);
+    if (!losses.pairs) report_losses(targets, all.rows, losses);
+  }
+
+ private:
+  struct OnePass {
+    HeadRows<T> rows;
+    float* logits = nullptr;  ///< of a chunk, tile by tile
+  };
+  OnePass take_for_one_pass(Bump& bump) const {
+    OnePass all = {HeadRows<T>::take(bump, tokens_, width_)};
+    all.rows.dnormed = bump.take<float>(tokens_ * width_);
+    all.logits = bump.take<float>(tiles_.size() * chunk_ * logit_row_);
+    return all;
+  }
+
+  /// Calls `work(first, rows)` for each chunk.
+  template <class Work>
+  void in_chunks(const Work& work) const {
+    for (std::size_t first = 0; first < tokens_; first += chunk_) {
+      work(first, std::min(chunk_, tokens_ - first));
+    }
+  }
+
+  [[nodiscard]] LogitTile logits_of(const OutputRows<T>& tile, std::size_t rows,
+                                    float* logits) const {
+    const VocabularyTile& about = tiles_[tile.number];
+    return {logits, rows, logit_row_, about.first, about.rows};
+  }
+  /// Logits of rows [first, first + count).
+  void project(const OutputRows<T>& tile, const HeadRows<T>& rows, std::size_t first,
+               std::size_t count, float* logits) {
+    ops_.multiply({count, tiles_[tile.number].rows, width_},
+                  matrix(rows.normed + first * width_, width_), transposed(tile.weights, width_),
+                  matrix(logits, logit_row_));
+  }
+  void scan_chunk(const OutputRows<T>& tile, const std::int32_t* targets, const HeadRows<T>& rows,
+                  std::size_t first, std::size_t count, float* logits) {
+    project(tile, rows, first, count, logits);
+    ops_.sum_logits(logits_of(tile, count, logits), targets + first, tile.number == 0,
+                    rows.sums + first);
+  }
+  void differentiate_chunk(const OutputRows<T>& tile, Accumulation accumulation,
+                           const RowAims& aims, float scale, const HeadRows<T>& rows,
+                           std::size_t first, std::size_t count, float* logits) {
+    // Gradients are narrower than logits and replace them from each row's start.
+    const std::size_t row = logit_row_ * sizeof(float) / sizeof(T);
+    const T* const dlogits = reinterpret_cast<const T*>(logits);
+    const std::size_t tokens = tiles_[tile.number].rows;
+    const std::size_t at = first * width_;
+    const bool single = tiles_.size() == 1;
+    ops_.logit_gradients(logits_of(tile, count, logits), aims.targets + first, scale,
+                         aims.weights == nullptr ? nullptr : aims.weights + first,
+                         rows.sums + first);
+    if (single || rows.dnormed != nullptr) {
+      ops_.multiply(
+          {count, width_, tokens}, matrix(dlogits, row), matrix(tile.weights, width_),
+          single ? matrix(tile_sums_.rounded() + at, width_) : matrix(rows.dnormed + at, width_),
+          tile.number + 1 < tiles_.size());
+    }
+    if (tile.gradient != nullptr) {
+      ops_.multiply({tokens, width_, count}, transposed(dlogits, row),
+                    matrix(rows.normed + at, width_), matrix(tile.gradient, width_),
+                    first > 0 || accumulation == Accumulation::later);
+    }
+  }
+
+  std::size_t tokens_;
+  std::size_t length_;  ///< of a sequence
+  std::size_t width_;
+  std::vector<VocabularyTile> tiles_;
+  std::size_t logit_row_ = 0;  ///< floats from one row of a tile's logits to the next
+  std::size_t chunk_ = 0;      ///< rows
+  Ops& ops_;
+  TileSums<Ops>& tile_sums_;
+  HeadRows<T> own_;  ///< if there is one tile
+  float* logits_ = nullptr;
+  double* losses_ = nullptr;  ///< [tokens]
+};
+
+}  // namespace ballast::model

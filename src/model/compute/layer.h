@@ -1,0 +1,462 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ballast/core/bump.h"
+#include "ballast/core/error.h"
+#include "ballast/core/random.h"
+#include "ballast/model/architecture.h"
+#include "ballast/model/attention.h"
+#include "ballast/model/compute.h"
+#include "ballast/model/family.h"
+
+#include "src/model/compute/embedding.h"
+#include "src/model/compute/matrix.h"
+#include "src/model/compute/mlp_rule.h"
+#include "src/model/compute/row_sum.h"
+
+namespace ballast::model {
+
+// Forward and backward of blocks, written once for all devices. `Ops` are the operations of one
+// device (host/ops.h, cuda/ops.h); their arguments are views into its memory. An operation covers
+// what some device fuses. Streams and thread teams are known only to the operations.
+
+inline AttentionShape attention_shape(const ModelConfig& config, MicroBatchShape shape) {
+  return {.sequences = shape.sequences,
+          .length = shape.length,
+          .heads = config.num_heads,
+          .kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim,
+          .scale = family(config.family).score_scale(config)};
+}
+
+/// Gate and up of a gated MLP, [rows, width] each; rows of both are `step` elements apart.
+template <class T>
+struct GateUp {
+  T* gate = nullptr;
+  T* up = nullptr;
+  std::size_t step = 0;
+  std::size_t rows = 0;
+  std::size_t width = 0;
+};
+
+/// Equal parts of the first columns of rows: the heads of queries or keys, or all of them as one.
+struct Groups {
+  std::size_t rows = 0;
+  std::size_t count = 1;  ///< side by side in a row
+  std::size_t width = 0;  ///< of each
+};
+
+/// Cosines and sines of rotary positions, [length, half] each, or [N, half] if they are by row.
+struct Angles {
+  float* cosine = nullptr;
+  float* sine = nullptr;
+  std::size_t half = 0;  ///< the first 2 * half values of a head rotate
+  /// One row of angles per row of the micro-batch, because frequencies depend on the length of its
+  /// document. False: one per position.
+  bool by_row = false;
+};
+
+/// A norm's weights. Gradients that are not wanted are null.
+template <class T>
+struct Norm {
+  const T* weight = nullptr;
+  const T* bias = nullptr;  ///< null: RMSNorm
+  float* weight_gradient = nullptr;
+  float* bias_gradient = nullptr;
+  float offset = 0.0F;  ///< of an RMSNorm: values are multiplied by offset + weight
+};
+
+/// Where the tensors of a norm are in a block (elements).
+struct NormAt {
+  Elems weight = 0;
+  std::optional<Elems> bias;
+  float offset = 0.0F;  ///< as in Norm
+};
+
+/// Where an adapter of a linear map is in a block (elements): A [rank, in], B [out, rank].
+struct AdapterAt {
+  Elems a = 0;
+  Elems b = 0;
+  std::size_t rank = 0;
+  std::size_t out = 0;
+  std::size_t column = 0;    ///< where its outputs begin among those of the map
+  std::size_t number = 0;    ///< among those of all maps with the same input
+  std::uint64_t stream = 0;  ///< of its random numbers
+  std::optional<Elems> magnitudes = std::nullopt;  ///< [out], of DoRA
+};
+
+/// Where the tensors of a linear map are in a block (elements), and its extents.
+struct LinearAt {
+  Elems weight = 0;
+  std::optional<Elems> bias;
+  std::size_t in = 0;
+  std::size_t out = 0;
+  bool flipped = false;  ///< as in Linear
+  bool frozen = false;   ///< its weight is
+  std::vector<AdapterAt> adapters = {};
+};
+
+inline std::optional<Elems> find_bias(const BlockSpec& block, std::string_view name) {
+  const TensorSpec* const found = block.find(std::string(name) + ".bias");
+  return found == nullptr ? std::nullopt : std::optional(found->offset);
+}
+
+/// The tensors NAME.weight and, if the block has it, NAME.bias: a LayerNorm has it, an RMSNorm does
+/// not.
+inline NormAt find_norm(const BlockSpec& block, std::string_view name, float offset = 0.0F) {
+  return {block.tensor(std::string(name) + ".weight").offset, find_bias(block, name), offset};
+}
+
+/// NAME.lora_A.weight, NAME.lora_B.weight and NAME.lora_magnitude_vector, if the block has them.
+inline std::vector<AdapterAt> find_adapters(const BlockSpec& block, std::string_view name) {
+  const TensorSpec* const a = block.find(std::string(name) + ".lora_A.weight");
+  if (a == nullptr) return {};
+  const TensorSpec& b = block.tensor(std::string(name) + ".lora_B.weight");
+  const TensorSpec* const m = block.find(std::string(name) + ".lora_magnitude_vector");
+  return {{a->offset, b.offset, a->shape[0], b.shape[0], 0, 0, fnv1a(a->name),
+           m == nullptr ? std::nullopt : std::optional(m->offset)}};
+}
+
+/// NAME.weight [out, in] and, if the block has it, NAME.bias [out], with its adapter.
+inline LinearAt find_linear(const BlockSpec& block, std::string_view name) {
+  const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
+  return {weight.offset, find_bias(block, name), weight.shape[1],           weight.shape[0],
+          true,          weight.frozen,          find_adapters(block, name)};
+}
+
+/// The same for gpt2's Conv1D, whose weight is [in, out].
+inline LinearAt find_conv1d(const BlockSpec& block, std::string_view name) {
+  const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
+  return {weight.offset, find_bias(block, name), weight.shape[0],           weight.shape[1],
+          false,         weight.frozen,          find_adapters(block, name)};
+}
+
+/// The tensors NAME [out, in] and NAME_bias [out] of ExpertsSpec::stacked.
+inline LinearAt find_stacked(const BlockSpec& block, std::string_view name) {
+  const TensorSpec& weight = block.tensor(name);
+  return {weight.offset,
+          block.tensor(std::string(name) + "_bias").offset,
+          weight.shape[1],
+          weight.shape[0],
+          true,
+          weight.frozen};
+}
+
+/// Maps with the same input. Those that lie next to each other without a gap, have no bias and are
+/// all trained or all frozen are joined into one.
+inline std::vector<LinearAt> joined(const std::vector<LinearAt>& maps) {
+  std::vector<LinearAt> parts;
+  for (const LinearAt& next : maps) {
+    if (!parts.empty() && next.flipped && !next.bias && !parts.back().bias &&
+        parts.back().frozen == next.frozen &&
+        parts.back().weight + parts.back().out * next.in == next.weight) {
+      for (AdapterAt adapter : next.adapters) {
+        adapter.column = parts.back().out;
+        parts.back().adapters.push_back(adapter);
+      }
+      parts.back().out += next.out;
+    } else {
+      parts.push_back(next);
+    }
+  }
+  return parts;
+}
+
+/// Sets the numbers of the adapters of maps with the same input.
+inline void number_adapters(std::vector<LinearAt>& maps) {
+  std::size_t number = 0;
+  for (LinearAt& map : maps) {
+    for (AdapterAt& adapter : map.adapters) adapter.number = number++;
+  }
+}
+
+/// Which model a pass computes.
+enum class Subject : std::uint8_t {
+  trained,
+  reference  ///< the same without its adapters: the frozen weights that training began with
+};
+
+/// The weights of one block, and the gradients of the first of them: of none in a forward pass, of
+/// all in the backward pass of a block without frozen tensors.
+template <class T>
+struct BlockWeights {
+  std::size_t layer = 0;  ///< its number among the blocks of layers, if it is one
+  const T* weights = nullptr;
+  DeviceView<float> gradient;
+  Accumulation accumulation = Accumulation::later;
+  Dropout dropout = {};
+  Subject subject = Subject::trained;
+
+  [[nodiscard]] Norm<T> operator[](const NormAt& at) const {
+    return {weights + at.weight, at.bias ? weights + *at.bias : nullptr, sum(at.weight),
+            at.bias ? sum(*at.bias) : nullptr, at.offset};
+  }
+  /// Those at `logits`, if there are any.
+  [[nodiscard]] AttentionSinks<T> sinks(const std::optional<Elems>& logits) const {
+    if (!logits) return {};
+    return {weights + *logits, sum(*logits)};
+  }
+  [[nodiscard]] Linear<T> operator[](const LinearAt& at) const {
+    return {weights + at.weight,
+            at.bias ? weights + *at.bias : nullptr,
+            sum(at.weight),
+            at.bias ? sum(*at.bias) : nullptr,
+            at.in,
+            at.out,
+            at.flipped,
+            accumulation == Accumulation::first};
+  }
+
+ private:
+  [[nodiscard]] float* sum(Elems offset) const {
+    return offset < gradient.size() ? gradient.raw() + offset : nullptr;
+  }
+};
+
+/// Adds the gradient of the bias of `map`, if one is wanted, given dy, whose rows are `step` apart.
+template <class Ops, class T>
+void add_bias_gradient(Ops& ops, const Linear<T>& map, const T* dy, std::size_t step,
+                       std::size_t rows) {
+  if (map.bias_gradient == nullptr) return;
+  ops.add_column_sums(dy, step, map.bias_gradient, rows, map.out);
+}
+
+/// Rows of equal chunks of at most `limit` bytes, up to a multiple of 16 rows; `row`: bytes of one.
+inline std::size_t chunk_rows(std::size_t rows, Bytes row, Bytes limit) {
+  constexpr std::size_t kStep = 16;
+  const std::size_t most = std::max<std::size_t>(limit / row, kStep);
+  const std::size_t chunks = (rows + most - 1) / most;
+  return std::min(rows, round_up((rows + chunks - 1) / chunks, kStep));
+}
+
+/// Which arrays a family's layers have besides those that all have.
+struct LayerArrays {
+  std::size_t mlp = 2;  ///< arrays [N, I] that hidden and activated take together, 2 or 3
+  /// The layer runs its MLP by Layer::by_chunks(). False: on all rows at once.
+  bool cuts_mlp = false;
+  bool norm1 = true;
+  bool projected = false;
+  bool attention_out = false;
+  bool mlp_out = false;
+  /// Layers are cut: one call is for one tile, whose input is in memory of the caller.
+  bool tiles = false;
+};
+
+/// Intermediates of one layer: N tokens, H hidden_size, A heads x head_dim, I intermediate_size.
+/// The forward pass writes them; the backward pass reads and overwrites them. If the MLP is cut,
+/// hidden, activated and mlp_out are found in its MlpChunks. Of tiles of layers: A and I are those
+/// of the widest tile, and there is no norm1, middle or norm2.
+template <class T>
+struct LayerMemory {
+  T* norm1 = nullptr;          ///< [N, H] input of the attention's projection
+  T* projected = nullptr;      ///< [N, queries | keys] before their norms
+  T* qkv = nullptr;            ///< [N, queries | keys | values]
+  T* attention = nullptr;      ///< [N, A]
+  T* attention_out = nullptr;  ///< [N, H] before its norm, later its gradient
+  T* middle = nullptr;         ///< [N, H] residual stream between attention and MLP
+  T* norm2 = nullptr;          ///< [N, H] input of the MLP
+  T* hidden = nullptr;         ///< [N, I] gelu's input, or 2 N I elements of gate and up
+  T* activated = nullptr;      ///< [N, I], later its gradient
+  T* mlp_out = nullptr;        ///< [N, H] before its norm, later its gradient
+  T* dqkv = nullptr;           ///< like qkv, in the memory of hidden and activated
+  T* gradient = nullptr;       ///< [N, H or A] of norm2, attention, then norm1; in norm2's memory
+  float* log_sums = nullptr;   ///< of attention
+};
+
+/// Rows [first, first + rows) of a layer and the intermediates of its MLP for them.
+template <class T>
+struct MlpChunk {
+  std::size_t first = 0;
+  std::size_t rows = 0;
+  std::size_t width = 0;   ///< I, or that of the tile
+  T* hidden = nullptr;     ///< as in LayerMemory, with `rows` instead of N
+  T* activated = nullptr;  ///< likewise
+  T* mlp_out = nullptr;    ///< likewise
+};
+
+/// Forward and backward of the transformer layers of one model, one layer or tile at a time.
+template <class Ops>
+class Layer {
+ public:
+  using T = typename Ops::Value;
+
+  Layer(const Architecture& model, const AttentionShape& shape, Ops& ops, const LayerArrays& arrays)
+      : shape_(shape),
+        rows_(shape.tokens()),
+        width_(model.config.hidden_size),
+        wide_(config_of_tile(model.config).intermediate_size),
+        arrays_(arrays),
+        mlp_rows_(arrays.cuts_mlp
+                      ? chunk_rows(rows_, arrays.mlp * wide_ * sizeof(T), ops.mlp_rule().bytes)
+                      : rows_),
+        ops_(ops) {}
+  virtual ~Layer() = default;
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
+
+  /// Takes the memory of one call.
+  virtual void take_memory(Bump& bump) {
+    shared_ = bump.take<std::byte>(intermediate_bytes(false, LayerPart::whole));
+    attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
+  }
+
+  /// Bytes of the intermediates of a layer or of its first half; if they are not kept, those of its
+  /// MLP exist for one chunk of rows at a time.
+  [[nodiscard]] std::size_t intermediate_bytes(bool kept, LayerPart part) const {
+    Bump counting;
+    take_intermediates(counting, kept, part);
+    return counting.used();
+  }
+
+  /// Takes memory that lasts from call to call; other blocks use that of take_memory() in between.
+  virtual void take_lasting_memory(Bump& /*bump*/) {}
+
+  /// Views as in Compute::layer_forward; `positions` is null if sequences are documents, `kept` if
+  /// nothing is kept.
+  void forward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* out,
+               std::byte* kept) {
+    use(positions, kept, part_of(block));
+    compute(block, in);
+    project(block, in, out);
+  }
+  /// Views as in Compute::layer_backward.
+  void backward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* dy,
+                std::byte* kept) {
+    use(positions, kept, part_of(block));
+    if (kept == nullptr) compute(block, in);
+    differentiate(block, in, dy);
+  }
+
+  // Tiles. Families whose layers are not cut leave the defaults, which throw Error(state).
+
+  /// The norm of a block of LayerPart::norm or router; `layer` as in BlockWeights.
+  [[nodiscard]] virtual NormAt norm_of(std::size_t /*layer*/) const { refuse_tiles(); }
+  /// Adds the tile's part of the output to `sums` [N, H]; `x` [N, H] is the norm's result.
+  void forward_tile(const BlockWeights<T>& block, const std::int32_t* positions, const T* x,
+                    float* sums) {
+    use(positions, nullptr, LayerPart::whole);
+    add_tile(block, x, sums);
+  }
+  /// Adds the gradient of `x` to `sums`, or overwrites them.
+  void backward_tile(const BlockWeights<T>& block, const std::int32_t* positions, const T* x,
+                     const T* dy, float* sums, bool add_to_sums) {
+    use(positions, nullptr, LayerPart::whole);
+    differentiate_tile(block, x, dy, sums, add_to_sums);
+  }
+
+ protected:
+  /// Computes the intermediates, except those of MlpChunks: everything but the last product, or
+  /// what is before the MLP.
+  virtual void compute(const BlockWeights<T>& block, const T* in) = 0;
+  /// Computes the rest, which ends with the last product.
+  virtual void project(const BlockWeights<T>& block, const T* in, T* out) = 0;
+  /// The backward pass, given what compute() left, and with kept_ also the MlpChunks.
+  virtual void differentiate(const BlockWeights<T>& block, const T* in, T* dy) = 0;
+  /// As the functions of tiles above.
+  virtual void add_tile(const BlockWeights<T>& /*block*/, const T* /*x*/, float* /*sums*/) {
+    refuse_tiles();
+  }
+  virtual void differentiate_tile(const BlockWeights<T>& /*block*/, const T* /*x*/, const T* /*dy*/,
+                                  float* /*sums*/, bool /*add_to_sums*/) {
+    refuse_tiles();
+  }
+
+  /// Calls work(MlpChunk) for all rows of an MLP of `width` in order. The shape alone determines
+  /// the chunks and their layout, so that results do not depend on what is kept.
+  template <class Work>
+  void by_chunks(std::size_t width, const Work& work) const {
+    for (std::size_t first = 0; first < rows_; first += mlp_rows_) {
+      MlpChunk<T> chunk{.first = first, .rows = std::min(mlp_rows_, rows_ - first), .width = width};
+      const std::size_t place = kept_ ? first : 0;
+      chunk.hidden = memory_.hidden + place * arrays_.mlp * width;
+      chunk.activated = chunk.hidden + (arrays_.mlp - 1) * chunk.rows * width;
+      if (arrays_.mlp_out) chunk.mlp_out = memory_.mlp_out + place * width_;
+      work(chunk);
+    }
+  }
+
+  /// Of a whole layer, or of its first half, which has no MLP.
+  [[nodiscard]] virtual LayerPart part_of(const BlockWeights<T>& /*block*/) const {
+    return LayerPart::whole;
+  }
+
+  LayerMemory<T> take_intermediates(Bump& bump, bool kept, LayerPart part) const {
+    LayerMemory<T> memory;
+    const bool half = part == LayerPart::attention_half;
+    const std::size_t mlp_rows = half ? 0 : (kept ? rows_ : mlp_rows_);
+    const auto take_if = [&](bool wanted, std::size_t width) {
+      return wanted ? bump.take<T>(rows_ * width) : nullptr;
+    };
+    memory.norm1 = take_if(arrays_.norm1, width_);
+    memory.projected = take_if(arrays_.projected, shape_.width() + shape_.kv_width());
+    memory.qkv = bump.take<T>(rows_ * shape_.row());
+    memory.attention = bump.take<T>(rows_ * shape_.width());
+    memory.attention_out = take_if(arrays_.attention_out, width_);
+    memory.middle = take_if(!arrays_.tiles && !half, width_);
+    memory.gradient =
+        bump.take<T>(rows_ * (arrays_.tiles ? shape_.width() : std::max(width_, shape_.width())));
+    memory.norm2 = arrays_.tiles ? nullptr : memory.gradient;
+    memory.log_sums = bump.take<float>(shape_.log_sums());
+    memory.mlp_out = arrays_.mlp_out && !half ? bump.take<T>(mlp_rows * width_) : nullptr;
+    memory.dqkv = bump.take<T>(std::max(mlp_rows * arrays_.mlp * wide_, rows_ * shape_.row()));
+    if (memory.dqkv == nullptr) return memory;  // only counted
+    memory.hidden = memory.dqkv;
+    memory.activated = memory.dqkv + (arrays_.mlp - 1) * mlp_rows * wide_;
+    return memory;
+  }
+
+  /// `window`: as in AttentionMask.
+  void attend(std::size_t window = 0, const AttentionSinks<T>& sinks = {}) {
+    ops_.attention({window, positions_}, sinks, memory_.qkv, memory_.attention, memory_.log_sums,
+                   attention_scratch_);
+  }
+  /// gradient (of attention) -> dqkv, and those of the sinks.
+  void attend_backward(std::size_t window = 0, const AttentionSinks<T>& sinks = {}) {
+    ops_.attention_backward({window, positions_}, sinks, memory_.qkv, memory_.attention,
+                            memory_.log_sums, memory_.gradient, memory_.dqkv, attention_scratch_);
+  }
+
+  /// The result of `bind` for every layer of `model`.
+  template <class Bind>
+  static auto bind_layers(const Architecture& model, const Bind& bind) {
+    std::vector<decltype(bind(model.blocks.front()))> bound;
+    for (const BlockSpec& block : model.blocks) {
+      if (block.kind == BlockKind::layer) bound.push_back(bind(block));
+    }
+    return bound;
+  }
+
+  AttentionShape shape_;
+  std::size_t rows_;   ///< N
+  std::size_t width_;  ///< H
+  std::size_t wide_;   ///< I
+  LayerArrays arrays_;
+  std::size_t mlp_rows_;  ///< of a chunk
+  Ops& ops_;
+  LayerMemory<T> memory_;                    ///< of the current call
+  bool kept_ = false;                        ///< likewise: whether it keeps its intermediates
+  const std::int32_t* positions_ = nullptr;  ///< likewise
+
+ private:
+  [[noreturn]] static void refuse_tiles() {
+    throw Error(ErrorCategory::state, "layers of this family are not cut into tiles");
+  }
+  void use(const std::int32_t* positions, std::byte* kept, LayerPart part) {
+    positions_ = positions;
+    kept_ = kept != nullptr;
+    Bump bump(kept_ ? kept : shared_);
+    memory_ = take_intermediates(bump, kept_, part);
+  }
+
+  std::byte* shared_ = nullptr;  ///< for the intermediates of calls without `kept`
+  std::byte* attention_scratch_ = nullptr;
+};
+
+}  // namespace ballast::model

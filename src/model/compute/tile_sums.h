@@ -1,0 +1,59 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "ballast/core/bump.h"
+#include "ballast/model/compute.h"
+
+#include "src/model/compute/layer.h"
+
+namespace ballast::model {
+
+/// What the tiles of a vocabulary or of a layer have summed up in fp32, [N, H]: rounds it, and goes
+/// back through the norm that all of them read. `Ops`: layer.h.
+template <class Ops>
+class TileSums {
+ public:
+  using T = typename Ops::Value;
+
+  TileSums(const Architecture& model, std::size_t tokens, Ops& ops)
+      : tokens_(tokens),
+        size_(tokens * model.config.hidden_size),
+        has_tiles_(std::any_of(model.blocks.begin(), model.blocks.end(),
+                               [](const BlockSpec& block) {
+                                 return block.part == LayerPart::router ||
+                                        block.part == LayerPart::norm;
+                               }) ||
+                   model.config.vocabulary_tiles > 1),
+        ops_(ops) {}
+
+  void take_memory(Bump& bump) {
+    rounded_ = bump.take<T>(size_);
+    if (!has_tiles_) return;
+    partial_ = bump.take<GradientStats>((size_ + kStatsChunk - 1) / kStatsChunk);
+  }
+
+  /// [N, H], for sums that are known in the training type.
+  [[nodiscard]] T* rounded() const { return rounded_; }
+  void round(const float* sums, T* to) {
+    ops_.pack(sums, nullptr, 0, to, size_, partial_, nullptr);
+  }
+  /// dx = residual (null: 0) + the gradient of the norm's input `in`, given the gradient of its
+  /// result: `sums`, or rounded() if that is null. Adds to the gradient of the norm.
+  void norm_backward(const Norm<T>& norm, const T* in, const float* sums, const T* residual,
+                     T* dx) {
+    if (sums != nullptr) round(sums, rounded_);
+    ops_.norm_backward(norm, in, rounded_, residual, dx, tokens_);
+  }
+
+ private:
+  std::size_t tokens_;
+  std::size_t size_;
+  bool has_tiles_;
+  Ops& ops_;
+  T* rounded_ = nullptr;
+  GradientStats* partial_ = nullptr;  ///< scratch of the rounding
+};
+
+}  // namespace ballast::model

@@ -1,0 +1,289 @@
+#include "src/model/spec/families/decoder.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+#include "src/model/spec/tiles.h"
+
+namespace ballast::model {
+namespace {
+
+/// Adds the tensors of a DecoderSpec to a block.
+class Tensors {
+ public:
+  Tensors(BlockBuilder& block, const DecoderSpec& spec, double stddev)
+      : block_(block), spec_(spec), stddev_(stddev) {}
+
+  void norm(const std::string& name, std::uint64_t width, bool biased) {
+    if (name.empty()) return;
+    const bool shifted = spec_.norm_offset != 0.0F;
+    block_.add(name + ".weight", {width}, shifted ? Init::zeros : Init::ones);
+    if (biased) block_.add(name + ".bias", {width}, Init::zeros);
+  }
+  void linear(const std::string& name, std::uint64_t in, std::uint64_t out, bool biased,
+              double factor = 1.0) {
+    block_.add(name + ".weight", shape(in, out), Init::normal, factor * stddev_);
+    bias(name, out, biased);
+  }
+  /// Some of the outputs of a map [out, in]: its rows.
+  void rows(const std::string& name, std::uint64_t in, std::uint64_t out, const TileRange& range,
+            bool biased) {
+    block_.add(name + ".weight", {range.size, in}, Init::normal, stddev_);
+    block_.rows_of(out, range.first);
+    if (!biased) return;
+    block_.add(name + ".bias", {range.size}, Init::zeros);
+    block_.rows_of(out, range.first);
+  }
+  /// Some of the inputs of the last map [out, in] of a tile: its columns.
+  void last_columns(const std::string& name, std::uint64_t in, std::uint64_t out,
+                    const TileRange& range) {
+    block_.add_last_product(name + ".weight", {out, range.size}, spec_.residual_factor * stddev_);
+    block_.columns_of(in, range.first);
+  }
+  /// The last product of the block.
+  void last_linear(const std::string& name, std::uint64_t in, std::uint64_t out, bool biased) {
+    block_.add_last_product(name + ".weight", shape(in, out), spec_.residual_factor * stddev_);
+    bias(name, out, biased);
+  }
+  /// The maps of one of ExpertsSpec::stacked.
+  void stacked_maps(const ExpertsSpec& experts, std::uint64_t number, std::uint64_t h) {
+    const std::uint64_t wide = experts.width;
+    const auto biased = [&](const std::string& name, std::uint64_t out, const StoredRows& rows) {
+      block_.add(experts.prefix + name + "_bias", {out}, Init::zeros);
+      block_.stored_by(rows, number);
+    };
+    block_.add(experts.prefix + experts.gate, {2 * wide, h}, Init::normal, stddev_);
+    biased(experts.gate, 2 * wide,
+           {.parts = 2, .groups = wide, .as_columns = true, .stacked = experts.count});
+    block_.add_last_product(experts.prefix + experts.down, {h, wide},
+                            spec_.residual_factor * stddev_);
+    biased(experts.down, h, {.as_columns = true, .stacked = experts.count});
+  }
+  /// Queries, keys and values, with their norms, and the norm before them.
+  void attention_inputs(const ModelConfig& c) {
+    const std::uint64_t h = c.hidden_size;
+    const std::uint64_t q = c.num_heads * c.head_dim;
+    const std::uint64_t kv = c.num_kv_heads * c.head_dim;
+    norm(spec_.norm_before_attention, h, spec_.layer_norm);
+    if (spec_.qkv.size() == 1) {
+      linear(spec_.qkv.front(), h, q + 2 * kv, spec_.qkv_bias);
+      if (spec_.interleaved_qkv) block_.stored_by({3, c.num_heads});
+    } else {
+      linear(spec_.qkv.at(0), h, q, spec_.qkv_bias);
+      linear(spec_.qkv.at(1), h, kv, spec_.qkv_bias);
+      linear(spec_.qkv.at(2), h, kv, spec_.qkv_bias);
+    }
+    if (!spec_.sinks.empty()) block_.add(spec_.sinks, {c.num_heads}, Init::normal, stddev_);
+    norm(spec_.query_norm, spec_.norms_whole_rows ? q : c.head_dim, false);
+    norm(spec_.key_norm, spec_.norms_whole_rows ? kv : c.head_dim, false);
+    block_.attend(q, spec_.window);
+  }
+
+ private:
+  [[nodiscard]] std::vector<std::uint64_t> shape(std::uint64_t in, std::uint64_t out) const {
+    if (spec_.conv1d) return {in, out};
+    return {out, in};
+  }
+  void bias(const std::string& name, std::uint64_t out, bool biased) {
+    if (biased) block_.add(name + ".bias", {out}, Init::zeros);
+  }
+
+  BlockBuilder& block_;
+  const DecoderSpec& spec_;
+  double stddev_;
+};
+
+}  // namespace
+
+void set_standards(std::vector<CheckpointKey>& keys,
+                   const std::vector<CheckpointStandard>& standards) {
+  for (const CheckpointStandard& standard : standards) {
+    for (CheckpointKey& key : keys) {
+      if (key.name != standard.name) continue;
+      key.standard = standard.value;
+      key.nullable = standard.nullable;
+    }
+  }
+}
+
+CheckpointKey checkpoint_key(const DetailKey& detail) {
+  return {detail.name, detail.name, {}, detail.standard, detail.standard.is_null()};
+}
+
+BlockSpec DecoderFamily::layer(const ModelConfig& c, std::uint64_t index) const {
+  const DecoderSpec spec = decoder(c, index);
+  const std::uint64_t h = c.hidden_size;
+  const std::uint64_t wide = c.intermediate_size;
+  BlockBuilder block(BlockKind::layer, fmt::format("layer {}", index), prefix(index));
+  Tensors tensors(block, spec, c.init_stddev);
+
+  tensors.attention_inputs(c);
+  tensors.linear(spec.attention_out, c.num_heads * c.head_dim, h, spec.attention_out_bias,
+                 spec.residual_factor);
+  tensors.norm(spec.norm_after_attention, h, spec.layer_norm);
+  tensors.norm(spec.norm_before_mlp, h, spec.layer_norm);
+  const std::uint64_t in_width = spec.gated && spec.mlp_in.size() == 1 ? 2 * wide : wide;
+  for (const std::string& name : spec.mlp_in) tensors.linear(name, h, in_width, spec.mlp_bias);
+  if (spec.norm_after_mlp.empty()) {
+    tensors.last_linear(spec.mlp_out, wide, h, spec.mlp_bias);
+  } else {
+    tensors.linear(spec.mlp_out, wide, h, spec.mlp_bias, spec.residual_factor);
+  }
+  tensors.norm(spec.norm_after_mlp, h, spec.layer_norm);
+  return block.finish();
+}
+
+std::vector<BlockSpec> DecoderFamily::blocks_of_layer(const ModelConfig& c,
+                                                      std::uint64_t index) const {
+  const DecoderSpec spec = decoder(c, index);
+  return spec.experts.count == 0 ? Family::blocks_of_layer(c, index)
+                                 : expert_blocks(c, index, spec);
+}
+
+std::size_t DecoderFamily::count_blocks_of_layer(const ModelConfig& c, std::uint64_t index) const {
+  const std::uint64_t experts = decoder(c, index).experts.count;
+  const std::uint64_t shared = decoder(c, index).experts.shared_width > 0 ? 1 : 0;
+  return experts == 0 ? Family::count_blocks_of_layer(c, index)
+                      : 2 + shared + experts / c.ranks_sharing_experts();
+}
+
+std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::uint64_t index,
+                                                    const DecoderSpec& spec) const {
+  expects(!spec.norm_before_mlp.empty() && spec.norm_after_attention.empty() &&
+              spec.norm_after_mlp.empty() && !spec.parallel && spec.gated && !spec.conv1d,
+          "a layer with experts needs a norm before them, and none after attention or them");
+  const std::uint64_t h = c.hidden_size;
+  const ExpertsSpec& experts = spec.experts;
+  std::vector<BlockSpec> blocks;
+  const auto add = [&](const std::string& name, const auto& fill) {
+    BlockBuilder block(BlockKind::layer, fmt::format("layer {} {}", index, name), prefix(index));
+    fill(Tensors(block, spec, c.init_stddev), block);
+    blocks.push_back(block.finish());
+  };
+  add("attention", [&](Tensors tensors, BlockBuilder& block) {
+    block.part(LayerPart::attention_half);
+    tensors.attention_inputs(c);
+    tensors.last_linear(spec.attention_out, c.num_heads * c.head_dim, h, spec.attention_out_bias);
+  });
+  add("router", [&](Tensors tensors, BlockBuilder& block) {
+    block.part(LayerPart::router);
+    tensors.norm(spec.norm_before_mlp, h, spec.layer_norm);
+    tensors.linear(experts.router, h, experts.count, false);
+    if (!experts.router_bias) return;
+    block.add(experts.router + ".bias", {experts.count}, Init::normal, c.init_stddev);
+  });
+  const auto add_maps = [&](Tensors& tensors, const std::string& before, std::uint64_t width) {
+    tensors.linear(before + experts.gate, h, width, false);
+    tensors.linear(before + experts.up, h, width, false);
+    tensors.last_linear(before + experts.down, width, h, false);
+  };
+  if (experts.shared_width > 0) {
+    add("shared expert", [&](Tensors tensors, BlockBuilder& block) {
+      block.part(LayerPart::shared_expert);
+      tensors.linear(experts.shared_gate, h, 1, false);
+      add_maps(tensors, experts.shared_prefix, experts.shared_width);
+    });
+  }
+  const double share = static_cast<double>(experts.per_token) / static_cast<double>(experts.count);
+  const std::uint64_t together = c.ranks_sharing_experts();
+  if (experts.count % together != 0) {
+    throw Error(
+        ErrorCategory::config,
+        fmt::format("ballast.expert_parallel: {} ranks cannot share {} experts equally; give "
+                    "1, with which every rank has all of them",
+                    together, experts.count));
+  }
+  for (std::uint64_t first = 0; first < experts.count; first += together) {
+    const std::uint64_t last = first + together - 1;
+    add(last == first ? fmt::format("expert {}", first) : fmt::format("experts {}-{}", first, last),
+        [&](Tensors tensors, BlockBuilder& block) {
+          for (std::uint64_t e = first; e <= last; ++e) {
+            block.expert(e, share);
+            if (experts.stacked) {
+              tensors.stacked_maps(experts, e, h);
+            } else {
+              add_maps(tensors, experts.of_expert(e, ""), experts.width);
+            }
+          }
+        });
+  }
+  return blocks;
+}
+
+bool DecoderFamily::cuts_layers(const ModelConfig& config) const {
+  for (std::uint64_t index = 0; index < config.num_layers; ++index) {
+    if (decoder(config, index).experts.count > 0) return false;
+  }
+  const DecoderSpec spec = decoder(config, 0);
+  return !spec.norm_before_attention.empty() && !spec.norm_before_mlp.empty() &&
+         spec.norm_after_attention.empty() && spec.norm_after_mlp.empty() && !spec.parallel &&
+         spec.qkv.size() == 3 && spec.query_norm.empty() && spec.key_norm.empty() &&
+         spec.sinks.empty() && spec.gated && spec.mlp_in.size() == 2 && !spec.conv1d &&
+         !spec.attention_out_bias && !spec.mlp_bias;
+}
+
+std::vector<BlockSpec> DecoderFamily::layer_tiles(const ModelConfig& c, std::uint64_t index) const {
+  const DecoderSpec spec = decoder(c, index);
+  const std::uint64_t h = c.hidden_size;
+  const std::uint64_t q = c.num_heads * c.head_dim;
+  const std::uint64_t kv = c.num_kv_heads * c.head_dim;
+  std::vector<BlockSpec> blocks;
+  const auto add = [&](LayerPart part, const std::string& name, const auto& fill) {
+    BlockBuilder block(BlockKind::layer, fmt::format("layer {} {}", index, name), prefix(index));
+    block.part(part);
+    fill(Tensors(block, spec, c.init_stddev), block);
+    blocks.push_back(block.finish());
+  };
+  const auto add_norm = [&](const char* half, const std::string& name) {
+    add(LayerPart::norm, half,
+        [&](Tensors tensors, BlockBuilder&) { tensors.norm(name, h, spec.layer_norm); });
+  };
+  add_norm("attention", spec.norm_before_attention);
+  const std::uint64_t attention = attention_tiles(c);
+  for (std::uint64_t t = 0; t < attention; ++t) {
+    const TileRange heads = {t * q / attention, q / attention};
+    const TileRange kv_heads = {t * kv / attention, kv / attention};
+    add(LayerPart::attention, fmt::format("attention {}", t),
+        [&](Tensors tensors, BlockBuilder& block) {
+          tensors.rows(spec.qkv[0], h, q, heads, spec.qkv_bias);
+          tensors.rows(spec.qkv[1], h, kv, kv_heads, spec.qkv_bias);
+          tensors.rows(spec.qkv[2], h, kv, kv_heads, spec.qkv_bias);
+          block.attend(heads.size, spec.window);
+          tensors.last_columns(spec.attention_out, q, h, heads);
+        });
+  }
+  add_norm("mlp", spec.norm_before_mlp);
+  for (std::uint64_t t = 0; t < c.layer_tiles; ++t) {
+    const TileRange wide = tile_range(c.intermediate_size, c.layer_tiles, t);
+    add(LayerPart::mlp, fmt::format("mlp {}", t), [&](Tensors tensors, BlockBuilder&) {
+      for (const std::string& name : spec.mlp_in) {
+        tensors.rows(name, h, c.intermediate_size, wide, false);
+      }
+      tensors.last_columns(spec.mlp_out, c.intermediate_size, h, wide);
+    });
+  }
+  return blocks;
+}
+
+bool DecoderFamily::depends_on_documents(const ModelConfig& config, std::uint64_t length) const {
+  const std::vector<Rotary> all = rotaries_of(config);
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Rotary& one) { return one.depends_on_documents(length); });
+}
+
+std::vector<Rotary> DecoderFamily::rotaries_of(const ModelConfig& config) const {
+  return rotaries(config, [](std::string_view key, const std::string& rule) {
+    throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
+  });
+}
+
+const DecoderFamily& decoder_family(const ModelConfig& config) {
+  const auto* const found = dynamic_cast<const DecoderFamily*>(&family(config.family));
+  expects(found != nullptr, "the family is not described by a DecoderSpec");
+  return *found;
+}
+
+}  // namespace ballast::model

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "src/model/spec/families/decoder.h"
+
+namespace ballast::model {
+
+/// RMSNorm, rotary positions, grouped-query attention, SwiGLU. Other families derive from it and
+/// change what differs.
+class Llama : public DecoderFamily {
+ public:
+  std::string_view name() const override { return "llama"; }
+  std::string_view checkpoint_class() const override { return "LlamaForCausalLM"; }
+  std::vector<DetailKey> details() const override {
+    return {{"rope_theta", 10000.0},
+            {"rope_scaling", {}},
+            {"attention_bias", false},
+            {"mlp_bias", false}};
+  }
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    if (c.intermediate_size == 0) {
+      c.intermediate_size = round_up((8 * c.hidden_size + 2) / 3, 64);
+    }
+    rotaries(c, refuse);
+    check_windows(c, refuse);
+  }
+  std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
+    return {rotary_positions(c, refuse)};
+  }
+  OuterTensors outer() const override {
+    return {.tokens = "model.embed_tokens.weight", .norm = "model.norm", .norm_has_bias = false};
+  }
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
+    const bool biased = c.details.contains("attention_bias") && c.flag("attention_bias");
+    return {.norm_before_attention = "input_layernorm",
+            .norm_before_mlp = "post_attention_layernorm",
+            .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+            .window = window(c, index),
+            .attention_out = "self_attn.o_proj",
+            .mlp_in = {"mlp.gate_proj", "mlp.up_proj"},
+            .mlp_out = "mlp.down_proj",
+            .qkv_bias = biased,
+            .attention_out_bias = biased,
+            .mlp_bias = c.details.contains("mlp_bias") && c.flag("mlp_bias")};
+  }
+  std::vector<CheckpointKey> checkpoint_keys() const override {
+    std::vector<CheckpointKey> keys = {{"model_type", "family"},
+                                       {"vocab_size", "vocab_size"},
+                                       {"hidden_size", "hidden_size"},
+                                       {"num_hidden_layers", "num_layers"},
+                                       {"num_attention_heads", "num_heads"},
+                                       {"num_key_value_heads", "num_kv_heads"},
+                                       {"head_dim", "head_dim"},
+                                       {"intermediate_size", "intermediate_size"},
+                                       {"rms_norm_eps", "norm_epsilon"},
+                                       {"tie_word_embeddings", "tie_embeddings"},
+                                       {"hidden_act", "", {"silu", "swish"}}};
+    for (const DetailKey& detail : details()) keys.push_back(checkpoint_key(detail));
+    set_standards(keys, {{"rms_norm_eps", 1e-6}, {"tie_word_embeddings", ties_embeddings()}});
+    set_standards(keys, checkpoint_standards());
+    return keys;
+  }
+  CheckpointRules checkpoint_rules() const override {
+    return {.rope = {.longest = 2048},
+            .without_effect = {"is_llama_config", "pretraining_tp"}};  // as SmolLM2 has them
+  }
+  /// Frequencies of the rotary positions.
+  std::vector<CheckpointBuffer> checkpoint_buffers(const ModelConfig& c) const override {
+    return {{".rotary_emb.inv_freq", {c.head_dim / 2}}};
+  }
+
+ protected:
+  /// Values of the class of transformers for missing keys that differ from those of the details.
+  [[nodiscard]] virtual std::vector<CheckpointStandard> checkpoint_standards() const {
+    return {{"intermediate_size", 11008}};
+  }
+  std::string prefix(std::uint64_t index) const override {
+    return fmt::format("model.layers.{}.", index);
+  }
+  /// Whether a layer has the window if the config has one but no layer_types.
+  virtual bool is_windowed(const ModelConfig& /*config*/, std::uint64_t /*index*/) const {
+    return true;
+  }
+  /// Whether layer_types, or is_windowed() without them, gives the layer a window.
+  [[nodiscard]] bool is_sliding(const ModelConfig& c, std::uint64_t index) const;
+
+ private:
+  /// sliding_window if the layer has one, else 0.
+  [[nodiscard]] std::uint64_t window(const ModelConfig& c, std::uint64_t index) const;
+  static void check_windows(const ModelConfig& c, const Refuse& refuse);
+};
+
+}  // namespace ballast::model

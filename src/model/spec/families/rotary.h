@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <vector>
+
+#include "ballast/model/architecture.h"
+
+#include "src/model/spec/rotary_angles.h"
+
+namespace ballast::model {
+
+/// The frequencies of the pairs in a document of `tokens` tokens.
+std::vector<double> frequencies_in_document(const Rotary& rotary, std::size_t tokens);
+
+/// Rotary positions of whole heads without scaling, with the base that the key `theta` names.
+Rotary plain_rotary_positions(const ModelConfig& config, std::string_view theta,
+                              const Refuse& refuse);
+
+/// The rotary positions that the keys rope_theta, rope_scaling, partial_rotary_factor (where the
+/// family has them) and head_dim describe. `refuse` gets rope_scaling with an unknown type, an
+/// unknown or missing key of that type, or a bad value.
+///
+/// Types of rope_scaling, all as in Hugging Face's transformers: default; linear (positions divided
+/// by the factor); dynamic (a base that grows with the length of the document; bloc97, "NTK-aware
+/// scaled RoPE", 2023); llama3 (frequencies below a bound divided by the factor; Llama 3.1's model
+/// card); yarn (Peng et al., "YaRN", 2023, section 3); longrope (other divisors of the frequencies
+/// in long documents; Ding et al., "LongRoPE", 2024).
+Rotary rotary_positions(const ModelConfig& config, const Refuse& refuse);
+
+}  // namespace ballast::model

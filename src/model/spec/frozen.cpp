@@ -1,0 +1,168 @@
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include <fmt/format.h>
+#include <fnmatch.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/suggest.h"
+#include "ballast/model/architecture.h"
+
+#include "src/model/spec/block_steps.h"
+
+namespace ballast::model {
+namespace {
+
+bool matches(const std::string& pattern, const TensorSpec& tensor) {
+  return fnmatch(pattern.c_str(), tensor.name.c_str(), 0) == 0;
+}
+
+/// The names that hold the words by which transformers' Trainer exempts, and those of GPT-2's
+/// LayerNorms, which it exempts by their class. The LayerNorms of other families have such words.
+constexpr std::array kBiasesAndNorms = {"*bias*",   "*layernorm*", "*rmsnorm*", "norm.*",
+                                        "*.norm.*", "*_norm.*",    "*.ln_?.*"};
+
+bool is_exempt(const std::string& pattern, const TensorSpec& tensor) {
+  if (pattern != kTransformersExempt) return matches(pattern, tensor);
+  return std::any_of(kBiasesAndNorms.begin(), kBiasesAndNorms.end(),
+                     [&](const char* words) { return matches(words, tensor); });
+}
+
+/// What a pattern may have meant: the names of tensors, and of all whose names begin alike.
+std::vector<std::string> possible_patterns(const Architecture& model) {
+  std::set<std::string> all;
+  for (const BlockSpec& block : model.blocks) {
+    for (const TensorSpec& tensor : block.tensors) {
+      all.insert(tensor.name);
+      for (std::size_t dot = tensor.name.find('.'); dot != std::string::npos;
+           dot = tensor.name.find('.', dot + 1)) {
+        const std::string_view name = tensor.name;
+        all.insert(fmt::format("{}*", name.substr(0, dot + 1)));
+        all.insert(fmt::format("*{}", name.substr(dot)));
+      }
+    }
+  }
+  return {all.begin(), all.end()};
+}
+
+std::string unmatched(const std::string& pattern, const Architecture& model) {
+  return fmt::format("'{}' matches no tensor of the model{}", pattern,
+                     did_you_mean(pattern, possible_patterns(model)));
+}
+
+/// Whether only some of its tensors are trained.
+bool is_mixed(const BlockSpec& block) {
+  return std::any_of(block.tensors.begin(), block.tensors.end(), [&](const TensorSpec& tensor) {
+    return tensor.frozen != block.tensors.front().frozen;
+  });
+}
+
+}  // namespace
+
+void arrange(BlockSpec& block) {
+  if (block.experts > 1) {
+    block.frozen_elements = block.tensors.front().frozen ? block.elements : 0;
+    return;
+  }
+  const auto frozen =
+      std::stable_partition(block.tensors.begin(), block.tensors.end(),
+                            [](const TensorSpec& tensor) { return !tensor.frozen; });
+  const auto coded = std::stable_partition(frozen, block.tensors.end(),
+                                           [](const TensorSpec& tensor) { return !tensor.coded; });
+  Elems end = 0;
+  Elems trained = 0;
+  Elems plain = 0;
+  for (auto tensor = block.tensors.begin(); tensor != block.tensors.end(); ++tensor) {
+    if (tensor == frozen) end = trained = round_up(end, kBlockStep);
+    if (tensor == coded) end = plain = round_up(end, kBlockStep);
+    tensor->offset = end;
+    end += round_up(tensor->size, kTensorStep);
+  }
+  block.elements = round_up(end, kBlockStep);
+  if (frozen != block.tensors.end()) block.frozen_elements = block.elements - trained;
+  if (coded != block.tensors.end()) block.coded_elements = block.elements - plain;
+}
+
+void freeze(Architecture& model, std::span<const std::string> patterns,
+            const std::function<void(std::size_t, const std::string&)>& refuse) {
+  if (patterns.empty()) return;
+  std::vector<bool> used(patterns.size(), false);
+  bool tied_frozen = false;
+  for (BlockSpec& block : model.blocks) {
+    for (TensorSpec& tensor : block.tensors) {
+      tensor.frozen = true;
+      for (std::size_t p = 0; p < patterns.size(); ++p) {
+        if (!matches(patterns[p], tensor)) continue;
+        tensor.frozen = false;
+        used[p] = true;
+      }
+      if (!tensor.frozen) continue;
+      const bool output = block.kind == BlockKind::head && tensor.name == model.outer.output;
+      const bool map = block.kind == BlockKind::layer && tensor.shape.size() == 2;
+      if (output || map) block.frozen_product_elements += tensor.size;
+      tied_frozen = tied_frozen || tensor.name == model.outer.tokens;
+    }
+    arrange(block);
+    if (block.experts == 1 || !is_mixed(block)) continue;
+    throw Error(ErrorCategory::config,
+                fmt::format("ballast.expert_parallel: only some tensors of '{}' are trained; train "
+                            "all tensors of experts or none, or give 1",
+                            block.name));
+  }
+  if (model.config.tie_embeddings && tied_frozen) {
+    BlockSpec& head = model.blocks[model.head()];
+    head.frozen_product_elements = head.product_elements;
+  }
+  const auto unused = std::find(used.begin(), used.end(), false);
+  if (unused == used.end()) return;
+  const auto number = static_cast<std::size_t>(unused - used.begin());
+  refuse(number, unmatched(patterns[number], model));
+}
+
+void exempt_from_decay(Architecture& model, std::span<const std::string> patterns,
+                       const std::function<void(std::size_t, const std::string&)>& refuse) {
+  for (std::size_t p = 0; p < patterns.size(); ++p) {
+    bool used = patterns[p] == kTransformersExempt;
+    for (BlockSpec& block : model.blocks) {
+      for (TensorSpec& tensor : block.tensors) {
+        if (!is_exempt(patterns[p], tensor)) continue;
+        tensor.undecayed = true;
+        used = true;
+      }
+    }
+    if (!used) refuse(p, unmatched(patterns[p], model));
+  }
+}
+
+double Architecture::frozen_flops(std::size_t index, std::uint64_t sequences,
+                                  std::uint64_t length) const {
+  const BlockSpec& block = blocks.at(index);
+  const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
+  return 2.0 * block.token_share * tokens *
+             (static_cast<double>(block.frozen_product_elements) -
+              static_cast<double>(block.repeated_product_elements)) +
+         2.0 * static_cast<double>(block.norm_product_elements);
+}
+
+Elems Architecture::trained_parameters() const {
+  Elems sum = 0;
+  for (const BlockSpec& block : blocks) {
+    for (const TensorSpec& tensor : block.tensors) sum += tensor.frozen ? 0 : tensor.size;
+  }
+  return sum;
+}
+
+std::size_t Architecture::first_differentiated() const {
+  std::size_t first = 0;
+  while (first + 1 < blocks.size() && blocks[first].trained_elements() == 0) ++first;
+  if (blocks[first].kind == BlockKind::embedding) return 0;
+  if (blocks[first].kind == BlockKind::head) return head();
+  while (first > 0 && blocks[first - 1].kind == BlockKind::layer &&
+         blocks[first - 1].layer == blocks[first].layer) {
+    --first;
+  }
+  return first;
+}
+
+}  // namespace ballast::model

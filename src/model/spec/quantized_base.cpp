@@ -1,0 +1,60 @@
+#include "ballast/model/architecture.h"
+
+#include "src/model/spec/block_steps.h"
+
+namespace ballast::model {
+namespace {
+
+/// The gate of a shared expert, which like a router decides how much of it a token gets: a map to
+/// one number.
+bool is_shared_gate(const BlockSpec& block, const TensorSpec& tensor) {
+  return block.part == LayerPart::shared_expert && tensor.shape.front() == 1;
+}
+
+/// A frozen linear map of a layer, other than a router's.
+bool can_be_coded(const BlockSpec& block, const TensorSpec& tensor) {
+  return !is_shared_gate(block, tensor) && block.kind == BlockKind::layer &&
+         block.part != LayerPart::router && tensor.frozen && tensor.shape.size() == 2 &&
+         tensor.name.ends_with(".weight");
+}
+
+}  // namespace
+
+void quantize(Architecture& model, const Quantization& how,
+              const std::function<void(const std::string& rule)>& refuse) {
+  if (model.config.layer_tiles > 1) {
+    refuse("layers whose weights are codes are not cut into tiles; set model.layer_tiles to 1");
+  }
+  bool found = false;
+  for (BlockSpec& block : model.blocks) {
+    bool any = false;
+    for (TensorSpec& tensor : block.tensors) {
+      tensor.coded = can_be_coded(block, tensor);
+      any = any || tensor.coded;
+    }
+    if (any && block.experts > 1) {
+      refuse(
+          "ranks do not share experts whose weights are codes; set ballast.expert_parallel to 1");
+    }
+    if (any) arrange(block);
+    found = found || any;
+  }
+  if (!found) {
+    refuse(
+        "no matrix of a layer is frozen, and only those become codes; set ballast.train to "
+        "\"adapters\" or to patterns of what is trained");
+  }
+  model.quantization = how;
+}
+
+BlockCodes::BlockCodes(const Architecture& model, const BlockSpec& block) {
+  if (block.coded_elements == 0) return;
+  for (const TensorSpec& tensor : block.tensors) {
+    if (!tensor.coded) continue;
+    matrices.push_back({&tensor, bytes, CodedArrays(*model.quantization, tensor.size)});
+    bytes += matrices.back().arrays.bytes;
+  }
+  bytes = round_up(bytes, kPage);
+}
+
+}  // namespace ballast::model
