@@ -69,9 +69,10 @@ schedule::Rates rates_for(const PlanRequest& request, config::Config config) {
 void write_simulated_steps(const std::filesystem::path& file, const text::OutputRule& rule,
                            const planning::Forecast& forecast) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
-  const schedule::Prediction prediction = schedule::simulate(blueprint.schedule, blueprint.workload,
-                                                             forecast.rates, {.timeline = true});
-  train::write_trace(file, rule, "simulated", prediction.timeline, blueprint.workload);
+  const schedule::Prediction prediction =
+      schedule::simulate(blueprint.schedule, forecast.rates, {.timeline = true});
+  train::write_trace(file, rule, "simulated", prediction.timeline,
+                     schedule::OperationNames(blueprint.workload));
 }
 
 void run_plan(const PlanArguments& arguments) {

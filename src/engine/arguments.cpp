@@ -1,187 +1,153 @@
 #include "src/engine/arguments.h"
 
-#include "ballast/core/error.h"
+#include "ballast/core/random.h"
+#include "ballast/schedule/labels.h"
+
+#include "src/engine/counts.h"
+#include "src/engine/handlers.h"
+#include "src/engine/report.h"
 
 namespace ballast::engine {
 
 using model::Kernel;
 using model::Port;
-using schedule::Action;
+using schedule::BufferId;
+using schedule::Use;
 
-Kernel PassBuffers::forward_kernel() const {
-  if (blueprint_.workload.is_embedding(operation_.block)) return Kernel::embed;
-  if (work().expert_parallel) return Kernel::exchanged_expert;
-  if (work().is_expert) return Kernel::expert;
-  if (!has(Role::rows)) return Kernel::layer;
-  const bool shared =
-      blueprint_.model.blocks[operation_.block].part == model::LayerPart::shared_expert;
-  return shared ? Kernel::shared_expert : Kernel::tile;
+namespace {
+
+Port port_of(const Use& use) {
+  return static_cast<Port>(static_cast<unsigned>(use.role) -
+                           static_cast<unsigned>(schedule::Role::first_port));
 }
 
-Kernel PassBuffers::backward_kernel() const {
-  switch (forward_kernel()) {
-    case Kernel::embed:
-      return Kernel::embed_backward;
-    case Kernel::exchanged_expert:
-      return Kernel::exchanged_expert_backward;
-    case Kernel::expert:
-      return Kernel::expert_backward;
-    case Kernel::shared_expert:
-      return Kernel::shared_expert_backward;
+/// The tile of the vocabulary in a block; 0 where there is none.
+std::uint32_t tile_in(const schedule::Workload& work, std::uint32_t block) {
+  if (work.is_embedding(block)) return work.tied ? block : 0;
+  return work.tied || block < work.head() ? 0 : block - work.head();
+}
+
+/// Bytes of what the operation's pass finds at `port`.
+Bytes bytes_at(const CurrentOperation& at, Port port) {
+  const schedule::Workload& work = at.workload();
+  switch (port) {
+    case Port::weights:
+      return at.work().whole_weight_bytes();
+    case Port::batch:
+      return work.batch_bytes;
+    case Port::kept:
+      return at.work().intermediate_bytes;
+    case Port::normed:
+      return work.rows_bytes;
+    case Port::partial_sums:
+      return work.row_sums_bytes;
+    case Port::routing:
+      return work.routing_bytes;
+    case Port::router_totals:
+      return work.router_totals_bytes;
+    case Port::losses:
+      return work.losses_bytes;
+    case Port::pairs:
+      return work.pairs_bytes;
+    case Port::gradient:
+      return at.work().accumulator_bytes;
     default:
-      if (work().routes) return Kernel::router_backward;
-      if (has(Role::rows)) return Kernel::tile_backward;
-      return has(Role::row_sums) ? Kernel::norm_backward : Kernel::layer_backward;
+      return work.activation_bytes;
   }
 }
 
-Kernel PassBuffers::kernel() const {
-  switch (operation_.action) {
-    case Action::forward:
-      return forward_kernel();
-    case Action::backward:
-      return backward_kernel();
-    case Action::normalize:
-      return Kernel::norm;
-    case Action::route:
-      return Kernel::router;
-    case Action::evaluate_head:
-      return Kernel::head_evaluate;
-    case Action::train_head:
-      return Kernel::head_train;
-    case Action::scan_head:
-      return Kernel::head_scan;
-    case Action::differentiate_head:
-      return Kernel::head_differentiate;
-    case Action::end_head:
-      return Kernel::head_end;
-    default:
-      throw Error(ErrorCategory::state, "the operation's action does not belong to its lane");
-  }
+/// The place of the pass in the report.
+ReportPart report_of(const CurrentOperation& at, Kernel kernel) {
+  const bool router = kernel == Kernel::router;
+  return router ? router_losses_in(at.blueprint(), at.operation.micro)
+                : head_losses_in(at.blueprint(), at.operation.micro);
 }
 
-Port PassBuffers::port_of(Role role) const {
-  switch (role) {
-    case Role::weights:
-      return Port::weights;
-    case Role::output_weights:
-      return Port::output_weights;
-    case Role::batch:
-      return Port::batch;
-    case Role::input:
-      return Port::input;
-    case Role::output:
-      return Port::output;
-    case Role::gradient_flow:
-      return Port::activation_gradient;
-    case Role::intermediates:
-      return Port::kept;
-    case Role::rows:
-      return Port::normed;
-    case Role::row_sums:
-      return Port::partial_sums;
-    case Role::routing:
-      return work().routes ? Port::routing : Port::routing_counts;
-    case Role::router_totals:
-      return Port::router_totals;
-    case Role::losses:
-      return Port::losses;
-    case Role::pairs:
-      return Port::pairs;
-    case Role::accumulator:
-      return Port::gradient;
-    case Role::output_accumulator:
-      return Port::output_gradient;
-    case Role::workspace:
-      return Port::workspace;
-    default:
-      throw Error(ErrorCategory::state, "a pass has no such argument");
-  }
+/// The same in the passes of a micro-batch, also after a resume.
+model::Dropout dropout_of(const CurrentOperation& at) {
+  const Blueprint& blueprint = at.blueprint();
+  const std::uint64_t micro =
+      std::uint64_t{at.operation.micro} * blueprint.workload.world + blueprint.rank;
+  const auto step = static_cast<std::uint64_t>(at.context.hyper.step);
+  return {.on = at.context.trains, .key = random_u64(at.modules().seed, step, micro)};
 }
 
-std::uint32_t PassBuffers::tile() const {
-  const schedule::Workload& work = blueprint_.workload;
-  if (work.tied) return work.is_embedding(operation_.block) ? operation_.block : 0;
-  return operation_.block < work.head() ? 0 : operation_.block - work.head();
+model::PassScalars scalars_of(const CurrentOperation& at, const model::Pass& pass) {
+  const bool first = at.operation.micro == 0;
+  const std::uint32_t ranks = at.workload().world;
+  return {.accumulation = first ? model::Accumulation::first : model::Accumulation::later,
+          .dropout = pass.reference > 0 ? model::Dropout() : dropout_of(at),
+          .loss_gradient = at.context.loss_gradient(),
+          .router_gradient = at.context.router_gradient(ranks),
+          .preference = at.modules().preference,
+          .shard = at.shard_number(),
+          .ranks = ranks};
 }
 
-model::Pass PassBuffers::pass() const {
-  model::Pass pass = {.kernel = kernel(),
-                      .block = operation_.block,
-                      .reference = static_cast<std::uint8_t>(operation_.reference),
-                      .number = tile()};
-  for (const Use& use : operation_.uses) pass.operands.push_back({.port = port_of(use.role)});
+}  // namespace
+
+DeviceBytes gradient_of_tile(const CurrentOperation& at, BufferId buffer, std::size_t number) {
+  const model::Architecture& model = at.blueprint().model;
+  const model::VocabularyTile tile = model.tile(number);
+  const Bytes rows = tile.rows * model.config.hidden_size * sizeof(float);
+  const schedule::Workload& work = at.workload();
+  return at.modules().store.device(buffer,
+                                   work.tied ? rows : work.blocks[tile.block].accumulator_bytes);
+}
+
+model::Pass pass_of(const CurrentOperation& at) {
+  model::Pass pass = {.kernel = kernel_of(at.operation),
+                      .block = at.operation.block,
+                      .reference = static_cast<std::uint8_t>(is_reference(at.operation)),
+                      .number = tile_in(at.workload(), at.operation.block)};
+  for (const Use& use : at.operation.uses) pass.operands.push_back({.port = port_of(use)});
   return pass;
 }
 
-DeviceBytes PassBuffers::losses(const Use& use) const {
-  const bool router = operation_.action == Action::route;
-  const Bytes bytes = (router ? kRouterLosses : blueprint_.head_losses()) * sizeof(double);
-  const Bytes before = router ? first_router_loss() * sizeof(double) : 0;
-  return device(use, blueprint_.workload.losses_bytes)
-      .subview(before + operation_.micro * bytes, bytes);
-}
-
-DeviceBytes PassBuffers::view(const Use& use, Port port) const {
-  const schedule::Workload& workload = blueprint_.workload;
-  switch (port) {
-    case Port::weights:
-      return weights();
-    case Port::losses:
-      return losses(use);
-    case Port::batch:
-      return device(use, workload.batch_bytes);
-    case Port::kept:
-      return device(use, work().intermediate_bytes);
-    case Port::normed:
-      return device(use, workload.rows_bytes);
-    case Port::partial_sums:
-      return device(use, workload.row_sums_bytes);
-    case Port::routing:
-      return device(use, workload.routing_bytes);
-    case Port::router_totals:
-      return device(use, workload.router_totals_bytes);
-    case Port::pairs:
-      return device(use, workload.pairs_bytes);
-    case Port::gradient:
-      return device(use, work().accumulator_bytes);
-    default:
-      return device(use, activation_bytes());
-  }
-}
-
-model::PassArguments PassBuffers::arguments(const model::PassScalars& scalars,
-                                            model::RowExchange* exchange) const {
-  model::PassArguments arguments;
-  arguments.scalars = scalars;
-  arguments.exchange = exchange;
-  // The whole head has the first tile in its own block, unless the output matrix is tied.
-  const bool whole = operation_.action == Action::train_head;
-  const std::size_t first = whole && !blueprint_.workload.tied ? 1 : tile();
-  for (const Use& use : operation_.uses) {
-    const Port port = port_of(use.role);
+model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass& pass) {
+  model::PassArguments arguments = {.scalars = scalars_of(at, pass),
+                                    .exchange = at.lanes.channels().rows.get()};
+  // A pass over all tiles finds the first one in its own block, unless the matrix is tied.
+  const bool all = pass.kernel == Kernel::head_train && !at.workload().tied;
+  const std::size_t tile = all ? 1 : pass.number;
+  for (const Use& use : at.operation.uses) {
+    const Port port = port_of(use);
+    const auto view = [&] { return at.device(use, bytes_at(at, port)); };
     switch (port) {
       case Port::workspace:
         break;
       case Port::routing_counts:
-        arguments.routing_counts = routing_of(use.buffer, operation_.micro);
+        arguments.routing_counts = routing_of(at, use.buffer, at.operation.micro);
         break;
       case Port::batch:
-        arguments.batch = model::BatchViews::cut(view(use, port), blueprint_.shape.tokens());
+        arguments.batch = model::BatchViews::cut(view(), at.blueprint().shape.tokens());
         break;
-      case Port::output_weights:
-        arguments.output_weights.push_back(weights_of(
-            use.buffer, blueprint_.model.tile(first + arguments.output_weights.size()).block));
+      case Port::losses: {
+        const ReportPart part = report_of(at, pass.kernel);
+        arguments[port] = view().subview(part.offset, part.bytes);
         break;
+      }
+      case Port::output_weights: {
+        const std::size_t number = tile + arguments.output_weights.size();
+        const std::size_t block = at.blueprint().model.tile(number).block;
+        arguments.output_weights.push_back(
+            at.modules().store.device(use.buffer, at.workload().blocks[block].weight_bytes));
+        break;
+      }
       case Port::output_gradient:
         arguments.output_gradient.push_back(
-            gradient_of_tile(use.buffer, first + arguments.output_gradient.size()));
+            gradient_of_tile(at, use.buffer, tile + arguments.output_gradient.size()));
         break;
       default:
-        arguments[port] = view(use, port);
+        arguments[port] = view();
     }
   }
   return arguments;
+}
+
+void run_pass(const CurrentOperation& at) {
+  const model::Pass pass = pass_of(at);
+  at.modules().compute.run(at.stream(), pass, arguments_of(at, pass));
 }
 
 }  // namespace ballast::engine

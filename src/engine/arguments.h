@@ -1,32 +1,24 @@
 #pragma once
 
+#include <cstddef>
+
+#include "ballast/core/view.h"
 #include "ballast/model/pass_arguments.h"
 #include "ballast/model/step_program.h"
+#include "ballast/schedule/plan.h"
 
-#include "src/engine/routing_buffers.h"
+#include "src/engine/current_operation.h"
 
 namespace ballast::engine {
 
-/// The pass of a compute operation and the arguments that the operation's buffers make up.
-class PassBuffers : public RoutingBuffers {
- public:
-  using RoutingBuffers::RoutingBuffers;
+/// fp32 sums of the gradient of the output matrix's tile `number` in `buffer`.
+DeviceBytes gradient_of_tile(const CurrentOperation& at, schedule::BufferId buffer,
+                             std::size_t number);
 
-  /// Throws Error(state) if the operation is not a pass.
-  [[nodiscard]] model::Pass pass() const;
-  [[nodiscard]] model::PassArguments arguments(const model::PassScalars& scalars,
-                                               model::RowExchange* exchange) const;
+/// The pass that a compute operation runs, with an operand per use.
+model::Pass pass_of(const CurrentOperation& at);
 
- private:
-  [[nodiscard]] model::Kernel kernel() const;
-  [[nodiscard]] model::Kernel forward_kernel() const;
-  [[nodiscard]] model::Kernel backward_kernel() const;
-  [[nodiscard]] model::Port port_of(Role role) const;
-  /// The tile of the vocabulary in the operation's block, if it has one.
-  [[nodiscard]] std::uint32_t tile() const;
-  /// The part of a device buffer that a pass sees through `port`.
-  [[nodiscard]] DeviceBytes view(const Use& use, model::Port port) const;
-  [[nodiscard]] DeviceBytes losses(const Use& use) const;
-};
+/// What the operation binds to the ports of its pass, cut to the sizes of the operands.
+model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass& pass);
 
 }  // namespace ballast::engine

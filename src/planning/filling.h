@@ -10,7 +10,7 @@
 #include "ballast/core/tier.h"
 #include "ballast/memory/budget.h"
 #include "ballast/memory/ledger.h"
-#include "ballast/schedule/plan.h"
+#include "ballast/schedule/placement.h"
 
 namespace ballast::planning {
 

@@ -48,39 +48,31 @@ using Operations = std::span<const Operation>;
 /// The first forward pass, the passes of further micro-batches, and the last backward pass with the
 /// loss. Gated updates must be done when the first forward pass reaches their blocks, and updates
 /// in the backward pass begin only there, so each part hides only what the plan has in it.
-std::array<Operations, 3> parts_of(const schedule::Plan& plan, const schedule::Workload& workload) {
+std::array<Operations, 3> parts_of(const schedule::Plan& plan) {
   const Operations all = plan.operations;
-  const auto begins = [&](const Operation& operation) {
-    return operation.action == schedule::Action::forward && workload.is_embedding(operation.block);
-  };
-  const auto loss = [&](const Operation& operation) {
-    return operation.action == schedule::Action::train_head ||
-           (operation.action == schedule::Action::normalize && operation.block == workload.head());
-  };
-  const auto first = std::find_if(all.begin(), all.end(), loss);
-  const auto forwards = std::find_if(all.rbegin(), all.rend(), begins);
-  const auto last = std::find_if(std::max(first, forwards.base()), all.end(), loss);
-  return {Operations(all.begin(), first), Operations(first, last), Operations(last, all.end())};
+  const std::size_t first = std::min<std::size_t>(plan.first_head, all.size());
+  const std::size_t last = std::min<std::size_t>(plan.last_head, all.size());
+  return {all.first(first), all.subspan(first, last - first), all.subspan(last)};
 }
 
-Load fixed_load(Operations operations, const schedule::Workload& workload,
+Load fixed_load(Operations operations, const schedule::Schedule& schedule,
                 const schedule::Rates& rates, std::initializer_list<Lane> lanes) {
   Load load;
   for (const Operation& operation : operations) {
     if (std::find(lanes.begin(), lanes.end(), operation.lane) == lanes.end()) continue;
     const Bytes bytes = operation.lane == Lane::update ? operation.traffic : operation.bytes;
-    if (bytes == 0 || grows_with_batch(operation.action)) continue;
+    if (bytes == 0 || operation.grows_with_batch()) continue;
     load.bytes += bytes;
-    load.seconds += seconds_alone(operation, workload, rates);
+    load.seconds += seconds_alone(operation, schedule, rates);
   }
   return load;
 }
 
 /// NVMe reads and writes share the drives.
-Load nvme_load(Operations operations, const schedule::Workload& workload,
+Load nvme_load(Operations operations, const schedule::Schedule& schedule,
                const schedule::Rates& rates) {
-  const Load read = fixed_load(operations, workload, rates, {Lane::fetch});
-  const Load written = fixed_load(operations, workload, rates, {Lane::writeback});
+  const Load read = fixed_load(operations, schedule, rates, {Lane::fetch});
+  const Load written = fixed_load(operations, schedule, rates, {Lane::writeback});
   Load both = {read.bytes + written.bytes, read.seconds + written.seconds};
   if (read.bytes > 0 && written.bytes > 0 && rates.mixed_per_second > 0.0) {
     both.seconds = static_cast<double>(both.bytes) / rates.mixed_per_second;
@@ -89,18 +81,18 @@ Load nvme_load(Operations operations, const schedule::Workload& workload,
 }
 
 /// The slower direction of the link, which works in both at once.
-Load link_load(Operations operations, const schedule::Workload& workload,
+Load link_load(Operations operations, const schedule::Schedule& schedule,
                const schedule::Rates& rates) {
-  const Load up = fixed_load(operations, workload, rates, {Lane::upload});
-  const Load down = fixed_load(operations, workload, rates, {Lane::offload});
+  const Load up = fixed_load(operations, schedule, rates, {Lane::upload});
+  const Load down = fixed_load(operations, schedule, rates, {Lane::offload});
   return up.seconds > down.seconds ? up : down;
 }
 
-double compute_seconds(Operations operations, const schedule::Workload& workload,
+double compute_seconds(Operations operations, const schedule::Schedule& schedule,
                        const schedule::Rates& rates) {
   double seconds = 0.0;
   for (const Operation& operation : operations) {
-    if (operation.lane == Lane::compute) seconds += seconds_in_turn(operation, workload, rates);
+    if (operation.lane == Lane::compute) seconds += seconds_in_turn(operation, schedule, rates);
   }
   return seconds;
 }
@@ -110,34 +102,34 @@ double compute_seconds(Operations operations, const schedule::Workload& workload
 std::vector<HidingPoint> find_hiding_points(const engine::Blueprint& blueprint,
                                             const schedule::Prediction& prediction,
                                             const schedule::Rates& rates) {
-  const schedule::Workload& work = blueprint.workload;
-  const schedule::Plan& step = blueprint.schedule.steady;
+  const schedule::Schedule& all = blueprint.schedule;
+  const schedule::Plan& step = all.steady;
   const auto parameters = static_cast<double>(blueprint.model.parameters());
   const auto tokens = static_cast<double>(blueprint.tokens_per_step());
   // Other work on shared cores slows computation down.
-  const double alone = compute_seconds(step.operations, work, rates);
+  const double alone = compute_seconds(step.operations, all, rates);
   const double slowdown =
       alone > 0.0 ? prediction.busy_seconds.at(static_cast<std::size_t>(Lane::compute)) / alone
                   : 0.0;
   std::vector<HidingPoint> points;
   const auto add = [&](const char* what, auto load_of) {
     double most = 0.0;
-    for (const Operations& part : parts_of(step, work)) {
+    for (const Operations& part : parts_of(step)) {
       const Load load = load_of(part);
-      const double compute = slowdown * compute_seconds(part, work, rates);
+      const double compute = slowdown * compute_seconds(part, all, rates);
       if (load.bytes == 0 || load.seconds <= 0.0 || compute <= 0.0) continue;
       const double achieved = schedule::kFlopsPerParameterAndToken * parameters * tokens / compute;
       const auto bytes = static_cast<double>(load.bytes);
       most = std::max(most,
                       schedule::tokens_to_hide(bytes / parameters, achieved, bytes / load.seconds));
     }
-    if (most > 0.0) points.push_back({what, most * work.world});
+    if (most > 0.0) points.push_back({what, most * all.ranks});
   };
-  add("NVMe", [&](Operations part) { return nvme_load(part, work, rates); });
-  add("update", [&](Operations part) { return fixed_load(part, work, rates, {Lane::update}); });
-  add("link", [&](Operations part) { return link_load(part, work, rates); });
+  add("NVMe", [&](Operations part) { return nvme_load(part, all, rates); });
+  add("update", [&](Operations part) { return fixed_load(part, all, rates, {Lane::update}); });
+  add("link", [&](Operations part) { return link_load(part, all, rates); });
   add("network", [&](Operations part) {
-    return fixed_load(part, work, rates, {Lane::gather, Lane::reduce});
+    return fixed_load(part, all, rates, {Lane::gather, Lane::reduce});
   });
   std::stable_sort(points.begin(), points.end(),
                    [](const HidingPoint& a, const HidingPoint& b) { return a.tokens > b.tokens; });

@@ -116,8 +116,7 @@ Decision conclude(const PlanRequest& request, config::Config config, engine::Blu
   config.zero.sub_group_size = blueprint.sub_group_size;
   engine::place(blueprint, std::move(placement));
   check_nvme(blueprint, request.rates);
-  schedule::Prediction prediction =
-      schedule::simulate(blueprint.schedule, blueprint.workload, request.rates);
+  schedule::Prediction prediction = schedule::simulate(blueprint.schedule, request.rates);
   return {std::move(config), std::move(blueprint), std::move(prediction), simulated + 1};
 }
 

@@ -105,8 +105,7 @@ std::optional<RunPrediction> RunPrediction::find(const config::Config& config,
       given == nullptr ? read_rates(key) : std::optional(*given);
   if (!rates) return std::nullopt;
   try {
-    return RunPrediction(key, *rates,
-                         schedule::simulate(blueprint.schedule, blueprint.workload, *rates));
+    return RunPrediction(key, *rates, schedule::simulate(blueprint.schedule, *rates));
   } catch (const Error&) {
     return std::nullopt;
   }

@@ -380,7 +380,7 @@ bool Search::worth_simulating(const schedule::Schedule& schedule,
   std::array<double, schedule::kLaneCount> seconds{};
   for (const schedule::Operation& operation : schedule.steady.operations) {
     seconds.at(static_cast<std::size_t>(operation.lane)) +=
-        seconds_in_turn(operation, workload, request_.rates);
+        seconds_in_turn(operation, schedule, request_.rates);
   }
   const double longest = *std::max_element(seconds.begin(), seconds.end());
   return best_tokens_per_second_ * longest * kTie <=
@@ -390,8 +390,7 @@ bool Search::worth_simulating(const schedule::Schedule& schedule,
 /// Simulates a candidate.
 void Search::measure(Candidate& candidate, const schedule::Schedule& schedule) {
   const schedule::Workload& workload = candidate.point.setting->outline.workload;
-  const schedule::Prediction prediction =
-      schedule::simulate(schedule, workload, request_.rates, kScreening);
+  const schedule::Prediction prediction = schedule::simulate(schedule, request_.rates, kScreening);
   ++simulated_;
   work_ += (kScreening.warm_up + kScreening.measured) * schedule.steady.operations.size();
   candidate.tokens_per_second =

@@ -18,7 +18,7 @@ MODULES = {
     "text": ["core"],
     "aio": ["core"],
     "cpu_adam": ["core"],
-    "schedule": ["core"],
+    "schedule": ["core", "model"],
     "device": ["core"],
     "memory": ["core", "device"],
     "comm": ["core", "device"],
@@ -38,6 +38,11 @@ MODULES = {
     "python": ["core", "aio", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
                "offload", "planning", "schedule", "state", "text", "tools", "train", "update"],
 }
+
+# Files of the module schedule that know plans alone: types, checks, execution and simulation. They
+# include neither a model nor the files that write plans for one.
+PLAN_FILES = {"bottleneck", "emitter", "executor", "hazards", "hiding", "plan", "rates", "seam",
+              "simulator", "simulator_costs", "simulator_sharing", "timeline"}
 
 # Header pattern: folders (or file prefixes) in which it may be included.
 THIRD_PARTY = {
@@ -84,6 +89,18 @@ def module_of_include(name: str) -> str | None:
     return None
 
 
+def is_plan_file(path: pathlib.PurePath) -> bool:
+    return module_of(path) == "schedule" and path.stem in PLAN_FILES
+
+
+def leaves_plan(path: pathlib.PurePath, name: str) -> bool:
+    """Whether the plan file `path` includes a header that is neither of plans nor of core."""
+    header = pathlib.PurePath(name)
+    if not is_plan_file(path) or module_of_include(name) in ("core", None):
+        return False
+    return module_of_include(name) != "schedule" or header.stem not in PLAN_FILES
+
+
 def breaches_of(path: pathlib.PurePath, text: str) -> list[str]:
     """One line per include in the file `path` (relative to the root) that is not allowed."""
     found = []
@@ -99,6 +116,8 @@ def breaches_of(path: pathlib.PurePath, text: str) -> list[str]:
         if target is not None:
             if target != own and target not in MODULES.get(own, []):
                 found.append(f"{where}: {own} may not include {target}")
+            if leaves_plan(path, name):
+                found.append(f"{where}: a plan knows neither a model nor who writes it")
             if public and not name.startswith("ballast/"):
                 found.append(f"{where}: a public header includes a private one")
             continue
@@ -126,7 +145,9 @@ def main() -> int:
     # The rules must be able to fail.
     for file, header in (("src/schedule/probe.cpp", "engine/engine.h"),
                          ("src/engine/probe.cpp", "config/config.h"),
-                         ("src/engine/probe.cpp", "planning/planner.h")):
+                         ("src/engine/probe.cpp", "planning/planner.h"),
+                         ("src/schedule/simulator.cpp", "schedule/workload.h"),
+                         ("include/ballast/schedule/plan.h", "model/step_program.h")):
         if not breaches_of(pathlib.PurePath(file), f'#include "ballast/{header}"\n'):
             breaches.append(f"the include rules let {file} include {header}")
     for breach in breaches:

@@ -101,8 +101,7 @@ Outcome train(const config::Config& config, const BenchPlanArguments& arguments)
       engine.finish();
       outcome.calibration = planning::calibrate(config, model);
     }
-    outcome.predicted =
-        schedule::simulate(blueprint.schedule, blueprint.workload, outcome.calibration.rates);
+    outcome.predicted = schedule::simulate(blueprint.schedule, outcome.calibration.rates);
     outcome.predicted_seconds.push_back(outcome.predicted.step_seconds);
     for (int i = 0; i < kWarmUp; ++i) step();
     const auto totals = engine.totals();

@@ -92,9 +92,9 @@ std::optional<LaneTimeline> predict_run(const fs::path& file, const Json& run) {
     const engine::Blueprint blueprint = planning::draw_blueprint(config::load(file, choices));
     const auto prediction = planning::RunPrediction::find(config::load(file, {}), blueprint);
     if (!prediction) return std::nullopt;
-    const auto spans = schedule::simulate(blueprint.schedule, blueprint.workload,
-                                          prediction->rates(), {.timeline = true});
-    return predicted_timeline(spans.timeline, blueprint.workload);
+    const auto spans =
+        schedule::simulate(blueprint.schedule, prediction->rates(), {.timeline = true});
+    return predicted_timeline(spans.timeline, schedule::OperationNames(blueprint.workload));
   } catch (const Error&) {
     return std::nullopt;  // such as a config whose files are gone
   }

@@ -325,7 +325,7 @@ TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
   const std::size_t blocks = engine.blueprint().model.blocks.size();
   std::vector<std::size_t> updates(4, 0);
   for (const schedule::Span& span : timeline.spans) {
-    if (span.operation().action == schedule::Action::update_on_host) ++updates.at(span.run);
+    if (span.operation().action == schedule::Action::update) ++updates.at(span.run);
   }
   EXPECT_EQ(updates, (std::vector<std::size_t>{0, 0, blocks, blocks}));
 }

@@ -10,6 +10,7 @@
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/engine/state_layout.h"
+#include "tests/support/named_operation.h"
 #include "tests/unit/engine/tiny_engine.h"
 
 // What a run leaves out for tensors that are not trained.
@@ -18,8 +19,9 @@ namespace ballast::engine::frozen_test {
 namespace {
 
 using FrozenBlocks = test::TinyEngine;
-using schedule::Action;
 using schedule::Kind;
+using schedule::named::Action;
+using schedule::named::action_of;
 using test::kOptimizer;
 using test::kWeights;
 
@@ -41,10 +43,10 @@ TEST_F(FrozenBlocks, HaveWeightsAlone) {
   EXPECT_EQ(blueprint.workload.blocks[blueprint.workload.first_differentiated].name, "layer 2");
   std::size_t backward = 0;
   for (const schedule::Operation& op : blueprint.schedule.steady.operations) {
-    backward += op.action == Action::backward ? 1 : 0;
+    backward += action_of(op) == Action::backward ? 1 : 0;
     const bool of_trained =
-        op.action == Action::pack_gradient || op.action == Action::clear_gradient ||
-        op.action == Action::update_on_host || op.action == Action::offload_gradient;
+        action_of(op) == Action::pack_gradient || action_of(op) == Action::clear_gradient ||
+        action_of(op) == Action::update_on_host || action_of(op) == Action::offload_gradient;
     if (!of_trained) continue;
     EXPECT_EQ(blueprint.workload.blocks[op.block].name, "layer 2");
   }

@@ -12,6 +12,7 @@
 #include "ballast/engine/engine.h"
 #include "ballast/planning/engine_inputs.h"
 
+#include "tests/support/named_operation.h"
 #include "tests/unit/engine/tiny_engine.h"
 
 // Runs whose frozen matrices are codes.
@@ -20,7 +21,8 @@ namespace ballast::engine::quantized_test {
 namespace {
 
 using QuantizedBase = test::TinyEngine;
-using schedule::Action;
+using schedule::named::Action;
+using schedule::named::action_of;
 using test::kOptimizer;
 using test::kWeights;
 
@@ -96,7 +98,7 @@ TEST_F(QuantizedBase, MovesItsCodes) {
   const Blueprint& blueprint = engine.blueprint();
   std::size_t uploads = 0;
   for (const schedule::Operation& op : blueprint.schedule.steady.operations) {
-    if (op.action != Action::upload_weights || !blueprint.workload.is_layer(op.block)) continue;
+    if (action_of(op) != Action::upload_weights || !blueprint.workload.is_layer(op.block)) continue;
     const model::BlockSpec& block = blueprint.model.blocks[op.block];
     Bytes expected = 0;
     Elems coded = 0;

@@ -287,7 +287,7 @@ class RunPredictions : public MachineRates {
   }
   /// A step in which every lane takes `factor` times as long as predicted.
   [[nodiscard]] MeasuredStep slower(double factor) const {
-    const auto simulated = schedule::simulate(blueprint_.schedule, blueprint_.workload, known_);
+    const auto simulated = schedule::simulate(blueprint_.schedule, known_);
     MeasuredStep step = {.seconds = factor * simulated.step_seconds};
     for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
       step.busy_seconds[lane] = factor * simulated.busy_seconds[lane];

@@ -135,8 +135,7 @@ TEST(Planner, IsAtLeastAsFastAsTheDefaultProgramAndEverythingInOnePlace) {
         try {
           const engine::Blueprint other =
               draw_blueprint(config, asked.model, budgets, kernels(asked.model, {size, 64}));
-          const double seconds =
-              schedule::simulate(other.schedule, other.workload, asked.rates).step_seconds;
+          const double seconds = schedule::simulate(other.schedule, asked.rates).step_seconds;
           const auto tokens = static_cast<double>(other.workload.tokens_per_step());
           EXPECT_GE(chosen, 0.995 * tokens / seconds) << size;
         } catch (const Error& error) {
@@ -170,7 +169,7 @@ bool draw_at_random(const Asked& asked, std::uint64_t seed, double& tokens_per_s
   }
   const schedule::Schedule schedule = schedule::build(other.workload, placement, other.options);
   tokens_per_second = static_cast<double>(other.workload.tokens_per_step()) /
-                      schedule::simulate(schedule, other.workload, asked.rates).step_seconds;
+                      schedule::simulate(schedule, asked.rates).step_seconds;
   return true;
 }
 

@@ -236,13 +236,13 @@ TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
     workload.world =
         rates.network_per_second > 0.0 ? 8 * rates.ranks_per_node : rates.ranks_per_node;
     const auto schedule = demanding_schedule(workload);
-    EXPECT_GT(simulate(schedule, workload, rates).step_seconds, 0.0) << entry;
+    EXPECT_GT(simulate(schedule, rates).step_seconds, 0.0) << entry;
     // And with one node more than before.
     if (rates.network_per_second > 0.0) continue;
     workload.world *= 2;
     const auto larger = demanding_schedule(workload);
     expect_error(ErrorCategory::config, {rates.name, "network_gbps is missing"},
-                 [&] { simulate(larger, workload, rates); });
+                 [&] { simulate(larger, rates); });
   }
   EXPECT_EQ(files, 5U);
 }

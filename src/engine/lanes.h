@@ -16,6 +16,7 @@
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/engine.h"
 #include "ballast/model/compute.h"
+#include "ballast/schedule/names.h"
 #include "ballast/state/store.h"
 #include "ballast/update/device_update.h"
 
@@ -102,7 +103,10 @@ class Lanes {
     zeros_from_.assign(modules_.blueprint.schedule.buffers.size(), state::kNoZeros);
   }
 
+  void visit(HomePiece& piece) const { visitor_(piece); }
+
   [[nodiscard]] const Modules& modules() const { return modules_; }
+  [[nodiscard]] const schedule::OperationNames& names() const { return names_; }
   /// `totals` of the executor without the bytes of operations that had nothing to do.
   [[nodiscard]] schedule::LaneTotals without_idle(schedule::LaneTotals totals) const {
     for (std::size_t lane = 0; lane < idle_bytes_.size(); ++lane) {
@@ -110,9 +114,6 @@ class Lanes {
     }
     return totals;
   }
-
- private:
-  class Step;
 
   /// Gathers and reductions have their own channels, because their orders are independent.
   struct Channels {
@@ -128,11 +129,21 @@ class Lanes {
     std::unique_ptr<device::Stream> reduce_stream;
   };
 
-  void join_ranks();
+  [[nodiscard]] const Channels& channels() const { return channels_; }
+  /// The channel for gathers between the ranks of `group`.
+  [[nodiscard]] comm::Communicator& gathering(schedule::RankGroup group) const;
   /// The queue of the stream that `operation` runs on.
   [[nodiscard]] QueuedStream& queue_of(const schedule::Operation& operation);
+  [[nodiscard]] TransferQueue& fetches() { return fetches_; }
+  [[nodiscard]] TransferQueue& writebacks() { return writebacks_; }
+  /// From which byte of a buffer on the visitor has left zeros.
+  [[nodiscard]] Bytes& zeros_from(schedule::BufferId buffer) { return zeros_from_[buffer]; }
+
+ private:
+  void join_ranks();
 
   Modules modules_;
+  schedule::OperationNames names_;
   QueuedStream compute_;
   QueuedStream upload_;
   QueuedStream offload_;
@@ -140,8 +151,7 @@ class Lanes {
   TransferQueue writebacks_;
   Channels channels_;  ///< empty with one rank
   Visitor visitor_;
-  /// By buffer: from where on the visitor has left zeros in it.
-  std::vector<Bytes> zeros_from_;
+  std::vector<Bytes> zeros_from_;  ///< by buffer
   std::array<StepContext, 4> contexts_;
   std::array<std::atomic<Bytes>, schedule::kLaneCount> idle_bytes_{};
 };

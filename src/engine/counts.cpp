@@ -1,0 +1,98 @@
+#include "src/engine/counts.h"
+
+#include <vector>
+
+#include "src/engine/report.h"
+#include "src/model/compute/routing.h"
+
+namespace ballast::engine {
+
+using schedule::BufferId;
+using schedule::Role;
+
+namespace {
+
+model::RoutingCounts counts_in(const CurrentOperation& at, BufferId counts, std::uint32_t micro) {
+  return {routing_of(at, counts, micro), at.workload().world};
+}
+
+const model::BlockSpec& block_of(const CurrentOperation& at) {
+  return at.blueprint().model.blocks[at.operation.block];
+}
+
+bool holds(const CurrentOperation& at, const schedule::Condition& condition) {
+  using Rows = schedule::Condition::Rows;
+  if (condition.always()) return true;
+  const model::BlockSpec& block = block_of(at);
+  const std::uint64_t expert = model::RoutingCounts::expert_in(block, at.shard_number());
+  if (condition.rows == Rows::in_step_before) {
+    const auto& rows = at.before.result.expert_rows;
+    return !rows.empty() && rows[block.layer][expert] > 0;
+  }
+  const bool one = condition.rows == Rows::in_micro_batch;
+  const std::uint32_t first = one ? condition.micro : 0;
+  const std::uint32_t end = one ? condition.micro + 1 : at.context.micro_batches;
+  const std::uint32_t ranks = condition.any_rank ? at.workload().world : 1;
+  for (std::uint32_t m = first; m < end; ++m) {
+    const model::RoutingCounts counts = counts_in(at, at.operation.buffer(Role::counts), m);
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+      const std::uint32_t rank = condition.any_rank ? r : at.shard_number();
+      if (counts.choices(rank, expert).count > 0) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+Bytes counts_of_micro_batch(const schedule::Workload& workload) {
+  return workload.world * workload.routing_bytes;
+}
+
+HostBytes counts_of_micro_batch(const schedule::Workload& workload, state::Store& store,
+                                BufferId counts, std::uint32_t micro) {
+  const Bytes bytes = counts_of_micro_batch(workload);
+  return store.host(counts, (micro + 1) * bytes).subspan(micro * bytes);
+}
+
+std::span<const std::int32_t> routing_of(const CurrentOperation& at, BufferId counts,
+                                         std::uint32_t micro) {
+  const HostBytes all = counts_of_micro_batch(at.workload(), at.modules().store, counts, micro);
+  return {reinterpret_cast<const std::int32_t*>(all.data()), all.size() / sizeof(std::int32_t)};
+}
+
+bool has_work(const CurrentOperation& at) {
+  const schedule::Operation& operation = at.operation;
+  return holds(at, operation.condition) && !(operation.unless && holds(at, *operation.unless));
+}
+
+void report_routing(const CurrentOperation& at) {
+  const schedule::Workload& work = at.workload();
+  const std::uint32_t micro_batches = at.context.micro_batches;
+  StepResult& result = at.context.result;
+  result.expert_rows.assign(at.blueprint().model.config.num_layers, {});
+  std::uint32_t router = 0;
+  // The counts are in the order of the routers.
+  for (const schedule::Use& use : at.operation.uses) {
+    if (use.role != Role::counts) continue;
+    while (!work.blocks[router].routes) ++router;
+    const model::BlockSpec& last = at.blueprint().model.blocks[work.last_tile(router)];
+    std::vector<std::uint64_t>& rows = result.expert_rows[last.layer];
+    rows.resize(last.expert + last.experts);
+    for (std::uint32_t i = 0; i < micro_batches * work.world; ++i) {
+      const model::RoutingCounts counts = counts_in(at, use.buffer, i / work.world);
+      for (std::size_t e = 0; e < rows.size(); ++e) {
+        rows[e] += counts.choices(i % work.world, e).count;
+      }
+    }
+    ++router;
+  }
+  const HostBytes report = at.host(Role::losses, work.losses_bytes);
+  for (std::uint32_t m = 0; m < micro_batches; ++m) {
+    const auto losses = reported<const double>(report, router_losses_in(at.blueprint(), m));
+    result.balance_loss += losses[0] / micro_batches;
+    result.router_z_loss += losses[1] / micro_batches;
+  }
+}
+
+}  // namespace ballast::engine
