@@ -61,7 +61,7 @@ class Engine::Impl {
     expects(work.world == (ranks_ == nullptr ? 1 : ranks_->world()) &&
                 blueprint_.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
             "engine: the blueprint's rank or world differs from this process");
-    const model::KernelSizes& needed = compute_->memory();
+    const model::KernelSizes& needed = compute_->sizes();
     bool enough = work.workspace_bytes >= needed.workspace;
     for (std::size_t b = 0; b < work.blocks.size(); ++b) {
       enough = enough && work.blocks[b].intermediate_bytes >= needed.intermediates[b];

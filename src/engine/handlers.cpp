@@ -56,7 +56,8 @@ void run_pack(const CurrentOperation& at) {
   if (!padding.empty()) compute.zero(at.stream(), view_as<float>(padding));
   DeviceView<float> tied;
   if (at.has(Role::added_gradient)) {
-    tied = gradient_of_tile(at, at.operation.buffer(Role::added_gradient), at.operation.block);
+    const BufferId sums = at.operation.buffer(Role::added_gradient);
+    tied = view_as<float>(gradient_of_tile(at, sums, at.operation.block));
   }
   compute.pack_gradient(at.stream(), sums_of(at, Role::source), tied, packed, statistics_of(at));
 }
