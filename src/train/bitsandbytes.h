@@ -5,6 +5,7 @@
 
 #include "ballast/core/view.h"
 #include "ballast/model/quantization.h"
+#include "ballast/model/quantized_values.h"
 #include "ballast/train/weight_files.h"
 
 #include "src/train/coded_tensors.h"

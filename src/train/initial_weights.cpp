@@ -15,6 +15,7 @@
 #include "ballast/core/convert.h"
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
+#include "ballast/model/initialize.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/text/json.h"
 

@@ -6,20 +6,13 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/suggest.h"
 #include "ballast/model/family.h"
 
-#include "src/model/compute/families.h"
 #include "src/model/spec/block_steps.h"
 #include "src/model/spec/tiles.h"
 
 namespace ballast::model {
 namespace {
-
-std::vector<std::unique_ptr<const Family>>& families() {
-  static std::vector<std::unique_ptr<const Family>> all = BuiltInFamilies::families();
-  return all;
-}
 
 void require(std::uint64_t value, const Refuse& refuse, std::string_view key,
              std::string_view what) {
@@ -181,35 +174,6 @@ BlockBuilder& BlockBuilder::expert(std::uint64_t number, double token_share) {
 BlockSpec BlockBuilder::finish() {
   block_.elements = round_up(block_.elements, kBlockStep);
   return std::move(block_);
-}
-
-void add_family(std::unique_ptr<const Family> family) {
-  families().push_back(std::move(family));
-}
-
-std::vector<std::string> family_names() {
-  std::vector<std::string> names;
-  for (const auto& one : families()) names.emplace_back(one->name());
-  return names;
-}
-
-const Family& family(std::string_view name) {
-  for (const auto& one : families()) {
-    if (one->name() == name) return *one;
-  }
-  const std::vector<std::string> names = family_names();
-  throw Error(ErrorCategory::config,
-              fmt::format("model.family: '{}' is not a family; choose one of {}{}", name,
-                          listed(names), did_you_mean(name, names)));
-}
-
-ModelConfig default_config(std::string_view family_name) {
-  const Family& described = family(family_name);
-  ModelConfig config;
-  config.family = family_name;
-  config.tie_embeddings = described.ties_embeddings();
-  for (const DetailKey& key : described.details()) config.details[key.name] = key.standard;
-  return config;
 }
 
 const text::Json& ModelConfig::detail(std::string_view key) const {

@@ -16,6 +16,7 @@
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
 #include "ballast/model/quantization.h"
+#include "ballast/model/quantized_values.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/train/export.h"
 #include "ballast/train/model_folder.h"

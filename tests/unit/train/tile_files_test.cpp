@@ -15,6 +15,7 @@
 
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
+#include "ballast/model/initialize.h"
 #include "ballast/train/model_folder.h"
 #include "ballast/train/weight_files.h"
 
