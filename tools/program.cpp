@@ -22,10 +22,10 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
-#include "tools/ending_notice.h"
+#include "tools/console/ending_notice.h"
+#include "tools/console/terminal.h"
 #include "tools/process.h"
 #include "tools/ranks.h"
-#include "tools/terminal.h"
 #include "tools/usage/words.h"
 
 namespace ballast::tools {

@@ -13,9 +13,9 @@
 #include "ballast/core/error.h"
 
 #include "src/device/profiler_range.h"
+#include "src/engine/lanes.h"
 #include "src/engine/saved_states.h"
 #include "src/engine/states.h"
-#include "src/engine/step.h"
 #include "src/engine/token_batch.h"
 #include "src/engine/warm_up.h"
 
@@ -269,9 +269,7 @@ class Engine::Impl {
           if (saving_) wait_until_saved(operation);
           lanes_->start(operation, submission);
         },
-        [this](const schedule::Operation& operation) {
-          return schedule::describe(operation, blueprint_.workload);
-        },
+        schedule::OperationNames(blueprint_.workload),
         schedule::ExecutorOptions{.finish = [this](const schedule::Operation& operation,
                                                    std::uint64_t) { lanes_->finish(operation); },
                                   .most_on_stream = device_->kind() == "host"

@@ -11,8 +11,8 @@
 #include "ballast/engine/saved_states.h"
 #include "ballast/schedule/rank_sizes.h"
 
+#include "src/engine/lanes.h"
 #include "src/engine/state_layout.h"
-#include "src/engine/step.h"
 
 namespace ballast::engine {
 

@@ -1,3 +1,5 @@
+#include "src/engine/lanes.h"
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -8,7 +10,8 @@
 #include "ballast/core/error.h"
 #include "ballast/schedule/rank_sizes.h"
 
-#include "src/engine/step.h"
+#include "src/device/profiler_range.h"
+#include "src/engine/handlers.h"
 
 // The streams of the lanes and their channels between ranks.
 
@@ -16,6 +19,7 @@ namespace ballast::engine {
 
 using schedule::Lane;
 using schedule::Operation;
+using schedule::RankGroup;
 using schedule::RankSizes;
 
 namespace {
@@ -39,6 +43,7 @@ class ChannelExchange final : public model::RowExchange {
 
 Lanes::Lanes(const Modules& modules)
     : modules_(modules),
+      names_(modules.blueprint.workload),
       compute_(modules.device, "device-compute"),
       upload_(modules.device, "device-upload"),
       offload_(modules.device, "device-offload") {
@@ -71,9 +76,17 @@ void Lanes::join_ranks() {
   channels_.reduce_stream = device.make_stream("device-reduce");
 }
 
+comm::Communicator& Lanes::gathering(RankGroup group) const {
+  // Without several groups, all ranks share one copy.
+  if (group == RankGroup::weight_copy && channels_.gathering_in_group) {
+    return *channels_.gathering_in_group;
+  }
+  return group == RankGroup::same_share ? *channels_.gathering_share : *channels_.gathering;
+}
+
 QueuedStream& Lanes::queue_of(const Operation& operation) {
   const std::optional<schedule::Stream> stream = schedule::stream_of(operation);
-  expects(stream && stream->number == 0, "engine: each lane has one stream");
+  expects(stream && stream->device == 0, "engine: each lane has one stream");
   switch (stream->lane) {
     case Lane::upload:
       return upload_;
@@ -81,6 +94,26 @@ QueuedStream& Lanes::queue_of(const Operation& operation) {
       return offload_;
     default:
       return compute_;
+  }
+}
+
+void Lanes::start(const Operation& operation, std::uint64_t submission) {
+  std::optional<device::ProfilerRange> range;
+  if (modules_.nvtx) range.emplace(names_(operation));
+  const bool worked =
+      perform({*this, operation, context(submission - operation.lag), context(submission - 1)});
+  if (!worked) idle_bytes_[static_cast<std::size_t>(operation.lane)] += operation.bytes;
+  if (mode_of(operation.lane) == schedule::Mode::streamed) queue_of(operation).end_operation();
+}
+
+void Lanes::finish(const Operation& operation) {
+  switch (operation.lane) {
+    case Lane::fetch:
+      return fetches_.finish_operation();
+    case Lane::writeback:
+      return writebacks_.finish_operation();
+    default:
+      return queue_of(operation).finish_operation();
   }
 }
 

@@ -7,7 +7,7 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/engine/engine.h"
 
-#include "src/engine/step.h"
+#include "src/engine/lanes.h"
 
 namespace ballast::engine {
 

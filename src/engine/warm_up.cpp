@@ -6,31 +6,34 @@
 #include <tuple>
 
 #include "ballast/core/error.h"
+#include "ballast/schedule/labels.h"
 
-#include "src/engine/routing_buffers.h"
+#include "src/engine/counts.h"
 
 namespace ballast::engine {
 namespace {
 
 using schedule::Lane;
 using schedule::Operation;
-using schedule::Role;
 
 bool needs_kernels(const Operation& operation) {
   return operation.lane == Lane::compute || operation.lane == Lane::gather ||
          operation.lane == Lane::reduce;
 }
 
-/// The properties that select an operation's kernels. Layers, or their parts of equal sizes, use
-/// the same kernels; tiles of the vocabulary differ in their sizes.
+/// The properties that select an operation's kernels: for a pass its shape, and which of its ports
+/// are bound; for a gather whether it is in place, and whether it moves codes. Layers, or their
+/// parts of equal sizes, use the same kernels; tiles of the vocabulary differ in their sizes.
 auto kind_of(const Operation& operation, const Blueprint& blueprint) {
   const model::BlockSpec& block = blueprint.model.blocks[operation.block];
   const bool layer = block.kind == model::BlockKind::layer;
   const std::uint64_t place = layer ? block.elements : operation.block;
-  const auto has = [&](Role role) { return operation.buffer(role) != schedule::kNoBuffer; };
-  return std::tuple(operation.action, block.kind, block.part, place, operation.micro == 0,
-                    has(Role::workspace), has(Role::weights_source), has(Role::intermediates),
-                    has(Role::output), has(Role::accumulator), block.frozen_elements);
+  std::uint64_t bound = 0;
+  for (const schedule::Use& use : operation.uses) {
+    bound |= std::uint64_t{1} << static_cast<unsigned>(use.role);
+  }
+  return std::tuple(operation.action, operation.payload, operation.label, block.kind, block.part,
+                    place, block.frozen_elements, operation.micro == 0, bound);
 }
 
 /// As if the routers had sent a row to each expert, so that the kernels of experts run too.
@@ -38,10 +41,11 @@ void give_rows_to_experts(Lanes& lanes, const schedule::Plan& plan) {
   const Modules& modules = lanes.modules();
   const auto tokens = static_cast<std::int32_t>(modules.blueprint.shape.tokens());
   for (const Operation& operation : plan.operations) {
-    if (operation.action != schedule::Action::offload_routing) continue;
+    const bool offloads = operation.action == schedule::Action::offload;
+    if (!offloads || !moves(operation, schedule::MovedValue::routing)) continue;
     const schedule::Workload& work = modules.blueprint.workload;
-    const HostBytes bytes = RoutingBuffers::of_micro_batch(
-        work, modules.store, operation.buffer(Role::routing), operation.micro);
+    const HostBytes bytes = counts_of_micro_batch(
+        work, modules.store, operation.buffer(schedule::Role::target), operation.micro);
     const std::size_t of_rank = work.routing_bytes / sizeof(std::int32_t);
     auto* const starts = reinterpret_cast<std::int32_t*>(bytes.data());
     for (std::size_t i = 0; i < work.world * of_rank; ++i) {
@@ -67,7 +71,7 @@ void warm_up(Lanes& lanes) {
         lanes.start(operation, kSubmission);
         if (schedule::is_queued(operation.lane)) lanes.finish(operation);
       } catch (const Error& error) {
-        throw error.with_context(schedule::describe(operation, blueprint.workload));
+        throw error.with_context(lanes.names()(operation));
       }
     }
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "src/engine/step.h"
+#include "src/engine/lanes.h"
 
 namespace ballast::engine {
 

@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/formats/safetensors.h"
 #include "ballast/state/checksum.h"
-#include "ballast/train/safetensors.h"
 
 #include "src/offload/state_values.h"
 
@@ -112,7 +112,7 @@ std::string checksum_of(const Notes& notes) {
   return fmt::format("{:016x}", sum.digest());
 }
 
-void check_notes(const train::SafetensorsReader& reader) {
+void check_notes(const formats::SafetensorsReader& reader) {
   const Notes& notes = reader.metadata();
   const auto format = notes.find(kFormat);
   require(format != notes.end(), reader.path(), "not the states of an optimizer");
@@ -124,7 +124,7 @@ void check_notes(const train::SafetensorsReader& reader) {
           "the notes of the optimizer are damaged; use another copy of the file");
 }
 
-void check_parameters(const train::SafetensorsReader& reader,
+void check_parameters(const formats::SafetensorsReader& reader,
                       std::span<const FiledParameter> parameters) {
   for (const FiledParameter& one : parameters) {
     const std::string own(cpu_adam::to_string(one.states->layout().optimizer()));
@@ -133,7 +133,7 @@ void check_parameters(const train::SafetensorsReader& reader,
             fmt::format("has states of {}, not of {}",
                         saved == reader.metadata().end() ? "nothing" : saved->second, own));
     for (const KindInFile& kind : kinds_of(one)) {
-      const train::StoredTensor* tensor = reader.find(kind.name);
+      const formats::StoredTensor* tensor = reader.find(kind.name);
       if (tensor == nullptr && kind.kind.values == kMaster.values) continue;
       require(tensor != nullptr, reader.path(), fmt::format("has no {}", kind.name));
       require(tensor->elements == elements_of(one), reader.path(),
@@ -144,15 +144,15 @@ void check_parameters(const train::SafetensorsReader& reader,
 }
 
 /// Reads the whole file and compares its checksums.
-void check_values(const train::SafetensorsReader& reader) {
-  const train::StoredTensor* sums = reader.find(kChecksums);
+void check_values(const formats::SafetensorsReader& reader) {
+  const formats::StoredTensor* sums = reader.find(kChecksums);
   if (reader.metadata().at(kFormat) == kFirstVersion) return;
   require(sums != nullptr && sums->elements == (reader.tensors().size() - 1) * kPieces,
           reader.path(), "has no checksums; use another copy of the file");
   std::vector<float> buffer;
   std::array<float, kPieces> expected = {};
   Elems number = 0;
-  for (const train::StoredTensor& tensor : reader.tensors()) {
+  for (const formats::StoredTensor& tensor : reader.tensors()) {
     if (&tensor == sums) continue;
     RunningChecksum sum;
     for (Elems first = 0; first < tensor.elements; first += buffer.size()) {
@@ -167,7 +167,7 @@ void check_values(const train::SafetensorsReader& reader) {
 }
 
 /// Writes one parameter and adds to the checksums of its kinds.
-void save_parameter(const FiledParameter& one, train::SafetensorsWriter& writer, Buffers& buffers,
+void save_parameter(const FiledParameter& one, formats::SafetensorsWriter& writer, Buffers& buffers,
                     std::vector<float>& checksums) {
   const auto kinds = kinds_of(one);
   std::array<RunningChecksum, 3> sums;
@@ -186,7 +186,7 @@ void save_parameter(const FiledParameter& one, train::SafetensorsWriter& writer,
   }
 }
 
-void load_parameter(const FiledParameter& one, const train::SafetensorsReader& reader,
+void load_parameter(const FiledParameter& one, const formats::SafetensorsReader& reader,
                     Buffers& buffers) {
   auto kinds = kinds_of(one);
   std::erase_if(kinds, [&](const KindInFile& kind) { return reader.find(kind.name) == nullptr; });
@@ -205,7 +205,7 @@ void load_parameter(const FiledParameter& one, const train::SafetensorsReader& r
 
 void save_states(std::span<const FiledParameter> parameters, const std::filesystem::path& file,
                  const Notes& notes) {
-  std::vector<train::TensorToStore> tensors;
+  std::vector<formats::TensorToStore> tensors;
   Notes all = notes;
   all[kFormat] = kVersion;
   for (const FiledParameter& one : parameters) {
@@ -216,7 +216,7 @@ void save_states(std::span<const FiledParameter> parameters, const std::filesyst
   }
   all[kNotesChecksum] = checksum_of(all);
   tensors.push_back({kChecksums, DType::f32, {tensors.size(), kPieces}});
-  train::SafetensorsWriter writer(file, tensors, all);
+  formats::SafetensorsWriter writer(file, tensors, all);
   Buffers buffers;
   std::vector<float> checksums;
   for (const FiledParameter& one : parameters) save_parameter(one, writer, buffers, checksums);
@@ -225,7 +225,7 @@ void save_states(std::span<const FiledParameter> parameters, const std::filesyst
 }
 
 void load_states(std::span<const FiledParameter> parameters, const std::filesystem::path& file) {
-  const train::SafetensorsReader reader(file);
+  const formats::SafetensorsReader reader(file);
   check_notes(reader);
   check_parameters(reader, parameters);
   check_values(reader);
@@ -234,7 +234,7 @@ void load_states(std::span<const FiledParameter> parameters, const std::filesyst
 }
 
 Notes read_notes(const std::filesystem::path& file) {
-  const train::SafetensorsReader reader(file);
+  const formats::SafetensorsReader reader(file);
   check_notes(reader);
   return reader.metadata();
 }

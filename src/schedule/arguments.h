@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "ballast/schedule/plan.h"
+#include "ballast/schedule/build.h"
 
 namespace ballast::schedule {
 

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/schedule/plan.h"
+#include "ballast/schedule/build.h"
+#include "ballast/schedule/labels.h"
+#include "ballast/schedule/rank_sizes.h"
 
 #include "src/schedule/arguments.h"
 #include "src/schedule/head_operations.h"
@@ -15,6 +17,9 @@
 
 namespace ballast::schedule {
 namespace {
+
+using model::Kernel;
+using model::Port;
 
 /// Spreads `count` events evenly over `steps` steps.
 class Spread {
@@ -47,8 +52,8 @@ class StepBuilder {
         tiles_(workload, layout, move_),
         head_(workload, placement, layout, move_),
         reference_(workload, layout, move_, tiles_, head_, micro_batches),
-        ahead_of_backward_(move_.states_ahead(Pass::backward), blocks()),
-        ahead_of_forward_(move_.states_ahead(Pass::forward),
+        ahead_of_backward_(move_.states_ahead(UpdatedIn::backward), blocks()),
+        ahead_of_forward_(move_.states_ahead(UpdatedIn::forward),
                           blocks() - workload.first_differentiated),
         inputs_(micro_batches, kNoBuffer) {}
 
@@ -63,20 +68,21 @@ class StepBuilder {
     plan.gate = gate;
     plan.applies_updates = applies_updates;
     plan.leaves_updates = leaves_updates();
+    mark_head(plan);
     return plan;
   }
 
   /// Whether gated updates wait for the next step.
   [[nodiscard]] bool leaves_updates() const {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      if (move_.is_updated_in(Pass::forward, b)) return true;
+      if (move_.is_updated_in(UpdatedIn::forward, b)) return true;
     }
     return false;
   }
 
   Plan flush() {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      if (move_.is_updated_in(Pass::forward, b)) move_.update(b, 1);
+      if (move_.is_updated_in(UpdatedIn::forward, b)) move_.update(b, 1);
     }
     Plan plan = move_.finish();
     plan.applies_updates = true;
@@ -91,7 +97,7 @@ class StepBuilder {
     // come first, because repetitions use their buffers.
     for (const bool ahead : {true, false}) {
       for (std::uint32_t b = 0; b < blocks(); ++b) {
-        const bool pending = move_.is_updated_in(Pass::forward, b);
+        const bool pending = move_.is_updated_in(UpdatedIn::forward, b);
         if ((pending && move_.has_states_ahead(b)) != ahead) continue;
         if (pending || move_.speculates(b)) move_.update(b, 1);
       }
@@ -132,6 +138,22 @@ class StepBuilder {
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(work_.blocks.size());
   }
+
+  /// The head begins with its norm, or is one operation.
+  void mark_head(Plan& plan) const {
+    const auto begins_head = [&](const Operation& operation) {
+      return runs(operation, Kernel::head_train) ||
+             (runs(operation, Kernel::norm) && operation.block == work_.head());
+    };
+    const auto embeds = [](const Operation& operation) { return runs(operation, Kernel::embed); };
+    const std::vector<Operation>& all = plan.operations;
+    const auto first = std::find_if(all.begin(), all.end(), begins_head);
+    const auto embedded = std::find_if(all.rbegin(), all.rend(), embeds).base();
+    const auto last = std::find_if(std::max(first, embedded), all.end(), begins_head);
+    if (first != all.end()) plan.first_head = static_cast<OpId>(first - all.begin());
+    if (last != all.end()) plan.last_head = static_cast<OpId>(last - all.begin());
+  }
+
   /// Micro-batches that pass a block before the next block's turn.
   struct Micros {
     std::uint32_t begin = 0;
@@ -268,24 +290,24 @@ class StepBuilder {
   }
 
   void update_before_forward(std::uint32_t block) {
-    if (applies_updates_ && move_.is_updated_in(Pass::forward, block)) move_.update(block, 1);
+    if (applies_updates_ && move_.is_updated_in(UpdatedIn::forward, block)) move_.update(block, 1);
   }
 
   /// Fetches states for the first updates of a pass during the pass before it. Those that find no
   /// free buffer follow at the next block.
-  void fetch_states_ahead(Pass pass, Spread& ahead, std::uint32_t at) {
+  void fetch_states_ahead(UpdatedIn pass, Spread& ahead, std::uint32_t at) {
     while (ahead.due(at) && move_.has_room_ahead(pass, ahead.next())) {
       move_.fetch_states_ahead(pass, ahead.take());
     }
   }
   void fetch_ahead_of_backward(std::uint32_t block) {
-    fetch_states_ahead(Pass::backward, ahead_of_backward_, block);
+    fetch_states_ahead(UpdatedIn::backward, ahead_of_backward_, block);
   }
 
   void finish_gradient(std::uint32_t block) {
     move_.deliver_gradient(block);
-    if (move_.update_pass(block) == Pass::backward) move_.update(block, 0);
-    fetch_states_ahead(Pass::forward, ahead_of_forward_, blocks() - 1 - block);
+    if (move_.update_pass(block) == UpdatedIn::backward) move_.update(block, 0);
+    fetch_states_ahead(UpdatedIn::forward, ahead_of_forward_, blocks() - 1 - block);
   }
 
   void forward(std::uint32_t block, std::uint32_t m, bool training) {
@@ -297,19 +319,20 @@ class StepBuilder {
     // All tiles of the embedding write to the same buffer.
     const BufferId out =
         work_.blocks[block].continues ? in : move_.place_for_input(work_.last_tile(block) + 1, m);
-    std::vector<Use> uses = {{Role::weights, weights, false}, {Role::output, out, true}};
+    std::vector<Use> uses = {{role_of(Port::weights), weights, false},
+                             {role_of(Port::output), out, true}};
     Bytes traffic = 0;
-    if (reads_batch(block)) uses.push_back({Role::batch, layout_.batch_device[m], false});
+    if (reads_batch(block)) uses.push_back({role_of(Port::batch), layout_.batch_device[m], false});
     if (embedding) {
       traffic = 2 * work_.activation_bytes / work_.vocabulary_tiles;  // rows read and written
     } else {
-      uses.push_back({Role::input, in, false});
-      uses.push_back({Role::workspace, layout_.workspace, true});
+      uses.push_back({role_of(Port::input), in, false});
+      uses.push_back({role_of(Port::workspace), layout_.workspace, true});
       if (training) use_intermediates(uses, block, m);
       traffic = work_.blocks[block].norm_traffic;
     }
-    move_.emit(Action::forward, block, m, std::move(uses), 0, work_.blocks[block].forward_flops,
-               traffic);
+    move_.compute(embedding ? Kernel::embed : Kernel::layer, block, m, std::move(uses),
+                  work_.blocks[block].forward_flops, traffic);
     if (training && !embedding) move_.store_input(block, m, in);
     inputs_[m] = out;
   }
@@ -334,10 +357,11 @@ class StepBuilder {
   void clear_gradients(std::uint32_t begin, std::uint32_t end) {
     for (std::uint32_t b = begin; b < end; ++b) {
       if (work_.blocks[b].is_frozen()) continue;
-      Operation clear = {.action = Action::clear_gradient,
+      Operation clear = {.action = Action::clear,
+                         .payload = Payload::gradient,
                          .block = b,
                          .traffic = work_.blocks[b].cleared_bytes,
-                         .uses = {{Role::accumulator, layout_.accumulator[b], true}}};
+                         .uses = {{Role::target, layout_.accumulator[b], true}}};
       // With one micro-batch at a time, no router has chosen yet.
       if (layer_major()) move_.add_condition(clear, move_.for_gradient(b));
       move_.emit(std::move(clear));
@@ -352,26 +376,29 @@ class StepBuilder {
       if (work_.blocks[block].continues) return tiles_.backward(block, m);
       return tiles_.norm_backward(block, m, move_.input_for_backward(block, m));
     }
-    std::vector<Use> uses = {{Role::gradient_flow, layout_.flow[move_.place_among(m)], true}};
+    std::vector<Use> uses = {
+        {role_of(Port::activation_gradient), layout_.flow[move_.place_among(m)], true}};
     move_.use_accumulator(uses, block);
     double flops = work.backward_flops();
     Bytes traffic = 0;
-    if (reads_batch(block)) uses.push_back({Role::batch, layout_.batch_device[m], false});
+    if (reads_batch(block)) uses.push_back({role_of(Port::batch), layout_.batch_device[m], false});
     if (work_.is_embedding(block)) {
       // Rows read, fp32 rows read and written.
       traffic = 5 * work_.activation_bytes / work_.vocabulary_tiles;
     } else {
-      uses.push_back({Role::weights, move_.weights_on_device(block), false});
-      uses.push_back({Role::input, move_.input_for_backward(block, m), false});
-      uses.push_back({Role::workspace, layout_.workspace, true});
+      uses.push_back({role_of(Port::weights), move_.weights_on_device(block), false});
+      uses.push_back({role_of(Port::input), move_.input_for_backward(block, m), false});
+      uses.push_back({role_of(Port::workspace), layout_.workspace, true});
       traffic = work.norm_traffic;
       if (!use_intermediates(uses, block, m)) {
         flops += work.recomputed_flops;
         traffic += work.norm_traffic;
       }
     }
-    move_.emit(Action::backward, block, m, std::move(uses), 0, flops, traffic);
-    const bool tied = work_.trains_tied() && work_.is_embedding(block);
+    const bool embedding = work_.is_embedding(block);
+    move_.compute(embedding ? Kernel::embed_backward : Kernel::layer_backward, block, m,
+                  std::move(uses), flops, traffic);
+    const bool tied = work_.trains_tied() && embedding;
     if (tied && !head_.in_one_pass()) head_.differentiate_tied(block, m);
   }
 
@@ -383,7 +410,7 @@ class StepBuilder {
   /// False when the block keeps none. The backward pass overwrites them.
   bool use_intermediates(std::vector<Use>& uses, std::uint32_t block, std::uint32_t m) {
     const BufferId kept = move_.intermediates(block, m);
-    if (kept != kNoBuffer) uses.push_back({Role::intermediates, kept, true});
+    if (kept != kNoBuffer) uses.push_back({role_of(Port::kept), kept, true});
     return kept != kNoBuffer;
   }
 
@@ -412,6 +439,9 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
     return StepBuilder(name, workload, placement, options, layout, micro_batches);
   };
   Schedule schedule;
+  schedule.ranks = workload.world;
+  schedule.ranks_in_group = RankSizes(workload).group();
+  schedule.micro_batch_tokens = workload.micro_batch_tokens;
   if (options.purpose == Purpose::training) {
     schedule.first = builder("first training step", workload.micro_batches).training_step(false);
     schedule.steady = builder("training step", workload.micro_batches)

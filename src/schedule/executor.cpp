@@ -102,7 +102,7 @@ struct LaneQueue {
 
 struct Executor::State {
   Handler handler;
-  Namer namer;
+  Names names;
   ExecutorOptions options;
 
   mutable std::mutex mutex;
@@ -177,13 +177,13 @@ struct Executor::State {
     try {
       handle(operation, item.submission->number);
     } catch (const Error& error) {
-      return std::make_exception_ptr(error.with_context(namer(operation)));
+      return std::make_exception_ptr(error.with_context(names(operation)));
     } catch (const std::bad_alloc&) {
       return std::make_exception_ptr(
-          Error(ErrorCategory::memory, namer(operation) + ": out of memory"));
+          Error(ErrorCategory::memory, names(operation) + ": out of memory"));
     } catch (const std::exception& error) {
       return std::make_exception_ptr(
-          Error(ErrorCategory::state, namer(operation) + ": " + error.what()));
+          Error(ErrorCategory::state, names(operation) + ": " + error.what()));
     }
     return nullptr;
   }
@@ -331,10 +331,10 @@ struct Executor::State {
   }
 };
 
-Executor::Executor(Handler handler, Namer namer, const ExecutorOptions& options)
+Executor::Executor(Handler handler, Names names, const ExecutorOptions& options)
     : state_(std::make_unique<State>()) {
   state_->handler = std::move(handler);
-  state_->namer = std::move(namer);
+  state_->names = std::move(names);
   state_->options = options;
   for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
     if (mode_of(kLanes[lane]) == Mode::streamed) state_->lanes[lane].most = options.most_on_stream;

@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/schedule/plan.h"
+#include "ballast/schedule/build.h"
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/schedule/buffer_list.h"

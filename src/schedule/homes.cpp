@@ -7,32 +7,26 @@
 namespace ballast::schedule {
 
 struct Movements::Home {
+  Payload payload;          ///< weights or states
   std::uint32_t sub_group;  ///< of states
-  Role role;
-  Role source;  ///< the role of the source of a copy
   Tier tier;
   BufferId buffer;
   Bytes offset;         ///< of its first byte in all of these weights or states
   Bytes bytes;          ///< kept by this rank
   Bytes initial_bytes;  ///< the first that do not begin as zeros
-  Action upload;
-  Action offload;
 };
 
 /// One, or that of the trained weights and that of the frozen ones.
 std::vector<Movements::Home> Movements::weight_homes(std::uint32_t block) const {
   const Bytes all = rank_.weights(block);
   const auto home = [&](BufferId buffer, Bytes begin, Bytes end) {
-    return Home{.sub_group = 0,
-                .role = Role::weights,
-                .source = Role::weights_source,
+    return Home{.payload = Payload::weights,
+                .sub_group = 0,
                 .tier = layout_.buffers[buffer].tier,
                 .buffer = buffer,
                 .offset = begin,
                 .bytes = end - begin,
-                .initial_bytes = end - begin,
-                .upload = Action::upload_weights,
-                .offload = Action::offload_weights};
+                .initial_bytes = end - begin};
   };
   if (!splits_home(block)) return {home(layout_.weight_home[block], 0, all)};
   const Bytes trained = rank_.updated_by_all(block);
@@ -41,16 +35,13 @@ std::vector<Movements::Home> Movements::weight_homes(std::uint32_t block) const 
 }
 
 Movements::Home Movements::state_home(std::uint32_t block, std::uint32_t group) const {
-  return {.sub_group = group,
-          .role = Role::states,
-          .source = Role::states_source,
+  return {.payload = Payload::states,
+          .sub_group = group,
           .tier = at(block).optimizer,
           .buffer = layout_.state_home[block][group],
           .offset = 0,
           .bytes = rank_.states(block, group),
-          .initial_bytes = work_.blocks[block].sub_groups[group].initial_state_bytes,
-          .upload = Action::upload_states,
-          .offload = Action::offload_states};
+          .initial_bytes = work_.blocks[block].sub_groups[group].initial_state_bytes};
 }
 
 /// Calls `move(offset, bytes)` for each piece of `all` that fits into the passing place.
@@ -78,6 +69,7 @@ void Movements::for_homes(std::uint32_t block, Homes homes, Handle handle) const
 void Movements::emit_piece(Action action, std::uint32_t block, const Home& home, Bytes offset,
                            Bytes bytes, std::vector<Use> uses) {
   emit({.action = action,
+        .payload = home.payload,
         .block = block,
         .sub_group = home.sub_group,
         .bytes = bytes,
@@ -87,8 +79,8 @@ void Movements::emit_piece(Action action, std::uint32_t block, const Home& home,
 
 /// The host buffer through which data of a home on NVMe pass.
 BufferId Movements::staging_of(std::uint32_t block, const Home& home) {
-  return home.role == Role::weights ? weight_staging_.take(block).buffer
-                                    : state_slot(block, home.sub_group);
+  return home.payload == Payload::weights ? weight_staging_.take(block).buffer
+                                          : state_slot(block, home.sub_group);
 }
 
 void Movements::fill(std::uint32_t block, Homes homes) {
@@ -96,9 +88,9 @@ void Movements::fill(std::uint32_t block, Homes homes) {
 }
 
 void Movements::fill_home(std::uint32_t block, const Home& home) {
-  const bool weights = home.role == Role::weights;
+  const bool weights = home.payload == Payload::weights;
   const auto initialize = [&](BufferId place, Bytes offset, Bytes bytes) {
-    emit_piece(Action::initialize, block, home, offset, bytes, {{home.role, place, true}});
+    emit_piece(Action::initialize, block, home, offset, bytes, {{Role::target, place, true}});
   };
   switch (home.tier) {
     case Tier::host:
@@ -108,7 +100,7 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
       initialize(staging, home.offset, home.bytes);
       if (home.offset > 0) {  // frozen weights
         return copy_weights(
-            Action::writeback_weights, block,
+            Action::writeback, block,
             {.from = {.buffer = staging}, .to = {.buffer = home.buffer}, .bytes = home.bytes});
       }
       const auto write = [&](Speculation slot) {
@@ -124,10 +116,20 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
       // The device delivers its memory zeroed.
       in_pieces(home.initial_bytes, [&](Bytes offset, Bytes bytes) {
         initialize(layout_.passing_place, offset, bytes);
-        emit_piece(home.upload, block, home, offset, bytes,
-                   {{home.source, layout_.passing_place, false}, {home.role, home.buffer, true}});
+        emit_piece(
+            Action::upload, block, home, offset, bytes,
+            {{Role::source, layout_.passing_place, false}, {Role::target, home.buffer, true}});
       });
   }
+}
+
+void Movements::fill_with_zeros(Payload payload, std::uint32_t block, BufferId staging,
+                                Bytes bytes) {
+  emit({.action = Action::initialize,
+        .payload = payload,
+        .block = block,
+        .bytes = bytes,
+        .uses = {{Role::target, staging, true}}});
 }
 
 void Movements::fill_activations() {
@@ -140,10 +142,10 @@ void Movements::fill_activations() {
     for (std::uint32_t micro = 0; micro < homes.size(); ++micro) {
       if (layout_.buffers[homes[micro]].tier != Tier::nvme) continue;
       if (!std::exchange(zero, true)) {
-        emit(Action::initialize, block, 0, {{Role::output, staging, true}}, bytes);
+        fill_with_zeros(Payload::value, block, staging, bytes);
       }
-      emit(Action::writeback_activation, block, micro,
-           {{Role::input, staging, false}, {Role::output, homes[micro], true}}, bytes);
+      move_value(Action::writeback, MovedValue::activation, block, micro, staging, homes[micro],
+                 bytes);
     }
   }
 }
@@ -155,12 +157,13 @@ void Movements::fill_gradients() {
     if (home == kNoBuffer || layout_.buffers[home].tier != Tier::nvme) continue;
     if (staging == kNoBuffer) {
       staging = gradient_staging_.next();
-      emit(Action::initialize, block, 0, {{Role::output, staging, true}},
-           layout_.buffers[staging].bytes);
+      fill_with_zeros(Payload::gradient, block, staging, layout_.buffers[staging].bytes);
     }
-    emit(Action::writeback_gradient, block, 0,
-         {{Role::gradient_source, staging, false}, {Role::gradient, home, true}},
-         layout_.buffers[home].bytes);
+    emit({.action = Action::writeback,
+          .payload = Payload::gradient,
+          .block = block,
+          .bytes = layout_.buffers[home].bytes,
+          .uses = {{Role::source, staging, false}, {Role::target, home, true}}});
   }
 }
 
@@ -169,9 +172,9 @@ void Movements::read(std::uint32_t block, Homes homes) {
 }
 
 void Movements::read_home(std::uint32_t block, const Home& home) {
-  const bool weights = home.role == Role::weights;
+  const bool weights = home.payload == Payload::weights;
   const auto read = [&](BufferId place, Bytes offset, Bytes bytes) {
-    emit_piece(Action::read, block, home, offset, bytes, {{home.role, place, false}});
+    emit_piece(Action::read, block, home, offset, bytes, {{Role::source, place, false}});
   };
   switch (home.tier) {
     case Tier::host:
@@ -180,7 +183,7 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
       const BufferId staging = staging_of(block, home);
       if (weights) {
         copy_weights(
-            Action::fetch_weights, block,
+            Action::fetch, block,
             {.from = {.buffer = home.buffer}, .to = {.buffer = staging}, .bytes = home.bytes});
       } else {
         fetch_states(block, home.sub_group, 0, {});
@@ -189,8 +192,9 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
     }
     case Tier::device:
       in_pieces(home.bytes, [&](Bytes offset, Bytes bytes) {
-        emit_piece(home.offload, block, home, offset, bytes,
-                   {{home.source, home.buffer, false}, {home.role, layout_.passing_place, true}});
+        emit_piece(
+            Action::offload, block, home, offset, bytes,
+            {{Role::source, home.buffer, false}, {Role::target, layout_.passing_place, true}});
         read(layout_.passing_place, offset, bytes);
       });
   }

@@ -109,8 +109,9 @@ class LayoutMaker : private HomeList {
   }
 
   void state_passage() {
-    std::vector<SwappedStates> swapped = swapped_states(work_, place_, options_, Pass::forward);
-    const auto backward = swapped_states(work_, place_, options_, Pass::backward);
+    std::vector<SwappedStates> swapped =
+        swapped_states(work_, place_, options_, UpdatedIn::forward);
+    const auto backward = swapped_states(work_, place_, options_, UpdatedIn::backward);
     swapped.insert(swapped.end(), backward.begin(), backward.end());
     std::vector<Bytes> sizes(std::min<std::size_t>(options_.state_staging, swapped.size()), 0);
     for (std::size_t i = 0; i < swapped.size(); ++i) {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ballast/schedule/plan.h"
+#include "ballast/schedule/build.h"
 
 #include "src/schedule/placement_rules.h"
 

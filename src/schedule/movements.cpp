@@ -25,7 +25,7 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
       uploaded_(micro_batches, {0, kNoBuffer}),
       ordinal_(workload.blocks.size(), 0) {
   std::size_t slot = 0;
-  for (const Pass pass : {Pass::forward, Pass::backward}) {
+  for (const UpdatedIn pass : {UpdatedIn::forward, UpdatedIn::backward}) {
     Swapped& group = swapped_in(pass);
     group = {.states = swapped_states(workload, placement, options, pass), .first_slot = slot};
     slot += group.states.size();
@@ -35,22 +35,31 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
   }
 }
 
-OpId Movements::emit(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
-                     Bytes bytes, double flops, Bytes traffic) {
-  return emit({.action = action,
-               .block = block,
-               .micro = micro,
-               .bytes = bytes,
-               .flops = flops,
-               .traffic = traffic,
-               .uses = std::move(uses)});
+void Movements::compute(model::Kernel kernel, std::uint32_t block, std::uint32_t micro,
+                        std::vector<Use> uses, double flops, Bytes traffic) {
+  emit({.block = block,
+        .micro = micro,
+        .label = label_of(kernel),
+        .speed = speed_of(kernel),
+        .flops = flops,
+        .traffic = traffic,
+        .uses = std::move(uses)});
+}
+
+void Movements::move_value(Action action, MovedValue value, std::uint32_t block,
+                           std::uint32_t micro, BufferId from, BufferId to, Bytes bytes) {
+  emit({.action = action,
+        .payload = Payload::value,
+        .block = block,
+        .micro = micro,
+        .label = label_of(value),
+        .bytes = bytes,
+        .uses = {{Role::source, from, false}, {Role::target, to, true}}});
 }
 
 void Movements::upload_batch(std::uint32_t micro) {
-  emit(Action::upload_batch, 0, micro,
-       {{Role::batch_source, layout_.batch_host[micro], false},
-        {Role::batch, layout_.batch_device[micro], true}},
-       work_.batch_bytes);
+  move_value(Action::upload, MovedValue::batch, 0, micro, layout_.batch_host[micro],
+             layout_.batch_device[micro], work_.batch_bytes);
 }
 
 // Weights.
@@ -90,7 +99,7 @@ void Movements::add_condition(Operation& operation, Condition condition,
   operation.likelihood = static_cast<float>(likelihood(condition) * (1.0 - there));
   if (!condition.reads_routing() && !(unless && unless->reads_routing())) return;
   operation.uses.push_back(
-      {Role::routing, layout_.routing_host[work_.first_tile(operation.block)], false});
+      {Role::counts, layout_.routing_host[work_.first_tile(operation.block)], false});
 }
 
 BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
@@ -99,11 +108,12 @@ BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
   // What has been decoded stays valid: in a plan, an update of a block has all passes on one side.
   const Passage::Taken place = decoded_.take(block, when);
   if (!place.fill) return place.buffer;
-  Operation decode = {.action = Action::decode_weights,
+  Operation decode = {.action = Action::decode,
+                      .payload = Payload::weights,
                       .block = block,
                       .traffic = work.weight_bytes + work.decoded_bytes,
-                      .uses = {{Role::weights_source, kept_on_device(block, when), false},
-                               {Role::weights, place.buffer, true}}};
+                      .uses = {{Role::source, kept_on_device(block, when), false},
+                               {Role::target, place.buffer, true}}};
   add_condition(decode, when, place.unless);
   emit(std::move(decode));
   return place.buffer;
@@ -118,7 +128,7 @@ BufferId Movements::kept_on_device(std::uint32_t block, Condition when) {
   if (split) {
     gather_weights(block, share_on_device(block, when), slot.buffer, when, slot.unless);
   } else {
-    bring_weights(slot, Action::upload_weights, block, weights_on_host(block, when), when);
+    bring_weights(slot, Action::upload, block, weights_on_host(block, when), when);
   }
   return slot.buffer;
 }
@@ -127,8 +137,7 @@ BufferId Movements::kept_on_device(std::uint32_t block, Condition when) {
 BufferId Movements::share_on_device(std::uint32_t block, Condition when) {
   if (at(block).weights == Tier::device) return layout_.weight_home[block];
   const Passage::Taken slot = share_slots_.take(block, when);
-  if (slot.fill)
-    bring_weights(slot, Action::upload_weights, block, weights_on_host(block, when), when);
+  if (slot.fill) bring_weights(slot, Action::upload, block, weights_on_host(block, when), when);
   return slot.buffer;
 }
 
@@ -145,14 +154,14 @@ BufferId Movements::weights_in_staging(std::uint32_t block, Condition when) {
   if (!staging.fill) return staging.buffer;
   const BufferId home = layout_.weight_home[block];
   if (splits_home(block, Tier::host)) {
-    copy_weights(Action::fetch_weights, block,
+    copy_weights(Action::fetch, block,
                  {.from = {.buffer = home},
                   .to = {.buffer = staging.buffer},
                   .bytes = rank_.weights(block) - rank_.updated_by_all(block),
                   .when = when,
                   .unless = staging.unless});
   } else {
-    bring_weights(staging, Action::fetch_weights, block, home, when);
+    bring_weights(staging, Action::fetch, block, home, when);
   }
   return staging.buffer;
 }
@@ -160,7 +169,7 @@ BufferId Movements::weights_in_staging(std::uint32_t block, Condition when) {
 void Movements::bring_weights(const Passage::Taken& place, Action action, std::uint32_t block,
                               BufferId from, Condition when) {
   // A home of their own on the tier that they all come from, or that the others passed through.
-  const Tier tier = action == Action::fetch_weights ? Tier::nvme : Tier::host;
+  const Tier tier = action == Action::fetch ? Tier::nvme : Tier::host;
   const bool split = splits_home(block, tier);
   if (split) bring_frozen(place, action, block, from, when);
   copy_weights(action, block,
@@ -186,11 +195,12 @@ void Movements::bring_frozen(const Passage::Taken& place, Action action, std::ui
 
 void Movements::copy_weights(Action action, std::uint32_t block, const Copy& copy) {
   Operation operation = {.action = action,
+                         .payload = Payload::weights,
                          .block = block,
                          .bytes = copy.bytes,
                          .offset = copy.offset,
-                         .uses = {{Role::weights_source, copy.from.buffer, false, copy.from.shard},
-                                  {Role::weights, copy.to.buffer, true, copy.to.shard}}};
+                         .uses = {{Role::source, copy.from.buffer, false, copy.from.shard},
+                                  {Role::target, copy.to.buffer, true, copy.to.shard}}};
   add_condition(operation, copy.when, copy.unless);
   emit(std::move(operation));
 }
@@ -199,19 +209,23 @@ void Movements::copy_weights(Action action, std::uint32_t block, const Copy& cop
 /// from all ranks that keep the same weights; never as codes, because the next update reads them.
 void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to, Condition when,
                                std::optional<Condition> unless) {
-  Operation gather = {.action = Action::gather_weights,
+  const bool share = rank_.splits_weights(block);
+  Operation gather = {.action = Action::gather,
+                      .payload = Payload::weights,
+                      .group = share ? RankGroup::same_share : RankGroup::all,
                       .block = block,
                       .bytes = rank_.updated_by_all(block) - rank_.updated_weights(block),
-                      .uses = {{Role::weights, to, true}}};
+                      .uses = {{Role::target, to, true}}};
   if (from != to) {
     const Bytes whole = rank_.whole_weights(block);
+    gather.group = RankGroup::weight_copy;
     gather.bytes = rank_.exchanged_in_group(whole);
-    gather.uses.push_back({Role::weights_source, from, false});
+    gather.uses.push_back({Role::source, from, false});
     if (rank_.codes_weights()) {
       const Bytes codes = rank_.whole_codes(block);
       gather.bytes = rank_.exchanged_in_group(codes);
       gather.traffic = rank_.weight_share(block) + rank_.share_codes(block) + codes + whole;
-      gather.uses.push_back({Role::workspace, layout_.codes, true});
+      gather.uses.push_back({Role::scratch, layout_.codes, true});
     }
   }
   add_condition(gather, when, unless);
@@ -268,11 +282,11 @@ void Movements::store_input(std::uint32_t block, std::uint32_t micro, BufferId p
   const BufferId home = layout_.input_home[block][place_among(micro)];
   const bool to_nvme = at(block).activations == Tier::nvme;
   const BufferId host = to_nvme ? activation_staging_.next() : home;
-  emit(Action::offload_activation, block, micro,
-       {{Role::input, place, false}, {Role::output, host, true}}, work_.activation_bytes);
+  move_value(Action::offload, MovedValue::activation, block, micro, place, host,
+             work_.activation_bytes);
   if (!to_nvme) return;
-  emit(Action::writeback_activation, block, micro,
-       {{Role::input, host, false}, {Role::output, home, true}}, swapped_input_bytes(work_));
+  move_value(Action::writeback, MovedValue::activation, block, micro, host, home,
+             swapped_input_bytes(work_));
 }
 
 BufferId Movements::input_for_backward(std::uint32_t block, std::uint32_t micro) {
@@ -283,12 +297,12 @@ BufferId Movements::input_for_backward(std::uint32_t block, std::uint32_t micro)
   BufferId host = home;
   if (at(block).activations == Tier::nvme) {
     host = activation_staging_.next();
-    emit(Action::fetch_activation, block, micro,
-         {{Role::input, home, false}, {Role::output, host, true}}, swapped_input_bytes(work_));
+    move_value(Action::fetch, MovedValue::activation, block, micro, home, host,
+               swapped_input_bytes(work_));
   }
   const BufferId slot = activation_slots_.next();
-  emit(Action::upload_activation, block, micro,
-       {{Role::input, host, false}, {Role::output, slot, true}}, work_.activation_bytes);
+  move_value(Action::upload, MovedValue::activation, block, micro, host, slot,
+             work_.activation_bytes);
   uploaded = block;
   there = slot;
   return slot;
@@ -303,7 +317,7 @@ void Movements::emit_if_used(Operation operation) {
 
 void Movements::use_accumulator(std::vector<Use>& uses, std::uint32_t block) const {
   const BufferId sums = layout_.accumulator[block];
-  if (sums != kNoBuffer) uses.push_back({Role::accumulator, sums, true});
+  if (sums != kNoBuffer) uses.push_back({role_of(model::Port::gradient), sums, true});
 }
 
 void Movements::deliver_gradient(std::uint32_t block) {
@@ -312,42 +326,49 @@ void Movements::deliver_gradient(std::uint32_t block) {
   const bool on_device = at(block).optimizer == Tier::device;
   const BufferId home = layout_.gradient[block];
   BufferId packed = on_device && !rank_.splits_gradients(block) ? home : gradient_slots_.next();
-  std::vector<Use> uses = {{Role::accumulator, layout_.accumulator[block], false},
-                           {Role::gradient, packed, true}};
+  std::vector<Use> uses = {{Role::source, layout_.accumulator[block], false},
+                           {Role::target, packed, true}};
   const Use statistics = {Role::statistics, layout_.statistics_device[block], true};
   // With several ranks, reduce_gradient() computes the statistics of the sum.
   if (!rank_.several(block)) uses.push_back(statistics);
   Bytes traffic = size.accumulator_bytes + size.gradient_bytes;
   if (work_.trains_tied() && work_.is_embedding(block)) {
-    uses.push_back({Role::output_accumulator, layout_.output_accumulator[block], false});
+    uses.push_back({Role::added_gradient, layout_.output_accumulator[block], false});
     traffic += work_.tied_accumulator_bytes;
   }
-  emit_if_used({.action = Action::pack_gradient,
+  // An update on the device reads the gradient there.
+  emit_if_used({.action = Action::pack,
+                .payload = Payload::gradient,
                 .block = block,
+                .clears_when_idle = on_device,
                 .traffic = traffic,
                 .uses = std::move(uses)});
   if (rank_.several(block)) packed = reduce_gradient(block, packed);
   if (!on_device) {
     const bool swaps = swaps_gradient(work_, place_, block);
     delivered_ = swaps ? gradient_staging_.next() : home;
-    emit_if_used({.action = Action::offload_gradient,
+    emit_if_used({.action = Action::offload,
+                  .payload = Payload::gradient,
                   .block = block,
+                  .clears_when_idle = true,
                   .bytes = rank_.updated_gradient(block),
-                  .uses = {{Role::gradient_source, packed, false, rank_.splits_states(block)},
-                           {Role::gradient, delivered_, true}}});
+                  .uses = {{Role::source, packed, false, rank_.splits_states(block)},
+                           {Role::target, delivered_, true}}});
     if (swaps && home != kNoBuffer) {
-      emit_if_used(
-          {.action = Action::writeback_gradient,
-           .block = block,
-           .bytes = swapped_gradient_bytes(work_, block),
-           .uses = {{Role::gradient_source, delivered_, false}, {Role::gradient, home, true}}});
+      emit_if_used({.action = Action::writeback,
+                    .payload = Payload::gradient,
+                    .block = block,
+                    .bytes = swapped_gradient_bytes(work_, block),
+                    .uses = {{Role::source, delivered_, false}, {Role::target, home, true}}});
     }
   }
-  emit_if_used({.action = Action::offload_statistics,
+  emit_if_used({.action = Action::offload,
+                .payload = Payload::statistics,
                 .block = block,
+                .clears_when_idle = true,
                 .bytes = work_.statistics_bytes,
-                .uses = {{Role::statistics_source, layout_.statistics_device[block], false},
-                         {Role::statistics, layout_.statistics_host[block], true}}});
+                .uses = {{Role::source, layout_.statistics_device[block], false},
+                         {Role::target, layout_.statistics_host[block], true}}});
 }
 
 BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
@@ -355,12 +376,13 @@ BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
   if (!swaps_gradient(work_, place_, block)) return home;
   if (lag == 0) return delivered_;
   const BufferId staging = gradient_staging_.next();
-  Operation fetch = {
-      .action = Action::fetch_gradient,
-      .block = block,
-      .lag = lag,
-      .bytes = swapped_gradient_bytes(work_, block),
-      .uses = {{Role::gradient_source, home, false}, {Role::gradient, staging, true}}};
+  Operation fetch = {.action = Action::fetch,
+                     .payload = Payload::gradient,
+                     .block = block,
+                     .lag = lag,
+                     .clears_when_idle = true,
+                     .bytes = swapped_gradient_bytes(work_, block),
+                     .uses = {{Role::source, home, false}, {Role::target, staging, true}}};
   add_condition(fetch, for_gradient(block, lag));
   emit(std::move(fetch));
   return staging;
@@ -371,35 +393,36 @@ BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
 BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
   const bool moves = at(block).optimizer == Tier::device && rank_.splits_gradients(block);
   const BufferId reduced = moves ? layout_.gradient[block] : packed;
-  std::vector<Use> uses = {{Role::gradient, reduced, true, !moves && rank_.splits_states(block)},
+  std::vector<Use> uses = {{Role::target, reduced, true, !moves && rank_.splits_states(block)},
                            {Role::statistics, layout_.statistics_device[block], true},
-                           {Role::workspace, layout_.arriving, true}};
-  if (moves) uses.push_back({Role::gradient_source, packed, false});
+                           {Role::scratch, layout_.arriving, true}};
+  if (moves) uses.push_back({Role::source, packed, false});
   // An all-reduce is a reduce-scatter and an all-gather.
   const Bytes once = rank_.exchanged(rank_.whole_gradient(block));
-  emit_if_used({.action = Action::reduce_gradient,
+  // In place, the packing has already cleared it.
+  emit_if_used({.action = Action::reduce,
+                .payload = Payload::gradient,
                 .block = block,
+                .clears_when_idle = moves,
                 .bytes = rank_.splits_states(block) ? once : 2 * once,
                 .uses = std::move(uses)});
   return reduced;
 }
 
 OpId Movements::gate(bool training) {
-  emit(Action::offload_losses, 0, 0,
-       {{Role::losses_source, layout_.losses_device, false},
-        {Role::losses, layout_.losses_host, true}},
-       work_.losses_bytes);
+  move_value(Action::offload, MovedValue::losses, 0, 0, layout_.losses_device, layout_.losses_host,
+             work_.losses_bytes);
   std::vector<Use> uses = {{Role::losses, layout_.losses_host, false},
-                           {Role::verdict, layout_.verdict, true}};
+                           {Role::decision, layout_.verdict, true}};
   if (training) {
     for (const BufferId id : layout_.statistics_host) {
       if (id != kNoBuffer) uses.push_back({Role::statistics, id, false});
     }
     for (const BufferId id : layout_.routing_host) {
-      if (id != kNoBuffer) uses.push_back({Role::routing, id, false});
+      if (id != kNoBuffer) uses.push_back({Role::counts, id, false});
     }
   }
-  return emit(Action::gate, 0, 0, std::move(uses));
+  return emit({.action = Action::gate, .uses = std::move(uses)});
 }
 
 }  // namespace ballast::schedule

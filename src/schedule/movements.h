@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "ballast/schedule/plan.h"
+#include "ballast/schedule/build.h"
+#include "ballast/schedule/labels.h"
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/schedule/emitter.h"
@@ -26,8 +27,12 @@ class Movements {
 
   /// Adds `operation` (without lane and edges) and returns its id.
   OpId emit(Operation operation) { return emitter_.emit(std::move(operation)); }
-  OpId emit(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
-            Bytes bytes = 0, double flops = 0.0, Bytes traffic = 0);
+  /// Adds a pass of the trained model.
+  void compute(model::Kernel kernel, std::uint32_t block, std::uint32_t micro,
+               std::vector<Use> uses, double flops, Bytes traffic = 0);
+  /// Adds a movement of a value of one micro-batch.
+  void move_value(Action action, MovedValue value, std::uint32_t block, std::uint32_t micro,
+                  BufferId from, BufferId to, Bytes bytes);
   Plan finish() { return emitter_.finish(); }
 
   /// From here on, weights are needed for passes of the micro-batches from `first` on.
@@ -89,27 +94,27 @@ class Movements {
 
   /// Number of sub-groups on NVMe, the first to be updated in `pass`, whose states are fetched
   /// before the pass begins.
-  [[nodiscard]] std::uint32_t states_ahead(Pass pass) const;
+  [[nodiscard]] std::uint32_t states_ahead(UpdatedIn pass) const;
   /// Whether the staging buffer of number `ordinal` among them is free: all updates of the other
   /// pass that need it are in the plan.
-  [[nodiscard]] bool has_room_ahead(Pass pass, std::uint32_t ordinal) const;
-  void fetch_states_ahead(Pass pass, std::uint32_t ordinal);
+  [[nodiscard]] bool has_room_ahead(UpdatedIn pass, std::uint32_t ordinal) const;
+  void fetch_states_ahead(UpdatedIn pass, std::uint32_t ordinal);
   /// Whether the states of `block`, at least its first sub-group, are among those.
   [[nodiscard]] bool has_states_ahead(std::uint32_t block) const {
     return has_states_ahead(block, 0);
   }
-  [[nodiscard]] Pass update_pass(std::uint32_t block) const;
+  [[nodiscard]] UpdatedIn update_pass(std::uint32_t block) const;
   [[nodiscard]] bool speculates(std::uint32_t block) const {
     return !work_.blocks[block].is_frozen() && at(block).speculates;
   }
-  [[nodiscard]] bool is_updated_in(Pass pass, std::uint32_t block) const {
+  [[nodiscard]] bool is_updated_in(UpdatedIn pass, std::uint32_t block) const {
     return !work_.blocks[block].is_frozen() && update_pass(block) == pass;
   }
   /// The optimizer on `block`. `lag`: see Operation. Blocks are updated in update order. A
   /// speculating block is updated with lag 0 and, in a rollback, again with lag 1.
   void update(std::uint32_t block, std::uint32_t lag);
   /// The plan has no updates in the forward pass.
-  void omit_updates_of_forward() { swapped_in(Pass::forward).updated = kAll; }
+  void omit_updates_of_forward() { swapped_in(UpdatedIn::forward).updated = kAll; }
 
   /// Initializes the weights and, for training, the states of `block` on the host and moves them to
   /// their homes.
@@ -171,8 +176,10 @@ class Movements {
     std::size_t updated = 0;     ///< updates in the plan so far
   };
   static constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
-  [[nodiscard]] Swapped& swapped_in(Pass pass) { return swapped_[static_cast<std::size_t>(pass)]; }
-  [[nodiscard]] const Swapped& swapped_in(Pass pass) const {
+  [[nodiscard]] Swapped& swapped_in(UpdatedIn pass) {
+    return swapped_[static_cast<std::size_t>(pass)];
+  }
+  [[nodiscard]] const Swapped& swapped_in(UpdatedIn pass) const {
     return swapped_[static_cast<std::size_t>(pass)];
   }
   [[nodiscard]] std::size_t slot_of(const Swapped& group, std::size_t ordinal) const;
@@ -205,6 +212,7 @@ class Movements {
   void for_homes(std::uint32_t block, Homes homes, Handle handle) const;
   void emit_piece(Action action, std::uint32_t block, const Home& home, Bytes offset, Bytes bytes,
                   std::vector<Use> uses);
+  void fill_with_zeros(Payload payload, std::uint32_t block, BufferId staging, Bytes bytes);
   BufferId staging_of(std::uint32_t block, const Home& home);
   void fill_home(std::uint32_t block, const Home& home);
   void read_home(std::uint32_t block, const Home& home);

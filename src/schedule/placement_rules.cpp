@@ -54,17 +54,17 @@ bool keeps_intermediates(const Workload& workload, const Placement& placement,
          workload.is_layer(block) && placement.blocks[block].keeps_intermediates;
 }
 
-Pass update_pass(const Placement& placement, const Options& options, std::uint32_t block) {
+UpdatedIn update_pass(const Placement& placement, const Options& options, std::uint32_t block) {
   const bool gated = options.update == Update::gated && !placement.blocks[block].speculates;
-  return gated ? Pass::forward : Pass::backward;
+  return gated ? UpdatedIn::forward : UpdatedIn::backward;
 }
 
 std::vector<SwappedStates> swapped_states(const Workload& workload, const Placement& placement,
-                                          const Options& options, Pass pass) {
+                                          const Options& options, UpdatedIn pass) {
   std::vector<SwappedStates> swapped;
   const auto blocks = static_cast<std::uint32_t>(placement.blocks.size());
   for (std::uint32_t i = 0; i < blocks; ++i) {
-    const std::uint32_t b = pass == Pass::forward ? i : blocks - 1 - i;
+    const std::uint32_t b = pass == UpdatedIn::forward ? i : blocks - 1 - i;
     if (placement.blocks[b].optimizer != Tier::nvme) continue;
     if (update_pass(placement, options, b) != pass) continue;
     const auto groups = static_cast<std::uint32_t>(workload.blocks[b].sub_groups.size());

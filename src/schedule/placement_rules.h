@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ballast/schedule/plan.h"
+#include "ballast/schedule/placement.h"
 
 namespace ballast::schedule {
 
@@ -31,9 +31,9 @@ bool swaps_gradient(const Workload& workload, const Placement& placement, std::u
 
 /// The pass of a step in which blocks are updated: gated updates of the step before precede the
 /// forward pass of their block, eager and speculative ones follow its backward pass.
-enum class Pass : std::uint8_t { forward, backward };
+enum class UpdatedIn : std::uint8_t { forward, backward };
 
-Pass update_pass(const Placement& placement, const Options& options, std::uint32_t block);
+UpdatedIn update_pass(const Placement& placement, const Options& options, std::uint32_t block);
 
 struct SwappedStates {
   std::uint32_t block = 0;
@@ -44,7 +44,7 @@ struct SwappedStates {
 /// i-th of the forward pass, and after these the i-th of the backward pass, use state_staging in
 /// turn.
 std::vector<SwappedStates> swapped_states(const Workload& workload, const Placement& placement,
-                                          const Options& options, Pass pass);
+                                          const Options& options, UpdatedIn pass);
 
 /// Bytes of a block's input on NVMe, in whole pages.
 Bytes swapped_input_bytes(const Workload& workload);

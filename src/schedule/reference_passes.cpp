@@ -4,19 +4,20 @@
 
 namespace ballast::schedule {
 
+using model::Port;
+
 void ReferencePasses::forward(std::uint32_t block, std::uint32_t micro, BufferId input) {
   if (!work_.has_reference() || !work_.is_differentiated(block)) return;
   if (block == work_.first_differentiated) inputs_[micro] = input;
   const BufferId out = slots_.next();
-  std::vector<Use> uses = {{Role::weights, move_.weights_on_device(block), false},
-                           {Role::input, inputs_[micro], false},
-                           {Role::output, out, true},
-                           {Role::workspace, layout_.workspace, true}};
-  if (work_.packed) uses.push_back({Role::batch, layout_.batch_device[micro], false});
-  move_.emit({.action = Action::forward,
-              .block = block,
+  std::vector<Use> uses = {{role_of(Port::weights), move_.weights_on_device(block), false},
+                           {role_of(Port::input), inputs_[micro], false},
+                           {role_of(Port::output), out, true},
+                           {role_of(Port::workspace), layout_.workspace, true}};
+  if (work_.packed) uses.push_back({role_of(Port::batch), layout_.batch_device[micro], false});
+  move_.emit({.block = block,
               .micro = micro,
-              .reference = true,
+              .label = label_of(model::Kernel::layer, true),
               .flops = work_.blocks[block].forward_flops,
               .uses = std::move(uses)});
   inputs_[micro] = out;

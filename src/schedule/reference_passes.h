@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ballast/schedule/plan.h"
+#include "ballast/schedule/workload.h"
 
 #include "src/schedule/head_operations.h"
 #include "src/schedule/layout.h"

@@ -53,7 +53,7 @@ void visit_inputs(const Plan& plan, OpId id, Visit visit) {
 
 /// The data of a plan that all of its submissions share.
 struct PlanTable {
-  PlanTable(const Plan& source, const Workload& workload, const Rates& rates)
+  PlanTable(const Plan& source, const Schedule& schedule, const Rates& rates)
       : plan(&source),
         followers(source.operations.size(), source.operations.size(),
                   [&](OpId id, auto visit) { visit_inputs(source, id, visit); }) {
@@ -61,7 +61,7 @@ struct PlanTable {
     inputs.reserve(source.operations.size());
     for (OpId id = 0; id < source.operations.size(); ++id) {
       const Operation& operation = source.operations[id];
-      costs.push_back(cost_of(operation, workload, rates));
+      costs.push_back(cost_of(operation, schedule, rates));
       visit_inputs(source, id, [&, &count = inputs.emplace_back(0)](OpId) { ++count; });
       queues[index(operation.lane)].push_back(id);
     }
@@ -106,12 +106,11 @@ struct LaneState {
 
 class Simulation {
  public:
-  Simulation(const Schedule& schedule, const Workload& workload, const Rates& rates,
-             const SimulationOptions& options)
+  Simulation(const Schedule& schedule, const Rates& rates, const SimulationOptions& options)
       : options_(options),
         total_(std::size_t{options.warm_up} + options.measured),
-        first_(first_plan(schedule), workload, rates),
-        steady_(schedule.steady, workload, rates),
+        first_(first_plan(schedule), schedule, rates),
+        steady_(schedule.steady, schedule, rates),
         sharing_(rates) {
     runs_.reserve(total_);
     if (total_ > 1) behind_first_ = join(first_, steady_);
@@ -346,12 +345,12 @@ std::vector<Prediction::Bound> Simulation::bounds() const {
 
 }  // namespace
 
-Prediction simulate(const Schedule& schedule, const Workload& workload, const Rates& rates,
+Prediction simulate(const Schedule& schedule, const Rates& rates,
                     const SimulationOptions& options) {
   expects(options.measured > 0, "simulator: measured must be at least 1 step");
   expects(!schedule.steady.operations.empty(), "simulator: the steady step has no operations");
   check_sharing(schedule, rates);
-  Simulation simulation(schedule, workload, rates, options);
+  Simulation simulation(schedule, rates, options);
   simulation.play();
   return simulation.take_prediction();
 }

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/schedule/rank_sizes.h"
 #include "ballast/schedule/simulator.h"
 
 namespace ballast::schedule {
@@ -31,26 +30,25 @@ double seconds_for(double amount, const Rate& rate, const Rates& rates) {
 }
 
 /// Whether ranks of several nodes take part. Split weights are gathered within this rank's group.
-bool leaves_node(const Operation& operation, const Workload& workload, const Rates& rates) {
-  if (workload.world <= rates.ranks_per_node) return false;
-  const bool in_group = operation.action == Action::gather_weights &&
-                        operation.buffer(Role::weights_source) != kNoBuffer;
-  return !in_group || rates.ranks_per_node % RankSizes(workload).group() != 0;
+bool leaves_node(const Operation& operation, const Schedule& schedule, const Rates& rates) {
+  if (schedule.ranks <= rates.ranks_per_node) return false;
+  const bool in_group = operation.group == RankGroup::weight_copy;
+  return !in_group || rates.ranks_per_node % schedule.ranks_in_group != 0;
 }
 
 /// Bytes per second that one rank receives. A collective over several nodes also crosses the fabric
 /// of each node; the slower of the two bounds it.
-Rate between_ranks(const Operation& operation, const Workload& workload, const Rates& rates) {
+Rate between_ranks(const Operation& operation, const Schedule& schedule, const Rates& rates) {
   const Rate fabric = {rates.fabric_per_second, "fabric_gbps",
                        "the ranks of a node exchange weights or gradients"};
-  if (!leaves_node(operation, workload, rates)) return fabric;
+  if (!leaves_node(operation, schedule, rates)) return fabric;
   const Rate network = {rates.network_per_second, "network_gbps",
                         "ranks of several nodes exchange weights or gradients"};
   const bool fabric_counts = rates.ranks_per_node > 1;
   return fabric_counts && fabric.per_second < network.per_second ? fabric : network;
 }
 
-Rate of_bytes(const Operation& operation, const Workload& workload, const Rates& rates) {
+Rate of_bytes(const Operation& operation, const Schedule& schedule, const Rates& rates) {
   switch (operation.lane) {
     case Lane::upload:
       return {rates.upload_per_second, "upload_gbps", "the plan copies from host to device"};
@@ -61,7 +59,7 @@ Rate of_bytes(const Operation& operation, const Workload& workload, const Rates&
     case Lane::writeback:
       return {rates.write_per_second, "write_gbps", "the plan writes to NVMe"};
     default:
-      return between_ranks(operation, workload, rates);
+      return between_ranks(operation, schedule, rates);
   }
 }
 
@@ -76,23 +74,21 @@ Rate of_traffic(const Operation& operation, const Rates& rates) {
           "the plan clears, packs, encodes or updates on the device"};
 }
 
-Rate of_flops(const Operation& operation, const Workload& workload, const Rates& rates) {
+Rate of_flops(const Operation& operation, const Schedule& schedule, const Rates& rates) {
   const auto at = [&](const Curve& curve) {
     const double tokens = static_cast<double>(operation.token_share) *
-                          static_cast<double>(workload.micro_batch_tokens);
+                          static_cast<double>(schedule.micro_batch_tokens);
     return curve.empty() ? 0.0 : rate_at(curve, tokens);
   };
-  switch (operation.action) {
-    case Action::train_head:
-    case Action::evaluate_head:
-    case Action::scan_head:
-    case Action::differentiate_head:
+  switch (operation.speed) {
+    case Speed::head:
       return {at(rates.head), "head", "the plan computes a loss"};
-    case Action::backward:
+    case Speed::backward:
       return {at(rates.backward), "backward", "the plan computes gradients"};
-    default:
-      return {at(rates.forward), "forward", "the plan computes layers"};
+    case Speed::forward:
+      break;
   }
+  return {at(rates.forward), "forward", "the plan computes layers"};
 }
 
 bool uses(const Schedule& schedule, Lane lane) {
@@ -105,7 +101,7 @@ bool uses(const Schedule& schedule, Lane lane) {
 
 }  // namespace
 
-Cost cost_of(const Operation& operation, const Workload& workload, const Rates& rates) {
+Cost cost_of(const Operation& operation, const Schedule& schedule, const Rates& rates) {
   Cost cost;
   cost.lead = rates.launch_seconds;
   if (operation.lane == Lane::fetch || operation.lane == Lane::writeback) {
@@ -113,10 +109,10 @@ Cost cost_of(const Operation& operation, const Workload& workload, const Rates& 
   }
   if (operation.bytes > 0) {
     cost.work += seconds_for(static_cast<double>(operation.bytes),
-                             of_bytes(operation, workload, rates), rates);
+                             of_bytes(operation, schedule, rates), rates);
   }
   if (operation.flops > 0.0) {
-    cost.work += seconds_for(operation.flops, of_flops(operation, workload, rates), rates);
+    cost.work += seconds_for(operation.flops, of_flops(operation, schedule, rates), rates);
   }
   if (operation.traffic > 0) {
     cost.work +=
@@ -143,12 +139,12 @@ void check_sharing(const Schedule& schedule, const Rates& rates) {
   }
 }
 
-double seconds_alone(const Operation& operation, const Workload& workload, const Rates& rates) {
-  return cost_of(operation, workload, rates).seconds();
+double seconds_alone(const Operation& operation, const Schedule& schedule, const Rates& rates) {
+  return cost_of(operation, schedule, rates).seconds();
 }
 
-double seconds_in_turn(const Operation& operation, const Workload& workload, const Rates& rates) {
-  return cost_of(operation, workload, rates).seconds_in_turn(operation.lane);
+double seconds_in_turn(const Operation& operation, const Schedule& schedule, const Rates& rates) {
+  return cost_of(operation, schedule, rates).seconds_in_turn(operation.lane);
 }
 
 }  // namespace ballast::schedule

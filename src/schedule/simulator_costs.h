@@ -16,8 +16,9 @@ struct Cost {
   }
 };
 
-/// Throws Error(config) naming the rate that `operation` needs and `rates` omits.
-Cost cost_of(const Operation& operation, const Workload& workload, const Rates& rates);
+/// `operation` is one of `schedule`. Throws Error(config) naming the rate that `operation` needs
+/// and `rates` omits.
+Cost cost_of(const Operation& operation, const Schedule& schedule, const Rates& rates);
 
 /// Throws Error(config) when `rates` omits how the lanes of `schedule` share disk and cores.
 void check_sharing(const Schedule& schedule, const Rates& rates);

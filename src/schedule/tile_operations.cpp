@@ -4,19 +4,21 @@
 
 namespace ballast::schedule {
 
+using model::Kernel;
+using model::Port;
+
 std::vector<Use> TileOperations::of_norm(std::uint32_t block, BufferId input, BufferId rows) {
-  return {{Role::weights, move_.weights_on_device(block), false},
-          {Role::input, input, false},
-          {Role::rows, rows, true},
-          {Role::workspace, layout_.workspace, true}};
+  return {{role_of(Port::weights), move_.weights_on_device(block), false},
+          {role_of(Port::input), input, false},
+          {role_of(Port::normed), rows, true},
+          {role_of(Port::workspace), layout_.workspace, true}};
 }
 
 void TileOperations::normalize_reference(std::uint32_t micro, BufferId input) {
   const BufferId rows = layout_.reference_rows[move_.place_among(micro)];
-  move_.emit({.action = Action::normalize,
-              .block = work_.head(),
+  move_.emit({.block = work_.head(),
               .micro = micro,
-              .reference = true,
+              .label = label_of(Kernel::norm, true),
               .traffic = 2 * work_.activation_bytes,
               .uses = of_norm(work_.head(), input, rows)});
 }
@@ -26,27 +28,27 @@ void TileOperations::normalize(std::uint32_t block, std::uint32_t micro, BufferI
   const std::uint32_t place = move_.place_among(micro);
   const auto& rows = block == work_.head() ? layout_.head_rows : layout_.rows;
   std::vector<Use> uses = of_norm(block, input, rows[place]);
-  if (sums) uses.push_back({Role::row_sums, layout_.row_sums[place], true});
-  move_.emit(Action::normalize, block, micro, std::move(uses), 0, 0.0,
-             2 * work_.activation_bytes + (sums ? work_.row_sums_bytes : 0));
+  if (sums) uses.push_back({role_of(Port::partial_sums), layout_.row_sums[place], true});
+  move_.compute(Kernel::norm, block, micro, std::move(uses), 0.0,
+                2 * work_.activation_bytes + (sums ? work_.row_sums_bytes : 0));
 }
 
 void TileOperations::route(std::uint32_t block, std::uint32_t micro, BufferId input, Visit visit) {
   const std::uint32_t place = move_.place_among(micro);
   std::vector<Use> uses = of_norm(block, input, layout_.rows[place]);
   // Targets tell rows of padding, which only packed documents have.
-  if (work_.packed) uses.push_back({Role::batch, layout_.batch_device[micro], false});
+  if (work_.packed) uses.push_back({role_of(Port::batch), layout_.batch_device[micro], false});
   const bool again = visit == Visit::again;
   if (!again) {
-    uses.push_back({Role::row_sums, layout_.row_sums[place], true});
-    uses.push_back({Role::routing, layout_.routing_device[place], true});
+    uses.push_back({role_of(Port::partial_sums), layout_.row_sums[place], true});
+    uses.push_back({role_of(Port::routing), layout_.routing_device[place], true});
   }
   if (visit == Visit::training) {
-    uses.push_back({Role::router_totals, layout_.router_totals[place], true});
-    if (block == last_router_) uses.push_back({Role::losses, layout_.losses_device, true});
+    uses.push_back({role_of(Port::router_totals), layout_.router_totals[place], true});
+    if (block == last_router_) uses.push_back({role_of(Port::losses), layout_.losses_device, true});
   }
-  move_.emit(Action::route, block, micro, std::move(uses), 0, work_.blocks[block].forward_flops,
-             2 * work_.activation_bytes + (again ? 0 : work_.row_sums_bytes));
+  move_.compute(Kernel::router, block, micro, std::move(uses), work_.blocks[block].forward_flops,
+                2 * work_.activation_bytes + (again ? 0 : work_.row_sums_bytes));
   if (!again) share_routing(block, micro);
 }
 
@@ -57,40 +59,50 @@ void TileOperations::share_routing(std::uint32_t block, std::uint32_t micro) {
   const bool several = work_.world > 1;
   if (several) {
     const BufferId all = layout_.routing_of_ranks[place];
-    move_.emit(Action::gather_routing, block, micro,
-               {{Role::routing_source, routing, false}, {Role::routing, all, true}},
-               (work_.world - 1) * work_.routing_bytes);
+    move_.move_value(Action::gather, MovedValue::routing, block, micro, routing, all,
+                     (work_.world - 1) * work_.routing_bytes);
     routing = all;
   }
-  move_.emit(
-      Action::offload_routing, block, micro,
-      {{Role::routing_source, routing, false}, {Role::routing, layout_.routing_host[block], true}},
-      work_.world * work_.routing_bytes);
+  move_.move_value(Action::offload, MovedValue::routing, block, micro, routing,
+                   layout_.routing_host[block], work_.world * work_.routing_bytes);
 }
 
 /// The uses of both passes through a tile of a layer.
 std::vector<Use> TileOperations::of_tile(std::uint32_t block, std::uint32_t micro) {
   const std::uint32_t place = move_.place_among(micro);
-  std::vector<Use> uses = {{Role::weights, move_.weights_on_device(block), false},
-                           {Role::rows, layout_.rows[place], false},
-                           {Role::row_sums, layout_.row_sums[place], true},
-                           {Role::workspace, layout_.workspace, true}};
+  std::vector<Use> uses = {{role_of(Port::weights), move_.weights_on_device(block), false},
+                           {role_of(Port::normed), layout_.rows[place], false},
+                           {role_of(Port::partial_sums), layout_.row_sums[place], true},
+                           {role_of(Port::workspace), layout_.workspace, true}};
   if (work_.blocks[block].is_expert) {
-    uses.push_back({Role::routing, layout_.routing_host[work_.first_tile(block)], false});
+    uses.push_back(
+        {role_of(Port::routing_counts), layout_.routing_host[work_.first_tile(block)], false});
   } else if (work_.packed) {
-    uses.push_back({Role::batch, layout_.batch_device[micro], false});
+    uses.push_back({role_of(Port::batch), layout_.batch_device[micro], false});
   }
   return uses;
 }
 
-void TileOperations::compute(Action action, std::uint32_t block, std::uint32_t micro,
+Kernel TileOperations::kernel(std::uint32_t block, bool backward) const {
+  const BlockWork& work = work_.blocks[block];
+  if (work.expert_parallel) {
+    return backward ? Kernel::exchanged_expert_backward : Kernel::exchanged_expert;
+  }
+  if (work.is_expert) return backward ? Kernel::expert_backward : Kernel::expert;
+  if (work_.blocks[work_.first_tile(block)].routes) {
+    return backward ? Kernel::shared_expert_backward : Kernel::shared_expert;
+  }
+  return backward ? Kernel::tile_backward : Kernel::tile;
+}
+
+void TileOperations::compute(bool backward, std::uint32_t block, std::uint32_t micro,
                              std::vector<Use> uses, double flops, Bytes traffic) {
   const BlockWork& work = work_.blocks[block];
   const double ranks = work.expert_parallel ? work_.world : 1.0;
-  const bool backward = action == Action::backward;
-  move_.emit({.action = action,
-              .block = block,
+  move_.emit({.block = block,
               .micro = micro,
+              .label = label_of(kernel(block, backward)),
+              .speed = backward ? Speed::backward : Speed::forward,
               .token_share = static_cast<float>(work.token_share * ranks),
               .bytes = work.expert_parallel ? exchanged_bytes(block, backward) : 0,
               .flops = flops,
@@ -109,38 +121,38 @@ Bytes TileOperations::exchanged_bytes(std::uint32_t block, bool backward) const 
 void TileOperations::forward(std::uint32_t block, std::uint32_t micro, BufferId output) {
   std::vector<Use> uses = of_tile(block, micro);
   const bool last = output != kNoBuffer;
-  if (last) uses.push_back({Role::output, output, true});
-  compute(Action::forward, block, micro, std::move(uses), work_.blocks[block].forward_flops,
+  if (last) uses.push_back({role_of(Port::output), output, true});
+  compute(false, block, micro, std::move(uses), work_.blocks[block].forward_flops,
           last ? work_.row_sums_bytes + work_.activation_bytes : 0);
 }
 
 void TileOperations::backward(std::uint32_t block, std::uint32_t micro) {
   std::vector<Use> uses = of_tile(block, micro);
-  uses.push_back({Role::gradient_flow, layout_.flow[move_.place_among(micro)], false});
+  uses.push_back(
+      {role_of(Port::activation_gradient), layout_.flow[move_.place_among(micro)], false});
   move_.use_accumulator(uses, block);
   const BlockWork& work = work_.blocks[block];
   // An expert leaves the gradients of its weights beside the routing.
   if (work.is_expert) uses[1].writes = true;
-  compute(Action::backward, block, micro, std::move(uses),
-          work.backward_flops() + work.recomputed_flops, 0);
+  compute(true, block, micro, std::move(uses), work.backward_flops() + work.recomputed_flops, 0);
 }
 
 void TileOperations::norm_backward(std::uint32_t block, std::uint32_t micro, BufferId input) {
   const std::uint32_t place = move_.place_among(micro);
   const bool routes = work_.blocks[block].routes;
-  std::vector<Use> uses = {{Role::weights, move_.weights_on_device(block), false},
-                           {Role::input, input, false},
-                           {Role::row_sums, layout_.row_sums[place], routes},
-                           {Role::gradient_flow, layout_.flow[place], true},
-                           {Role::workspace, layout_.workspace, true}};
+  std::vector<Use> uses = {{role_of(Port::weights), move_.weights_on_device(block), false},
+                           {role_of(Port::input), input, false},
+                           {role_of(Port::partial_sums), layout_.row_sums[place], routes},
+                           {role_of(Port::activation_gradient), layout_.flow[place], true},
+                           {role_of(Port::workspace), layout_.workspace, true}};
   move_.use_accumulator(uses, block);
   if (routes) {
-    uses.push_back({Role::rows, layout_.rows[place], false});
-    uses.push_back({Role::router_totals, layout_.router_totals[place], false});
+    uses.push_back({role_of(Port::normed), layout_.rows[place], false});
+    uses.push_back({role_of(Port::router_totals), layout_.router_totals[place], false});
   }
-  move_.emit(Action::backward, block, micro, std::move(uses), 0,
-             routes ? work_.blocks[block].backward_flops() : 0.0,
-             3 * work_.activation_bytes + work_.row_sums_bytes);
+  move_.compute(routes ? Kernel::router_backward : Kernel::norm_backward, block, micro,
+                std::move(uses), routes ? work_.blocks[block].backward_flops() : 0.0,
+                3 * work_.activation_bytes + work_.row_sums_bytes);
 }
 
 }  // namespace ballast::schedule

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ballast/schedule/plan.h"
+#include "ballast/schedule/workload.h"
 
 #include "src/schedule/layout.h"
 #include "src/schedule/movements.h"
@@ -37,7 +37,8 @@ class TileOperations {
  private:
   [[nodiscard]] std::vector<Use> of_norm(std::uint32_t block, BufferId input, BufferId rows);
   [[nodiscard]] std::vector<Use> of_tile(std::uint32_t block, std::uint32_t micro);
-  void compute(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
+  [[nodiscard]] model::Kernel kernel(std::uint32_t block, bool backward) const;
+  void compute(bool backward, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
                double flops, Bytes traffic);
   [[nodiscard]] Bytes exchanged_bytes(std::uint32_t block, bool backward) const;
   void share_routing(std::uint32_t block, std::uint32_t micro);

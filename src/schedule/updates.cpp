@@ -15,17 +15,18 @@ BufferId Movements::state_slot(std::uint32_t block, std::uint32_t group) const {
   return layout_.state_staging[slot_of(swapped_in(update_pass(block)), ordinal_[block] + group)];
 }
 
-Pass Movements::update_pass(std::uint32_t block) const {
+UpdatedIn Movements::update_pass(std::uint32_t block) const {
   return schedule::update_pass(place_, options_, block);
 }
 
-std::uint32_t Movements::states_ahead(Pass pass) const {
+std::uint32_t Movements::states_ahead(UpdatedIn pass) const {
   return static_cast<std::uint32_t>(
       std::min(swapped_in(pass).states.size(), layout_.state_staging.size()));
 }
 
-bool Movements::has_room_ahead(Pass pass, std::uint32_t ordinal) const {
-  const Swapped& other = swapped_in(pass == Pass::forward ? Pass::backward : Pass::forward);
+bool Movements::has_room_ahead(UpdatedIn pass, std::uint32_t ordinal) const {
+  const Swapped& other =
+      swapped_in(pass == UpdatedIn::forward ? UpdatedIn::backward : UpdatedIn::forward);
   const std::size_t slot = slot_of(swapped_in(pass), ordinal);
   for (std::size_t i = other.updated; i < other.states.size(); ++i) {
     if (slot_of(other, i) == slot) return false;
@@ -33,11 +34,11 @@ bool Movements::has_room_ahead(Pass pass, std::uint32_t ordinal) const {
   return true;
 }
 
-void Movements::fetch_states_ahead(Pass pass, std::uint32_t ordinal) {
+void Movements::fetch_states_ahead(UpdatedIn pass, std::uint32_t ordinal) {
   const SwappedStates& states = swapped_in(pass).states[ordinal];
   // Those of the backward pass are fetched before all routers have chosen.
   fetch_states(states.block, states.sub_group, 0,
-               pass == Pass::backward ? Condition() : for_update(states.block, 0));
+               pass == UpdatedIn::backward ? Condition() : for_update(states.block, 0));
 }
 
 bool Movements::has_states_ahead(std::uint32_t block, std::uint32_t group) const {
@@ -55,14 +56,15 @@ void Movements::fetch_states(std::uint32_t block, std::uint32_t group, std::uint
   const Speculation speculation = this->speculation(block, lag);
   const bool again = speculation == Speculation::redoes;
   const Use source = again ? Use{Role::undo_states, layout_.state_undo[block][group]}
-                           : Use{Role::states_source, layout_.state_home[block][group]};
-  Operation fetch = {.action = Action::fetch_states,
+                           : Use{Role::source, layout_.state_home[block][group]};
+  Operation fetch = {.action = Action::fetch,
+                     .payload = Payload::states,
                      .block = block,
                      .sub_group = group,
                      .lag = lag,
                      .speculation = speculation,
                      .bytes = rank_.states(block, group),
-                     .uses = {source, {Role::states, state_slot(block, group), true}}};
+                     .uses = {source, {Role::target, state_slot(block, group), true}}};
   add_condition(fetch, when);
   emit(std::move(fetch));
 }
@@ -82,7 +84,7 @@ BufferId Movements::states_on_host(std::uint32_t block, std::uint32_t group, std
 void Movements::add_permission(Operation& update) const {
   if (update.speculation == Speculation::speculates) return;
   update.uses.push_back(options_.update == Update::gated
-                            ? Use{Role::verdict, layout_.verdict, false}
+                            ? Use{Role::decision, layout_.verdict, false}
                             : Use{Role::statistics, layout_.statistics_host[update.block], false});
 }
 
@@ -108,7 +110,7 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
     weights = slot;
     // The update reads only this rank's shard of the share.
     if (fill) {
-      copy_weights(Action::upload_weights, block,
+      copy_weights(Action::upload, block,
                    {.from = {.buffer = weights_on_host(block, when), .shard = shard},
                     .to = {.buffer = slot, .shard = shard},
                     .bytes = rank_.updated_weights(block),
@@ -134,7 +136,7 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   const BufferId host = to_nvme    ? weight_staging_.take(block, when).buffer
                         : own_home ? layout_.trained_home[block]
                                    : home_buffer;
-  copy_weights(Action::offload_weights, block,
+  copy_weights(Action::offload, block,
                {.from = {.buffer = weights},
                 .to = {.buffer = host},
                 .bytes = rank_.updated_by_all(block),
@@ -162,19 +164,19 @@ BufferId Movements::weights_for_update(std::uint32_t block, std::uint32_t lag) {
   if (!on_device && speculation != Speculation::redoes) return weights_in_staging(block, when);
   const BufferId staging = weight_staging_.take(block, when).buffer;
   const bool split = splits_home(block);
-  if (split) bring_frozen({.buffer = staging}, Action::fetch_weights, block, home_buffer, when);
-  Operation bring = {.action = on_device ? Action::offload_weights : Action::fetch_weights,
+  if (split) bring_frozen({.buffer = staging}, Action::fetch, block, home_buffer, when);
+  Operation bring = {.action = on_device ? Action::offload : Action::fetch,
+                     .payload = Payload::weights,
                      .block = block,
                      .lag = lag,
                      .speculation = speculation,
                      .bytes = on_device ? rank_.updated_weights(block)
                               : split   ? rank_.updated_by_all(block)
                                         : rank_.weights(block),
-                     .uses = {{Role::weights, staging, true}}};
+                     .uses = {{Role::target, staging, true}}};
   // Also before a repetition, which restores the weights but not the padding behind them.
-  bring.uses.push_back(
-      on_device ? Use{Role::weights_source, home_buffer, false, rank_.updates_shard(block)}
-                : Use{Role::undo_weights, layout_.weight_undo[block], false});
+  bring.uses.push_back(on_device ? Use{Role::source, home_buffer, false, rank_.updates_shard(block)}
+                                 : Use{Role::undo_weights, layout_.weight_undo[block], false});
   add_condition(bring, when);
   emit(std::move(bring));
   return staging;
@@ -219,7 +221,7 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
       return_states(g - 1);
       states = states_on_host(block, g, lag);
     }
-    emit_update({.action = Action::update_on_host,
+    emit_update({.action = Action::update,
                  .block = block,
                  .sub_group = g,
                  .lag = lag,
@@ -243,7 +245,7 @@ void Movements::return_weights(std::uint32_t block, BufferId updated, std::uint3
   const Condition when = for_update(block, lag);
   Passage& slots = rank_.splits_weights(block) ? share_slots_ : slots_;
   const BufferId device = borrowed ? layout_.weight_home[block] : slots.take(block, when).buffer;
-  copy_weights(Action::upload_weights, block,
+  copy_weights(Action::upload, block,
                {.from = {.buffer = updated, .shard = rank_.updates_shard(block) && !borrowed},
                 .to = {.buffer = device, .shard = rank_.updates_shard(block)},
                 .bytes = rank_.updated_weights(block),
@@ -251,7 +253,7 @@ void Movements::return_weights(std::uint32_t block, BufferId updated, std::uint3
   if (!rank_.updates_shard(block)) return;
   gather_weights(block, device, device, when);
   if (borrowed) return;
-  copy_weights(Action::offload_weights, block,
+  copy_weights(Action::offload, block,
                {.from = {.buffer = device},
                 .to = {.buffer = updated},
                 .bytes = rank_.updated_by_all(block),
@@ -263,13 +265,14 @@ void Movements::return_weights(std::uint32_t block, BufferId updated, std::uint3
 void Movements::writeback_weights(std::uint32_t block, BufferId staging, std::uint32_t lag,
                                   Speculation speculation, Condition when) {
   writeback(
-      {.action = Action::writeback_weights,
+      {.action = Action::writeback,
+       .payload = Payload::weights,
        .block = block,
        .lag = lag,
        .speculation = speculation,
        .bytes = splits_home(block) ? rank_.updated_by_all(block) : rank_.weights(block),
-       .uses = {{Role::weights_source, staging, false},
-                {Role::weights,
+       .uses = {{Role::source, staging, false},
+                {Role::target,
                  splits_home(block) ? layout_.trained_home[block] : layout_.weight_home[block],
                  true}}},
       when);
@@ -277,14 +280,15 @@ void Movements::writeback_weights(std::uint32_t block, BufferId staging, std::ui
 
 void Movements::writeback_states(std::uint32_t block, std::uint32_t group, BufferId staging,
                                  std::uint32_t lag, Speculation speculation, Condition when) {
-  writeback({.action = Action::writeback_states,
+  writeback({.action = Action::writeback,
+             .payload = Payload::states,
              .block = block,
              .sub_group = group,
              .lag = lag,
              .speculation = speculation,
              .bytes = rank_.states(block, group),
-             .uses = {{Role::states_source, staging, false},
-                      {Role::states, layout_.state_home[block][group], true}}},
+             .uses = {{Role::source, staging, false},
+                      {Role::target, layout_.state_home[block][group], true}}},
             when);
 }
 
@@ -293,7 +297,7 @@ void Movements::writeback(Operation writing, Condition when) {
   if (writing.speculation == Speculation::speculates) {
     const std::uint32_t block = writing.block;
     writing.uses.push_back(
-        writing.action == Action::writeback_weights
+        writing.payload == Payload::weights
             ? Use{Role::undo_weights, layout_.weight_undo[block], true}
             : Use{Role::undo_states, layout_.state_undo[block][writing.sub_group], true});
   }

@@ -5,9 +5,9 @@
 #include <optional>
 #include <vector>
 
+#include "ballast/calibrate/machine_rates.h"
 #include "ballast/core/cpu.h"
-#include "ballast/planning/machine_rates.h"
-#include "ballast/train/loader.h"
+#include "ballast/data/loader.h"
 #include "ballast/train/metrics.h"
 #include "ballast/train/trainer.h"
 
@@ -30,7 +30,7 @@ class RunMeasures {
   /// The first step begins.
   void begin();
   /// A step has ended, which trained on `batch`.
-  StepMetrics step(const Batch& batch, const engine::StepResult& result, double rate);
+  StepMetrics step(const data::Batch& batch, const engine::StepResult& result, double rate);
   /// The next step begins after work between steps, such as an evaluation. That work counts for no
   /// step, neither its time nor what the lanes did.
   void go_on();
@@ -53,7 +53,7 @@ class RunMeasures {
   /// Bytes written to each swap path since begin().
   [[nodiscard]] std::vector<Bytes> written() const;
   /// Sets what is measured: times, tokens, counts, totals. `prediction` may correct its rates.
-  void summarize(RunSummary& summary, const planning::RunPrediction* prediction);
+  void summarize(RunSummary& summary, const calibrate::RunPrediction* prediction);
 
  private:
   [[nodiscard]] double seconds_so_far() const;
@@ -68,7 +68,7 @@ class RunMeasures {
   double training_seconds_ = 0.0;
   double evaluation_seconds_ = 0.0;
   CpuWatch watch_;  ///< since the first step
-  std::vector<planning::MeasuredStep> steps_;
+  std::vector<calibrate::MeasuredStep> steps_;
   std::uint64_t settled_steps_ = 0;  ///< since the start or the last wait for all updates
   std::uint64_t count_ = 0;          ///< steps
   std::uint64_t tokens_ = 0;         ///< trained on, without padding

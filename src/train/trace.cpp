@@ -41,9 +41,8 @@ std::size_t track(Lane lane) {
 }
 
 bool trains(const Plan& plan) {
-  return std::any_of(plan.operations.begin(), plan.operations.end(), [](const Operation& o) {
-    return o.action == schedule::Action::pack_gradient;
-  });
+  return std::any_of(plan.operations.begin(), plan.operations.end(),
+                     [](const Operation& o) { return o.action == schedule::Action::pack; });
 }
 
 /// One submitted plan of the timeline and the spans of its operations.
@@ -118,10 +117,10 @@ class TraceWriter {
  public:
   TraceWriter(const std::filesystem::path& file, const text::OutputRule& rule,
               std::string_view process, const schedule::Timeline& timeline,
-              const schedule::Workload& workload)
+              const schedule::OperationNames& names)
       : file_(file, rule),
         process_(process),
-        workload_(workload),
+        names_(names),
         traced_(trace_operations(timeline)),
         departures_(traced_.size()) {
     if (!traced_.empty()) origin_ = traced_.front().span.start;
@@ -192,7 +191,7 @@ class TraceWriter {
     const Operation& operation = span.operation();
     const std::int64_t start = nanoseconds(span.start);
     Json args = Json::object({{"block", operation.block},
-                              {"block_name", workload_.blocks.at(operation.block).name},
+                              {"block_name", names_.block_of(operation)},
                               {"micro_batch", operation.micro},
                               {"run", span.run}});
     if (traced.step > 0) args.add("step", traced.step);
@@ -203,8 +202,8 @@ class TraceWriter {
     add(Json::object({{"ph", "X"},
                       {"pid", 1},
                       {"tid", track(operation.lane)},
-                      {"name", describe(operation, workload_)},
-                      {"cat", to_string(operation.action)},
+                      {"name", names_(operation)},
+                      {"cat", names_.kind_of(operation)},
                       {"ts", microseconds(start)},
                       {"dur", microseconds(nanoseconds(span.end) - start)},
                       {"args", std::move(args)}}));
@@ -229,7 +228,7 @@ class TraceWriter {
 
   text::OutputFile file_;
   std::string process_;
-  const schedule::Workload& workload_;
+  const schedule::OperationNames& names_;
   std::vector<TracedOperation> traced_;
   double origin_ = 0.0;                                 ///< start of the first span
   std::vector<std::vector<std::uint64_t>> departures_;  ///< by operation: arrows that start there
@@ -265,8 +264,8 @@ text::OutputRule trace_rule(std::string_view process, bool overwrite,
 
 void write_trace(const std::filesystem::path& file, const text::OutputRule& rule,
                  std::string_view process, const schedule::Timeline& timeline,
-                 const schedule::Workload& workload) {
-  TraceWriter(file, rule, process, timeline, workload).write();
+                 const schedule::OperationNames& names) {
+  TraceWriter(file, rule, process, timeline, names).write();
 }
 
 }  // namespace ballast::train

@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
-#include "ballast/train/safetensors.h"
+#include "ballast/formats/safetensors.h"
+#include "ballast/planner/make_engine.h"
 
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"
@@ -83,8 +83,8 @@ TEST(MaskedLoss, IsThatOfTransformersTrainer) {
        fmt::format("train_micro_batch_size_per_gpu={}", sequences), "zero_optimization.stage=2",
        "zero_optimization.offload_optimizer.device=nvme", "optimizer.params.betas=[0.9, 0.95]",
        "optimizer.params.eps=1e-6", fmt::format("gradient_clipping={}", optimizer["clip"].dump())});
-  engine::Engine engine = planning::make_engine(config, nullptr, &ranks);
-  const train::SafetensorsReader initial(fixture("llama.initial.safetensors"));
+  engine::Engine engine = planner::make_engine(config, nullptr, &ranks);
+  const formats::SafetensorsReader initial(fixture("llama.initial.safetensors"));
   engine.start({[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     initial.read(tensor.name, out, first);
   }});

@@ -15,7 +15,7 @@
 
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
 
 #include "tests/support/sanitizers.h"
 #include "tests/support/temp_dir.h"
@@ -68,7 +68,7 @@ void first_values(const model::TensorSpec& tensor, Elems first, std::span<float>
 Results train(const Overrides& overrides, bool with_poison = false, bool bf16 = true) {
   const test::TempDir directory;
   Engine engine =
-      planning::make_engine(test::tiny_config(kModel, bf16, directory.path(), overrides));
+      planner::make_engine(test::tiny_config(kModel, bf16, directory.path(), overrides));
   engine.start({first_values});
   Results results;
   const auto note = [&](double number) {

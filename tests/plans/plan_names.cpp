@@ -8,9 +8,10 @@
 
 #include <fmt/format.h>
 
+#include "tests/support/named_operation.h"
+
 namespace ballast::plans {
 
-using schedule::Action;
 using schedule::Buffer;
 using schedule::BufferId;
 using schedule::Kind;
@@ -19,7 +20,9 @@ using schedule::Lane;
 using schedule::Operation;
 using schedule::OpId;
 using schedule::Plan;
-using schedule::Role;
+using schedule::named::Action;
+using schedule::named::action_of;
+using schedule::named::Role;
 
 std::string_view action_name(const Operation& operation) {
   static constexpr std::string_view kNames[] = {"upload_batch",
@@ -62,10 +65,10 @@ std::string_view action_name(const Operation& operation) {
                                                 "initialize",
                                                 "read"};
   static_assert(std::size(kNames) == static_cast<std::size_t>(Action::read) + 1);
-  return kNames[static_cast<std::size_t>(operation.action)];
+  return kNames[static_cast<std::size_t>(schedule::named::action_of(operation))];
 }
 
-std::string_view role_name(const Operation& /*operation*/, const schedule::Use& use) {
+std::string_view role_name(const Operation& operation, const schedule::Use& use) {
   static constexpr std::string_view kNames[] = {"weights",
                                                 "weights_source",
                                                 "output_weights",
@@ -96,7 +99,7 @@ std::string_view role_name(const Operation& /*operation*/, const schedule::Use& 
                                                 "undo_states",
                                                 "workspace"};
   static_assert(std::size(kNames) == static_cast<std::size_t>(Role::workspace) + 1);
-  return kNames[static_cast<std::size_t>(use.role)];
+  return kNames[static_cast<std::size_t>(schedule::named::role_of(operation, use))];
 }
 
 std::string_view lane_name(Lane lane) {
@@ -171,12 +174,12 @@ OpId normal_place(const Plan& plan, OpId id) {
   OpId last = id;
   for (OpId next = id + 1; next < plan.operations.size(); ++next) {
     const Operation& operation = plan.operations[next];
-    if (operation.action == Action::end_head &&
+    if (action_of(operation) == Action::end_head &&
         uses_buffer(operation, plan.operations[id].uses.front().buffer)) {
       return last == id ? kNoOp : last;
     }
-    if (operation.lane != Lane::compute || operation.action == Action::decode_weights) continue;
-    if (operation.action != Action::differentiate_head) return kNoOp;
+    if (operation.lane != Lane::compute || action_of(operation) == Action::decode_weights) continue;
+    if (action_of(operation) != Action::differentiate_head) return kNoOp;
     last = next;
   }
   return kNoOp;
@@ -188,7 +191,7 @@ Plan in_normal_order(const Plan& plan) {
   std::vector<OpId> order(plan.operations.size());
   std::iota(order.begin(), order.end(), OpId{0});
   for (OpId id = 0; id < plan.operations.size(); ++id) {
-    if (plan.operations[id].action != Action::clear_gradient) continue;
+    if (action_of(plan.operations[id]) != Action::clear_gradient) continue;
     const OpId place = normal_place(plan, id);
     if (place == kNoOp) continue;
     const auto from = std::find(order.begin(), order.end(), id);
@@ -211,6 +214,8 @@ Plan in_normal_order(const Plan& plan) {
     for (OpId& id : boundary.last_readers) move(id);
   }
   move(ordered.gate);
+  move(ordered.first_head);
+  move(ordered.last_head);
   return ordered;
 }
 

@@ -12,6 +12,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/view.h"
+#include "ballast/schedule/labels.h"
 #include "ballast/schedule/simulator.h"
 #include "ballast/state/checksum.h"
 
@@ -90,7 +91,7 @@ std::string describe(OpId id, const Operation& operation, const std::vector<std:
   if (operation.speculation != schedule::Speculation::none) {
     text += fmt::format(" {}", speculation_name(operation.speculation));
   }
-  if (operation.reference) text += " reference";
+  if (is_reference(operation)) text += " reference";
   if (!operation.condition.always()) add("if", condition_name(operation.condition));
   if (operation.unless) add("unless", condition_name(*operation.unless));
   if (operation.likelihood != 1.0F) add("likelihood", exact(operation.likelihood));
@@ -191,13 +192,11 @@ std::string text_of_seams(const AllPlans& all) {
   return text;
 }
 
-std::string text_of_simulation(const engine::Blueprint& blueprint, AllPlans& all,
-                               const schedule::Rates& rates) {
+std::string text_of_simulation(AllPlans& all, const schedule::Rates& rates) {
   Schedule& schedule = all.schedule;
   schedule.first = all.find("first");
   schedule.steady = all.find("steady");
-  const schedule::Prediction prediction =
-      schedule::simulate(schedule, blueprint.workload, rates, {});
+  const schedule::Prediction prediction = schedule::simulate(schedule, rates, {});
   std::string text = fmt::format("{}: step {}\n", rates.name, exact(prediction.step_seconds));
   for (const schedule::Lane lane : schedule::kLanes) {
     const auto index = static_cast<std::size_t>(lane);
@@ -275,7 +274,7 @@ std::vector<PlanSection> dump_plans(engine::Blueprint blueprint,
   std::string simulated;
   if (blueprint.options.purpose == schedule::Purpose::training) {
     for (const schedule::Rates& machine : rates) {
-      simulated += text_of_simulation(blueprint, all, machine);
+      simulated += text_of_simulation(all, machine);
     }
   }
   sections.push_back({"simulated", std::move(simulated)});

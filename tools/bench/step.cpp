@@ -9,7 +9,7 @@
 
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
@@ -80,7 +80,7 @@ config::Config make_config(const BenchStepArguments& arguments) {
 BenchStepResult measure(const BenchStepArguments& arguments) {
   const config::Config config = make_config(arguments);
   schedule::Timeline timeline;
-  engine::Engine engine = planning::make_engine(config, &interrupted());
+  engine::Engine engine = planner::make_engine(config, &interrupted());
   engine.start();
   const auto& blueprint = engine.blueprint();
   const std::size_t tokens = blueprint.tokens_per_step();

@@ -3,24 +3,26 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "ballast/schedule/labels.h"
+
 #include "tools/quantile.h"
 
 namespace ballast::tools {
 namespace {
 
 /// Times all operations of `timeline` that compute the same products as the first one of `plan`
-/// with that action on `block`.
-Pass time_pass(const schedule::Timeline& timeline, const schedule::Plan& plan,
-               schedule::Action action, std::uint32_t block) {
+/// with that kernel on `block`.
+Pass time_pass(const schedule::Timeline& timeline, const schedule::Plan& plan, model::Kernel kernel,
+               std::uint32_t block) {
   const auto first = std::find_if(plan.operations.begin(), plan.operations.end(),
                                   [&](const schedule::Operation& operation) {
-                                    return operation.action == action && operation.block == block;
+                                    return runs(operation, kernel) && operation.block == block;
                                   });
   if (first == plan.operations.end()) return {};
   std::vector<double> seconds;
   for (const schedule::Span& span : timeline.spans) {
     const schedule::Operation& operation = span.operation();
-    if (operation.action != action || operation.flops != first->flops) continue;
+    if (!runs(operation, kernel) || operation.flops != first->flops) continue;
     seconds.push_back(span.end - span.start);
   }
   Pass pass;
@@ -43,17 +45,17 @@ std::vector<Pass> time_passes(const schedule::Timeline& timeline,
   const std::uint32_t head = blueprint.workload.head();
   const std::uint32_t layer = blueprint.workload.first_layer();
   std::vector<Pass> passes;
-  const auto add = [&](std::string_view name, std::string_view key, schedule::Action action,
+  const auto add = [&](std::string_view name, std::string_view key, model::Kernel kernel,
                        std::uint32_t block) {
-    Pass pass = time_pass(timeline, blueprint.schedule.steady, action, block);
+    Pass pass = time_pass(timeline, blueprint.schedule.steady, kernel, block);
     if (pass.count == 0) return;
     pass.name = name;
     pass.key = key;
     passes.push_back(pass);
   };
-  add("layer forward", "layer_forward", schedule::Action::forward, layer);
-  add("layer backward", "layer_backward", schedule::Action::backward, layer);
-  add("head fwd + bwd", "head", schedule::Action::train_head, head);
+  add("layer forward", "layer_forward", model::Kernel::layer, layer);
+  add("layer backward", "layer_backward", model::Kernel::layer_backward, layer);
+  add("head fwd + bwd", "head", model::Kernel::head_train, head);
   return passes;
 }
 

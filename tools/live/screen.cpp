@@ -16,8 +16,8 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include "tools/console/terminal.h"
 #include "tools/process.h"
-#include "tools/terminal.h"
 
 namespace ballast::tools {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "ballast/train/trainer.h"
 
+#include "tools/console/terminal.h"
 #include "tools/live/frame.h"
 #include "tools/live/screen.h"
-#include "tools/terminal.h"
 
 namespace ballast::tools {
 

@@ -18,7 +18,7 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
-#include "tools/ending_notice.h"
+#include "tools/console/ending_notice.h"
 #include "tools/process.h"
 #include "tools/report/csv.h"
 #include "tools/report/page.h"

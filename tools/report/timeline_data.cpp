@@ -296,7 +296,7 @@ LaneTimeline read_trace(const std::filesystem::path& file) {
 }
 
 LaneTimeline predicted_timeline(const schedule::Timeline& timeline,
-                                const schedule::Workload& workload) {
+                                const schedule::OperationNames& names) {
   LaneTimeline out = {.predicted = true, .source = "the simulator", .slices = {}};
   const auto traced = train::trace_operations(timeline);
   for (const train::TracedOperation& one : traced) {
@@ -304,7 +304,7 @@ LaneTimeline predicted_timeline(const schedule::Timeline& timeline,
     const schedule::Operation& operation = one.span.operation();
     const auto start = std::llround((one.span.start - origin) * 1e9);
     out.slices.push_back({.lane = std::string(to_string(operation.lane)),
-                          .name = describe(operation, workload),
+                          .name = names(operation),
                           .start = start,
                           .duration = std::llround((one.span.end - origin) * 1e9) - start,
                           .step = one.step,

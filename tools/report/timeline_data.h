@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "ballast/schedule/names.h"
 #include "ballast/schedule/timeline.h"
-#include "ballast/schedule/workload.h"
 #include "ballast/text/json.h"
 
 namespace ballast::tools {
@@ -36,7 +36,7 @@ LaneTimeline read_trace(const std::filesystem::path& file);
 
 /// A prediction of schedule::simulate().
 LaneTimeline predicted_timeline(const schedule::Timeline& timeline,
-                                const schedule::Workload& workload);
+                                const schedule::OperationNames& names);
 
 /// Seconds of steps by their number.
 using StepSeconds = std::map<std::uint64_t, double>;

@@ -12,7 +12,7 @@
 #include "ballast/memory/ledger.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/compute.h"
-#include "ballast/schedule/plan.h"
+#include "ballast/schedule/build.h"
 
 namespace ballast::engine {
 

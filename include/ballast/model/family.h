@@ -90,8 +90,7 @@ struct CheckpointRules {
 };
 
 /// A family of models: keys and rules beyond those of all models, and named tensors. Its layer,
-/// forward and backward, is a template over the operations of a device, in the same file
-/// (src/model/compute).
+/// forward and backward, is a template over the operations of a device (src/model/compute).
 class Family {
  public:
   virtual ~Family() = default;
@@ -148,7 +147,7 @@ class Family {
   }
 };
 
-/// Registers a family besides gpt2 and llama. Call it before other threads read configs.
+/// Registers a further family. Call it before other threads read configs.
 void add_family(std::unique_ptr<const Family> family);
 /// Throws Error(config) with a suggestion for an unknown name.
 const Family& family(std::string_view name);

@@ -55,12 +55,9 @@ struct ExecutorOptions {
 /// submitted while the previous one still runs; each operation waits only for its inputs.
 class Executor {
  public:
-  /// Names an operation in error messages.
-  using Namer = std::function<std::string(const Operation&)>;
-
   /// `handler`: performs one operation and returns when it has finished, unless
-  /// ExecutorOptions::finish is set.
-  Executor(Handler handler, Namer namer, const ExecutorOptions& options);
+  /// ExecutorOptions::finish is set. `names`: for error messages.
+  Executor(Handler handler, Names names, const ExecutorOptions& options);
   /// Abandons operations that have not started and waits for those that have.
   ~Executor();
   Executor(const Executor&) = delete;

@@ -2,8 +2,9 @@
 
 #include <cstdint>
 
+#include "ballast/core/units.h"
 #include "ballast/core/weight_codes.h"
-#include "ballast/schedule/plan.h"
+#include "ballast/schedule/workload.h"
 
 namespace ballast::schedule {
 

@@ -35,12 +35,12 @@ struct SimulationOptions {
 /// A discrete-event simulation of `schedule` (first, then steady steps) on a machine with `rates`.
 /// It follows the executor's rules: one operation per lane at a time in plan order, each after its
 /// inputs. Running operations share resources fairly. Throws Error(config) naming a missing rate.
-Prediction simulate(const Schedule& schedule, const Workload& workload, const Rates& rates,
+Prediction simulate(const Schedule& schedule, const Rates& rates,
                     const SimulationOptions& options = {});
 
-/// Seconds that `operation` takes when nothing else runs.
-double seconds_alone(const Operation& operation, const Workload& workload, const Rates& rates);
+/// Seconds that `operation` of `schedule` takes when nothing else runs.
+double seconds_alone(const Operation& operation, const Schedule& schedule, const Rates& rates);
 /// The same when its lane is never idle: on a queued lane, launch and latency are then hidden.
-double seconds_in_turn(const Operation& operation, const Workload& workload, const Rates& rates);
+double seconds_in_turn(const Operation& operation, const Schedule& schedule, const Rates& rates);
 
 }  // namespace ballast::schedule

@@ -62,7 +62,11 @@ struct BlockWork {
   /// Of the backward pass, without what it recomputes.
   [[nodiscard]] double backward_flops() const { return 2.0 * forward_flops - frozen_flops; }
   /// Remainder and moments that this rank keeps.
-  [[nodiscard]] Bytes state_bytes() const;
+  [[nodiscard]] Bytes state_bytes() const {
+    Bytes sum = 0;
+    for (const SubGroup& group : sub_groups) sum += group.state_bytes;
+    return sum;
+  }
 };
 
 /// Sizes of a model and its batch.

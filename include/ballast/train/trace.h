@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ballast/schedule/names.h"
 #include "ballast/schedule/timeline.h"
 #include "ballast/text/output_file.h"
 
@@ -32,6 +33,6 @@ text::OutputRule trace_rule(std::string_view process, bool overwrite,
 /// Writes the file atomically. Throws like text::OutputFile.
 void write_trace(const std::filesystem::path& file, const text::OutputRule& rule,
                  std::string_view process, const schedule::Timeline& timeline,
-                 const schedule::Workload& workload);
+                 const schedule::OperationNames& names);
 
 }  // namespace ballast::train

@@ -9,22 +9,13 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
+#include "ballast/data/data_summary.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/forecast.h"
-#include "ballast/planning/run_plan.h"
+#include "ballast/planner/forecast.h"
+#include "ballast/planner/run_plan.h"
 #include "ballast/train/metrics.h"
 
 namespace ballast::train {
-
-/// What a run trains on.
-struct DataSummary {
-  std::uint64_t files = 0;
-  std::uint64_t training_tokens = 0;
-  std::uint64_t evaluation_tokens = 0;
-  std::uint64_t documents = 0;  ///< to train on; 0 if the data have none
-  std::uint64_t sequences = 0;  ///< into which they are packed
-  double padding = 0.0;         ///< share of the tokens of these sequences
-};
 
 /// Facts that are known before the first step.
 struct RunStart {
@@ -35,7 +26,7 @@ struct RunStart {
   double gemm_peak_flops = 0.0;
   double fill_seconds = 0.0;  ///< to make the initial states and move them home
   Bytes filled_on_nvme = 0;   ///< the bytes of them that were written to NVMe
-  DataSummary data;
+  data::DataSummary data;
   std::uint64_t steps = 0;
   std::filesystem::path resumed;   ///< the checkpoint from which the run goes on; "" if it begins
   std::uint64_t resumed_step = 0;  ///< its last step
@@ -71,13 +62,13 @@ struct RunSummary {
   std::optional<StepMetrics::Rewards> last_rewards;  ///< of the last step, when trained on pairs
   std::optional<double> held_out_loss;
   engine::EngineTotals totals;
-  std::optional<planning::Wear> wear;  ///< empty if no step wrote to NVMe
-  Bytes peak_resident = 0;             ///< of the process
-  std::filesystem::path weights;       ///< the folder of the saved weights; "" if there is none
-  std::filesystem::path checkpoint;    ///< the newest one that this run has written; "" if none
-  std::filesystem::path trace;         ///< its file; "" if there is none
-  std::filesystem::path moved_to;      ///< the run directory, if it was renamed meanwhile
-  std::string advice;                  ///< bottleneck and best improvement, one or two sentences
+  std::optional<planner::Wear> wear;  ///< empty if no step wrote to NVMe
+  Bytes peak_resident = 0;            ///< of the process
+  std::filesystem::path weights;      ///< the folder of the saved weights; "" if there is none
+  std::filesystem::path checkpoint;   ///< the newest one that this run has written; "" if none
+  std::filesystem::path trace;        ///< its file; "" if there is none
+  std::filesystem::path moved_to;     ///< the run directory, if it was renamed meanwhile
+  std::string advice;                 ///< bottleneck and best improvement, one or two sentences
 };
 
 /// A run whose last step an earlier process has finished.
@@ -139,7 +130,7 @@ struct RunOptions {
   /// Keys, sections of keys, or "all": what may differ from the run of `resume` although it changes
   /// results (config::check_allowed_names()).
   std::vector<std::string> allowed_changes = {};
-  planning::PlanSource source = {};  ///< files with rates or a plan
+  planner::PlanSource source = {};  ///< files with rates or a plan
 };
 
 /// Throws Error(usage) if the run directory `directory` has files of another run: metrics.jsonl,
@@ -151,7 +142,7 @@ void refuse_used_directory(const std::filesystem::path& directory);
 void check_inputs(const config::Config& config);
 
 /// Trains `config`: opens its inputs like check_inputs(), takes the run directory
-/// (config.ballast.out, which it creates), plans the run (planning::plan_run()), allocates, steps,
+/// (config.ballast.out, which it creates), plans the run (planner::plan_run()), allocates, steps,
 /// evaluates, and writes metrics.jsonl, config.json, run.json and, at the end, weights/. A run that
 /// fails before the end of its first step leaves none of these files. Throws Error after releasing
 /// all memory and swap files; it names the newest checkpoint and RunOptions::resuming. Writes the

@@ -15,7 +15,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/draw_blueprint.h"
+#include "ballast/planner/make_engine.h"
 
 #include "src/engine/state_layout.h"
 #include "tests/support/documents.h"
@@ -64,14 +65,14 @@ TEST_F(EngineTest, RunsFromAModelAndBudgetsWithoutAnyConfig) {
 }
 
 TEST_F(EngineTest, ABlueprintOfOtherRanksIsRefused) {
-  Blueprint blueprint = planning::draw_blueprint(config());
+  Blueprint blueprint = planner::draw_blueprint(config());
   blueprint.workload.world = 2;
   EXPECT_THROW(Engine(std::move(blueprint), {.device = "host"}), Error);
 }
 
 TEST_F(EngineTest, WhatIsAllocatedIsWhatTheLedgerSays) {
   for (const char* tier : {"none", "cpu", "nvme"}) {
-    Engine engine = planning::make_engine(config({kWeights + tier, kOptimizer + tier}));
+    Engine engine = planner::make_engine(config({kWeights + tier, kOptimizer + tier}));
     engine.start();
     const auto totals = engine.totals();
     for (const Tier t : kTiers) {
@@ -84,7 +85,7 @@ TEST_F(EngineTest, WhatIsAllocatedIsWhatTheLedgerSays) {
 TEST_F(EngineTest, TheLedgerOfEveryStateFormatIsWhatIsAllocated) {
   for (const char* optimizer : {"AdamW", "Adagrad", "Lion", "SGD"}) {
     for (const char* states : {"fp32", "8bit"}) {
-      Engine engine = planning::make_engine(
+      Engine engine = planner::make_engine(
           config({kOptimizer + "nvme", std::string("ballast.optimizer_states=") + states,
                   R"(optimizer={"type": ")" + std::string(optimizer) + "\"}"}),
           nullptr);
@@ -102,7 +103,7 @@ TEST_F(EngineTest, TheLedgerOfEveryStateFormatIsWhatIsAllocated) {
 
 TEST_F(EngineTest, ANumaNodeThatIsNotThereIsAConfigError) {
   try {
-    const Engine engine = planning::make_engine(config({"ballast.update_numa_node=1000"}));
+    const Engine engine = planner::make_engine(config({"ballast.update_numa_node=1000"}));
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::config);
@@ -116,7 +117,7 @@ TEST_F(EngineTest, InitialStatesDoNotDependOnPlacementThreadsOrBuffers) {
     for (const std::string threads : {"1", "3"}) {
       // With one buffer, blocks of all sizes follow each other in the same memory.
       for (const std::string count : {"1", "3"}) {
-        Engine engine = planning::make_engine(
+        Engine engine = planner::make_engine(
             config({"model.hidden_size=192", "model.num_layers=2", kWeights + tier,
                     kOptimizer + tier, "ballast.update_threads=" + threads,
                     "zero_optimization.offload_param.buffer_count=" + count,
@@ -130,7 +131,7 @@ TEST_F(EngineTest, InitialStatesDoNotDependOnPlacementThreadsOrBuffers) {
 }
 
 TEST_F(EngineTest, InitialWeightsOfASourceArriveInPartsWhereTheyBelong) {
-  Engine engine = planning::make_engine(
+  Engine engine = planner::make_engine(
       config({kWeights + "nvme", kOptimizer + "cpu", "ballast.update_threads=3"}));
   expect_all_of_a_source(engine);
 }
@@ -164,7 +165,7 @@ TEST_F(EngineTest, WeightsThatBf16HoldsAreReadOnceAndHaveNoRemainders) {
       const std::lock_guard lock(mutex);
       elements_read[tensor.name] += count;
     };
-    Engine engine = planning::make_engine(config({kWeights + tier, kOptimizer + tier}));
+    Engine engine = planner::make_engine(config({kWeights + tier, kOptimizer + tier}));
     engine.start({read, is_stored_as_bf16, read_bf16});
     const auto& blocks = engine.blueprint().model.blocks;
     for (std::size_t b = 0; b < blocks.size(); ++b) {
@@ -198,7 +199,7 @@ TEST_F(EngineTest, StoredBf16WeightsBecomeTheStatesOfTheirValues) {
   };
   const auto hash = [&](const WeightSource& source, const std::string& tier,
                         const std::string& threads, const std::string& buffers) {
-    Engine engine = planning::make_engine(
+    Engine engine = planner::make_engine(
         config({"model.hidden_size=192", "model.num_layers=2", kWeights + tier, kOptimizer + tier,
                 "ballast.update_threads=" + threads,
                 "zero_optimization.offload_param.buffer_count=" + buffers,
@@ -220,7 +221,7 @@ TEST_F(EngineTest, StoredBf16WeightsBecomeTheStatesOfTheirValues) {
 }
 
 TEST_F(EngineTest, ASourceThatFailsEndsTheStartWithItsError) {
-  Engine engine = planning::make_engine(config({"ballast.update_threads=3"}));
+  Engine engine = planner::make_engine(config({"ballast.update_threads=3"}));
   try {
     engine.start({[](const model::TensorSpec&, Elems, std::span<float>) {
       throw Error(ErrorCategory::data, "no such tensor");
@@ -232,7 +233,7 @@ TEST_F(EngineTest, ASourceThatFailsEndsTheStartWithItsError) {
 }
 
 TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
-  Engine engine = planning::make_engine(config({kOptimizer + "nvme"}));
+  Engine engine = planner::make_engine(config({kOptimizer + "nvme"}));
   engine.start({[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     std::fill(out.begin(), out.end(), 0.01F);
     if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
@@ -247,7 +248,7 @@ TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
 }
 
 TEST_F(EngineTest, AnEagerUpdateRefusesANonFiniteGradientByName) {
-  Engine engine = planning::make_engine(config({"ballast.update=eager", "gradient_clipping=0"}));
+  Engine engine = planner::make_engine(config({"ballast.update=eager", "gradient_clipping=0"}));
   engine.start({[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     std::fill(out.begin(), out.end(), 0.01F);
     if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
@@ -275,7 +276,7 @@ struct PartialRun {
 
 TEST_F(EngineTest, PartialBatchesLearnTheSameBitsEverywhere) {
   const auto run = [&](const std::vector<std::string>& overrides) {
-    Engine engine = planning::make_engine(config(overrides));
+    Engine engine = planner::make_engine(config(overrides));
     engine.start();
     PartialRun result;
     const std::size_t whole = engine.blueprint().tokens_per_step();
@@ -301,8 +302,8 @@ TEST_F(EngineTest, PartialBatchesLearnTheSameBitsEverywhere) {
 }
 
 TEST_F(EngineTest, APartialBatchIsTheMeanOverItsOwnTokens) {
-  Engine whole = planning::make_engine(config({"gradient_accumulation_steps=1"}));
-  Engine part = planning::make_engine(config());
+  Engine whole = planner::make_engine(config({"gradient_accumulation_steps=1"}));
+  Engine part = planner::make_engine(config());
   whole.start();
   part.start();
   const auto tokens = ids(whole, 1);
@@ -315,7 +316,7 @@ TEST_F(EngineTest, APartialBatchIsTheMeanOverItsOwnTokens) {
 }
 
 TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
-  Engine engine = planning::make_engine(config({kOptimizer + "nvme"}));
+  Engine engine = planner::make_engine(config({kOptimizer + "nvme"}));
   schedule::Timeline timeline;
   engine.record(&timeline);
   engine.start();
@@ -325,13 +326,13 @@ TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
   const std::size_t blocks = engine.blueprint().model.blocks.size();
   std::vector<std::size_t> updates(4, 0);
   for (const schedule::Span& span : timeline.spans) {
-    if (span.operation().action == schedule::Action::update_on_host) ++updates.at(span.run);
+    if (span.operation().action == schedule::Action::update) ++updates.at(span.run);
   }
   EXPECT_EQ(updates, (std::vector<std::size_t>{0, 0, blocks, blocks}));
 }
 
 TEST_F(EngineTest, AStepChangesTheStates) {
-  Engine engine = planning::make_engine(config());
+  Engine engine = planner::make_engine(config());
   engine.start();
   const std::uint64_t before = engine.state_hash();
   EXPECT_FALSE(engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1).skipped);
@@ -340,7 +341,7 @@ TEST_F(EngineTest, AStepChangesTheStates) {
 }
 
 TEST_F(EngineTest, EvaluatingChangesNothing) {
-  Engine engine = planning::make_engine(config({kWeights + "nvme", kOptimizer + "nvme"}));
+  Engine engine = planner::make_engine(config({kWeights + "nvme", kOptimizer + "nvme"}));
   engine.start();
   const std::uint64_t before = engine.state_hash();
   const double first = engine.evaluate({ids(engine, 1), ids(engine, 2)}).loss;
@@ -349,7 +350,7 @@ TEST_F(EngineTest, EvaluatingChangesNothing) {
 }
 
 TEST_F(EngineTest, MeansAreOverTheTargetsThatCount) {
-  Engine engine = planning::make_engine(config({"ballast.eval_batches=3"}));
+  Engine engine = planner::make_engine(config({"ballast.eval_batches=3"}));
   engine.start();
   const auto tokens = ids(engine, 1);
   const auto all = ids(engine, 2);
@@ -379,7 +380,7 @@ TEST_F(EngineTest, MeansAreOverTheTargetsThatCount) {
 }
 
 TEST_F(EngineTest, PositionsMustBeThoseOfDocuments) {
-  Engine engine = planning::make_engine(config({test::kPacked}));
+  Engine engine = planner::make_engine(config({test::kPacked}));
   engine.start();
   const auto tokens = ids(engine, 1);
   auto positions = test::packed_positions(tokens.size() / 37, 37);
@@ -405,7 +406,7 @@ TEST_F(EngineTest, PositionsMustBeThoseOfDocuments) {
 TEST_F(EngineTest, AnInterruptEndsAStepAndLeavesNoFile) {
   std::atomic<bool> interrupted = false;
   {
-    Engine engine = planning::make_engine(config({kOptimizer + "nvme"}), &interrupted);
+    Engine engine = planner::make_engine(config({kOptimizer + "nvme"}), &interrupted);
     engine.start();
     interrupted = true;
     EXPECT_THROW(engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1), Error);
@@ -414,7 +415,7 @@ TEST_F(EngineTest, AnInterruptEndsAStepAndLeavesNoFile) {
 }
 
 TEST_F(EngineTest, ATokenBeyondTheVocabularyIsAnErrorNamingTheOperation) {
-  Engine engine = planning::make_engine(config());
+  Engine engine = planner::make_engine(config());
   engine.start();
   auto tokens = ids(engine, 1);
   tokens[5] = 131;

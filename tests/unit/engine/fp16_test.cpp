@@ -6,10 +6,10 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
 
+#include "tests/support/expect_error.h"
 #include "tests/unit/engine/tiny_engine.h"
-#include "tests/unit/train/expect_error.h"
 
 namespace ballast::engine::fp16_test {
 namespace {
@@ -22,7 +22,7 @@ class Fp16Engine : public test::TinyEngine {
   [[nodiscard]] Engine make(std::vector<std::string> overrides = {},
                             const std::string& model = test::kTinyModel) const {
     overrides.emplace_back("fp16.enabled=true");
-    return planning::make_engine(test::tiny_config(model, false, directory.path(), overrides));
+    return planner::make_engine(test::tiny_config(model, false, directory.path(), overrides));
   }
   StepResult step(Engine& engine, int seed, double scale, double rate = 0.01) const {
     return engine.train_step({ids(engine, seed), ids(engine, seed + 1)}, rate, scale);
@@ -78,8 +78,7 @@ TEST_F(Fp16Engine, TheScaleChangesNeitherNormNorUpdate) {
   for (const std::string& model : {test::kTinyModel, kExperts}) {
     const std::vector<std::string> options = {R"(optimizer={"type": "SGD"})",
                                               "gradient_clipping=0.1"};
-    Engine exact =
-        planning::make_engine(test::tiny_config(model, false, directory.path(), options));
+    Engine exact = planner::make_engine(test::tiny_config(model, false, directory.path(), options));
     exact.start();
     const double norm = step(exact, 1, 1.0, 1.0).grad_norm;
     EXPECT_GT(norm, 0.2) << "nothing was clipped";

@@ -6,10 +6,13 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/draw_blueprint.h"
+#include "ballast/planner/make_engine.h"
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/engine/state_layout.h"
+#include "tests/support/named_operation.h"
 #include "tests/unit/engine/tiny_engine.h"
 
 // What a run leaves out for tensors that are not trained.
@@ -18,8 +21,9 @@ namespace ballast::engine::frozen_test {
 namespace {
 
 using FrozenBlocks = test::TinyEngine;
-using schedule::Action;
 using schedule::Kind;
+using schedule::named::Action;
+using schedule::named::action_of;
 using test::kOptimizer;
 using test::kWeights;
 
@@ -28,7 +32,7 @@ const std::string kParts =
     R"(ballast.train=["model.layers.1.self_attn.[qv]_proj.*", "model.layers.2.*", "model.norm.*"])";
 
 TEST_F(FrozenBlocks, HaveWeightsAlone) {
-  const Engine engine = planning::make_engine(config({kLastLayer, kOptimizer + "cpu"}));
+  const Engine engine = planner::make_engine(config({kLastLayer, kOptimizer + "cpu"}));
   const Blueprint& blueprint = engine.blueprint();
   std::set<std::string> with_states;
   for (const schedule::Buffer& buffer : blueprint.schedule.buffers) {
@@ -41,10 +45,10 @@ TEST_F(FrozenBlocks, HaveWeightsAlone) {
   EXPECT_EQ(blueprint.workload.blocks[blueprint.workload.first_differentiated].name, "layer 2");
   std::size_t backward = 0;
   for (const schedule::Operation& op : blueprint.schedule.steady.operations) {
-    backward += op.action == Action::backward ? 1 : 0;
+    backward += action_of(op) == Action::backward ? 1 : 0;
     const bool of_trained =
-        op.action == Action::pack_gradient || op.action == Action::clear_gradient ||
-        op.action == Action::update_on_host || op.action == Action::offload_gradient;
+        action_of(op) == Action::pack_gradient || action_of(op) == Action::clear_gradient ||
+        action_of(op) == Action::update_on_host || action_of(op) == Action::offload_gradient;
     if (!of_trained) continue;
     EXPECT_EQ(blueprint.workload.blocks[op.block].name, "layer 2");
   }
@@ -53,8 +57,8 @@ TEST_F(FrozenBlocks, HaveWeightsAlone) {
 
 TEST_F(FrozenBlocks, StayAsTheyAreWhileOthersLearn) {
   for (const char* place : {"none", "cpu", "nvme"}) {
-    Engine engine = planning::make_engine(config({kParts, kWeights + place, kOptimizer + place}));
-    Engine untrained = planning::make_engine(config({}));
+    Engine engine = planner::make_engine(config({kParts, kWeights + place, kOptimizer + place}));
+    Engine untrained = planner::make_engine(config({}));
     engine.start();
     untrained.start();
     for (int step = 0; step < 3; ++step) engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
@@ -79,7 +83,7 @@ TEST_F(FrozenBlocks, StayAsTheyAreWhileOthersLearn) {
 TEST_F(FrozenBlocks, OnNvmeAreWrittenOnlyOnce) {
   const std::string placement = R"(ballast.placement=[{"blocks": 3, "weights": "device"}])";
   const auto written = [&](const std::string& train, int steps) {
-    Engine engine = planning::make_engine(config({train, kWeights + "nvme", placement}));
+    Engine engine = planner::make_engine(config({train, kWeights + "nvme", placement}));
     engine.start();
     for (int step = 0; step < steps; ++step) {
       engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
@@ -109,7 +113,7 @@ TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
       std::vector<std::string> overrides = {kWeights + "nvme", kOptimizer + c.states,
                                             "ballast.checkpoint_every=2"};
       overrides.insert(overrides.end(), c.trained.begin(), c.trained.end());
-      Engine engine = planning::make_engine(config(overrides));
+      Engine engine = planner::make_engine(config(overrides));
       engine.start();
       for (int step = 0; step < steps; ++step) {
         engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
@@ -135,10 +139,10 @@ TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
 
 TEST_F(FrozenBlocks, AreSplitInStageThreeUnlessTrainedInPart) {
   const config::Config config = this->config({kParts, "zero_optimization.stage=3"});
-  const model::Architecture model = planning::model_of(config);
+  const model::Architecture model = inputs::model_of(config);
   const model::KernelSizes kernels = model::kernel_memory(model, config.type, {2, 37}, "host", 1);
   const Blueprint blueprint =
-      planning::draw_blueprint(config, model, {64 * kMiB, 64 * kMiB}, kernels, 4, 1);
+      planner::draw_blueprint(config, model, {64 * kMiB, 64 * kMiB}, kernels, 4, 1);
   const schedule::RankSizes sizes(blueprint.workload);
   EXPECT_TRUE(sizes.splits_weights(1));   // frozen
   EXPECT_FALSE(sizes.splits_weights(2));  // in part

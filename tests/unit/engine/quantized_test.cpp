@@ -10,8 +10,9 @@
 
 #include "ballast/core/dtype.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
 
+#include "tests/support/named_operation.h"
 #include "tests/unit/engine/tiny_engine.h"
 
 // Runs whose frozen matrices are codes.
@@ -20,7 +21,8 @@ namespace ballast::engine::quantized_test {
 namespace {
 
 using QuantizedBase = test::TinyEngine;
-using schedule::Action;
+using schedule::named::Action;
+using schedule::named::action_of;
 using test::kOptimizer;
 using test::kWeights;
 
@@ -62,9 +64,9 @@ TEST_F(QuantizedBase, HasTheLossesOfTheDecodedBase) {
   const std::vector<const char*> places = {"cpu", "none", "nvme"};
   for (std::size_t f = 0; f < formats.size(); ++f) {
     const std::vector<std::string> placed = {kWeights + places[f], kOptimizer + "cpu"};
-    Engine coded = planning::make_engine(config(with(with(kDora, formats[f]), placed)));
-    Engine plain = planning::make_engine(config(kDora));
-    Engine original = planning::make_engine(config(kDora));
+    Engine coded = planner::make_engine(config(with(with(kDora, formats[f]), placed)));
+    Engine plain = planner::make_engine(config(kDora));
+    Engine original = planner::make_engine(config(kDora));
     coded.start();
     plain.start(decoded(coded));
     original.start();
@@ -92,11 +94,11 @@ TEST_F(QuantizedBase, HasTheLossesOfTheDecodedBase) {
 TEST_F(QuantizedBase, MovesItsCodes) {
   const std::vector<std::string> host = {kWeights + "cpu", kOptimizer + "cpu"};
   const Engine engine =
-      planning::make_engine(config(with(with(kLora, {"ballast.quantized_base=nf4"}), host)));
+      planner::make_engine(config(with(with(kLora, {"ballast.quantized_base=nf4"}), host)));
   const Blueprint& blueprint = engine.blueprint();
   std::size_t uploads = 0;
   for (const schedule::Operation& op : blueprint.schedule.steady.operations) {
-    if (op.action != Action::upload_weights || !blueprint.workload.is_layer(op.block)) continue;
+    if (action_of(op) != Action::upload_weights || !blueprint.workload.is_layer(op.block)) continue;
     const model::BlockSpec& block = blueprint.model.blocks[op.block];
     Bytes expected = 0;
     Elems coded = 0;
@@ -121,7 +123,7 @@ TEST_F(QuantizedBase, IsSavedAsCodes) {
     return with(kLora, {"ballast.quantized_base=nf4", "ballast.double_quantization=true",
                         kWeights + place, kOptimizer + place});
   };
-  Engine engine = planning::make_engine(config(overrides("none")));
+  Engine engine = planner::make_engine(config(overrides("none")));
   engine.start();
   const auto tokens = ids(engine, 1);
   const auto targets = ids(engine, 2);
@@ -136,7 +138,7 @@ TEST_F(QuantizedBase, IsSavedAsCodes) {
   });
   EXPECT_TRUE(saved.contains({1, StateKind::codes}));
   EXPECT_FALSE(saved.contains({0, StateKind::codes}));
-  Engine other = planning::make_engine(config(overrides("nvme")));
+  Engine other = planner::make_engine(config(overrides("nvme")));
   other.resume(
       [&](const StateRange& range, HostBytes bytes) {
         const auto& array = saved.at({range.block, range.kind});

@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/unit/engine/tiny_engine.h"
@@ -58,7 +58,7 @@ TEST_F(SavedStates, GoesOnFromSavedStatesInAnyPlacement) {
         Choice{"8bit", kSomeFrozen}}) {
     const std::string states = "ballast.optimizer_states=" + format;
     Engine before =
-        planning::make_engine(config({states, train, kOptimizer + "nvme", kSubGroups + "10000"}));
+        planner::make_engine(config({states, train, kOptimizer + "nvme", kSubGroups + "10000"}));
     before.start();
     for (int step = 0; step < 3; ++step) before.train_step({ids(before, 1), ids(before, 2)}, 0.1);
     const Saved saved = save(before);
@@ -68,7 +68,7 @@ TEST_F(SavedStates, GoesOnFromSavedStatesInAnyPlacement) {
     for (const auto& [weights, optimizer, size] :
          {std::tuple{"none", "none", "4096"}, std::tuple{"nvme", "nvme", "auto"},
           std::tuple{"cpu", "cpu", "20000"}, std::tuple{"none", "nvme", "auto"}}) {
-      Engine after = planning::make_engine(
+      Engine after = planner::make_engine(
           config({states, train, kWeights + weights, kOptimizer + optimizer, kSubGroups + size}));
       after.resume(
           [&](const StateRange& range, HostBytes bytes) {
@@ -92,7 +92,7 @@ TEST_F(SavedStates, SavesInTheBackgroundWhatIsThereBeforeTheNextUpdates) {
         Overrides{"ballast.speculative_updates=4", kSubGroups + "10000"}}) {
     Overrides overrides = {kWeights + "cpu", kOptimizer + "cpu"};
     overrides.insert(overrides.end(), more.begin(), more.end());
-    Engine engine = planning::make_engine(config(overrides));
+    Engine engine = planner::make_engine(config(overrides));
     engine.start();
     for (int step = 0; step < 2; ++step) engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
     const Saved expected = save(engine);
@@ -119,7 +119,7 @@ TEST_F(SavedStates, SavesInTheBackgroundWhatIsThereBeforeTheNextUpdates) {
 TEST_F(SavedStates, ASaveInTheBackgroundEndsWithItsEngine) {
   std::shared_ptr<BackgroundSave> saving;
   {
-    Engine engine = planning::make_engine(config({kOptimizer + "cpu"}));
+    Engine engine = planner::make_engine(config({kOptimizer + "cpu"}));
     engine.start();
     saving = engine.save_in_background(
         [](const StateRange&, ConstHostBytes) {
@@ -147,7 +147,7 @@ void SavedStatesOnNvme::go_on_from_nvme(const std::string& train) {
   const auto engine_of = [&] {
     auto config = this->config({train, kOptimizer + "nvme", kWeights + "nvme", kSubGroups + "10000",
                                 "ballast.checkpoint_every=1"});
-    return planning::make_engine(config);
+    return planner::make_engine(config);
   };
   Engine before = engine_of();
   before.start();

@@ -7,10 +7,15 @@
 
 #include "ballast/core/error.h"
 
+#include "tests/support/named_operation.h"
 #include "tests/unit/schedule/random_workload.h"
 
 namespace ballast::schedule::builder_test {
 namespace {
+
+using named::Action;
+using named::action_of;
+using named::Role;
 
 Problem uniform(std::size_t blocks, std::uint32_t micro_batches, Tier weights, Tier optimizer) {
   Problem problem = random_problem(1);
@@ -30,7 +35,7 @@ Schedule build(const Problem& problem) {
 std::size_t count(const Plan& plan, Action action) {
   return static_cast<std::size_t>(
       std::count_if(plan.operations.begin(), plan.operations.end(),
-                    [&](const Operation& op) { return op.action == action; }));
+                    [&](const Operation& op) { return action_of(op) == action; }));
 }
 
 TEST(Builder, EveryRandomPlanIsFreeOfHazards) {
@@ -50,7 +55,7 @@ TEST(Builder, EveryRandomPlanIsFreeOfHazards) {
 TEST(Builder, ARemovedEdgeIsFoundAsAHazard) {
   Schedule schedule = build(uniform(4, 2, Tier::host, Tier::nvme));
   for (Operation& operation : schedule.steady.operations) {
-    if (operation.action == Action::upload_weights) operation.after.clear();
+    if (action_of(operation) == Action::upload_weights) operation.after.clear();
   }
   EXPECT_FALSE(find_hazards(schedule, {&schedule.steady, &schedule.steady}).empty());
 }
@@ -60,8 +65,7 @@ struct TwoWriters {
   explicit TwoWriters(Lane lane) {
     schedule.buffers = {{.name = "shared", .bytes = 8}};
     for (int i = 0; i < 2; ++i) {
-      plan.operations.push_back(
-          {.action = Action::forward, .lane = lane, .uses = {{Role::weights, 0, true}}});
+      plan.operations.push_back({.lane = lane, .uses = {{schedule::Role::target, 0, true}}});
     }
   }
   [[nodiscard]] std::size_t hazards() const { return find_hazards(schedule, {&plan}).size(); }
@@ -73,7 +77,7 @@ struct TwoWriters {
 TEST(Hazards, OperationsOfALaneOnTwoStreamsNeedAnEdge) {
   TwoWriters writers(Lane::compute);
   EXPECT_EQ(writers.hazards(), 0U);
-  writers.plan.operations[1].stream = 1;
+  writers.plan.operations[1].device = 1;
   EXPECT_EQ(writers.hazards(), 1U);
   writers.plan.operations[1].after = {0};
   EXPECT_EQ(writers.hazards(), 0U);
@@ -114,7 +118,8 @@ using BytesOfHomes = std::map<std::pair<std::uint32_t, std::uint32_t>, Bytes>;
 BytesOfHomes seen(const Plan& plan, Action action, Role role) {
   BytesOfHomes found;
   for (const Operation& operation : plan.operations) {
-    if (operation.action != action || operation.buffer(role) == kNoBuffer) continue;
+    if (action_of(operation) != action) continue;
+    if (named::Operation(operation).buffer(role) == kNoBuffer) continue;
     Bytes& bytes = found[{operation.block, operation.sub_group}];
     EXPECT_EQ(operation.offset, bytes);
     bytes += operation.bytes;
@@ -164,7 +169,8 @@ TEST(Builder, AFillMakesTheStatesOfABlockWhileThoseOfTheBlockBeforeAreWritten) {
   const auto last = [&](Action action, std::uint32_t block) {
     OpId found = 0;
     for (OpId id = 0; id < fill.operations.size(); ++id) {
-      if (fill.operations[id].action == action && fill.operations[id].block == block) found = id;
+      if (action_of(fill.operations[id]) == action && fill.operations[id].block == block)
+        found = id;
     }
     return found;
   };
@@ -260,7 +266,8 @@ TEST(Builder, MicroBatchesAccumulateInIndexOrder) {
     const Schedule schedule = build(random_problem(seed));
     std::map<std::uint32_t, std::uint32_t> next;
     for (const Operation& operation : schedule.steady.operations) {
-      if (operation.action != Action::backward && operation.action != Action::train_head) continue;
+      if (action_of(operation) != Action::backward && action_of(operation) != Action::train_head)
+        continue;
       EXPECT_EQ(operation.micro, next[operation.block]++);
     }
   }
@@ -271,9 +278,9 @@ TEST(Builder, NextForwardOfABlockWaitsOnlyForThatBlocksUpdate) {
   const auto& operations = schedule.steady.operations;
   std::size_t found = 0;
   for (const Operation& operation : operations) {
-    if (operation.action != Action::upload_weights) continue;
+    if (action_of(operation) != Action::upload_weights) continue;
     for (const OpId id : operation.after) {
-      if (operations[id].action != Action::update_on_host) continue;
+      if (action_of(operations[id]) != Action::update_on_host) continue;
       EXPECT_EQ(operations[id].block, operation.block);
       ++found;
     }
@@ -296,10 +303,10 @@ TEST(Builder, SpeculativeUpdatesAreInTheBackwardPassAndTheOthersWait) {
     EXPECT_EQ(count(schedule.flush, Action::update_on_host), 3U);
     EXPECT_EQ(count(schedule.rollback, Action::update_on_host), 6U);
     for (const Operation& operation : schedule.steady.operations) {
-      if (operation.action != Action::update_on_host) continue;
+      if (action_of(operation) != Action::update_on_host) continue;
       const bool speculates = operation.block % 2 == 1;
       EXPECT_EQ(operation.lag, speculates ? 0U : 1U);
-      EXPECT_EQ(operation.buffer(Role::verdict) == kNoBuffer, speculates);
+      EXPECT_EQ(operation.buffer(schedule::Role::decision) == kNoBuffer, speculates);
     }
   }
 }
@@ -326,7 +333,7 @@ TEST(Builder, CopiesOfOldValuesCountAsTrafficOfTheUpdate) {
   for (const Tier optimizer : {Tier::host, Tier::nvme}) {
     const Schedule schedule = build(speculating(Tier::host, optimizer));
     for (const Operation& operation : schedule.steady.operations) {
-      if (operation.action != Action::update_on_host) continue;
+      if (action_of(operation) != Action::update_on_host) continue;
       const Bytes copied = 4096 + (optimizer == Tier::host ? 20480 : 0);
       EXPECT_EQ(operation.traffic, 53248 + (operation.block % 2 == 1 ? 2 * copied : 0));
     }

@@ -12,6 +12,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/schedule/executor.h"
+#include "ballast/schedule/names.h"
 
 #include "tests/unit/schedule/fake_run.h"
 #include "tests/unit/schedule/random_workload.h"
@@ -63,28 +64,28 @@ TEST(Executor, AFailureInTheMiddleOfOverlappedRunsIsNamedAndNothingThatFollowsIt
   const Pipelined pipelined;
   const Schedule& schedule = pipelined.schedule;
   const std::vector<const Plan*> runs = {&schedule.first, &schedule.steady, &schedule.steady};
-  for (const Action victim : {Action::update_on_host, Action::fetch_states, Action::forward,
-                              Action::offload_gradient, Action::writeback_states}) {
+  const OperationNames names(pipelined.problem.workload);
+  for (const std::string_view victim :
+       {"update", "fetch states", "forward", "offload gradient", "writeback states"}) {
     for (const bool serial : {false, true}) {
       Ran succeeded;
       std::mutex mutex;
       Executor executor(
           [&](const Operation& op, std::uint64_t run) {
-            if (run == 2 && op.action == victim && op.block == 1) {
+            if (run == 2 && OperationNames::kind_of(op) == victim && op.block == 1) {
               throw Error(ErrorCategory::io, "broken");
             }
             const std::scoped_lock lock(mutex);
             succeeded.insert({run, &op});
           },
-          [&](const Operation& op) { return describe(op, pipelined.problem.workload); },
-          {.serial = serial, .delay_seed = 5});
+          names, {.serial = serial, .delay_seed = 5});
       try {
         submit_all(executor, runs, true);
-        FAIL() << to_string(victim);
+        FAIL() << victim;
       } catch (const Error& error) {
         EXPECT_EQ(error.category(), ErrorCategory::io);
         const std::string message = error.what();
-        EXPECT_EQ(message.rfind(to_string(victim), 0), 0U) << message;
+        EXPECT_EQ(message.rfind(victim, 0), 0U) << message;
         EXPECT_NE(message.find("of block"), std::string::npos) << message;
         EXPECT_NE(message.find(": broken"), std::string::npos) << message;
       }

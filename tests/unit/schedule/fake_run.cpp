@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "tests/support/named_operation.h"
 #include "tests/unit/schedule/random_workload.h"
 
 namespace ballast::schedule {
@@ -21,7 +22,9 @@ double random_duration(Dice& dice) {
 }
 
 /// Whether an operation replaces what a buffer held, rather than adding to it.
-bool fills(const Operation& op, const Use& use) {
+bool fills(const named::Operation& op, const named::Use& use) {
+  using named::Action;
+  using named::Role;
   if (!use.writes) return false;
   switch (op.action) {
     case Action::update_on_host:
@@ -56,7 +59,9 @@ bool fills(const Operation& op, const Use& use) {
 }
 
 /// Whether it is the last that uses the sums over tiles.
-bool ends_sums(const Operation& op) {
+bool ends_sums(const named::Operation& op) {
+  using named::Action;
+  using named::Role;
   return op.action == Action::end_head || op.buffer(Role::output) != kNoBuffer ||
          (op.action == Action::backward && op.buffer(Role::rows) == kNoBuffer);
 }
@@ -90,13 +95,16 @@ class LeaseBook {
       if (!passes(buffer)) held_[static_cast<std::size_t>(buffer.tier)] += buffer.bytes;
     }
     const auto& operations = schedule.steady.operations;
-    goes_back_ = std::any_of(operations.begin(), operations.end(),
-                             [](const Operation& op) { return op.action == Action::backward; });
+    goes_back_ = std::any_of(operations.begin(), operations.end(), [](const Operation& op) {
+      return named::action_of(op) == named::Action::backward;
+    });
   }
 
   void follow(const Span& span) {
-    const Operation& op = span.operation();
-    for (const Use& use : op.uses) {
+    using named::Action;
+    using named::Role;
+    const named::Operation op(span.operation());
+    for (const named::Use& use : op.uses) {
       if (!passes(schedule_.buffers[use.buffer])) continue;
       // The initial fill uses NVMe homes of activations and gradients, but nothing reads them.
       const bool passes_on = use.role == Role::output || use.role == Role::gradient;
@@ -133,7 +141,9 @@ class LeaseBook {
 
  private:
   /// Whether trained weights, all of them, follow the frozen ones into the place where both pass.
-  [[nodiscard]] bool joins_frozen(const Operation& op) const {
+  [[nodiscard]] bool joins_frozen(const named::Operation& op) const {
+    using named::Action;
+    using named::Role;
     const BufferId home = schedule_.trained_home[op.block];
     if (home == kNoBuffer || op.offset > 0 || op.use(Role::weights).shard) return false;
     const Action action =

@@ -4,7 +4,9 @@
 
 #include <fmt/format.h>
 
-namespace ballast::schedule {
+#include "ballast/schedule/names.h"
+
+namespace ballast::schedule::named {
 namespace {
 
 std::string show(const Content& content) {
@@ -43,20 +45,19 @@ Interpreter::Interpreter(const Problem& problem, const Schedule& schedule)
 void Interpreter::run(const Plan& plan) {
   plan_ = &plan;
   ++run_;
-  training_ = std::any_of(plan.operations.begin(), plan.operations.end(), [](const Operation& op) {
-    return op.action == Action::offload_statistics;
-  });
   const auto has = [&plan](Action action) {
     return std::any_of(plan.operations.begin(), plan.operations.end(),
-                       [action](const Operation& op) { return op.action == action; });
+                       [action](const auto& op) { return action_of(op) == action; });
   };
+  training_ = has(Action::offload_statistics);
   filling_ = has(Action::initialize);
   in_pieces_ = filling_ || has(Action::read);
   if (&plan == &schedule_.rollback) undo_speculative_updates();
   for (std::uint32_t m = 0; m < plan.micro_batches; ++m) {
     held_[schedule_.batch_host[m]] = {What::batch, 0, m, run_, Extent::whole};
   }
-  for (const Operation& op : plan.operations) {
+  for (const schedule::Operation& plain : plan.operations) {
+    const Operation op(plain);
     seen_uses_ = 0;
     perform(op);
     if (seen_uses_ != op.uses.size()) complain(op, "uses what it does not need");
@@ -489,7 +490,7 @@ void Interpreter::pass(const Operation& op, Role role) {
 
 void Interpreter::complain(const Operation& op, const std::string& what) {
   complaints_.push_back(
-      fmt::format("run {} ({}): {} {}", run_, plan_->name, describe(op, work_), what));
+      fmt::format("run {} ({}): {} {}", run_, plan_->name, OperationNames(work_)(op.plain), what));
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::named

@@ -6,9 +6,10 @@
 
 #include "ballast/schedule/plan.h"
 
+#include "tests/support/named_operation.h"
 #include "tests/unit/schedule/random_workload.h"
 
-namespace ballast::schedule {
+namespace ballast::schedule::named {
 
 /// The meaning of the content of a buffer.
 struct Content {
@@ -202,4 +203,4 @@ class Interpreter {
   std::size_t seen_uses_ = 0;
 };
 
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::named

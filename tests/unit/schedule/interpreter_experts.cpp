@@ -7,7 +7,7 @@
 // The part of Interpreter for routers and experts. A draw decides which experts have rows, so that
 // every plan is run with many choices of its routers.
 
-namespace ballast::schedule {
+namespace ballast::schedule::named {
 
 bool Interpreter::has_rows(std::uint32_t block, std::uint32_t micro, std::uint64_t run,
                            bool any_rank) const {
@@ -183,4 +183,4 @@ void Interpreter::router_backward(const Operation& op) {
   add_gradient(op);
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::named

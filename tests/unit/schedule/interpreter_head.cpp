@@ -2,7 +2,7 @@
 
 // The part of Interpreter for the head and the tiles of the vocabulary.
 
-namespace ballast::schedule {
+namespace ballast::schedule::named {
 
 void Interpreter::add_losses(const Operation& op) {
   const Content losses = {What::losses, 0, op.micro, run_};
@@ -92,4 +92,4 @@ void Interpreter::end_head(const Operation& op) {
   if (!op.use(Role::accumulator).writes) complain(op, "does not say that it writes sums");
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::named

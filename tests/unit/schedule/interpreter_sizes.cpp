@@ -7,7 +7,7 @@
 // The part of Interpreter that knows what a rank has of a block, what homes of weights hold and how
 // large the content of a buffer is.
 
-namespace ballast::schedule {
+namespace ballast::schedule::named {
 
 bool Interpreter::several(std::uint32_t block) const {
   return work_.world > 1 && !work_.blocks[block].expert_parallel;
@@ -139,4 +139,4 @@ Bytes Interpreter::size_in(const Buffer& buffer, const Content& content) const {
              : size(content);
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::named

@@ -2,7 +2,7 @@
 
 // The part of Interpreter for the norm before tiles and for the tiles of layers.
 
-namespace ballast::schedule {
+namespace ballast::schedule::named {
 
 void Interpreter::normalize(const Operation& op) {
   current_weights_in_use(op, op.block);
@@ -62,4 +62,4 @@ void Interpreter::norm_backward(const Operation& op) {
   add_gradient(op);
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::named

@@ -2,7 +2,7 @@
 
 // The part of the interpreter that knows updates and their rollback.
 
-namespace ballast::schedule {
+namespace ballast::schedule::named {
 
 /// A speculative writeback leaves the values before it in the other slot.
 void Interpreter::keep_old(const Operation& op, Role home, Role undo) {
@@ -109,4 +109,4 @@ void Interpreter::decode(const Operation& op) {
   put(op, Role::weights, decoded);
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::named

@@ -46,7 +46,7 @@ Lines first_of(Lines lines) {
 TEST(EverySchedule, GivesEachOperationJustWhatItNeeds) {
   for (std::uint64_t seed = 0; seed < kCases; ++seed) {
     const Case c = random_case(seed);
-    Interpreter interpreter(c.problem, c.schedule);
+    named::Interpreter interpreter(c.problem, c.schedule);
     for (const Plan* plan : c.sequence.runs) interpreter.run(*plan);
     interpreter.finish();
     ASSERT_EQ(first_of(interpreter.complaints()), Lines{}) << "seed " << seed;

@@ -10,7 +10,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/schedule/plan.h"
+#include "ballast/schedule/build.h"
 
 namespace ballast::schedule {
 

@@ -105,12 +105,20 @@ TEST(RankSizes, AnExpertForEachRankIsSharedWithNone) {
 /// A gather of weights: from the group, or of this rank's part from those that keep it.
 Operation gather(bool from_group) {
   Operation operation;
-  operation.action = Action::gather_weights;
+  operation.action = Action::gather;
+  operation.payload = Payload::weights;
+  operation.group = from_group ? RankGroup::weight_copy : RankGroup::same_share;
   operation.lane = Lane::gather;
   operation.bytes = 1000;
-  operation.uses = {{Role::weights, 0, true}};
-  if (from_group) operation.uses.push_back({Role::weights_source, 1, false});
   return operation;
+}
+
+/// A schedule without plans for as many ranks.
+Schedule for_ranks(std::uint32_t ranks, std::uint32_t group) {
+  Schedule schedule;
+  schedule.ranks = ranks;
+  schedule.ranks_in_group = RankSizes(in_groups(ranks, group)).group();
+  return schedule;
 }
 
 TEST(RankSizes, GatherInAGroupTakesTheFabricsTimeWhenTheGroupIsInsideANode) {
@@ -119,14 +127,14 @@ TEST(RankSizes, GatherInAGroupTakesTheFabricsTimeWhenTheGroupIsInsideANode) {
   rates.network_per_second = 10.0;
   rates.ranks_per_node = 4;
   for (const std::uint32_t group : {2U, 4U}) {
-    EXPECT_EQ(seconds_alone(gather(true), in_groups(24, group), rates), 10.0) << group;
-    EXPECT_EQ(seconds_alone(gather(false), in_groups(24, group), rates), 100.0) << group;
+    EXPECT_EQ(seconds_alone(gather(true), for_ranks(24, group), rates), 10.0) << group;
+    EXPECT_EQ(seconds_alone(gather(false), for_ranks(24, group), rates), 100.0) << group;
   }
   // A group over several nodes, or one that does not end at a node's border.
   for (const std::uint32_t group : {0U, 3U, 8U, 24U}) {
-    EXPECT_EQ(seconds_alone(gather(true), in_groups(24, group), rates), 100.0) << group;
+    EXPECT_EQ(seconds_alone(gather(true), for_ranks(24, group), rates), 100.0) << group;
   }
-  EXPECT_EQ(seconds_alone(gather(false), in_groups(4, 2), rates), 10.0);
+  EXPECT_EQ(seconds_alone(gather(false), for_ranks(4, 2), rates), 10.0);
 }
 
 }  // namespace

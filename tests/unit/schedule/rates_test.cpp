@@ -19,9 +19,9 @@ TEST(SecondsAlone, AreBytesOverTheRateOfTheLane) {
   Operation operation;
   operation.bytes = 8;
   operation.lane = Lane::upload;
-  EXPECT_DOUBLE_EQ(seconds_alone(operation, Workload(), rates), 2.5);
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, Schedule(), rates), 2.5);
   operation.lane = Lane::fetch;
-  EXPECT_DOUBLE_EQ(seconds_alone(operation, Workload(), rates), 4.75);
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, Schedule(), rates), 4.75);
 }
 
 TEST(SecondsAlone, OfACollectiveAreThoseOfTheSlowestLineItCrosses) {
@@ -32,15 +32,15 @@ TEST(SecondsAlone, OfACollectiveAreThoseOfTheSlowestLineItCrosses) {
   Operation operation;
   operation.lane = Lane::gather;
   operation.bytes = 16;
-  Workload workload;
-  workload.world = 4;
-  EXPECT_DOUBLE_EQ(seconds_alone(operation, workload, rates), 2.0);
-  workload.world = 8;
-  EXPECT_DOUBLE_EQ(seconds_alone(operation, workload, rates), 8.0);
+  Schedule schedule;
+  schedule.ranks = 4;
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 2.0);
+  schedule.ranks = 8;
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 8.0);
   rates.network_per_second = 100.0;
-  EXPECT_DOUBLE_EQ(seconds_alone(operation, workload, rates), 2.0);
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 2.0);
   rates.ranks_per_node = 1;
-  EXPECT_DOUBLE_EQ(seconds_alone(operation, workload, rates), 0.16);
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 0.16);
 }
 
 TEST(SecondsAlone, OfComputeAreThoseOfFlopsAndOfMemoryTraffic) {
@@ -49,19 +49,18 @@ TEST(SecondsAlone, OfComputeAreThoseOfFlopsAndOfMemoryTraffic) {
   rates.backward = {{64.0, 20.0}};
   rates.head = {{64.0, 40.0}};
   rates.device_memory_per_second = 4.0;
-  Workload workload;
-  workload.micro_batch_tokens = 64;
+  Schedule schedule;
+  schedule.micro_batch_tokens = 64;
   Operation operation;
   operation.flops = 80.0;
   operation.traffic = 8;
-  const auto seconds = [&](Action action) {
-    operation.action = action;
-    return seconds_alone(operation, workload, rates);
+  const auto seconds = [&](Speed speed) {
+    operation.speed = speed;
+    return seconds_alone(operation, schedule, rates);
   };
-  EXPECT_DOUBLE_EQ(seconds(Action::forward), 10.0);
-  EXPECT_DOUBLE_EQ(seconds(Action::backward), 6.0);
-  EXPECT_DOUBLE_EQ(seconds(Action::train_head), 4.0);
-  EXPECT_DOUBLE_EQ(seconds(Action::evaluate_head), 4.0);
+  EXPECT_DOUBLE_EQ(seconds(Speed::forward), 10.0);
+  EXPECT_DOUBLE_EQ(seconds(Speed::backward), 6.0);
+  EXPECT_DOUBLE_EQ(seconds(Speed::head), 4.0);
 }
 
 TEST(RateAt, InterpolatesTheTimePerFlopInTheLogarithmOfTokens) {

@@ -58,14 +58,14 @@ struct Alone {
 
 /// Durations of one plan's operations without sharing: lower bounds from lanes and paths, and the
 /// sum of all as an upper bound.
-Alone alone(const Plan& plan, const Workload& workload, const Rates& rates) {
+Alone alone(const Plan& plan, const Schedule& schedule, const Rates& rates) {
   Alone result;
   std::map<Lane, double> lanes;
   std::vector<double> end(plan.operations.size(), 0.0);
   for (OpId id = 0; id < plan.operations.size(); ++id) {
     const Operation& operation = plan.operations[id];
-    const double seconds = seconds_alone(operation, workload, rates);
-    const double least = seconds_in_turn(operation, workload, rates);
+    const double seconds = seconds_alone(operation, schedule, rates);
+    const double least = seconds_in_turn(operation, schedule, rates);
     double start = lanes[operation.lane];
     for (const OpId before : operation.after) start = std::max(start, end[before]);
     end[id] = start + least;
@@ -82,8 +82,8 @@ TEST(Simulator, AStepIsNeverShorterThanItsPathsNorLongerThanSerial) {
     const Problem problem = random_problem(seed);
     const Schedule schedule = build(problem.workload, problem.placement, problem.options);
     const Rates rates = random_rates(seed);
-    const Prediction prediction = simulate(schedule, problem.workload, rates, kOneRun);
-    const Alone limits = alone(schedule.first, problem.workload, rates);
+    const Prediction prediction = simulate(schedule, rates, kOneRun);
+    const Alone limits = alone(schedule.first, schedule, rates);
     const double makespan = prediction.timeline.spans.back().end;
     EXPECT_GE(makespan, limits.largest_lane * (1.0 - 1e-9)) << seed;
     EXPECT_GE(makespan, limits.critical_path * (1.0 - 1e-9)) << seed;
@@ -97,7 +97,7 @@ TEST(Simulator, EveryOperationRunsOnceInLaneOrderAndBehindWhatItFollows) {
     const Problem problem = random_problem(seed);
     const Schedule schedule = build(problem.workload, problem.placement, problem.options);
     const Prediction prediction =
-        simulate(schedule, problem.workload, random_rates(seed), {.warm_up = 0, .timeline = true});
+        simulate(schedule, random_rates(seed), {.warm_up = 0, .timeline = true});
     std::map<std::pair<std::uint64_t, OpId>, Span> spans;
     for (const Span& span : prediction.timeline.spans) {
       EXPECT_TRUE(spans.emplace(std::pair(span.run, span.op), span).second) << seed;
@@ -128,7 +128,7 @@ TEST(Simulator, TheSameArgumentsGiveTheSameBits) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const Problem problem = random_problem(seed);
     const Schedule schedule = build(problem.workload, problem.placement, problem.options);
-    const auto run = [&] { return simulate(schedule, problem.workload, random_rates(seed)); };
+    const auto run = [&] { return simulate(schedule, random_rates(seed)); };
     const Prediction one = run();
     const Prediction two = run();
     EXPECT_EQ(one.step_seconds, two.step_seconds);
@@ -141,7 +141,7 @@ TEST(Simulator, BusyAndStalledTimeFitIntoAStep) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     const Problem problem = random_problem(seed);
     const Schedule schedule = build(problem.workload, problem.placement, problem.options);
-    const Prediction prediction = simulate(schedule, problem.workload, random_rates(seed));
+    const Prediction prediction = simulate(schedule, random_rates(seed));
     for (const Lane lane : kLanes) {
       const double used = at(prediction.busy_seconds, lane) + at(prediction.stalled_seconds, lane);
       EXPECT_LE(used, prediction.step_seconds * (1.0 + 1e-9)) << seed << to_string(lane);
@@ -202,7 +202,7 @@ TEST(Simulator, APlanForATrillionParametersOn64NodesSimulates) {
   rates.fabric_per_second = 360e9;
   rates.network_per_second = 340e9;
   rates.ranks_per_node = 8;
-  const Prediction prediction = simulate(schedule, problem.workload, rates);
+  const Prediction prediction = simulate(schedule, rates);
   // 8 FLOP per parameter and token (less one repetition for the head).
   const double flops = 8.0 * 1.006e12 * 8 * 2048;
   EXPECT_GT(prediction.step_seconds, 0.98 * flops / 400e12);

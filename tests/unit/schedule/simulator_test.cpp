@@ -17,9 +17,8 @@ namespace {
 
 Action action_of(Lane lane) {
   constexpr std::array<Action, kLaneCount> kActions = {
-      Action::forward,        Action::upload_weights,  Action::offload_gradient,
-      Action::gather_weights, Action::reduce_gradient, Action::update_on_host,
-      Action::fetch_states,   Action::writeback_states};
+      Action::compute, Action::upload, Action::offload, Action::gather,
+      Action::reduce,  Action::update, Action::fetch,   Action::writeback};
   return kActions[static_cast<std::size_t>(lane)];
 }
 
@@ -66,12 +65,8 @@ class Hand {
 
 constexpr SimulationOptions kOneRun = {.warm_up = 0, .measured = 1, .timeline = true};
 
-Workload nothing() {
-  return {};
-}
-
 Prediction run_once(const Hand& hand, const Rates& rates = unit_rates()) {
-  return simulate(hand.schedule(), nothing(), rates, kOneRun);
+  return simulate(hand.schedule(), rates, kOneRun);
 }
 
 const Span& span_of(const Prediction& prediction, OpId op, std::uint64_t run = 0) {
@@ -276,14 +271,14 @@ TEST(Simulator, TheNextStepIsSubmittedAtTheGateAndWaitsOnlyAtSeams) {
   const OpId write = hand.add(Lane::writeback, 3.0, {gate});  // after the gate
   hand.gate(gate);
   const SimulationOptions three = {.warm_up = 1, .measured = 2, .timeline = true};
-  const Prediction free = simulate(hand.schedule(), nothing(), unit_rates(), three);
+  const Prediction free = simulate(hand.schedule(), unit_rates(), three);
   EXPECT_DOUBLE_EQ(free.step_seconds, 4.0);  // the write runs under the next step
   EXPECT_DOUBLE_EQ(span_of(free, write, 1).start, 8.0);
   EXPECT_DOUBLE_EQ(at(free.busy_seconds, Lane::writeback), 3.0);
   EXPECT_EQ(free.bytes[static_cast<std::size_t>(Lane::writeback)], 3U);
 
   hand.carry(write, compute);
-  const Prediction tied = simulate(hand.schedule(), nothing(), unit_rates(), three);
+  const Prediction tied = simulate(hand.schedule(), unit_rates(), three);
   EXPECT_DOUBLE_EQ(tied.step_seconds, 7.0);
   EXPECT_DOUBLE_EQ(at(tied.stalled_seconds, Lane::compute), 3.0);
 }
@@ -294,8 +289,8 @@ TEST(Simulator, NoMoreThanTwoRunsAreUnfinished) {
   const OpId gate = hand.add(Lane::update, 0.0, {compute});
   hand.add(Lane::writeback, 5.0, {gate});
   hand.gate(gate);
-  const Prediction prediction = simulate(hand.schedule(), nothing(), unit_rates(),
-                                         {.warm_up = 0, .measured = 4, .timeline = true});
+  const Prediction prediction =
+      simulate(hand.schedule(), unit_rates(), {.warm_up = 0, .measured = 4, .timeline = true});
   // The writes of the first run end at 6: the third can only be submitted then.
   EXPECT_DOUBLE_EQ(span_of(prediction, compute, 1).start, 1.0);
   EXPECT_DOUBLE_EQ(span_of(prediction, compute, 2).start, 6.0);
@@ -310,7 +305,7 @@ TEST(Simulator, AStepBeginsAsTheFirstOneAndGoesOnAsTheSteadyOne) {
   Schedule schedule = steady.schedule();
   schedule.first = first.schedule().steady;
   const auto seconds = [&](std::uint32_t warm_up, std::uint32_t measured) {
-    return simulate(schedule, nothing(), unit_rates(), {warm_up, measured}).step_seconds;
+    return simulate(schedule, unit_rates(), {warm_up, measured}).step_seconds;
   };
   EXPECT_DOUBLE_EQ(seconds(0, 1), 10.0);
   EXPECT_DOUBLE_EQ(seconds(0, 2), 6.0);

@@ -445,8 +445,8 @@ TEST(Volumes, OfWeightsSplitInGroupsLeaveTheGroupOnlyBehindTheUpdate) {
       Bytes inside = 0;
       Bytes across = 0;
       for (const Operation& operation : schedule.steady.operations) {
-        if (operation.action != Action::gather_weights) continue;
-        const bool in_group = operation.buffer(Role::weights_source) != kNoBuffer;
+        if (operation.action != Action::gather) continue;
+        const bool in_group = operation.buffer(Role::source) != kNoBuffer;
         (in_group ? inside : across) += operation.bytes;
       }
       // Like the backward pass in section 3.2 of arXiv 2306.10209, here also for the forward pass.
@@ -476,7 +476,7 @@ TEST(Volumes, OfBlocksThatStayWholeInStageThreeAreThoseOfStageTwo) {
     EXPECT_EQ(plan.bytes_on(Lane::gather), (8 + 4 - 2) * once);
     std::vector<std::uint32_t> gathered(8, 0);
     for (const Operation& operation : plan.operations) {
-      if (operation.action == Action::gather_weights) ++gathered[operation.block];
+      if (operation.action == Action::gather) ++gathered[operation.block];
     }
     EXPECT_EQ(gathered, (std::vector<std::uint32_t>{1, 2, 2, 1, 1, 1, 1, 1}));
   }

@@ -10,7 +10,8 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/draw_blueprint.h"
+#include "ballast/planner/make_engine.h"
 
 #include "tests/support/thread_channels.h"
 #include "tests/support/thread_ranks.h"
@@ -33,8 +34,8 @@ class TwoRanks : public test::TinyEngine {
         test::kTinyModel, false, directory.path() / std::to_string(ranks.rank()),
         {"fp16.enabled=true", "gradient_clipping=0", "zero_optimization.stage=1",
          test::kOptimizer + "cpu", test::kWeights + "cpu", "ballast.speculative_updates=9"});
-    return {planning::draw_blueprint(config, &ranks),
-            planning::engine_options(config, ranks.launch()), nullptr, &ranks};
+    return {planner::draw_blueprint(config, &ranks),
+            planner::engine_options(config, ranks.launch()), nullptr, &ranks};
   }
   /// The second step overflows, so its speculative updates are undone after it.
   void run_two_steps(RunEngine& engine) const {

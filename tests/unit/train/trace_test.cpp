@@ -13,11 +13,11 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/expect_error.h"
+#include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/schedule/fake_run.h"
 #include "tests/unit/schedule/random_workload.h"
-#include "tests/unit/train/expect_error.h"
-#include "tests/unit/train/file_size_limit.h"
 
 namespace ballast::train::trace_test {
 namespace {
@@ -57,7 +57,7 @@ std::vector<json> events(const Recorded& recorded) {
   const test::TempDir directory;
   const auto file = directory.path() / "trace.json";
   write_trace(file, trace_rule("a test", false, {}), "a test", recorded.timeline,
-              recorded.problem.workload);
+              schedule::OperationNames(recorded.problem.workload));
   return json::parse(contents(file)).at("traceEvents").get<std::vector<json>>();
 }
 
@@ -80,10 +80,11 @@ TEST(Trace, HasASliceForEveryOperationThatSaysWhatItDid) {
     ASSERT_EQ(slices.size(), recorded.timeline.spans.size());
     std::multiset<std::string> expected;
     std::multiset<std::string> found;
+    const schedule::OperationNames names(recorded.problem.workload);
     for (const Span& span : recorded.timeline.spans) {
       const auto& op = span.operation();
-      expected.insert(fmt::format("{} {} {} {} {} {}", describe(op, recorded.problem.workload),
-                                  op.block, op.micro, op.bytes, op.flops, span.run));
+      expected.insert(fmt::format("{} {} {} {} {} {}", names(op), op.block, op.micro, op.bytes,
+                                  op.flops, span.run));
     }
     for (const json& slice : slices) {
       const json& args = slice.at("args");
@@ -269,7 +270,7 @@ TEST(Trace, FaultsAreOneLineThatNamesTheFileAndLeaveTheOldTraceAlone) {
   const test::TempDir directory;
   const auto write = [&](const std::filesystem::path& file, std::string_view process) {
     write_trace(file, trace_rule(process, false, {}), process, recorded.timeline,
-                recorded.problem.workload);
+                schedule::OperationNames(recorded.problem.workload));
   };
   const auto old = directory.write("trace.json", "not a trace");
   test::expect_error(ErrorCategory::usage, {old.string(), "not a trace of a test", "--overwrite"},

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ballast/model/step_program.h"
+#include "ballast/schedule/plan.h"
+
+namespace ballast::schedule {
+
+// What the numbers of a plan mean that its types leave open: ports, and labels of operations. The
+// builder writes them, the engine reads them.
+
+/// The role of a buffer that a compute operation binds to `port`.
+constexpr Role role_of(model::Port port) {
+  return static_cast<Role>(static_cast<unsigned>(Role::first_port) + static_cast<unsigned>(port));
+}
+
+/// The label of an operation with Payload::value.
+enum class MovedValue : std::uint8_t { batch, activation, routing, losses };
+
+constexpr std::uint32_t label_of(MovedValue value) {
+  return static_cast<std::uint32_t>(value);
+}
+constexpr bool moves(const Operation& operation, MovedValue value) {
+  return operation.payload == Payload::value && operation.label == label_of(value);
+}
+
+inline constexpr std::uint32_t kReferenceLabel = 1U << 8U;
+/// The label of a compute operation. `reference`: a pass without adapters, see
+/// Workload::pairs_bytes.
+constexpr std::uint32_t label_of(model::Kernel kernel, bool reference = false) {
+  return static_cast<std::uint32_t>(kernel) | (reference ? kReferenceLabel : 0);
+}
+constexpr model::Kernel kernel_of(const Operation& compute) {
+  return static_cast<model::Kernel>(compute.label & ~kReferenceLabel);
+}
+constexpr bool is_reference(const Operation& compute) {
+  return compute.action == Action::compute && (compute.label & kReferenceLabel) != 0;
+}
+/// The measured curve that gives its rate.
+constexpr Speed speed_of(model::Kernel kernel) {
+  switch (kernel) {
+    case model::Kernel::embed_backward:
+    case model::Kernel::layer_backward:
+    case model::Kernel::norm_backward:
+    case model::Kernel::tile_backward:
+    case model::Kernel::shared_expert_backward:
+    case model::Kernel::router_backward:
+    case model::Kernel::expert_backward:
+    case model::Kernel::exchanged_expert_backward:
+      return Speed::backward;
+    case model::Kernel::head_evaluate:
+    case model::Kernel::head_train:
+    case model::Kernel::head_scan:
+    case model::Kernel::head_differentiate:
+    case model::Kernel::head_end:
+      return Speed::head;
+    default:
+      return Speed::forward;
+  }
+}
+constexpr bool runs(const Operation& operation, model::Kernel kernel) {
+  return operation.action == Action::compute && kernel_of(operation) == kernel;
+}
+
+}  // namespace ballast::schedule

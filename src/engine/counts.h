@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ballast/core/view.h"
+#include "ballast/model/compute.h"
+#include "ballast/schedule/plan.h"
+#include "ballast/schedule/workload.h"
+#include "ballast/state/store.h"
+
+#include "src/engine/current_operation.h"
+
+// Numbers of rows that routers have sent to experts, which operations find in host memory.
+
+namespace ballast::engine {
+
+/// Bytes of the counts of one router for one micro-batch, of all ranks.
+Bytes counts_of_micro_batch(const schedule::Workload& workload);
+/// The place of these in `counts`, a buffer in host memory for all micro-batches.
+HostBytes counts_of_micro_batch(const schedule::Workload& workload, state::Store& store,
+                                schedule::BufferId counts, std::uint32_t micro);
+
+/// This rank's rows for the expert in the operation's block.
+model::ExpertChoices expert_choices(const CurrentOperation& at);
+/// Rows of all ranks for the experts in the operation's block, one expert per rank.
+model::SharedChoices shared_choices(const CurrentOperation& at);
+
+/// Whether the conditions of the operation leave it something to do.
+bool has_work(const CurrentOperation& at);
+
+/// For the gate, which reads the counts of all routers: adds the rows of each expert and the losses
+/// of routers to the result.
+void report_routing(const CurrentOperation& at);
+
+}  // namespace ballast::engine

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ballast/core/view.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/schedule/plan.h"
+#include "ballast/schedule/rank_sizes.h"
+#include "ballast/state/store.h"
+
+#include "src/engine/lanes.h"
+
+namespace ballast::engine {
+
+/// The operation that a lane performs, with the data of its plan and its buffers.
+struct CurrentOperation {
+  using Role = schedule::Role;
+  using Use = schedule::Use;
+  using BufferId = schedule::BufferId;
+
+  Lanes& lanes;
+  const schedule::Operation& operation;
+  StepContext& context;       ///< of the plan to which it belongs; see Operation::lag
+  const StepContext& before;  ///< of the plan submitted before
+
+  [[nodiscard]] const Modules& modules() const { return lanes.modules(); }
+  [[nodiscard]] const Blueprint& blueprint() const { return modules().blueprint; }
+  [[nodiscard]] const schedule::Workload& workload() const { return blueprint().workload; }
+  [[nodiscard]] const schedule::BlockWork& work() const {
+    return workload().blocks[operation.block];
+  }
+  [[nodiscard]] schedule::RankSizes sizes() const { return schedule::RankSizes(workload()); }
+  /// The stream of its lane.
+  [[nodiscard]] device::Stream& stream() const { return lanes.queue_of(operation).stream(); }
+
+  [[nodiscard]] bool has(Role role) const { return operation.buffer(role) != schedule::kNoBuffer; }
+  /// The buffers that a movement reads and writes: the first of each kind.
+  [[nodiscard]] const Use& source() const { return first_use(false); }
+  [[nodiscard]] const Use& target() const { return first_use(true); }
+
+  /// The first `bytes` of a buffer, or this rank's shard of that size.
+  [[nodiscard]] HostBytes host(const Use& use, Bytes bytes) const {
+    const Bytes start = use.shard ? shard_in(use.role) * bytes : 0;
+    return modules().store.host(use.buffer, start + bytes).subspan(start);
+  }
+  [[nodiscard]] HostBytes host(Role role, Bytes bytes) const {
+    return host(operation.use(role), bytes);
+  }
+  /// The same on the device, plus the operation's offset.
+  [[nodiscard]] DeviceBytes device(const Use& use, Bytes bytes) const {
+    const Bytes start = operation.offset + (use.shard ? shard_in(use.role) * bytes : 0);
+    return modules().store.device(use.buffer, start + bytes).subview(start, bytes);
+  }
+  [[nodiscard]] DeviceBytes device(Role role, Bytes bytes) const {
+    return device(operation.use(role), bytes);
+  }
+
+  /// Index of this rank's shard: in the block, and in the weights that the rank keeps.
+  [[nodiscard]] std::uint32_t shard_number() const { return sizes().shard_of(blueprint().rank); }
+  [[nodiscard]] std::uint32_t shard_at_home() const {
+    return sizes().shard_at_home(operation.block, blueprint().rank);
+  }
+
+ private:
+  [[nodiscard]] const Use& first_use(bool writes) const {
+    return *std::find_if(operation.uses.begin(), operation.uses.end(),
+                         [writes](const Use& use) { return use.writes == writes; });
+  }
+  [[nodiscard]] std::uint32_t shard_in(Role role) const {
+    const bool weights = role == Role::weights || operation.payload == schedule::Payload::weights;
+    return weights ? shard_at_home() : shard_number();
+  }
+};
+
+}  // namespace ballast::engine

@@ -1,0 +1,260 @@
+#include "src/engine/handlers.h"
+
+#include <cstring>
+
+#include "ballast/schedule/labels.h"
+
+#include "src/engine/arguments.h"
+#include "src/engine/counts.h"
+
+// The handlers of movements, and the table of all.
+
+namespace ballast::engine {
+
+using schedule::Action;
+using schedule::BufferId;
+using schedule::Lane;
+using schedule::MovedValue;
+using schedule::Operation;
+using schedule::Payload;
+using schedule::RankSizes;
+using schedule::Role;
+using schedule::Speculation;
+using schedule::Use;
+
+namespace {
+
+void run_decode(const CurrentOperation& at) {
+  at.modules().compute.decode_block(at.stream(), at.operation.block,
+                                    at.device(Role::source, at.work().weight_bytes),
+                                    at.device(Role::target, at.work().whole_weight_bytes()));
+}
+
+/// Gradient sums of the operation's block.
+DeviceView<float> sums_of(const CurrentOperation& at, Role role) {
+  return view_as<float>(at.device(role, at.work().accumulator_bytes));
+}
+
+void run_clear(const CurrentOperation& at) {
+  at.modules().compute.clear_gradient(at.stream(), at.operation.block, sums_of(at, Role::target));
+}
+
+/// Output for the statistics of the block's gradient; empty if the operation has none.
+DeviceView<model::GradientStats> statistics_of(const CurrentOperation& at) {
+  if (!at.has(Role::statistics)) return {};
+  return view_as<model::GradientStats>(at.device(Role::statistics, sizeof(model::GradientStats)));
+}
+
+void run_pack(const CurrentOperation& at) {
+  const DeviceBytes whole = at.device(Role::target, at.sizes().whole_gradient(at.operation.block));
+  const DeviceBytes packed = whole.subview(0, at.work().gradient_bytes);
+  // The reduction includes the padding to equal shards.
+  const DeviceBytes padding = whole.subview(packed.size(), whole.size() - packed.size());
+  model::Compute& compute = at.modules().compute;
+  if (!padding.empty()) compute.zero(at.stream(), view_as<float>(padding));
+  DeviceView<float> tied;
+  if (at.has(Role::added_gradient)) {
+    tied = gradient_of_tile(at, at.operation.buffer(Role::added_gradient), at.operation.block);
+  }
+  compute.pack_gradient(at.stream(), sums_of(at, Role::source), tied, packed, statistics_of(at));
+}
+
+void run_upload(const CurrentOperation& at) {
+  const Bytes bytes = at.operation.bytes;
+  at.modules().device.copy_to_device(at.stream(), at.device(at.target(), bytes),
+                                     at.host(at.source(), bytes));
+}
+
+void run_offload(const CurrentOperation& at) {
+  const Operation& operation = at.operation;
+  // The counts of all micro-batches lie next to each other.
+  const HostBytes place = moves(operation, MovedValue::routing)
+                              ? counts_of_micro_batch(at.workload(), at.modules().store,
+                                                      at.target().buffer, operation.micro)
+                              : at.host(at.target(), operation.bytes);
+  at.modules().device.copy_to_host(at.stream(), place, at.device(at.source(), operation.bytes));
+}
+
+/// The bytes of a staging buffer that NVMe fills or takes.
+HostBytes staged(const CurrentOperation& at, const Use& use) {
+  const Bytes offset = at.operation.offset;
+  return at.modules().store.host(use.buffer, offset + at.operation.bytes).subspan(offset);
+}
+
+void run_fetch(const CurrentOperation& at) {
+  // What an update needs is read ahead of it; a pass needs its weights sooner.
+  const Payload payload = at.operation.payload;
+  const bool ahead = payload == Payload::states || payload == Payload::gradient;
+  at.lanes.fetches().add(
+      at.modules().store.fetch(at.source().buffer, staged(at, at.target()), ahead));
+}
+
+void run_writeback(const CurrentOperation& at) {
+  const Operation& operation = at.operation;
+  state::Store& store = at.modules().store;
+  // A speculative writeback writes the other slot; the one before stays for a rollback.
+  if (operation.speculation == Speculation::speculates) {
+    const bool weights = operation.payload == Payload::weights;
+    store.exchange(at.target().buffer,
+                   operation.buffer(weights ? Role::undo_weights : Role::undo_states));
+  }
+  at.lanes.writebacks().add(store.writeback(at.target().buffer, staged(at, at.source()),
+                                            at.lanes.zeros_from(at.source().buffer)));
+}
+
+/// Decodes this rank's share too, so that all ranks compute with the same weights.
+void gather_as_codes(const CurrentOperation& at, comm::Communicator& channel) {
+  device::Stream& stream = *at.lanes.channels().gather_stream;
+  const RankSizes sizes = at.sizes();
+  const std::uint32_t block = at.operation.block;
+  const Bytes share = sizes.weights(block);
+  const Bytes coded = sizes.share_codes(block);
+  const DeviceBytes codes = at.device(Role::scratch, sizes.whole_codes(block));
+  const DeviceBytes whole = at.device(Role::target, sizes.whole_weights(block));
+  const std::uint32_t place = at.blueprint().rank % sizes.group();
+  const DeviceBytes own = codes.subview(place * coded, coded);
+  model::Compute& compute = at.modules().compute;
+  compute.encode_weights(stream, at.device(Role::source, share), own);
+  channel.all_gather(stream, own, codes);
+  for (std::uint32_t g = 0; g < sizes.group(); ++g) {
+    compute.decode_weights(stream, codes.subview(g * coded, coded),
+                           whole.subview(g * share, share));
+  }
+}
+
+/// Split weights are gathered from the ranks that share a copy; updated shards of weights that a
+/// rank keeps, in place from all ranks that keep the same weights.
+void gather_weights(const CurrentOperation& at, comm::Communicator& channel) {
+  device::Stream& stream = *at.lanes.channels().gather_stream;
+  const RankSizes sizes = at.sizes();
+  const std::uint32_t block = at.operation.block;
+  if (at.has(Role::source)) {
+    return channel.all_gather(stream, at.device(Role::source, sizes.weights(block)),
+                              at.device(Role::target, sizes.whole_weights(block)));
+  }
+  const DeviceBytes kept = at.device(Role::target, sizes.updated_by_all(block));
+  const Bytes shard = sizes.updated_weights(block);
+  channel.all_gather(stream, kept.subview(at.shard_at_home() * shard, shard), kept);
+}
+
+void gather_counts(const CurrentOperation& at, comm::Communicator& channel) {
+  channel.all_gather(*at.lanes.channels().gather_stream,
+                     at.device(Role::source, at.workload().routing_bytes),
+                     at.device(Role::target, counts_of_micro_batch(at.workload())));
+}
+
+void run_gather(const CurrentOperation& at) {
+  comm::Communicator& channel = at.lanes.gathering(at.operation.group);
+  if (at.operation.payload == Payload::value) {
+    gather_counts(at, channel);
+  } else if (at.has(Role::scratch)) {
+    gather_as_codes(at, channel);
+  } else {
+    gather_weights(at, channel);
+  }
+  at.lanes.channels().gather_stream->synchronize();
+}
+
+/// Sums over ranks, in full or only this rank's shard. Statistics are always those of the shard, so
+/// that they are the same in every stage.
+void run_reduce(const CurrentOperation& at) {
+  const Operation& operation = at.operation;
+  const RankSizes sizes = at.sizes();
+  const auto& channels = at.lanes.channels();
+  device::Stream& stream = *channels.reduce_stream;
+  state::Store& store = at.modules().store;
+  const Bytes shard = sizes.gradient_shard(operation.block);
+  const bool in_place = !at.has(Role::source);
+  const DeviceBytes whole = store.device(operation.buffer(in_place ? Role::target : Role::source),
+                                         sizes.whole_gradient(operation.block));
+  const BufferId arriving = operation.buffer(Role::scratch);
+  const DeviceBytes scratch =
+      store.device(arriving, at.blueprint().schedule.buffers[arriving].bytes);
+  const DeviceBytes sum =
+      in_place ? whole.subview(at.shard_number() * shard, shard) : at.device(Role::target, shard);
+  const DType type = at.blueprint().type;
+  if (sizes.splits_states(operation.block)) {
+    channels.reducing->reduce_scatter(stream, whole, sum, type, scratch);
+  } else {
+    channels.reducing->all_reduce(stream, whole, type, scratch);
+  }
+  at.modules().compute.measure_gradient(stream, sum, scratch, statistics_of(at));
+  stream.synchronize();
+}
+
+/// The visitor reads or fills a piece of weights or states. Activations and gradients begin as
+/// zeros.
+void run_visit(const CurrentOperation& at) {
+  const Operation& operation = at.operation;
+  const Use& use = operation.uses.front();
+  const HostBytes bytes = at.modules().store.host(use.buffer, operation.bytes);
+  const bool states = operation.payload == Payload::states;
+  HomePiece piece = {operation.block, states, operation.sub_group, operation.offset, bytes};
+  if (states || operation.payload == Payload::weights) {
+    at.lanes.visit(piece);
+  } else {
+    std::memset(bytes.data(), 0, bytes.size());
+    piece.zeros_from = 0;
+  }
+  at.lanes.zeros_from(use.buffer) = piece.zeros_from;
+}
+
+constexpr std::array<ActionHandler, schedule::kActionCount> kHandlers = {
+    {{Action::compute, run_pass},
+     {Action::decode, run_decode},
+     {Action::clear, run_clear},
+     {Action::pack, run_pack},
+     {Action::upload, run_upload},
+     {Action::offload, run_offload},
+     {Action::fetch, run_fetch},
+     {Action::writeback, run_writeback},
+     {Action::gather, run_gather},
+     {Action::reduce, run_reduce},
+     {Action::gate, run_gate},
+     {Action::update, run_update},
+     {Action::update_on_device, run_update_on_device},
+     {Action::initialize, run_visit},
+     {Action::read, run_visit}}};
+
+constexpr bool in_order_of_actions() {
+  std::size_t number = 0;
+  for (const ActionHandler& handler : kHandlers) {
+    if (static_cast<std::size_t>(handler.action) != number++) return false;
+  }
+  return true;
+}
+static_assert(in_order_of_actions());
+
+/// Zeros instead of a gradient, or its statistics, that nothing has added to.
+void clear_target(const CurrentOperation& at) {
+  const Operation& operation = at.operation;
+  const auto zero = [&](device::Stream& stream, Bytes bytes) {
+    at.modules().compute.zero(stream, view_as<float>(at.device(at.target(), bytes)));
+  };
+  if (operation.action == Action::pack) {
+    return zero(at.stream(), at.sizes().whole_gradient(operation.block));
+  }
+  if (operation.action == Action::reduce) {
+    device::Stream& stream = *at.lanes.channels().reduce_stream;
+    zero(stream, at.sizes().gradient_shard(operation.block));
+    return stream.synchronize();
+  }
+  const HostBytes bytes = at.host(at.target(), operation.bytes);
+  std::memset(bytes.data(), 0, bytes.size());
+}
+
+}  // namespace
+
+bool perform(const CurrentOperation& at) {
+  const Operation& operation = at.operation;
+  if (has_work(at)) {
+    kHandlers.at(static_cast<std::size_t>(operation.action)).run(at);
+    return true;
+  }
+  if (operation.clears_when_idle) clear_target(at);
+  if (operation.lane == Lane::fetch) at.lanes.fetches().add(nullptr);
+  if (operation.lane == Lane::writeback) at.lanes.writebacks().add(nullptr);
+  return false;
+}
+
+}  // namespace ballast::engine

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <array>
+
+#include "ballast/model/gradient_stats.h"
+#include "ballast/schedule/plan.h"
+
+#include "src/engine/current_operation.h"
+
+namespace ballast::engine {
+
+/// The function that performs operations of one action.
+struct ActionHandler {
+  schedule::Action action;
+  void (*run)(const CurrentOperation&);
+};
+
+/// Performs the operation, or starts it if its lane is queued. If its conditions leave it nothing
+/// to do, clears its target where the operation says so, and returns false. Throws Error.
+bool perform(const CurrentOperation& at);
+
+// Handlers in files of their own.
+void run_pass(const CurrentOperation& at);
+void run_gate(const CurrentOperation& at);
+void run_update(const CurrentOperation& at);
+void run_update_on_device(const CurrentOperation& at);
+
+/// Statistics of a gradient that are in host memory.
+model::GradientStats statistics_in(const CurrentOperation& at, schedule::BufferId buffer);
+
+}  // namespace ballast::engine

@@ -1,0 +1,159 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "ballast/comm/communicator.h"
+#include "ballast/cpu_adam/optimizer.h"
+#include "ballast/cpu_adam/updater.h"
+#include "ballast/device/device.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/engine/engine.h"
+#include "ballast/model/compute.h"
+#include "ballast/schedule/names.h"
+#include "ballast/state/store.h"
+#include "ballast/update/device_update.h"
+
+#include "src/engine/queued_lane.h"
+
+namespace ballast::engine {
+
+/// Scalar inputs and results of one submitted plan. Written by the caller before it submits the
+/// plan and by the gate; read by operations after the gate and then by the caller.
+struct StepContext {
+  std::uint32_t micro_batches = 0;
+  bool trains = false;
+  double loss_scale = 1.0;
+  cpu_adam::Hyper hyper;
+  StepResult result;
+
+  /// Hyper::gradient_scale of a step that is not clipped: gradients without the loss scale.
+  [[nodiscard]] float unclipped_scale() const { return static_cast<float>(1.0 / loss_scale); }
+  /// The divisor of means: targets that count, of all ranks, or pairs.
+  [[nodiscard]] double divisor() const {
+    return static_cast<double>(std::max<std::uint64_t>(result.targets, 1));
+  }
+  /// The gradient of the scaled loss with respect to the loss of one target or pair.
+  [[nodiscard]] float loss_gradient() const { return static_cast<float>(loss_scale / divisor()); }
+  /// The same for the losses of routers, which are means over micro-batches and ranks.
+  [[nodiscard]] float router_gradient(std::uint32_t world) const {
+    return static_cast<float>(loss_scale / static_cast<double>(std::size_t{micro_batches} * world));
+  }
+};
+
+/// The modules that operations use. They outlive the lanes.
+struct Modules {
+  const Blueprint& blueprint;
+  device::Device& device;
+  model::Compute& compute;
+  state::Store& store;
+  const cpu_adam::Updater& updater;
+  update::DeviceUpdate& device_update;
+  comm::Ranks* ranks = nullptr;  ///< nullptr with one rank
+  model::Preference preference;  ///< see EngineOptions
+  double gradient_clipping = 0.0;
+  bool nvtx = false;       ///< see EngineOptions
+  std::uint64_t seed = 0;  ///< likewise
+};
+
+/// A piece of this rank's part of a block's weights, or of the states of a sub-group of it, in host
+/// memory.
+struct HomePiece {
+  std::uint32_t block = 0;
+  bool states = false;  ///< states or weights
+  std::uint32_t sub_group = 0;
+  Bytes offset = 0;  ///< first byte within this rank's part
+  HostBytes bytes;
+  /// Set by who fills it: from this one of `bytes` on, all are zero. NVMe need not be written
+  /// there.
+  Bytes zeros_from = bytes.size();
+};
+
+/// Fills or reads pieces. Those of a plan come one at a time, in the order of blocks, a block's
+/// weights before its states, these by sub-group, each in ascending order.
+using Visitor = std::function<void(HomePiece&)>;
+
+/// Performs operations. Owns the device streams, the channels between ranks and the pending
+/// transfers. Lanes run concurrently; the plan's edges synchronize them.
+class Lanes {
+ public:
+  explicit Lanes(const Modules& modules);
+
+  /// Performs one operation of submission number `submission`, or starts it if its lane is queued.
+  /// Throws Error.
+  void start(const schedule::Operation& operation, std::uint64_t submission);
+  /// Returns when the first unfinished operation on the stream or lane of `operation` has finished.
+  /// Throws Error.
+  void finish(const schedule::Operation& operation);
+
+  /// A gated update reads the previous submission's context, so four contexts suffice.
+  StepContext& context(std::uint64_t submission) {
+    return contexts_[submission % contexts_.size()];
+  }
+  void clear_contexts() { contexts_ = {}; }
+  /// Sets the function that operations `initialize` and `read` call. Call it when none runs.
+  void set_visitor(Visitor visitor) {
+    visitor_ = std::move(visitor);
+    zeros_from_.assign(modules_.blueprint.schedule.buffers.size(), state::kNoZeros);
+  }
+
+  void visit(HomePiece& piece) const { visitor_(piece); }
+
+  [[nodiscard]] const Modules& modules() const { return modules_; }
+  [[nodiscard]] const schedule::OperationNames& names() const { return names_; }
+  /// `totals` of the executor without the bytes of operations that had nothing to do.
+  [[nodiscard]] schedule::LaneTotals without_idle(schedule::LaneTotals totals) const {
+    for (std::size_t lane = 0; lane < idle_bytes_.size(); ++lane) {
+      totals.bytes[lane] -= idle_bytes_[lane];
+    }
+    return totals;
+  }
+
+  /// Gathers and reductions have their own channels, because their orders are independent.
+  struct Channels {
+    std::unique_ptr<comm::Communicator> gathering;  ///< all ranks, in order of their shards
+    std::unique_ptr<comm::Communicator> reducing;   ///< the same
+    /// With several groups: the ranks that share one copy of split weights, and the ranks that hold
+    /// the same share of it; otherwise empty.
+    std::unique_ptr<comm::Communicator> gathering_in_group;
+    std::unique_ptr<comm::Communicator> gathering_share;
+    /// With expert parallelism: rows on the way to experts, on the compute lane.
+    std::unique_ptr<model::RowExchange> rows;
+    std::unique_ptr<device::Stream> gather_stream;
+    std::unique_ptr<device::Stream> reduce_stream;
+  };
+
+  [[nodiscard]] const Channels& channels() const { return channels_; }
+  /// The channel for gathers between the ranks of `group`.
+  [[nodiscard]] comm::Communicator& gathering(schedule::RankGroup group) const;
+  /// The queue of the stream that `operation` runs on.
+  [[nodiscard]] QueuedStream& queue_of(const schedule::Operation& operation);
+  [[nodiscard]] TransferQueue& fetches() { return fetches_; }
+  [[nodiscard]] TransferQueue& writebacks() { return writebacks_; }
+  /// From which byte of a buffer on the visitor has left zeros.
+  [[nodiscard]] Bytes& zeros_from(schedule::BufferId buffer) { return zeros_from_[buffer]; }
+
+ private:
+  void join_ranks();
+
+  Modules modules_;
+  schedule::OperationNames names_;
+  QueuedStream compute_;
+  QueuedStream upload_;
+  QueuedStream offload_;
+  TransferQueue fetches_;
+  TransferQueue writebacks_;
+  Channels channels_;  ///< empty with one rank
+  Visitor visitor_;
+  std::vector<Bytes> zeros_from_;  ///< by buffer
+  std::array<StepContext, 4> contexts_;
+  std::array<std::atomic<Bytes>, schedule::kLaneCount> idle_bytes_{};
+};
+
+}  // namespace ballast::engine

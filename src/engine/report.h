@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ballast/core/view.h"
+#include "ballast/engine/blueprint.h"
+
+namespace ballast::engine {
+
+// The report of a step: losses in double precision, first those of the head for each micro-batch,
+// then those of the routers for each micro-batch.
+
+/// A part of the report.
+struct ReportPart {
+  Bytes offset = 0;
+  Bytes bytes = 0;
+};
+
+/// The head's losses of micro-batch `micro`.
+inline ReportPart head_losses_in(const Blueprint& blueprint, std::uint32_t micro) {
+  const Bytes bytes = blueprint.head_losses() * sizeof(double);
+  return {micro * bytes, bytes};
+}
+
+/// The routers' losses of micro-batch `micro`: kRouterLosses.
+inline ReportPart router_losses_in(const Blueprint& blueprint, std::uint32_t micro) {
+  constexpr Bytes kBytes = kRouterLosses * sizeof(double);
+  const Bytes first = blueprint.micro_batches * head_losses_in(blueprint, 0).bytes;
+  return {first + micro * kBytes, kBytes};
+}
+
+/// A part of the report on the host.
+template <class T>
+std::span<T> reported(HostBytes report, const ReportPart& part) {
+  return {reinterpret_cast<T*>(report.data() + part.offset), part.bytes / sizeof(T)};
+}
+
+}  // namespace ballast::engine
