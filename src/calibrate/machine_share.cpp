@@ -8,7 +8,7 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/cpu.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/memory/budget.h"

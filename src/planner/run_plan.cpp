@@ -13,7 +13,7 @@
 
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/calibrate/rates_file.h"
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/log.h"
 #include "ballast/device/device.h"
 #include "ballast/inputs/engine_inputs.h"
@@ -148,7 +148,7 @@ RunPlan plan_together(const config::Config& config, comm::Ranks& ranks,
   const auto& launch = ranks.launch();
   std::future<RunPlan> decided;
   Sourced sourced = {config, std::nullopt};
-  comm::together(&ranks, [&] {
+  comm::collective_try(&ranks, [&] {
     if (first) sourced = read_source(source, config, launch.world);
   });
   config::Config shared = std::move(sourced.config);
@@ -172,13 +172,13 @@ RunPlan plan_together(const config::Config& config, comm::Ranks& ranks,
     // All ranks exchange data in the order of rank 0, whatever memory each of them has.
     config::Config own = shared;
     calibrate::apply_own_share(own, share);
-    comm::together(&ranks, [&] {
+    comm::collective_try(&ranks, [&] {
       shared.ballast.order = inputs::name_of(draw_blueprint(own, &ranks).options.order);
     });
   }
   RunPlan plan;
   std::string text;
-  comm::together(&ranks, [&] {
+  comm::collective_try(&ranks, [&] {
     if (!first) return;
     if (open) {
       plan = decided.get();
@@ -191,7 +191,7 @@ RunPlan plan_together(const config::Config& config, comm::Ranks& ranks,
   });
   shared = config::parse(ranks.broadcast(text), "/", "the config of rank 0", {}, launch.world);
   calibrate::apply_own_share(shared, share);
-  comm::together(&ranks, [&] { plan.decision.blueprint = draw_blueprint(shared, &ranks); });
+  comm::collective_try(&ranks, [&] { plan.decision.blueprint = draw_blueprint(shared, &ranks); });
   plan.decision.config = std::move(shared);
   return plan;
 }
