@@ -58,7 +58,8 @@ void Recovery::made_progress() {
 
 std::string Recovery::after_failure(std::uint64_t step, const StepFailure& failure) {
   // Other ranks wait in a collective that the failed one has left: they cannot agree on anything.
-  if (config_.ballast.on_error != "resume" || world_ > 1 || newest_.empty()) throw failure;
+  if (config_.ballast.on_error != config::OnError::resume || world_ > 1 || newest_.empty())
+    throw failure;
   if (resumes_ == kMostResumes) {
     throw StepFailure(failure.category(),
                       fmt::format("step {}: {}; the run has gone back {} times without a new "
