@@ -23,7 +23,7 @@ MODULES = {
     "memory": ["core", "device"],
     "comm": ["core", "device"],
     "model": ["core", "device", "text"],
-    "config": ["core", "model", "text"],
+    "config": ["core", "cpu_adam", "model", "schedule", "text"],
     "state": ["core", "aio", "device", "memory", "schedule"],
     "update": ["core", "cpu_adam", "device"],
     "engine": ["core", "aio", "comm", "cpu_adam", "device", "memory", "model", "schedule", "state",
