@@ -20,6 +20,9 @@
 namespace ballast::calibrate {
 namespace {
 
+using model::Kernel;
+using model::Port;
+
 /// Operations of at least so many seconds do not get faster with larger micro-batches.
 constexpr double kLong = 0.5;
 /// The config's own micro-batch is skipped if an operation would take longer, in seconds.
@@ -59,9 +62,10 @@ class Kernels {
         stream_(device_->make_stream("calibration")),
         compute_(
             model::make_compute(*device_, model_, type_, shape_, kernel_options(sample.config))),
+        program_(model::write_program(model_, type_, {.micro_batch = shape_}, compute_->sizes())),
         layers_(copies_) {
     // Touch all memory first: page faults cost more than most kernels.
-    const DeviceBytes workspace = allocate(compute_->memory().workspace);
+    const DeviceBytes workspace = allocate(compute_->sizes().workspace);
     fill(workspace, 1.0F);
     compute_->set_workspace(workspace);
     in_ = allocate(compute_->activation_bytes());
@@ -116,14 +120,7 @@ class Kernels {
     stream_->synchronize();
   }
   double head_seconds() {
-    const auto head = [&] {
-      const bool tied = model_.config.tie_embeddings;
-      const model::OutputTile tile = {0, tied ? tied_weights_ : head_weights_,
-                                      view_as<float>(tied ? tied_gradient_ : head_gradient_)};
-      compute_->head_train(*stream_, head_weights_, {&tile, 1}, in_,
-                           view_as<std::int32_t>(targets_), 1e-3F, out_,
-                           view_as<float>(head_gradient_), accumulation_, {view_as<double>(loss_)});
-    };
+    const auto head = [&] { train_head(); };
     return seconds(head, [&] {
       // The head runs once per micro-batch: the layers evict its data from the caches.
       for (const Layer& layer : layers_) {
@@ -184,11 +181,42 @@ class Kernels {
                                 .compute_threads = sample.config.ballast.compute_threads});
   }
 
-  void forward() { compute_->layer_forward(*stream_, 1, next_layer().weights, {}, in_, out_, {}); }
+  /// The pass through the only layer, or head, of the sample.
+  [[nodiscard]] const model::Pass& pass(Kernel kernel) const {
+    return *std::ranges::find(program_.passes, kernel, &model::Pass::kernel);
+  }
+  void forward() {
+    model::PassArguments arguments;
+    arguments[Port::weights] = next_layer().weights;
+    arguments[Port::input] = in_;
+    arguments[Port::output] = out_;
+    compute_->run(*stream_, pass(Kernel::layer), arguments);
+  }
   void backward() {
     const Layer& layer = next_layer();
-    compute_->layer_backward(*stream_, 1, layer.weights, {}, in_, flow_,
-                             view_as<float>(layer.gradient), accumulation_, {});
+    model::PassArguments arguments;
+    arguments[Port::weights] = layer.weights;
+    arguments[Port::input] = in_;
+    arguments[Port::activation_gradient] = flow_;
+    arguments[Port::gradient] = layer.gradient;
+    arguments.scalars.accumulation = accumulation_;
+    compute_->run(*stream_, pass(Kernel::layer_backward), arguments);
+  }
+  void train_head() {
+    model::PassArguments arguments;
+    arguments[Port::weights] = head_weights_;
+    arguments[Port::input] = in_;
+    arguments.batch.targets = view_as<std::int32_t>(targets_);
+    arguments[Port::activation_gradient] = out_;
+    arguments[Port::gradient] = head_gradient_;
+    arguments[Port::losses] = loss_;
+    if (model_.config.tie_embeddings) {
+      arguments.output_weights = {tied_weights_};
+      arguments.output_gradient = {tied_gradient_};
+    }
+    arguments.scalars.accumulation = accumulation_;
+    arguments.scalars.loss_gradient = 1e-3F;
+    compute_->run(*stream_, pass(Kernel::head_train), arguments);
   }
 
   /// In a step, too, all other layers come between two uses of a layer.
@@ -247,6 +275,7 @@ class Kernels {
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<model::Compute> compute_;
+  model::StepProgram program_;
   std::vector<Layer> layers_;
   std::size_t turn_ = 0;
   DeviceBytes in_, out_, flow_, head_weights_, head_gradient_, tied_weights_, tied_gradient_,

@@ -49,8 +49,8 @@ class StatesExport {
     content["format"] = kPortable;
     content["ranks"] = from_.ranks();
     content["blocks"] = blocks;
-    if (!from_.adapters().empty()) content["adapters"] = from_.adapters();
-    if (!from_.quantization().empty()) content["quantized_base"] = from_.quantization();
+    if (!from_.adapters().is_null()) content["adapters"] = from_.adapters();
+    if (!from_.quantization().is_null()) content["quantized_base"] = from_.quantization();
     content["files"] = files;
     folder_->add(facts_file("").string(), seal(content));
     folder_->finish();

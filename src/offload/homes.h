@@ -11,9 +11,9 @@
 #include "ballast/core/view.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/state/swap_plan.h"
+#include "ballast/state/swap_space.h"
 
 #include "src/offload/layout.h"
-#include "src/state/swap_space.h"
 
 namespace ballast::offload {
 
@@ -43,7 +43,7 @@ class Homes {
   void grow(const Layout& grown);
 
   /// The states of a sub-group, zero at first. Valid until release(). `ahead`: starts to read the
-  /// next ones too. Throws Error(io) and Error(state) like state::Transfer::finish().
+  /// next ones too. Throws Error(io) and Error(state) like state::SwapTransfer::finish().
   HostBytes acquire(std::size_t group, bool ahead);
   /// Without a further acquire(); `changed`: to be written back.
   void release(std::size_t group, bool changed);
@@ -69,8 +69,8 @@ class Homes {
   struct Staging {
     HostBytes memory;
     std::optional<std::size_t> group;
-    std::unique_ptr<state::Transfer> reading;
-    std::unique_ptr<state::Transfer> writing;
+    std::unique_ptr<state::SwapTransfer> reading;
+    std::unique_ptr<state::SwapTransfer> writing;
     bool in_use = false;
   };
 

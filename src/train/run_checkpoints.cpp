@@ -206,7 +206,8 @@ void check_room_for_checkpoints(const engine::Engine& engine, const config::Conf
   const fs::space_info space = fs::space(run, error);
   if (error) return;
   Bytes each = 0;
-  for (const auto& range : engine.saved_ranges(schedule::kHomesInMemory)) each += range.bytes();
+  for (const auto& range : engine::saved_ranges(engine.blueprint(), schedule::kHomesInMemory))
+    each += range.bytes();
   each *= engine.blueprint().workload.world;
   const std::uint64_t more =
       keep + 1 - std::min<std::uint64_t>(keep, checkpoint::checkpoints_of(run).size());

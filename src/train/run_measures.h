@@ -9,7 +9,7 @@
 #include "ballast/core/cpu.h"
 #include "ballast/data/loader.h"
 #include "ballast/train/metrics.h"
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_events.h"
 
 #include "src/train/proven_peak.h"
 #include "src/train/run_engine.h"

@@ -282,7 +282,7 @@ class Trainer {
     const RunStart start = {.blueprint = engine_.blueprint(),
                             .device = engine_->device().description(),
                             .update_isa = engine_.describe_update(),
-                            .io_backend = std::string(engine_->io_backend()),
+                            .io_backend = totals.io_backend,
                             .gemm_peak_flops = gemm_peak_,
                             .fill_seconds = totals.fill_seconds,
                             .filled_on_nvme = totals.nvme_bytes_written(),

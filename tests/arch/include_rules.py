@@ -36,7 +36,7 @@ MODULES = {
                 "model", "schedule", "state", "text"],
     "formats": ["core", "aio", "config", "model", "text"],
     "data": ["core", "config", "formats", "model", "state", "text"],
-    "checkpoint": ["core", "comm", "engine", "formats", "state", "text"],
+    "checkpoint": ["core", "comm", "engine", "formats", "model", "state", "text"],
     "train": ["core", "calibrate", "checkpoint", "comm", "config", "data", "engine", "formats",
               "inputs", "memory", "model", "planner", "schedule", "state", "text"],
     "offload": ["core", "cpu_adam", "formats", "state"],

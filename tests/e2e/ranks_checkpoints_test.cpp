@@ -125,7 +125,7 @@ Alone train_alone(const Subject& subject, const fs::path& directory) {
   engine.start();
   for (std::uint64_t number = 1; number <= kSteps; ++number) step(engine, number, nullptr);
   const fs::path folder = write(engine, directory, nullptr);
-  const std::uint64_t hash = engine.state_hash();
+  const std::uint64_t hash = engine.snapshot().hash();
   EXPECT_EQ(hash_of(folder), hash);
   return {folder, hash, step(engine, kSteps + 1, nullptr)};
 }
@@ -149,7 +149,7 @@ void expect_same_states(const Subject& subject, const Alone& alone, const fs::pa
     EXPECT_EQ(hash_of(folder), alone.hash) << name;
     engine::Engine again = planner::make_engine(config_of(subject, directory / "again", 1, {}));
     resume(again, folder, nullptr);
-    EXPECT_EQ(again.state_hash(), alone.hash) << name;
+    EXPECT_EQ(again.snapshot().hash(), alone.hash) << name;
     EXPECT_EQ(step(again, kSteps + 1, nullptr), alone.next_loss) << name;
   });
 }

@@ -11,6 +11,7 @@
 #include "ballast/comm/together.h"
 #include "ballast/config/resumption.h"
 #include "ballast/core/error.h"
+#include "ballast/train/used_directory.h"
 
 #include "tools/command_line.h"
 #include "tools/commands/run_directory.h"

@@ -148,7 +148,7 @@ class Family {
   }
 };
 
-/// Registers a family besides gpt2 and llama. Call it before other threads read configs.
+/// Registers a family in addition to the built-in ones. Call it before other threads read configs.
 void add_family(std::unique_ptr<const Family> family);
 /// Throws Error(config) with a suggestion for an unknown name.
 const Family& family(std::string_view name);

@@ -58,7 +58,7 @@ KernelSizes kernel_memory(const Architecture& model, DType type, MicroBatchShape
   const auto compute =
       cuda ? cuda::make_cuda_compute(model, type, shape, {.attention = AttentionBackend::own})
            : host::make_host_compute(model, type, shape, static_cast<std::size_t>(threads));
-  return compute->memory();
+  return compute->sizes();
 }
 
 double attention_flops(const AttentionShape& e, AttentionPass pass) {

@@ -177,6 +177,12 @@ inline void number_adapters(std::vector<LinearAt>& maps) {
   }
 }
 
+/// Which model a pass computes.
+enum class Subject : std::uint8_t {
+  trained,
+  reference  ///< the same without its adapters: the frozen weights that training began with
+};
+
 /// The weights of one block, and the gradients of the first of them: of none in a forward pass, of
 /// all in the backward pass of a block without frozen tensors.
 template <class T>

@@ -53,7 +53,7 @@ json expected() {
   return values;
 }
 
-std::vector<std::byte> stored(const WeightFiles::Place& place) {
+std::vector<std::byte> stored(const WeightPlace& place) {
   std::vector<std::byte> bytes(place.tensor->bytes);
   read_stored(place, 0, bytes);
   return bytes;
@@ -106,7 +106,7 @@ TEST(Bitsandbytes, FoldersAreReadAsItDecodesThem) {
     const WeightFiles files(fixture(name));
     WeightReader reader(files, train::reading_order(files, model, DType::bf16));
     for (const model::TensorSpec& tensor : model.blocks[model.first_layer()].tensors) {
-      const WeightFiles::Place& place = train::place_of(files, tensor);
+      const WeightPlace& place = train::place_of(files, tensor);
       EXPECT_EQ(place.coded != nullptr, tensor.shape.size() == 2) << tensor.name;
       if (place.coded == nullptr) continue;
       const auto theirs = stored(*decoded.find(name + "/" + tensor.name));
@@ -137,7 +137,7 @@ TEST(Bitsandbytes, LossesAreThoseOfTransformers) {
 /// The codes of a run's blocks, by the number of the block.
 std::map<std::size_t, std::vector<std::byte>> codes_of(engine::Engine& engine) {
   std::map<std::size_t, std::vector<std::byte>> codes;
-  engine.save_states([&](const engine::StateRange& range, ConstHostBytes bytes) {
+  engine.snapshot().save([&](const engine::StateRange& range, ConstHostBytes bytes) {
     if (range.kind != engine::StateKind::codes) return;
     auto& to = codes[range.block];
     to.insert(to.end(), bytes.begin(), bytes.end());
@@ -145,8 +145,7 @@ std::map<std::size_t, std::vector<std::byte>> codes_of(engine::Engine& engine) {
   return codes;
 }
 
-void expect_bytes(const WeightFiles::Place& place, const std::byte* found,
-                  const std::string& what) {
+void expect_bytes(const WeightPlace& place, const std::byte* found, const std::string& what) {
   const std::vector<std::byte> theirs = stored(place);
   EXPECT_EQ(std::memcmp(found, theirs.data(), theirs.size()), 0) << what;
 }
@@ -167,7 +166,7 @@ TEST(Bitsandbytes, ARunHasTheCodesOfTheFolder) {
       const model::BlockCodes block(model, model.blocks[number]);
       ASSERT_EQ(block.matrices.size(), 7U);
       for (const auto& matrix : block.matrices) {
-        const WeightFiles::Coded& coded = *files.find(matrix.tensor->name)->coded;
+        const CodedWeights& coded = *files.find(matrix.tensor->name)->coded;
         const std::byte* const at = bytes.data() + matrix.offset;
         expect_bytes(coded.codes, at, matrix.tensor->name);
         expect_bytes(coded.scales, at + matrix.arrays.scales, "scales of " + matrix.tensor->name);
@@ -197,7 +196,7 @@ void expect_equal_runs(const config::Config& one, const config::Config& other, b
     EXPECT_EQ(left.grad_norm, right.grad_norm) << step;
   }
   if (same_states) {
-    EXPECT_EQ(coded.engine.state_hash(), plain.engine.state_hash());
+    EXPECT_EQ(coded.engine.snapshot().hash(), plain.engine.snapshot().hash());
   }
 }
 

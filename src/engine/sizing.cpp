@@ -1,5 +1,3 @@
-#include "ballast/engine/blueprint.h"
-
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -7,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/engine/blueprint.h"
 #include "ballast/model/gradient_stats.h"
 
 #include "src/engine/state_layout.h"
