@@ -25,7 +25,7 @@ MODULES = {
     "comm": ["core", "device"],
     "model/spec": ["core", "text"],
     "model/compute": ["core", "device", "model/spec", "text"],
-    "config": ["core", "model/spec", "text"],
+    "config": ["core", "cpu_adam", "model/spec", "schedule", "text"],
     "state": ["core", "aio", "device", "memory", "schedule"],
     "update": ["core", "cpu_adam", "device"],
     "engine": ["core", "aio", "comm", "cpu_adam", "device", "memory", "model", "schedule", "state",
@@ -76,8 +76,8 @@ THIRD_PARTY = {
 }
 
 # Public headers of model/spec. The others of the model belong to model/compute.
-SPEC_HEADERS = {"adapters.h", "architecture.h", "family.h", "kernel_sizes.h", "preference.h",
-                "quantization.h", "step_program.h", "targets.h"}
+SPEC_HEADERS = {"adapters.h", "architecture.h", "attention_backend.h", "family.h",
+                "kernel_sizes.h", "preference.h", "quantization.h", "step_program.h", "targets.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 SOURCES = {".h", ".cpp", ".cu", ".cuh"}

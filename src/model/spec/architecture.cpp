@@ -116,28 +116,4 @@ double Architecture::recomputed_flops(std::size_t index, std::uint64_t sequences
          2.0 * block.token_share * tokens * static_cast<double>(block.last_product_elements);
 }
 
-std::vector<BlockSpec> blocks_without_expert_parallelism(const Architecture& model) {
-  std::vector<BlockSpec> blocks;
-  for (const BlockSpec& block : model.blocks) {
-    const std::size_t tensors = block.tensors.size() / block.experts;
-    for (std::uint64_t e = 0; e < block.experts; ++e) {
-      BlockSpec& one = blocks.emplace_back(block);
-      if (block.experts == 1) continue;
-      one.name = fmt::format("layer {} expert {}", block.layer, block.expert + e);
-      one.expert += e;
-      one.number += e;
-      one.experts = 1;
-      const auto first = block.tensors.begin() + static_cast<std::ptrdiff_t>(e * tensors);
-      one.tensors.assign(first, first + static_cast<std::ptrdiff_t>(tensors));
-      for (TensorSpec& tensor : one.tensors) tensor.offset -= e * block.own_elements();
-      for (Elems* const sum :
-           {&one.parameters, &one.elements, &one.frozen_elements, &one.product_elements,
-            &one.last_product_elements, &one.frozen_product_elements}) {
-        *sum /= block.experts;
-      }
-    }
-  }
-  return blocks;
-}
-
 }  // namespace ballast::model

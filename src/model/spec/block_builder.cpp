@@ -88,14 +88,9 @@ BlockBuilder& BlockBuilder::part(LayerPart part) {
 }
 
 BlockBuilder& BlockBuilder::expert(std::uint64_t number, double token_share) {
-  if (block_.part != LayerPart::expert) {
-    block_.expert = number;
-    block_.token_share = token_share;
-    return part(LayerPart::expert);
-  }
-  block_.elements = round_up(block_.elements, kBlockStep);
-  ++block_.experts;
-  return *this;
+  block_.expert = number;
+  block_.token_share = token_share;
+  return part(LayerPart::expert);
 }
 
 BlockSpec BlockBuilder::finish() {

@@ -74,7 +74,7 @@ BlockSpec head_block(const ModelConfig& c, const OuterTensors& outer, std::uint6
 
 }  // namespace
 
-void complete(ModelConfig& c, const Refuse& refuse) {
+void complete(ModelConfig& c, const Refuse& refuse, std::uint64_t expert_ranks) {
   const Family& described = family(c.family);
   for (const DetailKey& key : described.details()) c.details.try_emplace(key.name, key.standard);
   require(c.vocab_size, refuse, "vocab_size", "the number of token values");
@@ -94,22 +94,22 @@ void complete(ModelConfig& c, const Refuse& refuse) {
   if (!described.outer().positions.empty()) {
     require(c.max_sequence, refuse, "max_sequence", "the number of learned positions");
   }
-  complete_tiles(c, refuse);
+  complete_tiles(c, expert_ranks, refuse);
 }
 
-Architecture build_architecture(ModelConfig config) {
-  complete(config, [](std::string_view key, const std::string& rule) {
+Architecture build_architecture(ModelConfig config, std::uint64_t expert_ranks) {
+  const auto refuse = [](std::string_view key, const std::string& rule) {
     throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
-  });
-  const Family& described = family(config.family);
-  Architecture model{std::move(config), described.outer(), {}, {}};
+  };
+  complete(config, refuse, expert_ranks);
+  const OuterTensors outer = family(config.family).outer();
+  Architecture model = {.config = std::move(config), .outer = outer, .expert_ranks = expert_ranks};
   const ModelConfig& c = model.config;
   for (std::uint64_t tile = 0; tile < c.vocabulary_tiles; ++tile) {
     model.blocks.push_back(embedding_block(c, model.outer, tile));
   }
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    for (BlockSpec& block : described.blocks_of_layer(c, index)) {
-      block.layer = index;
+    for (BlockSpec& block : layer_blocks(c, index, expert_ranks)) {
       model.blocks.push_back(std::move(block));
     }
   }
@@ -118,7 +118,7 @@ Architecture build_architecture(ModelConfig config) {
     model.blocks.push_back(head_block(c, model.outer, tile));
   }
   std::size_t number = 0;
-  bool shares = c.ranks_sharing_experts() == 1;
+  bool shares = expert_ranks == 1;
   for (BlockSpec& block : model.blocks) {
     block.number = number;
     number += block.experts;
