@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include "ballast/model/quantized_values.h"
+
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/cuda/rows/base_codes.h"
