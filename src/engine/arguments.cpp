@@ -4,7 +4,6 @@
 #include "ballast/schedule/labels.h"
 
 #include "src/engine/counts.h"
-#include "src/engine/handlers.h"
 #include "src/engine/report.h"
 
 namespace ballast::engine {
@@ -143,11 +142,6 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
     }
   }
   return arguments;
-}
-
-void run_pass(const CurrentOperation& at) {
-  const model::Pass pass = pass_of(at);
-  at.modules().compute.run(at.stream(), pass, arguments_of(at, pass));
 }
 
 }  // namespace ballast::engine

@@ -202,6 +202,11 @@ void run_visit(const CurrentOperation& at) {
   at.lanes.zeros_from(use.buffer) = piece.zeros_from;
 }
 
+void run_pass(const CurrentOperation& at) {
+  const model::Pass pass = pass_of(at);
+  at.modules().compute.run(at.stream(), pass, arguments_of(at, pass));
+}
+
 constexpr std::array<ActionHandler, schedule::kActionCount> kHandlers = {
     {{Action::compute, run_pass},
      {Action::decode, run_decode},
