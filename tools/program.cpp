@@ -14,18 +14,18 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "ballast/comm/collective_try.h"
 #include "ballast/comm/launch.h"
-#include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/text/json.h"
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
-#include "tools/ending_notice.h"
+#include "tools/console/ending_notice.h"
+#include "tools/console/terminal.h"
 #include "tools/process.h"
 #include "tools/ranks.h"
-#include "tools/terminal.h"
 #include "tools/usage/words.h"
 
 namespace ballast::tools {
@@ -85,7 +85,7 @@ void open_standard_streams() {
 [[noreturn]] void refuse(const Error& error, const comm::Launch& launch) {
   if (launch.world > 1) {
     run_as_rank(launch, {}, [&error](comm::Ranks& ranks) {
-      comm::together(&ranks, [&error] { throw Error(error); });
+      comm::collective_try(&ranks, [&error] { throw Error(error); });
     });
   }
   throw Error(error);

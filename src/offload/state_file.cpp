@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/formats/safetensors.h"
 #include "ballast/state/checksum.h"
-#include "ballast/train/safetensors.h"
 
 #include "src/offload/state_values.h"
 
@@ -33,25 +33,25 @@ constexpr Elems kPieces = 4;
 constexpr Elems kBuffer = Elems{1} << 20U;
 
 /// One kind of state in the file.
-struct Kind {
+struct ValueKind {
   const char* name;
   std::span<float> StateValues::*values;
 };
-constexpr Kind kMaster = {"master", &StateValues::master};
-constexpr Kind kFirst = {"exp_avg", &StateValues::first};
-constexpr Kind kSecond = {"exp_avg_sq", &StateValues::second};
+constexpr ValueKind kMaster = {"master", &StateValues::master};
+constexpr ValueKind kFirst = {"exp_avg", &StateValues::first};
+constexpr ValueKind kSecond = {"exp_avg_sq", &StateValues::second};
 
 struct KindInFile {
-  Kind kind;
+  ValueKind kind;
   DType type;  ///< holds all bits
   std::string name;
 };
 
 std::vector<KindInFile> kinds_of(const FiledParameter& one) {
-  const Layout& layout = one.states->layout();
+  const OffloadLayout& layout = one.states->layout();
   const Moments::Format format = layout.moments();
   std::vector<KindInFile> kinds;
-  const auto add = [&](const Kind& kind, DType type) {
+  const auto add = [&](const ValueKind& kind, DType type) {
     kinds.push_back({kind, type, fmt::format("{}.{}", one.name, kind.name)});
   };
   if (layout.parameters().at(one.parameter).type != DType::f32) add(kMaster, DType::f32);
@@ -70,9 +70,9 @@ Elems elements_of(const FiledParameter& one) {
 }
 
 /// Floats for the states of one part.
-class Buffers {
+class PartBuffers {
  public:
-  StateValues of(const std::vector<KindInFile>& kinds, const Part& part) {
+  StateValues of(const std::vector<KindInFile>& kinds, const ParameterPart& part) {
     StateValues values;
     std::size_t used = 0;
     for (const KindInFile& one : kinds) {
@@ -112,7 +112,7 @@ std::string checksum_of(const Notes& notes) {
   return fmt::format("{:016x}", sum.digest());
 }
 
-void check_notes(const train::SafetensorsReader& reader) {
+void check_notes(const formats::SafetensorsReader& reader) {
   const Notes& notes = reader.metadata();
   const auto format = notes.find(kFormat);
   require(format != notes.end(), reader.path(), "not the states of an optimizer");
@@ -124,7 +124,7 @@ void check_notes(const train::SafetensorsReader& reader) {
           "the notes of the optimizer are damaged; use another copy of the file");
 }
 
-void check_parameters(const train::SafetensorsReader& reader,
+void check_parameters(const formats::SafetensorsReader& reader,
                       std::span<const FiledParameter> parameters) {
   for (const FiledParameter& one : parameters) {
     const std::string own(cpu_adam::to_string(one.states->layout().optimizer()));
@@ -133,7 +133,7 @@ void check_parameters(const train::SafetensorsReader& reader,
             fmt::format("has states of {}, not of {}",
                         saved == reader.metadata().end() ? "nothing" : saved->second, own));
     for (const KindInFile& kind : kinds_of(one)) {
-      const train::StoredTensor* tensor = reader.find(kind.name);
+      const formats::StoredTensor* tensor = reader.find(kind.name);
       if (tensor == nullptr && kind.kind.values == kMaster.values) continue;
       require(tensor != nullptr, reader.path(), fmt::format("has no {}", kind.name));
       require(tensor->elements == elements_of(one), reader.path(),
@@ -144,15 +144,15 @@ void check_parameters(const train::SafetensorsReader& reader,
 }
 
 /// Reads the whole file and compares its checksums.
-void check_values(const train::SafetensorsReader& reader) {
-  const train::StoredTensor* sums = reader.find(kChecksums);
+void check_values(const formats::SafetensorsReader& reader) {
+  const formats::StoredTensor* sums = reader.find(kChecksums);
   if (reader.metadata().at(kFormat) == kFirstVersion) return;
   require(sums != nullptr && sums->elements == (reader.tensors().size() - 1) * kPieces,
           reader.path(), "has no checksums; use another copy of the file");
   std::vector<float> buffer;
   std::array<float, kPieces> expected = {};
   Elems number = 0;
-  for (const train::StoredTensor& tensor : reader.tensors()) {
+  for (const formats::StoredTensor& tensor : reader.tensors()) {
     if (&tensor == sums) continue;
     RunningChecksum sum;
     for (Elems first = 0; first < tensor.elements; first += buffer.size()) {
@@ -167,11 +167,11 @@ void check_values(const train::SafetensorsReader& reader) {
 }
 
 /// Writes one parameter and adds to the checksums of its kinds.
-void save_parameter(const FiledParameter& one, train::SafetensorsWriter& writer, Buffers& buffers,
-                    std::vector<float>& checksums) {
+void save_parameter(const FiledParameter& one, formats::SafetensorsWriter& writer,
+                    PartBuffers& buffers, std::vector<float>& checksums) {
   const auto kinds = kinds_of(one);
   std::array<RunningChecksum, 3> sums;
-  one.states->visit(one.parameter, one.weights, [&](const Part& part, const Shard& shard) {
+  one.states->visit(one.parameter, one.weights, [&](const ParameterPart& part, const Shard& shard) {
     const StateValues values = buffers.of(kinds, part);
     read_values(one.states->layout().optimizer(), shard, values);
     for (std::size_t i = 0; i < kinds.size(); ++i) {
@@ -186,12 +186,12 @@ void save_parameter(const FiledParameter& one, train::SafetensorsWriter& writer,
   }
 }
 
-void load_parameter(const FiledParameter& one, const train::SafetensorsReader& reader,
-                    Buffers& buffers) {
+void load_parameter(const FiledParameter& one, const formats::SafetensorsReader& reader,
+                    PartBuffers& buffers) {
   auto kinds = kinds_of(one);
   std::erase_if(kinds, [&](const KindInFile& kind) { return reader.find(kind.name) == nullptr; });
   one.states->forget_master(one.parameter);
-  one.states->visit(one.parameter, one.weights, [&](const Part& part, const Shard& shard) {
+  one.states->visit(one.parameter, one.weights, [&](const ParameterPart& part, const Shard& shard) {
     const StateValues values = buffers.of(kinds, part);
     for (const KindInFile& kind : kinds) {
       reader.read(kind.name, values.*kind.kind.values, part.first);
@@ -205,7 +205,7 @@ void load_parameter(const FiledParameter& one, const train::SafetensorsReader& r
 
 void save_states(std::span<const FiledParameter> parameters, const std::filesystem::path& file,
                  const Notes& notes) {
-  std::vector<train::TensorToStore> tensors;
+  std::vector<formats::TensorToStore> tensors;
   Notes all = notes;
   all[kFormat] = kVersion;
   for (const FiledParameter& one : parameters) {
@@ -216,8 +216,8 @@ void save_states(std::span<const FiledParameter> parameters, const std::filesyst
   }
   all[kNotesChecksum] = checksum_of(all);
   tensors.push_back({kChecksums, DType::f32, {tensors.size(), kPieces}});
-  train::SafetensorsWriter writer(file, tensors, all);
-  Buffers buffers;
+  formats::SafetensorsWriter writer(file, tensors, all);
+  PartBuffers buffers;
   std::vector<float> checksums;
   for (const FiledParameter& one : parameters) save_parameter(one, writer, buffers, checksums);
   writer.write(kChecksums, checksums);
@@ -225,16 +225,16 @@ void save_states(std::span<const FiledParameter> parameters, const std::filesyst
 }
 
 void load_states(std::span<const FiledParameter> parameters, const std::filesystem::path& file) {
-  const train::SafetensorsReader reader(file);
+  const formats::SafetensorsReader reader(file);
   check_notes(reader);
   check_parameters(reader, parameters);
   check_values(reader);
-  Buffers buffers;
+  PartBuffers buffers;
   for (const FiledParameter& one : parameters) load_parameter(one, reader, buffers);
 }
 
 Notes read_notes(const std::filesystem::path& file) {
-  const train::SafetensorsReader reader(file);
+  const formats::SafetensorsReader reader(file);
   check_notes(reader);
   return reader.metadata();
 }

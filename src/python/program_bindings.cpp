@@ -11,17 +11,17 @@
 #include <nanobind/stl/vector.h>
 
 #include "ballast/core/build_info.h"
-#include "ballast/planning/forecast.h"
+#include "ballast/planner/forecast.h"
 
 #include "src/python/bindings.h"
 #include "src/python/fork.h"
 #include "src/python/log_lines.h"
 #include "src/python/run_observer.h"
 #include "tools/bench/io.h"
-#include "tools/plan.h"
+#include "tools/commands/plan.h"
+#include "tools/commands/train_run.h"
 #include "tools/process.h"
 #include "tools/program.h"
-#include "tools/train_run.h"
 #include "tools/tune/io.h"
 
 namespace ballast::python {
@@ -105,8 +105,8 @@ nb::tuple plan(const std::string& file, std::optional<std::string> text,
   const Texts texts = run_with_signals([&request] {
     const config::Config config = request.config.load(request.world);
     tools::log_notes(config);
-    const planning::Forecast forecast = tools::forecast_of(request, config);
-    return Texts{planning::to_json(forecast), planning::describe(forecast)};
+    const planner::Forecast forecast = tools::forecast_of(request, config);
+    return Texts{planner::to_json(forecast), planner::describe(forecast)};
   });
   return nb::make_tuple(texts.json, texts.lines);
 }

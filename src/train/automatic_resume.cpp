@@ -13,13 +13,13 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
+#include "ballast/formats/export.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
-#include "src/train/checkpoint.h"
-#include "src/train/checkpoint_format.h"
-#include "src/train/checkpoint_swap.h"
-#include "src/train/saved_weights.h"
+#include "src/checkpoint/checkpoint.h"
+#include "src/checkpoint/format.h"
+#include "src/checkpoint/swap.h"
 
 namespace ballast::train {
 namespace {
@@ -50,7 +50,7 @@ void check_leftovers(const fs::path& checkpoints) {
   std::error_code error;
   for (fs::directory_iterator entry(checkpoints, error);
        !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    if (is_leftover(entry->path())) continue;
+    if (checkpoint::is_leftover(entry->path())) continue;
     refuse_to_begin(entry->path(),
                     "is in the folder of checkpoints, which has no whole one to go on from and "
                     "would be replaced by those of a run that begins");
@@ -60,7 +60,7 @@ void check_leftovers(const fs::path& checkpoints) {
 /// The last whole row of metrics.jsonl, if there is one.
 std::optional<Json> last_row(const fs::path& directory) {
   const fs::path path = directory / kMetricsLog;
-  if (!can_be_found(path)) return std::nullopt;
+  if (!checkpoint::can_be_found(path)) return std::nullopt;
   std::string text = edge_of_file(path, true);
   text.resize(text.rfind('\n') + 1);  // a row without an end was not finished
   if (text.empty()) return std::nullopt;
@@ -75,7 +75,7 @@ std::optional<Json> last_row(const fs::path& directory) {
 
 bool has_other_settings(const fs::path& folder, const config::Settings& settings) {
   try {
-    const Checkpoint checkpoint(folder);
+    const checkpoint::Checkpoint checkpoint(folder);
     const config::Settings& before = checkpoint.facts().settings;
     return !before.empty() && !config::find_changes(before, settings).empty();
   } catch (const Error&) {
@@ -86,17 +86,17 @@ bool has_other_settings(const fs::path& folder, const config::Settings& settings
 }  // namespace
 
 RunDirectory begin_or_continue(const fs::path& directory, bool is_new) {
-  if (!checkpoints_of(directory).empty()) return RunDirectory::continued;
+  if (!checkpoint::checkpoints_of(directory).empty()) return RunDirectory::continued;
   if (is_new) return RunDirectory::fresh;
-  check_leftovers(directory / kCheckpoints);
+  check_leftovers(directory / checkpoint::kCheckpoints);
   const fs::path metrics = directory / kMetricsLog;
   const std::string begin = edge_of_file(metrics, false);
   constexpr std::string_view kRow = R"({"step":)";
   if (!begin.starts_with(std::string_view(kRow).substr(0, std::min(kRow.size(), begin.size())))) {
     refuse_to_begin(metrics, "is not the file of a run, which begins with the row of a step");
   }
-  if (can_be_found(directory / kRunWeights)) {
-    refuse_to_begin(directory / kRunWeights,
+  if (checkpoint::can_be_found(directory / formats::kRunWeights)) {
+    refuse_to_begin(directory / formats::kRunWeights,
                     "are trained weights without a checkpoint to go on from, which a run that "
                     "begins would replace");
   }
@@ -119,9 +119,10 @@ std::optional<FinishedRun> find_finished(const config::Config& config,
     return std::nullopt;
   }
   FinishedRun run = {.directory = directory, .steps = config.ballast.steps};
-  if (can_be_found(directory / kRunWeights)) run.weights = directory / kRunWeights;
+  if (checkpoint::can_be_found(directory / formats::kRunWeights))
+    run.weights = directory / formats::kRunWeights;
   if (config.ballast.save_weights && run.weights.empty()) return std::nullopt;
-  const std::vector<fs::path> checkpoints = checkpoints_of(directory);
+  const std::vector<fs::path> checkpoints = checkpoint::checkpoints_of(directory);
   if (!checkpoints.empty()) {
     run.checkpoint = checkpoints.front();
     if (has_other_settings(run.checkpoint, settings)) return std::nullopt;

@@ -4,25 +4,26 @@
 
 namespace ballast::train {
 
-engine::TokenBatch of_engine(const Batch& batch) {
+engine::TokenBatch of_engine(const data::Batch& batch) {
   return {.tokens = batch.tokens, .targets = batch.targets, .positions = batch.positions};
 }
 
-std::optional<engine::Evaluation> evaluate(engine::Engine& engine, const EvaluationBatches& batches,
+std::optional<engine::Evaluation> evaluate(engine::Engine& engine,
+                                           const data::EvaluationBatches& batches,
                                            std::uint64_t requested, std::uint64_t rank,
                                            std::uint64_t world,
                                            const EvaluationProgress& progress) {
   const std::uint64_t available = batches.size();
   const std::uint64_t wanted = std::min(requested, available);
   if (wanted == 0) return std::nullopt;
-  const EvaluationShare share = {
+  const data::EvaluationShare share = {
       .together = engine.evaluation_micro_batches(), .rank = rank, .world = world};
   const std::uint64_t runs = share.runs(requested, available);
   double sum = 0.0;
   std::uint64_t targets = 0;
   for (std::uint64_t run = 0; run < runs; ++run) {
     if (progress) progress(std::min(wanted, run * share.together * world), wanted);
-    Batch joined;
+    data::Batch joined;
     for (std::uint64_t m = 0; m < share.together; ++m) {
       joined.append(batches.batch(share.index(run, m, requested, available)));
     }

@@ -4,12 +4,12 @@
 #include <functional>
 #include <optional>
 
+#include "ballast/data/loader.h"
 #include "ballast/engine/engine.h"
-#include "ballast/train/loader.h"
 
 namespace ballast::train {
 
-engine::TokenBatch of_engine(const Batch& batch);
+engine::TokenBatch of_engine(const data::Batch& batch);
 
 /// Called with the micro-batches of all ranks that are done and those of the whole.
 using EvaluationProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
@@ -17,7 +17,8 @@ using EvaluationProgress = std::function<void(std::uint64_t done, std::uint64_t 
 /// Mean loss over the first `requested` micro-batches of `batches`, as rank `rank` of `world` (see
 /// EvaluationShare); empty if there are none, or none of their targets counts. Throws like
 /// engine::Engine::evaluate() and SequenceSource::read().
-std::optional<engine::Evaluation> evaluate(engine::Engine& engine, const EvaluationBatches& batches,
+std::optional<engine::Evaluation> evaluate(engine::Engine& engine,
+                                           const data::EvaluationBatches& batches,
                                            std::uint64_t requested, std::uint64_t rank,
                                            std::uint64_t world,
                                            const EvaluationProgress& progress = {});

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -14,16 +15,17 @@
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/convert.h"
 #include "ballast/core/error.h"
+#include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/family.h"
-#include "ballast/planning/engine_inputs.h"
 #include "ballast/text/json.h"
 
-#include "src/train/adapter_files.h"
-#include "src/train/bitsandbytes.h"
-#include "src/train/coded_tensors.h"
+#include "src/formats/adapter_files.h"
+#include "src/formats/bitsandbytes.h"
+#include "src/formats/coded_tensors.h"
+#include "src/formats/safetensors_header.h"
+#include "src/formats/tensor_causes.h"
+#include "src/formats/weight_causes.h"
 #include "src/train/finite_values.h"
-#include "src/train/safetensors_header.h"
-#include "src/train/weight_causes.h"
 
 namespace ballast::train {
 namespace {
@@ -37,16 +39,16 @@ constexpr std::string_view kKey = "model.weights";
 }
 
 /// `of_vocabulary`: the tensor has a row for each token.
-void check_shape(const WeightFiles& files, const model::TensorSpec& tensor,
+void check_shape(const formats::WeightFiles& files, const model::TensorSpec& tensor,
                  bool of_vocabulary = false) {
-  const WeightFiles::Place* const stored = files.find(tensor.name);
+  const formats::WeightPlace* const stored = files.find(tensor.name);
   if (stored == nullptr || stored->tensor->shape == tensor.whole_shape()) return;
   const std::vector<std::uint64_t>& found = stored->tensor->shape;
   const std::vector<std::uint64_t> needed = tensor.whole_shape();
   const bool resized = of_vocabulary && found.size() == 2 && found[1] == needed[1];
   refuse(fmt::format("{}: tensor '{}' has shape {}, but the model needs {}{}",
-                     stored->file->path().string(), tensor.name, format_shape(found),
-                     format_shape(needed),
+                     stored->file->path().string(), tensor.name, formats::format_shape(found),
+                     formats::format_shape(needed),
                      resized ? fmt::format("; the vocabulary was resized or padded: set "
                                            "vocab_size, also that of config.json, to {}",
                                            found[0])
@@ -62,7 +64,7 @@ std::string tying_key(const fs::path& path) {
   return fmt::format("tie_word_embeddings in {}", file.string());
 }
 
-void check_tensor(const WeightFiles& files, const model::Architecture& model,
+void check_tensor(const formats::WeightFiles& files, const model::Architecture& model,
                   const model::TensorSpec& tensor) {
   const fs::path& path = files.path();
   // Hugging Face names the files of a sharded model model-00001-of-00002.safetensors.
@@ -73,7 +75,7 @@ void check_tensor(const WeightFiles& files, const model::Architecture& model,
   }
   const bool is_output = tensor.name == model.outer.output;
   if (is_output && files.find(tensor.name) == nullptr &&
-      cause_of_missing(files, tensor.name).empty()) {
+      formats::cause_of_missing(files.tensors(), tensor.name).empty()) {
     refuse(fmt::format("{} has no tensor '{}', so its embeddings are tied; set {} to true",
                        path.string(), tensor.name, tying_key(path)));
   }
@@ -82,10 +84,11 @@ void check_tensor(const WeightFiles& files, const model::Architecture& model,
 }
 
 /// A tied model has no output matrix; a file may hold it as a copy of the embedding.
-void check_tied(const WeightFiles& files, const model::Architecture& model) {
-  const WeightFiles::Place* const output = files.find(model.outer.output);
+void check_tied(const formats::WeightFiles& files, const model::Architecture& model) {
+  const formats::WeightPlace* const output = files.find(model.outer.output);
   if (!model.config.tie_embeddings || output == nullptr) return;
-  if (have_equal_values(files, *output->tensor, *files.find(model.outer.tokens)->tensor)) return;
+  if (formats::have_equal_values(files, *output->tensor, *files.find(model.outer.tokens)->tensor))
+    return;
   refuse(fmt::format(
       "{}: '{}' differs from '{}', so the file's embeddings are not tied; set {} to "
       "false",
@@ -93,16 +96,16 @@ void check_tied(const WeightFiles& files, const model::Architecture& model) {
 }
 
 /// An extent of 0 stands for any.
-bool has_shape(const StoredTensor& tensor, const std::vector<std::uint64_t>& shape) {
+bool has_shape(const formats::StoredTensor& tensor, const std::vector<std::uint64_t>& shape) {
   return std::equal(
       tensor.shape.begin(), tensor.shape.end(), shape.begin(), shape.end(),
       [](std::uint64_t have, std::uint64_t want) { return want == 0 || have == want; });
 }
 
 /// Refuses tensors that the model does not use: without them the file is another model.
-void check_unused(const WeightFiles& files, const model::Architecture& model) {
+void check_unused(const formats::WeightFiles& files, const model::Architecture& model) {
   constexpr std::size_t kNamed = 3;
-  std::unordered_set<const WeightFiles::Place*> used = {
+  std::unordered_set<const formats::WeightPlace*> used = {
       files.find(model.outer.output)};  // see check_tied()
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) used.insert(files.find(tensor.name));
@@ -111,13 +114,13 @@ void check_unused(const WeightFiles& files, const model::Architecture& model) {
   std::string names;
   std::string cause;
   std::size_t unused = 0;
-  for (const WeightFiles::Place& place : files.tensors()) {
-    const StoredTensor& tensor = *place.tensor;
+  for (const formats::WeightPlace& place : files.tensors()) {
+    const formats::StoredTensor& tensor = *place.tensor;
     const bool buffer = std::any_of(buffers.begin(), buffers.end(), [&](const auto& known) {
       return tensor.name.ends_with(known.suffix) && has_shape(tensor, known.shape);
     });
     if (buffer || used.contains(&place)) continue;
-    if (cause.empty()) cause = cause_of_unused(tensor.name);
+    if (cause.empty()) cause = formats::cause_of_unused(tensor.name);
     if (++unused <= kNamed) names += (names.empty() ? "" : ", ") + text::printable(tensor.name);
   }
   if (unused == 0) return;
@@ -135,7 +138,7 @@ void check_unused(const WeightFiles& files, const model::Architecture& model) {
 }
 
 void check(const config::Config& config) {
-  const WeightFiles files(config.initial_weights);
+  const formats::WeightFiles files(config.initial_weights);
   config::compare_with_checkpoint(files.path().parent_path() / config::kCheckpointConfig, config);
   const model::Architecture model = model::build_architecture(config.model);
   for (const model::BlockSpec& block : model.blocks) {
@@ -154,15 +157,16 @@ void check_initial_weights(const config::Config& config) {
     if (!config.initial_weights.empty()) check(config);
     key = "ballast.adapters.path";
     if (adapters && !adapters->path.empty()) {
-      AdapterFiles(adapters->path).check(planning::model_of(config));
+      formats::AdapterFiles(adapters->path).check(inputs::model_of(config));
     }
   } catch (const Error& error) {
     throw error.with_context(std::string(key));
   }
 }
 
-const WeightFiles::Place& place_of(const WeightFiles& files, const model::TensorSpec& tensor) {
-  const WeightFiles::Place* const place = files.find(tensor.name);
+const formats::WeightPlace& place_of(const formats::WeightFiles& files,
+                                     const model::TensorSpec& tensor) {
+  const formats::WeightPlace* const place = files.find(tensor.name);
   if (place == nullptr) files.read(tensor.name, {});  // throws
   check_shape(files, tensor);
   return *place;
@@ -191,22 +195,22 @@ std::uint64_t index_of(const model::TensorSpec& tensor) {
 
 }  // namespace
 
-std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
-                                             const model::Architecture& model,
-                                             std::optional<DType> masters_of,
-                                             bool makes_magnitudes) {
-  std::vector<ReadAhead::Source> order;
+std::vector<formats::ReadAhead::Source> reading_order(const formats::WeightFiles& files,
+                                                      const model::Architecture& model,
+                                                      std::optional<DType> masters_of,
+                                                      bool makes_magnitudes) {
+  std::vector<formats::ReadAhead::Source> order;
   const auto add = [&](const model::TensorSpec& tensor, bool again) {
     if (!is_read_ahead(tensor)) return;
-    const WeightFiles::Place* const place = files.find(tensor.name);
-    if (place == nullptr || (again && !is_read_twice(masters_of, type_of(*place)))) return;
+    const formats::WeightPlace* const place = files.find(tensor.name);
+    if (place == nullptr || (again && !is_read_twice(masters_of, formats::type_of(*place)))) return;
     if (tensor.stored.stacked > 0) {
-      const auto slice = StoredSlice::sources(*place, index_of(tensor));
+      const auto slice = formats::StoredSlice::sources(*place, index_of(tensor));
       order.insert(order.end(), slice.begin(), slice.end());
       return;
     }
     const Elems begin = tensor.first_element();
-    order.push_back(stored_range(*place, begin, begin + tensor.size));
+    order.push_back(formats::stored_range(*place, begin, begin + tensor.size));
   };
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
@@ -220,25 +224,25 @@ std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
   return order;
 }
 
-void read_stored_weights(const WeightFiles::Place& place, WeightReader& reader,
+void read_stored_weights(const formats::WeightPlace& place, formats::WeightReader& reader,
                          const model::TensorSpec& tensor, Elems first, HostBytes out) {
   if (tensor.stored.stacked > 0) {
     return reader.slice(place, index_of(tensor))->read(tensor, first, out);
   }
-  const Bytes width = size_of(type_of(place));
+  const Bytes width = size_of(formats::type_of(place));
   while (!out.empty()) {
     const model::TensorRun run = model::run_in_files(tensor, first);
     const auto count = std::min<Elems>(run.count, out.size() / width);
-    read_elements(place, run.first, out.first(count * width),
-                  is_read_ahead(tensor) ? &reader.ahead() : nullptr);
+    formats::read_elements(place, run.first, out.first(count * width),
+                           is_read_ahead(tensor) ? &reader.ahead() : nullptr);
     out = out.subspan(count * width);
     first += count;
   }
 }
 
-void read_initial_weights(const WeightFiles::Place& place, WeightReader& reader,
+void read_initial_weights(const formats::WeightPlace& place, formats::WeightReader& reader,
                           const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-  const DType type = type_of(place);
+  const DType type = formats::type_of(place);
   thread_local std::vector<std::byte> buffer;  // one for all calls: they are many
   const Bytes bytes = out.size() * size_of(type);
   buffer.resize(std::max<std::size_t>(buffer.size(), bytes));
@@ -250,10 +254,16 @@ void read_initial_weights(const WeightFiles::Place& place, WeightReader& reader,
 namespace {
 
 /// The files from which training begins: of the model and of its adapters, if they are given.
-class Beginning {
+/// Counts what is read of them.
+class InitialWeights : public engine::WeightSource {
  public:
-  Beginning(const config::Config& config, const engine::Blueprint& blueprint)
+  using Progress = std::function<void(Bytes done, Bytes total)>;
+
+  InitialWeights(const config::Config& config, const engine::Blueprint& blueprint,
+                 Progress progress)
       : seed_(config.ballast.seed),
+        quantization_(blueprint.model.quantization),
+        progress_(std::move(progress)),
         masters_of_(blueprint.options.purpose == schedule::Purpose::training
                         ? std::optional(blueprint.type)
                         : std::nullopt) {
@@ -274,44 +284,39 @@ class Beginning {
 
   /// Whether all is drawn from the seed.
   [[nodiscard]] bool empty() const { return !files_ && !adapters_; }
-  [[nodiscard]] Bytes bytes() const { return bytes_; }
-  /// Of these, what read() of so many values of the tensor has read.
-  [[nodiscard]] Bytes bytes_of(const model::TensorSpec& tensor, std::size_t values) const {
-    if (!is_of_model(tensor)) return 0;
-    const DType type = type_of(place_of(*files_, tensor));
-    // Those that are read twice count for a half each time.
-    return values * size_of(type) / (is_read_twice(masters_of_, type) ? 2 : 1);
-  }
-  void read(const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+
+  void read(const model::TensorSpec& tensor, Elems first, std::span<float> out) override {
     if (adapters_ && !tensor.frozen) {
       adapters_->read(tensor, first, out);
-      return check_finite(tensor, std::as_bytes(out), DType::f32, first);
+    } else if (is_of_model(tensor)) {
+      read_initial_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
+    } else {
+      model::initialize(tensor, seed_, first, out);
     }
-    if (!is_of_model(tensor)) return model::initialize(tensor, seed_, first, out);
-    read_initial_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
-    check_finite(tensor, std::as_bytes(out), DType::f32, first);
+    if (is_stored(tensor)) check_finite(tensor, std::as_bytes(out), DType::f32, first);
+    count(bytes_of(tensor, out.size()));
   }
-  [[nodiscard]] bool has_adapters() const { return adapters_.has_value(); }
-  [[nodiscard]] bool is_bf16(const model::TensorSpec& tensor) const {
-    return is_of_model(tensor) && type_of(place_of(*files_, tensor)) == DType::bf16;
+  [[nodiscard]] bool has_magnitudes() override { return adapters_.has_value(); }
+  [[nodiscard]] bool is_bf16(const model::TensorSpec& tensor) override {
+    return is_of_model(tensor) && formats::type_of(place_of(*files_, tensor)) == DType::bf16;
   }
-  void read_bf16(const model::TensorSpec& tensor, Elems first, HostBytes out) {
+  void read_bf16(const model::TensorSpec& tensor, Elems first, HostBytes out) override {
     read_stored_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
     check_finite(tensor, out, DType::bf16, first);
+    count(out.size());
   }
-  /// See engine::WeightSource::read_codes. Of tensors with rows in another order in files the
-  /// blocks that share a scale differ.
-  bool read_codes(const model::TensorSpec& tensor, const model::Quantization& wanted,
-                  HostBytes out) {
+  /// A tensor whose rows have another order in files has other blocks that share a scale.
+  bool read_codes(const model::TensorSpec& tensor, HostBytes out) override {
     if (!is_of_model(tensor)) return false;
-    const WeightFiles::Place& place = place_of(*files_, tensor);
+    const model::Quantization& wanted = *quantization_;
+    const formats::WeightPlace& place = place_of(*files_, tensor);
     const bool whole = tensor.size == place.tensor->elements && tensor.stored.stacked == 0 &&
                        model::run_in_files(tensor, 0).count == tensor.size;
-    if (!whole || !bitsandbytes::has_codes(place, wanted)) return false;
-    bitsandbytes::read_codes(place, wanted, out,
-                             [this](const WeightFiles::Place& from, Bytes first, HostBytes bytes) {
-                               reader_->ahead().read(from, first, bytes);
-                             });
+    if (!whole || !formats::bitsandbytes::has_codes(place, wanted)) return false;
+    formats::bitsandbytes::read_codes(
+        place, wanted, out, [this](const formats::WeightPlace& from, Bytes first, HostBytes bytes) {
+          reader_->ahead().read(from, first, bytes);
+        });
     const model::CodedArrays arrays(wanted, tensor.size);
     const auto check_scales = [&](Bytes offset, Elems count) {
       check_finite(tensor, out.subspan(offset, count * sizeof(float)), DType::f32, 0);
@@ -319,12 +324,28 @@ class Beginning {
     if (arrays.nested_count == 0) check_scales(arrays.scales, arrays.scales_count);
     if (arrays.nested_count > 0) check_scales(arrays.nested, arrays.nested_count);
     if (arrays.nested_count > 0) check_scales(arrays.mean, 1);
+    count(bytes_of(tensor, tensor.size));
     return true;
   }
 
  private:
   [[nodiscard]] bool is_of_model(const model::TensorSpec& tensor) const {
     return files_ && !tensor.adapter && (!adapters_ || tensor.frozen);
+  }
+  [[nodiscard]] bool is_stored(const model::TensorSpec& tensor) const {
+    return is_of_model(tensor) || (adapters_ && !tensor.frozen);
+  }
+  /// The bytes that are read for so many values of the tensor.
+  [[nodiscard]] Bytes bytes_of(const model::TensorSpec& tensor, std::size_t values) const {
+    if (!is_of_model(tensor)) return 0;
+    const DType type = formats::type_of(place_of(*files_, tensor));
+    // Those that are read twice count for a half each time.
+    return values * size_of(type) / (is_read_twice(masters_of_, type) ? 2 : 1);
+  }
+  void count(Bytes bytes) {
+    const std::lock_guard lock(mutex_);
+    done_ += bytes;
+    progress_(done_, bytes_);
   }
 
   /// Refuses values that have been read of the tensor, from element `first` on.
@@ -340,41 +361,24 @@ class Beginning {
   }
 
   std::uint64_t seed_;
+  std::optional<model::Quantization> quantization_;
+  Progress progress_;
+  std::mutex mutex_;
+  Bytes done_ = 0;
   std::optional<DType> masters_of_;
-  std::optional<WeightFiles> files_;
+  std::optional<formats::WeightFiles> files_;
   Bytes bytes_ = 0;  ///< that are read from them
-  std::optional<WeightReader> reader_;
-  std::optional<AdapterFiles> adapters_;
+  std::optional<formats::WeightReader> reader_;
+  std::optional<formats::AdapterFiles> adapters_;
 };
 
 }  // namespace
 
 void start_from_weights(engine::Engine& engine, const config::Config& config,
                         const std::function<void(Bytes done, Bytes total)>& reading) {
-  Beginning beginning(config, engine.blueprint());
-  if (beginning.empty()) return engine.start();
-  Bytes done = 0;
-  std::mutex mutex;
-  const auto count = [&](Bytes bytes) {
-    const std::lock_guard lock(mutex);
-    done += bytes;
-    reading(done, beginning.bytes());
-  };
-  const auto read = [&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    beginning.read(tensor, first, out);
-    count(beginning.bytes_of(tensor, out.size()));
-  };
-  const auto is_bf16 = [&](const model::TensorSpec& tensor) { return beginning.is_bf16(tensor); };
-  const auto read_bf16 = [&](const model::TensorSpec& tensor, Elems first, HostBytes out) {
-    beginning.read_bf16(tensor, first, out);
-    count(out.size());
-  };
-  const auto read_codes = [&](const model::TensorSpec& tensor, HostBytes out) {
-    if (!beginning.read_codes(tensor, *engine.blueprint().model.quantization, out)) return false;
-    count(beginning.bytes_of(tensor, tensor.size));
-    return true;
-  };
-  engine.start({read, is_bf16, read_bf16, beginning.has_adapters(), read_codes});
+  InitialWeights weights(config, engine.blueprint(), reading);
+  if (weights.empty()) return engine.start();
+  engine.start(weights);
 }
 
 }  // namespace ballast::train

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 
 namespace ballast::train {
@@ -51,11 +51,11 @@ void LossScaler::after_step(std::uint64_t step, bool skipped) {
   now_.scale = std::max(now_.scale / 2.0, options_.min_loss_scale);
 }
 
-std::optional<LossScale> LossScaler::state() const {
+std::optional<checkpoint::LossScale> LossScaler::state() const {
   return dynamic_ ? std::optional(now_) : std::nullopt;
 }
 
-void LossScaler::restart(const std::optional<LossScale>& state) {
+void LossScaler::restart(const std::optional<checkpoint::LossScale>& state) {
   if (dynamic_ && state) now_ = *state;
 }
 

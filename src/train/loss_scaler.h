@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "ballast/checkpoint/checkpoints.h"
 #include "ballast/config/config.h"
-#include "ballast/train/checkpoints.h"
 
 namespace ballast::train {
 
@@ -26,15 +26,15 @@ class LossScaler {
   void after_step(std::uint64_t step, bool skipped);
 
   /// For checkpoints; empty if the scale is constant.
-  [[nodiscard]] std::optional<LossScale> state() const;
+  [[nodiscard]] std::optional<checkpoint::LossScale> state() const;
   /// Goes on with the state() of a checkpoint. Without one, or with a constant scale, nothing
   /// changes.
-  void restart(const std::optional<LossScale>& state);
+  void restart(const std::optional<checkpoint::LossScale>& state);
 
  private:
   config::Fp16Section options_;
   bool dynamic_;
-  LossScale now_;
+  checkpoint::LossScale now_;
 };
 
 }  // namespace ballast::train

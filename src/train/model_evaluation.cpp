@@ -11,18 +11,20 @@
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/config/model_source.h"
 #include "ballast/core/error.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/formats/export.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/draw_blueprint.h"
+#include "ballast/planner/make_engine.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
-#include "ballast/train/export.h"
 
-#include "src/train/adapter_files.h"
+#include "src/data/training_data.h"
+#include "src/formats/adapter_files.h"
+#include "src/formats/file_formats.h"
+#include "src/formats/merged_adapters.h"
 #include "src/train/evaluate.h"
-#include "src/train/file_formats.h"
 #include "src/train/initial_weights.h"
-#include "src/train/merged_adapters.h"
 #include "src/train/run_files.h"
-#include "src/train/training_data.h"
 
 namespace ballast::train {
 namespace {
@@ -34,19 +36,19 @@ using text::Json;
 constexpr std::uint64_t kAnyWorld = 0;
 
 /// The key that reads a file of `format`; "" if the content does not say.
-std::string_view kind_of(FileFormat format) {
+std::string_view kind_of(formats::FileFormat format) {
   switch (format) {
-    case FileFormat::documents:
-    case FileFormat::safetensors:
+    case formats::FileFormat::documents:
+    case formats::FileFormat::safetensors:
       return "documents";
-    case FileFormat::pairs:
+    case formats::FileFormat::pairs:
       return "pairs";
-    case FileFormat::numpy:
-    case FileFormat::llmc:
-    case FileFormat::megatron_index:
+    case formats::FileFormat::numpy:
+    case formats::FileFormat::llmc:
+    case formats::FileFormat::megatron_index:
       return "tokens";
-    case FileFormat::unknown:
-    case FileFormat::git_lfs:
+    case formats::FileFormat::unknown:
+    case formats::FileFormat::git_lfs:
       return "";
     default:
       return "text";
@@ -57,7 +59,7 @@ std::string_view kind_of(FileFormat format) {
 std::string_view kind_of(const fs::path& file) {
   const std::string extension = file.extension().string();
   const bool binary = extension == ".bin" || extension == ".npy";
-  if (const auto kind = kind_of(recognise(file)); !kind.empty()) {
+  if (const auto kind = kind_of(formats::recognise(file)); !kind.empty()) {
     return kind == "text" && binary ? "tokens" : kind;
   }
   if (extension == ".safetensors") return "documents";
@@ -120,7 +122,8 @@ std::uint64_t usual_length(const fs::path& folder) {
 /// Whether the folder has adapters of PEFT without their model.
 bool has_only_adapters(const fs::path& folder) {
   std::error_code ignored;
-  return is_adapter_folder(folder) && !fs::exists(folder / config::kCheckpointConfig, ignored);
+  return formats::is_adapter_folder(folder) &&
+         !fs::exists(folder / config::kCheckpointConfig, ignored);
 }
 
 /// The model under the adapters in the request's folder: that of --set model.path, or else the one
@@ -131,7 +134,7 @@ fs::path base_of(const EvaluationRequest& request) {
     if (setting.starts_with(kSetting)) return setting.substr(kSetting.size());
   }
   try {
-    return base_of_adapters(request.path);
+    return formats::base_of_adapters(request.path);
   } catch (const Error& error) {
     throw Error(ErrorCategory::config,
                 fmt::format("{}, or name it with --set model.path=DIR", error.what()));
@@ -190,16 +193,16 @@ config::Config read_evaluation(const EvaluationRequest& request) {
     overrides.insert(overrides.end(), request.overrides.begin(), request.overrides.end());
     return config::load(request.path, overrides, kAnyWorld);
   }
-  const fs::path weights = weights_at(request.path);
+  const fs::path weights = formats::weights_at(request.path);
   const bool run = weights != request.path;
   if (!run && !has_only_adapters(request.path)) {
     const auto cause = config::explain_no_model(weights, request.path.string());
     if (cause) throw Error(ErrorCategory::config, *cause);
   }
   if (run) {
-    overrides.push_back(
-        fmt::format("{}={}", is_adapter_folder(weights) ? "ballast.adapters.path" : "model.weights",
-                    Json(fs::absolute(weights).string()).compact()));
+    overrides.push_back(fmt::format(
+        "{}={}", formats::is_adapter_folder(weights) ? "ballast.adapters.path" : "model.weights",
+        Json(fs::absolute(weights).string()).compact()));
   }
   overrides.insert(overrides.end(), request.overrides.begin(), request.overrides.end());
   return run ? config::load(request.path / "config.json", overrides, kAnyWorld)
@@ -209,9 +212,9 @@ config::Config read_evaluation(const EvaluationRequest& request) {
 ModelEvaluation evaluate_model(const config::Config& config,
                                const ModelEvaluationProgress& progress,
                                const std::atomic<bool>* interrupted) {
-  planning::check_device(config);
+  inputs::check_device(config);
   check_initial_weights(config);
-  const auto source = open_evaluation_data(config);
+  const auto source = data::open_evaluation_data(config);
   if (source->size() == 0) {
     const config::DataSection& data = config.data;
     throw Error(
@@ -224,11 +227,11 @@ ModelEvaluation evaluate_model(const config::Config& config,
                         : data.eval.front() + (data.eval.size() > 1 ? ", ... are" : " is"),
                     data.sequence_length));
   }
-  engine::Blueprint blueprint = planning::draw_evaluation(config);
-  std::optional<MadeDirectory> swap;
+  engine::Blueprint blueprint = planner::draw_evaluation(config);
+  std::optional<formats::MadeDirectory> swap;
   if (blueprint.schedule.bytes(Tier::nvme) > 0) swap.emplace(config.ballast.out);
-  const EvaluationBatches batches(source, blueprint.shape.sequences, blueprint.shape.length);
-  engine::Engine engine(std::move(blueprint), planning::engine_options(config), interrupted);
+  const data::EvaluationBatches batches(source, blueprint.shape.sequences, blueprint.shape.length);
+  engine::Engine engine(std::move(blueprint), planner::engine_options(config), interrupted);
   start_from_weights(engine, config,
                      [&](Bytes done, Bytes total) { progress("reading weights", done, total); });
   const auto start = std::chrono::steady_clock::now();

@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/text/files.h"
@@ -91,8 +91,8 @@ std::string content_of(const fs::path& path) {
 
 }  // namespace
 
-std::vector<Scalar> scalars_of(const StepMetrics& metrics) {
-  std::vector<Scalar> scalars = {
+std::vector<formats::Scalar> scalars_of(const StepMetrics& metrics) {
+  std::vector<formats::Scalar> scalars = {
       {"Train/Samples/train_loss", metrics.loss},
       {"Train/Samples/lr", metrics.lr},
       {"Train/Samples/grad_norm", metrics.grad_norm},
@@ -164,21 +164,21 @@ void Monitors::warn_of_deleted_files() const {
                                      deleted->path().string()));
 }
 
-void Monitors::write_events(std::int64_t samples, const std::vector<Scalar>& scalars) {
+void Monitors::write_events(std::int64_t samples, const std::vector<formats::Scalar>& scalars) {
   const double now = seconds_since_1970();
   if (events_.path().empty()) {
     const auto name = fmt::format("events.out.tfevents.{:010}.{}.{}.0",
                                   static_cast<std::int64_t>(now), comm::host_name(), ::getpid());
-    events_ = WaitingFile(*events_folder_ / name, event_file_head(now));
+    events_ = WaitingFile(*events_folder_ / name, formats::event_file_head(now));
   }
-  events_.append(
-      static_cast<std::uint64_t>(samples),
-      (begins_ ? event_session_start(now, samples) : "") + event_scalars(now, samples, scalars));
+  events_.append(static_cast<std::uint64_t>(samples),
+                 (begins_ ? formats::event_session_start(now, samples) : "") +
+                     formats::event_scalars(now, samples, scalars));
 }
 
-void Monitors::write_csv(std::int64_t samples, const std::vector<Scalar>& scalars) {
+void Monitors::write_csv(std::int64_t samples, const std::vector<formats::Scalar>& scalars) {
   if (begins_) cut_csv(samples);
-  for (const Scalar& scalar : scalars) {
+  for (const formats::Scalar& scalar : scalars) {
     csv_file(csv_name(scalar.name))
         .append(static_cast<std::uint64_t>(samples), fmt::format("{},{}\n", samples, scalar.value));
   }

@@ -10,17 +10,17 @@
 
 #include "ballast/config/config.h"
 #include "ballast/train/metrics.h"
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_options.h"
 
-#include "src/train/event_file.h"
-#include "src/train/new_folder.h"
+#include "src/formats/event_file.h"
+#include "src/formats/new_folder.h"
 #include "src/train/waiting_file.h"
 
 namespace ballast::train {
 
 /// The scalars of a step, named after its members in metrics.jsonl. Names of DeepSpeed where it has
 /// one (Train/Samples/train_loss, Train/Samples/lr).
-std::vector<Scalar> scalars_of(const StepMetrics& metrics);
+std::vector<formats::Scalar> scalars_of(const StepMetrics& metrics);
 
 /// The files of `tensorboard` and `csv_monitor`: scalars of each step over the samples that the run
 /// has trained on, as DeepSpeed's monitors write them (deepspeed/monitor). TensorBoard: an event
@@ -52,15 +52,15 @@ class Monitors {
 
  private:
   void warn_of_deleted_files() const;
-  void write_events(std::int64_t samples, const std::vector<Scalar>& scalars);
-  void write_csv(std::int64_t samples, const std::vector<Scalar>& scalars);
+  void write_events(std::int64_t samples, const std::vector<formats::Scalar>& scalars);
+  void write_csv(std::int64_t samples, const std::vector<formats::Scalar>& scalars);
   void cut_csv(std::int64_t samples);
   WaitingFile& csv_file(const std::string& name);
 
   const std::int64_t batch_;  ///< samples of a step
   std::optional<std::filesystem::path> events_folder_;
   std::optional<std::filesystem::path> csv_folder_;
-  std::deque<MadeDirectory> made_;
+  std::deque<formats::MadeDirectory> made_;
   WaitingFile events_;
   std::map<std::string, WaitingFile, std::less<>> csv_;  ///< by the names of files
   bool begins_ = true;

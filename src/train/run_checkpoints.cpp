@@ -11,15 +11,15 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
 #include "ballast/state/store.h"
 #include "ballast/state/swap_plan.h"
 
-#include "src/train/checkpoint_format.h"
-#include "src/train/checkpoint_swap.h"
+#include "src/checkpoint/format.h"
+#include "src/checkpoint/swap.h"
 #include "src/train/finite_values.h"
 
 namespace ballast::train {
@@ -28,8 +28,8 @@ namespace {
 namespace fs = std::filesystem;
 
 /// `own`: of the run that is resumed. The position in the data follows from the step and the batch.
-void check_resumable(const Checkpoint& from, const config::Config& config, bool own) {
-  const CheckpointFacts& facts = from.facts();
+void check_resumable(const checkpoint::Checkpoint& from, const config::Config& config, bool own) {
+  const checkpoint::CheckpointFacts& facts = from.facts();
   const auto refuse = [&](const std::string& what) {
     throw Error(ErrorCategory::config, fmt::format("{}: {}", from.folder().string(), what));
   };
@@ -50,8 +50,8 @@ void check_resumable(const Checkpoint& from, const config::Config& config, bool 
 }
 
 /// Which settings of `from` the run changes. Throws Error(config) if one is not allowed.
-std::vector<config::Change> compare_settings(const Checkpoint& from, const SettingsCheck& check,
-                                             bool first) {
+std::vector<config::Change> compare_settings(const checkpoint::Checkpoint& from,
+                                             const SettingsCheck& check, bool first) {
   const config::Settings& before = from.facts().settings;
   if (before.empty()) {
     if (!first) return {};
@@ -72,7 +72,7 @@ std::vector<config::Change> compare_settings(const Checkpoint& from, const Setti
 }
 
 /// The rest of the run may have other bits than one that was never stopped.
-void note_other_arithmetic(const Checkpoint& from, const engine::Engine& engine) {
+void note_other_arithmetic(const checkpoint::Checkpoint& from, const engine::Engine& engine) {
   const std::string& before = from.facts().arithmetic;
   const std::string now = engine.arithmetic();
   if (engine.blueprint().rank != 0 || before.empty() || before == now) return;
@@ -85,14 +85,14 @@ void note_other_arithmetic(const Checkpoint& from, const engine::Engine& engine)
 
 /// The checkpoints of a run that continues after `from`: damaged ones are kept under another name,
 /// so that all others are whole and count, and what killed processes have left is removed.
-void tidy_checkpoints(const Checkpoint& from, const config::Config& config) {
+void tidy_checkpoints(const checkpoint::Checkpoint& from, const config::Config& config) {
   const fs::path& run = config.ballast.out;
   const std::uint64_t step = from.facts().step;
   std::vector<fs::path> damaged = from.skipped();
-  for (const fs::path& folder : checkpoints_of(run)) {
-    if (step_of(folder) >= step) continue;
+  for (const fs::path& folder : checkpoint::checkpoints_of(run)) {
+    if (checkpoint::step_of(folder) >= step) continue;
     try {
-      const Checkpoint older(folder);
+      const checkpoint::Checkpoint older(folder);
     } catch (const Error& error) {
       if (error.category() != ErrorCategory::data) {
         throw Error(error.category(),
@@ -103,29 +103,30 @@ void tidy_checkpoints(const Checkpoint& from, const config::Config& config) {
     }
   }
   for (const fs::path& folder : damaged) {
-    const fs::path aside = set_aside(folder);
+    const fs::path aside = checkpoint::set_aside(folder);
     log(LogLevel::info,
         fmt::format("{} is damaged and now called {}, without its states on NVMe; remove it when "
                     "you no longer need it",
                     folder.string(), aside.filename().string()));
   }
-  remove_incomplete(run / kCheckpoints);
+  checkpoint::remove_incomplete(run / checkpoint::kCheckpoints);
   // A run that was killed may have left one more than there are extents for.
-  remove_older(run, checkpoint_folder(run, step), config.ballast.checkpoint_keep);
+  checkpoint::remove_older(run, checkpoint::checkpoint_folder(run, step),
+                           config.ballast.checkpoint_keep);
 }
 
 /// Tidies the own run up. Returns what its checkpoints keep in the swap files, if these are
 /// `reusable`. Collective. A checkpoint that cannot be read is not a failure of the engine, for
 /// which a run would go back again.
-state::KeptExtents tidy_up(const Checkpoint& from, const config::Config& config, comm::Ranks* ranks,
-                           bool own, bool reusable) {
+state::KeptExtents tidy_up(const checkpoint::Checkpoint& from, const config::Config& config,
+                           comm::Ranks* ranks, bool own, bool reusable) {
   const std::uint32_t rank = ranks == nullptr ? 0 : ranks->rank();
   state::KeptExtents beside;
   try {
-    comm::together(ranks, [&] {
+    comm::collective_try(ranks, [&] {
       if (own && rank == 0) tidy_checkpoints(from, config);
     });
-    comm::together(ranks, [&] {
+    comm::collective_try(ranks, [&] {
       if (reusable) beside = from.kept_beside(config.ballast.out, rank);
     });
   } catch (const Error& error) {
@@ -136,7 +137,7 @@ state::KeptExtents tidy_up(const Checkpoint& from, const config::Config& config,
 }
 
 /// Refuses weights of a run that has diverged.
-void check_finite(const Checkpoint& from, const engine::Blueprint& blueprint,
+void check_finite(const checkpoint::Checkpoint& from, const engine::Blueprint& blueprint,
                   const engine::StateRange& range, ConstHostBytes bytes) {
   if (range.kind != engine::StateKind::weights) return;
   const std::optional<Elems> bad = first_not_finite(bytes, blueprint.type);
@@ -161,14 +162,15 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
                    const std::filesystem::path& from, comm::Ranks* ranks, std::uint64_t before,
                    const std::function<void(const Resumed&)>& found, const SettingsCheck* check) {
   std::vector<config::Change> changes;
-  Checkpoint::Check compare;
+  checkpoint::Checkpoint::Check compare;
   if (check != nullptr) {
-    compare = [&](const Checkpoint& one) {
+    compare = [&](const checkpoint::Checkpoint& one) {
       changes = compare_settings(one, *check, engine.blueprint().rank == 0);
     };
   }
-  const Checkpoint states = Checkpoint::open(from, engine.blueprint(), ranks, before, compare);
-  const bool own = is_of_run(states.folder(), config.ballast.out);
+  const checkpoint::Checkpoint states =
+      checkpoint::Checkpoint::open(from, engine.blueprint(), ranks, before, compare);
+  const bool own = checkpoint::is_of_run(states.folder(), config.ballast.out);
   check_resumable(states, config, own);
   Resumed resumed = {states.facts(), states.folder(), std::move(changes)};
   if (found) found(resumed);
@@ -179,7 +181,7 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   const state::KeptExtents beside = tidy_up(states, config, ranks, own, reusable);
   const bool reused = engine.resume(
       [&](const engine::StateRange& range, HostBytes bytes) {
-        advising(states.folder(), [&] {
+        checkpoint::with_restart_advice(states.folder(), [&] {
           states.read(range, bytes);
           check_finite(states, engine.blueprint(), range, bytes);
         });
@@ -204,13 +206,15 @@ void check_room_for_checkpoints(const engine::Engine& engine, const config::Conf
   const fs::space_info space = fs::space(run, error);
   if (error) return;
   Bytes each = 0;
-  for (const auto& range : engine.saved_ranges(schedule::kHomesInMemory)) each += range.bytes();
+  for (const auto& range : engine::saved_ranges(engine.blueprint(), schedule::kHomesInMemory))
+    each += range.bytes();
   each *= engine.blueprint().workload.world;
-  const std::uint64_t more = keep + 1 - std::min<std::uint64_t>(keep, checkpoints_of(run).size());
+  const std::uint64_t more =
+      keep + 1 - std::min<std::uint64_t>(keep, checkpoint::checkpoints_of(run).size());
   const std::vector<Bytes> extents = state::swap_extents(engine.blueprint().schedule);
   Bytes swap = 0;
   if (new_swap_files && !extents.empty()) {
-    const auto options = planning::engine_options(config, launch).swap;
+    const auto options = planner::engine_options(config, launch).swap;
     swap = std::max(1U, launch.local_world) * state::swap_bytes_on(run, options, extents);
   }
   if (space.available >= swap && (space.available - swap) / more >= each) return;
@@ -254,8 +258,8 @@ RunCheckpoints::Requests RunCheckpoints::requests() {
   return any;
 }
 
-RunCheckpoints::Done RunCheckpoints::after_step(std::uint64_t step,
-                                                const std::function<CheckpointFacts()>& facts) {
+RunCheckpoints::Done RunCheckpoints::after_step(
+    std::uint64_t step, const std::function<checkpoint::CheckpointFacts()>& facts) {
   if (!wanted(config_)) return {};
   const Requests asked = requests();
   const std::uint64_t every = config_.ballast.checkpoint_every;
@@ -273,8 +277,8 @@ RunCheckpoints::Done RunCheckpoints::after_step(std::uint64_t step,
   return done;
 }
 
-void RunCheckpoints::begin(const CheckpointFacts& facts, After after) {
-  by_engine([&] { engine_->finish(); });  // its errors are not those of the checkpoint
+void RunCheckpoints::begin(const checkpoint::CheckpointFacts& facts, After after) {
+  as_step_failure([&] { engine_->finish(); });  // its errors are not those of the checkpoint
   const bool began = attempt(facts.step, after, [&] {
     writer_.emplace(*engine_, config_.ballast.out, facts, config_.ballast.checkpoint_keep, ranks_);
   });
@@ -300,7 +304,7 @@ bool RunCheckpoints::attempt(std::uint64_t step, After after, Work work) {
     return true;
   } catch (const Error& error) {
     const ErrorCategory category = error.category();
-    if (category == ErrorCategory::state) by_engine([&]() -> void { throw; });
+    if (category == ErrorCategory::state) as_step_failure([&]() -> void { throw; });
     const bool may_go_on = category == ErrorCategory::io || category == ErrorCategory::memory;
     // The other ranks know nothing of an error of this one alone, and wait for it.
     const bool alone =

@@ -15,15 +15,15 @@
 #include "ballast/config/resumption.h"
 #include "ballast/engine/engine.h"
 
-#include "src/train/checkpoint.h"
-#include "src/train/checkpoint_writer.h"
+#include "src/checkpoint/checkpoint.h"
+#include "src/checkpoint/writer.h"
 #include "src/train/run_engine.h"
 
 namespace ballast::train {
 
 /// Where a run goes on.
 struct Resumed {
-  CheckpointFacts facts;
+  checkpoint::CheckpointFacts facts;
   std::filesystem::path folder;              ///< of the checkpoint; "" for a run that begins
   std::vector<config::Change> changes = {};  ///< that were allowed
 };
@@ -55,7 +55,7 @@ void check_room_for_checkpoints(const engine::Engine& engine, const config::Conf
 class RunCheckpoints {
  public:
   /// `stop` and `now` (may be null): see trainer.h. Everything must outlive the object.
-  RunCheckpoints(RunEngine& engine, const config::Config& config, comm::Ranks* ranks,
+  RunCheckpoints(RestartableEngine& engine, const config::Config& config, comm::Ranks* ranks,
                  const std::atomic<bool>* stop, std::atomic<bool>* now)
       : engine_(engine), config_(config), ranks_(ranks), stop_(stop), now_(now) {}
 
@@ -72,7 +72,7 @@ class RunCheckpoints {
   /// to the background. If the disk is full or memory short, it logs a warning at the first,
   /// second, fourth, eighth, ... failure and the run goes on; a run that is to stop throws. Throws
   /// StepFailure. Collective.
-  Done after_step(std::uint64_t step, const std::function<CheckpointFacts()>& facts);
+  Done after_step(std::uint64_t step, const std::function<checkpoint::CheckpointFacts()>& facts);
   /// Waits for the one in the background, before the run goes back or ends with an error. Returns
   /// whether newest() is another one. Throws StepFailure. Collective.
   bool settle() { return settle(After::failure); }
@@ -103,20 +103,20 @@ class RunCheckpoints {
   [[nodiscard]] Requests requests();
   /// Whether the time between two checkpoints has passed. The first step starts the clock.
   [[nodiscard]] bool time_is_up();
-  void begin(const CheckpointFacts& facts, After after);
+  void begin(const checkpoint::CheckpointFacts& facts, After after);
   bool settle(After after);
   /// Calls `work` for the checkpoint of `step`, which may fail. Returns whether it did not.
   template <class Work>
   bool attempt(std::uint64_t step, After after, Work work);
   void fail(std::uint64_t step, After after, const std::string& why);
 
-  RunEngine& engine_;
+  RestartableEngine& engine_;
   const config::Config& config_;
   comm::Ranks* ranks_;
   const std::atomic<bool>* stop_;
   std::atomic<bool>* now_;
   std::optional<std::chrono::steady_clock::time_point> since_;  ///< the last attempt
-  std::optional<CheckpointWriter> writer_;                      ///< in the background
+  std::optional<checkpoint::CheckpointWriter> writer_;          ///< in the background
   std::filesystem::path newest_;
   std::uint64_t newest_step_ = 0;
   std::uint64_t failures_ = 0;  ///< since the last one that was written

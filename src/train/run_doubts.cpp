@@ -47,7 +47,7 @@ double trained_length(const fs::path& weights) {
   return longest;
 }
 
-void doubt_length(const config::Config& config, const TrainingData& data, Lines& lines) {
+void doubt_length(const config::Config& config, const data::TrainingData& data, Lines& lines) {
   const double trained = trained_length(config.initial_weights);
   const std::uint64_t length = config.data.sequence_length;
   const bool documents = data.longest_document > 0;
@@ -65,11 +65,11 @@ void doubt_length(const config::Config& config, const TrainingData& data, Lines&
 }
 
 /// Sequences of what the batch size counts.
-std::uint64_t samples_of(const config::Config& config, const TrainingData& data) {
+std::uint64_t samples_of(const config::Config& config, const data::TrainingData& data) {
   return data.training->size() / config.data.sequences_per_sample();
 }
 
-void doubt_batch(const config::Config& config, const TrainingData& data, Lines& lines) {
+void doubt_batch(const config::Config& config, const data::TrainingData& data, Lines& lines) {
   const std::uint64_t have = samples_of(config, data);
   const std::uint64_t batch = config.batch.train_batch;
   const std::string what = config.data.pairs.empty() ? "sequence" : "pair";
@@ -92,7 +92,7 @@ void doubt_batch(const config::Config& config, const TrainingData& data, Lines& 
       config.ballast.steps, epochs, have, what, config.data.kind(), (have + batch - 1) / batch));
 }
 
-void doubt_padding(const config::Config& config, const TrainingData& data, Lines& lines) {
+void doubt_padding(const config::Config& config, const data::TrainingData& data, Lines& lines) {
   constexpr double kMuch = 0.25;
   const double share = data.summary.padding;
   if (!(share >= kMuch)) return;  // also without a sequence
@@ -122,7 +122,7 @@ void doubt_vocabulary(const config::Config& config, Lines& lines) {
 }
 
 void doubt_rate(const config::Config& config, Lines& lines) {
-  using enum config::OptimizerSection::Type;
+  using enum cpu_adam::Optimizer;
   const config::OptimizerSection& o = config.optimizer;
   const bool scales = o.type == adamw || o.type == adam || o.type == lion;
   const double most = scales ? 0.1 : 10.0;
@@ -160,7 +160,7 @@ void doubt_schedule(const config::Config& config, Lines& lines) {
   }
 }
 
-void doubt_evaluation(const config::Config& config, const TrainingData& data, Lines& lines) {
+void doubt_evaluation(const config::Config& config, const data::TrainingData& data, Lines& lines) {
   for (const fs::path& file : data.evaluation_files) {
     const bool same = std::any_of(data.files.begin(), data.files.end(), [&](const fs::path& own) {
       std::error_code ignored;
@@ -177,7 +177,7 @@ void doubt_evaluation(const config::Config& config, const TrainingData& data, Li
 
 }  // namespace
 
-std::vector<std::string> find_doubts(const config::Config& config, const TrainingData& data) {
+std::vector<std::string> find_doubts(const config::Config& config, const data::TrainingData& data) {
   Lines lines;
   doubt_length(config, data, lines);
   doubt_batch(config, data, lines);
@@ -189,7 +189,7 @@ std::vector<std::string> find_doubts(const config::Config& config, const Trainin
   return lines;
 }
 
-void warn_of_doubts(const config::Config& config, const TrainingData& data) {
+void warn_of_doubts(const config::Config& config, const data::TrainingData& data) {
   for (const std::string& line : find_doubts(config, data)) log(LogLevel::warning, line);
 }
 

@@ -5,12 +5,15 @@
 
 #include "ballast/config/config.h"
 
-#include "src/train/training_data.h"
+#include "src/data/training_data.h"
 
 namespace ballast::train {
 
 /// Settings and data with which a run would train, but hardly as it is meant: one line for each,
 /// with the key to change. Reads no weights and at most the config.json next to them.
-std::vector<std::string> find_doubts(const config::Config& config, const TrainingData& data);
+std::vector<std::string> find_doubts(const config::Config& config, const data::TrainingData& data);
+
+/// Logs find_doubts() as warnings.
+void warn_of_doubts(const config::Config& config, const data::TrainingData& data);
 
 }  // namespace ballast::train

@@ -11,21 +11,21 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/build_info.h"
 #include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
-#include "ballast/planning/plan_json.h"
-#include "ballast/planning/saved_plan.h"
+#include "ballast/formats/export.h"
+#include "ballast/planner/plan_json.h"
+#include "ballast/planner/saved_plan.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
+#include "src/checkpoint/checkpoint.h"
+#include "src/checkpoint/swap.h"
 #include "src/train/automatic_resume.h"
-#include "src/train/checkpoint.h"
-#include "src/train/checkpoint_swap.h"
 #include "src/train/monitors.h"
-#include "src/train/saved_weights.h"
 #include "src/train/used_directory.h"
 
 namespace ballast::train {
@@ -81,7 +81,7 @@ void remove_unfinished(const fs::path& directory) {
   for (fs::directory_iterator entry(directory, error); !error && entry != fs::directory_iterator();
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
-    for (const char* finished : {kConfig, kRun, kRunWeights}) {
+    for (const char* finished : {kConfig, kRun, formats::kRunWeights}) {
       const std::string prefix = fmt::format("{}.tmp-", finished);
       if (!name.starts_with(prefix) || name.size() == prefix.size()) continue;
       if (name.find_first_not_of("0123456789", prefix.size()) == std::string::npos) {
@@ -93,10 +93,10 @@ void remove_unfinished(const fs::path& directory) {
 }
 
 Json describe_plan(const RunStart& start, const RunChoices& choices) {
-  Json plan = planning::plan_json(start.blueprint, choices.prediction);
+  Json plan = planner::plan_json(start.blueprint, choices.prediction);
   plan["flops_per_step"] = start.blueprint.flops_per_step();
   plan["gemm_peak_flops"] = start.gemm_peak_flops;
-  plan["chosen"] = planning::chosen_keys(choices.asked, choices.used);
+  plan["chosen"] = planner::chosen_keys(choices.asked, choices.used);
   return plan;
 }
 
@@ -126,7 +126,7 @@ void RunFiles::open_others(const config::Config& config) {
   if (use_ == RunDirectory::fresh) {
     refuse_used_directory(directory_, kMetrics);
   } else {
-    check_removable(directory_ / kRunWeights);
+    formats::check_removable(directory_ / formats::kRunWeights);
   }
   monitors_ = std::make_unique<Monitors>(config, use_);
   place_.emplace(directory_);
@@ -149,8 +149,8 @@ bool RunFiles::owns(const fs::path& file) const {
   return !inside.empty() && is_of_run_directory(*inside.begin());
 }
 
-void RunFiles::continue_after(const CheckpointFacts& facts) {
-  check_removable(directory_ / kRunWeights);
+void RunFiles::continue_after(const checkpoint::CheckpointFacts& facts) {
+  formats::check_removable(directory_ / formats::kRunWeights);
   remove_unfinished(directory_);
   metrics_.continue_after(facts.step);
   monitors_->go_back();
@@ -176,12 +176,13 @@ RunPlace::Fate RunFiles::write(const StepMetrics& metrics) {
   const bool is_first = !std::exchange(described_, true);
   RunPlace::Fate fate = RunPlace::Fate::there;
   if (is_first) {
-    remove_model_folder(directory_ / kRunWeights);  // they are of another run, or of fewer steps
+    formats::remove_model_folder(
+        directory_ / formats::kRunWeights);  // they are of another run, or of fewer steps
     if (use_ == RunDirectory::continued) {
-      remove_later(directory_, continued_step_);
+      checkpoint::remove_later(directory_, continued_step_);
     } else {
       remove_unfinished(directory_);
-      remove_checkpoints(directory_);
+      checkpoint::remove_checkpoints(directory_);
     }
     write_new(kConfig, config_);
     write_new(kRun, run_);

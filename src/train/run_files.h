@@ -6,14 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "ballast/checkpoint/checkpoints.h"
 #include "ballast/config/config.h"
 #include "ballast/config/resumption.h"
 #include "ballast/schedule/simulator.h"
-#include "ballast/train/checkpoints.h"
 #include "ballast/train/metrics.h"
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_events.h"
+#include "ballast/train/run_options.h"
 
-#include "src/train/new_folder.h"
+#include "src/formats/new_folder.h"
 #include "src/train/run_place.h"
 #include "src/train/waiting_file.h"
 
@@ -42,7 +43,7 @@ class RunFiles {
   RunDirectory begin_or_continue(const config::Config& config);
   /// The run goes on after this checkpoint of its own, with its part of metrics.jsonl. Later
   /// checkpoints are removed with the first row. Throws Error(io).
-  void continue_after(const CheckpointFacts& facts);
+  void continue_after(const checkpoint::CheckpointFacts& facts);
   /// MetricsWriter::sync().
   Bytes sync() { return metrics_.sync(); }
   /// Content of config.json and run.json.
@@ -69,7 +70,7 @@ class RunFiles {
 
   std::filesystem::path directory_;
   RunDirectory use_;
-  MadeDirectory made_;
+  formats::MadeDirectory made_;
   MetricsWriter metrics_;
   std::unique_ptr<Monitors> monitors_;  ///< after metrics_, whose file has been locked
   std::optional<RunPlace> place_;

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/inputs/engine_inputs.h"
 #include "ballast/train/trace.h"
 
 #include "src/train/initial_weights.h"
@@ -17,10 +17,10 @@
 namespace ballast::train {
 
 RunInputs open_inputs(const config::Config& config, const comm::Launch& launch) {
-  planning::check_device(config, launch);
+  inputs::check_device(config, launch);
   check_initial_weights(config);
-  RunInputs inputs = {.data = open_training_data(config)};
-  planning::check_swap_paths(config, launch);
+  RunInputs inputs = {.data = data::open_training_data(config)};
+  inputs::check_swap_paths(config, launch);
   if (launch.first()) warn_of_doubts(config, inputs.data);
   return inputs;
 }

@@ -5,16 +5,16 @@
 #include "ballast/comm/launch.h"
 #include "ballast/config/config.h"
 #include "ballast/text/output_file.h"
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_options.h"
 
+#include "src/data/training_data.h"
 #include "src/train/run_files.h"
-#include "src/train/training_data.h"
 
 namespace ballast::train {
 
 /// Everything that a run needs before it is planned.
 struct RunInputs {
-  TrainingData data;
+  data::TrainingData data;
   std::unique_ptr<RunFiles> files = {};  ///< on rank 0
   text::OutputRule trace = {};           ///< on rank 0
 };

@@ -53,7 +53,8 @@ double RunMeasures::seconds_so_far() const {
   return seconds_since(started_);
 }
 
-StepMetrics RunMeasures::step(const Batch& batch, const engine::StepResult& result, double rate) {
+StepMetrics RunMeasures::step(const data::Batch& batch, const engine::StepResult& result,
+                              double rate) {
   StepMetrics metrics;
   add_lanes(metrics);  // before the clock is read, so that no lane is busy for more than the step
   metrics.step = batch.step;
@@ -106,7 +107,7 @@ void RunMeasures::note(const StepMetrics& metrics) {
   constexpr std::size_t kMost = 1000;
   if (metrics.rolled_back) settled_steps_ = 0;
   if (settled_steps_++ < kUnsettled || steps_.size() == kMost) return;
-  planning::MeasuredStep step = {.seconds = metrics.step_seconds};
+  calibrate::MeasuredStep step = {.seconds = metrics.step_seconds};
   for (const schedule::Lane lane : schedule::kLanes) {
     step.busy_seconds[static_cast<std::size_t>(lane)] =
         metrics.busy_seconds.at(std::string(to_string(lane)));
@@ -130,8 +131,8 @@ std::vector<Bytes> RunMeasures::written() const {
   return bytes;
 }
 
-void RunMeasures::summarize(RunSummary& summary, const planning::RunPrediction* prediction) {
-  const auto typical = planning::typical_step(steps_);
+void RunMeasures::summarize(RunSummary& summary, const calibrate::RunPrediction* prediction) {
+  const auto typical = calibrate::typical_step(steps_);
   summary.skipped = skipped_;
   summary.rolled_back = rolled_back_;
   summary.seconds = ended() ? seconds_ : seconds_so_far();

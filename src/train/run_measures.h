@@ -5,11 +5,11 @@
 #include <optional>
 #include <vector>
 
+#include "ballast/calibrate/machine_rates.h"
 #include "ballast/core/cpu.h"
-#include "ballast/planning/machine_rates.h"
-#include "ballast/train/loader.h"
+#include "ballast/data/loader.h"
 #include "ballast/train/metrics.h"
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_events.h"
 
 #include "src/train/proven_peak.h"
 #include "src/train/run_engine.h"
@@ -25,12 +25,13 @@ double seconds_to_measure(const engine::Blueprint& blueprint, std::uint64_t step
 class RunMeasures {
  public:
   /// `gemm_peak`: FLOP/s of the matrix products of one rank.
-  RunMeasures(const RunEngine& engine, double gemm_peak) : engine_(engine), gemm_peak_(gemm_peak) {}
+  RunMeasures(const RestartableEngine& engine, double gemm_peak)
+      : engine_(engine), gemm_peak_(gemm_peak) {}
 
   /// The first step begins.
   void begin();
   /// A step has ended, which trained on `batch`.
-  StepMetrics step(const Batch& batch, const engine::StepResult& result, double rate);
+  StepMetrics step(const data::Batch& batch, const engine::StepResult& result, double rate);
   /// The next step begins after work between steps, such as an evaluation. That work counts for no
   /// step, neither its time nor what the lanes did.
   void go_on();
@@ -53,14 +54,14 @@ class RunMeasures {
   /// Bytes written to each swap path since begin().
   [[nodiscard]] std::vector<Bytes> written() const;
   /// Sets what is measured: times, tokens, counts, totals. `prediction` may correct its rates.
-  void summarize(RunSummary& summary, const planning::RunPrediction* prediction);
+  void summarize(RunSummary& summary, const calibrate::RunPrediction* prediction);
 
  private:
   [[nodiscard]] double seconds_so_far() const;
   void add_lanes(StepMetrics& metrics);
   void note(const StepMetrics& metrics);
 
-  const RunEngine& engine_;
+  const RestartableEngine& engine_;
   ProvenPeak gemm_peak_;
   std::chrono::steady_clock::time_point started_;
   std::chrono::steady_clock::time_point last_step_end_;
@@ -68,7 +69,7 @@ class RunMeasures {
   double training_seconds_ = 0.0;
   double evaluation_seconds_ = 0.0;
   CpuWatch watch_;  ///< since the first step
-  std::vector<planning::MeasuredStep> steps_;
+  std::vector<calibrate::MeasuredStep> steps_;
   std::uint64_t settled_steps_ = 0;  ///< since the start or the last wait for all updates
   std::uint64_t count_ = 0;          ///< steps
   std::uint64_t tokens_ = 0;         ///< trained on, without padding

@@ -12,11 +12,12 @@
 #include "ballast/config/adapter_folder.h"
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
+#include "ballast/formats/export.h"
+#include "ballast/formats/weight_files.h"
 #include "ballast/model/family.h"
 #include "ballast/text/json.h"
-#include "ballast/train/weight_files.h"
 
-#include "src/train/adapter_files.h"
+#include "src/formats/adapter_files.h"
 
 namespace ballast::train {
 namespace {
@@ -41,13 +42,13 @@ std::optional<fs::path> imported_folder(const config::Config& config) {
   const auto keys = model::family(config.model.family).checkpoint_keys();
   if (path.empty() || keys.empty() || !fs::exists(file, ignored)) return std::nullopt;
   const text::Json json =
-      text::parse_json(read_small_file(file), file.string(), {.comments = true});
+      text::parse_json(formats::read_small_file(file), file.string(), {.comments = true});
   // It may be a config of Ballast.
   return json.find(keys.front().name) == nullptr ? std::nullopt : std::optional(folder);
 }
 
 /// One of several stacked tensors, some rows of the file's matrix at a time.
-void write_slice(ModelFolderWriter& writer, const std::string& name,
+void write_slice(formats::ModelFolderWriter& writer, const std::string& name,
                  const model::TensorSpec& tensor, std::span<const float> values) {
   constexpr Elems kAtATime = 16;  // values of a cache line
   const Elems rows = tensor.shape.front();
@@ -66,8 +67,8 @@ void write_slice(ModelFolderWriter& writer, const std::string& name,
 }
 
 /// In the order of files, which is fast even if memory has another one.
-void write(ModelFolderWriter& writer, const std::string& name, const model::TensorSpec& tensor,
-           std::span<const float> values) {
+void write(formats::ModelFolderWriter& writer, const std::string& name,
+           const model::TensorSpec& tensor, std::span<const float> values) {
   if (tensor.stored.stacked > 0) return write_slice(writer, name, tensor, values);
   for (Elems done = 0; done < tensor.size;) {
     const model::TensorRun from = model::run_in_memory(tensor, done);
@@ -82,16 +83,17 @@ void write(ModelFolderWriter& writer, const std::string& name, const model::Tens
 fs::path base_model(const config::Config& config) {
   const fs::path& path = config.initial_weights;
   const std::string name = path.filename().string();
-  return name == kSingleWeights || name == kWeightsIndex ? path.parent_path() : path;
+  return name == formats::kSingleWeights || name == formats::kWeightsIndex ? path.parent_path()
+                                                                           : path;
 }
 
-void describe(ModelFolderWriter& writer, const config::Config& config,
+void describe(formats::ModelFolderWriter& writer, const config::Config& config,
               const model::Architecture& model) {
   if (model.adapters) {
     const auto json = config::make_adapter_config(model, base_model(config));
     writer.add(config::kAdapterConfig, json.pretty() + "\n");
   } else if (const auto from = imported_folder(config)) {
-    const std::string text = read_small_file(*from / config::kCheckpointConfig);
+    const std::string text = formats::read_small_file(*from / config::kCheckpointConfig);
     writer.add(config::kCheckpointConfig, config::of_decoded_weights(text));
     writer.carry(*from);
   } else {
@@ -99,12 +101,12 @@ void describe(ModelFolderWriter& writer, const config::Config& config,
   }
 }
 
-std::vector<TensorToStore> adapters_of(const model::Architecture& model) {
-  std::vector<TensorToStore> tensors;
+std::vector<formats::TensorToStore> adapters_of(const model::Architecture& model) {
+  std::vector<formats::TensorToStore> tensors;
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
       if (!is_saved(model, tensor) || tensor.first_element() > 0) continue;
-      tensors.push_back({AdapterFiles::name_of(tensor), DType::f32, tensor.whole_shape()});
+      tensors.push_back({formats::AdapterFiles::name_of(tensor), DType::f32, tensor.whole_shape()});
     }
   }
   return tensors;
@@ -126,8 +128,8 @@ void check_room_for_weights(const config::Config& config, const model::Architect
                   format_bytes(needed)));
 }
 
-std::vector<TensorToStore> tensors_of(const model::Architecture& model) {
-  std::vector<TensorToStore> tensors;
+std::vector<formats::TensorToStore> tensors_of(const model::Architecture& model) {
+  std::vector<formats::TensorToStore> tensors;
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
       if (tensor.first_element() > 0) continue;  // the rest of a tensor that is in several blocks
@@ -137,7 +139,7 @@ std::vector<TensorToStore> tensors_of(const model::Architecture& model) {
   return tensors;
 }
 
-void write_block(ModelFolderWriter& writer, const model::BlockSpec& block,
+void write_block(formats::ModelFolderWriter& writer, const model::BlockSpec& block,
                  std::span<const float> values) {
   for (const model::TensorSpec& tensor : block.tensors) {
     write(writer, tensor.name, tensor, values.subspan(tensor.offset, tensor.size));
@@ -147,14 +149,14 @@ void write_block(ModelFolderWriter& writer, const model::BlockSpec& block,
 void save_weights(engine::Engine& engine, const config::Config& config, bool first,
                   const Progress& progress) {
   const model::Architecture& model = engine.blueprint().model;
-  std::optional<ModelFolderWriter> writer;
+  std::optional<formats::ModelFolderWriter> writer;
   if (first) {
-    const fs::path folder = config.ballast.out / kRunWeights;
+    const fs::path folder = config.ballast.out / formats::kRunWeights;
     if (model.adapters) {
-      writer.emplace(folder, std::vector<std::vector<TensorToStore>>{adapters_of(model)},
+      writer.emplace(folder, std::vector<std::vector<formats::TensorToStore>>{adapters_of(model)},
                      config::kAdapterWeights);
     } else {
-      writer.emplace(folder, split_into_files(tensors_of(model), kShardSize));
+      writer.emplace(folder, formats::split_into_files(tensors_of(model), formats::kShardSize));
     }
   }
   Bytes done = 0;
@@ -162,12 +164,13 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
     if (first) progress(done, size_of_weights(model));
     const model::BlockSpec& block = model.blocks[b];
     if (model.adapters && block.trained_elements() == 0) continue;
-    const std::vector<float> values = engine.read_block(b);
+    const std::vector<float> values = engine.snapshot().read_block(b);
     for (const model::TensorSpec& tensor : block.tensors) {
       if (!is_saved(model, tensor)) continue;
       done += tensor.size * sizeof(float);
       if (!writer) continue;
-      const std::string name = model.adapters ? AdapterFiles::name_of(tensor) : tensor.name;
+      const std::string name =
+          model.adapters ? formats::AdapterFiles::name_of(tensor) : tensor.name;
       write(*writer, name, tensor, std::span(values).subspan(tensor.offset, tensor.size));
     }
   }

@@ -7,12 +7,9 @@
 
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
-#include "ballast/train/model_folder.h"
+#include "ballast/formats/model_folder.h"
 
 namespace ballast::train {
-
-/// Name of the folder of a run's weights in its run directory.
-inline constexpr const char* kRunWeights = "weights";
 
 /// Called with the bytes that are done and those of the whole.
 using Progress = std::function<void(Bytes done, Bytes total)>;
@@ -21,9 +18,9 @@ using Progress = std::function<void(Bytes done, Bytes total)>;
 void check_room_for_weights(const config::Config& config, const model::Architecture& model);
 
 /// The tensors of a model in files, as F32; those of which blocks have parts are whole.
-std::vector<TensorToStore> tensors_of(const model::Architecture& model);
+std::vector<formats::TensorToStore> tensors_of(const model::Architecture& model);
 /// Writes the `values` of a block (flat) to their places in the tensors of its model.
-void write_block(ModelFolderWriter& writer, const model::BlockSpec& block,
+void write_block(formats::ModelFolderWriter& writer, const model::BlockSpec& block,
                  std::span<const float> values);
 
 /// Writes the master weights of `engine` as F32 to the run directory: a folder of Hugging Face,

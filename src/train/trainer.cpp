@@ -12,22 +12,22 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/calibrate/machine_rates.h"
+#include "ballast/checkpoint/checkpoints.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
+#include "ballast/data/loader.h"
+#include "ballast/inputs/engine_inputs.h"
 #include "ballast/memory/budget.h"
-#include "ballast/planning/engine_inputs.h"
-#include "ballast/planning/forecast.h"
-#include "ballast/planning/machine_rates.h"
-#include "ballast/planning/run_plan.h"
-#include "ballast/train/checkpoints.h"
-#include "ballast/train/loader.h"
+#include "ballast/planner/make_engine.h"
+#include "ballast/planner/run_plan.h"
 #include "ballast/train/lr_schedule.h"
 
+#include "src/data/data_content.h"
+#include "src/data/id_check.h"
 #include "src/train/automatic_resume.h"
-#include "src/train/data_content.h"
 #include "src/train/evaluate.h"
-#include "src/train/id_check.h"
 #include "src/train/initial_weights.h"
 #include "src/train/loss_scaler.h"
 #include "src/train/recovery.h"
@@ -49,9 +49,8 @@ using Clock = std::chrono::steady_clock;
 class Trainer {
  public:
   /// `asked`: the config before planning, which keys the cached rates.
-  Trainer(planning::RunPlan plan, const config::Config& asked, RunInputs& inputs,
-          Observer& observer, const std::atomic<bool>* interrupted, const RunOptions& options,
-          comm::Ranks* ranks)
+  Trainer(planner::RunPlan plan, const config::Config& asked, RunInputs& inputs, Observer& observer,
+          const std::atomic<bool>* interrupted, const RunOptions& options, comm::Ranks* ranks)
       : plan_(std::move(plan)),
         asked_(asked),
         inputs_(inputs),
@@ -64,7 +63,7 @@ class Trainer {
         trace_(options.trace, inputs.trace),
         engine_(
             std::move(plan_.decision.blueprint),
-            planning::engine_options(config_, ranks == nullptr ? comm::Launch{} : ranks->launch()),
+            planner::engine_options(config_, ranks == nullptr ? comm::Launch{} : ranks->launch()),
             RunCheckpoints::wanted(config_) ? nullptr : interrupted, ranks),
         rates_(config_.scheduler, config_.optimizer.lr),
         loss_scaler_(config_),
@@ -72,15 +71,15 @@ class Trainer {
         spikes_(config_.ballast.spike),
         recovery_(config_, options.resuming, world_) {
     if (!RunCheckpoints::wanted(config_) && !resumes()) return;
-    settings_ = settings_of_run(config_, inputs_.data.files, inputs_.data.tokens);
+    settings_ = data::settings_of_run(config_, inputs_.data.files, inputs_.data.tokens);
   }
 
   /// Allocates everything for the first step.
   void prepare() {
     if (!first()) run_directory_.emplace(config_.ballast.out);  // its machine may be another one
     if (first()) observer_.planned(engine_.blueprint(), engine_->device().description());
-    prediction_ = planning::RunPrediction::find(asked_, engine_.blueprint(),
-                                                plan_.given_rates ? &*plan_.given_rates : nullptr);
+    prediction_ = calibrate::RunPrediction::find(asked_, engine_.blueprint(),
+                                                 plan_.given_rates ? &*plan_.given_rates : nullptr);
     // The other ranks measure at the same time. The matrices are freed before the engine allocates.
     gemm_peak_ =
         model::measure_gemm_peak(engine_->device(), engine_.blueprint().type,
@@ -95,7 +94,7 @@ class Trainer {
     check_room_for_checkpoints(*engine_, config_, ranks_, false);
     start_loader();
     id_check_.emplace(std::move(inputs_.data.unchecked), rank_, world_);
-    if (first()) warn_without_evaluation(config_, inputs_.data, loader_->evaluation().size());
+    if (first()) data::warn_without_evaluation(config_, inputs_.data, loader_->evaluation().size());
   }
 
   void run() {
@@ -136,7 +135,7 @@ class Trainer {
   /// Ends the trace after its last step, when that step's updates are done.
   void end_trace() {
     if (!trace_.ends_after(step_, config_.ballast.steps)) return;
-    by_engine([&] { engine_->finish(); });
+    as_step_failure([&] { engine_->finish(); });
     measures_->unsettle();
     if (first()) trace_.save(*engine_);
   }
@@ -147,14 +146,15 @@ class Trainer {
   }
 
   void start_loader() {
-    const LoaderOptions options = {.micro_batches = config_.batch.accumulation,
-                                   .sequences = config_.micro_sequences(),
-                                   .length = config_.data.sequence_length,
-                                   .first_step = done_ + 1,
-                                   .skipped = skipped_batches_,
-                                   .rank = rank_,
-                                   .world = world_};
-    loader_ = std::make_unique<Loader>(inputs_.data.training, inputs_.data.evaluation, options);
+    const data::LoaderOptions options = {.micro_batches = config_.batch.accumulation,
+                                         .sequences = config_.micro_sequences(),
+                                         .length = config_.data.sequence_length,
+                                         .first_step = done_ + 1,
+                                         .skipped = skipped_batches_,
+                                         .rank = rank_,
+                                         .world = world_};
+    loader_ =
+        std::make_unique<data::Loader>(inputs_.data.training, inputs_.data.evaluation, options);
   }
 
   /// False if a signal has ended the run after a checkpoint.
@@ -186,7 +186,7 @@ class Trainer {
       if (saved.stops) return false;
       measures_->go_on();
     }
-    by_engine([&] { engine_->finish(); });
+    as_step_failure([&] { engine_->finish(); });
     return true;
   }
 
@@ -230,7 +230,7 @@ class Trainer {
     if (first()) inputs_.files->continue_after(from.facts);
   }
 
-  [[nodiscard]] CheckpointFacts facts() {
+  [[nodiscard]] checkpoint::CheckpointFacts facts() {
     agree_on_directory();
     return {.step = done_,
             .updates = engine_->updates(),
@@ -268,13 +268,13 @@ class Trainer {
     if (done_ == resumed_.facts.step && has_saved_weights()) return;
     save_weights(*engine_, config_, first(),
                  [this](Bytes done, Bytes total) { observer_.saving(done, total); });
-    saved_ = config_.ballast.out / kRunWeights;
+    saved_ = config_.ballast.out / formats::kRunWeights;
   }
 
   [[nodiscard]] bool has_saved_weights() const {
     std::error_code ignored;
-    const bool here = std::filesystem::exists(config_.ballast.out / kRunWeights, ignored);
-    return comm::as_rank_0_says(ranks_, here);
+    const bool here = std::filesystem::exists(config_.ballast.out / formats::kRunWeights, ignored);
+    return comm::decided_by_root(ranks_, here);
   }
 
   void announce() {
@@ -282,7 +282,7 @@ class Trainer {
     const RunStart start = {.blueprint = engine_.blueprint(),
                             .device = engine_->device().description(),
                             .update_isa = engine_.describe_update(),
-                            .io_backend = std::string(engine_->io_backend()),
+                            .io_backend = totals.io_backend,
                             .gemm_peak_flops = gemm_peak_,
                             .fill_seconds = totals.fill_seconds,
                             .filled_on_nvme = totals.nvme_bytes_written(),
@@ -302,10 +302,10 @@ class Trainer {
   /// Runs step `step_`. Returns what is wrong with its loss if the run is to stop or go back for
   /// it.
   std::string run_step() {
-    const Batch batch = loader_->next();
+    const data::Batch batch = loader_->next();
     id_check_->rethrow();
     const double rate = rates_.at(engine_->updates() + 1);
-    const engine::StepResult result = by_engine(
+    const engine::StepResult result = as_step_failure(
         [&] { return engine_->train_step(of_engine(batch), rate, loss_scaler_.scale()); });
     StepMetrics metrics = measures_->step(batch, result, rate);
     metrics.skipped_batches = skipped_batches_;
@@ -335,7 +335,7 @@ class Trainer {
   void evaluate_after(StepMetrics& metrics) {
     const auto start = Clock::now();
     try {
-      const auto found = by_engine([&] {
+      const auto found = as_step_failure([&] {
         return evaluate(*engine_, loader_->evaluation(), config_.ballast.eval_batches, rank_,
                         world_);
       });
@@ -364,7 +364,7 @@ class Trainer {
     const std::filesystem::path& run = inputs_.files->directory();
     std::filesystem::path newest = checkpoints_.newest();
     if (fate == RunPlace::Fate::moved) {
-      if (!newest.empty()) newest = run / kCheckpoints / newest.filename();
+      if (!newest.empty()) newest = run / checkpoint::kCheckpoints / newest.filename();
       plan_.decision.config.ballast.out = run;
       moved_to_ = run;
       recovery_.forget_command();
@@ -396,11 +396,11 @@ class Trainer {
 
   /// Who interrupts a run does not want to wait for simulations.
   [[nodiscard]] std::string advice(const schedule::LaneTotals& lanes, bool interrupted) const {
-    std::function<std::vector<planning::Variant>()> improvements;
+    std::function<std::vector<planner::Improvement>()> improvements;
     if (plan_.request && !interrupted) {
-      improvements = [this] { return planning::find_improvements(plan_.decision, *plan_.request); };
+      improvements = [this] { return planner::find_improvements(plan_.decision, *plan_.request); };
     }
-    return planning::advise(engine_.blueprint(), lanes, measures_->busy_seconds(), improvements);
+    return planner::advise(engine_.blueprint(), lanes, measures_->busy_seconds(), improvements);
   }
 
   void summarize(bool interrupted) {
@@ -417,13 +417,13 @@ class Trainer {
                           .moved_to = moved_to_};
     measures_->summarize(summary, prediction_ ? &*prediction_ : nullptr);
     // Of all ranks of this machine.
-    summary.wear = planning::estimate_wear(
-        planning::written_by_machine(config_, local_world_, measures_->written()), summary.seconds);
+    summary.wear = planner::estimate_wear(
+        inputs::written_by_machine(config_, local_world_, measures_->written()), summary.seconds);
     summary.advice = advice(summary.totals.lanes, interrupted);
     observer_.finished(summary);
   }
 
-  planning::RunPlan plan_;  ///< without its blueprint, which the engine has taken
+  planner::RunPlan plan_;  ///< without its blueprint, which the engine has taken
   const config::Config& config_ = plan_.decision.config;
   const config::Config& asked_;
   RunInputs& inputs_;
@@ -434,7 +434,7 @@ class Trainer {
   std::uint64_t world_;
   std::uint32_t local_world_;  ///< ranks on this machine
   RunTrace trace_;
-  RunEngine engine_;
+  RestartableEngine engine_;
   LrSchedule rates_;
   LossScaler loss_scaler_;
   RunCheckpoints checkpoints_;
@@ -443,14 +443,14 @@ class Trainer {
   config::Settings settings_;  ///< what determines results, for checkpoints
   Resumed resumed_;            ///< the part of the run that was before
   bool stopped_ = false;       ///< by a signal, after a checkpoint
-  std::unique_ptr<Loader> loader_;
-  std::optional<IdCheck> id_check_;
-  std::optional<MadeDirectory> run_directory_;  ///< on other ranks than 0
+  std::unique_ptr<data::Loader> loader_;
+  std::optional<data::IdCheck> id_check_;
+  std::optional<formats::MadeDirectory> run_directory_;  ///< on other ranks than 0
   double gemm_peak_ = 0.0;
   std::optional<RunMeasures> measures_;
   std::filesystem::path saved_;     ///< folder of the saved weights
   std::filesystem::path moved_to_;  ///< the run directory, if it was renamed
-  std::optional<planning::RunPrediction> prediction_;
+  std::optional<calibrate::RunPrediction> prediction_;
   std::uint64_t step_ = 0;  ///< that runs or has just run
   std::uint64_t done_ = 0;  ///< finished steps
   std::uint64_t skipped_in_a_row_ = 0;
@@ -473,27 +473,27 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
   RunOptions chosen = options;
   std::optional<FinishedRun> finished;  // on rank 0
   // Before planning, which may measure the machine for a minute.
-  comm::together(ranks, [&] {
-    if (!options.resume.empty()) check_names_states(options.resume);
+  comm::collective_try(ranks, [&] {
+    if (!options.resume.empty()) checkpoint::check_names_states(options.resume);
     inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());
     if (first) open_outputs(config, options, inputs);
     if (!first || options.directory != RunDirectory::automatic) return;
     finished =
-        find_finished(config, settings_of_run(config, inputs.data.files, inputs.data.tokens));
+        find_finished(config, data::settings_of_run(config, inputs.data.files, inputs.data.tokens));
     if (!finished) chosen.directory = inputs.files->begin_or_continue(config);
   });
   if (options.directory == RunDirectory::automatic) {
     if (first && finished) observer.already_finished(*finished);
-    if (comm::as_rank_0_says(ranks, finished.has_value())) return;
+    if (comm::decided_by_root(ranks, finished.has_value())) return;
     const bool continues = chosen.directory == RunDirectory::continued;
-    if (comm::as_rank_0_says(ranks, continues)) chosen.directory = RunDirectory::continued;
+    if (comm::decided_by_root(ranks, continues)) chosen.directory = RunDirectory::continued;
   }
-  planning::RunPlan plan = planning::plan_run(config, ranks, interrupted, options.source);
+  planner::RunPlan plan = planner::plan_run(config, ranks, interrupted, options.source);
   std::optional<Trainer> trainer;
-  comm::together(ranks, [&] {
+  comm::collective_try(ranks, [&] {
     trainer.emplace(std::move(plan), config, inputs, observer, interrupted, chosen, ranks);
   });
-  comm::together(ranks, [&] { trainer->prepare(); });
+  comm::collective_try(ranks, [&] { trainer->prepare(); });
   trainer->run();
 }
 

@@ -9,13 +9,12 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/formats/export.h"
+#include "ballast/formats/model_folder.h"
+#include "ballast/formats/weight_files.h"
 #include "ballast/text/json.h"
-#include "ballast/train/model_folder.h"
-#include "ballast/train/trainer.h"
-#include "ballast/train/weight_files.h"
 
-#include "src/train/checkpoint.h"
-#include "src/train/saved_weights.h"
+#include "src/checkpoint/checkpoint.h"
 
 namespace ballast::train {
 namespace {
@@ -23,7 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-constexpr std::array kOwn = {kMetrics, kConfig, kRun, kRunWeights, kCheckpoints};
+constexpr std::array kOwn = {kMetrics, kConfig, kRun, formats::kRunWeights,
+                             checkpoint::kCheckpoints};
 
 [[noreturn]] void refuse_foreign(const fs::path& path, const std::string& why) {
   throw Error(ErrorCategory::usage,
@@ -58,7 +58,7 @@ bool has_rows(const fs::path& file) {
 /// Whether `file` is a JSON object with these members, which are objects or texts.
 bool has_members(const fs::path& file, std::string_view first, std::string_view second) {
   try {
-    const Json json = text::parse_json(read_small_file(file), file.string());
+    const Json json = text::parse_json(formats::read_small_file(file), file.string());
     return json.find(first) != nullptr && json.find(second) != nullptr;
   } catch (const Error&) {
     return false;
@@ -87,10 +87,6 @@ void refuse_used(const fs::path& file) {
               fmt::format("{} exists: choose another run directory with --out, or give --overwrite "
                           "to replace it",
                           file.string()));
-}
-
-void refuse_used_directory(const fs::path& directory) {
-  refuse_used_directory(directory, "");
 }
 
 void refuse_used_directory(const fs::path& directory, std::string_view ignored) {
@@ -125,8 +121,8 @@ void refuse_foreign_files(const fs::path& directory) {
   if (is_there(name_of(kRun)) && !has_members(name_of(kRun), "version", "started")) {
     refuse_foreign(name_of(kRun), "is not of a run");
   }
-  check_removable(name_of(kRunWeights));
-  check_checkpoints(name_of(kCheckpoints));
+  formats::check_removable(name_of(formats::kRunWeights));
+  check_checkpoints(name_of(checkpoint::kCheckpoints));
 }
 
 }  // namespace ballast::train

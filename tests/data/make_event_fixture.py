@@ -3,7 +3,7 @@
 
     make_event_fixture.py
 
-The test is tests/unit/train/event_file_test.cpp, which has the same values.
+The test is tests/unit/formats/event_file_test.cpp, which has the same values.
 """
 
 import pathlib

@@ -7,7 +7,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
 
 #include "tests/support/fake_cublaslt.h"
 #include "tests/support/temp_dir.h"
@@ -25,7 +25,7 @@ class EngineOnCuda : public testing::Test {
  protected:
   /// A run in its own directory.
   Engine make(const std::string& more = "ballast.serial=false") {
-    return planning::make_engine(
+    return planner::make_engine(
         test::tiny_config(R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
                                        "num_layers": 2, "num_heads": 2)",
                           true, directory_.path(),

@@ -11,13 +11,14 @@
 
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
+#include "ballast/formats/safetensors.h"
 #include "ballast/model/compute.h"
-#include "ballast/planning/engine_inputs.h"
-#include "ballast/train/safetensors.h"
+#include "ballast/planner/make_engine.h"
 
 #include "tests/e2e/first_step.h"
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/function_weights.h"
 #include "tests/support/temp_dir.h"
 
 // Small random models of all families, compared with transformers:
@@ -57,7 +58,7 @@ config::Config make_config(const json& record, bool bf16, const std::filesystem:
   return config::parse(text.dump(), out, "families", {});
 }
 
-std::vector<float> read_logits(const train::SafetensorsReader& from,
+std::vector<float> read_logits(const formats::SafetensorsReader& from,
                                const std::string& name = "logits") {
   std::vector<float> logits(from.find(name)->elements);
   from.read(name, logits);
@@ -65,8 +66,8 @@ std::vector<float> read_logits(const train::SafetensorsReader& from,
 }
 
 /// `from` must outlive the result.
-engine::WeightSource source_of(const train::SafetensorsReader& from) {
-  return {.read = [&from](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+test::FunctionWeights source_of(const formats::SafetensorsReader& from) {
+  return {[&from](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     const std::vector<float> values = read_tensor(from, tensor);
     std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(first), out.size(), out.begin());
   }};
@@ -87,7 +88,7 @@ class Families : public testing::TestWithParam<const char*> {};
 
 TEST_P(Families, LogitsLossAndGradientsAreThoseOfTransformers) {
   const json record = read_record(GetParam());
-  const train::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
+  const formats::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
   const test::TempDir directory;
   const model::ModelConfig config = make_config(record, false, directory.path()).model;
   const FirstStep step(config, DType::f32, tensors, Batch(record, 0));
@@ -127,7 +128,7 @@ double project(const std::vector<double>& gradient, const model::TensorSpec& ten
 TEST_P(Families, TwoDocumentsInASequenceAreThoseOfTransformers) {
   const json record = read_record(GetParam());
   const json& packed = record["packed"];
-  const train::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
+  const formats::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
   const test::TempDir directory;
   const config::Config config = make_config(record, false, directory.path(), true);
   const FirstStep step(config.model, DType::f32, tensors, Batch(record, 0, true));
@@ -145,8 +146,8 @@ TEST_P(Families, TwoDocumentsInASequenceAreThoseOfTransformers) {
       EXPECT_NEAR(project(ours, tensor), packed["projection"][name], 3e-4 * norm) << name;
     }
   }
-  engine::Engine engine = planning::make_engine(config);
-  engine.start(source_of(tensors));
+  engine::Engine engine = planner::make_engine(config);
+  test::start_from(engine, source_of(tensors));
   for (std::size_t i = 0; i < packed["loss"].size(); ++i) {
     const double expected = packed["loss"][i];
     const auto found = engine.train_step(Batch(record, i, true).view(), config.optimizer.lr);
@@ -156,7 +157,7 @@ TEST_P(Families, TwoDocumentsInASequenceAreThoseOfTransformers) {
 
 TEST_P(Families, KeptIntermediatesGiveTheSameBits) {
   const json record = read_record(GetParam());
-  const train::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
+  const formats::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
   const test::TempDir directory;
   for (const DType type : {DType::f32, DType::bf16}) {
     const model::ModelConfig config = make_config(record, false, directory.path()).model;
@@ -194,7 +195,7 @@ TEST_P(Families, Bf16IsAsCloseToFp32AsTransformersIs) {
   constexpr double kOfLoss = 5e-4;
   const json record = read_record(GetParam());
   const json& theirs = record["bf16"];
-  const train::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
+  const formats::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
   const test::TempDir directory;
   const model::ModelConfig config = make_config(record, true, directory.path()).model;
   const FirstStep step(config, DType::bf16, tensors, Batch(record, 0));
@@ -223,12 +224,12 @@ TEST_P(Families, Bf16IsAsCloseToFp32AsTransformersIs) {
 
 TEST_P(Families, TenStepsAreThoseOfTransformers) {
   const json record = read_record(GetParam());
-  const train::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
+  const formats::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
   for (const bool bf16 : {false, true}) {
     const test::TempDir directory;
     const config::Config config = make_config(record, bf16, directory.path());
-    engine::Engine engine = planning::make_engine(config);
-    engine.start(source_of(tensors));
+    engine::Engine engine = planner::make_engine(config);
+    test::start_from(engine, source_of(tensors));
     const std::size_t steps = record["loss"].size();
     for (std::size_t i = 0; i < steps; ++i) {
       const Batch batch(record, i);
@@ -244,7 +245,7 @@ TEST_P(Families, TenStepsAreThoseOfTransformers) {
     if (bf16) continue;
     for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
       for (const auto& tensor : engine.blueprint().model.blocks[b].tensors) {
-        const std::vector<float> ours = engine.read_weights(b, tensor);
+        const std::vector<float> ours = engine.snapshot().read_weights(b, tensor);
         const std::vector<float> theirs = read_tensor(tensors, tensor, "final.");
         EXPECT_LT(relative_error({ours.begin(), ours.end()}, theirs), 1e-3) << tensor.name;
       }

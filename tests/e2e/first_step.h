@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ballast/engine/engine.h"
-#include "ballast/train/safetensors.h"
+#include "ballast/formats/safetensors.h"
 
 #include "tests/unit/model/fixture.h"
 
@@ -54,7 +54,7 @@ struct Batch {
 };
 
 /// The tensor NAME, or PREFIX + NAME, in the order of memory.
-inline std::vector<float> read_tensor(const train::SafetensorsReader& from,
+inline std::vector<float> read_tensor(const formats::SafetensorsReader& from,
                                       const model::TensorSpec& tensor,
                                       const std::string& prefix = "") {
   // All of it if it is in several blocks.
@@ -72,7 +72,7 @@ inline std::vector<float> read_tensor(const train::SafetensorsReader& from,
 /// Forward and backward pass of the first batch, block by block.
 class FirstStep {
  public:
-  FirstStep(const model::ModelConfig& config, DType type, const train::SafetensorsReader& weights,
+  FirstStep(const model::ModelConfig& config, DType type, const formats::SafetensorsReader& weights,
             const Batch& batch, bool keeps = false)
       : bench_(config, type, {batch.sequences, batch.length}),
         tokens_(batch.length * batch.sequences),
@@ -103,7 +103,7 @@ class FirstStep {
   }
   /// Logits of all tokens: the final norm and the output matrix in double, from weights of the
   /// training type.
-  [[nodiscard]] std::vector<double> logits(const train::SafetensorsReader& weights) const {
+  [[nodiscard]] std::vector<double> logits(const formats::SafetensorsReader& weights) const {
     const model::Architecture& model = bench_.architecture;
     const std::size_t width = model.config.hidden_size;
     std::vector<float> gain(width);

@@ -10,11 +10,12 @@
 #include <nlohmann/json.hpp>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
-#include "ballast/train/safetensors.h"
+#include "ballast/formats/safetensors.h"
+#include "ballast/planner/make_engine.h"
 
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/function_weights.h"
 #include "tests/support/joined_ranks.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -83,11 +84,10 @@ TEST(MaskedLoss, IsThatOfTransformersTrainer) {
        fmt::format("train_micro_batch_size_per_gpu={}", sequences), "zero_optimization.stage=2",
        "zero_optimization.offload_optimizer.device=nvme", "optimizer.params.betas=[0.9, 0.95]",
        "optimizer.params.eps=1e-6", fmt::format("gradient_clipping={}", optimizer["clip"].dump())});
-  engine::Engine engine = planning::make_engine(config, nullptr, &ranks);
-  const train::SafetensorsReader initial(fixture("llama.initial.safetensors"));
-  engine.start({[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    initial.read(tensor.name, out, first);
-  }});
+  engine::Engine engine = planner::make_engine(config, nullptr, &ranks);
+  const formats::SafetensorsReader initial(fixture("llama.initial.safetensors"));
+  test::start_from(engine, {[&](const model::TensorSpec& tensor, Elems first,
+                                std::span<float> out) { initial.read(tensor.name, out, first); }});
   const std::uint64_t per_step = micro_batches * sequences;
   const std::uint64_t length = batch["length"];
   const std::vector<std::int32_t> all =

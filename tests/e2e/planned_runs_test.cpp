@@ -14,13 +14,14 @@
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
-#include "ballast/planning/planner.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/random_run.h"
 #include "tests/support/temp_dir.h"
 
-namespace ballast::planning::planned_runs_test {
+namespace ballast::planner::planned_runs_test {
 namespace {
 
 std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocabulary) {
@@ -59,7 +60,7 @@ std::optional<Decision> decide_random(std::uint64_t seed, const std::filesystem:
   test::RandomRun run = test::draw_run(dice, false);
   run.overrides.push_back("ballast.out=" + directory.string());
   PlanRequest request = {.config = run.config(), .rates = test::quick_machine()};
-  request.model = planning::model_of(request.config);
+  request.model = inputs::model_of(request.config);
   request.rates.shared_cores = request.rates.compute_threads = request.rates.update_threads = 1;
   request.budgets = {kGiB, kGiB};
   const memory::Ledger all = decide(request).blueprint.ledger;
@@ -92,4 +93,4 @@ TEST(PlannedRuns, TrainWithinTheirBudgets) {
 }
 
 }  // namespace
-}  // namespace ballast::planning::planned_runs_test
+}  // namespace ballast::planner::planned_runs_test

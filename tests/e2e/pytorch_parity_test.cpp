@@ -11,15 +11,15 @@
 #include <nlohmann/json.hpp>
 
 #include "ballast/config/config.h"
+#include "ballast/data/loader.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
-#include "ballast/train/loader.h"
+#include "ballast/formats/safetensors.h"
+#include "ballast/planner/make_engine.h"
 #include "ballast/train/lr_schedule.h"
-#include "ballast/train/safetensors.h"
 
+#include "src/data/training_data.h"
 #include "src/train/initial_weights.h"
 #include "src/train/loss_scaler.h"
-#include "src/train/training_data.h"
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/temp_dir.h"
@@ -104,7 +104,7 @@ Values initial_values(engine::Engine& engine) {
   const auto& blocks = engine.blueprint().model.blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     for (const auto& tensor : blocks[b].tensors) {
-      values[tensor.name] = engine.read_weights(b, tensor);
+      values[tensor.name] = engine.snapshot().read_weights(b, tensor);
     }
   }
   return values;
@@ -112,11 +112,11 @@ Values initial_values(engine::Engine& engine) {
 
 void compare_updates(engine::Engine& engine, const Values& initial, const std::string& name,
                      Comparison& comparison) {
-  const train::SafetensorsReader final_weights(fixture(name + ".final.safetensors"));
+  const formats::SafetensorsReader final_weights(fixture(name + ".final.safetensors"));
   const auto& blocks = engine.blueprint().model.blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     for (const auto& tensor : blocks[b].tensors) {
-      const std::vector<float> ours = engine.read_weights(b, tensor);
+      const std::vector<float> ours = engine.snapshot().read_weights(b, tensor);
       const std::vector<float>& start = initial.at(tensor.name);
       std::vector<float> theirs(tensor.size);
       if (tensor.frozen) {
@@ -157,25 +157,25 @@ Comparison run(const std::string& name, DType type) {
   }
   const config::Config config = config::parse(text.dump(), directory.path(), name, {});
 
-  engine::Engine engine = planning::make_engine(config);
+  engine::Engine engine = planner::make_engine(config);
   train::check_initial_weights(config);
   train::start_from_weights(engine, config, [](Bytes, Bytes) {});
   const auto before = initial_values(engine);
-  const auto source = std::make_shared<const train::TokenSource>(
-      train::TokenSource::open(config.data, config.model.vocab_size));
+  const auto source = std::make_shared<const data::TokenSource>(
+      data::TokenSource::open(config.data, config.model.vocab_size));
   const std::uint64_t length = config.data.sequence_length;
-  const train::Loader loader(train::windows_of(source, {0, source->size()}, length, false, 0),
-                             nullptr,
-                             {.micro_batches = config.batch.accumulation,
-                              .sequences = config.batch.micro_batch,
-                              .length = length});
+  const data::Loader loader(data::windows_of(source, {0, source->size()}, length, false, 0),
+                            nullptr,
+                            {.micro_batches = config.batch.accumulation,
+                             .sequences = config.batch.micro_batch,
+                             .length = length});
   const train::LrSchedule rates(config.scheduler, config.optimizer.lr);
   train::LossScaler loss_scaler(config);
   // Without a GPU the kernels of the CUDA device are slow.
   const bool few = test::device_kind() == "cuda" && comparison.reference.contains("adapters");
   const std::uint64_t steps = few ? 3 : comparison.reference["batch"]["steps"].get<std::uint64_t>();
   for (std::uint64_t step = 1; step <= steps; ++step) {
-    const train::Batch batch = loader.batch(step);
+    const data::Batch batch = loader.batch(step);
     comparison.rates.push_back(rates.at(engine.updates() + 1));
     comparison.scales.push_back(loss_scaler.scale());
     const auto result = engine.train_step({batch.tokens, batch.targets}, comparison.rates.back(),
@@ -274,17 +274,17 @@ TEST(PytorchParity, PreferencesInFp32) {
         {"out", directory.path().string()}}}};
   text["model"]["weights"] = fixture("llama.initial.safetensors").string();
   const config::Config config = config::parse(text.dump(), directory.path(), "dpo", {});
-  engine::Engine engine = planning::make_engine(config);
+  engine::Engine engine = planner::make_engine(config);
   train::start_from_weights(engine, config, [](Bytes, Bytes) {});
-  const train::TrainingData data = train::open_training_data(config);
-  const train::Loader loader(data.training, nullptr,
-                             {.micro_batches = config.batch.accumulation,
-                              .sequences = config.micro_sequences(),
-                              .length = config.data.sequence_length});
+  const data::TrainingData data = data::open_training_data(config);
+  const data::Loader loader(data.training, nullptr,
+                            {.micro_batches = config.batch.accumulation,
+                             .sequences = config.micro_sequences(),
+                             .length = config.data.sequence_length});
   const std::uint64_t steps = test::device_kind() == "cuda" ? 3 : reference["steps"].size();
   for (std::uint64_t step = 1; step <= steps; ++step) {
     const json& theirs = reference["steps"][step - 1];
-    const train::Batch batch = loader.batch(step);
+    const data::Batch batch = loader.batch(step);
     const auto ours = engine.train_step({batch.tokens, batch.targets}, reference["lr"]);
     EXPECT_LT(relative(ours.loss, theirs["loss"]), 1e-4) << "step " << step;
     EXPECT_LT(relative(ours.grad_norm, theirs["grad_norm"]), 1e-4) << "step " << step;
@@ -340,10 +340,10 @@ TEST(PytorchParity, MagnitudesBeginAsThoseOfPeft) {
     const std::string start = reference["initial"];
     text["model"]["weights"] = fixture(start + ".initial.safetensors").string();
     const config::Config config = config::parse(text.dump(), directory.path(), name, {});
-    engine::Engine engine = planning::make_engine(config);
+    engine::Engine engine = planner::make_engine(config);
     train::start_from_weights(engine, config,
                               [](Bytes done, Bytes total) { EXPECT_LE(done, total); });
-    const train::SafetensorsReader theirs(fixture(name) / "adapter_model.safetensors");
+    const formats::SafetensorsReader theirs(fixture(name) / "adapter_model.safetensors");
     std::size_t found = 0;
     for (const auto& [tensor, values] : initial_values(engine)) {
       if (!tensor.ends_with(".lora_magnitude_vector")) continue;

@@ -12,13 +12,13 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "ballast/comm/together.h"
-#include "ballast/planning/engine_inputs.h"
-#include "ballast/train/checkpoints.h"
+#include "ballast/checkpoint/checkpoints.h"
+#include "ballast/comm/collective_try.h"
+#include "ballast/planner/make_engine.h"
 
-#include "src/train/checkpoint.h"
-#include "src/train/checkpoint_format.h"
-#include "src/train/checkpoint_writer.h"
+#include "src/checkpoint/checkpoint.h"
+#include "src/checkpoint/format.h"
+#include "src/checkpoint/writer.h"
 #include "tests/support/joined_ranks.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -95,12 +95,13 @@ double step(engine::Engine& engine, std::uint64_t number, comm::Ranks* ranks) {
 }
 
 fs::path write(engine::Engine& engine, const fs::path& run, comm::Ranks* ranks) {
-  const CheckpointFacts facts = {.step = kSteps, .updates = engine.updates()};
-  return CheckpointWriter(engine, run, facts, 2, ranks).publish();
+  const checkpoint::CheckpointFacts facts = {.step = kSteps, .updates = engine.updates()};
+  return checkpoint::CheckpointWriter(engine, run, facts, 2, ranks).publish();
 }
 
 void resume(engine::Engine& engine, const fs::path& folder, comm::Ranks* ranks) {
-  const Checkpoint checkpoint = Checkpoint::open(folder, engine.blueprint(), ranks);
+  const checkpoint::Checkpoint checkpoint =
+      checkpoint::Checkpoint::open(folder, engine.blueprint(), ranks);
   engine.resume(
       [&](const engine::StateRange& range, HostBytes bytes) { checkpoint.read(range, bytes); },
       checkpoint.facts().updates);
@@ -108,7 +109,8 @@ void resume(engine::Engine& engine, const fs::path& folder, comm::Ranks* ranks) 
 
 std::uint64_t hash_of(const fs::path& folder) {
   const auto ignore = [](Bytes, Bytes) {};
-  return examine_checkpoint(folder, {.whole = true, .hash = true}, ignore).hash.value_or(0);
+  return checkpoint::examine_checkpoint(folder, {.whole = true, .hash = true}, ignore)
+      .hash.value_or(0);
 }
 
 /// What one rank has learnt, and goes on to.
@@ -119,11 +121,11 @@ struct Alone {
 };
 
 Alone train_alone(const Subject& subject, const fs::path& directory) {
-  engine::Engine engine = planning::make_engine(config_of(subject, directory, 1, {}));
+  engine::Engine engine = planner::make_engine(config_of(subject, directory, 1, {}));
   engine.start();
   for (std::uint64_t number = 1; number <= kSteps; ++number) step(engine, number, nullptr);
   const fs::path folder = write(engine, directory, nullptr);
-  const std::uint64_t hash = engine.state_hash();
+  const std::uint64_t hash = engine.snapshot().hash();
   EXPECT_EQ(hash_of(folder), hash);
   return {folder, hash, step(engine, kSteps + 1, nullptr)};
 }
@@ -132,22 +134,22 @@ Alone train_alone(const Subject& subject, const fs::path& directory) {
 void expect_same_states(const Subject& subject, const Alone& alone, const fs::path& directory,
                         const Overrides& overrides) {
   comm::Ranks& ranks = test::joined_ranks();
-  comm::together(&ranks, [&] {
+  comm::collective_try(&ranks, [&] {
     if (ranks.rank() == 0) fs::create_directories(directory);
   });
-  engine::Engine together = planning::make_engine(
+  engine::Engine together = planner::make_engine(
       config_of(subject, directory, ranks.world(), overrides), nullptr, &ranks);
   resume(together, alone.folder, &ranks);
   const fs::path folder = write(together, directory, &ranks);
   const double loss = step(together, kSteps + 1, &ranks);
-  comm::together(&ranks, [&] {
+  comm::collective_try(&ranks, [&] {
     if (ranks.rank() != 0) return;
     const std::string name = directory.filename().string();
     EXPECT_NEAR(loss, alone.next_loss, 1e-5 * std::abs(alone.next_loss)) << name;
     EXPECT_EQ(hash_of(folder), alone.hash) << name;
-    engine::Engine again = planning::make_engine(config_of(subject, directory / "again", 1, {}));
+    engine::Engine again = planner::make_engine(config_of(subject, directory / "again", 1, {}));
     resume(again, folder, nullptr);
-    EXPECT_EQ(again.state_hash(), alone.hash) << name;
+    EXPECT_EQ(again.snapshot().hash(), alone.hash) << name;
     EXPECT_EQ(step(again, kSteps + 1, nullptr), alone.next_loss) << name;
   });
 }
@@ -155,8 +157,8 @@ void expect_same_states(const Subject& subject, const Alone& alone, const fs::pa
 /// Of the first rank; the others know the folder.
 Alone train_alone_on_first(const Subject& subject, const fs::path& directory) {
   comm::Ranks& ranks = test::joined_ranks();
-  Alone alone = {.folder = checkpoint_folder(directory, kSteps)};
-  comm::together(&ranks, [&] {
+  Alone alone = {.folder = checkpoint::checkpoint_folder(directory, kSteps)};
+  comm::collective_try(&ranks, [&] {
     if (ranks.rank() == 0) alone = train_alone(subject, directory);
   });
   return alone;

@@ -302,8 +302,8 @@ std::vector<std::vector<float>> learnt_weights(const Overrides& options,
   Overrides overrides = {"zero_optimization.stage=3"};
   overrides.insert(overrides.end(), options.begin(), options.end());
   comm::Ranks& ranks = test::joined_ranks();
-  Engine engine = planning::make_engine(test::tiny_config(model, true, directory.path(), overrides),
-                                        nullptr, &ranks);
+  Engine engine = planner::make_engine(test::tiny_config(model, true, directory.path(), overrides),
+                                       nullptr, &ranks);
   engine.start();
   const std::size_t tokens = engine.blueprint().workload.tokens_per_step();
   for (std::uint64_t step = 1; step <= steps; ++step) {
@@ -313,9 +313,9 @@ std::vector<std::vector<float>> learnt_weights(const Overrides& options,
   std::vector<std::vector<float>> found;
   const auto& blocks = engine.blueprint().model.blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    const std::vector<float> block = engine.read_block(b);
+    const std::vector<float> block = engine.snapshot().read_block(b);
     for (const auto& tensor : blocks[b].tensors) {
-      found.push_back(engine.read_weights(b, tensor));
+      found.push_back(engine.snapshot().read_weights(b, tensor));
       const auto part = std::span(block).subspan(tensor.offset, tensor.size);
       EXPECT_TRUE(std::equal(part.begin(), part.end(), found.back().begin())) << tensor.name;
     }

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
 #include "ballast/schedule/rank_sizes.h"
 
 #include "tests/support/device_kind.h"
@@ -111,7 +111,7 @@ TEST(RanksSizes, AreThoseOfTheZeroPaper) {
   comm::Ranks& ranks = test::joined_ranks();
   for (int stage = 0; stage <= 3; ++stage) {
     const test::TempDir directory;
-    Engine engine = planning::make_engine(stage_config(stage, directory), nullptr, &ranks);
+    Engine engine = planner::make_engine(stage_config(stage, directory), nullptr, &ranks);
     engine.start();
     const Blueprint& blueprint = engine.blueprint();
     const schedule::StateBytes bytes = stored(engine);

@@ -15,7 +15,7 @@
 
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
 
 #include "tests/support/sanitizers.h"
 #include "tests/support/temp_dir.h"
@@ -68,7 +68,7 @@ void first_values(const model::TensorSpec& tensor, Elems first, std::span<float>
 Results train(const Overrides& overrides, bool with_poison = false, bool bf16 = true) {
   const test::TempDir directory;
   Engine engine =
-      planning::make_engine(test::tiny_config(kModel, bf16, directory.path(), overrides));
+      planner::make_engine(test::tiny_config(kModel, bf16, directory.path(), overrides));
   engine.start({first_values});
   Results results;
   const auto note = [&](double number) {
@@ -97,9 +97,9 @@ Results train(const Overrides& overrides, bool with_poison = false, bool bf16 = 
       const test::Batch held_out = ids(evaluated, 500);
       note(engine.evaluate({held_out.tokens, held_out.targets}).loss);
     }
-    if (step == 9) results.numbers.push_back(engine.state_hash());
+    if (step == 9) results.numbers.push_back(engine.snapshot().hash());
   }
-  results.states = engine.state_hash();
+  results.states = engine.snapshot().hash();
   results.updates = engine.updates();
   return results;
 }

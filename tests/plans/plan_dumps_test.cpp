@@ -4,7 +4,8 @@
 //
 //     plan_dumps                      compare
 //     plan_dumps --write              write the hashes anew, after an intended change of plans
-//     plan_dumps --list               the cases
+//     plan_dumps --hashes             print the hashes
+//     plan_dumps --list               the runs
 //     plan_dumps --dump 07/2 [steady] the text behind the hashes
 //     plan_dumps --count              operations of all dumps by action, role and condition
 //
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <fstream>
 #include <functional>
+#include <iostream>
 #include <map>
 #include <set>
 #include <string>
@@ -63,7 +65,7 @@ std::filesystem::path golden_file() {
 }
 
 std::string header() {
-  return fmt::format("case {}", fmt::join(section_names(), " "));
+  return fmt::format("run {}", fmt::join(section_names(), " "));
 }
 
 std::string hashes(const Dumped& dumped) {
@@ -83,7 +85,7 @@ std::vector<std::string> words(const std::string& line) {
   return found;
 }
 
-/// Lines of the file by case.
+/// Lines of the file by run.
 std::map<std::string, std::string> read_golden() {
   std::map<std::string, std::string> lines;
   std::ifstream file(golden_file());
@@ -95,7 +97,7 @@ TEST(PlanDumps, AreThoseOfTheFile) {
   const auto golden = read_golden();
   const auto all = all_dumped();
   ASSERT_EQ(golden.size(), all.size() + 1) << "plan_dumps --write writes the file anew";
-  ASSERT_EQ(golden.at("case"), header());
+  ASSERT_EQ(golden.at("run"), header());
   const auto names = words(header());
   for (const Dumped& dumped : all) {
     const std::string line = hashes(dumped);
@@ -109,8 +111,9 @@ TEST(PlanDumps, AreThoseOfTheFile) {
       if (now.at(i) != before.at(i)) differing.push_back(names[i]);
     }
     ADD_FAILURE() << fmt::format(
-        "case {} ({}) differs in: {}. See the first differing line by tools/dev/compare_plans.sh "
-        "COMMIT {}, where COMMIT has the plans of tests/data/plan_dumps.txt",
+        "run {} ({}) differs in: {}. tools/dev/compare_plans.sh COMMIT {} shows the first "
+        "differing "
+        "line, where COMMIT has the plans of tests/data/plan_dumps.txt",
         dumped.name, dumped.description, fmt::join(differing, ", "), dumped.name);
   }
 }
@@ -131,10 +134,14 @@ TEST(SmallRuns, CoverPairsOfChoices) {
   EXPECT_EQ(uncovered_pairs(), std::vector<std::string>{});
 }
 
+void print_hashes(std::ostream& out) {
+  out << header() << "\n";
+  for (const Dumped& dumped : all_dumped()) out << hashes(dumped) << "\n";
+}
+
 int write_golden() {
   std::ofstream file(golden_file());
-  file << header() << "\n";
-  for (const Dumped& dumped : all_dumped()) file << hashes(dumped) << "\n";
+  print_hashes(file);
   file.close();
   return file ? 0 : 1;
 }
@@ -149,7 +156,7 @@ int print_dump(const std::string& name, const std::string& section_name) {
     }
     return 0;
   }
-  fmt::print(stderr, "there is no case {}\n", name);
+  fmt::print(stderr, "there is no run {}\n", name);
   return 2;
 }
 
@@ -189,6 +196,7 @@ int main(int argc, char** argv) {
   using namespace ballast::plans;
   const std::string option = argc > 1 ? argv[1] : "";
   if (option == "--write") return write_golden();
+  if (option == "--hashes") return print_hashes(std::cout), 0;
   if (option == "--list") return print_list();
   if (option == "--count") return print_counts();
   if (option == "--dump" && argc > 2) return print_dump(argv[2], argc > 3 ? argv[3] : "");

@@ -102,6 +102,14 @@ std::string_view role_name(const Operation& operation, const schedule::Use& use)
   return kNames[static_cast<std::size_t>(schedule::named::role_of(operation, use))];
 }
 
+std::vector<schedule::Use> uses_by_role(const Operation& operation) {
+  std::vector<schedule::Use> uses = operation.uses;
+  std::stable_sort(uses.begin(), uses.end(), [&](const schedule::Use& a, const schedule::Use& b) {
+    return role_name(operation, a) < role_name(operation, b);
+  });
+  return uses;
+}
+
 std::string_view lane_name(Lane lane) {
   return schedule::to_string(lane);
 }
@@ -126,6 +134,14 @@ std::string_view pool_of(const Buffer& buffer) {
   return "";
 }
 
+/// Inputs of the head are activations in transit, too.
+std::string common_name(const std::string& name) {
+  for (const std::string_view input : {"input of head, ", "input of head 0, "}) {
+    if (name.starts_with(input)) return "activations in transit " + name.substr(input.size());
+  }
+  return name;
+}
+
 }  // namespace
 
 std::vector<std::string> buffer_names(const std::vector<Buffer>& buffers,
@@ -142,22 +158,13 @@ std::vector<std::string> buffer_names(const std::vector<Buffer>& buffers,
   };
   for (const Plan* const plan : plans) {
     for (const Operation& operation : plan->operations) {
-      std::vector<std::pair<std::string_view, BufferId>> uses;
-      for (const schedule::Use& use : operation.uses) {
-        uses.emplace_back(role_name(operation, use), use.buffer);
-      }
-      std::stable_sort(uses.begin(), uses.end(),
-                       [](const auto& a, const auto& b) { return a.first < b.first; });
-      for (const auto& use : uses) name_pooled(use.second);
+      for (const schedule::Use& use : uses_by_role(operation)) name_pooled(use.buffer);
     }
   }
   for (BufferId id = 0; id < buffers.size(); ++id) {
     name_pooled(id);
     if (!names[id].empty()) continue;
-    constexpr std::string_view kInput = "input of head, ";
-    const std::string& own = buffers[id].name;
-    names[id] =
-        own.starts_with(kInput) ? "activations in transit " + own.substr(kInput.size()) : own;
+    names[id] = common_name(buffers[id].name);
   }
   return names;
 }

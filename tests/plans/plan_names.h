@@ -14,6 +14,9 @@ namespace ballast::plans {
 
 std::string_view action_name(const schedule::Operation& operation);
 std::string_view role_name(const schedule::Operation& operation, const schedule::Use& use);
+/// The uses by the name of their role. Several in one role, such as tiles of the output matrix,
+/// keep their order.
+std::vector<schedule::Use> uses_by_role(const schedule::Operation& operation);
 std::string_view lane_name(schedule::Lane lane);
 /// "in_step, any rank"
 std::string condition_name(const schedule::Condition& condition);

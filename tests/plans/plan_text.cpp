@@ -101,11 +101,10 @@ std::string describe(OpId id, const Operation& operation, const std::vector<std:
   if (operation.flops != 0.0) add("flops", exact(operation.flops));
   if (operation.traffic > 0) add("traffic", std::to_string(operation.traffic));
   std::vector<std::string> uses;
-  for (const schedule::Use& use : operation.uses) {
+  for (const schedule::Use& use : uses_by_role(operation)) {
     uses.push_back(fmt::format("{}:{}:{}{}", role_name(operation, use), buffers[use.buffer],
                                use.writes ? "w" : "r", use.shard ? ":shard" : ""));
   }
-  std::sort(uses.begin(), uses.end());
   std::vector<OpId> after = operation.after;
   std::sort(after.begin(), after.end());
   return fmt::format("{} {{{}}} <- {{{}}}\n", text, fmt::join(uses, "; "), fmt::join(after, " "));
@@ -161,9 +160,10 @@ std::string text_of_placement(const engine::Blueprint& blueprint) {
   std::string text = fmt::format(
       "micro_batches {} x {} x {} order {} update {} buffers {} {} {} {} {} {} checkpoints {}\n",
       blueprint.micro_batches, blueprint.shape.sequences, blueprint.shape.length,
-      static_cast<int>(options.order), static_cast<int>(options.update), options.weight_slots,
-      options.gradient_slots, options.weight_staging, options.state_staging,
-      options.activation_staging, options.gradient_staging, options.kept_checkpoints);
+      static_cast<int>(options.order), static_cast<int>(options.update),
+      options.buffers.weight_slots, options.buffers.gradient_slots, options.buffers.weight_staging,
+      options.buffers.state_staging, options.buffers.activation_staging,
+      options.buffers.gradient_staging, options.kept_checkpoints);
   for (const schedule::BlockPlacement& block : blueprint.placement.blocks) {
     text += fmt::format(
         "weights {} states {} activations {} gradients {}{}{}\n", to_string(block.weights),
@@ -192,20 +192,25 @@ std::string text_of_seams(const AllPlans& all) {
   return text;
 }
 
+/// Logarithms of other versions of the C library may differ in their last bit.
+std::string seconds(double value) {
+  return fmt::format("{:.12g}", value);
+}
+
 std::string text_of_simulation(AllPlans& all, const schedule::Rates& rates) {
   Schedule& schedule = all.schedule;
   schedule.first = all.find("first");
   schedule.steady = all.find("steady");
   const schedule::Prediction prediction = schedule::simulate(schedule, rates, {});
-  std::string text = fmt::format("{}: step {}\n", rates.name, exact(prediction.step_seconds));
+  std::string text = fmt::format("{}: step {}\n", rates.name, seconds(prediction.step_seconds));
   for (const schedule::Lane lane : schedule::kLanes) {
     const auto index = static_cast<std::size_t>(lane);
     text += fmt::format("{}: busy {} stalled {} bytes {}\n", lane_name(lane),
-                        exact(prediction.busy_seconds[index]),
-                        exact(prediction.stalled_seconds[index]), prediction.bytes[index]);
+                        seconds(prediction.busy_seconds[index]),
+                        seconds(prediction.stalled_seconds[index]), prediction.bytes[index]);
   }
   for (const auto& bound : prediction.bounds) {
-    text += fmt::format("bound {} {}\n", lane_name(bound.lane), exact(bound.seconds));
+    text += fmt::format("bound {} {}\n", lane_name(bound.lane), seconds(bound.seconds));
   }
   return text;
 }

@@ -4,10 +4,10 @@
 #include <filesystem>
 #include <utility>
 
+#include "ballast/calibrate/rates_file.h"
 #include "ballast/config/config.h"
-#include "ballast/planning/engine_inputs.h"
-#include "ballast/planning/planner.h"
-#include "ballast/planning/rates_file.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/plans/small_runs.h"
 
@@ -18,16 +18,16 @@ const std::filesystem::path kConfigs = BALLAST_CONFIGS;
 
 engine::Blueprint decide(const config::Config& config, memory::Budgets budgets,
                          std::uint32_t world) {
-  const model::Architecture model = planning::model_of(config);
-  return planning::decide({.config = config,
-                           .model = model,
-                           .budgets = budgets,
-                           .rates = machines()[1],
-                           .world = world,
-                           .kernels =
-                               [&](model::MicroBatchShape shape) {
-                                 return kernel_sizes(model, config.type, shape);
-                               }})
+  const model::Architecture model = inputs::model_of(config);
+  return planner::decide({.config = config,
+                          .model = model,
+                          .budgets = budgets,
+                          .rates = machines()[1],
+                          .world = world,
+                          .kernels =
+                              [&](model::MicroBatchShape shape) {
+                                return kernel_sizes(model, config.type, shape);
+                              }})
       .blueprint;
 }
 
@@ -54,7 +54,7 @@ engine::Blueprint decide_open(const std::string& model, memory::Budgets budgets,
 
 const std::vector<schedule::Rates>& machines() {
   static const std::vector<schedule::Rates> kMachines = [] {
-    schedule::Rates desktop = planning::load_rates(kConfigs / "rates" / "rtx4090-1nvme.json");
+    schedule::Rates desktop = calibrate::load_rates(kConfigs / "rates" / "rtx4090-1nvme.json");
     desktop.network_per_second = 1e9;
     schedule::Rates shared = desktop;
     shared.name += ", without a GPU";
@@ -63,7 +63,7 @@ const std::vector<schedule::Rates>& machines() {
     shared.io_cores = 0.5;
     shared.compute_beside_copy = 0.75;
     shared.compute_beside_io = 0.875;
-    return std::vector{planning::load_rates(kConfigs / "rates" / "h100-node.json"), desktop,
+    return std::vector{calibrate::load_rates(kConfigs / "rates" / "h100-node.json"), desktop,
                        shared};
   }();
   return kMachines;

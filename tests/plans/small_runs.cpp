@@ -11,15 +11,13 @@
 
 #include "ballast/config/config.h"
 #include "ballast/core/random.h"
+#include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/compute.h"
-#include "ballast/planning/engine_inputs.h"
-
-#include "src/planning/engine_inputs.h"
 
 namespace ballast::plans {
 namespace {
 
-constexpr std::size_t kRuns = 65;
+constexpr std::size_t kRuns = 80;
 
 struct FeatureChoices {
   const char* name;
@@ -36,13 +34,14 @@ const std::array<FeatureChoices, kFeatures>& table() {
        {"layer_tiles", {"1", "3"}},
        {"vocabulary_tiles", {"1", "3"}},
        {"tied", {"no", "yes"}},
-       // "outer": embedding and head, "parts": some tensors of each block, "codes": LoRA over NF4.
-       {"trained", {"all", "last", "outer", "parts", "lora", "dora", "codes"}},
+       // "outer": embedding and head, "parts": some tensors of each block, "positions": one tile of
+       // the embedding, "codes": LoRA over NF4.
+       {"trained", {"all", "last", "outer", "parts", "positions", "lora", "dora", "codes"}},
        {"pairs", {"no", "yes"}},
        {"ranks", {"1", "2", "4"}},
        {"stage", {"0", "1", "2", "3"}},
        {"gathers", {"plain", "hpz", "qwz", "hpz+qwz"}},
-       {"persistence", {"0", "5000"}},
+       {"persistence", {"0", "5000", "10000000"}},
        {"expert_parallel", {"no", "yes"}},
        {"expert_updates", {"all", "touched"}},
        {"expert_prefetch", {"no", "yes"}},
@@ -99,6 +98,7 @@ void settle(RunChoices& choices) {
   const bool several = !is(Feature::ranks, "1");
   require(Feature::layer_tiles,
           !adapters && (is(Feature::family, "llama") || is(Feature::family, "qwen2")));
+  if (is(Feature::trained, "positions")) require(Feature::trained, is(Feature::family, "gpt2"));
   require(Feature::pairs, adapters && !experts);
   require(Feature::data, !is(Feature::pairs, "yes"));
   require(Feature::stage, several);
@@ -178,15 +178,41 @@ RunChoices draw_best(Draws& draws, const PairSet& covered) {
   return best;
 }
 
+/// Combinations of more than two choices that have operations or buffers of their own.
+std::vector<RunChoices> further_choices() {
+  using enum Feature;
+  struct Chosen {
+    Feature feature;
+    const char* name;
+  };
+  const std::vector<Chosen> tied_tiles = {
+      {family, "llama"}, {layers, "2"},        {layer_tiles, "3"}, {vocabulary_tiles, "3"},
+      {tied, "yes"},     {micro_batches, "3"}, {evaluation, "2"}};
+  std::vector<RunChoices> all;
+  for (const char* const what : {"training", "evaluation"}) {
+    RunChoices choices{};
+    std::vector<Chosen> chosen = tied_tiles;
+    chosen.push_back({purpose, what});
+    for (const Chosen& one : chosen) {
+      const auto& names = choices_of(one.feature);
+      at(choices, one.feature) = static_cast<std::uint8_t>(
+          std::find(names.begin(), names.end(), one.name) - names.begin());
+    }
+    all.push_back(choices);
+  }
+  return all;
+}
+
 std::vector<SmallRun> draw_runs() {
   Draws draws(44);
   PairSet covered;
   std::vector<SmallRun> runs;
-  while (runs.size() < kRuns) {
-    const RunChoices choices = draw_best(draws, covered);
+  const auto add = [&](const RunChoices& choices) {
     for_pairs(choices, [&](std::size_t pair) { covered.set(pair); });
     runs.push_back({fmt::format("{:02}", runs.size()), choices});
-  }
+  };
+  for (const RunChoices& choices : further_choices()) add(choices);
+  while (runs.size() < kRuns) add(draw_best(draws, covered));
   return runs;
 }
 
@@ -200,6 +226,7 @@ std::string train_patterns(const std::string& family, const std::string& trained
     if (neox) return tied ? R"(["*embed_in*"])" : R"(["*embed_in*", "embed_out*"])";
     return tied ? R"(["*embed_tokens*"])" : R"(["*embed_tokens*", "lm_head*"])";
   }
+  if (trained == "positions") return R"(["*wpe*"])";
   if (trained == "parts") return gpt2 || neox ? R"(["*bias"])" : R"(["*norm*"])";
   const std::string layer = gpt2 ? "*h.{}.*" : neox ? "*gpt_neox.layers.{}.*" : "model.layers.{}.*";
   const std::string norm = gpt2 ? "*ln_f*" : neox ? "*final_layer_norm*" : "model.norm.weight";
@@ -218,6 +245,11 @@ std::string model_section(const SmallRun& c) {
   if (family != "gpt2" && family != "gpt_neox") text += R"(, "num_kv_heads": 2)";
   if (c.choice(Feature::layer_tiles) != "1") {
     text += fmt::format(R"(, "layer_tiles": {})", c.choice(Feature::layer_tiles));
+  }
+  // Such positions depend on the length of each sequence of a pair.
+  if (family == "llama" && c.choice(Feature::pairs) == "yes") {
+    text +=
+        R"(, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 16})";
   }
   if (!has_experts(family)) return text;
   text += fmt::format(R"(, "{}": 4, "num_experts_per_tok": 2, "intermediate_size": {},
@@ -319,23 +351,25 @@ config::Config config_of(const SmallRun& c) {
   return config::parse(text, "/", "run " + c.name, {}, ranks);
 }
 
-/// What the three placements of a run have in common. The first draws every tier for itself.
+/// What the placements of a run have in common. The first draws every tier for itself.
 enum class PlacementStyle : std::uint8_t {
   scattered,
   outer_on_device,  ///< embedding and head, so that the head may be trained in one pass
-  swapped           ///< most data on NVMe, most blocks speculate
+  swapped,          ///< most data on NVMe, most blocks speculate
+  in_memory         ///< nothing on NVMe
 };
 
 schedule::BlockPlacement draw_block(Draws& draws, PlacementStyle style) {
   const auto tier = [&] {
     if (style == PlacementStyle::swapped && draws.chance(60)) return Tier::nvme;
-    return kTiers[draws.below(3)];
+    return kTiers[draws.below(style == PlacementStyle::in_memory ? 2 : 3)];
   };
   schedule::BlockPlacement block;
   block.weights = tier();
   block.optimizer = tier();
   block.activations = tier();
-  block.gradients = draws.chance(50) ? Tier::nvme : Tier::host;
+  const bool swaps = draws.chance(50) && style != PlacementStyle::in_memory;
+  block.gradients = swaps ? Tier::nvme : Tier::host;
   block.keeps_intermediates = draws.chance(50);
   block.speculates = draws.chance(style == PlacementStyle::swapped ? 80 : 30);
   return block;
@@ -418,12 +452,12 @@ std::vector<std::string> uncovered_pairs() {
 
 engine::Blueprint outline_of(const SmallRun& run, std::uint64_t seed) {
   const config::Config config = config_of(run);
-  const model::Architecture model = planning::model_of(config);
+  const model::Architecture model = inputs::model_of(config);
   const model::MicroBatchShape shape = {config.micro_sequences(), config.data.sequence_length};
   const auto world = static_cast<std::uint32_t>(std::stoul(run.choice(Feature::ranks)));
   constexpr memory::Budgets kRoomy = {.device = 64 * kGiB, .host = 64 * kGiB};
   engine::Blueprint blueprint =
-      planning::outline(config, model, kRoomy, kernel_sizes(model, config.type, shape), world);
+      inputs::outline(config, model, kRoomy, kernel_sizes(model, config.type, shape), world);
   if (run.choice(Feature::purpose) == "evaluation") {
     blueprint.options.purpose = schedule::Purpose::evaluation;
   }

@@ -65,7 +65,7 @@ const std::vector<SmallRun>& small_runs();
 /// Pairs of choices that some random run has, but none of small_runs(): "family=gpt2 stage=1".
 std::vector<std::string> uncovered_pairs();
 
-inline constexpr std::uint64_t kPlacements = 3;
+inline constexpr std::uint64_t kPlacements = 4;
 
 /// The sized blueprint of the run with placement `seed` (0 to kPlacements - 1): drawn per block,
 /// whatever the budgets are. It has no schedule and no ledger.

@@ -12,7 +12,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
 
 #include "src/train/loss_scaler.h"
 #include "tests/support/documents.h"
@@ -110,7 +110,7 @@ inline const std::vector<std::string> kFp16 = {"bf16.enabled=false", "fp16.enabl
 inline Outcome train(const config::Config& config, std::uint64_t steps, const Data& data,
                      comm::Ranks* ranks = nullptr) {
   constexpr std::uint64_t kHeldOut = 500;
-  engine::Engine engine = planning::make_engine(config, nullptr, ranks);
+  engine::Engine engine = planner::make_engine(config, nullptr, ranks);
   engine.start();
   Outcome outcome;
   train::LossScaler loss_scaler(config);
@@ -140,7 +140,7 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
       outcome.evaluations.push_back(engine.evaluate(held_out.view()).loss);
     }
   }
-  outcome.states = engine.state_hash();
+  outcome.states = engine.snapshot().hash();
   return outcome;
 }
 

@@ -5,11 +5,11 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/calibrate/machine_files.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/build_info.h"
 #include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
-#include "ballast/planning/machine_files.h"
 #include "ballast/text/files.h"
 
 #include "tools/command_line.h"
@@ -76,13 +76,13 @@ BenchPage::BenchPage(std::string bench, PageFile file)
 void BenchPage::write(const Json& rows, bool announce) const {
   if (file_.path.empty() || rows.elements().empty()) return;
   const std::string host = comm::host_name();
-  const auto kept = planning::machine_file("bench-" + bench_, host + ", " + cpu_name());
+  const auto kept = calibrate::machine_file("bench-" + bench_, host + ", " + cpu_name());
   const Json run = Json::object({{"when", now_in_utc()}, {"version", version()}, {"rows", rows}});
   Json earlier = Json::array();
   try {
     std::optional<Descriptor> lock;
-    if (!kept.empty()) lock = planning::lock_machine_file(kept);
-    const auto found = planning::read_kept(
+    if (!kept.empty()) lock = calibrate::lock_machine_file(kept);
+    const auto found = calibrate::read_kept(
         kept, "bench: cannot use the figures of earlier runs, which are replaced",
         [](const std::filesystem::path& file) { return std::optional(read_runs(file)); });
     if (found) earlier = *found;

@@ -15,7 +15,7 @@ struct PageFile {
 };
 
 /// The page of `ballast bench NAME --html`, with the figures of earlier such runs on this machine.
-/// They are kept in $XDG_CACHE_HOME/ballast/bench-NAME-HASH.json (planning/machine_files.h), for
+/// They are kept in $XDG_CACHE_HOME/ballast/bench-NAME-HASH.json (calibrate/machine_files.h), for
 /// the hash of host and processor: the newest runs, at most 50 and less than 1 MiB.
 class BenchPage {
  public:

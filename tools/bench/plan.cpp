@@ -12,13 +12,13 @@
 
 #include <fmt/format.h>
 
+#include "ballast/calibrate/calibrate.h"
 #include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
 #include "ballast/memory/budget.h"
-#include "ballast/planning/calibrate.h"
-#include "ballast/planning/engine_inputs.h"
-#include "ballast/planning/forecast.h"
-#include "ballast/planning/planner.h"
+#include "ballast/planner/forecast.h"
+#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 #include "ballast/schedule/bottleneck.h"
 #include "ballast/schedule/simulator.h"
 #include "ballast/text/json.h"
@@ -50,7 +50,7 @@ struct BenchPlanArguments {
 
 struct Outcome {
   schedule::Prediction predicted;  ///< of the last round
-  planning::Calibration calibration;
+  calibrate::Calibration calibration;
   std::uint64_t tokens = 0;
   std::vector<double> predicted_seconds;  ///< a step, by round
   std::vector<double> measured_seconds;   ///< median step, by round
@@ -84,10 +84,11 @@ Bytes reset_peak_resident() {
 /// Trains `config`, with a calibration before each round of steps.
 Outcome train(const config::Config& config, const BenchPlanArguments& arguments) {
   Outcome outcome;
-  const model::Architecture model = model::build_architecture(config.model);
-  outcome.calibration = planning::calibrate(config, model);
+  const model::Architecture model =
+      model::build_architecture(config.model, config.ballast.expert_ranks());
+  outcome.calibration = calibrate::calibrate(config, model);
   const Bytes before = reset_peak_resident();
-  engine::Engine engine = planning::make_engine(config, &interrupted());
+  engine::Engine engine = planner::make_engine(config, &interrupted());
   const engine::Blueprint& blueprint = engine.blueprint();
   outcome.planned = blueprint.ledger.total(Tier::device) + blueprint.ledger.total(Tier::host);
   outcome.tokens = blueprint.tokens_per_step();
@@ -99,7 +100,7 @@ Outcome train(const config::Config& config, const BenchPlanArguments& arguments)
   for (std::uint64_t round = 0; round < arguments.rounds; ++round) {
     if (round > 0) {
       engine.finish();
-      outcome.calibration = planning::calibrate(config, model);
+      outcome.calibration = calibrate::calibrate(config, model);
     }
     outcome.predicted = schedule::simulate(blueprint.schedule, outcome.calibration.rates);
     outcome.predicted_seconds.push_back(outcome.predicted.step_seconds);
@@ -124,11 +125,12 @@ Outcome train(const config::Config& config, const BenchPlanArguments& arguments)
 
 /// `config` with every "auto" decided by the planner with this machine's rates.
 config::Config decide(const config::Config& config) {
-  planning::PlanRequest request = {.config = config,
-                                   .model = model::build_architecture(config.model)};
-  request.rates = planning::calibrate(config, request.model).rates;
-  request.budgets = planning::budgets_of(config, request.rates);
-  return planning::decide(request).config;
+  planner::PlanRequest request = {
+      .config = config,
+      .model = model::build_architecture(config.model, config.ballast.expert_ranks())};
+  request.rates = calibrate::calibrate(config, request.model).rates;
+  request.budgets = planner::budgets_of(config, request.rates);
+  return planner::decide(request).config;
 }
 
 std::string_view bound_of(const Outcome& outcome) {

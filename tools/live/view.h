@@ -8,11 +8,11 @@
 #include <thread>
 #include <vector>
 
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_events.h"
 
+#include "tools/console/terminal.h"
 #include "tools/live/frame.h"
 #include "tools/live/screen.h"
-#include "tools/terminal.h"
 
 namespace ballast::tools {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ballast/planning/forecast.h"
+#include "ballast/planner/forecast.h"
 #include "ballast/text/json.h"
 #include "ballast/text/output_file.h"
 
@@ -18,7 +18,7 @@ std::string html_page(std::string_view title, const text::Json& data);
 std::string now_in_utc();
 
 /// The page of `ballast plan --html`; `config` names the config.
-std::string plan_page(const planning::Forecast& forecast, const std::filesystem::path& config);
+std::string plan_page(const planner::Forecast& forecast, const std::filesystem::path& config);
 
 /// The rule for pages, which are replaced by newer ones.
 text::OutputRule page_rule(bool overwrite, std::vector<std::filesystem::path> inputs = {});

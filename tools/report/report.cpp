@@ -11,14 +11,14 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
 #include "ballast/text/output_file.h"
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
-#include "tools/ending_notice.h"
+#include "tools/console/ending_notice.h"
 #include "tools/process.h"
 #include "tools/report/csv.h"
 #include "tools/report/page.h"

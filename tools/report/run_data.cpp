@@ -12,17 +12,17 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/calibrate/machine_rates.h"
+#include "ballast/checkpoint/checkpoints.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/tier.h"
-#include "ballast/planning/engine_inputs.h"
-#include "ballast/planning/forecast.h"
-#include "ballast/planning/machine_rates.h"
+#include "ballast/planner/draw_blueprint.h"
+#include "ballast/planner/forecast.h"
 #include "ballast/schedule/plan.h"
 #include "ballast/schedule/simulator.h"
 #include "ballast/text/files.h"
-#include "ballast/train/checkpoints.h"
 
 #include "tools/report/series.h"
 
@@ -89,8 +89,8 @@ std::optional<LaneTimeline> predict_run(const fs::path& file, const Json& run) {
   for (const auto& [key, value, at] : chosen->members())
     choices.push_back(key + "=" + value.compact());
   try {
-    const engine::Blueprint blueprint = planning::draw_blueprint(config::load(file, choices));
-    const auto prediction = planning::RunPrediction::find(config::load(file, {}), blueprint);
+    const engine::Blueprint blueprint = planner::draw_blueprint(config::load(file, choices));
+    const auto prediction = calibrate::RunPrediction::find(config::load(file, {}), blueprint);
     if (!prediction) return std::nullopt;
     const auto spans =
         schedule::simulate(blueprint.schedule, prediction->rates(), {.timeline = true});
@@ -116,7 +116,7 @@ const Json* member(const Json& object, std::initializer_list<const char*> keys) 
 /// A report shows what it can.
 std::vector<fs::path> checkpoints_if_readable(const fs::path& run) {
   try {
-    return train::checkpoints_of(run);
+    return checkpoint::checkpoints_of(run);
   } catch (const Error&) {
     return {};
   }
@@ -296,8 +296,8 @@ Json RunData::totals() const {
   const MetricsLog::Column all = log_.column("nvme_bytes_written");
   if (all.size() > 1 && written > all.front() && training > seconds.front()) {
     const std::vector<Bytes> bytes = {static_cast<Bytes>(written - all.front())};
-    const auto wear = planning::estimate_wear(bytes, training - seconds.front());
-    if (wear) totals["wear"] = planning::describe(*wear);
+    const auto wear = planner::estimate_wear(bytes, training - seconds.front());
+    if (wear) totals["wear"] = planner::describe(*wear);
   }
   return totals;
 }

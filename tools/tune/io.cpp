@@ -14,9 +14,9 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/console/terminal.h"
 #include "tools/io/paths.h"
 #include "tools/process.h"
-#include "tools/terminal.h"
 
 namespace ballast::tools {
 namespace {

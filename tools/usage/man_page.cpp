@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tools/terminal.h"
+#include "tools/console/terminal.h"
 #include "tools/usage/completion.h"
 #include "tools/usage/exit_status.h"
 

@@ -52,7 +52,7 @@ using ModelEvaluationProgress =
 /// part), on one device, with memory for weights and activations but not for training. Loss and
 /// targets of a batch have the bits of an evaluation while training. Weights on NVMe are in a
 /// nameless file in nvme_path or ballast.out, a directory that is made for it. Throws Error: see
-/// planning::draw_evaluation(), engine::Engine; Error(data) if there is nothing to evaluate.
+/// planner::draw_evaluation(), engine::Engine; Error(data) if there is nothing to evaluate.
 ModelEvaluation evaluate_model(const config::Config& config,
                                const ModelEvaluationProgress& progress,
                                const std::atomic<bool>* interrupted = nullptr);

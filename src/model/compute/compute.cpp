@@ -35,13 +35,6 @@ void require_shape(const Architecture& model, MicroBatchShape shape) {
 
 }  // namespace
 
-AttentionBackend parse_attention_backend(std::string_view name) {
-  if (name == "own") return AttentionBackend::own;
-  if (name == "cudnn") return AttentionBackend::cudnn;
-  expects(name == "auto", "ballast.attention must be auto, own or cudnn");
-  return AttentionBackend::best;
-}
-
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
                                       MicroBatchShape shape, const KernelOptions& options) {
   const bool cuda = is_cuda(device.kind());

@@ -15,10 +15,12 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/draw_blueprint.h"
+#include "ballast/planner/make_engine.h"
 
 #include "src/engine/state_layout.h"
 #include "tests/support/documents.h"
+#include "tests/support/function_weights.h"
 #include "tests/unit/engine/tiny_engine.h"
 
 namespace ballast::engine::engine_test {
@@ -64,14 +66,14 @@ TEST_F(EngineTest, RunsFromAModelAndBudgetsWithoutAnyConfig) {
 }
 
 TEST_F(EngineTest, ABlueprintOfOtherRanksIsRefused) {
-  Blueprint blueprint = planning::draw_blueprint(config());
+  Blueprint blueprint = planner::draw_blueprint(config());
   blueprint.workload.world = 2;
   EXPECT_THROW(Engine(std::move(blueprint), {.device = "host"}), Error);
 }
 
 TEST_F(EngineTest, WhatIsAllocatedIsWhatTheLedgerSays) {
   for (const char* tier : {"none", "cpu", "nvme"}) {
-    Engine engine = planning::make_engine(config({kWeights + tier, kOptimizer + tier}));
+    Engine engine = planner::make_engine(config({kWeights + tier, kOptimizer + tier}));
     engine.start();
     const auto totals = engine.totals();
     for (const Tier t : kTiers) {
@@ -84,7 +86,7 @@ TEST_F(EngineTest, WhatIsAllocatedIsWhatTheLedgerSays) {
 TEST_F(EngineTest, TheLedgerOfEveryStateFormatIsWhatIsAllocated) {
   for (const char* optimizer : {"AdamW", "Adagrad", "Lion", "SGD"}) {
     for (const char* states : {"fp32", "8bit"}) {
-      Engine engine = planning::make_engine(
+      Engine engine = planner::make_engine(
           config({kOptimizer + "nvme", std::string("ballast.optimizer_states=") + states,
                   R"(optimizer={"type": ")" + std::string(optimizer) + "\"}"}),
           nullptr);
@@ -102,7 +104,7 @@ TEST_F(EngineTest, TheLedgerOfEveryStateFormatIsWhatIsAllocated) {
 
 TEST_F(EngineTest, ANumaNodeThatIsNotThereIsAConfigError) {
   try {
-    const Engine engine = planning::make_engine(config({"ballast.update_numa_node=1000"}));
+    const Engine engine = planner::make_engine(config({"ballast.update_numa_node=1000"}));
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::config);
@@ -116,13 +118,13 @@ TEST_F(EngineTest, InitialStatesDoNotDependOnPlacementThreadsOrBuffers) {
     for (const std::string threads : {"1", "3"}) {
       // With one buffer, blocks of all sizes follow each other in the same memory.
       for (const std::string count : {"1", "3"}) {
-        Engine engine = planning::make_engine(
+        Engine engine = planner::make_engine(
             config({"model.hidden_size=192", "model.num_layers=2", kWeights + tier,
                     kOptimizer + tier, "ballast.update_threads=" + threads,
                     "zero_optimization.offload_param.buffer_count=" + count,
                     "zero_optimization.offload_optimizer.buffer_count=" + count}));
         engine.start();
-        hashes.push_back(engine.state_hash());
+        hashes.push_back(engine.snapshot().hash());
       }
     }
   }
@@ -130,7 +132,7 @@ TEST_F(EngineTest, InitialStatesDoNotDependOnPlacementThreadsOrBuffers) {
 }
 
 TEST_F(EngineTest, InitialWeightsOfASourceArriveInPartsWhereTheyBelong) {
-  Engine engine = planning::make_engine(
+  Engine engine = planner::make_engine(
       config({kWeights + "nvme", kOptimizer + "cpu", "ballast.update_threads=3"}));
   expect_all_of_a_source(engine);
 }
@@ -164,14 +166,15 @@ TEST_F(EngineTest, WeightsThatBf16HoldsAreReadOnceAndHaveNoRemainders) {
       const std::lock_guard lock(mutex);
       elements_read[tensor.name] += count;
     };
-    Engine engine = planning::make_engine(config({kWeights + tier, kOptimizer + tier}));
-    engine.start({read, is_stored_as_bf16, read_bf16});
+    Engine engine = planner::make_engine(config({kWeights + tier, kOptimizer + tier}));
+    test::start_from(engine, {read, is_stored_as_bf16, read_bf16});
     const auto& blocks = engine.blueprint().model.blocks;
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       for (const model::TensorSpec& tensor : blocks[b].tensors) {
         std::vector<float> expected(tensor.size);
         for (Elems i = 0; i < expected.size(); ++i) expected[i] = stored_value(tensor, i);
-        EXPECT_EQ(engine.read_weights(b, tensor), expected) << tier << ": " << tensor.name;
+        EXPECT_EQ(engine.snapshot().read_weights(b, tensor), expected)
+            << tier << ": " << tensor.name;
         EXPECT_EQ(elements_read[tensor.name], (is_stored_as_bf16(tensor) ? 1 : 2) * tensor.size);
       }
     }
@@ -196,15 +199,15 @@ TEST_F(EngineTest, StoredBf16WeightsBecomeTheStatesOfTheirValues) {
       std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
     }
   };
-  const auto hash = [&](const WeightSource& source, const std::string& tier,
+  const auto hash = [&](const test::FunctionWeights& source, const std::string& tier,
                         const std::string& threads, const std::string& buffers) {
-    Engine engine = planning::make_engine(
+    Engine engine = planner::make_engine(
         config({"model.hidden_size=192", "model.num_layers=2", kWeights + tier, kOptimizer + tier,
                 "ballast.update_threads=" + threads,
                 "zero_optimization.offload_param.buffer_count=" + buffers,
                 "zero_optimization.offload_optimizer.buffer_count=" + buffers}));
-    engine.start(source);
-    return engine.state_hash();
+    test::start_from(engine, source);
+    return engine.snapshot().hash();
   };
   const std::uint64_t expected = hash({read}, "none", "1", "1");
   for (const std::string tier : {"none", "cpu", "nvme"}) {
@@ -220,11 +223,11 @@ TEST_F(EngineTest, StoredBf16WeightsBecomeTheStatesOfTheirValues) {
 }
 
 TEST_F(EngineTest, ASourceThatFailsEndsTheStartWithItsError) {
-  Engine engine = planning::make_engine(config({"ballast.update_threads=3"}));
+  Engine engine = planner::make_engine(config({"ballast.update_threads=3"}));
   try {
-    engine.start({[](const model::TensorSpec&, Elems, std::span<float>) {
-      throw Error(ErrorCategory::data, "no such tensor");
-    }});
+    test::start_from(engine, {[](const model::TensorSpec&, Elems, std::span<float>) {
+                       throw Error(ErrorCategory::data, "no such tensor");
+                     }});
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("no such tensor"), std::string::npos) << error.what();
@@ -232,28 +235,28 @@ TEST_F(EngineTest, ASourceThatFailsEndsTheStartWithItsError) {
 }
 
 TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
-  Engine engine = planning::make_engine(config({kOptimizer + "nvme"}));
-  engine.start({[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    std::fill(out.begin(), out.end(), 0.01F);
-    if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
-      out[0] = std::numeric_limits<float>::infinity();
-    }
-  }});
-  const std::uint64_t before = engine.state_hash();
+  Engine engine = planner::make_engine(config({kOptimizer + "nvme"}));
+  test::start_from(engine, {[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+                     std::fill(out.begin(), out.end(), 0.01F);
+                     if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
+                       out[0] = std::numeric_limits<float>::infinity();
+                     }
+                   }});
+  const std::uint64_t before = engine.snapshot().hash();
   const StepResult result = engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
   EXPECT_TRUE(result.skipped);
   EXPECT_EQ(engine.updates(), 0U);
-  EXPECT_EQ(engine.state_hash(), before);
+  EXPECT_EQ(engine.snapshot().hash(), before);
 }
 
 TEST_F(EngineTest, AnEagerUpdateRefusesANonFiniteGradientByName) {
-  Engine engine = planning::make_engine(config({"ballast.update=eager", "gradient_clipping=0"}));
-  engine.start({[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    std::fill(out.begin(), out.end(), 0.01F);
-    if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
-      out[0] = std::numeric_limits<float>::infinity();
-    }
-  }});
+  Engine engine = planner::make_engine(config({"ballast.update=eager", "gradient_clipping=0"}));
+  test::start_from(engine, {[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+                     std::fill(out.begin(), out.end(), 0.01F);
+                     if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
+                       out[0] = std::numeric_limits<float>::infinity();
+                     }
+                   }});
   try {
     engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
     engine.finish();
@@ -275,7 +278,7 @@ struct PartialRun {
 
 TEST_F(EngineTest, PartialBatchesLearnTheSameBitsEverywhere) {
   const auto run = [&](const std::vector<std::string>& overrides) {
-    Engine engine = planning::make_engine(config(overrides));
+    Engine engine = planner::make_engine(config(overrides));
     engine.start();
     PartialRun result;
     const std::size_t whole = engine.blueprint().tokens_per_step();
@@ -290,7 +293,7 @@ TEST_F(EngineTest, PartialBatchesLearnTheSameBitsEverywhere) {
         result.numbers.push_back(engine.evaluate({ids(engine, 1), ids(engine, 2)}).loss);
       }
     }
-    result.states = engine.state_hash();
+    result.states = engine.snapshot().hash();
     return result;
   };
   const PartialRun expected = run({"ballast.serial=true"});
@@ -301,8 +304,8 @@ TEST_F(EngineTest, PartialBatchesLearnTheSameBitsEverywhere) {
 }
 
 TEST_F(EngineTest, APartialBatchIsTheMeanOverItsOwnTokens) {
-  Engine whole = planning::make_engine(config({"gradient_accumulation_steps=1"}));
-  Engine part = planning::make_engine(config());
+  Engine whole = planner::make_engine(config({"gradient_accumulation_steps=1"}));
+  Engine part = planner::make_engine(config());
   whole.start();
   part.start();
   const auto tokens = ids(whole, 1);
@@ -311,11 +314,11 @@ TEST_F(EngineTest, APartialBatchIsTheMeanOverItsOwnTokens) {
   const StepResult result = part.train_step({tokens, targets}, 0.01);
   EXPECT_EQ(result.loss, expected.loss);
   EXPECT_EQ(result.grad_norm, expected.grad_norm);
-  EXPECT_EQ(part.state_hash(), whole.state_hash());
+  EXPECT_EQ(part.snapshot().hash(), whole.snapshot().hash());
 }
 
 TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
-  Engine engine = planning::make_engine(config({kOptimizer + "nvme"}));
+  Engine engine = planner::make_engine(config({kOptimizer + "nvme"}));
   schedule::Timeline timeline;
   engine.record(&timeline);
   engine.start();
@@ -331,25 +334,25 @@ TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
 }
 
 TEST_F(EngineTest, AStepChangesTheStates) {
-  Engine engine = planning::make_engine(config());
+  Engine engine = planner::make_engine(config());
   engine.start();
-  const std::uint64_t before = engine.state_hash();
+  const std::uint64_t before = engine.snapshot().hash();
   EXPECT_FALSE(engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1).skipped);
   EXPECT_EQ(engine.updates(), 1U);
-  EXPECT_NE(engine.state_hash(), before);
+  EXPECT_NE(engine.snapshot().hash(), before);
 }
 
 TEST_F(EngineTest, EvaluatingChangesNothing) {
-  Engine engine = planning::make_engine(config({kWeights + "nvme", kOptimizer + "nvme"}));
+  Engine engine = planner::make_engine(config({kWeights + "nvme", kOptimizer + "nvme"}));
   engine.start();
-  const std::uint64_t before = engine.state_hash();
+  const std::uint64_t before = engine.snapshot().hash();
   const double first = engine.evaluate({ids(engine, 1), ids(engine, 2)}).loss;
   EXPECT_EQ(engine.evaluate({ids(engine, 1), ids(engine, 2)}).loss, first);
-  EXPECT_EQ(engine.state_hash(), before);
+  EXPECT_EQ(engine.snapshot().hash(), before);
 }
 
 TEST_F(EngineTest, MeansAreOverTheTargetsThatCount) {
-  Engine engine = planning::make_engine(config({"ballast.eval_batches=3"}));
+  Engine engine = planner::make_engine(config({"ballast.eval_batches=3"}));
   engine.start();
   const auto tokens = ids(engine, 1);
   const auto all = ids(engine, 2);
@@ -379,7 +382,7 @@ TEST_F(EngineTest, MeansAreOverTheTargetsThatCount) {
 }
 
 TEST_F(EngineTest, PositionsMustBeThoseOfDocuments) {
-  Engine engine = planning::make_engine(config({test::kPacked}));
+  Engine engine = planner::make_engine(config({test::kPacked}));
   engine.start();
   const auto tokens = ids(engine, 1);
   auto positions = test::packed_positions(tokens.size() / 37, 37);
@@ -405,7 +408,7 @@ TEST_F(EngineTest, PositionsMustBeThoseOfDocuments) {
 TEST_F(EngineTest, AnInterruptEndsAStepAndLeavesNoFile) {
   std::atomic<bool> interrupted = false;
   {
-    Engine engine = planning::make_engine(config({kOptimizer + "nvme"}), &interrupted);
+    Engine engine = planner::make_engine(config({kOptimizer + "nvme"}), &interrupted);
     engine.start();
     interrupted = true;
     EXPECT_THROW(engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1), Error);
@@ -414,7 +417,7 @@ TEST_F(EngineTest, AnInterruptEndsAStepAndLeavesNoFile) {
 }
 
 TEST_F(EngineTest, ATokenBeyondTheVocabularyIsAnErrorNamingTheOperation) {
-  Engine engine = planning::make_engine(config());
+  Engine engine = planner::make_engine(config());
   engine.start();
   auto tokens = ids(engine, 1);
   tokens[5] = 131;

@@ -8,7 +8,7 @@
 
 #include "ballast/engine/engine.h"
 #include "ballast/model/targets.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -69,7 +69,7 @@ TEST(Experts, OnlyWhatHasRowsIsMoved) {
       kModel, true, directory.path(),
       {"zero_optimization.offload_param.device=cpu",
        "zero_optimization.offload_optimizer.device=cpu", "ballast.order=layer_major"});
-  Engine engine = planning::make_engine(config);
+  Engine engine = planner::make_engine(config);
   engine.start();
   const Blueprint& blueprint = engine.blueprint();
   const std::size_t tokens = blueprint.workload.tokens_per_step();
@@ -93,7 +93,7 @@ TEST(Experts, OfASmallBatchMoveLessThanHalf) {
       test::tiny_config(kModel, true, directory.path(),
                         {"zero_optimization.offload_param.device=cpu",
                          "zero_optimization.offload_optimizer.device=cpu"});
-  Engine engine = planning::make_engine(config);
+  Engine engine = planner::make_engine(config);
   engine.start();
   const test::Batch batch = one_id(engine.blueprint().workload.tokens_per_step());
   engine.train_step(batch.view(), 1e-3);
@@ -110,7 +110,7 @@ TEST(Experts, OfTheStepBeforeAreMovedAhead) {
       {"zero_optimization.offload_param.device=cpu",
        "zero_optimization.offload_optimizer.device=cpu", "ballast.order=layer_major",
        "ballast.expert_prefetch=true", "ballast.device_weight_buffers=9"});
-  Engine engine = planning::make_engine(config);
+  Engine engine = planner::make_engine(config);
   engine.start();
   const Blueprint& blueprint = engine.blueprint();
   const std::size_t tokens = blueprint.workload.tokens_per_step();
@@ -142,7 +142,7 @@ Result result_of(const std::string& updates, bool trains) {
       kModel, true, directory.path(),
       {"zero_optimization.offload_param.device=nvme",
        "zero_optimization.offload_optimizer.device=nvme", "ballast.expert_updates=" + updates});
-  Engine engine = planning::make_engine(config);
+  Engine engine = planner::make_engine(config);
   engine.start();
   Result result;
   if (trains) {
@@ -153,7 +153,7 @@ Result result_of(const std::string& updates, bool trains) {
     result.written = moved(engine, Lane::writeback) - before;
   }
   for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
-    result.weights.push_back(engine.read_block(b));
+    result.weights.push_back(engine.snapshot().read_block(b));
   }
   return result;
 }
@@ -202,7 +202,7 @@ StepResult step_with_documents(std::size_t length, std::int32_t padding) {
   const test::TempDir directory;
   const std::string packed = R"(data={"documents": ["unused.safetensors"], "sequence_length": )" +
                              std::to_string(length) + "}";
-  Engine engine = planning::make_engine(
+  Engine engine = planner::make_engine(
       test::tiny_config(kBalanced, false, directory.path(), {packed, "gradient_clipping=0"}));
   engine.start();
   const std::size_t tokens = engine.blueprint().workload.tokens_per_step();

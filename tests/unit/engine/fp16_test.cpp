@@ -6,10 +6,11 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
 
+#include "tests/support/expect_error.h"
+#include "tests/support/function_weights.h"
 #include "tests/unit/engine/tiny_engine.h"
-#include "tests/unit/train/expect_error.h"
 
 namespace ballast::engine::fp16_test {
 namespace {
@@ -22,7 +23,7 @@ class Fp16Engine : public test::TinyEngine {
   [[nodiscard]] Engine make(std::vector<std::string> overrides = {},
                             const std::string& model = test::kTinyModel) const {
     overrides.emplace_back("fp16.enabled=true");
-    return planning::make_engine(test::tiny_config(model, false, directory.path(), overrides));
+    return planner::make_engine(test::tiny_config(model, false, directory.path(), overrides));
   }
   StepResult step(Engine& engine, int seed, double scale, double rate = 0.01) const {
     return engine.train_step({ids(engine, seed), ids(engine, seed + 1)}, rate, scale);
@@ -38,9 +39,9 @@ TEST_F(Fp16Engine, AnOverflowLeavesEveryStateAsItWas) {
   Engine never = make({no_clipping});
   never.start();
   step(never, 1, kGood);
-  const std::uint64_t before = never.state_hash();
+  const std::uint64_t before = never.snapshot().hash();
   const double loss = step(never, 2, kGood).loss;
-  const std::uint64_t after = never.state_hash();
+  const std::uint64_t after = never.snapshot().hash();
   EXPECT_NE(after, before);
   const std::vector<std::vector<std::string>> placements = {
       {},
@@ -57,10 +58,10 @@ TEST_F(Fp16Engine, AnOverflowLeavesEveryStateAsItWas) {
     EXPECT_TRUE(overflow.skipped);
     EXPECT_TRUE(std::isfinite(overflow.loss));
     EXPECT_EQ(engine.updates(), 1U);
-    EXPECT_EQ(engine.state_hash(), before);
+    EXPECT_EQ(engine.snapshot().hash(), before);
     EXPECT_EQ(step(engine, 2, kGood).loss, loss);
     EXPECT_EQ(engine.updates(), 2U);
-    EXPECT_EQ(engine.state_hash(), after);
+    EXPECT_EQ(engine.snapshot().hash(), after);
   }
 }
 
@@ -78,8 +79,7 @@ TEST_F(Fp16Engine, TheScaleChangesNeitherNormNorUpdate) {
   for (const std::string& model : {test::kTinyModel, kExperts}) {
     const std::vector<std::string> options = {R"(optimizer={"type": "SGD"})",
                                               "gradient_clipping=0.1"};
-    Engine exact =
-        planning::make_engine(test::tiny_config(model, false, directory.path(), options));
+    Engine exact = planner::make_engine(test::tiny_config(model, false, directory.path(), options));
     exact.start();
     const double norm = step(exact, 1, 1.0, 1.0).grad_norm;
     EXPECT_GT(norm, 0.2) << "nothing was clipped";
@@ -105,10 +105,10 @@ TEST_F(Fp16Engine, AWeightThatFp16LacksIsRefusedByName) {
       {"tensor 'model.norm.weight' has the value 70000, but fp16 ends at 65504; train in bf16 "
        "(bf16.enabled) or fp32"},
       [&] {
-        engine.start({[](const model::TensorSpec& tensor, Elems, std::span<float> out) {
-          const bool here = tensor.name == "model.norm.weight";
-          std::fill(out.begin(), out.end(), here ? 70000.0F : 65504.0F);
-        }});
+        test::start_from(engine, {[](const model::TensorSpec& tensor, Elems, std::span<float> out) {
+                           const bool here = tensor.name == "model.norm.weight";
+                           std::fill(out.begin(), out.end(), here ? 70000.0F : 65504.0F);
+                         }});
       });
 }
 

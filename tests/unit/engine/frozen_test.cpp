@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planning/engine_inputs.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/draw_blueprint.h"
+#include "ballast/planner/make_engine.h"
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/engine/state_layout.h"
@@ -30,7 +32,7 @@ const std::string kParts =
     R"(ballast.train=["model.layers.1.self_attn.[qv]_proj.*", "model.layers.2.*", "model.norm.*"])";
 
 TEST_F(FrozenBlocks, HaveWeightsAlone) {
-  const Engine engine = planning::make_engine(config({kLastLayer, kOptimizer + "cpu"}));
+  const Engine engine = planner::make_engine(config({kLastLayer, kOptimizer + "cpu"}));
   const Blueprint& blueprint = engine.blueprint();
   std::set<std::string> with_states;
   for (const schedule::Buffer& buffer : blueprint.schedule.buffers) {
@@ -55,8 +57,8 @@ TEST_F(FrozenBlocks, HaveWeightsAlone) {
 
 TEST_F(FrozenBlocks, StayAsTheyAreWhileOthersLearn) {
   for (const char* place : {"none", "cpu", "nvme"}) {
-    Engine engine = planning::make_engine(config({kParts, kWeights + place, kOptimizer + place}));
-    Engine untrained = planning::make_engine(config({}));
+    Engine engine = planner::make_engine(config({kParts, kWeights + place, kOptimizer + place}));
+    Engine untrained = planner::make_engine(config({}));
     engine.start();
     untrained.start();
     for (int step = 0; step < 3; ++step) engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
@@ -65,12 +67,13 @@ TEST_F(FrozenBlocks, StayAsTheyAreWhileOthersLearn) {
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       for (const model::TensorSpec& tensor : blocks[b].tensors) {
         const auto& other = untrained.blueprint().model.blocks[b].tensor(tensor.name);
-        std::vector<float> before = untrained.read_weights(b, other);
+        std::vector<float> before = untrained.snapshot().read_weights(b, other);
         // What is frozen has no remainder.
         if (tensor.frozen) {
           for (float& value : before) value = to_float(split_master(value).weight);
         }
-        EXPECT_EQ(engine.read_weights(b, tensor) == before, tensor.frozen) << tensor.name << place;
+        EXPECT_EQ(engine.snapshot().read_weights(b, tensor) == before, tensor.frozen)
+            << tensor.name << place;
         trained += tensor.frozen ? 0 : 1;
       }
     }
@@ -81,7 +84,7 @@ TEST_F(FrozenBlocks, StayAsTheyAreWhileOthersLearn) {
 TEST_F(FrozenBlocks, OnNvmeAreWrittenOnlyOnce) {
   const std::string placement = R"(ballast.placement=[{"blocks": 3, "weights": "device"}])";
   const auto written = [&](const std::string& train, int steps) {
-    Engine engine = planning::make_engine(config({train, kWeights + "nvme", placement}));
+    Engine engine = planner::make_engine(config({train, kWeights + "nvme", placement}));
     engine.start();
     for (int step = 0; step < steps; ++step) {
       engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
@@ -111,11 +114,11 @@ TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
       std::vector<std::string> overrides = {kWeights + "nvme", kOptimizer + c.states,
                                             "ballast.checkpoint_every=2"};
       overrides.insert(overrides.end(), c.trained.begin(), c.trained.end());
-      Engine engine = planning::make_engine(config(overrides));
+      Engine engine = planner::make_engine(config(overrides));
       engine.start();
       for (int step = 0; step < steps; ++step) {
         engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
-        if (step == 1) static_cast<void>(engine.keep_states(2));
+        if (step == 1) static_cast<void>(engine.snapshot().keep(2));
       }
       engine.finish();
       updated = 0;
@@ -137,10 +140,10 @@ TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
 
 TEST_F(FrozenBlocks, AreSplitInStageThreeUnlessTrainedInPart) {
   const config::Config config = this->config({kParts, "zero_optimization.stage=3"});
-  const model::Architecture model = planning::model_of(config);
+  const model::Architecture model = inputs::model_of(config);
   const model::KernelSizes kernels = model::kernel_memory(model, config.type, {2, 37}, "host", 1);
   const Blueprint blueprint =
-      planning::draw_blueprint(config, model, {64 * kMiB, 64 * kMiB}, kernels, 4, 1);
+      planner::draw_blueprint(config, model, {64 * kMiB, 64 * kMiB}, kernels, 4, 1);
   const schedule::RankSizes sizes(blueprint.workload);
   EXPECT_TRUE(sizes.splits_weights(1));   // frozen
   EXPECT_FALSE(sizes.splits_weights(2));  // in part

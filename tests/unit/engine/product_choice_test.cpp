@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/planning/kept_choices.h"
+#include "ballast/calibrate/kept_choices.h"
 
 #include "tests/support/captured_log.h"
 #include "tests/support/fake_cublaslt.h"
@@ -53,7 +53,7 @@ class ProductChoice : public testing::Test {
   test::TempDir directory_;
   test::Variable cache_ = {"XDG_CACHE_HOME", directory_.path().c_str()};
   std::filesystem::path file_ =
-      planning::product_choices_file("Fake GPU; cuBLASLt " + std::to_string(CUBLAS_VERSION));
+      calibrate::product_choices_file("Fake GPU; cuBLASLt " + std::to_string(CUBLAS_VERSION));
 };
 
 TEST_F(ProductChoice, ReachesTheProducts) {

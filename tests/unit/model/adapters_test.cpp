@@ -14,8 +14,8 @@
 #include "ballast/model/family.h"
 
 #include "src/model/host/factories.h"
+#include "tests/support/expect_error.h"
 #include "tests/unit/model/fixture.h"
-#include "tests/unit/train/expect_error.h"
 
 namespace ballast::model::adapters_test {
 namespace {

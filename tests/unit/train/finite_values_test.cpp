@@ -16,9 +16,9 @@
 #include "ballast/core/convert.h"
 #include "ballast/train/trainer.h"
 
+#include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
-#include "tests/unit/train/expect_error.h"
 
 namespace ballast::train::finite_values_test {
 namespace {

@@ -13,15 +13,15 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "ballast/train/loader.h"
+#include "ballast/data/loader.h"
+#include "ballast/formats/safetensors.h"
+#include "ballast/formats/weight_files.h"
 #include "ballast/train/lr_schedule.h"
-#include "ballast/train/safetensors.h"
 #include "ballast/train/trainer.h"
-#include "ballast/train/weight_files.h"
 
 #include "src/train/initial_weights.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
-#include "tests/unit/train/expect_error.h"
 
 namespace ballast::train::fixtures_test {
 namespace {
@@ -60,18 +60,18 @@ TEST_P(TrainingFixture, RatesAreThoseOfTheSchedule) {
 TEST_P(TrainingFixture, TokensMakeExactlyTheRecordedSteps) {
   const auto& geometry = recorded_["batch"];
   const std::uint64_t steps = geometry["steps"];
-  LoaderOptions options;
+  data::LoaderOptions options;
   options.micro_batches = geometry["micro_batches"];
   options.sequences = geometry["sequences"];
   options.length = geometry["sequence_length"];
   config::DataSection data;
   data.tokens = {folder() / "tokens.u16.bin"};
-  const auto source = std::make_shared<const TokenSource>(
-      TokenSource::open(data, recorded_["model"]["vocab_size"].get<std::uint64_t>()));
+  const auto source = std::make_shared<const data::TokenSource>(
+      data::TokenSource::open(data, recorded_["model"]["vocab_size"].get<std::uint64_t>()));
   const auto per_step = options.micro_batches * options.sequences * options.length;
   ASSERT_EQ(source->size(), steps * per_step + 1);
-  Loader loader(windows_of(source, {0, source->size()}, options.length, false, 0), nullptr,
-                options);
+  data::Loader loader(data::windows_of(source, {0, source->size()}, options.length, false, 0),
+                      nullptr, options);
   std::vector<std::int32_t> whole(source->size());
   source->read(0, whole);
   for (std::uint64_t step = 0; step < steps; ++step) {
@@ -86,7 +86,7 @@ TEST_P(TrainingFixture, TokensMakeExactlyTheRecordedSteps) {
 
 TEST_P(TrainingFixture, WeightsAreOneTensorForEveryGradient) {
   for (const std::string state : {".initial", ".final"}) {
-    const SafetensorsReader reader(folder() / (GetParam() + state + ".safetensors"));
+    const formats::SafetensorsReader reader(folder() / (GetParam() + state + ".safetensors"));
     const auto& norms = recorded_["runs"]["fp32"]["first_step_grad_norms"];
     EXPECT_EQ(reader.tensors().size(), norms.size());
     double sum = 0.0;
@@ -143,35 +143,35 @@ TEST(InitialWeights, NameTheKeyWhenTheyCannotBeRead) {
 /// Writes the tensors of a fixture to `folder` as `count` files with an index, as `type`.
 void write_shards(const std::string& name, const std::filesystem::path& folder, std::size_t count,
                   DType type = DType::f32) {
-  const SafetensorsReader whole(weights_of(name));
+  const formats::SafetensorsReader whole(weights_of(name));
   nlohmann::json index = {{"metadata", nlohmann::json::object()}};
   for (std::size_t i = 0; i < count; ++i) {
     const std::string file = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, count);
-    std::vector<TensorToStore> tensors;
+    std::vector<formats::TensorToStore> tensors;
     for (std::size_t t = i; t < whole.tensors().size(); t += count) {
       tensors.push_back({whole.tensors()[t].name, type, whole.tensors()[t].shape});
       index["weight_map"][tensors.back().name] = file;
     }
-    SafetensorsWriter writer(folder / file, tensors);
-    for (const TensorToStore& tensor : tensors) {
+    formats::SafetensorsWriter writer(folder / file, tensors);
+    for (const formats::TensorToStore& tensor : tensors) {
       std::vector<float> values(whole.find(tensor.name)->elements);
       whole.read(tensor.name, values);
       writer.write(tensor.name, values);
     }
     writer.finish();
   }
-  std::ofstream(folder / kWeightsIndex) << index;
+  std::ofstream(folder / formats::kWeightsIndex) << index;
 }
 
 TEST(InitialWeights, MayBeAFolderOrAnIndex) {
   const test::TempDir dir;
   write_shards("llama", dir.path(), 3);
-  const SafetensorsReader whole(weights_of("llama"));
-  for (const auto& path : {dir.path(), dir.path() / kWeightsIndex}) {
+  const formats::SafetensorsReader whole(weights_of("llama"));
+  for (const auto& path : {dir.path(), dir.path() / formats::kWeightsIndex}) {
     const config::Config config = config_of("llama", path);
     check_initial_weights(config);
-    const WeightFiles files(path);
-    WeightReader reader(files, {});
+    const formats::WeightFiles files(path);
+    formats::WeightReader reader(files, {});
     for (const auto& block : model::build_architecture(config.model).blocks) {
       for (const auto& tensor : block.tensors) {
         std::vector<float> values(tensor.size);
@@ -182,12 +182,13 @@ TEST(InitialWeights, MayBeAFolderOrAnIndex) {
       }
     }
   }
-  expect_refused(config_of("llama", dir.path(), {{"num_layers", 3}}),
-                 {kWeightsIndex + std::string(" has no tensor 'model.layers.2.input_layernorm")});
+  expect_refused(
+      config_of("llama", dir.path(), {{"num_layers", 3}}),
+      {formats::kWeightsIndex + std::string(" has no tensor 'model.layers.2.input_layernorm")});
   expect_refused(config_of("llama", dir.path(), {{"vocab_size", 130}}),
                  {"-of-00003.safetensors: tensor '", "has shape [131, 48]"});
   const test::TempDir single;
-  std::filesystem::copy_file(weights_of("llama"), single.path() / kSingleWeights);
+  std::filesystem::copy_file(weights_of("llama"), single.path() / formats::kSingleWeights);
   check_initial_weights(config_of("llama", single.path()));
 }
 
@@ -209,8 +210,8 @@ using Shape = std::vector<std::uint64_t>;
 /// it is a copy of the embedding.
 void write_with(const std::string& name, const std::filesystem::path& path,
                 const std::string& added, const Shape& shape, std::optional<float> value = 0.5F) {
-  const SafetensorsReader from(weights_of(name));
-  std::vector<TensorToStore> tensors = {{added, DType::f32, shape}};
+  const formats::SafetensorsReader from(weights_of(name));
+  std::vector<formats::TensorToStore> tensors = {{added, DType::f32, shape}};
   std::vector<float> values;
   if (value) {
     std::uint64_t count = 1;
@@ -220,15 +221,15 @@ void write_with(const std::string& name, const std::filesystem::path& path,
     values.resize(from.find("model.embed_tokens.weight")->elements);
     from.read("model.embed_tokens.weight", values);
   }
-  for (const StoredTensor& tensor : from.tensors()) {
+  for (const formats::StoredTensor& tensor : from.tensors()) {
     tensors.push_back({tensor.name, DType::f32, tensor.shape});
     const std::size_t start = values.size();
     values.resize(start + tensor.elements);
     from.read(tensor.name, std::span(values).subspan(start));
   }
-  SafetensorsWriter writer(path, tensors);
+  formats::SafetensorsWriter writer(path, tensors);
   std::span<const float> left = values;
-  for (const TensorToStore& tensor : tensors) {
+  for (const formats::TensorToStore& tensor : tensors) {
     Elems count = 1;
     for (const std::uint64_t extent : tensor.shape) count *= extent;
     writer.write(tensor.name, left.first(count));
@@ -427,7 +428,7 @@ TEST(TrainingData, ThatCannotBeReadNamesItsKeyBeforePlanning) {
   const test::TempDir dir;
   config::Config config = config_of("llama", "");
   config.ballast.out = dir.path() / "new/run";
-  config.ballast.device = "host";
+  config.ballast.device = config::DeviceChoice::host;
   config.ballast.device_bytes = 1;  // planning would refuse this
   NoRun observer;
   test::expect_error(ErrorCategory::data, {"data.tokens: cannot read /none.bin: No such file"},

@@ -8,8 +8,8 @@
 
 #include "ballast/core/error.h"
 
+#include "tests/support/expect_error.h"
 #include "tests/support/fixtures.h"
-#include "tests/unit/train/expect_error.h"
 
 namespace ballast::train::loss_scaler_test {
 namespace {
@@ -82,7 +82,7 @@ TEST(LossScaler, IsConstantWhereAConfigSaysSoAndOneWithoutFp16) {
   for (std::uint64_t step = 1; step < 40; ++step) constant.after_step(step, step % 2 == 0);
   EXPECT_EQ(constant.scale(), 128.0);
   EXPECT_FALSE(constant.state());
-  constant.restart(LossScale{.scale = 4.0});
+  constant.restart(checkpoint::LossScale{.scale = 4.0});
   EXPECT_EQ(constant.scale(), 128.0);
 }
 

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/unit/train/expect_error.h"
+#include "tests/support/expect_error.h"
 
 namespace ballast::train::lr_schedule_test {
 namespace {

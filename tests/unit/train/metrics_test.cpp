@@ -13,9 +13,9 @@
 #include "ballast/core/random.h"
 
 #include "src/train/waiting_file.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"
-#include "tests/unit/train/expect_error.h"
-#include "tests/unit/train/file_size_limit.h"
 
 namespace ballast::train::metrics_test {
 namespace {

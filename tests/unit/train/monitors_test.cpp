@@ -7,9 +7,9 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/expect_error.h"
+#include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"
-#include "tests/unit/train/expect_error.h"
-#include "tests/unit/train/file_size_limit.h"
 
 namespace ballast::train::monitors_test {
 namespace {

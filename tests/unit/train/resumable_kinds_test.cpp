@@ -6,10 +6,10 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/planning/engine_inputs.h"
-#include "ballast/train/checkpoints.h"
+#include "ballast/checkpoint/checkpoints.h"
+#include "ballast/planner/make_engine.h"
 
-#include "src/train/checkpoint_writer.h"
+#include "src/checkpoint/writer.h"
 #include "src/train/run_checkpoints.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -152,19 +152,19 @@ struct Trained {
 
 Trained last_step(engine::Engine& engine) {
   const double loss = step(engine, 3);
-  return {loss, engine.state_hash()};
+  return {loss, engine.snapshot().hash()};
 }
 
 /// The hash of a checkpoint, all of which is verified.
 std::uint64_t hash_of(const fs::path& folder) {
-  const CheckpointReport report =
-      examine_checkpoint(folder, {.whole = true, .hash = true}, [](Bytes, Bytes) {});
+  const checkpoint::CheckpointReport report =
+      checkpoint::examine_checkpoint(folder, {.whole = true, .hash = true}, [](Bytes, Bytes) {});
   EXPECT_EQ(report.damage, "");
   return report.hash.value_or(0);
 }
 
 Trained resumed(const config::Config& config, const fs::path& from) {
-  engine::Engine engine = planning::make_engine(config);
+  engine::Engine engine = planner::make_engine(config);
   resume_run(engine, config, from, nullptr);
   return last_step(engine);
 }
@@ -180,18 +180,18 @@ void expect_resumes(const Kind& kind) {
   Trained expected;
   for (const char* out : {"run", "next"}) fs::create_directories(directory.path() / out);
   {
-    engine::Engine engine = planning::make_engine(config);
+    engine::Engine engine = planner::make_engine(config);
     engine.start();
     step(engine, 1);
     step(engine, 2);
-    const CheckpointFacts facts = {.step = 2,
-                                   .updates = engine.updates(),
-                                   .batch = config.batch.train_batch,
-                                   .length = config.data.sequence_length};
-    const fs::path folder = CheckpointWriter(engine, run, facts, 2, nullptr).publish();
-    EXPECT_EQ(hash_of(folder), engine.state_hash());
-    export_states(run, states, [](Bytes, Bytes) {});
-    EXPECT_EQ(hash_of(states), engine.state_hash());
+    const checkpoint::CheckpointFacts facts = {.step = 2,
+                                               .updates = engine.updates(),
+                                               .batch = config.batch.train_batch,
+                                               .length = config.data.sequence_length};
+    const fs::path folder = checkpoint::CheckpointWriter(engine, run, facts, 2, nullptr).publish();
+    EXPECT_EQ(hash_of(folder), engine.snapshot().hash());
+    checkpoint::export_states(run, states, [](Bytes, Bytes) {});
+    EXPECT_EQ(hash_of(states), engine.snapshot().hash());
     expected = last_step(engine);
   }
   EXPECT_EQ(resumed(config, run), expected);

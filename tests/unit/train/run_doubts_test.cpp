@@ -9,9 +9,9 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/captured_log.h"
+#include "tests/support/documents_file.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
-#include "tests/unit/train/documents_file.h"
 
 namespace ballast::train::run_doubts_test {
 namespace {
@@ -31,7 +31,7 @@ class RunDoubts : public testing::Test {
     return config;
   }
   static std::vector<std::string> doubts(const config::Config& config) {
-    return find_doubts(config, open_training_data(config));
+    return find_doubts(config, data::open_training_data(config));
   }
   /// Expects one doubt with these words.
   void expect(const std::vector<std::string>& overrides, const std::vector<std::string>& words) {
@@ -142,7 +142,7 @@ TEST_F(RunDoubts, IdsThatAreNearlyAllOne) {
     config::Config config = this->config({});
     config.data.text.clear();
     config.data.tokens = {file};
-    static_cast<void>(open_training_data(config));
+    static_cast<void>(data::open_training_data(config));
     return log.text();
   };
   std::vector<std::uint16_t> ids(20000);

@@ -13,11 +13,11 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/expect_error.h"
+#include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/schedule/fake_run.h"
 #include "tests/unit/schedule/random_workload.h"
-#include "tests/unit/train/expect_error.h"
-#include "tests/unit/train/file_size_limit.h"
 
 namespace ballast::train::trace_test {
 namespace {

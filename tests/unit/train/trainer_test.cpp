@@ -7,14 +7,14 @@
 
 #include <gtest/gtest.h>
 
-#include "src/train/data_content.h"
+#include "src/data/data_content.h"
 #include "src/train/proven_peak.h"
 #include "tests/support/captured_log.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 #include "tests/support/variable.h"
-#include "tests/unit/train/expect_error.h"
 
 namespace ballast::train::trainer_test {
 namespace {
@@ -188,7 +188,7 @@ TEST(DataContent, IsThatOfTheBytesWhereverTheyLie) {
     for (const std::string& text : texts) {
       files.push_back(directory.write(folder + "/" + std::to_string(files.size()), text));
     }
-    return describe_content(files, 7);
+    return data::describe_content(files, 7);
   };
   const std::string text(100'000, 'a');
   const std::string expected = content({text, "b"}, "here");

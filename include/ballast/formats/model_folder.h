@@ -1,0 +1,65 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ballast/core/units.h"
+#include "ballast/formats/safetensors.h"
+#include "ballast/formats/weight_files.h"
+
+namespace ballast::formats {
+
+/// Largest file of weights, unless a user asks for another size: that of Hugging Face.
+inline constexpr Bytes kShardSize = 5'000'000'000;
+
+/// Cuts `tensors` in their order into the files of a model, each with at most `largest` bytes of
+/// data or one tensor.
+std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToStore> tensors,
+                                                         Bytes largest);
+
+/// Writes a folder of Hugging Face. Everything goes to FOLDER.tmp-PID; finish() makes it durable
+/// and renames it, so no folder looks whole before it is.
+class ModelFolderWriter {
+ public:
+  /// `files`: the tensors of each file. One file is `single`, several are
+  /// model-00001-of-0000N.safetensors with an index. Throws Error(io) if `folder` holds files,
+  /// cannot be made, or its disk lacks the space for the weights.
+  ModelFolderWriter(std::filesystem::path folder, std::vector<std::vector<TensorToStore>> files,
+                    std::string single = kSingleWeights);
+  /// Without finish(): removes the temporary folder.
+  ~ModelFolderWriter();
+  ModelFolderWriter(const ModelFolderWriter&) = delete;
+  ModelFolderWriter& operator=(const ModelFolderWriter&) = delete;
+
+  /// Like SafetensorsWriter::write. A file is open from its first value to its last one.
+  void write(const std::string& name, std::span<const float> values, Elems first = 0);
+  /// Like SafetensorsWriter::write_stored.
+  void write_stored(const std::string& name, std::span<const std::byte> bytes, DType type,
+                    Elems first = 0);
+  /// Adds a small file. Throws Error(io).
+  void add(const std::string& name, std::string_view content);
+  /// Adds generation_config.json and the tokenizer's files, as far as the folder `from` has them.
+  void carry(const std::filesystem::path& from);
+  /// Writes the index, syncs and renames. Throws Error(io), Error(state) if values are missing.
+  void finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Removes a folder that ModelFolderWriter has written, if there is one. Throws Error(usage)
+/// without removing anything if it holds other files; Error(io).
+void remove_model_folder(const std::filesystem::path& folder);
+/// Throws like remove_model_folder(), but removes nothing.
+void check_removable(const std::filesystem::path& folder);
+
+/// Content of a file that a folder of Hugging Face carries along, at most 1 GiB. Throws
+/// Error(data).
+std::string read_small_file(const std::filesystem::path& path);
+
+}  // namespace ballast::formats

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ballast/core/units.h"
+#include "ballast/formats/safetensors.h"
+#include "ballast/formats/stored_tensor.h"
+#include "ballast/formats/stored_weights.h"
+
+namespace ballast::formats {
+
+/// The safetensors files that hold the weights of one model, in one file or sharded. Const members
+/// may be called from several threads at a time.
+class WeightFiles {
+ public:
+  /// `path`: a safetensors file, the index of a sharded model (*.index.json), or a folder with
+  /// model.safetensors, model.safetensors.index.json or the adapter_model.safetensors of PEFT.
+  /// Reads and checks all headers and descriptions of codes, no other data. Throws Error(data)
+  /// naming the file and, where it concerns one, the tensor: like SafetensorsReader; an index that
+  /// is not one, that names files outside its folder, or that disagrees with the files; codes
+  /// (CodedWeights) whose scales or description are missing or do not fit, or of a format that is
+  /// not known. Error(io) if reading fails.
+  explicit WeightFiles(const std::filesystem::path& path);
+
+  /// The single file or the index.
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  [[nodiscard]] const std::vector<SafetensorsReader>& files() const { return files_; }
+  /// File by file, in the order of their data. Valid as long as this object.
+  [[nodiscard]] const std::vector<WeightPlace>& tensors() const { return places_; }
+  /// The tensor of that name or, as in files of a model without its head, of that name without its
+  /// first part ("wte.weight" for "transformer.wte.weight"). nullptr if there is none.
+  [[nodiscard]] const WeightPlace* find(const std::string& name) const;
+  /// Sum over all tensors.
+  [[nodiscard]] Bytes bytes() const;
+
+  /// Like SafetensorsReader::read; not for values of a tensor in MXFP4.
+  void read(const std::string& name, std::span<float> out, Elems first = 0) const;
+
+ private:
+  void open_index();
+  void check_shards(const std::map<std::string, std::size_t>& shards) const;
+  void add_places();
+  void pair_codes();
+
+  std::filesystem::path path_;
+  std::vector<SafetensorsReader> files_;
+  std::vector<WeightPlace> places_;
+  std::deque<StoredTensor> decoded_;                    ///< what codes become
+  std::deque<CodedWeights> coded_;                      ///< what these are decoded from
+  std::unordered_map<std::string, std::size_t> found_;  ///< index in places_ by name
+};
+
+/// Whether two tensors have the same shape and values, also in different dtypes. Reads both in
+/// pieces; throws like WeightFiles::read().
+bool have_equal_values(const WeightFiles& files, const StoredTensor& one,
+                       const StoredTensor& other);
+
+}  // namespace ballast::formats

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ballast/comm/communicator.h"
+#include "ballast/config/config.h"
+#include "ballast/device/device.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/engine/engine.h"
+#include "ballast/memory/budget.h"
+#include "ballast/model/architecture.h"
+#include "ballast/model/compute.h"
+
+namespace ballast::inputs {
+
+/// `requested` with each 0 replaced: by a share of the `available` bytes of this machine's memory,
+/// or of the memory of the device in `config` if it has its own (memory::resolve_budgets).
+memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets requested,
+                                Bytes available, std::uint32_t local_rank = 0);
+
+/// The model that `config` trains, with what it freezes. Throws Error(config).
+model::Architecture model_of(const config::Config& config);
+
+/// Throws Error(device) if `config` names a GPU that this rank cannot use: a cause to mend before
+/// budgets, which are guessed without it.
+void check_device(const config::Config& config, const comm::Launch& launch = {});
+
+/// Whether `config` places anything on NVMe or lets the planner do so. Open activations and
+/// gradients alone do not count: they are there only if nothing else fits (measured_config()).
+bool may_swap(const config::Config& config);
+
+/// Whether `config` names NVMe for anything.
+bool must_swap(const config::Config& config);
+
+/// Checks this rank's swap paths if `config` names NVMe for anything and they are known: only rank
+/// 0 knows a run directory that has no name. Throws like state::check_paths().
+void check_swap_paths(const config::Config& config, const comm::Launch& launch = {});
+
+/// Bytes written to each swap directory of a machine on which `ranks` ranks work alike. `own`: the
+/// bytes that one rank writes to each of its directories, or one sum of unknown division. Ranks
+/// with as many directories divide theirs likewise, others evenly.
+std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_t ranks,
+                                      std::span<const Bytes> own);
+
+/// The number of speculating blocks that `config` names; 0 for "auto", which only a search decides.
+std::size_t named_speculation(const config::Config& config);
+
+/// The blueprint of `config` before anything is placed: everything but placement, schedule and
+/// ledger. `world` ranks share the batch.
+engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
+                          const memory::Budgets& budgets, const model::KernelSizes& kernels,
+                          std::uint32_t world);
+
+/// The distinct paths of both offload sections in order, or the run directory; each with the
+/// settings of its entry in aio.paths, or else those of aio. Paths are assigned round-robin to the
+/// ranks of a machine; with fewer paths than ranks, ranks share a path.
+state::SwapOptions swap_options(const config::Config& config, const comm::Launch& launch = {});
+
+/// Threads, instruction set and NUMA node of the update. Throws Error(config) for an instruction
+/// set that this machine lacks.
+cpu_adam::UpdaterOptions updater_options(const config::Config& config);
+
+/// The device that `config` names, for rank `local_rank` of its machine.
+device::DeviceOptions device_options(const config::Config& config, std::uint32_t local_rank = 0);
+
+/// Free memory of the device that `config` names, for rank `local_rank` of its machine; 0 if the
+/// device uses host memory.
+Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank);
+
+}  // namespace ballast::inputs

@@ -1,0 +1,14 @@
+#pragma once
+
+#include "ballast/engine/blueprint.h"
+#include "ballast/schedule/simulator.h"
+#include "ballast/text/json.h"
+
+namespace ballast::planner {
+
+/// What `ballast plan --json` and run.json say about a plan: `ledger` (a list of `tier`, `kind`,
+/// `bytes`), `budgets`, `peak_bytes`, sizes of the batch, `placement` of each block, `buffers`;
+/// with `prediction` (may be null) also `predicted_step_seconds`, `lanes` and `bounds`.
+text::Json plan_json(const engine::Blueprint& blueprint, const schedule::Prediction* prediction);
+
+}  // namespace ballast::planner

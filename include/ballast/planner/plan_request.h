@@ -1,0 +1,38 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "ballast/config/config.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/memory/budget.h"
+#include "ballast/schedule/rates.h"
+#include "ballast/schedule/simulator.h"
+
+namespace ballast::planner {
+
+struct PlanRequest {
+  config::Config config;
+  model::Architecture model;  ///< of the config
+  memory::Budgets budgets;
+  schedule::Rates rates;
+  std::uint32_t world = 1;  ///< ranks that share the batch
+  /// Memory that the kernels need for micro-batches of a shape. If empty: the host device's where
+  /// compute and update share cores, otherwise CUDA's; without rates, those of the config's device.
+  std::function<model::KernelSizes(model::MicroBatchShape)> kernels;
+  /// Limit on the operations that the search builds and simulates.
+  std::size_t work_limit = 2'000'000;
+  /// Ends the search with Error(interrupted); may be null.
+  const std::atomic<bool>* interrupted = nullptr;
+};
+
+struct Decision {
+  config::Config config;        ///< the given config with every "auto" decided
+  engine::Blueprint blueprint;  ///< the simulated blueprint; `config` reproduces it
+  schedule::Prediction prediction;
+  std::size_t simulated = 0;  ///< number of plans
+};
+
+}  // namespace ballast::planner

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ballast/comm/communicator.h"
+#include "ballast/config/config.h"
+#include "ballast/planner/planner.h"
+#include "ballast/schedule/executor.h"
+#include "ballast/schedule/rates.h"
+
+namespace ballast::planner {
+
+/// This rank's part of a run.
+struct RunPlan {
+  /// Config and blueprint of this rank. Prediction and count are empty if the config left nothing
+  /// to the planner, and on ranks other than 0.
+  Decision decision;
+  std::optional<PlanRequest> request;  ///< input of the decision; empty in the same cases
+  /// Rates from a file, which stand for this machine's on rank 0.
+  std::optional<schedule::Rates> given_rates;
+};
+
+/// Files that replace a measurement or a decision; "": none. At most one is given.
+struct PlanSource {
+  std::filesystem::path rates;  ///< rates instead of this machine's (load_rates())
+  std::filesystem::path plan;   ///< a saved plan (read_plan())
+};
+
+/// Plans a run of `config` on this machine. The planner decides every "auto" with this machine's
+/// rates (machine_rates()) or those of `source`, and logs the decision; a config without choices
+/// needs no rates. The saved plan of `source` is taken as it is.
+///
+/// `ranks`: the processes of the run, nullptr for this one alone. Collective: all ranks run the
+/// config that rank 0 decides. Budgets are a rank's share of its machine, the same on all ranks;
+/// threads and NUMA node of the update are each rank's own. The other ranks wait for rank 0 without
+/// a timeout while it is alive. `interrupted` (may be null) ends measurements with
+/// Error(interrupted).
+///
+/// Throws like decide() and machine_rates(); with ranks comm::JointError, or what Ranks throws.
+RunPlan plan_run(const config::Config& config, comm::Ranks* ranks,
+                 const std::atomic<bool>* interrupted = nullptr, const PlanSource& source = {});
+
+/// Describes what bounds a run whose steps and evaluations took `seconds`, and which change would
+/// make it faster. `improvements` (find_improvements()) is called only for a run that is not bound
+/// by compute; empty if there are no rates to simulate with.
+std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotals& lanes,
+                   double seconds,
+                   const std::function<std::vector<Improvement>()>& improvements = {});
+
+}  // namespace ballast::planner

@@ -1,0 +1,403 @@
+#include "ballast/calibrate/calibrate.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <fstream>
+#include <limits>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
+#include "ballast/core/build_info.h"
+#include "ballast/core/cpu.h"
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
+#include "ballast/core/seconds.h"
+#include "ballast/cpu_adam/updater.h"
+#include "ballast/device/host_stream.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/memory/topology.h"
+
+#include "src/calibrate/calibration.h"
+#include "src/calibrate/kernel_hash.h"
+
+namespace ballast::calibrate {
+namespace {
+
+/// Limit for the sample's output matrix and its gradient.
+constexpr Bytes kMatrixBytes = 224 * kMiB;
+/// Limit for the buffers that are used in turn so that they are not in a cache.
+constexpr Bytes kMostCold = 256 * kMiB;
+/// Assumed cache size where it is unknown.
+constexpr Bytes kSomeCache = 64 * kMiB;
+
+/// One layer, as wide as a tile if layers are cut, and the head, whose rate hardly depends on the
+/// size of a large vocabulary.
+model::Architecture one_layer(const model::Architecture& model, DType type) {
+  model::ModelConfig config = model::config_of_tile(model::without_experts(model.config));
+  config.num_layers = 1;
+  config.vocabulary_tiles = 1;
+  // Lists have an entry per layer.
+  for (auto& [key, value] : config.details) {
+    if (value.is_array()) value = {};
+  }
+  const Bytes row = config.hidden_size * (size_of(type) + size_of(DType::f32));
+  config.vocab_size = std::clamp<std::uint64_t>(kMatrixBytes / row, 1, config.vocab_size);
+  return model::build_architecture(config);
+}
+
+using Clock = std::chrono::steady_clock;
+
+/// Calls `work` repeatedly on its own thread, with pauses as long as the calls: in a step such work
+/// comes in bursts too, and the scheduler favors a thread that wakes up.
+class Bursts {
+ public:
+  explicit Bursts(const std::function<void()>& work)
+      : thread_([this, work] {
+          try {
+            while (!stop_) {
+              const auto start = Clock::now();
+              work();
+              end_ = Clock::now();
+              busy_ += seconds_between(start, end_);
+              std::this_thread::sleep_for(end_ - start);
+            }
+          } catch (...) {
+            failure_ = std::current_exception();
+          }
+        }) {}
+  ~Bursts() { join(); }
+  Bursts(const Bursts&) = delete;
+  Bursts& operator=(const Bursts&) = delete;
+
+  /// Seconds in which `work` ran until `end`. Rethrows its exception. Call once.
+  double finish(Clock::time_point end) {
+    join();
+    if (failure_) std::rethrow_exception(failure_);
+    return busy_ - std::max(0.0, seconds_between(end, end_));
+  }
+
+ private:
+  void join() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+
+  std::atomic<bool> stop_ = false;
+  double busy_ = 0.0;
+  Clock::time_point end_ = Clock::now();
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+/// Relative speed of the compute lane while `work` runs concurrently; 1 means no slowdown. Computed
+/// from the extra time of layer passes per second of work. Alternates both measurements, since the
+/// machine may change its speed.
+double speed_beside(const std::function<void()>& work, const Sample& sample,
+                    const schedule::Rates& rates) {
+  std::array<double, 3> speeds{};
+  constexpr int kLeastPasses = 3;
+  constexpr double kSeconds = 0.1;
+  constexpr double kSlowest = 0.05;
+  const auto pass = layer_passes(sample, rates);
+  int passes = 0;
+  const auto some_passes = [&](Clock::time_point start) {
+    for (passes = 0; passes < kLeastPasses || seconds_since(start) < kSeconds;) {
+      pass();
+      ++passes;
+    }
+    return Clock::now();
+  };
+  pass();
+  for (double& speed : speeds) {
+    const auto start = Clock::now();
+    const double alone = seconds_between(start, some_passes(start)) / passes;
+    const auto begin = Clock::now();
+    Bursts bursts(work);
+    const auto end = some_passes(begin);
+    const double longer = seconds_between(begin, end) - passes * alone;
+    speed = 1.0 - longer / std::max(bursts.finish(end), 1e-9);
+  }
+  std::sort(speeds.begin(), speeds.end());
+  return std::clamp(speeds[1], kSlowest, 1.0);
+}
+
+/// Measures the swap paths. Unusable ones are an error only if the config names NVMe.
+void try_swap(const Sample& sample, schedule::Rates& rates) {
+  try {
+    measure_swap(sample, rates);
+  } catch (const Error& error) {
+    if (inputs::must_swap(sample.config) || error.category() != ErrorCategory::io) throw;
+    log(LogLevel::warning,
+        fmt::format("rates: the planner will not use NVMe, because it could not be measured: {}",
+                    error.what()));
+  }
+}
+
+/// The file system of a directory that may not exist yet: all run directories on it have the same
+/// rates.
+std::string describe_file_system(std::filesystem::path directory) {
+  struct stat found = {};
+  while (stat(directory.c_str(), &found) != 0 && directory.has_relative_path()) {
+    directory = directory.parent_path();
+  }
+  return fmt::format("file system {}:{}", major(found.st_dev), minor(found.st_dev));
+}
+
+std::string describe_paths(const config::Config& config) {
+  if (!inputs::may_swap(config)) return "none";
+  const state::SwapOptions options = inputs::swap_options(config);
+  std::string text;
+  for (const state::SwapPath& path : options.paths) {
+    const std::string place =
+        path.made_later ? describe_file_system(path.directory) : path.directory.string();
+    text +=
+        fmt::format("{} {} block {} depth {} flight {} poll {} {} gbps {} {}; ", place,
+                    path.io.backend, path.io.block_bytes, path.io.depth, path.io.in_flight_bytes,
+                    path.io.sqpoll, path.io.iopoll, path.read_gbps, path.write_gbps);
+  }
+  return text +
+         (options.access == aio::File::Access::buffered ? "through the page cache" : "direct");
+}
+
+/// Device and, for a GPU, the version of its driver.
+std::string describe_device(const config::Config& config) {
+  const std::string gpu = device::gpu_name(inputs::device_options(config));
+  std::string driver;
+  if (!gpu.empty()) std::getline(std::ifstream("/sys/module/nvidia/version"), driver);
+  return std::string(config::name_of(config.ballast.device)) + gpu +
+         (driver.empty() ? "" : " driver " + driver);
+}
+
+/// One calibration: measures the parts that are not known, one after the other.
+class Calibrating {
+ public:
+  Calibrating(const config::Config& config, const model::Architecture& model,
+              const std::atomic<bool>* interrupted, const CalibrationStart& start)
+      : sample_(make_sample(config, model)) {
+    sample_.interrupted = interrupted;
+    result_.rates = start.known;
+    result_.rates.name = "this machine";
+    if (start.busy) sample_.busy = true;
+  }
+
+  Calibration run() {
+    // First, since a path that cannot be used ends it.
+    if (inputs::may_swap(sample_.config) && !has_part(result_.rates, CalibrationPart::swap)) swap();
+    sample_.check_interrupt();
+    sample_.length = has_part(result_.rates, CalibrationPart::compute) ? sample_.length
+                                                                       : measurable_length(sample_);
+    measure(CalibrationPart::compute, measure_compute);
+    measure(CalibrationPart::update, measure_update);
+    measure(CalibrationPart::link, measure_link);
+    beside();
+    for (const double share : result_.other_work) {
+      result_.rates.other_work = std::max(result_.rates.other_work, share);
+    }
+    return std::move(result_);
+  }
+
+ private:
+  /// Not repeated: while the disk works, the kernel's own threads count as other work.
+  void swap() {
+    const CpuWatch watch;
+    try_swap(sample_, result_.rates);
+    if (!sample_.busy) return;
+    result_.other_work[static_cast<std::size_t>(CalibrationPart::swap)] = watch.others_share();
+  }
+
+  template <class Measure>
+  void measure(CalibrationPart part, Measure work) {
+    if (has_part(result_.rates, part)) return;
+    const auto attempt = [&] {
+      const CpuWatch watch;
+      Attempt made = {.rates = result_.rates};
+      work(sample_, made.rates);
+      sample_.check_interrupt();
+      made.others_share = watch.others_share();
+      return made;
+    };
+    const auto again = [&](const std::string& why) {
+      if (sample_.busy) return false;
+      log(LogLevel::info, fmt::format("rates: {}; measuring again with corrections for it", why));
+      sample_.busy = true;
+      return true;
+    };
+    Measurement made = measure_part(attempt, again);
+    result_.rates = std::move(made.rates);
+    result_.other_work[static_cast<std::size_t>(part)] = made.other_work;
+    if (result_.disturbance.empty()) result_.disturbance = std::move(made.disturbance);
+  }
+
+  /// Measures how transfers slow compute. The measured times include waiting for cores, which other
+  /// work changes, so a disturbed result is dropped.
+  void beside() {
+    schedule::Rates& rates = result_.rates;
+    if (rates.shared_cores == 0 || sample_.busy) return;
+    const auto speed = [&](double& target, const std::function<void()>& work) {
+      const CpuWatch watch;
+      const double measured = speed_beside(work, sample_, rates);
+      sample_.check_interrupt();
+      if (watch.others_share() <= kMuchOtherWork) target = measured;
+    };
+    if (rates.compute_beside_copy <= 0.0) speed(rates.compute_beside_copy, uploads(sample_));
+    if (rates.compute_beside_io <= 0.0 && rates.read_per_second > 0.0) {
+      speed(rates.compute_beside_io, fetches(sample_));
+    }
+  }
+
+  Sample sample_;
+  Calibration result_;
+};
+
+}  // namespace
+
+double measured_seconds(const SliceConditions& conditions, const Repeats& repeats,
+                        const std::function<void()>& work, const std::function<void()>& prepare) {
+  work();
+  std::vector<Slice> slices;
+  SliceClock clock;
+  double total = 0.0;
+  // CPU times differ little, and on a busy machine each slice takes several times as long.
+  constexpr std::size_t kWhenBusy = 5;
+  const std::size_t least = conditions.busy ? std::min(repeats.least, kWhenBusy) : repeats.least;
+  const std::size_t most = conditions.busy ? std::min(repeats.most, kWhenBusy) : repeats.most;
+  while (slices.size() < least || (total < repeats.seconds && slices.size() < most)) {
+    if (prepare) prepare();
+    clock.start();
+    work();
+    slices.push_back(clock.stop());
+    total += slices.back().wall;
+  }
+  return undisturbed_seconds(slices, conditions);
+}
+
+Sample make_sample(const config::Config& config, const model::Architecture& model) {
+  constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
+  config::Config one_sequence = config;
+  one_sequence.batch.micro_batch = one_sequence.batch.accumulation = 1;
+  one_sequence.data.pairs.clear();
+  engine::Blueprint blueprint = inputs::outline(one_sequence, one_layer(model, config.type),
+                                                {.device = kNoLimit, .host = kNoLimit}, {}, 1);
+  const schedule::BlockPlacement on_host = {Tier::host, Tier::host, Tier::device};
+  engine::place(blueprint, {std::vector(blueprint.model.blocks.size(), on_host)});
+  return {.config = config,
+          .blueprint = std::move(blueprint),
+          .blocks = model.blocks.size(),
+          .length = config.data.sequence_length,
+          .last_level_cache = memory::read_topology().last_level_cache};
+}
+
+std::size_t cold_copies(const Sample& sample, Bytes bytes) {
+  const Bytes cache = sample.last_level_cache > 0 ? sample.last_level_cache : kSomeCache;
+  const Bytes cold = std::min(8 * cache, kMostCold);
+  return std::clamp<std::size_t>((cold + bytes - 1) / bytes, 1, sample.blocks);
+}
+
+void Sample::check_interrupt() const {
+  if (interrupted != nullptr && *interrupted) {
+    throw Error(ErrorCategory::interrupted, "interrupted while measuring this machine");
+  }
+}
+
+Calibration calibrate(const config::Config& config, const model::Architecture& model,
+                      const std::atomic<bool>* interrupted, const CalibrationStart& start) {
+  return Calibrating(config, model, interrupted, start).run();
+}
+
+model::Accumulation usual_accumulation(const config::Config& config) {
+  const bool several = config.batch.automatic || config.batch.accumulation > 1;
+  return several ? model::Accumulation::later : model::Accumulation::first;
+}
+
+std::string_view to_string(CalibrationPart part) noexcept {
+  constexpr std::array<std::string_view, kParts.size()> kNames = {"compute", "update", "link",
+                                                                  "swap"};
+  return kNames[static_cast<std::size_t>(part)];
+}
+
+bool has_part(const schedule::Rates& rates, CalibrationPart part) {
+  switch (part) {
+    case CalibrationPart::compute:
+      return !rates.forward.empty();
+    case CalibrationPart::update:
+      return rates.update_per_second > 0.0;
+    case CalibrationPart::link:
+      return rates.upload_per_second > 0.0;
+    case CalibrationPart::swap:
+      return rates.read_per_second > 0.0;
+  }
+  return false;
+}
+
+void copy_part(CalibrationPart part, const schedule::Rates& from, schedule::Rates& to) {
+  const auto copy = [&](auto... members) { ((to.*members = from.*members), ...); };
+  using schedule::Rates;
+  switch (part) {
+    case CalibrationPart::compute:
+      return copy(&Rates::forward, &Rates::backward, &Rates::head, &Rates::device_memory_per_second,
+                  &Rates::launch_seconds, &Rates::shared_cores, &Rates::compute_threads);
+    case CalibrationPart::update:
+      return copy(&Rates::update_per_second, &Rates::update_threads);
+    case CalibrationPart::link:
+      return copy(&Rates::upload_per_second, &Rates::offload_per_second, &Rates::link_cores);
+    case CalibrationPart::swap:
+      return copy(&Rates::read_per_second, &Rates::write_per_second, &Rates::mixed_per_second,
+                  &Rates::mixed_read_share, &Rates::io_latency_seconds, &Rates::io_cores);
+  }
+}
+
+std::string part_key(CalibrationPart part, const config::Config& config,
+                     const model::Architecture& model) {
+  const config::BallastSection& ballast = config.ballast;
+  const model::ModelConfig& m = model.config;
+  std::string key = fmt::format(
+      "{}: ballast {}, kernels {}; {}; {} CPUs; {} {} hidden {} intermediate {} heads {} of {}, {} "
+      "wide, "
+      "vocabulary {} tied {} blocks {}; ",
+      to_string(part), version(), kernel_hash(), cpu_name(), usable_cpus(), to_string(config.type),
+      m.family, m.hidden_size, m.intermediate_size, m.num_heads, m.num_kv_heads, m.head_dim,
+      m.vocab_size, m.tie_embeddings, model.blocks.size());
+  switch (part) {
+    case CalibrationPart::compute: {
+      const int threads =
+          ballast.compute_threads > 0 ? ballast.compute_threads : device::default_compute_threads();
+      const bool alone = usual_accumulation(config) == model::Accumulation::first;
+      return key +
+             fmt::format(
+                 "device {} attention {} products {}; {}, {} threads; length {} micro-batch {} {}",
+                 describe_device(config), config::name_of(ballast.attention),
+                 config::name_of(ballast.product_algorithms), model::host_kernels(threads), threads,
+                 config.data.sequence_length, config.batch.micro_batch,
+                 alone ? "alone" : "of several");
+    }
+    case CalibrationPart::update:
+      return key + fmt::format("threads {} isa {} of {} node {} states {} optimizer {}",
+                               ballast.update_threads, config::name_of(ballast.update_isa),
+                               to_string(cpu_adam::active()), ballast.update_numa_node.value_or(-1),
+                               config::name_of(ballast.optimizer_states),
+                               static_cast<int>(config.optimizer.type));
+    case CalibrationPart::link:
+      return key + fmt::format("device {} link {}", describe_device(config), ballast.link_gbps);
+    case CalibrationPart::swap:
+      return key + fmt::format("states {} optimizer {} paths {}",
+                               config::name_of(ballast.optimizer_states),
+                               static_cast<int>(config.optimizer.type), describe_paths(config));
+  }
+  return key;
+}
+
+std::string calibration_key(const config::Config& config, const model::Architecture& model) {
+  std::string key;
+  for (const CalibrationPart part : kParts) key += part_key(part, config, model) + "; ";
+  return key;
+}
+
+}  // namespace ballast::calibrate

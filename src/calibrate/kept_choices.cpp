@@ -1,0 +1,160 @@
+#include "ballast/calibrate/kept_choices.h"
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/calibrate/machine_files.h"
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
+
+namespace ballast::calibrate {
+namespace {
+
+using model::ProductAlgorithm;
+using text::Json;
+
+ProductAlgorithm read_algorithm(const Json& json, const std::string& where) {
+  const auto refuse = [&] {
+    throw Error(ErrorCategory::config,
+                where + ": expected an array of 8 whole numbers, got " + json.described());
+  };
+  ProductAlgorithm algorithm = {};
+  if (json.elements().size() != algorithm.size()) refuse();
+  for (std::size_t i = 0; i < algorithm.size(); ++i) {
+    const auto word = json.elements()[i].whole();
+    if (!word) refuse();
+    algorithm[i] = *word;
+  }
+  return algorithm;
+}
+
+/// The content of a file: {"library": ..., "algorithms": {PRODUCT: [8 numbers], ...}}.
+class KeptAlgorithms {
+ public:
+  explicit KeptAlgorithms(const std::string& library)
+      : json_(Json::object({{"library", library}, {"algorithms", Json::object()}})) {}
+
+  /// Empty if the file belongs to another library whose name has the same hash.
+  static std::optional<KeptAlgorithms> read(const std::filesystem::path& file,
+                                            const std::string& library) {
+    const std::string name = file.string();
+    KeptAlgorithms choices(text::parse_json(text::read_settings(file, "product algorithms"), name),
+                           name);
+    const Json* const owner = choices.json_.find("library");
+    return owner != nullptr && *owner == library ? std::optional(std::move(choices)) : std::nullopt;
+  }
+
+  [[nodiscard]] std::optional<ProductAlgorithm> find(const std::string& product) const {
+    const Json* const found = json_.find("algorithms")->find(product);
+    return found == nullptr ? std::nullopt : std::optional(read_algorithm(*found, product));
+  }
+  void set(const std::string& product, const ProductAlgorithm& algorithm) {
+    Json words = Json::array();
+    for (const std::uint64_t word : algorithm) words.push_back(word);
+    (*json_.find("algorithms"))[product] = std::move(words);
+  }
+  void write(const std::filesystem::path& file) const {
+    text::ReplacedFile replaced(file);
+    replaced.write(json_.pretty(2) + "\n");
+    replaced.commit();
+  }
+
+ private:
+  KeptAlgorithms(Json json, const std::string& file) : json_(std::move(json)) {
+    const Json* const algorithms = json_.find("algorithms");
+    if (algorithms == nullptr || !algorithms->is_object()) {
+      throw Error(ErrorCategory::config, file + ": lacks the object \"algorithms\"");
+    }
+    for (const auto& [product, value, at] : algorithms->members()) {
+      static_cast<void>(read_algorithm(value, file + ": " + product));
+    }
+  }
+
+  Json json_;
+};
+
+class KeptChoices final : public model::ProductChoices {
+ public:
+  std::size_t choose(const std::string& library, const std::string& product,
+                     std::span<const ProductAlgorithm> candidates,
+                     const std::function<std::size_t()>& time) override {
+    const std::filesystem::path file = product_choices_file(library);
+    const Descriptor lock = lock_of(file);
+    auto choices = read_kept(
+        file, "products: cannot use the kept algorithms, timing again",
+        [&](const std::filesystem::path& path) { return KeptAlgorithms::read(path, library); });
+    if (!choices) choices.emplace(library);
+    if (const auto kept = choices->find(product)) {
+      const auto found = std::find(candidates.begin(), candidates.end(), *kept);
+      if (found != candidates.end()) return static_cast<std::size_t>(found - candidates.begin());
+      log(LogLevel::warning,
+          fmt::format("products: cuBLASLt does not offer the kept algorithm of {} any more, timing "
+                      "again",
+                      product));
+    }
+    const std::size_t chosen = time();
+    if (lock.is_open()) {
+      choices->set(product, candidates[chosen]);
+      keep(*choices, file);
+    }
+    return chosen;
+  }
+
+ private:
+  Descriptor lock_of(const std::filesystem::path& file) {
+    if (file.empty()) {
+      complain("neither XDG_CACHE_HOME nor HOME is an absolute path");
+      return {};
+    }
+    try {
+      return lock_machine_file(file);
+    } catch (const Error& error) {
+      complain(error.what());
+      return {};
+    }
+  }
+
+  void keep(const KeptAlgorithms& choices, const std::filesystem::path& file) {
+    try {
+      choices.write(file);
+    } catch (const Error& error) {
+      complain(error.what());
+    }
+  }
+
+  void complain(std::string_view reason) {
+    if (complained_.exchange(true)) return;
+    log(LogLevel::warning,
+        fmt::format("products: cannot keep the timed algorithms, so later runs and other ranks may "
+                    "have other bits: {}",
+                    reason));
+  }
+
+  std::atomic<bool> complained_ = false;
+};
+
+}  // namespace
+
+std::shared_ptr<model::ProductChoices> kept_product_choices() {
+  return std::make_shared<KeptChoices>();
+}
+
+std::filesystem::path product_choices_file(const std::string& library) {
+  return machine_file("products", library);
+}
+
+model::KernelOptions kernel_options(const config::Config& config) {
+  // One for the process, so that calibration and run do not give the same warning twice.
+  static const std::shared_ptr<model::ProductChoices> kept = kept_product_choices();
+  const config::BallastSection& ballast = config.ballast;
+  return {.attention = ballast.attention,
+          .products = ballast.product_algorithms == config::ProductSearch::timed ? kept : nullptr};
+}
+
+}  // namespace ballast::calibrate

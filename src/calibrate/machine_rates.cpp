@@ -1,0 +1,238 @@
+#include "ballast/calibrate/machine_rates.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "ballast/calibrate/calibrate.h"
+#include "ballast/calibrate/machine_files.h"
+#include "ballast/calibrate/rates_file.h"
+#include "ballast/core/cpu.h"
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
+#include "ballast/device/device.h"
+#include "ballast/inputs/engine_inputs.h"
+
+#include "src/calibrate/kept_rates.h"
+
+namespace ballast::calibrate {
+namespace {
+
+constexpr std::string_view kName = "this machine";
+
+/// Whether other work did not disturb the measurement of `rates`.
+bool is_undisturbed(const schedule::Rates& rates) {
+  return rates.other_work <= kMuchOtherWork;
+}
+
+/// Whether `rates` has everything that a calibration of `config` measures on a quiet machine.
+bool is_complete(const config::Config& config, const schedule::Rates& rates) {
+  for (const CalibrationPart part : kParts) {
+    if (!has_part(rates, part) && (part != CalibrationPart::swap || inputs::may_swap(config)))
+      return false;
+  }
+  if (rates.shared_cores == 0) return true;
+  const bool swaps = has_part(rates, CalibrationPart::swap);
+  return rates.compute_beside_copy > 0.0 && (!swaps || rates.compute_beside_io > 0.0);
+}
+
+/// Other work on the CPUs now, and how much longer a step takes meanwhile.
+struct OtherWork {
+  double cpus = 0.0;
+  int all = 1;           ///< CPUs that this process may use
+  bool computes = true;  ///< the CPUs compute, not a GPU
+  bool ranks = false;    ///< see RatesSource
+
+  [[nodiscard]] bool busy() const { return cpus > kMuchOtherWork * all; }
+  /// Each busy CPU has at least one thread that takes half of it from a thread of a run. A team of
+  /// threads is as slow as its slowest one.
+  [[nodiscard]] std::string cost() const {
+    const std::string what = fmt::format("other work keeps {:.1f} of {} CPUs busy", cpus, all);
+    if (ranks) return "other ranks wait on the same CPUs";
+    if (!computes) return what + ", so updates and transfers may be slower than predicted";
+    return what + fmt::format(", so steps may take about {:.2g} times as long as predicted",
+                              1.0 + std::min(1.0, cpus / all));
+  }
+};
+
+/// The rates of one config on this machine: kept ones, parts of them, and new ones.
+class MachineRates {
+ public:
+  MachineRates(const config::Config& config, const model::Architecture& model,
+               const RatesSource& source)
+      : config_(config),
+        model_(model),
+        source_(source),
+        key_(calibration_key(config, model)),
+        kept_(read_rates(key_)) {
+    other_.cpus = source.others_cpus();
+    other_.all = usable_cpus();
+    other_.ranks = source.beside_ranks;
+    other_.computes = device::shares_host_cores(inputs::device_options(config));
+  }
+
+  /// The kept rates, unless a measurement now would be better.
+  std::optional<schedule::Rates> kept() const {
+    if (!kept_) return std::nullopt;
+    if (!other_.busy()) {
+      return is_undisturbed(*kept_) && is_complete(config_, *kept_) ? kept_ : std::nullopt;
+    }
+    log(other_.ranks ? LogLevel::debug : LogLevel::info,
+        fmt::format("rates: {}; using the rates of this machine {}", other_.cost(),
+                    origin(*kept_)));
+    return kept_;
+  }
+
+  schedule::Rates measure(bool all, const std::atomic<bool>* interrupted) {
+    CalibrationStart start = {.busy = other_.busy()};
+    if (!all) find_known(start.known);
+    announce(start.known);
+    Calibration measured = source_.measure(config_, model_, interrupted, start);
+    const double now = source_.now();
+    schedule::Rates& rates = measured.rates;
+    rates.other_work = std::max(rates.other_work, start.known.other_work);
+    rates.measured_at = now;
+    for (const CalibrationPart part : kParts) {
+      if (has_part(rates, part) && !has_part(start.known, part)) keep_part(part, measured, now);
+    }
+    if (replaces(rates, kept_ ? &*kept_ : nullptr)) {
+      keep_rates(rates, key_);
+    } else {
+      log(LogLevel::info,
+          fmt::format("rates: later runs use those {}, which less other work disturbed",
+                      origin(*kept_)));
+    }
+    return std::move(rates);
+  }
+
+ private:
+  /// "that were measured 3 hours ago (FILE)".
+  [[nodiscard]] std::string origin(const schedule::Rates& rates) const {
+    const std::string age = rates.measured_at > 0.0
+                                ? describe_age(source_.now() - rates.measured_at) + " ago"
+                                : "earlier";
+    return fmt::format("that were measured {} ({})", age, rates_cache_file(key_).string());
+  }
+
+  /// Rates that need no measurement: undisturbed ones, and on a busy machine all that are kept.
+  void find_known(schedule::Rates& known) const {
+    if (kept_ && is_undisturbed(*kept_)) {
+      known = *kept_;
+      return;
+    }
+    for (const CalibrationPart part : kParts) {
+      const auto found = read_rates(part_key(part, config_, model_));
+      if (!found || !(other_.busy() || is_undisturbed(*found))) continue;
+      copy_part(part, *found, known);
+      known.other_work = std::max(known.other_work, found->other_work);
+    }
+  }
+
+  void announce(const schedule::Rates& known) const {
+    std::vector<std::string_view> parts;
+    for (const CalibrationPart part : kParts) {
+      if (!has_part(known, part) && (part != CalibrationPart::swap || inputs::may_swap(config_))) {
+        parts.push_back(to_string(part));
+      }
+    }
+    std::string line = "rates: measuring this machine";
+    if (!parts.empty() && known != schedule::Rates{}) {
+      line += fmt::format(" ({}; the rest is known)", fmt::join(parts, ", "));
+    }
+    line += ", which takes a few seconds";
+    if (other_.busy())
+      line += fmt::format("; {}, and the rates are corrected for it", other_.cost());
+    log(LogLevel::info, line);
+  }
+
+  void keep_part(CalibrationPart part, const Calibration& measured, double now) const {
+    schedule::Rates rates;
+    copy_part(part, measured.rates, rates);
+    rates.other_work = measured.other_work[static_cast<std::size_t>(part)];
+    rates.measured_at = now;
+    const std::string key = part_key(part, config_, model_);
+    const auto before = read_rates(key);
+    if (replaces(rates, before ? &*before : nullptr)) keep_rates(rates, key);
+  }
+
+  const config::Config& config_;
+  const model::Architecture& model_;
+  const RatesSource& source_;
+  std::string key_;
+  std::optional<schedule::Rates> kept_;
+  OtherWork other_;
+};
+
+}  // namespace
+
+double others_cpus_now() {
+  constexpr std::chrono::milliseconds kWatched(60);
+  const CpuWatch watch;
+  std::this_thread::sleep_for(kWatched);
+  return watch.others_cpus();
+}
+
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::optional<schedule::Rates> read_rates(const std::string& key) {
+  return read_kept(rates_cache_file(key), "rates: cannot use the cached rates, measuring again",
+                   [&](const std::filesystem::path& path) -> std::optional<schedule::Rates> {
+                     schedule::Rates rates = load_rates(path);
+                     if (rates.name != key) return std::nullopt;
+                     rates.name = kName;
+                     return rates;
+                   });
+}
+
+bool keep_rates(schedule::Rates rates, const std::string& key) {
+  const std::filesystem::path file = rates_cache_file(key);
+  if (file.empty()) return false;
+  rates.name = key;
+  try {
+    make_machine_folder(file);
+    save_rates(file, rates);
+    return true;
+  } catch (const Error& error) {
+    log(LogLevel::warning,
+        fmt::format("rates: cannot cache the rates for later runs: {}", error.what()));
+    return false;
+  }
+}
+
+bool replaces(const schedule::Rates& fresh, const schedule::Rates* kept) {
+  return kept == nullptr || fresh.other_work <= std::max(kMuchOtherWork, kept->other_work);
+}
+
+std::string describe_age(double seconds) {
+  constexpr std::array<std::pair<double, std::string_view>, 3> kUnits = {
+      std::pair{86400.0, "day"}, std::pair{3600.0, "hour"}, std::pair{60.0, "minute"}};
+  for (const auto& [length, unit] : kUnits) {
+    const auto count = static_cast<long>(seconds / length);
+    if (count > 0) return fmt::format("{} {}{}", count, unit, count == 1 ? "" : "s");
+  }
+  return fmt::format("{:.0f} s", std::max(0.0, seconds));
+}
+
+std::filesystem::path rates_cache_file(const std::string& key) {
+  return machine_file("rates", key);
+}
+
+schedule::Rates machine_rates(const config::Config& config, const model::Architecture& model,
+                              bool recalibrate, const std::atomic<bool>* interrupted,
+                              const RatesSource& source) {
+  MachineRates rates(config, model, source);
+  if (!recalibrate) {
+    if (auto kept = rates.kept()) return *std::move(kept);
+  }
+  return rates.measure(recalibrate, interrupted);
+}
+
+}  // namespace ballast::calibrate

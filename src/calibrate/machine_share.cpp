@@ -1,0 +1,129 @@
+#include "src/calibrate/machine_share.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <string_view>
+
+#include <sched.h>
+#include <unistd.h>
+
+#include "ballast/comm/collective_try.h"
+#include "ballast/core/cpu.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/memory/budget.h"
+#include "ballast/memory/topology.h"
+
+namespace ballast::calibrate {
+namespace {
+
+constexpr std::size_t kBits = 64;
+
+bool overlap(const RankPlace& a, const RankPlace& b) {
+  for (std::size_t w = 0; w < RankPlace::kWords; ++w) {
+    if ((a.cpus[w] & b.cpus[w]) != 0) return true;
+  }
+  return false;
+}
+
+/// Ranks on the machine of `place`, and those of them that run on some of its CPUs.
+struct Neighbours {
+  std::uint64_t machine = 0;
+  std::uint64_t cpus = 0;
+};
+
+Neighbours neighbours(const std::vector<RankPlace>& places, const RankPlace& place) {
+  Neighbours found;
+  for (const auto& other : places) {
+    if (other.host != place.host) continue;
+    ++found.machine;
+    if (&other == &place || overlap(other, place)) ++found.cpus;
+  }
+  return found;
+}
+
+int cpus_of(const RankPlace& place, const Neighbours& around) {
+  return static_cast<int>(std::max<std::uint64_t>(1, place.usable_cpus / around.cpus));
+}
+
+}  // namespace
+
+bool RankPlace::bound() const {
+  std::uint64_t count = 0;
+  for (const std::uint64_t word : cpus) count += static_cast<std::uint64_t>(std::popcount(word));
+  return count < online_cpus;
+}
+
+RankPlace read_place(const comm::Launch& launch, const config::Config& config) {
+  RankPlace place;
+  const std::string host = comm::host_name();
+  std::copy_n(host.begin(), std::min(host.size(), place.host.size()), place.host.begin());
+  place.available = memory::available_memory();
+  place.usable_cpus = static_cast<std::uint64_t>(usable_cpus());
+  place.online_cpus = static_cast<std::uint64_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
+  place.local_rank = launch.local_rank;
+  place.numa_nodes = static_cast<std::uint64_t>(std::max(1, memory::read_topology().numa_nodes));
+  place.device_memory = inputs::own_device_memory(config, launch.local_rank);
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return place;
+  for (std::size_t cpu = 0; cpu < RankPlace::kWords * kBits; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) place.cpus[cpu / kBits] |= std::uint64_t{1} << (cpu % kBits);
+  }
+  return place;
+}
+
+MachineShare share_of(const std::vector<RankPlace>& places, std::size_t rank) {
+  MachineShare share;
+  share.memory = std::numeric_limits<Bytes>::max();
+  share.device_memory = std::numeric_limits<Bytes>::max();
+  share.compute_threads = std::numeric_limits<int>::max();
+  for (const auto& place : places) {
+    const Neighbours around = neighbours(places, place);
+    share.memory = std::min(share.memory, place.available / around.machine);
+    share.device_memory = std::min<Bytes>(share.device_memory, place.device_memory);
+    share.compute_threads = std::min(share.compute_threads, cpus_of(place, around));
+  }
+  const RankPlace& own = places.at(rank);
+  const Neighbours around = neighbours(places, own);
+  share.cpus = cpus_of(own, around);
+  share.sharing = static_cast<int>(around.cpus);
+  if (own.numa_nodes > 1 && around.machine > 1 && !own.bound()) {
+    share.numa_node = static_cast<int>(own.local_rank * own.numa_nodes / around.machine);
+  }
+  return share;
+}
+
+void apply_common_share(config::Config& config, const MachineShare& share) {
+  auto& ballast = config.ballast;
+  const memory::Budgets budgets = memory::resolve_budgets(
+      {ballast.device_bytes, ballast.host_bytes}, share.memory, share.device_memory);
+  ballast.device_bytes = budgets.device;
+  ballast.host_bytes = budgets.host;
+  // The ranks compute on devices of one kind: on GPUs if each has one.
+  if (ballast.device == config::DeviceChoice::automatic) {
+    ballast.device =
+        share.device_memory > 0 ? config::DeviceChoice::cuda : config::DeviceChoice::host;
+  }
+  if (ballast.compute_threads == 0) ballast.compute_threads = share.compute_threads;
+}
+
+void apply_own_share(config::Config& config, const MachineShare& share) {
+  auto& ballast = config.ballast;
+  if (!ballast.update_numa_node && share.numa_node >= 0) ballast.update_numa_node = share.numa_node;
+  if (ballast.update_threads == 0 && share.sharing > 1) ballast.update_threads = share.cpus;
+}
+
+void share_out(schedule::Rates& rates, const PeerRanks& peers) {
+  if (rates.shared_cores > 0) {
+    rates.shared_cores = std::max(1U, rates.shared_cores / peers.sharing);
+  }
+  for (double* rate : {&rates.read_per_second, &rates.write_per_second, &rates.mixed_per_second}) {
+    *rate /= peers.local_world;
+  }
+  rates.fabric_per_second = peers.received_per_second;
+  rates.network_per_second = peers.received_per_second;
+  rates.ranks_per_node = peers.local_world;
+}
+
+}  // namespace ballast::calibrate

@@ -1,0 +1,142 @@
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "ballast/core/cpu.h"
+#include "ballast/core/mapping.h"
+#include "ballast/core/random.h"
+#include "ballast/cpu_adam/updater.h"
+#include "ballast/device/device.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/schedule/rank_sizes.h"
+
+#include "src/calibrate/calibration.h"
+#include "src/engine/state_layout.h"
+
+namespace ballast::calibrate {
+namespace {
+
+std::unique_ptr<device::Device> make_device(const Sample& sample, Bytes budget, double link_gbps) {
+  device::DeviceOptions options = inputs::device_options(sample.config);
+  options.budget = budget;
+  options.compute_threads = 1;
+  options.link_gbps = link_gbps;
+  return device::make_device(options);
+}
+
+/// Copies of a layer's weights, a different one each time.
+class Copies {
+ public:
+  Copies(const Sample& sample, double link_gbps)
+      : bytes_(schedule::RankSizes(sample.blueprint.workload).updated_weights(1)),
+        count_(cold_copies(sample, 2 * bytes_)),
+        conditions_{compute_team(sample.config) > 0 ? 1.0 : 0.0, sample.busy},
+        device_(make_device(sample, count_ * round_up(bytes_, kPage), link_gbps)),
+        stream_(device_->make_stream("calibration")),
+        host_(count_ * bytes_, "measuring copies"),
+        pin_(device_->pin(host_.bytes(), "ballast.host_bytes")) {
+    for (std::size_t i = 0; i < count_; ++i) {
+      places_.push_back(device_->allocate(bytes_, "measuring copies"));
+    }
+    std::fill(host_.bytes().begin(), host_.bytes().end(), std::byte{1});
+  }
+
+  double up() {
+    return rate([&](std::size_t i) { upload(i); });
+  }
+  /// Copies one layer's weights to the device and waits.
+  void upload_next() {
+    upload(next_++ % count_);
+    stream_->synchronize();
+  }
+  double down() {
+    return rate([&](std::size_t i) { device_->copy_to_host(*stream_, host(i), places_[i]); });
+  }
+
+ private:
+  void upload(std::size_t i) { device_->copy_to_device(*stream_, places_[i], host(i)); }
+  [[nodiscard]] HostBytes host(std::size_t i) const {
+    return host_.bytes().subspan(i * bytes_, bytes_);
+  }
+
+  template <class Copy>
+  double rate(Copy copy) {
+    std::size_t next = 0;
+    const Repeats repeats = {.seconds = 0.1, .least = 5, .most = 64};
+    const double seconds = measured_seconds(conditions_, repeats, [&] {
+      copy(next++ % count_);
+      stream_->synchronize();
+    });
+    return static_cast<double>(bytes_) / seconds;
+  }
+
+  Bytes bytes_;
+  std::size_t count_;
+  SliceConditions conditions_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<device::Stream> stream_;
+  Mapping host_;
+  std::unique_ptr<device::Pin> pin_;  ///< as in a run
+  std::vector<DeviceBytes> places_;
+  std::size_t next_ = 0;
+};
+
+/// Fills with plausible gradients, bf16 or fp32: the update of zeros may take another time.
+void fill_gradient(HostBytes gradient) {
+  constexpr std::uint64_t kSignAndFraction = 0x87ff87ff87ff87ffU;
+  constexpr std::uint64_t kExponent = 0x3800380038003800U;
+  auto* words = reinterpret_cast<std::uint64_t*>(gradient.data());
+  for (std::size_t i = 0; i < gradient.size() / sizeof(std::uint64_t); ++i) {
+    words[i] = (random_u64(1, i) & kSignAndFraction) | kExponent;
+  }
+}
+
+}  // namespace
+
+void measure_update(const Sample& sample, schedule::Rates& rates) {
+  const cpu_adam::Updater updater(inputs::updater_options(sample.config));
+  const engine::StateLayout layout = engine::state_layout(sample.blueprint, 1, 0);
+  const Bytes gradient = layout.weight_bytes;
+  const Bytes bytes = layout.weight_bytes + layout.state_bytes + gradient;
+  const std::size_t copies = cold_copies(sample, bytes);
+  const Mapping memory = updater.allocate(copies * bytes);
+  for (std::size_t i = 0; i < copies; ++i) {
+    fill_gradient(memory.bytes().subspan((i + 1) * bytes - gradient, gradient));
+  }
+  cpu_adam::Hyper hyper{.optimizer = sample.blueprint.states.optimizer};
+  std::size_t next = 0;
+  const SliceConditions conditions = {static_cast<double>(updater.threads()), sample.busy};
+  const Repeats repeats = {.seconds = 0.2, .least = 3, .most = 64};
+  const double seconds = measured_seconds(conditions, repeats, [&] {
+    std::byte* const weights = memory.bytes().data() + next++ % copies * bytes;
+    std::byte* const states = weights + layout.weight_bytes;
+    updater.step(hyper, engine::make_shard(sample.blueprint, 1, 0, weights, states,
+                                           states + layout.state_bytes));
+    ++hyper.step;
+  });
+  rates.update_per_second = static_cast<double>(layout.update_traffic) / seconds;
+  rates.update_threads = static_cast<unsigned>(updater.threads());
+}
+
+void measure_link(const Sample& sample, schedule::Rates& rates) {
+  {
+    Copies copies(sample, 0.0);
+    rates.upload_per_second = copies.up();
+    rates.offload_per_second = copies.down();
+  }
+  rates.link_cores = 1.0;
+  if (!device::shares_host_cores(inputs::device_options(sample.config))) return;
+  const double link = sample.config.ballast.link_gbps * 1e9;
+  if (link <= 0.0) return;
+  // The emulated link sleeps except during the copy itself.
+  rates.link_cores = std::min(1.0, link / rates.upload_per_second);
+  rates.upload_per_second = std::min(rates.upload_per_second, link);
+  rates.offload_per_second = std::min(rates.offload_per_second, link);
+}
+
+std::function<void()> uploads(const Sample& sample) {
+  const auto copies = std::make_shared<Copies>(sample, sample.config.ballast.link_gbps);
+  return [copies] { copies->upload_next(); };
+}
+
+}  // namespace ballast::calibrate

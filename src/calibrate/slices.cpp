@@ -1,0 +1,87 @@
+#include "src/calibrate/slices.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <vector>
+
+#include "ballast/core/seconds.h"
+
+namespace ballast::calibrate {
+namespace {
+
+/// Shortest result, so that rates stay finite.
+constexpr double kShortest = 1e-9;
+
+/// The `share` quantile of `values`, which it sorts.
+double sorted_quantile(std::vector<double>& values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(
+      std::lround(share * static_cast<double>(values.size() - 1)))];
+}
+
+/// Mean instead of median: a step's time is the sum of its operations' times.
+double mean_of_quiet(std::span<const Slice> slices) {
+  constexpr double kMostWaiting = 0.02;
+  constexpr std::size_t kEnough = 3;
+  std::vector<double> all;
+  std::vector<double> clean;
+  for (const Slice& slice : slices) {
+    all.push_back(slice.wall);
+    if (slice.waited <= kMostWaiting * slice.wall) clean.push_back(slice.wall);
+  }
+  std::vector<double>& used = clean.size() >= std::min(kEnough, all.size()) ? clean : all;
+  const double median = sorted_quantile(used, 0.5);
+  used.erase(std::upper_bound(used.begin(), used.end(), 2.0 * median), used.end());
+  return std::accumulate(used.begin(), used.end(), 0.0) / static_cast<double>(used.size());
+}
+
+double corrected_seconds(const Slice& slice, double cpus) {
+  if (cpus <= 0.0) return slice.wall;
+  const double seconds = std::min(slice.wall, slice.cpu / cpus);
+  return cpus > 1.0 ? seconds : std::max(seconds, slice.wall - slice.waited);
+}
+
+}  // namespace
+
+double undisturbed_seconds(std::span<const Slice> slices, const SliceConditions& conditions) {
+  if (slices.empty()) return kShortest;
+  if (!conditions.busy) return std::max(kShortest, mean_of_quiet(slices));
+  std::vector<double> seconds;
+  seconds.reserve(slices.size());
+  for (const Slice& slice : slices) seconds.push_back(corrected_seconds(slice, conditions.cpus));
+  return std::max(kShortest, sorted_quantile(seconds, conditions.cpus > 0.0 ? 0.0 : 0.25));
+}
+
+SliceClock::Waits SliceClock::read_waits() {
+  Waits waits;
+  std::error_code failure;
+  std::filesystem::directory_iterator task("/proc/self/task", failure);
+  for (; !failure && task != std::filesystem::directory_iterator(); task.increment(failure)) {
+    std::ifstream file(task->path() / "schedstat");
+    double ran = 0.0;
+    double waited = 0.0;
+    if (file >> ran >> waited) waits[task->path().filename().string()] = 1e-9 * waited;
+  }
+  return waits;
+}
+
+void SliceClock::start() {
+  waits_ = read_waits();
+  cpu_ = process_cpu_seconds();
+  start_ = std::chrono::steady_clock::now();
+}
+
+Slice SliceClock::stop() {
+  Slice slice = {.wall = seconds_since(start_), .cpu = process_cpu_seconds() - cpu_};
+  for (const auto& [thread, waited] : read_waits()) {
+    const auto before = waits_.find(thread);
+    const double now = waited - (before == waits_.end() ? 0.0 : before->second);
+    slice.waited += now;
+  }
+  return slice;
+}
+
+}  // namespace ballast::calibrate

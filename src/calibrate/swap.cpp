@@ -1,0 +1,162 @@
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "ballast/core/mapping.h"
+#include "ballast/core/random.h"
+#include "ballast/core/seconds.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/state/swap_space.h"
+
+#include "src/calibrate/calibration.h"
+
+namespace ballast::calibrate {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Largest transfer of a measurement.
+constexpr Bytes kMostBytes = 64 * kMiB;
+constexpr std::size_t kExtents = 3;
+constexpr double kSeconds = 0.25;
+constexpr std::size_t kMostTransfers = 16;
+/// Measurements of reading while writing on a busy machine; the fastest counts.
+constexpr int kMixedWhenBusy = 3;
+
+/// The paths of a run, or the nearest directories above them that exist.
+state::SwapOptions existing_paths(const config::Config& config) {
+  state::SwapOptions options = inputs::swap_options(config);
+  for (state::SwapPath& path : options.paths) {
+    std::error_code ignored;
+    while (path.made_later && path.directory.has_relative_path() &&
+           !std::filesystem::exists(path.directory, ignored)) {
+      path.directory = path.directory.parent_path();
+    }
+    path.made_later = false;
+  }
+  return options;
+}
+
+/// Swap space with extents of the size of a layer's states (or of a sub-group of them) and one of a
+/// page, with a buffer each.
+class SwapProbe {
+ public:
+  SwapProbe(const Sample& sample)
+      : bytes_(std::min(kMostBytes, sample.blueprint.workload.blocks[1].sub_groups[0].state_bytes)),
+        memory_(kExtents * bytes_, "measuring the swap paths") {
+    std::vector<Bytes> extents(kExtents, bytes_);
+    extents.push_back(kPage);
+    auto* words = reinterpret_cast<std::uint64_t*>(memory_.bytes().data());
+    for (std::size_t i = 0; i < memory_.bytes().size() / sizeof(std::uint64_t); ++i) {
+      words[i] = random_u64(1, i);
+    }
+    const std::vector<HostBytes> staging = {memory_.bytes()};
+    space_ = std::make_unique<state::SwapSpace>(
+        state::plan_swap(existing_paths(sample.config), extents), staging);
+    // Allocates the file's blocks: later writes overwrite them, as in a run.
+    for (std::size_t extent = 0; extent <= kExtents; ++extent) write(extent);
+  }
+
+  void write(std::size_t extent) {
+    space_->write(extent, memory(extent), ++versions_[extent])->finish();
+  }
+  void read(std::size_t extent) {
+    space_->read(extent, memory(extent), versions_[extent])->finish();
+  }
+  [[nodiscard]] double bytes() const { return static_cast<double>(bytes_); }
+
+ private:
+  [[nodiscard]] HostBytes memory(std::size_t extent) const {
+    if (extent == kExtents) return memory_.bytes().first(kPage);
+    return memory_.bytes().subspan(extent * bytes_, bytes_);
+  }
+
+  Bytes bytes_;
+  Mapping memory_;
+  std::unique_ptr<state::SwapSpace> space_;
+  std::array<std::uint64_t, kExtents + 1> versions_{};
+};
+
+/// Bytes per second of reading and writing at the same time, and the share of reads.
+struct Mixed {
+  double per_second = 0.0;
+  double read_share = 0.0;
+};
+
+/// Reads one extent while another thread writes the others.
+Mixed measure_mixed(SwapProbe& probe) {
+  std::atomic<bool> stop = false;
+  std::atomic<std::size_t> written = 0;
+  std::exception_ptr failure;
+  std::exception_ptr writer_failure;
+  const auto start = Clock::now();
+  std::thread writer([&] {
+    try {
+      for (std::size_t i = 0; !stop; ++i, ++written) probe.write(1 + i % 2);
+    } catch (...) {
+      writer_failure = std::current_exception();
+    }
+  });
+  std::size_t read = 0;
+  try {
+    while (read == 0 || (seconds_since(start) < kSeconds && read + written < 2 * kMostTransfers)) {
+      probe.read(0);
+      ++read;
+    }
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const std::size_t done = written;
+  const double seconds = seconds_since(start);
+  stop = true;
+  writer.join();
+  if (writer_failure) std::rethrow_exception(writer_failure);
+  if (failure) std::rethrow_exception(failure);
+  // The last write is half done on average.
+  const double total = static_cast<double>(read + done) + 0.5;
+  return {total * probe.bytes() / seconds, static_cast<double>(read) / total};
+}
+
+}  // namespace
+
+void measure_swap(const Sample& sample, schedule::Rates& rates) {
+  SwapProbe probe(sample);
+  const Repeats few = {.seconds = 0.05, .least = 3, .most = 9};
+  const SliceConditions elsewhere = {.cpus = 0.0, .busy = sample.busy};
+  const double read_latency = measured_seconds(elsewhere, few, [&] { probe.read(kExtents); });
+  const double write_latency = measured_seconds(elsewhere, few, [&] { probe.write(kExtents); });
+  rates.io_latency_seconds = std::min(read_latency, write_latency);
+  const Repeats repeats = {.seconds = kSeconds, .least = 3, .most = kMostTransfers};
+  const double cpu = process_cpu_seconds();
+  std::size_t turn = 0;
+  const double read = measured_seconds(elsewhere, repeats, [&] { probe.read(turn++ % kExtents); });
+  const auto reads = static_cast<double>(turn);
+  const double write =
+      measured_seconds(elsewhere, repeats, [&] { probe.write(turn++ % kExtents); });
+  const double writes = static_cast<double>(turn) - reads;
+  rates.io_cores = (process_cpu_seconds() - cpu) / (reads * read + writes * write);
+  const auto rate = [&](double seconds) {
+    return probe.bytes() / std::max(seconds - rates.io_latency_seconds, seconds / 2.0);
+  };
+  rates.read_per_second = rate(read);
+  rates.write_per_second = rate(write);
+  Mixed mixed = measure_mixed(probe);
+  for (int i = 1; sample.busy && i < kMixedWhenBusy; ++i) {
+    const Mixed other = measure_mixed(probe);
+    if (other.per_second > mixed.per_second) mixed = other;
+  }
+  rates.mixed_per_second = mixed.per_second;
+  rates.mixed_read_share = mixed.read_share;
+}
+
+std::function<void()> fetches(const Sample& sample) {
+  const auto probe = std::make_shared<SwapProbe>(sample);
+  return [probe, turn = std::size_t{0}]() mutable { probe->read(turn++ % kExtents); };
+}
+
+}  // namespace ballast::calibrate

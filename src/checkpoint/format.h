@@ -1,0 +1,66 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ballast/checkpoint/checkpoints.h"
+#include "ballast/core/view.h"
+#include "ballast/engine/saved_states.h"
+#include "ballast/text/json.h"
+
+namespace ballast::checkpoint {
+
+inline constexpr std::uint64_t kCheckpointVersion = 1;
+/// Bytes of a state file with one checksum.
+inline constexpr Bytes kCheckpointChunk = 1 * kMiB;
+
+/// Throws Error(data) that names `path` and says what is wrong with it.
+[[noreturn]] void refuse_checkpoint(const std::filesystem::path& path, const std::string& what);
+
+/// Throws Error(io) that says why `path` cannot be used although it is not damaged, and what to do.
+[[noreturn]] void refuse_unreadable(const std::filesystem::path& path, const std::string& what);
+/// Calls `work`, which reads files of a checkpoint. A missing or truncated file is damage. All else
+/// that a system call reports (EACCES, EIO, EMFILE, ELOOP, ...) is not: it becomes Error(io) that
+/// says what to do.
+void reading(const std::function<void()>& work);
+/// Whether there is something at `path`. Throws Error(io) if the system does not say.
+bool can_be_found(const std::filesystem::path& path);
+
+/// XXH3 as 16 hexadecimal digits.
+std::string checksum_text(ConstHostBytes bytes);
+std::string checksum_text(const std::string& text);
+
+/// The text of a file with `content` and its checksum.
+std::string seal(const text::Json& content);
+/// The content of such a file. Throws Error(data) naming it if it is missing, damaged, or of a
+/// newer version.
+text::Json read_sealed(const std::filesystem::path& path);
+
+/// Whole number `key` of `object`. Throws Error(data) naming `path`.
+std::uint64_t whole_of(const text::Json& object, std::string_view key,
+                       const std::filesystem::path& path);
+
+/// The elements of array `key` of `object`. Throws Error(data) naming `path`.
+const std::vector<text::Json>& array_of(const text::Json& object, std::string_view key,
+                                        const std::filesystem::path& path);
+
+/// [block, kind, first, count, width]
+text::Json json_of(const engine::StateRange& range);
+/// The same from the first elements of `json`. Throws Error(data) naming `path`.
+engine::StateRange range_of(const text::Json& json, const std::filesystem::path& path);
+/// The beginning of the content of checkpoint.json, and back. Throws like whole_of().
+text::Json json_of(const CheckpointFacts& facts);
+CheckpointFacts facts_of(const text::Json& content, const std::filesystem::path& path);
+
+std::filesystem::path states_file(const std::filesystem::path& folder, std::uint32_t rank);
+std::filesystem::path ranges_file(const std::filesystem::path& folder, std::uint32_t rank);
+std::filesystem::path facts_file(const std::filesystem::path& folder);
+
+std::filesystem::path checkpoint_folder(const std::filesystem::path& run, std::uint64_t step);
+/// N of a folder step-N.
+std::optional<std::uint64_t> step_of(const std::filesystem::path& folder);
+
+}  // namespace ballast::checkpoint

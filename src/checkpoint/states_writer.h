@@ -1,0 +1,31 @@
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include "ballast/text/json.h"
+
+#include "src/formats/write_behind.h"
+
+namespace ballast::checkpoint {
+
+/// Writes a file of a checkpoint in order, and makes the checksums of its chunks.
+class StatesWriter {
+ public:
+  /// A file of `size` bytes. Throws like WriteBehind.
+  StatesWriter(const std::filesystem::path& path, Bytes size);
+
+  void write(ConstHostBytes bytes);
+  /// The checksums (checksum_text()), after all is on the disk.
+  text::Json finish();
+
+ private:
+  void pass_on();
+
+  formats::WriteBehind file_;
+  Bytes written_ = 0;  ///< without the chunk
+  std::vector<std::byte> chunk_;
+  text::Json checksums_ = text::Json::array();
+};
+
+}  // namespace ballast::checkpoint

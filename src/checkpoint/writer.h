@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ballast/comm/communicator.h"
+#include "ballast/engine/background_save.h"
+#include "ballast/engine/engine.h"
+#include "ballast/text/json.h"
+
+#include "src/checkpoint/checkpoint.h"
+#include "src/checkpoint/states_writer.h"
+
+namespace ballast::checkpoint {
+
+/// A checkpoint of an engine that is being written to a run directory. What lies in host memory is
+/// written while training goes on; an update waits until its block is. Only publish() makes it one.
+/// All members except written() are collective: all `ranks` (nullptr: one) must see the same
+/// folder, end it at the same step, and one before the next.
+class CheckpointWriter {
+ public:
+  /// Waits for all updates and begins. `keep`: publish() removes the oldest checkpoints, so that so
+  /// many remain. `engine` must outlive the object. Throws Error(io), for example if the disk is
+  /// full, and leaves nothing.
+  CheckpointWriter(engine::Engine& engine, std::filesystem::path run, CheckpointFacts facts,
+                   std::uint64_t keep, comm::Ranks* ranks);
+  /// Without publish(): leaves nothing.
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  /// Whether training may continue before publish(): see schedule::written_in_background().
+  [[nodiscard]] bool in_background() const;
+  /// Whether this rank's states are on the disk, or have failed to get there.
+  [[nodiscard]] bool written() const;
+  /// Waits for the rest. Returns the new folder. Throws like the constructor.
+  std::filesystem::path publish();
+
+  [[nodiscard]] const CheckpointFacts& facts() const { return facts_; }
+
+ private:
+  void make_folder();
+  void start_own();
+  std::uint64_t finish_own();
+  void give_up() noexcept;
+
+  engine::Engine& engine_;
+  std::filesystem::path run_;
+  std::filesystem::path folder_;
+  CheckpointFacts facts_;
+  std::uint64_t keep_;
+  comm::Ranks* ranks_;
+  bool first_;
+  bool published_ = false;
+  engine::KeptStates kept_;                 ///< on NVMe
+  std::vector<engine::StateRange> ranges_;  ///< in rank-R.states
+  std::optional<StatesWriter> states_;
+  text::Json chunks_;  ///< their checksums
+  std::shared_ptr<engine::BackgroundSave> saving_;
+};
+
+}  // namespace ballast::checkpoint

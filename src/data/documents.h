@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ballast/data/sequences.h"
+
+#include "src/formats/tokenizer_identity.h"
+
+namespace ballast::data {
+
+/// Several files of documents as one list of documents, in the listed order. Keeps the documents'
+/// offsets in memory and reads tokens on request. Const members may be called from several threads
+/// at a time.
+///
+/// A file is a safetensors file with the metadata `format` "ballast documents" and `version` "1",
+/// and the tensors
+///  - `tokens`, U16, U32 or I32 [T]: the ids of all documents, one after the other;
+///  - `documents`, I64 or U64 [D + 1]: the first token of each document, and T;
+///  - `mask`, U8 [T], optional: 1 for a token that is trained on as a target, else 0.
+///
+/// A file with the metadata `pairs` "chosen, rejected" has pairs: documents 2 i and 2 i + 1 are the
+/// chosen and the rejected completion of the same prompt, which is masked.
+class DocumentFiles {
+ public:
+  /// Opens the files of `patterns` (files, folders, globs: of a folder those that end in
+  /// .safetensors) for a model with `vocab_size` token ids, and reads all tokens and masks once to
+  /// check them. Throws Error(data), naming the file and the tensor: not a file of documents, a
+  /// dtype, shape, offset, id or mask that breaks the rules above, files of different tokenizers,
+  /// no token that is trained on, in a pair also in one of the two; Error(io). Logs a warning if
+  /// documents have nothing to train on.
+  /// `pairs`: the files must have pairs, otherwise none may. `model`: the folder with the model's
+  /// tokenizer, for advice.
+  static DocumentFiles open(std::span<const std::string> patterns, std::uint64_t vocab_size,
+                            bool pairs = false, const std::filesystem::path& model = {});
+
+  DocumentFiles(DocumentFiles&&) noexcept;
+  DocumentFiles& operator=(DocumentFiles&&) noexcept;
+  ~DocumentFiles();
+
+  [[nodiscard]] std::vector<std::filesystem::path> files() const;
+  /// First token of each document, and the number of tokens. Counts all files.
+  [[nodiscard]] std::span<const std::uint64_t> offsets() const;
+  /// Tokens that are trained on as a target.
+  [[nodiscard]] std::uint64_t targets() const;
+  /// The tokenizer that made the files.
+  [[nodiscard]] const formats::TokenizerIdentity& tokenizer() const;
+  /// The first and the last document with a token that is trained on.
+  [[nodiscard]] std::uint64_t first_trained() const;
+  [[nodiscard]] std::uint64_t last_trained() const;
+
+  /// Tokens [first, first + tokens.size()), which lie in one document, and whether each is trained
+  /// on (0 or 1). Throws like open() for ids and masks.
+  void read(std::uint64_t first, std::span<std::int32_t> tokens,
+            std::span<std::uint8_t> trained) const;
+
+ private:
+  struct Parts;
+  explicit DocumentFiles(std::unique_ptr<Parts> parts);
+  std::unique_ptr<Parts> parts_;
+};
+
+/// Documents [first, end) of the files.
+struct DocumentRange {
+  std::uint64_t first = 0;
+  std::uint64_t end = 0;
+};
+
+/// The number of documents to train on when the last ones, with at most the share `held_out` of all
+/// tokens, are kept for evaluation.
+std::uint64_t training_documents(std::span<const std::uint64_t> offsets, double held_out);
+
+/// The documents of `range`, packed into sequences of `length` tokens (see Packing). With
+/// `shuffle`, every epoch visits the sequences in an order of its own, which `seed` chooses. The
+/// last token of a document and tokens that are not trained on are no targets; at a cut the next
+/// token is the target. Padding is token 0 with ignored targets, and a document of its own.
+std::shared_ptr<const SequenceSource> packed(std::shared_ptr<const DocumentFiles> files,
+                                             DocumentRange range, std::uint64_t length,
+                                             bool shuffle, std::uint64_t seed);
+
+/// The pairs of `range` (of even ends), as sequences 2 i and 2 i + 1. What does not fit into
+/// `length` tokens is cut off at the end, and a pair whose prompt alone does not fit is left out:
+/// both as by DPOTrainer of TRL, with `length` as max_length and the truncation mode keep_start.
+/// With `shuffle`, every epoch visits the pairs in its own order, which `seed` chooses. If
+/// they are `packed`, sequences have positions, and padding is a separate document.
+std::shared_ptr<const SequenceSource> paired(std::shared_ptr<const DocumentFiles> files,
+                                             DocumentRange range, std::uint64_t length,
+                                             bool shuffle, std::uint64_t seed, bool packed);
+
+}  // namespace ballast::data

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "ballast/core/view.h"
+#include "ballast/formats/stored_weights.h"
+#include "ballast/model/quantization.h"
+
+#include "src/formats/pairing.h"
+#include "src/formats/read_ahead.h"
+
+// Matrices that bitsandbytes has quantised, as transformers saves them. Sources: Dettmers et al.,
+// "QLoRA", arXiv 2305.14314 (NF4, double quantization) and "LLM.int8()", arXiv 2208.07339; the
+// names are those of bitsandbytes' QuantState and Int8Params.
+//
+// NF4, a matrix NAME: NAME has the codes of the flattened matrix, two in a byte, the first in the
+// high half; NAME.absmax the scales of 64 elements each (F32), NAME.quant_map the 16 values.
+// If scales are codes, NAME.absmax is U8, NAME.nested_absmax (F32) has their scales,
+// NAME.nested_quant_map the 256 values. NAME.quant_state.bitsandbytes__nf4 describes it in JSON.
+//
+// LLM.int8, a matrix MODULE.weight [rows, columns]: itself in I8; MODULE.SCB [rows], the largest
+// magnitude of each row (F32); MODULE.weight_format, 0 for rows one after the other.
+
+namespace ballast::formats::bitsandbytes {
+
+/// See find_pairing().
+std::optional<Pairing> pair(const WeightPlace& place, DType others, const FindPlace& find);
+
+/// See stored_range().
+ReadAhead::Source codes_of(const WeightPlace& place, Elems first, Elems end);
+
+using ReadBytes = std::function<void(const WeightPlace& from, Bytes first, HostBytes out)>;
+
+/// Fills `out` with elements from `first` on, in the type of the place: code times scale in fp32,
+/// rounded once to nearest even, which is what bitsandbytes decodes. `read_codes` reads codes.
+void read(const WeightPlace& place, Elems first, HostBytes out, const ReadBytes& read_codes);
+
+/// Whether the matrix at `place` has codes that a model in `wanted` can keep as they are.
+bool has_codes(const WeightPlace& place, const model::Quantization& wanted);
+/// Writes the codes and scales of such a matrix to the arrays at `out`. Scales stay as they are if
+/// both have them as codes, or neither has. Otherwise they are decoded, which loses nothing, or
+/// encoded (model::store_scales()).
+void read_codes(const WeightPlace& place, const model::Quantization& wanted, HostBytes out,
+                const ReadBytes& read_codes);
+
+}  // namespace ballast::formats::bitsandbytes

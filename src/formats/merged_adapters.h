@@ -1,0 +1,107 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ballast/config/adapter_folder.h"
+#include "ballast/formats/weight_files.h"
+#include "ballast/text/json.h"
+
+namespace ballast::formats {
+
+/// The weights of a model with those of a folder of PEFT merged into them, as PEFT's
+/// merge_and_unload() does it: W + s B A, with DoRA m / ||W + s B A|| times it, and modules or rows
+/// of tokens that are trained in full instead of the model's own. Computed in fp32 and rounded
+/// once.
+///
+/// If the embedding and the output matrix are tied and the adapters hold only one of them, or two
+/// different ones, the merged model has both (unties()).
+class MergedAdapters {
+ public:
+  /// `base`: the model, described by the config.json `description`; must outlive the object. Throws
+  /// Error(data) naming the file and the tensor if the adapters do not fit, or if the merged model
+  /// would compute something else than the adapters; Error(config) like
+  /// config::read_merge_settings().
+  MergedAdapters(const WeightFiles& base, const std::filesystem::path& folder,
+                 const text::Json& description);
+
+  /// Whether embedding and output matrix of the merged model are tied no longer, as they were.
+  [[nodiscard]] bool unties() const { return unties_; }
+  /// A tensor that the merged model has in addition to those of `base`: the output matrix that was
+  /// tied.
+  struct Added {
+    std::string name;
+    const WeightPlace* like = nullptr;  ///< the embedding, which has its type and shape
+  };
+  [[nodiscard]] const std::optional<Added>& added() const { return added_; }
+
+  /// The tensor of the model from which the merged tensor `name` is made.
+  [[nodiscard]] const WeightPlace* source(const std::string& name) const;
+  /// Whether the merged tensor differs from its source.
+  [[nodiscard]] bool changes(const std::string& name) const { return changes_.contains(name); }
+  /// Changes fp32 `values`, those of the source of the tensor `name` from element `first` on. With
+  /// DoRA it first reads the whole tensor for its norms when `first` is 0. Takes the threads of the
+  /// machine.
+  void apply(const std::string& name, Elems first, std::span<float> values);
+
+ private:
+  struct Change {
+    const WeightPlace* source = nullptr;       ///< of the model
+    const WeightPlace* replacement = nullptr;  ///< of the adapters: the values before what follows
+    /// Adds scale * left [rows, rank] * right [rank, columns]; nothing if rank is 0.
+    std::size_t rank = 0;
+    float scale = 1.0F;
+    std::vector<float> left;
+    std::vector<float> right;
+    const WeightPlace* magnitudes = nullptr;  ///< of DoRA: [rows], or [columns] of a transposed map
+    bool of_columns = false;
+    std::vector<float> gains;  ///< what DoRA multiplies rows or columns by
+    /// Row of `rows` by row of the tensor, for tokens that are trained.
+    std::map<Elems, Elems> tokens;
+    const WeightPlace* rows = nullptr;
+  };
+  /// A tensor of the adapters' file: of `module`, with what follows the module's name.
+  struct Part {
+    const WeightPlace* place = nullptr;
+    std::string module;
+    std::string suffix;
+  };
+
+  [[nodiscard]] Part part_of(const WeightPlace& place) const;
+  void add(const Part& part);
+  void add_product(const Part& part, bool embedding);
+  void add_bias(const Part& part);
+  void add_tokens(const Part& part);
+  void replace(const Part& part, const std::string& tensor);
+  /// The change of the model's tensor `name`, which `part` belongs to.
+  Change& change_of(const Part& part, const std::string& name);
+  void check_complete() const;
+  void find_ends(const text::Json& description);
+  void untie();
+  [[noreturn]] void refuse_tied(bool of_output) const;
+  [[nodiscard]] const WeightPlace* sibling(const Part& part, const std::string& suffix) const;
+
+  void add_to(const Change& change, Elems first, std::span<float> values) const;
+  void put_tokens(const Change& change, Elems first, std::span<float> values) const;
+  void compute_gains(Change& change) const;
+
+  const WeightFiles& base_;
+  WeightFiles files_;
+  config::MergeSettings settings_;
+  std::map<std::string, Change> changes_;  ///< by the name of the merged tensor
+  std::string tokens_;                     ///< name of the embedding
+  std::string output_;                     ///< and of the output matrix
+  bool tied_ = false;
+  bool unties_ = false;
+  std::optional<Added> added_;
+};
+
+/// The folder of the model that adapters at `folder` belong to. Throws Error(data) if it names
+/// none that exists, or one of adapters.
+std::filesystem::path base_of_adapters(const std::filesystem::path& folder);
+
+}  // namespace ballast::formats

@@ -1,0 +1,234 @@
+#include "ballast/formats/model_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <system_error>
+#include <unordered_map>
+#include <utility>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include "ballast/config/adapter_folder.h"
+#include "ballast/config/checkpoint_config.h"
+#include "ballast/core/error.h"
+#include "ballast/formats/weight_files.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
+
+#include "src/formats/new_folder.h"
+#include "src/formats/safetensors_header.h"
+#include "src/formats/write_behind.h"
+
+namespace ballast::formats {
+namespace {
+
+namespace fs = std::filesystem;
+using text::Json;
+
+constexpr std::array kCarried = {"generation_config.json",
+                                 "tokenizer.json",
+                                 "tokenizer.model",
+                                 "tokenizer_config.json",
+                                 "special_tokens_map.json",
+                                 "added_tokens.json",
+                                 "vocab.json",
+                                 "merges.txt",
+                                 "vocab.txt",
+                                 "chat_template.jinja",
+                                 "chat_template.json"};
+
+[[noreturn]] void fail(const std::string& message, int error_number) {
+  throw Error(ErrorCategory::io, message, error_number);
+}
+
+Bytes bytes_of(const TensorToStore& tensor) {
+  Elems elements = 0;
+  expects(count_elements(tensor.shape, elements), "a tensor has 2^64 or more elements");
+  return elements * size_of(tensor.dtype);
+}
+
+bool is_written_by_us(const fs::path& file) {
+  const std::string name = file.filename().string();
+  return name == config::kCheckpointConfig || name == kWeightsIndex ||
+         name == config::kAdapterConfig || name == config::kAdapterWeights ||
+         (name.starts_with("model") && name.ends_with(".safetensors")) ||
+         std::find(kCarried.begin(), kCarried.end(), name) != kCarried.end();
+}
+
+Bytes bytes_of(const std::vector<std::vector<TensorToStore>>& files) {
+  Bytes sum = 0;
+  for (const auto& file : files) {
+    for (const TensorToStore& tensor : file) sum += bytes_of(tensor);
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToStore> tensors,
+                                                         Bytes largest) {
+  std::vector<std::vector<TensorToStore>> files(1);
+  Bytes used = 0;
+  for (TensorToStore& tensor : tensors) {
+    const Bytes bytes = bytes_of(tensor);
+    if (!files.back().empty() && (bytes > largest || used > largest - bytes)) {
+      files.emplace_back();
+      used = 0;
+    }
+    used += bytes;
+    files.back().push_back(std::move(tensor));
+  }
+  return files;
+}
+
+struct ModelFolderWriter::State {
+  struct File {
+    std::vector<TensorToStore> tensors;
+    Elems left = 0;                                       // values that it lacks
+    std::unique_ptr<SafetensorsWriter> writer = nullptr;  // while it is open
+    bool finished = false;
+  };
+  NewFolder folder;
+  Bytes total = 0;
+  std::string single;
+  std::shared_ptr<WriteBuffers> buffers = std::make_shared<WriteBuffers>();
+  std::vector<File> files = {};
+  std::unordered_map<std::string, std::size_t> file_of = {};  // by tensor
+
+  [[nodiscard]] std::string file_name(std::size_t file) const {
+    if (files.size() == 1) return single;
+    return fmt::format("model-{:05}-of-{:05}.safetensors", file + 1, files.size());
+  }
+  void add(std::vector<TensorToStore> tensors);
+  void open(std::size_t file);
+  template <class Write>
+  void write(const std::string& name, Elems count, const Write& write);
+  void finish(std::size_t file);
+  [[nodiscard]] std::string index() const;
+};
+
+void ModelFolderWriter::State::add(std::vector<TensorToStore> tensors) {
+  File& file = files.emplace_back(File{std::move(tensors)});
+  for (const TensorToStore& tensor : file.tensors) {
+    Elems elements = 0;
+    count_elements(tensor.shape, elements);
+    file.left += elements;
+    expects(file_of.emplace(tensor.name, files.size() - 1).second,
+            "two tensors of a model have the same name");
+  }
+}
+
+void ModelFolderWriter::State::open(std::size_t file) {
+  if (files[file].writer != nullptr) return;
+  files[file].writer = std::make_unique<SafetensorsWriter>(
+      folder.temporary() / file_name(file), files[file].tensors,
+      std::map<std::string, std::string>{{"format", "pt"}}, buffers);
+}
+
+/// Calls `write(writer)` for `count` values of a tensor.
+template <class Write>
+void ModelFolderWriter::State::write(const std::string& name, Elems count, const Write& write) {
+  if (count == 0) return;
+  const auto found = file_of.find(name);
+  expects(found != file_of.end(), "a tensor to write is not in the model");
+  File& file = files[found->second];
+  expects(count <= file.left, "too many values for a file of a model");
+  open(found->second);
+  write(*file.writer);
+  file.left -= count;
+  if (file.left == 0) finish(found->second);
+}
+
+void ModelFolderWriter::State::finish(std::size_t file) {
+  File& one = files[file];
+  if (one.finished) return;
+  open(file);  // if its tensors are empty
+  one.writer->finish();
+  one.writer.reset();
+  one.finished = true;
+}
+
+std::string ModelFolderWriter::State::index() const {
+  Json map = Json::object();
+  for (std::size_t file = 0; file < files.size(); ++file) {
+    for (const TensorToStore& tensor : files[file].tensors) map.add(tensor.name, file_name(file));
+  }
+  return Json::object({{"metadata", Json::object({{"total_size", total}})}, {"weight_map", map}})
+             .pretty() +
+         "\n";
+}
+
+ModelFolderWriter::ModelFolderWriter(fs::path folder, std::vector<std::vector<TensorToStore>> files,
+                                     std::string single) {
+  const Bytes total = bytes_of(files);
+  state_.reset(new State{{std::move(folder), total}, total, std::move(single)});
+  for (std::vector<TensorToStore>& tensors : files) state_->add(std::move(tensors));
+}
+
+ModelFolderWriter::~ModelFolderWriter() = default;
+
+void ModelFolderWriter::write(const std::string& name, std::span<const float> values, Elems first) {
+  state_->write(name, values.size(),
+                [&](SafetensorsWriter& writer) { writer.write(name, values, first); });
+}
+
+void ModelFolderWriter::write_stored(const std::string& name, std::span<const std::byte> bytes,
+                                     DType type, Elems first) {
+  state_->write(name, bytes.size() / size_of(type),
+                [&](SafetensorsWriter& writer) { writer.write_stored(name, bytes, type, first); });
+}
+
+void ModelFolderWriter::add(const std::string& name, std::string_view content) {
+  state_->folder.add(name, content);
+}
+
+void ModelFolderWriter::carry(const fs::path& from) {
+  for (const char* name : kCarried) {
+    std::error_code ignored;
+    if (fs::is_regular_file(from / name, ignored)) add(name, read_small_file(from / name));
+  }
+}
+
+void ModelFolderWriter::finish() {
+  State& s = *state_;
+  for (std::size_t file = 0; file < s.files.size(); ++file) s.finish(file);
+  if (s.files.size() > 1) add(kWeightsIndex, s.index());
+  s.folder.finish();
+}
+
+void check_removable(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder, error)) return;
+  for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    if (is_written_by_us(entry->path())) continue;
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} is not a file of a model, so {} is not replaced; move it away or "
+                            "choose another run directory with --out",
+                            entry->path().string(), folder.string()));
+  }
+  if (error) fail(fmt::format("cannot replace {}", folder.string()), error.value());
+}
+
+void remove_model_folder(const fs::path& folder) {
+  check_removable(folder);
+  std::error_code error;
+  fs::remove_all(folder, error);
+  if (error) fail(fmt::format("cannot replace {}", folder.string()), error.value());
+}
+
+std::string read_small_file(const fs::path& path) {
+  const auto file = text::open_file(path, O_RDONLY, ErrorCategory::data);
+  const Bytes size = text::regular_file_size(file, path, ErrorCategory::data);
+  if (size > kGiB) {
+    throw Error(ErrorCategory::data, fmt::format("{} has more than 1 GiB", path.string()));
+  }
+  std::string content(size, '\0');
+  text::read_fully(file, path, 0, std::as_writable_bytes(std::span(content)));
+  return content;
+}
+
+}  // namespace ballast::formats

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ballast/core/units.h"
+
+namespace ballast::formats {
+
+/// A directory that is made when it is missing, with its parents, and removed at the end of this
+/// object if it is still empty. Its name and those of new parents are flushed to the disk, unless
+/// the directories above cannot be read.
+class MadeDirectory {
+ public:
+  /// Throws Error(io) that says which `kind` of directory it is and how to choose `another`.
+  explicit MadeDirectory(const std::filesystem::path& directory,
+                         std::string_view kind = "run directory",
+                         std::string_view another = "choose another with --out");
+  ~MadeDirectory();
+  MadeDirectory(const MadeDirectory&) = delete;
+  MadeDirectory& operator=(const MadeDirectory&) = delete;
+
+ private:
+  std::vector<std::filesystem::path> made_;  ///< the innermost first
+};
+
+/// A folder that gets its name when it is complete: everything goes to FOLDER.tmp-PID, which
+/// finish() renames.
+class NewFolder {
+ public:
+  /// For `bytes` of files. Throws Error(usage) if `folder` holds files or is a link; Error(io) if
+  /// it cannot be made or its disk lacks the space.
+  NewFolder(std::filesystem::path folder, Bytes bytes);
+  /// Without finish(): removes the temporary folder.
+  ~NewFolder();
+  NewFolder(const NewFolder&) = delete;
+  NewFolder& operator=(const NewFolder&) = delete;
+
+  /// Where its files go until finish().
+  [[nodiscard]] const std::filesystem::path& temporary() const { return temporary_; }
+  /// Adds a small file. Throws Error(io).
+  void add(const std::string& name, std::string_view content) const;
+  /// Makes the names durable and renames the folder. Throws Error(io).
+  void finish();
+
+ private:
+  void make();
+  void check_space(Bytes needed) const;
+
+  std::filesystem::path folder_;
+  std::filesystem::path temporary_;
+  std::optional<MadeDirectory> parent_;  ///< removed again if the folder is not finished
+  bool finished_ = false;
+};
+
+}  // namespace ballast::formats

@@ -1,0 +1,122 @@
+#include "src/formats/stored_slices.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "ballast/core/dtype.h"
+
+#include "src/formats/mxfp4.h"
+
+namespace ballast::formats {
+namespace {
+
+/// Bytes of each of the slices of a tensor.
+Bytes slice_bytes(const WeightPlace& place) {
+  return place.tensor->bytes / place.tensor->shape.front();
+}
+
+std::vector<std::byte> read_slice(const ReadAhead::Source& from, ReadAhead& reader) {
+  std::vector<std::byte> bytes(from.end - from.begin);
+  reader.read(*from.place, from.begin, bytes);
+  return bytes;
+}
+
+/// Columns that are processed together: their parts of a few rows of the file stay in a cache.
+constexpr Elems kTogether = 4 * mxfp4::kBlock;
+
+/// Values of `Width` bytes, `step` apart, next to each other.
+template <Bytes Width>
+void collect(const std::byte* from, Elems step, Elems count, std::byte* to) {
+  for (Elems i = 0; i < count; ++i) {
+    std::memcpy(to + i * Width, from + i * step * Width, Width);
+  }
+}
+
+}  // namespace
+
+std::vector<ReadAhead::Source> StoredSlice::sources(const WeightPlace& place, std::uint64_t index) {
+  std::vector<ReadAhead::Source> sources;
+  const auto add = [&](const WeightPlace& part) {
+    const Bytes bytes = slice_bytes(part);
+    sources.push_back({&part, index * bytes, (index + 1) * bytes});
+  };
+  if (place.coded == nullptr) {
+    add(place);
+  } else {
+    add(place.coded->codes);
+    add(place.coded->scales);
+  }
+  return sources;
+}
+
+StoredSlice::StoredSlice(const WeightPlace& place, std::uint64_t index, ReadAhead& reader)
+    : place_(&place), index_(index) {
+  const auto from = sources(place, index);
+  stored_ = read_slice(from.front(), reader);
+  if (from.size() > 1) scales_ = read_slice(from.back(), reader);
+}
+
+void StoredSlice::read(const model::TensorSpec& tensor, Elems first, HostBytes out) const {
+  const Bytes width = size_of(type_of(*place_));
+  const Elems columns = tensor.size / tensor.shape.front();
+  const Elems end = first + out.size() / width;
+  for (Elems block = 0; block < columns; block += kTogether) {
+    for (Elems row = first / columns; row * columns < end; ++row) {
+      const Elems from = std::max(first, row * columns + block);
+      const Elems to = std::min(end, row * columns + std::min(block + kTogether, columns));
+      if (from >= to) continue;
+      read_part(tensor, row, from - row * columns,
+                out.subspan((from - first) * width, (to - from) * width));
+    }
+  }
+}
+
+/// At most kTogether values of a row from `column` on.
+void StoredSlice::read_part(const model::TensorSpec& tensor, Elems row, Elems column,
+                            HostBytes out) const {
+  const Elems rows = tensor.shape.front();
+  const Elems columns = tensor.size / rows;
+  const Elems there = model::run_in_files(tensor, row * columns).first - tensor.first_element();
+  if (place_->coded != nullptr) {
+    std::array<Bf16, kTogether> values;
+    const auto part = std::span(values).first(out.size() / sizeof(Bf16));
+    mxfp4::decode(stored_, scales_, there * columns + column, part);
+    std::memcpy(out.data(), part.data(), out.size());
+    return;
+  }
+  const Bytes width = size_of(type_of(*place_));
+  const std::byte* const from = stored_.data() + (column * rows + there) * width;
+  if (width == sizeof(float)) {
+    collect<sizeof(float)>(from, rows, out.size() / width, out.data());
+  } else {
+    collect<sizeof(Bf16)>(from, rows, out.size() / width, out.data());
+  }
+}
+
+std::vector<Bf16> StoredSlice::decoded_columns(Elems first, Elems count) const {
+  const Elems columns = place_->tensor->shape[1];
+  const Elems rows = place_->tensor->shape[2];
+  std::vector<Bf16> values(rows * count);
+  std::vector<Bf16> of_row(count);
+  for (Elems row = 0; row < rows; ++row) {
+    mxfp4::decode(stored_, scales_, row * columns + first, of_row);
+    for (Elems i = 0; i < count; ++i) values[i * rows + row] = of_row[i];
+  }
+  return values;
+}
+
+std::shared_ptr<const StoredSlice> WeightReader::slice(const WeightPlace& place,
+                                                       std::uint64_t index) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& known : slices_) {
+    if (known != nullptr && known->is(place, index)) return known;
+  }
+  slices_[1] = std::exchange(slices_[0], nullptr);
+  slices_[0] = std::make_shared<const StoredSlice>(place, index, ahead_);
+  return slices_[0];
+}
+
+}  // namespace ballast::formats

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ballast/core/units.h"
+#include "ballast/formats/weight_files.h"
+#include "ballast/model/architecture.h"
+
+#include "src/formats/read_ahead.h"
+
+namespace ballast::formats {
+
+/// What a file stores of one of several stacked tensors (model::StoredRows): a matrix whose rows
+/// are columns, or codes of MXFP4. Values that lie side by side in memory are far apart in it, so
+/// it is read whole.
+class StoredSlice {
+ public:
+  /// Number `index` of those in `place`. Throws like ReadAhead::read().
+  StoredSlice(const WeightPlace& place, std::uint64_t index, ReadAhead& reader);
+
+  /// Whether it is number `index` of `place`.
+  [[nodiscard]] bool is(const WeightPlace& place, std::uint64_t index) const {
+    return place_ == &place && index_ == index;
+  }
+  /// Values of `tensor` from `first` on, in the order of memory and in the type of the place.
+  void read(const model::TensorSpec& tensor, Elems first, HostBytes out) const;
+  /// Columns [first, first + count) of a matrix [rows, columns] in MXFP4 as rows of their own: a
+  /// part of the decoded place.
+  [[nodiscard]] std::vector<Bf16> decoded_columns(Elems first, Elems count) const;
+
+  /// What of the files a slice needs, in this order.
+  static std::vector<ReadAhead::Source> sources(const WeightPlace& place, std::uint64_t index);
+
+ private:
+  void read_part(const model::TensorSpec& tensor, Elems row, Elems column, HostBytes out) const;
+
+  const WeightPlace* place_;
+  std::uint64_t index_;
+  std::vector<std::byte> stored_;  ///< values or codes
+  std::vector<std::byte> scales_;
+};
+
+/// Reads weights for a fill, whose threads share it. Besides the memory of a ReadAhead it keeps two
+/// slices, because threads that still read one of them work beside those that read the next one.
+class WeightReader {
+ public:
+  /// Arguments as ReadAhead's.
+  WeightReader(const WeightFiles& files, const std::vector<ReadAhead::Source>& order)
+      : ahead_(files.files(), order) {}
+
+  [[nodiscard]] ReadAhead& ahead() { return ahead_; }
+  [[nodiscard]] std::shared_ptr<const StoredSlice> slice(const WeightPlace& place,
+                                                         std::uint64_t index);
+
+ private:
+  ReadAhead ahead_;
+  std::mutex mutex_;
+  std::array<std::shared_ptr<const StoredSlice>, 2> slices_;  ///< the newest first
+};
+
+}  // namespace ballast::formats

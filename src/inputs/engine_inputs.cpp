@@ -1,0 +1,241 @@
+#include "ballast/inputs/engine_inputs.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <numeric>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/device/device.h"
+
+#include "src/engine/state_layout.h"
+
+namespace ballast::inputs {
+namespace {
+
+schedule::Options schedule_options(const config::Config& config) {
+  schedule::Options options;
+  options.order = config.ballast.order.value_or(options.order);
+  options.update = config.ballast.update;
+  options.expert_updates = config.ballast.expert_updates;
+  options.prefetches_experts = config.ballast.expert_prefetch.value_or(false);
+  for (const config::BufferKind& kind : config::kBufferKinds) {
+    const std::uint32_t named = config.buffers.*(kind.count);
+    if (named > 0) options.buffers.*(kind.count) = named;
+  }
+  if (config.ballast.writes_checkpoints()) {
+    options.kept_checkpoints = static_cast<std::uint32_t>(config.ballast.checkpoint_keep);
+  }
+  return options;
+}
+
+/// How many ranks share one copy of the weights; 0: all.
+std::uint32_t weight_ranks(const config::ZeroSection& zero, std::uint32_t world) {
+  const std::uint64_t size = zero.hpz_partition_size;
+  if (size == 1 || world == 1) return 0;
+  if (world % size == 0) return static_cast<std::uint32_t>(size);
+  throw Error(ErrorCategory::config,
+              fmt::format("zero_optimization.zero_hpz_partition_size: {} does not divide the {} "
+                          "ranks of this run; give a divisor, usually the ranks of a node, or 1",
+                          size, world));
+}
+
+void check_expert_parallel(std::uint64_t ranks, std::uint32_t world) {
+  if (ranks == 1 || ranks == world) return;
+  throw Error(
+      ErrorCategory::config,
+      fmt::format("ballast.expert_parallel: {}, but the run has {} rank{}; give {}1", ranks, world,
+                  world == 1 ? "" : "s", world == 1 ? "" : fmt::format("{} or ", world)));
+}
+
+std::vector<std::filesystem::path> swap_directories(const config::Config& config) {
+  std::vector<std::filesystem::path> found;
+  for (const auto* section : {&config.zero.optimizer, &config.zero.parameters}) {
+    for (const auto& path : section->nvme_path) {
+      if (std::find(found.begin(), found.end(), path) == found.end()) found.push_back(path);
+    }
+  }
+  if (found.empty()) found.push_back(config.ballast.out);
+  return found;
+}
+
+/// The key that names a swap directory; "" for the run directory.
+std::string swap_key(const config::Config& config, const std::filesystem::path& directory) {
+  const auto names = [&](const config::OffloadSection& section) {
+    const auto& paths = section.nvme_path;
+    return std::find(paths.begin(), paths.end(), directory) != paths.end();
+  };
+  if (names(config.zero.optimizer)) return "zero_optimization.offload_optimizer.nvme_path";
+  return names(config.zero.parameters) ? "zero_optimization.offload_param.nvme_path" : "";
+}
+
+/// This process's swap directories among the machine's `directories` (at least one).
+std::vector<std::filesystem::path> own_of(const std::vector<std::filesystem::path>& directories,
+                                          const comm::Launch& launch) {
+  if (directories.size() < launch.local_world) {
+    return {directories[launch.local_rank % directories.size()]};
+  }
+  std::vector<std::filesystem::path> own;
+  for (std::size_t i = launch.local_rank; i < directories.size(); i += launch.local_world) {
+    own.push_back(directories[i]);
+  }
+  return own;
+}
+
+config::AioPath settings_of(const config::AioSection& aio, const std::filesystem::path& directory) {
+  for (const auto& entry : aio.paths) {
+    if (entry.path == directory) return entry;
+  }
+  return {.path = directory,
+          .block_size = aio.block_size,
+          .queue_depth = aio.queue_depth,
+          .backend = aio.backend};
+}
+
+}  // namespace
+
+model::Architecture model_of(const config::Config& config) {
+  return config::model_of(config, [](const std::string& path, const std::string& rule) {
+    throw Error(ErrorCategory::config, fmt::format("{}: {}", path, rule));
+  });
+}
+
+memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets requested,
+                                Bytes available, std::uint32_t local_rank) {
+  return memory::resolve_budgets(requested, available, own_device_memory(config, local_rank));
+}
+
+device::DeviceOptions device_options(const config::Config& config, std::uint32_t local_rank) {
+  return {.kind = std::string(config::name_of(config.ballast.device)),
+          .type = config.type,
+          .local_rank = local_rank};
+}
+
+Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) {
+  return device::own_memory(device_options(config, local_rank));
+}
+
+/// The most elements of a sub-group: so many that a buffer for their states takes a small part of
+/// the host budget, so that staging does not grow with the width of a layer.
+Elems sub_group_size(const config::Config& config, const engine::StateFormat& states,
+                     const memory::Budgets& budgets) {
+  constexpr Elems kLeast = Elems{1} << 22U;
+  constexpr Elems kMost = Elems{1} << 40U;
+  constexpr Bytes kParts = 16;
+  Elems size = kLeast;
+  const auto fits = [&](Elems elements) {
+    return engine::StateLayout(config.type, states, elements).state_bytes <= budgets.host / kParts;
+  };
+  while (size < kMost && fits(2 * size)) size *= 2;
+  const std::uint64_t named = config.zero.sub_group_size;
+  return named > 0 ? std::min<Elems>(named, size) : size;
+}
+
+std::size_t named_speculation(const config::Config& config) {
+  return config.ballast.speculative_updates.value_or(0);
+}
+
+engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
+                          const memory::Budgets& budgets, const model::KernelSizes& kernels,
+                          std::uint32_t world) {
+  check_expert_parallel(model.expert_ranks, world);
+  engine::Blueprint blueprint;
+  blueprint.model = model;
+  blueprint.type = config.type;
+  blueprint.states = {config.optimizer.type, config.ballast.optimizer_states};
+  blueprint.sub_group_size = sub_group_size(config, blueprint.states, budgets);
+  blueprint.shape = {config.micro_sequences(), config.data.sequence_length};
+  blueprint.pairs = !config.data.pairs.empty();
+  blueprint.micro_batches = config.batch.accumulation;
+  blueprint.budgets = budgets;
+  blueprint.options = schedule_options(config);
+  blueprint.workload.world = world;
+  blueprint.workload.packed = config.has_positions();
+  blueprint.workload.stage = static_cast<std::uint32_t>(config.zero.stage);
+  blueprint.workload.weight_ranks = weight_ranks(config.zero, world);
+  if (config.zero.quantized_weights) blueprint.workload.coded_weight = size_of(blueprint.type);
+  engine::size_workload(blueprint, kernels, config.ballast.eval_batches / world,
+                        config.zero.persistence_threshold);
+  return blueprint;
+}
+
+state::SwapOptions swap_options(const config::Config& config, const comm::Launch& launch) {
+  const config::AioSection& aio = config.aio;
+  state::SwapOptions options;
+  options.access = aio.buffered ? aio::File::Access::buffered : aio::File::Access::direct;
+  options.any_file_system = aio.any_file_system;
+  for (const auto& directory : own_of(swap_directories(config), launch)) {
+    const config::AioPath entry = settings_of(aio, directory);
+    options.paths.push_back({.directory = directory,
+                             .io = {.backend = std::string(config::name_of(entry.backend)),
+                                    .block_bytes = entry.block_size,
+                                    .depth = entry.queue_depth,
+                                    .in_flight_bytes = aio.in_flight_bytes,
+                                    .stall_seconds = aio.stall_seconds,
+                                    .abandon_seconds = aio.abandon_seconds,
+                                    .sqpoll = aio.sqpoll,
+                                    .iopoll = aio.iopoll},
+                             .read_gbps = entry.read_gbps,
+                             .write_gbps = entry.write_gbps,
+                             .made_later = directory == config.ballast.out,
+                             .key = swap_key(config, directory)});
+  }
+  return options;
+}
+
+std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_t ranks,
+                                      std::span<const Bytes> own) {
+  const auto directories = swap_directories(config);
+  const Bytes all = std::accumulate(own.begin(), own.end(), Bytes{0});
+  std::vector<Bytes> written(directories.size());
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    const auto used = own_of(directories, {.local_rank = rank, .local_world = ranks});
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      const auto place = std::find(directories.begin(), directories.end(), used[i]);
+      written[static_cast<std::size_t>(place - directories.begin())] +=
+          used.size() == own.size() ? own[i] : all / used.size();
+    }
+  }
+  return written;
+}
+
+void check_device(const config::Config& config, const comm::Launch& launch) {
+  const device::DeviceOptions options = device_options(config, launch.local_rank);
+  if (config.ballast.device != config::DeviceChoice::cuda || device::gpu_refusal(options).empty())
+    return;
+  static_cast<void>(device::make_device(options));  // throws
+}
+
+bool must_swap(const config::Config& config) {
+  const std::array tiers = {config.zero.parameters.tier, config.zero.optimizer.tier,
+                            config.ballast.activations, config.ballast.gradients};
+  if (std::find(tiers.begin(), tiers.end(), Tier::nvme) != tiers.end()) return true;
+  const auto& rules = config.ballast.placement;
+  return std::any_of(rules.begin(), rules.end(), [](const config::PlacementRule& rule) {
+    return rule.weights == Tier::nvme || rule.optimizer == Tier::nvme ||
+           rule.activations == Tier::nvme || rule.gradients == Tier::nvme;
+  });
+}
+
+bool may_swap(const config::Config& config) {
+  return must_swap(config) || !config.zero.parameters.tier || !config.zero.optimizer.tier;
+}
+
+void check_swap_paths(const config::Config& config, const comm::Launch& launch) {
+  if (!must_swap(config)) return;
+  const state::SwapOptions options = swap_options(config, launch);
+  if (options.paths.front().directory.empty()) return;
+  state::check_paths(options);
+}
+
+cpu_adam::UpdaterOptions updater_options(const config::Config& config) {
+  const config::BallastSection& ballast = config.ballast;
+  return {.threads = ballast.update_threads,
+          .isa = ballast.update_isa,
+          .numa_node = ballast.update_numa_node};
+}
+
+}  // namespace ballast::inputs

@@ -1,0 +1,164 @@
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "src/planner/constraints.h"
+#include "src/planner/search.h"
+
+namespace ballast::planner {
+
+using schedule::BlockPlacement;
+using schedule::Placement;
+
+PlacementRecipe concatenate(const PlacementRecipe& device, const PlacementRecipe& host) {
+  PlacementRecipe recipe = device;
+  recipe.insert(recipe.end(), host.begin(), host.end());
+  return recipe;
+}
+
+schedule::Options with_buffers(const config::Config& config, schedule::Options options,
+                               BufferLevel number) {
+  if (number == BufferLevel::usual) return options;
+  for (const config::BufferKind& kind : config::kBufferKinds) {
+    if (config.buffers.*(kind.count) > 0) continue;
+    options.buffers.*(kind.count) =
+        number == BufferLevel::few ? kind.few : config::BufferKind::kFewest;
+  }
+  return options;
+}
+
+namespace {
+
+/// Raises the numbers of buffers to those of `usual`, or halfway, as far as `placement` still fits.
+void add_buffers(const TierFiller& filler, const schedule::Placement& placement,
+                 const schedule::Options& usual, schedule::Options& options) {
+  for (const config::BufferKind& kind : config::kBufferKinds) {
+    const auto count = kind.count;
+    for (const std::uint32_t wanted : {usual.buffers.*count, (usual.buffers.*count + 1) / 2}) {
+      if (wanted <= options.buffers.*count) continue;
+      schedule::Options more = options;
+      more.buffers.*count = wanted;
+      if (filler.excess(placement, more) == 0) options = more;
+    }
+  }
+}
+
+}  // namespace
+
+namespace {
+
+/// Fills with the first of kBufferLevels that fits and then adds the buffers for which there is
+/// room. Without one that fits, `options` and the result are those of the last try.
+Placement fill_with_some_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
+                                 const config::Config& config, schedule::Options& options) {
+  const schedule::Options usual = options;
+  Placement placement;
+  for (const BufferLevel number : kBufferLevels) {
+    options = with_buffers(config, options, number);
+    placement = filler.fill(recipe, options);
+    if (filler.excess(placement, options) > 0) continue;
+    add_buffers(filler, placement, usual, options);
+    break;
+  }
+  return placement;
+}
+
+}  // namespace
+
+Placement fill_with_fewer_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
+                                  const config::Config& config, schedule::Options& options) {
+  const schedule::Options usual = options;
+  Placement placement = fill_with_some_buffers(filler, recipe, config, options);
+  if (filler.excess(placement, options) == 0 || !opens_gradients(config)) return placement;
+  for (const PlacementRecipe& swapping : with_swapped_gradients({recipe})) {
+    options = usual;
+    placement = fill_with_some_buffers(filler, swapping, config, options);
+    if (filler.excess(placement, options) == 0) break;
+  }
+  return placement;
+}
+
+std::vector<schedule::Order> orders(const config::Config& config,
+                                    const schedule::Options& options) {
+  if (config.ballast.order) return {options.order};
+  return {schedule::Order::layer_major, schedule::Order::micro_batch_major};
+}
+
+std::vector<PlacementRecipe> with_swapped_gradients(const std::vector<PlacementRecipe>& recipes) {
+  const PlacementRecipe host = {{.kind = TensorClass::gradients, .tier = Tier::host}};
+  std::vector<PlacementRecipe> swapping;
+  swapping.reserve(2 * recipes.size());
+  for (const PlacementRecipe& recipe : recipes) {
+    swapping.push_back(concatenate(recipe, host));
+    swapping.push_back(concatenate(host, recipe));
+  }
+  return swapping;
+}
+
+bool opens_gradients(const config::Config& config) {
+  const auto constraints = read_constraints(config);
+  return std::any_of(constraints.begin(), constraints.end(),
+                     [](const PlacementConstraint& one) { return !one.gradients; });
+}
+
+std::vector<PlacementRecipe> rule_recipes(const config::Config& config) {
+  using enum TensorClass;
+  const PlacementRecipe usual = concatenate(
+      {{activations, Tier::device, BlockOrder::last}, {activations, Tier::host, BlockOrder::last}},
+      keep_intermediates());
+  const auto constraints = read_constraints(config);
+  const bool open = std::any_of(constraints.begin(), constraints.end(),
+                                [](const auto& one) { return !one.activations || !one.gradients; });
+  if (!open) return {usual};
+  return {usual, concatenate({{.kind = all}}, usual)};
+}
+
+namespace {
+
+/// A placement that follows the rule in one order.
+struct Followed {
+  Placement placement;
+  schedule::Options options;
+};
+
+/// Whether the micro-batch-major `other` is faster than the layer-major `usual` on any machine: no
+/// weights move for each micro-batch, and it recomputes less, or the same with fewer activations
+/// that step.
+bool is_surely_faster(const Followed& other, const Followed& usual) {
+  const auto count = [](const Followed& one, auto matches) {
+    const auto& blocks = one.placement.blocks;
+    return std::count_if(blocks.begin(), blocks.end(), matches);
+  };
+  const auto moves_weights = [](const BlockPlacement& b) { return b.weights != Tier::device; };
+  const auto keeps = [](const BlockPlacement& b) { return b.keeps_intermediates; };
+  const auto moves_input = [](const BlockPlacement& b) { return b.activations != Tier::device; };
+  if (count(other, moves_weights) > 0) return false;
+  const auto kept = std::pair(count(other, keeps), count(usual, keeps));
+  if (kept.first != kept.second) return kept.first > kept.second;
+  return count(other, moves_input) < count(usual, moves_input);
+}
+
+}  // namespace
+
+Placement place_by_rule(const TierFiller& filler, const config::Config& config,
+                        schedule::Options& options) {
+  Followed last;
+  for (const PlacementRecipe& recipe : rule_recipes(config)) {
+    std::optional<Followed> best;
+    for (const schedule::Order order : orders(config, options)) {
+      last.options = options;
+      last.options.order = order;
+      last.placement = fill_with_fewer_buffers(filler, recipe, config, last.options);
+      if (filler.excess(last.placement, last.options) > 0) continue;
+      if (!best || is_surely_faster(last, *best)) best = last;
+    }
+    if (!best) continue;
+    options = best->options;
+    return std::move(best->placement);
+  }
+  options = last.options;
+  return std::move(last.placement);
+}
+
+}  // namespace ballast::planner

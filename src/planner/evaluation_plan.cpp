@@ -1,0 +1,71 @@
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "ballast/core/error.h"
+#include "ballast/device/device.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/draw_blueprint.h"
+#include "ballast/planner/planner.h"
+
+#include "src/planner/constraints.h"
+#include "src/planner/search.h"
+
+namespace ballast::planner {
+namespace {
+
+/// Only weights have a place; the rest is as schedule::build() wants it.
+std::vector<PlacementConstraint> weights_only(std::vector<PlacementConstraint> constraints) {
+  for (PlacementConstraint& constraint : constraints) {
+    constraint.optimizer = Tier::device;
+    constraint.activations = Tier::device;
+    constraint.recompute = true;
+  }
+  return constraints;
+}
+
+/// Places the weights of a sized `blueprint`. Throws Error(memory).
+engine::Blueprint place_weights(engine::Blueprint blueprint, const config::Config& config) {
+  const PlacementRecipe recipe = {{.kind = TensorClass::weights, .tier = Tier::host},
+                                  {.kind = TensorClass::weights, .tier = Tier::device}};
+  const auto constraints = weights_only(read_constraints(config, blueprint.model.blocks.size()));
+  const TierFiller filler(blueprint.workload, constraints, blueprint.budgets, 0);
+  engine::place(blueprint, fill_with_fewer_buffers(filler, recipe, config, blueprint.options));
+  return blueprint;
+}
+
+}  // namespace
+
+engine::Blueprint draw_evaluation(const config::Config& run) {
+  config::Config config = run;
+  if (config.ballast.expert_ranks() > 1) {
+    // One rank has all experts, so its blocks have other numbers.
+    config.ballast.expert_parallel = 1;
+    config.ballast.placement.clear();
+  }
+  const model::Architecture model = inputs::model_of(config);
+  const memory::Budgets budgets = inputs::resolve_budgets(
+      config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());
+  std::optional<Error> refusal;
+  for (const std::uint64_t size : micro_batch_sizes({.config = config, .model = model})) {
+    const config::Config sized = with_micro_batches(config, size, 1);
+    const model::KernelSizes kernels = model::kernel_memory(
+        model, config.type, {sized.micro_sequences(), config.data.sequence_length},
+        device::kind_of(inputs::device_options(config)), config.ballast.compute_threads);
+    engine::Blueprint blueprint = inputs::outline(sized, model, budgets, kernels, 1);
+    blueprint.options.purpose = schedule::Purpose::evaluation;
+    for (const schedule::Order order : orders(config, blueprint.options)) {
+      blueprint.options.order = order;
+      try {
+        return place_weights(blueprint, config);
+      } catch (const Error& error) {
+        if (error.category() != ErrorCategory::memory) throw;
+        refusal = error;
+      }
+    }
+  }
+  expects(refusal.has_value(), "evaluation: there is no micro-batch size");
+  throw Error(*refusal);
+}
+
+}  // namespace ballast::planner

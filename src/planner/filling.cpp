@@ -1,0 +1,338 @@
+#include "src/planner/filling.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ballast/engine/blueprint.h"
+
+namespace ballast::planner {
+namespace {
+
+using schedule::BlockPlacement;
+using schedule::Placement;
+
+bool takes_weights(TensorClass kind) {
+  return kind == TensorClass::weights || kind == TensorClass::both;
+}
+
+bool takes_optimizer(TensorClass kind) {
+  return kind == TensorClass::optimizer || kind == TensorClass::both;
+}
+
+bool keeps(TensorClass kind) {
+  return kind == TensorClass::intermediates || kind == TensorClass::logits;
+}
+
+std::vector<std::size_t> chosen(const std::vector<std::size_t>& blocks, std::size_t count,
+                                BlockOrder order) {
+  const std::size_t n = blocks.size();
+  std::vector<std::size_t> out;
+  out.reserve(count);
+  for (std::size_t i = 0; i < n; ++i) {
+    const bool taken = order == BlockOrder::first  ? i < count
+                       : order == BlockOrder::last ? i >= n - count
+                                                   : (i + 1) * count / n > i * count / n;
+    if (taken) out.push_back(blocks[i]);
+  }
+  return out;
+}
+
+Placement moved_to(Placement placement, const PlacementStep& step,
+                   const std::vector<std::size_t>& blocks, std::size_t count) {
+  for (const std::size_t b : chosen(blocks, count, step.order)) {
+    BlockPlacement& block = placement.blocks[b];
+    if (takes_weights(step.kind)) block.weights = step.tier;
+    if (takes_optimizer(step.kind)) block.optimizer = step.tier;
+    if (step.kind == TensorClass::activations) block.activations = step.tier;
+    if (step.kind == TensorClass::gradients) block.gradients = step.tier;
+    if (keeps(step.kind)) block.keeps_intermediates = true;
+  }
+  return placement;
+}
+
+}  // namespace
+
+bool swaps_gradients(const PlacementRecipe& recipe) {
+  return std::any_of(recipe.begin(), recipe.end(),
+                     [](const PlacementStep& step) { return step.kind == TensorClass::gradients; });
+}
+
+Placement with_speculation(Placement placement, std::size_t count) {
+  std::vector<std::size_t> below;
+  for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
+    placement.blocks[b].speculates = false;
+    if (placement.blocks[b].optimizer != Tier::device) below.push_back(b);
+  }
+  for (const std::size_t b : chosen(below, std::min(count, below.size()), BlockOrder::spread)) {
+    placement.blocks[b].speculates = true;
+  }
+  return placement;
+}
+
+Placement TierFiller::uniform(Tier weights, Tier optimizer, Tier activations,
+                              Tier gradients) const {
+  Placement placement;
+  placement.blocks.reserve(constraints_.size());
+  for (std::size_t b = 0; b < constraints_.size(); ++b) {
+    const PlacementConstraint& constraint = constraints_[b];
+    // The embedding has no input; the head consumes its own at once; without a backward pass it is
+    // not kept.
+    const bool layer = work_.places_input(b);
+    placement.blocks.push_back(
+        {constraint.weights.value_or(weights),
+         has_states(b) ? constraint.optimizer.value_or(optimizer) : Tier::device,
+         constraint.activations.value_or(layer ? activations : Tier::device),
+         work_.has_intermediates(b) && !constraint.recompute.value_or(true), false,
+         constraint.gradients.value_or(gradients)});
+  }
+  return placement;
+}
+
+memory::Ledger TierFiller::ledger(const Placement& placement,
+                                  const schedule::Options& options) const {
+  if (speculating_ == 0)
+    return engine::make_ledger(schedule::sum_buffers(work_, placement, options));
+  return engine::make_ledger(
+      schedule::sum_buffers(work_, with_speculation(placement, speculating_), options));
+}
+
+Bytes TierFiller::excess(const Placement& placement, const schedule::Options& options) const {
+  return above_budgets(ledger(placement, options));
+}
+
+std::int64_t TierFiller::room(const Placement& placement, const schedule::Options& options) const {
+  const memory::Ledger sums = ledger(placement, options);
+  const auto left = [&](Tier tier, Bytes budget) {
+    return static_cast<std::int64_t>(budget) - static_cast<std::int64_t>(sums.total(tier));
+  };
+  return std::min(left(Tier::device, budgets_.device), left(Tier::host, budgets_.host));
+}
+
+/// Looks between `most`, which lacks so many bytes, and none, which leaves so many. Memory grows
+/// about in proportion to the number of blocks, so it guesses by proportion, and halves every
+/// second time.
+std::size_t TierFiller::max_that_fit(const Placement& placement, const PlacementStep& step,
+                                     const std::vector<std::size_t>& blocks, std::size_t most,
+                                     double left, double lacking,
+                                     const schedule::Options& options) const {
+  std::size_t fits = 0;
+  std::size_t too_many = most;
+  for (bool halves = false; too_many - fits > 1; halves = !halves) {
+    const std::size_t between = too_many - fits;
+    const double part = halves ? 0.5 : left / (left + lacking);
+    const auto guess = static_cast<std::size_t>(part * static_cast<double>(between));
+    const std::size_t count = fits + std::clamp<std::size_t>(guess, 1, between - 1);
+    const auto here = static_cast<double>(room(moved_to(placement, step, blocks, count), options));
+    if (here >= 0.0) {
+      fits = count;
+      left = here;
+    } else {
+      too_many = count;
+      lacking = -here;
+    }
+  }
+  return fits;
+}
+
+Bytes TierFiller::above_budgets(const memory::Ledger& sums) const {
+  const auto above = [](Bytes needed, Bytes budget) {
+    return needed > budget ? needed - budget : 0;
+  };
+  return above(sums.total(Tier::device), budgets_.device) +
+         above(sums.total(Tier::host), budgets_.host);
+}
+
+bool TierFiller::is_open(std::size_t block, TensorClass kind) const {
+  const PlacementConstraint& constraint = constraints_[block];
+  if (kind == TensorClass::activations) return work_.places_input(block) && !constraint.activations;
+  if (kind == TensorClass::gradients) return has_states(block) && !constraint.gradients;
+  if (kind == TensorClass::intermediates) {
+    return work_.is_layer(block) && work_.has_intermediates(block) && !constraint.recompute;
+  }
+  if (kind == TensorClass::logits) {
+    return !work_.is_layer(block) && work_.has_intermediates(block) && !constraint.recompute;
+  }
+  return (!takes_weights(kind) || !constraint.weights) &&
+         (!takes_optimizer(kind) || (has_states(block) && !constraint.optimizer));
+}
+
+std::vector<std::size_t> TierFiller::blocks_to_place(const Placement& placement,
+                                                     const PlacementStep& step) const {
+  std::vector<std::size_t> blocks;
+  for (std::size_t b = 0; b < constraints_.size(); ++b) {
+    const BlockPlacement& now = placement.blocks[b];
+    bool slower = true;
+    if (takes_weights(step.kind)) slower = slower && now.weights > step.tier;
+    if (takes_optimizer(step.kind)) slower = slower && now.optimizer > step.tier;
+    if (step.kind == TensorClass::activations) slower = now.activations > step.tier;
+    if (step.kind == TensorClass::gradients) {
+      slower = now.gradients > step.tier && now.optimizer != Tier::device;
+    }
+    if (keeps(step.kind)) slower = !now.keeps_intermediates;
+    if (!slower || !is_open(b, step.kind)) continue;
+    if (step.kind == TensorClass::logits &&
+        !schedule::in_one_pass(work_, moved_to(placement, step, {b}, 1))) {
+      continue;
+    }
+    blocks.push_back(b);
+  }
+  return blocks;
+}
+
+/// The number of blocks to place with the least excess, for a start that does not fit.
+std::size_t TierFiller::min_excess(const Placement& placement, const PlacementStep& step,
+                                   const std::vector<std::size_t>& blocks, std::size_t most,
+                                   const schedule::Options& options) const {
+  constexpr std::size_t kTries = 4;
+  std::size_t best = 0;
+  Bytes least = excess(placement, options);
+  const std::size_t stride = std::max<std::size_t>(1, most / kTries);
+  for (std::size_t count = stride; count <= most; count += stride) {
+    const Bytes above = excess(moved_to(placement, step, blocks, count), options);
+    if (above > least || (above == least && above > 0)) continue;
+    least = above;
+    best = count;
+  }
+  return best;
+}
+
+Bytes TierFiller::descend(Placement& placement, const schedule::Options& options) const {
+  // All runs of blocks in a small model; all blocks, halves and so on in a larger one.
+  constexpr std::size_t kSmall = 8;
+  const std::size_t blocks = constraints_.size();
+  // About so many buffers are listed for ledgers.
+  constexpr std::size_t kBufferLevels = 300'000;
+  std::size_t tries = kBufferLevels / (blocks * 10);
+  // Of equal excesses the one with less memory in all, which leaves room for the next change.
+  const auto cost = [&](const Placement& candidate) {
+    const memory::Ledger sums = ledger(candidate, options);
+    return std::pair(above_budgets(sums), sums.total(Tier::device) + sums.total(Tier::host));
+  };
+  auto least = cost(placement);
+  const auto attempt = [&](const PlacementStep& step, std::size_t first, std::size_t count) {
+    if (tries == 0 || least.first == 0) return;
+    std::vector<std::size_t> open;
+    for (std::size_t b = first; b < first + count; ++b) {
+      if (is_open(b, step.kind)) open.push_back(b);
+    }
+    Placement other = moved_to(placement, step, open, open.size());
+    if (other.blocks == placement.blocks) return;
+    --tries;
+    const auto needed = cost(other);
+    if (needed >= least) return;
+    least = needed;
+    placement = std::move(other);
+  };
+  auto before = least;
+  do {
+    before = least;
+    for (std::size_t count = blocks; count > 0; count -= blocks > kSmall ? (count + 1) / 2 : 1) {
+      const std::size_t stride = blocks > kSmall ? count : 1;
+      for (std::size_t first = 0; first + count <= blocks; first += stride) {
+        for (const TensorClass kind : {TensorClass::weights, TensorClass::optimizer,
+                                       TensorClass::both, TensorClass::activations}) {
+          for (const Tier tier : kTiers) attempt({kind, tier}, first, count);
+        }
+      }
+    }
+  } while (least < before);
+  return least.first;
+}
+
+/// The best of all placements; empty if there are too many.
+std::optional<Placement> TierFiller::best_of_all(const schedule::Options& options,
+                                                 Tier gradients) const {
+  constexpr std::size_t kFew = 8;  // 3^8 placements
+  std::vector<std::pair<std::size_t, Tier BlockPlacement::*>> open;
+  for (std::size_t b = 0; b < constraints_.size(); ++b) {
+    if (is_open(b, TensorClass::weights)) open.emplace_back(b, &BlockPlacement::weights);
+    if (is_open(b, TensorClass::optimizer)) open.emplace_back(b, &BlockPlacement::optimizer);
+    if (is_open(b, TensorClass::activations)) open.emplace_back(b, &BlockPlacement::activations);
+  }
+  if (open.size() > kFew) return std::nullopt;
+  Placement placement = uniform(Tier::device, Tier::device, Tier::device, gradients);
+  Placement best = placement;
+  Bytes least = excess(placement, options);
+  for (std::size_t i = 0; i < open.size() && least > 0;) {
+    Tier& tier = placement.blocks[open[i].first].*open[i].second;
+    const bool last = tier == kTiers.back();
+    tier = last ? kTiers.front() : kTiers.at(static_cast<std::size_t>(tier) + 1);
+    i = last ? i + 1 : 0;
+    if (last) continue;
+    const Bytes above = excess(placement, options);
+    if (above >= least) continue;
+    least = above;
+    best = placement;
+  }
+  return best;
+}
+
+Placement TierFiller::nearest(const schedule::Options& options, Tier gradients) const {
+  if (std::optional<Placement> best = best_of_all(options, gradients)) return *std::move(best);
+  constexpr std::size_t kStarts = 3;
+  std::vector<std::pair<Bytes, Placement>> starts;
+  for (const Tier weights : kTiers) {
+    for (const Tier optimizer : kTiers) {
+      for (const Tier activations : kTiers) {
+        Placement start = uniform(weights, optimizer, activations, gradients);
+        const auto equal = [&](const auto& other) { return other.second.blocks == start.blocks; };
+        if (std::any_of(starts.begin(), starts.end(), equal)) continue;
+        const Bytes above = excess(start, options);
+        starts.emplace_back(above, std::move(start));
+      }
+    }
+  }
+  const auto by_excess = [](const auto& a, const auto& b) { return a.first < b.first; };
+  std::stable_sort(starts.begin(), starts.end(), by_excess);
+  starts.resize(std::min(starts.size(), kStarts));
+  for (auto& [above, placement] : starts) {
+    above = descend(placement, options);
+    if (above == 0) return placement;
+  }
+  return std::min_element(starts.begin(), starts.end(), by_excess)->second;
+}
+
+std::size_t TierFiller::apply(Placement& placement, const PlacementStep& step,
+                              const schedule::Options& options, bool swapping) const {
+  if (step.kind == TensorClass::all) {
+    placement = nearest(options, swapping ? Tier::nvme : Tier::host);
+    return 0;
+  }
+  const std::vector<std::size_t> blocks = blocks_to_place(placement, step);
+  const std::size_t most = std::min(step.limit, blocks.size());
+  if (most == 0) return 0;
+  std::size_t count = most;
+  // Try all blocks first: moving all of them may save a staging buffer.
+  const std::int64_t lacking = -room(moved_to(placement, step, blocks, most), options);
+  if (lacking > 0) {
+    const std::int64_t left = room(placement, options);
+    count = left < 0 ? min_excess(placement, step, blocks, most, options)
+                     : max_that_fit(placement, step, blocks, most, static_cast<double>(left),
+                                    static_cast<double>(lacking), options);
+  }
+  placement = moved_to(std::move(placement), step, blocks, count);
+  return count;
+}
+
+Placement TierFiller::fill(const PlacementRecipe& recipe, const schedule::Options& options,
+                           std::vector<std::size_t>* moved) const {
+  const bool swapping = swaps_gradients(recipe);
+  Placement placement =
+      uniform(Tier::nvme, Tier::nvme, Tier::nvme, swapping ? Tier::nvme : Tier::host);
+  if (moved != nullptr) moved->clear();
+  for (const PlacementStep& step : recipe) {
+    const std::size_t count = apply(placement, step, options, swapping);
+    if (moved != nullptr) moved->push_back(count);
+  }
+  // Without effect, but so that equal blocks are named together.
+  for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
+    BlockPlacement& block = placement.blocks[b];
+    if (block.optimizer == Tier::device) block.gradients = Tier::host;
+    if (work_.is_layer(b) && !work_.places_input(b) && !constraints_[b].activations) {
+      block.activations = placement.blocks[b - 1].activations;
+    }
+  }
+  return with_speculation(std::move(placement), speculating_);
+}
+
+}  // namespace ballast::planner

@@ -1,0 +1,226 @@
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "ballast/planner/forecast.h"
+#include "ballast/planner/plan_json.h"
+#include "ballast/schedule/bottleneck.h"
+#include "ballast/text/json.h"
+
+namespace ballast::planner {
+namespace {
+
+using schedule::Lane;
+using text::Json;
+using Lines = std::vector<std::string>;
+
+std::string seconds_text(double seconds) {
+  if (seconds < 1.0) return fmt::format("{:.3g} ms", 1e3 * seconds);
+  return seconds < 1000.0 ? fmt::format("{:.3g} s", seconds) : fmt::format("{:.0f} s", seconds);
+}
+
+std::string speed_text(double per_second) {
+  return per_second < 100.0 ? fmt::format("{:.3g}", per_second) : format_count(per_second);
+}
+
+double of(const std::array<double, schedule::kLaneCount>& values, Lane lane) {
+  return values.at(static_cast<std::size_t>(lane));
+}
+
+void add(Lines& lines, std::string_view name, const std::string& text) {
+  lines.push_back(fmt::format("  {:<17} {}", name, text));
+}
+
+/// Breaks a line of more than 80 columns and indents the rest.
+void add_wrapped(Lines& lines, std::string line, std::size_t indent) {
+  constexpr std::size_t kColumns = 80;
+  while (line.size() > kColumns) {
+    const std::size_t end = line.rfind(' ', kColumns);
+    lines.push_back(line.substr(0, end));
+    line.replace(0, end + 1, indent, ' ');
+  }
+  lines.push_back(std::move(line));
+}
+
+void describe_buffers(const engine::Blueprint& blueprint, Lines& lines) {
+  const schedule::Schedule& schedule = blueprint.schedule;
+  std::string text;
+  const auto add_count = [&](schedule::BufferId used, std::uint32_t count, std::string_view what) {
+    if (used == schedule::kNoBuffer) return;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", what, count);
+  };
+  add_count(schedule.weight_staging, blueprint.options.buffers.weight_staging, "weights");
+  add_count(schedule.state_staging, blueprint.options.buffers.state_staging, "optimizer states");
+  add_count(schedule.activation_staging, blueprint.options.buffers.activation_staging,
+            "activations");
+  add_count(schedule.gradient_staging, blueprint.options.buffers.gradient_staging, "gradients");
+  if (!text.empty()) add(lines, "staging buffers", text);
+}
+
+void describe_run(const Forecast& forecast, Lines& lines) {
+  const engine::Blueprint& blueprint = forecast.decision.blueprint;
+  const schedule::Workload& work = blueprint.workload;
+  add(lines, "model",
+      fmt::format("{} parameters in {}, {} blocks",
+                  format_count(static_cast<double>(blueprint.model.parameters())),
+                  to_string(blueprint.type), blueprint.model.blocks.size()));
+  std::string machine = forecast.rates.name;
+  if (const unsigned runs = forecast.rates.corrections; runs > 0) {
+    machine += fmt::format(", rates corrected by {} run{}", runs, runs == 1 ? "" : "s");
+  }
+  add(lines, "machine", machine);
+  std::string ranks;
+  if (work.world > 1) ranks = fmt::format(" x {} ranks (stage {})", work.world, work.stage);
+  add(lines, "batch",
+      fmt::format("{} x {} x {}{} = {} tokens per step", blueprint.micro_batches,
+                  blueprint.shape.sequences, blueprint.shape.length, ranks,
+                  work.tokens_per_step()));
+  for (const std::string& line : engine::describe_placement(blueprint)) {
+    lines.push_back("  " + line);
+  }
+  describe_buffers(blueprint, lines);
+  lines.push_back(work.world > 1 ? "memory of each rank (peak)" : "memory (peak)");
+  for (const std::string& row : blueprint.ledger.table(blueprint.budgets)) {
+    lines.push_back("  " + row);
+  }
+}
+
+schedule::Bottleneck bottleneck_of(const schedule::Prediction& prediction) {
+  return schedule::find_bottleneck(prediction.busy_seconds, prediction.step_seconds);
+}
+
+/// "87%" of a step.
+std::string share_text(const schedule::Prediction& prediction, Lane lane) {
+  return fmt::format("{:.0f}%",
+                     100.0 * of(prediction.busy_seconds, lane) / prediction.step_seconds);
+}
+
+void describe_lanes(const Forecast& forecast, Lines& lines) {
+  const schedule::Prediction& prediction = forecast.decision.prediction;
+  lines.push_back(fmt::format("  {:<10} {:>10} {:>8} {:>10} {:>12}", "lane", "busy", "of step",
+                              "waiting", "bytes"));
+  for (const Lane lane : schedule::kLanes) {
+    const double busy = of(prediction.busy_seconds, lane);
+    if (busy <= 0.0) continue;
+    const Bytes bytes = prediction.bytes.at(static_cast<std::size_t>(lane));
+    lines.push_back(fmt::format("  {:<10} {:>10} {:>8} {:>10} {:>12}", to_string(lane),
+                                seconds_text(busy), share_text(prediction, lane),
+                                seconds_text(of(prediction.stalled_seconds, lane)),
+                                bytes > 0 ? format_bytes(bytes) : "-"));
+  }
+}
+
+void describe_speed(const Forecast& forecast, Lines& lines) {
+  const schedule::Prediction& prediction = forecast.decision.prediction;
+  lines.emplace_back("prediction");
+  add(lines, "step",
+      fmt::format("{}, {} tokens/s", seconds_text(prediction.step_seconds),
+                  speed_text(forecast.tokens_per_second)));
+  const schedule::Bottleneck bottleneck = bottleneck_of(prediction);
+  const auto add_lane = [&](std::string_view name, Lane lane) {
+    add(lines, name,
+        fmt::format("{} (busy {} of the step)", to_string(lane), share_text(prediction, lane)));
+  };
+  add_lane("bottleneck", bottleneck.lane);
+  if (bottleneck.second) add_lane("second bottleneck", *bottleneck.second);
+  add_wrapped(lines, fmt::format("  {:<17} {}", "the run is", describe(bottleneck)), 20);
+  describe_lanes(forecast, lines);
+  if (forecast.wear) {
+    const bool alone = forecast.decision.blueprint.workload.world == 1;
+    add(lines, "written to NVMe",
+        format_bytes(forecast.nvme_bytes_written) +
+            (alone ? " per step," : " per step and rank; all ranks of a machine:"));
+    add_wrapped(lines, fmt::format("  {:<17} {}", "", describe(*forecast.wear)), 20);
+  }
+}
+
+void describe_hiding(const Forecast& forecast, Lines& lines) {
+  if (forecast.hiding.empty()) return;
+  const auto tokens = static_cast<double>(forecast.decision.blueprint.workload.tokens_per_step());
+  lines.push_back(fmt::format("tokens per step that hide transfers and updates (this run: {})",
+                              format_count(tokens)));
+  for (const HidingPoint& point : forecast.hiding) {
+    const double factor = point.tokens / tokens;
+    const std::string verdict =
+        factor > 1.0 ? fmt::format("{:.1f}x those of this run", factor) : "hidden in this run";
+    add(lines, point.what, fmt::format("{}: {}", format_count(std::ceil(point.tokens)), verdict));
+  }
+}
+
+void add_hiding_json(const Forecast& forecast, Json& out) {
+  Json points = Json::object();
+  for (const HidingPoint& point : forecast.hiding) points[point.what] = point.tokens;
+  out["tokens_to_hide"] = points;
+  out["bandwidth_run"] = forecast.bandwidth_run();
+}
+
+void add_wear_json(const Forecast& forecast, Json& out) {
+  out["nvme_bytes_written"] = forecast.nvme_bytes_written;
+  if (!forecast.wear) return;
+  out["wear"] = Json::object({{"terabytes_per_day", forecast.wear->terabytes_per_day},
+                              {"days", forecast.wear->days},
+                              {"rated_bytes", forecast.wear->rated_bytes}});
+}
+
+/// The wear with a change that alters it, so that both effects of the change are seen.
+std::optional<Wear> wear_with(const Improvement& variant, const Forecast& forecast) {
+  constexpr double kWorthSaying = 0.1;
+  if (!forecast.wear || std::abs(variant.wear - 1.0) < kWorthSaying) return std::nullopt;
+  Wear wear = *forecast.wear;
+  wear.terabytes_per_day *= variant.wear;
+  wear.days = variant.wear > 0.0 ? wear.days / variant.wear : 0.0;
+  return wear;
+}
+
+/// The five fastest changes, and those that spare the drives.
+void describe_improvements(const Forecast& forecast, Lines& lines) {
+  constexpr std::size_t kMost = 5;
+  if (!forecast.improvements.empty()) lines.emplace_back("speedup of single changes (simulated)");
+  for (std::size_t i = 0; i < forecast.improvements.size(); ++i) {
+    const Improvement& variant = forecast.improvements[i];
+    if (i >= kMost && !variant.spares_drives()) continue;
+    const auto wear = wear_with(variant, forecast);
+    add_wrapped(lines,
+                fmt::format("  {:>6.2f}x  {}{}", variant.speedup, variant.change,
+                            wear ? "; " + describe_writes(*wear) : ""),
+                11);
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> describe(const Forecast& forecast) {
+  Lines lines;
+  describe_run(forecast, lines);
+  describe_speed(forecast, lines);
+  describe_hiding(forecast, lines);
+  describe_improvements(forecast, lines);
+  return lines;
+}
+
+std::string to_json(const Forecast& forecast) {
+  const engine::Blueprint& blueprint = forecast.decision.blueprint;
+  const schedule::Prediction& prediction = forecast.decision.prediction;
+  Json out = plan_json(blueprint, &prediction);
+  out["tokens_per_second"] = forecast.tokens_per_second;
+  out["machine"] = forecast.rates.name;
+  add_wear_json(forecast, out);
+  add_hiding_json(forecast, out);
+  out["improvements"] = Json::array();
+  for (const Improvement& variant : forecast.improvements) {
+    Json one = Json::object({{"change", variant.change},
+                             {"tokens_per_second", variant.tokens_per_second},
+                             {"speedup", variant.speedup}});
+    if (const auto wear = wear_with(variant, forecast)) {
+      one["wear"] = describe_writes(*wear);
+      one["terabytes_per_day"] = wear->terabytes_per_day;
+    }
+    out["improvements"].push_back(std::move(one));
+  }
+  out["simulated"] = forecast.decision.simulated;
+  out["config"] = text::parse_json(config::print(forecast.decision.config), "config");
+  return out.pretty();
+}
+
+}  // namespace ballast::planner

@@ -1,0 +1,195 @@
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/planner/run_plan.h"
+#include "ballast/schedule/bottleneck.h"
+
+#include "src/planner/search.h"
+
+namespace ballast::planner {
+namespace {
+
+using schedule::Lane;
+
+/// Simulates changes one at a time.
+class Improvements {
+ public:
+  Improvements(const Decision& decision, const PlanRequest& request)
+      : decision_(decision),
+        request_(request),
+        now_(speed_of(decision)),
+        written_(written_per_second(decision.prediction)) {}
+
+  std::vector<Improvement> find() {
+    more_tokens();
+    open_placement();
+    if (leaves_choices(request_.config)) larger_budgets(request_.config, "", 0.0);
+    smaller_states();
+    faster_parts();
+    std::stable_sort(found_.begin(), found_.end(), [](const Improvement& a, const Improvement& b) {
+      return a.speedup > b.speedup;
+    });
+    return std::move(found_);
+  }
+
+ private:
+  static constexpr double kWorthSaying = 1.02;
+
+  static double speed_of(const Decision& decision) {
+    // The engine may have taken the blueprint.
+    const config::DataSection& data = decision.config.data;
+    return static_cast<double>(decision.config.batch.train_batch * data.sequences_per_sample() *
+                               data.sequence_length) /
+           decision.prediction.step_seconds;
+  }
+
+  static double written_per_second(const schedule::Prediction& prediction) {
+    return static_cast<double>(prediction.bytes.at(static_cast<std::size_t>(Lane::writeback))) /
+           prediction.step_seconds;
+  }
+
+  /// Keeps the change if the run is then faster than `at_least` tokens per second by kWorthSaying,
+  /// or if it spares the drives and is as fast. Returns the speed with it, 0 if nothing fits.
+  double attempt(std::string change, const config::Config& config, const memory::Budgets& budgets,
+                 const schedule::Rates& rates, double at_least = 0.0) {
+    const PlanRequest changed = {config,
+                                 request_.model,
+                                 budgets,
+                                 rates,
+                                 request_.world,
+                                 request_.kernels,
+                                 request_.work_limit / 8,
+                                 request_.interrupted};
+    try {
+      const std::optional<Decision> decision = try_decide(changed);
+      if (!decision) return 0.0;
+      const double speed = speed_of(*decision);
+      Improvement variant = {std::move(change), speed, speed / now_};
+      // More drives share what is written, so their wear cannot be compared by bytes.
+      const bool same_machine = &rates == &request_.rates;
+      if (written_ > 0.0 && same_machine) {
+        variant.wear = written_per_second(decision->prediction) / written_;
+      }
+      const bool faster = speed >= kWorthSaying * std::max(now_, at_least);
+      // A change that goes with another one must add to it.
+      const bool alone = at_least == 0.0;
+      const bool spares = alone && variant.spares_drives() && speed >= now_;
+      if (faster || spares) found_.push_back(std::move(variant));
+      return speed;
+    } catch (const Error& error) {
+      // The machine lacks something that the change needs.
+      if (error.category() == ErrorCategory::config) return 0.0;
+      if (error.category() == ErrorCategory::memory) return 0.0;  // on its drives
+      throw;
+    }
+  }
+
+  void more_tokens() {
+    for (const std::uint64_t factor : {2U, 4U}) {
+      config::Config config = request_.config;
+      config.batch.train_batch *= factor;
+      config.batch.accumulation *= factor;
+      std::string keys = fmt::format("train_batch_size {}", config.batch.train_batch);
+      if (!config.batch.automatic) {
+        keys += fmt::format(", gradient_accumulation_steps {}", config.batch.accumulation);
+      }
+      attempt(fmt::format("{}x the tokens per step ({})", factor, keys), config, request_.budgets,
+              request_.rates);
+    }
+  }
+
+  void open_placement() {
+    config::Config config = request_.config;
+    config.zero.parameters.tier = std::nullopt;
+    config.zero.optimizer.tier = std::nullopt;
+    config.ballast.activations = std::nullopt;
+    config.ballast.gradients = std::nullopt;
+    config.ballast.recompute = std::nullopt;
+    config.ballast.order = std::nullopt;
+    config.ballast.placement.clear();
+    config.buffers = config::kOpenBuffers;
+    const std::string open =
+        "\"auto\" for all tiers, ballast.order, ballast.recompute and the numbers of buffers";
+    const double speed = attempt(open, config, request_.budgets, request_.rates);
+    // Where the config names the tiers, more memory alone changes nothing.
+    if (config::print(config) != config::print(request_.config)) {
+      larger_budgets(config, " with " + open, speed);
+    }
+  }
+
+  void larger_budgets(const config::Config& config, const std::string& also, double at_least) {
+    const auto larger = [](Bytes bytes) { return bytes + bytes / 4; };
+    const memory::Budgets& now = request_.budgets;
+    attempt("25% more host memory (ballast.host_bytes)" + also, config,
+            {now.device, larger(now.host)}, request_.rates, at_least);
+    attempt("25% more device memory (ballast.device_bytes)" + also, config,
+            {larger(now.device), now.host}, request_.rates, at_least);
+  }
+
+  /// States that are swapped take a third of the room in 8 bits.
+  void smaller_states() {
+    constexpr auto kSmallest = cpu_adam::Moments::Format::blockwise8;
+    config::Config config = request_.config;
+    if (!used(Lane::writeback) || config.ballast.optimizer_states == kSmallest) return;
+    config.ballast.optimizer_states = kSmallest;
+    attempt("moments in 8 bits, which changes results (ballast.optimizer_states 8bit)", config,
+            request_.budgets, request_.rates);
+  }
+
+  [[nodiscard]] bool used(Lane lane) const {
+    return decision_.prediction.bytes.at(static_cast<std::size_t>(lane)) > 0;
+  }
+
+  void faster(std::string change, std::initializer_list<double schedule::Rates::*> which) {
+    schedule::Rates rates = request_.rates;
+    for (const auto rate : which) rates.*rate *= 2.0;
+    attempt(std::move(change), decision_.config, request_.budgets, rates);
+  }
+
+  void faster_parts() {
+    using schedule::Rates;
+    if (used(Lane::fetch) || used(Lane::writeback)) {
+      faster("twice the drives",
+             {&Rates::read_per_second, &Rates::write_per_second, &Rates::mixed_per_second});
+    }
+    if (used(Lane::upload) && used(Lane::offload)) {
+      faster("a link twice as fast", {&Rates::upload_per_second, &Rates::offload_per_second});
+    }
+    if (used(Lane::gather) || used(Lane::reduce)) {
+      faster("a network twice as fast", {&Rates::fabric_per_second, &Rates::network_per_second});
+    }
+    faster("an update twice as fast (ballast.update_threads, memory)", {&Rates::update_per_second});
+  }
+
+  const Decision& decision_;
+  const PlanRequest& request_;
+  double now_;      ///< tokens per second
+  double written_;  ///< to NVMe, bytes per second
+  std::vector<Improvement> found_;
+};
+
+}  // namespace
+
+std::vector<Improvement> find_improvements(const Decision& decision, const PlanRequest& request) {
+  return Improvements(decision, request).find();
+}
+
+std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotals& lanes,
+                   double seconds, const std::function<std::vector<Improvement>()>& improvements) {
+  if (seconds <= 0.0) return "no step was run";
+  const schedule::Bottleneck bottleneck = schedule::find_bottleneck(lanes.busy_seconds, seconds);
+  const std::string text = fmt::format("At {} tokens per step the run is {}.",
+                                       blueprint.workload.tokens_per_step(), describe(bottleneck));
+  if (bottleneck.bound_by_compute()) return text;
+  if (!improvements) return text + " `ballast plan` simulates changes.";
+  const std::vector<Improvement> variants = improvements();
+  if (variants.empty()) return text + " No simulated change makes it faster.";
+  return fmt::format("{} Simulated: {} would be {:.2f}x as fast.", text, variants.front().change,
+                     variants.front().speedup);
+}
+
+}  // namespace ballast::planner

@@ -1,0 +1,87 @@
+#include "ballast/planner/plan_json.h"
+
+#include "ballast/planner/plan_choices.h"
+#include "ballast/schedule/bottleneck.h"
+
+namespace ballast::planner {
+namespace {
+
+using text::Json;
+
+Json ledger_json(const memory::Ledger& ledger) {
+  Json list = Json::array();
+  for (const memory::LedgerLine& line : ledger.lines()) {
+    list.push_back(
+        Json::object({{"tier", to_string(line.tier)}, {"kind", line.kind}, {"bytes", line.bytes}}));
+  }
+  return list;
+}
+
+Json lanes_json(const schedule::Prediction& prediction) {
+  Json lanes = Json::object();
+  for (const schedule::Lane lane : schedule::kLanes) {
+    const auto i = static_cast<std::size_t>(lane);
+    lanes[to_string(lane)] = Json::object({{"busy_seconds", prediction.busy_seconds.at(i)},
+                                           {"stalled_seconds", prediction.stalled_seconds.at(i)},
+                                           {"bytes", prediction.bytes.at(i)}});
+  }
+  return lanes;
+}
+
+Json bounds_json(const schedule::Prediction& prediction) {
+  Json list = Json::array();
+  for (const auto& bound : prediction.bounds) {
+    list.push_back(Json::object({{"lane", to_string(bound.lane)}, {"seconds", bound.seconds}}));
+  }
+  return list;
+}
+
+/// bottleneck, second_bottleneck: lanes. bound_by: the resource of the first, null if no lane is
+/// busy for nearly all of the step.
+void add_bottleneck(const schedule::Prediction& prediction, Json& out) {
+  const schedule::Bottleneck found =
+      schedule::find_bottleneck(prediction.busy_seconds, prediction.step_seconds);
+  out["bottleneck"] = to_string(found.lane);
+  out["second_bottleneck"] = found.second ? Json(to_string(*found.second)) : Json();
+  out["bound_by"] = found.bounds() ? Json(resource_of(found.lane)) : Json();
+}
+
+Json placement_json(const schedule::Placement& placement) {
+  Json list = Json::array();
+  for (const auto& block : placement.blocks) list.push_back(block_json(block));
+  return list;
+}
+
+}  // namespace
+
+Json plan_json(const engine::Blueprint& blueprint, const schedule::Prediction* prediction) {
+  Json out;
+  if (prediction != nullptr) out["predicted_step_seconds"] = prediction->step_seconds;
+  out["ledger"] = ledger_json(blueprint.ledger);
+  out["budgets"] =
+      Json::object({{"device", blueprint.budgets.device}, {"host", blueprint.budgets.host}});
+  for (const Tier tier : kTiers) {
+    out["peak_bytes"][to_string(tier)] = blueprint.ledger.total(tier);
+  }
+  out["parameters"] = blueprint.model.parameters();
+  out["world"] = blueprint.workload.world;
+  out["stage"] = blueprint.workload.stage;
+  out["micro_batch"] = blueprint.shape.sequences;
+  out["accumulation"] = blueprint.micro_batches;
+  out["tokens_per_step"] = blueprint.workload.tokens_per_step();
+  out["placement"] = placement_json(blueprint.placement);
+  const schedule::Options& options = blueprint.options;
+  out["buffers"] = Json::object({{"weights", options.buffers.weight_staging},
+                                 {"states", options.buffers.state_staging},
+                                 {"activations", options.buffers.activation_staging},
+                                 {"gradients", options.buffers.gradient_staging},
+                                 {"device_weights", options.buffers.weight_slots},
+                                 {"device_gradients", options.buffers.gradient_slots}});
+  if (prediction == nullptr) return out;
+  out["lanes"] = lanes_json(*prediction);
+  out["bounds"] = bounds_json(*prediction);
+  add_bottleneck(*prediction, out);
+  return out;
+}
+
+}  // namespace ballast::planner

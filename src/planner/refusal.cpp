@@ -1,0 +1,280 @@
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "ballast/calibrate/calibrate.h"
+#include "ballast/core/error.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/planner.h"
+
+#include "src/planner/search.h"
+
+namespace ballast::planner {
+namespace {
+
+/// The micro-batch sizes of `request` with the least excess when everything open is on NVMe.
+std::vector<std::uint64_t> promising_sizes(const PlanRequest& request) {
+  constexpr std::size_t kSizes = 4;
+  std::vector<std::uint64_t> sizes = micro_batch_sizes(request);
+  if (sizes.size() <= kSizes) return sizes;
+  std::vector<std::pair<Bytes, std::uint64_t>> found;
+  for (const std::uint64_t size : sizes) {
+    const BatchChoice choice(request, size);
+    const schedule::Options options =
+        with_buffers(request.config, choice.outline.options, BufferLevel::fewest);
+    found.emplace_back(choice.filler.excess(choice.filler.fill({}, options), options), size);
+  }
+  std::sort(found.begin(), found.end());
+  sizes.clear();
+  for (std::size_t i = 0; i < kSizes; ++i) sizes.push_back(found[i].second);
+  return sizes;
+}
+
+/// Whether a plan for `request` fits and, if its rates are known, can be simulated.
+bool works(PlanRequest request, Effort effort) {
+  try {
+    if (find_closest_miss(request, effort).excess > 0) return false;
+    if (request.rates.forward.empty()) return true;
+    request.work_limit = 1;
+    return try_decide(request).has_value();
+  } catch (const Error& error) {
+    // The config's rules forbid the change, or the machine lacks something that it needs.
+    if (error.category() == ErrorCategory::config) return false;
+    if (error.category() == ErrorCategory::memory) return false;  // on its drives
+    throw;
+  }
+}
+
+/// Changes of a config that are made together, as arguments of --set.
+using Overrides = std::vector<std::string>;
+
+constexpr std::string_view kOptimizerTier = "zero_optimization.offload_optimizer.device";
+constexpr std::string_view kWeightsTier = "zero_optimization.offload_param.device";
+constexpr std::string_view kActivations = "ballast.activations";
+constexpr std::string_view kGradients = "ballast.gradients";
+constexpr const char* kAutoMicroBatch = "train_micro_batch_size_per_gpu=auto";
+
+/// Smaller micro-batches, the largest first.
+void add_micro_batches(const PlanRequest& request, std::vector<Overrides>& changes) {
+  if (request.config.batch.automatic) return;
+  PlanRequest open = request;
+  open.config.batch.automatic = true;
+  for (const std::uint64_t size : micro_batch_sizes(open)) {
+    if (size >= request.config.batch.micro_batch) continue;
+    const config::Config changed = with_micro_batches(request.config, size, request.world);
+    changes.push_back({fmt::format("train_micro_batch_size_per_gpu={}", size),
+                       fmt::format("gradient_accumulation_steps={}", changed.batch.accumulation)});
+  }
+}
+
+std::string assign(std::string_view key, std::string_view value) {
+  return fmt::format("{}={}", key, value);
+}
+
+void add_placements(const config::Config& config, std::vector<Overrides>& changes) {
+  // Placement rules would override the new tier.
+  const auto add = [&](Overrides change) {
+    if (!config.ballast.placement.empty()) change.emplace_back("ballast.placement=[]");
+    changes.push_back(std::move(change));
+  };
+  const auto slower = [](config::TierChoice now, Tier tier) { return now && *now < tier; };
+  if (!config.ballast.recompute.value_or(true)) add({"ballast.recompute=auto"});
+  for (const Tier tier : {Tier::host, Tier::nvme}) {
+    const std::string_view name = tier == Tier::host ? "cpu" : "nvme";
+    if (slower(config.ballast.activations, tier)) add({assign(kActivations, to_string(tier))});
+    if (slower(config.zero.optimizer.tier, tier)) add({assign(kOptimizerTier, name)});
+    if (slower(config.zero.parameters.tier, tier)) add({assign(kWeightsTier, name)});
+    if (slower(config.ballast.gradients, tier)) add({assign(kGradients, "auto")});
+  }
+  const Overrides open = {assign(kWeightsTier, "auto"), assign(kOptimizerTier, "auto"),
+                          assign(kActivations, "auto"), assign(kGradients, "auto"),
+                          "ballast.recompute=auto",     "ballast.order=auto"};
+  add(open);
+  if (config.batch.automatic) return;
+  Overrides all = open;
+  all.insert(all.end(), {fmt::format("train_batch_size={}", config.batch.train_batch),
+                         kAutoMicroBatch, "gradient_accumulation_steps=auto"});
+  add(std::move(all));
+}
+
+/// `request` with its config changed; empty if the config's rules forbid it.
+std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& overrides) {
+  PlanRequest result = request;
+  try {
+    result.config =
+        config::parse(config::print(request.config), "/", "the change", overrides, request.world);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  return result;
+}
+
+/// Adds the longest half, quarter and so on of the sequence that fits.
+void add_shorter_sequence(const PlanRequest& request, std::vector<std::string>& ways) {
+  std::vector<std::uint64_t> lengths;
+  for (std::uint64_t length = request.config.data.sequence_length / 2; length > 0; length /= 2) {
+    lengths.push_back(length);
+  }
+  std::string longest;
+  for (; !lengths.empty(); lengths.pop_back()) {
+    const std::string change = fmt::format("data.sequence_length={}", lengths.back());
+    const std::optional<PlanRequest> other = changed(request, {change});
+    if (!other || !works(*other, Effort::quick)) break;
+    longest = "--set " + change;
+  }
+  if (!longest.empty()) ways.push_back(std::move(longest));
+}
+
+/// Rounds up to a size that format_bytes() prints exactly, with three digits.
+Bytes round_up_for_people(Bytes bytes) {
+  constexpr Bytes kDigits = 100;
+  Bytes unit = 1;
+  while (bytes / unit >= kGiB / kMiB) unit *= kGiB / kMiB;
+  Bytes step = unit;
+  while (step > 1 && bytes / step < kDigits) step /= 10;
+  return round_up(bytes, std::max<Bytes>(step, 1));
+}
+
+/// "1.21 GiB" that is not less than `bytes`.
+std::string format_enough(Bytes bytes) {
+  Bytes rounded = round_up_for_people(bytes);
+  while (parse_bytes(format_bytes(rounded)) < bytes) rounded += std::max<Bytes>(1, rounded / 500);
+  return format_bytes(rounded);
+}
+
+/// Larger budgets with which `request` works: "--set ballast.host_bytes=1.2GiB", or "host memory of
+/// 1.2 GiB" if the config does not name the budget. "" if there are none.
+std::string larger_budgets(const PlanRequest& request, const memory::Ledger& nearest) {
+  constexpr int kTries = 8;
+  PlanRequest larger = request;
+  Bytes device = nearest.total(Tier::device);
+  Bytes host = nearest.total(Tier::host);
+  for (int i = 0; i < kTries; ++i, device += device / 10, host += host / 10) {
+    std::string text;
+    const auto raise = [&](Tier tier, Bytes needed, Bytes now, Bytes named, Bytes& budget) {
+      if (needed <= now) return;
+      std::string enough = format_enough(needed);
+      budget = parse_bytes(enough);
+      if (named > 0) std::erase(enough, ' ');
+      text +=
+          fmt::format(fmt::runtime(named > 0 ? "{}--set ballast.{}_bytes={}" : "{}{} memory of {}"),
+                      text.empty()                             ? ""
+                      : named > 0 && text.starts_with("--set") ? " "
+                                                               : " and ",
+                      to_string(tier), enough);
+    };
+    const config::BallastSection& ballast = request.config.ballast;
+    raise(Tier::device, device, request.budgets.device, ballast.device_bytes,
+          larger.budgets.device);
+    raise(Tier::host, host, request.budgets.host, ballast.host_bytes, larger.budgets.host);
+    if (works(larger, Effort::thorough)) return text;
+  }
+  return "";
+}
+
+std::string describe_excess(const memory::Budgets& budgets, const memory::Ledger& ledger) {
+  const auto above = [&](Tier tier) {
+    const Bytes budget = tier == Tier::device ? budgets.device : budgets.host;
+    return ledger.total(tier) > budget ? ledger.total(tier) - budget : 0;
+  };
+  const Tier tier = above(Tier::host) > above(Tier::device) ? Tier::host : Tier::device;
+  const memory::LedgerLine* const largest = ledger.largest(tier);
+  return fmt::format(
+      "the {} budget of {} is {} too small: the smallest plan found needs {}, {} of it for '{}'",
+      to_string(tier), format_bytes(tier == Tier::device ? budgets.device : budgets.host),
+      format_bytes(above(tier)), format_bytes(ledger.total(tier)), format_bytes(largest->bytes),
+      largest->kind);
+}
+
+/// The message for a request whose `nearest` plan does not fit.
+std::string explain(const PlanRequest& request, const ClosestMiss& nearest) {
+  expects(nearest.excess > 0, "planner: a run that fits was refused");
+  std::vector<Overrides> changes;
+  if (inputs::named_speculation(request.config) > 0)
+    changes.push_back({"ballast.speculative_updates=0"});
+  add_micro_batches(request, changes);
+  add_placements(request.config, changes);
+  std::vector<std::string> ways;
+  for (const Overrides& change : changes) {
+    const std::optional<PlanRequest> other = changed(request, change);
+    if (!other || !works(*other, Effort::quick)) continue;
+    ways.push_back(fmt::format("--set {}", fmt::join(change, " --set ")));
+    break;
+  }
+  if (ways.empty()) add_shorter_sequence(request, ways);
+  if (std::string budgets = larger_budgets(request, nearest.ledger); !budgets.empty()) {
+    ways.push_back(std::move(budgets));
+  }
+  const std::string missing = describe_excess(request.budgets, nearest.ledger);
+  if (ways.empty()) {
+    return missing + "; no other placement, micro-batch, sequence or budget that was tried fits";
+  }
+  return fmt::format("{}; it would fit with {}", missing, fmt::join(ways, ", or with "));
+}
+
+}  // namespace
+
+ClosestMiss find_closest_miss(const PlanRequest& request, Effort effort) {
+  ClosestMiss nearest;
+  constexpr std::size_t kPrograms = 12;
+  std::vector<PlacementRecipe> recipes = rule_recipes(request.config);
+  if (leaves_choices(request.config)) {
+    recipes = basic_recipes();
+    recipes.resize(std::min(recipes.size(), kPrograms));
+    if (effort == Effort::thorough) recipes.push_back({{.kind = TensorClass::all}});
+  }
+  if (opens_gradients(request.config)) {
+    const std::vector<PlacementRecipe> swapping = with_swapped_gradients(recipes);
+    recipes.insert(recipes.end(), swapping.begin(), swapping.end());
+  }
+  std::vector<std::unique_ptr<BatchChoice>> choices;
+  for (const std::uint64_t size : promising_sizes(request)) {
+    choices.push_back(std::make_unique<BatchChoice>(request, size));
+  }
+  for (const PlacementRecipe& recipe : recipes) {
+    for (const auto& choice : choices) {
+      stop_if_interrupted(request);
+      schedule::Options options =
+          with_buffers(request.config, choice->outline.options, BufferLevel::fewest);
+      for (const schedule::Order order : orders(request.config, options)) {
+        options.order = order;
+        const schedule::Placement placement = choice->filler.fill(recipe, options);
+        const Bytes excess = choice->filler.excess(placement, options);
+        if (excess >= nearest.excess) continue;
+        nearest = {excess, choice->micro_batch, options, recipe,
+                   choice->filler.ledger(placement, options)};
+        if (excess == 0) return nearest;
+      }
+    }
+  }
+  return nearest;
+}
+
+std::string explain_refusal(const PlanRequest& request) {
+  return explain(request, find_closest_miss(request, Effort::thorough));
+}
+
+void require_fit(const PlanRequest& request) {
+  const ClosestMiss nearest = find_closest_miss(request, Effort::thorough);
+  if (nearest.excess > 0) throw Error(ErrorCategory::memory, explain(request, nearest));
+}
+
+config::Config measured_config(const PlanRequest& request) {
+  if (inputs::may_swap(request.config)) return request.config;
+  const auto with_open_on = [&request](Tier tier) {
+    config::Config config = request.config;
+    if (!config.ballast.activations) config.ballast.activations = tier;
+    if (!config.ballast.gradients) config.ballast.gradients = tier;
+    return config;
+  };
+  PlanRequest on_host = request;
+  on_host.config = with_open_on(Tier::host);
+  const bool fits = find_closest_miss(on_host, Effort::quick).excess == 0;
+  return fits ? request.config : with_open_on(Tier::nvme);
+}
+
+}  // namespace ballast::planner

@@ -1,0 +1,226 @@
+#include "ballast/planner/saved_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "ballast/calibrate/rates_file.h"
+#include "ballast/config/resumption.h"
+#include "ballast/core/error.h"
+#include "ballast/core/units.h"
+#include "ballast/device/device.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/memory/budget.h"
+#include "ballast/text/files.h"
+
+namespace ballast::planner {
+namespace {
+
+using text::Json;
+
+/// The member that marks a saved plan; its value is the version of the form.
+constexpr std::string_view kMark = "ballast_plan";
+constexpr std::uint64_t kForm = 1;
+
+/// Keys, or sections of keys, that no plan depends on.
+constexpr std::array<std::string_view, 29> kFree = {
+    "ballast.checkpoint_every",
+    "ballast.checkpoint_keep",
+    "ballast.comm_timeout_seconds",
+    "ballast.delay_seed",
+    "ballast.eval_every",
+    "ballast.max_skipped_steps",
+    "ballast.nvtx",
+    "ballast.on_error",
+    "ballast.out",
+    "ballast.preference",
+    "ballast.save_weights",
+    "ballast.seed",
+    "ballast.serial",
+    "ballast.spike",
+    "ballast.steps",
+    "ballast.weight_decay_exclude",
+    "csv_monitor",
+    "data.documents",
+    "data.eval",
+    "data.held_out",
+    "data.shuffle",
+    "data.text",
+    "data.token_type",
+    "data.tokens",
+    "model.weights",
+    "optimizer.params",
+    "scheduler",
+    "steps_per_print",
+    "tensorboard",
+};
+
+bool is_free(std::string_view path) {
+  return std::any_of(kFree.begin(), kFree.end(), [&](std::string_view key) {
+    return path.starts_with(key) && (path.size() == key.size() || path[key.size()] == '.');
+  });
+}
+
+std::string device_of(const config::Config& config) {
+  return std::string(device::kind_of(inputs::device_options(config)));
+}
+
+/// Bytes of host memory that a run of `blueprint` allocates.
+Bytes host_memory(const engine::Blueprint& blueprint, std::string_view device) {
+  const Bytes host = blueprint.ledger.total(Tier::host);
+  return device == "host" ? host + blueprint.ledger.total(Tier::device) : host;
+}
+
+/// A saved plan that is being read.
+class PlanFile {
+ public:
+  explicit PlanFile(const std::filesystem::path& file)
+      : name_(file.string()), json_(text::parse_json(text::read_settings(file, "plan"), name_)) {
+    const Json* const mark = json_.is_object() ? json_.find(kMark) : nullptr;
+    if (mark == nullptr) {
+      throw Error(
+          ErrorCategory::config,
+          fmt::format("{}: not a saved plan; write one with ballast plan CONFIG --save FILE",
+                      name_));
+    }
+    if (mark->whole() != kForm) {
+      fail(fmt::format("it has form {}, but this version of the program reads form {}",
+                       mark->compact(), kForm));
+    }
+  }
+
+  [[noreturn]] void fail(const std::string& why,
+                         ErrorCategory category = ErrorCategory::config) const {
+    throw Error(category, fmt::format("{}: this plan does not fit: {}; make it again with ballast "
+                                      "plan CONFIG --save FILE",
+                                      name_, why));
+  }
+
+  [[nodiscard]] const Json& member(std::string_view key) const {
+    const Json* const found = json_.find(key);
+    if (found == nullptr) fail(fmt::format("it lacks \"{}\"", key));
+    return *found;
+  }
+  [[nodiscard]] std::uint64_t whole(std::string_view key) const {
+    const auto value = member(key).whole();
+    if (!value) fail(fmt::format("\"{}\" must be a whole number", key));
+    return *value;
+  }
+  /// Whether it is of a version that writes choices beside the keys that differ with them.
+  [[nodiscard]] bool has_choices() const { return json_.find("choices") != nullptr; }
+  [[nodiscard]] PlanChoices choices() const {
+    try {
+      return read_choices(member("choices"));
+    } catch (const Error& error) {
+      fail(error.what());
+    }
+  }
+  [[nodiscard]] const std::string& name() const { return name_; }
+
+ private:
+  std::string name_;
+  Json json_;
+};
+
+void check_config(const PlanFile& plan, const config::Config& config) {
+  config::Settings now = config::all_settings(config);
+  // Some keys follow from others, so the first difference may not be the one that was made.
+  constexpr std::size_t kMostNamed = 3;
+  std::vector<std::string> differences;
+  const auto note = [&](const std::string& path, const std::string& then, const std::string& here) {
+    if (is_free(path) || differences.size() == kMostNamed) return;
+    differences.push_back(fmt::format("{} was {} for it and is {} now", path, then, here));
+  };
+  for_each_value(plan.member("config"), [&](const std::string& path, const Json& value) {
+    const auto found = now.find(path);
+    const std::string here = found == now.end() ? "missing" : found->second;
+    if (value.compact() != here) note(path, value.compact(), here);
+    now.erase(path);
+  });
+  for (const auto& [path, value] : now) note(path, "missing", value);
+  if (!differences.empty()) plan.fail(fmt::format("{}", fmt::join(differences, ", ")));
+}
+
+}  // namespace
+
+Json chosen_keys(const config::Config& asked, const config::Config& used) {
+  const config::Settings before = config::all_settings(asked);
+  Json chosen = Json::object();
+  for_each_value(text::parse_json(config::print(used), "config"),
+                 [&](const std::string& path, const Json& value) {
+                   const auto found = before.find(path);
+                   if (found == before.end() || found->second != value.compact()) {
+                     chosen.add(path, value);
+                   }
+                 });
+  return chosen;
+}
+
+text::OutputRule plan_rule(bool overwrite, std::vector<std::filesystem::path> inputs) {
+  return {.kind = "a saved plan",
+          .begins = fmt::format("{{\n  \"{}\": ", kMark),
+          .overwrite = overwrite,
+          .inputs = std::move(inputs)};
+}
+
+void save_plan(const std::filesystem::path& file, const text::OutputRule& rule,
+               const config::Config& asked, const Decision& decision,
+               const schedule::Rates& rates) {
+  const engine::Blueprint& blueprint = decision.blueprint;
+  const std::string device = rates.shared_cores > 0 ? "host" : "cuda";
+  const Json plan = Json::object({{std::string(kMark), kForm},
+                                  {"predicted_step_seconds", decision.prediction.step_seconds},
+                                  {"world", blueprint.workload.world},
+                                  {"device", device},
+                                  {"documents", asked.has_positions()},
+                                  {"host_bytes", host_memory(blueprint, device)},
+                                  {"choices", choices_json(choices_of(blueprint))},
+                                  {"chosen", chosen_keys(asked, decision.config)},
+                                  {"rates", calibrate::rates_json(rates)},
+                                  {"config", text::parse_json(config::print(asked), "config")}});
+  text::write_output(file, rule, plan.pretty(2) + "\n");
+}
+
+AppliedPlan read_plan(const std::filesystem::path& file, const config::Config& config,
+                      std::uint32_t world) {
+  const PlanFile plan(file);
+  check_config(plan, config);
+  if (const std::uint64_t planned = plan.whole("world"); planned != world) {
+    plan.fail(fmt::format("it is for {} rank{}, but this run has {}", planned,
+                          planned == 1 ? "" : "s", world));
+  }
+  if (const std::string device = device_of(config); plan.member("device").text() != device) {
+    plan.fail(fmt::format("its rates are those of device {}, but this run computes on {}",
+                          plan.member("device").text(), device));
+  }
+  if ((plan.member("documents").text() == "true") != config.has_positions()) {
+    plan.fail(config.has_positions() ? "it is for a stream of tokens, but the data are documents"
+                                     : "it is for documents, but the data are a stream of tokens");
+  }
+  const Bytes needed = plan.whole("host_bytes");
+  if (const Bytes available = memory::available_memory(); needed > available) {
+    plan.fail(fmt::format("it needs {} of memory, but {} are available", format_bytes(needed),
+                          format_bytes(available)),
+              ErrorCategory::memory);
+  }
+  AppliedPlan applied = {.config = config};
+  if (plan.has_choices()) {
+    applied.chosen = plan.choices();
+  } else {
+    std::vector<std::string> keys;
+    for (const auto& [key, value, at] : plan.member("chosen").members()) {
+      keys.push_back(key + "=" + value.compact());
+    }
+    applied.config = config::parse(config::print(config), "/", plan.name(), keys, world);
+  }
+  applied.rates = calibrate::read_rates_json(plan.member("rates"), plan.name());
+  return applied;
+}
+
+}  // namespace ballast::planner

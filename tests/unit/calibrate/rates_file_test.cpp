@@ -1,0 +1,277 @@
+#include "ballast/calibrate/rates_file.h"
+
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "ballast/schedule/simulator.h"
+#include "ballast/text/json.h"
+
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_dir.h"
+#include "tests/unit/schedule/random_workload.h"
+
+namespace ballast::calibrate::rates_file_test {
+namespace {
+
+using schedule::Rates;
+using test::expect_error;
+using test::TempDir;
+
+Rates load(const std::string& text) {
+  const TempDir dir;
+  return load_rates(dir.write("machine.json", text));
+}
+
+void expect_refusal(const std::string& text, std::initializer_list<std::string_view> parts) {
+  const TempDir dir;
+  const auto file = dir.write("machine.json", text);
+  expect_error(ErrorCategory::config, {file.string()}, [&] { load_rates(file); });
+  expect_error(ErrorCategory::config, parts, [&] { load_rates(file); });
+}
+
+std::string text_of(const std::filesystem::path& file) {
+  std::ifstream stream(file);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
+  const Rates rates = load(R"({
+    // a comment
+    "name": "a machine",
+    "forward": [{"tokens": 512, "tflops": 90}, {"tokens": 2048, "tflops": 110.5}],
+    "backward": [{"tokens": 512, "tflops": 80}],
+    "head": [{"tokens": 512, "tflops": 70}],
+    "device_memory_gbps": 900, "launch_us": 10, "update_gbps": 60,
+    "upload_gbps": 24.5, "offload_gbps": 25,
+    "read_gbps": 14, "write_gbps": 12, "mixed_gbps": 13, "io_latency_us": 80,
+    "fabric_gbps": 360, "network_gbps": 340, "ranks_per_node": 8,
+    "shared_cores": 4, "compute_threads": 3, "update_threads": 2,
+    "link_cores": 0.5, "io_cores": 0.25,
+    "compute_beside_copy": 0.5, "compute_beside_io": 0.75, "corrections": 3,
+    "other_work": 0.25, "measured_at_s": 1795651200.5,
+    "device_memory": "24GiB", "host_memory": "128 GB", "nvme_space": 4000000000000,
+    "drive_writes_tb": 2400
+  })");
+  EXPECT_EQ(rates.name, "a machine");
+  ASSERT_EQ(rates.forward.size(), 2U);
+  EXPECT_EQ(rates.forward[1], (schedule::CurvePoint{2048.0, 110.5e12}));
+  EXPECT_EQ(rates.device_memory_per_second, 900e9);
+  EXPECT_EQ(rates.launch_seconds, 10e-6);
+  EXPECT_EQ(rates.update_per_second, 60e9);
+  EXPECT_EQ(rates.upload_per_second, 24.5e9);
+  EXPECT_EQ(rates.mixed_per_second, 13e9);
+  EXPECT_EQ(rates.io_latency_seconds, 80e-6);
+  EXPECT_EQ(rates.network_per_second, 340e9);
+  EXPECT_EQ(rates.ranks_per_node, 8U);
+  EXPECT_EQ(rates.shared_cores, 4U);
+  EXPECT_EQ(rates.compute_threads, 3U);
+  EXPECT_EQ(rates.update_threads, 2U);
+  EXPECT_EQ(rates.link_cores, 0.5);
+  EXPECT_EQ(rates.io_cores, 0.25);
+  EXPECT_EQ(rates.compute_beside_copy, 0.5);
+  EXPECT_EQ(rates.compute_beside_io, 0.75);
+  EXPECT_EQ(rates.corrections, 3U);
+  EXPECT_EQ(rates.other_work, 0.25);
+  EXPECT_EQ(rates.measured_at, 1795651200.5);
+  EXPECT_EQ(rates.device_bytes, 24 * kGiB);
+  EXPECT_EQ(rates.host_bytes, 128'000'000'000U);
+  EXPECT_EQ(rates.nvme_bytes, 4'000'000'000'000U);
+  EXPECT_EQ(rates.drive_writes_bytes, 2400e12);
+}
+
+TEST(RatesFile, AMissingKeyIsNotSaid) {
+  const Rates rates = load("{}");
+  Rates none;
+  none.name = "machine";  // as the file
+  EXPECT_EQ(rates, none);
+}
+
+TEST(RatesFile, WhatIsSavedIsLoadedBitForBit) {
+  const TempDir dir;
+  const auto file = dir.path() / "rates.json";
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 100; ++i) {
+    const auto any = [&] {
+      // All magnitudes, and all 52 bits of the mantissa.
+      return std::ldexp(1.0 + static_cast<double>(random() >> 12) * 0x1p-52,
+                        static_cast<int>(random() % 160) - 80);
+    };
+    Rates rates;
+    rates.name = "quotes \" and \\ and \n lines";
+    rates.forward = {{1.0, any()}, {any() * 0x1p90, any()}};
+    rates.backward = {{any(), any()}};
+    rates.device_memory_per_second = any();
+    rates.launch_seconds = any();
+    rates.update_per_second = any();
+    rates.upload_per_second = any();
+    rates.offload_per_second = any();
+    rates.read_per_second = any();
+    rates.write_per_second = any();
+    rates.mixed_per_second = any();
+    rates.mixed_read_share = std::ldexp(static_cast<double>(random() >> 12) + 1.0, -53);
+    rates.io_latency_seconds = any();
+    rates.fabric_per_second = any();
+    rates.network_per_second = any();
+    rates.ranks_per_node = 8;
+    rates.shared_cores = 2;
+    rates.compute_threads = 2;
+    rates.update_threads = 1;
+    rates.link_cores = any();
+    rates.io_cores = any();
+    rates.compute_beside_copy = any();
+    rates.compute_beside_io = any();
+    rates.corrections = 7;
+    rates.measured_at = 1795651200.123456;
+    rates.device_bytes = random() >> 2;
+    rates.host_bytes = random() >> 2;
+    rates.nvme_bytes = random() >> 2;
+    rates.drive_writes_bytes = any();
+    save_rates(file, rates);
+    ASSERT_EQ(load_rates(file), rates) << text_of(file);
+  }
+}
+
+TEST(RatesFile, NumbersAreWrittenAsAPersonWouldWriteThem) {
+  const TempDir dir;
+  const auto file = dir.path() / "rates.json";
+  Rates rates;
+  rates.name = "x";
+  rates.head = {{2048.0, 105e12}};
+  rates.read_per_second = 7.2e9;
+  rates.launch_seconds = 5e-6;
+  save_rates(file, rates);
+  EXPECT_EQ(text_of(file),
+            "{\n  \"name\": \"x\",\n  \"head\": [{\"tokens\": 2048, \"tflops\": 105}],\n"
+            "  \"launch_us\": 5,\n  \"read_gbps\": 7.2\n}\n");
+}
+
+TEST(RatesFile, MistakesAreNamedWithFileAndKey) {
+  expect_refusal(R"({"reed_gbps": 3})", {"reed_gbps: unknown key (did you mean 'read_gbps'?)"});
+  expect_refusal(R"({"forward": [{"tokens": 1, "flops": 3}]})",
+                 {"forward[0].flops: unknown key (did you mean 'tflops'?)"});
+  expect_refusal(R"({"read_gbps": "fast"})", {"read_gbps: expected a number, got the string"});
+  expect_refusal(R"({"read_gbps": -1})", {"read_gbps: must be at least 0, got -1"});
+  expect_refusal(R"({"read_gbps": 1e305})", {"read_gbps: too large: 1e305"});
+  expect_refusal(R"({"read_gbps": null})", {"read_gbps: expected a number, got null"});
+  expect_refusal(R"({"read_gbps": 1, "read_gbps": 2})", {"read_gbps: given twice"});
+  expect_refusal(R"({"mixed_read_share": 1})",
+                 {"mixed_read_share: must be above 0 and below 1, got 1"});
+  expect_refusal(R"({"ranks_per_node": 0})", {"ranks_per_node: must be at least 1"});
+  expect_refusal(R"({"ranks_per_node": 1.5})", {"expected a whole number, got 1.5"});
+  expect_refusal(R"({"shared_cores": 99999999999})", {"must be at most 16777216"});
+  expect_refusal(R"({"device_memory": "24 gallons"})", {"device_memory: expected a size"});
+  expect_refusal(R"({"device_memory": []})", {"device_memory: expected a size", "got an array"});
+  expect_refusal(R"({"device_memory": -5})", {"device_memory: must be at least 0"});
+  expect_refusal(R"({"forward": 5})", {"forward: expected an array of points, got 5"});
+  expect_refusal(R"({"forward": [5]})", {"forward[0]: expected an object with tokens and tflops"});
+  expect_refusal(R"({"forward": [{"tokens": 5}]})", {"forward[0]: tflops must be above 0"});
+  expect_refusal(R"({"forward": [{"tokens": 5, "tflops": 1}, {"tokens": 5, "tflops": 2}]})",
+                 {"forward[1]: points must be in ascending order of tokens"});
+  expect_refusal(R"({"name": 5})", {"name: expected a string, got 5"});
+}
+
+TEST(RatesFile, WhatIsNoFileOfRatesIsRefused) {
+  expect_refusal("{\n  \"name\": \"x\",\n}", {"machine.json:3:1: not valid JSON"});
+  expect_refusal("", {"not valid JSON"});
+  expect_refusal("[]", {"expected an object of rates, got an array"});
+  expect_refusal("{} {}", {"not valid JSON"});
+  expect_refusal("{\"name\": \"\xff\"}", {"machine.json:1:11: not UTF-8"});
+  std::string deep = "{\"name\": ";
+  for (int i = 0; i < 100'000; ++i) deep += "[";
+  expect_refusal(deep, {"nested deeper than"});
+  const TempDir dir;
+  const auto load = [&](const char* name) {
+    return [&dir, name] { load_rates(dir.path() / name); };
+  };
+  expect_error(ErrorCategory::config, {"cannot open", "none.json"}, load("none.json"));
+  expect_error(ErrorCategory::config, {"is a directory; give a rates file"}, load("."));
+  dir.write("large.json", std::string(2 * kMiB, ' '));
+  expect_error(ErrorCategory::config, {"large.json: too long for a rates file: above 1 MiB"},
+               load("large.json"));
+}
+
+TEST(RatesFile, AFileThatCannotBeWrittenLeavesNothingBehind) {
+  const TempDir dir;
+  expect_error(ErrorCategory::io, {"cannot write"},
+               [&] { save_rates(dir.path() / "none" / "rates.json", {}); });
+  std::filesystem::create_directories(dir.path() / "taken" / "inside");
+  expect_error(ErrorCategory::io, {"cannot write", "taken"},
+               [&] { save_rates(dir.path() / "taken", {}); });
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
+}
+
+/// More ranks than a node has, weights and states below the device: every lane has work.
+schedule::Schedule demanding_schedule(schedule::Workload& workload) {
+  workload.blocks.assign(4, schedule::bf16_block("block", 1 << 19, 1e9));
+  workload.activation_bytes = kMiB;
+  workload.batch_bytes = workload.losses_bytes = workload.statistics_bytes = 4096;
+  workload.micro_batch_tokens = 512;
+  workload.micro_batches = 2;
+  workload.stage = 3;
+  schedule::Placement placement;
+  placement.blocks.assign(4, {Tier::nvme, Tier::nvme, Tier::nvme});
+  placement.blocks[1] = {Tier::host, Tier::host, Tier::host};
+  placement.blocks[2] = {Tier::device, Tier::device, Tier::device};
+  return schedule::build(workload, placement, {});
+}
+
+TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
+  const std::filesystem::path folder = std::filesystem::path(BALLAST_CONFIGS) / "rates";
+  std::size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".json") continue;
+    ++files;
+    const Rates rates = load_rates(entry.path());
+    EXPECT_NE(rates.name, entry.path().stem().string());
+    EXPECT_GT(rates.device_bytes, 0U) << entry;
+    EXPECT_GT(rates.host_bytes, rates.device_bytes) << entry;
+    EXPECT_GT(rates.nvme_bytes, rates.host_bytes) << entry;
+    EXPECT_GT(rates.drive_writes_bytes, static_cast<double>(rates.nvme_bytes)) << entry;
+    schedule::Workload workload;
+    workload.world =
+        rates.network_per_second > 0.0 ? 8 * rates.ranks_per_node : rates.ranks_per_node;
+    const auto schedule = demanding_schedule(workload);
+    EXPECT_GT(simulate(schedule, rates).step_seconds, 0.0) << entry;
+    // And with one node more than before.
+    if (rates.network_per_second > 0.0) continue;
+    workload.world *= 2;
+    const auto larger = demanding_schedule(workload);
+    expect_error(ErrorCategory::config, {rates.name, "network_gbps is missing"},
+                 [&] { simulate(larger, rates); });
+  }
+  EXPECT_EQ(files, 5U);
+}
+
+TEST(RatesFile, EveryKeyStandsInTheReadme) {
+  const TempDir dir;
+  Rates rates;  // no key has its default, so that every key is written
+  rates.forward = rates.backward = rates.head = {{1.0, 1.0}};
+  rates.device_memory_per_second = rates.launch_seconds = rates.update_per_second = 1.0;
+  rates.upload_per_second = rates.offload_per_second = 1.0;
+  rates.read_per_second = rates.write_per_second = rates.mixed_per_second = 1.0;
+  rates.mixed_read_share = 0.25;
+  rates.io_latency_seconds = rates.fabric_per_second = rates.network_per_second = 1.0;
+  rates.ranks_per_node = rates.shared_cores = 2;
+  rates.compute_threads = rates.update_threads = 2;
+  rates.link_cores = rates.io_cores = rates.drive_writes_bytes = 1.0;
+  rates.compute_beside_copy = rates.compute_beside_io = 1.0;
+  rates.corrections = 1;
+  rates.other_work = rates.measured_at = 1.0;
+  rates.device_bytes = rates.host_bytes = rates.nvme_bytes = 1;
+  save_rates(dir.path() / "rates.json", rates);
+  const std::string readme =
+      text_of(std::filesystem::path(BALLAST_CONFIGS) / "rates" / "README.md");
+  const auto written = text::parse_json(text_of(dir.path() / "rates.json"), "rates");
+  EXPECT_EQ(written.members().size(), 31U);
+  for (const auto& member : written.members()) {
+    EXPECT_NE(readme.find("`" + member.key + "`"), std::string::npos) << member.key;
+  }
+}
+
+}  // namespace
+}  // namespace ballast::calibrate::rates_file_test

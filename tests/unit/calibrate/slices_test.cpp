@@ -1,0 +1,83 @@
+#include "src/calibrate/slices.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/random.h"
+
+namespace ballast::calibrate::slices_test {
+namespace {
+
+constexpr double kAlone = 0.010;  ///< seconds of the work on an idle machine
+
+/// A number between 0 and 1 that depends on `seed` and `i` alone.
+double unit(std::uint64_t seed, std::uint64_t i) {
+  return static_cast<double>(random_u64(seed, i) % 10000) / 10000.0;
+}
+
+/// Work of `threads` threads while as many busy loops run: each thread waits for its CPU at times,
+/// and the others wait for it without using theirs.
+std::vector<Slice> beside_busy_loops(std::uint64_t seed, double threads, std::size_t count) {
+  std::vector<Slice> slices;
+  for (std::size_t i = 0; i < count; ++i) {
+    Slice slice = {.cpu = threads * kAlone * (0.98 + 0.08 * unit(seed, 3 * i))};
+    const double longest = kAlone * (0.5 + 6.0 * unit(seed, 3 * i + 1));
+    slice.waited = longest * (1.0 + (threads - 1.0) * unit(seed, 3 * i + 2));
+    slice.wall = kAlone + slice.waited;
+    slices.push_back(slice);
+  }
+  return slices;
+}
+
+TEST(UndisturbedSeconds, AreTheMeanOnAQuietMachine) {
+  const std::vector<Slice> slices = {{.wall = 0.010, .cpu = 0.012}, {.wall = 0.012, .cpu = 0.012}};
+  EXPECT_DOUBLE_EQ(undisturbed_seconds(slices, {.cpus = 2.0}), 0.011);
+  EXPECT_GT(undisturbed_seconds({}, {}), 0.0);
+}
+
+TEST(UndisturbedSeconds, LeaveOutSlicesThatWaitedAndOutliers) {
+  std::vector<Slice> slices(5, {.wall = 0.010, .cpu = 0.020});
+  slices.push_back({.wall = 0.013, .cpu = 0.020, .waited = 0.003});
+  slices.push_back({.wall = 0.050, .cpu = 0.020});
+  EXPECT_DOUBLE_EQ(undisturbed_seconds(slices, {.cpus = 2.0}), 0.010);
+}
+
+TEST(UndisturbedSeconds, OfATeamBesideBusyLoopsAreThoseOfAnIdleMachine) {
+  for (const double threads : {1.0, 2.0, 8.0}) {
+    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+      const auto slices = beside_busy_loops(seed, threads, 5);
+      EXPECT_NEAR(undisturbed_seconds(slices, {.cpus = threads, .busy = true}), kAlone,
+                  0.075 * kAlone)
+          << threads << " threads, seed " << seed;
+    }
+  }
+}
+
+TEST(UndisturbedSeconds, OfOneThreadIncludeItsSleep) {
+  // A throttled copy: it sleeps for 7 ms of the 10, and then waits 4 ms for its CPU.
+  const std::vector<Slice> slices(3, {.wall = 0.014, .cpu = 0.003, .waited = 0.004});
+  EXPECT_DOUBLE_EQ(undisturbed_seconds(slices, {.cpus = 1.0, .busy = true}), 0.010);
+}
+
+TEST(UndisturbedSeconds, OfWorkElsewhereDoNotDependOnCpuTime) {
+  std::vector<Slice> slices(8, {.wall = 0.010, .cpu = 0.0001});
+  for (std::size_t i = 0; i < 5; ++i) slices[i].wall = 0.030;  // the drive served others
+  EXPECT_DOUBLE_EQ(undisturbed_seconds(slices, {.cpus = 0.0, .busy = true}), 0.010);
+}
+
+TEST(SliceClock, CountsWallAndCpuTime) {
+  SliceClock clock;
+  clock.start();
+  volatile double sum = 0.0;
+  for (int i = 0; i < 1000; ++i) sum = sum + std::sqrt(static_cast<double>(i));
+  const Slice slice = clock.stop();
+  EXPECT_GT(slice.wall, 0.0);
+  EXPECT_GT(slice.cpu, 0.0);
+  EXPECT_GE(slice.waited, 0.0);
+}
+
+}  // namespace
+}  // namespace ballast::calibrate::slices_test

@@ -1,0 +1,161 @@
+#include "tools/commands/checkpoints.h"
+
+#include <algorithm>
+#include <string>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/units.h"
+
+#include "tools/console/terminal.h"
+#include "tools/process.h"
+
+namespace ballast::tools {
+namespace {
+
+using checkpoint::CheckpointQuestions;
+using checkpoint::CheckpointReport;
+using text::Json;
+
+/// "1 file", "2 files".
+std::string counted(std::uint64_t count, const std::string& name) {
+  return fmt::format("{} {}{}", count, name, count == 1 ? "" : "s");
+}
+
+/// "whole" and the hash, as far as they were asked for.
+std::string verdict(const CheckpointReport& report, const CheckpointQuestions& questions) {
+  if (!report.usable()) return report.damage + report.unreadable;
+  std::string text = questions.whole || questions.hash ? "whole" : "";
+  if (report.hash) text += fmt::format(", XXH3 {:016x}", *report.hash);
+  return text;
+}
+
+/// The checkpoint to which --resume comes: the newest one that is not damaged.
+const CheckpointReport* newest_whole(const std::vector<CheckpointReport>& reports) {
+  const auto found = std::find_if(reports.begin(), reports.end(),
+                                  [](const auto& report) { return report.damage.empty(); });
+  return found == reports.end() ? nullptr : &*found;
+}
+
+std::string resume_text(const CheckpointReport* found, bool verified) {
+  if (found == nullptr) return "finds no whole checkpoint";
+  const std::string folder = found->folder.string();
+  if (!found->unreadable.empty()) return fmt::format("ends at {}, which cannot be read", folder);
+  return fmt::format("takes {}{}", folder, verified ? "" : ", if it is whole");
+}
+
+}  // namespace
+
+std::vector<CheckpointReport> examine(const std::vector<std::filesystem::path>& folders,
+                                      const CheckpointQuestions& questions) {
+  const Terminal terminal(isatty(STDOUT_FILENO) == 1);
+  std::vector<CheckpointReport> reports;
+  reports.reserve(folders.size());
+  for (const auto& folder : folders) {
+    reports.push_back(
+        checkpoint::examine_checkpoint(folder, questions, [&](Bytes done, Bytes total) {
+          if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
+          terminal.live(fmt::format("reading {}, {} of {}", folder.string(), format_bytes(done),
+                                    format_bytes(total)));
+        }));
+  }
+  return reports;
+}
+
+Json report_json(const CheckpointReport& report, const CheckpointQuestions& questions) {
+  Json out = Json::object({{"path", report.folder.string()}});
+  if (report.content) {
+    const checkpoint::CheckpointContent& content = *report.content;
+    Json states = Json::array();
+    for (const checkpoint::KeptState& state : content.states) {
+      states.push_back(Json::object({{"kind", state.kind},
+                                     {"width", state.width},
+                                     {"entries", state.entries},
+                                     {"bytes", state.bytes()}}));
+    }
+    Json files = Json::array();
+    for (const checkpoint::CheckpointFile& file : content.files) {
+      files.push_back(Json::object({{"path", file.path.string()}, {"bytes", file.bytes}}));
+    }
+    out["step"] = content.facts.step;
+    out["updates"] = content.facts.updates;
+    out["batch"] = content.facts.batch;
+    out["sequence_length"] = content.facts.length;
+    out["portable"] = content.portable;
+    out["ranks"] = content.ranks;
+    out["bytes"] = content.bytes();
+    out["states"] = states;
+    out["files"] = files;
+  }
+  if (!report.damage.empty()) out["damage"] = report.damage;
+  if (!report.unreadable.empty()) out["unreadable"] = report.unreadable;
+  const bool known = (questions.whole || questions.hash) && report.unreadable.empty();
+  if (known) out["whole"] = report.damage.empty();
+  if (report.hash) out["xxh3"] = fmt::format("{:016x}", *report.hash);
+  return out;
+}
+
+Json resumed_one(const std::vector<CheckpointReport>& reports) {
+  const CheckpointReport* const found = newest_whole(reports);
+  return found == nullptr || !found->usable() ? Json() : Json(found->folder.string());
+}
+
+void print_checkpoint(const CheckpointReport& report, const CheckpointQuestions& questions) {
+  fmt::print("{}\n", report.folder.string());
+  if (!report.content) return;
+  const checkpoint::CheckpointContent& content = *report.content;
+  const checkpoint::CheckpointFacts& facts = content.facts;
+  fmt::print("step {} ({}), {} of {} per step, {}written by {}\n", facts.step,
+             counted(facts.updates, "update"), counted(facts.batch, "sequence"),
+             counted(facts.length, "token"), content.portable ? "portable, states " : "",
+             counted(content.ranks, "rank"));
+  fmt::print("  {:<17} {:>5} {:>10} {:>10}\n", "state", "width", "entries", "bytes");
+  for (const checkpoint::KeptState& state : content.states) {
+    fmt::print("  {:<17} {:>5} {:>10} {:>10}\n", state.kind, state.width,
+               format_count(static_cast<double>(state.entries)), format_bytes(state.bytes()));
+  }
+  for (const checkpoint::CheckpointFile& file : content.files) {
+    fmt::print("  {:<34} {:>10}\n", file.path.filename().string(), format_bytes(file.bytes));
+  }
+  fmt::print("{} in {}\n", format_bytes(content.bytes()), counted(content.files.size(), "file"));
+  const std::string found = report.usable() ? verdict(report, questions) : "";
+  if (!found.empty()) fmt::print("{}\n", found);
+}
+
+void print_checkpoints(const std::vector<CheckpointReport>& reports,
+                       const CheckpointQuestions& questions) {
+  for (const CheckpointReport& report : reports) {
+    std::string line = fmt::format("  {:<14}", report.folder.filename().string());
+    if (report.content) {
+      line += fmt::format(" {:>10}  {:<9}", format_bytes(report.content->bytes()),
+                          counted(report.content->ranks, "rank"));
+    }
+    line += "  " + verdict(report, questions);
+    fmt::print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
+  }
+  fmt::print("--resume {}\n",
+             resume_text(newest_whole(reports), questions.whole || questions.hash));
+}
+
+void refuse_damage(const std::filesystem::path& path,
+                   const std::vector<CheckpointReport>& reports) {
+  const auto unreadable = std::find_if(reports.begin(), reports.end(), [](const auto& report) {
+    return !report.unreadable.empty();
+  });
+  if (unreadable != reports.end()) throw Error(ErrorCategory::io, unreadable->unreadable);
+  const auto damaged = [](const CheckpointReport& report) { return !report.damage.empty(); };
+  const auto first = std::find_if(reports.begin(), reports.end(), damaged);
+  if (first == reports.end()) return;
+  if (reports.size() == 1 && checkpoint::names_checkpoint(path)) {
+    throw Error(ErrorCategory::data, first->damage + checkpoint::advice_after_damage(path));
+  }
+  throw Error(
+      ErrorCategory::data,
+      fmt::format("{}: {} of {} damaged", path.string(),
+                  std::count_if(reports.begin(), reports.end(), damaged),
+                  counted(reports.size(), "checkpoint") + (reports.size() == 1 ? " is" : " are")));
+}
+
+}  // namespace ballast::tools

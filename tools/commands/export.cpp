@@ -1,0 +1,97 @@
+#include "ballast/formats/export.h"
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "ballast/checkpoint/checkpoints.h"
+#include "ballast/core/error.h"
+#include "ballast/core/units.h"
+
+#include "tools/command_line.h"
+#include "tools/commands.h"
+#include "tools/console/ending_notice.h"
+#include "tools/console/terminal.h"
+#include "tools/io/paths.h"
+#include "tools/process.h"
+
+namespace ballast::tools {
+namespace {
+
+struct ExportArguments {
+  std::filesystem::path from;
+  std::filesystem::path out;
+  std::string type;
+  std::string shard_size = "5GB";
+  bool merged = false;
+  bool states = false;
+};
+
+formats::ExportOptions options_of(const ExportArguments& arguments) {
+  formats::ExportOptions options = {.shard_size = read_size(arguments.shard_size, "--shard-size"),
+                                    .merged = arguments.merged};
+  if (arguments.type == "fp32") options.type = DType::f32;
+  if (arguments.type == "bf16") options.type = DType::bf16;
+  if (arguments.type == "fp16") options.type = DType::f16;
+  return options;
+}
+
+void run_export(const ExportArguments& arguments) {
+  announce_ending("the export ends and removes what it has written");
+  const Terminal terminal(isatty(STDOUT_FILENO) == 1);
+  const formats::ExportOptions options = options_of(arguments);
+  const auto progress = [&](Bytes done, Bytes total) {
+    if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
+    terminal.live(fmt::format("exporting, {} of {}", format_bytes(done), format_bytes(total)));
+  };
+  const auto summary =
+      arguments.states ? checkpoint::export_states(arguments.from, arguments.out, progress)
+                       : formats::export_model(arguments.from, arguments.out, options, progress);
+  terminal.show(fmt::format("{}: {} tensors, {} in {} file{}", arguments.out.string(),
+                            summary.tensors, format_bytes(summary.bytes), summary.files,
+                            summary.files == 1 ? "" : "s"));
+  terminal.show(fmt::format("{} of {} tensors start at multiples of 4 KiB", summary.aligned,
+                            summary.tensors));
+}
+
+}  // namespace
+
+void add_export(Command program) {
+  auto arguments = std::make_shared<ExportArguments>();
+  auto& a = *arguments;
+  Command command =
+      program.add_command("export",
+                          "Write the model of a run as a folder of Hugging Face, or a checkpoint "
+                          "as a portable one");
+  command.add_option("RUN", &a.from,
+                     "Run directory, or a folder of Hugging Face; with --states, or a checkpoint",
+                     {.required = true, .takes = Names::model});
+  command.add_option("--out", &a.out, "Folder to make",
+                     {.required = true, .takes = Names::new_folder});
+  command.add_option("--dtype", &a.type,
+                     "Type of the weights (default: that of config.json for a run, else their own)",
+                     {.choices = {"bf16", "fp16", "fp32"}});
+  command.add_option("--shard-size", &a.shard_size, "Largest file of several tensors",
+                     {.value = "SIZE", .show_default = true});
+  command.add_flag("--merged", &a.merged,
+                   "Of a run that has trained adapters, or a folder of them: write the whole model "
+                   "with the adapters merged into it (default: a folder for PEFT)");
+  command.add_flag("--states", &a.states,
+                   "Write weights and optimizer states of the newest whole checkpoint, or of the "
+                   "one that is named, as safetensors from which a run can go on");
+  command.set_action([arguments, command] {
+    for (const char* option : {"dtype", "shard-size", "merged"}) {
+      if (!arguments->states || !command.given(option)) continue;
+      throw Error(ErrorCategory::usage,
+                  fmt::format("--{} is for weights; --states writes all bits as they are, a file "
+                              "for each block",
+                              option));
+    }
+    run_export(*arguments);
+  });
+}
+
+}  // namespace ballast::tools

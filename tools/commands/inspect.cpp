@@ -1,0 +1,198 @@
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ballast/checkpoint/checkpoints.h"
+#include "ballast/core/error.h"
+#include "ballast/core/units.h"
+#include "ballast/formats/export.h"
+#include "ballast/formats/weight_files.h"
+#include "ballast/text/json.h"
+
+#include "tools/command_line.h"
+#include "tools/commands.h"
+#include "tools/commands/checkpoints.h"
+
+namespace ballast::tools {
+namespace {
+
+using text::Json;
+
+struct InspectArguments {
+  std::filesystem::path path;
+  checkpoint::CheckpointQuestions questions;
+  bool json = false;
+};
+
+struct Totals {
+  Elems elements = 0;
+  Bytes bytes = 0;
+  std::map<std::string, Bytes> by_type;
+};
+
+/// A tensor as the files have it: codes with the bytes of their scales.
+formats::StoredTensor stored_of(const formats::WeightPlace& place) {
+  formats::StoredTensor tensor = *place.tensor;
+  if (place.coded == nullptr) return tensor;
+  const formats::CodedWeights& coded = *place.coded;
+  using Format = formats::CodedWeights::Format;
+  tensor.dtype = coded.format == Format::mxfp4 ? "MXFP4"
+                 : coded.format == Format::nf4 ? "NF4"
+                                               : "INT8";
+  tensor.bytes = coded.codes.tensor->bytes + coded.scales.tensor->bytes;
+  if (coded.nested.tensor != nullptr) tensor.bytes += coded.nested.tensor->bytes;
+  tensor.offset = coded.codes.tensor->offset;
+  return tensor;
+}
+
+Totals totals_of(const formats::WeightFiles& weights) {
+  Totals totals;
+  for (const auto& place : weights.tensors()) {
+    const formats::StoredTensor tensor = stored_of(place);
+    totals.elements += tensor.elements;
+    totals.bytes += tensor.bytes;
+    totals.by_type[tensor.dtype] += tensor.bytes;
+  }
+  return totals;
+}
+
+Json shape_of(const formats::StoredTensor& tensor) {
+  Json shape = Json::array();
+  for (const auto count : tensor.shape) shape.push_back(count);
+  return shape;
+}
+
+Json weights_json(const formats::WeightFiles& weights, const Totals& totals) {
+  Json tensors = Json::array();
+  for (const auto& place : weights.tensors()) {
+    const formats::StoredTensor tensor = stored_of(place);
+    tensors.push_back(Json::object({{"name", tensor.name},
+                                    {"dtype", tensor.dtype},
+                                    {"shape", shape_of(tensor)},
+                                    {"bytes", tensor.bytes},
+                                    {"file", place.file->path().filename().string()},
+                                    {"offset", tensor.offset}}));
+  }
+  return Json::object({{"path", weights.path().string()},
+                       {"files", weights.files().size()},
+                       {"elements", totals.elements},
+                       {"bytes", totals.bytes},
+                       {"tensors", tensors}});
+}
+
+void print_json(const Json& out) {
+  constexpr unsigned kLevels = 2;  // a line for each tensor
+  fmt::print("{}\n", out.pretty(kLevels));
+}
+
+void print_table(const formats::WeightFiles& weights, const Totals& totals) {
+  const formats::SafetensorsReader* last = nullptr;
+  std::size_t width = 0;
+  for (const auto& place : weights.tensors()) {
+    width = std::max(width, text::printable(place.tensor->name).size());
+  }
+  for (const auto& place : weights.tensors()) {
+    if (place.file != last) fmt::print("{}\n", place.file->path().string());
+    last = place.file;
+    const formats::StoredTensor tensor = stored_of(place);
+    fmt::print("  {:<{}}  {:<5} {:>10}  {}\n", text::printable(tensor.name), width, tensor.dtype,
+               format_bytes(tensor.bytes), shape_of(tensor).compact());
+  }
+  std::string types;
+  for (const auto& [type, bytes] : totals.by_type) {
+    types += fmt::format("{}{} {}", types.empty() ? "" : ", ", type, format_bytes(bytes));
+  }
+  const std::size_t files = weights.files().size();
+  fmt::print("{} tensors in {} file{}, {} elements, {}{}\n", weights.tensors().size(), files,
+             files == 1 ? "" : "s", format_count(static_cast<double>(totals.elements)),
+             format_bytes(totals.bytes), types.empty() ? "" : " (" + types + ")");
+}
+
+void inspect_checkpoint(const InspectArguments& arguments) {
+  const auto reports = examine({arguments.path}, arguments.questions);
+  if (arguments.json) {
+    print_json(report_json(reports.front(), arguments.questions));
+  } else {
+    print_checkpoint(reports.front(), arguments.questions);
+  }
+  refuse_damage(arguments.path, reports);
+}
+
+/// The weights of a run that has checkpoints too, if there are any.
+std::optional<formats::WeightFiles> weights_beside_checkpoints(const std::filesystem::path& run) {
+  std::filesystem::path found;
+  try {
+    found = formats::weights_at(run);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  std::optional<formats::WeightFiles> weights;
+  if (found != run) weights.emplace(found);
+  return weights;
+}
+
+void inspect_run(const InspectArguments& arguments,
+                 const std::vector<std::filesystem::path>& checkpoints) {
+  const auto weights = weights_beside_checkpoints(arguments.path);
+  if (weights && !arguments.json) print_table(*weights, totals_of(*weights));
+  const auto reports = examine(checkpoints, arguments.questions);
+  if (arguments.json) {
+    Json out = weights ? weights_json(*weights, totals_of(*weights))
+                       : Json::object({{"path", arguments.path.string()}});
+    Json list = Json::array();
+    for (const auto& report : reports) list.push_back(report_json(report, arguments.questions));
+    out["checkpoints"] = list;
+    out["resume"] = resumed_one(reports);
+    print_json(out);
+  } else {
+    fmt::print("{} in {}\n", reports.size() == 1 ? "checkpoint" : "checkpoints",
+               arguments.path.string());
+    print_checkpoints(reports, arguments.questions);
+  }
+  refuse_damage(arguments.path, reports);
+}
+
+void run_inspect(const InspectArguments& arguments) {
+  if (checkpoint::names_checkpoint(arguments.path)) return inspect_checkpoint(arguments);
+  const auto checkpoints = checkpoint::checkpoints_of(arguments.path);
+  if (!checkpoints.empty()) return inspect_run(arguments, checkpoints);
+  if (arguments.questions.whole || arguments.questions.hash) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} has no checkpoints to {}", arguments.path.string(),
+                            arguments.questions.whole ? "--verify" : "--hash"));
+  }
+  const formats::WeightFiles weights(formats::weights_at(arguments.path));
+  const Totals totals = totals_of(weights);
+  if (arguments.json) {
+    print_json(weights_json(weights, totals));
+  } else {
+    print_table(weights, totals);
+  }
+}
+
+}  // namespace
+
+void add_inspect(Command program) {
+  auto arguments = std::make_shared<InspectArguments>();
+  Command command =
+      program.add_command("inspect", "List the tensors of a model, or what checkpoints hold");
+  command.add_option(
+      "PATH", &arguments->path,
+      "Run directory, checkpoint, folder of Hugging Face, index or safetensors file",
+      {.required = true, .takes = Names::model, .extensions = {".safetensors", ".json"}});
+  command.add_flag("--verify", &arguments->questions.whole,
+                   "Read checkpoints whole and compare them with their checksums");
+  command.add_flag("--hash", &arguments->questions.hash,
+                   "Print an XXH3 of all weights and states of a checkpoint: the same for every "
+                   "number of ranks that can write it");
+  command.add_flag("--json", &arguments->json, "Print a JSON object");
+  command.set_action([arguments] { run_inspect(*arguments); });
+}
+
+}  // namespace ballast::tools

@@ -1,0 +1,154 @@
+#include "tools/commands/plan.h"
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ballast/calibrate/machine_rates.h"
+#include "ballast/calibrate/rates_file.h"
+#include "ballast/config/config.h"
+#include "ballast/core/error.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/forecast.h"
+#include "ballast/planner/saved_plan.h"
+#include "ballast/schedule/simulator.h"
+#include "ballast/text/output_file.h"
+#include "ballast/train/trace.h"
+#include "ballast/train/trainer.h"
+
+#include "tools/command_line.h"
+#include "tools/commands.h"
+#include "tools/commands/run_directory.h"
+#include "tools/console/ending_notice.h"
+#include "tools/process.h"
+#include "tools/report/page.h"
+
+namespace ballast::tools {
+namespace {
+
+struct PlanArguments {
+  ForecastRequest request;
+  std::filesystem::path trace;
+  std::filesystem::path html;
+  bool overwrite = false;
+  std::filesystem::path save;
+  bool json = false;
+};
+
+schedule::Rates rates_for(const ForecastRequest& request, config::Config config) {
+  if (!request.rates.empty()) {
+    try {
+      return calibrate::load_rates(request.rates);
+    } catch (const Error& error) {
+      refuse_other_kind(request.rates, formats::Settings::rates, error);
+      throw;
+    }
+  }
+  if (request.world > 1) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} needs {}: the network between ranks cannot be measured here "
+                            "(configs/rates has files of machines)",
+                            option(request.config.caller, "world"),
+                            option(request.config.caller, "rates", "FILE")));
+  }
+  if (config.ballast.out.empty()) config.ballast.out = default_run_directory(request.config.file);
+  train::check_inputs(config);
+  const planner::PlanRequest asked = {.config = config,
+                                      .model = inputs::model_of(config),
+                                      .budgets = planner::budgets_of(config, {}),
+                                      .interrupted = &interrupted()};
+  planner::require_fit(asked);
+  return calibrate::machine_rates(planner::measured_config(asked), asked.model, request.recalibrate,
+                                  &interrupted());
+}
+
+void write_simulated_steps(const std::filesystem::path& file, const text::OutputRule& rule,
+                           const planner::Forecast& forecast) {
+  const engine::Blueprint& blueprint = forecast.decision.blueprint;
+  const schedule::Prediction prediction =
+      schedule::simulate(blueprint.schedule, forecast.rates, {.timeline = true});
+  train::write_trace(file, rule, "simulated", prediction.timeline,
+                     schedule::OperationNames(blueprint.workload));
+}
+
+void run_plan(const PlanArguments& arguments) {
+  const ForecastRequest& request = arguments.request;
+  announce_ending("planning ends without a result");
+  const config::Config config = request.config.load(request.world);
+  log_notes(config);
+  const std::vector<std::filesystem::path> inputs = {request.config.file, request.rates};
+  const auto trace = train::trace_rule("simulated", arguments.overwrite, inputs);
+  const auto page = page_rule(arguments.overwrite, inputs);
+  const auto saved = planner::plan_rule(arguments.overwrite, inputs);
+  text::refuse_same_output(arguments.trace, arguments.html);
+  text::refuse_same_output(arguments.trace, arguments.save);
+  text::refuse_same_output(arguments.html, arguments.save);
+  if (!arguments.trace.empty()) text::check_output(arguments.trace, trace);
+  if (!arguments.html.empty()) text::check_output(arguments.html, page);
+  if (!arguments.save.empty()) text::check_output(arguments.save, saved);
+  const planner::Forecast forecast = forecast_of(request, config);
+  if (!arguments.trace.empty()) write_simulated_steps(arguments.trace, trace, forecast);
+  if (!arguments.html.empty()) {
+    text::write_output(arguments.html, page, plan_page(forecast, request.config.file));
+  }
+  if (!arguments.save.empty()) {
+    planner::save_plan(arguments.save, saved, config, forecast.decision, forecast.rates);
+  }
+  for (const auto* file : {&arguments.trace, &arguments.html, &arguments.save}) {
+    if (text::is_standard_output(*file)) return;
+  }
+  if (arguments.json) {
+    fmt::print("{}\n", planner::to_json(forecast));
+    return;
+  }
+  fmt::print("ballast plan {}\n", request.config.file.string());
+  for (const std::string& line : planner::describe(forecast)) fmt::print("{}\n", line);
+  if (!arguments.trace.empty()) fmt::print("trace in {}\n", arguments.trace.string());
+  if (!arguments.html.empty()) fmt::print("page in {}\n", arguments.html.string());
+  if (!arguments.save.empty()) {
+    fmt::print("plan in {}; ballast train {} --plan {} runs it{}\n", arguments.save.string(),
+               request.config.file.string(), arguments.save.string(),
+               request.config.overrides.empty() ? "" : " with the same --set");
+  }
+}
+
+}  // namespace
+
+planner::Forecast forecast_of(const ForecastRequest& request, const config::Config& config) {
+  return planner::make_forecast(config, rates_for(request, config), request.world, &interrupted());
+}
+
+void add_plan(Command program) {
+  auto arguments = std::make_shared<PlanArguments>();
+  auto& a = *arguments;
+  Command command =
+      program.add_command("plan", "Predict memory and speed of CONFIG without running it");
+  command.add_option("CONFIG", &a.request.config.file, "JSON config (see configs/README.md)",
+                     {.required = true, .takes = Names::file, .extensions = {".json"}});
+  command.add_option("--set", &a.request.config.overrides, "Override a key: path.to.key=value",
+                     {.single_argument = true, .takes = Names::setting});
+  command.add_option("--rates", &a.request.rates,
+                     "Rates file of the machine (default: measure this machine)",
+                     {.takes = Names::file, .extensions = {".json"}});
+  command.add_option(
+      "--world", &a.request.world, "Number of ranks",
+      {.range = std::pair(std::uint64_t{1}, std::uint64_t{1} << 20U), .show_default = true});
+  command.add_option("--trace", &a.trace, "Write the simulated timeline, for ui.perfetto.dev",
+                     {.takes = Names::new_path, .value = "FILE"});
+  command.add_option("--html", &a.html, "Write a page with the plan, to look at",
+                     {.takes = Names::new_path, .value = "FILE"});
+  command.add_option("--save", &a.save, "Write the plan, for ballast train --plan",
+                     {.takes = Names::new_path, .value = "FILE"});
+  command.add_flag("--overwrite", &a.overwrite,
+                   "Replace the files of --trace, --html and --save, whatever they are");
+  command.add_flag("--recalibrate", &a.request.recalibrate, "Ignore cached rates, measure again",
+                   "--rates");
+  command.add_flag("--json", &a.json, "Print a JSON object");
+  command.set_action([arguments] { run_plan(*arguments); });
+}
+
+}  // namespace ballast::tools

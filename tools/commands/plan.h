@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "ballast/planner/forecast.h"
+
+#include "tools/commands/request.h"
+
+namespace ballast::tools {
+
+struct ForecastRequest {
+  ConfigRequest config;
+  std::filesystem::path rates;  ///< file of the machine's rates; "": measure this machine
+  std::uint32_t world = 1;
+  bool recalibrate = false;
+};
+
+/// Predicts a run of `config`, which is that of `request`. Measures this machine's rates unless
+/// they are cached or given. Throws Error.
+planner::Forecast forecast_of(const ForecastRequest& request, const config::Config& config);
+
+}  // namespace ballast::tools

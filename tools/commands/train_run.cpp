@@ -1,0 +1,169 @@
+#include "tools/commands/train_run.h"
+
+#include <algorithm>
+#include <cctype>
+#include <string_view>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "ballast/checkpoint/checkpoints.h"
+#include "ballast/comm/collective_try.h"
+#include "ballast/config/resumption.h"
+#include "ballast/core/error.h"
+#include "ballast/train/used_directory.h"
+
+#include "tools/command_line.h"
+#include "tools/commands/run_directory.h"
+#include "tools/process.h"
+
+namespace ballast::tools {
+namespace {
+
+constexpr std::string_view kAutomatic = "auto";
+
+/// --resume=auto: the run of --out goes on or begins.
+bool is_automatic(const TrainRequest& request) {
+  return request.resume == kAutomatic;
+}
+
+/// Where --resume=DIR points; "" without DIR.
+std::filesystem::path resumed_path(const TrainRequest& request) {
+  if (request.resume.empty() || request.resume == kFlagAlone || is_automatic(request)) return "";
+  return std::filesystem::absolute(request.resume);
+}
+
+/// Whether the run of --out goes on, or may go on; --resume=DIR may also begin another one.
+bool continues(const TrainRequest& request, const config::Config& config) {
+  const std::filesystem::path& out = config.ballast.out;
+  const std::filesystem::path from = resumed_path(request);
+  if (from.empty()) return !request.resume.empty();
+  return !out.empty() && checkpoint::is_of_run(from, out);
+}
+
+train::RunDirectory directory_of(const TrainRequest& request, const config::Config& config) {
+  if (is_automatic(request)) return train::RunDirectory::automatic;
+  if (continues(request, config)) return train::RunDirectory::continued;
+  return request.overwrite ? train::RunDirectory::overwritten : train::RunDirectory::fresh;
+}
+
+/// A word of a shell's command line.
+std::string quoted(const std::string& word) {
+  const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("_-+=./,:@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain && !word.empty()) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + "'";
+}
+
+}  // namespace
+
+config::Config load_config(const TrainRequest& request, std::uint32_t world) {
+  config::Config config = request.config.load(world);
+  if (request.steps > 0) config.ballast.steps = request.steps;
+  if (request.seed) config.ballast.seed = *request.seed;
+  if (request.serial) config.ballast.serial = true;
+  if (!request.out.empty()) config.ballast.out = std::filesystem::absolute(request.out);
+  return config;
+}
+
+void check_run(const TrainRequest& request, const config::Config& config) {
+  const Caller caller = request.config.caller;
+  if (config.ballast.steps == 0) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{}: ballast.steps is missing or 0: set it or give {}",
+                            request.config.file.string(), option(caller, "steps", "N")));
+  }
+  if (!request.allowed_changes.empty() && request.resume.empty()) {
+    throw Error(
+        ErrorCategory::usage,
+        fmt::format("{} is for {}: only a run that resumes has other settings to compare "
+                    "with; remove it",
+                    option(caller, caller == Caller::program ? "allow-change" : "allow_change"),
+                    option(caller, "resume")));
+  }
+  if (!request.source.rates.empty() && !request.source.plan.empty()) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} and {} exclude each other: a saved plan has its own rates",
+                            option(caller, "rates"), option(caller, "plan")));
+  }
+  config::check_allowed_names(request.allowed_changes);
+  const std::filesystem::path& out = config.ballast.out;
+  const bool own = continues(request, config);
+  if (own && out.empty()) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{}: name the directory of the run with {} or ballast.out, or give {}",
+                            option(caller, "resume"), option(caller, "out", "DIR"),
+                            caller == Caller::program ? "--resume=DIR" : "resume=DIR"));
+  }
+  if (own && request.overwrite) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} would replace the run that {} goes on with; give one of them",
+                            option(caller, "overwrite"), option(caller, "resume")));
+  }
+  if (out.empty() || own) return;
+  if (!request.overwrite) train::refuse_used_directory(out);
+  std::error_code ignored;
+  if (!request.config.text &&
+      std::filesystem::equivalent(request.config.file, out / "config.json", ignored)) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} would be replaced by the run's own config.json; choose another run "
+                            "directory with {}",
+                            request.config.file.string(), option(caller, "out")));
+  }
+}
+
+std::string resuming_command(const TrainRequest& request, const config::Config& config) {
+  const bool automatic = is_automatic(request);
+  if (request.config.caller == Caller::python) {
+    return fmt::format("ballast.train(..., out=\"{}\", resume={})", config.ballast.out.string(),
+                       automatic ? "\"auto\"" : "True");
+  }
+  std::string line;
+  bool names_directory = false;
+  for (const std::string& word : request.command) {
+    const bool replaced = word == "--overwrite" || word.starts_with("--resume");
+    if (replaced && !automatic) continue;
+    line += (line.empty() ? "" : " ") + quoted(word);
+    names_directory = names_directory || word.starts_with("--out");
+  }
+  if (!names_directory) line += fmt::format(" --out {}", quoted(config.ballast.out.string()));
+  return automatic ? line : line + " --resume";
+}
+
+void train_run(const TrainRequest& request, config::Config config, const MakeObserver& observer,
+               comm::Ranks* ranks) {
+  const bool first = ranks == nullptr || ranks->rank() == 0;
+  const bool unnamed = config.ballast.out.empty();
+  comm::collective_try(ranks, [&] {
+    if (first && unnamed) config.ballast.out = create_run_directory(request.config.file);
+  });
+  if (first) log_notes(config, LogLevel::info);
+  if (first && is_automatic(request) && !config.ballast.writes_checkpoints()) {
+    log(LogLevel::info,
+        "--resume=auto: without ballast.checkpoint_every there are no checkpoints, so a run that "
+        "is killed begins again");
+  }
+  try {
+    train::train(config, observer(config), &interrupted(),
+                 {.trace = request.trace,
+                  .directory = directory_of(request, config),
+                  .resume = resumed_path(request),
+                  .command = request.command,
+                  .checkpoint_now = &checkpoint_wanted(),
+                  .resuming = resuming_command(request, config),
+                  .allowed_changes = request.allowed_changes,
+                  .source = request.source},
+                 ranks);
+  } catch (const Error&) {
+    // Removes nothing if the run has written to it.
+    std::error_code ignored;
+    if (first && unnamed) std::filesystem::remove(config.ballast.out, ignored);
+    throw;
+  }
+}
+
+}  // namespace ballast::tools

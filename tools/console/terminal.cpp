@@ -1,0 +1,136 @@
+#include "tools/console/terminal.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <sstream>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+namespace ballast::tools {
+namespace {
+
+constexpr std::size_t kWidth = 80;
+constexpr std::size_t kNarrowest = 20;
+
+/// Whether the cursor is at the end of a live line. Warnings come from any thread.
+std::atomic<bool>& live_line() {
+  static std::atomic<bool> shown = false;
+  return shown;
+}
+
+/// Column at which the value of "  name   value" or "data   value" starts; 0 for other lines.
+std::size_t value_column(const std::string& line) {
+  for (const std::size_t column : {std::size_t{20}, std::size_t{7}}) {
+    if (line.size() <= column || line[column] == ' ' || line[column - 1] != ' ') continue;
+    if (column == 20 ? line.starts_with("  ") : line[column - 2] == ' ' && line[0] != ' ') {
+      return column;
+    }
+  }
+  return 0;
+}
+
+struct Taker {
+  std::mutex mutex;
+  LineTaker* taker = nullptr;
+};
+
+Taker& taker() {
+  static Taker only;
+  return only;
+}
+
+/// Whether there is a taker, for those who cannot wait for the mutex.
+std::atomic<bool>& has_taker() {
+  static std::atomic<bool> has = false;
+  return has;
+}
+
+std::string fit(const std::string& line, std::size_t width) {
+  if (line.size() <= width) return line;
+  const std::size_t column = value_column(line);
+  return wrap(line.substr(column), width, std::string(column, ' '))
+      .replace(0, column, line.substr(0, column));
+}
+
+}  // namespace
+
+void set_line_taker(LineTaker* given) {
+  const std::lock_guard lock(taker().mutex);
+  taker().taker = given;
+  has_taker() = given != nullptr;
+}
+
+bool take_line(const std::string& line, bool warning) {
+  const std::lock_guard lock(taker().mutex);
+  return taker().taker != nullptr && taker().taker->take(line, warning);
+}
+
+std::string wrap(const std::string& text, std::size_t width, const std::string& indent) {
+  std::istringstream words(text);
+  std::string result;
+  std::string line = indent;
+  for (std::string word; words >> word;) {
+    if (line.size() > indent.size() && line.size() + 1 + word.size() > width) {
+      result += line + "\n";
+      line = indent;
+    }
+    line += (line.size() > indent.size() ? " " : "") + word;
+  }
+  return result + line;
+}
+
+bool view_fills_terminal() {
+  return has_taker();
+}
+
+bool forget_live_line() {
+  return live_line().exchange(false);
+}
+
+void erase_live_line() {
+  if (!forget_live_line()) return;
+  fmt::print("{}", kEraseLine);
+  std::fflush(stdout);
+}
+
+Terminal::~Terminal() {
+  erase_live_line();
+}
+
+bool Terminal::available() {
+  const char* const type = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) == 1 && (type == nullptr || std::string_view(type) != "dumb");
+}
+
+std::size_t Terminal::width() const {
+  winsize size = {};
+  if (!interactive_ || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) {
+    return kWidth;
+  }
+  return std::clamp<std::size_t>(size.ws_col, kNarrowest, kWidth);
+}
+
+void Terminal::show(const std::string& line) const {
+  const bool broken = line.find('\n') != std::string::npos;
+  const std::string text = interactive_ && !broken ? fit(line, width()) : line;
+  if (take_line(text, false)) return;
+  erase_live_line();
+  fmt::print("{}\n", text);
+}
+
+void Terminal::live(const std::string& line) const {
+  if (!interactive_ || view_fills_terminal()) return;
+  erase_live_line();
+  // In the last column some terminals break the line.
+  fmt::print("{}", line.substr(0, width() - 1));
+  std::fflush(stdout);
+  live_line() = true;
+}
+
+}  // namespace ballast::tools
