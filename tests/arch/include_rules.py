@@ -19,6 +19,7 @@ MODULES = {
     "aio": ["core"],
     "cpu_adam": ["core"],
     "schedule": ["core", "model"],
+    "step": ["core", "model", "schedule"],
     "device": ["core"],
     "memory": ["core", "device"],
     "comm": ["core", "device"],
