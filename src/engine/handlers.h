@@ -16,6 +16,7 @@ struct ActionHandler {
 };
 
 // Handlers in files of their own.
+void run_pass(const CurrentOperation& at);
 void run_gate(const CurrentOperation& at);
 void run_update(const CurrentOperation& at);
 void run_update_on_device(const CurrentOperation& at);

@@ -20,6 +20,7 @@ MODULES = {
     "aio": ["core"],
     "cpu_adam": ["core"],
     "schedule": ["core", "model/spec"],
+    "step": ["core", "model/spec", "schedule"],
     "device": ["core"],
     "memory": ["core", "device"],
     "comm": ["core", "device"],
