@@ -13,6 +13,7 @@
 #include "ballast/core/cpu.h"
 #include "ballast/core/random.h"
 #include "ballast/device/host_stream.h"
+#include "ballast/inputs/engine_inputs.h"
 #include "ballast/schedule/executor.h"
 
 #include "src/calibrate/calibration.h"
@@ -159,11 +160,10 @@ class Kernels {
   };
 
   std::unique_ptr<device::Device> make_device(const Sample& sample) const {
-    const config::BallastSection& ballast = sample.config.ballast;
     const Bytes workspace =
         model::kernel_memory(model_, type_, shape_,
-                             device::kind_of({.kind = ballast.device, .type = type_}),
-                             ballast.compute_threads)
+                             device::kind_of(inputs::device_options(sample.config)),
+                             sample.config.ballast.compute_threads)
             .workspace;
     const Bytes activation = shape_.tokens() * model_.config.hidden_size * size_of(type_);
     Bytes bytes = workspace + 3 * activation + shape_.tokens() * sizeof(std::int32_t);
@@ -175,10 +175,10 @@ class Kernels {
     return make_device(sample, bytes + kRounding + 2 * copies_ * kPage);
   }
   static std::unique_ptr<device::Device> make_device(const Sample& sample, Bytes bytes) {
-    return device::make_device({.kind = sample.config.ballast.device,
-                                .type = sample.config.type,
-                                .budget = bytes,
-                                .compute_threads = sample.config.ballast.compute_threads});
+    device::DeviceOptions options = inputs::device_options(sample.config);
+    options.budget = bytes;
+    options.compute_threads = sample.config.ballast.compute_threads;
+    return device::make_device(options);
   }
 
   /// The pass through the only layer, or head, of the sample.
@@ -286,9 +286,10 @@ class Kernels {
 /// stream would take no time, while real work on a GPU has to wake the thread.
 double launch_seconds(const Sample& sample) {
   constexpr std::uint32_t kTurns = 200;
-  const config::Config& config = sample.config;
-  const auto device = device::make_device(
-      {.kind = config.ballast.device, .type = config.type, .budget = kPage, .compute_threads = 1});
+  device::DeviceOptions options = inputs::device_options(sample.config);
+  options.budget = kPage;
+  options.compute_threads = 1;
+  const auto device = device::make_device(options);
   const auto stream = device->make_stream("calibration");
   schedule::Plan plan;
   for (std::uint32_t i = 0; i < kTurns; ++i) {
@@ -321,9 +322,9 @@ bool short_enough(const schedule::Curve& curve, double flops, bool own) {
 }  // namespace
 
 int compute_team(const config::Config& config) {
-  const config::BallastSection& ballast = config.ballast;
-  if (!device::shares_host_cores({.kind = ballast.device, .type = config.type})) return 0;
-  return ballast.compute_threads > 0 ? ballast.compute_threads : device::default_compute_threads();
+  if (!device::shares_host_cores(inputs::device_options(config))) return 0;
+  const int named = config.ballast.compute_threads;
+  return named > 0 ? named : device::default_compute_threads();
 }
 
 std::uint64_t measurable_length(const Sample& sample) {

@@ -170,6 +170,6 @@ class CheckedStates {
 
 /// Calls `work`, which reads the checkpoint `folder`. Errors(data) that it throws then end with
 /// advice_after_damage().
-void advising(const std::filesystem::path& folder, const std::function<void()>& work);
+void with_restart_advice(const std::filesystem::path& folder, const std::function<void()>& work);
 
 }  // namespace ballast::checkpoint

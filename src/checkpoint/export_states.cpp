@@ -108,7 +108,7 @@ formats::ExportSummary export_states(const fs::path& from, const fs::path& out,
   check_names_states(from);
   if (names_checkpoint(from)) {
     formats::ExportSummary summary;
-    advising(from, [&] { summary = export_one(from); });
+    with_restart_advice(from, [&] { summary = export_one(from); });
     return summary;
   }
   for (const fs::path& folder : checkpoints_of(from)) {

@@ -13,7 +13,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 #include "ballast/state/checksum.h"
 #include "ballast/text/files.h"
@@ -119,8 +119,8 @@ CheckpointWriter::CheckpointWriter(engine::Engine& engine, fs::path run, Checkpo
       first_(ranks == nullptr || ranks->rank() == 0) {
   engine.finish();
   try {
-    comm::together(ranks_, [this] { make_folder(); });
-    comm::together(ranks_, [this] { start_own(); });
+    comm::collective_try(ranks_, [this] { make_folder(); });
+    comm::collective_try(ranks_, [this] { start_own(); });
   } catch (...) {
     give_up();
     throw;
@@ -182,12 +182,12 @@ std::uint64_t CheckpointWriter::finish_own() {
 
 fs::path CheckpointWriter::publish() {
   std::uint64_t own = 0;
-  comm::together(ranks_, [&] { own = finish_own(); });
+  comm::collective_try(ranks_, [&] { own = finish_own(); });
   std::vector<std::uint64_t> all(ranks_ == nullptr ? 1 : ranks_->world(), own);
   if (ranks_ != nullptr) {
     ranks_->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
   }
-  comm::together(ranks_, [&] {
+  comm::collective_try(ranks_, [&] {
     if (!first_) return;
     const fs::path temporary = incomplete(folder_);
     write_small(facts_file(temporary), facts_text(facts_, engine_.blueprint(), all));

@@ -9,8 +9,9 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
+#include "ballast/model/initialize.h"
 #include "ballast/state/swap_space.h"
 
 #include "src/device/profiler_range.h"
@@ -102,7 +103,7 @@ class Engine::Impl {
     expects(!executor_, "engine: start() was called twice");
     bool reuses = false;
     // Collectives follow, so all ranks must know when one cannot allocate.
-    comm::together(ranks_, [&] {
+    comm::collective_try(ranks_, [&] {
       const auto plan = state::plan_swap(options_.swap, blueprint_.schedule,
                                          blueprint_.options.kept_checkpoints, here, reuses);
       store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, plan);

@@ -66,7 +66,7 @@ void Lanes::join_ranks() {
     channels_.gathering_in_group = ranks.make_channel(device, group);
     channels_.gathering_share = ranks.make_channel(device, share);
   }
-  if (modules_.blueprint.model.config.ranks_sharing_experts() > 1) {
+  if (modules_.blueprint.model.expert_ranks > 1) {
     channels_.rows = std::make_unique<ChannelExchange>(ranks.make_channel(device, all));
   }
   channels_.gather_stream = device.make_stream("device-gather");

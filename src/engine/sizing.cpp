@@ -231,7 +231,7 @@ std::string describe_experts(const Blueprint& blueprint) {
   if (options.prefetches_experts) {
     text += fmt::format("{}weights move before the router has chosen", text.empty() ? "" : "; ");
   }
-  const std::uint64_t ranks = blueprint.model.config.ranks_sharing_experts();
+  const std::uint64_t ranks = blueprint.model.expert_ranks;
   if (ranks > 1) {
     text += fmt::format("{}{} ranks share those of a layer; results differ from those without",
                         text.empty() ? "" : "; ", ranks);

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <string>
 
+#include "ballast/config/choices.h"
 #include "ballast/core/descriptor.h"
 #include "ballast/core/units.h"
 
@@ -13,7 +14,7 @@ namespace ballast::formats {
 
 /// How the files of data.tokens are read.
 struct TokenUse {
-  std::string token_type = "auto";  ///< data.token_type
+  config::TokenType token_type = config::TokenType::automatic;
   std::uint64_t vocab_size = 0;
   std::filesystem::path model;  ///< a folder with a tokenizer, for advice; "" if unknown
   bool as_is = false;           ///< data.as_is: read files of other formats as tokens alone

@@ -153,9 +153,9 @@ class SlotMaker {
       const StepValue& value = program_.values[id];
       if (question_.keeps(value)) wait_in(id, Tier::device, bytes_of(program_, value));
     }
-    slots_.staging =
-        list_.add_slots("activation staging", Tier::host, Kind::staging, largest,
-                        std::min<std::size_t>(question_.options.activation_staging, to_nvme));
+    slots_.staging = list_.add_slots(
+        "activation staging", Tier::host, Kind::staging, largest,
+        std::min<std::size_t>(question_.options.buffers.activation_staging, to_nvme));
   }
 
   void wait_in(ValueId id, Tier tier, Bytes bytes) {

@@ -203,8 +203,8 @@ void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to, 
 ValueTable::Blocks Movements::blocks_ahead(std::uint32_t router, model::ValueId routing) const {
   const ValueTable::Blocks counting = work_.values->counting_in(routing);
   // The weights of the router, and of blocks for all rows, are used first.
-  std::uint32_t slots = options_.weight_slots;
-  std::uint32_t staging = options_.weight_staging;
+  std::uint32_t slots = options_.buffers.weight_slots;
+  std::uint32_t staging = options_.buffers.weight_staging;
   const auto take = [&](std::uint32_t b) {
     const bool passes = at(b).weights != Tier::device || rank_.splits_weights(b);
     const bool fetched = at(b).weights == Tier::nvme;

@@ -9,6 +9,7 @@
 #include "ballast/core/view.h"
 #include "ballast/device/device.h"
 #include "ballast/model/architecture.h"
+#include "ballast/model/attention_backend.h"
 #include "ballast/model/gradient_stats.h"
 #include "ballast/model/kernel_sizes.h"
 #include "ballast/model/pass_arguments.h"
@@ -130,16 +131,6 @@ class Compute {
   virtual void decode_block(device::Stream& stream, std::size_t block, ConstDeviceBytes stored,
                             DeviceBytes weights) = 0;
 };
-
-/// The attention implementation of the CUDA device: own kernels, or cuDNN for the bf16 forward
-/// pass. Results of different implementations differ in their bits.
-enum class AttentionBackend {
-  best,   ///< cuDNN if available
-  own,    ///< own kernels
-  cudnn,  ///< cuDNN, or an Error
-};
-/// Reads ballast.attention: "auto" (best), "own" or "cudnn".
-AttentionBackend parse_attention_backend(std::string_view name);
 
 /// Kernels of the CUDA device; the host device has its own.
 struct KernelOptions {

@@ -33,8 +33,7 @@ class BlockBuilder {
   BlockBuilder& columns_of(std::uint64_t columns_in_all, std::uint64_t first_column);
   /// Declares the block to be a part of a layer that is cut.
   BlockBuilder& part(LayerPart part);
-  /// Begins expert `number`, which computes this share of the tokens. A block with several experts
-  /// begins each of them, one behind the other.
+  /// Declares the block to be expert `number`, which computes this share of the tokens.
   BlockBuilder& expert(std::uint64_t number, double token_share);
   /// Declares attention with this total width of heads, to the last `window` tokens (0: all).
   BlockBuilder& attend(std::uint64_t width, std::uint64_t window = 0);
@@ -90,8 +89,7 @@ struct CheckpointRules {
 };
 
 /// A family of models: keys and rules beyond those of all models, and named tensors. Its layer,
-/// forward and backward, is a template over the operations of a device, in the same file
-/// (src/model/compute).
+/// forward and backward, is a template over the operations of a device (src/model/compute).
 class Family {
  public:
   virtual ~Family() = default;
@@ -126,6 +124,11 @@ class Family {
   /// Their number.
   [[nodiscard]] virtual std::size_t count_blocks_of_layer(const ModelConfig& config,
                                                           std::uint64_t index) const;
+  /// The experts of layer `index`; 0: it has none.
+  [[nodiscard]] virtual std::uint64_t experts_of_layer(const ModelConfig& /*config*/,
+                                                       std::uint64_t /*index*/) const {
+    return 0;
+  }
   /// The factor of attention's scores; 0: 1 / sqrt(head_dim).
   [[nodiscard]] virtual double score_scale(const ModelConfig& /*config*/) const { return 0.0; }
   /// Whether what a token gets depends on the length of its document, in documents of at most

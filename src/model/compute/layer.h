@@ -318,7 +318,7 @@ class Layer {
   /// Takes memory that lasts from call to call; other blocks use that of take_memory() in between.
   virtual void take_lasting_memory(Bump& /*bump*/) {}
 
-  /// Views as in Compute::layer_forward; `positions` is null if sequences are documents, `kept` if
+  /// Views as in Kernel::layer; `positions` is null if sequences are documents, `kept` if
   /// nothing is kept.
   void forward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* out,
                std::byte* kept) {

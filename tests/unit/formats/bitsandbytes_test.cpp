@@ -19,6 +19,7 @@
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
 #include "ballast/model/quantization.h"
+#include "ballast/model/quantized_values.h"
 #include "ballast/planner/make_engine.h"
 
 #include "src/train/initial_weights.h"
@@ -155,7 +156,7 @@ TEST(Bitsandbytes, ARunHasTheCodesOfTheFolder) {
   for (const bool nested : {false, true}) {
     const fs::path folder = fixture(nested ? "nested" : "nf4");
     const config::Config config = config_of(folder, kAdapters);
-    EXPECT_EQ(config.ballast.quantized_base, "nf4");
+    EXPECT_EQ(config.ballast.quantized_base, config::QuantizedBase::nf4);
     EXPECT_EQ(config.ballast.double_quantization, nested);
     Started run(config);
     const WeightFiles files(folder);
@@ -232,13 +233,14 @@ TEST(Bitsandbytes, AdaptersAreMergedIntoDecodedWeights) {
 }
 
 TEST(Bitsandbytes, OnlyFrozenMatricesAreKeptAsCodes) {
-  EXPECT_EQ(config_of(fixture("nested")).ballast.quantized_base, "none");
-  EXPECT_EQ(config_of(fixture("int8"), kAdapters).ballast.quantized_base, "none");
+  EXPECT_EQ(config_of(fixture("nested")).ballast.quantized_base, config::QuantizedBase::none);
+  EXPECT_EQ(config_of(fixture("int8"), kAdapters).ballast.quantized_base,
+            config::QuantizedBase::none);
   const auto trained = [](const std::string& patterns) {
     return config_of(fixture("nested"), {"ballast.train=" + patterns}).ballast.quantized_base;
   };
-  EXPECT_EQ(trained(R"(["model.layers.1.*"])"), "nf4");
-  EXPECT_EQ(trained(R"(["model.layers.*"])"), "none");
+  EXPECT_EQ(trained(R"(["model.layers.1.*"])"), config::QuantizedBase::nf4);
+  EXPECT_EQ(trained(R"(["model.layers.*"])"), config::QuantizedBase::none);
 }
 
 /// Tensors as files have them: dtype, shape, bytes.
@@ -307,7 +309,7 @@ TEST(Bitsandbytes, DenseWeightsAreUsedAsTheyAreWhateverTheirConfigSays) {
        {theirs["quantization_config"], fp4, json{{"quant_method", "gptq"}, {"bits", 4}}}) {
     write_description(plain, left, quantization);
     const config::Config config = config_of(left, kAdapters);
-    EXPECT_EQ(config.ballast.quantized_base, "none");
+    EXPECT_EQ(config.ballast.quantized_base, config::QuantizedBase::none);
     EXPECT_TRUE(has_note(config, "quantization_config is a leftover"));
     expect_equal_runs(config, config_of(plain, kAdapters), true);
     fs::remove_all(dir.path() / "again");
@@ -320,7 +322,7 @@ TEST(Bitsandbytes, CodesAreRecognisedWithoutTheirConfig) {
   fs::copy(fixture("nested"), dir.path() / "bare");
   write_description(fixture("nested"), dir.path() / "bare", nullptr);
   const config::Config config = config_of(dir.path() / "bare", kAdapters);
-  EXPECT_EQ(config.ballast.quantized_base, "nf4");
+  EXPECT_EQ(config.ballast.quantized_base, config::QuantizedBase::nf4);
   EXPECT_TRUE(config.ballast.double_quantization);
   EXPECT_FALSE(has_note(config, "leftover"));
 }
@@ -347,7 +349,7 @@ TEST(Bitsandbytes, MixedFoldersAreDecoded) {
   static_cast<void>(copy.open());
   fs::copy_file(fixture("nested") / "config.json", copy.dir.path() / "config.json");
   const config::Config config = config_of(copy.dir.path(), kAdapters);
-  EXPECT_EQ(config.ballast.quantized_base, "none");
+  EXPECT_EQ(config.ballast.quantized_base, config::QuantizedBase::none);
   EXPECT_TRUE(has_note(config, "\"auto\" is \"none\": 13 of 14 frozen matrices"));
 }
 

@@ -357,6 +357,7 @@ TEST(Builder, SumsAreThoseOfTheListedBuffers) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     Problem problem = seed % 2 == 0 ? random_problem(seed) : random_evaluation(seed);
     problem.options.kept_checkpoints = static_cast<std::uint32_t>(seed % 3);
+    problem.workload = with_program(problem.workload);
     const auto& [work, placement, options] = problem;
     EXPECT_EQ(sums_of(sum_buffers(work, placement, options)),
               sums_of(list_buffers(work, placement, options)))
@@ -369,6 +370,7 @@ TEST(Builder, ACheckpointInTheBackgroundHasRoomBesideTheOthers) {
     Problem problem = uniform(3, 1, others, others);
     problem.placement.blocks[0].optimizer = first;
     problem.options.kept_checkpoints = kept;
+    problem.workload = with_program(problem.workload);
     const auto& [work, placement, options] = problem;
     std::size_t homes = 0;
     std::size_t for_checkpoints = 0;
@@ -392,7 +394,7 @@ TEST(Builder, RefusesWhatMakesNoSense) {
   problem.placement.blocks.pop_back();
   EXPECT_THROW(build(problem), Error);
   problem = uniform(3, 1, Tier::host, Tier::host);
-  problem.options.weight_slots = 0;
+  problem.options.buffers.weight_slots = 0;
   EXPECT_THROW(build(problem), Error);
   problem = uniform(3, 2, Tier::host, Tier::host);
   problem.workload.evaluation_micro_batches = 3;

@@ -260,10 +260,9 @@ void Interpreter::move_states(const Operation& op) {
 
 void Interpreter::gather(const Operation& op) {
   const bool in_place = op.buffer(Role::weights_source) == kNoBuffer;
-  const RankGroup wanted_group = !in_place                         ? RankGroup::weight_copy
-                                 : home(op.block) == Extent::whole ? RankGroup::all
-                                                                   : RankGroup::same_share;
-  if (op.plain.group != wanted_group) complain(op, "gathers from other ranks");
+  const RankGroup kept = home(op.block) == Extent::whole ? RankGroup::all : RankGroup::same_share;
+  if (op.plain.group != (in_place ? kept : RankGroup::weight_copy))
+    complain(op, "gathers from other ranks");
   if (in_place) {
     const bool trained_only = held_[op.buffer(Role::weights)].trained_only;
     Content wanted = weights(op.block, torn_home(op.block));

@@ -1,10 +1,9 @@
-#include "ballast/model/compute.h"
-
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
 #include "ballast/device/host_stream.h"
 #include "ballast/model/attention.h"
+#include "ballast/model/compute.h"
 
 #include "src/model/cuda/factories.h"
 #include "src/model/host/factories.h"
@@ -34,13 +33,6 @@ void require_shape(const Architecture& model, MicroBatchShape shape) {
 }
 
 }  // namespace
-
-AttentionBackend parse_attention_backend(std::string_view name) {
-  if (name == "own") return AttentionBackend::own;
-  if (name == "cudnn") return AttentionBackend::cudnn;
-  expects(name == "auto", "ballast.attention must be auto, own or cudnn");
-  return AttentionBackend::best;
-}
 
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
                                       MicroBatchShape shape, const KernelOptions& options) {
