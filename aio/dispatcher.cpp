@@ -103,14 +103,14 @@ bool Dispatcher::run(Transport& transport) {
 }
 
 void Dispatcher::accept(const RequestTable::Orders& orders) {
-  for (Transfer* transfer : orders.arrivals) {
+  for (ActiveRequest* transfer : orders.arrivals) {
     if (transfer->completion.length == 0) {
       ended_.push_back(transfer);
     } else {
       backlog(*transfer).push_back(transfer);
     }
   }
-  for (Transfer* transfer : orders.lifted) {
+  for (ActiveRequest* transfer : orders.lifted) {
     if (std::erase(ahead_, transfer) > 0) waited_.push_back(transfer);
     transfer->lifted = true;
   }
@@ -120,7 +120,7 @@ void Dispatcher::accept(const RequestTable::Orders& orders) {
 
 void Dispatcher::end_backlog(int error_number) {
   for (Backlog* queue : {&waited_, &ahead_, &writes_}) {
-    for (Transfer* transfer : std::exchange(*queue, {})) {
+    for (ActiveRequest* transfer : std::exchange(*queue, {})) {
       if (transfer->completion.error_number == 0) transfer->completion.error_number = error_number;
       transfer->cut = transfer->completion.length;
       if (transfer->in_flight == 0) ended_.push_back(transfer);
@@ -128,25 +128,25 @@ void Dispatcher::end_backlog(int error_number) {
   }
 }
 
-Dispatcher::Backlog& Dispatcher::backlog(const Transfer& transfer) {
+Dispatcher::Backlog& Dispatcher::backlog(const ActiveRequest& transfer) {
   if (transfer.completion.direction == Direction::write) return writes_;
   return transfer.request.ahead && !transfer.lifted ? ahead_ : waited_;
 }
 
-void Dispatcher::remove_from_backlog(Transfer& transfer) {
+void Dispatcher::remove_from_backlog(ActiveRequest& transfer) {
   if (transfer.cut == transfer.completion.length) return;
   std::erase(backlog(transfer), &transfer);
   transfer.cut = transfer.completion.length;
 }
 
-Transfer* Dispatcher::next_transfer() const {
+ActiveRequest* Dispatcher::next_transfer() const {
   for (const Backlog* queue : {&waited_, &ahead_, &writes_}) {
     if (!queue->empty()) return queue->front();
   }
   return nullptr;
 }
 
-Bytes Dispatcher::next_length(const Transfer& transfer) const {
+Bytes Dispatcher::next_length(const ActiveRequest& transfer) const {
   const Bytes granule = transfer.request.file->alignment();
   const Bytes whole = std::max(granule, block_bytes_ / granule * granule);
   return std::min<Bytes>(whole, transfer.completion.length - transfer.cut);
@@ -155,7 +155,7 @@ Bytes Dispatcher::next_length(const Transfer& transfer) const {
 void Dispatcher::start_blocks(Transport& transport) {
   bool any = false;
   while (has_room()) {
-    Transfer* const transfer = next_transfer();
+    ActiveRequest* const transfer = next_transfer();
     if (transfer == nullptr) break;
     cut(*transfer, next_length(*transfer), transport);
     any = true;
@@ -163,7 +163,7 @@ void Dispatcher::start_blocks(Transport& transport) {
   if (any) ++progress_.batches;
 }
 
-void Dispatcher::cut(Transfer& transfer, Bytes length, Transport& transport) {
+void Dispatcher::cut(ActiveRequest& transfer, Bytes length, Transport& transport) {
   const Request& request = transfer.request;
   Piece& piece = *idle_.back();
   idle_.pop_back();
@@ -186,7 +186,7 @@ void Dispatcher::cut(Transfer& transfer, Bytes length, Transport& transport) {
 }
 
 void Dispatcher::finish(Piece& piece, Transport& transport) {
-  Transfer& transfer = *piece.transfer;
+  ActiveRequest& transfer = *piece.transfer;
   if (transfer.abandoned) return retire(piece);
   if (piece.result == -EINTR) return restart(piece, transport);
   if (piece.result == -EAGAIN && ++piece.refusals < kMaxRefusals) {
@@ -228,7 +228,7 @@ void Dispatcher::restart(Piece& piece, Transport& transport) {
 }
 
 void Dispatcher::retire(Piece& piece) {
-  Transfer& transfer = *std::exchange(piece.transfer, nullptr);
+  ActiveRequest& transfer = *std::exchange(piece.transfer, nullptr);
   idle_.push_back(&piece);
   in_flight_bytes_ -= piece.length;
   if (piece.stalled) --stalled_;
@@ -243,7 +243,7 @@ void Dispatcher::retire(Piece& piece) {
   }
 }
 
-void Dispatcher::fail(Transfer& transfer, int error_number) {
+void Dispatcher::fail(ActiveRequest& transfer, int error_number) {
   if (transfer.completion.error_number == 0) transfer.completion.error_number = error_number;
   remove_from_backlog(transfer);
 }
@@ -282,7 +282,7 @@ void Dispatcher::watch() {
 }
 
 void Dispatcher::abandon(Piece& piece) {
-  Transfer& transfer = *piece.transfer;
+  ActiveRequest& transfer = *piece.transfer;
   if (transfer.abandoned) return;
   fail(transfer, ETIMEDOUT);
   transfer.abandoned = true;
@@ -290,7 +290,7 @@ void Dispatcher::abandon(Piece& piece) {
 }
 
 void Dispatcher::settle() {
-  for (Transfer* transfer : ended_) {
+  for (ActiveRequest* transfer : ended_) {
     transfer->completion.seconds =
         std::chrono::duration<double>(Clock::now() - transfer->submitted).count();
     if (!transfer->abandoned) give_back_memory(transfer->request);
@@ -304,7 +304,7 @@ void Dispatcher::settle() {
 
 bool Dispatcher::has_room() const {
   if (idle_.empty()) return false;
-  const Transfer* const transfer = next_transfer();
+  const ActiveRequest* const transfer = next_transfer();
   const Bytes next = transfer == nullptr ? 1 : next_length(*transfer);
   return in_flight_bytes_ == 0 || in_flight_bytes_ + next <= in_flight_limit_;
 }

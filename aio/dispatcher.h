@@ -25,25 +25,25 @@ class Dispatcher {
  private:
   /// A block in flight, advanced past the transferred bytes at each restart.
   struct Piece : Block {
-    Transfer* transfer = nullptr;
+    ActiveRequest* transfer = nullptr;
     unsigned refusals = 0;  ///< EAGAIN in a row
     Clock::time_point started;
     bool stalled = false;  ///< a warning was logged
   };
-  using Backlog = std::deque<Transfer*>;
+  using Backlog = std::deque<ActiveRequest*>;
 
   void accept(const RequestTable::Orders& orders);
   void end_backlog(int error_number);
-  Backlog& backlog(const Transfer& transfer);
-  void remove_from_backlog(Transfer& transfer);
+  Backlog& backlog(const ActiveRequest& transfer);
+  void remove_from_backlog(ActiveRequest& transfer);
   void start_blocks(Transport& transport);
-  [[nodiscard]] Transfer* next_transfer() const;
-  [[nodiscard]] Bytes next_length(const Transfer& transfer) const;
-  void cut(Transfer& transfer, Bytes length, Transport& transport);
+  [[nodiscard]] ActiveRequest* next_transfer() const;
+  [[nodiscard]] Bytes next_length(const ActiveRequest& transfer) const;
+  void cut(ActiveRequest& transfer, Bytes length, Transport& transport);
   void finish(Piece& piece, Transport& transport);
   void restart(Piece& piece, Transport& transport);
   void retire(Piece& piece);
-  void fail(Transfer& transfer, int error_number);
+  void fail(ActiveRequest& transfer, int error_number);
   void look_at_the_clock();
   void watch();
   void abandon(Piece& piece);
@@ -72,7 +72,7 @@ class Dispatcher {
   bool cancelled_ = false;
   Clock::time_point now_;
   Clock::time_point watched_;
-  std::vector<Transfer*> ended_;
+  std::vector<ActiveRequest*> ended_;
   QueueCounters progress_;
 };
 

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <string>
+#include <string_view>
+
+#include <sys/stat.h>
 
 #include "ballast/core/descriptor.h"
 
@@ -11,6 +14,14 @@ struct NamedFile {
   Descriptor descriptor;
   std::string path;
 };
+
+/// Names of files that create_named() makes are PREFIX PID-N.
+inline constexpr std::string_view kSwapPrefix = ".ballast-swap-";
+
+/// Locks the open file, unless another process has. Held until the descriptor is closed.
+bool try_lock(const Descriptor& file);
+/// Whether `name` in the open `directory` is still the file with `status`.
+bool is_same_file(int directory, const char* name, const struct stat& status);
 
 /// Creates DIRECTORY/.ballast-swap-PID-N with `flags` added to O_RDWR and locks it. The
 /// file counts as in use until the descriptor is closed, also by the end of the process. On failure

@@ -34,8 +34,8 @@ void validate(const Request& request) {
   aligned(reinterpret_cast<std::uintptr_t>(bytes.data()), "the buffer's address");
 }
 
-std::unique_ptr<Transfer> make_transfer(Request request, Clock::time_point now) {
-  auto transfer = std::make_unique<Transfer>();
+std::unique_ptr<ActiveRequest> make_transfer(Request request, Clock::time_point now) {
+  auto transfer = std::make_unique<ActiveRequest>();
   transfer->submitted = now;
   transfer->completion.direction = request.direction;
   transfer->completion.offset = request.offset;
@@ -78,7 +78,7 @@ Completion RequestTable::wait(Ticket ticket) {
   const auto found = transfers_.find(ticket.id);
   expects(found != transfers_.end() && !found->second->claimed,
           "wait for an aio ticket that was never issued or was already waited for");
-  Transfer& transfer = *found->second;
+  ActiveRequest& transfer = *found->second;
   transfer.claimed = true;
   // A sleeping owner thread has started everything or has no room, so it need not wake up.
   if (!transfer.done && transfer.request.ahead) lifted_.push_back(ticket.id);
@@ -138,7 +138,7 @@ bool RequestTable::may_sleep(bool has_room) {
   return true;
 }
 
-void RequestTable::end(std::span<Transfer* const> transfers, const QueueCounters& progress) {
+void RequestTable::end(std::span<ActiveRequest* const> transfers, const QueueCounters& progress) {
   bool awaited = false;
   {
     const std::scoped_lock lock(mutex_);
@@ -147,7 +147,7 @@ void RequestTable::end(std::span<Transfer* const> transfers, const QueueCounters
     counters_.blocks += progress.blocks;
     counters_.continued += progress.continued;
     counters_.batches += progress.batches;
-    for (Transfer* transfer : transfers) {
+    for (ActiveRequest* transfer : transfers) {
       transfer->done = true;
       transfer->free = transfer->in_flight == 0;
       awaited = awaited || transfer->claimed;
@@ -156,7 +156,7 @@ void RequestTable::end(std::span<Transfer* const> transfers, const QueueCounters
   if (awaited) done_.notify_all();
 }
 
-void RequestTable::forget(Transfer& transfer) {
+void RequestTable::forget(ActiveRequest& transfer) {
   const std::scoped_lock lock(mutex_);
   transfer.free = true;
   orphans_.erase(transfer.id);

@@ -28,8 +28,8 @@ class RequestTable {
   void set_transport(Transport* transport);
   /// Changes since the last take().
   struct Orders {
-    std::vector<Transfer*> arrivals;
-    std::vector<Transfer*> lifted;  ///< reads ahead that now have a waiter
+    std::vector<ActiveRequest*> arrivals;
+    std::vector<ActiveRequest*> lifted;  ///< reads ahead that now have a waiter
     bool cancelled = false;
     bool stopping = false;
   };
@@ -39,14 +39,14 @@ class RequestTable {
   bool may_sleep(bool has_room);
   /// Hands over ended transfers (their memory is back, or they are abandoned) and adds to the
   /// totals.
-  void end(std::span<Transfer* const> transfers, const QueueCounters& progress);
+  void end(std::span<ActiveRequest* const> transfers, const QueueCounters& progress);
   /// Called when the last block of an abandoned transfer has come back.
-  void forget(Transfer& transfer);
+  void forget(ActiveRequest& transfer);
   enum class Ending { running, complete, parked };
   void finish(Ending ending);
 
  private:
-  using Owned = std::unique_ptr<Transfer>;
+  using Owned = std::unique_ptr<ActiveRequest>;
   void wake();
 
   mutable std::mutex mutex_;
@@ -55,7 +55,7 @@ class RequestTable {
   std::unordered_map<std::uint64_t, Owned> transfers_;
   /// Transfers already waited for that still have blocks at the device.
   std::unordered_map<std::uint64_t, Owned> orphans_;
-  std::vector<Transfer*> arrivals_;
+  std::vector<ActiveRequest*> arrivals_;
   std::vector<std::uint64_t> lifted_;
   std::uint64_t last_id_ = 0;
   QueueCounters counters_;

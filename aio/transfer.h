@@ -11,7 +11,7 @@ using Clock = std::chrono::steady_clock;
 
 /// A request in progress. Until done it belongs to the owner thread, except for the fields that
 /// RequestTable guards.
-struct Transfer {
+struct ActiveRequest {
   std::uint64_t id = 0;
   Request request;
   Completion completion;

@@ -22,45 +22,45 @@ constexpr double kOverflow = 0x1.ffffffp127;
 /// A number computed in double, and how far from it the same computation in float may be:
 /// Wilkinson's running error analysis. Source: Higham, "Accuracy and stability of numerical
 /// algorithms", 2nd edition, section 3.3.
-struct Number {
+struct BoundedNumber {
   double value = 0.0;
   double error = 0.0;
 };
 
 /// The result of one operation in float, given the error `carried` over from its operands.
-Number rounded(double value, double carried) {
+BoundedNumber rounded(double value, double carried) {
   if (std::fabs(value) >= kOverflow) value = std::copysign(INFINITY, value);
   if (!std::isfinite(value)) return {value, 0.0};
   return {value, carried + kUnit * (std::fabs(value) + carried) + kTiny};
 }
 
 /// A coefficient computed in double and rounded to float once.
-Number coefficient(double value) {
+BoundedNumber coefficient(double value) {
   return rounded(value, 0.0);
 }
 
-double product_error(Number a, Number b) {
+double product_error(BoundedNumber a, BoundedNumber b) {
   return std::fabs(a.value) * b.error + std::fabs(b.value) * a.error + a.error * b.error;
 }
 
-Number operator+(Number a, Number b) {
+BoundedNumber operator+(BoundedNumber a, BoundedNumber b) {
   return rounded(a.value + b.value, a.error + b.error);
 }
-Number operator-(Number a, Number b) {
+BoundedNumber operator-(BoundedNumber a, BoundedNumber b) {
   return rounded(a.value - b.value, a.error + b.error);
 }
-Number operator-(Number a) {
+BoundedNumber operator-(BoundedNumber a) {
   return {-a.value, a.error};
 }
-Number operator*(Number a, Number b) {
+BoundedNumber operator*(BoundedNumber a, BoundedNumber b) {
   return rounded(a.value * b.value, product_error(a, b));
 }
 
-Number fma(Number a, Number b, Number c) {
+BoundedNumber fma(BoundedNumber a, BoundedNumber b, BoundedNumber c) {
   return rounded(a.value * b.value + c.value, product_error(a, b) + c.error);
 }
 
-Number operator/(Number a, Number b) {
+BoundedNumber operator/(BoundedNumber a, BoundedNumber b) {
   const double quotient = a.value / b.value;
   const double least = std::fabs(b.value) - b.error;
   if (least <= 0.0) return rounded(quotient, INFINITY);
@@ -68,7 +68,7 @@ Number operator/(Number a, Number b) {
 }
 
 /// |sqrt(x) - sqrt(y)| is |x - y| / (sqrt(x) + sqrt(y)), and no more than sqrt(|x - y|).
-Number sqrt(Number a) {
+BoundedNumber sqrt(BoundedNumber a) {
   const double root = std::sqrt(a.value);
   const double steep = std::sqrt(a.error);
   return rounded(root, root > steep ? a.error / root : steep);
@@ -76,28 +76,29 @@ Number sqrt(Number a) {
 
 /// The result of one update before the moments are rounded to their format.
 struct Expected {
-  Number weight, first, second;
+  BoundedNumber weight, first, second;
   /// Also correct weights: where rounding may change the sign in Lion's rule.
-  std::array<Number, 2> other_weights{};
+  std::array<BoundedNumber, 2> other_weights{};
   std::size_t others = 0;
 };
 
 /// The gradient with L2 weight decay.
-Number with_decay(const Hyper& hyper, Number weight, Number gradient) {
+BoundedNumber with_decay(const Hyper& hyper, BoundedNumber weight, BoundedNumber gradient) {
   return fma(coefficient(hyper.weight_decay), weight, gradient);
 }
 
 /// The factor of decoupled weight decay.
-Number decay(const Hyper& hyper) {
+BoundedNumber decay(const Hyper& hyper) {
   return coefficient(1.0 - hyper.learning_rate * hyper.weight_decay);
 }
 
 /// from + (1 - beta) * (to - from).
-Number interpolated(double beta, Number from, Number to) {
+BoundedNumber interpolated(double beta, BoundedNumber from, BoundedNumber to) {
   return fma(coefficient(1.0 - beta), to - from, from);
 }
 
-Expected adam(const Hyper& hyper, Number p, Number m, Number v, Number g) {
+Expected adam(const Hyper& hyper, BoundedNumber p, BoundedNumber m, BoundedNumber v,
+              BoundedNumber g) {
   const auto step = static_cast<double>(hyper.step);
   const double correction1 = 1.0 - std::pow(hyper.beta1, step);
   const double correction2 = std::sqrt(1.0 - std::pow(hyper.beta2, step));
@@ -106,28 +107,28 @@ Expected adam(const Hyper& hyper, Number p, Number m, Number v, Number g) {
   Expected result;
   result.first = interpolated(hyper.beta1, m, g);
   result.second = fma(coefficient(1.0 - hyper.beta2) * g, g, v * coefficient(hyper.beta2));
-  const Number size = coefficient(hyper.learning_rate * correction2 / correction1);
-  const Number update =
+  const BoundedNumber size = coefficient(hyper.learning_rate * correction2 / correction1);
+  const BoundedNumber update =
       size * result.first / (sqrt(result.second) + coefficient(hyper.epsilon * correction2));
   result.weight = decoupled ? fma(p, decay(hyper), -update) : p - update;
   return result;
 }
 
-Expected adagrad(const Hyper& hyper, Number p, Number v, Number g) {
+Expected adagrad(const Hyper& hyper, BoundedNumber p, BoundedNumber v, BoundedNumber g) {
   g = with_decay(hyper, p, g);
   Expected result;
   result.second = fma(g, g, v);
-  const Number update =
+  const BoundedNumber update =
       coefficient(hyper.learning_rate) * g / (sqrt(result.second) + coefficient(hyper.epsilon));
   result.weight = p - update;
   return result;
 }
 
-Expected lion(const Hyper& hyper, Number p, Number m, Number g) {
-  const Number direction = interpolated(hyper.beta1, m, g);
-  const Number rate = coefficient(hyper.learning_rate);
-  const Number up = fma(p, decay(hyper), rate);
-  const Number down = fma(p, decay(hyper), -rate);
+Expected lion(const Hyper& hyper, BoundedNumber p, BoundedNumber m, BoundedNumber g) {
+  const BoundedNumber direction = interpolated(hyper.beta1, m, g);
+  const BoundedNumber rate = coefficient(hyper.learning_rate);
+  const BoundedNumber up = fma(p, decay(hyper), rate);
+  const BoundedNumber down = fma(p, decay(hyper), -rate);
   Expected result;
   result.first = interpolated(hyper.beta2, m, g);
   const double u = direction.value;
@@ -143,21 +144,21 @@ Expected lion(const Hyper& hyper, Number p, Number m, Number g) {
   return result;
 }
 
-Expected sgd(const Hyper& hyper, Number p, Number m, Number g) {
+Expected sgd(const Hyper& hyper, BoundedNumber p, BoundedNumber m, BoundedNumber g) {
   g = with_decay(hyper, p, g);
-  const Number momentum = coefficient(hyper.momentum);
+  const BoundedNumber momentum = coefficient(hyper.momentum);
   Expected result;
   result.first = fma(momentum, m, g);
-  const Number direction = hyper.nesterov ? fma(momentum, result.first, g) : result.first;
+  const BoundedNumber direction = hyper.nesterov ? fma(momentum, result.first, g) : result.first;
   result.weight = fma(-coefficient(hyper.learning_rate), direction, p);
   return result;
 }
 
 Expected updated(const Hyper& hyper, const Element& before) {
-  const Number p{before.weight};
-  const Number m{before.first};
-  const Number v{before.second};
-  const Number g = Number{before.gradient} * Number{hyper.gradient_scale};
+  const BoundedNumber p{before.weight};
+  const BoundedNumber m{before.first};
+  const BoundedNumber v{before.second};
+  const BoundedNumber g = BoundedNumber{before.gradient} * BoundedNumber{hyper.gradient_scale};
   switch (hyper.optimizer) {
     case Optimizer::adamw:
     case Optimizer::adam:
@@ -180,14 +181,14 @@ double spacing(double magnitude, int bits, double smallest) {
 }
 
 /// `exact` rounded up or down to one of its two neighbours (spacing()).
-Number stored(Number exact, int bits, double smallest) {
+BoundedNumber stored(BoundedNumber exact, int bits, double smallest) {
   if (!std::isfinite(exact.value)) return exact;
   const double most = std::fabs(exact.value) + exact.error;
   return {exact.value, exact.error + spacing(most, bits, smallest)};
 }
 
 /// The distance in units of the bound; see reference_error.
-double distance(Number expected, float actual) {
+double distance(BoundedNumber expected, float actual) {
   if (std::isfinite(expected.value) && std::isfinite(actual)) {
     const double off = std::fabs(static_cast<double>(actual) - expected.value);
     return off == 0.0 ? 0.0 : off / expected.error;

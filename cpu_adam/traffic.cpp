@@ -41,7 +41,7 @@ std::string Traffic::formula() const {
 Traffic traffic(Optimizer optimizer, Weights::Format weights, DType gradient,
                 Moments::Format moments) {
   const ElementSizes sizes = sizes_of(optimizer, weights, gradient, moments);
-  Traffic result;
+  Traffic result = {.first_moment = sizes.first, .second_moment = sizes.second};
   const auto add = [&result](std::string_view name, std::size_t bytes, bool read, bool written) {
     if (bytes > 0) result.arrays.push_back({name, bytes, read, written});
   };

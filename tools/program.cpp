@@ -14,8 +14,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "ballast/comm/collective_try.h"
 #include "ballast/comm/launch.h"
-#include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/text/json.h"
@@ -85,7 +85,7 @@ void open_standard_streams() {
 [[noreturn]] void refuse(const Error& error, const comm::Launch& launch) {
   if (launch.world > 1) {
     run_as_rank(launch, {}, [&error](comm::Ranks& ranks) {
-      comm::together(&ranks, [&error] { throw Error(error); });
+      comm::collective_try(&ranks, [&error] { throw Error(error); });
     });
   }
   throw Error(error);

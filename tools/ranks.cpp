@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 
 #include "tools/process.h"
 

@@ -169,10 +169,11 @@ std::string describe_paths(const config::Config& config) {
 
 /// Device and, for a GPU, the version of its driver.
 std::string describe_device(const config::Config& config) {
-  const std::string gpu = device::gpu_name({.kind = config.ballast.device, .type = config.type});
+  const std::string gpu = device::gpu_name(inputs::device_options(config));
   std::string driver;
   if (!gpu.empty()) std::getline(std::ifstream("/sys/module/nvidia/version"), driver);
-  return config.ballast.device + gpu + (driver.empty() ? "" : " driver " + driver);
+  return std::string(config::name_of(config.ballast.device)) + gpu +
+         (driver.empty() ? "" : " driver " + driver);
 }
 
 /// One calibration: measures the parts that are not known, one after the other.
@@ -189,13 +190,13 @@ class Calibrating {
 
   Calibration run() {
     // First, since a path that cannot be used ends it.
-    if (inputs::may_swap(sample_.config) && !has_part(result_.rates, Part::swap)) swap();
+    if (inputs::may_swap(sample_.config) && !has_part(result_.rates, CalibrationPart::swap)) swap();
     sample_.check_interrupt();
-    sample_.length =
-        has_part(result_.rates, Part::compute) ? sample_.length : measurable_length(sample_);
-    measure(Part::compute, measure_compute);
-    measure(Part::update, measure_update);
-    measure(Part::link, measure_link);
+    sample_.length = has_part(result_.rates, CalibrationPart::compute) ? sample_.length
+                                                                       : measurable_length(sample_);
+    measure(CalibrationPart::compute, measure_compute);
+    measure(CalibrationPart::update, measure_update);
+    measure(CalibrationPart::link, measure_link);
     beside();
     for (const double share : result_.other_work) {
       result_.rates.other_work = std::max(result_.rates.other_work, share);
@@ -209,11 +210,11 @@ class Calibrating {
     const CpuWatch watch;
     try_swap(sample_, result_.rates);
     if (!sample_.busy) return;
-    result_.other_work[static_cast<std::size_t>(Part::swap)] = watch.others_share();
+    result_.other_work[static_cast<std::size_t>(CalibrationPart::swap)] = watch.others_share();
   }
 
   template <class Measure>
-  void measure(Part part, Measure work) {
+  void measure(CalibrationPart part, Measure work) {
     if (has_part(result_.rates, part)) return;
     const auto attempt = [&] {
       const CpuWatch watch;
@@ -316,44 +317,45 @@ model::Accumulation usual_accumulation(const config::Config& config) {
   return several ? model::Accumulation::later : model::Accumulation::first;
 }
 
-std::string_view to_string(Part part) noexcept {
+std::string_view to_string(CalibrationPart part) noexcept {
   constexpr std::array<std::string_view, kParts.size()> kNames = {"compute", "update", "link",
                                                                   "swap"};
   return kNames[static_cast<std::size_t>(part)];
 }
 
-bool has_part(const schedule::Rates& rates, Part part) {
+bool has_part(const schedule::Rates& rates, CalibrationPart part) {
   switch (part) {
-    case Part::compute:
+    case CalibrationPart::compute:
       return !rates.forward.empty();
-    case Part::update:
+    case CalibrationPart::update:
       return rates.update_per_second > 0.0;
-    case Part::link:
+    case CalibrationPart::link:
       return rates.upload_per_second > 0.0;
-    case Part::swap:
+    case CalibrationPart::swap:
       return rates.read_per_second > 0.0;
   }
   return false;
 }
 
-void copy_part(Part part, const schedule::Rates& from, schedule::Rates& to) {
+void copy_part(CalibrationPart part, const schedule::Rates& from, schedule::Rates& to) {
   const auto copy = [&](auto... members) { ((to.*members = from.*members), ...); };
   using schedule::Rates;
   switch (part) {
-    case Part::compute:
+    case CalibrationPart::compute:
       return copy(&Rates::forward, &Rates::backward, &Rates::head, &Rates::device_memory_per_second,
                   &Rates::launch_seconds, &Rates::shared_cores, &Rates::compute_threads);
-    case Part::update:
+    case CalibrationPart::update:
       return copy(&Rates::update_per_second, &Rates::update_threads);
-    case Part::link:
+    case CalibrationPart::link:
       return copy(&Rates::upload_per_second, &Rates::offload_per_second, &Rates::link_cores);
-    case Part::swap:
+    case CalibrationPart::swap:
       return copy(&Rates::read_per_second, &Rates::write_per_second, &Rates::mixed_per_second,
                   &Rates::mixed_read_share, &Rates::io_latency_seconds, &Rates::io_cores);
   }
 }
 
-std::string part_key(Part part, const config::Config& config, const model::Architecture& model) {
+std::string part_key(CalibrationPart part, const config::Config& config,
+                     const model::Architecture& model) {
   const config::BallastSection& ballast = config.ballast;
   const model::ModelConfig& m = model.config;
   std::string key = fmt::format(
@@ -364,26 +366,29 @@ std::string part_key(Part part, const config::Config& config, const model::Archi
       m.family, m.hidden_size, m.intermediate_size, m.num_heads, m.num_kv_heads, m.head_dim,
       m.vocab_size, m.tie_embeddings, model.blocks.size());
   switch (part) {
-    case Part::compute: {
+    case CalibrationPart::compute: {
       const int threads =
           ballast.compute_threads > 0 ? ballast.compute_threads : device::default_compute_threads();
       const bool alone = usual_accumulation(config) == model::Accumulation::first;
       return key +
              fmt::format(
                  "device {} attention {} products {}; {}, {} threads; length {} micro-batch {} {}",
-                 describe_device(config), ballast.attention, ballast.product_algorithms,
-                 model::host_kernels(threads), threads, config.data.sequence_length,
-                 config.batch.micro_batch, alone ? "alone" : "of several");
+                 describe_device(config), config::name_of(ballast.attention),
+                 config::name_of(ballast.product_algorithms), model::host_kernels(threads), threads,
+                 config.data.sequence_length, config.batch.micro_batch,
+                 alone ? "alone" : "of several");
     }
-    case Part::update:
+    case CalibrationPart::update:
       return key + fmt::format("threads {} isa {} of {} node {} states {} optimizer {}",
-                               ballast.update_threads, ballast.update_isa,
+                               ballast.update_threads, config::name_of(ballast.update_isa),
                                to_string(cpu_adam::active()), ballast.update_numa_node.value_or(-1),
-                               ballast.optimizer_states, static_cast<int>(config.optimizer.type));
-    case Part::link:
+                               config::name_of(ballast.optimizer_states),
+                               static_cast<int>(config.optimizer.type));
+    case CalibrationPart::link:
       return key + fmt::format("device {} link {}", describe_device(config), ballast.link_gbps);
-    case Part::swap:
-      return key + fmt::format("states {} optimizer {} paths {}", ballast.optimizer_states,
+    case CalibrationPart::swap:
+      return key + fmt::format("states {} optimizer {} paths {}",
+                               config::name_of(ballast.optimizer_states),
                                static_cast<int>(config.optimizer.type), describe_paths(config));
   }
   return key;
@@ -391,7 +396,7 @@ std::string part_key(Part part, const config::Config& config, const model::Archi
 
 std::string calibration_key(const config::Config& config, const model::Architecture& model) {
   std::string key;
-  for (const Part part : kParts) key += part_key(part, config, model) + "; ";
+  for (const CalibrationPart part : kParts) key += part_key(part, config, model) + "; ";
   return key;
 }
 

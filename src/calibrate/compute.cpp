@@ -13,12 +13,16 @@
 #include "ballast/core/cpu.h"
 #include "ballast/core/random.h"
 #include "ballast/device/host_stream.h"
+#include "ballast/inputs/engine_inputs.h"
 #include "ballast/schedule/executor.h"
 
 #include "src/calibrate/calibration.h"
 
 namespace ballast::calibrate {
 namespace {
+
+using model::Kernel;
+using model::Port;
 
 /// Operations of at least so many seconds do not get faster with larger micro-batches.
 constexpr double kLong = 0.5;
@@ -59,9 +63,10 @@ class Kernels {
         stream_(device_->make_stream("calibration")),
         compute_(
             model::make_compute(*device_, model_, type_, shape_, kernel_options(sample.config))),
+        program_(model::write_program(model_, type_, {.micro_batch = shape_}, compute_->sizes())),
         layers_(copies_) {
     // Touch all memory first: page faults cost more than most kernels.
-    const DeviceBytes workspace = allocate(compute_->memory().workspace);
+    const DeviceBytes workspace = allocate(compute_->sizes().workspace);
     fill(workspace, 1.0F);
     compute_->set_workspace(workspace);
     in_ = allocate(compute_->activation_bytes());
@@ -116,14 +121,7 @@ class Kernels {
     stream_->synchronize();
   }
   double head_seconds() {
-    const auto head = [&] {
-      const bool tied = model_.config.tie_embeddings;
-      const model::OutputTile tile = {0, tied ? tied_weights_ : head_weights_,
-                                      view_as<float>(tied ? tied_gradient_ : head_gradient_)};
-      compute_->head_train(*stream_, head_weights_, {&tile, 1}, in_,
-                           view_as<std::int32_t>(targets_), 1e-3F, out_,
-                           view_as<float>(head_gradient_), accumulation_, {view_as<double>(loss_)});
-    };
+    const auto head = [&] { train_head(); };
     return seconds(head, [&] {
       // The head runs once per micro-batch: the layers evict its data from the caches.
       for (const Layer& layer : layers_) {
@@ -162,11 +160,10 @@ class Kernels {
   };
 
   std::unique_ptr<device::Device> make_device(const Sample& sample) const {
-    const config::BallastSection& ballast = sample.config.ballast;
     const Bytes workspace =
         model::kernel_memory(model_, type_, shape_,
-                             device::kind_of({.kind = ballast.device, .type = type_}),
-                             ballast.compute_threads)
+                             device::kind_of(inputs::device_options(sample.config)),
+                             sample.config.ballast.compute_threads)
             .workspace;
     const Bytes activation = shape_.tokens() * model_.config.hidden_size * size_of(type_);
     Bytes bytes = workspace + 3 * activation + shape_.tokens() * sizeof(std::int32_t);
@@ -178,17 +175,48 @@ class Kernels {
     return make_device(sample, bytes + kRounding + 2 * copies_ * kPage);
   }
   static std::unique_ptr<device::Device> make_device(const Sample& sample, Bytes bytes) {
-    return device::make_device({.kind = sample.config.ballast.device,
-                                .type = sample.config.type,
-                                .budget = bytes,
-                                .compute_threads = sample.config.ballast.compute_threads});
+    device::DeviceOptions options = inputs::device_options(sample.config);
+    options.budget = bytes;
+    options.compute_threads = sample.config.ballast.compute_threads;
+    return device::make_device(options);
   }
 
-  void forward() { compute_->layer_forward(*stream_, 1, next_layer().weights, {}, in_, out_, {}); }
+  /// The pass through the only layer, or head, of the sample.
+  [[nodiscard]] const model::Pass& pass(Kernel kernel) const {
+    return *std::ranges::find(program_.passes, kernel, &model::Pass::kernel);
+  }
+  void forward() {
+    model::PassArguments arguments;
+    arguments[Port::weights] = next_layer().weights;
+    arguments[Port::input] = in_;
+    arguments[Port::output] = out_;
+    compute_->run(*stream_, pass(Kernel::layer), arguments);
+  }
   void backward() {
     const Layer& layer = next_layer();
-    compute_->layer_backward(*stream_, 1, layer.weights, {}, in_, flow_,
-                             view_as<float>(layer.gradient), accumulation_, {});
+    model::PassArguments arguments;
+    arguments[Port::weights] = layer.weights;
+    arguments[Port::input] = in_;
+    arguments[Port::activation_gradient] = flow_;
+    arguments[Port::gradient] = layer.gradient;
+    arguments.scalars.accumulation = accumulation_;
+    compute_->run(*stream_, pass(Kernel::layer_backward), arguments);
+  }
+  void train_head() {
+    model::PassArguments arguments;
+    arguments[Port::weights] = head_weights_;
+    arguments[Port::input] = in_;
+    arguments.batch.targets = view_as<std::int32_t>(targets_);
+    arguments[Port::activation_gradient] = out_;
+    arguments[Port::gradient] = head_gradient_;
+    arguments[Port::losses] = loss_;
+    if (model_.config.tie_embeddings) {
+      arguments.output_weights = {tied_weights_};
+      arguments.output_gradient = {tied_gradient_};
+    }
+    arguments.scalars.accumulation = accumulation_;
+    arguments.scalars.loss_gradient = 1e-3F;
+    compute_->run(*stream_, pass(Kernel::head_train), arguments);
   }
 
   /// In a step, too, all other layers come between two uses of a layer.
@@ -247,6 +275,7 @@ class Kernels {
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<model::Compute> compute_;
+  model::StepProgram program_;
   std::vector<Layer> layers_;
   std::size_t turn_ = 0;
   DeviceBytes in_, out_, flow_, head_weights_, head_gradient_, tied_weights_, tied_gradient_,
@@ -257,9 +286,10 @@ class Kernels {
 /// stream would take no time, while real work on a GPU has to wake the thread.
 double launch_seconds(const Sample& sample) {
   constexpr std::uint32_t kTurns = 200;
-  const config::Config& config = sample.config;
-  const auto device = device::make_device(
-      {.kind = config.ballast.device, .type = config.type, .budget = kPage, .compute_threads = 1});
+  device::DeviceOptions options = inputs::device_options(sample.config);
+  options.budget = kPage;
+  options.compute_threads = 1;
+  const auto device = device::make_device(options);
   const auto stream = device->make_stream("calibration");
   schedule::Plan plan;
   for (std::uint32_t i = 0; i < kTurns; ++i) {
@@ -292,9 +322,9 @@ bool short_enough(const schedule::Curve& curve, double flops, bool own) {
 }  // namespace
 
 int compute_team(const config::Config& config) {
-  const config::BallastSection& ballast = config.ballast;
-  if (!device::shares_host_cores({.kind = ballast.device, .type = config.type})) return 0;
-  return ballast.compute_threads > 0 ? ballast.compute_threads : device::default_compute_threads();
+  if (!device::shares_host_cores(inputs::device_options(config))) return 0;
+  const int named = config.ballast.compute_threads;
+  return named > 0 ? named : device::default_compute_threads();
 }
 
 std::uint64_t measurable_length(const Sample& sample) {

@@ -35,16 +35,17 @@ ProductAlgorithm read_algorithm(const Json& json, const std::string& where) {
 }
 
 /// The content of a file: {"library": ..., "algorithms": {PRODUCT: [8 numbers], ...}}.
-class Choices {
+class KeptAlgorithms {
  public:
-  explicit Choices(const std::string& library)
+  explicit KeptAlgorithms(const std::string& library)
       : json_(Json::object({{"library", library}, {"algorithms", Json::object()}})) {}
 
   /// Empty if the file belongs to another library whose name has the same hash.
-  static std::optional<Choices> read(const std::filesystem::path& file,
-                                     const std::string& library) {
+  static std::optional<KeptAlgorithms> read(const std::filesystem::path& file,
+                                            const std::string& library) {
     const std::string name = file.string();
-    Choices choices(text::parse_json(text::read_settings(file, "product algorithms"), name), name);
+    KeptAlgorithms choices(text::parse_json(text::read_settings(file, "product algorithms"), name),
+                           name);
     const Json* const owner = choices.json_.find("library");
     return owner != nullptr && *owner == library ? std::optional(std::move(choices)) : std::nullopt;
   }
@@ -65,7 +66,7 @@ class Choices {
   }
 
  private:
-  Choices(Json json, const std::string& file) : json_(std::move(json)) {
+  KeptAlgorithms(Json json, const std::string& file) : json_(std::move(json)) {
     const Json* const algorithms = json_.find("algorithms");
     if (algorithms == nullptr || !algorithms->is_object()) {
       throw Error(ErrorCategory::config, file + ": lacks the object \"algorithms\"");
@@ -85,9 +86,9 @@ class KeptChoices final : public model::ProductChoices {
                      const std::function<std::size_t()>& time) override {
     const std::filesystem::path file = product_choices_file(library);
     const Descriptor lock = lock_of(file);
-    auto choices =
-        read_kept(file, "products: cannot use the kept algorithms, timing again",
-                  [&](const std::filesystem::path& path) { return Choices::read(path, library); });
+    auto choices = read_kept(
+        file, "products: cannot use the kept algorithms, timing again",
+        [&](const std::filesystem::path& path) { return KeptAlgorithms::read(path, library); });
     if (!choices) choices.emplace(library);
     if (const auto kept = choices->find(product)) {
       const auto found = std::find(candidates.begin(), candidates.end(), *kept);
@@ -119,7 +120,7 @@ class KeptChoices final : public model::ProductChoices {
     }
   }
 
-  void keep(const Choices& choices, const std::filesystem::path& file) {
+  void keep(const KeptAlgorithms& choices, const std::filesystem::path& file) {
     try {
       choices.write(file);
     } catch (const Error& error) {
@@ -152,8 +153,8 @@ model::KernelOptions kernel_options(const config::Config& config) {
   // One for the process, so that calibration and run do not give the same warning twice.
   static const std::shared_ptr<model::ProductChoices> kept = kept_product_choices();
   const config::BallastSection& ballast = config.ballast;
-  return {.attention = model::parse_attention_backend(ballast.attention),
-          .products = ballast.product_algorithms == "timed" ? kept : nullptr};
+  return {.attention = ballast.attention,
+          .products = ballast.product_algorithms == config::ProductSearch::timed ? kept : nullptr};
 }
 
 }  // namespace ballast::calibrate

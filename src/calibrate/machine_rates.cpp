@@ -33,11 +33,12 @@ bool is_undisturbed(const schedule::Rates& rates) {
 
 /// Whether `rates` has everything that a calibration of `config` measures on a quiet machine.
 bool is_complete(const config::Config& config, const schedule::Rates& rates) {
-  for (const Part part : kParts) {
-    if (!has_part(rates, part) && (part != Part::swap || inputs::may_swap(config))) return false;
+  for (const CalibrationPart part : kParts) {
+    if (!has_part(rates, part) && (part != CalibrationPart::swap || inputs::may_swap(config)))
+      return false;
   }
   if (rates.shared_cores == 0) return true;
-  const bool swaps = has_part(rates, Part::swap);
+  const bool swaps = has_part(rates, CalibrationPart::swap);
   return rates.compute_beside_copy > 0.0 && (!swaps || rates.compute_beside_io > 0.0);
 }
 
@@ -73,8 +74,7 @@ class MachineRates {
     other_.cpus = source.others_cpus();
     other_.all = usable_cpus();
     other_.ranks = source.beside_ranks;
-    other_.computes =
-        device::shares_host_cores({.kind = config.ballast.device, .type = config.type});
+    other_.computes = device::shares_host_cores(inputs::device_options(config));
   }
 
   /// The kept rates, unless a measurement now would be better.
@@ -98,7 +98,7 @@ class MachineRates {
     schedule::Rates& rates = measured.rates;
     rates.other_work = std::max(rates.other_work, start.known.other_work);
     rates.measured_at = now;
-    for (const Part part : kParts) {
+    for (const CalibrationPart part : kParts) {
       if (has_part(rates, part) && !has_part(start.known, part)) keep_part(part, measured, now);
     }
     if (replaces(rates, kept_ ? &*kept_ : nullptr)) {
@@ -126,7 +126,7 @@ class MachineRates {
       known = *kept_;
       return;
     }
-    for (const Part part : kParts) {
+    for (const CalibrationPart part : kParts) {
       const auto found = read_rates(part_key(part, config_, model_));
       if (!found || !(other_.busy() || is_undisturbed(*found))) continue;
       copy_part(part, *found, known);
@@ -136,8 +136,8 @@ class MachineRates {
 
   void announce(const schedule::Rates& known) const {
     std::vector<std::string_view> parts;
-    for (const Part part : kParts) {
-      if (!has_part(known, part) && (part != Part::swap || inputs::may_swap(config_))) {
+    for (const CalibrationPart part : kParts) {
+      if (!has_part(known, part) && (part != CalibrationPart::swap || inputs::may_swap(config_))) {
         parts.push_back(to_string(part));
       }
     }
@@ -151,7 +151,7 @@ class MachineRates {
     log(LogLevel::info, line);
   }
 
-  void keep_part(Part part, const Calibration& measured, double now) const {
+  void keep_part(CalibrationPart part, const Calibration& measured, double now) const {
     schedule::Rates rates;
     copy_part(part, measured.rates, rates);
     rates.other_work = measured.other_work[static_cast<std::size_t>(part)];

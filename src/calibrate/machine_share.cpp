@@ -8,7 +8,7 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/cpu.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/memory/budget.h"
@@ -101,7 +101,10 @@ void apply_common_share(config::Config& config, const MachineShare& share) {
   ballast.device_bytes = budgets.device;
   ballast.host_bytes = budgets.host;
   // The ranks compute on devices of one kind: on GPUs if each has one.
-  if (ballast.device == "auto") ballast.device = share.device_memory > 0 ? "cuda" : "host";
+  if (ballast.device == config::DeviceChoice::automatic) {
+    ballast.device =
+        share.device_memory > 0 ? config::DeviceChoice::cuda : config::DeviceChoice::host;
+  }
   if (ballast.compute_threads == 0) ballast.compute_threads = share.compute_threads;
 }
 

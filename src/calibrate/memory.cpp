@@ -17,11 +17,11 @@ namespace ballast::calibrate {
 namespace {
 
 std::unique_ptr<device::Device> make_device(const Sample& sample, Bytes budget, double link_gbps) {
-  return device::make_device({.kind = sample.config.ballast.device,
-                              .type = sample.config.type,
-                              .budget = budget,
-                              .compute_threads = 1,
-                              .link_gbps = link_gbps});
+  device::DeviceOptions options = inputs::device_options(sample.config);
+  options.budget = budget;
+  options.compute_threads = 1;
+  options.link_gbps = link_gbps;
+  return device::make_device(options);
 }
 
 /// Copies of a layer's weights, a different one each time.
@@ -125,9 +125,7 @@ void measure_link(const Sample& sample, schedule::Rates& rates) {
     rates.offload_per_second = copies.down();
   }
   rates.link_cores = 1.0;
-  if (!device::shares_host_cores(
-          {.kind = sample.config.ballast.device, .type = sample.config.type}))
-    return;
+  if (!device::shares_host_cores(inputs::device_options(sample.config))) return;
   const double link = sample.config.ballast.link_gbps * 1e9;
   if (link <= 0.0) return;
   // The emulated link sleeps except during the copy itself.

@@ -28,7 +28,7 @@ constexpr int kTera = 12;
 constexpr int kMicro = -6;
 
 /// Location of a value in the file, for messages.
-struct Place {
+struct ValuePlace {
   const std::string& file;
   std::string path;
 
@@ -40,7 +40,7 @@ struct Place {
   }
 };
 
-double read_number(const Place& place, const Json& value, int power) {
+double read_number(const ValuePlace& place, const Json& value, int power) {
   if (!value.is_number()) place.expected("a number", value);
   const double number = text::scaled_number(value.text(), power);
   if (!(number >= 0.0)) place.fail(fmt::format("must be at least 0, got {}", value.text()));
@@ -48,7 +48,7 @@ double read_number(const Place& place, const Json& value, int power) {
   return number;
 }
 
-std::uint64_t read_whole(const Place& place, const Json& value, double largest) {
+std::uint64_t read_whole(const ValuePlace& place, const Json& value, double largest) {
   const double number = read_number(place, value, 0);
   if (number != std::floor(number)) place.expected("a whole number", value);
   if (number > largest) {
@@ -58,24 +58,24 @@ std::uint64_t read_whole(const Place& place, const Json& value, double largest) 
 }
 
 /// One key of a rates file. The table of keys is bound to one Rates.
-struct Key {
+struct RateKey {
   std::string name;
-  std::function<void(const Place&, const Json&)> read;
+  std::function<void(const ValuePlace&, const Json&)> read;
   std::function<Json()> write;  ///< null: the default, which is left out
 };
 
-Key number(std::string name, double& target, int power) {
+RateKey number(std::string name, double& target, int power) {
   return {std::move(name),
-          [&target, power](const Place& place, const Json& value) {
+          [&target, power](const ValuePlace& place, const Json& value) {
             target = read_number(place, value, power);
           },
           [&target, power] { return target == 0.0 ? Json() : text::scaled_json(target, power); }};
 }
 
 /// A share between 0 and 1 (exclusive); 0.5 by default.
-Key share(std::string name, double& target) {
+RateKey share(std::string name, double& target) {
   return {std::move(name),
-          [&target](const Place& place, const Json& value) {
+          [&target](const ValuePlace& place, const Json& value) {
             target = read_number(place, value, 0);
             if (!(target > 0.0 && target < 1.0)) {
               place.fail(fmt::format("must be above 0 and below 1, got {}", value.text()));
@@ -84,9 +84,9 @@ Key share(std::string name, double& target) {
           [&target] { return target == 0.5 ? Json() : text::scaled_json(target, 0); }};
 }
 
-Key whole(std::string name, unsigned& target, unsigned usual) {
+RateKey whole(std::string name, unsigned& target, unsigned usual) {
   return {std::move(name),
-          [&target, usual](const Place& place, const Json& value) {
+          [&target, usual](const ValuePlace& place, const Json& value) {
             constexpr double kMost = 1U << 24U;
             target = static_cast<unsigned>(read_whole(place, value, kMost));
             if (target < usual) place.fail(fmt::format("must be at least {}", usual));
@@ -94,9 +94,9 @@ Key whole(std::string name, unsigned& target, unsigned usual) {
           [&target, usual] { return target == usual ? Json() : Json(target); }};
 }
 
-Key size(std::string name, Bytes& target) {
+RateKey size(std::string name, Bytes& target) {
   return {std::move(name),
-          [&target](const Place& place, const Json& value) {
+          [&target](const ValuePlace& place, const Json& value) {
             if (!value.is_number() && !value.is_string()) place.expected(kSizeForm, value);
             if (value.is_number()) read_whole(place, value, 0x1p62);
             if (const auto bytes = value.whole()) {
@@ -112,9 +112,9 @@ Key size(std::string name, Bytes& target) {
           [&target] { return target == 0 ? Json() : Json(target); }};
 }
 
-Key text_key(std::string name, std::string& target) {
+RateKey text_key(std::string name, std::string& target) {
   return {std::move(name),
-          [&target](const Place& place, const Json& value) {
+          [&target](const ValuePlace& place, const Json& value) {
             if (!value.is_string()) place.expected("a string", value);
             target = value.text();
           },
@@ -123,12 +123,12 @@ Key text_key(std::string name, std::string& target) {
 
 /// The values of `keys` from `object`, in any order.
 void read_keys(const std::string& file, const std::string& path, const Json& object,
-               const std::vector<Key>& keys) {
+               const std::vector<RateKey>& keys) {
   std::vector<std::string> names;
   names.reserve(keys.size());
-  for (const Key& key : keys) names.push_back(key.name);
+  for (const RateKey& key : keys) names.push_back(key.name);
   for (const auto& [name, value, at] : object.members()) {
-    const Place place = {file, path.empty() ? name : path + "." + name};
+    const ValuePlace place = {file, path.empty() ? name : path + "." + name};
     const auto found = std::find(names.begin(), names.end(), name);
     if (found == names.end()) {
       constexpr std::size_t kLongestName = 64;
@@ -138,7 +138,7 @@ void read_keys(const std::string& file, const std::string& path, const Json& obj
   }
 }
 
-CurvePoint read_point(const Place& place, const Json& value) {
+CurvePoint read_point(const ValuePlace& place, const Json& value) {
   if (!value.is_object()) place.expected("an object with tokens and tflops", value);
   CurvePoint point;
   read_keys(place.file, place.path, value,
@@ -148,12 +148,12 @@ CurvePoint read_point(const Place& place, const Json& value) {
   return point;
 }
 
-Curve read_curve(const Place& place, const Json& value) {
+Curve read_curve(const ValuePlace& place, const Json& value) {
   if (!value.is_array()) place.expected("an array of points", value);
   Curve curve;
   curve.reserve(value.elements().size());
   for (std::size_t i = 0; i < value.elements().size(); ++i) {
-    const Place point = {place.file, fmt::format("{}[{}]", place.path, i)};
+    const ValuePlace point = {place.file, fmt::format("{}[{}]", place.path, i)};
     curve.push_back(read_point(point, value.elements()[i]));
     if (i > 0 && !(curve[i - 1].tokens < curve[i].tokens)) {
       point.fail("points must be in ascending order of tokens");
@@ -171,13 +171,14 @@ Json write_curve(const Curve& curve) {
   return points;
 }
 
-Key curve(std::string name, Curve& target) {
-  return {std::move(name),
-          [&target](const Place& place, const Json& value) { target = read_curve(place, value); },
-          [&target] { return write_curve(target); }};
+RateKey curve(std::string name, Curve& target) {
+  return {
+      std::move(name),
+      [&target](const ValuePlace& place, const Json& value) { target = read_curve(place, value); },
+      [&target] { return write_curve(target); }};
 }
 
-std::vector<Key> keys_of(Rates& rates) {
+std::vector<RateKey> keys_of(Rates& rates) {
   return {text_key("name", rates.name),
           curve("forward", rates.forward),
           curve("backward", rates.backward),
@@ -226,7 +227,7 @@ Rates read_rates_json(const Json& object, const std::string& name) {
 Json rates_json(const Rates& rates) {
   Rates copy = rates;
   Json object = Json::object();
-  for (const Key& key : keys_of(copy)) {
+  for (const RateKey& key : keys_of(copy)) {
     if (Json value = key.write(); !value.is_null()) object.add(key.name, std::move(value));
   }
   return object;

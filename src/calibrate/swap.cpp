@@ -11,9 +11,9 @@
 #include "ballast/core/random.h"
 #include "ballast/core/seconds.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/state/swap_space.h"
 
 #include "src/calibrate/calibration.h"
-#include "src/state/swap_space.h"
 
 namespace ballast::calibrate {
 namespace {

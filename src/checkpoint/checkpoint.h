@@ -81,8 +81,9 @@ class Checkpoint {
   /// How many ranks have written it or, if it is portable, its source.
   [[nodiscard]] std::uint64_t ranks() const { return ranks_; }
   [[nodiscard]] const std::vector<Block>& blocks() const { return blocks_; }
-  [[nodiscard]] const std::string& adapters() const { return adapters_; }
-  [[nodiscard]] const std::string& quantization() const { return quantization_; }
+  /// identity_of() of its adapters and of its quantised base; null without.
+  [[nodiscard]] const text::Json& adapters() const { return adapters_; }
+  [[nodiscard]] const text::Json& quantization() const { return quantization_; }
   /// What it holds, like engine::whole_ranges().
   [[nodiscard]] std::vector<engine::StateRange> whole_ranges() const;
   [[nodiscard]] std::vector<std::filesystem::path> files() const;
@@ -143,8 +144,8 @@ class Checkpoint {
   std::vector<engine::KeptStates> kept_;  ///< by rank
   std::uint64_t ranks_ = 0;
   std::vector<Block> blocks_;
-  std::string adapters_;          ///< model::AdapterConfig::description(), "" without adapters
-  std::string quantization_;      ///< model::Quantization::description(), "" without codes
+  text::Json adapters_;
+  text::Json quantization_;
   std::vector<StateFile> files_;  ///< by rank and segment or, if it is portable, by block
   /// By first entry, without gaps.
   std::map<std::pair<std::size_t, engine::StateKind>, std::vector<Piece>> pieces_;
@@ -169,6 +170,6 @@ class CheckedStates {
 
 /// Calls `work`, which reads the checkpoint `folder`. Errors(data) that it throws then end with
 /// advice_after_damage().
-void advising(const std::filesystem::path& folder, const std::function<void()>& work);
+void with_restart_advice(const std::filesystem::path& folder, const std::function<void()>& work);
 
 }  // namespace ballast::checkpoint

@@ -49,8 +49,8 @@ class StatesExport {
     content["format"] = kPortable;
     content["ranks"] = from_.ranks();
     content["blocks"] = blocks;
-    if (!from_.adapters().empty()) content["adapters"] = from_.adapters();
-    if (!from_.quantization().empty()) content["quantized_base"] = from_.quantization();
+    if (!from_.adapters().is_null()) content["adapters"] = from_.adapters();
+    if (!from_.quantization().is_null()) content["quantized_base"] = from_.quantization();
     content["files"] = files;
     folder_->add(facts_file("").string(), seal(content));
     folder_->finish();
@@ -108,7 +108,7 @@ formats::ExportSummary export_states(const fs::path& from, const fs::path& out,
   check_names_states(from);
   if (names_checkpoint(from)) {
     formats::ExportSummary summary;
-    advising(from, [&] { summary = export_one(from); });
+    with_restart_advice(from, [&] { summary = export_one(from); });
     return summary;
   }
   for (const fs::path& folder : checkpoints_of(from)) {

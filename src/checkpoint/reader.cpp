@@ -15,6 +15,7 @@
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"
+#include "src/checkpoint/identity.h"
 #include "src/checkpoint/portable.h"
 #include "src/checkpoint/swap.h"
 
@@ -81,33 +82,6 @@ void check_frozen(const fs::path& folder, const Checkpoint::Block& stored,
                           text::printable(stored.name), stored.frozen.size()));
 }
 
-/// Refuses a checkpoint whose adapters compute something else than those of `model`.
-void check_adapters(const fs::path& folder, const std::string& stored,
-                    const model::Architecture& model) {
-  const std::string here = model.adapters ? model.adapters->description() : "";
-  if (stored == here) return;
-  const auto named = [](const std::string& adapters) {
-    return adapters.empty() ? "none" : text::printable(adapters, 400);
-  };
-  refuse_checkpoint(folder, fmt::format("was written with other adapters: {}; the config has {}; "
-                                        "give the same ballast.adapters",
-                                        named(stored), named(here)));
-}
-
-/// Refuses a checkpoint whose frozen matrices are kept in another way than those of `model`.
-void check_base(const fs::path& folder, const std::string& stored,
-                const model::Architecture& model) {
-  const std::string here = model.quantization ? model.quantization->description() : "";
-  if (stored == here) return;
-  const auto named = [](const std::string& base) {
-    return base.empty() ? "none" : text::printable(base);
-  };
-  refuse_checkpoint(folder, fmt::format("was written with another quantised base: {}; the config "
-                                        "has {}; give the same ballast.quantized_base and "
-                                        "ballast.double_quantization",
-                                        named(stored), named(here)));
-}
-
 /// Of the pieces of an array.
 template <class Pieces>
 Elems count_of(const Pieces& pieces) {
@@ -125,8 +99,8 @@ void Checkpoint::read_head() {
   const Json json = read_sealed(path);
   facts_ = facts_of(json, path);
   for (const Json& block : array_of(json, "blocks", path)) blocks_.push_back(block_of(block, path));
-  if (const Json* const adapters = json.find("adapters")) adapters_ = adapters->text();
-  if (const Json* const base = json.find("quantized_base")) quantization_ = base->text();
+  adapters_ = read_adapters(json.find("adapters"), path);
+  quantization_ = read_quantization(json.find("quantized_base"), path);
   const Json* const format = json.find("format");
   if (format != nullptr && !(*format == kPortable)) {
     refuse_unreadable(path, "has a format that this program does not know; use a newer one");
@@ -317,8 +291,8 @@ void Checkpoint::verify(std::uint32_t first, std::uint32_t of,
 }
 
 void Checkpoint::check_fits(const engine::Blueprint& blueprint, const Check& check) const {
-  check_adapters(folder_, adapters_, blueprint.model);
-  check_base(folder_, quantization_, blueprint.model);
+  check_adapters(folder_, adapters_, blueprint.model.adapters);
+  check_quantization(folder_, quantization_, blueprint.model.quantization);
   const auto blocks = model::blocks_without_expert_parallelism(blueprint.model);
   bool same = blocks.size() == blocks_.size();
   for (std::size_t b = 0; same && b < blocks.size(); ++b) {

@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 
@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 /// and a shared file system may show them different lists while one is written.
 std::vector<fs::path> checkpoints_for_all(const fs::path& run, comm::Ranks* ranks) {
   std::vector<fs::path> folders;
-  comm::together(ranks, [&] { folders = checkpoints_of(run); });
+  comm::collective_try(ranks, [&] { folders = checkpoints_of(run); });
   if (ranks == nullptr) return folders;
   std::string names;
   for (const fs::path& folder : folders) names += folder.filename().string() + '\n';
@@ -55,7 +55,7 @@ std::vector<fs::path> checkpoints_for_all(const fs::path& run, comm::Ranks* rank
 
 }  // namespace
 
-void advising(const fs::path& folder, const std::function<void()>& work) {
+void with_restart_advice(const fs::path& folder, const std::function<void()>& work) {
   try {
     work();
   } catch (const Error& error) {
@@ -67,13 +67,14 @@ void advising(const fs::path& folder, const std::function<void()>& work) {
 Checkpoint Checkpoint::open(const fs::path& from, const engine::Blueprint& blueprint,
                             comm::Ranks* ranks, std::uint64_t before, const Check& check) {
   bool named = false;
-  comm::together(ranks, [&] {
+  comm::collective_try(ranks, [&] {
     if (ranks == nullptr || ranks->rank() == 0) named = names_checkpoint(from);
   });
-  if (!comm::as_rank_0_says(ranks, named)) return find(from, blueprint, ranks, before, check);
+  if (!comm::decided_by_root(ranks, named)) return find(from, blueprint, ranks, before, check);
   std::optional<Checkpoint> found;
-  comm::together(ranks, [&] { advising(from, [&] { open_whole(found, from, ranks); }); });
-  comm::together(ranks, [&] { found->check_fits(blueprint, check); });
+  comm::collective_try(ranks,
+                       [&] { with_restart_advice(from, [&] { open_whole(found, from, ranks); }); });
+  comm::collective_try(ranks, [&] { found->check_fits(blueprint, check); });
   return std::move(*found);
 }
 
@@ -126,7 +127,7 @@ Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& bluepr
   for (const fs::path& folder : checkpoints_for_all(run, ranks)) {
     std::optional<Checkpoint> found;
     try {
-      comm::together(ranks, [&] { open_whole(found, folder, ranks); });
+      comm::collective_try(ranks, [&] { open_whole(found, folder, ranks); });
     } catch (const Error& error) {
       // The engine has no part in it, so a run does not go back for it.
       if (error.category() == ErrorCategory::io) {
@@ -141,7 +142,7 @@ Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& bluepr
     for (const std::string& what : damaged) {
       if (first) log(LogLevel::warning, "skipped a checkpoint: " + what);
     }
-    comm::together(ranks, [&] { found->check_fits(blueprint, check); });
+    comm::collective_try(ranks, [&] { found->check_fits(blueprint, check); });
     found->skipped_ = std::move(skipped);
     return std::move(*found);
   }

@@ -13,12 +13,13 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 #include "ballast/state/checksum.h"
 #include "ballast/text/files.h"
 
 #include "src/checkpoint/format.h"
+#include "src/checkpoint/identity.h"
 #include "src/checkpoint/swap.h"
 
 namespace ballast::checkpoint {
@@ -61,13 +62,13 @@ Json describe(const engine::Blueprint& blueprint) {
 /// system cannot name the swap files: then all is copied.
 engine::KeptStates keep_on_nvme(engine::Engine& engine, const fs::path& folder,
                                 std::uint64_t step) {
-  engine::KeptStates kept = engine.keep_states(step);
+  engine::KeptStates kept = engine.snapshot().keep(step);
   if (kept.homes.empty()) return kept;
   const std::uint32_t rank = engine.blueprint().rank;
-  kept.image.files = engine.link_swap_files(incomplete(folder), swap_name(rank),
+  kept.image.files = engine.snapshot().link(incomplete(folder), swap_name(rank),
                                             swap_name_elsewhere(folder, rank));
   if (!kept.image.files.empty()) return kept;
-  engine.release_states(step);
+  engine.snapshot().release(step);
   return {};
 }
 
@@ -77,9 +78,10 @@ std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& bl
   for (const std::uint64_t checksum : checksums) ranks.push_back(fmt::format("{:016x}", checksum));
   Json content = json_of(facts);
   content["blocks"] = describe(blueprint);
-  if (blueprint.model.adapters) content["adapters"] = blueprint.model.adapters->description();
-  if (const auto& base = blueprint.model.quantization)
-    content["quantized_base"] = base->description();
+  if (blueprint.model.adapters) content["adapters"] = identity_of(blueprint.model.adapters);
+  if (blueprint.model.quantization) {
+    content["quantized_base"] = identity_of(blueprint.model.quantization);
+  }
   content["ranks"] = ranks;
   return seal(content);
 }
@@ -97,10 +99,10 @@ void publish(const fs::path& temporary, const fs::path& folder) {
 /// yet.
 void release_removed(engine::Engine& engine, const fs::path& run, std::uint64_t newest) {
   const std::vector<fs::path> left = checkpoints_of(run);
-  for (const std::uint64_t step : engine.kept_checkpoints()) {
+  for (const std::uint64_t step : engine.snapshot().kept()) {
     const fs::path folder = checkpoint_folder(run, step);
     const bool has_name = std::find(left.begin(), left.end(), folder) != left.end();
-    if (step != newest && !has_name) engine.release_states(step);
+    if (step != newest && !has_name) engine.snapshot().release(step);
   }
 }
 
@@ -117,8 +119,8 @@ CheckpointWriter::CheckpointWriter(engine::Engine& engine, fs::path run, Checkpo
       first_(ranks == nullptr || ranks->rank() == 0) {
   engine.finish();
   try {
-    comm::together(ranks_, [this] { make_folder(); });
-    comm::together(ranks_, [this] { start_own(); });
+    comm::collective_try(ranks_, [this] { make_folder(); });
+    comm::collective_try(ranks_, [this] { start_own(); });
   } catch (...) {
     give_up();
     throw;
@@ -144,16 +146,16 @@ void CheckpointWriter::make_folder() {
 void CheckpointWriter::start_own() {
   kept_ = keep_on_nvme(engine_, folder_, facts_.step);
   const schedule::Homes now = {.host = false, .nvme = kept_.homes.empty()};
-  ranges_ = engine_.saved_ranges(now);
-  const std::vector<engine::StateRange> later = engine_.background_ranges();
+  ranges_ = engine::saved_ranges(engine_.blueprint(), now);
+  const std::vector<engine::StateRange> later = engine::background_ranges(engine_.blueprint());
   ranges_.insert(ranges_.end(), later.begin(), later.end());
   states_.emplace(states_file(incomplete(folder_), engine_.blueprint().rank),
                   bytes_of_ranges(ranges_));
   const auto sink = [this](const engine::StateRange&, ConstHostBytes bytes) {
     states_->write(bytes);
   };
-  engine_.save_states(sink, now);
-  saving_ = engine_.save_in_background(sink, [this] { chunks_ = states_->finish(); });
+  engine_.snapshot().save(sink, now);
+  saving_ = engine_.snapshot().save_in_background(sink, [this] { chunks_ = states_->finish(); });
 }
 
 bool CheckpointWriter::in_background() const {
@@ -180,12 +182,12 @@ std::uint64_t CheckpointWriter::finish_own() {
 
 fs::path CheckpointWriter::publish() {
   std::uint64_t own = 0;
-  comm::together(ranks_, [&] { own = finish_own(); });
+  comm::collective_try(ranks_, [&] { own = finish_own(); });
   std::vector<std::uint64_t> all(ranks_ == nullptr ? 1 : ranks_->world(), own);
   if (ranks_ != nullptr) {
     ranks_->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
   }
-  comm::together(ranks_, [&] {
+  comm::collective_try(ranks_, [&] {
     if (!first_) return;
     const fs::path temporary = incomplete(folder_);
     write_small(facts_file(temporary), facts_text(facts_, engine_.blueprint(), all));
@@ -203,7 +205,7 @@ void CheckpointWriter::give_up() noexcept {
     if (saving_) saving_->cancel();
     states_.reset();
     std::error_code ignored;
-    if (!fs::exists(folder_, ignored)) engine_.release_states(facts_.step);
+    if (!fs::exists(folder_, ignored)) engine_.snapshot().release(facts_.step);
     if (first_) remove_incomplete(folder_.parent_path());
   } catch (...) {  // without memory, for example; the next checkpoint removes what is left
   }

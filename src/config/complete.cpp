@@ -65,13 +65,14 @@ void require(bool given, const Document& document, const std::string& path, std:
   if (!given) document.fail(path, fmt::format("missing; give {}", what));
 }
 
-void complete_model(model::ModelConfig& m, std::uint64_t sequence_length,
-                    const Document& document) {
+void complete_model(Config& config, const Document& document) {
+  model::ModelConfig& m = config.model;
+  const std::uint64_t sequence_length = config.data.sequence_length;
   if (m.max_sequence == 0) m.max_sequence = sequence_length;
   const auto refuse = [&document](std::string_view key, const std::string& rule) {
     document.fail(fmt::format("model.{}", key), rule);
   };
-  model::complete(m, refuse);
+  model::complete(m, refuse, config.ballast.expert_ranks());
   if (m.max_sequence < sequence_length) {
     document.fail("model.max_sequence", fmt::format("{} is shorter than data.sequence_length {}",
                                                     m.max_sequence, sequence_length));
@@ -108,7 +109,7 @@ void check_data(const Config& c, const Document& document) {
                               "{}",
                               c.model.vocab_size));
   }
-  if (!d.tokens.empty() && d.token_type == "u16" && c.model.vocab_size > kU16Values) {
+  if (!d.tokens.empty() && d.token_type == TokenType::u16 && c.model.vocab_size > kU16Values) {
     document.fail("data.token_type", fmt::format("u16 holds 65536 tokens, but model.vocab_size is "
                                                  "{}; use u32",
                                                  c.model.vocab_size));
@@ -116,13 +117,13 @@ void check_data(const Config& c, const Document& document) {
 }
 
 void complete_optimizer(Config& c, const Document& document) {
-  using enum OptimizerSection::Type;
+  using enum cpu_adam::Optimizer;
   OptimizerSection& o = c.optimizer;
   if (o.type == adam && o.adam_w_mode) o.type = adamw;
   if (o.nesterov && o.momentum == 0.0) {
     document.fail("optimizer.params.nesterov", "needs a momentum above 0; give momentum");
   }
-  if (o.type == adagrad && c.ballast.optimizer_states == "bf16_first") {
+  if (o.type == adagrad && c.ballast.optimizer_states == cpu_adam::Moments::Format::bf16_first) {
     document.fail(
         "ballast.optimizer_states",
         "\"bf16_first\" applies to the first moment, which Adagrad lacks; use \"fp32\" or "
@@ -164,12 +165,12 @@ void note_optimizer_defaults(Config& c, const Document& document) {
         key, own, theirs));
   };
   const auto real = [](double value) { return Json(value).compact(); };
-  if (o.type == OptimizerSection::Type::adamw) {
+  if (o.type == cpu_adam::Optimizer::adamw) {
     const Json* const torch = find_parameter(document, "optimizer", "torch_adam");
     const bool of_torch = torch != nullptr && torch->is_boolean() && torch->flag();
     note("weight_decay", real(o.weight_decay), of_torch ? "0.01" : "0");
   }
-  if (o.type == OptimizerSection::Type::lion) {
+  if (o.type == cpu_adam::Optimizer::lion) {
     note("lr", real(o.lr), "0.001");
     note("betas", Json::array({o.beta1, o.beta2}).compact(), "[0.9,0.999]");
   }
@@ -191,7 +192,7 @@ void note_warmup_rate(Config& c, const Document& document) {
 }
 
 void complete_placement(Config& c, const Document& document) {
-  const std::uint64_t last = model::count_blocks(c.model) - 1;
+  const std::uint64_t last = model::count_blocks(c.model, c.ballast.expert_ranks()) - 1;
   for (std::size_t i = 0; i < c.ballast.placement.size(); ++i) {
     auto& rule = c.ballast.placement[i];
     if (rule.last_block == std::numeric_limits<std::uint64_t>::max()) rule.last_block = last;
@@ -234,19 +235,19 @@ struct CodedMatrices {
 /// "auto": codes stay codes wherever they can, as the weights have them. Matrices that are stored
 /// as numbers are never encoded.
 void complete_quantized_base(Config& c) {
-  std::string& base = c.ballast.quantized_base;
-  if (base != "auto") return;
-  base = "none";
+  QuantizedBase& base = c.ballast.quantized_base;
+  if (base != QuantizedBase::automatic) return;
+  base = QuantizedBase::none;
   const bool freezes = c.ballast.adapters || !c.ballast.train.empty();
   if (!freezes || c.initial_weights.empty()) return;
   const auto names = stored_names(c.initial_weights);
   if (!names || !are_codes(*names)) return;
   struct Refused {};
   try {
-    base = "nf4";
+    base = QuantizedBase::nf4;
     const CodedMatrices matrices(
         model_of(c, [](const std::string&, const std::string&) { throw Refused(); }), *names);
-    if (matrices.stored < matrices.all) base = "none";
+    if (matrices.stored < matrices.all) base = QuantizedBase::none;
     if (matrices.stored == 0) return;
     if (matrices.stored < matrices.all) {
       c.notes.push_back(fmt::format(
@@ -256,7 +257,7 @@ void complete_quantized_base(Config& c) {
       return;
     }
   } catch (const Refused&) {
-    base = "none";
+    base = QuantizedBase::none;
     return;
   }
   c.ballast.double_quantization |=
@@ -269,13 +270,13 @@ void complete_quantized_base(Config& c) {
 }
 
 void check_trained(Config& c, const Document& document) {
-  if (c.ballast.double_quantization && c.ballast.quantized_base != "nf4") {
+  if (c.ballast.double_quantization && c.ballast.quantized_base != QuantizedBase::nf4) {
     document.fail("ballast.double_quantization",
                   fmt::format("is for the scales of \"nf4\", but ballast.quantized_base is \"{}\"; "
                               "set this to false",
-                              c.ballast.quantized_base));
+                              name_of(c.ballast.quantized_base)));
   }
-  const bool plain = c.ballast.quantized_base == "none";
+  const bool plain = c.ballast.quantized_base == QuantizedBase::none;
   const bool decays_all = c.ballast.weight_decay_exclude.empty();
   if (plain && decays_all && c.ballast.train.empty() && !c.ballast.adapters &&
       c.data.pairs.empty()) {
@@ -377,20 +378,21 @@ void check_type(const Config& c, const Document& document) {
                               "{}; lower it or raise that",
                               f.min_loss_scale, f.initial_scale_power));
   }
-  if (c.ballast.update != "eager") return;
+  if (c.ballast.update != schedule::Update::eager) return;
   document.fail("ballast.update",
                 "\"eager\" cannot skip a step, which a dynamic loss scale needs; use \"gated\", or "
                 "set fp16.loss_scale to a constant");
 }
 
 void check_update(const Config& c, const Document& document) {
-  if (c.ballast.update == "eager" && c.ballast.speculative_updates.value_or(0) > 0) {
+  if (c.ballast.update == schedule::Update::eager &&
+      c.ballast.speculative_updates.value_or(0) > 0) {
     document.fail("ballast.speculative_updates",
                   fmt::format("is {}, but ballast.update is \"eager\", which updates every block "
                               "at once; set this to 0 or use \"gated\"",
                               *c.ballast.speculative_updates));
   }
-  if (c.ballast.update != "eager" || c.gradient_clipping == 0.0) return;
+  if (c.ballast.update != schedule::Update::eager || c.gradient_clipping == 0.0) return;
   document.fail("ballast.update",
                 fmt::format("\"eager\" updates a block before the norm of all gradients is known, "
                             "but gradient_clipping is {}; set it to 0 or use \"gated\"",
@@ -408,7 +410,8 @@ bool Config::has_positions() const {
 model::Architecture model_of(
     const Config& config,
     const std::function<void(const std::string& path, const std::string& rule)>& fail) {
-  model::Architecture model = model::build_architecture(config.model);
+  model::Architecture model =
+      model::build_architecture(config.model, config.ballast.expert_ranks());
   if (config.ballast.adapters) {
     const model::AdapterConfig& wanted = *config.ballast.adapters;
     model::adapt(model, wanted, [&](std::string_view key, const std::string& rule) {
@@ -423,10 +426,10 @@ model::Architecture model_of(
                            [&](std::size_t pattern, const std::string& rule) {
                              fail(fmt::format("ballast.weight_decay_exclude[{}]", pattern), rule);
                            });
-  const std::string& base = config.ballast.quantized_base;
-  if (base == "nf4" || base == "int8") {
+  const QuantizedBase base = config.ballast.quantized_base;
+  if (base == QuantizedBase::nf4 || base == QuantizedBase::int8) {
     using Format = model::Quantization::Format;
-    const bool nf4 = base == "nf4";
+    const bool nf4 = base == QuantizedBase::nf4;
     model::quantize(model,
                     {.format = nf4 ? Format::nf4 : Format::int8,
                      .double_scales = config.ballast.double_quantization},
@@ -438,7 +441,7 @@ model::Architecture model_of(
 void complete(Config& config, const Document& document, std::uint64_t world) {
   check_data(config, document);
   complete_layer_tiles(config, document);
-  complete_model(config.model, config.data.sequence_length, document);
+  complete_model(config, document);
   if (world == 0 && config.batch.micro_batch > 0) config.batch.train_batch = 0;
   world = std::max<std::uint64_t>(world, 1);
   complete_batch(config.batch, document, world, config.notes);

@@ -20,7 +20,7 @@ enum class Treatment {
   removed       ///< the same; the sentence is why DeepSpeed refuses the key, and what to do
 };
 
-struct Group {
+struct KeyGroup {
   std::string_view section;
   Treatment treatment;
   std::string_view sentence;
@@ -31,12 +31,12 @@ using enum Treatment;
 
 // The names are those of DeepSpeed 0.19.8 (runtime/config.py, runtime/constants.py,
 // runtime/zero/config.py and related files) and some that older versions have.
-Group group(std::string_view section, Treatment treatment, std::string_view sentence,
-            std::vector<std::string_view> names) {
+KeyGroup group(std::string_view section, Treatment treatment, std::string_view sentence,
+               std::vector<std::string_view> names) {
   return {section, treatment, sentence, std::move(names)};
 }
 
-const std::vector<Group> kGroups = {
+const std::vector<KeyGroup> kGroups = {
     group("", ignored,
           "metrics.jsonl has the times, traffic and memory of each step; --trace shows its "
           "operations",
@@ -218,7 +218,7 @@ void require_one(const Value& value, std::string_view sentence) {
   }
 }
 
-void read(const Value& value, const Group& group, std::vector<std::string>& log) {
+void read(const Value& value, const KeyGroup& group, std::vector<std::string>& log) {
   const auto note = [&](std::string_view reason) {
     log.push_back(fmt::format("{}: {}", value.path(), reason));
   };
@@ -302,7 +302,7 @@ Section with_deepspeed_keys(Section table, std::string_view section,
 }
 
 bool has_no_effect(std::string_view section, std::string_view name) {
-  return std::ranges::any_of(kGroups, [&](const Group& group) {
+  return std::ranges::any_of(kGroups, [&](const KeyGroup& group) {
     return group.section == section && group.treatment == ignored &&
            std::ranges::find(group.names, name) != group.names.end();
   });

@@ -61,20 +61,9 @@ std::string time_text(double seconds) {
   return fmt::format("{}s", seconds);
 }
 
-constexpr std::array<std::string_view, 4> kActions = {"off", "warn", "stop", "rollback"};
-
-void read_action(const Value& value, SpikeSection& spike) {
-  const std::string found =
-      value.choice(std::vector<std::string>(kActions.begin(), kActions.end()));
-  const auto at = std::find(kActions.begin(), kActions.end(), found) - kActions.begin();
-  spike.action = static_cast<SpikeSection::Action>(at);
-}
-
 Section spike_keys(SpikeSection& spike) {
-  return {with_values({"action", [&spike](const Value& value) { read_action(value, spike); },
-                       [&spike] { return Json(kActions[static_cast<std::size_t>(spike.action)]); }},
-                      {kActions.begin(), kActions.end()}),
-          whole("window", spike.window, {4, 10'000}), real("factor", spike.factor, kPositive),
+  return {choice("action", spike.action), whole("window", spike.window, {4, 10'000}),
+          real("factor", spike.factor, kPositive),
           whole("most_rollbacks", spike.most_rollbacks, {1, kSteps.high})};
 }
 
@@ -104,7 +93,10 @@ Key checkpoint_every_key(BallastSection& b) {
 
 Key spike_key(SpikeSection& spike) {
   const auto read = [&spike](const Value& value) {
-    if (!value.json().is_object()) return read_action(value, spike);
+    if (!value.json().is_object()) {
+      spike.action = read_choice<SpikeSection::Action>(value);
+      return;
+    }
     read_section(value, spike_keys(spike));
     const Json* const action = value.json().find("action");
     if (action == nullptr || action->is_null()) {
@@ -123,7 +115,7 @@ void check_faults(const BallastSection& b, const Document& document, std::uint64
   if (!b.writes_checkpoints() && b.spike.action == SpikeSection::Action::rollback) {
     document.fail("ballast.spike", fmt::format("\"rollback\" {}", kRemedy));
   }
-  if (b.on_error != "resume") return;
+  if (b.on_error != OnError::resume) return;
   if (!b.writes_checkpoints()) {
     document.fail("ballast.on_error", fmt::format("\"resume\" {}", kRemedy));
   }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "ballast/config/choices.h"
 #include "ballast/config/key_list.h"
 
 #include "src/config/document.h"
@@ -118,6 +119,28 @@ Key real(std::string name, double& target, RealRange range);
 Key flag(std::string name, bool& target);
 Key bytes(std::string name, std::uint64_t& target, WholeRange range);
 Key choice(std::string name, std::string& target, std::vector<std::string> choices);
+
+/// The names of the closed choice T.
+template <class T>
+std::vector<std::string> choice_names() {
+  std::vector<std::string> names;
+  for (const auto& one : kChoices<T>) names.emplace_back(one.name);
+  return names;
+}
+/// The closed choice T that `value` names.
+template <class T>
+T read_choice(const Value& value) {
+  return *value_named<T>(value.choice(choice_names<T>()));
+}
+/// A closed choice: one of kChoices<T>.
+template <class T>
+Key choice(std::string name, T& target) {
+  return {std::move(name),
+          [&target](const Value& value) { target = read_choice<T>(value); },
+          [&target] { return Json(name_of(target)); },
+          {},
+          choice_names<T>()};
+}
 /// A path; null and "" stand for none.
 Key path(std::string name, std::filesystem::path& target);
 /// An array of strings.

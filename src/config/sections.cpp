@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
 namespace ballast::config {
@@ -139,7 +140,7 @@ Section data_keys(DataSection& d) {
           path_list("tokens", d.tokens),
           path_list("documents", d.documents),
           path_list("pairs", d.pairs),
-          choice("token_type", d.token_type, {"auto", "u16", "u32"}),
+          choice("token_type", d.token_type),
           also_called(whole("sequence_length", d.sequence_length, {1, 1U << 30U}),
                       {"seq_len", "block_size", "context_length"}),
           eval_key(d),
@@ -282,30 +283,29 @@ Key speculative_updates_key(std::optional<std::uint64_t>& blocks) {
           [&blocks] { return blocks ? Json(*blocks) : Json("auto"); }};
 }
 
-/// `m`: has the keys of the section that decide how a model is cut into blocks.
-Section ballast_keys(BallastSection& b, model::ModelConfig& m) {
+Section ballast_keys(BallastSection& b, schedule::BufferCounts& buffers) {
   constexpr WholeRange kBudget = {1, std::uint64_t{1} << 53U};
   constexpr WholeRange kThreads = {0, 4096};
-  return {choice("device", b.device, {"auto", "host", "cuda"}),
-          choice("attention", b.attention, {"auto", "own", "cudnn"}),
-          choice("product_algorithms", b.product_algorithms, {"heuristic", "timed"}),
+  return {choice("device", b.device),
+          choice("attention", b.attention),
+          choice("product_algorithms", b.product_algorithms),
           or_auto(bytes("device_bytes", b.device_bytes, kBudget), b.device_bytes),
           or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
           also_called(train_key(b), {"trainable", "trained", "unfrozen_parameters"}),
           also_called(adapters_key(b), {"lora", "peft", "peft_config", "adapter"}),
           also_called(weight_decay_exclude_key(b), {"no_decay", "no_weight_decay"}),
           also_called(preference_key(b.preference), {"dpo", "dpo_config"}),
-          also_called(choice("quantized_base", b.quantized_base, {"auto", "none", "int8", "nf4"}),
+          also_called(choice("quantized_base", b.quantized_base),
                       {"quantization", "quantization_config", "bnb_4bit_quant_type"}),
           also_called(flag("double_quantization", b.double_quantization),
                       {"bnb_4bit_use_double_quant"}),
-          choice("order", b.order, {"layer_major", "micro_batch_major", "auto"}),
-          choice("update", b.update, {"gated", "eager"}),
+          choice("order", b.order),
+          choice("update", b.update),
           speculative_updates_key(b.speculative_updates),
-          choice("expert_updates", b.expert_updates, {"all", "touched"}),
+          choice("expert_updates", b.expert_updates),
           flag_or_auto("expert_prefetch", b.expert_prefetch),
-          also_called(or_auto(whole("expert_parallel", m.expert_parallel, {1, 1U << 16U}),
-                              m.expert_parallel),
+          also_called(or_auto(whole("expert_parallel", b.expert_parallel, {1, 1U << 16U}),
+                              b.expert_parallel),
                       {"ep_size", "expert_parallel_size", "expert_model_parallel_size"}),
           flag("serial", b.serial),
           flag("nvtx", b.nvtx),
@@ -314,15 +314,15 @@ Section ballast_keys(BallastSection& b, model::ModelConfig& m) {
           tier_key(rule_tier("gradients", b.gradients, kBelowDevice), b.gradients),
           also_called(flag_or_auto("recompute", b.recompute),
                       {"gradient_checkpointing", "checkpoint_activations"}),
-          whole("device_weight_buffers", b.device_weight_buffers, {0, 1024}),
-          whole("device_gradient_buffers", b.device_gradient_buffers, {0, 1024}),
-          whole("activation_buffers", b.activation_buffers, {0, 1024}),
-          whole("gradient_buffers", b.gradient_buffers, {0, 1024}),
+          buffers_key("ballast.device_weight_buffers", buffers),
+          buffers_key("ballast.device_gradient_buffers", buffers),
+          buffers_key("ballast.activation_buffers", buffers),
+          buffers_key("ballast.gradient_buffers", buffers),
           or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),
           or_auto(whole("update_threads", b.update_threads, kThreads), b.update_threads),
-          choice("update_isa", b.update_isa, {"auto", "scalar", "neon", "avx2", "avx512"}),
+          choice("update_isa", b.update_isa),
           update_numa_node_key(b.update_numa_node),
-          choice("optimizer_states", b.optimizer_states, {"fp32", "bf16_first", "8bit"}),
+          choice("optimizer_states", b.optimizer_states),
           real("link_gbps", b.link_gbps, kNotNegative),
           placement_key(b.placement),
           also_called(whole("steps", b.steps, kSteps), {"max_steps", "train_steps"}),
@@ -334,7 +334,7 @@ Section ballast_keys(BallastSection& b, model::ModelConfig& m) {
           also_called(whole("checkpoint_keep", b.checkpoint_keep, {1, 1024}), {"save_total_limit"}),
           whole("max_skipped_steps", b.max_skipped_steps, {1, kSteps.high}),
           also_called(spike_key(b.spike), {"loss_spike", "on_spike"}),
-          choice("on_error", b.on_error, {"stop", "resume"}),
+          choice("on_error", b.on_error),
           real("comm_timeout_seconds", b.comm_timeout_seconds, kSeconds),
           also_called(path("out", b.out), {"output", "out_dir", "output_dir"})};
 }
@@ -428,6 +428,14 @@ Key planned_batch_key(std::string name, std::uint64_t& target, bool& automatic) 
 
 }  // namespace
 
+Key buffers_key(std::string_view path, schedule::BufferCounts& buffers) {
+  const auto* const kind = std::find_if(kBufferKinds.begin(), kBufferKinds.end(),
+                                        [path](const BufferKind& one) { return one.key == path; });
+  expects(kind != kBufferKinds.end(), "a number of buffers must be in the table");
+  return whole(std::string(path.substr(path.rfind('.') + 1)), buffers.*(kind->count),
+               {0, BufferKind::kMost});
+}
+
 Section all_keys(Config& c) {
   return with_deepspeed_keys(
       {section("model", [&c] { return model_keys(c); }),
@@ -447,11 +455,11 @@ Section all_keys(Config& c) {
            "bf16", [&c] { return bf16_keys(c); }, c.ignored),
        switched_section(
            "fp16", [&c] { return fp16_keys(c); }, c.ignored),
-       section("zero_optimization", [&c] { return zero_keys(c.zero, c.ignored); }),
+       section("zero_optimization", [&c] { return zero_keys(c.zero, c.buffers, c.ignored); }),
        section("aio", [&c] { return aio_keys(c.aio, c.ignored); }),
        accepted_only(
            section("activation_checkpointing", [&c] { return activation_checkpointing_keys(c); })),
-       section("ballast", [&c] { return ballast_keys(c.ballast, c.model); }),
+       section("ballast", [&c] { return ballast_keys(c.ballast, c.buffers); }),
        gradient_allreduce_op_key()},
       "", c.ignored);
 }

@@ -55,7 +55,8 @@ Key folders(std::string name, std::vector<Path>& target) {
 
 constexpr std::array<std::string_view, 3> kOffloadDevices = {"none", "cpu", "nvme"};
 
-Section offload_keys(OffloadSection& o, std::string_view name, std::vector<std::string>& log) {
+Section offload_keys(OffloadSection& o, schedule::BufferCounts& buffers, const std::string& name,
+                     std::vector<std::string>& log) {
   const auto read_device = [&o](const Value& value) {
     std::vector<std::string> choices(kOffloadDevices.begin(), kOffloadDevices.end());
     choices.emplace_back("auto");
@@ -70,7 +71,8 @@ Section offload_keys(OffloadSection& o, std::string_view name, std::vector<std::
   };
   return with_deepspeed_keys(
       {with_values({"device", read_device, write_device}, {"auto", "none", "cpu", "nvme"}),
-       folders("nvme_path", o.nvme_path), whole("buffer_count", o.buffer_count, {0, 1024})},
+       folders("nvme_path", o.nvme_path),
+       buffers_key(fmt::format("zero_optimization.{}.buffer_count", name), buffers)},
       name, log);
 }
 
@@ -98,7 +100,7 @@ Key persistence_key(std::string name, ZeroSection& zero) {
 }
 
 /// Keys of both `aio` and the entries of `aio.paths`.
-Section transfer_keys(Bytes& block_size, unsigned& queue_depth, std::string& backend) {
+Section transfer_keys(Bytes& block_size, unsigned& queue_depth, IoBackend& backend) {
   Key block = bytes("block_size", block_size, {kPage, kGiB});
   block.read = [read = std::move(block.read), &block_size](const Value& value) {
     read(value);
@@ -107,7 +109,7 @@ Section transfer_keys(Bytes& block_size, unsigned& queue_depth, std::string& bac
     }
   };
   return {std::move(block), whole("queue_depth", queue_depth, {1, 4096}),
-          choice("backend", backend, {"auto", "io_uring", "threads"})};
+          choice("backend", backend)};
 }
 
 Section path_keys(AioPath& entry) {
@@ -147,7 +149,8 @@ Key paths_key(AioSection& aio) {
 
 }  // namespace
 
-Section zero_keys(ZeroSection& zero, std::vector<std::string>& log) {
+Section zero_keys(ZeroSection& zero, schedule::BufferCounts& buffers,
+                  std::vector<std::string>& log) {
   return with_deepspeed_keys(
       {whole("stage", zero.stage, {0, 3}),
        persistence_key("stage3_param_persistence_threshold", zero),
@@ -155,9 +158,9 @@ Section zero_keys(ZeroSection& zero, std::vector<std::string>& log) {
        flag("zero_quantized_weights", zero.quantized_weights),
        or_auto(whole("sub_group_size", zero.sub_group_size, {}), zero.sub_group_size),
        section("offload_optimizer",
-               [&] { return offload_keys(zero.optimizer, "offload_optimizer", log); }),
+               [&] { return offload_keys(zero.optimizer, buffers, "offload_optimizer", log); }),
        section("offload_param",
-               [&] { return offload_keys(zero.parameters, "offload_param", log); })},
+               [&] { return offload_keys(zero.parameters, buffers, "offload_param", log); })},
       "zero_optimization", log);
 }
 

@@ -24,11 +24,10 @@ std::string lower(std::string text) {
   return text;
 }
 
-using Optimizer = OptimizerSection::Type;
+using cpu_adam::Optimizer;
 /// Optimizers of DeepSpeed (the last three of older versions) that Ballast lacks, in lower case.
 constexpr std::array<std::string_view, 8> kForeignOptimizers = {
     "lamb", "muon", "muadam", "muadamw", "musgd", "onebitadam", "zerooneadam", "onebitlamb"};
-constexpr std::array<std::string_view, 5> kOptimizers = {"AdamW", "Adam", "Adagrad", "Lion", "SGD"};
 
 Key betas_key(OptimizerSection& o) {
   return {"betas",
@@ -72,7 +71,7 @@ Key zero_key(std::string name) {
 
 /// A key and the types of optimizer or schedule that have it.
 template <class Type>
-struct Row {
+struct ParameterRow {
   std::vector<Type> types;
   Key key;
 };
@@ -80,7 +79,7 @@ struct Row {
 /// The keys of `type`, named `name`; reading any other key is an error that says so.
 template <class Type>
 Section keys_of(Type type, std::string_view kind, std::string_view name,
-                const std::vector<Row<Type>>& rows) {
+                const std::vector<ParameterRow<Type>>& rows) {
   Section keys;
   for (const auto& [types, key] : rows) {
     const bool own = std::find(types.begin(), types.end(), type) != types.end();
@@ -90,9 +89,9 @@ Section keys_of(Type type, std::string_view kind, std::string_view name,
 }
 
 Section optimizer_parameters(OptimizerSection& o) {
-  using enum OptimizerSection::Type;
+  using enum cpu_adam::Optimizer;
   const Key mode = adam_w_mode_key(o);
-  const std::vector<Row<Optimizer>> rows = {
+  const std::vector<ParameterRow<Optimizer>> rows = {
       {{adamw, adam}, o.type == adam ? mode : accepted_only(mode)},
       {{adamw, adam, adagrad, lion, sgd},
        also_called(real("lr", o.lr, kPositive), {"learning_rate"})},
@@ -104,15 +103,10 @@ Section optimizer_parameters(OptimizerSection& o) {
       {{sgd}, zero_key("dampening")},
       {{adagrad}, zero_key("lr_decay")},
       {{adagrad}, zero_key("initial_accumulator_value")}};
-  return keys_of(o.type, "optimizer", kOptimizers[static_cast<std::size_t>(o.type)], rows);
+  return keys_of(o.type, "optimizer", name_of(o.type), rows);
 }
 
 using Schedule = SchedulerSection::Type;
-constexpr std::array<std::string_view, 4> kSchedules = {"constant", "WarmupLR", "WarmupDecayLR",
-                                                        "WarmupCosineLR"};
-std::string_view schedule_name(Schedule type) {
-  return kSchedules[static_cast<std::size_t>(type)];
-}
 
 Key warmup_type_key(SchedulerSection& s) {
   const std::vector<std::string> types = {"log", "linear"};
@@ -140,7 +134,7 @@ Key last_batch_iteration_key() {
 
 Section schedule_keys(SchedulerSection& s) {
   using enum SchedulerSection::Type;
-  const std::vector<Row<Schedule>> rows = {
+  const std::vector<ParameterRow<Schedule>> rows = {
       {{warmup_decay, warmup_cosine},
        whole("total_num_steps", s.total_num_steps, {1, kSteps.high})},
       {{warmup, warmup_decay}, real("warmup_min_lr", s.warmup_min_lr, kNotNegative)},
@@ -151,22 +145,22 @@ Section schedule_keys(SchedulerSection& s) {
       {{warmup_cosine}, real("cos_min_ratio", s.cos_min_ratio, kShare)},
       {{warmup, warmup_decay, warmup_cosine}, warmup_type_key(s)},
       {{warmup, warmup_decay, warmup_cosine}, last_batch_iteration_key()}};
-  return keys_of(s.type, "schedule", schedule_name(s.type), rows);
+  return keys_of(s.type, "schedule", name_of(s.type), rows);
 }
 
 }  // namespace
 
-OptimizerSection OptimizerSection::defaults(Type type) {
+OptimizerSection OptimizerSection::defaults(Optimizer type) {
   switch (type) {
-    case Type::adamw:
+    case Optimizer::adamw:
       break;
-    case Type::adam:
+    case Optimizer::adam:
       return {.type = type, .adam_w_mode = false, .weight_decay = 0.0};
-    case Type::adagrad:
+    case Optimizer::adagrad:
       return {.type = type, .lr = 1e-2, .eps = 1e-10, .weight_decay = 0.0};
-    case Type::lion:
+    case Optimizer::lion:
       return {.type = type, .lr = 1e-4, .beta2 = 0.99, .weight_decay = 0.0};
-    case Type::sgd:
+    case Optimizer::sgd:
       return {.type = type, .weight_decay = 0.0};
   }
   return {};
@@ -177,35 +171,29 @@ Section optimizer_keys(OptimizerSection& o, std::vector<std::string>& log) {
     const auto is_named = [&](std::string_view name) {
       return value.json().is_string() && lower(value.json().text()) == lower(std::string(name));
     };
-    const auto* found = std::find_if(kOptimizers.begin(), kOptimizers.end(), is_named);
+    const auto& known = kChoices<Optimizer>;
+    const auto* const found = std::find_if(known.begin(), known.end(),
+                                           [&](const auto& one) { return is_named(one.name); });
     if (std::ranges::any_of(kForeignOptimizers, is_named)) {
       value.fail(fmt::format("\"{}\" is not in this version; use AdamW, Adam, Adagrad, Lion or SGD",
                              value.json().text()));
     }
-    if (found == kOptimizers.end()) value.fail_choice({kOptimizers.begin(), kOptimizers.end()});
-    const auto named = static_cast<Optimizer>(found - kOptimizers.begin());
+    if (found == known.end()) value.fail_choice(choice_names<Optimizer>());
+    const Optimizer named = found->value;
     // "Adam" means AdamW until adam_w_mode says otherwise.
     o = OptimizerSection::defaults(named == Optimizer::adam ? Optimizer::adamw : named);
     o.type = named;
   };
-  const auto write_type = [&o] { return Json(kOptimizers[static_cast<std::size_t>(o.type)]); };
+  const auto write_type = [&o] { return Json(name_of(o.type)); };
   const auto params = [&o, &log] {
     return with_deepspeed_keys(optimizer_parameters(o), "optimizer.params", log);
   };
-  Key type = with_values({"type", read_type, write_type}, {kOptimizers.begin(), kOptimizers.end()});
+  Key type = with_values({"type", read_type, write_type}, choice_names<Optimizer>());
   return with_deepspeed_keys({std::move(type), section("params", params)}, "optimizer", log);
 }
 
 Section scheduler_keys(SchedulerSection& s) {
-  const auto read_type = [&s](const Value& value) {
-    const std::string found =
-        value.choice(std::vector<std::string>(kSchedules.begin(), kSchedules.end()));
-    const auto at = std::find(kSchedules.begin(), kSchedules.end(), found) - kSchedules.begin();
-    s.type = static_cast<Schedule>(at);
-  };
-  return {with_values({"type", read_type, [&s] { return Json(schedule_name(s.type)); }},
-                      {kSchedules.begin(), kSchedules.end()}),
-          section("params", [&s] { return schedule_keys(s); })};
+  return {choice("type", s.type), section("params", [&s] { return schedule_keys(s); })};
 }
 
 }  // namespace ballast::config

@@ -28,7 +28,7 @@ constexpr const char* kPairs = "pairs";
 constexpr std::uint64_t kPiece = std::uint64_t{1} << 20;  // elements checked at a time
 constexpr std::uint64_t kPackingEpoch = ~std::uint64_t{0};
 
-struct File {
+struct DocumentFile {
   formats::SafetensorsReader reader;
   std::uint64_t first = 0;  // index of its first token in the whole
   std::uint64_t tokens = 0;
@@ -46,7 +46,7 @@ std::string metadata_of(const formats::SafetensorsReader& reader, const std::str
 }
 
 /// The tensor `name`, which must be a list of one of `dtypes`.
-const formats::StoredTensor& list_of(const File& file, const std::string& name,
+const formats::StoredTensor& list_of(const DocumentFile& file, const std::string& name,
                                      const std::vector<std::string>& dtypes) {
   const formats::StoredTensor* const tensor = file.reader.find(name);
   if (tensor == nullptr) file.refuse(fmt::format("has no tensor '{}'", name));
@@ -60,7 +60,7 @@ const formats::StoredTensor& list_of(const File& file, const std::string& name,
   return *tensor;
 }
 
-void check_metadata(const File& file, bool pairs) {
+void check_metadata(const DocumentFile& file, bool pairs) {
   if (metadata_of(file.reader, "format") != "ballast documents") {
     file.refuse(
         "the metadata do not say format \"ballast documents\": make the file with "
@@ -92,10 +92,10 @@ void check_format(const std::filesystem::path& path, bool pairs,
                   path.string()));
 }
 
-File open_file_of_documents(const std::filesystem::path& path, bool pairs,
-                            const std::filesystem::path& model) {
+DocumentFile open_file_of_documents(const std::filesystem::path& path, bool pairs,
+                                    const std::filesystem::path& model) {
   check_format(path, pairs, model);
-  File file{.reader = formats::SafetensorsReader(path)};
+  DocumentFile file{.reader = formats::SafetensorsReader(path)};
   check_metadata(file, pairs);
   file.tokens = list_of(file, kTokens, {"U16", "U32", "I32"}).elements;
   file.masked = file.reader.find(kMask) != nullptr;
@@ -126,7 +126,7 @@ File open_file_of_documents(const std::filesystem::path& path, bool pairs,
 }
 
 /// Appends the offsets of the documents of `file` to those of the files before.
-void append_offsets(const File& file, std::vector<std::uint64_t>& offsets) {
+void append_offsets(const DocumentFile& file, std::vector<std::uint64_t>& offsets) {
   std::vector<std::int64_t> own(file.reader.find(kDocuments)->elements);
   file.reader.read_whole(kDocuments, own);
   if (own.front() != 0) {
@@ -201,7 +201,7 @@ void PackedDocuments::read(std::uint64_t n, const SequenceSpans& out) const {
 }  // namespace
 
 struct DocumentFiles::Parts {
-  std::vector<File> files;
+  std::vector<DocumentFile> files;
   std::vector<std::uint64_t> offsets = {0};
   std::uint64_t targets = 0;
   std::uint64_t vocab_size = 0;
@@ -213,14 +213,14 @@ struct DocumentFiles::Parts {
   std::uint64_t last_trained = 0;
 
   void add(const std::filesystem::path& path);
-  void compare_tokenizer(const File& file);
-  void check(const File& file);
-  void count(const File& file, std::uint64_t document, std::uint64_t document_targets);
-  void read(const File& file, std::uint64_t index, std::span<std::int32_t> tokens,
+  void compare_tokenizer(const DocumentFile& file);
+  void check(const DocumentFile& file);
+  void count(const DocumentFile& file, std::uint64_t document, std::uint64_t document_targets);
+  void read(const DocumentFile& file, std::uint64_t index, std::span<std::int32_t> tokens,
             std::span<std::uint8_t> trained) const;
 };
 
-void DocumentFiles::Parts::compare_tokenizer(const File& file) {
+void DocumentFiles::Parts::compare_tokenizer(const DocumentFile& file) {
   const formats::TokenizerIdentity own = {
       .name = metadata_of(file.reader, "tokenizer"),
       .serialised = metadata_of(file.reader, "tokenizer_sha256"),
@@ -234,7 +234,7 @@ void DocumentFiles::Parts::compare_tokenizer(const File& file) {
 }
 
 void DocumentFiles::Parts::add(const std::filesystem::path& path) {
-  File file = open_file_of_documents(path, pairs, model);
+  DocumentFile file = open_file_of_documents(path, pairs, model);
   file.first = offsets.back();
   compare_tokenizer(file);
   append_offsets(file, offsets);
@@ -243,7 +243,7 @@ void DocumentFiles::Parts::add(const std::filesystem::path& path) {
 }
 
 /// Adds the targets of a whole document.
-void DocumentFiles::Parts::count(const File& file, std::uint64_t document,
+void DocumentFiles::Parts::count(const DocumentFile& file, std::uint64_t document,
                                  std::uint64_t document_targets) {
   targets += document_targets;
   if (document_targets > 0) {
@@ -260,7 +260,7 @@ void DocumentFiles::Parts::count(const File& file, std::uint64_t document,
 }
 
 /// Reads all of `file` and counts its targets: the first token of a document is none.
-void DocumentFiles::Parts::check(const File& file) {
+void DocumentFiles::Parts::check(const DocumentFile& file) {
   std::vector<std::int32_t> tokens;
   std::vector<std::uint8_t> trained;
   std::uint64_t sum = 0;  // targets of the document before the next start
@@ -290,7 +290,7 @@ void DocumentFiles::Parts::check(const File& file) {
   for (; next != offsets.end(); ++next) ends();
 }
 
-void DocumentFiles::Parts::read(const File& file, std::uint64_t index,
+void DocumentFiles::Parts::read(const DocumentFile& file, std::uint64_t index,
                                 std::span<std::int32_t> tokens,
                                 std::span<std::uint8_t> trained) const {
   std::vector<std::int64_t> values(tokens.size());

@@ -71,11 +71,6 @@ void check_keys(const config::DataSection& data) {
   if (data.text.empty() == data.tokens.empty()) {
     throw Error(ErrorCategory::config, "give exactly one of data.text and data.tokens");
   }
-  const auto& type = data.token_type;
-  if (type != "auto" && type != "u16" && type != "u32") {
-    throw Error(ErrorCategory::config,
-                fmt::format("data.token_type is '{}': choose auto, u16 or u32", type));
-  }
 }
 
 }  // namespace

@@ -1,104 +1,153 @@
 #include "src/engine/arguments.h"
 
+#include "ballast/core/random.h"
+#include "ballast/schedule/labels.h"
+
+#include "src/engine/counts.h"
+#include "src/engine/handlers.h"
 #include "src/engine/report.h"
 
 namespace ballast::engine {
 
+using model::Kernel;
+using model::Port;
 using schedule::BufferId;
+using schedule::Use;
 
-DeviceView<float> gradient_of_tile(const CurrentOperation& at, BufferId buffer,
-                                   std::size_t number) {
+namespace {
+
+Port port_of(const Use& use) {
+  return static_cast<Port>(static_cast<unsigned>(use.role) -
+                           static_cast<unsigned>(schedule::Role::first_port));
+}
+
+/// The tile of the vocabulary in a block; 0 where there is none.
+std::uint32_t tile_in(const schedule::Workload& work, std::uint32_t block) {
+  if (work.is_embedding(block)) return work.tied ? block : 0;
+  return work.tied || block < work.head() ? 0 : block - work.head();
+}
+
+/// Bytes of what the operation's pass finds at `port`.
+Bytes bytes_at(const CurrentOperation& at, Port port) {
+  const schedule::Workload& work = at.workload();
+  switch (port) {
+    case Port::weights:
+      return at.work().whole_weight_bytes();
+    case Port::batch:
+      return work.batch_bytes;
+    case Port::kept:
+      return at.work().intermediate_bytes;
+    case Port::normed:
+      return work.rows_bytes;
+    case Port::partial_sums:
+      return work.row_sums_bytes;
+    case Port::routing:
+      return work.routing_bytes;
+    case Port::router_totals:
+      return work.router_totals_bytes;
+    case Port::losses:
+      return work.losses_bytes;
+    case Port::pairs:
+      return work.pairs_bytes;
+    case Port::gradient:
+      return at.work().accumulator_bytes;
+    default:
+      return work.activation_bytes;
+  }
+}
+
+/// The place of the pass in the report.
+ReportPart report_of(const CurrentOperation& at, Kernel kernel) {
+  const bool router = kernel == Kernel::router;
+  return router ? router_losses_in(at.blueprint(), at.operation.micro)
+                : head_losses_in(at.blueprint(), at.operation.micro);
+}
+
+/// The same in the passes of a micro-batch, also after a resume.
+model::Dropout dropout_of(const CurrentOperation& at) {
+  const Blueprint& blueprint = at.blueprint();
+  const std::uint64_t micro =
+      std::uint64_t{at.operation.micro} * blueprint.workload.world + blueprint.rank;
+  const auto step = static_cast<std::uint64_t>(at.context.hyper.step);
+  return {.on = at.context.trains, .key = random_u64(at.modules().seed, step, micro)};
+}
+
+model::PassScalars scalars_of(const CurrentOperation& at, const model::Pass& pass) {
+  const bool first = at.operation.micro == 0;
+  const std::uint32_t ranks = at.workload().world;
+  return {.accumulation = first ? model::Accumulation::first : model::Accumulation::later,
+          .dropout = pass.reference > 0 ? model::Dropout() : dropout_of(at),
+          .loss_gradient = at.context.loss_gradient(),
+          .router_gradient = at.context.router_gradient(ranks),
+          .preference = at.modules().preference,
+          .shard = at.shard_number(),
+          .ranks = ranks};
+}
+
+}  // namespace
+
+DeviceBytes gradient_of_tile(const CurrentOperation& at, BufferId buffer, std::size_t number) {
   const model::Architecture& model = at.blueprint().model;
   const model::VocabularyTile tile = model.tile(number);
   const Bytes rows = tile.rows * model.config.hidden_size * sizeof(float);
   const schedule::Workload& work = at.workload();
-  const Bytes bytes = work.tied ? rows : work.blocks[tile.block].accumulator_bytes;
-  return view_as<float>(at.modules().store.device(buffer, bytes));
+  return at.modules().store.device(buffer,
+                                   work.tied ? rows : work.blocks[tile.block].accumulator_bytes);
 }
 
-DeviceView<const std::int32_t> PassBuffers::batch_part(std::size_t part) const {
-  if (!has(Port::batch)) return {};
-  const auto ids =
-      view_as<const std::int32_t>(ConstDeviceBytes(bytes(Port::batch, at_.workload().batch_bytes)));
-  const std::size_t size = at_.blueprint().shape.tokens();
-  return ids.subview(part * size, size);
+model::Pass pass_of(const CurrentOperation& at) {
+  model::Pass pass = {.kernel = kernel_of(at.operation),
+                      .block = at.operation.block,
+                      .reference = static_cast<std::uint8_t>(is_reference(at.operation)),
+                      .number = tile_in(at.workload(), at.operation.block)};
+  for (const Use& use : at.operation.uses) pass.operands.push_back({.port = port_of(use)});
+  return pass;
 }
 
-model::RouterResults PassBuffers::router_results() const {
-  const std::size_t starts = at_.modules().compute.memory().experts + 1;
-  model::RouterResults results;
-  results.starts = view_as<std::int32_t>(bytes(Port::routing, starts * sizeof(std::int32_t)));
-  results.totals = router_totals();
-  if (!has(Port::losses)) return results;
-  const ReportPart part = router_losses_in(at_.blueprint(), at_.operation.micro);
-  const DeviceBytes report = bytes(Port::losses, at_.workload().losses_bytes);
-  results.losses = view_as<double>(report.subview(part.offset, part.bytes));
-  return results;
-}
-
-DeviceView<double> PassBuffers::losses() const {
-  if (!has(Port::losses)) return {};
-  const ReportPart part = head_losses_in(at_.blueprint(), at_.operation.micro);
-  const DeviceBytes report = bytes(Port::losses, at_.workload().losses_bytes);
-  return view_as<double>(report.subview(part.offset, part.bytes));
-}
-
-/// By sequence.
-DeviceView<double> PassBuffers::reference_losses() const {
-  return view_as<double>(bytes(Port::pairs, at_.blueprint().shape.sequences * sizeof(double)));
-}
-
-/// After the losses of the reference.
-DeviceView<float> PassBuffers::row_weights() const {
-  if (!has(Port::pairs)) return {};
-  const model::MicroBatchShape& shape = at_.blueprint().shape;
-  const DeviceBytes all = bytes(Port::pairs, at_.workload().pairs_bytes);
-  return view_as<float>(
-      all.subview(shape.sequences * sizeof(double), shape.tokens() * sizeof(float)));
-}
-
-model::HeadLosses PassBuffers::head_losses() const {
-  if (!has(Port::pairs)) return {losses()};
-  if (is_reference(at_.operation)) return {reference_losses()};
-  return {losses(), model::Pairs{at_.modules().preference, reference_losses(), row_weights()}};
-}
-
-std::vector<BufferId> PassBuffers::bound_to(Port port) const {
-  std::vector<BufferId> found;
-  for (const schedule::Use& use : at_.operation.uses) {
-    if (use.role == schedule::role_of(port)) found.push_back(use.buffer);
-  }
-  return found;
-}
-
-std::vector<model::OutputTile> PassBuffers::tiles() const {
-  const std::vector<BufferId> output_weights = bound_to(Port::output_weights);
-  const std::vector<BufferId> sums = bound_to(Port::output_gradient);
-  const std::size_t count = at_.blueprint().model.config.vocabulary_tiles;
-  const std::size_t own = count - output_weights.size();  // 1: the head's first block has a tile
-  std::vector<model::OutputTile> all;
-  for (std::size_t t = 0; t < count; ++t) {
-    if (t < own) {
-      all.push_back({t, weights(), gradient()});
-      continue;
+model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass& pass) {
+  model::PassArguments arguments = {.scalars = scalars_of(at, pass),
+                                    .exchange = at.lanes.channels().rows.get()};
+  // A pass over all tiles finds the first one in its own block, unless the matrix is tied.
+  const bool all = pass.kernel == Kernel::head_train && !at.workload().tied;
+  const std::size_t tile = all ? 1 : pass.number;
+  for (const Use& use : at.operation.uses) {
+    const Port port = port_of(use);
+    const auto view = [&] { return at.device(use, bytes_at(at, port)); };
+    switch (port) {
+      case Port::workspace:
+        break;
+      case Port::routing_counts:
+        arguments.routing_counts = routing_of(at, use.buffer, at.operation.micro);
+        break;
+      case Port::batch:
+        arguments.batch = model::BatchViews::cut(view(), at.blueprint().shape.tokens());
+        break;
+      case Port::losses: {
+        const ReportPart part = report_of(at, pass.kernel);
+        arguments[port] = view().subview(part.offset, part.bytes);
+        break;
+      }
+      case Port::output_weights: {
+        const std::size_t number = tile + arguments.output_weights.size();
+        const std::size_t block = at.blueprint().model.tile(number).block;
+        arguments.output_weights.push_back(
+            at.modules().store.device(use.buffer, at.workload().blocks[block].weight_bytes));
+        break;
+      }
+      case Port::output_gradient:
+        arguments.output_gradient.push_back(
+            gradient_of_tile(at, use.buffer, tile + arguments.output_gradient.size()));
+        break;
+      default:
+        arguments[port] = view();
     }
-    const std::size_t block = at_.blueprint().model.tile(t).block;
-    const Bytes bytes = at_.workload().blocks[block].weight_bytes;
-    all.push_back({t, at_.modules().store.device(output_weights[t - own], bytes)});
-    if (!sums.empty()) all.back().gradient = gradient_of_tile(at_, sums[t - own], t);
   }
-  return all;
+  return arguments;
 }
 
-model::OutputTile PassBuffers::tile() const {
-  const schedule::Workload& work = at_.workload();
-  const std::size_t number = at_.operation.block - (work.tied ? 0 : work.head());
-  model::OutputTile one = {number, weights(), gradient()};
-  if (has(Port::output_gradient)) {
-    const BufferId sums = at_.operation.buffer(schedule::role_of(Port::output_gradient));
-    one.gradient = gradient_of_tile(at_, sums, at_.operation.block);
-  }
-  return one;
+void run_pass(const CurrentOperation& at) {
+  const model::Pass pass = pass_of(at);
+  at.modules().compute.run(at.stream(), pass, arguments_of(at, pass));
 }
 
 }  // namespace ballast::engine

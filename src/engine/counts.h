@@ -1,9 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "ballast/core/view.h"
-#include "ballast/model/compute.h"
 #include "ballast/schedule/plan.h"
 #include "ballast/schedule/workload.h"
 #include "ballast/state/store.h"
@@ -20,10 +20,9 @@ Bytes counts_of_micro_batch(const schedule::Workload& workload);
 HostBytes counts_of_micro_batch(const schedule::Workload& workload, state::Store& store,
                                 schedule::BufferId counts, std::uint32_t micro);
 
-/// This rank's rows for the expert in the operation's block.
-model::ExpertChoices expert_choices(const CurrentOperation& at);
-/// Rows of all ranks for the experts in the operation's block, one expert per rank.
-model::SharedChoices shared_choices(const CurrentOperation& at);
+/// The same as numbers: what model::RoutingCounts reads.
+std::span<const std::int32_t> routing_of(const CurrentOperation& at, schedule::BufferId counts,
+                                         std::uint32_t micro);
 
 /// Whether the conditions of the operation leave it something to do.
 bool has_work(const CurrentOperation& at);

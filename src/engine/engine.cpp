@@ -9,8 +9,9 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
+#include "ballast/state/swap_space.h"
 
 #include "src/device/profiler_range.h"
 #include "src/engine/lanes.h"
@@ -23,6 +24,22 @@ namespace ballast::engine {
 Bytes EngineTotals::nvme_bytes_written() const {
   return std::accumulate(nvme_bytes_by_path.begin(), nvme_bytes_by_path.end(), Bytes{0});
 }
+
+namespace {
+
+/// Draws values from a seed.
+class SeededWeights : public WeightSource {
+ public:
+  explicit SeededWeights(std::uint64_t seed) : seed_(seed) {}
+  void read(const model::TensorSpec& tensor, Elems first, std::span<float> out) override {
+    model::initialize(tensor, seed_, first, out);
+  }
+
+ private:
+  std::uint64_t seed_;
+};
+
+}  // namespace
 
 class Engine::Impl {
  public:
@@ -44,7 +61,7 @@ class Engine::Impl {
     expects(work.world == (ranks_ == nullptr ? 1 : ranks_->world()) &&
                 blueprint_.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
             "engine: the blueprint's rank or world differs from this process");
-    const model::KernelSizes& needed = compute_->memory();
+    const model::KernelSizes& needed = compute_->sizes();
     bool enough = work.workspace_bytes >= needed.workspace;
     for (std::size_t b = 0; b < work.blocks.size(); ++b) {
       enough = enough && work.blocks[b].intermediate_bytes >= needed.intermediates[b];
@@ -54,13 +71,17 @@ class Engine::Impl {
   }
 
   ~Impl() {
-    if (saving_) saving_->cancel();  // operations may wait for it
+    if (snapshot_) snapshot_->cancel();  // operations may wait for it
     executor_.reset();
   }
 
-  void start(const WeightSource& source) {
-    start_with({},
-               [&](bool) { fill_states(blueprint_, source, options_.seed, updater_, perform()); });
+  void start(WeightSource& source) {
+    start_with({}, [&](bool) { fill_states(blueprint_, source, updater_, perform()); });
+  }
+
+  void start_from_seed() {
+    SeededWeights source(options_.seed);
+    start(source);
   }
 
   bool resume(const StateSource& source, std::uint64_t updates, const KeptStates& here,
@@ -69,75 +90,19 @@ class Engine::Impl {
     const bool same = same_homes(here.homes, homes_on(blueprint_, Tier::nvme));
     bool reused = false;
     start_with(same ? here.image : state::SwapImage{}, [&](bool reuses) {
-      if (reuses) restore_homes(here.homes, kept);
-      restore_states(blueprint_, source, perform(),
-                     reuses ? schedule::kHomesInMemory : schedule::Homes{});
+      snapshot_->restore(source, reuses, here, kept);
       reused = reuses;
     });
     updates_ = updates;
     return reused;
   }
 
-  void save_states(const StateSink& sink, schedule::Homes homes) {
-    expect_training();
-    finish();
-    engine::save_states(blueprint_, sink, perform(), homes);
-  }
-
-  [[nodiscard]] std::vector<StateRange> saved_ranges(schedule::Homes homes) const {
-    return engine::saved_ranges(blueprint_, homes);
-  }
-
-  [[nodiscard]] std::vector<StateRange> background_ranges() const {
-    std::vector<StateRange> ranges;
-    for (const KeptHome& home : host_homes_by_update(blueprint_)) {
-      for (const auto& [range, offset] : home.ranges) ranges.push_back(range);
-    }
-    return ranges;
-  }
-
-  std::shared_ptr<BackgroundSave> save_in_background(const StateSink& sink,
-                                                     std::function<void()> end) {
-    expect_training();
-    finish();
-    std::vector<BackgroundSave::Part> parts;
-    for (KeptHome& home : host_homes_by_update(blueprint_)) {
-      const schedule::BufferId buffer = buffer_of(blueprint_, home);
-      parts.push_back({buffer, [this, sink, buffer, ranges = std::move(home.ranges)] {
-                         for (const auto& [range, offset] : ranges) {
-                           const Bytes bytes = range.bytes();
-                           sink(range, store_->host(buffer, offset + bytes).subspan(offset));
-                         }
-                       }});
-    }
-    saving_ = std::make_shared<BackgroundSave>(std::move(parts), std::move(end));
-    return saving_;
-  }
-
-  KeptStates keep_states(std::uint64_t checkpoint) {
-    expect_training();
-    finish();
-    KeptStates kept = {.homes = homes_on(blueprint_, Tier::nvme)};
-    if (blueprint_.options.kept_checkpoints == 0) kept.homes.clear();
-    if (kept.homes.empty()) return kept;
-    std::vector<schedule::BufferId> ids;
-    for (const KeptHome& home : kept.homes) ids.push_back(buffer_of(blueprint_, home));
-    std::vector<state::KeptExtent> contents = store_->keep(checkpoint, ids);
-    for (std::size_t h = 0; h < contents.size(); ++h) {
-      kept.homes[h].content = std::move(contents[h]);
-    }
-    kept.image = store_->image();
-    return kept;
-  }
-
-  [[nodiscard]] state::Store& store() { return *store_; }
-
-  /// `here`: swap files to go on with. `fill` is told whether they are used.
+  /// `here`: existing swap files. Passes to `fill` whether they are used.
   void start_with(const state::SwapImage& here, const std::function<void(bool reuses)>& fill) {
     expects(!executor_, "engine: start() was called twice");
     bool reuses = false;
     // Collectives follow, so all ranks must know when one cannot allocate.
-    comm::together(ranks_, [&] {
+    comm::collective_try(ranks_, [&] {
       const auto plan = state::plan_swap(options_.swap, blueprint_.schedule,
                                          blueprint_.options.kept_checkpoints, here, reuses);
       store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, plan);
@@ -153,6 +118,8 @@ class Engine::Impl {
                            .gradient_clipping = options_.gradient_clipping,
                            .nvtx = options_.nvtx,
                            .seed = options_.seed});
+    snapshot_.emplace(
+        blueprint_, *store_, ranks_, [this] { finish(); }, perform());
     const schedule::Schedule& schedule = blueprint_.schedule;
     compute_->set_workspace(
         store_->device(schedule.workspace, blueprint_.workload.workspace_bytes));
@@ -208,28 +175,14 @@ class Engine::Impl {
     for (const Tier tier : kTiers) {
       totals.allocated[static_cast<std::size_t>(tier)] = store_->allocated(tier);
     }
-    totals.nvme_bytes_by_path = store_->nvme_bytes_written();
+    if (const state::SwapSpace* const swap = store_->swap_space()) {
+      for (const aio::QueueCounters& path : swap->counters()) {
+        totals.nvme_bytes_by_path.push_back(path.bytes_written);
+      }
+      totals.io_backend = swap->backend();
+    }
     totals.fill_seconds = fill_time_.count();
     return totals;
-  }
-
-  std::vector<float> read_weights(std::size_t block, const model::TensorSpec& tensor) {
-    expect_training();
-    finish();
-    return read_master(blueprint_, ranks_, block, tensor.offset, tensor.size, perform());
-  }
-
-  std::vector<float> read_block(std::size_t block) {
-    expect_training();
-    finish();
-    const Elems elements = blueprint_.model.blocks[block].elements;
-    return read_master(blueprint_, ranks_, block, 0, elements, perform());
-  }
-
-  std::uint64_t state_hash() {
-    expect_training();
-    finish();
-    return hash_states(blueprint_, ranks_, perform());
   }
 
   void record(schedule::Timeline* timeline) {
@@ -241,7 +194,6 @@ class Engine::Impl {
 
   const Blueprint& blueprint() const { return blueprint_; }
   device::Device& device() { return *device_; }
-  std::string_view io_backend() const { return store_ ? store_->io_backend() : ""; }
   std::string_view update_isa() const { return to_string(updater_.isa()); }
   std::string arithmetic() const {
     const std::string own = compute_->arithmetic();
@@ -250,6 +202,10 @@ class Engine::Impl {
                        own.empty() ? device_->description() : own);
   }
   std::uint64_t updates() const { return updates_; }
+  Snapshot& snapshot() {
+    expects(snapshot_.has_value(), "engine: call start() first");
+    return *snapshot_;
+  }
 
  private:
   [[nodiscard]] device::DeviceOptions device_options() const {
@@ -266,7 +222,7 @@ class Engine::Impl {
       std::function<void(const schedule::Span&)> observer) {
     return std::make_unique<schedule::Executor>(
         [this](const schedule::Operation& operation, std::uint64_t submission) {
-          if (saving_) wait_until_saved(operation);
+          snapshot_->before(operation);
           lanes_->start(operation, submission);
         },
         schedule::OperationNames(blueprint_.workload),
@@ -281,13 +237,6 @@ class Engine::Impl {
                                   .interrupted = interrupted_});
   }
 
-  /// What the operation overwrites may belong to a checkpoint that is being written.
-  void wait_until_saved(const schedule::Operation& operation) {
-    for (const schedule::Use& use : operation.uses) {
-      if (use.writes) saving_->before_write(use.buffer);
-    }
-  }
-
   /// Runs plans outside of steps, without totals and timeline.
   [[nodiscard]] Perform perform() {
     return [this](const schedule::Plan& plan, const Visitor& visitor) {
@@ -299,15 +248,6 @@ class Engine::Impl {
     };
   }
 
-  void restore_homes(const std::vector<KeptHome>& homes, const state::KeptExtents& kept) {
-    std::vector<std::pair<schedule::BufferId, state::KeptExtent>> contents;
-    contents.reserve(homes.size());
-    for (const KeptHome& home : homes)
-      contents.emplace_back(buffer_of(blueprint_, home), home.content);
-    store_->restore(contents, kept);
-  }
-
-  /// Steps and master weights need the states.
   void expect_training() const {
     expects(blueprint_.options.purpose == schedule::Purpose::training,
             "engine: a blueprint for evaluation has no states");
@@ -380,8 +320,8 @@ class Engine::Impl {
   std::unique_ptr<update::DeviceUpdate> device_update_;
   std::unique_ptr<state::Store> store_;
   std::optional<Lanes> lanes_;
+  std::optional<Snapshot> snapshot_;
   std::unique_ptr<schedule::Executor> executor_;
-  std::shared_ptr<BackgroundSave> saving_;  ///< the last one; replaced when nothing runs
   std::chrono::duration<double> fill_time_{0};
   std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, targets, positions
   /// By number of micro-batches and whether updates are pending.
@@ -403,9 +343,6 @@ const Blueprint& Engine::blueprint() const {
 device::Device& Engine::device() {
   return impl_->device();
 }
-std::string_view Engine::io_backend() const {
-  return impl_->io_backend();
-}
 std::string Engine::arithmetic() const {
   return impl_->arithmetic();
 }
@@ -415,39 +352,15 @@ std::string_view Engine::update_isa() const {
 void Engine::record(schedule::Timeline* timeline) {
   impl_->record(timeline);
 }
-void Engine::start(const WeightSource& source) {
+void Engine::start(WeightSource& source) {
   impl_->start(source);
+}
+void Engine::start() {
+  impl_->start_from_seed();
 }
 bool Engine::resume(const StateSource& source, std::uint64_t updates, const KeptStates& here,
                     const state::KeptExtents& kept) {
   return impl_->resume(source, updates, here, kept);
-}
-std::vector<StateRange> Engine::saved_ranges(schedule::Homes homes) const {
-  return impl_->saved_ranges(homes);
-}
-void Engine::save_states(const StateSink& sink, schedule::Homes homes) {
-  impl_->save_states(sink, homes);
-}
-std::vector<StateRange> Engine::background_ranges() const {
-  return impl_->background_ranges();
-}
-std::shared_ptr<BackgroundSave> Engine::save_in_background(const StateSink& sink,
-                                                           std::function<void()> end) {
-  return impl_->save_in_background(sink, std::move(end));
-}
-KeptStates Engine::keep_states(std::uint64_t checkpoint) {
-  return impl_->keep_states(checkpoint);
-}
-void Engine::release_states(std::uint64_t checkpoint) {
-  impl_->store().release(checkpoint);
-}
-std::vector<std::uint64_t> Engine::kept_checkpoints() const {
-  return impl_->store().kept();
-}
-std::vector<std::filesystem::path> Engine::link_swap_files(const std::filesystem::path& folder,
-                                                           const std::string& name,
-                                                           const std::string& elsewhere) const {
-  return impl_->store().link(folder, name, elsewhere);
 }
 StepResult Engine::train_step(const TokenBatch& batch, double learning_rate, double loss_scale) {
   return impl_->train_step(batch, learning_rate, loss_scale);
@@ -470,14 +383,8 @@ std::uint64_t Engine::updates() const {
 EngineTotals Engine::totals() const {
   return impl_->totals();
 }
-std::vector<float> Engine::read_weights(std::size_t block, const model::TensorSpec& tensor) {
-  return impl_->read_weights(block, tensor);
-}
-std::vector<float> Engine::read_block(std::size_t block) {
-  return impl_->read_block(block);
-}
-std::uint64_t Engine::state_hash() {
-  return impl_->state_hash();
+Snapshot& Engine::snapshot() {
+  return impl_->snapshot();
 }
 
 }  // namespace ballast::engine

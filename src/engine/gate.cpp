@@ -6,7 +6,7 @@
 #include "ballast/model/gradient_stats.h"
 
 #include "src/engine/counts.h"
-#include "src/engine/findings.h"
+#include "src/engine/gate_inputs.h"
 #include "src/engine/handlers.h"
 #include "src/engine/report.h"
 
@@ -47,8 +47,8 @@ model::GradientStats statistics_in(const CurrentOperation& at, schedule::BufferI
 void run_gate(const CurrentOperation& at) {
   StepContext& context = at.context;
   if (at.has(Role::counts)) report_routing(at);
-  const Findings all =
-      sum_findings(own_losses(at), own_statistics(at), at.sizes(), at.modules().ranks);
+  const GateInputs all =
+      sum_over_ranks(own_losses(at), own_statistics(at), at.sizes(), at.modules().ranks);
   context.result.pairs = mean_of(all.losses, context.divisor());
   context.result.loss = context.result.pairs.loss;
   if (!at.has(Role::statistics)) return;

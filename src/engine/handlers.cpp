@@ -1,9 +1,11 @@
 #include "src/engine/handlers.h"
 
 #include <cstring>
+#include <optional>
 
 #include "ballast/schedule/labels.h"
 
+#include "src/device/profiler_range.h"
 #include "src/engine/arguments.h"
 #include "src/engine/counts.h"
 
@@ -54,7 +56,8 @@ void run_pack(const CurrentOperation& at) {
   if (!padding.empty()) compute.zero(at.stream(), view_as<float>(padding));
   DeviceView<float> tied;
   if (at.has(Role::added_gradient)) {
-    tied = gradient_of_tile(at, at.operation.buffer(Role::added_gradient), at.operation.block);
+    const BufferId sums = at.operation.buffer(Role::added_gradient);
+    tied = view_as<float>(gradient_of_tile(at, sums, at.operation.block));
   }
   compute.pack_gradient(at.stream(), sums_of(at, Role::source), tied, packed, statistics_of(at));
 }
@@ -243,8 +246,8 @@ void clear_target(const CurrentOperation& at) {
   std::memset(bytes.data(), 0, bytes.size());
 }
 
-}  // namespace
-
+/// Performs the operation, or starts it if its lane is queued. If its conditions leave it nothing
+/// to do, clears its target where the operation says so, and returns false.
 bool perform(const CurrentOperation& at) {
   const Operation& operation = at.operation;
   if (has_work(at)) {
@@ -255,6 +258,17 @@ bool perform(const CurrentOperation& at) {
   if (operation.lane == Lane::fetch) at.lanes.fetches().add(nullptr);
   if (operation.lane == Lane::writeback) at.lanes.writebacks().add(nullptr);
   return false;
+}
+
+}  // namespace
+
+void Lanes::start(const Operation& operation, std::uint64_t submission) {
+  std::optional<device::ProfilerRange> range;
+  if (modules_.nvtx) range.emplace(names_(operation));
+  const bool worked =
+      perform({*this, operation, context(submission - operation.lag), context(submission - 1)});
+  if (!worked) idle_bytes_[static_cast<std::size_t>(operation.lane)] += operation.bytes;
+  if (mode_of(operation.lane) == schedule::Mode::streamed) queue_of(operation).end_operation();
 }
 
 }  // namespace ballast::engine

@@ -15,10 +15,6 @@ struct ActionHandler {
   void (*run)(const CurrentOperation&);
 };
 
-/// Performs the operation, or starts it if its lane is queued. If its conditions leave it nothing
-/// to do, clears its target where the operation says so, and returns false. Throws Error.
-bool perform(const CurrentOperation& at);
-
 // Handlers in files of their own.
 void run_pass(const CurrentOperation& at);
 void run_gate(const CurrentOperation& at);

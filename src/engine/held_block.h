@@ -1,14 +1,15 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "ballast/core/dtype.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/engine/saved_states.h"
+#include "ballast/engine/home_piece.h"
+#include "ballast/engine/state_range.h"
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/engine/lanes.h"
@@ -16,65 +17,9 @@
 
 namespace ballast::engine {
 
-/// The elements of an array that are in a piece. The array begins at `offset` of this rank's part;
-/// each element has `width` bytes. No piece ends within an element.
-struct Overlap {
-  Overlap(const HomePiece& piece, Bytes offset, Bytes width, Elems elements) {
-    const Bytes begin = std::max(piece.offset, offset);
-    const Bytes end = std::min(piece.offset + piece.bytes.size(), offset + elements * width);
-    if (begin >= end) return;
-    first = (begin - offset) / width;
-    count = (end - begin) / width;
-    bytes = piece.bytes.subspan(begin - piece.offset, end - begin);
-  }
-  template <class T>
-  [[nodiscard]] T get(Elems i) const {
-    T value;
-    std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
-    return value;
-  }
-  /// The bytes of elements [from, to) of the overlap.
-  [[nodiscard]] HostBytes part(Elems from, Elems to) const {
-    const Bytes width = bytes.size() / count;
-    return bytes.subspan(from * width, (to - from) * width);
-  }
-  /// Writes part(master) of each, from element `at` of the overlap on.
-  template <class Part>
-  void put(Elems at, std::span<const float> masters, Part part) const {
-    using T = decltype(part(0.0F));
-    std::byte* const out = bytes.data() + at * sizeof(T);
-    for (Elems i = 0; i < masters.size(); ++i) {
-      const T value = part(masters[i]);
-      std::memcpy(out + i * sizeof(T), &value, sizeof(T));
-    }
-  }
-
-  Elems first = 0;  ///< index of the first one in the array
-  Elems count = 0;
-  HostBytes bytes;
-};
-
 /// This rank's part of a block, of its states those of one sub-group.
 struct HeldBlock {
-  HeldBlock(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group)
-      : sizes(blueprint.workload),
-        keeps_part(sizes.keeps_part_of_weights(static_cast<std::uint32_t>(block))),
-        width(size_of(blueprint.type)),
-        layout(state_layout(blueprint, block, sub_group)),
-        shard(sub_group_range(blueprint, block, sub_group)),
-        weights(weights_here(blueprint, block)),
-        code_bytes(model::BlockCodes(blueprint.model, blueprint.model.blocks[block]).bytes) {}
-
-  /// The elements whose weights are here; they include the rank's shard.
-  [[nodiscard]] ShardRange weights_here(const Blueprint& blueprint, std::size_t block) const {
-    const Elems whole = blueprint.model.blocks[block].plain_elements();
-    if (!keeps_part) return {0, whole, whole};
-    const auto number = static_cast<std::uint32_t>(block);
-    if (!sizes.splits_weights(number)) return even_shard(blueprint, block, false);
-    const Elems room = sizes.weights(number) / width;
-    const Elems first = std::min(whole, blueprint.rank % sizes.group() * room);
-    return {first, std::min(room, whole - first), room};
-  }
+  HeldBlock(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group);
 
   schedule::RankSizes sizes;
   bool keeps_part;  ///< of the weights
@@ -85,14 +30,20 @@ struct HeldBlock {
   Bytes code_bytes;    ///< of the codes behind these
 };
 
-/// An array of a block in this rank's buffers: its entries `first` to `first + count` begin at
-/// `offset` of the weights or of the states.
+/// An array of a block in this rank's buffers, or some of its entries: `first` to `first + count`
+/// begin at `offset` of the weights or of the states.
 struct HeldArray {
   StateKind kind = StateKind::weights;
   Bytes offset = 0;
   Bytes width = 0;
   Elems first = 0;
   Elems count = 0;
+
+  [[nodiscard]] Bytes bytes() const { return count * width; }
+  /// Those of entries [begin, end).
+  [[nodiscard]] HeldArray entries(Elems begin, Elems end) const;
+  /// Those in bytes [begin, end) of the weights or states. Neither is within an entry.
+  [[nodiscard]] HeldArray between(Bytes begin, Bytes end) const;
 };
 
 /// The arrays of the block's weights or of the sub-group's states that are not empty, in ascending
@@ -101,5 +52,38 @@ std::vector<HeldArray> held_arrays(const HeldBlock& held, bool states);
 
 /// The entries of an array that belong to `elements` of the block.
 ShardRange entries_of(StateKind kind, const ShardRange& elements);
+
+/// The arrays that a layout keeps, in ascending order.
+std::vector<std::pair<StateKind, StateArray>> state_arrays(const StateLayout& layout);
+
+/// Entries of an array in a piece.
+struct PieceArray {
+  HeldArray array;
+  HostBytes bytes;
+
+  template <class T>
+  [[nodiscard]] T get(Elems i) const {
+    T value;
+    std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
+    return value;
+  }
+  /// The bytes of entries [from, to) of these.
+  [[nodiscard]] HostBytes part(Elems from, Elems to) const {
+    return bytes.subspan(from * array.width, (to - from) * array.width);
+  }
+  /// Writes part(master) of each, from entry `at` of these on.
+  template <class Part>
+  void put(Elems at, std::span<const float> masters, Part part) const {
+    using T = decltype(part(0.0F));
+    std::byte* const out = bytes.data() + at * sizeof(T);
+    for (Elems i = 0; i < masters.size(); ++i) {
+      const T value = part(masters[i]);
+      std::memcpy(out + i * sizeof(T), &value, sizeof(T));
+    }
+  }
+};
+
+/// The entries of `arrays` that are in the piece.
+std::vector<PieceArray> arrays_in(const HomePiece& piece, const std::vector<HeldArray>& arrays);
 
 }  // namespace ballast::engine

@@ -10,9 +10,6 @@
 #include "ballast/core/error.h"
 #include "ballast/schedule/rank_sizes.h"
 
-#include "src/device/profiler_range.h"
-#include "src/engine/handlers.h"
-
 // The streams of the lanes and their channels between ranks.
 
 namespace ballast::engine {
@@ -69,7 +66,7 @@ void Lanes::join_ranks() {
     channels_.gathering_in_group = ranks.make_channel(device, group);
     channels_.gathering_share = ranks.make_channel(device, share);
   }
-  if (modules_.blueprint.model.config.ranks_sharing_experts() > 1) {
+  if (modules_.blueprint.model.expert_ranks > 1) {
     channels_.rows = std::make_unique<ChannelExchange>(ranks.make_channel(device, all));
   }
   channels_.gather_stream = device.make_stream("device-gather");
@@ -95,15 +92,6 @@ QueuedStream& Lanes::queue_of(const Operation& operation) {
     default:
       return compute_;
   }
-}
-
-void Lanes::start(const Operation& operation, std::uint64_t submission) {
-  std::optional<device::ProfilerRange> range;
-  if (modules_.nvtx) range.emplace(names_(operation));
-  const bool worked =
-      perform({*this, operation, context(submission - operation.lag), context(submission - 1)});
-  if (!worked) idle_bytes_[static_cast<std::size_t>(operation.lane)] += operation.bytes;
-  if (mode_of(operation.lane) == schedule::Mode::streamed) queue_of(operation).end_operation();
 }
 
 void Lanes::finish(const Operation& operation) {

@@ -14,7 +14,8 @@
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/device.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/engine/engine.h"
+#include "ballast/engine/home_piece.h"
+#include "ballast/engine/step_types.h"
 #include "ballast/model/compute.h"
 #include "ballast/schedule/names.h"
 #include "ballast/state/store.h"
@@ -61,23 +62,6 @@ struct Modules {
   bool nvtx = false;       ///< see EngineOptions
   std::uint64_t seed = 0;  ///< likewise
 };
-
-/// A piece of this rank's part of a block's weights, or of the states of a sub-group of it, in host
-/// memory.
-struct HomePiece {
-  std::uint32_t block = 0;
-  bool states = false;  ///< states or weights
-  std::uint32_t sub_group = 0;
-  Bytes offset = 0;  ///< first byte within this rank's part
-  HostBytes bytes;
-  /// Set by who fills it: from this one of `bytes` on, all are zero. NVMe need not be written
-  /// there.
-  Bytes zeros_from = bytes.size();
-};
-
-/// Fills or reads pieces. Those of a plan come one at a time, in the order of blocks, a block's
-/// weights before its states, these by sub-group, each in ascending order.
-using Visitor = std::function<void(HomePiece&)>;
 
 /// Performs operations. Owns the device streams, the channels between ranks and the pending
 /// transfers. Lanes run concurrently; the plan's edges synchronize them.

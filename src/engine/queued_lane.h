@@ -38,7 +38,7 @@ class QueuedStream {
 class TransferQueue {
  public:
   /// `transfer`: null for an operation that has nothing to do.
-  void add(std::unique_ptr<state::Transfer> transfer) {
+  void add(std::unique_ptr<state::SwapTransfer> transfer) {
     transfers_[added_++ % transfers_.size()] = std::move(transfer);
   }
   /// Finishes the first unfinished transfer. Rethrows its Error.
@@ -48,7 +48,7 @@ class TransferQueue {
   }
 
  private:
-  std::array<std::unique_ptr<state::Transfer>, schedule::kMostEnqueued> transfers_;
+  std::array<std::unique_ptr<state::SwapTransfer>, schedule::kMostEnqueued> transfers_;
   std::size_t added_ = 0;
   std::size_t finished_ = 0;
 };

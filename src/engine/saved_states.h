@@ -2,10 +2,10 @@
 
 #include <vector>
 
+#include "ballast/engine/home_piece.h"
 #include "ballast/engine/saved_states.h"
 
 #include "src/engine/held_block.h"
-#include "src/engine/states.h"
 
 namespace ballast::engine {
 
@@ -13,9 +13,6 @@ namespace ballast::engine {
 /// the same bytes in every stage.
 void for_own_entries(const Blueprint& blueprint, const HeldBlock& held, const HomePiece& piece,
                      const StateSink& take);
-
-/// What save_states() passes on: the shards of all arrays, in the order of blocks, weights first.
-std::vector<StateRange> saved_ranges(const Blueprint& blueprint, schedule::Homes homes);
 
 /// The homes on a tier, without their content, in the order of blocks, weights first.
 std::vector<KeptHome> homes_on(const Blueprint& blueprint, Tier tier);

@@ -110,8 +110,8 @@ StateLayout::StateLayout(DType type, const StateFormat& format, Elems elements)
   const Bytes exponents = codes ? Codes::exponents_of(elements) : 0;
   Places places;
   master = places.take(elements * master_width());
-  first = places.take(elements * arrays.bytes_of("m"));
-  second = places.take(elements * arrays.bytes_of("v"));
+  first = places.take(elements * arrays.first_moment);
+  second = places.take(elements * arrays.second_moment);
   first_exponents = places.take(first.bytes > 0 ? exponents : 0);
   second_exponents = places.take(second.bytes > 0 ? exponents : 0);
   state_bytes = round_up(places.end(), kPage);

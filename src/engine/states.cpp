@@ -18,6 +18,7 @@
 #include "ballast/schedule/rank_sizes.h"
 #include "ballast/state/checksum.h"
 
+#include "src/engine/held_block.h"
 #include "src/engine/in_units.h"
 #include "src/engine/initial_magnitudes.h"
 #include "src/engine/saved_states.h"
@@ -49,13 +50,8 @@ void make_weights(HostBytes values) {
 /// filled before is cleared.
 class Filler {
  public:
-  Filler(const Blueprint& blueprint, const WeightSource& source, std::uint64_t seed,
-         const cpu_adam::Updater& team)
-      : blueprint_(blueprint),
-        source_(source),
-        seed_(seed),
-        team_(team),
-        magnitudes_(blueprint.model, team) {}
+  Filler(const Blueprint& blueprint, WeightSource& source, const cpu_adam::Updater& team)
+      : blueprint_(blueprint), source_(source), team_(team), magnitudes_(blueprint.model, team) {}
 
   void fill(HomePiece& piece) {
     make_magnitudes(piece.block);
@@ -63,20 +59,19 @@ class Filler {
     const Array array = {.tensors = blueprint_.model.blocks[piece.block].tensors,
                          .weights = !piece.states,
                          .type = held.layout.type};
-    if (array.weights && held.code_bytes > 0) return fill_coded(piece, held, array);
-    const ShardRange& own = array.weights ? held.weights : held.shard;
-    const bool zero = std::none_of(array.tensors.begin(), array.tensors.end(),
-                                   [&](const auto& tensor) { return has_values(array, tensor); });
-    const Overlap here(piece, array.weights ? 0 : held.layout.master.offset,
-                       array.weights ? held.width : held.layout.master_width(),
-                       zero ? 0 : own.elements);
-    piece.zeros_from = 0;
-    if (here.count > 0) {
-      piece.zeros_from =
-          static_cast<Bytes>(here.bytes.data() + here.bytes.size() - piece.bytes.data());
+    const std::vector<PieceArray> arrays = arrays_in(piece, held_arrays(held, piece.states));
+    if (array.weights && held.code_bytes > 0) return fill_coded(piece, held, array, arrays);
+    const PieceArray* filled = nullptr;
+    for (const PieceArray& here : arrays) {
+      if (has_values(here.array.kind) && has_values(array)) filled = &here;
     }
-    clear_around(piece, here);
-    fill(array, own.first + here.first, here);
+    piece.zeros_from = 0;
+    if (filled != nullptr) {
+      piece.zeros_from =
+          static_cast<Bytes>(filled->bytes.data() + filled->bytes.size() - piece.bytes.data());
+    }
+    clear_around(piece, filled == nullptr ? 0 : filled->bytes.size());
+    if (filled != nullptr) fill(array, *filled);
   }
 
  private:
@@ -93,15 +88,16 @@ class Filler {
   };
 
   /// Weights that are codes in part. The codes of a block are made for its first piece.
-  void fill_coded(HomePiece& piece, const HeldBlock& held, const Array& array) {
+  void fill_coded(HomePiece& piece, const HeldBlock& held, const Array& array,
+                  const std::vector<PieceArray>& arrays) {
     std::memset(piece.bytes.data(), 0, piece.bytes.size());
-    const Elems plain = held.weights.elements;
-    const Overlap here(piece, 0, held.width, plain);
-    if (here.count > 0) fill(array, here.first, here);
-    const Overlap codes(piece, plain * held.width, 1, held.code_bytes);
-    if (codes.count > 0) {
+    for (const PieceArray& here : arrays) {
+      if (here.array.kind == StateKind::weights) {
+        fill(array, here);
+        continue;
+      }
       encode(piece.block, held.code_bytes);
-      std::memcpy(codes.bytes.data(), encoded_->codes.data() + codes.first, codes.count);
+      std::memcpy(here.bytes.data(), encoded_->codes.data() + here.array.first, here.bytes.size());
     }
     piece.zeros_from = piece.bytes.size();
     Filled& used = filled_[piece.bytes.data()];
@@ -117,9 +113,7 @@ class Filler {
     for (const model::BlockCodes::Matrix& matrix :
          model::BlockCodes(blueprint_.model, blueprint_.model.blocks[block]).matrices) {
       std::byte* const out = encoded_->codes.data() + matrix.offset;
-      if (source_.read_codes && source_.read_codes(*matrix.tensor, {out, matrix.arrays.bytes})) {
-        continue;
-      }
+      if (source_.read_codes(*matrix.tensor, {out, matrix.arrays.bytes})) continue;
       const bool nf4 = how.format == model::Quantization::Format::nf4;
       std::vector<float> scales(matrix.arrays.scales_count);
       in_units(team_, matrix.arrays.elements, kAtATime, [&](Elems from, Elems to) {
@@ -136,7 +130,7 @@ class Filler {
   /// The magnitudes of the block's adapters, which come before the weights that they follow from.
   void make_magnitudes(std::size_t block) {
     const model::BlockSpec& spec = blueprint_.model.blocks[block];
-    if (source_.has_magnitudes || !magnitudes_.lacks(spec)) return;
+    if (source_.has_magnitudes() || !magnitudes_.lacks(spec)) return;
     const model::BlockCodes codes(blueprint_.model, spec);
     if (codes.bytes > 0) encode(block, codes.bytes);
     const auto read = [&](const model::TensorSpec& map, Elems first, std::span<float> out) {
@@ -158,13 +152,14 @@ class Filler {
     magnitudes_.make(spec, read);
   }
 
-  /// Zeroes what an earlier piece has left outside of `here`. Makes all pages resident if they will
-  /// be filled: others read as zeros without memory.
-  void clear_around(const HomePiece& piece, const Overlap& here) {
+  /// Zeroes what an earlier piece has left outside of the `count` bytes before `zeros_from`, which
+  /// will be filled. Makes all pages resident if there are any: others read as zeros without
+  /// memory.
+  void clear_around(const HomePiece& piece, Bytes count) {
     const HostBytes bytes = piece.bytes;
-    const Bytes begin = piece.zeros_from - here.bytes.size();
+    const Bytes begin = piece.zeros_from - count;
     Filled& used = filled_[bytes.data()];
-    if (used.end == 0 && here.count > 0) {
+    if (used.end == 0 && count > 0) {
       in_units(team_, bytes.size(), 256 * kKiB, [&](Bytes from, Bytes to) {
         for (Bytes page = from; page < to; page += kPage) bytes[page] = std::byte{0};
       });
@@ -177,22 +172,32 @@ class Filler {
     clear(std::max(used.begin, piece.zeros_from), end);
     // A smaller piece leaves the rest as it is.
     const bool more = used.end > bytes.size();
-    used = {here.count > 0 ? begin : bytes.size(), more ? used.end : piece.zeros_from};
+    used = {count > 0 ? begin : bytes.size(), more ? used.end : piece.zeros_from};
   }
 
   /// Whether the source delivers the tensor's weights as bf16.
   [[nodiscard]] bool is_bf16(const Array& array, const model::TensorSpec& tensor) const {
-    return array.type == DType::bf16 && source_.read_bf16 && source_.is_bf16(tensor);
+    return array.type == DType::bf16 && source_.is_bf16(tensor);
   }
   /// Whether the tensor's part of the array may not be zero.
   [[nodiscard]] bool has_values(const Array& array, const model::TensorSpec& tensor) const {
     return array.weights || (array.type != DType::f32 && !is_bf16(array, tensor));
   }
+  [[nodiscard]] bool has_values(const Array& array) const {
+    return std::any_of(array.tensors.begin(), array.tensors.end(),
+                       [&](const auto& tensor) { return has_values(array, tensor); });
+  }
+  /// Moments begin as zeros.
+  static bool has_values(StateKind kind) {
+    return kind == StateKind::weights || kind == StateKind::remainders ||
+           kind == StateKind::masters;
+  }
 
-  /// Fills `here`, whose first element is element `first` of the block. Padding between tensors
-  /// becomes zero, and so do remainders of tensors that have none.
-  void fill(const Array& array, Elems first, const Overlap& here) const {
-    in_units(team_, here.count, kUnit, [&](Elems from, Elems to) {
+  /// Fills `here`. Padding between tensors becomes zero, and so do remainders of tensors that have
+  /// none.
+  void fill(const Array& array, const PieceArray& here) const {
+    const Elems first = here.array.first;
+    in_units(team_, here.array.count, kUnit, [&](Elems from, Elems to) {
       Elems at = from;
       const auto clear_until = [&](Elems end) {
         const HostBytes gap = here.part(at, end);
@@ -212,7 +217,7 @@ class Filler {
 
   /// Elements [from, to) of `here` are those of the tensor from `first` on.
   void make(const Array& array, const model::TensorSpec& tensor, Elems first, Elems from, Elems to,
-            const Overlap& here) const {
+            const PieceArray& here) const {
     if (array.weights && is_bf16(array, tensor)) {
       const HostBytes stored = here.part(from, to);
       source_.read_bf16(tensor, first, stored);
@@ -246,16 +251,14 @@ class Filler {
   }
 
   void make_masters(const model::TensorSpec& tensor, Elems first, std::span<float> values) const {
-    if (tensor.init == model::Init::row_norms && !source_.has_magnitudes) {
+    if (tensor.init == model::Init::row_norms && !source_.has_magnitudes()) {
       return magnitudes_.copy(tensor, first, values);
     }
-    if (source_.read) return source_.read(tensor, first, values);
-    model::initialize(tensor, seed_, first, values);
+    source_.read(tensor, first, values);
   }
 
   const Blueprint& blueprint_;
-  const WeightSource& source_;
-  std::uint64_t seed_;
+  WeightSource& source_;
   const cpu_adam::Updater& team_;
   InitialMagnitudes magnitudes_;
   std::map<const std::byte*, Filled> filled_;  ///< by address of a place
@@ -275,21 +278,31 @@ class MasterReader {
 
   void read(const HomePiece& piece) {
     const HeldBlock held(blueprint_, piece.block, piece.sub_group);
-    const StateArray& master = held.layout.master;
-    if (!piece.states) {
-      // Also the masters of frozen weights, which have no states.
-      with_training_type(held.layout.type, [&](auto type) {
-        using T = decltype(type);
-        for_wanted<T>(piece, 0, held.weights, [&](Elems i, T w) { masters_[i] = to_float(w); });
-      });
-      collect_codes(piece, held);
-    } else if (held.layout.type == DType::bf16) {
-      for_wanted<std::uint16_t>(piece, master.offset, held.shard, [&](Elems i, std::uint16_t low) {
-        masters_[i] = join_master({to_bf16(masters_[i]), low});
-      });
-    } else if (held.layout.type == DType::f16) {
-      for_wanted<float>(piece, master.offset, held.shard,
-                        [&](Elems i, float m) { masters_[i] = m; });
+    for (const PieceArray& here : arrays_in(piece, held_arrays(held, piece.states))) {
+      switch (here.array.kind) {
+        case StateKind::weights:  // also the masters of frozen weights, which have no states
+          with_training_type(held.layout.type, [&](auto type) {
+            using T = decltype(type);
+            for_wanted<T>(here, [&](Elems i, T w) { masters_[i] = to_float(w); });
+          });
+          break;
+        case StateKind::codes:
+          collect_codes(piece.block, held, here);
+          break;
+        case StateKind::remainders:
+          for_wanted<std::uint16_t>(here, [&](Elems i, std::uint16_t low) {
+            masters_[i] = join_master({to_bf16(masters_[i]), low});
+          });
+          break;
+        case StateKind::masters:
+          for_wanted<float>(here, [&](Elems i, float m) { masters_[i] = m; });
+          break;
+        case StateKind::first_moments:
+        case StateKind::second_moments:
+        case StateKind::first_exponents:
+        case StateKind::second_exponents:
+          break;
+      }
     }
   }
 
@@ -313,23 +326,19 @@ class MasterReader {
 
  private:
   /// Keeps the codes in a piece until all are there.
-  void collect_codes(const HomePiece& piece, const HeldBlock& held) {
-    const Overlap codes(piece, held.weights.elements * held.width, 1, held.code_bytes);
-    if (codes.count == 0) return;
-    block_ = piece.block;
+  void collect_codes(std::size_t block, const HeldBlock& held, const PieceArray& here) {
+    block_ = block;
     codes_.resize(held.code_bytes);
-    std::memcpy(codes_.data() + codes.first, codes.bytes.data(), codes.count);
+    std::memcpy(codes_.data() + here.array.first, here.bytes.data(), here.bytes.size());
   }
 
-  /// Calls `take(i, value)` for those of an array of `held` elements that are in the piece and
-  /// wanted. The array begins at `offset` of its home.
+  /// Calls `take(i, value)` for the entries that are wanted.
   template <class T, class Take>
-  void for_wanted(const HomePiece& piece, Bytes offset, const ShardRange& held, Take take) const {
-    const Elems first = std::max(first_, held.first);
-    const Elems end = std::min(first_ + masters_.size(), held.first + held.elements);
-    if (first >= end) return;
-    const Overlap here(piece, offset + (first - held.first) * sizeof(T), sizeof(T), end - first);
-    for (Elems i = 0; i < here.count; ++i) take(first - first_ + here.first + i, here.get<T>(i));
+  void for_wanted(const PieceArray& here, Take take) const {
+    const Elems first = here.array.first;
+    const Elems begin = std::max(first_, first);
+    const Elems end = std::min(first_ + masters_.size(), first + here.array.count);
+    for (Elems e = begin; e < end; ++e) take(e - first_, here.get<T>(e - first));
   }
 
   const Blueprint& blueprint_;
@@ -373,9 +382,9 @@ schedule::Plan reading_plan(const Blueprint& blueprint, std::size_t first, std::
 
 }  // namespace
 
-void fill_states(const Blueprint& blueprint, const WeightSource& source, std::uint64_t seed,
-                 const cpu_adam::Updater& team, const Perform& perform) {
-  Filler filler(blueprint, source, seed, team);
+void fill_states(const Blueprint& blueprint, WeightSource& source, const cpu_adam::Updater& team,
+                 const Perform& perform) {
+  Filler filler(blueprint, source, team);
   perform(schedule::build_fill(blueprint.workload, blueprint.placement, blueprint.options),
           [&filler](HomePiece& piece) { filler.fill(piece); });
 }

@@ -1,27 +1,23 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "ballast/comm/communicator.h"
-#include "ballast/engine/engine.h"
-
-#include "src/engine/lanes.h"
+#include "ballast/cpu_adam/updater.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/engine/home_piece.h"
+#include "ballast/engine/weight_source.h"
 
 namespace ballast::engine {
 
-/// Runs a plan that fills or reads homes and calls the visitor with their pieces. Nothing else may
-/// run. Throws Error.
-using Perform = std::function<void(const schedule::Plan& plan, const Visitor& visitor)>;
-
 /// Writes the initial states of every block to their homes, with the threads of `team`: weights
-/// from `source` (from `seed` when empty), moments zero. Asks `source` for the parts of every
+/// from `source`, moments zero. Asks `source` for the parts of every
 /// tensor, all threads for parts that lie close together: once for its weights and, where they have
 /// other masters (those of fp16, and of bf16 if the source has more than bf16 values), once for
 /// these. All buffers are as the store has allocated them, zeroed.
-void fill_states(const Blueprint& blueprint, const WeightSource& source, std::uint64_t seed,
-                 const cpu_adam::Updater& team, const Perform& perform);
+void fill_states(const Blueprint& blueprint, WeightSource& source, const cpu_adam::Updater& team,
+                 const Perform& perform);
 
 /// fp32 master weights of the elements [first, first + count) of `block`, from all `ranks` (nullptr
 /// with one rank).

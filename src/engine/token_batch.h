@@ -4,7 +4,8 @@
 #include <span>
 
 #include "ballast/core/view.h"
-#include "ballast/engine/engine.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/engine/step_types.h"
 
 namespace ballast::engine {
 

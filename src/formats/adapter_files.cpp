@@ -30,12 +30,12 @@ std::string AdapterFiles::name_of(const model::TensorSpec& tensor) {
 }
 
 void AdapterFiles::check(const model::Architecture& model) const {
-  std::unordered_set<const WeightFiles::Place*> used;
+  std::unordered_set<const WeightPlace*> used;
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
       if (tensor.frozen) continue;
       const std::string name = name_of(tensor);
-      const WeightFiles::Place* const place = files_.find(name);
+      const WeightPlace* const place = files_.find(name);
       if (place == nullptr) {
         refuse(files_, fmt::format("has no tensor '{}', which ballast.adapters trains; name the "
                                    "targets and modules_to_save of these adapters",
@@ -48,7 +48,7 @@ void AdapterFiles::check(const model::Architecture& model) const {
                          format_shape(place->tensor->shape), format_shape(tensor.whole_shape())));
     }
   }
-  for (const WeightFiles::Place& place : files_.tensors()) {
+  for (const WeightPlace& place : files_.tensors()) {
     if (used.contains(&place)) continue;
     refuse(files_, fmt::format("tensor '{}' belongs to nothing that ballast.adapters trains; name "
                                "the targets and modules_to_save of these adapters",

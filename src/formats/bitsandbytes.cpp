@@ -21,8 +21,6 @@
 namespace ballast::formats::bitsandbytes {
 namespace {
 
-using Coded = WeightFiles::Coded;
-using Place = WeightFiles::Place;
 using model::CodedArrays;
 using model::Quantization;
 using text::Json;
@@ -35,19 +33,19 @@ const Elems kBlock = Quantization{}.block();
 /// Elements whose scales share a scale.
 const Elems kWhole = kBlock * model::kNestedBlock;
 
-[[noreturn]] void refuse(const Place& place, const std::string& what) {
+[[noreturn]] void refuse(const WeightPlace& place, const std::string& what) {
   throw Error(ErrorCategory::data, fmt::format("{}: tensor '{}' {}", place.file->path().string(),
                                                printable(place.tensor->name), what));
 }
 
-Quantization format_of(const Coded& coded) {
+Quantization format_of(const CodedWeights& coded) {
   return {.format = Quantization::Format::nf4, .double_scales = coded.nested.tensor != nullptr};
 }
 
 /// A matrix of NF4 whose tensors are to be found and checked.
 class Nf4Matrix {
  public:
-  Nf4Matrix(const Place& codes, const Place& description, const FindPlace& find)
+  Nf4Matrix(const WeightPlace& codes, const WeightPlace& description, const FindPlace& find)
       : codes_(codes), find_(find), description_(description) {
     constexpr Bytes kLongest = 64 * kKiB;
     if (description.tensor->bytes > kLongest) {
@@ -73,7 +71,7 @@ class Nf4Matrix {
     }
     const StoredTensor decoded = decoded_tensor();
     const Elems scales = (decoded.elements + kBlock - 1) / kBlock;
-    Coded coded = {.format = Coded::Format::nf4, .codes = codes_};
+    CodedWeights coded = {.format = CodedWeights::Format::nf4, .codes = codes_};
     if (const Bytes wanted = (decoded.elements + 1) / 2; codes_.tensor->bytes != wanted) {
       refuse(codes_, fmt::format("has {} bytes, but the codes of a matrix {} have {}",
                                  codes_.tensor->bytes, format_shape(decoded.shape), wanted));
@@ -142,8 +140,8 @@ class Nf4Matrix {
   }
 
   /// The tensor with this suffix, which must have so many elements of a type.
-  Place part(std::string_view suffix, std::string_view dtype, Elems elements) {
-    const Place* const found = find_(name_of(suffix));
+  WeightPlace part(std::string_view suffix, std::string_view dtype, Elems elements) {
+    const WeightPlace* const found = find_(name_of(suffix));
     if (found == nullptr) {
       refuse(codes_, fmt::format("has codes of NF4, but there is no tensor '{}'",
                                  printable(name_of(suffix))));
@@ -162,7 +160,7 @@ class Nf4Matrix {
   template <std::size_t size>
   void check_table(std::string_view suffix, const std::array<float, size>& wanted) {
     constexpr float kRounding = 1e-6F;
-    const Place place = part(suffix, "F32", size);
+    const WeightPlace place = part(suffix, "F32", size);
     std::array<float, size> found;
     read_stored(place, 0, std::as_writable_bytes(std::span(found)));
     const bool equal = std::equal(found.begin(), found.end(), wanted.begin(),
@@ -183,20 +181,20 @@ class Nf4Matrix {
     return value;
   }
 
-  const Place& codes_;
+  const WeightPlace& codes_;
   const FindPlace& find_;
-  const Place& description_;
+  const WeightPlace& description_;
   Json json_;
   std::vector<const StoredTensor*> parts_;
 };
 
 /// A matrix of LLM.int8.
-std::optional<Pairing> pair_int8(const Place& place, DType type, const FindPlace& find) {
+std::optional<Pairing> pair_int8(const WeightPlace& place, DType type, const FindPlace& find) {
   const StoredTensor& codes = *place.tensor;
   constexpr std::string_view kSuffix = "weight";
   if (codes.dtype != "I8" || !codes.name.ends_with("." + std::string(kSuffix))) return {};
   const std::string module = codes.name.substr(0, codes.name.size() - kSuffix.size());
-  const Place* const scales = find(module + "SCB");
+  const WeightPlace* const scales = find(module + "SCB");
   if (scales == nullptr) {
     refuse(place,
            fmt::format("has codes of 8 bits, but there is no tensor '{}' with their scales; {}",
@@ -209,12 +207,13 @@ std::optional<Pairing> pair_int8(const Place& place, DType type, const FindPlace
                        scales->tensor->dtype, format_shape(scales->tensor->shape),
                        printable(codes.name), format_shape(codes.shape)));
   }
-  Pairing pairing = {.decoded = codes,
-                     .coded = {.format = Coded::Format::int8, .codes = place, .scales = *scales},
-                     .parts = {scales->tensor}};
+  Pairing pairing = {
+      .decoded = codes,
+      .coded = {.format = CodedWeights::Format::int8, .codes = place, .scales = *scales},
+      .parts = {scales->tensor}};
   pairing.decoded.dtype = dtype_name(type);
   pairing.decoded.bytes = codes.elements * size_of(type);
-  if (const Place* const order = find(module + "weight_format")) {
+  if (const WeightPlace* const order = find(module + "weight_format")) {
     std::byte rows = {};
     if (order->tensor->bytes == 1) read_stored(*order, 0, {&rows, 1});
     if (order->tensor->bytes != 1 || rows != std::byte{0}) {
@@ -228,8 +227,8 @@ std::optional<Pairing> pair_int8(const Place& place, DType type, const FindPlace
 
 /// Reads the scales of elements [first, end) of a matrix into the arrays of a part of it that
 /// begins with element `begin`, a multiple of kWhole.
-void read_scales(const Coded& coded, Elems begin, Elems first, Elems end, const CodedArrays& arrays,
-                 std::byte* to) {
+void read_scales(const CodedWeights& coded, Elems begin, Elems first, Elems end,
+                 const CodedArrays& arrays, std::byte* to) {
   const bool nested = arrays.nested_count > 0;
   const Bytes width = nested ? 1 : sizeof(float);
   const Elems from = first / kBlock;
@@ -242,9 +241,9 @@ void read_scales(const Coded& coded, Elems begin, Elems first, Elems end, const 
   std::memcpy(to + arrays.mean, &coded.mean, sizeof coded.mean);
 }
 
-void decode_nf4(const Place& place, Elems first, std::span<float> values,
+void decode_nf4(const WeightPlace& place, Elems first, std::span<float> values,
                 const ReadBytes& read_codes) {
-  const Coded& coded = *place.coded;
+  const CodedWeights& coded = *place.coded;
   const Quantization how = format_of(coded);
   const Elems begin = first / kWhole * kWhole;
   const Elems end = first + values.size();
@@ -258,9 +257,9 @@ void decode_nf4(const Place& place, Elems first, std::span<float> values,
 }
 
 /// As bitsandbytes does: times the magnitude of the row, then times 1 / 127.
-void decode_int8(const Place& place, Elems first, std::span<float> values,
+void decode_int8(const WeightPlace& place, Elems first, std::span<float> values,
                  const ReadBytes& read_codes) {
-  const Coded& coded = *place.coded;
+  const CodedWeights& coded = *place.coded;
   const Elems columns = place.tensor->shape.back();
   const Elems row = first / columns;
   std::vector<float> scales((first + values.size() - 1) / columns - row + 1);
@@ -276,9 +275,9 @@ void decode_int8(const Place& place, Elems first, std::span<float> values,
 
 }  // namespace
 
-std::optional<Pairing> pair(const Place& place, DType others, const FindPlace& find) {
+std::optional<Pairing> pair(const WeightPlace& place, DType others, const FindPlace& find) {
   const std::string described = place.tensor->name + std::string(kDescription);
-  if (const Place* const found = find(described + "nf4")) {
+  if (const WeightPlace* const found = find(described + "nf4")) {
     return Nf4Matrix(place, *found, find).pair();
   }
   if (find(described + "fp4") != nullptr) {
@@ -292,18 +291,18 @@ std::optional<Pairing> pair(const Place& place, DType others, const FindPlace& f
   return pair_int8(place, others, find);
 }
 
-ReadAhead::Source codes_of(const Place& place, Elems first, Elems end) {
-  if (place.coded->format == Coded::Format::int8) return {&place.coded->codes, first, end};
+ReadAhead::Source codes_of(const WeightPlace& place, Elems first, Elems end) {
+  if (place.coded->format == CodedWeights::Format::int8) return {&place.coded->codes, first, end};
   return {&place.coded->codes, first / 2, (end + 1) / 2};
 }
 
-void read(const Place& place, Elems first, HostBytes out, const ReadBytes& read_codes) {
+void read(const WeightPlace& place, Elems first, HostBytes out, const ReadBytes& read_codes) {
   const DType type = type_of(place);
   thread_local std::vector<float> memory;
   memory.resize(std::max<std::size_t>(memory.size(), out.size() / size_of(type)));
   const auto values = std::span(memory).first(out.size() / size_of(type));
   if (values.empty()) return;
-  if (place.coded->format == Coded::Format::int8) {
+  if (place.coded->format == CodedWeights::Format::int8) {
     decode_int8(place, first, values, read_codes);
   } else {
     decode_nf4(place, first, values, read_codes);
@@ -311,14 +310,14 @@ void read(const Place& place, Elems first, HostBytes out, const ReadBytes& read_
   encode(values, type, out);
 }
 
-bool has_codes(const Place& place, const Quantization& wanted) {
-  return place.coded != nullptr && place.coded->format == Coded::Format::nf4 &&
+bool has_codes(const WeightPlace& place, const Quantization& wanted) {
+  return place.coded != nullptr && place.coded->format == CodedWeights::Format::nf4 &&
          wanted.format == Quantization::Format::nf4;
 }
 
-void read_codes(const Place& place, const Quantization& wanted, HostBytes out,
+void read_codes(const WeightPlace& place, const Quantization& wanted, HostBytes out,
                 const ReadBytes& read_codes) {
-  const Coded& coded = *place.coded;
+  const CodedWeights& coded = *place.coded;
   const Quantization stored = format_of(coded);
   const Elems elements = place.tensor->elements;
   const CodedArrays arrays(wanted, elements);

@@ -4,10 +4,10 @@
 #include <optional>
 
 #include "ballast/core/view.h"
-#include "ballast/formats/weight_files.h"
+#include "ballast/formats/stored_weights.h"
 #include "ballast/model/quantization.h"
 
-#include "src/formats/coded_tensors.h"
+#include "src/formats/pairing.h"
 #include "src/formats/read_ahead.h"
 
 // Matrices that bitsandbytes has quantised, as transformers saves them. Sources: Dettmers et al.,
@@ -25,23 +25,23 @@
 namespace ballast::formats::bitsandbytes {
 
 /// See find_pairing().
-std::optional<Pairing> pair(const WeightFiles::Place& place, DType others, const FindPlace& find);
+std::optional<Pairing> pair(const WeightPlace& place, DType others, const FindPlace& find);
 
 /// See stored_range().
-ReadAhead::Source codes_of(const WeightFiles::Place& place, Elems first, Elems end);
+ReadAhead::Source codes_of(const WeightPlace& place, Elems first, Elems end);
 
-using ReadBytes = std::function<void(const WeightFiles::Place& from, Bytes first, HostBytes out)>;
+using ReadBytes = std::function<void(const WeightPlace& from, Bytes first, HostBytes out)>;
 
 /// Fills `out` with elements from `first` on, in the type of the place: code times scale in fp32,
 /// rounded once to nearest even, which is what bitsandbytes decodes. `read_codes` reads codes.
-void read(const WeightFiles::Place& place, Elems first, HostBytes out, const ReadBytes& read_codes);
+void read(const WeightPlace& place, Elems first, HostBytes out, const ReadBytes& read_codes);
 
 /// Whether the matrix at `place` has codes that a model in `wanted` can keep as they are.
-bool has_codes(const WeightFiles::Place& place, const model::Quantization& wanted);
+bool has_codes(const WeightPlace& place, const model::Quantization& wanted);
 /// Writes the codes and scales of such a matrix to the arrays at `out`. Scales stay as they are if
 /// both have them as codes, or neither has. Otherwise they are decoded, which loses nothing, or
 /// encoded (model::store_scales()).
-void read_codes(const WeightFiles::Place& place, const model::Quantization& wanted, HostBytes out,
+void read_codes(const WeightPlace& place, const model::Quantization& wanted, HostBytes out,
                 const ReadBytes& read_codes);
 
 }  // namespace ballast::formats::bitsandbytes

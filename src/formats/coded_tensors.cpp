@@ -14,16 +14,14 @@
 namespace ballast::formats {
 namespace {
 
-using Coded = WeightFiles::Coded;
-using Place = WeightFiles::Place;
 using text::printable;
 
-[[noreturn]] void refuse(const Place& place, const std::string& what) {
+[[noreturn]] void refuse(const WeightPlace& place, const std::string& what) {
   throw Error(ErrorCategory::data, fmt::format("{}: tensor '{}' {}", place.file->path().string(),
                                                printable(place.tensor->name), what));
 }
 
-std::optional<Pairing> pair_mxfp4(const Place& place, const FindPlace& find) {
+std::optional<Pairing> pair_mxfp4(const WeightPlace& place, const FindPlace& find) {
   if (place.tensor->dtype != "U8" || !place.tensor->name.ends_with(mxfp4::kCodesSuffix)) return {};
   const std::vector<std::uint64_t>& shape = place.tensor->shape;
   if (shape.size() != 4 || shape.back() != mxfp4::kCodes || place.tensor->elements == 0) {
@@ -33,7 +31,7 @@ std::optional<Pairing> pair_mxfp4(const Place& place, const FindPlace& find) {
   std::string name = place.tensor->name;
   name.resize(name.size() - mxfp4::kCodesSuffix.size());
   const std::string expected = name + std::string(mxfp4::kScalesSuffix);
-  const Place* const scales = find(expected);
+  const WeightPlace* const scales = find(expected);
   if (scales == nullptr) {
     refuse(place, fmt::format("has codes of MXFP4, but there is no tensor '{}' with their scales",
                               printable(expected)));
@@ -45,23 +43,24 @@ std::optional<Pairing> pair_mxfp4(const Place& place, const FindPlace& find) {
                                 place.tensor->dtype, format_shape(of_scales)));
   }
   const Elems elements = 2 * place.tensor->elements;
-  return Pairing{.decoded = {.name = name,
-                             .dtype = std::string(dtype_name(DType::bf16)),
-                             .shape = {shape[0], shape[2] * mxfp4::kBlock, shape[1]},
-                             .elements = elements,
-                             .bytes = elements * sizeof(Bf16)},
-                 .coded = {.format = Coded::Format::mxfp4, .codes = place, .scales = *scales},
-                 .parts = {scales->tensor}};
+  return Pairing{
+      .decoded = {.name = name,
+                  .dtype = std::string(dtype_name(DType::bf16)),
+                  .shape = {shape[0], shape[2] * mxfp4::kBlock, shape[1]},
+                  .elements = elements,
+                  .bytes = elements * sizeof(Bf16)},
+      .coded = {.format = CodedWeights::Format::mxfp4, .codes = place, .scales = *scales},
+      .parts = {scales->tensor}};
 }
 
 }  // namespace
 
-std::optional<Pairing> find_pairing(const Place& place, DType others, const FindPlace& find) {
+std::optional<Pairing> find_pairing(const WeightPlace& place, DType others, const FindPlace& find) {
   std::optional<Pairing> found = pair_mxfp4(place, find);
   return found ? std::move(found) : bitsandbytes::pair(place, others, find);
 }
 
-ReadAhead::Source stored_range(const Place& place, Elems first, Elems end) {
+ReadAhead::Source stored_range(const WeightPlace& place, Elems first, Elems end) {
   if (place.coded == nullptr) {
     const Bytes width = size_of(type_of(place));
     return {&place, first * width, end * width};
@@ -69,8 +68,8 @@ ReadAhead::Source stored_range(const Place& place, Elems first, Elems end) {
   return bitsandbytes::codes_of(place, first, end);
 }
 
-void read_elements(const Place& place, Elems first, HostBytes out, ReadAhead* ahead) {
-  const auto read = [ahead](const Place& from, Bytes begin, HostBytes bytes) {
+void read_elements(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead) {
+  const auto read = [ahead](const WeightPlace& from, Bytes begin, HostBytes bytes) {
     if (ahead != nullptr) {
       ahead->read(from, begin, bytes);
     } else {

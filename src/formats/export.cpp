@@ -79,10 +79,10 @@ std::vector<std::vector<TensorToStore>> arrange(const WeightFiles& weights,
                                                 const MergedAdapters* merged,
                                                 std::optional<DType> type, Bytes shard_size) {
   std::vector<TensorToStore> tensors;
-  const auto add = [&](const std::string& name, const WeightFiles::Place& place) {
+  const auto add = [&](const std::string& name, const WeightPlace& place) {
     tensors.push_back({name, type.value_or(type_of(place)), place.tensor->shape});
   };
-  for (const WeightFiles::Place& place : weights.tensors()) add(place.tensor->name, place);
+  for (const WeightPlace& place : weights.tensors()) add(place.tensor->name, place);
   if (merged != nullptr && merged->added()) add(merged->added()->name, *merged->added()->like);
   auto files = split_into_files(std::move(tensors), shard_size);
   for (auto& file : files) {
@@ -112,12 +112,12 @@ ExportSummary count(const std::vector<std::vector<TensorToStore>>& files) {
 }
 
 /// Whether it is read by slices.
-bool is_sliced(const WeightFiles::Place& place) {
-  return place.coded != nullptr && place.coded->format == WeightFiles::Coded::Format::mxfp4;
+bool is_sliced(const WeightPlace& place) {
+  return place.coded != nullptr && place.coded->format == CodedWeights::Format::mxfp4;
 }
 
 /// A stack of matrices in MXFP4, some columns of one at a time.
-void copy_decoded(const WeightFiles::Place& from, ReadAhead& reader, const TensorToStore& tensor,
+void copy_decoded(const WeightPlace& from, ReadAhead& reader, const TensorToStore& tensor,
                   ModelFolderWriter& writer, const std::function<void(Elems values)>& count) {
   const std::vector<std::uint64_t>& shape = from.tensor->shape;
   std::vector<float> values;
@@ -152,7 +152,7 @@ void copy(const WeightFiles& weights, MergedAdapters* merged,
   std::vector<ReadAhead::Source> order;
   for (const auto& file : files) {
     for (const TensorToStore& tensor : file) {
-      const WeightFiles::Place* const place = source(tensor);
+      const WeightPlace* const place = source(tensor);
       for (std::uint64_t i = 0; is_sliced(*place) && i < tensor.shape.front(); ++i) {
         const auto slice = StoredSlice::sources(*place, i);
         order.insert(order.end(), slice.begin(), slice.end());
@@ -160,13 +160,13 @@ void copy(const WeightFiles& weights, MergedAdapters* merged,
       if (!is_sliced(*place)) order.push_back(stored_range(*place, 0, place->tensor->elements));
     }
   }
-  ReadAhead reader(weights, order);
+  ReadAhead reader(weights.files(), order);
   std::vector<std::byte> stored;
   std::vector<float> values;
   Bytes done = 0;
   for (const auto& file : files) {
     for (const TensorToStore& tensor : file) {
-      const WeightFiles::Place& from = *source(tensor);
+      const WeightPlace& from = *source(tensor);
       if (is_sliced(from)) {
         copy_decoded(from, reader, tensor, writer, [&](Elems count) {
           progress(done);

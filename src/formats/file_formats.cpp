@@ -12,11 +12,11 @@
 #include <fcntl.h>
 
 #include "ballast/core/error.h"
-#include "ballast/formats/safetensors.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
 #include "src/formats/event_file.h"
+#include "src/formats/safetensors_header.h"
 
 namespace ballast::formats {
 namespace {
@@ -91,7 +91,6 @@ bool is_gguf(const Probe& probe) {
 
 /// A header of JSON after its length.
 bool is_safetensors(const Probe& probe) {
-  constexpr std::uint64_t kLongestHeader = 100'000'000;
   const auto length = probe.number<std::uint64_t>(0);
   if (length < 2 || length > kLongestHeader || probe.start.size() < 10) return false;
   return probe.start[8] == '{' &&
@@ -99,11 +98,14 @@ bool is_safetensors(const Probe& probe) {
 }
 
 FileFormat kind_of_safetensors(const Probe& probe) {
+  const auto length = probe.number<std::uint64_t>(0);
+  if (length > probe.size - kLengthBytes) return FileFormat::safetensors;
   try {
-    const SafetensorsReader reader(probe.path);
+    const SafetensorsHeader header = parse_header(
+        probe.read(kLengthBytes, length), probe.size - kLengthBytes - length, probe.path.string());
     const auto has = [&](const std::string& key, std::string_view value) {
-      const auto found = reader.metadata().find(key);
-      return found != reader.metadata().end() && (value.empty() || found->second == value);
+      const auto found = header.metadata.find(key);
+      return found != header.metadata.end() && (value.empty() || found->second == value);
     };
     if (has("format", "ballast documents")) {
       return has("pairs", "") ? FileFormat::pairs : FileFormat::documents;

@@ -93,7 +93,7 @@ MergedAdapters::MergedAdapters(const WeightFiles& base, const fs::path& folder,
                                const Json& description)
     : base_(base), files_(adapter_weights(folder)), settings_(config::read_merge_settings(folder)) {
   find_ends(description);
-  for (const Place& place : files_.tensors()) add(part_of(place));
+  for (const WeightPlace& place : files_.tensors()) add(part_of(place));
   check_complete();
   untie();
 }
@@ -111,14 +111,14 @@ void MergedAdapters::find_ends(const Json& description) {
     output_ = family.outer().output;
     standard = family.ties_embeddings();
   }
-  if (const Place* const found = base_.find(tokens_)) tokens_ = found->tensor->name;
+  if (const WeightPlace* const found = base_.find(tokens_)) tokens_ = found->tensor->name;
   const Json* const given = description.find("tie_word_embeddings");
   const bool known = given != nullptr && given->is_boolean();
   tied_ = base_.find(tokens_) != nullptr &&
           (known ? given->flag() : standard.value_or(base_.find(output_) == nullptr));
 }
 
-MergedAdapters::Part MergedAdapters::part_of(const Place& place) const {
+MergedAdapters::Part MergedAdapters::part_of(const WeightPlace& place) const {
   std::string name = place.tensor->name;
   if (!name.starts_with(config::kAdapterPrefix)) {
     refuse_merge(files_, fmt::format("tensor '{}' does not begin with '{}', as PEFT's do; save the "
@@ -143,11 +143,10 @@ MergedAdapters::Part MergedAdapters::part_of(const Place& place) const {
   return {&place, name, ""};
 }
 
-const WeightFiles::Place* MergedAdapters::sibling(const Part& part,
-                                                  const std::string& suffix) const {
+const WeightPlace* MergedAdapters::sibling(const Part& part, const std::string& suffix) const {
   for (const std::string& end : {suffix, suffix + ".weight"}) {
     const std::string name = config::kAdapterPrefix + part.module + end;
-    const Place* const found = files_.find(name);
+    const WeightPlace* const found = files_.find(name);
     if (found != nullptr && found->tensor->name == name) return found;
   }
   return nullptr;
@@ -179,14 +178,14 @@ void MergedAdapters::add(const Part& part) {
 }
 
 MergedAdapters::Change& MergedAdapters::change_of(const Part& part, const std::string& name) {
-  const Place* const found = base_.find(name);
+  const WeightPlace* const found = base_.find(name);
   if (found == nullptr) {
     if (!tied_ || name != output_) {
       refuse_merge(files_, fmt::format("tensor '{}' belongs to '{}', which {} lacks",
                                        printable(part.place->tensor->name), printable(name),
                                        base_.path().string()));
     }
-  } else if (found->coded != nullptr && found->coded->format == WeightFiles::Coded::Format::mxfp4) {
+  } else if (found->coded != nullptr && found->coded->format == CodedWeights::Format::mxfp4) {
     refuse_merge(files_, fmt::format("tensor '{}' belongs to '{}', which {} has in MXFP4; export "
                                      "that model first, and merge with the result",
                                      printable(part.place->tensor->name), printable(name),
@@ -216,7 +215,7 @@ void MergedAdapters::replace(const Part& part, const std::string& tensor) {
 void MergedAdapters::add_product(const Part& part, bool embedding) {
   Change& change = change_of(part, part.module + ".weight");
   const StoredTensor& a = *part.place->tensor;
-  const Place* const b = sibling(part, std::string(embedding ? kSecondOfTokens : kSecond));
+  const WeightPlace* const b = sibling(part, std::string(embedding ? kSecondOfTokens : kSecond));
   const std::uint64_t rank = settings_.rank_of(part.module);
   const auto fits = [&](std::size_t in, std::size_t out) {
     return a.shape == Shape{rank, in} && b != nullptr && b->tensor->shape == Shape{out, rank};
@@ -331,7 +330,7 @@ void MergedAdapters::untie() {
     return;
   }
   unties_ = true;
-  const Place* const embedding = base_.find(tokens_);
+  const WeightPlace* const embedding = base_.find(tokens_);
   if (!own) added_ = {output_, embedding};
   if (!output || own) return;
   Change& change = of_output->second;
@@ -343,7 +342,7 @@ void MergedAdapters::untie() {
                                    format_shape(embedding->tensor->shape)));
 }
 
-const WeightFiles::Place* MergedAdapters::source(const std::string& name) const {
+const WeightPlace* MergedAdapters::source(const std::string& name) const {
   return added_ && added_->name == name ? added_->like : base_.find(name);
 }
 

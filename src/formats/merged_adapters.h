@@ -22,8 +22,6 @@ namespace ballast::formats {
 /// different ones, the merged model has both (unties()).
 class MergedAdapters {
  public:
-  using Place = WeightFiles::Place;
-
   /// `base`: the model, described by the config.json `description`; must outlive the object. Throws
   /// Error(data) naming the file and the tensor if the adapters do not fit, or if the merged model
   /// would compute something else than the adapters; Error(config) like
@@ -37,12 +35,12 @@ class MergedAdapters {
   /// tied.
   struct Added {
     std::string name;
-    const Place* like = nullptr;  ///< the embedding, which has its type and shape
+    const WeightPlace* like = nullptr;  ///< the embedding, which has its type and shape
   };
   [[nodiscard]] const std::optional<Added>& added() const { return added_; }
 
   /// The tensor of the model from which the merged tensor `name` is made.
-  [[nodiscard]] const Place* source(const std::string& name) const;
+  [[nodiscard]] const WeightPlace* source(const std::string& name) const;
   /// Whether the merged tensor differs from its source.
   [[nodiscard]] bool changes(const std::string& name) const { return changes_.contains(name); }
   /// Changes fp32 `values`, those of the source of the tensor `name` from element `first` on. With
@@ -52,28 +50,28 @@ class MergedAdapters {
 
  private:
   struct Change {
-    const Place* source = nullptr;       ///< of the model
-    const Place* replacement = nullptr;  ///< of the adapters: the values before what follows
+    const WeightPlace* source = nullptr;       ///< of the model
+    const WeightPlace* replacement = nullptr;  ///< of the adapters: the values before what follows
     /// Adds scale * left [rows, rank] * right [rank, columns]; nothing if rank is 0.
     std::size_t rank = 0;
     float scale = 1.0F;
     std::vector<float> left;
     std::vector<float> right;
-    const Place* magnitudes = nullptr;  ///< of DoRA: [rows], or [columns] of a transposed map
+    const WeightPlace* magnitudes = nullptr;  ///< of DoRA: [rows], or [columns] of a transposed map
     bool of_columns = false;
     std::vector<float> gains;  ///< what DoRA multiplies rows or columns by
     /// Row of `rows` by row of the tensor, for tokens that are trained.
     std::map<Elems, Elems> tokens;
-    const Place* rows = nullptr;
+    const WeightPlace* rows = nullptr;
   };
   /// A tensor of the adapters' file: of `module`, with what follows the module's name.
   struct Part {
-    const Place* place = nullptr;
+    const WeightPlace* place = nullptr;
     std::string module;
     std::string suffix;
   };
 
-  [[nodiscard]] Part part_of(const Place& place) const;
+  [[nodiscard]] Part part_of(const WeightPlace& place) const;
   void add(const Part& part);
   void add_product(const Part& part, bool embedding);
   void add_bias(const Part& part);
@@ -85,7 +83,7 @@ class MergedAdapters {
   void find_ends(const text::Json& description);
   void untie();
   [[noreturn]] void refuse_tied(bool of_output) const;
-  [[nodiscard]] const Place* sibling(const Part& part, const std::string& suffix) const;
+  [[nodiscard]] const WeightPlace* sibling(const Part& part, const std::string& suffix) const;
 
   void add_to(const Change& change, Elems first, std::span<float> values) const;
   void put_tokens(const Change& change, Elems first, std::span<float> values) const;

@@ -5,7 +5,7 @@
 #include "ballast/core/descriptor.h"
 #include "ballast/core/units.h"
 
-#include "src/formats/token_formats.h"
+#include "src/formats/token_layout.h"
 
 namespace ballast::formats {
 

@@ -22,7 +22,7 @@ struct ReadAhead::Window {
   Window(const Part& part, Bytes wanted, HostBytes place_of_data)
       : place(part.place), begin(part.begin), end(part.end), left(wanted), memory(place_of_data) {}
 
-  [[nodiscard]] bool contains(const WeightFiles::Place& other, Bytes at) const {
+  [[nodiscard]] bool contains(const WeightPlace& other, Bytes at) const {
     return place == &other && begin <= at && at < end;
   }
 
@@ -37,7 +37,7 @@ struct ReadAhead::Window {
     read = true;
   }
 
-  const WeightFiles::Place* place;
+  const WeightPlace* place;
   Bytes begin;  ///< in the file
   Bytes end;
   Bytes left;  ///< of its bytes that nobody has taken
@@ -51,7 +51,7 @@ struct ReadAhead::Window {
 /// Keeps a window open.
 class ReadAhead::Hold {
  public:
-  Hold(ReadAhead& reader, const WeightFiles::Place& place, Bytes at) : reader_(reader) {
+  Hold(ReadAhead& reader, const WeightPlace& place, Bytes at) : reader_(reader) {
     std::unique_lock lock(reader_.mutex_);
     window_ = reader_.hold(lock, place, at);
   }
@@ -79,11 +79,11 @@ class ReadAhead::Hold {
   Bytes taken_ = 0;
 };
 
-ReadAhead::ReadAhead(const WeightFiles& files, const std::vector<Source>& order)
+ReadAhead::ReadAhead(std::span<const SafetensorsReader> files, const std::vector<Source>& order)
     : queue_(aio::make_queue({})),
       memory_(kWindows * kWindow, "weights that are read ahead"),
       most_(kWindows) {
-  for (const SafetensorsReader& reader : files.files()) {
+  for (const SafetensorsReader& reader : files) {
     files_.emplace(&reader, aio::File::open_for_pages(reader.path(), false));
   }
   for (std::size_t w = 0; w < kWindows; ++w) {
@@ -105,7 +105,7 @@ ReadAhead::~ReadAhead() {
   while (!open_.empty()) drop(open_.begin());
 }
 
-void ReadAhead::read(const WeightFiles::Place& place, Bytes first, HostBytes out) {
+void ReadAhead::read(const WeightPlace& place, Bytes first, HostBytes out) {
   Bytes at = place.tensor->offset + first;
   while (!out.empty()) {
     Hold window(*this, place, at);
@@ -118,8 +118,8 @@ void ReadAhead::read(const WeightFiles::Place& place, Bytes first, HostBytes out
 
 /// Null if the window was dropped a short while ago: other threads have gone on from there, and
 /// going back for the rest would only drop what they need.
-ReadAhead::Window* ReadAhead::hold(std::unique_lock<std::mutex>& lock,
-                                   const WeightFiles::Place& place, Bytes at) {
+ReadAhead::Window* ReadAhead::hold(std::unique_lock<std::mutex>& lock, const WeightPlace& place,
+                                   Bytes at) {
   while (true) {
     for (Window& window : open_) {
       if (!window.contains(place, at)) continue;
@@ -149,19 +149,19 @@ void ReadAhead::release(Window& window, Bytes taken) {
   released_.notify_all();
 }
 
-bool ReadAhead::comes_next(const WeightFiles::Place& place, Bytes at) const {
+bool ReadAhead::comes_next(const WeightPlace& place, Bytes at) const {
   return source_ && source_->place == &place && next_ <= at && at < source_->end &&
          at < next_ + kWindows * kWindow;
 }
 
-bool ReadAhead::was_dropped(const WeightFiles::Place& place, Bytes at) const {
+bool ReadAhead::was_dropped(const WeightPlace& place, Bytes at) const {
   return std::any_of(dropped_.begin(), dropped_.end(), [&](const Part& part) {
     return part.place == &place && part.begin <= at && at < part.end;
   });
 }
 
 /// Goes on at another place, at its next turn in the order.
-void ReadAhead::jump(const WeightFiles::Place& place, Bytes at) {
+void ReadAhead::jump(const WeightPlace& place, Bytes at) {
   for (auto window = open_.begin(); window != open_.end();) {
     const auto one = window++;
     if (one->users == 0) {

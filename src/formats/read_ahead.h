@@ -7,11 +7,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "ballast/aio/queue.h"
 #include "ballast/core/mapping.h"
-#include "ballast/formats/weight_files.h"
+#include "ballast/formats/stored_weights.h"
 
 namespace ballast::formats {
 
@@ -24,21 +25,21 @@ class ReadAhead {
  public:
   /// A tensor, or the bytes of one that are read before those of another.
   struct Source {
-    const WeightFiles::Place* place = nullptr;
+    const WeightPlace* place = nullptr;
     Bytes begin = 0;
     Bytes end = 0;  ///< at most the size of the tensor
   };
 
   /// `order`: what will probably be read, from the first on; what will be read twice is there
   /// twice. Others may be read, too. `files` must outlive the object. Throws Error(io).
-  ReadAhead(const WeightFiles& files, const std::vector<Source>& order);
+  ReadAhead(std::span<const SafetensorsReader> files, const std::vector<Source>& order);
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
   /// Bytes [first, first + out.size()) of a tensor as they are stored. Throws Error(data) if the
   /// file is too short, Error(io).
-  void read(const WeightFiles::Place& place, Bytes first, HostBytes out);
+  void read(const WeightPlace& place, Bytes first, HostBytes out);
 
   /// Bytes that were read ahead, those included that nobody has asked for.
   [[nodiscard]] Bytes bytes_read() const { return queue_->counters().bytes_read; }
@@ -46,24 +47,24 @@ class ReadAhead {
  private:
   struct Window;
   struct Part {
-    const WeightFiles::Place* place;
+    const WeightPlace* place;
     Bytes begin;  ///< in the file
     Bytes end;
   };
   class Hold;
 
   // All of these are called with the lock held.
-  Window* hold(std::unique_lock<std::mutex>& lock, const WeightFiles::Place& place, Bytes at);
+  Window* hold(std::unique_lock<std::mutex>& lock, const WeightPlace& place, Bytes at);
   void release(Window& window, Bytes taken);
-  void jump(const WeightFiles::Place& place, Bytes at);
+  void jump(const WeightPlace& place, Bytes at);
   void submit();
   void submit_ahead();
   void go_on();
   void drop(std::list<Window>::iterator window);
   bool drop_one();
   void remember(const Window& window);
-  [[nodiscard]] bool comes_next(const WeightFiles::Place& place, Bytes at) const;
-  [[nodiscard]] bool was_dropped(const WeightFiles::Place& place, Bytes at) const;
+  [[nodiscard]] bool comes_next(const WeightPlace& place, Bytes at) const;
+  [[nodiscard]] bool was_dropped(const WeightPlace& place, Bytes at) const;
 
   std::map<const SafetensorsReader*, aio::File> files_;
   std::vector<Part> order_;

@@ -5,7 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ballast/formats/safetensors.h"
+#include "ballast/core/dtype.h"
+#include "ballast/formats/stored_tensor.h"
 
 namespace ballast::formats {
 

@@ -14,7 +14,7 @@ namespace ballast::formats {
 namespace {
 
 /// Bytes of each of the slices of a tensor.
-Bytes slice_bytes(const WeightFiles::Place& place) {
+Bytes slice_bytes(const WeightPlace& place) {
   return place.tensor->bytes / place.tensor->shape.front();
 }
 
@@ -37,10 +37,9 @@ void collect(const std::byte* from, Elems step, Elems count, std::byte* to) {
 
 }  // namespace
 
-std::vector<ReadAhead::Source> StoredSlice::sources(const WeightFiles::Place& place,
-                                                    std::uint64_t index) {
+std::vector<ReadAhead::Source> StoredSlice::sources(const WeightPlace& place, std::uint64_t index) {
   std::vector<ReadAhead::Source> sources;
-  const auto add = [&](const WeightFiles::Place& part) {
+  const auto add = [&](const WeightPlace& part) {
     const Bytes bytes = slice_bytes(part);
     sources.push_back({&part, index * bytes, (index + 1) * bytes});
   };
@@ -53,7 +52,7 @@ std::vector<ReadAhead::Source> StoredSlice::sources(const WeightFiles::Place& pl
   return sources;
 }
 
-StoredSlice::StoredSlice(const WeightFiles::Place& place, std::uint64_t index, ReadAhead& reader)
+StoredSlice::StoredSlice(const WeightPlace& place, std::uint64_t index, ReadAhead& reader)
     : place_(&place), index_(index) {
   const auto from = sources(place, index);
   stored_ = read_slice(from.front(), reader);
@@ -109,7 +108,7 @@ std::vector<Bf16> StoredSlice::decoded_columns(Elems first, Elems count) const {
   return values;
 }
 
-std::shared_ptr<const StoredSlice> WeightReader::slice(const WeightFiles::Place& place,
+std::shared_ptr<const StoredSlice> WeightReader::slice(const WeightPlace& place,
                                                        std::uint64_t index) {
   const std::lock_guard lock(mutex_);
   for (const auto& known : slices_) {

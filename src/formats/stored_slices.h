@@ -20,10 +20,10 @@ namespace ballast::formats {
 class StoredSlice {
  public:
   /// Number `index` of those in `place`. Throws like ReadAhead::read().
-  StoredSlice(const WeightFiles::Place& place, std::uint64_t index, ReadAhead& reader);
+  StoredSlice(const WeightPlace& place, std::uint64_t index, ReadAhead& reader);
 
   /// Whether it is number `index` of `place`.
-  [[nodiscard]] bool is(const WeightFiles::Place& place, std::uint64_t index) const {
+  [[nodiscard]] bool is(const WeightPlace& place, std::uint64_t index) const {
     return place_ == &place && index_ == index;
   }
   /// Values of `tensor` from `first` on, in the order of memory and in the type of the place.
@@ -33,13 +33,12 @@ class StoredSlice {
   [[nodiscard]] std::vector<Bf16> decoded_columns(Elems first, Elems count) const;
 
   /// What of the files a slice needs, in this order.
-  static std::vector<ReadAhead::Source> sources(const WeightFiles::Place& place,
-                                                std::uint64_t index);
+  static std::vector<ReadAhead::Source> sources(const WeightPlace& place, std::uint64_t index);
 
  private:
   void read_part(const model::TensorSpec& tensor, Elems row, Elems column, HostBytes out) const;
 
-  const WeightFiles::Place* place_;
+  const WeightPlace* place_;
   std::uint64_t index_;
   std::vector<std::byte> stored_;  ///< values or codes
   std::vector<std::byte> scales_;
@@ -51,10 +50,10 @@ class WeightReader {
  public:
   /// Arguments as ReadAhead's.
   WeightReader(const WeightFiles& files, const std::vector<ReadAhead::Source>& order)
-      : ahead_(files, order) {}
+      : ahead_(files.files(), order) {}
 
   [[nodiscard]] ReadAhead& ahead() { return ahead_; }
-  [[nodiscard]] std::shared_ptr<const StoredSlice> slice(const WeightFiles::Place& place,
+  [[nodiscard]] std::shared_ptr<const StoredSlice> slice(const WeightPlace& place,
                                                          std::uint64_t index);
 
  private:

@@ -49,13 +49,13 @@ constexpr std::array<LlmcKind, 2> kLlmcKinds = {{{20240520, 1, 2}, {20240801, 7,
 }
 
 /// The file says that a token has `width` bytes.
-void check_type(const fs::path& path, std::string_view source, const std::string& token_type,
+void check_type(const fs::path& path, std::string_view source, config::TokenType token_type,
                 std::size_t width) {
   const std::string_view named = width == 2 ? "u16" : width == 4 ? "u32" : "u8";
-  if (token_type == "auto" || token_type == named) return;
+  if (token_type == config::TokenType::automatic || config::name_of(token_type) == named) return;
   refuse(path, fmt::format("{} says that tokens have {} bytes, but data.token_type is {}: remove "
                            "data.token_type",
-                           source, width, token_type));
+                           source, width, config::name_of(token_type)));
 }
 
 template <class T>
@@ -129,7 +129,7 @@ void read_header(Index& index, Bytes size) {
 
 /// The layout that the index beside `path` gives, if there is one.
 std::optional<TokenLayout> megatron_layout(const fs::path& path, Bytes size,
-                                           const std::string& token_type) {
+                                           config::TokenType token_type) {
   if (path.extension() != ".bin") return std::nullopt;
   Index index{.path = fs::path(path).replace_extension(".idx"), .file = {}};
   std::error_code ignored;
@@ -156,7 +156,7 @@ std::optional<TokenLayout> megatron_layout(const fs::path& path, Bytes size,
 
 std::optional<TokenLayout> llmc_layout(const fs::path& path, Bytes size,
                                        std::span<const std::byte> start,
-                                       const std::string& token_type) {
+                                       config::TokenType token_type) {
   if (start.size() < 3 * sizeof(std::uint32_t)) return std::nullopt;
   const auto magic = value_at<std::uint32_t>(start, 0);
   const auto* const kind =
@@ -215,9 +215,9 @@ TokenLayout plain_layout(const fs::path& path, Bytes size, std::span<const std::
                          const TokenUse& use) {
   constexpr std::uint64_t kU16Values = 65536;
   constexpr std::uint64_t kU32Values = std::uint64_t{1} << 32U;
-  const bool automatic = use.token_type == "auto";
+  const bool automatic = use.token_type == config::TokenType::automatic;
   const std::size_t width =
-      (automatic ? use.vocab_size <= kU16Values : use.token_type == "u16") ? 2 : 4;
+      (automatic ? use.vocab_size <= kU16Values : use.token_type == config::TokenType::u16) ? 2 : 4;
   if (size % width != 0) {
     refuse(path, fmt::format("has {} bytes, which is not a multiple of the token size of {} bytes: "
                              "is it a token file, and is it whole? Check data.token_type",

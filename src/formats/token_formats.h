@@ -4,24 +4,17 @@
 #include <filesystem>
 #include <string>
 
+#include "ballast/config/choices.h"
 #include "ballast/core/descriptor.h"
 #include "ballast/core/units.h"
 
-namespace ballast::formats {
+#include "src/formats/token_layout.h"
 
-/// Where the tokens of a file are: `count` little-endian ids of `width` bytes (1, 2, 4 or 8) from
-/// byte `offset`.
-struct TokenLayout {
-  Bytes offset = 0;
-  std::size_t width = 1;
-  std::uint64_t count = 0;
-  bool is_signed = false;
-  bool stated = true;  ///< the file states its type; otherwise data.token_type or the vocabulary do
-};
+namespace ballast::formats {
 
 /// How the files of data.tokens are read.
 struct TokenUse {
-  std::string token_type = "auto";  ///< data.token_type
+  config::TokenType token_type = config::TokenType::automatic;
   std::uint64_t vocab_size = 0;
   std::filesystem::path model;  ///< a folder with a tokenizer, for advice; "" if unknown
   bool as_is = false;           ///< data.as_is: read files of other formats as tokens alone

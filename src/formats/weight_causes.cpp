@@ -1,16 +1,15 @@
 #include "src/formats/weight_causes.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cstring>
 #include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "ballast/formats/stored_tensor.h"
 #include "ballast/text/json.h"
 
 namespace ballast::formats {
@@ -18,87 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using text::printable;
-
-/// A part of tensors' names that tells where they come from.
-struct Sign {
-  std::string_view part;
-  std::string_view cause;
-};
-
-constexpr std::string_view kOfPeft =
-    "belongs to an unmerged PEFT model; merge its adapters (merge_and_unload() in PEFT) and save "
-    "the result, "
-    "or give the base model and the folder of the adapters";
-constexpr std::string_view kOfImages =
-    "belongs to a model of text and images (or audio), of which Ballast trains only the text "
-    "model; save that "
-    "alone, with its own config.json";
-constexpr std::string_view kOfGptq =
-    "is quantised by GPTQ or AWQ; give the folder of the original model";
-constexpr std::string_view kOfFp8 =
-    "is quantised to fp8 or by compressed-tensors; give the folder of the original model, or load "
-    "this "
-    "one with transformers, dequantize() it and save it";
-constexpr std::string_view kOfOriginal =
-    "has a name of Meta's own format; convert it with transformers, or give the folder for "
-    "transformers";
-
-/// Parts that may be anywhere in a name. Wrappers come first: they can wrap all the others.
-constexpr std::array<Sign, 22> kSigns = {{
-    {"_orig_mod.",
-     "has the prefix of torch.compile; save the model that was compiled (model._orig_mod), or "
-     "rename "
-     "the tensors"},
-    {"_fsdp_wrapped_module.",
-     "has the prefix of FSDP; gather and save the full state dict of the unwrapped model, or "
-     "rename "
-     "the "
-     "tensors"},
-    {"_checkpoint_wrapped_module.",
-     "has the prefix of activation checkpointing; save the unwrapped model, or rename the tensors"},
-    {"_forward_module.",
-     "has the prefix of Lightning; save the module inside, or rename the tensors"},
-    {".base_layer.", kOfPeft},
-    {".lora_A.", kOfPeft},
-    {".lora_B.", kOfPeft},
-    {".modules_to_save.", kOfPeft},
-    {"base_model.model.", kOfPeft},
-    {"language_model.", kOfImages},
-    {"vision_tower.", kOfImages},
-    {"vision_model.", kOfImages},
-    {"visual.", kOfImages},
-    {"multi_modal_projector.", kOfImages},
-    {"audio_tower.", kOfImages},
-    {"thinker.", kOfImages},
-    {".qweight", kOfGptq},
-    {".qzeros", kOfGptq},
-    {".weight_packed", kOfFp8},
-    {".weight_scale", kOfFp8},
-    {".attention.wq.", kOfOriginal},
-    {"tok_embeddings.", kOfOriginal},
-}};
-
-const Sign* sign_of(std::string_view name) {
-  const auto found = std::find_if(kSigns.begin(), kSigns.end(), [&](const Sign& sign) {
-    return name.find(sign.part) != std::string_view::npos;
-  });
-  return found == kSigns.end() ? nullptr : &*found;
-}
-
-/// The common beginning of all names, up to a dot.
-std::string common_prefix(const WeightFiles& files) {
-  std::string prefix = files.tensors().front().tensor->name;
-  for (const WeightFiles::Place& place : files.tensors()) {
-    const std::string& name = place.tensor->name;
-    const auto end = std::mismatch(prefix.begin(), prefix.end(), name.begin(), name.end()).first;
-    prefix.erase(end, prefix.end());
-  }
-  return prefix.substr(0, prefix.rfind('.') + 1);
-}
-
-std::string with_cause(std::string_view stored, std::string_view cause) {
-  return fmt::format(", but '{}', which {}", printable(stored), cause);
-}
 
 /// The end of a name, lower case: ".bin".
 std::string extension_of(const fs::path& path) {
@@ -200,40 +118,6 @@ std::string_view foreign_format(std::span<const std::byte> bytes) {
     return "begins with zeros: its download or copy has not ended; repeat it";
   }
   return "";
-}
-
-std::string cause_of_missing(const WeightFiles& files, const std::string& name) {
-  if (files.tensors().empty()) return ": it has no tensors";
-  const StoredTensor* like = nullptr;  // the same tensor under another name
-  const StoredTensor* marked = nullptr;
-  const std::string end = "." + name.substr(name.find('.') + 1);
-  for (const WeightFiles::Place& place : files.tensors()) {
-    const bool has_sign = sign_of(place.tensor->name) != nullptr;
-    const bool is_like = place.tensor->name.ends_with(end);
-    if (is_like && has_sign)
-      return with_cause(place.tensor->name, sign_of(place.tensor->name)->cause);
-    if (is_like && like == nullptr) like = place.tensor;
-    if (has_sign && marked == nullptr) marked = place.tensor;
-  }
-  if (marked != nullptr) return with_cause(marked->name, sign_of(marked->name)->cause);
-  const std::string prefix = common_prefix(files);
-  if (like == nullptr || prefix.empty()) return "";
-  const std::string& stored = like->name;
-  if (prefix.starts_with("module.")) {
-    return with_cause(stored,
-                      "has the prefix of DataParallel or DDP; save the module inside "
-                      "(model.module), or rename the tensors");
-  }
-  if (!stored.ends_with("." + name)) return "";
-  return with_cause(stored,
-                    fmt::format("has a prefix, '{}', like all others; save the model inside, "
-                                "or rename the tensors",
-                                printable(stored.substr(0, stored.size() - name.size()))));
-}
-
-std::string cause_of_unused(const std::string& name) {
-  const Sign* const sign = sign_of(name);
-  return sign == nullptr ? "" : fmt::format(": '{}' {}", printable(name), sign->cause);
 }
 
 std::string files_instead(const fs::path& folder) {

@@ -5,9 +5,6 @@
 #include <string>
 #include <string_view>
 
-#include "ballast/core/view.h"
-#include "ballast/formats/weight_files.h"
-
 // Why weights cannot be read, for messages: what a file or folder is instead of a model's weights
 // in safetensors, and what to do about it. Texts that continue a message begin with "; " or ": "
 // and are empty if no cause is known.
@@ -20,13 +17,6 @@ inline constexpr std::size_t kFormatBytes = 40;
 /// Describes a file that begins with `bytes` (perhaps fewer than kFormatBytes), if it is not
 /// safetensors, and what to do: "is a git-lfs pointer ...".
 std::string_view foreign_format(std::span<const std::byte> bytes);
-
-/// Why a model whose tensors are `files` has no tensor `name`: a prefix of torch.compile, DDP or
-/// FSDP, a PEFT model that is not merged, a model of text and images, or quantised weights.
-std::string cause_of_missing(const WeightFiles& files, const std::string& name);
-
-/// The owner of a tensor that the model does not use.
-std::string cause_of_unused(const std::string& name);
 
 /// Which files `folder` has instead of model.safetensors or its index.
 std::string files_instead(const std::filesystem::path& folder);

@@ -20,6 +20,7 @@
 
 #include "src/formats/coded_tensors.h"
 #include "src/formats/safetensors_header.h"
+#include "src/formats/tensor_causes.h"
 #include "src/formats/weight_causes.h"
 
 namespace ballast::formats {
@@ -123,8 +124,8 @@ WeightFiles::WeightFiles(const fs::path& path) : path_(path) {
 namespace {
 
 /// The type of the first matrix that is not codes; F32 if there is none.
-DType usual_type(const std::vector<WeightFiles::Place>& places) {
-  for (const WeightFiles::Place& place : places) {
+DType usual_type(const std::vector<WeightPlace>& places) {
+  for (const WeightPlace& place : places) {
     for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
       if (place.tensor->shape.size() == 2 && place.tensor->dtype == dtype_name(type)) return type;
     }
@@ -141,9 +142,9 @@ void WeightFiles::pair_codes() {
     return found == found_.end() ? nullptr : &places_[found->second];
   };
   const DType others = usual_type(places_);
-  std::vector<Place> places;
+  std::vector<WeightPlace> places;
   std::unordered_set<const StoredTensor*> parts;
-  for (const Place& place : places_) {
+  for (const WeightPlace& place : places_) {
     const std::optional<Pairing> pairing = find_pairing(place, others, find);
     if (!pairing) {
       places.push_back(place);
@@ -155,7 +156,7 @@ void WeightFiles::pair_codes() {
     parts.insert(pairing->parts.begin(), pairing->parts.end());
   }
   if (coded_.empty()) return;
-  std::erase_if(places, [&](const Place& place) { return parts.contains(place.tensor); });
+  std::erase_if(places, [&](const WeightPlace& place) { return parts.contains(place.tensor); });
   places_ = std::move(places);
   found_.clear();
   for (std::size_t i = 0; i < places_.size(); ++i) {
@@ -216,7 +217,7 @@ void WeightFiles::open_index() {
                                          "different versions; download both again",
                                          printable(tensor), path_.filename().string()));
   }
-  for (const Place& place : places_) {
+  for (const WeightPlace& place : places_) {
     if (map.contains(place.tensor->name)) continue;
     refuse_file(place.file->path(),
                 fmt::format(" has tensor '{}', which {} does not name: they are of "
@@ -225,7 +226,7 @@ void WeightFiles::open_index() {
   }
 }
 
-const WeightFiles::Place* WeightFiles::find(const std::string& name) const {
+const WeightPlace* WeightFiles::find(const std::string& name) const {
   auto found = found_.find(name);
   if (const auto dot = name.find('.'); found == found_.end() && dot != std::string::npos) {
     found = found_.find(name.substr(dot + 1));
@@ -235,28 +236,25 @@ const WeightFiles::Place* WeightFiles::find(const std::string& name) const {
 
 Bytes WeightFiles::bytes() const {
   Bytes sum = 0;
-  for (const Place& place : places_) sum += place.tensor->bytes;
+  for (const WeightPlace& place : places_) sum += place.tensor->bytes;
   return sum;
 }
 
 void WeightFiles::read(const std::string& name, std::span<float> out, Elems first) const {
-  if (const Place* const place = find(name)) {
+  if (const WeightPlace* const place = find(name)) {
     if (place->coded == nullptr) return place->file->read(place->tensor->name, out, first);
     if (out.empty()) return;
-    expects(place->coded->format != Coded::Format::mxfp4, "codes of MXFP4 are read by slices");
+    expects(place->coded->format != CodedWeights::Format::mxfp4,
+            "codes of MXFP4 are read by slices");
     std::vector<std::byte> stored(out.size() * size_of(type_of(*place)));
     read_elements(*place, first, stored, nullptr);
     return decode(stored, type_of(*place), out);
   }
   std::vector<std::string> names;
-  for (const Place& place : places_) names.push_back(place.tensor->name);
-  const std::string cause = cause_of_missing(*this, name);
+  for (const WeightPlace& place : places_) names.push_back(place.tensor->name);
+  const std::string cause = cause_of_missing(places_, name);
   refuse_file(path_, fmt::format(" has no tensor '{}'{}", name,
                                  cause.empty() ? did_you_mean(name, names) : cause));
-}
-
-void read_stored(const WeightFiles::Place& place, Bytes first, std::span<std::byte> out) {
-  text::read_fully(place.file->descriptor(), place.file->path(), place.tensor->offset + first, out);
 }
 
 bool have_equal_values(const WeightFiles& files, const StoredTensor& one,
@@ -273,16 +271,6 @@ bool have_equal_values(const WeightFiles& files, const StoredTensor& one,
     if (left != right) return false;
   }
   return true;
-}
-
-DType type_of(const WeightFiles::Place& place) {
-  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
-    if (place.tensor->dtype == dtype_name(type)) return type;
-  }
-  refuse_file(place.file->path(),
-              fmt::format(": tensor '{}' has dtype {}; weights can be F32, BF16 or F16{}",
-                          printable(place.tensor->name), place.tensor->dtype,
-                          remedy_for_dtype(place.tensor->dtype)));
 }
 
 }  // namespace ballast::formats

@@ -16,51 +16,16 @@
 namespace ballast::inputs {
 namespace {
 
-cpu_adam::Optimizer optimizer_of(config::OptimizerSection::Type type) {
-  switch (type) {
-    using enum config::OptimizerSection::Type;
-    case adamw:
-      return cpu_adam::Optimizer::adamw;
-    case adam:
-      return cpu_adam::Optimizer::adam;
-    case adagrad:
-      return cpu_adam::Optimizer::adagrad;
-    case lion:
-      return cpu_adam::Optimizer::lion;
-    case sgd:
-      return cpu_adam::Optimizer::sgd;
-  }
-  throw Error(ErrorCategory::config, "optimizer.type: not supported by the optimizer update");
-}
-
-engine::StateFormat state_format(const config::Config& config) {
-  using Format = cpu_adam::Moments::Format;
-  const std::string& states = config.ballast.optimizer_states;
-  return {.optimizer = optimizer_of(config.optimizer.type),
-          .moments = states == "8bit"         ? Format::blockwise8
-                     : states == "bf16_first" ? Format::bf16_first
-                                              : Format::f32};
-}
-
 schedule::Options schedule_options(const config::Config& config) {
   schedule::Options options;
-  if (config.ballast.order == "micro_batch_major") {
-    options.order = schedule::Order::micro_batch_major;
-  }
-  if (config.ballast.update == "eager") options.update = schedule::Update::eager;
-  if (config.ballast.expert_updates == "touched") {
-    options.expert_updates = schedule::ExpertUpdates::touched;
-  }
+  options.order = config.ballast.order.value_or(options.order);
+  options.update = config.ballast.update;
+  options.expert_updates = config.ballast.expert_updates;
   options.prefetches_experts = config.ballast.expert_prefetch.value_or(false);
-  const auto count = [](std::uint64_t named, std::uint32_t standard) {
-    return named > 0 ? static_cast<std::uint32_t>(named) : standard;
-  };
-  options.state_staging = count(config.zero.optimizer.buffer_count, options.state_staging);
-  options.weight_staging = count(config.zero.parameters.buffer_count, options.weight_staging);
-  options.weight_slots = count(config.ballast.device_weight_buffers, options.weight_slots);
-  options.gradient_slots = count(config.ballast.device_gradient_buffers, options.gradient_slots);
-  options.activation_staging = count(config.ballast.activation_buffers, options.activation_staging);
-  options.gradient_staging = count(config.ballast.gradient_buffers, options.gradient_staging);
+  for (const config::BufferKind& kind : config::kBufferKinds) {
+    const std::uint32_t named = config.buffers.*(kind.count);
+    if (named > 0) options.buffers.*(kind.count) = named;
+  }
   if (config.ballast.writes_checkpoints()) {
     options.kept_checkpoints = static_cast<std::uint32_t>(config.ballast.checkpoint_keep);
   }
@@ -78,8 +43,7 @@ std::uint32_t weight_ranks(const config::ZeroSection& zero, std::uint32_t world)
                           size, world));
 }
 
-void check_expert_parallel(const model::ModelConfig& model, std::uint32_t world) {
-  const std::uint64_t ranks = model.ranks_sharing_experts();
+void check_expert_parallel(std::uint64_t ranks, std::uint32_t world) {
   if (ranks == 1 || ranks == world) return;
   throw Error(
       ErrorCategory::config,
@@ -144,9 +108,14 @@ memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets re
   return memory::resolve_budgets(requested, available, own_device_memory(config, local_rank));
 }
 
+device::DeviceOptions device_options(const config::Config& config, std::uint32_t local_rank) {
+  return {.kind = std::string(config::name_of(config.ballast.device)),
+          .type = config.type,
+          .local_rank = local_rank};
+}
+
 Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) {
-  return device::own_memory(
-      {.kind = config.ballast.device, .type = config.type, .local_rank = local_rank});
+  return device::own_memory(device_options(config, local_rank));
 }
 
 /// The most elements of a sub-group: so many that a buffer for their states takes a small part of
@@ -165,10 +134,6 @@ Elems sub_group_size(const config::Config& config, const engine::StateFormat& st
   return named > 0 ? std::min<Elems>(named, size) : size;
 }
 
-std::string name_of(schedule::Order order) {
-  return order == schedule::Order::layer_major ? "layer_major" : "micro_batch_major";
-}
-
 std::size_t named_speculation(const config::Config& config) {
   return config.ballast.speculative_updates.value_or(0);
 }
@@ -176,11 +141,11 @@ std::size_t named_speculation(const config::Config& config) {
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
                           const memory::Budgets& budgets, const model::KernelSizes& kernels,
                           std::uint32_t world) {
-  check_expert_parallel(model.config, world);
+  check_expert_parallel(model.expert_ranks, world);
   engine::Blueprint blueprint;
   blueprint.model = model;
   blueprint.type = config.type;
-  blueprint.states = state_format(config);
+  blueprint.states = {config.optimizer.type, config.ballast.optimizer_states};
   blueprint.sub_group_size = sub_group_size(config, blueprint.states, budgets);
   blueprint.shape = {config.micro_sequences(), config.data.sequence_length};
   blueprint.pairs = !config.data.pairs.empty();
@@ -205,7 +170,7 @@ state::SwapOptions swap_options(const config::Config& config, const comm::Launch
   for (const auto& directory : own_of(swap_directories(config), launch)) {
     const config::AioPath entry = settings_of(aio, directory);
     options.paths.push_back({.directory = directory,
-                             .io = {.backend = entry.backend,
+                             .io = {.backend = std::string(config::name_of(entry.backend)),
                                     .block_bytes = entry.block_size,
                                     .depth = entry.queue_depth,
                                     .in_flight_bytes = aio.in_flight_bytes,
@@ -238,9 +203,9 @@ std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_
 }
 
 void check_device(const config::Config& config, const comm::Launch& launch) {
-  const device::DeviceOptions options = {
-      .kind = config.ballast.device, .type = config.type, .local_rank = launch.local_rank};
-  if (options.kind != "cuda" || device::gpu_refusal(options).empty()) return;
+  const device::DeviceOptions options = device_options(config, launch.local_rank);
+  if (config.ballast.device != config::DeviceChoice::cuda || device::gpu_refusal(options).empty())
+    return;
   static_cast<void>(device::make_device(options));  // throws
 }
 
@@ -269,8 +234,7 @@ void check_swap_paths(const config::Config& config, const comm::Launch& launch) 
 cpu_adam::UpdaterOptions updater_options(const config::Config& config) {
   const config::BallastSection& ballast = config.ballast;
   return {.threads = ballast.update_threads,
-          .isa = ballast.update_isa == "auto" ? std::nullopt
-                                              : std::optional(parse_isa(ballast.update_isa)),
+          .isa = ballast.update_isa,
           .numa_node = ballast.update_numa_node};
 }
 

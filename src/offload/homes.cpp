@@ -16,9 +16,9 @@ namespace {
 constexpr std::size_t kStaging = 5;
 constexpr std::size_t kAhead = 2;
 
-Bytes largest_group(const Layout& layout) {
+Bytes largest_group(const OffloadLayout& layout) {
   Bytes largest = 0;
-  for (const SubGroup& group : layout.sub_groups()) largest = std::max(largest, group.bytes);
+  for (const OffloadSubGroup& group : layout.sub_groups()) largest = std::max(largest, group.bytes);
   return largest;
 }
 
@@ -38,16 +38,17 @@ class Pieces {
 
 }  // namespace
 
-Homes::Homes(const Layout& layout, const cpu_adam::Updater& updater, Place place)
+StateHomes::StateHomes(const OffloadLayout& layout, const cpu_adam::Updater& updater,
+                       StatePlace place)
     : layout_(layout), updater_(updater), place_(std::move(place)) {
   grow(layout);
 }
 
-Homes::Growth Homes::plan_growth(const Layout& grown) const {
+StateHomes::Growth StateHomes::plan_growth(const OffloadLayout& grown) const {
   const auto groups = std::span(grown.sub_groups()).subspan(homes_.size());
   Growth growth;
   growth.resident.assign(groups.size(), true);
-  for (const SubGroup& group : groups) growth.resident_bytes += group.bytes;
+  for (const OffloadSubGroup& group : groups) growth.resident_bytes += group.bytes;
   if (!place_.nvme || groups.empty()) return growth;
   const Bytes before = resident_bytes_ + staging_.size() * largest_;
   if (place_.host_bytes && before + growth.resident_bytes <= *place_.host_bytes) return growth;
@@ -77,11 +78,11 @@ Homes::Growth Homes::plan_growth(const Layout& grown) const {
   return growth;
 }
 
-bool Homes::needs_other_staging(const Growth& growth) const {
+bool StateHomes::needs_other_staging(const Growth& growth) const {
   return growth.buffers > staging_.size() || growth.largest > largest_;
 }
 
-void Homes::grow(const Layout& grown) {
+void StateHomes::grow(const OffloadLayout& grown) {
   const Growth growth = plan_growth(grown);
   std::optional<state::SwapPlan> plan;
   if (!growth.extents.empty()) plan = state::plan_swap(*place_.nvme, growth.extents);
@@ -132,18 +133,18 @@ void Homes::grow(const Layout& grown) {
   turn_ = 0;
 }
 
-Homes::~Homes() {
+StateHomes::~StateHomes() {
   // Transfers wait for their requests.
   staging_.clear();
 }
 
-Homes::Staging* Homes::find(std::size_t group) {
+StateHomes::Staging* StateHomes::find(std::size_t group) {
   const auto found = std::find_if(staging_.begin(), staging_.end(),
                                   [group](const Staging& s) { return s.group == group; });
   return found == staging_.end() ? nullptr : &*found;
 }
 
-Homes::Staging& Homes::take_staging() {
+StateHomes::Staging& StateHomes::take_staging() {
   while (staging_[turn_ % staging_.size()].in_use) ++turn_;
   Staging& staging = staging_[turn_++ % staging_.size()];
   staging.group.reset();
@@ -152,7 +153,7 @@ Homes::Staging& Homes::take_staging() {
   return staging;
 }
 
-Homes::Staging& Homes::start_read(std::size_t group, bool ahead) {
+StateHomes::Staging& StateHomes::start_read(std::size_t group, bool ahead) {
   Staging& staging = take_staging();
   const Home& home = homes_[group];
   const HostBytes memory = staging.memory.first(layout_.sub_groups()[group].bytes);
@@ -165,7 +166,7 @@ Homes::Staging& Homes::start_read(std::size_t group, bool ahead) {
   return staging;
 }
 
-void Homes::read_from(std::size_t position) {
+void StateHomes::read_from(std::size_t position) {
   const std::size_t count = std::min({kAhead, swapped_.size(), staging_.size() - 1});
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t next = swapped_[(position + i) % swapped_.size()];
@@ -173,7 +174,7 @@ void Homes::read_from(std::size_t position) {
   }
 }
 
-HostBytes Homes::acquire(std::size_t group, bool ahead) {
+HostBytes StateHomes::acquire(std::size_t group, bool ahead) {
   if (resident(group)) {
     // A pass begins: the disk reads while resident sub-groups are updated.
     if (ahead && group == 0) read_first();
@@ -200,7 +201,7 @@ HostBytes Homes::acquire(std::size_t group, bool ahead) {
   return staging->memory.first(layout_.sub_groups()[group].bytes);
 }
 
-void Homes::release(std::size_t group, bool changed) {
+void StateHomes::release(std::size_t group, bool changed) {
   if (resident(group)) return;
   Staging* staging = find(group);
   expects(staging != nullptr && staging->in_use, "optimizer states: released without acquire");
@@ -211,37 +212,37 @@ void Homes::release(std::size_t group, bool changed) {
   staging->writing = home.space->write(home.extent, memory, ++home.version);
 }
 
-void Homes::read_first() {
+void StateHomes::read_first() {
   if (!swapped_.empty()) read_from(0);
 }
 
-void Homes::finish_writes() {
+void StateHomes::finish_writes() {
   for (Staging& staging : staging_) {
     if (staging.writing) std::exchange(staging.writing, nullptr)->finish();
   }
 }
 
-void Homes::finish_transfers() {
+void StateHomes::finish_transfers() {
   finish_writes();
   for (Staging& staging : staging_) {
     if (staging.reading) std::exchange(staging.reading, nullptr)->finish();
   }
 }
 
-Bytes Homes::host_bytes() const {
+Bytes StateHomes::host_bytes() const {
   Bytes sum = 0;
   for (const Mapping& memory : memory_) sum += memory.bytes().size();
   for (const Mapping& memory : staging_memory_) sum += memory.bytes().size();
   return sum;
 }
 
-Bytes Homes::nvme_bytes() const {
+Bytes StateHomes::nvme_bytes() const {
   Bytes sum = 0;
   for (const auto& space : spaces_) sum += space->stripe().bytes();
   return sum;
 }
 
-std::string_view Homes::io_backend() const {
+std::string_view StateHomes::io_backend() const {
   return spaces_.empty() ? std::string_view() : spaces_.front()->backend();
 }
 

@@ -11,14 +11,14 @@
 #include "ballast/core/view.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/state/swap_plan.h"
+#include "ballast/state/swap_space.h"
 
 #include "src/offload/layout.h"
-#include "src/state/swap_space.h"
 
 namespace ballast::offload {
 
 /// Where sub-groups live.
-struct Place {
+struct StatePlace {
   std::optional<state::SwapOptions> nvme;  ///< unset: all in memory
   /// With nvme: memory for staging and for sub-groups that stay in memory, the first ones. Unset:
   /// staging alone.
@@ -28,22 +28,22 @@ struct Place {
 /// The memory of all sub-groups, in host memory or on NVMe. Those on NVMe pass through a few
 /// staging buffers: while one is updated, the next ones are read and the last ones written. Not
 /// thread-safe.
-class Homes {
+class StateHomes {
  public:
   /// Throws Error(memory) and those of state::plan_swap(); Error(config) if host_bytes cannot hold
   /// the staging buffers.
   /// `layout`, `updater`: used as long as this exists.
-  Homes(const Layout& layout, const cpu_adam::Updater& updater, Place place);
-  ~Homes();
-  Homes(const Homes&) = delete;
-  Homes& operator=(const Homes&) = delete;
+  StateHomes(const OffloadLayout& layout, const cpu_adam::Updater& updater, StatePlace place);
+  ~StateHomes();
+  StateHomes(const StateHomes&) = delete;
+  StateHomes& operator=(const StateHomes&) = delete;
 
   /// Makes room for the sub-groups that `grown` has more than the layout, which becomes `grown` by
   /// the caller afterwards. Nothing changes if it throws; throws like the constructor.
-  void grow(const Layout& grown);
+  void grow(const OffloadLayout& grown);
 
   /// The states of a sub-group, zero at first. Valid until release(). `ahead`: starts to read the
-  /// next ones too. Throws Error(io) and Error(state) like state::Transfer::finish().
+  /// next ones too. Throws Error(io) and Error(state) like state::SwapTransfer::finish().
   HostBytes acquire(std::size_t group, bool ahead);
   /// Without a further acquire(); `changed`: to be written back.
   void release(std::size_t group, bool changed);
@@ -69,8 +69,8 @@ class Homes {
   struct Staging {
     HostBytes memory;
     std::optional<std::size_t> group;
-    std::unique_ptr<state::Transfer> reading;
-    std::unique_ptr<state::Transfer> writing;
+    std::unique_ptr<state::SwapTransfer> reading;
+    std::unique_ptr<state::SwapTransfer> writing;
     bool in_use = false;
   };
 
@@ -83,7 +83,7 @@ class Homes {
     Bytes largest = 0;
   };
 
-  [[nodiscard]] Growth plan_growth(const Layout& grown) const;
+  [[nodiscard]] Growth plan_growth(const OffloadLayout& grown) const;
   [[nodiscard]] bool needs_other_staging(const Growth& growth) const;
   [[nodiscard]] bool resident(std::size_t group) const { return homes_[group].space == nullptr; }
   [[nodiscard]] Staging* find(std::size_t group);
@@ -94,9 +94,9 @@ class Homes {
   void read_from(std::size_t position);
   void finish_transfers();
 
-  const Layout& layout_;
+  const OffloadLayout& layout_;
   const cpu_adam::Updater& updater_;
-  Place place_;
+  StatePlace place_;
   std::vector<Mapping> memory_;  ///< of resident sub-groups
   Bytes resident_bytes_ = 0;
   std::vector<Home> homes_;

@@ -46,14 +46,14 @@ cpu_adam::Weights weights_at(DType type, void* weights, Elems first, std::byte* 
 
 }  // namespace
 
-Layout::Layout(cpu_adam::Optimizer optimizer, Moments::Format moments,
-               const std::vector<Parameter>& parameters, Elems largest)
+OffloadLayout::OffloadLayout(cpu_adam::Optimizer optimizer, Moments::Format moments,
+                             const std::vector<Parameter>& parameters, Elems largest)
     : optimizer_(optimizer), moments_(moments), largest_(largest) {
   expects(largest > 0 && largest % Codes::kBlock == 0, "optimizer states: size of a sub-group");
   add(parameters);
 }
 
-void Layout::add(const std::vector<Parameter>& parameters) {
+void OffloadLayout::add(const std::vector<Parameter>& parameters) {
   Elems free = 0;
   for (const Parameter& parameter : parameters) {
     const Elems next =
@@ -66,10 +66,10 @@ void Layout::add(const std::vector<Parameter>& parameters) {
     parameters_.push_back(parameter);
     add_parts(parameters_.size() - 1, free);
   }
-  for (SubGroup& group : sub_groups_) group.bytes = round_up(group.bytes, kPage);
+  for (OffloadSubGroup& group : sub_groups_) group.bytes = round_up(group.bytes, kPage);
 }
 
-void Layout::add_parts(std::size_t parameter, Elems& free) {
+void OffloadLayout::add_parts(std::size_t parameter, Elems& free) {
   const Parameter& all = parameters_[parameter];
   Elems first = 0;
   do {
@@ -78,7 +78,7 @@ void Layout::add_parts(std::size_t parameter, Elems& free) {
       free = largest_;
     }
     if (first == 0) first_sub_groups_.push_back(sub_groups_.size() - 1);
-    SubGroup& group = sub_groups_.back();
+    OffloadSubGroup& group = sub_groups_.back();
     const Elems count = std::min(all.elements - first, free);
     group.parts.push_back({parameter, first, count, group.bytes});
     group.bytes += arrays(all.type, count).end;
@@ -87,7 +87,7 @@ void Layout::add_parts(std::size_t parameter, Elems& free) {
   } while (first < all.elements);
 }
 
-Layout::Arrays Layout::arrays(DType type, Elems count) const {
+OffloadLayout::Arrays OffloadLayout::arrays(DType type, Elems count) const {
   Arrays at;
   Bytes end = 0;
   // Large arrays are kept from distances of a power of two: see kArraySkew.
@@ -113,14 +113,14 @@ Layout::Arrays Layout::arrays(DType type, Elems count) const {
   return at;
 }
 
-Bytes Layout::bytes() const {
+Bytes OffloadLayout::bytes() const {
   Bytes sum = 0;
-  for (const SubGroup& group : sub_groups_) sum += group.bytes;
+  for (const OffloadSubGroup& group : sub_groups_) sum += group.bytes;
   return sum;
 }
 
-cpu_adam::Shard Layout::shard(const Part& part, HostBytes states, void* weights,
-                              const cpu_adam::Gradient& gradient) const {
+cpu_adam::Shard OffloadLayout::shard(const ParameterPart& part, HostBytes states, void* weights,
+                                     const cpu_adam::Gradient& gradient) const {
   const Parameter& parameter = parameters_.at(part.parameter);
   const Arrays at = arrays(parameter.type, part.count);
   std::byte* base = states.data() + part.offset;

@@ -22,7 +22,7 @@ struct Parameter {
 };
 
 /// Elements [first, first + count) of a parameter whose states lie in one sub-group.
-struct Part {
+struct ParameterPart {
   std::size_t parameter = 0;
   Elems first = 0;
   Elems count = 0;
@@ -30,19 +30,19 @@ struct Part {
 };
 
 /// The unit of memory and transfer: states that are fetched, updated and written back together.
-struct SubGroup {
-  std::vector<Part> parts;
+struct OffloadSubGroup {
+  std::vector<ParameterPart> parts;
   Bytes bytes = 0;  ///< whole pages
 };
 
 /// Where the optimizer states of some parameters lie. Each part has its arrays in a row: the
 /// remainder of bf16 weights or the fp32 master of fp16 weights, the moments, and their shared
 /// exponents if they are Codes. Weights and gradients are the caller's.
-class Layout {
+class OffloadLayout {
  public:
   /// `largest`: elements of a sub-group, a multiple of Codes::kBlock.
-  Layout(cpu_adam::Optimizer optimizer, cpu_adam::Moments::Format moments,
-         const std::vector<Parameter>& parameters, Elems largest);
+  OffloadLayout(cpu_adam::Optimizer optimizer, cpu_adam::Moments::Format moments,
+                const std::vector<Parameter>& parameters, Elems largest);
 
   /// Appends parameters, in new sub-groups. What was there keeps its place.
   void add(const std::vector<Parameter>& parameters);
@@ -50,7 +50,7 @@ class Layout {
   [[nodiscard]] cpu_adam::Optimizer optimizer() const { return optimizer_; }
   [[nodiscard]] cpu_adam::Moments::Format moments() const { return moments_; }
   [[nodiscard]] const std::vector<Parameter>& parameters() const { return parameters_; }
-  [[nodiscard]] const std::vector<SubGroup>& sub_groups() const { return sub_groups_; }
+  [[nodiscard]] const std::vector<OffloadSubGroup>& sub_groups() const { return sub_groups_; }
   /// The sub-group of the parameter's first element; those of the others follow it.
   [[nodiscard]] std::size_t first_sub_group(std::size_t parameter) const {
     return first_sub_groups_.at(parameter);
@@ -60,7 +60,7 @@ class Layout {
   /// The arrays of a part for an update. `states`: its sub-group. `weights`: all weights of the
   /// parameter, in its type; may be null if only the moments are used. `gradient`: that of the
   /// whole parameter.
-  [[nodiscard]] cpu_adam::Shard shard(const Part& part, HostBytes states, void* weights,
+  [[nodiscard]] cpu_adam::Shard shard(const ParameterPart& part, HostBytes states, void* weights,
                                       const cpu_adam::Gradient& gradient) const;
 
  private:
@@ -82,7 +82,7 @@ class Layout {
   std::vector<Parameter> parameters_;
   std::vector<Elems> first_elements_;  ///< number of a parameter's first element, for rounding
   std::vector<std::size_t> first_sub_groups_;
-  std::vector<SubGroup> sub_groups_;
+  std::vector<OffloadSubGroup> sub_groups_;
 };
 
 }  // namespace ballast::offload

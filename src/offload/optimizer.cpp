@@ -22,7 +22,7 @@ std::span<T> array(void* data, Elems size) {
 
 }  // namespace
 
-OffloadedOptimizer::OffloadedOptimizer(Layout layout, Place place, int threads)
+OffloadedOptimizer::OffloadedOptimizer(OffloadLayout layout, StatePlace place, int threads)
     : layout_(std::move(layout)),
       updater_({.threads = threads}),
       homes_(layout_, updater_, std::move(place)) {
@@ -39,7 +39,7 @@ void OffloadedOptimizer::know_parts() {
 std::size_t OffloadedOptimizer::add(const std::vector<Parameter>& parameters) {
   finish();
   const std::size_t first = layout_.parameters().size();
-  Layout grown = layout_;
+  OffloadLayout grown = layout_;
   grown.add(parameters);
   homes_.grow(grown);
   layout_ = std::move(grown);
@@ -56,12 +56,12 @@ OffloadedOptimizer::~OffloadedOptimizer() {
   if (thread_.joinable()) thread_.join();
 }
 
-void OffloadedOptimizer::begin(std::vector<Update> updates) {
+void OffloadedOptimizer::begin(std::vector<ParameterUpdate> updates) {
   finish();
   std::ranges::fill(update_of_, nullptr);
   updates_ = std::move(updates);
-  for (const Update& update : updates_) {
-    const Update*& place = update_of_.at(update.parameter);
+  for (const ParameterUpdate& update : updates_) {
+    const ParameterUpdate*& place = update_of_.at(update.parameter);
     expects(place == nullptr, "optimizer step: a parameter is named twice");
     place = &update;
   }
@@ -117,14 +117,16 @@ void OffloadedOptimizer::run_step() {
 }
 
 void OffloadedOptimizer::update_group(std::size_t group) {
-  const std::vector<Part>& parts = layout_.sub_groups()[group].parts;
-  const auto has_update = [&](const Part& part) { return update_of_[part.parameter] != nullptr; };
+  const std::vector<ParameterPart>& parts = layout_.sub_groups()[group].parts;
+  const auto has_update = [&](const ParameterPart& part) {
+    return update_of_[part.parameter] != nullptr;
+  };
   if (!std::ranges::any_of(parts, has_update)) return;
   const HostBytes states = homes_.acquire(group, true);
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    const Part& part = parts[i];
+    const ParameterPart& part = parts[i];
     const Elems elements = layout_.parameters()[part.parameter].elements;
-    if (const Update* update = update_of_[part.parameter]) {
+    if (const ParameterUpdate* update = update_of_[part.parameter]) {
       const Shard shard = layout_.shard(part, states, update->weights, update->gradient);
       require_master(shard, knows_master_[group][i]);
       updater_.step(update->hyper, shard);
@@ -173,7 +175,7 @@ void OffloadedOptimizer::forget_master(std::size_t parameter) {
   finish();
   for (std::size_t group = layout_.first_sub_group(parameter); group < knows_master_.size();
        ++group) {
-    const std::vector<Part>& parts = layout_.sub_groups()[group].parts;
+    const std::vector<ParameterPart>& parts = layout_.sub_groups()[group].parts;
     if (parts.front().parameter > parameter) return;
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (parts[i].parameter == parameter) knows_master_[group][i] = 0;
@@ -181,14 +183,15 @@ void OffloadedOptimizer::forget_master(std::size_t parameter) {
   }
 }
 
-void OffloadedOptimizer::visit(std::size_t parameter, void* weights,
-                               const std::function<bool(const Part&, const Shard&)>& work) {
+void OffloadedOptimizer::visit(
+    std::size_t parameter, void* weights,
+    const std::function<bool(const ParameterPart&, const Shard&)>& work) {
   finish();
   for (std::size_t group = layout_.first_sub_group(parameter); group < knows_master_.size();
        ++group) {
-    const std::vector<Part>& parts = layout_.sub_groups()[group].parts;
+    const std::vector<ParameterPart>& parts = layout_.sub_groups()[group].parts;
     if (parts.front().parameter > parameter) return;
-    const auto part = std::ranges::find(parts, parameter, &Part::parameter);
+    const auto part = std::ranges::find(parts, parameter, &ParameterPart::parameter);
     const HostBytes states = homes_.acquire(group, false);
     const Shard shard = layout_.shard(*part, states, weights, kNoGradient);
     char& known = knows_master_[group][static_cast<std::size_t>(part - parts.begin())];

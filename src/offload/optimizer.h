@@ -17,7 +17,7 @@ namespace ballast::offload {
 
 /// One parameter of a step. The caller owns the arrays; they must stay valid, and must not be used
 /// otherwise, until the step has updated the parameter.
-struct Update {
+struct ParameterUpdate {
   std::size_t parameter = 0;
   void* weights = nullptr;  ///< in the parameter's type
   cpu_adam::Gradient gradient;
@@ -33,15 +33,15 @@ struct Update {
 /// somebody else and replaces the master.
 class OffloadedOptimizer {
  public:
-  OffloadedOptimizer(Layout layout, Place place, int threads);
+  OffloadedOptimizer(OffloadLayout layout, StatePlace place, int threads);
   /// Waits for a running step.
   ~OffloadedOptimizer();
   OffloadedOptimizer(const OffloadedOptimizer&) = delete;
   OffloadedOptimizer& operator=(const OffloadedOptimizer&) = delete;
 
-  [[nodiscard]] const Layout& layout() const { return layout_; }
+  [[nodiscard]] const OffloadLayout& layout() const { return layout_; }
   [[nodiscard]] const cpu_adam::Updater& updater() const { return updater_; }
-  [[nodiscard]] const Homes& homes() const { return homes_; }
+  [[nodiscard]] const StateHomes& homes() const { return homes_; }
 
   /// Appends parameters, whose states are zero, and returns the number of the first one. Existing
   /// states stay where they are. Nothing changes if it throws; throws like Homes and begin().
@@ -50,7 +50,7 @@ class OffloadedOptimizer {
   /// Starts a step and returns; the parameters are updated in ascending order. Waits for the step
   /// before. Throws Error(state) for a parameter that is named twice, and the errors of a step that
   /// failed: the states are then lost, and every later call throws the same.
-  void begin(std::vector<Update> updates);
+  void begin(std::vector<ParameterUpdate> updates);
   /// Blocks until the running step, if any, has updated the parameter. Throws like begin().
   void wait(std::size_t parameter);
   /// Blocks until no step is running. Throws like begin().
@@ -64,7 +64,7 @@ class OffloadedOptimizer {
   /// returns whether it has changed the states. `weights`: those of the parameter, or null if
   /// `work` uses the moments alone. Throws like begin().
   void visit(std::size_t parameter, void* weights,
-             const std::function<bool(const Part&, const cpu_adam::Shard&)>& work);
+             const std::function<bool(const ParameterPart&, const cpu_adam::Shard&)>& work);
 
  private:
   void run();
@@ -76,15 +76,15 @@ class OffloadedOptimizer {
   void know_parts();
   void rethrow_failure();
 
-  Layout layout_;
+  OffloadLayout layout_;
   cpu_adam::Updater updater_;
-  Homes homes_;
+  StateHomes homes_;
   std::vector<std::vector<char>> knows_master_;  ///< by sub-group and part
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<const Update*> update_of_;  ///< by parameter; null: none in this step
-  std::vector<Update> updates_;
+  std::vector<const ParameterUpdate*> update_of_;  ///< by parameter; null: none in this step
+  std::vector<ParameterUpdate> updates_;
   std::size_t updated_ = 0;  ///< parameters before this one are updated
   bool running_ = false;
   bool stopping_ = false;

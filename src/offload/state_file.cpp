@@ -33,25 +33,25 @@ constexpr Elems kPieces = 4;
 constexpr Elems kBuffer = Elems{1} << 20U;
 
 /// One kind of state in the file.
-struct Kind {
+struct ValueKind {
   const char* name;
   std::span<float> StateValues::*values;
 };
-constexpr Kind kMaster = {"master", &StateValues::master};
-constexpr Kind kFirst = {"exp_avg", &StateValues::first};
-constexpr Kind kSecond = {"exp_avg_sq", &StateValues::second};
+constexpr ValueKind kMaster = {"master", &StateValues::master};
+constexpr ValueKind kFirst = {"exp_avg", &StateValues::first};
+constexpr ValueKind kSecond = {"exp_avg_sq", &StateValues::second};
 
 struct KindInFile {
-  Kind kind;
+  ValueKind kind;
   DType type;  ///< holds all bits
   std::string name;
 };
 
 std::vector<KindInFile> kinds_of(const FiledParameter& one) {
-  const Layout& layout = one.states->layout();
+  const OffloadLayout& layout = one.states->layout();
   const Moments::Format format = layout.moments();
   std::vector<KindInFile> kinds;
-  const auto add = [&](const Kind& kind, DType type) {
+  const auto add = [&](const ValueKind& kind, DType type) {
     kinds.push_back({kind, type, fmt::format("{}.{}", one.name, kind.name)});
   };
   if (layout.parameters().at(one.parameter).type != DType::f32) add(kMaster, DType::f32);
@@ -70,9 +70,9 @@ Elems elements_of(const FiledParameter& one) {
 }
 
 /// Floats for the states of one part.
-class Buffers {
+class PartBuffers {
  public:
-  StateValues of(const std::vector<KindInFile>& kinds, const Part& part) {
+  StateValues of(const std::vector<KindInFile>& kinds, const ParameterPart& part) {
     StateValues values;
     std::size_t used = 0;
     for (const KindInFile& one : kinds) {
@@ -167,11 +167,11 @@ void check_values(const formats::SafetensorsReader& reader) {
 }
 
 /// Writes one parameter and adds to the checksums of its kinds.
-void save_parameter(const FiledParameter& one, formats::SafetensorsWriter& writer, Buffers& buffers,
-                    std::vector<float>& checksums) {
+void save_parameter(const FiledParameter& one, formats::SafetensorsWriter& writer,
+                    PartBuffers& buffers, std::vector<float>& checksums) {
   const auto kinds = kinds_of(one);
   std::array<RunningChecksum, 3> sums;
-  one.states->visit(one.parameter, one.weights, [&](const Part& part, const Shard& shard) {
+  one.states->visit(one.parameter, one.weights, [&](const ParameterPart& part, const Shard& shard) {
     const StateValues values = buffers.of(kinds, part);
     read_values(one.states->layout().optimizer(), shard, values);
     for (std::size_t i = 0; i < kinds.size(); ++i) {
@@ -187,11 +187,11 @@ void save_parameter(const FiledParameter& one, formats::SafetensorsWriter& write
 }
 
 void load_parameter(const FiledParameter& one, const formats::SafetensorsReader& reader,
-                    Buffers& buffers) {
+                    PartBuffers& buffers) {
   auto kinds = kinds_of(one);
   std::erase_if(kinds, [&](const KindInFile& kind) { return reader.find(kind.name) == nullptr; });
   one.states->forget_master(one.parameter);
-  one.states->visit(one.parameter, one.weights, [&](const Part& part, const Shard& shard) {
+  one.states->visit(one.parameter, one.weights, [&](const ParameterPart& part, const Shard& shard) {
     const StateValues values = buffers.of(kinds, part);
     for (const KindInFile& kind : kinds) {
       reader.read(kind.name, values.*kind.kind.values, part.first);
@@ -217,7 +217,7 @@ void save_states(std::span<const FiledParameter> parameters, const std::filesyst
   all[kNotesChecksum] = checksum_of(all);
   tensors.push_back({kChecksums, DType::f32, {tensors.size(), kPieces}});
   formats::SafetensorsWriter writer(file, tensors, all);
-  Buffers buffers;
+  PartBuffers buffers;
   std::vector<float> checksums;
   for (const FiledParameter& one : parameters) save_parameter(one, writer, buffers, checksums);
   writer.write(kChecksums, checksums);
@@ -229,7 +229,7 @@ void load_states(std::span<const FiledParameter> parameters, const std::filesyst
   check_notes(reader);
   check_parameters(reader, parameters);
   check_values(reader);
-  Buffers buffers;
+  PartBuffers buffers;
   for (const FiledParameter& one : parameters) load_parameter(one, reader, buffers);
 }
 

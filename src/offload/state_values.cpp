@@ -12,7 +12,7 @@ namespace {
 using cpu_adam::Shard;
 using cpu_adam::Weights;
 
-StateValues part_of(const StateValues& values, const Part& part) {
+StateValues part_of(const StateValues& values, const ParameterPart& part) {
   const auto some = [&part](std::span<float> all) {
     return all.empty() ? all : all.subspan(part.first, part.count);
   };
@@ -63,7 +63,7 @@ void write_values(cpu_adam::Optimizer optimizer, const Shard& shard, const State
 
 void read_values(OffloadedOptimizer& states, std::size_t parameter, void* weights,
                  const StateValues& values) {
-  states.visit(parameter, weights, [&](const Part& part, const Shard& shard) {
+  states.visit(parameter, weights, [&](const ParameterPart& part, const Shard& shard) {
     read_values(states.layout().optimizer(), shard, part_of(values, part));
     return false;
   });
@@ -71,7 +71,7 @@ void read_values(OffloadedOptimizer& states, std::size_t parameter, void* weight
 
 void write_values(OffloadedOptimizer& states, std::size_t parameter, void* weights,
                   const StateValues& values) {
-  states.visit(parameter, weights, [&](const Part& part, const Shard& shard) {
+  states.visit(parameter, weights, [&](const ParameterPart& part, const Shard& shard) {
     write_values(states.layout().optimizer(), shard, part_of(values, part));
     return true;
   });
@@ -80,8 +80,8 @@ void write_values(OffloadedOptimizer& states, std::size_t parameter, void* weigh
 namespace {
 
 /// Writes those values of `source` that are elements of `part`. Returns whether there are any.
-bool write_overlap(cpu_adam::Optimizer optimizer, const Part& source, const StateValues& values,
-                   const Part& part, const Shard& shard) {
+bool write_overlap(cpu_adam::Optimizer optimizer, const ParameterPart& source,
+                   const StateValues& values, const ParameterPart& part, const Shard& shard) {
   const Elems first = std::max(source.first, part.first);
   const Elems last = std::min(source.first + source.count, part.first + part.count);
   if (first >= last) return false;
@@ -106,12 +106,12 @@ void copy_states(OffloadedOptimizer& from, std::size_t parameter, OffloadedOptim
           "optimizer states: copies between other parameters");
   const bool has_master = weights != nullptr && source.type != DType::f32;
   std::vector<float> master, first, second;
-  from.visit(parameter, weights, [&](const Part& part, const Shard& shard) {
+  from.visit(parameter, weights, [&](const ParameterPart& part, const Shard& shard) {
     master.resize(has_master ? part.count : 0);
     first.resize(cpu_adam::has_first_moment(optimizer) ? part.count : 0);
     second.resize(cpu_adam::has_second_moment(optimizer) ? part.count : 0);
     read_values(optimizer, shard, {master, first, second});
-    to.visit(target, weights, [&](const Part& target_part, const Shard& target_shard) {
+    to.visit(target, weights, [&](const ParameterPart& target_part, const Shard& target_shard) {
       return write_overlap(optimizer, part, {master, first, second}, target_part, target_shard);
     });
     return false;

@@ -11,40 +11,34 @@ namespace ballast::planner {
 using schedule::BlockPlacement;
 using schedule::Placement;
 
-Program concatenate(const Program& device, const Program& host) {
-  Program program = device;
-  program.insert(program.end(), host.begin(), host.end());
-  return program;
+PlacementRecipe concatenate(const PlacementRecipe& device, const PlacementRecipe& host) {
+  PlacementRecipe recipe = device;
+  recipe.insert(recipe.end(), host.begin(), host.end());
+  return recipe;
 }
 
 schedule::Options with_buffers(const config::Config& config, schedule::Options options,
-                               Buffers number) {
-  if (number == Buffers::usual) return options;
-  if (config.zero.optimizer.buffer_count == 0) options.state_staging = 1;
-  if (config.zero.parameters.buffer_count == 0) options.weight_staging = 1;
-  if (config.ballast.device_weight_buffers == 0) options.weight_slots = 2;
-  if (config.ballast.activation_buffers == 0) options.activation_staging = 1;
-  if (config.ballast.gradient_buffers == 0) options.gradient_staging = 1;
-  if (number == Buffers::few) return options;
-  if (config.ballast.device_weight_buffers == 0) options.weight_slots = 1;
-  if (config.ballast.device_gradient_buffers == 0) options.gradient_slots = 1;
+                               BufferLevel number) {
+  if (number == BufferLevel::usual) return options;
+  for (const config::BufferKind& kind : config::kBufferKinds) {
+    if (config.buffers.*(kind.count) > 0) continue;
+    options.buffers.*(kind.count) =
+        number == BufferLevel::few ? kind.few : config::BufferKind::kFewest;
+  }
   return options;
 }
 
 namespace {
 
 /// Raises the numbers of buffers to those of `usual`, or halfway, as far as `placement` still fits.
-void add_buffers(const Filler& filler, const schedule::Placement& placement,
+void add_buffers(const TierFiller& filler, const schedule::Placement& placement,
                  const schedule::Options& usual, schedule::Options& options) {
-  using schedule::Options;
-  constexpr std::array kCounts = {&Options::state_staging,      &Options::weight_slots,
-                                  &Options::weight_staging,     &Options::gradient_staging,
-                                  &Options::activation_staging, &Options::gradient_slots};
-  for (const auto count : kCounts) {
-    for (const std::uint32_t wanted : {usual.*count, (usual.*count + 1) / 2}) {
-      if (wanted <= options.*count) continue;
+  for (const config::BufferKind& kind : config::kBufferKinds) {
+    const auto count = kind.count;
+    for (const std::uint32_t wanted : {usual.buffers.*count, (usual.buffers.*count + 1) / 2}) {
+      if (wanted <= options.buffers.*count) continue;
       schedule::Options more = options;
-      more.*count = wanted;
+      more.buffers.*count = wanted;
       if (filler.excess(placement, more) == 0) options = more;
     }
   }
@@ -54,15 +48,15 @@ void add_buffers(const Filler& filler, const schedule::Placement& placement,
 
 namespace {
 
-/// Fills with the first of kBuffers that fits and then adds the buffers for which there is room.
-/// Without one that fits, `options` and the result are those of the last try.
-Placement fill_with_some_buffers(const Filler& filler, const Program& program,
+/// Fills with the first of kBufferLevels that fits and then adds the buffers for which there is
+/// room. Without one that fits, `options` and the result are those of the last try.
+Placement fill_with_some_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
                                  const config::Config& config, schedule::Options& options) {
   const schedule::Options usual = options;
   Placement placement;
-  for (const Buffers number : kBuffers) {
+  for (const BufferLevel number : kBufferLevels) {
     options = with_buffers(config, options, number);
-    placement = filler.fill(program, options);
+    placement = filler.fill(recipe, options);
     if (filler.excess(placement, options) > 0) continue;
     add_buffers(filler, placement, usual, options);
     break;
@@ -72,12 +66,12 @@ Placement fill_with_some_buffers(const Filler& filler, const Program& program,
 
 }  // namespace
 
-Placement fill_with_fewer_buffers(const Filler& filler, const Program& program,
+Placement fill_with_fewer_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
                                   const config::Config& config, schedule::Options& options) {
   const schedule::Options usual = options;
-  Placement placement = fill_with_some_buffers(filler, program, config, options);
+  Placement placement = fill_with_some_buffers(filler, recipe, config, options);
   if (filler.excess(placement, options) == 0 || !opens_gradients(config)) return placement;
-  for (const Program& swapping : with_swapped_gradients({program})) {
+  for (const PlacementRecipe& swapping : with_swapped_gradients({recipe})) {
     options = usual;
     placement = fill_with_some_buffers(filler, swapping, config, options);
     if (filler.excess(placement, options) == 0) break;
@@ -87,33 +81,33 @@ Placement fill_with_fewer_buffers(const Filler& filler, const Program& program,
 
 std::vector<schedule::Order> orders(const config::Config& config,
                                     const schedule::Options& options) {
-  if (config.ballast.order != "auto") return {options.order};
+  if (config.ballast.order) return {options.order};
   return {schedule::Order::layer_major, schedule::Order::micro_batch_major};
 }
 
-std::vector<Program> with_swapped_gradients(const std::vector<Program>& programs) {
-  const Program host = {{.kind = Movable::gradients, .tier = Tier::host}};
-  std::vector<Program> swapping;
-  swapping.reserve(2 * programs.size());
-  for (const Program& program : programs) {
-    swapping.push_back(concatenate(program, host));
-    swapping.push_back(concatenate(host, program));
+std::vector<PlacementRecipe> with_swapped_gradients(const std::vector<PlacementRecipe>& recipes) {
+  const PlacementRecipe host = {{.kind = TensorClass::gradients, .tier = Tier::host}};
+  std::vector<PlacementRecipe> swapping;
+  swapping.reserve(2 * recipes.size());
+  for (const PlacementRecipe& recipe : recipes) {
+    swapping.push_back(concatenate(recipe, host));
+    swapping.push_back(concatenate(host, recipe));
   }
   return swapping;
 }
 
 bool opens_gradients(const config::Config& config) {
-  const auto constraints = read_constraints(config, model::count_blocks(config.model));
+  const auto constraints = read_constraints(config);
   return std::any_of(constraints.begin(), constraints.end(),
                      [](const PlacementConstraint& one) { return !one.gradients; });
 }
 
-std::vector<Program> rule_programs(const config::Config& config) {
-  using enum Movable;
-  const Program usual = concatenate(
-      {{activations, Tier::device, Pattern::last}, {activations, Tier::host, Pattern::last}},
+std::vector<PlacementRecipe> rule_recipes(const config::Config& config) {
+  using enum TensorClass;
+  const PlacementRecipe usual = concatenate(
+      {{activations, Tier::device, BlockOrder::last}, {activations, Tier::host, BlockOrder::last}},
       keep_intermediates());
-  const auto constraints = read_constraints(config, model::count_blocks(config.model));
+  const auto constraints = read_constraints(config);
   const bool open = std::any_of(constraints.begin(), constraints.end(),
                                 [](const auto& one) { return !one.activations || !one.gradients; });
   if (!open) return {usual};
@@ -130,7 +124,7 @@ struct Followed {
 
 /// Whether the micro-batch-major `other` is faster than the layer-major `usual` on any machine: no
 /// weights move for each micro-batch, and it recomputes less, or the same with fewer activations
-/// that move.
+/// that step.
 bool is_surely_faster(const Followed& other, const Followed& usual) {
   const auto count = [](const Followed& one, auto matches) {
     const auto& blocks = one.placement.blocks;
@@ -147,15 +141,15 @@ bool is_surely_faster(const Followed& other, const Followed& usual) {
 
 }  // namespace
 
-Placement place_by_rule(const Filler& filler, const config::Config& config,
+Placement place_by_rule(const TierFiller& filler, const config::Config& config,
                         schedule::Options& options) {
   Followed last;
-  for (const Program& program : rule_programs(config)) {
+  for (const PlacementRecipe& recipe : rule_recipes(config)) {
     std::optional<Followed> best;
     for (const schedule::Order order : orders(config, options)) {
       last.options = options;
       last.options.order = order;
-      last.placement = fill_with_fewer_buffers(filler, program, config, last.options);
+      last.placement = fill_with_fewer_buffers(filler, recipe, config, last.options);
       if (filler.excess(last.placement, last.options) > 0) continue;
       if (!best || is_surely_faster(last, *best)) best = last;
     }

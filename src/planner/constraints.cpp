@@ -31,4 +31,8 @@ std::vector<PlacementConstraint> read_constraints(const config::Config& config,
   return constraints;
 }
 
+std::vector<PlacementConstraint> read_constraints(const config::Config& config) {
+  return read_constraints(config, model::count_blocks(config.model, config.ballast.expert_ranks()));
+}
+
 }  // namespace ballast::planner

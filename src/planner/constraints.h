@@ -20,5 +20,7 @@ struct PlacementConstraint {
 /// One constraint per block of a model with `blocks` blocks. Throws Error(config) for a rule about
 /// a block that does not exist.
 std::vector<PlacementConstraint> read_constraints(const config::Config& config, std::size_t blocks);
+/// The same for the model of `config`.
+std::vector<PlacementConstraint> read_constraints(const config::Config& config);
 
 }  // namespace ballast::planner

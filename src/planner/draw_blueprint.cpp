@@ -1,5 +1,9 @@
 #include "ballast/planner/draw_blueprint.h"
 
+#include <functional>
+
+#include <fmt/format.h>
+
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 #include "ballast/inputs/engine_inputs.h"
@@ -13,38 +17,41 @@ namespace ballast::planner {
 engine::Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
                                  const memory::Budgets& budgets, const model::KernelSizes& kernels,
                                  std::uint32_t world, std::uint32_t rank) {
-  using enum Movable;
-  const Program program = {
+  using enum TensorClass;
+  const PlacementRecipe recipe = {
       {activations, Tier::device}, {activations, Tier::host},
       {weights, Tier::host},       {optimizer, Tier::host},
       {weights, Tier::device},     {optimizer, Tier::device},
-      {logits, Tier::device},      {intermediates, Tier::device, Pattern::last}};
+      {logits, Tier::device},      {intermediates, Tier::device, BlockOrder::last}};
   engine::Blueprint blueprint = inputs::outline(config, model, budgets, kernels, world);
   blueprint.rank = rank;
   const auto constraints = read_constraints(config, model.blocks.size());
-  const Filler filler(blueprint.workload, constraints, budgets, inputs::named_speculation(config));
+  const TierFiller filler(blueprint.workload, constraints, budgets,
+                          inputs::named_speculation(config));
   engine::place(blueprint, leaves_choices(config)
-                               ? fill_with_fewer_buffers(filler, program, config, blueprint.options)
+                               ? fill_with_fewer_buffers(filler, recipe, config, blueprint.options)
                                : place_by_rule(filler, config, blueprint.options));
   return blueprint;
 }
 
-engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks* ranks) {
+namespace {
+
+/// Draws with the kernels of this machine's device. `draw` is called with the model, the kernels,
+/// the number of ranks and this rank. A config without choices that does not fit gets advice.
+engine::Blueprint draw_here(
+    const config::Config& config, const memory::Budgets& budgets, const comm::Ranks* ranks,
+    const std::function<engine::Blueprint(const model::Architecture&, const model::KernelSizes&,
+                                          std::uint32_t world, std::uint32_t rank)>& draw) {
   const model::Architecture model = inputs::model_of(config);
-  const memory::Budgets budgets = inputs::resolve_budgets(
-      config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory(),
-      ranks == nullptr ? 0 : ranks->launch().local_rank);
   const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
   const auto kernels = [&](model::MicroBatchShape shape) {
-    return model::kernel_memory(
-        model, config.type, shape,
-        device::kind_of({.kind = config.ballast.device, .type = config.type}),
-        config.ballast.compute_threads);
+    return model::kernel_memory(model, config.type, shape,
+                                device::kind_of(inputs::device_options(config)),
+                                config.ballast.compute_threads);
   };
   try {
-    return draw_blueprint(config, model, budgets,
-                          kernels({config.micro_sequences(), config.data.sequence_length}), world,
-                          ranks == nullptr ? 0 : ranks->rank());
+    return draw(model, kernels({config.micro_sequences(), config.data.sequence_length}), world,
+                ranks == nullptr ? 0 : ranks->rank());
   } catch (const Error& error) {
     if (error.category() != ErrorCategory::memory || leaves_choices(config)) throw;
     throw Error(ErrorCategory::memory, explain_refusal({.config = config,
@@ -53,6 +60,45 @@ engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks
                                                         .world = world,
                                                         .kernels = kernels}));
   }
+}
+
+}  // namespace
+
+engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks* ranks) {
+  const memory::Budgets budgets = inputs::resolve_budgets(
+      config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory(),
+      ranks == nullptr ? 0 : ranks->launch().local_rank);
+  return draw_here(config, budgets, ranks,
+                   [&](const auto& model, const auto& kernels, auto world, auto rank) {
+                     return draw_blueprint(config, model, budgets, kernels, world, rank);
+                   });
+}
+
+Drawn draw_chosen(const config::Config& config, const PlanChoices& chosen,
+                  const comm::Ranks* ranks) {
+  Drawn drawn;
+  // The config whose refusal is explained: with the chosen tiers, once they are in it.
+  drawn.config = with_sizes(config, chosen, ranks == nullptr ? 1 : ranks->world());
+  drawn.blueprint =
+      draw_here(drawn.config, chosen.budgets, ranks,
+                [&](const auto& model, const auto& kernels, auto world, auto rank) {
+                  engine::Blueprint blueprint =
+                      inputs::outline(drawn.config, model, chosen.budgets, kernels, world);
+                  if (chosen.placement.blocks.size() != blueprint.workload.blocks.size()) {
+                    throw Error(ErrorCategory::config,
+                                fmt::format("the plan is for {} blocks, but the model has {}",
+                                            chosen.placement.blocks.size(),
+                                            blueprint.workload.blocks.size()));
+                  }
+                  blueprint.rank = rank;
+                  blueprint.options.order = chosen.order;
+                  blueprint.options.prefetches_experts = chosen.prefetches_experts;
+                  blueprint.options.buffers = chosen.buffers;
+                  drawn.config = settle(config, chosen, blueprint.workload);
+                  engine::place(blueprint, chosen.placement);
+                  return blueprint;
+                });
+  return drawn;
 }
 
 }  // namespace ballast::planner

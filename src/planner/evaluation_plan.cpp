@@ -26,11 +26,11 @@ std::vector<PlacementConstraint> weights_only(std::vector<PlacementConstraint> c
 
 /// Places the weights of a sized `blueprint`. Throws Error(memory).
 engine::Blueprint place_weights(engine::Blueprint blueprint, const config::Config& config) {
-  const Program program = {{.kind = Movable::weights, .tier = Tier::host},
-                           {.kind = Movable::weights, .tier = Tier::device}};
+  const PlacementRecipe recipe = {{.kind = TensorClass::weights, .tier = Tier::host},
+                                  {.kind = TensorClass::weights, .tier = Tier::device}};
   const auto constraints = weights_only(read_constraints(config, blueprint.model.blocks.size()));
-  const Filler filler(blueprint.workload, constraints, blueprint.budgets, 0);
-  engine::place(blueprint, fill_with_fewer_buffers(filler, program, config, blueprint.options));
+  const TierFiller filler(blueprint.workload, constraints, blueprint.budgets, 0);
+  engine::place(blueprint, fill_with_fewer_buffers(filler, recipe, config, blueprint.options));
   return blueprint;
 }
 
@@ -38,9 +38,9 @@ engine::Blueprint place_weights(engine::Blueprint blueprint, const config::Confi
 
 engine::Blueprint draw_evaluation(const config::Config& run) {
   config::Config config = run;
-  if (config.model.ranks_sharing_experts() > 1) {
+  if (config.ballast.expert_ranks() > 1) {
     // One rank has all experts, so its blocks have other numbers.
-    config.model.expert_parallel = 1;
+    config.ballast.expert_parallel = 1;
     config.ballast.placement.clear();
   }
   const model::Architecture model = inputs::model_of(config);
@@ -51,8 +51,7 @@ engine::Blueprint draw_evaluation(const config::Config& run) {
     const config::Config sized = with_micro_batches(config, size, 1);
     const model::KernelSizes kernels = model::kernel_memory(
         model, config.type, {sized.micro_sequences(), config.data.sequence_length},
-        device::kind_of({.kind = config.ballast.device, .type = config.type}),
-        config.ballast.compute_threads);
+        device::kind_of(inputs::device_options(config)), config.ballast.compute_threads);
     engine::Blueprint blueprint = inputs::outline(sized, model, budgets, kernels, 1);
     blueprint.options.purpose = schedule::Purpose::evaluation;
     for (const schedule::Order order : orders(config, blueprint.options)) {

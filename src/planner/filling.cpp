@@ -11,50 +11,50 @@ namespace {
 using schedule::BlockPlacement;
 using schedule::Placement;
 
-bool takes_weights(Movable kind) {
-  return kind == Movable::weights || kind == Movable::both;
+bool takes_weights(TensorClass kind) {
+  return kind == TensorClass::weights || kind == TensorClass::both;
 }
 
-bool takes_optimizer(Movable kind) {
-  return kind == Movable::optimizer || kind == Movable::both;
+bool takes_optimizer(TensorClass kind) {
+  return kind == TensorClass::optimizer || kind == TensorClass::both;
 }
 
-bool keeps(Movable kind) {
-  return kind == Movable::intermediates || kind == Movable::logits;
+bool keeps(TensorClass kind) {
+  return kind == TensorClass::intermediates || kind == TensorClass::logits;
 }
 
 std::vector<std::size_t> chosen(const std::vector<std::size_t>& blocks, std::size_t count,
-                                Pattern pattern) {
+                                BlockOrder order) {
   const std::size_t n = blocks.size();
   std::vector<std::size_t> out;
   out.reserve(count);
   for (std::size_t i = 0; i < n; ++i) {
-    const bool taken = pattern == Pattern::first  ? i < count
-                       : pattern == Pattern::last ? i >= n - count
-                                                  : (i + 1) * count / n > i * count / n;
+    const bool taken = order == BlockOrder::first  ? i < count
+                       : order == BlockOrder::last ? i >= n - count
+                                                   : (i + 1) * count / n > i * count / n;
     if (taken) out.push_back(blocks[i]);
   }
   return out;
 }
 
-Placement moved_to(Placement placement, const Move& move, const std::vector<std::size_t>& blocks,
-                   std::size_t count) {
-  for (const std::size_t b : chosen(blocks, count, move.pattern)) {
+Placement moved_to(Placement placement, const PlacementStep& step,
+                   const std::vector<std::size_t>& blocks, std::size_t count) {
+  for (const std::size_t b : chosen(blocks, count, step.order)) {
     BlockPlacement& block = placement.blocks[b];
-    if (takes_weights(move.kind)) block.weights = move.tier;
-    if (takes_optimizer(move.kind)) block.optimizer = move.tier;
-    if (move.kind == Movable::activations) block.activations = move.tier;
-    if (move.kind == Movable::gradients) block.gradients = move.tier;
-    if (keeps(move.kind)) block.keeps_intermediates = true;
+    if (takes_weights(step.kind)) block.weights = step.tier;
+    if (takes_optimizer(step.kind)) block.optimizer = step.tier;
+    if (step.kind == TensorClass::activations) block.activations = step.tier;
+    if (step.kind == TensorClass::gradients) block.gradients = step.tier;
+    if (keeps(step.kind)) block.keeps_intermediates = true;
   }
   return placement;
 }
 
 }  // namespace
 
-bool swaps_gradients(const Program& program) {
-  return std::any_of(program.begin(), program.end(),
-                     [](const Move& move) { return move.kind == Movable::gradients; });
+bool swaps_gradients(const PlacementRecipe& recipe) {
+  return std::any_of(recipe.begin(), recipe.end(),
+                     [](const PlacementStep& step) { return step.kind == TensorClass::gradients; });
 }
 
 Placement with_speculation(Placement placement, std::size_t count) {
@@ -63,13 +63,14 @@ Placement with_speculation(Placement placement, std::size_t count) {
     placement.blocks[b].speculates = false;
     if (placement.blocks[b].optimizer != Tier::device) below.push_back(b);
   }
-  for (const std::size_t b : chosen(below, std::min(count, below.size()), Pattern::spread)) {
+  for (const std::size_t b : chosen(below, std::min(count, below.size()), BlockOrder::spread)) {
     placement.blocks[b].speculates = true;
   }
   return placement;
 }
 
-Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations, Tier gradients) const {
+Placement TierFiller::uniform(Tier weights, Tier optimizer, Tier activations,
+                              Tier gradients) const {
   Placement placement;
   placement.blocks.reserve(constraints_.size());
   for (std::size_t b = 0; b < constraints_.size(); ++b) {
@@ -87,18 +88,19 @@ Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations, Tier g
   return placement;
 }
 
-memory::Ledger Filler::ledger(const Placement& placement, const schedule::Options& options) const {
+memory::Ledger TierFiller::ledger(const Placement& placement,
+                                  const schedule::Options& options) const {
   if (speculating_ == 0)
     return engine::make_ledger(schedule::sum_buffers(work_, placement, options));
   return engine::make_ledger(
       schedule::sum_buffers(work_, with_speculation(placement, speculating_), options));
 }
 
-Bytes Filler::excess(const Placement& placement, const schedule::Options& options) const {
+Bytes TierFiller::excess(const Placement& placement, const schedule::Options& options) const {
   return above_budgets(ledger(placement, options));
 }
 
-std::int64_t Filler::room(const Placement& placement, const schedule::Options& options) const {
+std::int64_t TierFiller::room(const Placement& placement, const schedule::Options& options) const {
   const memory::Ledger sums = ledger(placement, options);
   const auto left = [&](Tier tier, Bytes budget) {
     return static_cast<std::int64_t>(budget) - static_cast<std::int64_t>(sums.total(tier));
@@ -109,10 +111,10 @@ std::int64_t Filler::room(const Placement& placement, const schedule::Options& o
 /// Looks between `most`, which lacks so many bytes, and none, which leaves so many. Memory grows
 /// about in proportion to the number of blocks, so it guesses by proportion, and halves every
 /// second time.
-std::size_t Filler::most_that_fit(const Placement& placement, const Move& move,
-                                  const std::vector<std::size_t>& blocks, std::size_t most,
-                                  double left, double lacking,
-                                  const schedule::Options& options) const {
+std::size_t TierFiller::max_that_fit(const Placement& placement, const PlacementStep& step,
+                                     const std::vector<std::size_t>& blocks, std::size_t most,
+                                     double left, double lacking,
+                                     const schedule::Options& options) const {
   std::size_t fits = 0;
   std::size_t too_many = most;
   for (bool halves = false; too_many - fits > 1; halves = !halves) {
@@ -120,7 +122,7 @@ std::size_t Filler::most_that_fit(const Placement& placement, const Move& move,
     const double part = halves ? 0.5 : left / (left + lacking);
     const auto guess = static_cast<std::size_t>(part * static_cast<double>(between));
     const std::size_t count = fits + std::clamp<std::size_t>(guess, 1, between - 1);
-    const auto here = static_cast<double>(room(moved_to(placement, move, blocks, count), options));
+    const auto here = static_cast<double>(room(moved_to(placement, step, blocks, count), options));
     if (here >= 0.0) {
       fits = count;
       left = here;
@@ -132,7 +134,7 @@ std::size_t Filler::most_that_fit(const Placement& placement, const Move& move,
   return fits;
 }
 
-Bytes Filler::above_budgets(const memory::Ledger& sums) const {
+Bytes TierFiller::above_budgets(const memory::Ledger& sums) const {
   const auto above = [](Bytes needed, Bytes budget) {
     return needed > budget ? needed - budget : 0;
   };
@@ -140,35 +142,36 @@ Bytes Filler::above_budgets(const memory::Ledger& sums) const {
          above(sums.total(Tier::host), budgets_.host);
 }
 
-bool Filler::is_open(std::size_t block, Movable kind) const {
+bool TierFiller::is_open(std::size_t block, TensorClass kind) const {
   const PlacementConstraint& constraint = constraints_[block];
-  if (kind == Movable::activations) return work_.places_input(block) && !constraint.activations;
-  if (kind == Movable::gradients) return has_states(block) && !constraint.gradients;
-  if (kind == Movable::intermediates) {
+  if (kind == TensorClass::activations) return work_.places_input(block) && !constraint.activations;
+  if (kind == TensorClass::gradients) return has_states(block) && !constraint.gradients;
+  if (kind == TensorClass::intermediates) {
     return work_.is_layer(block) && work_.has_intermediates(block) && !constraint.recompute;
   }
-  if (kind == Movable::logits) {
+  if (kind == TensorClass::logits) {
     return !work_.is_layer(block) && work_.has_intermediates(block) && !constraint.recompute;
   }
   return (!takes_weights(kind) || !constraint.weights) &&
          (!takes_optimizer(kind) || (has_states(block) && !constraint.optimizer));
 }
 
-std::vector<std::size_t> Filler::movable(const Placement& placement, const Move& move) const {
+std::vector<std::size_t> TierFiller::blocks_to_place(const Placement& placement,
+                                                     const PlacementStep& step) const {
   std::vector<std::size_t> blocks;
   for (std::size_t b = 0; b < constraints_.size(); ++b) {
     const BlockPlacement& now = placement.blocks[b];
     bool slower = true;
-    if (takes_weights(move.kind)) slower = slower && now.weights > move.tier;
-    if (takes_optimizer(move.kind)) slower = slower && now.optimizer > move.tier;
-    if (move.kind == Movable::activations) slower = now.activations > move.tier;
-    if (move.kind == Movable::gradients) {
-      slower = now.gradients > move.tier && now.optimizer != Tier::device;
+    if (takes_weights(step.kind)) slower = slower && now.weights > step.tier;
+    if (takes_optimizer(step.kind)) slower = slower && now.optimizer > step.tier;
+    if (step.kind == TensorClass::activations) slower = now.activations > step.tier;
+    if (step.kind == TensorClass::gradients) {
+      slower = now.gradients > step.tier && now.optimizer != Tier::device;
     }
-    if (keeps(move.kind)) slower = !now.keeps_intermediates;
-    if (!slower || !is_open(b, move.kind)) continue;
-    if (move.kind == Movable::logits &&
-        !schedule::in_one_pass(work_, moved_to(placement, move, {b}, 1))) {
+    if (keeps(step.kind)) slower = !now.keeps_intermediates;
+    if (!slower || !is_open(b, step.kind)) continue;
+    if (step.kind == TensorClass::logits &&
+        !schedule::in_one_pass(work_, moved_to(placement, step, {b}, 1))) {
       continue;
     }
     blocks.push_back(b);
@@ -176,16 +179,16 @@ std::vector<std::size_t> Filler::movable(const Placement& placement, const Move&
   return blocks;
 }
 
-/// The number of blocks to move with the least excess, for a start that does not fit.
-std::size_t Filler::least_excess(const Placement& placement, const Move& move,
-                                 const std::vector<std::size_t>& blocks, std::size_t most,
-                                 const schedule::Options& options) const {
+/// The number of blocks to place with the least excess, for a start that does not fit.
+std::size_t TierFiller::min_excess(const Placement& placement, const PlacementStep& step,
+                                   const std::vector<std::size_t>& blocks, std::size_t most,
+                                   const schedule::Options& options) const {
   constexpr std::size_t kTries = 4;
   std::size_t best = 0;
   Bytes least = excess(placement, options);
   const std::size_t stride = std::max<std::size_t>(1, most / kTries);
   for (std::size_t count = stride; count <= most; count += stride) {
-    const Bytes above = excess(moved_to(placement, move, blocks, count), options);
+    const Bytes above = excess(moved_to(placement, step, blocks, count), options);
     if (above > least || (above == least && above > 0)) continue;
     least = above;
     best = count;
@@ -193,26 +196,26 @@ std::size_t Filler::least_excess(const Placement& placement, const Move& move,
   return best;
 }
 
-Bytes Filler::descend(Placement& placement, const schedule::Options& options) const {
+Bytes TierFiller::descend(Placement& placement, const schedule::Options& options) const {
   // All runs of blocks in a small model; all blocks, halves and so on in a larger one.
   constexpr std::size_t kSmall = 8;
   const std::size_t blocks = constraints_.size();
   // About so many buffers are listed for ledgers.
-  constexpr std::size_t kBuffers = 300'000;
-  std::size_t tries = kBuffers / (blocks * 10);
+  constexpr std::size_t kBufferLevels = 300'000;
+  std::size_t tries = kBufferLevels / (blocks * 10);
   // Of equal excesses the one with less memory in all, which leaves room for the next change.
   const auto cost = [&](const Placement& candidate) {
     const memory::Ledger sums = ledger(candidate, options);
     return std::pair(above_budgets(sums), sums.total(Tier::device) + sums.total(Tier::host));
   };
   auto least = cost(placement);
-  const auto attempt = [&](const Move& move, std::size_t first, std::size_t count) {
+  const auto attempt = [&](const PlacementStep& step, std::size_t first, std::size_t count) {
     if (tries == 0 || least.first == 0) return;
     std::vector<std::size_t> open;
     for (std::size_t b = first; b < first + count; ++b) {
-      if (is_open(b, move.kind)) open.push_back(b);
+      if (is_open(b, step.kind)) open.push_back(b);
     }
-    Placement other = moved_to(placement, move, open, open.size());
+    Placement other = moved_to(placement, step, open, open.size());
     if (other.blocks == placement.blocks) return;
     --tries;
     const auto needed = cost(other);
@@ -226,8 +229,8 @@ Bytes Filler::descend(Placement& placement, const schedule::Options& options) co
     for (std::size_t count = blocks; count > 0; count -= blocks > kSmall ? (count + 1) / 2 : 1) {
       const std::size_t stride = blocks > kSmall ? count : 1;
       for (std::size_t first = 0; first + count <= blocks; first += stride) {
-        for (const Movable kind :
-             {Movable::weights, Movable::optimizer, Movable::both, Movable::activations}) {
+        for (const TensorClass kind : {TensorClass::weights, TensorClass::optimizer,
+                                       TensorClass::both, TensorClass::activations}) {
           for (const Tier tier : kTiers) attempt({kind, tier}, first, count);
         }
       }
@@ -237,14 +240,14 @@ Bytes Filler::descend(Placement& placement, const schedule::Options& options) co
 }
 
 /// The best of all placements; empty if there are too many.
-std::optional<Placement> Filler::best_of_all(const schedule::Options& options,
-                                             Tier gradients) const {
+std::optional<Placement> TierFiller::best_of_all(const schedule::Options& options,
+                                                 Tier gradients) const {
   constexpr std::size_t kFew = 8;  // 3^8 placements
   std::vector<std::pair<std::size_t, Tier BlockPlacement::*>> open;
   for (std::size_t b = 0; b < constraints_.size(); ++b) {
-    if (is_open(b, Movable::weights)) open.emplace_back(b, &BlockPlacement::weights);
-    if (is_open(b, Movable::optimizer)) open.emplace_back(b, &BlockPlacement::optimizer);
-    if (is_open(b, Movable::activations)) open.emplace_back(b, &BlockPlacement::activations);
+    if (is_open(b, TensorClass::weights)) open.emplace_back(b, &BlockPlacement::weights);
+    if (is_open(b, TensorClass::optimizer)) open.emplace_back(b, &BlockPlacement::optimizer);
+    if (is_open(b, TensorClass::activations)) open.emplace_back(b, &BlockPlacement::activations);
   }
   if (open.size() > kFew) return std::nullopt;
   Placement placement = uniform(Tier::device, Tier::device, Tier::device, gradients);
@@ -264,7 +267,7 @@ std::optional<Placement> Filler::best_of_all(const schedule::Options& options,
   return best;
 }
 
-Placement Filler::nearest(const schedule::Options& options, Tier gradients) const {
+Placement TierFiller::nearest(const schedule::Options& options, Tier gradients) const {
   if (std::optional<Placement> best = best_of_all(options, gradients)) return *std::move(best);
   constexpr std::size_t kStarts = 3;
   std::vector<std::pair<Bytes, Placement>> starts;
@@ -289,36 +292,36 @@ Placement Filler::nearest(const schedule::Options& options, Tier gradients) cons
   return std::min_element(starts.begin(), starts.end(), by_excess)->second;
 }
 
-std::size_t Filler::apply(Placement& placement, const Move& move, const schedule::Options& options,
-                          bool swapping) const {
-  if (move.kind == Movable::all) {
+std::size_t TierFiller::apply(Placement& placement, const PlacementStep& step,
+                              const schedule::Options& options, bool swapping) const {
+  if (step.kind == TensorClass::all) {
     placement = nearest(options, swapping ? Tier::nvme : Tier::host);
     return 0;
   }
-  const std::vector<std::size_t> blocks = movable(placement, move);
-  const std::size_t most = std::min(move.limit, blocks.size());
+  const std::vector<std::size_t> blocks = blocks_to_place(placement, step);
+  const std::size_t most = std::min(step.limit, blocks.size());
   if (most == 0) return 0;
   std::size_t count = most;
   // Try all blocks first: moving all of them may save a staging buffer.
-  const std::int64_t lacking = -room(moved_to(placement, move, blocks, most), options);
+  const std::int64_t lacking = -room(moved_to(placement, step, blocks, most), options);
   if (lacking > 0) {
     const std::int64_t left = room(placement, options);
-    count = left < 0 ? least_excess(placement, move, blocks, most, options)
-                     : most_that_fit(placement, move, blocks, most, static_cast<double>(left),
-                                     static_cast<double>(lacking), options);
+    count = left < 0 ? min_excess(placement, step, blocks, most, options)
+                     : max_that_fit(placement, step, blocks, most, static_cast<double>(left),
+                                    static_cast<double>(lacking), options);
   }
-  placement = moved_to(std::move(placement), move, blocks, count);
+  placement = moved_to(std::move(placement), step, blocks, count);
   return count;
 }
 
-Placement Filler::fill(const Program& program, const schedule::Options& options,
-                       std::vector<std::size_t>* moved) const {
-  const bool swapping = swaps_gradients(program);
+Placement TierFiller::fill(const PlacementRecipe& recipe, const schedule::Options& options,
+                           std::vector<std::size_t>* moved) const {
+  const bool swapping = swaps_gradients(recipe);
   Placement placement =
       uniform(Tier::nvme, Tier::nvme, Tier::nvme, swapping ? Tier::nvme : Tier::host);
   if (moved != nullptr) moved->clear();
-  for (const Move& move : program) {
-    const std::size_t count = apply(placement, move, options, swapping);
+  for (const PlacementStep& step : recipe) {
+    const std::size_t count = apply(placement, step, options, swapping);
     if (moved != nullptr) moved->push_back(count);
   }
   // Without effect, but so that equal blocks are named together.

@@ -15,44 +15,44 @@
 
 namespace ballast::planner {
 
-/// The tensors that a move takes to a faster tier.
-enum class Movable : std::uint8_t {
+/// The tensors that a step takes to a faster tier.
+enum class TensorClass : std::uint8_t {
   weights,
   optimizer,
   both,  ///< weights and optimizer states of a block together
   activations,
-  gradients,      ///< to host memory; a program with such a move begins with them on NVMe
-  intermediates,  ///< of layers: kept on the device, whatever the tier of the move
+  gradients,      ///< to host memory; a recipe with such a step begins with them on NVMe
+  intermediates,  ///< of layers: kept on the device, whatever the tier of the step
   logits,         ///< of a head of several tiles: likewise, if the tiles' weights are there
   /// Everything open, to the tiers that need least above the budgets, whatever the tier and limit
-  /// of the move. Slow: for runs that other moves do not fit.
+  /// of the step. Slow: for runs that other steps do not fit.
   all
 };
 
-/// Which blocks move if not all fit.
-enum class Pattern : std::uint8_t {
+/// Which blocks a step places if not all fit.
+enum class BlockOrder : std::uint8_t {
   first,   ///< those that the forward pass needs first
   last,    ///< those that the backward pass needs first
   spread,  ///< evenly over the model, so that transfers of the others are evenly spread
 };
 
 /// One step of filling the tiers: as many blocks as fit, at most `limit`.
-struct Move {
-  Movable kind = Movable::weights;
+struct PlacementStep {
+  TensorClass kind = TensorClass::weights;
   Tier tier = Tier::host;
-  Pattern pattern = Pattern::first;
+  BlockOrder order = BlockOrder::first;
   std::size_t limit = std::numeric_limits<std::size_t>::max();
 };
 
-using Program = std::vector<Move>;
+using PlacementRecipe = std::vector<PlacementStep>;
 
-/// Whether open gradients are on NVMe where the program does not move them.
-bool swaps_gradients(const Program& program);
+/// Whether open gradients are on NVMe where the recipe does not move them.
+bool swaps_gradients(const PlacementRecipe& recipe);
 
 /// For configs that name everything else. The backward pass needs the last layers' first.
-inline Program keep_intermediates() {
-  return {{.kind = Movable::logits, .tier = Tier::device},
-          {.kind = Movable::intermediates, .tier = Tier::device, .pattern = Pattern::last}};
+inline PlacementRecipe keep_intermediates() {
+  return {{.kind = TensorClass::logits, .tier = Tier::device},
+          {.kind = TensorClass::intermediates, .tier = Tier::device, .order = BlockOrder::last}};
 }
 
 /// `placement` with `count` speculating blocks, evenly spread over those whose states are below the
@@ -60,17 +60,19 @@ inline Program keep_intermediates() {
 schedule::Placement with_speculation(schedule::Placement placement, std::size_t count);
 
 /// Places the blocks of one workload within budgets: open tensors start on NVMe, and the moves of a
-/// program take them to faster tiers.
-class Filler {
+/// recipe take them to faster tiers.
+class TierFiller {
  public:
   /// All must outlive the filler. `speculating`: see with_speculation(); applies to every placement
   /// that it makes or judges.
-  Filler(const schedule::Workload& workload, const std::vector<PlacementConstraint>& constraints,
-         const memory::Budgets& budgets, std::size_t speculating)
+  TierFiller(const schedule::Workload& workload,
+             const std::vector<PlacementConstraint>& constraints, const memory::Budgets& budgets,
+             std::size_t speculating)
       : work_(workload), constraints_(constraints), budgets_(budgets), speculating_(speculating) {}
 
-  /// `moved` (may be null) receives how many blocks each move took.
-  [[nodiscard]] schedule::Placement fill(const Program& program, const schedule::Options& options,
+  /// `moved` (may be null) receives how many blocks each step placed.
+  [[nodiscard]] schedule::Placement fill(const PlacementRecipe& recipe,
+                                         const schedule::Options& options,
                                          std::vector<std::size_t>* moved = nullptr) const;
   /// Bytes above the budgets, both tiers together; 0 if the placement fits.
   [[nodiscard]] Bytes excess(const schedule::Placement& placement,
@@ -86,26 +88,28 @@ class Filler {
   /// The least that a budget has left; negative if one is exceeded.
   [[nodiscard]] std::int64_t room(const schedule::Placement& placement,
                                   const schedule::Options& options) const;
-  [[nodiscard]] std::size_t most_that_fit(const schedule::Placement& placement, const Move& move,
-                                          const std::vector<std::size_t>& blocks, std::size_t most,
-                                          double left, double lacking,
-                                          const schedule::Options& options) const;
+  [[nodiscard]] std::size_t max_that_fit(const schedule::Placement& placement,
+                                         const PlacementStep& step,
+                                         const std::vector<std::size_t>& blocks, std::size_t most,
+                                         double left, double lacking,
+                                         const schedule::Options& options) const;
   [[nodiscard]] bool has_states(std::size_t block) const {
     return !work_.blocks[block].is_frozen();
   }
-  [[nodiscard]] bool is_open(std::size_t block, Movable kind) const;
+  [[nodiscard]] bool is_open(std::size_t block, TensorClass kind) const;
   /// Changes open tiers while that lowers the excess. Returns the excess that is left.
   Bytes descend(schedule::Placement& placement, const schedule::Options& options) const;
   [[nodiscard]] std::optional<schedule::Placement> best_of_all(const schedule::Options& options,
                                                                Tier gradients) const;
   [[nodiscard]] schedule::Placement nearest(const schedule::Options& options, Tier gradients) const;
-  [[nodiscard]] std::vector<std::size_t> movable(const schedule::Placement& placement,
-                                                 const Move& move) const;
-  std::size_t apply(schedule::Placement& placement, const Move& move,
+  [[nodiscard]] std::vector<std::size_t> blocks_to_place(const schedule::Placement& placement,
+                                                         const PlacementStep& step) const;
+  std::size_t apply(schedule::Placement& placement, const PlacementStep& step,
                     const schedule::Options& options, bool swapping) const;
-  [[nodiscard]] std::size_t least_excess(const schedule::Placement& placement, const Move& move,
-                                         const std::vector<std::size_t>& blocks, std::size_t most,
-                                         const schedule::Options& options) const;
+  [[nodiscard]] std::size_t min_excess(const schedule::Placement& placement,
+                                       const PlacementStep& step,
+                                       const std::vector<std::size_t>& blocks, std::size_t most,
+                                       const schedule::Options& options) const;
 
   const schedule::Workload& work_;
   const std::vector<PlacementConstraint>& constraints_;

@@ -50,10 +50,11 @@ void describe_buffers(const engine::Blueprint& blueprint, Lines& lines) {
     if (used == schedule::kNoBuffer) return;
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", what, count);
   };
-  add_count(schedule.weight_staging, blueprint.options.weight_staging, "weights");
-  add_count(schedule.state_staging, blueprint.options.state_staging, "optimizer states");
-  add_count(schedule.activation_staging, blueprint.options.activation_staging, "activations");
-  add_count(schedule.gradient_staging, blueprint.options.gradient_staging, "gradients");
+  add_count(schedule.weight_staging, blueprint.options.buffers.weight_staging, "weights");
+  add_count(schedule.state_staging, blueprint.options.buffers.state_staging, "optimizer states");
+  add_count(schedule.activation_staging, blueprint.options.buffers.activation_staging,
+            "activations");
+  add_count(schedule.gradient_staging, blueprint.options.buffers.gradient_staging, "gradients");
   if (!text.empty()) add(lines, "staging buffers", text);
 }
 
@@ -163,7 +164,7 @@ void add_wear_json(const Forecast& forecast, Json& out) {
 }
 
 /// The wear with a change that alters it, so that both effects of the change are seen.
-std::optional<Wear> wear_with(const Variant& variant, const Forecast& forecast) {
+std::optional<Wear> wear_with(const Improvement& variant, const Forecast& forecast) {
   constexpr double kWorthSaying = 0.1;
   if (!forecast.wear || std::abs(variant.wear - 1.0) < kWorthSaying) return std::nullopt;
   Wear wear = *forecast.wear;
@@ -177,7 +178,7 @@ void describe_improvements(const Forecast& forecast, Lines& lines) {
   constexpr std::size_t kMost = 5;
   if (!forecast.improvements.empty()) lines.emplace_back("speedup of single changes (simulated)");
   for (std::size_t i = 0; i < forecast.improvements.size(); ++i) {
-    const Variant& variant = forecast.improvements[i];
+    const Improvement& variant = forecast.improvements[i];
     if (i >= kMost && !variant.spares_drives()) continue;
     const auto wear = wear_with(variant, forecast);
     add_wrapped(lines,
@@ -207,7 +208,7 @@ std::string to_json(const Forecast& forecast) {
   add_wear_json(forecast, out);
   add_hiding_json(forecast, out);
   out["improvements"] = Json::array();
-  for (const Variant& variant : forecast.improvements) {
+  for (const Improvement& variant : forecast.improvements) {
     Json one = Json::object({{"change", variant.change},
                              {"tokens_per_second", variant.tokens_per_second},
                              {"speedup", variant.speedup}});

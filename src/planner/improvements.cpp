@@ -24,14 +24,15 @@ class Improvements {
         now_(speed_of(decision)),
         written_(written_per_second(decision.prediction)) {}
 
-  std::vector<Variant> find() {
+  std::vector<Improvement> find() {
     more_tokens();
     open_placement();
     if (leaves_choices(request_.config)) larger_budgets(request_.config, "", 0.0);
     smaller_states();
     faster_parts();
-    std::stable_sort(found_.begin(), found_.end(),
-                     [](const Variant& a, const Variant& b) { return a.speedup > b.speedup; });
+    std::stable_sort(found_.begin(), found_.end(), [](const Improvement& a, const Improvement& b) {
+      return a.speedup > b.speedup;
+    });
     return std::move(found_);
   }
 
@@ -67,7 +68,7 @@ class Improvements {
       const std::optional<Decision> decision = try_decide(changed);
       if (!decision) return 0.0;
       const double speed = speed_of(*decision);
-      Variant variant = {std::move(change), speed, speed / now_};
+      Improvement variant = {std::move(change), speed, speed / now_};
       // More drives share what is written, so their wear cannot be compared by bytes.
       const bool same_machine = &rates == &request_.rates;
       if (written_ > 0.0 && same_machine) {
@@ -108,14 +109,9 @@ class Improvements {
     config.ballast.activations = std::nullopt;
     config.ballast.gradients = std::nullopt;
     config.ballast.recompute = std::nullopt;
-    config.ballast.order = "auto";
+    config.ballast.order = std::nullopt;
     config.ballast.placement.clear();
-    config.zero.parameters.buffer_count = 0;
-    config.zero.optimizer.buffer_count = 0;
-    config.ballast.device_weight_buffers = 0;
-    config.ballast.device_gradient_buffers = 0;
-    config.ballast.activation_buffers = 0;
-    config.ballast.gradient_buffers = 0;
+    config.buffers = config::kOpenBuffers;
     const std::string open =
         "\"auto\" for all tiers, ballast.order, ballast.recompute and the numbers of buffers";
     const double speed = attempt(open, config, request_.budgets, request_.rates);
@@ -136,7 +132,7 @@ class Improvements {
 
   /// States that are swapped take a third of the room in 8 bits.
   void smaller_states() {
-    constexpr const char* kSmallest = "8bit";
+    constexpr auto kSmallest = cpu_adam::Moments::Format::blockwise8;
     config::Config config = request_.config;
     if (!used(Lane::writeback) || config.ballast.optimizer_states == kSmallest) return;
     config.ballast.optimizer_states = kSmallest;
@@ -173,24 +169,24 @@ class Improvements {
   const PlanRequest& request_;
   double now_;      ///< tokens per second
   double written_;  ///< to NVMe, bytes per second
-  std::vector<Variant> found_;
+  std::vector<Improvement> found_;
 };
 
 }  // namespace
 
-std::vector<Variant> find_improvements(const Decision& decision, const PlanRequest& request) {
+std::vector<Improvement> find_improvements(const Decision& decision, const PlanRequest& request) {
   return Improvements(decision, request).find();
 }
 
 std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotals& lanes,
-                   double seconds, const std::function<std::vector<Variant>()>& improvements) {
+                   double seconds, const std::function<std::vector<Improvement>()>& improvements) {
   if (seconds <= 0.0) return "no step was run";
   const schedule::Bottleneck bottleneck = schedule::find_bottleneck(lanes.busy_seconds, seconds);
   const std::string text = fmt::format("At {} tokens per step the run is {}.",
                                        blueprint.workload.tokens_per_step(), describe(bottleneck));
   if (bottleneck.bound_by_compute()) return text;
   if (!improvements) return text + " `ballast plan` simulates changes.";
-  const std::vector<Variant> variants = improvements();
+  const std::vector<Improvement> variants = improvements();
   if (variants.empty()) return text + " No simulated change makes it faster.";
   return fmt::format("{} Simulated: {} would be {:.2f}x as fast.", text, variants.front().change,
                      variants.front().speedup);

@@ -8,7 +8,7 @@ namespace ballast::planner {
 
 engine::EngineOptions engine_options(const config::Config& config, const comm::Launch& launch) {
   const config::OptimizerSection& optimizer = config.optimizer;
-  return {.device = config.ballast.device,
+  return {.device = std::string(config::name_of(config.ballast.device)),
           .compute_threads = config.ballast.compute_threads,
           .link_gbps = config.ballast.link_gbps,
           .kernels = calibrate::kernel_options(config),

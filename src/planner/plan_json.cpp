@@ -1,5 +1,6 @@
 #include "ballast/planner/plan_json.h"
 
+#include "ballast/planner/plan_choices.h"
 #include "ballast/schedule/bottleneck.h"
 
 namespace ballast::planner {
@@ -47,14 +48,7 @@ void add_bottleneck(const schedule::Prediction& prediction, Json& out) {
 
 Json placement_json(const schedule::Placement& placement) {
   Json list = Json::array();
-  for (const auto& block : placement.blocks) {
-    list.push_back(Json::object({{"weights", to_string(block.weights)},
-                                 {"optimizer", to_string(block.optimizer)},
-                                 {"activations", to_string(block.activations)},
-                                 {"gradients", to_string(block.gradients)},
-                                 {"recompute", !block.keeps_intermediates},
-                                 {"speculates", block.speculates}}));
-  }
+  for (const auto& block : placement.blocks) list.push_back(block_json(block));
   return list;
 }
 
@@ -77,12 +71,12 @@ Json plan_json(const engine::Blueprint& blueprint, const schedule::Prediction* p
   out["tokens_per_step"] = blueprint.workload.tokens_per_step();
   out["placement"] = placement_json(blueprint.placement);
   const schedule::Options& options = blueprint.options;
-  out["buffers"] = Json::object({{"weights", options.weight_staging},
-                                 {"states", options.state_staging},
-                                 {"activations", options.activation_staging},
-                                 {"gradients", options.gradient_staging},
-                                 {"device_weights", options.weight_slots},
-                                 {"device_gradients", options.gradient_slots}});
+  out["buffers"] = Json::object({{"weights", options.buffers.weight_staging},
+                                 {"states", options.buffers.state_staging},
+                                 {"activations", options.buffers.activation_staging},
+                                 {"gradients", options.buffers.gradient_staging},
+                                 {"device_weights", options.buffers.weight_slots},
+                                 {"device_gradients", options.buffers.gradient_slots}});
   if (prediction == nullptr) return out;
   out["lanes"] = lanes_json(*prediction);
   out["bounds"] = bounds_json(*prediction);

@@ -23,10 +23,10 @@ std::vector<std::uint64_t> promising_sizes(const PlanRequest& request) {
   if (sizes.size() <= kSizes) return sizes;
   std::vector<std::pair<Bytes, std::uint64_t>> found;
   for (const std::uint64_t size : sizes) {
-    const Setting setting(request, size);
+    const BatchChoice choice(request, size);
     const schedule::Options options =
-        with_buffers(request.config, setting.outline.options, Buffers::fewest);
-    found.emplace_back(setting.filler.excess(setting.filler.fill({}, options), options), size);
+        with_buffers(request.config, choice.outline.options, BufferLevel::fewest);
+    found.emplace_back(choice.filler.excess(choice.filler.fill({}, options), options), size);
   }
   std::sort(found.begin(), found.end());
   sizes.clear();
@@ -37,7 +37,7 @@ std::vector<std::uint64_t> promising_sizes(const PlanRequest& request) {
 /// Whether a plan for `request` fits and, if its rates are known, can be simulated.
 bool works(PlanRequest request, Effort effort) {
   try {
-    if (come_nearest(request, effort).excess > 0) return false;
+    if (find_closest_miss(request, effort).excess > 0) return false;
     if (request.rates.forward.empty()) return true;
     request.work_limit = 1;
     return try_decide(request).has_value();
@@ -191,7 +191,7 @@ std::string describe_excess(const memory::Budgets& budgets, const memory::Ledger
 }
 
 /// The message for a request whose `nearest` plan does not fit.
-std::string explain(const PlanRequest& request, const Nearest& nearest) {
+std::string explain(const PlanRequest& request, const ClosestMiss& nearest) {
   expects(nearest.excess > 0, "planner: a run that fits was refused");
   std::vector<Overrides> changes;
   if (inputs::named_speculation(request.config) > 0)
@@ -218,35 +218,35 @@ std::string explain(const PlanRequest& request, const Nearest& nearest) {
 
 }  // namespace
 
-Nearest come_nearest(const PlanRequest& request, Effort effort) {
-  Nearest nearest;
+ClosestMiss find_closest_miss(const PlanRequest& request, Effort effort) {
+  ClosestMiss nearest;
   constexpr std::size_t kPrograms = 12;
-  std::vector<Program> programs = rule_programs(request.config);
+  std::vector<PlacementRecipe> recipes = rule_recipes(request.config);
   if (leaves_choices(request.config)) {
-    programs = basic_programs();
-    programs.resize(std::min(programs.size(), kPrograms));
-    if (effort == Effort::thorough) programs.push_back({{.kind = Movable::all}});
+    recipes = basic_recipes();
+    recipes.resize(std::min(recipes.size(), kPrograms));
+    if (effort == Effort::thorough) recipes.push_back({{.kind = TensorClass::all}});
   }
   if (opens_gradients(request.config)) {
-    const std::vector<Program> swapping = with_swapped_gradients(programs);
-    programs.insert(programs.end(), swapping.begin(), swapping.end());
+    const std::vector<PlacementRecipe> swapping = with_swapped_gradients(recipes);
+    recipes.insert(recipes.end(), swapping.begin(), swapping.end());
   }
-  std::vector<std::unique_ptr<Setting>> settings;
+  std::vector<std::unique_ptr<BatchChoice>> choices;
   for (const std::uint64_t size : promising_sizes(request)) {
-    settings.push_back(std::make_unique<Setting>(request, size));
+    choices.push_back(std::make_unique<BatchChoice>(request, size));
   }
-  for (const Program& program : programs) {
-    for (const auto& setting : settings) {
+  for (const PlacementRecipe& recipe : recipes) {
+    for (const auto& choice : choices) {
       stop_if_interrupted(request);
       schedule::Options options =
-          with_buffers(request.config, setting->outline.options, Buffers::fewest);
+          with_buffers(request.config, choice->outline.options, BufferLevel::fewest);
       for (const schedule::Order order : orders(request.config, options)) {
         options.order = order;
-        const schedule::Placement placement = setting->filler.fill(program, options);
-        const Bytes excess = setting->filler.excess(placement, options);
+        const schedule::Placement placement = choice->filler.fill(recipe, options);
+        const Bytes excess = choice->filler.excess(placement, options);
         if (excess >= nearest.excess) continue;
-        nearest = {excess, setting->micro_batch, options, program,
-                   setting->filler.ledger(placement, options)};
+        nearest = {excess, choice->micro_batch, options, recipe,
+                   choice->filler.ledger(placement, options)};
         if (excess == 0) return nearest;
       }
     }
@@ -255,11 +255,11 @@ Nearest come_nearest(const PlanRequest& request, Effort effort) {
 }
 
 std::string explain_refusal(const PlanRequest& request) {
-  return explain(request, come_nearest(request, Effort::thorough));
+  return explain(request, find_closest_miss(request, Effort::thorough));
 }
 
 void require_fit(const PlanRequest& request) {
-  const Nearest nearest = come_nearest(request, Effort::thorough);
+  const ClosestMiss nearest = find_closest_miss(request, Effort::thorough);
   if (nearest.excess > 0) throw Error(ErrorCategory::memory, explain(request, nearest));
 }
 
@@ -273,7 +273,7 @@ config::Config measured_config(const PlanRequest& request) {
   };
   PlanRequest on_host = request;
   on_host.config = with_open_on(Tier::host);
-  const bool fits = come_nearest(on_host, Effort::quick).excess == 0;
+  const bool fits = find_closest_miss(on_host, Effort::quick).excess == 0;
   return fits ? request.config : with_open_on(Tier::nvme);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <future>
 #include <limits>
 #include <span>
@@ -13,12 +14,13 @@
 
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/calibrate/rates_file.h"
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/log.h"
 #include "ballast/device/device.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/planner/draw_blueprint.h"
 #include "ballast/planner/forecast.h"
+#include "ballast/planner/plan_choices.h"
 #include "ballast/planner/saved_plan.h"
 
 #include "src/calibrate/machine_share.h"
@@ -53,7 +55,7 @@ double measure_exchange(comm::Ranks& ranks) {
 
 /// Waits on all ranks until rank 0's `work` is done. Polls with short collectives, so that no wait
 /// exceeds the timeout for lost ranks.
-void wait_for_first(comm::Ranks& ranks, const std::future<RunPlan>& work, double timeout_seconds) {
+void wait_for_root(comm::Ranks& ranks, const std::future<RunPlan>& work, double timeout_seconds) {
   const std::chrono::duration<double> pause(std::min(1.0, timeout_seconds / 4.0));
   std::vector<std::byte> done(ranks.world());
   do {
@@ -85,8 +87,7 @@ RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& pe
     request.rates = *given;
     // Rates of a GPU would be taken for rates without shared cores.
     request.kernels = [config, model = request.model](model::MicroBatchShape shape) {
-      const std::string_view kind =
-          device::kind_of({.kind = config.ballast.device, .type = config.type});
+      const std::string_view kind = device::kind_of(inputs::device_options(config));
       return model::kernel_memory(model, config.type, shape, kind, config.ballast.compute_threads);
     };
   } else {
@@ -102,99 +103,155 @@ RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& pe
           "planner: {} plans simulated; {} micro-batch{} of {}, {} buffer{} for weights and "
           "{} for optimizer states, {:.3g} s per step predicted",
           decision.simulated, batch.accumulation, batch.accumulation == 1 ? "" : "es",
-          batch.micro_batch, options.weight_staging, options.weight_staging == 1 ? "" : "s",
-          options.state_staging, decision.prediction.step_seconds));
+          batch.micro_batch, options.buffers.weight_staging,
+          options.buffers.weight_staging == 1 ? "" : "s", options.buffers.state_staging,
+          decision.prediction.step_seconds));
   request.interrupted = nullptr;  // the advice at the end of the run is no longer planning
   return {std::move(decision), std::move(request), given};
 }
 
-/// The config and rates of `source`: those of a saved plan, or `config` and the rates of a file.
-struct Sourced {
+/// The config of a run before its plan is drawn.
+struct PlanInputs {
   config::Config config;
-  std::optional<schedule::Rates> rates;
+  std::optional<PlanChoices> chosen;     ///< of a saved plan
+  std::optional<schedule::Rates> rates;  ///< of a saved plan or a file
 };
 
-Sourced read_source(const PlanSource& source, const config::Config& config, std::uint32_t world) {
-  Sourced sourced = {config, std::nullopt};
+PlanInputs read_source(const PlanSource& source, const config::Config& config,
+                       std::uint32_t world) {
   if (!source.plan.empty()) {
     AppliedPlan plan = read_plan(source.plan, config, world);
     log(LogLevel::info, fmt::format("planner: the saved plan {}", source.plan.string()));
-    sourced.config = std::move(plan.config);
-    sourced.rates = std::move(plan.rates);
-  } else if (!source.rates.empty()) {
-    sourced.rates = calibrate::load_rates(source.rates);
+    return {std::move(plan.config), std::move(plan.chosen), std::move(plan.rates)};
   }
-  return sourced;
+  if (!source.rates.empty()) return {config, std::nullopt, calibrate::load_rates(source.rates)};
+  return {config, std::nullopt, std::nullopt};
 }
 
 RunPlan plan_alone(const config::Config& config, const std::atomic<bool>* interrupted,
                    const PlanSource& source) {
-  Sourced sourced = read_source(source, config, 1);
-  if (leaves_choices(sourced.config)) {
-    return decide_open(sourced.config, {}, interrupted, sourced.rates);
+  PlanInputs inputs = read_source(source, config, 1);
+  if (!inputs.chosen && leaves_choices(inputs.config)) {
+    return decide_open(inputs.config, {}, interrupted, inputs.rates);
   }
   RunPlan plan;
-  plan.decision.blueprint = draw_blueprint(sourced.config);
-  plan.decision.config = std::move(sourced.config);
-  plan.given_rates = std::move(sourced.rates);
+  if (inputs.chosen) {
+    Drawn drawn = draw_chosen(inputs.config, *inputs.chosen);
+    plan.decision = {.config = std::move(drawn.config), .blueprint = std::move(drawn.blueprint)};
+  } else {
+    plan.decision.blueprint = draw_blueprint(inputs.config);
+    plan.decision.config = std::move(inputs.config);
+  }
+  plan.given_rates = std::move(inputs.rates);
   return plan;
 }
 
-/// Every rank draws its blueprint from the config that rank 0 decides.
-RunPlan plan_together(const config::Config& config, comm::Ranks& ranks,
-                      const std::atomic<bool>* interrupted, const PlanSource& source) {
-  const calibrate::MachineShare share = find_share(ranks, config);
-  const bool first = ranks.rank() == 0;
-  const auto& launch = ranks.launch();
-  std::future<RunPlan> decided;
-  Sourced sourced = {config, std::nullopt};
-  comm::together(&ranks, [&] {
-    if (first) sourced = read_source(source, config, launch.world);
-  });
-  config::Config shared = std::move(sourced.config);
-  calibrate::apply_common_share(shared, share);
-  const bool open = !ranks.broadcast(leaves_choices(shared) ? "open" : "").empty();
-  if (open) {
-    const calibrate::PeerRanks peers = {.world = launch.world,
-                                        .local_world = launch.local_world,
-                                        .sharing = static_cast<std::uint32_t>(share.sharing),
-                                        .received_per_second = measure_exchange(ranks)};
-    config::Config own = shared;
+/// Plans the run of several ranks: rank 0 sends its config and what is chosen for it as data, and
+/// each rank draws its blueprint from them.
+class JointPlanning {
+ public:
+  JointPlanning(comm::Ranks& ranks, const std::atomic<bool>* interrupted)
+      : ranks_(ranks), interrupted_(interrupted), is_root_(ranks.rank() == 0) {}
+
+  RunPlan plan(const config::Config& config, const PlanSource& source) {
+    const calibrate::MachineShare share = find_share(ranks_, config);
+    PlanInputs inputs = share_inputs(config, source, share);
+    config::Config own = std::move(inputs.config);
     calibrate::apply_own_share(own, share);
-    if (first) {
-      decided = std::async(std::launch::async, [own, peers, interrupted, given = sourced.rates] {
-        return decide_open(own, peers, interrupted, given);
+    RunPlan plan;
+    if (!inputs.chosen && leaves_choices(own)) {
+      plan = decide_at_root(own, share, config.ballast.comm_timeout_seconds, inputs.rates);
+      inputs.chosen = from_root([&] { return choices_of(plan.decision.blueprint); });
+    }
+    if (inputs.chosen) {
+      draw(own, *inputs.chosen, plan);
+    } else {
+      draw_by_rule(own, plan.decision);
+    }
+    return plan;
+  }
+
+ private:
+  /// What rank 0 has read, on all ranks; rates on rank 0 alone.
+  PlanInputs share_inputs(const config::Config& config, const PlanSource& source,
+                          const calibrate::MachineShare& share) {
+    PlanInputs inputs;
+    text::Json message;
+    comm::collective_try(&ranks_, [&] {
+      if (!is_root_) return;
+      inputs = read_source(source, config, ranks_.world());
+      calibrate::apply_common_share(inputs.config, share);
+      message["config"] = text::parse_json(config::print(inputs.config), kName);
+      if (inputs.chosen) message["choices"] = choices_json(*inputs.chosen);
+    });
+    const text::Json received = exchange(message);
+    if (is_root_) return inputs;
+    inputs.config =
+        config::parse(received.find("config")->compact(), "/", kName, {}, ranks_.world());
+    if (const auto* const chosen = received.find("choices")) inputs.chosen = read_choices(*chosen);
+    return inputs;
+  }
+
+  /// The decision of rank 0 for what `own` leaves open; empty on other ranks.
+  RunPlan decide_at_root(const config::Config& own, const calibrate::MachineShare& share,
+                         double timeout_seconds, const std::optional<schedule::Rates>& rates) {
+    const calibrate::PeerRanks peers = {.world = ranks_.world(),
+                                        .local_world = ranks_.launch().local_world,
+                                        .sharing = static_cast<std::uint32_t>(share.sharing),
+                                        .received_per_second = measure_exchange(ranks_)};
+    std::future<RunPlan> decided;
+    if (is_root_) {
+      decided = std::async(std::launch::async, [own, peers, rates, interrupted = interrupted_] {
+        return decide_open(own, peers, interrupted, rates);
       });
     }
-    wait_for_first(ranks, decided, config.ballast.comm_timeout_seconds);
+    wait_for_root(ranks_, decided, timeout_seconds);
+    RunPlan plan;
+    comm::collective_try(&ranks_, [&] {
+      if (is_root_) plan = decided.get();
+    });
+    return plan;
   }
-  if (!open && shared.ballast.order == "auto") {
-    // All ranks exchange data in the order of rank 0, whatever memory each of them has.
-    config::Config own = shared;
-    calibrate::apply_own_share(own, share);
-    comm::together(&ranks, [&] {
-      shared.ballast.order = inputs::name_of(draw_blueprint(own, &ranks).options.order);
+
+  /// Draws what was chosen. Rank 0 keeps the blueprint of its decision.
+  void draw(const config::Config& own, const PlanChoices& chosen, RunPlan& plan) {
+    comm::collective_try(&ranks_, [&] {
+      if (plan.request) {
+        plan.decision.config = settle(own, chosen, plan.decision.blueprint.workload);
+        return;
+      }
+      Drawn drawn = draw_chosen(own, chosen, &ranks_);
+      plan.decision = {.config = std::move(drawn.config), .blueprint = std::move(drawn.blueprint)};
     });
   }
-  RunPlan plan;
-  std::string text;
-  comm::together(&ranks, [&] {
-    if (!first) return;
-    if (open) {
-      plan = decided.get();
-      const config::BallastSection named = shared.ballast;
-      shared = plan.decision.config;
-      shared.ballast.update_threads = named.update_threads;
-      shared.ballast.update_numa_node = named.update_numa_node;
-    }
-    text = config::print(shared);
-  });
-  shared = config::parse(ranks.broadcast(text), "/", "the config of rank 0", {}, launch.world);
-  calibrate::apply_own_share(shared, share);
-  comm::together(&ranks, [&] { plan.decision.blueprint = draw_blueprint(shared, &ranks); });
-  plan.decision.config = std::move(shared);
-  return plan;
-}
+
+  /// Draws a config without choices. All ranks exchange data in the order of rank 0, whatever
+  /// memory each of them has.
+  void draw_by_rule(config::Config own, Decision& decision) {
+    comm::collective_try(&ranks_, [&] { decision.blueprint = draw_blueprint(own, &ranks_); });
+    const schedule::Order drawn = decision.blueprint.options.order;
+    own.ballast.order = from_root([&] { return choices_of(decision.blueprint); }).order;
+    comm::collective_try(&ranks_, [&] {
+      if (own.ballast.order != drawn) decision.blueprint = draw_blueprint(own, &ranks_);
+    });
+    decision.config = std::move(own);
+  }
+
+  /// The choices of rank 0 on all ranks. `choices` is called on rank 0.
+  PlanChoices from_root(const std::function<PlanChoices()>& choices) {
+    return read_choices(exchange(is_root_ ? choices_json(choices()) : text::Json()));
+  }
+  /// The message of rank 0.
+  text::Json exchange(const text::Json& message) {
+    return text::parse_json(ranks_.broadcast(is_root_ ? message.compact() : ""), kName);
+  }
+
+  static constexpr const char* kName = "the config of rank 0";
+
+  comm::Ranks& ranks_;
+  const std::atomic<bool>* interrupted_;
+  bool is_root_;
+};
 
 }  // namespace
 
@@ -202,7 +259,7 @@ RunPlan plan_run(const config::Config& config, comm::Ranks* ranks,
                  const std::atomic<bool>* interrupted, const PlanSource& source) {
   return ranks == nullptr || ranks->world() == 1
              ? plan_alone(config, interrupted, source)
-             : plan_together(config, *ranks, interrupted, source);
+             : JointPlanning(*ranks, interrupted).plan(config, source);
 }
 
 }  // namespace ballast::planner

@@ -15,6 +15,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
 #include "ballast/device/device.h"
+#include "ballast/inputs/engine_inputs.h"
 #include "ballast/memory/budget.h"
 #include "ballast/text/files.h"
 
@@ -67,7 +68,7 @@ bool is_free(std::string_view path) {
 }
 
 std::string device_of(const config::Config& config) {
-  return std::string(device::kind_of({.kind = config.ballast.device, .type = config.type}));
+  return std::string(device::kind_of(inputs::device_options(config)));
 }
 
 /// Bytes of host memory that a run of `blueprint` allocates.
@@ -110,6 +111,15 @@ class PlanFile {
     const auto value = member(key).whole();
     if (!value) fail(fmt::format("\"{}\" must be a whole number", key));
     return *value;
+  }
+  /// Whether it is of a version that writes choices beside the keys that differ with them.
+  [[nodiscard]] bool has_choices() const { return json_.find("choices") != nullptr; }
+  [[nodiscard]] PlanChoices choices() const {
+    try {
+      return read_choices(member("choices"));
+    } catch (const Error& error) {
+      fail(error.what());
+    }
   }
   [[nodiscard]] const std::string& name() const { return name_; }
 
@@ -170,6 +180,7 @@ void save_plan(const std::filesystem::path& file, const text::OutputRule& rule,
                                   {"device", device},
                                   {"documents", asked.has_positions()},
                                   {"host_bytes", host_memory(blueprint, device)},
+                                  {"choices", choices_json(choices_of(blueprint))},
                                   {"chosen", chosen_keys(asked, decision.config)},
                                   {"rates", calibrate::rates_json(rates)},
                                   {"config", text::parse_json(config::print(asked), "config")}});
@@ -198,12 +209,16 @@ AppliedPlan read_plan(const std::filesystem::path& file, const config::Config& c
                           format_bytes(available)),
               ErrorCategory::memory);
   }
-  std::vector<std::string> chosen;
-  for (const auto& [key, value, at] : plan.member("chosen").members()) {
-    chosen.push_back(key + "=" + value.compact());
+  AppliedPlan applied = {.config = config};
+  if (plan.has_choices()) {
+    applied.chosen = plan.choices();
+  } else {
+    std::vector<std::string> keys;
+    for (const auto& [key, value, at] : plan.member("chosen").members()) {
+      keys.push_back(key + "=" + value.compact());
+    }
+    applied.config = config::parse(config::print(config), "/", plan.name(), keys, world);
   }
-  AppliedPlan applied;
-  applied.config = config::parse(config::print(config), "/", plan.name(), chosen, world);
   applied.rates = calibrate::read_rates_json(plan.member("rates"), plan.name());
   return applied;
 }

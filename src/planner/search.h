@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ballast/core/error.h"
+#include "ballast/planner/plan_choices.h"
 #include "ballast/planner/plan_request.h"
 
 #include "src/planner/filling.h"
@@ -21,45 +22,43 @@ namespace ballast::planner {
 /// Error(config) for a batch that its ranks cannot share.
 std::vector<std::uint64_t> micro_batch_sizes(const PlanRequest& request);
 
-config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
-                                  std::uint32_t world);
-
 /// Numbers of buffers that a config leaves open.
-enum class Buffers : std::uint8_t {
+enum class BufferLevel : std::uint8_t {
   usual,  ///< as many as the options say
   few,    ///< one in host memory for each purpose
   fewest  ///< also one on the device: nothing is uploaded during computation
 };
-inline constexpr std::array kBuffers = {Buffers::usual, Buffers::few, Buffers::fewest};
+inline constexpr std::array kBufferLevels = {BufferLevel::usual, BufferLevel::few,
+                                             BufferLevel::fewest};
 
 schedule::Options with_buffers(const config::Config& config, schedule::Options options,
-                               Buffers number);
+                               BufferLevel number);
 
-/// One program after the other.
-Program concatenate(const Program& first, const Program& second);
+/// One recipe after the other.
+PlacementRecipe concatenate(const PlacementRecipe& first, const PlacementRecipe& second);
 
-/// Fills with the first of kBuffers that fits and then adds the buffers for which there is room;
-/// open gradients are on NVMe only if nothing fits with them on the host. `options` become those
-/// that were used. If nothing fits, the result has the fewest buffers.
-schedule::Placement fill_with_fewer_buffers(const Filler& filler, const Program& program,
+/// Fills with the first of kBufferLevels that fits and then adds the buffers for which there is
+/// room; open gradients are on NVMe only if nothing fits with them on the host. `options` become
+/// those that were used. If nothing fits, the result has the fewest buffers.
+schedule::Placement fill_with_fewer_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
                                             const config::Config& config,
                                             schedule::Options& options);
 
-/// The programs that place_by_rule() tries, the usual one first.
-std::vector<Program> rule_programs(const config::Config& config);
+/// The recipes that place_by_rule() tries, the usual one first.
+std::vector<PlacementRecipe> rule_recipes(const config::Config& config);
 
 /// Places what a config without choices (leaves_choices()) leaves open, without rates: activations
 /// on the fastest tier with room for them, the last blocks first, gradients on the host if they
 /// fit, then kept intermediates. The order is layer-major unless only the other one fits or is
 /// faster on any machine. `options` become those that were used; nothing fits if the result
 /// exceeds the budgets.
-schedule::Placement place_by_rule(const Filler& filler, const config::Config& config,
+schedule::Placement place_by_rule(const TierFiller& filler, const config::Config& config,
                                   schedule::Options& options);
 
-/// The programs that are tried for every micro-batch size, the most promising first.
-std::vector<Program> basic_programs();
+/// The recipes that are tried for every micro-batch size, the most promising first.
+std::vector<PlacementRecipe> basic_recipes();
 /// The same with gradients on NVMe where host memory has no room for them, after or before others.
-std::vector<Program> with_swapped_gradients(const std::vector<Program>& programs);
+std::vector<PlacementRecipe> with_swapped_gradients(const std::vector<PlacementRecipe>& recipes);
 /// Whether the config leaves the tier of any gradient open.
 bool opens_gradients(const config::Config& config);
 
@@ -67,30 +66,30 @@ bool opens_gradients(const config::Config& config);
 std::vector<schedule::Order> orders(const config::Config& config, const schedule::Options& options);
 
 /// Inputs of the schedule for one micro-batch size, before any placement.
-struct Setting {
-  Setting(const PlanRequest& request, std::uint64_t size);
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
+struct BatchChoice {
+  BatchChoice(const PlanRequest& request, std::uint64_t size);
+  BatchChoice(const BatchChoice&) = delete;
+  BatchChoice& operator=(const BatchChoice&) = delete;
 
   std::uint64_t micro_batch;
   memory::Budgets budgets;
   engine::Blueprint outline;
   std::vector<PlacementConstraint> constraints;
-  Filler filler;
+  TierFiller filler;
   double best = 0.0;  ///< tokens per second
 };
 
-struct Point {
-  Setting* setting = nullptr;
+struct SearchPoint {
+  BatchChoice* choice = nullptr;
   schedule::Options options;
-  Program program;
+  PlacementRecipe recipe;
 };
 
 /// A point that fits, with its simulated speed.
 struct Candidate {
-  Point point;
+  SearchPoint point;
   schedule::Placement placement;
-  std::vector<std::size_t> moved;  ///< blocks, per move of the program
+  std::vector<std::size_t> moved;  ///< blocks, per step of the recipe
   double tokens_per_second = 0.0;
   Bytes written = 0;      ///< to NVMe per step
   Bytes moved_bytes = 0;  ///< on all lanes per step
@@ -101,11 +100,11 @@ struct Candidate {
 void stop_if_interrupted(const PlanRequest& request);
 
 /// Searches the placement, micro-batch size and buffer counts with the most tokens per second: the
-/// basic programs first, then variations of the best. The limit is on simulated operations instead
+/// basic recipes first, then variations of the best. The limit is on simulated operations instead
 /// of time, so that equal requests have equal decisions.
-class Search {
+class PlanSearch {
  public:
-  explicit Search(const PlanRequest& request);
+  explicit PlanSearch(const PlanRequest& request);
 
   /// Empty if nothing fits. Throws Error(config) if every placement that fits needs a rate that is
   /// missing.
@@ -114,16 +113,16 @@ class Search {
   [[nodiscard]] std::size_t simulated() const { return simulated_; }
 
  private:
-  void try_programs(const std::vector<Program>& programs, Buffers number);
-  void try_nearest();
+  void try_recipes(const std::vector<PlacementRecipe>& recipes, BufferLevel number);
+  void try_closest_miss();
   void refine();
-  void vary_buffers(const Candidate& candidate, std::vector<Point>& points) const;
-  void vary_program(const Candidate& candidate, std::vector<Point>& points) const;
+  void vary_buffers(const Candidate& candidate, std::vector<SearchPoint>& points) const;
+  void vary_recipe(const Candidate& candidate, std::vector<SearchPoint>& points) const;
   void prefetch_experts(Candidate plan);
   void speculate(const Candidate& plan);
-  [[nodiscard]] std::size_t most_speculating(const Candidate& plan) const;
+  [[nodiscard]] std::size_t max_speculating(const Candidate& plan) const;
   Candidate speculating(const Candidate& plan, std::size_t count);
-  void attempt(const Point& point);
+  void attempt(const SearchPoint& point);
   [[nodiscard]] bool out_of_work() const;
   void evaluate(Candidate candidate);
   [[nodiscard]] bool worth_simulating(const schedule::Schedule& schedule,
@@ -133,7 +132,7 @@ class Search {
   [[nodiscard]] const Candidate* best() const;
 
   const PlanRequest& request_;
-  std::vector<std::unique_ptr<Setting>> settings_;
+  std::vector<std::unique_ptr<BatchChoice>> choices_;
   std::vector<Candidate> candidates_;
   std::set<std::string> seen_;
   std::optional<Error> lacking_;  ///< the first error about a missing rate
@@ -143,19 +142,19 @@ class Search {
 };
 
 /// The plan that needs least above the budgets among those that were tried.
-struct Nearest {
+struct ClosestMiss {
   Bytes excess = std::numeric_limits<Bytes>::max();
   std::uint64_t micro_batch = 0;
   schedule::Options options;
-  Program program;
+  PlacementRecipe recipe;
   memory::Ledger ledger;
 };
 
-/// quick: only the basic programs, which may miss a plan that barely fits.
+/// quick: only the basic recipes, which may miss a plan that barely fits.
 enum class Effort : std::uint8_t { quick, thorough };
 
 /// If its excess is 0, try_decide() has a plan that fits. Needs no rates.
-Nearest come_nearest(const PlanRequest& request, Effort effort);
+ClosestMiss find_closest_miss(const PlanRequest& request, Effort effort);
 
 /// Like decide(), but empty if no plan fits.
 std::optional<Decision> try_decide(const PlanRequest& request);

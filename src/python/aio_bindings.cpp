@@ -58,7 +58,7 @@ struct PythonWakeup {
 /// A transfer as Python sees it.
 class Future {
  public:
-  explicit Future(std::shared_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
+  explicit Future(std::shared_ptr<PythonTransfer> transfer) : transfer_(std::move(transfer)) {}
 
   [[nodiscard]] bool done() const {
     refuse_after_fork();
@@ -85,7 +85,7 @@ class Future {
   }
 
  private:
-  std::shared_ptr<Transfer> transfer_;
+  std::shared_ptr<PythonTransfer> transfer_;
 };
 
 SharedFile::Mode mode_of(const std::string& mode) {
@@ -110,7 +110,8 @@ Future start(SharedFile& file, aio::Direction direction, nb::object object, std:
   refuse_after_fork();
   release_buffers();
   const bool reads = direction == aio::Direction::read;
-  Buffer buffer = take_buffer(std::move(object), reads ? Use::write : Use::read, "buffer");
+  PythonBuffer buffer =
+      take_buffer(std::move(object), reads ? BufferUse::write : BufferUse::read, "buffer");
   const nb::gil_scoped_release release;
   return Future(file.start(direction, offset, buffer.bytes, std::move(buffer.owner)));
 }

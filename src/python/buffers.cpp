@@ -99,7 +99,7 @@ nb::object without_gradient(nb::object object) {
 
 }  // namespace
 
-Buffer take_buffer(nb::object given, Use use, const char* name) {
+PythonBuffer take_buffer(nb::object given, BufferUse use, const char* name) {
   nb::object object = without_gradient(std::move(given));
   ReadOnly array;
   if (!nb::try_cast(object, array, false)) {
@@ -107,7 +107,7 @@ Buffer take_buffer(nb::object given, Use use, const char* name) {
     refuse_type(name, object);
   }
   check(array, name);
-  if (use == Use::write) {
+  if (use == BufferUse::write) {
     Writable writable;
     if (!nb::try_cast(object, writable, false)) {
       PyErr_Clear();

@@ -8,10 +8,10 @@
 
 namespace ballast::python {
 
-enum class Use { read, write };
+enum class BufferUse { read, write };
 
 /// The memory of a Python object, which stays as it is while `owner` lives.
-struct Buffer {
+struct PythonBuffer {
   HostBytes bytes;
   std::shared_ptr<void> owner;  ///< may be released on any thread, with or without the GIL
 };
@@ -19,7 +19,7 @@ struct Buffer {
 /// The memory of a contiguous CPU tensor or array (DLPack), or of an object with the buffer
 /// protocol. Use::write needs a writable one. `name`: the argument, for errors. Needs the GIL.
 /// Throws nanobind::type_error for other objects, Error(usage) for memory that cannot be used.
-Buffer take_buffer(nanobind::object object, Use use, const char* name);
+PythonBuffer take_buffer(nanobind::object object, BufferUse use, const char* name);
 
 /// Releases the objects whose owners have been released without the GIL. Needs the GIL. Happens
 /// anyway, soon after; this makes it happen now.

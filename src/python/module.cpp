@@ -4,7 +4,7 @@
 #include "src/python/errors.h"
 
 NB_MODULE(_ballast, module) {
-  module.doc() = "The compiled part of the package ballast. Use ballast and its modules.";
+  module.doc() = "The compiled part of the package ballast. BufferUse ballast and its modules.";
   ballast::python::bind_errors(module);
   ballast::python::bind_optimizer(module);
   ballast::python::bind_aio(module);

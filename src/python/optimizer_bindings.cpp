@@ -27,13 +27,13 @@ namespace {
 
 using cpu_adam::Gradient;
 using cpu_adam::Moments;
-using offload::Layout;
 using offload::Notes;
 using offload::OffloadedOptimizer;
+using offload::OffloadLayout;
 using offload::Parameter;
-using offload::Place;
+using offload::ParameterUpdate;
+using offload::StatePlace;
 using offload::StateValues;
-using offload::Update;
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 /// Address of an array that the Python code keeps alive (torch's data_ptr()), its number of
 /// elements and its type.
@@ -101,8 +101,8 @@ class States {
          const std::vector<std::string>& paths, std::optional<Bytes> host_bytes,
          bool any_file_system, int threads)
       : states_(std::make_unique<OffloadedOptimizer>(
-            Layout(cpu_adam::parse_optimizer(optimizer), parse_moments(moments),
-                   parameters_of(parameters), sub_group),
+            OffloadLayout(cpu_adam::parse_optimizer(optimizer), parse_moments(moments),
+                          parameters_of(parameters), sub_group),
             place(paths, host_bytes, any_file_system), threads)) {}
   ~States() {
     if (getpid() == owner_) {
@@ -141,8 +141,8 @@ class States {
   nb::object in_use;  ///< the arrays of the last step
 
  private:
-  static Place place(const std::vector<std::string>& paths, std::optional<Bytes> host_bytes,
-                     bool any_file_system) {
+  static StatePlace place(const std::vector<std::string>& paths, std::optional<Bytes> host_bytes,
+                          bool any_file_system) {
     if (paths.empty()) return {};
     state::SwapOptions options;
     for (const std::string& path : paths)
@@ -163,7 +163,7 @@ using StepEntry = std::tuple<std::size_t, Array, Array, std::int64_t, std::size_
 /// Checks all arrays before the first byte is written. `in_use`: owns the arrays.
 void begin(States& states, const std::vector<StepEntry>& entries,
            const std::vector<cpu_adam::Hyper>& hypers, nb::object in_use) {
-  std::vector<Update> updates;
+  std::vector<ParameterUpdate> updates;
   for (const auto& [parameter, weights, gradient, step, hyper] : entries) {
     check_size(gradient, states.parameter(parameter), "gradient");
     updates.push_back(

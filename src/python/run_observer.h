@@ -5,7 +5,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_events.h"
 
 namespace ballast::python {
 

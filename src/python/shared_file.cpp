@@ -98,8 +98,8 @@ Way SharedFile::way_for(Bytes offset, HostBytes memory) const {
   return address % direct_->alignment() == 0 ? Way::direct : Way::buffered;
 }
 
-std::shared_ptr<Transfer> SharedFile::start(aio::Direction direction, Bytes offset,
-                                            HostBytes memory, std::shared_ptr<void> owner) {
+std::shared_ptr<PythonTransfer> SharedFile::start(aio::Direction direction, Bytes offset,
+                                                  HostBytes memory, std::shared_ptr<void> owner) {
   Transfers& transfers = Transfers::get();
   const std::scoped_lock lock(mutex_);
   require_open();
@@ -112,7 +112,7 @@ std::shared_ptr<Transfer> SharedFile::start(aio::Direction direction, Bytes offs
   if (offset > kLargest || memory.size() > kLargest) {
     throw Error(ErrorCategory::usage, fmt::format("offset: {} is too large", offset));
   }
-  auto transfer = std::make_shared<Transfer>();
+  auto transfer = std::make_shared<PythonTransfer>();
   transfer->direction = direction;
   transfer->offset = offset;
   transfer->memory = memory;

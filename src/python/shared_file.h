@@ -30,8 +30,8 @@ class SharedFile : public std::enable_shared_from_this<SharedFile> {
   /// Starts a transfer. `owner` keeps `memory` alive and is released, on any thread, when it has
   /// ended. Writes past the end make the file longer. Throws Error(usage) for a closed file, for
   /// reads past the end, for writes to a file that is open for reading; Error(io).
-  std::shared_ptr<Transfer> start(aio::Direction direction, Bytes offset, HostBytes memory,
-                                  std::shared_ptr<void> owner);
+  std::shared_ptr<PythonTransfer> start(aio::Direction direction, Bytes offset, HostBytes memory,
+                                        std::shared_ptr<void> owner);
   /// Refuses new transfers. wait() for those that run, then release().
   void close();
   /// Closes the descriptors as soon as no transfer uses them.
@@ -69,7 +69,7 @@ class SharedFile : public std::enable_shared_from_this<SharedFile> {
   // Guarded by Transfers::mutex().
   std::size_t unfinished_ = 0;
   std::array<std::size_t, 2> writes_{};  ///< in flight, by way
-  std::deque<std::shared_ptr<Transfer>> waiting_;
+  std::deque<std::shared_ptr<PythonTransfer>> waiting_;
 };
 
 }  // namespace ballast::python

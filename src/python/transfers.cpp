@@ -100,7 +100,7 @@ Transfers::~Transfers() {
   collector_.join();
 }
 
-void Transfers::submit(const std::shared_ptr<Transfer>& transfer) {
+void Transfers::submit(const std::shared_ptr<PythonTransfer>& transfer) {
   const std::scoped_lock lock(mutex_);
   SharedFile& file = *transfer->file;
   const bool waits = transfer->direction == Direction::write &&
@@ -114,7 +114,7 @@ void Transfers::submit(const std::shared_ptr<Transfer>& transfer) {
   ++unfinished_;
 }
 
-void Transfers::launch(const std::shared_ptr<Transfer>& transfer) {
+void Transfers::launch(const std::shared_ptr<PythonTransfer>& transfer) {
   aio::Request request = {.direction = transfer->direction,
                           .file = transfer->opened.get(),
                           .offset = transfer->offset,
@@ -142,7 +142,7 @@ void Transfers::launch(const std::shared_ptr<Transfer>& transfer) {
 
 void Transfers::collect() {
   for (;;) {
-    std::vector<std::shared_ptr<Transfer>> finished;
+    std::vector<std::shared_ptr<PythonTransfer>> finished;
     bool ending = false;
     {
       std::unique_lock lock(returned_mutex_);
@@ -169,14 +169,14 @@ void Transfers::collect() {
   }
 }
 
-void Transfers::add_late(std::vector<std::shared_ptr<Transfer>>& finished, bool all) const {
+void Transfers::add_late(std::vector<std::shared_ptr<PythonTransfer>>& finished, bool all) const {
   const auto now = Clock::now();
   for (const auto& transfer : in_flight_) {
     if (all || now - transfer->begun > kAbandoned) finished.push_back(transfer);
   }
 }
 
-void Transfers::finish(Transfer& transfer, aio::Completion completion) {
+void Transfers::finish(PythonTransfer& transfer, aio::Completion completion) {
   transfer.completion = std::move(completion);
   transfer.done = true;
   transfer.ended.notify_all();
@@ -191,7 +191,7 @@ void Transfers::finish(Transfer& transfer, aio::Completion completion) {
 
 void Transfers::start_waiting(SharedFile& file) {
   while (!file.waiting_.empty()) {
-    const std::shared_ptr<Transfer> next = file.waiting_.front();
+    const std::shared_ptr<PythonTransfer> next = file.waiting_.front();
     if (file.writes_[other(next->way)] > 0) return;
     file.waiting_.pop_front();
     try {
@@ -209,17 +209,17 @@ void Transfers::start_waiting(SharedFile& file) {
   }
 }
 
-bool Transfers::done(const Transfer& transfer) {
+bool Transfers::done(const PythonTransfer& transfer) {
   const std::scoped_lock lock(mutex_);
   return transfer.done;
 }
 
-bool Transfers::wait(Transfer& transfer, std::chrono::duration<double> most) {
+bool Transfers::wait(PythonTransfer& transfer, std::chrono::duration<double> most) {
   std::unique_lock lock(mutex_);
   return transfer.ended.wait_for(lock, most, [&transfer] { return transfer.done; });
 }
 
-void Transfers::notify(Transfer& transfer, const std::shared_ptr<Wakeup>& wakeup) {
+void Transfers::notify(PythonTransfer& transfer, const std::shared_ptr<Wakeup>& wakeup) {
   const std::scoped_lock lock(mutex_);
   if (transfer.done) return wakeup->signal();
   transfer.wakeups.push_back(wakeup);

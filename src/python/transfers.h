@@ -35,7 +35,7 @@ class Wakeup {
 enum class Way { direct, buffered };
 
 /// One transfer that has been asked for. Its members belong to Transfers.
-struct Transfer {
+struct PythonTransfer {
   aio::Direction direction = aio::Direction::read;
   Way way = Way::buffered;
   Bytes offset = 0;
@@ -64,12 +64,12 @@ class Transfers {
   static void end();
 
   /// Starts `transfer`, or keeps it until the writes before it have ended (see SharedFile).
-  void submit(const std::shared_ptr<Transfer>& transfer);
-  [[nodiscard]] bool done(const Transfer& transfer);
+  void submit(const std::shared_ptr<PythonTransfer>& transfer);
+  [[nodiscard]] bool done(const PythonTransfer& transfer);
   /// Waits until the transfer has ended, at most so long. Returns whether it has.
-  bool wait(Transfer& transfer, std::chrono::duration<double> most);
+  bool wait(PythonTransfer& transfer, std::chrono::duration<double> most);
   /// Signals `wakeup` when the transfer ends, or now if it has ended.
-  void notify(Transfer& transfer, const std::shared_ptr<Wakeup>& wakeup);
+  void notify(PythonTransfer& transfer, const std::shared_ptr<Wakeup>& wakeup);
   /// Waits until no transfer of `file` is left, at most so long. Returns whether there is none.
   bool wait(SharedFile& file, std::chrono::duration<double> most);
 
@@ -81,23 +81,23 @@ class Transfers {
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;
 
-  void launch(const std::shared_ptr<Transfer>& transfer);
+  void launch(const std::shared_ptr<PythonTransfer>& transfer);
   void collect();
   /// Adds transfers that the queue has given up without giving back their memory, or all.
-  void add_late(std::vector<std::shared_ptr<Transfer>>& finished, bool all) const;
-  void finish(Transfer& transfer, aio::Completion completion);
+  void add_late(std::vector<std::shared_ptr<PythonTransfer>>& finished, bool all) const;
+  void finish(PythonTransfer& transfer, aio::Completion completion);
   void start_waiting(SharedFile& file);
 
   /// Guards the transfers and files; held while submitting.
   std::mutex mutex_;
-  std::unordered_set<std::shared_ptr<Transfer>> in_flight_;
+  std::unordered_set<std::shared_ptr<PythonTransfer>> in_flight_;
   std::size_t unfinished_ = 0;  ///< transfers, those that wait included
   std::condition_variable file_idle_;
 
   /// Guards what the queue's thread passes on; never held while submitting.
   std::mutex returned_mutex_;
   std::condition_variable any_returned_;
-  std::vector<std::shared_ptr<Transfer>> returned_;
+  std::vector<std::shared_ptr<PythonTransfer>> returned_;
   bool ending_ = false;
 
   std::unique_ptr<aio::Queue> queue_;

@@ -81,8 +81,7 @@ void check_arguments(const Workload& workload, const Placement& placement, const
       workload.evaluation_micro_batches > workload.micro_batches) {
     refuse_arguments("evaluation_micro_batches must be 1 to micro_batches");
   }
-  if (std::min({options.weight_slots, options.gradient_slots, options.weight_staging,
-                options.state_staging, options.activation_staging, options.gradient_staging}) < 1) {
+  if (options.buffers.smallest() < 1) {
     refuse_arguments("every number of buffers must be at least 1");
   }
   check_ranks(workload);

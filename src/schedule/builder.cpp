@@ -68,7 +68,7 @@ class StepBuilder {
     plan.gate = gate;
     plan.applies_updates = applies_updates;
     plan.leaves_updates = leaves_updates();
-    mark_head(plan);
+    head_.mark(plan);
     return plan;
   }
 
@@ -138,22 +138,6 @@ class StepBuilder {
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(work_.blocks.size());
   }
-
-  /// The head begins with its norm, or is one operation.
-  void mark_head(Plan& plan) const {
-    const auto begins_head = [&](const Operation& operation) {
-      return runs(operation, Kernel::head_train) ||
-             (runs(operation, Kernel::norm) && operation.block == work_.head());
-    };
-    const auto embeds = [](const Operation& operation) { return runs(operation, Kernel::embed); };
-    const std::vector<Operation>& all = plan.operations;
-    const auto first = std::find_if(all.begin(), all.end(), begins_head);
-    const auto embedded = std::find_if(all.rbegin(), all.rend(), embeds).base();
-    const auto last = std::find_if(std::max(first, embedded), all.end(), begins_head);
-    if (first != all.end()) plan.first_head = static_cast<OpId>(first - all.begin());
-    if (last != all.end()) plan.last_head = static_cast<OpId>(last - all.begin());
-  }
-
   /// Micro-batches that pass a block before the next block's turn.
   struct Micros {
     std::uint32_t begin = 0;

@@ -95,9 +95,10 @@ struct Access {
 
 std::string name(const std::vector<const Plan*>& plans, const Node& node) {
   const Operation& operation = plans[node.submission]->operations[node.id];
-  return fmt::format("operation {} of plan {} ({}, block {}, micro-batch {})", node.id,
-                     node.submission, to_string(operation.action), operation.block,
-                     operation.micro);
+  const bool moves = operation.payload != Payload::none;
+  return fmt::format("operation {} of plan {} ({}{}{}, block {}, micro-batch {})", node.id,
+                     node.submission, to_string(operation.action), moves ? " " : "",
+                     to_string(operation.payload), operation.block, operation.micro);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "src/schedule/head_operations.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ballast::schedule {
@@ -113,6 +114,20 @@ void HeadOperations::end(std::uint32_t micro, BufferId input, bool training) {
     move_.use_accumulator(uses, block);
   }
   move_.compute(Kernel::head_end, block, micro, std::move(uses), 0.0, 4 * work_.activation_bytes);
+}
+
+void HeadOperations::mark(Plan& plan) const {
+  const auto begins_head = [&](const Operation& operation) {
+    return runs(operation, Kernel::head_train) ||
+           (runs(operation, Kernel::norm) && operation.block == work_.head());
+  };
+  const auto embeds = [](const Operation& operation) { return runs(operation, Kernel::embed); };
+  const std::vector<Operation>& all = plan.operations;
+  const auto first = std::find_if(all.begin(), all.end(), begins_head);
+  const auto embedded = std::find_if(all.rbegin(), all.rend(), embeds).base();
+  const auto last = std::find_if(std::max(first, embedded), all.end(), begins_head);
+  if (first != all.end()) plan.first_head = static_cast<OpId>(first - all.begin());
+  if (last != all.end()) plan.last_head = static_cast<OpId>(last - all.begin());
 }
 
 /// Whether the output matrix's tile has a gradient.

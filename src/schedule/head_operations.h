@@ -40,6 +40,9 @@ class HeadOperations {
   /// The losses, unless the last scan has reported them, and the gradient of the norm.
   void end(std::uint32_t micro, BufferId input, bool training);
 
+  /// Sets Plan::first_head and last_head: where the norm of the head, or its one operation, is.
+  void mark(Plan& plan) const;
+
  private:
   [[nodiscard]] std::vector<Use> whole(std::uint32_t micro, BufferId input, bool reference);
   void use_losses(std::vector<Use>& uses, std::uint32_t micro, bool reference) const;

@@ -73,7 +73,7 @@ class LayoutMaker : private HomeList {
     };
     const Need slots = need([this](std::uint32_t b) { return rank_.whole_weights(b); }, passes);
     const bool tied_in_transit = work_.tied && work_.vocabulary_tiles == 1 && passes(0);
-    const std::size_t wanted = options_.weight_slots + (tied_in_transit ? 1 : 0);
+    const std::size_t wanted = options_.buffers.weight_slots + (tied_in_transit ? 1 : 0);
     layout_.weight_slots = add_slots("weights in transit", Tier::device, Kind::staging, slots.bytes,
                                      std::min(wanted, slots.count));
     const auto split_elsewhere = [this](std::uint32_t b) {
@@ -83,7 +83,7 @@ class LayoutMaker : private HomeList {
         need([this](std::uint32_t b) { return rank_.weight_share(b); }, split_elsewhere);
     layout_.share_slots =
         add_slots("shares of weights in transit", Tier::device, Kind::staging, shares.bytes,
-                  std::min<std::size_t>({2, options_.weight_slots, shares.count}));
+                  std::min<std::size_t>({2, options_.buffers.weight_slots, shares.count}));
     if (rank_.codes_weights()) {
       const Need codes = need([this](std::uint32_t b) { return rank_.whole_codes(b); },
                               [this](std::uint32_t b) { return rank_.splits_weights(b); });
@@ -105,7 +105,7 @@ class LayoutMaker : private HomeList {
     });
     layout_.weight_staging =
         add_slots("weight staging", Tier::host, Kind::staging, staged.bytes,
-                  std::min<std::size_t>(options_.weight_staging, staged.count));
+                  std::min<std::size_t>(options_.buffers.weight_staging, staged.count));
   }
 
   void state_passage() {
@@ -113,7 +113,8 @@ class LayoutMaker : private HomeList {
         swapped_states(work_, place_, options_, UpdatedIn::forward);
     const auto backward = swapped_states(work_, place_, options_, UpdatedIn::backward);
     swapped.insert(swapped.end(), backward.begin(), backward.end());
-    std::vector<Bytes> sizes(std::min<std::size_t>(options_.state_staging, swapped.size()), 0);
+    std::vector<Bytes> sizes(std::min<std::size_t>(options_.buffers.state_staging, swapped.size()),
+                             0);
     for (std::size_t i = 0; i < swapped.size(); ++i) {
       Bytes& size = sizes[i % sizes.size()];
       size = std::max(size, rank_.states(swapped[i].block, swapped[i].sub_group));
@@ -142,12 +143,12 @@ class LayoutMaker : private HomeList {
     });
     layout_.gradient_slots =
         add_slots("gradients in transit", Tier::device, Kind::staging, packed.bytes,
-                  std::min<std::size_t>(options_.gradient_slots, packed.count));
+                  std::min<std::size_t>(options_.buffers.gradient_slots, packed.count));
     const Need swapped = need([this](std::uint32_t b) { return swapped_gradient_bytes(work_, b); },
                               [this](std::uint32_t b) { return swaps_gradient(work_, place_, b); });
     layout_.gradient_staging =
         add_slots("gradient staging", Tier::host, Kind::staging, swapped.bytes,
-                  std::min<std::size_t>(options_.gradient_staging, swapped.count));
+                  std::min<std::size_t>(options_.buffers.gradient_staging, swapped.count));
     if (rank_.several()) {
       const Need all = need(whole, [this](std::uint32_t b) { return rank_.several(b); });
       const Bytes least = work_.world * kPage;
@@ -286,7 +287,7 @@ class LayoutMaker : private HomeList {
     }
     layout_.activation_staging =
         add_slots("activation staging", Tier::host, Kind::staging, swapped_input_bytes(work_),
-                  std::min<std::size_t>(options_.activation_staging, to_nvme));
+                  std::min<std::size_t>(options_.buffers.activation_staging, to_nvme));
     layout_.flow = add_slots("activation gradient", Tier::device, Kind::activations,
                              work_.activation_bytes, together);
   }

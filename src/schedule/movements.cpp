@@ -236,8 +236,8 @@ Movements::Range Movements::experts_ahead(std::uint32_t block) const {
   if (!options_.prefetches_experts || !work_.blocks[block].routes) return {};
   const std::uint32_t end = work_.last_tile(block) + 1;
   // The weights of the router, and of an expert for all rows, are used first.
-  std::uint32_t slots = options_.weight_slots;
-  std::uint32_t staging = options_.weight_staging;
+  std::uint32_t slots = options_.buffers.weight_slots;
+  std::uint32_t staging = options_.buffers.weight_staging;
   std::uint32_t next = block;
   const auto take = [&](std::uint32_t b) {
     const bool passes = at(b).weights != Tier::device || rank_.splits_weights(b);

@@ -49,24 +49,11 @@ std::string_view name_of(Kernel kernel) {
   return "backward";
 }
 
-/// The word for what an operation moves; empty for others.
+/// The word for what an operation moves.
 std::string_view object_of(const Operation& operation) {
   constexpr std::array<std::string_view, 4> kValues = {"batch", "activation", "routing", "losses"};
-  switch (operation.payload) {
-    case Payload::weights:
-      return "weights";
-    case Payload::states:
-      return "states";
-    case Payload::gradient:
-      return "gradient";
-    case Payload::statistics:
-      return "statistics";
-    case Payload::value:
-      return kValues.at(operation.label);
-    case Payload::none:
-      break;
-  }
-  return "";
+  return operation.payload == Payload::value ? kValues.at(operation.label)
+                                             : to_string(operation.payload);
 }
 
 }  // namespace

@@ -54,6 +54,12 @@ std::string_view to_string(Action action) noexcept {
   return traits(action).name;
 }
 
+std::string_view to_string(Payload payload) noexcept {
+  constexpr std::array<std::string_view, 6> kNames = {"",         "weights",    "states",
+                                                      "gradient", "statistics", "value"};
+  return kNames[static_cast<std::size_t>(payload)];
+}
+
 Lane lane_of(Action action) noexcept {
   return traits(action).lane;
 }

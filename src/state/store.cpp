@@ -9,7 +9,6 @@
 #include "ballast/core/error.h"
 
 #include "src/state/slots.h"
-#include "src/state/swap_space.h"
 
 namespace ballast::state {
 namespace {
@@ -114,7 +113,7 @@ Store::Store(const schedule::Schedule& schedule, device::Device& device,
   const auto staging =
       staging_memory(schedule, [this](schedule::BufferId id) { return allocations_.at(id).host; });
   swap_ = std::make_unique<SwapSpace>(*swap, staging);
-  slots_ = std::make_unique<Slots>(image().extents, homes);
+  slots_ = std::make_unique<Slots>(swap_->image().extents, homes);
 }
 
 Store::~Store() = default;
@@ -131,14 +130,14 @@ DeviceBytes Store::device(schedule::BufferId id, Bytes bytes) const {
   return whole.subview(0, bytes);
 }
 
-std::unique_ptr<Transfer> Store::fetch(schedule::BufferId home, HostBytes data, bool ahead) {
+std::unique_ptr<SwapTransfer> Store::fetch(schedule::BufferId home, HostBytes data, bool ahead) {
   const Allocation& at = allocations_.at(home);
   expects(at.home.has_value(), "store: not an NVMe buffer");
   return swap_->read(slots_->extent(*at.home), data, at.version, ahead);
 }
 
-std::unique_ptr<Transfer> Store::writeback(schedule::BufferId home, HostBytes data,
-                                           Bytes zeros_from) {
+std::unique_ptr<SwapTransfer> Store::writeback(schedule::BufferId home, HostBytes data,
+                                               Bytes zeros_from) {
   Allocation& at = allocations_.at(home);
   expects(at.home.has_value(), "store: not an NVMe buffer");
   return swap_->write(slots_->for_writing(*at.home), data, ++at.version, zeros_from);
@@ -175,21 +174,6 @@ std::vector<std::uint64_t> Store::kept() const {
   return slots_ ? slots_->checkpoints() : std::vector<std::uint64_t>{};
 }
 
-SwapImage Store::image() const {
-  const Stripe& stripe = swap_->stripe();
-  SwapImage image = {.weights = stripe.weights(), .segment_bytes = stripe.segment_bytes()};
-  for (std::size_t e = 0; e < stripe.extents(); ++e) {
-    image.extents.push_back(stripe.extent_bytes(e));
-  }
-  return image;
-}
-
-std::vector<std::filesystem::path> Store::link(const std::filesystem::path& folder,
-                                               const std::string& name,
-                                               const std::string& elsewhere) const {
-  return swap_->link(folder, name, elsewhere);
-}
-
 void Store::restore(std::span<const std::pair<schedule::BufferId, KeptExtent>> homes,
                     const KeptExtents& kept) {
   std::vector<std::pair<std::size_t, std::size_t>> places;
@@ -211,17 +195,6 @@ Bytes Store::allocated(Tier tier) const {
       return swap_ ? swap_->stripe().bytes() : 0;
   }
   return 0;
-}
-
-std::vector<Bytes> Store::nvme_bytes_written() const {
-  std::vector<Bytes> written;
-  if (!swap_) return written;
-  for (const auto& counters : swap_->counters()) written.push_back(counters.bytes_written);
-  return written;
-}
-
-std::string_view Store::io_backend() const {
-  return swap_ ? std::string_view(swap_->backend()) : "";
 }
 
 }  // namespace ballast::state

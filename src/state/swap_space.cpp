@@ -1,4 +1,4 @@
-#include "src/state/swap_space.h"
+#include "ballast/state/swap_space.h"
 
 #include <algorithm>
 #include <exception>
@@ -43,7 +43,7 @@ HostBytes chunk_of(HostBytes data, Bytes start) {
 }  // namespace
 
 /// The requests of one extent. The destructor waits for them.
-class SwapSpace::ExtentTransfer : public Transfer {
+class SwapSpace::ExtentTransfer : public SwapTransfer {
  public:
   ExtentTransfer(SwapSpace& space, std::size_t extent, HostBytes data, std::uint64_t version)
       : space_(space), extent_(extent), data_(data), version_(version) {
@@ -238,15 +238,15 @@ SwapSpace::~SwapSpace() {
   for (const auto& device : devices_) device->queue->cancel();
 }
 
-std::unique_ptr<Transfer> SwapSpace::write(std::size_t extent, HostBytes data,
-                                           std::uint64_t version, Bytes zeros_from) {
+std::unique_ptr<SwapTransfer> SwapSpace::write(std::size_t extent, HostBytes data,
+                                               std::uint64_t version, Bytes zeros_from) {
   auto writing = std::make_unique<Writing>(*this, extent, data, version);
   writing->start(zeros_from);
   return writing;
 }
 
-std::unique_ptr<Transfer> SwapSpace::read(std::size_t extent, HostBytes data, std::uint64_t version,
-                                          bool ahead) {
+std::unique_ptr<SwapTransfer> SwapSpace::read(std::size_t extent, HostBytes data,
+                                              std::uint64_t version, bool ahead) {
   auto reading = std::make_unique<Reading>(*this, extent, data, version);
   reading->start(ahead);
   return reading;
@@ -257,6 +257,14 @@ std::vector<aio::QueueCounters> SwapSpace::counters() const {
   found.reserve(devices_.size());
   for (const auto& device : devices_) found.push_back(device->queue->counters());
   return found;
+}
+
+SwapImage SwapSpace::image() const {
+  SwapImage image = {.weights = stripe_.weights(), .segment_bytes = stripe_.segment_bytes()};
+  for (std::size_t e = 0; e < stripe_.extents(); ++e) {
+    image.extents.push_back(stripe_.extent_bytes(e));
+  }
+  return image;
 }
 
 std::vector<std::uint64_t> SwapSpace::checksums(std::size_t extent) const {

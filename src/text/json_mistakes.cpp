@@ -1,11 +1,10 @@
 #include "src/text/json_mistakes.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 
 #include <fmt/format.h>
-
-#include "ballast/text/json.h"
 
 namespace ballast::text {
 namespace {
@@ -63,7 +62,13 @@ std::string advice_on_mistake(std::string_view text, std::size_t at) {
   const bool name = std::isalpha(static_cast<unsigned char>(token[0])) != 0;
   if (name && before != std::string_view::npos && (text[before] == '{' || text[before] == ',')) {
     const std::string_view word = token.substr(0, token.find_first_of(" \t\r\n:,"));
-    return fmt::format("names have double quotes: \"{}\"", printable(word, 40));
+    const auto is_control = [](char c) {
+      return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
+    };
+    if (word.size() > 40 || std::any_of(word.begin(), word.end(), is_control)) {
+      return "names have double quotes";
+    }
+    return fmt::format("names have double quotes: \"{}\"", word);
   }
   return "";
 }

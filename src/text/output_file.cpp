@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-enum class Place : std::uint8_t { free, file, stream };
+enum class OutputKind : std::uint8_t { free, file, stream };
 
 [[noreturn]] void refuse(const fs::path& path, const std::string& why) {
   throw Error(ErrorCategory::usage, fmt::format("{} {}", printable(path.string(), 4096), why));
@@ -70,24 +70,24 @@ bool begins_with(const fs::path& path, std::string_view mark) {
   return head == mark;
 }
 
-Place place_of(const fs::path& path, const OutputRule& rule) {
-  if (named_descriptor(path)) return Place::stream;
+OutputKind place_of(const fs::path& path, const OutputRule& rule) {
+  if (named_descriptor(path)) return OutputKind::stream;
   struct stat status = {};
   struct stat own = {};
-  if (::lstat(path.c_str(), &own) != 0) return Place::free;
+  if (::lstat(path.c_str(), &own) != 0) return OutputKind::free;
   const bool is_link = S_ISLNK(own.st_mode);
   const bool resolved = ::stat(path.c_str(), &status) == 0;
-  if (resolved && (S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode))) return Place::stream;
+  if (resolved && (S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode))) return OutputKind::stream;
   if (resolved && S_ISDIR(status.st_mode)) refuse(path, "is a directory; give the name of a file");
   if (resolved && !S_ISREG(status.st_mode)) refuse(path, "is not a file; give the name of a file");
   refuse_input(path, rule);
-  if (rule.overwrite) return Place::file;
+  if (rule.overwrite) return OutputKind::file;
   if (is_link) {
     refuse(path,
            "is a symbolic link: choose another file, or give --overwrite to replace the link (its "
            "target stays)");
   }
-  if (status.st_size == 0 || begins_with(path, rule.begins)) return Place::file;
+  if (status.st_size == 0 || begins_with(path, rule.begins)) return OutputKind::file;
   refuse(path, fmt::format("exists{}: choose another file, or give --overwrite to replace it",
                            rule.begins.empty() ? "" : " and is not " + rule.kind));
 }
@@ -106,7 +106,7 @@ Descriptor open_stream(const fs::path& path) {
 }  // namespace
 
 void check_output(const fs::path& path, const OutputRule& rule) {
-  if (place_of(path, rule) != Place::stream) {
+  if (place_of(path, rule) != OutputKind::stream) {
     const ReplacedFile probe(path);
   } else if (named_descriptor(path)) {
     static_cast<void>(open_stream(path));
@@ -139,9 +139,9 @@ bool is_standard_output(const fs::path& path) {
 }
 
 OutputFile::OutputFile(fs::path path, const OutputRule& rule) : path_(std::move(path)) {
-  const Place place = place_of(path_, rule);
-  is_new_ = place == Place::free;
-  if (place == Place::stream) {
+  const OutputKind place = place_of(path_, rule);
+  is_new_ = place == OutputKind::free;
+  if (place == OutputKind::stream) {
     stream_ = open_stream(path_);
   } else {
     file_.emplace(path_);

@@ -5,7 +5,8 @@
 
 #include "ballast/config/config.h"
 #include "ballast/config/resumption.h"
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_events.h"
+#include "ballast/train/run_options.h"
 
 namespace ballast::train {
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -22,6 +23,7 @@
 #include "src/formats/bitsandbytes.h"
 #include "src/formats/coded_tensors.h"
 #include "src/formats/safetensors_header.h"
+#include "src/formats/tensor_causes.h"
 #include "src/formats/weight_causes.h"
 #include "src/train/finite_values.h"
 
@@ -39,7 +41,7 @@ constexpr std::string_view kKey = "model.weights";
 /// `of_vocabulary`: the tensor has a row for each token.
 void check_shape(const formats::WeightFiles& files, const model::TensorSpec& tensor,
                  bool of_vocabulary = false) {
-  const formats::WeightFiles::Place* const stored = files.find(tensor.name);
+  const formats::WeightPlace* const stored = files.find(tensor.name);
   if (stored == nullptr || stored->tensor->shape == tensor.whole_shape()) return;
   const std::vector<std::uint64_t>& found = stored->tensor->shape;
   const std::vector<std::uint64_t> needed = tensor.whole_shape();
@@ -73,7 +75,7 @@ void check_tensor(const formats::WeightFiles& files, const model::Architecture& 
   }
   const bool is_output = tensor.name == model.outer.output;
   if (is_output && files.find(tensor.name) == nullptr &&
-      formats::cause_of_missing(files, tensor.name).empty()) {
+      formats::cause_of_missing(files.tensors(), tensor.name).empty()) {
     refuse(fmt::format("{} has no tensor '{}', so its embeddings are tied; set {} to true",
                        path.string(), tensor.name, tying_key(path)));
   }
@@ -83,7 +85,7 @@ void check_tensor(const formats::WeightFiles& files, const model::Architecture& 
 
 /// A tied model has no output matrix; a file may hold it as a copy of the embedding.
 void check_tied(const formats::WeightFiles& files, const model::Architecture& model) {
-  const formats::WeightFiles::Place* const output = files.find(model.outer.output);
+  const formats::WeightPlace* const output = files.find(model.outer.output);
   if (!model.config.tie_embeddings || output == nullptr) return;
   if (formats::have_equal_values(files, *output->tensor, *files.find(model.outer.tokens)->tensor))
     return;
@@ -103,7 +105,7 @@ bool has_shape(const formats::StoredTensor& tensor, const std::vector<std::uint6
 /// Refuses tensors that the model does not use: without them the file is another model.
 void check_unused(const formats::WeightFiles& files, const model::Architecture& model) {
   constexpr std::size_t kNamed = 3;
-  std::unordered_set<const formats::WeightFiles::Place*> used = {
+  std::unordered_set<const formats::WeightPlace*> used = {
       files.find(model.outer.output)};  // see check_tied()
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) used.insert(files.find(tensor.name));
@@ -112,7 +114,7 @@ void check_unused(const formats::WeightFiles& files, const model::Architecture& 
   std::string names;
   std::string cause;
   std::size_t unused = 0;
-  for (const formats::WeightFiles::Place& place : files.tensors()) {
+  for (const formats::WeightPlace& place : files.tensors()) {
     const formats::StoredTensor& tensor = *place.tensor;
     const bool buffer = std::any_of(buffers.begin(), buffers.end(), [&](const auto& known) {
       return tensor.name.ends_with(known.suffix) && has_shape(tensor, known.shape);
@@ -162,9 +164,9 @@ void check_initial_weights(const config::Config& config) {
   }
 }
 
-const formats::WeightFiles::Place& place_of(const formats::WeightFiles& files,
-                                            const model::TensorSpec& tensor) {
-  const formats::WeightFiles::Place* const place = files.find(tensor.name);
+const formats::WeightPlace& place_of(const formats::WeightFiles& files,
+                                     const model::TensorSpec& tensor) {
+  const formats::WeightPlace* const place = files.find(tensor.name);
   if (place == nullptr) files.read(tensor.name, {});  // throws
   check_shape(files, tensor);
   return *place;
@@ -200,7 +202,7 @@ std::vector<formats::ReadAhead::Source> reading_order(const formats::WeightFiles
   std::vector<formats::ReadAhead::Source> order;
   const auto add = [&](const model::TensorSpec& tensor, bool again) {
     if (!is_read_ahead(tensor)) return;
-    const formats::WeightFiles::Place* const place = files.find(tensor.name);
+    const formats::WeightPlace* const place = files.find(tensor.name);
     if (place == nullptr || (again && !is_read_twice(masters_of, formats::type_of(*place)))) return;
     if (tensor.stored.stacked > 0) {
       const auto slice = formats::StoredSlice::sources(*place, index_of(tensor));
@@ -222,7 +224,7 @@ std::vector<formats::ReadAhead::Source> reading_order(const formats::WeightFiles
   return order;
 }
 
-void read_stored_weights(const formats::WeightFiles::Place& place, formats::WeightReader& reader,
+void read_stored_weights(const formats::WeightPlace& place, formats::WeightReader& reader,
                          const model::TensorSpec& tensor, Elems first, HostBytes out) {
   if (tensor.stored.stacked > 0) {
     return reader.slice(place, index_of(tensor))->read(tensor, first, out);
@@ -238,7 +240,7 @@ void read_stored_weights(const formats::WeightFiles::Place& place, formats::Weig
   }
 }
 
-void read_initial_weights(const formats::WeightFiles::Place& place, formats::WeightReader& reader,
+void read_initial_weights(const formats::WeightPlace& place, formats::WeightReader& reader,
                           const model::TensorSpec& tensor, Elems first, std::span<float> out) {
   const DType type = formats::type_of(place);
   thread_local std::vector<std::byte> buffer;  // one for all calls: they are many
@@ -252,10 +254,16 @@ void read_initial_weights(const formats::WeightFiles::Place& place, formats::Wei
 namespace {
 
 /// The files from which training begins: of the model and of its adapters, if they are given.
-class Beginning {
+/// Counts what is read of them.
+class InitialWeights : public engine::WeightSource {
  public:
-  Beginning(const config::Config& config, const engine::Blueprint& blueprint)
+  using Progress = std::function<void(Bytes done, Bytes total)>;
+
+  InitialWeights(const config::Config& config, const engine::Blueprint& blueprint,
+                 Progress progress)
       : seed_(config.ballast.seed),
+        quantization_(blueprint.model.quantization),
+        progress_(std::move(progress)),
         masters_of_(blueprint.options.purpose == schedule::Purpose::training
                         ? std::optional(blueprint.type)
                         : std::nullopt) {
@@ -276,43 +284,37 @@ class Beginning {
 
   /// Whether all is drawn from the seed.
   [[nodiscard]] bool empty() const { return !files_ && !adapters_; }
-  [[nodiscard]] Bytes bytes() const { return bytes_; }
-  /// Of these, what read() of so many values of the tensor has read.
-  [[nodiscard]] Bytes bytes_of(const model::TensorSpec& tensor, std::size_t values) const {
-    if (!is_of_model(tensor)) return 0;
-    const DType type = formats::type_of(place_of(*files_, tensor));
-    // Those that are read twice count for a half each time.
-    return values * size_of(type) / (is_read_twice(masters_of_, type) ? 2 : 1);
-  }
-  void read(const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+
+  void read(const model::TensorSpec& tensor, Elems first, std::span<float> out) override {
     if (adapters_ && !tensor.frozen) {
       adapters_->read(tensor, first, out);
-      return check_finite(tensor, std::as_bytes(out), DType::f32, first);
+    } else if (is_of_model(tensor)) {
+      read_initial_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
+    } else {
+      model::initialize(tensor, seed_, first, out);
     }
-    if (!is_of_model(tensor)) return model::initialize(tensor, seed_, first, out);
-    read_initial_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
-    check_finite(tensor, std::as_bytes(out), DType::f32, first);
+    if (is_stored(tensor)) check_finite(tensor, std::as_bytes(out), DType::f32, first);
+    count(bytes_of(tensor, out.size()));
   }
-  [[nodiscard]] bool has_adapters() const { return adapters_.has_value(); }
-  [[nodiscard]] bool is_bf16(const model::TensorSpec& tensor) const {
+  [[nodiscard]] bool has_magnitudes() override { return adapters_.has_value(); }
+  [[nodiscard]] bool is_bf16(const model::TensorSpec& tensor) override {
     return is_of_model(tensor) && formats::type_of(place_of(*files_, tensor)) == DType::bf16;
   }
-  void read_bf16(const model::TensorSpec& tensor, Elems first, HostBytes out) {
+  void read_bf16(const model::TensorSpec& tensor, Elems first, HostBytes out) override {
     read_stored_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
     check_finite(tensor, out, DType::bf16, first);
+    count(out.size());
   }
-  /// See engine::WeightSource::read_codes. Of tensors with rows in another order in files the
-  /// blocks that share a scale differ.
-  bool read_codes(const model::TensorSpec& tensor, const model::Quantization& wanted,
-                  HostBytes out) {
+  /// A tensor whose rows have another order in files has other blocks that share a scale.
+  bool read_codes(const model::TensorSpec& tensor, HostBytes out) override {
     if (!is_of_model(tensor)) return false;
-    const formats::WeightFiles::Place& place = place_of(*files_, tensor);
+    const model::Quantization& wanted = *quantization_;
+    const formats::WeightPlace& place = place_of(*files_, tensor);
     const bool whole = tensor.size == place.tensor->elements && tensor.stored.stacked == 0 &&
                        model::run_in_files(tensor, 0).count == tensor.size;
     if (!whole || !formats::bitsandbytes::has_codes(place, wanted)) return false;
     formats::bitsandbytes::read_codes(
-        place, wanted, out,
-        [this](const formats::WeightFiles::Place& from, Bytes first, HostBytes bytes) {
+        place, wanted, out, [this](const formats::WeightPlace& from, Bytes first, HostBytes bytes) {
           reader_->ahead().read(from, first, bytes);
         });
     const model::CodedArrays arrays(wanted, tensor.size);
@@ -322,12 +324,28 @@ class Beginning {
     if (arrays.nested_count == 0) check_scales(arrays.scales, arrays.scales_count);
     if (arrays.nested_count > 0) check_scales(arrays.nested, arrays.nested_count);
     if (arrays.nested_count > 0) check_scales(arrays.mean, 1);
+    count(bytes_of(tensor, tensor.size));
     return true;
   }
 
  private:
   [[nodiscard]] bool is_of_model(const model::TensorSpec& tensor) const {
     return files_ && !tensor.adapter && (!adapters_ || tensor.frozen);
+  }
+  [[nodiscard]] bool is_stored(const model::TensorSpec& tensor) const {
+    return is_of_model(tensor) || (adapters_ && !tensor.frozen);
+  }
+  /// The bytes that are read for so many values of the tensor.
+  [[nodiscard]] Bytes bytes_of(const model::TensorSpec& tensor, std::size_t values) const {
+    if (!is_of_model(tensor)) return 0;
+    const DType type = formats::type_of(place_of(*files_, tensor));
+    // Those that are read twice count for a half each time.
+    return values * size_of(type) / (is_read_twice(masters_of_, type) ? 2 : 1);
+  }
+  void count(Bytes bytes) {
+    const std::lock_guard lock(mutex_);
+    done_ += bytes;
+    progress_(done_, bytes_);
   }
 
   /// Refuses values that have been read of the tensor, from element `first` on.
@@ -343,6 +361,10 @@ class Beginning {
   }
 
   std::uint64_t seed_;
+  std::optional<model::Quantization> quantization_;
+  Progress progress_;
+  std::mutex mutex_;
+  Bytes done_ = 0;
   std::optional<DType> masters_of_;
   std::optional<formats::WeightFiles> files_;
   Bytes bytes_ = 0;  ///< that are read from them
@@ -354,30 +376,9 @@ class Beginning {
 
 void start_from_weights(engine::Engine& engine, const config::Config& config,
                         const std::function<void(Bytes done, Bytes total)>& reading) {
-  Beginning beginning(config, engine.blueprint());
-  if (beginning.empty()) return engine.start();
-  Bytes done = 0;
-  std::mutex mutex;
-  const auto count = [&](Bytes bytes) {
-    const std::lock_guard lock(mutex);
-    done += bytes;
-    reading(done, beginning.bytes());
-  };
-  const auto read = [&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    beginning.read(tensor, first, out);
-    count(beginning.bytes_of(tensor, out.size()));
-  };
-  const auto is_bf16 = [&](const model::TensorSpec& tensor) { return beginning.is_bf16(tensor); };
-  const auto read_bf16 = [&](const model::TensorSpec& tensor, Elems first, HostBytes out) {
-    beginning.read_bf16(tensor, first, out);
-    count(out.size());
-  };
-  const auto read_codes = [&](const model::TensorSpec& tensor, HostBytes out) {
-    if (!beginning.read_codes(tensor, *engine.blueprint().model.quantization, out)) return false;
-    count(beginning.bytes_of(tensor, tensor.size));
-    return true;
-  };
-  engine.start({read, is_bf16, read_bf16, beginning.has_adapters(), read_codes});
+  InitialWeights weights(config, engine.blueprint(), reading);
+  if (weights.empty()) return engine.start();
+  engine.start(weights);
 }
 
 }  // namespace ballast::train

@@ -24,16 +24,16 @@ void check_initial_weights(const config::Config& config);
 
 /// Where a tensor of the model is. Throws Error(data) naming the file: no such tensor, or another
 /// shape.
-const formats::WeightFiles::Place& place_of(const formats::WeightFiles& files,
-                                            const model::TensorSpec& tensor);
+const formats::WeightPlace& place_of(const formats::WeightFiles& files,
+                                     const model::TensorSpec& tensor);
 
 /// Fills `out` with the elements from `first` on of the tensor at `place`, in the order of memory
 /// (model::StoredRows) and in the type of the place. `reader` is one of the same files. Throws
 /// Error(data) naming the file: too short, or a dtype that is not one of weights; Error(io).
-void read_stored_weights(const formats::WeightFiles::Place& place, formats::WeightReader& reader,
+void read_stored_weights(const formats::WeightPlace& place, formats::WeightReader& reader,
                          const model::TensorSpec& tensor, Elems first, HostBytes out);
 /// The same, as fp32.
-void read_initial_weights(const formats::WeightFiles::Place& place, formats::WeightReader& reader,
+void read_initial_weights(const formats::WeightPlace& place, formats::WeightReader& reader,
                           const model::TensorSpec& tensor, Elems first, std::span<float> out);
 
 /// What a reader of both functions should read ahead, in the order in which the fill asks for it:

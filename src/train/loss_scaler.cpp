@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 
 namespace ballast::train {

@@ -10,7 +10,7 @@
 
 #include "ballast/config/config.h"
 #include "ballast/train/metrics.h"
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_options.h"
 
 #include "src/formats/event_file.h"
 #include "src/formats/new_folder.h"

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/log.h"
 
 namespace ballast::train {
@@ -17,7 +17,7 @@ void Recovery::checkpoint_is(std::filesystem::path folder, std::uint64_t step) {
   newest_step_ = step;
 }
 
-Resumed Recovery::go_back(RunEngine& engine, comm::Ranks* ranks, const std::string& reason,
+Resumed Recovery::go_back(RestartableEngine& engine, comm::Ranks* ranks, const std::string& reason,
                           std::uint64_t before, bool skip) {
   const auto announce = [&](const Resumed& found) {
     if (engine.blueprint().rank != 0) return;
@@ -29,7 +29,7 @@ Resumed Recovery::go_back(RunEngine& engine, comm::Ranks* ranks, const std::stri
                          : ""));
   };
   try {
-    return by_engine([&] {
+    return as_step_failure([&] {
       engine.replace();
       return resume_run(*engine, config_, config_.ballast.out, ranks, before, announce);
     });
@@ -58,7 +58,8 @@ void Recovery::made_progress() {
 
 std::string Recovery::after_failure(std::uint64_t step, const StepFailure& failure) {
   // Other ranks wait in a collective that the failed one has left: they cannot agree on anything.
-  if (config_.ballast.on_error != "resume" || world_ > 1 || newest_.empty()) throw failure;
+  if (config_.ballast.on_error != config::OnError::resume || world_ > 1 || newest_.empty())
+    throw failure;
   if (resumes_ == kMostResumes) {
     throw StepFailure(failure.category(),
                       fmt::format("step {}: {}; the run has gone back {} times without a new "

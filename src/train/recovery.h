@@ -30,7 +30,7 @@ class Recovery {
   /// new engine, and says so in one warning. `skip`: the data of the steps since then are left out.
   /// Collective. Throws StepFailure of the new engine; Error or JointError with the reason if there
   /// is no checkpoint to go back to, which rethrow() then does not name either.
-  Resumed go_back(RunEngine& engine, comm::Ranks* ranks, const std::string& reason,
+  Resumed go_back(RestartableEngine& engine, comm::Ranks* ranks, const std::string& reason,
                   std::uint64_t before, bool skip);
   /// The run directory has another name, which command() lacks.
   void forget_command() { command_.clear(); }

@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/planner/make_engine.h"
@@ -123,10 +123,10 @@ state::KeptExtents tidy_up(const checkpoint::Checkpoint& from, const config::Con
   const std::uint32_t rank = ranks == nullptr ? 0 : ranks->rank();
   state::KeptExtents beside;
   try {
-    comm::together(ranks, [&] {
+    comm::collective_try(ranks, [&] {
       if (own && rank == 0) tidy_checkpoints(from, config);
     });
-    comm::together(ranks, [&] {
+    comm::collective_try(ranks, [&] {
       if (reusable) beside = from.kept_beside(config.ballast.out, rank);
     });
   } catch (const Error& error) {
@@ -181,7 +181,7 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   const state::KeptExtents beside = tidy_up(states, config, ranks, own, reusable);
   const bool reused = engine.resume(
       [&](const engine::StateRange& range, HostBytes bytes) {
-        checkpoint::advising(states.folder(), [&] {
+        checkpoint::with_restart_advice(states.folder(), [&] {
           states.read(range, bytes);
           check_finite(states, engine.blueprint(), range, bytes);
         });
@@ -206,7 +206,8 @@ void check_room_for_checkpoints(const engine::Engine& engine, const config::Conf
   const fs::space_info space = fs::space(run, error);
   if (error) return;
   Bytes each = 0;
-  for (const auto& range : engine.saved_ranges(schedule::kHomesInMemory)) each += range.bytes();
+  for (const auto& range : engine::saved_ranges(engine.blueprint(), schedule::kHomesInMemory))
+    each += range.bytes();
   each *= engine.blueprint().workload.world;
   const std::uint64_t more =
       keep + 1 - std::min<std::uint64_t>(keep, checkpoint::checkpoints_of(run).size());
@@ -277,7 +278,7 @@ RunCheckpoints::Done RunCheckpoints::after_step(
 }
 
 void RunCheckpoints::begin(const checkpoint::CheckpointFacts& facts, After after) {
-  by_engine([&] { engine_->finish(); });  // its errors are not those of the checkpoint
+  as_step_failure([&] { engine_->finish(); });  // its errors are not those of the checkpoint
   const bool began = attempt(facts.step, after, [&] {
     writer_.emplace(*engine_, config_.ballast.out, facts, config_.ballast.checkpoint_keep, ranks_);
   });
@@ -303,7 +304,7 @@ bool RunCheckpoints::attempt(std::uint64_t step, After after, Work work) {
     return true;
   } catch (const Error& error) {
     const ErrorCategory category = error.category();
-    if (category == ErrorCategory::state) by_engine([&]() -> void { throw; });
+    if (category == ErrorCategory::state) as_step_failure([&]() -> void { throw; });
     const bool may_go_on = category == ErrorCategory::io || category == ErrorCategory::memory;
     // The other ranks know nothing of an error of this one alone, and wait for it.
     const bool alone =

@@ -55,7 +55,7 @@ void check_room_for_checkpoints(const engine::Engine& engine, const config::Conf
 class RunCheckpoints {
  public:
   /// `stop` and `now` (may be null): see trainer.h. Everything must outlive the object.
-  RunCheckpoints(RunEngine& engine, const config::Config& config, comm::Ranks* ranks,
+  RunCheckpoints(RestartableEngine& engine, const config::Config& config, comm::Ranks* ranks,
                  const std::atomic<bool>* stop, std::atomic<bool>* now)
       : engine_(engine), config_(config), ranks_(ranks), stop_(stop), now_(now) {}
 
@@ -110,7 +110,7 @@ class RunCheckpoints {
   bool attempt(std::uint64_t step, After after, Work work);
   void fail(std::uint64_t step, After after, const std::string& why);
 
-  RunEngine& engine_;
+  RestartableEngine& engine_;
   const config::Config& config_;
   comm::Ranks* ranks_;
   const std::atomic<bool>* stop_;

@@ -122,7 +122,7 @@ void doubt_vocabulary(const config::Config& config, Lines& lines) {
 }
 
 void doubt_rate(const config::Config& config, Lines& lines) {
-  using enum config::OptimizerSection::Type;
+  using enum cpu_adam::Optimizer;
   const config::OptimizerSection& o = config.optimizer;
   const bool scales = o.type == adamw || o.type == adam || o.type == lion;
   const double most = scales ? 0.1 : 10.0;

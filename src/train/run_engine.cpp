@@ -13,8 +13,8 @@ void add_each(Values& sums, const Values& more) {
 
 }  // namespace
 
-RunEngine::RunEngine(engine::Blueprint blueprint, engine::EngineOptions options,
-                     const std::atomic<bool>* interrupted, comm::Ranks* ranks)
+RestartableEngine::RestartableEngine(engine::Blueprint blueprint, engine::EngineOptions options,
+                                     const std::atomic<bool>* interrupted, comm::Ranks* ranks)
     : blueprint_(std::move(blueprint)),
       options_(std::move(options)),
       interrupted_(interrupted),
@@ -22,16 +22,17 @@ RunEngine::RunEngine(engine::Blueprint blueprint, engine::EngineOptions options,
   engine_.emplace(blueprint_, options_, interrupted_, ranks_);
 }
 
-void RunEngine::replace() {
+void RestartableEngine::replace() {
   // Ranks are at different operations of the same plans. Each runs all of them, because another one
   // may wait in a collective that this rank has not begun.
   if (engine_ && ranks_ != nullptr) engine_->drain();
   if (engine_) before_ = totals();
   engine_.reset();  // its memory and swap files, before the next one takes its own
-  comm::together(ranks_, [&] { engine_.emplace(blueprint_, options_, interrupted_, ranks_); });
+  comm::collective_try(ranks_,
+                       [&] { engine_.emplace(blueprint_, options_, interrupted_, ranks_); });
 }
 
-void RunEngine::leave(bool jointly) {
+void RestartableEngine::leave(bool jointly) {
   if (ranks_ == nullptr) return;
   if (jointly && engine_) {
     try {
@@ -42,7 +43,7 @@ void RunEngine::leave(bool jointly) {
   ranks_->leave();
 }
 
-engine::EngineTotals RunEngine::totals() const {
+engine::EngineTotals RestartableEngine::totals() const {
   engine::EngineTotals sums = engine_ ? engine_->totals() : before_;
   if (!engine_) return sums;
   add_each(sums.lanes.busy_seconds, before_.lanes.busy_seconds);
@@ -55,7 +56,7 @@ engine::EngineTotals RunEngine::totals() const {
   return sums;
 }
 
-std::string RunEngine::describe_update() {
+std::string RestartableEngine::describe_update() {
   const auto& blocks = blueprint_.placement.blocks;
   const auto on_gpu = engine_->device().kind() != "cuda"
                           ? 0

@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "ballast/comm/collective_try.h"
 #include "ballast/comm/communicator.h"
-#include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
 
@@ -21,7 +21,7 @@ class StepFailure : public Error {
 /// Calls `work`, which uses the engine. Its Error(io) and Error(state) become a StepFailure; a
 /// JointError stays what it is.
 template <class Work>
-auto by_engine(Work work) {
+auto as_step_failure(Work work) {
   try {
     return work();
   } catch (const comm::JointError&) {
@@ -36,11 +36,11 @@ auto by_engine(Work work) {
 }
 
 /// The engine of a run, in whose place a run that goes back to a checkpoint puts a new one.
-class RunEngine {
+class RestartableEngine {
  public:
   /// See engine::Engine.
-  RunEngine(engine::Blueprint blueprint, engine::EngineOptions options,
-            const std::atomic<bool>* interrupted, comm::Ranks* ranks);
+  RestartableEngine(engine::Blueprint blueprint, engine::EngineOptions options,
+                    const std::atomic<bool>* interrupted, comm::Ranks* ranks);
 
   [[nodiscard]] engine::Engine& operator*() { return *engine_; }
   [[nodiscard]] engine::Engine* operator->() { return &*engine_; }

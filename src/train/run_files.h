@@ -11,7 +11,8 @@
 #include "ballast/config/resumption.h"
 #include "ballast/schedule/simulator.h"
 #include "ballast/train/metrics.h"
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_events.h"
+#include "ballast/train/run_options.h"
 
 #include "src/formats/new_folder.h"
 #include "src/train/run_place.h"

@@ -5,7 +5,7 @@
 #include "ballast/comm/launch.h"
 #include "ballast/config/config.h"
 #include "ballast/text/output_file.h"
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_options.h"
 
 #include "src/data/training_data.h"
 #include "src/train/run_files.h"

@@ -9,7 +9,7 @@
 #include "ballast/core/cpu.h"
 #include "ballast/data/loader.h"
 #include "ballast/train/metrics.h"
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_events.h"
 
 #include "src/train/proven_peak.h"
 #include "src/train/run_engine.h"
@@ -25,7 +25,8 @@ double seconds_to_measure(const engine::Blueprint& blueprint, std::uint64_t step
 class RunMeasures {
  public:
   /// `gemm_peak`: FLOP/s of the matrix products of one rank.
-  RunMeasures(const RunEngine& engine, double gemm_peak) : engine_(engine), gemm_peak_(gemm_peak) {}
+  RunMeasures(const RestartableEngine& engine, double gemm_peak)
+      : engine_(engine), gemm_peak_(gemm_peak) {}
 
   /// The first step begins.
   void begin();
@@ -60,7 +61,7 @@ class RunMeasures {
   void add_lanes(StepMetrics& metrics);
   void note(const StepMetrics& metrics);
 
-  const RunEngine& engine_;
+  const RestartableEngine& engine_;
   ProvenPeak gemm_peak_;
   std::chrono::steady_clock::time_point started_;
   std::chrono::steady_clock::time_point last_step_end_;

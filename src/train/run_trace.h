@@ -6,7 +6,7 @@
 #include "ballast/engine/engine.h"
 #include "ballast/schedule/timeline.h"
 #include "ballast/text/output_file.h"
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_options.h"
 
 namespace ballast::train {
 

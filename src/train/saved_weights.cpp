@@ -164,7 +164,7 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
     if (first) progress(done, size_of_weights(model));
     const model::BlockSpec& block = model.blocks[b];
     if (model.adapters && block.trained_elements() == 0) continue;
-    const std::vector<float> values = engine.read_block(b);
+    const std::vector<float> values = engine.snapshot().read_block(b);
     for (const model::TensorSpec& tensor : block.tensors) {
       if (!is_saved(model, tensor)) continue;
       done += tensor.size * sizeof(float);

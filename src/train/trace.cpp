@@ -46,7 +46,7 @@ bool trains(const Plan& plan) {
 }
 
 /// One submitted plan of the timeline and the spans of its operations.
-struct Submission {
+struct TracedPlan {
   static constexpr std::size_t kMissing = ~std::size_t{0};
 
   const Plan* plan = nullptr;
@@ -55,16 +55,16 @@ struct Submission {
   std::uint64_t step = 0;  ///< training steps up to this run; 0: none yet
 };
 
-using Submissions = std::map<std::uint64_t, Submission>;
+using Submissions = std::map<std::uint64_t, TracedPlan>;
 
 Submissions collect_submissions(const std::vector<TracedOperation>& traced) {
   Submissions runs;
   for (std::size_t i = 0; i < traced.size(); ++i) {
     const Span& span = traced[i].span;
-    Submission& run = runs[span.run];
+    TracedPlan& run = runs[span.run];
     if (run.plan == nullptr) {
       run.plan = span.plan;
-      run.span_of.assign(run.plan->operations.size(), Submission::kMissing);
+      run.span_of.assign(run.plan->operations.size(), TracedPlan::kMissing);
     }
     run.span_of[span.op] = i;
   }
@@ -77,11 +77,11 @@ Submissions collect_submissions(const std::vector<TracedOperation>& traced) {
   return runs;
 }
 
-void add_edge(std::vector<TracedOperation>& traced, const Submission& from_run, OpId from,
-              const Submission& to_run, OpId to) {
+void add_edge(std::vector<TracedOperation>& traced, const TracedPlan& from_run, OpId from,
+              const TracedPlan& to_run, OpId to) {
   const std::size_t start = from_run.span_of[from];
   const std::size_t end = to_run.span_of[to];
-  if (start != Submission::kMissing && end != Submission::kMissing) {
+  if (start != TracedPlan::kMissing && end != TracedPlan::kMissing) {
     traced[end].after.push_back(start);
   }
 }
@@ -245,7 +245,7 @@ std::vector<TracedOperation> trace_operations(const schedule::Timeline& timeline
                    [](const auto& a, const auto& b) { return a.span.start < b.span.start; });
   const Submissions runs = collect_submissions(traced);
   for (TracedOperation& one : traced) {
-    const Submission& run = runs.at(one.span.run);
+    const TracedPlan& run = runs.at(one.span.run);
     // Updates during a step's forward pass belong to the step before; flushed ones to the last.
     const std::uint64_t lag = run.trains ? one.span.operation().lag : 0;
     if (run.step > lag) one.step = run.step - lag;

@@ -14,7 +14,7 @@
 
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/checkpoint/checkpoints.h"
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/data/loader.h"
@@ -135,7 +135,7 @@ class Trainer {
   /// Ends the trace after its last step, when that step's updates are done.
   void end_trace() {
     if (!trace_.ends_after(step_, config_.ballast.steps)) return;
-    by_engine([&] { engine_->finish(); });
+    as_step_failure([&] { engine_->finish(); });
     measures_->unsettle();
     if (first()) trace_.save(*engine_);
   }
@@ -186,7 +186,7 @@ class Trainer {
       if (saved.stops) return false;
       measures_->go_on();
     }
-    by_engine([&] { engine_->finish(); });
+    as_step_failure([&] { engine_->finish(); });
     return true;
   }
 
@@ -274,7 +274,7 @@ class Trainer {
   [[nodiscard]] bool has_saved_weights() const {
     std::error_code ignored;
     const bool here = std::filesystem::exists(config_.ballast.out / formats::kRunWeights, ignored);
-    return comm::as_rank_0_says(ranks_, here);
+    return comm::decided_by_root(ranks_, here);
   }
 
   void announce() {
@@ -282,7 +282,7 @@ class Trainer {
     const RunStart start = {.blueprint = engine_.blueprint(),
                             .device = engine_->device().description(),
                             .update_isa = engine_.describe_update(),
-                            .io_backend = std::string(engine_->io_backend()),
+                            .io_backend = totals.io_backend,
                             .gemm_peak_flops = gemm_peak_,
                             .fill_seconds = totals.fill_seconds,
                             .filled_on_nvme = totals.nvme_bytes_written(),
@@ -305,7 +305,7 @@ class Trainer {
     const data::Batch batch = loader_->next();
     id_check_->rethrow();
     const double rate = rates_.at(engine_->updates() + 1);
-    const engine::StepResult result = by_engine(
+    const engine::StepResult result = as_step_failure(
         [&] { return engine_->train_step(of_engine(batch), rate, loss_scaler_.scale()); });
     StepMetrics metrics = measures_->step(batch, result, rate);
     metrics.skipped_batches = skipped_batches_;
@@ -335,7 +335,7 @@ class Trainer {
   void evaluate_after(StepMetrics& metrics) {
     const auto start = Clock::now();
     try {
-      const auto found = by_engine([&] {
+      const auto found = as_step_failure([&] {
         return evaluate(*engine_, loader_->evaluation(), config_.ballast.eval_batches, rank_,
                         world_);
       });
@@ -396,7 +396,7 @@ class Trainer {
 
   /// Who interrupts a run does not want to wait for simulations.
   [[nodiscard]] std::string advice(const schedule::LaneTotals& lanes, bool interrupted) const {
-    std::function<std::vector<planner::Variant>()> improvements;
+    std::function<std::vector<planner::Improvement>()> improvements;
     if (plan_.request && !interrupted) {
       improvements = [this] { return planner::find_improvements(plan_.decision, *plan_.request); };
     }
@@ -434,7 +434,7 @@ class Trainer {
   std::uint64_t world_;
   std::uint32_t local_world_;  ///< ranks on this machine
   RunTrace trace_;
-  RunEngine engine_;
+  RestartableEngine engine_;
   LrSchedule rates_;
   LossScaler loss_scaler_;
   RunCheckpoints checkpoints_;
@@ -473,7 +473,7 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
   RunOptions chosen = options;
   std::optional<FinishedRun> finished;  // on rank 0
   // Before planning, which may measure the machine for a minute.
-  comm::together(ranks, [&] {
+  comm::collective_try(ranks, [&] {
     if (!options.resume.empty()) checkpoint::check_names_states(options.resume);
     inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());
     if (first) open_outputs(config, options, inputs);
@@ -484,16 +484,16 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
   });
   if (options.directory == RunDirectory::automatic) {
     if (first && finished) observer.already_finished(*finished);
-    if (comm::as_rank_0_says(ranks, finished.has_value())) return;
+    if (comm::decided_by_root(ranks, finished.has_value())) return;
     const bool continues = chosen.directory == RunDirectory::continued;
-    if (comm::as_rank_0_says(ranks, continues)) chosen.directory = RunDirectory::continued;
+    if (comm::decided_by_root(ranks, continues)) chosen.directory = RunDirectory::continued;
   }
   planner::RunPlan plan = planner::plan_run(config, ranks, interrupted, options.source);
   std::optional<Trainer> trainer;
-  comm::together(ranks, [&] {
+  comm::collective_try(ranks, [&] {
     trainer.emplace(std::move(plan), config, inputs, observer, interrupted, chosen, ranks);
   });
-  comm::together(ranks, [&] { trainer->prepare(); });
+  comm::collective_try(ranks, [&] { trainer->prepare(); });
   trainer->run();
 }
 

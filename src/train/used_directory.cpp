@@ -13,7 +13,6 @@
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
 #include "ballast/text/json.h"
-#include "ballast/train/trainer.h"
 
 #include "src/checkpoint/checkpoint.h"
 
@@ -88,10 +87,6 @@ void refuse_used(const fs::path& file) {
               fmt::format("{} exists: choose another run directory with --out, or give --overwrite "
                           "to replace it",
                           file.string()));
-}
-
-void refuse_used_directory(const fs::path& directory) {
-  refuse_used_directory(directory, "");
 }
 
 void refuse_used_directory(const fs::path& directory, std::string_view ignored) {

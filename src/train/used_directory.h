@@ -1,7 +1,8 @@
 #pragma once
 
 #include <filesystem>
-#include <string_view>
+
+#include "ballast/train/used_directory.h"
 
 namespace ballast::train {
 
@@ -16,9 +17,6 @@ bool is_of_run_directory(const std::filesystem::path& name);
 
 /// Throws Error(usage): `file` is of another run.
 [[noreturn]] void refuse_used(const std::filesystem::path& file);
-
-/// refuse_used_directory() of trainer.h, without looking at `ignored`.
-void refuse_used_directory(const std::filesystem::path& directory, std::string_view ignored);
 
 /// --overwrite replaces runs, nothing else. Throws Error(usage) if `directory` has files that a run
 /// would replace but no run has written, if they are symbolic links, or if `directory` is a

@@ -15,26 +15,12 @@ from include_rules import INCLUDE, SOURCES, module_of, module_of_include
 
 # One line per circle: its module, then the files without folder of the module and without ending.
 KNOWN: dict[str, list[str]] = {
-    "aio": ["file nameless"],
     "config": ["checkpoint_config config model_source sections"],
-    "device": ["device factories"],
-    "engine": ["blueprint state_layout",
-               "arguments counts current_operation engine handlers held_block lanes saved_states "
-               "states token_batch warm_up"],
-    "formats": ["bitsandbytes coded_tensors file_formats format_advice read_ahead safetensors "
-                "safetensors_header weight_causes weight_files",
-                "numpy_array token_formats"],
     "model": ["host/code_kernels host/elementwise_kernels host/kernels host/norm_kernels "
               "host/normal_kernels host/simd host/softmax_kernels"],
     "python": ["shared_file transfers"],
     "schedule": ["home_list layout",
                  "simulator simulator_costs"],
-    "state": ["store swap_space"],
-    "text": ["json json_mistakes"],
-    "tools": ["io/load io/producer"],
-    "train": ["automatic_resume monitors run_files run_inputs run_measures run_trace trainer "
-              "used_directory"],
-    "update": ["device_update factories"],
 }
 
 

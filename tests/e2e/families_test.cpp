@@ -18,6 +18,7 @@
 #include "tests/e2e/first_step.h"
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/function_weights.h"
 #include "tests/support/temp_dir.h"
 
 // Small random models of all families, compared with transformers:
@@ -65,8 +66,8 @@ std::vector<float> read_logits(const formats::SafetensorsReader& from,
 }
 
 /// `from` must outlive the result.
-engine::WeightSource source_of(const formats::SafetensorsReader& from) {
-  return {.read = [&from](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+test::FunctionWeights source_of(const formats::SafetensorsReader& from) {
+  return {[&from](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     const std::vector<float> values = read_tensor(from, tensor);
     std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(first), out.size(), out.begin());
   }};
@@ -146,7 +147,7 @@ TEST_P(Families, TwoDocumentsInASequenceAreThoseOfTransformers) {
     }
   }
   engine::Engine engine = planner::make_engine(config);
-  engine.start(source_of(tensors));
+  test::start_from(engine, source_of(tensors));
   for (std::size_t i = 0; i < packed["loss"].size(); ++i) {
     const double expected = packed["loss"][i];
     const auto found = engine.train_step(Batch(record, i, true).view(), config.optimizer.lr);
@@ -228,7 +229,7 @@ TEST_P(Families, TenStepsAreThoseOfTransformers) {
     const test::TempDir directory;
     const config::Config config = make_config(record, bf16, directory.path());
     engine::Engine engine = planner::make_engine(config);
-    engine.start(source_of(tensors));
+    test::start_from(engine, source_of(tensors));
     const std::size_t steps = record["loss"].size();
     for (std::size_t i = 0; i < steps; ++i) {
       const Batch batch(record, i);
@@ -244,7 +245,7 @@ TEST_P(Families, TenStepsAreThoseOfTransformers) {
     if (bf16) continue;
     for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
       for (const auto& tensor : engine.blueprint().model.blocks[b].tensors) {
-        const std::vector<float> ours = engine.read_weights(b, tensor);
+        const std::vector<float> ours = engine.snapshot().read_weights(b, tensor);
         const std::vector<float> theirs = read_tensor(tensors, tensor, "final.");
         EXPECT_LT(relative_error({ours.begin(), ours.end()}, theirs), 1e-3) << tensor.name;
       }

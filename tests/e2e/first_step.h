@@ -147,11 +147,6 @@ class FirstStep {
     DeviceBytes rows;
     DeviceView<float> sums;
     std::vector<std::int32_t> starts;
-
-    [[nodiscard]] model::ExpertChoices choices(std::size_t expert) const {
-      const auto first = static_cast<std::size_t>(starts[expert]);
-      return {first, static_cast<std::size_t>(starts[expert + 1]) - first};
-    }
   };
 
   void run(const Batch& batch, bool keeps) {
@@ -162,15 +157,15 @@ class FirstStep {
     const std::size_t head = b.architecture.blocks.size() - 1;
     kept_.resize(head);
     for (std::size_t i = 1; i < head && keeps; ++i) {
-      kept_[i] = b.device->allocate(b.compute->memory().intermediates[i], "intermediates");
+      kept_[i] = b.device->allocate(b.compute->sizes().intermediates[i], "intermediates");
     }
-    const std::uint64_t totals = b.compute->memory().router_totals;
+    const std::uint64_t totals = b.compute->sizes().router_totals;
     if (totals > 0) {
       totals_ = view_as<double>(b.device->allocate(totals * sizeof(double), "totals"));
       router_losses_ = view_as<double>(b.device->allocate(2 * sizeof(double), "losses"));
     }
     inputs_.push_back(b.activation());
-    b.compute->embedding_forward(*b.stream, 0, weights_[0], inputs, positions_, inputs_[0]);
+    b.kernels().embedding_forward(*b.stream, 0, weights_[0], inputs, positions_, inputs_[0]);
     for (std::size_t i = 1; i < head; ++i) forward(i);
     b.stream->synchronize();
     last_ = b.download(inputs_.back());
@@ -184,7 +179,7 @@ class FirstStep {
                  tied ? tied_ : DeviceView<float>{}, model::Accumulation::later, loss_);
     inputs_.pop_back();
     for (std::size_t i = head - 1; i >= 1; --i) backward(i);
-    b.compute->embedding_backward(*b.stream, 0, inputs, positions_, flow_, gradients_[0]);
+    b.kernels().embedding_backward(*b.stream, 0, inputs, positions_, flow_, gradients_[0]);
     b.stream->synchronize();
   }
 
@@ -194,33 +189,33 @@ class FirstStep {
       case model::LayerPart::router:
         return route(i);
       case model::LayerPart::shared_expert:
-        b.compute->tile_forward(*b.stream, i, weights_[i], positions_, routed_.back().rows,
-                                routed_.back().sums, {});
+        b.kernels().tile_forward(*b.stream, i, weights_[i], positions_, routed_.back().rows,
+                                 routed_.back().sums, {});
         return;
       case model::LayerPart::expert: {
         const bool last = !b.architecture.is_layer_tile(i + 1);
         const DeviceBytes out = last ? b.activation() : DeviceBytes();
         const Routed& half = routed_.back();
-        b.compute->expert_forward(*b.stream, i, weights_[i], half.rows,
-                                  half.choices(b.architecture.blocks[i].expert), half.sums, out);
+        b.kernels().expert_forward(*b.stream, i, weights_[i], half.rows, half.starts, half.sums,
+                                   out);
         if (last) inputs_.push_back(out);
         return;
       }
       default:
         inputs_.push_back(b.activation());
-        b.compute->layer_forward(*b.stream, i, weights_[i], positions_, inputs_[inputs_.size() - 2],
-                                 inputs_.back(), kept_[i]);
+        b.kernels().layer_forward(*b.stream, i, weights_[i], positions_,
+                                  inputs_[inputs_.size() - 2], inputs_.back(), kept_[i]);
     }
   }
 
   void route(std::size_t i) {
     auto& b = bench_;
-    const std::size_t experts = b.compute->memory().experts;
-    Routed half = {.rows = b.device->allocate(b.compute->memory().rows, "rows"),
+    const std::size_t experts = b.compute->sizes().experts;
+    Routed half = {.rows = b.device->allocate(b.compute->sizes().rows, "rows"),
                    .sums = b.gradient(b.activations())};
     const DeviceView<std::int32_t> starts = b.upload_tokens(std::vector<std::int32_t>(experts + 1));
-    b.compute->route(*b.stream, i, weights_[i], inputs_.back(), {}, half.rows, half.sums,
-                     {.starts = starts, .totals = totals_, .losses = router_losses_});
+    b.kernels().route(*b.stream, i, weights_[i], inputs_.back(), {}, half.rows, half.sums,
+                      {.starts = starts, .totals = totals_, .losses = router_losses_});
     half.starts = b.get(starts);
     routed_.push_back(half);
   }
@@ -230,28 +225,27 @@ class FirstStep {
     const model::LayerPart part = b.architecture.blocks[i].part;
     if (part == model::LayerPart::expert) {
       const Routed& half = routed_.back();
-      b.compute->expert_backward(*b.stream, i, weights_[i], half.rows,
-                                 half.choices(b.architecture.blocks[i].expert), flow_, half.sums,
-                                 gradients_[i]);
+      b.kernels().expert_backward(*b.stream, i, weights_[i], half.rows, half.starts, flow_,
+                                  half.sums, gradients_[i]);
       return;
     }
     if (part == model::LayerPart::shared_expert) {
       const Routed& half = routed_.back();
-      b.compute->tile_backward(*b.stream, i, weights_[i], positions_, half.rows, flow_, half.sums,
-                               gradients_[i], model::Accumulation::later);
+      b.kernels().tile_backward(*b.stream, i, weights_[i], positions_, half.rows, flow_, half.sums,
+                                gradients_[i], model::Accumulation::later);
       return;
     }
     const DeviceBytes in = inputs_.back();
     inputs_.pop_back();
     if (part == model::LayerPart::router) {
       const Routed& half = routed_.back();
-      b.compute->router_backward(*b.stream, i, weights_[i], in, half.rows, half.sums, totals_, 1.0F,
-                                 flow_, gradients_[i], model::Accumulation::later);
+      b.kernels().router_backward(*b.stream, i, weights_[i], in, half.rows, half.sums, totals_,
+                                  1.0F, flow_, gradients_[i], model::Accumulation::later);
       routed_.pop_back();
       return;
     }
-    b.compute->layer_backward(*b.stream, i, weights_[i], positions_, in, flow_, gradients_[i],
-                              model::Accumulation::later, kept_[i]);
+    b.kernels().layer_backward(*b.stream, i, weights_[i], positions_, in, flow_, gradients_[i],
+                               model::Accumulation::later, kept_[i]);
   }
 
   test::Bench bench_;

@@ -15,6 +15,7 @@
 
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/function_weights.h"
 #include "tests/support/joined_ranks.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -85,9 +86,8 @@ TEST(MaskedLoss, IsThatOfTransformersTrainer) {
        "optimizer.params.eps=1e-6", fmt::format("gradient_clipping={}", optimizer["clip"].dump())});
   engine::Engine engine = planner::make_engine(config, nullptr, &ranks);
   const formats::SafetensorsReader initial(fixture("llama.initial.safetensors"));
-  engine.start({[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    initial.read(tensor.name, out, first);
-  }});
+  test::start_from(engine, {[&](const model::TensorSpec& tensor, Elems first,
+                                std::span<float> out) { initial.read(tensor.name, out, first); }});
   const std::uint64_t per_step = micro_batches * sequences;
   const std::uint64_t length = batch["length"];
   const std::vector<std::int32_t> all =

@@ -104,7 +104,7 @@ Values initial_values(engine::Engine& engine) {
   const auto& blocks = engine.blueprint().model.blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     for (const auto& tensor : blocks[b].tensors) {
-      values[tensor.name] = engine.read_weights(b, tensor);
+      values[tensor.name] = engine.snapshot().read_weights(b, tensor);
     }
   }
   return values;
@@ -116,7 +116,7 @@ void compare_updates(engine::Engine& engine, const Values& initial, const std::s
   const auto& blocks = engine.blueprint().model.blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     for (const auto& tensor : blocks[b].tensors) {
-      const std::vector<float> ours = engine.read_weights(b, tensor);
+      const std::vector<float> ours = engine.snapshot().read_weights(b, tensor);
       const std::vector<float>& start = initial.at(tensor.name);
       std::vector<float> theirs(tensor.size);
       if (tensor.frozen) {

@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/checkpoint/checkpoints.h"
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/planner/make_engine.h"
 
 #include "src/checkpoint/checkpoint.h"
@@ -125,7 +125,7 @@ Alone train_alone(const Subject& subject, const fs::path& directory) {
   engine.start();
   for (std::uint64_t number = 1; number <= kSteps; ++number) step(engine, number, nullptr);
   const fs::path folder = write(engine, directory, nullptr);
-  const std::uint64_t hash = engine.state_hash();
+  const std::uint64_t hash = engine.snapshot().hash();
   EXPECT_EQ(hash_of(folder), hash);
   return {folder, hash, step(engine, kSteps + 1, nullptr)};
 }
@@ -134,7 +134,7 @@ Alone train_alone(const Subject& subject, const fs::path& directory) {
 void expect_same_states(const Subject& subject, const Alone& alone, const fs::path& directory,
                         const Overrides& overrides) {
   comm::Ranks& ranks = test::joined_ranks();
-  comm::together(&ranks, [&] {
+  comm::collective_try(&ranks, [&] {
     if (ranks.rank() == 0) fs::create_directories(directory);
   });
   engine::Engine together = planner::make_engine(
@@ -142,14 +142,14 @@ void expect_same_states(const Subject& subject, const Alone& alone, const fs::pa
   resume(together, alone.folder, &ranks);
   const fs::path folder = write(together, directory, &ranks);
   const double loss = step(together, kSteps + 1, &ranks);
-  comm::together(&ranks, [&] {
+  comm::collective_try(&ranks, [&] {
     if (ranks.rank() != 0) return;
     const std::string name = directory.filename().string();
     EXPECT_NEAR(loss, alone.next_loss, 1e-5 * std::abs(alone.next_loss)) << name;
     EXPECT_EQ(hash_of(folder), alone.hash) << name;
     engine::Engine again = planner::make_engine(config_of(subject, directory / "again", 1, {}));
     resume(again, folder, nullptr);
-    EXPECT_EQ(again.state_hash(), alone.hash) << name;
+    EXPECT_EQ(again.snapshot().hash(), alone.hash) << name;
     EXPECT_EQ(step(again, kSteps + 1, nullptr), alone.next_loss) << name;
   });
 }
@@ -158,7 +158,7 @@ void expect_same_states(const Subject& subject, const Alone& alone, const fs::pa
 Alone train_alone_on_first(const Subject& subject, const fs::path& directory) {
   comm::Ranks& ranks = test::joined_ranks();
   Alone alone = {.folder = checkpoint::checkpoint_folder(directory, kSteps)};
-  comm::together(&ranks, [&] {
+  comm::collective_try(&ranks, [&] {
     if (ranks.rank() == 0) alone = train_alone(subject, directory);
   });
   return alone;

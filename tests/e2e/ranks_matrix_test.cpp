@@ -313,9 +313,9 @@ std::vector<std::vector<float>> learnt_weights(const Overrides& options,
   std::vector<std::vector<float>> found;
   const auto& blocks = engine.blueprint().model.blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    const std::vector<float> block = engine.read_block(b);
+    const std::vector<float> block = engine.snapshot().read_block(b);
     for (const auto& tensor : blocks[b].tensors) {
-      found.push_back(engine.read_weights(b, tensor));
+      found.push_back(engine.snapshot().read_weights(b, tensor));
       const auto part = std::span(block).subspan(tensor.offset, tensor.size);
       EXPECT_TRUE(std::equal(part.begin(), part.end(), found.back().begin())) << tensor.name;
     }

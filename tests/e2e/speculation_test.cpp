@@ -97,9 +97,9 @@ Results train(const Overrides& overrides, bool with_poison = false, bool bf16 = 
       const test::Batch held_out = ids(evaluated, 500);
       note(engine.evaluate({held_out.tokens, held_out.targets}).loss);
     }
-    if (step == 9) results.numbers.push_back(engine.state_hash());
+    if (step == 9) results.numbers.push_back(engine.snapshot().hash());
   }
-  results.states = engine.state_hash();
+  results.states = engine.snapshot().hash();
   results.updates = engine.updates();
   return results;
 }

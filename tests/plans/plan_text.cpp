@@ -160,9 +160,10 @@ std::string text_of_placement(const engine::Blueprint& blueprint) {
   std::string text = fmt::format(
       "micro_batches {} x {} x {} order {} update {} buffers {} {} {} {} {} {} checkpoints {}\n",
       blueprint.micro_batches, blueprint.shape.sequences, blueprint.shape.length,
-      static_cast<int>(options.order), static_cast<int>(options.update), options.weight_slots,
-      options.gradient_slots, options.weight_staging, options.state_staging,
-      options.activation_staging, options.gradient_staging, options.kept_checkpoints);
+      static_cast<int>(options.order), static_cast<int>(options.update),
+      options.buffers.weight_slots, options.buffers.gradient_slots, options.buffers.weight_staging,
+      options.buffers.state_staging, options.buffers.activation_staging,
+      options.buffers.gradient_staging, options.kept_checkpoints);
   for (const schedule::BlockPlacement& block : blueprint.placement.blocks) {
     text += fmt::format(
         "weights {} states {} activations {} gradients {}{}{}\n", to_string(block.weights),

@@ -140,7 +140,7 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
       outcome.evaluations.push_back(engine.evaluate(held_out.view()).loss);
     }
   }
-  outcome.states = engine.state_hash();
+  outcome.states = engine.snapshot().hash();
   return outcome;
 }
 

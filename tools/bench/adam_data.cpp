@@ -25,14 +25,14 @@ using cpu_adam::Weights;
 /// Elements of the tile that is repeated, with varying scale, to fill the arrays.
 constexpr Elems kTile = Elems{64} * 1024;
 
-struct Layout {
+struct AdamLayout {
   std::string_view name;
   Weights::Format weights;
   DType gradient;
   Moments::Format moments;
 };
 
-constexpr std::array<Layout, 6> kLayouts = {{
+constexpr std::array<AdamLayout, 6> kLayouts = {{
     {"bf16", Weights::Format::split, DType::bf16, Moments::Format::f32},
     {"fp32", Weights::Format::plain, DType::f32, Moments::Format::f32},
     {"master-bf16", Weights::Format::copy_bf16, DType::bf16, Moments::Format::f32},
@@ -48,7 +48,7 @@ constexpr std::array<Optimizer, 5> kOptimizers = {
 std::vector<AdamVariant> make_variants() {
   std::vector<AdamVariant> variants;
   for (const Optimizer optimizer : kOptimizers) {
-    for (const Layout& layout : kLayouts) {
+    for (const AdamLayout& layout : kLayouts) {
       if (layout.moments == Moments::Format::bf16_first && !has_first_moment(optimizer)) continue;
       variants.push_back(
           {fmt::format("{}-{}", to_string(optimizer), layout.name), optimizer, layout.weights,
@@ -77,9 +77,9 @@ void for_each_piece(Elems pieces, int threads, const std::function<void(Elems)>&
 }
 
 /// Fills arrays from one tile, each from a different offset, so that they differ.
-class Filler {
+class ArrayFiller {
  public:
-  Filler(Elems size, int threads) : size_(size), threads_(threads), tile_(make_tile()) {}
+  ArrayFiller(Elems size, int threads) : size_(size), threads_(threads), tile_(make_tile()) {}
 
   /// store(i, x) for every element, x normal with a deviation around `scale`.
   template <class Store>
@@ -105,7 +105,7 @@ class Filler {
 constexpr float kWeightScale = 0.02F;
 constexpr float kGradientScale = 0.03F;
 
-void fill_weights(Filler& filler, const Weights& weights) {
+void fill_weights(ArrayFiller& filler, const Weights& weights) {
   if (weights.format == Weights::Format::split) {
     auto* weight = static_cast<Bf16*>(weights.main);
     auto* remainder = static_cast<std::uint16_t*>(weights.companion);
@@ -121,7 +121,7 @@ void fill_weights(Filler& filler, const Weights& weights) {
 }
 
 /// Leaves 8-bit codes at zero, as in a new optimizer: the first steps set them.
-void fill_moments(Filler& filler, const Moments& moments) {
+void fill_moments(ArrayFiller& filler, const Moments& moments) {
   if (moments.format == Moments::Format::blockwise8) return;
   if (auto* first = static_cast<Bf16*>(moments.first);
       first != nullptr && moments.format == Moments::Format::bf16_first) {
@@ -134,7 +134,7 @@ void fill_moments(Filler& filler, const Moments& moments) {
   }
 }
 
-void fill_gradient(Filler& filler, DType type, void* data) {
+void fill_gradient(ArrayFiller& filler, DType type, void* data) {
   if (type == DType::bf16) {
     auto* values = static_cast<Bf16*>(data);
     filler.fill(kGradientScale, [=](Elems i, float x) { values[i] = to_bf16(x); });
@@ -218,7 +218,7 @@ Gradient make_gradient(DType type, const void* data) {
 cpu_adam::Shard make_shard(const cpu_adam::Updater& updater, const AdamVariant& variant, Elems size,
                            std::vector<Mapping>& mappings) {
   Allocator allocator(updater, variant, size, mappings);
-  Filler filler(size, updater.threads());
+  ArrayFiller filler(size, updater.threads());
   const Weights weights = make_weights(variant.weights, allocator);
   const Moments moments = make_moments(variant.moments, allocator);
   void* gradient = allocator.array("g");
@@ -241,7 +241,7 @@ const AdamVariant& find_adam_variant(const std::string& name) {
     names.push_back(variant.name);
   }
   std::string layouts;
-  for (const Layout& layout : kLayouts) {
+  for (const AdamLayout& layout : kLayouts) {
     layouts += (layouts.empty() ? "" : ", ") + std::string(layout.name);
   }
   throw Error(ErrorCategory::usage,

@@ -35,7 +35,7 @@ struct BenchAttentionArguments {
 
 constexpr std::size_t kMostPasses = std::size_t{1} << 16U;
 
-struct Row {
+struct AttentionTiming {
   AttentionPass pass;
   std::size_t passes = 1;  ///< per wait
   std::vector<double> seconds = {};
@@ -55,13 +55,14 @@ const char* kernels_name(AttentionPass pass) {
 }
 
 /// Alternates the passes, each round from another first one.
-std::vector<Row> measure(AttentionTrial& trial, const BenchAttentionArguments& arguments) {
-  std::vector<Row> rows = {{AttentionPass::own_forward}, {AttentionPass::own_backward}};
+std::vector<AttentionTiming> measure(AttentionTrial& trial,
+                                     const BenchAttentionArguments& arguments) {
+  std::vector<AttentionTiming> rows = {{AttentionPass::own_forward}, {AttentionPass::own_backward}};
   if (trial.cudnn_refusal().empty()) rows.push_back({AttentionPass::cudnn_forward});
-  const auto run = [&](const Row& row) {
+  const auto run = [&](const AttentionTiming& row) {
     return seconds_of([&] { trial.run(row.pass, row.passes); });
   };
-  for (Row& row : rows) {
+  for (AttentionTiming& row : rows) {
     trial.run(row.pass, 1);  // the first call loads the kernels
     while (row.passes < kMostPasses && run(row) < kShortestSeconds) row.passes *= 2;
   }
@@ -69,7 +70,7 @@ std::vector<Row> measure(AttentionTrial& trial, const BenchAttentionArguments& a
   for (std::size_t round = 0; round < arguments.repeats || total < arguments.seconds; ++round) {
     if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      Row& row = rows[(round + i) % rows.size()];
+      AttentionTiming& row = rows[(round + i) % rows.size()];
       row.seconds.push_back(run(row));
       total += row.seconds.back();
     }
@@ -78,9 +79,9 @@ std::vector<Row> measure(AttentionTrial& trial, const BenchAttentionArguments& a
 }
 
 /// Median over the rounds of the speedup over our own kernels for that pass.
-double ratio(const std::vector<Row>& rows, const Row& row) {
+double ratio(const std::vector<AttentionTiming>& rows, const AttentionTiming& row) {
   if (row.pass != AttentionPass::cudnn_forward) return 1.0;
-  const Row& own = rows.front();
+  const AttentionTiming& own = rows.front();
   std::vector<double> ratios;
   for (std::size_t i = 0; i < row.seconds.size(); ++i) {
     ratios.push_back(own.seconds[i] / static_cast<double>(own.passes) /
@@ -89,7 +90,8 @@ double ratio(const std::vector<Row>& rows, const Row& row) {
   return quantile(ratios, 0.5);
 }
 
-void print_table(const std::vector<Row>& rows, const BenchAttentionArguments& arguments) {
+void print_table(const std::vector<AttentionTiming>& rows,
+                 const BenchAttentionArguments& arguments) {
   const AttentionShape& e = arguments.extents;
   fmt::print(
       "bf16, causal: {} sequences of {} tokens, {} heads ({} for keys and values) of size {}\n",
@@ -98,16 +100,16 @@ void print_table(const std::vector<Row>& rows, const BenchAttentionArguments& ar
       "FLOP: half of 4 (forward) or 10 (backward) x sequences x heads x length^2 x head\n\n");
   fmt::print("  {:<9} {:<6} {:>7} {:>10} {:>9} {:>7}\n", "pass", "kernel", "rounds", "ms",
              "TFLOP/s", "ratio");
-  for (const Row& row : rows) {
+  for (const AttentionTiming& row : rows) {
     fmt::print("  {:<9} {:<6} {:>7} {:>10.4f} {:>9.1f} {:>7.2f}\n", pass_name(row.pass),
                kernels_name(row.pass), row.seconds.size(), 1e3 * row.median(),
                attention_flops(e, row.pass) / row.median() * 1e-12, ratio(rows, row));
   }
 }
 
-text::Json json_of(const std::vector<Row>& rows, const AttentionShape& e) {
+text::Json json_of(const std::vector<AttentionTiming>& rows, const AttentionShape& e) {
   text::Json json = text::Json::array();
-  for (const Row& row : rows) {
+  for (const AttentionTiming& row : rows) {
     json.push_back(text::Json::object(
         {{"pass", pass_name(row.pass)},
          {"by", kernels_name(row.pass)},
@@ -140,7 +142,7 @@ void run_bench_attention(const BenchAttentionArguments& arguments) {
   const auto device = device::make_device(
       {.kind = "cuda", .budget = round_up(attention_trial_bytes(arguments.extents), kPage)});
   const auto trial = make_attention_trial(*device, arguments.extents);
-  const std::vector<Row> rows = measure(*trial, arguments);
+  const std::vector<AttentionTiming> rows = measure(*trial, arguments);
   if (arguments.json) {
     fmt::print("{}\n", json_of(rows, arguments.extents).pretty(1));
     return;

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "ballast/calibrate/machine_files.h"
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/build_info.h"
 #include "ballast/core/cpu.h"
 #include "ballast/core/error.h"

@@ -84,7 +84,8 @@ Bytes reset_peak_resident() {
 /// Trains `config`, with a calibration before each round of steps.
 Outcome train(const config::Config& config, const BenchPlanArguments& arguments) {
   Outcome outcome;
-  const model::Architecture model = model::build_architecture(config.model);
+  const model::Architecture model =
+      model::build_architecture(config.model, config.ballast.expert_ranks());
   outcome.calibration = calibrate::calibrate(config, model);
   const Bytes before = reset_peak_resident();
   engine::Engine engine = planner::make_engine(config, &interrupted());
@@ -124,8 +125,9 @@ Outcome train(const config::Config& config, const BenchPlanArguments& arguments)
 
 /// `config` with every "auto" decided by the planner with this machine's rates.
 config::Config decide(const config::Config& config) {
-  planner::PlanRequest request = {.config = config,
-                                  .model = model::build_architecture(config.model)};
+  planner::PlanRequest request = {
+      .config = config,
+      .model = model::build_architecture(config.model, config.ballast.expert_ranks())};
   request.rates = calibrate::calibrate(config, request.model).rates;
   request.budgets = planner::budgets_of(config, request.rates);
   return planner::decide(request).config;

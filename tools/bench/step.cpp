@@ -51,7 +51,7 @@ struct BenchStepResult {
   double seconds = 0.0;      ///< median step
   double flops = 0.0;        ///< of a step's matrix products
   double model_flops = 0.0;  ///< without recomputed ones
-  std::vector<Pass> passes;
+  std::vector<TimedPass> passes;
   double gemm_peak = 0.0;
   double loss = 0.0;
   schedule::LaneTotals lanes;  ///< over all steps
@@ -117,7 +117,7 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   result.passes = time_passes(timeline, blueprint);
   // Products of the model's shapes may be faster than the probe's, which other work may slow.
   result.gemm_peak = std::max(result.gemm_peak, result.flops_per_second());
-  for (const Pass& pass : result.passes) {
+  for (const TimedPass& pass : result.passes) {
     result.gemm_peak = std::max(result.gemm_peak, pass.flops_per_second());
   }
   for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
@@ -150,7 +150,7 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
              "FLOPs of all matrix products / step time");
   print_rate("model (MFU)", "", result.model_per_second(), result,
              "the same without recomputation");
-  for (const Pass& pass : result.passes) {
+  for (const TimedPass& pass : result.passes) {
     print_rate(pass.name, time_text(pass.seconds), pass.flops_per_second(), result, "");
   }
   for (const schedule::Lane lane : schedule::kLanes) {
@@ -165,7 +165,7 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
   }
 }
 
-text::Json json_of(const Pass& pass, const BenchStepResult& result) {
+text::Json json_of(const TimedPass& pass, const BenchStepResult& result) {
   return text::Json::object({{"pass", pass.key},
                              {"operations", pass.count},
                              {"seconds", pass.seconds},
@@ -180,7 +180,7 @@ text::Json json_of(const BenchStepArguments& arguments, const BenchStepResult& r
            static_cast<double>(arguments.steps);
   };
   text::Json passes = text::Json::array();
-  for (const Pass& pass : result.passes) passes.push_back(json_of(pass, result));
+  for (const TimedPass& pass : result.passes) passes.push_back(json_of(pass, result));
   return text::Json::object(
       {{"device", result.kind},
        {"family", arguments.family},

@@ -12,8 +12,8 @@ namespace {
 
 /// Times all operations of `timeline` that compute the same products as the first one of `plan`
 /// with that kernel on `block`.
-Pass time_pass(const schedule::Timeline& timeline, const schedule::Plan& plan, model::Kernel kernel,
-               std::uint32_t block) {
+TimedPass time_pass(const schedule::Timeline& timeline, const schedule::Plan& plan,
+                    model::Kernel kernel, std::uint32_t block) {
   const auto first = std::find_if(plan.operations.begin(), plan.operations.end(),
                                   [&](const schedule::Operation& operation) {
                                     return runs(operation, kernel) && operation.block == block;
@@ -25,7 +25,7 @@ Pass time_pass(const schedule::Timeline& timeline, const schedule::Plan& plan, m
     if (!runs(operation, kernel) || operation.flops != first->flops) continue;
     seconds.push_back(span.end - span.start);
   }
-  Pass pass;
+  TimedPass pass;
   pass.count = seconds.size();
   pass.seconds = quantile(seconds, 0.5);
   pass.flops = first->flops;
@@ -40,14 +40,14 @@ double model_flops_of_step(const engine::Blueprint& blueprint) {
   return 3.0 * static_cast<double>(blueprint.micro_batches) * forward;
 }
 
-std::vector<Pass> time_passes(const schedule::Timeline& timeline,
-                              const engine::Blueprint& blueprint) {
+std::vector<TimedPass> time_passes(const schedule::Timeline& timeline,
+                                   const engine::Blueprint& blueprint) {
   const std::uint32_t head = blueprint.workload.head();
   const std::uint32_t layer = blueprint.workload.first_layer();
-  std::vector<Pass> passes;
+  std::vector<TimedPass> passes;
   const auto add = [&](std::string_view name, std::string_view key, model::Kernel kernel,
                        std::uint32_t block) {
-    Pass pass = time_pass(timeline, blueprint.schedule.steady, kernel, block);
+    TimedPass pass = time_pass(timeline, blueprint.schedule.steady, kernel, block);
     if (pass.count == 0) return;
     pass.name = name;
     pass.key = key;

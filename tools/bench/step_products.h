@@ -15,7 +15,7 @@ namespace ballast::tools {
 double model_flops_of_step(const engine::Blueprint& blueprint);
 
 /// One kind of operation: a pass of one micro-batch through one block.
-struct Pass {
+struct TimedPass {
   std::string_view name;  ///< "layer forward"
   std::string_view key;   ///< "layer_forward"
   std::size_t count = 0;  ///< timed operations
@@ -26,7 +26,7 @@ struct Pass {
 
 /// Passes through layers and the head in `timeline`. The operations of all layers that keep or
 /// recompute intermediates like the first one are one kind.
-std::vector<Pass> time_passes(const schedule::Timeline& timeline,
-                              const engine::Blueprint& blueprint);
+std::vector<TimedPass> time_passes(const schedule::Timeline& timeline,
+                                   const engine::Blueprint& blueprint);
 
 }  // namespace ballast::tools

@@ -37,11 +37,11 @@ struct Totals {
 };
 
 /// A tensor as the files have it: codes with the bytes of their scales.
-formats::StoredTensor stored_of(const formats::WeightFiles::Place& place) {
+formats::StoredTensor stored_of(const formats::WeightPlace& place) {
   formats::StoredTensor tensor = *place.tensor;
   if (place.coded == nullptr) return tensor;
-  const formats::WeightFiles::Coded& coded = *place.coded;
-  using Format = formats::WeightFiles::Coded::Format;
+  const formats::CodedWeights& coded = *place.coded;
+  using Format = formats::CodedWeights::Format;
   tensor.dtype = coded.format == Format::mxfp4 ? "MXFP4"
                  : coded.format == Format::nf4 ? "NF4"
                                                : "INT8";

@@ -31,7 +31,7 @@ namespace ballast::tools {
 namespace {
 
 struct PlanArguments {
-  PlanRequest request;
+  ForecastRequest request;
   std::filesystem::path trace;
   std::filesystem::path html;
   bool overwrite = false;
@@ -39,7 +39,7 @@ struct PlanArguments {
   bool json = false;
 };
 
-schedule::Rates rates_for(const PlanRequest& request, config::Config config) {
+schedule::Rates rates_for(const ForecastRequest& request, config::Config config) {
   if (!request.rates.empty()) {
     try {
       return calibrate::load_rates(request.rates);
@@ -76,7 +76,7 @@ void write_simulated_steps(const std::filesystem::path& file, const text::Output
 }
 
 void run_plan(const PlanArguments& arguments) {
-  const PlanRequest& request = arguments.request;
+  const ForecastRequest& request = arguments.request;
   announce_ending("planning ends without a result");
   const config::Config config = request.config.load(request.world);
   log_notes(config);
@@ -118,7 +118,7 @@ void run_plan(const PlanArguments& arguments) {
 
 }  // namespace
 
-planner::Forecast forecast_of(const PlanRequest& request, const config::Config& config) {
+planner::Forecast forecast_of(const ForecastRequest& request, const config::Config& config) {
   return planner::make_forecast(config, rates_for(request, config), request.world, &interrupted());
 }
 

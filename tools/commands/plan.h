@@ -9,7 +9,7 @@
 
 namespace ballast::tools {
 
-struct PlanRequest {
+struct ForecastRequest {
   ConfigRequest config;
   std::filesystem::path rates;  ///< file of the machine's rates; "": measure this machine
   std::uint32_t world = 1;
@@ -18,6 +18,6 @@ struct PlanRequest {
 
 /// Predicts a run of `config`, which is that of `request`. Measures this machine's rates unless
 /// they are cached or given. Throws Error.
-planner::Forecast forecast_of(const PlanRequest& request, const config::Config& config);
+planner::Forecast forecast_of(const ForecastRequest& request, const config::Config& config);
 
 }  // namespace ballast::tools

@@ -9,8 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "ballast/comm/collective_try.h"
 #include "ballast/comm/communicator.h"
-#include "ballast/comm/together.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
@@ -103,7 +103,7 @@ void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) 
   if (config && config->ballast.writes_checkpoints()) options.interrupted = nullptr;
   if (config) options.timeout_seconds = config->ballast.comm_timeout_seconds;
   run_as_rank(launch, options, [&](comm::Ranks& ranks) {
-    comm::together(&ranks, [&] {
+    comm::collective_try(&ranks, [&] {
       if (mistake) std::rethrow_exception(mistake);
     });
     train_and_show(arguments, std::move(*config), &ranks);

@@ -8,9 +8,10 @@
 #include <fmt/format.h>
 
 #include "ballast/checkpoint/checkpoints.h"
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/config/resumption.h"
 #include "ballast/core/error.h"
+#include "ballast/train/used_directory.h"
 
 #include "tools/command_line.h"
 #include "tools/commands/run_directory.h"
@@ -137,7 +138,7 @@ void train_run(const TrainRequest& request, config::Config config, const MakeObs
                comm::Ranks* ranks) {
   const bool first = ranks == nullptr || ranks->rank() == 0;
   const bool unnamed = config.ballast.out.empty();
-  comm::together(ranks, [&] {
+  comm::collective_try(ranks, [&] {
     if (first && unnamed) config.ballast.out = create_run_directory(request.config.file);
   });
   if (first) log_notes(config, LogLevel::info);

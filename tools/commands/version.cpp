@@ -20,17 +20,17 @@ namespace ballast::tools {
 namespace {
 
 /// A part of the program that may be missing on a machine.
-struct Part {
+struct OptionalPart {
   std::string name;
   std::string refusal;    ///< why it is missing, or ""
   std::string file = {};  ///< of the library that it was loaded from, if any
 };
 
 /// "self, mpi (/usr/lib/ballast/ballast_mpi.so); nccl: built without NCCL".
-std::string parts_text(const std::vector<Part>& parts) {
+std::string parts_text(const std::vector<OptionalPart>& parts) {
   std::string available;
   std::string missing;
-  for (const Part& part : parts) {
+  for (const OptionalPart& part : parts) {
     if (!part.refusal.empty()) {
       missing += fmt::format("; {}: {}", part.name, part.refusal);
       continue;
@@ -52,7 +52,7 @@ void print_version() {
              parts_text({{"self", ""},
                          {"mpi", comm::mpi_refusal(), comm::mpi_file()},
                          {"nccl", comm::nccl_refusal(), comm::nccl_file()}}));
-  std::vector<Part> libraries;
+  std::vector<OptionalPart> libraries;
   for (const auto& library : model::cuda_libraries()) {
     libraries.push_back({library.name, library.refusal, library.file});
   }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_events.h"
 
 #include "tools/console/terminal.h"
 #include "tools/live/view.h"

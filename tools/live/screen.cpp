@@ -29,7 +29,7 @@ constexpr std::string_view kBeginFrame = "\x1b[?2026h\x1b[H";
 constexpr std::string_view kEndFrame = "\x1b[?2026l";
 
 /// What signal handlers need.
-struct Shared {
+struct SignalState {
   termios former = {};
   std::atomic<bool> entered = false;
   std::atomic<bool> stop = false;
@@ -37,8 +37,8 @@ struct Shared {
   std::atomic<int> event = -1;
 };
 
-Shared& shared() {
-  static Shared all;
+SignalState& shared() {
+  static SignalState all;
   return all;
 }
 

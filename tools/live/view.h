@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "ballast/train/trainer.h"
+#include "ballast/train/run_events.h"
 
 #include "tools/console/terminal.h"
 #include "tools/live/frame.h"

@@ -14,7 +14,7 @@
 
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/checkpoint/checkpoints.h"
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/tier.h"

@@ -35,7 +35,7 @@ config::AioPath entry_of(const TunedPath& tuned) {
   return {.path = tuned.path,
           .block_size = tuned.setting.block,
           .queue_depth = tuned.setting.depth,
-          .backend = tuned.setting.backend,
+          .backend = config::value_named<config::IoBackend>(tuned.setting.backend).value(),
           .read_gbps = rounded(tuned.rates.read),
           .write_gbps = rounded(tuned.rates.write)};
 }
@@ -44,7 +44,7 @@ Json json_of(const config::AioPath& entry) {
   return Json::object({{"path", entry.path.string()},
                        {"block_size", exact_bytes(entry.block_size)},
                        {"queue_depth", entry.queue_depth},
-                       {"backend", entry.backend},
+                       {"backend", config::name_of(entry.backend)},
                        {"read_gbps", entry.read_gbps},
                        {"write_gbps", entry.write_gbps}});
 }
@@ -93,7 +93,7 @@ void require_tuned(const config::Config& config, const IoTuning& tuning,
                             file.string(), key));
   };
   const config::AioSection& aio = config.aio;
-  require(aio.backend == tuning.common.backend, "aio.backend");
+  require(config::name_of(aio.backend) == tuning.common.backend, "aio.backend");
   require(aio.block_size == tuning.common.block, "aio.block_size");
   require(aio.queue_depth == tuning.common.depth, "aio.queue_depth");
   require(aio.paths == entries, "aio.paths");

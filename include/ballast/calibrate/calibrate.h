@@ -13,11 +13,12 @@
 namespace ballast::calibrate {
 
 /// Parts of a machine that are measured and kept one by one.
-enum class Part : std::uint8_t { compute, update, link, swap };
-inline constexpr std::array kParts = {Part::compute, Part::update, Part::link, Part::swap};
+enum class CalibrationPart : std::uint8_t { compute, update, link, swap };
+inline constexpr std::array kParts = {CalibrationPart::compute, CalibrationPart::update,
+                                      CalibrationPart::link, CalibrationPart::swap};
 
 /// "compute", "update", "link", "swap".
-std::string_view to_string(Part part) noexcept;
+std::string_view to_string(CalibrationPart part) noexcept;
 
 /// Share of the CPU time for other work from which a measurement is disturbed.
 inline constexpr double kMuchOtherWork = 0.1;
@@ -42,10 +43,10 @@ struct Calibration {
 };
 
 /// Whether `rates` has the rates of `part`.
-bool has_part(const schedule::Rates& rates, Part part);
+bool has_part(const schedule::Rates& rates, CalibrationPart part);
 
 /// Copies the rates of `part`.
-void copy_part(Part part, const schedule::Rates& from, schedule::Rates& to);
+void copy_part(CalibrationPart part, const schedule::Rates& from, schedule::Rates& to);
 
 /// Measures this machine for the model and swap paths of `config`: kernels of one layer and of the
 /// head at a few micro-batch sizes (including the config's own), the optimizer update, host-device
@@ -64,7 +65,8 @@ Calibration calibrate(const config::Config& config, const model::Architecture& m
 /// What the rates of `part` depend on, as text: version of the program and of its libraries,
 /// processor, cores, threads, type and shape of the model's layers, and for compute and link the
 /// device, for swap the paths.
-std::string part_key(Part part, const config::Config& config, const model::Architecture& model);
+std::string part_key(CalibrationPart part, const config::Config& config,
+                     const model::Architecture& model);
 
 /// Everything that a calibration depends on, as text: the keys of all parts. Rates are reusable
 /// where the keys are equal.

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ballast/config/choices.h"
 #include "ballast/core/dtype.h"
 #include "ballast/core/tier.h"
 #include "ballast/core/units.h"
@@ -26,8 +27,7 @@ struct DataSection {
   std::vector<std::string> tokens;     ///< token files (.bin)
   std::vector<std::string> documents;  ///< files of documents (.safetensors)
   std::vector<std::string> pairs;      ///< files of pairs, chosen and rejected (.safetensors)
-  /// Type of raw token files: u16, u32 (little-endian), or auto: u16 if every id fits.
-  std::string token_type = "auto";
+  TokenType token_type = TokenType::automatic;
   std::uint64_t sequence_length = 0;
   double held_out = 0.05;         ///< share of the tokens kept for evaluation, 0 to 0.5
   std::vector<std::string> eval;  ///< files for evaluation, of the kind of the training data
@@ -62,8 +62,7 @@ struct DataSection {
 /// `optimizer`: the types and parameters of DeepSpeed and torch.optim. Parameters that the type
 /// does not have keep the values below.
 struct OptimizerSection {
-  enum class Type { adamw, adam, adagrad, lion, sgd };
-  Type type = Type::adamw;
+  cpu_adam::Optimizer type = cpu_adam::Optimizer::adamw;
   /// Used only while reading: "Adam" means AdamW unless this is false. Afterwards `type` is the
   /// result, and this is false only for adam.
   bool adam_w_mode = true;
@@ -76,7 +75,7 @@ struct OptimizerSection {
   bool nesterov = false;
 
   /// The section of a config that gives only the type.
-  static OptimizerSection defaults(Type type);
+  static OptimizerSection defaults(cpu_adam::Optimizer type);
   friend bool operator==(const OptimizerSection&, const OptimizerSection&) = default;
 };
 
@@ -93,6 +92,14 @@ struct SchedulerSection {
   double cos_min_ratio = 1e-4;
 };
 
+template <>
+inline constexpr auto kChoices<SchedulerSection::Type> =
+    std::to_array<NamedValue<SchedulerSection::Type>>(
+        {{"constant", SchedulerSection::Type::constant},
+         {"WarmupLR", SchedulerSection::Type::warmup},
+         {"WarmupDecayLR", SchedulerSection::Type::warmup_decay},
+         {"WarmupCosineLR", SchedulerSection::Type::warmup_cosine}});
+
 /// Derived and checked as DeepSpeed does: train = micro x accumulation x world, any one missing.
 struct BatchSection {
   std::uint64_t train_batch = 0;
@@ -106,7 +113,6 @@ struct BatchSection {
 struct OffloadSection {
   TierChoice tier = Tier::device;                ///< device: none | cpu | nvme | auto
   std::vector<std::filesystem::path> nvme_path;  ///< folders; none: the run directory
-  std::uint64_t buffer_count = 0;                ///< host staging buffers; 0: the engine's default
 };
 
 struct ZeroSection {
@@ -127,7 +133,7 @@ struct AioPath {
   std::filesystem::path path;
   Bytes block_size = 1 * kMiB;
   unsigned queue_depth = 32;
-  std::string backend = "auto";
+  IoBackend backend = IoBackend::automatic;
   double read_gbps = 0.0;  ///< measured bandwidth, 10^9 bytes a second; 0: not measured
   double write_gbps = 0.0;
   friend bool operator==(const AioPath&, const AioPath&) = default;
@@ -137,7 +143,7 @@ struct AioPath {
 struct AioSection {
   Bytes block_size = 1 * kMiB;
   unsigned queue_depth = 32;
-  std::string backend = "auto";       ///< auto, io_uring or threads
+  IoBackend backend = IoBackend::automatic;
   Bytes in_flight_bytes = 64 * kMiB;  ///< per path
   double stall_seconds = 30.0;        ///< slower transfers cause a warning
   double abandon_seconds = 300.0;     ///< timeout of a transfer; at least stall_seconds
@@ -169,6 +175,13 @@ struct SpikeSection {
   std::uint64_t most_rollbacks = 3;
 };
 
+template <>
+inline constexpr auto kChoices<SpikeSection::Action> =
+    std::to_array<NamedValue<SpikeSection::Action>>({{"off", SpikeSection::Action::off},
+                                                     {"warn", SpikeSection::Action::warn},
+                                                     {"stop", SpikeSection::Action::stop},
+                                                     {"rollback", SpikeSection::Action::rollback}});
+
 /// `ballast.adapters`.
 struct AdapterSection : model::AdapterConfig {
   std::filesystem::path path;  ///< a folder of PEFT to begin from; empty: new adapters
@@ -176,11 +189,9 @@ struct AdapterSection : model::AdapterConfig {
 
 /// `ballast`: settings that DeepSpeed lacks.
 struct BallastSection {
-  std::string device = "auto";  ///< auto, host or cuda
-  /// auto, own or cudnn: attention kernels of the bf16 forward pass on the CUDA device.
-  std::string attention = "auto";
-  /// heuristic or timed: how the CUDA device chooses algorithms of matrix products.
-  std::string product_algorithms = "heuristic";
+  DeviceChoice device = DeviceChoice::automatic;
+  model::AttentionBackend attention = model::AttentionBackend::best;
+  ProductSearch product_algorithms = ProductSearch::heuristic;
   Bytes device_bytes = 0;  ///< budget; 0 ("auto"): what is free
   Bytes host_bytes = 0;    ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
   /// Patterns of the names of trained tensors (model::freeze()); none ("all"): all are trained.
@@ -189,20 +200,21 @@ struct BallastSection {
   /// Patterns of the names of tensors without weight decay (model::exempt_from_decay()).
   std::vector<std::string> weight_decay_exclude;
   model::Preference preference;  ///< the loss of data.pairs
-  /// none, int8 or nf4: how frozen matrices of layers are kept (model::quantize()). "auto", until
-  /// the config is complete: nf4 if the weights are, as these are.
-  std::string quantized_base = "auto";
-  bool double_quantization = false;  ///< of nf4: scales are codes too
-  std::string order = "auto";        ///< layer_major, micro_batch_major or auto
-  std::string update = "gated";      ///< gated, or eager (without gradient clipping)
+  /// Automatic until the config is complete: nf4 if the weights are stored in nf4.
+  QuantizedBase quantized_base = QuantizedBase::automatic;
+  bool double_quantization = false;                   ///< of nf4: scales are codes too
+  std::optional<schedule::Order> order;               ///< unset ("auto"): the planner's choice
+  schedule::Update update = schedule::Update::gated;  ///< eager: without gradient clipping
   /// With gated updates: how many blocks, evenly spread over those with states below the device,
   /// are updated before the norm is known; unset ("auto"): the planner's choice.
   std::optional<std::uint64_t> speculative_updates;
-  /// all, or touched: experts without tokens in a step keep their weights and moments.
-  std::string expert_updates = "all";
+  schedule::ExpertUpdates expert_updates = schedule::ExpertUpdates::all;
   /// Whether weights of experts move before their router has chosen; unset ("auto"): the planner's
   /// choice.
   std::optional<bool> expert_prefetch;
+  /// Ranks that share the experts of a layer, with one in each block; 1: each rank has all experts;
+  /// 0 ("auto"): the planner's choice.
+  std::uint64_t expert_parallel = 0;
   bool serial = false;
   bool nvtx = false;                        ///< operations are ranges in NVIDIA's profilers
   std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging
@@ -214,16 +226,12 @@ struct BallastSection {
   /// Whether the backward pass recomputes layers' intermediates instead of keeping them on the
   /// device; unset ("auto"): recomputes those that do not fit.
   std::optional<bool> recompute;
-  std::uint64_t device_weight_buffers = 0;    ///< weights in transit; 0: the engine's default
-  std::uint64_t device_gradient_buffers = 0;  ///< the same for gradients
-  std::uint64_t activation_buffers = 0;       ///< host staging for NVMe; 0: the engine's default
-  std::uint64_t gradient_buffers = 0;         ///< the same for gradients
-  int compute_threads = 0;                    ///< 0: all CPUs
+  int compute_threads = 0;  ///< 0: all CPUs
   int update_threads = 0;
-  std::string update_isa = "auto";      ///< auto, scalar, neon, avx2, avx512
+  std::optional<Isa> update_isa;        ///< unset ("auto"): the best of this machine
   std::optional<int> update_numa_node;  ///< node whose CPUs run the update; unset ("auto"): any
-  /// fp32; bf16_first and 8bit change the arithmetic.
-  std::string optimizer_states = "fp32";
+  /// bf16_first and blockwise8 change the arithmetic.
+  cpu_adam::Moments::Format optimizer_states = cpu_adam::Moments::Format::f32;
   double link_gbps = 0.0;
   std::vector<PlacementRule> placement;
   std::uint64_t steps = 0;
@@ -236,10 +244,14 @@ struct BallastSection {
   std::uint64_t checkpoint_keep = 2;     ///< the newest ones
   std::uint64_t max_skipped_steps = 10;  ///< non-finite steps in a row before the run stops
   SpikeSection spike;
-  std::string on_error = "stop";        ///< stop or resume: after an error of the swap space
+  OnError on_error = OnError::stop;
   double comm_timeout_seconds = 300.0;  ///< how long a rank waits for the others
   std::filesystem::path out;            ///< run directory
 
+  /// Ranks that share the experts of a layer, for model::build_architecture().
+  [[nodiscard]] std::uint64_t expert_ranks() const {
+    return expert_parallel > 1 ? expert_parallel : 1;
+  }
   /// Otherwise a signal ends the run in mid step.
   [[nodiscard]] bool writes_checkpoints() const {
     return checkpoint_every > 0 || checkpoint_seconds > 0.0;
@@ -270,6 +282,28 @@ struct Fp16Section {
 /// A value of Config::steps_per_print above every number of steps.
 inline constexpr std::uint64_t kNoProgressLines = std::uint64_t{1} << 40U;
 
+/// All numbers of buffers open: the planner chooses, or the engine's defaults apply.
+inline constexpr schedule::BufferCounts kOpenBuffers = {0, 0, 0, 0, 0, 0};
+
+/// A member of BufferCounts in the config.
+struct BufferKind {
+  std::string_view key;                          ///< path of the key
+  std::uint32_t schedule::BufferCounts::*count;  ///< 0 in a config: open
+  std::uint32_t few;                             ///< number if memory is short
+  static constexpr std::uint32_t kFewest = 1;    ///< if not even these fit
+  static constexpr std::uint32_t kMost = 1024;   ///< limit of the key
+};
+
+/// In the order in which the planner adds buffers where there is room.
+inline constexpr auto kBufferKinds = std::to_array<BufferKind>(
+    {{"zero_optimization.offload_optimizer.buffer_count", &schedule::BufferCounts::state_staging,
+      1},
+     {"ballast.device_weight_buffers", &schedule::BufferCounts::weight_slots, 2},
+     {"zero_optimization.offload_param.buffer_count", &schedule::BufferCounts::weight_staging, 1},
+     {"ballast.gradient_buffers", &schedule::BufferCounts::gradient_staging, 1},
+     {"ballast.activation_buffers", &schedule::BufferCounts::activation_staging, 1},
+     {"ballast.device_gradient_buffers", &schedule::BufferCounts::gradient_slots, 2}});
+
 /// The whole effective configuration. Paths are absolute.
 struct Config {
   model::ModelConfig model;               ///< complete
@@ -279,6 +313,7 @@ struct Config {
   SchedulerSection scheduler;
   BatchSection batch;
   ZeroSection zero;
+  schedule::BufferCounts buffers = kOpenBuffers;  ///< the keys of kBufferKinds
   AioSection aio;
   /// Of weights, activations and packed gradients: bf16.enabled, fp16.enabled, or f32.
   DType type = DType::bf16;

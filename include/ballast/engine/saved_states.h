@@ -3,48 +3,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ballast/core/units.h"
 #include "ballast/core/view.h"
 #include "ballast/engine/blueprint.h"
+#include "ballast/engine/state_range.h"
 #include "ballast/state/store.h"
 #include "ballast/state/swap_plan.h"
 
 namespace ballast::engine {
-
-/// The arrays that training keeps of a block.
-enum class StateKind : std::uint8_t {
-  weights,     ///< in the training type
-  remainders,  ///< low halves of the fp32 masters of bf16 weights
-  masters,     ///< fp32 masters of fp16 weights
-  first_moments,
-  second_moments,
-  first_exponents,  ///< of 8-bit moments, one for cpu_adam::Codes::kBlock of them
-  second_exponents,
-  codes  ///< of a quantised base: bytes behind the weights, see model::BlockCodes
-};
-
-/// "weights", "remainders", "first_moments", ...
-std::string_view to_string(StateKind kind) noexcept;
-/// The kind of that name; empty for other names.
-std::optional<StateKind> state_kind(std::string_view name) noexcept;
-
-/// Entries [first, first + count) of an array of a block. The same entries have the same bytes in
-/// every placement, stage and number of ranks, with and without expert parallelism.
-struct StateRange {
-  std::size_t block = 0;  ///< its number in the model without expert parallelism
-  StateKind kind = StateKind::weights;
-  Elems first = 0;
-  Elems count = 0;
-  Bytes width = 0;  ///< bytes of an entry
-
-  [[nodiscard]] Bytes bytes() const { return count * width; }
-  bool operator==(const StateRange&) const = default;
-};
 
 /// A home on NVMe that a checkpoint keeps where it is.
 struct KeptHome {
@@ -65,6 +34,12 @@ struct KeptStates {
 
 /// All arrays of all blocks that are not empty, whole, as the ranks together keep them.
 std::vector<StateRange> whole_ranges(const Blueprint& blueprint);
+
+/// This rank's part of weights and states on `homes`: the shards of all arrays, in the order of
+/// blocks, weights first. The parts of all ranks are the whole.
+std::vector<StateRange> saved_ranges(const Blueprint& blueprint, schedule::Homes homes = {});
+/// The same of what is in host memory, in the order in which a step first writes to it.
+std::vector<StateRange> background_ranges(const Blueprint& blueprint);
 
 /// Receives the bytes of a range. May throw.
 using StateSink = std::function<void(const StateRange& range, ConstHostBytes bytes)>;

@@ -11,22 +11,13 @@
 #include "ballast/core/descriptor.h"
 #include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
+#include "ballast/formats/stored_tensor.h"
 
 namespace ballast::formats {
 
 // The file format: an 8-byte little-endian length, that many bytes of JSON (name: {dtype, shape,
 // data_offsets}), then the tensors' data, row-major, little-endian, without gaps. Source: the
 // format section of https://github.com/huggingface/safetensors.
-
-/// One tensor of a safetensors file.
-struct StoredTensor {
-  std::string name;
-  std::string dtype;  ///< as in the file: "F32", "BF16", "F16", or another one
-  std::vector<std::uint64_t> shape;
-  Elems elements = 0;
-  Bytes offset = 0;  ///< from the start of the file
-  Bytes bytes = 0;
-};
 
 /// An open safetensors file. Const members may be called from several threads at a time.
 class SafetensorsReader {

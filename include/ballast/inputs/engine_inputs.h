@@ -7,6 +7,7 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
+#include "ballast/device/device.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/engine.h"
 #include "ballast/memory/budget.h"
@@ -44,9 +45,6 @@ void check_swap_paths(const config::Config& config, const comm::Launch& launch =
 std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_t ranks,
                                       std::span<const Bytes> own);
 
-/// The value of ballast.order.
-std::string name_of(schedule::Order order);
-
 /// The number of speculating blocks that `config` names; 0 for "auto", which only a search decides.
 std::size_t named_speculation(const config::Config& config);
 
@@ -64,6 +62,9 @@ state::SwapOptions swap_options(const config::Config& config, const comm::Launch
 /// Threads, instruction set and NUMA node of the update. Throws Error(config) for an instruction
 /// set that this machine lacks.
 cpu_adam::UpdaterOptions updater_options(const config::Config& config);
+
+/// The device that `config` names, for rank `local_rank` of its machine.
+device::DeviceOptions device_options(const config::Config& config, std::uint32_t local_rank = 0);
 
 /// Free memory of the device that `config` names, for rank `local_rank` of its machine; 0 if the
 /// device uses host memory.

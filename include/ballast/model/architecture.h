@@ -37,15 +37,9 @@ struct ModelConfig {
   /// is one block; 0: by the rule of usual_layer_tiles().
   std::uint64_t layer_tiles = 0;
   double init_stddev = 0.02;
-  /// ballast.expert_parallel: ranks that share the experts of a layer, with one in each block; 1:
-  /// every rank has all of them; 0 ("auto"): the planner's choice, 1 for others.
-  std::uint64_t expert_parallel = 0;
   /// Keys that only some families have, by name (Family::details).
   std::map<std::string, text::Json, std::less<>> details;
 
-  [[nodiscard]] std::uint64_t ranks_sharing_experts() const {
-    return expert_parallel > 1 ? expert_parallel : 1;
-  }
   /// Looks up `details`. Throws Error(state) when the key is missing.
   [[nodiscard]] const text::Json& detail(std::string_view key) const;
   [[nodiscard]] double number(std::string_view key) const { return detail(key).number(); }
@@ -56,8 +50,9 @@ struct ModelConfig {
 using Refuse = std::function<void(std::string_view key, const std::string& rule)>;
 
 /// Fills in defaults that depend on other keys and checks the rules of all models and of the
-/// family. Throws Error(config) for an unknown family.
-void complete(ModelConfig& config, const Refuse& refuse);
+/// family. `expert_ranks`: see Architecture; a usual number of tiles depends on the size of blocks.
+/// Throws Error(config) for an unknown family.
+void complete(ModelConfig& config, const Refuse& refuse, std::uint64_t expert_ranks = 1);
 
 enum class BlockKind { embedding, layer, head };
 enum class Init {
@@ -201,6 +196,8 @@ struct Architecture {
   std::vector<BlockSpec> blocks;
   std::optional<AdapterConfig> adapters = std::nullopt;     ///< of adapt()
   std::optional<Quantization> quantization = std::nullopt;  ///< of quantize()
+  /// Ranks that share the experts of a layer, with one in each block; 1: each rank has all experts.
+  std::uint64_t expert_ranks = 1;
 
   [[nodiscard]] std::size_t first_layer() const { return config.vocabulary_tiles; }
   /// The block with the final norm.
@@ -238,8 +235,8 @@ struct Architecture {
   [[nodiscard]] Elems trained_parameters() const;
 };
 
-/// Blocks of a model with a complete config.
-std::size_t count_blocks(const ModelConfig& config);
+/// Blocks of a model with a complete config; `expert_ranks`: see Architecture.
+std::size_t count_blocks(const ModelConfig& config, std::uint64_t expert_ranks = 1);
 /// Whether `block` of so many (count_blocks()) is a layer or a part of one.
 bool is_layer(const ModelConfig& config, std::size_t block, std::size_t blocks);
 
@@ -262,9 +259,9 @@ ModelConfig config_of_tile(const ModelConfig& config);
 /// or of a dense one if there is none. Returns the configs of other families unchanged.
 ModelConfig without_experts(const ModelConfig& config);
 
-/// Completes the config and lays out the blocks. Throws Error(config) naming the key and the broken
-/// rule.
-Architecture build_architecture(ModelConfig config);
+/// Completes the config and lays out the blocks. `expert_ranks`: see Architecture. Throws
+/// Error(config) naming the key and the broken rule, also if the ranks cannot share the experts.
+Architecture build_architecture(ModelConfig config, std::uint64_t expert_ranks = 1);
 
 /// The blocks of the same model without expert parallelism: each expert is one.
 std::vector<BlockSpec> blocks_without_expert_parallelism(const Architecture& model);

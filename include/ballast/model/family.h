@@ -33,8 +33,7 @@ class BlockBuilder {
   BlockBuilder& columns_of(std::uint64_t columns_in_all, std::uint64_t first_column);
   /// Declares the block to be a part of a layer that is cut.
   BlockBuilder& part(LayerPart part);
-  /// Begins expert `number`, which computes this share of the tokens. A block with several experts
-  /// begins each of them, one behind the other.
+  /// Declares the block to be expert `number`, which computes this share of the tokens.
   BlockBuilder& expert(std::uint64_t number, double token_share);
   /// Declares attention with this total width of heads, to the last `window` tokens (0: all).
   BlockBuilder& attend(std::uint64_t width, std::uint64_t window = 0);
@@ -126,6 +125,11 @@ class Family {
   /// Their number.
   [[nodiscard]] virtual std::size_t count_blocks_of_layer(const ModelConfig& config,
                                                           std::uint64_t index) const;
+  /// The experts of layer `index`; 0: it has none.
+  [[nodiscard]] virtual std::uint64_t experts_of_layer(const ModelConfig& /*config*/,
+                                                       std::uint64_t /*index*/) const {
+    return 0;
+  }
   /// The factor of attention's scores; 0: 1 / sqrt(head_dim).
   [[nodiscard]] virtual double score_scale(const ModelConfig& /*config*/) const { return 0.0; }
   /// Whether what a token gets depends on the length of its document, in documents of at most
@@ -148,7 +152,7 @@ class Family {
   }
 };
 
-/// Registers a family besides gpt2 and llama. Call it before other threads read configs.
+/// Registers a family in addition to the built-in ones. Call it before other threads read configs.
 void add_family(std::unique_ptr<const Family> family);
 /// Throws Error(config) with a suggestion for an unknown name.
 const Family& family(std::string_view name);

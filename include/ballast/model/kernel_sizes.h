@@ -24,14 +24,14 @@ struct KernelSizes {
   /// rows at a time.
   Bytes workspace = 0;
   /// By block: bytes (whole pages) to keep the intermediates of one micro-batch, for layers in one
-  /// piece; for the first block of a head of several tiles: bytes for one pass, see
-  /// Compute::head_train(); 0 for other blocks.
+  /// piece; for the first block of a head of several tiles: bytes for Kernel::head_train;
+  /// 0 for other blocks.
   std::vector<Bytes> intermediates;
-  /// Bytes of what is known of the rows between visits to tiles, of the head or of layers, see
-  /// Compute::normalize(); 0 without tiles.
+  /// Bytes of Port::normed: what is known of the rows between visits to tiles, of the head or of
+  /// layers; 0 without tiles.
   Bytes rows = 0;
   std::uint64_t experts = 0;        ///< of a layer; 0: no layer has any
-  std::uint64_t router_totals = 0;  ///< numbers in RouterResults::totals
+  std::uint64_t router_totals = 0;  ///< numbers of Port::router_totals
   /// By block: bytes of the accumulators that Compute::clear_gradient() sets to zero.
   std::vector<Bytes> cleared;
 };

@@ -8,6 +8,7 @@
 #include "ballast/memory/budget.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/compute.h"
+#include "ballast/planner/plan_choices.h"
 
 namespace ballast::planner {
 
@@ -23,6 +24,17 @@ engine::Blueprint draw_blueprint(const config::Config& config, const model::Arch
 
 /// The same with the budgets and kernels of this machine, for this rank of `ranks` (may be null).
 engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks* ranks = nullptr);
+
+/// A config with all choices as values of keys, and the blueprint of both.
+struct Drawn {
+  config::Config config;
+  engine::Blueprint blueprint;
+};
+
+/// Draws `config` as it was chosen, for this rank of `ranks` (may be null). Throws like
+/// draw_blueprint(), and Error(config) for choices of another model.
+Drawn draw_chosen(const config::Config& config, const PlanChoices& chosen,
+                  const comm::Ranks* ranks = nullptr);
 
 /// A blueprint that only evaluates `config`: see schedule::Purpose. Weights stay on the tiers that
 /// the config names, or else on the fastest one with room, blocks in forward order. With "auto" the

@@ -58,7 +58,7 @@ struct Forecast {
   Bytes nvme_bytes_written = 0;     ///< per step and rank
   std::optional<Wear> wear;         ///< empty if nothing is written to NVMe
   std::vector<HidingPoint> hiding;  ///< of the resources in use, the largest first
-  std::vector<Variant> improvements;
+  std::vector<Improvement> improvements;
 
   /// Whether anything but compute bounds the step (schedule::find_bottleneck()).
   [[nodiscard]] bool bandwidth_run() const;

@@ -4,14 +4,10 @@
 #include <vector>
 
 #include "ballast/config/config.h"
+#include "ballast/planner/open_choices.h"
 #include "ballast/planner/plan_request.h"
 
 namespace ballast::planner {
-
-/// Whether `config` leaves anything that is decided with rates: tiers of weights or optimizer
-/// states, or the micro-batch size. If these are named, a rule decides what else is open
-/// (activations, gradients, the order, intermediates), and no machine needs to be measured for it.
-bool leaves_choices(const config::Config& config);
 
 /// Decides every "auto" of the config (tiers of weights, optimizer and activations per block,
 /// micro-batch size and accumulation, staging buffers) for the most simulated tokens per second
@@ -30,7 +26,7 @@ void require_fit(const PlanRequest& request);
 config::Config measured_config(const PlanRequest& request);
 
 /// A change of the config or machine, and the simulated speed with it.
-struct Variant {
+struct Improvement {
   std::string change;  ///< "2x the tokens per step (train_batch_size 64)"
   double tokens_per_second = 0.0;
   double speedup = 1.0;  ///< over the decision
@@ -43,6 +39,6 @@ struct Variant {
 
 /// Changes of `request` that make the run of its `decision` at least 2% faster in simulation, or
 /// that spare the drives and do not make it slower. The fastest first.
-std::vector<Variant> find_improvements(const Decision& decision, const PlanRequest& request);
+std::vector<Improvement> find_improvements(const Decision& decision, const PlanRequest& request);
 
 }  // namespace ballast::planner

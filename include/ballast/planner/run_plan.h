@@ -49,6 +49,7 @@ RunPlan plan_run(const config::Config& config, comm::Ranks* ranks,
 /// make it faster. `improvements` (find_improvements()) is called only for a run that is not bound
 /// by compute; empty if there are no rates to simulate with.
 std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotals& lanes,
-                   double seconds, const std::function<std::vector<Variant>()>& improvements = {});
+                   double seconds,
+                   const std::function<std::vector<Improvement>()>& improvements = {});
 
 }  // namespace ballast::planner

@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "ballast/config/config.h"
+#include "ballast/planner/plan_choices.h"
 #include "ballast/planner/planner.h"
 #include "ballast/schedule/rates.h"
 #include "ballast/text/json.h"
@@ -18,15 +20,18 @@ text::Json chosen_keys(const config::Config& asked, const config::Config& used);
 /// The rule for saved plans, which are replaced by newer ones.
 text::OutputRule plan_rule(bool overwrite, std::vector<std::filesystem::path> inputs = {});
 
-/// Writes a plan that read_plan() can apply, as JSON: the config that was asked for, the keys that
-/// the planner chose, the number of ranks, the kind of device, memory in bytes, the rates, and the
-/// predicted step time. Throws like text::OutputFile.
+/// Writes a plan that read_plan() can apply, as JSON: the config that was asked for, the planner's
+/// choices, the keys that differ with them (for people), the number of ranks, the kind of device,
+/// memory in bytes, the rates, and the predicted step time. Throws like text::OutputFile.
 void save_plan(const std::filesystem::path& file, const text::OutputRule& rule,
                const config::Config& asked, const Decision& decision, const schedule::Rates& rates);
 
 /// A saved plan, applied to a config.
 struct AppliedPlan {
-  config::Config config;  ///< with the values that the plan chose
+  config::Config config;
+  /// For draw_chosen(). Empty for files that hold only changed keys, as earlier versions wrote
+  /// them: then `config` has the chosen values.
+  std::optional<PlanChoices> chosen;
   schedule::Rates rates;
 };
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ballast/core/tier.h"
+#include "ballast/schedule/options.h"
 #include "ballast/schedule/workload.h"
 
 namespace ballast::schedule {
@@ -40,48 +41,5 @@ bool in_one_pass(const Workload& workload, const Placement& placement);
 /// memory. With weights or states on NVMe this takes a further extent for each of them, so a run
 /// that keeps one checkpoint waits instead. `kept`: number of checkpoints that stay.
 bool written_in_background(const Placement& placement, std::uint64_t kept);
-
-enum class Order : std::uint8_t {
-  layer_major,       ///< every micro-batch of a block before the next block
-  micro_batch_major  ///< every block of a micro-batch before the next micro-batch
-};
-
-enum class Update : std::uint8_t {
-  gated,  ///< after the global gradient norm is known: during the next step's forward pass
-  eager   ///< as soon as the block's own gradient is complete: during the backward pass
-};
-
-/// Which experts a step updates.
-enum class ExpertUpdates : std::uint8_t {
-  all,     ///< every one: without rows its gradient is zero
-  touched  ///< those to which a token of the step was sent; the others keep weights and moments
-};
-
-enum class Purpose : std::uint8_t {
-  training,
-  /// Losses alone: weights, one activation per micro-batch and a workspace. No optimizer states,
-  /// gradients or inputs for a backward pass.
-  evaluation
-};
-
-struct Options {
-  Purpose purpose = Purpose::training;
-  Order order = Order::layer_major;
-  Update update = Update::gated;
-  ExpertUpdates expert_updates = ExpertUpdates::all;
-  /// Weights of experts move before their router has chosen: those of experts that had rows in the
-  /// micro-batch or step before.
-  bool prefetches_experts = false;
-  std::uint32_t weight_slots = 2;        ///< device buffers for weights in transit, at least 1
-  std::uint32_t gradient_slots = 2;      ///< device buffers for gradients in transit, at least 1
-  std::uint32_t weight_staging = 3;      ///< host buffers for weights in transit, at least 1
-  std::uint32_t state_staging = 3;       ///< host buffers for states from NVMe, at least 1
-  std::uint32_t activation_staging = 3;  ///< host buffers for activations to NVMe, at least 1
-  std::uint32_t gradient_staging = 3;    ///< host buffers for gradients to NVMe, at least 1
-  /// Complete checkpoints that keep weights and states where they are on NVMe, at a time. A further
-  /// one may be incomplete: see written_in_background().
-  std::uint32_t kept_checkpoints = 0;
-  friend bool operator==(const Options&, const Options&) = default;
-};
 
 }  // namespace ballast::schedule

@@ -99,6 +99,8 @@ enum class Payload : std::uint8_t {
   value        ///< inputs, activations, losses: see Operation::label
 };
 
+std::string_view to_string(Payload payload) noexcept;
+
 /// The ranks between which an operation exchanges data.
 enum class RankGroup : std::uint8_t {
   all,

@@ -1,13 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,24 +12,11 @@
 #include "ballast/memory/host_pool.h"
 #include "ballast/schedule/plan.h"
 #include "ballast/state/swap_plan.h"
+#include "ballast/state/swap_space.h"
 
 namespace ballast::state {
 
 class Slots;
-class SwapSpace;
-
-/// Instead of the first byte of zeros: the caller knows of none.
-inline constexpr Bytes kNoZeros = ~Bytes{0};
-
-/// A running transfer between host memory and NVMe. Its memory must not be used until it has ended.
-/// The destructor waits for all requests and ignores their errors.
-class Transfer {
- public:
-  virtual ~Transfer() = default;
-  /// Blocks until all requests have ended; gives up those without an answer for abandon_seconds.
-  /// Call it once. Throws Error(io) or Error(state) naming stage, file, offset and length.
-  virtual void finish() = 0;
-};
 
 /// Sizes of a schedule's NVMe buffers, for plan_swap(): first those that plans use, in order, then
 /// those for checkpoints.
@@ -68,12 +52,12 @@ class Store {
 
   /// Starts to read a whole NVMe home into `data`, verified against the last written version.
   /// `ahead`: no operation waits for it yet. The home's last writeback must have ended.
-  [[nodiscard]] std::unique_ptr<Transfer> fetch(schedule::BufferId home, HostBytes data,
-                                                bool ahead = false);
+  [[nodiscard]] std::unique_ptr<SwapTransfer> fetch(schedule::BufferId home, HostBytes data,
+                                                    bool ahead = false);
   /// Starts to write `data` to a whole NVMe home as the next version. From byte `zeros_from` on all
   /// are zero, as far as the caller knows: they need not be written to a new home.
-  [[nodiscard]] std::unique_ptr<Transfer> writeback(schedule::BufferId home, HostBytes data,
-                                                    Bytes zeros_from = kNoZeros);
+  [[nodiscard]] std::unique_ptr<SwapTransfer> writeback(schedule::BufferId home, HostBytes data,
+                                                        Bytes zeros_from = kNoZeros);
 
   /// Exchanges the places of two NVMe homes of equal size, each with its content and version. No
   /// transfer of either may be running.
@@ -87,22 +71,14 @@ class Store {
   void release(std::uint64_t checkpoint);
   /// Checkpoints that keep extents.
   [[nodiscard]] std::vector<std::uint64_t> kept() const;
-  /// The layout of the swap files, without their names. Only with NVMe buffers.
-  [[nodiscard]] SwapImage image() const;
-  /// Gives the swap files names: see SwapSpace::link().
-  [[nodiscard]] std::vector<std::filesystem::path> link(const std::filesystem::path& folder,
-                                                        const std::string& name,
-                                                        const std::string& elsewhere) const;
   /// Says what existing swap files hold: these homes, and what checkpoints keep. Before any
   /// transfer.
   void restore(std::span<const std::pair<schedule::BufferId, KeptExtent>> homes,
                const KeptExtents& kept);
 
   [[nodiscard]] Bytes allocated(Tier tier) const;
-  /// Bytes written to each NVMe path since the start, initial fill included.
-  [[nodiscard]] std::vector<Bytes> nvme_bytes_written() const;
-  /// Names of the I/O backends in use, "" without NVMe.
-  [[nodiscard]] std::string_view io_backend() const;
+  /// nullptr without NVMe buffers.
+  [[nodiscard]] const SwapSpace* swap_space() const { return swap_.get(); }
 
  private:
   struct Allocation {

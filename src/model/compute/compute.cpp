@@ -35,13 +35,6 @@ void require_shape(const Architecture& model, MicroBatchShape shape) {
 
 }  // namespace
 
-AttentionBackend parse_attention_backend(std::string_view name) {
-  if (name == "own") return AttentionBackend::own;
-  if (name == "cudnn") return AttentionBackend::cudnn;
-  expects(name == "auto", "ballast.attention must be auto, own or cudnn");
-  return AttentionBackend::best;
-}
-
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
                                       MicroBatchShape shape, const KernelOptions& options) {
   const bool cuda = is_cuda(device.kind());
@@ -58,7 +51,7 @@ KernelSizes kernel_memory(const Architecture& model, DType type, MicroBatchShape
   const auto compute =
       cuda ? cuda::make_cuda_compute(model, type, shape, {.attention = AttentionBackend::own})
            : host::make_host_compute(model, type, shape, static_cast<std::size_t>(threads));
-  return compute->memory();
+  return compute->sizes();
 }
 
 double attention_flops(const AttentionShape& e, AttentionPass pass) {

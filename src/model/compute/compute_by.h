@@ -1,12 +1,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -20,6 +20,8 @@
 #include "src/model/compute/experts.h"
 #include "src/model/compute/families.h"
 #include "src/model/compute/head.h"
+#include "src/model/compute/pass_check.h"
+#include "src/model/compute/pass_views.h"
 
 namespace ballast::model {
 
@@ -46,270 +48,54 @@ class ComputeBy final : public Compute {
       expects(model_.outer.positions.empty(), "an embedding with positions is not scaled");
       token_scale_ = rounded(std::sqrt(static_cast<double>(model_.config.hidden_size)));
     }
-    memory_.rows = std::max<Bytes>({head_.rows_bytes(), experts_.rows_bytes(),
-                                    model_.config.layer_tiles > 1 ? activation_bytes() : 0});
-    memory_.experts = experts_.experts();
-    memory_.router_totals = experts_.empty() ? 0 : RouterTotals::values(memory_.experts);
-    memory_.intermediates.resize(model_.blocks.size());
-    memory_.intermediates[model_.head()] = round_up(head_.one_pass_bytes(), kPage);
+    sizes_.rows = std::max<Bytes>({head_.rows_bytes(), experts_.rows_bytes(),
+                                   model_.config.layer_tiles > 1 ? activation_bytes() : 0});
+    sizes_.experts = experts_.experts();
+    sizes_.router_totals = experts_.empty() ? 0 : RouterTotals::values(sizes_.experts);
+    sizes_.intermediates.resize(model_.blocks.size());
+    sizes_.intermediates[model_.head()] = round_up(head_.one_pass_bytes(), kPage);
     for (std::size_t b = 0; b < model_.blocks.size(); ++b) {
       const BlockSpec& block = model_.blocks[b];
       cleared_.push_back(cleared_ranges(model_, block));
-      memory_.cleared.push_back(elements_in(cleared_.back()) * sizeof(float));
+      sizes_.cleared.push_back(elements_in(cleared_.back()) * sizeof(float));
       largest_block_ = std::max<std::size_t>(largest_block_, block.own_elements());
-      if (!is_in_one_piece(b)) continue;
-      memory_.intermediates[b] = round_up(layer_->intermediate_bytes(true, block.part), kPage);
+      if (!is_layer_in_one_piece(block)) continue;
+      sizes_.intermediates[b] = round_up(layer_->intermediate_bytes(true, block.part), kPage);
     }
-    memory_.workspace = lay_out(nullptr);
+    sizes_.workspace = lay_out(nullptr);
   }
 
   Bytes activation_bytes() const override {
     return shape_.tokens() * model_.config.hidden_size * sizeof(T);
   }
-  const KernelSizes& memory() const override { return memory_; }
+  const KernelSizes& sizes() const override { return sizes_; }
   std::string arithmetic() const override { return ops_.arithmetic(); }
   void set_workspace(DeviceBytes workspace) override {
-    expects(workspace.size() >= memory_.workspace,
-            "the workspace is smaller than memory().workspace");
+    expects(workspace.size() >= sizes_.workspace,
+            "the workspace is smaller than sizes().workspace");
     lay_out(workspace.raw());
     ready_ = true;
   }
 
-  void embedding_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                         DeviceView<const std::int32_t> tokens,
-                         DeviceView<const std::int32_t> positions, DeviceBytes out) override {
-    run(stream, [=, this] {
-      ops_.check_tokens(tokens.raw(), 0);
-      ops_.embed(tables<const T>(block, as<T>(weights)), {tokens.raw(), positions.raw()},
-                 as<T>(out));
-    });
-  }
-  void embedding_backward(device::Stream& stream, std::size_t block,
-                          DeviceView<const std::int32_t> tokens,
-                          DeviceView<const std::int32_t> positions, ConstDeviceBytes dy,
-                          DeviceView<float> gradient) override {
-    run(stream, [=, this] {
-      ops_.check_tokens(tokens.raw(), 0);
-      ops_.embed_backward({tokens.raw(), positions.raw()}, as<T>(dy),
-                          tables<float>(block, gradient.raw()), scratch_);
-    });
-  }
-  void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                     DeviceView<const std::int32_t> positions, ConstDeviceBytes in, DeviceBytes out,
-                     DeviceBytes kept, Dropout dropout, Subject subject) override {
-    expect_layer(block, kept);
-    run(stream, [=, this] {
-      const BlockWeights<T> about{.layer = block - model_.first_layer(),
-                                  .weights = as<T>(weights),
-                                  .dropout = dropout,
-                                  .subject = subject};
-      layer_->forward(about, positions.raw(), as<T>(in), as<T>(out), kept.raw());
-    });
-  }
-  void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                      DeviceView<const std::int32_t> positions, ConstDeviceBytes in, DeviceBytes dy,
-                      DeviceView<float> gradient, Accumulation accumulation, DeviceBytes kept,
-                      Dropout dropout) override {
-    expect_layer(block, kept);
-    run(stream, [=, this] {
-      const BlockWeights<T> about{block - model_.first_layer(), as<T>(weights), gradient,
-                                  accumulation, dropout};
-      layer_->backward(about, positions.raw(), as<T>(in), as<T>(dy), kept.raw());
-    });
+  void run(device::Stream& stream, const Pass& pass, const PassArguments& arguments) override {
+    static constexpr auto kKernels = kernels();
+    check_.check(pass, arguments);
+    (this->*kKernels.at(static_cast<std::size_t>(pass.kernel)))(stream, pass, arguments);
   }
 
-  void normalize(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                 ConstDeviceBytes in, DeviceBytes rows, DeviceView<float> sums) override {
-    const NormAt norm = norm_before_tiles(block);
-    expect_rows(rows);
-    run(stream, [=, this] {
-      const BlockWeights<T> about{.weights = as<T>(weights)};
-      ops_.norm(about[norm], as<T>(in), as<T>(rows), shape_.tokens());
-      if (!sums.empty()) ops_.widen(as<T>(in), sums.raw(), sums.size());
-    });
-  }
-  void tile_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                    DeviceView<const std::int32_t> positions, DeviceBytes rows,
-                    DeviceView<float> sums, DeviceBytes out) override {
-    expect_layer_tile(block);
-    expect_rows(rows);
-    const bool shared = model_.blocks[block].part == LayerPart::shared_expert;
-    run(stream, [=, this] {
-      if (shared) {
-        const BlockWeights<T> about{.weights = as<T>(weights)};
-        return experts_.shared_forward(block, about, rows.raw(), sums.raw());
-      }
-      layer_->forward_tile({block - model_.first_layer(), as<T>(weights), {}}, positions.raw(),
-                           as<T>(rows), sums.raw());
-      if (!out.empty()) tile_sums_.round(sums.raw(), as<T>(out));
-    });
-  }
-  void tile_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                     DeviceView<const std::int32_t> positions, DeviceBytes rows,
-                     ConstDeviceBytes dy, DeviceView<float> sums, DeviceView<float> gradient,
-                     Accumulation accumulation) override {
-    expect_layer_tile(block);
-    expect_rows(rows);
-    // The last tile of the half comes first.
-    const bool adds = model_.is_layer_tile(block + 1);
-    const bool shared = model_.blocks[block].part == LayerPart::shared_expert;
-    run(stream, [=, this] {
-      if (shared) {
-        const BlockWeights<T> about{
-            .weights = as<T>(weights), .gradient = gradient, .accumulation = accumulation};
-        return experts_.shared_backward(block, about, rows.raw(), as<T>(dy), sums.raw());
-      }
-      layer_->backward_tile({block - model_.first_layer(), as<T>(weights), gradient, accumulation},
-                            positions.raw(), as<T>(rows), as<T>(dy), sums.raw(), adds);
-    });
-  }
-  void norm_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                     ConstDeviceBytes in, DeviceView<float> sums, DeviceBytes dy,
-                     DeviceView<float> gradient) override {
-    expects(block != model_.head(), "the gradient of the final norm is a part of the head's end");
-    const NormAt norm = norm_before_tiles(block);
-    run(stream, [=, this] {
-      const BlockWeights<T> about{.weights = as<T>(weights), .gradient = gradient};
-      tile_sums_.norm_backward(about[norm], as<T>(in), sums.raw(), as<T>(dy), as<T>(dy));
-    });
-  }
-
-  void route(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-             ConstDeviceBytes in, DeviceView<const std::int32_t> targets, DeviceBytes rows,
-             DeviceView<float> sums, const RouterResults& results) override {
-    normalize(stream, block, weights, in, rows, sums);
-    run(stream, [=, this] {
-      const BlockWeights<T> about{.weights = as<T>(weights)};
-      experts_.route(block, about, targets.raw(), rows.raw(), results.starts.raw(),
-                     results.totals.raw(), results.losses.raw());
-    });
-  }
-  void expert_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                      DeviceBytes rows, ExpertChoices choices, DeviceView<float> sums,
-                      DeviceBytes out) override {
-    expect_expert(block, rows);
-    run(stream, [=, this] {
-      const BlockWeights<T> about{.weights = as<T>(weights)};
-      experts_.forward(block, about, rows.raw(), choices.first, choices.count, sums.raw());
-      if (!out.empty()) tile_sums_.round(sums.raw(), as<T>(out));
-    });
-  }
-  void expert_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                       DeviceBytes rows, ExpertChoices choices, ConstDeviceBytes dy,
-                       DeviceView<float> sums, DeviceView<float> gradient) override {
-    expect_expert(block, rows);
-    // The last expert comes first.
-    const bool begins = !model_.is_layer_tile(block + 1);
-    run(stream, [=, this] {
-      if (begins) ops_.zero(sums.raw(), sums.size());
-      const BlockWeights<T> about{.weights = as<T>(weights), .gradient = gradient};
-      experts_.backward(block, about, rows.raw(), choices.first, choices.count, as<T>(dy),
-                        sums.raw());
-    });
-  }
-  void shared_experts_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                              DeviceBytes rows, const SharedChoices& choices, RowExchange& exchange,
-                              DeviceView<float> sums, DeviceBytes out) override {
-    expect_expert(block, rows);
-    const BlockWeights<T> about{.weights = as<T>(weights)};
-    exchange_rows(stream, exchange).forward(block, about, rows.raw(), choices, sums.raw());
-    if (out.empty()) return;
-    run(stream, [=, this] { tile_sums_.round(sums.raw(), as<T>(out)); });
-  }
-  void shared_experts_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                               DeviceBytes rows, const SharedChoices& choices,
-                               RowExchange& exchange, ConstDeviceBytes dy, DeviceView<float> sums,
-                               DeviceView<float> gradient) override {
-    expect_expert(block, rows);
-    if (!model_.is_layer_tile(block + 1)) zero(stream, sums);
-    const BlockWeights<T> about{.weights = as<T>(weights), .gradient = gradient};
-    exchange_rows(stream, exchange)
-        .backward(block, about, rows.raw(), choices, as<T>(dy), sums.raw());
-  }
-  void router_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                       ConstDeviceBytes in, DeviceBytes rows, DeviceView<float> sums,
-                       DeviceView<double> totals, float scale, DeviceBytes dy,
-                       DeviceView<float> gradient, Accumulation accumulation) override {
-    expect_rows(rows);
-    run(stream, [=, this] {
-      const BlockWeights<T> about{
-          .weights = as<T>(weights), .gradient = gradient, .accumulation = accumulation};
-      experts_.router_backward(block, about, rows.raw(), totals.raw(), scale, sums.raw());
-    });
-    norm_backward(stream, block, weights, in, sums, dy, gradient);
-  }
-
-  void head_forward(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes output,
-                    ConstDeviceBytes in, DeviceView<const std::int32_t> targets,
-                    const HeadLosses& losses) override {
-    run(stream, [=, this] {
-      ops_.check_tokens(targets.raw(), kLeastTarget);
-      const BlockWeights<T> block{.weights = as<T>(weights)};
-      head_.forward(block[final_norm_], output_rows({0, output}), as<T>(in), targets.raw(), losses);
-    });
-  }
-  void head_train(device::Stream& stream, ConstDeviceBytes weights,
-                  std::span<const OutputTile> tiles, ConstDeviceBytes in,
-                  DeviceView<const std::int32_t> targets, float gradient_scale, DeviceBytes dx,
-                  DeviceView<float> gradient, Accumulation accumulation, const HeadLosses& losses,
-                  DeviceBytes kept) override {
-    expects(tiles.size() == model_.config.vocabulary_tiles &&
-                kept.size() >= memory_.intermediates[model_.head()],
-            "head_train: needs all tiles and the memory for one pass");
-    std::vector<OutputRows<T>> rows;
-    for (const OutputTile& tile : tiles) rows.push_back(output_rows(tile));
-    run(stream, [=, this] {
-      ops_.check_tokens(targets.raw(), kLeastTarget);
-      const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient};
-      head_.train(block[final_norm_], rows, accumulation, as<T>(in), targets.raw(), gradient_scale,
-                  as<T>(dx), losses, kept.raw());
-    });
-  }
-  void head_scan(device::Stream& stream, const OutputTile& tile,
-                 DeviceView<const std::int32_t> targets, DeviceBytes rows,
-                 const HeadLosses& losses) override {
-    run(stream, [=, this] {
-      ops_.check_tokens(targets.raw(), kLeastTarget);
-      const HeadRows<T> known = head_.rows_at(rows.raw());
-      head_.scan(output_rows(tile), targets.raw(), known);
-      if (!losses.out.empty()) head_.report_losses(targets.raw(), known, losses);
-    });
-  }
-  void head_differentiate(device::Stream& stream, const OutputTile& tile,
-                          DeviceView<const std::int32_t> targets, float gradient_scale,
-                          DeviceBytes rows, DeviceView<float> dnormed, Accumulation accumulation,
-                          DeviceView<const float> weights) override {
-    run(stream, [=, this] {
-      HeadRows<T> known = head_.rows_at(rows.raw());
-      known.dnormed = dnormed.raw();
-      head_.differentiate(output_rows(tile), accumulation, {targets.raw(), weights.raw()},
-                          gradient_scale, known);
-    });
-  }
-  void head_end(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes in,
-                DeviceView<const std::int32_t> targets, DeviceBytes rows, DeviceView<float> dnormed,
-                DeviceBytes dx, DeviceView<float> gradient, DeviceView<double> loss_sum) override {
-    run(stream, [=, this] {
-      const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient};
-      HeadRows<T> known = head_.rows_at(rows.raw());
-      known.dnormed = dnormed.raw();
-      if (!loss_sum.empty()) head_.report_losses(targets.raw(), known, {.out = loss_sum});
-      if (!dx.empty()) head_.end(block[final_norm_], as<T>(in), known, as<T>(dx));
-    });
-  }
   void clear_gradient(device::Stream& stream, std::size_t block,
                       DeviceView<float> gradient) override {
     expects(
         block < cleared_.size() && gradient.size() == model_.blocks[block].own_trained_elements(),
         "clear_gradient: not the accumulators of a block");
-    run(stream, [=, this] {
+    enqueue(stream, [=, this] {
       for (const ElementRange& range : cleared_[block]) {
         ops_.zero(gradient.raw() + range.first, range.count);
       }
     });
   }
   void zero(device::Stream& stream, DeviceView<float> gradient) override {
-    run(stream, [=, this] { ops_.zero(gradient.raw(), gradient.size()); });
+    enqueue(stream, [=, this] { ops_.zero(gradient.raw(), gradient.size()); });
   }
   void pack_gradient(device::Stream& stream, DeviceView<const float> gradient,
                      DeviceView<const float> tied, DeviceBytes packed,
@@ -317,7 +103,7 @@ class ComputeBy final : public Compute {
     expects(gradient.size() <= largest_block_ && tied.size() <= gradient.size() &&
                 packed.size() == gradient.size() * sizeof(T),
             "pack_gradient: the sizes do not match");
-    run(stream, [=, this] {
+    enqueue(stream, [=, this] {
       ops_.pack(gradient.raw(), tied.raw(), tied.size(), as<T>(packed), gradient.size(),
                 reinterpret_cast<GradientStats*>(scratch_), stats.empty() ? nullptr : stats.raw());
     });
@@ -352,7 +138,7 @@ class ComputeBy final : public Compute {
     expects(stored.size() >= plain + codes.bytes &&
                 weights.size() >= model_.blocks[block].elements * sizeof(T),
             "decode_block: too little memory");
-    run(stream, [=, this] {
+    enqueue(stream, [=, this] {
       ops_.copy_bytes(stored.raw(), weights.raw(), plain);
       for (const BlockCodes::Matrix& matrix : codes.matrices) {
         ops_.decode_base(
@@ -363,6 +149,247 @@ class ComputeBy final : public Compute {
   }
 
  private:
+  using KernelFunction = void (ComputeBy::*)(device::Stream&, const Pass&, const PassArguments&);
+  static constexpr std::array<KernelFunction, kKernelCount> kernels() {
+    std::array<KernelFunction, kKernelCount> table{};
+    const auto set = [&table](Kernel kernel, KernelFunction function) {
+      table[static_cast<std::size_t>(kernel)] = function;
+    };
+    set(Kernel::embed, &ComputeBy::embed);
+    set(Kernel::embed_backward, &ComputeBy::embed_backward);
+    set(Kernel::layer, &ComputeBy::layer);
+    set(Kernel::layer_backward, &ComputeBy::layer_backward);
+    set(Kernel::norm, &ComputeBy::norm);
+    set(Kernel::norm_backward, &ComputeBy::norm_backward);
+    set(Kernel::tile, &ComputeBy::tile);
+    set(Kernel::tile_backward, &ComputeBy::tile_backward);
+    set(Kernel::shared_expert, &ComputeBy::shared_expert);
+    set(Kernel::shared_expert_backward, &ComputeBy::shared_expert_backward);
+    set(Kernel::router, &ComputeBy::router);
+    set(Kernel::router_backward, &ComputeBy::router_backward);
+    set(Kernel::expert, &ComputeBy::expert);
+    set(Kernel::expert_backward, &ComputeBy::expert_backward);
+    set(Kernel::exchanged_expert, &ComputeBy::exchanged_expert);
+    set(Kernel::exchanged_expert_backward, &ComputeBy::exchanged_expert_backward);
+    set(Kernel::head_evaluate, &ComputeBy::head_evaluate);
+    set(Kernel::head_train, &ComputeBy::head_train);
+    set(Kernel::head_scan, &ComputeBy::head_scan);
+    set(Kernel::head_differentiate, &ComputeBy::head_differentiate);
+    set(Kernel::head_end, &ComputeBy::head_end);
+    return table;
+  }
+
+  void embed(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const auto table = tables<const T>(pass.block, as<const T>(args[Port::weights]));
+    T* const out = as<T>(args[Port::output]);
+    enqueue(stream, [=, this, batch = args.batch] {
+      ops_.check_tokens(batch.tokens.raw(), 0);
+      ops_.embed(table, {batch.tokens.raw(), batch.positions.raw()}, out);
+    });
+  }
+  void embed_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const auto gradients = tables<float>(pass.block, as<float>(args[Port::gradient]));
+    const T* const dy = as<T>(args[Port::activation_gradient]);
+    enqueue(stream, [=, this, batch = args.batch] {
+      ops_.check_tokens(batch.tokens.raw(), 0);
+      ops_.embed_backward({batch.tokens.raw(), batch.positions.raw()}, dy, gradients, scratch_);
+    });
+  }
+
+  void layer(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    BlockWeights<T> about = views_.weights_of_layer(pass, args);
+    about.dropout = args.scalars.dropout;
+    about.subject = pass.reference > 0 ? Subject::reference : Subject::trained;
+    const auto* const positions = args.batch.positions.raw();
+    const T* const in = as<T>(args[Port::input]);
+    T* const out = as<T>(args[Port::output]);
+    std::byte* const kept = args[Port::kept].raw();
+    enqueue(stream, [=, this] { layer_->forward(about, positions, in, out, kept); });
+  }
+  void layer_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    BlockWeights<T> about = views_.weights_of_layer(pass, args);
+    about.dropout = args.scalars.dropout;
+    const auto* const positions = args.batch.positions.raw();
+    const T* const in = as<T>(args[Port::input]);
+    T* const dy = as<T>(args[Port::activation_gradient]);
+    std::byte* const kept = args[Port::kept].raw();
+    enqueue(stream, [=, this] { layer_->backward(about, positions, in, dy, kept); });
+  }
+
+  void norm(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const Norm<T> own = weights_of<T>(args)[norm_before_tiles(pass.block)];
+    const T* const in = as<T>(args[Port::input]);
+    T* const normed = as<T>(args[Port::normed]);
+    const auto sums = view_as<float>(args[Port::partial_sums]);
+    enqueue(stream, [=, this] {
+      ops_.norm(own, in, normed, shape_.tokens());
+      if (!sums.empty()) ops_.widen(in, sums.raw(), shape_.tokens() * model_.config.hidden_size);
+    });
+  }
+  void norm_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const Norm<T> own = weights_of<T>(args)[norm_before_tiles(pass.block)];
+    const T* const in = as<T>(args[Port::input]);
+    const float* const sums = as<float>(args[Port::partial_sums]);
+    T* const dy = as<T>(args[Port::activation_gradient]);
+    enqueue(stream, [=, this] { tile_sums_.norm_backward(own, in, sums, dy, dy); });
+  }
+
+  void tile(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const BlockWeights<T> about = views_.weights_of_layer(pass, args);
+    const auto* const positions = args.batch.positions.raw();
+    const T* const normed = as<T>(args[Port::normed]);
+    float* const sums = as<float>(args[Port::partial_sums]);
+    enqueue(stream, [=, this] { layer_->forward_tile(about, positions, normed, sums); });
+    round_sums(stream, args);
+  }
+  void tile_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const BlockWeights<T> about = views_.weights_of_layer(pass, args);
+    const auto* const positions = args.batch.positions.raw();
+    const T* const normed = as<T>(args[Port::normed]);
+    const T* const dy = as<T>(args[Port::activation_gradient]);
+    float* const sums = as<float>(args[Port::partial_sums]);
+    const bool adds = !begins_backward(pass.block);
+    enqueue(stream, [=, this] { layer_->backward_tile(about, positions, normed, dy, sums, adds); });
+  }
+
+  void shared_expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const BlockWeights<T> about = weights_of<T>(args);
+    std::byte* const rows = args[Port::normed].raw();
+    float* const sums = as<float>(args[Port::partial_sums]);
+    enqueue(stream,
+            [=, this, block = pass.block] { experts_.shared_forward(block, about, rows, sums); });
+  }
+  void shared_expert_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    BlockWeights<T> about = weights_of<T>(args);
+    about.accumulation = args.scalars.accumulation;
+    std::byte* const rows = args[Port::normed].raw();
+    const T* const dy = as<T>(args[Port::activation_gradient]);
+    float* const sums = as<float>(args[Port::partial_sums]);
+    enqueue(stream, [=, this, block = pass.block] {
+      experts_.shared_backward(block, about, rows, dy, sums);
+    });
+  }
+
+  void router(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    norm(stream, pass, args);
+    const BlockWeights<T> about = weights_of<T>(args);
+    const auto* const targets = args.batch.targets.raw();
+    std::byte* const rows = args[Port::normed].raw();
+    auto* const starts = as<std::int32_t>(args[Port::routing]);
+    auto* const totals = as<double>(args[Port::router_totals]);
+    auto* const losses = as<double>(args[Port::losses]);
+    enqueue(stream, [=, this, block = pass.block] {
+      experts_.route(block, about, targets, rows, starts, totals, losses);
+    });
+  }
+  void router_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    BlockWeights<T> about = weights_of<T>(args);
+    about.accumulation = args.scalars.accumulation;
+    std::byte* const rows = args[Port::normed].raw();
+    auto* const totals = as<double>(args[Port::router_totals]);
+    float* const sums = as<float>(args[Port::partial_sums]);
+    enqueue(stream, [=, this, block = pass.block, scale = args.scalars.router_gradient] {
+      experts_.router_backward(block, about, rows, totals, scale, sums);
+    });
+    norm_backward(stream, pass, args);
+  }
+
+  void expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const BlockWeights<T> about = weights_of<T>(args);
+    std::byte* const rows = args[Port::normed].raw();
+    float* const sums = as<float>(args[Port::partial_sums]);
+    const ExpertChoices own = counts_of(args).own(model_.blocks[pass.block], args.scalars.shard);
+    enqueue(stream, [=, this, block = pass.block] {
+      experts_.forward(block, about, rows, own.first, own.count, sums);
+    });
+    round_sums(stream, args);
+  }
+  void expert_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const BlockWeights<T> about = weights_of<T>(args);
+    std::byte* const rows = args[Port::normed].raw();
+    const T* const dy = as<T>(args[Port::activation_gradient]);
+    float* const sums = as<float>(args[Port::partial_sums]);
+    const ExpertChoices own = counts_of(args).own(model_.blocks[pass.block], args.scalars.shard);
+    if (begins_backward(pass.block)) clear_sums(stream, args);
+    enqueue(stream, [=, this, block = pass.block] {
+      experts_.backward(block, about, rows, own.first, own.count, dy, sums);
+    });
+  }
+  void exchanged_expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const SharedChoices all = counts_of(args).shared(model_.blocks[pass.block], args.scalars.shard);
+    exchange_rows(stream, *args.exchange)
+        .forward(pass.block, weights_of<T>(args), args[Port::normed].raw(), all,
+                 as<float>(args[Port::partial_sums]));
+    round_sums(stream, args);
+  }
+  void exchanged_expert_backward(device::Stream& stream, const Pass& pass,
+                                 const PassArguments& args) {
+    if (begins_backward(pass.block)) clear_sums(stream, args);
+    const SharedChoices all = counts_of(args).shared(model_.blocks[pass.block], args.scalars.shard);
+    exchange_rows(stream, *args.exchange)
+        .backward(pass.block, weights_of<T>(args), args[Port::normed].raw(), all,
+                  as<T>(args[Port::activation_gradient]), as<float>(args[Port::partial_sums]));
+  }
+
+  void head_evaluate(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    expects(model_.config.vocabulary_tiles == 1, "the head has several tiles: visit each");
+    const Norm<T> norm = weights_of<T>(args)[final_norm_];
+    const OutputRows<T> tile = views_.output_tiles(args).front();
+    const T* const in = as<T>(args[Port::input]);
+    const auto* const targets = args.batch.targets.raw();
+    enqueue(stream, [=, this, losses = views_.losses_of(pass, args)] {
+      ops_.check_tokens(targets, kLeastTarget);
+      head_.forward(norm, tile, in, targets, losses);
+    });
+  }
+  void head_train(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const Norm<T> norm = weights_of<T>(args)[final_norm_];
+    const T* const in = as<T>(args[Port::input]);
+    const auto* const targets = args.batch.targets.raw();
+    T* const dx = as<T>(args[Port::activation_gradient]);
+    std::byte* const kept = args[Port::kept].raw();
+    enqueue(stream,
+            [=, this, tiles = views_.output_tiles(args), losses = views_.losses_of(pass, args),
+             accumulation = args.scalars.accumulation, scale = args.scalars.loss_gradient] {
+              ops_.check_tokens(targets, kLeastTarget);
+              head_.train(norm, tiles, accumulation, in, targets, scale, dx, losses, kept);
+            });
+  }
+  void head_scan(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const auto* const targets = args.batch.targets.raw();
+    std::byte* const rows = args[Port::normed].raw();
+    enqueue(stream, [=, this, tile = views_.output_tile(pass, args),
+                     losses = views_.losses_of(pass, args)] {
+      ops_.check_tokens(targets, kLeastTarget);
+      const HeadRows<T> known = head_.rows_at(rows);
+      head_.scan(tile, targets, known);
+      if (!losses.out.empty()) head_.report_losses(targets, known, losses);
+    });
+  }
+  void head_differentiate(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    HeadRows<T> known = head_.rows_at(args[Port::normed].raw());
+    known.dnormed = as<float>(args[Port::partial_sums]);
+    const bool pairs = !args[Port::pairs].empty();
+    const RowAims aims = {args.batch.targets.raw(),
+                          pairs ? views_.pairs_of(args).weights.raw() : nullptr};
+    enqueue(stream, [=, this, tile = views_.output_tile(pass, args),
+                     accumulation = args.scalars.accumulation, scale = args.scalars.loss_gradient] {
+      head_.differentiate(tile, accumulation, aims, scale, known);
+    });
+  }
+  void head_end(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const Norm<T> norm = weights_of<T>(args)[final_norm_];
+    const T* const in = as<T>(args[Port::input]);
+    const auto* const targets = args.batch.targets.raw();
+    T* const dx = as<T>(args[Port::activation_gradient]);
+    HeadRows<T> known = head_.rows_at(args[Port::normed].raw());
+    known.dnormed = as<float>(args[Port::partial_sums]);
+    enqueue(stream, [=, this, losses = views_.losses_of(pass, args)] {
+      if (!losses.out.empty()) head_.report_losses(targets, known, losses);
+      if (dx != nullptr) head_.end(norm, in, known, dx);
+    });
+  }
+
   /// Negative targets are valid.
   static constexpr std::int32_t kLeastTarget = std::numeric_limits<std::int32_t>::min();
 
@@ -386,50 +413,34 @@ class ComputeBy final : public Compute {
     }
   }
 
-  template <class U>
-  static U* as(DeviceBytes bytes) {
-    return view_as<U>(bytes).raw();
-  }
-  template <class U>
-  static const U* as(ConstDeviceBytes bytes) {
-    return view_as<U>(bytes).raw();
-  }
-
   template <class Work>
-  void run(device::Stream& stream, Work work) {
+  void enqueue(device::Stream& stream, Work work) {
     expects(ready_, "set_workspace() must precede the first kernel");
     ops_.run(stream, std::move(work));
   }
   auto exchange_rows(device::Stream& stream, RowExchange& exchange) {
     return ExpertExchange(experts_, model_.config.hidden_size, stream, exchange,
-                          [this, &stream](auto work) { this->run(stream, std::move(work)); });
+                          [this, &stream](auto work) { enqueue(stream, std::move(work)); });
   }
-  /// Whether it is a layer, or the first half of one with experts.
-  [[nodiscard]] bool is_in_one_piece(std::size_t block) const {
-    const BlockSpec& spec = model_.blocks[block];
-    return spec.kind == BlockKind::layer &&
-           (spec.part == LayerPart::whole || spec.part == LayerPart::attention_half);
+  /// output = partial_sums, rounded, where the pass has an output.
+  void round_sums(device::Stream& stream, const PassArguments& args) {
+    if (args[Port::output].empty()) return;
+    const float* const sums = as<float>(args[Port::partial_sums]);
+    T* const out = as<T>(args[Port::output]);
+    enqueue(stream, [=, this] { tile_sums_.round(sums, out); });
   }
-  void expect_expert(std::size_t block, DeviceBytes rows) const {
-    expects(model_.blocks[block].part == LayerPart::expert, "the block is not an expert");
-    expect_rows(rows);
+  void clear_sums(device::Stream& stream, const PassArguments& args) {
+    const std::size_t count = shape_.tokens() * model_.config.hidden_size;
+    float* const sums = as<float>(args[Port::partial_sums]);
+    enqueue(stream, [=, this] { ops_.zero(sums, count); });
   }
-  void expect_layer(std::size_t block, DeviceBytes kept) const {
-    expects(is_in_one_piece(block), "the block is not a layer in one piece");
-    expects(kept.empty() || kept.size() >= memory_.intermediates[block],
-            "the memory for intermediates is smaller than memory().intermediates");
-  }
-  void expect_layer_tile(std::size_t block) const {
-    expects(model_.blocks[block].kind == BlockKind::layer && model_.is_layer_tile(block),
-            "the block is not a tile of a layer");
-  }
-  void expect_rows(DeviceBytes rows) const {
-    expects(rows.size() >= memory_.rows, "the memory for rows is smaller than memory().rows");
+  /// Whether it is the first tile of its half in the backward pass, which is the last one.
+  [[nodiscard]] bool begins_backward(std::size_t block) const {
+    return !model_.is_layer_tile(block + 1);
   }
   /// The norm that the tiles after `block` read.
   [[nodiscard]] NormAt norm_before_tiles(std::size_t block) const {
     if (block == model_.head()) return final_norm_;
-    expects(model_.blocks[block].kind == BlockKind::layer, "the block has no norm before tiles");
     return layer_->norm_of(block - model_.first_layer());
   }
   /// The tables of a block of the embedding in its flat values; gradients of frozen ones are null.
@@ -446,15 +457,6 @@ class ComputeBy final : public Compute {
     return {at(&tokens),      at(positions),        token_scale_,
             tokens.first_row, tokens.shape.front(), model_.config.vocabulary_tiles > 1};
   }
-  [[nodiscard]] OutputRows<T> output_rows(const OutputTile& tile) const {
-    const bool tied = model_.config.tie_embeddings;
-    const BlockSpec& block = model_.blocks[model_.tile(tile.number).block];
-    const TensorSpec& matrix = block.tensor(tied ? model_.outer.tokens : model_.outer.output);
-    float* const gradient = matrix.frozen ? nullptr : tile.gradient.raw();
-    return {tile.number, as<T>(tile.weights) + matrix.offset,
-            gradient == nullptr || tied ? gradient : gradient + matrix.offset};
-  }
-
   /// Lays out the workspace from `base` on (null: only counts) and returns its bytes. Layers, the
   /// head, packs and embeddings use the same memory, except for a layer's lasting memory.
   std::size_t lay_out(std::byte* base) {
@@ -488,7 +490,9 @@ class ComputeBy final : public Compute {
   float token_scale_ = 1.0F;  ///< a value of the training type
   std::size_t largest_block_ = 0;
   std::vector<std::vector<ElementRange>> cleared_;  ///< by block, in ascending order
-  KernelSizes memory_;
+  KernelSizes sizes_;
+  PassCheck check_{model_, kTypeOf<T>, shape_, sizes_};
+  PassViews<T> views_{model_, shape_};
   bool ready_ = false;
   std::byte* scratch_ = nullptr;  ///< for packing and embedding
 };

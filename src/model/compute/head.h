@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "ballast/model/compute.h"
@@ -18,6 +19,22 @@ struct OutputRows {
   std::size_t number = 0;      ///< among the tiles
   const T* weights = nullptr;  ///< [rows of the tile, H]
   float* gradient = nullptr;   ///< the same; null: not wanted
+};
+
+/// A micro-batch of pairs, see Port::pairs.
+struct Pairs {
+  Preference preference;
+  DeviceView<double> reference;  ///< [sequences]: sums of the cross-entropy of the reference
+  /// [N], written before any gradient: the derivative of the pair's loss by that of the row.
+  DeviceView<float> weights;
+};
+
+/// What the head reports of the cross-entropy of the rows, in nats.
+struct HeadLosses {
+  /// The sums over as many equal parts of the rows as there are elements. With `pairs`:
+  /// [sequences / 2] PairResults.
+  DeviceView<double> out = {};
+  std::optional<Pairs> pairs = {};
 };
 
 /// What the rows of a micro-batch aim at.

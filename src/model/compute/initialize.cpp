@@ -31,7 +31,7 @@ std::array<double, 4> four_normals(std::uint64_t seed, std::uint64_t counter,
 }
 
 /// A batch of groups that one call of the kernel makes.
-struct Batch {
+struct NormalBatch {
   static constexpr Elems kSize = 4 * host::kNormalGroups;
   std::array<float, kSize> values;
 
@@ -62,13 +62,13 @@ TensorRun run_of_values(const TensorSpec& tensor, Elems first) {
 /// Element i of the whole tensor is number i mod 4 of group i / 4.
 void fill_normal(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out) {
   const std::uint64_t stream = fnv1a(tensor.name);
-  Batch batch;
+  NormalBatch batch;
   TensorRun run;
   while (!out.empty()) {
     if (run.count == 0) run = run_of_values(tensor, first);
-    const Elems before = run.first % Batch::kSize;
+    const Elems before = run.first % NormalBatch::kSize;
     batch.make(tensor, seed, stream, run.first - before);
-    const Elems count = std::min<Elems>({Batch::kSize - before, run.count, out.size()});
+    const Elems count = std::min<Elems>({NormalBatch::kSize - before, run.count, out.size()});
     std::copy_n(batch.values.data() + before, count, out.data());
     run = {run.first + count, run.count - count};
     first += count;

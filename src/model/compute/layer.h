@@ -177,6 +177,12 @@ inline void number_adapters(std::vector<LinearAt>& maps) {
   }
 }
 
+/// Which model a pass computes.
+enum class Subject : std::uint8_t {
+  trained,
+  reference  ///< the same without its adapters: the frozen weights that training began with
+};
+
 /// The weights of one block, and the gradients of the first of them: of none in a forward pass, of
 /// all in the backward pass of a block without frozen tensors.
 template <class T>
@@ -312,7 +318,7 @@ class Layer {
   /// Takes memory that lasts from call to call; other blocks use that of take_memory() in between.
   virtual void take_lasting_memory(Bump& /*bump*/) {}
 
-  /// Views as in Compute::layer_forward; `positions` is null if sequences are documents, `kept` if
+  /// Views as in Kernel::layer; `positions` is null if sequences are documents, `kept` if
   /// nothing is kept.
   void forward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* out,
                std::byte* kept) {

@@ -1,9 +1,13 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "ballast/core/bump.h"
+#include "ballast/model/architecture.h"
 #include "ballast/model/targets.h"
 
 namespace ballast::model {
@@ -75,6 +79,61 @@ struct ExpertRows {
   const std::int32_t* places = nullptr;  ///< of Routing::places; null: 0, 1, 2, ...
   std::size_t count = 0;
   std::size_t per_token = 0;
+};
+
+/// The choices that one expert computes, by number among those of all.
+struct ExpertChoices {
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+
+/// The choices of all ranks for the experts of a block with one for each of them.
+struct SharedChoices {
+  std::vector<ExpertChoices> leaving;  ///< by expert: those of this rank
+  /// By the expert of the rank that has chosen: how many are for this rank's expert.
+  std::vector<std::size_t> arriving;
+  std::size_t most = 0;  ///< of one rank for one expert; the same on all ranks
+};
+
+/// Where the rows of each expert begin among the choices of a micro-batch: what the routers of all
+/// ranks have written to Port::routing, rank after rank, in host memory. A rank's part is one
+/// number more than there are experts, perhaps with padding.
+class RoutingCounts {
+ public:
+  RoutingCounts(std::span<const std::int32_t> all, std::uint32_t ranks)
+      : all_(all), ranks_(ranks) {}
+
+  /// The choices for expert `expert` of a layer of the rank at place `rank`.
+  [[nodiscard]] ExpertChoices choices(std::uint32_t rank, std::uint64_t expert) const {
+    const auto starts = all_.subspan(all_.size() / ranks_ * rank);
+    const auto first = static_cast<std::size_t>(starts[expert]);
+    return {first, static_cast<std::size_t>(starts[expert + 1]) - first};
+  }
+  /// The expert of `block` that the rank has.
+  static std::uint64_t expert_in(const BlockSpec& block, std::uint32_t rank) {
+    return block.expert + (block.experts > 1 ? rank : 0);
+  }
+  /// The choices of the rank for its own expert of `block`.
+  [[nodiscard]] ExpertChoices own(const BlockSpec& block, std::uint32_t rank) const {
+    return choices(rank, expert_in(block, rank));
+  }
+  /// For a block with an expert for each rank, on the rank at place `own`.
+  [[nodiscard]] SharedChoices shared(const BlockSpec& block, std::uint32_t own) const {
+    SharedChoices shared;
+    for (std::uint32_t rank = 0; rank < block.experts; ++rank) {
+      const std::uint64_t expert = block.expert + rank;
+      shared.leaving.push_back(choices(own, expert));
+      shared.arriving.push_back(choices(rank, expert_in(block, own)).count);
+      for (std::uint32_t other = 0; other < block.experts; ++other) {
+        shared.most = std::max(shared.most, choices(other, expert).count);
+      }
+    }
+    return shared;
+  }
+
+ private:
+  std::span<const std::int32_t> all_;
+  std::uint32_t ranks_;
 };
 
 }  // namespace ballast::model

@@ -1,5 +1,4 @@
-#include <array>
-#include <cstdlib>
+#include "ballast/core/isa_mask.h"
 
 #include "src/model/host/kernels.h"
 
@@ -29,11 +28,9 @@ std::vector<const KernelTable*> kernel_tables() {
 #undef BALLAST_ADD
     return supported;
   }();
-  const char* const mask = std::getenv("BALLAST_ISA_MASK");
-  const Isa best = mask == nullptr || *mask == '\0' ? Isa::avx512 : parse_isa(mask);
   std::vector<const KernelTable*> available;
   for (const KernelTable& table : tables) {
-    if (table.isa <= best) available.push_back(&table);
+    if (may_run(table.isa)) available.push_back(&table);
   }
   return available;
 }

@@ -1,6 +1,7 @@
 #include "ballast/model/architecture.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -168,14 +169,9 @@ BlockBuilder& BlockBuilder::part(LayerPart part) {
 }
 
 BlockBuilder& BlockBuilder::expert(std::uint64_t number, double token_share) {
-  if (block_.part != LayerPart::expert) {
-    block_.expert = number;
-    block_.token_share = token_share;
-    return part(LayerPart::expert);
-  }
-  block_.elements = round_up(block_.elements, kBlockStep);
-  ++block_.experts;
-  return *this;
+  block_.expert = number;
+  block_.token_share = token_share;
+  return part(LayerPart::expert);
 }
 
 BlockSpec BlockBuilder::finish() {
@@ -218,7 +214,7 @@ const text::Json& ModelConfig::detail(std::string_view key) const {
   return found->second;
 }
 
-void complete(ModelConfig& c, const Refuse& refuse) {
+void complete(ModelConfig& c, const Refuse& refuse, std::uint64_t expert_ranks) {
   const Family& described = family(c.family);
   for (const DetailKey& key : described.details()) c.details.try_emplace(key.name, key.standard);
   require(c.vocab_size, refuse, "vocab_size", "the number of token values");
@@ -238,7 +234,7 @@ void complete(ModelConfig& c, const Refuse& refuse) {
   if (!described.outer().positions.empty()) {
     require(c.max_sequence, refuse, "max_sequence", "the number of learned positions");
   }
-  complete_tiles(c, refuse);
+  complete_tiles(c, expert_ranks, refuse);
 }
 
 std::vector<std::uint64_t> TensorSpec::whole_shape() const {
@@ -330,19 +326,67 @@ double Architecture::recomputed_flops(std::size_t index, std::uint64_t sequences
          2.0 * block.token_share * tokens * static_cast<double>(block.last_product_elements);
 }
 
-Architecture build_architecture(ModelConfig config) {
-  complete(config, [](std::string_view key, const std::string& rule) {
-    throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
-  });
+namespace {
+
+/// The sums over the tensors of a block.
+constexpr std::array kBlockSums = {&BlockSpec::parameters,
+                                   &BlockSpec::elements,
+                                   &BlockSpec::frozen_elements,
+                                   &BlockSpec::product_elements,
+                                   &BlockSpec::last_product_elements,
+                                   &BlockSpec::frozen_product_elements};
+
+/// Adds the next expert of the same layer to a block with experts.
+void add_expert(BlockSpec& block, const BlockSpec& next) {
+  for (TensorSpec tensor : next.tensors) {
+    tensor.offset += block.elements;
+    block.tensors.push_back(std::move(tensor));
+  }
+  for (const auto sum : kBlockSums) block.*sum += next.*sum;
+  ++block.experts;
+  block.name = fmt::format("layer {} experts {}-{}", block.layer, block.expert,
+                           block.expert + block.experts - 1);
+}
+
+}  // namespace
+
+std::vector<BlockSpec> layer_blocks(const ModelConfig& config, std::uint64_t index,
+                                    std::uint64_t expert_ranks) {
   const Family& described = family(config.family);
-  Architecture model{std::move(config), described.outer(), {}, {}};
+  const std::uint64_t experts = described.experts_of_layer(config, index);
+  if (experts % expert_ranks != 0) {
+    throw Error(
+        ErrorCategory::config,
+        fmt::format("ballast.expert_parallel: {} ranks cannot share {} experts equally; give "
+                    "1, with which every rank has all of them",
+                    expert_ranks, experts));
+  }
+  std::vector<BlockSpec> blocks;
+  for (BlockSpec& block : described.blocks_of_layer(config, index)) {
+    block.layer = index;
+    const bool joins = block.part == LayerPart::expert && block.expert % expert_ranks != 0;
+    if (joins) {
+      add_expert(blocks.back(), block);
+    } else {
+      blocks.push_back(std::move(block));
+    }
+  }
+  return blocks;
+}
+
+Architecture build_architecture(ModelConfig config, std::uint64_t expert_ranks) {
+  const auto refuse = [](std::string_view key, const std::string& rule) {
+    throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
+  };
+  complete(config, refuse, expert_ranks);
+  const OuterTensors outer = family(config.family).outer();
+  Architecture model = {.config = std::move(config), .outer = outer, .expert_ranks = expert_ranks};
   const ModelConfig& c = model.config;
   for (std::uint64_t tile = 0; tile < c.vocabulary_tiles; ++tile) {
     model.blocks.push_back(embedding_block(c, model.outer, tile));
   }
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    for (BlockSpec& block : described.blocks_of_layer(c, index)) {
-      block.layer = index;
+    for (BlockSpec& block : layer_blocks(c, index, expert_ranks)) {
       model.blocks.push_back(std::move(block));
     }
   }
@@ -351,7 +395,7 @@ Architecture build_architecture(ModelConfig config) {
     model.blocks.push_back(head_block(c, model.outer, tile));
   }
   std::size_t number = 0;
-  bool shares = c.ranks_sharing_experts() == 1;
+  bool shares = expert_ranks == 1;
   for (BlockSpec& block : model.blocks) {
     block.number = number;
     number += block.experts;
@@ -376,11 +420,7 @@ std::vector<BlockSpec> blocks_without_expert_parallelism(const Architecture& mod
       const auto first = block.tensors.begin() + static_cast<std::ptrdiff_t>(e * tensors);
       one.tensors.assign(first, first + static_cast<std::ptrdiff_t>(tensors));
       for (TensorSpec& tensor : one.tensors) tensor.offset -= e * block.own_elements();
-      for (Elems* const sum :
-           {&one.parameters, &one.elements, &one.frozen_elements, &one.product_elements,
-            &one.last_product_elements, &one.frozen_product_elements}) {
-        *sum /= block.experts;
-      }
+      for (const auto sum : kBlockSums) one.*sum /= block.experts;
     }
   }
   return blocks;

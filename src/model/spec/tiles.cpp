@@ -36,21 +36,21 @@ void complete_layer_tiles(ModelConfig& c, const Family& described, const Refuse&
 }
 
 /// Elements of the largest block of a layer.
-Elems largest_block(const ModelConfig& c, const Family& described) {
+Elems largest_block(const ModelConfig& c, std::uint64_t expert_ranks) {
   Elems largest = 0;
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    for (const BlockSpec& block : described.blocks_of_layer(c, index)) {
+    for (const BlockSpec& block : layer_blocks(c, index, expert_ranks)) {
       largest = std::max(largest, block.elements);
     }
   }
   return largest;
 }
 
-void complete_vocabulary_tiles(ModelConfig& c, const Family& described, const Refuse& refuse) {
+void complete_vocabulary_tiles(ModelConfig& c, std::uint64_t expert_ranks, const Refuse& refuse) {
   if (c.vocabulary_tiles == 0) {
     const bool small = usual_vocabulary_tiles(c.vocab_size, c.hidden_size, 0) == 1;
     c.vocabulary_tiles = usual_vocabulary_tiles(c.vocab_size, c.hidden_size,
-                                                small ? 0 : largest_block(c, described));
+                                                small ? 0 : largest_block(c, expert_ranks));
   }
   const std::uint64_t most = steps_of(c.vocab_size);
   if (c.vocabulary_tiles <= most) return;
@@ -58,11 +58,12 @@ void complete_vocabulary_tiles(ModelConfig& c, const Family& described, const Re
                                          c.vocab_size, most, kTileStep, c.vocabulary_tiles));
 }
 
-std::size_t blocks_of_layers(const ModelConfig& c) {
+std::size_t blocks_of_layers(const ModelConfig& c, std::uint64_t expert_ranks) {
   const Family& described = family(c.family);
   std::size_t count = 0;
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    count += described.count_blocks_of_layer(c, index);
+    const std::uint64_t experts = described.experts_of_layer(c, index);
+    count += described.count_blocks_of_layer(c, index) - experts + experts / expert_ranks;
   }
   return count;
 }
@@ -76,10 +77,10 @@ TileRange tile_range(std::uint64_t size, std::uint64_t tiles, std::uint64_t numb
   return {begin(number), begin(number + 1) - begin(number)};
 }
 
-void complete_tiles(ModelConfig& config, const Refuse& refuse) {
+void complete_tiles(ModelConfig& config, std::uint64_t expert_ranks, const Refuse& refuse) {
   const Family& described = family(config.family);
   complete_layer_tiles(config, described, refuse);
-  complete_vocabulary_tiles(config, described, refuse);
+  complete_vocabulary_tiles(config, expert_ranks, refuse);
 }
 
 VocabularyTile vocabulary_tile(const ModelConfig& config, std::uint64_t number) {
@@ -150,9 +151,9 @@ std::size_t Family::count_blocks_of_layer(const ModelConfig& config,
   return config.layer_tiles == 1 ? 1 : 2 + attention_tiles(config) + config.layer_tiles;
 }
 
-std::size_t count_blocks(const ModelConfig& config) {
+std::size_t count_blocks(const ModelConfig& config, std::uint64_t expert_ranks) {
   const std::uint64_t tiles = config.vocabulary_tiles;
-  return tiles + blocks_of_layers(config) + (config.tie_embeddings ? 1 : tiles);
+  return tiles + blocks_of_layers(config, expert_ranks) + (config.tie_embeddings ? 1 : tiles);
 }
 
 bool is_layer(const ModelConfig& config, std::size_t block, std::size_t blocks) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "ballast/model/architecture.h"
 
@@ -16,7 +17,12 @@ inline constexpr std::uint64_t kTileStep = 16;
 TileRange tile_range(std::uint64_t size, std::uint64_t tiles, std::uint64_t number);
 
 /// The part of complete() that sets the numbers of tiles; needs all other keys.
-void complete_tiles(ModelConfig& config, const Refuse& refuse);
+void complete_tiles(ModelConfig& config, std::uint64_t expert_ranks, const Refuse& refuse);
+
+/// The blocks of layer `index`, with an expert for each of `expert_ranks` in a block. Throws
+/// Error(config) if the ranks cannot share the experts.
+std::vector<BlockSpec> layer_blocks(const ModelConfig& config, std::uint64_t index,
+                                    std::uint64_t expert_ranks);
 
 /// Rows of the vocabulary in tile `number` of a complete config; VocabularyTile::block is not set.
 VocabularyTile vocabulary_tile(const ModelConfig& config, std::uint64_t number);

@@ -130,7 +130,7 @@ TEST_F(CalibrationTest, CopiesEveryRateWithItsPart) {
   schedule::Rates all =
       calibrate(asked, model::build_architecture(asked.model), nullptr, {.busy = true}).rates;
   schedule::Rates copy = {.name = all.name};
-  for (const Part part : kParts) {
+  for (const CalibrationPart part : kParts) {
     EXPECT_FALSE(has_part(copy, part));
     copy_part(part, all, copy);
     EXPECT_TRUE(has_part(copy, part));
@@ -190,8 +190,8 @@ TEST_F(CalibrationTest, HasAKeyForWhatChangesTheRates) {
 
 TEST_F(CalibrationTest, HasAKeyForEachPart) {
   const auto changed = [&](const char* change) {
-    std::vector<Part> parts;
-    for (const Part part : kParts) {
+    std::vector<CalibrationPart> parts;
+    for (const CalibrationPart part : kParts) {
       const config::Config before = config({kOnNvme});
       const config::Config after = config({kOnNvme, change});
       if (part_key(part, before, model::build_architecture(before.model)) !=
@@ -201,12 +201,12 @@ TEST_F(CalibrationTest, HasAKeyForEachPart) {
     }
     return parts;
   };
-  using Parts = std::vector<Part>;
+  using Parts = std::vector<CalibrationPart>;
   EXPECT_EQ(changed("ballast.steps=7"), Parts{});
-  EXPECT_EQ(changed("train_micro_batch_size_per_gpu=4"), Parts{Part::compute});
-  EXPECT_EQ(changed("ballast.update_threads=7"), Parts{Part::update});
-  EXPECT_EQ(changed("ballast.link_gbps=1"), Parts{Part::link});
-  EXPECT_EQ(changed("aio.queue_depth=3"), Parts{Part::swap});
+  EXPECT_EQ(changed("train_micro_batch_size_per_gpu=4"), Parts{CalibrationPart::compute});
+  EXPECT_EQ(changed("ballast.update_threads=7"), Parts{CalibrationPart::update});
+  EXPECT_EQ(changed("ballast.link_gbps=1"), Parts{CalibrationPart::link});
+  EXPECT_EQ(changed("aio.queue_depth=3"), Parts{CalibrationPart::swap});
   EXPECT_EQ(changed("model.hidden_size=64"), Parts(kParts.begin(), kParts.end()));
 }
 

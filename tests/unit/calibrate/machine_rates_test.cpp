@@ -40,9 +40,11 @@ class MachineRates : public testing::Test {
       measured.rates.other_work = other_work_;
       measured.other_work.fill(other_work_);
       ++measurements_;
-      if (!has_part(start.known, Part::compute)) measured.rates.forward = {{37.0, speed()}};
-      if (!has_part(start.known, Part::update)) measured.rates.update_per_second = speed();
-      if (!has_part(start.known, Part::link)) measured.rates.upload_per_second = speed();
+      if (!has_part(start.known, CalibrationPart::compute))
+        measured.rates.forward = {{37.0, speed()}};
+      if (!has_part(start.known, CalibrationPart::update))
+        measured.rates.update_per_second = speed();
+      if (!has_part(start.known, CalibrationPart::link)) measured.rates.upload_per_second = speed();
       return measured;
     };
     return machine_rates(config_, model_, recalibrate, nullptr,
@@ -92,7 +94,7 @@ TEST_F(MachineRates, OfABusyMachineAreKeptUntilItIsQuiet) {
   work_beside(0.0);
   const schedule::Rates quiet = rates();
   EXPECT_FALSE(start_.busy);
-  EXPECT_FALSE(has_part(start_.known, Part::compute));
+  EXPECT_FALSE(has_part(start_.known, CalibrationPart::compute));
   EXPECT_EQ(measurements_, 2);
   EXPECT_EQ(rates(), quiet);
   work_beside(0.9);

@@ -91,18 +91,19 @@ TEST(MachineShare, TheSmallestGpuIsTheBudgetOfAll) {
 }
 
 TEST(MachineShare, AllRanksComputeOnDevicesOfOneKind) {
+  using enum config::DeviceChoice;
   std::vector<RankPlace> places = {place('a', 0, 0xff), place('b', 0, 0xff)};
-  const auto device_of = [&](const std::string& asked) {
+  const auto device_of = [&](config::DeviceChoice asked) {
     config::Config config;
     config.ballast.device = asked;
     apply_common_share(config, share_of(places, 0));
     return config.ballast.device;
   };
   places[0].device_memory = 400;
-  EXPECT_EQ(device_of("auto"), "host") << "one rank has no GPU";
-  EXPECT_EQ(device_of("cuda"), "cuda") << "a named device never falls back";
+  EXPECT_EQ(device_of(automatic), host) << "one rank has no GPU";
+  EXPECT_EQ(device_of(cuda), cuda) << "a named device never falls back";
   places[1].device_memory = 300;
-  EXPECT_EQ(device_of("auto"), "cuda");
+  EXPECT_EQ(device_of(automatic), cuda);
   EXPECT_EQ(device_of("host"), "host");
 }
 

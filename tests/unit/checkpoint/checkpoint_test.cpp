@@ -458,7 +458,7 @@ void expect_to_go_on(const std::vector<std::string>& overrides) {
   before.start();
   step(before, 1);
   step(before, 2);
-  const std::uint64_t hash = before.state_hash();
+  const std::uint64_t hash = before.snapshot().hash();
   const fs::path native =
       CheckpointWriter(
           before, dir.path() / "run",
@@ -480,7 +480,7 @@ void expect_to_go_on(const std::vector<std::string>& overrides) {
     EXPECT_EQ(checkpoint.facts().loss_scale, (LossScale{0.75, 3, 17}));
     after.resume([&](const StateRange& range, HostBytes bytes) { checkpoint.read(range, bytes); },
                  checkpoint.facts().updates);
-    EXPECT_EQ(after.state_hash(), hash);
+    EXPECT_EQ(after.snapshot().hash(), hash);
     EXPECT_EQ(step(after, 3), loss);
   }
 }

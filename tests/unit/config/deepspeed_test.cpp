@@ -36,7 +36,7 @@ TEST(DeepSpeedConfig, OfATypicalOffloadRunIsAcceptedAndItsForeignKeysAreListed) 
   EXPECT_EQ(c.zero.persistence_threshold, 100'000U);
   EXPECT_EQ(c.zero.optimizer.tier, TierChoice(Tier::nvme));
   EXPECT_EQ(c.zero.optimizer.nvme_path, std::vector<std::filesystem::path>{"/nvme"});
-  EXPECT_EQ(c.zero.optimizer.buffer_count, 4U);
+  EXPECT_EQ(c.buffers.state_staging, 4U);
   EXPECT_EQ(c.zero.parameters.tier, TierChoice(Tier::host));
   EXPECT_EQ(c.aio.block_size, 256 * kKiB);
   EXPECT_EQ(c.aio.queue_depth, 32U);

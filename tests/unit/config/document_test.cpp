@@ -73,7 +73,7 @@ TEST(ConfigOverride, MayHaveSpacesAroundTheEqualsSign) {
   const std::vector<std::string> spaced = {"gradient_clipping = 0.5", "optimizer.type = Lion"};
   const Config config = parse_text(kMinimal, spaced);
   EXPECT_EQ(config.gradient_clipping, 0.5);
-  EXPECT_EQ(config.optimizer.type, OptimizerSection::Type::lion);
+  EXPECT_EQ(config.optimizer.type, cpu_adam::Optimizer::lion);
 }
 
 TEST(ConfigKeys, AreListedWithTheirValues) {
@@ -136,7 +136,7 @@ TEST(ConfigOverride, ReadsJsonOrElseAString) {
       parse_text(kMinimal, {"optimizer.params.lr=0.5", "ballast.device=host", "ballast.serial=true",
                             "data.text=[\"/a\", \"b\"]", "ballast.device_bytes=2GiB"});
   EXPECT_EQ(config.optimizer.lr, 0.5);
-  EXPECT_EQ(config.ballast.device, "host");
+  EXPECT_EQ(config.ballast.device, DeviceChoice::host);
   EXPECT_TRUE(config.ballast.serial);
   EXPECT_EQ(config.data.text, (std::vector<std::string>{"/a", "/base/b"}));
   EXPECT_EQ(config.ballast.device_bytes, 2 * kGiB);

@@ -98,11 +98,11 @@ TEST(ConfigSpike, RefusesWhatCannotBe) {
 }
 
 TEST(ConfigOnError, NeedsCheckpointsToResume) {
-  EXPECT_EQ(parse_text(kMinimal).ballast.on_error, "stop");
+  EXPECT_EQ(parse_text(kMinimal).ballast.on_error, OnError::stop);
   EXPECT_EQ(refusal("ballast.on_error=resume"),
             "\"resume\" needs checkpoints to go back to; set ballast.checkpoint_every");
   const std::vector<std::string> both = {"ballast.on_error=resume", "ballast.checkpoint_every=30m"};
-  EXPECT_EQ(parse_text(kMinimal, both).ballast.on_error, "resume");
+  EXPECT_EQ(parse_text(kMinimal, both).ballast.on_error, OnError::resume);
   EXPECT_TRUE(parse_text(kMinimal, both).notes.empty());
   const Config ranks = parse_text(kMinimal, both, 2);
   ASSERT_EQ(ranks.notes.size(), 1U);

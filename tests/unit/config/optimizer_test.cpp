@@ -13,7 +13,7 @@ using test::error_of;
 using test::kMinimal;
 using test::parse_text;
 using test::with;
-using Type = OptimizerSection::Type;
+using Type = cpu_adam::Optimizer;
 
 OptimizerSection optimizer(const std::string& section) {
   return parse_text(with("\"optimizer\": " + section)).optimizer;
@@ -130,10 +130,10 @@ TEST(OptimizerConfig, ValuesThatAreNotInThisVersionAreRefused) {
 }
 
 TEST(OptimizerConfig, StatesAreStoredAsTheKeySays) {
-  EXPECT_EQ(parse_text(kMinimal).ballast.optimizer_states, "fp32");
+  EXPECT_EQ(parse_text(kMinimal).ballast.optimizer_states, cpu_adam::Moments::Format::f32);
   for (const char* states : {"fp32", "bf16_first", "8bit"}) {
     const std::string key = std::string("ballast.optimizer_states=") + states;
-    EXPECT_EQ(parse_text(kMinimal, {key}).ballast.optimizer_states, states);
+    EXPECT_EQ(name_of(parse_text(kMinimal, {key}).ballast.optimizer_states), states);
   }
   EXPECT_EQ(error_of(with(R"("optimizer": {"type": "Adagrad"},
                              "ballast": {"optimizer_states": "bf16_first"})")),

@@ -44,7 +44,7 @@ TEST(ConfigPrint, ReadsBackBitForBit) {
 AioSection unusual_aio() {
   return {.block_size = 8192,
           .queue_depth = 5,
-          .backend = "threads",
+          .backend = IoBackend::threads,
           .in_flight_bytes = 12288,
           .stall_seconds = 1.5,
           .abandon_seconds = 2.5,
@@ -55,7 +55,7 @@ AioSection unusual_aio() {
           .paths = {{.path = "/n1",
                      .block_size = 16384,
                      .queue_depth = 6,
-                     .backend = "io_uring",
+                     .backend = IoBackend::io_uring,
                      .read_gbps = 0.1,
                      .write_gbps = 1.0 / 3.0},
                     {.path = "/n3"}}};
@@ -84,7 +84,7 @@ Config unusual() {
   c.initial_weights = "/w";
   c.data = {.text = {},
             .tokens = {"/t"},
-            .token_type = "u32",
+            .token_type = TokenType::u32,
             .sequence_length = 16,
             .held_out = 0.25,
             .shuffle = false,
@@ -101,36 +101,38 @@ Config unusual() {
             .persistence_threshold = 4096,
             .hpz_partition_size = 4,
             .quantized_weights = true,
-            .optimizer = {.tier = Tier::nvme, .nvme_path = {"/n1"}, .buffer_count = 3},
-            .parameters = {.tier = std::nullopt, .nvme_path = {"/n2", "/n3"}, .buffer_count = 5}};
+            .optimizer = {.tier = Tier::nvme, .nvme_path = {"/n1"}},
+            .parameters = {.tier = std::nullopt, .nvme_path = {"/n2", "/n3"}}};
+  c.buffers = {.weight_slots = 6,
+               .gradient_slots = 1,
+               .weight_staging = 5,
+               .state_staging = 3,
+               .activation_staging = 7,
+               .gradient_staging = 8};
   c.aio = unusual_aio();
   c.type = DType::f32;
   c.gradient_clipping = 0.75;
   c.steps_per_print = 3;
   c.tensorboard = {.enabled = true, .output_path = "/logs", .job_name = "a/b"};
   c.csv_monitor = {.enabled = true, .output_path = "/tables", .job_name = "c"};
-  c.ballast = {.device = "cuda",
-               .attention = "cudnn",
-               .product_algorithms = "timed",
+  c.ballast = {.device = DeviceChoice::cuda,
+               .attention = model::AttentionBackend::cudnn,
+               .product_algorithms = ProductSearch::timed,
                .device_bytes = 11,
                .host_bytes = 12,
-               .quantized_base = "none",
-               .order = "micro_batch_major",
-               .update = "gated",
+               .quantized_base = QuantizedBase::none,
+               .order = schedule::Order::micro_batch_major,
+               .update = schedule::Update::gated,
                .serial = true,
                .nvtx = true,
                .delay_seed = 26,
                .activations = Tier::nvme,
                .recompute = true,
-               .device_weight_buffers = 6,
-               .device_gradient_buffers = 1,
-               .activation_buffers = 7,
-               .gradient_buffers = 8,
                .compute_threads = 3,
                .update_threads = 4,
-               .update_isa = "avx512",
+               .update_isa = Isa::avx512,
                .update_numa_node = 3,
-               .optimizer_states = "8bit",
+               .optimizer_states = cpu_adam::Moments::Format::blockwise8,
                .link_gbps = 2.5,
                .placement = {{.first_block = 1,
                               .last_block = 2,
@@ -201,7 +203,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(after.zero.quantized_weights, before.zero.quantized_weights);
   EXPECT_EQ(after.zero.optimizer.tier, before.zero.optimizer.tier);
   EXPECT_EQ(after.zero.optimizer.nvme_path, before.zero.optimizer.nvme_path);
-  EXPECT_EQ(after.zero.optimizer.buffer_count, before.zero.optimizer.buffer_count);
+  EXPECT_EQ(after.buffers, before.buffers);
   EXPECT_EQ(after.zero.parameters.tier, before.zero.parameters.tier);
   EXPECT_EQ(after.zero.parameters.nvme_path, before.zero.parameters.nvme_path);
   EXPECT_EQ(after.aio.block_size, before.aio.block_size);
@@ -236,11 +238,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.delay_seed, b.delay_seed);
   EXPECT_EQ(a.activations, b.activations);
   EXPECT_EQ(a.recompute, b.recompute);
-  EXPECT_EQ(a.device_weight_buffers, b.device_weight_buffers);
-  EXPECT_EQ(a.device_gradient_buffers, b.device_gradient_buffers);
-  EXPECT_EQ(a.activation_buffers, b.activation_buffers);
   EXPECT_EQ(a.gradients, b.gradients);
-  EXPECT_EQ(a.gradient_buffers, b.gradient_buffers);
   EXPECT_EQ(a.compute_threads, b.compute_threads);
   EXPECT_EQ(a.update_threads, b.update_threads);
   EXPECT_EQ(a.update_isa, b.update_isa);
@@ -413,7 +411,7 @@ TEST(ConfigReadme, HasARowForEveryKey) {
       paths.push_back("model." + detail.name);
     }
   }
-  for (const auto type : {OptimizerSection::Type::adam, OptimizerSection::Type::sgd}) {
+  for (const auto type : {cpu_adam::Optimizer::adam, cpu_adam::Optimizer::sgd}) {
     Config other = unusual();
     other.optimizer = OptimizerSection::defaults(type);
     collect(nlohmann::json::parse(print(other)), "", paths);

@@ -51,11 +51,11 @@ TEST(ConfigAioPaths, InheritWhatTheyLeaveOut) {
                                          "aio.queue_depth=9", "aio.backend=threads"})
                        .aio;
   const std::vector<AioPath> wanted = {
-      {.path = "/base/a", .block_size = 8192, .queue_depth = 7, .backend = "threads"},
+      {.path = "/base/a", .block_size = 8192, .queue_depth = 7, .backend = IoBackend::threads},
       {.path = "/b",
        .block_size = 8192,
        .queue_depth = 9,
-       .backend = "threads",
+       .backend = IoBackend::threads,
        .read_gbps = 2.0,
        .write_gbps = 0.0}};
   EXPECT_EQ(aio.paths, wanted);

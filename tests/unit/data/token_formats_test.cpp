@@ -27,7 +27,8 @@ using test::bytes_of;
 using test::expect_error;
 using Ids = std::vector<std::int32_t>;
 
-config::DataSection section(const std::string& path, const std::string& type = "auto") {
+config::DataSection section(const std::string& path,
+                            config::TokenType type = config::TokenType::automatic) {
   config::DataSection data;
   data.tokens = {path};
   data.token_type = type;
@@ -102,7 +103,7 @@ TEST(TokenFormats, RefuseAnIndexThatDoesNotFit) {
   const std::string path = dir.write("m.bin", bytes_of(std::vector<std::uint16_t>{1, 2, 3}));
   const std::string index = dir.path() / "m.idx";
   const auto refuse = [&](const std::string& bytes, std::initializer_list<std::string_view> parts,
-                          const std::string& type = "auto") {
+                          config::TokenType type = config::TokenType::automatic) {
     dir.write("m.idx", bytes);
     expect_error(ErrorCategory::data, parts, [&] { TokenSource::open(section(path, type), 256); });
   };
@@ -130,7 +131,7 @@ TEST(TokenFormats, ReadLlmcsFiles) {
   EXPECT_EQ(read_all(put(llmc_of(20240520, 1, 3, u16))), (Ids{7, 50256, 0}));
   EXPECT_EQ(read_all(put(llmc_of(20240801, 7, 3, u32)), 128256), (Ids{7, 128000, 0}));
   const auto refuse = [&](const std::string& bytes, std::initializer_list<std::string_view> parts,
-                          const std::string& type = "auto") {
+                          config::TokenType type = config::TokenType::automatic) {
     const std::string path = dir.write("l.bin", bytes);
     expect_error(ErrorCategory::data, parts,
                  [&] { TokenSource::open(section(path, type), 50257); });
@@ -150,7 +151,7 @@ TEST(TokenFormats, ChooseTheTypeOfTokensAloneByTheVocabulary) {
   const test::TempDir dir;
   const auto small = dir.write("s.bin", bytes_of(std::vector<std::uint16_t>{1, 2, 3, 4}));
   EXPECT_EQ(read_all(section(small)), (Ids{1, 2, 3, 4}));
-  EXPECT_EQ(read_all(section(small, "u32"), 1U << 20U), (Ids{0x20001, 0x40003}));
+  EXPECT_EQ(read_all(section(small, config::TokenType::u32), 1U << 20U), (Ids{0x20001, 0x40003}));
   const auto large = dir.write("l.bin", bytes_of(std::vector<std::uint32_t>{1, 70000}));
   EXPECT_EQ(read_all(section(large), 70001), (Ids{1, 70000}));
   std::vector<std::uint32_t> ids(16);
@@ -158,8 +159,8 @@ TEST(TokenFormats, ChooseTheTypeOfTokensAloneByTheVocabulary) {
   const std::string narrow = dir.write("n.bin", bytes_of(ids));
   expect_error(ErrorCategory::data, {narrow, "set data.token_type to u32"},
                [&] { TokenSource::open(section(narrow), 256); });
-  EXPECT_EQ(read_all(section(narrow, "u16")).size(), 32U);
-  EXPECT_EQ(read_all(section(narrow, "u32")).size(), 16U);
+  EXPECT_EQ(read_all(section(narrow, config::TokenType::u16)).size(), 32U);
+  EXPECT_EQ(read_all(section(narrow, config::TokenType::u32)).size(), 16U);
 }
 
 TEST(TokenFormats, ReadNumpysIntegers) {
@@ -181,7 +182,7 @@ TEST(TokenFormats, RefuseNumpysFilesThatAreNoTokenIds) {
   const std::vector<std::uint16_t> ids = {1, 2, 3, 4, 5, 6};
   const std::string path = dir.path() / "n.npy";
   const auto refuse = [&](const std::string& bytes, std::initializer_list<std::string_view> parts,
-                          const std::string& type = "auto") {
+                          config::TokenType type = config::TokenType::automatic) {
     dir.write("n.npy", bytes);
     expect_error(ErrorCategory::data, parts, [&] { read_all(section(path, type), 256); });
     expect_error(ErrorCategory::data, {path}, [&] { read_all(section(path, type), 256); });
@@ -259,7 +260,7 @@ TEST(TokenFormats, NameFilesOfOtherKinds) {
     const std::string path = dir.write("t.bin", bytes);
     expect_error(ErrorCategory::data, {path, "not token ids", part},
                  [&] { TokenSource::open(section(path), 65536); });
-    auto as_is = section(path, "u16");
+    auto as_is = section(path, config::TokenType::u16);
     as_is.as_is = true;
     if (bytes.size() % 2 == 0) {
       EXPECT_EQ(TokenSource::open(as_is, 65536).size(), bytes.size() / 2) << part;
@@ -297,7 +298,7 @@ TEST(TokenFormats, SuggestTheTypeThatBringsIdsIntoTheVocabulary) {
   expect_error(ErrorCategory::data, {path, "64 bits", "numpy.fromfile"},
                [&] { TokenSource::open(section(path), 256); });
   expect_error(ErrorCategory::data, {path, "64 bits"},
-               [&] { TokenSource::open(section(path, "u32"), 256); });
+               [&] { TokenSource::open(section(path, config::TokenType::u32), 256); });
   std::vector<std::uint16_t> narrow(40);
   std::iota(narrow.begin(), narrow.end(), 100);
   dir.write("t.bin", bytes_of(narrow));
@@ -307,7 +308,7 @@ TEST(TokenFormats, SuggestTheTypeThatBringsIdsIntoTheVocabulary) {
   ids[0] = 5;
   dir.write("t.bin", bytes_of(ids));
   expect_error(ErrorCategory::data, {path, "id 464 at byte 4 (token 2)", "another model"},
-               [&] { read_all(section(path, "u16"), 300); });
+               [&] { read_all(section(path, config::TokenType::u16), 300); });
 }
 
 /// Damages token files and indices, and reads whatever is accepted.

@@ -20,6 +20,7 @@
 
 #include "src/engine/state_layout.h"
 #include "tests/support/documents.h"
+#include "tests/support/function_weights.h"
 #include "tests/unit/engine/tiny_engine.h"
 
 namespace ballast::engine::engine_test {
@@ -123,7 +124,7 @@ TEST_F(EngineTest, InitialStatesDoNotDependOnPlacementThreadsOrBuffers) {
                     "zero_optimization.offload_param.buffer_count=" + count,
                     "zero_optimization.offload_optimizer.buffer_count=" + count}));
         engine.start();
-        hashes.push_back(engine.state_hash());
+        hashes.push_back(engine.snapshot().hash());
       }
     }
   }
@@ -166,13 +167,14 @@ TEST_F(EngineTest, WeightsThatBf16HoldsAreReadOnceAndHaveNoRemainders) {
       elements_read[tensor.name] += count;
     };
     Engine engine = planner::make_engine(config({kWeights + tier, kOptimizer + tier}));
-    engine.start({read, is_stored_as_bf16, read_bf16});
+    test::start_from(engine, {read, is_stored_as_bf16, read_bf16});
     const auto& blocks = engine.blueprint().model.blocks;
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       for (const model::TensorSpec& tensor : blocks[b].tensors) {
         std::vector<float> expected(tensor.size);
         for (Elems i = 0; i < expected.size(); ++i) expected[i] = stored_value(tensor, i);
-        EXPECT_EQ(engine.read_weights(b, tensor), expected) << tier << ": " << tensor.name;
+        EXPECT_EQ(engine.snapshot().read_weights(b, tensor), expected)
+            << tier << ": " << tensor.name;
         EXPECT_EQ(elements_read[tensor.name], (is_stored_as_bf16(tensor) ? 1 : 2) * tensor.size);
       }
     }
@@ -197,15 +199,15 @@ TEST_F(EngineTest, StoredBf16WeightsBecomeTheStatesOfTheirValues) {
       std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
     }
   };
-  const auto hash = [&](const WeightSource& source, const std::string& tier,
+  const auto hash = [&](const test::FunctionWeights& source, const std::string& tier,
                         const std::string& threads, const std::string& buffers) {
     Engine engine = planner::make_engine(
         config({"model.hidden_size=192", "model.num_layers=2", kWeights + tier, kOptimizer + tier,
                 "ballast.update_threads=" + threads,
                 "zero_optimization.offload_param.buffer_count=" + buffers,
                 "zero_optimization.offload_optimizer.buffer_count=" + buffers}));
-    engine.start(source);
-    return engine.state_hash();
+    test::start_from(engine, source);
+    return engine.snapshot().hash();
   };
   const std::uint64_t expected = hash({read}, "none", "1", "1");
   for (const std::string tier : {"none", "cpu", "nvme"}) {
@@ -223,9 +225,9 @@ TEST_F(EngineTest, StoredBf16WeightsBecomeTheStatesOfTheirValues) {
 TEST_F(EngineTest, ASourceThatFailsEndsTheStartWithItsError) {
   Engine engine = planner::make_engine(config({"ballast.update_threads=3"}));
   try {
-    engine.start({[](const model::TensorSpec&, Elems, std::span<float>) {
-      throw Error(ErrorCategory::data, "no such tensor");
-    }});
+    test::start_from(engine, {[](const model::TensorSpec&, Elems, std::span<float>) {
+                       throw Error(ErrorCategory::data, "no such tensor");
+                     }});
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("no such tensor"), std::string::npos) << error.what();
@@ -234,27 +236,27 @@ TEST_F(EngineTest, ASourceThatFailsEndsTheStartWithItsError) {
 
 TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
   Engine engine = planner::make_engine(config({kOptimizer + "nvme"}));
-  engine.start({[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    std::fill(out.begin(), out.end(), 0.01F);
-    if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
-      out[0] = std::numeric_limits<float>::infinity();
-    }
-  }});
-  const std::uint64_t before = engine.state_hash();
+  test::start_from(engine, {[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+                     std::fill(out.begin(), out.end(), 0.01F);
+                     if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
+                       out[0] = std::numeric_limits<float>::infinity();
+                     }
+                   }});
+  const std::uint64_t before = engine.snapshot().hash();
   const StepResult result = engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
   EXPECT_TRUE(result.skipped);
   EXPECT_EQ(engine.updates(), 0U);
-  EXPECT_EQ(engine.state_hash(), before);
+  EXPECT_EQ(engine.snapshot().hash(), before);
 }
 
 TEST_F(EngineTest, AnEagerUpdateRefusesANonFiniteGradientByName) {
   Engine engine = planner::make_engine(config({"ballast.update=eager", "gradient_clipping=0"}));
-  engine.start({[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    std::fill(out.begin(), out.end(), 0.01F);
-    if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
-      out[0] = std::numeric_limits<float>::infinity();
-    }
-  }});
+  test::start_from(engine, {[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+                     std::fill(out.begin(), out.end(), 0.01F);
+                     if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
+                       out[0] = std::numeric_limits<float>::infinity();
+                     }
+                   }});
   try {
     engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
     engine.finish();
@@ -291,7 +293,7 @@ TEST_F(EngineTest, PartialBatchesLearnTheSameBitsEverywhere) {
         result.numbers.push_back(engine.evaluate({ids(engine, 1), ids(engine, 2)}).loss);
       }
     }
-    result.states = engine.state_hash();
+    result.states = engine.snapshot().hash();
     return result;
   };
   const PartialRun expected = run({"ballast.serial=true"});
@@ -312,7 +314,7 @@ TEST_F(EngineTest, APartialBatchIsTheMeanOverItsOwnTokens) {
   const StepResult result = part.train_step({tokens, targets}, 0.01);
   EXPECT_EQ(result.loss, expected.loss);
   EXPECT_EQ(result.grad_norm, expected.grad_norm);
-  EXPECT_EQ(part.state_hash(), whole.state_hash());
+  EXPECT_EQ(part.snapshot().hash(), whole.snapshot().hash());
 }
 
 TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
@@ -334,19 +336,19 @@ TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
 TEST_F(EngineTest, AStepChangesTheStates) {
   Engine engine = planner::make_engine(config());
   engine.start();
-  const std::uint64_t before = engine.state_hash();
+  const std::uint64_t before = engine.snapshot().hash();
   EXPECT_FALSE(engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1).skipped);
   EXPECT_EQ(engine.updates(), 1U);
-  EXPECT_NE(engine.state_hash(), before);
+  EXPECT_NE(engine.snapshot().hash(), before);
 }
 
 TEST_F(EngineTest, EvaluatingChangesNothing) {
   Engine engine = planner::make_engine(config({kWeights + "nvme", kOptimizer + "nvme"}));
   engine.start();
-  const std::uint64_t before = engine.state_hash();
+  const std::uint64_t before = engine.snapshot().hash();
   const double first = engine.evaluate({ids(engine, 1), ids(engine, 2)}).loss;
   EXPECT_EQ(engine.evaluate({ids(engine, 1), ids(engine, 2)}).loss, first);
-  EXPECT_EQ(engine.state_hash(), before);
+  EXPECT_EQ(engine.snapshot().hash(), before);
 }
 
 TEST_F(EngineTest, MeansAreOverTheTargetsThatCount) {

@@ -153,7 +153,7 @@ Result result_of(const std::string& updates, bool trains) {
     result.written = moved(engine, Lane::writeback) - before;
   }
   for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
-    result.weights.push_back(engine.read_block(b));
+    result.weights.push_back(engine.snapshot().read_block(b));
   }
   return result;
 }

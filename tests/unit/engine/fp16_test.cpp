@@ -9,6 +9,7 @@
 #include "ballast/planner/make_engine.h"
 
 #include "tests/support/expect_error.h"
+#include "tests/support/function_weights.h"
 #include "tests/unit/engine/tiny_engine.h"
 
 namespace ballast::engine::fp16_test {
@@ -38,9 +39,9 @@ TEST_F(Fp16Engine, AnOverflowLeavesEveryStateAsItWas) {
   Engine never = make({no_clipping});
   never.start();
   step(never, 1, kGood);
-  const std::uint64_t before = never.state_hash();
+  const std::uint64_t before = never.snapshot().hash();
   const double loss = step(never, 2, kGood).loss;
-  const std::uint64_t after = never.state_hash();
+  const std::uint64_t after = never.snapshot().hash();
   EXPECT_NE(after, before);
   const std::vector<std::vector<std::string>> placements = {
       {},
@@ -57,10 +58,10 @@ TEST_F(Fp16Engine, AnOverflowLeavesEveryStateAsItWas) {
     EXPECT_TRUE(overflow.skipped);
     EXPECT_TRUE(std::isfinite(overflow.loss));
     EXPECT_EQ(engine.updates(), 1U);
-    EXPECT_EQ(engine.state_hash(), before);
+    EXPECT_EQ(engine.snapshot().hash(), before);
     EXPECT_EQ(step(engine, 2, kGood).loss, loss);
     EXPECT_EQ(engine.updates(), 2U);
-    EXPECT_EQ(engine.state_hash(), after);
+    EXPECT_EQ(engine.snapshot().hash(), after);
   }
 }
 
@@ -104,10 +105,10 @@ TEST_F(Fp16Engine, AWeightThatFp16LacksIsRefusedByName) {
       {"tensor 'model.norm.weight' has the value 70000, but fp16 ends at 65504; train in bf16 "
        "(bf16.enabled) or fp32"},
       [&] {
-        engine.start({[](const model::TensorSpec& tensor, Elems, std::span<float> out) {
-          const bool here = tensor.name == "model.norm.weight";
-          std::fill(out.begin(), out.end(), here ? 70000.0F : 65504.0F);
-        }});
+        test::start_from(engine, {[](const model::TensorSpec& tensor, Elems, std::span<float> out) {
+                           const bool here = tensor.name == "model.norm.weight";
+                           std::fill(out.begin(), out.end(), here ? 70000.0F : 65504.0F);
+                         }});
       });
 }
 

@@ -67,12 +67,13 @@ TEST_F(FrozenBlocks, StayAsTheyAreWhileOthersLearn) {
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       for (const model::TensorSpec& tensor : blocks[b].tensors) {
         const auto& other = untrained.blueprint().model.blocks[b].tensor(tensor.name);
-        std::vector<float> before = untrained.read_weights(b, other);
+        std::vector<float> before = untrained.snapshot().read_weights(b, other);
         // What is frozen has no remainder.
         if (tensor.frozen) {
           for (float& value : before) value = to_float(split_master(value).weight);
         }
-        EXPECT_EQ(engine.read_weights(b, tensor) == before, tensor.frozen) << tensor.name << place;
+        EXPECT_EQ(engine.snapshot().read_weights(b, tensor) == before, tensor.frozen)
+            << tensor.name << place;
         trained += tensor.frozen ? 0 : 1;
       }
     }
@@ -117,7 +118,7 @@ TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
       engine.start();
       for (int step = 0; step < steps; ++step) {
         engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
-        if (step == 1) static_cast<void>(engine.keep_states(2));
+        if (step == 1) static_cast<void>(engine.snapshot().keep(2));
       }
       engine.finish();
       updated = 0;

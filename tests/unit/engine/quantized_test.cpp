@@ -12,6 +12,7 @@
 #include "ballast/engine/engine.h"
 #include "ballast/planner/make_engine.h"
 
+#include "tests/support/function_weights.h"
 #include "tests/support/named_operation.h"
 #include "tests/unit/engine/tiny_engine.h"
 
@@ -39,13 +40,13 @@ std::vector<std::string> with(std::vector<std::string> overrides,
 }
 
 /// Values from another engine's blocks, without magnitudes: these follow from them.
-WeightSource decoded(Engine& engine) {
+test::FunctionWeights decoded(Engine& engine) {
   std::vector<std::vector<float>> blocks;
   for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
-    blocks.push_back(engine.read_block(b));
+    blocks.push_back(engine.snapshot().read_block(b));
   }
-  return {.read = [model = engine.blueprint().model, blocks](const model::TensorSpec& tensor,
-                                                             Elems first, std::span<float> out) {
+  return {[model = engine.blueprint().model, blocks](const model::TensorSpec& tensor, Elems first,
+                                                     std::span<float> out) {
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       const model::TensorSpec* const there = model.blocks[b].find(tensor.name);
       if (there == nullptr) continue;
@@ -68,7 +69,7 @@ TEST_F(QuantizedBase, HasTheLossesOfTheDecodedBase) {
     Engine plain = planner::make_engine(config(kDora));
     Engine original = planner::make_engine(config(kDora));
     coded.start();
-    plain.start(decoded(coded));
+    test::start_from(plain, decoded(coded));
     original.start();
     for (int step = 0; step < 3; ++step) {
       const auto tokens = ids(coded, step);
@@ -82,8 +83,9 @@ TEST_F(QuantizedBase, HasTheLossesOfTheDecodedBase) {
     }
     for (std::size_t b = 0; b < coded.blueprint().model.blocks.size(); ++b) {
       for (const model::TensorSpec& tensor : coded.blueprint().model.blocks[b].tensors) {
-        EXPECT_EQ(coded.read_weights(b, tensor),
-                  plain.read_weights(b, plain.blueprint().model.blocks[b].tensor(tensor.name)))
+        EXPECT_EQ(
+            coded.snapshot().read_weights(b, tensor),
+            plain.snapshot().read_weights(b, plain.blueprint().model.blocks[b].tensor(tensor.name)))
             << tensor.name;
       }
     }
@@ -130,7 +132,7 @@ TEST_F(QuantizedBase, IsSavedAsCodes) {
   const TokenBatch batch = {tokens, targets};
   engine.train_step(batch, 0.05);
   std::map<std::tuple<std::size_t, StateKind>, std::vector<std::byte>> saved;
-  engine.save_states([&](const StateRange& range, ConstHostBytes bytes) {
+  engine.snapshot().save([&](const StateRange& range, ConstHostBytes bytes) {
     auto& array = saved[{range.block, range.kind}];
     array.resize(std::max<std::size_t>(array.size(), range.first * range.width + bytes.size()));
     std::copy(bytes.begin(), bytes.end(),
@@ -146,7 +148,7 @@ TEST_F(QuantizedBase, IsSavedAsCodes) {
                     bytes.size(), bytes.begin());
       },
       1);
-  EXPECT_EQ(other.state_hash(), engine.state_hash());
+  EXPECT_EQ(other.snapshot().hash(), engine.snapshot().hash());
   EXPECT_EQ(other.train_step(batch, 0.05).loss, engine.train_step(batch, 0.05).loss);
 }
 

@@ -32,13 +32,13 @@ using Saved = std::map<std::pair<std::size_t, StateKind>, std::vector<std::byte>
 
 Saved save(Engine& engine) {
   Saved saved;
-  engine.save_states([&](const StateRange& range, ConstHostBytes bytes) {
+  engine.snapshot().save([&](const StateRange& range, ConstHostBytes bytes) {
     auto& array = saved[{range.block, range.kind}];
     EXPECT_EQ(array.size(), range.first * range.width);  // one rank: without gaps
     array.insert(array.end(), bytes.begin(), bytes.end());
   });
   Bytes bytes = 0;
-  for (const StateRange& range : engine.saved_ranges()) bytes += range.bytes();
+  for (const StateRange& range : saved_ranges(engine.blueprint())) bytes += range.bytes();
   for (const StateRange& range : whole_ranges(engine.blueprint())) {
     EXPECT_EQ((saved[{range.block, range.kind}].size()), range.bytes());
     bytes -= range.bytes();
@@ -62,9 +62,9 @@ TEST_F(SavedStates, GoesOnFromSavedStatesInAnyPlacement) {
     before.start();
     for (int step = 0; step < 3; ++step) before.train_step({ids(before, 1), ids(before, 2)}, 0.1);
     const Saved saved = save(before);
-    const std::uint64_t hash = before.state_hash();
+    const std::uint64_t hash = before.snapshot().hash();
     const double loss = before.train_step({ids(before, 3), ids(before, 4)}, 0.1).loss;
-    const std::uint64_t next_hash = before.state_hash();
+    const std::uint64_t next_hash = before.snapshot().hash();
     for (const auto& [weights, optimizer, size] :
          {std::tuple{"none", "none", "4096"}, std::tuple{"nvme", "nvme", "auto"},
           std::tuple{"cpu", "cpu", "20000"}, std::tuple{"none", "nvme", "auto"}}) {
@@ -78,9 +78,10 @@ TEST_F(SavedStates, GoesOnFromSavedStatesInAnyPlacement) {
                         bytes.size(), bytes.begin());
           },
           before.updates() - 1);
-      EXPECT_EQ(after.state_hash(), hash) << format << ", " << weights << ", " << optimizer;
+      EXPECT_EQ(after.snapshot().hash(), hash) << format << ", " << weights << ", " << optimizer;
       EXPECT_EQ(after.train_step({ids(after, 3), ids(after, 4)}, 0.1).loss, loss);
-      EXPECT_EQ(after.state_hash(), next_hash) << format << ", " << weights << ", " << optimizer;
+      EXPECT_EQ(after.snapshot().hash(), next_hash)
+          << format << ", " << weights << ", " << optimizer;
     }
   }
 }
@@ -98,7 +99,7 @@ TEST_F(SavedStates, SavesInTheBackgroundWhatIsThereBeforeTheNextUpdates) {
     const Saved expected = save(engine);
     Saved saved;
     std::vector<StateRange> ranges;
-    const auto saving = engine.save_in_background(
+    const auto saving = engine.snapshot().save_in_background(
         [&](const StateRange& range, ConstHostBytes bytes) {
           // A step would take less.
           if (ranges.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -110,7 +111,7 @@ TEST_F(SavedStates, SavesInTheBackgroundWhatIsThereBeforeTheNextUpdates) {
         [] {});
     for (int step = 0; step < 2; ++step) engine.train_step({ids(engine, 3), ids(engine, 4)}, 0.1);
     saving->finish();
-    EXPECT_EQ(ranges, engine.background_ranges());
+    EXPECT_EQ(ranges, background_ranges(engine.blueprint()));
     EXPECT_TRUE(saved == expected) << more.size();
     EXPECT_FALSE(save(engine) == expected);
   }
@@ -121,7 +122,7 @@ TEST_F(SavedStates, ASaveInTheBackgroundEndsWithItsEngine) {
   {
     Engine engine = planner::make_engine(config({kOptimizer + "cpu"}));
     engine.start();
-    saving = engine.save_in_background(
+    saving = engine.snapshot().save_in_background(
         [](const StateRange&, ConstHostBytes) {
           std::this_thread::sleep_for(std::chrono::milliseconds(20));
         },
@@ -152,19 +153,19 @@ void SavedStatesOnNvme::go_on_from_nvme(const std::string& train) {
   Engine before = engine_of();
   before.start();
   before.train_step({ids(before, 1), ids(before, 2)}, 0.1);
-  KeptStates kept = before.keep_states(1);
-  const std::uint64_t hash = before.state_hash();
+  KeptStates kept = before.snapshot().keep(1);
+  const std::uint64_t hash = before.snapshot().hash();
   const std::uint64_t updates = before.updates();
   const test::TempDir folder;
-  kept.image.files = before.link_swap_files(folder.path(), "swap", "swap");
+  kept.image.files = before.snapshot().link(folder.path(), "swap", "swap");
   ASSERT_EQ(kept.image.files.size(), 1U);
-  ASSERT_TRUE(before.saved_ranges(schedule::kHomesInMemory).empty());
+  ASSERT_TRUE(saved_ranges(before.blueprint(), schedule::kHomesInMemory).empty());
   std::vector<double> losses;
   for (int step = 0; step < 3; ++step) {
     losses.push_back(before.train_step({ids(before, 3 + step), ids(before, 4)}, 0.1).loss);
   }
-  const std::uint64_t last_hash = before.state_hash();
-  EXPECT_EQ(before.kept_checkpoints(), std::vector<std::uint64_t>{1});
+  const std::uint64_t last_hash = before.snapshot().hash();
+  EXPECT_EQ(before.snapshot().kept(), std::vector<std::uint64_t>{1});
 
   std::vector<std::size_t> extents;
   for (const KeptHome& home : kept.homes) extents.push_back(home.content.extent);
@@ -173,12 +174,12 @@ void SavedStatesOnNvme::go_on_from_nvme(const std::string& train) {
     Engine after = engine_of();
     const StateSource unused = [](const StateRange&, HostBytes) { FAIL() << "nothing is copied"; };
     EXPECT_TRUE(after.resume(unused, updates, kept, {{1, extents}}));
-    EXPECT_EQ(after.state_hash(), hash);
+    EXPECT_EQ(after.snapshot().hash(), hash);
     for (int step = 0; step < 3; ++step) {
       EXPECT_EQ(after.train_step({ids(after, 3 + step), ids(after, 4)}, 0.1).loss,
                 losses[static_cast<std::size_t>(step)]);
     }
-    EXPECT_EQ(after.state_hash(), last_hash);
+    EXPECT_EQ(after.snapshot().hash(), last_hash);
   }
 }
 

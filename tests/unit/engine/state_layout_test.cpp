@@ -228,7 +228,7 @@ TEST(StateLayout, ASubGroupPointsIntoTheWeightsAndGradientsOfItsBlock) {
   EXPECT_EQ(shard.weights.companion, states.data() + state_layout(blueprint, 0, 2).master.offset);
 }
 
-model::ModelConfig small_experts(std::uint64_t ranks_sharing) {
+model::ModelConfig small_experts() {
   model::ModelConfig config = model::default_config("gpt_oss");  // its experts have biases
   config.vocab_size = 61;
   config.hidden_size = 48;
@@ -238,7 +238,6 @@ model::ModelConfig small_experts(std::uint64_t ranks_sharing) {
   config.intermediate_size = 40;
   config.max_sequence = 32;
   config.details["num_local_experts"] = 6;
-  config.expert_parallel = ranks_sharing;
   return config;
 }
 
@@ -257,7 +256,7 @@ std::vector<int> exempt_elements(const model::Architecture& model) {
 
 TEST(StateLayout, AShardNamesItsElementsWithoutWeightDecay) {
   for (const std::uint64_t sharing : {1U, 3U}) {
-    model::Architecture model = model::build_architecture(small_experts(sharing));
+    model::Architecture model = model::build_architecture(small_experts(), sharing);
     const std::vector<std::string> patterns = {"transformers", "lm_head.weight"};
     exempt_from_decay(model, patterns, [](std::size_t, const std::string&) { FAIL(); });
     const std::vector<int> exempt = exempt_elements(model);

@@ -10,6 +10,7 @@
 
 #include "ballast/engine/engine.h"
 
+#include "tests/support/function_weights.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
@@ -38,16 +39,16 @@ class TinyEngine : public testing::Test {
     const auto value = [](const model::TensorSpec& tensor, Elems i) {
       return 1.0F / static_cast<float>(tensor.size + i);
     };
-    engine.start({[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-      ASSERT_LE(first + out.size(), tensor.size);
-      for (Elems i = 0; i < out.size(); ++i) out[i] = value(tensor, first + i);
-    }});
+    start_from(engine, {[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+                 ASSERT_LE(first + out.size(), tensor.size);
+                 for (Elems i = 0; i < out.size(); ++i) out[i] = value(tensor, first + i);
+               }});
     const auto& blocks = engine.blueprint().model.blocks;
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       for (const model::TensorSpec& tensor : blocks[b].tensors) {
         std::vector<float> expected(tensor.size);
         for (Elems i = 0; i < expected.size(); ++i) expected[i] = value(tensor, i);
-        EXPECT_EQ(engine.read_weights(b, tensor), expected) << tensor.name;
+        EXPECT_EQ(engine.snapshot().read_weights(b, tensor), expected) << tensor.name;
       }
     }
   }

@@ -96,7 +96,7 @@ TEST(MergedAdapters, AreThoseOfPeft) {
     const WeightFiles theirs(test::fixture("training") / (name + ".merged.safetensors"));
     EXPECT_EQ(ours.tensors().size(), before.tensors().size());
     std::size_t changed = 0;
-    for (const WeightFiles::Place& place : theirs.tensors()) {
+    for (const WeightPlace& place : theirs.tensors()) {
       const std::string& tensor = place.tensor->name;
       const std::vector<float> found = values(ours, tensor);
       const std::vector<float> expected = values(theirs, tensor);
@@ -399,7 +399,7 @@ TEST(AdapterFolder, IsExportedAsItIsOrInAnotherType) {
   const WeightFiles files(folder.out() / config::kAdapterWeights);
   const WeightFiles before(folder.adapters() / config::kAdapterWeights);
   ASSERT_EQ(files.tensors().size(), before.tensors().size());
-  for (const WeightFiles::Place& place : before.tensors()) {
+  for (const WeightPlace& place : before.tensors()) {
     EXPECT_EQ(values(files, place.tensor->name), values(before, place.tensor->name));
   }
   EXPECT_EQ(config::read_adapter_folder(folder.out()).compact(),

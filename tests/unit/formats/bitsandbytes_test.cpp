@@ -53,7 +53,7 @@ json expected() {
   return values;
 }
 
-std::vector<std::byte> stored(const WeightFiles::Place& place) {
+std::vector<std::byte> stored(const WeightPlace& place) {
   std::vector<std::byte> bytes(place.tensor->bytes);
   read_stored(place, 0, bytes);
   return bytes;
@@ -106,7 +106,7 @@ TEST(Bitsandbytes, FoldersAreReadAsItDecodesThem) {
     const WeightFiles files(fixture(name));
     WeightReader reader(files, train::reading_order(files, model, DType::bf16));
     for (const model::TensorSpec& tensor : model.blocks[model.first_layer()].tensors) {
-      const WeightFiles::Place& place = train::place_of(files, tensor);
+      const WeightPlace& place = train::place_of(files, tensor);
       EXPECT_EQ(place.coded != nullptr, tensor.shape.size() == 2) << tensor.name;
       if (place.coded == nullptr) continue;
       const auto theirs = stored(*decoded.find(name + "/" + tensor.name));
@@ -137,7 +137,7 @@ TEST(Bitsandbytes, LossesAreThoseOfTransformers) {
 /// The codes of a run's blocks, by the number of the block.
 std::map<std::size_t, std::vector<std::byte>> codes_of(engine::Engine& engine) {
   std::map<std::size_t, std::vector<std::byte>> codes;
-  engine.save_states([&](const engine::StateRange& range, ConstHostBytes bytes) {
+  engine.snapshot().save([&](const engine::StateRange& range, ConstHostBytes bytes) {
     if (range.kind != engine::StateKind::codes) return;
     auto& to = codes[range.block];
     to.insert(to.end(), bytes.begin(), bytes.end());
@@ -145,8 +145,7 @@ std::map<std::size_t, std::vector<std::byte>> codes_of(engine::Engine& engine) {
   return codes;
 }
 
-void expect_bytes(const WeightFiles::Place& place, const std::byte* found,
-                  const std::string& what) {
+void expect_bytes(const WeightPlace& place, const std::byte* found, const std::string& what) {
   const std::vector<std::byte> theirs = stored(place);
   EXPECT_EQ(std::memcmp(found, theirs.data(), theirs.size()), 0) << what;
 }
@@ -156,7 +155,7 @@ TEST(Bitsandbytes, ARunHasTheCodesOfTheFolder) {
   for (const bool nested : {false, true}) {
     const fs::path folder = fixture(nested ? "nested" : "nf4");
     const config::Config config = config_of(folder, kAdapters);
-    EXPECT_EQ(config.ballast.quantized_base, "nf4");
+    EXPECT_EQ(config.ballast.quantized_base, config::QuantizedBase::nf4);
     EXPECT_EQ(config.ballast.double_quantization, nested);
     Started run(config);
     const WeightFiles files(folder);
@@ -167,7 +166,7 @@ TEST(Bitsandbytes, ARunHasTheCodesOfTheFolder) {
       const model::BlockCodes block(model, model.blocks[number]);
       ASSERT_EQ(block.matrices.size(), 7U);
       for (const auto& matrix : block.matrices) {
-        const WeightFiles::Coded& coded = *files.find(matrix.tensor->name)->coded;
+        const CodedWeights& coded = *files.find(matrix.tensor->name)->coded;
         const std::byte* const at = bytes.data() + matrix.offset;
         expect_bytes(coded.codes, at, matrix.tensor->name);
         expect_bytes(coded.scales, at + matrix.arrays.scales, "scales of " + matrix.tensor->name);
@@ -197,7 +196,7 @@ void expect_equal_runs(const config::Config& one, const config::Config& other, b
     EXPECT_EQ(left.grad_norm, right.grad_norm) << step;
   }
   if (same_states) {
-    EXPECT_EQ(coded.engine.state_hash(), plain.engine.state_hash());
+    EXPECT_EQ(coded.engine.snapshot().hash(), plain.engine.snapshot().hash());
   }
 }
 
@@ -233,13 +232,14 @@ TEST(Bitsandbytes, AdaptersAreMergedIntoDecodedWeights) {
 }
 
 TEST(Bitsandbytes, OnlyFrozenMatricesAreKeptAsCodes) {
-  EXPECT_EQ(config_of(fixture("nested")).ballast.quantized_base, "none");
-  EXPECT_EQ(config_of(fixture("int8"), kAdapters).ballast.quantized_base, "none");
+  EXPECT_EQ(config_of(fixture("nested")).ballast.quantized_base, config::QuantizedBase::none);
+  EXPECT_EQ(config_of(fixture("int8"), kAdapters).ballast.quantized_base,
+            config::QuantizedBase::none);
   const auto trained = [](const std::string& patterns) {
     return config_of(fixture("nested"), {"ballast.train=" + patterns}).ballast.quantized_base;
   };
-  EXPECT_EQ(trained(R"(["model.layers.1.*"])"), "nf4");
-  EXPECT_EQ(trained(R"(["model.layers.*"])"), "none");
+  EXPECT_EQ(trained(R"(["model.layers.1.*"])"), config::QuantizedBase::nf4);
+  EXPECT_EQ(trained(R"(["model.layers.*"])"), config::QuantizedBase::none);
 }
 
 /// Tensors as files have them: dtype, shape, bytes.
@@ -308,7 +308,7 @@ TEST(Bitsandbytes, DenseWeightsAreUsedAsTheyAreWhateverTheirConfigSays) {
        {theirs["quantization_config"], fp4, json{{"quant_method", "gptq"}, {"bits", 4}}}) {
     write_description(plain, left, quantization);
     const config::Config config = config_of(left, kAdapters);
-    EXPECT_EQ(config.ballast.quantized_base, "none");
+    EXPECT_EQ(config.ballast.quantized_base, config::QuantizedBase::none);
     EXPECT_TRUE(has_note(config, "quantization_config is a leftover"));
     expect_equal_runs(config, config_of(plain, kAdapters), true);
     fs::remove_all(dir.path() / "again");
@@ -321,7 +321,7 @@ TEST(Bitsandbytes, CodesAreRecognisedWithoutTheirConfig) {
   fs::copy(fixture("nested"), dir.path() / "bare");
   write_description(fixture("nested"), dir.path() / "bare", nullptr);
   const config::Config config = config_of(dir.path() / "bare", kAdapters);
-  EXPECT_EQ(config.ballast.quantized_base, "nf4");
+  EXPECT_EQ(config.ballast.quantized_base, config::QuantizedBase::nf4);
   EXPECT_TRUE(config.ballast.double_quantization);
   EXPECT_FALSE(has_note(config, "leftover"));
 }
@@ -348,7 +348,7 @@ TEST(Bitsandbytes, MixedFoldersAreDecoded) {
   static_cast<void>(copy.open());
   fs::copy_file(fixture("nested") / "config.json", copy.dir.path() / "config.json");
   const config::Config config = config_of(copy.dir.path(), kAdapters);
-  EXPECT_EQ(config.ballast.quantized_base, "none");
+  EXPECT_EQ(config.ballast.quantized_base, config::QuantizedBase::none);
   EXPECT_TRUE(has_note(config, "\"auto\" is \"none\": 13 of 14 frozen matrices"));
 }
 

@@ -164,7 +164,7 @@ void read_and_compare(ReadAhead& reader, const WeightFiles& files, const std::st
 TEST(ReadAhead, DeliversAnyPartsInAnyOrder) {
   const OneTensor file;
   const WeightFiles files(file.path);
-  ReadAhead reader(files, {});
+  ReadAhead reader(files.files(), {});
   read_and_compare(reader, files, file.bytes, 0, kLarge);
   // Back, forward by less and by more than what is read ahead, and the last byte.
   for (const Bytes first : {3 * kMiB, 3 * kMiB + 5, 9 * kMiB, 60 * kMiB, Bytes{0}, kLarge - 1}) {
@@ -193,19 +193,19 @@ TEST(ReadAhead, GoesOnWithTheNextTensorOfTheOrder) {
   const Bytes data = sizeof(length) + header.size();
   for (const std::vector<const char*>& names :
        {std::vector{"0", "1", "2", "3", "4", "5"}, std::vector{"3", "0", "5", "2", "4", "1"}}) {
-    std::vector<const WeightFiles::Place*> order;
+    std::vector<const WeightPlace*> order;
     for (const char* name : names) order.push_back(files.find(name));
     std::vector<ReadAhead::Source> sources;
-    for (const WeightFiles::Place* const place : order) {
+    for (const WeightPlace* const place : order) {
       // The rows of a tensor may be in two blocks.
       const Bytes half = place->tensor->bytes / 2;
       sources.push_back({place, 0, half});
       sources.push_back({place, half, place->tensor->bytes});
     }
-    ReadAhead reader(files, sources);
-    std::vector<const WeightFiles::Place*> reads = order;
+    ReadAhead reader(files.files(), sources);
+    std::vector<const WeightPlace*> reads = order;
     reads.insert(reads.end(), {order[4], order[1], order[0]});  // not in the order
-    for (const WeightFiles::Place* const place : reads) {
+    for (const WeightPlace* const place : reads) {
       std::vector<std::byte> part;
       for (Bytes at = 0; at < place->tensor->bytes; at += part.size()) {
         part.resize(std::min<Bytes>(100'003, place->tensor->bytes - at));
@@ -222,7 +222,7 @@ TEST(ReadAhead, GoesOnWithTheNextTensorOfTheOrder) {
 TEST(ReadAhead, ServesSeveralThreads) {
   const OneTensor file;
   const WeightFiles files(file.path);
-  ReadAhead reader(files, {});
+  ReadAhead reader(files.files(), {});
   std::vector<std::thread> threads;
   constexpr std::size_t kThreads = 20;  // more than there are windows
   for (std::size_t t = 0; t < kThreads; ++t) {
@@ -238,9 +238,9 @@ TEST(ReadAhead, ServesSeveralThreads) {
 TEST(ReadAhead, ThreadsThatTakeTurnsReadEverythingOnce) {
   const OneTensor file;
   const WeightFiles files(file.path);
-  const WeightFiles::Place& place = files.tensors().front();
+  const WeightPlace& place = files.tensors().front();
   const ReadAhead::Source whole = {&place, 0, place.tensor->bytes};
-  ReadAhead reader(files, {whole, whole});
+  ReadAhead reader(files.files(), {whole, whole});
   constexpr Bytes kPart = 100'003;
   for (int round = 1; round <= 2; ++round) {
     std::atomic<Bytes> next = 0;
@@ -272,9 +272,9 @@ TEST(ReadAhead, NamesAFileThatWasCutOff) {
     expect_error(ErrorCategory::data, {file.path.native(), "too early", "truncated"},
                  [&] { reader.read(files.tensors().front(), 0, all); });
   };
-  ReadAhead opened_before(files, {});
+  ReadAhead opened_before(files.files(), {});
   cut(1);
-  ReadAhead opened_after(files, {});
+  ReadAhead opened_after(files.files(), {});
   expect_cut(opened_after);
   cut(20 * kMiB);
   expect_cut(opened_before);
@@ -283,7 +283,7 @@ TEST(ReadAhead, NamesAFileThatWasCutOff) {
 TEST(ReadAhead, StopsEarly) {
   const OneTensor file;
   const WeightFiles files(file.path);
-  ReadAhead reader(files, {});
+  ReadAhead reader(files.files(), {});
   read_and_compare(reader, files, file.bytes, 0, 1);
 }
 

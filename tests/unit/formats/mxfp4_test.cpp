@@ -37,7 +37,7 @@ fs::path fixture(const std::string& name) {
 
 /// The bytes of a tensor as they are stored.
 std::vector<std::byte> stored(const WeightFiles& files, const std::string& name) {
-  const WeightFiles::Place* const place = files.find(name);
+  const WeightPlace* const place = files.find(name);
   EXPECT_NE(place, nullptr) << name;
   std::vector<std::byte> bytes(place == nullptr ? 0 : place->tensor->bytes);
   if (place != nullptr) read_stored(*place, 0, bytes);
@@ -96,7 +96,7 @@ TEST(Mxfp4, FoldersAreReadAsThoseWithDecodedWeights) {
     WeightReader reader(files, train::reading_order(files, model, DType::bf16));
     for (const model::BlockSpec& block : model.blocks) {
       for (const model::TensorSpec& tensor : block.tensors) {
-        const WeightFiles::Place& place = train::place_of(files, tensor);
+        const WeightPlace& place = train::place_of(files, tensor);
         if (place.coded == nullptr) continue;
         EXPECT_EQ(type_of(place), DType::bf16);
         const std::vector<std::byte> theirs = stored(decoded, tensor.name);
@@ -133,7 +133,7 @@ TEST(Mxfp4, ExportWritesDecodedWeights) {
   const WeightFiles found(dir.path() / "out");
   const WeightFiles decoded(fixture("decoded.safetensors"));
   EXPECT_EQ(found.tensors().size(), from.tensors().size());
-  for (const WeightFiles::Place& place : from.tensors()) {
+  for (const WeightPlace& place : from.tensors()) {
     const std::string& name = place.tensor->name;
     ASSERT_NE(found.find(name), nullptr) << name;
     EXPECT_EQ(found.find(name)->tensor->shape, place.tensor->shape) << name;
@@ -142,7 +142,7 @@ TEST(Mxfp4, ExportWritesDecodedWeights) {
   }
   export_fixture(dir.path() / "wide", {.type = DType::f32});
   const WeightFiles wide(dir.path() / "wide");
-  for (const WeightFiles::Place& place : found.tensors()) {
+  for (const WeightPlace& place : found.tensors()) {
     std::vector<float> expected(place.tensor->elements);
     std::vector<float> values(place.tensor->elements);
     found.read(place.tensor->name, expected);
@@ -171,7 +171,7 @@ TEST(Mxfp4, StackedExpertsComeBackAsTheyWere) {
   writer.finish();
   const WeightFiles again(dir.path() / "again");
   EXPECT_EQ(again.tensors().size(), files.tensors().size());
-  for (const WeightFiles::Place& place : files.tensors()) {
+  for (const WeightPlace& place : files.tensors()) {
     EXPECT_EQ(again.find(place.tensor->name)->tensor->shape, place.tensor->shape);
     EXPECT_EQ(stored(again, place.tensor->name), stored(files, place.tensor->name))
         << place.tensor->name;

@@ -239,7 +239,7 @@ Bench make(const Case& c) {
   // The MLP is in several chunks.
   bench.compute = host::make_host_compute(bench.architecture, DType::f32, kShape, kThreads,
                                           {.bytes = 12 * kKiB, .joins_gate_and_up = c.joins});
-  const Bytes workspace = bench.compute->memory().workspace;
+  const Bytes workspace = bench.compute->sizes().workspace;
   bench.compute->set_workspace(bench.device->allocate(workspace, "another workspace"));
   return bench;
 }
@@ -300,8 +300,8 @@ class AdapterPasses : public testing::TestWithParam<Case> {
 
   Values forward(const Values& with, const Values& in, Dropout dropout) {
     const DeviceBytes out = bench.activation();
-    bench.compute->layer_forward(*bench.stream, 1, bench.upload(with), {}, bench.upload(in), out,
-                                 {}, dropout);
+    bench.kernels().layer_forward(*bench.stream, 1, bench.upload(with), {}, bench.upload(in), out,
+                                  {}, dropout);
     return bench.download(out);
   }
   /// Gradients of the trained weights, then of the input.
@@ -309,17 +309,17 @@ class AdapterPasses : public testing::TestWithParam<Case> {
     const Elems trained = bench.architecture.blocks[1].trained_elements();
     const auto gradient = bench.gradient(std::vector<float>(trained, 0.0F));
     const DeviceBytes kept =
-        keep ? bench.device->allocate(bench.compute->memory().intermediates[1], "intermediates")
+        keep ? bench.device->allocate(bench.compute->sizes().intermediates[1], "intermediates")
              : DeviceBytes();
     const DeviceBytes flow = bench.upload(dy);
     const DeviceBytes in = bench.upload(x);
     const DeviceBytes block = bench.upload(weights);
     if (keep) {
-      bench.compute->layer_forward(*bench.stream, 1, block, {}, in, bench.activation(), kept,
-                                   kDropout);
+      bench.kernels().layer_forward(*bench.stream, 1, block, {}, in, bench.activation(), kept,
+                                    kDropout);
     }
-    bench.compute->layer_backward(*bench.stream, 1, block, {}, in, flow, gradient,
-                                  Accumulation::first, kept, kDropout);
+    bench.kernels().layer_backward(*bench.stream, 1, block, {}, in, flow, gradient,
+                                   Accumulation::first, kept, kDropout);
     bench.stream->synchronize();
     return {bench.values(gradient), bench.download(flow)};
   }

@@ -127,8 +127,8 @@ TEST_P(Blocks, LayerForwardIsThePlainModelsLayer) {
   const Values weights = bench.weights(2);
   const Values in = bench.activation_values(9);
   const DeviceBytes out = bench.activation();
-  bench.compute->layer_forward(*bench.stream, 2, bench.upload(weights), positions, bench.upload(in),
-                               out, {});
+  bench.kernels().layer_forward(*bench.stream, 2, bench.upload(weights), positions,
+                                bench.upload(in), out, {});
   bench.stream->synchronize();
   EXPECT_LT(relative_error(bench.download(out), reference.layer(block, weights, in)), 2e-6);
 }
@@ -140,8 +140,8 @@ TEST_P(Blocks, LayerBackwardGivesTheDerivativesAndAddsToTheGradient) {
   const Values dy = bench.activation_values(10);
   const DeviceBytes d = bench.upload(dy);
   const auto flat = bench.gradient(std::vector<float>(block.elements, 3.0F));
-  bench.compute->layer_backward(*bench.stream, 2, bench.upload(weights), positions,
-                                bench.upload(in), d, flat, Accumulation::later, {});
+  bench.kernels().layer_backward(*bench.stream, 2, bench.upload(weights), positions,
+                                 bench.upload(in), d, flat, Accumulation::later, {});
   bench.stream->synchronize();
   Values gradient = bench.values(flat);
   for (double& value : gradient) value -= 3.0;
@@ -189,7 +189,7 @@ TEST_P(Blocks, HeadGivesTheLossAndItsScaledDerivatives) {
     const auto trained = b.number();
     const auto evaluated = b.number();
     b.train_head(w, e, x, t, scale, dx, gradient, tied_gradient, Accumulation::later, trained);
-    b.compute->head_forward(*b.stream, w, tied ? e : w, x, t, {evaluated});
+    b.kernels().head_forward(*b.stream, w, tied ? e : w, x, t, evaluated);
     b.stream->synchronize();
 
     EXPECT_NEAR(b.one(trained) * scale, loss(), 2e-6 * std::abs(loss()));
@@ -215,8 +215,8 @@ TEST_P(Blocks, EmbeddingForwardLooksUpAndBackwardAddsInTokenOrder) {
   const DeviceBytes out = bench.activation();
   const Values dy = bench.activation_values(4);
   const auto gradient = bench.gradient(block.elements);
-  bench.compute->embedding_forward(*bench.stream, 0, bench.upload(weights), t, positions, out);
-  bench.compute->embedding_backward(*bench.stream, 0, t, positions, bench.upload(dy), gradient);
+  bench.kernels().embedding_forward(*bench.stream, 0, bench.upload(weights), t, positions, out);
+  bench.kernels().embedding_backward(*bench.stream, 0, t, positions, bench.upload(dy), gradient);
   bench.stream->synchronize();
 
   EXPECT_LT(relative_error(bench.download(out), reference.embedding(block, weights, tokens)), 1e-7);
@@ -252,12 +252,12 @@ std::vector<Values> run_all(const ModelConfig& config, DType type, MicroBatchSha
   const auto loss = b.number();
   const DeviceBytes weights = b.upload(b.weights(1));
   const DeviceBytes kept =
-      keep ? b.device->allocate(b.compute->memory().intermediates[1], "intermediates")
+      keep ? b.device->allocate(b.compute->sizes().intermediates[1], "intermediates")
            : DeviceBytes();
-  b.compute->layer_forward(*b.stream, 1, weights, {}, in, out, kept);
+  b.kernels().layer_forward(*b.stream, 1, weights, {}, in, out, kept);
   // A call for another layer overwrites the workspace in between.
-  if (keep) b.compute->layer_forward(*b.stream, 2, b.upload(b.weights(2)), {}, in, dx, {});
-  b.compute->layer_backward(*b.stream, 1, weights, {}, in, d, layer, Accumulation::later, kept);
+  if (keep) b.kernels().layer_forward(*b.stream, 2, b.upload(b.weights(2)), {}, in, dx, {});
+  b.kernels().layer_backward(*b.stream, 1, weights, {}, in, d, layer, Accumulation::later, kept);
   b.train_head(b.upload(b.weights(last)), b.upload(b.weights(0)), in, b.upload_tokens(b.tokens(3)),
                0.5F, dx, head, tied, Accumulation::later, loss);
   b.stream->synchronize();
@@ -302,8 +302,8 @@ TEST(FirstMicroBatch, OverwritesWhatClearingLeaves) {
           }
           const DeviceBytes in = b.upload(b.activation_values(9));
           const DeviceBytes flow = b.upload(b.activation_values(10));
-          b.compute->layer_backward(*b.stream, 1, b.upload(b.weights(1)), {}, in, flow, layer,
-                                    accumulation, {});
+          b.kernels().layer_backward(*b.stream, 1, b.upload(b.weights(1)), {}, in, flow, layer,
+                                     accumulation, {});
           b.train_head(b.upload(b.weights(last)), b.upload(b.weights(0)), in,
                        b.upload_tokens(b.tokens(3)), 0.5F, flow, head, tied_gradient, accumulation,
                        b.number());
@@ -331,16 +331,16 @@ TEST(BlocksWithIntermediatesKept, AreNotComputedAgain) {
   for (const ModelConfig& config : {test::small_gpt2(), test::small_llama()}) {
     Bench b(config, DType::bf16, {2, 33}, 2);
     const DeviceBytes kept =
-        b.device->allocate(b.compute->memory().intermediates[1], "intermediates");
+        b.device->allocate(b.compute->sizes().intermediates[1], "intermediates");
     const DeviceBytes weights = b.upload(b.weights(1));
     const DeviceBytes in = b.upload(b.activation_values(9));
     // The gradient of a layer's last matrix depends only on its intermediates.
     const auto last_gradient = [&](const DeviceBytes& of) {
-      b.compute->layer_forward(*b.stream, 1, weights, {}, in, b.activation(), kept);
+      b.kernels().layer_forward(*b.stream, 1, weights, {}, in, b.activation(), kept);
       const auto gradient = b.gradient(b.architecture.blocks[1].elements);
       const DeviceBytes d = b.upload(b.activation_values(10));
-      b.compute->layer_backward(*b.stream, 1, weights, {}, of, d, gradient, Accumulation::later,
-                                kept);
+      b.kernels().layer_backward(*b.stream, 1, weights, {}, of, d, gradient, Accumulation::later,
+                                 kept);
       b.stream->synchronize();
       const Values all = b.values(gradient);
       const std::string matrix = config.family == "gpt2" ? "mlp.c_proj" : "mlp.down_proj";
@@ -358,9 +358,9 @@ TEST(BlocksWithIntermediatesKept, AreNotComputedAgain) {
 TEST(BlocksWithIntermediatesKept, NeedRoomForThem) {
   Bench b(test::small_gpt2(), DType::bf16, {1, 8}, 1);
   const DeviceBytes kept =
-      b.device->allocate(b.compute->memory().intermediates[1] - 1, "too little");
+      b.device->allocate(b.compute->sizes().intermediates[1] - 1, "too little");
   const DeviceBytes in = b.activation();
-  EXPECT_THROW(b.compute->layer_forward(*b.stream, 1, b.upload(b.weights(1)), {}, in, in, kept),
+  EXPECT_THROW(b.kernels().layer_forward(*b.stream, 1, b.upload(b.weights(1)), {}, in, in, kept),
                Error);
 }
 

@@ -140,7 +140,7 @@ TEST(Workspace, LayersComputeTheSameBeforeAndAfterTheHead) {
   const DeviceBytes in = b.upload(b.activation_values(1));
   const auto layer = [&] {
     const DeviceBytes out = b.activation();
-    b.compute->layer_forward(*b.stream, 1, weights, {}, in, out, {});
+    b.kernels().layer_forward(*b.stream, 1, weights, {}, in, out, {});
     return b.download(out);
   };
   const std::vector<double> before = layer();
@@ -154,7 +154,7 @@ TEST(Workspace, LayersComputeTheSameBeforeAndAfterTheHead) {
 TEST(Tokens, OutsideTheVocabularyAreAnErrorOfTheData) {
   Bench b(test::small_gpt2(), DType::f32, {1, 4});
   const auto tokens = b.upload_tokens({1, 2, 61, 3});
-  b.compute->embedding_forward(*b.stream, 0, b.upload(b.weights(0)), tokens, {}, b.activation());
+  b.kernels().embedding_forward(*b.stream, 0, b.upload(b.weights(0)), tokens, {}, b.activation());
   try {
     b.stream->synchronize();
     FAIL() << "no error";
@@ -168,8 +168,8 @@ TEST(Loss, IsNotANumberWhenTheActivationsAreNot) {
   auto in = b.activation_values(1);
   in[40] = std::numeric_limits<double>::quiet_NaN();
   const auto loss = b.number();
-  b.compute->head_forward(*b.stream, b.upload(b.weights(3)), b.upload(b.weights(0)), b.upload(in),
-                          b.upload_tokens({1, 2, 3, 4}), {loss});
+  b.kernels().head_forward(*b.stream, b.upload(b.weights(3)), b.upload(b.weights(0)), b.upload(in),
+                           b.upload_tokens({1, 2, 3, 4}), loss);
   b.stream->synchronize();
   EXPECT_TRUE(std::isnan(b.one(loss)));
 }
@@ -183,7 +183,7 @@ TEST(Workspace, GrowsLinearlyWithTheSequence) {
   const Architecture model = build_architecture(config);
   const auto bytes = [&](std::uint64_t length) {
     return static_cast<double>(
-        make_compute(*device, model, DType::bf16, {1, length})->memory().workspace);
+        make_compute(*device, model, DType::bf16, {1, length})->sizes().workspace);
   };
   EXPECT_LT(bytes(16384) / bytes(8192), 2.01);
 }
@@ -213,8 +213,8 @@ TEST(Workspace, IsKnownWithoutADevice) {
           const MicroBatchShape shape{sequences, 33};
           const KernelSizes memory = kernel_memory(model, type, shape, "host", threads);
           const auto compute = make_compute(*device, model, type, shape);
-          EXPECT_EQ(memory.workspace, compute->memory().workspace);
-          EXPECT_EQ(memory.intermediates, compute->memory().intermediates);
+          EXPECT_EQ(memory.workspace, compute->sizes().workspace);
+          EXPECT_EQ(memory.intermediates, compute->sizes().intermediates);
         }
       }
     }

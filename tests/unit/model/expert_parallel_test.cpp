@@ -12,14 +12,13 @@
 namespace ballast::model::expert_parallel_test {
 namespace {
 
-ModelConfig with_experts(const std::string& family, std::uint64_t ranks) {
+ModelConfig with_experts(const std::string& family) {
   ModelConfig c = default_config(family);
   c.hidden_size = 6;
   c.num_heads = 3;
   c.num_layers = 2;
   c.intermediate_size = 5;
   c.details[family == "gpt_oss" ? "num_local_experts" : "num_experts"] = std::uint64_t{6};
-  c.expert_parallel = ranks;
   return c;
 }
 
@@ -43,9 +42,9 @@ void expect_equal(const BlockSpec& one, const BlockSpec& other) {
 TEST(ExpertParallelism, PutsAnExpertOfEachRankIntoOneBlock) {
   for (const std::string family : {"qwen2_moe", "gpt_oss"}) {
     for (const bool frozen : {false, true}) {
-      Architecture whole = build_architecture(with_experts(family, 1));
-      Architecture shared = build_architecture(with_experts(family, 3));
-      EXPECT_EQ(count_blocks(shared.config), shared.blocks.size());
+      Architecture whole = build_architecture(with_experts(family), 1);
+      Architecture shared = build_architecture(with_experts(family), 3);
+      EXPECT_EQ(count_blocks(shared.config, 3), shared.blocks.size());
       EXPECT_EQ(shared.blocks.size(), whole.blocks.size() - 2 * (6 - 2));
       const std::vector<std::string> attention = {"*self_attn*"};
       for (Architecture* const model : {&whole, &shared}) {
@@ -65,14 +64,15 @@ TEST(ExpertParallelism, PutsAnExpertOfEachRankIntoOneBlock) {
 }
 
 TEST(ExpertParallelism, IsNotOfModelsWithoutExpertsOfTheSameSize) {
-  const ModelConfig dense = without_experts(build_architecture(with_experts("gpt_oss", 3)).config);
+  const ModelConfig dense = without_experts(build_architecture(with_experts("gpt_oss"), 3).config);
   EXPECT_EQ(build_architecture(dense).blocks.size(), 4U);
 }
 
 TEST(ExpertParallelism, RefusesWhatRanksCannotShare) {
-  const auto refusal = [](const ModelConfig& config, const std::vector<std::string>& trained) {
+  const auto refusal = [](const ModelConfig& config, std::uint64_t ranks,
+                          const std::vector<std::string>& trained) {
     try {
-      Architecture model = build_architecture(config);
+      Architecture model = build_architecture(config, ranks);
       freeze(model, trained, [](std::size_t, const std::string& rule) {
         throw Error(ErrorCategory::config, rule);
       });
@@ -82,15 +82,15 @@ TEST(ExpertParallelism, RefusesWhatRanksCannotShare) {
     return std::string();
   };
   const std::vector<std::string> maps = {"*down_proj*"};
-  EXPECT_NE(refusal(with_experts("qwen2_moe", 4), {}).find("4 ranks cannot share 6 experts"),
+  EXPECT_NE(refusal(with_experts("qwen2_moe"), 4, {}).find("4 ranks cannot share 6 experts"),
             std::string::npos);
   EXPECT_NE(
-      refusal(with_experts("qwen2_moe", 2), maps).find("train all tensors of experts or none"),
+      refusal(with_experts("qwen2_moe"), 2, maps).find("train all tensors of experts or none"),
       std::string::npos);
-  EXPECT_EQ(refusal(with_experts("qwen2_moe", 1), maps), "");
-  ModelConfig llama = with_experts("llama", 2);
+  EXPECT_EQ(refusal(with_experts("qwen2_moe"), 1, maps), "");
+  ModelConfig llama = with_experts("llama");
   llama.details.erase("num_experts");
-  EXPECT_NE(refusal(llama, {}).find("has no experts"), std::string::npos);
+  EXPECT_NE(refusal(llama, 2, {}).find("has no experts"), std::string::npos);
 }
 
 TEST(ExpertParallelism, MovesAllChoicesInRoundsOfLimitedSize) {

@@ -10,6 +10,7 @@
 #include "ballast/model/compute.h"
 
 #include "tests/support/device_kind.h"
+#include "tests/support/kernels.h"
 #include "tests/unit/model/numbers.h"
 
 namespace ballast::test {
@@ -58,9 +59,10 @@ struct Bench {
     device = device::make_device(options);
     stream = device->make_stream("compute");
     compute = model::make_compute(*device, architecture, type, shape);
-    compute->set_workspace(device->allocate(compute->memory().workspace, "workspace"));
+    compute->set_workspace(device->allocate(compute->sizes().workspace, "workspace"));
   }
 
+  [[nodiscard]] KernelCalls kernels() const { return {architecture, *compute}; }
   [[nodiscard]] std::size_t activations() const {
     return shape.tokens() * architecture.config.hidden_size;
   }
@@ -139,16 +141,15 @@ struct Bench {
     return out;
   }
 
-  /// Compute::head_train with one tile. `tied` and `tied_gradient`: of block 0, if it is tied.
+  /// Kernel::head_train with one tile. `tied` and `tied_gradient`: of block 0, if it is tied.
   void train_head(ConstDeviceBytes weights, ConstDeviceBytes tied, ConstDeviceBytes in,
                   DeviceView<const std::int32_t> targets, float scale, DeviceBytes dx,
                   DeviceView<float> gradient, DeviceView<float> tied_gradient,
                   model::Accumulation accumulation, DeviceView<double> loss) const {
     const bool is_tied = architecture.config.tie_embeddings;
-    const model::OutputTile tile = {0, is_tied ? tied : weights,
-                                    is_tied ? tied_gradient : gradient};
-    compute->head_train(*stream, weights, {&tile, 1}, in, targets, scale, dx, gradient,
-                        accumulation, {loss});
+    const OutputTile tile = {0, is_tied ? tied : weights, is_tied ? tied_gradient : gradient};
+    kernels().head_train(*stream, weights, {&tile, 1}, in, targets, scale, dx, gradient,
+                         accumulation, loss);
   }
 
   model::Architecture architecture;

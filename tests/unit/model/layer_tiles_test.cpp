@@ -132,10 +132,10 @@ TEST_P(LayerTiles, GiveTheSameBitsWhateverTheirMemoryHeld) {
 TEST_P(LayerTiles, NeedLessWorkspaceAndNoIntermediates) {
   const Bench whole = make(GetParam(), 1);
   const Bench tiles = make(GetParam(), GetParam().tiles);
-  EXPECT_LT(tiles.compute->memory().workspace, whole.compute->memory().workspace);
-  EXPECT_EQ(whole.compute->memory().rows, 0U);
-  EXPECT_EQ(tiles.compute->memory().rows, tiles.compute->activation_bytes());
-  for (const Bytes bytes : tiles.compute->memory().intermediates) EXPECT_EQ(bytes, 0U);
+  EXPECT_LT(tiles.compute->sizes().workspace, whole.compute->sizes().workspace);
+  EXPECT_EQ(whole.compute->sizes().rows, 0U);
+  EXPECT_EQ(tiles.compute->sizes().rows, tiles.compute->activation_bytes());
+  for (const Bytes bytes : tiles.compute->sizes().intermediates) EXPECT_EQ(bytes, 0U);
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, LayerTiles, testing::ValuesIn(cases()),
@@ -145,7 +145,7 @@ TEST(LayerTilesInMemory, ShareTheRowsWithTilesOfTheVocabulary) {
   const auto rows = [](std::uint64_t vocabulary_tiles, std::uint64_t layer_tiles) {
     ModelConfig config = in_tiles(small("llama"), layer_tiles);
     config.vocabulary_tiles = vocabulary_tiles;
-    return Bench(config, DType::bf16, kShape).compute->memory().rows;
+    return Bench(config, DType::bf16, kShape).compute->sizes().rows;
   };
   EXPECT_EQ(rows(3, 2), std::max(rows(3, 1), rows(1, 2)));
   EXPECT_GT(rows(3, 2), 0U);
@@ -153,11 +153,11 @@ TEST(LayerTilesInMemory, ShareTheRowsWithTilesOfTheVocabulary) {
 
 TEST(LayerTilesInMemory, AreTakenForNothingElse) {
   Bench b(in_tiles(small("llama"), 2), DType::f32, kShape);
-  const DeviceBytes rows = b.device->allocate(b.compute->memory().rows, "rows");
+  const DeviceBytes rows = b.device->allocate(b.compute->sizes().rows, "rows");
   const DeviceBytes some = b.activation();
   const auto sums = b.gradient(b.activations());
   const std::size_t norm = b.architecture.first_layer();
-  Compute& compute = *b.compute;
+  test::KernelCalls compute = b.kernels();
   for (const std::size_t block : {norm, norm + 1}) {
     EXPECT_THROW(compute.layer_forward(*b.stream, block, some, {}, some, some, {}), Error);
   }

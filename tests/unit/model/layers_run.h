@@ -44,7 +44,7 @@ class LayersRun {
  public:
   /// `before`: the content of all memory that a step need not have cleared.
   LayersRun(Bench b, bool packed, double before) : b_(std::move(b)), before_(before) {
-    const model::KernelSizes& memory = b_.compute->memory();
+    const model::KernelSizes& memory = b_.compute->sizes();
     if (packed) {
       positions_ = b_.upload_tokens(packed_positions(b_.shape.sequences, b_.shape.length));
     }
@@ -131,29 +131,29 @@ class LayersRun {
   void forward(std::size_t block, DeviceBytes in, DeviceBytes out) {
     const std::size_t last = end_from(block) - 1;
     if (last == block) {
-      b_.compute->layer_forward(*b_.stream, block, weights(block), positions_, in, out, {});
+      b_.kernels().layer_forward(*b_.stream, block, weights(block), positions_, in, out, {});
       return;
     }
-    b_.compute->normalize(*b_.stream, block, weights(block), in, rows_, sums_);
+    b_.kernels().normalize(*b_.stream, block, weights(block), in, rows_, sums_);
     for (std::size_t tile = block + 1; tile <= last; ++tile) {
-      b_.compute->tile_forward(*b_.stream, tile, weights(tile), positions_, rows_, sums_,
-                               tile == last ? out : DeviceBytes());
+      b_.kernels().tile_forward(*b_.stream, tile, weights(tile), positions_, rows_, sums_,
+                                tile == last ? out : DeviceBytes());
     }
   }
   void backward(std::size_t block, DeviceBytes in, DeviceBytes dy,
                 model::Accumulation accumulation) {
     const std::size_t last = end_from(block) - 1;
     if (last == block) {
-      b_.compute->layer_backward(*b_.stream, block, weights(block), positions_, in, dy,
-                                 gradient(block), accumulation, {});
+      b_.kernels().layer_backward(*b_.stream, block, weights(block), positions_, in, dy,
+                                  gradient(block), accumulation, {});
       return;
     }
-    b_.compute->normalize(*b_.stream, block, weights(block), in, rows_, {});
+    b_.kernels().normalize(*b_.stream, block, weights(block), in, rows_, {});
     for (std::size_t tile = last; tile > block; --tile) {
-      b_.compute->tile_backward(*b_.stream, tile, weights(tile), positions_, rows_, dy, sums_,
-                                gradient(tile), accumulation);
+      b_.kernels().tile_backward(*b_.stream, tile, weights(tile), positions_, rows_, dy, sums_,
+                                 gradient(tile), accumulation);
     }
-    b_.compute->norm_backward(*b_.stream, block, weights(block), in, sums_, dy, gradient(block));
+    b_.kernels().norm_backward(*b_.stream, block, weights(block), in, sums_, dy, gradient(block));
   }
   [[nodiscard]] DeviceBytes weights(std::size_t block) const { return weights_[block - first()]; }
   [[nodiscard]] DeviceView<float> gradient(std::size_t block) const {

@@ -68,7 +68,7 @@ Bench make_cut(const Case& c) {
   Bench bench = make_whole(c);
   bench.compute = host::make_host_compute(bench.architecture, c.type, kShape, kThreads,
                                           {.bytes = 12 * kKiB, .joins_gate_and_up = c.joins});
-  const Bytes workspace = bench.compute->memory().workspace;
+  const Bytes workspace = bench.compute->sizes().workspace;
   bench.compute->set_workspace(bench.device->allocate(workspace, "another workspace"));
   return bench;
 }
@@ -90,13 +90,13 @@ Results run(Bench b, bool keep, bool first) {
   const DeviceBytes out = b.activation();
   const DeviceBytes dy = b.upload(b.activation_values(10));
   const DeviceBytes kept =
-      keep ? b.device->allocate(b.compute->memory().intermediates[1], "intermediates")
+      keep ? b.device->allocate(b.compute->sizes().intermediates[1], "intermediates")
            : DeviceBytes();
-  b.compute->layer_forward(*b.stream, 1, weights, {}, in, out, kept);
+  b.kernels().layer_forward(*b.stream, 1, weights, {}, in, out, kept);
   // A call for another layer overwrites the workspace in between.
-  b.compute->layer_forward(*b.stream, 2, b.upload(b.weights(2)), {}, in, b.activation(), {});
-  b.compute->layer_backward(*b.stream, 1, weights, {}, in, dy, gradient,
-                            first ? Accumulation::first : Accumulation::later, kept);
+  b.kernels().layer_forward(*b.stream, 2, b.upload(b.weights(2)), {}, in, b.activation(), {});
+  b.kernels().layer_backward(*b.stream, 1, weights, {}, in, dy, gradient,
+                             first ? Accumulation::first : Accumulation::later, kept);
   b.stream->synchronize();
   return {b.download(out), b.download(dy), b.values(gradient)};
 }
@@ -132,8 +132,8 @@ TEST_P(MlpInChunks, GivesNearlyTheSameAsAllRowsAtOnce) {
 }
 
 TEST_P(MlpInChunks, NeedsLessMemoryUnlessItKeepsIntermediates) {
-  const KernelSizes whole = make_whole(GetParam()).compute->memory();
-  const KernelSizes cut = make_cut(GetParam()).compute->memory();
+  const KernelSizes whole = make_whole(GetParam()).compute->sizes();
+  const KernelSizes cut = make_cut(GetParam()).compute->sizes();
   EXPECT_EQ(cut.intermediates, whole.intermediates);
   // What is left in the place of the MLP's arrays are gradients of queries, keys and values.
   const std::size_t arrays = std::string(GetParam().family).starts_with("gpt") ? 2 : 3;
@@ -162,8 +162,8 @@ TEST_P(TilesInChunks, GiveNearlyTheSameAsLayersInOnePiece) {
 }
 
 TEST_P(TilesInChunks, NeedLessMemoryThanAllRowsAtOnce) {
-  EXPECT_LT(make_cut(GetParam()).compute->memory().workspace,
-            make_whole(GetParam()).compute->memory().workspace);
+  EXPECT_LT(make_cut(GetParam()).compute->sizes().workspace,
+            make_whole(GetParam()).compute->sizes().workspace);
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, TilesInChunks,

@@ -36,13 +36,12 @@ ModelConfig config_of(const std::string& family, std::uint64_t layers) {
   return c;
 }
 
-ModelConfig with_experts(std::uint64_t ranks) {
+ModelConfig with_experts() {
   ModelConfig c = config_of("qwen2_moe", 1);
   c.details["num_experts"] = std::uint64_t{4};
   c.details["num_experts_per_tok"] = std::uint64_t{2};
   c.details["moe_intermediate_size"] = std::uint64_t{16};
   c.details["shared_expert_intermediate_size"] = std::uint64_t{48};
-  c.expert_parallel = ranks;
   return c;
 }
 
@@ -86,7 +85,7 @@ Case quantised() {
 }
 
 Case shared_experts() {
-  Case one = {"experts_of_two_ranks", build_architecture(with_experts(2))};
+  Case one = {"experts_of_two_ranks", build_architecture(with_experts(), 2)};
   one.shape.ranks = 2;
   return one;
 }
@@ -97,7 +96,7 @@ std::vector<Case> cases() {
           tiles_of_layers(),
           tiles_of_the_vocabulary(false),
           tiles_of_the_vocabulary(true),
-          {"experts", build_architecture(with_experts(1))},
+          {"experts", build_architecture(with_experts())},
           shared_experts(),
           pairs(),
           quantised()};
@@ -243,10 +242,10 @@ TEST(StepProgramCheck, FindsRecipesThatReadWhatDoesNotWait) {
 }
 
 TEST(StepProgramCheck, FindsRowsThatAreNotCounted) {
-  StepProgram program = program_of({"", build_architecture(with_experts(1))});
+  StepProgram program = program_of({"", build_architecture(with_experts())});
   operand_of(program, Kernel::expert, Port::routing_counts).port = Port::batch;
   EXPECT_EQ(breach_of(program), "expert of layer 0 expert 0 does not read the counts of its rows");
-  program = program_of({"", build_architecture(with_experts(1))});
+  program = program_of({"", build_architecture(with_experts())});
   // Experts before their router.
   std::rotate(program.training.begin() + 2, program.training.begin() + 3,
               program.training.begin() + 5);

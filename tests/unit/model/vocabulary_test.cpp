@@ -18,6 +18,8 @@ namespace {
 
 using Values = std::vector<double>;
 
+using test::OutputTile;
+
 constexpr MicroBatchShape kShape = {3, 21};
 constexpr float kScale = 0.5F;
 
@@ -69,7 +71,7 @@ class Step {
     Results found;
     const DeviceBytes out = b_.activation();
     for (std::size_t t = 0; t < b_.architecture.first_layer(); ++t) {
-      b_.compute->embedding_forward(*b_.stream, t, weights_[t], tokens_, {}, out);
+      b_.kernels().embedding_forward(*b_.stream, t, weights_[t], tokens_, {}, out);
     }
     found.embedded = b_.download(out);
     const DeviceBytes dx = b_.activation();
@@ -82,7 +84,7 @@ class Step {
     found.loss = b_.one(loss);
     found.dx = b_.download(dx);
     for (std::size_t t = b_.architecture.first_layer(); t-- > 0;) {
-      b_.compute->embedding_backward(*b_.stream, t, tokens_, {}, dx, gradients_[t]);
+      b_.kernels().embedding_backward(*b_.stream, t, tokens_, {}, dx, gradients_[t]);
     }
     b_.stream->synchronize();
     collect(found);
@@ -92,7 +94,7 @@ class Step {
   double evaluate() {
     const auto loss = b_.number();
     const DeviceBytes rows = begin_and_scan();
-    b_.compute->head_end(*b_.stream, norm_weights(), in_, targets_, rows, {}, {}, {}, loss);
+    b_.kernels().head_end(*b_.stream, norm_weights(), in_, targets_, rows, {}, {}, {}, loss);
     return b_.one(loss);
   }
 
@@ -103,16 +105,16 @@ class Step {
 
   void in_one_pass(DeviceBytes dx, DeviceView<double> loss) {
     const std::size_t head = b_.architecture.head();
-    const Bytes bytes = b_.compute->memory().intermediates[head];
+    const Bytes bytes = b_.compute->sizes().intermediates[head];
     const DeviceBytes kept = bytes > 0 ? b_.device->allocate(bytes, "logits") : DeviceBytes();
-    b_.compute->head_train(*b_.stream, norm_weights(), tiles_, in_, targets_, kScale, dx,
-                           gradients_[head], Accumulation::first, {loss}, kept);
+    b_.kernels().head_train(*b_.stream, norm_weights(), tiles_, in_, targets_, kScale, dx,
+                            gradients_[head], Accumulation::first, loss, kept);
   }
   DeviceBytes begin_and_scan() {
-    const DeviceBytes rows = b_.device->allocate(b_.compute->memory().rows, "rows");
-    b_.compute->normalize(*b_.stream, b_.architecture.head(), norm_weights(), in_, rows, {});
+    const DeviceBytes rows = b_.device->allocate(b_.compute->sizes().rows, "rows");
+    b_.kernels().normalize(*b_.stream, b_.architecture.head(), norm_weights(), in_, rows, {});
     for (const OutputTile& tile : tiles_) {
-      b_.compute->head_scan(*b_.stream, tile, targets_, rows);
+      b_.kernels().head_scan(*b_.stream, tile, targets_, rows);
     }
     return rows;
   }
@@ -124,14 +126,14 @@ class Step {
     for (std::size_t t = tiles_.size(); t-- > 0;) {
       OutputTile tile = tiles_[t];
       if (tied()) tile.gradient = {};
-      b_.compute->head_differentiate(*b_.stream, tile, targets_, kScale, rows, dnormed,
-                                     Accumulation::first);
+      b_.kernels().head_differentiate(*b_.stream, tile, targets_, kScale, rows, dnormed,
+                                      Accumulation::first);
     }
-    b_.compute->head_end(*b_.stream, norm_weights(), in_, targets_, rows, dnormed, dx,
-                         gradients_[head], loss);
+    b_.kernels().head_end(*b_.stream, norm_weights(), in_, targets_, rows, dnormed, dx,
+                          gradients_[head], loss);
     for (std::size_t t = tiles_.size(); tied() && t-- > 0;) {
-      b_.compute->head_differentiate(*b_.stream, tiles_[t], targets_, kScale, rows, {},
-                                     Accumulation::first);
+      b_.kernels().head_differentiate(*b_.stream, tiles_[t], targets_, kScale, rows, {},
+                                      Accumulation::first);
     }
   }
 

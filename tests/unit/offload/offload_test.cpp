@@ -47,8 +47,8 @@ struct Model {
     }
   }
 
-  std::vector<Update> updates(std::int64_t step, Optimizer optimizer) {
-    std::vector<Update> all;
+  std::vector<ParameterUpdate> updates(std::int64_t step, Optimizer optimizer) {
+    std::vector<ParameterUpdate> all;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       all.push_back({i,
                      weights[i].data(),
@@ -86,11 +86,11 @@ class Offload : public testing::TestWithParam<Moments::Format> {
   Offload() { std::filesystem::create_directories(folder_); }
   ~Offload() override { std::filesystem::remove_all(folder_); }
 
-  OffloadedOptimizer make(Model& model, const Place& place, Elems largest = kTiny,
+  OffloadedOptimizer make(Model& model, const StatePlace& place, Elems largest = kTiny,
                           Optimizer optimizer = Optimizer::adamw) const {
-    return {Layout(optimizer, GetParam(), model.parameters, largest), place, 2};
+    return {OffloadLayout(optimizer, GetParam(), model.parameters, largest), place, 2};
   }
-  Place on_nvme(std::optional<Bytes> host = std::nullopt) const {
+  StatePlace on_nvme(std::optional<Bytes> host = std::nullopt) const {
     return {state::SwapOptions{.paths = {{.directory = folder_}}, .any_file_system = true}, host};
   }
 
@@ -101,13 +101,14 @@ class Offload : public testing::TestWithParam<Moments::Format> {
 TEST_P(Offload, PlacesAndSubGroupsHaveTheSameBits) {
   for (const Optimizer optimizer : {Optimizer::adamw, Optimizer::lion, Optimizer::adagrad}) {
     // Some sub-groups stay in memory.
-    const Bytes most = Layout(optimizer, GetParam(), Model().parameters, 256).bytes() * 9 / 10;
+    const Bytes most =
+        OffloadLayout(optimizer, GetParam(), Model().parameters, 256).bytes() * 9 / 10;
     std::vector<std::vector<float>> expected_states, expected_weights;
-    const std::vector<std::pair<Place, Elems>> ways = {{{}, Elems{1} << 20U},
-                                                       {{}, kTiny},
-                                                       {on_nvme(), kTiny},
-                                                       {on_nvme(), 256},
-                                                       {on_nvme(most), 256}};
+    const std::vector<std::pair<StatePlace, Elems>> ways = {{{}, Elems{1} << 20U},
+                                                            {{}, kTiny},
+                                                            {on_nvme(), kTiny},
+                                                            {on_nvme(), 256},
+                                                            {on_nvme(most), 256}};
     for (const auto& [place, largest] : ways) {
       Model model;
       OffloadedOptimizer states = make(model, place, largest, optimizer);
@@ -183,10 +184,10 @@ TEST_P(Offload, RefusesStatesOfOthersAndDamagedFiles) {
 
 TEST_P(Offload, AddedParametersLeaveTheOthersWhereTheyAre) {
   std::vector<std::vector<float>> expected;
-  for (const Place& place : {Place{}, on_nvme(), on_nvme(Bytes{1} << 20U)}) {
+  for (const StatePlace& place : {StatePlace{}, on_nvme(), on_nvme(Bytes{1} << 20U)}) {
     Model model;
     const std::vector<Parameter> early(model.parameters.begin(), model.parameters.begin() + 3);
-    OffloadedOptimizer states(Layout(Optimizer::adamw, GetParam(), early, 256), place, 2);
+    OffloadedOptimizer states(OffloadLayout(Optimizer::adamw, GetParam(), early, 256), place, 2);
     for (int step = 1; step <= 4; ++step) {
       if (step == 3) {
         EXPECT_EQ(states.add({model.parameters[3], model.parameters[4]}), 3U);
@@ -204,7 +205,7 @@ TEST_P(Offload, AddedParametersLeaveTheOthersWhereTheyAre) {
 
 TEST_P(Offload, GrowthBeyondTheBudgetChangesNothing) {
   Model model;
-  const Bytes most = Layout(Optimizer::adamw, GetParam(), model.parameters, kTiny).bytes();
+  const Bytes most = OffloadLayout(Optimizer::adamw, GetParam(), model.parameters, kTiny).bytes();
   OffloadedOptimizer states = make(model, on_nvme(most));
   states.begin(model.updates(1, Optimizer::adamw));
   states.finish();
@@ -251,7 +252,7 @@ TEST_P(Offload, WeightsThatOthersChangeBecomeTheMaster) {
   auto* weights = reinterpret_cast<Bf16*>(model.weights[0].data());
   for (Elems i = 0; i < 3000; ++i) weights[i] = to_bf16(2.0F);
   states.forget_master(0);
-  for (Update& update : updates) update.hyper.learning_rate = 0.0;
+  for (ParameterUpdate& update : updates) update.hyper.learning_rate = 0.0;
   states.begin(updates);
   std::vector<float> master(3000);
   read_values(states, 0, weights, {master, {}, {}});

@@ -19,7 +19,8 @@ namespace {
 using schedule::Lane;
 
 /// The advice for a run of 10 seconds with these lane times, if the simulator finds `variants`.
-std::string advice(double compute, Lane lane, double busy, const std::vector<Variant>& variants) {
+std::string advice(double compute, Lane lane, double busy,
+                   const std::vector<Improvement>& variants) {
   engine::Blueprint blueprint;
   blueprint.workload.micro_batch_tokens = 256;
   blueprint.workload.micro_batches = 2;
@@ -34,7 +35,8 @@ bool says(const std::string& text, const std::string& words) {
   return text.find(words) != std::string::npos;
 }
 
-const std::vector<Variant> kVariants = {{"25% more host memory", 20.0, 2.0}, {"others", 15.0, 1.5}};
+const std::vector<Improvement> kVariants = {{"25% more host memory", 20.0, 2.0},
+                                            {"others", 15.0, 1.5}};
 
 TEST(Advice, ARunBoundByComputeHasItsTransfersHidden) {
   const std::string text = advice(9.5, Lane::fetch, 6.0, kVariants);
@@ -119,7 +121,7 @@ PlanRequest request_for(const std::vector<std::string>& overrides, Bytes host_by
 
 std::vector<std::string> changes_with(const PlanRequest& request, const std::string& words) {
   std::vector<std::string> found;
-  for (const Variant& variant : find_improvements(decide(request), request)) {
+  for (const Improvement& variant : find_improvements(decide(request), request)) {
     if (says(variant.change, words)) found.push_back(variant.change);
   }
   return found;
@@ -145,10 +147,10 @@ TEST(Advice, StatesInEightBitsAreOfferedWhereTheySpareTheDrives) {
   const std::string eight = "ballast.optimizer_states 8bit";
   const PlanRequest swapped = request_for({}, 16 * kMiB);
   const Decision now = decide(swapped);
-  const std::vector<Variant> variants = find_improvements(now, swapped);
-  const auto found = std::find_if(variants.begin(), variants.end(), [&](const Variant& variant) {
-    return says(variant.change, eight);
-  });
+  const std::vector<Improvement> variants = find_improvements(now, swapped);
+  const auto found =
+      std::find_if(variants.begin(), variants.end(),
+                   [&](const Improvement& variant) { return says(variant.change, eight); });
   ASSERT_NE(found, variants.end());
   EXPECT_TRUE(says(found->change, "changes results")) << found->change;
   EXPECT_LT(found->wear, 1.0);
@@ -213,9 +215,9 @@ TEST(Advice, ChangesOfTheBatchAreCompleteAndAsFastAsTheyAreSaidToBe) {
   const PlanRequest request = request_for({}, 16 * kMiB);
   const std::string keys = "train_batch_size 32, gradient_accumulation_steps 8";
   const auto variants = find_improvements(decide(request), request);
-  const auto found = std::find_if(variants.begin(), variants.end(), [&](const Variant& variant) {
-    return says(variant.change, keys);
-  });
+  const auto found =
+      std::find_if(variants.begin(), variants.end(),
+                   [&](const Improvement& variant) { return says(variant.change, keys); });
   ASSERT_NE(found, variants.end());
   const Decision changed =
       decide(request_for({"train_batch_size=32", "gradient_accumulation_steps=8"}, 16 * kMiB));

@@ -44,10 +44,10 @@ double speed(const Decision& decision) {
 
 TEST(ExpertParallelPlan, LetsTokensTravelToExpertsIfThatIsFasterThanWeights) {
   const Decision chosen = decide(request_with("\"auto\""));
-  EXPECT_EQ(chosen.config.model.expert_parallel, 4U);
+  EXPECT_EQ(chosen.config.ballast.expert_parallel, 4U);
   EXPECT_FALSE(leaves_choices(chosen.config));
   const Decision whole = decide(request_with("1"));
-  EXPECT_EQ(whole.config.model.expert_parallel, 1U);
+  EXPECT_EQ(whole.config.ballast.expert_parallel, 1U);
   EXPECT_GT(speed(chosen), speed(whole));
 }
 

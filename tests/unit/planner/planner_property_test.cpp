@@ -143,8 +143,8 @@ class OpenPlacements {
 
 std::vector<schedule::Order> open_orders(const config::Config& config) {
   using enum schedule::Order;
-  if (config.ballast.order == "auto") return {layer_major, micro_batch_major};
-  return {config.ballast.order == "layer_major" ? layer_major : micro_batch_major};
+  if (config.ballast.order) return {*config.ballast.order};
+  return {layer_major, micro_batch_major};
 }
 
 engine::Blueprint sized(const PlanRequest& request, std::uint64_t size, schedule::Order order) {
@@ -165,7 +165,7 @@ std::string find_by_trying_all(const PlanRequest& request) {
   for (const std::uint64_t size : micro_batch_sizes(request)) {
     for (const schedule::Order order : open_orders(request.config)) {
       engine::Blueprint sizes = sized(request, size, order);
-      sizes.options = with_buffers(request.config, sizes.options, Buffers::fewest);
+      sizes.options = with_buffers(request.config, sizes.options, BufferLevel::fewest);
       for (std::uint64_t i = 0; i < placements.count(); ++i) {
         sizes.placement = placements.at(i);
         if (!ledger_of(sizes, sizes.placement).fits(request.budgets)) continue;
@@ -210,7 +210,8 @@ memory::Ledger draw_plan(test::Dice& dice, const PlanRequest& request) {
   engine::Blueprint sizes =
       sized(request, dice.pick(micro_batch_sizes(request)), dice.pick(open_orders(request.config)));
   // Sometimes with more buffers: memory must not shrink with them.
-  if (dice.chance(60)) sizes.options = with_buffers(request.config, sizes.options, Buffers::fewest);
+  if (dice.chance(60))
+    sizes.options = with_buffers(request.config, sizes.options, BufferLevel::fewest);
   return ledger_of(sizes, OpenPlacements(request).draw(dice));
 }
 
@@ -358,7 +359,7 @@ TEST(PlannerProperty, FindsNearlyAllPlansOfLargerModelsThatBarelyFit) {
     drawn.run.overrides.push_back(fmt::format("model.num_layers={}", 6 + dice.below(6)));
     const memory::Ledger ledger = draw_plan(dice, drawn.request());
     drawn.budgets = {ledger.total(Tier::device), ledger.total(Tier::host)};
-    missed += come_nearest(drawn.request(), Effort::thorough).excess > 0 ? 1 : 0;
+    missed += find_closest_miss(drawn.request(), Effort::thorough).excess > 0 ? 1 : 0;
   }
   // They have too many placements to try all.
   EXPECT_LE(missed, 3U);

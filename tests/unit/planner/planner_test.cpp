@@ -82,7 +82,7 @@ TEST(Planner, ChoosesTheOrderThatLeavesRoomForIntermediates) {
             static_cast<std::ptrdiff_t>(by_micro_batch.config.model.num_layers));
   ASSERT_LT(kept(decide("layer_major", enough)), kept(by_micro_batch));
   const Decision open = decide("auto", enough);
-  EXPECT_EQ(open.config.ballast.order, "micro_batch_major");
+  EXPECT_EQ(open.config.ballast.order, schedule::Order::micro_batch_major);
   EXPECT_EQ(open.blueprint.options.order, schedule::Order::micro_batch_major);
   EXPECT_GE(speed(open), 0.999 * speed(decide("layer_major", enough)));
   EXPECT_FALSE(leaves_choices(open.config));
@@ -115,7 +115,7 @@ TEST(Planner, KeepsWhatTheConfigNames) {
   const Decision decision = asked.decide();
   EXPECT_EQ(decision.config.batch.micro_batch, 2U);
   EXPECT_EQ(decision.config.batch.accumulation, 8U);
-  EXPECT_EQ(decision.blueprint.options.state_staging, 4U);
+  EXPECT_EQ(decision.blueprint.options.buffers.state_staging, 4U);
   const auto& blocks = decision.blueprint.placement.blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     EXPECT_EQ(blocks[b].optimizer, Tier::nvme) << b;
@@ -155,8 +155,8 @@ bool draw_at_random(const Asked& asked, std::uint64_t seed, double& tokens_per_s
   const std::uint64_t size = std::uint64_t{1} << below(5);
   engine::Blueprint other = inputs::outline(with_micro_batches(asked.config, size, 1), asked.model,
                                             asked.budgets, kernels(asked.model, {size, 64}), 1);
-  other.options.state_staging = static_cast<std::uint32_t>(1 + below(6));
-  other.options.weight_staging = static_cast<std::uint32_t>(1 + below(6));
+  other.options.buffers.state_staging = static_cast<std::uint32_t>(1 + below(6));
+  other.options.buffers.weight_staging = static_cast<std::uint32_t>(1 + below(6));
   const schedule::BlockPlacement most = {tier(), tier(), tier()};
   const std::uint64_t changed = below(3) * below(asked.model.blocks.size());
   schedule::Placement placement{
@@ -209,7 +209,7 @@ TEST(Planner, PredictsANamedConfigAsItIs) {
   const Decision decision = asked.decide();
   EXPECT_EQ(decision.simulated, 1U);
   EXPECT_EQ(decision.blueprint.options, schedule::Options());
-  EXPECT_EQ(decision.config.zero.optimizer.buffer_count, 0U);
+  EXPECT_EQ(decision.config.buffers.state_staging, 0U);
 }
 
 TEST(Planner, DoesWithoutDrivesWhereThereAreNone) {
@@ -258,19 +258,19 @@ TEST(Planner, NamesWhatWouldHelp) {
                      "train_micro_batch_size_per_gpu=1", "train_batch_size=1"},
                     kTight);
   const Decision decision = asked.decide();
-  const std::vector<Variant> variants = find_improvements(decision, asked.request());
+  const std::vector<Improvement> variants = find_improvements(decision, asked.request());
   ASSERT_FALSE(variants.empty());
-  EXPECT_TRUE(
-      std::is_sorted(variants.begin(), variants.end(),
-                     [](const Variant& a, const Variant& b) { return a.speedup > b.speedup; }));
+  EXPECT_TRUE(std::is_sorted(
+      variants.begin(), variants.end(),
+      [](const Improvement& a, const Improvement& b) { return a.speedup > b.speedup; }));
   const auto named = [&](const std::string& words) {
-    return std::any_of(variants.begin(), variants.end(), [&](const Variant& variant) {
+    return std::any_of(variants.begin(), variants.end(), [&](const Improvement& variant) {
       return variant.change.find(words) != std::string::npos;
     });
   };
   EXPECT_TRUE(named("4x the tokens per step (train_batch_size 4, gradient_accumulation_steps 4)"));
   EXPECT_TRUE(named("twice the drives"));
-  for (const Variant& variant : variants) {
+  for (const Improvement& variant : variants) {
     EXPECT_GE(variant.speedup, 1.02) << variant.change;
     EXPECT_NEAR(variant.tokens_per_second, variant.speedup * speed(decision),
                 1e-9 * variant.tokens_per_second);

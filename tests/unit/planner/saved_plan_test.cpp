@@ -10,6 +10,8 @@
 #include "ballast/core/error.h"
 #include "ballast/planner/forecast.h"
 #include "ballast/planner/run_plan.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
 
 #include "tests/support/captured_log.h"
 #include "tests/support/temp_dir.h"
@@ -77,6 +79,23 @@ TEST_F(SavedPlan, IsWhatARunDoes) {
   EXPECT_EQ(config::print(run.decision.config), config::print(forecast_.decision.config));
   EXPECT_EQ(run.given_rates, rates_);
   EXPECT_EQ(log.text().find("measuring"), std::string::npos);
+}
+
+TEST_F(SavedPlan, OfAnEarlierVersionIsReadFromItsKeys) {
+  text::Json file = text::parse_json(text::read_settings(file_, "plan"), "test");
+  ASSERT_TRUE(file.erase("choices"));
+  directory_.write("plan.json", file.pretty(2));
+  const RunPlan run = plan_run(config(), nullptr, nullptr, {.rates = {}, .plan = file_});
+  EXPECT_EQ(run.decision.blueprint.placement.blocks, forecast_.decision.blueprint.placement.blocks);
+  EXPECT_EQ(run.decision.blueprint.options, forecast_.decision.blueprint.options);
+  EXPECT_EQ(config::print(run.decision.config), config::print(forecast_.decision.config));
+}
+
+TEST_F(SavedPlan, IsRefusedIfItsChoicesAreDamaged) {
+  text::Json file = text::parse_json(text::read_settings(file_, "plan"), "test");
+  (*file.find("choices"))["order"] = "sideways";
+  directory_.write("plan.json", file.pretty(2));
+  EXPECT_NE(refusal(config()).find("\"order\""), std::string::npos) << refusal(config());
 }
 
 TEST_F(SavedPlan, IsThatOfARunWithTheSameRates) {

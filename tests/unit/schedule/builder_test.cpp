@@ -387,7 +387,7 @@ TEST(Builder, RefusesWhatMakesNoSense) {
   problem.placement.blocks.pop_back();
   EXPECT_THROW(build(problem), Error);
   problem = uniform(3, 1, Tier::host, Tier::host);
-  problem.options.weight_slots = 0;
+  problem.options.buffers.weight_slots = 0;
   EXPECT_THROW(build(problem), Error);
   problem = uniform(3, 2, Tier::host, Tier::host);
   problem.workload.evaluation_micro_batches = 3;

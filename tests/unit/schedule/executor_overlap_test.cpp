@@ -92,7 +92,7 @@ TEST(Executor, AFailureInTheMiddleOfOverlappedRunsIsNamedAndNothingThatFollowsIt
       EXPECT_THROW(executor.submit(schedule.steady, 9), Error);
       EXPECT_THROW(executor.drain(), Error);
       const std::scoped_lock lock(mutex);
-      EXPECT_TRUE(closed(succeeded, runs)) << to_string(victim);
+      EXPECT_TRUE(closed(succeeded, runs)) << victim;
     }
   }
 }

@@ -218,15 +218,15 @@ TEST(Executor, EnqueuesBehindWhatIsUnderWayOnTheSameLaneAndNoOther) {
 
 TEST(Executor, AnotherStreamOfTheLaneWaitsForTheEndOfWhatIsEnqueued) {
   Plan plan = chain({Lane::compute, Lane::compute});
-  plan.operations[1].stream = 1;
+  plan.operations[1].device = 1;
   std::atomic<bool> over = false;
   ExecutorOptions options;
   options.finish = [&](const Operation& op, std::uint64_t) {
-    if (op.stream > 0) return;
+    if (op.device > 0) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     over = true;
   };
-  Executor executor([&](const Operation& op, std::uint64_t) { EXPECT_EQ(over, op.stream > 0); },
+  Executor executor([&](const Operation& op, std::uint64_t) { EXPECT_EQ(over, op.device > 0); },
                     action_name, options);
   executor.submit(plan, 1);
   executor.drain();

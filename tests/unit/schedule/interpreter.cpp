@@ -259,7 +259,11 @@ void Interpreter::move_states(const Operation& op) {
 }
 
 void Interpreter::gather(const Operation& op) {
-  if (op.buffer(Role::weights_source) == kNoBuffer) {
+  const bool in_place = op.buffer(Role::weights_source) == kNoBuffer;
+  const RankGroup kept = home(op.block) == Extent::whole ? RankGroup::all : RankGroup::same_share;
+  if (op.plain.group != (in_place ? kept : RankGroup::weight_copy))
+    complain(op, "gathers from other ranks");
+  if (in_place) {
     const bool trained_only = held_[op.buffer(Role::weights)].trained_only;
     Content wanted = weights(op.block, torn_home(op.block));
     wanted.trained_only = trained_only;

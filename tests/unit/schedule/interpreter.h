@@ -122,6 +122,7 @@ class Interpreter {
   bool is_idle(const Operation& op);
   /// What it leaves then.
   void rest(const Operation& op);
+  [[nodiscard]] bool expects_zeros(const Operation& op) const;
   void scan_head(const Operation& op);
   void differentiate_head(const Operation& op);
   void end_head(const Operation& op);

@@ -130,7 +130,26 @@ void Interpreter::rest(const Operation& op) {
     default:
       break;
   }
+  if (op.plain.clears_when_idle != expects_zeros(op)) complain(op, "does not say what it clears");
   seen_uses_ = op.uses.size();
+}
+
+/// Whether its target becomes zeros when it has nothing to do. A gradient that is reduced in place
+/// was cleared when it was packed.
+bool Interpreter::expects_zeros(const Operation& op) const {
+  const bool on_device = problem_.placement.blocks[op.block].optimizer == Tier::device;
+  switch (op.action) {
+    case Action::pack_gradient:
+      return on_device;
+    case Action::reduce_gradient:
+      return on_device && op.buffer(Role::gradient_source) != kNoBuffer;
+    case Action::offload_gradient:
+    case Action::fetch_gradient:
+    case Action::offload_statistics:
+      return true;
+    default:
+      return false;
+  }
 }
 
 /// An expert needs its weights only for rows.

@@ -42,12 +42,12 @@ inline Options random_options(Dice& dice) {
   Options options;
   options.order = dice.toss() ? Order::layer_major : Order::micro_batch_major;
   options.update = dice.toss() ? Update::gated : Update::eager;
-  options.weight_slots = dice.pick32(1, 3);
-  options.weight_staging = dice.pick32(1, 4);
-  options.state_staging = dice.pick32(1, 4);
-  options.activation_staging = dice.pick32(1, 4);
-  options.gradient_staging = dice.pick32(1, 4);
-  options.gradient_slots = 1 + options.gradient_staging % 2;
+  options.buffers.weight_slots = dice.pick32(1, 3);
+  options.buffers.weight_staging = dice.pick32(1, 4);
+  options.buffers.state_staging = dice.pick32(1, 4);
+  options.buffers.activation_staging = dice.pick32(1, 4);
+  options.buffers.gradient_staging = dice.pick32(1, 4);
+  options.buffers.gradient_slots = 1 + options.buffers.gradient_staging % 2;
   return options;
 }
 

@@ -185,7 +185,7 @@ Problem a_trillion_parameters(std::uint32_t micro_batches) {
   workload.world = kWorld;
   workload.stage = 3;
   problem.placement.blocks.assign(workload.blocks.size(), {Tier::host, Tier::nvme, Tier::host});
-  problem.options.state_staging = 4;
+  problem.options.buffers.state_staging = 4;
   return problem;
 }
 

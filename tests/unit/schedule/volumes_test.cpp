@@ -145,9 +145,11 @@ class Counter {
   static std::size_t slots(const Problem& problem) {
     const bool tied_passes = problem.workload.tied && problem.workload.vocabulary_tiles == 1 &&
                              problem.placement.blocks[0].weights != Tier::device;
-    return problem.options.weight_slots + (tied_passes ? 1 : 0);
+    return problem.options.buffers.weight_slots + (tied_passes ? 1 : 0);
   }
-  static std::size_t staging(const Problem& problem) { return problem.options.weight_staging; }
+  static std::size_t staging(const Problem& problem) {
+    return problem.options.buffers.weight_staging;
+  }
 
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(work_.blocks.size());
@@ -230,7 +232,7 @@ class Counter {
     return found;
   }
   [[nodiscard]] std::size_t ahead() const {
-    return std::min<std::size_t>(swapped(), options_.state_staging);
+    return std::min<std::size_t>(swapped(), options_.buffers.state_staging);
   }
   void fetch_states_at_once() {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
@@ -286,7 +288,8 @@ class Counter {
     for (std::uint32_t b = block; b == block || continues(b); ++b) {
       passing += at(b).weights != Tier::device ? 1 : 0;
       fetched += at(b).weights == Tier::nvme ? 1 : 0;
-      if (passing > options_.weight_slots || fetched > options_.weight_staging) break;
+      if (passing > options_.buffers.weight_slots || fetched > options_.buffers.weight_staging)
+        break;
       if (!work_.blocks[b].is_expert) continue;
       if (found.second == 0) found.first = b;
       found.second = b + 1;

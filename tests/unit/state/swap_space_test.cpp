@@ -1,4 +1,4 @@
-#include "src/state/swap_space.h"
+#include "ballast/state/swap_space.h"
 
 #include <algorithm>
 #include <cerrno>

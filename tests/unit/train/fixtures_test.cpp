@@ -428,7 +428,7 @@ TEST(TrainingData, ThatCannotBeReadNamesItsKeyBeforePlanning) {
   const test::TempDir dir;
   config::Config config = config_of("llama", "");
   config.ballast.out = dir.path() / "new/run";
-  config.ballast.device = "host";
+  config.ballast.device = config::DeviceChoice::host;
   config.ballast.device_bytes = 1;  // planning would refuse this
   NoRun observer;
   test::expect_error(ErrorCategory::data, {"data.tokens: cannot read /none.bin: No such file"},

@@ -152,7 +152,7 @@ struct Trained {
 
 Trained last_step(engine::Engine& engine) {
   const double loss = step(engine, 3);
-  return {loss, engine.state_hash()};
+  return {loss, engine.snapshot().hash()};
 }
 
 /// The hash of a checkpoint, all of which is verified.
@@ -189,9 +189,9 @@ void expect_resumes(const Kind& kind) {
                                                .batch = config.batch.train_batch,
                                                .length = config.data.sequence_length};
     const fs::path folder = checkpoint::CheckpointWriter(engine, run, facts, 2, nullptr).publish();
-    EXPECT_EQ(hash_of(folder), engine.state_hash());
+    EXPECT_EQ(hash_of(folder), engine.snapshot().hash());
     checkpoint::export_states(run, states, [](Bytes, Bytes) {});
-    EXPECT_EQ(hash_of(states), engine.state_hash());
+    EXPECT_EQ(hash_of(states), engine.snapshot().hash());
     expected = last_step(engine);
   }
   EXPECT_EQ(resumed(config, run), expected);

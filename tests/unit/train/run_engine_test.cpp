@@ -29,7 +29,7 @@ constexpr double kTooLarge = 0x1p40;
 /// Two ranks in threads, whose updated weights are gathered over the first channel.
 class TwoRanks : public test::TinyEngine {
  protected:
-  [[nodiscard]] RunEngine make(comm::Ranks& ranks) const {
+  [[nodiscard]] RestartableEngine make(comm::Ranks& ranks) const {
     const config::Config config = test::tiny_config(
         test::kTinyModel, false, directory.path() / std::to_string(ranks.rank()),
         {"fp16.enabled=true", "gradient_clipping=0", "zero_optimization.stage=1",
@@ -38,12 +38,12 @@ class TwoRanks : public test::TinyEngine {
             planner::engine_options(config, ranks.launch()), nullptr, &ranks};
   }
   /// The second step overflows, so its speculative updates are undone after it.
-  void run_two_steps(RunEngine& engine) const {
+  void run_two_steps(RestartableEngine& engine) const {
     engine->start();
     EXPECT_FALSE(step(engine, kGood).skipped);
     EXPECT_TRUE(step(engine, kTooLarge).rolled_back);
   }
-  engine::StepResult step(RunEngine& engine, double scale) const {
+  engine::StepResult step(RestartableEngine& engine, double scale) const {
     return engine->train_step({ids(*engine, 1), ids(*engine, 2)}, 0.01, scale);
   }
 };
@@ -59,7 +59,7 @@ TEST_F(TwoRanks, RunWhatWasSubmittedBeforeTheirEnginesAreReplaced) {
   test::as_ranks(
       kWorld,
       [&](comm::Ranks& ranks) {
-        RunEngine engine = make(ranks);
+        RestartableEngine engine = make(ranks);
         run_two_steps(engine);
         engine->drain();
       },
@@ -84,7 +84,7 @@ TEST_F(TwoRanks, RunWhatWasSubmittedBeforeTheirEnginesAreReplaced) {
   test::as_ranks(
       kWorld,
       [&](comm::Ranks& ranks) {
-        RunEngine engine = make(ranks);
+        RestartableEngine engine = make(ranks);
         run_two_steps(engine);
         const std::atomic<bool>& ready = ranks.rank() == 0 ? ahead : holding;
         while (!ready && delayed.broken() == 0) std::this_thread::sleep_for(1ms);

@@ -146,8 +146,11 @@ std::vector<BlockSpec> DecoderFamily::blocks_of_layer(const ModelConfig& c,
 std::size_t DecoderFamily::count_blocks_of_layer(const ModelConfig& c, std::uint64_t index) const {
   const std::uint64_t experts = decoder(c, index).experts.count;
   const std::uint64_t shared = decoder(c, index).experts.shared_width > 0 ? 1 : 0;
-  return experts == 0 ? Family::count_blocks_of_layer(c, index)
-                      : 2 + shared + experts / c.ranks_sharing_experts();
+  return experts == 0 ? Family::count_blocks_of_layer(c, index) : 2 + shared + experts;
+}
+
+std::uint64_t DecoderFamily::experts_of_layer(const ModelConfig& c, std::uint64_t index) const {
+  return decoder(c, index).experts.count;
 }
 
 std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::uint64_t index,
@@ -188,27 +191,15 @@ std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::u
     });
   }
   const double share = static_cast<double>(experts.per_token) / static_cast<double>(experts.count);
-  const std::uint64_t together = c.ranks_sharing_experts();
-  if (experts.count % together != 0) {
-    throw Error(
-        ErrorCategory::config,
-        fmt::format("ballast.expert_parallel: {} ranks cannot share {} experts equally; give "
-                    "1, with which every rank has all of them",
-                    together, experts.count));
-  }
-  for (std::uint64_t first = 0; first < experts.count; first += together) {
-    const std::uint64_t last = first + together - 1;
-    add(last == first ? fmt::format("expert {}", first) : fmt::format("experts {}-{}", first, last),
-        [&](Tensors tensors, BlockBuilder& block) {
-          for (std::uint64_t e = first; e <= last; ++e) {
-            block.expert(e, share);
-            if (experts.stacked) {
-              tensors.stacked_maps(experts, e, h);
-            } else {
-              add_maps(tensors, experts.of_expert(e, ""), experts.width);
-            }
-          }
-        });
+  for (std::uint64_t e = 0; e < experts.count; ++e) {
+    add(fmt::format("expert {}", e), [&](Tensors tensors, BlockBuilder& block) {
+      block.expert(e, share);
+      if (experts.stacked) {
+        tensors.stacked_maps(experts, e, h);
+      } else {
+        add_maps(tensors, experts.of_expert(e, ""), experts.width);
+      }
+    });
   }
   return blocks;
 }

@@ -113,6 +113,8 @@ class DecoderFamily : public Family {
                                                        std::uint64_t index) const final;
   [[nodiscard]] std::size_t count_blocks_of_layer(const ModelConfig& config,
                                                   std::uint64_t index) const final;
+  [[nodiscard]] std::uint64_t experts_of_layer(const ModelConfig& config,
+                                               std::uint64_t index) const final;
   [[nodiscard]] bool cuts_layers(const ModelConfig& config) const final;
   [[nodiscard]] std::vector<BlockSpec> layer_tiles(const ModelConfig& config,
                                                    std::uint64_t index) const final;

@@ -123,7 +123,6 @@ ModelConfig without_experts(const ModelConfig& c) {
   ModelConfig dense = c;
   dense.family = "llama";
   dense.details.clear();
-  dense.expert_parallel = 1;
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
     const ExpertsSpec experts = described->decoder(c, index).experts;
     if (experts.count == 0) continue;

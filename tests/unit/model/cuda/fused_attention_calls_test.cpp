@@ -138,12 +138,12 @@ std::vector<double> layer(DType type, AttentionBackend by) {
   setenv("BALLAST_TEST_DEVICE", "cuda", 1);
   Bench b(test::small_llama(), type, {2, 9});
   b.compute = make_compute(*b.device, b.architecture, type, b.shape, {.attention = by});
-  b.compute->set_workspace(b.device->allocate(b.compute->memory().workspace, "workspace"));
+  b.compute->set_workspace(b.device->allocate(b.compute->sizes().workspace, "workspace"));
   const DeviceBytes weights = b.upload(b.weights(1));
   const DeviceBytes in = b.upload(b.activation_values(7));
   const DeviceBytes out = b.activation();
-  b.compute->layer_forward(*b.stream, 1, weights, {}, in, out, {});
-  b.compute->layer_forward(*b.stream, 1, weights, {}, in, out, {});
+  b.kernels().layer_forward(*b.stream, 1, weights, {}, in, out, {});
+  b.kernels().layer_forward(*b.stream, 1, weights, {}, in, out, {});
   return b.download(out);
 }
 

@@ -9,8 +9,8 @@
 namespace ballast::comm {
 
 /// An error that every rank throws at the same place, so that one rank reports it and all can shut
-/// down normally. together() makes it from the errors of single ranks. A decision by values that
-/// all ranks have, such as the loss of a step, throws it directly.
+/// down normally. collective_try() makes it from the errors of single ranks. A decision by values
+/// that all ranks have, such as the loss of a step, throws it directly.
 class JointError : public Error {
  public:
   using Error::Error;
@@ -25,10 +25,10 @@ std::string host_name();
 /// the first failed rank, prefixed with "rank 2 on HOST: ". Error(comm) and Error(interrupted) from
 /// `work` are rethrown unchanged, since the ranks can no longer communicate. With no ranks
 /// (nullptr), or one, `work` is simply called.
-void together(Ranks* ranks, const std::function<void()>& work);
+void collective_try(Ranks* ranks, const std::function<void()>& work);
 
 /// Returns rank 0's answer on every rank. Use it for facts that ranks may see differently, such as
 /// whether a file exists. Collective. With no ranks (nullptr) `here`.
-bool as_rank_0_says(Ranks* ranks, bool here);
+bool decided_by_root(Ranks* ranks, bool here);
 
 }  // namespace ballast::comm

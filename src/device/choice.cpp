@@ -1,5 +1,3 @@
-#include "ballast/device/device.h"
-
 #include <array>
 #include <map>
 #include <mutex>
@@ -9,6 +7,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/core/suggest.h"
+#include "ballast/device/device.h"
 
 #include "src/device/factories.h"
 

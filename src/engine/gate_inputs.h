@@ -11,11 +11,11 @@
 
 namespace ballast::engine {
 
-/// Inputs of the gate's decision.
-struct Findings {
-  model::PairResult losses;  ///< sums over the targets of all ranks, without pairs the loss alone
-  double squares = 0.0;      ///< of all packed gradients
-  std::uint64_t non_finite = 0;
+/// Inputs of the gate's decision, summed over all ranks.
+struct GateInputs {
+  model::PairResult losses;      ///< over all targets that count; without pairs the loss alone
+  double squares = 0.0;          ///< of all packed gradients
+  std::uint64_t non_finite = 0;  ///< values of packed gradients
 };
 
 /// The sum of what the head has reported of micro-batches: losses, or PairResults if `pairs`.
@@ -27,7 +27,8 @@ struct Findings {
 /// Sums over all ranks: losses in rank order, squares by block and in the order of shards. `own`:
 /// the statistics of this rank's shard of each block's gradient. Exchanges them if there are
 /// several ranks; `ranks` may be null if not. Throws Error(comm).
-Findings sum_findings(const model::PairResult& losses, const std::vector<model::GradientStats>& own,
-                      const schedule::RankSizes& sizes, comm::Ranks* ranks);
+GateInputs sum_over_ranks(const model::PairResult& losses,
+                          const std::vector<model::GradientStats>& own,
+                          const schedule::RankSizes& sizes, comm::Ranks* ranks);
 
 }  // namespace ballast::engine

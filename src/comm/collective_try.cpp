@@ -1,4 +1,4 @@
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 
 #include <algorithm>
 #include <array>
@@ -16,7 +16,7 @@ namespace ballast::comm {
 namespace {
 
 /// Result of one rank's work; gathered first because its size is fixed.
-struct Outcome {
+struct RankOutcome {
   std::uint64_t category = 0;
   std::uint64_t message_bytes = 0;  ///< 0: it succeeded
   std::uint64_t host_bytes = 0;
@@ -52,13 +52,13 @@ std::vector<std::string> gather_texts(Ranks& ranks, const std::string& text, std
 }
 
 /// Throws the JointError for `outcomes`, which hold at least one failure. Collective.
-void throw_the_first(Ranks& ranks, const std::vector<Outcome>& outcomes, const std::string& text) {
+void throw_joint(Ranks& ranks, const std::vector<RankOutcome>& outcomes, const std::string& text) {
   std::size_t width = 0;
   for (const auto& o : outcomes) width = std::max(width, o.message_bytes + o.host_bytes);
   const std::vector<std::string> texts = gather_texts(ranks, text, width);
   const auto message = [&](std::size_t r) { return texts[r].substr(0, outcomes[r].message_bytes); };
   const auto failed = std::find_if(outcomes.begin(), outcomes.end(),
-                                   [](const Outcome& o) { return o.message_bytes > 0; });
+                                   [](const RankOutcome& o) { return o.message_bytes > 0; });
   const auto first = static_cast<std::size_t>(failed - outcomes.begin());
   bool common = true;
   for (std::size_t r = 0; r < outcomes.size(); ++r) common = common && message(r) == message(first);
@@ -76,7 +76,7 @@ std::string host_name() {
   return name.data();
 }
 
-void together(Ranks* ranks, const std::function<void()>& work) {
+void collective_try(Ranks* ranks, const std::function<void()>& work) {
   if (ranks == nullptr || ranks->world() == 1) {
     work();
     return;
@@ -84,14 +84,14 @@ void together(Ranks* ranks, const std::function<void()>& work) {
   const std::optional<Error> error = error_of(work);
   const std::string host = host_name();
   const std::string message = error ? error->what() : "";
-  Outcome mine;
+  RankOutcome mine;
   if (error) mine = {static_cast<std::uint64_t>(error->category()), message.size(), host.size()};
-  std::vector<Outcome> all(ranks->world());
+  std::vector<RankOutcome> all(ranks->world());
   try {
     ranks->all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
-    const bool fine =
-        std::all_of(all.begin(), all.end(), [](const Outcome& o) { return o.message_bytes == 0; });
-    if (!fine) throw_the_first(*ranks, all, error ? message + host : "");
+    const bool fine = std::all_of(all.begin(), all.end(),
+                                  [](const RankOutcome& o) { return o.message_bytes == 0; });
+    if (!fine) throw_joint(*ranks, all, error ? message + host : "");
   } catch (const JointError&) {
     throw;
   } catch (const Error&) {
@@ -100,7 +100,7 @@ void together(Ranks* ranks, const std::function<void()>& work) {
   }
 }
 
-bool as_rank_0_says(Ranks* ranks, bool here) {
+bool decided_by_root(Ranks* ranks, bool here) {
   return ranks == nullptr ? here : !ranks->broadcast(here ? "yes" : "").empty();
 }
 

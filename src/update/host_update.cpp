@@ -1,7 +1,6 @@
-#include "ballast/update/device_update.h"
-
 #include "ballast/core/error.h"
 #include "ballast/device/host_stream.h"
+#include "ballast/update/device_update.h"
 
 #include "src/update/factories.h"
 

@@ -1,5 +1,3 @@
-#include "ballast/engine/blueprint.h"
-
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -7,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/engine/blueprint.h"
 #include "ballast/model/gradient_stats.h"
 
 #include "src/engine/state_layout.h"
@@ -232,7 +231,7 @@ std::string describe_experts(const Blueprint& blueprint) {
   if (options.prefetches_experts) {
     text += fmt::format("{}weights move before the router has chosen", text.empty() ? "" : "; ");
   }
-  const std::uint64_t ranks = blueprint.model.config.ranks_sharing_experts();
+  const std::uint64_t ranks = blueprint.model.expert_ranks;
   if (ranks > 1) {
     text += fmt::format("{}{} ranks share those of a layer; results differ from those without",
                         text.empty() ? "" : "; ", ranks);

@@ -1,4 +1,4 @@
-#include "ballast/comm/together.h"
+#include "ballast/comm/collective_try.h"
 
 #include <functional>
 #include <new>
@@ -9,17 +9,17 @@
 
 #include "tests/support/thread_ranks.h"
 
-namespace ballast::comm::together_test {
+namespace ballast::comm::collective_try_test {
 namespace {
 
-/// The result of together() on each of `world` ranks with `work`: "" if it returns, otherwise the
-/// message, with the prefix "alone: " if the error is not a JointError.
+/// The result of collective_try() on each of `world` ranks with `work`: "" if it returns, otherwise
+/// the message, with the prefix "alone: " if the error is not a JointError.
 std::vector<std::string> outcomes(std::uint32_t world,
                                   const std::function<void(Ranks& ranks)>& work) {
   std::vector<std::string> found(world);
   test::as_ranks(world, [&](Ranks& ranks) {
     try {
-      together(&ranks, [&] { work(ranks); });
+      collective_try(&ranks, [&] { work(ranks); });
     } catch (const JointError& error) {
       found[ranks.rank()] = error.what();
     } catch (const Error& error) {
@@ -53,7 +53,7 @@ TEST(Together, TheFirstRankThatFailedIsNamedToAll) {
 TEST(Together, KeepsTheCategoryOfTheRankThatFailed) {
   test::as_ranks(2, [](Ranks& ranks) {
     try {
-      together(&ranks, [&] {
+      collective_try(&ranks, [&] {
         if (ranks.rank() == 1) throw Error(ErrorCategory::memory, "too large");
       });
       ADD_FAILURE() << "nothing was thrown";
@@ -65,7 +65,7 @@ TEST(Together, KeepsTheCategoryOfTheRankThatFailed) {
 
 TEST(Together, MayBeNestedAndTellsStandardExceptionsToo) {
   const auto found = outcomes(2, [](Ranks& ranks) {
-    together(&ranks, [&] {
+    collective_try(&ranks, [&] {
       if (ranks.rank() == 0) throw std::bad_alloc();
     });
   });
@@ -79,11 +79,11 @@ TEST(Together, WhatCannotBeComparedPassesThrough) {
 
 TEST(Together, OneRankSimplyWorks) {
   int calls = 0;
-  together(nullptr, [&] { ++calls; });
+  collective_try(nullptr, [&] { ++calls; });
   EXPECT_EQ(outcomes(1, [](Ranks&) { throw Error(ErrorCategory::io, "full"); }),
             Texts{"alone: full"});
   EXPECT_EQ(calls, 1);
 }
 
 }  // namespace
-}  // namespace ballast::comm::together_test
+}  // namespace ballast::comm::collective_try_test

@@ -9,11 +9,23 @@
 
 #include "ballast/aio/queue.h"
 #include "ballast/core/view.h"
-#include "ballast/state/store.h"
 #include "ballast/state/stripe.h"
 #include "ballast/state/swap_plan.h"
 
 namespace ballast::state {
+
+/// Instead of the first byte of zeros: the caller knows of none.
+inline constexpr Bytes kNoZeros = ~Bytes{0};
+
+/// A running transfer between host memory and NVMe. Its memory must not be used until it has ended.
+/// The destructor waits for all requests and ignores their errors.
+class SwapTransfer {
+ public:
+  virtual ~SwapTransfer() = default;
+  /// Blocks until all requests have ended; gives up those without an answer for abandon_seconds.
+  /// Call it once. Throws Error(io) or Error(state) naming stage, file, offset and length.
+  virtual void finish() = 0;
+};
 
 /// The file of one path and its I/O queue.
 struct SwapDevice {
@@ -44,16 +56,17 @@ class SwapSpace {
 
   /// Starts to write a whole extent (page-aligned `data` of its size) as `version`. `data` must not
   /// change until the transfer has ended. All bytes from `zeros_from` on are zero.
-  /// Transfer::finish() throws Error(io) for a failed request;
+  /// SwapTransfer::finish() throws Error(io) for a failed request;
   /// reading the extent then fails. Throws Error(state) for another size.
-  [[nodiscard]] std::unique_ptr<Transfer> write(std::size_t extent, HostBytes data,
-                                                std::uint64_t version, Bytes zeros_from = kNoZeros);
+  [[nodiscard]] std::unique_ptr<SwapTransfer> write(std::size_t extent, HostBytes data,
+                                                    std::uint64_t version,
+                                                    Bytes zeros_from = kNoZeros);
 
   /// Starts to read the last write, which must have ended. `ahead`: see aio::Request.
-  /// Transfer::finish() throws Error(io) for a failed request and Error(state) when a checksum or
-  /// the version differs from the write; `data` is then invalid.
-  [[nodiscard]] std::unique_ptr<Transfer> read(std::size_t extent, HostBytes data,
-                                               std::uint64_t version, bool ahead = false);
+  /// SwapTransfer::finish() throws Error(io) for a failed request and Error(state) when a checksum
+  /// or the version differs from the write; `data` is then invalid.
+  [[nodiscard]] std::unique_ptr<SwapTransfer> read(std::size_t extent, HostBytes data,
+                                                   std::uint64_t version, bool ahead = false);
 
   /// XXH3 of each chunk of the extent as it was last written. Throws Error(state) if it was not.
   [[nodiscard]] std::vector<std::uint64_t> checksums(std::size_t extent) const;
@@ -70,6 +83,8 @@ class SwapSpace {
                                                         const std::string& elsewhere) const;
 
   [[nodiscard]] const Stripe& stripe() const { return stripe_; }
+  /// The layout of the files, without their names.
+  [[nodiscard]] SwapImage image() const;
   /// One entry per path.
   [[nodiscard]] std::vector<aio::QueueCounters> counters() const;
   /// "io_uring" or "threads", or "io_uring and threads".

@@ -1,0 +1,131 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "ballast/core/cpu.h"
+#include "ballast/cpu_adam/optimizer.h"
+#include "ballast/cpu_adam/shard.h"
+#include "ballast/model/attention_backend.h"
+#include "ballast/schedule/options.h"
+
+namespace ballast::config {
+
+/// `data.token_type`: the type of raw token files, little-endian. automatic: u16 if every id fits.
+enum class TokenType : std::uint8_t { automatic, u16, u32 };
+
+/// `aio.backend`. automatic: the best that works.
+enum class IoBackend : std::uint8_t { automatic, io_uring, threads };
+
+/// `ballast.device`. automatic: CUDA if there is a usable GPU.
+enum class DeviceChoice : std::uint8_t { automatic, host, cuda };
+
+/// `ballast.product_algorithms`: how the CUDA device chooses algorithms of matrix products.
+enum class ProductSearch : std::uint8_t { heuristic, timed };
+
+/// `ballast.quantized_base`: how frozen matrices of layers are kept (model::quantize()).
+enum class QuantizedBase : std::uint8_t { automatic, none, int8, nf4 };
+
+/// `ballast.on_error`: what follows an error of the swap space.
+enum class OnError : std::uint8_t { stop, resume };
+
+/// A value of a closed choice and its name in configs.
+template <class T>
+struct NamedValue {
+  std::string_view name;
+  T value;
+};
+
+/// All values of the closed choice T, in the order in which messages and completion list them.
+/// Reading, printing and suggestions use these tables alone. Types without a table do not compile.
+template <class T>
+inline constexpr std::nullptr_t kChoices = nullptr;
+
+template <>
+inline constexpr auto kChoices<TokenType> = std::to_array<NamedValue<TokenType>>(
+    {{"auto", TokenType::automatic}, {"u16", TokenType::u16}, {"u32", TokenType::u32}});
+template <>
+inline constexpr auto kChoices<IoBackend> =
+    std::to_array<NamedValue<IoBackend>>({{"auto", IoBackend::automatic},
+                                          {"io_uring", IoBackend::io_uring},
+                                          {"threads", IoBackend::threads}});
+template <>
+inline constexpr auto kChoices<DeviceChoice> =
+    std::to_array<NamedValue<DeviceChoice>>({{"auto", DeviceChoice::automatic},
+                                             {"host", DeviceChoice::host},
+                                             {"cuda", DeviceChoice::cuda}});
+template <>
+inline constexpr auto kChoices<model::AttentionBackend> =
+    std::to_array<NamedValue<model::AttentionBackend>>({{"auto", model::AttentionBackend::best},
+                                                        {"own", model::AttentionBackend::own},
+                                                        {"cudnn", model::AttentionBackend::cudnn}});
+template <>
+inline constexpr auto kChoices<ProductSearch> = std::to_array<NamedValue<ProductSearch>>(
+    {{"heuristic", ProductSearch::heuristic}, {"timed", ProductSearch::timed}});
+template <>
+inline constexpr auto kChoices<QuantizedBase> =
+    std::to_array<NamedValue<QuantizedBase>>({{"auto", QuantizedBase::automatic},
+                                              {"none", QuantizedBase::none},
+                                              {"int8", QuantizedBase::int8},
+                                              {"nf4", QuantizedBase::nf4}});
+/// `ballast.order`; "auto": the planner's choice.
+template <>
+inline constexpr auto kChoices<std::optional<schedule::Order>> =
+    std::to_array<NamedValue<std::optional<schedule::Order>>>(
+        {{"layer_major", schedule::Order::layer_major},
+         {"micro_batch_major", schedule::Order::micro_batch_major},
+         {"auto", std::nullopt}});
+template <>
+inline constexpr auto kChoices<schedule::Update> = std::to_array<NamedValue<schedule::Update>>(
+    {{"gated", schedule::Update::gated}, {"eager", schedule::Update::eager}});
+template <>
+inline constexpr auto kChoices<schedule::ExpertUpdates> =
+    std::to_array<NamedValue<schedule::ExpertUpdates>>(
+        {{"all", schedule::ExpertUpdates::all}, {"touched", schedule::ExpertUpdates::touched}});
+/// `ballast.update_isa`; "auto": the best that the machine has.
+template <>
+inline constexpr auto kChoices<std::optional<Isa>> =
+    std::to_array<NamedValue<std::optional<Isa>>>({{"auto", std::nullopt},
+                                                   {"scalar", Isa::scalar},
+                                                   {"neon", Isa::neon},
+                                                   {"avx2", Isa::avx2},
+                                                   {"avx512", Isa::avx512}});
+/// `ballast.optimizer_states`.
+template <>
+inline constexpr auto kChoices<cpu_adam::Moments::Format> =
+    std::to_array<NamedValue<cpu_adam::Moments::Format>>(
+        {{"fp32", cpu_adam::Moments::Format::f32},
+         {"bf16_first", cpu_adam::Moments::Format::bf16_first},
+         {"8bit", cpu_adam::Moments::Format::blockwise8}});
+template <>
+inline constexpr auto kChoices<OnError> =
+    std::to_array<NamedValue<OnError>>({{"stop", OnError::stop}, {"resume", OnError::resume}});
+template <>
+inline constexpr auto kChoices<cpu_adam::Optimizer> =
+    std::to_array<NamedValue<cpu_adam::Optimizer>>({{"AdamW", cpu_adam::Optimizer::adamw},
+                                                    {"Adam", cpu_adam::Optimizer::adam},
+                                                    {"Adagrad", cpu_adam::Optimizer::adagrad},
+                                                    {"Lion", cpu_adam::Optimizer::lion},
+                                                    {"SGD", cpu_adam::Optimizer::sgd}});
+/// The name of `value` in configs.
+template <class T>
+constexpr std::string_view name_of(const T& value) {
+  for (const auto& choice : kChoices<T>) {
+    if (choice.value == value) return choice.name;
+  }
+  return "";
+}
+
+/// The value of that name; empty if there is none.
+template <class T>
+constexpr std::optional<T> value_named(std::string_view name) {
+  for (const auto& choice : kChoices<T>) {
+    if (choice.name == name) return choice.value;
+  }
+  return std::nullopt;
+}
+
+}  // namespace ballast::config

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ballast/core/dtype.h"
+#include "ballast/core/units.h"
+#include "ballast/formats/safetensors.h"
+
+namespace ballast::formats {
+
+struct CodedWeights;
+
+/// Where a tensor of a model is stored.
+struct WeightPlace {
+  const StoredTensor* tensor = nullptr;
+  const SafetensorsReader* file = nullptr;
+  /// The codes from which the tensor is decoded, if the files have codes of it. `tensor` is then
+  /// the result, in a type of weights, and nowhere in the file.
+  const CodedWeights* coded = nullptr;
+};
+
+/// Tensors of the files that become one.
+struct CodedWeights {
+  enum class Format : std::uint8_t {
+    mxfp4,  ///< a stack of matrices (src/formats/mxfp4.h)
+    nf4,    ///< a matrix (src/formats/bitsandbytes.h)
+    int8    ///< a matrix (the same)
+  };
+  Format format = Format::mxfp4;
+  WeightPlace codes;
+  WeightPlace scales;
+  WeightPlace nested;  ///< of nf4: the scales of scales that are codes, else no tensor
+  float mean = 0.0F;   ///< to be added to these
+};
+
+/// Bytes [first, first + out.size()) of a tensor as they are stored, through the page cache. Throws
+/// Error(data) if the file is too short, Error(io).
+void read_stored(const WeightPlace& place, Bytes first, std::span<std::byte> out);
+
+/// Throws Error(data) naming file and tensor if the dtype is not one of weights.
+DType type_of(const WeightPlace& place);
+
+}  // namespace ballast::formats

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ballast/core/units.h"
+#include "ballast/core/view.h"
+#include "ballast/device/device.h"
+#include "ballast/model/preference.h"
+#include "ballast/model/step_program.h"
+
+namespace ballast::model {
+
+/// Which micro-batch of a step a backward pass is.
+enum class Accumulation : std::uint8_t {
+  first,  ///< the first after Compute::clear_gradient(): overwrites the gradients of matrices
+  later   ///< adds to all gradients
+};
+
+/// Which elements a layer with AdapterConfig::dropout leaves out: the same for the forward and the
+/// backward pass of one micro-batch, others for every other one.
+struct Dropout {
+  bool on = false;        ///< not in an evaluation, nor in a reference model
+  std::uint64_t key = 0;  ///< of the seed, the step and the micro-batch
+};
+
+/// Moves rows between the ranks that share the experts of a block (comm::Communicator::all_to_all).
+class RowExchange {
+ public:
+  virtual ~RowExchange() = default;
+  RowExchange() = default;
+  RowExchange(const RowExchange&) = delete;
+  RowExchange& operator=(const RowExchange&) = delete;
+
+  /// Sends part p of `leaving` to the rank with expert p of a block and receives part p of
+  /// `arriving` from it. Bytes by part. Enqueues on `stream`.
+  virtual void exchange(device::Stream& stream, ConstDeviceBytes leaving,
+                        std::span<const Bytes> leaving_parts, DeviceBytes arriving,
+                        std::span<const Bytes> arriving_parts) = 0;
+};
+
+/// Port::batch in its parts, each [N] or empty.
+struct BatchViews {
+  DeviceView<const std::int32_t> tokens;   ///< in [0, V)
+  DeviceView<const std::int32_t> targets;  ///< below V; a negative one has no loss
+  /// Positions in the document: each is 0 or one more than the one before it in its sequence.
+  /// Attention stays inside a document. Empty: every sequence is one document.
+  DeviceView<const std::int32_t> positions;
+
+  /// Cuts a batch of N = `tokens`: tokens, targets and, if documents are packed, positions.
+  static BatchViews cut(ConstDeviceBytes batch, std::size_t tokens) {
+    const auto all = view_as<std::int32_t>(batch);
+    const auto part = [&](std::size_t number) {
+      return all.size() < (number + 1) * tokens ? DeviceView<const std::int32_t>()
+                                                : all.subview(number * tokens, tokens);
+    };
+    return {part(0), part(1), part(2)};
+  }
+};
+
+/// Numbers that the passes of a micro-batch need besides their views.
+struct PassScalars {
+  Accumulation accumulation = Accumulation::later;
+  Dropout dropout;
+  /// The gradient of the scaled loss with respect to the loss of one target or pair.
+  float loss_gradient = 1.0F;
+  /// The same with respect to the losses of the routers; equal for all micro-batches.
+  float router_gradient = 0.0F;
+  Preference preference;    ///< of pairs
+  std::uint32_t shard = 0;  ///< place of this rank among the ranks of Port::routing_counts
+  std::uint32_t ranks = 1;
+};
+
+/// What one pass reads and writes. Views stay valid until the stream is synchronised.
+struct PassArguments {
+  /// Views by port; empty: not bound. Ports with members of their own below are not among them.
+  std::array<DeviceBytes, kPortCount> views;
+  BatchViews batch;
+  /// Port::output_weights and Port::output_gradient: by tile, ascending.
+  std::vector<DeviceBytes> output_weights, output_gradient;
+  /// In host memory, of the pass's micro-batch: the routings of all ranks, see RoutingCounts.
+  std::span<const std::int32_t> routing_counts;
+  PassScalars scalars;
+  RowExchange* exchange = nullptr;  ///< for Kernel::exchanged_expert and its backward pass
+
+  [[nodiscard]] DeviceBytes& operator[](Port port) { return views[static_cast<std::size_t>(port)]; }
+  [[nodiscard]] DeviceBytes operator[](Port port) const {
+    return views[static_cast<std::size_t>(port)];
+  }
+};
+
+}  // namespace ballast::model

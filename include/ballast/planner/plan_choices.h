@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ballast/config/config.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/memory/budget.h"
+#include "ballast/schedule/placement.h"
+#include "ballast/text/json.h"
+
+namespace ballast::planner {
+
+/// What a planner chooses for a config. With them each rank draws its blueprint without a search or
+/// a rule: rank 0 sends them to the others, and saved plans hold them.
+struct PlanChoices {
+  std::uint64_t micro_batch = 0;   ///< as BatchSection::micro_batch counts
+  std::uint64_t expert_ranks = 1;  ///< see model::Architecture
+  Elems sub_group_size = 0;
+  memory::Budgets budgets;  ///< of one rank
+  schedule::Order order = schedule::Order::layer_major;
+  bool prefetches_experts = false;
+  schedule::BufferCounts buffers;
+  schedule::Placement placement;
+};
+
+/// The choices of which `blueprint` is the result.
+PlanChoices choices_of(const engine::Blueprint& blueprint);
+
+/// `config` with micro-batches of `size` sequences (or pairs) instead of its own or "auto".
+config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
+                                  std::uint32_t world);
+
+/// `config` with all choices that affect the sizes of blocks: micro-batch, expert parallelism,
+/// budgets and sub-groups. `world`: number of ranks.
+config::Config with_sizes(const config::Config& config, const PlanChoices& chosen,
+                          std::uint32_t world);
+
+/// `config` with all choices as values of keys, from which draw_blueprint() draws the same
+/// blueprint: the usual tiers as sections, other blocks as rules. `workload`: that of the
+/// blueprint.
+config::Config settle(const config::Config& config, const PlanChoices& chosen,
+                      const schedule::Workload& workload);
+
+text::Json choices_json(const PlanChoices& choices);
+/// Inverse of choices_json(). Throws Error(config) naming the member that is missing or wrong.
+PlanChoices read_choices(const text::Json& json);
+
+/// {"weights": TIER, "optimizer": TIER, ..., "recompute": false, "speculates": false}.
+text::Json block_json(const schedule::BlockPlacement& block);
+
+}  // namespace ballast::planner

@@ -1,0 +1,120 @@
+#include "ballast/engine/snapshot.h"
+
+#include <utility>
+
+#include "ballast/core/error.h"
+#include "ballast/state/swap_space.h"
+
+#include "src/engine/saved_states.h"
+#include "src/engine/states.h"
+
+namespace ballast::engine {
+
+Snapshot::Snapshot(const Blueprint& blueprint, state::Store& store, comm::Ranks* ranks,
+                   std::function<void()> settle, Perform perform)
+    : blueprint_(blueprint),
+      store_(store),
+      ranks_(ranks),
+      settle_(std::move(settle)),
+      perform_(std::move(perform)) {}
+
+void Snapshot::settle() const {
+  expects(blueprint_.options.purpose == schedule::Purpose::training,
+          "engine: a blueprint for evaluation has no states");
+  settle_();
+}
+
+void Snapshot::save(const StateSink& sink, schedule::Homes homes) {
+  settle();
+  save_states(blueprint_, sink, perform_, homes);
+}
+
+std::shared_ptr<BackgroundSave> Snapshot::save_in_background(const StateSink& sink,
+                                                             std::function<void()> end) {
+  settle();
+  std::vector<BackgroundSave::Part> parts;
+  for (KeptHome& home : host_homes_by_update(blueprint_)) {
+    const schedule::BufferId buffer = buffer_of(blueprint_, home);
+    parts.push_back({buffer, [this, sink, buffer, ranges = std::move(home.ranges)] {
+                       for (const auto& [range, offset] : ranges) {
+                         const Bytes bytes = range.bytes();
+                         sink(range, store_.host(buffer, offset + bytes).subspan(offset));
+                       }
+                     }});
+  }
+  saving_ = std::make_shared<BackgroundSave>(std::move(parts), std::move(end));
+  return saving_;
+}
+
+void Snapshot::before(const schedule::Operation& operation) const {
+  if (!saving_) return;
+  for (const schedule::Use& use : operation.uses) {
+    if (use.writes) saving_->before_write(use.buffer);
+  }
+}
+
+void Snapshot::cancel() {
+  if (saving_) saving_->cancel();
+}
+
+KeptStates Snapshot::keep(std::uint64_t checkpoint) {
+  settle();
+  KeptStates kept = {.homes = homes_on(blueprint_, Tier::nvme)};
+  if (blueprint_.options.kept_checkpoints == 0) kept.homes.clear();
+  if (kept.homes.empty()) return kept;
+  std::vector<schedule::BufferId> ids;
+  for (const KeptHome& home : kept.homes) ids.push_back(buffer_of(blueprint_, home));
+  std::vector<state::KeptExtent> contents = store_.keep(checkpoint, ids);
+  for (std::size_t h = 0; h < contents.size(); ++h) {
+    kept.homes[h].content = std::move(contents[h]);
+  }
+  kept.image = store_.swap_space()->image();
+  return kept;
+}
+
+void Snapshot::release(std::uint64_t checkpoint) {
+  store_.release(checkpoint);
+}
+
+std::vector<std::uint64_t> Snapshot::kept() const {
+  return store_.kept();
+}
+
+std::vector<std::filesystem::path> Snapshot::link(const std::filesystem::path& folder,
+                                                  const std::string& name,
+                                                  const std::string& elsewhere) const {
+  expects(store_.swap_space() != nullptr, "engine: nothing is on NVMe");
+  return store_.swap_space()->link(folder, name, elsewhere);
+}
+
+void Snapshot::restore(const StateSource& source, bool reused, const KeptStates& here,
+                       const state::KeptExtents& kept) {
+  if (reused) {
+    std::vector<std::pair<schedule::BufferId, state::KeptExtent>> contents;
+    contents.reserve(here.homes.size());
+    for (const KeptHome& home : here.homes) {
+      contents.emplace_back(buffer_of(blueprint_, home), home.content);
+    }
+    store_.restore(contents, kept);
+  }
+  restore_states(blueprint_, source, perform_,
+                 reused ? schedule::kHomesInMemory : schedule::Homes{});
+}
+
+std::vector<float> Snapshot::read_weights(std::size_t block, const model::TensorSpec& tensor) {
+  settle();
+  return read_master(blueprint_, ranks_, block, tensor.offset, tensor.size, perform_);
+}
+
+std::vector<float> Snapshot::read_block(std::size_t block) {
+  settle();
+  const Elems elements = blueprint_.model.blocks[block].elements;
+  return read_master(blueprint_, ranks_, block, 0, elements, perform_);
+}
+
+std::uint64_t Snapshot::hash() {
+  settle();
+  return hash_states(blueprint_, ranks_, perform_);
+}
+
+}  // namespace ballast::engine

@@ -1,0 +1,28 @@
+#include "ballast/formats/stored_weights.h"
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
+
+#include "src/formats/safetensors_header.h"
+#include "src/formats/weight_causes.h"
+
+namespace ballast::formats {
+
+void read_stored(const WeightPlace& place, Bytes first, std::span<std::byte> out) {
+  text::read_fully(place.file->descriptor(), place.file->path(), place.tensor->offset + first, out);
+}
+
+DType type_of(const WeightPlace& place) {
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    if (place.tensor->dtype == dtype_name(type)) return type;
+  }
+  throw Error(ErrorCategory::data,
+              fmt::format("{}: tensor '{}' has dtype {}; weights can be F32, BF16 or F16{}",
+                          place.file->path().string(), text::printable(place.tensor->name),
+                          place.tensor->dtype, remedy_for_dtype(place.tensor->dtype)));
+}
+
+}  // namespace ballast::formats

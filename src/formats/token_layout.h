@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ballast/core/units.h"
+
+namespace ballast::formats {
+
+/// Where the tokens of a file are: `count` little-endian ids of `width` bytes (1, 2, 4 or 8) from
+/// byte `offset`.
+struct TokenLayout {
+  Bytes offset = 0;
+  std::size_t width = 1;
+  std::uint64_t count = 0;
+  bool is_signed = false;
+  bool stated = true;  ///< the file states its type; otherwise data.token_type or the vocabulary do
+};
+
+}  // namespace ballast::formats

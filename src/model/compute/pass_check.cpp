@@ -1,0 +1,179 @@
+#include "src/model/compute/pass_check.h"
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/model/preference.h"
+
+namespace ballast::model {
+namespace {
+
+/// Bytes of those parts of a batch that are there; the smallest one counts.
+Bytes batch_bytes(const BatchViews& batch) {
+  Bytes least = 0;
+  for (const auto& part : {batch.tokens, batch.targets, batch.positions}) {
+    if (part.empty()) continue;
+    const Bytes bytes = part.size() * sizeof(std::int32_t);
+    least = least == 0 ? bytes : std::min(least, bytes);
+  }
+  return least;
+}
+
+/// Bytes of an argument. `place`: among several for the port.
+Bytes given(const PassArguments& arguments, Port port, std::size_t place) {
+  const auto one_of = [place](const std::vector<DeviceBytes>& several) {
+    return place < several.size() ? several[place].size() : 0;
+  };
+  switch (port) {
+    case Port::batch:
+      return batch_bytes(arguments.batch);
+    case Port::output_weights:
+      return one_of(arguments.output_weights);
+    case Port::output_gradient:
+      return one_of(arguments.output_gradient);
+    case Port::routing_counts:
+      return arguments.routing_counts.size_bytes();
+    default:
+      return arguments[port].size();
+  }
+}
+
+[[noreturn]] void refuse(const Pass& pass, std::string_view what) {
+  throw Error(ErrorCategory::state,
+              fmt::format("{} of block {}: {}", to_string(pass.kernel), pass.block, what));
+}
+
+bool is_head_kernel(Kernel kernel) {
+  return kernel == Kernel::head_evaluate || kernel == Kernel::head_train ||
+         kernel == Kernel::head_scan || kernel == Kernel::head_differentiate ||
+         kernel == Kernel::head_end;
+}
+
+}  // namespace
+
+bool PassCheck::suits(const Pass& pass) const {
+  if (pass.block >= model_.blocks.size()) return false;
+  const BlockSpec& block = model_.blocks[pass.block];
+  const auto is = [&](auto... parts) {
+    return block.kind == BlockKind::layer && ((block.part == parts) || ...);
+  };
+  switch (pass.kernel) {
+    case Kernel::embed:
+    case Kernel::embed_backward:
+      return block.kind == BlockKind::embedding;
+    case Kernel::layer:
+    case Kernel::layer_backward:
+      return is_layer_in_one_piece(block);
+    case Kernel::norm:
+      return pass.block == model_.head() || is(LayerPart::norm);
+    case Kernel::norm_backward:
+      return is(LayerPart::norm);
+    case Kernel::tile:
+    case Kernel::tile_backward:
+      return is(LayerPart::attention, LayerPart::mlp);
+    case Kernel::shared_expert:
+    case Kernel::shared_expert_backward:
+      return is(LayerPart::shared_expert);
+    case Kernel::router:
+    case Kernel::router_backward:
+      return is(LayerPart::router);
+    case Kernel::expert:
+    case Kernel::expert_backward:
+      return is(LayerPart::expert) && block.experts == 1;
+    case Kernel::exchanged_expert:
+    case Kernel::exchanged_expert_backward:
+      return is(LayerPart::expert) && block.experts > 1;
+    case Kernel::head_evaluate:
+    case Kernel::head_train:
+    case Kernel::head_end:
+      return pass.block == model_.head();
+    case Kernel::head_scan:
+    case Kernel::head_differentiate:
+      return pass.number < model_.config.vocabulary_tiles &&
+             pass.block == model_.tile(pass.number).block;
+  }
+  return false;
+}
+
+Bytes PassCheck::least_losses(const Pass& pass) const {
+  if (!is_head_kernel(pass.kernel)) return 2 * sizeof(double);
+  const auto is_of_pairs = [](const Operand& operand) { return operand.port == Port::pairs; };
+  const bool pairs = std::ranges::any_of(pass.operands, is_of_pairs);
+  return pairs ? shape_.sequences / 2 * sizeof(PairResult) : sizeof(double);
+}
+
+Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint32_t ranks) const {
+  const BlockSpec& block = model_.blocks[pass.block];
+  const std::uint64_t tokens = shape_.tokens();
+  const std::uint64_t width = model_.config.hidden_size;
+  switch (port) {
+    case Port::weights:
+      return block.own_elements() * size_of(type_);
+    case Port::output_weights:
+      return model_.blocks[model_.tile(tile).block].own_elements() * size_of(type_);
+    case Port::batch:
+      return tokens * sizeof(std::int32_t);
+    case Port::input:
+    case Port::output:
+    case Port::activation_gradient:
+      return tokens * width * size_of(type_);
+    case Port::kept:
+      return sizes_.intermediates[pass.block];
+    case Port::normed:
+      return sizes_.rows;
+    case Port::partial_sums:
+      return tokens * width * sizeof(float);
+    case Port::routing:
+      return (sizes_.experts + 1) * sizeof(std::int32_t);
+    case Port::routing_counts:
+      return ranks * (sizes_.experts + 1) * sizeof(std::int32_t);
+    case Port::router_totals:
+      return sizes_.router_totals * sizeof(double);
+    case Port::losses:
+      return least_losses(pass);
+    case Port::pairs:
+      return shape_.sequences * sizeof(double) + tokens * sizeof(float);
+    case Port::gradient:
+      return block.own_trained_elements() * sizeof(float);
+    case Port::output_gradient:
+      return (model_.config.tie_embeddings
+                  ? model_.tile(tile).rows * width
+                  : model_.blocks[model_.tile(tile).block].own_trained_elements()) *
+             sizeof(float);
+    case Port::workspace:
+      return 0;  // set_workspace() has checked it
+  }
+  return 0;
+}
+
+void PassCheck::check(const Pass& pass, const PassArguments& arguments) const {
+  if (!suits(pass)) refuse(pass, "the kernel does not compute such a block");
+  const std::uint32_t ranks = arguments.scalars.ranks;
+  if (ranks == 0 || arguments.scalars.shard >= ranks) refuse(pass, "the rank is not one of all");
+  // The whole head has the first tile in its own block, unless the matrix is tied.
+  const bool whole = pass.kernel == Kernel::head_evaluate || pass.kernel == Kernel::head_train;
+  const std::size_t first = !whole ? pass.number : model_.config.tie_embeddings ? 0 : 1;
+  std::array<std::size_t, kPortCount> seen{};
+  for (const Operand& operand : pass.operands) {
+    const std::size_t place = seen[static_cast<std::size_t>(operand.port)]++;
+    const Bytes bytes = given(arguments, operand.port, place);
+    if (bytes == 0 && operand.optional) continue;
+    const std::size_t tile = std::min(first + place, model_.config.vocabulary_tiles - 1);
+    const Bytes needed = least(pass, operand.port, tile, ranks);
+    if (bytes == 0 && needed > 0) {
+      refuse(pass, fmt::format("the argument for {} is missing", to_string(operand.port)));
+    }
+    if (bytes < needed) {
+      refuse(pass, fmt::format("the argument for {} has {} bytes and needs {}",
+                               to_string(operand.port), bytes, needed));
+    }
+  }
+  const bool exchanges =
+      pass.kernel == Kernel::exchanged_expert || pass.kernel == Kernel::exchanged_expert_backward;
+  if (exchanges && arguments.exchange == nullptr) refuse(pass, "no exchange between the ranks");
+}
+
+}  // namespace ballast::model

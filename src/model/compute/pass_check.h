@@ -1,0 +1,42 @@
+#pragma once
+
+#include "ballast/core/dtype.h"
+#include "ballast/model/architecture.h"
+#include "ballast/model/kernel_sizes.h"
+#include "ballast/model/pass_arguments.h"
+#include "ballast/model/step_program.h"
+
+namespace ballast::model {
+
+/// Whether it is a layer, or the first half of one with experts.
+inline bool is_layer_in_one_piece(const BlockSpec& block) {
+  return block.kind == BlockKind::layer &&
+         (block.part == LayerPart::whole || block.part == LayerPart::attention_half);
+}
+
+/// Refuses passes that a model does not have and arguments that do not suffice. The references live
+/// as long as it does.
+class PassCheck {
+ public:
+  PassCheck(const Architecture& model, DType type, const MicroBatchShape& shape,
+            const KernelSizes& sizes)
+      : model_(model), type_(type), shape_(shape), sizes_(sizes) {}
+
+  /// Throws Error(state) as Compute::run() does.
+  void check(const Pass& pass, const PassArguments& arguments) const;
+
+ private:
+  [[nodiscard]] bool suits(const Pass& pass) const;
+  /// Bytes that the kernel needs of an argument. `tile`: of Port::output_weights and
+  /// output_gradient.
+  [[nodiscard]] Bytes least(const Pass& pass, Port port, std::size_t tile,
+                            std::uint32_t ranks) const;
+  [[nodiscard]] Bytes least_losses(const Pass& pass) const;
+
+  const Architecture& model_;
+  DType type_;
+  const MicroBatchShape& shape_;
+  const KernelSizes& sizes_;
+};
+
+}  // namespace ballast::model

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "ballast/core/view.h"
+#include "ballast/model/architecture.h"
+#include "ballast/model/pass_arguments.h"
+
+#include "src/model/compute/head.h"
+#include "src/model/compute/layer.h"
+#include "src/model/compute/routing.h"
+
+namespace ballast::model {
+
+template <class U>
+U* as(DeviceBytes bytes) {
+  return view_as<U>(bytes).raw();
+}
+template <class U>
+const U* as(ConstDeviceBytes bytes) {
+  return view_as<U>(bytes).raw();
+}
+
+inline RoutingCounts counts_of(const PassArguments& args) {
+  return {args.routing_counts, args.scalars.ranks};
+}
+
+/// The weights of a pass, and its gradients, to which it adds.
+template <class T>
+BlockWeights<T> weights_of(const PassArguments& args) {
+  return {.weights = as<T>(args[Port::weights]), .gradient = view_as<float>(args[Port::gradient])};
+}
+
+/// Cuts the arguments of a pass into what the kernels of one model read and write.
+template <class T>
+class PassViews {
+ public:
+  PassViews(const Architecture& model, const MicroBatchShape& shape)
+      : model_(model), shape_(shape) {}
+
+  /// The same for a layer.
+  [[nodiscard]] BlockWeights<T> weights_of_layer(const Pass& pass,
+                                                 const PassArguments& args) const {
+    return {pass.block - model_.first_layer(), as<T>(args[Port::weights]),
+            view_as<float>(args[Port::gradient]), args.scalars.accumulation};
+  }
+  /// The tile that a pass visits.
+  [[nodiscard]] OutputRows<T> output_tile(const Pass& pass, const PassArguments& args) const {
+    const DeviceBytes gradient =
+        args.output_gradient.empty() ? args[Port::gradient] : args.output_gradient.front();
+    return output_rows(pass.number, as<T>(args[Port::weights]), as<float>(gradient));
+  }
+  /// All tiles: one in the block of the norm, unless the matrix is tied, and others in their own.
+  [[nodiscard]] std::vector<OutputRows<T>> output_tiles(const PassArguments& args) const {
+    const std::size_t own = model_.config.tie_embeddings ? 0 : 1;
+    std::vector<OutputRows<T>> tiles;
+    if (own > 0) {
+      tiles.push_back(output_rows(0, as<T>(args[Port::weights]), as<float>(args[Port::gradient])));
+    }
+    for (std::size_t i = 0; i < args.output_weights.size(); ++i) {
+      const bool trained = i < args.output_gradient.size();
+      tiles.push_back(output_rows(own + i, as<T>(args.output_weights[i]),
+                                  trained ? as<float>(args.output_gradient[i]) : nullptr));
+    }
+    return tiles;
+  }
+  [[nodiscard]] Pairs pairs_of(const PassArguments& args) const {
+    const DeviceBytes all = args[Port::pairs];
+    const Bytes reference = shape_.sequences * sizeof(double);
+    return {args.scalars.preference, view_as<double>(all.subview(0, reference)),
+            view_as<float>(all.subview(reference, shape_.tokens() * sizeof(float)))};
+  }
+  /// What a pass of the head reports; of the reference, for the trained model to read.
+  [[nodiscard]] HeadLosses losses_of(const Pass& pass, const PassArguments& args) const {
+    const auto out = view_as<double>(args[Port::losses]);
+    if (args[Port::pairs].empty()) return {out};
+    const Pairs pairs = pairs_of(args);
+    if (pass.reference > 0) return {pairs.reference};
+    return {out, pairs};
+  }
+
+ private:
+  /// Tile `number` of the output matrix in the flat weights of its block. `gradient`: the sums of
+  /// that block or, if the matrix is tied, [rows of the tile, H]; null: not wanted.
+  [[nodiscard]] OutputRows<T> output_rows(std::size_t number, const T* weights,
+                                          float* gradient) const {
+    const bool tied = model_.config.tie_embeddings;
+    const BlockSpec& block = model_.blocks[model_.tile(number).block];
+    const TensorSpec& matrix = block.tensor(tied ? model_.outer.tokens : model_.outer.output);
+    if (matrix.frozen) gradient = nullptr;
+    return {number, weights + matrix.offset,
+            gradient == nullptr || tied ? gradient : gradient + matrix.offset};
+  }
+
+  const Architecture& model_;
+  const MicroBatchShape& shape_;
+};
+
+}  // namespace ballast::model

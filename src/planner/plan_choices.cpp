@@ -1,0 +1,240 @@
+#include "ballast/planner/plan_choices.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/planner/open_choices.h"
+
+namespace ballast::planner {
+namespace {
+
+using schedule::BlockPlacement;
+using text::Json;
+
+/// The tier that most blocks have, the faster one when two are equally common.
+Tier usual(const std::vector<BlockPlacement>& blocks, Tier BlockPlacement::*kind) {
+  std::array<std::size_t, 3> count{};
+  for (const BlockPlacement& block : blocks) ++count.at(static_cast<std::size_t>(block.*kind));
+  return kTiers.at(
+      static_cast<std::size_t>(std::max_element(count.begin(), count.end()) - count.begin()));
+}
+
+/// Whether more blocks keep their intermediates than recompute them.
+bool mostly_kept(const schedule::Workload& work, const std::vector<BlockPlacement>& blocks) {
+  std::size_t have = 0;
+  std::size_t keep = 0;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    have += work.has_intermediates(b) ? 1 : 0;
+    keep += blocks[b].keeps_intermediates ? 1 : 0;
+  }
+  return 2 * keep > have;
+}
+
+/// Writes a placement into `config`: the usual tiers as sections, other blocks as rules.
+void name_placement(config::Config& config, const schedule::Workload& work,
+                    std::vector<BlockPlacement> blocks) {
+  std::vector<BlockPlacement> trained;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    if (!work.blocks[b].is_frozen()) trained.push_back(blocks[b]);
+  }
+  const BlockPlacement most = {usual(blocks, &BlockPlacement::weights),
+                               usual(trained, &BlockPlacement::optimizer),
+                               usual(blocks, &BlockPlacement::activations),
+                               mostly_kept(work, blocks),
+                               false,
+                               usual(trained, &BlockPlacement::gradients)};
+  // Named by their number, as they follow from the tiers.
+  for (BlockPlacement& block : blocks) block.speculates = false;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    if (!work.has_intermediates(b)) blocks[b].keeps_intermediates = most.keeps_intermediates;
+    if (!work.blocks[b].is_frozen()) continue;
+    blocks[b].optimizer = most.optimizer;
+    blocks[b].gradients = most.gradients;
+  }
+  config.zero.parameters.tier = most.weights;
+  config.zero.optimizer.tier = most.optimizer;
+  config.ballast.activations = most.activations;
+  config.ballast.gradients = most.gradients;
+  config.ballast.recompute = !most.keeps_intermediates;
+  config.ballast.placement.clear();
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    if (blocks[b] == most) continue;
+    config::PlacementRule rule = {.first_block = b, .last_block = b};
+    while (rule.last_block + 1 < blocks.size() && blocks[rule.last_block + 1] == blocks[b]) {
+      ++rule.last_block;
+    }
+    b = rule.last_block;
+    if (blocks[b].weights != most.weights) rule.weights = blocks[b].weights;
+    if (blocks[b].optimizer != most.optimizer) rule.optimizer = blocks[b].optimizer;
+    if (blocks[b].activations != most.activations) rule.activations = blocks[b].activations;
+    if (blocks[b].gradients != most.gradients) rule.gradients = blocks[b].gradients;
+    if (blocks[b].keeps_intermediates != most.keeps_intermediates) {
+      rule.recompute = !blocks[b].keeps_intermediates;
+    }
+    config.ballast.placement.push_back(rule);
+  }
+}
+
+/// The member `key` of an object.
+const Json& member(const Json& json, std::string_view key) {
+  if (const Json* const found = json.find(key)) return *found;
+  throw Error(ErrorCategory::config, fmt::format("it lacks \"{}\"", key));
+}
+
+std::uint64_t whole(const Json& json, std::string_view key) {
+  if (const auto value = member(json, key).whole()) return *value;
+  throw Error(ErrorCategory::config, fmt::format("\"{}\" must be a whole number", key));
+}
+
+bool flag(const Json& json, std::string_view key) {
+  if (const Json& value = member(json, key); value.is_boolean()) return value.flag();
+  throw Error(ErrorCategory::config, fmt::format("\"{}\" must be true or false", key));
+}
+
+Tier tier(const Json& json, std::string_view key) {
+  for (const Tier one : kTiers) {
+    if (member(json, key) == to_string(one)) return one;
+  }
+  throw Error(ErrorCategory::config, fmt::format("\"{}\" must be device, host or nvme", key));
+}
+
+BlockPlacement read_block(const Json& json) {
+  return {.weights = tier(json, "weights"),
+          .optimizer = tier(json, "optimizer"),
+          .activations = tier(json, "activations"),
+          .keeps_intermediates = !flag(json, "recompute"),
+          .speculates = flag(json, "speculates"),
+          .gradients = tier(json, "gradients")};
+}
+
+/// Runs of equal blocks, each with their number.
+Json placement_json(const schedule::Placement& placement) {
+  Json list = Json::array();
+  const auto& blocks = placement.blocks;
+  for (auto first = blocks.begin(); first != blocks.end();) {
+    const auto end =
+        std::find_if(first, blocks.end(), [&](const auto& block) { return !(block == *first); });
+    Json run = block_json(*first);
+    run.add("blocks", static_cast<std::uint64_t>(end - first));
+    list.push_back(std::move(run));
+    first = end;
+  }
+  return list;
+}
+
+schedule::Placement read_placement(const Json& list) {
+  constexpr std::size_t kMostBlocks = std::size_t{1} << 24U;
+  if (!list.is_array()) throw Error(ErrorCategory::config, "\"placement\" must be an array");
+  schedule::Placement placement;
+  for (const Json& run : list.elements()) {
+    const std::uint64_t count = whole(run, "blocks");
+    if (count > kMostBlocks - placement.blocks.size()) {
+      throw Error(ErrorCategory::config, "\"placement\" has too many blocks");
+    }
+    placement.blocks.insert(placement.blocks.end(), count, read_block(run));
+  }
+  return placement;
+}
+
+}  // namespace
+
+PlanChoices choices_of(const engine::Blueprint& blueprint) {
+  const std::uint64_t sequences = blueprint.pairs ? 2 : 1;
+  return {.micro_batch = blueprint.shape.sequences / sequences,
+          .expert_ranks = blueprint.model.expert_ranks,
+          .sub_group_size = blueprint.sub_group_size,
+          .budgets = blueprint.budgets,
+          .order = blueprint.options.order,
+          .prefetches_experts = blueprint.options.prefetches_experts,
+          .buffers = blueprint.options.buffers,
+          .placement = blueprint.placement};
+}
+
+config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
+                                  std::uint32_t world) {
+  config::Config changed = config;
+  changed.batch.micro_batch = size;
+  changed.batch.accumulation = config.batch.train_batch / world / size;
+  changed.batch.automatic = false;
+  return changed;
+}
+
+config::Config with_sizes(const config::Config& config, const PlanChoices& chosen,
+                          std::uint32_t world) {
+  config::Config sized = config;
+  if (leaves_choices(config)) {
+    sized = with_micro_batches(config, chosen.micro_batch, world);
+    sized.ballast.expert_parallel = chosen.expert_ranks;
+  }
+  sized.ballast.device_bytes = chosen.budgets.device;
+  sized.ballast.host_bytes = chosen.budgets.host;
+  sized.zero.sub_group_size = chosen.sub_group_size;
+  return sized;
+}
+
+config::Config settle(const config::Config& config, const PlanChoices& chosen,
+                      const schedule::Workload& workload) {
+  config::Config settled = with_sizes(config, chosen, workload.world);
+  const auto& blocks = chosen.placement.blocks;
+  name_placement(settled, workload, blocks);
+  settled.ballast.order = chosen.order;
+  // A rule chooses the others again, because they follow from what the config names.
+  if (!leaves_choices(config)) return settled;
+  settled.buffers = chosen.buffers;
+  settled.ballast.expert_prefetch = chosen.prefetches_experts;
+  settled.ballast.speculative_updates = static_cast<std::uint64_t>(std::count_if(
+      blocks.begin(), blocks.end(), [](const BlockPlacement& block) { return block.speculates; }));
+  return settled;
+}
+
+Json block_json(const BlockPlacement& block) {
+  return Json::object({{"weights", to_string(block.weights)},
+                       {"optimizer", to_string(block.optimizer)},
+                       {"activations", to_string(block.activations)},
+                       {"gradients", to_string(block.gradients)},
+                       {"recompute", !block.keeps_intermediates},
+                       {"speculates", block.speculates}});
+}
+
+Json choices_json(const PlanChoices& choices) {
+  Json buffers = Json::object();
+  for (const config::BufferKind& kind : config::kBufferKinds) {
+    buffers.add(std::string(kind.key), choices.buffers.*(kind.count));
+  }
+  return Json::object({{"micro_batch", choices.micro_batch},
+                       {"expert_ranks", choices.expert_ranks},
+                       {"sub_group_size", choices.sub_group_size},
+                       {"device_bytes", choices.budgets.device},
+                       {"host_bytes", choices.budgets.host},
+                       {"order", config::name_of(std::optional(choices.order))},
+                       {"expert_prefetch", choices.prefetches_experts},
+                       {"buffers", std::move(buffers)},
+                       {"placement", placement_json(choices.placement)}});
+}
+
+PlanChoices read_choices(const Json& json) {
+  PlanChoices choices = {.micro_batch = whole(json, "micro_batch"),
+                         .expert_ranks = whole(json, "expert_ranks"),
+                         .sub_group_size = whole(json, "sub_group_size"),
+                         .budgets = {whole(json, "device_bytes"), whole(json, "host_bytes")},
+                         .prefetches_experts = flag(json, "expert_prefetch"),
+                         .placement = read_placement(member(json, "placement"))};
+  const auto order =
+      config::value_named<std::optional<schedule::Order>>(member(json, "order").text());
+  if (!order || !*order) throw Error(ErrorCategory::config, "\"order\" is not an order");
+  choices.order = **order;
+  const Json& buffers = member(json, "buffers");
+  for (const config::BufferKind& kind : config::kBufferKinds) {
+    choices.buffers.*(kind.count) = static_cast<std::uint32_t>(whole(buffers, kind.key));
+  }
+  return choices;
+}
+
+}  // namespace ballast::planner

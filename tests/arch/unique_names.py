@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Fails where two classes, structs or enums of the project have the same name.
+
+    unique_names.py SOURCE_ROOT
+
+Counts definitions at namespace scope, anonymous namespaces included, in all folders but tests.
+Types inside a class are not counted: their full name contains that of the class. KNOWN lists the
+names that are left from earlier; it only gets shorter.
+"""
+
+import collections
+import pathlib
+import re
+import sys
+
+FOLDERS = ("include", "src", "aio", "cpu_adam", "tools")
+SOURCES = {".h", ".cpp", ".cu", ".cuh"}
+
+# Names that several files define.
+KNOWN = {
+    "Arrays", "ElementRange", "Geometry", "GradientStats", "HeadRows", "Launch", "LedgerLine",
+    "OfLosses", "Ops", "Packed", "Packing", "Part", "Plan", "Products", "Ring", "RowStatistics",
+    "Stream",
+}
+
+NOISE = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"'
+                   r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'|^[ \t]*#[^\n]*(?:\\\n[^\n]*)*", re.S | re.M)
+TYPE = re.compile(r"\b(?:class|struct|enum(?:\s+class|\s+struct)?|union)\s+(?:alignas\([^)]*\)\s*)?"
+                  r"(?:\[\[[^\]]*\]\]\s*)?(\w+)(?:\s+final)?\s*(?::(?!:)[^{;()]*)?$")
+NAMESPACE = re.compile(r"\bnamespace(?:\s+[\w:]+)?\s*$|\bextern\s*$")
+
+
+def types_of(text: str) -> list[str]:
+    """Names of the types that a source defines at namespace scope."""
+    text = NOISE.sub(" ", text)
+    names = []
+    closed = 0  # depth of braces that are not namespaces
+    open_braces = []
+    start = 0
+    for match in re.finditer(r"[{};]", text):
+        before = text[start:match.start()]
+        start = match.end()
+        if match.group() == "}":
+            if open_braces and not open_braces.pop():
+                closed -= 1
+        elif match.group() == "{":
+            is_namespace = NAMESPACE.search(before) is not None
+            if not is_namespace:
+                found = TYPE.search(before)
+                if found and closed == 0:
+                    names.append(found.group(1))
+                closed += 1
+            open_braces.append(is_namespace)
+    return names
+
+
+def main() -> int:
+    root = pathlib.Path(sys.argv[1])
+    places = collections.defaultdict(list)
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix not in SOURCES or "pch" in path.parts:
+                continue
+            for name in types_of(path.read_text()):
+                places[name].append(str(path.relative_to(root)))
+    assert len(places) > 500, "the sources have another form"
+    several = {name: where for name, where in places.items() if len(where) > 1}
+    for name in sorted(several.keys() - KNOWN):
+        print(f"{name} is defined in {', '.join(several[name])}: give each thing its own name")
+    for name in sorted(KNOWN - several.keys()):
+        print(f"{name} is not defined several times any more: remove it from KNOWN")
+    return 1 if several.keys() ^ KNOWN else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
