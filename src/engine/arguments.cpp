@@ -1,5 +1,3 @@
-#include "src/engine/arguments.h"
-
 #include "ballast/core/random.h"
 #include "ballast/schedule/labels.h"
 
@@ -84,8 +82,7 @@ model::PassScalars scalars_of(const CurrentOperation& at, const model::Pass& pas
           .ranks = ranks};
 }
 
-}  // namespace
-
+/// Sums of the gradient of the output matrix's tile `number` in `buffer`.
 DeviceBytes gradient_of_tile(const CurrentOperation& at, BufferId buffer, std::size_t number) {
   const model::Architecture& model = at.blueprint().model;
   const model::VocabularyTile tile = model.tile(number);
@@ -95,6 +92,7 @@ DeviceBytes gradient_of_tile(const CurrentOperation& at, BufferId buffer, std::s
                                    work.tied ? rows : work.blocks[tile.block].accumulator_bytes);
 }
 
+/// The pass that a compute operation runs, with an operand per use.
 model::Pass pass_of(const CurrentOperation& at) {
   model::Pass pass = {.kernel = kernel_of(at.operation),
                       .block = at.operation.block,
@@ -104,6 +102,7 @@ model::Pass pass_of(const CurrentOperation& at) {
   return pass;
 }
 
+/// What the operation binds to the ports of its pass, cut to the sizes of the operands.
 model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass& pass) {
   model::PassArguments arguments = {.scalars = scalars_of(at, pass),
                                     .exchange = at.lanes.channels().rows.get()};
@@ -144,6 +143,8 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
   }
   return arguments;
 }
+
+}  // namespace
 
 void run_pass(const CurrentOperation& at) {
   const model::Pass pass = pass_of(at);

@@ -6,7 +6,6 @@
 #include "ballast/schedule/labels.h"
 
 #include "src/device/profiler_range.h"
-#include "src/engine/arguments.h"
 #include "src/engine/counts.h"
 
 // The handlers of movements, and the table of all.
@@ -47,6 +46,14 @@ DeviceView<model::GradientStats> statistics_of(const CurrentOperation& at) {
   return view_as<model::GradientStats>(at.device(Role::statistics, sizeof(model::GradientStats)));
 }
 
+/// What the head has added to the gradient of the tied tile in the operation's block, if it has.
+DeviceView<float> tied_gradient(const CurrentOperation& at) {
+  if (!at.has(Role::added_gradient)) return {};
+  const model::Architecture& model = at.blueprint().model;
+  const Elems size = model.tile(at.operation.block).rows * model.config.hidden_size;
+  return view_as<float>(at.device(Role::added_gradient, size * sizeof(float)));
+}
+
 void run_pack(const CurrentOperation& at) {
   const DeviceBytes whole = at.device(Role::target, at.sizes().whole_gradient(at.operation.block));
   const DeviceBytes packed = whole.subview(0, at.work().gradient_bytes);
@@ -54,12 +61,8 @@ void run_pack(const CurrentOperation& at) {
   const DeviceBytes padding = whole.subview(packed.size(), whole.size() - packed.size());
   model::Compute& compute = at.modules().compute;
   if (!padding.empty()) compute.zero(at.stream(), view_as<float>(padding));
-  DeviceView<float> tied;
-  if (at.has(Role::added_gradient)) {
-    const BufferId sums = at.operation.buffer(Role::added_gradient);
-    tied = view_as<float>(gradient_of_tile(at, sums, at.operation.block));
-  }
-  compute.pack_gradient(at.stream(), sums_of(at, Role::source), tied, packed, statistics_of(at));
+  compute.pack_gradient(at.stream(), sums_of(at, Role::source), tied_gradient(at), packed,
+                        statistics_of(at));
 }
 
 void run_upload(const CurrentOperation& at) {

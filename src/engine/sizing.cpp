@@ -247,6 +247,12 @@ void size_workload(Blueprint& blueprint, const model::KernelSizes& kernels,
   blueprint.undecayed = undecayed_elements(blueprint.model);
   add_blocks(blueprint, kernels, persistence_threshold);
   add_batch(blueprint, kernels, evaluation_micro_batches);
+  const model::StepShape shape = {.micro_batch = blueprint.shape,
+                                  .packed = blueprint.workload.packed,
+                                  .pairs = blueprint.pairs,
+                                  .ranks = blueprint.workload.world};
+  schedule::set_program(blueprint.workload,
+                        model::write_program(blueprint.model, blueprint.type, shape, kernels));
 }
 
 memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers) {

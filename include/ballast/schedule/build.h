@@ -4,11 +4,16 @@
 #include <vector>
 
 #include "ballast/core/tier.h"
+#include "ballast/model/step_program.h"
 #include "ballast/schedule/placement.h"
 #include "ballast/schedule/plan.h"
 #include "ballast/schedule/workload.h"
 
 namespace ballast::schedule {
+
+/// Sets the passes of `workload`, which the functions below need. It must agree with the sizes and
+/// flags of the workload.
+void set_program(Workload& workload, model::StepProgram program);
 
 /// Builds the schedule. A pure function. Throws Error(config) when the placement or the options are
 /// invalid (wrong number of blocks, too few slots, speculation with eager updates; for

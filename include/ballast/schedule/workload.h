@@ -2,10 +2,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ballast/core/units.h"
+
+namespace ballast::step {
+class ValueTable;
+}
 
 namespace ballast::schedule {
 
@@ -72,7 +77,9 @@ struct BlockWork {
 /// Sizes of a model and its batch.
 struct Workload {
   std::vector<BlockWork> blocks;  ///< embedding, layers, head
-  bool tied = false;              ///< the head also reads the embedding's weights
+  /// What the passes of the model read and write; see set_program().
+  std::shared_ptr<const step::ValueTable> values = {};
+  bool tied = false;  ///< the head also reads the embedding's weights
   /// Blocks of the embedding and, unless it is tied, of the head, which each have some rows of the
   /// vocabulary. A tied head is one block.
   std::uint32_t vocabulary_tiles = 1;

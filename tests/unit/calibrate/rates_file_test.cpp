@@ -217,7 +217,7 @@ schedule::Schedule demanding_schedule(schedule::Workload& workload) {
   placement.blocks.assign(4, {Tier::nvme, Tier::nvme, Tier::nvme});
   placement.blocks[1] = {Tier::host, Tier::host, Tier::host};
   placement.blocks[2] = {Tier::device, Tier::device, Tier::device};
-  return schedule::build(workload, placement, {});
+  return schedule::build(schedule::with_program(workload), placement, {});
 }
 
 TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include <gtest/gtest.h>
 
@@ -149,6 +150,41 @@ TEST(Workspace, LayersComputeTheSameBeforeAndAfterTheHead) {
   b.train_head(b.upload(b.weights(3)), {}, in, targets, 1.0F, b.activation(), gradient, {},
                Accumulation::later, b.number());
   EXPECT_EQ(layer(), before);
+}
+
+/// Expects that Compute::run() refuses the pass with a message that contains `text`.
+void expect_refusal(const Bench& b, const Pass& pass, const PassArguments& arguments,
+                    const std::string& text) {
+  try {
+    b.compute->run(*b.stream, pass, arguments);
+    ADD_FAILURE() << "no error: " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::state);
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+TEST(Passes, AreRefusedWithKernelAndPort) {
+  Bench b(test::small_llama(), DType::f32, {1, 4});
+  Pass pass = {.kernel = Kernel::layer, .block = 1};
+  pass.operands = {{.port = Port::weights},
+                   {.port = Port::input},
+                   {.port = Port::output},
+                   {.port = Port::kept, .optional = true}};
+  PassArguments arguments;
+  arguments[Port::weights] = b.upload(b.weights(1));
+  arguments[Port::input] = b.activation();
+  expect_refusal(b, pass, arguments, "layer of block 1: the argument for output is missing");
+  arguments[Port::output] = b.activation();
+  EXPECT_NO_THROW(b.compute->run(*b.stream, pass, arguments));
+  const Bytes needed = b.compute->sizes().intermediates[1];
+  arguments[Port::kept] = b.device->allocate(needed - 1, "kept");
+  expect_refusal(
+      b, pass, arguments,
+      "kept has " + std::to_string(needed - 1) + " bytes and needs " + std::to_string(needed));
+  pass.block = 0;
+  expect_refusal(b, pass, arguments, "layer of block 0");
+  b.stream->synchronize();
 }
 
 TEST(Tokens, OutsideTheVocabularyAreAnErrorOfTheData) {

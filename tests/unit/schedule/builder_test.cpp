@@ -29,7 +29,7 @@ Problem uniform(std::size_t blocks, std::uint32_t micro_batches, Tier weights, T
 }
 
 Schedule build(const Problem& problem) {
-  return schedule::build(problem.workload, problem.placement, problem.options);
+  return schedule::build(with_program(problem.workload), problem.placement, problem.options);
 }
 
 std::size_t count(const Plan& plan, Action action) {
@@ -103,8 +103,10 @@ TEST(Builder, FillAndReadAreFreeOfHazardsBetweenAnyRuns) {
     const Problem problem = seed % 2 == 0 ? random_problem(seed) : random_problem_of_ranks(seed);
     const Schedule schedule = build(problem);
     const auto blocks = static_cast<std::uint32_t>(problem.workload.blocks.size());
-    const Plan fill = build_fill(problem.workload, problem.placement, problem.options);
-    const Plan read = build_read(problem.workload, problem.placement, problem.options, 0, blocks);
+    const Plan fill =
+        build_fill(with_program(problem.workload), problem.placement, problem.options);
+    const Plan read =
+        build_read(with_program(problem.workload), problem.placement, problem.options, 0, blocks);
     const Plan& flush = schedule.flush.operations.empty() ? schedule.evaluation : schedule.flush;
     EXPECT_EQ(find_hazards(schedule, {&fill, &schedule.first, &flush, &read, &schedule.first}),
               std::vector<std::string>{})
@@ -153,10 +155,12 @@ TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrderWithoutZerosOfThe
         filled[{b, g}] = home.tier == Tier::device ? groups[g].initial_state_bytes : home.bytes;
       }
     }
-    const Plan fill = build_fill(problem.workload, problem.placement, problem.options);
+    const Plan fill =
+        build_fill(with_program(problem.workload), problem.placement, problem.options);
     EXPECT_EQ(seen(fill, Action::initialize, Role::weights), weights) << seed;
     EXPECT_EQ(seen(fill, Action::initialize, Role::states), filled) << seed;
-    const Plan read = build_read(problem.workload, problem.placement, problem.options, 0, blocks);
+    const Plan read =
+        build_read(with_program(problem.workload), problem.placement, problem.options, 0, blocks);
     EXPECT_EQ(seen(read, Action::read, Role::weights), weights) << seed;
     EXPECT_EQ(seen(read, Action::read, Role::states), states) << seed;
     EXPECT_EQ(fill.bytes_on(Lane::writeback), schedule.bytes(Tier::nvme)) << seed;
@@ -165,7 +169,7 @@ TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrderWithoutZerosOfThe
 
 TEST(Builder, AFillMakesTheStatesOfABlockWhileThoseOfTheBlockBeforeAreWritten) {
   const Problem problem = uniform(4, 1, Tier::nvme, Tier::nvme);
-  const Plan fill = build_fill(problem.workload, problem.placement, problem.options);
+  const Plan fill = build_fill(with_program(problem.workload), problem.placement, problem.options);
   const auto last = [&](Action action, std::uint32_t block) {
     OpId found = 0;
     for (OpId id = 0; id < fill.operations.size(); ++id) {

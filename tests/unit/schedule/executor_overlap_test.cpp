@@ -34,7 +34,7 @@ struct Pipelined {
     problem.workload.evaluation_micro_batches = 1;
     problem.placement.blocks.assign(4, {Tier::host, Tier::nvme, Tier::device});
     problem.options = {};
-    schedule = build(problem.workload, problem.placement, problem.options);
+    schedule = build(with_program(problem.workload), problem.placement, problem.options);
   }
 };
 
@@ -158,7 +158,8 @@ TEST(Executor, AnExecutorThatIsGivenUpFinishesOnlyWhatHasBegun) {
 TEST(Executor, ShowsEveryOperationOnceInAnOrderThatItsEdgesAllow) {
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     const Problem problem = random_problem(seed);
-    const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+    const Schedule schedule =
+        build(with_program(problem.workload), problem.placement, problem.options);
     const auto runs = random_runs(problem, schedule, seed, 5);
     std::vector<Span> spans;
     const auto nothing = [](const Operation&, std::uint64_t) {};

@@ -127,7 +127,8 @@ template <class Execute>
 void expect_serial_results(Execute execute) {
   for (std::uint64_t seed = 0; seed < 25; ++seed) {
     const Problem problem = random_problem(seed);
-    const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+    const Schedule schedule =
+        build(with_program(problem.workload), problem.placement, problem.options);
     const auto runs = random_runs(problem, schedule, seed, 6);
     const auto expected = serial_result(schedule, runs.runs);
     const auto run = [&](const ExecutorOptions& options, bool patient) {

@@ -30,7 +30,8 @@ Case random_case(std::uint64_t seed) {
                  : seed % 8 == 5 ? random_evaluation(seed)
                                  : random_problem(seed);
   add_codes(made.problem.workload, seed);
-  made.schedule = build(made.problem.workload, made.problem.placement, made.problem.options);
+  made.schedule =
+      build(with_program(made.problem.workload), made.problem.placement, made.problem.options);
   made.sequence = random_runs(made.problem, made.schedule, seed, kRuns);
   return made;
 }
@@ -81,7 +82,8 @@ TEST(EverySchedule, ReturnsEveryLeaseAndStaysWithinItsLedger) {
 TEST(EverySchedule, ForEvaluationHasOnlyWhatItsEvaluationUses) {
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     const Problem problem = random_evaluation(seed);
-    const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+    const Schedule schedule =
+        build(with_program(problem.workload), problem.placement, problem.options);
     std::set<BufferId> used;
     for (const Operation& op : schedule.evaluation.operations) {
       for (const Use& use : op.uses) used.insert(use.buffer);
@@ -102,9 +104,10 @@ TEST(EverySchedule, ForEvaluationHasOnlyWhatItsEvaluationUses) {
 TEST(EverySchedule, ForEvaluationRefusesToPlaceMoreThanWeights) {
   Problem problem = random_evaluation(1);
   problem.placement.blocks.back().optimizer = Tier::host;
-  EXPECT_THROW(build(problem.workload, problem.placement, problem.options), Error);
+  EXPECT_THROW(build(with_program(problem.workload), problem.placement, problem.options), Error);
   problem.placement.blocks.back().optimizer = Tier::device;
-  EXPECT_THROW(build_partial_step(problem.workload, problem.placement, problem.options, 1, false),
+  EXPECT_THROW(build_partial_step(with_program(problem.workload), problem.placement,
+                                  problem.options, 1, false),
                Error);
 }
 

@@ -12,6 +12,8 @@
 
 #include "ballast/schedule/build.h"
 
+#include "tests/support/with_program.h"
+
 namespace ballast::schedule {
 
 /// Random numbers from a seed.
@@ -284,13 +286,14 @@ inline RunSequence random_runs(const Problem& problem, const Schedule& schedule,
     sequence.runs.push_back(&sequence.partial.back());
   };
   const auto blocks = static_cast<std::uint32_t>(problem.workload.blocks.size());
-  add(build_fill(problem.workload, problem.placement, problem.options));
+  add(build_fill(with_program(problem.workload), problem.placement, problem.options));
   while (sequence.runs.size() <= count) {
     const bool trains = problem.options.purpose == Purpose::training;
     const auto what = trains ? dice.pick(0, 6) : 6 * dice.pick(0, 1);
     if (what == 6) {
       flush();
-      add(build_read(problem.workload, problem.placement, problem.options, 0, blocks));
+      add(build_read(with_program(problem.workload), problem.placement, problem.options, 0,
+                     blocks));
       continue;
     }
     if (what == 0) {
@@ -300,7 +303,7 @@ inline RunSequence random_runs(const Problem& problem, const Schedule& schedule,
     }
     if (what == 1) flush();
     if (what == 2) {
-      add(build_partial_step(problem.workload, problem.placement, problem.options,
+      add(build_partial_step(with_program(problem.workload), problem.placement, problem.options,
                              dice.pick32(1, problem.workload.micro_batches), waiting));
     } else {
       sequence.runs.push_back(waiting || !schedule.steady.leaves_updates ? &schedule.steady

@@ -80,7 +80,8 @@ Alone alone(const Plan& plan, const Schedule& schedule, const Rates& rates) {
 TEST(Simulator, AStepIsNeverShorterThanItsPathsNorLongerThanSerial) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     const Problem problem = random_problem(seed);
-    const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+    const Schedule schedule =
+        build(with_program(problem.workload), problem.placement, problem.options);
     const Rates rates = random_rates(seed);
     const Prediction prediction = simulate(schedule, rates, kOneRun);
     const Alone limits = alone(schedule.first, schedule, rates);
@@ -95,7 +96,8 @@ TEST(Simulator, AStepIsNeverShorterThanItsPathsNorLongerThanSerial) {
 TEST(Simulator, EveryOperationRunsOnceInLaneOrderAndBehindWhatItFollows) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     const Problem problem = random_problem(seed);
-    const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+    const Schedule schedule =
+        build(with_program(problem.workload), problem.placement, problem.options);
     const Prediction prediction =
         simulate(schedule, random_rates(seed), {.warm_up = 0, .timeline = true});
     std::map<std::pair<std::uint64_t, OpId>, Span> spans;
@@ -127,7 +129,8 @@ TEST(Simulator, EveryOperationRunsOnceInLaneOrderAndBehindWhatItFollows) {
 TEST(Simulator, TheSameArgumentsGiveTheSameBits) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const Problem problem = random_problem(seed);
-    const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+    const Schedule schedule =
+        build(with_program(problem.workload), problem.placement, problem.options);
     const auto run = [&] { return simulate(schedule, random_rates(seed)); };
     const Prediction one = run();
     const Prediction two = run();
@@ -140,7 +143,8 @@ TEST(Simulator, TheSameArgumentsGiveTheSameBits) {
 TEST(Simulator, BusyAndStalledTimeFitIntoAStep) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     const Problem problem = random_problem(seed);
-    const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+    const Schedule schedule =
+        build(with_program(problem.workload), problem.placement, problem.options);
     const Prediction prediction = simulate(schedule, random_rates(seed));
     for (const Lane lane : kLanes) {
       const double used = at(prediction.busy_seconds, lane) + at(prediction.stalled_seconds, lane);
@@ -191,7 +195,8 @@ Problem a_trillion_parameters(std::uint32_t micro_batches) {
 
 TEST(Simulator, APlanForATrillionParametersOn64NodesSimulates) {
   const Problem problem = a_trillion_parameters(8);
-  const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+  const Schedule schedule =
+      build(with_program(problem.workload), problem.placement, problem.options);
   Rates rates = unit_rates();
   rates.forward = rates.backward = rates.head = {{2048.0, 400e12}};
   rates.device_memory_per_second = 2e12;

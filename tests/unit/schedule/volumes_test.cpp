@@ -362,7 +362,8 @@ Volumes volumes_of(const Plan& plan) {
 TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
   for (std::uint64_t seed = 0; seed < 2000; ++seed) {
     const Problem problem = random_problem(seed);
-    const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+    const Schedule schedule =
+        build(with_program(problem.workload), problem.placement, problem.options);
     const bool gated = problem.options.update == Update::gated;
     const std::uint32_t all = problem.workload.micro_batches;
     const std::uint32_t some = 1 + static_cast<std::uint32_t>(seed) % all;
@@ -378,8 +379,8 @@ TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
       speculates = speculates || (trained && blocks[b].speculates);
     }
     ASSERT_EQ(volumes_of(schedule.rollback), speculates ? counter().rollback() : Volumes{}) << seed;
-    const Plan partial = build_partial_step(problem.workload, problem.placement, problem.options,
-                                            some, seed % 2 == 0);
+    const Plan partial = build_partial_step(with_program(problem.workload), problem.placement,
+                                            problem.options, some, seed % 2 == 0);
     ASSERT_EQ(volumes_of(partial), counter().training_step(some, gated && seed % 2 == 0)) << seed;
   }
 }
@@ -401,7 +402,8 @@ TEST(Volumes, BetweenRanksAreThoseOfTheZeroPaper) {
     for (std::uint32_t stage = 0; stage <= 3; ++stage) {
       for (const Tier optimizer : kTiers) {
         const Problem problem = uniform(world, stage, optimizer);
-        const Plan plan = build(problem.workload, problem.placement, problem.options).steady;
+        const Plan plan =
+            build(with_program(problem.workload), problem.placement, problem.options).steady;
         // Psi: all weights in the training type, of which a rank already has its own shard.
         const Bytes psi = 8 * problem.workload.blocks[0].weight_bytes;
         const Bytes once = psi - psi / world;
@@ -424,9 +426,11 @@ TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
       constexpr Bytes kElements = 64 * 4096;  // of each rank's shard: its scales are a page
       for (BlockWork& block : problem.workload.blocks) block.weight_bytes = 4 * width * kElements;
       for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
-      const Plan exact = build(problem.workload, problem.placement, problem.options).steady;
+      const Plan exact =
+          build(with_program(problem.workload), problem.placement, problem.options).steady;
       problem.workload.coded_weight = width;
-      const Plan coded = build(problem.workload, problem.placement, problem.options).steady;
+      const Plan coded =
+          build(with_program(problem.workload), problem.placement, problem.options).steady;
       const Bytes gathers = exact.bytes_on(Lane::gather) / (3 * width * kElements);
       EXPECT_EQ(gathers, 13U);
       EXPECT_EQ(coded.bytes_on(Lane::gather), gathers * 3 * (kElements + kElements / 256 * 4));
@@ -443,7 +447,8 @@ TEST(Volumes, OfWeightsSplitInGroupsLeaveTheGroupOnlyBehindTheUpdate) {
       Problem problem = uniform(8, 3, tier);
       problem.workload.weight_ranks = group;
       for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
-      const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+      const Schedule schedule =
+          build(with_program(problem.workload), problem.placement, problem.options);
       const Bytes whole = problem.workload.blocks[0].weight_bytes;
       Bytes inside = 0;
       Bytes across = 0;
@@ -471,7 +476,8 @@ TEST(Volumes, OfBlocksThatStayWholeInStageThreeAreThoseOfStageTwo) {
     Problem problem = uniform(4, 3, optimizer);
     for (const std::size_t whole : {0U, 3U, 4U, 7U})
       problem.workload.blocks[whole].keeps_whole = true;
-    const Plan plan = build(problem.workload, problem.placement, problem.options).steady;
+    const Plan plan =
+        build(with_program(problem.workload), problem.placement, problem.options).steady;
     // One gather for the update instead of one each before the forward and the backward pass. Among
     // the others, the last two are still there when the backward pass begins.
     const Bytes once = problem.workload.blocks[0].weight_bytes / 4 * 3;

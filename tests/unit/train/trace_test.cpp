@@ -35,7 +35,7 @@ struct Recorded {
 
   explicit Recorded(std::uint64_t seed)
       : problem(schedule::random_problem(seed)),
-        schedule(build(problem.workload, problem.placement, problem.options)),
+        schedule(build(with_program(problem.workload), problem.placement, problem.options)),
         sequence(random_runs(problem, schedule, seed, 4)) {
     for (Span span : schedule::fake_spans(sequence.runs, seed, true)) {
       span.start = 0.25 + span.start * 1e-6;
@@ -232,7 +232,7 @@ TEST(Trace, CountsLateUpdatesToTheStepThatTheyBelongTo) {
   for (auto& block : problem.placement.blocks) block.speculates = false;
   Recorded recorded(4);
   recorded.problem = problem;
-  recorded.schedule = build(problem.workload, problem.placement, problem.options);
+  recorded.schedule = build(with_program(problem.workload), problem.placement, problem.options);
   const auto& plans = recorded.schedule;
   recorded.sequence.runs = {&plans.first, &plans.steady, &plans.flush, &plans.evaluation,
                             &plans.first};

@@ -1,4 +1,4 @@
-#include "src/schedule/arguments.h"
+#include "src/step/arguments.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 
 #include "ballast/core/error.h"
 
-namespace ballast::schedule {
+namespace ballast::step {
 
 void refuse_arguments(const std::string& message) {
   throw Error(ErrorCategory::config, "schedule: " + message);
@@ -89,4 +89,4 @@ void check_arguments(const Workload& workload, const Placement& placement, const
   check_purpose(workload, placement, options);
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

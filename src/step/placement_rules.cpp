@@ -1,35 +1,10 @@
-#include "src/schedule/placement_rules.h"
+#include "src/step/placement_rules.h"
 
 #include <algorithm>
 
 #include "ballast/schedule/rank_sizes.h"
 
-namespace ballast::schedule {
-
-bool written_in_background(const Placement& placement, std::uint64_t kept) {
-  const auto is_used = [&](Tier tier) {
-    return std::any_of(placement.blocks.begin(), placement.blocks.end(), [tier](const auto& block) {
-      return block.weights == tier || block.optimizer == tier;
-    });
-  };
-  return is_used(Tier::host) && (kept > 1 || !is_used(Tier::nvme));
-}
-
-bool in_one_pass(const Workload& workload, const Placement& placement) {
-  if (workload.vocabulary_tiles == 1) return true;
-  if (!placement.blocks[workload.head()].keeps_intermediates) return false;
-  const RankSizes sizes(workload);
-  for (std::uint32_t t = 0; t < workload.vocabulary_tiles; ++t) {
-    const std::uint32_t block = workload.block_of_tile(t);
-    if (placement.blocks[block].weights != Tier::device || sizes.splits_weights(block))
-      return false;
-  }
-  return true;
-}
-
-bool input_leaves(const Workload& workload, const Placement& placement, std::uint32_t block) {
-  return workload.places_input(block) && placement.blocks[block].activations != Tier::device;
-}
+namespace ballast::step {
 
 bool splits_home(const Workload& workload, const Placement& placement, const Options& options,
                  std::uint32_t block) {
@@ -46,12 +21,6 @@ bool swaps_gradient(const Workload& workload, const Placement& placement, std::u
   const BlockPlacement& place = placement.blocks[block];
   return !workload.blocks[block].is_frozen() && place.optimizer != Tier::device &&
          place.gradients == Tier::nvme;
-}
-
-bool keeps_intermediates(const Workload& workload, const Placement& placement,
-                         std::uint32_t block) {
-  return workload.has_intermediates(block) && !workload.is_part_of_layer(block) &&
-         workload.is_layer(block) && placement.blocks[block].keeps_intermediates;
 }
 
 UpdatedIn update_pass(const Placement& placement, const Options& options, std::uint32_t block) {
@@ -73,12 +42,8 @@ std::vector<SwappedStates> swapped_states(const Workload& workload, const Placem
   return swapped;
 }
 
-Bytes swapped_input_bytes(const Workload& workload) {
-  return round_up(workload.activation_bytes, kPage);
-}
-
 Bytes swapped_gradient_bytes(const Workload& workload, std::uint32_t block) {
   return round_up(RankSizes(workload).updated_gradient(block), kPage);
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

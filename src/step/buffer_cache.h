@@ -7,12 +7,14 @@
 
 #include "ballast/schedule/plan.h"
 
-namespace ballast::schedule {
+#include "src/step/plan_types.h"
+
+namespace ballast::step {
 
 /// Hands out buffers in turn.
-class Ring {
+class RoundRobin {
  public:
-  explicit Ring(const std::vector<BufferId>& buffers) : buffers_(buffers) {}
+  explicit RoundRobin(const std::vector<BufferId>& buffers) : buffers_(buffers) {}
   BufferId next() { return buffers_[position_++ % buffers_.size()]; }
 
  private:
@@ -22,9 +24,9 @@ class Ring {
 
 /// An LRU cache of buffers for data of blocks in transit: the least recently used one is taken for
 /// the next block, and a block that is still there is not moved again.
-class Passage {
+class BufferCache {
  public:
-  explicit Passage(const std::vector<BufferId>& buffers) {
+  explicit BufferCache(const std::vector<BufferId>& buffers) {
     slots_.reserve(buffers.size());
     for (const BufferId id : buffers) slots_.push_back({id, kEmpty, {}});
   }
@@ -70,4 +72,4 @@ class Passage {
   std::vector<Slot> slots_;  ///< least recently used first
 };
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

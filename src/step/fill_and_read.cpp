@@ -1,10 +1,10 @@
 #include <algorithm>
 
-#include "src/schedule/movements.h"
+#include "src/step/movements.h"
 
 // The part of Movements that fills and reads weights and states outside of training steps.
 
-namespace ballast::schedule {
+namespace ballast::step {
 
 struct Movements::Home {
   Payload payload;          ///< weights or states
@@ -132,24 +132,6 @@ void Movements::fill_with_zeros(Payload payload, std::uint32_t block, BufferId s
         .uses = {{Role::target, staging, true}}});
 }
 
-void Movements::fill_activations() {
-  if (layout_.activation_staging.empty()) return;
-  const BufferId staging = activation_staging_.next();
-  const Bytes bytes = swapped_input_bytes(work_);
-  bool zero = false;
-  for (std::uint32_t block = 1; block < layout_.input_home.size(); ++block) {
-    const auto& homes = layout_.input_home[block];
-    for (std::uint32_t micro = 0; micro < homes.size(); ++micro) {
-      if (layout_.buffers[homes[micro]].tier != Tier::nvme) continue;
-      if (!std::exchange(zero, true)) {
-        fill_with_zeros(Payload::value, block, staging, bytes);
-      }
-      move_value(Action::writeback, MovedValue::activation, block, micro, staging, homes[micro],
-                 bytes);
-    }
-  }
-}
-
 void Movements::fill_gradients() {
   BufferId staging = kNoBuffer;
   for (std::uint32_t block = 0; block < layout_.gradient.size(); ++block) {
@@ -200,4 +182,4 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
   }
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

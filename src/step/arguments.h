@@ -4,7 +4,9 @@
 
 #include "ballast/schedule/build.h"
 
-namespace ballast::schedule {
+#include "src/step/plan_types.h"
+
+namespace ballast::step {
 
 /// Throws Error(config) for what build() refuses.
 void check_arguments(const Workload& workload, const Placement& placement, const Options& options);
@@ -12,4 +14,4 @@ void check_arguments(const Workload& workload, const Placement& placement, const
 void check_trains(const Options& options);
 [[noreturn]] void refuse_arguments(const std::string& message);
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

@@ -11,13 +11,17 @@
 
 #include "ballast/schedule/plan.h"
 
-namespace ballast::schedule {
+#include "src/step/plan_types.h"
+
+namespace ballast::step {
 
 /// A list of buffers in the making: each by itself, or one for all of a tier and kind when only
 /// their sums are of interest.
 class BufferList {
  public:
   explicit BufferList(bool merges) : merges_(merges) {}
+
+  [[nodiscard]] bool merges() const { return merges_; }
 
   /// If buffers are merged: the one of a tier and kind, or kNoBuffer.
   [[nodiscard]] BufferId merged(Tier tier, Kind kind) const {
@@ -77,4 +81,4 @@ class BufferList {
   std::array<std::array<BufferId, kKinds>, kTiers.size()> merged_ = none();
 };
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

@@ -11,11 +11,12 @@
 #include "ballast/schedule/build.h"
 #include "ballast/schedule/rank_sizes.h"
 
-#include "src/schedule/buffer_list.h"
-#include "src/schedule/layout.h"
-#include "src/schedule/placement_rules.h"
+#include "src/step/buffer_list.h"
+#include "src/step/layout.h"
+#include "src/step/placement_rules.h"
+#include "src/step/plan_types.h"
 
-namespace ballast::schedule {
+namespace ballast::step {
 
 /// A layout in the making, of which this class knows the homes of weights and states, what a
 /// rollback needs of them, and what checkpoints keep on NVMe.
@@ -181,4 +182,4 @@ class HomeList : protected BufferList {
   }
 };
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

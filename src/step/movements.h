@@ -9,17 +9,17 @@
 #include <vector>
 
 #include "ballast/schedule/build.h"
-#include "ballast/schedule/labels.h"
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/schedule/emitter.h"
-#include "src/schedule/layout.h"
-#include "src/schedule/passage.h"
+#include "src/step/buffer_cache.h"
+#include "src/step/layout.h"
+#include "src/step/plan_types.h"
 
-namespace ballast::schedule {
+namespace ballast::step {
 
-/// Emits the operations that move weights, states, gradients and activations between their homes
-/// and the places where the passes and updates need them.
+/// Emits the operations that move weights, states and gradients between their homes and the
+/// places where the passes and updates need them.
 class Movements {
  public:
   Movements(std::string name, const Workload& workload, const Placement& placement,
@@ -27,12 +27,6 @@ class Movements {
 
   /// Adds `operation` (without lane and edges) and returns its id.
   OpId emit(Operation operation) { return emitter_.emit(std::move(operation)); }
-  /// Adds a pass of the trained model.
-  void compute(model::Kernel kernel, std::uint32_t block, std::uint32_t micro,
-               std::vector<Use> uses, double flops, Bytes traffic = 0);
-  /// Adds a movement of a value of one micro-batch.
-  void move_value(Action action, MovedValue value, std::uint32_t block, std::uint32_t micro,
-                  BufferId from, BufferId to, Bytes bytes);
   Plan finish() { return emitter_.finish(); }
 
   /// From here on, weights are needed for passes of the micro-batches from `first` on.
@@ -49,47 +43,21 @@ class Movements {
   void add_condition(Operation& operation, Condition condition,
                      std::optional<Condition> unless = {}) const;
 
-  void upload_batch(std::uint32_t micro);
-  /// The place of a micro-batch among those that pass a block together, which have buffers of their
-  /// own.
-  [[nodiscard]] std::uint32_t place_among(std::uint32_t micro) const {
-    return options_.order == Order::layer_major ? micro : 0;
-  }
-
   /// The device buffer with the whole weights of `block`, decoded if they are codes; moves them
   /// there if necessary.
   BufferId weights_on_device(std::uint32_t block) {
     return weights_on_device(block, for_pass(block));
   }
-  struct Range {
-    std::uint32_t begin = 0;
-    std::uint32_t end = 0;
-  };
-  /// The experts behind the router `block` that have buffers for weights that move before it has
-  /// chosen; none behind other blocks.
-  [[nodiscard]] Range experts_ahead(std::uint32_t block) const;
-  /// Moves the weights of an expert to the device if it had rows in the micro-batch or step before.
-  void prefetch_expert(std::uint32_t block);
+  /// The blocks that compute rows of `routing` and have buffers for weights that move before
+  /// `router` has chosen.
+  [[nodiscard]] ValueTable::Blocks blocks_ahead(std::uint32_t router, model::ValueId routing) const;
+  /// Moves weights to the device if their block had rows in the micro-batch or step before.
+  void prefetch(std::uint32_t block);
 
-  /// The buffer that keeps the intermediates of `block` for its backward pass, or kNoBuffer.
-  [[nodiscard]] BufferId intermediates(std::uint32_t block, std::uint32_t micro) const;
-  /// The buffer for the input of `block` (>= 1) in the forward pass: its home, or one in transit.
-  BufferId place_for_input(std::uint32_t block, std::uint32_t micro);
-  /// Offloads the input of `block` from `place` if its home is not on the device.
-  void store_input(std::uint32_t block, std::uint32_t micro, BufferId place);
-  /// The input of `block` on the device again, where it stays until that of another block is asked
-  /// for.
-  BufferId input_for_backward(std::uint32_t block, std::uint32_t micro);
-  [[nodiscard]] bool keeps_input(std::uint32_t block) const {
-    return place_.blocks[block].keeps_intermediates;
-  }
-
-  /// Adds the sums of the gradient of `block` to what an operation uses; nothing if it is frozen.
-  void use_accumulator(std::vector<Use>& uses, std::uint32_t block) const;
   /// Packs the finished gradient of `block`, reduces it over the ranks and moves it to the memory
   /// where the update reads it; copies its statistics to the host.
   void deliver_gradient(std::uint32_t block);
-  /// Copies the losses to the host and emits the gate, in training with all statistics.
+  /// Emits the gate, in training with all statistics.
   OpId gate(bool training);
 
   /// Number of sub-groups on NVMe, the first to be updated in `pass`, whose states are fetched
@@ -119,10 +87,10 @@ class Movements {
   /// Initializes the weights and, for training, the states of `block` on the host and moves them to
   /// their homes.
   void fill(std::uint32_t block, Homes homes);
-  /// Writes zeros to the NVMe homes of activations, so that later writes only overwrite.
-  void fill_activations();
-  /// The same for homes of gradients.
+  /// Writes zeros to the NVMe homes of gradients, so that later writes only overwrite.
   void fill_gradients();
+  /// Fills a staging buffer with zeros.
+  void fill_with_zeros(Payload payload, std::uint32_t block, BufferId staging, Bytes bytes);
   /// Copies the same to the host and reads it there.
   void read(std::uint32_t block, Homes homes);
 
@@ -148,10 +116,10 @@ class Movements {
   };
   void copy_weights(Action action, std::uint32_t block, const Copy& copy);
   /// Brings all weights that a rank keeps to a place that lacks them.
-  void bring_weights(const Passage::Taken& place, Action action, std::uint32_t block, BufferId from,
-                     Condition when);
-  void bring_frozen(const Passage::Taken& place, Action action, std::uint32_t block, BufferId from,
-                    Condition when);
+  void bring_weights(const BufferCache::Taken& place, Action action, std::uint32_t block,
+                     BufferId from, Condition when);
+  void bring_frozen(const BufferCache::Taken& place, Action action, std::uint32_t block,
+                    BufferId from, Condition when);
   /// Whether the trained weights of `block` have a home of their own.
   [[nodiscard]] bool splits_home(std::uint32_t block) const {
     return layout_.trained_home[block] != kNoBuffer;
@@ -212,32 +180,34 @@ class Movements {
   void for_homes(std::uint32_t block, Homes homes, Handle handle) const;
   void emit_piece(Action action, std::uint32_t block, const Home& home, Bytes offset, Bytes bytes,
                   std::vector<Use> uses);
-  void fill_with_zeros(Payload payload, std::uint32_t block, BufferId staging, Bytes bytes);
   BufferId staging_of(std::uint32_t block, const Home& home);
   void fill_home(std::uint32_t block, const Home& home);
   void read_home(std::uint32_t block, const Home& home);
 
+  /// Rows that the block computes; null if they do not depend on a router.
+  [[nodiscard]] const model::RowCount* rows_of(std::uint32_t block) const {
+    const auto& rows = program_.blocks[block].rows;
+    return rows ? &*rows : nullptr;
+  }
+
   const Workload& work_;
+  const model::StepProgram& program_;
   const Placement& place_;
   const Options& options_;
   const Layout& layout_;
   RankSizes rank_;
-  Emitter emitter_;
-  Passage slots_;
-  Passage share_slots_;
-  Passage decoded_;
-  Passage weight_staging_;
-  Ring gradient_slots_;
-  Ring activation_slots_;
-  Ring activation_staging_;
-  Ring gradient_staging_;
+  schedule::Emitter emitter_;
+  BufferCache slots_;
+  BufferCache share_slots_;
+  BufferCache decoded_;
+  BufferCache weight_staging_;
+  RoundRobin gradient_slots_;
+  RoundRobin gradient_staging_;
   std::uint32_t passing_ = 0;       ///< the first of the micro-batches that pass together
   BufferId delivered_ = kNoBuffer;  ///< the last gradient in host memory
-  /// By micro-batch: the last input that was uploaded for the backward pass, and its block.
-  std::vector<std::pair<std::uint32_t, BufferId>> uploaded_;
   std::array<Swapped, 2> swapped_;  ///< by pass
   /// By block: the place of its first sub-group among those of its pass.
   std::vector<std::size_t> ordinal_;
 };
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

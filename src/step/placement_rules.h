@@ -5,16 +5,11 @@
 
 #include "ballast/schedule/placement.h"
 
-namespace ballast::schedule {
+#include "src/step/plan_types.h"
+
+namespace ballast::step {
 
 // What follows from a placement for the buffers and operations of its blocks.
-
-/// Whether the input of `block` leaves the device between forward and backward. The head's input
-/// never does: it is consumed at once.
-bool input_leaves(const Workload& workload, const Placement& placement, std::uint32_t block);
-
-/// Of a layer in one piece.
-bool keeps_intermediates(const Workload& workload, const Placement& placement, std::uint32_t block);
 
 /// Whether the trained weights of `block` have a home of their own beside that of the frozen ones
 /// behind them, which is on NVMe and never written again. The two are RankSizes::updated_by_all()
@@ -46,9 +41,7 @@ struct SwappedStates {
 std::vector<SwappedStates> swapped_states(const Workload& workload, const Placement& placement,
                                           const Options& options, UpdatedIn pass);
 
-/// Bytes of a block's input on NVMe, in whole pages.
-Bytes swapped_input_bytes(const Workload& workload);
-/// The same for what this rank keeps of the gradient of `block`.
+/// Bytes on NVMe, in whole pages, of what this rank keeps of the gradient of `block`.
 Bytes swapped_gradient_bytes(const Workload& workload, std::uint32_t block);
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/schedule/movements.h"
+#include "src/step/movements.h"
 
 // The part of Movements that brings states, weights and gradients together for an update.
 
-namespace ballast::schedule {
+namespace ballast::step {
 
 std::size_t Movements::slot_of(const Swapped& group, std::size_t ordinal) const {
   return (group.first_slot + ordinal) % layout_.state_staging.size();
@@ -16,7 +16,7 @@ BufferId Movements::state_slot(std::uint32_t block, std::uint32_t group) const {
 }
 
 UpdatedIn Movements::update_pass(std::uint32_t block) const {
-  return schedule::update_pass(place_, options_, block);
+  return step::update_pass(place_, options_, block);
 }
 
 std::uint32_t Movements::states_ahead(UpdatedIn pass) const {
@@ -243,7 +243,7 @@ void Movements::return_weights(std::uint32_t block, BufferId updated, std::uint3
   const bool borrowed = at(block).weights == Tier::device;
   if (!borrowed && !rank_.updates_shard(block)) return;
   const Condition when = for_update(block, lag);
-  Passage& slots = rank_.splits_weights(block) ? share_slots_ : slots_;
+  BufferCache& slots = rank_.splits_weights(block) ? share_slots_ : slots_;
   const BufferId device = borrowed ? layout_.weight_home[block] : slots.take(block, when).buffer;
   copy_weights(Action::upload, block,
                {.from = {.buffer = updated, .shard = rank_.updates_shard(block) && !borrowed},
@@ -305,4 +305,4 @@ void Movements::writeback(Operation writing, Condition when) {
   emit(std::move(writing));
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

@@ -1,0 +1,117 @@
+#include <utility>
+
+#include "src/step/movements.h"
+
+// The part of Movements that takes complete gradients to their updates.
+
+namespace ballast::step {
+
+void Movements::emit_if_used(Operation operation) {
+  add_condition(operation, for_gradient(operation.block));
+  emit(std::move(operation));
+}
+
+void Movements::deliver_gradient(std::uint32_t block) {
+  const std::vector<model::SumId>& sums = work_.values->sums_of(block);
+  if (sums.empty()) return;
+  const bool on_device = at(block).optimizer == Tier::device;
+  const BufferId home = layout_.gradient[block];
+  BufferId packed = on_device && !rank_.splits_gradients(block) ? home : gradient_slots_.next();
+  std::vector<Use> uses = {{Role::target, packed, true}};
+  const Use statistics = {Role::statistics, layout_.statistics_device[block], true};
+  // With several ranks, reduce_gradient() computes the statistics of the sum.
+  if (!rank_.several(block)) uses.push_back(statistics);
+  Bytes traffic = work_.blocks[block].gradient_bytes;
+  for (const model::SumId sum : sums) {
+    const Role role = sum == sums.front() ? Role::source : Role::added_gradient;
+    uses.push_back({role, layout_.values.sums[sum], false});
+    traffic += program_.sums[sum].bytes;
+  }
+  // An update on the device reads the gradient there.
+  emit_if_used({.action = Action::pack,
+                .payload = Payload::gradient,
+                .block = block,
+                .clears_when_idle = on_device,
+                .traffic = traffic,
+                .uses = std::move(uses)});
+  if (rank_.several(block)) packed = reduce_gradient(block, packed);
+  if (!on_device) {
+    const bool swaps = swaps_gradient(work_, place_, block);
+    delivered_ = swaps ? gradient_staging_.next() : home;
+    emit_if_used({.action = Action::offload,
+                  .payload = Payload::gradient,
+                  .block = block,
+                  .clears_when_idle = true,
+                  .bytes = rank_.updated_gradient(block),
+                  .uses = {{Role::source, packed, false, rank_.splits_states(block)},
+                           {Role::target, delivered_, true}}});
+    if (swaps && home != kNoBuffer) {
+      emit_if_used({.action = Action::writeback,
+                    .payload = Payload::gradient,
+                    .block = block,
+                    .bytes = swapped_gradient_bytes(work_, block),
+                    .uses = {{Role::source, delivered_, false}, {Role::target, home, true}}});
+    }
+  }
+  emit_if_used({.action = Action::offload,
+                .payload = Payload::statistics,
+                .block = block,
+                .clears_when_idle = true,
+                .bytes = work_.statistics_bytes,
+                .uses = {{Role::source, layout_.statistics_device[block], false},
+                         {Role::target, layout_.statistics_host[block], true}}});
+}
+
+BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
+  const BufferId home = layout_.gradient[block];
+  if (!swaps_gradient(work_, place_, block)) return home;
+  if (lag == 0) return delivered_;
+  const BufferId staging = gradient_staging_.next();
+  Operation fetch = {.action = Action::fetch,
+                     .payload = Payload::gradient,
+                     .block = block,
+                     .lag = lag,
+                     .clears_when_idle = true,
+                     .bytes = swapped_gradient_bytes(work_, block),
+                     .uses = {{Role::source, home, false}, {Role::target, staging, true}}};
+  add_condition(fetch, for_gradient(block, lag));
+  emit(std::move(fetch));
+  return staging;
+}
+
+/// Sums `packed` over the ranks, in place unless its home on the device holds only this rank's
+/// shard. Returns the buffer with the sum.
+BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
+  const bool moves = at(block).optimizer == Tier::device && rank_.splits_gradients(block);
+  const BufferId reduced = moves ? layout_.gradient[block] : packed;
+  std::vector<Use> uses = {{Role::target, reduced, true, !moves && rank_.splits_states(block)},
+                           {Role::statistics, layout_.statistics_device[block], true},
+                           {Role::scratch, layout_.arriving, true}};
+  if (moves) uses.push_back({Role::source, packed, false});
+  // An all-reduce is a reduce-scatter and an all-gather.
+  const Bytes once = rank_.exchanged(rank_.whole_gradient(block));
+  // In place, the packing has already cleared it.
+  emit_if_used({.action = Action::reduce,
+                .payload = Payload::gradient,
+                .block = block,
+                .clears_when_idle = moves,
+                .bytes = rank_.splits_states(block) ? once : 2 * once,
+                .uses = std::move(uses)});
+  return reduced;
+}
+
+OpId Movements::gate(bool training) {
+  std::vector<Use> uses = {{Role::losses, layout_.values.report_on_host, false},
+                           {Role::decision, layout_.verdict, true}};
+  if (training) {
+    for (const BufferId id : layout_.statistics_host) {
+      if (id != kNoBuffer) uses.push_back({Role::statistics, id, false});
+    }
+    for (const model::ValueId value : work_.values->values().counts) {
+      uses.push_back({Role::counts, layout_.values.counts[value], false});
+    }
+  }
+  return emit({.action = Action::gate, .uses = std::move(uses)});
+}
+
+}  // namespace ballast::step

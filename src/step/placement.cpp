@@ -1,0 +1,30 @@
+#include "ballast/schedule/placement.h"
+
+#include <algorithm>
+
+#include "ballast/schedule/rank_sizes.h"
+
+#include "src/step/value_slots.h"
+
+namespace ballast::schedule {
+
+bool written_in_background(const Placement& placement, std::uint64_t kept) {
+  const auto is_used = [&](Tier tier) {
+    return std::any_of(placement.blocks.begin(), placement.blocks.end(), [tier](const auto& block) {
+      return block.weights == tier || block.optimizer == tier;
+    });
+  };
+  return is_used(Tier::host) && (kept > 1 || !is_used(Tier::nvme));
+}
+
+bool in_one_pass(const Workload& workload, const Placement& placement) {
+  const std::optional<model::OnePassHead>& choice = workload.values->program().one_pass;
+  if (!choice) return true;
+  if (!placement.blocks[choice->keeper].keeps_intermediates) return false;
+  const RankSizes sizes(workload);
+  return std::all_of(choice->on_device.begin(), choice->on_device.end(), [&](model::BlockId block) {
+    return placement.blocks[block].weights == Tier::device && !sizes.splits_weights(block);
+  });
+}
+
+}  // namespace ballast::schedule

@@ -1,0 +1,112 @@
+#include "src/step/step_writer.h"
+
+// The story of a step. What a model computes is a list of stops (model/step_program.h); this file
+// brings a stop's data to it and takes its results away.
+
+namespace ballast::step {
+
+Plan StepWriter::training_step(bool applies_updates) {
+  // A step after another gated step begins with the updates that the other one has left.
+  applies_updates_ = applies_updates && leaves_updates();
+  if (!applies_updates_) move_.omit_updates_of_forward();
+
+  const std::vector<const Stop*> stops = stops_of(program_.training, question_.form);
+  values_.store_along(stops);
+  for (std::uint32_t m = 0; m < micro_batches_; ++m) values_.upload_inputs(m);
+  // With one micro-batch at a time, the sums of all blocks are open at once.
+  if (!together()) clear_all_sums();
+
+  for (const Group& group : groups()) {
+    begin(group);
+    for (const Stop* stop : stops) {
+      values_.begin(*stop);
+      // Updates of the step before precede the first pass through their block.
+      arrive(*stop, group);
+      // Weights that the stop's routers may ask for move before the routers have chosen.
+      prefetch(*stop);
+      // The backward pass reads values that nobody has kept.
+      recompute(*stop, group);
+      // The first pass that adds to a sum finds it empty.
+      if (together()) clear_sums(*stop);
+
+      compute(*stop, group);
+
+      // Complete gradients go to the memory where their update reads them.
+      if (!group.last) continue;
+      for (const BlockId block : stop->finishes) finish(block);
+    }
+  }
+  // The host learns losses and the norm of all gradients, and decides about the updates.
+  values_.offload_report();
+  const OpId gate = move_.gate(true);
+
+  Plan plan = move_.finish();
+  plan.gate = gate;
+  plan.first_head = first_head_;
+  plan.last_head = last_head_;
+  plan.applies_updates = applies_updates_;
+  plan.leaves_updates = leaves_updates();
+  return plan;
+}
+
+Plan StepWriter::evaluation() {
+  for (std::uint32_t m = 0; m < micro_batches_; ++m) values_.upload_inputs(m);
+  for (const Group& group : groups()) {
+    begin(group);
+    for (const Stop* stop : stops_of(program_.evaluation, model::HeadForm::visits)) {
+      values_.begin(*stop);
+      compute(*stop, group);
+    }
+  }
+  values_.offload_report();
+  const OpId done = move_.gate(false);
+
+  Plan plan = move_.finish();
+  plan.gate = done;
+  return plan;
+}
+
+/// The updates that a gated step has left, without a step.
+Plan StepWriter::flush() {
+  for (BlockId b = 0; b < blocks(); ++b) {
+    if (is_updated_in_forward(b)) move_.update(b, 1);
+  }
+  Plan plan = move_.finish();
+  plan.applies_updates = true;
+  return plan;
+}
+
+/// The same, and speculative updates undone and repeated as the gate has decided.
+Plan StepWriter::rollback() {
+  BlockId first = 0;
+  while (first < blocks() && !move_.speculates(first)) ++first;
+  if (first == blocks()) return {};
+  // In the order of the next forward pass, so that it may begin. States that were fetched ahead
+  // come first, because repetitions use their buffers.
+  for (const bool ahead : {true, false}) {
+    for (BlockId b = 0; b < blocks(); ++b) {
+      const bool pending = is_updated_in_forward(b);
+      if ((pending && move_.has_states_ahead(b)) != ahead) continue;
+      if (pending || move_.speculates(b)) move_.update(b, 1);
+    }
+  }
+  Plan plan = move_.finish();
+  plan.applies_updates = true;
+  return plan;
+}
+
+/// The first values of all homes.
+Plan StepWriter::fill(Homes homes) {
+  for (BlockId b = 0; b < blocks(); ++b) move_.fill(b, homes);
+  values_.fill_homes();
+  move_.fill_gradients();
+  return move_.finish();
+}
+
+/// Weights and states of some blocks pass a visitor on the host.
+Plan StepWriter::read(BlockId first, std::uint32_t count, Homes homes) {
+  for (BlockId b = first; b < first + count; ++b) move_.read(b, homes);
+  return move_.finish();
+}
+
+}  // namespace ballast::step

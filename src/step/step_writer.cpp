@@ -1,0 +1,211 @@
+#include "src/step/step_writer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ballast/schedule/labels.h"
+
+#include "src/step/ports.h"
+
+namespace ballast::step {
+
+using model::BlockId;
+using model::Operand;
+using model::OperandAccess;
+using model::OperandKind;
+using model::PassId;
+using model::Stop;
+
+namespace {
+
+std::vector<bool> blocks_that_keep(const ValueQuestion& question) {
+  std::vector<bool> keeps;
+  for (const BlockPlacement& block : question.placement.blocks) {
+    keeps.push_back(question.trains() && block.keeps_intermediates);
+  }
+  return keeps;
+}
+
+}  // namespace
+
+StepWriter::StepWriter(const std::string& name, const Workload& workload,
+                       const ValueQuestion& question, const Layout& layout,
+                       std::uint32_t micro_batches)
+    : program_(workload.values->program()),
+      question_(question),
+      layout_(layout),
+      micro_batches_(micro_batches),
+      move_(name, workload, question.placement, question.options, layout, micro_batches),
+      values_(*workload.values, question, layout.values, move_, micro_batches),
+      recomputation_(program_, blocks_that_keep(question)),
+      sum_of_(program_.blocks.size(), model::kNone),
+      cleared_(program_.blocks.size(), false),
+      ahead_of_backward_(move_.states_ahead(UpdatedIn::backward), blocks()),
+      ahead_of_forward_(move_.states_ahead(UpdatedIn::forward),
+                        blocks() - program_.first_differentiated) {
+  for (model::SumId s = 0; s < program_.sums.size(); ++s) {
+    if (program_.sums[s].clears) sum_of_[program_.sums[s].block] = s;
+  }
+}
+
+std::vector<StepWriter::Group> StepWriter::groups() const {
+  if (together()) return {{0, micro_batches_}};
+  std::vector<Group> groups;
+  for (std::uint32_t m = 0; m < micro_batches_; ++m) {
+    groups.push_back({m, m + 1, m + 1 == micro_batches_});
+  }
+  return groups;
+}
+
+void StepWriter::begin(const Group& group) {
+  move_.begin_passes(group.begin);
+  recomputation_.restart();
+  arrived_ = 0;
+  at_head_ = false;
+}
+
+/// Blocks arrive in ascending order. Those whose weights move ahead arrive before that.
+void StepWriter::arrive(const Stop& stop, const Group& group) {
+  BlockId end = ahead_of(stop).end;
+  for_operands(stop, [&](const Operand& operand) {
+    if (operand.kind == OperandKind::weights) end = std::max(end, operand.number + 1);
+  });
+  for (; arrived_ < end; ++arrived_) {
+    if (group.first() && applies_updates_ && is_updated_in_forward(arrived_)) {
+      move_.update(arrived_, 1);
+    }
+    if (group.last) fetch_states_ahead(UpdatedIn::backward, ahead_of_backward_, arrived_);
+  }
+}
+
+void StepWriter::prefetch(const Stop& stop) {
+  const auto [begin, end] = ahead_of(stop);
+  for (BlockId b = begin; b < end; ++b) move_.prefetch(b);
+}
+
+/// The blocks that compute rows of a router of `stop` and have buffers for weights that move before
+/// it has chosen.
+ValueTable::Blocks StepWriter::ahead_of(const Stop& stop) const {
+  if (!question_.options.prefetches_experts) return {};
+  for (const PassId id : stop.passes) {
+    const model::Pass& pass = program_.passes[id];
+    for (const Operand& operand : pass.operands) {
+      if (operand.port == model::Port::routing) {
+        return move_.blocks_ahead(pass.block, operand.number);
+      }
+    }
+  }
+  return {};
+}
+
+void StepWriter::recompute(const Stop& stop, const Group& group) {
+  recomputation_.before(stop, [&](const Stop& again) { compute(again, group); });
+}
+
+void StepWriter::clear_all_sums() {
+  for (BlockId b = 0; b < blocks(); ++b) {
+    if (sum_of_[b] != model::kNone) clear(b);
+  }
+}
+
+void StepWriter::clear_sums(const Stop& stop) {
+  std::vector<BlockId> begun;
+  for_operands(stop, [&](const Operand& operand) {
+    if (operand.kind != OperandKind::gradient || !program_.sums[operand.number].clears) return;
+    const BlockId block = program_.sums[operand.number].block;
+    if (!cleared_[block]) begun.push_back(block);
+    cleared_[block] = true;
+  });
+  std::sort(begun.begin(), begun.end());
+  for (const BlockId block : begun) clear(block);
+}
+
+void StepWriter::clear(BlockId block) {
+  const model::SumId sum = sum_of_[block];
+  Operation clear = {.action = Action::clear,
+                     .payload = Payload::gradient,
+                     .block = block,
+                     .traffic = program_.sums[sum].cleared,
+                     .uses = {{Role::target, layout_.values.sums[sum], true}}};
+  // With one micro-batch at a time, no router has chosen yet.
+  if (together()) move_.add_condition(clear, move_.for_gradient(block));
+  move_.emit(std::move(clear));
+}
+
+void StepWriter::compute(const Stop& stop, const Group& group) {
+  for (std::uint32_t m = group.begin; m < group.end; ++m) {
+    for (const PassId id : stop.passes) {
+      const OpId emitted = compute(id, m);
+      const model::Pass& pass = program_.passes[id];
+      // Losses of the reference alone may precede the head of the trained model.
+      const bool head = pass.block == program_.head && (pass.reference == 0 || !stop.backward);
+      if (!head || std::exchange(at_head_, true)) continue;
+      if (first_head_ == kNoOp) first_head_ = emitted;
+      last_head_ = emitted;
+    }
+  }
+}
+
+OpId StepWriter::compute(PassId id, std::uint32_t micro) {
+  const model::Pass& pass = program_.passes[id];
+  Operation operation = {.action = Action::compute,
+                         .block = pass.block,
+                         .micro = micro,
+                         .label = schedule::label_of(pass.kernel, pass.reference > 0),
+                         .speed = speed_of(pass.curve),
+                         .token_share = pass.token_share,
+                         .bytes = pass.exchanged,
+                         .flops = pass.cost.flops,
+                         .traffic = pass.cost.traffic};
+  operation.uses.reserve(pass.operands.size());
+  for (const Operand& operand : pass.operands) {
+    if (!values_.binds(operand)) {
+      operation.flops += operand.absent.flops;
+      operation.traffic += operand.absent.traffic;
+      continue;
+    }
+    operation.uses.push_back(
+        {role_of(operand.port), bind(operand, micro), operand.access != OperandAccess::reads});
+  }
+  const OpId emitted = move_.emit(std::move(operation));
+  values_.after(id, micro);
+  return emitted;
+}
+
+BufferId StepWriter::bind(const Operand& operand, std::uint32_t micro) {
+  switch (operand.kind) {
+    case OperandKind::weights:
+      return move_.weights_on_device(operand.number);
+    case OperandKind::gradient:
+      return layout_.values.sums[operand.number];
+    case OperandKind::workspace:
+      return layout_.workspace;
+    case OperandKind::value:
+      break;
+  }
+  return values_.bind(operand, micro);
+}
+
+void StepWriter::finish(BlockId block) {
+  move_.deliver_gradient(block);
+  if (move_.update_pass(block) == UpdatedIn::backward) move_.update(block, 0);
+  fetch_states_ahead(UpdatedIn::forward, ahead_of_forward_, blocks() - 1 - block);
+}
+
+/// Fetches states for the first updates of a pass during the pass before it. Those that find no
+/// free buffer follow at the next block.
+void StepWriter::fetch_states_ahead(UpdatedIn pass, EventSpread& ahead, std::uint32_t at) {
+  while (ahead.due(at) && move_.has_room_ahead(pass, ahead.next())) {
+    move_.fetch_states_ahead(pass, ahead.take());
+  }
+}
+
+/// Whether gated updates wait for the next step.
+bool StepWriter::leaves_updates() const {
+  for (BlockId b = 0; b < blocks(); ++b) {
+    if (is_updated_in_forward(b)) return true;
+  }
+  return false;
+}
+
+}  // namespace ballast::step

@@ -1,0 +1,349 @@
+#include "src/step/value_slots.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace ballast::step {
+
+using model::ClassId;
+using model::HeadForm;
+using model::kNone;
+using model::LedgerLine;
+using model::Operand;
+using model::OperandAccess;
+using model::OperandKind;
+using model::SlotRule;
+using model::StepValue;
+using model::ValueClass;
+using model::ValueId;
+using model::Waits;
+
+ValueTable::ValueTable(std::shared_ptr<const model::StepProgram> program)
+    : program_(std::move(program)),
+      one_pass_(colour(*program_, HeadForm::one_pass, true)),
+      visits_(colour(*program_, HeadForm::visits, true)),
+      evaluation_(colour(*program_, HeadForm::visits, false)),
+      traits_(program_->classes.size()),
+      sums_of_(program_->blocks.size()),
+      counting_in_(program_->values.size()),
+      over_blocks_in_one_pass_(find_passes_over_blocks(HeadForm::one_pass)),
+      over_blocks_in_visits_(find_passes_over_blocks(HeadForm::visits)) {
+  number_values();
+  number_blocks();
+}
+
+void ValueTable::number_values() {
+  for (ValueId v = 0; v < program_->values.size(); ++v) {
+    const StepValue& value = program_->values[v];
+    const ValueClass& of = program_->classes[value.of];
+    Traits& traits = traits_[value.of];
+    if (of.counts) values_.counts.push_back(v);
+    if (value.waits == Waits::placed) values_.placed.push_back(v);
+    if (value.waits == Waits::kept) {
+      values_.kept.push_back(v);
+      if (value.recipe != kNone) ++traits.recomputed;
+    } else if (value.waits != Waits::placed) {
+      traits.others.push_back(v);
+    }
+    ++traits_[of.in_evaluation == kNone ? value.of : of.in_evaluation].passing;
+  }
+  for (const model::Pass& pass : program_->passes) {
+    for (const Operand& operand : pass.operands) {
+      if (pass.reference == 0 || operand.kind != OperandKind::value) continue;
+      if (operand.access != OperandAccess::writes) continue;
+      traits_[program_->values[operand.number].of].of_reference = true;
+    }
+  }
+}
+
+void ValueTable::number_blocks() {
+  for (const bool clears : {true, false}) {
+    for (model::SumId s = 0; s < program_->sums.size(); ++s) {
+      const model::GradientSum& sum = program_->sums[s];
+      if (sum.clears == clears) sums_of_[sum.block].push_back(s);
+    }
+  }
+  for (model::BlockId b = 0; b < program_->blocks.size(); ++b) {
+    const std::optional<model::RowCount>& rows = program_->blocks[b].rows;
+    if (!rows) continue;
+    Blocks& counting = counting_in_[rows->routing];
+    if (counting.end == 0) counting.begin = b;
+    counting.end = b + 1;
+  }
+}
+
+std::vector<model::PassId> ValueTable::find_passes_over_blocks(HeadForm form) const {
+  std::vector<model::PassId> found;
+  const auto look = [&](const std::vector<const model::Stop*>& stops) {
+    for (const model::Stop* stop : stops) {
+      for (const model::PassId id : stop->passes) {
+        const std::vector<Operand>& operands = program_->passes[id].operands;
+        const auto blocks = std::count_if(
+            operands.begin(), operands.end(),
+            [](const Operand& operand) { return operand.kind == OperandKind::weights; });
+        if (blocks > 1) found.push_back(id);
+      }
+    }
+  };
+  look(stops_of(program_->training, form));
+  look(stops_of(program_->evaluation, HeadForm::visits));
+  return found;
+}
+
+namespace {
+
+Kind kind_of(LedgerLine line) {
+  switch (line) {
+    case LedgerLine::intermediates:
+      return Kind::intermediates;
+    case LedgerLine::batch:
+      return Kind::batch;
+    case LedgerLine::activations:
+      break;
+  }
+  return Kind::activations;
+}
+
+/// Adds the buffers of one program for one placement.
+class SlotMaker {
+ public:
+  SlotMaker(const ValueTable& table, const ValueQuestion& question, BufferList& list)
+      : table_(table),
+        program_(table.program()),
+        question_(question),
+        colours_(table.colours(question.form, question.trains())),
+        list_(list),
+        together_(question.together()) {}
+
+  ValueSlots make() {
+    slots_.shared.resize(program_.classes.size());
+    slots_.on_host.resize(program_.classes.size());
+    slots_.of_ranks.resize(program_.classes.size());
+    if (!list_.merges()) slots_.own.resize(program_.values.size());
+    if (question_.trains()) {
+      waiting_values();
+      sums();
+    }
+    for (ClassId id = 0; id < program_.classes.size(); ++id) shared_by(id);
+    counts();
+    report();
+    return std::move(slots_);
+  }
+
+ private:
+  using Buffers = ValueSlots::Buffers;
+
+  /// Placed values, and kept ones of blocks that keep them.
+  void waiting_values() {
+    std::size_t to_nvme = 0;
+    Bytes largest = 0;
+    for (const ValueId id : table_.values().placed) {
+      const StepValue& value = program_.values[id];
+      const Tier tier = question_.placement.blocks[value.owner].activations;
+      const Bytes swapped = swapped_bytes(program_, value);
+      largest = std::max(largest, swapped);
+      any_leaves_ = any_leaves_ || tier != Tier::device;
+      to_nvme += tier == Tier::nvme ? together_ : 0;
+      wait_in(id, tier, tier == Tier::nvme ? swapped : bytes_of(program_, value));
+    }
+    for (const ValueId id : table_.values().kept) {
+      const StepValue& value = program_.values[id];
+      if (question_.keeps(value)) wait_in(id, Tier::device, bytes_of(program_, value));
+    }
+    slots_.staging = list_.add_slots(
+        "activation staging", Tier::host, Kind::staging, largest,
+        std::min<std::size_t>(question_.options.buffers.activation_staging, to_nvme));
+  }
+
+  void wait_in(ValueId id, Tier tier, Bytes bytes) {
+    const StepValue& value = program_.values[id];
+    const Kind kind = kind_of(program_.classes[value.of].line);
+    if (bytes == 0) return;
+    if (list_.merges()) {
+      list_.merge(tier, kind, bytes, together_);
+      return;
+    }
+    slots_.own[id] = list_.add_equal([&](std::size_t m) { return name_of(value, m); }, tier, kind,
+                                     bytes, together_);
+  }
+
+  /// "input of layer 0, 1".
+  static std::string name_of(const StepValue& value, std::size_t micro) {
+    const bool intermediates = value.waits == Waits::kept && value.recipe == kNone;
+    return fmt::format("{}{} {}", value.name, intermediates ? "" : ",", micro);
+  }
+
+  void shared_by(ClassId id) {
+    const ValueClass& of = program_.classes[id];
+    Buffers& shared = slots_.shared[id];
+    const auto add = [&](const std::string& name, std::size_t count) {
+      return list_.add_slots(name, Tier::device, kind_of(of.line), of.bytes, count);
+    };
+    switch (of.slots) {
+      case SlotRule::own:
+        shared = own_slots(id);
+        break;
+      case SlotRule::in_turn:
+        shared = add(question_.trains() || table_.traits(id).of_reference ? of.name : of.word + "s",
+                     ring_size(id));
+        break;
+      case SlotRule::scratch:
+        if (is_used(id)) shared = add(of.name, 1);
+        break;
+      case SlotRule::step:
+        shared =
+            add(of.from_host ? of.name + " on the device" : of.name, question_.micro_batches());
+        if (of.from_host) {
+          slots_.on_host[id] = list_.add_slots(of.name, Tier::host, kind_of(of.line), of.bytes,
+                                               question_.micro_batches());
+        }
+        break;
+      case SlotRule::report:
+        break;
+    }
+  }
+
+  [[nodiscard]] bool is_used(ClassId id) const {
+    return colours_.training[id] > 0 || colours_.evaluation[id] > 0;
+  }
+
+  /// A buffer for each colour and micro-batch that goes through a stop with others.
+  Buffers own_slots(ClassId id) {
+    const ValueClass& of = program_.classes[id];
+    if (!question_.trains() && of.in_evaluation != kNone) return {};
+    const StepValue* first = first_that_shares(id);
+    if (first == nullptr) return {};
+    const std::size_t evaluated =
+        question_.together(std::min(question_.evaluation_micro_batches, question_.micro_batches()));
+    const std::size_t colours = colours_.evaluation[id];
+    const std::size_t count = std::max(std::size_t{colours_.training[id]} * together_,
+                                       colours > 0 ? (colours - 1) * together_ + evaluated : 0);
+    if (table_.traits(id).recomputed > 0 || of.in_evaluation != kNone) {
+      // Named after the first value that uses them.
+      if (of.bytes == 0) return {};
+      return list_.add_equal([&](std::size_t i) { return name_of(*first, i); }, Tier::device,
+                             kind_of(of.line), of.bytes, count);
+    }
+    const std::string name = of.counts ? of.name + " on the device" : of.name;
+    if (of.counts && question_.ranks > 1) {
+      slots_.of_ranks[id] = list_.add_slots(of.name + " of all ranks", Tier::device,
+                                            kind_of(of.line), question_.ranks * of.bytes, count);
+    }
+    return list_.add_slots(name, Tier::device, kind_of(of.line), of.bytes, count);
+  }
+
+  /// The first value of a class that has no buffers of its own; null if there is none.
+  [[nodiscard]] const StepValue* first_that_shares(ClassId id) const {
+    const std::vector<ValueId>& others = table_.traits(id).others;
+    ValueId first = others.empty() ? kNone : others.front();
+    if (table_.traits(id).recomputed > 0) {
+      for (const ValueId kept : table_.values().kept) {
+        const StepValue& value = program_.values[kept];
+        if (value.of != id || value.recipe == kNone || question_.keeps(value)) continue;
+        first = std::min(first, kept);
+        break;
+      }
+    }
+    return first == kNone ? nullptr : &program_.values[first];
+  }
+
+  /// Training: one buffer is written while those of `together_` micro-batches are read. One more
+  /// is on its way to or from the host. If nothing passes but the input of the head, that is alone.
+  /// Evaluation and reference: a stop writes one buffer while it reads those of all micro-batches.
+  [[nodiscard]] std::size_t ring_size(ClassId id) const {
+    const ValueTable::Traits& traits = table_.traits(id);
+    if (traits.of_reference) return together_ + 1;
+    if (!question_.trains()) return together_ + (traits.passing > 1 ? 1 : 0);
+    return together_ + (any_leaves_ || traits.others.size() > 1 ? 2 : 0);
+  }
+
+  /// What the host reads of routings, of all micro-batches and ranks.
+  void counts() {
+    if (!list_.merges()) slots_.counts.assign(program_.values.size(), kNoBuffer);
+    for (const ValueId id : table_.values().counts) {
+      const StepValue& value = program_.values[id];
+      const Bytes bytes = question_.micro_batches() * (question_.ranks * bytes_of(program_, value));
+      const Kind kind = kind_of(program_.classes[value.of].line);
+      if (list_.merges()) {
+        list_.merge(Tier::host, kind, bytes, 1);
+      } else {
+        slots_.counts[id] = list_.add(value.name, Tier::host, kind, bytes);
+      }
+    }
+  }
+
+  /// One buffer for what is reported of all micro-batches.
+  void report() {
+    Bytes bytes = 0;
+    const ValueClass* first = nullptr;
+    for (const ValueClass& of : program_.classes) {
+      if (of.slots != SlotRule::report) continue;
+      if (first == nullptr) first = &of;
+      bytes += question_.step_micro_batches * of.bytes;
+    }
+    if (first == nullptr) return;
+    const Kind kind = kind_of(first->line);
+    slots_.report = list_.add(first->name + " on the device", Tier::device, kind, bytes);
+    slots_.report_on_host = list_.add(first->name, Tier::host, kind, bytes);
+    for (ClassId id = 0; id < program_.classes.size(); ++id) {
+      if (program_.classes[id].slots == SlotRule::report) slots_.shared[id] = {slots_.report};
+    }
+  }
+
+  /// Sums of a colour share a buffer if all micro-batches go through a stop together. Else all
+  /// sums are open at once.
+  void sums() {
+    std::vector<BufferId> sums(program_.sums.size(), kNoBuffer);
+    if (question_.options.order != Order::layer_major) {
+      for (std::size_t s = 0; s < sums.size(); ++s) {
+        const model::GradientSum& sum = program_.sums[s];
+        sums[s] = list_.add(list_.merges() ? std::string() : name_of(sum), Tier::device,
+                            Kind::accumulators, sum.bytes);
+      }
+    } else {
+      std::vector<Bytes> bytes(colours_.sums, 0);
+      for (std::size_t s = 0; s < sums.size(); ++s) {
+        if (colours_.of_sum[s] == kNone) continue;
+        // The first is large enough for every sum of a block.
+        if (program_.sums[s].clears) bytes[0] = std::max(bytes[0], program_.sums[s].bytes);
+        Bytes& own = bytes[colours_.of_sum[s]];
+        own = std::max(own, program_.sums[s].bytes);
+      }
+      std::vector<BufferId> buffers;
+      for (std::size_t c = 0; c < bytes.size(); ++c) {
+        const std::string name =
+            c == 0 ? "gradient accumulator" : fmt::format("gradient accumulator {}", c);
+        buffers.push_back(list_.add(name, Tier::device, Kind::accumulators, bytes[c]));
+      }
+      for (std::size_t s = 0; s < sums.size(); ++s) {
+        if (colours_.of_sum[s] != kNone) sums[s] = buffers[colours_.of_sum[s]];
+      }
+    }
+    slots_.sums = std::move(sums);
+  }
+
+  [[nodiscard]] std::string name_of(const model::GradientSum& sum) const {
+    return fmt::format("{} {}", program_.blocks[sum.block].name,
+                       sum.clears ? "accumulator" : "second accumulator");
+  }
+
+  const ValueTable& table_;
+  const model::StepProgram& program_;
+  const ValueQuestion& question_;
+  const Colours& colours_;
+  BufferList& list_;
+  std::uint32_t together_;
+  bool any_leaves_ = false;
+  ValueSlots slots_;
+};
+
+}  // namespace
+
+ValueSlots add_values(const ValueTable& table, const ValueQuestion& question, BufferList& list) {
+  return SlotMaker(table, question, list).make();
+}
+
+}  // namespace ballast::step

@@ -1,0 +1,215 @@
+#include "src/step/values.h"
+
+#include <utility>
+
+#include "ballast/schedule/labels.h"
+
+namespace ballast::step {
+
+using model::BlockId;
+using model::kNone;
+using model::Operand;
+using model::OperandAccess;
+using model::OperandKind;
+using model::SlotRule;
+using model::StepValue;
+using model::ValueId;
+using model::Waits;
+
+Values::Values(const ValueTable& table, const ValueQuestion& question, const ValueSlots& slots,
+               Movements& movements, std::uint32_t micro_batches)
+    : table_(table),
+      program_(table.program()),
+      colours_(table.colours(question.form, question.trains())),
+      question_(question),
+      slots_(slots),
+      move_(movements),
+      micro_batches_(micro_batches),
+      staging_(slots.staging),
+      in_ring_(program_.values.size() * micro_batches, kNoBuffer),
+      stored_after_(program_.values.size(), kNone),
+      brought_(micro_batches) {
+  rings_.reserve(program_.classes.size());
+  for (const auto& shared : slots.shared) rings_.emplace_back(shared);
+}
+
+void Values::store_along(const std::vector<const model::Stop*>& stops) {
+  for (const model::Stop* stop : stops) {
+    for (const model::PassId id : stop->passes) {
+      const model::Pass& pass = program_.passes[id];
+      for (const Operand& operand : pass.operands) {
+        if (operand.kind != OperandKind::value || operand.access != OperandAccess::reads) continue;
+        if (pass.reference > 0 || !question_.leaves(program_.values[operand.number])) continue;
+        model::PassId& first = stored_after_[operand.number];
+        if (first == kNone) first = id;
+      }
+    }
+  }
+}
+
+namespace {
+
+schedule::MovedValue kind_of(const model::ValueClass& of) {
+  if (of.from_host) return schedule::MovedValue::batch;
+  if (of.counts) return schedule::MovedValue::routing;
+  return of.slots == SlotRule::report ? schedule::MovedValue::losses
+                                      : schedule::MovedValue::activation;
+}
+
+}  // namespace
+
+void Values::move(Action action, ValueId value, BlockId block, std::uint32_t micro, BufferId from,
+                  BufferId to, Bytes bytes) {
+  move_.emit({.action = action,
+              .payload = Payload::value,
+              .block = block,
+              .micro = micro,
+              .label = schedule::label_of(kind_of(class_of(value))),
+              .bytes = bytes,
+              .uses = {{Role::source, from, false}, {Role::target, to, true}}});
+}
+
+void Values::upload_inputs(std::uint32_t micro) {
+  for (ValueId v = 0; v < program_.values.size(); ++v) {
+    const StepValue& value = program_.values[v];
+    if (!program_.classes[value.of].from_host) continue;
+    move(Action::upload, v, value.owner, micro, slots_.on_host[value.of][micro],
+         slots_.shared[value.of][micro], bytes_of(program_, value));
+  }
+}
+
+void Values::offload_report() {
+  Bytes bytes = 0;
+  ValueId first = kNone;
+  for (ValueId v = 0; v < program_.values.size(); ++v) {
+    if (class_of(v).slots != SlotRule::report) continue;
+    if (first == kNone) first = v;
+  }
+  for (const model::ValueClass& of : program_.classes) {
+    if (of.slots == SlotRule::report) bytes += question_.step_micro_batches * of.bytes;
+  }
+  move(Action::offload, first, 0, 0, slots_.report, slots_.report_on_host, bytes);
+}
+
+void Values::fill_homes() {
+  if (slots_.staging.empty()) return;
+  const BufferId staging = staging_.next();
+  bool zero = false;
+  for (const ValueId id : table_.values().placed) {
+    const StepValue& value = program_.values[id];
+    if (question_.placement.blocks[value.owner].activations != Tier::nvme) continue;
+    const Bytes bytes = swapped_bytes(program_, value);
+    if (!std::exchange(zero, true)) {
+      move_.fill_with_zeros(Payload::value, value.owner, staging, bytes);
+    }
+    for (std::uint32_t m = 0; m < slots_.own[id].size(); ++m) {
+      move(Action::writeback, id, value.owner, m, staging, slots_.own[id][m], bytes);
+    }
+  }
+}
+
+bool Values::binds(const Operand& operand) const {
+  if (!operand.optional || operand.kind != OperandKind::value) return true;
+  const StepValue& value = program_.values[operand.number];
+  return value.waits != Waits::kept || question_.keeps(value);
+}
+
+BufferId Values::bind(const Operand& operand, std::uint32_t micro) {
+  const ValueId value = operand.number;
+  if (is_on_host(program_, operand)) return slots_.counts[value];
+  switch (class_of(value).slots) {
+    case SlotRule::report:
+      return slots_.report;
+    case SlotRule::scratch:
+      return slots_.shared[program_.values[value].of].front();
+    case SlotRule::step:
+      return slots_.shared[program_.values[value].of][micro];
+    case SlotRule::own:
+    case SlotRule::in_turn:
+      break;
+  }
+  return operand.access == OperandAccess::writes ? begin_life(value, micro) : read(value, micro);
+}
+
+/// Whatever waits has a buffer of its own. In a schedule for evaluation nothing waits.
+BufferId Values::begin_life(ValueId id, std::uint32_t micro) {
+  const StepValue& value = program_.values[id];
+  const bool waits =
+      question_.keeps(value) ||
+      (question_.trains() && value.waits == Waits::placed && !question_.leaves(value));
+  if (waits) return slots_.own[id][place_among(micro)];
+  const model::ClassId in_evaluation = program_.classes[value.of].in_evaluation;
+  const bool passes = !question_.trains() && in_evaluation != kNone;
+  if (passes || class_of(id).slots == SlotRule::in_turn) {
+    return in_ring(id, micro) = rings_[passes ? in_evaluation : value.of].next();
+  }
+  const std::size_t colour = colours_.of_value[id];
+  return slots_.shared[value.of][colour * question_.together() + place_among(micro)];
+}
+
+/// Where its life has begun, or where it has been brought back.
+BufferId Values::read(ValueId id, std::uint32_t micro) {
+  if (backward_ && question_.leaves(program_.values[id])) return bring_back(id, micro);
+  const BufferId ring = in_ring(id, micro);
+  return ring != kNoBuffer ? ring : begin_life(id, micro);
+}
+
+/// It stays until another value of the micro-batch is brought back.
+BufferId Values::bring_back(ValueId id, std::uint32_t micro) {
+  Brought& last = brought_[micro];
+  if (last.value == id) return last.buffer;
+  const StepValue& value = program_.values[id];
+  const BufferId home = slots_.own[id][place_among(micro)];
+  BufferId host = home;
+  if (question_.placement.blocks[value.owner].activations == Tier::nvme) {
+    host = staging_.next();
+    move(Action::fetch, id, value.owner, micro, home, host, swapped_bytes(program_, value));
+  }
+  const BufferId slot = rings_[value.of].next();
+  move(Action::upload, id, value.owner, micro, host, slot, bytes_of(program_, value));
+  last = {id, slot};
+  return slot;
+}
+
+void Values::after(model::PassId id, std::uint32_t micro) {
+  const model::Pass& pass = program_.passes[id];
+  for (const Operand& operand : pass.operands) {
+    if (operand.kind != OperandKind::value) continue;
+    if (class_of(operand.number).counts && operand.access != OperandAccess::reads) {
+      share_counts(operand.number, pass.block, micro);
+    }
+  }
+  if (backward_) return;
+  for (const Operand& operand : pass.operands) {
+    if (operand.kind == OperandKind::value && stored_after_[operand.number] == id) {
+      store(operand.number, micro);
+    }
+  }
+}
+
+/// What the routers of all ranks have chosen, to the host.
+void Values::share_counts(ValueId id, BlockId block, std::uint32_t micro) {
+  const StepValue& value = program_.values[id];
+  const Bytes bytes = bytes_of(program_, value);
+  const std::size_t place = colours_.of_value[id] * question_.together() + place_among(micro);
+  BufferId from = slots_.shared[value.of][place];
+  if (question_.ranks > 1) {
+    const BufferId all = slots_.of_ranks[value.of][place];
+    move(Action::gather, id, block, micro, from, all, (question_.ranks - 1) * bytes);
+    from = all;
+  }
+  move(Action::offload, id, block, micro, from, slots_.counts[id], question_.ranks * bytes);
+}
+
+void Values::store(ValueId id, std::uint32_t micro) {
+  const StepValue& value = program_.values[id];
+  const BufferId home = slots_.own[id][place_among(micro)];
+  const bool to_nvme = question_.placement.blocks[value.owner].activations == Tier::nvme;
+  const BufferId host = to_nvme ? staging_.next() : home;
+  move(Action::offload, id, value.owner, micro, in_ring(id, micro), host,
+       bytes_of(program_, value));
+  if (!to_nvme) return;
+  move(Action::writeback, id, value.owner, micro, host, home, swapped_bytes(program_, value));
+}
+
+}  // namespace ballast::step

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ballast/model/step_program.h"
+
+#include "src/step/buffer_cache.h"
+#include "src/step/movements.h"
+#include "src/step/value_slots.h"
+
+namespace ballast::step {
+
+/// Finds the buffers of a plan's values and emits the operations that move values between device,
+/// host and NVMe.
+class Values {
+ public:
+  Values(const ValueTable& table, const ValueQuestion& question, const ValueSlots& slots,
+         Movements& movements, std::uint32_t micro_batches);
+
+  /// Copies the inputs of a micro-batch to the device.
+  void upload_inputs(std::uint32_t micro);
+  /// Copies to the host what passes have reported.
+  void offload_report();
+
+  /// A training step follows, which goes through `stops`: what waits below the device for the
+  /// backward pass leaves it after the first pass that reads it.
+  void store_along(const std::vector<const model::Stop*>& stops);
+  /// The next stop follows.
+  void begin(const model::Stop& stop) { backward_ = stop.backward; }
+
+  /// Writes zeros to NVMe where values will wait, so that later writes only overwrite.
+  void fill_homes();
+
+  /// Whether a pass uses the operand: an optional one only if its block keeps the value.
+  [[nodiscard]] bool binds(const model::Operand& operand) const;
+  /// The buffer of a value's operand. Brings back values that have left the device.
+  BufferId bind(const model::Operand& operand, std::uint32_t micro);
+  /// Offloads what the pass has written for the host, and what waits there for the backward pass.
+  /// Passes of recipes write nothing new.
+  void after(model::PassId pass, std::uint32_t micro);
+
+ private:
+  /// The place of a micro-batch among those that go through a stop together.
+  [[nodiscard]] std::uint32_t place_among(std::uint32_t micro) const {
+    return question_.options.order == Order::layer_major ? micro : 0;
+  }
+  [[nodiscard]] const model::ValueClass& class_of(model::ValueId value) const {
+    return program_.classes[program_.values[value].of];
+  }
+  /// The buffer of a value in a ring.
+  [[nodiscard]] BufferId& in_ring(model::ValueId value, std::uint32_t micro) {
+    return in_ring_[std::size_t{value} * micro_batches_ + micro];
+  }
+  BufferId next_of_ring(model::ValueId value);
+  BufferId begin_life(model::ValueId value, std::uint32_t micro);
+  BufferId read(model::ValueId value, std::uint32_t micro);
+  BufferId bring_back(model::ValueId value, std::uint32_t micro);
+  void share_counts(model::ValueId value, model::BlockId block, std::uint32_t micro);
+  void store(model::ValueId value, std::uint32_t micro);
+  void move(Action action, model::ValueId value, model::BlockId block, std::uint32_t micro,
+            BufferId from, BufferId to, Bytes bytes);
+
+  const ValueTable& table_;
+  const model::StepProgram& program_;
+  const Colours& colours_;
+  const ValueQuestion& question_;
+  const ValueSlots& slots_;
+  Movements& move_;
+  std::uint32_t micro_batches_;
+  bool backward_ = false;
+  std::vector<RoundRobin> rings_;  ///< by class
+  RoundRobin staging_;
+  std::vector<BufferId> in_ring_;
+  /// By value that leaves the device: the pass after which it does; kNone: it stays.
+  std::vector<model::PassId> stored_after_;
+  struct Brought {
+    model::ValueId value = model::kNone;
+    BufferId buffer = kNoBuffer;
+  };
+  std::vector<Brought> brought_;  ///< by micro-batch: the last value
+};
+
+}  // namespace ballast::step

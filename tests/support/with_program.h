@@ -1,0 +1,17 @@
+#pragma once
+
+#include <utility>
+
+#include "ballast/schedule/build.h"
+
+#include "tests/unit/schedule/shape_of_workload.h"
+
+namespace ballast::schedule {
+
+/// A workload of a test with the passes that its flags and sizes describe.
+inline Workload with_program(Workload workload) {
+  set_program(workload, model::write_program(shape_of(workload)));
+  return workload;
+}
+
+}  // namespace ballast::schedule
