@@ -11,6 +11,7 @@
 
 #include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
+#include "ballast/model/initialize.h"
 #include "ballast/state/swap_space.h"
 
 #include "src/device/profiler_range.h"

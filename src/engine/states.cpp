@@ -15,6 +15,7 @@
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
+#include "ballast/model/quantized_values.h"
 #include "ballast/schedule/rank_sizes.h"
 #include "ballast/state/checksum.h"
 

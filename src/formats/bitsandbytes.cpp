@@ -14,6 +14,7 @@
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/convert.h"
 #include "ballast/core/error.h"
+#include "ballast/model/quantized_values.h"
 #include "ballast/text/json.h"
 
 #include "src/formats/safetensors_header.h"

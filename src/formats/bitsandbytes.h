@@ -6,6 +6,7 @@
 #include "ballast/core/view.h"
 #include "ballast/formats/stored_weights.h"
 #include "ballast/model/quantization.h"
+#include "ballast/model/quantized_values.h"
 
 #include "src/formats/pairing.h"
 #include "src/formats/read_ahead.h"

@@ -17,6 +17,7 @@
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/family.h"
+#include "ballast/model/initialize.h"
 #include "ballast/text/json.h"
 
 #include "src/formats/adapter_files.h"

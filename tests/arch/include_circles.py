@@ -16,8 +16,8 @@ from include_rules import INCLUDE, SOURCES, module_of, module_of_include
 # One line per circle: its module, then the files without folder of the module and without ending.
 KNOWN: dict[str, list[str]] = {
     "config": ["checkpoint_config config model_source sections"],
-    "model": ["host/code_kernels host/elementwise_kernels host/kernels host/norm_kernels "
-              "host/normal_kernels host/simd host/softmax_kernels"],
+    "model/compute": ["host/code_kernels host/elementwise_kernels host/kernels host/norm_kernels "
+                      "host/normal_kernels host/simd host/softmax_kernels"],
     "python": ["shared_file transfers"],
     "schedule": ["home_list layout",
                  "simulator simulator_costs"],
@@ -28,6 +28,8 @@ def file_of(name: pathlib.PurePath) -> str:
     """The path below its module's folder, without the ending."""
     parts = name.with_suffix("").parts
     skipped = 3 if parts[:2] == ("include", "ballast") else 2 if parts[0] in ("src", "ballast") else 1
+    # The public headers of both parts of the model are in one folder.
+    skipped += 1 if parts[:2] == ("src", "model") and parts[2] in ("spec", "compute") else 0
     return "/".join(parts[skipped:])
 
 

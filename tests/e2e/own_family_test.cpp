@@ -1,7 +1,7 @@
 // A family of models that only this test knows, with everything that a program needs to add one.
 #include <gtest/gtest.h>
 
-#include "src/model/compute/families.h"
+#include "src/model/compute/layer_makers.h"
 #include "src/model/host/ops.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"

@@ -327,9 +327,4 @@ TensorRun run_in_files(const TensorSpec& tensor, Elems at);
 /// Where element `at` of those of a block in files is in memory.
 TensorRun run_in_memory(const TensorSpec& tensor, Elems at);
 
-/// Initial fp32 values of elements [first, first + out.size()) of `tensor` for `seed`: a value
-/// depends only on the seed, the tensor's name and the element's index in the whole tensor. Throws
-/// Error(state) for Init::row_norms.
-void initialize(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out);
-
 }  // namespace ballast::model

@@ -89,8 +89,7 @@ struct CheckpointRules {
 };
 
 /// A family of models: keys and rules beyond those of all models, and named tensors. Its layer,
-/// forward and backward, is a template over the operations of a device, in the same file
-/// (src/model/compute).
+/// forward and backward, is a template over the operations of a device (src/model/compute).
 class Family {
  public:
   virtual ~Family() = default;

@@ -18,8 +18,8 @@
 #include "src/model/compute/cleared.h"
 #include "src/model/compute/expert_exchange.h"
 #include "src/model/compute/experts.h"
-#include "src/model/compute/families.h"
 #include "src/model/compute/head.h"
+#include "src/model/compute/layer_makers.h"
 #include "src/model/compute/pass_check.h"
 #include "src/model/compute/pass_views.h"
 

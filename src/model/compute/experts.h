@@ -8,6 +8,7 @@
 #include "ballast/core/view.h"
 #include "ballast/model/compute.h"
 
+#include "src/model/compute/formulas.h"
 #include "src/model/compute/layer.h"
 #include "src/model/compute/routing.h"
 #include "src/model/compute/tile_sums.h"

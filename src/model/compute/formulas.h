@@ -6,10 +6,9 @@
 
 #include <cmath>
 
-namespace ballast::model {
+#include "src/model/spec/activation.h"
 
-/// Activation functions of MLPs.
-enum class Activation { gelu_tanh, gelu, silu };
+namespace ballast::model {
 
 /// What a gated MLP makes of gate and up: f(gate) * up. With a limit: g sigmoid(slope g) (1 + u),
 /// where g is gate, at most the limit, and u is up between -limit and limit. What is beyond a limit

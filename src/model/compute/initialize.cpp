@@ -1,3 +1,5 @@
+#include "ballast/model/initialize.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>

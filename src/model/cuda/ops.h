@@ -11,6 +11,7 @@
 
 #include "ballast/device/cuda_stream.h"
 #include "ballast/model/compute.h"
+#include "ballast/model/quantized_values.h"
 
 #include "src/model/compute/formulas.h"
 #include "src/model/compute/layer.h"

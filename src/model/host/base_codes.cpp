@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "ballast/core/dtype.h"
+#include "ballast/model/quantized_values.h"
 
 #include "src/model/host/team.h"
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ballast/model/quantization.h"
+#include "ballast/model/quantized_values.h"
 
 namespace ballast::model::host {
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "ballast/device/device.h"
+#include "ballast/model/quantized_values.h"
 
 #include "src/model/compute/formulas.h"
 #include "src/model/compute/layer.h"

@@ -41,7 +41,7 @@ struct Place {
 /// This lane's elements of an array in words as in memory, so that the code waits for a load where
 /// it uses the elements. `Bits`: bit pattern of an element.
 template <class Bits>
-struct Packed {
+struct PackedBits {
   static constexpr unsigned kInWord = sizeof(std::uint32_t) / sizeof(Bits);
   static constexpr unsigned kWordsOfRun = kRun / kInWord;
   struct alignas(kRun * sizeof(Bits)) Run {
@@ -87,8 +87,8 @@ struct Packed {
     }
   }
 };
-using Floats = Packed<std::uint32_t>;
-using Halves = Packed<std::uint16_t>;
+using Floats = PackedBits<std::uint32_t>;
+using Halves = PackedBits<std::uint16_t>;
 
 __device__ void unpack(const Floats& packed, float (&numbers)[kOwn]) {
   for (unsigned i = 0; i < kOwn; ++i) numbers[i] = std::bit_cast<float>(packed.get(i));
@@ -144,7 +144,7 @@ struct Masters {
 
  private:
   template <class Weight, class Bits>
-  __device__ void encode_as(Packed<Bits>& packed, const float (&numbers)[kOwn]) {
+  __device__ void encode_as(PackedBits<Bits>& packed, const float (&numbers)[kOwn]) {
     for (unsigned i = 0; i < kOwn; ++i) {
       typename Weight::Main main;
       typename Weight::Companion companion;
@@ -212,7 +212,7 @@ struct Bf16Moment {
 
 template <class Kind>
 struct CodedMoment {
-  Packed<std::uint8_t> packed;
+  PackedBits<std::uint8_t> packed;
   std::uint32_t exponent;
 
   __device__ void load(const void* array, const std::uint8_t* exponents, Place at) {

@@ -19,6 +19,7 @@
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
 #include "ballast/model/quantization.h"
+#include "ballast/model/quantized_values.h"
 #include "ballast/planner/make_engine.h"
 
 #include "src/train/initial_weights.h"

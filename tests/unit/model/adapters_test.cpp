@@ -12,6 +12,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
+#include "ballast/model/initialize.h"
 
 #include "src/model/host/factories.h"
 #include "tests/support/expect_error.h"

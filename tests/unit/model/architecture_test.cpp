@@ -12,6 +12,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
 #include "ballast/model/family.h"
+#include "ballast/model/initialize.h"
 
 #include "src/model/host/kernels.h"
 #include "tests/unit/model/fixture.h"

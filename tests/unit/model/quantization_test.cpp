@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/dtype.h"
+#include "ballast/model/quantized_values.h"
 
 #include "tests/support/fixtures.h"
 

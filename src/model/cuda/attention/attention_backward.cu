@@ -8,7 +8,7 @@ namespace {
 /// A block owns rows of keys and values, or of queries and dout, and loops over the rows of the
 /// other two in steps.
 template <int kWidth>
-struct Geometry {
+struct BackwardGeometry {
   static constexpr int kTiles = kWidth <= 64 ? 2 : 1;
   static constexpr int kWarps = kWidth <= 128 ? 4 : 2;
   static constexpr int kThreads = kWarps * static_cast<int>(device::kWarp);
@@ -26,14 +26,14 @@ struct Geometry {
 
 /// Two matrices with corresponding rows: queries and dout, or keys and values.
 struct Pair {
-  HeadRows<const Bf16> first;
-  HeadRows<const Bf16> second;
+  AttentionRows<const Bf16> first;
+  AttentionRows<const Bf16> second;
 };
 
 /// A tile of the first matrix, followed by one of the second.
 template <int kWidth, int kRows>
 __device__ void copy_pair(Bf16* tiles, const Pair& pair, int row) {
-  constexpr int kThreads = Geometry<kWidth>::kThreads;
+  constexpr int kThreads = BackwardGeometry<kWidth>::kThreads;
   copy_rows<kWidth, kRows, kThreads>(tiles, pair.first, row);
   copy_rows<kWidth, kRows, kThreads>(tiles + kRows * kTileStep<kWidth>, pair.second, row);
 }
@@ -41,7 +41,7 @@ __device__ void copy_pair(Bf16* tiles, const Pair& pair, int row) {
 /// The shared memory of a block: the rows that it owns, and two buffers for steps.
 template <int kWidth>
 struct Shared {
-  using G = Geometry<kWidth>;
+  using G = BackwardGeometry<kWidth>;
   Bf16* own;
   Bf16* steps;
   QueryRow* rows;
@@ -73,7 +73,7 @@ template <int kWidth>
 __device__ void copy_queries(const Shared<kWidth>& shared, const AttentionShape& shape,
                              const Queries& queries, const Bf16* qkv, const QueryRow* rows,
                              const Bf16* dout, int turn) {
-  constexpr int kStep = Geometry<kWidth>::kStep;
+  constexpr int kStep = BackwardGeometry<kWidth>::kStep;
   const auto head = static_cast<std::size_t>(queries.head);
   const HeadPlace place = place_of(shape, blockIdx.y, head);
   copy_pair<kWidth, kStep>(
@@ -118,7 +118,7 @@ template <int kWidth, int kTiles, int kSlice>
 __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& dvalues,
                             const Shared<kWidth>& shared, int turn, int first_key, int first_query,
                             const SequenceMask& mask, int slice, float scale) {
-  constexpr int kStep = Geometry<kWidth>::kStep;
+  constexpr int kStep = BackwardGeometry<kWidth>::kStep;
   const Bf16* const queries = lane_part<kWidth>(shared.first(turn));
   const Bf16* const douts = lane_part<kWidth>(shared.second(turn));
   const QueryRow* const rows = shared.query_rows(turn) + lane_column();
@@ -167,10 +167,10 @@ __device__ void fill(float (&factors)[kTiles][2], float value) {
 /// tile of keys; tiles that the most queries see start first. Source: Dao, "FlashAttention-2",
 /// 2023, algorithm 2, without the gradients of queries, so that no two blocks add to one sum.
 template <int kWidth>
-__global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
+__global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads, 2)
     differentiate_keys(AttentionShape shape, float scale, const Bf16* qkv, const QueryRow* rows,
                        const Bf16* dout, Bf16* dqkv) {
-  using G = Geometry<kWidth>;
+  using G = BackwardGeometry<kWidth>;
   const Shared<kWidth> shared;
   const auto group = static_cast<int>(shape.heads / shape.kv_heads);
   const int slice = static_cast<int>(blockIdx.x % G::kSlices) * G::kSlice;
@@ -231,7 +231,7 @@ template <int kWidth, int kTiles>
 __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& shared, int turn,
                          int first_query, int first_key, const SequenceMask& mask,
                          const QueryRow (&rows)[kTiles][2], float scale) {
-  constexpr int kStep = Geometry<kWidth>::kStep;
+  constexpr int kStep = BackwardGeometry<kWidth>::kStep;
   const Bf16* const keys = lane_part<kWidth>(shared.first(turn));
   const Bf16* const values = lane_part<kWidth>(shared.second(turn));
   Sums<kTiles, kStep> p;
@@ -263,10 +263,11 @@ __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& s
 /// Gradients of queries. One block per head, sequence and tile of queries; tiles with the most keys
 /// start first. Scores are computed again, so that no two blocks add to one sum.
 template <int kWidth>
-__global__ void __launch_bounds__(Geometry<kWidth>::kThreads, Geometry<kWidth>::kQueryBlocks)
+__global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads,
+                                  BackwardGeometry<kWidth>::kQueryBlocks)
     differentiate_queries(AttentionShape shape, float scale, const Bf16* qkv,
                           const QueryRow* all_rows, const Bf16* dout, Bf16* dqkv) {
-  using G = Geometry<kWidth>;
+  using G = BackwardGeometry<kWidth>;
   const Shared<kWidth> shared;
   const HeadPlace place = place_of(shape, blockIdx.y, blockIdx.x);
   const int first = static_cast<int>(gridDim.z - 1 - blockIdx.z) * G::kOwn;
@@ -319,7 +320,7 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, Geometry<kWidth>::
 template <int kWidth>
 cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* qkv,
                   const QueryRow* rows, const Bf16* dout, Bf16* dqkv) {
-  using G = Geometry<kWidth>;
+  using G = BackwardGeometry<kWidth>;
   const auto tiles = static_cast<unsigned>((shape.length + G::kOwn - 1) / G::kOwn);
   const auto heads = static_cast<unsigned>(shape.heads);
   const auto kv_heads = static_cast<unsigned>(shape.kv_heads);

@@ -41,7 +41,7 @@ std::size_t shared_bytes(const AttentionShape& shape, int rows, int weights) {
 
 /// Rows first .. first + count; zeros for rows after the end.
 template <class T>
-__device__ void load_rows(float* tile, const HeadRows<const T>& rows, int first, int count) {
+__device__ void load_rows(float* tile, const AttentionRows<const T>& rows, int first, int count) {
   for (int row = warp(); row < count; row += kWarps) {
     const bool there = first + row < rows.length;
     const T* const from =
@@ -87,7 +87,7 @@ __device__ void add_product(float (&sums)[kRows][kParts], const float* weights, 
 
 template <int kRows, class T>
 __device__ void write_rows(const float (&sums)[kRows][kParts], const float (&factors)[kRows],
-                           const HeadRows<T>& to, int first) {
+                           const AttentionRows<T>& to, int first) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (first + r >= to.length) break;
@@ -177,10 +177,10 @@ __global__ void __launch_bounds__(kThreads)
 /// one side, keys and values on the other.
 template <class T>
 struct Sides {
-  HeadRows<const T> queries;
-  HeadRows<const T> douts;
-  HeadRows<const T> keys;
-  HeadRows<const T> values;
+  AttentionRows<const T> queries;
+  AttentionRows<const T> douts;
+  AttentionRows<const T> keys;
+  AttentionRows<const T> values;
   const QueryRow* rows;
 };
 template <class T>

@@ -12,7 +12,7 @@ constexpr int kThreads = kWarps * static_cast<int>(device::kWarp);
 constexpr int kKeys = 64;
 
 template <int kWidth>
-struct Geometry {
+struct ForwardGeometry {
   static constexpr int kTiles = kWidth <= 128 ? 2 : 1;
   static constexpr int kWarpRows = 16 * kTiles;
   static constexpr int kRows = kWarps * kWarpRows;
@@ -101,14 +101,14 @@ __device__ void finish(const Softmax<kTiles>& softmax, float scale, int first_ro
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
     attend(AttentionShape shape, float scale, const Bf16* qkv, Bf16* out, float* log_sums) {
-  using G = Geometry<kWidth>;
+  using G = ForwardGeometry<kWidth>;
   constexpr int kTiles = G::kTiles;
   Bf16* const queries = device::dynamic_shared<Bf16>();
   Bf16* const keys = queries + G::kRows * kTileStep<kWidth>;
   Bf16* const values = keys + kKeys * kTileStep<kWidth>;
   const HeadPlace place = place_of(shape, blockIdx.y, blockIdx.x);
-  const HeadRows<const Bf16> all_keys = rows_in_qkv(shape, qkv + place.key);
-  const HeadRows<const Bf16> all_values = rows_in_qkv(shape, qkv + place.value);
+  const AttentionRows<const Bf16> all_keys = rows_in_qkv(shape, qkv + place.key);
+  const AttentionRows<const Bf16> all_values = rows_in_qkv(shape, qkv + place.value);
   const int length = all_keys.length;
   const int first = static_cast<int>(gridDim.z - 1 - blockIdx.z) * G::kRows;
   const int warp_row = static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
 template <int kWidth>
 cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* qkv, Bf16* out,
                   float* log_sums) {
-  using G = Geometry<kWidth>;
+  using G = ForwardGeometry<kWidth>;
   const auto tiles = static_cast<unsigned>((shape.length + G::kRows - 1) / G::kRows);
   return device::launch({.stream = stream,
                          .blocks = {static_cast<unsigned>(shape.heads),

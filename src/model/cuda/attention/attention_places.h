@@ -49,7 +49,7 @@ constexpr SequenceMask mask_of(const AttentionShape& shape, std::size_t sequence
 
 /// Rows of one head of one sequence in memory.
 template <class T>
-struct HeadRows {
+struct AttentionRows {
   T* start = nullptr;
   unsigned step = 0;  ///< elements from row to row
   int length = 0;
@@ -76,12 +76,12 @@ constexpr HeadPlace place_of(const AttentionShape& shape, std::size_t sequence, 
   return at;
 }
 template <class T>
-constexpr HeadRows<T> rows_in_qkv(const AttentionShape& shape, T* start) {
+constexpr AttentionRows<T> rows_in_qkv(const AttentionShape& shape, T* start) {
   return {start, static_cast<unsigned>(shape.row()), static_cast<int>(shape.length),
           static_cast<int>(shape.head_dim)};
 }
 template <class T>
-constexpr HeadRows<T> rows_in_out(const AttentionShape& shape, T* start) {
+constexpr AttentionRows<T> rows_in_out(const AttentionShape& shape, T* start) {
   return {start, static_cast<unsigned>(shape.width()), static_cast<int>(shape.length),
           static_cast<int>(shape.head_dim)};
 }

@@ -60,7 +60,7 @@ __device__ const Bf16* lane_part(const Bf16* from) {
 /// Starts the copies of rows first .. first + kRows by kThreads threads; zeros for rows and columns
 /// after the end.
 template <int kWidth, int kRows, int kThreads>
-__device__ void copy_rows(Bf16* tile, const HeadRows<const Bf16>& rows, int first) {
+__device__ void copy_rows(Bf16* tile, const AttentionRows<const Bf16>& rows, int first) {
   constexpr int kParts = std::bit_ceil(static_cast<unsigned>(kWidth / 8));  // 16 bytes each
   constexpr int kAtOnce = kThreads / kParts;
   static_assert(kThreads % kParts == 0 && kRows % kAtOnce == 0);
@@ -180,7 +180,7 @@ __device__ void hide_unseen_keys(Sums<kTiles, kColumns>& sums, int key, int quer
 /// that no other warp reads any more. Rows and columns after the end are skipped.
 template <int kWidth, int kTiles, int kColumns>
 __device__ void write_rows(const Sums<kTiles, kColumns>& sums, const float (&factors)[kTiles][2],
-                           Bf16* staging, const HeadRows<Bf16>& to, int first, int column) {
+                           Bf16* staging, const AttentionRows<Bf16>& to, int first, int column) {
   __syncwarp();
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {

@@ -43,7 +43,7 @@ ProductKey key_of(const Extents& e, const Matrix& a, const Matrix& b, const Matr
 
 /// A prepared product. cuBLASLt's matrices are column-major, so it sees the transposes of ours and
 /// computes d^T = b^T a^T: its A is our b, its B our a, its rows our columns.
-struct Plan {
+struct ProductPlan {
   Owned<cublasLtMatmulDesc_t> operation;
   Owned<cublasLtMatrixLayout_t> a;
   Owned<cublasLtMatrixLayout_t> b;
@@ -99,12 +99,12 @@ class Calls {
     return {made, {lt_.destroy}};
   }
 
-  [[nodiscard]] Plan plan(cublasLtHandle_t handle, const Matrix& a, const Matrix& b,
-                          const Matrix& d, const Extras& extras) const {
-    Plan made = {.operation = operation(a, b, extras),
-                 .a = layout(a, extents_.m, extents_.k),
-                 .b = layout(b, extents_.k, extents_.n),
-                 .d = layout(d, extents_.m, extents_.n)};
+  [[nodiscard]] ProductPlan plan(cublasLtHandle_t handle, const Matrix& a, const Matrix& b,
+                                 const Matrix& d, const Extras& extras) const {
+    ProductPlan made = {.operation = operation(a, b, extras),
+                        .a = layout(a, extents_.m, extents_.k),
+                        .b = layout(b, extents_.k, extents_.n),
+                        .d = layout(d, extents_.m, extents_.n)};
     const auto wanted = preference();
     std::array<cublasLtMatmulHeuristicResult_t, kMostAlgorithms> found = {};
     int count = 0;
@@ -195,7 +195,7 @@ struct Call {
   const Matrix& b;
   const Matrix& d;
   const Extras& extras;
-  Plan& plan;
+  ProductPlan& plan;
 };
 
 /// Bytes from the first to the last element of a result.
@@ -227,10 +227,10 @@ struct Products::Cache {
   void* workspace = nullptr;
   // Made by the first product, whose thread has the device as its current one.
   Owned<cublasLtHandle_t> handle;
-  std::unordered_map<ProductKey, Plan, ProductKeyHash> plans;
+  std::unordered_map<ProductKey, ProductPlan, ProductKeyHash> plans;
 
-  Plan& plan(const Calls& calls, const Extents& extents, const Matrix& a, const Matrix& b,
-             const Matrix& d, const Extras& extras) {
+  ProductPlan& plan(const Calls& calls, const Extents& extents, const Matrix& a, const Matrix& b,
+                    const Matrix& d, const Extras& extras) {
     const ProductKey key = key_of(extents, a, b, d, extras);
     auto found = plans.find(key);
     if (found == plans.end()) {
@@ -241,7 +241,7 @@ struct Products::Cache {
   }
 
   cublasStatus_t run(const Call& call, std::size_t algorithm, void* out) const {
-    const Plan& plan = call.plan;
+    const ProductPlan& plan = call.plan;
     const float one = 1.0F;
     const void* const addend = call.extras.addend;
     const float beta = addend == nullptr ? 0.0F : 1.0F;
@@ -306,7 +306,7 @@ void Products::multiply(cudaStream_t stream, const Extents& extents, const Matri
   check_arguments(extents, a, b, d, extras);
   expects(cache_->workspace != nullptr, "matrix product: set_workspace() was not called");
   const Calls calls(cache_->lt, extents, a.type);
-  Plan& plan = cache_->plan(calls, extents, a, b, d, extras);
+  ProductPlan& plan = cache_->plan(calls, extents, a, b, d, extras);
   if (extras.bias != nullptr) {
     calls.set(plan.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, extras.bias);
   }

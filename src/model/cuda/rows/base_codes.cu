@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include "ballast/model/quantized_values.h"
+
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/cuda/rows/base_codes.h"
@@ -20,7 +22,7 @@ struct Tables {
 };
 
 /// See CodedArrays.
-struct Arrays {
+struct CodeArrays {
   const std::uint8_t* codes;
   const std::uint8_t* coded_scales;  ///< null: fp32 scales
   const float* scales;               ///< fp32: of blocks, or of scales
@@ -29,7 +31,7 @@ struct Arrays {
   std::size_t block;
 };
 
-__device__ float scale_of(const Arrays& arrays, const float* map, std::size_t index) {
+__device__ float scale_of(const CodeArrays& arrays, const float* map, std::size_t index) {
   if (arrays.coded_scales == nullptr) return arrays.scales[index];
   const float centred =
       rounded_product(map[arrays.coded_scales[index]], arrays.scales[index / kNestedBlock]);
@@ -38,7 +40,7 @@ __device__ float scale_of(const Arrays& arrays, const float* map, std::size_t in
 
 /// One thread per eight elements, which share a scale.
 template <class T>
-__global__ void decode(Arrays arrays, Tables tables, T* out) {
+__global__ void decode(CodeArrays arrays, Tables tables, T* out) {
   __shared__ float nf4[16];
   __shared__ float map[kThreads];
   map[threadIdx.x] = tables.map[threadIdx.x];
@@ -83,7 +85,7 @@ cudaError_t decode_base(cudaStream_t stream, const CodedMatrix& matrix, T* out) 
   if (where.elements == 0) return cudaSuccess;
   const bool nested = where.nested_count > 0;
   const auto* const codes = reinterpret_cast<const std::uint8_t*>(matrix.at);
-  const Arrays arrays = {
+  const CodeArrays arrays = {
       .codes = codes,
       .coded_scales = nested ? codes + where.scales : nullptr,
       .scales = reinterpret_cast<const float*>(codes + (nested ? where.nested : where.scales)),

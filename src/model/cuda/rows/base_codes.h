@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "ballast/model/quantization.h"
+#include "ballast/model/quantized_values.h"
 
 namespace ballast::model::cuda {
 

@@ -57,7 +57,7 @@ __device__ void count(const float (&values)[kEight], double& squares, unsigned& 
 }
 
 template <class T>
-struct Packing {
+struct GradientPacking {
   const float* gradient;
   const float* tied;
   std::size_t tied_size;
@@ -68,7 +68,8 @@ struct Packing {
 /// has the same values either way, so that the statistics do not differ.
 template <bool packs, class T>
 __global__ void __launch_bounds__(kThreads)
-    go_through_chunks(Packing<T> from, const T* packed, std::size_t size, GradientStats* partial) {
+    go_through_chunks(GradientPacking<T> from, const T* packed, std::size_t size,
+                      GradientStats* partial) {
   const std::size_t begin = std::size_t{blockIdx.x} * kStatsChunk;
   const std::size_t end = begin + kStatsChunk < size ? begin + kStatsChunk : size;
   double squares = 0.0;
@@ -104,8 +105,8 @@ __global__ void __launch_bounds__(kTotalThreads)
 
 /// If `stats` is null, only packs.
 template <bool packs, class T>
-cudaError_t run(cudaStream_t stream, const Packing<T>& from, const T* packed, std::size_t size,
-                GradientStats* partial, GradientStats* stats) {
+cudaError_t run(cudaStream_t stream, const GradientPacking<T>& from, const T* packed,
+                std::size_t size, GradientStats* partial, GradientStats* stats) {
   const std::size_t chunks = (size + kStatsChunk - 1) / kStatsChunk;
   if (chunks > 0) {
     const cudaError_t code = device::launch(
@@ -124,7 +125,7 @@ template <class T>
 cudaError_t pack_gradient(cudaStream_t stream, const float* gradient, const float* tied,
                           std::size_t tied_size, T* packed, std::size_t size,
                           GradientStats* partial, GradientStats* stats) {
-  const Packing<T> from = {gradient, tied, tied_size, packed};
+  const GradientPacking<T> from = {gradient, tied, tied_size, packed};
   return run<true, T>(stream, from, nullptr, size, partial, stats);
 }
 

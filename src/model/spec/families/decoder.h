@@ -7,13 +7,10 @@
 
 #include "ballast/model/family.h"
 
-#include "src/model/compute/formulas.h"
+#include "src/model/spec/activation.h"
 #include "src/model/spec/families/rotary.h"
 
 namespace ballast::model {
-
-template <class Ops>
-class DecoderLayer;  // decoder_layer.h
 
 /// Experts instead of an MLP: each token is sent to some of them by the router, and their results,
 /// weighed by the router's probabilities, are added to the residual stream.
@@ -99,12 +96,9 @@ void set_standards(std::vector<CheckpointKey>& keys,
 CheckpointKey checkpoint_key(const DetailKey& detail);
 
 /// A family whose layers are described by a DecoderSpec: its tensors in the order in which data
-/// flows through them. DecoderLayer (decoder_layer.h) is the forward and backward pass.
+/// flows through them. compute/decoder_layer.h has the forward and backward pass.
 class DecoderFamily : public Family {
  public:
-  template <class Ops>
-  using LayerOf = DecoderLayer<Ops>;
-
   /// Layer `index` of a complete config.
   [[nodiscard]] virtual DecoderSpec decoder(const ModelConfig& config,
                                             std::uint64_t index) const = 0;

@@ -7,6 +7,8 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/model/quantized_values.h"
+
 #include "src/model/host/base_codes.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"

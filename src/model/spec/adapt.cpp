@@ -1,5 +1,3 @@
-#include "ballast/model/adapters.h"
-
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -8,6 +6,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
+#include "ballast/model/adapters.h"
 #include "ballast/model/architecture.h"
 
 #include "src/model/spec/families/decoder.h"

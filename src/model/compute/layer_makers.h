@@ -1,0 +1,67 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <type_traits>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/model/family.h"
+
+#include "src/model/compute/decoder_layer.h"
+#include "src/model/compute/layer.h"
+#include "src/model/spec/families/decoder.h"
+
+namespace ballast::model {
+
+// The layers of families. Those of a DecoderFamily are DecoderLayers; every other family names its
+// own template F::LayerOf<Ops>.
+
+template <class Ops>
+using MakeLayer = std::unique_ptr<Layer<Ops>> (*)(const Architecture&, const AttentionShape&, Ops&);
+
+template <class L, class Ops>
+std::unique_ptr<Layer<Ops>> make_layer_of(const Architecture& model, const AttentionShape& shape,
+                                          Ops& ops) {
+  return std::make_unique<L>(model, shape, ops);
+}
+
+/// Makers of layers that are no DecoderLayers, by the name of their family.
+template <class Ops>
+std::map<std::string, MakeLayer<Ops>, std::less<>>& own_layer_makers() {
+  static std::map<std::string, MakeLayer<Ops>, std::less<>> makers;
+  return makers;
+}
+
+/// Registers another family with its layer for the operations `Ops`. Call it before other threads
+/// use models.
+template <class F, class... Ops>
+void register_family() {
+  add_family(std::make_unique<const F>());
+  if constexpr (!std::is_base_of_v<DecoderFamily, F>) {
+    (own_layer_makers<Ops>().emplace(F().name(),
+                                     &make_layer_of<typename F::template LayerOf<Ops>, Ops>),
+     ...);
+  }
+}
+
+/// Throws Error(config) if the family has no layer for these operations.
+template <class Ops>
+std::unique_ptr<Layer<Ops>> make_layer(const Architecture& model, const AttentionShape& shape,
+                                       Ops& ops) {
+  const std::string& name = model.config.family;
+  if (dynamic_cast<const DecoderFamily*>(&family(name)) != nullptr) {
+    return make_layer_of<DecoderLayer<Ops>>(model, shape, ops);
+  }
+  const auto found = own_layer_makers<Ops>().find(name);
+  if (found == own_layer_makers<Ops>().end()) {
+    throw Error(ErrorCategory::config,
+                fmt::format("model.family: '{}' has no kernels for this device", name));
+  }
+  return found->second(model, shape, ops);
+}
+
+}  // namespace ballast::model

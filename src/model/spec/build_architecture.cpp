@@ -1,0 +1,132 @@
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/model/architecture.h"
+#include "ballast/model/family.h"
+
+#include "src/model/spec/tiles.h"
+
+namespace ballast::model {
+namespace {
+
+void require(std::uint64_t value, const Refuse& refuse, std::string_view key,
+             std::string_view what) {
+  if (value == 0) refuse(key, fmt::format("missing; give {}", what));
+}
+
+void complete_heads(ModelConfig& c, const Refuse& refuse) {
+  if (c.num_kv_heads == 0) c.num_kv_heads = c.num_heads;
+  if (c.head_dim == 0) {
+    if (c.hidden_size % c.num_heads != 0) {
+      refuse("num_heads",
+             fmt::format("{} does not divide hidden_size {}", c.num_heads, c.hidden_size));
+    }
+    c.head_dim = c.hidden_size / c.num_heads;
+  }
+  if (c.num_heads % c.num_kv_heads != 0) {
+    refuse("num_kv_heads",
+           fmt::format("{} does not divide num_heads {}", c.num_kv_heads, c.num_heads));
+  }
+}
+
+std::string name_of_tile(const ModelConfig& c, std::string_view name, std::uint64_t tile) {
+  return c.vocabulary_tiles == 1 ? std::string(name) : fmt::format("{} {}", name, tile);
+}
+
+BlockSpec embedding_block(const ModelConfig& c, const OuterTensors& outer, std::uint64_t tile) {
+  BlockBuilder block(BlockKind::embedding, name_of_tile(c, "embedding", tile), "");
+  const VocabularyTile own = vocabulary_tile(c, tile);
+  // First, because a tied gradient is added to the start of the block's gradient.
+  block.add(outer.tokens, {own.rows, c.hidden_size}, Init::normal, c.init_stddev);
+  block.rows_of(c.vocab_size, own.first);
+  // Last, because a file holds all rows of the tokens before them.
+  if (!outer.positions.empty() && tile + 1 == c.vocabulary_tiles) {
+    block.add(outer.positions, {c.max_sequence, c.hidden_size}, Init::normal, c.init_stddev);
+  }
+  return block.finish();
+}
+
+BlockSpec head_block(const ModelConfig& c, const OuterTensors& outer, std::uint64_t tile) {
+  BlockBuilder block(BlockKind::head, c.tie_embeddings ? "head" : name_of_tile(c, "head", tile),
+                     "");
+  if (tile == 0) {
+    block.add(outer.norm + ".weight", {c.hidden_size},
+              outer.norm_offset != 0.0F ? Init::zeros : Init::ones);
+    if (outer.norm_has_bias) block.add(outer.norm + ".bias", {c.hidden_size}, Init::zeros);
+  }
+  std::uint64_t rows = c.vocab_size;
+  if (!c.tie_embeddings) {
+    const VocabularyTile own = vocabulary_tile(c, tile);
+    rows = own.rows;
+    block.add(outer.output, {rows, c.hidden_size}, Init::normal, c.init_stddev);
+    block.rows_of(c.vocab_size, own.first);
+  }
+  BlockSpec head = block.finish();
+  head.product_elements = rows * c.hidden_size;
+  return head;
+}
+
+}  // namespace
+
+void complete(ModelConfig& c, const Refuse& refuse, std::uint64_t expert_ranks) {
+  const Family& described = family(c.family);
+  for (const DetailKey& key : described.details()) c.details.try_emplace(key.name, key.standard);
+  require(c.vocab_size, refuse, "vocab_size", "the number of token values");
+  require(c.hidden_size, refuse, "hidden_size", "the width of the model");
+  require(c.num_layers, refuse, "num_layers", "the number of transformer layers");
+  require(c.num_heads, refuse, "num_heads", "the number of attention heads");
+  complete_heads(c, refuse);
+  if (c.vocab_size > 0x7fffffffU) {
+    refuse("vocab_size", fmt::format("{} does not fit 32-bit tokens", c.vocab_size));
+  }
+  if (!(c.norm_epsilon > 0.0)) refuse("norm_epsilon", "must be above 0");
+  if (!(c.init_stddev >= 0.0) || std::isinf(c.init_stddev)) {
+    refuse("init_stddev", "must be a finite number, at least 0");
+  }
+  described.complete(c, refuse);
+  require(c.intermediate_size, refuse, "intermediate_size", "the width of the MLP");
+  if (!described.outer().positions.empty()) {
+    require(c.max_sequence, refuse, "max_sequence", "the number of learned positions");
+  }
+  complete_tiles(c, expert_ranks, refuse);
+}
+
+Architecture build_architecture(ModelConfig config, std::uint64_t expert_ranks) {
+  const auto refuse = [](std::string_view key, const std::string& rule) {
+    throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
+  };
+  complete(config, refuse, expert_ranks);
+  const OuterTensors outer = family(config.family).outer();
+  Architecture model = {.config = std::move(config), .outer = outer, .expert_ranks = expert_ranks};
+  const ModelConfig& c = model.config;
+  for (std::uint64_t tile = 0; tile < c.vocabulary_tiles; ++tile) {
+    model.blocks.push_back(embedding_block(c, model.outer, tile));
+  }
+  for (std::uint64_t index = 0; index < c.num_layers; ++index) {
+    for (BlockSpec& block : layer_blocks(c, index, expert_ranks)) {
+      model.blocks.push_back(std::move(block));
+    }
+  }
+  const std::uint64_t heads = c.tie_embeddings ? 1 : c.vocabulary_tiles;
+  for (std::uint64_t tile = 0; tile < heads; ++tile) {
+    model.blocks.push_back(head_block(c, model.outer, tile));
+  }
+  std::size_t number = 0;
+  bool shares = expert_ranks == 1;
+  for (BlockSpec& block : model.blocks) {
+    block.number = number;
+    number += block.experts;
+    shares = shares || block.experts > 1;
+  }
+  if (shares) return model;
+  throw Error(ErrorCategory::config,
+              "ballast.expert_parallel: the model has no experts; leave the key out");
+}
+
+}  // namespace ballast::model

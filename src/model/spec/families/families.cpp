@@ -1,0 +1,68 @@
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/suggest.h"
+#include "ballast/model/family.h"
+
+#include "src/model/spec/families/experts.h"
+#include "src/model/spec/families/gemma3.h"
+#include "src/model/spec/families/gpt2.h"
+#include "src/model/spec/families/gpt_neox.h"
+#include "src/model/spec/families/llama.h"
+#include "src/model/spec/families/llama_variants.h"
+
+namespace ballast::model {
+namespace {
+
+template <class... F>
+std::vector<std::unique_ptr<const Family>> make_families() {
+  std::vector<std::unique_ptr<const Family>> made;
+  (made.push_back(std::make_unique<const F>()), ...);
+  return made;
+}
+
+/// The registered families. A new one belongs into this list; the first is the default.
+std::vector<std::unique_ptr<const Family>>& families() {
+  static auto all = make_families<Gpt2, Llama, Mistral, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2, Gemma3,
+                                  GptNeoX, Mixtral, Qwen2Moe, Qwen3Moe, Olmoe, GptOss>();
+  return all;
+}
+
+}  // namespace
+
+void add_family(std::unique_ptr<const Family> family) {
+  families().push_back(std::move(family));
+}
+
+std::vector<std::string> family_names() {
+  std::vector<std::string> names;
+  for (const auto& one : families()) names.emplace_back(one->name());
+  return names;
+}
+
+const Family& family(std::string_view name) {
+  for (const auto& one : families()) {
+    if (one->name() == name) return *one;
+  }
+  const std::vector<std::string> names = family_names();
+  throw Error(ErrorCategory::config,
+              fmt::format("model.family: '{}' is not a family; choose one of {}{}", name,
+                          listed(names), did_you_mean(name, names)));
+}
+
+ModelConfig default_config(std::string_view family_name) {
+  const Family& described = family(family_name);
+  ModelConfig config;
+  config.family = family_name;
+  config.tie_embeddings = described.ties_embeddings();
+  for (const DetailKey& key : described.details()) config.details[key.name] = key.standard;
+  return config;
+}
+
+}  // namespace ballast::model
