@@ -161,7 +161,7 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
   Operation operation = {.action = Action::compute,
                          .block = pass.block,
                          .micro = micro,
-                         .label = schedule::label_of(pass.kernel, pass.reference > 0),
+                         .label = schedule::label_of(id, pass),
                          .speed = speed_of(pass.curve),
                          .token_share = pass.token_share,
                          .bytes = pass.exchanged,
