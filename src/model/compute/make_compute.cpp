@@ -1,10 +1,9 @@
-#include "ballast/model/compute.h"
-
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
 #include "ballast/device/host_stream.h"
 #include "ballast/model/attention.h"
+#include "ballast/model/compute.h"
 
 #include "src/model/cuda/factories.h"
 #include "src/model/host/factories.h"

@@ -104,7 +104,7 @@ TEST(MachineShare, AllRanksComputeOnDevicesOfOneKind) {
   EXPECT_EQ(device_of(cuda), cuda) << "a named device never falls back";
   places[1].device_memory = 300;
   EXPECT_EQ(device_of(automatic), cuda);
-  EXPECT_EQ(device_of("host"), "host");
+  EXPECT_EQ(device_of(host), host);
 }
 
 TEST(MachineShare, RatesOfARankShareCoresOnlyWhereComputeHasThem) {
