@@ -18,7 +18,7 @@ FOLDERS = ("include", "src", "aio", "cpu_adam", "tools")
 SOURCES = {".h", ".cpp", ".cu", ".cuh"}
 
 # Names that several files define.
-KNOWN = {"ElementRange", "GradientStats", "Launch", "LedgerLine", "Stream"}
+KNOWN = {"ElementRange", "GradientStats", "LedgerLine", "Stream"}
 
 # The two devices implement the same interfaces, each in a namespace of its own.
 DEVICES = ("src/model/host/", "src/model/cuda/")

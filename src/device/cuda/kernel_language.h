@@ -20,7 +20,7 @@ namespace ballast::device {
 inline constexpr unsigned kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
 
-struct Launch {
+struct LaunchConfig {
   cudaStream_t stream = nullptr;
   dim3 blocks = 1;
   unsigned threads = 1;  ///< of a block, at most 1024
@@ -30,7 +30,7 @@ struct Launch {
 /// Enqueues `kernel` and returns the status of the launch; the stream reports failures of the
 /// kernel later.
 template <class... Parameters, class... Arguments>
-cudaError_t launch(const Launch& how, void (*kernel)(Parameters...), Arguments... arguments) {
+cudaError_t launch(const LaunchConfig& how, void (*kernel)(Parameters...), Arguments... arguments) {
   if (how.shared_bytes > kFreelyShared) {
     const cudaError_t allowed =
         allow_shared_memory(reinterpret_cast<const void*>(kernel), how.shared_bytes);
@@ -51,7 +51,7 @@ cudaError_t load(void (*kernel)(Parameters...)) {
   return cudaFuncGetAttributes(&attributes, kernel);
 }
 
-/// The shared memory of a block (Launch::shared_bytes), aligned to 128 bytes.
+/// The shared memory of a block (LaunchConfig::shared_bytes), aligned to 128 bytes.
 template <class T>
 __device__ T* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char memory[];

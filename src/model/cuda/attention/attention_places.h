@@ -104,8 +104,8 @@ inline unsigned lanes_of_row(const AttentionShape& shape) {
 }
 /// Blocks of `threads` threads: x for tokens, lanes_of_row() threads for each, y for heads, z for
 /// sequences.
-inline device::Launch by_query_rows(cudaStream_t stream, const AttentionShape& shape,
-                                    unsigned threads) {
+inline device::LaunchConfig by_query_rows(cudaStream_t stream, const AttentionShape& shape,
+                                          unsigned threads) {
   const std::size_t blocks = padded_length(shape) * lanes_of_row(shape) / threads;
   return {.stream = stream,
           .blocks = {static_cast<unsigned>(blocks), static_cast<unsigned>(shape.heads),

@@ -153,7 +153,7 @@ cudaError_t sort_choices(cudaStream_t stream, const RouterShape& shape, const Ro
                            .count = static_cast<unsigned>(shape.choices()),
                            .of_group = static_cast<unsigned>(groups.rows * shape.per_token),
                            .experts = static_cast<unsigned>(shape.experts)};
-  const device::Launch by_group = {
+  const device::LaunchConfig by_group = {
       .stream = stream,
       .blocks = {static_cast<unsigned>(groups.count), blocks_for(shape.experts, kThreads)},
       .threads = kThreads};

@@ -107,7 +107,7 @@ __global__ void add(ExpertRows rows, const float* y, const float* weights, float
   device::write(sum, to);
 }
 
-device::Launch by_choices(cudaStream_t stream, const ExpertRows& rows, std::size_t width) {
+device::LaunchConfig by_choices(cudaStream_t stream, const ExpertRows& rows, std::size_t width) {
   return {.stream = stream,
           .blocks = static_cast<unsigned>(rows.count),
           .threads = threads_of_row(width, kHeld)};

@@ -35,7 +35,7 @@ Shape shape_of(const RouterShape& shape) {
 }
 
 /// A warp per row.
-device::Launch by_warps(cudaStream_t stream, std::size_t rows) {
+device::LaunchConfig by_warps(cudaStream_t stream, std::size_t rows) {
   return {.stream = stream, .blocks = blocks_for(rows, kRowsOfBlock), .threads = kThreads};
 }
 
@@ -356,7 +356,7 @@ cudaError_t route(cudaStream_t stream, const RouterShape& shape, float* logits, 
                   const std::int32_t* targets, const Routing& to, std::int32_t* starts,
                   float* partials) {
   if (shape.rows > 0) {
-    device::Launch how = by_warps(stream, shape.rows);
+    device::LaunchConfig how = by_warps(stream, shape.rows);
     const std::size_t words = (shape.experts + kBits - 1) / kBits;
     how.shared_bytes = kRowsOfBlock * words * sizeof(std::uint32_t);
     const cudaError_t code =

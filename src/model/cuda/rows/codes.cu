@@ -76,7 +76,7 @@ __global__ void decode(const uint2* codes, const float* scales, std::size_t bloc
   device::write(values, to);
 }
 
-device::Launch over(cudaStream_t stream, std::size_t blocks) {
+device::LaunchConfig over(cudaStream_t stream, std::size_t blocks) {
   constexpr std::size_t kTogether = kThreads / kWarp;
   return {.stream = stream,
           .blocks = static_cast<unsigned>((blocks + kTogether - 1) / kTogether),

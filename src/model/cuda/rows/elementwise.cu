@@ -207,7 +207,7 @@ __global__ void widened(const T* x, float* y, std::size_t size) {
 }
 
 /// For a kernel with one thread per eight elements.
-device::Launch over(cudaStream_t stream, std::size_t size) {
+device::LaunchConfig over(cudaStream_t stream, std::size_t size) {
   constexpr std::size_t kTogether = std::size_t{kThreads} * kEight;
   return {.stream = stream,
           .blocks = static_cast<unsigned>((size + kTogether - 1) / kTogether),

@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(fit == Fit::warp ? kRowsOfBlock * kWarp : kMos
 
 /// The kernel for rows that need a whole block, and its number of threads.
 template <bool centred, class T>
-cudaError_t launch_blocks(device::Launch how, const NormBackward<T>& a) {
+cudaError_t launch_blocks(device::LaunchConfig how, const NormBackward<T>& a) {
   const std::size_t width = a.rows.width;
   const auto launch = [&](unsigned held, void (*kernel)(NormBackward<T>)) {
     how.threads = threads_of_row(width, held);
@@ -218,7 +218,7 @@ cudaError_t launch_blocks(device::Launch how, const NormBackward<T>& a) {
 }
 
 template <bool centred, class T>
-cudaError_t launch_norm_backward(device::Launch how, const NormBackward<T>& a) {
+cudaError_t launch_norm_backward(device::LaunchConfig how, const NormBackward<T>& a) {
   if (a.rows.width > kNarrow) return launch_blocks<centred>(how, a);
   how.threads = kRowsOfBlock * kWarp;
   return device::launch(how, &norm_backward_rows<centred, Fit::warp, kHeldByLane, T>, a);
@@ -236,7 +236,7 @@ cudaError_t norm_backward(cudaStream_t stream, const T* x, const T* weight, cons
                              partials, epsilon, offset, rows,     places_of(places, rows)};
   const std::size_t together = rows.width <= kNarrow ? kRowsOfBlock : 1;
   const std::size_t groups = std::min((rows.count + together - 1) / together, kMostGroups);
-  const device::Launch how = {.stream = stream, .blocks = static_cast<unsigned>(groups)};
+  const device::LaunchConfig how = {.stream = stream, .blocks = static_cast<unsigned>(groups)};
   centred = centred || bias_gradient != nullptr;
   const cudaError_t code =
       centred ? launch_norm_backward<true>(how, a) : launch_norm_backward<false>(how, a);

@@ -26,7 +26,7 @@ using Piece = Packed<T, kOneAccess<T>>;
 
 /// One block per row and part of its columns, one thread per piece of the part.
 template <class T>
-device::Launch by_rows(cudaStream_t stream, std::size_t rows, std::size_t width) {
+device::LaunchConfig by_rows(cudaStream_t stream, std::size_t rows, std::size_t width) {
   const std::size_t pieces = width / kOneAccess<T>;
   const auto threads = static_cast<unsigned>(std::min<std::size_t>(
       (pieces + device::kWarp - 1) / device::kWarp * device::kWarp, kMostRowThreads));

@@ -115,7 +115,7 @@ namespace ballast::device {
 inline constexpr unsigned kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
 
-struct Launch {
+struct LaunchConfig {
   cudaStream_t stream = nullptr;
   test::emulation::Dim3 blocks = 1;
   unsigned threads = 1;
@@ -124,7 +124,7 @@ struct Launch {
 
 /// Runs the kernel at once.
 template <class... Parameters, class... Arguments>
-cudaError_t launch(const Launch& how, void (*kernel)(Parameters...), Arguments... arguments) {
+cudaError_t launch(const LaunchConfig& how, void (*kernel)(Parameters...), Arguments... arguments) {
   constexpr std::size_t kMostShared = std::size_t{99} << 10U;  // compute capability 8.9
   if (how.shared_bytes > kMostShared) return cudaErrorInvalidValue;
   if (how.blocks.x == 0 || how.blocks.y == 0 || how.blocks.z == 0) {
