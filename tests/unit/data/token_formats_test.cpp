@@ -118,7 +118,7 @@ TEST(TokenFormats, RefuseAnIndexThatDoesNotFit) {
          {index, "sequence 1 has 2 tokens from byte 4 on", "ends at byte 2"});
   refuse("something else", {index, "is not an index of Megatron"});
   refuse(index_of(8, 2, {3}, {0, 1}), {path, "m.idx says that tokens have 2 bytes", "is u32"},
-         "u32");
+         config::TokenType::u32);
   expect_error(ErrorCategory::data, {index, "name the .bin file"},
                [&] { TokenSource::open(section(index), 256); });
 }
@@ -141,7 +141,7 @@ TEST(TokenFormats, ReadLlmcsFiles) {
   refuse(llmc_of(20240520, 2, 3, u16), {"version 2; this program reads version 1"});
   refuse(llmc_of(20240520, 1, 4, u16), {"1030 bytes", "4 tokens of 2 bytes"});
   refuse(llmc_of(20240520, 1, 3, u16), {"the header says that tokens have 2 bytes", "is u32"},
-         "u32");
+         config::TokenType::u32);
   // An error of reading names the byte in the file.
   const auto source = put(llmc_of(20240520, 1, 3, u16));
   expect_error(ErrorCategory::data, {"id 50256 at byte 1026"}, [&] { read_all(source, 50256); });
@@ -193,7 +193,7 @@ TEST(TokenFormats, RefuseNumpysFilesThatAreNoTokenIds) {
   refuse(numpy_of("<u2", ids, "(7,)"), {"7 numbers of 2 bytes", "12 bytes", "truncated"});
   refuse(numpy_of("<u2", ids, "(x,)"), {"shape (x,)", "damaged"});
   refuse(numpy_of("<u2", ids, "(6,)").substr(0, 60), {"60 bytes", "header of 118", "truncated"});
-  refuse(numpy_of("<u2", ids, "(6,)"), {"tokens have 2 bytes", "is u32"}, "u32");
+  refuse(numpy_of("<u2", ids, "(6,)"), {"tokens have 2 bytes", "is u32"}, config::TokenType::u32);
   refuse(numpy_of("<i4", std::vector<std::int32_t>{1, -100}, "(2,)"),
          {"token id -100 at byte 132 (token 1)", "labels"});
 }
