@@ -1,4 +1,8 @@
+#include <array>
+
+#include "ballast/core/error.h"
 #include "ballast/core/random.h"
+#include "ballast/schedule/build.h"
 #include "ballast/schedule/labels.h"
 
 #include "src/engine/counts.h"
@@ -7,9 +11,9 @@
 
 namespace ballast::engine {
 
-using model::Kernel;
+using model::Operand;
+using model::OperandKind;
 using model::Port;
-using schedule::BufferId;
 using schedule::Use;
 
 namespace {
@@ -19,46 +23,37 @@ Port port_of(const Use& use) {
                            static_cast<unsigned>(schedule::Role::first_port));
 }
 
-/// The tile of the vocabulary in a block; 0 where there is none.
-std::uint32_t tile_in(const schedule::Workload& work, std::uint32_t block) {
-  if (work.is_embedding(block)) return work.tied ? block : 0;
-  return work.tied || block < work.head() ? 0 : block - work.head();
-}
-
-/// Bytes of what the operation's pass finds at `port`.
-Bytes bytes_at(const CurrentOperation& at, Port port) {
-  const schedule::Workload& work = at.workload();
-  switch (port) {
-    case Port::weights:
-      return at.work().whole_weight_bytes();
-    case Port::batch:
-      return work.batch_bytes;
-    case Port::kept:
-      return at.work().intermediate_bytes;
-    case Port::normed:
-      return work.rows_bytes;
-    case Port::partial_sums:
-      return work.row_sums_bytes;
-    case Port::routing:
-      return work.routing_bytes;
-    case Port::router_totals:
-      return work.router_totals_bytes;
-    case Port::losses:
-      return work.losses_bytes;
-    case Port::pairs:
-      return work.pairs_bytes;
-    case Port::gradient:
-      return at.work().accumulator_bytes;
-    default:
-      return work.activation_bytes;
+/// The operand of a pass for its use number `place` of `port`, counted by port.
+const Operand& operand_of(const model::Pass& pass, Port port, std::size_t place) {
+  for (const Operand& operand : pass.operands) {
+    if (operand.port == port && place-- == 0) return operand;
   }
+  throw Error(ErrorCategory::state, "an operation binds a port that its pass does not have");
 }
 
-/// The place of the pass in the report.
-ReportPart report_of(const CurrentOperation& at, Kernel kernel) {
-  const bool router = kernel == Kernel::router;
-  return router ? router_losses_in(at.blueprint(), at.operation.micro)
-                : head_losses_in(at.blueprint(), at.operation.micro);
+Bytes bytes_of(const CurrentOperation& at, const Operand& operand) {
+  const model::StepProgram& program = program_of(at.workload());
+  switch (operand.kind) {
+    case OperandKind::weights:
+      return at.workload().blocks[operand.number].whole_weight_bytes();
+    case OperandKind::gradient:
+      return program.sums[operand.number].bytes;
+    case OperandKind::value: {
+      const model::StepValue& value = program.values[operand.number];
+      return value.bytes > 0 ? value.bytes : program.classes[value.of].bytes;
+    }
+    case OperandKind::workspace:
+      break;
+  }
+  return 0;
+}
+
+/// The losses that the pass reports, in the report of all micro-batches.
+DeviceBytes place_in_report(const CurrentOperation& at, const Use& use, model::Kernel kernel) {
+  const ReportPart part = kernel == model::Kernel::router
+                              ? router_losses_in(at.blueprint(), at.operation.micro)
+                              : head_losses_in(at.blueprint(), at.operation.micro);
+  return at.device(use, part.offset + part.bytes).subview(part.offset, part.bytes);
 }
 
 /// The same in the passes of a micro-batch, also after a resume.
@@ -82,60 +77,32 @@ model::PassScalars scalars_of(const CurrentOperation& at, const model::Pass& pas
           .ranks = ranks};
 }
 
-/// Sums of the gradient of the output matrix's tile `number` in `buffer`.
-DeviceBytes gradient_of_tile(const CurrentOperation& at, BufferId buffer, std::size_t number) {
-  const model::Architecture& model = at.blueprint().model;
-  const model::VocabularyTile tile = model.tile(number);
-  const Bytes rows = tile.rows * model.config.hidden_size * sizeof(float);
-  const schedule::Workload& work = at.workload();
-  return at.modules().store.device(buffer,
-                                   work.tied ? rows : work.blocks[tile.block].accumulator_bytes);
-}
-
-/// The pass that a compute operation runs, with an operand per use.
-model::Pass pass_of(const CurrentOperation& at) {
-  model::Pass pass = {.kernel = kernel_of(at.operation),
-                      .block = at.operation.block,
-                      .reference = static_cast<std::uint8_t>(is_reference(at.operation)),
-                      .number = tile_in(at.workload(), at.operation.block)};
-  for (const Use& use : at.operation.uses) pass.operands.push_back({.port = port_of(use)});
-  return pass;
-}
-
 /// What the operation binds to the ports of its pass, cut to the sizes of the operands.
 model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass& pass) {
   model::PassArguments arguments = {.scalars = scalars_of(at, pass),
                                     .exchange = at.lanes.channels().rows.get()};
-  // A pass over all tiles finds the first one in its own block, unless the matrix is tied.
-  const bool all = pass.kernel == Kernel::head_train && !at.workload().tied;
-  const std::size_t tile = all ? 1 : pass.number;
+  std::array<std::size_t, model::kPortCount> seen{};
   for (const Use& use : at.operation.uses) {
     const Port port = port_of(use);
-    const auto view = [&] { return at.device(use, bytes_at(at, port)); };
+    const Operand& operand = operand_of(pass, port, seen[static_cast<std::size_t>(port)]++);
+    const auto view = [&] { return at.device(use, bytes_of(at, operand)); };
     switch (port) {
       case Port::workspace:
-        break;
+        break;  // see Compute::set_workspace()
       case Port::routing_counts:
         arguments.routing_counts = routing_of(at, use.buffer, at.operation.micro);
+        break;
+      case Port::losses:
+        arguments[port] = place_in_report(at, use, pass.kernel);
         break;
       case Port::batch:
         arguments.batch = model::BatchViews::cut(view(), at.blueprint().shape.tokens());
         break;
-      case Port::losses: {
-        const ReportPart part = report_of(at, pass.kernel);
-        arguments[port] = view().subview(part.offset, part.bytes);
+      case Port::output_weights:
+        arguments.output_weights.push_back(view());
         break;
-      }
-      case Port::output_weights: {
-        const std::size_t number = tile + arguments.output_weights.size();
-        const std::size_t block = at.blueprint().model.tile(number).block;
-        arguments.output_weights.push_back(
-            at.modules().store.device(use.buffer, at.workload().blocks[block].weight_bytes));
-        break;
-      }
       case Port::output_gradient:
-        arguments.output_gradient.push_back(
-            gradient_of_tile(at, use.buffer, tile + arguments.output_gradient.size()));
+        arguments.output_gradient.push_back(view());
         break;
       default:
         arguments[port] = view();
@@ -147,7 +114,7 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
 }  // namespace
 
 void run_pass(const CurrentOperation& at) {
-  const model::Pass pass = pass_of(at);
+  const model::Pass& pass = program_of(at.workload()).passes[pass_id(at.operation)];
   at.modules().compute.run(at.stream(), pass, arguments_of(at, pass));
 }
 

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "ballast/core/error.h"
+#include "ballast/schedule/build.h"
 #include "ballast/schedule/labels.h"
 
 #include "src/engine/counts.h"
@@ -22,18 +23,21 @@ bool needs_kernels(const Operation& operation) {
 }
 
 /// The properties that select an operation's kernels: for a pass its shape, and which of its ports
-/// are bound; for a gather whether it is in place, and whether it moves codes. Layers, or their
-/// parts of equal sizes, use the same kernels; tiles of the vocabulary differ in their sizes.
+/// are bound; for others the size of the block, and for a gather whether it is in place and moves
+/// codes. Tiles of the vocabulary differ in their sizes.
 auto kind_of(const Operation& operation, const Blueprint& blueprint) {
-  const model::BlockSpec& block = blueprint.model.blocks[operation.block];
-  const bool layer = block.kind == model::BlockKind::layer;
-  const std::uint64_t place = layer ? block.elements : operation.block;
   std::uint64_t bound = 0;
   for (const schedule::Use& use : operation.uses) {
     bound |= std::uint64_t{1} << static_cast<unsigned>(use.role);
   }
-  return std::tuple(operation.action, operation.payload, operation.label, block.kind, block.part,
-                    place, block.frozen_elements, operation.micro == 0, bound);
+  const bool pass = operation.action == schedule::Action::compute;
+  const model::BlockSpec& block = blueprint.model.blocks[operation.block];
+  const bool layer = block.kind == model::BlockKind::layer;
+  const std::uint64_t size = layer ? block.elements : operation.block;
+  const std::uint64_t shape =
+      pass ? program_of(blueprint.workload).passes[pass_id(operation)].shape : size;
+  return std::tuple(operation.action, operation.payload, shape, pass ? 0 : block.frozen_elements,
+                    operation.micro == 0, bound);
 }
 
 /// As if the routers had sent a row to each expert, so that the kernels of experts run too.

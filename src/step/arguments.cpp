@@ -61,6 +61,7 @@ void check_trains(const Options& options) {
 }
 
 void check_arguments(const Workload& workload, const Placement& placement, const Options& options) {
+  expects(workload.values != nullptr, "schedule: the workload has no program");
   if (workload.blocks.size() < 2) refuse_arguments("the model needs an embedding and a head");
   if (placement.blocks.size() != workload.blocks.size()) {
     refuse_arguments(fmt::format("the placement has {} blocks, but the model has {}",

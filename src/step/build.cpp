@@ -60,6 +60,10 @@ void set_program(Workload& workload, model::StepProgram program) {
       std::make_shared<const model::StepProgram>(std::move(program)));
 }
 
+const model::StepProgram& program_of(const Workload& workload) {
+  return workload.values->program();
+}
+
 Schedule build(const Workload& workload, const Placement& placement, const Options& options) {
   check_arguments(workload, placement, options);
   PlanMaker maker(workload, placement, options);

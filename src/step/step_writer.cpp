@@ -5,8 +5,6 @@
 
 #include "ballast/schedule/labels.h"
 
-#include "src/step/ports.h"
-
 namespace ballast::step {
 
 using model::BlockId;
@@ -17,6 +15,18 @@ using model::PassId;
 using model::Stop;
 
 namespace {
+
+Speed speed_of(model::CostCurve curve) {
+  switch (curve) {
+    case model::CostCurve::backward:
+      return Speed::backward;
+    case model::CostCurve::head:
+      return Speed::head;
+    case model::CostCurve::forward:
+      break;
+  }
+  return Speed::forward;
+}
 
 std::vector<bool> blocks_that_keep(const ValueQuestion& question) {
   std::vector<bool> keeps;
@@ -151,7 +161,7 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
   Operation operation = {.action = Action::compute,
                          .block = pass.block,
                          .micro = micro,
-                         .label = schedule::label_of(pass.kernel, pass.reference > 0),
+                         .label = schedule::label_of(id, pass),
                          .speed = speed_of(pass.curve),
                          .token_share = pass.token_share,
                          .bytes = pass.exchanged,
@@ -164,8 +174,8 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
       operation.traffic += operand.absent.traffic;
       continue;
     }
-    operation.uses.push_back(
-        {role_of(operand.port), bind(operand, micro), operand.access != OperandAccess::reads});
+    operation.uses.push_back({schedule::role_of(operand.port), bind(operand, micro),
+                              operand.access != OperandAccess::reads});
   }
   const OpId emitted = move_.emit(std::move(operation));
   values_.after(id, micro);

@@ -52,7 +52,6 @@ class Values {
   [[nodiscard]] BufferId& in_ring(model::ValueId value, std::uint32_t micro) {
     return in_ring_[std::size_t{value} * micro_batches_ + micro];
   }
-  BufferId next_of_ring(model::ValueId value);
   BufferId begin_life(model::ValueId value, std::uint32_t micro);
   BufferId read(model::ValueId value, std::uint32_t micro);
   BufferId bring_back(model::ValueId value, std::uint32_t micro);

@@ -19,8 +19,7 @@ KNOWN: dict[str, list[str]] = {
     "model/compute": ["host/code_kernels host/elementwise_kernels host/kernels host/norm_kernels "
                       "host/normal_kernels host/simd host/softmax_kernels"],
     "python": ["shared_file transfers"],
-    "schedule": ["home_list layout",
-                 "simulator simulator_costs"],
+    "schedule": ["simulator simulator_costs"],
 }
 
 

@@ -7,6 +7,8 @@
 //     plan_dumps --hashes             print the hashes
 //     plan_dumps --list               the runs
 //     plan_dumps --dump 07/2 [steady] the text behind the hashes
+//     plan_dumps --random 0 1000      hashes of random problems, each without its placement; --dump
+//                                     random/17 has their texts
 //     plan_dumps --count              operations of all dumps by action, role and condition
 //
 // tools/dev/compare_plans.sh compares the texts of two commits.
@@ -19,6 +21,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -31,33 +34,68 @@
 #include "tests/plans/planned_runs.h"
 #include "tests/plans/small_runs.h"
 #include "tests/support/fixtures.h"
+#include "tests/unit/schedule/random_workload.h"
 
 namespace ballast::plans {
 namespace {
 
-/// What a dump is made of.
+/// A run whose plans are dumped.
 struct Dumped {
   std::string name;  ///< "07/2"
   std::string description;
-  std::function<engine::Blueprint()> make;
+  std::function<std::vector<PlanSection>()> dump;
+  std::function<AllPlans()> build;
 };
+
+Dumped from_blueprint(std::string name, std::string description,
+                      const std::function<engine::Blueprint()>& make) {
+  return {.name = std::move(name),
+          .description = std::move(description),
+          .dump = [make] { return dump_plans(make(), machines()); },
+          .build =
+              [make] {
+                const engine::Blueprint blueprint = make();
+                return build_plans(blueprint.workload, blueprint.placement, blueprint.options);
+              }};
+}
 
 std::vector<Dumped> all_dumped() {
   std::vector<Dumped> all;
-  for (const SmallRun& c : small_runs()) {
+  for (const SmallRun& run : small_runs()) {
     for (std::uint64_t seed = 0; seed < kPlacements; ++seed) {
-      all.push_back({fmt::format("{}/{}", c.name, seed), c.describe(),
-                     [&c, seed] { return outline_of(c, seed); }});
+      all.push_back(from_blueprint(fmt::format("{}/{}", run.name, seed), run.describe(),
+                                   [&run, seed] { return outline_of(run, seed); }));
     }
   }
-  for (PlannedRun& run : planned_runs()) {
-    all.push_back({run.name, run.description, std::move(run.decide)});
+  for (const PlannedRun& run : planned_runs()) {
+    all.push_back(from_blueprint(run.name, run.description, run.decide));
   }
   return all;
 }
 
-std::vector<PlanSection> dump(const Dumped& dumped) {
-  return dump_plans(dumped.make(), machines());
+/// Sizes and placements that no model has: those of the property tests.
+schedule::Problem random_of(std::uint64_t seed) {
+  schedule::Problem problem = seed % 2 == 1   ? schedule::random_problem_of_ranks(seed)
+                              : seed % 8 == 6 ? schedule::random_evaluation(seed)
+                                              : schedule::random_problem(seed);
+  schedule::add_codes(problem.workload, seed);
+  return problem;
+}
+
+Dumped random_dumped(std::uint64_t seed) {
+  return {.name = fmt::format("random/{}", seed),
+          .description = "a problem of tests/unit/schedule/random_workload.h",
+          .dump =
+              [seed] {
+                const schedule::Problem problem = random_of(seed);
+                return dump_plans(problem.workload, problem.placement, problem.options,
+                                  {machines()[1]});
+              },
+          .build =
+              [seed] {
+                const schedule::Problem problem = random_of(seed);
+                return build_plans(problem.workload, problem.placement, problem.options);
+              }};
 }
 
 std::filesystem::path golden_file() {
@@ -70,7 +108,7 @@ std::string header() {
 
 std::string hashes(const Dumped& dumped) {
   std::vector<std::string> line = {dumped.name};
-  for (const PlanSection& section : dump(dumped)) line.push_back(hash_of(section.text));
+  for (const PlanSection& section : dumped.dump()) line.push_back(hash_of(section.text));
   return fmt::format("{}", fmt::join(line, " "));
 }
 
@@ -120,7 +158,7 @@ TEST(PlanDumps, AreThoseOfTheFile) {
 
 TEST(PlanDumps, EveryBufferHasANameOfItsOwn) {
   for (const Dumped& dumped : all_dumped()) {
-    const AllPlans all = build_plans(dumped.make());
+    const AllPlans all = dumped.build();
     std::vector<const schedule::Plan*> plans;
     for (const auto& named : all.plans) plans.push_back(&named.plan);
     std::set<std::string> names;
@@ -146,18 +184,32 @@ int write_golden() {
   return file ? 0 : 1;
 }
 
+int print_dump(const Dumped& dumped, const std::string& section_name) {
+  fmt::print("{}\n", dumped.description);
+  for (const PlanSection& section : dumped.dump()) {
+    if (!section_name.empty() && section.name != section_name) continue;
+    fmt::print("== {} {}\n{}", section.name, hash_of(section.text), section.text);
+  }
+  return 0;
+}
+
 int print_dump(const std::string& name, const std::string& section_name) {
+  constexpr std::string_view kRandom = "random/";
+  if (name.starts_with(kRandom)) {
+    return print_dump(random_dumped(std::stoull(name.substr(kRandom.size()))), section_name);
+  }
   for (const Dumped& dumped : all_dumped()) {
-    if (dumped.name != name) continue;
-    fmt::print("{}\n", dumped.description);
-    for (const PlanSection& section : dump(dumped)) {
-      if (!section_name.empty() && section.name != section_name) continue;
-      fmt::print("== {} {}\n{}", section.name, hash_of(section.text), section.text);
-    }
-    return 0;
+    if (dumped.name == name) return print_dump(dumped, section_name);
   }
   fmt::print(stderr, "there is no run {}\n", name);
   return 2;
+}
+
+int print_random_hashes(std::uint64_t first, std::uint64_t count) {
+  for (std::uint64_t seed = first; seed < first + count; ++seed) {
+    fmt::print("{}\n", hashes(random_dumped(seed)));
+  }
+  return 0;
 }
 
 int print_list() {
@@ -168,7 +220,7 @@ int print_list() {
 int print_counts() {
   std::map<std::string, std::size_t> counts;
   for (const Dumped& dumped : all_dumped()) {
-    const AllPlans all = build_plans(dumped.make());
+    const AllPlans all = dumped.build();
     for (const AllPlans::Named& named : all.plans) {
       for (const schedule::Operation& operation : named.plan.operations) {
         const std::string action(action_name(operation));
@@ -199,6 +251,9 @@ int main(int argc, char** argv) {
   if (option == "--hashes") return print_hashes(std::cout), 0;
   if (option == "--list") return print_list();
   if (option == "--count") return print_counts();
+  if (option == "--random" && argc > 3) {
+    return print_random_hashes(std::stoull(argv[2]), std::stoull(argv[3]));
+  }
   if (option == "--dump" && argc > 2) return print_dump(argv[2], argc > 3 ? argv[3] : "");
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

@@ -122,7 +122,8 @@ std::string text_of(const Plan& plan, const std::vector<std::string>& buffers) {
   return text;
 }
 
-std::string text_of_buffers(const engine::Blueprint& blueprint, const Schedule& schedule,
+std::string text_of_buffers(const schedule::Workload& work, const schedule::Placement& place,
+                            const schedule::Options& options, const Schedule& schedule,
                             const std::vector<std::string>& names) {
   const auto name = [&](BufferId id) { return id == kNoBuffer ? "none" : names[id]; };
   std::vector<std::string> lines;
@@ -145,8 +146,7 @@ std::string text_of_buffers(const engine::Blueprint& blueprint, const Schedule& 
   add("workspace and staging", {schedule.workspace, schedule.weight_staging, schedule.state_staging,
                                 schedule.activation_staging, schedule.gradient_staging});
   std::map<std::pair<std::string_view, std::string_view>, Bytes> sums;
-  for (const schedule::Buffer& buffer :
-       schedule::sum_buffers(blueprint.workload, blueprint.placement, blueprint.options)) {
+  for (const schedule::Buffer& buffer : schedule::sum_buffers(work, place, options)) {
     sums[{to_string(buffer.tier), to_string(buffer.kind)}] += buffer.bytes;
   }
   for (const auto& [line, bytes] : sums) {
@@ -232,10 +232,8 @@ const Plan& AllPlans::find(const std::string& name) const {
   return found->plan;
 }
 
-AllPlans build_plans(const engine::Blueprint& blueprint) {
-  const auto& work = blueprint.workload;
-  const auto& place = blueprint.placement;
-  const auto& options = blueprint.options;
+AllPlans build_plans(const schedule::Workload& work, const schedule::Placement& place,
+                     const schedule::Options& options) {
   const auto blocks = static_cast<std::uint32_t>(work.blocks.size());
   const std::uint32_t some = std::max(1U, work.micro_batches - 1);
   AllPlans all;
@@ -263,26 +261,33 @@ AllPlans build_plans(const engine::Blueprint& blueprint) {
   return all;
 }
 
-std::vector<PlanSection> dump_plans(engine::Blueprint blueprint,
+std::vector<PlanSection> dump_plans(const schedule::Workload& work,
+                                    const schedule::Placement& place,
+                                    const schedule::Options& options,
                                     const std::vector<schedule::Rates>& rates) {
-  AllPlans all = build_plans(blueprint);
+  AllPlans all = build_plans(work, place, options);
   std::vector<const Plan*> plans;
   for (const AllPlans::Named& named : all.plans) plans.push_back(&named.plan);
   const std::vector<std::string> buffers = buffer_names(all.schedule.buffers, plans);
   std::vector<PlanSection> sections;
-  sections.push_back({"placement", text_of_placement(blueprint)});
-  sections.push_back({"buffers", text_of_buffers(blueprint, all.schedule, buffers)});
+  sections.push_back({"buffers", text_of_buffers(work, place, options, all.schedule, buffers)});
   for (const AllPlans::Named& named : all.plans) {
     sections.push_back({named.name, text_of(named.plan, buffers)});
   }
   sections.push_back({"seams", text_of_seams(all)});
   std::string simulated;
-  if (blueprint.options.purpose == schedule::Purpose::training) {
-    for (const schedule::Rates& machine : rates) {
-      simulated += text_of_simulation(all, machine);
-    }
+  if (options.purpose == schedule::Purpose::training) {
+    for (const schedule::Rates& machine : rates) simulated += text_of_simulation(all, machine);
   }
   sections.push_back({"simulated", std::move(simulated)});
+  return sections;
+}
+
+std::vector<PlanSection> dump_plans(const engine::Blueprint& blueprint,
+                                    const std::vector<schedule::Rates>& rates) {
+  std::vector<PlanSection> sections =
+      dump_plans(blueprint.workload, blueprint.placement, blueprint.options, rates);
+  sections.insert(sections.begin(), {"placement", text_of_placement(blueprint)});
   return sections;
 }
 

@@ -22,7 +22,12 @@ std::vector<std::string> section_names();
 /// Everything that a placed run has before anything runs: buffers, each plan, the edges between
 /// plans that may follow each other, and simulated steps. The order of buffers and of uses does not
 /// count. `blueprint`: sized, with a placement; its schedule is built here.
-std::vector<PlanSection> dump_plans(engine::Blueprint blueprint,
+std::vector<PlanSection> dump_plans(const engine::Blueprint& blueprint,
+                                    const std::vector<schedule::Rates>& rates);
+/// The same without the first section, the placement.
+std::vector<PlanSection> dump_plans(const schedule::Workload& work,
+                                    const schedule::Placement& place,
+                                    const schedule::Options& options,
                                     const std::vector<schedule::Rates>& rates);
 
 /// The schedule and the plans that it lacks.
@@ -36,7 +41,8 @@ struct AllPlans {
 
   [[nodiscard]] const schedule::Plan& find(const std::string& name) const;
 };
-AllPlans build_plans(const engine::Blueprint& blueprint);
+AllPlans build_plans(const schedule::Workload& work, const schedule::Placement& place,
+                     const schedule::Options& options);
 
 /// XXH3 of the text, 16 hexadecimal digits; "-" if it is empty.
 std::string hash_of(const std::string& text);

@@ -14,6 +14,8 @@ namespace ballast::schedule {
 /// Sets the passes of `workload`, which the functions below need. It must agree with the sizes and
 /// flags of the workload.
 void set_program(Workload& workload, model::StepProgram program);
+/// The program that set_program() has set.
+const model::StepProgram& program_of(const Workload& workload);
 
 /// Builds the schedule. A pure function. Throws Error(config) when the placement or the options are
 /// invalid (wrong number of blocks, too few slots, speculation with eager updates; for

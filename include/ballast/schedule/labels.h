@@ -25,14 +25,20 @@ constexpr bool moves(const Operation& operation, MovedValue value) {
   return operation.payload == Payload::value && operation.label == label_of(value);
 }
 
-inline constexpr std::uint32_t kReferenceLabel = 1U << 8U;
-/// The label of a compute operation. `reference`: a pass without adapters, see
-/// Workload::pairs_bytes.
-constexpr std::uint32_t label_of(model::Kernel kernel, bool reference = false) {
-  return static_cast<std::uint32_t>(kernel) | (reference ? kReferenceLabel : 0);
+// The label of a compute operation is the number of its pass in the step program. Its upper bits
+// repeat what names and reports need, so that they work without the program.
+inline constexpr std::uint32_t kPassBits = 24;
+inline constexpr std::uint32_t kReferenceLabel = 1U << 31U;
+constexpr std::uint32_t label_of(model::PassId id, const model::Pass& pass) {
+  return id | static_cast<std::uint32_t>(pass.kernel) << kPassBits |
+         (pass.reference > 0 ? kReferenceLabel : 0);
+}
+/// The number of the pass that a compute operation runs.
+constexpr model::PassId pass_id(const Operation& compute) {
+  return compute.label & ((1U << kPassBits) - 1);
 }
 constexpr model::Kernel kernel_of(const Operation& compute) {
-  return static_cast<model::Kernel>(compute.label & ~kReferenceLabel);
+  return static_cast<model::Kernel>((compute.label & ~kReferenceLabel) >> kPassBits);
 }
 constexpr bool is_reference(const Operation& compute) {
   return compute.action == Action::compute && (compute.label & kReferenceLabel) != 0;

@@ -76,8 +76,8 @@ class StopWriter {
     return passes::layer(draft_, b, training);
   }
 
-  /// What the backward pass computes again: the norm's result of each half, for its tiles, and the
-  /// whole first half of a layer, for the input of the second.
+  /// The backward pass computes the norm's result of each half again, for its tiles, and the whole
+  /// first half of a layer, for the input of the second.
   void recipes() {
     for (BlockId b = shape_.first_differentiated; b < draft_.program.head; ++b) {
       if (draft_.rows[b] == kNone) continue;

@@ -45,8 +45,8 @@ class ProgramDraft {
   [[nodiscard]] const BlockShape& block(BlockId id) const { return shape.blocks[id]; }
   /// The value that the last block that continues `id` writes: the input of what follows it.
   [[nodiscard]] ValueId output(BlockId id) const { return input[shape.last_of(id) + 1]; }
-  /// What the reference's pass after `id` reads; before the first differentiated block both models
-  /// compute the same.
+  /// The activation that the reference's pass through `id` reads. Both models compute the same
+  /// before the first differentiated block.
   [[nodiscard]] ValueId reference_input(BlockId id) const;
 
   PassId add(Pass pass);
@@ -107,14 +107,14 @@ PassId layer_backward(ProgramDraft& draft, BlockId block);
 
 /// The norm that begins a half.
 PassId norm(ProgramDraft& draft, BlockId block);
-/// Its result again, for the backward pass.
+/// Computes the norm's result again for the backward pass.
 PassId norm_again(ProgramDraft& draft, BlockId block);
 PassId norm_backward(ProgramDraft& draft, BlockId block);
 /// A tile of a layer or a shared expert.
 PassId tile(ProgramDraft& draft, BlockId block);
 PassId tile_backward(ProgramDraft& draft, BlockId block);
 
-/// What all kinds of tiles, experts included, read and write.
+/// Passes through any kind of tile, experts included, with the arguments that all of them have.
 Pass forward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel);
 Pass backward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel);
 
@@ -126,7 +126,7 @@ PassId expert_backward(ProgramDraft& draft, BlockId block);
 
 /// Appends the stops of the head in a training step, for each form.
 void train_head(ProgramDraft& draft, std::vector<Stop>& stops);
-/// The same for an evaluation.
+/// Appends the stops of the head in an evaluation.
 void evaluate_head(ProgramDraft& draft, std::vector<Stop>& stops);
 /// The gradient of a tied tile, in the backward pass of the embedding, when the head has been
 /// visited tile by tile.

@@ -84,7 +84,7 @@ PassId expert_backward(ProgramDraft& draft, BlockId block) {
   const bool exchanged = is_exchanged(draft, block);
   Pass pass = backward_of_tile(
       draft, block, exchanged ? Kernel::exchanged_expert_backward : Kernel::expert_backward);
-  // It leaves the gradients of its routing weights next to the rows.
+  // The gradients of the routing weights are left next to the rows.
   for (Operand& operand : pass.operands) {
     if (operand.port == Port::normed) operand.access = OperandAccess::updates;
   }

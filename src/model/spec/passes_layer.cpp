@@ -3,7 +3,7 @@
 namespace ballast::model::passes {
 namespace {
 
-/// What both models' forward passes through a layer read and write.
+/// The forward pass through a layer, with the arguments that both models have.
 Pass forward_through(const ProgramDraft& draft, BlockId block, ValueId in, ValueId out) {
   Pass pass = {.kernel = Kernel::layer,
                .block = block,

@@ -81,7 +81,7 @@ void ProgramDraft::add_stream() {
   }
 }
 
-/// What the tiles of a half or of the head share: the norm's result and sums.
+/// The norm's result and the sums, which all tiles of a half or of the head share.
 void ProgramDraft::add_halves() {
   ClassId of_rows = kNone;
   ClassId of_sums = kNone;

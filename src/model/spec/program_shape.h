@@ -12,7 +12,7 @@
 
 namespace ballast::model {
 
-/// What a block does in a step.
+/// The part that a block plays in a step.
 enum class BlockRole : std::uint8_t {
   embedding,  ///< all rows of the vocabulary, or a tile of them
   layer,      ///< a layer in one piece, or the attention before experts

@@ -266,7 +266,7 @@ class Walk {
     }
   }
 
-  /// From the last block down to the first differentiated one.
+  /// Gradients are complete from the last block down to the first differentiated one.
   void check_finished() {
     std::vector<BlockId> expected;
     for (auto b = static_cast<BlockId>(program_.blocks.size());
@@ -290,7 +290,7 @@ class Walk {
   bool backward_ = false;
 };
 
-/// What holds for each pass, recipe and block by itself.
+/// Checks each pass, recipe and block alone.
 class PartCheck {
  public:
   PartCheck(const StepProgram& program, BreachList& breaches)
@@ -341,7 +341,7 @@ class PartCheck {
     if (recipe) check_recipe(value);
   }
 
-  /// It writes the value, and reads only what waits for it or what it makes.
+  /// A recipe writes its value, and reads only values that wait or that it makes.
   void check_recipe(const StepValue& value) {
     std::set<ValueId> made;
     for (const Stop& stop : program_.recipes[value.recipe].stops) {

@@ -61,7 +61,7 @@ constexpr std::string_view kLegend =
 #   ?   only if the placement keeps it                   =   the gradients that are complete
 )";
 
-/// Of a list of arguments, in characters.
+/// Width of a list of arguments, in characters.
 constexpr std::size_t kWidth = 84;
 
 /// "1,234,567".

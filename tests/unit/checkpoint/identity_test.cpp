@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/checkpoint/checkpoints.h"
-#include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
 
 #include "src/checkpoint/format.h"
 #include "src/checkpoint/writer.h"

@@ -152,7 +152,7 @@ Config unusual() {
                          .window = 30,
                          .factor = 4.5,
                          .most_rollbacks = 7},
-               .on_error = "resume",
+               .on_error = OnError::resume,
                .comm_timeout_seconds = 27.5,
                .out = "/o"};
   return c;

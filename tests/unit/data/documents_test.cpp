@@ -410,7 +410,7 @@ TEST(TokenizerIdentity, OfADamagedFileIsUnknownOrWhole) {
 }
 
 TEST(TokenizerIdentity, IsComparedByVocabularyBeforeItsSerialisation) {
-  using enum TokenizerDifference;
+  using enum formats::TokenizerDifference;
   const formats::TokenizerIdentity a = {.serialised = "1", .vocabulary = "v", .added_tokens = "t"};
   auto other = a;
   EXPECT_EQ(formats::compare(a, other), none);

@@ -22,6 +22,7 @@ Problem uniform(std::size_t blocks, std::uint32_t micro_batches, Tier weights, T
   problem.workload.blocks.assign(blocks, bf16_block("block", 2048, 10.0));
   problem.workload.tied = false;
   problem.workload.micro_batches = micro_batches;
+  problem.workload.losses_bytes = Bytes{8} * micro_batches;
   problem.workload.evaluation_micro_batches = 1;
   problem.placement.blocks.assign(blocks, {weights, optimizer, Tier::device});
   problem.options = {};
@@ -233,7 +234,7 @@ TEST(Builder, NvmeTrafficIsTheStatesOnceEachWay) {
 TEST(Builder, EverythingOnTheDeviceMovesOnlyBatchesAndResults) {
   const Schedule schedule = build(uniform(5, 2, Tier::device, Tier::device));
   EXPECT_EQ(schedule.steady.bytes_on(Lane::upload), 2U * 512U);
-  EXPECT_EQ(schedule.steady.bytes_on(Lane::offload), 64U + 5U * 16U);
+  EXPECT_EQ(schedule.steady.bytes_on(Lane::offload), 2U * 8U + 5U * 16U);
   EXPECT_EQ(schedule.steady.bytes_on(Lane::fetch), 0U);
   EXPECT_EQ(count(schedule.steady, Action::update_on_device), 5U);
   EXPECT_EQ(schedule.bytes(Tier::nvme), 0U);
@@ -356,6 +357,7 @@ TEST(Builder, SumsAreThoseOfTheListedBuffers) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     Problem problem = seed % 2 == 0 ? random_problem(seed) : random_evaluation(seed);
     problem.options.kept_checkpoints = static_cast<std::uint32_t>(seed % 3);
+    problem.workload = with_program(problem.workload);
     const auto& [work, placement, options] = problem;
     EXPECT_EQ(sums_of(sum_buffers(work, placement, options)),
               sums_of(list_buffers(work, placement, options)))
@@ -368,6 +370,7 @@ TEST(Builder, ACheckpointInTheBackgroundHasRoomBesideTheOthers) {
     Problem problem = uniform(3, 1, others, others);
     problem.placement.blocks[0].optimizer = first;
     problem.options.kept_checkpoints = kept;
+    problem.workload = with_program(problem.workload);
     const auto& [work, placement, options] = problem;
     std::size_t homes = 0;
     std::size_t for_checkpoints = 0;

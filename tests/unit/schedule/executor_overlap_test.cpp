@@ -31,6 +31,7 @@ struct Pipelined {
     problem.workload.blocks.assign(4, bf16_block("block", 2048, 10.0));
     problem.workload.tied = false;
     problem.workload.micro_batches = 2;
+    problem.workload.losses_bytes = 16;
     problem.workload.evaluation_micro_batches = 1;
     problem.placement.blocks.assign(4, {Tier::host, Tier::nvme, Tier::device});
     problem.options = {};

@@ -204,11 +204,12 @@ inline Problem random_problem(std::uint64_t seed) {
   for (BlockWork& block : work.blocks) block.intermediate_bytes = 7 * work.activation_bytes;
   work.batch_bytes = 512;
   work.packed = Dice(seed + 7'000'003).toss();
-  work.losses_bytes = 64;
   work.statistics_bytes = 16;
   work.micro_batch_tokens = 128;
   work.workspace_bytes = 8192;
   work.micro_batches = dice.pick32(1, 5);
+  // Of the head and of the routers.
+  work.losses_bytes = work.micro_batches * (work.routing_bytes > 0 ? 24 : 8);
   work.evaluation_micro_batches = dice.pick32(1, work.micro_batches);
   problem.options = random_options(dice);
   Dice experts(seed + 23'000'009);
