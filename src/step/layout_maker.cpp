@@ -1,5 +1,3 @@
-#include "src/step/layout.h"
-
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -7,6 +5,7 @@
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/step/home_list.h"
+#include "src/step/layout.h"
 
 namespace ballast::step {
 namespace {
