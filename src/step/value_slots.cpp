@@ -31,6 +31,7 @@ ValueTable::ValueTable(std::shared_ptr<const model::StepProgram> program)
       traits_(program_->classes.size()),
       sums_of_(program_->blocks.size()),
       counting_in_(program_->values.size()),
+      writes_counts_(program_->passes.size(), false),
       over_blocks_in_one_pass_(find_passes_over_blocks(HeadForm::one_pass)),
       over_blocks_in_visits_(find_passes_over_blocks(HeadForm::visits)) {
   number_values();
@@ -52,11 +53,15 @@ void ValueTable::number_values() {
     }
     ++traits_[of.in_evaluation == kNone ? value.of : of.in_evaluation].passing;
   }
-  for (const model::Pass& pass : program_->passes) {
+  for (model::PassId id = 0; id < program_->passes.size(); ++id) {
+    const model::Pass& pass = program_->passes[id];
     for (const Operand& operand : pass.operands) {
-      if (pass.reference == 0 || operand.kind != OperandKind::value) continue;
-      if (operand.access != OperandAccess::writes) continue;
-      traits_[program_->values[operand.number].of].of_reference = true;
+      const bool writes =
+          operand.kind == OperandKind::value && operand.access == OperandAccess::writes;
+      if (!writes) continue;
+      const ClassId of = program_->values[operand.number].of;
+      if (pass.reference > 0) traits_[of].of_reference = true;
+      if (program_->classes[of].counts) writes_counts_[id] = true;
     }
   }
 }

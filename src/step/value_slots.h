@@ -50,6 +50,8 @@ class ValueTable {
   };
   /// The blocks that compute rows of the routing `value`.
   [[nodiscard]] Blocks counting_in(model::ValueId value) const { return counting_in_[value]; }
+  /// Whether a pass writes numbers of rows, which the host reads.
+  [[nodiscard]] bool writes_counts(model::PassId pass) const { return writes_counts_[pass]; }
   /// Passes that read the weights of several blocks, in a form of the head.
   [[nodiscard]] const std::vector<model::PassId>& passes_over_blocks(model::HeadForm form) const {
     return form == model::HeadForm::one_pass ? over_blocks_in_one_pass_ : over_blocks_in_visits_;
@@ -68,6 +70,7 @@ class ValueTable {
   std::vector<Traits> traits_;
   std::vector<std::vector<model::SumId>> sums_of_;  ///< by block
   std::vector<Blocks> counting_in_;                 ///< by value
+  std::vector<bool> writes_counts_;                 ///< by pass
   std::vector<model::PassId> over_blocks_in_one_pass_;
   std::vector<model::PassId> over_blocks_in_visits_;
 };

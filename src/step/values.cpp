@@ -30,6 +30,7 @@ Values::Values(const ValueTable& table, const ValueQuestion& question, const Val
       staging_(slots.staging),
       in_ring_(program_.values.size() * micro_batches, kNoBuffer),
       stored_after_(program_.values.size(), kNone),
+      stores_(program_.passes.size(), false),
       brought_(micro_batches) {
   rings_.reserve(program_.classes.size());
   for (const auto& shared : slots.shared) rings_.emplace_back(shared);
@@ -43,7 +44,9 @@ void Values::store_along(const std::vector<const model::Stop*>& stops) {
         if (operand.kind != OperandKind::value || operand.access != OperandAccess::reads) continue;
         if (pass.reference > 0 || !question_.leaves(program_.values[operand.number])) continue;
         model::PassId& first = stored_after_[operand.number];
-        if (first == kNone) first = id;
+        if (first != kNone) continue;
+        first = id;
+        stores_[id] = true;
       }
     }
   }
@@ -174,17 +177,16 @@ BufferId Values::bring_back(ValueId id, std::uint32_t micro) {
 
 void Values::after(model::PassId id, std::uint32_t micro) {
   const model::Pass& pass = program_.passes[id];
-  for (const Operand& operand : pass.operands) {
-    if (operand.kind != OperandKind::value) continue;
-    if (class_of(operand.number).counts && operand.access != OperandAccess::reads) {
-      share_counts(operand.number, pass.block, micro);
+  if (table_.writes_counts(id)) {
+    for (const Operand& operand : pass.operands) {
+      if (operand.kind != OperandKind::value || operand.access == OperandAccess::reads) continue;
+      if (class_of(operand.number).counts) share_counts(operand.number, pass.block, micro);
     }
   }
-  if (backward_) return;
+  if (backward_ || !stores_[id]) return;
   for (const Operand& operand : pass.operands) {
-    if (operand.kind == OperandKind::value && stored_after_[operand.number] == id) {
-      store(operand.number, micro);
-    }
+    const bool value = operand.kind == OperandKind::value;
+    if (value && stored_after_[operand.number] == id) store(operand.number, micro);
   }
 }
 

@@ -74,6 +74,7 @@ class Values {
   std::vector<BufferId> in_ring_;
   /// By value that leaves the device: the pass after which it does; kNone: it stays.
   std::vector<model::PassId> stored_after_;
+  std::vector<bool> stores_;  ///< by pass
   struct Brought {
     model::ValueId value = model::kNone;
     BufferId buffer = kNoBuffer;
