@@ -91,7 +91,7 @@ std::string describe(OpId id, const Operation& operation, const std::vector<std:
   if (operation.speculation != plan::Speculation::none) {
     text += fmt::format(" {}", speculation_name(operation.speculation));
   }
-  if (is_reference(operation)) text += " reference";
+  if (step::is_reference(operation)) text += " reference";
   if (!operation.condition.always()) add("if", condition_name(operation.condition));
   if (operation.unless) add("unless", condition_name(*operation.unless));
   if (operation.likelihood != 1.0F) add("likelihood", exact(operation.likelihood));

@@ -14,15 +14,15 @@ namespace {
 /// with that kernel on `block`.
 TimedPass time_pass(const plan::Timeline& timeline, const plan::Plan& plan, model::Kernel kernel,
                     std::uint32_t block) {
-  const auto first = std::find_if(plan.operations.begin(), plan.operations.end(),
-                                  [&](const plan::Operation& operation) {
-                                    return runs(operation, kernel) && operation.block == block;
-                                  });
+  const auto first = std::find_if(
+      plan.operations.begin(), plan.operations.end(), [&](const plan::Operation& operation) {
+        return step::runs(operation, kernel) && operation.block == block;
+      });
   if (first == plan.operations.end()) return {};
   std::vector<double> seconds;
   for (const plan::Span& span : timeline.spans) {
     const plan::Operation& operation = span.operation();
-    if (!runs(operation, kernel) || operation.flops != first->flops) continue;
+    if (!step::runs(operation, kernel) || operation.flops != first->flops) continue;
     seconds.push_back(span.end - span.start);
   }
   TimedPass pass;
