@@ -101,7 +101,7 @@ class Bursts {
 /// from the extra time of layer passes per second of work. Alternates both measurements, since the
 /// machine may change its speed.
 double speed_beside(const std::function<void()>& work, const Sample& sample,
-                    const schedule::Rates& rates) {
+                    const plan::Rates& rates) {
   std::array<double, 3> speeds{};
   constexpr int kLeastPasses = 3;
   constexpr double kSeconds = 0.1;
@@ -130,7 +130,7 @@ double speed_beside(const std::function<void()>& work, const Sample& sample,
 }
 
 /// Measures the swap paths. Unusable ones are an error only if the config names NVMe.
-void try_swap(const Sample& sample, schedule::Rates& rates) {
+void try_swap(const Sample& sample, plan::Rates& rates) {
   try {
     measure_swap(sample, rates);
   } catch (const Error& error) {
@@ -239,7 +239,7 @@ class Calibrating {
   /// Measures how transfers slow compute. The measured times include waiting for cores, which other
   /// work changes, so a disturbed result is dropped.
   void beside() {
-    schedule::Rates& rates = result_.rates;
+    plan::Rates& rates = result_.rates;
     if (rates.shared_cores == 0 || sample_.busy) return;
     const auto speed = [&](double& target, const std::function<void()>& work) {
       const CpuWatch watch;
@@ -286,7 +286,7 @@ Sample make_sample(const config::Config& config, const model::Architecture& mode
   one_sequence.data.pairs.clear();
   engine::Blueprint blueprint = inputs::outline(one_sequence, one_layer(model, config.type),
                                                 {.device = kNoLimit, .host = kNoLimit}, {}, 1);
-  const schedule::BlockPlacement on_host = {Tier::host, Tier::host, Tier::device};
+  const step::BlockPlacement on_host = {Tier::host, Tier::host, Tier::device};
   engine::place(blueprint, {std::vector(blueprint.model.blocks.size(), on_host)});
   return {.config = config,
           .blueprint = std::move(blueprint),
@@ -323,7 +323,7 @@ std::string_view to_string(CalibrationPart part) noexcept {
   return kNames[static_cast<std::size_t>(part)];
 }
 
-bool has_part(const schedule::Rates& rates, CalibrationPart part) {
+bool has_part(const plan::Rates& rates, CalibrationPart part) {
   switch (part) {
     case CalibrationPart::compute:
       return !rates.forward.empty();
@@ -337,9 +337,9 @@ bool has_part(const schedule::Rates& rates, CalibrationPart part) {
   return false;
 }
 
-void copy_part(CalibrationPart part, const schedule::Rates& from, schedule::Rates& to) {
+void copy_part(CalibrationPart part, const plan::Rates& from, plan::Rates& to) {
   const auto copy = [&](auto... members) { ((to.*members = from.*members), ...); };
-  using schedule::Rates;
+  using plan::Rates;
   switch (part) {
     case CalibrationPart::compute:
       return copy(&Rates::forward, &Rates::backward, &Rates::head, &Rates::device_memory_per_second,

@@ -11,7 +11,7 @@
 #include "ballast/engine/blueprint.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/compute.h"
-#include "ballast/schedule/rates.h"
+#include "ballast/plan/rates.h"
 
 #include "src/calibrate/slices.h"
 
@@ -63,13 +63,13 @@ std::size_t cold_copies(const Sample& sample, Bytes bytes);
 
 /// One try of a measurement.
 struct Attempt {
-  schedule::Rates rates;
+  plan::Rates rates;
   double others_share = 0.0;  ///< see CpuWatch
 };
 
 /// A measurement that counts.
 struct Measurement {
-  schedule::Rates rates;
+  plan::Rates rates;
   std::string disturbance;  ///< "" if nothing disturbed it
   double other_work = 0.0;  ///< see Calibration
 };
@@ -81,14 +81,14 @@ Measurement measure_part(const std::function<Attempt()>& attempt,
                          const std::function<bool(const std::string& why)>& again);
 
 // Each measures the rates of one part of the machine.
-void measure_compute(const Sample& sample, schedule::Rates& rates);
-void measure_update(const Sample& sample, schedule::Rates& rates);
-void measure_link(const Sample& sample, schedule::Rates& rates);
-void measure_swap(const Sample& sample, schedule::Rates& rates);
+void measure_compute(const Sample& sample, plan::Rates& rates);
+void measure_update(const Sample& sample, plan::Rates& rates);
+void measure_link(const Sample& sample, plan::Rates& rates);
+void measure_swap(const Sample& sample, plan::Rates& rates);
 
 // Parts of a step that run concurrently; `sample` must outlive them.
 /// Forward and backward pass of a layer, with micro-batches of the largest size measured.
-std::function<void()> layer_passes(const Sample& sample, const schedule::Rates& rates);
+std::function<void()> layer_passes(const Sample& sample, const plan::Rates& rates);
 /// Copy of a layer's weights to the device, over the config's link.
 std::function<void()> uploads(const Sample& sample);
 /// Read of a part of a layer's states.

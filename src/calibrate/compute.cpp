@@ -14,7 +14,7 @@
 #include "ballast/core/random.h"
 #include "ballast/device/host_stream.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/schedule/executor.h"
+#include "ballast/plan/executor.h"
 
 #include "src/calibrate/calibration.h"
 
@@ -291,20 +291,20 @@ double launch_seconds(const Sample& sample) {
   options.compute_threads = 1;
   const auto device = device::make_device(options);
   const auto stream = device->make_stream("calibration");
-  schedule::Plan plan;
+  plan::Plan plan;
   for (std::uint32_t i = 0; i < kTurns; ++i) {
-    schedule::Operation operation;
-    operation.lane = i % 2 == 0 ? schedule::Lane::compute : schedule::Lane::upload;
+    plan::Operation operation;
+    operation.lane = i % 2 == 0 ? plan::Lane::compute : plan::Lane::upload;
     if (i > 0) operation.after = {i - 1};
     plan.operations.push_back(operation);
   }
   const DeviceBytes place = device->allocate(1, "calibration");
   std::array<std::byte, 1> content = {};
-  const auto one_byte = [&](const schedule::Operation&, std::uint64_t) {
+  const auto one_byte = [&](const plan::Operation&, std::uint64_t) {
     device->copy_to_device(*stream, place, content);
     stream->synchronize();
   };
-  schedule::Executor executor(one_byte, [](const auto&) { return std::string("calibration"); }, {});
+  plan::Executor executor(one_byte, [](const auto&) { return std::string("calibration"); }, {});
   std::uint64_t run = 0;
   const auto turns = [&] {
     executor.submit(plan, ++run);
@@ -314,7 +314,7 @@ double launch_seconds(const Sample& sample) {
 }
 
 /// Whether to measure operations of so many FLOPs; `own`: with the config's micro-batch size.
-bool short_enough(const schedule::Curve& curve, double flops, bool own) {
+bool short_enough(const plan::Curve& curve, double flops, bool own) {
   if (curve.empty()) return true;
   return flops / curve.back().flops_per_second < (own ? kTooLong : kLong);
 }
@@ -342,7 +342,7 @@ std::uint64_t measurable_length(const Sample& sample) {
   return length;
 }
 
-void measure_compute(const Sample& sample, schedule::Rates& rates) {
+void measure_compute(const Sample& sample, plan::Rates& rates) {
   const std::uint64_t own_size = sample.config.micro_sequences();
   for (const std::uint64_t size : std::set<std::uint64_t>{1, 2, 4, own_size > 0 ? own_size : 8}) {
     const bool own = size == own_size;
@@ -350,7 +350,7 @@ void measure_compute(const Sample& sample, schedule::Rates& rates) {
     if (!short_enough(rates.backward, 3.0 * flops, own)) continue;
     sample.check_interrupt();
     Kernels kernels(sample, size);
-    const auto add = [&](schedule::Curve& curve, double work, double seconds) {
+    const auto add = [&](plan::Curve& curve, double work, double seconds) {
       curve.push_back({kernels.tokens(), work / seconds});
     };
     if (rates.device_memory_per_second <= 0.0) {
@@ -369,7 +369,7 @@ void measure_compute(const Sample& sample, schedule::Rates& rates) {
   rates.compute_threads = static_cast<unsigned>(threads);
 }
 
-std::function<void()> layer_passes(const Sample& sample, const schedule::Rates& rates) {
+std::function<void()> layer_passes(const Sample& sample, const plan::Rates& rates) {
   const double length = static_cast<double>(sample.length);
   const double sequences = rates.backward.back().tokens / length;
   const auto kernels =

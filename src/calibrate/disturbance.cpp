@@ -16,10 +16,10 @@ constexpr double kLeastKept = 0.5;
 constexpr double kLeastTime = 0.7;
 
 /// How `curve` contradicts itself; "" if it does not.
-std::string contradiction(std::string_view kernels, const schedule::Curve& curve) {
+std::string contradiction(std::string_view kernels, const plan::Curve& curve) {
   for (std::size_t i = 1; i < curve.size(); ++i) {
-    const schedule::CurvePoint& less = curve[i - 1];
-    const schedule::CurvePoint& more = curve[i];
+    const plan::CurvePoint& less = curve[i - 1];
+    const plan::CurvePoint& more = curve[i];
     const double kept = more.flops_per_second / less.flops_per_second;
     const double time = more.tokens / less.tokens / kept;
     if (kept >= kLeastKept && time >= kLeastTime) continue;

@@ -27,12 +27,12 @@ namespace {
 constexpr std::string_view kName = "this machine";
 
 /// Whether other work did not disturb the measurement of `rates`.
-bool is_undisturbed(const schedule::Rates& rates) {
+bool is_undisturbed(const plan::Rates& rates) {
   return rates.other_work <= kMuchOtherWork;
 }
 
 /// Whether `rates` has everything that a calibration of `config` measures on a quiet machine.
-bool is_complete(const config::Config& config, const schedule::Rates& rates) {
+bool is_complete(const config::Config& config, const plan::Rates& rates) {
   for (const CalibrationPart part : kParts) {
     if (!has_part(rates, part) && (part != CalibrationPart::swap || inputs::may_swap(config)))
       return false;
@@ -78,7 +78,7 @@ class MachineRates {
   }
 
   /// The kept rates, unless a measurement now would be better.
-  std::optional<schedule::Rates> kept() const {
+  std::optional<plan::Rates> kept() const {
     if (!kept_) return std::nullopt;
     if (!other_.busy()) {
       return is_undisturbed(*kept_) && is_complete(config_, *kept_) ? kept_ : std::nullopt;
@@ -89,13 +89,13 @@ class MachineRates {
     return kept_;
   }
 
-  schedule::Rates measure(bool all, const std::atomic<bool>* interrupted) {
+  plan::Rates measure(bool all, const std::atomic<bool>* interrupted) {
     CalibrationStart start = {.busy = other_.busy()};
     if (!all) find_known(start.known);
     announce(start.known);
     Calibration measured = source_.measure(config_, model_, interrupted, start);
     const double now = source_.now();
-    schedule::Rates& rates = measured.rates;
+    plan::Rates& rates = measured.rates;
     rates.other_work = std::max(rates.other_work, start.known.other_work);
     rates.measured_at = now;
     for (const CalibrationPart part : kParts) {
@@ -113,7 +113,7 @@ class MachineRates {
 
  private:
   /// "that were measured 3 hours ago (FILE)".
-  [[nodiscard]] std::string origin(const schedule::Rates& rates) const {
+  [[nodiscard]] std::string origin(const plan::Rates& rates) const {
     const std::string age = rates.measured_at > 0.0
                                 ? describe_age(source_.now() - rates.measured_at) + " ago"
                                 : "earlier";
@@ -121,7 +121,7 @@ class MachineRates {
   }
 
   /// Rates that need no measurement: undisturbed ones, and on a busy machine all that are kept.
-  void find_known(schedule::Rates& known) const {
+  void find_known(plan::Rates& known) const {
     if (kept_ && is_undisturbed(*kept_)) {
       known = *kept_;
       return;
@@ -134,7 +134,7 @@ class MachineRates {
     }
   }
 
-  void announce(const schedule::Rates& known) const {
+  void announce(const plan::Rates& known) const {
     std::vector<std::string_view> parts;
     for (const CalibrationPart part : kParts) {
       if (!has_part(known, part) && (part != CalibrationPart::swap || inputs::may_swap(config_))) {
@@ -142,7 +142,7 @@ class MachineRates {
       }
     }
     std::string line = "rates: measuring this machine";
-    if (!parts.empty() && known != schedule::Rates{}) {
+    if (!parts.empty() && known != plan::Rates{}) {
       line += fmt::format(" ({}; the rest is known)", fmt::join(parts, ", "));
     }
     line += ", which takes a few seconds";
@@ -152,7 +152,7 @@ class MachineRates {
   }
 
   void keep_part(CalibrationPart part, const Calibration& measured, double now) const {
-    schedule::Rates rates;
+    plan::Rates rates;
     copy_part(part, measured.rates, rates);
     rates.other_work = measured.other_work[static_cast<std::size_t>(part)];
     rates.measured_at = now;
@@ -165,7 +165,7 @@ class MachineRates {
   const model::Architecture& model_;
   const RatesSource& source_;
   std::string key_;
-  std::optional<schedule::Rates> kept_;
+  std::optional<plan::Rates> kept_;
   OtherWork other_;
 };
 
@@ -182,17 +182,17 @@ double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-std::optional<schedule::Rates> read_rates(const std::string& key) {
+std::optional<plan::Rates> read_rates(const std::string& key) {
   return read_kept(rates_cache_file(key), "rates: cannot use the cached rates, measuring again",
-                   [&](const std::filesystem::path& path) -> std::optional<schedule::Rates> {
-                     schedule::Rates rates = load_rates(path);
+                   [&](const std::filesystem::path& path) -> std::optional<plan::Rates> {
+                     plan::Rates rates = load_rates(path);
                      if (rates.name != key) return std::nullopt;
                      rates.name = kName;
                      return rates;
                    });
 }
 
-bool keep_rates(schedule::Rates rates, const std::string& key) {
+bool keep_rates(plan::Rates rates, const std::string& key) {
   const std::filesystem::path file = rates_cache_file(key);
   if (file.empty()) return false;
   rates.name = key;
@@ -207,7 +207,7 @@ bool keep_rates(schedule::Rates rates, const std::string& key) {
   }
 }
 
-bool replaces(const schedule::Rates& fresh, const schedule::Rates* kept) {
+bool replaces(const plan::Rates& fresh, const plan::Rates* kept) {
   return kept == nullptr || fresh.other_work <= std::max(kMuchOtherWork, kept->other_work);
 }
 
@@ -225,9 +225,9 @@ std::filesystem::path rates_cache_file(const std::string& key) {
   return machine_file("rates", key);
 }
 
-schedule::Rates machine_rates(const config::Config& config, const model::Architecture& model,
-                              bool recalibrate, const std::atomic<bool>* interrupted,
-                              const RatesSource& source) {
+plan::Rates machine_rates(const config::Config& config, const model::Architecture& model,
+                          bool recalibrate, const std::atomic<bool>* interrupted,
+                          const RatesSource& source) {
   MachineRates rates(config, model, source);
   if (!recalibrate) {
     if (auto kept = rates.kept()) return *std::move(kept);

@@ -114,7 +114,7 @@ void apply_own_share(config::Config& config, const MachineShare& share) {
   if (ballast.update_threads == 0 && share.sharing > 1) ballast.update_threads = share.cpus;
 }
 
-void share_out(schedule::Rates& rates, const PeerRanks& peers) {
+void share_out(plan::Rates& rates, const PeerRanks& peers) {
   if (rates.shared_cores > 0) {
     rates.shared_cores = std::max(1U, rates.shared_cores / peers.sharing);
   }

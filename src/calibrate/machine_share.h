@@ -7,7 +7,7 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
-#include "ballast/schedule/rates.h"
+#include "ballast/plan/rates.h"
 
 namespace ballast::calibrate {
 
@@ -59,6 +59,6 @@ struct PeerRanks {
 
 /// Scales the rates of an idle machine to one rank's share. Copies and updates are not scaled: the
 /// division of the memory bandwidth is unknown. `shared_cores` of 0 (a GPU) stays.
-void share_out(schedule::Rates& rates, const PeerRanks& peers);
+void share_out(plan::Rates& rates, const PeerRanks& peers);
 
 }  // namespace ballast::calibrate

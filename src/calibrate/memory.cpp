@@ -8,7 +8,7 @@
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/device.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/schedule/rank_sizes.h"
+#include "ballast/step/rank_sizes.h"
 
 #include "src/calibrate/calibration.h"
 #include "src/engine/state_layout.h"
@@ -28,7 +28,7 @@ std::unique_ptr<device::Device> make_device(const Sample& sample, Bytes budget, 
 class Copies {
  public:
   Copies(const Sample& sample, double link_gbps)
-      : bytes_(schedule::RankSizes(sample.blueprint.workload).updated_weights(1)),
+      : bytes_(step::RankSizes(sample.blueprint.workload).updated_weights(1)),
         count_(cold_copies(sample, 2 * bytes_)),
         conditions_{compute_team(sample.config) > 0 ? 1.0 : 0.0, sample.busy},
         device_(make_device(sample, count_ * round_up(bytes_, kPage), link_gbps)),
@@ -93,7 +93,7 @@ void fill_gradient(HostBytes gradient) {
 
 }  // namespace
 
-void measure_update(const Sample& sample, schedule::Rates& rates) {
+void measure_update(const Sample& sample, plan::Rates& rates) {
   const cpu_adam::Updater updater(inputs::updater_options(sample.config));
   const engine::StateLayout layout = engine::state_layout(sample.blueprint, 1, 0);
   const Bytes gradient = layout.weight_bytes;
@@ -118,7 +118,7 @@ void measure_update(const Sample& sample, schedule::Rates& rates) {
   rates.update_threads = static_cast<unsigned>(updater.threads());
 }
 
-void measure_link(const Sample& sample, schedule::Rates& rates) {
+void measure_link(const Sample& sample, plan::Rates& rates) {
   {
     Copies copies(sample, 0.0);
     rates.upload_per_second = copies.up();

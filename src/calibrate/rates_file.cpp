@@ -17,9 +17,9 @@
 namespace ballast::calibrate {
 namespace {
 
-using schedule::Curve;
-using schedule::CurvePoint;
-using schedule::Rates;
+using plan::Curve;
+using plan::CurvePoint;
+using plan::Rates;
 using text::Json;
 
 // Powers of ten of the units in the keys' names.

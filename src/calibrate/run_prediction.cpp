@@ -27,24 +27,24 @@ double at_share(std::vector<double> values, double share) {
 }
 
 /// The rates that decide how long `lane` is busy.
-std::vector<double*> rates_of(schedule::Rates& rates, schedule::Lane lane) {
+std::vector<double*> rates_of(plan::Rates& rates, plan::Lane lane) {
   std::vector<double*> found;
   switch (lane) {
-    case schedule::Lane::compute:
-      for (schedule::Curve* curve : {&rates.forward, &rates.backward, &rates.head}) {
-        for (schedule::CurvePoint& point : *curve) found.push_back(&point.flops_per_second);
+    case plan::Lane::compute:
+      for (plan::Curve* curve : {&rates.forward, &rates.backward, &rates.head}) {
+        for (plan::CurvePoint& point : *curve) found.push_back(&point.flops_per_second);
       }
       found.push_back(&rates.device_memory_per_second);
       return found;
-    case schedule::Lane::update:
+    case plan::Lane::update:
       return {&rates.update_per_second};
-    case schedule::Lane::upload:
+    case plan::Lane::upload:
       return {&rates.upload_per_second};
-    case schedule::Lane::offload:
+    case plan::Lane::offload:
       return {&rates.offload_per_second};
-    case schedule::Lane::fetch:
+    case plan::Lane::fetch:
       return {&rates.read_per_second};
-    case schedule::Lane::writeback:
+    case plan::Lane::writeback:
       return {&rates.write_per_second};
     default:  // between ranks
       return {};
@@ -66,17 +66,17 @@ std::optional<MeasuredStep> typical_step(std::span<const MeasuredStep> steps) {
   typical.seconds = quantile(0.5, seconds);
   const double spread = quantile(0.75, seconds) - quantile(0.25, seconds);
   if (spread > kLargestSpread * typical.seconds) return std::nullopt;
-  for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
+  for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
     typical.busy_seconds[lane] =
         quantile(0.5, [lane](const MeasuredStep& step) { return step.busy_seconds[lane]; });
   }
   return typical;
 }
 
-schedule::Rates corrected(schedule::Rates rates, const schedule::Prediction& predicted,
-                          const MeasuredStep& measured) {
-  std::array<double, schedule::kLaneCount> factors{};
-  for (const schedule::Lane lane : schedule::kLanes) {
+plan::Rates corrected(plan::Rates rates, const plan::Prediction& predicted,
+                      const MeasuredStep& measured) {
+  std::array<double, plan::kLaneCount> factors{};
+  for (const plan::Lane lane : plan::kLanes) {
     const auto index = static_cast<std::size_t>(lane);
     const double expected = predicted.busy_seconds[index];
     const double factor = expected > 0.0 ? measured.busy_seconds[index] / expected : 0.0;
@@ -86,26 +86,25 @@ schedule::Rates corrected(schedule::Rates rates, const schedule::Prediction& pre
     for (double* rate : rates_of(rates, lane)) *rate /= factors[index];
   }
   // The mixed rate gets the geometric mean of the reading and writing corrections.
-  rates.mixed_per_second /= std::sqrt(factors[static_cast<std::size_t>(schedule::Lane::fetch)] *
-                                      factors[static_cast<std::size_t>(schedule::Lane::writeback)]);
+  rates.mixed_per_second /= std::sqrt(factors[static_cast<std::size_t>(plan::Lane::fetch)] *
+                                      factors[static_cast<std::size_t>(plan::Lane::writeback)]);
   return rates;
 }
 
-RunPrediction::RunPrediction(std::string key, schedule::Rates rates,
-                             schedule::Prediction prediction)
+RunPrediction::RunPrediction(std::string key, plan::Rates rates, plan::Prediction prediction)
     : key_(std::move(key)), rates_(std::move(rates)), prediction_(std::move(prediction)) {}
 
 std::optional<RunPrediction> RunPrediction::find(const config::Config& config,
                                                  const engine::Blueprint& blueprint,
-                                                 const schedule::Rates* given) {
+                                                 const plan::Rates* given) {
   const config::BallastSection& ballast = config.ballast;
   if (blueprint.workload.world > 1 || ballast.serial || ballast.delay_seed) return std::nullopt;
   const std::string key = given == nullptr ? calibration_key(config, blueprint.model) : "";
-  const std::optional<schedule::Rates> rates =
+  const std::optional<plan::Rates> rates =
       given == nullptr ? read_rates(key) : std::optional(*given);
   if (!rates) return std::nullopt;
   try {
-    return RunPrediction(key, *rates, schedule::simulate(blueprint.schedule, *rates));
+    return RunPrediction(key, *rates, plan::simulate(blueprint.schedule, *rates));
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -114,7 +113,7 @@ std::optional<RunPrediction> RunPrediction::find(const config::Config& config,
 bool RunPrediction::correct(const MeasuredStep& measured, double others_share) const {
   if (key_.empty() || others_share > kMuchOtherWork) return false;
   if (std::abs(step_seconds() / measured.seconds - 1.0) <= kCloseEnough) return false;
-  schedule::Rates better = corrected(rates_, prediction_, measured);
+  plan::Rates better = corrected(rates_, prediction_, measured);
   ++better.corrections;
   better.other_work = others_share;
   return keep_rates(better, key_);

@@ -124,7 +124,7 @@ Mixed measure_mixed(SwapProbe& probe) {
 
 }  // namespace
 
-void measure_swap(const Sample& sample, schedule::Rates& rates) {
+void measure_swap(const Sample& sample, plan::Rates& rates) {
   SwapProbe probe(sample);
   const Repeats few = {.seconds = 0.05, .least = 3, .most = 9};
   const SliceConditions elsewhere = {.cpus = 0.0, .busy = sample.busy};

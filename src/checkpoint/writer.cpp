@@ -145,7 +145,7 @@ void CheckpointWriter::make_folder() {
 /// What is in host memory is passed on in the background; all else now.
 void CheckpointWriter::start_own() {
   kept_ = keep_on_nvme(engine_, folder_, facts_.step);
-  const schedule::Homes now = {.host = false, .nvme = kept_.homes.empty()};
+  const step::Homes now = {.host = false, .nvme = kept_.homes.empty()};
   ranges_ = engine::saved_ranges(engine_.blueprint(), now);
   const std::vector<engine::StateRange> later = engine::background_ranges(engine_.blueprint());
   ranges_.insert(ranges_.end(), later.begin(), later.end());
@@ -159,7 +159,7 @@ void CheckpointWriter::start_own() {
 }
 
 bool CheckpointWriter::in_background() const {
-  return schedule::written_in_background(engine_.blueprint().placement, keep_);
+  return step::written_in_background(engine_.blueprint().placement, keep_);
 }
 
 bool CheckpointWriter::written() const {

@@ -32,7 +32,7 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Whether training may continue before publish(): see schedule::written_in_background().
+  /// Whether training may continue before publish(): see step::written_in_background().
   [[nodiscard]] bool in_background() const;
   /// Whether this rank's states are on the disk, or have failed to get there.
   [[nodiscard]] bool written() const;

@@ -378,21 +378,20 @@ void check_type(const Config& c, const Document& document) {
                               "{}; lower it or raise that",
                               f.min_loss_scale, f.initial_scale_power));
   }
-  if (c.ballast.update != schedule::Update::eager) return;
+  if (c.ballast.update != step::Update::eager) return;
   document.fail("ballast.update",
                 "\"eager\" cannot skip a step, which a dynamic loss scale needs; use \"gated\", or "
                 "set fp16.loss_scale to a constant");
 }
 
 void check_update(const Config& c, const Document& document) {
-  if (c.ballast.update == schedule::Update::eager &&
-      c.ballast.speculative_updates.value_or(0) > 0) {
+  if (c.ballast.update == step::Update::eager && c.ballast.speculative_updates.value_or(0) > 0) {
     document.fail("ballast.speculative_updates",
                   fmt::format("is {}, but ballast.update is \"eager\", which updates every block "
                               "at once; set this to 0 or use \"gated\"",
                               *c.ballast.speculative_updates));
   }
-  if (c.ballast.update != schedule::Update::eager || c.gradient_clipping == 0.0) return;
+  if (c.ballast.update != step::Update::eager || c.gradient_clipping == 0.0) return;
   document.fail("ballast.update",
                 fmt::format("\"eager\" updates a block before the norm of all gradients is known, "
                             "but gradient_clipping is {}; set it to 0 or use \"gated\"",

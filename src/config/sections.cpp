@@ -283,7 +283,7 @@ Key speculative_updates_key(std::optional<std::uint64_t>& blocks) {
           [&blocks] { return blocks ? Json(*blocks) : Json("auto"); }};
 }
 
-Section ballast_keys(BallastSection& b, schedule::BufferCounts& buffers) {
+Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
   constexpr WholeRange kBudget = {1, std::uint64_t{1} << 53U};
   constexpr WholeRange kThreads = {0, 4096};
   return {choice("device", b.device),
@@ -428,7 +428,7 @@ Key planned_batch_key(std::string name, std::uint64_t& target, bool& automatic) 
 
 }  // namespace
 
-Key buffers_key(std::string_view path, schedule::BufferCounts& buffers) {
+Key buffers_key(std::string_view path, step::BufferCounts& buffers) {
   const auto* const kind = std::find_if(kBufferKinds.begin(), kBufferKinds.end(),
                                         [path](const BufferKind& one) { return one.key == path; });
   expects(kind != kBufferKinds.end(), "a number of buffers must be in the table");

@@ -17,11 +17,10 @@ Section all_keys(Config& config);
 
 Section optimizer_keys(OptimizerSection& optimizer, std::vector<std::string>& log);
 Section scheduler_keys(SchedulerSection& scheduler);
-Section zero_keys(ZeroSection& zero, schedule::BufferCounts& buffers,
-                  std::vector<std::string>& log);
+Section zero_keys(ZeroSection& zero, step::BufferCounts& buffers, std::vector<std::string>& log);
 Section aio_keys(AioSection& aio, std::vector<std::string>& log);
 /// The key at `path`, one of kBufferKinds.
-Key buffers_key(std::string_view path, schedule::BufferCounts& buffers);
+Key buffers_key(std::string_view path, step::BufferCounts& buffers);
 /// checkpoint_every: steps, or a time such as "30m".
 Key checkpoint_every_key(BallastSection& ballast);
 /// train: "all", "adapters" or patterns of names of tensors. adapters follows it.

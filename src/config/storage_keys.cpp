@@ -55,7 +55,7 @@ Key folders(std::string name, std::vector<Path>& target) {
 
 constexpr std::array<std::string_view, 3> kOffloadDevices = {"none", "cpu", "nvme"};
 
-Section offload_keys(OffloadSection& o, schedule::BufferCounts& buffers, const std::string& name,
+Section offload_keys(OffloadSection& o, step::BufferCounts& buffers, const std::string& name,
                      std::vector<std::string>& log) {
   const auto read_device = [&o](const Value& value) {
     std::vector<std::string> choices(kOffloadDevices.begin(), kOffloadDevices.end());
@@ -149,8 +149,7 @@ Key paths_key(AioSection& aio) {
 
 }  // namespace
 
-Section zero_keys(ZeroSection& zero, schedule::BufferCounts& buffers,
-                  std::vector<std::string>& log) {
+Section zero_keys(ZeroSection& zero, step::BufferCounts& buffers, std::vector<std::string>& log) {
   return with_deepspeed_keys(
       {whole("stage", zero.stage, {0, 3}),
        persistence_key("stage3_param_persistence_threshold", zero),

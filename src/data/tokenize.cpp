@@ -14,7 +14,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-constexpr std::uint64_t kPiece = 1 << 20;
+constexpr std::uint64_t kIdsAtATime = 1 << 20;
 
 }  // namespace
 
@@ -27,7 +27,7 @@ void write_tokens(const TokenSource& source, const std::filesystem::path& path,
     if (interrupted != nullptr && *interrupted) {
       throw Error(ErrorCategory::interrupted, "interrupted");
     }
-    ids.resize(std::min(kPiece, source.size() - done));
+    ids.resize(std::min(kIdsAtATime, source.size() - done));
     source.read(done, ids);
     packed.resize(ids.size());
     for (std::size_t i = 0; i < ids.size(); ++i) {

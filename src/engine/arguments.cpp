@@ -2,8 +2,8 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
-#include "ballast/schedule/build.h"
-#include "ballast/schedule/labels.h"
+#include "ballast/step/build.h"
+#include "ballast/step/labels.h"
 
 #include "src/engine/counts.h"
 #include "src/engine/handlers.h"
@@ -14,13 +14,13 @@ namespace ballast::engine {
 using model::Operand;
 using model::OperandKind;
 using model::Port;
-using schedule::Use;
+using plan::Use;
 
 namespace {
 
 Port port_of(const Use& use) {
   return static_cast<Port>(static_cast<unsigned>(use.role) -
-                           static_cast<unsigned>(schedule::Role::first_port));
+                           static_cast<unsigned>(plan::Role::first_port));
 }
 
 /// The operand of a pass for its use number `place` of `port`, counted by port.
@@ -114,7 +114,7 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
 }  // namespace
 
 void run_pass(const CurrentOperation& at) {
-  const model::Pass& pass = program_of(at.workload()).passes[pass_id(at.operation)];
+  const model::Pass& pass = program_of(at.workload()).passes[step::pass_id(at.operation)];
   at.modules().compute.run(at.stream(), pass, arguments_of(at, pass));
 }
 

@@ -47,7 +47,7 @@ void BackgroundSave::run() {
   changed_.notify_all();
 }
 
-void BackgroundSave::before_write(schedule::BufferId buffer) {
+void BackgroundSave::before_write(plan::BufferId buffer) {
   std::unique_lock lock(mutex_);
   if (saved_ == parts_.size()) return;  // most of the time
   const auto part = std::find_if(parts_.begin(), parts_.end(),

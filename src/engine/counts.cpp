@@ -7,8 +7,8 @@
 
 namespace ballast::engine {
 
-using schedule::BufferId;
-using schedule::Role;
+using plan::BufferId;
+using plan::Role;
 
 namespace {
 
@@ -20,8 +20,8 @@ const model::BlockSpec& block_of(const CurrentOperation& at) {
   return at.blueprint().model.blocks[at.operation.block];
 }
 
-bool holds(const CurrentOperation& at, const schedule::Condition& condition) {
-  using Rows = schedule::Condition::Rows;
+bool holds(const CurrentOperation& at, const plan::Condition& condition) {
+  using Rows = plan::Condition::Rows;
   if (condition.always()) return true;
   const model::BlockSpec& block = block_of(at);
   const std::uint64_t expert = model::RoutingCounts::expert_in(block, at.shard_number());
@@ -45,11 +45,11 @@ bool holds(const CurrentOperation& at, const schedule::Condition& condition) {
 
 }  // namespace
 
-Bytes counts_of_micro_batch(const schedule::Workload& workload) {
+Bytes counts_of_micro_batch(const step::Workload& workload) {
   return workload.world * workload.routing_bytes;
 }
 
-HostBytes counts_of_micro_batch(const schedule::Workload& workload, state::Store& store,
+HostBytes counts_of_micro_batch(const step::Workload& workload, state::Store& store,
                                 BufferId counts, std::uint32_t micro) {
   const Bytes bytes = counts_of_micro_batch(workload);
   return store.host(counts, (micro + 1) * bytes).subspan(micro * bytes);
@@ -62,18 +62,18 @@ std::span<const std::int32_t> routing_of(const CurrentOperation& at, BufferId co
 }
 
 bool has_work(const CurrentOperation& at) {
-  const schedule::Operation& operation = at.operation;
+  const plan::Operation& operation = at.operation;
   return holds(at, operation.condition) && !(operation.unless && holds(at, *operation.unless));
 }
 
 void report_routing(const CurrentOperation& at) {
-  const schedule::Workload& work = at.workload();
+  const step::Workload& work = at.workload();
   const std::uint32_t micro_batches = at.context.micro_batches;
   StepResult& result = at.context.result;
   result.expert_rows.assign(at.blueprint().model.config.num_layers, {});
   std::uint32_t router = 0;
   // The counts are in the order of the routers.
-  for (const schedule::Use& use : at.operation.uses) {
+  for (const plan::Use& use : at.operation.uses) {
     if (use.role != Role::counts) continue;
     while (!work.blocks[router].routes) ++router;
     const model::BlockSpec& last = at.blueprint().model.blocks[work.last_tile(router)];

@@ -4,9 +4,9 @@
 #include <span>
 
 #include "ballast/core/view.h"
-#include "ballast/schedule/plan.h"
-#include "ballast/schedule/workload.h"
+#include "ballast/plan/plan.h"
 #include "ballast/state/store.h"
+#include "ballast/step/workload.h"
 
 #include "src/engine/current_operation.h"
 
@@ -15,13 +15,13 @@
 namespace ballast::engine {
 
 /// Bytes of the counts of one router for one micro-batch, of all ranks.
-Bytes counts_of_micro_batch(const schedule::Workload& workload);
+Bytes counts_of_micro_batch(const step::Workload& workload);
 /// The place of these in `counts`, a buffer in host memory for all micro-batches.
-HostBytes counts_of_micro_batch(const schedule::Workload& workload, state::Store& store,
-                                schedule::BufferId counts, std::uint32_t micro);
+HostBytes counts_of_micro_batch(const step::Workload& workload, state::Store& store,
+                                plan::BufferId counts, std::uint32_t micro);
 
 /// The same as numbers: what model::RoutingCounts reads.
-std::span<const std::int32_t> routing_of(const CurrentOperation& at, schedule::BufferId counts,
+std::span<const std::int32_t> routing_of(const CurrentOperation& at, plan::BufferId counts,
                                          std::uint32_t micro);
 
 /// Whether the conditions of the operation leave it something to do.

@@ -5,9 +5,9 @@
 
 #include "ballast/core/view.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/schedule/plan.h"
-#include "ballast/schedule/rank_sizes.h"
+#include "ballast/plan/plan.h"
 #include "ballast/state/store.h"
+#include "ballast/step/rank_sizes.h"
 
 #include "src/engine/lanes.h"
 
@@ -15,26 +15,24 @@ namespace ballast::engine {
 
 /// The operation that a lane performs, with the data of its plan and its buffers.
 struct CurrentOperation {
-  using Role = schedule::Role;
-  using Use = schedule::Use;
-  using BufferId = schedule::BufferId;
+  using Role = plan::Role;
+  using Use = plan::Use;
+  using BufferId = plan::BufferId;
 
   Lanes& lanes;
-  const schedule::Operation& operation;
+  const plan::Operation& operation;
   StepContext& context;       ///< of the plan to which it belongs; see Operation::lag
   const StepContext& before;  ///< of the plan submitted before
 
   [[nodiscard]] const Modules& modules() const { return lanes.modules(); }
   [[nodiscard]] const Blueprint& blueprint() const { return modules().blueprint; }
-  [[nodiscard]] const schedule::Workload& workload() const { return blueprint().workload; }
-  [[nodiscard]] const schedule::BlockWork& work() const {
-    return workload().blocks[operation.block];
-  }
-  [[nodiscard]] schedule::RankSizes sizes() const { return schedule::RankSizes(workload()); }
+  [[nodiscard]] const step::Workload& workload() const { return blueprint().workload; }
+  [[nodiscard]] const step::BlockWork& work() const { return workload().blocks[operation.block]; }
+  [[nodiscard]] step::RankSizes sizes() const { return step::RankSizes(workload()); }
   /// The stream of its lane.
   [[nodiscard]] device::Stream& stream() const { return lanes.queue_of(operation).stream(); }
 
-  [[nodiscard]] bool has(Role role) const { return operation.buffer(role) != schedule::kNoBuffer; }
+  [[nodiscard]] bool has(Role role) const { return operation.buffer(role) != plan::kNoBuffer; }
   /// The buffers that a movement reads and writes: the first of each kind.
   [[nodiscard]] const Use& source() const { return first_use(false); }
   [[nodiscard]] const Use& target() const { return first_use(true); }
@@ -68,7 +66,7 @@ struct CurrentOperation {
                          [writes](const Use& use) { return use.writes == writes; });
   }
   [[nodiscard]] std::uint32_t shard_in(Role role) const {
-    const bool weights = role == Role::weights || operation.payload == schedule::Payload::weights;
+    const bool weights = role == Role::weights || operation.payload == plan::Payload::weights;
     return weights ? shard_at_home() : shard_number();
   }
 };

@@ -58,7 +58,7 @@ class Engine::Impl {
     if (options_.nvtx && !device::profiler_refusal().empty()) {
       throw Error(ErrorCategory::config, "ballast.nvtx: " + device::profiler_refusal());
     }
-    const schedule::Workload& work = blueprint_.workload;
+    const step::Workload& work = blueprint_.workload;
     expects(work.world == (ranks_ == nullptr ? 1 : ranks_->world()) &&
                 blueprint_.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
             "engine: the blueprint's rank or world differs from this process");
@@ -121,30 +121,30 @@ class Engine::Impl {
                            .seed = options_.seed});
     snapshot_.emplace(
         blueprint_, *store_, ranks_, [this] { finish(); }, perform());
-    const schedule::Schedule& schedule = blueprint_.schedule;
+    const plan::Schedule& schedule = blueprint_.schedule;
     compute_->set_workspace(
         store_->device(schedule.workspace, blueprint_.workload.workspace_bytes));
-    for (const schedule::BufferId id : schedule.batch_host) {
+    for (const plan::BufferId id : schedule.batch_host) {
       batches_.push_back(store_->host(id, blueprint_.workload.batch_bytes));
     }
     const auto begin = std::chrono::steady_clock::now();
     fill(reuses);
     fill_time_ = std::chrono::steady_clock::now() - begin;
     if (device_->kind() != "host") warm_up(*lanes_);
-    executor_ = make_executor([this](const schedule::Span& span) {
+    executor_ = make_executor([this](const plan::Span& span) {
       if (auto* timeline = timeline_.load()) timeline->spans.push_back(span);
     });
   }
 
   StepResult train_step(const TokenBatch& batch, double learning_rate, double loss_scale) {
-    const schedule::Plan& plan = training_plan(batch.tokens.size() / blueprint_.shape.tokens());
+    const plan::Plan& plan = training_plan(batch.tokens.size() / blueprint_.shape.tokens());
     const StepContext& context = run(plan, batch, learning_rate, loss_scale);
     pending_updates_ = plan.leaves_updates;
     StepResult result = context.result;
     if (!result.skipped) ++updates_;
     const bool as_assumed =
         !result.skipped && context.hyper.gradient_scale == context.unclipped_scale();
-    const schedule::Plan& rollback = blueprint_.schedule.rollback;
+    const plan::Plan& rollback = blueprint_.schedule.rollback;
     if (!as_assumed && !rollback.operations.empty()) {
       executor_->submit(rollback, ++submissions_);
       pending_updates_ = false;
@@ -186,7 +186,7 @@ class Engine::Impl {
     return totals;
   }
 
-  void record(schedule::Timeline* timeline) {
+  void record(plan::Timeline* timeline) {
     timeline_ = timeline;
     // The executor calls its observer with its lock held: once totals() has held the lock, no
     // thread appends to the previous timeline.
@@ -219,28 +219,27 @@ class Engine::Impl {
             .interrupted = interrupted_};
   }
 
-  [[nodiscard]] std::unique_ptr<schedule::Executor> make_executor(
-      std::function<void(const schedule::Span&)> observer) {
-    return std::make_unique<schedule::Executor>(
-        [this](const schedule::Operation& operation, std::uint64_t submission) {
+  [[nodiscard]] std::unique_ptr<plan::Executor> make_executor(
+      std::function<void(const plan::Span&)> observer) {
+    return std::make_unique<plan::Executor>(
+        [this](const plan::Operation& operation, std::uint64_t submission) {
           snapshot_->before(operation);
           lanes_->start(operation, submission);
         },
-        schedule::OperationNames(blueprint_.workload),
-        schedule::ExecutorOptions{.finish = [this](const schedule::Operation& operation,
-                                                   std::uint64_t) { lanes_->finish(operation); },
-                                  .most_on_stream = device_->kind() == "host"
-                                                        ? schedule::kMostEnqueued
-                                                        : schedule::kMostOnFastStream,
-                                  .serial = options_.serial,
-                                  .delay_seed = options_.delay_seed,
-                                  .observer = std::move(observer),
-                                  .interrupted = interrupted_});
+        step::OperationNames(blueprint_.workload),
+        plan::ExecutorOptions{.finish = [this](const plan::Operation& operation,
+                                               std::uint64_t) { lanes_->finish(operation); },
+                              .most_on_stream = device_->kind() == "host" ? plan::kMostEnqueued
+                                                                          : plan::kMostOnFastStream,
+                              .serial = options_.serial,
+                              .delay_seed = options_.delay_seed,
+                              .observer = std::move(observer),
+                              .interrupted = interrupted_});
   }
 
   /// Runs plans outside of steps, without totals and timeline.
   [[nodiscard]] Perform perform() {
-    return [this](const schedule::Plan& plan, const Visitor& visitor) {
+    return [this](const plan::Plan& plan, const Visitor& visitor) {
       lanes_->set_visitor(visitor);
       const auto executor = make_executor(nullptr);
       executor->submit(plan, 0);
@@ -250,13 +249,13 @@ class Engine::Impl {
   }
 
   void expect_training() const {
-    expects(blueprint_.options.purpose == schedule::Purpose::training,
+    expects(blueprint_.options.purpose == step::Purpose::training,
             "engine: a blueprint for evaluation has no states");
   }
 
-  const schedule::Plan& training_plan(std::size_t micro_batches) {
+  const plan::Plan& training_plan(std::size_t micro_batches) {
     expect_training();
-    const schedule::Schedule& schedule = blueprint_.schedule;
+    const plan::Schedule& schedule = blueprint_.schedule;
     if (micro_batches == blueprint_.micro_batches) {
       return pending_updates_ || !schedule.steady.leaves_updates ? schedule.steady : schedule.first;
     }
@@ -266,7 +265,7 @@ class Engine::Impl {
     const auto found = partial_steps_.find(key);
     if (found != partial_steps_.end()) return found->second;
     return partial_steps_
-        .emplace(key, schedule::build_partial_step(
+        .emplace(key, step::build_partial_step(
                           blueprint_.workload, blueprint_.placement, blueprint_.options,
                           static_cast<std::uint32_t>(micro_batches), pending_updates_))
         .first->second;
@@ -289,7 +288,7 @@ class Engine::Impl {
   }
 
   /// Copies the batch in, submits the plan and waits for its gate.
-  const StepContext& run(const schedule::Plan& plan, const TokenBatch& batch, double learning_rate,
+  const StepContext& run(const plan::Plan& plan, const TokenBatch& batch, double learning_rate,
                          double loss_scale) {
     expects(executor_ != nullptr, "engine: call start() first");
     // The last run with batches has passed its gate, so its batches are uploaded.
@@ -322,15 +321,15 @@ class Engine::Impl {
   std::unique_ptr<state::Store> store_;
   std::optional<Lanes> lanes_;
   std::optional<Snapshot> snapshot_;
-  std::unique_ptr<schedule::Executor> executor_;
+  std::unique_ptr<plan::Executor> executor_;
   std::chrono::duration<double> fill_time_{0};
   std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, targets, positions
   /// By number of micro-batches and whether updates are pending.
-  std::map<std::pair<std::size_t, bool>, schedule::Plan> partial_steps_;
+  std::map<std::pair<std::size_t, bool>, plan::Plan> partial_steps_;
   std::uint64_t submissions_ = 0;
   std::uint64_t updates_ = 0;
   bool pending_updates_ = false;  ///< the last step's updates have not been submitted
-  std::atomic<schedule::Timeline*> timeline_ = nullptr;
+  std::atomic<plan::Timeline*> timeline_ = nullptr;
 };
 
 Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<bool>* interrupted,
@@ -350,7 +349,7 @@ std::string Engine::arithmetic() const {
 std::string_view Engine::update_isa() const {
   return impl_->update_isa();
 }
-void Engine::record(schedule::Timeline* timeline) {
+void Engine::record(plan::Timeline* timeline) {
   impl_->record(timeline);
 }
 void Engine::start(WeightSource& source) {

@@ -12,7 +12,7 @@
 
 namespace ballast::engine {
 
-using schedule::Role;
+using plan::Role;
 
 namespace {
 
@@ -27,7 +27,7 @@ model::PairResult own_losses(const CurrentOperation& at) {
 /// One per block with a gradient.
 std::vector<model::GradientStats> own_statistics(const CurrentOperation& at) {
   std::vector<model::GradientStats> own;
-  for (const schedule::Use& use : at.operation.uses) {
+  for (const plan::Use& use : at.operation.uses) {
     if (use.role == Role::statistics) own.push_back(statistics_in(at, use.buffer));
   }
   return own;
@@ -35,7 +35,7 @@ std::vector<model::GradientStats> own_statistics(const CurrentOperation& at) {
 
 }  // namespace
 
-model::GradientStats statistics_in(const CurrentOperation& at, schedule::BufferId buffer) {
+model::GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer) {
   model::GradientStats found;
   std::memcpy(&found, at.modules().store.host(buffer, sizeof found).data(), sizeof found);
   return found;
@@ -56,7 +56,7 @@ void run_gate(const CurrentOperation& at) {
   context.result.grad_norm = norm;
   context.result.skipped = all.non_finite != 0 || !std::isfinite(norm);
   // Eager updates do not wait for this and are not clipped.
-  if (at.blueprint().options.update == schedule::Update::eager) return;
+  if (at.blueprint().options.update == step::Update::eager) return;
   const double clip = at.modules().gradient_clipping;
   const double excess = clip > 0.0 ? (norm + 1e-6) / clip : 0.0;
   if (!(excess > 1.0)) return;

@@ -30,7 +30,7 @@ model::PairResult mean_of(const model::PairResult& sum, double count) {
 
 GateInputs sum_over_ranks(const model::PairResult& losses,
                           const std::vector<model::GradientStats>& own,
-                          const schedule::RankSizes& sizes, comm::Ranks* ranks) {
+                          const step::RankSizes& sizes, comm::Ranks* ranks) {
   // One message per rank: the losses, then the statistics by block.
   const std::size_t bytes = sizeof losses + own.size() * sizeof(model::GradientStats);
   const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();

@@ -7,7 +7,7 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/model/compute.h"
 #include "ballast/model/gradient_stats.h"
-#include "ballast/schedule/rank_sizes.h"
+#include "ballast/step/rank_sizes.h"
 
 namespace ballast::engine {
 
@@ -29,6 +29,6 @@ struct GateInputs {
 /// several ranks; `ranks` may be null if not. Throws Error(comm).
 GateInputs sum_over_ranks(const model::PairResult& losses,
                           const std::vector<model::GradientStats>& own,
-                          const schedule::RankSizes& sizes, comm::Ranks* ranks);
+                          const step::RankSizes& sizes, comm::Ranks* ranks);
 
 }  // namespace ballast::engine

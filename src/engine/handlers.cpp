@@ -3,7 +3,7 @@
 #include <cstring>
 #include <optional>
 
-#include "ballast/schedule/labels.h"
+#include "ballast/step/labels.h"
 
 #include "src/device/profiler_range.h"
 #include "src/engine/counts.h"
@@ -12,16 +12,16 @@
 
 namespace ballast::engine {
 
-using schedule::Action;
-using schedule::BufferId;
-using schedule::Lane;
-using schedule::MovedValue;
-using schedule::Operation;
-using schedule::Payload;
-using schedule::RankSizes;
-using schedule::Role;
-using schedule::Speculation;
-using schedule::Use;
+using plan::Action;
+using plan::BufferId;
+using plan::Lane;
+using plan::Operation;
+using plan::Payload;
+using plan::Role;
+using plan::Speculation;
+using plan::Use;
+using step::MovedValue;
+using step::RankSizes;
 
 namespace {
 
@@ -205,7 +205,7 @@ void run_visit(const CurrentOperation& at) {
   at.lanes.zeros_from(use.buffer) = piece.zeros_from;
 }
 
-constexpr std::array<ActionHandler, schedule::kActionCount> kHandlers = {
+constexpr std::array<ActionHandler, plan::kActionCount> kHandlers = {
     {{Action::compute, run_pass},
      {Action::decode, run_decode},
      {Action::clear, run_clear},
@@ -271,7 +271,7 @@ void Lanes::start(const Operation& operation, std::uint64_t submission) {
   const bool worked =
       perform({*this, operation, context(submission - operation.lag), context(submission - 1)});
   if (!worked) idle_bytes_[static_cast<std::size_t>(operation.lane)] += operation.bytes;
-  if (mode_of(operation.lane) == schedule::Mode::streamed) queue_of(operation).end_operation();
+  if (mode_of(operation.lane) == plan::Mode::streamed) queue_of(operation).end_operation();
 }
 
 }  // namespace ballast::engine

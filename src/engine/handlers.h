@@ -3,7 +3,7 @@
 #include <array>
 
 #include "ballast/model/gradient_stats.h"
-#include "ballast/schedule/plan.h"
+#include "ballast/plan/plan.h"
 
 #include "src/engine/current_operation.h"
 
@@ -11,7 +11,7 @@ namespace ballast::engine {
 
 /// The function that performs operations of one action.
 struct ActionHandler {
-  schedule::Action action;
+  plan::Action action;
   void (*run)(const CurrentOperation&);
 };
 
@@ -22,6 +22,6 @@ void run_update(const CurrentOperation& at);
 void run_update_on_device(const CurrentOperation& at);
 
 /// Statistics of a gradient that are in host memory.
-model::GradientStats statistics_in(const CurrentOperation& at, schedule::BufferId buffer);
+model::GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer);
 
 }  // namespace ballast::engine

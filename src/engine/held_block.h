@@ -10,7 +10,7 @@
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/home_piece.h"
 #include "ballast/engine/state_range.h"
-#include "ballast/schedule/rank_sizes.h"
+#include "ballast/step/rank_sizes.h"
 
 #include "src/engine/lanes.h"
 #include "src/engine/state_layout.h"
@@ -21,7 +21,7 @@ namespace ballast::engine {
 struct HeldBlock {
   HeldBlock(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group);
 
-  schedule::RankSizes sizes;
+  step::RankSizes sizes;
   bool keeps_part;  ///< of the weights
   Bytes width;      ///< of a weight
   StateLayout layout;

@@ -8,16 +8,16 @@
 #include <vector>
 
 #include "ballast/core/error.h"
-#include "ballast/schedule/rank_sizes.h"
+#include "ballast/step/rank_sizes.h"
 
 // The streams of the lanes and their channels between ranks.
 
 namespace ballast::engine {
 
-using schedule::Lane;
-using schedule::Operation;
-using schedule::RankGroup;
-using schedule::RankSizes;
+using plan::Lane;
+using plan::Operation;
+using plan::RankGroup;
+using step::RankSizes;
 
 namespace {
 
@@ -82,7 +82,7 @@ comm::Communicator& Lanes::gathering(RankGroup group) const {
 }
 
 QueuedStream& Lanes::queue_of(const Operation& operation) {
-  const std::optional<schedule::Stream> stream = schedule::stream_of(operation);
+  const std::optional<plan::Stream> stream = plan::stream_of(operation);
   expects(stream && stream->device == 0, "engine: each lane has one stream");
   switch (stream->lane) {
     case Lane::upload:

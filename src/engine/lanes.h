@@ -17,8 +17,8 @@
 #include "ballast/engine/home_piece.h"
 #include "ballast/engine/step_types.h"
 #include "ballast/model/compute.h"
-#include "ballast/schedule/names.h"
 #include "ballast/state/store.h"
+#include "ballast/step/names.h"
 #include "ballast/update/device_update.h"
 
 #include "src/engine/queued_lane.h"
@@ -71,10 +71,10 @@ class Lanes {
 
   /// Performs one operation of submission number `submission`, or starts it if its lane is queued.
   /// Throws Error.
-  void start(const schedule::Operation& operation, std::uint64_t submission);
+  void start(const plan::Operation& operation, std::uint64_t submission);
   /// Returns when the first unfinished operation on the stream or lane of `operation` has finished.
   /// Throws Error.
-  void finish(const schedule::Operation& operation);
+  void finish(const plan::Operation& operation);
 
   /// A gated update reads the previous submission's context, so four contexts suffice.
   StepContext& context(std::uint64_t submission) {
@@ -90,9 +90,9 @@ class Lanes {
   void visit(HomePiece& piece) const { visitor_(piece); }
 
   [[nodiscard]] const Modules& modules() const { return modules_; }
-  [[nodiscard]] const schedule::OperationNames& names() const { return names_; }
+  [[nodiscard]] const step::OperationNames& names() const { return names_; }
   /// `totals` of the executor without the bytes of operations that had nothing to do.
-  [[nodiscard]] schedule::LaneTotals without_idle(schedule::LaneTotals totals) const {
+  [[nodiscard]] plan::LaneTotals without_idle(plan::LaneTotals totals) const {
     for (std::size_t lane = 0; lane < idle_bytes_.size(); ++lane) {
       totals.bytes[lane] -= idle_bytes_[lane];
     }
@@ -115,19 +115,19 @@ class Lanes {
 
   [[nodiscard]] const Channels& channels() const { return channels_; }
   /// The channel for gathers between the ranks of `group`.
-  [[nodiscard]] comm::Communicator& gathering(schedule::RankGroup group) const;
+  [[nodiscard]] comm::Communicator& gathering(plan::RankGroup group) const;
   /// The queue of the stream that `operation` runs on.
-  [[nodiscard]] QueuedStream& queue_of(const schedule::Operation& operation);
+  [[nodiscard]] QueuedStream& queue_of(const plan::Operation& operation);
   [[nodiscard]] TransferQueue& fetches() { return fetches_; }
   [[nodiscard]] TransferQueue& writebacks() { return writebacks_; }
   /// From which byte of a buffer on the visitor has left zeros.
-  [[nodiscard]] Bytes& zeros_from(schedule::BufferId buffer) { return zeros_from_[buffer]; }
+  [[nodiscard]] Bytes& zeros_from(plan::BufferId buffer) { return zeros_from_[buffer]; }
 
  private:
   void join_ranks();
 
   Modules modules_;
-  schedule::OperationNames names_;
+  step::OperationNames names_;
   QueuedStream compute_;
   QueuedStream upload_;
   QueuedStream offload_;
@@ -137,7 +137,7 @@ class Lanes {
   Visitor visitor_;
   std::vector<Bytes> zeros_from_;  ///< by buffer
   std::array<StepContext, 4> contexts_;
-  std::array<std::atomic<Bytes>, schedule::kLaneCount> idle_bytes_{};
+  std::array<std::atomic<Bytes>, plan::kLaneCount> idle_bytes_{};
 };
 
 }  // namespace ballast::engine

@@ -7,13 +7,13 @@
 #include <utility>
 
 #include "ballast/device/device.h"
-#include "ballast/schedule/executor.h"
+#include "ballast/plan/executor.h"
 #include "ballast/state/store.h"
 
 namespace ballast::engine {
 
 /// A device stream and the end events of its unfinished operations, at most
-/// schedule::kMostOnFastStream. One thread enqueues, another waits.
+/// plan::kMostOnFastStream. One thread enqueues, another waits.
 class QueuedStream {
  public:
   QueuedStream(device::Device& device, std::string_view name) : stream_(device.make_stream(name)) {
@@ -28,12 +28,12 @@ class QueuedStream {
 
  private:
   std::unique_ptr<device::Stream> stream_;
-  std::array<std::unique_ptr<device::Event>, schedule::kMostOnFastStream> ends_;
+  std::array<std::unique_ptr<device::Event>, plan::kMostOnFastStream> ends_;
   std::size_t ended_ = 0;     ///< used by the enqueueing thread
   std::size_t finished_ = 0;  ///< used by the waiting thread
 };
 
-/// Unfinished transfers of a lane, at most schedule::kMostEnqueued. One thread starts, another
+/// Unfinished transfers of a lane, at most plan::kMostEnqueued. One thread starts, another
 /// finishes them.
 class TransferQueue {
  public:
@@ -48,7 +48,7 @@ class TransferQueue {
   }
 
  private:
-  std::array<std::unique_ptr<state::SwapTransfer>, schedule::kMostEnqueued> transfers_;
+  std::array<std::unique_ptr<state::SwapTransfer>, plan::kMostEnqueued> transfers_;
   std::size_t added_ = 0;
   std::size_t finished_ = 0;
 };

@@ -50,9 +50,8 @@ std::vector<HeldArray> own_arrays(const Blueprint& blueprint, const HeldBlock& h
 constexpr std::uint32_t kFrozenPart = 1;
 
 /// The homes of a block's weights and states that are on one of `homes`.
-std::vector<KeptHome> homes_of(const Blueprint& blueprint, std::size_t block,
-                               schedule::Homes homes) {
-  const schedule::Schedule& schedule = blueprint.schedule;
+std::vector<KeptHome> homes_of(const Blueprint& blueprint, std::size_t block, step::Homes homes) {
+  const plan::Schedule& schedule = blueprint.schedule;
   std::vector<KeptHome> found;
   const auto add = [&](bool states, std::uint32_t part, Bytes begin, Bytes end) {
     KeptHome home = {.block = block, .states = states, .sub_group = part};
@@ -65,10 +64,10 @@ std::vector<KeptHome> homes_of(const Blueprint& blueprint, std::size_t block,
     }
     found.push_back(std::move(home));
   };
-  const schedule::RankSizes sizes(blueprint.workload);
+  const step::RankSizes sizes(blueprint.workload);
   const auto number = static_cast<std::uint32_t>(block);
   const Bytes all = sizes.weights(number);
-  const bool apart = schedule.trained_home.at(block) != schedule::kNoBuffer;
+  const bool apart = schedule.trained_home.at(block) != plan::kNoBuffer;
   const Bytes trained = apart ? sizes.updated_by_all(number) : 0;
   if (trained > 0) add(false, 0, 0, trained);
   add(false, trained > 0 ? kFrozenPart : 0, trained, all);
@@ -106,7 +105,7 @@ void for_own_entries(const Blueprint& blueprint, const HeldBlock& held, const Ho
   }
 }
 
-std::vector<StateRange> saved_ranges(const Blueprint& blueprint, schedule::Homes homes) {
+std::vector<StateRange> saved_ranges(const Blueprint& blueprint, step::Homes homes) {
   std::vector<StateRange> ranges;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     for (const KeptHome& home : homes_of(blueprint, b, homes)) {
@@ -119,28 +118,28 @@ std::vector<StateRange> saved_ranges(const Blueprint& blueprint, schedule::Homes
 std::vector<KeptHome> homes_on(const Blueprint& blueprint, Tier tier) {
   std::vector<KeptHome> homes;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
-    for (KeptHome& home : homes_of(blueprint, b, schedule::homes_on(tier))) {
+    for (KeptHome& home : homes_of(blueprint, b, step::homes_on(tier))) {
       homes.push_back(std::move(home));
     }
   }
   return homes;
 }
 
-schedule::BufferId buffer_of(const Blueprint& blueprint, const KeptHome& home) {
-  const schedule::Schedule& schedule = blueprint.schedule;
+plan::BufferId buffer_of(const Blueprint& blueprint, const KeptHome& home) {
+  const plan::Schedule& schedule = blueprint.schedule;
   if (!home.states) {
-    const schedule::BufferId trained = schedule.trained_home.at(home.block);
-    const bool frozen = trained == schedule::kNoBuffer || home.sub_group == kFrozenPart;
+    const plan::BufferId trained = schedule.trained_home.at(home.block);
+    const bool frozen = trained == plan::kNoBuffer || home.sub_group == kFrozenPart;
     return frozen ? schedule.weight_home.at(home.block) : trained;
   }
   return schedule.state_home.at(home.block).at(home.sub_group);
 }
 
 std::vector<KeptHome> host_homes_by_update(const Blueprint& blueprint) {
-  const std::vector<schedule::Operation>& operations = blueprint.schedule.steady.operations;
-  std::map<schedule::BufferId, std::size_t> first_write;
+  const std::vector<plan::Operation>& operations = blueprint.schedule.steady.operations;
+  std::map<plan::BufferId, std::size_t> first_write;
   for (std::size_t i = 0; i < operations.size(); ++i) {
-    for (const schedule::Use& use : operations[i].uses) {
+    for (const plan::Use& use : operations[i].uses) {
       if (use.writes) first_write.emplace(use.buffer, i);
     }
   }
@@ -172,10 +171,10 @@ bool same_homes(const std::vector<KeptHome>& one, const std::vector<KeptHome>& o
 }
 
 void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform,
-                 schedule::Homes homes) {
+                 step::Homes homes) {
   const auto blocks = static_cast<std::uint32_t>(blueprint.model.blocks.size());
-  perform(schedule::build_read(blueprint.workload, blueprint.placement, blueprint.options, 0,
-                               blocks, homes),
+  perform(step::build_read(blueprint.workload, blueprint.placement, blueprint.options, 0, blocks,
+                           homes),
           [&](const HomePiece& piece) {
             for_own_entries(blueprint, HeldBlock(blueprint, piece.block, piece.sub_group), piece,
                             sink);
@@ -183,14 +182,14 @@ void save_states(const Blueprint& blueprint, const StateSink& sink, const Perfor
 }
 
 void restore_states(const Blueprint& blueprint, const StateSource& source, const Perform& perform,
-                    schedule::Homes homes) {
-  schedule::Workload work = blueprint.workload;
-  for (schedule::BlockWork& block : work.blocks) {
-    for (schedule::SubGroup& group : block.sub_groups) {
+                    step::Homes homes) {
+  step::Workload work = blueprint.workload;
+  for (step::BlockWork& block : work.blocks) {
+    for (step::SubGroup& group : block.sub_groups) {
       group.initial_state_bytes = group.state_bytes;
     }
   }
-  perform(schedule::build_fill(work, blueprint.placement, blueprint.options, homes),
+  perform(step::build_fill(work, blueprint.placement, blueprint.options, homes),
           [&](const HomePiece& piece) {
             std::memset(piece.bytes.data(), 0, piece.bytes.size());
             const HeldBlock held(blueprint, piece.block, piece.sub_group);

@@ -17,7 +17,7 @@ void for_own_entries(const Blueprint& blueprint, const HeldBlock& held, const Ho
 /// The homes on a tier, without their content, in the order of blocks, weights first.
 std::vector<KeptHome> homes_on(const Blueprint& blueprint, Tier tier);
 /// The buffer of a home.
-schedule::BufferId buffer_of(const Blueprint& blueprint, const KeptHome& home);
+plan::BufferId buffer_of(const Blueprint& blueprint, const KeptHome& home);
 /// homes_on(host) in the order in which a step first writes to them.
 std::vector<KeptHome> host_homes_by_update(const Blueprint& blueprint);
 /// Whether the homes on NVMe of two blueprints hold the same ranges.
@@ -26,11 +26,11 @@ bool same_homes(const std::vector<KeptHome>& one, const std::vector<KeptHome>& o
 /// Passes the ranges of saved_ranges() to `sink` in this order, each in one or several parts in
 /// ascending order.
 void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform,
-                 schedule::Homes homes);
+                 step::Homes homes);
 
 /// Writes weights and states of every block to these homes like fill_states(), all of them from
 /// `source`: it is asked for this rank's entries of each array, in parts.
 void restore_states(const Blueprint& blueprint, const StateSource& source, const Perform& perform,
-                    schedule::Homes homes);
+                    step::Homes homes);
 
 }  // namespace ballast::engine

@@ -42,7 +42,7 @@ void add_blocks(Blueprint& blueprint, const model::KernelSizes& kernels,
             "blueprint: the kernel memory belongs to another model");
     return sizes.empty() ? 0 : sizes[block];
   };
-  schedule::Workload& work = blueprint.workload;
+  step::Workload& work = blueprint.workload;
   work.first_differentiated = static_cast<std::uint32_t>(blueprint.model.first_differentiated());
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     const model::BlockSpec& block = blueprint.model.blocks[b];
@@ -82,7 +82,7 @@ void add_blocks(Blueprint& blueprint, const model::KernelSizes& kernels,
 
 void add_batch(Blueprint& blueprint, const model::KernelSizes& kernels,
                std::uint64_t evaluation_micro_batches) {
-  schedule::Workload& work = blueprint.workload;
+  step::Workload& work = blueprint.workload;
   const std::uint64_t tokens = blueprint.shape.tokens();
   const std::uint64_t width = blueprint.model.config.hidden_size;
   work.activation_bytes = tokens * width * size_of(blueprint.type);
@@ -135,7 +135,7 @@ std::vector<cpu_adam::ElementRange> undecayed_elements(const model::Architecture
 
 /// Describes gathers of split weights in 8 bits or among fewer than all ranks; "" otherwise.
 std::string describe_gathers(const Blueprint& blueprint) {
-  const schedule::Workload& work = blueprint.workload;
+  const step::Workload& work = blueprint.workload;
   if (work.world == 1 || work.stage < 3) return "";
   std::string text;
   if (work.weight_ranks > 0 && work.weight_ranks < work.world) {
@@ -190,7 +190,7 @@ std::string describe_base(const Blueprint& blueprint) {
   if (!blueprint.model.quantization) return "";
   Bytes kept = 0;
   Bytes decoded = 0;
-  for (const schedule::BlockWork& block : blueprint.workload.blocks) {
+  for (const step::BlockWork& block : blueprint.workload.blocks) {
     kept += block.is_coded() ? block.weight_bytes : 0;
     decoded += block.decoded_bytes;
   }
@@ -200,7 +200,7 @@ std::string describe_base(const Blueprint& blueprint) {
 
 /// Empty for a model without layers.
 std::string describe_kept(const Blueprint& blueprint) {
-  const schedule::Workload& work = blueprint.workload;
+  const step::Workload& work = blueprint.workload;
   std::size_t layers = 0;
   std::size_t kept = 0;
   for (std::size_t b = work.first_layer(); b < work.head(); ++b) {
@@ -209,7 +209,7 @@ std::string describe_kept(const Blueprint& blueprint) {
     kept += blueprint.placement.blocks[b].keeps_intermediates ? 1 : 0;
   }
   if (layers == 0) return "";
-  const auto routes = [](const schedule::BlockWork& block) { return block.routes; };
+  const auto routes = [](const step::BlockWork& block) { return block.routes; };
   const bool experts = std::any_of(work.blocks.begin(), work.blocks.end(), routes);
   const std::string_view what = experts              ? " (of layers with experts: attention)"
                                 : work.cuts_layers() ? " (of layers in tiles: what attention adds)"
@@ -222,10 +222,10 @@ std::string describe_kept(const Blueprint& blueprint) {
 
 /// How experts differ from other blocks; "" if they do not, or if there are none.
 std::string describe_experts(const Blueprint& blueprint) {
-  const schedule::Options& options = blueprint.options;
+  const step::Options& options = blueprint.options;
   std::string text;
   if (blueprint.workload.routing_bytes == 0) return text;
-  if (options.expert_updates == schedule::ExpertUpdates::touched) {
+  if (options.expert_updates == step::ExpertUpdates::touched) {
     text = "updated only in steps with tokens; results differ from those of updating all";
   }
   if (options.prefetches_experts) {
@@ -251,33 +251,33 @@ void size_workload(Blueprint& blueprint, const model::KernelSizes& kernels,
                                   .packed = blueprint.workload.packed,
                                   .pairs = blueprint.pairs,
                                   .ranks = blueprint.workload.world};
-  schedule::set_program(blueprint.workload,
-                        model::write_program(blueprint.model, blueprint.type, shape, kernels));
+  step::set_program(blueprint.workload,
+                    model::write_program(blueprint.model, blueprint.type, shape, kernels));
 }
 
-memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers) {
+memory::Ledger make_ledger(const std::vector<plan::Buffer>& buffers) {
   memory::Ledger ledger;
-  for (const schedule::Buffer& buffer : buffers) {
+  for (const plan::Buffer& buffer : buffers) {
     ledger.add(buffer.tier, to_string(buffer.kind), round_up(buffer.bytes, kPage));
   }
   return ledger;
 }
 
-void place(Blueprint& blueprint, schedule::Placement placement) {
+void place(Blueprint& blueprint, step::Placement placement) {
   blueprint.placement = std::move(placement);
-  blueprint.ledger = make_ledger(
-      schedule::list_buffers(blueprint.workload, blueprint.placement, blueprint.options));
+  blueprint.ledger =
+      make_ledger(step::list_buffers(blueprint.workload, blueprint.placement, blueprint.options));
   blueprint.ledger.require_fit(blueprint.budgets);
-  blueprint.schedule = schedule::build(blueprint.workload, blueprint.placement, blueprint.options);
+  blueprint.schedule = step::build(blueprint.workload, blueprint.placement, blueprint.options);
 }
 
 std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   std::vector<std::string> lines;
-  const auto describe = [&](std::string_view what, Tier schedule::BlockPlacement::*kind) {
+  const auto describe = [&](std::string_view what, Tier step::BlockPlacement::*kind) {
     std::array<std::size_t, 3> count{};
     for (std::size_t b = 0; b < blueprint.workload.blocks.size(); ++b) {
-      const bool states = kind == &schedule::BlockPlacement::optimizer;
-      const bool inputs = kind == &schedule::BlockPlacement::activations;
+      const bool states = kind == &step::BlockPlacement::optimizer;
+      const bool inputs = kind == &step::BlockPlacement::activations;
       if (states && blueprint.workload.blocks[b].is_frozen()) continue;
       if (inputs && !blueprint.workload.places_input(b)) continue;
       ++count[static_cast<std::size_t>(blueprint.placement.blocks[b].*kind)];
@@ -291,18 +291,18 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
     }
     lines.push_back(fmt::format("{:<17} {}", what, text));
   };
-  describe("weights", &schedule::BlockPlacement::weights);
+  describe("weights", &step::BlockPlacement::weights);
   if (const std::string text = describe_base(blueprint); !text.empty()) {
     lines.push_back(fmt::format("{:<17} {}", "quantised base", text));
   }
-  if (blueprint.options.purpose == schedule::Purpose::evaluation) return lines;
+  if (blueprint.options.purpose == step::Purpose::evaluation) return lines;
   if (const std::string text = describe_trained(blueprint); !text.empty()) {
     lines.push_back(fmt::format("{:<17} {}", "trained", text));
   }
   if (const std::string text = describe_decay(blueprint); !text.empty()) {
     lines.push_back(fmt::format("{:<17} {}", "weight decay", text));
   }
-  describe("optimizer states", &schedule::BlockPlacement::optimizer);
+  describe("optimizer states", &step::BlockPlacement::optimizer);
   if (blueprint.states.moments != cpu_adam::Moments::Format::f32) {
     const bool codes = blueprint.states.moments == cpu_adam::Moments::Format::blockwise8;
     lines.push_back(fmt::format("{:<17} {}; results differ from those with fp32 states", "moments",
@@ -317,7 +317,7 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   if (const std::string text = describe_experts(blueprint); !text.empty()) {
     lines.push_back(fmt::format("{:<17} {}", "experts", text));
   }
-  describe("activations", &schedule::BlockPlacement::activations);
+  describe("activations", &step::BlockPlacement::activations);
   if (const std::string kept = describe_kept(blueprint); !kept.empty()) {
     lines.push_back(fmt::format("{:<17} {}", "intermediates", kept));
   }

@@ -19,12 +19,12 @@ Snapshot::Snapshot(const Blueprint& blueprint, state::Store& store, comm::Ranks*
       perform_(std::move(perform)) {}
 
 void Snapshot::settle() const {
-  expects(blueprint_.options.purpose == schedule::Purpose::training,
+  expects(blueprint_.options.purpose == step::Purpose::training,
           "engine: a blueprint for evaluation has no states");
   settle_();
 }
 
-void Snapshot::save(const StateSink& sink, schedule::Homes homes) {
+void Snapshot::save(const StateSink& sink, step::Homes homes) {
   settle();
   save_states(blueprint_, sink, perform_, homes);
 }
@@ -34,7 +34,7 @@ std::shared_ptr<BackgroundSave> Snapshot::save_in_background(const StateSink& si
   settle();
   std::vector<BackgroundSave::Part> parts;
   for (KeptHome& home : host_homes_by_update(blueprint_)) {
-    const schedule::BufferId buffer = buffer_of(blueprint_, home);
+    const plan::BufferId buffer = buffer_of(blueprint_, home);
     parts.push_back({buffer, [this, sink, buffer, ranges = std::move(home.ranges)] {
                        for (const auto& [range, offset] : ranges) {
                          const Bytes bytes = range.bytes();
@@ -46,9 +46,9 @@ std::shared_ptr<BackgroundSave> Snapshot::save_in_background(const StateSink& si
   return saving_;
 }
 
-void Snapshot::before(const schedule::Operation& operation) const {
+void Snapshot::before(const plan::Operation& operation) const {
   if (!saving_) return;
-  for (const schedule::Use& use : operation.uses) {
+  for (const plan::Use& use : operation.uses) {
     if (use.writes) saving_->before_write(use.buffer);
   }
 }
@@ -62,7 +62,7 @@ KeptStates Snapshot::keep(std::uint64_t checkpoint) {
   KeptStates kept = {.homes = homes_on(blueprint_, Tier::nvme)};
   if (blueprint_.options.kept_checkpoints == 0) kept.homes.clear();
   if (kept.homes.empty()) return kept;
-  std::vector<schedule::BufferId> ids;
+  std::vector<plan::BufferId> ids;
   for (const KeptHome& home : kept.homes) ids.push_back(buffer_of(blueprint_, home));
   std::vector<state::KeptExtent> contents = store_.keep(checkpoint, ids);
   for (std::size_t h = 0; h < contents.size(); ++h) {
@@ -90,15 +90,14 @@ std::vector<std::filesystem::path> Snapshot::link(const std::filesystem::path& f
 void Snapshot::restore(const StateSource& source, bool reused, const KeptStates& here,
                        const state::KeptExtents& kept) {
   if (reused) {
-    std::vector<std::pair<schedule::BufferId, state::KeptExtent>> contents;
+    std::vector<std::pair<plan::BufferId, state::KeptExtent>> contents;
     contents.reserve(here.homes.size());
     for (const KeptHome& home : here.homes) {
       contents.emplace_back(buffer_of(blueprint_, home), home.content);
     }
     store_.restore(contents, kept);
   }
-  restore_states(blueprint_, source, perform_,
-                 reused ? schedule::kHomesInMemory : schedule::Homes{});
+  restore_states(blueprint_, source, perform_, reused ? step::kHomesInMemory : step::Homes{});
 }
 
 std::vector<float> Snapshot::read_weights(std::size_t block, const model::TensorSpec& tensor) {

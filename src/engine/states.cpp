@@ -16,8 +16,8 @@
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
 #include "ballast/model/quantized_values.h"
-#include "ballast/schedule/rank_sizes.h"
 #include "ballast/state/checksum.h"
+#include "ballast/step/rank_sizes.h"
 
 #include "src/engine/held_block.h"
 #include "src/engine/in_units.h"
@@ -376,9 +376,9 @@ class StateHash {
   state::RunningChecksum common_;
 };
 
-schedule::Plan reading_plan(const Blueprint& blueprint, std::size_t first, std::size_t count) {
-  return schedule::build_read(blueprint.workload, blueprint.placement, blueprint.options,
-                              static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(count));
+plan::Plan reading_plan(const Blueprint& blueprint, std::size_t first, std::size_t count) {
+  return step::build_read(blueprint.workload, blueprint.placement, blueprint.options,
+                          static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(count));
 }
 
 }  // namespace
@@ -386,13 +386,13 @@ schedule::Plan reading_plan(const Blueprint& blueprint, std::size_t first, std::
 void fill_states(const Blueprint& blueprint, WeightSource& source, const cpu_adam::Updater& team,
                  const Perform& perform) {
   Filler filler(blueprint, source, team);
-  perform(schedule::build_fill(blueprint.workload, blueprint.placement, blueprint.options),
+  perform(step::build_fill(blueprint.workload, blueprint.placement, blueprint.options),
           [&filler](HomePiece& piece) { filler.fill(piece); });
 }
 
 std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, std::size_t block,
                                Elems first, Elems count, const Perform& perform) {
-  const schedule::RankSizes sizes(blueprint.workload);
+  const step::RankSizes sizes(blueprint.workload);
   const bool part_of_weights = sizes.keeps_part_of_weights(static_cast<std::uint32_t>(block));
   const bool part_of_states = sizes.keeps_part_of_states(static_cast<std::uint32_t>(block));
   const ShardRange shard = even_shard(blueprint, block, !part_of_weights);
@@ -429,7 +429,7 @@ std::uint64_t hash_states(const Blueprint& blueprint, comm::Ranks* ranks, const 
   std::vector<std::uint64_t> all(found.size() * ranks->world());
   ranks->all_gather(std::as_bytes(std::span(found)), std::as_writable_bytes(std::span(all)));
   state::RunningChecksum together;
-  const schedule::RankSizes sizes(blueprint.workload);
+  const step::RankSizes sizes(blueprint.workload);
   for (std::uint32_t p = 0; p < ranks->world(); ++p) {
     const std::size_t r = sizes.owner_of(p);
     together.add(std::as_bytes(std::span(&all[2 * r], 1)));

@@ -5,8 +5,8 @@
 
 namespace ballast::engine {
 
-using schedule::Role;
-using schedule::Speculation;
+using plan::Role;
+using plan::Speculation;
 
 namespace {
 
@@ -14,7 +14,7 @@ namespace {
 template <class Buffer>
 cpu_adam::Shard shard_of(const CurrentOperation& at, Buffer buffer, Role weights, Role states,
                          const std::byte* gradient) {
-  const schedule::Operation& op = at.operation;
+  const plan::Operation& op = at.operation;
   return make_shard(at.blueprint(), op.block, op.sub_group,
                     buffer(weights, at.sizes().updated_weights(op.block)),
                     buffer(states, at.sizes().states(op.block, op.sub_group)), gradient);

@@ -6,16 +6,16 @@
 #include <tuple>
 
 #include "ballast/core/error.h"
-#include "ballast/schedule/build.h"
-#include "ballast/schedule/labels.h"
+#include "ballast/step/build.h"
+#include "ballast/step/labels.h"
 
 #include "src/engine/counts.h"
 
 namespace ballast::engine {
 namespace {
 
-using schedule::Lane;
-using schedule::Operation;
+using plan::Lane;
+using plan::Operation;
 
 bool needs_kernels(const Operation& operation) {
   return operation.lane == Lane::compute || operation.lane == Lane::gather ||
@@ -27,29 +27,29 @@ bool needs_kernels(const Operation& operation) {
 /// codes. Tiles of the vocabulary differ in their sizes.
 auto kind_of(const Operation& operation, const Blueprint& blueprint) {
   std::uint64_t bound = 0;
-  for (const schedule::Use& use : operation.uses) {
+  for (const plan::Use& use : operation.uses) {
     bound |= std::uint64_t{1} << static_cast<unsigned>(use.role);
   }
-  const bool pass = operation.action == schedule::Action::compute;
+  const bool pass = operation.action == plan::Action::compute;
   const model::BlockSpec& block = blueprint.model.blocks[operation.block];
   const bool layer = block.kind == model::BlockKind::layer;
   const std::uint64_t size = layer ? block.elements : operation.block;
   const std::uint64_t shape =
-      pass ? program_of(blueprint.workload).passes[pass_id(operation)].shape : size;
+      pass ? program_of(blueprint.workload).passes[step::pass_id(operation)].shape : size;
   return std::tuple(operation.action, operation.payload, shape, pass ? 0 : block.frozen_elements,
                     operation.micro == 0, bound);
 }
 
 /// As if the routers had sent a row to each expert, so that the kernels of experts run too.
-void give_rows_to_experts(Lanes& lanes, const schedule::Plan& plan) {
+void give_rows_to_experts(Lanes& lanes, const plan::Plan& plan) {
   const Modules& modules = lanes.modules();
   const auto tokens = static_cast<std::int32_t>(modules.blueprint.shape.tokens());
   for (const Operation& operation : plan.operations) {
-    const bool offloads = operation.action == schedule::Action::offload;
-    if (!offloads || !moves(operation, schedule::MovedValue::routing)) continue;
-    const schedule::Workload& work = modules.blueprint.workload;
+    const bool offloads = operation.action == plan::Action::offload;
+    if (!offloads || !moves(operation, step::MovedValue::routing)) continue;
+    const step::Workload& work = modules.blueprint.workload;
     const HostBytes bytes = counts_of_micro_batch(
-        work, modules.store, operation.buffer(schedule::Role::target), operation.micro);
+        work, modules.store, operation.buffer(plan::Role::target), operation.micro);
     const std::size_t of_rank = work.routing_bytes / sizeof(std::int32_t);
     auto* const starts = reinterpret_cast<std::int32_t*>(bytes.data());
     for (std::size_t i = 0; i < work.world * of_rank; ++i) {
@@ -64,16 +64,16 @@ void warm_up(Lanes& lanes) {
   constexpr std::uint64_t kSubmission = 1;
   lanes.context(kSubmission).micro_batches = 1;
   const Blueprint& blueprint = lanes.modules().blueprint;
-  const schedule::Schedule& schedule = blueprint.schedule;
+  const plan::Schedule& schedule = blueprint.schedule;
   std::set<decltype(kind_of(Operation(), blueprint))> done;
-  for (const schedule::Plan* plan : {&schedule.steady, &schedule.evaluation}) {
+  for (const plan::Plan* plan : {&schedule.steady, &schedule.evaluation}) {
     give_rows_to_experts(lanes, *plan);
     for (const Operation& operation : plan->operations) {
       if (!needs_kernels(operation)) continue;
       if (!done.insert(kind_of(operation, blueprint)).second) continue;
       try {
         lanes.start(operation, kSubmission);
-        if (schedule::is_queued(operation.lane)) lanes.finish(operation);
+        if (plan::is_queued(operation.lane)) lanes.finish(operation);
       } catch (const Error& error) {
         throw error.with_context(lanes.names()(operation));
       }

@@ -16,8 +16,8 @@
 namespace ballast::inputs {
 namespace {
 
-schedule::Options schedule_options(const config::Config& config) {
-  schedule::Options options;
+step::Options schedule_options(const config::Config& config) {
+  step::Options options;
   options.order = config.ballast.order.value_or(options.order);
   options.update = config.ballast.update;
   options.expert_updates = config.ballast.expert_updates;

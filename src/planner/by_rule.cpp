@@ -8,8 +8,8 @@
 
 namespace ballast::planner {
 
-using schedule::BlockPlacement;
-using schedule::Placement;
+using step::BlockPlacement;
+using step::Placement;
 
 PlacementRecipe concatenate(const PlacementRecipe& device, const PlacementRecipe& host) {
   PlacementRecipe recipe = device;
@@ -17,8 +17,8 @@ PlacementRecipe concatenate(const PlacementRecipe& device, const PlacementRecipe
   return recipe;
 }
 
-schedule::Options with_buffers(const config::Config& config, schedule::Options options,
-                               BufferLevel number) {
+step::Options with_buffers(const config::Config& config, step::Options options,
+                           BufferLevel number) {
   if (number == BufferLevel::usual) return options;
   for (const config::BufferKind& kind : config::kBufferKinds) {
     if (config.buffers.*(kind.count) > 0) continue;
@@ -31,13 +31,13 @@ schedule::Options with_buffers(const config::Config& config, schedule::Options o
 namespace {
 
 /// Raises the numbers of buffers to those of `usual`, or halfway, as far as `placement` still fits.
-void add_buffers(const TierFiller& filler, const schedule::Placement& placement,
-                 const schedule::Options& usual, schedule::Options& options) {
+void add_buffers(const TierFiller& filler, const step::Placement& placement,
+                 const step::Options& usual, step::Options& options) {
   for (const config::BufferKind& kind : config::kBufferKinds) {
     const auto count = kind.count;
     for (const std::uint32_t wanted : {usual.buffers.*count, (usual.buffers.*count + 1) / 2}) {
       if (wanted <= options.buffers.*count) continue;
-      schedule::Options more = options;
+      step::Options more = options;
       more.buffers.*count = wanted;
       if (filler.excess(placement, more) == 0) options = more;
     }
@@ -51,8 +51,8 @@ namespace {
 /// Fills with the first of kBufferLevels that fits and then adds the buffers for which there is
 /// room. Without one that fits, `options` and the result are those of the last try.
 Placement fill_with_some_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
-                                 const config::Config& config, schedule::Options& options) {
-  const schedule::Options usual = options;
+                                 const config::Config& config, step::Options& options) {
+  const step::Options usual = options;
   Placement placement;
   for (const BufferLevel number : kBufferLevels) {
     options = with_buffers(config, options, number);
@@ -67,8 +67,8 @@ Placement fill_with_some_buffers(const TierFiller& filler, const PlacementRecipe
 }  // namespace
 
 Placement fill_with_fewer_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
-                                  const config::Config& config, schedule::Options& options) {
-  const schedule::Options usual = options;
+                                  const config::Config& config, step::Options& options) {
+  const step::Options usual = options;
   Placement placement = fill_with_some_buffers(filler, recipe, config, options);
   if (filler.excess(placement, options) == 0 || !opens_gradients(config)) return placement;
   for (const PlacementRecipe& swapping : with_swapped_gradients({recipe})) {
@@ -79,10 +79,9 @@ Placement fill_with_fewer_buffers(const TierFiller& filler, const PlacementRecip
   return placement;
 }
 
-std::vector<schedule::Order> orders(const config::Config& config,
-                                    const schedule::Options& options) {
+std::vector<step::Order> orders(const config::Config& config, const step::Options& options) {
   if (config.ballast.order) return {options.order};
-  return {schedule::Order::layer_major, schedule::Order::micro_batch_major};
+  return {step::Order::layer_major, step::Order::micro_batch_major};
 }
 
 std::vector<PlacementRecipe> with_swapped_gradients(const std::vector<PlacementRecipe>& recipes) {
@@ -119,7 +118,7 @@ namespace {
 /// A placement that follows the rule in one order.
 struct Followed {
   Placement placement;
-  schedule::Options options;
+  step::Options options;
 };
 
 /// Whether the micro-batch-major `other` is faster than the layer-major `usual` on any machine: no
@@ -142,11 +141,11 @@ bool is_surely_faster(const Followed& other, const Followed& usual) {
 }  // namespace
 
 Placement place_by_rule(const TierFiller& filler, const config::Config& config,
-                        schedule::Options& options) {
+                        step::Options& options) {
   Followed last;
   for (const PlacementRecipe& recipe : rule_recipes(config)) {
     std::optional<Followed> best;
-    for (const schedule::Order order : orders(config, options)) {
+    for (const step::Order order : orders(config, options)) {
       last.options = options;
       last.options.order = order;
       last.placement = fill_with_fewer_buffers(filler, recipe, config, last.options);

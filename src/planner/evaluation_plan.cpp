@@ -14,7 +14,7 @@
 namespace ballast::planner {
 namespace {
 
-/// Only weights have a place; the rest is as schedule::build() wants it.
+/// Only weights have a place; the rest is as step::build() wants it.
 std::vector<PlacementConstraint> weights_only(std::vector<PlacementConstraint> constraints) {
   for (PlacementConstraint& constraint : constraints) {
     constraint.optimizer = Tier::device;
@@ -53,8 +53,8 @@ engine::Blueprint draw_evaluation(const config::Config& run) {
         model, config.type, {sized.micro_sequences(), config.data.sequence_length},
         device::kind_of(inputs::device_options(config)), config.ballast.compute_threads);
     engine::Blueprint blueprint = inputs::outline(sized, model, budgets, kernels, 1);
-    blueprint.options.purpose = schedule::Purpose::evaluation;
-    for (const schedule::Order order : orders(config, blueprint.options)) {
+    blueprint.options.purpose = step::Purpose::evaluation;
+    for (const step::Order order : orders(config, blueprint.options)) {
       blueprint.options.order = order;
       try {
         return place_weights(blueprint, config);

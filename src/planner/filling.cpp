@@ -8,8 +8,8 @@
 namespace ballast::planner {
 namespace {
 
-using schedule::BlockPlacement;
-using schedule::Placement;
+using step::BlockPlacement;
+using step::Placement;
 
 bool takes_weights(TensorClass kind) {
   return kind == TensorClass::weights || kind == TensorClass::both;
@@ -88,19 +88,17 @@ Placement TierFiller::uniform(Tier weights, Tier optimizer, Tier activations,
   return placement;
 }
 
-memory::Ledger TierFiller::ledger(const Placement& placement,
-                                  const schedule::Options& options) const {
-  if (speculating_ == 0)
-    return engine::make_ledger(schedule::sum_buffers(work_, placement, options));
+memory::Ledger TierFiller::ledger(const Placement& placement, const step::Options& options) const {
+  if (speculating_ == 0) return engine::make_ledger(step::sum_buffers(work_, placement, options));
   return engine::make_ledger(
-      schedule::sum_buffers(work_, with_speculation(placement, speculating_), options));
+      step::sum_buffers(work_, with_speculation(placement, speculating_), options));
 }
 
-Bytes TierFiller::excess(const Placement& placement, const schedule::Options& options) const {
+Bytes TierFiller::excess(const Placement& placement, const step::Options& options) const {
   return above_budgets(ledger(placement, options));
 }
 
-std::int64_t TierFiller::room(const Placement& placement, const schedule::Options& options) const {
+std::int64_t TierFiller::room(const Placement& placement, const step::Options& options) const {
   const memory::Ledger sums = ledger(placement, options);
   const auto left = [&](Tier tier, Bytes budget) {
     return static_cast<std::int64_t>(budget) - static_cast<std::int64_t>(sums.total(tier));
@@ -114,7 +112,7 @@ std::int64_t TierFiller::room(const Placement& placement, const schedule::Option
 std::size_t TierFiller::max_that_fit(const Placement& placement, const PlacementStep& step,
                                      const std::vector<std::size_t>& blocks, std::size_t most,
                                      double left, double lacking,
-                                     const schedule::Options& options) const {
+                                     const step::Options& options) const {
   std::size_t fits = 0;
   std::size_t too_many = most;
   for (bool halves = false; too_many - fits > 1; halves = !halves) {
@@ -171,7 +169,7 @@ std::vector<std::size_t> TierFiller::blocks_to_place(const Placement& placement,
     if (keeps(step.kind)) slower = !now.keeps_intermediates;
     if (!slower || !is_open(b, step.kind)) continue;
     if (step.kind == TensorClass::logits &&
-        !schedule::in_one_pass(work_, moved_to(placement, step, {b}, 1))) {
+        !step::in_one_pass(work_, moved_to(placement, step, {b}, 1))) {
       continue;
     }
     blocks.push_back(b);
@@ -182,7 +180,7 @@ std::vector<std::size_t> TierFiller::blocks_to_place(const Placement& placement,
 /// The number of blocks to place with the least excess, for a start that does not fit.
 std::size_t TierFiller::min_excess(const Placement& placement, const PlacementStep& step,
                                    const std::vector<std::size_t>& blocks, std::size_t most,
-                                   const schedule::Options& options) const {
+                                   const step::Options& options) const {
   constexpr std::size_t kTries = 4;
   std::size_t best = 0;
   Bytes least = excess(placement, options);
@@ -196,7 +194,7 @@ std::size_t TierFiller::min_excess(const Placement& placement, const PlacementSt
   return best;
 }
 
-Bytes TierFiller::descend(Placement& placement, const schedule::Options& options) const {
+Bytes TierFiller::descend(Placement& placement, const step::Options& options) const {
   // All runs of blocks in a small model; all blocks, halves and so on in a larger one.
   constexpr std::size_t kSmall = 8;
   const std::size_t blocks = constraints_.size();
@@ -240,7 +238,7 @@ Bytes TierFiller::descend(Placement& placement, const schedule::Options& options
 }
 
 /// The best of all placements; empty if there are too many.
-std::optional<Placement> TierFiller::best_of_all(const schedule::Options& options,
+std::optional<Placement> TierFiller::best_of_all(const step::Options& options,
                                                  Tier gradients) const {
   constexpr std::size_t kFew = 8;  // 3^8 placements
   std::vector<std::pair<std::size_t, Tier BlockPlacement::*>> open;
@@ -267,7 +265,7 @@ std::optional<Placement> TierFiller::best_of_all(const schedule::Options& option
   return best;
 }
 
-Placement TierFiller::nearest(const schedule::Options& options, Tier gradients) const {
+Placement TierFiller::nearest(const step::Options& options, Tier gradients) const {
   if (std::optional<Placement> best = best_of_all(options, gradients)) return *std::move(best);
   constexpr std::size_t kStarts = 3;
   std::vector<std::pair<Bytes, Placement>> starts;
@@ -293,7 +291,7 @@ Placement TierFiller::nearest(const schedule::Options& options, Tier gradients) 
 }
 
 std::size_t TierFiller::apply(Placement& placement, const PlacementStep& step,
-                              const schedule::Options& options, bool swapping) const {
+                              const step::Options& options, bool swapping) const {
   if (step.kind == TensorClass::all) {
     placement = nearest(options, swapping ? Tier::nvme : Tier::host);
     return 0;
@@ -314,7 +312,7 @@ std::size_t TierFiller::apply(Placement& placement, const PlacementStep& step,
   return count;
 }
 
-Placement TierFiller::fill(const PlacementRecipe& recipe, const schedule::Options& options,
+Placement TierFiller::fill(const PlacementRecipe& recipe, const step::Options& options,
                            std::vector<std::size_t>* moved) const {
   const bool swapping = swaps_gradients(recipe);
   Placement placement =

@@ -9,7 +9,7 @@
 #include "ballast/core/tier.h"
 #include "ballast/memory/budget.h"
 #include "ballast/memory/ledger.h"
-#include "ballast/schedule/placement.h"
+#include "ballast/step/placement.h"
 
 #include "src/planner/constraints.h"
 
@@ -57,7 +57,7 @@ inline PlacementRecipe keep_intermediates() {
 
 /// `placement` with `count` speculating blocks, evenly spread over those whose states are below the
 /// device; with all of these if there are fewer.
-schedule::Placement with_speculation(schedule::Placement placement, std::size_t count);
+step::Placement with_speculation(step::Placement placement, std::size_t count);
 
 /// Places the blocks of one workload within budgets: open tensors start on NVMe, and the moves of a
 /// recipe take them to faster tiers.
@@ -65,53 +65,49 @@ class TierFiller {
  public:
   /// All must outlive the filler. `speculating`: see with_speculation(); applies to every placement
   /// that it makes or judges.
-  TierFiller(const schedule::Workload& workload,
-             const std::vector<PlacementConstraint>& constraints, const memory::Budgets& budgets,
-             std::size_t speculating)
+  TierFiller(const step::Workload& workload, const std::vector<PlacementConstraint>& constraints,
+             const memory::Budgets& budgets, std::size_t speculating)
       : work_(workload), constraints_(constraints), budgets_(budgets), speculating_(speculating) {}
 
   /// `moved` (may be null) receives how many blocks each step placed.
-  [[nodiscard]] schedule::Placement fill(const PlacementRecipe& recipe,
-                                         const schedule::Options& options,
-                                         std::vector<std::size_t>* moved = nullptr) const;
+  [[nodiscard]] step::Placement fill(const PlacementRecipe& recipe, const step::Options& options,
+                                     std::vector<std::size_t>* moved = nullptr) const;
   /// Bytes above the budgets, both tiers together; 0 if the placement fits.
-  [[nodiscard]] Bytes excess(const schedule::Placement& placement,
-                             const schedule::Options& options) const;
-  [[nodiscard]] memory::Ledger ledger(const schedule::Placement& placement,
-                                      const schedule::Options& options) const;
+  [[nodiscard]] Bytes excess(const step::Placement& placement, const step::Options& options) const;
+  [[nodiscard]] memory::Ledger ledger(const step::Placement& placement,
+                                      const step::Options& options) const;
 
  private:
   /// The placement with everything open on these tiers.
-  [[nodiscard]] schedule::Placement uniform(Tier weights, Tier optimizer, Tier activations,
-                                            Tier gradients) const;
+  [[nodiscard]] step::Placement uniform(Tier weights, Tier optimizer, Tier activations,
+                                        Tier gradients) const;
   [[nodiscard]] Bytes above_budgets(const memory::Ledger& sums) const;
   /// The least that a budget has left; negative if one is exceeded.
-  [[nodiscard]] std::int64_t room(const schedule::Placement& placement,
-                                  const schedule::Options& options) const;
-  [[nodiscard]] std::size_t max_that_fit(const schedule::Placement& placement,
+  [[nodiscard]] std::int64_t room(const step::Placement& placement,
+                                  const step::Options& options) const;
+  [[nodiscard]] std::size_t max_that_fit(const step::Placement& placement,
                                          const PlacementStep& step,
                                          const std::vector<std::size_t>& blocks, std::size_t most,
                                          double left, double lacking,
-                                         const schedule::Options& options) const;
+                                         const step::Options& options) const;
   [[nodiscard]] bool has_states(std::size_t block) const {
     return !work_.blocks[block].is_frozen();
   }
   [[nodiscard]] bool is_open(std::size_t block, TensorClass kind) const;
   /// Changes open tiers while that lowers the excess. Returns the excess that is left.
-  Bytes descend(schedule::Placement& placement, const schedule::Options& options) const;
-  [[nodiscard]] std::optional<schedule::Placement> best_of_all(const schedule::Options& options,
-                                                               Tier gradients) const;
-  [[nodiscard]] schedule::Placement nearest(const schedule::Options& options, Tier gradients) const;
-  [[nodiscard]] std::vector<std::size_t> blocks_to_place(const schedule::Placement& placement,
+  Bytes descend(step::Placement& placement, const step::Options& options) const;
+  [[nodiscard]] std::optional<step::Placement> best_of_all(const step::Options& options,
+                                                           Tier gradients) const;
+  [[nodiscard]] step::Placement nearest(const step::Options& options, Tier gradients) const;
+  [[nodiscard]] std::vector<std::size_t> blocks_to_place(const step::Placement& placement,
                                                          const PlacementStep& step) const;
-  std::size_t apply(schedule::Placement& placement, const PlacementStep& step,
-                    const schedule::Options& options, bool swapping) const;
-  [[nodiscard]] std::size_t min_excess(const schedule::Placement& placement,
-                                       const PlacementStep& step,
+  std::size_t apply(step::Placement& placement, const PlacementStep& step,
+                    const step::Options& options, bool swapping) const;
+  [[nodiscard]] std::size_t min_excess(const step::Placement& placement, const PlacementStep& step,
                                        const std::vector<std::size_t>& blocks, std::size_t most,
-                                       const schedule::Options& options) const;
+                                       const step::Options& options) const;
 
-  const schedule::Workload& work_;
+  const step::Workload& work_;
   const std::vector<PlacementConstraint>& constraints_;
   const memory::Budgets& budgets_;
   std::size_t speculating_;

@@ -10,15 +10,15 @@
 
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/schedule/bottleneck.h"
-#include "ballast/schedule/hiding.h"
-#include "ballast/schedule/simulator.h"
+#include "ballast/plan/bottleneck.h"
+#include "ballast/plan/hiding.h"
+#include "ballast/plan/simulator.h"
 
 namespace ballast::planner {
 namespace {
 
-using schedule::Lane;
-using schedule::Operation;
+using plan::Lane;
+using plan::Operation;
 
 constexpr double kTerabyte = 1e12;
 
@@ -48,15 +48,15 @@ using Operations = std::span<const Operation>;
 /// The first forward pass, the passes of further micro-batches, and the last backward pass with the
 /// loss. Gated updates must be done when the first forward pass reaches their blocks, and updates
 /// in the backward pass begin only there, so each part hides only what the plan has in it.
-std::array<Operations, 3> parts_of(const schedule::Plan& plan) {
+std::array<Operations, 3> parts_of(const plan::Plan& plan) {
   const Operations all = plan.operations;
   const std::size_t first = std::min<std::size_t>(plan.first_head, all.size());
   const std::size_t last = std::min<std::size_t>(plan.last_head, all.size());
   return {all.first(first), all.subspan(first, last - first), all.subspan(last)};
 }
 
-Load fixed_load(Operations operations, const schedule::Schedule& schedule,
-                const schedule::Rates& rates, std::initializer_list<Lane> lanes) {
+Load fixed_load(Operations operations, const plan::Schedule& schedule, const plan::Rates& rates,
+                std::initializer_list<Lane> lanes) {
   Load load;
   for (const Operation& operation : operations) {
     if (std::find(lanes.begin(), lanes.end(), operation.lane) == lanes.end()) continue;
@@ -69,8 +69,7 @@ Load fixed_load(Operations operations, const schedule::Schedule& schedule,
 }
 
 /// NVMe reads and writes share the drives.
-Load nvme_load(Operations operations, const schedule::Schedule& schedule,
-               const schedule::Rates& rates) {
+Load nvme_load(Operations operations, const plan::Schedule& schedule, const plan::Rates& rates) {
   const Load read = fixed_load(operations, schedule, rates, {Lane::fetch});
   const Load written = fixed_load(operations, schedule, rates, {Lane::writeback});
   Load both = {read.bytes + written.bytes, read.seconds + written.seconds};
@@ -81,15 +80,14 @@ Load nvme_load(Operations operations, const schedule::Schedule& schedule,
 }
 
 /// The slower direction of the link, which works in both at once.
-Load link_load(Operations operations, const schedule::Schedule& schedule,
-               const schedule::Rates& rates) {
+Load link_load(Operations operations, const plan::Schedule& schedule, const plan::Rates& rates) {
   const Load up = fixed_load(operations, schedule, rates, {Lane::upload});
   const Load down = fixed_load(operations, schedule, rates, {Lane::offload});
   return up.seconds > down.seconds ? up : down;
 }
 
-double compute_seconds(Operations operations, const schedule::Schedule& schedule,
-                       const schedule::Rates& rates) {
+double compute_seconds(Operations operations, const plan::Schedule& schedule,
+                       const plan::Rates& rates) {
   double seconds = 0.0;
   for (const Operation& operation : operations) {
     if (operation.lane == Lane::compute) seconds += seconds_in_turn(operation, schedule, rates);
@@ -100,10 +98,10 @@ double compute_seconds(Operations operations, const schedule::Schedule& schedule
 }  // namespace
 
 std::vector<HidingPoint> find_hiding_points(const engine::Blueprint& blueprint,
-                                            const schedule::Prediction& prediction,
-                                            const schedule::Rates& rates) {
-  const schedule::Schedule& all = blueprint.schedule;
-  const schedule::Plan& step = all.steady;
+                                            const plan::Prediction& prediction,
+                                            const plan::Rates& rates) {
+  const plan::Schedule& all = blueprint.schedule;
+  const plan::Plan& step = all.steady;
   const auto parameters = static_cast<double>(blueprint.model.parameters());
   const auto tokens = static_cast<double>(blueprint.tokens_per_step());
   // Other work on shared cores slows computation down.
@@ -118,10 +116,10 @@ std::vector<HidingPoint> find_hiding_points(const engine::Blueprint& blueprint,
       const Load load = load_of(part);
       const double compute = slowdown * compute_seconds(part, all, rates);
       if (load.bytes == 0 || load.seconds <= 0.0 || compute <= 0.0) continue;
-      const double achieved = schedule::kFlopsPerParameterAndToken * parameters * tokens / compute;
+      const double achieved = plan::kFlopsPerParameterAndToken * parameters * tokens / compute;
       const auto bytes = static_cast<double>(load.bytes);
-      most = std::max(most,
-                      schedule::tokens_to_hide(bytes / parameters, achieved, bytes / load.seconds));
+      most =
+          std::max(most, plan::tokens_to_hide(bytes / parameters, achieved, bytes / load.seconds));
     }
     if (most > 0.0) points.push_back({what, most * all.ranks});
   };
@@ -140,7 +138,7 @@ namespace {
 
 /// Of the drives of one machine. The endurance in `rates` is that of a rank's drives together;
 /// without it each swap directory is a drive, which ranks may share.
-std::optional<Wear> find_wear(const config::Config& config, const schedule::Rates& rates,
+std::optional<Wear> find_wear(const config::Config& config, const plan::Rates& rates,
                               std::uint32_t world, Bytes written, double seconds) {
   const std::uint32_t ranks = std::min<std::uint32_t>(world, rates.ranks_per_node);
   if (rates.drive_writes_bytes > 0.0) {
@@ -175,19 +173,19 @@ std::string describe_writes(const Wear& wear) {
 }
 
 bool Forecast::bandwidth_run() const {
-  const schedule::Prediction& step = decision.prediction;
-  return !schedule::find_bottleneck(step.busy_seconds, step.step_seconds).bound_by_compute();
+  const plan::Prediction& step = decision.prediction;
+  return !plan::find_bottleneck(step.busy_seconds, step.step_seconds).bound_by_compute();
 }
 
-memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& rates) {
+memory::Budgets budgets_of(const config::Config& config, const plan::Rates& rates) {
   const auto first = [](Bytes named, Bytes rated) { return named > 0 ? named : rated; };
   const memory::Budgets requested = {first(config.ballast.device_bytes, rates.device_bytes),
                                      first(config.ballast.host_bytes, rates.host_bytes)};
   return inputs::resolve_budgets(config, requested, memory::available_memory());
 }
 
-Forecast make_forecast(const config::Config& config, const schedule::Rates& rates,
-                       std::uint32_t world, const std::atomic<bool>* interrupted) {
+Forecast make_forecast(const config::Config& config, const plan::Rates& rates, std::uint32_t world,
+                       const std::atomic<bool>* interrupted) {
   const PlanRequest request = {.config = config,
                                .model = inputs::model_of(config),
                                .budgets = budgets_of(config, rates),

@@ -3,15 +3,15 @@
 
 #include <fmt/format.h>
 
+#include "ballast/plan/bottleneck.h"
 #include "ballast/planner/forecast.h"
 #include "ballast/planner/plan_json.h"
-#include "ballast/schedule/bottleneck.h"
 #include "ballast/text/json.h"
 
 namespace ballast::planner {
 namespace {
 
-using schedule::Lane;
+using plan::Lane;
 using text::Json;
 using Lines = std::vector<std::string>;
 
@@ -24,7 +24,7 @@ std::string speed_text(double per_second) {
   return per_second < 100.0 ? fmt::format("{:.3g}", per_second) : format_count(per_second);
 }
 
-double of(const std::array<double, schedule::kLaneCount>& values, Lane lane) {
+double of(const std::array<double, plan::kLaneCount>& values, Lane lane) {
   return values.at(static_cast<std::size_t>(lane));
 }
 
@@ -44,10 +44,10 @@ void add_wrapped(Lines& lines, std::string line, std::size_t indent) {
 }
 
 void describe_buffers(const engine::Blueprint& blueprint, Lines& lines) {
-  const schedule::Schedule& schedule = blueprint.schedule;
+  const plan::Schedule& schedule = blueprint.schedule;
   std::string text;
-  const auto add_count = [&](schedule::BufferId used, std::uint32_t count, std::string_view what) {
-    if (used == schedule::kNoBuffer) return;
+  const auto add_count = [&](plan::BufferId used, std::uint32_t count, std::string_view what) {
+    if (used == plan::kNoBuffer) return;
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", what, count);
   };
   add_count(schedule.weight_staging, blueprint.options.buffers.weight_staging, "weights");
@@ -60,7 +60,7 @@ void describe_buffers(const engine::Blueprint& blueprint, Lines& lines) {
 
 void describe_run(const Forecast& forecast, Lines& lines) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
-  const schedule::Workload& work = blueprint.workload;
+  const step::Workload& work = blueprint.workload;
   add(lines, "model",
       fmt::format("{} parameters in {}, {} blocks",
                   format_count(static_cast<double>(blueprint.model.parameters())),
@@ -86,21 +86,21 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   }
 }
 
-schedule::Bottleneck bottleneck_of(const schedule::Prediction& prediction) {
-  return schedule::find_bottleneck(prediction.busy_seconds, prediction.step_seconds);
+plan::Bottleneck bottleneck_of(const plan::Prediction& prediction) {
+  return plan::find_bottleneck(prediction.busy_seconds, prediction.step_seconds);
 }
 
 /// "87%" of a step.
-std::string share_text(const schedule::Prediction& prediction, Lane lane) {
+std::string share_text(const plan::Prediction& prediction, Lane lane) {
   return fmt::format("{:.0f}%",
                      100.0 * of(prediction.busy_seconds, lane) / prediction.step_seconds);
 }
 
 void describe_lanes(const Forecast& forecast, Lines& lines) {
-  const schedule::Prediction& prediction = forecast.decision.prediction;
+  const plan::Prediction& prediction = forecast.decision.prediction;
   lines.push_back(fmt::format("  {:<10} {:>10} {:>8} {:>10} {:>12}", "lane", "busy", "of step",
                               "waiting", "bytes"));
-  for (const Lane lane : schedule::kLanes) {
+  for (const Lane lane : plan::kLanes) {
     const double busy = of(prediction.busy_seconds, lane);
     if (busy <= 0.0) continue;
     const Bytes bytes = prediction.bytes.at(static_cast<std::size_t>(lane));
@@ -112,12 +112,12 @@ void describe_lanes(const Forecast& forecast, Lines& lines) {
 }
 
 void describe_speed(const Forecast& forecast, Lines& lines) {
-  const schedule::Prediction& prediction = forecast.decision.prediction;
+  const plan::Prediction& prediction = forecast.decision.prediction;
   lines.emplace_back("prediction");
   add(lines, "step",
       fmt::format("{}, {} tokens/s", seconds_text(prediction.step_seconds),
                   speed_text(forecast.tokens_per_second)));
-  const schedule::Bottleneck bottleneck = bottleneck_of(prediction);
+  const plan::Bottleneck bottleneck = bottleneck_of(prediction);
   const auto add_lane = [&](std::string_view name, Lane lane) {
     add(lines, name,
         fmt::format("{} (busy {} of the step)", to_string(lane), share_text(prediction, lane)));
@@ -201,7 +201,7 @@ std::vector<std::string> describe(const Forecast& forecast) {
 
 std::string to_json(const Forecast& forecast) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
-  const schedule::Prediction& prediction = forecast.decision.prediction;
+  const plan::Prediction& prediction = forecast.decision.prediction;
   Json out = plan_json(blueprint, &prediction);
   out["tokens_per_second"] = forecast.tokens_per_second;
   out["machine"] = forecast.rates.name;

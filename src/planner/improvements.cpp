@@ -5,15 +5,15 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/plan/bottleneck.h"
 #include "ballast/planner/run_plan.h"
-#include "ballast/schedule/bottleneck.h"
 
 #include "src/planner/search.h"
 
 namespace ballast::planner {
 namespace {
 
-using schedule::Lane;
+using plan::Lane;
 
 /// Simulates changes one at a time.
 class Improvements {
@@ -47,7 +47,7 @@ class Improvements {
            decision.prediction.step_seconds;
   }
 
-  static double written_per_second(const schedule::Prediction& prediction) {
+  static double written_per_second(const plan::Prediction& prediction) {
     return static_cast<double>(prediction.bytes.at(static_cast<std::size_t>(Lane::writeback))) /
            prediction.step_seconds;
   }
@@ -55,7 +55,7 @@ class Improvements {
   /// Keeps the change if the run is then faster than `at_least` tokens per second by kWorthSaying,
   /// or if it spares the drives and is as fast. Returns the speed with it, 0 if nothing fits.
   double attempt(std::string change, const config::Config& config, const memory::Budgets& budgets,
-                 const schedule::Rates& rates, double at_least = 0.0) {
+                 const plan::Rates& rates, double at_least = 0.0) {
     const PlanRequest changed = {config,
                                  request_.model,
                                  budgets,
@@ -144,14 +144,14 @@ class Improvements {
     return decision_.prediction.bytes.at(static_cast<std::size_t>(lane)) > 0;
   }
 
-  void faster(std::string change, std::initializer_list<double schedule::Rates::*> which) {
-    schedule::Rates rates = request_.rates;
+  void faster(std::string change, std::initializer_list<double plan::Rates::*> which) {
+    plan::Rates rates = request_.rates;
     for (const auto rate : which) rates.*rate *= 2.0;
     attempt(std::move(change), decision_.config, request_.budgets, rates);
   }
 
   void faster_parts() {
-    using schedule::Rates;
+    using plan::Rates;
     if (used(Lane::fetch) || used(Lane::writeback)) {
       faster("twice the drives",
              {&Rates::read_per_second, &Rates::write_per_second, &Rates::mixed_per_second});
@@ -178,10 +178,10 @@ std::vector<Improvement> find_improvements(const Decision& decision, const PlanR
   return Improvements(decision, request).find();
 }
 
-std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotals& lanes,
+std::string advise(const engine::Blueprint& blueprint, const plan::LaneTotals& lanes,
                    double seconds, const std::function<std::vector<Improvement>()>& improvements) {
   if (seconds <= 0.0) return "no step was run";
-  const schedule::Bottleneck bottleneck = schedule::find_bottleneck(lanes.busy_seconds, seconds);
+  const plan::Bottleneck bottleneck = plan::find_bottleneck(lanes.busy_seconds, seconds);
   const std::string text = fmt::format("At {} tokens per step the run is {}.",
                                        blueprint.workload.tokens_per_step(), describe(bottleneck));
   if (bottleneck.bound_by_compute()) return text;

@@ -15,7 +15,7 @@
 namespace ballast::planner {
 namespace {
 
-using schedule::BlockPlacement;
+using step::BlockPlacement;
 using text::Json;
 
 /// The tier that most blocks have, the faster one when two are equally common.
@@ -27,7 +27,7 @@ Tier usual(const std::vector<BlockPlacement>& blocks, Tier BlockPlacement::*kind
 }
 
 /// Whether more blocks keep their intermediates than recompute them.
-bool mostly_kept(const schedule::Workload& work, const std::vector<BlockPlacement>& blocks) {
+bool mostly_kept(const step::Workload& work, const std::vector<BlockPlacement>& blocks) {
   std::size_t have = 0;
   std::size_t keep = 0;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
@@ -38,7 +38,7 @@ bool mostly_kept(const schedule::Workload& work, const std::vector<BlockPlacemen
 }
 
 /// Writes a placement into `config`: the usual tiers as sections, other blocks as rules.
-void name_placement(config::Config& config, const schedule::Workload& work,
+void name_placement(config::Config& config, const step::Workload& work,
                     std::vector<BlockPlacement> blocks) {
   std::vector<BlockPlacement> trained;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
@@ -115,7 +115,7 @@ BlockPlacement read_block(const Json& json) {
 }
 
 /// Runs of equal blocks, each with their number.
-Json placement_json(const schedule::Placement& placement) {
+Json placement_data(const step::Placement& placement) {
   Json list = Json::array();
   const auto& blocks = placement.blocks;
   for (auto first = blocks.begin(); first != blocks.end();) {
@@ -129,10 +129,10 @@ Json placement_json(const schedule::Placement& placement) {
   return list;
 }
 
-schedule::Placement read_placement(const Json& list) {
+step::Placement read_placement(const Json& list) {
   constexpr std::size_t kMostBlocks = std::size_t{1} << 24U;
   if (!list.is_array()) throw Error(ErrorCategory::config, "\"placement\" must be an array");
-  schedule::Placement placement;
+  step::Placement placement;
   for (const Json& run : list.elements()) {
     const std::uint64_t count = whole(run, "blocks");
     if (count > kMostBlocks - placement.blocks.size()) {
@@ -180,7 +180,7 @@ config::Config with_sizes(const config::Config& config, const PlanChoices& chose
 }
 
 config::Config settle(const config::Config& config, const PlanChoices& chosen,
-                      const schedule::Workload& workload) {
+                      const step::Workload& workload) {
   config::Config settled = with_sizes(config, chosen, workload.world);
   const auto& blocks = chosen.placement.blocks;
   name_placement(settled, workload, blocks);
@@ -216,7 +216,7 @@ Json choices_json(const PlanChoices& choices) {
                        {"order", config::name_of(std::optional(choices.order))},
                        {"expert_prefetch", choices.prefetches_experts},
                        {"buffers", std::move(buffers)},
-                       {"placement", placement_json(choices.placement)}});
+                       {"placement", placement_data(choices.placement)}});
 }
 
 PlanChoices read_choices(const Json& json) {
@@ -226,8 +226,7 @@ PlanChoices read_choices(const Json& json) {
                          .budgets = {whole(json, "device_bytes"), whole(json, "host_bytes")},
                          .prefetches_experts = flag(json, "expert_prefetch"),
                          .placement = read_placement(member(json, "placement"))};
-  const auto order =
-      config::value_named<std::optional<schedule::Order>>(member(json, "order").text());
+  const auto order = config::value_named<std::optional<step::Order>>(member(json, "order").text());
   if (!order || !*order) throw Error(ErrorCategory::config, "\"order\" is not an order");
   choices.order = **order;
   const Json& buffers = member(json, "buffers");

@@ -1,7 +1,7 @@
 #include "ballast/planner/plan_json.h"
 
+#include "ballast/plan/bottleneck.h"
 #include "ballast/planner/plan_choices.h"
-#include "ballast/schedule/bottleneck.h"
 
 namespace ballast::planner {
 namespace {
@@ -17,9 +17,9 @@ Json ledger_json(const memory::Ledger& ledger) {
   return list;
 }
 
-Json lanes_json(const schedule::Prediction& prediction) {
+Json lanes_json(const plan::Prediction& prediction) {
   Json lanes = Json::object();
-  for (const schedule::Lane lane : schedule::kLanes) {
+  for (const plan::Lane lane : plan::kLanes) {
     const auto i = static_cast<std::size_t>(lane);
     lanes[to_string(lane)] = Json::object({{"busy_seconds", prediction.busy_seconds.at(i)},
                                            {"stalled_seconds", prediction.stalled_seconds.at(i)},
@@ -28,7 +28,7 @@ Json lanes_json(const schedule::Prediction& prediction) {
   return lanes;
 }
 
-Json bounds_json(const schedule::Prediction& prediction) {
+Json bounds_json(const plan::Prediction& prediction) {
   Json list = Json::array();
   for (const auto& bound : prediction.bounds) {
     list.push_back(Json::object({{"lane", to_string(bound.lane)}, {"seconds", bound.seconds}}));
@@ -38,15 +38,15 @@ Json bounds_json(const schedule::Prediction& prediction) {
 
 /// bottleneck, second_bottleneck: lanes. bound_by: the resource of the first, null if no lane is
 /// busy for nearly all of the step.
-void add_bottleneck(const schedule::Prediction& prediction, Json& out) {
-  const schedule::Bottleneck found =
-      schedule::find_bottleneck(prediction.busy_seconds, prediction.step_seconds);
+void add_bottleneck(const plan::Prediction& prediction, Json& out) {
+  const plan::Bottleneck found =
+      plan::find_bottleneck(prediction.busy_seconds, prediction.step_seconds);
   out["bottleneck"] = to_string(found.lane);
   out["second_bottleneck"] = found.second ? Json(to_string(*found.second)) : Json();
   out["bound_by"] = found.bounds() ? Json(resource_of(found.lane)) : Json();
 }
 
-Json placement_json(const schedule::Placement& placement) {
+Json placement_json(const step::Placement& placement) {
   Json list = Json::array();
   for (const auto& block : placement.blocks) list.push_back(block_json(block));
   return list;
@@ -54,7 +54,7 @@ Json placement_json(const schedule::Placement& placement) {
 
 }  // namespace
 
-Json plan_json(const engine::Blueprint& blueprint, const schedule::Prediction* prediction) {
+Json plan_json(const engine::Blueprint& blueprint, const plan::Prediction* prediction) {
   Json out;
   if (prediction != nullptr) out["predicted_step_seconds"] = prediction->step_seconds;
   out["ledger"] = ledger_json(blueprint.ledger);
@@ -70,7 +70,7 @@ Json plan_json(const engine::Blueprint& blueprint, const schedule::Prediction* p
   out["accumulation"] = blueprint.micro_batches;
   out["tokens_per_step"] = blueprint.workload.tokens_per_step();
   out["placement"] = placement_json(blueprint.placement);
-  const schedule::Options& options = blueprint.options;
+  const step::Options& options = blueprint.options;
   out["buffers"] = Json::object({{"weights", options.buffers.weight_staging},
                                  {"states", options.buffers.state_staging},
                                  {"activations", options.buffers.activation_staging},

@@ -17,7 +17,7 @@
 namespace ballast::planner {
 namespace {
 
-void check_nvme(const engine::Blueprint& blueprint, const schedule::Rates& rates) {
+void check_nvme(const engine::Blueprint& blueprint, const plan::Rates& rates) {
   const Bytes needed = blueprint.ledger.total(Tier::nvme);
   if (rates.nvme_bytes == 0 || needed <= rates.nvme_bytes) return;
   throw Error(
@@ -27,10 +27,10 @@ void check_nvme(const engine::Blueprint& blueprint, const schedule::Rates& rates
 }
 
 Decision conclude(const PlanRequest& request, engine::Blueprint blueprint,
-                  schedule::Placement placement, std::size_t simulated) {
+                  step::Placement placement, std::size_t simulated) {
   engine::place(blueprint, std::move(placement));
   check_nvme(blueprint, request.rates);
-  schedule::Prediction prediction = schedule::simulate(blueprint.schedule, request.rates);
+  plan::Prediction prediction = plan::simulate(blueprint.schedule, request.rates);
   config::Config config = settle(request.config, choices_of(blueprint), blueprint.workload);
   return {std::move(config), std::move(blueprint), std::move(prediction), simulated + 1};
 }
@@ -38,8 +38,8 @@ Decision conclude(const PlanRequest& request, engine::Blueprint blueprint,
 /// The decision for a request without choices.
 std::optional<Decision> decide_by_rule(const PlanRequest& request) {
   BatchChoice choice(request, micro_batch_sizes(request).front());
-  schedule::Options& options = choice.outline.options;
-  schedule::Placement placement = place_by_rule(choice.filler, request.config, options);
+  step::Options& options = choice.outline.options;
+  step::Placement placement = place_by_rule(choice.filler, request.config, options);
   if (choice.filler.excess(placement, options) > 0) return std::nullopt;
   return conclude(request, choice.outline, std::move(placement), 0);
 }

@@ -24,7 +24,7 @@ std::vector<std::uint64_t> promising_sizes(const PlanRequest& request) {
   std::vector<std::pair<Bytes, std::uint64_t>> found;
   for (const std::uint64_t size : sizes) {
     const BatchChoice choice(request, size);
-    const schedule::Options options =
+    const step::Options options =
         with_buffers(request.config, choice.outline.options, BufferLevel::fewest);
     found.emplace_back(choice.filler.excess(choice.filler.fill({}, options), options), size);
   }
@@ -238,11 +238,11 @@ ClosestMiss find_closest_miss(const PlanRequest& request, Effort effort) {
   for (const PlacementRecipe& recipe : recipes) {
     for (const auto& choice : choices) {
       stop_if_interrupted(request);
-      schedule::Options options =
+      step::Options options =
           with_buffers(request.config, choice->outline.options, BufferLevel::fewest);
-      for (const schedule::Order order : orders(request.config, options)) {
+      for (const step::Order order : orders(request.config, options)) {
         options.order = order;
-        const schedule::Placement placement = choice->filler.fill(recipe, options);
+        const step::Placement placement = choice->filler.fill(recipe, options);
         const Bytes excess = choice->filler.excess(placement, options);
         if (excess >= nearest.excess) continue;
         nearest = {excess, choice->micro_batch, options, recipe,

@@ -66,7 +66,7 @@ void wait_for_root(comm::Ranks& ranks, const std::future<RunPlan>& work, double 
 }
 
 /// Budgets of a run on this machine with the rates of a file, which may describe a larger machine.
-memory::Budgets budgets_here(const config::Config& config, const schedule::Rates& rates) {
+memory::Budgets budgets_here(const config::Config& config, const plan::Rates& rates) {
   const memory::Budgets here = budgets_of(config, {});
   const memory::Budgets there = budgets_of(config, rates);
   return {std::min(here.device, there.device), std::min(here.host, there.host)};
@@ -75,13 +75,12 @@ memory::Budgets budgets_here(const config::Config& config, const schedule::Rates
 /// Decides a config that leaves choices; with `peers`, its budgets and threads are one rank's.
 /// `given` rates are those of one rank.
 RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& peers,
-                    const std::atomic<bool>* interrupted,
-                    const std::optional<schedule::Rates>& given) {
+                    const std::atomic<bool>* interrupted, const std::optional<plan::Rates>& given) {
   PlanRequest request = {.config = config,
                          .model = inputs::model_of(config),
                          .world = peers.world,
                          .interrupted = interrupted};
-  request.budgets = budgets_here(config, given.value_or(schedule::Rates{}));
+  request.budgets = budgets_here(config, given.value_or(plan::Rates{}));
   require_fit(request);
   if (given) {
     request.rates = *given;
@@ -97,7 +96,7 @@ RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& pe
   }
   Decision decision = decide(request);
   const config::BatchSection& batch = decision.config.batch;
-  const schedule::Options& options = decision.blueprint.options;
+  const step::Options& options = decision.blueprint.options;
   log(LogLevel::info,
       fmt::format(
           "planner: {} plans simulated; {} micro-batch{} of {}, {} buffer{} for weights and "
@@ -113,8 +112,8 @@ RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& pe
 /// The config of a run before its plan is drawn.
 struct PlanInputs {
   config::Config config;
-  std::optional<PlanChoices> chosen;     ///< of a saved plan
-  std::optional<schedule::Rates> rates;  ///< of a saved plan or a file
+  std::optional<PlanChoices> chosen;  ///< of a saved plan
+  std::optional<plan::Rates> rates;   ///< of a saved plan or a file
 };
 
 PlanInputs read_source(const PlanSource& source, const config::Config& config,
@@ -194,7 +193,7 @@ class JointPlanning {
 
   /// The decision of rank 0 for what `own` leaves open; empty on other ranks.
   RunPlan decide_at_root(const config::Config& own, const calibrate::MachineShare& share,
-                         double timeout_seconds, const std::optional<schedule::Rates>& rates) {
+                         double timeout_seconds, const std::optional<plan::Rates>& rates) {
     const calibrate::PeerRanks peers = {.world = ranks_.world(),
                                         .local_world = ranks_.launch().local_world,
                                         .sharing = static_cast<std::uint32_t>(share.sharing),
@@ -229,7 +228,7 @@ class JointPlanning {
   /// memory each of them has.
   void draw_by_rule(config::Config own, Decision& decision) {
     comm::collective_try(&ranks_, [&] { decision.blueprint = draw_blueprint(own, &ranks_); });
-    const schedule::Order drawn = decision.blueprint.options.order;
+    const step::Order drawn = decision.blueprint.options.order;
     own.ballast.order = from_root([&] { return choices_of(decision.blueprint); }).order;
     comm::collective_try(&ranks_, [&] {
       if (own.ballast.order != drawn) decision.blueprint = draw_blueprint(own, &ranks_);

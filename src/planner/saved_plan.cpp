@@ -170,8 +170,7 @@ text::OutputRule plan_rule(bool overwrite, std::vector<std::filesystem::path> in
 }
 
 void save_plan(const std::filesystem::path& file, const text::OutputRule& rule,
-               const config::Config& asked, const Decision& decision,
-               const schedule::Rates& rates) {
+               const config::Config& asked, const Decision& decision, const plan::Rates& rates) {
   const engine::Blueprint& blueprint = decision.blueprint;
   const std::string device = rates.shared_cores > 0 ? "host" : "cuda";
   const Json plan = Json::object({{std::string(kMark), kForm},

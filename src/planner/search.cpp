@@ -15,11 +15,11 @@
 namespace ballast::planner {
 namespace {
 
-using schedule::Lane;
+using plan::Lane;
 
 /// Points that are simulated even beyond the work limit.
 constexpr std::size_t kFewestSimulated = 8;
-constexpr schedule::SimulationOptions kScreening = {.warm_up = 2, .measured = 2};
+constexpr plan::SimulationOptions kScreening = {.warm_up = 2, .measured = 2};
 /// The recipes that every micro-batch size tries.
 constexpr std::size_t kProbation = 4;
 /// Plans within 0.1% of the fastest count as equally fast.
@@ -33,8 +33,8 @@ std::size_t min_operations(const BatchChoice& choice) {
 }
 
 /// Equal for points that give the same schedule.
-std::string key_of(std::uint64_t micro_batch, const schedule::Options& options,
-                   const schedule::Placement& placement) {
+std::string key_of(std::uint64_t micro_batch, const step::Options& options,
+                   const step::Placement& placement) {
   std::string key =
       fmt::format("{}/{}/{}/{}/{}/{}/{}/{}/", micro_batch, static_cast<int>(options.order),
                   options.buffers.weight_slots, options.buffers.gradient_slots,
@@ -178,8 +178,8 @@ void PlanSearch::try_recipes(const std::vector<PlacementRecipe>& recipes, Buffer
       if (!candidates_.empty() && min_operations(*choice) > request_.work_limit / 16) continue;
       if (p >= kProbation && choice->best < kHopeless * best_tokens_per_second_) continue;
       if (p >= kGivenUp && choice->best == 0.0) continue;
-      schedule::Options options = with_buffers(request_.config, choice->outline.options, number);
-      for (const schedule::Order order : orders(request_.config, options)) {
+      step::Options options = with_buffers(request_.config, choice->outline.options, number);
+      for (const step::Order order : orders(request_.config, options)) {
         options.order = order;
         attempt({choice.get(), options, recipes[p]});
       }
@@ -217,7 +217,7 @@ void PlanSearch::refine() {
 }
 
 void PlanSearch::vary_buffers(const Candidate& candidate, std::vector<SearchPoint>& points) const {
-  using schedule::BufferCounts;
+  using step::BufferCounts;
   const BufferCounts& named = request_.config.buffers;
   for (const std::uint32_t count : {2U, 4U, 6U, 1U}) {
     const auto with = [&](auto... members) {
@@ -261,10 +261,10 @@ void PlanSearch::vary_recipe(const Candidate& candidate, std::vector<SearchPoint
 
 /// Moves weights of experts before their router has chosen, if that makes the best plan faster.
 void PlanSearch::prefetch_experts(Candidate plan) {
-  const schedule::Workload& workload = plan.point.choice->outline.workload;
+  const step::Workload& workload = plan.point.choice->outline.workload;
   if (workload.routing_bytes == 0 || request_.config.ballast.expert_prefetch) return;
   plan.point.options.prefetches_experts = true;
-  measure(plan, schedule::build(workload, plan.placement, plan.point.options));
+  measure(plan, step::build(workload, plan.placement, plan.point.options));
   record(std::move(plan));
 }
 
@@ -272,7 +272,7 @@ void PlanSearch::prefetch_experts(Candidate plan) {
 /// numbers around the best.
 void PlanSearch::speculate(const Candidate& plan) {
   const config::BallastSection& ballast = request_.config.ballast;
-  if (ballast.speculative_updates || ballast.update != schedule::Update::gated) return;
+  if (ballast.speculative_updates || ballast.update != step::Update::gated) return;
   const std::size_t most = max_speculating(plan);
   constexpr std::size_t kParts = 4;
   std::size_t count = 0;
@@ -301,13 +301,13 @@ std::size_t PlanSearch::max_speculating(const Candidate& plan) const {
   const BatchChoice& choice = *plan.point.choice;
   const Bytes drives = request_.rates.nvme_bytes;
   const auto fits = [&](std::size_t count) {
-    const memory::Ledger ledger = engine::make_ledger(schedule::sum_buffers(
+    const memory::Ledger ledger = engine::make_ledger(step::sum_buffers(
         choice.outline.workload, with_speculation(plan.placement, count), plan.point.options));
     return ledger.fits(choice.budgets) && (drives == 0 || ledger.total(Tier::nvme) <= drives);
   };
   const auto& blocks = plan.placement.blocks;
   auto too_many = 1 + static_cast<std::size_t>(std::count_if(
-                          blocks.begin(), blocks.end(), [](const schedule::BlockPlacement& block) {
+                          blocks.begin(), blocks.end(), [](const step::BlockPlacement& block) {
                             return block.optimizer != Tier::device;
                           }));
   std::size_t most = 0;
@@ -320,10 +320,10 @@ std::size_t PlanSearch::max_speculating(const Candidate& plan) const {
 
 /// `plan` with `count` speculating blocks, simulated.
 Candidate PlanSearch::speculating(const Candidate& plan, std::size_t count) {
-  const schedule::Workload& workload = plan.point.choice->outline.workload;
+  const step::Workload& workload = plan.point.choice->outline.workload;
   Candidate candidate = plan;
   candidate.placement = with_speculation(plan.placement, count);
-  measure(candidate, schedule::build(workload, candidate.placement, plan.point.options));
+  measure(candidate, step::build(workload, candidate.placement, plan.point.options));
   return candidate;
 }
 
@@ -354,9 +354,9 @@ void PlanSearch::attempt(const SearchPoint& point) {
 }
 
 void PlanSearch::evaluate(Candidate candidate) {
-  const schedule::Workload& workload = candidate.point.choice->outline.workload;
-  const schedule::Schedule schedule =
-      schedule::build(workload, candidate.placement, candidate.point.options);
+  const step::Workload& workload = candidate.point.choice->outline.workload;
+  const plan::Schedule schedule =
+      step::build(workload, candidate.placement, candidate.point.options);
   constexpr std::size_t kPlansBuilt = 3;
   work_ += kPlansBuilt * schedule.steady.operations.size();
   if (!worth_simulating(schedule, workload)) return;
@@ -365,10 +365,10 @@ void PlanSearch::evaluate(Candidate candidate) {
 }
 
 /// Skips plans whose busiest lane alone takes longer than the best step.
-bool PlanSearch::worth_simulating(const schedule::Schedule& schedule,
-                                  const schedule::Workload& workload) const {
-  std::array<double, schedule::kLaneCount> seconds{};
-  for (const schedule::Operation& operation : schedule.steady.operations) {
+bool PlanSearch::worth_simulating(const plan::Schedule& schedule,
+                                  const step::Workload& workload) const {
+  std::array<double, plan::kLaneCount> seconds{};
+  for (const plan::Operation& operation : schedule.steady.operations) {
     seconds.at(static_cast<std::size_t>(operation.lane)) +=
         seconds_in_turn(operation, schedule, request_.rates);
   }
@@ -378,16 +378,16 @@ bool PlanSearch::worth_simulating(const schedule::Schedule& schedule,
 }
 
 /// Simulates a candidate.
-void PlanSearch::measure(Candidate& candidate, const schedule::Schedule& schedule) {
-  const schedule::Workload& workload = candidate.point.choice->outline.workload;
-  const schedule::Prediction prediction = schedule::simulate(schedule, request_.rates, kScreening);
+void PlanSearch::measure(Candidate& candidate, const plan::Schedule& schedule) {
+  const step::Workload& workload = candidate.point.choice->outline.workload;
+  const plan::Prediction prediction = plan::simulate(schedule, request_.rates, kScreening);
   ++simulated_;
   work_ += (kScreening.warm_up + kScreening.measured) * schedule.steady.operations.size();
   candidate.tokens_per_second =
       static_cast<double>(workload.tokens_per_step()) / prediction.step_seconds;
   candidate.written = schedule.steady.bytes_on(Lane::writeback);
   candidate.moved_bytes = 0;
-  for (const Lane lane : schedule::kLanes) candidate.moved_bytes += schedule.steady.bytes_on(lane);
+  for (const Lane lane : plan::kLanes) candidate.moved_bytes += schedule.steady.bytes_on(lane);
   candidate.memory = schedule.bytes(Tier::device) + schedule.bytes(Tier::host);
 }
 

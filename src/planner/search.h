@@ -31,8 +31,7 @@ enum class BufferLevel : std::uint8_t {
 inline constexpr std::array kBufferLevels = {BufferLevel::usual, BufferLevel::few,
                                              BufferLevel::fewest};
 
-schedule::Options with_buffers(const config::Config& config, schedule::Options options,
-                               BufferLevel number);
+step::Options with_buffers(const config::Config& config, step::Options options, BufferLevel number);
 
 /// One recipe after the other.
 PlacementRecipe concatenate(const PlacementRecipe& first, const PlacementRecipe& second);
@@ -40,9 +39,8 @@ PlacementRecipe concatenate(const PlacementRecipe& first, const PlacementRecipe&
 /// Fills with the first of kBufferLevels that fits and then adds the buffers for which there is
 /// room; open gradients are on NVMe only if nothing fits with them on the host. `options` become
 /// those that were used. If nothing fits, the result has the fewest buffers.
-schedule::Placement fill_with_fewer_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
-                                            const config::Config& config,
-                                            schedule::Options& options);
+step::Placement fill_with_fewer_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
+                                        const config::Config& config, step::Options& options);
 
 /// The recipes that place_by_rule() tries, the usual one first.
 std::vector<PlacementRecipe> rule_recipes(const config::Config& config);
@@ -52,8 +50,8 @@ std::vector<PlacementRecipe> rule_recipes(const config::Config& config);
 /// fit, then kept intermediates. The order is layer-major unless only the other one fits or is
 /// faster on any machine. `options` become those that were used; nothing fits if the result
 /// exceeds the budgets.
-schedule::Placement place_by_rule(const TierFiller& filler, const config::Config& config,
-                                  schedule::Options& options);
+step::Placement place_by_rule(const TierFiller& filler, const config::Config& config,
+                              step::Options& options);
 
 /// The recipes that are tried for every micro-batch size, the most promising first.
 std::vector<PlacementRecipe> basic_recipes();
@@ -63,7 +61,7 @@ std::vector<PlacementRecipe> with_swapped_gradients(const std::vector<PlacementR
 bool opens_gradients(const config::Config& config);
 
 /// The orders that `config` leaves open, or that of `options`.
-std::vector<schedule::Order> orders(const config::Config& config, const schedule::Options& options);
+std::vector<step::Order> orders(const config::Config& config, const step::Options& options);
 
 /// Inputs of the schedule for one micro-batch size, before any placement.
 struct BatchChoice {
@@ -81,14 +79,14 @@ struct BatchChoice {
 
 struct SearchPoint {
   BatchChoice* choice = nullptr;
-  schedule::Options options;
+  step::Options options;
   PlacementRecipe recipe;
 };
 
 /// A point that fits, with its simulated speed.
 struct Candidate {
   SearchPoint point;
-  schedule::Placement placement;
+  step::Placement placement;
   std::vector<std::size_t> moved;  ///< blocks, per step of the recipe
   double tokens_per_second = 0.0;
   Bytes written = 0;      ///< to NVMe per step
@@ -125,9 +123,9 @@ class PlanSearch {
   void attempt(const SearchPoint& point);
   [[nodiscard]] bool out_of_work() const;
   void evaluate(Candidate candidate);
-  [[nodiscard]] bool worth_simulating(const schedule::Schedule& schedule,
-                                      const schedule::Workload& workload) const;
-  void measure(Candidate& candidate, const schedule::Schedule& schedule);
+  [[nodiscard]] bool worth_simulating(const plan::Schedule& schedule,
+                                      const step::Workload& workload) const;
+  void measure(Candidate& candidate, const plan::Schedule& schedule);
   void record(Candidate candidate);
   [[nodiscard]] const Candidate* best() const;
 
@@ -145,7 +143,7 @@ class PlanSearch {
 struct ClosestMiss {
   Bytes excess = std::numeric_limits<Bytes>::max();
   std::uint64_t micro_batch = 0;
-  schedule::Options options;
+  step::Options options;
   PlacementRecipe recipe;
   memory::Ledger ledger;
 };

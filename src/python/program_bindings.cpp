@@ -94,7 +94,7 @@ tools::ConfigRequest config_request(const std::string& file, std::optional<std::
 /// The JSON and the text of a plan.
 nb::tuple plan(const std::string& file, std::optional<std::string> text,
                std::vector<std::string> overrides, const std::string& rates, std::uint32_t world) {
-  const tools::PlanRequest request = {
+  const tools::ForecastRequest request = {
       .config = config_request(file, std::move(text), std::move(overrides)),
       .rates = rates,
       .world = world};

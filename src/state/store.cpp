@@ -14,7 +14,7 @@ namespace ballast::state {
 namespace {
 
 /// Sum of the buffers of `tier`, each rounded up to whole pages as the allocators do.
-Bytes paged_bytes(const schedule::Schedule& schedule, Tier tier) {
+Bytes paged_bytes(const plan::Schedule& schedule, Tier tier) {
   Bytes sum = 0;
   for (const auto& buffer : schedule.buffers) {
     if (buffer.tier == tier) sum += round_up(buffer.bytes, kPage);
@@ -22,18 +22,18 @@ Bytes paged_bytes(const schedule::Schedule& schedule, Tier tier) {
   return sum;
 }
 
-bool is_kept(const schedule::Buffer& buffer) {
-  return buffer.kind == schedule::Kind::checkpoints;
+bool is_kept(const plan::Buffer& buffer) {
+  return buffer.kind == plan::Kind::checkpoints;
 }
 
-bool moves_to_or_from_nvme(const schedule::Operation& operation) {
-  return operation.lane == schedule::Lane::fetch || operation.lane == schedule::Lane::writeback;
+bool moves_to_or_from_nvme(const plan::Operation& operation) {
+  return operation.lane == plan::Lane::fetch || operation.lane == plan::Lane::writeback;
 }
 
 /// The host buffers of all transfers to and from NVMe; adjacent ones are merged.
-std::vector<HostBytes> staging_memory(const schedule::Schedule& schedule,
-                                      const std::function<HostBytes(schedule::BufferId)>& place) {
-  std::set<schedule::BufferId> ids;
+std::vector<HostBytes> staging_memory(const plan::Schedule& schedule,
+                                      const std::function<HostBytes(plan::BufferId)>& place) {
+  std::set<plan::BufferId> ids;
   for (const auto* plan : {&schedule.first, &schedule.steady, &schedule.flush, &schedule.evaluation,
                            &schedule.rollback}) {
     for (const auto& operation : plan->operations) {
@@ -44,7 +44,7 @@ std::vector<HostBytes> staging_memory(const schedule::Schedule& schedule,
     }
   }
   std::vector<HostBytes> pieces;
-  for (const schedule::BufferId id : ids) {
+  for (const plan::BufferId id : ids) {
     const HostBytes bytes = place(id);
     if (!pieces.empty() && pieces.back().data() + pieces.back().size() == bytes.data()) {
       pieces.back() = {pieces.back().data(), pieces.back().size() + bytes.size()};
@@ -57,7 +57,7 @@ std::vector<HostBytes> staging_memory(const schedule::Schedule& schedule,
 
 }  // namespace
 
-std::vector<Bytes> swap_extents(const schedule::Schedule& schedule) {
+std::vector<Bytes> swap_extents(const plan::Schedule& schedule) {
   std::vector<Bytes> extents;
   for (const bool kept : {false, true}) {
     for (const auto& buffer : schedule.buffers) {
@@ -68,7 +68,7 @@ std::vector<Bytes> swap_extents(const schedule::Schedule& schedule) {
   return extents;
 }
 
-std::optional<SwapPlan> plan_swap(const SwapOptions& options, const schedule::Schedule& schedule,
+std::optional<SwapPlan> plan_swap(const SwapOptions& options, const plan::Schedule& schedule,
                                   std::uint32_t kept, const SwapImage& here, bool& reused) {
   const std::vector<Bytes> extents = swap_extents(schedule);
   if (extents.empty()) return std::nullopt;
@@ -85,7 +85,7 @@ std::optional<SwapPlan> plan_swap(const SwapOptions& options, const schedule::Sc
   }
 }
 
-Store::Store(const schedule::Schedule& schedule, device::Device& device,
+Store::Store(const plan::Schedule& schedule, device::Device& device,
              const std::optional<SwapPlan>& swap)
     : device_(device),
       pool_(paged_bytes(schedule, Tier::host)),
@@ -111,39 +111,39 @@ Store::Store(const schedule::Schedule& schedule, device::Device& device,
   expects(swap && swap->stripe.extents() >= homes,
           "store: the swap plan does not match the schedule");
   const auto staging =
-      staging_memory(schedule, [this](schedule::BufferId id) { return allocations_.at(id).host; });
+      staging_memory(schedule, [this](plan::BufferId id) { return allocations_.at(id).host; });
   swap_ = std::make_unique<SwapSpace>(*swap, staging);
   slots_ = std::make_unique<Slots>(swap_->image().extents, homes);
 }
 
 Store::~Store() = default;
 
-HostBytes Store::host(schedule::BufferId id, Bytes bytes) const {
+HostBytes Store::host(plan::BufferId id, Bytes bytes) const {
   const HostBytes whole = allocations_.at(id).host;
   expects(bytes <= whole.size(), "store: the host buffer is too small or on another tier");
   return whole.first(bytes);
 }
 
-DeviceBytes Store::device(schedule::BufferId id, Bytes bytes) const {
+DeviceBytes Store::device(plan::BufferId id, Bytes bytes) const {
   const DeviceBytes whole = allocations_.at(id).device;
   expects(bytes <= whole.size(), "store: the device buffer is too small or on another tier");
   return whole.subview(0, bytes);
 }
 
-std::unique_ptr<SwapTransfer> Store::fetch(schedule::BufferId home, HostBytes data, bool ahead) {
+std::unique_ptr<SwapTransfer> Store::fetch(plan::BufferId home, HostBytes data, bool ahead) {
   const Allocation& at = allocations_.at(home);
   expects(at.home.has_value(), "store: not an NVMe buffer");
   return swap_->read(slots_->extent(*at.home), data, at.version, ahead);
 }
 
-std::unique_ptr<SwapTransfer> Store::writeback(schedule::BufferId home, HostBytes data,
+std::unique_ptr<SwapTransfer> Store::writeback(plan::BufferId home, HostBytes data,
                                                Bytes zeros_from) {
   Allocation& at = allocations_.at(home);
   expects(at.home.has_value(), "store: not an NVMe buffer");
   return swap_->write(slots_->for_writing(*at.home), data, ++at.version, zeros_from);
 }
 
-void Store::exchange(schedule::BufferId home, schedule::BufferId other) {
+void Store::exchange(plan::BufferId home, plan::BufferId other) {
   Allocation& current = allocations_.at(home);
   Allocation& before = allocations_.at(other);
   expects(current.home && before.home, "store: not NVMe buffers");
@@ -152,10 +152,10 @@ void Store::exchange(schedule::BufferId home, schedule::BufferId other) {
 }
 
 std::vector<KeptExtent> Store::keep(std::uint64_t checkpoint,
-                                    std::span<const schedule::BufferId> homes) {
+                                    std::span<const plan::BufferId> homes) {
   std::vector<std::size_t> numbers;
   std::vector<KeptExtent> kept;
-  for (const schedule::BufferId id : homes) {
+  for (const plan::BufferId id : homes) {
     const std::size_t home = allocations_.at(id).home.value();
     const std::size_t extent = slots_->extent(home);
     numbers.push_back(home);
@@ -174,7 +174,7 @@ std::vector<std::uint64_t> Store::kept() const {
   return slots_ ? slots_->checkpoints() : std::vector<std::uint64_t>{};
 }
 
-void Store::restore(std::span<const std::pair<schedule::BufferId, KeptExtent>> homes,
+void Store::restore(std::span<const std::pair<plan::BufferId, KeptExtent>> homes,
                     const KeptExtents& kept) {
   std::vector<std::pair<std::size_t, std::size_t>> places;
   for (const auto& [id, held] : homes) {

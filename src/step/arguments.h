@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "ballast/schedule/build.h"
+#include "ballast/step/build.h"
 
 #include "src/step/plan_types.h"
 

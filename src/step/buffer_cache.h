@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "ballast/schedule/plan.h"
+#include "ballast/plan/plan.h"
 
 #include "src/step/plan_types.h"
 

@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/schedule/plan.h"
+#include "ballast/plan/plan.h"
 
 #include "src/step/plan_types.h"
 

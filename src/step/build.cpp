@@ -1,4 +1,4 @@
-#include "ballast/schedule/build.h"
+#include "ballast/step/build.h"
 
 #include <utility>
 
@@ -6,6 +6,7 @@
 
 #include "src/step/arguments.h"
 #include "src/step/layout.h"
+#include "src/step/plan_types.h"
 #include "src/step/step_writer.h"
 
 namespace ballast::step {
@@ -46,7 +47,7 @@ std::vector<BufferId> inputs_on_host(const model::StepProgram& program, const La
 }  // namespace
 }  // namespace ballast::step
 
-namespace ballast::schedule {
+namespace ballast::step {
 
 using step::check_arguments;
 using step::check_trains;
@@ -135,4 +136,4 @@ Plan build_read(const Workload& workload, const Placement& placement, const Opti
   return PlanMaker(workload, placement, options).write("reading", 0).read(first, count, homes);
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "src/step/movements.h"
+#include "src/step/plan_types.h"
 
 // The part of Movements that fills and reads weights and states outside of training steps.
 

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "src/step/movements.h"
+#include "src/step/plan_types.h"
 
 // The part of Movements that takes complete gradients to their updates.
 

@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
-#include "ballast/schedule/build.h"
-#include "ballast/schedule/rank_sizes.h"
+#include "ballast/step/build.h"
+#include "ballast/step/rank_sizes.h"
 
 #include "src/step/buffer_list.h"
 #include "src/step/layout.h"

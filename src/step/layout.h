@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ballast/schedule/build.h"
+#include "ballast/step/build.h"
 
 #include "src/step/placement_rules.h"
 #include "src/step/plan_types.h"

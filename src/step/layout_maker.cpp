@@ -2,10 +2,11 @@
 
 #include <fmt/format.h>
 
-#include "ballast/schedule/rank_sizes.h"
+#include "ballast/step/rank_sizes.h"
 
 #include "src/step/home_list.h"
 #include "src/step/layout.h"
+#include "src/step/plan_types.h"
 
 namespace ballast::step {
 namespace {

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "ballast/schedule/build.h"
-#include "ballast/schedule/rank_sizes.h"
+#include "ballast/step/build.h"
+#include "ballast/step/rank_sizes.h"
 
-#include "src/schedule/emitter.h"
+#include "src/plan/emitter.h"
 #include "src/step/buffer_cache.h"
 #include "src/step/layout.h"
 #include "src/step/plan_types.h"
@@ -196,7 +196,7 @@ class Movements {
   const Options& options_;
   const Layout& layout_;
   RankSizes rank_;
-  schedule::Emitter emitter_;
+  plan::Emitter emitter_;
   BufferCache slots_;
   BufferCache share_slots_;
   BufferCache decoded_;

@@ -1,12 +1,12 @@
-#include "ballast/schedule/placement.h"
+#include "ballast/step/placement.h"
 
 #include <algorithm>
 
-#include "ballast/schedule/rank_sizes.h"
+#include "ballast/step/rank_sizes.h"
 
 #include "src/step/value_slots.h"
 
-namespace ballast::schedule {
+namespace ballast::step {
 
 bool written_in_background(const Placement& placement, std::uint64_t kept) {
   const auto is_used = [&](Tier tier) {
@@ -27,4 +27,4 @@ bool in_one_pass(const Workload& workload, const Placement& placement) {
   });
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ballast/schedule/rank_sizes.h"
+#include "ballast/step/rank_sizes.h"
 
 namespace ballast::step {
 

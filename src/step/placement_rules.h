@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ballast/schedule/placement.h"
+#include "ballast/step/placement.h"
 
 #include "src/step/plan_types.h"
 

@@ -1,3 +1,4 @@
+#include "src/step/plan_types.h"
 #include "src/step/step_writer.h"
 
 // The story of a step. What a model computes is a list of stops (model/step_program.h); this file

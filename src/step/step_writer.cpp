@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "ballast/schedule/labels.h"
+#include "ballast/step/labels.h"
+
+#include "src/step/plan_types.h"
 
 namespace ballast::step {
 
@@ -161,7 +163,7 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
   Operation operation = {.action = Action::compute,
                          .block = pass.block,
                          .micro = micro,
-                         .label = schedule::label_of(id, pass),
+                         .label = step::label_of(id, pass),
                          .speed = speed_of(pass.curve),
                          .token_share = pass.token_share,
                          .bytes = pass.exchanged,
@@ -174,7 +176,7 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
       operation.traffic += operand.absent.traffic;
       continue;
     }
-    operation.uses.push_back({schedule::role_of(operand.port), bind(operand, micro),
+    operation.uses.push_back({step::role_of(operand.port), bind(operand, micro),
                               operand.access != OperandAccess::reads});
   }
   const OpId emitted = move_.emit(std::move(operation));

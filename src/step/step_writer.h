@@ -8,6 +8,7 @@
 
 #include "src/step/layout.h"
 #include "src/step/movements.h"
+#include "src/step/plan_types.h"
 #include "src/step/recomputation.h"
 #include "src/step/value_slots.h"
 #include "src/step/values.h"

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "src/step/movements.h"
+#include "src/step/plan_types.h"
 
 // The part of Movements that brings states, weights and gradients together for an update.
 

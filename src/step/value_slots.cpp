@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "src/step/plan_types.h"
+
 namespace ballast::step {
 
 using model::ClassId;

@@ -2,7 +2,9 @@
 
 #include <utility>
 
-#include "ballast/schedule/labels.h"
+#include "ballast/step/labels.h"
+
+#include "src/step/plan_types.h"
 
 namespace ballast::step {
 
@@ -52,11 +54,10 @@ void Values::store_along(const std::vector<const model::Stop*>& stops) {
 
 namespace {
 
-schedule::MovedValue kind_of(const model::ValueClass& of) {
-  if (of.from_host) return schedule::MovedValue::batch;
-  if (of.counts) return schedule::MovedValue::routing;
-  return of.slots == SlotRule::report ? schedule::MovedValue::losses
-                                      : schedule::MovedValue::activation;
+step::MovedValue kind_of(const model::ValueClass& of) {
+  if (of.from_host) return step::MovedValue::batch;
+  if (of.counts) return step::MovedValue::routing;
+  return of.slots == SlotRule::report ? step::MovedValue::losses : step::MovedValue::activation;
 }
 
 }  // namespace
@@ -67,7 +68,7 @@ void Values::move(Action action, ValueId value, BlockId block, std::uint32_t mic
               .payload = Payload::value,
               .block = block,
               .micro = micro,
-              .label = schedule::label_of(kind_of(class_of(value))),
+              .label = step::label_of(kind_of(class_of(value))),
               .bytes = bytes,
               .uses = {{Role::source, from, false}, {Role::target, to, true}}});
 }

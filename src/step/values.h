@@ -7,6 +7,7 @@
 
 #include "src/step/buffer_cache.h"
 #include "src/step/movements.h"
+#include "src/step/plan_types.h"
 #include "src/step/value_slots.h"
 
 namespace ballast::step {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "src/step/movements.h"
+#include "src/step/plan_types.h"
 
 namespace ballast::step {
 

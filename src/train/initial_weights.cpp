@@ -265,7 +265,7 @@ class InitialWeights : public engine::WeightSource {
       : seed_(config.ballast.seed),
         quantization_(blueprint.model.quantization),
         progress_(std::move(progress)),
-        masters_of_(blueprint.options.purpose == schedule::Purpose::training
+        masters_of_(blueprint.options.purpose == step::Purpose::training
                         ? std::optional(blueprint.type)
                         : std::nullopt) {
     const auto& adapters = config.ballast.adapters;

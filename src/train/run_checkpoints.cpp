@@ -206,7 +206,7 @@ void check_room_for_checkpoints(const engine::Engine& engine, const config::Conf
   const fs::space_info space = fs::space(run, error);
   if (error) return;
   Bytes each = 0;
-  for (const auto& range : engine::saved_ranges(engine.blueprint(), schedule::kHomesInMemory))
+  for (const auto& range : engine::saved_ranges(engine.blueprint(), step::kHomesInMemory))
     each += range.bytes();
   each *= engine.blueprint().workload.world;
   const std::uint64_t more =

@@ -9,7 +9,7 @@
 #include "ballast/checkpoint/checkpoints.h"
 #include "ballast/config/config.h"
 #include "ballast/config/resumption.h"
-#include "ballast/schedule/simulator.h"
+#include "ballast/plan/simulator.h"
 #include "ballast/train/metrics.h"
 #include "ballast/train/run_events.h"
 #include "ballast/train/run_options.h"
@@ -92,7 +92,7 @@ std::string print_for_another_run(const config::Config& config);
 struct RunChoices {
   const config::Config& asked;
   const config::Config& used;
-  const schedule::Prediction* prediction = nullptr;  ///< nullptr without rates of this machine
+  const plan::Prediction* prediction = nullptr;  ///< nullptr without rates of this machine
   /// Settings that differ from those of the checkpoint from which the run resumes.
   const std::vector<config::Change>& changes;
 };

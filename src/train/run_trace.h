@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "ballast/engine/engine.h"
-#include "ballast/schedule/timeline.h"
+#include "ballast/plan/timeline.h"
 #include "ballast/text/output_file.h"
 #include "ballast/train/run_options.h"
 
@@ -34,7 +34,7 @@ class RunTrace {
  private:
   TraceRequest request_;
   text::OutputRule rule_;
-  schedule::Timeline timeline_;
+  plan::Timeline timeline_;
   bool written_ = false;
   std::filesystem::path file_;
 };

@@ -16,11 +16,11 @@
 namespace ballast::train {
 namespace {
 
-using schedule::Lane;
-using schedule::Operation;
-using schedule::OpId;
-using schedule::Plan;
-using schedule::Span;
+using plan::Lane;
+using plan::Operation;
+using plan::OpId;
+using plan::Plan;
+using plan::Span;
 using text::Json;
 
 // Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, of which
@@ -30,7 +30,7 @@ using text::Json;
 constexpr std::size_t kFlushBytes = std::size_t{1} << 20;
 
 /// Tracks from top to bottom, in the order in which a parameter passes the lanes.
-constexpr std::array<Lane, schedule::kLaneCount> kTracks = {
+constexpr std::array<Lane, plan::kLaneCount> kTracks = {
     Lane::fetch,  Lane::upload,  Lane::gather, Lane::compute,
     Lane::reduce, Lane::offload, Lane::update, Lane::writeback};
 
@@ -42,7 +42,7 @@ std::size_t track(Lane lane) {
 
 bool trains(const Plan& plan) {
   return std::any_of(plan.operations.begin(), plan.operations.end(),
-                     [](const Operation& o) { return o.action == schedule::Action::pack; });
+                     [](const Operation& o) { return o.action == plan::Action::pack; });
 }
 
 /// One submitted plan of the timeline and the spans of its operations.
@@ -95,7 +95,7 @@ void collect_edges(std::vector<TracedOperation>& traced, const Submissions& runs
     // A seam joins only consecutive runs.
     const auto before = runs.find(number - 1);
     if (before == runs.end()) continue;
-    const auto seam = schedule::seam(*before->second.plan, *run.plan);
+    const auto seam = plan::seam(*before->second.plan, *run.plan);
     for (OpId id = 0; id < seam.size(); ++id) {
       for (const OpId from : seam[id]) add_edge(traced, before->second, from, run, id);
     }
@@ -116,8 +116,8 @@ std::string head_of(std::string_view process) {
 class TraceWriter {
  public:
   TraceWriter(const std::filesystem::path& file, const text::OutputRule& rule,
-              std::string_view process, const schedule::Timeline& timeline,
-              const schedule::OperationNames& names)
+              std::string_view process, const plan::Timeline& timeline,
+              const step::OperationNames& names)
       : file_(file, rule),
         process_(process),
         names_(names),
@@ -228,7 +228,7 @@ class TraceWriter {
 
   text::OutputFile file_;
   std::string process_;
-  const schedule::OperationNames& names_;
+  const step::OperationNames& names_;
   std::vector<TracedOperation> traced_;
   double origin_ = 0.0;                                 ///< start of the first span
   std::vector<std::vector<std::uint64_t>> departures_;  ///< by operation: arrows that start there
@@ -237,7 +237,7 @@ class TraceWriter {
 
 }  // namespace
 
-std::vector<TracedOperation> trace_operations(const schedule::Timeline& timeline) {
+std::vector<TracedOperation> trace_operations(const plan::Timeline& timeline) {
   std::vector<TracedOperation> traced;
   traced.reserve(timeline.spans.size());
   for (const Span& span : timeline.spans) traced.push_back({.span = span});
@@ -263,8 +263,8 @@ text::OutputRule trace_rule(std::string_view process, bool overwrite,
 }
 
 void write_trace(const std::filesystem::path& file, const text::OutputRule& rule,
-                 std::string_view process, const schedule::Timeline& timeline,
-                 const schedule::OperationNames& names) {
+                 std::string_view process, const plan::Timeline& timeline,
+                 const step::OperationNames& names) {
   TraceWriter(file, rule, process, timeline, names).write();
 }
 

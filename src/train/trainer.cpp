@@ -395,7 +395,7 @@ class Trainer {
   }
 
   /// Who interrupts a run does not want to wait for simulations.
-  [[nodiscard]] std::string advice(const schedule::LaneTotals& lanes, bool interrupted) const {
+  [[nodiscard]] std::string advice(const plan::LaneTotals& lanes, bool interrupted) const {
     std::function<std::vector<planner::Improvement>()> improvements;
     if (plan_.request && !interrupted) {
       improvements = [this] { return planner::find_improvements(plan_.decision, *plan_.request); };

@@ -7,7 +7,7 @@
 
 #include "ballast/engine/engine.h"
 #include "ballast/planner/make_engine.h"
-#include "ballast/schedule/rank_sizes.h"
+#include "ballast/step/rank_sizes.h"
 
 #include "tests/support/device_kind.h"
 #include "tests/support/joined_ranks.h"
@@ -22,7 +22,7 @@
 namespace ballast::engine::ranks_sizes_test {
 namespace {
 
-using schedule::Lane;
+using plan::Lane;
 
 const std::string kModel = R"("family": "llama", "vocab_size": 512, "hidden_size": 192,
                               "num_layers": 6, "num_heads": 3)";
@@ -41,13 +41,13 @@ config::Config stage_config(int stage, const test::TempDir& directory) {
 }
 
 /// Model states that this rank has allocated, all of them on the device.
-schedule::StateBytes stored(const Engine& engine) {
-  schedule::StateBytes bytes = {0.0, 0.0, 0.0};
+step::StateBytes stored(const Engine& engine) {
+  step::StateBytes bytes = {0.0, 0.0, 0.0};
   for (const memory::LedgerLine& line : engine.blueprint().ledger.lines()) {
     const auto size = static_cast<double>(line.bytes);
-    if (line.kind == to_string(schedule::Kind::weights)) bytes.weights += size;
-    if (line.kind == to_string(schedule::Kind::gradients)) bytes.gradients += size;
-    if (line.kind == to_string(schedule::Kind::states)) bytes.optimizer += size;
+    if (line.kind == to_string(plan::Kind::weights)) bytes.weights += size;
+    if (line.kind == to_string(plan::Kind::gradients)) bytes.gradients += size;
+    if (line.kind == to_string(plan::Kind::states)) bytes.optimizer += size;
   }
   const auto device = static_cast<std::size_t>(Tier::device);
   EXPECT_EQ(engine.totals().allocated[device], engine.blueprint().ledger.total(Tier::device));
@@ -55,7 +55,7 @@ schedule::StateBytes stored(const Engine& engine) {
 }
 
 Bytes exchanged_so_far(const Engine& engine) {
-  const schedule::LaneTotals totals = engine.totals().lanes;
+  const plan::LaneTotals totals = engine.totals().lanes;
   return totals.bytes[static_cast<std::size_t>(Lane::gather)] +
          totals.bytes[static_cast<std::size_t>(Lane::reduce)];
 }
@@ -78,7 +78,7 @@ Bytes exchanged_in_a_step(Engine& engine) {
 
 /// Bytes of weights that a rank receives when every block is gathered once, padding included.
 Bytes received_once(const Blueprint& blueprint, std::size_t first, std::size_t last) {
-  const schedule::RankSizes sizes(blueprint.workload);
+  const step::RankSizes sizes(blueprint.workload);
   Bytes sum = 0;
   for (std::size_t b = first; b <= last; ++b) {
     sum += sizes.exchanged(sizes.whole_weights(static_cast<std::uint32_t>(b)));
@@ -86,15 +86,14 @@ Bytes received_once(const Blueprint& blueprint, std::size_t first, std::size_t l
   return sum;
 }
 
-void expect_stored(const schedule::StateBytes& found, const Blueprint& blueprint, int stage) {
+void expect_stored(const step::StateBytes& found, const Blueprint& blueprint, int stage) {
   const std::uint32_t world = blueprint.workload.world;
   const auto elements = [&] {
     double sum = 0.0;
     for (const auto& block : blueprint.model.blocks) sum += static_cast<double>(block.elements);
     return sum;
   }();
-  const schedule::StateBytes paper =
-      schedule::zero_memory(elements, world, stage, schedule::kOwnStateBytes);
+  const step::StateBytes paper = step::zero_memory(elements, world, stage, step::kOwnStateBytes);
   // Shards are whole pages, and the arrays of a state buffer lie apart (cpu_adam::kArraySkew).
   const double parts = static_cast<double>(blueprint.model.blocks.size()) * (world + 4) * kPage;
   const double apart = static_cast<double>(blueprint.model.blocks.size()) * 3 * 32 * kPage;
@@ -114,7 +113,7 @@ TEST(RanksSizes, AreThoseOfTheZeroPaper) {
     Engine engine = planner::make_engine(stage_config(stage, directory), nullptr, &ranks);
     engine.start();
     const Blueprint& blueprint = engine.blueprint();
-    const schedule::StateBytes bytes = stored(engine);
+    const step::StateBytes bytes = stored(engine);
     expect_stored(bytes, blueprint, stage);
     const Bytes exchanged = exchanged_in_a_step(engine);
     const std::size_t head = blueprint.model.blocks.size() - 1;

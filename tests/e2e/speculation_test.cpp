@@ -17,6 +17,7 @@
 #include "ballast/engine/engine.h"
 #include "ballast/planner/make_engine.h"
 
+#include "tests/support/function_weights.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -69,7 +70,7 @@ Results train(const Overrides& overrides, bool with_poison = false, bool bf16 = 
   const test::TempDir directory;
   Engine engine =
       planner::make_engine(test::tiny_config(kModel, bf16, directory.path(), overrides));
-  engine.start({first_values});
+  test::start_from(engine, {first_values});
   Results results;
   const auto note = [&](double number) {
     results.numbers.push_back(std::bit_cast<std::uint64_t>(number));

@@ -34,7 +34,7 @@
 #include "tests/plans/planned_runs.h"
 #include "tests/plans/small_runs.h"
 #include "tests/support/fixtures.h"
-#include "tests/unit/schedule/random_workload.h"
+#include "tests/unit/step/random_workload.h"
 
 namespace ballast::plans {
 namespace {
@@ -74,26 +74,26 @@ std::vector<Dumped> all_dumped() {
 }
 
 /// Sizes and placements that no model has: those of the property tests.
-schedule::Problem random_of(std::uint64_t seed) {
-  schedule::Problem problem = seed % 2 == 1   ? schedule::random_problem_of_ranks(seed)
-                              : seed % 8 == 6 ? schedule::random_evaluation(seed)
-                                              : schedule::random_problem(seed);
-  schedule::add_codes(problem.workload, seed);
+step::Problem random_of(std::uint64_t seed) {
+  step::Problem problem = seed % 2 == 1   ? step::random_problem_of_ranks(seed)
+                          : seed % 8 == 6 ? step::random_evaluation(seed)
+                                          : step::random_problem(seed);
+  step::add_codes(problem.workload, seed);
   return problem;
 }
 
 Dumped random_dumped(std::uint64_t seed) {
   return {.name = fmt::format("random/{}", seed),
-          .description = "a problem of tests/unit/schedule/random_workload.h",
+          .description = "a problem of tests/unit/step/random_workload.h",
           .dump =
               [seed] {
-                const schedule::Problem problem = random_of(seed);
+                const step::Problem problem = random_of(seed);
                 return dump_plans(problem.workload, problem.placement, problem.options,
                                   {machines()[1]});
               },
           .build =
               [seed] {
-                const schedule::Problem problem = random_of(seed);
+                const step::Problem problem = random_of(seed);
                 return build_plans(problem.workload, problem.placement, problem.options);
               }};
 }
@@ -159,7 +159,7 @@ TEST(PlanDumps, AreThoseOfTheFile) {
 TEST(PlanDumps, EveryBufferHasANameOfItsOwn) {
   for (const Dumped& dumped : all_dumped()) {
     const AllPlans all = dumped.build();
-    std::vector<const schedule::Plan*> plans;
+    std::vector<const plan::Plan*> plans;
     for (const auto& named : all.plans) plans.push_back(&named.plan);
     std::set<std::string> names;
     for (const std::string& name : buffer_names(all.schedule.buffers, plans)) {
@@ -222,7 +222,7 @@ int print_counts() {
   for (const Dumped& dumped : all_dumped()) {
     const AllPlans all = dumped.build();
     for (const AllPlans::Named& named : all.plans) {
-      for (const schedule::Operation& operation : named.plan.operations) {
+      for (const plan::Operation& operation : named.plan.operations) {
         const std::string action(action_name(operation));
         ++counts["action " + action];
         if (!operation.condition.always()) {
@@ -230,7 +230,7 @@ int print_counts() {
         }
         if (operation.unless)
           ++counts["unless " + action + " " + condition_name(*operation.unless)];
-        for (const schedule::Use& use : operation.uses) {
+        for (const plan::Use& use : operation.uses) {
           ++counts[fmt::format("role {} {}{}", action, role_name(operation, use),
                                use.shard ? " shard" : "")];
         }

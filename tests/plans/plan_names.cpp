@@ -12,17 +12,17 @@
 
 namespace ballast::plans {
 
-using schedule::Buffer;
-using schedule::BufferId;
-using schedule::Kind;
-using schedule::kNoOp;
-using schedule::Lane;
-using schedule::Operation;
-using schedule::OpId;
-using schedule::Plan;
-using schedule::named::Action;
-using schedule::named::action_of;
-using schedule::named::Role;
+using plan::Buffer;
+using plan::BufferId;
+using plan::Kind;
+using plan::kNoOp;
+using plan::Lane;
+using plan::Operation;
+using plan::OpId;
+using plan::Plan;
+using step::named::Action;
+using step::named::action_of;
+using step::named::Role;
 
 std::string_view action_name(const Operation& operation) {
   static constexpr std::string_view kNames[] = {"upload_batch",
@@ -65,10 +65,10 @@ std::string_view action_name(const Operation& operation) {
                                                 "initialize",
                                                 "read"};
   static_assert(std::size(kNames) == static_cast<std::size_t>(Action::read) + 1);
-  return kNames[static_cast<std::size_t>(schedule::named::action_of(operation))];
+  return kNames[static_cast<std::size_t>(step::named::action_of(operation))];
 }
 
-std::string_view role_name(const Operation& operation, const schedule::Use& use) {
+std::string_view role_name(const Operation& operation, const plan::Use& use) {
   static constexpr std::string_view kNames[] = {"weights",
                                                 "weights_source",
                                                 "output_weights",
@@ -99,25 +99,25 @@ std::string_view role_name(const Operation& operation, const schedule::Use& use)
                                                 "undo_states",
                                                 "workspace"};
   static_assert(std::size(kNames) == static_cast<std::size_t>(Role::workspace) + 1);
-  return kNames[static_cast<std::size_t>(schedule::named::role_of(operation, use))];
+  return kNames[static_cast<std::size_t>(step::named::role_of(operation, use))];
 }
 
-std::vector<schedule::Use> uses_by_role(const Operation& operation) {
-  std::vector<schedule::Use> uses = operation.uses;
-  std::stable_sort(uses.begin(), uses.end(), [&](const schedule::Use& a, const schedule::Use& b) {
+std::vector<plan::Use> uses_by_role(const Operation& operation) {
+  std::vector<plan::Use> uses = operation.uses;
+  std::stable_sort(uses.begin(), uses.end(), [&](const plan::Use& a, const plan::Use& b) {
     return role_name(operation, a) < role_name(operation, b);
   });
   return uses;
 }
 
 std::string_view lane_name(Lane lane) {
-  return schedule::to_string(lane);
+  return plan::to_string(lane);
 }
 
-std::string condition_name(const schedule::Condition& condition) {
+std::string condition_name(const plan::Condition& condition) {
   static constexpr std::string_view kNames[] = {"", "in_micro_batch", "in_step", "in_step_before"};
   std::string name(kNames[static_cast<std::size_t>(condition.rows)]);
-  if (condition.rows == schedule::Condition::Rows::in_micro_batch) {
+  if (condition.rows == plan::Condition::Rows::in_micro_batch) {
     name += fmt::format(" {}", condition.micro);
   }
   return condition.any_rank ? name + ", any rank" : name;
@@ -158,7 +158,7 @@ std::vector<std::string> buffer_names(const std::vector<Buffer>& buffers,
   };
   for (const Plan* const plan : plans) {
     for (const Operation& operation : plan->operations) {
-      for (const schedule::Use& use : uses_by_role(operation)) name_pooled(use.buffer);
+      for (const plan::Use& use : uses_by_role(operation)) name_pooled(use.buffer);
     }
   }
   for (BufferId id = 0; id < buffers.size(); ++id) {
@@ -173,7 +173,7 @@ namespace {
 
 bool uses_buffer(const Operation& operation, BufferId buffer) {
   return std::any_of(operation.uses.begin(), operation.uses.end(),
-                     [buffer](const schedule::Use& use) { return use.buffer == buffer; });
+                     [buffer](const plan::Use& use) { return use.buffer == buffer; });
 }
 
 /// The operation after which the clear operation `id` has its normal place; kNoOp: it is there.
@@ -214,7 +214,7 @@ Plan in_normal_order(const Plan& plan) {
     ordered.operations[at] = plan.operations[order[at]];
     for (OpId& id : ordered.operations[at].after) move(id);
   }
-  for (schedule::Boundary& boundary : ordered.boundaries) {
+  for (plan::Boundary& boundary : ordered.boundaries) {
     move(boundary.first_writer);
     move(boundary.last_writer);
     for (OpId& id : boundary.first_readers) move(id);

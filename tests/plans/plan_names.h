@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ballast/schedule/plan.h"
+#include "ballast/plan/plan.h"
 
 namespace ballast::plans {
 
@@ -12,22 +12,22 @@ namespace ballast::plans {
 // of actions and roles change: this file then translates, so that dumps of two commits can be
 // compared.
 
-std::string_view action_name(const schedule::Operation& operation);
-std::string_view role_name(const schedule::Operation& operation, const schedule::Use& use);
+std::string_view action_name(const plan::Operation& operation);
+std::string_view role_name(const plan::Operation& operation, const plan::Use& use);
 /// The uses by the name of their role. Several in one role, such as tiles of the output matrix,
 /// keep their order.
-std::vector<schedule::Use> uses_by_role(const schedule::Operation& operation);
-std::string_view lane_name(schedule::Lane lane);
+std::vector<plan::Use> uses_by_role(const plan::Operation& operation);
+std::string_view lane_name(plan::Lane lane);
 /// "in_step, any rank"
-std::string condition_name(const schedule::Condition& condition);
+std::string condition_name(const plan::Condition& condition);
 
 /// The names of buffers by id. Gradient accumulators and rows between tiles are numbered by their
 /// first use in `plans`, whatever they are called.
-std::vector<std::string> buffer_names(const std::vector<schedule::Buffer>& buffers,
-                                      const std::vector<const schedule::Plan*>& plans);
+std::vector<std::string> buffer_names(const std::vector<plan::Buffer>& buffers,
+                                      const std::vector<const plan::Plan*>& plans);
 
 /// The plan in a normal order. For a tied vocabulary in several tiles, the accumulators of the
 /// final norm are cleared directly before the loss, after the gradients of all tiles.
-schedule::Plan in_normal_order(const schedule::Plan& plan);
+plan::Plan in_normal_order(const plan::Plan& plan);
 
 }  // namespace ballast::plans

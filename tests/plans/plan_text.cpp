@@ -12,22 +12,22 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/view.h"
-#include "ballast/schedule/labels.h"
-#include "ballast/schedule/simulator.h"
+#include "ballast/plan/simulator.h"
 #include "ballast/state/checksum.h"
+#include "ballast/step/labels.h"
 
 #include "tests/plans/plan_names.h"
 
 namespace ballast::plans {
 namespace {
 
-using schedule::BufferId;
-using schedule::kNoBuffer;
-using schedule::kNoOp;
-using schedule::Operation;
-using schedule::OpId;
-using schedule::Plan;
-using schedule::Schedule;
+using plan::BufferId;
+using plan::kNoBuffer;
+using plan::kNoOp;
+using plan::Operation;
+using plan::OpId;
+using plan::Plan;
+using plan::Schedule;
 
 constexpr std::array kPlanNames = {"first",      "steady",  "flush",          "rollback",
                                    "evaluation", "partial", "partial_steady", "fill",
@@ -74,7 +74,7 @@ std::string exact(double value) {
   return fmt::format("{:a}", value);
 }
 
-std::string_view speculation_name(schedule::Speculation speculation) {
+std::string_view speculation_name(plan::Speculation speculation) {
   constexpr std::string_view kNames[] = {"", "speculates", "redoes"};
   return kNames[static_cast<std::size_t>(speculation)];
 }
@@ -88,10 +88,10 @@ std::string describe(OpId id, const Operation& operation, const std::vector<std:
   };
   if (operation.sub_group > 0) add("sub_group", std::to_string(operation.sub_group));
   if (operation.lag > 0) add("lag", std::to_string(operation.lag));
-  if (operation.speculation != schedule::Speculation::none) {
+  if (operation.speculation != plan::Speculation::none) {
     text += fmt::format(" {}", speculation_name(operation.speculation));
   }
-  if (is_reference(operation)) text += " reference";
+  if (step::is_reference(operation)) text += " reference";
   if (!operation.condition.always()) add("if", condition_name(operation.condition));
   if (operation.unless) add("unless", condition_name(*operation.unless));
   if (operation.likelihood != 1.0F) add("likelihood", exact(operation.likelihood));
@@ -101,7 +101,7 @@ std::string describe(OpId id, const Operation& operation, const std::vector<std:
   if (operation.flops != 0.0) add("flops", exact(operation.flops));
   if (operation.traffic > 0) add("traffic", std::to_string(operation.traffic));
   std::vector<std::string> uses;
-  for (const schedule::Use& use : uses_by_role(operation)) {
+  for (const plan::Use& use : uses_by_role(operation)) {
     uses.push_back(fmt::format("{}:{}:{}{}", role_name(operation, use), buffers[use.buffer],
                                use.writes ? "w" : "r", use.shard ? ":shard" : ""));
   }
@@ -122,13 +122,13 @@ std::string text_of(const Plan& plan, const std::vector<std::string>& buffers) {
   return text;
 }
 
-std::string text_of_buffers(const schedule::Workload& work, const schedule::Placement& place,
-                            const schedule::Options& options, const Schedule& schedule,
+std::string text_of_buffers(const step::Workload& work, const step::Placement& place,
+                            const step::Options& options, const Schedule& schedule,
                             const std::vector<std::string>& names) {
   const auto name = [&](BufferId id) { return id == kNoBuffer ? "none" : names[id]; };
   std::vector<std::string> lines;
   for (BufferId id = 0; id < names.size(); ++id) {
-    const schedule::Buffer& buffer = schedule.buffers[id];
+    const plan::Buffer& buffer = schedule.buffers[id];
     lines.push_back(fmt::format("{} {}: {} {}\n", to_string(buffer.tier), to_string(buffer.kind),
                                 names[id], buffer.bytes));
   }
@@ -146,7 +146,7 @@ std::string text_of_buffers(const schedule::Workload& work, const schedule::Plac
   add("workspace and staging", {schedule.workspace, schedule.weight_staging, schedule.state_staging,
                                 schedule.activation_staging, schedule.gradient_staging});
   std::map<std::pair<std::string_view, std::string_view>, Bytes> sums;
-  for (const schedule::Buffer& buffer : schedule::sum_buffers(work, place, options)) {
+  for (const plan::Buffer& buffer : step::sum_buffers(work, place, options)) {
     sums[{to_string(buffer.tier), to_string(buffer.kind)}] += buffer.bytes;
   }
   for (const auto& [line, bytes] : sums) {
@@ -156,7 +156,7 @@ std::string text_of_buffers(const schedule::Workload& work, const schedule::Plac
 }
 
 std::string text_of_placement(const engine::Blueprint& blueprint) {
-  const schedule::Options& options = blueprint.options;
+  const step::Options& options = blueprint.options;
   std::string text = fmt::format(
       "micro_batches {} x {} x {} order {} update {} buffers {} {} {} {} {} {} checkpoints {}\n",
       blueprint.micro_batches, blueprint.shape.sequences, blueprint.shape.length,
@@ -164,7 +164,7 @@ std::string text_of_placement(const engine::Blueprint& blueprint) {
       options.buffers.weight_slots, options.buffers.gradient_slots, options.buffers.weight_staging,
       options.buffers.state_staging, options.buffers.activation_staging,
       options.buffers.gradient_staging, options.kept_checkpoints);
-  for (const schedule::BlockPlacement& block : blueprint.placement.blocks) {
+  for (const step::BlockPlacement& block : blueprint.placement.blocks) {
     text += fmt::format(
         "weights {} states {} activations {} gradients {}{}{}\n", to_string(block.weights),
         to_string(block.optimizer), to_string(block.activations), to_string(block.gradients),
@@ -180,7 +180,7 @@ std::string text_of_seams(const AllPlans& all) {
     const Plan& to = all.find(next);
     if (from.operations.empty() || to.operations.empty()) continue;
     text += fmt::format("{} -> {}\n", before, next);
-    const auto edges = schedule::seam(from, to);
+    const auto edges = plan::seam(from, to);
     for (OpId id = 0; id < edges.size(); ++id) {
       if (edges[id].empty()) continue;
       std::vector<OpId> after = edges[id];
@@ -197,13 +197,13 @@ std::string seconds(double value) {
   return fmt::format("{:.12g}", value);
 }
 
-std::string text_of_simulation(AllPlans& all, const schedule::Rates& rates) {
+std::string text_of_simulation(AllPlans& all, const plan::Rates& rates) {
   Schedule& schedule = all.schedule;
   schedule.first = all.find("first");
   schedule.steady = all.find("steady");
-  const schedule::Prediction prediction = schedule::simulate(schedule, rates, {});
+  const plan::Prediction prediction = plan::simulate(schedule, rates, {});
   std::string text = fmt::format("{}: step {}\n", rates.name, seconds(prediction.step_seconds));
-  for (const schedule::Lane lane : schedule::kLanes) {
+  for (const plan::Lane lane : plan::kLanes) {
     const auto index = static_cast<std::size_t>(lane);
     text += fmt::format("{}: busy {} stalled {} bytes {}\n", lane_name(lane),
                         seconds(prediction.busy_seconds[index]),
@@ -232,15 +232,15 @@ const Plan& AllPlans::find(const std::string& name) const {
   return found->plan;
 }
 
-AllPlans build_plans(const schedule::Workload& work, const schedule::Placement& place,
-                     const schedule::Options& options) {
+AllPlans build_plans(const step::Workload& work, const step::Placement& place,
+                     const step::Options& options) {
   const auto blocks = static_cast<std::uint32_t>(work.blocks.size());
   const std::uint32_t some = std::max(1U, work.micro_batches - 1);
   AllPlans all;
-  all.schedule = schedule::build(work, place, options);
-  const bool trains = options.purpose == schedule::Purpose::training;
+  all.schedule = step::build(work, place, options);
+  const bool trains = options.purpose == step::Purpose::training;
   const auto partial = [&](bool applies) {
-    return trains ? schedule::build_partial_step(work, place, options, some, applies) : Plan{};
+    return trains ? step::build_partial_step(work, place, options, some, applies) : Plan{};
   };
   const Plan plans[] = {
       all.schedule.first,
@@ -250,10 +250,10 @@ AllPlans build_plans(const schedule::Workload& work, const schedule::Placement& 
       all.schedule.evaluation,
       partial(false),
       partial(true),
-      schedule::build_fill(work, place, options),
-      schedule::build_fill(work, place, options, schedule::kHomesInMemory),
-      schedule::build_read(work, place, options, 0, blocks),
-      schedule::build_read(work, place, options, blocks / 2, 1, schedule::homes_on(Tier::host))};
+      step::build_fill(work, place, options),
+      step::build_fill(work, place, options, step::kHomesInMemory),
+      step::build_read(work, place, options, 0, blocks),
+      step::build_read(work, place, options, blocks / 2, 1, step::homes_on(Tier::host))};
   static_assert(std::size(plans) == kPlanNames.size());
   for (std::size_t i = 0; i < kPlanNames.size(); ++i) {
     all.plans.push_back({kPlanNames[i], in_normal_order(plans[i])});
@@ -261,10 +261,9 @@ AllPlans build_plans(const schedule::Workload& work, const schedule::Placement& 
   return all;
 }
 
-std::vector<PlanSection> dump_plans(const schedule::Workload& work,
-                                    const schedule::Placement& place,
-                                    const schedule::Options& options,
-                                    const std::vector<schedule::Rates>& rates) {
+std::vector<PlanSection> dump_plans(const step::Workload& work, const step::Placement& place,
+                                    const step::Options& options,
+                                    const std::vector<plan::Rates>& rates) {
   AllPlans all = build_plans(work, place, options);
   std::vector<const Plan*> plans;
   for (const AllPlans::Named& named : all.plans) plans.push_back(&named.plan);
@@ -276,15 +275,15 @@ std::vector<PlanSection> dump_plans(const schedule::Workload& work,
   }
   sections.push_back({"seams", text_of_seams(all)});
   std::string simulated;
-  if (options.purpose == schedule::Purpose::training) {
-    for (const schedule::Rates& machine : rates) simulated += text_of_simulation(all, machine);
+  if (options.purpose == step::Purpose::training) {
+    for (const plan::Rates& machine : rates) simulated += text_of_simulation(all, machine);
   }
   sections.push_back({"simulated", std::move(simulated)});
   return sections;
 }
 
 std::vector<PlanSection> dump_plans(const engine::Blueprint& blueprint,
-                                    const std::vector<schedule::Rates>& rates) {
+                                    const std::vector<plan::Rates>& rates) {
   std::vector<PlanSection> sections =
       dump_plans(blueprint.workload, blueprint.placement, blueprint.options, rates);
   sections.insert(sections.begin(), {"placement", text_of_placement(blueprint)});

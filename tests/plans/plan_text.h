@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "ballast/engine/blueprint.h"
-#include "ballast/schedule/plan.h"
-#include "ballast/schedule/rates.h"
+#include "ballast/plan/plan.h"
+#include "ballast/plan/rates.h"
 
 namespace ballast::plans {
 
@@ -23,26 +23,25 @@ std::vector<std::string> section_names();
 /// plans that may follow each other, and simulated steps. The order of buffers and of uses does not
 /// count. `blueprint`: sized, with a placement; its schedule is built here.
 std::vector<PlanSection> dump_plans(const engine::Blueprint& blueprint,
-                                    const std::vector<schedule::Rates>& rates);
+                                    const std::vector<plan::Rates>& rates);
 /// The same without the first section, the placement.
-std::vector<PlanSection> dump_plans(const schedule::Workload& work,
-                                    const schedule::Placement& place,
-                                    const schedule::Options& options,
-                                    const std::vector<schedule::Rates>& rates);
+std::vector<PlanSection> dump_plans(const step::Workload& work, const step::Placement& place,
+                                    const step::Options& options,
+                                    const std::vector<plan::Rates>& rates);
 
 /// The schedule and the plans that it lacks.
 struct AllPlans {
-  schedule::Schedule schedule;
+  plan::Schedule schedule;
   struct Named {
     std::string name;
-    schedule::Plan plan;
+    plan::Plan plan;
   };
   std::vector<Named> plans;  ///< in normal order
 
-  [[nodiscard]] const schedule::Plan& find(const std::string& name) const;
+  [[nodiscard]] const plan::Plan& find(const std::string& name) const;
 };
-AllPlans build_plans(const schedule::Workload& work, const schedule::Placement& place,
-                     const schedule::Options& options);
+AllPlans build_plans(const step::Workload& work, const step::Placement& place,
+                     const step::Options& options);
 
 /// XXH3 of the text, 16 hexadecimal digits; "-" if it is empty.
 std::string hash_of(const std::string& text);

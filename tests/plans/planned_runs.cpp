@@ -52,11 +52,11 @@ engine::Blueprint decide_open(const std::string& model, memory::Budgets budgets,
 
 }  // namespace
 
-const std::vector<schedule::Rates>& machines() {
-  static const std::vector<schedule::Rates> kMachines = [] {
-    schedule::Rates desktop = calibrate::load_rates(kConfigs / "rates" / "rtx4090-1nvme.json");
+const std::vector<plan::Rates>& machines() {
+  static const std::vector<plan::Rates> kMachines = [] {
+    plan::Rates desktop = calibrate::load_rates(kConfigs / "rates" / "rtx4090-1nvme.json");
     desktop.network_per_second = 1e9;
-    schedule::Rates shared = desktop;
+    plan::Rates shared = desktop;
     shared.name += ", without a GPU";
     shared.shared_cores = shared.compute_threads = shared.update_threads = 4;
     shared.link_cores = 1.0;

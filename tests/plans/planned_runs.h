@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ballast/engine/blueprint.h"
-#include "ballast/schedule/rates.h"
+#include "ballast/plan/rates.h"
 
 namespace ballast::plans {
 
@@ -22,6 +22,6 @@ std::vector<PlannedRun> planned_runs();
 
 /// A node of eight GPUs, and a desktop with a slow network, once with a GPU and once with cores
 /// that compute, copy and update.
-const std::vector<schedule::Rates>& machines();
+const std::vector<plan::Rates>& machines();
 
 }  // namespace ballast::plans

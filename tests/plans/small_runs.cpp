@@ -359,12 +359,12 @@ enum class PlacementStyle : std::uint8_t {
   in_memory         ///< nothing on NVMe
 };
 
-schedule::BlockPlacement draw_block(Draws& draws, PlacementStyle style) {
+step::BlockPlacement draw_block(Draws& draws, PlacementStyle style) {
   const auto tier = [&] {
     if (style == PlacementStyle::swapped && draws.chance(60)) return Tier::nvme;
     return kTiers[draws.below(style == PlacementStyle::in_memory ? 2 : 3)];
   };
-  schedule::BlockPlacement block;
+  step::BlockPlacement block;
   block.weights = tier();
   block.optimizer = tier();
   block.activations = tier();
@@ -375,20 +375,20 @@ schedule::BlockPlacement draw_block(Draws& draws, PlacementStyle style) {
   return block;
 }
 
-schedule::Placement draw_placement(const engine::Blueprint& blueprint, const std::string& name,
-                                   std::uint64_t seed) {
+step::Placement draw_placement(const engine::Blueprint& blueprint, const std::string& name,
+                               std::uint64_t seed) {
   Draws draws(fnv1a(name) + seed);
   const auto style = static_cast<PlacementStyle>(seed % kPlacements);
-  const bool trains = blueprint.options.purpose == schedule::Purpose::training;
-  schedule::Placement placement;
+  const bool trains = blueprint.options.purpose == step::Purpose::training;
+  step::Placement placement;
   for (std::size_t b = 0; b < blueprint.workload.blocks.size(); ++b) {
-    schedule::BlockPlacement block = draw_block(draws, style);
+    step::BlockPlacement block = draw_block(draws, style);
     const bool outer = !blueprint.workload.is_layer(b);
     if (style == PlacementStyle::outer_on_device && outer) {
       block.weights = Tier::device;
       block.keeps_intermediates = true;
     }
-    if (blueprint.options.update == schedule::Update::eager || block.optimizer == Tier::device) {
+    if (blueprint.options.update == step::Update::eager || block.optimizer == Tier::device) {
       block.speculates = false;
     }
     if (!trains) block = {.weights = block.weights};
@@ -459,7 +459,7 @@ engine::Blueprint outline_of(const SmallRun& run, std::uint64_t seed) {
   engine::Blueprint blueprint =
       inputs::outline(config, model, kRoomy, kernel_sizes(model, config.type, shape), world);
   if (run.choice(Feature::purpose) == "evaluation") {
-    blueprint.options.purpose = schedule::Purpose::evaluation;
+    blueprint.options.purpose = step::Purpose::evaluation;
   }
   blueprint.placement = draw_placement(blueprint, run.name, seed);
   return blueprint;

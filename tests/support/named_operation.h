@@ -6,10 +6,12 @@
 #include <stdexcept>
 #include <vector>
 
-#include "ballast/schedule/labels.h"
-#include "ballast/schedule/plan.h"
+#include "ballast/plan/plan.h"
+#include "ballast/step/labels.h"
 
-namespace ballast::schedule::named {
+#include "src/step/plan_types.h"
+
+namespace ballast::step::named {
 
 // Operations of plans with the names of a model: an action for each kind of pass and each kind of
 // data, and roles that say which data a buffer holds. Tests that know the meaning of operations
@@ -120,14 +122,14 @@ inline Action action_of(model::Kernel kernel) {
 }
 
 /// The action of a movement. Throws where there is no such movement.
-inline Action movement_of(const schedule::Operation& operation) {
+inline Action movement_of(const plan::Operation& operation) {
   struct Movement {
-    schedule::Action action;
-    schedule::Payload payload;
+    plan::Action action;
+    plan::Payload payload;
     Action named;
   };
-  using A = schedule::Action;
-  using P = schedule::Payload;
+  using A = plan::Action;
+  using P = plan::Payload;
   static constexpr Movement kMovements[] = {
       {A::fetch, P::weights, Action::fetch_weights},
       {A::upload, P::weights, Action::upload_weights},
@@ -147,7 +149,7 @@ inline Action movement_of(const schedule::Operation& operation) {
       {A::fetch, P::gradient, Action::fetch_gradient},
       {A::offload, P::statistics, Action::offload_statistics}};
   struct ValueMovement {
-    schedule::Action action;
+    plan::Action action;
     MovedValue value;
     Action named;
   };
@@ -169,19 +171,19 @@ inline Action movement_of(const schedule::Operation& operation) {
   throw std::logic_error("a movement without a name");
 }
 
-inline Action action_of(const schedule::Operation& operation) {
+inline Action action_of(const plan::Operation& operation) {
   switch (operation.action) {
-    case schedule::Action::compute:
+    case plan::Action::compute:
       return action_of(kernel_of(operation));
-    case schedule::Action::gate:
+    case plan::Action::gate:
       return Action::gate;
-    case schedule::Action::update:
+    case plan::Action::update:
       return Action::update_on_host;
-    case schedule::Action::update_on_device:
+    case plan::Action::update_on_device:
       return Action::update_on_device;
-    case schedule::Action::initialize:
+    case plan::Action::initialize:
       return Action::initialize;
-    case schedule::Action::read:
+    case plan::Action::read:
       return Action::read;
     default:
       return movement_of(operation);
@@ -201,7 +203,7 @@ inline Role role_of(model::Port port) {
 }
 
 /// The role of the source or target of a movement.
-inline Role moved_role(const schedule::Operation& operation, bool source) {
+inline Role moved_role(const plan::Operation& operation, bool source) {
   switch (operation.payload) {
     case Payload::weights:
       return source ? Role::weights_source : Role::weights;
@@ -220,41 +222,41 @@ inline Role moved_role(const schedule::Operation& operation, bool source) {
   return source ? Role::input : Role::output;
 }
 
-inline Role role_of(const schedule::Operation& operation, const schedule::Use& use) {
-  using A = schedule::Action;
-  const auto first_port = static_cast<unsigned>(schedule::Role::first_port);
+inline Role role_of(const plan::Operation& operation, const plan::Use& use) {
+  using A = plan::Action;
+  const auto first_port = static_cast<unsigned>(plan::Role::first_port);
   const auto number = static_cast<unsigned>(use.role);
   if (number >= first_port) return role_of(static_cast<model::Port>(number - first_port));
   switch (use.role) {
-    case schedule::Role::source:
+    case plan::Role::source:
       if (operation.action == A::pack) return Role::accumulator;
       return moved_role(operation, operation.action != A::read);
-    case schedule::Role::target:
+    case plan::Role::target:
       if (operation.action == A::clear) return Role::accumulator;
       // Zeros for homes.
       if (operation.action == A::initialize && operation.payload == Payload::gradient) {
         return Role::output;
       }
       return moved_role(operation, false);
-    case schedule::Role::weights:
+    case plan::Role::weights:
       return Role::weights;
-    case schedule::Role::states:
+    case plan::Role::states:
       return Role::states;
-    case schedule::Role::gradient:
+    case plan::Role::gradient:
       return Role::gradient;
-    case schedule::Role::added_gradient:
+    case plan::Role::added_gradient:
       return Role::output_accumulator;
-    case schedule::Role::statistics:
+    case plan::Role::statistics:
       return Role::statistics;
-    case schedule::Role::losses:
+    case plan::Role::losses:
       return Role::losses;
-    case schedule::Role::decision:
+    case plan::Role::decision:
       return Role::verdict;
-    case schedule::Role::undo_weights:
+    case plan::Role::undo_weights:
       return Role::undo_weights;
-    case schedule::Role::undo_states:
+    case plan::Role::undo_states:
       return Role::undo_states;
-    case schedule::Role::counts:
+    case plan::Role::counts:
       return Role::routing;
     default:
       return Role::workspace;
@@ -270,10 +272,10 @@ struct Use {
 
 /// An operation with these names. It refers to the operation from which it is made.
 struct Operation {
-  explicit Operation(const schedule::Operation& operation)
+  explicit Operation(const plan::Operation& operation)
       : plain(operation), action(action_of(operation)) {
     uses.reserve(operation.uses.size());
-    for (const schedule::Use& use : operation.uses) {
+    for (const plan::Use& use : operation.uses) {
       uses.push_back({role_of(operation, use), use.buffer, use.writes, use.shard});
     }
   }
@@ -285,7 +287,7 @@ struct Operation {
   }
   [[nodiscard]] BufferId buffer(Role role) const { return use(role).buffer; }
 
-  const schedule::Operation& plain;
+  const plan::Operation& plain;
   Action action;
   std::vector<Use> uses;
   Lane lane = plain.lane;
@@ -301,4 +303,4 @@ struct Operation {
   double flops = plain.flops;
 };
 
-}  // namespace ballast::schedule::named
+}  // namespace ballast::step::named

@@ -10,7 +10,7 @@
 
 #include "ballast/config/config.h"
 #include "ballast/core/random.h"
-#include "ballast/schedule/rates.h"
+#include "ballast/plan/rates.h"
 
 namespace ballast::test {
 
@@ -143,8 +143,8 @@ inline RandomRun draw_run(Dice& dice, bool several_ranks) {
 }
 
 /// A machine with fast compute, so that transfers determine the step time, and two ranks per node.
-inline schedule::Rates quick_machine() {
-  schedule::Rates rates;
+inline plan::Rates quick_machine() {
+  plan::Rates rates;
   rates.name = "test machine";
   rates.forward = {{64.0, 40e9}, {1024.0, 100e9}};
   rates.backward = rates.forward;

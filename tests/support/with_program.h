@@ -2,11 +2,11 @@
 
 #include <utility>
 
-#include "ballast/schedule/build.h"
+#include "ballast/step/build.h"
 
-#include "tests/unit/schedule/shape_of_workload.h"
+#include "tests/unit/step/shape_of_workload.h"
 
-namespace ballast::schedule {
+namespace ballast::step {
 
 /// A workload of a test with the passes that its flags and sizes describe.
 inline Workload with_program(Workload workload) {
@@ -14,4 +14,4 @@ inline Workload with_program(Workload workload) {
   return workload;
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

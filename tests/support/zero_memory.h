@@ -4,7 +4,7 @@
 
 #include "ballast/core/error.h"
 
-namespace ballast::schedule {
+namespace ballast::step {
 
 /// Bytes per parameter of each kind of model state.
 struct StateBytes {
@@ -42,4 +42,4 @@ constexpr double total(const StateBytes& bytes) {
   return bytes.weights + bytes.gradients + bytes.optimizer;
 }
 
-}  // namespace ballast::schedule
+}  // namespace ballast::step

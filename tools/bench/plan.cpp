@@ -16,11 +16,11 @@
 #include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
 #include "ballast/memory/budget.h"
+#include "ballast/plan/bottleneck.h"
+#include "ballast/plan/simulator.h"
 #include "ballast/planner/forecast.h"
 #include "ballast/planner/make_engine.h"
 #include "ballast/planner/planner.h"
-#include "ballast/schedule/bottleneck.h"
-#include "ballast/schedule/simulator.h"
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
@@ -33,7 +33,7 @@
 namespace ballast::tools {
 namespace {
 
-using Lanes = std::array<double, schedule::kLaneCount>;
+using Lanes = std::array<double, plan::kLaneCount>;
 
 struct BenchPlanArguments {
   std::vector<std::string> only;
@@ -49,7 +49,7 @@ struct BenchPlanArguments {
 };
 
 struct Outcome {
-  schedule::Prediction predicted;  ///< of the last round
+  plan::Prediction predicted;  ///< of the last round
   calibrate::Calibration calibration;
   std::uint64_t tokens = 0;
   std::vector<double> predicted_seconds;  ///< a step, by round
@@ -102,14 +102,14 @@ Outcome train(const config::Config& config, const BenchPlanArguments& arguments)
       engine.finish();
       outcome.calibration = calibrate::calibrate(config, model);
     }
-    outcome.predicted = schedule::simulate(blueprint.schedule, outcome.calibration.rates);
+    outcome.predicted = plan::simulate(blueprint.schedule, outcome.calibration.rates);
     outcome.predicted_seconds.push_back(outcome.predicted.step_seconds);
     for (int i = 0; i < kWarmUp; ++i) step();
     const auto totals = engine.totals();
     std::vector<double> seconds;
     for (std::uint64_t i = 0; i < arguments.steps; ++i) seconds.push_back(step());
     const auto after = engine.totals();
-    for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
+    for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
       outcome.busy[lane] = (after.lanes.busy_seconds[lane] - totals.lanes.busy_seconds[lane]) /
                            static_cast<double>(arguments.steps);
     }
@@ -135,7 +135,7 @@ config::Config decide(const config::Config& config) {
 
 std::string_view bound_of(const Outcome& outcome) {
   return to_string(
-      schedule::find_bottleneck(outcome.predicted.busy_seconds, outcome.predicted_step()).lane);
+      plan::find_bottleneck(outcome.predicted.busy_seconds, outcome.predicted_step()).lane);
 }
 
 void print_head() {
@@ -157,7 +157,7 @@ void print_row(const PlanCase& plan_case, const Outcome& outcome) {
 
 text::Json json_of(const PlanCase& plan_case, const Outcome& outcome) {
   text::Json lanes;
-  for (const schedule::Lane lane : schedule::kLanes) {
+  for (const plan::Lane lane : plan::kLanes) {
     const auto index = static_cast<std::size_t>(lane);
     lanes[to_string(lane)] =
         text::Json::object({{"predicted_busy_seconds", outcome.predicted.busy_seconds[index]},

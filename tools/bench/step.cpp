@@ -54,7 +54,7 @@ struct BenchStepResult {
   std::vector<TimedPass> passes;
   double gemm_peak = 0.0;
   double loss = 0.0;
-  schedule::LaneTotals lanes;  ///< over all steps
+  plan::LaneTotals lanes;  ///< over all steps
 
   [[nodiscard]] double flops_per_second() const { return flops / seconds; }
   [[nodiscard]] double model_per_second() const { return model_flops / seconds; }
@@ -79,7 +79,7 @@ config::Config make_config(const BenchStepArguments& arguments) {
 
 BenchStepResult measure(const BenchStepArguments& arguments) {
   const config::Config config = make_config(arguments);
-  schedule::Timeline timeline;
+  plan::Timeline timeline;
   engine::Engine engine = planner::make_engine(config, &interrupted());
   engine.start();
   const auto& blueprint = engine.blueprint();
@@ -120,7 +120,7 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   for (const TimedPass& pass : result.passes) {
     result.gemm_peak = std::max(result.gemm_peak, pass.flops_per_second());
   }
-  for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
+  for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
     result.lanes.busy_seconds[lane] -= before.busy_seconds[lane];
     result.lanes.enqueueing_seconds[lane] -= before.enqueueing_seconds[lane];
   }
@@ -153,7 +153,7 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
   for (const TimedPass& pass : result.passes) {
     print_rate(pass.name, time_text(pass.seconds), pass.flops_per_second(), result, "");
   }
-  for (const schedule::Lane lane : schedule::kLanes) {
+  for (const plan::Lane lane : plan::kLanes) {
     const double busy = result.lanes.busy_seconds[static_cast<std::size_t>(lane)];
     if (busy <= 0.0) continue;
     const auto per_step = [&](double all) {
@@ -176,7 +176,7 @@ text::Json json_of(const TimedPass& pass, const BenchStepResult& result) {
 
 text::Json json_of(const BenchStepArguments& arguments, const BenchStepResult& result) {
   const auto compute_lane = [&](const auto& seconds) {
-    return seconds[static_cast<std::size_t>(schedule::Lane::compute)] /
+    return seconds[static_cast<std::size_t>(plan::Lane::compute)] /
            static_cast<double>(arguments.steps);
   };
   text::Json passes = text::Json::array();

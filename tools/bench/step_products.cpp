@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "ballast/schedule/labels.h"
+#include "ballast/step/labels.h"
 
 #include "tools/quantile.h"
 
@@ -12,17 +12,17 @@ namespace {
 
 /// Times all operations of `timeline` that compute the same products as the first one of `plan`
 /// with that kernel on `block`.
-TimedPass time_pass(const schedule::Timeline& timeline, const schedule::Plan& plan,
-                    model::Kernel kernel, std::uint32_t block) {
-  const auto first = std::find_if(plan.operations.begin(), plan.operations.end(),
-                                  [&](const schedule::Operation& operation) {
-                                    return runs(operation, kernel) && operation.block == block;
-                                  });
+TimedPass time_pass(const plan::Timeline& timeline, const plan::Plan& plan, model::Kernel kernel,
+                    std::uint32_t block) {
+  const auto first = std::find_if(
+      plan.operations.begin(), plan.operations.end(), [&](const plan::Operation& operation) {
+        return step::runs(operation, kernel) && operation.block == block;
+      });
   if (first == plan.operations.end()) return {};
   std::vector<double> seconds;
-  for (const schedule::Span& span : timeline.spans) {
-    const schedule::Operation& operation = span.operation();
-    if (!runs(operation, kernel) || operation.flops != first->flops) continue;
+  for (const plan::Span& span : timeline.spans) {
+    const plan::Operation& operation = span.operation();
+    if (!step::runs(operation, kernel) || operation.flops != first->flops) continue;
     seconds.push_back(span.end - span.start);
   }
   TimedPass pass;
@@ -36,11 +36,11 @@ TimedPass time_pass(const schedule::Timeline& timeline, const schedule::Plan& pl
 
 double model_flops_of_step(const engine::Blueprint& blueprint) {
   double forward = 0.0;
-  for (const schedule::BlockWork& block : blueprint.workload.blocks) forward += block.forward_flops;
+  for (const step::BlockWork& block : blueprint.workload.blocks) forward += block.forward_flops;
   return 3.0 * static_cast<double>(blueprint.micro_batches) * forward;
 }
 
-std::vector<TimedPass> time_passes(const schedule::Timeline& timeline,
+std::vector<TimedPass> time_passes(const plan::Timeline& timeline,
                                    const engine::Blueprint& blueprint) {
   const std::uint32_t head = blueprint.workload.head();
   const std::uint32_t layer = blueprint.workload.first_layer();

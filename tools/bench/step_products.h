@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ballast/engine/blueprint.h"
-#include "ballast/schedule/timeline.h"
+#include "ballast/plan/timeline.h"
 
 namespace ballast::tools {
 
@@ -26,7 +26,7 @@ struct TimedPass {
 
 /// Passes through layers and the head in `timeline`. The operations of all layers that keep or
 /// recompute intermediates like the first one are one kind.
-std::vector<TimedPass> time_passes(const schedule::Timeline& timeline,
+std::vector<TimedPass> time_passes(const plan::Timeline& timeline,
                                    const engine::Blueprint& blueprint);
 
 }  // namespace ballast::tools

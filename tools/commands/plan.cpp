@@ -13,9 +13,9 @@
 #include "ballast/core/error.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/plan/simulator.h"
 #include "ballast/planner/forecast.h"
 #include "ballast/planner/saved_plan.h"
-#include "ballast/schedule/simulator.h"
 #include "ballast/text/output_file.h"
 #include "ballast/train/trace.h"
 #include "ballast/train/trainer.h"
@@ -39,7 +39,7 @@ struct PlanArguments {
   bool json = false;
 };
 
-schedule::Rates rates_for(const ForecastRequest& request, config::Config config) {
+plan::Rates rates_for(const ForecastRequest& request, config::Config config) {
   if (!request.rates.empty()) {
     try {
       return calibrate::load_rates(request.rates);
@@ -69,10 +69,10 @@ schedule::Rates rates_for(const ForecastRequest& request, config::Config config)
 void write_simulated_steps(const std::filesystem::path& file, const text::OutputRule& rule,
                            const planner::Forecast& forecast) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
-  const schedule::Prediction prediction =
-      schedule::simulate(blueprint.schedule, forecast.rates, {.timeline = true});
+  const plan::Prediction prediction =
+      plan::simulate(blueprint.schedule, forecast.rates, {.timeline = true});
   train::write_trace(file, rule, "simulated", prediction.timeline,
-                     schedule::OperationNames(blueprint.workload));
+                     step::OperationNames(blueprint.workload));
 }
 
 void run_plan(const PlanArguments& arguments) {

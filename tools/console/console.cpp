@@ -117,7 +117,7 @@ std::string line_of(const std::vector<Column>& columns, bool names) {
 std::vector<std::string> exchange_lines(const train::RunSummary& summary) {
   std::vector<std::string> lines;
   if (summary.blueprint.workload.world == 1) return lines;
-  for (const schedule::Lane lane : {schedule::Lane::gather, schedule::Lane::reduce}) {
+  for (const plan::Lane lane : {plan::Lane::gather, plan::Lane::reduce}) {
     const auto i = static_cast<std::size_t>(lane);
     lines.push_back(fmt::format("  {:<17} {} in {}", to_string(lane),
                                 format_bytes(summary.totals.lanes.bytes[i]),

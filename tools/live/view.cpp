@@ -48,7 +48,7 @@ std::vector<Gauge> tier_gauges(const train::StepMetrics& metrics, const memory::
 /// Of lanes that had something to do.
 std::vector<Gauge> lane_gauges(const train::StepMetrics& metrics) {
   std::vector<Gauge> gauges;
-  for (const schedule::Lane lane : schedule::kLanes) {
+  for (const plan::Lane lane : plan::kLanes) {
     const std::string name(to_string(lane));
     const auto busy = metrics.busy_seconds.find(name);
     if (busy == metrics.busy_seconds.end() || busy->second <= 0.0) continue;

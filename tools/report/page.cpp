@@ -9,7 +9,7 @@
 #include "ballast/core/build_info.h"
 #include "ballast/core/error.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/schedule/simulator.h"
+#include "ballast/plan/simulator.h"
 
 #include "tools/report/assets.h"
 #include "tools/report/timeline_data.h"
@@ -94,15 +94,15 @@ std::string html_page(std::string_view title, const Json& data) {
 
 std::string plan_page(const planner::Forecast& forecast, const std::filesystem::path& config) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
-  const schedule::Prediction prediction =
-      schedule::simulate(blueprint.schedule, forecast.rates, {.timeline = true});
+  const plan::Prediction prediction =
+      plan::simulate(blueprint.schedule, forecast.rates, {.timeline = true});
   Json lines = Json::array();
   for (const std::string& line : planner::describe(forecast)) lines.push_back(line);
   Json data = Json::object({{"kind", "plan"}, {"config_file", config.string()}, {"text", lines}});
   data["plan"] = text::parse_json(planner::to_json(forecast), "plan");
   if (forecast.wear) data["wear"] = planner::describe(*forecast.wear);
   data["timelines"] = Json::array({timeline_json(
-      predicted_timeline(prediction.timeline, schedule::OperationNames(blueprint.workload)))});
+      predicted_timeline(prediction.timeline, step::OperationNames(blueprint.workload)))});
   return html_page(fmt::format("Plan of {}", config.filename().string()), data);
 }
 

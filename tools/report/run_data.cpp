@@ -18,10 +18,10 @@
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/tier.h"
+#include "ballast/plan/plan.h"
+#include "ballast/plan/simulator.h"
 #include "ballast/planner/draw_blueprint.h"
 #include "ballast/planner/forecast.h"
-#include "ballast/schedule/plan.h"
-#include "ballast/schedule/simulator.h"
 #include "ballast/text/files.h"
 
 #include "tools/report/series.h"
@@ -92,9 +92,8 @@ std::optional<LaneTimeline> predict_run(const fs::path& file, const Json& run) {
     const engine::Blueprint blueprint = planner::draw_blueprint(config::load(file, choices));
     const auto prediction = calibrate::RunPrediction::find(config::load(file, {}), blueprint);
     if (!prediction) return std::nullopt;
-    const auto spans =
-        schedule::simulate(blueprint.schedule, prediction->rates(), {.timeline = true});
-    return predicted_timeline(spans.timeline, schedule::OperationNames(blueprint.workload));
+    const auto spans = plan::simulate(blueprint.schedule, prediction->rates(), {.timeline = true});
+    return predicted_timeline(spans.timeline, step::OperationNames(blueprint.workload));
   } catch (const Error&) {
     return std::nullopt;  // such as a config whose files are gone
   }
@@ -284,7 +283,7 @@ Json RunData::totals() const {
     const std::string name(to_string(tier));
     totals["peak_bytes"][name] = log_.last("peak_bytes." + name);
   }
-  for (const schedule::Lane lane : schedule::kLanes) {
+  for (const plan::Lane lane : plan::kLanes) {
     const std::string name(to_string(lane));
     const std::string times = "lanes." + name;
     totals["median_lanes"][name] =

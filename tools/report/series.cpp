@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/tier.h"
-#include "ballast/schedule/plan.h"
+#include "ballast/plan/plan.h"
 
 #include "tools/quantile.h"
 
@@ -135,7 +135,7 @@ Json means_json(const MetricsLog& log, std::size_t groups) {
     last.push_back(log.steps()[end - 1]);
   });
   Json lanes = Json::object();
-  for (const schedule::Lane lane : schedule::kLanes) {
+  for (const plan::Lane lane : plan::kLanes) {
     const std::string name(to_string(lane));
     const auto mean = [&](const std::string& key) {
       return rounded(reduced(log, key, groups, false));

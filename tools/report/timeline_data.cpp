@@ -295,13 +295,12 @@ LaneTimeline read_trace(const std::filesystem::path& file) {
   return timeline;
 }
 
-LaneTimeline predicted_timeline(const schedule::Timeline& timeline,
-                                const schedule::OperationNames& names) {
+LaneTimeline predicted_timeline(const plan::Timeline& timeline, const step::OperationNames& names) {
   LaneTimeline out = {.predicted = true, .source = "the simulator", .slices = {}};
   const auto traced = train::trace_operations(timeline);
   for (const train::TracedOperation& one : traced) {
     const double origin = traced.front().span.start;
-    const schedule::Operation& operation = one.span.operation();
+    const plan::Operation& operation = one.span.operation();
     const auto start = std::llround((one.span.start - origin) * 1e9);
     out.slices.push_back({.lane = std::string(to_string(operation.lane)),
                           .name = names(operation),

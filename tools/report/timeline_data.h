@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "ballast/schedule/names.h"
-#include "ballast/schedule/timeline.h"
+#include "ballast/plan/timeline.h"
+#include "ballast/step/names.h"
 #include "ballast/text/json.h"
 
 namespace ballast::tools {
@@ -34,9 +34,8 @@ struct LaneTimeline {
 /// Error(data) if it is another file.
 LaneTimeline read_trace(const std::filesystem::path& file);
 
-/// A prediction of schedule::simulate().
-LaneTimeline predicted_timeline(const schedule::Timeline& timeline,
-                                const schedule::OperationNames& names);
+/// A prediction of plan::simulate().
+LaneTimeline predicted_timeline(const plan::Timeline& timeline, const step::OperationNames& names);
 
 /// Seconds of steps by their number.
 using StepSeconds = std::map<std::uint64_t, double>;

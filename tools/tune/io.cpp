@@ -9,7 +9,7 @@
 #include "ballast/aio/queue.h"
 #include "ballast/core/error.h"
 #include "ballast/memory/budget.h"
-#include "ballast/schedule/hiding.h"
+#include "ballast/plan/hiding.h"
 #include "ballast/text/json.h"
 
 #include "tools/command_line.h"
@@ -115,7 +115,7 @@ double bandwidth(const IoTuning& tuning) {
 }
 
 double tokens(double tflops, double gbps) {
-  return schedule::tokens_to_hide(schedule::kNvmeStateBytesPerParameter, 1e12 * tflops, 1e9 * gbps);
+  return plan::tokens_to_hide(plan::kNvmeStateBytesPerParameter, 1e12 * tflops, 1e9 * gbps);
 }
 
 std::string explain(const IoTuning& tuning, const std::vector<double>& tflops) {
@@ -148,7 +148,7 @@ std::string explain(const IoTuning& tuning, const std::vector<double>& tflops) {
       "training with AdamW). At {:.2f} GB/s, read and written together, a whole step hides this "
       "(see ballast.speculative_updates; its forward pass alone needs four times as many tokens) "
       "when it has at least",
-      schedule::kNvmeStateBytesPerParameter, gbps);
+      plan::kNvmeStateBytesPerParameter, gbps);
   for (std::size_t i = 0; i < tflops.size(); ++i) {
     text += fmt::format("{} {} tokens at {:g} TFLOP/s", i == 0 ? "" : ",",
                         format_count(tokens(tflops[i], gbps)), tflops[i]);

@@ -8,7 +8,7 @@
 
 #include "ballast/config/config.h"
 #include "ballast/model/architecture.h"
-#include "ballast/schedule/rates.h"
+#include "ballast/plan/rates.h"
 
 namespace ballast::calibrate {
 
@@ -28,12 +28,12 @@ struct CalibrationStart {
   /// Other processes use the CPUs: all is measured once and corrected for that.
   bool busy = false;
   /// Parts that have rates here are not measured.
-  schedule::Rates known = {};
+  plan::Rates known = {};
 };
 
 /// Measured rates of this machine.
 struct Calibration {
-  schedule::Rates rates;
+  plan::Rates rates;
   /// The reason why the measurement was disturbed; "" if nothing did. The rates are then corrected
   /// for other work, which is less exact.
   std::string disturbance;
@@ -43,10 +43,10 @@ struct Calibration {
 };
 
 /// Whether `rates` has the rates of `part`.
-bool has_part(const schedule::Rates& rates, CalibrationPart part);
+bool has_part(const plan::Rates& rates, CalibrationPart part);
 
 /// Copies the rates of `part`.
-void copy_part(CalibrationPart part, const schedule::Rates& from, schedule::Rates& to);
+void copy_part(CalibrationPart part, const plan::Rates& from, plan::Rates& to);
 
 /// Measures this machine for the model and swap paths of `config`: kernels of one layer and of the
 /// head at a few micro-batch sizes (including the config's own), the optimizer update, host-device

@@ -13,8 +13,8 @@
 #include "ballast/config/config.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/model/architecture.h"
-#include "ballast/schedule/rates.h"
-#include "ballast/schedule/simulator.h"
+#include "ballast/plan/rates.h"
+#include "ballast/plan/simulator.h"
 
 namespace ballast::calibrate {
 
@@ -42,15 +42,14 @@ struct RatesSource {
 /// work. Its rates are kept, unless less other work disturbed those that are kept already. They are
 /// measured again when the machine is quiet. `recalibrate` measures all. Logs a warning if the
 /// cache cannot be read or written. Throws Error like calibrate().
-schedule::Rates machine_rates(const config::Config& config, const model::Architecture& model,
-                              bool recalibrate = false,
-                              const std::atomic<bool>* interrupted = nullptr,
-                              const RatesSource& source = {});
+plan::Rates machine_rates(const config::Config& config, const model::Architecture& model,
+                          bool recalibrate = false, const std::atomic<bool>* interrupted = nullptr,
+                          const RatesSource& source = {});
 
 /// Measured times of a training step: total seconds, and busy seconds of each lane.
 struct MeasuredStep {
   double seconds = 0.0;
-  std::array<double, schedule::kLaneCount> busy_seconds{};
+  std::array<double, plan::kLaneCount> busy_seconds{};
 };
 
 /// Fewest steps from which rates are corrected.
@@ -63,8 +62,8 @@ std::optional<MeasuredStep> typical_step(std::span<const MeasuredStep> steps);
 /// `rates` corrected so that `predicted` approaches `measured`: the rates of each lane that takes
 /// at least 1% of the predicted step are divided by its measured over its predicted busy time. A
 /// lane that differs by more than a factor of 16 keeps its rates: that is not an error of a rate.
-schedule::Rates corrected(schedule::Rates rates, const schedule::Prediction& predicted,
-                          const MeasuredStep& measured);
+plan::Rates corrected(plan::Rates rates, const plan::Prediction& predicted,
+                      const MeasuredStep& measured);
 
 /// Prediction of a run of one rank with the cached rates.
 class RunPrediction {
@@ -74,11 +73,11 @@ class RunPrediction {
   /// rate that the run needs is missing, and for serial or delayed runs. Measures nothing.
   static std::optional<RunPrediction> find(const config::Config& config,
                                            const engine::Blueprint& blueprint,
-                                           const schedule::Rates* given = nullptr);
+                                           const plan::Rates* given = nullptr);
 
   [[nodiscard]] double step_seconds() const { return prediction_.step_seconds; }
-  [[nodiscard]] const schedule::Prediction& prediction() const { return prediction_; }
-  [[nodiscard]] const schedule::Rates& rates() const { return rates_; }
+  [[nodiscard]] const plan::Prediction& prediction() const { return prediction_; }
+  [[nodiscard]] const plan::Rates& rates() const { return rates_; }
 
   /// Caches corrected() rates if the prediction is off by more than 5%. Returns whether it did.
   /// Steps beside much other work (`others_share`: see CpuWatch) correct nothing, and given rates
@@ -86,11 +85,11 @@ class RunPrediction {
   [[nodiscard]] bool correct(const MeasuredStep& measured, double others_share) const;
 
  private:
-  RunPrediction(std::string key, schedule::Rates rates, schedule::Prediction prediction);
+  RunPrediction(std::string key, plan::Rates rates, plan::Prediction prediction);
 
   std::string key_;  ///< "" for given rates
-  schedule::Rates rates_;
-  schedule::Prediction prediction_;
+  plan::Rates rates_;
+  plan::Prediction prediction_;
 };
 
 /// Cache file of `key`: $XDG_CACHE_HOME/ballast/rates-HASH.json, or the same below ~/.cache. Empty

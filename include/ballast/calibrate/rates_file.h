@@ -3,21 +3,21 @@
 #include <filesystem>
 #include <string>
 
-#include "ballast/schedule/rates.h"
+#include "ballast/plan/rates.h"
 #include "ballast/text/json.h"
 
 namespace ballast::calibrate {
 
 /// Reads a rates file: JSON, comments allowed, keys as in configs/rates/README.md, units in the
 /// keys' names. Throws Error(config): one line with the file, the key and what is wrong.
-schedule::Rates load_rates(const std::filesystem::path& file);
+plan::Rates load_rates(const std::filesystem::path& file);
 
 /// Rates in the form of a rates file, as a JSON value of the file `name`. Throws like load_rates().
-schedule::Rates read_rates_json(const text::Json& object, const std::string& name);
-text::Json rates_json(const schedule::Rates& rates);
+plan::Rates read_rates_json(const text::Json& object, const std::string& name);
+text::Json rates_json(const plan::Rates& rates);
 
 /// Writes `rates` so that load_rates() returns equal ones; replaces the file atomically. Throws
 /// Error(io).
-void save_rates(const std::filesystem::path& file, const schedule::Rates& rates);
+void save_rates(const std::filesystem::path& file, const plan::Rates& rates);
 
 }  // namespace ballast::calibrate

@@ -10,7 +10,7 @@
 #include "ballast/cpu_adam/optimizer.h"
 #include "ballast/cpu_adam/shard.h"
 #include "ballast/model/attention_backend.h"
-#include "ballast/schedule/options.h"
+#include "ballast/step/options.h"
 
 namespace ballast::config {
 
@@ -73,18 +73,18 @@ inline constexpr auto kChoices<QuantizedBase> =
                                               {"nf4", QuantizedBase::nf4}});
 /// `ballast.order`; "auto": the planner's choice.
 template <>
-inline constexpr auto kChoices<std::optional<schedule::Order>> =
-    std::to_array<NamedValue<std::optional<schedule::Order>>>(
-        {{"layer_major", schedule::Order::layer_major},
-         {"micro_batch_major", schedule::Order::micro_batch_major},
+inline constexpr auto kChoices<std::optional<step::Order>> =
+    std::to_array<NamedValue<std::optional<step::Order>>>(
+        {{"layer_major", step::Order::layer_major},
+         {"micro_batch_major", step::Order::micro_batch_major},
          {"auto", std::nullopt}});
 template <>
-inline constexpr auto kChoices<schedule::Update> = std::to_array<NamedValue<schedule::Update>>(
-    {{"gated", schedule::Update::gated}, {"eager", schedule::Update::eager}});
+inline constexpr auto kChoices<step::Update> = std::to_array<NamedValue<step::Update>>(
+    {{"gated", step::Update::gated}, {"eager", step::Update::eager}});
 template <>
-inline constexpr auto kChoices<schedule::ExpertUpdates> =
-    std::to_array<NamedValue<schedule::ExpertUpdates>>(
-        {{"all", schedule::ExpertUpdates::all}, {"touched", schedule::ExpertUpdates::touched}});
+inline constexpr auto kChoices<step::ExpertUpdates> =
+    std::to_array<NamedValue<step::ExpertUpdates>>({{"all", step::ExpertUpdates::all},
+                                                    {"touched", step::ExpertUpdates::touched}});
 /// `ballast.update_isa`; "auto": the best that the machine has.
 template <>
 inline constexpr auto kChoices<std::optional<Isa>> =

@@ -202,13 +202,13 @@ struct BallastSection {
   model::Preference preference;  ///< the loss of data.pairs
   /// Automatic until the config is complete: nf4 if the weights are stored in nf4.
   QuantizedBase quantized_base = QuantizedBase::automatic;
-  bool double_quantization = false;                   ///< of nf4: scales are codes too
-  std::optional<schedule::Order> order;               ///< unset ("auto"): the planner's choice
-  schedule::Update update = schedule::Update::gated;  ///< eager: without gradient clipping
+  bool double_quantization = false;           ///< of nf4: scales are codes too
+  std::optional<step::Order> order;           ///< unset ("auto"): the planner's choice
+  step::Update update = step::Update::gated;  ///< eager: without gradient clipping
   /// With gated updates: how many blocks, evenly spread over those with states below the device,
   /// are updated before the norm is known; unset ("auto"): the planner's choice.
   std::optional<std::uint64_t> speculative_updates;
-  schedule::ExpertUpdates expert_updates = schedule::ExpertUpdates::all;
+  step::ExpertUpdates expert_updates = step::ExpertUpdates::all;
   /// Whether weights of experts move before their router has chosen; unset ("auto"): the planner's
   /// choice.
   std::optional<bool> expert_prefetch;
@@ -283,26 +283,25 @@ struct Fp16Section {
 inline constexpr std::uint64_t kNoProgressLines = std::uint64_t{1} << 40U;
 
 /// All numbers of buffers open: the planner chooses, or the engine's defaults apply.
-inline constexpr schedule::BufferCounts kOpenBuffers = {0, 0, 0, 0, 0, 0};
+inline constexpr step::BufferCounts kOpenBuffers = {0, 0, 0, 0, 0, 0};
 
 /// A member of BufferCounts in the config.
 struct BufferKind {
-  std::string_view key;                          ///< path of the key
-  std::uint32_t schedule::BufferCounts::*count;  ///< 0 in a config: open
-  std::uint32_t few;                             ///< number if memory is short
-  static constexpr std::uint32_t kFewest = 1;    ///< if not even these fit
-  static constexpr std::uint32_t kMost = 1024;   ///< limit of the key
+  std::string_view key;                         ///< path of the key
+  std::uint32_t step::BufferCounts::*count;     ///< 0 in a config: open
+  std::uint32_t few;                            ///< number if memory is short
+  static constexpr std::uint32_t kFewest = 1;   ///< if not even these fit
+  static constexpr std::uint32_t kMost = 1024;  ///< limit of the key
 };
 
 /// In the order in which the planner adds buffers where there is room.
 inline constexpr auto kBufferKinds = std::to_array<BufferKind>(
-    {{"zero_optimization.offload_optimizer.buffer_count", &schedule::BufferCounts::state_staging,
-      1},
-     {"ballast.device_weight_buffers", &schedule::BufferCounts::weight_slots, 2},
-     {"zero_optimization.offload_param.buffer_count", &schedule::BufferCounts::weight_staging, 1},
-     {"ballast.gradient_buffers", &schedule::BufferCounts::gradient_staging, 1},
-     {"ballast.activation_buffers", &schedule::BufferCounts::activation_staging, 1},
-     {"ballast.device_gradient_buffers", &schedule::BufferCounts::gradient_slots, 2}});
+    {{"zero_optimization.offload_optimizer.buffer_count", &step::BufferCounts::state_staging, 1},
+     {"ballast.device_weight_buffers", &step::BufferCounts::weight_slots, 2},
+     {"zero_optimization.offload_param.buffer_count", &step::BufferCounts::weight_staging, 1},
+     {"ballast.gradient_buffers", &step::BufferCounts::gradient_staging, 1},
+     {"ballast.activation_buffers", &step::BufferCounts::activation_staging, 1},
+     {"ballast.device_gradient_buffers", &step::BufferCounts::gradient_slots, 2}});
 
 /// The whole effective configuration. Paths are absolute.
 struct Config {
@@ -313,7 +312,7 @@ struct Config {
   SchedulerSection scheduler;
   BatchSection batch;
   ZeroSection zero;
-  schedule::BufferCounts buffers = kOpenBuffers;  ///< the keys of kBufferKinds
+  step::BufferCounts buffers = kOpenBuffers;  ///< the keys of kBufferKinds
   AioSection aio;
   /// Of weights, activations and packed gradients: bf16.enabled, fp16.enabled, or f32.
   DType type = DType::bf16;

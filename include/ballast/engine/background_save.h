@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "ballast/schedule/plan.h"
+#include "ballast/plan/plan.h"
 
 namespace ballast::engine {
 
@@ -17,7 +17,7 @@ namespace ballast::engine {
 class BackgroundSave {
  public:
   struct Part {
-    schedule::BufferId buffer = schedule::kNoBuffer;
+    plan::BufferId buffer = plan::kNoBuffer;
     std::function<void()> save;
   };
 
@@ -30,7 +30,7 @@ class BackgroundSave {
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
   /// Returns when `buffer` is saved or is none of the parts.
-  void before_write(schedule::BufferId buffer);
+  void before_write(plan::BufferId buffer);
   /// Whether finish() returns at once.
   [[nodiscard]] bool done() const;
   /// Waits for all parts and the end. Throws what they have thrown. Call it once.

@@ -12,7 +12,7 @@
 #include "ballast/memory/ledger.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/compute.h"
-#include "ballast/schedule/build.h"
+#include "ballast/step/build.h"
 
 namespace ballast::engine {
 
@@ -44,10 +44,10 @@ struct Blueprint {
   std::uint64_t micro_batches = 1;
   std::uint32_t rank = 0;  ///< below workload.world; all other members are equal on all ranks
   memory::Budgets budgets;
-  schedule::Workload workload;
-  schedule::Placement placement;
-  schedule::Options options;
-  schedule::Schedule schedule;
+  step::Workload workload;
+  step::Placement placement;
+  step::Options options;
+  plan::Schedule schedule;
   memory::Ledger ledger;
 
   /// Numbers that the head reports of a micro-batch: its loss, or a model::PairResult for each
@@ -74,10 +74,10 @@ void size_workload(Blueprint& blueprint, const model::KernelSizes& kernels,
 
 /// Sets the placement of a sized `blueprint` (one entry per block) and derives ledger and schedule.
 /// Throws Error(memory) naming the tier, the need and the largest line when a budget is too small.
-void place(Blueprint& blueprint, schedule::Placement placement);
+void place(Blueprint& blueprint, step::Placement placement);
 
 /// `buffers` as lines by tier and kind.
-memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers);
+memory::Ledger make_ledger(const std::vector<plan::Buffer>& buffers);
 
 /// One line per kind of state, such as "weights  3 blocks on device, 2 blocks on host". Names
 /// moments that are not fp32 and gathers of weights that are in 8 bits or among fewer than all

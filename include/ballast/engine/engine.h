@@ -18,8 +18,8 @@
 #include "ballast/engine/step_types.h"
 #include "ballast/engine/weight_source.h"
 #include "ballast/model/compute.h"
-#include "ballast/schedule/executor.h"
-#include "ballast/schedule/timeline.h"
+#include "ballast/plan/executor.h"
+#include "ballast/plan/timeline.h"
 #include "ballast/state/swap_plan.h"
 
 namespace ballast::engine {
@@ -45,7 +45,7 @@ struct EngineOptions {
 
 /// Running totals since start().
 struct EngineTotals {
-  schedule::LaneTotals lanes;
+  plan::LaneTotals lanes;
   std::array<Bytes, 3> allocated{};       ///< per tier; never freed, so also the peak
   std::vector<Bytes> nvme_bytes_by_path;  ///< written, initial fill included
   double fill_seconds = 0.0;              ///< start() spent on the initial states
@@ -56,7 +56,7 @@ struct EngineTotals {
 /// Trains one model on one device, or this rank's share of it on several: binds the schedule's
 /// operations to the modules. Not thread-safe. With several ranks every non-const call is
 /// collective: all ranks make it, in the same order. With a blueprint for
-/// schedule::Purpose::evaluation it only evaluates: train_step() and the snapshot's functions throw
+/// step::Purpose::evaluation it only evaluates: train_step() and the snapshot's functions throw
 /// Error(state).
 class Engine {
  public:
@@ -92,7 +92,7 @@ class Engine {
 
   /// From now on appends every operation to `timeline`, which must outlive the engine or the next
   /// call; nullptr stops it. Read it after the next call of record() or when nothing runs.
-  void record(schedule::Timeline* timeline);
+  void record(plan::Timeline* timeline);
 
   /// One optimizer step. `batch`: this rank's part of the batch: the blueprint's number of
   /// micro-batches or, for a partial batch, fewer, equally many on all ranks. Gradient and results

@@ -5,7 +5,7 @@
 
 #include "ballast/core/units.h"
 #include "ballast/core/view.h"
-#include "ballast/schedule/plan.h"
+#include "ballast/plan/plan.h"
 
 namespace ballast::engine {
 
@@ -27,6 +27,6 @@ struct HomePiece {
 using Visitor = std::function<void(HomePiece&)>;
 /// Runs a plan that fills or reads homes and calls the visitor with their pieces. Nothing else may
 /// run. Throws Error.
-using Perform = std::function<void(const schedule::Plan& plan, const Visitor& visitor)>;
+using Perform = std::function<void(const plan::Plan& plan, const Visitor& visitor)>;
 
 }  // namespace ballast::engine

@@ -13,7 +13,7 @@
 #include "ballast/engine/home_piece.h"
 #include "ballast/engine/saved_states.h"
 #include "ballast/model/architecture.h"
-#include "ballast/schedule/plan.h"
+#include "ballast/plan/plan.h"
 #include "ballast/state/store.h"
 
 namespace ballast::engine {
@@ -32,7 +32,7 @@ class Snapshot {
 
   /// Passes the ranges of saved_ranges() to `sink` in this order, each in one or several parts in
   /// ascending order.
-  void save(const StateSink& sink, schedule::Homes homes = {});
+  void save(const StateSink& sink, step::Homes homes = {});
   /// Passes background_ranges() to `sink` in this order, as they are now, and calls `end`, both on
   /// another thread, while training goes on: an update waits until its block has been passed on.
   /// `sink` and `end` may throw: BackgroundSave::finish() rethrows. End one before the next.
@@ -40,12 +40,12 @@ class Snapshot {
                                                      std::function<void()> end);
   /// Returns when the operation may overwrite what save_in_background() is saving. Waits for no
   /// update.
-  void before(const schedule::Operation& operation) const;
+  void before(const plan::Operation& operation) const;
   /// Leaves out what save_in_background() has not begun, so that no operation waits for it.
   void cancel();
 
   /// Weights and states on NVMe stay as they are now, for `checkpoint`: later updates are written
-  /// elsewhere (schedule::Options::kept_checkpoints at a time). Nothing is copied. Returns when
+  /// elsewhere (step::Options::kept_checkpoints at a time). Nothing is copied. Returns when
   /// they are on the disks. Throws Error(io).
   KeptStates keep(std::uint64_t checkpoint);
   /// The checkpoint no longer needs them. Does nothing for an unknown one. Waits for no update.

@@ -36,7 +36,7 @@ struct Drawn {
 Drawn draw_chosen(const config::Config& config, const PlanChoices& chosen,
                   const comm::Ranks* ranks = nullptr);
 
-/// A blueprint that only evaluates `config`: see schedule::Purpose. Weights stay on the tiers that
+/// A blueprint that only evaluates `config`: see step::Purpose. Weights stay on the tiers that
 /// the config names, or else on the fastest one with room, blocks in forward order. With "auto" the
 /// largest micro-batch that fits is taken. Throws like draw_blueprint().
 engine::Blueprint draw_evaluation(const config::Config& config);

@@ -10,8 +10,8 @@
 
 #include "ballast/config/config.h"
 #include "ballast/memory/budget.h"
+#include "ballast/plan/rates.h"
 #include "ballast/planner/planner.h"
-#include "ballast/schedule/rates.h"
 
 namespace ballast::planner {
 
@@ -47,12 +47,12 @@ struct HidingPoint {
 /// pass must be hidden behind this pass: gated updates behind the forward pass, others behind the
 /// backward pass. `prediction`: of the same blueprint and rates.
 std::vector<HidingPoint> find_hiding_points(const engine::Blueprint& blueprint,
-                                            const schedule::Prediction& prediction,
-                                            const schedule::Rates& rates);
+                                            const plan::Prediction& prediction,
+                                            const plan::Rates& rates);
 
 /// The prediction of a run that `ballast plan` prints.
 struct Forecast {
-  schedule::Rates rates;
+  plan::Rates rates;
   Decision decision;
   double tokens_per_second = 0.0;
   Bytes nvme_bytes_written = 0;     ///< per step and rank
@@ -60,7 +60,7 @@ struct Forecast {
   std::vector<HidingPoint> hiding;  ///< of the resources in use, the largest first
   std::vector<Improvement> improvements;
 
-  /// Whether anything but compute bounds the step (schedule::find_bottleneck()).
+  /// Whether anything but compute bounds the step (plan::find_bottleneck()).
   [[nodiscard]] bool bandwidth_run() const;
 };
 
@@ -68,11 +68,11 @@ struct Forecast {
 /// share the batch; all results but tokens are per rank. Budgets: see budgets_of(). Throws like
 /// decide(), and Error(memory) when NVMe has too little room. `interrupted` (may be null) ends it
 /// with Error(interrupted).
-Forecast make_forecast(const config::Config& config, const schedule::Rates& rates,
+Forecast make_forecast(const config::Config& config, const plan::Rates& rates,
                        std::uint32_t world = 1, const std::atomic<bool>* interrupted = nullptr);
 
 /// The budgets of a run of `config`: its own, else those of `rates`, else this machine's.
-memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& rates);
+memory::Budgets budgets_of(const config::Config& config, const plan::Rates& rates);
 
 /// Text for the console: lines of at most 80 columns.
 std::vector<std::string> describe(const Forecast& forecast);

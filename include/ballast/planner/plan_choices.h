@@ -6,7 +6,7 @@
 #include "ballast/config/config.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/memory/budget.h"
-#include "ballast/schedule/placement.h"
+#include "ballast/step/placement.h"
 #include "ballast/text/json.h"
 
 namespace ballast::planner {
@@ -18,10 +18,10 @@ struct PlanChoices {
   std::uint64_t expert_ranks = 1;  ///< see model::Architecture
   Elems sub_group_size = 0;
   memory::Budgets budgets;  ///< of one rank
-  schedule::Order order = schedule::Order::layer_major;
+  step::Order order = step::Order::layer_major;
   bool prefetches_experts = false;
-  schedule::BufferCounts buffers;
-  schedule::Placement placement;
+  step::BufferCounts buffers;
+  step::Placement placement;
 };
 
 /// The choices of which `blueprint` is the result.
@@ -40,13 +40,13 @@ config::Config with_sizes(const config::Config& config, const PlanChoices& chose
 /// blueprint: the usual tiers as sections, other blocks as rules. `workload`: that of the
 /// blueprint.
 config::Config settle(const config::Config& config, const PlanChoices& chosen,
-                      const schedule::Workload& workload);
+                      const step::Workload& workload);
 
 text::Json choices_json(const PlanChoices& choices);
 /// Inverse of choices_json(). Throws Error(config) naming the member that is missing or wrong.
 PlanChoices read_choices(const text::Json& json);
 
 /// {"weights": TIER, "optimizer": TIER, ..., "recompute": false, "speculates": false}.
-text::Json block_json(const schedule::BlockPlacement& block);
+text::Json block_json(const step::BlockPlacement& block);
 
 }  // namespace ballast::planner

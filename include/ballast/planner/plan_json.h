@@ -1,7 +1,7 @@
 #pragma once
 
 #include "ballast/engine/blueprint.h"
-#include "ballast/schedule/simulator.h"
+#include "ballast/plan/simulator.h"
 #include "ballast/text/json.h"
 
 namespace ballast::planner {
@@ -9,6 +9,6 @@ namespace ballast::planner {
 /// What `ballast plan --json` and run.json say about a plan: `ledger` (a list of `tier`, `kind`,
 /// `bytes`), `budgets`, `peak_bytes`, sizes of the batch, `placement` of each block, `buffers`;
 /// with `prediction` (may be null) also `predicted_step_seconds`, `lanes` and `bounds`.
-text::Json plan_json(const engine::Blueprint& blueprint, const schedule::Prediction* prediction);
+text::Json plan_json(const engine::Blueprint& blueprint, const plan::Prediction* prediction);
 
 }  // namespace ballast::planner

@@ -8,8 +8,8 @@
 #include "ballast/config/config.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/memory/budget.h"
-#include "ballast/schedule/rates.h"
-#include "ballast/schedule/simulator.h"
+#include "ballast/plan/rates.h"
+#include "ballast/plan/simulator.h"
 
 namespace ballast::planner {
 
@@ -17,7 +17,7 @@ struct PlanRequest {
   config::Config config;
   model::Architecture model;  ///< of the config
   memory::Budgets budgets;
-  schedule::Rates rates;
+  plan::Rates rates;
   std::uint32_t world = 1;  ///< ranks that share the batch
   /// Memory that the kernels need for micro-batches of a shape. If empty: the host device's where
   /// compute and update share cores, otherwise CUDA's; without rates, those of the config's device.
@@ -31,7 +31,7 @@ struct PlanRequest {
 struct Decision {
   config::Config config;        ///< the given config with every "auto" decided
   engine::Blueprint blueprint;  ///< the simulated blueprint; `config` reproduces it
-  schedule::Prediction prediction;
+  plan::Prediction prediction;
   std::size_t simulated = 0;  ///< number of plans
 };
 

@@ -9,9 +9,9 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
+#include "ballast/plan/executor.h"
+#include "ballast/plan/rates.h"
 #include "ballast/planner/planner.h"
-#include "ballast/schedule/executor.h"
-#include "ballast/schedule/rates.h"
 
 namespace ballast::planner {
 
@@ -22,7 +22,7 @@ struct RunPlan {
   Decision decision;
   std::optional<PlanRequest> request;  ///< input of the decision; empty in the same cases
   /// Rates from a file, which stand for this machine's on rank 0.
-  std::optional<schedule::Rates> given_rates;
+  std::optional<plan::Rates> given_rates;
 };
 
 /// Files that replace a measurement or a decision; "": none. At most one is given.
@@ -48,7 +48,7 @@ RunPlan plan_run(const config::Config& config, comm::Ranks* ranks,
 /// Describes what bounds a run whose steps and evaluations took `seconds`, and which change would
 /// make it faster. `improvements` (find_improvements()) is called only for a run that is not bound
 /// by compute; empty if there are no rates to simulate with.
-std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotals& lanes,
+std::string advise(const engine::Blueprint& blueprint, const plan::LaneTotals& lanes,
                    double seconds,
                    const std::function<std::vector<Improvement>()>& improvements = {});
 

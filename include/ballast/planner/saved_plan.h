@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "ballast/config/config.h"
+#include "ballast/plan/rates.h"
 #include "ballast/planner/plan_choices.h"
 #include "ballast/planner/planner.h"
-#include "ballast/schedule/rates.h"
 #include "ballast/text/json.h"
 #include "ballast/text/output_file.h"
 
@@ -24,7 +24,7 @@ text::OutputRule plan_rule(bool overwrite, std::vector<std::filesystem::path> in
 /// choices, the keys that differ with them (for people), the number of ranks, the kind of device,
 /// memory in bytes, the rates, and the predicted step time. Throws like text::OutputFile.
 void save_plan(const std::filesystem::path& file, const text::OutputRule& rule,
-               const config::Config& asked, const Decision& decision, const schedule::Rates& rates);
+               const config::Config& asked, const Decision& decision, const plan::Rates& rates);
 
 /// A saved plan, applied to a config.
 struct AppliedPlan {
@@ -32,7 +32,7 @@ struct AppliedPlan {
   /// For draw_chosen(). Empty for files that hold only changed keys, as earlier versions wrote
   /// them: then `config` has the chosen values.
   std::optional<PlanChoices> chosen;
-  schedule::Rates rates;
+  plan::Rates rates;
 };
 
 /// Applies the plan in `file` to a run of `config` with `world` ranks. Keys that no plan depends on

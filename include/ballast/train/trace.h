@@ -6,21 +6,21 @@
 #include <string_view>
 #include <vector>
 
-#include "ballast/schedule/names.h"
-#include "ballast/schedule/timeline.h"
+#include "ballast/plan/timeline.h"
+#include "ballast/step/names.h"
 #include "ballast/text/output_file.h"
 
 namespace ballast::train {
 
 /// An operation of a timeline.
 struct TracedOperation {
-  schedule::Span span;
+  plan::Span span;
   std::uint64_t step = 0;          ///< its training step, from 1 at the beginning; 0: before
   std::vector<std::size_t> after;  ///< operations that it waited for: indices into the result
 };
 
 /// The operations of `timeline` by their start, with their edges, those across runs included.
-std::vector<TracedOperation> trace_operations(const schedule::Timeline& timeline);
+std::vector<TracedOperation> trace_operations(const plan::Timeline& timeline);
 
 /// The rule for traces of `process`, which are replaced by newer ones.
 text::OutputRule trace_rule(std::string_view process, bool overwrite,
@@ -32,7 +32,7 @@ text::OutputRule trace_rule(std::string_view process, bool overwrite,
 /// group ("ballast train", "simulated"). Steps are counted from the beginning of the timeline.
 /// Writes the file atomically. Throws like text::OutputFile.
 void write_trace(const std::filesystem::path& file, const text::OutputRule& rule,
-                 std::string_view process, const schedule::Timeline& timeline,
-                 const schedule::OperationNames& names);
+                 std::string_view process, const plan::Timeline& timeline,
+                 const step::OperationNames& names);
 
 }  // namespace ballast::train

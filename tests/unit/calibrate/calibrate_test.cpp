@@ -28,7 +28,7 @@ class CalibrationTest : public testing::Test {
   config::Config config(const std::vector<std::string>& overrides, bool bf16 = true) const {
     return test::tiny_config(kModel, bf16, directory_.path(), overrides);
   }
-  static schedule::Rates rates_of(const config::Config& config) {
+  static plan::Rates rates_of(const config::Config& config) {
     return calibrate(config, model::build_architecture(config.model)).rates;
   }
   static std::string key_of(const config::Config& config) {
@@ -38,7 +38,7 @@ class CalibrationTest : public testing::Test {
   test::TempDir directory_;
 };
 
-std::vector<double> tokens(const schedule::Curve& curve) {
+std::vector<double> tokens(const plan::Curve& curve) {
   std::vector<double> found;
   for (const auto& point : curve) found.push_back(point.tokens);
   return found;
@@ -46,8 +46,7 @@ std::vector<double> tokens(const schedule::Curve& curve) {
 
 TEST_F(CalibrationTest, FindsEveryRateOfARun) {
   for (const bool bf16 : {true, false}) {
-    const schedule::Rates rates =
-        rates_of(config({kOnNvme, "train_micro_batch_size_per_gpu=3"}, bf16));
+    const plan::Rates rates = rates_of(config({kOnNvme, "train_micro_batch_size_per_gpu=3"}, bf16));
     const std::vector<double> sizes = {37, 74, 111, 148};
     for (const auto* curve : {&rates.forward, &rates.backward, &rates.head}) {
       // Slow measurements are skipped on a busy machine.
@@ -100,7 +99,7 @@ TEST_F(CalibrationTest, TheSampleOfAFamilyWithExpertsIsADenseLayer) {
 }
 
 TEST_F(CalibrationTest, TakesThreadsAndLinkFromTheConfigAndLeavesUnusedPathsAlone) {
-  const schedule::Rates rates =
+  const plan::Rates rates =
       rates_of(config({"ballast.compute_threads=1", "ballast.update_threads=3",
                        "ballast.link_gbps=0.01", "ballast.out=\"/nowhere/at/all\""}));
   EXPECT_EQ(rates.read_per_second, 0.0);
@@ -127,9 +126,9 @@ TEST_F(CalibrationTest, MeasuresOnlyWhatIsNotKnown) {
 
 TEST_F(CalibrationTest, CopiesEveryRateWithItsPart) {
   const config::Config asked = config({kOnNvme});
-  schedule::Rates all =
+  plan::Rates all =
       calibrate(asked, model::build_architecture(asked.model), nullptr, {.busy = true}).rates;
-  schedule::Rates copy = {.name = all.name};
+  plan::Rates copy = {.name = all.name};
   for (const CalibrationPart part : kParts) {
     EXPECT_FALSE(has_part(copy, part));
     copy_part(part, all, copy);
@@ -140,7 +139,7 @@ TEST_F(CalibrationTest, CopiesEveryRateWithItsPart) {
 }
 
 TEST_F(CalibrationTest, MeasuresOneLayerOfAModelWithListsOfLayers) {
-  const schedule::Rates rates =
+  const plan::Rates rates =
       rates_of(config({"model.family=smollm3", "model.no_rope_layers=[1, 0]",
                        R"(model.layer_types=["full_attention", "sliding_attention"])",
                        "model.sliding_window=9", "model.use_sliding_window=true"}));

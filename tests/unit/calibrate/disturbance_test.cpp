@@ -9,8 +9,8 @@ namespace ballast::calibrate::disturbance_test {
 namespace {
 
 /// Rates whose forward curve is `tflops` for 64, 128, 256 ... tokens.
-schedule::Rates with_forward(const std::vector<double>& tflops) {
-  schedule::Rates rates;
+plan::Rates with_forward(const std::vector<double>& tflops) {
+  plan::Rates rates;
   double tokens = 64.0;
   for (const double rate : tflops) {
     rates.forward.push_back({tokens, 1e12 * rate});
@@ -31,7 +31,7 @@ Measurement measure(const std::vector<Attempt>& attempts, std::vector<std::strin
                       });
 }
 
-std::string disturbance(const schedule::Rates& rates) {
+std::string disturbance(const plan::Rates& rates) {
   std::vector<std::string> reasons;
   return measure({{rates}, {rates}}, reasons).disturbance;
 }
@@ -41,7 +41,7 @@ TEST(Disturbance, IsARateThatCannotBe) {
             "the forward rate went from 0.0014 to 0.145 TFLOP/s between 64 and 128 tokens");
   EXPECT_EQ(disturbance(with_forward({0.145, 0.0072})),
             "the forward rate went from 0.145 to 0.0072 TFLOP/s between 64 and 128 tokens");
-  schedule::Rates rates = with_forward({0.1});
+  plan::Rates rates = with_forward({0.1});
   rates.head = with_forward({0.3, 0.1}).forward;
   EXPECT_NE(disturbance(rates).find("head"), std::string::npos);
 }

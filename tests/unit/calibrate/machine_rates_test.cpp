@@ -32,7 +32,7 @@ class MachineRates : public testing::Test {
         key_(calibration_key(config_, model_)) {}
 
   /// With an own measurement: that of this machine may be disturbed by other tests.
-  schedule::Rates rates(bool recalibrate = false) {
+  plan::Rates rates(bool recalibrate = false) {
     const auto measure = [this](const auto&, const auto&, auto, const CalibrationStart& start) {
       start_ = start;
       Calibration measured = {.rates = start.known};
@@ -74,7 +74,7 @@ class MachineRates : public testing::Test {
 };
 
 TEST_F(MachineRates, AreMeasuredOnce) {
-  const schedule::Rates first = rates();
+  const plan::Rates first = rates();
   EXPECT_TRUE(measured());
   EXPECT_EQ(first.name, "this machine");
   EXPECT_FALSE(first.forward.empty());
@@ -87,12 +87,12 @@ TEST_F(MachineRates, AreMeasuredOnce) {
 
 TEST_F(MachineRates, OfABusyMachineAreKeptUntilItIsQuiet) {
   work_beside(0.9);
-  const schedule::Rates busy = rates();
+  const plan::Rates busy = rates();
   EXPECT_TRUE(start_.busy);
   EXPECT_EQ(rates(), busy);
   EXPECT_EQ(measurements_, 1);
   work_beside(0.0);
-  const schedule::Rates quiet = rates();
+  const plan::Rates quiet = rates();
   EXPECT_FALSE(start_.busy);
   EXPECT_FALSE(has_part(start_.known, CalibrationPart::compute));
   EXPECT_EQ(measurements_, 2);
@@ -103,7 +103,7 @@ TEST_F(MachineRates, OfABusyMachineAreKeptUntilItIsQuiet) {
 }
 
 TEST_F(MachineRates, OfABusyMachineAreTheKnownOnesWithTheirAgeAndTheCost) {
-  const schedule::Rates quiet = rates();
+  const plan::Rates quiet = rates();
   EXPECT_EQ(log_.text().find("other work"), std::string::npos) << log_.text();
   now_ += 3.5 * 3600.0;
   work_beside(1.0);
@@ -117,9 +117,9 @@ TEST_F(MachineRates, OfABusyMachineAreTheKnownOnesWithTheirAgeAndTheCost) {
 }
 
 TEST_F(MachineRates, AreNeverReplacedByMoreDisturbedOnes) {
-  const schedule::Rates quiet = rates();
+  const plan::Rates quiet = rates();
   work_beside(0.5);
-  const schedule::Rates asked = rates(true);
+  const plan::Rates asked = rates(true);
   EXPECT_FALSE(asked == quiet);
   EXPECT_NE(log_.text().find("which less other work disturbed"), std::string::npos);
   EXPECT_EQ(rates(), quiet);
@@ -129,9 +129,9 @@ TEST_F(MachineRates, AreNeverReplacedByMoreDisturbedOnes) {
 }
 
 TEST_F(MachineRates, AreMeasuredInThePartsThatAreMissing) {
-  const schedule::Rates first = rates();
+  const plan::Rates first = rates();
   config_.batch.micro_batch = 7;  // changes the kernels alone
-  const schedule::Rates second = rates();
+  const plan::Rates second = rates();
   EXPECT_EQ(second.update_per_second, first.update_per_second);
   EXPECT_EQ(second.upload_per_second, first.upload_per_second);
   EXPECT_FALSE(second.forward == first.forward);
@@ -140,12 +140,12 @@ TEST_F(MachineRates, AreMeasuredInThePartsThatAreMissing) {
 
 TEST(KeptRates, AreReplacedUnlessLessOtherWorkDisturbedThem) {
   const auto with = [](double other_work) {
-    schedule::Rates rates;
+    plan::Rates rates;
     rates.other_work = other_work;
     return rates;
   };
-  const schedule::Rates quiet = with(0.02);
-  const schedule::Rates busy = with(0.6);
+  const plan::Rates quiet = with(0.02);
+  const plan::Rates busy = with(0.6);
   EXPECT_TRUE(replaces(busy, nullptr));
   EXPECT_TRUE(replaces(quiet, &busy));
   EXPECT_TRUE(replaces(with(0.08), &quiet));  // both count as quiet, and this one is newer
@@ -163,7 +163,7 @@ TEST(KeptRates, HaveAnAge) {
 }
 
 TEST_F(MachineRates, AreTakenFromTheFile) {
-  schedule::Rates known;
+  plan::Rates known;
   known.name = key_;
   known.forward = {{1.0, 2.0}};
   known.update_per_second = 5e9;
@@ -180,13 +180,13 @@ TEST_F(MachineRates, AreTakenFromTheFile) {
 TEST_F(MachineRates, AreMeasuredAnewWhenTheFileIsOfNoUse) {
   const auto file = rates_cache_file(key_);
   directory_.write("ballast/" + file.filename().string(), "{\"nam");
-  const schedule::Rates measured_now = rates();
+  const plan::Rates measured_now = rates();
   EXPECT_TRUE(measured());
   EXPECT_EQ(rates(), measured_now);  // replaced by a new measurement
 }
 
 TEST_F(MachineRates, AreMeasuredAnewForAnotherKey) {
-  schedule::Rates other;
+  plan::Rates other;
   other.name = "another machine";
   other.forward = {{1.0, 2.0}};
   std::filesystem::create_directories(directory_.path() / "ballast");
@@ -204,7 +204,7 @@ TEST_F(MachineRates, DoWithoutACache) {
 
 std::vector<MeasuredStep> steps_of(std::size_t count, double seconds, double compute) {
   MeasuredStep step = {.seconds = seconds};
-  step.busy_seconds[static_cast<std::size_t>(schedule::Lane::compute)] = compute;
+  step.busy_seconds[static_cast<std::size_t>(plan::Lane::compute)] = compute;
   return std::vector<MeasuredStep>(count, step);
 }
 
@@ -216,8 +216,8 @@ TEST(TypicalStep, IsTheMedianOfEnoughSteps) {
   const auto typical = typical_step(steps);
   ASSERT_TRUE(typical);
   EXPECT_EQ(typical->seconds, 1.0);
-  EXPECT_EQ(typical->busy_seconds[static_cast<std::size_t>(schedule::Lane::compute)], 0.5);
-  EXPECT_EQ(typical->busy_seconds[static_cast<std::size_t>(schedule::Lane::fetch)], 0.0);
+  EXPECT_EQ(typical->busy_seconds[static_cast<std::size_t>(plan::Lane::compute)], 0.5);
+  EXPECT_EQ(typical->busy_seconds[static_cast<std::size_t>(plan::Lane::fetch)], 0.0);
 }
 
 TEST(TypicalStep, IsNotThatOfADisturbedRun) {
@@ -227,11 +227,11 @@ TEST(TypicalStep, IsNotThatOfADisturbedRun) {
 }
 
 TEST(CorrectedRates, AreDividedByHowMuchLongerALaneWasBusy) {
-  using schedule::Lane;
+  using plan::Lane;
   const auto at = [](auto& lanes, Lane lane) -> double& {
     return lanes.at(static_cast<std::size_t>(lane));
   };
-  schedule::Rates rates;
+  plan::Rates rates;
   rates.forward = {{64.0, 100e9}, {128.0, 200e9}};
   rates.head = {{64.0, 300e9}};
   rates.device_memory_per_second = 10e9;
@@ -240,7 +240,7 @@ TEST(CorrectedRates, AreDividedByHowMuchLongerALaneWasBusy) {
   rates.read_per_second = 3e9;
   rates.write_per_second = 2e9;
   rates.mixed_per_second = 4e9;
-  schedule::Prediction predicted;
+  plan::Prediction predicted;
   predicted.step_seconds = 1.0;
   MeasuredStep measured = {.seconds = 1.25};
   const auto lane = [&](Lane name, double expected, double seen) {
@@ -252,8 +252,8 @@ TEST(CorrectedRates, AreDividedByHowMuchLongerALaneWasBusy) {
   lane(Lane::upload, 0.005, 0.006);  // negligible
   lane(Lane::fetch, 0.1, 0.16);
   lane(Lane::writeback, 0.1, 1.7);  // too large a difference
-  const schedule::Rates better = corrected(rates, predicted, measured);
-  const schedule::Curve forward = {{64.0, 80e9}, {128.0, 160e9}};
+  const plan::Rates better = corrected(rates, predicted, measured);
+  const plan::Curve forward = {{64.0, 80e9}, {128.0, 160e9}};
   EXPECT_EQ(better.forward, forward);
   EXPECT_TRUE(better.backward.empty());
   EXPECT_DOUBLE_EQ(better.head.front().flops_per_second, 240e9);
@@ -289,16 +289,16 @@ class RunPredictions : public MachineRates {
   }
   /// A step in which every lane takes `factor` times as long as predicted.
   [[nodiscard]] MeasuredStep slower(double factor) const {
-    const auto simulated = schedule::simulate(blueprint_.schedule, known_);
+    const auto simulated = plan::simulate(blueprint_.schedule, known_);
     MeasuredStep step = {.seconds = factor * simulated.step_seconds};
-    for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
+    for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
       step.busy_seconds[lane] = factor * simulated.busy_seconds[lane];
     }
     return step;
   }
 
   engine::Blueprint blueprint_;
-  schedule::Rates known_;
+  plan::Rates known_;
 };
 
 TEST_F(RunPredictions, AreMadeFromRatesThatAreKeptAndNoOthers) {

@@ -109,14 +109,14 @@ TEST(MachineShare, AllRanksComputeOnDevicesOfOneKind) {
 
 TEST(MachineShare, RatesOfARankShareCoresOnlyWhereComputeHasThem) {
   const PeerRanks peers = {.world = 4, .local_world = 2, .sharing = 4, .received_per_second = 5.0};
-  schedule::Rates host;
+  plan::Rates host;
   host.shared_cores = 8;
   host.read_per_second = 6.0;
   share_out(host, peers);
   EXPECT_EQ(host.shared_cores, 2U);
   EXPECT_EQ(host.read_per_second, 3.0);
   EXPECT_EQ(host.fabric_per_second, 5.0);
-  schedule::Rates gpu;
+  plan::Rates gpu;
   share_out(gpu, peers);
   EXPECT_EQ(gpu.shared_cores, 0U);
 }

@@ -8,17 +8,17 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/schedule/simulator.h"
+#include "ballast/plan/simulator.h"
 #include "ballast/text/json.h"
 
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
-#include "tests/unit/schedule/random_workload.h"
+#include "tests/unit/step/random_workload.h"
 
 namespace ballast::calibrate::rates_file_test {
 namespace {
 
-using schedule::Rates;
+using plan::Rates;
 using test::expect_error;
 using test::TempDir;
 
@@ -59,7 +59,7 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
   })");
   EXPECT_EQ(rates.name, "a machine");
   ASSERT_EQ(rates.forward.size(), 2U);
-  EXPECT_EQ(rates.forward[1], (schedule::CurvePoint{2048.0, 110.5e12}));
+  EXPECT_EQ(rates.forward[1], (plan::CurvePoint{2048.0, 110.5e12}));
   EXPECT_EQ(rates.device_memory_per_second, 900e9);
   EXPECT_EQ(rates.launch_seconds, 10e-6);
   EXPECT_EQ(rates.update_per_second, 60e9);
@@ -206,18 +206,18 @@ TEST(RatesFile, AFileThatCannotBeWrittenLeavesNothingBehind) {
 }
 
 /// More ranks than a node has, weights and states below the device: every lane has work.
-schedule::Schedule demanding_schedule(schedule::Workload& workload) {
-  workload.blocks.assign(4, schedule::bf16_block("block", 1 << 19, 1e9));
+plan::Schedule demanding_schedule(step::Workload& workload) {
+  workload.blocks.assign(4, step::bf16_block("block", 1 << 19, 1e9));
   workload.activation_bytes = kMiB;
   workload.batch_bytes = workload.losses_bytes = workload.statistics_bytes = 4096;
   workload.micro_batch_tokens = 512;
   workload.micro_batches = 2;
   workload.stage = 3;
-  schedule::Placement placement;
+  step::Placement placement;
   placement.blocks.assign(4, {Tier::nvme, Tier::nvme, Tier::nvme});
   placement.blocks[1] = {Tier::host, Tier::host, Tier::host};
   placement.blocks[2] = {Tier::device, Tier::device, Tier::device};
-  return schedule::build(schedule::with_program(workload), placement, {});
+  return step::build(step::with_program(workload), placement, {});
 }
 
 TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
@@ -232,7 +232,7 @@ TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
     EXPECT_GT(rates.host_bytes, rates.device_bytes) << entry;
     EXPECT_GT(rates.nvme_bytes, rates.host_bytes) << entry;
     EXPECT_GT(rates.drive_writes_bytes, static_cast<double>(rates.nvme_bytes)) << entry;
-    schedule::Workload workload;
+    step::Workload workload;
     workload.world =
         rates.network_per_second > 0.0 ? 8 * rates.ranks_per_node : rates.ranks_per_node;
     const auto schedule = demanding_schedule(workload);

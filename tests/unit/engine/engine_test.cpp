@@ -47,8 +47,8 @@ TEST_F(EngineTest, RunsFromAModelAndBudgetsWithoutAnyConfig) {
                            .budgets = {64 * kMiB, 64 * kMiB}};
     size_workload(blueprint, model::kernel_memory(blueprint.model, blueprint.type, blueprint.shape,
                                                   "host", 1));
-    place(blueprint, {std::vector<schedule::BlockPlacement>(blueprint.model.blocks.size(),
-                                                            {tier, tier, tier})});
+    place(blueprint,
+          {std::vector<step::BlockPlacement>(blueprint.model.blocks.size(), {tier, tier, tier})});
     EngineOptions options = {.device = "host", .compute_threads = 1};
     options.swap = {.paths = {{.directory = directory.path()}}, .any_file_system = true};
     Engine engine(std::move(blueprint), options);
@@ -319,7 +319,7 @@ TEST_F(EngineTest, APartialBatchIsTheMeanOverItsOwnTokens) {
 
 TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
   Engine engine = planner::make_engine(config({kOptimizer + "nvme"}));
-  schedule::Timeline timeline;
+  plan::Timeline timeline;
   engine.record(&timeline);
   engine.start();
   engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
@@ -327,8 +327,8 @@ TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
   engine.finish();
   const std::size_t blocks = engine.blueprint().model.blocks.size();
   std::vector<std::size_t> updates(4, 0);
-  for (const schedule::Span& span : timeline.spans) {
-    if (span.operation().action == schedule::Action::update) ++updates.at(span.run);
+  for (const plan::Span& span : timeline.spans) {
+    if (span.operation().action == plan::Action::update) ++updates.at(span.run);
   }
   EXPECT_EQ(updates, (std::vector<std::size_t>{0, 0, blocks, blocks}));
 }

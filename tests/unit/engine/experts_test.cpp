@@ -19,7 +19,7 @@
 namespace ballast::engine::experts_test {
 namespace {
 
-using schedule::Lane;
+using plan::Lane;
 
 const char* const kModel = R"("family": "mixtral", "vocab_size": 131, "hidden_size": 32,
                               "num_layers": 3, "num_heads": 2, "intermediate_size": 32,
@@ -40,14 +40,14 @@ Rows train(Engine& engine, const test::Batch& batch, double lr) {
 
 /// Bytes of the operations of a lane in a plan of one micro-batch or in layer-major order, without
 /// those whose conditions do not hold. `before`: rows of the step before.
-Bytes needed(const schedule::Plan& plan, Lane lane, const Rows& rows, const Rows& before = {}) {
-  const auto holds = [&](const schedule::Condition& condition, std::uint32_t block) {
+Bytes needed(const plan::Plan& plan, Lane lane, const Rows& rows, const Rows& before = {}) {
+  const auto holds = [&](const plan::Condition& condition, std::uint32_t block) {
     if (condition.always()) return true;
     if (condition.reads_routing()) return rows[block] > 0;
     return !before.empty() && before[block] > 0;
   };
   Bytes sum = 0;
-  for (const schedule::Operation& operation : plan.operations) {
+  for (const plan::Operation& operation : plan.operations) {
     const bool wanted = holds(operation.condition, operation.block);
     const bool there = operation.unless && holds(*operation.unless, operation.block);
     if (operation.lane == lane && wanted && !there) sum += operation.bytes;
@@ -77,7 +77,7 @@ TEST(Experts, OnlyWhatHasRowsIsMoved) {
     const Bytes uploaded = moved(engine, Lane::upload);
     const Bytes offloaded = moved(engine, Lane::offload);
     const Rows rows = train(engine, batch, 1e-3);
-    const schedule::Plan& plan = blueprint.schedule.first;
+    const plan::Plan& plan = blueprint.schedule.first;
     // The flush moves no weights to the device and nothing from it.
     engine.finish();
     ASSERT_EQ(std::accumulate(rows.begin(), rows.end(), std::uint64_t{0}), 3 * 2 * tokens);
@@ -114,7 +114,7 @@ TEST(Experts, OfTheStepBeforeAreMovedAhead) {
   engine.start();
   const Blueprint& blueprint = engine.blueprint();
   const std::size_t tokens = blueprint.workload.tokens_per_step();
-  const schedule::Plan& plan = blueprint.schedule.steady;
+  const plan::Plan& plan = blueprint.schedule.steady;
   Rows before = train(engine, one_id(tokens), 1e-3);
   for (std::uint64_t step = 1; step < 4; ++step) {
     const Bytes uploaded = moved(engine, Lane::upload);

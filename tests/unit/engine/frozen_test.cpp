@@ -9,7 +9,7 @@
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/planner/draw_blueprint.h"
 #include "ballast/planner/make_engine.h"
-#include "ballast/schedule/rank_sizes.h"
+#include "ballast/step/rank_sizes.h"
 
 #include "src/engine/state_layout.h"
 #include "tests/support/named_operation.h"
@@ -21,9 +21,9 @@ namespace ballast::engine::frozen_test {
 namespace {
 
 using FrozenBlocks = test::TinyEngine;
-using schedule::Kind;
-using schedule::named::Action;
-using schedule::named::action_of;
+using plan::Kind;
+using step::named::Action;
+using step::named::action_of;
 using test::kOptimizer;
 using test::kWeights;
 
@@ -35,7 +35,7 @@ TEST_F(FrozenBlocks, HaveWeightsAlone) {
   const Engine engine = planner::make_engine(config({kLastLayer, kOptimizer + "cpu"}));
   const Blueprint& blueprint = engine.blueprint();
   std::set<std::string> with_states;
-  for (const schedule::Buffer& buffer : blueprint.schedule.buffers) {
+  for (const plan::Buffer& buffer : blueprint.schedule.buffers) {
     const bool shared = !buffer.name.starts_with("layer") &&
                         !buffer.name.starts_with("embedding") && !buffer.name.starts_with("head");
     if (shared || buffer.kind == Kind::weights || buffer.kind == Kind::intermediates) continue;
@@ -44,7 +44,7 @@ TEST_F(FrozenBlocks, HaveWeightsAlone) {
   EXPECT_EQ(with_states, std::set<std::string>{"layer 2"});
   EXPECT_EQ(blueprint.workload.blocks[blueprint.workload.first_differentiated].name, "layer 2");
   std::size_t backward = 0;
-  for (const schedule::Operation& op : blueprint.schedule.steady.operations) {
+  for (const plan::Operation& op : blueprint.schedule.steady.operations) {
     backward += action_of(op) == Action::backward ? 1 : 0;
     const bool of_trained =
         action_of(op) == Action::pack_gradient || action_of(op) == Action::clear_gradient ||
@@ -122,7 +122,7 @@ TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
       }
       engine.finish();
       updated = 0;
-      for (const schedule::BlockWork& block : engine.blueprint().workload.blocks) {
+      for (const step::BlockWork& block : engine.blueprint().workload.blocks) {
         const bool to_nvme = c.states == "nvme";
         if (to_nvme) updated += block.state_bytes();
         if (to_nvme || block.gradient_bytes == block.weight_bytes) updated += block.gradient_bytes;
@@ -144,12 +144,12 @@ TEST_F(FrozenBlocks, AreSplitInStageThreeUnlessTrainedInPart) {
   const model::KernelSizes kernels = model::kernel_memory(model, config.type, {2, 37}, "host", 1);
   const Blueprint blueprint =
       planner::draw_blueprint(config, model, {64 * kMiB, 64 * kMiB}, kernels, 4, 1);
-  const schedule::RankSizes sizes(blueprint.workload);
+  const step::RankSizes sizes(blueprint.workload);
   EXPECT_TRUE(sizes.splits_weights(1));   // frozen
   EXPECT_FALSE(sizes.splits_weights(2));  // in part
   EXPECT_TRUE(sizes.splits_weights(3));   // trained
   Bytes states = 0;
-  for (const schedule::SubGroup& group : blueprint.workload.blocks[2].sub_groups) {
+  for (const step::SubGroup& group : blueprint.workload.blocks[2].sub_groups) {
     states += group.state_bytes;
   }
   const Elems trained = model.blocks[2].trained_elements();

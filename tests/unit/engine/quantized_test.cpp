@@ -22,8 +22,8 @@ namespace ballast::engine::quantized_test {
 namespace {
 
 using QuantizedBase = test::TinyEngine;
-using schedule::named::Action;
-using schedule::named::action_of;
+using step::named::Action;
+using step::named::action_of;
 using test::kOptimizer;
 using test::kWeights;
 
@@ -99,7 +99,7 @@ TEST_F(QuantizedBase, MovesItsCodes) {
       planner::make_engine(config(with(with(kLora, {"ballast.quantized_base=nf4"}), host)));
   const Blueprint& blueprint = engine.blueprint();
   std::size_t uploads = 0;
-  for (const schedule::Operation& op : blueprint.schedule.steady.operations) {
+  for (const plan::Operation& op : blueprint.schedule.steady.operations) {
     if (action_of(op) != Action::upload_weights || !blueprint.workload.is_layer(op.block)) continue;
     const model::BlockSpec& block = blueprint.model.blocks[op.block];
     Bytes expected = 0;

@@ -159,7 +159,7 @@ void SavedStatesOnNvme::go_on_from_nvme(const std::string& train) {
   const test::TempDir folder;
   kept.image.files = before.snapshot().link(folder.path(), "swap", "swap");
   ASSERT_EQ(kept.image.files.size(), 1U);
-  ASSERT_TRUE(saved_ranges(before.blueprint(), schedule::kHomesInMemory).empty());
+  ASSERT_TRUE(saved_ranges(before.blueprint(), step::kHomesInMemory).empty());
   std::vector<double> losses;
   for (int step = 0; step < 3; ++step) {
     losses.push_back(before.train_step({ids(before, 3 + step), ids(before, 4)}, 0.1).loss);

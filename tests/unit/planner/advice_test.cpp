@@ -7,16 +7,16 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/plan/bottleneck.h"
 #include "ballast/planner/planner.h"
 #include "ballast/planner/run_plan.h"
-#include "ballast/schedule/bottleneck.h"
 
 #include "tests/support/random_run.h"
 
 namespace ballast::planner::advice_test {
 namespace {
 
-using schedule::Lane;
+using plan::Lane;
 
 /// The advice for a run of 10 seconds with these lane times, if the simulator finds `variants`.
 std::string advice(double compute, Lane lane, double busy,
@@ -25,7 +25,7 @@ std::string advice(double compute, Lane lane, double busy,
   blueprint.workload.micro_batch_tokens = 256;
   blueprint.workload.micro_batches = 2;
   blueprint.workload.world = 2;
-  schedule::LaneTotals lanes;
+  plan::LaneTotals lanes;
   lanes.busy_seconds[static_cast<std::size_t>(Lane::compute)] = compute;
   lanes.busy_seconds[static_cast<std::size_t>(lane)] = busy;
   return advise(blueprint, lanes, 10.0, [&] { return variants; });
@@ -56,7 +56,7 @@ TEST(Advice, ASlowLaneIsNamedWithTheBestChangeThatWasSimulated) {
 TEST(Advice, NothingIsAdvisedThatWasNotSimulated) {
   const std::string text = advice(4.0, Lane::upload, 7.0, {});
   EXPECT_TRUE(says(text, "No simulated change makes it faster.")) << text;
-  schedule::LaneTotals lanes;
+  plan::LaneTotals lanes;
   EXPECT_TRUE(says(advise({}, lanes, 10.0), "`ballast plan` simulates changes."));
 }
 
@@ -65,7 +65,7 @@ TEST(Advice, StepsTooShortForAnyLaneAreSaidToBeSo) {
 }
 
 TEST(Advice, SaysTheSameOfTheSameStepWhereverItIsSaid) {
-  using schedule::find_bottleneck;
+  using plan::find_bottleneck;
   struct Case {
     Lane lane;
     std::string resource;
@@ -77,10 +77,10 @@ TEST(Advice, SaysTheSameOfTheSameStepWhereverItIsSaid) {
                                            {Lane::update, "update"},
                                            {Lane::gather, "network"},
                                            {Lane::reduce, "network"}}) {
-    std::array<double, schedule::kLaneCount> busy{};
+    std::array<double, plan::kLaneCount> busy{};
     busy[static_cast<std::size_t>(Lane::compute)] = 4.0;
     busy[static_cast<std::size_t>(one.lane)] = 9.5;
-    const schedule::Bottleneck found = find_bottleneck(busy, 10.0);
+    const plan::Bottleneck found = find_bottleneck(busy, 10.0);
     EXPECT_EQ(found.lane, one.lane);
     EXPECT_EQ(found.second, Lane::compute);
     EXPECT_FALSE(found.bound_by_compute());

@@ -62,7 +62,7 @@ struct Asked {
   config::Config config;
   model::Architecture model;
   memory::Budgets budgets;
-  schedule::Rates rates = quick_machine();
+  plan::Rates rates = quick_machine();
   std::uint32_t world = 1;
 };
 

@@ -97,7 +97,7 @@ TEST_F(DrawBlueprint, AnEvaluationHasMemoryForWeightsButNotForTraining) {
   auto overrides = training;
   overrides.push_back(kWeights + "auto");
   const engine::Blueprint roomy = draw_evaluation(config(overrides));
-  EXPECT_EQ(roomy.options.purpose, schedule::Purpose::evaluation);
+  EXPECT_EQ(roomy.options.purpose, step::Purpose::evaluation);
   Bytes weights = 0;
   for (const auto& block : roomy.workload.blocks) weights += round_up(block.weight_bytes, kPage);
   std::vector<std::string> kinds;
@@ -148,7 +148,7 @@ TEST_F(DrawBlueprint, LayersKeepTheirIntermediatesWhereThereIsRoomAndTheLastOnes
   EXPECT_EQ(kept({}), (Kept{false, true, true, true, false}));
   EXPECT_EQ(kept({"ballast.recompute=true"}), (Kept{false, false, false, false, false}));
   const engine::Blueprint none = draw_blueprint(config({"ballast.recompute=true"}));
-  const schedule::Workload& work = none.workload;
+  const step::Workload& work = none.workload;
   const Bytes before = none.ledger.total(Tier::device);
   const Bytes layer = work.micro_batches * work.blocks[1].intermediate_bytes;
   ASSERT_GT(layer, 0U);

@@ -15,7 +15,7 @@ namespace {
 
 /// One micro-batch of `sequences` sequences of 64 tokens, optimizer states on the host.
 Decision decide_for(std::uint64_t sequences, const std::vector<std::string>& overrides,
-                    const schedule::Rates& rates) {
+                    const plan::Rates& rates) {
   const std::string text = fmt::format(R"({{
     "model": {{"family": "gpt2", "vocab_size": 512, "hidden_size": 128, "num_layers": 16,
               "num_heads": 4}},
@@ -32,8 +32,8 @@ Decision decide_for(std::uint64_t sequences, const std::vector<std::string>& ove
   return decide(request);
 }
 
-schedule::Rates slow_updates() {
-  schedule::Rates rates = test::quick_machine();
+plan::Rates slow_updates() {
+  plan::Rates rates = test::quick_machine();
   rates.forward = rates.backward = rates.head = {{64.0, 1e12}};
   rates.device_memory_per_second = 1e13;
   rates.launch_seconds = 0.0;
@@ -41,7 +41,7 @@ schedule::Rates slow_updates() {
   return rates;
 }
 
-double tokens_to_hide_updates(const Decision& decision, const schedule::Rates& rates) {
+double tokens_to_hide_updates(const Decision& decision, const plan::Rates& rates) {
   const auto points = find_hiding_points(decision.blueprint, decision.prediction, rates);
   const auto found = std::find_if(points.begin(), points.end(),
                                   [](const HidingPoint& point) { return point.what == "update"; });
@@ -51,11 +51,11 @@ double tokens_to_hide_updates(const Decision& decision, const schedule::Rates& r
 /// The time of a step over that of its computation.
 double stretch(const Decision& decision) {
   return decision.prediction.step_seconds /
-         decision.prediction.busy_seconds[static_cast<std::size_t>(schedule::Lane::compute)];
+         decision.prediction.busy_seconds[static_cast<std::size_t>(plan::Lane::compute)];
 }
 
 TEST(HidingPoints, UpdatesAreHiddenFromTheirTokensOnAndNotBefore) {
-  const schedule::Rates rates = slow_updates();
+  const plan::Rates rates = slow_updates();
   std::vector<double> found;
   for (const std::vector<std::string>& overrides :
        std::vector<std::vector<std::string>>{{"ballast.speculative_updates=0"},

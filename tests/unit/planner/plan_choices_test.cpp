@@ -27,11 +27,10 @@ PlanChoices some_choices() {
                          .expert_ranks = 4,
                          .sub_group_size = 4096,
                          .budgets = {5, 6},
-                         .order = schedule::Order::micro_batch_major,
+                         .order = step::Order::micro_batch_major,
                          .prefetches_experts = true,
                          .buffers = {1, 2, 3, 4, 5, 6}};
-  const schedule::BlockPlacement mixed = {Tier::host, Tier::nvme, Tier::device,
-                                          true,       true,       Tier::nvme};
+  const step::BlockPlacement mixed = {Tier::host, Tier::nvme, Tier::device, true, true, Tier::nvme};
   choices.placement.blocks = {{}, mixed, mixed, {}};
   return choices;
 }

@@ -27,8 +27,8 @@ std::vector<Line> lines(const memory::Ledger& ledger) {
 }
 
 /// Arbitrary rates.
-schedule::Rates some_rates() {
-  schedule::Rates rates;
+plan::Rates some_rates() {
+  plan::Rates rates;
   rates.name = "some machine";
   rates.forward = rates.backward = rates.head = {{64.0, 1e9}};
   rates.device_memory_per_second = 4e9;

@@ -28,8 +28,8 @@
 namespace ballast::planner::planner_property_test {
 namespace {
 
-using schedule::BlockPlacement;
-using schedule::Placement;
+using step::BlockPlacement;
+using step::Placement;
 
 std::uint64_t number_from(const char* variable, std::uint64_t standard) {
   const char* const text = std::getenv(variable);
@@ -141,13 +141,13 @@ class OpenPlacements {
   std::vector<std::pair<std::size_t, Kind>> open_;
 };
 
-std::vector<schedule::Order> open_orders(const config::Config& config) {
-  using enum schedule::Order;
+std::vector<step::Order> open_orders(const config::Config& config) {
+  using enum step::Order;
   if (config.ballast.order) return {*config.ballast.order};
   return {layer_major, micro_batch_major};
 }
 
-engine::Blueprint sized(const PlanRequest& request, std::uint64_t size, schedule::Order order) {
+engine::Blueprint sized(const PlanRequest& request, std::uint64_t size, step::Order order) {
   engine::Blueprint blueprint = inputs::outline(
       with_micro_batches(request.config, size, request.world), request.model, request.budgets,
       request.kernels({size, request.config.data.sequence_length}), request.world);
@@ -156,14 +156,14 @@ engine::Blueprint sized(const PlanRequest& request, std::uint64_t size, schedule
 }
 
 memory::Ledger ledger_of(const engine::Blueprint& sizes, const Placement& placement) {
-  return engine::make_ledger(schedule::list_buffers(sizes.workload, placement, sizes.options));
+  return engine::make_ledger(step::list_buffers(sizes.workload, placement, sizes.options));
 }
 
 /// A plan of `request` within its budgets, found by trying all; "" if there is none.
 std::string find_by_trying_all(const PlanRequest& request) {
   const OpenPlacements placements(request);
   for (const std::uint64_t size : micro_batch_sizes(request)) {
-    for (const schedule::Order order : open_orders(request.config)) {
+    for (const step::Order order : open_orders(request.config)) {
       engine::Blueprint sizes = sized(request, size, order);
       sizes.options = with_buffers(request.config, sizes.options, BufferLevel::fewest);
       for (std::uint64_t i = 0; i < placements.count(); ++i) {

@@ -82,8 +82,8 @@ TEST(Planner, ChoosesTheOrderThatLeavesRoomForIntermediates) {
             static_cast<std::ptrdiff_t>(by_micro_batch.config.model.num_layers));
   ASSERT_LT(kept(decide("layer_major", enough)), kept(by_micro_batch));
   const Decision open = decide("auto", enough);
-  EXPECT_EQ(open.config.ballast.order, schedule::Order::micro_batch_major);
-  EXPECT_EQ(open.blueprint.options.order, schedule::Order::micro_batch_major);
+  EXPECT_EQ(open.config.ballast.order, step::Order::micro_batch_major);
+  EXPECT_EQ(open.blueprint.options.order, step::Order::micro_batch_major);
   EXPECT_GE(speed(open), 0.999 * speed(decide("layer_major", enough)));
   EXPECT_FALSE(leaves_choices(open.config));
   EXPECT_EQ(open.config.ballast.recompute, false);
@@ -136,7 +136,7 @@ TEST(Planner, IsAtLeastAsFastAsTheDefaultProgramAndEverythingInOnePlace) {
         try {
           const engine::Blueprint other =
               draw_blueprint(config, asked.model, budgets, kernels(asked.model, {size, 64}));
-          const double seconds = schedule::simulate(other.schedule, asked.rates).step_seconds;
+          const double seconds = plan::simulate(other.schedule, asked.rates).step_seconds;
           const auto tokens = static_cast<double>(other.workload.tokens_per_step());
           EXPECT_GE(chosen, 0.995 * tokens / seconds) << size;
         } catch (const Error& error) {
@@ -157,20 +157,19 @@ bool draw_at_random(const Asked& asked, std::uint64_t seed, double& tokens_per_s
                                             asked.budgets, kernels(asked.model, {size, 64}), 1);
   other.options.buffers.state_staging = static_cast<std::uint32_t>(1 + below(6));
   other.options.buffers.weight_staging = static_cast<std::uint32_t>(1 + below(6));
-  const schedule::BlockPlacement most = {tier(), tier(), tier()};
+  const step::BlockPlacement most = {tier(), tier(), tier()};
   const std::uint64_t changed = below(3) * below(asked.model.blocks.size());
-  schedule::Placement placement{
-      std::vector<schedule::BlockPlacement>(asked.model.blocks.size(), most)};
+  step::Placement placement{std::vector<step::BlockPlacement>(asked.model.blocks.size(), most)};
   for (std::uint64_t i = 0; i < changed; ++i) {
     placement.blocks.at(below(placement.blocks.size())) = {tier(), tier(), tier()};
   }
-  if (!engine::make_ledger(schedule::list_buffers(other.workload, placement, other.options))
+  if (!engine::make_ledger(step::list_buffers(other.workload, placement, other.options))
            .fits(asked.budgets)) {
     return false;
   }
-  const schedule::Schedule schedule = schedule::build(other.workload, placement, other.options);
+  const plan::Schedule schedule = step::build(other.workload, placement, other.options);
   tokens_per_second = static_cast<double>(other.workload.tokens_per_step()) /
-                      schedule::simulate(schedule, asked.rates).step_seconds;
+                      plan::simulate(schedule, asked.rates).step_seconds;
   return true;
 }
 
@@ -208,7 +207,7 @@ TEST(Planner, PredictsANamedConfigAsItIs) {
   EXPECT_FALSE(leaves_choices(asked.config));
   const Decision decision = asked.decide();
   EXPECT_EQ(decision.simulated, 1U);
-  EXPECT_EQ(decision.blueprint.options, schedule::Options());
+  EXPECT_EQ(decision.blueprint.options, step::Options());
   EXPECT_EQ(decision.config.buffers.state_staging, 0U);
 }
 
@@ -298,7 +297,7 @@ TEST(Planner, SplitsTheBatchOverRanks) {
 }
 
 /// Bytes of a rank for the states of a 7.5B-parameter model, all on the device.
-schedule::StateBytes ledger_of_rank(std::uint32_t world, int stage, double& parameters) {
+step::StateBytes ledger_of_rank(std::uint32_t world, int stage, double& parameters) {
   const config::Config config = make_config(
       {"model.hidden_size=4096", "model.num_layers=37", "model.num_heads=32", "train_batch_size=1",
        "train_micro_batch_size_per_gpu=1", "gradient_accumulation_steps=1",
@@ -306,17 +305,16 @@ schedule::StateBytes ledger_of_rank(std::uint32_t world, int stage, double& para
   const model::Architecture model = model::build_architecture(config.model);
   parameters = static_cast<double>(model.parameters());
   const engine::Blueprint drawn = inputs::outline(config, model, {.host = 1024 * kGiB}, {}, world);
-  const schedule::Placement placement = {
-      std::vector<schedule::BlockPlacement>(model.blocks.size())};
+  const step::Placement placement = {std::vector<step::BlockPlacement>(model.blocks.size())};
   const memory::Ledger ledger =
-      engine::make_ledger(schedule::list_buffers(drawn.workload, placement, drawn.options));
-  schedule::StateBytes bytes = {0.0, 0.0, 0.0};
+      engine::make_ledger(step::list_buffers(drawn.workload, placement, drawn.options));
+  step::StateBytes bytes = {0.0, 0.0, 0.0};
   for (const memory::LedgerLine& line : ledger.lines()) {
     if (line.tier != Tier::device) continue;
     const auto size = static_cast<double>(line.bytes);
-    if (line.kind == to_string(schedule::Kind::weights)) bytes.weights = size;
-    if (line.kind == to_string(schedule::Kind::gradients)) bytes.gradients = size;
-    if (line.kind == to_string(schedule::Kind::states)) bytes.optimizer = size;
+    if (line.kind == to_string(plan::Kind::weights)) bytes.weights = size;
+    if (line.kind == to_string(plan::Kind::gradients)) bytes.gradients = size;
+    if (line.kind == to_string(plan::Kind::states)) bytes.optimizer = size;
   }
   return bytes;
 }
@@ -325,10 +323,10 @@ TEST(Planner, GivesARankTheStatesThatTheZeroPaperGivesIt) {
   for (const std::uint32_t world : {1U, 4U, 16U, 64U, 256U, 1024U}) {
     for (int stage = 0; stage <= 3; ++stage) {
       double parameters = 0.0;
-      const schedule::StateBytes ours = ledger_of_rank(world, stage, parameters);
+      const step::StateBytes ours = ledger_of_rank(world, stage, parameters);
       EXPECT_NEAR(parameters, 7.5e9, 0.1e9);
       const auto expected = [&](int at) {
-        return schedule::zero_memory(parameters, world, at, schedule::kOwnStateBytes);
+        return step::zero_memory(parameters, world, at, step::kOwnStateBytes);
       };
       const auto expect_near = [&](double bytes, double exact, double padding) {
         EXPECT_GE(bytes, exact) << world << " ranks, stage " << stage;

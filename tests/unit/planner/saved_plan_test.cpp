@@ -23,8 +23,8 @@ namespace {
 const char* const kModel =
     R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)";
 
-schedule::Rates some_rates() {
-  schedule::Rates rates;
+plan::Rates some_rates() {
+  plan::Rates rates;
   rates.name = "some machine";
   rates.forward = rates.backward = rates.head = {{37.0, 1e10}};
   rates.device_memory_per_second = 1e10;
@@ -66,7 +66,7 @@ class SavedPlan : public testing::Test {
   }
 
   test::TempDir directory_;
-  schedule::Rates rates_ = some_rates();
+  plan::Rates rates_ = some_rates();
   std::filesystem::path file_;
   /// Made once, as it takes the time of all tests.
   static inline const Forecast forecast_ = make_forecast(config({}), some_rates());
@@ -130,7 +130,7 @@ TEST_F(SavedPlan, IsRefusedForAnotherConfigOrNumberOfRanks) {
 }
 
 TEST_F(SavedPlan, IsRefusedForAnotherDevice) {
-  schedule::Rates gpu = rates_;
+  plan::Rates gpu = rates_;
   gpu.shared_cores = 0;
   save_plan(file_, plan_rule(true), config(), forecast_.decision, gpu);
   EXPECT_NE(refusal(config()).find("device cuda, but this run computes on host"),

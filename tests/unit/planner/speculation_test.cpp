@@ -19,7 +19,7 @@ namespace ballast::planner::speculation_test {
 namespace {
 
 /// A run whose layers keep their intermediates.
-PlanRequest request_for(const schedule::Rates& rates, std::uint64_t sequences,
+PlanRequest request_for(const plan::Rates& rates, std::uint64_t sequences,
                         const std::vector<std::string>& overrides) {
   const std::string text = fmt::format(R"({{
     "model": {{"family": "llama", "vocab_size": 512, "hidden_size": 1024, "num_layers": 40,
@@ -51,10 +51,10 @@ std::size_t speculating(const Decision& decision) {
 }
 
 /// H100 as in configs/rates, and with the device memory of an H200, 4.8 instead of 3.35 TB/s.
-std::vector<schedule::Rates> machines() {
-  const schedule::Rates h100 =
+std::vector<plan::Rates> machines() {
+  const plan::Rates h100 =
       calibrate::load_rates(std::string(BALLAST_CONFIGS) + "/rates/h100-node.json");
-  schedule::Rates h200 = h100;
+  plan::Rates h200 = h100;
   h200.name = "H200";
   h200.device_memory_per_second *= 4.8 / 3.35;
   return {h100, h200};
@@ -64,7 +64,7 @@ const std::string kStates = "zero_optimization.offload_optimizer.device=";
 const std::string kOff = "ballast.speculative_updates=0";
 
 /// T* of gated updates, in sequences.
-double sequences_to_hide(const schedule::Rates& rates, const std::string& states,
+double sequences_to_hide(const plan::Rates& rates, const std::string& states,
                          const std::string& what) {
   const Decision gated = decide(request_for(rates, 64, {kStates + states, kOff}));
   for (const HidingPoint& point : find_hiding_points(gated.blueprint, gated.prediction, rates)) {
@@ -74,7 +74,7 @@ double sequences_to_hide(const schedule::Rates& rates, const std::string& states
 }
 
 TEST(PlannedSpeculation, SavesAFifthOfAStepWithHalfTheTokensThatHideGatedUpdates) {
-  for (const schedule::Rates& rates : machines()) {
+  for (const plan::Rates& rates : machines()) {
     if (test::kSanitized && rates.name == "H200") break;  // it differs in one number only
     for (const auto& [states, what] : {std::pair{"cpu", "update"}, std::pair{"nvme", "NVMe"}}) {
       if (test::kSanitized && states == std::string("nvme")) break;
@@ -91,7 +91,7 @@ TEST(PlannedSpeculation, SavesAFifthOfAStepWithHalfTheTokensThatHideGatedUpdates
 }
 
 TEST(PlannedSpeculation, ItsConfigDrawsItsBlueprint) {
-  const schedule::Rates rates = machines().front();
+  const plan::Rates rates = machines().front();
   const PlanRequest request = request_for(rates, 20, {kStates + "cpu"});
   const Decision decision = decide(request);
   ASSERT_GT(speculating(decision), 0U);
@@ -104,7 +104,7 @@ TEST(PlannedSpeculation, ItsConfigDrawsItsBlueprint) {
 }
 
 TEST(PlannedSpeculation, IsLeftOutWhereUpdatesAreHiddenAnyway) {
-  schedule::Rates rates = machines().front();
+  plan::Rates rates = machines().front();
   rates.update_per_second = 1e14;
   const Decision decision = decide(request_for(rates, 20, {kStates + "cpu"}));
   EXPECT_EQ(speculating(decision), 0U);
@@ -112,7 +112,7 @@ TEST(PlannedSpeculation, IsLeftOutWhereUpdatesAreHiddenAnyway) {
 }
 
 TEST(PlannedSpeculation, TakesOnlyMemoryThatThePlacementLeaves) {
-  const schedule::Rates rates = machines().front();
+  const plan::Rates rates = machines().front();
   const auto with_host = [&](Bytes host, const std::vector<std::string>& more) {
     std::vector<std::string> overrides = {kStates + "cpu"};
     overrides.insert(overrides.end(), more.begin(), more.end());
@@ -132,13 +132,13 @@ TEST(PlannedSpeculation, TakesOnlyMemoryThatThePlacementLeaves) {
 }
 
 TEST(PlannedSpeculation, OfANamedNumberOfBlocksIsEvenlySpreadOverThoseBelowTheDevice) {
-  schedule::Placement placement = {std::vector<schedule::BlockPlacement>(8)};
+  step::Placement placement = {std::vector<step::BlockPlacement>(8)};
   for (const std::size_t b : {1U, 2U, 3U, 5U, 6U, 7U}) {
     placement.blocks[b].optimizer = b < 4 ? Tier::host : Tier::nvme;
   }
   const auto marks = [&](std::size_t count) {
     std::vector<std::size_t> found;
-    const schedule::Placement marked = with_speculation(placement, count);
+    const step::Placement marked = with_speculation(placement, count);
     for (std::size_t b = 0; b < 8; ++b) {
       if (marked.blocks[b].speculates) found.push_back(b);
     }
@@ -152,7 +152,7 @@ TEST(PlannedSpeculation, OfANamedNumberOfBlocksIsEvenlySpreadOverThoseBelowTheDe
 }
 
 TEST(PlannedSpeculation, ThatDoesNotFitIsRefusedWithItsNumber) {
-  const schedule::Rates rates = machines().front();
+  const plan::Rates rates = machines().front();
   PlanRequest request = request_for(rates, 20, {kStates + "cpu", "ballast.speculative_updates=42"});
   request.budgets.host =
       decide(request_for(rates, 20, {kStates + "cpu", kOff})).blueprint.ledger.total(Tier::host);

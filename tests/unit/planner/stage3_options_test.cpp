@@ -7,7 +7,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/planner/draw_blueprint.h"
-#include "ballast/schedule/rank_sizes.h"
+#include "ballast/step/rank_sizes.h"
 
 #include "src/engine/state_layout.h"
 #include "tests/support/tiny_config.h"

@@ -23,7 +23,7 @@ class CudaStore : public testing::Test {
     EXPECT_EQ(FakeCuda::refused_unregistrations, 0) << "unpinned after the memory was gone";
   }
 
-  schedule::Schedule schedule_{
+  plan::Schedule schedule_{
       .buffers = {{.name = "weights", .tier = Tier::device, .bytes = 3 * kPage},
                   {.name = "small", .tier = Tier::host, .bytes = 10},
                   {.name = "states", .tier = Tier::host, .bytes = 2 * kMiB + 1}}};

@@ -5,11 +5,12 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/schedule/labels.h"
+#include "ballast/step/labels.h"
 
-#include "tests/unit/schedule/random_workload.h"
+#include "src/step/plan_types.h"
+#include "tests/unit/step/random_workload.h"
 
-namespace ballast::schedule {
+namespace ballast::step {
 namespace {
 
 using model::OperandAccess;
@@ -121,4 +122,4 @@ TEST(SharedValues, ReachTheirReadersInEveryPlacement) {
 }
 
 }  // namespace
-}  // namespace ballast::schedule
+}  // namespace ballast::step

@@ -16,28 +16,28 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"
-#include "tests/unit/schedule/fake_run.h"
-#include "tests/unit/schedule/random_workload.h"
+#include "tests/unit/step/fake_run.h"
+#include "tests/unit/step/random_workload.h"
 
 namespace ballast::train::trace_test {
 namespace {
 
 using nlohmann::json;
-using schedule::OpId;
-using schedule::Span;
+using plan::OpId;
+using plan::Span;
 
 /// A random run of a random model, in the form that the executor records.
 struct Recorded {
-  schedule::Problem problem;
-  schedule::Schedule schedule;
-  schedule::RunSequence sequence;
-  schedule::Timeline timeline;
+  step::Problem problem;
+  plan::Schedule schedule;
+  step::RunSequence sequence;
+  plan::Timeline timeline;
 
   explicit Recorded(std::uint64_t seed)
-      : problem(schedule::random_problem(seed)),
+      : problem(step::random_problem(seed)),
         schedule(build(with_program(problem.workload), problem.placement, problem.options)),
         sequence(random_runs(problem, schedule, seed, 4)) {
-    for (Span span : schedule::fake_spans(sequence.runs, seed, true)) {
+    for (Span span : step::fake_spans(sequence.runs, seed, true)) {
       span.start = 0.25 + span.start * 1e-6;
       span.end = 0.25 + span.end * 1e-6;
       timeline.spans.push_back(span);
@@ -57,7 +57,7 @@ std::vector<json> events(const Recorded& recorded) {
   const test::TempDir directory;
   const auto file = directory.path() / "trace.json";
   write_trace(file, trace_rule("a test", false, {}), "a test", recorded.timeline,
-              schedule::OperationNames(recorded.problem.workload));
+              step::OperationNames(recorded.problem.workload));
   return json::parse(contents(file)).at("traceEvents").get<std::vector<json>>();
 }
 
@@ -80,7 +80,7 @@ TEST(Trace, HasASliceForEveryOperationThatSaysWhatItDid) {
     ASSERT_EQ(slices.size(), recorded.timeline.spans.size());
     std::multiset<std::string> expected;
     std::multiset<std::string> found;
-    const schedule::OperationNames names(recorded.problem.workload);
+    const step::OperationNames names(recorded.problem.workload);
     for (const Span& span : recorded.timeline.spans) {
       const auto& op = span.operation();
       expected.insert(fmt::format("{} {} {} {} {} {}", names(op), op.block, op.micro, op.bytes,
@@ -152,7 +152,7 @@ TEST(Trace, KeepsTheSlicesOfATrackApartAndTheirTimesToTheNanosecond) {
 }
 
 /// Every edge of the runs, those across them included, as "run operation run operation".
-std::multiset<std::string> edges(const std::vector<const schedule::Plan*>& runs) {
+std::multiset<std::string> edges(const std::vector<const plan::Plan*>& runs) {
   std::multiset<std::string> found;
   for (std::size_t r = 0; r < runs.size(); ++r) {
     const auto& operations = runs[r]->operations;
@@ -227,8 +227,8 @@ TEST(Trace, DrawsNoArrowsToWhatIsNotThere) {
 }
 
 TEST(Trace, CountsLateUpdatesToTheStepThatTheyBelongTo) {
-  schedule::Problem problem = schedule::random_problem(4);
-  problem.options.update = schedule::Update::gated;
+  step::Problem problem = step::random_problem(4);
+  problem.options.update = step::Update::gated;
   for (auto& block : problem.placement.blocks) block.speculates = false;
   Recorded recorded(4);
   recorded.problem = problem;
@@ -236,7 +236,7 @@ TEST(Trace, CountsLateUpdatesToTheStepThatTheyBelongTo) {
   const auto& plans = recorded.schedule;
   recorded.sequence.runs = {&plans.first, &plans.steady, &plans.flush, &plans.evaluation,
                             &plans.first};
-  recorded.timeline.spans = schedule::fake_spans(recorded.sequence.runs, 1, true);
+  recorded.timeline.spans = step::fake_spans(recorded.sequence.runs, 1, true);
   const std::vector<int> step_of_run = {0, 1, 2, 2, 2, 3};
   for (const json& slice : of_phase(events(recorded), "X")) {
     const json& args = slice.at("args");
@@ -270,7 +270,7 @@ TEST(Trace, FaultsAreOneLineThatNamesTheFileAndLeaveTheOldTraceAlone) {
   const test::TempDir directory;
   const auto write = [&](const std::filesystem::path& file, std::string_view process) {
     write_trace(file, trace_rule(process, false, {}), process, recorded.timeline,
-                schedule::OperationNames(recorded.problem.workload));
+                step::OperationNames(recorded.problem.workload));
   };
   const auto old = directory.write("trace.json", "not a trace");
   test::expect_error(ErrorCategory::usage, {old.string(), "not a trace of a test", "--overwrite"},

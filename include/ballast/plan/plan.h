@@ -1,0 +1,344 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ballast/core/tier.h"
+#include "ballast/core/units.h"
+
+namespace ballast::plan {
+
+/// A resource that starts operations one by one, in plan order, named after its pipeline stage.
+enum class Lane : std::uint8_t {
+  compute,
+  upload,
+  offload,
+  gather,
+  reduce,
+  update,
+  fetch,
+  writeback
+};
+
+inline constexpr std::size_t kLaneCount = 8;
+inline constexpr std::array<Lane, kLaneCount> kLanes = {
+    Lane::compute, Lane::upload, Lane::offload, Lane::gather,
+    Lane::reduce,  Lane::update, Lane::fetch,   Lane::writeback};
+
+std::string_view to_string(Lane lane) noexcept;
+
+/// How a lane runs its operations.
+enum class Mode : std::uint8_t {
+  one_at_a_time,  ///< the lane's thread performs each one synchronously
+  streamed,       ///< enqueued on a device stream, which runs them in order
+  submitted       ///< disk requests, which may run and end in any order
+};
+
+constexpr Mode mode_of(Lane lane) noexcept {
+  switch (lane) {
+    case Lane::compute:
+    case Lane::upload:
+    case Lane::offload:
+      return Mode::streamed;
+    case Lane::fetch:
+    case Lane::writeback:
+      return Mode::submitted;
+    case Lane::gather:
+    case Lane::reduce:
+    case Lane::update:
+      break;
+  }
+  return Mode::one_at_a_time;
+}
+
+/// Whether operations of the lane may be enqueued before their predecessors finish.
+constexpr bool is_queued(Lane lane) noexcept {
+  return mode_of(lane) != Mode::one_at_a_time;
+}
+
+// A plan knows nothing of a model. What an operation computes, and which value it moves, is a
+// number that whoever built the plan gives to whoever runs it.
+
+/// What an operation does. plan.cpp has a table with the name and the lane of each.
+enum class Action : std::uint8_t {
+  compute,           ///< a pass through a block for one micro-batch; see Operation::label
+  decode,            ///< quantised weights to the training type, on the device
+  clear,             ///< prepares the gradient sums of a block for the first micro-batch
+  pack,              ///< gradient sums to the training type, with statistics
+  upload,            ///< host to device
+  offload,           ///< device to host
+  fetch,             ///< NVMe to host staging
+  writeback,         ///< host staging to NVMe
+  gather,            ///< parts of several ranks to the whole, on the device
+  reduce,            ///< packed gradients of all ranks to their sum, with its statistics
+  gate,              ///< loss and norm over all blocks, clip coefficient, skip decision
+  update,            ///< the optimizer on a block in host memory
+  update_on_device,  ///< the optimizer on a block in device memory
+  initialize,        ///< first values of data in host memory
+  read               ///< a visitor looks at weights or states in host memory
+};
+inline constexpr std::size_t kActionCount = 15;
+
+std::string_view to_string(Action action) noexcept;
+Lane lane_of(Action action) noexcept;
+
+/// The data that an operation moves.
+enum class Payload : std::uint8_t {
+  none,
+  weights,
+  states,      ///< optimizer states of a sub-group
+  gradient,    ///< packed
+  statistics,  ///< of a packed gradient
+  value        ///< inputs, activations, losses: see Operation::label
+};
+
+std::string_view to_string(Payload payload) noexcept;
+
+/// The ranks between which an operation exchanges data.
+enum class RankGroup : std::uint8_t {
+  all,
+  weight_copy,  ///< those that share one copy of split weights (hpZ)
+  same_share    ///< those that keep the same share of split weights
+};
+
+/// The measured curve that gives the rate of an operation's matrix products; see Rates.
+enum class Speed : std::uint8_t { forward, backward, head };
+
+/// The kind of data in a buffer. Kind and tier make one line of the ledger.
+enum class Kind : std::uint8_t {
+  weights,        ///< weights where they live between uses
+  states,         ///< remainder and moments where they live between updates
+  gradients,      ///< packed gradients waiting for their update
+  accumulators,   ///< fp32 gradient sums
+  activations,    ///< inputs of blocks, and their gradients
+  intermediates,  ///< kept by layers from the forward to the backward pass
+  staging,        ///< buffers for weights and states in transit
+  batch,          ///< tokens, targets, positions, losses, statistics
+  workspace,      ///< intermediates of one block's kernels
+  undo,           ///< weights and states as they were before a speculative update
+  checkpoints     ///< NVMe that checkpoints keep, or will
+};
+
+std::string_view to_string(Kind kind) noexcept;
+
+using BufferId = std::uint32_t;
+using OpId = std::uint32_t;
+inline constexpr BufferId kNoBuffer = std::numeric_limits<BufferId>::max();
+inline constexpr OpId kNoOp = std::numeric_limits<OpId>::max();
+inline constexpr std::uint32_t kNoLabel = std::numeric_limits<std::uint32_t>::max();
+
+/// One range of memory or disk for the life of the run. Edges order the uses of a buffer.
+struct Buffer {
+  std::string name;
+  Tier tier = Tier::device;
+  Kind kind = Kind::workspace;
+  Bytes bytes = 0;
+};
+
+/// The part that a buffer plays in an operation. Compute operations have ports, which are numbers
+/// from `first_port` on.
+enum class Role : std::uint8_t {
+  source,          ///< what is moved, cleared or packed
+  target,          ///< where it goes
+  weights,         ///< of an update
+  states,          ///< of an update
+  gradient,        ///< of an update
+  added_gradient,  ///< further sums of the same gradient, for pack
+  statistics,      ///< of the packed gradient, or of this rank's shard of it
+  losses,          ///< of all micro-batches, for the gate
+  decision,        ///< the gate's; has no bytes, only orders operations
+  undo_weights,    ///< weights before a speculative update
+  undo_states,     ///< states before a speculative update
+  scratch,         ///< gradients received from other ranks, or weight codes
+  counts,          ///< numbers of rows on the host, for conditions and the gate
+  first_port
+};
+
+/// An operation's use of a buffer.
+struct Use {
+  Role role = Role::scratch;
+  BufferId buffer = kNoBuffer;
+  bool writes = false;
+  bool shard = false;  ///< uses only this rank's shard of the buffer; see RankSizes
+};
+
+/// The part of an update, or of a transfer for one, in speculation.
+///
+/// Logically the home of a speculating block holds its current values and an undo buffer those
+/// before its last update. On NVMe the two are slots on the drives that change their roles.
+enum class Speculation : std::uint8_t {
+  none,
+  /// Assumes that the gate will neither clip nor skip the step. Keeps the old values: an update in
+  /// host memory copies them to the undo buffer, a writeback leaves them in the other slot.
+  speculates,
+  /// Undoes a speculative update and repeats it as the gate has decided. Reads the undo buffer.
+  redoes
+};
+
+/// Rows that the operation's block computes: what the operation may depend on.
+struct Condition {
+  enum class Rows : std::uint8_t {
+    not_needed,      ///< always true
+    in_micro_batch,  ///< some of micro-batch `micro`
+    in_step,         ///< some of any micro-batch
+    in_step_before   ///< the same in the plan submitted before; false if that was no training step
+  };
+  Rows rows = Rows::not_needed;
+  std::uint32_t micro = 0;
+  bool any_rank = false;  ///< rows of any rank count, else those of this one
+
+  [[nodiscard]] bool always() const { return rows == Rows::not_needed; }
+  /// Whether it is known from the routings of the same plan.
+  [[nodiscard]] bool reads_routing() const { return !always() && rows != Rows::in_step_before; }
+  friend bool operator==(const Condition&, const Condition&) = default;
+};
+
+/// One operation of a step.
+struct Operation {
+  Action action = Action::compute;
+  Lane lane = Lane::compute;
+  std::uint8_t device = 0;  ///< that its lane belongs to; today there is one
+  Payload payload = Payload::none;
+  RankGroup group = RankGroup::all;
+  std::uint32_t block = 0;
+  std::uint32_t micro = 0;      ///< micro-batch, where it matters
+  std::uint32_t sub_group = 0;  ///< of the block, for states and updates
+  /// 1 when it belongs to the previous run: the deferred updates of a gated step.
+  std::uint32_t lag = 0;
+  /// What a compute operation computes, or which value an operation moves; else kNoLabel.
+  std::uint32_t label = kNoLabel;
+  Speculation speculation = Speculation::none;
+  /// When it has something to do. Otherwise it leaves its target as it is, but for
+  /// `clears_when_idle`.
+  Condition condition;
+  /// When its target already has what it would bring, so that there is nothing to do either.
+  std::optional<Condition> unless = {};
+  /// Its target becomes zeros when it has nothing to do: a gradient and its statistics.
+  bool clears_when_idle = false;
+  Speed speed = Speed::forward;
+  float likelihood = 1.0F;   ///< that it has something to do, for forecasts
+  float token_share = 1.0F;  ///< of a micro-batch's tokens, those that it computes, for forecasts
+  Bytes bytes = 0;           ///< moved by copies, transfers and collectives, on this rank
+  /// First byte in the block's home, when the home is moved in pieces through a smaller buffer.
+  Bytes offset = 0;
+  double flops = 0.0;  ///< of matrix products
+  Bytes traffic = 0;   ///< memory read and written outside of matrix products
+  std::vector<Use> uses;
+  /// Operations of the same plan that must be finished first; all smaller than this one's id.
+  std::vector<OpId> after = {};
+
+  /// The use in `role`; its buffer is kNoBuffer when there is none.
+  [[nodiscard]] Use use(Role role) const;
+  [[nodiscard]] BufferId buffer(Role role) const { return use(role).buffer; }
+  /// Whether its amount of work depends on the number of tokens in a step.
+  [[nodiscard]] bool grows_with_batch() const {
+    return action == Action::compute || payload == Payload::value;
+  }
+};
+
+/// Names operations in messages: "backward of layer 3, micro-batch 1".
+using Names = std::function<std::string(const Operation&)>;
+
+/// A queue that runs its operations in plan order: a device stream, or the thread of a lane with
+/// Mode::one_at_a_time.
+struct Stream {
+  Lane lane = Lane::compute;
+  std::uint8_t device = 0;
+  friend constexpr bool operator==(const Stream&, const Stream&) = default;
+};
+
+/// The stream on which `operation` runs; none for disk requests, which have no order.
+constexpr std::optional<Stream> stream_of(const Operation& operation) noexcept {
+  if (mode_of(operation.lane) == Mode::submitted) return std::nullopt;
+  return Stream{operation.lane, operation.device};
+}
+
+/// Whether a common stream orders two operations, given in plan order. All others need an edge.
+constexpr bool ordered_by_stream(const Operation& before, const Operation& next) noexcept {
+  const std::optional<Stream> stream = stream_of(before);
+  return stream.has_value() && stream == stream_of(next);
+}
+
+/// The first and last uses of one buffer in a plan. seam() derives edges between runs from them.
+struct Boundary {
+  BufferId buffer = kNoBuffer;
+  OpId first_writer = kNoOp;
+  std::vector<OpId> first_readers;  ///< before the first write
+  OpId last_writer = kNoOp;
+  std::vector<OpId> last_readers;  ///< after the last write
+};
+
+/// One run's operations in an order that respects all edges. Each lane starts its own in it.
+struct Plan {
+  std::string name;  ///< "training step", "evaluation"
+  std::vector<Operation> operations;
+  std::vector<Boundary> boundaries;  ///< by buffer id, used buffers only
+  std::uint32_t micro_batches = 0;
+  OpId gate = kNoOp;  ///< its end makes the results known; kNoOp: no results
+  /// Where the loss of the first and of the last micro-batches that pass together begins; kNoOp:
+  /// not in this plan. With all micro-batches together they are the same.
+  OpId first_head = kNoOp;
+  OpId last_head = kNoOp;
+  bool applies_updates = false;  ///< begins with the updates that the previous run left
+  bool leaves_updates = false;   ///< the next run must apply this one's updates
+
+  /// Sum of bytes over the operations of `lane`.
+  [[nodiscard]] Bytes bytes_on(Lane lane) const;
+  [[nodiscard]] double flops() const;
+};
+
+/// For each operation of `next`, the operations of `before` that must finish first when the two run
+/// back to back without a barrier. Edges that a common stream implies are left out.
+std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next);
+
+/// The schedule of a run: all of its buffers and the plans that use them.
+///
+/// A run of gated steps is: first, steady, steady, ..., flush. A steady step applies the updates of
+/// the previous step during its forward pass; flush applies them without a step, before an
+/// evaluation and at the end. Eager runs need only steady.
+/// Purpose::evaluation needs only evaluation: all other plans are empty.
+///
+/// Speculating blocks are updated within their own step, as if it were neither clipped nor skipped.
+/// A step whose gate decides otherwise is followed by rollback instead of the next step or flush,
+/// then by first or an evaluation.
+struct Schedule {
+  std::uint32_t ranks = 1;
+  std::uint32_t ranks_in_group = 1;      ///< of RankGroup::weight_copy
+  std::uint64_t micro_batch_tokens = 0;  ///< of one rank
+  std::vector<Buffer> buffers;
+  Plan first;       ///< a training step without pending updates
+  Plan steady;      ///< a training step after another one
+  Plan flush;       ///< only the pending updates; empty when eager
+  Plan evaluation;  ///< comes after flush
+  /// The pending updates, and those of speculating blocks undone and repeated; empty without them.
+  Plan rollback;
+  std::vector<BufferId> weight_home;  ///< per block: where weights live between steps
+  /// Per block: where the trained ones, which come first, live if the frozen ones behind them have
+  /// weight_home alone, else kNoBuffer.
+  std::vector<BufferId> trained_home;
+  /// [block][sub-group]: where states live between steps; empty for Purpose::evaluation.
+  std::vector<std::vector<BufferId>> state_home;
+  std::vector<BufferId> batch_host;         ///< per micro-batch, on the host
+  BufferId workspace = kNoBuffer;           ///< device
+  BufferId weight_staging = kNoBuffer;      ///< a host staging buffer for weights, if any
+  BufferId state_staging = kNoBuffer;       ///< a host staging buffer for NVMe states, if any
+  BufferId activation_staging = kNoBuffer;  ///< a host staging buffer for NVMe activations, if any
+  BufferId gradient_staging = kNoBuffer;    ///< a host staging buffer for NVMe gradients, if any
+
+  /// Sum of the buffers of `tier`.
+  [[nodiscard]] Bytes bytes(Tier tier) const;
+};
+
+/// Checks what must hold when `plans` are submitted one after the other: edges point backwards, and
+/// any two operations that use a buffer, one of them writing, are ordered by edges, seams or a
+/// common stream. Returns one line per breach.
+std::vector<std::string> find_hazards(const Schedule& schedule,
+                                      const std::vector<const Plan*>& plans);
+}  // namespace ballast::plan

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ballast/model/step_program.h"
+#include "ballast/plan/plan.h"
+
+namespace ballast::step {
+
+// What the numbers of a plan mean that its types leave open: ports, and labels of operations. The
+// builder writes them, the engine reads them.
+
+/// The role of a buffer that a compute operation binds to `port`.
+constexpr plan::Role role_of(model::Port port) {
+  return static_cast<plan::Role>(static_cast<unsigned>(plan::Role::first_port) +
+                                 static_cast<unsigned>(port));
+}
+
+/// The label of an operation with Payload::value.
+enum class MovedValue : std::uint8_t { batch, activation, routing, losses };
+
+constexpr std::uint32_t label_of(MovedValue value) {
+  return static_cast<std::uint32_t>(value);
+}
+constexpr bool moves(const plan::Operation& operation, MovedValue value) {
+  return operation.payload == plan::Payload::value && operation.label == label_of(value);
+}
+
+// The label of a compute operation is the number of its pass in the step program. Its upper bits
+// repeat what names and reports need, so that they work without the program.
+inline constexpr std::uint32_t kPassBits = 24;
+inline constexpr std::uint32_t kReferenceLabel = 1U << 31U;
+constexpr std::uint32_t label_of(model::PassId id, const model::Pass& pass) {
+  return id | static_cast<std::uint32_t>(pass.kernel) << kPassBits |
+         (pass.reference > 0 ? kReferenceLabel : 0);
+}
+/// The number of the pass that a compute operation runs.
+constexpr model::PassId pass_id(const plan::Operation& compute) {
+  return compute.label & ((1U << kPassBits) - 1);
+}
+constexpr model::Kernel kernel_of(const plan::Operation& compute) {
+  return static_cast<model::Kernel>((compute.label & ~kReferenceLabel) >> kPassBits);
+}
+constexpr bool is_reference(const plan::Operation& compute) {
+  return compute.action == plan::Action::compute && (compute.label & kReferenceLabel) != 0;
+}
+/// The measured curve that gives its rate.
+constexpr plan::Speed speed_of(model::Kernel kernel) {
+  switch (kernel) {
+    case model::Kernel::embed_backward:
+    case model::Kernel::layer_backward:
+    case model::Kernel::norm_backward:
+    case model::Kernel::tile_backward:
+    case model::Kernel::shared_expert_backward:
+    case model::Kernel::router_backward:
+    case model::Kernel::expert_backward:
+    case model::Kernel::exchanged_expert_backward:
+      return plan::Speed::backward;
+    case model::Kernel::head_evaluate:
+    case model::Kernel::head_train:
+    case model::Kernel::head_scan:
+    case model::Kernel::head_differentiate:
+    case model::Kernel::head_end:
+      return plan::Speed::head;
+    default:
+      return plan::Speed::forward;
+  }
+}
+constexpr bool runs(const plan::Operation& operation, model::Kernel kernel) {
+  return operation.action == plan::Action::compute && kernel_of(operation) == kernel;
+}
+
+}  // namespace ballast::step

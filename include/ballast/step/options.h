@@ -1,0 +1,62 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace ballast::step {
+
+enum class Order : std::uint8_t {
+  layer_major,       ///< every micro-batch of a block before the next block
+  micro_batch_major  ///< every block of a micro-batch before the next micro-batch
+};
+
+enum class Update : std::uint8_t {
+  gated,  ///< after the global gradient norm is known: during the next step's forward pass
+  eager   ///< as soon as the block's own gradient is complete: during the backward pass
+};
+
+/// Which experts a step updates.
+enum class ExpertUpdates : std::uint8_t {
+  all,     ///< every one: without rows its gradient is zero
+  touched  ///< those to which a token of the step was sent; the others keep weights and moments
+};
+
+enum class Purpose : std::uint8_t {
+  training,
+  /// Losses alone: weights, one activation per micro-batch and a workspace. No optimizer states,
+  /// gradients or inputs for a backward pass.
+  evaluation
+};
+
+/// Numbers of buffers for data in transit, each at least 1.
+struct BufferCounts {
+  std::uint32_t weight_slots = 2;        ///< on the device, for weights
+  std::uint32_t gradient_slots = 2;      ///< on the device, for gradients
+  std::uint32_t weight_staging = 3;      ///< on the host, for weights
+  std::uint32_t state_staging = 3;       ///< on the host, for states from NVMe
+  std::uint32_t activation_staging = 3;  ///< on the host, for activations to NVMe
+  std::uint32_t gradient_staging = 3;    ///< on the host, for gradients to NVMe
+
+  [[nodiscard]] std::uint32_t smallest() const {
+    return std::min({weight_slots, gradient_slots, weight_staging, state_staging,
+                     activation_staging, gradient_staging});
+  }
+  friend bool operator==(const BufferCounts&, const BufferCounts&) = default;
+};
+
+struct Options {
+  Purpose purpose = Purpose::training;
+  Order order = Order::layer_major;
+  Update update = Update::gated;
+  ExpertUpdates expert_updates = ExpertUpdates::all;
+  /// Weights of experts move before their router has chosen: those of experts that had rows in the
+  /// micro-batch or step before.
+  bool prefetches_experts = false;
+  BufferCounts buffers;
+  /// Complete checkpoints that keep weights and states where they are on NVMe, at a time. A further
+  /// one may be incomplete: see written_in_background().
+  std::uint32_t kept_checkpoints = 0;
+  friend bool operator==(const Options&, const Options&) = default;
+};
+
+}  // namespace ballast::step

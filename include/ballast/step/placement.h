@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ballast/core/tier.h"
+#include "ballast/step/options.h"
+#include "ballast/step/workload.h"
+
+namespace ballast::step {
+
+/// Where the states of one block live between uses.
+struct BlockPlacement {
+  Tier weights = Tier::device;
+  Tier optimizer = Tier::device;
+  /// The block's input between forward and backward, see Workload::places_input().
+  Tier activations = Tier::device;
+  /// Layers: intermediates stay on the device from forward to backward, else they are recomputed.
+  /// The second half of a layer that is cut: its input does.
+  /// The first block of a head of several tiles: their logits do, see in_one_pass().
+  bool keeps_intermediates = false;
+  /// With gated updates, for states below the device: the block is updated in the backward pass, in
+  /// the expectation that the gate neither clips nor skips the step; see Schedule::rollback.
+  bool speculates = false;
+  /// The packed gradient until its update: host or nvme. That of a block with states on the device
+  /// waits there.
+  Tier gradients = Tier::host;
+  friend bool operator==(const BlockPlacement&, const BlockPlacement&) = default;
+};
+
+struct Placement {
+  std::vector<BlockPlacement> blocks;
+};
+
+/// Whether the head handles all tiles of the vocabulary in one operation, so that no logit is
+/// computed twice: with one tile, or where the head's first block keeps its intermediates and the
+/// whole weights of all tiles live on the device.
+bool in_one_pass(const Workload& workload, const Placement& placement);
+
+/// Whether a checkpoint is written while training continues: some weights or states are in host
+/// memory. With weights or states on NVMe this takes a further extent for each of them, so a run
+/// that keeps one checkpoint waits instead. `kept`: number of checkpoints that stay.
+bool written_in_background(const Placement& placement, std::uint64_t kept);
+
+}  // namespace ballast::step

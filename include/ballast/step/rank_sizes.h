@@ -1,0 +1,131 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ballast/core/units.h"
+#include "ballast/core/weight_codes.h"
+#include "ballast/step/workload.h"
+
+namespace ballast::step {
+
+/// Sizes of a block's data on one rank under ZeRO's stages (arXiv 1910.02054, section 5): optimizer
+/// states are split from stage 1, packed gradients from stage 2, and weights in stage 3, except in
+/// blocks that keep them whole (all that are trained in part do). A shard is one of `world` equal
+/// parts of whole pages; padding follows the block's bytes. Rank r owns shard r (but see below).
+/// One rank has no padding. With expert parallelism a rank's expert is its shard of everything:
+/// ranks exchange nothing of the block, so its sizes are those of a run with one rank.
+///
+/// Weights may be split over a group of ranks (hpZ of ZeRO++, arXiv 2306.10209, section 3.2): ranks
+/// [k * group, (k + 1) * group) hold one copy, an equal share each. Ranks at the same place in
+/// their groups hold the same share, and the shards that they own make up that share: shards are
+/// numbered by place first, then by group.
+class RankSizes {
+ public:
+  explicit RankSizes(const Workload& workload) : work_(workload) {}
+
+  [[nodiscard]] bool several() const { return work_.world > 1; }
+  /// Whether several ranks have weights and gradients of the block in common.
+  [[nodiscard]] bool several(std::uint32_t block) const {
+    return several() && !work_.blocks[block].expert_parallel;
+  }
+  [[nodiscard]] bool splits_states(std::uint32_t block) const {
+    return several(block) && work_.stage >= 1;
+  }
+  [[nodiscard]] bool splits_gradients(std::uint32_t block) const {
+    return several(block) && work_.stage >= 2;
+  }
+  [[nodiscard]] bool splits_weights(std::uint32_t block) const {
+    return several(block) && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
+  }
+  /// Whether a rank updates only its shard of the weights that it keeps.
+  [[nodiscard]] bool updates_shard(std::uint32_t block) const {
+    return splits_states(block) && (!splits_weights(block) || shards_in_share() > 1);
+  }
+  /// Whether a rank keeps only a part of the block's states, or weights.
+  [[nodiscard]] bool keeps_part_of_states(std::uint32_t block) const {
+    return splits_states(block) || work_.blocks[block].expert_parallel;
+  }
+  [[nodiscard]] bool keeps_part_of_weights(std::uint32_t block) const {
+    return splits_weights(block) || work_.blocks[block].expert_parallel;
+  }
+
+  /// Ranks that share one copy of split weights.
+  [[nodiscard]] std::uint32_t group() const {
+    return work_.stage >= 3 && work_.weight_ranks > 0 ? work_.weight_ranks : work_.world;
+  }
+  /// Shards in a rank's share of split weights; also the number of groups.
+  [[nodiscard]] std::uint32_t shards_in_share() const { return work_.world / group(); }
+  /// The shard that `rank` owns.
+  [[nodiscard]] std::uint32_t shard_of(std::uint32_t rank) const {
+    return rank % group() * shards_in_share() + rank / group();
+  }
+  [[nodiscard]] std::uint32_t owner_of(std::uint32_t shard) const {
+    return shard % shards_in_share() * group() + shard / shards_in_share();
+  }
+  /// Index of `rank`'s shard among the shards of the weights that it keeps.
+  [[nodiscard]] std::uint32_t shard_at_home(std::uint32_t block, std::uint32_t rank) const {
+    return splits_weights(block) ? shard_of(rank) % shards_in_share() : shard_of(rank);
+  }
+
+  [[nodiscard]] Bytes weight_shard(std::uint32_t block) const {
+    return shard(block, work_.blocks[block].weight_bytes);
+  }
+  [[nodiscard]] Bytes whole_weights(std::uint32_t block) const {
+    return shards(block) * weight_shard(block);
+  }
+  [[nodiscard]] Bytes gradient_shard(std::uint32_t block) const {
+    return shard(block, work_.blocks[block].gradient_bytes);
+  }
+  [[nodiscard]] Bytes whole_gradient(std::uint32_t block) const {
+    return shards(block) * gradient_shard(block);
+  }
+
+  /// The part of split weights that a rank keeps.
+  [[nodiscard]] Bytes weight_share(std::uint32_t block) const {
+    return shards_in_share() * weight_shard(block);
+  }
+  /// Weights where they live between uses.
+  [[nodiscard]] Bytes weights(std::uint32_t block) const {
+    return splits_weights(block) ? weight_share(block) : whole_weights(block);
+  }
+  /// Whether gathers of split weights move codes.
+  [[nodiscard]] bool codes_weights() const { return work_.coded_weight > 0; }
+  [[nodiscard]] Bytes share_codes(std::uint32_t block) const {
+    return WeightCodes::bytes_of(weight_share(block) / work_.coded_weight);
+  }
+  [[nodiscard]] Bytes whole_codes(std::uint32_t block) const {
+    return group() * share_codes(block);
+  }
+  /// The weights that this rank updates: its shard of those that are trained, which come first.
+  [[nodiscard]] Bytes updated_weights(std::uint32_t block) const {
+    return splits_weights(block) ? weight_shard(block) : updated_gradient(block);
+  }
+  /// The weights that a rank keeps whole, or its share of others, as far as ranks update them.
+  [[nodiscard]] Bytes updated_by_all(std::uint32_t block) const {
+    return splits_weights(block) ? weight_share(block) : whole_gradient(block);
+  }
+  /// The gradient that this rank's update reads.
+  [[nodiscard]] Bytes updated_gradient(std::uint32_t block) const {
+    return splits_states(block) ? gradient_shard(block) : whole_gradient(block);
+  }
+  [[nodiscard]] Bytes states(std::uint32_t block, std::uint32_t sub_group) const {
+    return work_.blocks[block].sub_groups[sub_group].state_bytes;
+  }
+
+  /// Bytes that this rank receives when `whole` bytes are gathered or scattered over all ranks.
+  [[nodiscard]] Bytes exchanged(Bytes whole) const { return whole - whole / work_.world; }
+  /// Bytes that it receives when `whole` bytes are gathered from the ranks of its group.
+  [[nodiscard]] Bytes exchanged_in_group(Bytes whole) const { return whole - whole / group(); }
+
+ private:
+  [[nodiscard]] std::uint32_t shards(std::uint32_t block) const {
+    return several(block) ? work_.world : 1;
+  }
+  [[nodiscard]] Bytes shard(std::uint32_t block, Bytes whole) const {
+    return several(block) ? round_up((whole + work_.world - 1) / work_.world, kPage) : whole;
+  }
+
+  const Workload& work_;
+};
+
+}  // namespace ballast::step

@@ -1,0 +1,403 @@
+#include "ballast/plan/executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <pthread.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/random.h"
+#include "ballast/core/seconds.h"
+
+namespace ballast::plan {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kInterruptPoll = std::chrono::milliseconds(50);
+
+using Seam = std::vector<std::vector<OpId>>;
+
+enum class Progress : char { waiting, enqueued, finished };
+
+/// One submitted plan.
+struct Submission {
+  const Plan* plan = nullptr;
+  std::uint64_t number = 0;
+  std::vector<Progress> progress;
+  std::size_t remaining = 0;
+  std::shared_ptr<Submission> previous;  ///< reset when it has finished and a next one comes
+  const Seam* seam = nullptr;            ///< between the previous one and this one
+
+  [[nodiscard]] bool finished() const { return remaining == 0; }
+
+  /// Whether `next`, if started now, runs after operation `id` of this submission.
+  [[nodiscard]] bool precedes(OpId id, const Operation& next) const {
+    return progress[id] == Progress::finished ||
+           (progress[id] == Progress::enqueued && ordered_by_stream(plan->operations[id], next));
+  }
+
+  [[nodiscard]] bool ready(OpId id) const {
+    const Operation& operation = plan->operations[id];
+    for (const OpId before : operation.after) {
+      if (!precedes(before, operation)) return false;
+    }
+    if (previous == nullptr) return true;
+    for (const OpId before : (*seam)[id]) {
+      if (!previous->precedes(before, operation)) return false;
+    }
+    return true;
+  }
+};
+
+struct Item {
+  std::shared_ptr<Submission> submission;
+  OpId id = kNoOp;
+  double begun = 0.0;
+
+  [[nodiscard]] const Operation& operation() const { return submission->plan->operations[id]; }
+};
+
+/// The queues of a lane. Used with the executor's lock held.
+struct LaneQueue {
+  std::deque<Item> waiting;
+  std::deque<Item> enqueued;             ///< and not finished
+  double free_since = 0.0;               ///< end of the last finished operation
+  std::optional<double> starting_since;  ///< an operation is being started
+  std::optional<double> waiting_since;   ///< the next operation waits for its inputs
+  std::size_t most = kMostEnqueued;
+  std::condition_variable may_start;
+  std::condition_variable may_finish;
+
+  [[nodiscard]] bool can_start() const {
+    return !waiting.empty() && enqueued.size() < most &&
+           waiting.front().submission->ready(waiting.front().id);
+  }
+
+  /// Seconds that the operation under way has run until `time`. Zero if there is none.
+  [[nodiscard]] double busy_until(double time) const {
+    std::optional<double> begun = starting_since;
+    if (!enqueued.empty()) begun = enqueued.front().begun;
+    return begun ? std::max(0.0, time - std::max(*begun, free_since)) : 0.0;
+  }
+
+  /// Seconds that the next operation has waited until `time`. Enqueued operations keep a lane busy.
+  [[nodiscard]] double stalled_until(double time) const {
+    if (!waiting_since || !enqueued.empty()) return 0.0;
+    return std::max(0.0, time - std::max(*waiting_since, free_since));
+  }
+};
+
+}  // namespace
+
+struct Executor::State {
+  Handler handler;
+  Names names;
+  ExecutorOptions options;
+
+  mutable std::mutex mutex;
+  std::condition_variable progressed;  ///< for callers
+  std::array<LaneQueue, kLaneCount> lanes;
+  std::shared_ptr<Submission> last;
+  std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
+  std::size_t unfinished = 0;
+  std::exception_ptr failure;
+  bool stopping = false;      ///< no further operation starts
+  bool all_enqueued = false;  ///< no further operation is enqueued
+  LaneTotals totals;
+  Clock::time_point birth = Clock::now();
+  std::vector<std::thread> starting;
+  std::vector<std::thread> finishing;
+
+  [[nodiscard]] bool queued(std::size_t lane) const {
+    return options.finish != nullptr && is_queued(kLanes[lane]);
+  }
+
+  /// With the lock held: turns an interrupt into a failure. True when there was one.
+  bool check_interrupt() {
+    if (options.interrupted == nullptr || !options.interrupted->load()) return false;
+    fail(std::make_exception_ptr(Error(ErrorCategory::interrupted, "interrupted")));
+    return true;
+  }
+
+  /// With the lock held: wakes callers and the lanes that can proceed.
+  void wake() {
+    for (LaneQueue& lane : lanes) {
+      if (stopping || failure || lane.can_start()) lane.may_start.notify_one();
+      if (all_enqueued || !lane.enqueued.empty()) lane.may_finish.notify_one();
+    }
+    progressed.notify_all();
+  }
+
+  /// With the lock held: throws the failure; an interrupt is one.
+  void throw_failure() {
+    if (!failure) check_interrupt();
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  /// Waits on `lock` until `condition` or a failure; polls for interrupts.
+  template <class Condition>
+  void wait_for(std::unique_lock<std::mutex>& lock, Condition condition) {
+    throw_failure();
+    while (!condition()) {
+      progressed.wait_for(lock, kInterruptPoll);
+      throw_failure();
+    }
+  }
+
+  const Seam& seam_between(const Plan& before, const Plan& next) {
+    const auto key = std::make_pair(&before, &next);
+    const auto found = seams.find(key);
+    return found != seams.end() ? found->second
+                                : seams.emplace(key, seam(before, next)).first->second;
+  }
+
+  void delay(const Item& item, std::uint64_t salt) const {
+    if (!options.delay_seed) return;
+    const auto word =
+        random_u64(*options.delay_seed, item.submission->number, item.id + (salt << 32U));
+    std::this_thread::sleep_for(std::chrono::microseconds(word % 300));
+  }
+
+  [[nodiscard]] double now() const { return seconds_since(birth); }
+
+  /// Calls `handle` without the lock; returns its failure with the operation's name.
+  std::exception_ptr call(const Handler& handle, const Item& item) const {
+    const Operation& operation = item.operation();
+    try {
+      handle(operation, item.submission->number);
+    } catch (const Error& error) {
+      return std::make_exception_ptr(error.with_context(names(operation)));
+    } catch (const std::bad_alloc&) {
+      return std::make_exception_ptr(
+          Error(ErrorCategory::memory, names(operation) + ": out of memory"));
+    } catch (const std::exception& error) {
+      return std::make_exception_ptr(
+          Error(ErrorCategory::state, names(operation) + ": " + error.what()));
+    }
+    return nullptr;
+  }
+
+  std::exception_ptr start(const Item& item) const {
+    delay(item, 0);
+    return call(handler, item);
+  }
+
+  std::exception_ptr finish(const Item& item) const {
+    delay(item, 1);
+    return call(options.finish, item);
+  }
+
+  /// With the lock held.
+  void fail(const std::exception_ptr& error) {
+    if (!failure) failure = error;
+    wake();
+  }
+
+  /// With the lock held: accounts for a finished operation.
+  void complete(const Item& item) {
+    const Operation& operation = item.operation();
+    const auto number = static_cast<std::size_t>(operation.lane);
+    LaneQueue& lane = lanes[number];
+    const Span span = {item.submission->plan, item.id, item.submission->number,
+                       std::max(item.begun, lane.free_since), now()};
+    lane.free_since = span.end;
+    totals.busy_seconds[number] += span.end - span.start;
+    totals.bytes[number] += operation.bytes;
+    if (options.observer) options.observer(span);
+    item.submission->progress[item.id] = Progress::finished;
+    if (--item.submission->remaining == 0) --unfinished;
+    wake();
+  }
+
+  /// With the lock held: waits until the lane can start its next operation. False when the executor
+  /// stops or has failed.
+  bool await_inputs(std::unique_lock<std::mutex>& lock, std::size_t number) {
+    LaneQueue& lane = lanes[number];
+    lane.waiting_since = now();
+    lane.may_start.wait(lock, [&] { return stopping || failure || lane.can_start(); });
+    totals.stalled_seconds[number] += lane.stalled_until(now());
+    lane.waiting_since.reset();
+    return !stopping && !failure && !check_interrupt();
+  }
+
+  void start_operations(std::size_t number) {
+    std::unique_lock lock(mutex);
+    LaneQueue& lane = lanes[number];
+    while (true) {
+      lane.may_start.wait(lock, [&] { return stopping || (!lane.waiting.empty() && !failure); });
+      if (stopping) return;
+      if (!await_inputs(lock, number)) continue;
+      Item item = std::move(lane.waiting.front());
+      lane.waiting.pop_front();
+      item.begun = now();
+      lane.starting_since = item.begun;
+      lock.unlock();
+      const auto error = start(item);
+      lock.lock();
+      lane.starting_since.reset();
+      if (error) {
+        fail(error);
+      } else if (queued(number)) {
+        totals.enqueueing_seconds[number] += now() - item.begun;
+        item.submission->progress[item.id] = Progress::enqueued;
+        lane.enqueued.push_back(std::move(item));
+        lane.may_finish.notify_one();
+      } else {
+        complete(item);
+      }
+    }
+  }
+
+  /// Runs until nothing is enqueued, because enqueued operations use memory of the caller.
+  void finish_operations(std::size_t number) {
+    std::unique_lock lock(mutex);
+    LaneQueue& lane = lanes[number];
+    while (true) {
+      lane.may_finish.wait(lock, [&] { return all_enqueued || !lane.enqueued.empty(); });
+      if (lane.enqueued.empty()) return;
+      const Item item = lane.enqueued.front();
+      lock.unlock();
+      const auto error = finish(item);
+      lock.lock();
+      lane.enqueued.pop_front();
+      if (error) {
+        fail(error);
+      } else {
+        complete(item);
+      }
+    }
+  }
+
+  void run_serially(const std::shared_ptr<Submission>& submission) {
+    for (OpId id = 0; id < submission->plan->operations.size(); ++id) {
+      const Item item = {submission, id, now()};
+      auto error = start(item);
+      if (!error && queued(static_cast<std::size_t>(item.operation().lane))) error = finish(item);
+      const std::scoped_lock lock(mutex);
+      if (error) {
+        fail(error);
+      } else {
+        complete(item);
+      }
+      throw_failure();
+    }
+  }
+
+  void make_threads() {
+    try {
+      for (std::size_t lane = 0; lane < kLaneCount; ++lane) make_threads(lane);
+    } catch (const std::system_error& error) {
+      end();
+      throw Error(ErrorCategory::memory, "cannot start the thread of a lane", error.code().value());
+    } catch (...) {
+      end();
+      throw;
+    }
+  }
+
+  void make_threads(std::size_t lane) {
+    const std::string name(to_string(kLanes[lane]));
+    starting.emplace_back([this, lane] { start_operations(lane); });
+    pthread_setname_np(starting.back().native_handle(), name.c_str());
+    if (!queued(lane)) return;
+    finishing.emplace_back([this, lane] { finish_operations(lane); });
+    pthread_setname_np(finishing.back().native_handle(), (name + " end").c_str());
+  }
+
+  void end() {
+    join(starting, stopping);
+    join(finishing, all_enqueued);
+  }
+
+  /// Ends `threads` by setting `flag`, and waits for them.
+  void join(std::vector<std::thread>& threads, bool& flag) {
+    {
+      const std::scoped_lock lock(mutex);
+      flag = true;
+      wake();
+    }
+    for (auto& thread : threads) thread.join();
+  }
+};
+
+Executor::Executor(Handler handler, Names names, const ExecutorOptions& options)
+    : state_(std::make_unique<State>()) {
+  state_->handler = std::move(handler);
+  state_->names = std::move(names);
+  state_->options = options;
+  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    if (mode_of(kLanes[lane]) == Mode::streamed) state_->lanes[lane].most = options.most_on_stream;
+  }
+  if (!options.serial) state_->make_threads();
+}
+
+Executor::~Executor() {
+  state_->end();
+}
+
+void Executor::submit(const Plan& plan, std::uint64_t number) {
+  auto submission = std::make_shared<Submission>();
+  submission->plan = &plan;
+  submission->number = number;
+  submission->progress.assign(plan.operations.size(), Progress::waiting);
+  submission->remaining = plan.operations.size();
+  if (plan.operations.empty()) return;
+  {
+    std::unique_lock lock(state_->mutex);
+    if (state_->last != nullptr) {
+      // A seam orders only two neighbours, so the last submission but one must have finished. It
+      // can outlast the last: an evaluation may end while states are still written back.
+      std::shared_ptr<Submission>& before_last = state_->last->previous;
+      state_->wait_for(lock, [&] { return before_last == nullptr || before_last->finished(); });
+      before_last.reset();
+      submission->previous = state_->last;
+      submission->seam = &state_->seam_between(*state_->last->plan, plan);
+    }
+    state_->last = submission;
+    ++state_->unfinished;
+    if (!state_->options.serial) {
+      for (OpId id = 0; id < plan.operations.size(); ++id) {
+        const auto lane = static_cast<std::size_t>(plan.operations[id].lane);
+        state_->lanes[lane].waiting.push_back({submission, id});
+      }
+      for (LaneQueue& lane : state_->lanes) lane.may_start.notify_one();
+    }
+  }
+  if (state_->options.serial) state_->run_serially(submission);
+}
+
+void Executor::wait(OpId id) {
+  std::unique_lock lock(state_->mutex);
+  expects(state_->last != nullptr && id < state_->last->progress.size(),
+          "executor: cannot wait for an operation that was not submitted");
+  state_->wait_for(lock, [&] { return state_->last->progress[id] == Progress::finished; });
+}
+
+void Executor::drain() {
+  std::unique_lock lock(state_->mutex);
+  state_->wait_for(lock, [&] { return state_->unfinished == 0; });
+}
+
+LaneTotals Executor::totals() const {
+  const std::scoped_lock lock(state_->mutex);
+  LaneTotals totals = state_->totals;
+  const double now = state_->now();
+  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    totals.busy_seconds[lane] += state_->lanes[lane].busy_until(now);
+    totals.stalled_seconds[lane] += state_->lanes[lane].stalled_until(now);
+  }
+  return totals;
+}
+
+}  // namespace ballast::plan

@@ -1,0 +1,358 @@
+#include "ballast/plan/simulator.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+#include "src/plan/simulator_costs.h"
+#include "src/plan/simulator_sharing.h"
+
+namespace ballast::plan {
+namespace {
+
+/// For each operation, the operations that wait for it.
+class Followers {
+ public:
+  Followers() = default;
+
+  /// `each(id, visit)` visits the inputs of waiting operation `id`, all below `count`.
+  template <class Each>
+  Followers(std::size_t count, std::size_t waiting, Each each) : begin_(count + 1, 0) {
+    for (OpId id = 0; id < waiting; ++id) {
+      each(id, [&](OpId before) { ++begin_[before + 1]; });
+    }
+    for (std::size_t i = 0; i < count; ++i) begin_[i + 1] += begin_[i];
+    ids_.resize(begin_.back());
+    std::vector<std::size_t> next(begin_.begin(), begin_.end() - 1);
+    for (OpId id = 0; id < waiting; ++id) {
+      each(id, [&](OpId before) { ids_[next[before]++] = id; });
+    }
+  }
+
+  template <class Visit>
+  void of(OpId id, Visit visit) const {
+    for (std::size_t i = begin_[id]; i < begin_[id + 1]; ++i) visit(ids_[i]);
+  }
+
+ private:
+  std::vector<std::size_t> begin_;
+  std::vector<OpId> ids_;
+};
+
+/// Visits the inputs of operation `id` of `plan` that its stream does not order.
+template <class Visit>
+void visit_inputs(const Plan& plan, OpId id, Visit visit) {
+  for (const OpId before : plan.operations[id].after) {
+    if (!ordered_by_stream(plan.operations[before], plan.operations[id])) visit(before);
+  }
+}
+
+/// The data of a plan that all of its submissions share.
+struct PlanTable {
+  PlanTable(const Plan& source, const Schedule& schedule, const Rates& rates)
+      : plan(&source),
+        followers(source.operations.size(), source.operations.size(),
+                  [&](OpId id, auto visit) { visit_inputs(source, id, visit); }) {
+    costs.reserve(source.operations.size());
+    inputs.reserve(source.operations.size());
+    for (OpId id = 0; id < source.operations.size(); ++id) {
+      const Operation& operation = source.operations[id];
+      costs.push_back(cost_of(operation, schedule, rates));
+      visit_inputs(source, id, [&, &count = inputs.emplace_back(0)](OpId) { ++count; });
+      queues[index(operation.lane)].push_back(id);
+    }
+  }
+
+  const Plan* plan;
+  Followers followers;
+  std::vector<Cost> costs;
+  std::vector<std::uint32_t> inputs;  ///< number of inputs of each operation within the plan
+  std::array<std::vector<OpId>, kLaneCount> queues;
+};
+
+/// One submitted plan.
+struct SimulatedRun {
+  explicit SimulatedRun(const PlanTable& source)
+      : table(&source),
+        missing(source.inputs),
+        done(source.inputs.size(), 0),
+        remaining(source.inputs.size()) {}
+
+  const PlanTable* table;
+  std::vector<std::uint32_t> missing;  ///< unfinished inputs of each operation
+  std::vector<char> done;
+  std::size_t remaining;
+  const Followers* next = nullptr;  ///< followers in the next run, once that is submitted
+
+  [[nodiscard]] bool passed_gate() const {
+    const OpId gate = table->plan->gate;
+    return gate == kNoOp ? remaining == 0 : done[gate] != 0;
+  }
+};
+
+/// A lane's position in its queue and its current operation.
+struct LaneState {
+  std::size_t run = 0;
+  std::size_t position = 0;
+  bool busy = false;
+  bool enqueued = false;  ///< the operation was enqueued while its predecessor ran
+  double start = 0.0;
+  Cost left;
+};
+
+class Simulation {
+ public:
+  Simulation(const Schedule& schedule, const Rates& rates, const SimulationOptions& options)
+      : options_(options),
+        total_(std::size_t{options.warm_up} + options.measured),
+        first_(first_plan(schedule), schedule, rates),
+        steady_(schedule.steady, schedule, rates),
+        sharing_(rates) {
+    runs_.reserve(total_);
+    if (total_ > 1) behind_first_ = join(first_, steady_);
+    if (total_ > 2) behind_steady_ = join(steady_, steady_);
+  }
+
+  void play() {
+    if (options_.warm_up == 0) window_begin_ = 0.0;
+    while (true) {
+      submit();
+      start();
+      if (!step()) break;
+    }
+    if (runs_.size() < total_ || runs_.back().remaining > 0) refuse_deadlock();
+  }
+
+  Prediction take_prediction() {
+    Prediction result;
+    const double steps = options_.measured;
+    result.step_seconds = (window_end_ - window_begin_) / steps;
+    for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+      result.busy_seconds[lane] = busy_[lane] / steps;
+      result.stalled_seconds[lane] = stalled_seconds_[lane] / steps;
+      Bytes bytes = 0;
+      for (std::size_t run = options_.warm_up; run < total_; ++run) {
+        bytes += runs_[run].table->plan->bytes_on(kLanes[lane]);
+      }
+      result.bytes[lane] = bytes / options_.measured;
+    }
+    result.bounds = bounds();
+    result.timeline = std::move(timeline_);
+    return result;
+  }
+
+ private:
+  static const Plan& first_plan(const Schedule& schedule) {
+    return schedule.first.operations.empty() ? schedule.steady : schedule.first;
+  }
+
+  static Followers join(const PlanTable& before, const PlanTable& next) {
+    const auto edges = seam(*before.plan, *next.plan);
+    return {before.inputs.size(), edges.size(), [&](OpId id, auto visit) {
+              for (const OpId before : edges[id]) visit(before);
+            }};
+  }
+
+  /// Submits a run when the previous one has passed its gate and at most one other is unfinished,
+  /// as the engine and the executor do.
+  void submit() {
+    while (runs_.size() < total_) {
+      const std::size_t number = runs_.size();
+      if (number >= 1 && !runs_[number - 1].passed_gate()) return;
+      if (number >= 2 && runs_[number - 2].remaining > 0) return;
+      runs_.emplace_back(number == 0 ? first_ : steady_);
+      if (number == 0) continue;
+      SimulatedRun& before = runs_[number - 1];
+      before.next = number == 1 ? &behind_first_ : &behind_steady_;
+      for (OpId id = 0; id < before.done.size(); ++id) {
+        if (before.done[id] != 0) continue;
+        before.next->of(id, [&](OpId waiting) { ++runs_[number].missing[waiting]; });
+      }
+    }
+  }
+
+  /// Whether `lane` has a next operation; moves on to the next run at the end of one.
+  bool has_next(LaneState& lane, std::size_t number) const {
+    while (lane.run < runs_.size()) {
+      if (lane.position < runs_[lane.run].table->queues[number].size()) return true;
+      if (lane.run + 1 == runs_.size()) return false;
+      ++lane.run;
+      lane.position = 0;
+    }
+    return false;
+  }
+
+  [[nodiscard]] OpId operation_of(const LaneState& lane, std::size_t number) const {
+    return runs_[lane.run].table->queues[number][lane.position];
+  }
+
+  void start() {
+    stalled_ = 0;
+    for (std::size_t number = 0; number < kLaneCount; ++number) {
+      LaneState& lane = lanes_[number];
+      if (lane.busy || !has_next(lane, number)) continue;
+      const SimulatedRun& run = runs_[lane.run];
+      const OpId id = operation_of(lane, number);
+      if (run.missing[id] > 0) {
+        stalled_ |= lane_bit(number);
+        continue;
+      }
+      lane.busy = true;
+      lane.start = now_;
+      lane.left = run.table->costs[id];
+      if (lane.enqueued) lane.left.lead = 0.0;
+    }
+  }
+
+  /// Advances to the next time at which an operation ends or its lead does. False when none runs.
+  bool step() {
+    LaneSet running = 0;
+    LaneSet working = 0;
+    for (std::size_t number = 0; number < kLaneCount; ++number) {
+      if (!lanes_[number].busy) continue;
+      running |= lane_bit(number);
+      if (lanes_[number].left.lead <= 0.0) working |= lane_bit(number);
+    }
+    if (running == 0) return false;
+    const Speeds& speeds = sharing_.speeds(working);
+    std::array<double, kLaneCount> until{};
+    double nearest = std::numeric_limits<double>::infinity();
+    for (std::size_t number = 0; number < kLaneCount; ++number) {
+      const LaneState& lane = lanes_[number];
+      if (!lane.busy) continue;
+      until[number] = lane.left.lead > 0.0 ? lane.left.lead : lane.left.work / speeds[number];
+      nearest = std::min(nearest, until[number]);
+    }
+    account(nearest, running);
+    now_ += nearest;
+    for (std::size_t number = 0; number < kLaneCount; ++number) {
+      LaneState& lane = lanes_[number];
+      if (!lane.busy) continue;
+      double& left = lane.left.lead > 0.0 ? lane.left.lead : lane.left.work;
+      const double speed = lane.left.lead > 0.0 ? 1.0 : speeds[number];
+      left = until[number] <= nearest ? 0.0 : std::max(0.0, left - nearest * speed);
+      if (lane.left.lead <= 0.0 && lane.left.work <= 0.0) complete(number);
+    }
+    return true;
+  }
+
+  void account(double seconds, LaneSet running) {
+    if (now_ < window_begin_ || now_ >= window_end_) return;
+    for (std::size_t number = 0; number < kLaneCount; ++number) {
+      if ((running & lane_bit(number)) != 0) busy_[number] += seconds;
+      if ((stalled_ & lane_bit(number)) != 0) stalled_seconds_[number] += seconds;
+    }
+  }
+
+  void complete(std::size_t number) {
+    LaneState& lane = lanes_[number];
+    const OpId id = operation_of(lane, number);
+    SimulatedRun& run = runs_[lane.run];
+    const bool next_enqueued = enqueues_next(lane, number);
+    run.done[id] = 1;
+    --run.remaining;
+    run.table->followers.of(id, [&](OpId waiting) { --run.missing[waiting]; });
+    if (run.next != nullptr) {
+      SimulatedRun& next = runs_[lane.run + 1];
+      run.next->of(id, [&](OpId waiting) { --next.missing[waiting]; });
+    }
+    if (options_.timeline && lane.run >= options_.warm_up) {
+      timeline_.spans.push_back({run.table->plan, id, lane.run, lane.start, now_});
+    }
+    mark_gates();
+    lane.busy = false;
+    ++lane.position;
+    lane.enqueued = next_enqueued;
+  }
+
+  /// Whether the lane's next operation has all inputs before the current one ends, so that it is
+  /// already enqueued.
+  [[nodiscard]] bool enqueues_next(LaneState next, std::size_t number) const {
+    ++next.position;
+    return is_queued(kLanes[number]) && has_next(next, number) &&
+           runs_[next.run].missing[operation_of(next, number)] == 0;
+  }
+
+  void mark_gates() {
+    while (gates_ < runs_.size() && runs_[gates_].passed_gate()) {
+      ++gates_;
+      if (gates_ == options_.warm_up) window_begin_ = now_;
+      if (gates_ == total_) window_end_ = now_;
+    }
+  }
+
+  [[noreturn]] void refuse_deadlock() const {
+    for (std::size_t number = 0; number < kLaneCount; ++number) {
+      if ((stalled_ & lane_bit(number)) == 0) continue;
+      const LaneState& lane = lanes_[number];
+      throw Error(ErrorCategory::state,
+                  fmt::format("simulator: operation {} of '{}' waits forever on lane {}",
+                              operation_of(lane, number), runs_[lane.run].table->plan->name,
+                              to_string(kLanes[number])));
+    }
+    throw Error(ErrorCategory::state, "simulator: a plan never reaches its gate");
+  }
+
+  [[nodiscard]] std::vector<Prediction::Bound> bounds() const;
+
+  SimulationOptions options_;
+  std::size_t total_;
+  PlanTable first_;
+  PlanTable steady_;
+  Sharing sharing_;
+  Followers behind_first_;
+  Followers behind_steady_;
+
+  double now_ = 0.0;
+  std::vector<SimulatedRun> runs_;
+  std::array<LaneState, kLaneCount> lanes_{};
+  LaneSet stalled_ = 0;
+  std::size_t gates_ = 0;  ///< runs that have passed their gate
+  double window_begin_ = std::numeric_limits<double>::infinity();
+  double window_end_ = std::numeric_limits<double>::infinity();
+  std::array<double, kLaneCount> busy_{};
+  std::array<double, kLaneCount> stalled_seconds_{};
+  Timeline timeline_;
+};
+
+/// The lower bound of each lane alone. The largest user of a shared resource stands for the total
+/// time of all lanes on it, if that is longer.
+std::vector<Prediction::Bound> Simulation::bounds() const {
+  const PlanTable& table = total_ > 1 ? steady_ : first_;
+  std::array<double, kLaneCount> alone{};
+  std::array<double, kLaneCount> work{};
+  for (OpId id = 0; id < table.costs.size(); ++id) {
+    const std::size_t lane = index(table.plan->operations[id].lane);
+    alone[lane] += table.costs[id].seconds_in_turn(kLanes[lane]);
+    work[lane] += table.costs[id].work;
+  }
+  auto seconds = alone;
+  for (const auto& [lane, together] : sharing_.demands(work)) {
+    seconds[index(lane)] = std::max(seconds[index(lane)], together);
+  }
+  std::vector<Prediction::Bound> found;
+  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    if (seconds[lane] > 0.0) found.push_back({kLanes[lane], seconds[lane]});
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
+  return found;
+}
+
+}  // namespace
+
+Prediction simulate(const Schedule& schedule, const Rates& rates,
+                    const SimulationOptions& options) {
+  expects(options.measured > 0, "simulator: measured must be at least 1 step");
+  expects(!schedule.steady.operations.empty(), "simulator: the steady step has no operations");
+  check_sharing(schedule, rates);
+  Simulation simulation(schedule, rates, options);
+  simulation.play();
+  return simulation.take_prediction();
+}
+
+}  // namespace ballast::plan

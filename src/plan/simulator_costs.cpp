@@ -1,0 +1,150 @@
+#include "src/plan/simulator_costs.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/plan/simulator.h"
+
+namespace ballast::plan {
+namespace {
+
+[[noreturn]] void refuse(const Rates& rates, std::string_view key, std::string_view reason) {
+  throw Error(ErrorCategory::config,
+              fmt::format("rates '{}': {} is missing, but {}", rates.name, key, reason));
+}
+
+/// A rate and its key in a rates file.
+struct Rate {
+  double per_second;
+  std::string_view key;
+  std::string_view reason;  ///< why a plan needs it
+};
+
+double seconds_for(double amount, const Rate& rate, const Rates& rates) {
+  if (amount == 0.0) return 0.0;
+  if (!(rate.per_second > 0.0)) refuse(rates, rate.key, rate.reason);
+  return amount / rate.per_second;
+}
+
+/// Whether ranks of several nodes take part. Split weights are gathered within this rank's group.
+bool leaves_node(const Operation& operation, const Schedule& schedule, const Rates& rates) {
+  if (schedule.ranks <= rates.ranks_per_node) return false;
+  const bool in_group = operation.group == RankGroup::weight_copy;
+  return !in_group || rates.ranks_per_node % schedule.ranks_in_group != 0;
+}
+
+/// Bytes per second that one rank receives. A collective over several nodes also crosses the fabric
+/// of each node; the slower of the two bounds it.
+Rate between_ranks(const Operation& operation, const Schedule& schedule, const Rates& rates) {
+  const Rate fabric = {rates.fabric_per_second, "fabric_gbps",
+                       "the ranks of a node exchange weights or gradients"};
+  if (!leaves_node(operation, schedule, rates)) return fabric;
+  const Rate network = {rates.network_per_second, "network_gbps",
+                        "ranks of several nodes exchange weights or gradients"};
+  const bool fabric_counts = rates.ranks_per_node > 1;
+  return fabric_counts && fabric.per_second < network.per_second ? fabric : network;
+}
+
+Rate of_bytes(const Operation& operation, const Schedule& schedule, const Rates& rates) {
+  switch (operation.lane) {
+    case Lane::upload:
+      return {rates.upload_per_second, "upload_gbps", "the plan copies from host to device"};
+    case Lane::offload:
+      return {rates.offload_per_second, "offload_gbps", "the plan copies from device to host"};
+    case Lane::fetch:
+      return {rates.read_per_second, "read_gbps", "the plan fetches from NVMe"};
+    case Lane::writeback:
+      return {rates.write_per_second, "write_gbps", "the plan writes to NVMe"};
+    default:
+      return between_ranks(operation, schedule, rates);
+  }
+}
+
+Rate of_traffic(const Operation& operation, const Rates& rates) {
+  // The host device updates with the same code and threads.
+  const bool same = rates.shared_cores > 0 && rates.update_per_second > 0.0 &&
+                    operation.action == Action::update_on_device;
+  if (operation.lane == Lane::update || same) {
+    return {rates.update_per_second, "update_gbps", "the plan updates on the host"};
+  }
+  return {rates.device_memory_per_second, "device_memory_gbps",
+          "the plan clears, packs, encodes or updates on the device"};
+}
+
+Rate of_flops(const Operation& operation, const Schedule& schedule, const Rates& rates) {
+  const auto at = [&](const Curve& curve) {
+    const double tokens = static_cast<double>(operation.token_share) *
+                          static_cast<double>(schedule.micro_batch_tokens);
+    return curve.empty() ? 0.0 : rate_at(curve, tokens);
+  };
+  switch (operation.speed) {
+    case Speed::head:
+      return {at(rates.head), "head", "the plan computes a loss"};
+    case Speed::backward:
+      return {at(rates.backward), "backward", "the plan computes gradients"};
+    case Speed::forward:
+      break;
+  }
+  return {at(rates.forward), "forward", "the plan computes layers"};
+}
+
+bool uses(const Schedule& schedule, Lane lane) {
+  const auto on_lane = [lane](const Operation& operation) { return operation.lane == lane; };
+  const auto in = [&](const Plan& plan) {
+    return std::any_of(plan.operations.begin(), plan.operations.end(), on_lane);
+  };
+  return in(schedule.first) || in(schedule.steady);
+}
+
+}  // namespace
+
+Cost cost_of(const Operation& operation, const Schedule& schedule, const Rates& rates) {
+  Cost cost;
+  cost.lead = rates.launch_seconds;
+  if (operation.lane == Lane::fetch || operation.lane == Lane::writeback) {
+    cost.lead += rates.io_latency_seconds;
+  }
+  if (operation.bytes > 0) {
+    cost.work += seconds_for(static_cast<double>(operation.bytes),
+                             of_bytes(operation, schedule, rates), rates);
+  }
+  if (operation.flops > 0.0) {
+    cost.work += seconds_for(operation.flops, of_flops(operation, schedule, rates), rates);
+  }
+  if (operation.traffic > 0) {
+    cost.work +=
+        seconds_for(static_cast<double>(operation.traffic), of_traffic(operation, rates), rates);
+  }
+  cost.work *= static_cast<double>(operation.likelihood);
+  return cost;
+}
+
+void check_sharing(const Schedule& schedule, const Rates& rates) {
+  const bool mixed = uses(schedule, Lane::fetch) && uses(schedule, Lane::writeback);
+  if (mixed && !(rates.mixed_per_second > 0.0)) {
+    refuse(rates, "mixed_gbps", "the plan reads from and writes to NVMe at once");
+  }
+  if (mixed && !(rates.mixed_read_share > 0.0 && rates.mixed_read_share < 1.0)) {
+    throw Error(ErrorCategory::config,
+                fmt::format("rates '{}': mixed_read_share must be above 0 and below 1, got {}",
+                            rates.name, rates.mixed_read_share));
+  }
+  if (rates.shared_cores == 0) return;
+  if (rates.compute_threads == 0) refuse(rates, "compute_threads", "shared_cores is given");
+  if (rates.update_threads == 0 && uses(schedule, Lane::update)) {
+    refuse(rates, "update_threads", "shared_cores is given");
+  }
+}
+
+double seconds_alone(const Operation& operation, const Schedule& schedule, const Rates& rates) {
+  return cost_of(operation, schedule, rates).seconds();
+}
+
+double seconds_in_turn(const Operation& operation, const Schedule& schedule, const Rates& rates) {
+  return cost_of(operation, schedule, rates).seconds_in_turn(operation.lane);
+}
+
+}  // namespace ballast::plan

@@ -1,0 +1,99 @@
+#include "ballast/step/names.h"
+
+#include <array>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "ballast/step/labels.h"
+
+#include "src/step/plan_types.h"
+
+namespace ballast::step {
+namespace {
+
+using model::Kernel;
+
+/// The word for what a compute operation does.
+std::string_view name_of(Kernel kernel) {
+  switch (kernel) {
+    case Kernel::embed:
+    case Kernel::layer:
+    case Kernel::tile:
+    case Kernel::shared_expert:
+    case Kernel::expert:
+    case Kernel::exchanged_expert:
+    case Kernel::head_evaluate:
+      return "forward";
+    case Kernel::norm:
+      return "norm";
+    case Kernel::router:
+      return "router";
+    case Kernel::head_train:
+      return "forward and backward";
+    case Kernel::head_scan:
+      return "sums of logits";
+    case Kernel::head_differentiate:
+      return "backward of logits";
+    case Kernel::head_end:
+      return "loss";
+    case Kernel::embed_backward:
+    case Kernel::layer_backward:
+    case Kernel::norm_backward:
+    case Kernel::tile_backward:
+    case Kernel::shared_expert_backward:
+    case Kernel::router_backward:
+    case Kernel::expert_backward:
+    case Kernel::exchanged_expert_backward:
+      break;
+  }
+  return "backward";
+}
+
+/// The word for what an operation moves.
+std::string_view object_of(const Operation& operation) {
+  constexpr std::array<std::string_view, 4> kValues = {"batch", "activation", "routing", "losses"};
+  return operation.payload == Payload::value ? kValues.at(operation.label)
+                                             : to_string(operation.payload);
+}
+
+}  // namespace
+
+std::string OperationNames::kind_of(const Operation& operation) {
+  switch (operation.action) {
+    case Action::compute:
+      return std::string(name_of(kernel_of(operation)));
+    case Action::gate:
+    case Action::update:
+    case Action::update_on_device:
+    case Action::initialize:
+    case Action::read:
+      return std::string(to_string(operation.action));
+    default:
+      return fmt::format("{} {}", to_string(operation.action), object_of(operation));
+  }
+}
+
+std::string OperationNames::operator()(const Operation& operation) const {
+  const std::string action = kind_of(operation);
+  const bool initial = operation.action == Action::initialize || operation.action == Action::read;
+  if (operation.action == Action::gate || moves(operation, MovedValue::losses)) return action;
+  if (moves(operation, MovedValue::batch)) {
+    return fmt::format("{}, micro-batch {}", action, operation.micro);
+  }
+  const BlockWork& block = work_->blocks[operation.block];
+  if (operation.grows_with_batch() && !initial) {
+    return fmt::format("{} of {}, micro-batch {}{}", action, block.name, operation.micro,
+                       is_reference(operation) ? " of the reference" : "");
+  }
+  const bool of_sub_group = operation.payload == Payload::states ||
+                            operation.action == Action::update ||
+                            operation.action == Action::update_on_device;
+  if (of_sub_group && block.sub_groups.size() > 1 && !initial) {
+    return fmt::format("{} of {}, sub-group {}", action, block.name, operation.sub_group);
+  }
+  return fmt::format("{} of {}", action, block.name);
+}
+
+}  // namespace ballast::step

@@ -1,0 +1,340 @@
+#include "ballast/plan/executor.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <initializer_list>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+
+#include "tests/unit/step/fake_run.h"
+#include "tests/unit/step/random_workload.h"
+
+namespace ballast::plan::executor_test {
+namespace {
+
+/// A small model of device streams and disks: one thread per queued lane runs the enqueued
+/// operations, a stream in order, a disk the latest request first.
+class Streams {
+ public:
+  explicit Streams(Handler work) : work_(std::move(work)) {
+    for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+      if (!is_queued(kLanes[lane])) continue;
+      streams_[lane].in_order = mode_of(kLanes[lane]) == Mode::streamed;
+      streams_[lane].thread = std::thread([this, lane] { run(streams_[lane]); });
+    }
+  }
+  ~Streams() {
+    {
+      const std::scoped_lock lock(mutex_);
+      ending_ = true;
+    }
+    changed_.notify_all();
+    for (Stream& stream : streams_) {
+      if (stream.thread.joinable()) stream.thread.join();
+    }
+  }
+  Streams(const Streams&) = delete;
+  Streams& operator=(const Streams&) = delete;
+
+  /// The executor's handler: performs an operation, or enqueues it if the lane is queued.
+  void start(const Operation& operation, std::uint64_t run) {
+    if (!is_queued(operation.lane)) return work_(operation, run);
+    Stream& stream = of(operation);
+    {
+      const std::scoped_lock lock(mutex_);
+      stream.items.emplace_back(&operation, run);
+      stream.started.emplace_back(&operation, run);
+      most_ = std::max(most_, stream.items.size());
+    }
+    changed_.notify_all();
+  }
+  /// For ExecutorOptions::finish.
+  void finish(const Operation& operation, std::uint64_t run) {
+    Stream& stream = of(operation);
+    std::unique_lock lock(mutex_);
+    const Item item(&operation, run);
+    changed_.wait(lock, [&] { return stream.done.count(item) > 0; });
+    const Item expected = stream.started.front();
+    EXPECT_EQ(item, expected) << "finished out of turn";
+    stream.started.pop_front();
+    stream.done.erase(item);
+  }
+  ExecutorOptions options(ExecutorOptions others) {
+    others.finish = [this](const Operation& operation, std::uint64_t run) {
+      finish(operation, run);
+    };
+    return others;
+  }
+  /// The largest number of operations in a stream at a time.
+  [[nodiscard]] std::size_t most() const {
+    const std::scoped_lock lock(mutex_);
+    return most_;
+  }
+
+ private:
+  using Item = std::pair<const Operation*, std::uint64_t>;
+  struct Stream {
+    std::deque<Item> items;    ///< not done
+    std::deque<Item> started;  ///< not finished
+    std::set<Item> done;       ///< done but not finished
+    bool in_order = true;
+    std::thread thread;
+  };
+
+  Stream& of(const Operation& operation) {
+    return streams_[static_cast<std::size_t>(operation.lane)];
+  }
+  void run(Stream& stream) {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return ending_ || !stream.items.empty(); });
+      if (stream.items.empty()) return;
+      const Item item = stream.in_order ? stream.items.front() : stream.items.back();
+      lock.unlock();
+      work_(*item.first, item.second);
+      lock.lock();
+      stream.items.erase(std::find(stream.items.begin(), stream.items.end(), item));
+      stream.done.insert(item);
+      changed_.notify_all();
+    }
+  }
+
+  Handler work_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::array<Stream, kLaneCount> streams_;
+  std::size_t most_ = 0;
+  bool ending_ = false;
+};
+
+/// Whether a FakeMachine gets the serial result in every mode: `execute(machine, options, submit)`
+/// makes an executor with these options that works on `machine` and calls `submit` with it. The
+/// machine has no lock, so the thread sanitizer reports a missing edge as a data race.
+template <class Execute>
+void expect_serial_results(Execute execute) {
+  for (std::uint64_t seed = 0; seed < 25; ++seed) {
+    const step::Problem problem = step::random_problem(seed);
+    const Schedule schedule =
+        step::build(step::with_program(problem.workload), problem.placement, problem.options);
+    const auto runs = step::random_runs(problem, schedule, seed, 6);
+    const auto expected = step::serial_result(schedule, runs.runs);
+    const auto run = [&](const ExecutorOptions& options, bool patient) {
+      step::FakeMachine machine(schedule.buffers.size());
+      execute(machine, options,
+              [&](Executor& executor) { step::submit_all(executor, runs.runs, patient); });
+      return machine.values();
+    };
+    EXPECT_EQ(run({.serial = true}, true), expected) << seed;
+    EXPECT_EQ(run({}, true), expected) << seed;
+    EXPECT_EQ(run({}, false), expected) << seed;
+    EXPECT_EQ(run({.most_on_stream = kMostOnFastStream}, false), expected) << seed;
+    EXPECT_EQ(run({.delay_seed = seed}, seed % 2 == 0), expected) << seed;
+  }
+}
+
+TEST(Executor, LanesWithRandomDelaysGiveTheSerialResult) {
+  expect_serial_results(
+      [](step::FakeMachine& machine, const ExecutorOptions& options, auto submit) {
+        Executor executor([&](const Operation& op, std::uint64_t n) { machine.perform(op, n); },
+                          step::action_name, options);
+        submit(executor);
+      });
+}
+
+TEST(Executor, QueuedLanesGiveTheSerialResult) {
+  std::map<std::size_t, std::size_t> most;  // enqueued, by the most allowed
+  expect_serial_results(
+      [&](step::FakeMachine& machine, const ExecutorOptions& options, auto submit) {
+        Streams streams([&](const Operation& op, std::uint64_t n) {
+          if (options.delay_seed)
+            std::this_thread::sleep_for(std::chrono::microseconds(n % 3 * 40));
+          machine.perform(op, n);
+        });
+        Executor executor([&](const Operation& op, std::uint64_t n) { streams.start(op, n); },
+                          step::action_name, streams.options(options));
+        submit(executor);
+        std::size_t& seen = most[options.most_on_stream];
+        seen = std::max(seen, streams.most());
+      });
+  EXPECT_EQ(most[kMostEnqueued], kMostEnqueued) << "nothing was enqueued ahead, or too much";
+  EXPECT_EQ(most[kMostOnFastStream], kMostOnFastStream) << "likewise on fast streams";
+}
+
+/// Operations of the given lanes, each after the previous one.
+Plan chain(std::initializer_list<Lane> lanes) {
+  Plan plan;
+  for (const Lane lane : lanes) {
+    const auto id = static_cast<OpId>(plan.operations.size());
+    Operation operation;
+    operation.lane = lane;
+    if (id > 0) operation.after = {id - 1};
+    plan.operations.push_back(operation);
+  }
+  return plan;
+}
+
+TEST(Executor, EnqueuesBehindWhatIsUnderWayOnTheSameLaneAndNoOther) {
+  const Plan plan =
+      chain({Lane::compute, Lane::compute, Lane::compute, Lane::offload, Lane::update});
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<OpId> started;
+  const auto number = [&](const Operation& op) {
+    return static_cast<OpId>(&op - plan.operations.data());
+  };
+  ExecutorOptions options;
+  options.finish = [&](const Operation& op, std::uint64_t) {
+    std::unique_lock lock(mutex);
+    if (number(op) != 0) return;
+    // The first operation runs until the second is enqueued, and then long enough for others to
+    // start by mistake.
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(60), [&] {
+      return started.size() >= 2;
+    })) << "nothing is enqueued ahead";
+    changed.wait_for(lock, std::chrono::milliseconds(20), [&] { return started.size() > 2; });
+    EXPECT_EQ(started, (std::vector<OpId>{0, 1}));
+  };
+  Executor executor(
+      [&](const Operation& op, std::uint64_t) {
+        const std::scoped_lock lock(mutex);
+        started.push_back(number(op));
+        changed.notify_all();
+      },
+      step::action_name, options);
+  executor.submit(plan, 1);
+  executor.drain();
+  EXPECT_EQ(started, (std::vector<OpId>{0, 1, 2, 3, 4}));
+  EXPECT_GT(executor.totals().enqueueing_seconds[static_cast<std::size_t>(Lane::compute)], 0.0);
+}
+
+TEST(Executor, AnotherStreamOfTheLaneWaitsForTheEndOfWhatIsEnqueued) {
+  Plan plan = chain({Lane::compute, Lane::compute});
+  plan.operations[1].device = 1;
+  std::atomic<bool> over = false;
+  ExecutorOptions options;
+  options.finish = [&](const Operation& op, std::uint64_t) {
+    if (op.device > 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    over = true;
+  };
+  Executor executor([&](const Operation& op, std::uint64_t) { EXPECT_EQ(over, op.device > 0); },
+                    step::action_name, options);
+  executor.submit(plan, 1);
+  executor.drain();
+  EXPECT_TRUE(over);
+}
+
+TEST(Executor, RequestsOfALaneAreUnderWayTogetherUnlessAnEdgeSaysOtherwise) {
+  Plan plan = chain({Lane::fetch, Lane::fetch, Lane::fetch});
+  plan.operations[1].after.clear();
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::set<OpId> started;
+  std::set<OpId> finished;
+  const auto number = [&](const Operation& op) {
+    return static_cast<OpId>(&op - plan.operations.data());
+  };
+  ExecutorOptions options;
+  options.finish = [&](const Operation& op, std::uint64_t) {
+    std::unique_lock lock(mutex);
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(60), [&] {
+      return started.count(1) > 0;
+    })) << "one at a time";
+    finished.insert(number(op));
+  };
+  Executor executor(
+      [&](const Operation& op, std::uint64_t) {
+        const std::scoped_lock lock(mutex);
+        if (number(op) == 2) {
+          EXPECT_EQ(finished.count(1), 1U) << "before what it follows is over";
+        }
+        started.insert(number(op));
+        changed.notify_all();
+      },
+      step::action_name, options);
+  executor.submit(plan, 1);
+  executor.drain();
+  EXPECT_EQ(finished.size(), 3U);
+}
+
+TEST(Executor, OtherLanesWaitForTheEndOfWhatIsEnqueued) {
+  const Plan plan = chain({Lane::compute, Lane::offload});
+  std::atomic<bool> over = false;
+  ExecutorOptions options;
+  options.finish = [&](const Operation& op, std::uint64_t) {
+    if (op.lane != Lane::compute) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    over = true;
+  };
+  Executor executor(
+      [&](const Operation& op, std::uint64_t) { EXPECT_EQ(over, op.lane == Lane::offload); },
+      step::action_name, options);
+  executor.submit(plan, 1);
+  executor.drain();
+  EXPECT_TRUE(over);
+}
+
+TEST(Executor, WhatIsEnqueuedIsWaitedForWhenTheExecutorIsGivenUp) {
+  const Plan plan = chain({Lane::compute, Lane::compute, Lane::compute});
+  std::atomic<int> started = 0;
+  std::atomic<int> finished = 0;
+  std::atomic<bool> given_up = false;
+  {
+    ExecutorOptions options;
+    options.finish = [&](const Operation&, std::uint64_t) {
+      while (!given_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      // Runs until it is told to end.
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      ++finished;
+    };
+    Executor executor([&](const Operation&, std::uint64_t) { ++started; }, step::action_name,
+                      options);
+    executor.submit(plan, 1);
+    while (started < static_cast<int>(kMostEnqueued)) std::this_thread::yield();
+    given_up = true;
+  }
+  EXPECT_EQ(finished, started);
+}
+
+TEST(Executor, WhatIsEnqueuedIsWaitedForAfterAFailure) {
+  const Plan plan = chain({Lane::compute, Lane::compute, Lane::offload});
+  for (const bool serial : {false, true}) {
+    std::atomic<int> started = 0;
+    std::atomic<int> finished = 0;
+    {
+      ExecutorOptions options = {.serial = serial};
+      options.finish = [&](const Operation&, std::uint64_t) {
+        // Enqueues every operation that can be enqueued now.
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        if (++finished == 1) throw Error(ErrorCategory::device, "broken");
+      };
+      Executor executor([&](const Operation&, std::uint64_t) { ++started; },
+                        [](const Operation&) { return std::string("the first"); }, options);
+      try {
+        executor.submit(plan, 1);
+        executor.drain();
+        FAIL();
+      } catch (const Error& error) {
+        EXPECT_STREQ(error.what(), "the first: broken");
+      }
+    }
+    EXPECT_EQ(started, finished);
+    EXPECT_EQ(started, serial ? 1 : 2);
+  }
+}
+
+}  // namespace
+}  // namespace ballast::plan::executor_test

@@ -1,0 +1,77 @@
+#include "ballast/plan/rates.h"
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/plan/simulator.h"
+
+#include "tests/unit/plan/unit_rates.h"
+
+namespace ballast::plan::rates_test {
+namespace {
+
+TEST(SecondsAlone, AreBytesOverTheRateOfTheLane) {
+  Rates rates = unit_rates();
+  rates.upload_per_second = 4.0;
+  rates.read_per_second = 2.0;
+  rates.launch_seconds = 0.5;
+  rates.io_latency_seconds = 0.25;
+  Operation operation;
+  operation.bytes = 8;
+  operation.lane = Lane::upload;
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, Schedule(), rates), 2.5);
+  operation.lane = Lane::fetch;
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, Schedule(), rates), 4.75);
+}
+
+TEST(SecondsAlone, OfACollectiveAreThoseOfTheSlowestLineItCrosses) {
+  Rates rates = unit_rates();
+  rates.fabric_per_second = 8.0;
+  rates.network_per_second = 2.0;
+  rates.ranks_per_node = 4;
+  Operation operation;
+  operation.lane = Lane::gather;
+  operation.bytes = 16;
+  Schedule schedule;
+  schedule.ranks = 4;
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 2.0);
+  schedule.ranks = 8;
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 8.0);
+  rates.network_per_second = 100.0;
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 2.0);
+  rates.ranks_per_node = 1;
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 0.16);
+}
+
+TEST(SecondsAlone, OfComputeAreThoseOfFlopsAndOfMemoryTraffic) {
+  Rates rates = unit_rates();
+  rates.forward = {{64.0, 10.0}};
+  rates.backward = {{64.0, 20.0}};
+  rates.head = {{64.0, 40.0}};
+  rates.device_memory_per_second = 4.0;
+  Schedule schedule;
+  schedule.micro_batch_tokens = 64;
+  Operation operation;
+  operation.flops = 80.0;
+  operation.traffic = 8;
+  const auto seconds = [&](Speed speed) {
+    operation.speed = speed;
+    return seconds_alone(operation, schedule, rates);
+  };
+  EXPECT_DOUBLE_EQ(seconds(Speed::forward), 10.0);
+  EXPECT_DOUBLE_EQ(seconds(Speed::backward), 6.0);
+  EXPECT_DOUBLE_EQ(seconds(Speed::head), 4.0);
+}
+
+TEST(RateAt, InterpolatesTheTimePerFlopInTheLogarithmOfTokens) {
+  const Curve curve = {{256.0, 10.0}, {1024.0, 30.0}, {2048.0, 40.0}};
+  EXPECT_DOUBLE_EQ(rate_at(curve, 256.0), 10.0);
+  EXPECT_DOUBLE_EQ(rate_at(curve, 1024.0), 30.0);
+  EXPECT_DOUBLE_EQ(rate_at(curve, 512.0), 15.0);  // half way between 1/10 and 1/30
+  EXPECT_DOUBLE_EQ(rate_at(curve, 1.0), 10.0);
+  EXPECT_DOUBLE_EQ(rate_at(curve, 1e6), 40.0);
+  EXPECT_THROW(rate_at({}, 1.0), Error);
+}
+
+}  // namespace
+}  // namespace ballast::plan::rates_test

@@ -1,0 +1,219 @@
+#include <algorithm>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/plan/simulator.h"
+
+#include "tests/unit/plan/unit_rates.h"
+#include "tests/unit/step/random_workload.h"
+
+// Properties of the simulation of any schedule.
+
+namespace ballast::plan::simulator_random_test {
+namespace {
+
+constexpr SimulationOptions kOneRun = {.warm_up = 0, .measured = 1, .timeline = true};
+
+double at(const std::array<double, kLaneCount>& values, Lane lane) {
+  return values[static_cast<std::size_t>(lane)];
+}
+
+Rates random_rates(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto pick = [&] { return 1e4 * static_cast<double>(1 + random() % 100); };
+  Rates rates = unit_rates();
+  rates.forward = rates.backward = rates.head = {{128.0, pick() / 100.0}};
+  rates.device_memory_per_second = pick();
+  rates.update_per_second = pick();
+  rates.upload_per_second = pick();
+  rates.offload_per_second = pick();
+  rates.read_per_second = pick();
+  rates.write_per_second = pick();
+  // No slower than serial execution, byte for byte.
+  rates.mixed_per_second = 2.0 / (1.0 / rates.read_per_second + 1.0 / rates.write_per_second);
+  rates.launch_seconds = 0.001;
+  rates.io_latency_seconds = 0.002;
+  if (random() % 2 == 0) {
+    rates.shared_cores = 2;
+    rates.compute_threads = 2;
+    rates.update_threads = 1;
+    rates.link_cores = 0.5;
+    rates.io_cores = 0.25;
+    rates.compute_beside_copy = 0.3;
+    rates.compute_beside_io = 0.8;
+  }
+  return rates;
+}
+
+struct Alone {
+  double largest_lane = 0.0;
+  double sum = 0.0;
+  double critical_path = 0.0;
+};
+
+/// Durations of one plan's operations without sharing: lower bounds from lanes and paths, and the
+/// sum of all as an upper bound.
+Alone alone(const Plan& plan, const Schedule& schedule, const Rates& rates) {
+  Alone result;
+  std::map<Lane, double> lanes;
+  std::vector<double> end(plan.operations.size(), 0.0);
+  for (OpId id = 0; id < plan.operations.size(); ++id) {
+    const Operation& operation = plan.operations[id];
+    const double seconds = seconds_alone(operation, schedule, rates);
+    const double least = seconds_in_turn(operation, schedule, rates);
+    double start = lanes[operation.lane];
+    for (const OpId before : operation.after) start = std::max(start, end[before]);
+    end[id] = start + least;
+    result.critical_path = std::max(result.critical_path, end[id]);
+    result.sum += seconds;
+    lanes[operation.lane] += least;
+    result.largest_lane = std::max(result.largest_lane, lanes[operation.lane]);
+  }
+  return result;
+}
+
+TEST(Simulator, AStepIsNeverShorterThanItsPathsNorLongerThanSerial) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    const step::Problem problem = step::random_problem(seed);
+    const Schedule schedule =
+        step::build(step::with_program(problem.workload), problem.placement, problem.options);
+    const Rates rates = random_rates(seed);
+    const Prediction prediction = simulate(schedule, rates, kOneRun);
+    const Alone limits = alone(schedule.first, schedule, rates);
+    const double makespan = prediction.timeline.spans.back().end;
+    EXPECT_GE(makespan, limits.largest_lane * (1.0 - 1e-9)) << seed;
+    EXPECT_GE(makespan, limits.critical_path * (1.0 - 1e-9)) << seed;
+    EXPECT_GE(makespan, prediction.bounds.front().seconds * (1.0 - 1e-9)) << seed;
+    EXPECT_LE(makespan, limits.sum * (1.0 + 1e-9)) << seed;
+  }
+}
+
+TEST(Simulator, EveryOperationRunsOnceInLaneOrderAndBehindWhatItFollows) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    const step::Problem problem = step::random_problem(seed);
+    const Schedule schedule =
+        step::build(step::with_program(problem.workload), problem.placement, problem.options);
+    const Prediction prediction =
+        simulate(schedule, random_rates(seed), {.warm_up = 0, .timeline = true});
+    std::map<std::pair<std::uint64_t, OpId>, Span> spans;
+    for (const Span& span : prediction.timeline.spans) {
+      EXPECT_TRUE(spans.emplace(std::pair(span.run, span.op), span).second) << seed;
+    }
+    ASSERT_EQ(spans.size(),
+              schedule.first.operations.size() + 2 * schedule.steady.operations.size());
+    const auto behind_first = seam(schedule.first, schedule.steady);
+    const auto behind_steady = seam(schedule.steady, schedule.steady);
+    std::map<Lane, double> lane_free;
+    for (const auto& [key, span] : spans) {  // in order of runs and plans
+      const auto [run, op] = key;
+      double& free = lane_free[span.operation().lane];
+      EXPECT_GE(span.start, free) << seed;
+      free = span.end;
+      for (const OpId before : span.operation().after) {
+        EXPECT_GE(span.start, spans.at({run, before}).end) << seed;
+      }
+      if (run == 0) continue;
+      const auto& joint = run == 1 ? behind_first : behind_steady;
+      for (const OpId before : joint[op]) {
+        EXPECT_GE(span.start, spans.at({run - 1, before}).end) << seed;
+      }
+    }
+  }
+}
+
+TEST(Simulator, TheSameArgumentsGiveTheSameBits) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    const step::Problem problem = step::random_problem(seed);
+    const Schedule schedule =
+        step::build(step::with_program(problem.workload), problem.placement, problem.options);
+    const auto run = [&] { return simulate(schedule, random_rates(seed)); };
+    const Prediction one = run();
+    const Prediction two = run();
+    EXPECT_EQ(one.step_seconds, two.step_seconds);
+    EXPECT_EQ(one.busy_seconds, two.busy_seconds);
+    EXPECT_EQ(one.stalled_seconds, two.stalled_seconds);
+  }
+}
+
+TEST(Simulator, BusyAndStalledTimeFitIntoAStep) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    const step::Problem problem = step::random_problem(seed);
+    const Schedule schedule =
+        step::build(step::with_program(problem.workload), problem.placement, problem.options);
+    const Prediction prediction = simulate(schedule, random_rates(seed));
+    for (const Lane lane : kLanes) {
+      const double used = at(prediction.busy_seconds, lane) + at(prediction.stalled_seconds, lane);
+      EXPECT_LE(used, prediction.step_seconds * (1.0 + 1e-9)) << seed << to_string(lane);
+      EXPECT_EQ(prediction.bytes[static_cast<std::size_t>(lane)], schedule.steady.bytes_on(lane));
+    }
+  }
+}
+
+/// GPT of 128 layers of width 25600: a trillion parameters, on 64 nodes of 8 ranks.
+step::Problem a_trillion_parameters(std::uint32_t micro_batches) {
+  step::Problem problem;
+  constexpr Bytes kWidth = 25600;
+  constexpr Bytes kVocabulary = 51200;
+  constexpr std::uint64_t kTokens = 2048;
+  constexpr std::uint32_t kWorld = 512;
+  const auto add = [&](const std::string& name, Bytes elements, double flops) {
+    problem.workload.blocks.push_back({.name = name,
+                                       .weight_bytes = 2 * elements,
+                                       .accumulator_bytes = 4 * elements,
+                                       .gradient_bytes = 2 * elements,
+                                       .forward_flops = flops,
+                                       .recomputed_flops = flops,
+                                       .sub_groups = {{.state_bytes = 10 * elements / kWorld,
+                                                       .update_traffic = 26 * elements / kWorld}}});
+  };
+  const auto dense = [](Bytes elements) {
+    return 2.0 * static_cast<double>(elements) * static_cast<double>(kTokens);
+  };
+  add("embedding", (kVocabulary + kTokens) * kWidth, 0.0);
+  const Bytes layer = 12 * kWidth * kWidth;
+  for (int i = 0; i < 128; ++i) add(fmt::format("layer {}", i), layer, dense(layer));
+  add("head", kVocabulary * kWidth, dense(kVocabulary * kWidth));
+  step::Workload& workload = problem.workload;
+  workload.activation_bytes = 2 * kTokens * kWidth;
+  workload.batch_bytes = 8 * kTokens;
+  workload.losses_bytes = Bytes{4} * micro_batches;
+  workload.statistics_bytes = 16;
+  workload.workspace_bytes = kGiB;
+  workload.micro_batch_tokens = kTokens;
+  workload.micro_batches = micro_batches;
+  workload.world = kWorld;
+  workload.stage = 3;
+  problem.placement.blocks.assign(workload.blocks.size(), {Tier::host, Tier::nvme, Tier::host});
+  problem.options.buffers.state_staging = 4;
+  return problem;
+}
+
+TEST(Simulator, APlanForATrillionParametersOn64NodesSimulates) {
+  const step::Problem problem = a_trillion_parameters(8);
+  const Schedule schedule =
+      step::build(step::with_program(problem.workload), problem.placement, problem.options);
+  Rates rates = unit_rates();
+  rates.forward = rates.backward = rates.head = {{2048.0, 400e12}};
+  rates.device_memory_per_second = 2e12;
+  rates.launch_seconds = 1e-5;
+  rates.update_per_second = 50e9;
+  rates.upload_per_second = rates.offload_per_second = 50e9;
+  rates.read_per_second = rates.write_per_second = rates.mixed_per_second = 5e9;
+  rates.fabric_per_second = 360e9;
+  rates.network_per_second = 340e9;
+  rates.ranks_per_node = 8;
+  const Prediction prediction = simulate(schedule, rates);
+  // 8 FLOP per parameter and token (less one repetition for the head).
+  const double flops = 8.0 * 1.006e12 * 8 * 2048;
+  EXPECT_GT(prediction.step_seconds, 0.98 * flops / 400e12);
+  EXPECT_LT(prediction.step_seconds, 1.1 * flops / 400e12);
+  EXPECT_EQ(prediction.bounds.front().lane, Lane::compute);
+}
+
+}  // namespace
+}  // namespace ballast::plan::simulator_random_test

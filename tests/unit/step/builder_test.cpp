@@ -1,0 +1,412 @@
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+
+#include "src/step/plan_types.h"
+#include "tests/support/named_operation.h"
+#include "tests/unit/step/random_workload.h"
+
+namespace ballast::step::builder_test {
+namespace {
+
+using named::Action;
+using named::action_of;
+using named::Role;
+
+Problem uniform(std::size_t blocks, std::uint32_t micro_batches, Tier weights, Tier optimizer) {
+  Problem problem = random_problem(1);
+  problem.workload.blocks.assign(blocks, bf16_block("block", 2048, 10.0));
+  problem.workload.tied = false;
+  problem.workload.micro_batches = micro_batches;
+  problem.workload.losses_bytes = Bytes{8} * micro_batches;
+  problem.workload.evaluation_micro_batches = 1;
+  problem.placement.blocks.assign(blocks, {weights, optimizer, Tier::device});
+  problem.options = {};
+  return problem;
+}
+
+Schedule build(const Problem& problem) {
+  return step::build(with_program(problem.workload), problem.placement, problem.options);
+}
+
+std::size_t count(const Plan& plan, Action action) {
+  return static_cast<std::size_t>(
+      std::count_if(plan.operations.begin(), plan.operations.end(),
+                    [&](const Operation& op) { return action_of(op) == action; }));
+}
+
+TEST(Builder, EveryRandomPlanIsFreeOfHazards) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    const Problem problem = random_problem(seed);
+    const Schedule schedule = build(problem);
+    const bool gated = problem.options.update == Update::gated;
+    const Plan& steady = schedule.steady;
+    const auto runs =
+        gated ? std::vector{&schedule.first,      &steady,        &steady, &schedule.flush,
+                            &schedule.evaluation, &schedule.first}
+              : std::vector{&steady, &steady, &schedule.evaluation, &steady};
+    EXPECT_EQ(plan::find_hazards(schedule, runs), std::vector<std::string>{}) << seed;
+  }
+}
+
+TEST(Builder, ARemovedEdgeIsFoundAsAHazard) {
+  Schedule schedule = build(uniform(4, 2, Tier::host, Tier::nvme));
+  for (Operation& operation : schedule.steady.operations) {
+    if (action_of(operation) == Action::upload_weights) operation.after.clear();
+  }
+  EXPECT_FALSE(plan::find_hazards(schedule, {&schedule.steady, &schedule.steady}).empty());
+}
+
+/// Two operations that write the same buffer one after the other, without an edge.
+struct TwoWriters {
+  explicit TwoWriters(Lane lane) {
+    schedule.buffers = {{.name = "shared", .bytes = 8}};
+    for (int i = 0; i < 2; ++i) {
+      plan.operations.push_back({.lane = lane, .uses = {{plan::Role::target, 0, true}}});
+    }
+  }
+  [[nodiscard]] std::size_t hazards() const { return plan::find_hazards(schedule, {&plan}).size(); }
+
+  Schedule schedule;
+  Plan plan;
+};
+
+TEST(Hazards, OperationsOfALaneOnTwoStreamsNeedAnEdge) {
+  TwoWriters writers(Lane::compute);
+  EXPECT_EQ(writers.hazards(), 0U);
+  writers.plan.operations[1].device = 1;
+  EXPECT_EQ(writers.hazards(), 1U);
+  writers.plan.operations[1].after = {0};
+  EXPECT_EQ(writers.hazards(), 0U);
+}
+
+TEST(Hazards, RequestsToTheDisksNeedAnEdge) {
+  for (const Lane lane : {Lane::fetch, Lane::writeback}) {
+    TwoWriters writers(lane);
+    EXPECT_EQ(writers.hazards(), 1U) << to_string(lane);
+    writers.plan.operations[1].after = {0};
+    EXPECT_EQ(writers.hazards(), 0U) << to_string(lane);
+  }
+}
+
+TEST(Hazards, LanesThatDoOneThingAtATimeNeedNone) {
+  for (const Lane lane : {Lane::update, Lane::gather, Lane::reduce}) {
+    EXPECT_EQ(TwoWriters(lane).hazards(), 0U) << to_string(lane);
+  }
+}
+
+TEST(Builder, FillAndReadAreFreeOfHazardsBetweenAnyRuns) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    const Problem problem = seed % 2 == 0 ? random_problem(seed) : random_problem_of_ranks(seed);
+    const Schedule schedule = build(problem);
+    const auto blocks = static_cast<std::uint32_t>(problem.workload.blocks.size());
+    const Plan fill =
+        build_fill(with_program(problem.workload), problem.placement, problem.options);
+    const Plan read =
+        build_read(with_program(problem.workload), problem.placement, problem.options, 0, blocks);
+    const Plan& flush = schedule.flush.operations.empty() ? schedule.evaluation : schedule.flush;
+    EXPECT_EQ(
+        plan::find_hazards(schedule, {&fill, &schedule.first, &flush, &read, &schedule.first}),
+        std::vector<std::string>{})
+        << seed;
+  }
+}
+
+using BytesOfHomes = std::map<std::pair<std::uint32_t, std::uint32_t>, Bytes>;
+
+/// Bytes of `role` that host operations see, by block and sub-group; the pieces follow each other.
+BytesOfHomes seen(const Plan& plan, Action action, Role role) {
+  BytesOfHomes found;
+  for (const Operation& operation : plan.operations) {
+    if (action_of(operation) != action) continue;
+    if (named::Operation(operation).buffer(role) == kNoBuffer) continue;
+    Bytes& bytes = found[{operation.block, operation.sub_group}];
+    EXPECT_EQ(operation.offset, bytes);
+    bytes += operation.bytes;
+  }
+  return found;
+}
+
+TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrderWithoutZerosOfTheDevice) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    Problem problem = seed % 2 == 0 ? random_problem(seed) : random_problem_of_ranks(seed);
+    // Large enough for several pieces.
+    for (BlockWork& block : problem.workload.blocks) {
+      for (SubGroup& group : block.sub_groups) {
+        group.state_bytes *= 64;
+        group.initial_state_bytes *= 64;
+      }
+    }
+    const Schedule schedule = build(problem);
+    const auto blocks = static_cast<std::uint32_t>(problem.workload.blocks.size());
+    BytesOfHomes weights;
+    BytesOfHomes states;
+    BytesOfHomes filled;
+    for (std::uint32_t b = 0; b < blocks; ++b) {
+      weights[{b, 0}] = schedule.buffers[schedule.weight_home[b]].bytes;
+      const BufferId trained = schedule.trained_home[b];
+      if (trained != kNoBuffer) weights[{b, 0}] += schedule.buffers[trained].bytes;
+      const std::vector<SubGroup>& groups = problem.workload.blocks[b].sub_groups;
+      for (std::uint32_t g = 0; g < groups.size(); ++g) {
+        const Buffer& home = schedule.buffers[schedule.state_home[b][g]];
+        states[{b, g}] = home.bytes;
+        filled[{b, g}] = home.tier == Tier::device ? groups[g].initial_state_bytes : home.bytes;
+      }
+    }
+    const Plan fill =
+        build_fill(with_program(problem.workload), problem.placement, problem.options);
+    EXPECT_EQ(seen(fill, Action::initialize, Role::weights), weights) << seed;
+    EXPECT_EQ(seen(fill, Action::initialize, Role::states), filled) << seed;
+    const Plan read =
+        build_read(with_program(problem.workload), problem.placement, problem.options, 0, blocks);
+    EXPECT_EQ(seen(read, Action::read, Role::weights), weights) << seed;
+    EXPECT_EQ(seen(read, Action::read, Role::states), states) << seed;
+    EXPECT_EQ(fill.bytes_on(Lane::writeback), schedule.bytes(Tier::nvme)) << seed;
+  }
+}
+
+TEST(Builder, AFillMakesTheStatesOfABlockWhileThoseOfTheBlockBeforeAreWritten) {
+  const Problem problem = uniform(4, 1, Tier::nvme, Tier::nvme);
+  const Plan fill = build_fill(with_program(problem.workload), problem.placement, problem.options);
+  const auto last = [&](Action action, std::uint32_t block) {
+    OpId found = 0;
+    for (OpId id = 0; id < fill.operations.size(); ++id) {
+      if (action_of(fill.operations[id]) == action && fill.operations[id].block == block)
+        found = id;
+    }
+    return found;
+  };
+  for (std::uint32_t block = 1; block < 4; ++block) {
+    std::set<OpId> before = {last(Action::initialize, block)};
+    // Edges lead to earlier operations.
+    for (auto at = before.rbegin(); at != before.rend(); ++at) {
+      const auto& after = fill.operations[*at].after;
+      before.insert(after.begin(), after.end());
+    }
+    EXPECT_EQ(before.count(last(Action::writeback_weights, block - 1)), 0U) << block;
+    EXPECT_EQ(before.count(last(Action::writeback_states, block - 1)), 0U) << block;
+  }
+}
+
+TEST(Builder, ThePassingPlaceForTheDeviceIsSmallAndOftenThereAlready) {
+  const auto host_bytes = [](const Problem& problem) { return build(problem).bytes(Tier::host); };
+  Problem large = uniform(3, 1, Tier::device, Tier::device);
+  Problem tiny = large;
+  for (BlockWork& block : large.workload.blocks) block.sub_groups = {{64 * kMiB}};
+  const Bytes batch = host_bytes(uniform(3, 1, Tier::nvme, Tier::nvme));
+  EXPECT_LE(host_bytes(large) - host_bytes(tiny), 1 * kMiB);
+  EXPECT_LT(host_bytes(tiny), batch);
+  // The staging of a step is used.
+  const Problem mixed = uniform(3, 1, Tier::device, Tier::host);
+  for (const Buffer& buffer : build(mixed).buffers) {
+    EXPECT_EQ(buffer.name.find("passing place"), std::string::npos) << buffer.name;
+  }
+}
+
+TEST(Builder, LayerMajorMovesWeightsOncePerPassWhateverTheNumberOfMicroBatches) {
+  for (const std::uint32_t micro_batches : {1U, 2U, 8U}) {
+    const Schedule schedule = build(uniform(6, micro_batches, Tier::host, Tier::host));
+    // Forward: 6 blocks. Backward: the layers below those that are still in the two slots; the
+    // gradient of the embedding needs no weights.
+    EXPECT_EQ(schedule.steady.bytes_on(Lane::upload) - micro_batches * Bytes{512},
+              (6 + 3) * Bytes{4096});
+    EXPECT_EQ(count(schedule.steady, Action::offload_gradient), 6U);
+  }
+}
+
+TEST(Builder, MicroBatchMajorMovesWeightsPerMicroBatch) {
+  Problem problem = uniform(6, 4, Tier::host, Tier::host);
+  problem.options.order = Order::micro_batch_major;
+  const Schedule schedule = build(problem);
+  EXPECT_GT(count(schedule.steady, Action::upload_weights), 4U * 6U);
+  EXPECT_EQ(count(schedule.steady, Action::offload_gradient), 6U);
+}
+
+TEST(Builder, NvmeTrafficIsTheStatesOnceEachWay) {
+  const Schedule schedule = build(uniform(5, 2, Tier::host, Tier::nvme));
+  EXPECT_EQ(schedule.steady.bytes_on(Lane::fetch), 5U * 20480U);
+  EXPECT_EQ(schedule.steady.bytes_on(Lane::writeback), 5U * 20480U);
+}
+
+TEST(Builder, EverythingOnTheDeviceMovesOnlyBatchesAndResults) {
+  const Schedule schedule = build(uniform(5, 2, Tier::device, Tier::device));
+  EXPECT_EQ(schedule.steady.bytes_on(Lane::upload), 2U * 512U);
+  EXPECT_EQ(schedule.steady.bytes_on(Lane::offload), 2U * 8U + 5U * 16U);
+  EXPECT_EQ(schedule.steady.bytes_on(Lane::fetch), 0U);
+  EXPECT_EQ(count(schedule.steady, Action::update_on_device), 5U);
+  EXPECT_EQ(schedule.bytes(Tier::nvme), 0U);
+}
+
+TEST(Builder, GradientsOnNvmeNeedOnlyStaging) {
+  const auto gradients = [](const Schedule& schedule, Tier tier) {
+    return std::count_if(schedule.buffers.begin(), schedule.buffers.end(), [&](const Buffer& one) {
+      return one.kind == Kind::gradients && one.tier == tier;
+    });
+  };
+  for (const Tier optimizer : {Tier::device, Tier::host, Tier::nvme}) {
+    for (const Update update : {Update::gated, Update::eager}) {
+      Problem problem = uniform(5, 2, Tier::device, optimizer);
+      problem.options.update = update;
+      const Schedule without = build(problem);
+      for (BlockPlacement& block : problem.placement.blocks) block.gradients = Tier::nvme;
+      const Schedule schedule = build(problem);
+      const bool swaps = optimizer != Tier::device;
+      EXPECT_EQ(gradients(schedule, Tier::host), 0);
+      // An eager update takes them from staging.
+      EXPECT_EQ(gradients(schedule, Tier::nvme), swaps && update == Update::gated ? 5 : 0);
+      EXPECT_EQ(schedule.gradient_staging != kNoBuffer, swaps);
+      EXPECT_EQ(schedule.bytes(Tier::host) < without.bytes(Tier::host), swaps);
+      const std::size_t moved = swaps && update == Update::gated ? 5 : 0;
+      EXPECT_EQ(count(schedule.steady, Action::writeback_gradient), moved);
+      EXPECT_EQ(count(schedule.steady, Action::fetch_gradient), moved);
+    }
+  }
+}
+
+TEST(Builder, MicroBatchesAccumulateInIndexOrder) {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    const Schedule schedule = build(random_problem(seed));
+    std::map<std::uint32_t, std::uint32_t> next;
+    for (const Operation& operation : schedule.steady.operations) {
+      if (action_of(operation) != Action::backward && action_of(operation) != Action::train_head)
+        continue;
+      EXPECT_EQ(operation.micro, next[operation.block]++);
+    }
+  }
+}
+
+TEST(Builder, NextForwardOfABlockWaitsOnlyForThatBlocksUpdate) {
+  const Schedule schedule = build(uniform(4, 1, Tier::host, Tier::host));
+  const auto& operations = schedule.steady.operations;
+  std::size_t found = 0;
+  for (const Operation& operation : operations) {
+    if (action_of(operation) != Action::upload_weights) continue;
+    for (const OpId id : operation.after) {
+      if (action_of(operations[id]) != Action::update_on_host) continue;
+      EXPECT_EQ(operations[id].block, operation.block);
+      ++found;
+    }
+  }
+  EXPECT_GE(found, 4U);
+}
+
+/// Every other block speculates.
+Problem speculating(Tier weights, Tier optimizer) {
+  Problem problem = uniform(6, 2, weights, optimizer);
+  for (std::size_t b = 1; b < 6; b += 2) problem.placement.blocks[b].speculates = true;
+  return problem;
+}
+
+TEST(Builder, SpeculativeUpdatesAreInTheBackwardPassAndTheOthersWait) {
+  for (const Tier optimizer : {Tier::host, Tier::nvme}) {
+    const Schedule schedule = build(speculating(Tier::host, optimizer));
+    EXPECT_EQ(count(schedule.first, Action::update_on_host), 3U);
+    EXPECT_EQ(count(schedule.steady, Action::update_on_host), 6U);
+    EXPECT_EQ(count(schedule.flush, Action::update_on_host), 3U);
+    EXPECT_EQ(count(schedule.rollback, Action::update_on_host), 6U);
+    for (const Operation& operation : schedule.steady.operations) {
+      if (action_of(operation) != Action::update_on_host) continue;
+      const bool speculates = operation.block % 2 == 1;
+      EXPECT_EQ(operation.lag, speculates ? 0U : 1U);
+      EXPECT_EQ(operation.buffer(plan::Role::decision) == kNoBuffer, speculates);
+    }
+  }
+}
+
+TEST(Builder, OldValuesTakeWhatTheirUpdateChanges) {
+  const auto undo = [](Tier weights, Tier optimizer) {
+    std::array<Bytes, 3> bytes{};
+    for (const Buffer& buffer : build(speculating(weights, optimizer)).buffers) {
+      if (buffer.kind == Kind::undo) bytes[static_cast<std::size_t>(buffer.tier)] += buffer.bytes;
+    }
+    return bytes;
+  };
+  // Three blocks with weights of 4096 bytes and states of 20480: on the device, host and NVMe.
+  using Undo = std::array<Bytes, 3>;
+  for (const Tier weights : {Tier::device, Tier::host}) {
+    EXPECT_EQ(undo(weights, Tier::host), (Undo{0, 3 * (4096 + 20480), 0}));
+    EXPECT_EQ(undo(weights, Tier::nvme), (Undo{0, 3 * 4096, 3 * 20480}));
+  }
+  EXPECT_EQ(undo(Tier::nvme, Tier::host), (Undo{0, 3 * 20480, 3 * 4096}));
+  EXPECT_EQ(undo(Tier::nvme, Tier::nvme), (Undo{0, 0, 3 * (4096 + 20480)}));
+}
+
+TEST(Builder, CopiesOfOldValuesCountAsTrafficOfTheUpdate) {
+  for (const Tier optimizer : {Tier::host, Tier::nvme}) {
+    const Schedule schedule = build(speculating(Tier::host, optimizer));
+    for (const Operation& operation : schedule.steady.operations) {
+      if (action_of(operation) != Action::update_on_host) continue;
+      const Bytes copied = 4096 + (optimizer == Tier::host ? 20480 : 0);
+      EXPECT_EQ(operation.traffic, 53248 + (operation.block % 2 == 1 ? 2 * copied : 0));
+    }
+  }
+}
+
+TEST(Builder, SumsAreThoseOfTheListedBuffers) {
+  using Sums = std::map<std::pair<Tier, Kind>, Bytes>;
+  const auto sums_of = [](const std::vector<Buffer>& buffers) {
+    Sums sums;
+    for (const Buffer& buffer : buffers) {
+      sums[{buffer.tier, buffer.kind}] += round_up(buffer.bytes, kPage);
+    }
+    return sums;
+  };
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    Problem problem = seed % 2 == 0 ? random_problem(seed) : random_evaluation(seed);
+    problem.options.kept_checkpoints = static_cast<std::uint32_t>(seed % 3);
+    problem.workload = with_program(problem.workload);
+    const auto& [work, placement, options] = problem;
+    EXPECT_EQ(sums_of(sum_buffers(work, placement, options)),
+              sums_of(list_buffers(work, placement, options)))
+        << seed;
+  }
+}
+
+TEST(Builder, ACheckpointInTheBackgroundHasRoomBesideTheOthers) {
+  const auto count = [](Tier first, Tier others, std::uint32_t kept) {
+    Problem problem = uniform(3, 1, others, others);
+    problem.placement.blocks[0].optimizer = first;
+    problem.options.kept_checkpoints = kept;
+    problem.workload = with_program(problem.workload);
+    const auto& [work, placement, options] = problem;
+    std::size_t homes = 0;
+    std::size_t for_checkpoints = 0;
+    for (const Buffer& buffer : list_buffers(work, placement, options)) {
+      if (buffer.tier != Tier::nvme) continue;
+      (buffer.kind == Kind::checkpoints ? for_checkpoints : homes) += 1;
+    }
+    return std::pair(for_checkpoints, homes);
+  };
+  const auto [alone, homes] = count(Tier::nvme, Tier::nvme, 2);  // nothing to write behind steps
+  EXPECT_EQ(alone, 2 * homes);
+  for (const std::uint32_t kept : {1U, 2U, 3U}) {
+    const auto [for_checkpoints, on_nvme] = count(Tier::host, Tier::nvme, kept);
+    EXPECT_EQ(for_checkpoints, (kept == 1 ? 1 : kept + 1) * on_nvme) << kept;
+  }
+  EXPECT_EQ(count(Tier::host, Tier::host, 2).first, 0U);
+}
+
+TEST(Builder, RefusesWhatMakesNoSense) {
+  Problem problem = uniform(3, 1, Tier::host, Tier::host);
+  problem.placement.blocks.pop_back();
+  EXPECT_THROW(build(problem), Error);
+  problem = uniform(3, 1, Tier::host, Tier::host);
+  problem.options.buffers.weight_slots = 0;
+  EXPECT_THROW(build(problem), Error);
+  problem = uniform(3, 2, Tier::host, Tier::host);
+  problem.workload.evaluation_micro_batches = 3;
+  EXPECT_THROW(build(problem), Error);
+  problem = speculating(Tier::host, Tier::device);
+  EXPECT_THROW(build(problem), Error);
+  problem = speculating(Tier::host, Tier::host);
+  problem.options.update = Update::eager;
+  EXPECT_THROW(build(problem), Error);
+}
+
+}  // namespace
+}  // namespace ballast::step::builder_test

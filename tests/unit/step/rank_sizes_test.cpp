@@ -1,0 +1,142 @@
+#include "ballast/step/rank_sizes.h"
+
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "ballast/plan/rates.h"
+#include "ballast/plan/simulator.h"
+
+#include "src/step/plan_types.h"
+#include "tests/unit/plan/unit_rates.h"
+
+namespace ballast::step::rank_sizes_test {
+namespace {
+
+/// Two blocks in stage 3; the second keeps its weights whole.
+Workload in_groups(std::uint32_t world, std::uint32_t group) {
+  Workload work;
+  work.world = world;
+  work.stage = 3;
+  work.weight_ranks = group;
+  work.blocks = {{.name = "split", .weight_bytes = 100 * kPage, .gradient_bytes = 100 * kPage},
+                 {.name = "whole",
+                  .weight_bytes = 100 * kPage,
+                  .gradient_bytes = 100 * kPage,
+                  .keeps_whole = true},
+                 {.name = "trained in part",
+                  .weight_bytes = 100 * kPage,
+                  .gradient_bytes = 40 * kPage,
+                  .keeps_whole = true}};
+  return work;
+}
+
+TEST(RankSizes, EveryPartHasOneOwner) {
+  for (std::uint32_t world = 1; world <= 24; ++world) {
+    for (std::uint32_t group = 1; group <= world; ++group) {
+      if (world % group != 0) continue;
+      const Workload work = in_groups(world, group);
+      const RankSizes sizes(work);
+      std::set<std::uint32_t> shards;
+      for (std::uint32_t rank = 0; rank < world; ++rank) {
+        shards.insert(sizes.shard_of(rank));
+        EXPECT_EQ(sizes.owner_of(sizes.shard_of(rank)), rank);
+      }
+      EXPECT_EQ(shards.size(), world);
+      EXPECT_EQ(*shards.rbegin(), world - 1);
+    }
+  }
+}
+
+TEST(RankSizes, AShareIsThePartsOfTheRanksThatKeepItInAllGroups) {
+  const Workload work = in_groups(12, 4);
+  const RankSizes sizes(work);
+  EXPECT_EQ(sizes.shards_in_share(), 3U);
+  for (std::uint32_t rank = 0; rank < 12; ++rank) {
+    const std::uint32_t place = rank % 4;  // in its group
+    EXPECT_EQ(sizes.shard_of(rank) / 3, place);
+    EXPECT_EQ(sizes.shard_at_home(0, rank), rank / 4);
+    EXPECT_EQ(sizes.shard_at_home(1, rank), sizes.shard_of(rank));
+  }
+}
+
+TEST(RankSizes, OfOneGroupAreThoseWithoutGroups) {
+  const Workload grouped = in_groups(6, 6);
+  const Workload plain = in_groups(6, 0);
+  for (std::uint32_t rank = 0; rank < 6; ++rank) {
+    EXPECT_EQ(RankSizes(grouped).shard_of(rank), rank);
+    EXPECT_EQ(RankSizes(plain).shard_of(rank), rank);
+    EXPECT_EQ(RankSizes(plain).shard_at_home(0, rank), 0U);
+  }
+  EXPECT_EQ(RankSizes(grouped).weights(0), RankSizes(plain).weights(0));
+}
+
+TEST(RankSizes, WeightsAreSplitOverAGroupAndTheRestOverAll) {
+  const Workload work = in_groups(10, 2);
+  const RankSizes sizes(work);
+  EXPECT_EQ(sizes.weights(0), 50 * kPage);
+  EXPECT_EQ(sizes.updated_weights(0), 10 * kPage);
+  EXPECT_EQ(sizes.updated_gradient(0), 10 * kPage);
+  EXPECT_EQ(sizes.weights(1), 100 * kPage);
+  EXPECT_EQ(sizes.updated_weights(1), 10 * kPage);
+  EXPECT_EQ(sizes.weights(2), 100 * kPage);
+  EXPECT_EQ(sizes.updated_weights(2), 4 * kPage);
+  EXPECT_EQ(sizes.updated_by_all(0), 50 * kPage);
+  EXPECT_EQ(sizes.updated_by_all(1), 100 * kPage);
+  EXPECT_EQ(sizes.updated_by_all(2), 40 * kPage);
+}
+
+TEST(RankSizes, AnExpertForEachRankIsSharedWithNone) {
+  for (const std::uint32_t stage : {0U, 3U}) {
+    Workload work = in_groups(10, 2);
+    work.stage = stage;
+    for (BlockWork& block : work.blocks) block.expert_parallel = true;
+    const RankSizes sizes(work);
+    EXPECT_FALSE(sizes.several(0) || sizes.splits_states(0) || sizes.splits_gradients(0));
+    EXPECT_FALSE(sizes.splits_weights(0) || sizes.updates_shard(0));
+    EXPECT_TRUE(sizes.keeps_part_of_weights(0) && sizes.keeps_part_of_states(0));
+    EXPECT_EQ(sizes.weights(0), 100 * kPage);
+    EXPECT_EQ(sizes.whole_weights(0), 100 * kPage);
+    EXPECT_EQ(sizes.updated_weights(0), 100 * kPage);
+    EXPECT_EQ(sizes.updated_gradient(2), 40 * kPage);
+    EXPECT_EQ(sizes.whole_gradient(2), 40 * kPage);
+  }
+}
+
+/// A gather of weights: from the group, or of this rank's part from those that keep it.
+Operation gather(bool from_group) {
+  Operation operation;
+  operation.action = Action::gather;
+  operation.payload = Payload::weights;
+  operation.group = from_group ? RankGroup::weight_copy : RankGroup::same_share;
+  operation.lane = Lane::gather;
+  operation.bytes = 1000;
+  return operation;
+}
+
+/// A schedule without plans for as many ranks.
+Schedule for_ranks(std::uint32_t ranks, std::uint32_t group) {
+  Schedule schedule;
+  schedule.ranks = ranks;
+  schedule.ranks_in_group = RankSizes(in_groups(ranks, group)).group();
+  return schedule;
+}
+
+TEST(RankSizes, GatherInAGroupTakesTheFabricsTimeWhenTheGroupIsInsideANode) {
+  plan::Rates rates = plan::unit_rates();
+  rates.fabric_per_second = 100.0;
+  rates.network_per_second = 10.0;
+  rates.ranks_per_node = 4;
+  for (const std::uint32_t group : {2U, 4U}) {
+    EXPECT_EQ(plan::seconds_alone(gather(true), for_ranks(24, group), rates), 10.0) << group;
+    EXPECT_EQ(plan::seconds_alone(gather(false), for_ranks(24, group), rates), 100.0) << group;
+  }
+  // A group over several nodes, or one that does not end at a node's border.
+  for (const std::uint32_t group : {0U, 3U, 8U, 24U}) {
+    EXPECT_EQ(plan::seconds_alone(gather(true), for_ranks(24, group), rates), 100.0) << group;
+  }
+  EXPECT_EQ(plan::seconds_alone(gather(false), for_ranks(4, 2), rates), 10.0);
+}
+
+}  // namespace
+}  // namespace ballast::step::rank_sizes_test
