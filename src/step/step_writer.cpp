@@ -43,22 +43,18 @@ std::vector<bool> blocks_that_keep(const ValueQuestion& question) {
 StepWriter::StepWriter(const std::string& name, const Workload& workload,
                        const ValueQuestion& question, const Layout& layout,
                        std::uint32_t micro_batches)
-    : program_(workload.values->program()),
+    : table_(*workload.values),
+      program_(table_.program()),
       question_(question),
       layout_(layout),
       micro_batches_(micro_batches),
       move_(name, workload, question.placement, question.options, layout, micro_batches),
-      values_(*workload.values, question, layout.values, move_, micro_batches),
+      values_(table_, question, layout.values, move_, micro_batches),
       recomputation_(program_, blocks_that_keep(question)),
-      sum_of_(program_.blocks.size(), model::kNone),
       cleared_(program_.blocks.size(), false),
       ahead_of_backward_(move_.states_ahead(UpdatedIn::backward), blocks()),
       ahead_of_forward_(move_.states_ahead(UpdatedIn::forward),
-                        blocks() - program_.first_differentiated) {
-  for (model::SumId s = 0; s < program_.sums.size(); ++s) {
-    if (program_.sums[s].clears) sum_of_[program_.sums[s].block] = s;
-  }
-}
+                        blocks() - program_.first_differentiated) {}
 
 std::vector<StepWriter::Group> StepWriter::groups() const {
   if (together()) return {{0, micro_batches_}};
@@ -116,7 +112,7 @@ void StepWriter::recompute(const Stop& stop, const Group& group) {
 
 void StepWriter::clear_all_sums() {
   for (BlockId b = 0; b < blocks(); ++b) {
-    if (sum_of_[b] != model::kNone) clear(b);
+    if (cleared_sum(b) != model::kNone) clear(b);
   }
 }
 
@@ -133,7 +129,7 @@ void StepWriter::clear_sums(const Stop& stop) {
 }
 
 void StepWriter::clear(BlockId block) {
-  const model::SumId sum = sum_of_[block];
+  const model::SumId sum = cleared_sum(block);
   Operation clear = {.action = Action::clear,
                      .payload = Payload::gradient,
                      .block = block,

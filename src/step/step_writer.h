@@ -89,6 +89,13 @@ class StepWriter {
   }
   void fetch_states_ahead(UpdatedIn pass, EventSpread& ahead, std::uint32_t at);
 
+  /// The sum of a block's gradient that is cleared; kNone if there is none.
+  [[nodiscard]] model::SumId cleared_sum(BlockId block) const {
+    const std::vector<model::SumId>& sums = table_.sums_of(block);
+    return sums.empty() || !program_.sums[sums.front()].clears ? model::kNone : sums.front();
+  }
+
+  const ValueTable& table_;
   const model::StepProgram& program_;
   const ValueQuestion& question_;
   const Layout& layout_;
@@ -96,7 +103,6 @@ class StepWriter {
   Movements move_;
   Values values_;
   Recomputation recomputation_;
-  std::vector<model::SumId> sum_of_;  ///< by block: the sum that is cleared; kNone: none
   bool applies_updates_ = false;
   BlockId arrived_ = 0;            ///< blocks that the current group has reached
   std::vector<bool> cleared_;      ///< by block

@@ -128,6 +128,7 @@ TEST(Colours, CountTheLivesThatARecipeBegins) {
   const Colours colours = colour(program, model::HeadForm::any, true);
   // The recipes write them again while the other value lives.
   EXPECT_NE(colours.of_value[across], colours.of_value[halves.first_rows]);
+  EXPECT_NE(colours.of_value[across], colours.of_value[halves.middle]);
   EXPECT_NE(colours.of_value[across], colours.of_value[halves.second_rows]);
 }
 
