@@ -7,8 +7,8 @@
 //     plan_dumps --hashes             print the hashes
 //     plan_dumps --list               the runs
 //     plan_dumps --dump 07/2 [steady] the text behind the hashes
-//     plan_dumps --random 0 1000      hashes of random problems, each without its placement; --dump
-//                                     random/17 has their texts
+//     plan_dumps --random 0 1000      print the hashes of random problems, without placements;
+//                                     --dump random/17 prints the texts of one
 //     plan_dumps --count              operations of all dumps by action, role and condition
 //
 // tools/dev/compare_plans.sh compares the texts of two commits.
@@ -34,6 +34,7 @@
 #include "tests/plans/planned_runs.h"
 #include "tests/plans/small_runs.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/with_program.h"
 #include "tests/unit/step/random_workload.h"
 
 namespace ballast::plans {
@@ -73,12 +74,14 @@ std::vector<Dumped> all_dumped() {
   return all;
 }
 
-/// Sizes and placements that no model has: those of the property tests.
+/// Random problems have sizes and placements that no model has. They are those of the property
+/// tests.
 step::Problem random_of(std::uint64_t seed) {
   step::Problem problem = seed % 2 == 1   ? step::random_problem_of_ranks(seed)
                           : seed % 8 == 6 ? step::random_evaluation(seed)
                                           : step::random_problem(seed);
   step::add_codes(problem.workload, seed);
+  problem.workload = step::with_program(std::move(problem.workload));
   return problem;
 }
 
@@ -96,6 +99,20 @@ Dumped random_dumped(std::uint64_t seed) {
                 const step::Problem problem = random_of(seed);
                 return build_plans(problem.workload, problem.placement, problem.options);
               }};
+}
+
+std::vector<Dumped> all_dumped() {
+  std::vector<Dumped> all;
+  for (const SmallRun& run : small_runs()) {
+    for (std::uint64_t seed = 0; seed < kPlacements; ++seed) {
+      all.push_back(from_blueprint(fmt::format("{}/{}", run.name, seed), run.describe(),
+                                   [&run, seed] { return outline_of(run, seed); }));
+    }
+  }
+  for (const PlannedRun& run : planned_runs()) {
+    all.push_back(from_blueprint(run.name, run.description, run.decide));
+  }
+  return all;
 }
 
 std::filesystem::path golden_file() {
@@ -184,22 +201,20 @@ int write_golden() {
   return file ? 0 : 1;
 }
 
-int print_dump(const Dumped& dumped, const std::string& section_name) {
-  fmt::print("{}\n", dumped.description);
-  for (const PlanSection& section : dumped.dump()) {
-    if (!section_name.empty() && section.name != section_name) continue;
-    fmt::print("== {} {}\n{}", section.name, hash_of(section.text), section.text);
-  }
-  return 0;
-}
-
 int print_dump(const std::string& name, const std::string& section_name) {
   constexpr std::string_view kRandom = "random/";
+  std::vector<Dumped> all = all_dumped();
   if (name.starts_with(kRandom)) {
-    return print_dump(random_dumped(std::stoull(name.substr(kRandom.size()))), section_name);
+    all.push_back(random_dumped(std::stoull(name.substr(kRandom.size()))));
   }
-  for (const Dumped& dumped : all_dumped()) {
-    if (dumped.name == name) return print_dump(dumped, section_name);
+  for (const Dumped& dumped : all) {
+    if (dumped.name != name) continue;
+    fmt::print("{}\n", dumped.description);
+    for (const PlanSection& section : dumped.dump()) {
+      if (!section_name.empty() && section.name != section_name) continue;
+      fmt::print("== {} {}\n{}", section.name, hash_of(section.text), section.text);
+    }
+    return 0;
   }
   fmt::print(stderr, "there is no run {}\n", name);
   return 2;
