@@ -60,20 +60,6 @@ Dumped from_blueprint(std::string name, std::string description,
               }};
 }
 
-std::vector<Dumped> all_dumped() {
-  std::vector<Dumped> all;
-  for (const SmallRun& run : small_runs()) {
-    for (std::uint64_t seed = 0; seed < kPlacements; ++seed) {
-      all.push_back(from_blueprint(fmt::format("{}/{}", run.name, seed), run.describe(),
-                                   [&run, seed] { return outline_of(run, seed); }));
-    }
-  }
-  for (const PlannedRun& run : planned_runs()) {
-    all.push_back(from_blueprint(run.name, run.description, run.decide));
-  }
-  return all;
-}
-
 /// Random problems have sizes and placements that no model has. They are those of the property
 /// tests.
 step::Problem random_of(std::uint64_t seed) {

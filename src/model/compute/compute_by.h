@@ -420,7 +420,7 @@ class ComputeBy final : public Compute {
   }
   auto exchange_rows(device::Stream& stream, RowExchange& exchange) {
     return ExpertExchange(experts_, model_.config.hidden_size, stream, exchange,
-                          [this, &stream](auto work) { enqueue(stream, std::move(work)); });
+                          [this, &stream](auto work) { this->enqueue(stream, std::move(work)); });
   }
   /// output = partial_sums, rounded, where the pass has an output.
   void round_sums(device::Stream& stream, const PassArguments& args) {
