@@ -179,7 +179,8 @@ Blueprint cut_block(std::uint32_t world, std::uint32_t rank, Elems sub_group_siz
   blueprint.rank = rank;
   blueprint.sub_group_size = sub_group_size;
   blueprint.model.config.vocabulary_tiles = 1;
-  blueprint.model.blocks.emplace_back().elements = 100'000;
+  blueprint.model.blocks = {{.kind = model::BlockKind::embedding, .elements = 100'000},
+                            {.kind = model::BlockKind::head}};
   blueprint.workload.world = world;
   blueprint.workload.stage = 1;
   size_workload(blueprint, {});
