@@ -170,7 +170,7 @@ void check_adapters(const fs::path& folder, const Json& stored,
 
 void check_quantization(const fs::path& folder, const Json& stored,
                         const std::optional<model::Quantization>& here) {
-  const auto or_none = [](Json fields) {
+  const auto or_none = [](const Json& fields) {
     return fields.is_null() ? Json::object({{"format", "none"}}) : fields;
   };
   compare(folder, or_none(stored), or_none(identity_of(here)), kBaseFields);

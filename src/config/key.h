@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -124,6 +125,7 @@ Key choice(std::string name, std::string& target, std::vector<std::string> choic
 template <class T>
 std::vector<std::string> choice_names() {
   std::vector<std::string> names;
+  names.reserve(std::size(kChoices<T>));
   for (const auto& one : kChoices<T>) names.emplace_back(one.name);
   return names;
 }

@@ -16,8 +16,8 @@ namespace {
 
 const std::filesystem::path kConfigs = BALLAST_CONFIGS;
 
-engine::Blueprint decide(const config::Config& config, memory::Budgets budgets,
-                         std::uint32_t world, std::size_t machine = 1) {
+engine::Blueprint decide(const config::Config& config, memory::Budgets budgets, std::uint32_t world,
+                         std::size_t machine = 1) {
   const model::Architecture model = inputs::model_of(config);
   return planner::decide({.config = config,
                           .model = model,
