@@ -4,7 +4,7 @@
 
 namespace ballast::data {
 
-/// What a run trains on.
+/// Data that a run trains on.
 struct DataSummary {
   std::uint64_t files = 0;
   std::uint64_t training_tokens = 0;

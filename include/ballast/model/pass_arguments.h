@@ -74,7 +74,7 @@ struct PassScalars {
   std::uint32_t ranks = 1;
 };
 
-/// What one pass reads and writes. Views stay valid until the stream is synchronised.
+/// Data that one pass reads and writes. Views stay valid until the stream is synchronised.
 struct PassArguments {
   /// Views by port; empty: not bound. Ports with members of their own below are not among them.
   std::array<DeviceBytes, kPortCount> views;

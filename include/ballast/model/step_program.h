@@ -143,7 +143,7 @@ enum class OperandAccess : std::uint8_t {
   updates  ///< read and written
 };
 
-/// Work of a pass beside its transfers.
+/// Work of a pass without its transfers.
 struct PassCost {
   double flops = 0.0;  ///< of matrix products
   Bytes traffic = 0;   ///< memory read and written outside of matrix products
@@ -177,7 +177,7 @@ struct Pass {
   float token_share = 1.0F;  ///< share of the micro-batch's tokens, assuming balanced routing
   Bytes exchanged = 0;       ///< received from other ranks, assuming balanced routing
   std::uint16_t shape = 0;   ///< equal for passes that run the same kernels: for the warm-up
-  /// What has to be brought to the device is brought in this order.
+  /// Their order is that in which data are brought to the device.
   std::vector<Operand> operands;
 };
 
@@ -236,7 +236,7 @@ struct StepProgram {
   std::optional<OnePassHead> one_pass;  ///< empty: the head has one form
 };
 
-/// What a step consists of besides the model.
+/// Shape of a step: everything that its passes depend on in addition to the model.
 struct StepShape {
   MicroBatchShape micro_batch;
   bool packed = false;  ///< documents; layers read the positions of the tokens

@@ -66,7 +66,7 @@ constexpr bool is_queued(Lane lane) noexcept {
 // A plan knows nothing of a model. What an operation computes, and which value it moves, is a
 // number that whoever built the plan gives to whoever runs it.
 
-/// What an operation does. plan.cpp has a table with the name and the lane of each.
+/// Kind of an operation. plan.cpp has a table with the name and the lane of each.
 enum class Action : std::uint8_t {
   compute,           ///< a pass through a block for one micro-batch; see Operation::label
   decode,            ///< quantised weights to the training type, on the device
@@ -212,7 +212,8 @@ struct Operation {
   std::uint32_t sub_group = 0;  ///< of the block, for states and updates
   /// 1 when it belongs to the previous run: the deferred updates of a gated step.
   std::uint32_t lag = 0;
-  /// What a compute operation computes, or which value an operation moves; else kNoLabel.
+  /// Number of the pass that a compute operation runs, or of the value that is moved; else
+  /// kNoLabel.
   std::uint32_t label = kNoLabel;
   Speculation speculation = Speculation::none;
   /// When it has something to do. Otherwise it leaves its target as it is, but for

@@ -11,7 +11,7 @@
 
 namespace ballast::planner {
 
-/// What a planner chooses for a config. With them each rank draws its blueprint without a search or
+/// Choices of a planner for a config. With them each rank draws its blueprint without a search or
 /// a rule: rank 0 sends them to the others, and saved plans hold them.
 struct PlanChoices {
   std::uint64_t micro_batch = 0;   ///< as BatchSection::micro_batch counts

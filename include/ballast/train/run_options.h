@@ -18,7 +18,7 @@ struct TraceRequest {
   std::filesystem::path config = {};  ///< file of the run's config, which is never replaced
 };
 
-/// What a run does with the files in its run directory.
+/// Treatment of the files in the run directory.
 enum class RunDirectory : std::uint8_t {
   fresh,        ///< there must be none
   overwritten,  ///< they are of another run
