@@ -17,11 +17,11 @@ text::Json identity_of(const std::optional<model::AdapterConfig>& adapters);
 /// The format of the frozen matrices; null if they are not quantised.
 text::Json identity_of(const std::optional<model::Quantization>& base);
 
-/// What a checkpoint has stored of its adapters (`stored`; nullptr: nothing), as identity_of()
-/// returns it. Also reads the sentences of checkpoints that were written before there were fields:
-/// "rank 8, alpha 16 (rsLoRA), for q_proj, v_proj". Throws Error(data) naming `path`.
+/// Reads the adapters that a checkpoint has stored (nullptr: none) into the form of
+/// identity_of(). Also reads the sentences of checkpoints that were written before there were
+/// fields: "rank 8, alpha 16 (rsLoRA), for q_proj, v_proj". Throws Error(data) naming `path`.
 text::Json read_adapters(const text::Json* stored, const std::filesystem::path& path);
-/// The same of the quantised base, with the sentence "nf4 with scales in 8 bits".
+/// Reads the quantised base. Also takes the sentence "nf4 with scales in 8 bits".
 text::Json read_quantization(const text::Json* stored, const std::filesystem::path& path);
 
 /// Throws Error(data) that begins with `folder` and names the first field that differs if the
@@ -29,7 +29,7 @@ text::Json read_quantization(const text::Json* stored, const std::filesystem::pa
 /// modules_to_save is in the frozen tensors of each block.
 void check_adapters(const std::filesystem::path& folder, const text::Json& stored,
                     const std::optional<model::AdapterConfig>& here);
-/// The same of the quantised base.
+/// Compares the quantised base like check_adapters().
 void check_quantization(const std::filesystem::path& folder, const text::Json& stored,
                         const std::optional<model::Quantization>& here);
 

@@ -24,7 +24,7 @@ struct Traffic {
 
   std::vector<Array> arrays;  ///< those that the update uses, in the order of their kernel
   Bytes first_moment = 0;     ///< of one element; 0 if the update has none
-  Bytes second_moment = 0;    ///< likewise
+  Bytes second_moment = 0;    ///< of one element; 0 if the update has none
 
   /// Bytes of one element of the array called `name`; 0 when the update has none.
   [[nodiscard]] Bytes bytes_of(std::string_view name) const;

@@ -38,7 +38,7 @@ std::vector<StateRange> whole_ranges(const Blueprint& blueprint);
 /// This rank's part of weights and states on `homes`: the shards of all arrays, in the order of
 /// blocks, weights first. The parts of all ranks are the whole.
 std::vector<StateRange> saved_ranges(const Blueprint& blueprint, step::Homes homes = {});
-/// The same of what is in host memory, in the order in which a step first writes to it.
+/// Ranges in host memory, in the order in which a step first writes to them.
 std::vector<StateRange> background_ranges(const Blueprint& blueprint);
 
 /// Receives the bytes of a range. May throw.

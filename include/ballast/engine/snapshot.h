@@ -34,7 +34,7 @@ class Snapshot {
   /// ascending order.
   void save(const StateSink& sink, step::Homes homes = {});
   /// Passes background_ranges() to `sink` in this order, as they are now, and calls `end`, both on
-  /// another thread, while training goes on: an update waits until its block has been passed on.
+  /// another thread, while training continues: an update waits until its block has been passed.
   /// `sink` and `end` may throw: BackgroundSave::finish() rethrows. End one before the next.
   std::shared_ptr<BackgroundSave> save_in_background(const StateSink& sink,
                                                      std::function<void()> end);

@@ -41,7 +41,7 @@ void check_swap_paths(const config::Config& config, const comm::Launch& launch =
 
 /// Bytes written to each swap directory of a machine on which `ranks` ranks work alike. `own`: the
 /// bytes that one rank writes to each of its directories, or one sum of unknown division. Ranks
-/// with as many directories divide theirs likewise, others evenly.
+/// with an equal number of directories divide theirs in the same way, others evenly.
 std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_t ranks,
                                       std::span<const Bytes> own);
 

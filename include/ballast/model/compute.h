@@ -89,7 +89,7 @@ class Compute {
   ///   of rows at a time; of several chunks of pairs they are computed twice. kept: if there are
   ///   several tiles.
   ///
-  /// The same tile by tile, with the same bits: norm; head_scan of all tiles in ascending order;
+  /// Tile by tile, with the bits of head_train: norm; head_scan of all tiles in ascending order;
   /// head_differentiate in descending order; head_end. Pass::number: of the tile.
   /// head_scan: adds the tile to the sums in normed. With losses or pairs, those of head_evaluate:
   ///   for the last tile, where they are wanted before the end.

@@ -67,7 +67,7 @@ struct PassScalars {
   Dropout dropout;
   /// The gradient of the scaled loss with respect to the loss of one target or pair.
   float loss_gradient = 1.0F;
-  /// The same with respect to the losses of the routers; equal for all micro-batches.
+  /// Gradient with respect to the losses of the routers. Equal for all micro-batches.
   float router_gradient = 0.0F;
   Preference preference;    ///< of pairs
   std::uint32_t shard = 0;  ///< place of this rank among the ranks of Port::routing_counts

@@ -196,8 +196,8 @@ struct Stop {
   bool backward = false;
 };
 
-/// Computes a value again. Its passes have no optional operands: a pass that leaves out an output
-/// here is a pass of its own.
+/// Computes a value again. Its passes have no optional operands: a pass that omits an output is a
+/// separate pass.
 struct Recipe {
   std::vector<Stop> stops;
 };

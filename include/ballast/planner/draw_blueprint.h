@@ -22,7 +22,7 @@ engine::Blueprint draw_blueprint(const config::Config& config, const model::Arch
                                  const memory::Budgets& budgets, const model::KernelSizes& kernels,
                                  std::uint32_t world = 1, std::uint32_t rank = 0);
 
-/// The same with the budgets and kernels of this machine, for this rank of `ranks` (may be null).
+/// Uses the budgets and kernels of this machine, and this rank of `ranks` (may be null).
 engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks* ranks = nullptr);
 
 /// A config with all choices as values of keys, and the blueprint of both.

@@ -27,7 +27,7 @@ struct PlanChoices {
 /// The choices of which `blueprint` is the result.
 PlanChoices choices_of(const engine::Blueprint& blueprint);
 
-/// `config` with micro-batches of `size` sequences (or pairs) instead of its own or "auto".
+/// Returns `config` with micro-batches of `size` sequences (or pairs).
 config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
                                   std::uint32_t world);
 

@@ -26,8 +26,8 @@ plan::Schedule build(const Workload& workload, const Placement& placement, const
 std::vector<plan::Buffer> list_buffers(const Workload& workload, const Placement& placement,
                                        const Options& options);
 
-/// The same bytes, each buffer in whole pages, as one buffer without a name for each tier and kind:
-/// what a planner asks for thousands of times.
+/// Sums the buffers of list_buffers() in whole pages: one buffer without a name per tier and kind.
+/// A planner calls it thousands of times.
 std::vector<plan::Buffer> sum_buffers(const Workload& workload, const Placement& placement,
                                       const Options& options);
 

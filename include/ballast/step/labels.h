@@ -7,8 +7,8 @@
 
 namespace ballast::step {
 
-// What the numbers of a plan mean that its types leave open: ports, and labels of operations. The
-// builder writes them, the engine reads them.
+// Meaning of the numbers that the types of a plan leave open: ports, and labels of operations. The
+// step writes them, the engine reads them.
 
 /// The role of a buffer that a compute operation binds to `port`.
 constexpr plan::Role role_of(model::Port port) {
@@ -43,28 +43,6 @@ constexpr model::Kernel kernel_of(const plan::Operation& compute) {
 }
 constexpr bool is_reference(const plan::Operation& compute) {
   return compute.action == plan::Action::compute && (compute.label & kReferenceLabel) != 0;
-}
-/// The measured curve that gives its rate.
-constexpr plan::Speed speed_of(model::Kernel kernel) {
-  switch (kernel) {
-    case model::Kernel::embed_backward:
-    case model::Kernel::layer_backward:
-    case model::Kernel::norm_backward:
-    case model::Kernel::tile_backward:
-    case model::Kernel::shared_expert_backward:
-    case model::Kernel::router_backward:
-    case model::Kernel::expert_backward:
-    case model::Kernel::exchanged_expert_backward:
-      return plan::Speed::backward;
-    case model::Kernel::head_evaluate:
-    case model::Kernel::head_train:
-    case model::Kernel::head_scan:
-    case model::Kernel::head_differentiate:
-    case model::Kernel::head_end:
-      return plan::Speed::head;
-    default:
-      return plan::Speed::forward;
-  }
 }
 constexpr bool runs(const plan::Operation& operation, model::Kernel kernel) {
   return operation.action == plan::Action::compute && kernel_of(operation) == kernel;

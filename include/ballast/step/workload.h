@@ -77,7 +77,7 @@ struct BlockWork {
 /// Sizes of a model and its batch.
 struct Workload {
   std::vector<BlockWork> blocks;  ///< embedding, layers, head
-  /// What the passes of the model read and write; see set_program().
+  /// Values that the passes of the model read and write; see set_program().
   std::shared_ptr<const step::ValueTable> values = {};
   bool tied = false;  ///< the head also reads the embedding's weights
   /// Blocks of the embedding and, unless it is tied, of the head, which each have some rows of the

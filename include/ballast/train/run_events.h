@@ -25,7 +25,7 @@ struct RunStart {
   Bytes filled_on_nvme = 0;   ///< the bytes of them that were written to NVMe
   data::DataSummary data;
   std::uint64_t steps = 0;
-  std::filesystem::path resumed;   ///< the checkpoint from which the run goes on; "" if it begins
+  std::filesystem::path resumed;   ///< the checkpoint that the run continues; "" if it begins
   std::uint64_t resumed_step = 0;  ///< its last step
 };
 
@@ -85,8 +85,8 @@ class Observer {
   virtual void planned(const engine::Blueprint& blueprint, const std::string& device) = 0;
   virtual void started(const RunStart& start) = 0;
   virtual void stepped(const StepReport& report) = 0;
-  /// Initial weights are read: so many bytes of all. One call at a time, on any thread, while the
-  /// training thread waits.
+  /// Initial weights are read: `done` of `total` bytes. One call at a time, on any thread, while
+  /// the training thread waits.
   virtual void reading(Bytes /*done*/, Bytes /*total*/) {}
   /// The trained weights are written.
   virtual void saving(Bytes /*done*/, Bytes /*total*/) {}

@@ -31,8 +31,8 @@ enum class RunDirectory : std::uint8_t {
 struct RunOptions {
   TraceRequest trace;
   RunDirectory directory = RunDirectory::fresh;
-  /// A checkpoint, or a run directory with checkpoints (its newest whole one), from which the run
-  /// goes on. "": the run directory if that is continued, otherwise the run begins.
+  /// A checkpoint, or a run directory with checkpoints (its newest whole one), that the run
+  /// continues. "": the run directory if that is continued, otherwise the run begins.
   std::filesystem::path resume = {};
   std::vector<std::string> command;  ///< the command line, for run.json
   /// When true, a checkpoint is written after the step that is running, and this is set to false.
