@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -43,7 +44,7 @@ struct SafetensorsReader::File {
   template <class Stored, class Value, class Convert>
   void read_as(const StoredTensor& tensor, std::span<Value> out, Elems first,
                const Convert& convert) const;
-  void read_halves(const StoredTensor& tensor, std::span<float> out, Elems first) const;
+  void read_halves(const StoredTensor& tensor, DType type, std::span<float> out, Elems first) const;
 };
 
 void SafetensorsReader::File::check_format(Bytes size) const {
@@ -125,9 +126,8 @@ void SafetensorsReader::File::read_as(const StoredTensor& tensor, std::span<Valu
   }
 }
 
-void SafetensorsReader::File::read_halves(const StoredTensor& tensor, std::span<float> out,
-                                          Elems first) const {
-  const DType type = tensor.dtype == "BF16" ? DType::bf16 : DType::f16;
+void SafetensorsReader::File::read_halves(const StoredTensor& tensor, DType type,
+                                          std::span<float> out, Elems first) const {
   std::vector<std::byte> chunk;
   for (Bytes at = tensor.offset + first * size_of(type); !out.empty(); at += chunk.size()) {
     const auto count = std::min(out.size(), kChunk);
@@ -171,17 +171,16 @@ const StoredTensor* SafetensorsReader::find(const std::string& name) const {
 
 void SafetensorsReader::read(const std::string& name, std::span<float> out, Elems first) const {
   const auto& tensor = file_->range(name, first, out.size());
-  if (tensor.dtype == "F32") {
-    text::read_fully(file_->descriptor, path(), tensor.offset + first * sizeof(float),
-                     std::as_writable_bytes(out));
-  } else if (tensor.dtype == "BF16" || tensor.dtype == "F16") {
-    file_->read_halves(tensor, out, first);
-  } else {
+  const std::optional<DType> type = weight_type(tensor.dtype);
+  if (!type) {
     throw Error(ErrorCategory::data,
                 fmt::format("tensor '{}' of {} has dtype {}; weights can be F32, BF16 or F16{}",
                             text::printable(name), path().string(), tensor.dtype,
                             remedy_for_dtype(tensor.dtype)));
   }
+  if (*type != DType::f32) return file_->read_halves(tensor, *type, out, first);
+  text::read_fully(file_->descriptor, path(), tensor.offset + first * sizeof(float),
+                   std::as_writable_bytes(out));
 }
 
 void SafetensorsReader::read_whole(const std::string& name, std::span<std::int64_t> out,
