@@ -1,7 +1,6 @@
 #include "ballast/formats/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <optional>
 #include <unordered_map>
@@ -68,25 +67,21 @@ void SafetensorsReader::File::read_header() {
                             "copy it again",
                             path.string(), size));
   }
-  std::array<std::byte, kLengthBytes> prefix;
-  text::read_fully(descriptor, path, 0, prefix);
-  const auto length = std::bit_cast<std::uint64_t>(prefix);
+  const auto [length, text] = config::read_header_text(descriptor, path, size);
   if (length > kLongestHeader) {
     const std::string other = explain_not_safetensors(path);
     if (!other.empty()) {
       throw Error(ErrorCategory::data, fmt::format("{} {}", path.string(), other));
     }
   }
-  if (length > kLongestHeader || length > size - kLengthBytes) {
+  if (!text) {
     throw Error(ErrorCategory::data,
                 fmt::format("{} gives a header length of {} bytes (file size {}, limit {}): it is "
                             "truncated or not a safetensors file; download or copy it again",
                             path.string(), length, size, kLongestHeader));
   }
-  std::string text(length, '\0');
-  text::read_fully(descriptor, path, kLengthBytes, std::as_writable_bytes(std::span(text)));
   const auto data = kLengthBytes + length;
-  header = parse_header(text, size - data, path.string());
+  header = parse_header(*text, size - data, path.string());
   for (auto& tensor : header.tensors) {
     tensor.offset += data;
     index.emplace(tensor.name, index.size());

@@ -9,12 +9,12 @@
 #include "ballast/core/dtype.h"
 #include "ballast/formats/stored_tensor.h"
 
+#include "src/config/stored_names.h"
+
 namespace ballast::formats {
 
-/// Longest header that is read: the same bound as the format's own library.
-inline constexpr Bytes kLongestHeader = 100'000'000;
-/// Size of the header's length field.
-inline constexpr Bytes kLengthBytes = 8;
+using config::kLengthBytes;
+using config::kLongestHeader;
 
 struct SafetensorsHeader {
   std::vector<StoredTensor> tensors;  ///< in the order of their data
