@@ -3,7 +3,7 @@
 #include <span>
 #include <vector>
 
-#include "ballast/model/gradient_stats.h"
+#include "ballast/core/gradient_stats.h"
 
 #include "src/engine/counts.h"
 #include "src/engine/gate_inputs.h"
@@ -25,8 +25,8 @@ model::PairResult own_losses(const CurrentOperation& at) {
 }
 
 /// One per block with a gradient.
-std::vector<model::GradientStats> own_statistics(const CurrentOperation& at) {
-  std::vector<model::GradientStats> own;
+std::vector<GradientStats> own_statistics(const CurrentOperation& at) {
+  std::vector<GradientStats> own;
   for (const plan::Use& use : at.operation.uses) {
     if (use.role == Role::statistics) own.push_back(statistics_in(at, use.buffer));
   }
@@ -35,8 +35,8 @@ std::vector<model::GradientStats> own_statistics(const CurrentOperation& at) {
 
 }  // namespace
 
-model::GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer) {
-  model::GradientStats found;
+GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer) {
+  GradientStats found;
   std::memcpy(&found, at.modules().store.host(buffer, sizeof found).data(), sizeof found);
   return found;
 }

@@ -28,11 +28,10 @@ model::PairResult mean_of(const model::PairResult& sum, double count) {
   return mean;
 }
 
-GateInputs sum_over_ranks(const model::PairResult& losses,
-                          const std::vector<model::GradientStats>& own,
+GateInputs sum_over_ranks(const model::PairResult& losses, const std::vector<GradientStats>& own,
                           const step::RankSizes& sizes, comm::Ranks* ranks) {
   // One message per rank: the losses, then the statistics by block.
-  const std::size_t bytes = sizeof losses + own.size() * sizeof(model::GradientStats);
+  const std::size_t bytes = sizeof losses + own.size() * sizeof(GradientStats);
   const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
   std::vector<std::byte> sent(bytes);
   std::memcpy(sent.data(), &losses, sizeof losses);
@@ -54,7 +53,7 @@ GateInputs sum_over_ranks(const model::PairResult& losses,
   for (std::size_t block = 0; block < own.size(); ++block) {
     for (std::uint32_t shard = 0; shard < world; ++shard) {
       const std::size_t begin = sizes.owner_of(shard) * bytes + sizeof losses;
-      const auto one = read(begin + block * sizeof(model::GradientStats), model::GradientStats());
+      const auto one = read(begin + block * sizeof(GradientStats), GradientStats());
       sums.squares += one.sum_of_squares;
       sums.non_finite += one.non_finite;
     }

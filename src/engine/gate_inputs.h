@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "ballast/comm/communicator.h"
+#include "ballast/core/gradient_stats.h"
 #include "ballast/model/compute.h"
-#include "ballast/model/gradient_stats.h"
 #include "ballast/step/rank_sizes.h"
 
 namespace ballast::engine {
@@ -27,8 +27,7 @@ struct GateInputs {
 /// Sums over all ranks: losses in rank order, squares by block and in the order of shards. `own`:
 /// the statistics of this rank's shard of each block's gradient. Exchanges them if there are
 /// several ranks; `ranks` may be null if not. Throws Error(comm).
-GateInputs sum_over_ranks(const model::PairResult& losses,
-                          const std::vector<model::GradientStats>& own,
+GateInputs sum_over_ranks(const model::PairResult& losses, const std::vector<GradientStats>& own,
                           const step::RankSizes& sizes, comm::Ranks* ranks);
 
 }  // namespace ballast::engine

@@ -80,9 +80,8 @@ cpu_adam::Weights weights_in(const StateLayout& layout, std::byte* weights, std:
 }
 
 /// The `ranges` that have elements of [first, end).
-std::span<const cpu_adam::ElementRange> ranges_in(std::span<const cpu_adam::ElementRange> ranges,
-                                                  Elems first, Elems end) {
-  using cpu_adam::ElementRange;
+std::span<const ElementRange> ranges_in(std::span<const ElementRange> ranges, Elems first,
+                                        Elems end) {
   const auto from = std::ranges::upper_bound(ranges, first, {}, &ElementRange::end);
   const auto to = std::ranges::lower_bound(ranges, end, {}, &ElementRange::first);
   return {from, std::max(from, to)};

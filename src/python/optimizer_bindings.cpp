@@ -193,7 +193,7 @@ std::pair<double, std::uint64_t> gradient_stats(States& states,
                                                 const std::vector<Array>& gradients) {
   OffloadedOptimizer& own = states.get();
   own.finish();
-  cpu_adam::GradientStats sum;
+  GradientStats sum;
   for (const Array& gradient : gradients) {
     const auto one = own.updater().gradient_stats(gradient_of(gradient), std::get<1>(gradient));
     sum.sum_of_squares += one.sum_of_squares;

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "ballast/core/dtype.h"
+#include "ballast/core/element_range.h"
 #include "ballast/core/units.h"
 
 namespace ballast::cpu_adam {
@@ -85,12 +86,6 @@ struct Moments {
   std::uint8_t* second_exponents = nullptr;
 };
 
-/// Consecutive elements by their numbers (Shard::first_element).
-struct ElementRange {
-  Elems first = 0;
-  Elems end = 0;
-};
-
 /// The arrays of one update, in host memory, each `size` elements long and aligned to its element.
 /// All but `gradient` are updated in place. The arrays do not overlap.
 struct Shard {
@@ -101,8 +96,9 @@ struct Shard {
   /// Number of the first element among all parameters of the model; stochastic rounding is keyed by
   /// (step, element). With Codes, a multiple of Codes::kBlock.
   Elems first_element = 0;
-  /// The elements without weight decay, in ascending ranges that do not overlap and begin and end
-  /// at multiples of kDecayStep. They must stay valid until the update is done.
+  /// The elements without weight decay, numbered as first_element, in ascending ranges that do not
+  /// overlap and begin and end at multiples of kDecayStep. They must stay valid until the update is
+  /// done.
   std::span<const ElementRange> undecayed = {};
 
   static constexpr Elems kDecayStep = 32;
