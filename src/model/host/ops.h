@@ -16,7 +16,7 @@
 #include "src/model/compute/routing.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/factories.h"
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 #include "src/model/host/pairs.h"
 #include "src/model/host/products.h"
 #include "src/model/host/router.h"
