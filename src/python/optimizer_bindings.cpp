@@ -54,10 +54,7 @@ DType parse_type(const std::string& name) {
 }
 
 Gradient gradient_of(const Array& array) {
-  const DType type = parse_type(std::get<2>(array));
-  if (type == DType::bf16) return Gradient(pointer<const Bf16>(array));
-  if (type == DType::f16) return Gradient(pointer<const F16>(array));
-  return Gradient(pointer<const float>(array));
+  return {parse_type(std::get<2>(array)), pointer(array)};
 }
 
 /// Throws if the array is not one of a parameter's elements.
