@@ -13,11 +13,11 @@
 #include "src/model/compute/formulas.h"
 #include "src/model/compute/layer.h"
 #include "src/model/compute/magnitudes.h"
+#include "src/model/compute/preference.h"
 #include "src/model/compute/routing.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/factories.h"
 #include "src/model/host/kernel_tables.h"
-#include "src/model/host/pairs.h"
 #include "src/model/host/products.h"
 #include "src/model/host/router.h"
 #include "src/model/spec/families/rotary.h"
@@ -140,10 +140,8 @@ class Ops {
                   double* losses) const;
   /// sums[p] = the sum of losses [p * count, (p + 1) * count).
   void sum_losses(const double* losses, std::size_t count, std::size_t parts, double* sums) const;
-  /// The loss of each pair and the weights of its rows.
-  void weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const {
-    host::weigh_pairs(rows, how, results);
-  }
+  /// The loss of each pair, in results[rows.pairs], and rows.weights. Rows are added in order.
+  void weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const;
 
   /// Adds `bias` [experts] (null: 0) to the logits [rows, step], and makes of them the
   /// probabilities, choices, weights and places of the rows. `targets` [rows] tells rows of padding
