@@ -17,6 +17,9 @@ struct MicroBatchShape {
 /// Losses that the last router reports of a micro-batch: load balance, z.
 inline constexpr std::uint64_t kRouterLosses = 2;
 
+/// Values per partial GradientStats of a measured gradient.
+inline constexpr std::uint64_t kStatsChunk = 65536;
+
 /// Device memory that kernels need besides weights, activations and gradients.
 struct KernelSizes {
   /// Bytes for the intermediates of the largest block, including recompute; linear in sequence

@@ -90,13 +90,13 @@ enum class SlotRule : std::uint8_t {
 };
 
 /// The line of the memory ledger to which a value counts.
-enum class LedgerLine : std::uint8_t { activations, intermediates, batch };
+enum class MemoryKind : std::uint8_t { activations, intermediates, batch };
 
 /// Values of one size that share buffers.
 struct ValueClass {
   std::string name;  ///< of its buffers: "rows between tiles"
   std::string word;  ///< in messages: "activation"
-  LedgerLine line = LedgerLine::activations;
+  MemoryKind memory = MemoryKind::activations;
   Bytes bytes = 0;  ///< of one micro-batch
   SlotRule slots = SlotRule::own;
   /// Numbers of rows that routers have sent to experts: copied to the host, from all ranks; see

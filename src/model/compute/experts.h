@@ -86,7 +86,7 @@ class Experts {
     returned_dots_ = bump.take<float>(chunk_);
   }
 
-  /// Decides for the rows whose norm is at the start of `rows`. `targets`: see RouterOps::route().
+  /// Decides for the rows whose norm is at the start of `rows`. `targets`: see host::Ops::route().
   /// `starts` [experts + 1], `totals`, `losses` [2]: null where they are not wanted; the totals of
   /// the first router begin from zero, and the last one computes the losses from them.
   void route(std::size_t block, const BlockWeights<T>& weights, const std::int32_t* targets,

@@ -10,7 +10,7 @@
 namespace ballast::model::cuda {
 
 // Kernels of routers and experts. They are described at those of the host device
-// (../../host/router_ops.h). Conventions: rows.h; the number of experts, the choices of a token and
+// (../../host/ops.h). Conventions: rows.h; the number of experts, the choices of a token and
 // the rows are any. `partials`: scratch memory of partial_floats({rows, experts}) floats.
 
 /// Softmax in fp32 with sums in double.

@@ -92,7 +92,7 @@ template <class T>
 cudaError_t drop(cudaStream_t stream, const DropoutMask& mask, const T* x, T* y, std::size_t size,
                  bool add_to_y);
 
-/// The norms and gains of an adapted map, as host::AdapterOps has them.
+/// The norms and gains of an adapted map, as host::Ops has them.
 template <class T>
 cudaError_t compute_gains(cudaStream_t stream, const AdaptedRows<T>& rows, float* gains,
                           float* inverse_norms);
