@@ -42,8 +42,8 @@ struct Single<std::vector<T>> {
   using Type = T;
 };
 
-/// What is wrong with a whole number, "" if nothing is. Reads it like CLI11, which does not notice
-/// numbers of more than 64 bits.
+/// Describes what is wrong with a whole number; "" if nothing is. Reads it like CLI11, which does
+/// not notice numbers of more than 64 bits.
 template <class T>
 std::string mistake(const std::string& text, T low, T high) {
   char* end = nullptr;
@@ -131,7 +131,7 @@ void apply(const OptionRules& rules, CLI::Option& option) {
   if (rules.show_default) option.capture_default_str();
 }
 
-/// What the help shows for a value.
+/// Text of a default value in the help.
 template <class T>
 const char* value_placeholder(Names takes) {
   if (std::is_integral_v<T>) return "N";

@@ -170,7 +170,7 @@ class CommandLine(RunTest):
                 (train + "--lr 1", "it is a key of the config: --set optimizer.params.lr=VALUE"),
                 (train + "--batch-size 8", "--set train_batch_size=VALUE"),
                 (train + "--save FILE", "it is an option of ballast plan"),
-                (train + "--deepspeed_config x", "a config of DeepSpeed is named alone"),
+                (train + "--deepspeed_config x", "give only the DeepSpeed config"),
                 ("--nproc_per_node 4 " + train, "mpirun -n N --bind-to none ballast train CONFIG"),
                 (train + "--trace-steps 3", "--trace-steps is for --trace; give both, or neither"),
                 ("train", "CONFIG is missing: ballast train CONFIG"),

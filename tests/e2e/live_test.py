@@ -24,7 +24,7 @@ from runs import TINY, RunTest, main
 PATIENCE = 60
 LONG = "1000000"  # steps: the run ends when the test says so
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
-HELP = "q leaves the view, the run goes on"
+HELP = "q leaves the view, the run continues"
 
 
 class LiveTest(RunTest):

@@ -257,7 +257,7 @@ class DocumentTest(unittest.TestCase):
     def test_bad_lines_are_refused_with_a_reason(self):
         for line, template, reason in (
                 ("{", "t", "not JSON"), ("[1]", "t", "not a JSON object"), ("{}", "t", "has no values"),
-                ('{"text": "a", "text": "b"}', "t", "'text' is there twice"),
+                ('{"text": "a", "text": "b"}', "t", "'text' is given twice"),
                 ('{"text": "a\\ud800"}', "t", r"a lone surrogate, \\ud800"),
                 ('{"text": ' + "[" * 100000, "t", "nested too deeply"),
                 ('{"text": ' + "1" * 5000 + "}", "t", "not JSON"),

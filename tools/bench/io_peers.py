@@ -40,7 +40,7 @@ PATTERNS = ("read", "write", "mixed")
 SCALES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 HUGE_PAGE = 2 * 2**20
 NOISY = 1.2  # best round over worst from which the table warns
-# Lower bound of the rate and upper bound of the CPU time per byte, as multiples of fio's.
+# Lower bound of the rate and upper bound of the CPU time per byte, relative to fio's.
 BARS = {"io_uring": (0.97, 1.1), "threads": (0.90, None)}
 
 

@@ -6,13 +6,13 @@
 
 namespace ballast::tools {
 
-/// The things that the values of an option name. Messages, help and completion use it.
+/// Kinds of values of options. Messages, help and completion use them.
 enum class Names {
   anything,
   file,
   folder,
   path,        ///< a file or a folder
-  model,       ///< a run, a checkpoint, a folder of Hugging Face, or a file of it
+  model,       ///< a run, a checkpoint, a Hugging Face folder, or a file of one
   new_path,    ///< a file or a folder to write
   new_folder,  ///< a folder to write
   command,
@@ -22,31 +22,33 @@ enum class Names {
 
 /// One option, flag or positional argument of a command.
 struct OptionInfo {
-  std::vector<std::string> names;  ///< "--verbose", "-v"; of a positional argument only "CONFIG"
+  std::vector<std::string> names;  ///< "--verbose", "-v"; only "CONFIG" for a positional argument
   std::string value;  ///< placeholder in the help, "DIR"; "" for a flag without a value
   std::string description;
   std::string range = {};    ///< "1 to 65535"; "" without bounds
-  std::string initial = {};  ///< the default that the help shows; "" without one
+  std::string initial = {};  ///< default that the help shows; "" without one
   std::vector<std::string> choices = {};
-  std::vector<std::string> values = {};      ///< for completion: the choices, or what else is read
-  std::vector<std::string> extensions = {};  ///< of files that it takes, ".json"
+  std::vector<std::string> values = {};      ///< choices for completion, or words that are also
+                                             ///< accepted
+  std::vector<std::string> extensions = {};  ///< extensions of files that it takes, ".json"
   Names takes = Names::anything;
   bool positional = false;
-  bool flag = false;  ///< has no value, or only one that is attached: --NAME=VALUE
+  bool flag = false;  ///< has no value, or only an attached one: --NAME=VALUE
   bool required = false;
   bool many = false;          ///< takes all values that follow
   bool repeated = false;      ///< may be given several times
   bool commas = false;        ///< a value is a list
-  std::string needs = {};     ///< another option
-  std::string excludes = {};  ///< another option
+  std::string needs = {};     ///< name of another option
+  std::string excludes = {};  ///< name of another option
 
-  /// A flag that may have a value.
+  /// Whether this is a flag that may have a value.
   [[nodiscard]] bool optional_value() const { return flag && !value.empty(); }
-  /// The name in messages: the first long one.
+  /// Name in messages: the first long one.
   [[nodiscard]] const std::string& name() const { return names.front(); }
 };
 
-/// A command with its options and subcommands. Help, completion and man page are made from it.
+/// A command with its options and subcommands. The help, the completion scripts and the man page
+/// are made from it.
 struct CommandInfo {
   std::string name;
   std::string path;  ///< "ballast bench io"
@@ -55,12 +57,12 @@ struct CommandInfo {
   std::list<OptionInfo> options = {};
   std::list<CommandInfo> commands = {};
 
-  /// The option of this command that has `word` among its names; nullptr without one.
+  /// The option of this command with the name `word`; nullptr if there is none.
   [[nodiscard]] const OptionInfo* option(const std::string& word) const;
-  /// nullptr without one.
+  /// The subcommand called `word`; nullptr if there is none.
   [[nodiscard]] const CommandInfo* command(const std::string& word) const;
   [[nodiscard]] std::vector<std::string> command_names() const;
-  /// "CONFIG", "RUN...".
+  /// The positional arguments: "CONFIG", "RUN...".
   [[nodiscard]] std::vector<std::string> arguments() const;
 };
 
