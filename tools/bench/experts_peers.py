@@ -9,7 +9,6 @@ Needs torch and transformers. Both train the same model in bf16 from random weig
 tokens: forward and backward pass of one micro-batch, clipping by the global norm, AdamW with fp32
 masters (torch: fused, gradients and weights copied). `--experts`: transformers' implementations of
 the experts. Prints tokens/s and the median of the ratios of the rounds.
-
 """
 
 import argparse

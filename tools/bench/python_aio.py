@@ -6,7 +6,6 @@ file per measurement. Prints medians and the ratio.
 
 `--tensor`: memory with the alignment of PyTorch's tensors (64 bytes), which goes through the page
 cache.
-
 """
 
 import argparse

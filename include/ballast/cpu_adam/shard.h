@@ -22,7 +22,7 @@ struct Weights {
     split,      ///< bf16 weight + the 16-bit remainder of its fp32 master (core/dtype.h)
     plain,      ///< fp32
     copy_bf16,  ///< fp32 master and a write-only bf16 copy (to nearest, ties to even)
-    copy_f16,   ///< fp32 master and a write-only IEEE binary16 copy (likewise)
+    copy_f16,   ///< fp32 master and a write-only IEEE binary16 copy (to nearest, ties to even)
   };
   static constexpr int kFormats = 4;
 
@@ -55,11 +55,11 @@ struct Codes {
   /// Number of shared exponents of `elements` elements, one byte each.
   static constexpr Elems exponents_of(Elems elements) { return (elements + kBlock - 1) / kBlock; }
 
-  std::uint8_t* codes = nullptr;      ///< one per element
-  std::uint8_t* exponents = nullptr;  ///< exponents_of(size)
+  std::uint8_t* codes = nullptr;      ///< one byte per element
+  std::uint8_t* exponents = nullptr;  ///< exponents_of(size) bytes
 };
 
-/// The moments of a shard; those that the optimizer does not keep are ignored.
+/// The moments of a shard. Those that the optimizer does not keep are ignored.
 struct Moments {
   enum class Format : std::uint8_t {
     f32,         ///< both fp32
@@ -101,8 +101,8 @@ struct Shard {
   /// Number of the first element among all parameters of the model; stochastic rounding is keyed by
   /// (step, element). With Codes, a multiple of Codes::kBlock.
   Elems first_element = 0;
-  /// The elements without weight decay, in ascending ranges that do not overlap and begin and end
-  /// at multiples of kDecayStep. They must stay valid until the update is done.
+  /// Elements without weight decay, in ascending ranges that do not overlap and begin and end at
+  /// multiples of kDecayStep. Must stay valid until the update is done.
   std::span<const ElementRange> undecayed = {};
 
   static constexpr Elems kDecayStep = 32;
