@@ -44,7 +44,7 @@ constexpr std::array<AdamLayout, 6> kLayouts = {{
 constexpr std::array<Optimizer, 5> kOptimizers = {
     Optimizer::adamw, Optimizer::adam, Optimizer::adagrad, Optimizer::lion, Optimizer::sgd};
 
-/// All variants, adamw first, without bf16 first moments where the optimizer has none.
+/// All variants, adamw first. Optimizers without a first moment have no bf16 variant.
 std::vector<AdamVariant> make_variants() {
   std::vector<AdamVariant> variants;
   for (const Optimizer optimizer : kOptimizers) {
@@ -81,7 +81,7 @@ class ArrayFiller {
  public:
   ArrayFiller(Elems size, int threads) : size_(size), threads_(threads), tile_(make_tile()) {}
 
-  /// store(i, x) for every element, x normal with a deviation around `scale`.
+  /// Calls store(i, x) for every element, with normally distributed x around `scale`.
   template <class Store>
   void fill(float scale, Store store) {
     shift_ += 4099;
@@ -120,7 +120,7 @@ void fill_weights(ArrayFiller& filler, const Weights& weights) {
   }
 }
 
-/// Leaves 8-bit codes at zero, as in a new optimizer: the first steps set them.
+/// Leaves 8-bit moments at zero, as in a new optimizer. The first steps set them.
 void fill_moments(ArrayFiller& filler, const Moments& moments) {
   if (moments.format == Moments::Format::blockwise8) return;
   if (auto* first = static_cast<Bf16*>(moments.first);
@@ -147,14 +147,14 @@ void fill_gradient(ArrayFiller& filler, DType type, void* data) {
   }
 }
 
-/// Hands out the arrays of a shard, each in a mapping of its own.
+/// Allocates the arrays of a shard, each in a separate mapping.
 class Allocator {
  public:
   Allocator(const cpu_adam::Updater& updater, const AdamVariant& variant, Elems size,
             std::vector<Mapping>& mappings)
       : updater_(updater), variant_(variant), size_(size), mappings_(mappings) {}
 
-  /// The array called `name` in the variant's traffic; null where the update has none.
+  /// The array called `name` in the variant's traffic; null if the update has none.
   void* array(std::string_view name) {
     const Bytes each = variant_.traffic.bytes_of(name);
     return each == 0 ? nullptr : bytes(size_ * each);

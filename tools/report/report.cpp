@@ -96,7 +96,7 @@ std::string title_of(const std::vector<RunData>& runs) {
   return fmt::format("{} {}", runs.size() == 1 ? "Run" : "Runs", names);
 }
 
-/// What the server sends. It is made again only when a run has changed.
+/// The replies of the server, made again only when a run has changed.
 class WatchedRuns {
  public:
   explicit WatchedRuns(std::vector<RunData>& runs) : runs_(runs) {}
@@ -127,7 +127,7 @@ class WatchedRuns {
   std::string data_;
 };
 
-/// The command for a browser on another machine: the same address leads here through a tunnel.
+/// The command for a browser on another machine. The same address leads here through a tunnel.
 std::string tunnel_to(std::uint16_t port) {
   const char* const user = std::getenv("USER");
   return fmt::format("ssh -N -L {0}:127.0.0.1:{0} {1}{2}", port,
@@ -155,7 +155,7 @@ void check_options(const ReportArguments& arguments) {
                                       std::pair("--csv", !arguments.csv.empty())}) {
     if (several && given) {
       throw Error(ErrorCategory::usage,
-                  fmt::format("{} is of one run; name only that run", option));
+                  fmt::format("{} belongs to one run; name only that run", option));
     }
   }
 }
@@ -225,7 +225,7 @@ void add_report(Command program) {
                    "Replace the files of --out and --csv, whatever they are");
   command.add_flag("--watch", &a.watch,
                    "Serve the page to this machine's browsers, or through ssh -L to those of "
-                   "another, and update it while runs go on",
+                   "another, and update it while the runs continue",
                    "--out");
   command.add_option(
       "--port", &a.port, "Port of --watch (default: one that is free)",

@@ -23,7 +23,7 @@ struct Weights {
     split,      ///< bf16 weight + the 16-bit remainder of its fp32 master (core/dtype.h)
     plain,      ///< fp32
     copy_bf16,  ///< fp32 master and a write-only bf16 copy (to nearest, ties to even)
-    copy_f16,   ///< fp32 master and a write-only IEEE binary16 copy (likewise)
+    copy_f16,   ///< fp32 master and a write-only IEEE binary16 copy (to nearest, ties to even)
   };
   static constexpr int kFormats = 4;
 
@@ -77,11 +77,11 @@ struct Codes {
   /// Number of shared exponents of `elements` elements, one byte each.
   static constexpr Elems exponents_of(Elems elements) { return (elements + kBlock - 1) / kBlock; }
 
-  std::uint8_t* codes = nullptr;      ///< one per element
-  std::uint8_t* exponents = nullptr;  ///< exponents_of(size)
+  std::uint8_t* codes = nullptr;      ///< one byte per element
+  std::uint8_t* exponents = nullptr;  ///< exponents_of(size) bytes
 };
 
-/// The moments of a shard; those that the optimizer does not keep are ignored.
+/// The moments of a shard. Those that the optimizer does not keep are ignored.
 struct Moments {
   enum class Format : std::uint8_t {
     f32,         ///< both fp32
