@@ -7,7 +7,7 @@ namespace ballast::model {
 
 /// Statistics of a packed gradient, in device memory.
 struct GradientStats {
-  double sum_of_squares = 0.0;   ///< of the packed values, fixed order, double accumulators
+  double sum_of_squares = 0.0;   ///< over the packed values, accumulated in double in a fixed order
   std::uint64_t non_finite = 0;  ///< packed values that are inf or NaN
 };
 

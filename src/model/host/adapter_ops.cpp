@@ -11,10 +11,12 @@
 namespace ballast::model::host {
 namespace {
 
-/// Granularity of a thread's elements: whole cache lines of any type, and groups of the mask.
+/// Threads get multiples of this many elements: whole cache lines of any type, and groups of the
+/// mask.
 constexpr std::size_t kMaskStep = 64;
 
-/// In sixteen sums, each of every sixteenth element: the same bits on any instruction set.
+/// Adds every sixteenth element into each of sixteen sums, for the same bits on any instruction
+/// set.
 template <class T>
 float square_sum(const T* values, std::size_t size) {
   constexpr std::size_t kSums = 16;

@@ -8,7 +8,7 @@
 
 namespace ballast::model::host {
 
-/// The operations of adapters, a part of Ops. `T`: the training type.
+/// The operations of adapters, a base of Ops. `T`: the training type.
 template <class T>
 class AdapterOps {
  public:
@@ -16,11 +16,11 @@ class AdapterOps {
 
   /// x *= factor.
   void scale(T* x, float factor, std::size_t size) const;
-  /// y = x times the mask's factors (+ y).
+  /// y = x * (the mask's factors) (+ y).
   void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) const;
 
-  /// inverse_norms[i] = 1 / ||W + s B A|| of row i and gains[i] = magnitude / norm; both 0 for a
-  /// row of zeros. Squares are summed in an order that the shape alone determines.
+  /// For row i: inverse_norms[i] = 1 / ||W + s B A|| and gains[i] = magnitude / norm, both 0 for a
+  /// row of zeros. The order in which squares are summed depends only on the shape.
   void compute_gains(const AdaptedRows<T>& rows, float* gains, float* inverse_norms) const;
   void scale_columns(const ScaledColumns<T>& columns) const;
   void add_column_products(const ColumnProducts<T>& columns, float* gradient) const;

@@ -4,7 +4,7 @@
 
 namespace ballast::model::host {
 
-/// The loss of each pair, in results[rows.pairs], and rows.weights. Rows are added in order.
+/// Writes the loss of each pair to results[rows.pairs], and rows.weights. Rows are added in order.
 void weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results);
 
 }  // namespace ballast::model::host

@@ -17,7 +17,7 @@ std::size_t place_of(const ExpertRows& rows, std::size_t i) {
   return rows.places == nullptr ? i : static_cast<std::size_t>(rows.places[i]);
 }
 
-/// 0 for a weight of 0.
+/// product / weight, or 0 for a weight of 0.
 float quotient(float product, float weight) {
   return weight == 0.0F ? 0.0F : product / weight;
 }
@@ -42,7 +42,7 @@ void route_row(const RouterShape& shape, const float* logits, std::size_t row, c
     std::size_t best = experts;
     for (std::size_t e = 0; e < experts; ++e) {
       const bool taken = std::find(chosen, chosen + k, static_cast<std::int32_t>(e)) != chosen + k;
-      // A NaN is never larger; then the first that is left is taken.
+      // NaN is never larger, so the first remaining expert is taken.
       if (!taken && (best == experts || logits[e] > logits[best])) best = e;
     }
     chosen[k] = static_cast<std::int32_t>(best);
@@ -62,13 +62,13 @@ void decide_nothing(const RouterShape& shape, std::size_t row, const Routing& to
   std::fill_n(to.chosen + row * shape.per_token, shape.per_token, kNoExpert);
 }
 
-/// The rows of all routers.
+/// Number of rows of all routers.
 double rows_of(const RouterShape& shape, const RouterTotals& totals) {
   return std::accumulate(totals.choices, totals.choices + shape.experts, 0.0) /
          static_cast<double>(shape.per_token);
 }
 
-/// The gradients of a row from the losses of the routers.
+/// The part of a row's gradients that comes from the router losses.
 struct OfLosses {
   const double* choices = nullptr;  ///< null: nothing
   double rows = 0.0;
@@ -94,7 +94,7 @@ void differentiate_row(const RouterShape& shape, const Routing& routing, const O
     std::fill_n(gradients, shape.experts, 0.0);
     return;
   }
-  // Of the probabilities.
+  // Gradients of the probabilities.
   for (std::size_t e = 0; e < shape.experts; ++e) {
     gradients[e] =
         losses.choices == nullptr ? 0.0 : losses.balance * losses.choices[e] / losses.rows;
@@ -111,7 +111,7 @@ void differentiate_row(const RouterShape& shape, const Routing& routing, const O
     gradients[routing.chosen[at + k]] +=
         shape.renormalises ? (gradient - along) / chosen : gradient;
   }
-  // Of the logits.
+  // Gradients of the logits.
   double mean = 0.0;
   for (std::size_t e = 0; e < shape.experts; ++e) {
     mean += gradients[e] * static_cast<double>(probabilities[e]);
@@ -139,7 +139,7 @@ void RouterOps<T>::route(const RouterShape& shape, float* logits, const T* bias,
       route_row(shape, own, row, to);
     }
   });
-  // By expert, then by row: a counting sort.
+  // Counting sort by expert, then by row.
   std::vector<std::int32_t> next(shape.experts + 1, 0);
   for (std::size_t i = 0; i < shape.choices(); ++i) {
     if (to.chosen[i] != kNoExpert) ++next[static_cast<std::size_t>(to.chosen[i]) + 1];

@@ -8,18 +8,17 @@
 
 namespace ballast::model {
 
-// Families whose layers have experts. They are those of the classes of the same names in Hugging
-// Face's transformers.
+// Families whose layers have experts, named after the classes in Hugging Face's transformers.
 
-/// The losses of the routers, each times its coefficient.
+/// Coefficients of the router losses.
 struct RouterLosses {
   double balance = 0.0;  ///< coefficient of the load-balancing loss
   double z = 0.0;        ///< coefficient of the z-loss
 };
-/// Those that the config asks for; none for families without experts.
+/// Returns the coefficients in the config; zeros for families without experts.
 RouterLosses router_losses(const ModelConfig& config);
 
-/// Mixtral: every layer has experts; a token's weights are divided by their sum.
+/// Mixtral: experts in every layer. A token's weights are divided by their sum.
 class Mixtral final : public Llama {
  public:
   std::string_view name() const override { return "mixtral"; }
@@ -41,8 +40,8 @@ class Mixtral final : public Llama {
   }
 };
 
-/// Qwen 3 with experts in the layers that decoder_sparse_step and mlp_only_layers leave to them.
-/// With use_sliding_window all layers have the window.
+/// Qwen 3 with experts in the layers selected by decoder_sparse_step and mlp_only_layers. With
+/// use_sliding_window all layers have the window.
 class Qwen3Moe final : public Qwen3 {
  public:
   std::string_view name() const override { return "qwen3_moe"; }
@@ -69,7 +68,7 @@ class Qwen3Moe final : public Qwen3 {
   }
 };
 
-/// Qwen 2 with experts likewise, and one for all tokens.
+/// Qwen 2 with experts in some layers like Qwen3Moe, and one expert for all tokens.
 class Qwen2Moe final : public Llama {
  public:
   std::string_view name() const override { return "qwen2_moe"; }
@@ -92,7 +91,7 @@ class Qwen2Moe final : public Llama {
   }
 };
 
-/// OLMoE: norms of whole queries and keys before their rotation; every layer has experts.
+/// OLMoE: norms over whole queries and keys before their rotation, and experts in every layer.
 class Olmoe final : public Llama {
  public:
   std::string_view name() const override { return "olmoe"; }
@@ -112,8 +111,8 @@ class Olmoe final : public Llama {
 };
 
 /// GPT-OSS: attention with sinks, biases everywhere, a clamped gate, and stacked experts. A token's
-/// weights are the softmax of the logits of its experts, which are those of all divided by their
-/// sum. Every other layer has the window.
+/// weights are the softmax of its experts' logits, which equals the softmax of all logits divided
+/// by the sum of the chosen ones. Every other layer has the window.
 class GptOss final : public Llama {
  public:
   std::string_view name() const override { return "gpt_oss"; }
@@ -147,8 +146,8 @@ class GptOss final : public Llama {
   }
 };
 
-/// The widest sum over rows of the experts' parts of a model, their biases and logits included; 0
-/// without experts.
+/// Width of the widest sum over rows in the experts' part of a model, including biases and logits;
+/// 0 without experts.
 std::uint64_t widest_of_experts(const ModelConfig& config);
 
 }  // namespace ballast::model

@@ -27,7 +27,7 @@ std::vector<std::unique_ptr<const Family>> make_families() {
   return made;
 }
 
-/// The registered families. A new one belongs into this list; the first is the default.
+/// The registered families. New ones are added here; the first is the default.
 std::vector<std::unique_ptr<const Family>>& families() {
   static auto all = make_families<Gpt2, Llama, Mistral, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2, Gemma3,
                                   GptNeoX, Mixtral, Qwen2Moe, Qwen3Moe, Olmoe, GptOss>();

@@ -7,7 +7,7 @@
 namespace ballast::model {
 namespace {
 
-/// Names of hidden_act: GELU itself, and those of its tanh form.
+/// Values of hidden_act for the exact GELU and for its tanh form.
 constexpr const char* kExact = "gelu";
 const std::vector<std::string> kTanhForms = {"gelu_new", "gelu_fast", "gelu_pytorch_tanh"};
 
@@ -16,11 +16,11 @@ const std::vector<std::string> kTanhForms = {"gelu_new", "gelu_fast", "gelu_pyto
 void GptNeoX::complete(ModelConfig& c, const Refuse& refuse) const {
   if (c.intermediate_size == 0) c.intermediate_size = 4 * c.hidden_size;
   if (c.num_kv_heads != c.num_heads) {
-    refuse("num_kv_heads", fmt::format("gpt_neox has as many as num_heads ({}), got {}",
+    refuse("num_kv_heads", fmt::format("gpt_neox needs the value of num_heads ({}), got {}",
                                        c.num_heads, c.num_kv_heads));
   }
   if (c.head_dim * c.num_heads != c.hidden_size) {
-    refuse("head_dim", fmt::format("gpt_neox has hidden_size ({}) / num_heads ({}), got {}",
+    refuse("head_dim", fmt::format("gpt_neox needs hidden_size ({}) / num_heads ({}), got {}",
                                    c.hidden_size, c.num_heads, c.head_dim));
   }
   const std::string& activation = c.detail("hidden_act").text();

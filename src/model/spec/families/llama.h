@@ -10,8 +10,8 @@
 
 namespace ballast::model {
 
-/// RMSNorm, rotary positions, grouped-query attention, SwiGLU. Other families derive from it and
-/// change what differs.
+/// RMSNorm, rotary positions, grouped-query attention and SwiGLU. Other families derive from it and
+/// override the differences.
 class Llama : public DecoderFamily {
  public:
   std::string_view name() const override { return "llama"; }
@@ -67,7 +67,7 @@ class Llama : public DecoderFamily {
   }
   CheckpointRules checkpoint_rules() const override {
     return {.rope = {.longest = 2048},
-            .without_effect = {"is_llama_config", "pretraining_tp"}};  // as SmolLM2 has them
+            .without_effect = {"is_llama_config", "pretraining_tp"}};  // keys of SmolLM2
   }
   /// Frequencies of the rotary positions.
   std::vector<CheckpointBuffer> checkpoint_buffers(const ModelConfig& c) const override {
@@ -75,22 +75,23 @@ class Llama : public DecoderFamily {
   }
 
  protected:
-  /// Values of the class of transformers for missing keys that differ from those of the details.
+  /// Values that the class of transformers assumes for missing keys, if they differ from the
+  /// details' defaults.
   [[nodiscard]] virtual std::vector<CheckpointStandard> checkpoint_standards() const {
     return {{"intermediate_size", 11008}};
   }
   std::string prefix(std::uint64_t index) const override {
     return fmt::format("model.layers.{}.", index);
   }
-  /// Whether a layer has the window if the config has one but no layer_types.
+  /// Returns whether a layer has the window if the config has one but no layer_types.
   virtual bool is_windowed(const ModelConfig& /*config*/, std::uint64_t /*index*/) const {
     return true;
   }
-  /// Whether layer_types, or is_windowed() without them, gives the layer a window.
+  /// Returns whether the layer has a window by layer_types or, without them, by is_windowed().
   [[nodiscard]] bool is_sliding(const ModelConfig& c, std::uint64_t index) const;
 
  private:
-  /// sliding_window if the layer has one, else 0.
+  /// Returns sliding_window if the layer has one, else 0.
   [[nodiscard]] std::uint64_t window(const ModelConfig& c, std::uint64_t index) const;
   static void check_windows(const ModelConfig& c, const Refuse& refuse);
 };

@@ -8,8 +8,8 @@
 
 namespace ballast::model {
 
-// Families that differ from Llama in a few points. Their layers are those of the classes of the
-// same names in Hugging Face's transformers.
+// Families that differ from Llama in a few points, named after the classes in Hugging Face's
+// transformers.
 
 class Mistral final : public Llama {
  public:
@@ -27,7 +27,7 @@ class Mistral final : public Llama {
   }
 };
 
-/// Biases of queries, keys and values.
+/// Has biases for queries, keys and values.
 class Qwen2 final : public Llama {
  public:
   std::string_view name() const override { return "qwen2"; }
@@ -54,7 +54,7 @@ class Qwen2 final : public Llama {
   }
 };
 
-/// Norms of each head of queries and keys.
+/// Has norms for each head of queries and keys.
 class Qwen3 : public Llama {
  public:
   std::string_view name() const override { return "qwen3"; }
@@ -116,7 +116,7 @@ class SmolLm3 final : public Llama {
   static bool rotates(const ModelConfig& c, std::uint64_t index);
 };
 
-/// Fused maps; a part of each head rotates.
+/// Has fused maps and rotates a part of each head.
 class Phi3 final : public Llama {
  public:
   std::string_view name() const override { return "phi3"; }
@@ -144,7 +144,7 @@ class Phi3 final : public Llama {
   }
 };
 
-/// Norms after attention and MLP, none before them, and norms of whole queries and keys.
+/// Has norms after attention and MLP instead of before, and norms over whole queries and keys.
 class Olmo2 final : public Llama {
  public:
   std::string_view name() const override { return "olmo2"; }
