@@ -21,11 +21,12 @@
 namespace ballast::model::host {
 namespace {
 
-/// Granularity of a thread's elements: whole cache lines of any type, and groups of a dropout mask.
+/// Threads get multiples of this many elements: whole cache lines of any type, and whole groups of
+/// a dropout mask.
 constexpr std::size_t kStep = 64;
 
-/// Calls find(range, statistics) for each chunk of `size` values and returns the sum. `partial`: a
-/// GradientStats per kStatsChunk values.
+/// Calls find(range, statistics) for each chunk of `size` values and returns the sum. `partial`:
+/// one GradientStats per kStatsChunk values.
 template <class Find>
 GradientStats by_chunks(std::size_t size, GradientStats* partial, const Find& find) {
   const std::size_t chunks = (size + kStatsChunk - 1) / kStatsChunk;
@@ -44,7 +45,7 @@ GradientStats by_chunks(std::size_t size, GradientStats* partial, const Find& fi
   return total;
 }
 
-/// Packs in each chunk the part that the tied gradient covers, then the rest.
+/// Packs the part of each chunk that the tied gradient covers, then the rest.
 template <class T>
 GradientStats pack_gradient(const GradientKernels<T>& kernels, const float* gradient,
                             const float* tied, std::size_t tied_size, T* packed, std::size_t size,
@@ -70,7 +71,7 @@ GradientStats measure_gradient(const GradientKernels<T>& kernels, const T* packe
   });
 }
 
-/// In sixteen sums, each of every sixteenth element: the same bits on any instruction set.
+/// Sums squares in sixteen interleaved sums, so that every instruction set gives the same bits.
 template <class T>
 float square_sum(const T* values, std::size_t size) {
   constexpr std::size_t kSums = 16;
@@ -101,7 +102,7 @@ float quotient(float product, float weight) {
   return weight == 0.0F ? 0.0F : product / weight;
 }
 
-/// Columns of the embedding that a thread takes: a cache line of fp32.
+/// Embedding columns per thread: a cache line of fp32.
 constexpr std::size_t kColumns = 16;
 
 void check_tokens(const std::int32_t* tokens, std::size_t count, std::int32_t least,
@@ -120,7 +121,7 @@ std::size_t position_of(const Ids& ids, std::size_t i, std::size_t length) {
   return ids.positions == nullptr ? i % length : static_cast<std::size_t>(ids.positions[i]);
 }
 
-/// The row of token `i` in a table, or its size if the token has none there.
+/// Row of token `i` in a table, or the table's size if it does not have the token.
 template <class U>
 std::size_t row_of(const Embedding<U>& tables, const Ids& ids, std::size_t i) {
   return std::min(static_cast<std::size_t>(ids.tokens[i]) - tables.first, tables.size);
@@ -146,7 +147,7 @@ void embed(const RowKernels<T>& kernels, const Embedding<const T>& tables, const
   });
 }
 
-/// Threads share the columns, so that each sum runs in token order.
+/// Each thread has some columns and all rows, so that sums run in token order.
 template <class T>
 void embed_backward(const RowKernels<T>& kernels, const Ids& ids, std::size_t count,
                     std::size_t length, std::size_t width, const T* dy,
@@ -169,13 +170,14 @@ void embed_backward(const RowKernels<T>& kernels, const Ids& ids, std::size_t co
   });
 }
 
-/// The column of a row's target in a tile, its width or more if it is in another one.
+/// Column of a row's target in a tile. It is at least the tile's width if the target is in another
+/// tile.
 std::size_t column_of(const LogitTile& tile, std::int32_t target) {
   return static_cast<std::size_t>(target) - tile.first;
 }
 
-/// Calls `piece(first, place, size)` for the parts of `range` that lie in one row of `matrix`;
-/// `place` is where its first element is.
+/// Calls `piece(first, place, size)` for each part of `range` within one row of `matrix`. `place`:
+/// address of the part's first element.
 void by_rows(Range range, const auto& matrix, const auto& piece) {
   for (std::size_t at = range.begin; at < range.end;) {
     const std::size_t row = at / matrix.width;

@@ -34,7 +34,8 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
   add_sums();
 }
 
-/// The activations between blocks, their gradient, and what layers in one piece keep.
+/// Adds the activations between blocks, their gradient, and the intermediates of layers in one
+/// piece.
 void ProgramDraft::add_stream() {
   const ClassId between = add_class({.name = "activations in transit",
                                      .word = "activation",
@@ -81,7 +82,7 @@ void ProgramDraft::add_stream() {
   }
 }
 
-/// The norm's result and the sums, which all tiles of a half or of the head share.
+/// Adds the norm's result and the sums that all tiles of a half or of the head share.
 void ProgramDraft::add_halves() {
   ClassId of_rows = kNone;
   ClassId of_sums = kNone;
@@ -159,7 +160,7 @@ void ProgramDraft::add_head() {
                       .owner = program.head});
 }
 
-/// The forward pass of pairs through the model without adapters. Nothing of it stays but losses.
+/// Adds the values of the reference model's forward pass. Only its losses are kept.
 void ProgramDraft::add_reference() {
   if (!shape.pairs) return;
   pairs = add_value({.name = "pairs",
@@ -219,8 +220,8 @@ ValueId ProgramDraft::add_value(StepValue value) {
 }
 
 PassId ProgramDraft::add(Pass pass) {
-  // Besides the block, the arguments and the model select the kernels. Whether an optional argument
-  // is there is not known here.
+  // The kernels depend on the block, the arguments and the model. Whether an optional argument is
+  // bound is not known here.
   std::vector<std::uint32_t> key = {static_cast<std::uint32_t>(pass.kernel),
                                     block(pass.block).alike, pass.reference};
   for (const Operand& operand : pass.operands) {

@@ -11,7 +11,7 @@
 namespace ballast::model {
 namespace {
 
-/// Keys of all families with experts. `count`: the name of the number of experts.
+/// Adds the keys of all families with experts. `count`: the key for the number of experts.
 std::vector<DetailKey> with_experts(std::vector<DetailKey> keys, std::string count,
                                     std::uint64_t per_token, double balance) {
   keys.insert(keys.end(), {{std::move(count), std::uint64_t{0}},
@@ -48,7 +48,7 @@ void check_experts(const ModelConfig& c, std::string_view count, const Refuse& r
   }
 }
 
-/// The experts of one layer, with the names that most families use.
+/// The experts of one layer, with the most common tensor names.
 ExpertsSpec usual_experts(const ModelConfig& c, std::string_view count, std::uint64_t width) {
   return {.count = whole_number(c, count),
           .per_token = whole_number(c, "num_experts_per_tok"),
@@ -60,7 +60,7 @@ ExpertsSpec usual_experts(const ModelConfig& c, std::string_view count, std::uin
           .down = "down_proj"};
 }
 
-/// Keys of Qwen's families, in which some layers have experts.
+/// Adds the keys of Qwen's families, in which only some layers have experts.
 std::vector<DetailKey> with_sparse_layers(std::vector<DetailKey> keys, std::uint64_t per_token,
                                           std::uint64_t width) {
   keys = with_experts(std::move(keys), "num_experts", per_token, 0.001);
@@ -100,12 +100,12 @@ DecoderSpec instead_of_mlp(DecoderSpec spec, ExpertsSpec experts) {
   return spec;
 }
 
-/// Whether the family has keys of experts. All layers of such a model may still be dense.
+/// Returns whether the family has keys for experts. All layers may still be dense.
 bool may_have_experts(const ModelConfig& c) {
   return c.details.contains("router_z_loss_coef");
 }
 
-/// The keys that Hugging Face's configs have.
+/// Keeps the keys that Hugging Face's configs have.
 std::vector<CheckpointKey> theirs(std::vector<CheckpointKey> keys) {
   std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "router_z_loss_coef"; });
   return keys;

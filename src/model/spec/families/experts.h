@@ -14,7 +14,7 @@ struct RouterLosses {
   double balance = 0.0;  ///< coefficient of the load-balancing loss
   double z = 0.0;        ///< coefficient of the z-loss
 };
-/// Those that the config asks for; none for families without experts.
+/// Returns the coefficients in the config; zeros for families without experts.
 RouterLosses router_losses(const ModelConfig& config);
 
 /// The widest sum over rows of the experts' parts of a model, their biases and logits included; 0

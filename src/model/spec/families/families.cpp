@@ -28,7 +28,7 @@ std::vector<std::unique_ptr<const Family>> make_families() {
   return made;
 }
 
-/// The registered families. A new one belongs into this list; the first is the default.
+/// The registered families. New ones are added here; the first is the default.
 std::vector<std::unique_ptr<const Family>>& families() {
   static auto all = [] {
     auto made =

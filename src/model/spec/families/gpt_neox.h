@@ -13,7 +13,7 @@
 
 namespace ballast::model {
 
-/// LayerNorm, rotary positions in a part of each head, biases. Attention and MLP read the same
+/// LayerNorm, rotary positions in a part of each head, and biases. Attention and MLP read the same
 /// residual stream, unless use_parallel_residual is false. Source: Black et al., "GPT-NeoX-20B",
 /// 2022, section 2.
 class GptNeoX final : public DecoderFamily {

@@ -3,7 +3,7 @@
 namespace ballast::model {
 namespace {
 
-/// The detail of that name; nullptr if the family lacks it or it is null.
+/// Returns the detail with this name, or nullptr if the family lacks it or it is null.
 const text::Json* given_detail(const ModelConfig& c, std::string_view name) {
   const auto found = c.details.find(name);
   return found == c.details.end() || found->second.is_null() ? nullptr : &found->second;
@@ -26,7 +26,7 @@ std::uint64_t Llama::window(const ModelConfig& c, std::uint64_t index) const {
 void Llama::check_windows(const ModelConfig& c, const Refuse& refuse) {
   const text::Json* const tokens = given_detail(c, "sliding_window");
   const text::Json* const used = given_detail(c, "use_sliding_window");
-  const bool unused = used != nullptr && !used->flag();  // transformers writes 0 then
+  const bool unused = used != nullptr && !used->flag();  // transformers then writes 0
   if (tokens != nullptr && (!tokens->whole() || (*tokens->whole() == 0 && !unused))) {
     refuse("sliding_window",
            fmt::format("must be a number of tokens, got {}", tokens->described()));

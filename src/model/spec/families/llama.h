@@ -12,8 +12,8 @@
 
 namespace ballast::model {
 
-/// RMSNorm, rotary positions, grouped-query attention, SwiGLU. Other families derive from it and
-/// change what differs.
+/// RMSNorm, rotary positions, grouped-query attention and SwiGLU. Other families derive from it and
+/// override the differences.
 class Llama : public DecoderFamily {
  public:
   Llama()
@@ -93,15 +93,15 @@ class Llama : public DecoderFamily {
   std::string prefix(std::uint64_t index) const override {
     return fmt::format("model.layers.{}.", index);
   }
-  /// Whether a layer has the window if the config has one but no layer_types.
+  /// Returns whether a layer has the window if the config has one but no layer_types.
   virtual bool is_windowed(const ModelConfig& /*config*/, std::uint64_t /*index*/) const {
     return true;
   }
-  /// Whether layer_types, or is_windowed() without them, gives the layer a window.
+  /// Returns whether the layer has a window by layer_types or, without them, by is_windowed().
   [[nodiscard]] bool is_sliding(const ModelConfig& c, std::uint64_t index) const;
 
  private:
-  /// sliding_window if the layer has one, else 0.
+  /// Returns sliding_window if the layer has one, else 0.
   [[nodiscard]] std::uint64_t window(const ModelConfig& c, std::uint64_t index) const;
   static void check_windows(const ModelConfig& c, const Refuse& refuse);
 

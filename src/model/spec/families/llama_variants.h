@@ -11,8 +11,8 @@
 
 namespace ballast::model {
 
-// Families that differ from Llama in a few points. Their layers are those of the classes of the
-// same names in Hugging Face's transformers.
+// Families that differ from Llama in a few points, named after the classes in Hugging Face's
+// transformers.
 
 class Mistral final : public Llama {
  public:
@@ -26,7 +26,7 @@ class Mistral final : public Llama {
                              {"sliding_window", 4096, true}}}) {}
 };
 
-/// Biases of queries, keys and values.
+/// Has biases for queries, keys and values.
 class Qwen2 final : public Llama {
  public:
   Qwen2()
@@ -54,7 +54,7 @@ class Qwen2 final : public Llama {
   }
 };
 
-/// Norms of each head of queries and keys.
+/// Has norms for each head of queries and keys.
 class Qwen3 : public Llama {
  public:
   Qwen3()
@@ -145,7 +145,7 @@ class SmolLm3 final : public Llama {
   }
 };
 
-/// Fused maps; a part of each head rotates.
+/// Has fused maps and rotates a part of each head.
 class Phi3 final : public Llama {
  public:
   Phi3()
@@ -167,7 +167,7 @@ class Phi3 final : public Llama {
   }
 };
 
-/// Norms after attention and MLP, none before them, and norms of whole queries and keys.
+/// Has norms after attention and MLP instead of before, and norms over whole queries and keys.
 class Olmo2 final : public Llama {
  public:
   Olmo2()
