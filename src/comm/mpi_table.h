@@ -62,7 +62,7 @@ struct MpiTable {
 };
 
 // What the module exports, with C linkage. The version comes first, because the table of another
-// version may differ: "0.1.0 (interface 2)".
+// version may differ: "0.2.0 (interface 2)".
 inline constexpr const char* kMpiVersionSymbol = "ballast_mpi_version";
 inline constexpr const char* kMpiTableSymbol = "ballast_mpi_table";
 using MpiVersionFunction = const char* (*)();
