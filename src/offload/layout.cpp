@@ -10,7 +10,7 @@ namespace {
 using cpu_adam::Codes;
 using cpu_adam::Moments;
 
-/// Bytes of one element of a moment in this format.
+/// Returns the bytes per element of a moment in this format.
 Bytes bytes_of_first(Moments::Format format) {
   if (format == Moments::Format::f32) return 4;
   return format == Moments::Format::bf16_first ? 2 : 1;
@@ -18,7 +18,7 @@ Bytes bytes_of_first(Moments::Format format) {
 Bytes bytes_of_second(Moments::Format format) {
   return format == Moments::Format::blockwise8 ? 1 : 4;
 }
-/// Of the remainder or the master.
+/// Returns the bytes per element of the remainder or the master.
 Bytes bytes_of_companion(DType type) {
   if (type == DType::f32) return 0;
   return type == DType::bf16 ? 2 : 4;
@@ -90,7 +90,7 @@ void OffloadLayout::add_parts(std::size_t parameter, Elems& free) {
 OffloadLayout::Arrays OffloadLayout::arrays(DType type, Elems count) const {
   Arrays at;
   Bytes end = 0;
-  // Large arrays are kept from distances of a power of two: see kArraySkew.
+  // Large arrays must not be at distances of a power of two: see kArraySkew.
   const auto add = [&](Bytes bytes) {
     if (bytes == 0) return end;
     const Bytes skew = bytes >= 64 * kPage ? cpu_adam::kArraySkew : 0;
