@@ -22,7 +22,6 @@
 
 #include "src/formats/adapter_files.h"
 #include "src/formats/bitsandbytes.h"
-#include "src/formats/coded_tensors.h"
 #include "src/formats/safetensors_header.h"
 #include "src/formats/tensor_causes.h"
 #include "src/formats/weight_causes.h"
@@ -205,13 +204,9 @@ std::vector<formats::ReadAhead::Source> reading_order(const formats::WeightFiles
     if (!is_read_ahead(tensor)) return;
     const formats::WeightPlace* const place = files.find(tensor.name);
     if (place == nullptr || (again && !is_read_twice(masters_of, formats::type_of(*place)))) return;
-    if (tensor.stored.stacked > 0) {
-      const auto slice = formats::StoredSlice::sources(*place, index_of(tensor));
-      order.insert(order.end(), slice.begin(), slice.end());
-      return;
-    }
     const Elems begin = tensor.first_element();
-    order.push_back(formats::stored_range(*place, begin, begin + tensor.size));
+    const auto ranges = formats::stored_ranges(*place, begin, begin + tensor.size);
+    order.insert(order.end(), ranges.begin(), ranges.end());
   };
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
@@ -314,10 +309,7 @@ class InitialWeights : public engine::WeightSource {
     const bool whole = tensor.size == place.tensor->elements && tensor.stored.stacked == 0 &&
                        model::run_in_files(tensor, 0).count == tensor.size;
     if (!whole || !formats::bitsandbytes::has_codes(place, wanted)) return false;
-    formats::bitsandbytes::read_codes(
-        place, wanted, out, [this](const formats::WeightPlace& from, Bytes first, HostBytes bytes) {
-          reader_->ahead().read(from, first, bytes);
-        });
+    formats::bitsandbytes::read_codes(place, wanted, out, &reader_->ahead());
     const model::CodedArrays arrays(wanted, tensor.size);
     const auto check_scales = [&](Bytes offset, Elems count) {
       check_finite(tensor, out.subspan(offset, count * sizeof(float)), DType::f32, 0);

@@ -11,7 +11,7 @@
 #include "ballast/formats/weight_files.h"
 #include "ballast/model/architecture.h"
 
-#include "src/formats/stored_slices.h"
+#include "src/formats/weight_reader.h"
 
 namespace ballast::train {
 

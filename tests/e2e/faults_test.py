@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Faults of long runs, provoked: spikes of the loss, damaged swap files, a second process, a process
-that stands still, a lack of memory.
+"""Provokes faults of long runs: loss spikes, damaged swap files, a second process, a stopped
+process, a lack of memory.
 
     faults_test.py PATH_OF_BALLAST [PATH_OF_MPIRUN]
 
-What goes on after a fault has the bits of a run without it.
+A run that continues after a fault has the bits of a run without it.
 """
 
 import json
@@ -25,7 +25,7 @@ MPIRUN = sys.argv.pop(2) if len(sys.argv) > 2 and not sys.argv[2].startswith("-"
 
 class FaultTest(runs.CheckpointTest):
     def warnings(self, done, *words):
-        """The lines of warning, each of which has `words`."""
+        """The lines of warning. Each must contain `words`."""
         lines = [line for line in done.stderr.splitlines() if "aio: injecting faults" not in line]
         for line in lines:
             self.assertTrue(line.startswith("ballast: warning: "), done.stderr)
@@ -34,7 +34,7 @@ class FaultTest(runs.CheckpointTest):
         return lines
 
     def assert_error(self, done, status, *words):
-        """The one line of error."""
+        """The only line of error."""
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         line, = [line for line in done.stderr.splitlines() if line.startswith("ballast: error: ")]
         self.assertEqual(done.stderr.splitlines()[-1], line)
@@ -64,8 +64,8 @@ class Intervals(FaultTest):
 
 
 class Spikes(FaultTest):
-    """The text repeats itself after 64 bytes and a step takes 128 of them in order, so a run that
-    leaves out the step whose bytes are noise has the bits of one without noise."""
+    """The text repeats itself after 64 bytes, and a step takes 128 of them in order. So a run that
+    skips the step whose bytes are noise has the bits of a run without noise."""
 
     SAME = tuple(key for key in runs.CheckpointTest.SAME if key != "eval_loss")
     STEPS = 60
@@ -270,7 +270,7 @@ class TwoProcesses(FaultTest):
 
 
 class RunDirectory(FaultTest):
-    """A run directory that is full, gets another name or is deleted in mid-run."""
+    """A run directory that is full, is renamed or is deleted during the run."""
 
     def begin(self, **sections):
         self.config(**sections, ballast={**self.BALLAST, "steps": 100000, "checkpoint_every": 1 << 30,
@@ -301,7 +301,7 @@ class RunDirectory(FaultTest):
         csv = {"enabled": True, "output_path": str(self.path / "logs"), "job_name": "csv"}
         process = self.begin(csv_monitor=csv,
                              zero_optimization={"offload_optimizer": {"device": "none"}})
-        # A file that is as long as it may be; the CSV has less, so its rows do not wait.
+        # The file has reached its size limit. The CSV file is shorter, so its rows do not wait.
         limit = (self.path / "run/metrics.jsonl").stat().st_size + 5000
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         table = self.path / "logs/csv/Train_Samples_lr.csv"
@@ -364,7 +364,7 @@ class RunDirectory(FaultTest):
 
 class OneProcess(FaultTest):
     def test_that_stood_still_goes_on(self):
-        # For longer than a request may take, which is longer than a busy disk takes.
+        # Stops for longer than a request may take, which is longer than a busy disk takes.
         aio = {"any_file_system": True, "stall_seconds": 3, "abandon_seconds": 4}
         expected = self.reference(aio=aio)
         self.config(ballast=self.BALLAST, aio=aio)

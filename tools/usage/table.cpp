@@ -84,7 +84,7 @@ std::string option_text(const OptionInfo& option) {
 std::string full_description(const OptionInfo& option) {
   std::vector<std::string> facts;
   if (!option.choices.empty()) facts.push_back(fmt::format("{}", fmt::join(option.choices, ", ")));
-  if (!option.range.empty()) facts.push_back(option.range);
+  if (!option.bounds.empty()) facts.push_back(option.bounds);
   if (!option.initial.empty()) facts.push_back("default: " + option.initial);
   if (option.required && !option.positional) facts.emplace_back("required");
   if (option.repeated) facts.emplace_back("may be given several times");
@@ -111,7 +111,7 @@ std::string help_text(const CommandInfo& command) {
   if (command.commands.empty()) return text;
   text += "\nCommands:\n";
   for (const CommandInfo& one : command.commands) add_entry(text, one.name, one.description);
-  if (command.needs_command) return text;  // only the program works without one
+  if (command.needs_command) return text;  // only the program itself works without a command
   text += "\nExit status:\n";
   for (const ExitStatus& status : kExitStatuses) add_entry(text, status.number, status.meaning);
   return text;

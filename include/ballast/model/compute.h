@@ -6,11 +6,11 @@
 #include <string_view>
 
 #include "ballast/core/dtype.h"
+#include "ballast/core/gradient_stats.h"
 #include "ballast/core/view.h"
 #include "ballast/device/device.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/attention_backend.h"
-#include "ballast/model/gradient_stats.h"
 #include "ballast/model/kernel_sizes.h"
 #include "ballast/model/pass_arguments.h"
 #include "ballast/model/product_choices.h"

@@ -17,6 +17,9 @@ struct MicroBatchShape {
 /// Number of losses that the last router of a micro-batch reports: load balancing and z.
 inline constexpr std::uint64_t kRouterLosses = 2;
 
+/// Values per partial GradientStats of a measured gradient.
+inline constexpr std::uint64_t kStatsChunk = 65536;
+
 /// Device memory that kernels need in addition to weights, activations and gradients.
 struct KernelSizes {
   /// Bytes for the intermediates of the largest block, including recomputation. Linear in the

@@ -89,13 +89,13 @@ enum class SlotRule : std::uint8_t {
 };
 
 /// The line of the memory ledger that counts a value.
-enum class LedgerLine : std::uint8_t { activations, intermediates, batch };
+enum class MemoryKind : std::uint8_t { activations, intermediates, batch };
 
 /// Values of one size that share buffers.
 struct ValueClass {
   std::string name;  ///< name of its buffers: "rows between tiles"
   std::string word;  ///< word for messages: "activation"
-  LedgerLine line = LedgerLine::activations;
+  MemoryKind memory = MemoryKind::activations;
   Bytes bytes = 0;  ///< per micro-batch
   SlotRule slots = SlotRule::own;
   /// The values are row counts per expert, copied to the host of every rank; see RowCount.

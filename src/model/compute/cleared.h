@@ -2,18 +2,14 @@
 
 #include <vector>
 
+#include "ballast/core/element_range.h"
 #include "ballast/model/architecture.h"
 
 namespace ballast::model {
 
-struct ElementRange {
-  Elems first = 0;
-  Elems count = 0;
-};
-
 inline Elems elements_in(const std::vector<ElementRange>& ranges) {
   Elems sum = 0;
-  for (const ElementRange& range : ranges) sum += range.count;
+  for (const ElementRange& range : ranges) sum += range.count();
   return sum;
 }
 
@@ -30,7 +26,7 @@ inline std::vector<ElementRange> cleared_ranges(const Architecture& model, const
   std::vector<ElementRange> ranges;
   Elems done = 0;
   const auto clear_until = [&](Elems end) {
-    if (end > done) ranges.push_back({done, end - done});
+    if (end > done) ranges.push_back({done, end});
   };
   for (const TensorSpec& tensor : block.tensors) {
     if (tensor.frozen || !is_overwritten(model, block, tensor)) continue;

@@ -90,7 +90,7 @@ class ComputeBy final : public Compute {
         "clear_gradient: not the accumulators of a block");
     enqueue(stream, [=, this] {
       for (const ElementRange& range : cleared_[block]) {
-        ops_.zero(gradient.raw() + range.first, range.count);
+        ops_.zero(gradient.raw() + range.first, range.count());
       }
     });
   }

@@ -86,7 +86,7 @@ class Experts {
     returned_dots_ = bump.take<float>(chunk_);
   }
 
-  /// Routes the rows whose norm is at the start of `rows`. `targets`: see RouterOps::route().
+  /// Routes the rows whose norm is at the start of `rows`. `targets`: see host::Ops::route().
   /// `starts` [experts + 1], `totals` and `losses` [2] are null if not wanted. The first router
   /// resets the totals; the last one computes the losses from them.
   void route(std::size_t block, const BlockWeights<T>& weights, const std::int32_t* targets,

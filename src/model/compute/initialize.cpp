@@ -11,7 +11,7 @@
 #include "ballast/core/random.h"
 #include "ballast/model/architecture.h"
 
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 
 namespace ballast::model {
 namespace {

@@ -6,7 +6,7 @@
 #include "ballast/core/bump.h"
 #include "ballast/model/attention.h"
 
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 #include "src/model/host/products.h"
 
 namespace ballast::model::host {

@@ -14,7 +14,7 @@
 
 #include "ballast/core/error.h"
 
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {

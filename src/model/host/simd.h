@@ -12,7 +12,7 @@
 
 #include "ballast/core/dtype.h"
 
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 
 namespace ballast::model::host::BALLAST_KERNEL_ISA {
 

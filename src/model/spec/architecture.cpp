@@ -9,8 +9,8 @@
 namespace ballast::model {
 namespace {
 
-/// Position of element `at` of a matrix [rows, columns] in its transpose. An entry of the matrix is a
-/// run of elements; `size` counts all elements.
+/// Position of element `at` of a matrix [rows, columns] in its transpose. An entry of the matrix is
+/// a run of elements; `size` counts all elements.
 TensorRun transposed_run(Elems size, std::uint64_t rows, std::uint64_t columns, Elems at) {
   const Elems run = size / (rows * columns);
   const std::uint64_t row = at / run / columns;

@@ -21,7 +21,7 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
   program.head = model.head();
   const ClassId of_batch = add_class({.name = "batch",
                                       .word = "batch",
-                                      .line = LedgerLine::batch,
+                                      .memory = MemoryKind::batch,
                                       .bytes = model.batch,
                                       .slots = SlotRule::step,
                                       .from_host = true});
@@ -72,7 +72,7 @@ void ProgramDraft::add_stream() {
     if (layer.intermediates == 0) continue;
     if (intermediates == kNone) {
       intermediates = add_class(
-          {.name = "intermediates", .word = "intermediates", .line = LedgerLine::intermediates});
+          {.name = "intermediates", .word = "intermediates", .memory = MemoryKind::intermediates});
     }
     kept[b] = add_value({.name = fmt::format("{} intermediates", layer.name),
                          .of = intermediates,
@@ -118,13 +118,13 @@ void ProgramDraft::add_routing() {
       first_router = b;
       counts = add_class({.name = "routing",
                           .word = "routing",
-                          .line = LedgerLine::batch,
+                          .memory = MemoryKind::batch,
                           .bytes = shape.routing,
                           .counts = true});
       router_totals = add_value({.name = "sums over routers",
                                  .of = add_class({.name = "sums over routers",
                                                   .word = "sums over routers",
-                                                  .line = LedgerLine::batch,
+                                                  .memory = MemoryKind::batch,
                                                   .bytes = shape.router_totals}),
                                  .owner = b});
     }
@@ -138,7 +138,7 @@ void ProgramDraft::add_head() {
   const auto reported = [this](std::string name, Bytes bytes) {
     const ClassId of = add_class({.name = name,
                                   .word = "losses",
-                                  .line = LedgerLine::batch,
+                                  .memory = MemoryKind::batch,
                                   .bytes = bytes,
                                   .slots = SlotRule::report});
     return add_value({.name = std::move(name), .of = of, .owner = program.head});
@@ -154,7 +154,7 @@ void ProgramDraft::add_head() {
   logits = add_value({.name = "logits",
                       .of = add_class({.name = "logits",
                                        .word = "logits",
-                                       .line = LedgerLine::intermediates,
+                                       .memory = MemoryKind::intermediates,
                                        .bytes = block(program.head).intermediates,
                                        .slots = SlotRule::scratch}),
                       .owner = program.head});
@@ -166,7 +166,7 @@ void ProgramDraft::add_reference() {
   pairs = add_value({.name = "pairs",
                      .of = add_class({.name = "pairs",
                                       .word = "pairs",
-                                      .line = LedgerLine::batch,
+                                      .memory = MemoryKind::batch,
                                       .bytes = shape.pair_results,
                                       .slots = SlotRule::step}),
                      .owner = program.head});

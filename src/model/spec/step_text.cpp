@@ -84,7 +84,7 @@ std::string_view to_string(SlotRule rule) {
   return kNames[static_cast<std::size_t>(rule)];
 }
 
-std::string_view to_string(LedgerLine line) {
+std::string_view to_string(MemoryKind line) {
   constexpr std::array<std::string_view, 3> kNames = {"activations", "intermediates", "batch"};
   return kNames[static_cast<std::size_t>(line)];
 }
@@ -164,7 +164,7 @@ class ProgramText {
         notes = fmt::format("evaluation alone: {}", program_.classes[one.in_evaluation].name);
       }
       line("  {:<30} {:>12}  {:<8} {:<14} {}", one.name, one.bytes > 0 ? grouped(one.bytes) : "",
-           to_string(one.slots), to_string(one.line), notes);
+           to_string(one.slots), to_string(one.memory), notes);
     }
   }
 

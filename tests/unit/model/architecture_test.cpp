@@ -14,7 +14,7 @@
 #include "ballast/model/family.h"
 #include "ballast/model/initialize.h"
 
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 #include "tests/unit/model/fixture.h"
 
 namespace ballast::model::architecture_test {

@@ -5,7 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ballast/model/gradient_stats.h"
+#include "ballast/core/gradient_stats.h"
+#include "ballast/model/kernel_sizes.h"
 
 namespace ballast::model::cuda {
 

@@ -91,7 +91,7 @@ template <class T>
 cudaError_t drop(cudaStream_t stream, const DropoutMask& mask, const T* x, T* y, std::size_t size,
                  bool add_to_y);
 
-/// Computes the norms and gains of an adapted map; see host::AdapterOps.
+/// Computes the norms and gains of an adapted map; see host::Ops.
 template <class T>
 cudaError_t compute_gains(cudaStream_t stream, const AdaptedRows<T>& rows, float* gains,
                           float* inverse_norms);

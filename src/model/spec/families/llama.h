@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -14,14 +16,21 @@ namespace ballast::model {
 /// override the differences.
 class Llama : public DecoderFamily {
  public:
-  std::string_view name() const override { return "llama"; }
-  std::string_view checkpoint_class() const override { return "LlamaForCausalLM"; }
-  std::vector<DetailKey> details() const override {
-    return {{"rope_theta", 10000.0},
-            {"rope_scaling", {}},
-            {"attention_bias", false},
-            {"mlp_bias", false}};
-  }
+  Llama()
+      : Llama({.name = "llama",
+               .checkpoint_class = "LlamaForCausalLM",
+               .details = {{"rope_theta", 10000.0},
+                           {"rope_scaling", {}},
+                           {"attention_bias", false},
+                           {"mlp_bias", false}},
+               // As SmolLM2 has them.
+               .rules = {.rope = {.longest = 2048},
+                         .without_effect = {"is_llama_config", "pretraining_tp"}},
+               .standards = {{"intermediate_size", 11008}}}) {}
+  std::string_view name() const override { return facts_.name; }
+  std::string_view checkpoint_class() const override { return facts_.checkpoint_class; }
+  std::vector<DetailKey> details() const override { return facts_.details; }
+  CheckpointRules checkpoint_rules() const override { return facts_.rules; }
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     if (c.intermediate_size == 0) {
       c.intermediate_size = round_up((8 * c.hidden_size + 2) / 3, 64);
@@ -62,12 +71,8 @@ class Llama : public DecoderFamily {
                                        {"hidden_act", "", {"silu", "swish"}}};
     for (const DetailKey& detail : details()) keys.push_back(checkpoint_key(detail));
     set_standards(keys, {{"rms_norm_eps", 1e-6}, {"tie_word_embeddings", ties_embeddings()}});
-    set_standards(keys, checkpoint_standards());
+    set_standards(keys, facts_.standards);
     return keys;
-  }
-  CheckpointRules checkpoint_rules() const override {
-    return {.rope = {.longest = 2048},
-            .without_effect = {"is_llama_config", "pretraining_tp"}};  // keys of SmolLM2
   }
   /// Frequencies of the rotary positions.
   std::vector<CheckpointBuffer> checkpoint_buffers(const ModelConfig& c) const override {
@@ -75,11 +80,16 @@ class Llama : public DecoderFamily {
   }
 
  protected:
-  /// Values that the class of transformers assumes for missing keys, if they differ from the
-  /// details' defaults.
-  [[nodiscard]] virtual std::vector<CheckpointStandard> checkpoint_standards() const {
-    return {{"intermediate_size", 11008}};
-  }
+  /// What families differ in without code of their own.
+  struct Facts {
+    std::string_view name;
+    std::string_view checkpoint_class;
+    std::vector<DetailKey> details;
+    CheckpointRules rules;
+    /// Values of the class of transformers for missing keys that differ from those of the details.
+    std::vector<CheckpointStandard> standards;
+  };
+  explicit Llama(Facts facts) : facts_(std::move(facts)) {}
   std::string prefix(std::uint64_t index) const override {
     return fmt::format("model.layers.{}.", index);
   }
@@ -94,6 +104,8 @@ class Llama : public DecoderFamily {
   /// Returns sliding_window if the layer has one, else 0.
   [[nodiscard]] std::uint64_t window(const ModelConfig& c, std::uint64_t index) const;
   static void check_windows(const ModelConfig& c, const Refuse& refuse);
+
+  Facts facts_;
 };
 
 }  // namespace ballast::model
