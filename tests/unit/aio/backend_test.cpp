@@ -17,7 +17,7 @@
 namespace ballast::aio::backend_test {
 namespace {
 
-/// Sets BALLAST_IO_DISABLE while it lives.
+/// Sets BALLAST_IO_DISABLE during its lifetime.
 class Disable {
  public:
   explicit Disable(const char* name) { setenv("BALLAST_IO_DISABLE", name, 1); }

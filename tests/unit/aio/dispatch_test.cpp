@@ -1,4 +1,4 @@
-// Order and number of the blocks that are started, and the effect of cancel().
+// Tests the order and number of the blocks that are started, and the effect of cancel().
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -175,7 +175,7 @@ TEST_F(Cancelling, EndsTheRestOfARequestThatIsHalfDone) {
   const Ticket ticket = queue->submit(request(Direction::read, 0, 50, [&] { ++released; }));
   gate_.wait_for_starts(2);
   queue->cancel();
-  // Its end shows that the owner thread has seen the cancellation.
+  // When it ends, the owner thread has processed the cancellation.
   const Ticket late = queue->submit(request(Direction::read, 100, 10));
   EXPECT_EQ(queue->wait(late).error_number, ECANCELED);
   gate_.finish(0);

@@ -167,7 +167,7 @@ TEST(NamedFiles, ReportWhyTheyCannotBe) {
   EXPECT_EQ(errno, ENOENT);
 }
 
-// Creators and sweepers in one directory at the same time: no creation fails, and no file is left.
+// Creates and sweeps in one directory at the same time: no creation fails, and no file is left.
 TEST(NamedFiles, StandBesideManyThatSweep) {
   const TempDir directory;
   constexpr int kProcesses = 4;

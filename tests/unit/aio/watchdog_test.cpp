@@ -1,4 +1,4 @@
-// A device that answers slowly or never.
+// Tests a device that answers slowly or never.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -96,7 +96,7 @@ TEST_F(GivingUp, KeepsTheMemoryUntilTheLastOfItsBlocksIsBack) {
   const Ticket ticket = queue->submit(request(Direction::write, 0, 40, [&] { ++returned; }));
   EXPECT_EQ(queue->wait(ticket).error_number, ETIMEDOUT);
   gate_.finish(1);
-  // Another block takes its place, which shows that the owner thread has handled it.
+  // Another block takes its place, so the owner thread has processed it.
   const Ticket next = queue->submit(request(Direction::read, 100, 10));
   EXPECT_EQ(gate_.wait_for_starts(3)[2].offset, 100U);
   EXPECT_EQ(returned, 0);

@@ -172,7 +172,7 @@ TEST_F(CalibrationTest, HasAKeyForWhatChangesTheRates) {
   const std::string key = key_of(config({kOnNvme}));
   EXPECT_EQ(key_of(config({kOnNvme})), key);
   EXPECT_EQ(key_of(config({kOnNvme, "ballast.steps=7", "optimizer.params.lr=0.5"})), key);
-  // The run directory of `plan` is another one than that of `train`.
+  // `plan` and `train` have different run directories.
   const std::string elsewhere = (directory_.path() / "more" / "run").string();
   EXPECT_EQ(key_of(config({kOnNvme, "ballast.out=" + elsewhere})), key);
   for (const char* change :

@@ -19,8 +19,8 @@ plan::Rates with_forward(const std::vector<double>& tflops) {
   return rates;
 }
 
-/// Makes `attempts` in turn, on a machine that can `repeat`; `reasons`: why each but the first was
-/// made.
+/// Makes `attempts` in turn, on a machine that can `repeat`. `reasons` gets why each attempt after
+/// the first was made.
 Measurement measure(const std::vector<Attempt>& attempts, std::vector<std::string>& reasons,
                     bool repeat = true) {
   std::size_t next = 0;

@@ -50,7 +50,7 @@ TEST_F(KeptChoices, AreTheSameInLaterRuns) {
   EXPECT_EQ(chosen(1), candidates_[1]);
   EXPECT_EQ(chosen(2), candidates_[1]);
   EXPECT_EQ(timed_, 1);
-  // In another order they are the same algorithms.
+  // In another order they are still the same algorithms.
   std::swap(candidates_[0], candidates_[1]);
   EXPECT_EQ(chosen(2), candidates_[0]);
   EXPECT_EQ(timed_, 1);

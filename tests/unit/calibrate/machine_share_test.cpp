@@ -61,8 +61,8 @@ TEST(MachineShare, BoundRanksShareWithThoseOnTheSameCoresOnly) {
   EXPECT_EQ(share_of(places, 2).cpus, 4);
   EXPECT_EQ(share_of(places, 3).cpus, 4);
   EXPECT_EQ(share_of(places, 3).numa_node, -1);
-  // All need the same workspace, so all compute with as many threads as the rank with the fewest
-  // CPUs.
+  // All need the same workspace, so all compute with the number of threads of the rank with the
+  // fewest CPUs.
   for (std::size_t rank = 0; rank < 4; ++rank) EXPECT_EQ(share_of(places, rank).compute_threads, 2);
 }
 

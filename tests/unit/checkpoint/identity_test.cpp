@@ -94,7 +94,7 @@ TEST(CheckpointIdentity, ComparesWhatChangesTheModelAndNothingElse) {
           [](auto& other) { other.targets.pop_back(); });
 }
 
-/// Rewrites checkpoint.json as versions without fields have written it.
+/// Rewrites checkpoint.json as versions without fields wrote it.
 void make_old(const fs::path& folder, const char* adapters, const char* base) {
   Json content = read_sealed(facts_file(folder));
   ASSERT_TRUE(content.find("adapters")->is_object());

@@ -1,4 +1,5 @@
-// Where the MPI module is looked for, and what is refused as one. e2e/mpi_module_test.py loads it.
+// Tests where the MPI module is looked for, and what is refused as one. e2e/mpi_module_test.py
+// loads it.
 #include "src/comm/mpi_loading.h"
 
 #include <cstdlib>

@@ -251,7 +251,7 @@ TEST(BatchTriplet, IsDerivedFromWhatIsGiven) {
       {{0, 4, 0, 4}, {16, 4, 1}},
       {{1, 0, 0, 1}, {1, 1, 1}},
       {{6, 2, 0, 1}, {6, 2, 3}},
-      // Of one rank of an unknown number.
+      // One rank of an unknown number.
       {{48, 4, 3, 0}, {12, 4, 3}},
       {{48, 0, 3, 0}, {48, 16, 3}}};
   for (const auto& [given, expected] : cases) {

@@ -2,7 +2,7 @@
 
 #include "tests/unit/config/samples.h"
 
-// The keys of checkpoints and of what a run does when something goes wrong.
+// Keys of checkpoints and of reactions to failures.
 
 namespace ballast::config::faults_test {
 namespace {

@@ -173,7 +173,7 @@ TEST(ConfigSchedules, ReadTheirParameters) {
   EXPECT_EQ(decay.scheduler.warmup_min_lr, 0.1);
   EXPECT_EQ(decay.scheduler.warmup_max_lr, std::optional(0.2));
   EXPECT_TRUE(decay.scheduler.warmup_linear);
-  // The parameters may stand before the type that gives them their meaning.
+  // The parameters may precede the type that gives them their meaning.
   const Config cosine = parse_text(with(
       R"("scheduler": {"params": {"total_num_steps": 9, "warmup_min_ratio": 0.5,
          "cos_min_ratio": 0.25}, "type": "WarmupCosineLR"})"));
@@ -388,7 +388,7 @@ TEST(ConfigLayerTiles, AreANumberOrFollowFromTheShape) {
   EXPECT_EQ(tiles({}), 1U);
   EXPECT_EQ(tiles({"model.layer_tiles=auto"}), 1U);
   EXPECT_EQ(tiles({"model.layer_tiles=7"}), 7U);
-  // Layers of 2^31 elements; more of them have fewer tiles.
+  // Layers of 2^31 elements. A model with more layers has fewer tiles per layer.
   const std::string width = "model.hidden_size=16384";
   const std::string wide = "model.intermediate_size=21846";
   EXPECT_EQ(tiles({width, wide}), 43U);

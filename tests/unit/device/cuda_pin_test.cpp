@@ -56,7 +56,7 @@ class CudaPinning : public testing::Test {
   Mapping mapping_ = address_space(kSize);
 };
 
-/// The registrations cover `memory`, each within one GiB of the address space.
+/// Expects that the registrations cover `memory`, each within one GiB of the address space.
 void expect_pieces_of(HostBytes memory) {
   const std::byte* at = memory.data();
   for (const FakeCuda::Piece& piece : FakeCuda::registered()) {

@@ -1,4 +1,4 @@
-// Folders of PEFT: import, export and adapters that are merged into their model.
+// PEFT folders: import, export and adapters that are merged into their model.
 #include "src/formats/adapter_files.h"
 
 #include <cmath>
@@ -125,7 +125,7 @@ TEST(MergedAdapters, AreRoundedOnce) {
   for (std::size_t i = 0; i < ours.size(); ++i) {
     other += ours[i] == to_float(to_bf16(theirs[i])) ? 0 : 1;
   }
-  EXPECT_LT(other, ours.size() / 500);  // those that lie between two values
+  EXPECT_LT(other, ours.size() / 500);  // values between two representable ones
 }
 
 TEST(MergedAdapters, NeedTheModelThatTheyBelongTo) {
@@ -149,8 +149,8 @@ TEST(MergedAdapters, NeedTheModelThatTheyBelongTo) {
   });
 }
 
-/// A model of two matrices, an embedding and perhaps an output matrix, and adapters of it. Each
-/// value follows from the tensor's name and the element.
+/// A model of two matrices, an embedding and optionally an output matrix, and adapters for it. Each
+/// value is computed from the tensor's name and the element.
 struct SmallFolder {
   using Tensors = std::map<std::string, std::vector<std::uint64_t>>;
   static constexpr std::size_t kIn = 3;
@@ -192,7 +192,7 @@ struct SmallFolder {
     }
     writer.finish();
   }
-  /// Merges adapters with these tensors, whose names begin behind "base_model.model.".
+  /// Merges adapters with these tensors, whose names follow "base_model.model.".
   [[nodiscard]] WeightFiles merge(const Tensors& adapters) const {
     Tensors named;
     for (const auto& [name, shape] : adapters) named[config::kAdapterPrefix + name] = shape;

@@ -153,7 +153,7 @@ TEST(Export, CopiesAndConvertsInPieces) {
 
 TEST(Export, ThatStopsLeavesNothing) {
   const Folder folder;
-  // Not even the folder above, which the export has made.
+  // Does not leave the parent folder either, which the export made.
   const auto left = [&] {
     return fs::exists(folder.dir.path() / "a")
                ? std::distance(fs::directory_iterator(folder.dir.path() / "a"), {})
@@ -176,7 +176,7 @@ TEST(Export, ThatStopsLeavesNothing) {
   folder.copy({});
   expect_error(ErrorCategory::usage, {folder.out().native(), "exists"}, [&] { folder.copy({}); });
   EXPECT_EQ(left(), 1);
-  // A folder cannot be renamed to a link, which is found before the work.
+  // A folder cannot be renamed to a link, which is detected before the work.
   fs::rename(folder.out(), folder.dir.path() / "moved");
   fs::create_directory_symlink(folder.dir.path() / "moved", folder.out());
   expect_error(ErrorCategory::usage, {"is a symbolic link"}, [&] { folder.copy({}); });

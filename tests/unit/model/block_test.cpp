@@ -279,7 +279,7 @@ TEST(BlocksIn16Bits, AgreeWithFp32AsFarAsTheirPrecisionGoes) {
   }
 }
 
-/// After clear_gradient() on accumulators full of NaN, the first micro-batch leaves the gradients
+/// After clear_gradient() on accumulators full of NaN, the first micro-batch writes the gradients
 /// that it would add to zeros.
 TEST(FirstMicroBatch, OverwritesWhatClearingLeaves) {
   for (const DType type : {DType::f32, DType::bf16}) {

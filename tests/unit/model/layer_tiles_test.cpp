@@ -18,7 +18,7 @@
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/layers_run.h"
 
-// Layers in tiles: the results of layers in one piece, up to the order of sums.
+// Layers in tiles have the results of layers in one piece, up to the order of sums.
 
 namespace ballast::model::layer_tiles_test {
 namespace {
@@ -31,7 +31,8 @@ using Values = std::vector<double>;
 constexpr MicroBatchShape kShape = {2, 21};
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-/// Four heads, two of keys. The MLP is five steps of a tile wide, the last of which is not full.
+/// Four heads, two of them with keys. The MLP is five steps of a tile wide, the last of which is
+/// not full.
 ModelConfig small(std::string_view family) {
   ModelConfig c = default_config(family);
   c.vocab_size = 61;
@@ -52,7 +53,7 @@ ModelConfig with_detail(ModelConfig config, const std::string& key, std::uint64_
   config.details[key] = value;
   return config;
 }
-/// Documents of more than 4 tokens have rotary frequencies of their own.
+/// Documents of more than 4 tokens have different rotary frequencies.
 ModelConfig with_dynamic_scaling(ModelConfig config) {
   config.details["rope_scaling"] = text::Json::object(
       {{"rope_type", "dynamic"}, {"factor", 3.0}, {"original_max_position_embeddings", 4.0}});

@@ -28,7 +28,7 @@ ModelConfig config_of(const std::string& scaling, std::uint64_t head_dim = 64) {
   return c;
 }
 
-/// tests/data/make_family_fixtures.py computes them in fp32.
+/// Compares with tests/data/make_family_fixtures.py, which computes them in fp32.
 TEST(Rotary, FrequenciesAreThoseOfTransformers) {
   const auto path = test::fixture("families/rotary.json");
   const text::Json cases = text::parse_json(text::read_settings(path, "fixture"), "rotary.json");

@@ -134,7 +134,7 @@ TEST(Advice, MoreMemoryGoesWithOpenTiersWhereTheConfigNamesThem) {
   const auto changes = changes_with(named, more);
   ASSERT_EQ(changes.size(), 1U);
   EXPECT_TRUE(says(changes.front(), "with \"auto\" for all tiers")) << changes.front();
-  // Open tiers use more memory as they are.
+  // Open tiers use more memory without changes.
   const PlanRequest open =
       request_for({"zero_optimization.offload_optimizer.device=auto",
                    "zero_optimization.offload_param.device=auto", "ballast.activations=auto",
@@ -154,7 +154,7 @@ TEST(Advice, StatesInEightBitsAreOfferedWhereTheySpareTheDrives) {
   ASSERT_NE(found, variants.end());
   EXPECT_TRUE(says(found->change, "changes results")) << found->change;
   EXPECT_LT(found->wear, 1.0);
-  // Drives that nothing is written to are not spared, and states in 8 bits cannot shrink again.
+  // Advice does not spare drives that are not written to, and states in 8 bits cannot shrink again.
   const PlanRequest on_host =
       request_for({"zero_optimization.offload_optimizer.device=cpu"}, 256 * kMiB);
   EXPECT_TRUE(changes_with(on_host, eight).empty());
@@ -205,7 +205,7 @@ TEST(Advice, DrivesThatAreTooSmallAreNotAdvised) {
 }
 
 TEST(Advice, MoreMemoryThatAddsNothingToOpenTiersIsNotAdvised) {
-  // Open tiers keep everything in so much host memory.
+  // With open tiers everything fits into this host memory.
   const PlanRequest named = request_for({}, 256 * kMiB);
   EXPECT_FALSE(changes_with(named, "\"auto\" for all tiers").empty());
   EXPECT_TRUE(changes_with(named, "more host memory").empty());

@@ -332,7 +332,8 @@ TEST(Planner, GivesARankTheStatesThatTheZeroPaperGivesIt) {
         EXPECT_GE(bytes, exact) << world << " ranks, stage " << stage;
         EXPECT_LE(bytes, exact + padding) << world << " ranks, stage " << stage;
       };
-      // In each of the 39 blocks, shards are whole pages, and the three arrays of states lie apart.
+      // In each of the 39 blocks, shards are whole pages, and the three arrays of states have gaps
+      // between them.
       constexpr double kBlocks = 39.0;
       const double whole = kBlocks * world * kPage;
       const double part = kBlocks * kPage;

@@ -35,7 +35,7 @@ class FaultyQueue final : public aio::Queue {
 
   aio::Ticket submit(aio::Request request) override {
     if (drop && drop(request)) {
-      // A lost write: the old content stays, success is reported.
+      // A lost write: the old content remains, success is reported.
       request.direction = aio::Direction::read;
       shadow_.resize(request.memory.size() + kPage);
       auto* aligned = reinterpret_cast<std::byte*>(
@@ -172,13 +172,13 @@ TEST_F(SwapSpaceTest, AFirstWriteOfZerosMovesNothing) {
   swap->write(0, first->view(), 1, 0)->finish();
   EXPECT_EQ(bytes_written(), 0U);
   expect_zeros(1, 0);
-  // Only the segments up to the last byte that is another one.
+  // Writes only the segments up to the last byte that differs.
   const Bytes used = segment(0, 1).start + segment(0, 1).bytes;
   first->view()[used - 1] = std::byte{1};
   swap->write(0, first->view(), 2, used)->finish();
   EXPECT_EQ(bytes_written(), used);
   expect_zeros(2, used);
-  // Zeros that replace other bytes are written; the last segment is still new.
+  // Zeros that replace other bytes are written. The last segment is still new.
   swap->write(0, zeros(extents[0])->view(), 3, 0)->finish();
   EXPECT_EQ(bytes_written(), 2 * used);
   expect_zeros(3, 0);

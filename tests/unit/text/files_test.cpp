@@ -86,7 +86,7 @@ TEST(ReplacedFile, FollowsNoLinkAndTakesLongNames) {
   const TempDir dir;
   const auto file = dir.write("a", "before");
   std::filesystem::create_symlink(file, dir.path() / "link");
-  // Where another user may make links, too.
+  // A directory in which another user may make links, too.
   std::filesystem::create_symlink(file, dir.path() / ("link.tmp-" + std::to_string(getpid())));
   ReplacedFile replaced(dir.path() / "link");
   replaced.write("new");
@@ -125,7 +125,7 @@ TEST(OutputFile, ReplacesOnlyItsOwnKindUnasked) {
   write_output(file, {.kind = "", .begins = "", .overwrite = true}, "list: a");
   write_output(file, rule, "list: b");
   EXPECT_EQ(text_of(file), "list: b");
-  const auto empty = dir.write("empty", "");  // mktemp has made it
+  const auto empty = dir.write("empty", "");  // made by mktemp
   write_output(empty, rule, "list: c");
   EXPECT_EQ(text_of(empty), "list: c");
   EXPECT_EQ(entries(dir), 2);

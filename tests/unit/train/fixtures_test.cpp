@@ -406,7 +406,7 @@ TEST(InitialWeights, OfAModelThatBallastCannotComputeAreRefused) {
          "scale_attn_by_inverse_layer_idx is true, but Ballast supports only false");
 }
 
-/// Fails the test when a run gets as far as a plan.
+/// Fails the test if a run gets as far as a plan.
 struct NoRun : Observer {
   void planned(const engine::Blueprint& /*blueprint*/, const std::string& /*device*/) override {
     ADD_FAILURE() << "the run was planned";

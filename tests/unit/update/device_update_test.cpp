@@ -134,7 +134,7 @@ class DeviceStates {
   Copy main_, companion_, first_, second_, first_exponents_, second_exponents_, gradient_;
 };
 
-/// On the host with the scalar kernels, which are the reference, and with the fastest ones.
+/// Compares with the host, using the scalar kernels, which are the reference, and the fastest ones.
 class CudaUpdate : public ballast::test::Kernels {
  protected:
   void SetUp() override {
@@ -330,7 +330,7 @@ TEST_F(CudaUpdate, ABlockOfCodesWithAnInfinityLeavesItsNeighboursAlone) {
   }
 }
 
-/// Also where all random bits are zero, as they are for one in 2^16.
+/// Holds even if all random bits are zero, as they are for one in 2^16.
 TEST_F(CudaUpdate, ZerosInCodesStayZeros) {
   const Layout layout{.optimizer = Optimizer::sgd, .moments = Moments::Format::blockwise8};
   compare(States(layout, std::size_t{1} << 18U), hyper_at(layout.optimizer, 1));

@@ -1,4 +1,4 @@
-// Weight codes: a GPU's have the same bits as the host's.
+// Weight codes: those of a GPU have the same bits as the host's.
 #include <cmath>
 #include <cstring>
 #include <limits>

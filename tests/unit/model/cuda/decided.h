@@ -15,7 +15,7 @@ using model::RouterShape;
 using model::Routing;
 namespace host = model::host;
 
-/// What a router decides, on the host.
+/// Decisions of a router, on the host.
 struct Decided {
   std::vector<float> probabilities;
   std::vector<float> log_sums;
@@ -46,7 +46,7 @@ struct Decided {
   }
 };
 
-/// The same on the device.
+/// Decisions of a router, on the device.
 struct Uploaded {
   DeviceArray<float> probabilities;
   DeviceArray<float> log_sums;

@@ -26,7 +26,7 @@ template <class T>
 struct Packed {
   std::vector<T> values;
   GradientStats stats;
-  GradientStats measured;  ///< of the packed values alone
+  GradientStats measured;  ///< statistics of the packed values alone
 };
 
 std::size_t chunks_of(std::size_t size) {

@@ -33,7 +33,7 @@ constexpr std::size_t kBehind = 8;
 struct Case {
   Rows rows;
   bool centred;
-  float offset = 0.0F;  ///< of the weight
+  float offset = 0.0F;  ///< offset of the weight
 };
 void trace(const Case& c, std::string& text) {
   text = std::to_string(c.rows.count) + " rows of " + std::to_string(c.rows.width) +
@@ -245,7 +245,7 @@ TEST_F(CudaNorm, GradientsAreTheHostsInBf16) {
                          {{1, 16392}, true}});
 }
 
-/// Of frozen tensors they are null; the others and dx are the same.
+/// Gradients of frozen tensors are null. The others and dx are the same.
 TEST_F(CudaNorm, GradientsThatAreNotWantedAreLeftOut) {
   for (const Rows& rows : {Rows{20, 264}, Rows{3, 1032}, Rows{2, 8200}}) {
     const Case c = {rows, true};

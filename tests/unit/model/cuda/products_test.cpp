@@ -261,7 +261,7 @@ TEST_F(CudaProducts, BiasesAreAddedToEachRow) {
   }
 }
 
-/// Keeps nothing.
+/// Choices that keep nothing.
 class AlwaysTimed final : public ProductChoices {
  public:
   std::size_t choose(const std::string&, const std::string&, std::span<const ProductAlgorithm> all,
