@@ -36,7 +36,7 @@ class HungDevice : public testing::Test {
 };
 
 /// Queued requests must end even if blocks that fill the depth never return.
-TEST_F(HungDevice, QueuedRequestsEndWhenEveryPlaceAtTheDeviceIsAbandoned) {
+TEST_F(HungDevice, QueuedRequestsEndWhenAllBlocksAtTheDeviceAreAbandoned) {
   auto queue = this->queue(1, 0.05, 0.2);
   const Ticket stuck = queue->submit(request(10));
   gate_.wait_for_starts(1);

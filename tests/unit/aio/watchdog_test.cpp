@@ -46,7 +46,7 @@ TEST_F(Watchdog, WarnsOncePerBlockAndNamesIt) {
   EXPECT_NE(log_.text().find(" has not completed after "), std::string::npos) << log_.text();
 }
 
-TEST_F(Watchdog, SaysNothingOfADeviceThatAnswers) {
+TEST_F(Watchdog, IsSilentIfTheDeviceAnswers) {
   {
     const auto queue = this->queue({.depth = 4, .stall_seconds = 3600, .abandon_seconds = 3600});
     const Ticket ticket = queue->submit(request(Direction::read, 0, 10));
@@ -106,7 +106,7 @@ TEST_F(GivingUp, KeepsTheMemoryUntilTheLastOfItsBlocksIsBack) {
   while (returned == 0) std::this_thread::yield();
 }
 
-TEST_F(GivingUp, LetsTheQueueBeDestroyedAndKeepsTheMemoryForEver) {
+TEST_F(GivingUp, AllowsDestroyingTheQueueAndKeepsTheMemory) {
   // The transport of such a queue is never freed, and neither are the objects that it refers to.
   auto* const gate = new test::Gate;
   std::atomic<int> returned = 0;

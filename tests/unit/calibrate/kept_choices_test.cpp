@@ -120,7 +120,7 @@ TEST_F(KeptChoices, AFailedTimingKeepsNothing) {
   EXPECT_EQ(chosen(*choices, 1), candidates_[1]);
 }
 
-TEST_F(KeptChoices, ThatCannotBeKeptAreOneWarning) {
+TEST_F(KeptChoices, GiveOneWarningIfTheFileCannotBeWritten) {
   const auto file = directory_.write("file", "").string();
   const test::Variable nowhere("XDG_CACHE_HOME", file.c_str());
   const test::CapturedLog log;
@@ -148,7 +148,7 @@ TEST_F(KeptChoices, WithoutAHomeAreOneWarning) {
             "other bits: neither XDG_CACHE_HOME nor HOME is an absolute path\n");
 }
 
-TEST_F(KeptChoices, OfRanksThatStartTogetherAgree) {
+TEST_F(KeptChoices, AgreeBetweenRanksThatStartTogether) {
   constexpr std::size_t kRanks = 8;
   std::vector<std::size_t> found(kRanks);
   std::atomic<int> timed = 0;

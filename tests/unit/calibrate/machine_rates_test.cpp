@@ -102,7 +102,7 @@ TEST_F(MachineRates, OfABusyMachineAreKeptUntilItIsQuiet) {
   EXPECT_EQ(measurements_, 2);
 }
 
-TEST_F(MachineRates, OfABusyMachineAreTheKnownOnesWithTheirAgeAndTheCost) {
+TEST_F(MachineRates, OfABusyMachineAreTheCachedOnesWithTheirAgeAndTheCost) {
   const plan::Rates quiet = rates();
   EXPECT_EQ(log_.text().find("other work"), std::string::npos) << log_.text();
   now_ += 3.5 * 3600.0;
@@ -337,7 +337,7 @@ TEST_F(RunPredictions, LeaveRatesAloneThatAreCloseEnough) {
   EXPECT_EQ(load_rates(rates_cache_file(key_)).corrections, 0U);
 }
 
-TEST_F(RunPredictions, DoNotLearnFromStepsBesideOtherWork) {
+TEST_F(RunPredictions, IgnoreStepsDuringOtherWork) {
   keep();
   EXPECT_FALSE(prediction()->correct(slower(1.3), 0.3));
   EXPECT_EQ(load_rates(rates_cache_file(key_)).corrections, 0U);

@@ -84,7 +84,7 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
   EXPECT_EQ(rates.drive_writes_bytes, 2400e12);
 }
 
-TEST(RatesFile, AMissingKeyIsNotSaid) {
+TEST(RatesFile, MissingKeysAreNotWritten) {
   const Rates rates = load("{}");
   Rates none;
   none.name = "machine";  // like the file
@@ -136,7 +136,7 @@ TEST(RatesFile, WhatIsSavedIsLoadedBitForBit) {
   }
 }
 
-TEST(RatesFile, NumbersAreWrittenAsAPersonWouldWriteThem) {
+TEST(RatesFile, NumbersAreWrittenInShortForm) {
   const TempDir dir;
   const auto file = dir.path() / "rates.json";
   Rates rates;
@@ -175,7 +175,7 @@ TEST(RatesFile, MistakesAreNamedWithFileAndKey) {
   expect_refusal(R"({"name": 5})", {"name: expected a string, got 5"});
 }
 
-TEST(RatesFile, WhatIsNoFileOfRatesIsRefused) {
+TEST(RatesFile, OtherFilesAreRefused) {
   expect_refusal("{\n  \"name\": \"x\",\n}", {"machine.json:3:1: not valid JSON"});
   expect_refusal("", {"not valid JSON"});
   expect_refusal("[]", {"expected an object of rates, got an array"});
@@ -248,7 +248,7 @@ TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
   EXPECT_EQ(files, 5U);
 }
 
-TEST(RatesFile, EveryKeyStandsInTheReadme) {
+TEST(RatesFile, EveryKeyIsInTheReadme) {
   const TempDir dir;
   Rates rates;  // no key has its default, so that every key is written
   rates.forward = rates.backward = rates.head = {{1.0, 1.0}};

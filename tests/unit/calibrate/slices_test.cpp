@@ -45,7 +45,7 @@ TEST(UndisturbedSeconds, LeaveOutSlicesThatWaitedAndOutliers) {
   EXPECT_DOUBLE_EQ(undisturbed_seconds(slices, {.cpus = 2.0}), 0.010);
 }
 
-TEST(UndisturbedSeconds, OfATeamBesideBusyLoopsAreThoseOfAnIdleMachine) {
+TEST(UndisturbedSeconds, OfATeamAreNotAffectedByBusyLoops) {
   for (const double threads : {1.0, 2.0, 8.0}) {
     for (std::uint64_t seed = 1; seed <= 20; ++seed) {
       const auto slices = beside_busy_loops(seed, threads, 5);

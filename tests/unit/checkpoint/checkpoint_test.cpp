@@ -69,7 +69,7 @@ TEST(Checkpoint, ItsHashIsThatOfTheStatesInEveryForm) {
   }
 }
 
-TEST(Checkpoint, SaysWhatItHolds) {
+TEST(Checkpoint, DescribesItsContent) {
   const Forms forms;
   for (std::size_t i = 0; i < forms.folders.size(); ++i) {
     const auto content = examined(forms.folders[i], {}).content.value();
@@ -240,7 +240,7 @@ std::string resealed(const std::string& sealed, std::mt19937_64& random) {
 }
 
 /// No program writes such files, but they must not end the program.
-TEST(Checkpoint, ContentThatCannotBeIsRefusedOrRead) {
+TEST(Checkpoint, ImpossibleContentIsRefusedOrRead) {
   const Forms forms;
   std::mt19937_64 random(6);
   const std::size_t inputs = test::fuzz_inputs(1200);
@@ -316,7 +316,7 @@ TEST(Checkpoint, AnErrorOfTheSystemIsNotDamage) {
                [&] { static_cast<void>(checkpoints_of(run)); });
 }
 
-TEST(Checkpoint, OneThatIsSetAsideKeepsItsFilesButNoSwapFiles) {
+TEST(Checkpoint, ADamagedOneKeepsItsFilesExceptSwapFiles) {
   const Forms forms;
   const fs::path run = forms.dir.path() / "run";
   for (const char* expected : {"damaged-step-2", "damaged-step-2-2"}) {
@@ -485,7 +485,7 @@ void expect_to_go_on(const std::vector<std::string>& overrides) {
   }
 }
 
-TEST(Checkpoint, TrainingGoesOnFromEveryForm) {
+TEST(Checkpoint, TrainingResumesFromEveryForm) {
   expect_to_go_on({"bf16.enabled=true", "ballast.optimizer_states=8bit"});
   expect_to_go_on({"fp16.enabled=true"});
 }

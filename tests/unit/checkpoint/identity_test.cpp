@@ -73,7 +73,7 @@ TEST(CheckpointIdentity, ReadsEveryBaseOfOlderVersions) {
   }
 }
 
-TEST(CheckpointIdentity, ComparesWhatChangesTheModelAndNothingElse) {
+TEST(CheckpointIdentity, ComparesOnlyKeysThatChangeTheModel) {
   const model::AdapterConfig before = {.rank = 8, .alpha = 16, .targets = {"q_proj", "v_proj"}};
   const Json stored = text::parse_json(identity_of(before).compact(), kPlace);
   model::AdapterConfig same = before;

@@ -16,7 +16,7 @@ namespace {
 
 using Paths = std::vector<std::filesystem::path>;
 
-TEST(MpiModule, LiesBesideTheProgramOrInALibraryFolder) {
+TEST(MpiModule, IsNextToTheProgramOrInALibraryFolder) {
   ASSERT_EQ(std::getenv("BALLAST_MPI_MODULE"), nullptr);
   const Paths places = mpi_module_places("/some/prefix/bin/ballast");
   ASSERT_EQ(places.size(), 3U);

@@ -84,7 +84,7 @@ TEST(ConfigSpike, IsAnActionOrAnObject) {
   EXPECT_EQ(object.most_rollbacks, 1U);
 }
 
-TEST(ConfigSpike, RefusesWhatCannotBe) {
+TEST(ConfigSpike, RefusesImpossibleValues) {
   EXPECT_EQ(refusal("ballast.spike=rolback"),
             "expected one of off, warn, stop, rollback, got the string \"rolback\" (did you mean "
             "'rollback'?)");

@@ -98,7 +98,7 @@ std::vector<json> families() {
   return lines;
 }
 
-TEST(FolderConfigs, MeanWhatTransformersMakesOfThem) {
+TEST(FolderConfigs, AreReadAsTransformersReadsThem) {
   const std::vector<json> all = families();
   ASSERT_EQ(all.size(), 15U);
   const std::size_t inputs = test::fuzz_inputs(1500) / all.size();

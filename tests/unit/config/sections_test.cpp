@@ -15,7 +15,7 @@ using test::parse_text;
 using test::with;
 using Paths = std::vector<std::filesystem::path>;
 
-TEST(ConfigDefaults, AreThoseOfTheHeaderWithTheDependentOnesFilledIn) {
+TEST(ConfigDefaults, AreThoseOfTheHeaderPlusDerivedOnes) {
   const Config c = parse_text(kMinimal);
   EXPECT_EQ(c.model.family, "gpt2");
   EXPECT_EQ(c.model.vocab_size, 256U);
@@ -61,7 +61,7 @@ TEST(ConfigTrain, IsAllOrPatternsThatMatch) {
        "'transformer.g.1.*' matches no tensor of the model (did you mean 'transformer.h.1.*'?)");
 }
 
-TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
+TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndNeedTrainAdapters) {
   const Config c =
       parse_text(kMinimal, {"ballast.train=adapters", "ballast.adapters.targets=c_attn"});
   ASSERT_TRUE(c.ballast.adapters.has_value());
@@ -93,7 +93,7 @@ TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
   EXPECT_NE(error.find("ballast.train is not \"adapters\""), std::string::npos) << error;
 }
 
-TEST(ConfigPairs, AreOfAdaptersAlone) {
+TEST(ConfigPairs, NeedAdapters) {
   const auto says = [](std::vector<std::string> overrides, const std::string& rule) {
     const std::vector<std::string> pairs = {"data.text=[]", "data.tokens=[]", "data.pairs=[\"p\"]"};
     overrides.insert(overrides.begin(), pairs.begin(), pairs.end());
@@ -111,7 +111,7 @@ TEST(ConfigPairs, AreOfAdaptersAlone) {
   says({"ballast.preference.label_smoothing=0.7"}, "label_smoothing");
 }
 
-TEST(ConfigQuantizedBase, IsOfWhatIsFrozen) {
+TEST(ConfigQuantizedBase, NeedsFrozenMatrices) {
   const std::vector<std::string> some = {R"(ballast.train=["*ln_1*"])",
                                          "ballast.quantized_base=nf4"};
   const Config c = parse_text(kMinimal, some);

@@ -278,7 +278,7 @@ TEST(Updater, ExactMomentsDoNotDependOnTheElement) {
   }
 }
 
-TEST(Updater, UsesAllCpusWhenNotToldOtherwise) {
+TEST(Updater, UsesAllCpusByDefault) {
   EXPECT_EQ(Updater().threads(), usable_cpus());
   EXPECT_EQ(Updater().isa(), active());
   EXPECT_EQ(Updater({.threads = 3}).threads(), 3);
@@ -316,7 +316,7 @@ TEST(Updater, EmptyShardNeedsNoMemory) {
   }
 }
 
-TEST(Updater, NullPointerThatIsNeededIsABrokenPromise) {
+TEST(Updater, ANullPointerIsAStateError) {
   const Updater updater({.threads = 1});
   for (const Layout& layout : test::all_layouts()) {
     States states = States::random(layout, 300, 13);

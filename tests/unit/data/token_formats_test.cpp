@@ -275,7 +275,7 @@ TEST(TokenFormats, NameFilesOfOtherKinds) {
   }
 }
 
-TEST(TokenFormats, AreNotSeenInTokenIds) {
+TEST(TokenFormats, AreNotDetectedInTokenIds) {
   const test::TempDir dir;
   std::mt19937_64 random(5);
   const std::size_t inputs = test::fuzz_inputs(200);

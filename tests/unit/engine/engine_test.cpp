@@ -148,7 +148,7 @@ float stored_value(const model::TensorSpec& tensor, Elems i) {
   return is_stored_as_bf16(tensor) ? to_float(from_float<Bf16>(value)) : value;
 }
 
-TEST_F(EngineTest, WeightsThatBf16HoldsAreReadOnceAndHaveNoRemainders) {
+TEST_F(EngineTest, Bf16WeightsAreReadOnceAndHaveNoRemainders) {
   for (const char* tier : {"nvme", "cpu", "none"}) {
     std::map<std::string, Elems> elements_read;
     std::mutex mutex;
@@ -351,7 +351,7 @@ TEST_F(EngineTest, EvaluatingChangesNothing) {
   EXPECT_EQ(engine.snapshot().hash(), before);
 }
 
-TEST_F(EngineTest, MeansAreOverTheTargetsThatCount) {
+TEST_F(EngineTest, LossesAreMeansOverCountedTargets) {
   Engine engine = planner::make_engine(config({"ballast.eval_batches=3"}));
   engine.start();
   const auto tokens = ids(engine, 1);

@@ -63,7 +63,7 @@ test::Batch one_id(std::size_t tokens) {
   return {std::vector<std::int32_t>(tokens, 7), std::vector<std::int32_t>(tokens, 9)};
 }
 
-TEST(Experts, OnlyWhatHasRowsIsMoved) {
+TEST(Experts, OnlyExpertsWithRowsAreMoved) {
   const test::TempDir directory;
   const config::Config config = test::tiny_config(
       kModel, true, directory.path(),
@@ -87,7 +87,7 @@ TEST(Experts, OnlyWhatHasRowsIsMoved) {
 }
 
 /// Similar tokens use few of the experts.
-TEST(Experts, OfASmallBatchMoveLessThanHalf) {
+TEST(Experts, OfASmallBatchMoveLessThanHalfOfTheBytes) {
   const test::TempDir directory;
   const config::Config config =
       test::tiny_config(kModel, true, directory.path(),
@@ -103,7 +103,7 @@ TEST(Experts, OfASmallBatchMoveLessThanHalf) {
 }
 
 /// Experts of the previous step are on the device before the routers choose. The others follow.
-TEST(Experts, OfTheStepBeforeAreMovedAhead) {
+TEST(Experts, OfThePreviousStepArePrefetched) {
   const test::TempDir directory;
   const config::Config config = test::tiny_config(
       kModel, true, directory.path(),
@@ -210,7 +210,7 @@ StepResult step_with_documents(std::size_t length, std::int32_t padding) {
 }
 
 /// Padding is in no document, so a router neither dispatches nor counts it.
-TEST(Experts, PaddingCountsInNothing) {
+TEST(Experts, IgnorePadding) {
   const StepResult without = step_with_documents(20, 0);
   const StepResult with = step_with_documents(37, 0);
   EXPECT_EQ(with.targets, without.targets);

@@ -31,7 +31,7 @@ const std::string kLastLayer = R"(ballast.train=["model.layers.2.*"])";
 const std::string kParts =
     R"(ballast.train=["model.layers.1.self_attn.[qv]_proj.*", "model.layers.2.*", "model.norm.*"])";
 
-TEST_F(FrozenBlocks, HaveWeightsAlone) {
+TEST_F(FrozenBlocks, HaveOnlyWeights) {
   const Engine engine = planner::make_engine(config({kLastLayer, kOptimizer + "cpu"}));
   const Blueprint& blueprint = engine.blueprint();
   std::set<std::string> with_states;
@@ -55,7 +55,7 @@ TEST_F(FrozenBlocks, HaveWeightsAlone) {
   EXPECT_EQ(backward, blueprint.micro_batches);
 }
 
-TEST_F(FrozenBlocks, StayAsTheyAreWhileOthersLearn) {
+TEST_F(FrozenBlocks, DoNotChangeInTraining) {
   for (const char* place : {"none", "cpu", "nvme"}) {
     Engine engine = planner::make_engine(config({kParts, kWeights + place, kOptimizer + place}));
     Engine untrained = planner::make_engine(config({}));

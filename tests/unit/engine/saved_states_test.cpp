@@ -50,7 +50,7 @@ Saved save(Engine& engine) {
 /// Some layers are trained in part, some not at all.
 const std::string kSomeFrozen = R"(ballast.train=["model.layers.0.mlp.*", "model.layers.2.*"])";
 
-TEST_F(SavedStates, GoesOnFromSavedStatesInAnyPlacement) {
+TEST_F(SavedStates, ResumeInAnyPlacement) {
   using Choice = std::pair<std::string, std::string>;
   for (const auto& [format, train] :
        {Choice{"fp32", "ballast.train=all"}, Choice{"bf16_first", "ballast.train=all"},
@@ -86,7 +86,7 @@ TEST_F(SavedStates, GoesOnFromSavedStatesInAnyPlacement) {
   }
 }
 
-TEST_F(SavedStates, SavesInTheBackgroundWhatIsThereBeforeTheNextUpdates) {
+TEST_F(SavedStates, InTheBackgroundAreThoseBeforeTheNextUpdates) {
   using Overrides = std::vector<std::string>;
   for (const Overrides& more :
        {Overrides{}, Overrides{"ballast.update=eager", "gradient_clipping=0"},
@@ -137,7 +137,7 @@ class SavedStatesOnNvme : public SavedStates {
  protected:
   void go_on_from_nvme(const std::string& train);
 };
-TEST_F(SavedStatesOnNvme, GoesOnFromStatesThatStayOnNvme) {
+TEST_F(SavedStatesOnNvme, ResumeWithoutMovingStates) {
   for (const std::string& train : {std::string("ballast.train=all"), kSomeFrozen}) {
     SCOPED_TRACE(train);
     go_on_from_nvme(train);

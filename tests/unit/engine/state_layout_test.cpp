@@ -51,7 +51,7 @@ void for_every_layout(const Check& check) {
   }
 }
 
-TEST(StateLayout, ArraysAreAlignedApartAndInsideWholePages) {
+TEST(StateLayout, ArraysAreAlignedAndInsideWholePages) {
   for_every_layout([](const StateLayout& layout) {
     const auto arrays = arrays_of(layout);
     Bytes end = 0;

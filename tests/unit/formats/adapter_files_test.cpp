@@ -259,7 +259,7 @@ TEST(MergedAdapters, HaveTheRanksAndScalesOfPatterns) {
   EXPECT_EQ(values(merged, "lm_head.weight")[0], SmallFolder::value("lm_head.weight", 0));
 }
 
-TEST(MergedAdapters, AreOfEmbeddingsOutputMatricesBiasesAndTokensToo) {
+TEST(MergedAdapters, IncludeEmbeddingsOutputMatricesBiasesAndTokens) {
   const SmallFolder folder(false, {{"trainable_token_indices", {4, 1}}});
   const auto prefixed = [](const std::string& name) { return config::kAdapterPrefix + name; };
   const WeightFiles merged =
@@ -378,7 +378,7 @@ TEST(AdapterFolder, OfPickledTensorsSaysHowToConvertThem) {
                });
 }
 
-TEST(AdapterFolder, BelowTheOneThatIsGivenIsNamed) {
+TEST(AdapterFolder, InsideTheGivenFolderIsNamed) {
   const SmallFolder folder(false);
   expect_error(ErrorCategory::usage, {"has no adapters; its folder adapters has: give that"}, [&] {
     export_model(folder.dir.path(), folder.dir.path() / "out", {.merged = true},
@@ -410,7 +410,7 @@ TEST(AdapterFolder, IsExportedAsItIsOrInAnotherType) {
   EXPECT_EQ(type_of(narrow.tensors().front()), DType::bf16);
 }
 
-TEST(AdapterFiles, HoldExactlyWhatIsTrained) {
+TEST(AdapterFiles, ContainExactlyTheTrainedTensors) {
   const Folder folder("llama_lora");
   const AdapterFiles files(folder.adapters());
   const std::vector<std::string> all = {"q_proj", "v_proj", "o_proj", "up_proj", "down_proj"};

@@ -94,7 +94,7 @@ TEST(WriteBehind, WritesPiecesOfSeveralFilesInAnyOrder) {
   for (const char* name : {"0", "1"}) EXPECT_TRUE(read_small_file(dir.path() / name) == wanted);
 }
 
-TEST(WriteBehind, EndsRequestsForAllFilesWhenOneIsGivenUp) {
+TEST(WriteBehind, EndsRequestsForAllFilesWhenOneIsAbandoned) {
   const test::TempDir dir;
   const std::string bytes = pattern(kLarge);
   const auto buffers = std::make_shared<WriteBuffers>();
@@ -110,7 +110,7 @@ TEST(WriteBehind, EndsRequestsForAllFilesWhenOneIsGivenUp) {
   EXPECT_FALSE(fs::exists(dir.path() / "a"));
 }
 
-TEST(WriteBehind, ReportsAFailureBehindTheCaller) {
+TEST(WriteBehind, ReportsAFailureOfAnEarlierWrite) {
   const test::TempDir dir;
   const std::string bytes = pattern(kLarge);
   for (const Bytes limit : {8 * kMiB + 1, kLarge - 1}) {
@@ -173,7 +173,7 @@ TEST(ReadAhead, DeliversAnyPartsInAnyOrder) {
 }
 
 /// Reads tensors of all sizes that begin anywhere.
-TEST(ReadAhead, GoesOnWithTheNextTensorOfTheOrder) {
+TEST(ReadAhead, ContinuesWithTheNextTensorOfTheOrder) {
   const test::TempDir dir;
   const std::vector<Bytes> sizes = {5 * kMiB + 3, 300 * kKiB, 7, 13 * kMiB, 4 * kMiB + 1, kMiB};
   std::string header = "{";

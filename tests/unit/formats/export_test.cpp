@@ -151,7 +151,7 @@ TEST(Export, CopiesAndConvertsInPieces) {
   EXPECT_TRUE(copy("bf16", "f32again", DType::f32) == rounded);
 }
 
-TEST(Export, ThatStopsLeavesNothing) {
+TEST(Export, AnInterruptedOneLeavesNothing) {
   const Folder folder;
   // Does not leave the parent folder either, which the export made.
   const auto left = [&] {
@@ -200,7 +200,7 @@ TEST(Export, NamesWhatItCannotExport) {
   EXPECT_FALSE(fs::exists(folder.out()));
 }
 
-TEST(ModelFolder, IsRemovedOnlyIfItHoldsAModel) {
+TEST(ModelFolder, IsRemovedOnlyIfItContainsAModel) {
   const Folder folder;
   expect_error(ErrorCategory::usage, {"notes.txt is not a file of a model", "--out"},
                [&] { remove_model_folder(folder.model()); });

@@ -194,7 +194,7 @@ fs::path write_file(const test::TempDir& dir, const nlohmann::json& tensors) {
   return dir.write("model.safetensors", content + text + std::string(end, '\0'));
 }
 
-TEST(Mxfp4, FilesThatAreNotAsTheyShouldBeAreRefusedInOneLine) {
+TEST(Mxfp4, MalformedFilesAreRefusedInOneLine) {
   const test::TempDir dir;
   const auto expect_refused = [&](const nlohmann::json& tensors,
                                   std::initializer_list<std::string_view> parts) {

@@ -94,7 +94,7 @@ TEST(TileFiles, AreByteForByteThoseOfTheWholeModel) {
   }
 }
 
-TEST(TileFiles, ThatLackATileAreNotFinished) {
+TEST(TileFiles, WithoutAllTilesAreNotFinished) {
   const test::TempDir dir;
   const model::Architecture model = model_of("llama", 3);
   for (const char* name : {"layer 1 attention 0", "layer 0 mlp 2", "head 2"}) {

@@ -148,7 +148,7 @@ TEST(Adapters, OfAllMapsAreNamed) {
                      [&] { adapted(experts, {.targets = {"mlp.gate"}}); });
 }
 
-TEST(Adapters, RefuseWhatTheyAreNotFor) {
+TEST(Adapters, RefuseWrongTargets) {
   const auto refuses = [](const AdapterConfig& adapters,
                           std::initializer_list<std::string_view> parts) {
     test::expect_error(ErrorCategory::config, parts,

@@ -116,7 +116,7 @@ TEST(MakeCompute, NamesADeviceWithoutKernels) {
   EXPECT_THROW(measure_gemm_peak(abacus, DType::f32), Error);
 }
 
-TEST(MakeCompute, RefusesWhatItCannotRun) {
+TEST(MakeCompute, RefusesUnsupportedShapes) {
   device::DeviceOptions options;
   options.kind = "host";
   options.budget = kMiB;
@@ -257,7 +257,7 @@ TEST(Workspace, IsKnownWithoutADevice) {
   }
 }
 
-TEST(Workspace, IsRefusedWhereTheKernelsAre) {
+TEST(Workspace, IsRefusedWhenTheKernelsAreRefused) {
   const Architecture model = build_architecture(test::small_gpt2());
   const auto refuses = [&](DType type, MicroBatchShape shape, std::string_view kind) {
     EXPECT_THROW(static_cast<void>(kernel_memory(model, type, shape, kind)), Error);

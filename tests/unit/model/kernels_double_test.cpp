@@ -346,7 +346,7 @@ TEST(DoubleKernels, CrossEntropysGradientIsItsDerivativeTimesTheScale) {
   }
 }
 
-TEST(DoubleKernels, SmallKernelsDoWhatTheySay) {
+TEST(DoubleKernels, SmallKernelsMatchTheirFormulas) {
   constexpr std::size_t kRows = 3;
   constexpr std::size_t kWidth = 11;
   const Values a = normals(kRows * kWidth, 1);

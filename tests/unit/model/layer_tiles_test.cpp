@@ -123,7 +123,7 @@ TEST_P(LayerTiles, GiveTheResultsOfLayersInOnePiece) {
   }
 }
 
-TEST_P(LayerTiles, GiveTheSameBitsWhateverTheirMemoryHeld) {
+TEST_P(LayerTiles, DoNotDependOnPreviousMemoryContent) {
   const LayerResults expected = train(GetParam(), GetParam().tiles, 0.0);
   for (const double before : {0.0, 7.0, kNan}) {
     EXPECT_EQ(train(GetParam(), GetParam().tiles, before), expected) << before;
@@ -152,7 +152,7 @@ TEST(LayerTilesInMemory, ShareTheRowsWithTilesOfTheVocabulary) {
   EXPECT_GT(rows(3, 2), 0U);
 }
 
-TEST(LayerTilesInMemory, AreTakenForNothingElse) {
+TEST(LayerTilesInMemory, AreRefusedByPassesOfOtherBlocks) {
   Bench b(in_tiles(small("llama"), 2), DType::f32, kShape);
   const DeviceBytes rows = b.device->allocate(b.compute->sizes().rows, "rows");
   const DeviceBytes some = b.activation();
@@ -238,7 +238,7 @@ TEST(LayerTileRules, GiveEveryTileOfAttentionEquallyManyHeadsOfKeys) {
   EXPECT_EQ(tiles(3, 2), 1U);
 }
 
-TEST(LayerTileRules, KnowTheWidestTile) {
+TEST(LayerTileRules, ReportTheWidestTile) {
   const ModelConfig whole = build_architecture(small("llama")).config;
   const ModelConfig one = config_of_tile(build_architecture(in_tiles(small("llama"), 3)).config);
   EXPECT_EQ(one.num_heads, 2U);

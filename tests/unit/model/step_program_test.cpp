@@ -208,7 +208,7 @@ TEST(StepProgramCheck, FindsSumsToWhichNothingAdds) {
   EXPECT_EQ(breach_of(program), "nothing adds to the gradient sum of embedding");
 }
 
-TEST(StepProgramCheck, FindsCostsOfAbsenceWithoutChoice) {
+TEST(StepProgramCheck, FindsAbsenceCostsWithoutAChoice) {
   StepProgram program = whole();
   operand_of(program, Kernel::layer, Port::input).absent.flops = 1.0;
   EXPECT_EQ(breach_of(program),

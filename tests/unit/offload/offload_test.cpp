@@ -129,7 +129,7 @@ TEST_P(Offload, PlacesAndSubGroupsHaveTheSameBits) {
   }
 }
 
-TEST_P(Offload, SavedStatesGoOnWithTheSameBits) {
+TEST_P(Offload, SavedStatesContinueWithTheSameBits) {
   Model model;
   OffloadedOptimizer states = make(model, {});
   for (int step = 1; step <= 3; ++step) states.begin(model.updates(step, Optimizer::adamw));

@@ -60,11 +60,11 @@ TEST(Advice, NothingIsAdvisedThatWasNotSimulated) {
   EXPECT_TRUE(says(advise({}, lanes, 10.0), "`ballast plan` simulates changes."));
 }
 
-TEST(Advice, StepsTooShortForAnyLaneAreSaidToBeSo) {
+TEST(Advice, StepsTooShortForAnyLaneAreReported) {
   EXPECT_TRUE(says(advice(3.0, Lane::upload, 0.5, kVariants), "too short"));
 }
 
-TEST(Advice, SaysTheSameOfTheSameStepWhereverItIsSaid) {
+TEST(Advice, IsTheSameWhereverItIsPrinted) {
   using plan::find_bottleneck;
   struct Case {
     Lane lane;
@@ -211,7 +211,7 @@ TEST(Advice, MoreMemoryThatAddsNothingToOpenTiersIsNotAdvised) {
   EXPECT_TRUE(changes_with(named, "more host memory").empty());
 }
 
-TEST(Advice, ChangesOfTheBatchAreCompleteAndAsFastAsTheyAreSaidToBe) {
+TEST(Advice, BatchChangesAreCompleteAndReachTheirPredictedSpeed) {
   const PlanRequest request = request_for({}, 16 * kMiB);
   const std::string keys = "train_batch_size 32, gradient_accumulation_steps 8";
   const auto variants = find_improvements(decide(request), request);

@@ -177,7 +177,7 @@ TEST_F(DrawBlueprint, ABudgetTooSmallIsFoundBeforeAnythingIsAllocated) {
   }
 }
 
-TEST_F(DrawBlueprint, OtherArithmeticOfMomentsIsSaidInOneLine) {
+TEST_F(DrawBlueprint, CompressedMomentsAreReportedInOneLine) {
   const auto moments = [&](const std::string& states) {
     const engine::Blueprint engine = draw_blueprint(config({"ballast.optimizer_states=" + states}));
     std::string found;

@@ -50,7 +50,7 @@ TEST(PlanChoices, SurviveTheirJson) {
   EXPECT_EQ(received.placement.blocks, sent.placement.blocks);
 }
 
-TEST(PlanChoices, AreRefusedWithTheNameOfWhatIsWrong) {
+TEST(PlanChoices, AreRefusedWithTheNameOfTheWrongMember) {
   const text::Json whole = choices_json(some_choices());
   const auto refusal = [](const text::Json& json) -> std::string {
     try {

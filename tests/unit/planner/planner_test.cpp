@@ -252,7 +252,7 @@ TEST(Planner, EndsWhenItIsInterrupted) {
   }
 }
 
-TEST(Planner, NamesWhatWouldHelp) {
+TEST(Planner, NamesHelpfulChanges) {
   const Asked asked({"zero_optimization.offload_optimizer.device=nvme",
                      "train_micro_batch_size_per_gpu=1", "train_batch_size=1"},
                     kTight);
@@ -432,7 +432,7 @@ TEST(PlannerRefusal, FindsATierBelow) {
   EXPECT_TRUE(found(poor, optimizer + "nvme")) << poor;
 }
 
-TEST(PlannerRefusal, NeverAdvisesWhatIsSoAlready) {
+TEST(PlannerRefusal, NeverAdvisesPresentSettings) {
   const std::vector<std::string> lowest = {"zero_optimization.offload_optimizer.device=nvme",
                                            "zero_optimization.offload_param.device=nvme"};
   const auto expect_other_advice = [&](const char* micro_batch, const char* activations,

@@ -72,7 +72,7 @@ class SavedPlan : public testing::Test {
   static inline const Forecast forecast_ = make_forecast(config({}), some_rates());
 };
 
-TEST_F(SavedPlan, IsWhatARunDoes) {
+TEST_F(SavedPlan, IsThePlanOfTheRun) {
   const test::CapturedLog log;
   const RunPlan run = plan_run(config(), nullptr, nullptr, {.rates = {}, .plan = file_});
   EXPECT_EQ(run.decision.blueprint.placement.blocks, forecast_.decision.blueprint.placement.blocks);

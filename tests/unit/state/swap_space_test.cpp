@@ -216,7 +216,7 @@ TEST_F(SwapSpaceTest, TheFirstWriteOfAllExtentsTakesAllOfTheFilesIntoUse) {
   }
 }
 
-TEST_F(SwapSpaceTest, OneFlippedBitIsFoundAndPlaced) {
+TEST_F(SwapSpaceTest, OneFlippedBitIsFoundAndLocated) {
   write(0, 3, 1);
   const Segment& second = segment(0, 1);
   faults[second.path]->after_read = [&](HostBytes data, Bytes offset) {
@@ -249,7 +249,7 @@ TEST_F(SwapSpaceTest, AnotherVersionThanWantedIsRefused) {
   expect(1, 6, 7);
 }
 
-TEST_F(SwapSpaceTest, AFailedTransferIsToldOnceAllHaveEnded) {
+TEST_F(SwapSpaceTest, AFailedTransferIsReportedAfterAllHaveEnded) {
   write(0, 3, 1);
   int waited = 0;
   for (FaultyQueue* queue : faults) {
@@ -285,7 +285,7 @@ TEST_F(SwapSpaceTest, ASubmitThatThrowsLeavesNoTransferBehind) {
   EXPECT_EQ(waited, 2);
 }
 
-TEST_F(SwapSpaceTest, AnotherSizeThanTheExtentsIsABrokenPromise) {
+TEST_F(SwapSpaceTest, AnotherSizeThanTheExtentsIsAStateError) {
   const Memory memory(2 * kMiB);
   EXPECT_THROW(swap->write(2, memory.view(), 1)->finish(), Error);
   EXPECT_THROW(swap->read(0, memory.view(), 1)->finish(), Error);
@@ -305,7 +305,7 @@ TEST_F(SwapSpaceTest, SeveralThreadsMayUseSeveralExtents) {
   for (auto& thread : threads) thread.join();
 }
 
-TEST_F(SwapSpaceTest, OnlyReadsSaidToBeAheadAre) {
+TEST_F(SwapSpaceTest, OnlyReadsMarkedAheadAreReadsAhead) {
   write(2, 1, 1);
   int ahead = 0;
   int others = 0;

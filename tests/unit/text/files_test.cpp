@@ -111,7 +111,7 @@ TEST(ReplacedFile, FindsFilesOfOtherUsersBeforeTheWork) {
   EXPECT_EQ(entries(dir), 1);
 }
 
-TEST(OutputFile, ReplacesOnlyItsOwnKindUnasked) {
+TEST(OutputFile, ReplacesOtherKindsOnlyWithOverwrite) {
   const TempDir dir;
   const OutputRule rule = {.kind = "a list", .begins = "list: "};
   const auto file = dir.write("a", "list of mine");
@@ -161,7 +161,7 @@ TEST(OutputFile, NeverReplacesInputsNorWhatLinksName) {
             std::string::npos);
 }
 
-TEST(OutputFile, DoesNotReplaceWhatCameAfterTheCheck) {
+TEST(OutputFile, DoesNotReplaceFilesMadeAfterTheCheck) {
   const TempDir dir;
   const auto file = dir.path() / "a";
   OutputFile output(file, {});

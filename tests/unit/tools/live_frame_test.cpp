@@ -57,7 +57,7 @@ TEST(LiveFrame, FillsEveryTerminalWithoutWrapping) {
   }
 }
 
-TEST(LiveFrame, LeavesOutWhatMattersLeast) {
+TEST(LiveFrame, DropsTheLeastImportantRows) {
   const auto at = [](std::size_t rows) {
     return frame_lines(full_state(), {.columns = 80, .rows = rows, .colour = false});
   };

@@ -66,7 +66,7 @@ TEST(Timeline, AStepLastsFromTheEndOfTheOneBefore) {
   EXPECT_EQ(number(*drawn.find("joined")), 0);
 }
 
-TEST(Timeline, AnEvaluationAndIdleTimeAreOfNoStep) {
+TEST(Timeline, AnEvaluationAndIdleTimeBelongToNoStep) {
   LaneTimeline timeline = made(1, 100);
   const auto add = [&](const std::string& lane, std::int64_t start, std::int64_t duration,
                        std::uint64_t step) {

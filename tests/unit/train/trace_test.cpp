@@ -253,7 +253,7 @@ TEST(Trace, CountsLateUpdatesToTheStepThatTheyBelongTo) {
   }
 }
 
-TEST(Trace, OfNothingIsStillATrace) {
+TEST(Trace, OfNoOperationsIsValid) {
   Recorded recorded(1);
   recorded.timeline.spans.clear();
   EXPECT_EQ(of_phase(events(recorded), "X").size(), 0U);

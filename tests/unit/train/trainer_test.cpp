@@ -51,7 +51,7 @@ config::Config text_config(const test::TempDir& directory, const std::string& ru
   return config;
 }
 
-TEST(GemmShare, OfEveryStepIsThatOfThePeakAtTheStart) {
+TEST(GemmShare, OfEveryStepIsRelativeToThePeakAtTheStart) {
   const test::TempDir directory;
   // Evaluates after each step. The peak is not measured again.
   const config::Config config =
@@ -124,7 +124,7 @@ Steps steps_of(const Reports& reports, std::uint64_t after) {
   return steps;
 }
 
-TEST(LossScale, OfARunThatGoesOnIsThatOfOneThatWasNeverStopped) {
+TEST(LossScale, OfAResumedRunIsThatOfAnUninterruptedRun) {
   const test::TempDir directory;
   std::vector<std::string> overrides = test::kFp16;
   overrides.insert(overrides.end(), {"ballast.steps=9", "ballast.checkpoint_every=3",
@@ -182,7 +182,7 @@ TEST(Resume, SaysThatOtherKernelsMayHaveOtherBits) {
   EXPECT_NE(line.find("this run computes with 1 rank, scalar kernels"), std::string::npos) << line;
 }
 
-TEST(DataContent, IsThatOfTheBytesWhereverTheyLie) {
+TEST(DataContent, DependsOnTheBytesAndNotOnThePath) {
   const test::TempDir directory;
   const auto content = [&](const std::vector<std::string>& texts, const std::string& folder) {
     std::vector<std::filesystem::path> files;

@@ -307,7 +307,7 @@ TEST_F(CudaUpdate, DenormalsAndZerosCount) {
 
 /// A NaN may be any NaN; everything else has the same bits. With codes, a block with an infinity or
 /// a NaN has no other values.
-TEST_F(CudaUpdate, InfinitiesAndNaNsComeOutWhereTheyDoOnTheHost) {
+TEST_F(CudaUpdate, InfinitiesAndNaNsEqualTheHosts) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> values = {0.0F,      1.0F, -kInfinity, 0x1.fffffep+127F,
@@ -362,7 +362,7 @@ TEST_F(CudaUpdate, RefusesWhatTheHostRefuses) {
   EXPECT_EQ(refusal(1, 256, true), "nothing");
 }
 
-TEST(HostUpdate, WorksBehindWhatIsOnTheStream) {
+TEST(HostUpdate, RunsAfterEarlierWorkOfTheStream) {
   const cpu_adam::Updater updater({.threads = 1});
   const auto device = device::make_device({.kind = "host", .budget = kMiB, .compute_threads = 1});
   const auto stream = device->make_stream("test");

@@ -314,7 +314,7 @@ std::vector<T> middle(const std::vector<T>& values) {
   return {values.begin() + third, values.begin() + 2 * third};
 }
 
-TYPED_TEST(Attention, OneSequenceKnowsNothingOfTheOthers) {
+TYPED_TEST(Attention, SequencesAreIndependent) {
   using T = TypeParam;
   const AttentionShape one{1, 69, 2, 1, 24};
   AttentionShape three = one;
@@ -393,7 +393,7 @@ TYPED_TEST(Attention, NothingIsWrittenBehindTheResults) {
   EXPECT_EQ(rest(scratch), std::vector<std::byte>(kExtra, std::byte{3}));
 }
 
-TYPED_TEST(Attention, NothingToDoIsDone) {
+TYPED_TEST(Attention, EmptyInputsAreAccepted) {
   using T = TypeParam;
   for (const AttentionShape shape :
        {AttentionShape{0, 5, 2, 1, 8}, AttentionShape{5, 0, 2, 1, 8}}) {

@@ -106,7 +106,7 @@ TEST_F(CudaCodes, AreTheHostsInBf16) {
   expect_the_hosts_bits(weights<Bf16>());
 }
 
-TEST_F(CudaCodes, OfNothingAreNothing) {
+TEST_F(CudaCodes, EmptyInputsAreAccepted) {
   EXPECT_EQ(encode_weights<float>(nullptr, nullptr, 0, nullptr, nullptr), cudaSuccess);
   EXPECT_EQ(decode_weights<float>(nullptr, nullptr, nullptr, 0, nullptr), cudaSuccess);
 }

@@ -160,7 +160,7 @@ TEST_F(FusedAttentions, GiveTheSameBitsEachTime) {
   skip_if_none(tested);
 }
 
-TEST_F(FusedAttentions, OurBackwardPassGoesOnWithTheirResults) {
+TEST_F(FusedAttentions, OwnBackwardPassUsesTheirResults) {
   const AttentionShape shape{2, 67, 4, 2, 64};
   const auto attention = attention_of(shape);
   if (attention == nullptr) return skip_if_none(0);

@@ -276,7 +276,7 @@ TEST_F(CudaNorm, GradientsThatAreNotWantedAreLeftOut) {
   }
 }
 
-TEST_F(CudaNorm, GradientsMayTakeThePlaceOfWhatTheyAreMadeOf) {
+TEST_F(CudaNorm, GradientsMayOverwriteTheirInputs) {
   // Several rows per group, for the kernels that hold a row.
   for (const Rows& rows : {Rows{20, 264}, Rows{3, 1032}}) {
     for (const Place place :
@@ -355,7 +355,7 @@ TEST_F(CudaNorm, OffsetsAreTheHosts) {
   check_offset<Bf16>();
 }
 
-TEST_F(CudaNorm, OfNoRowsIsNothing) {
+TEST_F(CudaNorm, EmptyInputsAreAccepted) {
   EXPECT_EQ(norm<float>(nullptr, nullptr, nullptr, nullptr, kEpsilon, nullptr, nullptr, {0, 8}),
             cudaSuccess);
   EXPECT_EQ(norm_backward<float>(nullptr, nullptr, nullptr, nullptr, kEpsilon, nullptr, nullptr,

@@ -157,7 +157,7 @@ TEST_F(CudaRotation, HeadsAreTurnedAsOnTheHost) {
   check_rotation<float>(3, 5, 24, 6);
 }
 
-TEST_F(CudaRotation, OfNothingIsNothing) {
+TEST_F(CudaRotation, EmptyInputsAreAccepted) {
   EXPECT_EQ(fill_angles(nullptr, {.frequencies = {1.0}}, {}, nullptr, nullptr), cudaSuccess);
   EXPECT_EQ(
       rotate<float>(nullptr, nullptr, 8, {1, nullptr, 1, 8, 4, nullptr, nullptr, 1.0F}, {0, 8}),

@@ -146,7 +146,7 @@ TEST_F(CudaRouter, PaddingIsSentToNoExpert) {
 }
 
 /// On the host, decisions, sums, losses and gradients are those of the rows that are not padding.
-TEST_F(CudaRouter, OnTheHostPaddingLeavesWhatTheOtherRowsHave) {
+TEST_F(CudaRouter, OnTheHostPaddingDoesNotAffectOtherRows) {
   const host::RouterOps<float> ops;
   for (const RouterShape& shape : kShapes) {
     const std::vector<std::int32_t> targets = some_padding(shape);
@@ -331,7 +331,7 @@ TYPED_TEST(CudaRouters, GradientsOfLogitsAreTheHosts) {
   }
 }
 
-TEST_F(CudaRouter, OfNoRowsNothingButZerosIsWritten) {
+TEST_F(CudaRouter, WithoutRowsOnlyZerosAreWritten) {
   const RouterShape shape = {0, 5, 2, true};
   const DeviceArray<std::int32_t> starts(6, -1);
   const DeviceArray<double> values(RouterTotals::values(5), -1.0);
