@@ -65,7 +65,7 @@ for program in "$top"/bin/*; do ldd "$program"; done |
     strip -o "$top/lib/${library##*/}" "$library"
   done
 cp "$source/tools/gpu_check.sh" "$top/tools/"
-cp "$source"/tools/bench/step_*.py "$top/tools/bench/"
+cp "$source"/tools/bench/step_*.py "$source"/tools/bench/peers.py "$top/tools/bench/"
 cp -r "$source/tests/data" "$top/tests/"
 rm -rf "$top/tests/data/__pycache__"
 # A build always gives the same archive, byte for byte.

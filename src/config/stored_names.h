@@ -1,11 +1,29 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <set>
 #include <string>
 
+#include "ballast/core/descriptor.h"
+#include "ballast/core/units.h"
+
 namespace ballast::config {
+
+/// Longest header of a safetensors file that is read: the same bound as the format's own library.
+inline constexpr Bytes kLongestHeader = 100'000'000;
+/// Size of the header's length field.
+inline constexpr Bytes kLengthBytes = 8;
+
+struct HeaderText {
+  std::uint64_t length = 0;         ///< as the file gives it
+  std::optional<std::string> json;  ///< nothing if the file, or kLongestHeader, is shorter
+};
+
+/// The header of an open safetensors file of `size` bytes. Throws Error(data) if the file has no
+/// length field, Error(io).
+HeaderText read_header_text(const Descriptor& file, const std::filesystem::path& path, Bytes size);
 
 /// The names of the tensors in the safetensors files at `weights` (a file, an index, or a folder
 /// with one of them), from the index or the header alone. Nothing if they cannot be read: whoever

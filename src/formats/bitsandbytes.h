@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <optional>
 
 #include "ballast/core/view.h"
@@ -25,17 +24,16 @@
 
 namespace ballast::formats::bitsandbytes {
 
-/// See find_pairing().
+/// The matrix that codes at `place` are decoded to; nothing if they are not codes of bitsandbytes.
+/// `others`: the type of weights that are not codes, which matrices of LLM.int8 get. Throws
+/// Error(data) naming file and tensor if scales or descriptions are missing or do not fit;
+/// Error(io).
 std::optional<Pairing> pair(const WeightPlace& place, DType others, const FindPlace& find);
 
-/// See stored_range().
-ReadAhead::Source codes_of(const WeightPlace& place, Elems first, Elems end);
-
-using ReadBytes = std::function<void(const WeightPlace& from, Bytes first, HostBytes out)>;
-
 /// Fills `out` with elements from `first` on, in the type of the place: code times scale in fp32,
-/// rounded once to nearest even, which is what bitsandbytes decodes. `read_codes` reads codes.
-void read(const WeightPlace& place, Elems first, HostBytes out, const ReadBytes& read_codes);
+/// rounded once to nearest even, which is what bitsandbytes decodes. `ahead` reads the codes, or
+/// null the page cache, from which scales come in any case.
+void read(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead);
 
 /// Whether the matrix at `place` has codes that a model in `wanted` can keep as they are.
 bool has_codes(const WeightPlace& place, const model::Quantization& wanted);
@@ -43,6 +41,6 @@ bool has_codes(const WeightPlace& place, const model::Quantization& wanted);
 /// both have them as codes, or neither has. Otherwise they are decoded, which loses nothing, or
 /// encoded (model::store_scales()).
 void read_codes(const WeightPlace& place, const model::Quantization& wanted, HostBytes out,
-                const ReadBytes& read_codes);
+                ReadAhead* ahead);
 
 }  // namespace ballast::formats::bitsandbytes

@@ -19,12 +19,10 @@
 #include "ballast/text/json.h"
 
 #include "src/formats/adapter_files.h"
-#include "src/formats/coded_tensors.h"
 #include "src/formats/merged_adapters.h"
 #include "src/formats/mxfp4.h"
-#include "src/formats/read_ahead.h"
 #include "src/formats/safetensors_header.h"
-#include "src/formats/stored_slices.h"
+#include "src/formats/weight_reader.h"
 
 namespace ballast::formats {
 namespace {
@@ -153,11 +151,12 @@ void copy(const WeightFiles& weights, MergedAdapters* merged,
   for (const auto& file : files) {
     for (const TensorToStore& tensor : file) {
       const WeightPlace* const place = source(tensor);
-      for (std::uint64_t i = 0; is_sliced(*place) && i < tensor.shape.front(); ++i) {
-        const auto slice = StoredSlice::sources(*place, i);
-        order.insert(order.end(), slice.begin(), slice.end());
+      const Elems all = place->tensor->elements;
+      const Elems part = is_sliced(*place) ? all / tensor.shape.front() : all;
+      for (Elems first = 0; first < all; first += part) {
+        const auto ranges = stored_ranges(*place, first, first + part);
+        order.insert(order.end(), ranges.begin(), ranges.end());
       }
-      if (!is_sliced(*place)) order.push_back(stored_range(*place, 0, place->tensor->elements));
     }
   }
   ReadAhead reader(weights.files(), order);

@@ -98,11 +98,11 @@ bool is_safetensors(const Probe& probe) {
 }
 
 FileFormat kind_of_safetensors(const Probe& probe) {
-  const auto length = probe.number<std::uint64_t>(0);
-  if (length > probe.size - kLengthBytes) return FileFormat::safetensors;
   try {
-    const SafetensorsHeader header = parse_header(
-        probe.read(kLengthBytes, length), probe.size - kLengthBytes - length, probe.path.string());
+    const auto text = config::read_header_text(probe.file, probe.path, probe.size).json;
+    if (!text) return FileFormat::safetensors;
+    const Bytes data = probe.size - kLengthBytes - text->size();
+    const SafetensorsHeader header = parse_header(*text, data, probe.path.string());
     const auto has = [&](const std::string& key, std::string_view value) {
       const auto found = header.metadata.find(key);
       return found != header.metadata.end() && (value.empty() || found->second == value);

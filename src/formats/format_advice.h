@@ -18,6 +18,10 @@ struct FileUse {
 /// or the command with which it can be used. Accepts what the key reads, and an unknown format.
 void refuse_other_format(const std::filesystem::path& path, FileFormat format, const FileUse& use);
 
+/// The key of the section data that reads the format: text, tokens, documents or pairs; "" if none
+/// does.
+std::string_view reader_of(FileFormat format);
+
 /// "a Parquet file", for "FILE is ...".
 std::string_view describe(FileFormat format);
 

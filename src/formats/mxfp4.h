@@ -1,11 +1,14 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string_view>
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
+
+#include "src/formats/pairing.h"
 
 namespace ballast::formats::mxfp4 {
 
@@ -19,6 +22,10 @@ inline constexpr Elems kBlock = 32;          ///< values with one scale
 inline constexpr Bytes kCodes = kBlock / 2;  ///< bytes of their codes
 inline constexpr std::string_view kCodesSuffix = "_blocks";
 inline constexpr std::string_view kScalesSuffix = "_scales";
+
+/// The stack of matrices that codes at `place` are decoded to; nothing if they are not in MXFP4.
+/// Throws Error(data) naming file and tensor if the scales are missing or do not fit.
+std::optional<Pairing> pair(const WeightPlace& place, const FindPlace& find);
 
 /// Values [first, first + out.size()) of consecutive blocks. Every code has an exact value in bf16.
 void decode(std::span<const std::byte> codes, std::span<const std::byte> scales, Elems first,

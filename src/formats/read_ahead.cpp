@@ -240,4 +240,9 @@ void ReadAhead::remember(const Window& window) {
   if (dropped_.size() > kWindows) dropped_.pop_front();
 }
 
+void read_stored(const WeightPlace& place, Bytes first, HostBytes out, ReadAhead* ahead) {
+  if (ahead != nullptr) return ahead->read(place, first, out);
+  read_stored(place, first, out);
+}
+
 }  // namespace ballast::formats

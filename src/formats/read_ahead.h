@@ -81,4 +81,7 @@ class ReadAhead {
   std::size_t most_;             ///< open windows
 };
 
+/// ReadAhead::read(), or without one read_stored() through the page cache.
+void read_stored(const WeightPlace& place, Bytes first, HostBytes out, ReadAhead* ahead);
+
 }  // namespace ballast::formats

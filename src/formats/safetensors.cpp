@@ -1,8 +1,8 @@
 #include "ballast/formats/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -43,7 +43,7 @@ struct SafetensorsReader::File {
   template <class Stored, class Value, class Convert>
   void read_as(const StoredTensor& tensor, std::span<Value> out, Elems first,
                const Convert& convert) const;
-  void read_halves(const StoredTensor& tensor, std::span<float> out, Elems first) const;
+  void read_halves(const StoredTensor& tensor, DType type, std::span<float> out, Elems first) const;
 };
 
 void SafetensorsReader::File::check_format(Bytes size) const {
@@ -67,25 +67,21 @@ void SafetensorsReader::File::read_header() {
                             "copy it again",
                             path.string(), size));
   }
-  std::array<std::byte, kLengthBytes> prefix;
-  text::read_fully(descriptor, path, 0, prefix);
-  const auto length = std::bit_cast<std::uint64_t>(prefix);
+  const auto [length, text] = config::read_header_text(descriptor, path, size);
   if (length > kLongestHeader) {
     const std::string other = explain_not_safetensors(path);
     if (!other.empty()) {
       throw Error(ErrorCategory::data, fmt::format("{} {}", path.string(), other));
     }
   }
-  if (length > kLongestHeader || length > size - kLengthBytes) {
+  if (!text) {
     throw Error(ErrorCategory::data,
                 fmt::format("{} gives a header length of {} bytes (file size {}, limit {}): it is "
                             "truncated or not a safetensors file; download or copy it again",
                             path.string(), length, size, kLongestHeader));
   }
-  std::string text(length, '\0');
-  text::read_fully(descriptor, path, kLengthBytes, std::as_writable_bytes(std::span(text)));
   const auto data = kLengthBytes + length;
-  header = parse_header(text, size - data, path.string());
+  header = parse_header(*text, size - data, path.string());
   for (auto& tensor : header.tensors) {
     tensor.offset += data;
     index.emplace(tensor.name, index.size());
@@ -125,9 +121,8 @@ void SafetensorsReader::File::read_as(const StoredTensor& tensor, std::span<Valu
   }
 }
 
-void SafetensorsReader::File::read_halves(const StoredTensor& tensor, std::span<float> out,
-                                          Elems first) const {
-  const DType type = tensor.dtype == "BF16" ? DType::bf16 : DType::f16;
+void SafetensorsReader::File::read_halves(const StoredTensor& tensor, DType type,
+                                          std::span<float> out, Elems first) const {
   std::vector<std::byte> chunk;
   for (Bytes at = tensor.offset + first * size_of(type); !out.empty(); at += chunk.size()) {
     const auto count = std::min(out.size(), kChunk);
@@ -171,17 +166,16 @@ const StoredTensor* SafetensorsReader::find(const std::string& name) const {
 
 void SafetensorsReader::read(const std::string& name, std::span<float> out, Elems first) const {
   const auto& tensor = file_->range(name, first, out.size());
-  if (tensor.dtype == "F32") {
-    text::read_fully(file_->descriptor, path(), tensor.offset + first * sizeof(float),
-                     std::as_writable_bytes(out));
-  } else if (tensor.dtype == "BF16" || tensor.dtype == "F16") {
-    file_->read_halves(tensor, out, first);
-  } else {
+  const std::optional<DType> type = weight_type(tensor.dtype);
+  if (!type) {
     throw Error(ErrorCategory::data,
                 fmt::format("tensor '{}' of {} has dtype {}; weights can be F32, BF16 or F16{}",
                             text::printable(name), path().string(), tensor.dtype,
                             remedy_for_dtype(tensor.dtype)));
   }
+  if (*type != DType::f32) return file_->read_halves(tensor, *type, out, first);
+  text::read_fully(file_->descriptor, path(), tensor.offset + first * sizeof(float),
+                   std::as_writable_bytes(out));
 }
 
 void SafetensorsReader::read_whole(const std::string& name, std::span<std::int64_t> out,

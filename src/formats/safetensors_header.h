@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -8,12 +9,12 @@
 #include "ballast/core/dtype.h"
 #include "ballast/formats/stored_tensor.h"
 
+#include "src/config/stored_names.h"
+
 namespace ballast::formats {
 
-/// Longest header that is read: the same bound as the format's own library.
-inline constexpr Bytes kLongestHeader = 100'000'000;
-/// Size of the header's length field.
-inline constexpr Bytes kLengthBytes = 8;
+using config::kLengthBytes;
+using config::kLongestHeader;
 
 struct SafetensorsHeader {
   std::vector<StoredTensor> tensors;  ///< in the order of their data
@@ -32,6 +33,9 @@ std::string format_head(const std::vector<StoredTensor>& tensors,
 
 /// As in files: "F32", "BF16" or "F16".
 std::string_view dtype_name(DType type);
+
+/// The type of weights with this name, if it is one.
+std::optional<DType> weight_type(std::string_view dtype);
 
 /// Product of `shape`; false when it overflows.
 bool count_elements(const std::vector<std::uint64_t>& shape, Elems& elements);

@@ -109,23 +109,12 @@ std::string explain_other_settings(const std::filesystem::path& path, Settings w
     return fmt::format("{0} is compressed with gzip; unpack it first (gzip -dk {0})",
                        path.string());
   }
-  switch (format) {
-    case FileFormat::unknown:
-    case FileFormat::text:
-      return explain_text(path, name);
-    case FileFormat::json:
-      return explain_json(path, json, name);
-    case FileFormat::numpy:
-    case FileFormat::llmc:
-    case FileFormat::documents:
-    case FileFormat::pairs:
-    case FileFormat::safetensors:
-      return fmt::format("{} is {}, not {}: a config in JSON names files of data and of weights",
-                         path.string(), describe(format), name);
-    default:
-      return fmt::format("{} is {}, not {}: {}", path.string(), describe(format), name,
-                         advice_for(path, format));
-  }
+  if (format == FileFormat::json) return explain_json(path, json, name);
+  if (format == FileFormat::unknown || format == FileFormat::text) return explain_text(path, name);
+  return fmt::format("{} is {}, not {}: {}", path.string(), describe(format), name,
+                     reader_of(format).empty()
+                         ? advice_for(path, format)
+                         : "a config in JSON names files of data and of weights");
 }
 
 }  // namespace ballast::formats

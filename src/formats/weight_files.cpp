@@ -18,7 +18,8 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
-#include "src/formats/coded_tensors.h"
+#include "src/formats/bitsandbytes.h"
+#include "src/formats/mxfp4.h"
 #include "src/formats/safetensors_header.h"
 #include "src/formats/tensor_causes.h"
 #include "src/formats/weight_causes.h"
@@ -126,9 +127,8 @@ namespace {
 /// The type of the first matrix that is not codes; F32 if there is none.
 DType usual_type(const std::vector<WeightPlace>& places) {
   for (const WeightPlace& place : places) {
-    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
-      if (place.tensor->shape.size() == 2 && place.tensor->dtype == dtype_name(type)) return type;
-    }
+    const auto type = weight_type(place.tensor->dtype);
+    if (place.tensor->shape.size() == 2 && type) return *type;
   }
   return DType::f32;
 }
@@ -145,7 +145,8 @@ void WeightFiles::pair_codes() {
   std::vector<WeightPlace> places;
   std::unordered_set<const StoredTensor*> parts;
   for (const WeightPlace& place : places_) {
-    const std::optional<Pairing> pairing = find_pairing(place, others, find);
+    std::optional<Pairing> pairing = mxfp4::pair(place, find);
+    if (!pairing) pairing = bitsandbytes::pair(place, others, find);
     if (!pairing) {
       places.push_back(place);
       continue;
@@ -247,7 +248,7 @@ void WeightFiles::read(const std::string& name, std::span<float> out, Elems firs
     expects(place->coded->format != CodedWeights::Format::mxfp4,
             "codes of MXFP4 are read by slices");
     std::vector<std::byte> stored(out.size() * size_of(type_of(*place)));
-    read_elements(*place, first, stored, nullptr);
+    bitsandbytes::read(*place, first, stored, nullptr);
     return decode(stored, type_of(*place), out);
   }
   std::vector<std::string> names;

@@ -119,7 +119,8 @@ Future start(SharedFile& file, aio::Direction direction, nb::object object, std:
 void close_file(SharedFile& file) {
   file.close();
   if (Transfers* const running = Transfers::existing(); running != nullptr) {
-    wait_with_signals(std::nullopt, [&](Seconds most) { return running->wait(file, most); });
+    wait_with_signals(std::nullopt,
+                      [&](Seconds most) { return running->wait(file.transfers(), most); });
   }
   file.release();
   release_buffers();

@@ -54,10 +54,7 @@ DType parse_type(const std::string& name) {
 }
 
 Gradient gradient_of(const Array& array) {
-  const DType type = parse_type(std::get<2>(array));
-  if (type == DType::bf16) return Gradient(pointer<const Bf16>(array));
-  if (type == DType::f16) return Gradient(pointer<const F16>(array));
-  return Gradient(pointer<const float>(array));
+  return {parse_type(std::get<2>(array)), pointer(array)};
 }
 
 /// Throws unless the array has the parameter's number of elements.
@@ -193,7 +190,7 @@ std::pair<double, std::uint64_t> gradient_stats(States& states,
                                                 const std::vector<Array>& gradients) {
   OffloadedOptimizer& own = states.get();
   own.finish();
-  cpu_adam::GradientStats sum;
+  GradientStats sum;
   for (const Array& gradient : gradients) {
     const auto one = own.updater().gradient_stats(gradient_of(gradient), std::get<1>(gradient));
     sum.sum_of_squares += one.sum_of_squares;

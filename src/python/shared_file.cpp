@@ -123,7 +123,7 @@ std::shared_ptr<PythonTransfer> SharedFile::start(aio::Direction direction, Byte
   reach(direction, offset, offset + memory.size());
   transfer->way = way_for(offset, memory);
   transfer->memory_owner = std::move(owner);
-  transfer->file = shared_from_this();
+  transfer->file = {shared_from_this(), &transfers_};
   transfer->opened = opened(transfer->way);
   if (transfer->opened->size() < offset + memory.size()) {
     reach(direction, offset, offset + memory.size());

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
-#include <deque>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -44,10 +42,9 @@ class SharedFile : public std::enable_shared_from_this<SharedFile> {
   [[nodiscard]] bool direct() const { return has_direct_; }
   [[nodiscard]] Bytes size();
   [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] FileTransfers& transfers() { return transfers_; }
 
  private:
-  friend class Transfers;
-
   void require_open() const;
   [[nodiscard]] bool writable() const { return mode_ != Mode::read; }
   /// For writing, makes the file at least `end` bytes long; for reading, checks that it is.
@@ -66,10 +63,7 @@ class SharedFile : public std::enable_shared_from_this<SharedFile> {
   std::shared_ptr<const aio::File> direct_;    ///< null if the file system has no direct I/O
   std::shared_ptr<const aio::File> buffered_;  ///< opened on demand
 
-  // Guarded by Transfers::mutex().
-  std::size_t unfinished_ = 0;
-  std::array<std::size_t, 2> writes_{};  ///< writes in flight by kind
-  std::deque<std::shared_ptr<PythonTransfer>> waiting_;
+  FileTransfers transfers_;
 };
 
 }  // namespace ballast::python

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -16,8 +18,6 @@
 #include "ballast/core/view.h"
 
 namespace ballast::python {
-
-class SharedFile;
 
 /// An eventfd on which an event loop waits for transfers.
 class Wakeup {
@@ -34,14 +34,23 @@ class Wakeup {
 /// The path of a transfer's bytes.
 enum class Way { direct, buffered };
 
-/// A requested transfer. Its members belong to Transfers.
+struct PythonTransfer;
+
+/// The transfers of one file. Its members belong to Transfers.
+struct FileTransfers {
+  std::size_t unfinished = 0;
+  std::array<std::size_t, 2> writes{};  ///< in flight, by way
+  std::deque<std::shared_ptr<PythonTransfer>> waiting;
+};
+
+/// One transfer that has been asked for. Its members belong to Transfers.
 struct PythonTransfer {
   aio::Direction direction = aio::Direction::read;
   Way way = Way::buffered;
   Bytes offset = 0;
   HostBytes memory;
-  std::shared_ptr<void> memory_owner;  ///< released when the transfer has ended
-  std::shared_ptr<SharedFile> file;    ///< released when the transfer has ended
+  std::shared_ptr<void> memory_owner;   ///< released when the transfer has ended
+  std::shared_ptr<FileTransfers> file;  ///< of an open file; the same
   std::shared_ptr<const aio::File> opened;
   aio::Ticket ticket;
   std::chrono::steady_clock::time_point begun;
@@ -70,9 +79,8 @@ class Transfers {
   bool wait(PythonTransfer& transfer, std::chrono::duration<double> most);
   /// Signals `wakeup` when the transfer ends, or now if it has ended.
   void notify(PythonTransfer& transfer, const std::shared_ptr<Wakeup>& wakeup);
-  /// Waits until no transfer of `file` is left, but at most for `most`. Returns whether none is
-  /// left.
-  bool wait(SharedFile& file, std::chrono::duration<double> most);
+  /// Waits until none of these transfers is left, at most so long. Returns whether there is none.
+  bool wait(FileTransfers& file, std::chrono::duration<double> most);
 
   [[nodiscard]] std::string backend() const { return std::string(queue_->backend()); }
 
@@ -87,7 +95,7 @@ class Transfers {
   /// Adds transfers that the queue has abandoned without returning their memory, or all.
   void add_late(std::vector<std::shared_ptr<PythonTransfer>>& finished, bool all) const;
   void finish(PythonTransfer& transfer, aio::Completion completion);
-  void start_waiting(SharedFile& file);
+  void start_waiting(FileTransfers& file);
 
   /// Guards the transfers and files. Held while submitting.
   std::mutex mutex_;

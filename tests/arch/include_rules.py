@@ -58,7 +58,7 @@ THIRD_PARTY = {
     r"(oneapi/)?tbb/.*": ["cpu_adam"],
     r"omp\.h": ["src/device/host", "src/model"],
     r"nlohmann/.*": ["src/text"],
-    r"CLI/.*": ["tools/command_line.cpp"],
+    r"CLI/.*": ["tools/io/job_file.cpp"],
     r"xxhash\.h": ["src/state"],
     r"openssl/.*": ["src/formats/sha256.cpp"],
     r"hwloc.*": ["cpu_adam", "src/memory"],

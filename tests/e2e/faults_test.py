@@ -109,7 +109,7 @@ class Spikes(FaultTest):
         done = self.noisy(spike={**self.SPIKE, "action": "stop"})
         loss = self.rows()[-1]["loss"]
         line = self.assert_error(done, 1, "step 44: loss %.4f" % loss, "lower the learning rate",
-                                 "to go on from " + str(self.path / "run/checkpoints/step-40: "))
+                                 "to continue from " + str(self.path / "run/checkpoints/step-40: "))
         self.assertEqual(self.steps(), list(range(1, 45)))
         self.assertEqual(self.checkpoints(), ["step-30", "step-40"])
         again = self.go_on_with(line)
@@ -192,11 +192,11 @@ class SwapErrors(FaultTest):
                               environment={"BALLAST_IO_FAULTS": faults})
             self.assertEqual(done.returncode, 0, done.stderr)
             lines = self.warnings(done, cause, "fetch")
-            back = [line for line in lines if "training goes on from " in line]
+            back = [line for line in lines if "training continues from " in line]
             self.assertGreater(len(back), 0, done.stderr)
             self.assertIn(str(self.path / "run/checkpoints/step-"), back[0])
-            for line in back:  # the swap file may have the name of a checkpoint, which is intact
-                self.assertNotIn("checkpoints", line.split("; training goes on")[0])
+            for line in back:  # the swap file may have the name of a checkpoint, which is whole
+                self.assertNotIn("checkpoints", line.split("; training continues")[0])
             self.assertIn(f"went back to a checkpoint {len(back)} time", done.stdout)
             self.assertEqual(self.results(), expected, faults)
 
@@ -204,7 +204,7 @@ class SwapErrors(FaultTest):
         expected = self.reference()
         done = self.train(ballast=self.BALLAST,
                           environment={"BALLAST_IO_FAULTS": "flip:on=read:after=52:times=1"})
-        line = self.assert_error(done, 1, "checksum mismatch", "to go on from ", "checkpoints/step-",
+        line = self.assert_error(done, 1, "checksum mismatch", "to continue from ", "checkpoints/step-",
                                  "or from the one before if this has damaged it: ", " --resume")
         self.assertEqual(self.go_on_with(line).returncode, 0)
         self.assertEqual(self.results(), expected)
@@ -213,7 +213,7 @@ class SwapErrors(FaultTest):
         self.part_of_run()
         done = self.resume(ballast={**self.BALLAST, "on_error": "resume"},
                            environment={"BALLAST_IO_FAULTS": "eio:on=read:after=2:times=1"})
-        self.assertEqual(done.stderr.count("training goes on from "), 3, done.stderr)
+        self.assertEqual(done.stderr.count("training continues from "), 3, done.stderr)
         self.assert_error(done, 1, "step 11: ", "3 times without a new checkpoint",
                           "Input/output error", "step-10")
 
@@ -400,7 +400,7 @@ class OneProcess(FaultTest):
         self.assertEqual(len(runs.without_notice(err).splitlines()), 1, err)
         self.assertIn("no checkpoint: ", err)
         self.assertIn("emory", err)
-        self.assertIn("training goes on", err)
+        self.assertIn("training continues", err)
         self.assertEqual(len(self.checkpoints()), 1)
 
 

@@ -224,7 +224,7 @@ class Resumed(Reading, CheckpointTest):
         done = self.train("--steps", 14, ballast=ballast, **BOTH,
                           environment={"BALLAST_IO_FAULTS": "eio:on=read:after=52:times=1"})
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("training goes on from", done.stderr)
+        self.assertIn("training continues from", done.stderr)
         file, = self.events()
         events = read_events(file)
         again = [i for i, (step, content) in enumerate(events)

@@ -113,7 +113,7 @@ class Directory(RunTest):
             done = self.train("--out", other)
             self.assert_fails(done, 2, f"{other.name}/{name} exists", "--overwrite")
             self.assertEqual([entry.name for entry in other.iterdir()], [name])
-            self.assert_fails(self.train("--out", other, "--overwrite"), 2, name, "is not of a run")
+            self.assert_fails(self.train("--out", other, "--overwrite"), 2, name, "is not from a run")
             self.assertEqual([entry.name for entry in other.iterdir()], [name])
             self.assertEqual((other / name).read_text(), "mine")
 
@@ -179,7 +179,7 @@ class Directory(RunTest):
 
     def test_a_run_that_cannot_write_one_of_its_files_leaves_none(self):
         (self.path / "run/run.json").mkdir(parents=True)
-        self.assert_fails(self.train("--overwrite"), 2, "run.json", "is not of a run")
+        self.assert_fails(self.train("--overwrite"), 2, "run.json", "is not from a run")
         self.assertEqual(self.names(), {"run.json"})
 
     def limited(self, size):

@@ -464,7 +464,7 @@ void add_bench_adam(Command bench) {
                                       "CPU optimizer updates as a share of the memory bandwidth "
                                       "(comma-separated lists measure all combinations)");
   command.add_option("--params", &a.params, "Number of parameters, for example 256Mi",
-                     {.commas = true, .single_argument = true, .shown_default = "64Mi"});
+                     {.commas = true, .single_argument = true, .initial = "64Mi"});
   command.add_option("--variant", &a.variants,
                      "Optimizer (adamw, adam, adagrad, lion, sgd) and layout (bf16, fp32, "
                      "master-bf16, master-fp16, bf16-m16, bf16-8bit), for example adamw-bf16",

@@ -176,56 +176,23 @@ class Allocator {
   std::vector<Mapping>& mappings_;
 };
 
-Weights make_weights(Weights::Format format, Allocator& allocator) {
-  void* main = allocator.array("w");
-  auto* master = static_cast<float*>(main);
-  switch (format) {
-    case Weights::Format::split:
-      return {static_cast<Bf16*>(main), static_cast<std::uint16_t*>(allocator.array("r"))};
-    case Weights::Format::plain:
-      return Weights(master);
-    case Weights::Format::copy_bf16:
-      return {master, static_cast<Bf16*>(allocator.array("c"))};
-    case Weights::Format::copy_f16:
-      return {master, static_cast<F16*>(allocator.array("c"))};
-  }
-  throw Error(ErrorCategory::state, "bench adam: weights of an unknown format");
-}
-
-Moments make_moments(Moments::Format format, Allocator& allocator) {
-  void* first = allocator.array("m");
-  void* second = allocator.array("v");
-  if (format == Moments::Format::blockwise8) {
-    const auto codes = [&allocator](void* array) {
-      return Codes{static_cast<std::uint8_t*>(array),
-                   array == nullptr ? nullptr : allocator.exponents()};
-    };
-    const Codes first_codes = codes(first);
-    return {first_codes, codes(second)};
-  }
-  if (format == Moments::Format::bf16_first) {
-    return {static_cast<Bf16*>(first), static_cast<float*>(second)};
-  }
-  return {static_cast<float*>(first), static_cast<float*>(second)};
-}
-
-Gradient make_gradient(DType type, const void* data) {
-  if (type == DType::bf16) return Gradient(static_cast<const Bf16*>(data));
-  if (type == DType::f16) return Gradient(static_cast<const F16*>(data));
-  return Gradient(static_cast<const float*>(data));
-}
-
 cpu_adam::Shard make_shard(const cpu_adam::Updater& updater, const AdamVariant& variant, Elems size,
                            std::vector<Mapping>& mappings) {
   Allocator allocator(updater, variant, size, mappings);
   ArrayFiller filler(size, updater.threads());
-  const Weights weights = make_weights(variant.weights, allocator);
-  const Moments moments = make_moments(variant.moments, allocator);
+  void* const main = allocator.array("w");
+  const bool split = variant.weights == Weights::Format::split;
+  const Weights weights(variant.weights, main, allocator.array(split ? "r" : "c"));
+  Moments moments(variant.moments, allocator.array("m"), allocator.array("v"));
+  if (moments.format == Moments::Format::blockwise8) {
+    if (moments.first != nullptr) moments.first_exponents = allocator.exponents();
+    if (moments.second != nullptr) moments.second_exponents = allocator.exponents();
+  }
   void* gradient = allocator.array("g");
   fill_weights(filler, weights);
   fill_moments(filler, moments);
   fill_gradient(filler, variant.gradient, gradient);
-  return {weights, moments, make_gradient(variant.gradient, gradient), size};
+  return {weights, moments, {variant.gradient, gradient}, size};
 }
 
 /// Upper bound of page rounding and skews of all arrays.

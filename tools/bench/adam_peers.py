@@ -46,17 +46,13 @@ import sys
 import tempfile
 import time
 
+from peers import NOISY, fail
+
 SKEW = 7 * 4096 + 13 * 64  # cpu_adam::kArraySkew
 HYPER = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
 CLIP_COEFFICIENT = 0.37
 WARM_UPS = 2
-NOISY = 1.2  # best round over worst from which the table warns
 SCALES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-
-
-def fail(message):
-    print(f"adam_peers: error: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 def count(text):

@@ -225,9 +225,8 @@ void add_options(Command command, BenchIoArguments& a) {
       "read, write, mixed: each block is read and written back; or copy: it is "
       "written to a new file",
       {.commas = true, .single_argument = true, .values = {"read", "write", "mixed", "copy"}});
-  command.add_option(
-      "--block", &a.blocks, "Size of a request",
-      {.commas = true, .single_argument = true, .value = "SIZE", .shown_default = "1MiB"});
+  command.add_option("--block", &a.blocks, "Size of a request",
+                     {.commas = true, .single_argument = true, .value = "SIZE", .initial = "1MiB"});
   command.add_option("--depth", &a.depths, "Requests outstanding per path",
                      {.commas = true, .single_argument = true, .range = std::pair(1, 16384)});
   command.add_option(

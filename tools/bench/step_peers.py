@@ -49,12 +49,12 @@ import sys
 import tempfile
 import threading
 
-from step_options import fail, lacking_memory, product_weights, read_arguments
+from peers import NOISY, fail
+from step_options import lacking_memory, product_weights, read_arguments
 
 HERE = pathlib.Path(__file__).resolve().parent
-NOISY = 1.2  # best round over worst from which the table warns
-LOSS_TOLERANCE = 0.05  # relative to ln(vocabulary)
-STDDEV = 0.02  # standard deviation of the initial weights
+LOSS_TOLERANCE = 0.05  # of ln(vocabulary)
+STDDEV = 0.02  # of initial weights
 ROPE_THETA = 10000.0  # Ballast's default
 
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -14,19 +15,44 @@
 #include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
+#include "ballast/text/json.h"
 #include "ballast/text/output_file.h"
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/console/ending_notice.h"
 #include "tools/process.h"
-#include "tools/report/csv.h"
+#include "tools/report/metrics_log.h"
 #include "tools/report/page.h"
 #include "tools/report/run_data.h"
 #include "tools/report/server.h"
 
 namespace ballast::tools {
 namespace {
+
+/// The rows as a table (RFC 4180): a line with the names of the columns, such as
+/// "lanes.compute.busy_seconds", then one for each step. Numbers read back bit for bit; what is
+/// missing is empty, what is not finite "nan".
+std::string csv_of(const MetricsLog& log) {
+  std::string text = "step";
+  std::vector<MetricsLog::Column> columns;
+  for (const std::string& key : log.keys()) {
+    if (key == "step") continue;
+    text += "," + key;
+    columns.push_back(log.column(key));
+  }
+  text += "\n";
+  for (std::size_t i = 0; i < log.rows(); ++i) {
+    text += std::to_string(log.steps()[i]);
+    for (const MetricsLog::Column& column : columns) {
+      text += ",";
+      if (std::isinf(column[i])) text += "nan";
+      if (std::isfinite(column[i])) text += text::Json(column[i]).compact();
+    }
+    text += "\n";
+  }
+  return text;
+}
 
 using text::Json;
 

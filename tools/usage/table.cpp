@@ -84,7 +84,7 @@ std::string option_text(const OptionInfo& option) {
 std::string full_description(const OptionInfo& option) {
   std::vector<std::string> facts;
   if (!option.choices.empty()) facts.push_back(fmt::format("{}", fmt::join(option.choices, ", ")));
-  if (!option.range.empty()) facts.push_back(option.range);
+  if (!option.bounds.empty()) facts.push_back(option.bounds);
   if (!option.initial.empty()) facts.push_back("default: " + option.initial);
   if (option.required && !option.positional) facts.emplace_back("required");
   if (option.repeated) facts.emplace_back("may be given several times");

@@ -1,12 +1,20 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <list>
+#include <optional>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 namespace ballast::tools {
 
-/// Kinds of values of options. Messages, help and completion use them.
+/// The work of a command.
+using Action = std::function<void()>;
+
+/// The things that the values of an option name. Messages, help and completion use it.
 enum class Names {
   anything,
   file,
@@ -20,26 +28,38 @@ enum class Names {
   key,      ///< a key of the config
 };
 
+/// Least and greatest value, as numbers of the type that --help names.
+using Range = std::variant<std::pair<int, int>, std::pair<std::uint64_t, std::uint64_t>,
+                           std::pair<double, double>>;
+
 /// One option, flag or positional argument of a command.
 struct OptionInfo {
-  std::vector<std::string> names;  ///< "--verbose", "-v"; only "CONFIG" for a positional argument
-  std::string value;  ///< placeholder in the help, "DIR"; "" for a flag without a value
-  std::string description;
-  std::string range = {};    ///< "1 to 65535"; "" without bounds
-  std::string initial = {};  ///< default that the help shows; "" without one
-  std::vector<std::string> choices = {};
-  std::vector<std::string> values = {};      ///< choices for completion, or words that are also
-                                             ///< accepted
-  std::vector<std::string> extensions = {};  ///< extensions of files that it takes, ".json"
-  Names takes = Names::anything;
-  bool positional = false;
-  bool flag = false;  ///< has no value, or only an attached one: --NAME=VALUE
+  // Rules that whoever adds the option chooses.
   bool required = false;
-  bool many = false;          ///< takes all values that follow
-  bool repeated = false;      ///< may be given several times
-  bool commas = false;        ///< a value is a list
-  std::string needs = {};     ///< name of another option
-  std::string excludes = {};  ///< name of another option
+  bool commas = false;           ///< separate the values of a list
+  bool single_argument = false;  ///< a list takes one each time the option is given
+  bool positive = false;
+  std::optional<Range> range = {};
+  std::vector<std::string> choices = {};
+  std::vector<std::string> values = {};      ///< for completion: the choices, or what else is read
+  Names takes = Names::anything;             ///< by default Names::path for paths
+  std::vector<std::string> extensions = {};  ///< of files that it takes, ".json"
+  std::string value = {};     ///< placeholder in the help, "DIR"; "" for a flag without a value
+  std::string needs = {};     ///< another option
+  std::string excludes = {};  ///< another option
+  bool show_default = false;  ///< the value of the target
+  std::string initial = {};   ///< the default that the help shows; "" without one
+
+  // What follows from its name and its target.
+  std::vector<std::string> names = {};  ///< "--verbose", "-v"; of a positional one only "CONFIG"
+  std::string description = {};
+  std::string bounds = {};  ///< "1 to 65535"; "" without any
+  bool positional = false;
+  bool flag = false;      ///< has no value, or only one that is attached: --NAME=VALUE
+  bool many = false;      ///< takes all values that follow
+  bool repeated = false;  ///< may be given several times
+  /// Takes over the values that were given, one or more. Returns what is wrong with one, or "".
+  std::function<std::string(const std::vector<std::string>& values)> set = {};
 
   /// Whether this is a flag that may have a value.
   [[nodiscard]] bool optional_value() const { return flag && !value.empty(); }
@@ -54,6 +74,7 @@ struct CommandInfo {
   std::string path;  ///< "ballast bench io"
   std::string description;
   bool needs_command = false;
+  Action action = {};
   std::list<OptionInfo> options = {};
   std::list<CommandInfo> commands = {};
 

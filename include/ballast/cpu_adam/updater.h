@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ballast/core/cpu.h"
+#include "ballast/core/gradient_stats.h"
 #include "ballast/core/mapping.h"
 #include "ballast/cpu_adam/optimizer.h"
 #include "ballast/cpu_adam/shard.h"
@@ -26,12 +27,6 @@ struct UpdaterOptions {
   /// Threads run on the CPUs of this NUMA node (logical number, from 0) and allocate() prefers its
   /// memory.
   std::optional<int> numa_node;
-};
-
-/// Sum of squares and number of infinities and NaNs of a gradient.
-struct GradientStats {
-  double sum_of_squares = 0.0;
-  std::uint64_t non_finite = 0;
 };
 
 /// A memory access pattern with the loads and stores of an update; the fastest one depends on the

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
@@ -37,6 +38,9 @@ struct CodedWeights {
 /// Bytes [first, first + out.size()) of a tensor as they are stored, through the page cache. Throws
 /// Error(data) if the file is too short, Error(io).
 void read_stored(const WeightPlace& place, Bytes first, std::span<std::byte> out);
+
+/// Throws Error(data): "FILE: tensor 'NAME' WHAT".
+[[noreturn]] void refuse_tensor(const WeightPlace& place, const std::string& what);
 
 /// Throws Error(data) naming file and tensor if the dtype is not one of weights.
 DType type_of(const WeightPlace& place);

@@ -1,5 +1,3 @@
-#include "ballast/config/config.h"
-
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -8,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "ballast/config/checkpoint_config.h"
+#include "ballast/config/config.h"
 #include "ballast/config/model_source.h"
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"

@@ -14,6 +14,14 @@
 
 namespace ballast::formats {
 
+/// The bytes of files from which elements [first, end) of a tensor are read: its values or codes,
+/// of MXFP4 then the scales.
+std::vector<ReadAhead::Source> stored_ranges(const WeightPlace& place, Elems first, Elems end);
+
+/// Fills `out` with elements from `first` on, in the type of the place. `ahead`: what reads values
+/// and codes; null: the page cache. Not for MXFP4, which is read by slices (StoredSlice).
+void read_elements(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead);
+
 /// What a file stores of one of several stacked tensors (model::StoredRows): a matrix whose rows
 /// are columns, or codes of MXFP4. Values that lie side by side in memory are far apart in it, so
 /// it is read whole.
@@ -31,9 +39,6 @@ class StoredSlice {
   /// Columns [first, first + count) of a matrix [rows, columns] in MXFP4 as rows of their own: a
   /// part of the decoded place.
   [[nodiscard]] std::vector<Bf16> decoded_columns(Elems first, Elems count) const;
-
-  /// What of the files a slice needs, in this order.
-  static std::vector<ReadAhead::Source> sources(const WeightPlace& place, std::uint64_t index);
 
  private:
   void read_part(const model::TensorSpec& tensor, Elems row, Elems column, HostBytes out) const;
