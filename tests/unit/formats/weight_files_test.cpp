@@ -134,7 +134,7 @@ TEST(WeightFiles, AgreeWithTheirIndex) {
   refuse(index_of(R"("b":1)"), {"the file of tensor 'b' is not a string"});
   for (const std::string path :
        {"", ".", "..", "../m", "/m", "x/m", "m\\u0000", "m\\n", "\\u001bm"}) {
-    refuse(index_of(R"("b":")" + path + '"'), {"tensor 'b' is in '", "only files beside it"});
+    refuse(index_of(R"("b":")" + path + '"'), {"tensor 'b' is in '", "only files next to it"});
   }
   refuse(index_of(R"("b":"none.safetensors")"),
          {"names 1 file, of which 1 is missing (none.safetensors); download it too"});
