@@ -154,7 +154,7 @@ TEST(Trace, KeepsTheSlicesOfATrackApartAndTheirTimesToTheNanosecond) {
   }
 }
 
-/// Every edge of the runs, those across them included, as "run operation run operation".
+/// Every edge of the runs, including those across them, as "run operation run operation".
 std::multiset<std::string> edges(const std::vector<const plan::Plan*>& runs) {
   std::multiset<std::string> found;
   for (std::size_t r = 0; r < runs.size(); ++r) {
@@ -257,7 +257,7 @@ TEST(Trace, CountsLateUpdatesToTheStepThatTheyBelongTo) {
   }
 }
 
-TEST(Trace, OfNothingIsStillATrace) {
+TEST(Trace, OfNoOperationsIsValid) {
   Recorded recorded(1);
   recorded.timeline.spans.clear();
   EXPECT_EQ(of_phase(events(recorded), "X").size(), 0U);
@@ -284,7 +284,7 @@ TEST(Trace, FaultsAreOneLineThatNamesTheFileAndLeaveTheOldTraceAlone) {
   std::filesystem::remove(old);
   write(old, "a test");
   const std::string first = contents(old);
-  // One that is simulated does not replace one that was measured.
+  // A simulated trace does not replace a measured one.
   test::expect_error(ErrorCategory::usage, {"not a trace of another"},
                      [&] { write(old, "another"); });
   {
