@@ -14,10 +14,7 @@ import sys
 from include_rules import INCLUDE, SOURCES, module_of, module_of_include
 
 # One line per circle: its module, then the files without folder of the module and without ending.
-KNOWN: dict[str, list[str]] = {
-    "step": ["arguments buffer_cache buffer_list build layout movements placement placement_rules "
-             "plan_types step_writer value_slots values"],
-}
+KNOWN: dict[str, list[str]] = {}
 
 
 def file_of(name: pathlib.PurePath) -> str:
