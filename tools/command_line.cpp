@@ -122,7 +122,7 @@ std::vector<std::string> split_at_commas(const std::vector<std::string>& words) 
   return values;
 }
 
-/// What the help shows for a value.
+/// Text of a default value in the help.
 template <class T>
 const char* value_placeholder(Names takes) {
   return std::is_integral_v<T>     ? "N"

@@ -21,13 +21,13 @@ using Target = std::variant<std::string*, std::filesystem::path*, std::uint32_t*
 
 class CommandLine;
 
-/// Refers to the program or one of its subcommands; valid as long as its CommandLine.
+/// Refers to the program or one of its subcommands. Valid as long as its CommandLine.
 class Command {
  public:
   Command(const CommandLine* line, CommandInfo* info) : line_(line), info_(info) {}
 
   Command add_command(const std::string& name, const std::string& description);
-  /// One of the subcommands must follow.
+  /// Requires one of the subcommands to follow.
   void require_command();
   /// `name` without dashes adds a positional argument. `target` must outlive the parsing. `rules`:
   /// only the first part of its members.
@@ -36,14 +36,15 @@ class Command {
   /// `excludes`: an option added before, or "".
   void add_flag(const std::string& name, bool* target, const std::string& description,
                 const std::string& excludes = "");
-  /// A flag that may have a value, given as --NAME=VALUE; `shown` stands for it in --help. Sets
+  /// Adds a flag that may have a value, given as --NAME=VALUE; `shown` stands for it in --help.
+  /// Sets
   /// `target` to the value, or to kFlagAlone.
   void add_flag(const std::string& name, std::string* target, const std::string& description,
                 const std::string& shown);
-  /// What CommandLine::action() returns if this command is chosen.
+  /// Sets what CommandLine::action() returns if this command is chosen.
   void set_action(const Action& action);
 
-  // For options from a file. Names are long ones, without dashes.
+  // Names of the options that a file may set: long ones, without dashes.
   [[nodiscard]] std::vector<std::string> option_names() const;
   [[nodiscard]] bool given(const std::string& name) const;
   /// Sets an option after parsing, with all its checks. Throws Error(usage).
@@ -74,7 +75,7 @@ class CommandLine {
   [[nodiscard]] std::string help() const { return help_text(*words_.command); }
   /// Help on a command, {"bench", "io"}. Throws Error(usage) if it is unknown.
   [[nodiscard]] std::string help(const std::vector<std::string>& command) const;
-  /// True if `command` of the program is chosen.
+  /// Whether the subcommand `command` of the program is chosen.
   [[nodiscard]] bool chosen(const std::string& command) const;
   /// The work of the chosen command; empty if there is none.
   [[nodiscard]] const Action& action() const { return words_.command->action; }

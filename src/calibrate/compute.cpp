@@ -141,12 +141,12 @@ class Kernels {
       sums = own->allocate(accumulator, "accumulator");
       values = own->allocate(packed, "packed gradient");
     }
-    const auto stats = allocate(sizeof(model::GradientStats));
+    const auto stats = allocate(sizeof(GradientStats));
     const double time = measured_seconds(conditions_, {}, [&] {
       for (const auto& [sums, values] : buffers) {
         compute_->zero(*stream_, view_as<float>(sums));
         compute_->pack_gradient(*stream_, view_as<float>(sums), {}, values,
-                                view_as<model::GradientStats>(stats));
+                                view_as<GradientStats>(stats));
       }
       stream_->synchronize();
     });

@@ -17,8 +17,8 @@
 namespace ballast::checkpoint {
 
 /// A checkpoint of an engine that is being written to a run directory. What lies in host memory is
-/// written while training goes on; an update waits until its block is. Only publish() makes it one.
-/// All members except written() are collective: all `ranks` (nullptr: one) must see the same
+/// written while training continues; an update waits until its block is. Only publish() makes it
+/// one. All members except written() are collective: all `ranks` (nullptr: one) must see the same
 /// folder, end it at the same step, and one before the next.
 class CheckpointWriter {
  public:

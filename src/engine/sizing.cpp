@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/gradient_stats.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/model/gradient_stats.h"
 
 #include "src/engine/state_layout.h"
 
@@ -98,7 +98,7 @@ void add_batch(Blueprint& blueprint, const model::KernelSizes& kernels,
         round_up((kernels.experts + 1) * sizeof(std::int32_t), work.world > 1 ? kPage : kCacheLine);
     work.router_totals_bytes = kernels.router_totals * sizeof(double);
   }
-  work.statistics_bytes = sizeof(model::GradientStats);
+  work.statistics_bytes = sizeof(GradientStats);
   work.micro_batch_tokens = tokens;
   work.micro_batches = static_cast<std::uint32_t>(blueprint.micro_batches);
   work.evaluation_micro_batches = static_cast<std::uint32_t>(
@@ -116,17 +116,17 @@ void add_batch(Blueprint& blueprint, const model::KernelSizes& kernels,
 }
 
 /// Element ranges of the trained tensors that are exempt, each with its padding, which is zero.
-std::vector<cpu_adam::ElementRange> undecayed_elements(const model::Architecture& model) {
-  std::vector<cpu_adam::ElementRange> ranges;
+std::vector<ElementRange> undecayed_elements(const model::Architecture& model) {
+  std::vector<ElementRange> ranges;
   Elems start = 0;
   for (const model::BlockSpec& block : model.blocks) {
-    std::vector<cpu_adam::ElementRange> own;
+    std::vector<ElementRange> own;
     for (const model::TensorSpec& tensor : block.tensors) {
       if (!tensor.undecayed || tensor.frozen) continue;
       const Elems end = tensor.offset + round_up(tensor.size, cpu_adam::Shard::kDecayStep);
       own.push_back({start + tensor.offset, start + end});
     }
-    std::ranges::sort(own, {}, &cpu_adam::ElementRange::first);
+    std::ranges::sort(own, {}, &ElementRange::first);
     ranges.insert(ranges.end(), own.begin(), own.end());
     start += round_up(block.elements, cpu_adam::Codes::kBlock);
   }

@@ -17,7 +17,7 @@ using aio::Direction;
 
 using Clock = std::chrono::steady_clock;
 
-/// Blocks that do not come back are given up by the queue, which then tells wait() alone.
+/// The queue abandons blocks that do not come back, and reports that only to wait().
 constexpr auto kPatience = std::chrono::seconds(1);
 const std::chrono::duration<double> kAbandoned(aio::QueueOptions().abandon_seconds + 10.0);
 
@@ -34,7 +34,7 @@ std::mutex& singleton_mutex() {
   return mutex;
 }
 
-/// Never destroyed by the end of the process, but by Transfers::end().
+/// Destroyed by Transfers::end(), not by the end of the process.
 Transfers*& singleton() {
   static Transfers* transfers = nullptr;
   return transfers;
@@ -54,7 +54,7 @@ Wakeup::Wakeup() : descriptor_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
 
 void Wakeup::signal() const noexcept {
   const std::uint64_t one = 1;
-  // Fails only when the counter is full: then the reader is awake anyway.
+  // Fails only if the counter is full. Then the reader is awake anyway.
   if (::write(descriptor_.number(), &one, sizeof one) < 0) return;
 }
 
@@ -180,7 +180,7 @@ void Transfers::finish(PythonTransfer& transfer, aio::Completion completion) {
   transfer.done = true;
   transfer.ended.notify_all();
   for (const auto& wakeup : std::exchange(transfer.wakeups, {})) wakeup->signal();
-  // After ETIMEDOUT the device may still use the memory: it is kept until the queue gives it back.
+  // After ETIMEDOUT the device may still use the memory, which is kept until the queue returns it.
   if (transfer.completion.error_number != ETIMEDOUT) transfer.memory_owner.reset();
   transfer.opened.reset();
   const std::shared_ptr<FileTransfers> file = std::move(transfer.file);

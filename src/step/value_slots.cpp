@@ -13,7 +13,7 @@ namespace ballast::step {
 using model::ClassId;
 using model::HeadForm;
 using model::kNone;
-using model::LedgerLine;
+using model::MemoryKind;
 using model::Operand;
 using model::OperandAccess;
 using model::OperandKind;
@@ -102,13 +102,13 @@ std::vector<model::PassId> ValueTable::find_passes_over_blocks(HeadForm form) co
 
 namespace {
 
-Kind kind_of(LedgerLine line) {
+Kind kind_of(MemoryKind line) {
   switch (line) {
-    case LedgerLine::intermediates:
+    case MemoryKind::intermediates:
       return Kind::intermediates;
-    case LedgerLine::batch:
+    case MemoryKind::batch:
       return Kind::batch;
-    case LedgerLine::activations:
+    case MemoryKind::activations:
       break;
   }
   return Kind::activations;
@@ -167,7 +167,7 @@ class SlotMaker {
 
   void wait_in(ValueId id, Tier tier, Bytes bytes) {
     const StepValue& value = program_.values[id];
-    const Kind kind = kind_of(program_.classes[value.of].line);
+    const Kind kind = kind_of(program_.classes[value.of].memory);
     if (bytes == 0) return;
     if (list_.merges()) {
       list_.merge(tier, kind, bytes, together_);
@@ -187,7 +187,7 @@ class SlotMaker {
     const ValueClass& of = program_.classes[id];
     Buffers& shared = slots_.shared[id];
     const auto add = [&](const std::string& name, std::size_t count) {
-      return list_.add_slots(name, Tier::device, kind_of(of.line), of.bytes, count);
+      return list_.add_slots(name, Tier::device, kind_of(of.memory), of.bytes, count);
     };
     switch (of.slots) {
       case SlotRule::own:
@@ -204,7 +204,7 @@ class SlotMaker {
         shared =
             add(of.from_host ? of.name + " on the device" : of.name, question_.micro_batches());
         if (of.from_host) {
-          slots_.on_host[id] = list_.add_slots(of.name, Tier::host, kind_of(of.line), of.bytes,
+          slots_.on_host[id] = list_.add_slots(of.name, Tier::host, kind_of(of.memory), of.bytes,
                                                question_.micro_batches());
         }
         break;
@@ -232,14 +232,14 @@ class SlotMaker {
       // Named after the first value that uses them.
       if (of.bytes == 0) return {};
       return list_.add_equal([&](std::size_t i) { return name_of(*first, i); }, Tier::device,
-                             kind_of(of.line), of.bytes, count);
+                             kind_of(of.memory), of.bytes, count);
     }
     const std::string name = of.counts ? of.name + " on the device" : of.name;
     if (of.counts && question_.ranks > 1) {
       slots_.of_ranks[id] = list_.add_slots(of.name + " of all ranks", Tier::device,
-                                            kind_of(of.line), question_.ranks * of.bytes, count);
+                                            kind_of(of.memory), question_.ranks * of.bytes, count);
     }
-    return list_.add_slots(name, Tier::device, kind_of(of.line), of.bytes, count);
+    return list_.add_slots(name, Tier::device, kind_of(of.memory), of.bytes, count);
   }
 
   /// The first value of a class that has no buffers of its own; null if there is none.
@@ -273,7 +273,7 @@ class SlotMaker {
     for (const ValueId id : table_.values().counts) {
       const StepValue& value = program_.values[id];
       const Bytes bytes = question_.micro_batches() * (question_.ranks * bytes_of(program_, value));
-      const Kind kind = kind_of(program_.classes[value.of].line);
+      const Kind kind = kind_of(program_.classes[value.of].memory);
       if (list_.merges()) {
         list_.merge(Tier::host, kind, bytes, 1);
       } else {
@@ -292,7 +292,7 @@ class SlotMaker {
       bytes += question_.step_micro_batches * of.bytes;
     }
     if (first == nullptr) return;
-    const Kind kind = kind_of(first->line);
+    const Kind kind = kind_of(first->memory);
     slots_.report = list_.add(first->name + " on the device", Tier::device, kind, bytes);
     slots_.report_on_host = list_.add(first->name, Tier::host, kind, bytes);
     for (ClassId id = 0; id < program_.classes.size(); ++id) {

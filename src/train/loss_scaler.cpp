@@ -10,7 +10,7 @@
 namespace ballast::train {
 namespace {
 
-/// Gradients of which none is above the smallest number of fp16 at this scale are zeros.
+/// At this scale, gradients are zero if none exceeds the smallest number of fp16.
 constexpr double kGreatest = 0x1p100;
 
 }  // namespace

@@ -33,10 +33,10 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-/// Runs of several ranks can be evaluated, too.
+/// Accepts runs of any number of ranks.
 constexpr std::uint64_t kAnyWorld = 0;
 
-/// The key that reads a file of `format`; "" if the content does not say.
+/// Returns the key that reads a file of `format`; "" if the content does not decide.
 std::string_view kind_of(formats::FileFormat format) {
   using formats::FileFormat;
   if (format == FileFormat::unknown || format == FileFormat::git_lfs) return "";
@@ -45,7 +45,7 @@ std::string_view kind_of(formats::FileFormat format) {
   return reader.empty() ? "text" : reader;
 }
 
-/// Content decides, then the name.
+/// The content decides; if it does not, the name.
 std::string_view kind_of(const fs::path& file) {
   const std::string extension = file.extension().string();
   const bool binary = extension == ".bin" || extension == ".npy";
@@ -56,7 +56,7 @@ std::string_view kind_of(const fs::path& file) {
   return binary ? "tokens" : "text";
 }
 
-/// Documents and tokens of a folder are read before its texts.
+/// Documents and tokens in a folder take precedence over its texts.
 std::string_view kind_of_folder(const fs::path& folder) {
   std::string_view found = "text";
   std::error_code error;
@@ -74,7 +74,7 @@ std::string_view kind_of(const std::string& file) {
   return fs::is_directory(file, ignored) ? kind_of_folder(file) : kind_of(fs::path(file));
 }
 
-/// The overrides that make `files` the only data.
+/// Returns overrides that make `files` the only data.
 std::vector<std::string> name_data(const std::vector<std::string>& files) {
   if (files.empty()) return {};
   const std::string_view kind = kind_of(files.front());
@@ -97,7 +97,8 @@ std::vector<std::string> name_data(const std::vector<std::string>& files) {
   return overrides;
 }
 
-/// kFolderLength, or fewer tokens if the config.json in `folder` gives a shorter longest sequence.
+/// Returns kFolderLength, or the longest sequence in the config.json of `folder` if that is
+/// shorter.
 std::uint64_t usual_length(const fs::path& folder) {
   const fs::path file = folder / config::kCheckpointConfig;
   const Json json = text::parse_json(text::read_settings(file, "model"), file.string());
@@ -109,15 +110,15 @@ std::uint64_t usual_length(const fs::path& folder) {
   return kFolderLength;
 }
 
-/// Whether the folder has adapters of PEFT without their model.
+/// Returns whether the folder has PEFT adapters without their model.
 bool has_only_adapters(const fs::path& folder) {
   std::error_code ignored;
   return formats::is_adapter_folder(folder) &&
          !fs::exists(folder / config::kCheckpointConfig, ignored);
 }
 
-/// The model under the adapters in the request's folder: that of --set model.path, or else the one
-/// that adapter_config.json names.
+/// Returns the base model of the adapters in the request's folder: --set model.path or, without it,
+/// the one in adapter_config.json.
 fs::path base_of(const EvaluationRequest& request) {
   constexpr std::string_view kSetting = "model.path=";
   for (const std::string& setting : request.overrides) {
@@ -131,7 +132,7 @@ fs::path base_of(const EvaluationRequest& request) {
   }
 }
 
-/// The config of a folder of Hugging Face, or of adapters of PEFT over one. Refuses other folders,
+/// Returns the config of a Hugging Face folder, or of PEFT adapters over one. Refuses other folders
 /// and files of weights.
 config::Config read_folder(const EvaluationRequest& request, std::vector<std::string> overrides) {
   const bool adapters = has_only_adapters(request.path);
@@ -194,7 +195,7 @@ ModelEvaluation evaluate_model(const config::Config& config,
     throw Error(
         ErrorCategory::data,
         fmt::format("there is nothing to evaluate: {} too short for a sequence of {} tokens "
-                    "and the target behind it; give more with --data, or a smaller "
+                    "and the target after it; give more with --data, or a smaller "
                     "--sequence-length",
                     data.eval.empty()
                         ? fmt::format("the held-out part of data.{} is", data.kind())

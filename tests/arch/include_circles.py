@@ -15,9 +15,6 @@ from include_rules import INCLUDE, SOURCES, module_of, module_of_include
 
 # One line per circle: its module, then the files without folder of the module and without ending.
 KNOWN: dict[str, list[str]] = {
-    "model/compute": ["host/code_kernels host/elementwise_kernels host/kernels host/norm_kernels "
-                      "host/normal_kernels host/simd host/softmax_kernels"],
-    "plan": ["simulator simulator_costs"],
     "step": ["arguments buffer_cache buffer_list build layout movements placement placement_rules "
              "plan_types step_writer value_slots values"],
 }

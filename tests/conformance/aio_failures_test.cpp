@@ -139,7 +139,7 @@ TEST_P(AioFaults, ADeviceThatHangsIsGivenUpAndTheQueueDestroyed) {
   {
     QueueOptions options = this->options(kPage, 4);
     options.stall_seconds = 0.05;
-    options.abandon_seconds = 3;  // a busy disk may take a second for what must succeed here
+    options.abandon_seconds = 3;  // on a busy disk, what must succeed here may take a second
     const auto queue = spoiled_queue(options, FaultPlan("hang:on=write:times=1"));
     const Ticket hung =
         queue->submit({Direction::write, &file, 0, bytes, false, [&] { ++returned; }});

@@ -11,7 +11,7 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-// The invariant of the whole engine for every optimizer and every format of its states: their place
+// The invariant of the whole engine for every optimizer and every format of its states: their tier
 // and the device of their update do not change a single bit of the results.
 
 namespace ballast::engine::optimizers_test {

@@ -79,7 +79,7 @@ class Plan(unittest.TestCase):
         self.assertEqual(done.stderr, "")
         return json.loads(done.stdout)
 
-    # Before the machine is measured.
+    # Refuses before the machine is measured.
 
     def test_what_cannot_fit_is_refused_before_anything_is_measured(self):
         self.write_data(1000 * 1001)
@@ -132,7 +132,7 @@ class Plan(unittest.TestCase):
         configs = pathlib.Path(__file__).resolve().parents[2] / "configs"
         slow_writes = self.path / "slow.json"
         slow_writes.write_text(json.dumps({**RATES, "write_gbps": 0.01, "mixed_gbps": 0.02}))
-        # A GPU's kernels need more workspace than the demo's budget.
+        # The GPU's kernels need more workspace than the demo's budget.
         larger = ("--set", "ballast.device_bytes=128MiB")
         for config, rates, more in (
                 (self.config, self.rates, ()), (self.config, slow_writes, ()),
@@ -219,7 +219,7 @@ class Plan(unittest.TestCase):
 
     def test_a_rank_holds_its_part(self):
         """Weights, states and gradients of a rank as in Table 1 of the ZeRO paper, with 2, 10 and 2
-        bytes per parameter; the states are padded to pages and arrays lie apart."""
+        bytes per parameter. States are padded to pages, and arrays have gaps between them."""
         home = settings("zero_optimization.offload_optimizer.device=none",
                         "zero_optimization.offload_param.device=none",
                         "model.hidden_size=768", "ballast.device_bytes=1GiB")
@@ -246,8 +246,9 @@ class Plan(unittest.TestCase):
         self.assertGreater(plan["lanes"]["reduce"]["bytes"], 0)
 
     def test_drives_wear_by_the_bytes_of_all_ranks_of_a_machine(self):
-        """Of four ranks of a machine with two swap folders two share one. The rates have ranks of a
-        machine 4, and 1200 TB for the drives of each rank; without that a folder is a drive of 600."""
+        """Two of four ranks of a machine with two swap folders share one. The rates have 4 ranks
+        per machine and 1200 TB for the drives of each rank. Without that, a folder is a drive of
+        600 TB."""
         folders = settings('zero_optimization.offload_optimizer.nvme_path=["/a", "/b"]')
 
         def wear(world, share, rated):

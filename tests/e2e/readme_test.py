@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What README.md says is true: its links lead somewhere, its commands run, its planned figures are
-those that `ballast plan` prints, and its excerpts of outputs have the lines of today's program.
+"""Tests README.md: its links lead somewhere, its commands run, its planned figures are those that
+`ballast plan` prints, and its excerpts of outputs have the lines of today's program.
 
     readme_test.py PATH_OF_BALLAST SOURCE_ROOT
 """
@@ -94,7 +94,7 @@ class Readme(RunTest):
                 done = self.run_ballast(*commands[letter], "--json")
                 self.assertEqual(done.returncode, 0, done.stderr)
                 rate = json.loads(done.stdout)["tokens_per_second"]
-                # A build with CUDA knows the workspace of its kernels, which moves a few blocks.
+                # A build with CUDA includes the workspace of its kernels, which moves a few blocks.
                 self.assertLess(abs(rate / float(figure.replace(",", "")) - 1), 0.01)
 
     def test_the_plan_of_the_example_is_what_the_planner_prints(self):
@@ -114,7 +114,7 @@ class Readme(RunTest):
                 self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_the_example_runs_as_it_stands(self):
-        """With a small model and few tokens instead of the model that it names."""
+        """Uses a small model and few tokens instead of the model that README.md names."""
         folder = self.folder({
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 131,
             "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stops `ballast train` in every way and goes on from its checkpoints.
+"""Stops `ballast train` in every way and resumes from its checkpoints.
 
     resume_test.py PATH_OF_BALLAST [PATH_OF_MPIRUN]
 
@@ -32,7 +32,8 @@ class ResumeTest(runs.CheckpointTest):
     BALLAST = {**runs.CheckpointTest.BALLAST, "eval_every": 5}
 
     def copied_run(self):
-        """The first steps of a run, calculated once and copied for each test of them."""
+        """The first steps of a run, computed once and copied for each test that resumes from
+        them."""
         if not (self.path / "part").exists():
             self.part_of_run()
             (self.path / "run").rename(self.path / "part")
@@ -237,7 +238,7 @@ class ResumeTest(runs.CheckpointTest):
                 self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
                 for word in words:
                     self.assertIn(word, done.stderr)
-        # Where the data lie is free, as are steps and placement.
+        # The place of the data may change, as may steps and placement.
         done = self.resume("--steps", 3, "--set", "zero_optimization.stage=2",
                            data={"text": ["other/moved.txt"]})
         self.assertEqual((done.returncode, done.stderr), (0, ""))
@@ -246,7 +247,7 @@ class ResumeTest(runs.CheckpointTest):
         self.assertIn("the run changes optimizer.params.betas [0.9,0.999] -> [0.9,0.99], as", done.stderr)
         changes = json.loads((self.path / "run/run.json").read_text())["changes"]
         self.assertIn('optimizer.type "AdamW" -> "Lion"', changes)
-        done = self.resume("--steps", 5, **other)  # its newest checkpoint has the new settings
+        done = self.resume("--steps", 5, **other)  # its latest checkpoint has the new settings
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         for arguments, word in ((("--resume", "--allow-change", "optimiser"), "did you mean 'optimizer'"),
                                 (("--resume", "--allow-change", "ballast.out"), "may change without"),
@@ -353,14 +354,15 @@ class ResumeTest(runs.CheckpointTest):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(self.results(), expected)
             self.part_of_run("--overwrite", "--set", "ballast.checkpoint_every=0", **there)
-            self.assertEqual(len(list(pathlib.Path(other).iterdir())), 2)  # of the reference
+            self.assertEqual(len(list(pathlib.Path(other).iterdir())), 2)  # checkpoints of the
+                                                                           # reference
 
     def test_a_damaged_one_does_not_displace_a_whole_one(self):
         self.part_of_run()
         def flip(content):
             content[0] ^= 1
         self.damage("step-10/rank-0.states", flip)
-        left = self.path / "run/checkpoints/.incomplete-step-12"  # by a killed process
+        left = self.path / "run/checkpoints/.incomplete-step-12"  # left by a killed process
         left.mkdir()
         (left / "rank-0.states").write_bytes(b"0")
         done = self.resume("--steps", "9", "--set", "ballast.checkpoint_keep=1")
@@ -377,7 +379,7 @@ class ResumeTest(runs.CheckpointTest):
         self.assertEqual(done.stderr.count("an older checkpoint is damaged: "), 2, done.stderr)
         self.assertEqual(self.checkpoints(), ["damaged-step-4", "damaged-step-8", "step-10", "step-12"])
         done = self.resume("--steps", 13)
-        self.assertEqual((done.returncode, done.stderr), (0, ""))  # it was said once
+        self.assertEqual((done.returncode, done.stderr), (0, ""))  # it was reported once
 
     def test_without_a_whole_one_nothing_is_lost(self):
         self.part_of_run()
@@ -426,11 +428,11 @@ class ResumeTest(runs.CheckpointTest):
                                                             (300_000, 300_000)), **in_memory)
         self.assertEqual(done.returncode, 0, done.stderr)
         warnings = done.stderr.splitlines()
-        # Of ten checkpoints the first, the second, the fourth and the eighth.
+        # The warnings are about the first, second, fourth and eighth of ten checkpoints.
         self.assertEqual([line.split()[3] for line in warnings], ["2:", "4:", "8:", "16:"])
         for line in warnings:
             self.assertIn("rank-0.states: File too large", line)
-            self.assertIn("training goes on", line)
+            self.assertIn("training continues", line)
         self.assertEqual(self.checkpoints(), [])
         self.assertEqual(self.steps(), list(range(1, self.STEPS + 1)))
 
@@ -445,7 +447,7 @@ class ResumeTest(runs.CheckpointTest):
                 self.skipTest(f"cannot {command[0]} an image")
         self.addCleanup(subprocess.run, ["umount", "-l", disk], check=True)
         sections = {"ballast": {**self.BALLAST, "steps": 4, "save_weights": False}}
-        done = self.train("--out", "disk/run", **sections)  # each of them alone fits
+        done = self.train("--out", "disk/run", **sections)  # each of them fits alone
         assert_one_line(self, done, 1, ("ballast.checkpoint_every: ", "in addition to swap files of ",
                                         "ballast.checkpoint_keep"))
         self.assertEqual(list(disk.iterdir()), [disk / "lost+found"])
@@ -528,7 +530,7 @@ class ResumeTest(runs.CheckpointTest):
 
 
 class RequeuedJobTest(runs.CheckpointTest):
-    """One command line for the first attempt and all that follow."""
+    """Runs one command line for the first attempt and all that follow."""
 
     STEPS = 4
     BALLAST = {**runs.CheckpointTest.BALLAST, "steps": STEPS}
@@ -571,7 +573,7 @@ class RequeuedJobTest(runs.CheckpointTest):
                 done = self.automatic("--set", "optimizer.params.lr=2e-3")
                 assert_one_line(self, done, 2, ("optimizer.params.lr 0.001 -> 0.002", "--allow-change"))
                 self.assertEqual(self.files(), before)
-                done = self.automatic("--steps", 5)  # it is not finished then
+                done = self.automatic("--steps", 5)  # then it is not finished
                 self.assertEqual((done.returncode, self.steps()), (0, [1, 2, 3, 4, 5]), done.stderr)
             shutil.rmtree(self.path / "run")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a run leaves in its directory, and how it ends.
+"""Tests what a run leaves in its directory, and how it ends.
 
     run_directory_test.py PATH_OF_BALLAST
 """
@@ -113,7 +113,7 @@ class Directory(RunTest):
             done = self.train("--out", other)
             self.assert_fails(done, 2, f"{other.name}/{name} exists", "--overwrite")
             self.assertEqual([entry.name for entry in other.iterdir()], [name])
-            self.assert_fails(self.train("--out", other, "--overwrite"), 2, name, "is not of a run")
+            self.assert_fails(self.train("--out", other, "--overwrite"), 2, name, "is not from a run")
             self.assertEqual([entry.name for entry in other.iterdir()], [name])
             self.assertEqual((other / name).read_text(), "mine")
 
@@ -147,7 +147,8 @@ class Directory(RunTest):
         self.assertEqual(self.names(), RUN_FILES | {"thesis.txt"})
 
     def test_of_runs_in_one_directory_that_start_together_one_is_not_refused(self):
-        # Opening many files takes long enough for all to have looked at the directory before.
+        # Opening many files takes long enough for all processes to have checked the directory
+        # before.
         (self.path / "texts").mkdir()
         for i in range(3000):
             (self.path / f"texts/{i}").write_text("the quick brown fox. ")
@@ -178,7 +179,7 @@ class Directory(RunTest):
 
     def test_a_run_that_cannot_write_one_of_its_files_leaves_none(self):
         (self.path / "run/run.json").mkdir(parents=True)
-        self.assert_fails(self.train("--overwrite"), 2, "run.json", "is not of a run")
+        self.assert_fails(self.train("--overwrite"), 2, "run.json", "is not from a run")
         self.assertEqual(self.names(), {"run.json"})
 
     def limited(self, size):
@@ -205,7 +206,7 @@ class Directory(RunTest):
 
 class Interrupt(RunTest):
     def interrupt(self, number, *arguments, ready, **sections):
-        """Starts a run, sends the signal when `ready` says so, returns how it ended."""
+        """Starts a run, sends the signal when `ready` is true, and returns how it ended."""
         process = subprocess.Popen([self.ballast, "train", str(self.config(**sections)), *arguments],
                                    cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    text=True)

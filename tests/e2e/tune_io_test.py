@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`ballast tune io` as a user meets it: what it writes into a config is what a run will use. Asserts
-no time and no rate.
+"""Tests `ballast tune io`: the settings that it writes into a config are those that a run uses.
+Checks no times and no rates.
 
     tune_io_test.py PATH_OF_BALLAST
 """

@@ -60,8 +60,7 @@ Dumped from_blueprint(std::string name, std::string description,
               }};
 }
 
-/// Random problems have sizes and placements that no model has. They are those of the property
-/// tests.
+/// Random problems have sizes and placements that no model has. The property tests use them, too.
 step::Problem random_of(std::uint64_t seed) {
   step::Problem problem = seed % 2 == 1   ? step::random_problem_of_ranks(seed)
                           : seed % 8 == 6 ? step::random_evaluation(seed)

@@ -1,4 +1,4 @@
-"""The states of the optimizers: whose they are, where they go, and how they look. Needs torch."""
+"""The states of the optimizers: their parameters, their places and their form. Needs torch."""
 
 import contextlib
 import copy
@@ -250,7 +250,7 @@ class Mapping(unittest.TestCase):
             self.assertEqual(optimizer.state_dict()["state"][0]["mine"], "kept")
             optimizer.step()
             self.assertEqual(state["step"].item(), 8)
-            kept.fill_(9.0)  # of an older step: nothing changes
+            kept.fill_(9.0)  # a state of an older step: nothing changes
             self.assertLess(state["exp_avg_sq"].max().item(), 5.0)
             with self.assertRaisesRegex(ValueError, "exp_avg"):
                 state["exp_avg"] = torch.zeros(7)

@@ -30,14 +30,14 @@ using text::Json;
 
 constexpr const char* kTask = "bench io";
 
-/// The measurements, checked before any file is created.
+/// The measurements. Checked before any file is created.
 struct Sweep {
   std::vector<std::filesystem::path> paths;
   Bytes size = 0;
   aio::File::Access access = aio::File::Access::direct;
   std::vector<IoLoad> loads;
 
-  /// Concurrent queues.
+  /// Number of concurrent queues.
   [[nodiscard]] std::size_t regions() const { return std::max<std::size_t>(1, paths.size()); }
 };
 
@@ -55,7 +55,7 @@ void check_load(const IoLoad& load, Bytes size) {
     refuse(fmt::format("--block: must be a multiple of 4 KiB up to 1 GiB, got {} ({} bytes)", block,
                        load.block));
   }
-  // Otherwise requests would overlap.
+  // Requests would overlap otherwise.
   if (size / load.block < load.depth) {
     refuse(fmt::format("--size {} holds {} blocks of {}, too few for depth {}; give at least {}",
                        format_bytes(size), size / load.block, block, load.depth,

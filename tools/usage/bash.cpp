@@ -6,8 +6,8 @@
 namespace ballast::tools {
 namespace {
 
-/// Functions that do not depend on the tables. `current` is the word before the cursor; "reply"
-/// lists what it may become.
+/// Shell functions that do not depend on the tables. `current` is the word before the cursor;
+/// "reply" lists its completions.
 constexpr const char* kBashFunctions = R"(
 # Offers words that begin with the current one.
 _ballast_words() {
@@ -121,7 +121,7 @@ std::string bash_options(const CommandInfo& program) {
   for (const CommandInfo* const command : all_commands(program)) {
     for (const OptionInfo& option : command->options) {
       if (option.positional || (option.flag && !option.optional_value())) continue;
-      // The value of a flag is attached, or the word after it.
+      // The value of a flag is attached to it, that of other options is the next word.
       for (const std::string& name : option.names) {
         text += fmt::format("    {}) {} ;;\n", shell_quoted(command->path + " " + name),
                             bash_values(option, program));

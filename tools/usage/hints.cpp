@@ -27,14 +27,14 @@ constexpr auto kCommands = std::to_array<Advice>({
      "run start fit finetune fine-tune launch resume sft dpo lora"},
     {"to compute a loss: ballast eval PATH",
      "evaluate evaluation test validate perplexity ppl loss"},
-    {"to list what a model or a run holds: ballast inspect PATH",
+    {"to list the content of a model or a run: ballast inspect PATH",
      "info show ls list verify checkpoints cat"},
     {"to predict memory and speed: ballast plan CONFIG",
      "predict estimate simulate memory dry-run dryrun fits"},
     {"to write the model of a run: ballast export RUN --out DIR", "convert save merge push upload"},
     {"to draw a run: ballast report RUN", "watch plot html dashboard draw compare"},
     {"to measure this machine: ballast bench", "benchmark measure speed"},
-    {"tools/prepare.py makes documents of conversations, ballast tokenize token files of plain "
+    {"tools/prepare.py makes documents from conversations, ballast tokenize token files from plain "
      "text",
      "prepare preprocess data dataset tokenise"},
     {"a model that `ballast export` has written runs in other programs, such as transformers; "
@@ -43,8 +43,7 @@ constexpr auto kCommands = std::to_array<Advice>({
     {"ballast --version", "version"},
 });
 
-constexpr std::string_view kOneConfig =
-    "a config of DeepSpeed is named alone: ballast train CONFIG";
+constexpr std::string_view kOneConfig = "give only the DeepSpeed config: ballast train CONFIG";
 constexpr std::string_view kRanks =
     "one process trains on one device; for several: mpirun -n N --bind-to none ballast train "
     "CONFIG";
@@ -59,7 +58,7 @@ constexpr auto kLaunchers = std::to_array<Advice>({
      "standalone max_restarts use_deepspeed zero_stage main_process_port main_process_ip np ranks"},
 });
 
-/// Keys of the config, and the names that Trainer, TRL or usage have for them.
+/// Keys of the config, and the names that Trainer, TRL or common usage have for them.
 constexpr auto kNames = std::to_array<Advice>({
     {"optimizer.params.lr", "learning_rate"},
     {"train_micro_batch_size_per_gpu", "per_device_train_batch_size micro_batch_size micro_batch"},
@@ -80,7 +79,7 @@ constexpr auto kNames = std::to_array<Advice>({
     {"ballast.adapters", "lora"},
 });
 
-/// Without dashes before it, and with '_' between its words as in configs.
+/// `name` without leading dashes, and with '_' between its words as in configs.
 std::string plain_word(const std::string& name) {
   std::string text = name.substr(std::min(name.find_first_not_of('-'), name.size()));
   std::replace(text.begin(), text.end(), '-', '_');
@@ -135,7 +134,7 @@ std::string command_hint(const std::string& word) {
   const std::filesystem::path path(word);
   if (path.extension() == ".json") return fmt::format("; to train: ballast train {}", word);
   if (std::filesystem::is_directory(path, ignored)) {
-    return fmt::format("; to list what a folder holds: ballast inspect {}", word);
+    return fmt::format("; to list the content of a folder: ballast inspect {}", word);
   }
   std::string lower = word;
   std::transform(lower.begin(), lower.end(), lower.begin(),

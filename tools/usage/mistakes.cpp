@@ -29,7 +29,7 @@ std::string without_dashes(std::string name) {
   return name;
 }
 
-/// The only one of `words` that begins with `beginning`, or is it; "" otherwise.
+/// The only one of `words` that begins with `beginning` or equals it; otherwise "".
 std::string only_one_from(const std::string& beginning, const std::vector<std::string>& words) {
   std::string found;
   for (const std::string& word : words) {
@@ -42,7 +42,7 @@ std::string only_one_from(const std::string& beginning, const std::vector<std::s
 }
 
 /// The option of the command that is nearest to `name`; "" if none is near. Dashes are not
-/// compared: they would make short names look alike.
+/// compared, since they would make short names look alike.
 std::string near_option(const CommandInfo& command, const std::string& name) {
   const std::vector<std::string> known = long_names(command);
   std::vector<std::string> words;
@@ -60,7 +60,7 @@ std::string unknown_option(const CommandInfo& program, const CommandInfo& comman
   const std::string message = fmt::format("{} has no option {}", command.path, name);
   const std::string near = near_option(command, name);
   const std::string hint = option_hint(program, command, name);
-  // A hint is about exactly this word, so it comes before a word that is only near.
+  // A hint is about exactly this word, so it takes precedence over a word that is only similar.
   const bool same = without_dashes(near) == without_dashes(name);
   if (!near.empty() && (same || hint.empty())) {
     return fmt::format("{} (did you mean '{}'?)", message, near);
@@ -68,7 +68,7 @@ std::string unknown_option(const CommandInfo& program, const CommandInfo& comman
   return hint.empty() ? message : fmt::format("{}: {}", message, hint);
 }
 
-/// Text editors and web pages turn "--" into one of these.
+/// Text editors and web pages turn "--" into one of these characters.
 constexpr std::array<std::string_view, 2> kLongDashes = {"\xe2\x80\x93", "\xe2\x80\x94"};
 
 std::string excess_argument(const CommandInfo& command, const ReadWords& read) {
@@ -110,7 +110,7 @@ std::string mistake_of(const ReadWords::Given& given) {
   return "";
 }
 
-/// An option that is given twice, but has one value.
+/// Describes an option that is given twice but takes one value; "" if there is none.
 std::string repetition(const ReadWords& read) {
   for (std::size_t i = 0; i < read.options.size(); ++i) {
     const ReadWords::Given& later = read.options[i];

@@ -136,7 +136,7 @@ std::string help_text(const CommandInfo& command) {
   if (command.commands.empty()) return text;
   text += "\nCommands:\n";
   for (const CommandInfo& one : command.commands) add_entry(text, one.name, one.description);
-  if (command.needs_command) return text;  // only the program works without one
+  if (command.needs_command) return text;  // only the program itself works without a command
   text += "\nExit status:\n";
   for (const ExitStatus& status : kExitStatuses) add_entry(text, status.number, status.meaning);
   return text;

@@ -20,7 +20,7 @@ enum class Names {
   file,
   folder,
   path,        ///< a file or a folder
-  model,       ///< a run, a checkpoint, a folder of Hugging Face, or a file of it
+  model,       ///< a run, a checkpoint, a Hugging Face folder, or a file of one
   new_path,    ///< a file or a folder to write
   new_folder,  ///< a folder to write
   command,
@@ -73,13 +73,14 @@ struct OptionInfo {
   /// Takes over the values that were given, one or more. Returns what is wrong with one, or "".
   std::function<std::string(const std::vector<std::string>& values)> set = {};
 
-  /// A flag that may have a value.
+  /// Whether this is a flag that may have a value.
   [[nodiscard]] bool optional_value() const { return flag && !value.empty(); }
-  /// The name in messages: the first long one.
+  /// Name in messages: the first long one.
   [[nodiscard]] const std::string& name() const { return names.front(); }
 };
 
-/// A command with its options and subcommands. Help, completion and man page are made from it.
+/// A command with its options and subcommands. The help, the completion scripts and the man page
+/// are made from it.
 struct CommandInfo {
   std::string name;
   std::string path;  ///< "ballast bench io"
@@ -89,12 +90,12 @@ struct CommandInfo {
   std::list<OptionInfo> options = {};
   std::list<CommandInfo> commands = {};
 
-  /// The option of this command that has `word` among its names; nullptr without one.
+  /// The option of this command with the name `word`; nullptr if there is none.
   [[nodiscard]] const OptionInfo* option(const std::string& word) const;
-  /// nullptr without one.
+  /// The subcommand called `word`; nullptr if there is none.
   [[nodiscard]] const CommandInfo* command(const std::string& word) const;
   [[nodiscard]] std::vector<std::string> command_names() const;
-  /// "CONFIG", "RUN...".
+  /// The positional arguments: "CONFIG", "RUN...".
   [[nodiscard]] std::vector<std::string> arguments() const;
 };
 

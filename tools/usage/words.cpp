@@ -12,12 +12,12 @@ bool is_negative_number(const std::string& word) {
          (std::isdigit(static_cast<unsigned char>(word[1])) != 0 || word[1] == '.');
 }
 
-/// "-x" and "--x", but neither "-" nor a negative number.
+/// Whether `word` is like "-x" or "--x", but neither "-" nor a negative number.
 bool looks_like_option(const std::string& word) {
   return word.size() > 1 && word[0] == '-' && !is_negative_number(word);
 }
 
-/// Required arguments of the command that `read` has not seen yet.
+/// Number of required arguments of the command that `read` has not seen yet.
 std::size_t missing_arguments(const ReadWords& read) {
   std::size_t required = 0;
   for (const OptionInfo& option : read.command->options) {
@@ -80,7 +80,7 @@ class Reader {
     read_.options.push_back(std::move(given));
   }
 
-  /// "-vh" is "-v -h". False if there is anything else in the word.
+  /// Reads "-vh" as "-v -h". Returns false if the word contains anything else.
   bool read_short_flags(const ReadWords::Given& word) {
     std::vector<ReadWords::Given> flags;
     for (const char letter : word.name.substr(1)) {

@@ -18,14 +18,14 @@ std::optional<bool> flag_value(const std::string& word);
 struct ReadWords {
   struct Given {
     const OptionInfo* option = nullptr;
-    std::string name;                 ///< as it is written, "-v"
-    std::vector<std::string> values;  ///< those attached or taken from the words that follow
+    std::string name;                 ///< name as written, "-v"
+    std::vector<std::string> values;  ///< values, attached or taken from the following words
     bool attached = false;            ///< --NAME=VALUE
     std::size_t at = 0;               ///< index of the word
   };
 
   const CommandInfo* command = nullptr;  ///< the chosen command
-  std::string unknown_command;           ///< a word in the place of a command
+  std::string unknown_command;           ///< a word given as a command
   bool has_unknown_command = false;
   std::vector<Given> options;
   std::vector<std::string> arguments;  ///< positional ones
@@ -44,8 +44,8 @@ ReadWords read_words(const CommandInfo& program, const std::vector<std::string>&
 /// Whether --help is among the options.
 bool asks_for_help(const ReadWords& read);
 
-/// The words in the form that the parser expects: `--resume DIR` as `--resume=DIR` if DIR would be
-/// one argument too many otherwise.
+/// Converts the words to the form that the parser expects: `--resume DIR` becomes `--resume=DIR` if
+/// DIR would be one argument too many otherwise.
 std::vector<std::string> normalised(const CommandInfo& program,
                                     const std::vector<std::string>& words);
 

@@ -40,7 +40,7 @@ else
 fi
 )";
 
-/// Text of a description or message of _arguments.
+/// Escapes the text of a description or message for _arguments.
 std::string zsh_text(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -50,7 +50,7 @@ std::string zsh_text(const std::string& text) {
   return out;
 }
 
-/// What _arguments does to complete the values.
+/// The action with which _arguments completes the values.
 std::string zsh_action(const OptionInfo& option, const CommandInfo& program) {
   if (!option.values.empty()) {
     const std::string values = fmt::format("{}", fmt::join(option.values, " "));
@@ -70,7 +70,7 @@ std::string zsh_spec(const OptionInfo& option, const CommandInfo& program) {
   std::string text;
   for (const std::string& name : option.names) {
     const bool value = !option.flag || option.optional_value();
-    // "=-": a value is only attached.
+    // "=-" means that a value is always attached.
     const char* const form = !value ? "" : option.flag ? "=-" : name.starts_with("--") ? "=" : "";
     const std::string values =
         value ? fmt::format(":{}{}:{}", option.flag ? ":" : "", zsh_text(option.value), action)

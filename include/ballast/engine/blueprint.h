@@ -40,7 +40,7 @@ struct Blueprint {
   /// EngineOptions::preference. Everything but the adapters is frozen.
   bool pairs = false;
   /// The elements of all blocks that have no weight decay, in ascending order.
-  std::vector<cpu_adam::ElementRange> undecayed;
+  std::vector<ElementRange> undecayed;
   std::uint64_t micro_batches = 1;
   std::uint32_t rank = 0;  ///< below workload.world; all other members are equal on all ranks
   memory::Budgets budgets;

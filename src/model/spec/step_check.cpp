@@ -13,7 +13,7 @@
 namespace ballast::model {
 namespace {
 
-/// The lines of check(), each once.
+/// The lines of check() without duplicates.
 class BreachList {
  public:
   template <class... Values>
@@ -30,7 +30,7 @@ class BreachList {
   std::vector<std::string> lines_;
 };
 
-/// Whether all numbers in the program name something. Other checks rely on it.
+/// Checks that all numbers in the program refer to something. Other checks rely on it.
 class NumberCheck {
  public:
   NumberCheck(const StepProgram& program, BreachList& breaches)
@@ -97,8 +97,8 @@ class NumberCheck {
   BreachList& breaches_;
 };
 
-/// Goes through one list of stops, of one form of the head, as a step does for one micro-batch, and
-/// notes which values there are. `keeps`: whether the placement keeps all intermediates or none.
+/// Follows one list of stops for one form of the head, as a step does for one micro-batch, and
+/// tracks which values exist. `keeps`: whether the placement keeps all intermediates or none.
 class Walk {
  public:
   struct Choice {
@@ -125,7 +125,7 @@ class Walk {
     }
     check_finished();
     for (SumId sum = 0; sum < program_.sums.size(); ++sum) {
-      // The second visit to a tied tile belongs to one form.
+      // Only one form visits a tied tile twice.
       const bool other_form = !program_.sums[sum].clears && choice_.form != HeadForm::visits;
       breaches_.require(added_.contains(sum) || other_form,
                         "nothing adds to the gradient sum of {}", name(program_.sums[sum].block));
@@ -166,7 +166,7 @@ class Walk {
     return stop.form == HeadForm::any || stop.form == choice_.form;
   }
 
-  /// The backward pass begins: only what waits is there.
+  /// Begins the backward pass: only values that wait exist now.
   void turn() {
     backward_ = true;
     for (ValueId v = 0; v < alive_.size(); ++v) {
@@ -239,7 +239,7 @@ class Walk {
   }
 
   void write(ValueId value) {
-    // The buffers of a ring follow each other.
+    // Buffers of a ring are used in turn.
     if (class_of(value).slots == SlotRule::in_turn) {
       for (ValueId other = 0; other < alive_.size(); ++other) {
         if (program_.values[other].of == program_.values[value].of && !backward_) {
@@ -266,7 +266,7 @@ class Walk {
     }
   }
 
-  /// Gradients are complete from the last block down to the first differentiated one.
+  /// Checks that gradients are complete from the last block down to the first differentiated one.
   void check_finished() {
     std::vector<BlockId> expected;
     for (auto b = static_cast<BlockId>(program_.blocks.size());
@@ -281,16 +281,16 @@ class Walk {
   Choice choice_;
   BreachList& breaches_;
   std::vector<bool> alive_;
-  std::vector<bool> written_;   ///< by a pass of the forward pass
-  std::set<ValueId> remade_;    ///< by their recipes
-  std::set<ValueId> remaking_;  ///< their recipes are under way
+  std::vector<bool> written_;   ///< written in the forward pass
+  std::set<ValueId> remade_;    ///< recomputed by their recipes
+  std::set<ValueId> remaking_;  ///< being recomputed
   std::set<SumId> added_;
   std::set<BlockId> finished_;
   std::vector<BlockId> order_;
   bool backward_ = false;
 };
 
-/// Checks each pass, recipe and block alone.
+/// Checks each pass, recipe and block in isolation.
 class PartCheck {
  public:
   PartCheck(const StepProgram& program, BreachList& breaches)
@@ -341,7 +341,7 @@ class PartCheck {
     if (recipe) check_recipe(value);
   }
 
-  /// A recipe writes its value, and reads only values that wait or that it makes.
+  /// Checks that a recipe writes its value, and reads only values that wait or that it computes.
   void check_recipe(const StepValue& value) {
     std::set<ValueId> made;
     for (const Stop& stop : program_.recipes[value.recipe].stops) {

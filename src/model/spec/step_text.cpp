@@ -61,10 +61,10 @@ constexpr std::string_view kLegend =
 #   ?   only if the placement keeps it                   =   the gradients that are complete
 )";
 
-/// Width of a list of arguments, in characters.
+/// Maximum width of an argument list, in characters.
 constexpr std::size_t kWidth = 84;
 
-/// "1,234,567".
+/// Formats a number as "1,234,567".
 std::string grouped(double number) {
   const std::string digits = fmt::format("{:.0f}", std::round(number));
   std::string text;
@@ -84,7 +84,7 @@ std::string_view to_string(SlotRule rule) {
   return kNames[static_cast<std::size_t>(rule)];
 }
 
-std::string_view to_string(LedgerLine line) {
+std::string_view to_string(MemoryKind line) {
   constexpr std::array<std::string_view, 3> kNames = {"activations", "intermediates", "batch"};
   return kNames[static_cast<std::size_t>(line)];
 }
@@ -133,7 +133,7 @@ class ProgramText {
   [[nodiscard]] const std::string& name_of(BlockId block) const {
     return program_.blocks[block].name;
   }
-  /// Names of blocks, separated by commas.
+  /// Returns names of blocks, separated by commas.
   [[nodiscard]] std::string names_of(const std::vector<BlockId>& blocks) const {
     std::string names;
     for (const BlockId block : blocks) {
@@ -164,7 +164,7 @@ class ProgramText {
         notes = fmt::format("evaluation alone: {}", program_.classes[one.in_evaluation].name);
       }
       line("  {:<30} {:>12}  {:<8} {:<14} {}", one.name, one.bytes > 0 ? grouped(one.bytes) : "",
-           to_string(one.slots), to_string(one.line), notes);
+           to_string(one.slots), to_string(one.memory), notes);
     }
   }
 
@@ -217,7 +217,7 @@ class ProgramText {
     }
   }
 
-  /// `first`: the number of the first one.
+  /// `first`: index of the first stop.
   void list_stops(const std::vector<Stop>& stops, std::ptrdiff_t first) {
     for (std::size_t s = 0; s < stops.size(); ++s) {
       const Stop& stop = stops[s];
@@ -247,7 +247,7 @@ class ProgramText {
     }
   }
 
-  /// "1,024 bytes", or nothing.
+  /// Returns "1,024 bytes", or nothing for 0.
   static std::string amount(double number, std::string_view unit) {
     return number == 0.0 ? "" : fmt::format("{} {}", grouped(number), unit);
   }
@@ -284,7 +284,7 @@ class ProgramText {
     if (!list.empty()) line("        {}  {}", sign, list);
   }
 
-  /// "input: input of layer 0"; the port alone, if it is clear what it names.
+  /// Returns "input: input of layer 0", or only the port if its value is obvious.
   [[nodiscard]] std::string argument(const Pass& pass, const Operand& operand) const {
     const std::string_view port = model::to_string(operand.port);
     std::string name;
@@ -318,7 +318,7 @@ class ProgramText {
   }
 
   const StepProgram& program_;
-  std::size_t width_ = 0;  ///< of names of blocks
+  std::size_t width_ = 0;  ///< width of the block names' column
   std::string text_;
 };
 

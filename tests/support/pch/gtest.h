@@ -1,7 +1,7 @@
 #ifndef BALLAST_PCH_GTEST_H
 #define BALLAST_PCH_GTEST_H
 
-// Precompiled for test programs of several files.
+// Precompiled header for test programs of several files.
 
 #include <gtest/gtest.h>
 

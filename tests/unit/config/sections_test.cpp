@@ -78,7 +78,9 @@ TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
     EXPECT_NE(error.find(rule), std::string::npos) << error;
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
   };
-  says({}, "ballast.adapters.targets (--set ballast.train=adapters): missing; give names of maps");
+  says({},
+       "ballast.adapters.targets (--set ballast.train=adapters): missing; give names of linear "
+       "maps");
   says({"ballast.adapters.targets=[7]"}, "targets[0] (--set");
   says({"ballast.adapters.targets=c_att"}, "did you mean 'c_attn'?");
   says({"ballast.adapters.rank=0"}, "must be at least 1, got 0");
@@ -130,7 +132,7 @@ TEST(ConfigQuantizedBase, IsOfWhatIsFrozen) {
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
   };
   says({"ballast.quantized_base=nf4"},
-       "no matrix of a layer is frozen, and only those become codes; set ballast.train");
+       "there are no frozen matrices to quantise; set ballast.train");
   says({some[0], "ballast.quantized_base=nf5"}, "did you mean 'nf4'?");
   says({some[0], "ballast.quantized_base=int8", "ballast.double_quantization=true"},
        "is for the scales of \"nf4\", but ballast.quantized_base is \"int8\"");
@@ -320,11 +322,11 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"model.num_heads", "5", "5 does not divide hidden_size 64"},
         Refusal{"model.vocab_size", "4294967296", "4294967296 does not fit 32-bit tokens"},
         Refusal{"model.num_kv_heads", "3", "3 does not divide num_heads 4"},
-        Refusal{"model.num_kv_heads", "2", "gpt2 has as many as num_heads (4), got 2"},
+        Refusal{"model.num_kv_heads", "2", "gpt2 needs the value of num_heads (4), got 2"},
         Refusal{"model.layer_tiles", "2",
-                "layers of this gpt2 model cannot be cut (that needs a norm before attention and "
-                "one before the MLP, no other norm, maps of their own for queries, keys, values, "
-                "gate and up, and no bias after the last maps); set it to 1"}));
+                "layers of this gpt2 model cannot be cut (this needs a norm before attention and "
+                "one before the MLP, no other norm, separate maps for queries, keys, values, gate "
+                "and up, and no bias after the last maps); set it to 1"}));
 
 INSTANTIATE_TEST_SUITE_P(Keys, ConfigRefusal,
                          testing::Values(Refusal{"zero_optimization.offload_optimzer", "1",
@@ -399,8 +401,8 @@ TEST(ConfigLayerTiles, AreANumberOrFollowFromTheShape) {
 TEST(ConfigLayerTiles, HaveAtLeastOneStepEach) {
   EXPECT_EQ(error_of(kMinimal,
                      {"model.family=llama", "model.intermediate_size=100", "model.layer_tiles=8"}),
-            "c.json: model.layer_tiles (--set model.layer_tiles=8): intermediate_size 100 is at "
-            "most 7 tiles of 16, got 8");
+            "c.json: model.layer_tiles (--set model.layer_tiles=8): intermediate_size 100 allows "
+            "at most 7 tiles of 16, got 8");
   for (const char* bias : {"attention_bias", "mlp_bias"}) {
     EXPECT_NE(error_of(kMinimal, {"model.family=llama", "model.layer_tiles=2",
                                   std::string("model.") + bias + "=true"})

@@ -132,7 +132,7 @@ TEST_F(SavedStates, ASaveInTheBackgroundEndsWithItsEngine) {
   EXPECT_TRUE(saving->done());
 }
 
-/// What is on NVMe stays where it is while training goes on, and another engine continues there.
+/// What is on NVMe stays where it is while training continues, and another engine continues there.
 class SavedStatesOnNvme : public SavedStates {
  protected:
   void go_on_from_nvme(const std::string& train);

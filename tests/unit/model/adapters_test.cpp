@@ -155,9 +155,10 @@ TEST(Adapters, RefuseWhatTheyAreNotFor) {
                        [&] { adapted(test::small_llama(), adapters); });
   };
   refuses({.targets = {}}, {"targets: missing", "q_proj, k_proj", "\"all-linear\""});
-  refuses({.targets = {"q_prj"}}, {"targets: 'q_prj' matches no map", "did you mean 'q_proj'"});
-  refuses({.targets = {"proj"}}, {"'proj' matches no map"});
-  refuses({.targets = {"all-linear", "q_proj"}}, {"'all-linear' matches no map"});
+  refuses({.targets = {"q_prj"}},
+          {"targets: 'q_prj' matches no linear map", "did you mean 'q_proj'"});
+  refuses({.targets = {"proj"}}, {"'proj' matches no linear map"});
+  refuses({.targets = {"all-linear", "q_proj"}}, {"'all-linear' matches no linear map"});
   refuses({.targets = {"input_layernorm"}}, {"'input_layernorm' is a norm", "modules_to_save"});
   refuses({.targets = {"embed_tokens"}}, {"'embed_tokens' is the embedding"});
   refuses({.targets = {"lm_head"}}, {"'lm_head' is the output matrix"});

@@ -14,7 +14,7 @@
 #include "ballast/model/family.h"
 #include "ballast/model/initialize.h"
 
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 #include "tests/unit/model/fixture.h"
 
 namespace ballast::model::architecture_test {
@@ -112,7 +112,7 @@ TEST(Architecture, RefusesNumbersThatDoNotFitTogether) {
       has(with(test::small_gpt2(), [](auto& c) { c.vocab_size = 0; }), "vocab_size: missing"));
   EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.max_sequence = 0; }), "max_sequence"));
   EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.num_kv_heads = 1; }),
-                  "gpt2 has as many as num_heads (3), got 1"));
+                  "gpt2 needs the value of num_heads (3), got 1"));
   EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.norm_epsilon = 0; }), "norm_epsilon"));
   EXPECT_EQ(refusal(test::small_gpt2()), "");
   EXPECT_EQ(refusal(test::small_llama()), "");

@@ -9,7 +9,7 @@
 
 #include "ballast/core/error.h"
 
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 #include "tests/unit/model/fixture.h"
 
 namespace ballast::model::compute_test {

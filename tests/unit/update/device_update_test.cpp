@@ -253,8 +253,7 @@ TEST_F(CudaUpdate, ElementsKeepTheirNumbers) {
 }
 
 TEST_F(CudaUpdate, ElementsWithoutWeightDecay) {
-  const std::vector<cpu_adam::ElementRange> ranges = {
-      {512, 544}, {608, 800}, {1'024, 1'280}, {1'312, 9'600}};
+  const std::vector<ElementRange> ranges = {{512, 544}, {608, 800}, {1'024, 1'280}, {1'312, 9'600}};
   for (const Layout& layout : cpu_adam::test::all_layouts()) {
     States states = States::random(layout, 1500, 37);
     states.first_element = 512;

@@ -196,7 +196,7 @@ TEST_F(FusedAttentionCalls, WhoeverWantsCudnnAndCannotHaveItIsTold) {
   EXPECT_EQ(failure(DType::bf16),
             "ballast.attention is \"cudnn\", but libcudnn.so.9 cannot be loaded: a test has none");
   EXPECT_EQ(failure(DType::f32),
-            "ballast.attention is \"cudnn\", whose attention is in bf16 only; enable bf16 or set "
+            "ballast.attention is \"cudnn\", which supports bf16 only; enable bf16 or set "
             "ballast.attention to \"own\"");
 }
 

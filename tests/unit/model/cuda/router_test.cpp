@@ -11,10 +11,10 @@
 #include "src/model/cuda/experts/experts.h"
 #include "src/model/cuda/experts/row_groups.h"
 #include "src/model/cuda/rows/rows.h"
-#include "src/model/host/router_ops.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/decided.h"
+#include "tests/unit/model/cuda/host_ops.h"
 #include "tests/unit/model/cuda/values.h"
 
 namespace ballast::model::cuda::router_test {
@@ -147,7 +147,7 @@ TEST_F(CudaRouter, PaddingIsSentToNoExpert) {
 
 /// The host itself: what it decides, its sums, losses and gradients are those of the other rows.
 TEST_F(CudaRouter, OnTheHostPaddingLeavesWhatTheOtherRowsHave) {
-  const host::RouterOps<float> ops;
+  const host::Ops<float> ops = host_ops<float>();
   for (const RouterShape& shape : kShapes) {
     const std::vector<std::int32_t> targets = some_padding(shape);
     const std::vector<float> logits = random_logits(shape);
@@ -261,7 +261,7 @@ TEST_F(CudaRouter, LogitsThatAreNotNumbersChooseExpertsThatExist) {
 
 /// Totals of two routers with the logits of `shape`, on the host.
 std::vector<double> totals_of(const RouterShape& shape, Decided& first, Decided& second) {
-  const host::RouterOps<float> ops;
+  const host::Ops<float> ops = host_ops<float>();
   std::vector<double> values(RouterTotals::values(shape.experts), -1.0);
   const RouterTotals totals = RouterTotals::at(values.data(), shape.experts);
   ops.add_router_totals(shape, first.routing(), true, totals);
@@ -275,8 +275,8 @@ void expect_hosts_totals(const RouterShape& shape, const std::vector<std::int32_
   Decided second(shape, random_logits(shape, 0.2));
   std::vector<double> expected = totals_of(shape, first, second);
   std::vector<double> losses(2);
-  host::RouterOps<float>().router_losses(shape, RouterTotals::at(expected.data(), shape.experts),
-                                         losses.data());
+  host_ops<float>().router_losses(shape, RouterTotals::at(expected.data(), shape.experts),
+                                  losses.data());
   const Uploaded one(first);
   const Uploaded other(second);
   const Scratch scratch(shape);
@@ -318,8 +318,8 @@ TYPED_TEST(CudaRouters, GradientsOfLogitsAreTheHosts) {
         return balances ? RouterTotals::at(from, shape.experts) : RouterTotals();
       };
       std::vector<T> expected = before;
-      host::RouterOps<T>().router_gradient(shape, decided.routing(), at(values.data()), scales,
-                                           expected.data());
+      host_ops<T>().router_gradient(shape, decided.routing(), at(values.data()), scales,
+                                    expected.data());
       const std::vector<T> found = in_every_order([&] {
         const DeviceArray<T> gradients(before);
         must(router_gradient<T>(nullptr, shape, there.routing(), at(totals_there.data()), scales,
