@@ -13,44 +13,6 @@
 namespace ballast::step {
 namespace {
 
-using model::Kernel;
-
-/// The word for what a compute operation does.
-std::string_view name_of(Kernel kernel) {
-  switch (kernel) {
-    case Kernel::embed:
-    case Kernel::layer:
-    case Kernel::tile:
-    case Kernel::shared_expert:
-    case Kernel::expert:
-    case Kernel::exchanged_expert:
-    case Kernel::head_evaluate:
-      return "forward";
-    case Kernel::norm:
-      return "norm";
-    case Kernel::router:
-      return "router";
-    case Kernel::head_train:
-      return "forward and backward";
-    case Kernel::head_scan:
-      return "sums of logits";
-    case Kernel::head_differentiate:
-      return "backward of logits";
-    case Kernel::head_end:
-      return "loss";
-    case Kernel::embed_backward:
-    case Kernel::layer_backward:
-    case Kernel::norm_backward:
-    case Kernel::tile_backward:
-    case Kernel::shared_expert_backward:
-    case Kernel::router_backward:
-    case Kernel::expert_backward:
-    case Kernel::exchanged_expert_backward:
-      break;
-  }
-  return "backward";
-}
-
 /// The word for what an operation moves.
 std::string_view object_of(const Operation& operation) {
   constexpr std::array<std::string_view, 4> kValues = {"batch", "activation", "routing", "losses"};
@@ -63,7 +25,7 @@ std::string_view object_of(const Operation& operation) {
 std::string OperationNames::kind_of(const Operation& operation) {
   switch (operation.action) {
     case Action::compute:
-      return std::string(name_of(kernel_of(operation)));
+      return std::string(model::work_of(kernel_of(operation)));
     case Action::gate:
     case Action::update:
     case Action::update_on_device:
@@ -82,18 +44,18 @@ std::string OperationNames::operator()(const Operation& operation) const {
   if (moves(operation, MovedValue::batch)) {
     return fmt::format("{}, micro-batch {}", action, operation.micro);
   }
-  const BlockWork& block = work_->blocks[operation.block];
+  const std::string& block = block_of(operation);
   if (operation.grows_with_batch() && !initial) {
-    return fmt::format("{} of {}, micro-batch {}{}", action, block.name, operation.micro,
+    return fmt::format("{} of {}, micro-batch {}{}", action, block, operation.micro,
                        is_reference(operation) ? " of the reference" : "");
   }
   const bool of_sub_group = operation.payload == Payload::states ||
                             operation.action == Action::update ||
                             operation.action == Action::update_on_device;
-  if (of_sub_group && block.sub_groups.size() > 1 && !initial) {
-    return fmt::format("{} of {}, sub-group {}", action, block.name, operation.sub_group);
+  if (of_sub_group && problem_->blocks[operation.block].sub_groups.size() > 1 && !initial) {
+    return fmt::format("{} of {}, sub-group {}", action, block, operation.sub_group);
   }
-  return fmt::format("{} of {}", action, block.name);
+  return fmt::format("{} of {}", action, block);
 }
 
 }  // namespace ballast::step

@@ -64,7 +64,7 @@ class ResumeTest(runs.CheckpointTest):
             self.assertEqual(self.checkpoints(), ["step-18", "step-20"])
         self.assertGreater(resumed, 0)
 
-    def test_killed_while_it_writes_a_checkpoint_it_has_all_that_it_keeps(self):
+    def test_killed_while_writing_a_checkpoint_it_keeps_the_others(self):
         self.config(ballast={**self.BALLAST, "steps": 100000, "eval_every": 0})
         for after in range(KILLS):
             shutil.rmtree(self.path / "run", ignore_errors=True)
@@ -219,7 +219,7 @@ class ResumeTest(runs.CheckpointTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.results(), expected)
 
-    def test_what_changes_results_is_refused_or_allowed_by_name(self):
+    def test_changes_of_results_are_refused_or_allowed_by_name(self):
         self.part_of_run(steps=2)
         other = {"optimizer": {"type": "Lion", "params": {"lr": 1e-3, "betas": [0.9, 0.99]}}}
         (self.path / "other").mkdir()
@@ -288,7 +288,7 @@ class ResumeTest(runs.CheckpointTest):
         return [(begins[home["extent"]], swap["extents"][home["extent"]])
                 for home in swap["homes"]]
 
-    def test_states_on_nvme_stay_where_they_are(self):
+    def test_states_on_nvme_are_not_copied(self):
         expected = self.reference()
         self.part_of_run()
         newest = self.path / "run/checkpoints/step-10"
@@ -357,7 +357,7 @@ class ResumeTest(runs.CheckpointTest):
             self.assertEqual(len(list(pathlib.Path(other).iterdir())), 2)  # checkpoints of the
                                                                            # reference
 
-    def test_a_damaged_one_does_not_displace_a_whole_one(self):
+    def test_a_damaged_one_does_not_displace_an_intact_one(self):
         self.part_of_run()
         def flip(content):
             content[0] ^= 1
@@ -381,14 +381,14 @@ class ResumeTest(runs.CheckpointTest):
         done = self.resume("--steps", 13)
         self.assertEqual((done.returncode, done.stderr), (0, ""))  # it was reported once
 
-    def test_without_a_whole_one_nothing_is_lost(self):
+    def test_without_an_intact_one_nothing_is_lost(self):
         self.part_of_run()
         for step in ("step-8", "step-10"):
             (self.path / "run/checkpoints" / step / "rank-0.json").unlink()
         before = (self.path / "run/metrics.jsonl").read_bytes()
         for how in ("--resume", "--resume=auto"):
             done = self.train(how, ballast=self.BALLAST)
-            assert_one_line(self, done, 1, ("has no whole checkpoint to resume from",
+            assert_one_line(self, done, 1, ("has no complete checkpoint to resume from",
                                             "all 2 are damaged", "step-10/rank-0.json: No such file"))
             self.assertEqual((self.path / "run/metrics.jsonl").read_bytes(), before)
             self.assertEqual(self.checkpoints(), ["step-10", "step-8"])
@@ -402,7 +402,7 @@ class ResumeTest(runs.CheckpointTest):
                 (("--set", "ballast.optimizer_states=8bit"), ("ballast.optimizer_states",)),
                 (("--set", "gradient_accumulation_steps=4"), ("train_batch_size",)),
                 (("--steps", "9"), ("has 10 finished steps, but the run only 9", "--steps")),
-                (("--out", "elsewhere"), ("has no whole checkpoint", "ballast.checkpoint_every")),
+                (("--out", "elsewhere"), ("has no complete checkpoint", "ballast.checkpoint_every")),
                 (("--overwrite",), ("--overwrite", "--resume"))):
             done = self.resume(*arguments)
             self.assertNotEqual(done.returncode, 0, arguments)
@@ -421,7 +421,7 @@ class ResumeTest(runs.CheckpointTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.checkpoints(), [])
 
-    def test_a_full_disk_costs_the_checkpoint_and_not_the_run(self):
+    def test_a_full_disk_skips_the_checkpoint_and_training_continues(self):
         in_memory = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}},
                      "ballast": {**self.BALLAST, "save_weights": False}}
         done = self.train(limits=lambda: resource.setrlimit(resource.RLIMIT_FSIZE,
@@ -542,7 +542,7 @@ class RequeuedJobTest(runs.CheckpointTest):
         return {str(file): (file.stat().st_mtime_ns, file.read_bytes() if file.is_file() else b"")
                 for file in sorted((self.path / "run").rglob("*"))}
 
-    def test_it_begins_in_what_a_killed_process_has_left(self):
+    def test_it_starts_in_the_directory_of_a_killed_process(self):
         expected = self.reference()
         rows = (self.path / "reference/metrics.jsonl").read_bytes().splitlines(keepends=True)
         run = self.path / "run"
@@ -561,7 +561,7 @@ class RequeuedJobTest(runs.CheckpointTest):
             self.assertEqual(list(run.glob("*.tmp-*")), [])
             shutil.rmtree(run)
 
-    def test_of_a_finished_run_nothing_changes(self):
+    def test_a_finished_run_does_not_change(self):
         for sections in ({}, {"ballast": {**self.BALLAST, "checkpoint_every": 0}}):
             self.assertEqual(self.automatic(**sections).returncode, 0)
             before = self.files()
@@ -586,15 +586,15 @@ class RequeuedJobTest(runs.CheckpointTest):
                             ({"metrics.jsonl": row, "weights/config.json": "{}"},
                              ("run/weights: are trained weights without a checkpoint", "--out")),
                             ({"metrics.jsonl": row, "checkpoints/damaged-step-2/rank-0.json": ""},
-                             ("checkpoints/damaged-step-2: ", "no whole one")),
+                             ("checkpoints/damaged-step-2: ", "no complete checkpoint")),
                             ({"metrics.jsonl": row, "checkpoints/step-2/rank-0.json": ""},
-                             ("has no whole checkpoint to resume from", "step-2/checkpoint.json"))):
+                             ("has no complete checkpoint to resume from", "step-2/checkpoint.json"))):
             for name, content in left.items():
                 (run / name).parent.mkdir(parents=True, exist_ok=True)
                 (run / name).write_text(content)
             before = self.files()
             done = self.automatic()
-            assert_one_line(self, done, 1 if "no whole checkpoint" in words[0][4:] else 2, words)
+            assert_one_line(self, done, 1 if "no complete checkpoint" in words[0][4:] else 2, words)
             self.assertEqual(self.files(), before)
             shutil.rmtree(run)
         run.write_text("a file")

@@ -88,7 +88,7 @@ TEST_F(RunDoubts, ABatchThatRepeatsItsSequences) {
 }
 
 TEST_F(RunDoubts, PaddingThatAnotherLengthAvoids) {
-  // Two of them do not fit into a sequence, and no shorter one holds the longest.
+  // Two of them do not fit into a sequence, and no shorter one can contain the longest.
   const auto lines =
       doubts(config({documents(std::vector<std::size_t>(12, 65)), "data.sequence_length=128"}));
   ASSERT_EQ(lines.size(), 1U);
@@ -118,7 +118,7 @@ TEST_F(RunDoubts, SequencesBeyondWhatTheModelWasTrainedFor) {
   const std::string plain = R"({"max_position_embeddings": 32})";
   expect_of(with_folder(plain, {}), {"data.sequence_length is 37", "at most 32 tokens"});
   EXPECT_TRUE(doubts(with_folder(R"({"max_position_embeddings": 64})", {})).empty());
-  // Scaling reaches further than the length of training.
+  // Scaling reaches further than the trained length.
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const auto scaled = [key](int factor) {
       return fmt::format(R"({{"max_position_embeddings": 8, "{}": {{"rope_type": "yarn",
@@ -152,8 +152,8 @@ TEST_F(RunDoubts, IdsThatAreNearlyAllOne) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i / 100 % 2 == 0) ids[i] = 2;
   }
-  EXPECT_NE(warning(ids).find("are id 2: if it is padding"), std::string::npos) << warning(ids);
-  EXPECT_NE(warning(std::vector<std::uint16_t>(20000, 3)).find("are id 3: is the file whole?"),
+  EXPECT_NE(warning(ids).find("are id 2: if this is padding"), std::string::npos) << warning(ids);
+  EXPECT_NE(warning(std::vector<std::uint16_t>(20000, 3)).find("are id 3: is the file complete?"),
             std::string::npos);
 }
 
