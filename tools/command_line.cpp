@@ -127,7 +127,7 @@ template <class T>
 const char* value_placeholder(Names takes) {
   return std::is_integral_v<T>     ? "N"
          : std::is_arithmetic_v<T> ? "NUMBER"
-                                   : kind_of(takes).placeholder;
+                                   : completion_of(takes).placeholder;
 }
 
 std::string bounds_text(const OptionInfo& option, bool whole) {

@@ -97,7 +97,7 @@ std::string bash_values(const OptionInfo& option, const CommandInfo& program) {
     return fmt::format("{} {}", option.commas ? "_ballast_list" : "_ballast_words",
                        in_one_word(option.values));
   }
-  return completed(kind_of(option.takes).bash, option, program);
+  return completed(completion_of(option.takes).bash, option, program);
 }
 
 std::string bash_keys(const std::vector<config::KeyInfo>& keys) {

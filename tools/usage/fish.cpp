@@ -44,7 +44,7 @@ complete -c ballast -f
 
 /// Arguments of `complete` for the values of an option or argument.
 std::string fish_values(const OptionInfo& option, const CommandInfo& program) {
-  if (option.values.empty()) return completed(kind_of(option.takes).fish, option, program);
+  if (option.values.empty()) return completed(completion_of(option.takes).fish, option, program);
   return "-a " + shell_quoted(fmt::format("{}", fmt::join(option.values, " ")));
 }
 

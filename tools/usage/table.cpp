@@ -19,7 +19,7 @@ constexpr const char* kBashFiles = "_ballast_files {extensions}";
 constexpr const char* kZshFiles = "_files{patterns}";
 constexpr const char* kFolders = "-a '(__fish_complete_directories)'";
 
-constexpr auto kValueKinds = std::to_array<ValueKind>({
+constexpr auto kValueCompletions = std::to_array<ValueCompletion>({
     {Names::anything, "TEXT", ":", "( )", ""},
     {Names::file, "FILE", kBashFiles, kZshFiles, "{files}"},
     {Names::folder, "DIR", "_ballast_folders", "_files -/", kFolders},
@@ -57,9 +57,9 @@ void add_entry(std::string& text, const std::string& name, const std::string& de
 
 }  // namespace
 
-const ValueKind& kind_of(Names names) {
-  return *std::find_if(kValueKinds.begin(), kValueKinds.end(),
-                       [names](const ValueKind& kind) { return kind.names == names; });
+const ValueCompletion& completion_of(Names names) {
+  return *std::find_if(kValueCompletions.begin(), kValueCompletions.end(),
+                       [names](const ValueCompletion& kind) { return kind.names == names; });
 }
 
 const OptionInfo* CommandInfo::option(const std::string& word) const {

@@ -31,14 +31,14 @@ enum class Names {
 /// The placeholder of such values in the help, and how shells complete them. In the calls,
 /// {extensions}, {patterns} and {files} stand for what the option takes, {commands} for the words
 /// of the program.
-struct ValueKind {
+struct ValueCompletion {
   Names names;
   const char* placeholder;
   const char* bash;
   const char* zsh;
   const char* fish;
 };
-const ValueKind& kind_of(Names names);
+const ValueCompletion& completion_of(Names names);
 
 /// Least and greatest value, as numbers of the type that --help names.
 using Range = std::variant<std::pair<int, int>, std::pair<std::uint64_t, std::uint64_t>,

@@ -57,7 +57,7 @@ std::string zsh_action(const OptionInfo& option, const CommandInfo& program) {
     return option.commas ? fmt::format("_values -s , value {}", values)
                          : fmt::format("({})", values);
   }
-  return completed(kind_of(option.takes).zsh, option, program);
+  return completed(completion_of(option.takes).zsh, option, program);
 }
 
 std::string zsh_spec(const OptionInfo& option, const CommandInfo& program) {
