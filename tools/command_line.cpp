@@ -125,28 +125,9 @@ std::vector<std::string> split_at_commas(const std::vector<std::string>& words) 
 /// Text of a default value in the help.
 template <class T>
 const char* value_placeholder(Names takes) {
-  if (std::is_integral_v<T>) return "N";
-  if (std::is_arithmetic_v<T>) return "NUMBER";
-  switch (takes) {
-    case Names::file:
-      return "FILE";
-    case Names::folder:
-    case Names::new_folder:
-      return "DIR";
-    case Names::path:
-    case Names::model:
-    case Names::new_path:
-      return "PATH";
-    case Names::command:
-      return "COMMAND";
-    case Names::setting:
-      return "KEY=VALUE";
-    case Names::key:
-      return "KEY";
-    case Names::anything:
-      break;
-  }
-  return "TEXT";
+  return std::is_integral_v<T>     ? "N"
+         : std::is_arithmetic_v<T> ? "NUMBER"
+                                   : completion_of(takes).placeholder;
 }
 
 std::string bounds_text(const OptionInfo& option, bool whole) {

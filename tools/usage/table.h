@@ -28,6 +28,18 @@ enum class Names {
   key,      ///< a key of the config
 };
 
+/// The placeholder of such values in the help, and how shells complete them. In the calls,
+/// {extensions}, {patterns} and {files} stand for what the option takes, {commands} for the words
+/// of the program.
+struct ValueCompletion {
+  Names names;
+  const char* placeholder;
+  const char* bash;
+  const char* zsh;
+  const char* fish;
+};
+const ValueCompletion& completion_of(Names names);
+
 /// Least and greatest value, as numbers of the type that --help names.
 using Range = std::variant<std::pair<int, int>, std::pair<std::uint64_t, std::uint64_t>,
                            std::pair<double, double>>;
