@@ -98,7 +98,7 @@ std::map<std::string, std::string> read_weight_map(const fs::path& path) {
                        text.find('/') == std::string::npos && printable(text, text.size()) == text;
     if (!plain) {
       refuse_file(path,
-                  fmt::format(": tensor '{}' is in '{}', but an index may name only files beside "
+                  fmt::format(": tensor '{}' is in '{}', but an index may name only files next to "
                               "it",
                               name, printable(text)));
     }

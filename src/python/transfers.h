@@ -39,18 +39,18 @@ struct PythonTransfer;
 /// The transfers of one file. Its members belong to Transfers.
 struct FileTransfers {
   std::size_t unfinished = 0;
-  std::array<std::size_t, 2> writes{};  ///< in flight, by way
+  std::array<std::size_t, 2> writes{};  ///< writes in flight by way
   std::deque<std::shared_ptr<PythonTransfer>> waiting;
 };
 
-/// One transfer that has been asked for. Its members belong to Transfers.
+/// A requested transfer. Its members belong to Transfers.
 struct PythonTransfer {
   aio::Direction direction = aio::Direction::read;
   Way way = Way::buffered;
   Bytes offset = 0;
   HostBytes memory;
   std::shared_ptr<void> memory_owner;   ///< released when the transfer has ended
-  std::shared_ptr<FileTransfers> file;  ///< of an open file; the same
+  std::shared_ptr<FileTransfers> file;  ///< transfers of the same open file
   std::shared_ptr<const aio::File> opened;
   aio::Ticket ticket;
   std::chrono::steady_clock::time_point begun;
@@ -79,7 +79,8 @@ class Transfers {
   bool wait(PythonTransfer& transfer, std::chrono::duration<double> most);
   /// Signals `wakeup` when the transfer ends, or now if it has ended.
   void notify(PythonTransfer& transfer, const std::shared_ptr<Wakeup>& wakeup);
-  /// Waits until none of these transfers is left, at most so long. Returns whether there is none.
+  /// Waits until none of these transfers is left, but at most for `most`. Returns whether none is
+  /// left.
   bool wait(FileTransfers& file, std::chrono::duration<double> most);
 
   [[nodiscard]] std::string backend() const { return std::string(queue_->backend()); }

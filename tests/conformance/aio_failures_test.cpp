@@ -114,7 +114,7 @@ TEST_P(AioFaults, AFailedBlockFailsItsRequestOnceAndNoOther) {
   }
 }
 
-TEST_P(AioFaults, WhatNoQueueCanSeeIsReportedAsSuccess) {
+TEST_P(AioFaults, SilentCorruptionIsReportedAsSuccess) {
   const File& file = this->file(16 * kPage);
   const HostBytes out = memory(file.size(), 7);
   const HostBytes in = memory(file.size());
@@ -131,7 +131,7 @@ TEST_P(AioFaults, WhatNoQueueCanSeeIsReportedAsSuccess) {
   }
 }
 
-TEST_P(AioFaults, ADeviceThatHangsIsGivenUpAndTheQueueDestroyed) {
+TEST_P(AioFaults, AHungDeviceIsAbandonedAndTheQueueDestroyed) {
   const File& file = this->file(16 * kPage);
   const HostBytes bytes = memory(2 * kPage);
   const HostBytes other = memory(2 * kPage);

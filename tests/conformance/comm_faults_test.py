@@ -79,7 +79,7 @@ class Faults(unittest.TestCase):
     def test_an_interrupt_ends_a_wait(self) -> None:
         self.expect_failure("interrupt", "interrupted error: interrupted in all_reduce of 32.0 KiB")
 
-    def test_abort_ends_all_with_its_status_and_what_was_said(self) -> None:
+    def test_abort_ends_all_with_its_status_and_message(self) -> None:
         status, out, _ = run("abort", 3)
         self.assertEqual(status, 3)
         self.assertIn("rank 1 said why", out)

@@ -148,7 +148,7 @@ std::uint32_t rank() {
 
 constexpr Bytes kPartPages[] = {1, 5, 300};
 
-TEST_F(Comm, IsWhatTheLauncherSaid) {
+TEST_F(Comm, RankAndWorldAreThoseOfTheLauncher) {
   EXPECT_EQ(World::ranks().kind(), world() == 1 ? "self" : "mpi");
   EXPECT_GT(world(), device_kind() == "host" ? 1U : 0U);
   EXPECT_EQ(World::ranks().launch().local_world, world());
@@ -409,7 +409,7 @@ TEST_F(Comm, HostBroadcastOfText) {
   }
 }
 
-TEST_F(Comm, NobodyLeavesABarrierBeforeAllHaveComeToIt) {
+TEST_F(Comm, NoRankLeavesABarrierBeforeAllHaveArrived) {
   const auto now = [] {
     timespec time = {};
     clock_gettime(CLOCK_MONOTONIC, &time);  // one clock for all processes

@@ -73,7 +73,7 @@ class CheckpointsTest(runs.RunTest):
         content[at] ^= 1
         file.write_bytes(content)
 
-    def test_inspect_says_what_a_checkpoint_holds(self):
+    def test_inspect_describes_a_checkpoint(self):
         folder = self.path / "reference/checkpoints/step-8"
         out = self.well("inspect", "reference/checkpoints/step-8").splitlines()
         self.assertEqual(out[0], "reference/checkpoints/step-8")
@@ -220,7 +220,7 @@ class CheckpointsTest(runs.RunTest):
                    "--out", "next", "--set", "model.num_layers=3")
         self.assertEqual(sorted(self.path.rglob("*")), before)
 
-    def test_what_the_system_does_not_let_it_read_is_not_damage(self):
+    def test_an_error_of_the_system_is_not_damage(self):
         self.copy("run")
         states = self.path / "run/checkpoints/step-4/rank-0.states"
         states.rename(self.path / "away")
@@ -242,7 +242,7 @@ class CheckpointsTest(runs.RunTest):
         (self.path / "away").rename(states)
         self.well("train", "config.json", "--resume", "--out", "run")
 
-    def test_the_command_that_goes_on_names_the_own_run(self):
+    def test_the_resume_command_names_the_own_run(self):
         self.copy("run")
         process = subprocess.Popen(
             [self.ballast, "train", "config.json", "--resume=run", "--out", "next", "--steps",

@@ -44,7 +44,7 @@ class CommandLine(RunTest):
         self.assertRegex(done.stdout, r"(?m)^last loss \d+\.\d{4}$")
         self.assert_nothing_left()
 
-    def test_the_printed_config_is_itself_a_config_and_a_fixed_point(self):
+    def test_the_printed_config_is_a_config_that_prints_itself(self):
         first = self.train("--print-config", "--set", "gradient_clipping=0.5")
         self.assertEqual(first.returncode, 0, first.stderr)
         self.assertEqual(json.loads(first.stdout)["gradient_clipping"], 0.5)
@@ -61,7 +61,7 @@ class CommandLine(RunTest):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertNotIn("results differ", done.stdout)
 
-    def test_other_arithmetic_of_the_states_is_said_once_before_the_run(self):
+    def test_compressed_states_are_noted_once_before_the_run(self):
         for states, words in (("8bit", "in 8 bits"), ("bf16_first", "first in bf16")):
             done = self.train("--set", f"ballast.optimizer_states={states}", "--overwrite")
             self.assertEqual(done.returncode, 0, done.stderr)

@@ -175,7 +175,7 @@ class Eval(RunTest):
         text = self.run_ballast("eval", "model", "--data", tokens).stdout
         self.assertRegex(text, rf"loss +{found['loss']:.6f} nats per target\n")
 
-    def test_data_that_are_not_what_they_are_taken_for(self):
+    def test_data_of_other_kinds_are_refused(self):
         model = {**TINY["model"], "vocab_size": 300}
         done = self.train("--out", "first", data=DATA, model=model, ballast={**self.still, "save_weights": True})
         self.assertEqual(done.returncode, 0, done.stderr)

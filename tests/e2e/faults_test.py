@@ -115,7 +115,7 @@ class Spikes(FaultTest):
         again = self.go_on_with(line)
         self.assertIn("step 44: ", again.stderr)
 
-    def test_rollback_leaves_out_the_data(self):
+    def test_rollback_skips_the_data(self):
         expected = self.expected()
         done = self.noisy()
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -183,7 +183,7 @@ class Spikes(FaultTest):
 class SwapErrors(FaultTest):
     """Each engine that follows a failed one meets the same fault, but later in the run."""
 
-    def test_a_run_goes_on_by_itself(self):
+    def test_a_run_resumes_automatically(self):
         expected = self.reference()
         for faults, cause in (("eio:on=read:after=52:times=1", "Input/output error"),
                               ("flip:on=read:after=52:times=1", "checksum mismatch")):
@@ -217,7 +217,7 @@ class SwapErrors(FaultTest):
         self.assert_error(done, 1, "step 11: ", "3 times without a new checkpoint",
                           "Input/output error", "step-10")
 
-    def test_without_a_whole_checkpoint_it_names_none(self):
+    def test_without_an_intact_checkpoint_it_names_none(self):
         done = self.train(ballast={**self.BALLAST, "on_error": "resume"},
                           environment={"BALLAST_IO_FAULTS": "lost:on=write:after=20:times=1"})
         line = self.assert_error(done, 1, "checksum mismatch", "the run cannot go back: ",
@@ -347,7 +347,7 @@ class RunDirectory(FaultTest):
         done = self.run_ballast("train", "config.json", "--resume", "--steps", steps[-1] + 2)
         self.assertEqual(done.returncode, 0, done.stderr)
 
-    def test_whose_name_another_one_has_ends_the_run(self):
+    def test_that_is_replaced_by_another_ends_the_run(self):
         process = self.begin()
         (self.path / "new").mkdir()
         (self.path / "new/thesis.txt").write_text("mine")
@@ -363,7 +363,7 @@ class RunDirectory(FaultTest):
 
 
 class OneProcess(FaultTest):
-    def test_that_stood_still_goes_on(self):
+    def test_that_was_stopped_continues(self):
         # Stops for longer than a request may take, which is longer than a busy disk takes.
         aio = {"any_file_system": True, "stall_seconds": 3, "abandon_seconds": 4}
         expected = self.reference(aio=aio)
@@ -379,7 +379,7 @@ class OneProcess(FaultTest):
             self.assertEqual((process.returncode, err), (0, ""))
             self.assertEqual(self.results(), expected)
 
-    def test_that_lacks_memory_for_a_checkpoint_trains_on(self):
+    def test_without_memory_for_a_checkpoint_continues(self):
         self.config(ballast={**self.BALLAST, "steps": 100000, "checkpoint_every": 1 << 30})
         process = self.start()
         self.wait_for_row(process, 3)

@@ -147,7 +147,7 @@ class Pane(LiveTest):
         self.assertIn("ballast: --live needs a terminal for input and output; lines instead", lines)
         self.assertEqual(sum(re.match(r" +\d/3 ", line) is not None for line in lines), 3)
 
-    def test_q_leaves_the_view_and_the_run_goes_on(self):
+    def test_q_leaves_the_view_and_the_run_continues(self):
         self.start("--steps", LONG, "--set", "steps_per_print=50")
         self.view(condition=lambda text: re.search(r"step \d{3,}/", text))
         self.tmux("send-keys", "q")

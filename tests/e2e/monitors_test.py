@@ -209,7 +209,7 @@ class Monitors(Reading, RunTest):
 
 
 class Resumed(Reading, CheckpointTest):
-    def test_a_resumed_run_goes_on_in_the_same_files(self):
+    def test_a_resumed_run_appends_to_its_files(self):
         ballast = {**self.BALLAST, "eval_every": 5}
         self.part_of_run(steps=11, ballast=ballast, **BOTH)
         done = self.resume("--set", "ballast.checkpoint_every=100", "--steps", 16,
@@ -219,7 +219,7 @@ class Resumed(Reading, CheckpointTest):
         self.assertEqual(len(self.events()), 2)
         self.assert_like_metrics()
 
-    def test_a_run_that_goes_back_drops_what_was_after(self):
+    def test_a_run_that_goes_back_drops_later_rows(self):
         ballast = {**self.BALLAST, "on_error": "resume", "checkpoint_every": 5}
         done = self.train("--steps", 14, ballast=ballast, **BOTH,
                           environment={"BALLAST_IO_FAULTS": "eio:on=read:after=52:times=1"})

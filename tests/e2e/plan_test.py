@@ -98,7 +98,7 @@ class Plan(unittest.TestCase):
 
     # Successful commands.
 
-    def test_json_has_what_scripts_rely_on(self):
+    def test_json_has_the_fields_that_scripts_use(self):
         plan = self.planned()
         self.assertGreater(plan["predicted_step_seconds"], 0)
         self.assertAlmostEqual(plan["tokens_per_second"],
@@ -115,7 +115,7 @@ class Plan(unittest.TestCase):
         self.assertEqual(plan["wear"]["rated_bytes"], 1200e12)
         self.assertEqual(plan["bandwidth_run"], plan["bound_by"] != "compute")
 
-    def test_text_is_for_a_terminal(self):
+    def test_text_fits_a_terminal(self):
         done = self.plan(*settings(*ALL_AUTO))
         self.assertEqual(done.returncode, 0, done.stderr)
         for word in ("a quick machine", "memory (peak)", "prediction", "bottleneck",
@@ -198,7 +198,7 @@ class Plan(unittest.TestCase):
         names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
         self.assertEqual(names, ["simulated"])
 
-    def test_what_was_decided_is_a_config_that_leaves_nothing_open(self):
+    def test_the_decided_config_leaves_nothing_open(self):
         # A GPU's workspace alone exceeds the budget.
         self.rates.write_text(json.dumps({**RATES, "shared_cores": 4, "compute_threads": 1,
                                           "update_threads": 1}))
@@ -319,7 +319,7 @@ class Plan(unittest.TestCase):
 
     # Errors: one line each.
 
-    def test_what_does_not_fit_is_said_with_a_way_out(self):
+    def test_refusals_name_changes_that_fit(self):
         done = self.plan(*settings("ballast.host_bytes=1MiB", "model.hidden_size=128"))
         assert_one_line(self, done, 1, ["host budget of 1.00 MiB", "too small", "would fit"])
 

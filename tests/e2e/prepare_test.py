@@ -38,7 +38,7 @@ def trained(line, mask="assistant", template="prefixes"):
 
 
 class DocumentTest(unittest.TestCase):
-    def test_pairs_are_trained_on_behind_the_prompt(self):
+    def test_pairs_are_trained_on_after_the_prompt(self):
         made = lambda line: [
             ("".join(tokenizer.words[i] for i, bit in zip(ids, mask) if bit), mask.index(1))
             for ids, mask in prepare.Preparer(tokenizer, "completion", True).documents(json.dumps(line))]
@@ -204,7 +204,7 @@ class DocumentTest(unittest.TestCase):
             trained({"messages": [{"role": "user", "content": parts + [{"type": "image_url"}]},
                                   line["messages"][1]]})
 
-    def test_other_forms_of_rows_are_those_conversations(self):
+    def test_other_forms_of_rows_become_conversations(self):
         two = chat("hello\nab", "yes", "ab", "no")
         turns = [message["content"] for message in two["messages"]]
         self.assertEqual(trained(two), trained({"conversations": [
@@ -451,7 +451,7 @@ class FileTest(unittest.TestCase):
         refused(run("--mask", "all"), "--mask: invalid choice: 'all'", "see prepare.py --help")
         refused(self.run_script(self.path), "--model, --out")
 
-    def test_only_files_of_documents_are_replaced_unasked(self):
+    def test_other_files_are_replaced_only_with_overwrite(self):
         lines = '{"text": "ab"}\n'
         made = lambda out: prepare.prepare(prepare.Preparer(Tokenizer(), "assistant"), [source], out,
                                            False, metadata, 1, None, *more)

@@ -164,7 +164,7 @@ Alone train_alone_on_first(const Subject& subject, const fs::path& directory) {
   return alone;
 }
 
-TEST(CheckpointsOfRanks, HoldTheSameStatesInEveryStagePlacementAndSplit) {
+TEST(CheckpointsOfRanks, ContainTheSameStatesForEveryStagePlacementAndSplit) {
   const SharedDirectory directory;
   const Subject subject = {kLlama, {}};
   const Alone alone = train_alone_on_first(subject, directory.path() / "alone");
@@ -189,7 +189,7 @@ TEST(CheckpointsOfRanks, HoldTheSameStatesInEveryStagePlacementAndSplit) {
   }
 }
 
-TEST(CheckpointsOfRanks, HoldTheSameStatesWithAndWithoutExpertParallelism) {
+TEST(CheckpointsOfRanks, ContainTheSameStatesWithAndWithoutExpertParallelism) {
   const SharedDirectory directory;
   const std::string shared =
       fmt::format("ballast.expert_parallel={}", test::joined_ranks().world());

@@ -184,7 +184,7 @@ class Working(RanksTest):
         self.assertIn("eval_loss", rows[1][-1])
         self.assertLess(sum(row["tokens"] for row in rows[1]), 4 * 12 * 64)  # some are padding
 
-    def test_one_rank_speaks_for_all(self):
+    def test_one_rank_prints_for_all(self):
         done = self.train(3)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(done.stderr, "")
@@ -253,7 +253,7 @@ class Working(RanksTest):
 
 
 class Mistakes(RanksTest):
-    def test_of_all_ranks_are_said_once(self):
+    def test_of_all_ranks_are_printed_once(self):
         (self.path / "used").mkdir()
         (self.path / "used/metrics.jsonl").write_text("")
         for status, words, arguments in (
@@ -271,7 +271,7 @@ class Mistakes(RanksTest):
             self.assert_one_error(done, status, *words)
             self.assertNotIn(f" on {os.uname().nodename}: ", done.stderr)
 
-    def test_of_one_rank_are_said_with_its_name(self):
+    def test_of_one_rank_are_printed_with_its_number(self):
         done = self.train(1, other=({}, ["train", self.config, "--set", "modle.x=1"]))
         self.assert_one_error(done, 2, f"rank 1 on {os.uname().nodename}: ", "modle")
         done = self.train(1, other=({}, ["train", self.config, "--stepz", "1"]))
@@ -294,11 +294,11 @@ class Failures(RanksTest):
                           ("--set", "zero_optimization.offload_param.device=nvme"))
         self.assertFalse((self.path / "run/metrics.jsonl").exists())
 
-    def test_of_all_ranks_at_once_are_said_once(self):
+    def test_of_all_ranks_at_once_are_printed_once(self):
         self.environment["BALLAST_IO_FAULTS"] = "eio:on=read:after=5:times=1"
         self.assert_one_error(self.train(3, *ENDLESS), 1, "rank ", "Input/output error")
 
-    def test_a_rank_that_stands_still_is_missed(self):
+    def test_a_stopped_rank_is_detected(self):
         for rank in (0, 2):
             process = self.start(self.command(3, "train", self.config, *ENDLESS, "--set",
                                               "ballast.comm_timeout_seconds=3"))
@@ -328,7 +328,7 @@ class Failures(RanksTest):
             self.assertIn("Killed", done.stderr)
             self.assertLessEqual(len(errors_of(done.stderr)), 1, done.stderr)
 
-    def test_an_interrupt_of_the_launcher_ends_all_without_a_cry(self):
+    def test_an_interrupt_of_the_launcher_ends_all_silently(self):
         for number in (signal.SIGINT, signal.SIGTERM):
             process = self.start(self.command(3, "train", self.config, *ENDLESS))
             self.wait_for_steps(process)
@@ -337,7 +337,7 @@ class Failures(RanksTest):
             self.assertNotEqual(done.returncode, 0)
             self.assertEqual(errors_of(done.stderr), [])
 
-    def test_an_interrupt_of_every_rank_is_said_once(self):
+    def test_an_interrupt_of_every_rank_is_printed_once(self):
         process = self.start(self.command(3, "train", self.config, *ENDLESS))
         self.wait_for_steps(process)
         for rank in (0, 1, 2):

@@ -139,7 +139,7 @@ class Report(ReportTest):
         self.assertEqual(page.count("<script"), 2)
         self.assertIn("<title>Run &lt;b>run</title>", page)
 
-    def test_runs_beside_each_other(self):
+    def test_several_runs_are_compared(self):
         self.small_run(out="a/run")
         self.small_run("--set", "optimizer.params.lr=0.01", "--set", "gradient_clipping=0.5",
                        out="b/run")
@@ -275,7 +275,7 @@ class Report(ReportTest):
         self.assertEqual(run["timelines"], [])
         self.assertTrue(any("trace.json" in note for note in run["notes"]), run["notes"])
 
-    def test_a_predicted_timeline_beside_the_measured_one(self):
+    def test_a_predicted_timeline_next_to_the_measured_one(self):
         self.small_run("--trace", "trace.json", "--trace-steps", "2")
         (self.path / "rates.json").write_text(json.dumps(RATES))
         planned = self.run_ballast("plan", "config.json", "--rates", "rates.json",
@@ -444,7 +444,7 @@ class Watch(ReportTest):
             slow.append(client)
         self.assertEqual(self.get(address)[0], 200)
 
-    def test_a_directory_that_goes_does_not_end_it(self):
+    def test_a_removed_directory_does_not_end_it(self):
         folder = self.made_run([{"loss": 3.0}, {"loss": 2.0}], steps=2)
         _, address, _ = self.serve("made")
         run = lambda: json.loads(self.get(address + "data.json")[2])["runs"][0]

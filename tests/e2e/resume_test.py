@@ -64,7 +64,7 @@ class ResumeTest(runs.CheckpointTest):
             self.assertEqual(self.checkpoints(), ["step-18", "step-20"])
         self.assertGreater(resumed, 0)
 
-    def test_killed_while_it_writes_a_checkpoint_it_has_all_that_it_keeps(self):
+    def test_killed_while_writing_a_checkpoint_it_keeps_the_others(self):
         self.config(ballast={**self.BALLAST, "steps": 100000, "eval_every": 0})
         for after in range(KILLS):
             shutil.rmtree(self.path / "run", ignore_errors=True)
@@ -219,7 +219,7 @@ class ResumeTest(runs.CheckpointTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.results(), expected)
 
-    def test_what_changes_results_is_refused_or_allowed_by_name(self):
+    def test_changes_of_results_are_refused_or_allowed_by_name(self):
         self.part_of_run(steps=2)
         other = {"optimizer": {"type": "Lion", "params": {"lr": 1e-3, "betas": [0.9, 0.99]}}}
         (self.path / "other").mkdir()
@@ -288,7 +288,7 @@ class ResumeTest(runs.CheckpointTest):
         return [(begins[home["extent"]], swap["extents"][home["extent"]])
                 for home in swap["homes"]]
 
-    def test_states_on_nvme_stay_where_they_are(self):
+    def test_states_on_nvme_are_not_copied(self):
         expected = self.reference()
         self.part_of_run()
         newest = self.path / "run/checkpoints/step-10"
@@ -357,7 +357,7 @@ class ResumeTest(runs.CheckpointTest):
             self.assertEqual(len(list(pathlib.Path(other).iterdir())), 2)  # checkpoints of the
                                                                            # reference
 
-    def test_a_damaged_one_does_not_displace_a_whole_one(self):
+    def test_a_damaged_one_does_not_displace_an_intact_one(self):
         self.part_of_run()
         def flip(content):
             content[0] ^= 1
@@ -381,7 +381,7 @@ class ResumeTest(runs.CheckpointTest):
         done = self.resume("--steps", 13)
         self.assertEqual((done.returncode, done.stderr), (0, ""))  # it was reported once
 
-    def test_without_a_whole_one_nothing_is_lost(self):
+    def test_without_an_intact_one_nothing_is_lost(self):
         self.part_of_run()
         for step in ("step-8", "step-10"):
             (self.path / "run/checkpoints" / step / "rank-0.json").unlink()
@@ -421,7 +421,7 @@ class ResumeTest(runs.CheckpointTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.checkpoints(), [])
 
-    def test_a_full_disk_costs_the_checkpoint_and_not_the_run(self):
+    def test_a_full_disk_skips_the_checkpoint_and_training_continues(self):
         in_memory = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}},
                      "ballast": {**self.BALLAST, "save_weights": False}}
         done = self.train(limits=lambda: resource.setrlimit(resource.RLIMIT_FSIZE,
@@ -542,7 +542,7 @@ class RequeuedJobTest(runs.CheckpointTest):
         return {str(file): (file.stat().st_mtime_ns, file.read_bytes() if file.is_file() else b"")
                 for file in sorted((self.path / "run").rglob("*"))}
 
-    def test_it_begins_in_what_a_killed_process_has_left(self):
+    def test_it_starts_in_the_directory_of_a_killed_process(self):
         expected = self.reference()
         rows = (self.path / "reference/metrics.jsonl").read_bytes().splitlines(keepends=True)
         run = self.path / "run"
@@ -561,7 +561,7 @@ class RequeuedJobTest(runs.CheckpointTest):
             self.assertEqual(list(run.glob("*.tmp-*")), [])
             shutil.rmtree(run)
 
-    def test_of_a_finished_run_nothing_changes(self):
+    def test_a_finished_run_does_not_change(self):
         for sections in ({}, {"ballast": {**self.BALLAST, "checkpoint_every": 0}}):
             self.assertEqual(self.automatic(**sections).returncode, 0)
             before = self.files()

@@ -25,7 +25,7 @@ class Directory(RunTest):
         return {"ballast": {**TINY["ballast"], "out": None},
                 "environment": {"XDG_STATE_HOME": str(self.state.parent)}}
 
-    def test_runs_of_the_same_second_have_directories_of_their_own(self):
+    def test_runs_of_the_same_second_have_different_directories(self):
         unnamed = self.unnamed()
         command = [self.ballast, "train", str(self.config(ballast=unnamed["ballast"]))]
         runs = [subprocess.Popen(command, cwd=self.path, stdout=subprocess.DEVNULL,
@@ -69,7 +69,7 @@ class Directory(RunTest):
     def names(self, out="run"):
         return {entry.name for entry in (self.path / out).iterdir()}
 
-    def test_config_and_origin_lie_beside_the_metrics(self):
+    def test_config_and_origin_are_next_to_the_metrics(self):
         done = self.train("--steps", "2", "--set", "gradient_clipping=0.5")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.names(), RUN_FILES)
@@ -105,7 +105,7 @@ class Directory(RunTest):
             done = self.run_ballast("train", "run/config.json", "--out", "run", *arguments)
             self.assert_fails(done, 2, "run/", "--out")
 
-    def test_no_file_of_another_run_is_replaced_unasked(self):
+    def test_files_of_another_run_are_replaced_only_with_overwrite(self):
         for name in ("config.json", "run.json"):
             other = self.path / name.replace(".", "-")
             other.mkdir()
@@ -146,7 +146,7 @@ class Directory(RunTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.names(), RUN_FILES | {"thesis.txt"})
 
-    def test_of_runs_in_one_directory_that_start_together_one_is_not_refused(self):
+    def test_one_of_several_runs_that_start_in_a_directory_is_accepted(self):
         # Opening many files takes long enough for all processes to have checked the directory
         # before.
         (self.path / "texts").mkdir()

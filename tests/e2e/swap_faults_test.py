@@ -350,7 +350,7 @@ class Injected(SwapTest):
                           aio={"stall_seconds": 1, "abandon_seconds": 3})
         self.assert_fails(done, "fetch", str(self.swap), "offset=", "length=", "no answer from the device")
 
-    def test_what_can_be_mended_is(self):
+    def test_faults_that_the_queue_handles_change_nothing(self):
         quiet = self.losses(self.train(out="quiet"), "quiet")
         done = self.train(faults="short:bytes=4096:every=3,eintr:every=5,late:reaps=2:every=7")
         self.assertEqual(self.losses(done), quiet)

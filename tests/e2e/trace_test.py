@@ -118,7 +118,7 @@ class Trace(unittest.TestCase):
         self.assertEqual(self.losses(), plain)
         self.read()
 
-    def test_holds_ten_steps_unless_told_otherwise(self):
+    def test_has_ten_steps_by_default(self):
         self.assertEqual(self.train("--trace", self.file, steps=12).returncode, 0)
         self.assertEqual(self.steps(self.read()), set(range(1, 11)))
         self.assertEqual(len(self.losses()), 12)

@@ -231,7 +231,7 @@ class Mapping(unittest.TestCase):
                 for name, value in its.state[b].items():
                     torch.testing.assert_close(mine.state[a][name], value, check_dtype=False)
 
-    def test_changes_go_through(self) -> None:
+    def test_changes_are_written_back(self) -> None:
         for moments_format in ("fp32", "8bit"):
             weight = torch.nn.Parameter(torch.ones(300))
             optimizer = OffloadAdamW([weight], optimizer_states=moments_format)

@@ -200,7 +200,7 @@ class Uses(unittest.TestCase):
             for name, value in entry.items():
                 self.assertTrue(torch.equal(value, again["state"][number][name]), name)
 
-    def test_steps_with_non_finite_gradients_are_left_out(self) -> None:
+    def test_steps_with_non_finite_gradients_are_skipped(self) -> None:
         weight = torch.nn.Parameter(torch.ones(5))
         optimizer = OffloadAdamW([weight])
         for bad in (float("inf"), float("nan")):
@@ -317,7 +317,7 @@ def inference_tensor() -> torch.Tensor:
 
 
 class Mistakes(unittest.TestCase):
-    def test_each_names_its_argument(self) -> None:
+    def test_errors_name_their_argument(self) -> None:
         weight = [torch.nn.Parameter(torch.ones(3))]
         cases = [
             (ValueError, "lr", lambda: OffloadAdamW(weight, lr=-1.0)),

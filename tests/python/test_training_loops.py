@@ -342,7 +342,7 @@ class Checkpoints(Loops):
 
         self.assert_alike(run)
 
-    def test_looking_at_the_state_changes_nothing(self) -> None:
+    def test_reading_the_state_changes_nothing(self) -> None:
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
         def run(kind: str):

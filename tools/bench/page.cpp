@@ -61,11 +61,11 @@ Json newest(const Json& earlier, const Json& run) {
 
 void BenchPage::add_options(Command command, PageFile& file) {
   command.add_option("--html", &file.path,
-                     "Write a page, to look at, with the figures of earlier runs with --html on "
-                     "this machine and these",
+                     "Write a page (HTML) with these figures and those of earlier --html runs on "
+                     "this machine",
                      {.takes = Names::new_path, .value = "FILE"});
   command.add_flag("--overwrite", &file.overwrite,
-                   "Replace the file of --html also if it is not a page of ballast");
+                   "Replace the file of --html even if it is not a page of ballast");
 }
 
 BenchPage::BenchPage(std::string bench, PageFile file)

@@ -1,4 +1,4 @@
-"""What the scripts that measure peers share."""
+"""Helpers that the scripts which measure peers share."""
 
 import argparse
 import pathlib

@@ -209,8 +209,8 @@ void add_report(Command program) {
   auto arguments = std::make_shared<ReportArguments>();
   auto& a = *arguments;
   Command command = program.add_command(
-      "report", "Write a page (HTML) with the curves, lanes and memory of runs, to look at");
-  command.add_option("RUN", &a.runs, "Run directories, to compare several",
+      "report", "Write a page (HTML) with the curves, lanes and memory of runs");
+  command.add_option("RUN", &a.runs, "Run directories; several are compared",
                      {.required = true, .takes = Names::folder});
   command.add_option("--out", &a.out,
                      "File of the page (default: report.html in the run directory)",
@@ -219,16 +219,17 @@ void add_report(Command program) {
                      "Timeline to show, measured (train --trace) or predicted (plan --trace); give "
                      "one of each to compare (default: that of the run)",
                      {.single_argument = true, .takes = Names::file, .extensions = {".json"}});
-  command.add_option("--csv", &a.csv, "Write the metrics as a table instead, or with --out too",
+  command.add_option("--csv", &a.csv,
+                     "Write the metrics as a table, instead of the page unless --out is given",
                      {.takes = Names::new_path, .value = "FILE"});
   command.add_flag("--overwrite", &a.overwrite,
                    "Replace the files of --out and --csv, whatever they are");
   command.add_flag("--watch", &a.watch,
-                   "Serve the page to this machine's browsers, or through ssh -L to those of "
-                   "another, and update it while the runs continue",
+                   "Serve the page to browsers on this machine (through ssh -L also on "
+                   "others) and update it while the runs continue",
                    "--out");
   command.add_option(
-      "--port", &a.port, "Port of --watch (default: one that is free)",
+      "--port", &a.port, "Port of --watch (default: any free port)",
       {.range = std::pair(std::uint64_t{1}, std::uint64_t{65535}), .needs = "--watch"});
   command.set_action([arguments] { run_report(*arguments); });
 }

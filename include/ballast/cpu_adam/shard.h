@@ -34,9 +34,9 @@ struct Weights {
   Weights(float* master, F16* copy) : format(Format::copy_f16), main(master), companion(copy) {}
   Weights(Format form, void* first, void* second) : format(form), main(first), companion(second) {}
 
-  /// The format of weights of the training type `type` in an array of their own, next to what
-  /// their fp32 masters have beyond them: for bf16 a 16-bit remainder, for fp16, whose numbers have
-  /// another exponent, the whole master. fp32 weights are their own masters.
+  /// The format of weights of training type `type` and an array for the rest of their fp32 masters:
+  /// for bf16 a 16-bit remainder, for fp16, whose numbers have another exponent, the whole master.
+  /// fp32 weights are their own masters.
   static constexpr Format format_of(DType type) {
     return type == DType::f32    ? Format::plain
            : type == DType::bf16 ? Format::split

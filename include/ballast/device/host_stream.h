@@ -42,7 +42,8 @@ class HostStream final : public Stream {
   void run(int compute_threads);
 
   mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
+  std::condition_variable added_;          ///< work, or the stream stops
+  mutable std::condition_variable ended_;  ///< an item
   std::deque<std::function<void()>> work_;
   std::uint64_t enqueued_ = 0;
   std::uint64_t finished_ = 0;

@@ -31,7 +31,7 @@ class MachineRates : public testing::Test {
         model_(model::build_architecture(config_.model)),
         key_(calibration_key(config_, model_)) {}
 
-  /// With an own measurement: that of this machine may be disturbed by other tests.
+  /// Measures for this test, since other tests may have disturbed the rates of this machine.
   plan::Rates rates(bool recalibrate = false) {
     const auto measure = [this](const auto&, const auto&, auto, const CalibrationStart& start) {
       start_ = start;
@@ -53,7 +53,7 @@ class MachineRates : public testing::Test {
                           .now = [this] { return now_; }});
   }
   [[nodiscard]] double speed() const { return 1e9 * measurements_; }
-  /// Other work uses a part of the CPUs, now and while this machine is measured.
+  /// Simulates other work that uses a part of the CPUs, now and while this machine is measured.
   void work_beside(double share) {
     others_cpus_ = share * usable_cpus();
     other_work_ = share;
@@ -65,7 +65,7 @@ class MachineRates : public testing::Test {
   config::Config config_;
   model::Architecture model_;
   std::string key_;
-  CalibrationStart start_;  ///< of the newest measurement
+  CalibrationStart start_;  ///< start of the latest measurement
   double others_cpus_ = 0.0;
   double other_work_ = 0.0;
   double now_ = 1e9;
@@ -102,7 +102,7 @@ TEST_F(MachineRates, OfABusyMachineAreKeptUntilItIsQuiet) {
   EXPECT_EQ(measurements_, 2);
 }
 
-TEST_F(MachineRates, OfABusyMachineAreTheKnownOnesWithTheirAgeAndTheCost) {
+TEST_F(MachineRates, OfABusyMachineAreTheCachedOnesWithTheirAgeAndTheCost) {
   const plan::Rates quiet = rates();
   EXPECT_EQ(log_.text().find("other work"), std::string::npos) << log_.text();
   now_ += 3.5 * 3600.0;
@@ -123,7 +123,7 @@ TEST_F(MachineRates, AreNeverReplacedByMoreDisturbedOnes) {
   EXPECT_FALSE(asked == quiet);
   EXPECT_NE(log_.text().find("which less other work disturbed"), std::string::npos);
   EXPECT_EQ(rates(), quiet);
-  // Nor are their parts, which another config uses.
+  // Another config uses other parts.
   config_.batch.micro_batch = 7;
   EXPECT_EQ(rates().update_per_second, quiet.update_per_second);
 }
@@ -337,7 +337,7 @@ TEST_F(RunPredictions, LeaveRatesAloneThatAreCloseEnough) {
   EXPECT_EQ(load_rates(rates_cache_file(key_)).corrections, 0U);
 }
 
-TEST_F(RunPredictions, DoNotLearnFromStepsBesideOtherWork) {
+TEST_F(RunPredictions, IgnoreStepsDuringOtherWork) {
   keep();
   EXPECT_FALSE(prediction()->correct(slower(1.3), 0.3));
   EXPECT_EQ(load_rates(rates_cache_file(key_)).corrections, 0U);

@@ -1,4 +1,5 @@
-// Where the MPI module is looked for, and what is refused as one. e2e/mpi_module_test.py loads it.
+// Tests where the MPI module is looked for, and what is refused as one. e2e/mpi_module_test.py
+// loads it.
 #include "src/comm/mpi_loading.h"
 
 #include <cstdlib>
@@ -15,7 +16,7 @@ namespace {
 
 using Paths = std::vector<std::filesystem::path>;
 
-TEST(MpiModule, LiesBesideTheProgramOrInALibraryFolder) {
+TEST(MpiModule, IsNextToTheProgramOrInALibraryFolder) {
   ASSERT_EQ(std::getenv("BALLAST_MPI_MODULE"), nullptr);
   const Paths places = mpi_module_places("/some/prefix/bin/ballast");
   ASSERT_EQ(places.size(), 3U);

@@ -15,7 +15,7 @@ using test::parse_text;
 using test::with;
 using Paths = std::vector<std::filesystem::path>;
 
-TEST(ConfigDefaults, AreThoseOfTheHeaderWithTheDependentOnesFilledIn) {
+TEST(ConfigDefaults, AreThoseOfTheHeaderPlusDerivedOnes) {
   const Config c = parse_text(kMinimal);
   EXPECT_EQ(c.model.family, "gpt2");
   EXPECT_EQ(c.model.vocab_size, 256U);
@@ -61,7 +61,7 @@ TEST(ConfigTrain, IsAllOrPatternsThatMatch) {
        "'transformer.g.1.*' matches no tensor of the model (did you mean 'transformer.h.1.*'?)");
 }
 
-TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
+TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndNeedTrainAdapters) {
   const Config c =
       parse_text(kMinimal, {"ballast.train=adapters", "ballast.adapters.targets=c_attn"});
   ASSERT_TRUE(c.ballast.adapters.has_value());
@@ -95,7 +95,7 @@ TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
   EXPECT_NE(error.find("ballast.train is not \"adapters\""), std::string::npos) << error;
 }
 
-TEST(ConfigPairs, AreOfAdaptersAlone) {
+TEST(ConfigPairs, NeedAdapters) {
   const auto says = [](std::vector<std::string> overrides, const std::string& rule) {
     const std::vector<std::string> pairs = {"data.text=[]", "data.tokens=[]", "data.pairs=[\"p\"]"};
     overrides.insert(overrides.begin(), pairs.begin(), pairs.end());
@@ -113,7 +113,7 @@ TEST(ConfigPairs, AreOfAdaptersAlone) {
   says({"ballast.preference.label_smoothing=0.7"}, "label_smoothing");
 }
 
-TEST(ConfigQuantizedBase, IsOfWhatIsFrozen) {
+TEST(ConfigQuantizedBase, NeedsFrozenMatrices) {
   const std::vector<std::string> some = {R"(ballast.train=["*ln_1*"])",
                                          "ballast.quantized_base=nf4"};
   const Config c = parse_text(kMinimal, some);
@@ -175,7 +175,7 @@ TEST(ConfigSchedules, ReadTheirParameters) {
   EXPECT_EQ(decay.scheduler.warmup_min_lr, 0.1);
   EXPECT_EQ(decay.scheduler.warmup_max_lr, std::optional(0.2));
   EXPECT_TRUE(decay.scheduler.warmup_linear);
-  // The parameters may stand before the type that gives them their meaning.
+  // The parameters may precede the type that gives them their meaning.
   const Config cosine = parse_text(with(
       R"("scheduler": {"params": {"total_num_steps": 9, "warmup_min_ratio": 0.5,
          "cos_min_ratio": 0.25}, "type": "WarmupCosineLR"})"));
@@ -390,7 +390,7 @@ TEST(ConfigLayerTiles, AreANumberOrFollowFromTheShape) {
   EXPECT_EQ(tiles({}), 1U);
   EXPECT_EQ(tiles({"model.layer_tiles=auto"}), 1U);
   EXPECT_EQ(tiles({"model.layer_tiles=7"}), 7U);
-  // Layers of 2^31 elements; more of them have fewer tiles.
+  // Layers of 2^31 elements. A model with more layers has fewer tiles per layer.
   const std::string width = "model.hidden_size=16384";
   const std::string wide = "model.intermediate_size=21846";
   EXPECT_EQ(tiles({width, wide}), 43U);

@@ -1,4 +1,4 @@
-// Where NVIDIA's libraries are looked for, in made-up folders with fake libraries.
+// Tests where NVIDIA's libraries are looked for, in made-up folders with fake libraries.
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The functions of a fake library, of which version 13 is wanted.
+/// The functions of a fake library. The tests require version 13.
 struct Fake {
   int (*major)() = nullptr;
 

@@ -9,14 +9,14 @@
 namespace ballast::engine::report_test {
 namespace {
 
-/// With pairs the head reports several numbers of a micro-batch, and routers' losses follow all of
+/// With pairs the head reports several numbers per micro-batch, and the routers' losses follow
 /// them.
-TEST(Report, EveryLossHasAPlaceOfItsOwn) {
+TEST(Report, EveryLossHasItsOwnPlace) {
   for (const std::uint64_t pairs : {0U, 1U, 3U}) {
     Blueprint blueprint = {
         .shape = {.sequences = 2 * std::max<std::uint64_t>(pairs, 1), .length = 8},
         .micro_batches = 3};
-    blueprint.workload.pairs_bytes = pairs * 64;
+    blueprint.pairs = pairs > 0;
     ASSERT_EQ(blueprint.head_losses(), pairs == 0 ? 1 : 4 * pairs);
     const std::uint64_t all = 3 * (blueprint.head_losses() + kRouterLosses);
     std::vector<int> owners(all);

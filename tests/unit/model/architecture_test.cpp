@@ -145,7 +145,7 @@ TEST(Flops, OfAWindowCountTheKeysThatAreSeen) {
     config.details["sliding_window"] = window;
     const Architecture model = build_architecture(config);
     const double seen = std::min<double>(64.0, static_cast<double>(window));
-    // As the causal half without a window, pairs on the diagonal count half.
+    // In the causal half without a window, pairs on the diagonal count half.
     const double pairs = 64.0 * seen - seen * seen / 2.0;
     const double width = static_cast<double>(model.blocks[1].attention_width);
     EXPECT_DOUBLE_EQ(model.forward_flops(1, 1, 64), all - 4.0 * (64.0 * 64.0 / 2.0 - pairs) * width)
@@ -260,7 +260,7 @@ TEST(Initialize, KernelsOfAllInstructionSetsHaveTheBitsOfTheFormulaExceptWhereTh
       doubts += found;
     }
     EXPECT_EQ(bits_of(values), expected) << to_string(table->isa);
-    // About one in 8,000.
+    // There is about one in 8,000.
     EXPECT_GT(doubts, 0U);
     EXPECT_LT(doubts, kCalls * host::kNormalGroups / 1000);
   }

@@ -279,9 +279,9 @@ TEST(BlocksIn16Bits, AgreeWithFp32AsFarAsTheirPrecisionGoes) {
   }
 }
 
-/// After clear_gradient() on accumulators full of NaN, the first micro-batch leaves the gradients
+/// After clear_gradient() on accumulators full of NaN, the first micro-batch writes the gradients
 /// that it would add to zeros.
-TEST(FirstMicroBatch, OverwritesWhatClearingLeaves) {
+TEST(FirstMicroBatch, OverwritesUnclearedMatrices) {
   for (const DType type : {DType::f32, DType::bf16}) {
     for (ModelConfig config : {test::small_gpt2(), test::small_llama()}) {
       for (const bool tied : {false, true}) {

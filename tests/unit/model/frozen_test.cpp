@@ -32,7 +32,7 @@ std::set<std::string> names(const Architecture& model, bool frozen) {
   return found;
 }
 
-TEST(Freeze, LeavesTrainedWhatAPatternMatches) {
+TEST(Freeze, TrainsTheTensorsThatMatch) {
   const Architecture model =
       frozen(test::small_llama(), {"model.layers.1.self_attn.[qv]_proj.*", "model.norm.weight"});
   EXPECT_EQ(names(model, false),

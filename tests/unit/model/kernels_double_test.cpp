@@ -186,7 +186,7 @@ TEST(DoubleKernels, LimitedSwigluIsItsFormulaAndHasGradientsUpToItsLimits) {
     const double g = std::min(gate[i], kLimit);
     const double u = std::clamp(up[i], -kLimit, kLimit);
     EXPECT_NEAR(y[i], g / (1.0 + std::exp(-kSlope * g)) * (u + 1.0), 1e-14) << i;
-    // One side of a limit: there the formula goes on as within it.
+    // Continues the formula on one side of a limit.
     constexpr double kStep = 1e-6;
     const double step = (gate[i] > 0.0 ? -1.0 : 1.0) * kStep;
     const double step_up = (up[i] > 0.0 ? -1.0 : 1.0) * kStep;
@@ -310,7 +310,7 @@ TEST(DoubleKernels, SoftmaxOverAWindowSeesNoMore) {
   check_softmax(100);
 }
 
-/// In parts of `part` logits.
+/// Sums in parts of `part` logits.
 RowSum<double> sum_of(const Values& logits, std::size_t target, std::size_t part) {
   RowSum<double> sum;
   for (std::size_t at = 0; at < logits.size(); at += part) {
@@ -346,7 +346,7 @@ TEST(DoubleKernels, CrossEntropysGradientIsItsDerivativeTimesTheScale) {
   }
 }
 
-TEST(DoubleKernels, SmallKernelsDoWhatTheySay) {
+TEST(DoubleKernels, SmallKernelsMatchTheirFormulas) {
   constexpr std::size_t kRows = 3;
   constexpr std::size_t kWidth = 11;
   const Values a = normals(kRows * kWidth, 1);

@@ -18,7 +18,7 @@
 namespace ballast::model::step_program_test {
 namespace {
 
-/// A model and the rest of what a program depends on.
+/// A model and the other inputs of a program.
 struct Case {
   std::string name;
   Architecture model;
@@ -140,7 +140,7 @@ TEST(StepProgramCheck, FindsNothingInProgramsOfModels) {
   }
 }
 
-/// The only breach of `program`, or all that there are.
+/// The only breach of `program`, or all of them.
 std::string breach_of(const StepProgram& program) {
   std::string all;
   for (const std::string& line : check(program)) all += (all.empty() ? "" : "; ") + line;
@@ -182,7 +182,7 @@ TEST(StepProgramCheck, FindsReadsOfWhatIsNotThere) {
             "layer of layer 0 reads 'input of layer 0', which is not there; "
             "head evaluate of head reads 'input of head', which is not there");
 
-  // A stop later, the next activation has taken its buffer.
+  // One stop later, the next activation has taken its buffer.
   program = whole();
   const Operand first = operand_of(program, Kernel::layer, Port::input);
   pass_of(program, Kernel::head_evaluate).operands.push_back(first);
@@ -208,7 +208,7 @@ TEST(StepProgramCheck, FindsSumsToWhichNothingAdds) {
   EXPECT_EQ(breach_of(program), "nothing adds to the gradient sum of embedding");
 }
 
-TEST(StepProgramCheck, FindsCostsOfAbsenceWithoutChoice) {
+TEST(StepProgramCheck, FindsAbsenceCostsWithoutAChoice) {
   StepProgram program = whole();
   operand_of(program, Kernel::layer, Port::input).absent.flops = 1.0;
   EXPECT_EQ(breach_of(program),

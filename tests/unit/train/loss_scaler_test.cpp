@@ -26,7 +26,7 @@ config::Config config_of(const nlohmann::json& options) {
   return config;
 }
 
-/// tests/data/make_loss_scale_fixture.py has the program. Each scaler is made anew from its state
+/// tests/data/make_loss_scale_fixture.py has the program. Each scaler is rebuilt from its state
 /// once, as after a checkpoint.
 TEST(LossScaler, ScalesAreThoseOfDeepSpeed) {
   nlohmann::json cases;

@@ -147,7 +147,7 @@ TEST(MetricsWriter, TakesAFileForItselfOnDemand) {
 }
 
 TEST(MetricsWriter, ReportsAFullDisk) {
-  // A link, because a writer with a defect could remove the device.
+  // Uses a link, because a writer with a defect could remove the device.
   const test::TempDir dir;
   const auto path = dir.path() / "full";
   std::filesystem::create_symlink("/dev/full", path);

@@ -88,7 +88,7 @@ TEST_F(RunDoubts, ABatchThatRepeatsItsSequences) {
 }
 
 TEST_F(RunDoubts, PaddingThatAnotherLengthAvoids) {
-  // Two of them do not fit into a sequence, and no shorter one holds the longest.
+  // Two of them do not fit into a sequence, and no shorter one can contain the longest.
   const auto lines =
       doubts(config({documents(std::vector<std::size_t>(12, 65)), "data.sequence_length=128"}));
   ASSERT_EQ(lines.size(), 1U);
@@ -118,7 +118,7 @@ TEST_F(RunDoubts, SequencesBeyondWhatTheModelWasTrainedFor) {
   const std::string plain = R"({"max_position_embeddings": 32})";
   expect_of(with_folder(plain, {}), {"data.sequence_length is 37", "at most 32 tokens"});
   EXPECT_TRUE(doubts(with_folder(R"({"max_position_embeddings": 64})", {})).empty());
-  // Scaling reaches further than the length of training.
+  // Scaling reaches further than the trained length.
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const auto scaled = [key](int factor) {
       return fmt::format(R"({{"max_position_embeddings": 8, "{}": {{"rope_type": "yarn",

@@ -14,7 +14,7 @@ namespace ballast::test {
 using model::RouterShape;
 using model::Routing;
 
-/// What a router decides, on the host.
+/// Decisions of a router, on the host.
 struct Decided {
   std::vector<float> probabilities;
   std::vector<float> log_sums;
@@ -44,7 +44,7 @@ struct Decided {
   }
 };
 
-/// The same on the device.
+/// Decisions of a router, on the device.
 struct Uploaded {
   DeviceArray<float> probabilities;
   DeviceArray<float> log_sums;

@@ -31,7 +31,7 @@ class CudaExperts : public test::Kernels {};
 using Types = testing::Types<float, Bf16>;
 TYPED_TEST_SUITE(CudaExperts, Types);
 
-/// The choices of an expert of a router, and widths of rows: one access, several, more than the
+/// The choices of one of a router's experts, and widths of rows: one access, several, more than the
 /// threads of a block hold, more than they keep in registers.
 constexpr std::size_t kWidths[] = {8, 24, 520, 1032, 8200, 16392};
 struct Chosen {
@@ -45,7 +45,7 @@ struct Chosen {
     count = static_cast<std::size_t>(decided.starts[3]) - first;
     EXPECT_GT(count, 3U);
   }
-  /// The choices among these places.
+  /// The rows at these places.
   [[nodiscard]] ExpertRows rows(const std::int32_t* places) const {
     return {places + first, count, shape.per_token};
   }
@@ -154,7 +154,7 @@ TYPED_TEST(CudaExperts, BiasesAreAddedToResults) {
   }
 }
 
-/// What ranks do with rows that have come from others, in the order in which they have come.
+/// Rows that have come from other ranks are processed in the order in which they have come.
 TYPED_TEST(CudaExperts, RowsWithoutPlacesAreInOrder) {
   using T = TypeParam;
   Chosen of;
@@ -173,7 +173,7 @@ TYPED_TEST(CudaExperts, RowsWithoutPlacesAreInOrder) {
                    kWidth));
   expect_close(found.get(), exact(products), 1e-5);
 
-  // Back at the places of the choices, as if they had been computed there.
+  // Results return to the places of the choices, as if they had been computed there.
   of.decided.weights[static_cast<std::size_t>(of.decided.places[of.first])] = 0.0F;
   const ExpertRows chosen = of.rows(of.decided.places.data());
   std::vector<float> expected = of.decided.weight_gradients;

@@ -134,7 +134,7 @@ TEST_F(ProductTrials, WithoutMemoryForTrialsTheLibrarysBestIsTaken) {
             "products: [16, 16, 16] of f32 rows 16 apart, f32 rows 16 apart, into f32 rows 16 "
             "apart, with an addend is not timed, because that needs 1.00 KiB of device memory in "
             "addition to ballast.device_bytes; using the library's choice\n");
-  // Others need none.
+  // Other products need no such memory.
   multiply(products);
   EXPECT_EQ(FakeCublasLt::last_algorithm, 1);
 }

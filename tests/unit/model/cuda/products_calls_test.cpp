@@ -140,7 +140,7 @@ TEST_F(ProductsCalls, TheNextAlgorithmIsTakenWhenTheLibraryRefusesOne) {
   EXPECT_EQ(FakeCublasLt::last_algorithm, 2);
   EXPECT_EQ(FakeCublasLt::tried, before + 3);
   EXPECT_EQ(out_[17], 4.0F);
-  // It stays with it, also when the others would be accepted.
+  // Keeps this algorithm even when the others would be accepted.
   FakeCublasLt::refused = 0;
   multiply(products, {16, 16, 16});
   EXPECT_EQ(FakeCublasLt::last_algorithm, 2);

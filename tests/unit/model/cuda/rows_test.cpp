@@ -359,7 +359,7 @@ TEST_F(CudaRows, OtherActivationsAreRefused) {
       cudaErrorInvalidValue);
 }
 
-TEST_F(CudaRows, OfNothingIsNothing) {
+TEST_F(CudaRows, EmptyInputsAreAccepted) {
   const auto f = Activation::gelu_tanh;
   EXPECT_EQ(activate<float>(nullptr, f, nullptr, nullptr, 0), cudaSuccess);
   EXPECT_EQ(activate_backward<float>(nullptr, f, nullptr, nullptr, 0), cudaSuccess);
