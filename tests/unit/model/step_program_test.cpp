@@ -121,7 +121,7 @@ StepProgram program_of(const Case& one) {
   return write_program(one.model, DType::bf16, one.shape, sizes_of(one));
 }
 
-TEST(StepProgramText, IsThatOfTheGoldenFiles) {
+TEST(StepProgramText, EqualsTheGoldenFiles) {
   const bool rewrites = std::getenv("BALLAST_REWRITE_GOLDEN") != nullptr;
   for (const Case& one : cases()) {
     const std::string path = test::fixture("step_programs/" + one.name + ".txt");
@@ -165,7 +165,7 @@ StepProgram whole() {
   return program_of({"", build_architecture(config_of("llama", 2))});
 }
 
-TEST(StepProgramCheck, FindsNumbersThatNameNothing) {
+TEST(StepProgramCheck, FindsInvalidNumbers) {
   StepProgram program = whole();
   operand_of(program, Kernel::layer, Port::input).number = 99;
   EXPECT_EQ(breach_of(program), "layer: input names nothing");
@@ -174,7 +174,7 @@ TEST(StepProgramCheck, FindsNumbersThatNameNothing) {
   EXPECT_EQ(breach_of(program), "a stop finishes block 99");
 }
 
-TEST(StepProgramCheck, FindsReadsOfWhatIsNotThere) {
+TEST(StepProgramCheck, FindsReadsOfMissingValues) {
   StepProgram program = whole();
   std::swap(program.evaluation[1], program.evaluation[2]);
   EXPECT_EQ(breach_of(program),
@@ -190,7 +190,7 @@ TEST(StepProgramCheck, FindsReadsOfWhatIsNotThere) {
             "head evaluate of head reads 'input of layer 0', which is not there");
 }
 
-TEST(StepProgramCheck, FindsGradientsThatAreCompleteInAnotherOrder) {
+TEST(StepProgramCheck, FindsGradientsCompletedOutOfOrder) {
   StepProgram program = whole();
   std::swap(program.training[4].finishes, program.training[5].finishes);
   EXPECT_EQ(breach_of(program),
@@ -202,13 +202,13 @@ TEST(StepProgramCheck, FindsGradientsThatAreCompleteInAnotherOrder) {
             "gradients are complete in another order than from head down to embedding");
 }
 
-TEST(StepProgramCheck, FindsSumsToWhichNothingAdds) {
+TEST(StepProgramCheck, FindsUnusedGradientSums) {
   StepProgram program = whole();
   pass_of(program, Kernel::embed_backward).operands.pop_back();
   EXPECT_EQ(breach_of(program), "nothing adds to the gradient sum of embedding");
 }
 
-TEST(StepProgramCheck, FindsAbsenceCostsWithoutAChoice) {
+TEST(StepProgramCheck, FindsAbsenceCostsOfRequiredOperands) {
   StepProgram program = whole();
   operand_of(program, Kernel::layer, Port::input).absent.flops = 1.0;
   EXPECT_EQ(breach_of(program),
@@ -226,7 +226,7 @@ TEST(StepProgramCheck, FindsRecipesThatDoNotWriteTheirValue) {
       << breach_of(program);
 }
 
-TEST(StepProgramCheck, FindsRecipesThatReadWhatDoesNotWait) {
+TEST(StepProgramCheck, FindsRecipesThatReadUnkeptValues) {
   StepProgram program = program_of(tiles_of_layers());
   for (StepValue& value : program.values) {
     if (value.waits == Waits::placed) value.waits = Waits::no;
