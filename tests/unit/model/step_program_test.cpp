@@ -168,26 +168,26 @@ StepProgram whole() {
 TEST(StepProgramCheck, FindsInvalidNumbers) {
   StepProgram program = whole();
   operand_of(program, Kernel::layer, Port::input).number = 99;
-  EXPECT_EQ(breach_of(program), "layer: input names nothing");
+  EXPECT_EQ(breach_of(program), "layer: input has an invalid number");
   program = whole();
   program.training.back().finishes = {99};
-  EXPECT_EQ(breach_of(program), "a stop finishes block 99");
+  EXPECT_EQ(breach_of(program), "a stop finishes the invalid block 99");
 }
 
 TEST(StepProgramCheck, FindsReadsOfMissingValues) {
   StepProgram program = whole();
   std::swap(program.evaluation[1], program.evaluation[2]);
   EXPECT_EQ(breach_of(program),
-            "layer of layer 1 reads 'input of layer 1', which is not there; "
-            "layer of layer 0 reads 'input of layer 0', which is not there; "
-            "head evaluate of head reads 'input of head', which is not there");
+            "layer of layer 1 reads 'input of layer 1', which does not exist; "
+            "layer of layer 0 reads 'input of layer 0', which does not exist; "
+            "head evaluate of head reads 'input of head', which does not exist");
 
   // One stop later, the next activation has taken its buffer.
   program = whole();
   const Operand first = operand_of(program, Kernel::layer, Port::input);
   pass_of(program, Kernel::head_evaluate).operands.push_back(first);
   EXPECT_EQ(breach_of(program),
-            "head evaluate of head reads 'input of layer 0', which is not there");
+            "head evaluate of head reads 'input of layer 0', which does not exist");
 }
 
 TEST(StepProgramCheck, FindsGradientsCompletedOutOfOrder) {
@@ -195,11 +195,10 @@ TEST(StepProgramCheck, FindsGradientsCompletedOutOfOrder) {
   std::swap(program.training[4].finishes, program.training[5].finishes);
   EXPECT_EQ(breach_of(program),
             "layer backward adds to the gradient of layer 0, which is complete; "
-            "gradients are complete in another order than from head down to embedding");
+            "gradients are not completed in order from head down to embedding");
   program = whole();
   program.training.back().finishes.clear();
-  EXPECT_EQ(breach_of(program),
-            "gradients are complete in another order than from head down to embedding");
+  EXPECT_EQ(breach_of(program), "gradients are not completed in order from head down to embedding");
 }
 
 TEST(StepProgramCheck, FindsUnusedGradientSums) {
@@ -212,7 +211,7 @@ TEST(StepProgramCheck, FindsAbsenceCostsOfRequiredOperands) {
   StepProgram program = whole();
   operand_of(program, Kernel::layer, Port::input).absent.flops = 1.0;
   EXPECT_EQ(breach_of(program),
-            "layer of layer 0: input is not optional, but costs if it is absent");
+            "layer of layer 0: input is not optional, but has a cost of absence");
   program = whole();
   operand_of(program, Kernel::layer_backward, Port::input).optional = true;
   EXPECT_EQ(breach_of(program),
@@ -235,7 +234,7 @@ TEST(StepProgramCheck, FindsRecipesThatReadUnkeptValues) {
   for (const std::string recipe : {"input of layer 0 mlp", "rows of layer 0 attention"}) {
     EXPECT_NE(breaches.find("the recipe of '" + recipe +
                             "' reads 'input of layer 0 attention', "
-                            "which does not wait"),
+                            "which is not kept"),
               std::string::npos)
         << breaches;
   }
@@ -244,12 +243,12 @@ TEST(StepProgramCheck, FindsRecipesThatReadUnkeptValues) {
 TEST(StepProgramCheck, FindsRowsThatAreNotCounted) {
   StepProgram program = program_of({"", build_architecture(with_experts())});
   operand_of(program, Kernel::expert, Port::routing_counts).port = Port::batch;
-  EXPECT_EQ(breach_of(program), "expert of layer 0 expert 0 does not read the counts of its rows");
+  EXPECT_EQ(breach_of(program), "expert of layer 0 expert 0 does not read its row counts");
   program = program_of({"", build_architecture(with_experts())});
   // Experts before their router.
   std::rotate(program.training.begin() + 2, program.training.begin() + 3,
               program.training.begin() + 5);
-  EXPECT_NE(breach_of(program).find("reads 'layer 0 router routing', which is not there"),
+  EXPECT_NE(breach_of(program).find("reads 'layer 0 router routing', which does not exist"),
             std::string::npos)
       << breach_of(program);
 }
