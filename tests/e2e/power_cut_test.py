@@ -177,7 +177,7 @@ class Scenario:
         test.found[self.outcome(done)] += 1
         said = f"seed {SEED}: {what}: {moment}: {done.stdout[-300:]}{done.stderr}"
         if not moment.complete and done.returncode == 1:
-            test.assertIn("has no whole checkpoint to resume from", done.stderr, said)
+            test.assertIn("has no complete checkpoint to resume from", done.stderr, said)
             return
         if not strict(moment):
             test.assertIn(done.returncode, (0, 1, 2), said)

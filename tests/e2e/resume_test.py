@@ -388,7 +388,7 @@ class ResumeTest(runs.CheckpointTest):
         before = (self.path / "run/metrics.jsonl").read_bytes()
         for how in ("--resume", "--resume=auto"):
             done = self.train(how, ballast=self.BALLAST)
-            assert_one_line(self, done, 1, ("has no whole checkpoint to resume from",
+            assert_one_line(self, done, 1, ("has no complete checkpoint to resume from",
                                             "all 2 are damaged", "step-10/rank-0.json: No such file"))
             self.assertEqual((self.path / "run/metrics.jsonl").read_bytes(), before)
             self.assertEqual(self.checkpoints(), ["step-10", "step-8"])
@@ -402,7 +402,7 @@ class ResumeTest(runs.CheckpointTest):
                 (("--set", "ballast.optimizer_states=8bit"), ("ballast.optimizer_states",)),
                 (("--set", "gradient_accumulation_steps=4"), ("train_batch_size",)),
                 (("--steps", "9"), ("has 10 finished steps, but the run only 9", "--steps")),
-                (("--out", "elsewhere"), ("has no whole checkpoint", "ballast.checkpoint_every")),
+                (("--out", "elsewhere"), ("has no complete checkpoint", "ballast.checkpoint_every")),
                 (("--overwrite",), ("--overwrite", "--resume"))):
             done = self.resume(*arguments)
             self.assertNotEqual(done.returncode, 0, arguments)
@@ -586,15 +586,15 @@ class RequeuedJobTest(runs.CheckpointTest):
                             ({"metrics.jsonl": row, "weights/config.json": "{}"},
                              ("run/weights: are trained weights without a checkpoint", "--out")),
                             ({"metrics.jsonl": row, "checkpoints/damaged-step-2/rank-0.json": ""},
-                             ("checkpoints/damaged-step-2: ", "no whole one")),
+                             ("checkpoints/damaged-step-2: ", "no complete checkpoint")),
                             ({"metrics.jsonl": row, "checkpoints/step-2/rank-0.json": ""},
-                             ("has no whole checkpoint to resume from", "step-2/checkpoint.json"))):
+                             ("has no complete checkpoint to resume from", "step-2/checkpoint.json"))):
             for name, content in left.items():
                 (run / name).parent.mkdir(parents=True, exist_ok=True)
                 (run / name).write_text(content)
             before = self.files()
             done = self.automatic()
-            assert_one_line(self, done, 1 if "no whole checkpoint" in words[0][4:] else 2, words)
+            assert_one_line(self, done, 1 if "no complete checkpoint" in words[0][4:] else 2, words)
             self.assertEqual(self.files(), before)
             shutil.rmtree(run)
         run.write_text("a file")

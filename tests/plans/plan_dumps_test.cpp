@@ -56,17 +56,16 @@ Dumped from_blueprint(std::string name, std::string description,
           .build =
               [make] {
                 const engine::Blueprint blueprint = make();
-                return build_plans(blueprint.workload, blueprint.placement, blueprint.options);
+                return build_plans(blueprint.problem, blueprint.placement, blueprint.options);
               }};
 }
 
 /// Random problems have sizes and placements that no model has. The property tests use them, too.
-step::Problem random_of(std::uint64_t seed) {
-  step::Problem problem = seed % 2 == 1   ? step::random_problem_of_ranks(seed)
-                          : seed % 8 == 6 ? step::random_evaluation(seed)
-                                          : step::random_problem(seed);
+step::TestProblem random_of(std::uint64_t seed) {
+  step::TestProblem problem = seed % 2 == 1   ? step::random_problem_of_ranks(seed)
+                              : seed % 8 == 6 ? step::random_evaluation(seed)
+                                              : step::random_problem(seed);
   step::add_codes(problem.workload, seed);
-  problem.workload = step::with_program(std::move(problem.workload));
   return problem;
 }
 
@@ -75,14 +74,15 @@ Dumped random_dumped(std::uint64_t seed) {
           .description = "a problem of tests/unit/step/random_workload.h",
           .dump =
               [seed] {
-                const step::Problem problem = random_of(seed);
-                return dump_plans(problem.workload, problem.placement, problem.options,
-                                  {machines()[1]});
+                const step::TestProblem problem = random_of(seed);
+                return dump_plans(step::with_program(problem.workload), problem.placement,
+                                  problem.options, {machines()[1]});
               },
           .build =
               [seed] {
-                const step::Problem problem = random_of(seed);
-                return build_plans(problem.workload, problem.placement, problem.options);
+                const step::TestProblem problem = random_of(seed);
+                return build_plans(step::with_program(problem.workload), problem.placement,
+                                   problem.options);
               }};
 }
 

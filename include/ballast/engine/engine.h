@@ -115,7 +115,7 @@ class Engine {
 
   /// Number of micro-batches that evaluate() takes.
   [[nodiscard]] std::uint64_t evaluation_micro_batches() const {
-    return blueprint_.workload.evaluation_micro_batches;
+    return blueprint_.problem.evaluation_micro_batches;
   }
   /// Mean loss of all ranks without training. `batch`: this rank's evaluation micro-batches.
   Evaluation evaluate(const TokenBatch& batch);

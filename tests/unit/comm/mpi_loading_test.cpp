@@ -36,7 +36,7 @@ TEST(MpiModule, TheFoldersWithoutOneAreNamedInOneLine) {
                         "/nowhere/lib/ballast/ballast_mpi.so"};
   EXPECT_EQ(load_mpi(places).refusal,
             "its MPI module ballast_mpi.so is not in /nowhere/bin, /nowhere/lib or "
-            "/nowhere/lib/ballast; install it beside the program, or build it: -Dmpi=enabled "
+            "/nowhere/lib/ballast; install it next to the program, or build it: -Dmpi=enabled "
             "(needs an MPI library)");
 }
 

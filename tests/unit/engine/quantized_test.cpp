@@ -100,7 +100,8 @@ TEST_F(QuantizedBase, MovesItsCodes) {
   const Blueprint& blueprint = engine.blueprint();
   std::size_t uploads = 0;
   for (const plan::Operation& op : blueprint.schedule.steady.operations) {
-    if (action_of(op) != Action::upload_weights || !blueprint.workload.is_layer(op.block)) continue;
+    if (action_of(op) != Action::upload_weights || !blueprint.problem.program().is_layer(op.block))
+      continue;
     const model::BlockSpec& block = blueprint.model.blocks[op.block];
     Bytes expected = 0;
     Elems coded = 0;

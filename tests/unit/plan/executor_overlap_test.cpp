@@ -24,7 +24,7 @@ namespace {
 
 /// Host weights and NVMe states, gated: updates under the next forward pass, states read ahead.
 struct Pipelined {
-  step::Problem problem = step::random_problem(1);
+  step::TestProblem problem = step::random_problem(1);
   Schedule schedule;
 
   Pipelined() {
@@ -66,7 +66,8 @@ TEST(Executor, AFailureInTheMiddleOfOverlappedRunsIsNamedAndNothingThatFollowsIt
   const Pipelined pipelined;
   const Schedule& schedule = pipelined.schedule;
   const std::vector<const Plan*> runs = {&schedule.first, &schedule.steady, &schedule.steady};
-  const step::OperationNames names(pipelined.problem.workload);
+  const step::Problem named = step::with_program(pipelined.problem.workload);
+  const step::OperationNames names(named);
   for (const std::string_view victim :
        {"update", "fetch states", "forward", "offload gradient", "writeback states"}) {
     for (const bool serial : {false, true}) {
@@ -159,7 +160,7 @@ TEST(Executor, AnExecutorThatIsGivenUpFinishesOnlyWhatHasBegun) {
 
 TEST(Executor, ShowsEveryOperationOnceInAnOrderThatItsEdgesAllow) {
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
-    const step::Problem problem = step::random_problem(seed);
+    const step::TestProblem problem = step::random_problem(seed);
     const Schedule schedule =
         step::build(step::with_program(problem.workload), problem.placement, problem.options);
     const auto runs = step::random_runs(problem, schedule, seed, 5);

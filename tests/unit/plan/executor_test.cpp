@@ -126,7 +126,7 @@ class Streams {
 template <class Execute>
 void expect_serial_results(Execute execute) {
   for (std::uint64_t seed = 0; seed < 25; ++seed) {
-    const step::Problem problem = step::random_problem(seed);
+    const step::TestProblem problem = step::random_problem(seed);
     const Schedule schedule =
         step::build(step::with_program(problem.workload), problem.placement, problem.options);
     const auto runs = step::random_runs(problem, schedule, seed, 6);

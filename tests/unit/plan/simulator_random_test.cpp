@@ -79,7 +79,7 @@ Alone alone(const Plan& plan, const Schedule& schedule, const Rates& rates) {
 
 TEST(Simulator, AStepIsNeverShorterThanItsPathsNorLongerThanSerial) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    const step::Problem problem = step::random_problem(seed);
+    const step::TestProblem problem = step::random_problem(seed);
     const Schedule schedule =
         step::build(step::with_program(problem.workload), problem.placement, problem.options);
     const Rates rates = random_rates(seed);
@@ -95,7 +95,7 @@ TEST(Simulator, AStepIsNeverShorterThanItsPathsNorLongerThanSerial) {
 
 TEST(Simulator, EveryOperationRunsOnceInLaneOrderAndBehindWhatItFollows) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    const step::Problem problem = step::random_problem(seed);
+    const step::TestProblem problem = step::random_problem(seed);
     const Schedule schedule =
         step::build(step::with_program(problem.workload), problem.placement, problem.options);
     const Prediction prediction =
@@ -128,7 +128,7 @@ TEST(Simulator, EveryOperationRunsOnceInLaneOrderAndBehindWhatItFollows) {
 
 TEST(Simulator, TheSameArgumentsGiveTheSameBits) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
-    const step::Problem problem = step::random_problem(seed);
+    const step::TestProblem problem = step::random_problem(seed);
     const Schedule schedule =
         step::build(step::with_program(problem.workload), problem.placement, problem.options);
     const auto run = [&] { return simulate(schedule, random_rates(seed)); };
@@ -142,7 +142,7 @@ TEST(Simulator, TheSameArgumentsGiveTheSameBits) {
 
 TEST(Simulator, BusyAndStalledTimeFitIntoAStep) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    const step::Problem problem = step::random_problem(seed);
+    const step::TestProblem problem = step::random_problem(seed);
     const Schedule schedule =
         step::build(step::with_program(problem.workload), problem.placement, problem.options);
     const Prediction prediction = simulate(schedule, random_rates(seed));
@@ -155,8 +155,8 @@ TEST(Simulator, BusyAndStalledTimeFitIntoAStep) {
 }
 
 /// GPT of 128 layers of width 25600: a trillion parameters, on 64 nodes of 8 ranks.
-step::Problem a_trillion_parameters(std::uint32_t micro_batches) {
-  step::Problem problem;
+step::TestProblem a_trillion_parameters(std::uint32_t micro_batches) {
+  step::TestProblem problem;
   constexpr Bytes kWidth = 25600;
   constexpr Bytes kVocabulary = 51200;
   constexpr std::uint64_t kTokens = 2048;
@@ -194,7 +194,7 @@ step::Problem a_trillion_parameters(std::uint32_t micro_batches) {
 }
 
 TEST(Simulator, APlanForATrillionParametersOn64NodesSimulates) {
-  const step::Problem problem = a_trillion_parameters(8);
+  const step::TestProblem problem = a_trillion_parameters(8);
   const Schedule schedule =
       step::build(step::with_program(problem.workload), problem.placement, problem.options);
   Rates rates = unit_rates();

@@ -18,8 +18,8 @@ using named::Action;
 using named::action_of;
 using named::Role;
 
-Problem uniform(std::size_t blocks, std::uint32_t micro_batches, Tier weights, Tier optimizer) {
-  Problem problem = random_problem(1);
+TestProblem uniform(std::size_t blocks, std::uint32_t micro_batches, Tier weights, Tier optimizer) {
+  TestProblem problem = random_problem(1);
   problem.workload.blocks.assign(blocks, bf16_block("block", 2048, 10.0));
   problem.workload.tied = false;
   problem.workload.micro_batches = micro_batches;
@@ -30,7 +30,7 @@ Problem uniform(std::size_t blocks, std::uint32_t micro_batches, Tier weights, T
   return problem;
 }
 
-Schedule build(const Problem& problem) {
+Schedule build(const TestProblem& problem) {
   return step::build(with_program(problem.workload), problem.placement, problem.options);
 }
 
@@ -42,7 +42,7 @@ std::size_t count(const Plan& plan, Action action) {
 
 TEST(Builder, EveryRandomPlanIsFreeOfHazards) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    const Problem problem = random_problem(seed);
+    const TestProblem problem = random_problem(seed);
     const Schedule schedule = build(problem);
     const bool gated = problem.options.update == Update::gated;
     const Plan& steady = schedule.steady;
@@ -102,7 +102,8 @@ TEST(Hazards, LanesThatDoOneThingAtATimeNeedNone) {
 
 TEST(Builder, FillAndReadAreFreeOfHazardsBetweenAnyRuns) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    const Problem problem = seed % 2 == 0 ? random_problem(seed) : random_problem_of_ranks(seed);
+    const TestProblem problem =
+        seed % 2 == 0 ? random_problem(seed) : random_problem_of_ranks(seed);
     const Schedule schedule = build(problem);
     const auto blocks = static_cast<std::uint32_t>(problem.workload.blocks.size());
     const Plan fill =
@@ -134,7 +135,7 @@ BytesOfHomes seen(const Plan& plan, Action action, Role role) {
 
 TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrderWithoutZerosOfTheDevice) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    Problem problem = seed % 2 == 0 ? random_problem(seed) : random_problem_of_ranks(seed);
+    TestProblem problem = seed % 2 == 0 ? random_problem(seed) : random_problem_of_ranks(seed);
     // Large enough for several pieces.
     for (BlockWork& block : problem.workload.blocks) {
       for (SubGroup& group : block.sub_groups) {
@@ -171,7 +172,7 @@ TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrderWithoutZerosOfThe
 }
 
 TEST(Builder, AFillMakesTheStatesOfABlockWhileThoseOfTheBlockBeforeAreWritten) {
-  const Problem problem = uniform(4, 1, Tier::nvme, Tier::nvme);
+  const TestProblem problem = uniform(4, 1, Tier::nvme, Tier::nvme);
   const Plan fill = build_fill(with_program(problem.workload), problem.placement, problem.options);
   const auto last = [&](Action action, std::uint32_t block) {
     OpId found = 0;
@@ -194,15 +195,17 @@ TEST(Builder, AFillMakesTheStatesOfABlockWhileThoseOfTheBlockBeforeAreWritten) {
 }
 
 TEST(Builder, ThePassingPlaceForTheDeviceIsSmallAndOftenThereAlready) {
-  const auto host_bytes = [](const Problem& problem) { return build(problem).bytes(Tier::host); };
-  Problem large = uniform(3, 1, Tier::device, Tier::device);
-  Problem tiny = large;
+  const auto host_bytes = [](const TestProblem& problem) {
+    return build(problem).bytes(Tier::host);
+  };
+  TestProblem large = uniform(3, 1, Tier::device, Tier::device);
+  TestProblem tiny = large;
   for (BlockWork& block : large.workload.blocks) block.sub_groups = {{64 * kMiB}};
   const Bytes batch = host_bytes(uniform(3, 1, Tier::nvme, Tier::nvme));
   EXPECT_LE(host_bytes(large) - host_bytes(tiny), 1 * kMiB);
   EXPECT_LT(host_bytes(tiny), batch);
   // The staging of a step is used.
-  const Problem mixed = uniform(3, 1, Tier::device, Tier::host);
+  const TestProblem mixed = uniform(3, 1, Tier::device, Tier::host);
   for (const Buffer& buffer : build(mixed).buffers) {
     EXPECT_EQ(buffer.name.find("passing place"), std::string::npos) << buffer.name;
   }
@@ -220,7 +223,7 @@ TEST(Builder, LayerMajorMovesWeightsOncePerPassWhateverTheNumberOfMicroBatches) 
 }
 
 TEST(Builder, MicroBatchMajorMovesWeightsPerMicroBatch) {
-  Problem problem = uniform(6, 4, Tier::host, Tier::host);
+  TestProblem problem = uniform(6, 4, Tier::host, Tier::host);
   problem.options.order = Order::micro_batch_major;
   const Schedule schedule = build(problem);
   EXPECT_GT(count(schedule.steady, Action::upload_weights), 4U * 6U);
@@ -250,7 +253,7 @@ TEST(Builder, GradientsOnNvmeNeedOnlyStaging) {
   };
   for (const Tier optimizer : {Tier::device, Tier::host, Tier::nvme}) {
     for (const Update update : {Update::gated, Update::eager}) {
-      Problem problem = uniform(5, 2, Tier::device, optimizer);
+      TestProblem problem = uniform(5, 2, Tier::device, optimizer);
       problem.options.update = update;
       const Schedule without = build(problem);
       for (BlockPlacement& block : problem.placement.blocks) block.gradients = Tier::nvme;
@@ -296,8 +299,8 @@ TEST(Builder, NextForwardOfABlockWaitsOnlyForThatBlocksUpdate) {
 }
 
 /// Every other block speculates.
-Problem speculating(Tier weights, Tier optimizer) {
-  Problem problem = uniform(6, 2, weights, optimizer);
+TestProblem speculating(Tier weights, Tier optimizer) {
+  TestProblem problem = uniform(6, 2, weights, optimizer);
   for (std::size_t b = 1; b < 6; b += 2) problem.placement.blocks[b].speculates = true;
   return problem;
 }
@@ -357,26 +360,26 @@ TEST(Builder, SumsAreThoseOfTheListedBuffers) {
     return sums;
   };
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    Problem problem = seed % 2 == 0 ? random_problem(seed) : random_evaluation(seed);
+    TestProblem problem = seed % 2 == 0 ? random_problem(seed) : random_evaluation(seed);
     problem.options.kept_checkpoints = static_cast<std::uint32_t>(seed % 3);
-    problem.workload = with_program(problem.workload);
+    const Problem sizes = with_program(problem.workload);
     const auto& [work, placement, options] = problem;
-    EXPECT_EQ(sums_of(sum_buffers(work, placement, options)),
-              sums_of(list_buffers(work, placement, options)))
+    EXPECT_EQ(sums_of(sum_buffers(sizes, placement, options)),
+              sums_of(list_buffers(sizes, placement, options)))
         << seed;
   }
 }
 
 TEST(Builder, ACheckpointInTheBackgroundHasRoomBesideTheOthers) {
   const auto count = [](Tier first, Tier others, std::uint32_t kept) {
-    Problem problem = uniform(3, 1, others, others);
+    TestProblem problem = uniform(3, 1, others, others);
     problem.placement.blocks[0].optimizer = first;
     problem.options.kept_checkpoints = kept;
-    problem.workload = with_program(problem.workload);
+    const Problem sizes = with_program(problem.workload);
     const auto& [work, placement, options] = problem;
     std::size_t homes = 0;
     std::size_t for_checkpoints = 0;
-    for (const Buffer& buffer : list_buffers(work, placement, options)) {
+    for (const Buffer& buffer : list_buffers(sizes, placement, options)) {
       if (buffer.tier != Tier::nvme) continue;
       (buffer.kind == Kind::checkpoints ? for_checkpoints : homes) += 1;
     }
@@ -392,7 +395,7 @@ TEST(Builder, ACheckpointInTheBackgroundHasRoomBesideTheOthers) {
 }
 
 TEST(Builder, RefusesWhatMakesNoSense) {
-  Problem problem = uniform(3, 1, Tier::host, Tier::host);
+  TestProblem problem = uniform(3, 1, Tier::host, Tier::host);
   problem.placement.blocks.pop_back();
   EXPECT_THROW(build(problem), Error);
   problem = uniform(3, 1, Tier::host, Tier::host);

@@ -25,14 +25,14 @@ std::string show(const Content& content) {
 
 }  // namespace
 
-Interpreter::Interpreter(const Problem& problem, const Schedule& schedule)
+Interpreter::Interpreter(const TestProblem& problem, const Schedule& schedule)
     : problem_(problem),
       work_(problem.workload),
       schedule_(schedule),
       held_(schedule.buffers.size()),
-      updates_(problem.workload.blocks.size(), 0),
-      due_(problem.workload.blocks.size(), 0),
-      updated_groups_(problem.workload.blocks.size(), 0) {
+      updates_(work_.blocks.size(), 0),
+      due_(updates_),
+      updated_groups_(work_.blocks.size(), 0) {
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
     for (const auto& [buffer, content] : weight_homes(b, 0)) held_[buffer] = content;
     if (!trains()) continue;
@@ -493,8 +493,8 @@ void Interpreter::pass(const Operation& op, Role role) {
 }
 
 void Interpreter::complain(const Operation& op, const std::string& what) {
-  complaints_.push_back(
-      fmt::format("run {} ({}): {} {}", run_, plan_->name, OperationNames(work_)(op.plain), what));
+  complaints_.push_back(fmt::format("run {} ({}): {} {}", run_, plan_->name,
+                                    OperationNames(program_)(op.plain), what));
 }
 
 }  // namespace ballast::step::named

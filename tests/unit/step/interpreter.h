@@ -63,7 +63,7 @@ struct Content {
 /// buffer holds, is reported.
 class Interpreter {
  public:
-  Interpreter(const Problem& problem, const Schedule& schedule);
+  Interpreter(const TestProblem& problem, const Schedule& schedule);
 
   void run(const Plan& plan);
   /// Checks after the last run that every update is done and all data is in its home.
@@ -187,8 +187,9 @@ class Interpreter {
   void pass(const Operation& op, Role role);
   void complain(const Operation& op, const std::string& what);
 
-  const Problem& problem_;
+  const TestProblem& problem_;
   const Workload& work_;
+  const Problem program_ = with_program(work_);  ///< for names
   const Schedule& schedule_;
   std::vector<Content> held_;                  ///< by buffer
   std::vector<std::uint64_t> updates_;         ///< of whole blocks

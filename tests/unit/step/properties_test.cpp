@@ -19,7 +19,7 @@ constexpr std::uint64_t kCases = 2000;
 constexpr std::size_t kRuns = 6;
 
 struct Case {
-  Problem problem;
+  TestProblem problem;
   Schedule schedule;
   RunSequence sequence;
 };
@@ -82,7 +82,7 @@ TEST(EverySchedule, ReturnsEveryLeaseAndStaysWithinItsLedger) {
 
 TEST(EverySchedule, ForEvaluationHasOnlyWhatItsEvaluationUses) {
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
-    const Problem problem = random_evaluation(seed);
+    const TestProblem problem = random_evaluation(seed);
     const Schedule schedule =
         build(with_program(problem.workload), problem.placement, problem.options);
     std::set<BufferId> used;
@@ -103,7 +103,7 @@ TEST(EverySchedule, ForEvaluationHasOnlyWhatItsEvaluationUses) {
 }
 
 TEST(EverySchedule, ForEvaluationRefusesToPlaceMoreThanWeights) {
-  Problem problem = random_evaluation(1);
+  TestProblem problem = random_evaluation(1);
   problem.placement.blocks.back().optimizer = Tier::host;
   EXPECT_THROW(build(with_program(problem.workload), problem.placement, problem.options), Error);
   problem.placement.blocks.back().optimizer = Tier::device;

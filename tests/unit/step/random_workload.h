@@ -35,7 +35,7 @@ class Dice {
 };
 
 /// A schedule problem: any sizes, placements and options that build() accepts.
-struct Problem {
+struct TestProblem {
   Workload workload;
   Placement placement;
   Options options;
@@ -164,9 +164,9 @@ inline void freeze_blocks(Workload& work, std::uint64_t seed) {
   work.first_differentiated = first;
 }
 
-inline Problem random_problem(std::uint64_t seed) {
+inline TestProblem random_problem(std::uint64_t seed) {
   Dice dice(seed);
-  Problem problem;
+  TestProblem problem;
   const auto blocks = dice.pick(2, 7);
   for (std::uint64_t b = 0; b < blocks; ++b) {
     const Bytes elements = dice.pick(1, 20) * 2048;
@@ -226,8 +226,8 @@ inline Problem random_problem(std::uint64_t seed) {
 }
 
 /// The same for several ranks and any stage.
-inline Problem random_problem_of_ranks(std::uint64_t seed) {
-  Problem problem = random_problem(seed);
+inline TestProblem random_problem_of_ranks(std::uint64_t seed) {
+  TestProblem problem = random_problem(seed);
   Dice dice(seed + 1'000'003);
   problem.workload.world = dice.pick32(2, 9);
   problem.workload.stage = dice.pick32(0, 3);
@@ -257,8 +257,8 @@ inline void add_codes(Workload& work, std::uint64_t seed) {
 }
 
 /// A problem for evaluation alone: weights anywhere, nothing else to place.
-inline Problem random_evaluation(std::uint64_t seed) {
-  Problem problem =
+inline TestProblem random_evaluation(std::uint64_t seed) {
+  TestProblem problem =
       Dice(seed + 9'000'011).toss() ? random_problem_of_ranks(seed) : random_problem(seed);
   problem.options.purpose = Purpose::evaluation;
   for (BlockPlacement& block : problem.placement.blocks) block = {.weights = block.weights};
@@ -274,8 +274,8 @@ struct RunSequence {
   std::vector<const Plan*> runs;
 };
 
-inline RunSequence random_runs(const Problem& problem, const Schedule& schedule, std::uint64_t seed,
-                               std::size_t count) {
+inline RunSequence random_runs(const TestProblem& problem, const Schedule& schedule,
+                               std::uint64_t seed, std::size_t count) {
   Dice dice(seed + 7'000'001);
   RunSequence sequence;
   bool waiting = false;

@@ -8,6 +8,7 @@
 #include "ballast/plan/simulator.h"
 
 #include "src/step/plan_types.h"
+#include "tests/support/with_program.h"
 #include "tests/unit/plan/unit_rates.h"
 
 namespace ballast::step::rank_sizes_test {
@@ -35,7 +36,7 @@ TEST(RankSizes, EveryPartHasOneOwner) {
   for (std::uint32_t world = 1; world <= 24; ++world) {
     for (std::uint32_t group = 1; group <= world; ++group) {
       if (world % group != 0) continue;
-      const Workload work = in_groups(world, group);
+      const Problem work = with_program(in_groups(world, group));
       const RankSizes sizes(work);
       std::set<std::uint32_t> shards;
       for (std::uint32_t rank = 0; rank < world; ++rank) {
@@ -49,7 +50,7 @@ TEST(RankSizes, EveryPartHasOneOwner) {
 }
 
 TEST(RankSizes, AShareIsThePartsOfTheRanksThatKeepItInAllGroups) {
-  const Workload work = in_groups(12, 4);
+  const Problem work = with_program(in_groups(12, 4));
   const RankSizes sizes(work);
   EXPECT_EQ(sizes.shards_in_share(), 3U);
   for (std::uint32_t rank = 0; rank < 12; ++rank) {
@@ -61,8 +62,8 @@ TEST(RankSizes, AShareIsThePartsOfTheRanksThatKeepItInAllGroups) {
 }
 
 TEST(RankSizes, OfOneGroupAreThoseWithoutGroups) {
-  const Workload grouped = in_groups(6, 6);
-  const Workload plain = in_groups(6, 0);
+  const Problem grouped = with_program(in_groups(6, 6));
+  const Problem plain = with_program(in_groups(6, 0));
   for (std::uint32_t rank = 0; rank < 6; ++rank) {
     EXPECT_EQ(RankSizes(grouped).shard_of(rank), rank);
     EXPECT_EQ(RankSizes(plain).shard_of(rank), rank);
@@ -72,7 +73,7 @@ TEST(RankSizes, OfOneGroupAreThoseWithoutGroups) {
 }
 
 TEST(RankSizes, WeightsAreSplitOverAGroupAndTheRestOverAll) {
-  const Workload work = in_groups(10, 2);
+  const Problem work = with_program(in_groups(10, 2));
   const RankSizes sizes(work);
   EXPECT_EQ(sizes.weights(0), 50 * kPage);
   EXPECT_EQ(sizes.updated_weights(0), 10 * kPage);
@@ -90,8 +91,10 @@ TEST(RankSizes, AnExpertForEachRankIsSharedWithNone) {
   for (const std::uint32_t stage : {0U, 3U}) {
     Workload work = in_groups(10, 2);
     work.stage = stage;
-    for (BlockWork& block : work.blocks) block.expert_parallel = true;
-    const RankSizes sizes(work);
+    model::StepProgram program = model::write_program(shape_of(work));
+    for (model::StepBlock& block : program.blocks) block.per_rank = true;
+    const Problem problem = with_program(work, std::move(program));
+    const RankSizes sizes(problem);
     EXPECT_FALSE(sizes.several(0) || sizes.splits_states(0) || sizes.splits_gradients(0));
     EXPECT_FALSE(sizes.splits_weights(0) || sizes.updates_shard(0));
     EXPECT_TRUE(sizes.keeps_part_of_weights(0) && sizes.keeps_part_of_states(0));
@@ -118,7 +121,8 @@ Operation gather(bool from_group) {
 Schedule for_ranks(std::uint32_t ranks, std::uint32_t group) {
   Schedule schedule;
   schedule.ranks = ranks;
-  schedule.ranks_in_group = RankSizes(in_groups(ranks, group)).group();
+  const Problem problem = with_program(in_groups(ranks, group));
+  schedule.ranks_in_group = RankSizes(problem).group();
   return schedule;
 }
 

@@ -2,9 +2,8 @@
 
 #include <cstdint>
 
-#include "ballast/step/workload.h"
-
 #include "src/model/spec/program_shape.h"
+#include "tests/support/workload.h"
 
 namespace ballast::step {
 

@@ -21,8 +21,8 @@ constexpr Port kShared = Port::routing;
 constexpr Port kGradient = Port::router_totals;
 
 /// A model of layers in one piece, with random placements.
-Problem layers_in_one_piece(Dice& dice, std::uint64_t seed) {
-  Problem problem = random_problem(4 * seed);  // without tiles of layers
+TestProblem layers_in_one_piece(Dice& dice, std::uint64_t seed) {
+  TestProblem problem = random_problem(4 * seed);  // without tiles of layers
   Workload& work = problem.workload;
   work.vocabulary_tiles = 1;
   work.tied = dice.toss();
@@ -74,7 +74,7 @@ void share(model::StepProgram& program, model::ClassId of, std::uint32_t source,
 TEST(SharedValues, ReachTheirReadersInEveryPlacement) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     Dice dice(seed);
-    Problem problem = layers_in_one_piece(dice, seed);
+    TestProblem problem = layers_in_one_piece(dice, seed);
     Workload& work = problem.workload;
     model::StepProgram program = model::write_program(shape_of(work));
     const auto of = static_cast<model::ClassId>(program.classes.size());
@@ -90,8 +90,8 @@ TEST(SharedValues, ReachTheirReadersInEveryPlacement) {
       for (const std::uint32_t reader : readers) source_of[reader] = source;
       share(program, of, source, readers);
     }
-    set_program(work, std::move(program));
-    const Schedule schedule = build(work, problem.placement, problem.options);
+    const Schedule schedule =
+        build(with_program(work, std::move(program)), problem.placement, problem.options);
 
     // By buffer and micro-batch: the block whose value it holds, and how many have added to it.
     std::map<BufferId, std::pair<std::uint32_t, std::uint32_t>> held;

@@ -50,7 +50,7 @@ class Misses {
 /// Counts one run on one rank.
 class Counter {
  public:
-  explicit Counter(const Problem& problem)
+  explicit Counter(const TestProblem& problem)
       : work_(problem.workload),
         place_(problem.placement),
         options_(problem.options),
@@ -143,12 +143,12 @@ class Counter {
   }
 
  private:
-  static std::size_t slots(const Problem& problem) {
+  static std::size_t slots(const TestProblem& problem) {
     const bool tied_passes = problem.workload.tied && problem.workload.vocabulary_tiles == 1 &&
                              problem.placement.blocks[0].weights != Tier::device;
     return problem.options.buffers.weight_slots + (tied_passes ? 1 : 0);
   }
-  static std::size_t staging(const Problem& problem) {
+  static std::size_t staging(const TestProblem& problem) {
     return problem.options.buffers.weight_staging;
   }
 
@@ -363,7 +363,7 @@ Volumes volumes_of(const Plan& plan) {
 
 TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
   for (std::uint64_t seed = 0; seed < 2000; ++seed) {
-    const Problem problem = random_problem(seed);
+    const TestProblem problem = random_problem(seed);
     const Schedule schedule =
         build(with_program(problem.workload), problem.placement, problem.options);
     const bool gated = problem.options.update == Update::gated;
@@ -388,8 +388,8 @@ TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
 }
 
 /// All blocks equal, on one tier.
-Problem uniform(std::uint32_t world, std::uint32_t stage, Tier optimizer) {
-  Problem problem = random_problem(1);
+TestProblem uniform(std::uint32_t world, std::uint32_t stage, Tier optimizer) {
+  TestProblem problem = random_problem(1);
   problem.workload.blocks.assign(8, bf16_block("block", world * Elems{4096}, 10.0));
   problem.workload.tied = false;
   problem.workload.world = world;
@@ -403,7 +403,7 @@ TEST(Volumes, BetweenRanksAreThoseOfTheZeroPaper) {
   for (const std::uint32_t world : {2U, 4U, 64U}) {
     for (std::uint32_t stage = 0; stage <= 3; ++stage) {
       for (const Tier optimizer : kTiers) {
-        const Problem problem = uniform(world, stage, optimizer);
+        const TestProblem problem = uniform(world, stage, optimizer);
         const Plan plan =
             build(with_program(problem.workload), problem.placement, problem.options).steady;
         // Psi: all weights in the training type, of which a rank already has its own shard.
@@ -424,7 +424,7 @@ TEST(Volumes, BetweenRanksAreThoseOfTheZeroPaper) {
 TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
   for (const Bytes width : {2U, 4U}) {
     for (const Tier tier : kTiers) {
-      Problem problem = uniform(4, 3, tier);
+      TestProblem problem = uniform(4, 3, tier);
       constexpr Bytes kElements = 64 * 4096;  // of each rank's shard: its scales are a page
       for (BlockWork& block : problem.workload.blocks) block.weight_bytes = 4 * width * kElements;
       for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
@@ -446,7 +446,7 @@ TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
 TEST(Volumes, OfWeightsSplitInGroupsLeaveTheGroupOnlyBehindTheUpdate) {
   for (const std::uint32_t group : {2U, 4U, 8U}) {
     for (const Tier tier : kTiers) {
-      Problem problem = uniform(8, 3, tier);
+      TestProblem problem = uniform(8, 3, tier);
       problem.workload.weight_ranks = group;
       for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
       const Schedule schedule =
@@ -475,7 +475,7 @@ TEST(Volumes, OfWeightsSplitInGroupsLeaveTheGroupOnlyBehindTheUpdate) {
 
 TEST(Volumes, OfBlocksThatStayWholeInStageThreeAreThoseOfStageTwo) {
   for (const Tier optimizer : kTiers) {
-    Problem problem = uniform(4, 3, optimizer);
+    TestProblem problem = uniform(4, 3, optimizer);
     for (const std::size_t whole : {0U, 3U, 4U, 7U})
       problem.workload.blocks[whole].keeps_whole = true;
     const Plan plan =

@@ -152,8 +152,8 @@ TEST_F(RunDoubts, IdsThatAreNearlyAllOne) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i / 100 % 2 == 0) ids[i] = 2;
   }
-  EXPECT_NE(warning(ids).find("are id 2: if it is padding"), std::string::npos) << warning(ids);
-  EXPECT_NE(warning(std::vector<std::uint16_t>(20000, 3)).find("are id 3: is the file whole?"),
+  EXPECT_NE(warning(ids).find("are id 2: if this is padding"), std::string::npos) << warning(ids);
+  EXPECT_NE(warning(std::vector<std::uint16_t>(20000, 3)).find("are id 3: is the file complete?"),
             std::string::npos);
 }
 

@@ -28,14 +28,16 @@ using plan::Span;
 
 /// A random run of a random model, in the form that the executor records.
 struct Recorded {
-  step::Problem problem;
+  step::TestProblem problem;
+  step::Problem program;
   plan::Schedule schedule;
   step::RunSequence sequence;
   plan::Timeline timeline;
 
   explicit Recorded(std::uint64_t seed)
       : problem(step::random_problem(seed)),
-        schedule(build(with_program(problem.workload), problem.placement, problem.options)),
+        program(with_program(problem.workload)),
+        schedule(build(program, problem.placement, problem.options)),
         sequence(random_runs(problem, schedule, seed, 4)) {
     for (Span span : step::fake_spans(sequence.runs, seed, true)) {
       span.start = 0.25 + span.start * 1e-6;
@@ -45,6 +47,8 @@ struct Recorded {
     std::sort(timeline.spans.begin(), timeline.spans.end(),
               [](const Span& a, const Span& b) { return a.end < b.end; });
   }
+
+  [[nodiscard]] step::OperationNames names() const { return step::OperationNames(program); }
 };
 
 std::string contents(const std::filesystem::path& file) {
@@ -56,8 +60,7 @@ std::string contents(const std::filesystem::path& file) {
 std::vector<json> events(const Recorded& recorded) {
   const test::TempDir directory;
   const auto file = directory.path() / "trace.json";
-  write_trace(file, trace_rule("a test", false, {}), "a test", recorded.timeline,
-              step::OperationNames(recorded.problem.workload));
+  write_trace(file, trace_rule("a test", false, {}), "a test", recorded.timeline, recorded.names());
   return json::parse(contents(file)).at("traceEvents").get<std::vector<json>>();
 }
 
@@ -80,7 +83,7 @@ TEST(Trace, HasASliceForEveryOperationThatSaysWhatItDid) {
     ASSERT_EQ(slices.size(), recorded.timeline.spans.size());
     std::multiset<std::string> expected;
     std::multiset<std::string> found;
-    const step::OperationNames names(recorded.problem.workload);
+    const step::OperationNames names = recorded.names();
     for (const Span& span : recorded.timeline.spans) {
       const auto& op = span.operation();
       expected.insert(fmt::format("{} {} {} {} {} {}", names(op), op.block, op.micro, op.bytes,
@@ -227,12 +230,13 @@ TEST(Trace, DrawsNoArrowsToWhatIsNotThere) {
 }
 
 TEST(Trace, CountsLateUpdatesToTheStepThatTheyBelongTo) {
-  step::Problem problem = step::random_problem(4);
+  step::TestProblem problem = step::random_problem(4);
   problem.options.update = step::Update::gated;
   for (auto& block : problem.placement.blocks) block.speculates = false;
   Recorded recorded(4);
   recorded.problem = problem;
-  recorded.schedule = build(with_program(problem.workload), problem.placement, problem.options);
+  recorded.program = with_program(problem.workload);
+  recorded.schedule = build(recorded.program, problem.placement, problem.options);
   const auto& plans = recorded.schedule;
   recorded.sequence.runs = {&plans.first, &plans.steady, &plans.flush, &plans.evaluation,
                             &plans.first};
@@ -262,6 +266,7 @@ TEST(Trace, OfNoOperationsIsValid) {
 TEST(Trace, TakesAnyNameOfABlock) {
   Recorded recorded(1);
   recorded.problem.workload.blocks[0].name = "a \"quoted\" \\ name\nof two lines, \xff and all";
+  recorded.program = with_program(recorded.problem.workload);
   EXPECT_EQ(of_phase(events(recorded), "X").size(), recorded.timeline.spans.size());
 }
 
@@ -269,8 +274,7 @@ TEST(Trace, FaultsAreOneLineThatNamesTheFileAndLeaveTheOldTraceAlone) {
   const Recorded recorded(1);
   const test::TempDir directory;
   const auto write = [&](const std::filesystem::path& file, std::string_view process) {
-    write_trace(file, trace_rule(process, false, {}), process, recorded.timeline,
-                step::OperationNames(recorded.problem.workload));
+    write_trace(file, trace_rule(process, false, {}), process, recorded.timeline, recorded.names());
   };
   const auto old = directory.write("trace.json", "not a trace");
   test::expect_error(ErrorCategory::usage, {old.string(), "not a trace of a test", "--overwrite"},

@@ -2,25 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "ballast/core/units.h"
+#include "ballast/step/problem.h"
 
 namespace ballast::step {
-class ValueTable;
-}
-
-namespace ballast::step {
-
-/// Consecutive elements of a block whose states are kept in one buffer, moved and updated together
-/// (sub_group_size of DeepSpeed's ZeRO-Infinity). Sizes are those of this rank's part.
-struct SubGroup {
-  Bytes state_bytes = 0;          ///< remainder and moments
-  Bytes initial_state_bytes = 0;  ///< of state_bytes, the first that do not begin as zeros
-  Bytes update_traffic = 0;       ///< memory that the update reads and writes
-};
 
 /// Sizes of one block: weights and gradients in full, states and their update per rank.
 struct BlockWork {
@@ -74,12 +62,10 @@ struct BlockWork {
   }
 };
 
-/// Sizes of a model and its batch.
+/// Sizes of a model and its batch, with flags from which with_program() makes a step program.
 struct Workload {
   std::vector<BlockWork> blocks;  ///< embedding, layers, head
-  /// Values that the passes of the model read and write; see set_program().
-  std::shared_ptr<const step::ValueTable> values = {};
-  bool tied = false;  ///< the head also reads the embedding's weights
+  bool tied = false;              ///< the head also reads the embedding's weights
   /// Blocks of the embedding and, unless it is tied, of the head, which each have some rows of the
   /// vocabulary. A tied head is one block.
   std::uint32_t vocabulary_tiles = 1;
