@@ -23,8 +23,8 @@ bool has(const fs::path& folder, const char* name) {
   return fs::exists(folder / name, ignored);
 }
 
-/// The name of a file or folder in `folder` that begins and ends so, the last one in order; "" if
-/// there is none.
+/// The name of a file or folder in `folder` with this beginning and end, the last one in order; ""
+/// if there is none.
 std::string find_name(const fs::path& folder, std::string_view beginning, std::string_view end) {
   std::string last;
   std::error_code error;
@@ -62,7 +62,7 @@ std::string explain_adapters(const fs::path& folder) {
           : "");
 }
 
-/// A file that says what a folder is, and what to do with it.
+/// A file that identifies the kind of a folder, with advice.
 struct Trace {
   const char* file;
   std::string_view kind;
@@ -104,7 +104,7 @@ std::string explain_folder(const fs::path& folder) {
   if (has(folder, "onnx") || !find_name(folder, "", ".onnx").empty()) {
     return "has a model in ONNX; give the folder of the safetensors from which it was made";
   }
-  // Trainer's output and the hub's cache hold folders of models.
+  // Trainer's output and the hub's cache contain folders of models.
   std::string inner = find_name(folder, "checkpoint-", "");
   if (inner.empty() && has(folder, "snapshots")) {
     inner = "snapshots/" + find_name(folder / "snapshots", "", "");

@@ -17,7 +17,7 @@
 #include "tests/unit/step/fake_run.h"
 #include "tests/unit/step/random_workload.h"
 
-// Overlapping plans: failures, interrupts and observers.
+// Failures, interrupts and observers of overlapping plans.
 
 namespace ballast::plan::executor_overlap_test {
 namespace {
@@ -240,7 +240,7 @@ TEST(Executor, CountsWhatIsUnderWayUpToTheMoment) {
   EXPECT_GT(later.busy_seconds[lane], before.busy_seconds[lane]);
   may_end = true;
   executor.drain();
-  // What was counted before its end is not counted again.
+  // Time counted before its end is not counted again.
   EXPECT_EQ(executor.totals().busy_seconds[lane], finished[lane]);
 }
 

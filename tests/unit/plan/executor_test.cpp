@@ -61,7 +61,7 @@ class Streams {
     }
     changed_.notify_all();
   }
-  /// For ExecutorOptions::finish.
+  /// Function for ExecutorOptions::finish.
   void finish(const Operation& operation, std::uint64_t run) {
     Stream& stream = of(operation);
     std::unique_lock lock(mutex_);
@@ -87,9 +87,9 @@ class Streams {
  private:
   using Item = std::pair<const Operation*, std::uint64_t>;
   struct Stream {
-    std::deque<Item> items;    ///< not done
-    std::deque<Item> started;  ///< not finished
-    std::set<Item> done;       ///< done but not finished
+    std::deque<Item> items;    ///< operations that are not done
+    std::deque<Item> started;  ///< operations that are not finished
+    std::set<Item> done;       ///< operations that are done but not finished
     bool in_order = true;
     std::thread thread;
   };
@@ -155,7 +155,7 @@ TEST(Executor, LanesWithRandomDelaysGiveTheSerialResult) {
 }
 
 TEST(Executor, QueuedLanesGiveTheSerialResult) {
-  std::map<std::size_t, std::size_t> most;  // enqueued, by the most allowed
+  std::map<std::size_t, std::size_t> most;  // number enqueued, by the maximum allowed
   expect_serial_results(
       [&](step::FakeMachine& machine, const ExecutorOptions& options, auto submit) {
         Streams streams([&](const Operation& op, std::uint64_t n) {
@@ -170,7 +170,7 @@ TEST(Executor, QueuedLanesGiveTheSerialResult) {
         seen = std::max(seen, streams.most());
       });
   EXPECT_EQ(most[kMostEnqueued], kMostEnqueued) << "nothing was enqueued ahead, or too much";
-  EXPECT_EQ(most[kMostOnFastStream], kMostOnFastStream) << "likewise on fast streams";
+  EXPECT_EQ(most[kMostOnFastStream], kMostOnFastStream) << "also on fast streams";
 }
 
 /// Operations of the given lanes, each after the previous one.
@@ -296,7 +296,7 @@ TEST(Executor, WhatIsEnqueuedIsWaitedForWhenTheExecutorIsGivenUp) {
     ExecutorOptions options;
     options.finish = [&](const Operation&, std::uint64_t) {
       while (!given_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      // Runs until it is told to end.
+      // Runs until it is ended.
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       ++finished;
     };

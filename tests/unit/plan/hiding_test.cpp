@@ -11,7 +11,7 @@ constexpr double kFast = 400e12;
 
 TEST(Hiding, NvmeStatesNeedAHundredThousandTokensAtTenGigabytesASecond) {
   EXPECT_DOUBLE_EQ(tokens_to_hide(kNvmeStateBytesPerParameter, kFast, 10e9), 100e3);
-  // With the bf16 weights on NVMe too: written once, read once.
+  // With the bf16 weights on NVMe too, which are written once and read once.
   EXPECT_DOUBLE_EQ(tokens_to_hide(kNvmeStateBytesPerParameter + 4.0, kFast, 10e9), 120e3);
 }
 

@@ -141,7 +141,7 @@ TEST(Simulator, ReadingAndWritingGetTheirSharesOfTheDisk) {
   Rates rates = unit_rates();
   rates.read_per_second = 4.0;
   rates.write_per_second = 2.0;
-  rates.mixed_per_second = 2.0;  // one for each
+  rates.mixed_per_second = 2.0;  // one each
   Prediction prediction = run_once(hand, rates);
   EXPECT_DOUBLE_EQ(span_of(prediction, write).end, 4.0);
   EXPECT_DOUBLE_EQ(span_of(prediction, read).end, 6.0);
@@ -272,7 +272,7 @@ TEST(Simulator, TheNextStepIsSubmittedAtTheGateAndWaitsOnlyAtSeams) {
   hand.gate(gate);
   const SimulationOptions three = {.warm_up = 1, .measured = 2, .timeline = true};
   const Prediction free = simulate(hand.schedule(), unit_rates(), three);
-  EXPECT_DOUBLE_EQ(free.step_seconds, 4.0);  // the write runs under the next step
+  EXPECT_DOUBLE_EQ(free.step_seconds, 4.0);  // the write runs during the next step
   EXPECT_DOUBLE_EQ(span_of(free, write, 1).start, 8.0);
   EXPECT_DOUBLE_EQ(at(free.busy_seconds, Lane::writeback), 3.0);
   EXPECT_EQ(free.bytes[static_cast<std::size_t>(Lane::writeback)], 3U);
