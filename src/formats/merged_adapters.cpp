@@ -458,7 +458,7 @@ fs::path base_of_adapters(const fs::path& folder) {
   if (is_adapter_folder(base->text()) &&
       !fs::exists(fs::path(base->text()) / "config.json", ignored)) {
     throw Error(ErrorCategory::data,
-                fmt::format("{}: base_model_name_or_path {} holds adapters itself; merge those "
+                fmt::format("{}: base_model_name_or_path {} contains adapters itself; merge those "
                             "first (ballast export --merged) and set it to the result",
                             file, shown));
   }

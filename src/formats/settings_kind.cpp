@@ -29,7 +29,7 @@ const std::vector<JsonKind> kJsonKinds = {
     {{"traceEvents"}, "a timeline", "ui.perfetto.dev and ballast report --trace show it"},
     {{"weight_map"}, "an index of weights", "name its folder as model.path of a config"},
     {{"base_model_name_or_path"},
-     "of adapters of PEFT",
+     "the adapter_config.json of PEFT",
      "name its folder as ballast.adapters.path of a config"},
     {{"architectures"}, "the config.json of a model", "name its folder as model.path of a config"},
     {{"model_type"}, "the config.json of a model", "name its folder as model.path of a config"},
