@@ -53,6 +53,8 @@ enum class Kernel : std::uint8_t {
 inline constexpr std::size_t kKernelCount = 21;
 /// Returns "layer backward" and the like, for messages, traces and to_text().
 std::string_view to_string(Kernel kernel) noexcept;
+/// Returns what an operation with this kernel does to its block: "forward", "backward", "loss".
+std::string_view work_of(Kernel kernel) noexcept;
 
 /// The name of a kernel's argument.
 enum class Port : std::uint8_t {

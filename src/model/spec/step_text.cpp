@@ -13,29 +13,34 @@
 namespace ballast::model {
 namespace {
 
-constexpr std::array<std::string_view, kKernelCount> kKernelNames = {
-    "embed",
-    "embed backward",
-    "layer",
-    "layer backward",
-    "norm",
-    "norm backward",
-    "tile",
-    "tile backward",
-    "shared expert",
-    "shared expert backward",
-    "router",
-    "router backward",
-    "expert",
-    "expert backward",
-    "exchanged expert",
-    "exchanged expert backward",
-    "head evaluate",
-    "head train",
-    "head scan",
-    "head differentiate",
-    "head end",
+struct KernelWords {
+  std::string_view name;
+  std::string_view work;  ///< see work_of()
 };
+
+constexpr std::array<KernelWords, kKernelCount> kKernels = {{
+    {"embed", "forward"},
+    {"embed backward", "backward"},
+    {"layer", "forward"},
+    {"layer backward", "backward"},
+    {"norm", "norm"},
+    {"norm backward", "backward"},
+    {"tile", "forward"},
+    {"tile backward", "backward"},
+    {"shared expert", "forward"},
+    {"shared expert backward", "backward"},
+    {"router", "router"},
+    {"router backward", "backward"},
+    {"expert", "forward"},
+    {"expert backward", "backward"},
+    {"exchanged expert", "forward"},
+    {"exchanged expert backward", "backward"},
+    {"head evaluate", "forward"},
+    {"head train", "forward and backward"},
+    {"head scan", "sums of logits"},
+    {"head differentiate", "backward of logits"},
+    {"head end", "loss"},
+}};
 static_assert(static_cast<std::size_t>(Kernel::head_end) + 1 == kKernelCount);
 
 constexpr std::array<std::string_view, kPortCount> kPortNames = {
@@ -325,7 +330,11 @@ class ProgramText {
 }  // namespace
 
 std::string_view to_string(Kernel kernel) noexcept {
-  return kKernelNames[static_cast<std::size_t>(kernel)];
+  return kKernels[static_cast<std::size_t>(kernel)].name;
+}
+
+std::string_view work_of(Kernel kernel) noexcept {
+  return kKernels[static_cast<std::size_t>(kernel)].work;
 }
 
 std::string_view to_string(Port port) noexcept {
