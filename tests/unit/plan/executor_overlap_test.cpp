@@ -62,7 +62,7 @@ bool closed(const Ran& ran, const std::vector<const Plan*>& runs) {
   return true;
 }
 
-TEST(Executor, AFailureInTheMiddleOfOverlappedRunsIsNamedAndNothingThatFollowsItRuns) {
+TEST(Executor, AFailureInOverlappingRunsIsNamedAndStopsItsSuccessors) {
   const Pipelined pipelined;
   const Schedule& schedule = pipelined.schedule;
   const std::vector<const Plan*> runs = {&schedule.first, &schedule.steady, &schedule.steady};
@@ -140,7 +140,7 @@ TEST(Executor, AnInterruptEndsTheWaitWithoutFinishingTheStep) {
   }
 }
 
-TEST(Executor, AnExecutorThatIsGivenUpFinishesOnlyWhatHasBegun) {
+TEST(Executor, ADestroyedExecutorFinishesOnlyStartedOperations) {
   const Pipelined pipelined;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     std::atomic<int> running = 0;
@@ -216,7 +216,7 @@ TEST(Executor, CountsBytesAndBusyTimePerLane) {
   }
 }
 
-TEST(Executor, CountsWhatIsUnderWayUpToTheMoment) {
+TEST(Executor, CountsRunningOperationsUpToTheMoment) {
   const Pipelined pipelined;
   const Schedule& schedule = pipelined.schedule;
   std::atomic<bool> may_end = false;

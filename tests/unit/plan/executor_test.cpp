@@ -186,7 +186,7 @@ Plan chain(std::initializer_list<Lane> lanes) {
   return plan;
 }
 
-TEST(Executor, EnqueuesBehindWhatIsUnderWayOnTheSameLaneAndNoOther) {
+TEST(Executor, EnqueuesBehindRunningOperationsOfTheSameLaneOnly) {
   const Plan plan =
       chain({Lane::compute, Lane::compute, Lane::compute, Lane::offload, Lane::update});
   std::mutex mutex;
@@ -220,7 +220,7 @@ TEST(Executor, EnqueuesBehindWhatIsUnderWayOnTheSameLaneAndNoOther) {
   EXPECT_GT(executor.totals().enqueueing_seconds[static_cast<std::size_t>(Lane::compute)], 0.0);
 }
 
-TEST(Executor, AnotherStreamOfTheLaneWaitsForTheEndOfWhatIsEnqueued) {
+TEST(Executor, AnotherStreamOfTheLaneWaitsForEnqueuedOperations) {
   Plan plan = chain({Lane::compute, Lane::compute});
   plan.operations[1].device = 1;
   std::atomic<bool> over = false;
@@ -237,7 +237,7 @@ TEST(Executor, AnotherStreamOfTheLaneWaitsForTheEndOfWhatIsEnqueued) {
   EXPECT_TRUE(over);
 }
 
-TEST(Executor, RequestsOfALaneAreUnderWayTogetherUnlessAnEdgeSaysOtherwise) {
+TEST(Executor, RequestsOfALaneOverlapUnlessAnEdgeForbidsIt) {
   Plan plan = chain({Lane::fetch, Lane::fetch, Lane::fetch});
   plan.operations[1].after.clear();
   std::mutex mutex;
@@ -270,7 +270,7 @@ TEST(Executor, RequestsOfALaneAreUnderWayTogetherUnlessAnEdgeSaysOtherwise) {
   EXPECT_EQ(finished.size(), 3U);
 }
 
-TEST(Executor, OtherLanesWaitForTheEndOfWhatIsEnqueued) {
+TEST(Executor, OtherLanesWaitForEnqueuedOperations) {
   const Plan plan = chain({Lane::compute, Lane::offload});
   std::atomic<bool> over = false;
   ExecutorOptions options;
@@ -287,7 +287,7 @@ TEST(Executor, OtherLanesWaitForTheEndOfWhatIsEnqueued) {
   EXPECT_TRUE(over);
 }
 
-TEST(Executor, WhatIsEnqueuedIsWaitedForWhenTheExecutorIsGivenUp) {
+TEST(Executor, DestructionWaitsForEnqueuedOperations) {
   const Plan plan = chain({Lane::compute, Lane::compute, Lane::compute});
   std::atomic<int> started = 0;
   std::atomic<int> finished = 0;
@@ -309,7 +309,7 @@ TEST(Executor, WhatIsEnqueuedIsWaitedForWhenTheExecutorIsGivenUp) {
   EXPECT_EQ(finished, started);
 }
 
-TEST(Executor, WhatIsEnqueuedIsWaitedForAfterAFailure) {
+TEST(Executor, AFailureWaitsForEnqueuedOperations) {
   const Plan plan = chain({Lane::compute, Lane::compute, Lane::offload});
   for (const bool serial : {false, true}) {
     std::atomic<int> started = 0;

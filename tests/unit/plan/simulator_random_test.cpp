@@ -93,7 +93,7 @@ TEST(Simulator, AStepIsNeverShorterThanItsPathsNorLongerThanSerial) {
   }
 }
 
-TEST(Simulator, EveryOperationRunsOnceInLaneOrderAndBehindWhatItFollows) {
+TEST(Simulator, EveryOperationRunsOnceInLaneOrderAfterItsPredecessors) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     const step::TestProblem problem = step::random_problem(seed);
     const Schedule schedule =

@@ -111,7 +111,7 @@ TEST(Simulator, LanesThatShareNothingOverlapInFull) {
   EXPECT_DOUBLE_EQ(run_once(hand).step_seconds, 7.0);
 }
 
-TEST(Simulator, AnOperationBlocksThoseBehindItOnItsLane) {
+TEST(Simulator, AnOperationBlocksLaterOnesOfItsLane) {
   Hand hand;
   const OpId slow = hand.add(Lane::compute, 4.0);
   hand.add(Lane::upload, 1.0, {slow});
@@ -205,7 +205,7 @@ TEST(Simulator, ALaneThatNeedsLittleOfACoreGetsIt) {
   EXPECT_DOUBLE_EQ(span_of(prediction, compute).end, 8.0);  // 1.5 of 2 cores for 4 s
 }
 
-TEST(Simulator, ComputeIsAsSlowBesideCopiesAndTransfersAsMeasured) {
+TEST(Simulator, ComputeDuringCopiesAndTransfersIsAsSlowAsMeasured) {
   Hand hand;
   const OpId compute = hand.add(Lane::compute, 7.0);
   const OpId upload = hand.add(Lane::upload, 4.0);
@@ -243,7 +243,7 @@ TEST(Simulator, LaunchAndLatencyAreNotShared) {
   EXPECT_DOUBLE_EQ(run_once(hand, rates).step_seconds, 1.0 + 4.0);
 }
 
-TEST(Simulator, WhatIsEnqueuedBehindItsLaneHasNoLaunchOfItsOwn) {
+TEST(Simulator, AnEnqueuedOperationHasNoLaunchTime) {
   Rates rates = unit_rates();
   rates.launch_seconds = 0.25;
   Hand queued;
@@ -297,7 +297,7 @@ TEST(Simulator, NoMoreThanTwoRunsAreUnfinished) {
   EXPECT_DOUBLE_EQ(span_of(prediction, compute, 3).start, 11.0);
 }
 
-TEST(Simulator, AStepBeginsAsTheFirstOneAndGoesOnAsTheSteadyOne) {
+TEST(Simulator, TheFirstStepIsFollowedBySteadyOnes) {
   Hand first;
   first.gate(first.add(Lane::compute, 10.0));
   Hand steady;
@@ -325,7 +325,7 @@ TEST(Simulator, BoundsComeLargestFirst) {
   EXPECT_DOUBLE_EQ(prediction.bounds[1].seconds, 3.0);
 }
 
-TEST(Simulator, APlanThatCannotGoOnIsAnError) {
+TEST(Simulator, ACycleOfEdgesIsAnError) {
   Hand hand;
   hand.add(Lane::compute, 1.0, {1});
   hand.add(Lane::upload, 1.0, {0});
