@@ -13,7 +13,7 @@
 namespace ballast::engine {
 namespace {
 
-/// Sizes of a block, with this rank's part of the states.
+/// Returns the sizes of a block, with this rank's part of the states.
 step::BlockSizes sizes_of(const model::Architecture& model, DType type, std::size_t b,
                           std::uint64_t persistence_threshold) {
   const model::BlockSpec& block = model.blocks[b];
@@ -27,7 +27,7 @@ step::BlockSizes sizes_of(const model::Architecture& model, DType type, std::siz
                          block.trained_elements() % block.elements > 0};
 }
 
-/// Element ranges of the trained tensors that are exempt, each with its padding, which is zero.
+/// Returns the element ranges of exempt trained tensors, each with its padding, which is zero.
 std::vector<ElementRange> undecayed_elements(const model::Architecture& model) {
   std::vector<ElementRange> ranges;
   Elems start = 0;
@@ -72,7 +72,7 @@ std::string describe_speculation(const Blueprint& blueprint) {
                      blocks.size());
 }
 
-/// What is trained, if something is frozen; else "".
+/// Describes what is trained if something is frozen; else "".
 std::string describe_trained(const Blueprint& blueprint) {
   const Elems trained = blueprint.model.trained_parameters();
   const Elems all = blueprint.model.parameters();
@@ -84,7 +84,7 @@ std::string describe_trained(const Blueprint& blueprint) {
                      blueprint.problem.name_of(blueprint.problem.program().first_differentiated));
 }
 
-/// Describes what weight decay leaves out; "" without weight decay, or if it leaves out nothing.
+/// Describes the tensors without weight decay; "" without weight decay, or if there are none.
 std::string describe_decay(const Blueprint& blueprint) {
   std::size_t all = 0;
   std::size_t exempt = 0;
@@ -97,7 +97,7 @@ std::string describe_decay(const Blueprint& blueprint) {
   return exempt == 0 ? "" : fmt::format("not for {} of {} trained tensors", exempt, all);
 }
 
-/// The format of a quantised base and the bytes of its blocks; "" without one.
+/// Returns the format of a quantised base and the size of its blocks; "" without one.
 std::string describe_base(const Blueprint& blueprint) {
   if (!blueprint.model.quantization) return "";
   Bytes kept = 0;
@@ -110,7 +110,7 @@ std::string describe_base(const Blueprint& blueprint) {
                      format_bytes(kept), format_bytes(decoded));
 }
 
-/// Empty for a model without layers.
+/// Returns "" for a model without layers.
 std::string describe_kept(const Blueprint& blueprint) {
   std::size_t layers = 0;
   std::size_t kept = 0;
@@ -135,7 +135,7 @@ std::string describe_kept(const Blueprint& blueprint) {
                      layers - kept);
 }
 
-/// How experts differ from other blocks; "" if they do not, or if there are none.
+/// Describes the differences between experts and other blocks; "" if there are none.
 std::string describe_experts(const Blueprint& blueprint) {
   const step::Options& options = blueprint.options;
   std::string text;
@@ -175,7 +175,7 @@ void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
       std::clamp<std::uint64_t>(evaluation_micro_batches, 1, blueprint.micro_batches));
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     problem.blocks.push_back(sizes_of(model, blueprint.type, b, persistence_threshold));
-    // The parts of the ranks follow from the sizes.
+    // The parts of the ranks are derived from the sizes.
     for (std::uint32_t group = 0; group < sub_groups(blueprint, b); ++group) {
       const StateLayout states = state_layout(blueprint, b, group);
       problem.blocks[b].sub_groups.push_back(

@@ -11,7 +11,7 @@
 namespace ballast::engine {
 namespace {
 
-/// Positions that reach outside their sequence would be read from other memory.
+/// Checks positions, because a position outside its sequence would read other memory.
 void check_positions(std::span<const std::int32_t> positions, std::size_t length) {
   for (std::size_t i = 0; i < positions.size(); ++i) {
     const bool continues = i % length > 0 && positions[i] == positions[i - 1] + 1;
