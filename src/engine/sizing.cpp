@@ -68,7 +68,7 @@ std::string describe_speculation(const Blueprint& blueprint) {
     count += !blocks[b].is_frozen() && blueprint.placement.blocks[b].speculates ? 1 : 0;
   }
   if (count == 0) return "";
-  return fmt::format("of {} of {} blocks before the norm is known, repeated if it clips", count,
+  return fmt::format("{} of {} blocks speculatively (redone if the step is clipped)", count,
                      blocks.size());
 }
 
@@ -126,8 +126,8 @@ std::string describe_kept(const Blueprint& blueprint) {
     });
   };
   const std::string_view what =
-      has_part(model::LayerPart::router) ? " (of layers with experts: attention)"
-      : has_part(model::LayerPart::norm) ? " (of layers in tiles: what attention adds)"
+      has_part(model::LayerPart::router) ? " (layers with experts: only attention)"
+      : has_part(model::LayerPart::norm) ? " (layers in tiles: only the output of attention)"
                                          : "";
   if (kept == 0) return "recomputed in the backward pass";
   if (kept == layers) return fmt::format("kept on device{}", what);
@@ -141,15 +141,17 @@ std::string describe_experts(const Blueprint& blueprint) {
   std::string text;
   if (blueprint.problem.table->routing_bytes() == 0) return text;
   if (options.expert_updates == step::ExpertUpdates::touched) {
-    text = "updated only in steps with tokens; results differ from those of updating all";
+    text = "updated only in steps with tokens; results differ from updating all";
   }
   if (options.prefetches_experts) {
-    text += fmt::format("{}weights move before the router has chosen", text.empty() ? "" : "; ");
+    text += fmt::format("{}weights are prefetched before the router has chosen",
+                        text.empty() ? "" : "; ");
   }
   const std::uint64_t ranks = blueprint.model.expert_ranks;
   if (ranks > 1) {
-    text += fmt::format("{}{} ranks share those of a layer; results differ from those without",
-                        text.empty() ? "" : "; ", ranks);
+    text +=
+        fmt::format("{}{} ranks share the experts of a layer; results differ from those without",
+                    text.empty() ? "" : "; ", ranks);
   }
   return text;
 }

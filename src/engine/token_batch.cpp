@@ -17,8 +17,8 @@ void check_positions(std::span<const std::int32_t> positions, std::size_t length
     const bool continues = i % length > 0 && positions[i] == positions[i - 1] + 1;
     if (positions[i] == 0 || continues) continue;
     throw Error(ErrorCategory::data,
-                fmt::format("token {} of the batch has position {}; a position is 0 or one more "
-                            "than that of the token before in its sequence",
+                fmt::format("token {} of the batch has position {}; a position must be 0 or one "
+                            "more than the preceding token's in its sequence",
                             i, positions[i]));
   }
 }

@@ -185,7 +185,7 @@ std::string describe_excess(const memory::Budgets& budgets, const memory::Ledger
   const Tier tier = above(Tier::host) > above(Tier::device) ? Tier::host : Tier::device;
   const memory::LedgerLine* const largest = ledger.largest(tier);
   return fmt::format(
-      "the {} budget of {} is {} too small: the smallest plan found needs {}, {} of it for '{}'",
+      "the {} budget of {} is {} too small: the smallest plan needs {}, {} of it for '{}'",
       to_string(tier), format_bytes(tier == Tier::device ? budgets.device : budgets.host),
       format_bytes(above(tier)), format_bytes(ledger.total(tier)), format_bytes(largest->bytes),
       largest->kind);

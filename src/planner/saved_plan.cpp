@@ -90,7 +90,7 @@ class PlanFile {
                       name_));
     }
     if (mark->whole() != kForm) {
-      fail(fmt::format("it has form {}, but this version of the program reads form {}",
+      fail(fmt::format("it has format {}, but this version of the program reads format {}",
                        mark->compact(), kForm));
     }
   }
