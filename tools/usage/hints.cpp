@@ -86,7 +86,7 @@ std::string plain_word(const std::string& name) {
   return text;
 }
 
-/// The advice on `word`, which has no spaces; "" without any.
+/// The advice on `word`, which has no spaces; "" if there is none.
 std::string_view advice_for(std::span<const Advice> table, const std::string& word) {
   for (const auto& [advice, words] : table) {
     if (fmt::format(" {} ", words).find(fmt::format(" {} ", word)) != std::string::npos)
