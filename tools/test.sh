@@ -27,7 +27,7 @@ configure() {
 check() {
   folder=$1
   shift
-  meson test -C "$folder" --num-processes $(($(nproc) + 1)) --print-errorlogs "$@" >"$folder/test.log" 2>&1 || {
+  meson test -C "$folder" --num-processes $(($(nproc) + 2)) --print-errorlogs "$@" >"$folder/test.log" 2>&1 || {
     grep -E -A20 'FAILED|error' "$folder/test.log" | head -n 80 >&2
     tail -n 100 "$folder/test.log" >&2
     exit 1
@@ -47,7 +47,7 @@ if [ "${1:-}" = "quick" ]; then
 fi
 
 # Compiles several sources as one, which is faster for a build from scratch.
-joined="-Dunity=on -Dunity_size=8"
+joined="-Dunity=on -Dunity_size=32"
 
 step "build and test: gcc"
 configure build-test $joined -Dgpu_architectures=80

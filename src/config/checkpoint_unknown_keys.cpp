@@ -17,8 +17,8 @@ namespace {
 
 using text::Json;
 
-/// Keys that do not change the logits: of the tokenizer, of generation, of transformers itself and
-/// of programs that convert models.
+/// Keys that do not change the logits: those of the tokenizer, of generation, of transformers
+/// itself and of programs that convert models.
 constexpr std::string_view kWithoutEffect =
     "_attn_implementation _attn_implementation_autoset _attn_implementation_internal "
     "_commit_hash _experts_implementation _experts_implementation_internal _name_or_path "
@@ -48,7 +48,8 @@ constexpr std::string_view kWithoutEffect =
     "suppress_tokens target_lookbehind task_specific_params temperature tf_legacy_loss "
     "tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config "
     "transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache";
-/// Keys of all families that may only have one value, since others change the model. Null is false.
+/// Keys of all families that may have only one value, since others change the model. Null means
+/// false.
 constexpr std::array kMustBeFalse = {"add_cross_attention", "is_encoder_decoder",
                                      "tie_encoder_decoder"};
 constexpr const char* kMustBeTrue = "is_causal";

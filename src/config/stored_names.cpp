@@ -20,8 +20,8 @@ using text::Json;
 
 constexpr const char* kIndexSuffix = ".index.json";
 constexpr std::string_view kNf4 = ".quant_state.bitsandbytes__nf4";
-/// Ends of the names that the formats give to codes, scales and descriptions: bitsandbytes, MXFP4,
-/// GPTQ and AWQ, fp8 and compressed-tensors.
+/// Suffixes that the formats give to the names of codes, scales and descriptions: bitsandbytes,
+/// MXFP4, GPTQ and AWQ, fp8 and compressed-tensors.
 constexpr std::string_view kOfCodes =
     ".absmax .quant_map .quant_state.bitsandbytes__nf4 .quant_state.bitsandbytes__fp4 .SCB "
     "_blocks .qweight .qzeros .weight_packed .weight_scale .weight_scale_inv "

@@ -222,14 +222,14 @@ class SwapErrors(FaultTest):
                           environment={"BALLAST_IO_FAULTS": "lost:on=write:after=20:times=1"})
         line = self.assert_error(done, 1, "checksum mismatch", "the run cannot go back: ",
                                  "its only checkpoint is damaged", "step-2/rank-0.swap-0")
-        self.assertNotIn("to go on", line)
+        self.assertNotIn("to continue", line)
         self.assertNotIn("skipped", done.stderr)
 
     def test_without_a_checkpoint_it_stops(self):
         done = self.train(ballast={**self.BALLAST, "on_error": "resume", "checkpoint_every": 19},
                           environment={"BALLAST_IO_FAULTS": "eio:on=read:after=9:times=1"})
         line = self.assert_error(done, 1, "Input/output error")
-        self.assertNotIn("to go on", line)
+        self.assertNotIn("to continue", line)
 
     @unittest.skipUnless(MPIRUN, "without mpirun")
     def test_of_one_rank_end_the_run_and_name_the_checkpoint(self):

@@ -176,8 +176,7 @@ struct Pass {
   PassCost cost;
   float token_share = 1.0F;  ///< share of the micro-batch's tokens, assuming balanced routing
   Bytes exchanged = 0;       ///< received from other ranks, assuming balanced routing
-  std::uint16_t shape =
-      0;  ///< equal for passes that run the same kernels; the warm-up runs each shape once
+  std::uint16_t shape = 0;   ///< equal for passes with the same kernels, for the warm-up
   /// The operands. Data are brought to the device in this order.
   std::vector<Operand> operands;
 };
@@ -249,8 +248,7 @@ struct StepProgram {
 struct StepShape {
   MicroBatchShape micro_batch;
   bool packed = false;  ///< several documents per sequence; layers read the positions of the tokens
-  bool pairs =
-      false;  ///< sequences 2 i and 2 i + 1 are a preference pair, compared with a reference model
+  bool pairs = false;   ///< sequences 2 i and 2 i + 1 are a preference pair
   std::uint32_t ranks = 1;
 };
 

@@ -76,7 +76,7 @@ std::int64_t time_of(const json& event, const char* key) {
   return std::llround(event.at(key).get<double>() * 1000.0);
 }
 
-TEST(Trace, HasASliceForEveryOperationThatSaysWhatItDid) {
+TEST(Trace, HasADescribedSlicePerOperation) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const Recorded recorded(seed);
     const auto slices = of_phase(events(recorded), "X");
@@ -216,7 +216,7 @@ TEST(Trace, DrawsAnArrowAlongEveryEdgeAlsoAcrossRuns) {
   }
 }
 
-TEST(Trace, DrawsNoArrowsToWhatIsNotThere) {
+TEST(Trace, DrawsNoArrowsToMissingOperations) {
   Recorded recorded(2);
   auto& spans = recorded.timeline.spans;
   // The records of an interrupted run, from the middle on.

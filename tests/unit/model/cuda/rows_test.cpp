@@ -24,6 +24,7 @@ namespace in_double = host::in_double;
 using test::DeviceArray;
 using test::exact;
 using test::expect_close;
+using test::host_ops;
 using test::in_every_order;
 using test::must;
 using test::normals_of;
@@ -181,7 +182,7 @@ void check_dropout(std::size_t size) {
     expect_close(found, exact(expected), 1e-6);
   }
 }
-TEST_F(CudaRows, DropoutAndScaleAreTheHosts) {
+TEST_F(CudaRows, DropoutAndScaleEqualTheHosts) {
   for (const std::size_t size : kSizes) {
     check_dropout<float>(size);
     check_dropout<Bf16>(size);
@@ -235,7 +236,7 @@ TEST_F(CudaRows, ColumnsAreAddedUp) {
   }
 }
 
-TEST_F(CudaRows, AColumnWithANanIsAloneWithIt) {
+TEST_F(CudaRows, ANanAffectsOnlyItsColumn) {
   std::vector<float> x(70 * 16, 1.0F);
   x[69 * 16 + 5] = std::numeric_limits<float>::infinity();
   const DeviceArray<float> there(x);
