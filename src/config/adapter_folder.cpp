@@ -33,8 +33,8 @@ constexpr std::array<std::pair<const char*, const char*>, 7> kSame = {
 /// Keys that do not change what saved adapters compute.
 constexpr std::string_view kIgnoredKeys =
     "auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config "
-    "fan_in_fan_out inference_mode loftq_config lora_ga_config megatron_core "
-    "monteclora_config peft_version qalora_group_size revision runtime_config task_type";
+    "fan_in_fan_out inference_mode loftq_config lora_ga_config megatron_core monteclora_config "
+    "peft_version qalora_group_size revision runtime_config task_type";
 
 /// Kinds of initial values that do not change the weights of the model.
 constexpr std::array kPlainBeginnings = {"true", "false", "gaussian", "eva", "orthogonal"};
@@ -154,10 +154,9 @@ Json read_adapter_folder(const fs::path& folder) {
     const bool pattern =
         own == std::string_view("targets") && value->is_string() && !(*value == model::kAllLinear);
     if (pattern) {
-      refuse_adapters(
-          file, theirs, *value,
-          "training reads only lists of names and \"all-linear\"; list the maps, or their full "
-          "names (\"model.layers.0.self_attn.q_proj\")");
+      refuse_adapters(file, theirs, *value,
+                      "training reads only lists of names and \"all-linear\"; list the maps, or "
+                      "their full names (\"model.layers.0.self_attn.q_proj\")");
     }
     check_type(file, theirs, *value);
     section.add(own, value->is_string() ? Json::array({*value}) : *value);
