@@ -103,15 +103,15 @@ void check_data(const Config& c, const Document& document) {
     document.fail("data.held_out", "data.eval gives a share too; give one of them");
   }
   if (!d.text.empty() && c.model.vocab_size < kByteValues) {
-    document.fail("model.vocab_size",
-                  fmt::format("must be at least 256 for data.text, which is read byte by byte, got "
-                              "{}",
-                              c.model.vocab_size));
+    document.fail(
+        "model.vocab_size",
+        fmt::format("must be at least 256 for data.text, which is read byte by byte, got {}",
+                    c.model.vocab_size));
   }
   if (!d.tokens.empty() && d.token_type == TokenType::u16 && c.model.vocab_size > kU16Values) {
-    document.fail("data.token_type", fmt::format("u16 holds 65536 tokens, but model.vocab_size is "
-                                                 "{}; use u32",
-                                                 c.model.vocab_size));
+    document.fail("data.token_type",
+                  fmt::format("u16 holds 65536 tokens, but model.vocab_size is {}; use u32",
+                              c.model.vocab_size));
   }
 }
 
@@ -123,10 +123,9 @@ void complete_optimizer(Config& c, const Document& document) {
     document.fail("optimizer.params.nesterov", "needs a momentum above 0; give momentum");
   }
   if (o.type == adagrad && c.ballast.optimizer_states == cpu_adam::Moments::Format::bf16_first) {
-    document.fail(
-        "ballast.optimizer_states",
-        "\"bf16_first\" applies to the first moment, which Adagrad lacks; use \"fp32\" or "
-        "\"8bit\"");
+    document.fail("ballast.optimizer_states",
+                  "\"bf16_first\" applies to the first moment, which Adagrad lacks; use \"fp32\" "
+                  "or \"8bit\"");
   }
 }
 
@@ -150,10 +149,10 @@ void note_optimizer_defaults(Config& c, const Document& document) {
   const OptimizerSection& o = c.optimizer;
   const auto note = [&](const char* key, const std::string& own, const std::string& theirs) {
     if (own == theirs || find_given(*section, fmt::format("params.{}", key)) != nullptr) return;
-    c.notes.push_back(fmt::format(
-        "optimizer.params.{}: not given, so it is {}; DeepSpeed would take {}; give the key to "
-        "choose",
-        key, own, theirs));
+    c.notes.push_back(
+        fmt::format("optimizer.params.{}: not given, so it is {}; DeepSpeed would take {}; give "
+                    "the key to choose",
+                    key, own, theirs));
   };
   const auto real = [](double value) { return Json(value).compact(); };
   if (o.type == cpu_adam::Optimizer::adamw) {
@@ -188,10 +187,10 @@ void complete_placement(Config& c, const Document& document) {
     auto& rule = c.ballast.placement[i];
     if (rule.last_block == std::numeric_limits<std::uint64_t>::max()) rule.last_block = last;
     if (rule.last_block > last) {
-      document.fail(fmt::format("ballast.placement[{}].blocks", i),
-                    fmt::format("there is no block {}; the model has blocks 0 (embedding) to {} "
-                                "(head)",
-                                rule.last_block, last));
+      document.fail(
+          fmt::format("ballast.placement[{}].blocks", i),
+          fmt::format("there is no block {}; the model has blocks 0 (embedding) to {} (head)",
+                      rule.last_block, last));
     }
   }
 }
@@ -241,8 +240,8 @@ void complete_quantized_base(Config& c) {
     if (matrices.stored == 0) return;
     if (matrices.stored < matrices.all) {
       c.notes.push_back(fmt::format(
-          "ballast.quantized_base: \"auto\" is \"none\": {} of {} frozen matrices of "
-          "model.weights are nf4, which is decoded; \"nf4\" would encode the others too",
+          "ballast.quantized_base: \"auto\" is \"none\": {} of {} frozen matrices of model.weights "
+          "are nf4, which is decoded; \"nf4\" would encode the others too",
           matrices.stored, matrices.all));
       return;
     }
@@ -254,17 +253,17 @@ void complete_quantized_base(Config& c) {
       std::any_of(names->begin(), names->end(),
                   [](const std::string& name) { return name.ends_with(".nested_absmax"); });
   c.notes.push_back(
-      fmt::format("ballast.quantized_base: \"auto\" is \"nf4\"{}, which model.weights "
-                  "are",
+      fmt::format("ballast.quantized_base: \"auto\" is \"nf4\"{}, which model.weights are",
                   c.ballast.double_quantization ? " with double_quantization" : ""));
 }
 
 void check_trained(Config& c, const Document& document) {
   if (c.ballast.double_quantization && c.ballast.quantized_base != QuantizedBase::nf4) {
-    document.fail("ballast.double_quantization",
-                  fmt::format("is for the scales of \"nf4\", but ballast.quantized_base is \"{}\"; "
-                              "set this to false",
-                              name_of(c.ballast.quantized_base)));
+    document.fail(
+        "ballast.double_quantization",
+        fmt::format(
+            "is for the scales of \"nf4\", but ballast.quantized_base is \"{}\"; set this to false",
+            name_of(c.ballast.quantized_base)));
   }
   const bool plain = c.ballast.quantized_base == QuantizedBase::none;
   const bool decays_all = c.ballast.weight_decay_exclude.empty();
@@ -280,8 +279,7 @@ void check_trained(Config& c, const Document& document) {
 void check_aio(const AioSection& a, const Document& document) {
   if (a.abandon_seconds < a.stall_seconds) {
     document.fail("aio.abandon_seconds",
-                  fmt::format("{} is below stall_seconds {}; raise it, or lower "
-                              "stall_seconds",
+                  fmt::format("{} is below stall_seconds {}; raise it, or lower stall_seconds",
                               a.abandon_seconds, a.stall_seconds));
   }
   if (a.buffered && a.iopoll) {
@@ -306,17 +304,16 @@ void note_unused_paths(Config& c) {
 void check_zero(const ZeroSection& zero, const Document& document) {
   if (zero.stage == 3) return;
   if (zero.quantized_weights) {
-    document.fail(
-        "zero_optimization.zero_quantized_weights",
-        fmt::format("applies only to the gathers of stage 3, but the stage is {}; set stage to "
-                    "3 or this to false",
-                    zero.stage));
+    document.fail("zero_optimization.zero_quantized_weights",
+                  fmt::format("applies only to the gathers of stage 3, but the stage is {}; set "
+                              "stage to 3 or this to false",
+                              zero.stage));
   }
   if (zero.hpz_partition_size > 1) {
-    document.fail("zero_optimization.zero_hpz_partition_size",
-                  fmt::format("applies only to stage 3, but the stage is {}; set "
-                              "stage to 3 or this to 1",
-                              zero.stage));
+    document.fail(
+        "zero_optimization.zero_hpz_partition_size",
+        fmt::format("applies only to stage 3, but the stage is {}; set stage to 3 or this to 1",
+                    zero.stage));
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
+#include "ballast/text/words.h"
 
 #include "src/config/sections.h"
 
@@ -64,11 +65,7 @@ const std::vector<KeyRow>& rows() {
   static const std::vector<KeyRow> all = [] {
     std::vector<KeyRow> list;
     for (const auto& [role, keys] : kRoles) {
-      for (std::size_t at = 0; at < keys.size();) {
-        const std::size_t end = std::min(keys.find(' ', at), keys.size());
-        list.push_back({keys.substr(at, end - at), role});
-        at = end + 1;
-      }
+      for (const auto key : text::words_of(keys)) list.push_back({key, role});
     }
     return list;
   }();

@@ -18,6 +18,7 @@
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/memory/budget.h"
 #include "ballast/text/files.h"
+#include "ballast/text/words.h"
 
 namespace ballast::planner {
 namespace {
@@ -29,40 +30,16 @@ constexpr std::string_view kMark = "ballast_plan";
 constexpr std::uint64_t kForm = 1;
 
 /// Keys, or sections of keys, that do not affect plans.
-constexpr std::array<std::string_view, 29> kFree = {
-    "ballast.checkpoint_every",
-    "ballast.checkpoint_keep",
-    "ballast.comm_timeout_seconds",
-    "ballast.delay_seed",
-    "ballast.eval_every",
-    "ballast.max_skipped_steps",
-    "ballast.nvtx",
-    "ballast.on_error",
-    "ballast.out",
-    "ballast.preference",
-    "ballast.save_weights",
-    "ballast.seed",
-    "ballast.serial",
-    "ballast.spike",
-    "ballast.steps",
-    "ballast.weight_decay_exclude",
-    "csv_monitor",
-    "data.documents",
-    "data.eval",
-    "data.held_out",
-    "data.shuffle",
-    "data.text",
-    "data.token_type",
-    "data.tokens",
-    "model.weights",
-    "optimizer.params",
-    "scheduler",
-    "steps_per_print",
-    "tensorboard",
-};
+constexpr std::string_view kFree =
+    "ballast.checkpoint_every ballast.checkpoint_keep ballast.comm_timeout_seconds "
+    "ballast.delay_seed ballast.eval_every ballast.max_skipped_steps ballast.nvtx "
+    "ballast.on_error ballast.out ballast.preference ballast.save_weights ballast.seed "
+    "ballast.serial ballast.spike ballast.steps ballast.weight_decay_exclude csv_monitor "
+    "data.documents data.eval data.held_out data.shuffle data.text data.token_type "
+    "data.tokens model.weights optimizer.params scheduler steps_per_print tensorboard";
 
 bool is_free(std::string_view path) {
-  return std::any_of(kFree.begin(), kFree.end(), [&](std::string_view key) {
+  return std::ranges::any_of(text::words_of(kFree), [&](std::string_view key) {
     return path.starts_with(key) && (path.size() == key.size() || path[key.size()] == '.');
   });
 }

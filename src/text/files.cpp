@@ -110,10 +110,9 @@ void read_fully(const Descriptor& file, const std::filesystem::path& path, Bytes
           error_number);
     }
     if (count == 0) {
-      throw Error(ErrorCategory::data,
-                  fmt::format("{} ends at offset {}, {} bytes too early: it is truncated or was "
-                              "changed while in use",
-                              path.string(), offset, out.size()));
+      throw Error(ErrorCategory::data, fmt::format("{} ends at offset {}, {} bytes too early: it "
+                                                   "is truncated or was changed while in use",
+                                                   path.string(), offset, out.size()));
     }
     offset += static_cast<Bytes>(count);
     out = out.subspan(static_cast<std::size_t>(count));
