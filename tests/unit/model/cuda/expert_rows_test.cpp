@@ -19,6 +19,7 @@ using test::Decided;
 using test::DeviceArray;
 using test::exact;
 using test::expect_close;
+using test::host_ops;
 using test::in_every_order;
 using test::must;
 using test::normals_of;

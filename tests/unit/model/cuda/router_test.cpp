@@ -24,6 +24,7 @@ using test::Decided;
 using test::DeviceArray;
 using test::exact;
 using test::expect_close;
+using test::host_ops;
 using test::in_every_order;
 using test::logits_of;
 using test::must;

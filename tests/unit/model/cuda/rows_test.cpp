@@ -24,6 +24,7 @@ namespace in_double = host::in_double;
 using test::DeviceArray;
 using test::exact;
 using test::expect_close;
+using test::host_ops;
 using test::in_every_order;
 using test::must;
 using test::normals_of;
