@@ -251,10 +251,12 @@ StepProgram write_program(const Architecture& model, DType type, const StepShape
 /// The program as text, one line per stop, pass and operand: for golden files and people.
 std::string to_text(const StepProgram& program);
 
-/// Returns one line per breach of a rule: a read follows a write of the same life; a recipe writes
-/// its value and reads only what is placed, kept with a recipe, or made by the recipe; only
-/// optional operands have a cost of absence; `finishes` lists each block from the head down to
-/// first_differentiated once; a block with rows follows the pass that writes its routing.
+/// Returns one line per breach of a rule: a read follows a write of the same life; outside of
+/// recipes, one pass writes a value (the gradient of a value with several readers, too) and all
+/// others update it; a recipe writes its value and reads only what is placed, kept with a recipe,
+/// or made by the recipe; only optional operands have a cost of absence; `finishes` lists each
+/// block from the head down to first_differentiated once; a block with rows follows the pass that
+/// writes its routing.
 std::vector<std::string> check(const StepProgram& program);
 
 }  // namespace ballast::model
