@@ -28,7 +28,7 @@ std::unique_ptr<device::Device> make_device(const Sample& sample, Bytes budget, 
 class Copies {
  public:
   Copies(const Sample& sample, double link_gbps)
-      : bytes_(step::RankSizes(sample.blueprint.workload).updated_weights(1)),
+      : bytes_(step::RankSizes(sample.blueprint.problem).updated_weights(1)),
         count_(cold_copies(sample, 2 * bytes_)),
         conditions_{compute_team(sample.config) > 0 ? 1.0 : 0.0, sample.busy},
         device_(make_device(sample, count_ * round_up(bytes_, kPage), link_gbps)),

@@ -47,7 +47,7 @@ state::SwapOptions existing_paths(const config::Config& config) {
 class SwapProbe {
  public:
   SwapProbe(const Sample& sample)
-      : bytes_(std::min(kMostBytes, sample.blueprint.workload.blocks[1].sub_groups[0].state_bytes)),
+      : bytes_(std::min(kMostBytes, sample.blueprint.problem.blocks[1].sub_groups[0].state_bytes)),
         memory_(kExtents * bytes_, "measuring the swap paths") {
     std::vector<Bytes> extents(kExtents, bytes_);
     extents.push_back(kPage);

@@ -32,16 +32,14 @@ const Operand& operand_of(const model::Pass& pass, Port port, std::size_t place)
 }
 
 Bytes bytes_of(const CurrentOperation& at, const Operand& operand) {
-  const model::StepProgram& program = program_of(at.workload());
+  const model::StepProgram& program = at.problem().program();
   switch (operand.kind) {
     case OperandKind::weights:
-      return at.workload().blocks[operand.number].whole_weight_bytes();
+      return at.problem().blocks[operand.number].whole_weight_bytes();
     case OperandKind::gradient:
       return program.sums[operand.number].bytes;
-    case OperandKind::value: {
-      const model::StepValue& value = program.values[operand.number];
-      return value.bytes > 0 ? value.bytes : program.classes[value.of].bytes;
-    }
+    case OperandKind::value:
+      return program.bytes_of(program.values[operand.number]);
     case OperandKind::workspace:
       break;
   }
@@ -60,14 +58,14 @@ DeviceBytes place_in_report(const CurrentOperation& at, const Use& use, model::K
 model::Dropout dropout_of(const CurrentOperation& at) {
   const Blueprint& blueprint = at.blueprint();
   const std::uint64_t micro =
-      std::uint64_t{at.operation.micro} * blueprint.workload.world + blueprint.rank;
+      std::uint64_t{at.operation.micro} * blueprint.problem.world + blueprint.rank;
   const auto step = static_cast<std::uint64_t>(at.context.hyper.step);
   return {.on = at.context.trains, .key = random_u64(at.modules().seed, step, micro)};
 }
 
 model::PassScalars scalars_of(const CurrentOperation& at, const model::Pass& pass) {
   const bool first = at.operation.micro == 0;
-  const std::uint32_t ranks = at.workload().world;
+  const std::uint32_t ranks = at.problem().world;
   return {.accumulation = first ? model::Accumulation::first : model::Accumulation::later,
           .dropout = pass.reference > 0 ? model::Dropout() : dropout_of(at),
           .loss_gradient = at.context.loss_gradient(),
@@ -114,7 +112,7 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
 }  // namespace
 
 void run_pass(const CurrentOperation& at) {
-  const model::Pass& pass = program_of(at.workload()).passes[step::pass_id(at.operation)];
+  const model::Pass& pass = at.problem().program().passes[step::pass_id(at.operation)];
   at.modules().compute.run(at.stream(), pass, arguments_of(at, pass));
 }
 

@@ -13,7 +13,7 @@ using plan::Role;
 namespace {
 
 model::RoutingCounts counts_in(const CurrentOperation& at, BufferId counts, std::uint32_t micro) {
-  return {routing_of(at, counts, micro), at.workload().world};
+  return {routing_of(at, counts, micro), at.problem().world};
 }
 
 const model::BlockSpec& block_of(const CurrentOperation& at) {
@@ -32,7 +32,7 @@ bool holds(const CurrentOperation& at, const plan::Condition& condition) {
   const bool one = condition.rows == Rows::in_micro_batch;
   const std::uint32_t first = one ? condition.micro : 0;
   const std::uint32_t end = one ? condition.micro + 1 : at.context.micro_batches;
-  const std::uint32_t ranks = condition.any_rank ? at.workload().world : 1;
+  const std::uint32_t ranks = condition.any_rank ? at.problem().world : 1;
   for (std::uint32_t m = first; m < end; ++m) {
     const model::RoutingCounts counts = counts_in(at, at.operation.buffer(Role::counts), m);
     for (std::uint32_t r = 0; r < ranks; ++r) {
@@ -45,19 +45,19 @@ bool holds(const CurrentOperation& at, const plan::Condition& condition) {
 
 }  // namespace
 
-Bytes counts_of_micro_batch(const step::Workload& workload) {
-  return workload.world * workload.routing_bytes;
+Bytes counts_of_micro_batch(const step::Problem& problem) {
+  return problem.world * problem.table->routing_bytes();
 }
 
-HostBytes counts_of_micro_batch(const step::Workload& workload, state::Store& store,
-                                BufferId counts, std::uint32_t micro) {
-  const Bytes bytes = counts_of_micro_batch(workload);
+HostBytes counts_of_micro_batch(const step::Problem& problem, state::Store& store, BufferId counts,
+                                std::uint32_t micro) {
+  const Bytes bytes = counts_of_micro_batch(problem);
   return store.host(counts, (micro + 1) * bytes).subspan(micro * bytes);
 }
 
 std::span<const std::int32_t> routing_of(const CurrentOperation& at, BufferId counts,
                                          std::uint32_t micro) {
-  const HostBytes all = counts_of_micro_batch(at.workload(), at.modules().store, counts, micro);
+  const HostBytes all = counts_of_micro_batch(at.problem(), at.modules().store, counts, micro);
   return {reinterpret_cast<const std::int32_t*>(all.data()), all.size() / sizeof(std::int32_t)};
 }
 
@@ -67,27 +67,27 @@ bool has_work(const CurrentOperation& at) {
 }
 
 void report_routing(const CurrentOperation& at) {
-  const step::Workload& work = at.workload();
+  const step::Problem& problem = at.problem();
+  const step::ProgramTable& table = *problem.table;
   const std::uint32_t micro_batches = at.context.micro_batches;
   StepResult& result = at.context.result;
   result.expert_rows.assign(at.blueprint().model.config.num_layers, {});
-  std::uint32_t router = 0;
+  auto routing = table.values().counts.begin();
   // The counts are in the order of the routers.
   for (const plan::Use& use : at.operation.uses) {
     if (use.role != Role::counts) continue;
-    while (!work.blocks[router].routes) ++router;
-    const model::BlockSpec& last = at.blueprint().model.blocks[work.last_tile(router)];
+    const model::BlockId end = table.counting_in(*routing++).end;
+    const model::BlockSpec& last = at.blueprint().model.blocks[end - 1];
     std::vector<std::uint64_t>& rows = result.expert_rows[last.layer];
     rows.resize(last.expert + last.experts);
-    for (std::uint32_t i = 0; i < micro_batches * work.world; ++i) {
-      const model::RoutingCounts counts = counts_in(at, use.buffer, i / work.world);
+    for (std::uint32_t i = 0; i < micro_batches * problem.world; ++i) {
+      const model::RoutingCounts counts = counts_in(at, use.buffer, i / problem.world);
       for (std::size_t e = 0; e < rows.size(); ++e) {
-        rows[e] += counts.choices(i % work.world, e).count;
+        rows[e] += counts.choices(i % problem.world, e).count;
       }
     }
-    ++router;
   }
-  const HostBytes report = at.host(Role::losses, work.losses_bytes);
+  const HostBytes report = at.host(Role::losses, report_bytes(at.blueprint()));
   for (std::uint32_t m = 0; m < micro_batches; ++m) {
     const auto losses = reported<const double>(report, router_losses_in(at.blueprint(), m));
     result.balance_loss += losses[0] / micro_batches;

@@ -6,7 +6,7 @@
 #include "ballast/core/view.h"
 #include "ballast/plan/plan.h"
 #include "ballast/state/store.h"
-#include "ballast/step/workload.h"
+#include "ballast/step/problem.h"
 
 #include "src/engine/current_operation.h"
 
@@ -15,9 +15,9 @@
 namespace ballast::engine {
 
 /// Bytes of the counts of one router for one micro-batch, of all ranks.
-Bytes counts_of_micro_batch(const step::Workload& workload);
+Bytes counts_of_micro_batch(const step::Problem& problem);
 /// The place of these in `counts`, a buffer in host memory for all micro-batches.
-HostBytes counts_of_micro_batch(const step::Workload& workload, state::Store& store,
+HostBytes counts_of_micro_batch(const step::Problem& problem, state::Store& store,
                                 plan::BufferId counts, std::uint32_t micro);
 
 /// The same as numbers: what model::RoutingCounts reads.

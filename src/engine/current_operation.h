@@ -26,9 +26,11 @@ struct CurrentOperation {
 
   [[nodiscard]] const Modules& modules() const { return lanes.modules(); }
   [[nodiscard]] const Blueprint& blueprint() const { return modules().blueprint; }
-  [[nodiscard]] const step::Workload& workload() const { return blueprint().workload; }
-  [[nodiscard]] const step::BlockWork& work() const { return workload().blocks[operation.block]; }
-  [[nodiscard]] step::RankSizes sizes() const { return step::RankSizes(workload()); }
+  [[nodiscard]] const step::Problem& problem() const { return blueprint().problem; }
+  [[nodiscard]] const step::BlockSizes& block_sizes() const {
+    return problem().blocks[operation.block];
+  }
+  [[nodiscard]] step::RankSizes sizes() const { return step::RankSizes(problem()); }
   /// The stream of its lane.
   [[nodiscard]] device::Stream& stream() const { return lanes.queue_of(operation).stream(); }
 

@@ -58,14 +58,16 @@ class Engine::Impl {
     if (options_.nvtx && !device::profiler_refusal().empty()) {
       throw Error(ErrorCategory::config, "ballast.nvtx: " + device::profiler_refusal());
     }
-    const step::Workload& work = blueprint_.workload;
-    expects(work.world == (ranks_ == nullptr ? 1 : ranks_->world()) &&
+    const step::Problem& problem = blueprint_.problem;
+    expects(problem.world == (ranks_ == nullptr ? 1 : ranks_->world()) &&
                 blueprint_.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
             "engine: the blueprint's rank or world differs from this process");
     const model::KernelSizes& needed = compute_->sizes();
-    bool enough = work.workspace_bytes >= needed.workspace;
-    for (std::size_t b = 0; b < work.blocks.size(); ++b) {
-      enough = enough && work.blocks[b].intermediate_bytes >= needed.intermediates[b];
+    const model::StepProgram& program = problem.program();
+    bool enough = problem.workspace_bytes >= needed.workspace;
+    for (const model::StepValue& value : program.values) {
+      if (program.classes[value.of].line != model::LedgerLine::intermediates) continue;
+      enough = enough && program.bytes_of(value) >= needed.intermediates[value.owner];
     }
     expects(enough, "engine: the blueprint reserves too little memory for the device's kernels");
     if (!state::swap_extents(blueprint_.schedule).empty()) state::check_paths(options_.swap);
@@ -122,10 +124,9 @@ class Engine::Impl {
     snapshot_.emplace(
         blueprint_, *store_, ranks_, [this] { finish(); }, perform());
     const plan::Schedule& schedule = blueprint_.schedule;
-    compute_->set_workspace(
-        store_->device(schedule.workspace, blueprint_.workload.workspace_bytes));
+    compute_->set_workspace(store_->device(schedule.workspace, blueprint_.problem.workspace_bytes));
     for (const plan::BufferId id : schedule.batch_host) {
-      batches_.push_back(store_->host(id, blueprint_.workload.batch_bytes));
+      batches_.push_back(store_->host(id, schedule.buffers[id].bytes));
     }
     const auto begin = std::chrono::steady_clock::now();
     fill(reuses);
@@ -198,7 +199,7 @@ class Engine::Impl {
   std::string_view update_isa() const { return to_string(updater_.isa()); }
   std::string arithmetic() const {
     const std::string own = compute_->arithmetic();
-    const std::uint32_t world = blueprint_.workload.world;
+    const std::uint32_t world = blueprint_.problem.world;
     return fmt::format("{} rank{}, {}", world, world == 1 ? "" : "s",
                        own.empty() ? device_->description() : own);
   }
@@ -226,7 +227,7 @@ class Engine::Impl {
           snapshot_->before(operation);
           lanes_->start(operation, submission);
         },
-        step::OperationNames(blueprint_.workload),
+        step::OperationNames(blueprint_.problem),
         plan::ExecutorOptions{.finish = [this](const plan::Operation& operation,
                                                std::uint64_t) { lanes_->finish(operation); },
                               .most_on_stream = device_->kind() == "host" ? plan::kMostEnqueued
@@ -266,7 +267,7 @@ class Engine::Impl {
     if (found != partial_steps_.end()) return found->second;
     return partial_steps_
         .emplace(key, step::build_partial_step(
-                          blueprint_.workload, blueprint_.placement, blueprint_.options,
+                          blueprint_.problem, blueprint_.placement, blueprint_.options,
                           static_cast<std::uint32_t>(micro_batches), pending_updates_))
         .first->second;
   }
@@ -366,7 +367,7 @@ StepResult Engine::train_step(const TokenBatch& batch, double learning_rate, dou
   return impl_->train_step(batch, learning_rate, loss_scale);
 }
 std::uint64_t Engine::evaluation_micro_batches() const {
-  return impl_->blueprint().workload.evaluation_micro_batches;
+  return impl_->blueprint().problem.evaluation_micro_batches;
 }
 Evaluation Engine::evaluate(const TokenBatch& batch) {
   return impl_->evaluate(batch);

@@ -18,7 +18,7 @@ namespace {
 
 /// Sums over this rank's micro-batches.
 model::PairResult own_losses(const CurrentOperation& at) {
-  const HostBytes report = at.host(Role::losses, at.workload().losses_bytes);
+  const HostBytes report = at.host(Role::losses, report_bytes(at.blueprint()));
   ReportPart part = head_losses_in(at.blueprint(), 0);
   part.bytes *= at.context.micro_batches;
   return add_losses(reported<const double>(report, part), at.blueprint().pairs);

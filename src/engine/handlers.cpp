@@ -27,13 +27,15 @@ namespace {
 
 void run_decode(const CurrentOperation& at) {
   at.modules().compute.decode_block(at.stream(), at.operation.block,
-                                    at.device(Role::source, at.work().weight_bytes),
-                                    at.device(Role::target, at.work().whole_weight_bytes()));
+                                    at.device(Role::source, at.block_sizes().weight_bytes),
+                                    at.device(Role::target, at.block_sizes().whole_weight_bytes()));
 }
 
 /// Gradient sums of the operation's block.
 DeviceView<float> sums_of(const CurrentOperation& at, Role role) {
-  return view_as<float>(at.device(role, at.work().accumulator_bytes));
+  const step::ProgramTable& table = *at.problem().table;
+  const model::SumId sum = table.sums_of(at.operation.block).front();
+  return view_as<float>(at.device(role, table.program().sums[sum].bytes));
 }
 
 void run_clear(const CurrentOperation& at) {
@@ -56,7 +58,7 @@ DeviceView<float> tied_gradient(const CurrentOperation& at) {
 
 void run_pack(const CurrentOperation& at) {
   const DeviceBytes whole = at.device(Role::target, at.sizes().whole_gradient(at.operation.block));
-  const DeviceBytes packed = whole.subview(0, at.work().gradient_bytes);
+  const DeviceBytes packed = whole.subview(0, at.block_sizes().gradient_bytes);
   // The reduction includes the padding to equal shards.
   const DeviceBytes padding = whole.subview(packed.size(), whole.size() - packed.size());
   model::Compute& compute = at.modules().compute;
@@ -75,7 +77,7 @@ void run_offload(const CurrentOperation& at) {
   const Operation& operation = at.operation;
   // The counts of all micro-batches lie next to each other.
   const HostBytes place = moves(operation, MovedValue::routing)
-                              ? counts_of_micro_batch(at.workload(), at.modules().store,
+                              ? counts_of_micro_batch(at.problem(), at.modules().store,
                                                       at.target().buffer, operation.micro)
                               : at.host(at.target(), operation.bytes);
   at.modules().device.copy_to_host(at.stream(), place, at.device(at.source(), operation.bytes));
@@ -145,8 +147,8 @@ void gather_weights(const CurrentOperation& at, comm::Communicator& channel) {
 
 void gather_counts(const CurrentOperation& at, comm::Communicator& channel) {
   channel.all_gather(*at.lanes.channels().gather_stream,
-                     at.device(Role::source, at.workload().routing_bytes),
-                     at.device(Role::target, counts_of_micro_batch(at.workload())));
+                     at.device(Role::source, at.problem().table->routing_bytes()),
+                     at.device(Role::target, counts_of_micro_batch(at.problem())));
 }
 
 void run_gather(const CurrentOperation& at) {

@@ -25,7 +25,7 @@ bool is_exponents(StateKind kind) {
 }  // namespace
 
 HeldBlock::HeldBlock(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group)
-    : sizes(blueprint.workload),
+    : sizes(blueprint.problem),
       keeps_part(sizes.keeps_part_of_weights(static_cast<std::uint32_t>(block))),
       width(size_of(blueprint.type)),
       layout(state_layout(blueprint, block, sub_group)),

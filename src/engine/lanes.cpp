@@ -40,7 +40,7 @@ class ChannelExchange final : public model::RowExchange {
 
 Lanes::Lanes(const Modules& modules)
     : modules_(modules),
-      names_(modules.blueprint.workload),
+      names_(modules.blueprint.problem),
       compute_(modules.device, "device-compute"),
       upload_(modules.device, "device-upload"),
       offload_(modules.device, "device-offload") {
@@ -49,7 +49,7 @@ Lanes::Lanes(const Modules& modules)
 
 void Lanes::join_ranks() {
   comm::Ranks& ranks = *modules_.ranks;
-  const RankSizes sizes(modules_.blueprint.workload);
+  const RankSizes sizes(modules_.blueprint.problem);
   std::vector<std::uint32_t> all;
   std::vector<std::uint32_t> group;
   std::vector<std::uint32_t> share;

@@ -30,6 +30,14 @@ inline ReportPart router_losses_in(const Blueprint& blueprint, std::uint32_t mic
   return {first + micro * kBytes, kBytes};
 }
 
+/// The whole report.
+inline Bytes report_bytes(const Blueprint& blueprint) {
+  const auto micro_batches = static_cast<std::uint32_t>(blueprint.micro_batches);
+  const bool routes = blueprint.problem.table->routing_bytes() > 0;
+  return routes ? router_losses_in(blueprint, micro_batches).offset
+                : head_losses_in(blueprint, micro_batches).offset;
+}
+
 /// A part of the report on the host.
 template <class T>
 std::span<T> reported(HostBytes report, const ReportPart& part) {

@@ -64,7 +64,7 @@ std::vector<KeptHome> homes_of(const Blueprint& blueprint, std::size_t block, st
     }
     found.push_back(std::move(home));
   };
-  const step::RankSizes sizes(blueprint.workload);
+  const step::RankSizes sizes(blueprint.problem);
   const auto number = static_cast<std::uint32_t>(block);
   const Bytes all = sizes.weights(number);
   const bool apart = schedule.trained_home.at(block) != plan::kNoBuffer;
@@ -173,23 +173,22 @@ bool same_homes(const std::vector<KeptHome>& one, const std::vector<KeptHome>& o
 void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform,
                  step::Homes homes) {
   const auto blocks = static_cast<std::uint32_t>(blueprint.model.blocks.size());
-  perform(step::build_read(blueprint.workload, blueprint.placement, blueprint.options, 0, blocks,
-                           homes),
-          [&](const HomePiece& piece) {
-            for_own_entries(blueprint, HeldBlock(blueprint, piece.block, piece.sub_group), piece,
-                            sink);
-          });
+  perform(
+      step::build_read(blueprint.problem, blueprint.placement, blueprint.options, 0, blocks, homes),
+      [&](const HomePiece& piece) {
+        for_own_entries(blueprint, HeldBlock(blueprint, piece.block, piece.sub_group), piece, sink);
+      });
 }
 
 void restore_states(const Blueprint& blueprint, const StateSource& source, const Perform& perform,
                     step::Homes homes) {
-  step::Workload work = blueprint.workload;
-  for (step::BlockWork& block : work.blocks) {
+  step::Problem problem = blueprint.problem;
+  for (step::BlockSizes& block : problem.blocks) {
     for (step::SubGroup& group : block.sub_groups) {
       group.initial_state_bytes = group.state_bytes;
     }
   }
-  perform(step::build_fill(work, blueprint.placement, blueprint.options, homes),
+  perform(step::build_fill(problem, blueprint.placement, blueprint.options, homes),
           [&](const HomePiece& piece) {
             std::memset(piece.bytes.data(), 0, piece.bytes.size());
             const HeldBlock held(blueprint, piece.block, piece.sub_group);

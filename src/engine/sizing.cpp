@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <utility>
 
 #include <fmt/format.h>
@@ -13,106 +14,18 @@
 namespace ballast::engine {
 namespace {
 
-/// Whether a block is a tile of the same embedding, head or half of a layer as the one before it.
-bool continues(const model::Architecture& model, std::size_t block) {
-  const model::BlockKind kind = model.blocks[block].kind;
-  if (kind == model::BlockKind::layer) return model.is_layer_tile(block);
-  return model.blocks[block - 1].kind == kind;
-}
-
-/// Whether a block is the norm between the halves of a layer.
-bool begins_second_half(const model::Architecture& model, std::size_t block) {
-  const model::BlockSpec& spec = model.blocks[block];
-  return spec.part == model::LayerPart::norm && model.is_layer_tile(block - 1) &&
-         model.blocks[block - 1].layer == spec.layer;
-}
-
-/// Of a block's weights as they are kept.
-Bytes stored_bytes(const Blueprint& blueprint, std::size_t block) {
-  const model::BlockSpec& spec = blueprint.model.blocks[block];
-  return spec.plain_elements() * size_of(blueprint.type) +
-         model::BlockCodes(blueprint.model, spec).bytes;
-}
-
-/// Adds the sizes of the blocks, with this rank's part of the states.
-void add_blocks(Blueprint& blueprint, const model::KernelSizes& kernels,
-                std::uint64_t persistence_threshold) {
-  const auto of_block = [&](const std::vector<Bytes>& sizes, std::size_t block) {
-    expects(sizes.empty() || sizes.size() == blueprint.model.blocks.size(),
-            "blueprint: the kernel memory belongs to another model");
-    return sizes.empty() ? 0 : sizes[block];
-  };
-  step::Workload& work = blueprint.workload;
-  work.first_differentiated = static_cast<std::uint32_t>(blueprint.model.first_differentiated());
-  for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
-    const model::BlockSpec& block = blueprint.model.blocks[b];
-    const Bytes all_bytes = block.elements * size_of(blueprint.type);
-    const bool coded = block.coded_elements > 0;
-    work.blocks.push_back({.name = block.name,
-                           .weight_bytes = stored_bytes(blueprint, b) / block.experts,
-                           .decoded_bytes = coded ? all_bytes : 0,
-                           .accumulator_bytes = block.own_trained_elements() * size_of(DType::f32),
-                           .gradient_bytes = block.own_trained_elements() * size_of(blueprint.type),
-                           .forward_flops = blueprint.model.forward_flops(
-                               b, blueprint.shape.sequences, blueprint.shape.length),
-                           .recomputed_flops = blueprint.model.recomputed_flops(
-                               b, blueprint.shape.sequences, blueprint.shape.length),
-                           .frozen_flops = blueprint.model.frozen_flops(
-                               b, blueprint.shape.sequences, blueprint.shape.length),
-                           .norm_traffic = 2 * block.norm_elements * size_of(blueprint.type),
-                           .continues = b > 0 && continues(blueprint.model, b),
-                           .mid_layer = begins_second_half(blueprint.model, b),
-                           .routes = block.part == model::LayerPart::router,
-                           .is_expert = block.part == model::LayerPart::expert,
-                           .token_share = block.token_share,
-                           .expert_parallel = block.experts > 1,
-                           .keeps_whole = block.parameters <= persistence_threshold || coded ||
-                                          block.trained_elements() % block.elements > 0,
-                           .intermediate_bytes = of_block(kernels.intermediates, b),
-                           .cleared_bytes = of_block(kernels.cleared, b)});
-    for (std::uint32_t group = 0; group < sub_groups(blueprint, b); ++group) {
-      const StateLayout states = state_layout(blueprint, b, group);
-      work.blocks.back().sub_groups.push_back(
-          {.state_bytes = states.state_bytes,
-           .initial_state_bytes = states.master.offset + states.master.bytes,
-           .update_traffic = states.update_traffic});
-    }
-  }
-}
-
-void add_batch(Blueprint& blueprint, const model::KernelSizes& kernels,
-               std::uint64_t evaluation_micro_batches) {
-  step::Workload& work = blueprint.workload;
-  const std::uint64_t tokens = blueprint.shape.tokens();
-  const std::uint64_t width = blueprint.model.config.hidden_size;
-  work.activation_bytes = tokens * width * size_of(blueprint.type);
-  work.batch_bytes = (work.packed ? 3 : 2) * tokens * sizeof(std::int32_t);
-  if (blueprint.pairs) {
-    work.pairs_bytes = blueprint.shape.sequences * sizeof(double) + tokens * sizeof(float);
-  }
-  const std::uint64_t losses = blueprint.head_losses() + (kernels.experts > 0 ? kRouterLosses : 0);
-  work.losses_bytes = blueprint.micro_batches * losses * sizeof(double);
-  if (kernels.experts > 0) {
-    // Ranks gather whole pages.
-    work.routing_bytes =
-        round_up((kernels.experts + 1) * sizeof(std::int32_t), work.world > 1 ? kPage : kCacheLine);
-    work.router_totals_bytes = kernels.router_totals * sizeof(double);
-  }
-  work.statistics_bytes = sizeof(model::GradientStats);
-  work.micro_batch_tokens = tokens;
-  work.micro_batches = static_cast<std::uint32_t>(blueprint.micro_batches);
-  work.evaluation_micro_batches = static_cast<std::uint32_t>(
-      std::clamp<std::uint64_t>(evaluation_micro_batches, 1, blueprint.micro_batches));
-  work.tied = blueprint.model.config.tie_embeddings;
-  work.vocabulary_tiles = static_cast<std::uint32_t>(blueprint.model.config.vocabulary_tiles);
-  const auto* const table = blueprint.model.blocks.front().find(blueprint.model.outer.tokens);
-  if (work.tied && (table == nullptr || !table->frozen)) {
-    work.tied_accumulator_bytes = blueprint.model.largest_tile() * width * size_of(DType::f32);
-  }
-  if (work.vocabulary_tiles > 1 || work.cuts_layers()) {
-    work.rows_bytes = kernels.rows;
-    work.row_sums_bytes = tokens * width * size_of(DType::f32);
-  }
+/// Sizes of a block, with this rank's part of the states.
+step::BlockSizes sizes_of(const model::Architecture& model, DType type, std::size_t b,
+                          std::uint64_t persistence_threshold) {
+  const model::BlockSpec& block = model.blocks[b];
+  const bool coded = block.coded_elements > 0;
+  const Bytes stored =
+      block.plain_elements() * size_of(type) + model::BlockCodes(model, block).bytes;
+  return {.weight_bytes = stored / block.experts,
+          .decoded_bytes = coded ? block.elements * size_of(type) : 0,
+          .gradient_bytes = block.own_trained_elements() * size_of(type),
+          .keeps_whole = block.parameters <= persistence_threshold || coded ||
+                         block.trained_elements() % block.elements > 0};
 }
 
 /// Element ranges of the trained tensors that are exempt, each with its padding, which is zero.
@@ -135,13 +48,13 @@ std::vector<cpu_adam::ElementRange> undecayed_elements(const model::Architecture
 
 /// Describes gathers of split weights in 8 bits or among fewer than all ranks; "" otherwise.
 std::string describe_gathers(const Blueprint& blueprint) {
-  const step::Workload& work = blueprint.workload;
-  if (work.world == 1 || work.stage < 3) return "";
+  const step::Problem& problem = blueprint.problem;
+  if (problem.world == 1 || problem.stage < 3) return "";
   std::string text;
-  if (work.weight_ranks > 0 && work.weight_ranks < work.world) {
-    text = fmt::format("among {} of {} ranks", work.weight_ranks, work.world);
+  if (problem.weight_ranks > 0 && problem.weight_ranks < problem.world) {
+    text = fmt::format("among {} of {} ranks", problem.weight_ranks, problem.world);
   }
-  if (work.coded_weight > 0) {
+  if (problem.coded_weight > 0) {
     text += fmt::format("{}in 8 bits; results differ from those with gathers in {}",
                         text.empty() ? "" : ", ", to_string(blueprint.type));
   }
@@ -150,7 +63,7 @@ std::string describe_gathers(const Blueprint& blueprint) {
 
 /// "3 of 5 blocks" that are updated before the norm is known; "" if none.
 std::string describe_speculation(const Blueprint& blueprint) {
-  const auto& blocks = blueprint.workload.blocks;
+  const auto& blocks = blueprint.problem.blocks;
   std::size_t count = 0;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     count += !blocks[b].is_frozen() && blueprint.placement.blocks[b].speculates ? 1 : 0;
@@ -169,7 +82,7 @@ std::string describe_trained(const Blueprint& blueprint) {
   return fmt::format("{}{:.3g}% of the parameters; the backward pass ends with {}",
                      adapters ? fmt::format("adapters of {}; ", adapters->description()) : "",
                      100.0 * static_cast<double>(trained) / static_cast<double>(all),
-                     blueprint.workload.blocks[blueprint.workload.first_differentiated].name);
+                     blueprint.problem.name_of(blueprint.problem.program().first_differentiated));
 }
 
 /// Describes what weight decay leaves out; "" without weight decay, or if it leaves out nothing.
@@ -190,7 +103,7 @@ std::string describe_base(const Blueprint& blueprint) {
   if (!blueprint.model.quantization) return "";
   Bytes kept = 0;
   Bytes decoded = 0;
-  for (const step::BlockWork& block : blueprint.workload.blocks) {
+  for (const step::BlockSizes& block : blueprint.problem.blocks) {
     kept += block.is_coded() ? block.weight_bytes : 0;
     decoded += block.decoded_bytes;
   }
@@ -200,20 +113,23 @@ std::string describe_base(const Blueprint& blueprint) {
 
 /// Empty for a model without layers.
 std::string describe_kept(const Blueprint& blueprint) {
-  const step::Workload& work = blueprint.workload;
   std::size_t layers = 0;
   std::size_t kept = 0;
-  for (std::size_t b = work.first_layer(); b < work.head(); ++b) {
-    if (!work.has_intermediates(b)) continue;
+  for (std::size_t b = 0; b < blueprint.problem.blocks.size(); ++b) {
+    if (!blueprint.problem.table->keeps_intermediates(b)) continue;
     ++layers;
     kept += blueprint.placement.blocks[b].keeps_intermediates ? 1 : 0;
   }
   if (layers == 0) return "";
-  const auto routes = [](const step::BlockWork& block) { return block.routes; };
-  const bool experts = std::any_of(work.blocks.begin(), work.blocks.end(), routes);
-  const std::string_view what = experts              ? " (of layers with experts: attention)"
-                                : work.cuts_layers() ? " (of layers in tiles: what attention adds)"
-                                                     : "";
+  const auto has_part = [&](model::LayerPart part) {
+    return std::ranges::any_of(blueprint.model.blocks, [part](const model::BlockSpec& block) {
+      return block.part == part;
+    });
+  };
+  const std::string_view what =
+      has_part(model::LayerPart::router) ? " (of layers with experts: attention)"
+      : has_part(model::LayerPart::norm) ? " (of layers in tiles: what attention adds)"
+                                         : "";
   if (kept == 0) return "recomputed in the backward pass";
   if (kept == layers) return fmt::format("kept on device{}", what);
   return fmt::format("{} layer{} kept on device{}, {} recomputed", kept, kept == 1 ? "" : "s", what,
@@ -224,7 +140,7 @@ std::string describe_kept(const Blueprint& blueprint) {
 std::string describe_experts(const Blueprint& blueprint) {
   const step::Options& options = blueprint.options;
   std::string text;
-  if (blueprint.workload.routing_bytes == 0) return text;
+  if (blueprint.problem.table->routing_bytes() == 0) return text;
   if (options.expert_updates == step::ExpertUpdates::touched) {
     text = "updated only in steps with tokens; results differ from those of updating all";
   }
@@ -241,18 +157,34 @@ std::string describe_experts(const Blueprint& blueprint) {
 
 }  // namespace
 
-void size_workload(Blueprint& blueprint, const model::KernelSizes& kernels,
-                   std::uint64_t evaluation_micro_batches, std::uint64_t persistence_threshold) {
-  blueprint.workload.workspace_bytes = kernels.workspace;
-  blueprint.undecayed = undecayed_elements(blueprint.model);
-  add_blocks(blueprint, kernels, persistence_threshold);
-  add_batch(blueprint, kernels, evaluation_micro_batches);
+void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
+                  std::uint64_t evaluation_micro_batches, std::uint64_t persistence_threshold) {
+  const model::Architecture& model = blueprint.model;
+  blueprint.undecayed = undecayed_elements(model);
+  step::Problem& problem = blueprint.problem;
   const model::StepShape shape = {.micro_batch = blueprint.shape,
-                                  .packed = blueprint.workload.packed,
+                                  .packed = blueprint.packed,
                                   .pairs = blueprint.pairs,
-                                  .ranks = blueprint.workload.world};
-  step::set_program(blueprint.workload,
-                    model::write_program(blueprint.model, blueprint.type, shape, kernels));
+                                  .ranks = problem.world};
+  problem.table = std::make_shared<const step::ProgramTable>(
+      model::write_program(model, blueprint.type, shape, kernels));
+  problem.statistics_bytes = sizeof(model::GradientStats);
+  problem.workspace_bytes = kernels.workspace;
+  problem.micro_batch_tokens = blueprint.shape.tokens();
+  problem.micro_batches = static_cast<std::uint32_t>(blueprint.micro_batches);
+  problem.evaluation_micro_batches = static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(evaluation_micro_batches, 1, blueprint.micro_batches));
+  for (std::size_t b = 0; b < model.blocks.size(); ++b) {
+    problem.blocks.push_back(sizes_of(model, blueprint.type, b, persistence_threshold));
+    // The parts of the ranks follow from the sizes.
+    for (std::uint32_t group = 0; group < sub_groups(blueprint, b); ++group) {
+      const StateLayout states = state_layout(blueprint, b, group);
+      problem.blocks[b].sub_groups.push_back(
+          {.state_bytes = states.state_bytes,
+           .initial_state_bytes = states.master.offset + states.master.bytes,
+           .update_traffic = states.update_traffic});
+    }
+  }
 }
 
 memory::Ledger make_ledger(const std::vector<plan::Buffer>& buffers) {
@@ -266,20 +198,20 @@ memory::Ledger make_ledger(const std::vector<plan::Buffer>& buffers) {
 void place(Blueprint& blueprint, step::Placement placement) {
   blueprint.placement = std::move(placement);
   blueprint.ledger =
-      make_ledger(step::list_buffers(blueprint.workload, blueprint.placement, blueprint.options));
+      make_ledger(step::list_buffers(blueprint.problem, blueprint.placement, blueprint.options));
   blueprint.ledger.require_fit(blueprint.budgets);
-  blueprint.schedule = step::build(blueprint.workload, blueprint.placement, blueprint.options);
+  blueprint.schedule = step::build(blueprint.problem, blueprint.placement, blueprint.options);
 }
 
 std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   std::vector<std::string> lines;
   const auto describe = [&](std::string_view what, Tier step::BlockPlacement::*kind) {
     std::array<std::size_t, 3> count{};
-    for (std::size_t b = 0; b < blueprint.workload.blocks.size(); ++b) {
+    for (std::size_t b = 0; b < blueprint.problem.blocks.size(); ++b) {
       const bool states = kind == &step::BlockPlacement::optimizer;
       const bool inputs = kind == &step::BlockPlacement::activations;
-      if (states && blueprint.workload.blocks[b].is_frozen()) continue;
-      if (inputs && !blueprint.workload.places_input(b)) continue;
+      if (states && blueprint.problem.blocks[b].is_frozen()) continue;
+      if (inputs && !blueprint.problem.table->places_input(b)) continue;
       ++count[static_cast<std::size_t>(blueprint.placement.blocks[b].*kind)];
     }
     std::string text;

@@ -120,7 +120,7 @@ StateLayout::StateLayout(DType type, const StateFormat& format, Elems elements)
 
 ShardRange even_shard(const Blueprint& blueprint, std::size_t block, bool states) {
   const model::BlockSpec& spec = blueprint.model.blocks[block];
-  const step::RankSizes sizes(blueprint.workload);
+  const step::RankSizes sizes(blueprint.problem);
   const auto number = static_cast<std::uint32_t>(block);
   const Elems all = states ? spec.trained_elements() : spec.plain_elements();
   const Bytes shard = states ? sizes.gradient_shard(number) : sizes.weight_shard(number);
@@ -131,7 +131,7 @@ ShardRange even_shard(const Blueprint& blueprint, std::size_t block, bool states
 
 ShardRange rank_shard(const Blueprint& blueprint, std::size_t block) {
   const Elems trained = blueprint.model.blocks[block].trained_elements();
-  const step::RankSizes sizes(blueprint.workload);
+  const step::RankSizes sizes(blueprint.problem);
   if (!sizes.keeps_part_of_states(static_cast<std::uint32_t>(block))) return {0, trained, trained};
   return even_shard(blueprint, block, true);
 }

@@ -377,7 +377,7 @@ class StateHash {
 };
 
 plan::Plan reading_plan(const Blueprint& blueprint, std::size_t first, std::size_t count) {
-  return step::build_read(blueprint.workload, blueprint.placement, blueprint.options,
+  return step::build_read(blueprint.problem, blueprint.placement, blueprint.options,
                           static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(count));
 }
 
@@ -386,13 +386,13 @@ plan::Plan reading_plan(const Blueprint& blueprint, std::size_t first, std::size
 void fill_states(const Blueprint& blueprint, WeightSource& source, const cpu_adam::Updater& team,
                  const Perform& perform) {
   Filler filler(blueprint, source, team);
-  perform(step::build_fill(blueprint.workload, blueprint.placement, blueprint.options),
+  perform(step::build_fill(blueprint.problem, blueprint.placement, blueprint.options),
           [&filler](HomePiece& piece) { filler.fill(piece); });
 }
 
 std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, std::size_t block,
                                Elems first, Elems count, const Perform& perform) {
-  const step::RankSizes sizes(blueprint.workload);
+  const step::RankSizes sizes(blueprint.problem);
   const bool part_of_weights = sizes.keeps_part_of_weights(static_cast<std::uint32_t>(block));
   const bool part_of_states = sizes.keeps_part_of_states(static_cast<std::uint32_t>(block));
   const ShardRange shard = even_shard(blueprint, block, !part_of_weights);
@@ -429,7 +429,7 @@ std::uint64_t hash_states(const Blueprint& blueprint, comm::Ranks* ranks, const 
   std::vector<std::uint64_t> all(found.size() * ranks->world());
   ranks->all_gather(std::as_bytes(std::span(found)), std::as_writable_bytes(std::span(all)));
   state::RunningChecksum together;
-  const step::RankSizes sizes(blueprint.workload);
+  const step::RankSizes sizes(blueprint.problem);
   for (std::uint32_t p = 0; p < ranks->world(); ++p) {
     const std::size_t r = sizes.owner_of(p);
     together.add(std::as_bytes(std::span(&all[2 * r], 1)));

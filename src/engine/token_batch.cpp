@@ -39,7 +39,7 @@ void copy_batch(const Blueprint& blueprint, const TokenBatch& batch, std::uint32
                 std::span<const HostBytes> buffers) {
   const std::size_t per_micro = blueprint.shape.tokens();
   const std::size_t size = per_micro * micro_batches;
-  const bool packed = blueprint.workload.packed;
+  const bool packed = blueprint.packed;
   expects(batch.tokens.size() == size && batch.targets.size() == size &&
               batch.positions.size() == (packed ? size : 0),
           "engine: wrong batch size");

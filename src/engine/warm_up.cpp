@@ -35,7 +35,7 @@ auto kind_of(const Operation& operation, const Blueprint& blueprint) {
   const bool layer = block.kind == model::BlockKind::layer;
   const std::uint64_t size = layer ? block.elements : operation.block;
   const std::uint64_t shape =
-      pass ? program_of(blueprint.workload).passes[step::pass_id(operation)].shape : size;
+      pass ? blueprint.problem.program().passes[step::pass_id(operation)].shape : size;
   return std::tuple(operation.action, operation.payload, shape, pass ? 0 : block.frozen_elements,
                     operation.micro == 0, bound);
 }
@@ -47,12 +47,12 @@ void give_rows_to_experts(Lanes& lanes, const plan::Plan& plan) {
   for (const Operation& operation : plan.operations) {
     const bool offloads = operation.action == plan::Action::offload;
     if (!offloads || !moves(operation, step::MovedValue::routing)) continue;
-    const step::Workload& work = modules.blueprint.workload;
+    const step::Problem& problem = modules.blueprint.problem;
     const HostBytes bytes = counts_of_micro_batch(
-        work, modules.store, operation.buffer(plan::Role::target), operation.micro);
-    const std::size_t of_rank = work.routing_bytes / sizeof(std::int32_t);
+        problem, modules.store, operation.buffer(plan::Role::target), operation.micro);
+    const std::size_t of_rank = problem.table->routing_bytes() / sizeof(std::int32_t);
     auto* const starts = reinterpret_cast<std::int32_t*>(bytes.data());
-    for (std::size_t i = 0; i < work.world * of_rank; ++i) {
+    for (std::size_t i = 0; i < problem.world * of_rank; ++i) {
       starts[i] = std::min(static_cast<std::int32_t>(i % of_rank), tokens);
     }
   }

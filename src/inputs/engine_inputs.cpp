@@ -149,16 +149,16 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
   blueprint.sub_group_size = sub_group_size(config, blueprint.states, budgets);
   blueprint.shape = {config.micro_sequences(), config.data.sequence_length};
   blueprint.pairs = !config.data.pairs.empty();
+  blueprint.packed = config.has_positions();
   blueprint.micro_batches = config.batch.accumulation;
   blueprint.budgets = budgets;
   blueprint.options = schedule_options(config);
-  blueprint.workload.world = world;
-  blueprint.workload.packed = config.has_positions();
-  blueprint.workload.stage = static_cast<std::uint32_t>(config.zero.stage);
-  blueprint.workload.weight_ranks = weight_ranks(config.zero, world);
-  if (config.zero.quantized_weights) blueprint.workload.coded_weight = size_of(blueprint.type);
-  engine::size_workload(blueprint, kernels, config.ballast.eval_batches / world,
-                        config.zero.persistence_threshold);
+  blueprint.problem.world = world;
+  blueprint.problem.stage = static_cast<std::uint32_t>(config.zero.stage);
+  blueprint.problem.weight_ranks = weight_ranks(config.zero, world);
+  if (config.zero.quantized_weights) blueprint.problem.coded_weight = size_of(blueprint.type);
+  engine::size_problem(blueprint, kernels, config.ballast.eval_batches / world,
+                       config.zero.persistence_threshold);
   return blueprint;
 }
 

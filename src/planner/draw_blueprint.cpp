@@ -26,7 +26,7 @@ engine::Blueprint draw_blueprint(const config::Config& config, const model::Arch
   engine::Blueprint blueprint = inputs::outline(config, model, budgets, kernels, world);
   blueprint.rank = rank;
   const auto constraints = read_constraints(config, model.blocks.size());
-  const TierFiller filler(blueprint.workload, constraints, budgets,
+  const TierFiller filler(blueprint.problem, constraints, budgets,
                           inputs::named_speculation(config));
   engine::place(blueprint, leaves_choices(config)
                                ? fill_with_fewer_buffers(filler, recipe, config, blueprint.options)
@@ -79,25 +79,24 @@ Drawn draw_chosen(const config::Config& config, const PlanChoices& chosen,
   Drawn drawn;
   // The config whose refusal is explained: with the chosen tiers, once they are in it.
   drawn.config = with_sizes(config, chosen, ranks == nullptr ? 1 : ranks->world());
-  drawn.blueprint =
-      draw_here(drawn.config, chosen.budgets, ranks,
-                [&](const auto& model, const auto& kernels, auto world, auto rank) {
-                  engine::Blueprint blueprint =
-                      inputs::outline(drawn.config, model, chosen.budgets, kernels, world);
-                  if (chosen.placement.blocks.size() != blueprint.workload.blocks.size()) {
-                    throw Error(ErrorCategory::config,
-                                fmt::format("the plan is for {} blocks, but the model has {}",
-                                            chosen.placement.blocks.size(),
-                                            blueprint.workload.blocks.size()));
-                  }
-                  blueprint.rank = rank;
-                  blueprint.options.order = chosen.order;
-                  blueprint.options.prefetches_experts = chosen.prefetches_experts;
-                  blueprint.options.buffers = chosen.buffers;
-                  drawn.config = settle(config, chosen, blueprint.workload);
-                  engine::place(blueprint, chosen.placement);
-                  return blueprint;
-                });
+  drawn.blueprint = draw_here(
+      drawn.config, chosen.budgets, ranks,
+      [&](const auto& model, const auto& kernels, auto world, auto rank) {
+        engine::Blueprint blueprint =
+            inputs::outline(drawn.config, model, chosen.budgets, kernels, world);
+        if (chosen.placement.blocks.size() != blueprint.problem.blocks.size()) {
+          throw Error(ErrorCategory::config,
+                      fmt::format("the plan is for {} blocks, but the model has {}",
+                                  chosen.placement.blocks.size(), blueprint.problem.blocks.size()));
+        }
+        blueprint.rank = rank;
+        blueprint.options.order = chosen.order;
+        blueprint.options.prefetches_experts = chosen.prefetches_experts;
+        blueprint.options.buffers = chosen.buffers;
+        drawn.config = settle(config, chosen, blueprint.problem);
+        engine::place(blueprint, chosen.placement);
+        return blueprint;
+      });
   return drawn;
 }
 

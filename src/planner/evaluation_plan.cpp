@@ -29,7 +29,7 @@ engine::Blueprint place_weights(engine::Blueprint blueprint, const config::Confi
   const PlacementRecipe recipe = {{.kind = TensorClass::weights, .tier = Tier::host},
                                   {.kind = TensorClass::weights, .tier = Tier::device}};
   const auto constraints = weights_only(read_constraints(config, blueprint.model.blocks.size()));
-  const TierFiller filler(blueprint.workload, constraints, blueprint.budgets, 0);
+  const TierFiller filler(blueprint.problem, constraints, blueprint.budgets, 0);
   engine::place(blueprint, fill_with_fewer_buffers(filler, recipe, config, blueprint.options));
   return blueprint;
 }

@@ -77,21 +77,22 @@ Placement TierFiller::uniform(Tier weights, Tier optimizer, Tier activations,
     const PlacementConstraint& constraint = constraints_[b];
     // The embedding has no input; the head consumes its own at once; without a backward pass it is
     // not kept.
-    const bool layer = work_.places_input(b);
+    const bool places = problem_.table->places_input(b);
     placement.blocks.push_back(
         {constraint.weights.value_or(weights),
          has_states(b) ? constraint.optimizer.value_or(optimizer) : Tier::device,
-         constraint.activations.value_or(layer ? activations : Tier::device),
-         work_.has_intermediates(b) && !constraint.recompute.value_or(true), false,
+         constraint.activations.value_or(places ? activations : Tier::device),
+         problem_.table->may_keep(b) && !constraint.recompute.value_or(true), false,
          constraint.gradients.value_or(gradients)});
   }
   return placement;
 }
 
 memory::Ledger TierFiller::ledger(const Placement& placement, const step::Options& options) const {
-  if (speculating_ == 0) return engine::make_ledger(step::sum_buffers(work_, placement, options));
+  if (speculating_ == 0)
+    return engine::make_ledger(step::sum_buffers(problem_, placement, options));
   return engine::make_ledger(
-      step::sum_buffers(work_, with_speculation(placement, speculating_), options));
+      step::sum_buffers(problem_, with_speculation(placement, speculating_), options));
 }
 
 Bytes TierFiller::excess(const Placement& placement, const step::Options& options) const {
@@ -142,13 +143,14 @@ Bytes TierFiller::above_budgets(const memory::Ledger& sums) const {
 
 bool TierFiller::is_open(std::size_t block, TensorClass kind) const {
   const PlacementConstraint& constraint = constraints_[block];
-  if (kind == TensorClass::activations) return work_.places_input(block) && !constraint.activations;
+  if (kind == TensorClass::activations)
+    return problem_.table->places_input(block) && !constraint.activations;
   if (kind == TensorClass::gradients) return has_states(block) && !constraint.gradients;
   if (kind == TensorClass::intermediates) {
-    return work_.is_layer(block) && work_.has_intermediates(block) && !constraint.recompute;
+    return problem_.table->keeps_intermediates(block) && !constraint.recompute;
   }
   if (kind == TensorClass::logits) {
-    return !work_.is_layer(block) && work_.has_intermediates(block) && !constraint.recompute;
+    return problem_.table->keeps_logits(block) && !constraint.recompute;
   }
   return (!takes_weights(kind) || !constraint.weights) &&
          (!takes_optimizer(kind) || (has_states(block) && !constraint.optimizer));
@@ -169,7 +171,7 @@ std::vector<std::size_t> TierFiller::blocks_to_place(const Placement& placement,
     if (keeps(step.kind)) slower = !now.keeps_intermediates;
     if (!slower || !is_open(b, step.kind)) continue;
     if (step.kind == TensorClass::logits &&
-        !step::in_one_pass(work_, moved_to(placement, step, {b}, 1))) {
+        !step::in_one_pass(problem_, moved_to(placement, step, {b}, 1))) {
       continue;
     }
     blocks.push_back(b);
@@ -326,7 +328,8 @@ Placement TierFiller::fill(const PlacementRecipe& recipe, const step::Options& o
   for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
     BlockPlacement& block = placement.blocks[b];
     if (block.optimizer == Tier::device) block.gradients = Tier::host;
-    if (work_.is_layer(b) && !work_.places_input(b) && !constraints_[b].activations) {
+    if (problem_.program().is_layer(b) && !problem_.table->places_input(b) &&
+        !constraints_[b].activations) {
       block.activations = placement.blocks[b - 1].activations;
     }
   }

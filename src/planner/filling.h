@@ -59,15 +59,18 @@ inline PlacementRecipe keep_intermediates() {
 /// device; with all of these if there are fewer.
 step::Placement with_speculation(step::Placement placement, std::size_t count);
 
-/// Places the blocks of one workload within budgets: open tensors start on NVMe, and the moves of a
+/// Places the blocks of one problem within budgets: open tensors start on NVMe, and the moves of a
 /// recipe take them to faster tiers.
 class TierFiller {
  public:
   /// All must outlive the filler. `speculating`: see with_speculation(); applies to every placement
   /// that it makes or judges.
-  TierFiller(const step::Workload& workload, const std::vector<PlacementConstraint>& constraints,
+  TierFiller(const step::Problem& problem, const std::vector<PlacementConstraint>& constraints,
              const memory::Budgets& budgets, std::size_t speculating)
-      : work_(workload), constraints_(constraints), budgets_(budgets), speculating_(speculating) {}
+      : problem_(problem),
+        constraints_(constraints),
+        budgets_(budgets),
+        speculating_(speculating) {}
 
   /// `moved` (may be null) receives how many blocks each step placed.
   [[nodiscard]] step::Placement fill(const PlacementRecipe& recipe, const step::Options& options,
@@ -91,7 +94,7 @@ class TierFiller {
                                          double left, double lacking,
                                          const step::Options& options) const;
   [[nodiscard]] bool has_states(std::size_t block) const {
-    return !work_.blocks[block].is_frozen();
+    return !problem_.blocks[block].is_frozen();
   }
   [[nodiscard]] bool is_open(std::size_t block, TensorClass kind) const;
   /// Changes open tiers while that lowers the excess. Returns the excess that is left.
@@ -107,7 +110,7 @@ class TierFiller {
                                        const std::vector<std::size_t>& blocks, std::size_t most,
                                        const step::Options& options) const;
 
-  const step::Workload& work_;
+  const step::Problem& problem_;
   const std::vector<PlacementConstraint>& constraints_;
   const memory::Budgets& budgets_;
   std::size_t speculating_;

@@ -198,7 +198,7 @@ Forecast make_forecast(const config::Config& config, const plan::Rates& rates, s
   const Decision& decision = forecast.decision;
   const double seconds = decision.prediction.step_seconds;
   forecast.tokens_per_second =
-      static_cast<double>(decision.blueprint.workload.tokens_per_step()) / seconds;
+      static_cast<double>(decision.blueprint.problem.tokens_per_step()) / seconds;
   forecast.nvme_bytes_written = decision.blueprint.schedule.steady.bytes_on(Lane::writeback);
   forecast.wear = find_wear(decision.config, rates, world, forecast.nvme_bytes_written, seconds);
   forecast.hiding = find_hiding_points(decision.blueprint, decision.prediction, rates);

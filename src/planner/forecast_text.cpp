@@ -60,7 +60,7 @@ void describe_buffers(const engine::Blueprint& blueprint, Lines& lines) {
 
 void describe_run(const Forecast& forecast, Lines& lines) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
-  const step::Workload& work = blueprint.workload;
+  const step::Problem& problem = blueprint.problem;
   add(lines, "model",
       fmt::format("{} parameters in {}, {} blocks",
                   format_count(static_cast<double>(blueprint.model.parameters())),
@@ -71,16 +71,17 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   }
   add(lines, "machine", machine);
   std::string ranks;
-  if (work.world > 1) ranks = fmt::format(" x {} ranks (stage {})", work.world, work.stage);
+  if (problem.world > 1)
+    ranks = fmt::format(" x {} ranks (stage {})", problem.world, problem.stage);
   add(lines, "batch",
       fmt::format("{} x {} x {}{} = {} tokens per step", blueprint.micro_batches,
                   blueprint.shape.sequences, blueprint.shape.length, ranks,
-                  work.tokens_per_step()));
+                  problem.tokens_per_step()));
   for (const std::string& line : engine::describe_placement(blueprint)) {
     lines.push_back("  " + line);
   }
   describe_buffers(blueprint, lines);
-  lines.push_back(work.world > 1 ? "memory of each rank (peak)" : "memory (peak)");
+  lines.push_back(problem.world > 1 ? "memory of each rank (peak)" : "memory (peak)");
   for (const std::string& row : blueprint.ledger.table(blueprint.budgets)) {
     lines.push_back("  " + row);
   }
@@ -127,7 +128,7 @@ void describe_speed(const Forecast& forecast, Lines& lines) {
   add_wrapped(lines, fmt::format("  {:<17} {}", "the run is", describe(bottleneck)), 20);
   describe_lanes(forecast, lines);
   if (forecast.wear) {
-    const bool alone = forecast.decision.blueprint.workload.world == 1;
+    const bool alone = forecast.decision.blueprint.problem.world == 1;
     add(lines, "written to NVMe",
         format_bytes(forecast.nvme_bytes_written) +
             (alone ? " per step," : " per step and rank; all ranks of a machine:"));
@@ -137,7 +138,7 @@ void describe_speed(const Forecast& forecast, Lines& lines) {
 
 void describe_hiding(const Forecast& forecast, Lines& lines) {
   if (forecast.hiding.empty()) return;
-  const auto tokens = static_cast<double>(forecast.decision.blueprint.workload.tokens_per_step());
+  const auto tokens = static_cast<double>(forecast.decision.blueprint.problem.tokens_per_step());
   lines.push_back(fmt::format("tokens per step that hide transfers and updates (this run: {})",
                               format_count(tokens)));
   for (const HidingPoint& point : forecast.hiding) {

@@ -183,7 +183,7 @@ std::string advise(const engine::Blueprint& blueprint, const plan::LaneTotals& l
   if (seconds <= 0.0) return "no step was run";
   const plan::Bottleneck bottleneck = plan::find_bottleneck(lanes.busy_seconds, seconds);
   const std::string text = fmt::format("At {} tokens per step the run is {}.",
-                                       blueprint.workload.tokens_per_step(), describe(bottleneck));
+                                       blueprint.problem.tokens_per_step(), describe(bottleneck));
   if (bottleneck.bound_by_compute()) return text;
   if (!improvements) return text + " `ballast plan` simulates changes.";
   const std::vector<Improvement> variants = improvements();

@@ -27,34 +27,34 @@ Tier usual(const std::vector<BlockPlacement>& blocks, Tier BlockPlacement::*kind
 }
 
 /// Whether more blocks keep their intermediates than recompute them.
-bool mostly_kept(const step::Workload& work, const std::vector<BlockPlacement>& blocks) {
+bool mostly_kept(const step::Problem& problem, const std::vector<BlockPlacement>& blocks) {
   std::size_t have = 0;
   std::size_t keep = 0;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    have += work.has_intermediates(b) ? 1 : 0;
+    have += problem.table->may_keep(b) ? 1 : 0;
     keep += blocks[b].keeps_intermediates ? 1 : 0;
   }
   return 2 * keep > have;
 }
 
 /// Writes a placement into `config`: the usual tiers as sections, other blocks as rules.
-void name_placement(config::Config& config, const step::Workload& work,
+void name_placement(config::Config& config, const step::Problem& problem,
                     std::vector<BlockPlacement> blocks) {
   std::vector<BlockPlacement> trained;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    if (!work.blocks[b].is_frozen()) trained.push_back(blocks[b]);
+    if (!problem.blocks[b].is_frozen()) trained.push_back(blocks[b]);
   }
   const BlockPlacement most = {usual(blocks, &BlockPlacement::weights),
                                usual(trained, &BlockPlacement::optimizer),
                                usual(blocks, &BlockPlacement::activations),
-                               mostly_kept(work, blocks),
+                               mostly_kept(problem, blocks),
                                false,
                                usual(trained, &BlockPlacement::gradients)};
   // Named by their number, as they follow from the tiers.
   for (BlockPlacement& block : blocks) block.speculates = false;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    if (!work.has_intermediates(b)) blocks[b].keeps_intermediates = most.keeps_intermediates;
-    if (!work.blocks[b].is_frozen()) continue;
+    if (!problem.table->may_keep(b)) blocks[b].keeps_intermediates = most.keeps_intermediates;
+    if (!problem.blocks[b].is_frozen()) continue;
     blocks[b].optimizer = most.optimizer;
     blocks[b].gradients = most.gradients;
   }
@@ -180,10 +180,10 @@ config::Config with_sizes(const config::Config& config, const PlanChoices& chose
 }
 
 config::Config settle(const config::Config& config, const PlanChoices& chosen,
-                      const step::Workload& workload) {
-  config::Config settled = with_sizes(config, chosen, workload.world);
+                      const step::Problem& problem) {
+  config::Config settled = with_sizes(config, chosen, problem.world);
   const auto& blocks = chosen.placement.blocks;
-  name_placement(settled, workload, blocks);
+  name_placement(settled, problem, blocks);
   settled.ballast.order = chosen.order;
   // A rule chooses the others again, because they follow from what the config names.
   if (!leaves_choices(config)) return settled;

@@ -64,11 +64,11 @@ Json plan_json(const engine::Blueprint& blueprint, const plan::Prediction* predi
     out["peak_bytes"][to_string(tier)] = blueprint.ledger.total(tier);
   }
   out["parameters"] = blueprint.model.parameters();
-  out["world"] = blueprint.workload.world;
-  out["stage"] = blueprint.workload.stage;
+  out["world"] = blueprint.problem.world;
+  out["stage"] = blueprint.problem.stage;
   out["micro_batch"] = blueprint.shape.sequences;
   out["accumulation"] = blueprint.micro_batches;
-  out["tokens_per_step"] = blueprint.workload.tokens_per_step();
+  out["tokens_per_step"] = blueprint.problem.tokens_per_step();
   out["placement"] = placement_json(blueprint.placement);
   const step::Options& options = blueprint.options;
   out["buffers"] = Json::object({{"weights", options.buffers.weight_staging},

@@ -31,7 +31,7 @@ Decision conclude(const PlanRequest& request, engine::Blueprint blueprint,
   engine::place(blueprint, std::move(placement));
   check_nvme(blueprint, request.rates);
   plan::Prediction prediction = plan::simulate(blueprint.schedule, request.rates);
-  config::Config config = settle(request.config, choices_of(blueprint), blueprint.workload);
+  config::Config config = settle(request.config, choices_of(blueprint), blueprint.problem);
   return {std::move(config), std::move(blueprint), std::move(prediction), simulated + 1};
 }
 
@@ -79,7 +79,7 @@ std::optional<PlanRequest> sharing_experts(const PlanRequest& request) {
 }
 
 double tokens_per_second(const Decision& decision) {
-  return static_cast<double>(decision.blueprint.workload.tokens_per_step()) /
+  return static_cast<double>(decision.blueprint.problem.tokens_per_step()) /
          decision.prediction.step_seconds;
 }
 

@@ -216,7 +216,7 @@ class JointPlanning {
   void draw(const config::Config& own, const PlanChoices& chosen, RunPlan& plan) {
     comm::collective_try(&ranks_, [&] {
       if (plan.request) {
-        plan.decision.config = settle(own, chosen, plan.decision.blueprint.workload);
+        plan.decision.config = settle(own, chosen, plan.decision.blueprint.problem);
         return;
       }
       Drawn drawn = draw_chosen(own, chosen, &ranks_);

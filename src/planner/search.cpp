@@ -143,7 +143,7 @@ BatchChoice::BatchChoice(const PlanRequest& request, std::uint64_t size)
                               request.model, request.budgets, kernels_of(request, size),
                               request.world)),
       constraints(read_constraints(request.config, request.model.blocks.size())),
-      filler(outline.workload, constraints, budgets, inputs::named_speculation(request.config)) {}
+      filler(outline.problem, constraints, budgets, inputs::named_speculation(request.config)) {}
 
 PlanSearch::PlanSearch(const PlanRequest& request) : request_(request) {
   for (const std::uint64_t size : micro_batch_sizes(request)) {
@@ -261,10 +261,10 @@ void PlanSearch::vary_recipe(const Candidate& candidate, std::vector<SearchPoint
 
 /// Moves weights of experts before their router has chosen, if that makes the best plan faster.
 void PlanSearch::prefetch_experts(Candidate plan) {
-  const step::Workload& workload = plan.point.choice->outline.workload;
-  if (workload.routing_bytes == 0 || request_.config.ballast.expert_prefetch) return;
+  const step::Problem& problem = plan.point.choice->outline.problem;
+  if (problem.table->routing_bytes() == 0 || request_.config.ballast.expert_prefetch) return;
   plan.point.options.prefetches_experts = true;
-  measure(plan, step::build(workload, plan.placement, plan.point.options));
+  measure(plan, step::build(problem, plan.placement, plan.point.options));
   record(std::move(plan));
 }
 
@@ -302,7 +302,7 @@ std::size_t PlanSearch::max_speculating(const Candidate& plan) const {
   const Bytes drives = request_.rates.nvme_bytes;
   const auto fits = [&](std::size_t count) {
     const memory::Ledger ledger = engine::make_ledger(step::sum_buffers(
-        choice.outline.workload, with_speculation(plan.placement, count), plan.point.options));
+        choice.outline.problem, with_speculation(plan.placement, count), plan.point.options));
     return ledger.fits(choice.budgets) && (drives == 0 || ledger.total(Tier::nvme) <= drives);
   };
   const auto& blocks = plan.placement.blocks;
@@ -320,10 +320,10 @@ std::size_t PlanSearch::max_speculating(const Candidate& plan) const {
 
 /// `plan` with `count` speculating blocks, simulated.
 Candidate PlanSearch::speculating(const Candidate& plan, std::size_t count) {
-  const step::Workload& workload = plan.point.choice->outline.workload;
+  const step::Problem& problem = plan.point.choice->outline.problem;
   Candidate candidate = plan;
   candidate.placement = with_speculation(plan.placement, count);
-  measure(candidate, step::build(workload, candidate.placement, plan.point.options));
+  measure(candidate, step::build(problem, candidate.placement, plan.point.options));
   return candidate;
 }
 
@@ -354,37 +354,36 @@ void PlanSearch::attempt(const SearchPoint& point) {
 }
 
 void PlanSearch::evaluate(Candidate candidate) {
-  const step::Workload& workload = candidate.point.choice->outline.workload;
+  const step::Problem& problem = candidate.point.choice->outline.problem;
   const plan::Schedule schedule =
-      step::build(workload, candidate.placement, candidate.point.options);
+      step::build(problem, candidate.placement, candidate.point.options);
   constexpr std::size_t kPlansBuilt = 3;
   work_ += kPlansBuilt * schedule.steady.operations.size();
-  if (!worth_simulating(schedule, workload)) return;
+  if (!worth_simulating(schedule, problem)) return;
   measure(candidate, schedule);
   record(std::move(candidate));
 }
 
 /// Skips plans whose busiest lane alone takes longer than the best step.
 bool PlanSearch::worth_simulating(const plan::Schedule& schedule,
-                                  const step::Workload& workload) const {
+                                  const step::Problem& problem) const {
   std::array<double, plan::kLaneCount> seconds{};
   for (const plan::Operation& operation : schedule.steady.operations) {
     seconds.at(static_cast<std::size_t>(operation.lane)) +=
         seconds_in_turn(operation, schedule, request_.rates);
   }
   const double longest = *std::max_element(seconds.begin(), seconds.end());
-  return best_tokens_per_second_ * longest * kTie <=
-         static_cast<double>(workload.tokens_per_step());
+  return best_tokens_per_second_ * longest * kTie <= static_cast<double>(problem.tokens_per_step());
 }
 
 /// Simulates a candidate.
 void PlanSearch::measure(Candidate& candidate, const plan::Schedule& schedule) {
-  const step::Workload& workload = candidate.point.choice->outline.workload;
+  const step::Problem& problem = candidate.point.choice->outline.problem;
   const plan::Prediction prediction = plan::simulate(schedule, request_.rates, kScreening);
   ++simulated_;
   work_ += (kScreening.warm_up + kScreening.measured) * schedule.steady.operations.size();
   candidate.tokens_per_second =
-      static_cast<double>(workload.tokens_per_step()) / prediction.step_seconds;
+      static_cast<double>(problem.tokens_per_step()) / prediction.step_seconds;
   candidate.written = schedule.steady.bytes_on(Lane::writeback);
   candidate.moved_bytes = 0;
   for (const Lane lane : plan::kLanes) candidate.moved_bytes += schedule.steady.bytes_on(lane);

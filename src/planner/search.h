@@ -124,7 +124,7 @@ class PlanSearch {
   [[nodiscard]] bool out_of_work() const;
   void evaluate(Candidate candidate);
   [[nodiscard]] bool worth_simulating(const plan::Schedule& schedule,
-                                      const step::Workload& workload) const;
+                                      const step::Problem& problem) const;
   void measure(Candidate& candidate, const plan::Schedule& schedule);
   void record(Candidate candidate);
   [[nodiscard]] const Candidate* best() const;

@@ -14,41 +14,39 @@ void refuse_arguments(const std::string& message) {
 
 namespace {
 
-void check_ranks(const Workload& workload) {
-  if (workload.world == 0) refuse_arguments("world must be at least 1 rank");
-  if (workload.weight_ranks > 0 && workload.world % workload.weight_ranks != 0) {
+void check_ranks(const Problem& problem) {
+  if (problem.world == 0) refuse_arguments("world must be at least 1 rank");
+  if (problem.weight_ranks > 0 && problem.world % problem.weight_ranks != 0) {
     refuse_arguments(fmt::format("weight_ranks {} does not divide the {} ranks",
-                                 workload.weight_ranks, workload.world));
+                                 problem.weight_ranks, problem.world));
   }
-  if (workload.stage > 3)
-    refuse_arguments(fmt::format("stage must be 0 to 3, got {}", workload.stage));
+  if (problem.stage > 3)
+    refuse_arguments(fmt::format("stage must be 0 to 3, got {}", problem.stage));
 }
 
-void check_speculation(const Workload& workload, const Placement& placement,
-                       const Options& options) {
+void check_speculation(const Problem& problem, const Placement& placement, const Options& options) {
   for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
     const BlockPlacement& block = placement.blocks[b];
     if (!block.speculates) continue;
     if (options.update == Update::eager) {
       refuse_arguments(fmt::format("{} speculates, but updates are eager; use gated updates",
-                                   workload.blocks[b].name));
+                                   problem.name_of(b)));
     }
     if (block.optimizer == Tier::device) {
       refuse_arguments(
           fmt::format("{} speculates, but its optimizer states are on the device; move them to "
                       "the host or NVMe",
-                      workload.blocks[b].name));
+                      problem.name_of(b)));
     }
   }
 }
 
-void check_purpose(const Workload& workload, const Placement& placement, const Options& options) {
+void check_purpose(const Problem& problem, const Placement& placement, const Options& options) {
   if (options.purpose == Purpose::training) return;
   for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
     if (placement.blocks[b] == BlockPlacement{.weights = placement.blocks[b].weights}) continue;
-    refuse_arguments(
-        fmt::format("{} places more than its weights, but an evaluation has nothing else",
-                    workload.blocks[b].name));
+    refuse_arguments(fmt::format(
+        "{} places more than its weights, but an evaluation has nothing else", problem.name_of(b)));
   }
 }
 
@@ -60,34 +58,36 @@ void check_trains(const Options& options) {
   }
 }
 
-void check_arguments(const Workload& workload, const Placement& placement, const Options& options) {
-  expects(workload.values != nullptr, "schedule: the workload has no program");
-  if (workload.blocks.size() < 2) refuse_arguments("the model needs an embedding and a head");
-  if (placement.blocks.size() != workload.blocks.size()) {
+void check_arguments(const Problem& problem, const Placement& placement, const Options& options) {
+  expects(problem.table != nullptr, "schedule: the problem has no program");
+  const model::StepProgram& program = problem.program();
+  expects(problem.blocks.size() == program.blocks.size(),
+          "schedule: the sizes belong to another program");
+  if (problem.blocks.size() < 2) refuse_arguments("the model needs an embedding and a head");
+  if (placement.blocks.size() != problem.blocks.size()) {
     refuse_arguments(fmt::format("the placement has {} blocks, but the model has {}",
-                                 placement.blocks.size(), workload.blocks.size()));
+                                 placement.blocks.size(), problem.blocks.size()));
   }
-  for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
-    if (workload.blocks[b].is_coded() && !workload.is_layer(b)) {
+  for (std::size_t b = 0; b < problem.blocks.size(); ++b) {
+    if (problem.blocks[b].is_coded() && !program.is_layer(static_cast<model::BlockId>(b))) {
       refuse_arguments(
-          fmt::format("{} has codes, but only layers are decoded", workload.blocks[b].name));
+          fmt::format("{} has codes, but only layers are decoded", problem.name_of(b)));
     }
   }
-  if (workload.has_reference() &&
-      (workload.cuts_layers() || !workload.is_layer(workload.first_differentiated))) {
+  if (problem.table->has_reference() && !program.is_layer(program.first_differentiated)) {
     refuse_arguments("a reference needs layers in one piece, of which some have adapters");
   }
-  if (workload.micro_batches == 0) refuse_arguments("a step needs at least 1 micro-batch");
-  if (workload.evaluation_micro_batches == 0 ||
-      workload.evaluation_micro_batches > workload.micro_batches) {
+  if (problem.micro_batches == 0) refuse_arguments("a step needs at least 1 micro-batch");
+  if (problem.evaluation_micro_batches == 0 ||
+      problem.evaluation_micro_batches > problem.micro_batches) {
     refuse_arguments("evaluation_micro_batches must be 1 to micro_batches");
   }
   if (options.buffers.smallest() < 1) {
     refuse_arguments("every number of buffers must be at least 1");
   }
-  check_ranks(workload);
-  check_speculation(workload, placement, options);
-  check_purpose(workload, placement, options);
+  check_ranks(problem);
+  check_speculation(problem, placement, options);
+  check_purpose(problem, placement, options);
 }
 
 }  // namespace ballast::step

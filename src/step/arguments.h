@@ -9,7 +9,7 @@
 namespace ballast::step {
 
 /// Throws Error(config) for what build() refuses.
-void check_arguments(const Workload& workload, const Placement& placement, const Options& options);
+void check_arguments(const Problem& problem, const Placement& placement, const Options& options);
 /// Refuses plans that an evaluation does not have.
 void check_trains(const Options& options);
 [[noreturn]] void refuse_arguments(const std::string& message);

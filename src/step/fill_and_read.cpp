@@ -42,7 +42,7 @@ Movements::Home Movements::state_home(std::uint32_t block, std::uint32_t group) 
           .buffer = layout_.state_home[block][group],
           .offset = 0,
           .bytes = rank_.states(block, group),
-          .initial_bytes = work_.blocks[block].sub_groups[group].initial_state_bytes};
+          .initial_bytes = problem_.blocks[block].sub_groups[group].initial_state_bytes};
 }
 
 /// Calls `move(offset, bytes)` for each piece of `all` that fits into the passing place.

@@ -13,7 +13,7 @@ void Movements::emit_if_used(Operation operation) {
 }
 
 void Movements::deliver_gradient(std::uint32_t block) {
-  const std::vector<model::SumId>& sums = work_.values->sums_of(block);
+  const std::vector<model::SumId>& sums = problem_.table->sums_of(block);
   if (sums.empty()) return;
   const bool on_device = at(block).optimizer == Tier::device;
   const BufferId home = layout_.gradient[block];
@@ -22,7 +22,7 @@ void Movements::deliver_gradient(std::uint32_t block) {
   const Use statistics = {Role::statistics, layout_.statistics_device[block], true};
   // With several ranks, reduce_gradient() computes the statistics of the sum.
   if (!rank_.several(block)) uses.push_back(statistics);
-  Bytes traffic = work_.blocks[block].gradient_bytes;
+  Bytes traffic = problem_.blocks[block].gradient_bytes;
   for (const model::SumId sum : sums) {
     const Role role = sum == sums.front() ? Role::source : Role::added_gradient;
     uses.push_back({role, layout_.values.sums[sum], false});
@@ -37,7 +37,7 @@ void Movements::deliver_gradient(std::uint32_t block) {
                 .uses = std::move(uses)});
   if (rank_.several(block)) packed = reduce_gradient(block, packed);
   if (!on_device) {
-    const bool swaps = swaps_gradient(work_, place_, block);
+    const bool swaps = swaps_gradient(problem_, place_, block);
     delivered_ = swaps ? gradient_staging_.next() : home;
     emit_if_used({.action = Action::offload,
                   .payload = Payload::gradient,
@@ -50,7 +50,7 @@ void Movements::deliver_gradient(std::uint32_t block) {
       emit_if_used({.action = Action::writeback,
                     .payload = Payload::gradient,
                     .block = block,
-                    .bytes = swapped_gradient_bytes(work_, block),
+                    .bytes = swapped_gradient_bytes(problem_, block),
                     .uses = {{Role::source, delivered_, false}, {Role::target, home, true}}});
     }
   }
@@ -58,14 +58,14 @@ void Movements::deliver_gradient(std::uint32_t block) {
                 .payload = Payload::statistics,
                 .block = block,
                 .clears_when_idle = true,
-                .bytes = work_.statistics_bytes,
+                .bytes = problem_.statistics_bytes,
                 .uses = {{Role::source, layout_.statistics_device[block], false},
                          {Role::target, layout_.statistics_host[block], true}}});
 }
 
 BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
   const BufferId home = layout_.gradient[block];
-  if (!swaps_gradient(work_, place_, block)) return home;
+  if (!swaps_gradient(problem_, place_, block)) return home;
   if (lag == 0) return delivered_;
   const BufferId staging = gradient_staging_.next();
   Operation fetch = {.action = Action::fetch,
@@ -73,7 +73,7 @@ BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
                      .block = block,
                      .lag = lag,
                      .clears_when_idle = true,
-                     .bytes = swapped_gradient_bytes(work_, block),
+                     .bytes = swapped_gradient_bytes(problem_, block),
                      .uses = {{Role::source, home, false}, {Role::target, staging, true}}};
   add_condition(fetch, for_gradient(block, lag));
   emit(std::move(fetch));
@@ -108,7 +108,7 @@ OpId Movements::gate(bool training) {
     for (const BufferId id : layout_.statistics_host) {
       if (id != kNoBuffer) uses.push_back({Role::statistics, id, false});
     }
-    for (const model::ValueId value : work_.values->values().counts) {
+    for (const model::ValueId value : problem_.table->values().counts) {
       uses.push_back({Role::counts, layout_.values.counts[value], false});
     }
   }

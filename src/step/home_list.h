@@ -22,21 +22,20 @@ namespace ballast::step {
 /// rollback needs of them, and what checkpoints keep on NVMe.
 class HomeList : protected BufferList {
  protected:
-  HomeList(const Workload& workload, const Placement& placement, const Options& options,
-           bool merges)
+  HomeList(const Problem& problem, const Placement& placement, const Options& options, bool merges)
       : BufferList(merges),
-        work_(workload),
+        problem_(problem),
         place_(placement),
         options_(options),
-        rank_(workload) {}
+        rank_(problem) {}
 
   [[nodiscard]] std::uint32_t blocks() const {
-    return static_cast<std::uint32_t>(work_.blocks.size());
+    return static_cast<std::uint32_t>(problem_.blocks.size());
   }
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   [[nodiscard]] bool trains() const { return options_.purpose == Purpose::training; }
   [[nodiscard]] bool is_trained(std::uint32_t block) const {
-    return !work_.blocks[block].is_frozen();
+    return !problem_.blocks[block].is_frozen();
   }
   /// Whether its states are below the device.
   [[nodiscard]] bool updates_below(std::uint32_t block) const {
@@ -48,12 +47,12 @@ class HomeList : protected BufferList {
 
   /// "layer 3 weights", unless nobody reads it.
   [[nodiscard]] std::string name_of(std::uint32_t block, std::string_view what) const {
-    return merges_ ? std::string() : fmt::format("{} {}", work_.blocks[block].name, what);
+    return merges_ ? std::string() : fmt::format("{} {}", problem_.name_of(block), what);
   }
 
   void homes() {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      const bool split = splits_home(work_, place_, options_, b);
+      const bool split = splits_home(problem_, place_, options_, b);
       const BufferId weights = add(name_of(b, split ? "frozen weights" : "weights"), at(b).weights,
                                    Kind::weights, rank_.weights(b) - trained_bytes(b));
       const BufferId trained =
@@ -109,7 +108,7 @@ class HomeList : protected BufferList {
     }
   }
 
-  const Workload& work_;
+  const Problem& problem_;
   const Placement& place_;
   const Options& options_;
   RankSizes rank_;
@@ -125,12 +124,12 @@ class HomeList : protected BufferList {
 
   /// Of the home of the trained weights alone; 0: they have none.
   [[nodiscard]] Bytes trained_bytes(std::uint32_t b) const {
-    return splits_home(work_, place_, options_, b) ? rank_.updated_by_all(b) : 0;
+    return splits_home(problem_, place_, options_, b) ? rank_.updated_by_all(b) : 0;
   }
 
   /// States and undo buffers, without lists of them.
   void merge_states(std::uint32_t b) {
-    const auto groups = static_cast<std::uint32_t>(work_.blocks[b].sub_groups.size());
+    const auto groups = static_cast<std::uint32_t>(problem_.blocks[b].sub_groups.size());
     for (std::uint32_t g = 0; g < groups; ++g) {
       merge(at(b).optimizer, Kind::states, rank_.states(b, g), 1);
       if (speculates(b)) merge(at(b).optimizer, Kind::undo, rank_.states(b, g), 1);
@@ -140,7 +139,7 @@ class HomeList : protected BufferList {
 
   /// One buffer for each sub-group.
   std::vector<BufferId> add_states(std::uint32_t b, const std::string& name, Tier tier, Kind kind) {
-    const auto groups = static_cast<std::uint32_t>(work_.blocks[b].sub_groups.size());
+    const auto groups = static_cast<std::uint32_t>(problem_.blocks[b].sub_groups.size());
     std::vector<BufferId> buffers;
     for (std::uint32_t g = 0; g < groups; ++g) {
       buffers.push_back(add(groups == 1 ? name : fmt::format("{}, sub-group {}", name, g), tier,

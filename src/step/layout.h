@@ -49,14 +49,14 @@ struct Layout {
   BufferId workspace = kNoBuffer;
 };
 
-Layout make_layout(const Workload& workload, const Placement& placement, const Options& options);
+Layout make_layout(const Problem& problem, const Placement& placement, const Options& options);
 
 /// What decides about the buffers of values.
-ValueQuestion question_of(const Workload& workload, const Placement& placement,
+ValueQuestion question_of(const Problem& problem, const Placement& placement,
                           const Options& options);
 
 /// See sum_buffers().
-std::vector<Buffer> merged_buffers(const Workload& workload, const Placement& placement,
+std::vector<Buffer> merged_buffers(const Problem& problem, const Placement& placement,
                                    const Options& options);
 
 }  // namespace ballast::step

@@ -20,10 +20,10 @@ constexpr Bytes kPassing = 1 * kMiB;
 
 class LayoutMaker : private HomeList {
  public:
-  LayoutMaker(const Workload& workload, const Placement& placement, const Options& options,
+  LayoutMaker(const Problem& problem, const Placement& placement, const Options& options,
               bool merges)
-      : HomeList(workload, placement, options, merges),
-        question_(question_of(workload, placement, options)) {}
+      : HomeList(problem, placement, options, merges),
+        question_(question_of(problem, placement, options)) {}
 
   Layout make() {
     homes();
@@ -32,9 +32,9 @@ class LayoutMaker : private HomeList {
       state_passage();
       gradients();
     }
-    layout_.values = add_values(*work_.values, question_, *this);
+    layout_.values = add_values(*problem_.table, question_, *this);
     layout_.verdict = add("verdict", Tier::host, Kind::batch, 0);
-    layout_.workspace = add("workspace", Tier::device, Kind::workspace, work_.workspace_bytes);
+    layout_.workspace = add("workspace", Tier::device, Kind::workspace, problem_.workspace_bytes);
     passing_place();
     if (trains()) checkpoints();
     layout_.buffers = std::move(buffers_);
@@ -83,8 +83,8 @@ class LayoutMaker : private HomeList {
       }
     }
     // One is enough: what decodes the next block's runs on the same stream as the passes.
-    const Need decoded = need([this](std::uint32_t b) { return work_.blocks[b].decoded_bytes; },
-                              [this](std::uint32_t b) { return work_.blocks[b].is_coded(); });
+    const Need decoded = need([this](std::uint32_t b) { return problem_.blocks[b].decoded_bytes; },
+                              [this](std::uint32_t b) { return problem_.blocks[b].is_coded(); });
     layout_.decoded = add_slots("decoded weights", Tier::device, Kind::workspace, decoded.bytes,
                                 std::min<std::size_t>(1, decoded.count));
     const auto on_host = [this](std::uint32_t b) {
@@ -102,9 +102,9 @@ class LayoutMaker : private HomeList {
   /// Blocks whose weights move for the pass of another block.
   template <class Moves>
   [[nodiscard]] std::size_t most_moving_together(Moves moves) const {
-    const model::StepProgram& program = work_.values->program();
+    const model::StepProgram& program = problem_.program();
     std::size_t most = 0;
-    for (const model::PassId id : work_.values->passes_over_blocks(question_.form)) {
+    for (const model::PassId id : problem_.table->passes_over_blocks(question_.form)) {
       const model::Pass& pass = program.passes[id];
       std::size_t moving = 0;
       for (const model::Operand& operand : pass.operands) {
@@ -118,8 +118,8 @@ class LayoutMaker : private HomeList {
 
   void state_passage() {
     std::vector<SwappedStates> swapped =
-        swapped_states(work_, place_, options_, UpdatedIn::forward);
-    const auto backward = swapped_states(work_, place_, options_, UpdatedIn::backward);
+        swapped_states(problem_, place_, options_, UpdatedIn::forward);
+    const auto backward = swapped_states(problem_, place_, options_, UpdatedIn::backward);
     swapped.insert(swapped.end(), backward.begin(), backward.end());
     std::vector<Bytes> sizes(std::min<std::size_t>(options_.buffers.state_staging, swapped.size()),
                              0);
@@ -135,7 +135,7 @@ class LayoutMaker : private HomeList {
 
   void gradients() {
     const auto statistics = [this](std::uint32_t b, std::string_view what, Tier tier) {
-      return add(name_of(b, what), tier, Kind::batch, work_.statistics_bytes);
+      return add(name_of(b, what), tier, Kind::batch, problem_.statistics_bytes);
     };
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       const bool has = is_trained(b);
@@ -152,24 +152,25 @@ class LayoutMaker : private HomeList {
     layout_.gradient_slots =
         add_slots("gradients in transit", Tier::device, Kind::staging, packed.bytes,
                   std::min<std::size_t>(options_.buffers.gradient_slots, packed.count));
-    const Need swapped = need([this](std::uint32_t b) { return swapped_gradient_bytes(work_, b); },
-                              [this](std::uint32_t b) { return swaps_gradient(work_, place_, b); });
+    const Need swapped =
+        need([this](std::uint32_t b) { return swapped_gradient_bytes(problem_, b); },
+             [this](std::uint32_t b) { return swaps_gradient(problem_, place_, b); });
     layout_.gradient_staging =
         add_slots("gradient staging", Tier::host, Kind::staging, swapped.bytes,
                   std::min<std::size_t>(options_.buffers.gradient_staging, swapped.count));
     if (rank_.several()) {
       const Need all = need(whole, [this](std::uint32_t b) { return rank_.several(b); });
-      const Bytes least = work_.world * kPage;
+      const Bytes least = problem_.world * kPage;
       layout_.arriving = add("gradients from other ranks", Tier::device, Kind::workspace,
                              std::clamp(all.bytes, least, std::max(least, kArriving)));
     }
   }
 
   BufferId gradient_home(std::uint32_t b, std::string name) {
-    if (swaps_gradient(work_, place_, b)) {
+    if (swaps_gradient(problem_, place_, b)) {
       // An eager update takes it from staging.
       if (options_.update == Update::eager) return kNoBuffer;
-      return add(std::move(name), Tier::nvme, Kind::gradients, swapped_gradient_bytes(work_, b));
+      return add(std::move(name), Tier::nvme, Kind::gradients, swapped_gradient_bytes(problem_, b));
     }
     const Tier side = at(b).optimizer == Tier::device ? Tier::device : Tier::host;
     const bool shard = side == Tier::device ? rank_.splits_gradients(b) : rank_.splits_states(b);
@@ -214,24 +215,24 @@ class LayoutMaker : private HomeList {
 
 }  // namespace
 
-ValueQuestion question_of(const Workload& workload, const Placement& placement,
+ValueQuestion question_of(const Problem& problem, const Placement& placement,
                           const Options& options) {
-  return {.placement = placement,
-          .options = options,
-          .form = in_one_pass(workload, placement) ? model::HeadForm::one_pass
-                                                   : model::HeadForm::visits,
-          .step_micro_batches = workload.micro_batches,
-          .evaluation_micro_batches = workload.evaluation_micro_batches,
-          .ranks = workload.world};
+  return {
+      .placement = placement,
+      .options = options,
+      .form = in_one_pass(problem, placement) ? model::HeadForm::one_pass : model::HeadForm::visits,
+      .step_micro_batches = problem.micro_batches,
+      .evaluation_micro_batches = problem.evaluation_micro_batches,
+      .ranks = problem.world};
 }
 
-Layout make_layout(const Workload& workload, const Placement& placement, const Options& options) {
-  return LayoutMaker(workload, placement, options, false).make();
+Layout make_layout(const Problem& problem, const Placement& placement, const Options& options) {
+  return LayoutMaker(problem, placement, options, false).make();
 }
 
-std::vector<Buffer> merged_buffers(const Workload& workload, const Placement& placement,
+std::vector<Buffer> merged_buffers(const Problem& problem, const Placement& placement,
                                    const Options& options) {
-  return std::move(LayoutMaker(workload, placement, options, true).make().buffers);
+  return std::move(LayoutMaker(problem, placement, options, true).make().buffers);
 }
 
 }  // namespace ballast::step

@@ -1,4 +1,4 @@
-#include "src/step/lives.h"
+#include "ballast/step/lives.h"
 
 #include <algorithm>
 #include <map>

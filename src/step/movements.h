@@ -22,7 +22,7 @@ namespace ballast::step {
 /// places where the passes and updates need them.
 class Movements {
  public:
-  Movements(std::string name, const Workload& workload, const Placement& placement,
+  Movements(std::string name, const Problem& problem, const Placement& placement,
             const Options& options, const Layout& layout, std::uint32_t micro_batches);
 
   /// Adds `operation` (without lane and edges) and returns its id.
@@ -50,7 +50,8 @@ class Movements {
   }
   /// The blocks that compute rows of `routing` and have buffers for weights that move before
   /// `router` has chosen.
-  [[nodiscard]] ValueTable::Blocks blocks_ahead(std::uint32_t router, model::ValueId routing) const;
+  [[nodiscard]] ProgramTable::Blocks blocks_ahead(std::uint32_t router,
+                                                  model::ValueId routing) const;
   /// Moves weights to the device if their block had rows in the micro-batch or step before.
   void prefetch(std::uint32_t block);
 
@@ -73,10 +74,10 @@ class Movements {
   }
   [[nodiscard]] UpdatedIn update_pass(std::uint32_t block) const;
   [[nodiscard]] bool speculates(std::uint32_t block) const {
-    return !work_.blocks[block].is_frozen() && at(block).speculates;
+    return !problem_.blocks[block].is_frozen() && at(block).speculates;
   }
   [[nodiscard]] bool is_updated_in(UpdatedIn pass, std::uint32_t block) const {
-    return !work_.blocks[block].is_frozen() && update_pass(block) == pass;
+    return !problem_.blocks[block].is_frozen() && update_pass(block) == pass;
   }
   /// The optimizer on `block`. `lag`: see Operation. Blocks are updated in update order. A
   /// speculating block is updated with lag 0 and, in a rollback, again with lag 1.
@@ -152,7 +153,7 @@ class Movements {
   }
   [[nodiscard]] std::size_t slot_of(const Swapped& group, std::size_t ordinal) const;
   [[nodiscard]] std::uint32_t sub_groups(std::uint32_t block) const {
-    return static_cast<std::uint32_t>(work_.blocks[block].sub_groups.size());
+    return static_cast<std::uint32_t>(problem_.blocks[block].sub_groups.size());
   }
   [[nodiscard]] bool has_states_ahead(std::uint32_t block, std::uint32_t group) const;
   [[nodiscard]] BufferId state_slot(std::uint32_t block, std::uint32_t group) const;
@@ -190,7 +191,7 @@ class Movements {
     return rows ? &*rows : nullptr;
   }
 
-  const Workload& work_;
+  const Problem& problem_;
   const model::StepProgram& program_;
   const Placement& place_;
   const Options& options_;

@@ -82,18 +82,18 @@ std::string OperationNames::operator()(const Operation& operation) const {
   if (moves(operation, MovedValue::batch)) {
     return fmt::format("{}, micro-batch {}", action, operation.micro);
   }
-  const BlockWork& block = work_->blocks[operation.block];
+  const std::string& block = block_of(operation);
   if (operation.grows_with_batch() && !initial) {
-    return fmt::format("{} of {}, micro-batch {}{}", action, block.name, operation.micro,
+    return fmt::format("{} of {}, micro-batch {}{}", action, block, operation.micro,
                        is_reference(operation) ? " of the reference" : "");
   }
   const bool of_sub_group = operation.payload == Payload::states ||
                             operation.action == Action::update ||
                             operation.action == Action::update_on_device;
-  if (of_sub_group && block.sub_groups.size() > 1 && !initial) {
-    return fmt::format("{} of {}, sub-group {}", action, block.name, operation.sub_group);
+  if (of_sub_group && problem_->blocks[operation.block].sub_groups.size() > 1 && !initial) {
+    return fmt::format("{} of {}, sub-group {}", action, block, operation.sub_group);
   }
-  return fmt::format("{} of {}", action, block.name);
+  return fmt::format("{} of {}", action, block);
 }
 
 }  // namespace ballast::step

@@ -17,11 +17,11 @@ bool written_in_background(const Placement& placement, std::uint64_t kept) {
   return is_used(Tier::host) && (kept > 1 || !is_used(Tier::nvme));
 }
 
-bool in_one_pass(const Workload& workload, const Placement& placement) {
-  const std::optional<model::OnePassHead>& choice = workload.values->program().one_pass;
+bool in_one_pass(const Problem& problem, const Placement& placement) {
+  const std::optional<model::OnePassHead>& choice = problem.program().one_pass;
   if (!choice) return true;
   if (!placement.blocks[choice->keeper].keeps_intermediates) return false;
-  const RankSizes sizes(workload);
+  const RankSizes sizes(problem);
   return std::all_of(choice->on_device.begin(), choice->on_device.end(), [&](model::BlockId block) {
     return placement.blocks[block].weights == Tier::device && !sizes.splits_weights(block);
   });

@@ -3,8 +3,8 @@
 #include "ballast/plan/plan.h"
 #include "ballast/step/build.h"
 #include "ballast/step/placement.h"
+#include "ballast/step/problem.h"
 #include "ballast/step/rank_sizes.h"
-#include "ballast/step/workload.h"
 
 namespace ballast::step {
 

@@ -1,3 +1,5 @@
+#include "ballast/step/lives.h"
+
 #include "src/step/plan_types.h"
 #include "src/step/step_writer.h"
 

@@ -40,15 +40,15 @@ std::vector<bool> blocks_that_keep(const ValueQuestion& question) {
 
 }  // namespace
 
-StepWriter::StepWriter(const std::string& name, const Workload& workload,
+StepWriter::StepWriter(const std::string& name, const Problem& problem,
                        const ValueQuestion& question, const Layout& layout,
                        std::uint32_t micro_batches)
-    : table_(*workload.values),
+    : table_(*problem.table),
       program_(table_.program()),
       question_(question),
       layout_(layout),
       micro_batches_(micro_batches),
-      move_(name, workload, question.placement, question.options, layout, micro_batches),
+      move_(name, problem, question.placement, question.options, layout, micro_batches),
       values_(table_, question, layout.values, move_, micro_batches),
       recomputation_(program_, blocks_that_keep(question)),
       cleared_(program_.blocks.size(), false),
@@ -93,7 +93,7 @@ void StepWriter::prefetch(const Stop& stop) {
 
 /// The blocks that compute rows of a router of `stop` and have buffers for weights that move before
 /// it has chosen.
-ValueTable::Blocks StepWriter::ahead_of(const Stop& stop) const {
+ProgramTable::Blocks StepWriter::ahead_of(const Stop& stop) const {
   if (!question_.options.prefetches_experts) return {};
   for (const PassId id : stop.passes) {
     const model::Pass& pass = program_.passes[id];

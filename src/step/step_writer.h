@@ -36,7 +36,7 @@ class EventSpread {
 /// Writes one plan. step.cpp tells the story; what its lines call is in step_writer.cpp.
 class StepWriter {
  public:
-  StepWriter(const std::string& name, const Workload& workload, const ValueQuestion& question,
+  StepWriter(const std::string& name, const Problem& problem, const ValueQuestion& question,
              const Layout& layout, std::uint32_t micro_batches);
 
   Plan training_step(bool applies_updates);
@@ -82,7 +82,7 @@ class StepWriter {
   OpId compute(model::PassId id, std::uint32_t micro);
   BufferId bind(const model::Operand& operand, std::uint32_t micro);
   void clear(BlockId block);
-  [[nodiscard]] ValueTable::Blocks ahead_of(const Stop& stop) const;
+  [[nodiscard]] ProgramTable::Blocks ahead_of(const Stop& stop) const;
   [[nodiscard]] bool leaves_updates() const;
   [[nodiscard]] bool is_updated_in_forward(BlockId block) const {
     return move_.is_updated_in(UpdatedIn::forward, block);
@@ -95,7 +95,7 @@ class StepWriter {
     return sums.empty() || !program_.sums[sums.front()].clears ? model::kNone : sums.front();
   }
 
-  const ValueTable& table_;
+  const ProgramTable& table_;
   const model::StepProgram& program_;
   const ValueQuestion& question_;
   const Layout& layout_;

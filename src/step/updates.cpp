@@ -90,7 +90,7 @@ void Movements::add_permission(Operation& update) const {
 }
 
 void Movements::update(std::uint32_t block, std::uint32_t lag) {
-  if (work_.blocks[block].is_frozen()) return;
+  if (problem_.blocks[block].is_frozen()) return;
   if (at(block).optimizer == Tier::device) {
     update_on_device(block, lag);
   } else {
@@ -147,7 +147,7 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
 
 /// Adds what every update has to its weights, states and gradient.
 void Movements::emit_update(Operation update) {
-  update.traffic = work_.blocks[update.block].sub_groups[update.sub_group].update_traffic;
+  update.traffic = problem_.blocks[update.block].sub_groups[update.sub_group].update_traffic;
   add_permission(update);
   add_undo(update);
   add_condition(update, for_update(update.block, update.lag));
@@ -194,7 +194,7 @@ void Movements::add_undo(Operation& update) const {
     update.traffic += 2 * bytes;
   };
   double block = 0.0;
-  for (const SubGroup& group : work_.blocks[update.block].sub_groups) {
+  for (const SubGroup& group : problem_.blocks[update.block].sub_groups) {
     block += static_cast<double>(group.update_traffic);
   }
   const double part = static_cast<double>(update.traffic) / std::max(1.0, block);

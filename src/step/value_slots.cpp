@@ -23,83 +23,6 @@ using model::ValueClass;
 using model::ValueId;
 using model::Waits;
 
-ValueTable::ValueTable(std::shared_ptr<const model::StepProgram> program)
-    : program_(std::move(program)),
-      one_pass_(colour(*program_, HeadForm::one_pass, true)),
-      visits_(colour(*program_, HeadForm::visits, true)),
-      evaluation_(colour(*program_, HeadForm::visits, false)),
-      traits_(program_->classes.size()),
-      sums_of_(program_->blocks.size()),
-      counting_in_(program_->values.size()),
-      writes_counts_(program_->passes.size(), false),
-      over_blocks_in_one_pass_(find_passes_over_blocks(HeadForm::one_pass)),
-      over_blocks_in_visits_(find_passes_over_blocks(HeadForm::visits)) {
-  number_values();
-  number_blocks();
-}
-
-void ValueTable::number_values() {
-  for (ValueId v = 0; v < program_->values.size(); ++v) {
-    const StepValue& value = program_->values[v];
-    const ValueClass& of = program_->classes[value.of];
-    Traits& traits = traits_[value.of];
-    if (of.counts) values_.counts.push_back(v);
-    if (value.waits == Waits::placed) values_.placed.push_back(v);
-    if (value.waits == Waits::kept) {
-      values_.kept.push_back(v);
-      if (value.recipe != kNone) ++traits.recomputed;
-    } else if (value.waits != Waits::placed) {
-      traits.others.push_back(v);
-    }
-    ++traits_[of.in_evaluation == kNone ? value.of : of.in_evaluation].passing;
-  }
-  for (model::PassId id = 0; id < program_->passes.size(); ++id) {
-    const model::Pass& pass = program_->passes[id];
-    for (const Operand& operand : pass.operands) {
-      const bool writes =
-          operand.kind == OperandKind::value && operand.access == OperandAccess::writes;
-      if (!writes) continue;
-      const ClassId of = program_->values[operand.number].of;
-      if (pass.reference > 0) traits_[of].of_reference = true;
-      if (program_->classes[of].counts) writes_counts_[id] = true;
-    }
-  }
-}
-
-void ValueTable::number_blocks() {
-  for (const bool clears : {true, false}) {
-    for (model::SumId s = 0; s < program_->sums.size(); ++s) {
-      const model::GradientSum& sum = program_->sums[s];
-      if (sum.clears == clears) sums_of_[sum.block].push_back(s);
-    }
-  }
-  for (model::BlockId b = 0; b < program_->blocks.size(); ++b) {
-    const std::optional<model::RowCount>& rows = program_->blocks[b].rows;
-    if (!rows) continue;
-    Blocks& counting = counting_in_[rows->routing];
-    if (counting.end == 0) counting.begin = b;
-    counting.end = b + 1;
-  }
-}
-
-std::vector<model::PassId> ValueTable::find_passes_over_blocks(HeadForm form) const {
-  std::vector<model::PassId> found;
-  const auto look = [&](const std::vector<const model::Stop*>& stops) {
-    for (const model::Stop* stop : stops) {
-      for (const model::PassId id : stop->passes) {
-        const std::vector<Operand>& operands = program_->passes[id].operands;
-        const auto blocks = std::count_if(
-            operands.begin(), operands.end(),
-            [](const Operand& operand) { return operand.kind == OperandKind::weights; });
-        if (blocks > 1) found.push_back(id);
-      }
-    }
-  };
-  look(stops_of(program_->training, form));
-  look(stops_of(program_->evaluation, HeadForm::visits));
-  return found;
-}
-
 namespace {
 
 Kind kind_of(LedgerLine line) {
@@ -117,7 +40,7 @@ Kind kind_of(LedgerLine line) {
 /// Adds the buffers of one program for one placement.
 class SlotMaker {
  public:
-  SlotMaker(const ValueTable& table, const ValueQuestion& question, BufferList& list)
+  SlotMaker(const ProgramTable& table, const ValueQuestion& question, BufferList& list)
       : table_(table),
         program_(table.program()),
         question_(question),
@@ -154,11 +77,11 @@ class SlotMaker {
       largest = std::max(largest, swapped);
       any_leaves_ = any_leaves_ || tier != Tier::device;
       to_nvme += tier == Tier::nvme ? together_ : 0;
-      wait_in(id, tier, tier == Tier::nvme ? swapped : bytes_of(program_, value));
+      wait_in(id, tier, tier == Tier::nvme ? swapped : program_.bytes_of(value));
     }
     for (const ValueId id : table_.values().kept) {
       const StepValue& value = program_.values[id];
-      if (question_.keeps(value)) wait_in(id, Tier::device, bytes_of(program_, value));
+      if (question_.keeps(value)) wait_in(id, Tier::device, program_.bytes_of(value));
     }
     slots_.staging = list_.add_slots(
         "activation staging", Tier::host, Kind::staging, largest,
@@ -261,7 +184,7 @@ class SlotMaker {
   /// is on its way to or from the host. If nothing passes but the input of the head, that is alone.
   /// Evaluation and reference: a stop writes one buffer while it reads those of all micro-batches.
   [[nodiscard]] std::size_t ring_size(ClassId id) const {
-    const ValueTable::Traits& traits = table_.traits(id);
+    const ProgramTable::Traits& traits = table_.traits(id);
     if (traits.of_reference) return together_ + 1;
     if (!question_.trains()) return together_ + (traits.passing > 1 ? 1 : 0);
     return together_ + (any_leaves_ || traits.others.size() > 1 ? 2 : 0);
@@ -272,7 +195,7 @@ class SlotMaker {
     if (!list_.merges()) slots_.counts.assign(program_.values.size(), kNoBuffer);
     for (const ValueId id : table_.values().counts) {
       const StepValue& value = program_.values[id];
-      const Bytes bytes = question_.micro_batches() * (question_.ranks * bytes_of(program_, value));
+      const Bytes bytes = question_.micro_batches() * (question_.ranks * program_.bytes_of(value));
       const Kind kind = kind_of(program_.classes[value.of].line);
       if (list_.merges()) {
         list_.merge(Tier::host, kind, bytes, 1);
@@ -337,7 +260,7 @@ class SlotMaker {
                        sum.clears ? "accumulator" : "second accumulator");
   }
 
-  const ValueTable& table_;
+  const ProgramTable& table_;
   const model::StepProgram& program_;
   const ValueQuestion& question_;
   const Colours& colours_;
@@ -349,7 +272,7 @@ class SlotMaker {
 
 }  // namespace
 
-ValueSlots add_values(const ValueTable& table, const ValueQuestion& question, BufferList& list) {
+ValueSlots add_values(const ProgramTable& table, const ValueQuestion& question, BufferList& list) {
   return SlotMaker(table, question, list).make();
 }
 

@@ -1,79 +1,15 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "ballast/model/step_program.h"
+#include "ballast/step/program_table.h"
 
 #include "src/step/buffer_list.h"
-#include "src/step/lives.h"
 #include "src/step/plan_types.h"
 
 namespace ballast::step {
-
-/// What the buffers of a program's values depend on besides a placement. It is computed once per
-/// program, because planners ask for the buffers of thousands of placements.
-class ValueTable {
- public:
-  explicit ValueTable(std::shared_ptr<const model::StepProgram> program);
-
-  [[nodiscard]] const model::StepProgram& program() const { return *program_; }
-  [[nodiscard]] const Colours& colours(model::HeadForm form, bool trains) const {
-    if (!trains) return evaluation_;
-    return form == model::HeadForm::one_pass ? one_pass_ : visits_;
-  }
-  /// Numbers of the values of each kind, ascending.
-  struct Values {
-    std::vector<model::ValueId> placed;  ///< model::Waits::placed
-    std::vector<model::ValueId> kept;    ///< model::Waits::kept
-    std::vector<model::ValueId> counts;  ///< numbers of rows, which have a copy on the host
-  };
-  [[nodiscard]] const Values& values() const { return values_; }
-  /// Of a class.
-  struct Traits {
-    std::vector<model::ValueId> others;  ///< values that do not wait for the backward pass
-    std::uint32_t recomputed = 0;        ///< values of model::Waits::kept with a recipe
-    std::uint32_t passing = 0;  ///< values in a schedule for evaluation alone, see in_evaluation
-    bool of_reference = false;  ///< passes of a reference write them
-  };
-  [[nodiscard]] const Traits& traits(model::ClassId id) const { return traits_[id]; }
-
-  /// The sums of a block's gradient. The first is cleared.
-  [[nodiscard]] const std::vector<model::SumId>& sums_of(model::BlockId block) const {
-    return sums_of_[block];
-  }
-  /// Blocks [begin, end).
-  struct Blocks {
-    model::BlockId begin = 0;
-    model::BlockId end = 0;
-  };
-  /// The blocks that compute rows of the routing `value`.
-  [[nodiscard]] Blocks counting_in(model::ValueId value) const { return counting_in_[value]; }
-  /// Whether a pass writes numbers of rows, which the host reads.
-  [[nodiscard]] bool writes_counts(model::PassId pass) const { return writes_counts_[pass]; }
-  /// Passes that read the weights of several blocks, in a form of the head.
-  [[nodiscard]] const std::vector<model::PassId>& passes_over_blocks(model::HeadForm form) const {
-    return form == model::HeadForm::one_pass ? over_blocks_in_one_pass_ : over_blocks_in_visits_;
-  }
-
- private:
-  void number_values();
-  void number_blocks();
-  [[nodiscard]] std::vector<model::PassId> find_passes_over_blocks(model::HeadForm form) const;
-
-  std::shared_ptr<const model::StepProgram> program_;
-  Colours one_pass_;
-  Colours visits_;
-  Colours evaluation_;
-  Values values_;
-  std::vector<Traits> traits_;
-  std::vector<std::vector<model::SumId>> sums_of_;  ///< by block
-  std::vector<Blocks> counting_in_;                 ///< by value
-  std::vector<bool> writes_counts_;                 ///< by pass
-  std::vector<model::PassId> over_blocks_in_one_pass_;
-  std::vector<model::PassId> over_blocks_in_visits_;
-};
 
 /// What decides about the buffers of values besides the program.
 struct ValueQuestion {
@@ -125,17 +61,13 @@ struct ValueSlots {
   std::vector<BufferId> sums;
 };
 
-/// Bytes of a value of one micro-batch.
-inline Bytes bytes_of(const model::StepProgram& program, const model::StepValue& value) {
-  return value.bytes > 0 ? value.bytes : program.classes[value.of].bytes;
-}
-/// The same where it waits on NVMe, in whole pages.
+/// Bytes of a value of one micro-batch where it waits on NVMe, in whole pages.
 inline Bytes swapped_bytes(const model::StepProgram& program, const model::StepValue& value) {
-  return round_up(bytes_of(program, value), kPage);
+  return round_up(program.bytes_of(value), kPage);
 }
 
 /// Adds the buffers of values and gradient sums to `list`. If the list merges buffers, the members
 /// by value stay empty.
-ValueSlots add_values(const ValueTable& table, const ValueQuestion& question, BufferList& list);
+ValueSlots add_values(const ProgramTable& table, const ValueQuestion& question, BufferList& list);
 
 }  // namespace ballast::step

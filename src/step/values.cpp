@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "ballast/step/labels.h"
+#include "ballast/step/lives.h"
 
 #include "src/step/plan_types.h"
 
@@ -18,7 +19,7 @@ using model::StepValue;
 using model::ValueId;
 using model::Waits;
 
-Values::Values(const ValueTable& table, const ValueQuestion& question, const ValueSlots& slots,
+Values::Values(const ProgramTable& table, const ValueQuestion& question, const ValueSlots& slots,
                Movements& movements, std::uint32_t micro_batches)
     : table_(table),
       program_(table.program()),
@@ -78,7 +79,7 @@ void Values::upload_inputs(std::uint32_t micro) {
     const StepValue& value = program_.values[v];
     if (!program_.classes[value.of].from_host) continue;
     move(Action::upload, v, value.owner, micro, slots_.on_host[value.of][micro],
-         slots_.shared[value.of][micro], bytes_of(program_, value));
+         slots_.shared[value.of][micro], program_.bytes_of(value));
   }
 }
 
@@ -170,7 +171,7 @@ BufferId Values::bring_back(ValueId id, std::uint32_t micro) {
     move(Action::fetch, id, value.owner, micro, home, host, swapped_bytes(program_, value));
   }
   const BufferId slot = rings_[value.of].next();
-  move(Action::upload, id, value.owner, micro, host, slot, bytes_of(program_, value));
+  move(Action::upload, id, value.owner, micro, host, slot, program_.bytes_of(value));
   last = {id, slot};
   return slot;
 }
@@ -193,7 +194,7 @@ void Values::after(model::PassId id, std::uint32_t micro) {
 /// What the routers of all ranks have chosen, to the host.
 void Values::share_counts(ValueId id, BlockId block, std::uint32_t micro) {
   const StepValue& value = program_.values[id];
-  const Bytes bytes = bytes_of(program_, value);
+  const Bytes bytes = program_.bytes_of(value);
   const std::size_t place = colours_.of_value[id] * question_.together() + place_among(micro);
   BufferId from = slots_.shared[value.of][place];
   if (question_.ranks > 1) {
@@ -209,8 +210,7 @@ void Values::store(ValueId id, std::uint32_t micro) {
   const BufferId home = slots_.own[id][place_among(micro)];
   const bool to_nvme = question_.placement.blocks[value.owner].activations == Tier::nvme;
   const BufferId host = to_nvme ? staging_.next() : home;
-  move(Action::offload, id, value.owner, micro, in_ring(id, micro), host,
-       bytes_of(program_, value));
+  move(Action::offload, id, value.owner, micro, in_ring(id, micro), host, program_.bytes_of(value));
   if (!to_nvme) return;
   move(Action::writeback, id, value.owner, micro, host, home, swapped_bytes(program_, value));
 }

@@ -16,7 +16,7 @@ namespace ballast::step {
 /// host and NVMe.
 class Values {
  public:
-  Values(const ValueTable& table, const ValueQuestion& question, const ValueSlots& slots,
+  Values(const ProgramTable& table, const ValueQuestion& question, const ValueSlots& slots,
          Movements& movements, std::uint32_t micro_batches);
 
   /// Copies the inputs of a micro-batch to the device.
@@ -61,7 +61,7 @@ class Values {
   void move(Action action, model::ValueId value, model::BlockId block, std::uint32_t micro,
             BufferId from, BufferId to, Bytes bytes);
 
-  const ValueTable& table_;
+  const ProgramTable& table_;
   const model::StepProgram& program_;
   const Colours& colours_;
   const ValueQuestion& question_;

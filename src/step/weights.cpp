@@ -7,14 +7,14 @@
 
 namespace ballast::step {
 
-Movements::Movements(std::string name, const Workload& workload, const Placement& placement,
+Movements::Movements(std::string name, const Problem& problem, const Placement& placement,
                      const Options& options, const Layout& layout, std::uint32_t micro_batches)
-    : work_(workload),
-      program_(workload.values->program()),
+    : problem_(problem),
+      program_(problem.program()),
       place_(placement),
       options_(options),
       layout_(layout),
-      rank_(workload),
+      rank_(problem),
       emitter_(std::move(name), layout.buffers.size(), micro_batches),
       slots_(layout.weight_slots),
       share_slots_(layout.share_slots),
@@ -22,11 +22,11 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
       weight_staging_(layout.weight_staging),
       gradient_slots_(layout.gradient_slots),
       gradient_staging_(layout.gradient_staging),
-      ordinal_(workload.blocks.size(), 0) {
+      ordinal_(problem.blocks.size(), 0) {
   std::size_t slot = 0;
   for (const UpdatedIn pass : {UpdatedIn::forward, UpdatedIn::backward}) {
     Swapped& group = swapped_in(pass);
-    group = {.states = swapped_states(workload, placement, options, pass), .first_slot = slot};
+    group = {.states = swapped_states(problem, placement, options, pass), .first_slot = slot};
     slot += group.states.size();
     for (std::size_t i = 0; i < group.states.size(); ++i) {
       if (group.states[i].sub_group == 0) ordinal_[group.states[i].block] = i;
@@ -60,9 +60,9 @@ void Movements::add_condition(Operation& operation, Condition condition,
   const auto likelihood = [&](const Condition& rows) {
     if (rows.always()) return 1.0;
     const bool one = rows.rows == Condition::Rows::in_micro_batch;
-    const double tokens = static_cast<double>(work_.micro_batch_tokens) *
-                          (one ? 1.0 : static_cast<double>(work_.micro_batches)) *
-                          (rows.any_rank ? static_cast<double>(work_.world) : 1.0);
+    const double tokens = static_cast<double>(problem_.micro_batch_tokens) *
+                          (one ? 1.0 : static_cast<double>(problem_.micro_batches)) *
+                          (rows.any_rank ? static_cast<double>(problem_.world) : 1.0);
     return 1.0 - std::pow(1.0 - counted->share, tokens);
   };
   const double there = unless ? likelihood(*unless) : 0.0;
@@ -72,15 +72,15 @@ void Movements::add_condition(Operation& operation, Condition condition,
 }
 
 BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
-  const BlockWork& work = work_.blocks[block];
-  if (!work.is_coded()) return kept_on_device(block, when);
+  const BlockSizes& sizes = problem_.blocks[block];
+  if (!sizes.is_coded()) return kept_on_device(block, when);
   // What has been decoded stays valid: in a plan, an update of a block has all passes on one side.
   const BufferCache::Taken place = decoded_.take(block, when);
   if (!place.fill) return place.buffer;
   Operation decode = {.action = Action::decode,
                       .payload = Payload::weights,
                       .block = block,
-                      .traffic = work.weight_bytes + work.decoded_bytes,
+                      .traffic = sizes.weight_bytes + sizes.decoded_bytes,
                       .uses = {{Role::source, kept_on_device(block, when), false},
                                {Role::target, place.buffer, true}}};
   add_condition(decode, when, place.unless);
@@ -201,8 +201,8 @@ void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to, 
   emit(std::move(gather));
 }
 
-ValueTable::Blocks Movements::blocks_ahead(std::uint32_t router, model::ValueId routing) const {
-  const ValueTable::Blocks counting = work_.values->counting_in(routing);
+ProgramTable::Blocks Movements::blocks_ahead(std::uint32_t router, model::ValueId routing) const {
+  const ProgramTable::Blocks counting = problem_.table->counting_in(routing);
   // The weights of the router, and of blocks for all rows, are used first.
   std::uint32_t slots = options_.buffers.weight_slots;
   std::uint32_t staging = options_.buffers.weight_staging;

@@ -177,7 +177,7 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   note_other_arithmetic(states, engine);
   const std::uint32_t rank = engine.blueprint().rank;
   // The swap files of another run stay as they are.
-  const bool reusable = own && states.ranks() == engine.blueprint().workload.world;
+  const bool reusable = own && states.ranks() == engine.blueprint().problem.world;
   const state::KeptExtents beside = tidy_up(states, config, ranks, own, reusable);
   const bool reused = engine.resume(
       [&](const engine::StateRange& range, HostBytes bytes) {
@@ -208,7 +208,7 @@ void check_room_for_checkpoints(const engine::Engine& engine, const config::Conf
   Bytes each = 0;
   for (const auto& range : engine::saved_ranges(engine.blueprint(), step::kHomesInMemory))
     each += range.bytes();
-  each *= engine.blueprint().workload.world;
+  each *= engine.blueprint().problem.world;
   const std::uint64_t more =
       keep + 1 - std::min<std::uint64_t>(keep, checkpoint::checkpoints_of(run).size());
   const std::vector<Bytes> extents = state::swap_extents(engine.blueprint().schedule);

@@ -24,7 +24,7 @@ void RunTrace::save(engine::Engine& engine) {
   written_ = true;
   try {
     write_trace(request_.file, rule_, kTracedProcess, timeline_,
-                step::OperationNames(engine.blueprint().workload));
+                step::OperationNames(engine.blueprint().problem));
     file_ = request_.file;
   } catch (const Error& error) {
     log(LogLevel::warning, fmt::format("there is no trace: {}", error.what()));

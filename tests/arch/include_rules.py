@@ -160,7 +160,7 @@ def main() -> int:
                          ("src/calibrate/probe.cpp", "planner/planner.h"),
                          ("src/formats/probe.cpp", "data/tokens.h"),
                          ("src/data/probe.cpp", "checkpoint/checkpoints.h"),
-                         ("src/plan/simulator.cpp", "step/workload.h"),
+                         ("src/plan/simulator.cpp", "step/problem.h"),
                          ("include/ballast/plan/plan.h", "model/step_program.h")):
         if not breaches_of(pathlib.PurePath(file), f'#include "ballast/{header}"\n'):
             breaches.append(f"the include rules let {file} include {header}")

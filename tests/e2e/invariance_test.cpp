@@ -244,7 +244,7 @@ TEST(Invariance, ExpertsInBf16) {
   Engine engine =
       planner::make_engine(test::tiny_config(kExperts.section, true, directory.path(), {}));
   engine.start();
-  const std::size_t tokens = engine.blueprint().workload.tokens_per_step();
+  const std::size_t tokens = engine.blueprint().problem.tokens_per_step();
   std::size_t idle = 0;
   for (std::uint64_t step = 0; step < kFewSteps; ++step) {
     const auto layers =

@@ -305,7 +305,7 @@ std::vector<std::vector<float>> learnt_weights(const Overrides& options,
   Engine engine = planner::make_engine(test::tiny_config(model, true, directory.path(), overrides),
                                        nullptr, &ranks);
   engine.start();
-  const std::size_t tokens = engine.blueprint().workload.tokens_per_step();
+  const std::size_t tokens = engine.blueprint().problem.tokens_per_step();
   for (std::uint64_t step = 1; step <= steps; ++step) {
     const test::Batch batch = test::part_of(test::chained_ids(tokens, step), &ranks);
     engine.train_step({batch.tokens, batch.targets}, 0.003);

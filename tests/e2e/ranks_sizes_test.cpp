@@ -64,7 +64,7 @@ Bytes exchanged_so_far(const Engine& engine) {
 Bytes exchanged_in_a_step(Engine& engine) {
   const auto step = [&](std::uint64_t number) {
     const test::Batch batch =
-        test::part_of(test::chained_ids(engine.blueprint().workload.tokens_per_step(), number),
+        test::part_of(test::chained_ids(engine.blueprint().problem.tokens_per_step(), number),
                       &test::joined_ranks());
     engine.train_step({batch.tokens, batch.targets}, 1e-3);
   };
@@ -78,7 +78,7 @@ Bytes exchanged_in_a_step(Engine& engine) {
 
 /// Bytes of weights that a rank receives when every block is gathered once, padding included.
 Bytes received_once(const Blueprint& blueprint, std::size_t first, std::size_t last) {
-  const step::RankSizes sizes(blueprint.workload);
+  const step::RankSizes sizes(blueprint.problem);
   Bytes sum = 0;
   for (std::size_t b = first; b <= last; ++b) {
     sum += sizes.exchanged(sizes.whole_weights(static_cast<std::uint32_t>(b)));
@@ -87,7 +87,7 @@ Bytes received_once(const Blueprint& blueprint, std::size_t first, std::size_t l
 }
 
 void expect_stored(const step::StateBytes& found, const Blueprint& blueprint, int stage) {
-  const std::uint32_t world = blueprint.workload.world;
+  const std::uint32_t world = blueprint.problem.world;
   const auto elements = [&] {
     double sum = 0.0;
     for (const auto& block : blueprint.model.blocks) sum += static_cast<double>(block.elements);

@@ -34,8 +34,7 @@
 #include "tests/plans/planned_runs.h"
 #include "tests/plans/small_runs.h"
 #include "tests/support/fixtures.h"
-#include "tests/support/with_program.h"
-#include "tests/unit/step/random_workload.h"
+#include "tests/support/random_problem.h"
 
 namespace ballast::plans {
 namespace {
@@ -56,34 +55,23 @@ Dumped from_blueprint(std::string name, std::string description,
           .build =
               [make] {
                 const engine::Blueprint blueprint = make();
-                return build_plans(blueprint.workload, blueprint.placement, blueprint.options);
+                return build_plans(blueprint.problem, blueprint.placement, blueprint.options);
               }};
-}
-
-/// Random problems have sizes and placements that no model has. They are those of the property
-/// tests.
-step::Problem random_of(std::uint64_t seed) {
-  step::Problem problem = seed % 2 == 1   ? step::random_problem_of_ranks(seed)
-                          : seed % 8 == 6 ? step::random_evaluation(seed)
-                                          : step::random_problem(seed);
-  step::add_codes(problem.workload, seed);
-  problem.workload = step::with_program(std::move(problem.workload));
-  return problem;
 }
 
 Dumped random_dumped(std::uint64_t seed) {
   return {.name = fmt::format("random/{}", seed),
-          .description = "a problem of tests/unit/step/random_workload.h",
+          .description = "a problem of tests/support/random_problem.h",
           .dump =
               [seed] {
-                const step::Problem problem = random_of(seed);
-                return dump_plans(problem.workload, problem.placement, problem.options,
+                const step::PlacedProblem placed = step::any_problem(seed);
+                return dump_plans(placed.problem, placed.placement, placed.options,
                                   {machines()[1]});
               },
           .build =
               [seed] {
-                const step::Problem problem = random_of(seed);
-                return build_plans(problem.workload, problem.placement, problem.options);
+                const step::PlacedProblem placed = step::any_problem(seed);
+                return build_plans(placed.problem, placed.placement, placed.options);
               }};
 }
 

@@ -122,7 +122,7 @@ std::string text_of(const Plan& plan, const std::vector<std::string>& buffers) {
   return text;
 }
 
-std::string text_of_buffers(const step::Workload& work, const step::Placement& place,
+std::string text_of_buffers(const step::Problem& problem, const step::Placement& place,
                             const step::Options& options, const Schedule& schedule,
                             const std::vector<std::string>& names) {
   const auto name = [&](BufferId id) { return id == kNoBuffer ? "none" : names[id]; };
@@ -146,7 +146,7 @@ std::string text_of_buffers(const step::Workload& work, const step::Placement& p
   add("workspace and staging", {schedule.workspace, schedule.weight_staging, schedule.state_staging,
                                 schedule.activation_staging, schedule.gradient_staging});
   std::map<std::pair<std::string_view, std::string_view>, Bytes> sums;
-  for (const plan::Buffer& buffer : step::sum_buffers(work, place, options)) {
+  for (const plan::Buffer& buffer : step::sum_buffers(problem, place, options)) {
     sums[{to_string(buffer.tier), to_string(buffer.kind)}] += buffer.bytes;
   }
   for (const auto& [line, bytes] : sums) {
@@ -232,15 +232,15 @@ const Plan& AllPlans::find(const std::string& name) const {
   return found->plan;
 }
 
-AllPlans build_plans(const step::Workload& work, const step::Placement& place,
+AllPlans build_plans(const step::Problem& problem, const step::Placement& place,
                      const step::Options& options) {
-  const auto blocks = static_cast<std::uint32_t>(work.blocks.size());
-  const std::uint32_t some = std::max(1U, work.micro_batches - 1);
+  const auto blocks = static_cast<std::uint32_t>(problem.blocks.size());
+  const std::uint32_t some = std::max(1U, problem.micro_batches - 1);
   AllPlans all;
-  all.schedule = step::build(work, place, options);
+  all.schedule = step::build(problem, place, options);
   const bool trains = options.purpose == step::Purpose::training;
   const auto partial = [&](bool applies) {
-    return trains ? step::build_partial_step(work, place, options, some, applies) : Plan{};
+    return trains ? step::build_partial_step(problem, place, options, some, applies) : Plan{};
   };
   const Plan plans[] = {
       all.schedule.first,
@@ -250,10 +250,10 @@ AllPlans build_plans(const step::Workload& work, const step::Placement& place,
       all.schedule.evaluation,
       partial(false),
       partial(true),
-      step::build_fill(work, place, options),
-      step::build_fill(work, place, options, step::kHomesInMemory),
-      step::build_read(work, place, options, 0, blocks),
-      step::build_read(work, place, options, blocks / 2, 1, step::homes_on(Tier::host))};
+      step::build_fill(problem, place, options),
+      step::build_fill(problem, place, options, step::kHomesInMemory),
+      step::build_read(problem, place, options, 0, blocks),
+      step::build_read(problem, place, options, blocks / 2, 1, step::homes_on(Tier::host))};
   static_assert(std::size(plans) == kPlanNames.size());
   for (std::size_t i = 0; i < kPlanNames.size(); ++i) {
     all.plans.push_back({kPlanNames[i], in_normal_order(plans[i])});
@@ -261,15 +261,15 @@ AllPlans build_plans(const step::Workload& work, const step::Placement& place,
   return all;
 }
 
-std::vector<PlanSection> dump_plans(const step::Workload& work, const step::Placement& place,
+std::vector<PlanSection> dump_plans(const step::Problem& problem, const step::Placement& place,
                                     const step::Options& options,
                                     const std::vector<plan::Rates>& rates) {
-  AllPlans all = build_plans(work, place, options);
+  AllPlans all = build_plans(problem, place, options);
   std::vector<const Plan*> plans;
   for (const AllPlans::Named& named : all.plans) plans.push_back(&named.plan);
   const std::vector<std::string> buffers = buffer_names(all.schedule.buffers, plans);
   std::vector<PlanSection> sections;
-  sections.push_back({"buffers", text_of_buffers(work, place, options, all.schedule, buffers)});
+  sections.push_back({"buffers", text_of_buffers(problem, place, options, all.schedule, buffers)});
   for (const AllPlans::Named& named : all.plans) {
     sections.push_back({named.name, text_of(named.plan, buffers)});
   }
@@ -285,7 +285,7 @@ std::vector<PlanSection> dump_plans(const step::Workload& work, const step::Plac
 std::vector<PlanSection> dump_plans(const engine::Blueprint& blueprint,
                                     const std::vector<plan::Rates>& rates) {
   std::vector<PlanSection> sections =
-      dump_plans(blueprint.workload, blueprint.placement, blueprint.options, rates);
+      dump_plans(blueprint.problem, blueprint.placement, blueprint.options, rates);
   sections.insert(sections.begin(), {"placement", text_of_placement(blueprint)});
   return sections;
 }

@@ -25,7 +25,7 @@ std::vector<std::string> section_names();
 std::vector<PlanSection> dump_plans(const engine::Blueprint& blueprint,
                                     const std::vector<plan::Rates>& rates);
 /// The same without the first section, the placement.
-std::vector<PlanSection> dump_plans(const step::Workload& work, const step::Placement& place,
+std::vector<PlanSection> dump_plans(const step::Problem& problem, const step::Placement& place,
                                     const step::Options& options,
                                     const std::vector<plan::Rates>& rates);
 
@@ -40,7 +40,7 @@ struct AllPlans {
 
   [[nodiscard]] const plan::Plan& find(const std::string& name) const;
 };
-AllPlans build_plans(const step::Workload& work, const step::Placement& place,
+AllPlans build_plans(const step::Problem& problem, const step::Placement& place,
                      const step::Options& options);
 
 /// XXH3 of the text, 16 hexadecimal digits; "-" if it is empty.

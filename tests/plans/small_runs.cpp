@@ -381,9 +381,9 @@ step::Placement draw_placement(const engine::Blueprint& blueprint, const std::st
   const auto style = static_cast<PlacementStyle>(seed % kPlacements);
   const bool trains = blueprint.options.purpose == step::Purpose::training;
   step::Placement placement;
-  for (std::size_t b = 0; b < blueprint.workload.blocks.size(); ++b) {
+  for (std::size_t b = 0; b < blueprint.problem.blocks.size(); ++b) {
     step::BlockPlacement block = draw_block(draws, style);
-    const bool outer = !blueprint.workload.is_layer(b);
+    const bool outer = !blueprint.problem.program().is_layer(static_cast<model::BlockId>(b));
     if (style == PlacementStyle::outer_on_device && outer) {
       block.weights = Tier::device;
       block.keeps_intermediates = true;

@@ -114,14 +114,14 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
   engine.start();
   Outcome outcome;
   train::LossScaler loss_scaler(config);
-  const std::size_t tokens = engine.blueprint().workload.tokens_per_step();
+  const std::size_t tokens = engine.blueprint().problem.tokens_per_step();
   const std::size_t evaluated = engine.evaluation_micro_batches() *
                                 engine.blueprint().shape.tokens() *
-                                engine.blueprint().workload.world;
+                                engine.blueprint().problem.world;
   const auto batch_of = [&](std::size_t size, std::uint64_t number) {
     const engine::Blueprint& blueprint = engine.blueprint();
     Batch batch = data(size, number);
-    if (blueprint.workload.packed) batch = with_documents(batch, blueprint.shape.length, number);
+    if (blueprint.packed) batch = with_documents(batch, blueprint.shape.length, number);
     return part_of(batch, ranks);
   };
   const Batch held_out = batch_of(evaluated, kHeldOut);

@@ -36,14 +36,16 @@ TimedPass time_pass(const plan::Timeline& timeline, const plan::Plan& plan, mode
 
 double model_flops_of_step(const engine::Blueprint& blueprint) {
   double forward = 0.0;
-  for (const step::BlockWork& block : blueprint.workload.blocks) forward += block.forward_flops;
+  for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
+    forward += blueprint.model.forward_flops(b, blueprint.shape.sequences, blueprint.shape.length);
+  }
   return 3.0 * static_cast<double>(blueprint.micro_batches) * forward;
 }
 
 std::vector<TimedPass> time_passes(const plan::Timeline& timeline,
                                    const engine::Blueprint& blueprint) {
-  const std::uint32_t head = blueprint.workload.head();
-  const std::uint32_t layer = blueprint.workload.first_layer();
+  const std::uint32_t head = blueprint.problem.program().head;
+  const std::uint32_t layer = blueprint.problem.program().first_layer;
   std::vector<TimedPass> passes;
   const auto add = [&](std::string_view name, std::string_view key, model::Kernel kernel,
                        std::uint32_t block) {

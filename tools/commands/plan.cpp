@@ -72,7 +72,7 @@ void write_simulated_steps(const std::filesystem::path& file, const text::Output
   const plan::Prediction prediction =
       plan::simulate(blueprint.schedule, forecast.rates, {.timeline = true});
   train::write_trace(file, rule, "simulated", prediction.timeline,
-                     step::OperationNames(blueprint.workload));
+                     step::OperationNames(blueprint.problem));
 }
 
 void run_plan(const PlanArguments& arguments) {

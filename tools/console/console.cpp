@@ -116,7 +116,7 @@ std::string line_of(const std::vector<Column>& columns, bool names) {
 
 std::vector<std::string> exchange_lines(const train::RunSummary& summary) {
   std::vector<std::string> lines;
-  if (summary.blueprint.workload.world == 1) return lines;
+  if (summary.blueprint.problem.world == 1) return lines;
   for (const plan::Lane lane : {plan::Lane::gather, plan::Lane::reduce}) {
     const auto i = static_cast<std::size_t>(lane);
     lines.push_back(fmt::format("  {:<17} {} in {}", to_string(lane),
@@ -165,14 +165,14 @@ void Console::planned(const engine::Blueprint& blueprint, const std::string& dev
                             format_count(static_cast<double>(blueprint.model.parameters())),
                             to_string(blueprint.type), blueprint.model.blocks.size()));
   show("device", device);
-  const std::uint32_t world = blueprint.workload.world;
+  const std::uint32_t world = blueprint.problem.world;
   if (world > 1) {
     show("ranks", fmt::format("{} ranks, ZeRO stage {}; memory below is of rank 0", world,
-                              blueprint.workload.stage));
+                              blueprint.problem.stage));
   }
   show("batch", fmt::format("{}{} x {} x {} = {} tokens per step",
                             world > 1 ? fmt::format("{} x ", world) : "", blueprint.micro_batches,
-                            shape.sequences, shape.length, blueprint.workload.tokens_per_step()));
+                            shape.sequences, shape.length, blueprint.problem.tokens_per_step()));
   for (const auto& line : describe_placement(blueprint)) terminal_.show("  " + line);
   terminal_.show("memory (peak, planned)");
   for (const auto& row : blueprint.ledger.table(blueprint.budgets)) terminal_.show("  " + row);
@@ -286,7 +286,7 @@ void Console::show_losses(const train::RunSummary& summary) {
 void Console::show_wear(const train::RunSummary& summary) {
   const Bytes written = summary.totals.nvme_bytes_written();
   if (written == 0) return;
-  const std::uint32_t world = summary.blueprint.workload.world;
+  const std::uint32_t world = summary.blueprint.problem.world;
   terminal_.show(fmt::format("  {:<17} {}{}{}", "written to NVMe", format_bytes(written),
                              world > 1 ? " by rank 0; all ranks of this machine" : "",
                              !summary.wear ? ""

@@ -102,7 +102,7 @@ std::string plan_page(const planner::Forecast& forecast, const std::filesystem::
   data["plan"] = text::parse_json(planner::to_json(forecast), "plan");
   if (forecast.wear) data["wear"] = planner::describe(*forecast.wear);
   data["timelines"] = Json::array({timeline_json(
-      predicted_timeline(prediction.timeline, step::OperationNames(blueprint.workload)))});
+      predicted_timeline(prediction.timeline, step::OperationNames(blueprint.problem)))});
   return html_page(fmt::format("Plan of {}", config.filename().string()), data);
 }
 

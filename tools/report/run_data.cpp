@@ -93,7 +93,7 @@ std::optional<LaneTimeline> predict_run(const fs::path& file, const Json& run) {
     const auto prediction = calibrate::RunPrediction::find(config::load(file, {}), blueprint);
     if (!prediction) return std::nullopt;
     const auto spans = plan::simulate(blueprint.schedule, prediction->rates(), {.timeline = true});
-    return predicted_timeline(spans.timeline, step::OperationNames(blueprint.workload));
+    return predicted_timeline(spans.timeline, step::OperationNames(blueprint.problem));
   } catch (const Error&) {
     return std::nullopt;  // such as a config whose files are gone
   }

@@ -33,18 +33,19 @@ struct Blueprint {
   model::Architecture model;
   DType type = DType::bf16;  ///< of weights, activations and packed gradients
   StateFormat states;
-  /// Most elements whose states are moved and updated together; see size_workload().
+  /// Most elements whose states are moved and updated together; see size_problem().
   Elems sub_group_size = std::numeric_limits<Elems>::max();
   model::MicroBatchShape shape;
   /// Sequences 2 i and 2 i + 1 of a micro-batch are a pair, whose loss is that of
   /// EngineOptions::preference. Everything but the adapters is frozen.
   bool pairs = false;
+  bool packed = false;  ///< documents: layers read the positions of the tokens
   /// The elements of all blocks that have no weight decay, in ascending order.
   std::vector<cpu_adam::ElementRange> undecayed;
   std::uint64_t micro_batches = 1;
-  std::uint32_t rank = 0;  ///< below workload.world; all other members are equal on all ranks
+  std::uint32_t rank = 0;  ///< below problem.world; all other members are equal on all ranks
   memory::Budgets budgets;
-  step::Workload workload;
+  step::Problem problem;
   step::Placement placement;
   step::Options options;
   plan::Schedule schedule;
@@ -53,24 +54,24 @@ struct Blueprint {
   /// Numbers that the head reports of a micro-batch: its loss, or a model::PairResult for each
   /// pair.
   [[nodiscard]] std::uint64_t head_losses() const {
-    if (!workload.has_reference()) return 1;
+    if (!pairs) return 1;
     return shape.sequences / 2 * sizeof(model::PairResult) / sizeof(double);
   }
-  /// Tokens of one training step on this rank; workload.tokens_per_step() counts all ranks.
+  /// Tokens of one training step on this rank; problem.tokens_per_step() counts all ranks.
   [[nodiscard]] std::uint64_t tokens_per_step() const { return micro_batches * shape.tokens(); }
   /// FLOPs of this rank's matrix products in a training step, recomputation included.
   [[nodiscard]] double flops_per_step() const { return schedule.steady.flops(); }
 };
 
-/// Derives the sizes of all blocks and batches in `blueprint.workload` from the model, the type,
-/// the state format, the micro-batches and the workload's settings: ranks (world, stage, weight
+/// Derives the sizes of all blocks and batches in `blueprint.problem` from the model, the type,
+/// the state format, the micro-batches and the problem's settings: ranks (world, stage, weight
 /// ranks, coded gathers) and `packed`. `kernels`: memory that the device's kernels need. Blocks of
 /// at most `persistence_threshold` parameters keep their weights whole on every rank (stage 3).
 /// States are cut into sub-groups of at most `sub_group_size` elements, rounded down to a multiple
 /// of kSubGroupUnit that is not 0. Blocks that are trained in part keep their weights whole, too.
-void size_workload(Blueprint& blueprint, const model::KernelSizes& kernels,
-                   std::uint64_t evaluation_micro_batches = 1,
-                   std::uint64_t persistence_threshold = 0);
+void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
+                  std::uint64_t evaluation_micro_batches = 1,
+                  std::uint64_t persistence_threshold = 0);
 
 /// Sets the placement of a sized `blueprint` (one entry per block) and derives ledger and schedule.
 /// Throws Error(memory) naming the tier, the need and the largest line when a budget is too small.

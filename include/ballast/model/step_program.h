@@ -229,11 +229,18 @@ struct StepProgram {
   std::vector<GradientSum> sums;
   std::vector<Pass> passes;
   std::vector<Recipe> recipes;
-  std::vector<Stop> training;        ///< forward, then backward
-  std::vector<Stop> evaluation;      ///< forward
-  BlockId first_differentiated = 0;  ///< the backward pass ends here
-  BlockId head = 0;
+  std::vector<Stop> training;           ///< forward, then backward
+  std::vector<Stop> evaluation;         ///< forward
+  BlockId first_layer = 0;              ///< after the blocks of the embedding
+  BlockId first_differentiated = 0;     ///< the backward pass ends here
+  BlockId head = 0;                     ///< its first block
   std::optional<OnePassHead> one_pass;  ///< empty: the head has one form
+
+  [[nodiscard]] bool is_layer(BlockId block) const { return block >= first_layer && block < head; }
+  /// Bytes of a value of one micro-batch.
+  [[nodiscard]] Bytes bytes_of(const StepValue& value) const {
+    return value.bytes > 0 ? value.bytes : classes[value.of].bytes;
+  }
 };
 
 /// Shape of a step: everything that its passes depend on in addition to the model.

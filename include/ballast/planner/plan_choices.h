@@ -37,10 +37,10 @@ config::Config with_sizes(const config::Config& config, const PlanChoices& chose
                           std::uint32_t world);
 
 /// `config` with all choices as values of keys, from which draw_blueprint() draws the same
-/// blueprint: the usual tiers as sections, other blocks as rules. `workload`: that of the
+/// blueprint: the usual tiers as sections, other blocks as rules. `problem`: that of the
 /// blueprint.
 config::Config settle(const config::Config& config, const PlanChoices& chosen,
-                      const step::Workload& workload);
+                      const step::Problem& problem);
 
 text::Json choices_json(const PlanChoices& choices);
 /// Inverse of choices_json(). Throws Error(config) naming the member that is missing or wrong.

@@ -4,26 +4,26 @@
 #include <string>
 
 #include "ballast/plan/plan.h"
-#include "ballast/step/workload.h"
+#include "ballast/step/problem.h"
 
 namespace ballast::step {
 
 /// Words for the operations of plans in messages and traces; see Names.
 class OperationNames {
  public:
-  /// `workload`: that of the plans. It must outlive the object.
-  explicit OperationNames(const Workload& workload) : work_(&workload) {}
+  /// `problem`: that of the plans. It must outlive the object.
+  explicit OperationNames(const Problem& problem) : problem_(&problem) {}
 
   /// "backward of layer 3, micro-batch 1".
   std::string operator()(const plan::Operation& operation) const;
   /// "backward", "upload weights".
   [[nodiscard]] static std::string kind_of(const plan::Operation& operation);
   [[nodiscard]] const std::string& block_of(const plan::Operation& operation) const {
-    return work_->blocks.at(operation.block).name;
+    return problem_->program().blocks.at(operation.block).name;
   }
 
  private:
-  const Workload* work_;
+  const Problem* problem_;
 };
 
 }  // namespace ballast::step

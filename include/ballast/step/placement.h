@@ -5,7 +5,7 @@
 
 #include "ballast/core/tier.h"
 #include "ballast/step/options.h"
-#include "ballast/step/workload.h"
+#include "ballast/step/problem.h"
 
 namespace ballast::step {
 
@@ -13,7 +13,7 @@ namespace ballast::step {
 struct BlockPlacement {
   Tier weights = Tier::device;
   Tier optimizer = Tier::device;
-  /// The block's input between forward and backward, see Workload::places_input().
+  /// The block's input between forward and backward, see Problem::places_input().
   Tier activations = Tier::device;
   /// Layers: intermediates stay on the device from forward to backward, else they are recomputed.
   /// The second half of a layer that is cut: its input does.
@@ -35,7 +35,7 @@ struct Placement {
 /// Whether the head handles all tiles of the vocabulary in one operation, so that no logit is
 /// computed twice: with one tile, or where the head's first block keeps its intermediates and the
 /// whole weights of all tiles live on the device.
-bool in_one_pass(const Workload& workload, const Placement& placement);
+bool in_one_pass(const Problem& problem, const Placement& placement);
 
 /// Whether a checkpoint is written while training continues: some weights or states are in host
 /// memory. With weights or states on NVMe this takes a further extent for each of them, so a run

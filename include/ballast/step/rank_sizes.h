@@ -4,7 +4,7 @@
 
 #include "ballast/core/units.h"
 #include "ballast/core/weight_codes.h"
-#include "ballast/step/workload.h"
+#include "ballast/step/problem.h"
 
 namespace ballast::step {
 
@@ -21,21 +21,19 @@ namespace ballast::step {
 /// numbered by place first, then by group.
 class RankSizes {
  public:
-  explicit RankSizes(const Workload& workload) : work_(workload) {}
+  explicit RankSizes(const Problem& problem) : problem_(problem) {}
 
-  [[nodiscard]] bool several() const { return work_.world > 1; }
+  [[nodiscard]] bool several() const { return problem_.world > 1; }
   /// Whether several ranks have weights and gradients of the block in common.
-  [[nodiscard]] bool several(std::uint32_t block) const {
-    return several() && !work_.blocks[block].expert_parallel;
-  }
+  [[nodiscard]] bool several(std::uint32_t block) const { return several() && !is_per_rank(block); }
   [[nodiscard]] bool splits_states(std::uint32_t block) const {
-    return several(block) && work_.stage >= 1;
+    return several(block) && problem_.stage >= 1;
   }
   [[nodiscard]] bool splits_gradients(std::uint32_t block) const {
-    return several(block) && work_.stage >= 2;
+    return several(block) && problem_.stage >= 2;
   }
   [[nodiscard]] bool splits_weights(std::uint32_t block) const {
-    return several(block) && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
+    return several(block) && problem_.stage >= 3 && !problem_.blocks[block].keeps_whole;
   }
   /// Whether a rank updates only its shard of the weights that it keeps.
   [[nodiscard]] bool updates_shard(std::uint32_t block) const {
@@ -43,18 +41,19 @@ class RankSizes {
   }
   /// Whether a rank keeps only a part of the block's states, or weights.
   [[nodiscard]] bool keeps_part_of_states(std::uint32_t block) const {
-    return splits_states(block) || work_.blocks[block].expert_parallel;
+    return several() && (problem_.stage >= 1 || is_per_rank(block));
   }
   [[nodiscard]] bool keeps_part_of_weights(std::uint32_t block) const {
-    return splits_weights(block) || work_.blocks[block].expert_parallel;
+    return splits_weights(block) || (several() && is_per_rank(block));
   }
 
   /// Ranks that share one copy of split weights.
   [[nodiscard]] std::uint32_t group() const {
-    return work_.stage >= 3 && work_.weight_ranks > 0 ? work_.weight_ranks : work_.world;
+    return problem_.stage >= 3 && problem_.weight_ranks > 0 ? problem_.weight_ranks
+                                                            : problem_.world;
   }
   /// Shards in a rank's share of split weights; also the number of groups.
-  [[nodiscard]] std::uint32_t shards_in_share() const { return work_.world / group(); }
+  [[nodiscard]] std::uint32_t shards_in_share() const { return problem_.world / group(); }
   /// The shard that `rank` owns.
   [[nodiscard]] std::uint32_t shard_of(std::uint32_t rank) const {
     return rank % group() * shards_in_share() + rank / group();
@@ -68,13 +67,13 @@ class RankSizes {
   }
 
   [[nodiscard]] Bytes weight_shard(std::uint32_t block) const {
-    return shard(block, work_.blocks[block].weight_bytes);
+    return shard(block, problem_.blocks[block].weight_bytes);
   }
   [[nodiscard]] Bytes whole_weights(std::uint32_t block) const {
     return shards(block) * weight_shard(block);
   }
   [[nodiscard]] Bytes gradient_shard(std::uint32_t block) const {
-    return shard(block, work_.blocks[block].gradient_bytes);
+    return shard(block, problem_.blocks[block].gradient_bytes);
   }
   [[nodiscard]] Bytes whole_gradient(std::uint32_t block) const {
     return shards(block) * gradient_shard(block);
@@ -89,9 +88,9 @@ class RankSizes {
     return splits_weights(block) ? weight_share(block) : whole_weights(block);
   }
   /// Whether gathers of split weights move codes.
-  [[nodiscard]] bool codes_weights() const { return work_.coded_weight > 0; }
+  [[nodiscard]] bool codes_weights() const { return problem_.coded_weight > 0; }
   [[nodiscard]] Bytes share_codes(std::uint32_t block) const {
-    return WeightCodes::bytes_of(weight_share(block) / work_.coded_weight);
+    return WeightCodes::bytes_of(weight_share(block) / problem_.coded_weight);
   }
   [[nodiscard]] Bytes whole_codes(std::uint32_t block) const {
     return group() * share_codes(block);
@@ -109,23 +108,26 @@ class RankSizes {
     return splits_states(block) ? gradient_shard(block) : whole_gradient(block);
   }
   [[nodiscard]] Bytes states(std::uint32_t block, std::uint32_t sub_group) const {
-    return work_.blocks[block].sub_groups[sub_group].state_bytes;
+    return problem_.blocks[block].sub_groups[sub_group].state_bytes;
   }
 
   /// Bytes that this rank receives when `whole` bytes are gathered or scattered over all ranks.
-  [[nodiscard]] Bytes exchanged(Bytes whole) const { return whole - whole / work_.world; }
+  [[nodiscard]] Bytes exchanged(Bytes whole) const { return whole - whole / problem_.world; }
   /// Bytes that it receives when `whole` bytes are gathered from the ranks of its group.
   [[nodiscard]] Bytes exchanged_in_group(Bytes whole) const { return whole - whole / group(); }
 
  private:
+  [[nodiscard]] bool is_per_rank(std::uint32_t block) const {
+    return problem_.program().blocks[block].per_rank;
+  }
   [[nodiscard]] std::uint32_t shards(std::uint32_t block) const {
-    return several(block) ? work_.world : 1;
+    return several(block) ? problem_.world : 1;
   }
   [[nodiscard]] Bytes shard(std::uint32_t block, Bytes whole) const {
-    return several(block) ? round_up((whole + work_.world - 1) / work_.world, kPage) : whole;
+    return several(block) ? round_up((whole + problem_.world - 1) / problem_.world, kPage) : whole;
   }
 
-  const Workload& work_;
+  const Problem& problem_;
 };
 
 }  // namespace ballast::step

@@ -17,6 +17,7 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
       reference(model.blocks.size(), kNone),
       gradient(model.blocks.size(), kNone),
       tied_gradient(model.blocks.size(), kNone) {
+  program.first_layer = model.first_layer();
   program.first_differentiated = model.first_differentiated;
   program.head = model.head();
   const ClassId of_batch = add_class({.name = "batch",

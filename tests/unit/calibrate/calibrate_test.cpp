@@ -94,7 +94,7 @@ TEST_F(CalibrationTest, TheSampleOfAFamilyWithExpertsIsADenseLayer) {
     const Sample sample = make_sample(config, model::build_architecture(config.model));
     EXPECT_EQ(sample.blueprint.model.blocks.size(), 3U) << keys;
     EXPECT_EQ(sample.blueprint.model.config.intermediate_size, width) << keys;
-    EXPECT_EQ(sample.blueprint.workload.routing_bytes, 0U) << keys;
+    EXPECT_EQ(sample.blueprint.problem.table->routing_bytes(), 0U) << keys;
   }
 }
 

@@ -451,7 +451,7 @@ void expect_to_go_on(const std::vector<std::string>& overrides) {
       R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)",
       false, dir.path() / "run", overrides);
   const auto step = [](engine::Engine& engine, std::uint64_t number) {
-    const auto batch = test::scattered_ids(engine.blueprint().workload.tokens_per_step(), number);
+    const auto batch = test::scattered_ids(engine.blueprint().problem.tokens_per_step(), number);
     return engine.train_step(batch.view(), 0.01).loss;
   };
   engine::Engine before = planner::make_engine(config);

@@ -128,7 +128,7 @@ TEST(CheckpointIdentity, OldCheckpointsResumeAndRefuseOtherAdapters) {
   {
     engine::Engine engine = planner::make_engine(config);
     engine.start();
-    engine.train_step(test::scattered_ids(engine.blueprint().workload.tokens_per_step(), 1).view(),
+    engine.train_step(test::scattered_ids(engine.blueprint().problem.tokens_per_step(), 1).view(),
                       0.01);
     hash = engine.snapshot().hash();
     const CheckpointFacts facts = {.step = 1,

@@ -45,8 +45,8 @@ TEST_F(EngineTest, RunsFromAModelAndBudgetsWithoutAnyConfig) {
                            .shape = {2, 37},
                            .micro_batches = 3,
                            .budgets = {64 * kMiB, 64 * kMiB}};
-    size_workload(blueprint, model::kernel_memory(blueprint.model, blueprint.type, blueprint.shape,
-                                                  "host", 1));
+    size_problem(blueprint,
+                 model::kernel_memory(blueprint.model, blueprint.type, blueprint.shape, "host", 1));
     place(blueprint,
           {std::vector<step::BlockPlacement>(blueprint.model.blocks.size(), {tier, tier, tier})});
     EngineOptions options = {.device = "host", .compute_threads = 1};
@@ -67,7 +67,7 @@ TEST_F(EngineTest, RunsFromAModelAndBudgetsWithoutAnyConfig) {
 
 TEST_F(EngineTest, ABlueprintOfOtherRanksIsRefused) {
   Blueprint blueprint = planner::draw_blueprint(config());
-  blueprint.workload.world = 2;
+  blueprint.problem.world = 2;
   EXPECT_THROW(Engine(std::move(blueprint), {.device = "host"}), Error);
 }
 

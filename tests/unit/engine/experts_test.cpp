@@ -72,7 +72,7 @@ TEST(Experts, OnlyWhatHasRowsIsMoved) {
   Engine engine = planner::make_engine(config);
   engine.start();
   const Blueprint& blueprint = engine.blueprint();
-  const std::size_t tokens = blueprint.workload.tokens_per_step();
+  const std::size_t tokens = blueprint.problem.tokens_per_step();
   for (const test::Batch& batch : {one_id(tokens), test::scattered_ids(tokens, 1)}) {
     const Bytes uploaded = moved(engine, Lane::upload);
     const Bytes offloaded = moved(engine, Lane::offload);
@@ -95,7 +95,7 @@ TEST(Experts, OfASmallBatchMoveLessThanHalf) {
                          "zero_optimization.offload_optimizer.device=cpu"});
   Engine engine = planner::make_engine(config);
   engine.start();
-  const test::Batch batch = one_id(engine.blueprint().workload.tokens_per_step());
+  const test::Batch batch = one_id(engine.blueprint().problem.tokens_per_step());
   engine.train_step(batch.view(), 1e-3);
   engine.finish();
   EXPECT_LT(2 * moved(engine, Lane::upload),
@@ -113,7 +113,7 @@ TEST(Experts, OfTheStepBeforeAreMovedAhead) {
   Engine engine = planner::make_engine(config);
   engine.start();
   const Blueprint& blueprint = engine.blueprint();
-  const std::size_t tokens = blueprint.workload.tokens_per_step();
+  const std::size_t tokens = blueprint.problem.tokens_per_step();
   const plan::Plan& plan = blueprint.schedule.steady;
   Rows before = train(engine, one_id(tokens), 1e-3);
   for (std::uint64_t step = 1; step < 4; ++step) {
@@ -146,7 +146,7 @@ Result result_of(const std::string& updates, bool trains) {
   engine.start();
   Result result;
   if (trains) {
-    const test::Batch batch = one_id(engine.blueprint().workload.tokens_per_step());
+    const test::Batch batch = one_id(engine.blueprint().problem.tokens_per_step());
     result.rows = train(engine, batch, 1e-2);
     const Bytes before = moved(engine, Lane::writeback);
     engine.finish();
@@ -205,7 +205,7 @@ StepResult step_with_documents(std::size_t length, std::int32_t padding) {
   Engine engine = planner::make_engine(
       test::tiny_config(kBalanced, false, directory.path(), {packed, "gradient_clipping=0"}));
   engine.start();
-  const std::size_t tokens = engine.blueprint().workload.tokens_per_step();
+  const std::size_t tokens = engine.blueprint().problem.tokens_per_step();
   return engine.train_step(a_document_each(tokens, length, padding).view(), 1e-3);
 }
 

@@ -41,7 +41,7 @@ TEST_F(FrozenBlocks, HaveWeightsAlone) {
     with_states.insert(buffer.name.substr(0, buffer.name.find_last_of("0123456789") + 1));
   }
   EXPECT_EQ(with_states, std::set<std::string>{"layer 2"});
-  EXPECT_EQ(blueprint.workload.blocks[blueprint.workload.first_differentiated].name, "layer 2");
+  EXPECT_EQ(blueprint.problem.name_of(blueprint.problem.program().first_differentiated), "layer 2");
   std::size_t backward = 0;
   for (const plan::Operation& op : blueprint.schedule.steady.operations) {
     backward += step::runs(op, model::Kernel::layer_backward) ? 1 : 0;
@@ -49,7 +49,7 @@ TEST_F(FrozenBlocks, HaveWeightsAlone) {
                             op.action == Action::update ||
                             (op.action == Action::offload && op.payload == plan::Payload::gradient);
     if (!of_trained) continue;
-    EXPECT_EQ(blueprint.workload.blocks[op.block].name, "layer 2");
+    EXPECT_EQ(blueprint.problem.name_of(op.block), "layer 2");
   }
   EXPECT_EQ(backward, blueprint.micro_batches);
 }
@@ -121,7 +121,7 @@ TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
       }
       engine.finish();
       updated = 0;
-      for (const step::BlockWork& block : engine.blueprint().workload.blocks) {
+      for (const step::BlockSizes& block : engine.blueprint().problem.blocks) {
         const bool to_nvme = c.states == "nvme";
         if (to_nvme) updated += block.state_bytes();
         if (to_nvme || block.gradient_bytes == block.weight_bytes) updated += block.gradient_bytes;
@@ -143,12 +143,12 @@ TEST_F(FrozenBlocks, AreSplitInStageThreeUnlessTrainedInPart) {
   const model::KernelSizes kernels = model::kernel_memory(model, config.type, {2, 37}, "host", 1);
   const Blueprint blueprint =
       planner::draw_blueprint(config, model, {64 * kMiB, 64 * kMiB}, kernels, 4, 1);
-  const step::RankSizes sizes(blueprint.workload);
+  const step::RankSizes sizes(blueprint.problem);
   EXPECT_TRUE(sizes.splits_weights(1));   // frozen
   EXPECT_FALSE(sizes.splits_weights(2));  // in part
   EXPECT_TRUE(sizes.splits_weights(3));   // trained
   Bytes states = 0;
-  for (const step::SubGroup& group : blueprint.workload.blocks[2].sub_groups) {
+  for (const step::SubGroup& group : blueprint.problem.blocks[2].sub_groups) {
     states += group.state_bytes;
   }
   const Elems trained = model.blocks[2].trained_elements();

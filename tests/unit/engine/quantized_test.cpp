@@ -99,7 +99,7 @@ TEST_F(QuantizedBase, MovesItsCodes) {
   for (const plan::Operation& op : blueprint.schedule.steady.operations) {
     const bool uploads_weights =
         op.action == plan::Action::upload && op.payload == plan::Payload::weights;
-    if (!uploads_weights || !blueprint.workload.is_layer(op.block)) continue;
+    if (!uploads_weights || !blueprint.problem.program().is_layer(op.block)) continue;
     const model::BlockSpec& block = blueprint.model.blocks[op.block];
     Bytes expected = 0;
     Elems coded = 0;

@@ -16,7 +16,7 @@ TEST(Report, EveryLossHasAPlaceOfItsOwn) {
     Blueprint blueprint = {
         .shape = {.sequences = 2 * std::max<std::uint64_t>(pairs, 1), .length = 8},
         .micro_batches = 3};
-    blueprint.workload.pairs_bytes = pairs * 64;
+    blueprint.pairs = pairs > 0;
     ASSERT_EQ(blueprint.head_losses(), pairs == 0 ? 1 : 4 * pairs);
     const std::uint64_t all = 3 * (blueprint.head_losses() + kRouterLosses);
     std::vector<int> owners(all);

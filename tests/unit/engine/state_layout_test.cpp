@@ -146,7 +146,7 @@ TEST(StateLayout, TheShardPointsToTheArraysThatAreKept) {
     blueprint.states = layout.format;
     for (const Elems elements : {Elems{300}, layout.elements}) {
       blueprint.model.blocks.emplace_back().elements = elements;
-      blueprint.workload.blocks.emplace_back();
+      blueprint.problem.blocks.emplace_back();
     }
     const auto shard = make_shard(blueprint, 1, 0, weights.data(), states.data(), gradient.data());
     const auto place = [&](const StateArray& array) -> const void* {
@@ -181,9 +181,9 @@ Blueprint cut_block(std::uint32_t world, std::uint32_t rank, Elems sub_group_siz
   blueprint.model.config.vocabulary_tiles = 1;
   blueprint.model.blocks = {{.kind = model::BlockKind::embedding, .elements = 100'000},
                             {.kind = model::BlockKind::head}};
-  blueprint.workload.world = world;
-  blueprint.workload.stage = 1;
-  size_workload(blueprint, {});
+  blueprint.problem.world = world;
+  blueprint.problem.stage = 1;
+  size_problem(blueprint, {});
   return blueprint;
 }
 
@@ -206,7 +206,7 @@ TEST(StateLayout, SubGroupsAreWholeUnitsAndTogetherTheShard) {
           EXPECT_EQ(g + 1 < groups ? group.room % kSubGroupUnit : 0, 0U);
           elements += group.elements;
           room += group.room;
-          EXPECT_EQ(blueprint.workload.blocks[0].sub_groups[g].state_bytes,
+          EXPECT_EQ(blueprint.problem.blocks[0].sub_groups[g].state_bytes,
                     state_layout(blueprint, 0, g).state_bytes);
         }
         EXPECT_EQ(elements, shard.elements);
@@ -267,9 +267,9 @@ TEST(StateLayout, AShardNamesItsElementsWithoutWeightDecay) {
       blueprint.model = model;
       blueprint.rank = rank;
       blueprint.sub_group_size = 2048;
-      blueprint.workload.world = 3;
-      blueprint.workload.stage = 1;
-      size_workload(blueprint, {});
+      blueprint.problem.world = 3;
+      blueprint.problem.stage = 1;
+      size_problem(blueprint, {});
       for (std::size_t b = 0; b < model.blocks.size(); ++b) {
         for (std::uint32_t group = 0; group < sub_groups(blueprint, b); ++group) {
           const auto shard = make_shard(blueprint, b, group, nullptr, nullptr, nullptr);

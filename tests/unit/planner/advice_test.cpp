@@ -22,9 +22,9 @@ using plan::Lane;
 std::string advice(double compute, Lane lane, double busy,
                    const std::vector<Improvement>& variants) {
   engine::Blueprint blueprint;
-  blueprint.workload.micro_batch_tokens = 256;
-  blueprint.workload.micro_batches = 2;
-  blueprint.workload.world = 2;
+  blueprint.problem.micro_batch_tokens = 256;
+  blueprint.problem.micro_batches = 2;
+  blueprint.problem.world = 2;
   plan::LaneTotals lanes;
   lanes.busy_seconds[static_cast<std::size_t>(Lane::compute)] = compute;
   lanes.busy_seconds[static_cast<std::size_t>(lane)] = busy;
@@ -222,7 +222,7 @@ TEST(Advice, ChangesOfTheBatchAreCompleteAndAsFastAsTheyAreSaidToBe) {
   const Decision changed =
       decide(request_for({"train_batch_size=32", "gradient_accumulation_steps=8"}, 16 * kMiB));
   EXPECT_DOUBLE_EQ(found->tokens_per_second,
-                   static_cast<double>(changed.blueprint.workload.tokens_per_step()) /
+                   static_cast<double>(changed.blueprint.problem.tokens_per_step()) /
                        changed.prediction.step_seconds);
 }
 

@@ -61,7 +61,7 @@ TEST_F(DrawBlueprint, AutomaticPlacementFillsTheFastestTierThatFits) {
   const engine::Blueprint base =
       draw_blueprint(config({kWeights + "cpu", kOptimizer + "nvme", "ballast.recompute=true"}));
   const memory::Ledger& ledger = base.ledger;
-  const auto& work = base.workload.blocks;
+  const auto& work = base.problem.blocks;
   ASSERT_GT(work[1].state_bytes(), work[0].state_bytes());
   // The host has room for the states of the embedding but not of a layer; the device has none.
   const engine::Blueprint tight = draw_blueprint(config(
@@ -99,7 +99,7 @@ TEST_F(DrawBlueprint, AnEvaluationHasMemoryForWeightsButNotForTraining) {
   const engine::Blueprint roomy = draw_evaluation(config(overrides));
   EXPECT_EQ(roomy.options.purpose, step::Purpose::evaluation);
   Bytes weights = 0;
-  for (const auto& block : roomy.workload.blocks) weights += round_up(block.weight_bytes, kPage);
+  for (const auto& block : roomy.problem.blocks) weights += round_up(block.weight_bytes, kPage);
   std::vector<std::string> kinds;
   for (const memory::LedgerLine& line : roomy.ledger.lines()) {
     if (line.tier == Tier::device) kinds.push_back(line.kind);
@@ -148,9 +148,10 @@ TEST_F(DrawBlueprint, LayersKeepTheirIntermediatesWhereThereIsRoomAndTheLastOnes
   EXPECT_EQ(kept({}), (Kept{false, true, true, true, false}));
   EXPECT_EQ(kept({"ballast.recompute=true"}), (Kept{false, false, false, false, false}));
   const engine::Blueprint none = draw_blueprint(config({"ballast.recompute=true"}));
-  const step::Workload& work = none.workload;
+  const model::StepProgram& program = none.problem.program();
+  const model::ValueId kept_by_layer = none.problem.table->values().kept.front();
   const Bytes before = none.ledger.total(Tier::device);
-  const Bytes layer = work.micro_batches * work.blocks[1].intermediate_bytes;
+  const Bytes layer = none.micro_batches * program.bytes_of(program.values[kept_by_layer]);
   ASSERT_GT(layer, 0U);
   const auto with_bytes = [&](Bytes bytes) {
     return kept({fmt::format("ballast.device_bytes={}", bytes)});

@@ -38,7 +38,7 @@ PlanRequest request_with(const std::string& expert_parallel) {
 }
 
 double speed(const Decision& decision) {
-  return static_cast<double>(decision.blueprint.workload.tokens_per_step()) /
+  return static_cast<double>(decision.blueprint.problem.tokens_per_step()) /
          decision.prediction.step_seconds;
 }
 

@@ -156,7 +156,7 @@ engine::Blueprint sized(const PlanRequest& request, std::uint64_t size, step::Or
 }
 
 memory::Ledger ledger_of(const engine::Blueprint& sizes, const Placement& placement) {
-  return engine::make_ledger(step::list_buffers(sizes.workload, placement, sizes.options));
+  return engine::make_ledger(step::list_buffers(sizes.problem, placement, sizes.options));
 }
 
 /// A plan of `request` within its budgets, found by trying all; "" if there is none.

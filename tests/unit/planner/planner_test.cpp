@@ -30,7 +30,7 @@ using test::kTight;
 using test::make_config;
 
 double speed(const Decision& decision) {
-  return static_cast<double>(decision.blueprint.workload.tokens_per_step()) /
+  return static_cast<double>(decision.blueprint.problem.tokens_per_step()) /
          decision.prediction.step_seconds;
 }
 
@@ -137,7 +137,7 @@ TEST(Planner, IsAtLeastAsFastAsTheDefaultProgramAndEverythingInOnePlace) {
           const engine::Blueprint other =
               draw_blueprint(config, asked.model, budgets, kernels(asked.model, {size, 64}));
           const double seconds = plan::simulate(other.schedule, asked.rates).step_seconds;
-          const auto tokens = static_cast<double>(other.workload.tokens_per_step());
+          const auto tokens = static_cast<double>(other.problem.tokens_per_step());
           EXPECT_GE(chosen, 0.995 * tokens / seconds) << size;
         } catch (const Error& error) {
           EXPECT_EQ(error.category(), ErrorCategory::memory);
@@ -163,12 +163,12 @@ bool draw_at_random(const Asked& asked, std::uint64_t seed, double& tokens_per_s
   for (std::uint64_t i = 0; i < changed; ++i) {
     placement.blocks.at(below(placement.blocks.size())) = {tier(), tier(), tier()};
   }
-  if (!engine::make_ledger(step::list_buffers(other.workload, placement, other.options))
+  if (!engine::make_ledger(step::list_buffers(other.problem, placement, other.options))
            .fits(asked.budgets)) {
     return false;
   }
-  const plan::Schedule schedule = step::build(other.workload, placement, other.options);
-  tokens_per_second = static_cast<double>(other.workload.tokens_per_step()) /
+  const plan::Schedule schedule = step::build(other.problem, placement, other.options);
+  tokens_per_second = static_cast<double>(other.problem.tokens_per_step()) /
                       plan::simulate(schedule, asked.rates).step_seconds;
   return true;
 }
@@ -283,9 +283,9 @@ TEST(Planner, SplitsTheBatchOverRanks) {
   asked.rates.ranks_per_node = 4;
   const Decision decision = asked.decide();
   EXPECT_EQ(decision.config.batch.micro_batch * decision.config.batch.accumulation, 4U);
-  EXPECT_EQ(decision.blueprint.workload.tokens_per_step(), 16U * 64U);
-  EXPECT_EQ(decision.blueprint.workload.world, 4U);
-  EXPECT_EQ(decision.blueprint.workload.stage, 3U);
+  EXPECT_EQ(decision.blueprint.problem.tokens_per_step(), 16U * 64U);
+  EXPECT_EQ(decision.blueprint.problem.world, 4U);
+  EXPECT_EQ(decision.blueprint.problem.stage, 3U);
   asked.world = 3;
   try {
     static_cast<void>(asked.decide());
@@ -307,7 +307,7 @@ step::StateBytes ledger_of_rank(std::uint32_t world, int stage, double& paramete
   const engine::Blueprint drawn = inputs::outline(config, model, {.host = 1024 * kGiB}, {}, world);
   const step::Placement placement = {std::vector<step::BlockPlacement>(model.blocks.size())};
   const memory::Ledger ledger =
-      engine::make_ledger(step::list_buffers(drawn.workload, placement, drawn.options));
+      engine::make_ledger(step::list_buffers(drawn.problem, placement, drawn.options));
   step::StateBytes bytes = {0.0, 0.0, 0.0};
   for (const memory::LedgerLine& line : ledger.lines()) {
     if (line.tier != Tier::device) continue;

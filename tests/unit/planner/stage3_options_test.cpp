@@ -32,7 +32,7 @@ TEST(StageThreeOptions, BlocksWithFewParametersKeepTheirWeightsWhole) {
     const engine::Blueprint blueprint =
         drawn(4, {"stage3_param_persistence_threshold=" + threshold});
     std::vector<bool> found;
-    for (const auto& block : blueprint.workload.blocks) found.push_back(block.keeps_whole);
+    for (const auto& block : blueprint.problem.blocks) found.push_back(block.keeps_whole);
     return found;
   };
   // Embedding 5376, layers 12704, head 64.
@@ -70,9 +70,9 @@ TEST(StageThreeOptions, GroupsThatGatherAreSaidInThatLineWhereTheyAreNotAllRanks
 }
 
 TEST(StageThreeOptions, GroupsMustDivideTheRanks) {
-  EXPECT_EQ(drawn(8, {"zero_hpz_partition_size=4"}).workload.weight_ranks, 4U);
-  EXPECT_EQ(drawn(8, {"zero_hpz_partition_size=1"}).workload.weight_ranks, 0U);
-  EXPECT_EQ(drawn(1, {"zero_hpz_partition_size=4"}).workload.weight_ranks, 0U);
+  EXPECT_EQ(drawn(8, {"zero_hpz_partition_size=4"}).problem.weight_ranks, 4U);
+  EXPECT_EQ(drawn(8, {"zero_hpz_partition_size=1"}).problem.weight_ranks, 0U);
+  EXPECT_EQ(drawn(1, {"zero_hpz_partition_size=4"}).problem.weight_ranks, 0U);
   for (const std::uint32_t world : {2U, 6U}) {
     try {
       drawn(world, {"zero_hpz_partition_size=4"});

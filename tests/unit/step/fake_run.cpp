@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "src/step/plan_types.h"
-#include "tests/unit/step/random_workload.h"
+#include "tests/support/random_problem.h"
 
 namespace ballast::step {
 namespace {

@@ -23,10 +23,10 @@ namespace {
 
 /// Whether the head of the trained model is one pass: its first block keeps what one pass needs,
 /// and the whole weights of all tiles are on the device.
-model::HeadForm form_of(const Workload& work, const Placement& placement) {
-  const std::optional<model::OnePassHead>& head = program_of(work).one_pass;
+model::HeadForm form_of(const Problem& problem, const Placement& placement) {
+  const std::optional<model::OnePassHead>& head = problem.program().one_pass;
   const auto is_there = [&](model::BlockId block) {
-    const bool split = RankSizes(work).splits_weights(block);
+    const bool split = RankSizes(problem).splits_weights(block);
     return placement.blocks[block].weights == Tier::device && !split;
   };
   const bool one = !head || (placement.blocks[head->keeper].keeps_intermediates &&
@@ -36,27 +36,27 @@ model::HeadForm form_of(const Workload& work, const Placement& placement) {
 
 class Interpreter {
  public:
-  Interpreter(const Workload& work, const Placement& placement, const Options& options,
+  Interpreter(const Problem& problem, const Placement& placement, const Options& options,
               const Schedule& schedule, std::uint64_t seed)
-      : work_(work),
-        program_(program_of(work)),
+      : problem_(problem),
+        program_(problem.program()),
         placement_(placement),
         options_(options),
         schedule_(schedule),
-        rank_(work),
+        rank_(problem),
         seed_(seed),
         number_(schedule.ranks == 1 ? 0 : 1 + seed % (schedule.ranks - 1)),
-        training_order_(program_, program_.training, form_of(work, placement)),
+        training_order_(program_, program_.training, form_of(problem, placement)),
         evaluation_order_(program_, program_.evaluation, model::HeadForm::visits),
         memory_(schedule.buffers),
-        updates_(work.blocks.size(), 0),
-        due_(work.blocks.size(), 0),
-        updated_groups_(work.blocks.size(), 0) {
+        updates_(problem.blocks.size(), 0),
+        due_(problem.blocks.size(), 0),
+        updated_groups_(problem.blocks.size(), 0) {
     // Device memory begins as zeros, and so does the end of states.
     for (std::uint32_t b = 0; b < schedule.state_home.size(); ++b) {
       for (std::uint32_t g = 0; g < schedule.state_home[b].size(); ++g) {
         const BufferId id = schedule.state_home[b][g];
-        const Bytes zeros = work.blocks[b].sub_groups[g].initial_state_bytes;
+        const Bytes zeros = problem.blocks[b].sub_groups[g].initial_state_bytes;
         const Bytes end = rank_.states(b, g);
         if (schedule.buffers[id].tier != Tier::device || zeros >= end) continue;
         memory_.write(id, {zeros, end, states_of(b, g, 0), zeros, true});
@@ -99,7 +99,7 @@ class Interpreter {
   void finish() {
     ++run_;
     forget_what_passed();
-    for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
+    for (std::uint32_t b = 0; b < problem_.blocks.size(); ++b) {
       const Operation op = {.action = Action::read, .payload = Payload::weights, .block = b};
       const BufferId trained = schedule_.trained_home[b];
       const Bytes split = trained == kNoBuffer ? 0 : trained_bytes(b);
@@ -223,11 +223,11 @@ class Interpreter {
     // An expert needs weights for rows alone. Rows of other ranks come to one that stays here.
     const model::StepBlock& block = program_.blocks[number];
     if (block.rows && !has_rows(number, op.micro, run_, block.per_rank)) return;
-    const BlockWork& work = work_.blocks[number];
-    if (!work.is_coded()) {
-      return need(op, {buffer, 0, work.weight_bytes}, weights_of(number, due_[number]));
+    const BlockSizes& sizes = problem_.blocks[number];
+    if (!sizes.is_coded()) {
+      return need(op, {buffer, 0, sizes.weight_bytes}, weights_of(number, due_[number]));
     }
-    need(op, {buffer, 0, work.decoded_bytes}, {What::decoded, number, 0, due_[number]});
+    need(op, {buffer, 0, sizes.decoded_bytes}, {What::decoded, number, 0, due_[number]});
   }
 
   void bind_value(const Operation& op, const Operand& operand, const Range& place,
@@ -285,7 +285,7 @@ class Interpreter {
   }
 
   void put_statistics(const Operation& op) {
-    put(op, {take(op, Role::statistics, true).buffer, 0, work_.statistics_bytes},
+    put(op, {take(op, Role::statistics, true).buffer, 0, problem_.statistics_bytes},
         {What::statistics, op.block, 0, run_});
   }
 
@@ -316,9 +316,9 @@ class Interpreter {
       return use == op.uses.end() ? kNoBuffer : (use++)->buffer;
     };
     const bool training = order_ == &training_order_;
-    for (std::uint32_t b = 0; training && b < work_.blocks.size(); ++b) {
+    for (std::uint32_t b = 0; training && b < problem_.blocks.size(); ++b) {
       if (!is_trained(b)) continue;
-      need(op, {next_of(Role::statistics), 0, work_.statistics_bytes},
+      need(op, {next_of(Role::statistics), 0, problem_.statistics_bytes},
            {What::statistics, b, 0, run_});
     }
     for (model::ValueId v = 0; v < program_.values.size(); ++v) {
@@ -431,11 +431,11 @@ class Interpreter {
   }
 
   void decode(const Operation& op) {
-    const BlockWork& work = work_.blocks[op.block];
+    const BlockSizes& sizes = problem_.blocks[op.block];
     const std::uint64_t version = updates_[op.block];
-    need(op, {take(op, Role::source, false).buffer, 0, work.weight_bytes},
+    need(op, {take(op, Role::source, false).buffer, 0, sizes.weight_bytes},
          weights_of(op.block, version));
-    put(op, {take(op, Role::target, true).buffer, 0, work.decoded_bytes},
+    put(op, {take(op, Role::target, true).buffer, 0, sizes.decoded_bytes},
         {What::decoded, op.block, 0, version});
   }
 
@@ -463,7 +463,8 @@ class Interpreter {
   void forget_what_passed() {
     memory_.for_all([this](BufferId id, SymbolicMemory::Piece& piece) {
       const Kind kind = schedule_.buffers[id].kind;
-      const bool ahead = piece.content.what == What::states && !piece.read;
+      const bool states = piece.content.what == What::states;
+      const bool ahead = states && (!piece.read || program_.blocks[piece.content.number].rows);
       const bool stays = kind == Kind::gradients || ahead;
       if (stays || (!passes(id) && kind != Kind::workspace)) return;
       if (!piece.read) {
@@ -494,7 +495,7 @@ class Interpreter {
     const std::uint64_t version = updates_[op.block];
     const Content old_states = states_of(op.block, done, version);
     const Bytes from = updated_from(op.block);
-    const std::uint32_t after = (done + 1) % work_.blocks[op.block].sub_groups.size();
+    const std::uint32_t after = (done + 1) % problem_.blocks[op.block].sub_groups.size();
     const BufferId undo_weights = undo_of(op, Role::undo_weights);
     const BufferId undo_states = undo_of(op, Role::undo_states);
     const Range copy = {undo_weights, 0, weights.bytes};
@@ -547,13 +548,13 @@ class Interpreter {
       if (decision_ != std::pair(decision, run_of(op))) complain(op, "comes before the verdict");
       return;
     }
-    need(op, {take(op, Role::statistics, false).buffer, 0, work_.statistics_bytes},
+    need(op, {take(op, Role::statistics, false).buffer, 0, problem_.statistics_bytes},
          {What::statistics, op.block, 0, run_of(op)});
   }
 
   /// At the start of a rollback the results of speculative updates are wrong wherever they are.
   void undo_speculative_updates() {
-    for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
+    for (std::uint32_t b = 0; b < problem_.blocks.size(); ++b) {
       if (!placement_.blocks[b].speculates || !was_touched(b)) continue;
       memory_.for_all([&](BufferId, SymbolicMemory::Piece& piece) {
         Content& content = piece.content;
@@ -644,7 +645,7 @@ class Interpreter {
 
   [[nodiscard]] bool several() const { return schedule_.ranks > 1; }
   [[nodiscard]] bool is_trained(std::uint32_t block) const {
-    return options_.purpose == Purpose::training && !work_.blocks[block].sub_groups.empty();
+    return options_.purpose == Purpose::training && !problem_.blocks[block].sub_groups.empty();
   }
   [[nodiscard]] std::uint64_t run_of(const Operation& op) const {
     return op.lag == 0 ? run_ : last_training_run_;
@@ -707,7 +708,7 @@ class Interpreter {
     for (model::ClassId c = 0; c < program_.values[operand.number].of; ++c) {
       if (program_.classes[c].slots == SlotRule::report) before += program_.classes[c].bytes;
     }
-    return {buffer, work_.micro_batches * before + micro * bytes, bytes};
+    return {buffer, problem_.micro_batches * before + micro * bytes, bytes};
   }
 
   /// Whether what lies in a buffer is on its way: somebody must read it before it is replaced.
@@ -795,10 +796,10 @@ class Interpreter {
 
   void complain(const Operation& op, const std::string& what) {
     complaints_.push_back(
-        fmt::format("run {} ({}): {} {}", run_, plan_->name, OperationNames(work_)(op), what));
+        fmt::format("run {} ({}): {} {}", run_, plan_->name, OperationNames(problem_)(op), what));
   }
 
-  const Workload& work_;
+  const Problem& problem_;
   const model::StepProgram& program_;
   const Placement& placement_;
   const Options& options_;
@@ -830,10 +831,10 @@ class Interpreter {
 
 }  // namespace
 
-std::vector<std::string> find_faults(const Workload& work, const Placement& placement,
+std::vector<std::string> find_faults(const Problem& problem, const Placement& placement,
                                      const Options& options, const Schedule& schedule,
                                      const std::vector<const Plan*>& runs, std::uint64_t seed) {
-  Interpreter interpreter(work, placement, options, schedule, seed);
+  Interpreter interpreter(problem, placement, options, schedule, seed);
   for (const Plan* plan : runs) {
     interpreter.run(*plan);
     if (!interpreter.complaints().empty()) return interpreter.complaints();

@@ -15,7 +15,7 @@ namespace ballast::step {
 /// is reported; so is what nobody reads. The interpreter knows no kernel, and nothing of how plans
 /// are built. It ends with the run in which it has found something.
 /// `seed` draws the rank, and which experts have rows.
-std::vector<std::string> find_faults(const Workload& work, const Placement& placement,
+std::vector<std::string> find_faults(const Problem& problem, const Placement& placement,
                                      const Options& options, const Schedule& schedule,
                                      const std::vector<const Plan*>& runs, std::uint64_t seed);
 

@@ -12,8 +12,8 @@
 #include "ballast/step/labels.h"
 
 #include "src/step/plan_types.h"
+#include "tests/support/random_problem.h"
 #include "tests/unit/step/interpreter.h"
-#include "tests/unit/step/random_workload.h"
 
 namespace ballast::step::planted_faults_test {
 namespace {
@@ -21,16 +21,16 @@ namespace {
 /// A schedule and a training that uses all of its plans.
 struct Case {
   explicit Case(std::uint64_t seed)
-      : number(seed),
-        problem(seed % 3 == 2 ? random_problem_of_ranks(seed) : random_problem(seed)) {
-    add_codes(problem.workload, seed);
-    problem.workload = with_program(problem.workload);
-    const auto& [work, placement, options] = problem;
-    schedule = build(work, placement, options);
-    fill = build_fill(work, placement, options);
-    read = build_read(work, placement, options, 0, static_cast<std::uint32_t>(work.blocks.size()));
+      : number(seed), placed(random_problem(seed, {.ranks = seed % 2 == 1})) {
+    const auto& [problem, placement, options] = placed;
+    schedule = build(problem, placement, options);
+    fill = build_fill(problem, placement, options);
+    read = build_read(problem, placement, options, 0, blocks());
   }
 
+  [[nodiscard]] std::uint32_t blocks() const {
+    return static_cast<std::uint32_t>(placed.problem.blocks.size());
+  }
   [[nodiscard]] std::vector<const Plan*> runs(const Schedule& of) const {
     const bool gated = of.steady.leaves_updates;
     std::vector<const Plan*> all = {&fill, gated ? &of.first : &of.steady, &of.steady, &of.steady};
@@ -42,12 +42,12 @@ struct Case {
     return all;
   }
   [[nodiscard]] bool finds_faults(const Schedule& of) const {
-    const auto& [work, placement, options] = problem;
-    return !find_faults(work, placement, options, of, runs(of), number).empty();
+    const auto& [problem, placement, options] = placed;
+    return !find_faults(problem, placement, options, of, runs(of), number).empty();
   }
 
   std::uint64_t number;
-  Problem problem;
+  PlacedProblem placed;
   Schedule schedule;
   Plan fill;
   Plan read;
@@ -69,7 +69,7 @@ bool names_its_buffer(const Use& use) {
 
 /// Data of a block that is trained in part may come in two pieces, in any order, or in vain.
 bool is_in_pieces(const Case& c, const Operation& op) {
-  const BlockWork& block = c.problem.workload.blocks[op.block];
+  const BlockSizes& block = c.placed.problem.blocks[op.block];
   return op.payload == Payload::weights && block.gradient_bytes < block.weight_bytes;
 }
 
@@ -158,16 +158,14 @@ std::map<std::string, Plant> faults() {
       [](const Case&, Operation& op) { op.uses.front().shard = false; });
   all["another micro-batch"] = change(
       [](const Case& c, const Operation& op) {
-        return c.problem.workload.micro_batches > 1 && op.action == Action::compute;
+        return c.placed.problem.micro_batches > 1 && op.action == Action::compute;
       },
       [](const Case&, Operation& op) { op.micro = op.micro == 0 ? 1 : 0; });
   all["another block"] = change(
       [](const Case&, const Operation& op) {
         return op.action != Action::gate && op.payload != Payload::value;
       },
-      [](const Case& c, Operation& op) {
-        op.block = (op.block + 1) % static_cast<std::uint32_t>(c.problem.workload.blocks.size());
-      });
+      [](const Case& c, Operation& op) { op.block = (op.block + 1) % c.blocks(); });
   all["another pass"] = change(passes, [](const Case&, Operation& op) { op.label ^= 1U; });
   all["the cost of a pass that recomputes"] =
       change(passes, [](const Case&, Operation& op) { op.flops += 1.0; });
@@ -199,11 +197,11 @@ std::map<std::string, Plant> faults() {
 TEST(PlantedFaults, AMissingFillOrFlushIsFound) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const Case c(seed);
-    const auto& [work, placement, options] = c.problem;
+    const auto& [problem, placement, options] = c.placed;
     for (const Plan* missing : {&c.fill, &c.schedule.flush}) {
       auto runs = c.runs(c.schedule);
       if (std::erase(runs, missing) == 0) continue;
-      EXPECT_NE(find_faults(work, placement, options, c.schedule, runs, seed),
+      EXPECT_NE(find_faults(problem, placement, options, c.schedule, runs, seed),
                 std::vector<std::string>{})
           << missing->name << ", seed " << seed;
     }
@@ -223,7 +221,7 @@ TEST(PlantedFaults, AreFound) {
         if (operations.empty()) continue;
         // What experts need depends on a draw.
         const auto plants = [&](OpId id) {
-          return !program_of(c.problem.workload).blocks[operations[id].block].rows &&
+          return !c.placed.problem.program().blocks[operations[id].block].rows &&
                  plant(c, schedule.*which, id);
         };
         const auto n = static_cast<OpId>(operations.size());

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/step/lives.h"
+#include "ballast/step/lives.h"
 
 namespace ballast::step {
 namespace {

@@ -134,8 +134,8 @@ config::Config config_of(const Kind& kind, const fs::path& run, const Overrides&
 /// Step `number` of a run. Returns its loss.
 double step(engine::Engine& engine, std::uint64_t number) {
   const engine::Blueprint& blueprint = engine.blueprint();
-  test::Batch batch = test::scattered_ids(blueprint.workload.tokens_per_step(), number);
-  if (blueprint.workload.packed) {
+  test::Batch batch = test::scattered_ids(blueprint.problem.tokens_per_step(), number);
+  if (blueprint.packed) {
     batch = test::with_documents(std::move(batch), blueprint.shape.length, number);
   }
   // The second step in fp16 is skipped.

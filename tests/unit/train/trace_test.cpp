@@ -15,9 +15,9 @@
 
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
+#include "tests/support/random_problem.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/step/fake_run.h"
-#include "tests/unit/step/random_workload.h"
 
 namespace ballast::train::trace_test {
 namespace {
@@ -28,15 +28,15 @@ using plan::Span;
 
 /// A random run of a random model, in the form that the executor records.
 struct Recorded {
-  step::Problem problem;
+  step::PlacedProblem placed;
   plan::Schedule schedule;
   step::RunSequence sequence;
   plan::Timeline timeline;
 
   explicit Recorded(std::uint64_t seed)
-      : problem(step::random_problem(seed)),
-        schedule(build(with_program(problem.workload), problem.placement, problem.options)),
-        sequence(random_runs(problem, schedule, seed, 4)) {
+      : placed(step::random_problem(seed)),
+        schedule(build(placed)),
+        sequence(random_runs(placed, schedule, seed, 4)) {
     for (Span span : step::fake_spans(sequence.runs, seed, true)) {
       span.start = 0.25 + span.start * 1e-6;
       span.end = 0.25 + span.end * 1e-6;
@@ -45,6 +45,8 @@ struct Recorded {
     std::sort(timeline.spans.begin(), timeline.spans.end(),
               [](const Span& a, const Span& b) { return a.end < b.end; });
   }
+
+  [[nodiscard]] step::OperationNames names() const { return step::OperationNames(placed.problem); }
 };
 
 std::string contents(const std::filesystem::path& file) {
@@ -56,8 +58,7 @@ std::string contents(const std::filesystem::path& file) {
 std::vector<json> events(const Recorded& recorded) {
   const test::TempDir directory;
   const auto file = directory.path() / "trace.json";
-  write_trace(file, trace_rule("a test", false, {}), "a test", recorded.timeline,
-              step::OperationNames(recorded.problem.workload));
+  write_trace(file, trace_rule("a test", false, {}), "a test", recorded.timeline, recorded.names());
   return json::parse(contents(file)).at("traceEvents").get<std::vector<json>>();
 }
 
@@ -80,7 +81,7 @@ TEST(Trace, HasASliceForEveryOperationThatSaysWhatItDid) {
     ASSERT_EQ(slices.size(), recorded.timeline.spans.size());
     std::multiset<std::string> expected;
     std::multiset<std::string> found;
-    const step::OperationNames names(recorded.problem.workload);
+    const step::OperationNames names = recorded.names();
     for (const Span& span : recorded.timeline.spans) {
       const auto& op = span.operation();
       expected.insert(fmt::format("{} {} {} {} {} {}", names(op), op.block, op.micro, op.bytes,
@@ -227,12 +228,10 @@ TEST(Trace, DrawsNoArrowsToWhatIsNotThere) {
 }
 
 TEST(Trace, CountsLateUpdatesToTheStepThatTheyBelongTo) {
-  step::Problem problem = step::random_problem(4);
-  problem.options.update = step::Update::gated;
-  for (auto& block : problem.placement.blocks) block.speculates = false;
   Recorded recorded(4);
-  recorded.problem = problem;
-  recorded.schedule = build(with_program(problem.workload), problem.placement, problem.options);
+  recorded.placed.options.update = step::Update::gated;
+  for (auto& block : recorded.placed.placement.blocks) block.speculates = false;
+  recorded.schedule = build(recorded.placed);
   const auto& plans = recorded.schedule;
   recorded.sequence.runs = {&plans.first, &plans.steady, &plans.flush, &plans.evaluation,
                             &plans.first};
@@ -261,7 +260,9 @@ TEST(Trace, OfNothingIsStillATrace) {
 
 TEST(Trace, TakesAnyNameOfABlock) {
   Recorded recorded(1);
-  recorded.problem.workload.blocks[0].name = "a \"quoted\" \\ name\nof two lines, \xff and all";
+  model::StepProgram program = recorded.placed.problem.program();
+  program.blocks[0].name = "a \"quoted\" \\ name\nof two lines, \xff and all";
+  recorded.placed.problem.table = std::make_shared<const step::ProgramTable>(std::move(program));
   EXPECT_EQ(of_phase(events(recorded), "X").size(), recorded.timeline.spans.size());
 }
 
@@ -269,8 +270,7 @@ TEST(Trace, FaultsAreOneLineThatNamesTheFileAndLeaveTheOldTraceAlone) {
   const Recorded recorded(1);
   const test::TempDir directory;
   const auto write = [&](const std::filesystem::path& file, std::string_view process) {
-    write_trace(file, trace_rule(process, false, {}), process, recorded.timeline,
-                step::OperationNames(recorded.problem.workload));
+    write_trace(file, trace_rule(process, false, {}), process, recorded.timeline, recorded.names());
   };
   const auto old = directory.write("trace.json", "not a trace");
   test::expect_error(ErrorCategory::usage, {old.string(), "not a trace of a test", "--overwrite"},
