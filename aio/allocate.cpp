@@ -12,8 +12,8 @@
 
 namespace ballast::aio {
 
-// Not posix_fallocate: where the file system has no fallocate, glibc writes single bytes, which
-// O_DIRECT refuses.
+// Does not use posix_fallocate: where the file system has no fallocate, glibc writes single bytes,
+// which O_DIRECT refuses.
 int allocate_blocks(int descriptor, Bytes size, Bytes alignment, Bytes begin) {
   if (size == 0) return 0;
   while (fallocate(descriptor, 0, 0, static_cast<off_t>(size)) != 0) {

@@ -47,7 +47,7 @@ std::unique_ptr<Transport> make_null(unsigned /*depth*/, const QueueOptions& /*o
 
 constexpr unsigned kAnyDepth = std::numeric_limits<unsigned>::max();
 
-/// In order of preference.
+/// Backends in order of preference.
 constexpr std::array<Entry, 3> kBackends = {{
     {"io_uring", probe_uring, make_uring_transport, kAnyDepth, true},
     {"threads", probe_threads, make_threads, kMaxThreads, true},

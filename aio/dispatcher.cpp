@@ -33,7 +33,7 @@ void give_back_memory(Request& request) {
   if (const auto returned = std::exchange(request.returned, nullptr)) returned();
 }
 
-/// Never frees the owner of memory that the device may still write to.
+/// Keeps the owner of memory that the device may still write to alive forever.
 void park(std::function<void()> returned) {
   static auto* const parked = new std::vector<std::function<void()>>;
   static std::mutex mutex;
@@ -248,8 +248,8 @@ void Dispatcher::fail(ActiveRequest& transfer, int error_number) {
   remove_from_backlog(transfer);
 }
 
-/// A gap of more than two ticks is one in which this process itself stood still (SIGSTOP, Ctrl-Z):
-/// the device may have answered, and it does not count as waiting.
+/// Detects gaps of more than two ticks, in which this process itself was stopped (SIGSTOP, Ctrl-Z).
+/// The device may have answered meanwhile, so they do not count as waiting.
 void Dispatcher::look_at_the_clock() {
   const Clock::time_point before = std::exchange(now_, Clock::now());
   const Clock::duration gap = now_ - before;

@@ -26,9 +26,9 @@ class Dispatcher {
   /// A block in flight, advanced past the transferred bytes at each restart.
   struct Piece : Block {
     ActiveRequest* transfer = nullptr;
-    unsigned refusals = 0;  ///< EAGAIN in a row
+    unsigned refusals = 0;  ///< successive EAGAINs
     Clock::time_point started;
-    bool stalled = false;  ///< a warning was logged
+    bool stalled = false;  ///< whether a warning was logged
   };
   using Backlog = std::deque<ActiveRequest*>;
 
@@ -62,7 +62,7 @@ class Dispatcher {
   const std::chrono::duration<double> abandon_;
   const std::chrono::milliseconds tick_;  ///< interval between checks for stalled blocks
 
-  Backlog waited_;  ///< reads with a waiter
+  Backlog waited_;  ///< reads that a caller waits for
   Backlog ahead_;
   Backlog writes_;
   std::vector<Piece> pieces_;

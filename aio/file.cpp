@@ -109,7 +109,7 @@ struct Anonymous {
 
 Anonymous start_anonymous(const std::filesystem::path& directory, Bytes size, bool direct) {
   const std::string place = directory.string();
-  static_cast<void>(inspect_file_system(directory));  // throws unless it is a directory
+  static_cast<void>(inspect_file_system(directory));  // throws if it is not a directory
   require_size_limit(place, size);
   static_cast<void>(remove_leftovers(directory));
   const std::optional<Bytes> free = inspect_file_system(directory).free;

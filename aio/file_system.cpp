@@ -23,7 +23,7 @@ struct Known {
   std::string_view type;
 };
 
-// Literal numbers are not in linux/magic.h (6.1) but in the file systems' own sources, under fs/ of
+// Numbers that are not in linux/magic.h (6.1) come from the file systems' own sources, under fs/ of
 // the kernel unless noted otherwise.
 constexpr std::array kKnown = {
     Known{EXT4_SUPER_MAGIC, Kind::disk, "ext4"},  // ext2 and ext3 have the same number

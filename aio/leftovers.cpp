@@ -22,7 +22,7 @@ bool is_number(std::string_view text) {
          std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// .ballast-swap-PID-N
+/// Whether `name` has the form .ballast-swap-PID-N.
 bool is_swap_name(std::string_view name) {
   if (name.substr(0, kSwapPrefix.size()) != kSwapPrefix) return false;
   const std::string_view rest = name.substr(kSwapPrefix.size());

@@ -35,8 +35,8 @@ bool is_same_file(int directory, const char* name, const struct stat& status) {
          now.st_dev == status.st_dev;
 }
 
-// A sweep between creation and lock may take the new file for that of a crashed run. So the file is
-// used only if its name still exists once the lock is held; otherwise creation is retried.
+// Retries until the name still exists once the lock is held: a sweep between creation and lock may
+// have taken the new file for that of a crashed run.
 NamedFile create_named(const std::string& directory, int flags) {
   static std::atomic<unsigned> serial = 0;
   while (true) {
@@ -63,9 +63,9 @@ NamedFile create_named(const std::string& directory, int flags) {
 
 Descriptor open_nameless(const std::string& directory, int flags) {
   if (!named_files_are_forced) {
-    // Without O_EXCL, which would forbid File::link().
+    // Does not set O_EXCL, which would forbid File::link().
     Descriptor file(::open(directory.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC | flags, 0600));
-    // Errors of kernels and file systems without O_TMPFILE.
+    // Kernels and file systems without O_TMPFILE report these errors.
     const bool absent = errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT;
     if (file.is_open() || !absent) return file;
   }

@@ -9,16 +9,17 @@
 
 namespace ballast::aio {
 
-/// A file locked (flock) by its creator, with a name that later runs recognize.
+/// A file locked (flock) by its creator, with a name that later runs recognise.
 struct NamedFile {
   Descriptor descriptor;
   std::string path;
 };
 
-/// Names of files that create_named() makes are PREFIX PID-N.
+/// create_named() names files PREFIX PID-N.
 inline constexpr std::string_view kSwapPrefix = ".ballast-swap-";
 
-/// Locks the open file, unless another process has. Held until the descriptor is closed.
+/// Locks the open file, unless another process has locked it. The lock is held until the descriptor
+/// is closed.
 bool try_lock(const Descriptor& file);
 /// Whether `name` in the open `directory` is still the file with `status`.
 bool is_same_file(int directory, const char* name, const struct stat& status);
@@ -35,7 +36,7 @@ Descriptor open_nameless(const std::string& directory, int flags);
 /// For tests: makes open_nameless use create_named everywhere.
 void force_named_files(bool forced);
 
-/// Disables copy-on-write on btrfs, which would move allocated blocks. For an empty file; best
+/// Disables copy-on-write on btrfs, which would move allocated blocks. The file must be empty. Best
 /// effort.
 void forbid_copy_on_write(const Descriptor& file);
 

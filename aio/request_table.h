@@ -19,11 +19,11 @@ class RequestTable {
   Completion wait(Ticket ticket);
   void cancel();
   [[nodiscard]] QueueCounters counters() const;
-  /// Makes the owner thread finish all requests and end; returns when it has. False when it left
-  /// blocks that the device does not answer.
+  /// Makes the owner thread finish all requests and end. Returns when it has ended: false if it
+  /// left blocks that the device does not answer.
   bool stop();
 
-  // The owner thread.
+  // Calls of the owner thread.
   /// The transport to wake; null before it is made and after it is destroyed.
   void set_transport(Transport* transport);
   /// Changes since the last take().
@@ -34,10 +34,10 @@ class RequestTable {
     bool stopping = false;
   };
   Orders take();
-  /// Whether the owner thread may sleep, which it may not when it has room for new requests. Until
-  /// the next take() a submit wakes it if it has room.
+  /// Whether the owner thread may sleep. It may not if it has room for new requests. Until the next
+  /// take(), a submit wakes it if it has room.
   bool may_sleep(bool has_room);
-  /// Hands over ended transfers (their memory is back, or they are abandoned) and adds to the
+  /// Hands over ended transfers (their memory is returned, or they are abandoned) and adds to the
   /// totals.
   void end(std::span<ActiveRequest* const> transfers, const QueueCounters& progress);
   /// Called when the last block of an abandoned transfer has come back.

@@ -4,7 +4,7 @@
 
 namespace ballast::cpu_adam {
 
-/// Sets this thread to round to nearest with denormals while the object lives.
+/// Sets this thread to round to nearest with denormals during the object's lifetime.
 class DefaultFloatingPoint {
  public:
   DefaultFloatingPoint() {

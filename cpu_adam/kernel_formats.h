@@ -104,8 +104,9 @@ struct F16Copy : PlainWeights {
 constexpr std::size_t kBlock = 32;
 static_assert(kBlock * sizeof(std::uint16_t) == kCacheLine);
 
-/// Prefetches the lines of a later block; past the end of an array that is harmless. The hardware
-/// prefetcher does not keep up with so many streams. The distances are measured (README.md).
+/// Prefetches the lines of a later block. Prefetches past the end of an array are harmless. The
+/// hardware prefetcher does not keep up with this number of streams. The distances were measured
+/// (README.md).
 class Prefetch {
  public:
   explicit Prefetch(bool wide_weights) : wide_(wide_weights ? 384 : 2560) {

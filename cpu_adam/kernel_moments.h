@@ -61,7 +61,7 @@ constexpr std::uint32_t code_base(std::uint32_t exponent) {
   return exponent * 8 + 7 - Kind::kLargest;
 }
 
-/// The numbers that bytes, zero-extended, stand for under the exponent of `base`.
+/// Expands bytes, zero-extended, to the numbers that they encode under the exponent of `base`.
 template <class Lanes, class Kind>
 constexpr typename Lanes::Float expand_code(typename Lanes::Bits byte, typename Lanes::Bits base) {
   const auto code = byte & Lanes::pattern(Kind::kLargest);
@@ -107,7 +107,7 @@ inline std::uint32_t shared_exponent(const float* from) {
 template <class Lanes, class Kind>
 struct CodeScale {
   typename Lanes::Bits base;
-  typename Lanes::Float threshold;  ///< the smallest code's number
+  typename Lanes::Float threshold;  ///< number of the smallest code
   typename Lanes::Float unit;       ///< value of one random bit below the threshold
   bool all_nan;
 
@@ -182,7 +182,7 @@ struct CodedTile {
   }
 };
 
-/// The same for a bf16 moment.
+/// A moment of a tile in floats, expanded from and rounded to bf16.
 template <class Lanes>
 struct Bf16Tile {
   alignas(kCacheLine) float values[kTile];

@@ -31,8 +31,8 @@ struct Constants {
 /// second() and weight() load; set_first(), set_second() and set_weight() store. Late loads and
 /// early stores were measured to be fastest.
 
-/// Updates both moments; keeps the first one and the denominator of the step. `from_gradient` is
-/// Coefficients::first_from_end at compile time: a selection in the loop costs 5%.
+/// Updates both moments. Keeps the first one and the denominator of the step. `from_gradient` is
+/// Coefficients::first_from_end at compile time, since a selection in the loop costs 5%.
 template <class Lanes, bool from_gradient>
 struct AdamMoments {
   using Float = typename Lanes::Float;

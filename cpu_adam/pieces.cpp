@@ -95,7 +95,7 @@ Streams piece_of(Optimizer optimizer, const Shard& shard, Elems start, Elems cou
 Shard part_of(const Shard& shard, Elems first, Elems count) {
   expects(first <= shard.size && count <= shard.size - first,
           "optimizer update: the part is outside its shard");
-  // Adam keeps both moments.
+  // Uses Adam's pieces, which have both moments.
   const Streams streams = piece_of(Optimizer::adam, shard, first, count);
   Shard part = shard;
   part.weights.main = streams.main;

@@ -15,12 +15,12 @@ struct ElementSizes {
 };
 ElementSizes sizes_of(Optimizer optimizer, Weights::Format weights, DType gradient,
                       Moments::Format moments);
-/// Those of `shard` when `optimizer` updates it.
+/// Element sizes of `shard` for `optimizer`.
 ElementSizes sizes_of(Optimizer optimizer, const Shard& shard);
 
 /// Throws Error(state) when `shard` cannot be updated by `optimizer` (see Updater::step).
 void require_complete(Optimizer optimizer, const Shard& shard);
-/// The same for a step, which accepts any empty shard.
+/// Like the overload above, for a step, which accepts any empty shard.
 void require_complete(const Hyper& hyper, const Shard& shard);
 
 /// The format of the moments that `optimizer` keeps: without a first moment, bf16_first is f32.

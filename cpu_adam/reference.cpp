@@ -16,7 +16,7 @@ namespace {
 constexpr double kUnit = 0x1p-24 * (1.0 + 0x1p-12);
 /// More than the rounding error of a denormal.
 constexpr double kTiny = 0x1p-149;
-/// From here on float rounds to infinity.
+/// Magnitudes from here on round to infinity in float.
 constexpr double kOverflow = 0x1.ffffffp127;
 
 /// A number computed in double, and how far from it the same computation in float may be:
@@ -27,7 +27,7 @@ struct BoundedNumber {
   double error = 0.0;
 };
 
-/// The result of one operation in float, given the error `carried` over from its operands.
+/// The result of one operation in float. `carried` is the error of its operands.
 BoundedNumber rounded(double value, double carried) {
   if (std::fabs(value) >= kOverflow) value = std::copysign(INFINITY, value);
   if (!std::isfinite(value)) return {value, 0.0};
@@ -77,7 +77,7 @@ BoundedNumber sqrt(BoundedNumber a) {
 /// The result of one update before the moments are rounded to their format.
 struct Expected {
   BoundedNumber weight, first, second;
-  /// Also correct weights: where rounding may change the sign in Lion's rule.
+  /// Other correct weights, where rounding may change the sign in Lion's rule.
   std::array<BoundedNumber, 2> other_weights{};
   std::size_t others = 0;
 };
@@ -250,7 +250,7 @@ void read_second(const Moments& moments, Elems index, Element& element) {
   element.second_smallest = decoded(1, exponent, 8);
 }
 
-/// The nearest code of `value` in a block whose largest magnitude rounds up to the exponent.
+/// The code nearest to `value` in a block whose largest magnitude rounds up to the exponent.
 unsigned encoded(float value, unsigned exponent, int magnitude_bits) {
   const unsigned largest = (1U << magnitude_bits) - 1;
   const unsigned sign = magnitude_bits == 7 && std::signbit(value) ? 0x80U : 0U;
@@ -274,7 +274,7 @@ void write_codes(std::span<const float> values, int magnitude_bits, std::uint8_t
     for (const float value : block) {
       largest = std::max(largest, std::bit_cast<std::uint32_t>(std::fabs(value)));
     }
-    // 48: no code stands for a denormal (README.md).
+    // The minimum is 48, since no code stands for a denormal (README.md).
     const unsigned exponent = std::clamp((largest + 0xfffffU) >> 23U, 48U, 255U);
     exponents[start / Codes::kBlock] = static_cast<std::uint8_t>(exponent);
     for (Elems i = 0; i < block.size(); ++i) {

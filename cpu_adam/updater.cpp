@@ -16,7 +16,7 @@
 namespace ballast::cpu_adam {
 namespace {
 
-/// The unit of work of threads and of the norm's partial sums: small enough that small shards keep
+/// The unit of work of threads and of the norm's partial sums, small enough that small shards keep
 /// all threads busy. A thread updates neighbouring chunks in one call, which gains 4%.
 constexpr Elems kChunk = Elems{64} * 1024;
 static_assert(kChunk % Codes::kBlock == 0);
@@ -27,7 +27,7 @@ class Chunks {
 
   [[nodiscard]] Elems count() const { return (size_ + kChunk - 1) / kChunk; }
   [[nodiscard]] Elems start(Elems chunk) const { return std::min(size_, chunk * kChunk); }
-  /// Elements of chunks [first, last).
+  /// Number of elements of chunks [first, last).
   [[nodiscard]] Elems length(Elems first, Elems last) const { return start(last) - start(first); }
 
  private:
@@ -48,12 +48,12 @@ std::uint64_t count_non_finite(DType type, const void* gradient, Elems size) {
   return count_non_finite<std::uint32_t>(gradient, size, 0x7f800000U);
 }
 
-/// Elements whose old values are copied at once: all arrays of a piece fit into a core's cache,
-/// from which the update then reads them.
+/// Number of elements whose old values are copied at once: all arrays of a piece fit into a core's
+/// cache, from which the update then reads them.
 constexpr Elems kSavedPiece = Elems{8} * 1024;
 static_assert(kSavedPiece % Codes::kBlock == 0);
 
-/// Copies elements [start, start + count) of `from` to `to`, without arrays that `to` or `from`
+/// Copies elements [start, start + count) of `from` to `to`, except arrays that either of them
 /// lacks.
 void copy_piece(Optimizer optimizer, const Shard& from, const Shard& to, Elems start, Elems count) {
   const ElementSizes sizes = sizes_of(optimizer, from);
@@ -83,7 +83,7 @@ struct Updater::Impl {
   const Variant& variant;
   Workers workers;
 
-  /// One update; `saved` receives the old values unless it is null.
+  /// Runs one update. `saved` receives the old values unless it is null.
   void step(const Hyper& hyper, const Shard& shard, const Shard* saved) const;
 };
 

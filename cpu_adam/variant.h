@@ -16,19 +16,19 @@ struct Coefficients {
   float gradient_scale;
   float decay;          ///< 1 - learning_rate * weight_decay (decoupled)
   float l2;             ///< weight_decay (part of the gradient)
-  float first_weight;   ///< of the new gradient in the first moment
+  float first_weight;   ///< weight of the new gradient in the first moment
   bool first_from_end;  ///< interpolate from the gradient, which is nearer
-  float second_decay;   ///< of the old second moment
-  float second_weight;  ///< of the new gradient in the second (Lion: first) moment
+  float second_decay;   ///< weight of the old second moment
+  float second_weight;  ///< weight of the new gradient in the second (Lion: first) moment
   float epsilon;
   float step_size;  ///< negative: the step is added
   float momentum;
   bool nesterov;
-  std::uint32_t draw_key[2];  ///< of this step's stochastic rounding
+  std::uint32_t draw_key[2];  ///< key of this step's stochastic rounding
 };
 
-/// `with` for elements without weight decay. Static: a copy compiled for one instruction set must
-/// not serve the others.
+/// Returns `with` for elements without weight decay. Static, since a copy compiled for one
+/// instruction set must not serve the others.
 static constexpr Coefficients without_decay(Coefficients with) {
   with.decay = 1.0F;
   with.l2 = 0.0F;
@@ -67,7 +67,7 @@ struct TouchedArray {
 
 /// An update with fp32 moments.
 using FusedKernel = void (*)(const Coefficients& coefficients, const Streams& streams) noexcept;
-/// An update with compressed moments: runs a fused kernel on each tile.
+/// An update with compressed moments. Runs a fused kernel on each tile.
 using CompressedKernel = void (*)(FusedKernel fused, const Coefficients& coefficients,
                                   const Streams& streams) noexcept;
 /// Loads and stores rows [0, rows) of `arrays`, `stretch` * 64 elements of each array in turn; see

@@ -34,7 +34,7 @@ Bitmap& saved_affinity() {
 
 }  // namespace
 
-/// The CPUs and the memory of one NUMA node. If the system refuses a binding, only speed is lost.
+/// CPUs and memory of one NUMA node. If the system refuses a binding, only speed is lost.
 class Workers::Node {
  public:
   explicit Node(int number) : topology_(nullptr, &hwloc_topology_destroy) {

@@ -16,9 +16,9 @@ class Workers {
   Workers(int threads, std::optional<int> numa_node);
   ~Workers();
 
-  /// Calls `range(first, last)` on the threads, one range as long as possible for each, covering
-  /// every chunk of [0, count) once, with rounding to nearest and denormals. Returns when all are
-  /// done.
+  /// Calls `range(first, last)` on the threads with ranges that together cover each chunk of [0,
+  /// count) once. Each thread gets one range, as long as possible, and rounds to nearest with
+  /// denormals. Returns when all are done.
   void for_ranges(Elems count, const std::function<void(Elems first, Elems last)>& range) const;
 
   /// See Updater::allocate.

@@ -4,9 +4,9 @@
 #   tools/bundle.sh BUILD ARCHIVE        for example tools/bundle.sh build ballast.tar.xz
 #
 # The archive holds one folder, ballast: the program, the MPI module if it was built, the GPU tests
-# with their data, the libraries that they link, and tools/gpu_check.sh. Not libc, libstdc++ and
-# libgcc, which must not be older than this machine's, and nothing of NVIDIA, which the program finds
-# on the machine. It needs no installation:
+# with their data, the libraries that they link, and tools/gpu_check.sh. It does not include libc,
+# libstdc++ and libgcc, which must not be older than this machine's, or anything of NVIDIA, which
+# the program finds on the machine. It needs no installation:
 #
 #   tar xf ballast.tar.xz                or: python3 -m tarfile -e ballast.tar.xz
 #   ballast/bin/ballast --version
@@ -21,7 +21,7 @@ fail() {
 [ $# -eq 2 ] || fail "usage: tools/bundle.sh BUILD ARCHIVE.tar.xz"
 build=$1 archive=$2 largest=$((40 * 1024 * 1024))
 source=$(cd "$(dirname "$0")/.." && pwd)
-# A file that is there is replaced only if it is such a bundle.
+# Replaces an existing file only if it is such a bundle.
 [ ! -L "$archive" ] || fail "$archive is a symbolic link; choose another file"
 if [ -e "$archive" ]; then
   [ -f "$archive" ] || fail "$archive is not a regular file; choose another file"
@@ -57,7 +57,7 @@ done
 if [ -n "$module" ]; then
   strip -o "$top/lib/ballast_mpi.so" "$build/$module"
 fi
-# The module's MPI library is that of the machine.
+# The module's MPI library must be installed on the machine.
 for program in "$top"/bin/*; do ldd "$program"; done |
   awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
   grep -vE '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so' |
@@ -65,10 +65,10 @@ for program in "$top"/bin/*; do ldd "$program"; done |
     strip -o "$top/lib/${library##*/}" "$library"
   done
 cp "$source/tools/gpu_check.sh" "$top/tools/"
-cp "$source"/tools/bench/step_*.py "$top/tools/bench/"
+cp "$source"/tools/bench/step_*.py "$source"/tools/bench/peers.py "$top/tools/bench/"
 cp -r "$source/tests/data" "$top/tests/"
 rm -rf "$top/tests/data/__pycache__"
-# The same bytes for the same build.
+# A build always gives the same archive, byte for byte.
 tar -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - ballast |
   xz -T1 -6 >"$part"
 bytes=$(wc -c <"$part")

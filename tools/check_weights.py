@@ -42,7 +42,7 @@ def held_out_batches(config):
 
 
 def documents_one_by_one(config):
-    """Inputs and targets of every document of data.eval; longer ones in pieces."""
+    """Inputs and targets of every document of data.eval. Longer documents are cut into pieces."""
     data = config["data"]
     length = data["sequence_length"]
     if len(data["eval"]) != 1:
@@ -63,7 +63,7 @@ def main():
         sys.exit("usage: check_weights.py RUN")
     run = pathlib.Path(sys.argv[1])
     config = json.loads((run / "config.json").read_text())
-    # The planner may have chosen it.
+    # The planner may have chosen the micro-batch size.
     plan = json.loads((run / "run.json").read_text())["plan"]
     config["train_micro_batch_size_per_gpu"] = plan["micro_batch"]
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -5,12 +5,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
-#include <span>
 #include <type_traits>
 #include <utility>
 
-// Compiling its templates takes seconds per source, so no other source includes it.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -18,15 +15,9 @@
 #include "ballast/core/suggest.h"
 
 #include "tools/usage/paths.h"
-#include "tools/usage/words.h"
 
 namespace ballast::tools {
 namespace {
-
-std::string one_line(std::string text) {
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return text;
-}
 
 /// The type of one value of an option.
 template <class T>
@@ -42,8 +33,7 @@ struct Single<std::vector<T>> {
   using Type = T;
 };
 
-/// What is wrong with a whole number, "" if nothing is. Reads it like CLI11, which does not notice
-/// numbers of more than 64 bits.
+/// What is wrong with a whole number, "" if nothing is.
 template <class T>
 std::string mistake(const std::string& text, T low, T high) {
   char* end = nullptr;
@@ -81,275 +71,233 @@ std::string mistake(const std::string& text, double low, double high) {
   return "";
 }
 
+/// What is wrong with a value of an option, "" if nothing is. `T`: the type of one value.
 template <class T>
-void bound(CLI::Option& option, T low, T high) {
-  option.check([low, high](const std::string& text) { return mistake(text, low, high); });
-}
-
-/// CLI11's own checks write the whole range of a double, 309 digits, into their messages.
-template <class T>
-void check_numbers(const OptionRules& rules, CLI::Option& option) {
+std::string mistake(const OptionInfo& option, const std::string& text) {
   using Limits = std::numeric_limits<T>;
-  if (rules.range) {
-    std::visit([&](auto range) { bound(option, range.first, range.second); }, *rules.range);
-  } else if (rules.positive) {
+  std::string wrong;
+  if constexpr (!std::is_arithmetic_v<T>) {
+    // An empty word usually comes from a shell variable that is not set.
+    const bool needed = option.required || std::is_same_v<T, std::filesystem::path>;
+    if (needed && text.empty()) return "must not be empty";
+  } else if (option.range) {
+    wrong = std::visit([&](auto range) { return mistake(text, range.first, range.second); },
+                       *option.range);
+  } else if (option.positive) {
     const T least = std::is_integral_v<T> ? T{1} : static_cast<T>(kAboveZero);
-    bound(option, least, Limits::max());
+    wrong = mistake(text, least, Limits::max());
   } else {
-    bound(option, Limits::lowest(), Limits::max());
+    wrong = mistake(text, Limits::lowest(), Limits::max());
   }
+  if (wrong.empty()) wrong = path_mistake(option.takes, text);
+  if (!wrong.empty() || option.choices.empty()) return wrong;
+  if (std::find(option.choices.begin(), option.choices.end(), text) != option.choices.end())
+    return "";
+  return fmt::format("must be one of {}, got '{}'{}", listed(option.choices), text,
+                     did_you_mean(text, option.choices));
 }
 
-/// An empty word usually comes from a shell variable that is not set.
-void refuse_empty(CLI::Option& option) {
-  option.check([](const std::string& text) -> std::string {
-    return text.empty() ? "must not be empty" : "";
-  });
-}
-
-/// `T`: the type of one value.
+/// A value without mistakes.
 template <class T>
-void apply(const OptionRules& rules, CLI::Option& option) {
-  option.required(rules.required);
-  if (rules.commas) option.delimiter(',');
-  if (rules.single_argument) option.allow_extra_args(false);
-  if constexpr (std::is_arithmetic_v<T>) {
-    check_numbers<T>(rules, option);
-  } else if (rules.required || std::is_same_v<T, std::filesystem::path>) {
-    refuse_empty(option);
+T value_of(const std::string& text) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return std::strtod(text.c_str(), nullptr);
+  } else if constexpr (std::is_integral_v<T>) {
+    return text.starts_with('-') ? static_cast<T>(std::strtoll(text.c_str(), nullptr, 0))
+                                 : static_cast<T>(std::strtoull(text.c_str(), nullptr, 0));
+  } else {
+    return T(text);
   }
-  option.check(
-      [takes = rules.takes](const std::string& text) { return path_mistake(takes, text); });
-  if (!rules.choices.empty()) {
-    option.check([choices = rules.choices](const std::string& text) -> std::string {
-      if (std::find(choices.begin(), choices.end(), text) != choices.end()) return "";
-      return fmt::format("must be one of {}, got '{}'{}", listed(choices), text,
-                         did_you_mean(text, choices));
-    });
-  }
-  if (rules.needs != nullptr) option.needs(std::string(rules.needs));
-  if (rules.show_default) option.capture_default_str();
 }
 
-/// What the help shows for a value.
+std::vector<std::string> split_at_commas(const std::vector<std::string>& words) {
+  std::vector<std::string> values;
+  for (const std::string& word : words) {
+    for (std::size_t start = 0; start <= word.size();) {
+      const std::size_t comma = std::min(word.find(',', start), word.size());
+      if (comma > start || word.empty()) values.push_back(word.substr(start, comma - start));
+      start = comma + 1;
+    }
+  }
+  return values;
+}
+
+/// Text of a default value in the help.
 template <class T>
 const char* value_placeholder(Names takes) {
-  if (std::is_integral_v<T>) return "N";
-  if (std::is_arithmetic_v<T>) return "NUMBER";
-  switch (takes) {
-    case Names::file:
-      return "FILE";
-    case Names::folder:
-    case Names::new_folder:
-      return "DIR";
-    case Names::path:
-    case Names::model:
-    case Names::new_path:
-      return "PATH";
-    case Names::command:
-      return "COMMAND";
-    case Names::setting:
-      return "KEY=VALUE";
-    case Names::key:
-      return "KEY";
-    case Names::anything:
-      break;
-  }
-  return "TEXT";
+  return std::is_integral_v<T>     ? "N"
+         : std::is_arithmetic_v<T> ? "NUMBER"
+                                   : completion_of(takes).placeholder;
 }
 
-std::string range_text(const OptionRules& rules, bool whole) {
-  if (rules.range) {
+std::string bounds_text(const OptionInfo& option, bool whole) {
+  if (option.range) {
     return std::visit([](auto range) { return fmt::format("{} to {}", range.first, range.second); },
-                      *rules.range);
+                      *option.range);
   }
-  if (!rules.positive) return "";
+  if (!option.positive) return "";
   return whole ? "at least 1" : "above 0";
 }
 
-std::vector<std::string> names_of(const CLI::Option& option) {
-  if (option.get_positional()) return {option.get_name()};
-  std::vector<std::string> names;
-  for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
-  for (const std::string& name : option.get_snames()) names.push_back("-" + name);
-  return names;
-}
-
-OptionInfo info_of(const CLI::Option& option) {
-  return {.names = names_of(option),
-          .value = "",
-          .description = option.get_description(),
-          .positional = option.get_positional()};
-}
-
-/// `T`: the type of one value.
+/// A default for the help; "" for values that the help does not show.
 template <class T>
-OptionInfo info_of(const OptionRules& rules, const CLI::Option& option, bool list) {
-  OptionInfo info = info_of(option);
-  const bool path = std::is_same_v<T, std::filesystem::path> && rules.takes == Names::anything;
-  info.takes = path ? Names::path : rules.takes;
-  info.value = rules.value != nullptr ? rules.value : value_placeholder<T>(info.takes);
-  info.range = range_text(rules, std::is_integral_v<T>);
-  info.initial = rules.shown_default != nullptr ? rules.shown_default : option.get_default_str();
-  info.choices = rules.choices;
-  info.values = rules.choices.empty() ? rules.values : rules.choices;
-  info.extensions = rules.extensions;
-  info.required = rules.required;
-  info.many = list && !rules.single_argument;
-  info.repeated = list && !info.positional;
-  info.commas = rules.commas;
-  if (rules.needs != nullptr) info.needs = rules.needs;
-  return info;
+std::string shown(const T& value) {
+  if constexpr (std::is_same_v<T, std::filesystem::path>) {
+    return value.string();
+  } else if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>) {
+    return fmt::format("{}", value);
+  }
+  return "";
+}
+
+/// "-v,--verbose" as it is added: the long names come first.
+void name_option(OptionInfo& option, const std::string& name, const std::string& description) {
+  option.names = split_at_commas({name});
+  std::stable_partition(option.names.begin(), option.names.end(),
+                        [](const std::string& one) { return one.starts_with("--"); });
+  option.description = description;
+  option.positional = !name.starts_with('-');
 }
 
 CommandInfo new_command(const std::string& parent, const std::string& name,
                         const std::string& description) {
   CommandInfo info = {.name = name, .path = parent + name, .description = description};
   info.options.push_back(
-      {.names = {"--help", "-h"}, .value = "", .description = "Print this help", .flag = true});
+      {.names = {"--help", "-h"}, .description = "Print this help", .flag = true});
   return info;
 }
 
 }  // namespace
 
 Command Command::add_command(const std::string& name, const std::string& description) {
-  CLI::App* const app = app_->add_subcommand(name, description);
-  app->fallthrough();  // --verbose may follow the command
   info_->commands.push_back(new_command(info_->path + " ", name, description));
-  return {app, chosen_, &info_->commands.back()};
+  return {line_, &info_->commands.back()};
 }
 
 void Command::require_command() {
-  app_->require_subcommand(1);
   info_->needs_command = true;
 }
 
 void Command::add_option(const std::string& name, Target target, const std::string& description,
-                         const OptionRules& rules) {
-  std::visit(
-      [&](auto* value) {
-        using Given = std::remove_pointer_t<decltype(value)>;
-        using Value = typename Single<Given>::Type;
-        CLI::Option& option = *app_->add_option(name, *value, description);
-        apply<Value>(rules, option);
-        const bool list = std::is_same_v<Given, std::vector<Value>>;
-        info_->options.push_back(info_of<Value>(rules, option, list));
-      },
-      target);
+                         OptionInfo option) {
+  name_option(option, name, description);
+  const auto add = [&](auto* value) {
+    using Given = std::remove_pointer_t<decltype(value)>;
+    using Value = typename Single<Given>::Type;
+    constexpr bool kList = std::is_same_v<Given, std::vector<Value>>;
+    const bool path = std::is_same_v<Value, std::filesystem::path>;
+    if (path && option.takes == Names::anything) option.takes = Names::path;
+    if (option.value.empty()) option.value = value_placeholder<Value>(option.takes);
+    option.bounds = bounds_text(option, std::is_integral_v<Value>);
+    if (option.show_default) option.initial = shown(*value);
+    if (!option.choices.empty()) option.values = option.choices;
+    option.many = kList && !option.single_argument;
+    option.repeated = kList && !option.positional;
+    option.set = [value, option](const std::vector<std::string>& words) -> std::string {
+      std::vector<std::string> texts = option.commas ? split_at_commas(words) : words;
+      if (!kList && texts.size() > 1) return fmt::format("takes one value, got {}", texts.size());
+      if (texts.empty()) texts.emplace_back();
+      std::vector<Value> values;
+      for (const std::string& text : texts) {
+        if (std::string wrong = mistake<Value>(option, text); !wrong.empty()) return wrong;
+        values.push_back(value_of<Value>(text));
+      }
+      if constexpr (kList) {
+        *value = std::move(values);
+      } else {
+        *value = std::move(values.front());
+      }
+      return "";
+    };
+  };
+  std::visit(add, target);
+  info_->options.push_back(std::move(option));
 }
 
 void Command::add_flag(const std::string& name, bool* target, const std::string& description,
                        const std::string& excludes) {
-  CLI::Option* flag = app_->add_flag(name, *target, description);
-  if (!excludes.empty()) flag->excludes(excludes);
-  OptionInfo info = info_of(*flag);
-  info.flag = true;
-  info.excludes = excludes;
-  info_->options.push_back(std::move(info));
+  OptionInfo option = {.excludes = excludes, .flag = true};
+  name_option(option, name, description);
+  option.set = [target](const std::vector<std::string>& words) -> std::string {
+    const std::optional<bool> on = flag_value(words.back());
+    if (words.size() > 1 || !on) return "must be true or false";
+    *target = *on;
+    return "";
+  };
+  info_->options.push_back(std::move(option));
 }
 
 void Command::add_flag(const std::string& name, std::string* target, const std::string& description,
                        const std::string& shown) {
-  OptionInfo info = info_of(*app_->add_flag(name, *target, description));
-  info.flag = true;
-  info.value = shown;
-  info.takes = Names::path;
-  info_->options.push_back(std::move(info));
+  OptionInfo option = {.takes = Names::path, .value = shown, .flag = true};
+  name_option(option, name, description);
+  option.set = [target](const std::vector<std::string>& words) {
+    *target = words.back();
+    return std::string();
+  };
+  info_->options.push_back(std::move(option));
 }
 
 void Command::set_action(const Action& action) {
-  app_->callback([chosen = chosen_, action] { *chosen = action; });
+  info_->action = action;
 }
 
 std::vector<std::string> Command::option_names() const {
   std::vector<std::string> names;
-  for (const CLI::Option* option : std::as_const(*app_).get_options()) {
-    names.insert(names.end(), option->get_lnames().begin(), option->get_lnames().end());
+  for (const OptionInfo& option : info_->options) {
+    if (option.name().starts_with("--")) names.push_back(option.name().substr(2));
   }
   return names;
 }
 
 bool Command::given(const std::string& name) const {
-  return app_->count("--" + name) > 0;
+  return !line_->words().values_of(*info_->option("--" + name)).empty();
 }
 
 void Command::set(const std::string& name, const std::vector<std::string>& values) {
-  CLI::Option& option = *app_->get_option("--" + name);
-  const bool flag = option.get_expected_min() == 0;
-  if (flag && values.size() != 1) {
-    throw Error(ErrorCategory::usage, name + ": must be true or false, not a list");
-  }
-  try {
-    if (flag) {
-      option.add_result(option.get_flag_value(name, values.front()));
-    } else {
-      option.add_result(values);
-    }
-    option.run_callback();
-  } catch (const CLI::ParseError& error) {
-    throw Error(ErrorCategory::usage, one_line(error.what()));
-  }
+  const std::string wrong = info_->option("--" + name)->set(values);
+  if (!wrong.empty()) throw Error(ErrorCategory::usage, fmt::format("--{}: {}", name, wrong));
 }
 
 CommandLine::CommandLine(const std::string& name, const std::string& description)
-    : app_(std::make_unique<CLI::App>(description, name)),
-      table_(new_command("", name, description)) {
-  app_->require_subcommand(0, 1);
+    : table_(new_command("", name, description)) {
+  words_.command = &table_;
 }
 
-CommandLine::~CommandLine() = default;
-
-Command CommandLine::program() {
-  return {app_.get(), &action_, &table_};
-}
-
-bool CommandLine::parse(std::vector<std::string> words) {
+bool CommandLine::parse(const std::vector<std::string>& words) {
+  words_ = read_words(table_, words);
   const auto refuse = [&](const std::string& message) {
     throw Error(ErrorCategory::usage,
-                fmt::format("{}; see {} --help", message, read_words(table_, words).command->path));
+                fmt::format("{}; see {} --help", message, words_.command->path));
   };
-  if (const std::string mistake = mistake_in(table_, words); !mistake.empty()) refuse(mistake);
-  std::vector<std::string> last_first(words.rbegin(), words.rend());
-  try {
-    app_->parse(last_first);
-    return true;
-  } catch (const CLI::CallForHelp&) {
-    return false;
-  } catch (const CLI::ParseError& error) {
-    refuse(one_line(error.what()));
-  }
-  return false;
-}
-
-std::string CommandLine::help() const {
-  const CommandInfo* info = &table_;
-  for (const CLI::App* app = app_.get(); !app->get_subcommands().empty();) {
-    app = app->get_subcommands().front();
-    info = info->command(app->get_name());
-  }
-  return help_text(*info);
+  if (const std::string wrong = mistake_in(table_, words_); !wrong.empty()) refuse(wrong);
+  if (asks_for_help(words_)) return false;
+  const auto set_options = [&](const CommandInfo& command) {
+    for (const OptionInfo& option : command.options) {
+      const std::vector<std::string> values = words_.values_of(option);
+      if (values.empty()) continue;
+      const std::string wrong = option.set(values);
+      if (!wrong.empty()) refuse(fmt::format("{}: {}", option.name(), wrong));
+    }
+  };
+  set_options(table_);
+  if (words_.command != &table_) set_options(*words_.command);
+  return true;
 }
 
 std::string CommandLine::help(const std::vector<std::string>& command) const {
   std::vector<std::string> words = command;
   words.emplace_back("--help");
-  const std::string mistake = mistake_in(table_, words);
-  if (!mistake.empty()) {
-    throw Error(ErrorCategory::usage, fmt::format("{}; see {} --help", mistake, table_.name));
+  const ReadWords read = read_words(table_, words);
+  const std::string wrong = mistake_in(table_, read);
+  if (!wrong.empty()) {
+    throw Error(ErrorCategory::usage, fmt::format("{}; see {} --help", wrong, table_.name));
   }
-  return help_text(*read_words(table_, words).command);
+  return help_text(*read.command);
 }
 
 bool CommandLine::chosen(const std::string& command) const {
-  return app_->got_subcommand(command);
-}
-
-std::vector<Setting> read_settings(std::istream& input) {
-  std::vector<Setting> settings;
-  for (CLI::ConfigItem& item : CLI::ConfigTOML().from_config(input)) {
-    settings.push_back({std::move(item.parents), std::move(item.name), std::move(item.inputs)});
-  }
-  return settings;
+  return words_.command == table_.command(command);
 }
 
 }  // namespace ballast::tools

@@ -2,25 +2,15 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <iosfwd>
-#include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <variant>
 #include <vector>
 
 #include "tools/usage/table.h"
-
-namespace CLI {
-class App;
-}
+#include "tools/usage/words.h"
 
 namespace ballast::tools {
-
-/// The work of a command.
-using Action = std::function<void()>;
 
 /// The variable that an option sets. Its value before is the default. Numbers that do not fit it
 /// and empty paths are refused.
@@ -29,98 +19,70 @@ using Target = std::variant<std::string*, std::filesystem::path*, std::uint32_t*
                             std::optional<double>*, std::vector<std::string>*, std::vector<int>*,
                             std::vector<std::uint32_t>*, std::vector<double>*>;
 
-/// Least and greatest value, as numbers of the type that --help names.
-using Range = std::variant<std::pair<int, int>, std::pair<std::uint64_t, std::uint64_t>,
-                           std::pair<double, double>>;
+class CommandLine;
 
-/// Rules of an option beside its type.
-struct OptionRules {
-  bool required = false;
-  bool commas = false;           ///< separate the values of a list
-  bool single_argument = false;  ///< a list takes one each time the option is given
-  bool positive = false;
-  std::optional<Range> range = {};
-  std::vector<std::string> choices = {};
-  std::vector<std::string> values = {};      ///< for completion; the command checks them
-  Names takes = Names::anything;             ///< by default Names::path for paths
-  std::vector<std::string> extensions = {};  ///< of the files that it takes: ".json"
-  const char* value = nullptr;               ///< placeholder of the value in the help
-  const char* needs = nullptr;               ///< an option added before
-  bool show_default = false;
-  const char* shown_default = nullptr;  ///< instead of the value
-};
-
-/// Value of a flag that may have one, but has none.
-inline constexpr const char* kFlagAlone = "true";
-
-/// Refers to the program or one of its subcommands; valid as long as its CommandLine.
+/// Refers to the program or one of its subcommands. Valid as long as its CommandLine.
 class Command {
  public:
-  Command(CLI::App* app, Action* chosen, CommandInfo* info)
-      : app_(app), chosen_(chosen), info_(info) {}
+  Command(const CommandLine* line, CommandInfo* info) : line_(line), info_(info) {}
 
   Command add_command(const std::string& name, const std::string& description);
-  /// One of the subcommands must follow.
+  /// Requires one of the subcommands to follow.
   void require_command();
-  /// `name` without dashes adds a positional argument. `target` must outlive the parsing.
+  /// `name` without dashes adds a positional argument. `target` must outlive the parsing. `rules`:
+  /// only the first part of its members.
   void add_option(const std::string& name, Target target, const std::string& description,
-                  const OptionRules& rules = {});
+                  OptionInfo rules = {});
   /// `excludes`: an option added before, or "".
   void add_flag(const std::string& name, bool* target, const std::string& description,
                 const std::string& excludes = "");
-  /// A flag that may have a value, given as --NAME=VALUE; `shown` stands for it in --help. Sets
+  /// Adds a flag that may have a value, given as --NAME=VALUE; `shown` stands for it in --help.
+  /// Sets
   /// `target` to the value, or to kFlagAlone.
   void add_flag(const std::string& name, std::string* target, const std::string& description,
                 const std::string& shown);
-  /// What CommandLine::action() returns if this command is chosen.
+  /// Sets what CommandLine::action() returns if this command is chosen.
   void set_action(const Action& action);
 
-  // For options from a file. Names are long ones, without dashes.
+  // Names of the options that a file may set: long ones, without dashes.
   [[nodiscard]] std::vector<std::string> option_names() const;
   [[nodiscard]] bool given(const std::string& name) const;
   /// Sets an option after parsing, with all its checks. Throws Error(usage).
   void set(const std::string& name, const std::vector<std::string>& values);
 
  private:
-  CLI::App* app_;
-  Action* chosen_;
+  const CommandLine* line_;
   CommandInfo* info_;
 };
 
-/// The words after the name of the program, read by CLI11.
+/// The words after the name of the program.
 class CommandLine {
  public:
   CommandLine(const std::string& name, const std::string& description);
-  ~CommandLine();
+  CommandLine(const CommandLine&) = delete;
+  CommandLine& operator=(const CommandLine&) = delete;
 
-  [[nodiscard]] Command program();
+  [[nodiscard]] Command program() { return {this, &table_}; }
   /// The commands and options that have been added.
   [[nodiscard]] const CommandInfo& table() const { return table_; }
-  /// Parses the words after the name of the program, which are normalised(). False if help() is
-  /// asked for. Throws Error(usage), for unknown commands with a suggestion.
-  [[nodiscard]] bool parse(std::vector<std::string> words);
+  /// Parses the words after the name of the program, which are normalised(), and sets the targets
+  /// of their options. False if help() is asked for. Throws Error(usage), for unknown commands with
+  /// a suggestion.
+  [[nodiscard]] bool parse(const std::vector<std::string>& words);
+  /// The words that were parsed.
+  [[nodiscard]] const ReadWords& words() const { return words_; }
   /// Help on the chosen command, or else the program.
-  [[nodiscard]] std::string help() const;
+  [[nodiscard]] std::string help() const { return help_text(*words_.command); }
   /// Help on a command, {"bench", "io"}. Throws Error(usage) if it is unknown.
   [[nodiscard]] std::string help(const std::vector<std::string>& command) const;
-  /// True if `command` of the program is chosen.
+  /// Whether the subcommand `command` of the program is chosen.
   [[nodiscard]] bool chosen(const std::string& command) const;
   /// The work of the chosen command; empty if there is none.
-  [[nodiscard]] const Action& action() const { return action_; }
+  [[nodiscard]] const Action& action() const { return words_.command->action; }
 
  private:
-  std::unique_ptr<CLI::App> app_;
   CommandInfo table_;
-  Action action_;
+  ReadWords words_;
 };
-
-/// An entry of an INI or TOML file.
-struct Setting {
-  std::vector<std::string> sections;
-  std::string name;
-  std::vector<std::string> values;
-};
-
-std::vector<Setting> read_settings(std::istream& input);
 
 }  // namespace ballast::tools

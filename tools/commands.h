@@ -15,7 +15,7 @@ void add_report(Command program);
 void add_tokenize(Command program);
 void add_bench(Command program);
 void add_tune(Command program);
-// About the program itself: its table of commands, which is complete when they act.
+// Commands about the program itself. They act on its table of commands, which is complete by then.
 void add_help(Command program, const CommandLine& line);
 void add_completion(Command program, const CommandLine& line);
 void add_man(Command program, const CommandLine& line);
@@ -28,8 +28,8 @@ void add_bench_link(Command bench);
 void add_bench_plan(Command bench);
 void add_bench_step(Command bench);
 
-/// `ballast --version`: version, devices, communicators and libraries with their
-/// files or why they are missing, I/O backends, instruction sets.
+/// Prints `ballast --version`: version, devices, communicators and libraries with their files or
+/// why they are missing, I/O backends, instruction sets.
 void print_version();
 
 }  // namespace ballast::tools

@@ -1,8 +1,8 @@
 #!/bin/sh
-# From a fresh clone to a trained model: installs, builds, and trains configs/demo.json, whose
-# optimizer states live on disk because they fit neither the device's nor the host's budget.
-# CUDA kernels are compiled for the GPU of this machine only, and not at all without a driver.
-# Extra arguments go to `ballast train`.
+# Takes a fresh clone to a trained model: installs, builds, and trains configs/demo.json, whose
+# optimizer states are on disk because they fit neither the device's nor the host's budget. CUDA
+# kernels are compiled for the GPU of this machine only, and not at all without a driver. Extra
+# arguments are passed to `ballast train`.
 set -eu
 cd "$(dirname "$0")/.."
 

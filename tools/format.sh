@@ -1,5 +1,6 @@
 #!/bin/sh
-# Formats all sources in place; with --check only says which are not formatted, and fails.
+# Formats all sources in place. With --check it only lists the sources that are not formatted, and
+# fails.
 set -eu
 cd "$(dirname "$0")/.."
 mode=-i

@@ -3,13 +3,14 @@
 #
 #   tools/gpu_check.sh correct     tests on the GPU, PyTorch's recorded runs, the invariant
 #   tools/gpu_check.sh speed       training steps and attention
-#   tools/gpu_check.sh offload     states and weights on the host, up to 8B parameters (128 GB of memory)
+#   tools/gpu_check.sh offload     states and weights on the host, up to 8B parameters (128 GB memory)
 #   tools/gpu_check.sh sanitize    the kernels under compute-sanitizer
 #
-# Each takes less than ten minutes, and each check has a limit of its own. One line per check: name,
-# "ok", "FAILED" or "skipped", seconds, and the figure or the reason. A failure does not stop the
-# others. The status is 1 if a check failed, 77 if all were skipped, otherwise 0; what was skipped is
-# counted, never as ok. Logs are in $OUT/PART, or gpu_check/PART. Needs bash, coreutils and python3.
+# Each part takes less than ten minutes, and each check has its own time limit. Prints one line per
+# check: name, "ok", "FAILED" or "skipped", seconds, and the figure or the reason. A failure does
+# not stop the others. The status is 1 if a check failed, 77 if all were skipped, otherwise 0.
+# Skipped checks are counted separately. Logs are in $OUT/PART, or gpu_check/PART. Needs bash,
+# coreutils and python3.
 set -u
 
 usage() {
@@ -35,7 +36,8 @@ report() { # NAME VERDICT SECONDS TEXT
   printf '%-30s %-7s %4s s  %s\n' "$1" "$2" "$3" "${4:0:150}"
 }
 
-# Why the tests of a log were skipped: the line below Google Test's "Skipped", else the first line.
+# Prints why the tests of a log were skipped: the line below Google Test's "Skipped", or else the
+# first line.
 skip_reason() {
   python3 - "$1" <<'P'
 import sys
@@ -54,7 +56,7 @@ print(([line for line in lines if words.search(line)] or lines[-1:] or ["no outp
 P
 }
 
-# The figure of a benchmark's --json, or nothing.
+# Prints the figure of a benchmark's --json, or nothing.
 figure() {
   python3 - "$1" <<'P'
 import json, sys
@@ -98,14 +100,14 @@ check() { # NAME SECONDS COMMAND...
   fi
 }
 
-# The first check: without a GPU, those that do not skip themselves are left out.
+# The first check. Without a GPU, checks that do not skip themselves are left out.
 check_gpu() {
   local before=$skipped
   check GPU 60 "$bin/gpu_device"
   if [ $skipped -gt $before ]; then no_gpu=$(skip_reason "$logs/GPU.log"); fi
 }
 
-# A check that needs a GPU and, if TOOL is not -, a program of the machine.
+# Runs a check that needs a GPU and, if TOOL is not -, a program of the machine.
 on_gpu() { # TOOL NAME SECONDS COMMAND...
   local tool=$1
   shift

@@ -74,8 +74,8 @@ def end_by_signal(*_):
 
 
 def prepare(preparer, paths, out, wide, metadata, workers, report=None, overwrite=False, model=None):
-    """Writes the file of documents; returns the numbers of documents, tokens and targets. Notes and
-    rows that are left out go into the report. `model`: its folder, whose files are not replaced."""
+    """Writes the file of documents. Returns the numbers of documents, tokens and targets. Notes and
+    skipped rows go into the report. `model` is a folder whose files are never replaced."""
     report = report or Report()
     progress = Progress(sum(os.path.getsize(path) for path in paths))
     inputs = [*paths, model] if model else paths
@@ -105,7 +105,7 @@ def arguments_of(argv):
     parser.add_argument("inputs", nargs="+", type=pathlib.Path, metavar="INPUT",
                         help="JSON lines or a JSON array (also .gz), or Parquet")
     parser.add_argument("--model", required=True, type=pathlib.Path, metavar="DIR",
-                        help="folder of Hugging Face with the tokenizer and its chat template")
+                        help="Hugging Face folder with the tokenizer and its chat template")
     parser.add_argument("--out", required=True, type=pathlib.Path, metavar="FILE",
                         help="file to write (.safetensors); a file of documents there is replaced")
     parser.add_argument("--overwrite", action="store_true",
@@ -129,14 +129,14 @@ def arguments_of(argv):
     for path in arguments.inputs:
         if not path.is_file():
             raise Refusal(f"{path} is not a file")
-    # Before the tokenizer is loaded, which takes seconds.
+    # Checks this before it loads the tokenizer, which takes seconds.
     check_output(arguments.out, is_file_of_documents, "a file of documents", arguments.overwrite,
                  [*arguments.inputs, arguments.model])
     return arguments
 
 
 def checked_arguments(argv):
-    """The arguments; ends the program with status 2 if they are wrong."""
+    """Parses the arguments. Ends the program with status 2 if they are wrong."""
     try:
         return arguments_of(argv)
     except Refusal as refusal:

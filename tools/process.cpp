@@ -91,7 +91,7 @@ void install_signal_handlers() {
   sigaction(SIGINT, &ending, nullptr);
   sigaction(SIGTERM, &ending, nullptr);
   sigaction(SIGUSR1, &checkpoint, nullptr);
-  // A file-size limit shows up as EFBIG, a closed pipe as EPIPE: errors like any other.
+  // Turns a file-size limit into EFBIG and a closed pipe into EPIPE, errors like any other.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
 }

@@ -7,32 +7,32 @@
 
 namespace ballast::tools {
 
-/// Makes SIGINT and SIGTERM set interrupted(); a second one ends the program at once. File-size
+/// Makes SIGINT and SIGTERM set interrupted(). A second one ends the program at once. File-size
 /// limits and closed pipes become errors of the write.
 void install_signal_handlers();
 
-/// Set by SIGINT and SIGTERM.
+/// Whether SIGINT or SIGTERM has arrived.
 const std::atomic<bool>& interrupted();
-/// Set by SIGUSR1.
+/// Whether SIGUSR1 has arrived.
 std::atomic<bool>& checkpoint_wanted();
-/// The first of these signals; 0 before any.
+/// The first of these signals that has arrived; 0 if none has.
 int interrupt_signal();
 
-/// `restore` (nullptr: nothing) runs before a second of these signals ends the program. It must be
-/// safe in a signal handler.
+/// Sets a function that runs before a second of these signals ends the program (nullptr: none). It
+/// must be safe in a signal handler.
 void at_sudden_end(void (*restore)());
 
-/// `say` (nullptr: nothing) runs when the first of these signals arrives, with its number. It must
-/// be safe in a signal handler.
+/// Sets a function that runs when the first of these signals arrives, with its number (nullptr:
+/// none). It must be safe in a signal handler.
 void at_first_signal(void (*say)(int));
 
 /// Makes interrupted() true, as a signal does.
 void interrupt();
 
-/// Handles SIGINT, SIGTERM and SIGUSR1 like install_signal_handlers() while it lives, for work
-/// inside another program. Then the former handlers get them back, and a signal that has
-/// interrupted the work. One at a time in a process, since all share interrupted(): throws
-/// Error(usage) for a second.
+/// Handles SIGINT, SIGTERM and SIGUSR1 like install_signal_handlers() during its lifetime, for work
+/// inside another program. Its destructor restores the former handlers and passes them the signal
+/// that interrupted the work, if any. One at a time per process, since all share interrupted():
+/// throws Error(usage) for a second.
 class SignalScope {
  public:
   SignalScope();

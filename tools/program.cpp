@@ -52,8 +52,8 @@ std::uint32_t& own_rank() {
   return rank;
 }
 
-/// Ranks that could not join have failed alike, and rank 0 prints the error. The others wait, since
-/// the launcher kills rank 0 as soon as one of them exits.
+/// If the ranks could not join, all have failed alike, and rank 0 prints the error. The others
+/// wait, since the launcher kills rank 0 as soon as one of them exits.
 int fail(const std::string& message, int status) {
   if (own_rank() == 0) {
     fmt::print(stderr, "ballast: error: {}\n", message);
@@ -63,25 +63,25 @@ int fail(const std::string& message, int status) {
   return status;
 }
 
-/// Status of a shell for a program that SIGPIPE has ended.
+/// Exit status that a shell reports for a program ended by SIGPIPE.
 constexpr int kClosedPipe = 141;
 
-/// The reader of a pipe, such as head, has enough: not an error that anybody wants to read.
+/// If the reader of a pipe, such as head, has read enough, that is not worth an error message.
 bool is_closed_pipe(const std::system_error& error) {
   return error.code() == std::errc::broken_pipe;
 }
 
-/// Opens what is closed of the standard streams. Otherwise a file of the run would get the number
-/// of such a stream, and what is printed would be written into it.
+/// Opens those standard streams that are closed. Otherwise a file of the run would get the number
+/// of such a stream, and output would be written into it.
 void open_standard_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(stream, F_GETFD) >= 0 || errno != EBADF) continue;
-    // The lowest free number is that of the stream.
+    // The lowest free number is that of the closed stream.
     [[maybe_unused]] const int opened = open("/dev/null", O_RDWR);
   }
 }
 
-/// Fails on all ranks together.
+/// Throws on all ranks together.
 [[noreturn]] void refuse(const Error& error, const comm::Launch& launch) {
   if (launch.world > 1) {
     run_as_rank(launch, {}, [&error](comm::Ranks& ranks) {

@@ -5,8 +5,8 @@
 
 namespace ballast::tools {
 
-/// The program: reads the command line, does its work, prints results and errors. Returns the exit
-/// status. Handles signals from then on (install_signal_handlers()). Call once in a process.
+/// Runs the program: reads the command line, does its work, prints results and errors. Returns the
+/// exit status. Handles signals from then on (install_signal_handlers()). Call once per process.
 /// `name`: the words that start the program, for messages and run.json; empty: argv[0].
 int main_program(int argc, char** argv, const std::vector<std::string>& name = {});
 

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds the Python package, installs it into a virtual environment in build-python, and runs its
-# tests. PYTHON names the interpreter (default python3), whose packages are seen, such as torch: tests
-# that need a missing one are skipped with the reason. Arguments go to unittest, such as
+# tests. PYTHON names the interpreter (default python3), whose packages, such as torch, are visible.
+# Tests that need a missing package are skipped with the reason. Arguments are passed to unittest,
+# for example
 # `tools/python_test.sh -k Buffers`.
 set -eu
 cd "$(dirname "$0")/.."
@@ -11,11 +12,11 @@ folder=$PWD/build-python
 venv=$folder/venv
 mkdir -p "$folder"
 [ -x "$venv/bin/python" ] || "$python" -m venv --system-site-packages "$venv"
-# The packages of a virtual environment as well.
+# Makes the packages of a virtual environment visible, too.
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "$python" -c 'import site; print("\n".join(site.getsitepackages()))' >"$site/outer.pth"
 
-# What builds the package comes from PyPI, unless the interpreter has it.
+# The build's dependencies come from PyPI, unless the interpreter has them.
 isolation=""
 ! "$venv/bin/python" -c 'import mesonpy, nanobind' 2>/dev/null || isolation="--no-build-isolation"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check $isolation \
@@ -23,9 +24,9 @@ isolation=""
   tail -n 60 "$folder/install.log" >&2
   exit 1
 }
-# Threads that spin for others take several times as long when cores are shared.
+# Spinning threads take several times as long when cores are shared.
 export OMP_WAIT_POLICY=passive
-# From another folder, so that the installed package is tested.
+# Runs in another folder, so that the installed package is tested.
 tests=$PWD/tests/python
 cd "$folder"
 exec "$venv/bin/python" -B -m unittest discover --start-directory "$tests" "$@"

@@ -7,7 +7,7 @@
 
 namespace ballast::tools {
 
-/// The `share` quantile (0 to 1) of `values` by the nearest rank; 0 if empty.
+/// The `share` quantile (0 to 1) of `values` by the nearest rank; 0 if `values` is empty.
 template <class T>
 double quantile(std::vector<T> values, double share) {
   if (values.empty()) return 0.0;

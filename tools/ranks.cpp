@@ -18,7 +18,7 @@
 namespace ballast::tools {
 namespace {
 
-/// Status of a shell for a program that a signal has ended.
+/// Exit status that a shell reports for a program ended by a signal.
 int interrupt_status() {
   constexpr int kSignals = 128;
   return kSignals + interrupt_signal();
@@ -36,8 +36,8 @@ Error as_error(const std::exception_ptr& failure) {
   }
 }
 
-/// Ranks that fail together report in the order of their numbers: the first one ends the others.
-/// Ranks that wait for a lost rank do not notice it at the same time.
+/// Ranks that fail together report in the order of their numbers, and the first one ends the
+/// others. Ranks that wait for a lost rank do not notice it at the same time.
 void wait_for_lower_ranks(std::uint32_t rank) {
   using namespace std::chrono_literals;
   // A launcher needs up to a second to end the others, and longer on a busy machine.

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Installs what Ballast is built from: Debian packages, and nothing else. Safe to run again; when
-# everything is there it asks for neither the network nor root.
+# Installs the Debian packages that Ballast is built from, and nothing else. Safe to run again: if
+# everything is installed, it needs neither the network nor root.
 set -eu
 
 packages="g++ meson ninja-build pkg-config libfmt-dev nlohmann-json3-dev libcli11-dev liburing-dev
 libtbb-dev libxsimd-dev libdnnl-dev libxxhash-dev libssl-dev libhwloc-dev
 libopenmpi-dev openmpi-bin python3-dev python3-venv"
-# --tests adds what tools/test.sh needs besides.
+# --tests adds the packages that only tools/test.sh needs.
 [ "${1:-}" = "--tests" ] && packages="$packages libgtest-dev clang clang-format
 clang-tidy libclang-rt-dev libomp-dev iproute2 strace tmux"
 

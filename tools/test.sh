@@ -1,8 +1,8 @@
 #!/bin/sh
-# Everything that must hold before a change is good: format, all tests with gcc, those of vector
-# kernels as on CPUs with fewer instruction sets, address and undefined-behaviour sanitizers over
-# unit and conformance tests, the thread sanitizer over tests of threads, static analysis, the Python
-# package if there is PyTorch.
+# Runs every check that a change must pass: format, all tests with gcc, tests of vector kernels as
+# on CPUs with fewer instruction sets, address and undefined-behaviour sanitizers over unit and
+# conformance tests, the thread sanitizer over tests of threads, static analysis, and the Python
+# package if PyTorch is installed.
 #
 #   tools/test.sh            all of it
 #   tools/test.sh quick      for daily work: format, unit, architecture and conformance tests with
@@ -23,11 +23,11 @@ configure() {
   }
   rm -f "$folder.log"
 }
-# Builds what the chosen tests need, and runs them: one more than there are cores, since many wait.
+# Builds what the chosen tests need and runs one more than there are cores, since many wait.
 check() {
   folder=$1
   shift
-  meson test -C "$folder" --num-processes $(($(nproc) + 1)) --print-errorlogs "$@" >"$folder/test.log" 2>&1 || {
+  meson test -C "$folder" --num-processes $(($(nproc) + 2)) --print-errorlogs "$@" >"$folder/test.log" 2>&1 || {
     grep -E -A20 'FAILED|error' "$folder/test.log" | head -n 80 >&2
     tail -n 100 "$folder/test.log" >&2
     exit 1
@@ -46,8 +46,8 @@ if [ "${1:-}" = "quick" ]; then
   exit 0
 fi
 
-# Several sources are compiled as one, which is faster for a build from scratch.
-joined="-Dunity=on -Dunity_size=8"
+# Compiles several sources as one, which is faster for a build from scratch.
+joined="-Dunity=on -Dunity_size=32"
 
 step "build and test: gcc"
 configure build-test $joined -Dgpu_architectures=80
@@ -58,8 +58,8 @@ for isa in scalar avx2; do
   check build-test --no-rebuild --setup "masked_$isa" --suite isa
 done
 
-# Calibrations run alone and measure the time of code that other tests cover: not under sanitizers.
-# Clang links sanitizers to programs only.
+# Excluded from sanitizers: calibrations, which run alone and measure the time of code that other
+# tests cover. Clang links sanitizers to programs only.
 sanitized="-Doptimization=1 -Db_lundef=false $joined"
 
 step "address and undefined-behaviour sanitizers: clang"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Static analysis: clang-tidy with .clang-tidy, and all warnings of clang, over every library and tool
-# source that the given build folder (made with clang) compiles. Most of the time goes to headers:
-# it is several times as fast in a folder that compiles several sources as one (unity=on).
+# Runs static analysis: clang-tidy with .clang-tidy, and all warnings of clang, over every library
+# and tool source that the given build folder (made with clang) compiles. Headers take most of the
+# time, so it is several times as fast in a folder that compiles several sources as one (unity=on).
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-build-asan}
@@ -22,7 +22,7 @@ for command in json.load(open(f"{folder}/compile_commands.json")):
 open(f"{folder}/analysed", "w").write("".join(f"{unit}\n" for unit in sorted(units)))
 open(f"{folder}/analysed-sources", "w").write("".join(f"{source}\n" for source in sorted(sources)))
 PY
-# Precompiled headers that no test has needed.
+# Builds the precompiled headers that no test has needed.
 headers=$(ninja -C "$folder" -t targets all | sed -n 's/\.pch: .*/.pch/p')
 [ -z "$headers" ] || ninja -C "$folder" $headers >/dev/null
 xargs -P "$(nproc)" -n 1 clang-tidy --quiet -p "$folder" <"$folder/analysed" \

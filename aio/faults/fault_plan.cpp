@@ -98,7 +98,7 @@ FaultPlan::Rule FaultPlan::parse_rule(std::string_view text) {
             .error_number = found->error_number,
             .reads = found->reads,
             .writes = found->writes};
-  // Retries are starts too: if every one failed, the transfer would never end.
+  // Retries are starts, too. If every start failed, the transfer would never end.
   if (rule.error_number == EINTR || rule.error_number == EAGAIN) rule.every = 2;
   for (std::size_t i = 1; i < pieces.size(); ++i) parse_key(pieces[i], name, rule);
   return rule;

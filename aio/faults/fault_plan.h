@@ -38,7 +38,7 @@ struct Fault {
 class FaultPlan {
  public:
   /// Reads "eio:on=write:after=100:times=1,late:reaps=3" (aio/README.md). Throws Error(config) that
-  /// names the word that is wrong.
+  /// names the wrong word.
   explicit FaultPlan(std::string_view text);
 
   Fault operator()(const Block& block);

@@ -63,7 +63,7 @@ void FaultyTransport::reap(std::vector<Block*>& finished, unsigned wanted,
 
 void FaultyTransport::reap_inner(unsigned wanted, std::chrono::milliseconds patience) {
   std::vector<Block*> shadows;
-  // Without blocks in flight this sleeps until wake() or the timeout.
+  // Without blocks in flight, sleeps until wake() or the timeout.
   const auto most = std::max(1U, static_cast<unsigned>(carried_.size()));
   inner_->reap(shadows, held_.empty() ? std::min(wanted, most) : 1, patience);
   for (Block* block : shadows) {

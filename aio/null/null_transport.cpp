@@ -33,7 +33,7 @@ class NullTransport final : public Transport {
   }
 
  private:
-  std::vector<Block*> done_;  ///< the owner thread's
+  std::vector<Block*> done_;  ///< used by the owner thread
   std::mutex mutex_;
   std::condition_variable woken_changed_;
   bool woken_ = false;

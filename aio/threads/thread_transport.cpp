@@ -93,7 +93,7 @@ class ThreadTransport final : public Transport {
   std::condition_variable has_finished_;
   std::deque<Block*> started_;
   std::vector<Block*> done_;
-  std::size_t wanted_ = std::numeric_limits<std::size_t>::max();  ///< by the sleeping reap()
+  std::size_t wanted_ = std::numeric_limits<std::size_t>::max();  ///< set by the sleeping reap()
   bool woken_ = false;
   bool stopping_ = false;
   std::vector<std::thread> workers_;

@@ -24,7 +24,8 @@ struct FlagSet {
   std::string_view names;
 };
 
-/// From the newest kernels (6.1) to the oldest. All keep completion work on the owner thread.
+/// Sets of flags, from the newest kernels (6.1) to the oldest. All keep completion work on the
+/// owner thread.
 constexpr std::array<FlagSet, 4> kFlagSets = {{
     {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_COOP_TASKRUN,
      "SINGLE_ISSUER DEFER_TASKRUN COOP_TASKRUN"},

@@ -37,7 +37,7 @@ class WakeEvent {
   [[nodiscard]] int descriptor() const { return descriptor_; }
   /// Fails only when the counter is full, which wakes as well.
   void set() noexcept { eventfd_write(descriptor_, 1); }
-  /// Without a ring: whether it was set, after at most `patience`.
+  /// Waits without a ring for at most `patience`. Returns whether the event was set.
   bool wait(std::chrono::milliseconds patience) noexcept {
     pollfd event{.fd = descriptor_, .events = POLLIN, .revents = 0};
     if (poll(&event, 1, static_cast<int>(patience.count())) <= 0) return false;
@@ -100,9 +100,9 @@ class UringTransport final : public Transport {
   }
 
  private:
-  /// There always is one: the ring has an entry for each block and the wake event. But a kernel
-  /// thread that submits frees the entries of a batch when it has begun all of it, and the first
-  /// may be back before that.
+  /// Returns a free entry. There always is one: the ring has an entry for each block and the wake
+  /// event. But a submitting kernel thread frees the entries of a batch only when it has begun all
+  /// of it, and the first block may be back before that.
   io_uring_sqe* next_entry() {
     io_uring_sqe* sqe = io_uring_get_sqe(ring_.get());
     const bool frees_late = (ring_.get()->flags & IORING_SETUP_SQPOLL) != 0;
@@ -143,7 +143,7 @@ class UringTransport final : public Transport {
     take_note(io_uring_submit_and_wait_timeout(ring_.get(), &first, wanted, &timeout, nullptr));
   }
 
-  /// With IORING_SETUP_IOPOLL completions appear only while they are polled for.
+  /// With IORING_SETUP_IOPOLL, completions appear only while they are polled for.
   void poll_completions(unsigned wanted, std::chrono::milliseconds patience) {
     if (in_ring_ == 0) {
       wake_.wait(patience);
@@ -217,11 +217,11 @@ class UringTransport final : public Transport {
   RegisteredResources registered_;
   WakeEvent wake_;
   std::uint64_t wake_count_ = 0;
-  std::atomic<bool> woken_ = false;  ///< for a ring that is polled
+  std::atomic<bool> woken_ = false;  ///< set by wake() of a polled ring
   /// Blocks given to liburing but not yet to the kernel, in order; null for the wake event.
   std::vector<Block*> unsent_;
-  unsigned in_ring_ = 0;  ///< blocks that were handed to liburing and have not come back
-  /// Blocks that a broken ring could not take, for the next reap().
+  unsigned in_ring_ = 0;  ///< blocks that were given to liburing and are not finished
+  /// Blocks that a broken ring could not take, returned by the next reap().
   std::vector<Block*> refused_;
   /// errno that made the ring useless, or 0.
   int broken_ = 0;

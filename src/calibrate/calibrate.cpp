@@ -31,15 +31,15 @@
 namespace ballast::calibrate {
 namespace {
 
-/// Limit for the sample's output matrix and its gradient.
+/// Maximum size of the sample's output matrix and its gradient.
 constexpr Bytes kMatrixBytes = 224 * kMiB;
-/// Limit for the buffers that are used in turn so that they are not in a cache.
+/// Maximum size of the buffers that are used in turn to stay out of caches.
 constexpr Bytes kMostCold = 256 * kMiB;
-/// Assumed cache size where it is unknown.
+/// Assumed cache size if it is unknown.
 constexpr Bytes kSomeCache = 64 * kMiB;
 
-/// One layer, as wide as a tile if layers are cut, and the head, whose rate hardly depends on the
-/// size of a large vocabulary.
+/// Returns a model of one layer, as wide as a tile if layers are cut, and the head, whose rate
+/// hardly depends on the size of a large vocabulary.
 model::Architecture one_layer(const model::Architecture& model, DType type) {
   model::ModelConfig config = model::config_of_tile(model::without_experts(model.config));
   config.num_layers = 1;
@@ -55,8 +55,8 @@ model::Architecture one_layer(const model::Architecture& model, DType type) {
 
 using Clock = std::chrono::steady_clock;
 
-/// Calls `work` repeatedly on its own thread, with pauses as long as the calls: in a step such work
-/// comes in bursts too, and the scheduler favors a thread that wakes up.
+/// Calls `work` repeatedly on a separate thread, with pauses as long as the calls, because in a
+/// step such work also comes in bursts, and the scheduler favors a thread that wakes up.
 class Bursts {
  public:
   explicit Bursts(const std::function<void()>& work)
@@ -77,7 +77,7 @@ class Bursts {
   Bursts(const Bursts&) = delete;
   Bursts& operator=(const Bursts&) = delete;
 
-  /// Seconds in which `work` ran until `end`. Rethrows its exception. Call once.
+  /// Returns the seconds in which `work` ran until `end`. Rethrows its exception. Call it once.
   double finish(Clock::time_point end) {
     join();
     if (failure_) std::rethrow_exception(failure_);
@@ -98,8 +98,8 @@ class Bursts {
 };
 
 /// Relative speed of the compute lane while `work` runs concurrently; 1 means no slowdown. Computed
-/// from the extra time of layer passes per second of work. Alternates both measurements, since the
-/// machine may change its speed.
+/// from the additional time of layer passes per second of work. Alternates both measurements,
+/// because the machine's speed may change.
 double speed_beside(const std::function<void()>& work, const Sample& sample,
                     const plan::Rates& rates) {
   std::array<double, 3> speeds{};
@@ -129,7 +129,7 @@ double speed_beside(const std::function<void()>& work, const Sample& sample,
   return std::clamp(speeds[1], kSlowest, 1.0);
 }
 
-/// Measures the swap paths. Unusable ones are an error only if the config names NVMe.
+/// Measures the swap paths. Unusable ones are an error only if the config places anything on NVMe.
 void try_swap(const Sample& sample, plan::Rates& rates) {
   try {
     measure_swap(sample, rates);
@@ -141,8 +141,8 @@ void try_swap(const Sample& sample, plan::Rates& rates) {
   }
 }
 
-/// The file system of a directory that may not exist yet: all run directories on it have the same
-/// rates.
+/// Describes the file system of a directory that may not exist yet. All run directories on it have
+/// the same rates.
 std::string describe_file_system(std::filesystem::path directory) {
   struct stat found = {};
   while (stat(directory.c_str(), &found) != 0 && directory.has_relative_path()) {
@@ -167,7 +167,7 @@ std::string describe_paths(const config::Config& config) {
          (options.access == aio::File::Access::buffered ? "through the page cache" : "direct");
 }
 
-/// Device and, for a GPU, the version of its driver.
+/// Describes the device and, for a GPU, the version of its driver.
 std::string describe_device(const config::Config& config) {
   const std::string gpu = device::gpu_name(inputs::device_options(config));
   std::string driver;
@@ -176,7 +176,7 @@ std::string describe_device(const config::Config& config) {
          (driver.empty() ? "" : " driver " + driver);
 }
 
-/// One calibration: measures the parts that are not known, one after the other.
+/// One calibration: measures the unknown parts, one after the other.
 class Calibrating {
  public:
   Calibrating(const config::Config& config, const model::Architecture& model,
@@ -189,7 +189,7 @@ class Calibrating {
   }
 
   Calibration run() {
-    // First, since a path that cannot be used ends it.
+    // First, because an unusable path ends the calibration.
     if (inputs::may_swap(sample_.config) && !has_part(result_.rates, CalibrationPart::swap)) swap();
     sample_.check_interrupt();
     sample_.length = has_part(result_.rates, CalibrationPart::compute) ? sample_.length
@@ -205,7 +205,7 @@ class Calibrating {
   }
 
  private:
-  /// Not repeated: while the disk works, the kernel's own threads count as other work.
+  /// Not repeated, because the kernel's threads count as other work while the disk works.
   void swap() {
     const CpuWatch watch;
     try_swap(sample_, result_.rates);
@@ -237,7 +237,7 @@ class Calibrating {
   }
 
   /// Measures how transfers slow compute. The measured times include waiting for cores, which other
-  /// work changes, so a disturbed result is dropped.
+  /// work changes, so a disturbed result is discarded.
   void beside() {
     plan::Rates& rates = result_.rates;
     if (rates.shared_cores == 0 || sample_.busy) return;

@@ -24,19 +24,20 @@ namespace {
 using model::Kernel;
 using model::Port;
 
-/// Operations of at least so many seconds do not get faster with larger micro-batches.
+/// Operations of at least this many seconds do not get faster with larger micro-batches.
 constexpr double kLong = 0.5;
-/// The config's own micro-batch is skipped if an operation would take longer, in seconds.
+/// The config's micro-batch size is skipped if an operation would take longer than this, in
+/// seconds.
 constexpr double kTooLong = 2.0;
 /// Longer operations need no warm-up call.
 constexpr double kWarm = 0.1;
-/// Shorter kernels are enqueued and timed several at a time, as in a step. If other work comes
-/// between them, only kernels shorter than kVeryShort are, since a clock cannot resolve them.
+/// Shorter kernels are enqueued and timed several at a time, like in a step. If other work comes
+/// between them, only kernels shorter than kVeryShort are, because a clock cannot resolve them.
 constexpr double kShort = 0.02;
 constexpr double kVeryShort = 0.002;
 constexpr std::size_t kMostTogether = 64;
 
-/// Values around zero; the prime length prevents equal rows of a matrix.
+/// Values around zero. The prime length prevents equal rows in a matrix.
 template <class T>
 std::vector<std::byte> pattern(float scale) {
   constexpr std::size_t kValues = 65521;
@@ -49,7 +50,7 @@ std::vector<std::byte> pattern(float scale) {
   return bytes;
 }
 
-/// The kernels of the sample with micro-batches of one size, on their own device.
+/// Kernels of the sample for micro-batches of one size, on a separate device.
 class Kernels {
  public:
   Kernels(const Sample& sample, std::uint64_t sequences)
@@ -65,7 +66,7 @@ class Kernels {
             model::make_compute(*device_, model_, type_, shape_, kernel_options(sample.config))),
         program_(model::write_program(model_, type_, {.micro_batch = shape_}, compute_->sizes())),
         layers_(copies_) {
-    // Touch all memory first: page faults cost more than most kernels.
+    // All memory is touched first, because page faults cost more than most kernels.
     const DeviceBytes workspace = allocate(compute_->sizes().workspace);
     fill(workspace, 1.0F);
     compute_->set_workspace(workspace);
@@ -85,7 +86,7 @@ class Kernels {
       tied_gradient_ =
           allocate(model_.config.vocab_size * model_.config.hidden_size * sizeof(float));
     }
-    targets_ = allocate(shape_.tokens() * sizeof(std::int32_t));  // zeros are tokens
+    targets_ = allocate(shape_.tokens() * sizeof(std::int32_t));  // zeros are valid tokens
     loss_ = allocate(sizeof(double));
     fill(head_weights_, 0.02F);
     fill(tied_weights_, 0.02F);
@@ -130,7 +131,7 @@ class Kernels {
     });
   }
 
-  /// Bytes per second of clearing and packing buffers as cold as those of the whole model.
+  /// Bytes per second of clearing and packing buffers that are as cold as the whole model's.
   double memory_rate(const Sample& sample) {
     const Bytes accumulator = model_.blocks[1].elements * sizeof(float);
     const Bytes packed = model_.blocks[1].elements * size_of(type_);
@@ -141,12 +142,12 @@ class Kernels {
       sums = own->allocate(accumulator, "accumulator");
       values = own->allocate(packed, "packed gradient");
     }
-    const auto stats = allocate(sizeof(model::GradientStats));
+    const auto stats = allocate(sizeof(GradientStats));
     const double time = measured_seconds(conditions_, {}, [&] {
       for (const auto& [sums, values] : buffers) {
         compute_->zero(*stream_, view_as<float>(sums));
         compute_->pack_gradient(*stream_, view_as<float>(sums), {}, values,
-                                view_as<model::GradientStats>(stats));
+                                view_as<GradientStats>(stats));
       }
       stream_->synchronize();
     });
@@ -181,7 +182,7 @@ class Kernels {
     return device::make_device(options);
   }
 
-  /// The pass through the only layer, or head, of the sample.
+  /// Returns the pass of the sample's only layer or head.
   [[nodiscard]] const model::Pass& pass(Kernel kernel) const {
     return *std::ranges::find(program_.passes, kernel, &model::Pass::kernel);
   }
@@ -219,7 +220,7 @@ class Kernels {
     compute_->run(*stream_, pass(Kernel::head_train), arguments);
   }
 
-  /// In a step, too, all other layers come between two uses of a layer.
+  /// All other layers of a model also come between two uses of a layer.
   const Layer& next_layer() { return layers_[turn_++ % layers_.size()]; }
 
   DeviceBytes allocate(Bytes bytes) { return device_->allocate(bytes, "calibration"); }
@@ -235,7 +236,7 @@ class Kernels {
     stream_->synchronize();
   }
 
-  /// Seconds of one kernel; `between` (may be empty) runs before each measurement, uncounted.
+  /// Seconds of one kernel. `between` (may be empty) runs before each measurement, uncounted.
   double seconds(const std::function<void()>& enqueue, const std::function<void()>& between = {}) {
     const auto several = [&](std::size_t count) {
       for (std::size_t i = 0; i < count; ++i) enqueue();
@@ -250,7 +251,7 @@ class Kernels {
     };
     double once = time();
     if (once < kWarm) once = time();  // the first call initialized shared state
-    // Too long for many repeats, but a single one may have been disturbed.
+    // Too long for many repetitions, but a single one may have been disturbed.
     if (once >= kLong) return std::min(once, time());
     if (once >= kWarm) return measured_seconds(conditions_, {.seconds = 0.0}, [&] { several(1); });
     const double shortest = between || conditions_.busy ? kVeryShort : kShort;
@@ -282,8 +283,8 @@ class Kernels {
       targets_, loss_;
 };
 
-/// Overhead of an operation: two lanes alternate with copies of one byte. Waiting for an idle
-/// stream would take no time, while real work on a GPU has to wake the thread.
+/// Overhead of an operation, measured with two lanes that alternate in copying one byte. Waiting
+/// for an idle stream would take no time, while real work on a GPU has to wake the thread.
 double launch_seconds(const Sample& sample) {
   constexpr std::uint32_t kTurns = 200;
   device::DeviceOptions options = inputs::device_options(sample.config);
@@ -313,7 +314,8 @@ double launch_seconds(const Sample& sample) {
   return measured_seconds({.busy = sample.busy}, {.least = 5, .most = 7}, turns) / kTurns;
 }
 
-/// Whether to measure operations of so many FLOPs; `own`: with the config's micro-batch size.
+/// Returns whether to measure operations of `flops`. `own`: they have the config's micro-batch
+/// size.
 bool short_enough(const plan::Curve& curve, double flops, bool own) {
   if (curve.empty()) return true;
   return flops / curve.back().flops_per_second < (own ? kTooLong : kLong);

@@ -10,12 +10,12 @@
 namespace ballast::calibrate {
 namespace {
 
-/// Larger micro-batches may lose so much of the rate to caches, not more.
+/// Larger micro-batches may lose up to this share of the rate to caches.
 constexpr double kLeastKept = 0.5;
-/// More tokens take at least so much of the time that fewer tokens take.
+/// More tokens take at least this share of the time that fewer tokens take.
 constexpr double kLeastTime = 0.7;
 
-/// How `curve` contradicts itself; "" if it does not.
+/// Describes how `curve` contradicts itself; "" if it does not.
 std::string contradiction(std::string_view kernels, const plan::Curve& curve) {
   for (std::size_t i = 1; i < curve.size(); ++i) {
     const plan::CurvePoint& less = curve[i - 1];

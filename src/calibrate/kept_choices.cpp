@@ -34,7 +34,7 @@ ProductAlgorithm read_algorithm(const Json& json, const std::string& where) {
   return algorithm;
 }
 
-/// The content of a file: {"library": ..., "algorithms": {PRODUCT: [8 numbers], ...}}.
+/// Content of a file: {"library": ..., "algorithms": {PRODUCT: [8 numbers], ...}}.
 class KeptAlgorithms {
  public:
   explicit KeptAlgorithms(const std::string& library)
@@ -150,7 +150,7 @@ std::filesystem::path product_choices_file(const std::string& library) {
 }
 
 model::KernelOptions kernel_options(const config::Config& config) {
-  // One for the process, so that calibration and run do not give the same warning twice.
+  // One object per process, so that calibration and run do not log the same warning twice.
   static const std::shared_ptr<model::ProductChoices> kept = kept_product_choices();
   const config::BallastSection& ballast = config.ballast;
   return {.attention = ballast.attention,

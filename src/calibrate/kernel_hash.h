@@ -4,8 +4,8 @@
 
 namespace ballast::calibrate {
 
-/// Hash of the sources of all kernels (models, optimizer updates, devices and file I/O). Rates that
-/// were measured with other sources do not count.
+/// Returns a hash of the sources of all kernels (models, optimizer updates, devices and file I/O).
+/// Rates measured with other sources are not used.
 std::string_view kernel_hash() noexcept;
 
 }  // namespace ballast::calibrate

@@ -26,12 +26,13 @@ namespace {
 
 constexpr std::string_view kName = "this machine";
 
-/// Whether other work did not disturb the measurement of `rates`.
+/// Returns whether the measurement of `rates` was undisturbed.
 bool is_undisturbed(const plan::Rates& rates) {
   return rates.other_work <= kMuchOtherWork;
 }
 
-/// Whether `rates` has everything that a calibration of `config` measures on a quiet machine.
+/// Returns whether `rates` has everything that a calibration of `config` measures on a quiet
+/// machine.
 bool is_complete(const config::Config& config, const plan::Rates& rates) {
   for (const CalibrationPart part : kParts) {
     if (!has_part(rates, part) && (part != CalibrationPart::swap || inputs::may_swap(config)))
@@ -42,11 +43,11 @@ bool is_complete(const config::Config& config, const plan::Rates& rates) {
   return rates.compute_beside_copy > 0.0 && (!swaps || rates.compute_beside_io > 0.0);
 }
 
-/// Other work on the CPUs now, and how much longer a step takes meanwhile.
+/// Current other work on the CPUs, and its effect on step times.
 struct OtherWork {
   double cpus = 0.0;
-  int all = 1;           ///< CPUs that this process may use
-  bool computes = true;  ///< the CPUs compute, not a GPU
+  int all = 1;           ///< number of CPUs that this process may use
+  bool computes = true;  ///< whether the CPUs compute, not a GPU
   bool ranks = false;    ///< see RatesSource
 
   [[nodiscard]] bool busy() const { return cpus > kMuchOtherWork * all; }
@@ -61,7 +62,7 @@ struct OtherWork {
   }
 };
 
-/// The rates of one config on this machine: kept ones, parts of them, and new ones.
+/// The rates of one config on this machine: cached, partly cached, or new.
 class MachineRates {
  public:
   MachineRates(const config::Config& config, const model::Architecture& model,
@@ -77,7 +78,7 @@ class MachineRates {
     other_.computes = device::shares_host_cores(inputs::device_options(config));
   }
 
-  /// The kept rates, unless a measurement now would be better.
+  /// Returns the cached rates, unless a measurement now would be better.
   std::optional<plan::Rates> kept() const {
     if (!kept_) return std::nullopt;
     if (!other_.busy()) {
@@ -112,7 +113,7 @@ class MachineRates {
   }
 
  private:
-  /// "that were measured 3 hours ago (FILE)".
+  /// Returns "that were measured 3 hours ago (FILE)".
   [[nodiscard]] std::string origin(const plan::Rates& rates) const {
     const std::string age = rates.measured_at > 0.0
                                 ? describe_age(source_.now() - rates.measured_at) + " ago"
@@ -120,7 +121,7 @@ class MachineRates {
     return fmt::format("that were measured {} ({})", age, rates_cache_file(key_).string());
   }
 
-  /// Rates that need no measurement: undisturbed ones, and on a busy machine all that are kept.
+  /// Finds rates that need no measurement: undisturbed ones, and on a busy machine all cached ones.
   void find_known(plan::Rates& known) const {
     if (kept_ && is_undisturbed(*kept_)) {
       known = *kept_;

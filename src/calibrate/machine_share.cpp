@@ -26,7 +26,7 @@ bool overlap(const RankPlace& a, const RankPlace& b) {
   return false;
 }
 
-/// Ranks on the machine of `place`, and those of them that run on some of its CPUs.
+/// Numbers of ranks on the machine of `place`, and of those that share some of its CPUs.
 struct Neighbours {
   std::uint64_t machine = 0;
   std::uint64_t cpus = 0;
@@ -100,7 +100,7 @@ void apply_common_share(config::Config& config, const MachineShare& share) {
       {ballast.device_bytes, ballast.host_bytes}, share.memory, share.device_memory);
   ballast.device_bytes = budgets.device;
   ballast.host_bytes = budgets.host;
-  // The ranks compute on devices of one kind: on GPUs if each has one.
+  // The ranks compute on devices of one kind: on GPUs if each rank has one.
   if (ballast.device == config::DeviceChoice::automatic) {
     ballast.device =
         share.device_memory > 0 ? config::DeviceChoice::cuda : config::DeviceChoice::host;

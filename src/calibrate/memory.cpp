@@ -24,7 +24,7 @@ std::unique_ptr<device::Device> make_device(const Sample& sample, Bytes budget, 
   return device::make_device(options);
 }
 
-/// Copies of a layer's weights, a different one each time.
+/// Copies of a layer's weights, different ones in turn.
 class Copies {
  public:
   Copies(const Sample& sample, double link_gbps)
@@ -76,12 +76,12 @@ class Copies {
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;
   Mapping host_;
-  std::unique_ptr<device::Pin> pin_;  ///< as in a run
+  std::unique_ptr<device::Pin> pin_;  ///< like in a run
   std::vector<DeviceBytes> places_;
   std::size_t next_ = 0;
 };
 
-/// Fills with plausible gradients, bf16 or fp32: the update of zeros may take another time.
+/// Fills with plausible gradients, bf16 or fp32, because updates with zeros may take another time.
 void fill_gradient(HostBytes gradient) {
   constexpr std::uint64_t kSignAndFraction = 0x87ff87ff87ff87ffU;
   constexpr std::uint64_t kExponent = 0x3800380038003800U;
@@ -128,7 +128,7 @@ void measure_link(const Sample& sample, plan::Rates& rates) {
   if (!device::shares_host_cores(inputs::device_options(sample.config))) return;
   const double link = sample.config.ballast.link_gbps * 1e9;
   if (link <= 0.0) return;
-  // The emulated link sleeps except during the copy itself.
+  // The emulated link sleeps except during the copy.
   rates.link_cores = std::min(1.0, link / rates.upload_per_second);
   rates.upload_per_second = std::min(rates.upload_per_second, link);
   rates.offload_per_second = std::min(rates.offload_per_second, link);

@@ -22,7 +22,7 @@ using plan::CurvePoint;
 using plan::Rates;
 using text::Json;
 
-// Powers of ten of the units in the keys' names.
+// Powers of ten of the units in key names.
 constexpr int kGiga = 9;
 constexpr int kTera = 12;
 constexpr int kMicro = -6;
@@ -57,11 +57,11 @@ std::uint64_t read_whole(const ValuePlace& place, const Json& value, double larg
   return static_cast<std::uint64_t>(number);
 }
 
-/// One key of a rates file. The table of keys is bound to one Rates.
+/// One key of a rates file. A table of keys is bound to one Rates object.
 struct RateKey {
   std::string name;
   std::function<void(const ValuePlace&, const Json&)> read;
-  std::function<Json()> write;  ///< null: the default, which is left out
+  std::function<Json()> write;  ///< null: the default, which is omitted
 };
 
 RateKey number(std::string name, double& target, int power) {
@@ -121,7 +121,7 @@ RateKey text_key(std::string name, std::string& target) {
           [&target] { return Json(target); }};
 }
 
-/// The values of `keys` from `object`, in any order.
+/// Reads the values of `keys` from `object`, in any order.
 void read_keys(const std::string& file, const std::string& path, const Json& object,
                const std::vector<RateKey>& keys) {
   std::vector<std::string> names;

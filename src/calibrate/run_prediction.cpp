@@ -12,13 +12,13 @@
 namespace ballast::calibrate {
 namespace {
 
-/// Relative error of a prediction up to which rates are not corrected.
+/// Maximum relative error of a prediction without a correction of rates.
 constexpr double kCloseEnough = 0.05;
 constexpr double kLargestSpread = 0.15;
 constexpr double kLeastShare = 0.01;
 constexpr double kLargestFactor = 16.0;
 
-/// The `share` quantile of `values`.
+/// Returns the `share` quantile of `values`.
 double at_share(std::vector<double> values, double share) {
   const auto at =
       values.begin() + static_cast<std::ptrdiff_t>(share * static_cast<double>(values.size() - 1));
@@ -26,7 +26,7 @@ double at_share(std::vector<double> values, double share) {
   return *at;
 }
 
-/// The rates that decide how long `lane` is busy.
+/// Returns the rates that determine how long `lane` is busy.
 std::vector<double*> rates_of(plan::Rates& rates, plan::Lane lane) {
   std::vector<double*> found;
   switch (lane) {
@@ -85,7 +85,7 @@ plan::Rates corrected(plan::Rates rates, const plan::Prediction& predicted,
     factors[index] = counts && sane ? factor : 1.0;
     for (double* rate : rates_of(rates, lane)) *rate /= factors[index];
   }
-  // The mixed rate gets the geometric mean of the reading and writing corrections.
+  // The mixed rate is corrected by the geometric mean of the reading and writing corrections.
   rates.mixed_per_second /= std::sqrt(factors[static_cast<std::size_t>(plan::Lane::fetch)] *
                                       factors[static_cast<std::size_t>(plan::Lane::writeback)]);
   return rates;

@@ -12,17 +12,17 @@
 namespace ballast::calibrate {
 namespace {
 
-/// Shortest result, so that rates stay finite.
+/// Minimum result, so that rates stay finite.
 constexpr double kShortest = 1e-9;
 
-/// The `share` quantile of `values`, which it sorts.
+/// Returns the `share` quantile of `values`, which it sorts.
 double sorted_quantile(std::vector<double>& values, double share) {
   std::sort(values.begin(), values.end());
   return values[static_cast<std::size_t>(
       std::lround(share * static_cast<double>(values.size() - 1)))];
 }
 
-/// Mean instead of median: a step's time is the sum of its operations' times.
+/// Mean instead of median, because a step's time is the sum of its operations' times.
 double mean_of_quiet(std::span<const Slice> slices) {
   constexpr double kMostWaiting = 0.02;
   constexpr std::size_t kEnough = 3;

@@ -11,40 +11,41 @@ namespace ballast::calibrate {
 struct Slice {
   double wall = 0.0;
   double cpu = 0.0;     ///< CPU time of all threads of this process
-  double waited = 0.0;  ///< runnable without a CPU, summed over the threads of this process
+  double waited = 0.0;  ///< time runnable without a CPU, summed over the threads of this process
 };
 
-/// Properties of the measured work and of the machine while it ran.
+/// Properties of the measured work, and of the machine while it ran.
 struct SliceConditions {
-  /// CPUs that the work keeps busy. 0: it runs elsewhere, such as on a GPU or a drive.
+  /// CPUs that the work keeps busy. 0: it runs elsewhere, for example on a GPU or a drive.
   double cpus = 1.0;
-  /// Other processes use the CPUs, so wall times say little.
+  /// True if other processes use the CPUs, so that wall times mean little.
   bool busy = false;
 };
 
-/// Seconds that slices of the same work take on an otherwise idle machine (at least 1e-9).
+/// Estimates the seconds that slices of the same work take on an otherwise idle machine (at least
+/// 1e-9).
 ///
 /// Without other work this is the mean of the wall times. Slices whose threads waited for a CPU are
-/// left out if enough others remain, and so are slices of more than twice the median.
+/// excluded if enough others remain, and so are slices of more than twice the median.
 ///
 /// On a busy machine almost no slice is undisturbed, because a team of threads is only as fast as
 /// the thread that waits longest for its CPU. The CPU time of the same work hardly depends on other
-/// processes, which can only lengthen it through caches and memory. The result is the least CPU
-/// time per CPU of the work; for work on one CPU at least the wall time without waits. It is up to
+/// processes, which can only lengthen it through caches and memory. The result is the minimum CPU
+/// time per CPU of the work; for work on one CPU, at least the wall time without waits. It is up to
 /// 10% too short for kernels with serial parts. For work elsewhere it is the lower quartile of the
-/// wall times, which leaves out late wake-ups.
+/// wall times, which excludes late wake-ups.
 double undisturbed_seconds(std::span<const Slice> slices, const SliceConditions& conditions);
 
-/// Measures slices of this process's work. Linux counts in /proc/self/task/TID/schedstat for how
-/// long a thread waited for a CPU; without this file the waits are 0.
+/// Measures slices of this process's work. Linux reports in /proc/self/task/TID/schedstat how long
+/// a thread has waited for a CPU; without this file the waits are 0.
 class SliceClock {
  public:
   void start();
-  /// Times since start().
+  /// Returns the times since start().
   Slice stop();
 
  private:
-  /// Seconds for which each thread has waited for a CPU since it exists.
+  /// Seconds that each thread has waited for a CPU since its start.
   using Waits = std::map<std::string, double>;
   static Waits read_waits();
 

@@ -25,10 +25,10 @@ constexpr Bytes kMostBytes = 64 * kMiB;
 constexpr std::size_t kExtents = 3;
 constexpr double kSeconds = 0.25;
 constexpr std::size_t kMostTransfers = 16;
-/// Measurements of reading while writing on a busy machine; the fastest counts.
+/// Number of measurements of reading while writing on a busy machine; the fastest counts.
 constexpr int kMixedWhenBusy = 3;
 
-/// The paths of a run, or the nearest directories above them that exist.
+/// Returns the paths of a run, or their nearest existing parents.
 state::SwapOptions existing_paths(const config::Config& config) {
   state::SwapOptions options = inputs::swap_options(config);
   for (state::SwapPath& path : options.paths) {
@@ -42,8 +42,8 @@ state::SwapOptions existing_paths(const config::Config& config) {
   return options;
 }
 
-/// Swap space with extents of the size of a layer's states (or of a sub-group of them) and one of a
-/// page, with a buffer each.
+/// Swap space with extents of the size of a layer's states (or of one of their sub-groups) and one
+/// extent of a page, with a buffer for each.
 class SwapProbe {
  public:
   SwapProbe(const Sample& sample)
@@ -58,7 +58,7 @@ class SwapProbe {
     const std::vector<HostBytes> staging = {memory_.bytes()};
     space_ = std::make_unique<state::SwapSpace>(
         state::plan_swap(existing_paths(sample.config), extents), staging);
-    // Allocates the file's blocks: later writes overwrite them, as in a run.
+    // Allocates the file's blocks, so that later writes overwrite them like in a run.
     for (std::size_t extent = 0; extent <= kExtents; ++extent) write(extent);
   }
 
@@ -82,7 +82,7 @@ class SwapProbe {
   std::array<std::uint64_t, kExtents + 1> versions_{};
 };
 
-/// Bytes per second of reading and writing at the same time, and the share of reads.
+/// Bytes per second of concurrent reading and writing, and the share of reads.
 struct Mixed {
   double per_second = 0.0;
   double read_share = 0.0;
@@ -117,7 +117,7 @@ Mixed measure_mixed(SwapProbe& probe) {
   writer.join();
   if (writer_failure) std::rethrow_exception(writer_failure);
   if (failure) std::rethrow_exception(failure);
-  // The last write is half done on average.
+  // On average, the last write is half done.
   const double total = static_cast<double>(read + done) + 0.5;
   return {total * probe.bytes() / seconds, static_cast<double>(read) / total};
 }

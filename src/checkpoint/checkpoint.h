@@ -24,16 +24,16 @@ class Json;
 namespace ballast::checkpoint {
 
 // A checkpoint is a folder `step-N` in the folder `checkpoints` of a run:
-//   rank-R.states    rank R's ranges (engine::StateRange), one after the other, without gaps
+//   rank-R.states    rank R's ranges (engine::StateRange), consecutive, without gaps
 //   rank-R.swap-P    rank R's swap file of path P, with the ranges on NVMe (checkpoint_swap.h)
-//   rank-R.json      where they are, and the XXH3 of each MiB
-//   checkpoint.json  what else the run needs to go on, and the XXH3 of each rank-R.json
-// Both JSON files hold their own checksum. The folder is complete on the disk before it gets its
-// name, so there is never a part of one.
+//   rank-R.json      their places, and the XXH3 of each MiB
+//   checkpoint.json  the other facts of the run, and the XXH3 of each rank-R.json
+// Both JSON files contain their own checksum. The folder is complete on the disk before it gets its
+// name, so partial checkpoints do not exist.
 //
 // A portable checkpoint (export_states()) is a folder of any name:
-//   block-B.safetensors  the whole arrays of a block, one tensor for each kind of state
-//   checkpoint.json      the same, with "format": "portable", and the XXH3 of each MiB of the files
+//   block-B.safetensors  the whole arrays of a block, one tensor per kind of state
+//   checkpoint.json      the facts, "format": "portable", and the XXH3 of each MiB of the files
 
 inline constexpr const char* kCheckpoints = "checkpoints";
 
@@ -43,67 +43,67 @@ class Checkpoint {
   struct Block {
     std::string name;
     Elems elements = 0;
-    /// Names of tensors that are not trained, without the block's prefix; they lie behind the
-    /// others and have no states.
+    /// Names of frozen tensors, without the block's prefix. They come after the others and have no
+    /// states.
     std::vector<std::string> frozen = {};
     bool operator==(const Block&) const = default;
   };
 
   using Check = std::function<void(const Checkpoint&)>;
 
-  /// What a checkpoint says of a block.
+  /// Returns the description of a block in a checkpoint.
   [[nodiscard]] static Block describe(const model::BlockSpec& spec);
   [[nodiscard]] static text::Json json_of(const Block& block);
 
-  /// Reads checkpoint.json and the rank-R.json, or the heads of the safetensors files. Throws
-  /// Error(data) naming the file that is missing or damaged, Error(io) naming one that the system
-  /// does not let it read.
+  /// Reads checkpoint.json and the rank-R.json files, or the heads of the safetensors files. Throws
+  /// Error(data) with the file that is missing or damaged, Error(io) with a file that the system
+  /// cannot read.
   explicit Checkpoint(std::filesystem::path folder);
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;
 
-  /// The checkpoint `from`, verified, or the newest whole one of the run directory `from`, for a
-  /// run with `blueprint`; of a run only those of fewer than `before` steps. Names damaged ones of
-  /// a run in warnings and skips them. Collective. Throws Error(data) if there is none, or if it is
-  /// of another model or other formats than the blueprint's; Error(io), for a run a JointError, if
-  /// the system does not let it read one, since that is not damage.
-  /// `check`, if given, is called with it when the model has been compared; it may throw.
+  /// Opens and verifies the checkpoint `from`, or the latest complete one of the run directory
+  /// `from` with fewer than `before` steps, for a run with `blueprint`. Skips damaged checkpoints
+  /// of a run with a warning. Collective. Throws Error(data) if there is none, or if its model or
+  /// formats differ from the blueprint's. Throws Error(io), for a run a JointError, if the system
+  /// cannot read one, because that is not damage. `check`, if given, is called after the model was
+  /// compared; it may throw.
   static Checkpoint open(const std::filesystem::path& from, const engine::Blueprint& blueprint,
                          comm::Ranks* ranks,
                          std::uint64_t before = std::numeric_limits<std::uint64_t>::max(),
                          const Check& check = {});
 
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
-  /// The damaged checkpoints of the run that open() has passed over.
+  /// Damaged checkpoints of the run that open() has skipped.
   [[nodiscard]] const std::vector<std::filesystem::path>& skipped() const { return skipped_; }
   [[nodiscard]] const CheckpointFacts& facts() const { return facts_; }
   [[nodiscard]] bool portable() const { return portable_; }
-  /// How many ranks have written it or, if it is portable, its source.
+  /// Number of ranks that wrote it or, if it is portable, its source.
   [[nodiscard]] std::uint64_t ranks() const { return ranks_; }
   [[nodiscard]] const std::vector<Block>& blocks() const { return blocks_; }
-  /// identity_of() of its adapters and of its quantised base; null without.
+  /// identity_of() the adapters and the quantised base; null without.
   [[nodiscard]] const text::Json& adapters() const { return adapters_; }
   [[nodiscard]] const text::Json& quantization() const { return quantization_; }
-  /// What it holds, like engine::whole_ranges().
+  /// Returns all ranges of the checkpoint, like engine::whole_ranges().
   [[nodiscard]] std::vector<engine::StateRange> whole_ranges() const;
   [[nodiscard]] std::vector<std::filesystem::path> files() const;
 
-  /// Compares every `of`-th state file, from number `first` on, with its checksums. Calls
-  /// `progress`, if given, with the bytes of each chunk. Throws Error(data) naming the file and the
+  /// Compares every `of`-th state file, starting at number `first`, with its checksums. Calls
+  /// `progress`, if given, with the size of each chunk. Throws Error(data) with the file and the
   /// offset.
   void verify(std::uint32_t first, std::uint32_t of,
               const std::function<void(Bytes)>& progress = {}) const;
-  /// Throws Error(data) naming the first difference if the states do not fit `blueprint`. Calls
+  /// Throws Error(data) with the first difference if the states do not fit `blueprint`. Calls
   /// `check`, if given, after comparing the model and before comparing formats of states.
   void check_fits(const engine::Blueprint& blueprint, const Check& check = {}) const;
 
-  /// What is in the swap files of a rank, if anything.
+  /// Returns the states in the swap files of a rank, if any.
   [[nodiscard]] const engine::KeptStates& kept_by(std::uint32_t rank) const;
-  /// What the checkpoints of `run` up to this one keep in the same swap files.
+  /// Returns the extents of the same swap files that checkpoints of `run` up to this one keep.
   [[nodiscard]] state::KeptExtents kept_beside(const std::filesystem::path& run,
                                                std::uint32_t rank) const;
 
-  /// The bytes of a range, from whichever ranks have written them: a source for Engine::resume().
+  /// Reads a range, from the files of whichever ranks wrote it: a source for Engine::resume().
   /// Throws Error(data), Error(io).
   void read(const engine::StateRange& range, HostBytes bytes) const;
 
@@ -120,7 +120,7 @@ class Checkpoint {
   struct Piece {
     engine::StateRange range;
     std::size_t file = 0;
-    Bytes offset = 0;  ///< after its begin
+    Bytes offset = 0;  ///< relative to its begin
   };
   void read_head();
   void add_rank(const std::string& checksum);
@@ -146,30 +146,31 @@ class Checkpoint {
   std::vector<Block> blocks_;
   text::Json adapters_;
   text::Json quantization_;
-  std::vector<StateFile> files_;  ///< by rank and segment or, if it is portable, by block
-  /// By first entry, without gaps.
+  std::vector<StateFile> files_;  ///< by rank and segment; if portable, by block
+  /// Pieces of each array by first entry, without gaps.
   std::map<std::pair<std::size_t, engine::StateKind>, std::vector<Piece>> pieces_;
 };
 
-/// Reads whole arrays of a checkpoint and compares every chunk with its checksum. Keeps one chunk.
+/// Reads whole arrays of a checkpoint and compares every chunk with its checksum. Keeps one chunk
+/// in memory.
 class CheckedStates {
  public:
   /// `checkpoint` must outlive the object.
   explicit CheckedStates(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  /// Passes the bytes of `range`, one of Checkpoint::whole_ranges(), to `sink` in their order, at
-  /// most a chunk at a time. Throws Error(data) naming the file and the offset, and what `sink`
-  /// throws.
+  /// Passes the bytes of `range`, one of Checkpoint::whole_ranges(), to `sink` in order, at most a
+  /// chunk at a time. Throws Error(data) with the file and the offset, and exceptions of `sink`.
   void read(const engine::StateRange& range, const std::function<void(ConstHostBytes)>& sink);
 
  private:
   const Checkpoint& checkpoint_;
   std::vector<std::byte> chunk_;
-  std::optional<std::pair<std::size_t, std::size_t>> held_;  ///< file and number of the chunk
+  std::optional<std::pair<std::size_t, std::size_t>>
+      held_;  ///< file and number of the chunk in memory
 };
 
-/// Calls `work`, which reads the checkpoint `folder`. Errors(data) that it throws then end with
-/// advice_after_damage().
+/// Calls `work`, which reads the checkpoint `folder`, and appends advice_after_damage() to its
+/// Error(data).
 void with_restart_advice(const std::filesystem::path& folder, const std::function<void()>& work);
 
 }  // namespace ballast::checkpoint

@@ -68,7 +68,7 @@ CheckpointReport examine_checkpoint(const fs::path& folder, const CheckpointQues
       done += bytes;
       progress(done, report.content->bytes());
     };
-    // The states are all of the files but their heads, which are checked when they are opened.
+    // The states are everything but the files' heads, which are checked when the files are opened.
     if (questions.hash) {
       report.hash = hash_of(checkpoint, add);
     } else if (questions.whole) {

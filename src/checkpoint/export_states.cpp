@@ -58,7 +58,7 @@ class StatesExport {
   }
 
  private:
-  /// Returns what checkpoint.json says of the file.
+  /// Returns the entry of checkpoint.json for the file.
   Json write_block(std::size_t block) {
     std::vector<formats::StoredTensor> tensors;
     Bytes data = 0;
@@ -91,7 +91,7 @@ class StatesExport {
   CheckedStates states_;
   const std::function<void(Bytes done, Bytes total)>& progress_;
   std::vector<std::vector<StateRange>> arrays_;  ///< by block
-  DType weights_ = DType::bf16;                  ///< of weights of 2 bytes
+  DType weights_ = DType::bf16;                  ///< type of 2-byte weights
   formats::ExportSummary summary_;
   std::optional<formats::NewFolder> folder_;
   Bytes done_ = 0;
@@ -119,7 +119,7 @@ formats::ExportSummary export_states(const fs::path& from, const fs::path& out,
       log(LogLevel::warning, fmt::format("skipped a checkpoint: {}", error.what()));
     }
   }
-  refuse_checkpoint(from, "has no whole checkpoint");
+  refuse_checkpoint(from, "has no complete checkpoint");
 }
 
 }  // namespace ballast::checkpoint

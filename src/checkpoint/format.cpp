@@ -26,7 +26,7 @@ using text::Json;
 
 constexpr std::string_view kPrefix = "step-";
 
-/// `path` without "." and without a slash at its end, so that it ends in a name.
+/// Returns `path` without "." and without a trailing slash, so that it ends in a name.
 fs::path absolute_of(const fs::path& path) {
   std::error_code ignored;
   fs::path whole = fs::weakly_canonical(path, ignored);
@@ -34,7 +34,7 @@ fs::path absolute_of(const fs::path& path) {
   return whole.has_filename() ? whole : whole.parent_path();
 }
 
-/// Whether all but the states of a checkpoint can be read.
+/// Returns whether everything but the states of a checkpoint can be read.
 bool has_readable_head(const fs::path& folder) {
   try {
     const Checkpoint readable(folder);
@@ -44,7 +44,7 @@ bool has_readable_head(const fs::path& folder) {
   }
 }
 
-/// Remedies for what keeps a program from reading a file that is there.
+/// Suggests a remedy if a program cannot read an existing file.
 std::string_view remedy_for(int error_number) {
   switch (error_number) {
     case EACCES:
@@ -56,7 +56,7 @@ std::string_view remedy_for(int error_number) {
     case ENOMEM:
       return "free some memory";
     case ELOOP:
-      return "mend the symbolic links in its path";
+      return "repair the symbolic links in its path";
     case ENAMETOOLONG:
       return "move the run to a shorter path";
     case ESTALE:
@@ -68,7 +68,7 @@ std::string_view remedy_for(int error_number) {
   }
 }
 
-/// Whether a file is missing, of another kind, or has another content than it should.
+/// Returns whether a file is missing, of another kind, or has wrong content.
 bool is_damage(const Error& error) {
   switch (error.error_number()) {
     case 0:
@@ -106,7 +106,7 @@ bool can_be_found(const fs::path& path) {
   const bool found = fs::exists(fs::status(path, error));
   if (!found && error && error != std::errc::no_such_file_or_directory &&
       error != std::errc::not_a_directory) {
-    fail_to_read(fmt::format("cannot look at {}: {}", path.string(), error.message()),
+    fail_to_read(fmt::format("cannot access {}: {}", path.string(), error.message()),
                  error.value());
   }
   return found;
@@ -137,7 +137,7 @@ Json read_sealed(const fs::path& path) {
   const Json* const checksum = json.find("checksum");
   if (content == nullptr || checksum == nullptr ||
       !(*checksum == checksum_text(content->compact()))) {
-    refuse_checkpoint(path, "damaged: its checksum is not that of its content");
+    refuse_checkpoint(path, "damaged: its checksum does not match its content");
   }
   const std::uint64_t version = whole_of(*content, "version", path);
   if (version > kCheckpointVersion) {
@@ -171,10 +171,10 @@ StateRange range_of(const Json& json, const fs::path& path) {
   const auto& parts = json.elements();
   const auto whole = [&](std::size_t i) {
     const auto number = parts[i].is_number() ? parts[i].whole() : std::nullopt;
-    if (!number) refuse_checkpoint(path, "a range is not as it should be");
+    if (!number) refuse_checkpoint(path, "a range is malformed");
     return *number;
   };
-  if (parts.size() < 5) refuse_checkpoint(path, "a range is not as it should be");
+  if (parts.size() < 5) refuse_checkpoint(path, "a range is malformed");
   const auto kind = engine::state_kind(parts[1].is_string() ? parts[1].text() : "");
   if (!kind) refuse_checkpoint(path, "a range is of an unknown kind");
   return {whole(0), *kind, whole(2), whole(3), whole(4)};

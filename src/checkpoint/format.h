@@ -14,44 +14,45 @@
 namespace ballast::checkpoint {
 
 inline constexpr std::uint64_t kCheckpointVersion = 1;
-/// Bytes of a state file with one checksum.
+/// Bytes of a state file per checksum.
 inline constexpr Bytes kCheckpointChunk = 1 * kMiB;
 
-/// Throws Error(data) that names `path` and says what is wrong with it.
+/// Throws Error(data) with `path` and the problem `what`.
 [[noreturn]] void refuse_checkpoint(const std::filesystem::path& path, const std::string& what);
 
-/// Throws Error(io) that says why `path` cannot be used although it is not damaged, and what to do.
+/// Throws Error(io) with the reason why the undamaged `path` cannot be used, and a remedy.
 [[noreturn]] void refuse_unreadable(const std::filesystem::path& path, const std::string& what);
-/// Calls `work`, which reads files of a checkpoint. A missing or truncated file is damage. All else
-/// that a system call reports (EACCES, EIO, EMFILE, ELOOP, ...) is not: it becomes Error(io) that
-/// says what to do.
+/// Calls `work`, which reads files of a checkpoint. A missing or truncated file is damage. Other
+/// failures of system calls (EACCES, EIO, EMFILE, ELOOP, ...) are not: they become an Error(io)
+/// with a remedy.
 void reading(const std::function<void()>& work);
-/// Whether there is something at `path`. Throws Error(io) if the system does not say.
+/// Returns whether `path` exists. Throws Error(io) if this cannot be determined.
 bool can_be_found(const std::filesystem::path& path);
 
 /// XXH3 as 16 hexadecimal digits.
 std::string checksum_text(ConstHostBytes bytes);
 std::string checksum_text(const std::string& text);
 
-/// The text of a file with `content` and its checksum.
+/// Returns the text of a file with `content` and its checksum.
 std::string seal(const text::Json& content);
-/// The content of such a file. Throws Error(data) naming it if it is missing, damaged, or of a
-/// newer version.
+/// Returns the content of such a file. Throws Error(data) with the file if it is missing, damaged,
+/// or of a newer version.
 text::Json read_sealed(const std::filesystem::path& path);
 
-/// Whole number `key` of `object`. Throws Error(data) naming `path`.
+/// Returns the whole number `key` of `object`. Throws Error(data) with `path`.
 std::uint64_t whole_of(const text::Json& object, std::string_view key,
                        const std::filesystem::path& path);
 
-/// The elements of array `key` of `object`. Throws Error(data) naming `path`.
+/// Returns the elements of array `key` of `object`. Throws Error(data) with `path`.
 const std::vector<text::Json>& array_of(const text::Json& object, std::string_view key,
                                         const std::filesystem::path& path);
 
-/// [block, kind, first, count, width]
+/// Returns [block, kind, first, count, width].
 text::Json json_of(const engine::StateRange& range);
-/// The same from the first elements of `json`. Throws Error(data) naming `path`.
+/// Reads a range from the first elements of `json`. Throws Error(data) with `path`.
 engine::StateRange range_of(const text::Json& json, const std::filesystem::path& path);
-/// The beginning of the content of checkpoint.json, and back. Throws like whole_of().
+/// Converts facts to the beginning of the content of checkpoint.json, and back. Throws like
+/// whole_of().
 text::Json json_of(const CheckpointFacts& facts);
 CheckpointFacts facts_of(const text::Json& content, const std::filesystem::path& path);
 
@@ -60,7 +61,7 @@ std::filesystem::path ranges_file(const std::filesystem::path& folder, std::uint
 std::filesystem::path facts_file(const std::filesystem::path& folder);
 
 std::filesystem::path checkpoint_folder(const std::filesystem::path& run, std::uint64_t step);
-/// N of a folder step-N.
+/// Returns N for a folder step-N.
 std::optional<std::uint64_t> step_of(const std::filesystem::path& folder);
 
 }  // namespace ballast::checkpoint

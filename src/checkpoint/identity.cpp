@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-/// A field that must be equal, and the key of the config that sets it.
+/// A field that must be equal, and the config key that sets it.
 struct Field {
   const char* name;
   std::string_view key;
@@ -42,7 +42,7 @@ Json sorted_list(std::vector<std::string> names) {
   return list;
 }
 
-/// A value in a message: "nf4", "8", "true", "q_proj, v_proj".
+/// Formats a value for a message: "nf4", "8", "true", "q_proj, v_proj".
 std::string shown(const Json& value) {
   if (value.is_number()) return fmt::format("{}", value.number());
   if (!value.is_array()) return text::printable(value.text());
@@ -64,7 +64,7 @@ void compare(const fs::path& folder, const Json& stored, const Json& here,
   }
 }
 
-/// Reads a sentence from its beginning.
+/// Parses a sentence from its beginning.
 class Sentence {
  public:
   explicit Sentence(std::string_view rest) : rest_(rest) {}
@@ -81,7 +81,7 @@ class Sentence {
     rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
     return true;
   }
-  /// The rest, at commas.
+  /// Returns the rest, split at commas.
   [[nodiscard]] std::vector<std::string> words() const {
     constexpr std::string_view kBetween = ", ";
     std::vector<std::string> found;
@@ -98,7 +98,7 @@ class Sentence {
   std::string_view rest_;
 };
 
-/// The fields of "rank R, alpha A[ (rsLoRA)][ (DoRA)], for T, ..."; null for other sentences.
+/// Parses "rank R, alpha A[ (rsLoRA)][ (DoRA)], for T, ..."; null for other sentences.
 Json parse_adapters(std::string_view text) {
   Sentence sentence(text);
   model::AdapterConfig adapters;
@@ -109,7 +109,7 @@ Json parse_adapters(std::string_view text) {
   if (!sentence.skip(", for ")) return {};
   adapters.targets = sentence.words();
   Json fields = identity_of(adapters);
-  fields.erase("dropout");  // the sentence does not have them
+  fields.erase("dropout");  // not part of the sentence
   fields.erase("modules_to_save");
   return fields;
 }
@@ -141,7 +141,7 @@ Json read_adapters(const Json* stored, const fs::path& path) {
   if (stored == nullptr) return {};
   if (stored->is_object()) return *stored;
   Json fields = parse_adapters(stored->is_string() ? stored->text() : "");
-  if (fields.is_null()) refuse_checkpoint(path, "its adapters are not as they should be");
+  if (fields.is_null()) refuse_checkpoint(path, "its adapters are malformed");
   return fields;
 }
 
@@ -154,7 +154,7 @@ Json read_quantization(const Json* stored, const fs::path& path) {
   if (*stored == "nf4 with scales in 8 bits") {
     return identity_of(model::Quantization{Format::nf4, true});
   }
-  refuse_checkpoint(path, "its quantised base is not as it should be");
+  refuse_checkpoint(path, "its quantised base is malformed");
 }
 
 void check_adapters(const fs::path& folder, const Json& stored,

@@ -53,7 +53,7 @@ std::string_view state_dtype(StateKind kind, Bytes width, DType weights) {
   return width == 2 ? "BF16" : "";
 }
 
-/// The header of safetensors is read before the whole file is verified.
+/// safetensors headers are read before the whole file is verified.
 void Checkpoint::check_head(const StateFile& file) const {
   std::vector<std::byte> chunk;
   Bytes length = 0;

@@ -13,17 +13,17 @@ namespace ballast::checkpoint {
 
 // The form of a portable checkpoint; see checkpoint.h.
 
-/// "format" in its checkpoint.json.
+/// Value of "format" in its checkpoint.json.
 inline constexpr std::string_view kPortable = "portable";
 
-/// The file of the arrays of a block.
+/// Returns the file with the arrays of a block.
 std::filesystem::path portable_file(const std::filesystem::path& folder, std::size_t block);
 
-/// "layer.0.first_moments", for the block named "layer 0".
+/// Returns "layer.0.first_moments" for the block "layer 0".
 std::string state_tensor(const std::string& block, engine::StateKind kind);
 
-/// dtype of safetensors of entries of `width` bytes: the bits as they are. Empty for widths that
-/// this kind does not have. `weights`: which 16-bit type those of 2 bytes are.
+/// Returns the safetensors dtype for entries of `width` bytes, which are stored bit by bit. Empty
+/// if this kind cannot have that width. `weights`: the type of 2-byte weights.
 std::string_view state_dtype(engine::StateKind kind, Bytes width, DType weights = DType::bf16);
 
 }  // namespace ballast::checkpoint

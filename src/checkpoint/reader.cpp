@@ -29,7 +29,7 @@ using text::Json;
 
 Checkpoint::Block block_of(const Json& json, const fs::path& path) {
   const auto& parts = json.elements();
-  const auto refuse = [&path] { refuse_checkpoint(path, "a block is not as it should be"); };
+  const auto refuse = [&path] { refuse_checkpoint(path, "a block is malformed"); };
   if (parts.size() != 2 && parts.size() != 3) refuse();
   const auto elements = parts[1].is_number() ? parts[1].whole() : std::nullopt;
   if (!elements || !parts[0].is_string()) refuse();
@@ -47,7 +47,8 @@ std::shared_ptr<const Descriptor> open_shared(const fs::path& path) {
   return std::make_shared<const Descriptor>(text::open_file(path, O_RDONLY, ErrorCategory::data));
 }
 
-/// Blocks whose names begin with `prefix`, but at least 1: what is in one piece has another name.
+/// Number of blocks whose names begin with `prefix`, but at least 1, because an uncut layer has
+/// another name.
 std::uint64_t count_tiles(const std::vector<Checkpoint::Block>& blocks, std::string_view prefix) {
   const auto count = std::count_if(
       blocks.begin(), blocks.end(),
@@ -55,7 +56,7 @@ std::uint64_t count_tiles(const std::vector<Checkpoint::Block>& blocks, std::str
   return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(count));
 }
 
-/// What a checkpoint with other `blocks` than those of `config` says.
+/// Describes a checkpoint with other `blocks` than those of `config`.
 std::string describe_other_blocks(const std::vector<Checkpoint::Block>& blocks,
                                   const model::ModelConfig& config) {
   const auto other = [](std::string_view key, std::uint64_t here, std::uint64_t in_config) {
@@ -76,13 +77,14 @@ void check_frozen(const fs::path& folder, const Checkpoint::Block& stored,
                   const Checkpoint::Block& here) {
   if (stored.frozen == here.frozen) return;
   refuse_checkpoint(
-      folder, fmt::format("was written with another ballast.train: of block '{}' it has {} frozen "
-                          "tensors, or others than the config; give the same patterns, or start "
-                          "from its weights (ballast export) with model.weights",
-                          text::printable(stored.name), stored.frozen.size()));
+      folder,
+      fmt::format("was written with another ballast.train: in block '{}' it has {} frozen tensors, "
+                  "or other ones than the config; give the same patterns, or start "
+                  "from its weights (ballast export) with model.weights",
+                  text::printable(stored.name), stored.frozen.size()));
 }
 
-/// Of the pieces of an array.
+/// Number of entries in the pieces of an array.
 template <class Pieces>
 Elems count_of(const Pieces& pieces) {
   return pieces.back().range.first + pieces.back().range.count;
@@ -103,13 +105,13 @@ void Checkpoint::read_head() {
   quantization_ = read_quantization(json.find("quantized_base"), path);
   const Json* const format = json.find("format");
   if (format != nullptr && !(*format == kPortable)) {
-    refuse_unreadable(path, "has a format that this program does not know; use a newer one");
+    refuse_unreadable(path, "has an unknown format; use a newer version of this program");
   }
   portable_ = format != nullptr;
   if (portable_) {
     ranks_ = whole_of(json, "ranks", path);
     const auto& files = array_of(json, "files", path);
-    if (files.size() != blocks_.size()) refuse_checkpoint(path, "has not one file for each block");
+    if (files.size() != blocks_.size()) refuse_checkpoint(path, "does not have one file per block");
     for (const Json& file : files) add_portable_file(file);
   } else {
     for (const Json& checksum : array_of(json, "ranks", path)) add_rank(checksum.text());
@@ -159,7 +161,7 @@ void Checkpoint::add_rank(const std::string& checksum) {
   if (swap != nullptr) add_kept(kept_.back());
 }
 
-/// Each segment of the homes' extents is a file with the parts of ranges that are in it.
+/// Adds a file for each segment of the homes' extents, with the parts of ranges in it.
 void Checkpoint::add_kept(const engine::KeptStates& kept) {
   std::vector<std::shared_ptr<const Descriptor>> files;
   std::vector<Bytes> sizes;
@@ -192,7 +194,7 @@ void Checkpoint::add_kept(const engine::KeptStates& kept) {
   }
 }
 
-/// Opens a file that an object of the file `at` describes.
+/// Opens a file that is described by an object in the file `at`.
 void Checkpoint::open_states(const fs::path& path, const Json& described, const fs::path& at) {
   StateFile file = {.path = path, .descriptor = open_shared(path)};
   file.bytes = whole_of(described, "bytes", at);
@@ -207,27 +209,27 @@ void Checkpoint::open_states(const fs::path& path, const Json& described, const 
     refuse_checkpoint(file.path, fmt::format("has {} bytes instead of {}", size, file.bytes));
   }
   if (file.checksums.size() != size / kCheckpointChunk + (size % kCheckpointChunk > 0 ? 1 : 0)) {
-    refuse_checkpoint(at, fmt::format("has not one checksum for each chunk of {}",
+    refuse_checkpoint(at, fmt::format("does not have one checksum per chunk of {}",
                                       file.path.filename().string()));
   }
   files_.push_back(std::move(file));
 }
 
-/// A range in the file that was opened last.
+/// Adds a range in the file that was opened last.
 void Checkpoint::add_piece(const StateRange& range, Bytes offset, const fs::path& at) {
   const Bytes file = files_.back().bytes;
   const bool fits = range.block < blocks_.size() && !state_dtype(range.kind, range.width).empty() &&
                     range.count > 0 && offset <= file &&
                     range.count <= (file - offset) / range.width;
-  if (!fits) refuse_checkpoint(at, "a range is not as it should be");
+  if (!fits) refuse_checkpoint(at, "a range is malformed");
   pieces_[{range.block, range.kind}].push_back({range, files_.size() - 1, offset});
 }
 
-/// The pieces of each array must be all of it, and every block must have its weights or codes.
+/// Checks that the pieces of each array cover it, and that every block has weights or codes.
 void Checkpoint::check_complete() {
   const fs::path path = facts_file(folder_);
   const auto refuse = [&](StateKind kind, std::size_t block) {
-    refuse_checkpoint(path, fmt::format("its files have not all {} of block '{}'", to_string(kind),
+    refuse_checkpoint(path, fmt::format("its files lack some {} of block '{}'", to_string(kind),
                                         text::printable(blocks_[block].name)));
   };
   for (auto& [array, pieces] : pieces_) {
@@ -245,7 +247,7 @@ void Checkpoint::check_complete() {
     const auto weights = pieces_.find({b, StateKind::weights});
     const Elems found = weights == pieces_.end() ? 0 : count_of(weights->second);
     if (found != blocks_[b].elements) refuse(StateKind::weights, b);
-    // A block whose matrices are all quantised, such as an expert, has codes alone.
+    // A block whose matrices are all quantised, such as an expert, has only codes.
     if (found == 0 && !pieces_.contains({b, StateKind::codes})) refuse(StateKind::codes, b);
   }
 }

@@ -15,15 +15,15 @@
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"
 
-// Which checkpoint of a run is the newest whole one, and what the others keep.
+// Finds the latest complete checkpoint of a run, and what the others keep.
 
 namespace ballast::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// checkpoints_of(run) as rank 0 sees them, for all ranks: they open one after the other together,
-/// and a shared file system may show them different lists while one is written.
+/// Returns checkpoints_of(run) as seen by rank 0, for all ranks. They open checkpoints together,
+/// and a shared file system may show different lists while one is being written.
 std::vector<fs::path> checkpoints_for_all(const fs::path& run, comm::Ranks* ranks) {
   std::vector<fs::path> folders;
   comm::collective_try(ranks, [&] { folders = checkpoints_of(run); });
@@ -36,21 +36,22 @@ std::vector<fs::path> checkpoints_for_all(const fs::path& run, comm::Ranks* rank
   return folders;
 }
 
-/// `damaged`: why each of the checkpoints is not whole.
+/// `damaged`: the problem of each checkpoint.
 [[noreturn]] void refuse_without_whole(const fs::path& run,
                                        const std::vector<std::string>& damaged) {
   if (damaged.empty()) {
     throw Error(ErrorCategory::data,
-                fmt::format("{} has no whole checkpoint to resume from; a run writes them with "
+                fmt::format("{} has no complete checkpoint to resume from; a run writes them with "
                             "ballast.checkpoint_every",
                             run.string()));
   }
   const std::string which = damaged.size() == 1 ? "its only checkpoint is damaged"
                                                 : fmt::format("all {} are damaged", damaged.size());
-  throw Error(ErrorCategory::data,
-              fmt::format("{} has no whole checkpoint to resume from; {}, and nothing was changed; "
-                          "the newest: {}",
-                          run.string(), which, damaged.front()));
+  throw Error(
+      ErrorCategory::data,
+      fmt::format("{} has no complete checkpoint to resume from; {}, and nothing was changed; "
+                  "the newest: {}",
+                  run.string(), which, damaged.front()));
 }
 
 }  // namespace
@@ -78,8 +79,7 @@ Checkpoint Checkpoint::open(const fs::path& from, const engine::Blueprint& bluep
   return std::move(*found);
 }
 
-/// Each rank verifies its share. An error of the system is not damage, so nothing is skipped for
-/// it.
+/// Each rank verifies its share. A system error is not damage, so it does not skip a checkpoint.
 void Checkpoint::open_whole(std::optional<Checkpoint>& found, const fs::path& folder,
                             comm::Ranks* ranks) {
   try {
@@ -113,7 +113,7 @@ state::KeptExtents Checkpoint::kept_beside(const fs::path& run, std::uint32_t ra
         all[other.facts_.step].push_back(home.content.extent);
       }
     } catch (const Error& error) {
-      if (error.category() != ErrorCategory::data) throw;  // it may keep something
+      if (error.category() != ErrorCategory::data) throw;  // it may keep extents
     }
   }
   return all;
@@ -129,7 +129,7 @@ Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& bluepr
     try {
       comm::collective_try(ranks, [&] { open_whole(found, folder, ranks); });
     } catch (const Error& error) {
-      // The engine has no part in it, so a run does not go back for it.
+      // The engine is not involved, so a run does not go back because of it.
       if (error.category() == ErrorCategory::io) {
         throw comm::JointError(ErrorCategory::io, error.what());
       }

@@ -63,14 +63,14 @@ std::uint64_t checksum_of(const Json& json, const fs::path& path) {
   return value;
 }
 
-/// Throws unless the range is within its home, which has `bytes`.
+/// Throws unless the range is within its home of `bytes`.
 void check_place(const StateRange& range, Bytes offset, Bytes bytes, const fs::path& path) {
   const bool inside = range.width > 0 && range.width <= bytes && offset <= bytes &&
                       range.count <= (bytes - offset) / range.width;
-  if (!inside) refuse_checkpoint(path, "a range lies outside its extent");
+  if (!inside) refuse_checkpoint(path, "a range is outside its extent");
 }
 
-/// Checkpoints of blocks in one piece may lack it.
+/// Checkpoints of uncut blocks may lack it.
 std::uint32_t sub_group_of(const Json& json, const fs::path& path) {
   if (json.find("sub_group") == nullptr) return 0;
   const std::uint64_t number = whole_of(json, "sub_group", path);
@@ -122,7 +122,7 @@ std::vector<fs::path> files_elsewhere(const fs::path& folder) {
         if (ours && file.parent_path() != folder) found.push_back(file);
       }
     } catch (const Error&) {
-      // A damaged file names nothing.
+      // A damaged file refers to nothing.
     }
   }
 }
@@ -131,8 +131,8 @@ fs::path renamed(std::string_view prefix, const fs::path& folder) {
   return folder.parent_path() / fmt::format("{}{}", prefix, folder.filename().string());
 }
 
-/// The folder goes last: only its files say which there are elsewhere. Flushed, because nothing
-/// looks for leftovers of a run that has ended.
+/// The folder is removed last, because only its files list the ones elsewhere. Then flushed,
+/// because nothing looks for remains of a run that has ended.
 void remove_with_files(const fs::path& folder) {
   std::error_code error;
   for (const fs::path& file : files_elsewhere(folder)) {
@@ -182,7 +182,8 @@ KeptStates kept_states_of(const Json& json, const fs::path& path) {
   }
   for (const Json& extent : array_of(json, "extents", path)) {
     const auto bytes = extent.is_number() ? extent.whole() : std::nullopt;
-    if (!bytes || *bytes % kPage != 0) refuse_checkpoint(path, "an extent has no whole pages");
+    if (!bytes || *bytes % kPage != 0)
+      refuse_checkpoint(path, "an extent is not a whole number of pages");
     kept.image.extents.push_back(*bytes);
   }
   for (const Json& weight : array_of(json, "weights", path)) {
@@ -227,7 +228,7 @@ fs::path set_aside(const fs::path& folder) {
   }
   text::sync_folder(folder.parent_path());
   if (!fs::is_directory(fs::symlink_status(aside, error))) return aside;
-  // The run writes to their extents again, and a name would keep the space of all of them.
+  // The run reuses their extents, and a name would keep the space of all of them.
   std::vector<fs::path> swap_files = files_elsewhere(aside);
   for (fs::directory_iterator entry(aside, error); !error && entry != fs::directory_iterator();
        entry.increment(error)) {

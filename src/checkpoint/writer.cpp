@@ -58,8 +58,8 @@ Json describe(const engine::Blueprint& blueprint) {
   return blocks;
 }
 
-/// Keeps what is on NVMe for the checkpoint `folder` of `step`. Empty if nothing is, or if the file
-/// system cannot name the swap files: then all is copied.
+/// Keeps the states on NVMe for the checkpoint `folder` of `step`. Empty if there are none, or if
+/// the file system cannot name the swap files, so that they must be copied.
 engine::KeptStates keep_on_nvme(engine::Engine& engine, const fs::path& folder,
                                 std::uint64_t step) {
   engine::KeptStates kept = engine.snapshot().keep(step);
@@ -86,17 +86,17 @@ std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& bl
   return seal(content);
 }
 
-/// Gives the complete folder its name. When this returns, a power cut takes nothing of it away: all
-/// files are on the disk, and the names from the run directory down to them.
+/// Gives the complete folder its name. Afterwards a power cut cannot damage it: all files are on
+/// the disk, and so are the names from the run directory down to them.
 void publish(const fs::path& temporary, const fs::path& folder) {
   text::sync_folder(temporary);
   if (std::rename(temporary.c_str(), folder.c_str()) != 0) fail_to_write(folder, errno);
   text::sync_folder(folder.parent_path());
-  text::sync_name(folder.parent_path());  // the first checkpoint of a run has made it
+  text::sync_name(folder.parent_path());  // the first checkpoint of a run has created it
 }
 
-/// The engine may write again to what only removed checkpoints have kept. `newest` may have no name
-/// yet.
+/// Lets the engine reuse extents that only removed checkpoints have kept. `newest` may not have its
+/// name yet.
 void release_removed(engine::Engine& engine, const fs::path& run, std::uint64_t newest) {
   const std::vector<fs::path> left = checkpoints_of(run);
   for (const std::uint64_t step : engine.snapshot().kept()) {
@@ -134,15 +134,15 @@ CheckpointWriter::~CheckpointWriter() {
 void CheckpointWriter::make_folder() {
   if (!first_) return;
   remove_incomplete(folder_.parent_path());
-  // One of the same step is from before the run was resumed, and damaged. Its files elsewhere have
-  // the names that the new ones get.
+  // A checkpoint of the same step is from before the run was resumed, and damaged. Its files
+  // elsewhere have the names that the new ones will get.
   remove_checkpoint(folder_);
   const fs::path temporary = incomplete(folder_);
   std::error_code error;
   if (!fs::create_directories(temporary, error)) fail_to_write(temporary, error.value());
 }
 
-/// What is in host memory is passed on in the background; all else now.
+/// Passes states in host memory on in the background, and all others now.
 void CheckpointWriter::start_own() {
   kept_ = keep_on_nvme(engine_, folder_, facts_.step);
   const step::Homes now = {.host = false, .nvme = kept_.homes.empty()};
@@ -166,7 +166,7 @@ bool CheckpointWriter::written() const {
   return saving_->done();
 }
 
-/// This rank's last file. Returns its checksum.
+/// Completes this rank's last file. Returns its checksum.
 std::uint64_t CheckpointWriter::finish_own() {
   saving_->finish();
   Json json = Json::object({{"version", kCheckpointVersion},
@@ -207,7 +207,7 @@ void CheckpointWriter::give_up() noexcept {
     std::error_code ignored;
     if (!fs::exists(folder_, ignored)) engine_.snapshot().release(facts_.step);
     if (first_) remove_incomplete(folder_.parent_path());
-  } catch (...) {  // without memory, for example; the next checkpoint removes what is left
+  } catch (...) {  // for example without memory; the next checkpoint removes the remains
   }
 }
 

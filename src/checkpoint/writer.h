@@ -16,25 +16,26 @@
 
 namespace ballast::checkpoint {
 
-/// A checkpoint of an engine that is being written to a run directory. What lies in host memory is
-/// written while training goes on; an update waits until its block is. Only publish() makes it one.
-/// All members except written() are collective: all `ranks` (nullptr: one) must see the same
-/// folder, end it at the same step, and one before the next.
+/// A checkpoint of an engine that is being written to a run directory. States in host memory are
+/// written while training continues; an update waits until its block is written. The checkpoint
+/// exists only after publish(). All members except written() are collective: all `ranks` (nullptr:
+/// one) must see the same folder, end a checkpoint at the same step, and end one before they begin
+/// the next.
 class CheckpointWriter {
  public:
-  /// Waits for all updates and begins. `keep`: publish() removes the oldest checkpoints, so that so
-  /// many remain. `engine` must outlive the object. Throws Error(io), for example if the disk is
-  /// full, and leaves nothing.
+  /// Waits for all updates and begins. `keep`: number of checkpoints that remain when publish()
+  /// removes the oldest. `engine` must outlive the object. Throws Error(io), for example if the
+  /// disk is full, and leaves nothing.
   CheckpointWriter(engine::Engine& engine, std::filesystem::path run, CheckpointFacts facts,
                    std::uint64_t keep, comm::Ranks* ranks);
-  /// Without publish(): leaves nothing.
+  /// Without publish(), leaves nothing.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Whether training may continue before publish(): see step::written_in_background().
+  /// Returns whether training may continue before publish(): see step::written_in_background().
   [[nodiscard]] bool in_background() const;
-  /// Whether this rank's states are on the disk, or have failed to get there.
+  /// Returns whether this rank's states are on the disk, or writing them has failed.
   [[nodiscard]] bool written() const;
   /// Waits for the rest. Returns the new folder. Throws like the constructor.
   std::filesystem::path publish();
@@ -55,10 +56,10 @@ class CheckpointWriter {
   comm::Ranks* ranks_;
   bool first_;
   bool published_ = false;
-  engine::KeptStates kept_;                 ///< on NVMe
-  std::vector<engine::StateRange> ranges_;  ///< in rank-R.states
+  engine::KeptStates kept_;                 ///< states on NVMe
+  std::vector<engine::StateRange> ranges_;  ///< ranges in rank-R.states
   std::optional<StatesWriter> states_;
-  text::Json chunks_;  ///< their checksums
+  text::Json chunks_;  ///< checksums of its chunks
   std::shared_ptr<engine::BackgroundSave> saving_;
 };
 

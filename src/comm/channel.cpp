@@ -60,7 +60,7 @@ void CollectiveTimeout::give_up() {
     } catch (const std::exception& error) {
       cause = std::string(": ") + error.what();
     } catch (...) {
-      // An exception without a message.
+      // an exception without a message
     }
   }
   const std::scoped_lock lock(mutex_);

@@ -22,19 +22,19 @@ namespace ballast::comm {
 class Members {
  public:
   /// `ranks` by place; they include `rank`. Empty: all `world` ranks in order. Throws Error(state)
-  /// for any other list.
+  /// for an invalid list.
   Members(std::span<const std::uint32_t> ranks, std::uint32_t rank, std::uint32_t world);
 
   [[nodiscard]] std::uint32_t count() const { return static_cast<std::uint32_t>(ranks_.size()); }
-  /// This rank's place.
+  /// Returns this rank's place.
   [[nodiscard]] std::uint32_t place() const { return place_; }
-  /// The rank at place 0, which identifies the channel.
+  /// Returns the rank at place 0, which identifies the channel.
   [[nodiscard]] std::uint32_t first_rank() const { return ranks_.front(); }
-  /// Whether the members are all ranks in order.
+  /// Returns whether the members are all ranks in order.
   [[nodiscard]] bool all_in_order() const { return all_in_order_; }
-  /// Places in rank order, which is the order of sums.
+  /// Returns the places in rank order, which is the order of sums.
   [[nodiscard]] std::span<const std::uint32_t> by_rank() const { return by_rank_; }
-  /// Index of a place in by_rank().
+  /// Returns the index of a place in by_rank().
   [[nodiscard]] std::uint32_t turn(std::uint32_t place) const { return turns_[place]; }
 
  private:
@@ -52,11 +52,11 @@ class Shards {
       : pages_(bytes / kPage), longest_((pages_ + world - 1) / world) {}
 
   [[nodiscard]] std::uint64_t longest() const { return longest_; }
-  /// Page index in the buffer of page `page` of rank's shard.
+  /// Returns the index in the buffer of page `page` of rank's shard.
   [[nodiscard]] std::uint64_t at(std::uint32_t rank, std::uint64_t page) const {
     return std::min(rank * longest_ + page, pages_);
   }
-  /// Number of pages of [page, page + count) that exist in rank's shard.
+  /// Returns how many pages of [page, page + count) exist in rank's shard.
   [[nodiscard]] std::uint64_t count(std::uint32_t rank, std::uint64_t page,
                                     std::uint64_t count) const {
     return at(rank, std::min(page + count, longest_)) - at(rank, page);
@@ -70,27 +70,27 @@ class Shards {
 /// A collective, for messages.
 struct Collective {
   std::string_view name;
-  Bytes bytes;  ///< of the whole buffer
+  Bytes bytes;  ///< size of the whole buffer
 };
 
-/// "all_gather of 3.00 MiB", or the name alone for 0 bytes.
+/// Returns "all_gather of 3.00 MiB", or only the name for 0 bytes.
 std::string to_text(const Collective& what);
 
-/// Timeout of all collectives of this process, over MPI and NCCL. Once one collective has failed,
-/// those in other threads end too and no new one starts. Thread-safe.
+/// Timeout of all collectives of this process, over MPI and NCCL. Once a collective has failed,
+/// those in other threads end too, and no new one starts. Thread-safe.
 class CollectiveTimeout {
  public:
   explicit CollectiveTimeout(const JoinOptions& options);
 
-  /// Throws when a wait must end after `waited_seconds`: Error(interrupted), or Error(comm) when
-  /// another collective failed or the timeout has passed.
+  /// Throws if a wait must end after `waited_seconds`: Error(interrupted), or Error(comm) if
+  /// another collective has failed or the timeout has passed.
   void check(const Collective& what, double waited_seconds) const;
 
   /// Makes every later check() throw. The exception being handled at the first call, if any, is
   /// reported as the cause.
   void give_up();
-  /// Whether teardown may wait for the other ranks: no collective has failed, and this thread is
-  /// not unwinding because of an exception thrown since this object was made.
+  /// Returns whether teardown may wait for the other ranks: no collective has failed, and this
+  /// thread is not unwinding because of an exception thrown since this object was made.
   [[nodiscard]] bool ends_quietly() const;
 
  private:
@@ -98,7 +98,7 @@ class CollectiveTimeout {
   int exceptions_at_start_;
   std::atomic<bool> broken_ = false;
   mutable std::mutex mutex_;
-  std::string cause_;  ///< message of the first failure, "" when unknown
+  std::string cause_;  ///< message of the first failure; "" if unknown
 };
 
 // Check the preconditions documented at Communicator. Throw Error(state).
@@ -120,7 +120,7 @@ void check_host_device(const device::Device& device);
 std::unique_ptr<Ranks> make_mpi_ranks(const Launch& launch, const JoinOptions& options);
 
 /// Makes an NCCL channel of `members` for the CUDA device `device`. `ranks` is used only during the
-/// call. Collective. Throws Error(comm), also when the program was built without NCCL.
+/// call. Collective. Throws Error(comm), also if the program was built without NCCL.
 std::unique_ptr<Communicator> make_nccl_communicator(
     Ranks& ranks, const Members& members, device::Device& device,
     const std::shared_ptr<CollectiveTimeout>& timeout);

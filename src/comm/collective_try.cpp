@@ -22,7 +22,7 @@ struct RankOutcome {
   std::uint64_t host_bytes = 0;
 };
 
-/// The error that `work` throws, if any. Errors that ranks cannot compare are rethrown.
+/// Returns the error that `work` throws, if any. Errors that ranks cannot compare are rethrown.
 std::optional<Error> error_of(const std::function<void()>& work) {
   try {
     work();
@@ -40,7 +40,7 @@ std::optional<Error> error_of(const std::function<void()>& work) {
   return std::nullopt;
 }
 
-/// Message and host name of every rank, concatenated and padded to `width` bytes.
+/// Returns message and host name of every rank, concatenated and padded to `width` bytes.
 std::vector<std::string> gather_texts(Ranks& ranks, const std::string& text, std::size_t width) {
   std::string part = text;
   part.resize(width);
@@ -51,7 +51,7 @@ std::vector<std::string> gather_texts(Ranks& ranks, const std::string& text, std
   return texts;
 }
 
-/// Throws the JointError for `outcomes`, which hold at least one failure. Collective.
+/// Throws the JointError for `outcomes`, which contain at least one failure. Collective.
 void throw_joint(Ranks& ranks, const std::vector<RankOutcome>& outcomes, const std::string& text) {
   std::size_t width = 0;
   for (const auto& o : outcomes) width = std::max(width, o.message_bytes + o.host_bytes);

@@ -13,8 +13,8 @@
 namespace ballast::comm {
 namespace {
 
-/// Slurm numbers job steps from 0. sbatch scripts and salloc shells have step numbers from here on;
-/// in them SLURM_NTASKS is the number of tasks that may be started, not of running ones.
+/// Slurm numbers job steps from 0. sbatch scripts and salloc shells have step numbers from this on.
+/// There, SLURM_NTASKS is the number of tasks that may be started, not of running ones.
 constexpr std::uint32_t kNamelessSlurmSteps = 0xfffffff0U;
 
 [[noreturn]] void refuse(std::string_view variable, std::string_view value, std::string_view why) {
@@ -40,7 +40,7 @@ std::optional<std::uint32_t> parse(std::string_view text) {
   return number;
 }
 
-/// The number in `variable`, which must be set when `because` is.
+/// Returns the number in `variable`, which must be set if `because` is.
 std::uint32_t number_in(const char* variable, const char* because) {
   const auto text = text_of(variable);
   if (!text) {
@@ -51,7 +51,7 @@ std::uint32_t number_in(const char* variable, const char* because) {
   return *number;
 }
 
-/// Names of the variables that hold a process's rank and the number of processes.
+/// Names of the variables for a process's rank and the number of processes.
 struct Numbering {
   const char* rank;
   const char* world;
@@ -78,7 +78,7 @@ void check_local_world(const Launch& launch, const char* variable) {
   }
 }
 
-/// Entry `node` of Slurm's short form: "4(x2),3" is 4, 4 and 3 tasks.
+/// Returns entry `node` of Slurm's short form: "4(x2),3" is 4, 4 and 3 tasks.
 std::uint32_t tasks_on_node(const char* variable, std::uint32_t node) {
   const std::string_view whole = *text_of(variable);
   std::string_view rest = whole;
@@ -162,8 +162,8 @@ Launch read_srun() {
 }  // namespace
 
 Launch read_launch() {
-  // In this order: mpirun and mpiexec may start their own daemons with srun, so that the processes
-  // of the run see srun's variables too.
+  // The order matters: mpirun and mpiexec may start their daemons with srun, so the processes of
+  // the run may also see srun's variables.
   if (mentions({"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) return read_open_mpi();
   if (mentions({"PMI_RANK", "PMI_SIZE"})) return read_pmi();
   if (inside_srun()) return read_srun();

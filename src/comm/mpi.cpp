@@ -21,7 +21,7 @@
 namespace ballast::comm {
 namespace {
 
-/// The calls of the module. Only after join_ranks() has loaded it.
+/// Returns the calls of the module, which join_ranks() must have loaded.
 const MpiTable& mpi() {
   return *loaded_mpi().calls;
 }
@@ -35,7 +35,7 @@ void check(int code, std::string_view what) {
   throw Error(ErrorCategory::comm, fmt::format("{}: MPI: {}", what, reason));
 }
 
-/// "Open MPI v4.1.4".
+/// Returns "Open MPI v4.1.4".
 std::string library_name() {
   std::array<char, 1024> text = {};
   mpi().describe_library(text.data(), text.size());
@@ -64,7 +64,7 @@ void check(int code, const Collective& what) {
   if (code != 0) check(code, to_text(what));
 }
 
-/// `value` as an MPI count. Throws Error(comm) when it does not fit.
+/// Returns `value` as an MPI count. Throws Error(comm) if it does not fit.
 int to_count(std::uint64_t value) {
   if (value > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
     throw Error(ErrorCategory::comm, fmt::format("a collective of {} elements exceeds MPI's limit "
@@ -76,9 +76,9 @@ int to_count(std::uint64_t value) {
 
 /// Owns MPI in this process, from MPI_Init to MPI_Finalize. Thread-safe.
 ///
-/// A failed collective leaves a request that MPI cannot cancel. From then on waits in other threads
-/// end, no new collective starts and MPI is not finalized, because that would wait for the other
-/// ranks. The process can still exit.
+/// A failed collective leaves a request that MPI cannot cancel. From then on, waits in other
+/// threads end, no new collective starts, and MPI is not finalized, because that would wait for the
+/// other ranks. The process can still exit.
 class MpiSession {
  public:
   /// Starts MPI; throws Error(comm) as join_ranks does. The calling thread destroys the session.
@@ -94,7 +94,7 @@ class MpiSession {
   MpiSession& operator=(const MpiSession&) = delete;
 
   /// Calls `start`, a nonblocking MPI call, and waits for its request. Throws Error(comm) or
-  /// Error(interrupted); all later calls throw then.
+  /// Error(interrupted); then all later calls throw.
   void run(const Collective& what, const std::function<int(MpiHandle*)>& start) {
     try {
       timeout_->check(what, 0.0);
@@ -114,7 +114,7 @@ class MpiSession {
         [&](MpiHandle* request) { return mpi().duplicate_world(&duplicate, request); });
     return duplicate;
   }
-  /// Makes a communicator of the ranks with the same `color`, ordered by `key`. Collective of all
+  /// Makes a communicator of the ranks with the same `color`, ordered by `key`. Collective over all
   /// ranks. The caller releases it. MPI has no nonblocking split, so a barrier comes first.
   MpiHandle split_world(int color, int key) {
     run({"setting up a channel", 0},
@@ -157,7 +157,7 @@ class MpiSession {
 /// Arguments of an exchange: counts and offsets per rank, in pages or bytes.
 struct Exchange {
   explicit Exchange(std::uint32_t world) : counts(world), places(world) {}
-  /// Parts one behind the other, in bytes.
+  /// Consecutive parts, in bytes.
   explicit Exchange(std::span<const Bytes> parts) {
     Bytes end = 0;
     for (const Bytes bytes : parts) {
@@ -247,8 +247,8 @@ class MpiCommunicator final : public Communicator {
     });
   }
 
-  /// `out` = the sum over ranks of this rank's shard of their `whole`. Each round exchanges as many
-  /// pages of every shard as `scratch` holds for all ranks, then adds them in rank order.
+  /// `out` = the sum over ranks of this rank's shard in their `whole`. Each round exchanges the
+  /// pages of every shard that fit in `scratch` for all ranks, then adds them in rank order.
   void reduce(std::string_view name, DeviceBytes whole, std::byte* out, DType type,
               DeviceBytes scratch) {
     const Shards shards(whole.size(), world_);
@@ -266,7 +266,7 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  /// Sends pages [page, page + piece) of each rank's shard to that rank; `scratch` receives the
+  /// Sends pages [page, page + piece) of each rank's shard to that rank. `scratch` receives the
   /// others' pages of this rank's shard, `piece` pages per rank.
   void exchange_shards(const Collective& what, DeviceBytes whole, DeviceBytes scratch,
                        std::uint64_t page, std::uint64_t piece) {

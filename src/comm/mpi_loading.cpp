@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kModule = "ballast_mpi.so";
 constexpr std::string_view kRemedy =
-    "install it beside the program, or build it: -Dmpi=enabled (needs an MPI library)";
+    "install it next to the program, or build it: -Dmpi=enabled (needs an MPI library)";
 
 std::string places_text(std::span<const fs::path> places) {
   std::string text;
@@ -38,7 +38,7 @@ std::string table_of(device::Symbols& symbols, const MpiTable*& table) {
   MpiTableFunction calls = nullptr;
   symbols.find(kMpiVersionSymbol, version);
   symbols.find(kMpiTableSymbol, calls);
-  if (!symbols.missing().empty()) return "";  // load_one() says so
+  if (!symbols.missing().empty()) return "";  // load_one() reports it
   const std::string own =
       fmt::format("{} (interface {})", ballast::version(), BALLAST_MPI_INTERFACE);
   if (version() != own) {
@@ -67,7 +67,7 @@ LoadedMpi load_mpi(std::span<const fs::path> places) {
     std::error_code error;
     if (!fs::exists(place, error)) continue;
     LoadedMpi loaded;
-    // MPI libraries load plugins that look for the library's symbols.
+    // MPI libraries load plugins that look up the library's symbols.
     const std::string refusal =
         device::load_one(place.string(), device::Scope::all, [&](device::Symbols& symbols) {
           std::string reason = table_of(symbols, loaded.calls);

@@ -16,15 +16,15 @@ struct LoadedMpi {
   std::string refusal;
 };
 
-/// Where the module of the program `program` (an absolute path) may lie: beside it, in ../lib, and
-/// in the library folder of an installation. The environment variable BALLAST_MPI_MODULE names the
-/// only place instead.
+/// Returns possible places of the module for the program `program` (an absolute path): next to it,
+/// in ../lib, and in the library folder of an installation. The environment variable
+/// BALLAST_MPI_MODULE replaces all of them.
 std::vector<std::filesystem::path> mpi_module_places(const std::filesystem::path& program);
 
 /// Loads the first module that exists in `places`. It stays loaded.
 LoadedMpi load_mpi(std::span<const std::filesystem::path> places);
 
-/// The module of this program, loaded once.
+/// Returns the module of this program, loaded once.
 const LoadedMpi& loaded_mpi();
 
 }  // namespace ballast::comm

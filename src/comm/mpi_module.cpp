@@ -1,4 +1,4 @@
-// The MPI module: a library of its own, which the program loads. See mpi_table.h.
+// The MPI module, a separate library that the program loads. See mpi_table.h.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -23,7 +23,7 @@ MPI_Comm comm(const MpiHandle* handle) {
 MPI_Request* request_of(MpiHandle* handle) {
   return std::launder(reinterpret_cast<MPI_Request*>(handle->memory));
 }
-/// Memory for a result of MPI, which does not read it.
+/// Memory for a result of MPI, which MPI does not read.
 template <class T>
 T* fresh(MpiHandle* handle, T value) {
   return new (handle->memory) T(value);
@@ -32,7 +32,7 @@ MPI_Request* fresh_request(MpiHandle* handle) {
   return fresh<MPI_Request>(handle, MPI_REQUEST_NULL);
 }
 
-/// kPage bytes as one element.
+/// The type of kPage bytes as one element.
 MPI_Datatype& page() {
   static MPI_Datatype type = MPI_DATATYPE_NULL;
   return type;

@@ -9,51 +9,50 @@ namespace ballast::comm {
 // The interface between the program and its MPI module, ballast_mpi.so. MPI libraries differ in
 // their binary interface, so only the module is compiled and linked with one, and only C types
 // cross this border. The program loads the module when it joins a run of several ranks. Functions
-// return MPI's error code, 0 for success, unless they say otherwise.
+// return MPI's error code, 0 for success, unless stated otherwise.
 
-/// Memory for an MPI_Comm or an MPI_Request, whatever it is in this MPI library.
+/// Memory for an MPI_Comm or an MPI_Request of any MPI library.
 struct MpiHandle {
   alignas(void*) std::byte memory[sizeof(void*)] = {};
 };
 
-/// The element that counts refer to. Pages (kPage bytes) let counts of buffers up to 8 TiB fit an
-/// int.
+/// The unit of counts. With pages (kPage bytes), counts of buffers up to 8 TiB fit an int.
 enum class MpiUnit : int { byte, page };
 
-/// Calls of MPI. Those with a `request` start a nonblocking collective of the communicator: test()
-/// must say that it is done before its memory may be used.
+/// Calls of MPI. Those with a `request` start a nonblocking collective of the communicator; its
+/// memory may be used only after test() reports that it is done.
 struct MpiTable {
-  /// Whether MPI was started in this process, by anyone.
+  /// Returns whether MPI was started in this process, by anyone.
   int (*started)(int* yes);
-  /// Starts MPI for calls from many threads; *threads is 0 if MPI refuses that. Failures of MPI are
-  /// returned from then on.
+  /// Starts MPI for calls from many threads; *threads is 0 if MPI does not support that. Later
+  /// failures of MPI are returned.
   int (*start)(int* threads);
   int (*finish)();
   /// Ends all processes of the run.
   void (*abort)(int status);
 
   int (*place)(int* rank, int* world);
-  /// Writes the text of an error code, or the name of the MPI library, as a string of at most
-  /// `size` bytes. They return nothing.
+  /// Write the text of an error code, or the name of the MPI library, as a string of at most `size`
+  /// bytes. They return nothing.
   void (*describe_error)(int code, char* text, std::size_t size);
   void (*describe_library)(char* text, std::size_t size);
 
-  /// Makes a communicator of all ranks. `made` stays in place until the request is done.
+  /// Makes a communicator of all ranks. `made` must not move until the request is done.
   int (*duplicate_world)(MpiHandle* made, MpiHandle* request);
-  /// Makes one of the ranks with the same `color`, ordered by `key`. Blocks.
+  /// Makes a communicator of the ranks with the same `color`, ordered by `key`. Blocks.
   int (*split_world)(int color, int key, MpiHandle* made);
   int (*release)(MpiHandle* communicator);
   int (*world_barrier)(MpiHandle* request);
   int (*test)(MpiHandle* request, int* done);
 
   int (*barrier)(const MpiHandle* communicator, MpiHandle* request);
-  /// `from` null: this rank's part is in place in `to`. `count`: of one rank's part.
+  /// `from` null: this rank's part is in place in `to`. `count`: size of one rank's part.
   int (*all_gather)(const MpiHandle* communicator, const void* from, void* to, int count,
                     MpiUnit unit, MpiHandle* request);
-  /// In place; pages and page numbers by rank.
+  /// Gathers in place; numbers of pages and page offsets by rank.
   int (*all_gather_parts)(const MpiHandle* communicator, void* whole, const int* counts,
                           const int* places, MpiHandle* request);
-  /// Sends to and receives from every rank; counts and places by rank.
+  /// Sends to and receives from every rank; counts and offsets by rank.
   int (*exchange)(const MpiHandle* communicator, const void* leaving, const int* leaving_counts,
                   const int* leaving_places, void* arriving, const int* arriving_counts,
                   const int* arriving_places, MpiUnit unit, MpiHandle* request);
@@ -61,14 +60,14 @@ struct MpiTable {
                    MpiHandle* request);
 };
 
-// What the module exports, with C linkage. The version comes first, because the table of another
-// version may differ: "0.1.0 (interface 2)".
+// Exports of the module, with C linkage. The version comes first, because the table of another
+// version may differ: "0.2.0 (interface 2)".
 inline constexpr const char* kMpiVersionSymbol = "ballast_mpi_version";
 inline constexpr const char* kMpiTableSymbol = "ballast_mpi_table";
 using MpiVersionFunction = const char* (*)();
 using MpiTableFunction = const MpiTable* (*)();
 
-/// Rises whenever MpiTable changes.
+/// Increases whenever MpiTable changes.
 #define BALLAST_MPI_INTERFACE "2"
 
 }  // namespace ballast::comm

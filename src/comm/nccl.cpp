@@ -27,7 +27,7 @@ namespace {
 constexpr Collective kSetUp = {"setting up a channel", 0};
 constexpr Collective kEnd = {"ending a channel", 0};
 
-/// Whether `code` is not a failure: nonblocking calls return "in progress".
+/// Returns whether `code` is not a failure: nonblocking calls return "in progress".
 bool accepted(ncclResult_t code) {
   return code == ncclSuccess || code == ncclInProgress;
 }
@@ -40,7 +40,7 @@ class NcclChannel {
   /// Joins the members on the calling thread's current device. Collective. Throws Error(comm).
   NcclChannel(Ranks& ranks, const Members& members, std::shared_ptr<CollectiveTimeout> timeout)
       : timeout_(std::move(timeout)) {
-    // Place 0 of each channel makes its identifier; every rank gathers all of them.
+    // Place 0 of each channel creates its identifier; every rank gathers all of them.
     ncclUniqueId own = {};
     if (members.place() == 0) require(nccl().make_identifier(&own), kSetUp);
     std::vector<ncclUniqueId> all(ranks.world());
@@ -94,7 +94,7 @@ class NcclChannel {
     }
   }
 
-  /// Polls the work on the device. Throws Error(comm) when it failed or timed out,
+  /// Polls the work on the device. Throws Error(comm) if it failed or timed out,
   /// Error(interrupted).
   void poll(const Collective& what, double waited_seconds) {
     if (communicator_ == nullptr) return;
@@ -112,7 +112,7 @@ class NcclChannel {
  private:
   void require(ncclResult_t code, const Collective& what) const {
     if (accepted(code)) return;
-    // The last error belongs to the whole process, but only it has details.
+    // The last error belongs to the whole process, but is the only source of details.
     const char* const last = nccl().last_error(communicator_);
     std::string text = nccl().error_text(code);
     if (last != nullptr && *last != '\0') text += fmt::format(": {}", last);
@@ -148,11 +148,11 @@ class NcclChannel {
   ncclComm_t communicator_ = nullptr;
 };
 
-/// Collectives only move bytes, whatever the element type.
+/// Collectives only move bytes of any element type.
 constexpr ncclDataType_t kByte = ncclUint8;
 
-/// NCCL moves data and this program's kernel adds, because the order of NCCL's own sums depends on
-/// the algorithm that it chooses.
+/// NCCL only moves data, and a kernel of this program adds it, because the order of NCCL's sums
+/// depends on the algorithm that it chooses.
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(Ranks& ranks, Members members, std::shared_ptr<CollectiveTimeout> timeout)
@@ -247,8 +247,8 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  /// `out` = the sum over ranks of this rank's shard of their `whole`. Each round exchanges as many
-  /// pages of every shard as `scratch` holds for all ranks, then adds them in rank order.
+  /// `out` = the sum over ranks of this rank's shard in their `whole`. Each round exchanges the
+  /// pages of every shard that fit in `scratch` for all ranks, then adds them in rank order.
   void reduce(device::CudaStream& stream, const Collective& what, DeviceBytes whole, std::byte* out,
               DType type, DeviceBytes scratch) {
     const Shards shards(whole.size(), world_);
@@ -266,7 +266,7 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
-  /// Sends pages [page, page + piece) of each rank's shard to that rank; `scratch` receives the
+  /// Sends pages [page, page + piece) of each rank's shard to that rank. `scratch` receives the
   /// others' pages of this rank's shard, `piece` pages per rank, in the order of the sum.
   void exchange(device::CudaStream& stream, const Collective& what, DeviceBytes whole,
                 DeviceBytes scratch, std::uint64_t page, std::uint64_t piece) {

@@ -5,7 +5,7 @@
 namespace ballast::comm {
 namespace {
 
-/// The first version whose collectives may all be nonblocking.
+/// The first version in which all collectives may be nonblocking.
 constexpr int kOldest = NCCL_VERSION(2, 18, 0);
 constexpr int kNextMajor = NCCL_VERSION(3, 0, 0);
 
@@ -31,7 +31,7 @@ void Nccl::find(device::Symbols& symbols) {
 
 std::string Nccl::refusal() const {
   int found = 0;
-  if (version(&found) != ncclSuccess) return "it does not tell its version";
+  if (version(&found) != ncclSuccess) return "its version cannot be read";
   if (found >= kOldest && found < kNextMajor) return "";
   return fmt::format("it is version {}.{}, but this program needs version 2.18 or a newer 2",
                      found / 10000, found / 100 % 100);

@@ -9,7 +9,7 @@
 
 namespace ballast::comm {
 
-/// The functions of NCCL that are used.
+/// The functions of NCCL in use.
 struct Nccl {
   decltype(&ncclGetVersion) version = nullptr;
   decltype(&ncclGetErrorString) error_text = nullptr;
@@ -28,15 +28,15 @@ struct Nccl {
   decltype(&ncclBroadcast) broadcast = nullptr;
 
   void find(device::Symbols& symbols);
-  /// Why this version cannot be used; "" if it can.
+  /// Returns why this version cannot be used; "" if it can.
   [[nodiscard]] std::string refusal() const;
 };
 
-/// The library, loaded once for the whole process. Throws Error(comm) with nccl_refusal().
+/// Returns the library, which is loaded once per process. Throws Error(comm) with nccl_refusal().
 const Nccl& nccl();
 
 using LoadedNccl = device::Loaded<Nccl>;
-/// Loads the first library of `names` that is NCCL 2.18 or a newer 2.
+/// Loads the first library in `names` that is NCCL 2.18 or a newer 2.
 LoadedNccl load_nccl(std::span<const std::string> names);
 
 }  // namespace ballast::comm

@@ -15,7 +15,7 @@ void copy_bytes(std::byte* to, const std::byte* from, Bytes bytes) {
   if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-/// One rank: gathers and sums are copies.
+/// A channel of one rank: gathers and sums are copies.
 class SelfCommunicator final : public Communicator {
  public:
   void all_gather(device::Stream& stream, ConstDeviceBytes shard, DeviceBytes whole) override {

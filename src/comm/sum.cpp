@@ -7,7 +7,7 @@
 namespace ballast::comm {
 namespace {
 
-/// Elements summed at a time. They fit the L1 cache, and all sources are read before `out` is
+/// Elements summed at a time. They fit in the L1 cache, and all sources are read before `out` is
 /// written.
 constexpr std::size_t kTile = 2048;
 
@@ -15,7 +15,7 @@ using Tile = std::array<float, kTile>;
 template <class T>
 using Stored = std::array<T, kTile>;
 
-// memcpy into local arrays tells the compiler that the loops' operands do not overlap.
+// memcpy to local arrays tells the compiler that the loops' operands do not overlap.
 template <class T>
 void load(Tile& to, const std::byte* from, std::size_t count) {
   Stored<T> values;

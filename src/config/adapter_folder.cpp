@@ -39,7 +39,7 @@ constexpr std::array kIgnoredKeys = {"auto_mapping",      "base_model_name_or_pa
                                      "qalora_group_size", "revision",
                                      "runtime_config",    "task_type"};
 
-/// Ways to begin that leave the weights of the model as they are.
+/// Kinds of initial values that do not change the weights of the model.
 constexpr std::array kPlainBeginnings = {"true", "false", "gaussian", "eva", "orthogonal"};
 
 template <class List>
@@ -53,7 +53,7 @@ bool has_no_value(const Json& value) {
          (value.is_array() && value.elements().empty());
 }
 
-/// Refuses a value of kSame of another type than LoraConfig's.
+/// Refuses a value of kSame whose type is not that of LoraConfig.
 void check_type(const std::string& file, std::string_view key, const Json& value) {
   const bool number = key == "r" || key.starts_with("lora_");
   if (number && !value.is_number()) refuse_adapters(file, key, value, "a number is expected");
@@ -113,7 +113,7 @@ void check_beginning(const std::string& file, const Json& value) {
 
 namespace {
 
-/// Refuses a key without one of ballast.adapters that changes what is trained.
+/// Refuses a key that changes what is trained and has no equivalent in ballast.adapters.
 void check_trained_key(const std::string& file, const std::string& key, const Json& value) {
   constexpr std::array kSelections = {"exclude_modules", "layers_pattern", "layers_to_transform"};
   constexpr std::array kPatterns = {"alpha_pattern", "rank_pattern"};

@@ -3,21 +3,11 @@
 
 #include <fmt/format.h>
 
+#include "src/config/json_values.h"
 #include "src/config/sections.h"
 
 namespace ballast::config {
 namespace {
-
-/// The member at "a.b.c"; nullptr if it or an object on the way is missing.
-Json* find_path(Json& root, std::string_view path) {
-  Json* at = &root;
-  while (at != nullptr && !path.empty()) {
-    const std::size_t dot = path.find('.');
-    at = at->find(path.substr(0, dot));
-    path = dot == std::string_view::npos ? "" : path.substr(dot + 1);
-  }
-  return at;
-}
 
 struct AutoValue {
   std::string_view path;

@@ -16,8 +16,8 @@ namespace {
 
 using text::Json;
 
-/// Keys that do not change the logits: of the tokenizer, of generation, of transformers itself and
-/// of programs that convert models.
+/// Keys that do not change the logits: those of the tokenizer, of generation, of transformers
+/// itself and of programs that convert models.
 constexpr std::array kWithoutEffect = {"_attn_implementation",
                                        "_attn_implementation_autoset",
                                        "_attn_implementation_internal",
@@ -127,7 +127,8 @@ constexpr std::array kWithoutEffect = {"_attn_implementation",
                                        "unsloth_version",
                                        "use_bfloat16",
                                        "use_cache"};
-/// Keys of all families that may only have one value, since others change the model. Null is false.
+/// Keys of all families that may have only one value, since others change the model. Null means
+/// false.
 constexpr std::array kMustBeFalse = {"add_cross_attention", "is_encoder_decoder",
                                      "tie_encoder_decoder"};
 constexpr const char* kMustBeTrue = "is_causal";

@@ -8,6 +8,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
+#include "src/config/json_values.h"
 #include "src/config/sections.h"
 #include "src/config/stored_names.h"
 
@@ -97,10 +98,8 @@ void check_data(const Config& c, const Document& document) {
   given_too(d.tokens, "tokens");
   given_too(d.documents, "documents");
   given_too(d.pairs, "pairs");
-  const Json* const section = document.root().find("data");
-  const Json* const eval = section == nullptr ? nullptr : section->find("eval");
-  const Json* const held_out = section == nullptr ? nullptr : section->find("held_out");
-  if (eval != nullptr && eval->is_number() && held_out != nullptr && !held_out->is_null()) {
+  const Json* const eval = find_given(document.root(), "data.eval");
+  if (eval != nullptr && eval->is_number() && find_given(document.root(), "data.held_out")) {
     document.fail("data.held_out", "data.eval gives a share too; give one of them");
   }
   if (!d.text.empty() && c.model.vocab_size < kByteValues) {
@@ -143,13 +142,6 @@ void check_scheduler(const SchedulerSection& s, const Document& document) {
   }
 }
 
-/// The value of `key` in `section`.params of the config; nullptr if it is not given.
-const Json* find_parameter(const Document& document, const char* section, const char* key) {
-  const Json* const all = document.root().find(section);
-  const Json* const params = all == nullptr ? nullptr : all->find("params");
-  return params == nullptr ? nullptr : params->find(key);
-}
-
 /// Notes parameters of the optimizer that are left out and have another default in DeepSpeed 0.19.8
 /// (FusedAdam, DeepSpeedCPUAdam, FusedLion, DeepSpeedCPULion). The other defaults are equal.
 void note_optimizer_defaults(Config& c, const Document& document) {
@@ -157,8 +149,7 @@ void note_optimizer_defaults(Config& c, const Document& document) {
   if (section == nullptr || !section->is_object()) return;  // DeepSpeed has no default optimizer
   const OptimizerSection& o = c.optimizer;
   const auto note = [&](const char* key, const std::string& own, const std::string& theirs) {
-    const Json* const given = find_parameter(document, "optimizer", key);
-    if ((given != nullptr && !given->is_null()) || own == theirs) return;
+    if (own == theirs || find_given(*section, fmt::format("params.{}", key)) != nullptr) return;
     c.notes.push_back(fmt::format(
         "optimizer.params.{}: not given, so it is {}; DeepSpeed would take {}; give the key to "
         "choose",
@@ -166,7 +157,7 @@ void note_optimizer_defaults(Config& c, const Document& document) {
   };
   const auto real = [](double value) { return Json(value).compact(); };
   if (o.type == cpu_adam::Optimizer::adamw) {
-    const Json* const torch = find_parameter(document, "optimizer", "torch_adam");
+    const Json* const torch = find_path(*section, "params.torch_adam");
     const bool of_torch = torch != nullptr && torch->is_boolean() && torch->flag();
     note("weight_decay", real(o.weight_decay), of_torch ? "0.01" : "0");
   }
@@ -184,7 +175,7 @@ void note_warmup_rate(Config& c, const Document& document) {
   const bool decays = c.scheduler.type == warmup_decay;
   const bool warms_up = c.scheduler.type == warmup || decays;
   if (!warms_up || c.scheduler.warmup_max_lr || c.optimizer.lr == kDeepSpeed) return;
-  if (find_parameter(document, "scheduler", "warmup_max_lr") != nullptr) return;
+  if (find_path(document.root(), "scheduler.params.warmup_max_lr") != nullptr) return;
   c.notes.push_back(
       fmt::format("scheduler.params.warmup_max_lr: not given, so it is optimizer.params.lr {}; "
                   "DeepSpeed{} would take {}",
@@ -332,13 +323,9 @@ void check_zero(const ZeroSection& zero, const Document& document) {
 
 /// Rejects both names of one setting together.
 void check_persistence(const Json& root, const Document& document) {
-  const Json* const zero = root.find("zero_optimization");
-  if (zero == nullptr) return;
-  const auto given = [&](const char* name) {
-    const Json* const found = zero->find(name);
-    return found != nullptr && !found->is_null();
-  };
-  if (given("param_persistence_threshold") && given("stage3_param_persistence_threshold")) {
+  const auto given = [&root](const char* path) { return find_given(root, path) != nullptr; };
+  if (given("zero_optimization.param_persistence_threshold") &&
+      given("zero_optimization.stage3_param_persistence_threshold")) {
     document.fail("zero_optimization.param_persistence_threshold",
                   "stage3_param_persistence_threshold, the same setting, is given too; remove one");
   }
@@ -346,27 +333,21 @@ void check_persistence(const Json& root, const Document& document) {
 
 /// Rejects contradicting values of the two names of one setting.
 void check_activations(const Json& root, const Document& document) {
-  const auto given = [&](const char* outer, const char* inner) {
-    const Json* const section = root.find(outer);
-    const Json* const found = section == nullptr ? nullptr : section->find(inner);
-    return found == nullptr ? Json() : *found;
-  };
-  const Json theirs = given("activation_checkpointing", "cpu_checkpointing");
-  const Json ours = given("ballast", "activations");
-  if (theirs.is_null() || ours.is_null()) return;
-  const bool on_host = ours == "host" || ours == "cpu";
-  if (theirs.flag() != on_host) {
+  const Json* const theirs = find_given(root, "activation_checkpointing.cpu_checkpointing");
+  const Json* const ours = find_given(root, "ballast.activations");
+  if (theirs == nullptr || ours == nullptr) return;
+  const bool on_host = *ours == "host" || *ours == "cpu";
+  if (theirs->flag() != on_host) {
     document.fail("activation_checkpointing.cpu_checkpointing",
                   fmt::format("is {}, but ballast.activations, the same setting, is {}; remove one",
-                              theirs.compact(), ours.compact()));
+                              theirs->compact(), ours->compact()));
   }
 }
 
 /// One of the two 16-bit types, and a loss scale that can fall.
 void check_type(const Config& c, const Document& document) {
   if (c.type != DType::f16) return;
-  const Json* const section = document.root().find("bf16");
-  const Json* const bf16 = section == nullptr ? nullptr : section->find("enabled");
+  const Json* const bf16 = find_path(document.root(), "bf16.enabled");
   if (bf16 != nullptr && bf16->is_boolean() && bf16->flag()) {
     document.fail("fp16.enabled", "bf16.enabled is true, too; set one of them to false");
   }

@@ -92,6 +92,13 @@ Value Value::element(std::size_t index) const {
   return {*document_, json_->elements().at(index), fmt::format("{}[{}]", path_, index)};
 }
 
+std::vector<Value> Value::elements(std::string_view expected) const {
+  if (!json_->is_array()) fail_type(expected);
+  std::vector<Value> values;
+  for (std::size_t i = 0; i < json_->elements().size(); ++i) values.push_back(element(i));
+  return values;
+}
+
 bool Value::flag() const {
   if (!json_->is_boolean()) fail_type("true or false");
   return json_->flag();
@@ -252,20 +259,22 @@ Json list_of(const std::vector<std::string>& texts) {
   return list;
 }
 
+Key text_list(std::string name, std::vector<std::string>& target, std::string_view expected,
+              const std::function<std::string(const Value&)>& read_one) {
+  const auto read = [&target, expected, read_one](const Value& value) {
+    target.clear();
+    if (value.json().is_string()) {
+      target.push_back(read_one(value));
+      return;
+    }
+    for (const Value& item : value.elements(expected)) target.push_back(read_one(item));
+  };
+  return {std::move(name), read, [&target] { return list_of(target); }};
+}
+
 Key path_list(std::string name, std::vector<std::string>& target) {
-  Key key = {std::move(name),
-             [&target](const Value& value) {
-               target.clear();
-               if (value.json().is_string()) {
-                 target.push_back(value.path_text());
-                 return;
-               }
-               if (!value.json().is_array()) value.fail_type("a path or an array of paths");
-               for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-                 target.push_back(value.element(i).path_text());
-               }
-             },
-             [&target] { return list_of(target); }};
+  Key key = text_list(std::move(name), target, "a path or an array of paths",
+                      [](const Value& value) { return value.path_text(); });
   key.names_paths = true;
   return key;
 }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -50,6 +51,8 @@ class Value {
   [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] Value member(const std::string& name) const;
   [[nodiscard]] Value element(std::size_t index) const;
+  /// The elements of an array; `expected` is for the error for another value.
+  [[nodiscard]] std::vector<Value> elements(std::string_view expected) const;
   /// Another value at the same place; refers to `json`.
   [[nodiscard]] Value with(const Json& json) const { return {*document_, json, path_}; }
   [[nodiscard]] bool is_auto() const { return *json_ == "auto"; }
@@ -147,7 +150,10 @@ Key choice(std::string name, T& target) {
 Key path(std::string name, std::filesystem::path& target);
 /// An array of strings.
 Json list_of(const std::vector<std::string>& texts);
-/// A string or an array of strings, each a path or a glob.
+/// A string or an array of strings, each read by `read_one`. `expected` is for errors.
+Key text_list(std::string name, std::vector<std::string>& target, std::string_view expected,
+              const std::function<std::string(const Value&)>& read_one);
+/// The same of paths and globs.
 Key path_list(std::string name, std::vector<std::string>& target);
 
 /// Also accepts "auto", which sets `target` to zero (or none).
@@ -164,6 +170,19 @@ Key or_auto(Key key, T& target) {
     return target == T{} ? Json("auto") : write();
   };
   return key;
+}
+
+/// A key of a value that may be missing: written as `missing`, which is "auto" or null, and read as
+/// missing from "auto" if that is `missing`. `read_one` reads another value.
+template <class T>
+Key optional_key(std::string name, std::optional<T>& target, const Json& missing,
+                 const std::function<T(const Value&)>& read_one) {
+  return {std::move(name),
+          [&target, read_one, missing](const Value& value) {
+            target.reset();
+            if (!value.is_auto() || missing.is_null()) target = read_one(value);
+          },
+          [&target, missing] { return target ? Json(*target) : missing; }};
 }
 
 /// The same key, not printed.

@@ -37,9 +37,8 @@ Key folders(std::string name, std::vector<Path>& target) {
                  target.push_back(folder(value));
                  return;
                }
-               if (!value.json().is_array()) value.fail_type("a path or an array of paths");
-               for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-                 add_folder(value.element(i), target);
+               for (const Value& item : value.elements("a path or an array of paths")) {
+                 add_folder(item, target);
                }
              },
              [&target] {
@@ -124,11 +123,9 @@ Section path_keys(AioPath& entry) {
 /// Must be read after the keys of `aio` that the entries inherit.
 Key paths_key(AioSection& aio) {
   const auto read = [&aio](const Value& value) {
-    if (!value.json().is_array()) value.fail_type("an array of objects");
     aio.paths.clear();
     std::vector<Path> seen;
-    for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-      const Value item = value.element(i);
+    for (const Value& item : value.elements("an array of objects")) {
       AioPath entry = {.path = {},
                        .block_size = aio.block_size,
                        .queue_depth = aio.queue_depth,

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -23,8 +20,8 @@ using text::Json;
 
 constexpr const char* kIndexSuffix = ".index.json";
 constexpr std::string_view kNf4 = ".quant_state.bitsandbytes__nf4";
-/// Ends of the names that the formats give to codes, scales and descriptions: bitsandbytes, MXFP4,
-/// GPTQ and AWQ, fp8 and compressed-tensors.
+/// Suffixes that the formats give to the names of codes, scales and descriptions: bitsandbytes,
+/// MXFP4, GPTQ and AWQ, fp8 and compressed-tensors.
 constexpr std::array<std::string_view, 13> kOfCodes = {".absmax",
                                                        ".quant_map",
                                                        kNf4,
@@ -39,26 +36,27 @@ constexpr std::array<std::string_view, 13> kOfCodes = {".absmax",
                                                        ".weight_zero_point",
                                                        ".codes"};
 
-/// The index, or the header of a safetensors file (whose length comes first).
-std::string read_description(const fs::path& path) {
-  constexpr Bytes kLongest = 100'000'000;
+/// The index, or the header of a safetensors file; nothing if it is too long.
+std::optional<std::string> read_description(const fs::path& path) {
   const auto file = text::open_file(path, O_RDONLY | O_NONBLOCK, ErrorCategory::data);
-  Bytes length = text::regular_file_size(file, path, ErrorCategory::data);
-  Bytes first = 0;
-  if (!path.native().ends_with(kIndexSuffix)) {
-    std::array<std::byte, sizeof(std::uint64_t)> prefix;
-    text::read_fully(file, path, 0, prefix);
-    first = prefix.size();
-    const auto header = std::bit_cast<std::uint64_t>(prefix);
-    length = header > length - first ? kLongest + 1 : header;
-  }
-  if (length > kLongest) throw Error(ErrorCategory::data, "no description of tensors");
-  std::string content(length, '\0');
-  text::read_fully(file, path, first, std::as_writable_bytes(std::span(content)));
+  const Bytes size = text::regular_file_size(file, path, ErrorCategory::data);
+  if (!path.native().ends_with(kIndexSuffix)) return read_header_text(file, path, size).json;
+  if (size > kLongestHeader) return {};
+  std::string content(size, '\0');
+  text::read_fully(file, path, 0, std::as_writable_bytes(std::span(content)));
   return content;
 }
 
 }  // namespace
+
+HeaderText read_header_text(const Descriptor& file, const fs::path& path, Bytes size) {
+  HeaderText header;
+  text::read_fully(file, path, 0, std::as_writable_bytes(std::span(&header.length, 1)));
+  if (header.length > kLongestHeader || header.length > size - kLengthBytes) return header;
+  header.json.emplace(header.length, '\0');
+  text::read_fully(file, path, kLengthBytes, std::as_writable_bytes(std::span(*header.json)));
+  return header;
+}
 
 std::optional<std::set<std::string>> stored_names(const fs::path& weights) {
   std::error_code ignored;
@@ -69,7 +67,9 @@ std::optional<std::set<std::string>> stored_names(const fs::path& weights) {
   }
   if (!fs::exists(path, ignored)) return {};
   try {
-    const Json json = text::parse_json(read_description(path), path.string());
+    const auto description = read_description(path);
+    if (!description) return {};
+    const Json json = text::parse_json(*description, path.string());
     const Json* const map = json.find("weight_map");
     std::set<std::string> names;
     for (const auto& [name, value, at] : (map == nullptr ? json : *map).members()) {

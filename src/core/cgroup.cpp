@@ -12,16 +12,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The number at the start of a file; none for "max", for -1 (version 1: no quota) and when the
-/// file does not exist.
+/// Returns the number at the start of a file; empty for "max", for -1 (version 1: no quota) and if
+/// the file does not exist.
 std::optional<double> read_number(const fs::path& path) {
   std::ifstream file(path);
   double value = 0.0;
   return file >> value && value >= 0.0 ? std::optional(value) : std::nullopt;
 }
 
-/// The group of this process relative to the mount point of its hierarchy; "" when
-/// /proc/self/cgroup does not name it. `controller` is "" for version 2.
+/// Returns the group of this process relative to the mount point of its hierarchy; "" if
+/// /proc/self/cgroup does not list it. `controller` is "" for version 2.
 fs::path own_group(const fs::path& root, const std::string& controller) {
   std::ifstream file(root / "proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {  // NUMBER:CONTROLLER,CONTROLLER:/PATH
@@ -36,7 +36,7 @@ fs::path own_group(const fs::path& root, const std::string& controller) {
   return {};
 }
 
-/// Calls `visit` with the directory of each group, from the process's own group to the root.
+/// Calls `visit` with the directory of each group, from the process's group to the root.
 template <class Visit>
 void visit_groups(const fs::path& root, const std::string& controller, Visit&& visit) {
   const fs::path mount = root / "sys/fs/cgroup" / controller;

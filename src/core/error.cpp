@@ -6,7 +6,7 @@
 namespace ballast {
 namespace {
 
-/// The message without line breaks and what else a terminal would act on.
+/// Returns the message without line breaks and other characters that a terminal interprets.
 std::string one_line(const std::string& message) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string line;

@@ -19,7 +19,7 @@ Mapping::Mapping(Bytes bytes, std::string_view what) {
     throw Error(ErrorCategory::memory, std::string(what) + ": cannot map " + format_bytes(size),
                 errno);
   }
-  // Huge pages are optional; only speed depends on them.
+  // Huge pages are optional; they affect only speed.
   static_cast<void>(madvise(memory, size, MADV_HUGEPAGE));
   bytes_ = {static_cast<std::byte*>(memory), size};
 }

@@ -7,7 +7,8 @@
 namespace ballast {
 namespace {
 
-/// Edits (insert, delete, replace, swap of neighbours) between `a` and `b`, ignoring case.
+/// Number of edits (insert, delete, replace, swap of neighbours) between `a` and `b`, ignoring
+/// case.
 std::size_t distance(std::string_view a, std::string_view b) {
   const auto same = [](char x, char y) {
     return std::tolower(static_cast<unsigned char>(x)) ==

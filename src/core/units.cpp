@@ -60,7 +60,7 @@ std::string_view trim(std::string_view text) {
   return text;
 }
 
-/// The number in `text` times its suffix, or a negative value when `text` is invalid.
+/// Returns the number in `text` times its suffix, or a negative value if `text` is invalid.
 double parse_scaled(std::string_view text, bool unit_byte) {
   text = trim(text);
   double number = 0.0;
@@ -74,8 +74,8 @@ double parse_scaled(std::string_view text, bool unit_byte) {
   return -1.0;
 }
 
-/// Three significant digits, `gap` and one of `prefixes` (powers of 1000). Values below 1000 are
-/// rounded to whole numbers.
+/// Formats three significant digits, `gap` and one of `prefixes` (powers of 1000). Values below
+/// 1000 are rounded to whole numbers.
 std::string format_scaled(double value, std::initializer_list<std::string_view> prefixes,
                           std::string_view gap) {
   const auto* prefix = prefixes.begin();

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 constexpr Bytes kSample = 64 * kKiB;
 constexpr std::uint64_t kMostSamples = 256;
 
-/// The files one after the other.
+/// The files concatenated.
 class Joined {
  public:
   explicit Joined(const std::vector<fs::path>& files) : files_(files) {
@@ -65,7 +65,7 @@ std::string describe_content(const std::vector<fs::path>& files, std::uint64_t t
   const bool whole = data.bytes() <= kMostSamples * kSample;
   const std::uint64_t pieces = whole ? (data.bytes() + kSample - 1) / kSample : kMostSamples;
   for (std::uint64_t p = 0; p < pieces; ++p) {
-    // Each begins at p / 255 of the last beginning, without an overflow for large files.
+    // Each piece begins at p / 255 of the last beginning. The form avoids overflow for large files.
     const Bytes last = data.bytes() - std::min(kSample, data.bytes());
     const Bytes spread =
         last / (kMostSamples - 1) * p + last % (kMostSamples - 1) * p / (kMostSamples - 1);

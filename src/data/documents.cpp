@@ -30,7 +30,7 @@ constexpr std::uint64_t kPackingEpoch = ~std::uint64_t{0};
 
 struct DocumentFile {
   formats::SafetensorsReader reader;
-  std::uint64_t first = 0;  // index of its first token in the whole
+  std::uint64_t first = 0;  // index of its first token over all files
   std::uint64_t tokens = 0;
   std::uint64_t documents = 0;
   bool masked = false;
@@ -45,7 +45,7 @@ std::string metadata_of(const formats::SafetensorsReader& reader, const std::str
   return found == reader.metadata().end() ? "" : found->second;
 }
 
-/// The tensor `name`, which must be a list of one of `dtypes`.
+/// Returns the tensor `name`, which must be a list of one of `dtypes`.
 const formats::StoredTensor& list_of(const DocumentFile& file, const std::string& name,
                                      const std::vector<std::string>& dtypes) {
   const formats::StoredTensor* const tensor = file.reader.find(name);
@@ -115,7 +115,7 @@ DocumentFile open_file_of_documents(const std::filesystem::path& path, bool pair
   file.documents = bounds - 1;
   if (pairs && file.documents % 2 == 1) {
     file.refuse(
-        "tensor 'documents' has an odd number of documents, so one has no other to pair with");
+        "tensor 'documents' has an odd number of documents, so the last one has no partner");
   }
   for (const auto& tensor : file.reader.tensors()) {
     if (tensor.name != kTokens && tensor.name != kMask && tensor.name != kDocuments) {
@@ -125,7 +125,7 @@ DocumentFile open_file_of_documents(const std::filesystem::path& path, bool pair
   return file;
 }
 
-/// Appends the offsets of the documents of `file` to those of the files before.
+/// Appends the offsets of the documents of `file`, counted over all files.
 void append_offsets(const DocumentFile& file, std::vector<std::uint64_t>& offsets) {
   std::vector<std::int64_t> own(file.reader.find(kDocuments)->elements);
   file.reader.read_whole(kDocuments, own);
@@ -242,7 +242,7 @@ void DocumentFiles::Parts::add(const std::filesystem::path& path) {
   files.push_back(std::move(file));
 }
 
-/// Adds the targets of a whole document.
+/// Adds the targets of a complete document.
 void DocumentFiles::Parts::count(const DocumentFile& file, std::uint64_t document,
                                  std::uint64_t document_targets) {
   targets += document_targets;
@@ -259,11 +259,11 @@ void DocumentFiles::Parts::count(const DocumentFile& file, std::uint64_t documen
                   document));
 }
 
-/// Reads all of `file` and counts its targets: the first token of a document is none.
+/// Reads all of `file` and counts its targets. The first token of a document is not a target.
 void DocumentFiles::Parts::check(const DocumentFile& file) {
   std::vector<std::int32_t> tokens;
   std::vector<std::uint8_t> trained;
-  std::uint64_t sum = 0;  // targets of the document before the next start
+  std::uint64_t sum = 0;  // targets of the current document
   const auto begin = offsets.end() - static_cast<std::ptrdiff_t>(file.documents) - 1;
   auto next = begin;
   const auto ends = [&] {

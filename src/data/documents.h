@@ -13,28 +13,26 @@
 
 namespace ballast::data {
 
-/// Several files of documents as one list of documents, in the listed order. Keeps the documents'
-/// offsets in memory and reads tokens on request. Const members may be called from several threads
-/// at a time.
+/// Several files of documents as one list of documents, in the order given. Keeps the documents'
+/// offsets in memory and reads tokens on request. Const members may be called from several threads.
 ///
 /// A file is a safetensors file with the metadata `format` "ballast documents" and `version` "1",
 /// and the tensors
-///  - `tokens`, U16, U32 or I32 [T]: the ids of all documents, one after the other;
+///  - `tokens`, U16, U32 or I32 [T]: the ids of all documents, concatenated;
 ///  - `documents`, I64 or U64 [D + 1]: the first token of each document, and T;
-///  - `mask`, U8 [T], optional: 1 for a token that is trained on as a target, else 0.
+///  - `mask`, U8 [T], optional: 1 for a token that is a target of training, else 0.
 ///
 /// A file with the metadata `pairs` "chosen, rejected" has pairs: documents 2 i and 2 i + 1 are the
 /// chosen and the rejected completion of the same prompt, which is masked.
 class DocumentFiles {
  public:
-  /// Opens the files of `patterns` (files, folders, globs: of a folder those that end in
+  /// Opens the files of `patterns` (files, folders, globs; in a folder those that end in
   /// .safetensors) for a model with `vocab_size` token ids, and reads all tokens and masks once to
-  /// check them. Throws Error(data), naming the file and the tensor: not a file of documents, a
-  /// dtype, shape, offset, id or mask that breaks the rules above, files of different tokenizers,
-  /// no token that is trained on, in a pair also in one of the two; Error(io). Logs a warning if
-  /// documents have nothing to train on.
-  /// `pairs`: the files must have pairs, otherwise none may. `model`: the folder with the model's
-  /// tokenizer, for advice.
+  /// check them. Throws Error(data) with the file and the tensor: not a file of documents; a dtype,
+  /// shape, offset, id or mask that breaks the rules above; files of different tokenizers; no
+  /// target at all, or none in one document of a pair. Throws Error(io). Logs a warning if
+  /// documents have no targets. `pairs`: the files must have pairs, otherwise none may. `model`:
+  /// the folder with the model's tokenizer, for advice.
   static DocumentFiles open(std::span<const std::string> patterns, std::uint64_t vocab_size,
                             bool pairs = false, const std::filesystem::path& model = {});
 
@@ -43,18 +41,18 @@ class DocumentFiles {
   ~DocumentFiles();
 
   [[nodiscard]] std::vector<std::filesystem::path> files() const;
-  /// First token of each document, and the number of tokens. Counts all files.
+  /// First token of each document over all files, and the number of tokens.
   [[nodiscard]] std::span<const std::uint64_t> offsets() const;
-  /// Tokens that are trained on as a target.
+  /// Number of tokens that are targets of training.
   [[nodiscard]] std::uint64_t targets() const;
-  /// The tokenizer that made the files.
+  /// The tokenizer with which the files were made.
   [[nodiscard]] const formats::TokenizerIdentity& tokenizer() const;
-  /// The first and the last document with a token that is trained on.
+  /// First and last document with a target.
   [[nodiscard]] std::uint64_t first_trained() const;
   [[nodiscard]] std::uint64_t last_trained() const;
 
-  /// Tokens [first, first + tokens.size()), which lie in one document, and whether each is trained
-  /// on (0 or 1). Throws like open() for ids and masks.
+  /// Reads tokens [first, first + tokens.size()), which must be in one document, and whether each
+  /// is a target (0 or 1). Throws like open() for ids and masks.
   void read(std::uint64_t first, std::span<std::int32_t> tokens,
             std::span<std::uint8_t> trained) const;
 
@@ -70,23 +68,23 @@ struct DocumentRange {
   std::uint64_t end = 0;
 };
 
-/// The number of documents to train on when the last ones, with at most the share `held_out` of all
+/// Number of training documents if the last documents, with at most the share `held_out` of all
 /// tokens, are kept for evaluation.
 std::uint64_t training_documents(std::span<const std::uint64_t> offsets, double held_out);
 
-/// The documents of `range`, packed into sequences of `length` tokens (see Packing). With
-/// `shuffle`, every epoch visits the sequences in an order of its own, which `seed` chooses. The
-/// last token of a document and tokens that are not trained on are no targets; at a cut the next
-/// token is the target. Padding is token 0 with ignored targets, and a document of its own.
+/// Packs the documents of `range` into sequences of `length` tokens (see Packing). With `shuffle`,
+/// every epoch visits the sequences in another order, chosen by `seed`. The last token of a
+/// document and masked tokens have no targets; at a cut, the next token is the target. Padding is
+/// token 0 with ignored targets, in a separate document.
 std::shared_ptr<const SequenceSource> packed(std::shared_ptr<const DocumentFiles> files,
                                              DocumentRange range, std::uint64_t length,
                                              bool shuffle, std::uint64_t seed);
 
-/// The pairs of `range` (of even ends), as sequences 2 i and 2 i + 1. What does not fit into
-/// `length` tokens is cut off at the end, and a pair whose prompt alone does not fit is left out:
-/// both as by DPOTrainer of TRL, with `length` as max_length and the truncation mode keep_start.
-/// With `shuffle`, every epoch visits the pairs in its own order, which `seed` chooses. If
-/// they are `packed`, sequences have positions, and padding is a separate document.
+/// Returns the pairs of `range` (even bounds) as sequences 2 i and 2 i + 1. Documents longer than
+/// `length` tokens are cut at the end, and pairs whose prompt alone does not fit are skipped, both
+/// like DPOTrainer of TRL with `length` as max_length and the truncation mode keep_start. With
+/// `shuffle`, every epoch visits the pairs in another order, chosen by `seed`. `packed`: sequences
+/// have positions, and padding is a separate document.
 std::shared_ptr<const SequenceSource> paired(std::shared_ptr<const DocumentFiles> files,
                                              DocumentRange range, std::uint64_t length,
                                              bool shuffle, std::uint64_t seed, bool packed);

@@ -26,12 +26,12 @@ constexpr std::uint64_t kPieceLength = std::uint64_t{1} << 18U;
 /// Odd, so that ids at even and at odd places are counted.
 constexpr std::size_t kStride = 31;
 
-/// Reads ids and notes whether they are all the same.
+/// Reads ids and records whether they are all the same.
 class Sampler {
  public:
   explicit Sampler(const TokenSource& source) : source_(source) {}
 
-  /// Reads [first, first + count), as far as the stream reaches.
+  /// Reads [first, first + count), up to the end of the stream.
   void read(std::uint64_t first, std::uint64_t count) {
     ids_.resize(std::min(count, source_.size() - std::min(first, source_.size())));
     if (ids_.empty()) return;
@@ -43,7 +43,7 @@ class Sampler {
     for (std::size_t i = 0; i < ids_.size(); i += kStride) ++counts_[ids_[i]];
   }
 
-  /// Says if hardly another id than one was read.
+  /// Warns if nearly all ids are the same.
   void warn_about_one_id() const {
     constexpr std::uint64_t kLong = 4096;
     constexpr double kMost = 0.4;
@@ -56,13 +56,13 @@ class Sampler {
     const double share = static_cast<double>(most->second) / static_cast<double>(all);
     const std::string file = source_.files().front().string();
     if (constant_) {
-      log(LogLevel::warning, fmt::format("data: all {} tokens of {} that were looked at are id {}: "
-                                         "is the file whole?",
-                                         read_, file, first_));
+      log(LogLevel::warning,
+          fmt::format("data: all {} tokens sampled from {} are id {}: is the file complete?", read_,
+                      file, first_));
     } else if (share > kMost) {
       log(LogLevel::warning,
-          fmt::format("data: {:.0f}% of the tokens of {} that were looked at are id {}: if it is "
-                      "padding, it is trained on, too; tools/prepare.py makes documents without it",
+          fmt::format("data: {:.0f}% of the tokens sampled from {} are id {}: if this is padding, "
+                      "the model is trained on it; tools/prepare.py makes documents without it",
                       100.0 * share, file, most->first));
     }
   }
@@ -76,7 +76,7 @@ class Sampler {
   std::unordered_map<std::int32_t, std::uint64_t> counts_;  ///< of every kStride-th id
 };
 
-/// The kernel runs the thread when a CPU is idle. Best effort.
+/// Makes the kernel run the thread only on idle CPUs. Best effort.
 void take_lowest_priority() {
   const sched_param parameters = {};
   static_cast<void>(pthread_setschedparam(pthread_self(), SCHED_IDLE, &parameters));
@@ -161,7 +161,7 @@ void IdCheck::run() {
     try {
       if (!check(*source)) return;
     } catch (const Error& error) {
-      // The run may never reach data that cannot be read now.
+      // Data that cannot be read now may never be needed by the run.
       if (error.category() != ErrorCategory::data) {
         log(LogLevel::warning,
             fmt::format("data.{}: the check of all ids has stopped: {}", key, error.what()));

@@ -15,18 +15,18 @@ namespace ballast::data {
 
 /// A stream of tokens whose ids are not all checked yet.
 struct UncheckedTokens {
-  std::string key;  ///< of the section data, for messages
+  std::string key;  ///< key in the data section, for messages
   std::shared_ptr<const TokenSource> source;
 };
 
-/// Reads ids to find one that is not in the vocabulary: all of a stream of at most 16 Mi tokens,
-/// otherwise 4 Mi tokens that are spread evenly, and the start and end of each file. Returns
-/// whether that was all. Logs a warning for a long stream of a single id. Throws like
+/// Searches for ids outside the vocabulary: in all of a stream of up to 16 Mi tokens; otherwise in
+/// 4 Mi tokens that are spread evenly, and at the start and end of each file. Returns whether
+/// everything was checked. Logs a warning for a long stream of a single id. Throws like
 /// TokenSource::read().
 bool check_sample(const TokenSource& source);
 
-/// Checks the rest of the data while a run trains: a thread of the lowest priority that reads a
-/// tenth of the time. With several ranks each checks a part.
+/// Checks the rest of the data during a run, on a thread of the lowest priority that reads a tenth
+/// of the time. With several ranks, each checks a part.
 class IdCheck {
  public:
   /// Starts the thread if there is anything to check. `rank` is below `world`.
@@ -36,16 +36,16 @@ class IdCheck {
   IdCheck(const IdCheck&) = delete;
   IdCheck& operator=(const IdCheck&) = delete;
 
-  /// Throws what the check has found so far: Error(data) naming the key, file, token and id.
+  /// Throws the error found so far, if any: Error(data) with the key, file, token and id.
   void rethrow();
   /// Waits until everything is checked.
   void wait();
 
  private:
   void run();
-  /// Checks piece after piece of a source; false if it was stopped.
+  /// Checks a source piece by piece. Returns false if it was stopped.
   bool check(const TokenSource& source);
-  /// Pauses the thread for `seconds`; false if it was stopped.
+  /// Pauses the thread for `seconds`. Returns false if it was stopped.
   bool pause(double seconds);
 
   std::vector<UncheckedTokens> unchecked_;
@@ -54,7 +54,7 @@ class IdCheck {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool stopping_ = false;
-  bool waiting_ = false;  ///< without pauses
+  bool waiting_ = false;  ///< true: check without pauses
   std::exception_ptr found_;
   std::thread thread_;
 };

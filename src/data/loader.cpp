@@ -33,7 +33,7 @@ std::uint64_t EvaluationShare::index(std::uint64_t run, std::uint64_t micro,
 
 namespace {
 
-/// The elements of sequence `index` of `batch`.
+/// Returns the elements of sequence `index` in `batch`.
 SequenceSpans spans_of(Batch& batch, std::uint64_t index, std::uint64_t length) {
   const auto part = [&](std::vector<std::int32_t>& all) {
     return all.empty() ? std::span<std::int32_t>() : std::span(all).subspan(index * length, length);

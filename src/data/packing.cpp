@@ -12,7 +12,8 @@
 namespace ballast::data {
 namespace {
 
-/// Indices of `pieces` from the longest to the shortest; equally long ones as `seed` orders them.
+/// Indices of `pieces` from the longest to the shortest. `seed` determines the order of equally
+/// long ones.
 std::vector<std::uint64_t> longest_first(const std::vector<Piece>& pieces,
                                          std::optional<std::uint64_t> seed) {
   std::vector<std::uint64_t> order(pieces.size());
@@ -25,12 +26,13 @@ std::vector<std::uint64_t> longest_first(const std::vector<Piece>& pieces,
   return order;
 }
 
-/// The sequence of every piece by best-fit decreasing, and how many there are.
+/// Places each piece in a sequence by best-fit decreasing. Returns their sequences and the number
+/// of sequences.
 std::pair<std::vector<std::uint64_t>, std::uint64_t> place(const std::vector<Piece>& pieces,
                                                            std::uint64_t length,
                                                            std::optional<std::uint64_t> seed) {
   std::vector<std::uint64_t> sequence_of(pieces.size());
-  std::map<std::uint64_t, std::vector<std::uint64_t>> open;  // sequences by their free space
+  std::map<std::uint64_t, std::vector<std::uint64_t>> open;  // sequences by free space
   std::uint64_t count = 0;
   for (const std::uint64_t i : longest_first(pieces, seed)) {
     const std::uint64_t needed = pieces[i].length;
@@ -69,7 +71,7 @@ std::vector<Piece> cut_documents(std::span<const std::uint64_t> offsets, std::ui
 Packing::Packing(std::vector<Piece> pieces, std::uint64_t length,
                  std::optional<std::uint64_t> seed) {
   auto [sequence_of, count] = place(pieces, length, seed);
-  // Numbers sequences by their first piece.
+  // Sequences are numbered by their first piece.
   constexpr std::uint64_t kNone = ~std::uint64_t{0};
   std::vector<std::uint64_t> number(count, kNone);
   std::uint64_t next = 0;

@@ -43,11 +43,12 @@ class PairedDocuments : public SequenceSource {
   }
 
  private:
-  /// Of a document, those that fit.
+  /// Number of tokens of a document that fit.
   [[nodiscard]] std::uint64_t tokens_of(std::uint64_t document) const {
     return std::min(files_->offsets()[document + 1] - files_->offsets()[document], length_);
   }
-  /// Whether a token that fits is trained on; a shorter document was checked when it was made.
+  /// Returns whether a token that fits is a target. Documents that fit were checked when they were
+  /// opened.
   [[nodiscard]] bool has_targets(std::uint64_t document) const {
     std::vector<std::int32_t> tokens(tokens_of(document));
     if (tokens.size() < length_) return tokens.size() > 1;
@@ -55,7 +56,7 @@ class PairedDocuments : public SequenceSource {
     files_->read(files_->offsets()[document], tokens, trained);
     return std::any_of(trained.begin() + 1, trained.end(), [](auto mask) { return mask != 0; });
   }
-  /// That of the n-th sequence of the run.
+  /// Returns the document of the n-th sequence of the run.
   [[nodiscard]] std::uint64_t document(std::uint64_t n) const {
     const std::uint64_t pair = n / 2 % pairs_.size();
     const std::uint64_t epoch = n / size();
@@ -67,7 +68,7 @@ class PairedDocuments : public SequenceSource {
   bool shuffle_;
   std::uint64_t seed_;
   bool packed_;
-  std::vector<std::uint64_t> pairs_;  ///< the first document of each
+  std::vector<std::uint64_t> pairs_;  ///< first document of each pair
 };
 
 }  // namespace

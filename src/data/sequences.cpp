@@ -43,7 +43,7 @@ class Windows : public SequenceSource {
   std::shared_ptr<const TokenSource> tokens_;
   TokenRange range_;
   std::uint64_t length_;
-  std::optional<SampleOrder> order_;  ///< none without a window
+  std::optional<SampleOrder> order_;  ///< empty if there is no window
 };
 
 }  // namespace

@@ -17,18 +17,18 @@
 namespace ballast::data {
 namespace {
 
-// Further files are opened for each read, since the number of descriptors is limited.
+// Files beyond this number are opened for each read, because descriptors are limited.
 constexpr std::size_t kHeldOpen = 64;
 
 struct SourceFile {
   std::filesystem::path path;
-  std::uint64_t first = 0;  // index of its first token in the whole
-  Bytes bytes = 0;          // of the file
+  std::uint64_t first = 0;  // index of its first token over all files
+  Bytes bytes = 0;          // size of the file
   formats::TokenLayout layout;
   Descriptor descriptor;  // may be closed
 };
 
-/// An id; 2^63 or more if it is negative.
+/// Decodes an id. Negative ids become 2^63 or more.
 std::uint64_t decode(const std::byte* bytes, const formats::TokenLayout& layout) {
   std::uint64_t id = 0;
   for (std::size_t i = 0; i < layout.width; ++i) {
@@ -39,13 +39,13 @@ std::uint64_t decode(const std::byte* bytes, const formats::TokenLayout& layout)
   return negative && bits < 64 ? id | (~std::uint64_t{0} << bits) : id;
 }
 
-/// Whether the text is a web page by its name, too.
+/// Returns whether the file's name is that of a web page.
 bool is_named_html(const std::filesystem::path& path) {
   const auto extension = path.extension();
   return extension == ".html" || extension == ".htm" || extension == ".xhtml";
 }
 
-/// Refuses a file that is named as text but is not.
+/// Refuses a file that is given as text but is not text.
 void check_text(const std::filesystem::path& path, const Descriptor& file, Bytes size,
                 std::uint64_t vocab_size, const std::filesystem::path& model) {
   const formats::FileFormat format = formats::recognise(path, file, size);
@@ -91,7 +91,7 @@ struct TokenSource::Parts {
 void TokenSource::Parts::add(const formats::ListedFile& listed, const config::DataSection& data,
                              const std::filesystem::path& model) {
   const std::filesystem::path& path = listed.path;
-  // Without O_NONBLOCK a named pipe would wait here for a writer.
+  // Without O_NONBLOCK, opening a named pipe would wait for a writer.
   auto descriptor = text::open_file(path, O_RDONLY | O_NONBLOCK, ErrorCategory::data);
   const auto bytes = text::regular_file_size(descriptor, path, ErrorCategory::data);
   formats::TokenLayout layout = {.width = 1, .count = bytes};
@@ -158,7 +158,7 @@ TokenSource TokenSource::open(const config::DataSection& data, std::uint64_t voc
   auto files =
       formats::list_files(text ? data.text : data.tokens,
                           text ? formats::FolderFilter::text : formats::FolderFilter::token_bin);
-  // A folder of source code may hold any text; one of JSON Lines alone holds documents.
+  // A folder of source code may have any text; one with only JSON Lines has documents.
   const bool only_json = text && std::all_of(files.begin(), files.end(), [](const auto& file) {
                            return formats::recognise(file.path) == formats::FileFormat::json_lines;
                          });
@@ -196,7 +196,7 @@ void TokenSource::read(std::uint64_t first, std::span<std::int32_t> out) const {
   expects(first <= size() && out.size() <= size() - first,
           "tokens: the range reaches beyond the data");
   const auto& files = parts_->files;
-  // The last file that starts at or before `first`; empty files before it start there too.
+  // The last file that begins at or before `first`. Empty files before it begin there too.
   auto file = std::upper_bound(files.begin(), files.end(), first,
                                [](auto index, const auto& f) { return index < f.first; });
   if (file != files.begin()) --file;

@@ -17,26 +17,26 @@
 namespace ballast::data {
 namespace {
 
-/// Runs `open` and names the key in its errors.
+/// Calls `open` and adds the key to its errors.
 template <class Open>
 auto naming(std::string_view key, const Open& open) {
   try {
     return open();
   } catch (const Error& error) {
-    if (error.category() == ErrorCategory::config) throw;  // it names the keys
+    if (error.category() == ErrorCategory::config) throw;  // has the keys already
     throw error.with_context(fmt::format("data.{}", key));
   }
 }
 
-/// The folder of the model's weights, which may have its tokenizer; "" if there is none.
+/// Returns the folder of the model's weights, which may have its tokenizer; "" if there is none.
 std::filesystem::path folder_of(const config::Config& config) {
   std::error_code ignored;
   const std::filesystem::path& weights = config.initial_weights;
   return std::filesystem::is_directory(weights, ignored) ? weights : weights.parent_path();
 }
 
-/// Text is read byte by byte, which only models without a tokenizer understand. Refuses it if the
-/// folder of the weights has one, and warns if it should have one.
+/// Text is read byte by byte, which suits only models without a tokenizer. Refuses it if the folder
+/// of the weights has one, and warns if the model probably has one.
 void check_text_for_model(const config::Config& config, const std::string& file) {
   const std::filesystem::path folder = folder_of(config);
   if (config.data.as_is || folder.empty() || config.model.vocab_size <= kLargestByteVocabulary) {
@@ -69,7 +69,7 @@ std::shared_ptr<const TokenSource> open_tokens(const config::Config& config,
   return source;
 }
 
-/// Compares the tokenizer of documents with that of the model's folder.
+/// Compares the tokenizer of the documents with that of the model's folder.
 void check_tokenizer(const config::Config& config, const DocumentFiles& files) {
   const std::filesystem::path folder = folder_of(config);
   if (config.data.as_is || folder.empty() || files.tokenizer().serialised.empty()) return;
@@ -107,13 +107,13 @@ std::shared_ptr<const DocumentFiles> open_files(const config::Config& config,
   return files;
 }
 
-/// All of the files, in their order.
+/// All tokens of the files, in order.
 std::shared_ptr<const SequenceSource> in_order(std::shared_ptr<const TokenSource> source,
                                                std::uint64_t length) {
   const TokenRange all = {0, source->size()};
   return windows_of(std::move(source), all, length, false, 0);
 }
-/// The documents of `range` as sequences: in pairs, or packed.
+/// The documents of `range` as sequences, paired or packed.
 std::shared_ptr<const SequenceSource> sequences_of(const config::Config& config,
                                                    std::shared_ptr<const DocumentFiles> files,
                                                    DocumentRange range, bool shuffle) {
@@ -133,7 +133,7 @@ TrainingData open_stream(const config::Config& config) {
   TrainingData data;
   const auto source = naming(section.kind(), [&] { return open_tokens(config, section); });
   const auto check = [&](std::string_view key, const std::shared_ptr<const TokenSource>& read) {
-    // Every byte of text is an id.
+    // Every byte of text is a valid id.
     const bool all = !section.text.empty() || naming(key, [&] { return check_sample(*read); });
     if (!all) data.unchecked.push_back({std::string(key), read});
   };
@@ -159,7 +159,7 @@ TrainingData open_stream(const config::Config& config) {
   return data;
 }
 
-/// The tokens of each document to train on, the shortest first.
+/// Lengths of the training documents in tokens, ascending.
 std::vector<std::uint64_t> lengths_of(const DocumentFiles& files, std::uint64_t documents) {
   const auto offsets = files.offsets();
   std::vector<std::uint64_t> lengths(documents);
@@ -168,7 +168,7 @@ std::vector<std::uint64_t> lengths_of(const DocumentFiles& files, std::uint64_t 
   return lengths;
 }
 
-/// Share of the tokens of an epoch that are padding.
+/// Share of padding in the tokens of an epoch.
 double padding_of(const SequenceSource& source, std::uint64_t length) {
   std::uint64_t real = 0;
   for (std::uint64_t n = 0; n < source.size(); ++n) real += source.real_tokens(n);
@@ -188,7 +188,7 @@ void summarize(const DocumentFiles& files, std::uint64_t documents, std::uint64_
   if (!lengths.empty()) data.longest_document = lengths.back();
 }
 
-/// Sequences that hold the documents with less padding: as long as the longest, or as most pairs.
+/// Finds a sequence length with less padding: the longest document, or most pairs.
 void find_better_length(const config::Config& config,
                         const std::shared_ptr<const DocumentFiles>& files, DocumentRange range,
                         TrainingData& data) {
@@ -217,7 +217,7 @@ bool has_documents(const config::DataSection& data) {
   return !data.documents.empty() || !data.pairs.empty();
 }
 
-/// Says how many of the pairs in `documents` are left out.
+/// Warns about pairs in `documents` that are skipped.
 void check_pairs(const config::Config& config, std::uint64_t documents,
                  const SequenceSource& training) {
   if (config.data.pairs.empty()) return;
@@ -230,11 +230,11 @@ void check_pairs(const config::Config& config, std::uint64_t documents,
                                                  why));
   }
   if (left_out == 0) return;
-  log(LogLevel::warning, fmt::format("data.pairs: {} of {} pairs are left out, because {}",
-                                     left_out, documents / 2, why));
+  log(LogLevel::warning, fmt::format("data.pairs: {} of {} pairs are skipped, because {}", left_out,
+                                     documents / 2, why));
 }
 
-/// Says if the training part, or the part that is held out, has nothing to train on.
+/// Checks that the training part and the held-out part have targets.
 void check_targets(const config::Config& config, const DocumentFiles& files,
                    std::uint64_t documents) {
   if (documents > 0 && files.first_trained() >= documents) {
@@ -317,7 +317,7 @@ void warn_without_evaluation(const config::Config& config, const TrainingData& d
   const std::uint64_t needed = config.data.sequence_length + 1;
   const std::uint64_t held = data.summary.evaluation_tokens;
   const std::uint64_t total = data.summary.training_tokens + held;
-  const bool share_helps = !files && total / 2 >= needed;  // the share is at most 0.5
+  const bool share_helps = !files && total / 2 >= needed;  // the maximum share is 0.5
   const std::string data_text =
       files ? fmt::format("the files of data.eval have {} tokens", held)
             : fmt::format("data.held_out {} of {} tokens is {}", share, total,

@@ -8,8 +8,8 @@
 
 namespace ballast::device {
 
-/// Allocates from a device's memory in whole pages, from start to end, without freeing. Does not
-/// own the memory. Thread-safe.
+/// Allocates a device's memory in whole pages, from start to end, without freeing. Does not own the
+/// memory. Thread-safe.
 class DeviceMemory {
  public:
   /// `memory`: page-aligned, a whole number of pages.

@@ -7,15 +7,16 @@
 
 namespace ballast::device {
 
-/// The host device. Throws Error(memory) when the budget cannot be mapped.
+/// Makes the host device. Throws Error(memory) if the budget cannot be mapped.
 std::unique_ptr<Device> make_host_device(const DeviceOptions& options);
 
-/// Why GPU kernels cannot run on this process's GPU; there is one. One line, or "".
+/// Returns why GPU kernels cannot run on this process's GPU, in one line, or "". There must be a
+/// GPU.
 std::string unsuitable_gpu(const DeviceOptions& options);
-/// Why a library that every run on a GPU needs cannot be loaded, one line, or "".
+/// Returns why a library that every run on a GPU needs cannot be loaded, in one line, or "".
 std::string missing_gpu_library();
 
-/// own_memory(), gpu_name() and make_device() of the CUDA device. The last two throw Error(device)
+/// own_memory(), gpu_name() and make_device() for the CUDA device. The last two throw Error(device)
 /// if there is none.
 Bytes free_cuda_memory(const DeviceOptions& options);
 std::string cuda_name(const DeviceOptions& options);

@@ -21,12 +21,12 @@
 namespace ballast::device {
 namespace {
 
-/// MADV_POPULATE_WRITE, which headers older than Linux 5.14 do not have. Source: Linux,
+/// MADV_POPULATE_WRITE, which headers before Linux 5.14 lack. Source: Linux,
 /// include/uapi/asm-generic/mman-common.h.
 constexpr int kPopulateWrite = 23;
 /// Bytes that a thread populates at a time, aligned so that no two threads make the same huge page.
 constexpr Bytes kPiece = 32 * kMiB;
-/// More threads are hardly faster: memory bandwidth is saturated.
+/// More threads are hardly faster, because memory bandwidth is saturated.
 constexpr unsigned kMostThreads = 16;
 
 /// The largest number of nodes that a kernel can be configured for.
@@ -71,7 +71,7 @@ bool prefer_numa_node(HostBytes memory, int node) {
   std::array<unsigned long, kNodes / kWordBits> nodes = {};
   const auto bit = static_cast<std::size_t>(node);
   nodes[bit / kWordBits] = 1UL << (bit % kWordBits);
-  // The kernel uses one bit fewer than this argument says.
+  // The kernel uses one bit fewer than this argument.
   return syscall(SYS_mbind, memory.data(), memory.size(), MPOL_PREFERRED, nodes.data(), kNodes + 1,
                  0) == 0;
 }

@@ -4,8 +4,8 @@
 
 namespace ballast::device {
 
-/// A named range of this thread's time in NVIDIA's profilers (NVTX), while the object lives. Costs
-/// next to nothing without a profiler. Ranges of a thread are nested.
+/// A named range of this thread's time in NVIDIA's profilers (NVTX), during the object's lifetime.
+/// Costs next to nothing without a profiler. Ranges of a thread are nested.
 class ProfilerRange {
  public:
   explicit ProfilerRange(const std::string& name);
@@ -14,7 +14,7 @@ class ProfilerRange {
   ProfilerRange& operator=(const ProfilerRange&) = delete;
 };
 
-/// Why there are no ranges in this program, one line, or "".
+/// Returns why this program has no ranges, in one line, or "".
 std::string profiler_refusal();
 
 }  // namespace ballast::device

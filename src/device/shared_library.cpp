@@ -6,7 +6,7 @@
 namespace ballast::device {
 namespace {
 
-/// The message of dlopen() without the library's name in front.
+/// Returns the message of dlopen() without the library's name at its beginning.
 std::string loader_says(std::string_view name) {
   const char* const text = dlerror();
   std::string_view said = text == nullptr ? "no reason given" : text;
@@ -15,7 +15,7 @@ std::string loader_says(std::string_view name) {
   return std::string(said);
 }
 
-/// Whether dlopen() refused a library because it found no file.
+/// Returns whether dlopen() refused a library because it found no file.
 bool is_absence(std::string_view refusal) {
   return refusal.starts_with("cannot open shared object file: No such file");
 }

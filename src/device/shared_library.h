@@ -7,10 +7,10 @@
 
 namespace ballast::device {
 
-// Libraries that are loaded on first use instead of linked, so that the program starts on machines
+// Libraries are loaded on first use instead of linked, so that the program starts on machines
 // without them.
 
-/// Looks up a loaded library's functions by name.
+/// Looks up functions of a loaded library by name.
 class Symbols {
  public:
   explicit Symbols(void* library) : library_(library) {}
@@ -20,9 +20,9 @@ class Symbols {
   void find(const char* name, Function& function) {
     function = reinterpret_cast<Function>(look_up(name));
   }
-  /// The first missing function, or "".
+  /// Returns the first missing function, or "".
   [[nodiscard]] const std::string& missing() const { return missing_; }
-  /// The file that the function found last belongs to, "" before the first or if it is unknown.
+  /// Returns the file of the last function found; "" before the first, or if unknown.
   [[nodiscard]] std::string file() const;
 
  private:
@@ -32,18 +32,18 @@ class Symbols {
   std::string missing_;
 };
 
-/// Who finds a library's symbols by name: only those who ask it, or also all libraries that are
+/// Visibility of a library's symbols: only to explicit lookups, or also to libraries that are
 /// loaded later.
 enum class Scope { own, all };
 
 /// Loads `name` (a path, or a name for the loader's search path), unless it lacks a function that
-/// `resolve` looks up or `resolve` refuses it by returning a reason. A library that is accepted
-/// stays loaded. Returns the reason why it cannot be used, one line, or "".
+/// `resolve` looks up, or `resolve` returns a reason to refuse it. An accepted library stays
+/// loaded. Returns the reason why it cannot be used, in one line, or "".
 std::string load_one(const std::string& name, Scope scope,
                      const std::function<std::string(Symbols&)>& resolve);
 
-/// The functions of a loaded library and the file it was loaded from, or the reason in one line why
-/// it could not be loaded.
+/// The functions of a loaded library and its file, or the reason in one line why it could not be
+/// loaded.
 template <class Functions>
 struct Loaded {
   Functions functions;
@@ -53,12 +53,12 @@ struct Loaded {
 
 /// Loads the first of `names` that load_one() accepts. Returns "", or the reason if none can be
 /// used: that of the first name that exists but is refused, otherwise that of the first name.
-/// `remedy` is the advice at the end of the reason.
+/// `remedy`: advice at the end of the reason.
 std::string load_first(std::span<const std::string> names, std::string_view remedy,
                        const std::function<std::string(Symbols&)>& resolve);
 
-/// load_first() for a library whose functions look themselves up (Functions::find(Symbols&)) and
-/// check their version (Functions::refusal()).
+/// load_first() for a library whose functions have a lookup (Functions::find(Symbols&)) and a
+/// version check (Functions::refusal()).
 template <class Functions>
 Loaded<Functions> load_library(std::span<const std::string> names, std::string_view remedy) {
   Functions found;

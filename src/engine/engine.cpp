@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -40,352 +39,270 @@ class SeededWeights : public WeightSource {
   std::uint64_t seed_;
 };
 
+/// `ranks`: nullptr for one rank.
+device::DeviceOptions device_options(const Blueprint& blueprint, const EngineOptions& options,
+                                     const std::atomic<bool>* interrupted,
+                                     const comm::Ranks* ranks) {
+  return {.kind = options.device,
+          .type = blueprint.type,
+          .budget = blueprint.budgets.device,
+          .compute_threads = options.compute_threads,
+          .link_gbps = options.link_gbps,
+          .local_rank = ranks == nullptr ? 0 : ranks->launch().local_rank,
+          .interrupted = interrupted};
+}
+
+void expect_training(const Blueprint& blueprint) {
+  expects(blueprint.options.purpose == step::Purpose::training,
+          "engine: a blueprint for evaluation has no states");
+}
+
+/// How many targets of all ranks count, or pairs.
+std::uint64_t count_targets(const Blueprint& blueprint, comm::Ranks* ranks,
+                            std::span<const std::int32_t> own) {
+  std::uint64_t count = count_losses(own, blueprint.pairs ? 2 * blueprint.shape.length : 1);
+  if (ranks == nullptr) return count;
+  std::vector<std::uint64_t> all(ranks->world());
+  ranks->all_gather(std::as_bytes(std::span(&count, 1)), std::as_writable_bytes(std::span(all)));
+  return std::accumulate(all.begin(), all.end(), std::uint64_t{0});
+}
+
 }  // namespace
-
-class Engine::Impl {
- public:
-  Impl(Blueprint blueprint, EngineOptions options, const std::atomic<bool>* interrupted,
-       comm::Ranks* ranks)
-      : blueprint_(std::move(blueprint)),
-        options_(std::move(options)),
-        interrupted_(interrupted),
-        ranks_(ranks != nullptr && ranks->world() > 1 ? ranks : nullptr),
-        device_(device::make_device(device_options())),
-        compute_(model::make_compute(*device_, blueprint_.model, blueprint_.type, blueprint_.shape,
-                                     options_.kernels)),
-        updater_(options_.update),
-        device_update_(update::make_device_update(*device_, updater_)) {
-    if (options_.nvtx && !device::profiler_refusal().empty()) {
-      throw Error(ErrorCategory::config, "ballast.nvtx: " + device::profiler_refusal());
-    }
-    const step::Problem& problem = blueprint_.problem;
-    expects(problem.world == (ranks_ == nullptr ? 1 : ranks_->world()) &&
-                blueprint_.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
-            "engine: the blueprint's rank or world differs from this process");
-    const model::KernelSizes& needed = compute_->sizes();
-    const model::StepProgram& program = problem.program();
-    bool enough = problem.workspace_bytes >= needed.workspace;
-    for (const model::StepValue& value : program.values) {
-      if (program.classes[value.of].line != model::LedgerLine::intermediates) continue;
-      enough = enough && program.bytes_of(value) >= needed.intermediates[value.owner];
-    }
-    expects(enough, "engine: the blueprint reserves too little memory for the device's kernels");
-    if (!state::swap_extents(blueprint_.schedule).empty()) state::check_paths(options_.swap);
-  }
-
-  ~Impl() {
-    if (snapshot_) snapshot_->cancel();  // operations may wait for it
-    executor_.reset();
-  }
-
-  void start(WeightSource& source) {
-    start_with({}, [&](bool) { fill_states(blueprint_, source, updater_, perform()); });
-  }
-
-  void start_from_seed() {
-    SeededWeights source(options_.seed);
-    start(source);
-  }
-
-  bool resume(const StateSource& source, std::uint64_t updates, const KeptStates& here,
-              const state::KeptExtents& kept) {
-    expect_training();
-    const bool same = same_homes(here.homes, homes_on(blueprint_, Tier::nvme));
-    bool reused = false;
-    start_with(same ? here.image : state::SwapImage{}, [&](bool reuses) {
-      snapshot_->restore(source, reuses, here, kept);
-      reused = reuses;
-    });
-    updates_ = updates;
-    return reused;
-  }
-
-  /// `here`: existing swap files. Passes to `fill` whether they are used.
-  void start_with(const state::SwapImage& here, const std::function<void(bool reuses)>& fill) {
-    expects(!executor_, "engine: start() was called twice");
-    bool reuses = false;
-    // Collectives follow, so all ranks must know when one cannot allocate.
-    comm::collective_try(ranks_, [&] {
-      const auto plan = state::plan_swap(options_.swap, blueprint_.schedule,
-                                         blueprint_.options.kept_checkpoints, here, reuses);
-      store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, plan);
-    });
-    lanes_.emplace(Modules{.blueprint = blueprint_,
-                           .device = *device_,
-                           .compute = *compute_,
-                           .store = *store_,
-                           .updater = updater_,
-                           .device_update = *device_update_,
-                           .ranks = ranks_,
-                           .preference = options_.preference,
-                           .gradient_clipping = options_.gradient_clipping,
-                           .nvtx = options_.nvtx,
-                           .seed = options_.seed});
-    snapshot_.emplace(
-        blueprint_, *store_, ranks_, [this] { finish(); }, perform());
-    const plan::Schedule& schedule = blueprint_.schedule;
-    compute_->set_workspace(store_->device(schedule.workspace, blueprint_.problem.workspace_bytes));
-    for (const plan::BufferId id : schedule.batch_host) {
-      batches_.push_back(store_->host(id, schedule.buffers[id].bytes));
-    }
-    const auto begin = std::chrono::steady_clock::now();
-    fill(reuses);
-    fill_time_ = std::chrono::steady_clock::now() - begin;
-    if (device_->kind() != "host") warm_up(*lanes_);
-    executor_ = make_executor([this](const plan::Span& span) {
-      if (auto* timeline = timeline_.load()) timeline->spans.push_back(span);
-    });
-  }
-
-  StepResult train_step(const TokenBatch& batch, double learning_rate, double loss_scale) {
-    const plan::Plan& plan = training_plan(batch.tokens.size() / blueprint_.shape.tokens());
-    const StepContext& context = run(plan, batch, learning_rate, loss_scale);
-    pending_updates_ = plan.leaves_updates;
-    StepResult result = context.result;
-    if (!result.skipped) ++updates_;
-    const bool as_assumed =
-        !result.skipped && context.hyper.gradient_scale == context.unclipped_scale();
-    const plan::Plan& rollback = blueprint_.schedule.rollback;
-    if (!as_assumed && !rollback.operations.empty()) {
-      executor_->submit(rollback, ++submissions_);
-      pending_updates_ = false;
-      result.rolled_back = true;
-    }
-    return result;
-  }
-
-  Evaluation evaluate(const TokenBatch& batch) {
-    flush();
-    const StepResult& found = run(blueprint_.schedule.evaluation, batch, 0.0, 1.0).result;
-    return {found.loss, found.targets};
-  }
-
-  void finish() {
-    expects(executor_ != nullptr, "engine: call start() first");
-    flush();
-    executor_->drain();
-  }
-
-  void drain() {
-    if (executor_) executor_->drain();
-  }
-
-  EngineTotals totals() const {
-    EngineTotals totals;
-    if (!executor_) return totals;
-    totals.lanes = lanes_->without_idle(executor_->totals());
-    for (const Tier tier : kTiers) {
-      totals.allocated[static_cast<std::size_t>(tier)] = store_->allocated(tier);
-    }
-    if (const state::SwapSpace* const swap = store_->swap_space()) {
-      for (const aio::QueueCounters& path : swap->counters()) {
-        totals.nvme_bytes_by_path.push_back(path.bytes_written);
-      }
-      totals.io_backend = swap->backend();
-    }
-    totals.fill_seconds = fill_time_.count();
-    return totals;
-  }
-
-  void record(plan::Timeline* timeline) {
-    timeline_ = timeline;
-    // The executor calls its observer with its lock held: once totals() has held the lock, no
-    // thread appends to the previous timeline.
-    if (executor_) static_cast<void>(executor_->totals());
-  }
-
-  const Blueprint& blueprint() const { return blueprint_; }
-  device::Device& device() { return *device_; }
-  std::string_view update_isa() const { return to_string(updater_.isa()); }
-  std::string arithmetic() const {
-    const std::string own = compute_->arithmetic();
-    const std::uint32_t world = blueprint_.problem.world;
-    return fmt::format("{} rank{}, {}", world, world == 1 ? "" : "s",
-                       own.empty() ? device_->description() : own);
-  }
-  std::uint64_t updates() const { return updates_; }
-  Snapshot& snapshot() {
-    expects(snapshot_.has_value(), "engine: call start() first");
-    return *snapshot_;
-  }
-
- private:
-  [[nodiscard]] device::DeviceOptions device_options() const {
-    return {.kind = options_.device,
-            .type = blueprint_.type,
-            .budget = blueprint_.budgets.device,
-            .compute_threads = options_.compute_threads,
-            .link_gbps = options_.link_gbps,
-            .local_rank = ranks_ == nullptr ? 0 : ranks_->launch().local_rank,
-            .interrupted = interrupted_};
-  }
-
-  [[nodiscard]] std::unique_ptr<plan::Executor> make_executor(
-      std::function<void(const plan::Span&)> observer) {
-    return std::make_unique<plan::Executor>(
-        [this](const plan::Operation& operation, std::uint64_t submission) {
-          snapshot_->before(operation);
-          lanes_->start(operation, submission);
-        },
-        step::OperationNames(blueprint_.problem),
-        plan::ExecutorOptions{.finish = [this](const plan::Operation& operation,
-                                               std::uint64_t) { lanes_->finish(operation); },
-                              .most_on_stream = device_->kind() == "host" ? plan::kMostEnqueued
-                                                                          : plan::kMostOnFastStream,
-                              .serial = options_.serial,
-                              .delay_seed = options_.delay_seed,
-                              .observer = std::move(observer),
-                              .interrupted = interrupted_});
-  }
-
-  /// Runs plans outside of steps, without totals and timeline.
-  [[nodiscard]] Perform perform() {
-    return [this](const plan::Plan& plan, const Visitor& visitor) {
-      lanes_->set_visitor(visitor);
-      const auto executor = make_executor(nullptr);
-      executor->submit(plan, 0);
-      executor->drain();
-      lanes_->set_visitor(nullptr);
-    };
-  }
-
-  void expect_training() const {
-    expects(blueprint_.options.purpose == step::Purpose::training,
-            "engine: a blueprint for evaluation has no states");
-  }
-
-  const plan::Plan& training_plan(std::size_t micro_batches) {
-    expect_training();
-    const plan::Schedule& schedule = blueprint_.schedule;
-    if (micro_batches == blueprint_.micro_batches) {
-      return pending_updates_ || !schedule.steady.leaves_updates ? schedule.steady : schedule.first;
-    }
-    expects(micro_batches > 0 && micro_batches < blueprint_.micro_batches,
-            "engine: wrong batch size");
-    const auto key = std::make_pair(micro_batches, pending_updates_);
-    const auto found = partial_steps_.find(key);
-    if (found != partial_steps_.end()) return found->second;
-    return partial_steps_
-        .emplace(key, step::build_partial_step(
-                          blueprint_.problem, blueprint_.placement, blueprint_.options,
-                          static_cast<std::uint32_t>(micro_batches), pending_updates_))
-        .first->second;
-  }
-
-  /// Starts the pending updates of the last step.
-  void flush() {
-    if (!pending_updates_) return;
-    executor_->submit(blueprint_.schedule.flush, ++submissions_);
-    pending_updates_ = false;
-  }
-
-  /// How many targets of all ranks count, or pairs.
-  [[nodiscard]] std::uint64_t count_targets(std::span<const std::int32_t> own) const {
-    std::uint64_t count = count_losses(own, blueprint_.pairs ? 2 * blueprint_.shape.length : 1);
-    if (ranks_ == nullptr) return count;
-    std::vector<std::uint64_t> all(ranks_->world());
-    ranks_->all_gather(std::as_bytes(std::span(&count, 1)), std::as_writable_bytes(std::span(all)));
-    return std::accumulate(all.begin(), all.end(), std::uint64_t{0});
-  }
-
-  /// Copies the batch in, submits the plan and waits for its gate.
-  const StepContext& run(const plan::Plan& plan, const TokenBatch& batch, double learning_rate,
-                         double loss_scale) {
-    expects(executor_ != nullptr, "engine: call start() first");
-    // The last run with batches has passed its gate, so its batches are uploaded.
-    copy_batch(blueprint_, batch, plan.micro_batches, batches_);
-    const std::uint64_t number = ++submissions_;
-    StepContext& context = lanes_->context(number);
-    context = {};
-    context.micro_batches = plan.micro_batches;
-    context.trains = &plan != &blueprint_.schedule.evaluation;
-    context.result.targets = count_targets(batch.targets);
-    context.hyper = options_.hyper;
-    context.hyper.optimizer = blueprint_.states.optimizer;
-    context.hyper.learning_rate = learning_rate;
-    context.loss_scale = loss_scale;
-    context.hyper.gradient_scale = context.unclipped_scale();
-    context.hyper.step = static_cast<std::int64_t>(updates_ + 1);
-    executor_->submit(plan, number);
-    executor_->wait(plan.gate);
-    return context;
-  }
-
-  Blueprint blueprint_;
-  EngineOptions options_;
-  const std::atomic<bool>* interrupted_;
-  comm::Ranks* ranks_;  ///< nullptr for one rank
-  std::unique_ptr<device::Device> device_;
-  std::unique_ptr<model::Compute> compute_;
-  cpu_adam::Updater updater_;
-  std::unique_ptr<update::DeviceUpdate> device_update_;
-  std::unique_ptr<state::Store> store_;
-  std::optional<Lanes> lanes_;
-  std::optional<Snapshot> snapshot_;
-  std::unique_ptr<plan::Executor> executor_;
-  std::chrono::duration<double> fill_time_{0};
-  std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, targets, positions
-  /// By number of micro-batches and whether updates are pending.
-  std::map<std::pair<std::size_t, bool>, plan::Plan> partial_steps_;
-  std::uint64_t submissions_ = 0;
-  std::uint64_t updates_ = 0;
-  bool pending_updates_ = false;  ///< the last step's updates have not been submitted
-  std::atomic<plan::Timeline*> timeline_ = nullptr;
-};
 
 Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<bool>* interrupted,
                comm::Ranks* ranks)
-    : impl_(std::make_unique<Impl>(std::move(blueprint), std::move(options), interrupted, ranks)) {}
-Engine::~Engine() = default;
+    : blueprint_(std::move(blueprint)),
+      options_(std::move(options)),
+      interrupted_(interrupted),
+      ranks_(ranks != nullptr && ranks->world() > 1 ? ranks : nullptr),
+      device_(device::make_device(device_options(blueprint_, options_, interrupted_, ranks_))),
+      compute_(model::make_compute(*device_, blueprint_.model, blueprint_.type, blueprint_.shape,
+                                   options_.kernels)),
+      updater_(options_.update),
+      device_update_(update::make_device_update(*device_, updater_)) {
+  if (options_.nvtx && !device::profiler_refusal().empty()) {
+    throw Error(ErrorCategory::config, "ballast.nvtx: " + device::profiler_refusal());
+  }
+  const step::Problem& problem = blueprint_.problem;
+  expects(problem.world == (ranks_ == nullptr ? 1 : ranks_->world()) &&
+              blueprint_.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
+          "engine: the blueprint's rank or world differs from this process");
+  const model::KernelSizes& needed = compute_->sizes();
+  const model::StepProgram& program = problem.program();
+  bool enough = problem.workspace_bytes >= needed.workspace;
+  for (const model::StepValue& value : program.values) {
+    if (program.classes[value.of].memory != model::MemoryKind::intermediates) continue;
+    enough = enough && program.bytes_of(value) >= needed.intermediates[value.owner];
+  }
+  expects(enough, "engine: the blueprint reserves too little memory for the device's kernels");
+  if (!state::swap_extents(blueprint_.schedule).empty()) state::check_paths(options_.swap);
+}
 
-const Blueprint& Engine::blueprint() const {
-  return impl_->blueprint();
+Engine::~Engine() {
+  if (snapshot_) snapshot_->cancel();  // operations may wait for it
+  executor_.reset();
 }
-device::Device& Engine::device() {
-  return impl_->device();
-}
-std::string Engine::arithmetic() const {
-  return impl_->arithmetic();
-}
-std::string_view Engine::update_isa() const {
-  return impl_->update_isa();
-}
-void Engine::record(plan::Timeline* timeline) {
-  impl_->record(timeline);
-}
+
 void Engine::start(WeightSource& source) {
-  impl_->start(source);
+  start_with({}, [&](bool) { fill_states(blueprint_, source, updater_, perform()); });
 }
+
 void Engine::start() {
-  impl_->start_from_seed();
+  SeededWeights source(options_.seed);
+  start(source);
 }
+
 bool Engine::resume(const StateSource& source, std::uint64_t updates, const KeptStates& here,
                     const state::KeptExtents& kept) {
-  return impl_->resume(source, updates, here, kept);
+  expect_training(blueprint_);
+  const bool same = same_homes(here.homes, homes_on(blueprint_, Tier::nvme));
+  bool reused = false;
+  start_with(same ? here.image : state::SwapImage{}, [&](bool reuses) {
+    snapshot_->restore(source, reuses, here, kept);
+    reused = reuses;
+  });
+  updates_ = updates;
+  return reused;
 }
+
+void Engine::start_with(const state::SwapImage& here,
+                        const std::function<void(bool reuses)>& fill) {
+  expects(!executor_, "engine: start() was called twice");
+  bool reuses = false;
+  // Collectives follow, so all ranks must know when one cannot allocate.
+  comm::collective_try(ranks_, [&] {
+    const auto plan = state::plan_swap(options_.swap, blueprint_.schedule,
+                                       blueprint_.options.kept_checkpoints, here, reuses);
+    store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, plan);
+  });
+  lanes_ = std::make_unique<Lanes>(Modules{.blueprint = blueprint_,
+                                           .device = *device_,
+                                           .compute = *compute_,
+                                           .store = *store_,
+                                           .updater = updater_,
+                                           .device_update = *device_update_,
+                                           .ranks = ranks_,
+                                           .preference = options_.preference,
+                                           .gradient_clipping = options_.gradient_clipping,
+                                           .nvtx = options_.nvtx,
+                                           .seed = options_.seed});
+  snapshot_.emplace(
+      blueprint_, *store_, ranks_, [this] { finish(); }, perform());
+  const plan::Schedule& schedule = blueprint_.schedule;
+  compute_->set_workspace(store_->device(schedule.workspace, blueprint_.problem.workspace_bytes));
+  for (const plan::BufferId id : schedule.batch_host) {
+    batches_.push_back(store_->host(id, schedule.buffers[id].bytes));
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  fill(reuses);
+  fill_time_ = std::chrono::steady_clock::now() - begin;
+  if (device_->kind() != "host") warm_up(*lanes_);
+  executor_ = make_executor([this](const plan::Span& span) {
+    if (auto* timeline = timeline_.load()) timeline->spans.push_back(span);
+  });
+}
+
 StepResult Engine::train_step(const TokenBatch& batch, double learning_rate, double loss_scale) {
-  return impl_->train_step(batch, learning_rate, loss_scale);
+  const plan::Plan& plan = training_plan(batch.tokens.size() / blueprint_.shape.tokens());
+  const StepContext& context = run(plan, batch, learning_rate, loss_scale);
+  pending_updates_ = plan.leaves_updates;
+  StepResult result = context.result;
+  if (!result.skipped) ++updates_;
+  const bool as_assumed =
+      !result.skipped && context.hyper.gradient_scale == context.unclipped_scale();
+  const plan::Plan& rollback = blueprint_.schedule.rollback;
+  if (!as_assumed && !rollback.operations.empty()) {
+    executor_->submit(rollback, ++submissions_);
+    pending_updates_ = false;
+    result.rolled_back = true;
+  }
+  return result;
 }
-std::uint64_t Engine::evaluation_micro_batches() const {
-  return impl_->blueprint().problem.evaluation_micro_batches;
-}
+
 Evaluation Engine::evaluate(const TokenBatch& batch) {
-  return impl_->evaluate(batch);
+  flush();
+  const StepResult& found = run(blueprint_.schedule.evaluation, batch, 0.0, 1.0).result;
+  return {found.loss, found.targets};
 }
+
 void Engine::finish() {
-  impl_->finish();
+  expects(executor_ != nullptr, "engine: call start() first");
+  flush();
+  executor_->drain();
 }
+
 void Engine::drain() {
-  impl_->drain();
+  if (executor_) executor_->drain();
 }
-std::uint64_t Engine::updates() const {
-  return impl_->updates();
-}
+
 EngineTotals Engine::totals() const {
-  return impl_->totals();
+  EngineTotals totals;
+  if (!executor_) return totals;
+  totals.lanes = lanes_->without_idle(executor_->totals());
+  for (const Tier tier : kTiers) {
+    totals.allocated[static_cast<std::size_t>(tier)] = store_->allocated(tier);
+  }
+  if (const state::SwapSpace* const swap = store_->swap_space()) {
+    for (const aio::QueueCounters& path : swap->counters()) {
+      totals.nvme_bytes_by_path.push_back(path.bytes_written);
+    }
+    totals.io_backend = swap->backend();
+  }
+  totals.fill_seconds = fill_time_.count();
+  return totals;
 }
+
+void Engine::record(plan::Timeline* timeline) {
+  timeline_ = timeline;
+  // The executor calls its observer with its lock held: once totals() has held the lock, no
+  // thread appends to the previous timeline.
+  if (executor_) static_cast<void>(executor_->totals());
+}
+
+std::string Engine::arithmetic() const {
+  const std::string own = compute_->arithmetic();
+  const std::uint32_t world = blueprint_.problem.world;
+  return fmt::format("{} rank{}, {}", world, world == 1 ? "" : "s",
+                     own.empty() ? device_->description() : own);
+}
+
 Snapshot& Engine::snapshot() {
-  return impl_->snapshot();
+  expects(snapshot_.has_value(), "engine: call start() first");
+  return *snapshot_;
+}
+
+std::unique_ptr<plan::Executor> Engine::make_executor(
+    std::function<void(const plan::Span&)> observer) {
+  return std::make_unique<plan::Executor>(
+      [this](const plan::Operation& operation, std::uint64_t submission) {
+        snapshot_->before(operation);
+        lanes_->start(operation, submission);
+      },
+      step::OperationNames(blueprint_.problem),
+      plan::ExecutorOptions{.finish = [this](const plan::Operation& operation,
+                                             std::uint64_t) { lanes_->finish(operation); },
+                            .most_on_stream = device_->kind() == "host" ? plan::kMostEnqueued
+                                                                        : plan::kMostOnFastStream,
+                            .serial = options_.serial,
+                            .delay_seed = options_.delay_seed,
+                            .observer = std::move(observer),
+                            .interrupted = interrupted_});
+}
+
+Perform Engine::perform() {
+  return [this](const plan::Plan& plan, const Visitor& visitor) {
+    lanes_->set_visitor(visitor);
+    const auto executor = make_executor(nullptr);
+    executor->submit(plan, 0);
+    executor->drain();
+    lanes_->set_visitor(nullptr);
+  };
+}
+
+const plan::Plan& Engine::training_plan(std::size_t micro_batches) {
+  expect_training(blueprint_);
+  const plan::Schedule& schedule = blueprint_.schedule;
+  if (micro_batches == blueprint_.micro_batches) {
+    return pending_updates_ || !schedule.steady.leaves_updates ? schedule.steady : schedule.first;
+  }
+  expects(micro_batches > 0 && micro_batches < blueprint_.micro_batches,
+          "engine: wrong batch size");
+  const auto key = std::make_pair(micro_batches, pending_updates_);
+  const auto found = partial_steps_.find(key);
+  if (found != partial_steps_.end()) return found->second;
+  return partial_steps_
+      .emplace(key, step::build_partial_step(
+                        blueprint_.problem, blueprint_.placement, blueprint_.options,
+                        static_cast<std::uint32_t>(micro_batches), pending_updates_))
+      .first->second;
+}
+
+void Engine::flush() {
+  if (!pending_updates_) return;
+  executor_->submit(blueprint_.schedule.flush, ++submissions_);
+  pending_updates_ = false;
+}
+
+const StepContext& Engine::run(const plan::Plan& plan, const TokenBatch& batch,
+                               double learning_rate, double loss_scale) {
+  expects(executor_ != nullptr, "engine: call start() first");
+  // The last run with batches has passed its gate, so its batches are uploaded.
+  copy_batch(blueprint_, batch, plan.micro_batches, batches_);
+  const std::uint64_t number = ++submissions_;
+  StepContext& context = lanes_->context(number);
+  context = {};
+  context.micro_batches = plan.micro_batches;
+  context.trains = &plan != &blueprint_.schedule.evaluation;
+  context.result.targets = count_targets(blueprint_, ranks_, batch.targets);
+  context.hyper = options_.hyper;
+  context.hyper.optimizer = blueprint_.states.optimizer;
+  context.hyper.learning_rate = learning_rate;
+  context.loss_scale = loss_scale;
+  context.hyper.gradient_scale = context.unclipped_scale();
+  context.hyper.step = static_cast<std::int64_t>(updates_ + 1);
+  executor_->submit(plan, number);
+  executor_->wait(plan.gate);
+  return context;
 }
 
 }  // namespace ballast::engine

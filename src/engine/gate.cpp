@@ -1,12 +1,16 @@
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <span>
 #include <vector>
 
-#include "ballast/model/gradient_stats.h"
+#include "ballast/comm/communicator.h"
+#include "ballast/core/gradient_stats.h"
+#include "ballast/step/rank_sizes.h"
 
 #include "src/engine/counts.h"
-#include "src/engine/gate_inputs.h"
 #include "src/engine/handlers.h"
 #include "src/engine/report.h"
 
@@ -15,6 +19,68 @@ namespace ballast::engine {
 using plan::Role;
 
 namespace {
+
+/// Inputs of the gate's decision, summed over all ranks.
+struct GateInputs {
+  model::PairResult losses;      ///< over all targets that count; without pairs the loss alone
+  double squares = 0.0;          ///< of all packed gradients
+  std::uint64_t non_finite = 0;  ///< values of packed gradients
+};
+
+constexpr std::array kLosses = {&model::PairResult::loss, &model::PairResult::chosen,
+                                &model::PairResult::rejected, &model::PairResult::correct};
+
+/// The sum of what the head has reported of micro-batches: losses, or PairResults if `pairs`.
+model::PairResult add_losses(std::span<const double> reported, bool pairs) {
+  model::PairResult sum;
+  for (std::size_t i = 0; i < reported.size(); ++i) {
+    sum.*kLosses[pairs ? i % kLosses.size() : 0] += reported[i];
+  }
+  return sum;
+}
+
+/// `sum` divided by `count`.
+model::PairResult mean_of(const model::PairResult& sum, double count) {
+  model::PairResult mean = sum;
+  for (const auto member : kLosses) mean.*member /= count;
+  return mean;
+}
+
+/// Sums over all ranks: losses in rank order, squares by block and in the order of shards. `own`:
+/// the statistics of this rank's shard of each block's gradient. Exchanges them if there are
+/// several ranks; `ranks` may be null if not. Throws Error(comm).
+GateInputs sum_over_ranks(const model::PairResult& losses, const std::vector<GradientStats>& own,
+                          const step::RankSizes& sizes, comm::Ranks* ranks) {
+  // One message per rank: the losses, then the statistics by block.
+  const std::size_t bytes = sizeof losses + own.size() * sizeof(GradientStats);
+  const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
+  std::vector<std::byte> sent(bytes);
+  std::memcpy(sent.data(), &losses, sizeof losses);
+  std::ranges::copy(std::as_bytes(std::span(own)), sent.data() + sizeof losses);
+  std::vector<std::byte> by_rank = sent;
+  if (world > 1) {
+    by_rank.resize(world * bytes);
+    ranks->all_gather(sent, by_rank);
+  }
+  const auto read = [&](std::size_t offset, auto value) {
+    std::memcpy(&value, by_rank.data() + offset, sizeof value);
+    return value;
+  };
+  GateInputs sums;
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    const auto one = read(rank * bytes, model::PairResult());
+    for (const auto member : kLosses) sums.losses.*member += one.*member;
+  }
+  for (std::size_t block = 0; block < own.size(); ++block) {
+    for (std::uint32_t shard = 0; shard < world; ++shard) {
+      const std::size_t begin = sizes.owner_of(shard) * bytes + sizeof losses;
+      const auto one = read(begin + block * sizeof(GradientStats), GradientStats());
+      sums.squares += one.sum_of_squares;
+      sums.non_finite += one.non_finite;
+    }
+  }
+  return sums;
+}
 
 /// Sums over this rank's micro-batches.
 model::PairResult own_losses(const CurrentOperation& at) {
@@ -25,8 +91,8 @@ model::PairResult own_losses(const CurrentOperation& at) {
 }
 
 /// One per block with a gradient.
-std::vector<model::GradientStats> own_statistics(const CurrentOperation& at) {
-  std::vector<model::GradientStats> own;
+std::vector<GradientStats> own_statistics(const CurrentOperation& at) {
+  std::vector<GradientStats> own;
   for (const plan::Use& use : at.operation.uses) {
     if (use.role == Role::statistics) own.push_back(statistics_in(at, use.buffer));
   }
@@ -35,8 +101,8 @@ std::vector<model::GradientStats> own_statistics(const CurrentOperation& at) {
 
 }  // namespace
 
-model::GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer) {
-  model::GradientStats found;
+GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer) {
+  GradientStats found;
   std::memcpy(&found, at.modules().store.host(buffer, sizeof found).data(), sizeof found);
   return found;
 }

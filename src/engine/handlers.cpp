@@ -43,9 +43,9 @@ void run_clear(const CurrentOperation& at) {
 }
 
 /// Output for the statistics of the block's gradient; empty if the operation has none.
-DeviceView<model::GradientStats> statistics_of(const CurrentOperation& at) {
+DeviceView<GradientStats> statistics_of(const CurrentOperation& at) {
   if (!at.has(Role::statistics)) return {};
-  return view_as<model::GradientStats>(at.device(Role::statistics, sizeof(model::GradientStats)));
+  return view_as<GradientStats>(at.device(Role::statistics, sizeof(GradientStats)));
 }
 
 /// What the head has added to the gradient of the tied tile in the operation's block, if it has.

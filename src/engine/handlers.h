@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "ballast/model/gradient_stats.h"
+#include "ballast/core/gradient_stats.h"
 #include "ballast/plan/plan.h"
 
 #include "src/engine/current_operation.h"
@@ -22,6 +22,6 @@ void run_update(const CurrentOperation& at);
 void run_update_on_device(const CurrentOperation& at);
 
 /// Statistics of a gradient that are in host memory.
-model::GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer);
+GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer);
 
 }  // namespace ballast::engine

@@ -82,7 +82,7 @@ comm::Communicator& Lanes::gathering(RankGroup group) const {
 }
 
 QueuedStream& Lanes::queue_of(const Operation& operation) {
-  const std::optional<plan::Stream> stream = plan::stream_of(operation);
+  const std::optional<plan::StreamId> stream = plan::stream_of(operation);
   expects(stream && stream->device == 0, "engine: each lane has one stream");
   switch (stream->lane) {
     case Lane::upload:

@@ -5,9 +5,8 @@
 
 #include <fmt/format.h>
 
-#include "ballast/core/error.h"
+#include "ballast/core/gradient_stats.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/model/gradient_stats.h"
 
 #include "src/engine/state_layout.h"
 
@@ -29,17 +28,17 @@ step::BlockSizes sizes_of(const model::Architecture& model, DType type, std::siz
 }
 
 /// Element ranges of the trained tensors that are exempt, each with its padding, which is zero.
-std::vector<cpu_adam::ElementRange> undecayed_elements(const model::Architecture& model) {
-  std::vector<cpu_adam::ElementRange> ranges;
+std::vector<ElementRange> undecayed_elements(const model::Architecture& model) {
+  std::vector<ElementRange> ranges;
   Elems start = 0;
   for (const model::BlockSpec& block : model.blocks) {
-    std::vector<cpu_adam::ElementRange> own;
+    std::vector<ElementRange> own;
     for (const model::TensorSpec& tensor : block.tensors) {
       if (!tensor.undecayed || tensor.frozen) continue;
       const Elems end = tensor.offset + round_up(tensor.size, cpu_adam::Shard::kDecayStep);
       own.push_back({start + tensor.offset, start + end});
     }
-    std::ranges::sort(own, {}, &cpu_adam::ElementRange::first);
+    std::ranges::sort(own, {}, &ElementRange::first);
     ranges.insert(ranges.end(), own.begin(), own.end());
     start += round_up(block.elements, cpu_adam::Codes::kBlock);
   }
@@ -168,7 +167,7 @@ void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
                                   .ranks = problem.world};
   problem.table = std::make_shared<const step::ProgramTable>(
       model::write_program(model, blueprint.type, shape, kernels));
-  problem.statistics_bytes = sizeof(model::GradientStats);
+  problem.statistics_bytes = sizeof(GradientStats);
   problem.workspace_bytes = kernels.workspace;
   problem.micro_batch_tokens = blueprint.shape.tokens();
   problem.micro_batches = static_cast<std::uint32_t>(blueprint.micro_batches);

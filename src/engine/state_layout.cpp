@@ -32,57 +32,16 @@ Elems whole_units(Elems size) {
   return std::max<Elems>(1, size / kSubGroupUnit) * kSubGroupUnit;
 }
 
-template <class T>
+/// Null if the array is not kept.
+template <class T = void>
 T* array_in(std::byte* states, const StateArray& array) {
   return states == nullptr || array.bytes == 0 ? nullptr
                                                : reinterpret_cast<T*>(states + array.offset);
 }
 
-Moments moments_in(const StateLayout& layout, std::byte* states) {
-  switch (layout.format.moments) {
-    case Moments::Format::f32:
-      break;
-    case Moments::Format::bf16_first:
-      return {array_in<Bf16>(states, layout.first), array_in<float>(states, layout.second)};
-    case Moments::Format::blockwise8:
-      return {Codes{array_in<std::uint8_t>(states, layout.first),
-                    array_in<std::uint8_t>(states, layout.first_exponents)},
-              Codes{array_in<std::uint8_t>(states, layout.second),
-                    array_in<std::uint8_t>(states, layout.second_exponents)}};
-  }
-  return {array_in<float>(states, layout.first), array_in<float>(states, layout.second)};
-}
-
-cpu_adam::Weights::Format format_of_weights(DType type) {
-  using Format = cpu_adam::Weights::Format;
-  switch (type) {
-    case DType::f32:
-      break;
-    case DType::bf16:
-      return Format::split;
-    case DType::f16:
-      return Format::copy_f16;
-  }
-  return Format::plain;
-}
-
-/// The weights of a shard, in the buffers of a layout.
-cpu_adam::Weights weights_in(const StateLayout& layout, std::byte* weights, std::byte* states) {
-  switch (layout.type) {
-    case DType::f32:
-      break;
-    case DType::bf16:
-      return {reinterpret_cast<Bf16*>(weights), array_in<std::uint16_t>(states, layout.master)};
-    case DType::f16:
-      return {array_in<float>(states, layout.master), reinterpret_cast<F16*>(weights)};
-  }
-  return cpu_adam::Weights(reinterpret_cast<float*>(weights));
-}
-
 /// The `ranges` that have elements of [first, end).
-std::span<const cpu_adam::ElementRange> ranges_in(std::span<const cpu_adam::ElementRange> ranges,
-                                                  Elems first, Elems end) {
-  using cpu_adam::ElementRange;
+std::span<const ElementRange> ranges_in(std::span<const ElementRange> ranges, Elems first,
+                                        Elems end) {
   const auto from = std::ranges::upper_bound(ranges, first, {}, &ElementRange::end);
   const auto to = std::ranges::lower_bound(ranges, end, {}, &ElementRange::first);
   return {from, std::max(from, to)};
@@ -90,26 +49,14 @@ std::span<const cpu_adam::ElementRange> ranges_in(std::span<const cpu_adam::Elem
 
 }  // namespace
 
-Bytes StateLayout::master_width() const {
-  switch (type) {
-    case DType::f32:
-      break;
-    case DType::bf16:
-      return sizeof(std::uint16_t);
-    case DType::f16:
-      return sizeof(float);
-  }
-  return 0;
-}
-
 StateLayout::StateLayout(DType type, const StateFormat& format, Elems elements)
     : type(type), format(format), elements(elements), weight_bytes(elements * size_of(type)) {
   const auto arrays =
-      cpu_adam::traffic(format.optimizer, format_of_weights(type), type, format.moments);
+      cpu_adam::traffic(format.optimizer, cpu_adam::Weights::format_of(type), type, format.moments);
   const bool codes = format.moments == Moments::Format::blockwise8;
   const Bytes exponents = codes ? Codes::exponents_of(elements) : 0;
   Places places;
-  master = places.take(elements * master_width());
+  master = places.take(elements * cpu_adam::Weights::master_width(type));
   first = places.take(elements * arrays.first_moment);
   second = places.take(elements * arrays.second_moment);
   first_exponents = places.take(first.bytes > 0 ? exponents : 0);
@@ -170,15 +117,15 @@ cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::u
   const auto undecayed = ranges_in(blueprint.undecayed, first, first + own.elements);
   if (weights != nullptr) weights += before * size_of(blueprint.type);
   if (gradient != nullptr) gradient += before * size_of(blueprint.type);
-  return with_training_type(layout.type, [&](auto value) {
-    using T = decltype(value);
-    return cpu_adam::Shard{.weights = weights_in(layout, weights, states),
-                           .moments = moments_in(layout, states),
-                           .gradient = cpu_adam::Gradient(reinterpret_cast<const T*>(gradient)),
-                           .size = own.elements,
-                           .first_element = first,
-                           .undecayed = undecayed};
-  });
+  return {.weights = cpu_adam::Weights::of(layout.type, weights, array_in(states, layout.master)),
+          .moments = {layout.format.moments, array_in(states, layout.first),
+                      array_in(states, layout.second),
+                      array_in<std::uint8_t>(states, layout.first_exponents),
+                      array_in<std::uint8_t>(states, layout.second_exponents)},
+          .gradient = {layout.type, gradient},
+          .size = own.elements,
+          .first_element = first,
+          .undecayed = undecayed};
 }
 
 }  // namespace ballast::engine

@@ -24,8 +24,7 @@ struct StateLayout {
   DType type;  ///< of weights and gradient
   StateFormat format;
   Elems elements;
-  /// What the fp32 master of a weight has beyond it: for bf16 a 16-bit remainder, for fp16, whose
-  /// numbers have another exponent, the whole master. fp32 weights are their own masters.
+  /// What the fp32 master of a weight has beyond it: cpu_adam::Weights::format_of().
   StateArray master;
   StateArray first;  ///< moments, or their codes
   StateArray second;
@@ -34,9 +33,6 @@ struct StateLayout {
   Bytes weight_bytes;
   Bytes state_bytes;     ///< whole pages
   Bytes update_traffic;  ///< memory that an update reads and writes
-
-  /// Bytes of one entry of `master`; 0 without.
-  [[nodiscard]] Bytes master_width() const;
 };
 
 /// The elements of a block whose states one rank keeps and updates.

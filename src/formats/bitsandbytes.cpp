@@ -34,24 +34,19 @@ const Elems kBlock = Quantization{}.block();
 /// Elements whose scales share a scale.
 const Elems kWhole = kBlock * model::kNestedBlock;
 
-[[noreturn]] void refuse(const WeightPlace& place, const std::string& what) {
-  throw Error(ErrorCategory::data, fmt::format("{}: tensor '{}' {}", place.file->path().string(),
-                                               printable(place.tensor->name), what));
-}
-
 Quantization format_of(const CodedWeights& coded) {
   return {.format = Quantization::Format::nf4, .double_scales = coded.nested.tensor != nullptr};
 }
 
-/// A matrix of NF4 whose tensors are to be found and checked.
+/// A matrix in NF4 whose tensors are to be found and checked.
 class Nf4Matrix {
  public:
   Nf4Matrix(const WeightPlace& codes, const WeightPlace& description, const FindPlace& find)
       : codes_(codes), find_(find), description_(description) {
     constexpr Bytes kLongest = 64 * kKiB;
     if (description.tensor->bytes > kLongest) {
-      refuse(description, fmt::format("has {} bytes: too long for a description of codes",
-                                      description.tensor->bytes));
+      refuse_tensor(description, fmt::format("has {} bytes: too long for a description of codes",
+                                             description.tensor->bytes));
     }
     std::string content(description.tensor->bytes, '\0');
     read_stored(description, 0, std::as_writable_bytes(std::span(content)));
@@ -74,8 +69,8 @@ class Nf4Matrix {
     const Elems scales = (decoded.elements + kBlock - 1) / kBlock;
     CodedWeights coded = {.format = CodedWeights::Format::nf4, .codes = codes_};
     if (const Bytes wanted = (decoded.elements + 1) / 2; codes_.tensor->bytes != wanted) {
-      refuse(codes_, fmt::format("has {} bytes, but the codes of a matrix {} have {}",
-                                 codes_.tensor->bytes, format_shape(decoded.shape), wanted));
+      refuse_tensor(codes_, fmt::format("has {} bytes, but the codes of a matrix {} have {}",
+                                        codes_.tensor->bytes, format_shape(decoded.shape), wanted));
     }
     coded.scales = part(".absmax", nested ? "U8" : "F32", scales);
     check_table(".quant_map", model::nf4_values());
@@ -103,8 +98,8 @@ class Nf4Matrix {
   void expect(std::string_view key, const Json& wanted) const {
     const Json& found = member(key);
     if (found.type() == wanted.type() && found.text() == wanted.text()) return;
-    refuse(description_, fmt::format("says that {} is {}, but Ballast reads only {}; {}", key,
-                                     shown(found), wanted.compact(), kOriginal));
+    refuse_tensor(description_, fmt::format("says that {} is {}, but Ballast reads only {}; {}",
+                                            key, shown(found), wanted.compact(), kOriginal));
   }
 
   static std::string shown(const Json& value) {
@@ -121,9 +116,10 @@ class Nf4Matrix {
       width = size_of(type);
     }
     if (width == 0) {
-      refuse(description_,
-             fmt::format("says that dtype is {}; weights can be float32, bfloat16 or float16",
-                         shown(member("dtype"))));
+      refuse_tensor(
+          description_,
+          fmt::format("says that dtype is {}; weights can be float32, bfloat16 or float16",
+                      shown(member("dtype"))));
     }
     const Json& shape = member("shape");
     bool valid = shape.is_array() && shape.elements().size() == 2;
@@ -133,31 +129,31 @@ class Nf4Matrix {
     }
     constexpr Elems kMost = Elems{1} << 56U;
     if (!valid || !count_elements(decoded.shape, decoded.elements) || decoded.elements > kMost) {
-      refuse(description_,
-             fmt::format("says that shape is {}, not that of a matrix", shown(shape)));
+      refuse_tensor(description_,
+                    fmt::format("says that shape is {}, not that of a matrix", shown(shape)));
     }
     decoded.bytes = decoded.elements * width;
     return decoded;
   }
 
-  /// The tensor with this suffix, which must have so many elements of a type.
+  /// The tensor with this suffix, which must have `elements` elements of type `dtype`.
   WeightPlace part(std::string_view suffix, std::string_view dtype, Elems elements) {
     const WeightPlace* const found = find_(name_of(suffix));
     if (found == nullptr) {
-      refuse(codes_, fmt::format("has codes of NF4, but there is no tensor '{}'",
-                                 printable(name_of(suffix))));
+      refuse_tensor(codes_, fmt::format("has codes of NF4, but there is no tensor '{}'",
+                                        printable(name_of(suffix))));
     }
     const StoredTensor& tensor = *found->tensor;
     if (tensor.dtype != dtype || tensor.elements != elements) {
-      refuse(*found, fmt::format("is {} {}, but '{}' needs {} [{}]", tensor.dtype,
-                                 format_shape(tensor.shape), printable(codes_.tensor->name), dtype,
-                                 elements));
+      refuse_tensor(*found, fmt::format("is {} {}, but '{}' needs {} [{}]", tensor.dtype,
+                                        format_shape(tensor.shape), printable(codes_.tensor->name),
+                                        dtype, elements));
     }
     parts_.push_back(found->tensor);
     return *found;
   }
 
-  /// Tables of other versions of PyTorch may be rounded in another way.
+  /// Tables of other versions of PyTorch may be rounded differently.
   template <std::size_t size>
   void check_table(std::string_view suffix, const std::array<float, size>& wanted) {
     constexpr float kRounding = 1e-6F;
@@ -167,8 +163,9 @@ class Nf4Matrix {
     const bool equal = std::equal(found.begin(), found.end(), wanted.begin(),
                                   [](float a, float b) { return std::fabs(a - b) <= kRounding; });
     if (!equal) {
-      refuse(place, fmt::format("has not the values that bitsandbytes gives to these codes; {}",
-                                kOriginal));
+      refuse_tensor(
+          place,
+          fmt::format("has not the values that bitsandbytes gives to these codes; {}", kOriginal));
     }
   }
 
@@ -176,8 +173,8 @@ class Nf4Matrix {
     const Json& offset = member("nested_offset");
     const auto value = offset.is_number() ? static_cast<float>(offset.number()) : NAN;
     if (!std::isfinite(value)) {
-      refuse(description_,
-             fmt::format("says that nested_offset is {}, not a number of fp32", shown(offset)));
+      refuse_tensor(description_, fmt::format("says that nested_offset is {}, not a number of fp32",
+                                              shown(offset)));
     }
     return value;
   }
@@ -189,7 +186,7 @@ class Nf4Matrix {
   std::vector<const StoredTensor*> parts_;
 };
 
-/// A matrix of LLM.int8.
+/// Finds the parts of a matrix in LLM.int8.
 std::optional<Pairing> pair_int8(const WeightPlace& place, DType type, const FindPlace& find) {
   const StoredTensor& codes = *place.tensor;
   constexpr std::string_view kSuffix = "weight";
@@ -197,16 +194,17 @@ std::optional<Pairing> pair_int8(const WeightPlace& place, DType type, const Fin
   const std::string module = codes.name.substr(0, codes.name.size() - kSuffix.size());
   const WeightPlace* const scales = find(module + "SCB");
   if (scales == nullptr) {
-    refuse(place,
-           fmt::format("has codes of 8 bits, but there is no tensor '{}' with their scales; {}",
-                       printable(module + "SCB"), kOriginal));
+    refuse_tensor(
+        place, fmt::format("has codes of 8 bits, but there is no tensor '{}' with their scales; {}",
+                           printable(module + "SCB"), kOriginal));
   }
   if (codes.shape.size() != 2 || codes.elements == 0 || scales->tensor->dtype != "F32" ||
       scales->tensor->elements != codes.shape.front()) {
-    refuse(*scales,
-           fmt::format("is {} {}, but '{}' with shape {} needs F32 of one element for each row",
-                       scales->tensor->dtype, format_shape(scales->tensor->shape),
-                       printable(codes.name), format_shape(codes.shape)));
+    refuse_tensor(
+        *scales,
+        fmt::format("is {} {}, but '{}' with shape {} needs F32 of one element for each row",
+                    scales->tensor->dtype, format_shape(scales->tensor->shape),
+                    printable(codes.name), format_shape(codes.shape)));
   }
   Pairing pairing = {
       .decoded = codes,
@@ -218,8 +216,9 @@ std::optional<Pairing> pair_int8(const WeightPlace& place, DType type, const Fin
     std::byte rows = {};
     if (order->tensor->bytes == 1) read_stored(*order, 0, {&rows, 1});
     if (order->tensor->bytes != 1 || rows != std::byte{0}) {
-      refuse(*order, fmt::format("is not 0: the rows of '{}' are not one after the other; {}",
-                                 printable(codes.name), kOriginal));
+      refuse_tensor(*order,
+                    fmt::format("is not 0: the rows of '{}' are not one after the other; {}",
+                                printable(codes.name), kOriginal));
     }
     pairing.parts.push_back(order->tensor);
   }
@@ -242,31 +241,29 @@ void read_scales(const CodedWeights& coded, Elems begin, Elems first, Elems end,
   std::memcpy(to + arrays.mean, &coded.mean, sizeof coded.mean);
 }
 
-void decode_nf4(const WeightPlace& place, Elems first, std::span<float> values,
-                const ReadBytes& read_codes) {
+void decode_nf4(const WeightPlace& place, Elems first, std::span<float> values, ReadAhead* ahead) {
   const CodedWeights& coded = *place.coded;
   const Quantization how = format_of(coded);
   const Elems begin = first / kWhole * kWhole;
   const Elems end = first + values.size();
   const CodedArrays arrays(how, end - begin);
-  thread_local std::vector<std::byte> memory;  // one for all calls: they are many
+  thread_local std::vector<std::byte> memory;  // shared by all of this thread's many calls
   memory.resize(std::max<std::size_t>(memory.size(), arrays.bytes));
-  read_codes(coded.codes, first / 2,
-             {memory.data() + (first - begin) / 2, (end + 1) / 2 - first / 2});
+  read_stored(coded.codes, first / 2,
+              {memory.data() + (first - begin) / 2, (end + 1) / 2 - first / 2}, ahead);
   read_scales(coded, begin, first, end, arrays, memory.data());
   model::decode(how, arrays, memory.data(), first - begin, values);
 }
 
-/// As bitsandbytes does: times the magnitude of the row, then times 1 / 127.
-void decode_int8(const WeightPlace& place, Elems first, std::span<float> values,
-                 const ReadBytes& read_codes) {
+/// Dequantises like bitsandbytes: multiplies by the magnitude of the row, then by 1 / 127.
+void decode_int8(const WeightPlace& place, Elems first, std::span<float> values, ReadAhead* ahead) {
   const CodedWeights& coded = *place.coded;
   const Elems columns = place.tensor->shape.back();
   const Elems row = first / columns;
   std::vector<float> scales((first + values.size() - 1) / columns - row + 1);
   std::vector<std::int8_t> codes(values.size());
   read_stored(coded.scales, row * sizeof(float), std::as_writable_bytes(std::span(scales)));
-  read_codes(coded.codes, first, std::as_writable_bytes(std::span(codes)));
+  read_stored(coded.codes, first, std::as_writable_bytes(std::span(codes)), ahead);
   for (std::size_t i = 0; i < values.size(); ++i) {
     constexpr float kLargest = 127.0F;
     values[i] = static_cast<float>(codes[i]) * scales[(first + i) / columns - row];
@@ -282,31 +279,26 @@ std::optional<Pairing> pair(const WeightPlace& place, DType others, const FindPl
     return Nf4Matrix(place, *found, find).pair();
   }
   if (find(described + "fp4") != nullptr) {
-    refuse(place,
-           fmt::format("has codes of FP4, but Ballast reads only those of NF4; {}", kOriginal));
+    refuse_tensor(
+        place, fmt::format("has codes of FP4, but Ballast reads only those of NF4; {}", kOriginal));
   }
   if (find(place.tensor->name + ".absmax") != nullptr) {
-    refuse(place, fmt::format("has codes of bitsandbytes, but there is no tensor '{}nf4'",
-                              printable(described)));
+    refuse_tensor(place, fmt::format("has codes of bitsandbytes, but there is no tensor '{}nf4'",
+                                     printable(described)));
   }
   return pair_int8(place, others, find);
 }
 
-ReadAhead::Source codes_of(const WeightPlace& place, Elems first, Elems end) {
-  if (place.coded->format == CodedWeights::Format::int8) return {&place.coded->codes, first, end};
-  return {&place.coded->codes, first / 2, (end + 1) / 2};
-}
-
-void read(const WeightPlace& place, Elems first, HostBytes out, const ReadBytes& read_codes) {
+void read(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead) {
   const DType type = type_of(place);
   thread_local std::vector<float> memory;
   memory.resize(std::max<std::size_t>(memory.size(), out.size() / size_of(type)));
   const auto values = std::span(memory).first(out.size() / size_of(type));
   if (values.empty()) return;
   if (place.coded->format == CodedWeights::Format::int8) {
-    decode_int8(place, first, values, read_codes);
+    decode_int8(place, first, values, ahead);
   } else {
-    decode_nf4(place, first, values, read_codes);
+    decode_nf4(place, first, values, ahead);
   }
   encode(values, type, out);
 }
@@ -317,12 +309,12 @@ bool has_codes(const WeightPlace& place, const Quantization& wanted) {
 }
 
 void read_codes(const WeightPlace& place, const Quantization& wanted, HostBytes out,
-                const ReadBytes& read_codes) {
+                ReadAhead* ahead) {
   const CodedWeights& coded = *place.coded;
   const Quantization stored = format_of(coded);
   const Elems elements = place.tensor->elements;
   const CodedArrays arrays(wanted, elements);
-  read_codes(coded.codes, 0, out.first(coded.codes.tensor->bytes));
+  read_stored(coded.codes, 0, out.first(coded.codes.tensor->bytes), ahead);
   if (stored == wanted) return read_scales(coded, 0, 0, elements, arrays, out.data());
   std::vector<float> scales(arrays.scales_count);
   std::vector<std::byte> memory;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <optional>
 
 #include "ballast/core/view.h"
@@ -25,24 +24,24 @@
 
 namespace ballast::formats::bitsandbytes {
 
-/// See find_pairing().
+/// The matrix that is stored in quantised form at `place`, or nothing if `place` is not quantised
+/// by bitsandbytes.
+/// `others`: the type of weights that are not quantised, which matrices in LLM.int8 get. Throws
+/// Error(data) naming file and tensor if scales or descriptions are missing or do not fit;
+/// Error(io).
 std::optional<Pairing> pair(const WeightPlace& place, DType others, const FindPlace& find);
 
-/// See stored_range().
-ReadAhead::Source codes_of(const WeightPlace& place, Elems first, Elems end);
+/// Dequantises elements from `first` on into `out`, in the type of the place: code times scale in
+/// fp32, rounded once to nearest even, which is what bitsandbytes computes. `ahead` reads the
+/// codes; null: through the page cache, which scales always use.
+void read(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead);
 
-using ReadBytes = std::function<void(const WeightPlace& from, Bytes first, HostBytes out)>;
-
-/// Fills `out` with elements from `first` on, in the type of the place: code times scale in fp32,
-/// rounded once to nearest even, which is what bitsandbytes decodes. `read_codes` reads codes.
-void read(const WeightPlace& place, Elems first, HostBytes out, const ReadBytes& read_codes);
-
-/// Whether the matrix at `place` has codes that a model in `wanted` can keep as they are.
+/// Whether the matrix at `place` has codes that a model in `wanted` can keep unchanged.
 bool has_codes(const WeightPlace& place, const model::Quantization& wanted);
-/// Writes the codes and scales of such a matrix to the arrays at `out`. Scales stay as they are if
-/// both have them as codes, or neither has. Otherwise they are decoded, which loses nothing, or
-/// encoded (model::store_scales()).
+/// Writes the codes and scales of such a matrix to the arrays at `out`. Scales are copied if both
+/// formats quantise them, or neither does. Otherwise they are dequantised, which loses nothing, or
+/// quantised (model::store_scales()).
 void read_codes(const WeightPlace& place, const model::Quantization& wanted, HostBytes out,
-                const ReadBytes& read_codes);
+                ReadAhead* ahead);
 
 }  // namespace ballast::formats::bitsandbytes

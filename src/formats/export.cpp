@@ -19,12 +19,10 @@
 #include "ballast/text/json.h"
 
 #include "src/formats/adapter_files.h"
-#include "src/formats/coded_tensors.h"
 #include "src/formats/merged_adapters.h"
 #include "src/formats/mxfp4.h"
-#include "src/formats/read_ahead.h"
 #include "src/formats/safetensors_header.h"
-#include "src/formats/stored_slices.h"
+#include "src/formats/weight_reader.h"
 
 namespace ballast::formats {
 namespace {
@@ -37,7 +35,7 @@ bool is_run(const fs::path& path) {
   return fs::exists(path / "run.json", ignored) && fs::exists(path / "metrics.jsonl", ignored);
 }
 
-/// config.json of the model, and the type that it names.
+/// The config.json of the model, and the type that it names.
 struct Description {
   explicit Description(const fs::path& folder)
       : path(folder / config::kCheckpointConfig),
@@ -52,7 +50,7 @@ struct Description {
     }
   }
 
-  /// The text for weights of type `other`; unchanged if that is the one it names.
+  /// The text for weights of type `other`; unchanged if it names that type.
   [[nodiscard]] std::string with(DType other) const {
     const Json* const named = json.find(key);
     if (named != nullptr && *named == config::torch_name(other)) return text;
@@ -73,8 +71,8 @@ struct Description {
   DType type = DType::f32;
 };
 
-/// The tensors of each file. Those that fill whole pages come first, so that all of these start at
-/// a page: the format allows no gaps.
+/// Divides the tensors into files. Tensors that fill whole pages come first, so that all of these
+/// start at a page, since the format allows no gaps.
 std::vector<std::vector<TensorToStore>> arrange(const WeightFiles& weights,
                                                 const MergedAdapters* merged,
                                                 std::optional<DType> type, Bytes shard_size) {
@@ -111,12 +109,12 @@ ExportSummary count(const std::vector<std::vector<TensorToStore>>& files) {
   return summary;
 }
 
-/// Whether it is read by slices.
+/// Whether the tensor is read by slices.
 bool is_sliced(const WeightPlace& place) {
   return place.coded != nullptr && place.coded->format == CodedWeights::Format::mxfp4;
 }
 
-/// A stack of matrices in MXFP4, some columns of one at a time.
+/// Copies a stack of matrices in MXFP4, some columns of one matrix at a time.
 void copy_decoded(const WeightPlace& from, ReadAhead& reader, const TensorToStore& tensor,
                   ModelFolderWriter& writer, const std::function<void(Elems values)>& count) {
   const std::vector<std::uint64_t>& shape = from.tensor->shape;
@@ -139,8 +137,8 @@ void copy_decoded(const WeightPlace& from, ReadAhead& reader, const TensorToStor
   }
 }
 
-/// Reads ahead, converts and writes behind, some at a time: they stay in a cache. `merged`: null,
-/// or what changes the weights.
+/// Reads ahead, converts and writes in the background, in pieces that stay in a cache. `merged`
+/// changes the weights; null: nothing does.
 void copy(const WeightFiles& weights, MergedAdapters* merged,
           const std::vector<std::vector<TensorToStore>>& files, ModelFolderWriter& writer,
           const std::function<void(Bytes done)>& progress) {
@@ -153,11 +151,12 @@ void copy(const WeightFiles& weights, MergedAdapters* merged,
   for (const auto& file : files) {
     for (const TensorToStore& tensor : file) {
       const WeightPlace* const place = source(tensor);
-      for (std::uint64_t i = 0; is_sliced(*place) && i < tensor.shape.front(); ++i) {
-        const auto slice = StoredSlice::sources(*place, i);
-        order.insert(order.end(), slice.begin(), slice.end());
+      const Elems all = place->tensor->elements;
+      const Elems part = is_sliced(*place) ? all / tensor.shape.front() : all;
+      for (Elems first = 0; first < all; first += part) {
+        const auto ranges = stored_ranges(*place, first, first + part);
+        order.insert(order.end(), ranges.begin(), ranges.end());
       }
-      if (!is_sliced(*place)) order.push_back(stored_range(*place, 0, place->tensor->elements));
     }
   }
   ReadAhead reader(weights.files(), order);
@@ -216,7 +215,7 @@ namespace {
 
 using ShowProgress = std::function<void(Bytes done, Bytes total)>;
 
-/// Adapters as they are.
+/// Exports adapters without merging.
 ExportSummary export_adapters(const fs::path& folder, const fs::path& out,
                               const ExportOptions& options, const ShowProgress& progress) {
   const WeightFiles weights(adapter_weights(folder));

@@ -13,190 +13,103 @@
 namespace ballast::formats {
 namespace {
 
-struct NamedFormat {
+// Advice with the arguments of filled_in().
+constexpr std::string_view kAsTokens = "name it as data.tokens";
+constexpr std::string_view kToJsonLines =
+    "write its texts or conversations to a jsonl file for tools/prepare.py";
+constexpr std::string_view kToNumpy =
+    "read it with the library that wrote it, save the ids with numpy.save and name that file as "
+    "data.tokens, or write texts or conversations to a jsonl file for tools/prepare.py";
+constexpr std::string_view kOtherData = "name the data to train on instead";
+constexpr std::string_view kToRows = "'{prepare}' makes a file for data.{rows}";
+constexpr std::string_view kPackedRows =
+    "'{prepare}' makes a file for data.{rows} of rows with messages or texts";
+constexpr std::string_view kTexts =
+    "{or_text}write each text as a line {{\"text\": \"...\"}} of a jsonl file and make documents "
+    "of "
+    "it ({prepare_texts})";
+
+/// Texts of messages about a format.
+struct KnownFormat {
   FileFormat format;
-  std::string_view name;  ///< in "FILE is ..."
+  std::string_view name;         ///< for "FILE is ..."
+  std::string_view advice;       ///< after "unpack it first" if it begins with a bracket
+  std::string_view reader = {};  ///< key of the section data that reads it
 };
 
-constexpr auto kNames = std::to_array<NamedFormat>({
-    {FileFormat::numpy, "a NumPy array (.npy)"},
-    {FileFormat::llmc, "a token file of llm.c"},
-    {FileFormat::megatron_index, "an index of Megatron"},
-    {FileFormat::documents, "a file of documents"},
-    {FileFormat::pairs, "a file of pairs"},
-    {FileFormat::text, "text"},
-    {FileFormat::utf16_text, "text in UTF-16"},
-    {FileFormat::json_lines, "JSON Lines"},
-    {FileFormat::json_array, "a JSON array"},
-    {FileFormat::json, "JSON"},
-    {FileFormat::html, "an HTML page, perhaps of a download that failed"},
-    {FileFormat::git_lfs, "a pointer of git-lfs"},
-    {FileFormat::safetensors, "a safetensors file without documents, as of weights"},
-    {FileFormat::numpy_archive, "a NumPy archive (.npz)"},
-    {FileFormat::litgpt, "a packed file of lit-gpt (LITPKDS)"},
-    {FileFormat::litdata, "a shard of LitData"},
-    {FileFormat::mosaic, "a shard of MosaicML (MDS)"},
-    {FileFormat::tfrecord, "a TFRecord file"},
-    {FileFormat::fairseq_index, "an index of fairseq"},
-    {FileFormat::llmc_weights, "a checkpoint or tokenizer of llm.c"},
-    {FileFormat::gguf, "a GGUF file, the weights of a model"},
-    {FileFormat::torch, "a file of torch.save"},
-    {FileFormat::pickle, "a Python pickle"},
-    {FileFormat::parquet, "a Parquet file"},
-    {FileFormat::arrow, "an Arrow file"},
-    {FileFormat::hdf5, "an HDF5 file"},
-    {FileFormat::sqlite, "an SQLite database"},
-    {FileFormat::pdf, "a PDF file"},
-    {FileFormat::image, "an image"},
-    {FileFormat::gzip, "compressed with gzip"},
-    {FileFormat::zstd, "compressed with zstd"},
-    {FileFormat::bzip2, "compressed with bzip2"},
-    {FileFormat::xz, "compressed with xz"},
-    {FileFormat::lz4, "compressed with lz4"},
-    {FileFormat::zip, "a ZIP archive"},
-    {FileFormat::seven_zip, "a 7-Zip archive"},
-    {FileFormat::rar, "a RAR archive"},
-    {FileFormat::tar, "a tar archive, perhaps a shard of WebDataset"},
+constexpr auto kFormats = std::to_array<KnownFormat>({
+    {FileFormat::unknown, "of an unknown format", kToJsonLines},
+    {FileFormat::numpy, "a NumPy array (.npy)", kAsTokens, "tokens"},
+    {FileFormat::llmc, "a token file of llm.c", kAsTokens, "tokens"},
+    {FileFormat::megatron_index, "an index of Megatron",
+     "name the .bin file next to it{as_tokens}"},
+    {FileFormat::documents, "a file of documents", "name it as data.documents", "documents"},
+    {FileFormat::pairs, "a file of pairs", "name it as data.pairs", "pairs"},
+    {FileFormat::text, "text", kTexts, "text"},
+    {FileFormat::utf16_text, "text in UTF-16", "convert it (iconv -f UTF-16 -t UTF-8 {file})"},
+    {FileFormat::json_lines, "JSON Lines", kToRows},
+    {FileFormat::json_array, "a JSON array", kToRows},
+    {FileFormat::json, "JSON", kTexts, "text"},
+    {FileFormat::html, "an HTML page, perhaps of a download that failed",
+     "download the file again"},
+    {FileFormat::git_lfs, "a pointer of git-lfs", "get the file itself with 'git lfs pull'"},
+    {FileFormat::safetensors, "a safetensors file without documents, as of weights", kOtherData,
+     "documents"},
+    {FileFormat::numpy_archive, "a NumPy archive (.npz)",
+     "save its array of ids with numpy.save and name that file as data.tokens"},
+    {FileFormat::litgpt, "a packed file of lit-gpt (LITPKDS)",
+     "its tokens begin at byte 24: 'tail -c +25 FILE > tokens.bin' makes a file for data.tokens, "
+     "if they are uint16"},
+    {FileFormat::litdata, "a shard of LitData", kToNumpy},
+    {FileFormat::mosaic, "a shard of MosaicML (MDS)", kToNumpy},
+    {FileFormat::tfrecord, "a TFRecord file", kToNumpy},
+    {FileFormat::fairseq_index, "an index of fairseq",
+     "save the ids with numpy.save and name that file as data.tokens"},
+    {FileFormat::llmc_weights, "a checkpoint or tokenizer of llm.c", kOtherData},
+    {FileFormat::gguf, "a GGUF file, the weights of a model", kOtherData},
+    {FileFormat::torch, "a file of torch.save",
+     "if it holds token ids, save them with numpy.save('tokens.npy', tensor.numpy()) and name that "
+     "file as data.tokens"},
+    {FileFormat::pickle, "a Python pickle", kToNumpy},
+    {FileFormat::parquet, "a Parquet file", kPackedRows},
+    {FileFormat::arrow, "an Arrow file", kToJsonLines},
+    {FileFormat::hdf5, "an HDF5 file", kToNumpy},
+    {FileFormat::sqlite, "an SQLite database", kToJsonLines},
+    {FileFormat::pdf, "a PDF file", kToJsonLines},
+    {FileFormat::image, "an image", kToJsonLines},
+    {FileFormat::gzip, "compressed with gzip", "(gzip -dk {file})"},
+    {FileFormat::zstd, "compressed with zstd", "(zstd -d {file})"},
+    {FileFormat::bzip2, "compressed with bzip2", "(bzip2 -dk {file})"},
+    {FileFormat::xz, "compressed with xz", "(xz -dk {file})"},
+    {FileFormat::lz4, "compressed with lz4", "(lz4 -d {file})"},
+    {FileFormat::zip, "a ZIP archive", "(unzip {file})"},
+    {FileFormat::seven_zip, "a 7-Zip archive", "(7z x {file})"},
+    {FileFormat::rar, "a RAR archive", "(unrar x {file})"},
+    {FileFormat::tar, "a tar archive, perhaps a shard of WebDataset", "(tar -xf {file})"},
 });
 
-std::string_view name_of(FileFormat format) {
-  const auto* const found =
-      std::find_if(kNames.begin(), kNames.end(),
-                   [format](const NamedFormat& one) { return one.format == format; });
-  return found == kNames.end() ? "of an unknown format" : found->name;
+const KnownFormat& known(FileFormat format) {
+  return *std::find_if(kFormats.begin(), kFormats.end(),
+                       [format](const KnownFormat& one) { return one.format == format; });
 }
 
 bool reads_documents(std::string_view key) {
   return key == "documents" || key == "pairs";
 }
 
-bool is_read_by(std::string_view key, FileFormat format) {
-  switch (format) {
-    case FileFormat::unknown:
-      return true;
-    case FileFormat::numpy:
-    case FileFormat::llmc:
-      return key == "tokens";
-    case FileFormat::documents:
-    case FileFormat::pairs:
-    case FileFormat::safetensors:
-      return reads_documents(key);  // its reader compares the kinds
-    case FileFormat::text:
-    case FileFormat::json:
-      return key == "text";
-    default:
-      return false;
-  }
-}
-
-/// The key that reads the format; "" if there is none.
-std::string_view key_of(FileFormat format) {
-  switch (format) {
-    case FileFormat::numpy:
-    case FileFormat::llmc:
-      return "tokens";
-    case FileFormat::documents:
-      return "documents";
-    case FileFormat::pairs:
-      return "pairs";
-    default:
-      return "";
-  }
-}
-
-/// The command that unpacks the file; "" if it is not packed.
-std::string unpacking_command(const std::filesystem::path& path, FileFormat format) {
-  const std::string file = path.string();
-  switch (format) {
-    case FileFormat::gzip:
-      return "gzip -dk " + file;
-    case FileFormat::zstd:
-      return "zstd -d " + file;
-    case FileFormat::bzip2:
-      return "bzip2 -dk " + file;
-    case FileFormat::xz:
-      return "xz -dk " + file;
-    case FileFormat::lz4:
-      return "lz4 -d " + file;
-    case FileFormat::zip:
-      return "unzip " + file;
-    case FileFormat::seven_zip:
-      return "7z x " + file;
-    case FileFormat::rar:
-      return "unrar x " + file;
-    case FileFormat::tar:
-      return "tar -xf " + file;
-    default:
-      return "";
-  }
-}
-
-/// How to get an array of token ids out of the files of other programs.
-std::string_view advice_for_arrays(FileFormat format) {
-  switch (format) {
-    case FileFormat::numpy_archive:
-      return "save its array of ids with numpy.save and name that file as data.tokens";
-    case FileFormat::litgpt:
-      return "its tokens begin at byte 24: 'tail -c +25 FILE > tokens.bin' makes a file for "
-             "data.tokens, if they are uint16";
-    case FileFormat::torch:
-      return "if it holds token ids, save them with numpy.save('tokens.npy', tensor.numpy()) and "
-             "name "
-             "that file as data.tokens";
-    case FileFormat::fairseq_index:
-      return "save the ids with numpy.save and name that file as data.tokens";
-    case FileFormat::litdata:
-    case FileFormat::mosaic:
-    case FileFormat::tfrecord:
-    case FileFormat::pickle:
-    case FileFormat::hdf5:
-      return "read it with the library that wrote it, save the ids with numpy.save and name that "
-             "file as data.tokens, or write texts or conversations to a jsonl file for "
-             "tools/prepare.py";
-    case FileFormat::gguf:
-    case FileFormat::llmc_weights:
-    case FileFormat::safetensors:
-      return "name the data to train on instead";
-    default:
-      return "write its texts or conversations to a jsonl file for tools/prepare.py";
-  }
-}
-
 std::string advice(const std::filesystem::path& path, FileFormat format, const FileUse& use) {
-  if (const auto key = key_of(format); !key.empty()) return fmt::format("name it as data.{}", key);
   const bool rows =
       format == FileFormat::gzip && path.stem().extension().string().starts_with(".json");
-  if (rows || format == FileFormat::parquet) {
-    return fmt::format("'{}' makes a file for data.{} of rows with messages or texts",
-                       preparing_command(path, use), use.key == "pairs" ? "pairs" : "documents");
-  }
-  if (const auto command = unpacking_command(path, format); !command.empty()) {
-    return fmt::format("unpack it first ({})", command);
-  }
-  switch (format) {
-    case FileFormat::json_lines:
-    case FileFormat::json_array:
-      return fmt::format("'{}' makes a file for data.{}", preparing_command(path, use),
-                         use.key == "pairs" ? "pairs" : "documents");
-    case FileFormat::text:
-    case FileFormat::json:
-      return fmt::format(
-          "{}write each text as a line {{\"text\": \"...\"}} of a jsonl file and make "
-          "documents of it ({})",
-          use.key == "tokens" ? "name it as data.text to read it byte by byte, or " : "",
-          preparing_command("texts.jsonl", use));
-    case FileFormat::utf16_text:
-      return fmt::format("convert it (iconv -f UTF-16 -t UTF-8 {})", path.string());
-    case FileFormat::html:
-      return "download the file again";
-    case FileFormat::git_lfs:
-      return "get the file itself with 'git lfs pull'";
-    case FileFormat::megatron_index:
-      return use.key == "tokens" ? "name the .bin file next to it"
-                                 : "name the .bin file next to it as data.tokens";
-    default:
-      return std::string(advice_for_arrays(format));
-  }
+  const std::string_view text = rows ? kPackedRows : known(format).advice;
+  return (text.starts_with('(') ? "unpack it first " : "") +
+         fmt::format(fmt::runtime(text), fmt::arg("file", path.string()),
+                     fmt::arg("prepare", preparing_command(path, use)),
+                     fmt::arg("prepare_texts", preparing_command("texts.jsonl", use)),
+                     fmt::arg("rows", use.key == "pairs" ? "pairs" : "documents"),
+                     fmt::arg("as_tokens", use.key == "tokens" ? "" : " as data.tokens"),
+                     fmt::arg("or_text", use.key == "tokens"
+                                             ? "name it as data.text to read it byte by byte, or "
+                                             : ""));
 }
 
 std::string_view expected_by(std::string_view key) {
@@ -205,7 +118,7 @@ std::string_view expected_by(std::string_view key) {
   return key == "pairs" ? "a file of pairs" : "a file of documents";
 }
 
-/// A word of a shell's command line.
+/// Quotes a word for a shell's command line.
 std::string quoted(const std::string& word) {
   const bool plain = word.find_first_of(" '\"\\$*?&;()<>|") == std::string::npos;
   return plain ? word : fmt::format("\"{}\"", word);
@@ -229,8 +142,12 @@ std::string preparing_command(const std::filesystem::path& file, const FileUse& 
                      use.model.empty() ? "DIR" : quoted(use.model.string()), quoted(made.string()));
 }
 
+std::string_view reader_of(FileFormat format) {
+  return known(format).reader;
+}
+
 std::string_view describe(FileFormat format) {
-  return name_of(format);
+  return known(format).name;
 }
 
 std::string advice_for(const std::filesystem::path& path, FileFormat format) {
@@ -239,30 +156,24 @@ std::string advice_for(const std::filesystem::path& path, FileFormat format) {
 
 std::string explain_not_safetensors(const std::filesystem::path& path) {
   const FileFormat format = recognise(path);
-  const std::string what = fmt::format("is {}, not safetensors", name_of(format));
-  switch (format) {
-    case FileFormat::unknown:
-    case FileFormat::json:
-    case FileFormat::safetensors:
-    case FileFormat::documents:
-    case FileFormat::pairs:
-      return "";
-    case FileFormat::text:
-      if (!begins_in_ascii(path)) return "";
-      [[fallthrough]];
-    case FileFormat::numpy:
-    case FileFormat::llmc:
-    case FileFormat::megatron_index:
-      return fmt::format("{}: it can be data of a config, not weights", what);
-    default:
-      return fmt::format("{}: {}", what, advice_for(path, format));
+  const std::string_view reader = reader_of(format);
+  if (format == FileFormat::unknown || format == FileFormat::json || reads_documents(reader) ||
+      (format == FileFormat::text && !begins_in_ascii(path))) {
+    return "";
   }
+  const bool is_data = !reader.empty() || format == FileFormat::megatron_index;
+  return fmt::format(
+      "is {}, not safetensors: {}", describe(format),
+      is_data ? "it can be data of a config, not weights" : advice_for(path, format));
 }
 
 void refuse_other_format(const std::filesystem::path& path, FileFormat format, const FileUse& use) {
-  if (is_read_by(use.key, format)) return;
+  const std::string_view reader = reader_of(format);
+  // The reader of documents and pairs compares these two itself.
+  const bool is_read = use.key == reader || (reads_documents(use.key) && reads_documents(reader));
+  if (is_read || format == FileFormat::unknown) return;
   throw Error(ErrorCategory::data,
-              fmt::format("{} is {}, not {}: {}", path.string(), name_of(format),
+              fmt::format("{} is {}, not {}: {}", path.string(), describe(format),
                           expected_by(use.key), advice(path, format, use)));
 }
 

@@ -87,8 +87,8 @@ std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToSto
 struct ModelFolderWriter::State {
   struct File {
     std::vector<TensorToStore> tensors;
-    Elems left = 0;                                       // values that it lacks
-    std::unique_ptr<SafetensorsWriter> writer = nullptr;  // while it is open
+    Elems left = 0;                                       // number of missing values
+    std::unique_ptr<SafetensorsWriter> writer = nullptr;  // set while it is open
     bool finished = false;
   };
   NewFolder folder;
@@ -145,7 +145,7 @@ void ModelFolderWriter::State::write(const std::string& name, Elems count, const
 void ModelFolderWriter::State::finish(std::size_t file) {
   File& one = files[file];
   if (one.finished) return;
-  open(file);  // if its tensors are empty
+  open(file);  // opens it even if its tensors are empty
   one.writer->finish();
   one.writer.reset();
   one.finished = true;

@@ -5,9 +5,19 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ballast/text/json.h"
+
+#include "src/formats/safetensors_header.h"
 
 namespace ballast::formats::mxfp4 {
 namespace {
+
+using text::printable;
 
 /// Values of E2M1 without their sign, which is bit 3.
 constexpr std::array<float, 8> kValues = {0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F};
@@ -26,6 +36,41 @@ std::array<Bf16, 16> values_with(std::uint8_t scale) {
 }
 
 }  // namespace
+
+std::optional<Pairing> pair(const WeightPlace& place, const FindPlace& find) {
+  if (place.tensor->dtype != "U8" || !place.tensor->name.ends_with(kCodesSuffix)) return {};
+  const std::vector<std::uint64_t>& shape = place.tensor->shape;
+  if (shape.size() != 4 || shape.back() != kCodes || place.tensor->elements == 0) {
+    refuse_tensor(place,
+                  fmt::format("has shape {}, but codes of MXFP4 have 4 dimensions, the last of {}",
+                              format_shape(shape), kCodes));
+  }
+  std::string name = place.tensor->name;
+  name.resize(name.size() - kCodesSuffix.size());
+  const std::string expected = name + std::string(kScalesSuffix);
+  const WeightPlace* const scales = find(expected);
+  if (scales == nullptr) {
+    refuse_tensor(place,
+                  fmt::format("has codes of MXFP4, but there is no tensor '{}' with their scales",
+                              printable(expected)));
+  }
+  const std::vector<std::uint64_t> of_scales(shape.begin(), shape.end() - 1);
+  if (scales->tensor->dtype != place.tensor->dtype || scales->tensor->shape != of_scales) {
+    refuse_tensor(*scales,
+                  fmt::format("is {} {}, but the scales of '{}' are {} {}", scales->tensor->dtype,
+                              format_shape(scales->tensor->shape), printable(place.tensor->name),
+                              place.tensor->dtype, format_shape(of_scales)));
+  }
+  const Elems elements = 2 * place.tensor->elements;
+  return Pairing{
+      .decoded = {.name = name,
+                  .dtype = std::string(dtype_name(DType::bf16)),
+                  .shape = {shape[0], shape[2] * kBlock, shape[1]},
+                  .elements = elements,
+                  .bytes = elements * sizeof(Bf16)},
+      .coded = {.format = CodedWeights::Format::mxfp4, .codes = place, .scales = *scales},
+      .parts = {scales->tensor}};
+}
 
 void decode(std::span<const std::byte> codes, std::span<const std::byte> scales, Elems first,
             std::span<Bf16> out) {

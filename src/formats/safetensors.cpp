@@ -1,8 +1,8 @@
 #include "ballast/formats/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -35,15 +35,15 @@ struct SafetensorsReader::File {
   SafetensorsHeader header;
   std::unordered_map<std::string, std::size_t> index;
 
-  /// Refuses a file that is recognised as one of another format.
+  /// Refuses a file that is recognised as another format.
   void check_format(Bytes size) const;
   void read_header();
-  /// The tensor, if `count` elements from `first` on are inside it.
+  /// Returns the tensor if `count` elements from `first` on are inside it.
   [[nodiscard]] const StoredTensor& range(const std::string& name, Elems first, Elems count) const;
   template <class Stored, class Value, class Convert>
   void read_as(const StoredTensor& tensor, std::span<Value> out, Elems first,
                const Convert& convert) const;
-  void read_halves(const StoredTensor& tensor, std::span<float> out, Elems first) const;
+  void read_halves(const StoredTensor& tensor, DType type, std::span<float> out, Elems first) const;
 };
 
 void SafetensorsReader::File::check_format(Bytes size) const {
@@ -51,7 +51,7 @@ void SafetensorsReader::File::check_format(Bytes size) const {
   text::read_fully(descriptor, path, 0, start);
   const std::string_view found = foreign_format(start);
   if (found.empty()) return;
-  // A file for tools/prepare.py is named with its command.
+  // The message for a file for tools/prepare.py has its command.
   const bool json = !start.empty() && static_cast<char>(start.front()) == '{';
   const std::string other = json ? explain_not_safetensors(path) : "";
   throw Error(ErrorCategory::data,
@@ -67,25 +67,21 @@ void SafetensorsReader::File::read_header() {
                             "copy it again",
                             path.string(), size));
   }
-  std::array<std::byte, kLengthBytes> prefix;
-  text::read_fully(descriptor, path, 0, prefix);
-  const auto length = std::bit_cast<std::uint64_t>(prefix);
+  const auto [length, text] = config::read_header_text(descriptor, path, size);
   if (length > kLongestHeader) {
     const std::string other = explain_not_safetensors(path);
     if (!other.empty()) {
       throw Error(ErrorCategory::data, fmt::format("{} {}", path.string(), other));
     }
   }
-  if (length > kLongestHeader || length > size - kLengthBytes) {
+  if (!text) {
     throw Error(ErrorCategory::data,
                 fmt::format("{} gives a header length of {} bytes (file size {}, limit {}): it is "
                             "truncated or not a safetensors file; download or copy it again",
                             path.string(), length, size, kLongestHeader));
   }
-  std::string text(length, '\0');
-  text::read_fully(descriptor, path, kLengthBytes, std::as_writable_bytes(std::span(text)));
   const auto data = kLengthBytes + length;
-  header = parse_header(text, size - data, path.string());
+  header = parse_header(*text, size - data, path.string());
   for (auto& tensor : header.tensors) {
     tensor.offset += data;
     index.emplace(tensor.name, index.size());
@@ -125,9 +121,8 @@ void SafetensorsReader::File::read_as(const StoredTensor& tensor, std::span<Valu
   }
 }
 
-void SafetensorsReader::File::read_halves(const StoredTensor& tensor, std::span<float> out,
-                                          Elems first) const {
-  const DType type = tensor.dtype == "BF16" ? DType::bf16 : DType::f16;
+void SafetensorsReader::File::read_halves(const StoredTensor& tensor, DType type,
+                                          std::span<float> out, Elems first) const {
   std::vector<std::byte> chunk;
   for (Bytes at = tensor.offset + first * size_of(type); !out.empty(); at += chunk.size()) {
     const auto count = std::min(out.size(), kChunk);
@@ -171,17 +166,16 @@ const StoredTensor* SafetensorsReader::find(const std::string& name) const {
 
 void SafetensorsReader::read(const std::string& name, std::span<float> out, Elems first) const {
   const auto& tensor = file_->range(name, first, out.size());
-  if (tensor.dtype == "F32") {
-    text::read_fully(file_->descriptor, path(), tensor.offset + first * sizeof(float),
-                     std::as_writable_bytes(out));
-  } else if (tensor.dtype == "BF16" || tensor.dtype == "F16") {
-    file_->read_halves(tensor, out, first);
-  } else {
+  const std::optional<DType> type = weight_type(tensor.dtype);
+  if (!type) {
     throw Error(ErrorCategory::data,
                 fmt::format("tensor '{}' of {} has dtype {}; weights can be F32, BF16 or F16{}",
                             text::printable(name), path().string(), tensor.dtype,
                             remedy_for_dtype(tensor.dtype)));
   }
+  if (*type != DType::f32) return file_->read_halves(tensor, *type, out, first);
+  text::read_fully(file_->descriptor, path(), tensor.offset + first * sizeof(float),
+                   std::as_writable_bytes(out));
 }
 
 void SafetensorsReader::read_whole(const std::string& name, std::span<std::int64_t> out,
@@ -215,7 +209,7 @@ struct SafetensorsWriter::File {
   WriteBehind output;
   std::unordered_map<std::string, Tensor> tensors;
 
-  /// The tensor, of which `count` elements from `first` on will be written.
+  /// The tensor of which `count` elements from `first` on will be written.
   Tensor& range(const std::string& name, Elems first, Elems count);
 };
 

@@ -136,6 +136,13 @@ std::string_view dtype_name(DType type) {
   return "F16";
 }
 
+std::optional<DType> weight_type(std::string_view dtype) {
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    if (dtype == dtype_name(type)) return type;
+  }
+  return std::nullopt;
+}
+
 bool count_elements(const std::vector<std::uint64_t>& shape, Elems& elements) {
   elements = 1;
   return std::none_of(shape.begin(), shape.end(), [&](std::uint64_t count) {

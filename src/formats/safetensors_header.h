@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -8,12 +9,12 @@
 #include "ballast/core/dtype.h"
 #include "ballast/formats/stored_tensor.h"
 
+#include "src/config/stored_names.h"
+
 namespace ballast::formats {
 
-/// Longest header that is read: the same bound as the format's own library.
-inline constexpr Bytes kLongestHeader = 100'000'000;
-/// Size of the header's length field.
-inline constexpr Bytes kLengthBytes = 8;
+using config::kLengthBytes;
+using config::kLongestHeader;
 
 struct SafetensorsHeader {
   std::vector<StoredTensor> tensors;  ///< in the order of their data
@@ -24,16 +25,18 @@ struct SafetensorsHeader {
 /// message starts with `file`.
 SafetensorsHeader parse_header(std::string_view text, Bytes data_bytes, const std::string& file);
 
-/// What precedes the data of a file with these tensors, one after the other: the length field and
-/// the JSON, padded with spaces to a multiple of 4 KiB. Takes their names, dtypes, shapes and
-/// bytes.
+/// The head of a file with these tensors, one after the other: the length field and the JSON,
+/// padded with spaces to a multiple of 4 KiB. Uses their names, dtypes, shapes and bytes.
 std::string format_head(const std::vector<StoredTensor>& tensors,
                         const std::map<std::string, std::string>& metadata);
 
-/// As in files: "F32", "BF16" or "F16".
+/// Name of the type in files: "F32", "BF16" or "F16".
 std::string_view dtype_name(DType type);
 
-/// Product of `shape`; false when it overflows.
+/// The type of weights with this name, if there is one.
+std::optional<DType> weight_type(std::string_view dtype);
+
+/// Computes the product of `shape`; false if it overflows.
 bool count_elements(const std::vector<std::uint64_t>& shape, Elems& elements);
 
 /// "[2, 3]", for messages.

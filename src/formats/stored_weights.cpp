@@ -15,14 +15,15 @@ void read_stored(const WeightPlace& place, Bytes first, std::span<std::byte> out
   text::read_fully(place.file->descriptor(), place.file->path(), place.tensor->offset + first, out);
 }
 
+void refuse_tensor(const WeightPlace& place, const std::string& what) {
+  throw Error(ErrorCategory::data, fmt::format("{}: tensor '{}' {}", place.file->path().string(),
+                                               text::printable(place.tensor->name), what));
+}
+
 DType type_of(const WeightPlace& place) {
-  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
-    if (place.tensor->dtype == dtype_name(type)) return type;
-  }
-  throw Error(ErrorCategory::data,
-              fmt::format("{}: tensor '{}' has dtype {}; weights can be F32, BF16 or F16{}",
-                          place.file->path().string(), text::printable(place.tensor->name),
-                          place.tensor->dtype, remedy_for_dtype(place.tensor->dtype)));
+  if (const auto type = weight_type(place.tensor->dtype)) return *type;
+  refuse_tensor(place, fmt::format("has dtype {}; weights can be F32, BF16 or F16{}",
+                                   place.tensor->dtype, remedy_for_dtype(place.tensor->dtype)));
 }
 
 }  // namespace ballast::formats

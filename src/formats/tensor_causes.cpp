@@ -13,7 +13,7 @@ namespace {
 
 using text::printable;
 
-/// A part of tensors' names that tells where they come from.
+/// A part of tensors' names that shows where they come from.
 struct Sign {
   std::string_view part;
   std::string_view cause;
@@ -37,7 +37,7 @@ constexpr std::string_view kOfOriginal =
     "has a name of Meta's own format; convert it with transformers, or give the folder for "
     "transformers";
 
-/// Parts that may be anywhere in a name. Wrappers come first: they can wrap all the others.
+/// Parts that may be anywhere in a name. Wrappers come first, since they can wrap all the others.
 constexpr std::array<Sign, 22> kSigns = {{
     {"_orig_mod.",
      "has the prefix of torch.compile; save the model that was compiled (model._orig_mod), or "
@@ -79,7 +79,7 @@ const Sign* sign_of(std::string_view name) {
   return found == kSigns.end() ? nullptr : &*found;
 }
 
-/// The common beginning of all names, up to a dot.
+/// The common prefix of all names, up to a dot.
 std::string common_prefix(std::span<const WeightPlace> tensors) {
   std::string prefix = tensors.front().tensor->name;
   for (const WeightPlace& place : tensors) {
@@ -98,7 +98,7 @@ std::string with_cause(std::string_view stored, std::string_view cause) {
 
 std::string cause_of_missing(std::span<const WeightPlace> tensors, const std::string& name) {
   if (tensors.empty()) return ": it has no tensors";
-  const StoredTensor* like = nullptr;  // the same tensor under another name
+  const StoredTensor* like = nullptr;  // that tensor under another name
   const StoredTensor* marked = nullptr;
   const std::string end = "." + name.substr(name.find('.') + 1);
   for (const WeightPlace& place : tensors) {

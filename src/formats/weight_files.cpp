@@ -18,7 +18,8 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
-#include "src/formats/coded_tensors.h"
+#include "src/formats/bitsandbytes.h"
+#include "src/formats/mxfp4.h"
 #include "src/formats/safetensors_header.h"
 #include "src/formats/tensor_causes.h"
 #include "src/formats/weight_causes.h"
@@ -34,7 +35,7 @@ using text::printable;
   throw Error(ErrorCategory::data, fmt::format("{}{}", path.string(), what));
 }
 
-/// Runs `read`. Errors of the system say that `path` cannot be read.
+/// Runs `read`. Errors of the system get a message that `path` cannot be read.
 template <class Read>
 auto naming(const fs::path& path, Read&& read) {
   try {
@@ -76,7 +77,7 @@ std::string read_index(const fs::path& path) {
   });
 }
 
-/// File name by tensor.
+/// File names by tensor.
 std::map<std::string, std::string> read_weight_map(const fs::path& path) {
   constexpr std::size_t kDeepest = 4;
   const Json index = text::parse_json(read_index(path), path.string(),
@@ -92,12 +93,12 @@ std::map<std::string, std::string> read_weight_map(const fs::path& path) {
       refuse_file(path, fmt::format(": the file of tensor '{}' is not a string", name));
     }
     const std::string& text = file.text();
-    // Later messages print the path, so a name has no control characters.
+    // Later messages print the path, so a name must have no control characters.
     const bool plain = !text.empty() && text != "." && text != ".." &&
                        text.find('/') == std::string::npos && printable(text, text.size()) == text;
     if (!plain) {
       refuse_file(path,
-                  fmt::format(": tensor '{}' is in '{}', but an index may name only files beside "
+                  fmt::format(": tensor '{}' is in '{}', but an index may name only files next to "
                               "it",
                               name, printable(text)));
     }
@@ -123,19 +124,18 @@ WeightFiles::WeightFiles(const fs::path& path) : path_(path) {
 
 namespace {
 
-/// The type of the first matrix that is not codes; F32 if there is none.
+/// The type of the first matrix that is not quantised; F32 if there is none.
 DType usual_type(const std::vector<WeightPlace>& places) {
   for (const WeightPlace& place : places) {
-    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
-      if (place.tensor->shape.size() == 2 && place.tensor->dtype == dtype_name(type)) return type;
-    }
+    const auto type = weight_type(place.tensor->dtype);
+    if (place.tensor->shape.size() == 2 && type) return *type;
   }
   return DType::f32;
 }
 
 }  // namespace
 
-/// Replaces codes, their scales and descriptions by what they become.
+/// Replaces codes, their scales and descriptions by the dequantised tensors.
 void WeightFiles::pair_codes() {
   const FindPlace find = [this](const std::string& name) {
     const auto found = found_.find(name);
@@ -145,7 +145,8 @@ void WeightFiles::pair_codes() {
   std::vector<WeightPlace> places;
   std::unordered_set<const StoredTensor*> parts;
   for (const WeightPlace& place : places_) {
-    const std::optional<Pairing> pairing = find_pairing(place, others, find);
+    std::optional<Pairing> pairing = mxfp4::pair(place, find);
+    if (!pairing) pairing = bitsandbytes::pair(place, others, find);
     if (!pairing) {
       places.push_back(place);
       continue;
@@ -182,7 +183,7 @@ void WeightFiles::add_places() {
   }
 }
 
-/// Refuses an index that names files which are not there.
+/// Refuses an index that names missing files.
 void WeightFiles::check_shards(const std::map<std::string, std::size_t>& shards) const {
   constexpr std::size_t kNamed = 3;
   std::string missing;
@@ -247,7 +248,7 @@ void WeightFiles::read(const std::string& name, std::span<float> out, Elems firs
     expects(place->coded->format != CodedWeights::Format::mxfp4,
             "codes of MXFP4 are read by slices");
     std::vector<std::byte> stored(out.size() * size_of(type_of(*place)));
-    read_elements(*place, first, stored, nullptr);
+    bitsandbytes::read(*place, first, stored, nullptr);
     return decode(stored, type_of(*place), out);
   }
   std::vector<std::string> names;

@@ -32,7 +32,7 @@ step::Options schedule_options(const config::Config& config) {
   return options;
 }
 
-/// How many ranks share one copy of the weights; 0: all.
+/// Returns how many ranks share one copy of the weights; 0: all.
 std::uint32_t weight_ranks(const config::ZeroSection& zero, std::uint32_t world) {
   const std::uint64_t size = zero.hpz_partition_size;
   if (size == 1 || world == 1) return 0;
@@ -62,7 +62,7 @@ std::vector<std::filesystem::path> swap_directories(const config::Config& config
   return found;
 }
 
-/// The key that names a swap directory; "" for the run directory.
+/// Returns the key that sets a swap directory; "" for the run directory.
 std::string swap_key(const config::Config& config, const std::filesystem::path& directory) {
   const auto names = [&](const config::OffloadSection& section) {
     const auto& paths = section.nvme_path;
@@ -72,7 +72,7 @@ std::string swap_key(const config::Config& config, const std::filesystem::path& 
   return names(config.zero.parameters) ? "zero_optimization.offload_param.nvme_path" : "";
 }
 
-/// This process's swap directories among the machine's `directories` (at least one).
+/// Returns this process's swap directories among the machine's `directories` (at least one).
 std::vector<std::filesystem::path> own_of(const std::vector<std::filesystem::path>& directories,
                                           const comm::Launch& launch) {
   if (directories.size() < launch.local_world) {
@@ -118,8 +118,8 @@ Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) 
   return device::own_memory(device_options(config, local_rank));
 }
 
-/// The most elements of a sub-group: so many that a buffer for their states takes a small part of
-/// the host budget, so that staging does not grow with the width of a layer.
+/// Returns the maximum number of elements per sub-group, such that a buffer for their states takes
+/// a small part of the host budget and staging does not grow with the width of a layer.
 Elems sub_group_size(const config::Config& config, const engine::StateFormat& states,
                      const memory::Budgets& budgets) {
   constexpr Elems kLeast = Elems{1} << 22U;

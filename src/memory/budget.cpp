@@ -11,7 +11,8 @@
 namespace ballast::memory {
 namespace {
 
-/// A line "Key:   123 kB" of a /proc file, in bytes; `fallback` if there is none.
+/// Returns the value of a line "Key:   123 kB" in a /proc file, in bytes; `fallback` if there is
+/// none.
 Bytes read_kib_line(const char* path, const std::string& key, Bytes fallback) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {

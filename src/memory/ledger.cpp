@@ -10,7 +10,7 @@
 namespace ballast::memory {
 namespace {
 
-/// The budget of `tier`; NVMe has none (the disk's free space is checked by plan_swap).
+/// Returns the budget of `tier`; NVMe has none (plan_swap checks the disk's free space).
 std::optional<Bytes> budget_of(Tier tier, const Budgets& budgets) {
   if (tier == Tier::device) return budgets.device;
   if (tier == Tier::host) return budgets.host;

@@ -12,7 +12,7 @@
 namespace ballast::offload {
 namespace {
 
-/// One that is updated, two that are read, two that are written.
+/// One buffer is updated, two are read, two are written.
 constexpr std::size_t kStaging = 5;
 constexpr std::size_t kAhead = 2;
 
@@ -22,7 +22,7 @@ Bytes largest_group(const OffloadLayout& layout) {
   return largest;
 }
 
-/// Takes pieces of memory from its start.
+/// Takes pieces of memory, beginning at its start.
 class Pieces {
  public:
   explicit Pieces(HostBytes memory) : free_(memory) {}
@@ -176,7 +176,7 @@ void StateHomes::read_from(std::size_t position) {
 
 HostBytes StateHomes::acquire(std::size_t group, bool ahead) {
   if (resident(group)) {
-    // A pass begins: the disk reads while resident sub-groups are updated.
+    // When a pass begins, the disk reads while resident sub-groups are updated.
     if (ahead && group == 0) read_first();
     return homes_[group].memory;
   }
@@ -192,7 +192,7 @@ HostBytes StateHomes::acquire(std::size_t group, bool ahead) {
       throw;
     }
   }
-  // The caller may change what is still being written.
+  // The caller may change data that is still being written.
   if (staging->writing) std::exchange(staging->writing, nullptr)->finish();
   if (ahead) {
     const auto after = std::ranges::upper_bound(swapped_, group);

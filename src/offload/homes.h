@@ -17,53 +17,53 @@
 
 namespace ballast::offload {
 
-/// Where sub-groups live.
+/// The place of sub-groups.
 struct StatePlace {
-  std::optional<state::SwapOptions> nvme;  ///< unset: all in memory
-  /// With nvme: memory for staging and for sub-groups that stay in memory, the first ones. Unset:
-  /// staging alone.
+  std::optional<state::SwapOptions> nvme;  ///< unset: everything in memory
+  /// With nvme: memory for staging, and for the first sub-groups, which stay in memory. Unset:
+  /// memory only for staging.
   std::optional<Bytes> host_bytes;
 };
 
-/// The memory of all sub-groups, in host memory or on NVMe. Those on NVMe pass through a few
-/// staging buffers: while one is updated, the next ones are read and the last ones written. Not
+/// The memory of all sub-groups, in host memory or on NVMe. Sub-groups on NVMe pass through a few
+/// staging buffers: while one is updated, the next are read and the last are written. Not
 /// thread-safe.
 class StateHomes {
  public:
   /// Throws Error(memory) and those of state::plan_swap(); Error(config) if host_bytes cannot hold
-  /// the staging buffers.
-  /// `layout`, `updater`: used as long as this exists.
+  /// the staging buffers. `layout` and `updater` must outlive this.
   StateHomes(const OffloadLayout& layout, const cpu_adam::Updater& updater, StatePlace place);
   ~StateHomes();
   StateHomes(const StateHomes&) = delete;
   StateHomes& operator=(const StateHomes&) = delete;
 
-  /// Makes room for the sub-groups that `grown` has more than the layout, which becomes `grown` by
-  /// the caller afterwards. Nothing changes if it throws; throws like the constructor.
+  /// Makes room for the additional sub-groups of `grown`, which the caller then makes the layout.
+  /// Nothing changes if it throws; throws like the constructor.
   void grow(const OffloadLayout& grown);
 
-  /// The states of a sub-group, zero at first. Valid until release(). `ahead`: starts to read the
-  /// next ones too. Throws Error(io) and Error(state) like state::SwapTransfer::finish().
+  /// Returns the states of a sub-group, zero at first. Valid until release(). `ahead`: also
+  /// prefetches the next ones. Throws Error(io) and Error(state) like
+  /// state::SwapTransfer::finish().
   HostBytes acquire(std::size_t group, bool ahead);
-  /// Without a further acquire(); `changed`: to be written back.
+  /// Releases a sub-group before the next acquire(). `changed`: it must be written back.
   void release(std::size_t group, bool changed);
-  /// Starts to read the sub-groups with which the next pass begins.
+  /// Starts to read the first sub-groups of the next pass.
   void read_first();
-  /// Returns when all is written. Throws like acquire().
+  /// Returns when everything is written. Throws like acquire().
   void finish_writes();
 
-  /// Bytes of memory, staging included.
+  /// Bytes of memory, including staging.
   [[nodiscard]] Bytes host_bytes() const;
-  /// Bytes of NVMe.
+  /// Bytes on NVMe.
   [[nodiscard]] Bytes nvme_bytes() const;
-  /// "io_uring" or "threads"; "" without NVMe.
+  /// Returns "io_uring" or "threads"; "" without NVMe.
   [[nodiscard]] std::string_view io_backend() const;
 
  private:
   struct Home {
-    HostBytes memory;                   ///< of a resident sub-group
-    state::SwapSpace* space = nullptr;  ///< of one on NVMe
-    std::size_t extent = 0;             ///< in its space
+    HostBytes memory;                   ///< if resident
+    state::SwapSpace* space = nullptr;  ///< if on NVMe
+    std::size_t extent = 0;             ///< extent in its space
     std::uint64_t version = 0;
   };
   struct Staging {
@@ -74,7 +74,7 @@ class StateHomes {
     bool in_use = false;
   };
 
-  /// Where new sub-groups go, and the size of the staging buffers that all then need.
+  /// Places of new sub-groups, and the size of the staging buffers that all then need.
   struct Growth {
     std::vector<bool> resident;
     Bytes resident_bytes = 0;
@@ -87,26 +87,26 @@ class StateHomes {
   [[nodiscard]] bool needs_other_staging(const Growth& growth) const;
   [[nodiscard]] bool resident(std::size_t group) const { return homes_[group].space == nullptr; }
   [[nodiscard]] Staging* find(std::size_t group);
-  /// The next staging buffer in turn, without a transfer.
+  /// Returns the next staging buffer in turn, without a transfer.
   Staging& take_staging();
   Staging& start_read(std::size_t group, bool ahead);
-  /// Starts to read the next sub-groups on NVMe from the one at `position` in swapped_ on.
+  /// Starts to read the next sub-groups on NVMe, beginning with the one at `position` in swapped_.
   void read_from(std::size_t position);
   void finish_transfers();
 
   const OffloadLayout& layout_;
   const cpu_adam::Updater& updater_;
   StatePlace place_;
-  std::vector<Mapping> memory_;  ///< of resident sub-groups
+  std::vector<Mapping> memory_;  ///< memory of resident sub-groups
   Bytes resident_bytes_ = 0;
   std::vector<Home> homes_;
-  std::vector<std::size_t> swapped_;  ///< the sub-groups on NVMe
-  /// The last one holds the staging buffers; those before it are registered with older spaces.
+  std::vector<std::size_t> swapped_;  ///< sub-groups on NVMe
+  /// The last mapping has the staging buffers; earlier ones are registered with older spaces.
   std::vector<Mapping> staging_memory_;
   Bytes largest_ = 0;  ///< size of a staging buffer
   std::vector<Staging> staging_;
   std::size_t turn_ = 0;
-  /// Destroyed first: their requests use the memory.
+  /// Destroyed first, because their requests use the memory.
   std::vector<std::unique_ptr<state::SwapSpace>> spaces_;
 };
 

@@ -3,45 +3,19 @@
 #include <algorithm>
 
 #include "ballast/core/error.h"
+#include "ballast/cpu_adam/traffic.h"
 
 namespace ballast::offload {
 namespace {
 
 using cpu_adam::Codes;
 using cpu_adam::Moments;
+using cpu_adam::Weights;
 
-/// Bytes of one element of a moment in this format.
-Bytes bytes_of_first(Moments::Format format) {
-  if (format == Moments::Format::f32) return 4;
-  return format == Moments::Format::bf16_first ? 2 : 1;
-}
-Bytes bytes_of_second(Moments::Format format) {
-  return format == Moments::Format::blockwise8 ? 1 : 4;
-}
-/// Of the remainder or the master.
-Bytes bytes_of_companion(DType type) {
-  if (type == DType::f32) return 0;
-  return type == DType::bf16 ? 2 : 4;
-}
-
-const void* forward(const void* array, Bytes bytes) {
-  return static_cast<const std::byte*>(array) + bytes;
-}
-
-cpu_adam::Gradient gradient_from(const cpu_adam::Gradient& gradient, Elems first) {
-  cpu_adam::Gradient moved = gradient;
-  if (gradient.data != nullptr) moved.data = forward(gradient.data, first * size_of(gradient.type));
-  return moved;
-}
-
-cpu_adam::Weights weights_at(DType type, void* weights, Elems first, std::byte* companion) {
-  auto* at = static_cast<std::byte*>(weights);
-  if (at != nullptr) at += first * size_of(type);
-  if (type == DType::f32) return cpu_adam::Weights(reinterpret_cast<float*>(at));
-  if (type == DType::bf16) {
-    return {reinterpret_cast<Bf16*>(at), reinterpret_cast<std::uint16_t*>(companion)};
-  }
-  return {reinterpret_cast<float*>(companion), reinterpret_cast<F16*>(at)};
+/// `array` from element `first` on; null stays null.
+std::byte* from(const void* array, Elems first, DType type) {
+  auto* const at = static_cast<std::byte*>(const_cast<void*>(array));
+  return at == nullptr ? nullptr : at + first * size_of(type);
 }
 
 }  // namespace
@@ -90,7 +64,7 @@ void OffloadLayout::add_parts(std::size_t parameter, Elems& free) {
 OffloadLayout::Arrays OffloadLayout::arrays(DType type, Elems count) const {
   Arrays at;
   Bytes end = 0;
-  // Large arrays are kept from distances of a power of two: see kArraySkew.
+  // Large arrays must not be at distances of a power of two: see kArraySkew.
   const auto add = [&](Bytes bytes) {
     if (bytes == 0) return end;
     const Bytes skew = bytes >= 64 * kPage ? cpu_adam::kArraySkew : 0;
@@ -98,17 +72,14 @@ OffloadLayout::Arrays OffloadLayout::arrays(DType type, Elems count) const {
     end = round_up(start + bytes, kCacheLine);
     return start;
   };
+  const auto sizes = cpu_adam::traffic(optimizer_, Weights::format_of(type), type, moments_);
   const bool coded = moments_ == Moments::Format::blockwise8;
   const Elems exponents = coded ? Codes::exponents_of(count) : 0;
-  at.companion = add(count * bytes_of_companion(type));
-  if (cpu_adam::has_first_moment(optimizer_)) {
-    at.first = add(count * bytes_of_first(moments_));
-    at.first_exponents = add(exponents);
-  }
-  if (cpu_adam::has_second_moment(optimizer_)) {
-    at.second = add(count * bytes_of_second(moments_));
-    at.second_exponents = add(exponents);
-  }
+  at.companion = add(count * Weights::master_width(type));
+  at.first = add(count * sizes.first_moment);
+  at.first_exponents = add(sizes.first_moment > 0 ? exponents : 0);
+  at.second = add(count * sizes.second_moment);
+  at.second_exponents = add(sizes.second_moment > 0 ? exponents : 0);
   at.end = end;
   return at;
 }
@@ -124,24 +95,17 @@ cpu_adam::Shard OffloadLayout::shard(const ParameterPart& part, HostBytes states
   const Parameter& parameter = parameters_.at(part.parameter);
   const Arrays at = arrays(parameter.type, part.count);
   std::byte* base = states.data() + part.offset;
-  const auto moments = [&]() -> Moments {
-    std::byte* first = base + at.first;
-    std::byte* second = base + at.second;
-    if (moments_ == Moments::Format::f32) {
-      return {reinterpret_cast<float*>(first), reinterpret_cast<float*>(second)};
-    }
-    if (moments_ == Moments::Format::bf16_first) {
-      return {reinterpret_cast<Bf16*>(first), reinterpret_cast<float*>(second)};
-    }
-    const auto bytes = [base](Bytes offset) {
-      return reinterpret_cast<std::uint8_t*>(base + offset);
-    };
-    return {Codes{bytes(at.first), bytes(at.first_exponents)},
-            Codes{bytes(at.second), bytes(at.second_exponents)}};
+  const auto exponents = [&](Bytes offset) {
+    const bool coded = moments_ == Moments::Format::blockwise8;
+    return coded ? reinterpret_cast<std::uint8_t*>(base + offset) : nullptr;
   };
-  return {weights_at(parameter.type, weights, part.first, base + at.companion), moments(),
-          gradient_from(gradient, part.first), part.count,
-          first_elements_.at(part.parameter) + part.first};
+  return {
+      Weights::of(parameter.type, from(weights, part.first, parameter.type), base + at.companion),
+      {moments_, base + at.first, base + at.second, exponents(at.first_exponents),
+       exponents(at.second_exponents)},
+      {gradient.type, from(gradient.data, part.first, gradient.type)},
+      part.count,
+      first_elements_.at(part.parameter) + part.first};
 }
 
 }  // namespace ballast::offload

@@ -15,7 +15,7 @@
 
 namespace ballast::offload {
 
-/// One parameter of a step. The caller owns the arrays; they must stay valid, and must not be used
+/// One parameter of a step. The caller owns the arrays. They must stay valid, and must not be used
 /// otherwise, until the step has updated the parameter.
 struct ParameterUpdate {
   std::size_t parameter = 0;
@@ -24,13 +24,13 @@ struct ParameterUpdate {
   cpu_adam::Hyper hyper;
 };
 
-/// The optimizer states of parameters that belong to another program, and their updates on a thread
-/// of its own. Results do not depend on where the states are, on the size of a sub-group or on the
-/// instruction set. Calls must not overlap.
+/// The optimizer states of another program's parameters, and their updates on a separate thread.
+/// Results do not depend on the place of the states, the size of sub-groups, or the instruction
+/// set. Calls must not overlap.
 ///
 /// 16-bit weights have an fp32 master. It equals the weights until their first update, and again
-/// after forget_master(). An fp16 weight that differs from its rounded master was changed by
-/// somebody else and replaces the master.
+/// after forget_master(). An fp16 weight that differs from its rounded master was changed by the
+/// caller and replaces the master.
 class OffloadedOptimizer {
  public:
   OffloadedOptimizer(OffloadLayout layout, StatePlace place, int threads);
@@ -43,26 +43,26 @@ class OffloadedOptimizer {
   [[nodiscard]] const cpu_adam::Updater& updater() const { return updater_; }
   [[nodiscard]] const StateHomes& homes() const { return homes_; }
 
-  /// Appends parameters, whose states are zero, and returns the number of the first one. Existing
-  /// states stay where they are. Nothing changes if it throws; throws like Homes and begin().
+  /// Appends parameters with zero states, and returns the number of the first one. Existing states
+  /// keep their places. Nothing changes if it throws; throws like Homes and begin().
   std::size_t add(const std::vector<Parameter>& parameters);
 
-  /// Starts a step and returns; the parameters are updated in ascending order. Waits for the step
-  /// before. Throws Error(state) for a parameter that is named twice, and the errors of a step that
-  /// failed: the states are then lost, and every later call throws the same.
+  /// Starts a step and returns; the parameters are updated in ascending order. Waits for the
+  /// preceding step. Throws Error(state) for a duplicate parameter. Throws the errors of a failed
+  /// step: the states are then lost, and every later call throws the same.
   void begin(std::vector<ParameterUpdate> updates);
   /// Blocks until the running step, if any, has updated the parameter. Throws like begin().
   void wait(std::size_t parameter);
   /// Blocks until no step is running. Throws like begin().
   void finish();
 
-  /// Takes the weights of the parameter as its master at its next update, for weights that somebody
-  /// else has changed.
+  /// Makes the next update of the parameter take its weights as the master, because the caller has
+  /// changed them.
   void forget_master(std::size_t parameter);
 
   /// Calls `work` for each part of the parameter, with its arrays and without a gradient. It
   /// returns whether it has changed the states. `weights`: those of the parameter, or null if
-  /// `work` uses the moments alone. Throws like begin().
+  /// `work` uses only the moments. Throws like begin().
   void visit(std::size_t parameter, void* weights,
              const std::function<bool(const ParameterPart&, const cpu_adam::Shard&)>& work);
 
@@ -70,7 +70,7 @@ class OffloadedOptimizer {
   void run();
   void run_step();
   void update_group(std::size_t group);
-  /// Makes the master one of the weights. Returns whether the states have changed.
+  /// Creates the master from the weights if there is none. Returns whether the states have changed.
   bool require_master(const cpu_adam::Shard& shard, char& known) const;
   bool follow_weights(const cpu_adam::Weights& weights, Elems size) const;
   void know_parts();
@@ -85,11 +85,11 @@ class OffloadedOptimizer {
   std::condition_variable changed_;
   std::vector<const ParameterUpdate*> update_of_;  ///< by parameter; null: none in this step
   std::vector<ParameterUpdate> updates_;
-  std::size_t updated_ = 0;  ///< parameters before this one are updated
+  std::size_t updated_ = 0;  ///< parameters below this number are updated
   bool running_ = false;
   bool stopping_ = false;
   std::exception_ptr failure_;
-  std::thread thread_;  ///< begins with the first step
+  std::thread thread_;  ///< starts with the first step
 };
 
 }  // namespace ballast::offload

@@ -26,8 +26,8 @@ constexpr const char* kNotesChecksum = "ballast.optimizer.checksum";
 constexpr const char* kVersion = "2";
 /// Files of this version number the parameters and have no checksums.
 constexpr const char* kFirstVersion = "1";
-/// A tensor with the XXH3 of all others in their order. Each is four numbers of 16 bits, the lowest
-/// first, which fp32 holds exactly.
+/// Tensor with the XXH3 of all others, in order. Each is four numbers of 16 bits, lowest first,
+/// which fp32 represents exactly.
 constexpr const char* kChecksums = "checksums";
 constexpr Elems kPieces = 4;
 constexpr Elems kBuffer = Elems{1} << 20U;
@@ -43,7 +43,7 @@ constexpr ValueKind kSecond = {"exp_avg_sq", &StateValues::second};
 
 struct KindInFile {
   ValueKind kind;
-  DType type;  ///< holds all bits
+  DType type;  ///< represents all bits
   std::string name;
 };
 
@@ -69,7 +69,7 @@ Elems elements_of(const FiledParameter& one) {
   return one.states->layout().parameters().at(one.parameter).elements;
 }
 
-/// Floats for the states of one part.
+/// fp32 buffers for the states of one part.
 class PartBuffers {
  public:
   StateValues of(const std::vector<KindInFile>& kinds, const ParameterPart& part) {
@@ -100,7 +100,7 @@ std::array<float, kPieces> pieces_of(std::uint64_t checksum) {
   return pieces;
 }
 
-/// XXH3 of all notes but its own.
+/// Returns the XXH3 of all notes except its own.
 std::string checksum_of(const Notes& notes) {
   RunningChecksum sum;
   for (const auto& [name, value] : notes) {

@@ -10,31 +10,31 @@
 
 namespace ballast::offload {
 
-/// Entries of a state file that the caller keeps there.
+/// Entries of a state file that belong to the caller.
 using Notes = std::map<std::string, std::string>;
 
-/// A parameter whose states are in a file. `states` and `weights` are the caller's.
+/// A parameter whose states are in a file. The caller owns `states` and `weights`.
 struct FiledParameter {
-  std::string name;  ///< its tensors are called "NAME.master", "NAME.exp_avg" and "NAME.exp_avg_sq"
+  std::string name;  ///< its tensors are "NAME.master", "NAME.exp_avg" and "NAME.exp_avg_sq"
   OffloadedOptimizer* states = nullptr;
   std::size_t parameter = 0;
   void* weights = nullptr;
 };
 
 /// Writes states to a safetensors file, piece by piece: the master of 16-bit parameters and the
-/// moments, in fp32, or bf16 where the moments have no more bits; and the XXH3 of each. All states
-/// have the same optimizer and no two parameters the same name. The file replaces one of that name
+/// moments, in fp32, or in bf16 if the moments have no more bits; and the XXH3 of each. All states
+/// must have the same optimizer, and parameters different names. The file replaces an existing one
 /// when it is complete. Throws Error(io) and those of OffloadedOptimizer::begin().
 void save_states(std::span<const FiledParameter> parameters, const std::filesystem::path& file,
                  const Notes& notes);
 
-/// Reads what save_states() has written of these parameters, also with another place, other
-/// sub-groups or another type of the weights, and sets 16-bit weights from their masters. Without a
-/// master in the file, the weights become the master. Throws Error(data) naming the file and what
+/// Reads the states that save_states() wrote for these parameters, possibly with another place,
+/// other sub-groups or another weight type, and sets 16-bit weights from their masters. Without a
+/// master in the file, the weights become the master. Throws Error(data) with the file and what
 /// does not match or is damaged, before anything changes; Error(io).
 void load_states(std::span<const FiledParameter> parameters, const std::filesystem::path& file);
 
-/// The notes of a file. Throws Error(data), also if they are damaged; Error(io).
+/// Returns the notes of a file. Throws Error(data), also if they are damaged; Error(io).
 Notes read_notes(const std::filesystem::path& file);
 
 }  // namespace ballast::offload

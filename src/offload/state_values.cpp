@@ -79,7 +79,7 @@ void write_values(OffloadedOptimizer& states, std::size_t parameter, void* weigh
 
 namespace {
 
-/// Writes those values of `source` that are elements of `part`. Returns whether there are any.
+/// Writes the values of `source` that overlap `part`. Returns whether there are any.
 bool write_overlap(cpu_adam::Optimizer optimizer, const ParameterPart& source,
                    const StateValues& values, const ParameterPart& part, const Shard& shard) {
   const Elems first = std::max(source.first, part.first);

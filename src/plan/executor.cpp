@@ -35,11 +35,17 @@ struct Submission {
   const Plan* plan = nullptr;
   std::uint64_t number = 0;
   std::vector<Progress> progress;
+  std::vector<OpId> awaited;  ///< operations for which callers wait
   std::size_t remaining = 0;
   std::shared_ptr<Submission> previous;  ///< reset when it has finished and a next one comes
   const Seam* seam = nullptr;            ///< between the previous one and this one
 
   [[nodiscard]] bool finished() const { return remaining == 0; }
+
+  /// Whether a caller may wait for the end of operation `id`, which has just finished.
+  [[nodiscard]] bool is_awaited(OpId id) const {
+    return finished() || std::find(awaited.begin(), awaited.end(), id) != awaited.end();
+  }
 
   /// Whether `next`, if started now, runs after operation `id` of this submission.
   [[nodiscard]] bool precedes(OpId id, const Operation& next) const {
@@ -130,11 +136,11 @@ struct Executor::State {
     return true;
   }
 
-  /// With the lock held: wakes callers and the lanes that can proceed.
-  void wake() {
+  /// With the lock held: wakes all threads after a failure, or at the end.
+  void wake_all() {
     for (LaneQueue& lane : lanes) {
-      if (stopping || failure || lane.can_start()) lane.may_start.notify_one();
-      if (all_enqueued || !lane.enqueued.empty()) lane.may_finish.notify_one();
+      lane.may_start.notify_one();
+      lane.may_finish.notify_one();
     }
     progressed.notify_all();
   }
@@ -201,11 +207,12 @@ struct Executor::State {
   /// With the lock held.
   void fail(const std::exception_ptr& error) {
     if (!failure) failure = error;
-    wake();
+    wake_all();
   }
 
-  /// With the lock held: accounts for a finished operation.
-  void complete(const Item& item) {
+  /// Accounts for a finished operation and wakes those who wait for it. They find the lock free:
+  /// `lock` is released meanwhile.
+  void complete(std::unique_lock<std::mutex>& lock, const Item& item) {
     const Operation& operation = item.operation();
     const auto number = static_cast<std::size_t>(operation.lane);
     LaneQueue& lane = lanes[number];
@@ -217,7 +224,15 @@ struct Executor::State {
     if (options.observer) options.observer(span);
     item.submission->progress[item.id] = Progress::finished;
     if (--item.submission->remaining == 0) --unfinished;
-    wake();
+    const bool awaited = item.submission->is_awaited(item.id);
+    std::array<bool, kLaneCount> startable{};
+    for (std::size_t each = 0; each < kLaneCount; ++each) startable[each] = lanes[each].can_start();
+    lock.unlock();
+    for (std::size_t each = 0; each < kLaneCount; ++each) {
+      if (startable[each]) lanes[each].may_start.notify_one();
+    }
+    if (awaited) progressed.notify_all();
+    lock.lock();
   }
 
   /// With the lock held: waits until the lane can start its next operation. False when the executor
@@ -252,9 +267,11 @@ struct Executor::State {
         totals.enqueueing_seconds[number] += now() - item.begun;
         item.submission->progress[item.id] = Progress::enqueued;
         lane.enqueued.push_back(std::move(item));
+        lock.unlock();
         lane.may_finish.notify_one();
+        lock.lock();
       } else {
-        complete(item);
+        complete(lock, item);
       }
     }
   }
@@ -274,7 +291,7 @@ struct Executor::State {
       if (error) {
         fail(error);
       } else {
-        complete(item);
+        complete(lock, item);
       }
     }
   }
@@ -284,11 +301,11 @@ struct Executor::State {
       const Item item = {submission, id, now()};
       auto error = start(item);
       if (!error && queued(static_cast<std::size_t>(item.operation().lane))) error = finish(item);
-      const std::scoped_lock lock(mutex);
+      std::unique_lock lock(mutex);
       if (error) {
         fail(error);
       } else {
-        complete(item);
+        complete(lock, item);
       }
       throw_failure();
     }
@@ -325,7 +342,7 @@ struct Executor::State {
     {
       const std::scoped_lock lock(mutex);
       flag = true;
-      wake();
+      wake_all();
     }
     for (auto& thread : threads) thread.join();
   }
@@ -381,6 +398,7 @@ void Executor::wait(OpId id) {
   std::unique_lock lock(state_->mutex);
   expects(state_->last != nullptr && id < state_->last->progress.size(),
           "executor: cannot wait for an operation that was not submitted");
+  state_->last->awaited.push_back(id);
   state_->wait_for(lock, [&] { return state_->last->progress[id] == Progress::finished; });
 }
 

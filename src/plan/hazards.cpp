@@ -69,7 +69,7 @@ class Before {
       before_[node].add(finished);
       for (const OpId earlier : operations[id].after) follow(node, starts_[number] + earlier);
       for (const OpId earlier : joins[id]) follow(node, starts_[number - 1] + earlier);
-      const std::optional<Stream> stream = stream_of(operations[id]);
+      const std::optional<StreamId> stream = stream_of(operations[id]);
       if (!stream) continue;
       const auto [last, first_there] = last_.try_emplace({stream->lane, stream->device}, node);
       if (!first_there) follow(node, std::exchange(last->second, node));

@@ -355,4 +355,12 @@ Prediction simulate(const Schedule& schedule, const Rates& rates,
   return simulation.take_prediction();
 }
 
+double seconds_alone(const Operation& operation, const Schedule& schedule, const Rates& rates) {
+  return cost_of(operation, schedule, rates).seconds();
+}
+
+double seconds_in_turn(const Operation& operation, const Schedule& schedule, const Rates& rates) {
+  return cost_of(operation, schedule, rates).seconds_in_turn(operation.lane);
+}
+
 }  // namespace ballast::plan

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/plan/simulator.h"
 
 namespace ballast::plan {
 namespace {
@@ -137,14 +136,6 @@ void check_sharing(const Schedule& schedule, const Rates& rates) {
   if (rates.update_threads == 0 && uses(schedule, Lane::update)) {
     refuse(rates, "update_threads", "shared_cores is given");
   }
-}
-
-double seconds_alone(const Operation& operation, const Schedule& schedule, const Rates& rates) {
-  return cost_of(operation, schedule, rates).seconds();
-}
-
-double seconds_in_turn(const Operation& operation, const Schedule& schedule, const Rates& rates) {
-  return cost_of(operation, schedule, rates).seconds_in_turn(operation.lane);
 }
 
 }  // namespace ballast::plan

@@ -27,11 +27,11 @@ namespace nb = nanobind;
 
 using Seconds = std::chrono::duration<double>;
 
-/// Longest wait in seconds between looks at Python's signals.
+/// Interval in seconds between checks of Python's signals during a wait.
 constexpr double kSlice = 0.1;
 
-/// Waits in slices of time, so that Ctrl-C ends it. `wait` returns whether it has ended. False
-/// after `timeout` seconds.
+/// Waits in slices of time, so that Ctrl-C ends it. `wait` returns whether it has ended. Returns
+/// false after `timeout` seconds.
 bool wait_with_signals(std::optional<double> timeout, const auto& wait) {
   const auto start = std::chrono::steady_clock::now();
   for (;;) {
@@ -67,7 +67,7 @@ class Future {
     return running == nullptr ? transfer_->done : Transfers::get().done(*transfer_);
   }
 
-  /// Empty if it has not ended in time.
+  /// Returns nothing if the transfer has not ended in time.
   [[nodiscard]] std::optional<std::uint64_t> result(std::optional<double> timeout) const {
     Transfers* const running = Transfers::existing();
     if (running != nullptr && !wait_with_signals(timeout, [&](Seconds most) {
@@ -119,7 +119,8 @@ Future start(SharedFile& file, aio::Direction direction, nb::object object, std:
 void close_file(SharedFile& file) {
   file.close();
   if (Transfers* const running = Transfers::existing(); running != nullptr) {
-    wait_with_signals(std::nullopt, [&](Seconds most) { return running->wait(file, most); });
+    wait_with_signals(std::nullopt,
+                      [&](Seconds most) { return running->wait(file.transfers(), most); });
   }
   file.release();
   release_buffers();

@@ -4,13 +4,13 @@
 
 namespace ballast::python {
 
-// Each adds a part of the package to the extension module.
+// Functions that each add a part of the package to the extension module.
 
-/// The states and updates behind the optimizers.
+/// Adds the states and updates of the optimizers.
 void bind_optimizer(nanobind::module_& module);
-/// Files and futures; at the interpreter's exit, their end.
+/// Adds files and futures, and ends them at the interpreter's exit.
 void bind_aio(nanobind::module_& module);
-/// python -m ballast, plan, train.
+/// Adds `python -m ballast`, plan and train.
 void bind_program(nanobind::module_& module);
 
 }  // namespace ballast::python

@@ -89,7 +89,7 @@ void check(const ReadOnly& array, const char* name) {
   }
 }
 
-/// PyTorch exports no tensor that requires a gradient; the memory is the same.
+/// PyTorch exports no tensor that requires a gradient. The result has the same memory.
 nb::object without_gradient(nb::object object) {
   const bool tensor = nb::hasattr(object, "requires_grad") && nb::hasattr(object, "detach");
   if (tensor && nb::cast<bool>(nb::bool_(object.attr("requires_grad"))))

@@ -10,7 +10,7 @@ namespace ballast::python {
 
 enum class BufferUse { read, write };
 
-/// The memory of a Python object, which stays as it is while `owner` lives.
+/// The memory of a Python object, which does not change during the lifetime of `owner`.
 struct PythonBuffer {
   HostBytes bytes;
   std::shared_ptr<void> owner;  ///< may be released on any thread, with or without the GIL
@@ -21,8 +21,8 @@ struct PythonBuffer {
 /// Throws nanobind::type_error for other objects, Error(usage) for memory that cannot be used.
 PythonBuffer take_buffer(nanobind::object object, BufferUse use, const char* name);
 
-/// Releases the objects whose owners have been released without the GIL. Needs the GIL. Happens
-/// anyway, soon after; this makes it happen now.
+/// Releases the objects whose owners have been released without the GIL. Needs the GIL. This would
+/// also happen soon without the call.
 void release_buffers();
 
 }  // namespace ballast::python

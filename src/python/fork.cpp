@@ -10,7 +10,7 @@
 namespace ballast::python {
 namespace {
 
-/// The process that has the threads; 0: none.
+/// The process that has the threads; 0 if none.
 std::atomic<pid_t> owner = 0;
 
 }  // namespace

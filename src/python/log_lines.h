@@ -2,7 +2,7 @@
 
 namespace ballast::python {
 
-/// Collects the log lines of the libraries while it lives, then passes them to Python's logger
+/// Collects the log lines of the libraries during its lifetime, then passes them to Python's logger
 /// "ballast". Construct and destroy with the GIL.
 class LogScope {
  public:
@@ -12,7 +12,7 @@ class LogScope {
   LogScope& operator=(const LogScope&) = delete;
 };
 
-/// Passes on what has been collected. Needs the GIL. Errors of the logger are printed by Python.
+/// Passes on the collected lines. Needs the GIL. Python prints errors of the logger.
 void pass_on_log_lines() noexcept;
 
 }  // namespace ballast::python

@@ -38,7 +38,7 @@ using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 /// Address of an array that the Python code keeps alive (torch's data_ptr()), its number of
 /// elements and its type.
 using Array = std::tuple<std::uintptr_t, Elems, std::string>;
-/// Elements, type of the weights, and number of the first element for rounding.
+/// Number of elements, type of the weights, and number of the first element for rounding.
 using Described = std::tuple<Elems, std::string, Elems>;
 
 template <class T = void>
@@ -54,13 +54,10 @@ DType parse_type(const std::string& name) {
 }
 
 Gradient gradient_of(const Array& array) {
-  const DType type = parse_type(std::get<2>(array));
-  if (type == DType::bf16) return Gradient(pointer<const Bf16>(array));
-  if (type == DType::f16) return Gradient(pointer<const F16>(array));
-  return Gradient(pointer<const float>(array));
+  return {parse_type(std::get<2>(array)), pointer(array)};
 }
 
-/// Throws if the array is not one of a parameter's elements.
+/// Throws unless the array has the parameter's number of elements.
 void check_size(const Array& array, const Parameter& parameter, std::string_view name) {
   const auto& [address, elements, type] = array;
   if (elements != parameter.elements || (address == 0 && elements > 0)) {
@@ -92,8 +89,8 @@ std::vector<Parameter> parameters_of(const std::vector<Described>& described) {
   return all;
 }
 
-/// Owns the states, and the arrays of a running step. Refuses to work in a process that fork() has
-/// made: threads stay behind.
+/// Owns the states, and the arrays of a running step. Refuses to work in a process made by fork(),
+/// which does not have the threads.
 class States {
  public:
   States(const std::string& optimizer, const std::string& moments,
@@ -110,7 +107,7 @@ class States {
       const nb::gil_scoped_release unlocked;
       states_.reset();
     } else {
-      // Threads and requests are those of the process that has made them.
+      // Threads and requests belong to the process that has made them.
       static_cast<void>(states_.release());
     }
   }
@@ -160,7 +157,7 @@ class States {
 /// hyper-parameters.
 using StepEntry = std::tuple<std::size_t, Array, Array, std::int64_t, std::size_t>;
 
-/// Checks all arrays before the first byte is written. `in_use`: owns the arrays.
+/// Checks all arrays before the first byte is written. `in_use` owns the arrays.
 void begin(States& states, const std::vector<StepEntry>& entries,
            const std::vector<cpu_adam::Hyper>& hypers, nb::object in_use) {
   std::vector<ParameterUpdate> updates;
@@ -179,7 +176,7 @@ void begin(States& states, const std::vector<StepEntry>& entries,
   states.get().begin(std::move(updates));
 }
 
-/// Blocks until no step is running, and lets go of its arrays.
+/// Blocks until no step is running, then releases its arrays.
 void finish(States& states) {
   {
     const nb::gil_scoped_release unlocked;
@@ -193,7 +190,7 @@ std::pair<double, std::uint64_t> gradient_stats(States& states,
                                                 const std::vector<Array>& gradients) {
   OffloadedOptimizer& own = states.get();
   own.finish();
-  cpu_adam::GradientStats sum;
+  GradientStats sum;
   for (const Array& gradient : gradients) {
     const auto one = own.updater().gradient_stats(gradient_of(gradient), std::get<1>(gradient));
     sum.sum_of_squares += one.sum_of_squares;
@@ -222,7 +219,7 @@ void write(States& states, std::size_t parameter, const Array& weights,
                         values_at(states, parameter, master, first, second));
 }
 
-/// A parameter of a file: name there, states, number, weights.
+/// A parameter of a file: its name there, states, number, weights.
 using FileEntry = std::tuple<std::string, States*, std::size_t, Array>;
 
 std::vector<offload::FiledParameter> filed(const std::vector<FileEntry>& entries) {
@@ -261,7 +258,7 @@ void bind_hyper(nb::module_& module) {
 void bind_optimizer(nb::module_& module) {
   bind_hyper(module);
   nb::class_<States>(module, "OptimizerStates",
-                     "Optimizer states of parameters, and their updates on a thread of its own.")
+                     "Optimizer states of parameters, updated on a separate thread.")
       .def(nb::init<const std::string&, const std::string&, const std::vector<Described>&, Elems,
                     const std::vector<std::string>&, std::optional<Bytes>, bool, int>(),
            nb::arg("optimizer"), nb::arg("moments"), nb::arg("parameters"), nb::kw_only(),
@@ -275,7 +272,7 @@ void bind_optimizer(nb::module_& module) {
           nb::arg("parameters"), Unlocked(),
           "Appends parameters; returns the number of the first one. Nothing changes if it fails.")
       .def("begin", &begin, nb::arg("updates"), nb::arg("hypers"), nb::arg("in_use"),
-           "Starts a step; parameters are updated in ascending order. Keeps in_use until then.")
+           "Starts a step. Parameters are updated in ascending order. Keeps in_use until then.")
       .def(
           "wait", [](States& s, std::size_t parameter) { s.get().wait(parameter); },
           nb::arg("parameter"), Unlocked(), "Blocks until the parameter is updated.")
@@ -284,15 +281,15 @@ void bind_optimizer(nb::module_& module) {
           "forget_master",
           [](States& s, std::size_t parameter) { s.get().forget_master(parameter); },
           nb::arg("parameter"), Unlocked(),
-          "Takes the weights as the master at the parameter's next update.")
+          "Uses the weights as the master at the parameter's next update.")
       .def("gradient_stats", &gradient_stats, nb::arg("gradients"), Unlocked(),
            "Sum of squares and number of non-finite values.")
       .def("read", &read, nb::arg("parameter"), nb::arg("weights"), nb::arg("master").none(),
            nb::arg("first").none(), nb::arg("second").none(), Unlocked(),
-           "Copies states to fp32 arrays; None: not this one.")
+           "Copies states to fp32 arrays; None skips a state.")
       .def("write", &write, nb::arg("parameter"), nb::arg("weights"), nb::arg("master").none(),
            nb::arg("first").none(), nb::arg("second").none(), Unlocked(),
-           "Copies states from fp32 arrays; None: this one stays.")
+           "Copies states from fp32 arrays; None keeps a state.")
       .def(
           "copy",
           [](States& s, std::size_t parameter, States& to, std::size_t target,
@@ -302,7 +299,7 @@ void bind_optimizer(nb::module_& module) {
           },
           nb::arg("parameter"), nb::arg("to"), nb::arg("target"), nb::arg("weights").none(),
           Unlocked(),
-          "Copies states of a parameter to other ones, piece by piece; the master with weights.")
+          "Copies states of a parameter to other states, piece by piece; the master with weights.")
       .def_prop_ro("host_bytes", [](States& s) { return s.get().homes().host_bytes(); })
       .def_prop_ro("nvme_bytes", [](States& s) { return s.get().homes().nvme_bytes(); })
       .def_prop_ro("io_backend",

@@ -29,7 +29,7 @@ namespace {
 
 namespace nb = nanobind;
 
-/// Bytes, because a path need not be UTF-8.
+/// Converts bytes, because a path need not be UTF-8.
 std::vector<std::string> strings(const std::vector<nb::bytes>& words) {
   std::vector<std::string> result;
   result.reserve(words.size());
@@ -37,8 +37,8 @@ std::vector<std::string> strings(const std::vector<nb::bytes>& words) {
   return result;
 }
 
-/// Python ignores SIGPIPE and SIGXFSZ and catches SIGINT. A program starts with the system's
-/// actions, except for a SIGINT that was ignored by whoever started it (nohup).
+/// Restores the system's actions for signals: Python ignores SIGPIPE and SIGXFSZ and catches
+/// SIGINT. A SIGINT that was ignored by the parent process (nohup) stays ignored.
 void use_system_signal_actions() {
   std::signal(SIGPIPE, SIG_DFL);
   std::signal(SIGXFSZ, SIG_DFL);
@@ -61,8 +61,8 @@ int run_program(const std::vector<nb::bytes>& arguments, const std::vector<nb::b
   return tools::main_program(static_cast<int>(texts.size()) + 1, words.data(), words_of_name);
 }
 
-/// Calls `work` without the GIL. Signals interrupt it; they become Python's afterwards. Log lines
-/// go to the logger.
+/// Calls `work` without the GIL. Signals interrupt it and are passed to Python afterwards. Log
+/// lines go to the logger.
 auto run_with_signals(const auto& work) {
   refuse_after_fork();
   note_threads();

@@ -10,7 +10,7 @@
 namespace ballast::python {
 
 /// Passes each step of a run to a Python function and keeps the summary. The run's thread must not
-/// hold the GIL; all else needs it.
+/// hold the GIL; everything else needs it.
 class RunObserver final : public train::Observer {
  public:
   /// `callback`: takes a dict with the members of a line of metrics.jsonl; None: no callback.

@@ -70,7 +70,7 @@ void SharedFile::reopen() {
 
 void SharedFile::reach(aio::Direction direction, Bytes offset, Bytes end) {
   if (end <= size_) return;
-  // Others may have changed it.
+  // Other programs may have changed it.
   const Bytes now = size_now(any());
   if (end > now) {
     if (direction == aio::Direction::read) {
@@ -87,7 +87,7 @@ const Handle& SharedFile::opened(Way way) {
   if (way == Way::direct) return direct_;
   if (!buffered_) {
     buffered_ = std::make_shared<const aio::File>(direct_->reopened(writable(), Access::buffered));
-    size_ = std::min(size_, buffered_->size());  // others may have cut it
+    size_ = std::min(size_, buffered_->size());  // other programs may have truncated it
   }
   return buffered_;
 }
@@ -123,7 +123,7 @@ std::shared_ptr<PythonTransfer> SharedFile::start(aio::Direction direction, Byte
   reach(direction, offset, offset + memory.size());
   transfer->way = way_for(offset, memory);
   transfer->memory_owner = std::move(owner);
-  transfer->file = shared_from_this();
+  transfer->file = {shared_from_this(), &transfers_};
   transfer->opened = opened(transfer->way);
   if (transfer->opened->size() < offset + memory.size()) {
     reach(direction, offset, offset + memory.size());

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
-#include <deque>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -16,10 +14,10 @@
 
 namespace ballast::python {
 
-/// A file for transfers of any offset, length and address. Transfers of whole pages from memory
-/// that is aligned for it use direct I/O, others the page cache. The kernel does not keep the two
-/// coherent while both write: a page-cache write can bring back old bytes next to it. So writes of
-/// one kind wait until those of the other have ended. Reads are safe beside both.
+/// A file for transfers of any offset, length and address. Transfers of whole pages from aligned
+/// memory use direct I/O, others the page cache. The kernel does not keep the two coherent while
+/// both write: a page-cache write can bring back old bytes next to it. So writes of one kind wait
+/// until those of the other have ended. Reads may run at the same time as either.
 class SharedFile : public std::enable_shared_from_this<SharedFile> {
  public:
   enum class Mode { read, read_write, create };
@@ -27,12 +25,12 @@ class SharedFile : public std::enable_shared_from_this<SharedFile> {
   /// `size`: with create, the size to allocate; with read_write, the new size. Throws Error(io).
   SharedFile(const std::filesystem::path& path, Mode mode, std::optional<Bytes> size);
 
-  /// Starts a transfer. `owner` keeps `memory` alive and is released, on any thread, when it has
-  /// ended. Writes past the end make the file longer. Throws Error(usage) for a closed file, for
-  /// reads past the end, for writes to a file that is open for reading; Error(io).
+  /// Starts a transfer. `owner` keeps `memory` alive and is released, on any thread, when the
+  /// transfer has ended. Writes past the end make the file longer. Throws Error(usage) for a closed
+  /// file, for reads past the end, for writes to a file that is open for reading; Error(io).
   std::shared_ptr<PythonTransfer> start(aio::Direction direction, Bytes offset, HostBytes memory,
                                         std::shared_ptr<void> owner);
-  /// Refuses new transfers. wait() for those that run, then release().
+  /// Refuses new transfers. Call wait() for running ones, then release().
   void close();
   /// Closes the descriptors as soon as no transfer uses them.
   void release();
@@ -44,13 +42,12 @@ class SharedFile : public std::enable_shared_from_this<SharedFile> {
   [[nodiscard]] bool direct() const { return has_direct_; }
   [[nodiscard]] Bytes size();
   [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] FileTransfers& transfers() { return transfers_; }
 
  private:
-  friend class Transfers;
-
   void require_open() const;
   [[nodiscard]] bool writable() const { return mode_ != Mode::read; }
-  /// Makes the file at least `end` bytes long for writing; looks whether it is for reading.
+  /// For writing, makes the file at least `end` bytes long; for reading, checks that it is.
   void reach(aio::Direction direction, Bytes offset, Bytes end);
   void reopen();
   [[nodiscard]] const aio::File& any() const { return direct_ ? *direct_ : *buffered_; }
@@ -59,17 +56,14 @@ class SharedFile : public std::enable_shared_from_this<SharedFile> {
 
   const std::string path_;
   const Mode mode_;
-  std::mutex mutex_;  ///< taken before that of Transfers
+  std::mutex mutex_;  ///< locked before the mutex of Transfers
   bool closed_ = false;
   bool has_direct_ = false;
   Bytes size_ = 0;
   std::shared_ptr<const aio::File> direct_;    ///< null if the file system has no direct I/O
-  std::shared_ptr<const aio::File> buffered_;  ///< opened when it is needed
+  std::shared_ptr<const aio::File> buffered_;  ///< opened on demand
 
-  // Guarded by Transfers::mutex().
-  std::size_t unfinished_ = 0;
-  std::array<std::size_t, 2> writes_{};  ///< in flight, by way
-  std::deque<std::shared_ptr<PythonTransfer>> waiting_;
+  FileTransfers transfers_;
 };
 
 }  // namespace ballast::python

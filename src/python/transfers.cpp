@@ -9,7 +9,6 @@
 #include "ballast/core/error.h"
 
 #include "src/python/fork.h"
-#include "src/python/shared_file.h"
 
 namespace ballast::python {
 namespace {
@@ -18,7 +17,7 @@ using aio::Direction;
 
 using Clock = std::chrono::steady_clock;
 
-/// Blocks that do not come back are given up by the queue, which then tells wait() alone.
+/// The queue abandons blocks that do not come back, and reports that only to wait().
 constexpr auto kPatience = std::chrono::seconds(1);
 const std::chrono::duration<double> kAbandoned(aio::QueueOptions().abandon_seconds + 10.0);
 
@@ -35,7 +34,7 @@ std::mutex& singleton_mutex() {
   return mutex;
 }
 
-/// Never destroyed by the end of the process, but by Transfers::end().
+/// Destroyed by Transfers::end(), not by the end of the process.
 Transfers*& singleton() {
   static Transfers* transfers = nullptr;
   return transfers;
@@ -55,7 +54,7 @@ Wakeup::Wakeup() : descriptor_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
 
 void Wakeup::signal() const noexcept {
   const std::uint64_t one = 1;
-  // Fails only when the counter is full: then the reader is awake anyway.
+  // Fails only if the counter is full. Then the reader is awake anyway.
   if (::write(descriptor_.number(), &one, sizeof one) < 0) return;
 }
 
@@ -102,15 +101,15 @@ Transfers::~Transfers() {
 
 void Transfers::submit(const std::shared_ptr<PythonTransfer>& transfer) {
   const std::scoped_lock lock(mutex_);
-  SharedFile& file = *transfer->file;
+  FileTransfers& file = *transfer->file;
   const bool waits = transfer->direction == Direction::write &&
-                     (!file.waiting_.empty() || file.writes_[other(transfer->way)] > 0);
+                     (!file.waiting.empty() || file.writes[other(transfer->way)] > 0);
   if (waits) {
-    file.waiting_.push_back(transfer);
+    file.waiting.push_back(transfer);
   } else {
     launch(transfer);
   }
-  ++file.unfinished_;
+  ++file.unfinished;
   ++unfinished_;
 }
 
@@ -136,7 +135,7 @@ void Transfers::launch(const std::shared_ptr<PythonTransfer>& transfer) {
     throw;
   }
   if (transfer->direction == Direction::write) {
-    ++transfer->file->writes_[index(transfer->way)];
+    ++transfer->file->writes[index(transfer->way)];
   }
 }
 
@@ -161,8 +160,8 @@ void Transfers::collect() {
       aio::Completion completion = queue_->wait(transfer->ticket);
       const std::scoped_lock lock(mutex_);
       in_flight_.erase(transfer);
-      if (transfer->direction == Direction::write) --transfer->file->writes_[index(transfer->way)];
-      const std::shared_ptr<SharedFile> file = transfer->file;
+      if (transfer->direction == Direction::write) --transfer->file->writes[index(transfer->way)];
+      const std::shared_ptr<FileTransfers> file = transfer->file;
       finish(*transfer, std::move(completion));
       start_waiting(*file);
     }
@@ -181,19 +180,19 @@ void Transfers::finish(PythonTransfer& transfer, aio::Completion completion) {
   transfer.done = true;
   transfer.ended.notify_all();
   for (const auto& wakeup : std::exchange(transfer.wakeups, {})) wakeup->signal();
-  // After ETIMEDOUT the device may still use the memory: it is kept until the queue gives it back.
+  // After ETIMEDOUT the device may still use the memory, which is kept until the queue returns it.
   if (transfer.completion.error_number != ETIMEDOUT) transfer.memory_owner.reset();
   transfer.opened.reset();
-  const std::shared_ptr<SharedFile> file = std::move(transfer.file);
+  const std::shared_ptr<FileTransfers> file = std::move(transfer.file);
   --unfinished_;
-  if (--file->unfinished_ == 0) file_idle_.notify_all();
+  if (--file->unfinished == 0) file_idle_.notify_all();
 }
 
-void Transfers::start_waiting(SharedFile& file) {
-  while (!file.waiting_.empty()) {
-    const std::shared_ptr<PythonTransfer> next = file.waiting_.front();
-    if (file.writes_[other(next->way)] > 0) return;
-    file.waiting_.pop_front();
+void Transfers::start_waiting(FileTransfers& file) {
+  while (!file.waiting.empty()) {
+    const std::shared_ptr<PythonTransfer> next = file.waiting.front();
+    if (file.writes[other(next->way)] > 0) return;
+    file.waiting.pop_front();
     try {
       launch(next);
     } catch (const std::exception&) {
@@ -204,7 +203,7 @@ void Transfers::start_waiting(SharedFile& file) {
                      .offset = next->offset,
                      .length = next->memory.size(),
                      .seconds = 0.0,
-                     .file = file.path()});
+                     .file = next->opened->name()});
     }
   }
 }
@@ -225,9 +224,9 @@ void Transfers::notify(PythonTransfer& transfer, const std::shared_ptr<Wakeup>& 
   transfer.wakeups.push_back(wakeup);
 }
 
-bool Transfers::wait(SharedFile& file, std::chrono::duration<double> most) {
+bool Transfers::wait(FileTransfers& file, std::chrono::duration<double> most) {
   std::unique_lock lock(mutex_);
-  return file_idle_.wait_for(lock, most, [&file] { return file.unfinished_ == 0; });
+  return file_idle_.wait_for(lock, most, [&file] { return file.unfinished == 0; });
 }
 
 }  // namespace ballast::python

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,8 +19,6 @@
 
 namespace ballast::python {
 
-class SharedFile;
-
 /// An eventfd on which an event loop waits for transfers.
 class Wakeup {
  public:
@@ -31,17 +31,26 @@ class Wakeup {
   Descriptor descriptor_;
 };
 
-/// How the bytes of a transfer move.
+/// The path of a transfer's bytes.
 enum class Way { direct, buffered };
 
-/// One transfer that has been asked for. Its members belong to Transfers.
+struct PythonTransfer;
+
+/// The transfers of one file. Its members belong to Transfers.
+struct FileTransfers {
+  std::size_t unfinished = 0;
+  std::array<std::size_t, 2> writes{};  ///< writes in flight by way
+  std::deque<std::shared_ptr<PythonTransfer>> waiting;
+};
+
+/// A requested transfer. Its members belong to Transfers.
 struct PythonTransfer {
   aio::Direction direction = aio::Direction::read;
   Way way = Way::buffered;
   Bytes offset = 0;
   HostBytes memory;
-  std::shared_ptr<void> memory_owner;  ///< released when the transfer has ended
-  std::shared_ptr<SharedFile> file;    ///< the same
+  std::shared_ptr<void> memory_owner;   ///< released when the transfer has ended
+  std::shared_ptr<FileTransfers> file;  ///< transfers of the same open file
   std::shared_ptr<const aio::File> opened;
   aio::Ticket ticket;
   std::chrono::steady_clock::time_point begun;
@@ -51,27 +60,28 @@ struct PythonTransfer {
   std::condition_variable ended;
 };
 
-/// All transfers of the process: one queue for all files, and a thread that takes what has
-/// finished. Thread-safe. Begins at first use; lives until end().
+/// All transfers of the process: one queue for all files, and a thread that collects finished ones.
+/// Thread-safe. Begins at first use; lives until end().
 class Transfers {
  public:
   /// Throws Error(state) in a forked child and after end(), Error(io) without a usable backend.
   static Transfers& get();
-  /// The same, or null if there is none.
+  /// Like get(), but returns null if there are no transfers yet.
   static Transfers* existing();
-  /// Finishes all transfers and ends the threads. Does nothing in a forked child, or if nothing has
-  /// begun. Call without locks, and without the GIL: owners of memory are released.
+  /// Finishes all transfers and ends the threads. Does nothing in a forked child, or if no transfer
+  /// was made. Call without locks, and without the GIL: owners of memory are released.
   static void end();
 
-  /// Starts `transfer`, or keeps it until the writes before it have ended (see SharedFile).
+  /// Starts `transfer`, or keeps it until earlier writes have ended (see SharedFile).
   void submit(const std::shared_ptr<PythonTransfer>& transfer);
   [[nodiscard]] bool done(const PythonTransfer& transfer);
-  /// Waits until the transfer has ended, at most so long. Returns whether it has.
+  /// Waits until the transfer has ended, but at most for `most`. Returns whether it has ended.
   bool wait(PythonTransfer& transfer, std::chrono::duration<double> most);
   /// Signals `wakeup` when the transfer ends, or now if it has ended.
   void notify(PythonTransfer& transfer, const std::shared_ptr<Wakeup>& wakeup);
-  /// Waits until no transfer of `file` is left, at most so long. Returns whether there is none.
-  bool wait(SharedFile& file, std::chrono::duration<double> most);
+  /// Waits until none of these transfers is left, but at most for `most`. Returns whether none is
+  /// left.
+  bool wait(FileTransfers& file, std::chrono::duration<double> most);
 
   [[nodiscard]] std::string backend() const { return std::string(queue_->backend()); }
 
@@ -83,18 +93,18 @@ class Transfers {
 
   void launch(const std::shared_ptr<PythonTransfer>& transfer);
   void collect();
-  /// Adds transfers that the queue has given up without giving back their memory, or all.
+  /// Adds transfers that the queue has abandoned without returning their memory, or all.
   void add_late(std::vector<std::shared_ptr<PythonTransfer>>& finished, bool all) const;
   void finish(PythonTransfer& transfer, aio::Completion completion);
-  void start_waiting(SharedFile& file);
+  void start_waiting(FileTransfers& file);
 
-  /// Guards the transfers and files; held while submitting.
+  /// Guards the transfers and files. Held while submitting.
   std::mutex mutex_;
   std::unordered_set<std::shared_ptr<PythonTransfer>> in_flight_;
-  std::size_t unfinished_ = 0;  ///< transfers, those that wait included
+  std::size_t unfinished_ = 0;  ///< number of transfers, including those that wait
   std::condition_variable file_idle_;
 
-  /// Guards what the queue's thread passes on; never held while submitting.
+  /// Guards what the queue's thread passes on. Never held while submitting.
   std::mutex returned_mutex_;
   std::condition_variable any_returned_;
   std::vector<std::shared_ptr<PythonTransfer>> returned_;

@@ -13,7 +13,7 @@
 namespace ballast::state {
 namespace {
 
-/// Sum of the buffers of `tier`, each rounded up to whole pages as the allocators do.
+/// Total size of the buffers of `tier`, each rounded up to whole pages like in the allocators.
 Bytes paged_bytes(const plan::Schedule& schedule, Tier tier) {
   Bytes sum = 0;
   for (const auto& buffer : schedule.buffers) {
@@ -30,7 +30,7 @@ bool moves_to_or_from_nvme(const plan::Operation& operation) {
   return operation.lane == plan::Lane::fetch || operation.lane == plan::Lane::writeback;
 }
 
-/// The host buffers of all transfers to and from NVMe; adjacent ones are merged.
+/// Host buffers of all transfers to and from NVMe, with adjacent ones merged.
 std::vector<HostBytes> staging_memory(const plan::Schedule& schedule,
                                       const std::function<HostBytes(plan::BufferId)>& place) {
   std::set<plan::BufferId> ids;

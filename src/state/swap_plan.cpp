@@ -18,10 +18,10 @@
 namespace ballast::state {
 namespace {
 
-/// Most bytes that are written and read to measure a path.
+/// Maximum bytes written and read to measure a path.
 constexpr Bytes kTrial = 64 * kMiB;
 
-/// The directory itself, or its nearest existing parent if it is made later.
+/// Returns the directory, or its nearest existing parent if it is created later.
 std::filesystem::path existing(const SwapPath& path) {
   std::filesystem::path place = path.directory;
   std::error_code ignored;
@@ -31,7 +31,8 @@ std::filesystem::path existing(const SwapPath& path) {
   return place;
 }
 
-/// Throws the Error of aio::File::create_anonymous; it names `path` even if that is made later.
+/// Throws the Error of aio::File::create_anonymous, with `path` even if the directory does not
+/// exist yet.
 void check(const SwapPath& path, Bytes size, aio::File::Access access) {
   const auto place = existing(path);
   try {
@@ -50,7 +51,7 @@ void fill(HostBytes memory) {
   }
 }
 
-/// Seconds that one request over all of `file` takes.
+/// Seconds for one request over all of `file`.
 double time_transfer(aio::Queue& queue, aio::Direction direction, const aio::File& file,
                      HostBytes memory) {
   const auto start = std::chrono::steady_clock::now();
@@ -68,7 +69,7 @@ void measure(SwapPath& path, aio::File::Access access, HostBytes memory) {
     const double seconds = std::max(time_transfer(*queue, direction, file, memory), 1e-9);
     return static_cast<double>(memory.size()) / seconds / kGiga;
   };
-  // The first pass allocates the blocks; a run only overwrites.
+  // The first pass allocates the blocks; runs only overwrite them.
   static_cast<void>(rate(aio::Direction::write));
   const double write = rate(aio::Direction::write);
   const double read = rate(aio::Direction::read);
@@ -93,7 +94,7 @@ void measure_unknown(SwapOptions& options, Bytes total) {
   log(LogLevel::info, "swap: " + line);
 }
 
-/// Every byte is read and written, so the times add up.
+/// Every byte is written and read, so the times add up.
 double weight(const SwapPath& path) {
   if (path.read_gbps <= 0.0 || path.write_gbps <= 0.0) return 1.0;
   return 2.0 / (1.0 / path.read_gbps + 1.0 / path.write_gbps);
@@ -196,7 +197,7 @@ std::optional<SwapPlan> reuse_swap(SwapOptions options, std::span<const Bytes> e
       !image.extents.empty() && options.paths.size() == image.files.size();
   if (!begins_with_them) return std::nullopt;
   check_paths(options);
-  // More extents do not move those before them.
+  // Additional extents do not move those before them.
   return SwapPlan{std::move(options), Stripe(extents, image.weights, image.segment_bytes),
                   image.files};
 }

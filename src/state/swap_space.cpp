@@ -72,7 +72,7 @@ class SwapSpace::ExtentTransfer : public SwapTransfer {
   }
   [[nodiscard]] std::uint64_t version() const { return version_; }
 
-  /// Submits `segments`, one batch per path.
+  /// Submits `segments`, with one batch per path.
   void submit(std::span<const Segment> segments, aio::Direction direction, bool ahead) {
     for (std::size_t path = 0; path < space_.devices_.size(); ++path) {
       SwapDevice& device = *space_.devices_[path];
@@ -93,11 +93,11 @@ class SwapSpace::ExtentTransfer : public SwapTransfer {
     }
   }
 
-  /// Waits for all requests, calls `then` for each finished segment and throws the first failure at
+  /// Waits for all requests and calls `then` for each finished segment. Throws the first failure at
   /// the end.
   template <class Then>
   void wait_for_all(std::string_view stage, Then then) {
-    // In the order of the extent, in which the paths alternate.
+    // Waits in the order of the extent, in which the paths alternate.
     std::sort(pending_.begin(), pending_.end(), [](const Pending& a, const Pending& b) {
       return a.segment->start < b.segment->start;
     });
@@ -139,7 +139,7 @@ class SwapSpace::Writing final : public ExtentTransfer {
  public:
   using ExtentTransfer::ExtentTransfer;
 
-  /// Submits each segment at once, so that the disk works while the next checksum is computed.
+  /// Submits each segment immediately, so that the disk works while the next checksum is computed.
   void start(Bytes zeros_from) {
     for (const Segment& segment : segments()) {
       const bool there = segment.start >= zeros_from && is_untouched(segment);
@@ -165,7 +165,7 @@ class SwapSpace::Writing final : public ExtentTransfer {
     return std::none_of(here.begin(), here.end(), [](const Seal& seal) { return seal.touched; });
   }
 
-  /// `zero`: nothing is written, the file reads as zeros there.
+  /// `zero`: nothing is written, because the file reads as zeros there.
   void seal(const Segment& segment, bool zero) {
     Bytes start = 0;
     for (Seal& seal : seals(segment)) {
@@ -234,7 +234,7 @@ SwapSpace::SwapSpace(Stripe stripe, std::vector<std::unique_ptr<SwapDevice>> dev
 }
 
 SwapSpace::~SwapSpace() {
-  // Queued requests are no longer needed.
+  // Queued requests are not needed any more.
   for (const auto& device : devices_) device->queue->cancel();
 }
 

@@ -2,9 +2,8 @@
 
 #include <string>
 
-#include "ballast/step/build.h"
-
-#include "src/step/plan_types.h"
+#include "ballast/step/placement.h"
+#include "ballast/step/problem.h"
 
 namespace ballast::step {
 

@@ -23,6 +23,10 @@ class BufferList {
 
   [[nodiscard]] bool merges() const { return merges_; }
 
+  [[nodiscard]] const Buffer& operator[](BufferId id) const { return buffers_[id]; }
+  [[nodiscard]] std::vector<Buffer> take() { return std::move(buffers_); }
+  /// The largest host buffer for data in transit, if buffers are merged.
+  [[nodiscard]] Bytes largest_place() const { return largest_place_; }
   /// If buffers are merged: the one of a tier and kind, or kNoBuffer.
   [[nodiscard]] BufferId merged(Tier tier, Kind kind) const {
     return merged_.at(static_cast<std::size_t>(tier)).at(static_cast<std::size_t>(kind));
@@ -65,11 +69,6 @@ class BufferList {
     return buffers;
   }
 
- protected:
-  bool merges_;  ///< buffers of the same tier and kind: only their sums are of interest
-  std::vector<Buffer> buffers_;
-  Bytes largest_place_ = 0;  ///< of those that could be the passing place, if they are merged
-
  private:
   static constexpr std::size_t kKinds = static_cast<std::size_t>(Kind::checkpoints) + 1;
   static std::array<std::array<BufferId, kKinds>, kTiers.size()> none() {
@@ -78,6 +77,9 @@ class BufferList {
     return ids;
   }
 
+  bool merges_;
+  std::vector<Buffer> buffers_;
+  Bytes largest_place_ = 0;
   std::array<std::array<BufferId, kKinds>, kTiers.size()> merged_ = none();
 };
 

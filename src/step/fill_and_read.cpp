@@ -61,7 +61,7 @@ void Movements::for_homes(std::uint32_t block, Homes homes, Handle handle) const
   for (const Home& weights : weight_homes(block)) {
     if (homes.has(weights.tier)) handle(weights);
   }
-  if (!has_states()) return;
+  if (!placed_.trains()) return;
   for (std::uint32_t g = 0; g < sub_groups(block); ++g) {
     if (const Home states = state_home(block, g); homes.has(states.tier)) handle(states);
   }
@@ -110,7 +110,7 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
       };
       write(Speculation::none);
       // The other slot, so that later writes only overwrite it.
-      if (speculates(block)) write(Speculation::speculates);
+      if (placed_.speculates(block)) write(Speculation::speculates);
       return;
     }
     case Tier::device:

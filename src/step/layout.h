@@ -3,9 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ballast/step/build.h"
-
-#include "src/step/placement_rules.h"
+#include "src/step/placed_problem.h"
 #include "src/step/plan_types.h"
 #include "src/step/value_slots.h"
 
@@ -18,13 +16,13 @@ struct Layout {
 
   // One per block. Purpose::evaluation has only the weights.
   std::vector<BufferId> weight_home;
-  std::vector<BufferId> trained_home;             ///< see splits_home(), else kNoBuffer
+  std::vector<BufferId> trained_home;  ///< PlacedProblem::has_trained_home(), else kNoBuffer
   std::vector<std::vector<BufferId>> state_home;  ///< by sub-group
   /// For speculating blocks, else kNoBuffer: values before the last update; see Speculation.
   std::vector<BufferId> weight_undo;
   std::vector<std::vector<BufferId>> state_undo;  ///< by sub-group, or empty
   /// Packed, until its update: in the memory where the block is updated, or on NVMe; kNoBuffer if
-  /// it is updated from staging (swaps_gradient() and eager).
+  /// it is updated from staging (PlacedProblem::swaps_gradient() and eager).
   std::vector<BufferId> gradient;
   std::vector<BufferId> statistics_device;
   std::vector<BufferId> statistics_host;
@@ -49,14 +47,9 @@ struct Layout {
   BufferId workspace = kNoBuffer;
 };
 
-Layout make_layout(const Problem& problem, const Placement& placement, const Options& options);
-
-/// What decides about the buffers of values.
-ValueQuestion question_of(const Problem& problem, const Placement& placement,
-                          const Options& options);
+Layout make_layout(const PlacedProblem& placed);
 
 /// See sum_buffers().
-std::vector<Buffer> merged_buffers(const Problem& problem, const Placement& placement,
-                                   const Options& options);
+std::vector<Buffer> merged_buffers(const PlacedProblem& placed);
 
 }  // namespace ballast::step

@@ -8,12 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "ballast/step/build.h"
+#include "ballast/step/placement.h"
 #include "ballast/step/rank_sizes.h"
 
 #include "src/plan/emitter.h"
 #include "src/step/buffer_cache.h"
 #include "src/step/layout.h"
+#include "src/step/placed_problem.h"
 #include "src/step/plan_types.h"
 
 namespace ballast::step {
@@ -22,8 +23,8 @@ namespace ballast::step {
 /// places where the passes and updates need them.
 class Movements {
  public:
-  Movements(std::string name, const Problem& problem, const Placement& placement,
-            const Options& options, const Layout& layout, std::uint32_t micro_batches);
+  Movements(std::string name, const PlacedProblem& placed, const Layout& layout,
+            std::uint32_t micro_batches);
 
   /// Adds `operation` (without lane and edges) and returns its id.
   OpId emit(Operation operation) { return emitter_.emit(std::move(operation)); }
@@ -72,13 +73,6 @@ class Movements {
   [[nodiscard]] bool has_states_ahead(std::uint32_t block) const {
     return has_states_ahead(block, 0);
   }
-  [[nodiscard]] UpdatedIn update_pass(std::uint32_t block) const;
-  [[nodiscard]] bool speculates(std::uint32_t block) const {
-    return !problem_.blocks[block].is_frozen() && at(block).speculates;
-  }
-  [[nodiscard]] bool is_updated_in(UpdatedIn pass, std::uint32_t block) const {
-    return !problem_.blocks[block].is_frozen() && update_pass(block) == pass;
-  }
   /// The optimizer on `block`. `lag`: see Operation. Blocks are updated in update order. A
   /// speculating block is updated with lag 0 and, in a rollback, again with lag 1.
   void update(std::uint32_t block, std::uint32_t lag);
@@ -97,8 +91,7 @@ class Movements {
 
  private:
   struct Home;
-  [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
-  [[nodiscard]] bool has_states() const { return options_.purpose == Purpose::training; }
+  [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return placed_.at(block); }
 
   // `when`: the condition under which weights are needed.
   BufferId weights_on_device(std::uint32_t block, Condition when);
@@ -191,12 +184,12 @@ class Movements {
     return rows ? &*rows : nullptr;
   }
 
+  const PlacedProblem& placed_;
   const Problem& problem_;
   const model::StepProgram& program_;
-  const Placement& place_;
   const Options& options_;
   const Layout& layout_;
-  RankSizes rank_;
+  const RankSizes& rank_;
   plan::Emitter emitter_;
   BufferCache slots_;
   BufferCache share_slots_;

@@ -13,44 +13,6 @@
 namespace ballast::step {
 namespace {
 
-using model::Kernel;
-
-/// The word for what a compute operation does.
-std::string_view name_of(Kernel kernel) {
-  switch (kernel) {
-    case Kernel::embed:
-    case Kernel::layer:
-    case Kernel::tile:
-    case Kernel::shared_expert:
-    case Kernel::expert:
-    case Kernel::exchanged_expert:
-    case Kernel::head_evaluate:
-      return "forward";
-    case Kernel::norm:
-      return "norm";
-    case Kernel::router:
-      return "router";
-    case Kernel::head_train:
-      return "forward and backward";
-    case Kernel::head_scan:
-      return "sums of logits";
-    case Kernel::head_differentiate:
-      return "backward of logits";
-    case Kernel::head_end:
-      return "loss";
-    case Kernel::embed_backward:
-    case Kernel::layer_backward:
-    case Kernel::norm_backward:
-    case Kernel::tile_backward:
-    case Kernel::shared_expert_backward:
-    case Kernel::router_backward:
-    case Kernel::expert_backward:
-    case Kernel::exchanged_expert_backward:
-      break;
-  }
-  return "backward";
-}
-
 /// The word for what an operation moves.
 std::string_view object_of(const Operation& operation) {
   constexpr std::array<std::string_view, 4> kValues = {"batch", "activation", "routing", "losses"};
@@ -63,7 +25,7 @@ std::string_view object_of(const Operation& operation) {
 std::string OperationNames::kind_of(const Operation& operation) {
   switch (operation.action) {
     case Action::compute:
-      return std::string(name_of(kernel_of(operation)));
+      return std::string(model::work_of(kernel_of(operation)));
     case Action::gate:
     case Action::update:
     case Action::update_on_device:

@@ -1,10 +1,6 @@
 #pragma once
 
 #include "ballast/plan/plan.h"
-#include "ballast/step/build.h"
-#include "ballast/step/placement.h"
-#include "ballast/step/problem.h"
-#include "ballast/step/rank_sizes.h"
 
 namespace ballast::step {
 

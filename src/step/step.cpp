@@ -13,7 +13,7 @@ Plan StepWriter::training_step(bool applies_updates) {
   applies_updates_ = applies_updates && leaves_updates();
   if (!applies_updates_) move_.omit_updates_of_forward();
 
-  const std::vector<const Stop*> stops = stops_of(program_.training, question_.form);
+  const std::vector<const Stop*> stops = stops_of(program_.training, placed_.form);
   values_.store_along(stops);
   for (std::uint32_t m = 0; m < micro_batches_; ++m) values_.upload_inputs(m);
   // With one micro-batch at a time, the sums of all blocks are open at once.
@@ -82,7 +82,7 @@ Plan StepWriter::flush() {
 /// The same, and speculative updates undone and repeated as the gate has decided.
 Plan StepWriter::rollback() {
   BlockId first = 0;
-  while (first < blocks() && !move_.speculates(first)) ++first;
+  while (first < blocks() && !placed_.speculates(first)) ++first;
   if (first == blocks()) return {};
   // In the order of the next forward pass, so that it may begin. States that were fetched ahead
   // come first, because repetitions use their buffers.
@@ -90,7 +90,7 @@ Plan StepWriter::rollback() {
     for (BlockId b = 0; b < blocks(); ++b) {
       const bool pending = is_updated_in_forward(b);
       if ((pending && move_.has_states_ahead(b)) != ahead) continue;
-      if (pending || move_.speculates(b)) move_.update(b, 1);
+      if (pending || placed_.speculates(b)) move_.update(b, 1);
     }
   }
   Plan plan = move_.finish();

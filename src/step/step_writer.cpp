@@ -30,27 +30,26 @@ Speed speed_of(model::CostCurve curve) {
   return Speed::forward;
 }
 
-std::vector<bool> blocks_that_keep(const ValueQuestion& question) {
+std::vector<bool> blocks_that_keep(const PlacedProblem& placed) {
   std::vector<bool> keeps;
-  for (const BlockPlacement& block : question.placement.blocks) {
-    keeps.push_back(question.trains() && block.keeps_intermediates);
+  for (const BlockPlacement& block : placed.placement.blocks) {
+    keeps.push_back(placed.trains() && block.keeps_intermediates);
   }
   return keeps;
 }
 
 }  // namespace
 
-StepWriter::StepWriter(const std::string& name, const Problem& problem,
-                       const ValueQuestion& question, const Layout& layout,
+StepWriter::StepWriter(const std::string& name, const PlacedProblem& placed, const Layout& layout,
                        std::uint32_t micro_batches)
-    : table_(*problem.table),
+    : table_(*placed.problem.table),
       program_(table_.program()),
-      question_(question),
+      placed_(placed),
       layout_(layout),
       micro_batches_(micro_batches),
-      move_(name, problem, question.placement, question.options, layout, micro_batches),
-      values_(table_, question, layout.values, move_, micro_batches),
-      recomputation_(program_, blocks_that_keep(question)),
+      move_(name, placed, layout, micro_batches),
+      values_(placed, layout.values, move_, micro_batches),
+      recomputation_(program_, blocks_that_keep(placed)),
       cleared_(program_.blocks.size(), false),
       ahead_of_backward_(move_.states_ahead(UpdatedIn::backward), blocks()),
       ahead_of_forward_(move_.states_ahead(UpdatedIn::forward),
@@ -94,7 +93,7 @@ void StepWriter::prefetch(const Stop& stop) {
 /// The blocks that compute rows of a router of `stop` and have buffers for weights that move before
 /// it has chosen.
 ProgramTable::Blocks StepWriter::ahead_of(const Stop& stop) const {
-  if (!question_.options.prefetches_experts) return {};
+  if (!placed_.options.prefetches_experts) return {};
   for (const PassId id : stop.passes) {
     const model::Pass& pass = program_.passes[id];
     for (const Operand& operand : pass.operands) {
@@ -196,7 +195,7 @@ BufferId StepWriter::bind(const Operand& operand, std::uint32_t micro) {
 
 void StepWriter::finish(BlockId block) {
   move_.deliver_gradient(block);
-  if (move_.update_pass(block) == UpdatedIn::backward) move_.update(block, 0);
+  if (placed_.update_pass(block) == UpdatedIn::backward) move_.update(block, 0);
   fetch_states_ahead(UpdatedIn::forward, ahead_of_forward_, blocks() - 1 - block);
 }
 

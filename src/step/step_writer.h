@@ -36,8 +36,8 @@ class EventSpread {
 /// Writes one plan. step.cpp tells the story; what its lines call is in step_writer.cpp.
 class StepWriter {
  public:
-  StepWriter(const std::string& name, const Problem& problem, const ValueQuestion& question,
-             const Layout& layout, std::uint32_t micro_batches);
+  StepWriter(const std::string& name, const PlacedProblem& placed, const Layout& layout,
+             std::uint32_t micro_batches);
 
   Plan training_step(bool applies_updates);
   Plan evaluation();
@@ -59,7 +59,7 @@ class StepWriter {
     [[nodiscard]] bool first() const { return begin == 0; }
   };
   [[nodiscard]] std::vector<Group> groups() const;
-  [[nodiscard]] bool together() const { return question_.options.order == Order::layer_major; }
+  [[nodiscard]] bool together() const { return placed_.options.order == Order::layer_major; }
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(program_.blocks.size());
   }
@@ -85,7 +85,7 @@ class StepWriter {
   [[nodiscard]] ProgramTable::Blocks ahead_of(const Stop& stop) const;
   [[nodiscard]] bool leaves_updates() const;
   [[nodiscard]] bool is_updated_in_forward(BlockId block) const {
-    return move_.is_updated_in(UpdatedIn::forward, block);
+    return placed_.is_updated_in(UpdatedIn::forward, block);
   }
   void fetch_states_ahead(UpdatedIn pass, EventSpread& ahead, std::uint32_t at);
 
@@ -97,7 +97,7 @@ class StepWriter {
 
   const ProgramTable& table_;
   const model::StepProgram& program_;
-  const ValueQuestion& question_;
+  const PlacedProblem& placed_;
   const Layout& layout_;
   std::uint32_t micro_batches_;
   Movements move_;

@@ -13,11 +13,8 @@ std::size_t Movements::slot_of(const Swapped& group, std::size_t ordinal) const 
 }
 
 BufferId Movements::state_slot(std::uint32_t block, std::uint32_t group) const {
-  return layout_.state_staging[slot_of(swapped_in(update_pass(block)), ordinal_[block] + group)];
-}
-
-UpdatedIn Movements::update_pass(std::uint32_t block) const {
-  return step::update_pass(place_, options_, block);
+  return layout_
+      .state_staging[slot_of(swapped_in(placed_.update_pass(block)), ordinal_[block] + group)];
 }
 
 std::uint32_t Movements::states_ahead(UpdatedIn pass) const {
@@ -44,11 +41,11 @@ void Movements::fetch_states_ahead(UpdatedIn pass, std::uint32_t ordinal) {
 
 bool Movements::has_states_ahead(std::uint32_t block, std::uint32_t group) const {
   return at(block).optimizer == Tier::nvme &&
-         ordinal_[block] + group < states_ahead(update_pass(block));
+         ordinal_[block] + group < states_ahead(placed_.update_pass(block));
 }
 
 Speculation Movements::speculation(std::uint32_t block, std::uint32_t lag) const {
-  if (!speculates(block)) return Speculation::none;
+  if (!placed_.speculates(block)) return Speculation::none;
   return lag == 0 ? Speculation::speculates : Speculation::redoes;
 }
 
@@ -76,7 +73,7 @@ BufferId Movements::states_on_host(std::uint32_t block, std::uint32_t group, std
   if (again || !has_states_ahead(block, group)) {
     fetch_states(block, group, lag, for_update(block, lag));
   }
-  ++swapped_in(update_pass(block)).updated;
+  ++swapped_in(placed_.update_pass(block)).updated;
   return state_slot(block, group);
 }
 
@@ -90,7 +87,7 @@ void Movements::add_permission(Operation& update) const {
 }
 
 void Movements::update(std::uint32_t block, std::uint32_t lag) {
-  if (problem_.blocks[block].is_frozen()) return;
+  if (!placed_.is_trained(block)) return;
   if (at(block).optimizer == Tier::device) {
     update_on_device(block, lag);
   } else {

@@ -13,7 +13,7 @@ namespace ballast::step {
 using model::ClassId;
 using model::HeadForm;
 using model::kNone;
-using model::LedgerLine;
+using model::MemoryKind;
 using model::Operand;
 using model::OperandAccess;
 using model::OperandKind;
@@ -25,13 +25,13 @@ using model::Waits;
 
 namespace {
 
-Kind kind_of(LedgerLine line) {
-  switch (line) {
-    case LedgerLine::intermediates:
+Kind kind_of(MemoryKind memory) {
+  switch (memory) {
+    case MemoryKind::intermediates:
       return Kind::intermediates;
-    case LedgerLine::batch:
+    case MemoryKind::batch:
       return Kind::batch;
-    case LedgerLine::activations:
+    case MemoryKind::activations:
       break;
   }
   return Kind::activations;
@@ -40,20 +40,20 @@ Kind kind_of(LedgerLine line) {
 /// Adds the buffers of one program for one placement.
 class SlotMaker {
  public:
-  SlotMaker(const ProgramTable& table, const ValueQuestion& question, BufferList& list)
-      : table_(table),
-        program_(table.program()),
-        question_(question),
-        colours_(table.colours(question.form, question.trains())),
+  SlotMaker(const PlacedProblem& placed, BufferList& list)
+      : table_(*placed.problem.table),
+        program_(table_.program()),
+        placed_(placed),
+        colours_(table_.colours(placed.form, placed.trains())),
         list_(list),
-        together_(question.together()) {}
+        together_(placed.together()) {}
 
   ValueSlots make() {
     slots_.shared.resize(program_.classes.size());
     slots_.on_host.resize(program_.classes.size());
     slots_.of_ranks.resize(program_.classes.size());
     if (!list_.merges()) slots_.own.resize(program_.values.size());
-    if (question_.trains()) {
+    if (placed_.trains()) {
       waiting_values();
       sums();
     }
@@ -72,7 +72,7 @@ class SlotMaker {
     Bytes largest = 0;
     for (const ValueId id : table_.values().placed) {
       const StepValue& value = program_.values[id];
-      const Tier tier = question_.placement.blocks[value.owner].activations;
+      const Tier tier = placed_.at(value.owner).activations;
       const Bytes swapped = swapped_bytes(program_, value);
       largest = std::max(largest, swapped);
       any_leaves_ = any_leaves_ || tier != Tier::device;
@@ -81,16 +81,16 @@ class SlotMaker {
     }
     for (const ValueId id : table_.values().kept) {
       const StepValue& value = program_.values[id];
-      if (question_.keeps(value)) wait_in(id, Tier::device, program_.bytes_of(value));
+      if (placed_.keeps(value)) wait_in(id, Tier::device, program_.bytes_of(value));
     }
-    slots_.staging = list_.add_slots(
-        "activation staging", Tier::host, Kind::staging, largest,
-        std::min<std::size_t>(question_.options.buffers.activation_staging, to_nvme));
+    slots_.staging =
+        list_.add_slots("activation staging", Tier::host, Kind::staging, largest,
+                        std::min<std::size_t>(placed_.options.buffers.activation_staging, to_nvme));
   }
 
   void wait_in(ValueId id, Tier tier, Bytes bytes) {
     const StepValue& value = program_.values[id];
-    const Kind kind = kind_of(program_.classes[value.of].line);
+    const Kind kind = kind_of(program_.classes[value.of].memory);
     if (bytes == 0) return;
     if (list_.merges()) {
       list_.merge(tier, kind, bytes, together_);
@@ -110,25 +110,24 @@ class SlotMaker {
     const ValueClass& of = program_.classes[id];
     Buffers& shared = slots_.shared[id];
     const auto add = [&](const std::string& name, std::size_t count) {
-      return list_.add_slots(name, Tier::device, kind_of(of.line), of.bytes, count);
+      return list_.add_slots(name, Tier::device, kind_of(of.memory), of.bytes, count);
     };
     switch (of.slots) {
       case SlotRule::own:
         shared = own_slots(id);
         break;
       case SlotRule::in_turn:
-        shared = add(question_.trains() || table_.traits(id).of_reference ? of.name : of.word + "s",
+        shared = add(placed_.trains() || table_.traits(id).of_reference ? of.name : of.word + "s",
                      ring_size(id));
         break;
       case SlotRule::scratch:
         if (is_used(id)) shared = add(of.name, 1);
         break;
       case SlotRule::step:
-        shared =
-            add(of.from_host ? of.name + " on the device" : of.name, question_.micro_batches());
+        shared = add(of.from_host ? of.name + " on the device" : of.name, placed_.micro_batches());
         if (of.from_host) {
-          slots_.on_host[id] = list_.add_slots(of.name, Tier::host, kind_of(of.line), of.bytes,
-                                               question_.micro_batches());
+          slots_.on_host[id] = list_.add_slots(of.name, Tier::host, kind_of(of.memory), of.bytes,
+                                               placed_.micro_batches());
         }
         break;
       case SlotRule::report:
@@ -143,11 +142,11 @@ class SlotMaker {
   /// A buffer for each colour and micro-batch that goes through a stop with others.
   Buffers own_slots(ClassId id) {
     const ValueClass& of = program_.classes[id];
-    if (!question_.trains() && of.in_evaluation != kNone) return {};
+    if (!placed_.trains() && of.in_evaluation != kNone) return {};
     const StepValue* first = first_that_shares(id);
     if (first == nullptr) return {};
-    const std::size_t evaluated =
-        question_.together(std::min(question_.evaluation_micro_batches, question_.micro_batches()));
+    const std::size_t evaluated = placed_.together(
+        std::min(placed_.problem.evaluation_micro_batches, placed_.micro_batches()));
     const std::size_t colours = colours_.evaluation[id];
     const std::size_t count = std::max(std::size_t{colours_.training[id]} * together_,
                                        colours > 0 ? (colours - 1) * together_ + evaluated : 0);
@@ -155,14 +154,15 @@ class SlotMaker {
       // Named after the first value that uses them.
       if (of.bytes == 0) return {};
       return list_.add_equal([&](std::size_t i) { return name_of(*first, i); }, Tier::device,
-                             kind_of(of.line), of.bytes, count);
+                             kind_of(of.memory), of.bytes, count);
     }
     const std::string name = of.counts ? of.name + " on the device" : of.name;
-    if (of.counts && question_.ranks > 1) {
-      slots_.of_ranks[id] = list_.add_slots(of.name + " of all ranks", Tier::device,
-                                            kind_of(of.line), question_.ranks * of.bytes, count);
+    if (of.counts && placed_.problem.world > 1) {
+      slots_.of_ranks[id] =
+          list_.add_slots(of.name + " of all ranks", Tier::device, kind_of(of.memory),
+                          placed_.problem.world * of.bytes, count);
     }
-    return list_.add_slots(name, Tier::device, kind_of(of.line), of.bytes, count);
+    return list_.add_slots(name, Tier::device, kind_of(of.memory), of.bytes, count);
   }
 
   /// The first value of a class that has no buffers of its own; null if there is none.
@@ -172,7 +172,7 @@ class SlotMaker {
     if (table_.traits(id).recomputed > 0) {
       for (const ValueId kept : table_.values().kept) {
         const StepValue& value = program_.values[kept];
-        if (value.of != id || value.recipe == kNone || question_.keeps(value)) continue;
+        if (value.of != id || value.recipe == kNone || placed_.keeps(value)) continue;
         first = std::min(first, kept);
         break;
       }
@@ -186,7 +186,7 @@ class SlotMaker {
   [[nodiscard]] std::size_t ring_size(ClassId id) const {
     const ProgramTable::Traits& traits = table_.traits(id);
     if (traits.of_reference) return together_ + 1;
-    if (!question_.trains()) return together_ + (traits.passing > 1 ? 1 : 0);
+    if (!placed_.trains()) return together_ + (traits.passing > 1 ? 1 : 0);
     return together_ + (any_leaves_ || traits.others.size() > 1 ? 2 : 0);
   }
 
@@ -195,8 +195,9 @@ class SlotMaker {
     if (!list_.merges()) slots_.counts.assign(program_.values.size(), kNoBuffer);
     for (const ValueId id : table_.values().counts) {
       const StepValue& value = program_.values[id];
-      const Bytes bytes = question_.micro_batches() * (question_.ranks * program_.bytes_of(value));
-      const Kind kind = kind_of(program_.classes[value.of].line);
+      const Bytes bytes =
+          placed_.micro_batches() * (placed_.problem.world * program_.bytes_of(value));
+      const Kind kind = kind_of(program_.classes[value.of].memory);
       if (list_.merges()) {
         list_.merge(Tier::host, kind, bytes, 1);
       } else {
@@ -212,10 +213,10 @@ class SlotMaker {
     for (const ValueClass& of : program_.classes) {
       if (of.slots != SlotRule::report) continue;
       if (first == nullptr) first = &of;
-      bytes += question_.step_micro_batches * of.bytes;
+      bytes += placed_.problem.micro_batches * of.bytes;
     }
     if (first == nullptr) return;
-    const Kind kind = kind_of(first->line);
+    const Kind kind = kind_of(first->memory);
     slots_.report = list_.add(first->name + " on the device", Tier::device, kind, bytes);
     slots_.report_on_host = list_.add(first->name, Tier::host, kind, bytes);
     for (ClassId id = 0; id < program_.classes.size(); ++id) {
@@ -227,7 +228,7 @@ class SlotMaker {
   /// sums are open at once.
   void sums() {
     std::vector<BufferId> sums(program_.sums.size(), kNoBuffer);
-    if (question_.options.order != Order::layer_major) {
+    if (placed_.options.order != Order::layer_major) {
       for (std::size_t s = 0; s < sums.size(); ++s) {
         const model::GradientSum& sum = program_.sums[s];
         sums[s] = list_.add(list_.merges() ? std::string() : name_of(sum), Tier::device,
@@ -262,7 +263,7 @@ class SlotMaker {
 
   const ProgramTable& table_;
   const model::StepProgram& program_;
-  const ValueQuestion& question_;
+  const PlacedProblem& placed_;
   const Colours& colours_;
   BufferList& list_;
   std::uint32_t together_;
@@ -272,8 +273,8 @@ class SlotMaker {
 
 }  // namespace
 
-ValueSlots add_values(const ProgramTable& table, const ValueQuestion& question, BufferList& list) {
-  return SlotMaker(table, question, list).make();
+ValueSlots add_values(const PlacedProblem& placed, BufferList& list) {
+  return SlotMaker(placed, list).make();
 }
 
 }  // namespace ballast::step

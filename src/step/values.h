@@ -16,8 +16,8 @@ namespace ballast::step {
 /// host and NVMe.
 class Values {
  public:
-  Values(const ProgramTable& table, const ValueQuestion& question, const ValueSlots& slots,
-         Movements& movements, std::uint32_t micro_batches);
+  Values(const PlacedProblem& placed, const ValueSlots& slots, Movements& movements,
+         std::uint32_t micro_batches);
 
   /// Copies the inputs of a micro-batch to the device.
   void upload_inputs(std::uint32_t micro);
@@ -44,7 +44,7 @@ class Values {
  private:
   /// The place of a micro-batch among those that go through a stop together.
   [[nodiscard]] std::uint32_t place_among(std::uint32_t micro) const {
-    return question_.options.order == Order::layer_major ? micro : 0;
+    return placed_.options.order == Order::layer_major ? micro : 0;
   }
   [[nodiscard]] const model::ValueClass& class_of(model::ValueId value) const {
     return program_.classes[program_.values[value].of];
@@ -64,7 +64,7 @@ class Values {
   const ProgramTable& table_;
   const model::StepProgram& program_;
   const Colours& colours_;
-  const ValueQuestion& question_;
+  const PlacedProblem& placed_;
   const ValueSlots& slots_;
   Movements& move_;
   std::uint32_t micro_batches_;

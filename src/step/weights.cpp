@@ -7,14 +7,14 @@
 
 namespace ballast::step {
 
-Movements::Movements(std::string name, const Problem& problem, const Placement& placement,
-                     const Options& options, const Layout& layout, std::uint32_t micro_batches)
-    : problem_(problem),
-      program_(problem.program()),
-      place_(placement),
-      options_(options),
+Movements::Movements(std::string name, const PlacedProblem& placed, const Layout& layout,
+                     std::uint32_t micro_batches)
+    : placed_(placed),
+      problem_(placed.problem),
+      program_(problem_.program()),
+      options_(placed.options),
       layout_(layout),
-      rank_(problem),
+      rank_(placed.sizes),
       emitter_(std::move(name), layout.buffers.size(), micro_batches),
       slots_(layout.weight_slots),
       share_slots_(layout.share_slots),
@@ -22,11 +22,11 @@ Movements::Movements(std::string name, const Problem& problem, const Placement& 
       weight_staging_(layout.weight_staging),
       gradient_slots_(layout.gradient_slots),
       gradient_staging_(layout.gradient_staging),
-      ordinal_(problem.blocks.size(), 0) {
+      ordinal_(problem_.blocks.size(), 0) {
   std::size_t slot = 0;
   for (const UpdatedIn pass : {UpdatedIn::forward, UpdatedIn::backward}) {
     Swapped& group = swapped_in(pass);
-    group = {.states = swapped_states(problem, placement, options, pass), .first_slot = slot};
+    group = {.states = placed.swapped_states(pass), .first_slot = slot};
     slot += group.states.size();
     for (std::size_t i = 0; i < group.states.size(); ++i) {
       if (group.states[i].sub_group == 0) ordinal_[group.states[i].block] = i;

@@ -59,7 +59,7 @@ std::string position(const std::string& name, std::string_view text, std::size_t
 std::size_t next_token(std::string_view text, std::size_t at) {
   while (at < text.size()) {
     if (text.substr(at, 2) == "//") {
-      at = std::min(text.find('\n', at), text.size());
+      at = std::min(text.find_first_of("\r\n", at), text.size());
     } else if (text.substr(at, 2) == "/*") {
       const std::size_t close = text.find("*/", at + 2);
       at = close == std::string_view::npos ? text.size() : close + 2;

@@ -29,7 +29,7 @@ using text::Json;
 
 constexpr const char* kMetricsLog = "metrics.jsonl";
 
-/// At most 1 MiB of a file from its beginning or, if `end`, up to its end.
+/// Returns at most 1 MiB from the beginning or, with `end`, from the end of a file.
 std::string edge_of_file(const fs::path& path, bool end) {
   const Descriptor file = text::open_file(path, O_RDONLY, ErrorCategory::io);
   const Bytes size = text::regular_file_size(file, path, ErrorCategory::io);
@@ -45,24 +45,25 @@ std::string edge_of_file(const fs::path& path, bool end) {
                           found.string(), what));
 }
 
-/// Throws unless all that a new run would remove of `checkpoints` are parts of unfinished ones.
+/// Throws unless everything that a new run would remove from `checkpoints` is part of an unfinished
+/// checkpoint.
 void check_leftovers(const fs::path& checkpoints) {
   std::error_code error;
   for (fs::directory_iterator entry(checkpoints, error);
        !error && entry != fs::directory_iterator(); entry.increment(error)) {
     if (checkpoint::is_leftover(entry->path())) continue;
     refuse_to_begin(entry->path(),
-                    "is in the folder of checkpoints, which has no whole one to go on from and "
-                    "would be replaced by those of a run that begins");
+                    "is in the folder of checkpoints, which has no complete checkpoint to continue "
+                    "from and would be replaced by a new run");
   }
 }
 
-/// The last whole row of metrics.jsonl, if there is one.
+/// Returns the last complete row of metrics.jsonl, if there is one.
 std::optional<Json> last_row(const fs::path& directory) {
   const fs::path path = directory / kMetricsLog;
   if (!checkpoint::can_be_found(path)) return std::nullopt;
   std::string text = edge_of_file(path, true);
-  text.resize(text.rfind('\n') + 1);  // a row without an end was not finished
+  text.resize(text.rfind('\n') + 1);  // a row without a newline is incomplete
   if (text.empty()) return std::nullopt;
   text.pop_back();
   try {
@@ -79,7 +80,7 @@ bool has_other_settings(const fs::path& folder, const config::Settings& settings
     const config::Settings& before = checkpoint.facts().settings;
     return !before.empty() && !config::find_changes(before, settings).empty();
   } catch (const Error&) {
-    return false;  // the run is finished without it
+    return false;  // without it, the run is complete
   }
 }
 
@@ -93,12 +94,12 @@ RunDirectory begin_or_continue(const fs::path& directory, bool is_new) {
   const std::string begin = edge_of_file(metrics, false);
   constexpr std::string_view kRow = R"({"step":)";
   if (!begin.starts_with(std::string_view(kRow).substr(0, std::min(kRow.size(), begin.size())))) {
-    refuse_to_begin(metrics, "is not the file of a run, which begins with the row of a step");
+    refuse_to_begin(metrics, "is not the file of a run, whose first line is the row of a step");
   }
   if (checkpoint::can_be_found(directory / formats::kRunWeights)) {
-    refuse_to_begin(directory / formats::kRunWeights,
-                    "are trained weights without a checkpoint to go on from, which a run that "
-                    "begins would replace");
+    refuse_to_begin(
+        directory / formats::kRunWeights,
+        "are trained weights without a checkpoint to continue from, which a new run would replace");
   }
   if (!begin.empty()) {
     log(LogLevel::info,

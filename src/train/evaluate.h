@@ -11,12 +11,12 @@ namespace ballast::train {
 
 engine::TokenBatch of_engine(const data::Batch& batch);
 
-/// Called with the micro-batches of all ranks that are done and those of the whole.
+/// Called with the number of finished micro-batches of all ranks, and the total.
 using EvaluationProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
-/// Mean loss over the first `requested` micro-batches of `batches`, as rank `rank` of `world` (see
-/// EvaluationShare); empty if there are none, or none of their targets counts. Throws like
-/// engine::Engine::evaluate() and SequenceSource::read().
+/// Returns the mean loss over the first `requested` micro-batches of `batches`, as rank `rank` of
+/// `world` (see EvaluationShare). Empty if there are none, or if none of their targets counts.
+/// Throws like engine::Engine::evaluate() and SequenceSource::read().
 std::optional<engine::Evaluation> evaluate(engine::Engine& engine,
                                            const data::EvaluationBatches& batches,
                                            std::uint64_t requested, std::uint64_t rank,

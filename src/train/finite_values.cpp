@@ -14,8 +14,8 @@
 namespace ballast::train {
 namespace {
 
-/// The exponent of a type in each element of a word, and its lowest bit. Only an exponent of ones
-/// carries into the sign when that bit is added, and no sum carries into the next element.
+/// The exponent bits of a type in each element of a word, and the lowest of these bits. Adding that
+/// bit carries into the sign only if the exponent is all ones, and never into the next element.
 struct Exponents {
   std::uint64_t all;
   std::uint64_t lowest;

@@ -9,13 +9,13 @@
 
 namespace ballast::train {
 
-/// The number of the first element of `bytes` that is infinite or not a number; empty if all are
-/// finite. `type`: f32, bf16 or f16. Faster than memory for values that are all finite.
+/// Returns the index of the first element of `bytes` that is infinite or NaN; empty if all are
+/// finite. `type`: f32, bf16 or f16. Faster than memory if all values are finite.
 std::optional<Elems> first_not_finite(ConstHostBytes bytes, DType type);
 
-/// Why training cannot begin with element `index` of `bytes`, which is not finite, and what to do:
-/// "tensor 'lm_head.weight' has NaN at element 7, ...". `first`: the number of the first element of
-/// `bytes` in the tensor.
+/// Explains why training cannot begin with element `index` of `bytes`, which is not finite: "tensor
+/// 'lm_head.weight' has NaN at element 7, ...". `first`: index in the tensor of the first element
+/// of `bytes`.
 std::string explain_not_finite(const std::string& tensor, ConstHostBytes bytes, DType type,
                                Elems index, Elems first);
 

@@ -22,7 +22,6 @@
 
 #include "src/formats/adapter_files.h"
 #include "src/formats/bitsandbytes.h"
-#include "src/formats/coded_tensors.h"
 #include "src/formats/safetensors_header.h"
 #include "src/formats/tensor_causes.h"
 #include "src/formats/weight_causes.h"
@@ -39,7 +38,7 @@ constexpr std::string_view kKey = "model.weights";
   throw Error(ErrorCategory::data, message);
 }
 
-/// `of_vocabulary`: the tensor has a row for each token.
+/// `of_vocabulary`: the tensor has one row per token.
 void check_shape(const formats::WeightFiles& files, const model::TensorSpec& tensor,
                  bool of_vocabulary = false) {
   const formats::WeightPlace* const stored = files.find(tensor.name);
@@ -56,8 +55,8 @@ void check_shape(const formats::WeightFiles& files, const model::TensorSpec& ten
                              : ""));
 }
 
-/// The key that ties the embeddings of the weights `path`: that of a config.json next to them, with
-/// which model.tie_embeddings must agree.
+/// Returns the key that ties the embeddings of the weights at `path`. If there is a config.json
+/// next to them, it is that file's, with which model.tie_embeddings must agree.
 std::string tying_key(const fs::path& path) {
   const fs::path file = path.parent_path() / config::kCheckpointConfig;
   std::error_code ignored;
@@ -84,7 +83,7 @@ void check_tensor(const formats::WeightFiles& files, const model::Architecture& 
   check_shape(files, tensor, is_output || tensor.name == model.outer.tokens);
 }
 
-/// A tied model has no output matrix; a file may hold it as a copy of the embedding.
+/// A tied model has no output matrix, but a file may have a copy of the embedding.
 void check_tied(const formats::WeightFiles& files, const model::Architecture& model) {
   const formats::WeightPlace* const output = files.find(model.outer.output);
   if (!model.config.tie_embeddings || output == nullptr) return;
@@ -96,14 +95,14 @@ void check_tied(const formats::WeightFiles& files, const model::Architecture& mo
       files.path().string(), model.outer.output, model.outer.tokens, tying_key(files.path())));
 }
 
-/// An extent of 0 stands for any.
+/// An extent of 0 matches any.
 bool has_shape(const formats::StoredTensor& tensor, const std::vector<std::uint64_t>& shape) {
   return std::equal(
       tensor.shape.begin(), tensor.shape.end(), shape.begin(), shape.end(),
       [](std::uint64_t have, std::uint64_t want) { return want == 0 || have == want; });
 }
 
-/// Refuses tensors that the model does not use: without them the file is another model.
+/// Refuses tensors that the model does not use, because the file then belongs to another model.
 void check_unused(const formats::WeightFiles& files, const model::Architecture& model) {
   constexpr std::size_t kNamed = 3;
   std::unordered_set<const formats::WeightPlace*> used = {
@@ -175,21 +174,21 @@ const formats::WeightPlace& place_of(const formats::WeightFiles& files,
 
 namespace {
 
-/// Columns are in short runs all over their tensor. Reading ahead would read the whole tensor for
-/// each tile; the page cache reads the pages of the runs, and has those that tiles share for the
-/// next tile.
+/// Columns are short runs spread over the whole tensor. Reading ahead would read the whole tensor
+/// for each tile. The page cache reads only the pages of the runs, and keeps pages that the next
+/// tile shares.
 bool is_read_ahead(const model::TensorSpec& tensor) {
   return !tensor.cuts_rows();
 }
 
-/// Whether the fill asks for a tensor again, for the masters of weights of type `masters_of`:
-/// bf16 weights hold bf16 values exactly.
+/// Whether the fill reads a tensor twice, the second time for the masters of weights of type
+/// `masters_of`. bf16 weights represent bf16 values exactly.
 bool is_read_twice(std::optional<DType> masters_of, DType stored) {
   return masters_of && *masters_of != DType::f32 &&
          (*masters_of != DType::bf16 || stored != DType::bf16);
 }
 
-/// Its number among those that are stacked in files.
+/// Index of the tensor among those that files stack into one.
 std::uint64_t index_of(const model::TensorSpec& tensor) {
   return tensor.first_row / tensor.shape.front();
 }
@@ -205,13 +204,9 @@ std::vector<formats::ReadAhead::Source> reading_order(const formats::WeightFiles
     if (!is_read_ahead(tensor)) return;
     const formats::WeightPlace* const place = files.find(tensor.name);
     if (place == nullptr || (again && !is_read_twice(masters_of, formats::type_of(*place)))) return;
-    if (tensor.stored.stacked > 0) {
-      const auto slice = formats::StoredSlice::sources(*place, index_of(tensor));
-      order.insert(order.end(), slice.begin(), slice.end());
-      return;
-    }
     const Elems begin = tensor.first_element();
-    order.push_back(formats::stored_range(*place, begin, begin + tensor.size));
+    const auto ranges = formats::stored_ranges(*place, begin, begin + tensor.size);
+    order.insert(order.end(), ranges.begin(), ranges.end());
   };
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
@@ -244,7 +239,7 @@ void read_stored_weights(const formats::WeightPlace& place, formats::WeightReade
 void read_initial_weights(const formats::WeightPlace& place, formats::WeightReader& reader,
                           const model::TensorSpec& tensor, Elems first, std::span<float> out) {
   const DType type = formats::type_of(place);
-  thread_local std::vector<std::byte> buffer;  // one for all calls: they are many
+  thread_local std::vector<std::byte> buffer;  // shared by the many calls
   const Bytes bytes = out.size() * size_of(type);
   buffer.resize(std::max<std::size_t>(buffer.size(), bytes));
   const HostBytes stored = HostBytes(buffer).first(bytes);
@@ -254,8 +249,8 @@ void read_initial_weights(const formats::WeightPlace& place, formats::WeightRead
 
 namespace {
 
-/// The files from which training begins: of the model and of its adapters, if they are given.
-/// Counts what is read of them.
+/// The files from which training begins: the model's and its adapters', if given. Counts the bytes
+/// read.
 class InitialWeights : public engine::WeightSource {
  public:
   using Progress = std::function<void(Bytes done, Bytes total)>;
@@ -278,12 +273,12 @@ class InitialWeights : public engine::WeightSource {
       for (const model::TensorSpec& tensor : block.tensors) {
         if (adapters_ || tensor.init != model::Init::row_norms) continue;
         const model::TensorSpec& map = model::map_of_magnitudes(block, tensor);
-        if (!map.coded) bytes_ += bytes_of(map, map.size);  // their codes are there already
+        if (!map.coded) bytes_ += bytes_of(map, map.size);  // quantised maps are already in memory
       }
     }
   }
 
-  /// Whether all is drawn from the seed.
+  /// Returns whether everything is drawn from the seed.
   [[nodiscard]] bool empty() const { return !files_ && !adapters_; }
 
   void read(const model::TensorSpec& tensor, Elems first, std::span<float> out) override {
@@ -306,7 +301,7 @@ class InitialWeights : public engine::WeightSource {
     check_finite(tensor, out, DType::bf16, first);
     count(out.size());
   }
-  /// A tensor whose rows have another order in files has other blocks that share a scale.
+  /// A tensor whose rows have another order in files has other quantisation blocks.
   bool read_codes(const model::TensorSpec& tensor, HostBytes out) override {
     if (!is_of_model(tensor)) return false;
     const model::Quantization& wanted = *quantization_;
@@ -314,10 +309,7 @@ class InitialWeights : public engine::WeightSource {
     const bool whole = tensor.size == place.tensor->elements && tensor.stored.stacked == 0 &&
                        model::run_in_files(tensor, 0).count == tensor.size;
     if (!whole || !formats::bitsandbytes::has_codes(place, wanted)) return false;
-    formats::bitsandbytes::read_codes(
-        place, wanted, out, [this](const formats::WeightPlace& from, Bytes first, HostBytes bytes) {
-          reader_->ahead().read(from, first, bytes);
-        });
+    formats::bitsandbytes::read_codes(place, wanted, out, &reader_->ahead());
     const model::CodedArrays arrays(wanted, tensor.size);
     const auto check_scales = [&](Bytes offset, Elems count) {
       check_finite(tensor, out.subspan(offset, count * sizeof(float)), DType::f32, 0);
@@ -336,11 +328,11 @@ class InitialWeights : public engine::WeightSource {
   [[nodiscard]] bool is_stored(const model::TensorSpec& tensor) const {
     return is_of_model(tensor) || (adapters_ && !tensor.frozen);
   }
-  /// The bytes that are read for so many values of the tensor.
+  /// Returns the bytes to read for `values` values of the tensor.
   [[nodiscard]] Bytes bytes_of(const model::TensorSpec& tensor, std::size_t values) const {
     if (!is_of_model(tensor)) return 0;
     const DType type = formats::type_of(place_of(*files_, tensor));
-    // Those that are read twice count for a half each time.
+    // A tensor that is read twice counts half each time.
     return values * size_of(type) / (is_read_twice(masters_of_, type) ? 2 : 1);
   }
   void count(Bytes bytes) {
@@ -349,7 +341,7 @@ class InitialWeights : public engine::WeightSource {
     progress_(done_, bytes_);
   }
 
-  /// Refuses values that have been read of the tensor, from element `first` on.
+  /// Refuses non-finite values of the tensor, which were read from element `first` on.
   void check_finite(const model::TensorSpec& tensor, ConstHostBytes values, DType type,
                     Elems first) const {
     const std::optional<Elems> bad = first_not_finite(values, type);
@@ -368,7 +360,7 @@ class InitialWeights : public engine::WeightSource {
   Bytes done_ = 0;
   std::optional<DType> masters_of_;
   std::optional<formats::WeightFiles> files_;
-  Bytes bytes_ = 0;  ///< that are read from them
+  Bytes bytes_ = 0;  ///< total bytes to read
   std::optional<formats::WeightReader> reader_;
   std::optional<formats::AdapterFiles> adapters_;
 };

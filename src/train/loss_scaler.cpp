@@ -10,7 +10,7 @@
 namespace ballast::train {
 namespace {
 
-/// Gradients of which none is above the smallest number of fp16 at this scale are zeros.
+/// Maximum scale, which is reached only if practically all gradients are zero.
 constexpr double kGreatest = 0x1p100;
 
 }  // namespace

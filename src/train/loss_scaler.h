@@ -8,27 +8,27 @@
 
 namespace ballast::train {
 
-/// The factor of the gradients of the next step (engine::Engine::train_step()). A function of which
-/// steps were skipped, which all ranks know. The rules are those of DeepSpeed's DynamicLossScaler:
-/// an overflow halves the scale, unless it is one of the first `hysteresis` - 1 since these were
-/// last restored; a good step after `loss_scale_window` others in a row doubles it and restores the
-/// hysteresis, which every good step does with `consecutive_hysteresis`.
+/// The loss scale of the next step (engine::Engine::train_step()). It depends only on which steps
+/// were skipped, which all ranks know. The rules are those of DeepSpeed's DynamicLossScaler. An
+/// overflow halves the scale, except the first `hysteresis` - 1 overflows since the hysteresis was
+/// last restored. A good step after `loss_scale_window` good steps in a row doubles the scale and
+/// restores the hysteresis. With `consecutive_hysteresis`, every good step restores it.
 class LossScaler {
  public:
-  /// Without fp16 the scale is 1; it is constant, too, if `loss_scale` gives one.
+  /// Without fp16 the scale is 1. It is also constant if `loss_scale` sets it.
   explicit LossScaler(const config::Config& config);
 
   [[nodiscard]] double scale() const { return now_.scale; }
-  /// Whether an overflow may change the scale.
+  /// Returns whether an overflow may change the scale.
   [[nodiscard]] bool is_dynamic() const { return dynamic_; }
-  /// Judges step `step`; `skipped`: a gradient was not finite. Throws Error(numeric) for an
-  /// overflow at the smallest scale.
+  /// Updates the scale after step `step`. `skipped`: a gradient was not finite. Throws
+  /// Error(numeric) for an overflow at the smallest scale.
   void after_step(std::uint64_t step, bool skipped);
 
-  /// For checkpoints; empty if the scale is constant.
+  /// State for checkpoints; empty if the scale is constant.
   [[nodiscard]] std::optional<checkpoint::LossScale> state() const;
-  /// Goes on with the state() of a checkpoint. Without one, or with a constant scale, nothing
-  /// changes.
+  /// Continues from the state() of a checkpoint. Does nothing without one, or if the scale is
+  /// constant.
   void restart(const std::optional<checkpoint::LossScale>& state);
 
  private:

@@ -30,7 +30,7 @@ bool is_locked_by_another(const text::AppendedFile& file) {
   return ::flock(file.descriptor().number(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 }
 
-/// Bytes of the whole lines at the beginning of metrics.jsonl that are of steps up to `step`.
+/// Returns the size of the leading complete lines of metrics.jsonl with steps up to `step`.
 Bytes bytes_up_to(const std::filesystem::path& path, std::uint64_t step) {
   constexpr std::string_view kBegin = R"({"step":)";
   std::ifstream file(path, std::ios::binary);
@@ -117,7 +117,7 @@ MetricsWriter::~MetricsWriter() {
 
 bool MetricsWriter::lock() {
   if (!is_locked_by_another(file_->file())) return true;
-  created_ = false;  // the other one writes to it
+  created_ = false;  // the other process writes to it
   return false;
 }
 
@@ -133,7 +133,7 @@ Bytes MetricsWriter::sync() {
   try {
     text::sync_file(file.descriptor(), file.path());
   } catch (const Error& error) {
-    log(LogLevel::warning, fmt::format("{}; training goes on", error.what()));
+    log(LogLevel::warning, fmt::format("{}; training continues", error.what()));
   }
   return file_->size();
 }

@@ -21,6 +21,7 @@
 #include "src/data/training_data.h"
 #include "src/formats/adapter_files.h"
 #include "src/formats/file_formats.h"
+#include "src/formats/format_advice.h"
 #include "src/formats/merged_adapters.h"
 #include "src/train/evaluate.h"
 #include "src/train/initial_weights.h"
@@ -32,30 +33,19 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-/// Runs of several ranks can be evaluated, too.
+/// Accepts runs of any number of ranks.
 constexpr std::uint64_t kAnyWorld = 0;
 
-/// The key that reads a file of `format`; "" if the content does not say.
+/// Returns the key that reads a file of `format`; "" if the content does not decide.
 std::string_view kind_of(formats::FileFormat format) {
-  switch (format) {
-    case formats::FileFormat::documents:
-    case formats::FileFormat::safetensors:
-      return "documents";
-    case formats::FileFormat::pairs:
-      return "pairs";
-    case formats::FileFormat::numpy:
-    case formats::FileFormat::llmc:
-    case formats::FileFormat::megatron_index:
-      return "tokens";
-    case formats::FileFormat::unknown:
-    case formats::FileFormat::git_lfs:
-      return "";
-    default:
-      return "text";
-  }
+  using formats::FileFormat;
+  if (format == FileFormat::unknown || format == FileFormat::git_lfs) return "";
+  if (format == FileFormat::megatron_index) return "tokens";
+  const std::string_view reader = formats::reader_of(format);
+  return reader.empty() ? "text" : reader;
 }
 
-/// Content decides, then the name.
+/// The content decides; if it does not, the name.
 std::string_view kind_of(const fs::path& file) {
   const std::string extension = file.extension().string();
   const bool binary = extension == ".bin" || extension == ".npy";
@@ -66,7 +56,7 @@ std::string_view kind_of(const fs::path& file) {
   return binary ? "tokens" : "text";
 }
 
-/// Documents and tokens of a folder are read before its texts.
+/// Documents and tokens in a folder take precedence over its texts.
 std::string_view kind_of_folder(const fs::path& folder) {
   std::string_view found = "text";
   std::error_code error;
@@ -84,7 +74,7 @@ std::string_view kind_of(const std::string& file) {
   return fs::is_directory(file, ignored) ? kind_of_folder(file) : kind_of(fs::path(file));
 }
 
-/// The overrides that make `files` the only data.
+/// Returns overrides that make `files` the only data.
 std::vector<std::string> name_data(const std::vector<std::string>& files) {
   if (files.empty()) return {};
   const std::string_view kind = kind_of(files.front());
@@ -107,7 +97,8 @@ std::vector<std::string> name_data(const std::vector<std::string>& files) {
   return overrides;
 }
 
-/// kFolderLength, or fewer tokens if the config.json in `folder` gives a shorter longest sequence.
+/// Returns kFolderLength, or the longest sequence in the config.json of `folder` if that is
+/// shorter.
 std::uint64_t usual_length(const fs::path& folder) {
   const fs::path file = folder / config::kCheckpointConfig;
   const Json json = text::parse_json(text::read_settings(file, "model"), file.string());
@@ -119,15 +110,15 @@ std::uint64_t usual_length(const fs::path& folder) {
   return kFolderLength;
 }
 
-/// Whether the folder has adapters of PEFT without their model.
+/// Returns whether the folder has PEFT adapters without their model.
 bool has_only_adapters(const fs::path& folder) {
   std::error_code ignored;
   return formats::is_adapter_folder(folder) &&
          !fs::exists(folder / config::kCheckpointConfig, ignored);
 }
 
-/// The model under the adapters in the request's folder: that of --set model.path, or else the one
-/// that adapter_config.json names.
+/// Returns the base model of the adapters in the request's folder: --set model.path or, without it,
+/// the one in adapter_config.json.
 fs::path base_of(const EvaluationRequest& request) {
   constexpr std::string_view kSetting = "model.path=";
   for (const std::string& setting : request.overrides) {
@@ -141,18 +132,21 @@ fs::path base_of(const EvaluationRequest& request) {
   }
 }
 
-/// The config of a folder of Hugging Face, or of adapters of PEFT over one.
+/// Returns the config of a Hugging Face folder, or of PEFT adapters over one. Refuses other folders
+/// and files of weights.
 config::Config read_folder(const EvaluationRequest& request, std::vector<std::string> overrides) {
   const bool adapters = has_only_adapters(request.path);
-  const std::string folder =
-      fs::absolute(adapters && !request.data.empty() ? base_of(request) : request.path).string();
+  const fs::path model = adapters ? base_of(request) : request.path;
+  if (const auto cause = config::explain_no_model(model, model.string())) {
+    throw Error(ErrorCategory::config, *cause);
+  }
   if (request.data.empty()) {
     throw Error(ErrorCategory::usage,
-                fmt::format("{} is a folder of a model and names no data; give --data FILE",
+                fmt::format("{} is a folder of a model, so the data must be given with --data FILE",
                             request.path.string()));
   }
   Json config = Json::object();
-  config["model"]["path"] = folder;
+  config["model"]["path"] = fs::absolute(model).string();
   config["data"] = Json::object();
   config["train_batch_size"] = "auto";
   config["train_micro_batch_size_per_gpu"] = "auto";
@@ -161,10 +155,7 @@ config::Config read_folder(const EvaluationRequest& request, std::vector<std::st
     config["ballast"]["train"] = "adapters";
     config["ballast"]["adapters"]["path"] = fs::absolute(request.path).string();
   }
-  if (const auto cause = config::explain_no_model(folder, folder)) {
-    throw Error(ErrorCategory::config, *cause);
-  }
-  if (request.sequence_length == 0) config["data"]["sequence_length"] = usual_length(folder);
+  if (request.sequence_length == 0) config["data"]["sequence_length"] = usual_length(model);
   return config::parse(config.pretty(), fs::current_path(), request.path.string(), overrides);
 }
 
@@ -176,37 +167,21 @@ config::Config read_evaluation(const EvaluationRequest& request) {
     overrides.push_back(fmt::format("data.sequence_length={}", request.sequence_length));
   }
   std::error_code ignored;
-  if (!fs::exists(request.path, ignored)) {
-    const std::string hint = config::download_hint(request.path.string());
-    if (!hint.empty()) {
-      throw Error(ErrorCategory::config,
-                  fmt::format("{}: no such file or folder. {}", request.path.string(), hint));
-    }
-  }
+  const bool folder = fs::is_directory(request.path, ignored);
   const std::string end = request.path.extension().string();
-  const bool weights_file = end == ".gguf" || end == ".safetensors" || end == ".bin";
-  if (weights_file && fs::is_regular_file(request.path, ignored)) {
-    const auto cause = config::explain_no_model(request.path, request.path.string());
-    throw Error(ErrorCategory::config, cause.value_or(request.path.string()));
-  }
-  if (!fs::is_directory(request.path, ignored)) {
-    overrides.insert(overrides.end(), request.overrides.begin(), request.overrides.end());
-    return config::load(request.path, overrides, kAnyWorld);
-  }
-  const fs::path weights = formats::weights_at(request.path);
+  const bool weights_file = fs::is_regular_file(request.path, ignored) &&
+                            (end == ".gguf" || end == ".safetensors" || end == ".bin");
+  const fs::path weights = folder ? formats::weights_at(request.path) : request.path;
   const bool run = weights != request.path;
-  if (!run && !has_only_adapters(request.path)) {
-    const auto cause = config::explain_no_model(weights, request.path.string());
-    if (cause) throw Error(ErrorCategory::config, *cause);
-  }
   if (run) {
     overrides.push_back(fmt::format(
         "{}={}", formats::is_adapter_folder(weights) ? "ballast.adapters.path" : "model.weights",
         Json(fs::absolute(weights).string()).compact()));
   }
   overrides.insert(overrides.end(), request.overrides.begin(), request.overrides.end());
-  return run ? config::load(request.path / "config.json", overrides, kAnyWorld)
-             : read_folder(request, std::move(overrides));
+  if (run) return config::load(request.path / "config.json", overrides, kAnyWorld);
+  return folder || weights_file ? read_folder(request, std::move(overrides))
+                                : config::load(request.path, overrides, kAnyWorld);
 }
 
 ModelEvaluation evaluate_model(const config::Config& config,
@@ -220,7 +195,7 @@ ModelEvaluation evaluate_model(const config::Config& config,
     throw Error(
         ErrorCategory::data,
         fmt::format("there is nothing to evaluate: {} too short for a sequence of {} tokens "
-                    "and the target behind it; give more with --data, or a smaller "
+                    "and the target after it; give more with --data, or a smaller "
                     "--sequence-length",
                     data.eval.empty()
                         ? fmt::format("the held-out part of data.{} is", data.kind())

@@ -37,14 +37,14 @@ std::string csv_name(std::string_view scalar) {
   return fmt::format("{}{}{}", kPrefix, scalar.substr(scalar.rfind('/') + 1), kSuffix);
 }
 
-/// The first line of such a file.
+/// Returns the first line of such a file.
 std::string csv_head(std::string_view name) {
   name.remove_prefix(kPrefix.size());
   name.remove_suffix(kSuffix.size());
   return fmt::format("step,{}\n", name);
 }
 
-/// The CSV files of a run in `folder`.
+/// Returns the CSV files of a run in `folder`.
 std::vector<fs::path> csv_files(const fs::path& folder) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -58,7 +58,7 @@ std::vector<fs::path> csv_files(const fs::path& folder) {
               error.value());
 }
 
-/// Bytes of the header and the whole rows before the first one of more than `samples`.
+/// Returns the size of the header and the complete rows before the first row above `samples`.
 Bytes bytes_to_keep(std::string_view text, std::int64_t samples) {
   std::size_t kept = 0;
   for (std::size_t end = text.find('\n'); end != text.npos; end = text.find('\n', kept)) {
@@ -70,7 +70,7 @@ Bytes bytes_to_keep(std::string_view text, std::int64_t samples) {
   return kept;
 }
 
-/// --overwrite does not change files elsewhere.
+/// --overwrite must not change files elsewhere, so symbolic links are refused.
 void refuse_links(const std::vector<fs::path>& files) {
   for (const fs::path& file : files) {
     std::error_code error;
@@ -160,8 +160,9 @@ void Monitors::warn_of_deleted_files() const {
     if (deleted == nullptr && file.is_deleted()) deleted = &file;
   }
   if (deleted == nullptr) return;
-  log(LogLevel::warning, fmt::format("{} was deleted; it is made again with the rows from now on",
-                                     deleted->path().string()));
+  log(LogLevel::warning,
+      fmt::format("{} was deleted; it is created again with the rows from now on",
+                  deleted->path().string()));
 }
 
 void Monitors::write_events(std::int64_t samples, const std::vector<formats::Scalar>& scalars) {
@@ -184,7 +185,7 @@ void Monitors::write_csv(std::int64_t samples, const std::vector<formats::Scalar
   }
 }
 
-/// Removes the rows of other runs and those from `samples` on.
+/// Removes rows of other runs, and rows from `samples` on.
 void Monitors::cut_csv(std::int64_t samples) {
   for (const fs::path& path : csv_files(*csv_folder_)) {
     WaitingFile& file = csv_file(path.filename().string());

@@ -18,36 +18,37 @@
 
 namespace ballast::train {
 
-/// The scalars of a step, named after its members in metrics.jsonl. Names of DeepSpeed where it has
-/// one (Train/Samples/train_loss, Train/Samples/lr).
+/// Returns the scalars of a step. They have DeepSpeed's names where it has one
+/// (Train/Samples/train_loss, Train/Samples/lr), otherwise those of the members in metrics.jsonl.
 std::vector<formats::Scalar> scalars_of(const StepMetrics& metrics);
 
-/// The files of `tensorboard` and `csv_monitor`: scalars of each step over the samples that the run
-/// has trained on, as DeepSpeed's monitors write them (deepspeed/monitor). TensorBoard: an event
-/// file for each process. CSV: a file for each scalar, Train_Samples_lr.csv, with the columns
-/// `step` (samples) and `lr`. A run that goes back or on removes the rows of the steps that follow;
-/// in event files a record says that they do not count.
+/// The files of `tensorboard` and `csv_monitor`: scalars of each step over the number of trained
+/// samples, as DeepSpeed's monitors write them (deepspeed/monitor). TensorBoard: an event file per
+/// process. CSV: a file per scalar, such as Train_Samples_lr.csv, with the columns `step` (samples)
+/// and `lr`. A run that resumes or goes back removes the rows of later steps; in event files a
+/// record marks them as discarded.
 class Monitors {
  public:
-  /// Makes the folders, removed at the end if they are empty. Throws Error(io) for one that cannot
-  /// be written, Error(usage) if a fresh run would replace CSV files.
+  /// Creates the folders, which are removed at the end if they are empty. Throws Error(io) for a
+  /// folder that cannot be written, Error(usage) if a fresh run would replace CSV files.
   Monitors(const config::Config& config, RunDirectory use);
   ~Monitors();
   Monitors(const Monitors&) = delete;
   Monitors& operator=(const Monitors&) = delete;
 
-  /// The step that follows may have been written before.
+  /// Call it before a step that may have been written before.
   void go_back() { begins_ = true; }
-  /// Rows that cannot be written wait (WaitingFile). Files that were deleted are made again. Throws
-  /// Error(io) for files of the run's earlier rows that cannot be read or cut.
+  /// Writes the rows of a step. Rows that cannot be written wait (WaitingFile). Deleted files are
+  /// created again. Throws Error(io) for files with earlier rows of the run that cannot be read or
+  /// cut.
   void write(const StepMetrics& metrics);
-  /// The first of the files whose rows wait; nullptr if none does.
+  /// Returns the first file with waiting rows; nullptr if there is none.
   [[nodiscard]] const WaitingFile* waiting() const;
-  /// Those from which rows are missing: WaitingFile::missing().
+  /// Returns WaitingFile::missing() of the files from which rows are missing.
   [[nodiscard]] std::vector<std::string> missing() const;
-  /// Writes what waits, if it can.
+  /// Writes waiting rows, if possible.
   void flush();
-  /// The run directory `from` is `to` now.
+  /// Call it when the run directory was renamed.
   void moved(const std::filesystem::path& from, const std::filesystem::path& to);
 
  private:
@@ -57,14 +58,14 @@ class Monitors {
   void cut_csv(std::int64_t samples);
   WaitingFile& csv_file(const std::string& name);
 
-  const std::int64_t batch_;  ///< samples of a step
+  const std::int64_t batch_;  ///< samples per step
   std::optional<std::filesystem::path> events_folder_;
   std::optional<std::filesystem::path> csv_folder_;
   std::deque<formats::MadeDirectory> made_;
   WaitingFile events_;
-  std::map<std::string, WaitingFile, std::less<>> csv_;  ///< by the names of files
+  std::map<std::string, WaitingFile, std::less<>> csv_;  ///< by file name
   bool begins_ = true;
-  bool own_rows_;  ///< those in the CSV files
+  bool own_rows_;  ///< whether the rows in the CSV files are this run's
 };
 
 }  // namespace ballast::train

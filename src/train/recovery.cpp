@@ -23,7 +23,7 @@ Resumed Recovery::go_back(RestartableEngine& engine, comm::Ranks* ranks, const s
     if (engine.blueprint().rank != 0) return;
     const std::uint64_t steps = before - found.facts.step;
     log(LogLevel::warning,
-        fmt::format("{}; training goes on from {}{}", reason, found.folder.string(),
+        fmt::format("{}; training continues from {}{}", reason, found.folder.string(),
                     skip ? fmt::format(" without the data of the {} step{} since then", steps,
                                        steps == 1 ? "" : "s")
                          : ""));
@@ -57,7 +57,8 @@ void Recovery::made_progress() {
 }
 
 std::string Recovery::after_failure(std::uint64_t step, const StepFailure& failure) {
-  // Other ranks wait in a collective that the failed one has left: they cannot agree on anything.
+  // The failed rank has left a collective in which the others wait, so they cannot agree on
+  // anything.
   if (config_.ballast.on_error != config::OnError::resume || world_ > 1 || newest_.empty())
     throw failure;
   if (resumes_ == kMostResumes) {
@@ -67,7 +68,7 @@ std::string Recovery::after_failure(std::uint64_t step, const StepFailure& failu
                                   step, failure.what(), resumes_));
   }
   ++resumes_;
-  rollbacks_ = 0;  // the steps come again, with their spikes
+  rollbacks_ = 0;  // the steps run again, including their spikes
   return fmt::format("step {}: {}", step, failure.what());
 }
 
@@ -94,7 +95,7 @@ void Recovery::rethrow(const Error& error) const {
   std::string line = error.what();
   const bool resumable = newest_step_ < config_.ballast.steps || config_.ballast.save_weights;
   if (!newest_.empty() && resumable) {
-    // Weights that are saved at the end come from the swap space too.
+    // Weights saved at the end are also read from the swap space.
     const bool storage = dynamic_cast<const StepFailure*>(&error) != nullptr ||
                          error.category() == ErrorCategory::state;
     const bool older = config_.ballast.checkpoint_keep > 1;
@@ -103,7 +104,7 @@ void Recovery::rethrow(const Error& error) const {
                                             : ", unless this has damaged it";
     const std::string which = fmt::format("{}{}", newest_.string(), doubt);
     line += command_.empty() ? fmt::format("; the newest checkpoint is {}", which)
-                             : fmt::format("; to go on from {}: {}", which, command_);
+                             : fmt::format("; to continue from {}: {}", which, command_);
   }
   if (dynamic_cast<const comm::JointError*>(&error) != nullptr) {
     throw comm::JointError(error.category(), line);

@@ -27,7 +27,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// `own`: of the run that is resumed. The position in the data follows from the step and the batch.
+/// `own`: the checkpoint is from the resumed run. The position in the data follows from step and
+/// batch.
 void check_resumable(const checkpoint::Checkpoint& from, const config::Config& config, bool own) {
   const checkpoint::CheckpointFacts& facts = from.facts();
   const auto refuse = [&](const std::string& what) {
@@ -41,7 +42,7 @@ void check_resumable(const checkpoint::Checkpoint& from, const config::Config& c
                     "train_batch_size and data.sequence_length to those of the checkpoint",
                     facts.batch, facts.length, batch, length));
   }
-  // A run that was killed after its last step may have yet to save its weights.
+  // A run that was killed after its last step may not have saved its weights yet.
   const std::uint64_t steps = config.ballast.steps;
   if (facts.step > steps || (facts.step == steps && !own)) {
     refuse(fmt::format("has {} finished steps, but the run only {}; give more with --steps",
@@ -49,7 +50,8 @@ void check_resumable(const checkpoint::Checkpoint& from, const config::Config& c
   }
 }
 
-/// Which settings of `from` the run changes. Throws Error(config) if one is not allowed.
+/// Returns the settings of `from` that the run changes. Throws Error(config) if a change is not
+/// allowed.
 std::vector<config::Change> compare_settings(const checkpoint::Checkpoint& from,
                                              const SettingsCheck& check, bool first) {
   const config::Settings& before = from.facts().settings;
@@ -71,7 +73,7 @@ std::vector<config::Change> compare_settings(const checkpoint::Checkpoint& from,
   return changes;
 }
 
-/// The rest of the run may have other bits than one that was never stopped.
+/// Logs that the rest of the run may differ in bits from a run that was never stopped.
 void note_other_arithmetic(const checkpoint::Checkpoint& from, const engine::Engine& engine) {
   const std::string& before = from.facts().arithmetic;
   const std::string now = engine.arithmetic();
@@ -83,8 +85,8 @@ void note_other_arithmetic(const checkpoint::Checkpoint& from, const engine::Eng
                   from.folder().string(), before, now));
 }
 
-/// The checkpoints of a run that continues after `from`: damaged ones are kept under another name,
-/// so that all others are whole and count, and what killed processes have left is removed.
+/// Prepares the checkpoints of a run that continues from `from`: renames damaged ones, so that all
+/// others are complete and count, and removes remains of killed processes.
 void tidy_checkpoints(const checkpoint::Checkpoint& from, const config::Config& config) {
   const fs::path& run = config.ballast.out;
   const std::uint64_t step = from.facts().step;
@@ -110,14 +112,14 @@ void tidy_checkpoints(const checkpoint::Checkpoint& from, const config::Config& 
                     folder.string(), aside.filename().string()));
   }
   checkpoint::remove_incomplete(run / checkpoint::kCheckpoints);
-  // A run that was killed may have left one more than there are extents for.
+  // A killed run may have left one checkpoint more than there are extents for.
   checkpoint::remove_older(run, checkpoint::checkpoint_folder(run, step),
                            config.ballast.checkpoint_keep);
 }
 
-/// Tidies the own run up. Returns what its checkpoints keep in the swap files, if these are
-/// `reusable`. Collective. A checkpoint that cannot be read is not a failure of the engine, for
-/// which a run would go back again.
+/// Tidies up if this is the `own` run. Returns the extents that its checkpoints keep in the swap
+/// files, if these are `reusable`. Collective. A checkpoint that cannot be read is not a failure of
+/// the engine, for which a run would go back again.
 state::KeptExtents tidy_up(const checkpoint::Checkpoint& from, const config::Config& config,
                            comm::Ranks* ranks, bool own, bool reusable) {
   const std::uint32_t rank = ranks == nullptr ? 0 : ranks->rank();
@@ -136,7 +138,7 @@ state::KeptExtents tidy_up(const checkpoint::Checkpoint& from, const config::Con
   return beside;
 }
 
-/// Refuses weights of a run that has diverged.
+/// Refuses the weights of a run that has diverged.
 void check_finite(const checkpoint::Checkpoint& from, const engine::Blueprint& blueprint,
                   const engine::StateRange& range, ConstHostBytes bytes) {
   if (range.kind != engine::StateKind::weights) return;
@@ -176,7 +178,7 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   if (found) found(resumed);
   note_other_arithmetic(states, engine);
   const std::uint32_t rank = engine.blueprint().rank;
-  // The swap files of another run stay as they are.
+  // Swap files of another run stay unchanged.
   const bool reusable = own && states.ranks() == engine.blueprint().problem.world;
   const state::KeptExtents beside = tidy_up(states, config, ranks, own, reusable);
   const bool reused = engine.resume(
@@ -238,7 +240,8 @@ bool RunCheckpoints::time_is_up() {
   return std::chrono::duration<double>(now - *since_).count() >= between;
 }
 
-/// Ranks may get a signal before and after the same step, and their clocks differ, so they agree.
+/// The ranks agree, because a signal may reach them before and after the same step, and clocks
+/// differ.
 RunCheckpoints::Requests RunCheckpoints::requests() {
   const bool stop = stop_ != nullptr && stop_->load();
   const bool asked = now_ != nullptr && now_->exchange(false);
@@ -278,7 +281,7 @@ RunCheckpoints::Done RunCheckpoints::after_step(
 }
 
 void RunCheckpoints::begin(const checkpoint::CheckpointFacts& facts, After after) {
-  as_step_failure([&] { engine_->finish(); });  // its errors are not those of the checkpoint
+  as_step_failure([&] { engine_->finish(); });  // its errors are not the checkpoint's
   const bool began = attempt(facts.step, after, [&] {
     writer_.emplace(*engine_, config_.ballast.out, facts, config_.ballast.checkpoint_keep, ranks_);
   });
@@ -306,7 +309,7 @@ bool RunCheckpoints::attempt(std::uint64_t step, After after, Work work) {
     const ErrorCategory category = error.category();
     if (category == ErrorCategory::state) as_step_failure([&]() -> void { throw; });
     const bool may_go_on = category == ErrorCategory::io || category == ErrorCategory::memory;
-    // The other ranks know nothing of an error of this one alone, and wait for it.
+    // The other ranks do not see an error of this rank alone, and would wait for it.
     const bool alone =
         ranks_ != nullptr && dynamic_cast<const comm::JointError*>(&error) == nullptr;
     if (!may_go_on || stopping || alone) throw;
@@ -324,7 +327,7 @@ void RunCheckpoints::fail(std::uint64_t step, After after, const std::string& wh
       fmt::format("step {}: no checkpoint: {}; {}{}", step, why,
                   newest_.empty() ? "there is none of this run yet"
                                   : fmt::format("the newest is {}", newest_.string()),
-                  after == After::training ? ", and training goes on" : ""));
+                  after == After::training ? ", and training continues" : ""));
 }
 
 }  // namespace ballast::train

@@ -26,8 +26,8 @@ double number_or_0(const Json& object, const char* key) {
   return found != nullptr && found->is_number() ? found->number() : 0.0;
 }
 
-/// The tokens that the model in the folder of `weights` was trained for, with its rope scaling; 0
-/// if nothing says so.
+/// Returns the sequence length that the model in the folder of `weights` was trained for, including
+/// its rope scaling; 0 if unknown.
 double trained_length(const fs::path& weights) {
   std::error_code ignored;
   const fs::path folder = fs::is_directory(weights, ignored) ? weights : weights.parent_path();
@@ -51,12 +51,12 @@ void doubt_length(const config::Config& config, const data::TrainingData& data, 
   const double trained = trained_length(config.initial_weights);
   const std::uint64_t length = config.data.sequence_length;
   const bool documents = data.longest_document > 0;
-  // Positions begin again at each document.
+  // Positions restart at each document.
   const std::uint64_t seen = documents ? std::min(length, data.longest_document) : length;
   if (trained <= 0.0 || static_cast<double>(seen) <= trained) return;
   lines.push_back(fmt::format(
       "data.sequence_length is {}{}, but the model in {} was trained for at most {:.0f} tokens: "
-      "positions beyond are new to it; set data.sequence_length to {:.0f}, or rope_scaling in its "
+      "longer positions are new to it; set data.sequence_length to {:.0f}, or rope_scaling in its "
       "config.json",
       length,
       documents ? fmt::format(" and the longest document has {} tokens", data.longest_document)
@@ -64,7 +64,7 @@ void doubt_length(const config::Config& config, const data::TrainingData& data, 
       config.initial_weights.string(), trained, trained));
 }
 
-/// Sequences of what the batch size counts.
+/// Number of sequences in the units of the batch size.
 std::uint64_t samples_of(const config::Config& config, const data::TrainingData& data) {
   return data.training->size() / config.data.sequences_per_sample();
 }
@@ -95,7 +95,7 @@ void doubt_batch(const config::Config& config, const data::TrainingData& data, L
 void doubt_padding(const config::Config& config, const data::TrainingData& data, Lines& lines) {
   constexpr double kMuch = 0.25;
   const double share = data.summary.padding;
-  if (!(share >= kMuch)) return;  // also without a sequence
+  if (!(share >= kMuch)) return;  // also false without sequences
   const std::string why = config.data.pairs.empty()
                               ? "documents do not fill their sequences"
                               : "each completion has a sequence, and pairs are not packed";

@@ -9,8 +9,8 @@
 
 namespace ballast::train {
 
-/// Settings and data with which a run would train, but hardly as it is meant: one line for each,
-/// with the key to change. Reads no weights and at most the config.json next to them.
+/// Finds settings and data that work but are probably not intended. Returns one line for each, with
+/// the key to change. Reads no weights, and at most the config.json next to them.
 std::vector<std::string> find_doubts(const config::Config& config, const data::TrainingData& data);
 
 /// Logs find_doubts() as warnings.

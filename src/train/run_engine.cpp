@@ -23,11 +23,11 @@ RestartableEngine::RestartableEngine(engine::Blueprint blueprint, engine::Engine
 }
 
 void RestartableEngine::replace() {
-  // Ranks are at different operations of the same plans. Each runs all of them, because another one
-  // may wait in a collective that this rank has not begun.
+  // Ranks are at different operations of the same plans. Each completes all of them, because
+  // another rank may wait in a collective that this one has not begun.
   if (engine_ && ranks_ != nullptr) engine_->drain();
   if (engine_) before_ = totals();
-  engine_.reset();  // its memory and swap files, before the next one takes its own
+  engine_.reset();  // frees memory and swap files before the next engine takes its own
   comm::collective_try(ranks_,
                        [&] { engine_.emplace(blueprint_, options_, interrupted_, ranks_); });
 }
@@ -37,7 +37,7 @@ void RestartableEngine::leave(bool jointly) {
   if (jointly && engine_) {
     try {
       return engine_->drain();
-    } catch (...) {  // this rank has failed alone in addition; the caller reports the first error
+    } catch (...) {  // this rank has also failed alone; the caller reports the first error
     }
   }
   ranks_->leave();

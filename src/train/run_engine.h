@@ -11,15 +11,15 @@
 
 namespace ballast::train {
 
-/// A failure of the engine in a step: an error of the swap space, or data that it found damaged.
-/// The engine then runs nothing any more.
+/// A failure of the engine in a step: an error of the swap space, or damaged data. The engine
+/// cannot be used afterwards.
 class StepFailure : public Error {
  public:
   using Error::Error;
 };
 
-/// Calls `work`, which uses the engine. Its Error(io) and Error(state) become a StepFailure; a
-/// JointError stays what it is.
+/// Calls `work`, which uses the engine. Converts its Error(io) and Error(state) to a StepFailure; a
+/// JointError passes unchanged.
 template <class Work>
 auto as_step_failure(Work work) {
   try {
@@ -35,7 +35,7 @@ auto as_step_failure(Work work) {
   }
 }
 
-/// The engine of a run, in whose place a run that goes back to a checkpoint puts a new one.
+/// The engine of a run, which is replaced when the run goes back to a checkpoint.
 class RestartableEngine {
  public:
   /// See engine::Engine.
@@ -46,24 +46,23 @@ class RestartableEngine {
   [[nodiscard]] engine::Engine* operator->() { return &*engine_; }
   [[nodiscard]] const engine::Engine* operator->() const { return &*engine_; }
   [[nodiscard]] const engine::Blueprint& blueprint() const { return blueprint_; }
-  /// False after a failed replace().
+  /// Returns false after a failed replace().
   [[nodiscard]] bool exists() const { return engine_.has_value(); }
 
-  /// Frees what the engine holds and makes another one, which is to be started or resumed. With
-  /// several ranks collective; every rank then runs its submitted operations to their end first.
-  /// Throws like the constructor and Engine::drain(); another call may then succeed, and nothing
-  /// else is allowed.
+  /// Frees the engine and makes a new one, which must be started or resumed. Collective with
+  /// several ranks; every rank first completes its submitted operations. Throws like the
+  /// constructor and Engine::drain(). After a failure, only another replace() is allowed.
   void replace();
 
-  /// Prepares the end of the engine after an error; nothing with one rank. `jointly`: all ranks
-  /// have the error, so they run their submitted operations to their end. Otherwise this rank has
-  /// failed alone and waits for no other rank from now on.
+  /// Prepares the end of the engine after an error. Does nothing with one rank. `jointly`: all
+  /// ranks have the error, so they complete their submitted operations. Otherwise only this rank
+  /// has failed, and it no longer waits for other ranks.
   void leave(bool jointly);
 
-  /// What computes the updates: an instruction set, or "on the GPU".
+  /// Describes what computes the updates: an instruction set, or "on the GPU".
   [[nodiscard]] std::string describe_update();
 
-  /// Sums over all engines so far, except for `allocated` and `fill_seconds`.
+  /// Returns sums over all engines so far, except for `allocated` and `fill_seconds`.
   [[nodiscard]] engine::EngineTotals totals() const;
 
  private:
@@ -71,7 +70,7 @@ class RestartableEngine {
   engine::EngineOptions options_;
   const std::atomic<bool>* interrupted_;
   comm::Ranks* ranks_;
-  engine::EngineTotals before_;  ///< of the engines that were replaced
+  engine::EngineTotals before_;  ///< totals of replaced engines
   std::optional<engine::Engine> engine_;
 };
 

@@ -34,7 +34,7 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-/// Before anything of the directory is opened.
+/// Checks the directory before any file in it is opened.
 RunDirectory checked(const fs::path& directory, RunDirectory use) {
   if (use == RunDirectory::overwritten) refuse_foreign_files(directory);
   return use;
@@ -59,7 +59,7 @@ MetricsWriter take(const fs::path& file, RunDirectory use) {
   }
 }
 
-/// UTC, as in ISO 8601.
+/// UTC in ISO 8601.
 std::string time_text(std::time_t time) {
   std::tm parts = {};
   gmtime_r(&time, &parts);
@@ -73,8 +73,7 @@ Bytes machine_memory() {
   return pages > 0 && page > 0 ? static_cast<Bytes>(pages) * static_cast<Bytes>(page) : 0;
 }
 
-/// Removes what processes have left that were killed while they wrote a file of a run or its
-/// weights. Best effort.
+/// Removes files that killed processes left unfinished: files of a run, or weights. Best effort.
 void remove_unfinished(const fs::path& directory) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -177,7 +176,7 @@ RunPlace::Fate RunFiles::write(const StepMetrics& metrics) {
   RunPlace::Fate fate = RunPlace::Fate::there;
   if (is_first) {
     formats::remove_model_folder(
-        directory_ / formats::kRunWeights);  // they are of another run, or of fewer steps
+        directory_ / formats::kRunWeights);  // they are from another run, or from fewer steps
     if (use_ == RunDirectory::continued) {
       checkpoint::remove_later(directory_, continued_step_);
     } else {
@@ -221,7 +220,7 @@ RunPlace::Fate RunFiles::look_after(std::uint64_t step) {
 
 void RunFiles::follow(const fs::path& now, std::uint64_t step) {
   log(LogLevel::warning,
-      fmt::format("step {}: the run directory {} is {} now; training goes on there", step,
+      fmt::format("step {}: the run directory {} is {} now; training continues there", step,
                   directory_.string(), now.string()));
   monitors_->moved(directory_, now);
   directory_ = now;
@@ -229,13 +228,13 @@ void RunFiles::follow(const fs::path& now, std::uint64_t step) {
   place_.emplace(directory_);
 }
 
-/// An error is that of a full disk: the rows wait, and the files come with the next attempt.
+/// Errors are treated like a full disk: the rows wait, and the next attempt restores the files.
 RunPlace::Fate RunFiles::restore(std::uint64_t step) {
   const bool known = std::exchange(is_gone_, true);
   if (!known) {
     log(LogLevel::warning,
-        fmt::format("step {}: the files of the run in {} were deleted; they are made again with "
-                    "the rows from this step on, and training goes on",
+        fmt::format("step {}: the files of the run in {} were deleted; they are created again with "
+                    "the rows from this step on, and training continues",
                     step, directory_.string()));
   }
   std::error_code error;
@@ -254,7 +253,7 @@ const WaitingFile* RunFiles::waiting() {
   return metrics_.file().failure() ? &metrics_.file() : monitors_->waiting();
 }
 
-/// A disk may be full and free again many times: warns at the first, second, fourth, eighth, ...
+/// A disk may become full and free many times, so this warns at the 1st, 2nd, 4th, 8th, ... outage.
 void RunFiles::tell_what_waits(std::uint64_t step) {
   const WaitingFile* const file = waiting();
   const bool waits = file != nullptr;
@@ -267,7 +266,7 @@ void RunFiles::tell_what_waits(std::uint64_t step) {
   if (!std::has_single_bit(outages_)) return;
   if (waits) {
     log(LogLevel::warning, fmt::format("step {}: {}; rows wait in memory until they can be "
-                                       "written, and training goes on",
+                                       "written, and training continues",
                                        step, file->failure()->what()));
   } else {
     log(LogLevel::info,
@@ -275,7 +274,7 @@ void RunFiles::tell_what_waits(std::uint64_t step) {
   }
 }
 
-/// At the end of the run.
+/// Reports missing rows at the end of the run.
 void RunFiles::report_missing() {
   try {
     metrics_.file().flush();
@@ -318,7 +317,7 @@ std::string describe_run(const RunStart& start, const RunChoices& choices,
                     {"update_instruction_set", start.update_isa},
                     {"io_backend", start.io_backend.empty() ? Json() : Json(start.io_backend)},
                     {"plan", describe_plan(start, choices)}});
-  constexpr unsigned kLevels = 2;  // a line for each member of the plan
+  constexpr unsigned kLevels = 2;  // one line per member of the plan
   return run.pretty(kLevels) + "\n";
 }
 

@@ -12,18 +12,18 @@
 
 namespace ballast::train {
 
-/// Everything that a run needs before it is planned.
+/// Everything that a run opens before it is planned.
 struct RunInputs {
   data::TrainingData data;
-  std::unique_ptr<RunFiles> files = {};  ///< on rank 0
-  text::OutputRule trace = {};           ///< on rank 0
+  std::unique_ptr<RunFiles> files = {};  ///< only on rank 0
+  text::OutputRule trace = {};           ///< only on rank 0
 };
 
-/// Opens what the run reads. Throws like check_inputs().
+/// Opens the run's inputs. Throws like check_inputs().
 RunInputs open_inputs(const config::Config& config, const comm::Launch& launch);
 
-/// Takes the run directory, and checks the place of the trace. Neither may replace what the run
-/// reads: throws Error(usage); also like RunFiles and text::check_output().
+/// Takes the run directory, and checks the place of the trace. Neither may replace an input of the
+/// run: throws Error(usage); also throws like RunFiles and text::check_output().
 void open_outputs(const config::Config& config, const RunOptions& options, RunInputs& inputs);
 
 }  // namespace ballast::train

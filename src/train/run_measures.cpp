@@ -9,7 +9,7 @@
 namespace ballast::train {
 namespace {
 
-/// How evenly the routers have used the experts.
+/// Computes how evenly the routers have used the experts.
 std::optional<StepMetrics::Experts> measure_experts(const engine::StepResult& result) {
   if (result.expert_rows.empty()) return std::nullopt;
   StepMetrics::Experts found = {.balance_loss = result.balance_loss,
@@ -56,7 +56,7 @@ double RunMeasures::seconds_so_far() const {
 StepMetrics RunMeasures::step(const data::Batch& batch, const engine::StepResult& result,
                               double rate) {
   StepMetrics metrics;
-  add_lanes(metrics);  // before the clock is read, so that no lane is busy for more than the step
+  add_lanes(metrics);  // before the clock is read, so that no lane is busy for longer than the step
   metrics.step = batch.step;
   metrics.loss = result.loss;
   metrics.lr = rate;
@@ -100,8 +100,8 @@ void RunMeasures::add_lanes(StepMetrics& metrics) {
   metrics.nvme_bytes_written = totals.nvme_bytes_written();
 }
 
-/// Records the step's times for typical_step(). Skips the steps that fill the pipeline, at the
-/// start and after each wait for all updates or rollback.
+/// Records the step's time for typical_step(). Skips steps that fill the pipeline: at the start,
+/// and after each wait for all updates or rollback.
 void RunMeasures::note(const StepMetrics& metrics) {
   constexpr std::uint64_t kUnsettled = 2;
   constexpr std::size_t kMost = 1000;
@@ -115,7 +115,7 @@ void RunMeasures::note(const StepMetrics& metrics) {
   steps_.push_back(step);
 }
 
-/// Rate and peak are of one rank.
+/// Rate and peak are per rank.
 double RunMeasures::gemm_share(double step_seconds) {
   if (step_seconds <= 0.0) return 0.0;
   return gemm_peak_.share_of(engine_.blueprint().flops_per_step() / step_seconds);

@@ -16,44 +16,44 @@
 
 namespace ballast::train {
 
-/// Seconds for the measurement of the GEMM peak before a run of `steps`, which must not take longer
-/// than the training of a tiny model.
+/// Seconds to measure the GEMM peak before a run of `steps`, which must not take longer than
+/// training a tiny model.
 double seconds_to_measure(const engine::Blueprint& blueprint, std::uint64_t steps);
 
-/// Times, bytes and counts of a run, from its first step on. Steps that are repeated after going
-/// back count as often as they ran.
+/// Times, bytes and counts of a run from its first step on. Steps that are repeated after going
+/// back count each time.
 class RunMeasures {
  public:
-  /// `gemm_peak`: FLOP/s of the matrix products of one rank.
+  /// `gemm_peak`: FLOP/s of matrix products on one rank.
   RunMeasures(const RestartableEngine& engine, double gemm_peak)
       : engine_(engine), gemm_peak_(gemm_peak) {}
 
-  /// The first step begins.
+  /// Marks the beginning of the first step.
   void begin();
-  /// A step has ended, which trained on `batch`.
+  /// Marks the end of a step that trained on `batch`.
   StepMetrics step(const data::Batch& batch, const engine::StepResult& result, double rate);
-  /// The next step begins after work between steps, such as an evaluation. That work counts for no
-  /// step, neither its time nor what the lanes did.
+  /// Marks the beginning of the next step after other work, such as an evaluation. The time of that
+  /// work, and what lanes did in it, count for no step.
   void go_on();
-  /// All updates were waited for: the next steps fill the pipeline again.
+  /// All updates were awaited, so the next steps fill the pipeline again.
   void unsettle() { settled_steps_ = 0; }
   void add_evaluation(double seconds) { evaluation_seconds_ += seconds; }
-  /// The last step has ended.
+  /// Marks the end of the last step.
   void end() { seconds_ = seconds_so_far(); }
 
-  /// How many have run.
+  /// Number of steps that have run.
   [[nodiscard]] std::uint64_t steps() const { return count_; }
   [[nodiscard]] bool ended() const { return seconds_ > 0.0; }
-  /// Rate of the matrix products of a step that takes `step_seconds`, as a share of the GEMM peak:
-  /// of the fastest rate seen so far, at most 1.
+  /// Rate of matrix products, for a step of `step_seconds`, as a share of the GEMM peak or of the
+  /// fastest rate so far; at most 1.
   [[nodiscard]] double gemm_share(double step_seconds);
-  /// Mean seconds of a step.
+  /// Mean seconds per step.
   [[nodiscard]] double pace() const;
   /// Seconds of steps and evaluations.
   [[nodiscard]] double busy_seconds() const { return training_seconds_ + evaluation_seconds_; }
   /// Bytes written to each swap path since begin().
   [[nodiscard]] std::vector<Bytes> written() const;
-  /// Sets what is measured: times, tokens, counts, totals. `prediction` may correct its rates.
+  /// Sets the measured fields: times, tokens, counts, totals. `prediction` may correct its rates.
   void summarize(RunSummary& summary, const calibrate::RunPrediction* prediction);
 
  private:
@@ -65,20 +65,20 @@ class RunMeasures {
   ProvenPeak gemm_peak_;
   std::chrono::steady_clock::time_point started_;
   std::chrono::steady_clock::time_point last_step_end_;
-  double seconds_ = 0.0;  ///< from the first step to the end; 0 before it
+  double seconds_ = 0.0;  ///< from the first step to the end; 0 before the end
   double training_seconds_ = 0.0;
   double evaluation_seconds_ = 0.0;
-  CpuWatch watch_;  ///< since the first step
+  CpuWatch watch_;  ///< from the first step on
   std::vector<calibrate::MeasuredStep> steps_;
-  std::uint64_t settled_steps_ = 0;  ///< since the start or the last wait for all updates
+  std::uint64_t settled_steps_ = 0;  ///< steps since the start or the last wait for all updates
   std::uint64_t count_ = 0;          ///< steps
-  std::uint64_t tokens_ = 0;         ///< trained on, without padding
+  std::uint64_t tokens_ = 0;         ///< tokens trained on, without padding
   std::uint64_t skipped_ = 0;
   std::uint64_t rolled_back_ = 0;
   double last_loss_ = 0.0;
   std::optional<StepMetrics::Rewards> last_rewards_;
-  engine::EngineTotals before_;  ///< when the step began
-  std::vector<Bytes> filled_;    ///< written to each NVMe path before the first step
+  engine::EngineTotals before_;  ///< totals at the beginning of the step
+  std::vector<Bytes> filled_;    ///< bytes written to each NVMe path before the first step
 };
 
 }  // namespace ballast::train

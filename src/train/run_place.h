@@ -7,24 +7,24 @@
 
 namespace ballast::train {
 
-/// Watches that a directory keeps its name while files in it are written.
+/// Watches whether a directory keeps its name while files in it are written.
 class RunPlace {
  public:
   enum class Fate : std::uint8_t {
-    there,    ///< or unknown, because the path cannot be looked at now
+    there,    ///< exists, or unknown, because the path cannot be checked now
     moved,    ///< it has another name
-    deleted,  ///< nothing, or an empty directory, has its name
+    deleted,  ///< its name is unused, or belongs to an empty directory
     replaced  ///< it was deleted, and another directory has its name
   };
   struct Found {
     Fate fate = Fate::there;
-    std::filesystem::path now;  ///< if it was moved
+    std::filesystem::path now;  ///< the new path, if it was moved
   };
 
   /// Throws Error(io) if the directory cannot be opened.
   explicit RunPlace(std::filesystem::path directory);
 
-  /// Costs two system calls.
+  /// Looks up the directory with two system calls.
   [[nodiscard]] Found look() const;
 
  private:

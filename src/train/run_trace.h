@@ -10,25 +10,25 @@
 
 namespace ballast::train {
 
-/// The process of a run's trace: write_trace().
+/// Name of the process in a run's trace: see write_trace().
 constexpr std::string_view kTracedProcess = "ballast train";
 
-/// The timeline of a run's first steps (TraceRequest), on rank 0. It refers to the plans of the
-/// engine, which must live until it is written.
+/// The timeline of a run's first steps (TraceRequest), on rank 0. It refers to plans of the engine,
+/// which must live until it is written.
 class RunTrace {
  public:
-  /// `rule`: for the file of the trace.
+  /// `rule`: rule for the trace file.
   RunTrace(const TraceRequest& request, text::OutputRule rule)
       : request_(request), rule_(std::move(rule)) {}
 
-  /// From now on `engine` records, if a trace is wanted.
+  /// Makes `engine` record from now on, if a trace is wanted.
   void begin(engine::Engine& engine);
-  /// Whether the trace ends after step `step` of a run of `steps`. The same on all ranks.
+  /// Returns whether the trace ends after step `step` of a run of `steps`. Equal on all ranks.
   [[nodiscard]] bool ends_after(std::uint64_t step, std::uint64_t steps) const;
-  /// Ends the recording and writes the file, once. A file that cannot be written is a warning,
-  /// since the run is worth more than its trace.
+  /// Ends the recording and writes the file, once. If it cannot be written, only warns, because the
+  /// run is worth more than its trace.
   void save(engine::Engine& engine);
-  /// The file, once it is written; "" before.
+  /// Path of the file after it was written; "" before.
   [[nodiscard]] const std::filesystem::path& file() const { return file_; }
 
  private:

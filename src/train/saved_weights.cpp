@@ -24,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Of a model with adapters, only what is trained is written.
+/// A model with adapters saves only its trained tensors.
 bool is_saved(const model::Architecture& model, const model::TensorSpec& tensor) {
   return !model.adapters || !tensor.frozen;
 }
@@ -33,7 +33,7 @@ Bytes size_of_weights(const model::Architecture& model) {
   return (model.adapters ? model.trained_parameters() : model.parameters()) * sizeof(float);
 }
 
-/// The folder of Hugging Face that `config` imports; none if there is no config.json of it.
+/// Returns the Hugging Face folder that `config` imports; empty if it has no config.json.
 std::optional<fs::path> imported_folder(const config::Config& config) {
   const fs::path& path = config.initial_weights;
   std::error_code ignored;
@@ -43,14 +43,14 @@ std::optional<fs::path> imported_folder(const config::Config& config) {
   if (path.empty() || keys.empty() || !fs::exists(file, ignored)) return std::nullopt;
   const text::Json json =
       text::parse_json(formats::read_small_file(file), file.string(), {.comments = true});
-  // It may be a config of Ballast.
+  // The file may be a config of Ballast.
   return json.find(keys.front().name) == nullptr ? std::nullopt : std::optional(folder);
 }
 
-/// One of several stacked tensors, some rows of the file's matrix at a time.
+/// Writes one of several stacked tensors, some rows of the file's matrix at a time.
 void write_slice(formats::ModelFolderWriter& writer, const std::string& name,
                  const model::TensorSpec& tensor, std::span<const float> values) {
-  constexpr Elems kAtATime = 16;  // values of a cache line
+  constexpr Elems kAtATime = 16;  // values per cache line
   const Elems rows = tensor.shape.front();
   const Elems columns = tensor.size / rows;
   std::vector<float> strip;
@@ -66,7 +66,7 @@ void write_slice(formats::ModelFolderWriter& writer, const std::string& name,
   }
 }
 
-/// In the order of files, which is fast even if memory has another one.
+/// Writes in file order, which is fast even if memory has another order.
 void write(formats::ModelFolderWriter& writer, const std::string& name,
            const model::TensorSpec& tensor, std::span<const float> values) {
   if (tensor.stored.stacked > 0) return write_slice(writer, name, tensor, values);
@@ -79,7 +79,7 @@ void write(formats::ModelFolderWriter& writer, const std::string& name,
   }
 }
 
-/// The model that adapters belong to: its folder, if it has the usual names.
+/// Returns the folder of the adapters' base model, if it has the usual names.
 fs::path base_model(const config::Config& config) {
   const fs::path& path = config.initial_weights;
   const std::string name = path.filename().string();
@@ -132,7 +132,7 @@ std::vector<formats::TensorToStore> tensors_of(const model::Architecture& model)
   std::vector<formats::TensorToStore> tensors;
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
-      if (tensor.first_element() > 0) continue;  // the rest of a tensor that is in several blocks
+      if (tensor.first_element() > 0) continue;  // another block has the beginning of this tensor
       tensors.push_back({tensor.name, DType::f32, tensor.whole_shape()});
     }
   }

@@ -11,21 +11,22 @@
 
 namespace ballast::train {
 
-/// Called with the bytes that are done and those of the whole.
+/// Called with the bytes that are done and the total.
 using Progress = std::function<void(Bytes done, Bytes total)>;
 
-/// Throws Error(io) if the disk of the run directory lacks the room for the weights of `config`.
+/// Throws Error(io) if the disk of the run directory lacks room for the weights of `config`.
 void check_room_for_weights(const config::Config& config, const model::Architecture& model);
 
-/// The tensors of a model in files, as F32; those of which blocks have parts are whole.
+/// Returns the tensors of a model in files, as F32. Tensors that are spread over several blocks are
+/// whole.
 std::vector<formats::TensorToStore> tensors_of(const model::Architecture& model);
-/// Writes the `values` of a block (flat) to their places in the tensors of its model.
+/// Writes the `values` of a block (flat) to their places in the model's tensors.
 void write_block(formats::ModelFolderWriter& writer, const model::BlockSpec& block,
                  std::span<const float> values);
 
-/// Writes the master weights of `engine` as F32 to the run directory: a folder of Hugging Face,
-/// with the config.json, generation_config.json and tokenizer of the imported model, or a
-/// config.json made from `config`; of a model with adapters, a folder of PEFT. Holds one block at a
+/// Writes the master weights of `engine` as F32 to the run directory: a Hugging Face folder with
+/// the config.json, generation_config.json and tokenizer of the imported model, or a config.json
+/// made from `config`; for a model with adapters, a PEFT folder. Keeps one block in memory at a
 /// time. Collective over the ranks; the `first` one writes. Throws Error(io).
 void save_weights(engine::Engine& engine, const config::Config& config, bool first,
                   const Progress& progress);

@@ -23,8 +23,8 @@ using plan::Plan;
 using plan::Span;
 using text::Json;
 
-// Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, of which
-// Perfetto reads https://perfetto.dev/docs/getting-started/other-formats. Times are in
+// Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU; Perfetto
+// reads the part in https://perfetto.dev/docs/getting-started/other-formats. Times are in
 // microseconds.
 
 constexpr std::size_t kFlushBytes = std::size_t{1} << 20;
@@ -50,7 +50,7 @@ struct TracedPlan {
   static constexpr std::size_t kMissing = ~std::size_t{0};
 
   const Plan* plan = nullptr;
-  std::vector<std::size_t> span_of;  ///< by operation: index into the spans, or kMissing
+  std::vector<std::size_t> span_of;  ///< index into the spans, or kMissing, by operation
   bool trains = false;
   std::uint64_t step = 0;  ///< training steps up to this run; 0: none yet
 };
@@ -86,13 +86,13 @@ void add_edge(std::vector<TracedOperation>& traced, const TracedPlan& from_run, 
   }
 }
 
-/// Adds the edges with spans at both ends.
+/// Adds the edges that have spans at both ends.
 void collect_edges(std::vector<TracedOperation>& traced, const Submissions& runs) {
   for (const auto& [number, run] : runs) {
     for (OpId id = 0; id < run.plan->operations.size(); ++id) {
       for (const OpId from : run.plan->operations[id].after) add_edge(traced, run, from, run, id);
     }
-    // A seam joins only consecutive runs.
+    // Seams exist only between consecutive runs.
     const auto before = runs.find(number - 1);
     if (before == runs.end()) continue;
     const auto seam = plan::seam(*before->second.plan, *run.plan);
@@ -102,7 +102,7 @@ void collect_edges(std::vector<TracedOperation>& traced, const Submissions& runs
   }
 }
 
-/// How a trace of `process` begins, up to the first event.
+/// Returns the beginning of a trace of `process`, up to the first event.
 std::string head_of(std::string_view process) {
   const Json name = Json::object({{"ph", "M"},
                                   {"pid", 1},
@@ -144,7 +144,7 @@ class TraceWriter {
   }
 
  private:
-  /// Arrows are numbered by where they end.
+  /// Numbers arrows by their end.
   void number_arrows() {
     std::uint64_t arrow = 0;
     for (const TracedOperation& traced : traced_) {
@@ -210,7 +210,7 @@ class TraceWriter {
   }
 
   /// An arrow starts in the last nanosecond of its slice and ends at the start of the other one,
-  /// since a viewer binds it to the slice that is open at that time.
+  /// because viewers bind it to the slice that is open at that time.
   void arrow(std::uint64_t id, const Span& span, char phase) {
     const std::int64_t start = nanoseconds(span.start);
     const bool leaves = phase == 's';
@@ -246,7 +246,7 @@ std::vector<TracedOperation> trace_operations(const plan::Timeline& timeline) {
   const Submissions runs = collect_submissions(traced);
   for (TracedOperation& one : traced) {
     const TracedPlan& run = runs.at(one.span.run);
-    // Updates during a step's forward pass belong to the step before; flushed ones to the last.
+    // Updates during a step's forward pass belong to the preceding step; flushed ones to the last.
     const std::uint64_t lag = run.trains ? one.span.operation().lag : 0;
     if (run.step > lag) one.step = run.step - lag;
   }

@@ -48,7 +48,7 @@ using Clock = std::chrono::steady_clock;
 /// One rank's part of a run, from data to summary.
 class Trainer {
  public:
-  /// `asked`: the config before planning, which keys the cached rates.
+  /// `asked`: the config before planning, which is the key of the cached rates.
   Trainer(planner::RunPlan plan, const config::Config& asked, RunInputs& inputs, Observer& observer,
           const std::atomic<bool>* interrupted, const RunOptions& options, comm::Ranks* ranks)
       : plan_(std::move(plan)),
@@ -74,13 +74,13 @@ class Trainer {
     settings_ = data::settings_of_run(config_, inputs_.data.files, inputs_.data.tokens);
   }
 
-  /// Allocates everything for the first step.
+  /// Allocates everything before the first step.
   void prepare() {
-    if (!first()) run_directory_.emplace(config_.ballast.out);  // its machine may be another one
+    if (!first()) run_directory_.emplace(config_.ballast.out);  // perhaps on another machine
     if (first()) observer_.planned(engine_.blueprint(), engine_->device().description());
     prediction_ = calibrate::RunPrediction::find(asked_, engine_.blueprint(),
                                                  plan_.given_rates ? &*plan_.given_rates : nullptr);
-    // The other ranks measure at the same time. The matrices are freed before the engine allocates.
+    // All ranks measure at the same time. The matrices are freed before the engine allocates.
     gemm_peak_ =
         model::measure_gemm_peak(engine_->device(), engine_.blueprint().type,
                                  seconds_to_measure(engine_.blueprint(), config_.ballast.steps));
@@ -88,7 +88,7 @@ class Trainer {
     if (first() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
     }
-    // A resume may use its swap files again.
+    // A resumed run may reuse its swap files.
     check_room_for_checkpoints(*engine_, config_, ranks_, !resumes());
     start_engine();
     check_room_for_checkpoints(*engine_, config_, ranks_, false);
@@ -125,14 +125,14 @@ class Trainer {
       save_what_was_traced();
       throw;
     }
-    save_what_was_traced();  // of a run that was stopped before
+    save_what_was_traced();  // of a run that was stopped early
     if (first()) summarize(stopped_);
   }
 
  private:
   [[nodiscard]] bool first() const { return rank_ == 0; }
 
-  /// Ends the trace after its last step, when that step's updates are done.
+  /// Ends the trace after its last step, when the updates of that step are done.
   void end_trace() {
     if (!trace_.ends_after(step_, config_.ballast.steps)) return;
     as_step_failure([&] { engine_->finish(); });
@@ -140,7 +140,7 @@ class Trainer {
     if (first()) trace_.save(*engine_);
   }
 
-  /// Writes the trace of an engine that has failed or goes.
+  /// Writes the trace of an engine that has failed or is being replaced.
   void save_what_was_traced() {
     if (first() && engine_.exists()) trace_.save(*engine_);
   }
@@ -157,9 +157,9 @@ class Trainer {
         std::make_unique<data::Loader>(inputs_.data.training, inputs_.data.evaluation, options);
   }
 
-  /// False if a signal has ended the run after a checkpoint.
+  /// Returns false if a signal has ended the run after a checkpoint.
   bool run_steps() {
-    std::string reason;  // to go back
+    std::string reason;  // reason to go back
     while (true) {
       try {
         if (!reason.empty()) go_back(reason, step_, false);
@@ -195,15 +195,15 @@ class Trainer {
     recovery_.made_progress();
   }
 
-  /// Ends the checkpoint that is being written. After an error of one rank the others may be
-  /// elsewhere: then it is lost.
+  /// Completes the checkpoint in the background. If one rank has failed, the others may be
+  /// elsewhere, and the checkpoint is lost.
   void settle_checkpoint(bool failed) {
     if (failed && ranks_ != nullptr) return;
     if (checkpoints_.settle()) note_checkpoint();
   }
 
-  /// Goes on from the newest checkpoint before step `before`, with a new engine. `skip`: the data
-  /// of all steps since then are left out.
+  /// Continues from the latest checkpoint before step `before`, with a new engine. `skip`: skip the
+  /// data of all steps since then.
   void go_back(const std::string& reason, std::uint64_t before, bool skip) {
     save_what_was_traced();
     loader_.reset();
@@ -217,7 +217,7 @@ class Trainer {
     measures_->go_on();
   }
 
-  /// The run goes on after a checkpoint, whose states the engine has; `own`: of this run.
+  /// Continues after a checkpoint whose states the engine has. `own`: it is this run's.
   void take(const Resumed& from, bool own) {
     done_ = from.facts.step;
     skipped_in_a_row_ = from.facts.skipped_in_a_row;
@@ -299,7 +299,7 @@ class Trainer {
     observer_.started(start);
   }
 
-  /// Runs step `step_`. Returns what is wrong with its loss if the run is to stop or go back for
+  /// Runs step `step_`. Returns the problem of its loss if the run must stop or go back because of
   /// it.
   std::string run_step() {
     const data::Batch batch = loader_->next();
@@ -318,7 +318,7 @@ class Trainer {
       if (first()) log(LogLevel::warning, fmt::format("step {}: {}", step_, spike));
       spike.clear();
     }
-    // A dynamic loss scale has a limit of its own.
+    // A dynamic loss scale has its own limit.
     const bool stuck =
         !loss_scaler_.is_dynamic() && skipped_in_a_row_ >= config_.ballast.max_skipped_steps;
     const std::uint64_t every = config_.ballast.eval_every;
@@ -331,7 +331,7 @@ class Trainer {
     return spike;
   }
 
-  /// An interrupted evaluation does not lose the step.
+  /// If an evaluation is interrupted, the step still counts.
   void evaluate_after(StepMetrics& metrics) {
     const auto start = Clock::now();
     try {
@@ -358,7 +358,7 @@ class Trainer {
                        .eta_seconds = measures_->pace() * left});
   }
 
-  /// Rank 0 has found its run directory under another name, or deleted.
+  /// Handles a run directory that rank 0 has found renamed or deleted.
   void notice(RunPlace::Fate fate) {
     if (fate == RunPlace::Fate::there) return;
     const std::filesystem::path& run = inputs_.files->directory();
@@ -369,7 +369,7 @@ class Trainer {
       moved_to_ = run;
       recovery_.forget_command();
     } else {
-      // One that is whole comes as soon as possible.
+      // A complete checkpoint is written as soon as possible.
       if (RunCheckpoints::wanted(config_) && options_.checkpoint_now != nullptr) {
         options_.checkpoint_now->store(true);
       }
@@ -379,7 +379,7 @@ class Trainer {
     recovery_.checkpoint_is(newest, newest.empty() ? 0 : checkpoints_.newest_step());
   }
 
-  /// The other ranks write where rank 0 does.
+  /// Tells the other ranks where rank 0 writes.
   void agree_on_directory() {
     if (ranks_ == nullptr) return;
     auto& out = plan_.decision.config.ballast.out;
@@ -394,7 +394,7 @@ class Trainer {
                     step_, skipped_in_a_row_, skipped_in_a_row_ == 1 ? "" : "s"));
   }
 
-  /// Who interrupts a run does not want to wait for simulations.
+  /// After an interrupt, nobody wants to wait for simulations.
   [[nodiscard]] std::string advice(const plan::LaneTotals& lanes, bool interrupted) const {
     std::function<std::vector<planner::Improvement>()> improvements;
     if (plan_.request && !interrupted) {
@@ -416,7 +416,7 @@ class Trainer {
                           .trace = trace_.file(),
                           .moved_to = moved_to_};
     measures_->summarize(summary, prediction_ ? &*prediction_ : nullptr);
-    // Of all ranks of this machine.
+    // Sum over all ranks of this machine.
     summary.wear = planner::estimate_wear(
         inputs::written_by_machine(config_, local_world_, measures_->written()), summary.seconds);
     summary.advice = advice(summary.totals.lanes, interrupted);
@@ -440,18 +440,18 @@ class Trainer {
   RunCheckpoints checkpoints_;
   Spikes spikes_;
   Recovery recovery_;
-  config::Settings settings_;  ///< what determines results, for checkpoints
-  Resumed resumed_;            ///< the part of the run that was before
-  bool stopped_ = false;       ///< by a signal, after a checkpoint
+  config::Settings settings_;  ///< settings that determine results, for checkpoints
+  Resumed resumed_;            ///< the earlier part of the run
+  bool stopped_ = false;       ///< whether a signal stopped the run after a checkpoint
   std::unique_ptr<data::Loader> loader_;
   std::optional<data::IdCheck> id_check_;
-  std::optional<formats::MadeDirectory> run_directory_;  ///< on other ranks than 0
+  std::optional<formats::MadeDirectory> run_directory_;  ///< on ranks other than 0
   double gemm_peak_ = 0.0;
   std::optional<RunMeasures> measures_;
   std::filesystem::path saved_;     ///< folder of the saved weights
   std::filesystem::path moved_to_;  ///< the run directory, if it was renamed
   std::optional<calibrate::RunPrediction> prediction_;
-  std::uint64_t step_ = 0;  ///< that runs or has just run
+  std::uint64_t step_ = 0;  ///< current or last step
   std::uint64_t done_ = 0;  ///< finished steps
   std::uint64_t skipped_in_a_row_ = 0;
   std::uint64_t skipped_batches_ = 0;
@@ -472,7 +472,7 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
   RunInputs inputs;
   RunOptions chosen = options;
   std::optional<FinishedRun> finished;  // on rank 0
-  // Before planning, which may measure the machine for a minute.
+  // Checked before planning, which may measure the machine for a minute.
   comm::collective_try(ranks, [&] {
     if (!options.resume.empty()) checkpoint::check_names_states(options.resume);
     inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());

@@ -32,7 +32,7 @@ constexpr std::array kOwn = {kMetrics, kConfig, kRun, formats::kRunWeights,
                           path.string(), why));
 }
 
-/// Also a symbolic link without a target.
+/// Also true for a symbolic link without a target.
 bool is_there(const fs::path& path) {
   std::error_code ignored;
   return fs::exists(fs::symlink_status(path, ignored));
@@ -43,7 +43,7 @@ bool is_link(const fs::path& path) {
   return fs::is_symlink(fs::symlink_status(path, ignored));
 }
 
-/// Whether `file` is the metrics.jsonl of a run. That of a run without steps is empty.
+/// Returns whether `file` is the metrics.jsonl of a run, which is empty for a run without steps.
 bool has_rows(const fs::path& file) {
   constexpr std::string_view kBegin = "{\"step\"";
   std::error_code error;
@@ -55,7 +55,7 @@ bool has_rows(const fs::path& file) {
   return head == kBegin;
 }
 
-/// Whether `file` is a JSON object with these members, which are objects or texts.
+/// Returns whether `file` is a JSON object with these members, which must be objects or strings.
 bool has_members(const fs::path& file, std::string_view first, std::string_view second) {
   try {
     const Json json = text::parse_json(formats::read_small_file(file), file.string());
@@ -100,7 +100,7 @@ void refuse_foreign_files(const fs::path& directory) {
   if (std::none_of(kOwn.begin(), kOwn.end(), [&](auto name) { return is_there(name_of(name)); })) {
     return;
   }
-  // A path that ends with a slash would be looked up behind the link.
+  // A path with a trailing slash would be resolved through the link.
   const fs::path place = directory.has_filename() ? directory : directory.parent_path();
   if (is_link(place)) {
     refuse_foreign(place, fmt::format("is a symbolic link to {}, which has files of a run",
@@ -112,14 +112,14 @@ void refuse_foreign_files(const fs::path& directory) {
   for (const char* name : kOwn) {
     if (!is_there(name_of(name))) continue;
     if (!has_rows(name_of(kMetrics))) {
-      refuse_foreign(name_of(name), "is not of a run, which would have metrics.jsonl beside it");
+      refuse_foreign(name_of(name), "is not from a run, which would have metrics.jsonl next to it");
     }
   }
   if (is_there(name_of(kConfig)) && !has_members(name_of(kConfig), "ballast", "data")) {
     refuse_foreign(name_of(kConfig), "is not the config of a run");
   }
   if (is_there(name_of(kRun)) && !has_members(name_of(kRun), "version", "started")) {
-    refuse_foreign(name_of(kRun), "is not of a run");
+    refuse_foreign(name_of(kRun), "is not from a run");
   }
   formats::check_removable(name_of(formats::kRunWeights));
   check_checkpoints(name_of(checkpoint::kCheckpoints));

@@ -54,14 +54,14 @@ void WaitingFile::write_rows() {
   }
 }
 
-/// An editor may have put another file in the place of a deleted one.
+/// An editor may have replaced a deleted file by another one.
 void WaitingFile::open() {
   std::error_code ignored;
   std::filesystem::create_directories(path_.parent_path(), ignored);
   const bool again = file_.descriptor().is_open();
   text::AppendedFile file(path_, again ? O_NOFOLLOW : O_EXCL);
   if (claim_) claim_(file);
-  file.cut(std::numeric_limits<Bytes>::max());  // finds out how long it is
+  file.cut(std::numeric_limits<Bytes>::max());  // finds its length
   file_ = std::move(file);
 }
 

@@ -6,7 +6,7 @@
 
 namespace ballast::update {
 
-/// Updates by kernels on a CUDA device. Throws Error(device).
+/// Makes updates by kernels on a CUDA device. Throws Error(device).
 std::unique_ptr<DeviceUpdate> make_cuda_update(device::Device& device);
 
 }  // namespace ballast::update

@@ -7,7 +7,7 @@
 namespace ballast::update {
 namespace {
 
-/// Uses the threads of the updater, not those of the stream: host and device updates share them.
+/// Uses the threads of the updater, not the stream's, so that host and device updates share them.
 class HostUpdate final : public DeviceUpdate {
  public:
   explicit HostUpdate(const cpu_adam::Updater& updater) : updater_(updater) {}

@@ -4,7 +4,7 @@
     house_rules.py SOURCE_ROOT
 
 - libraries never print and never exit: only tools/ and tests/ may;
-- files stay under 500 lines;
+- files stay under 500 lines, or under 800 where one class is one idea;
 - conditional compilation stays rare: an agreed number of #if lines outside tests;
 - no absolute paths of a developer's machine;
 - the table of DeepSpeed's keys in configs/README.md has every key that is treated.
@@ -15,6 +15,9 @@ import re
 import sys
 
 MAX_LINES = 500
+# Files whose one class is one idea.
+MAX_LINES_OF_CLASS = 800
+ONE_CLASS = {"src/model/host/ops.cpp"}
 MAX_CONDITIONALS = 6
 LIBRARIES = ("include", "src", "aio", "cpu_adam")
 SOURCES = {".h", ".cpp", ".cu", ".cuh"}
@@ -61,8 +64,10 @@ def main() -> int:
     for path in everything:
         text = path.read_text()
         lines = text.count("\n")
-        if lines > MAX_LINES:
-            breaches.append(f"{path.relative_to(root)}: {lines} lines, {MAX_LINES} agreed")
+        name = str(path.relative_to(root))
+        agreed = MAX_LINES_OF_CLASS if name in ONE_CLASS else MAX_LINES
+        if lines > agreed:
+            breaches.append(f"{name}: {lines} lines, {agreed} agreed")
         if HOME.search(text):
             breaches.append(f"{path.relative_to(root)}: an absolute path of some machine")
     for breach in breaches:

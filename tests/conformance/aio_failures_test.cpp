@@ -114,7 +114,7 @@ TEST_P(AioFaults, AFailedBlockFailsItsRequestOnceAndNoOther) {
   }
 }
 
-TEST_P(AioFaults, WhatNoQueueCanSeeIsReportedAsSuccess) {
+TEST_P(AioFaults, SilentCorruptionIsReportedAsSuccess) {
   const File& file = this->file(16 * kPage);
   const HostBytes out = memory(file.size(), 7);
   const HostBytes in = memory(file.size());
@@ -131,7 +131,7 @@ TEST_P(AioFaults, WhatNoQueueCanSeeIsReportedAsSuccess) {
   }
 }
 
-TEST_P(AioFaults, ADeviceThatHangsIsGivenUpAndTheQueueDestroyed) {
+TEST_P(AioFaults, AHungDeviceIsAbandonedAndTheQueueDestroyed) {
   const File& file = this->file(16 * kPage);
   const HostBytes bytes = memory(2 * kPage);
   const HostBytes other = memory(2 * kPage);
@@ -139,7 +139,7 @@ TEST_P(AioFaults, ADeviceThatHangsIsGivenUpAndTheQueueDestroyed) {
   {
     QueueOptions options = this->options(kPage, 4);
     options.stall_seconds = 0.05;
-    options.abandon_seconds = 3;  // a busy disk may take a second for what must succeed here
+    options.abandon_seconds = 3;  // on a busy disk, what must succeed here may take a second
     const auto queue = spoiled_queue(options, FaultPlan("hang:on=write:times=1"));
     const Ticket hung =
         queue->submit({Direction::write, &file, 0, bytes, false, [&] { ++returned; }});

@@ -25,7 +25,7 @@ TEST_P(AioMemory, IsReturnedOnceAndBeforeWaitReturns) {
   }
 }
 
-TEST_P(AioMemory, TheDestructorFinishesWhatWasSubmitted) {
+TEST_P(AioMemory, TheDestructorFinishesSubmittedRequests) {
   const File& file = this->file(4 * kMiB);
   const HostBytes out = memory(4 * kMiB, 8);
   std::atomic<int> returned = 0;
@@ -43,7 +43,7 @@ TEST_P(AioMemory, TheDestructorFinishesWhatWasSubmitted) {
   EXPECT_TRUE(equal(in.view(), out));
 }
 
-TEST_P(AioMemory, ItsReturnMaySubmitTheNextRequest) {
+TEST_P(AioMemory, ReturnedMaySubmitTheNextRequest) {
   const File& file = this->file(64 * kKiB);
   const HostBytes bytes = memory(64 * kKiB, 9);
   const auto queue = this->queue(kMiB, 1);

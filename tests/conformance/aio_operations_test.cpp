@@ -1,5 +1,5 @@
-// Random operations against a model of the file in memory: 40,000 for each variant,
-// or BALLAST_TEST_OPERATIONS for each (a million in the benchmark of the same name).
+// Random operations on a queue, compared with a model of the file in memory: 40,000 for each
+// variant, or BALLAST_TEST_OPERATIONS (a million in the benchmark of the same name).
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -38,7 +38,7 @@ class Operations {
   }
 
   /// Adds one random operation, which is submitted with its batch. First finishes operations that
-  /// overlap with it.
+  /// overlap it.
   void add() {
     if (free_.empty()) finish(some_in_flight());
     const std::size_t first = random_() % kGranules;

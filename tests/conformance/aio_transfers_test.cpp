@@ -86,7 +86,7 @@ TEST_P(AioTransfers, ASpanOfRequestsIsSubmittedInOrder) {
   EXPECT_TRUE(queue->submit(std::span<Request>()).empty());
 }
 
-TEST_P(AioTransfers, OfASpanWithOneWrongRequestNoneIsTaken) {
+TEST_P(AioTransfers, ASpanWithOneWrongRequestIsRefusedAsAWhole) {
   const File& file = this->file(4 * kPage);
   const HostBytes out = memory(2 * kPage, 8);
   const auto queue = this->queue(kMiB, 4);
@@ -172,7 +172,7 @@ TEST_P(AioTransfers, RequestsOutsideTheFileAreRefused) {
   EXPECT_THROW((void)queue->submit({Direction::read, nullptr, 0, memory}), Error);
 }
 
-TEST_P(AioTransfers, ACompletionTellsHowLongItTook) {
+TEST_P(AioTransfers, ACompletionHasItsDuration) {
   const File& file = this->file(kMiB);
   const HostBytes bytes = memory(kMiB);
   const auto queue = this->queue(64 * kKiB, 4);

@@ -65,8 +65,8 @@ inline std::string name_of(const testing::TestParamInfo<Variant>& info) {
   return info.param.name;
 }
 
-/// Files and memory, which the variant may register, and queues over them. Make files and memory
-/// first, then queues.
+/// Makes files and memory, which the variant may register, and queues over them. Make files and
+/// memory first, then queues.
 class AioQueue : public testing::TestWithParam<Variant> {
  protected:
   using Registered = Variant::Registered;

@@ -47,7 +47,7 @@ void timeout() {
   all_reduce(*ranks);
 }
 
-/// The program survives the failure and makes further calls.
+/// Checks that the program survives the failure and can make further calls.
 void after_timeout() {
   const auto ranks = join(0.5);
   try {
@@ -75,7 +75,7 @@ void interrupt() {
 void abort_one() {
   const auto ranks = join(600.0);
   if (ranks->rank() == 1) {
-    std::printf("rank 1 said why");  // no end of line: still in the buffer
+    std::printf("rank 1 said why");  // no end of line, so it is still in the buffer
     ranks->abort(3);
   }
   ranks->barrier();
@@ -104,7 +104,7 @@ void twice() {
   join(60.0);
 }
 
-/// One rank: all calls are made, and MPI does not detect anything.
+/// Runs one rank alone: all calls are made, and MPI does not detect anything.
 void alone() {
   {
     const auto ranks = join(60.0);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ranks that fail: every process of the run must end, soon and with one clear line.
+"""Checks ranks that fail: every process of the run must end, soon and with one clear line.
 
     comm_faults_test.py MPIRUN PROGRAM
 
@@ -16,7 +16,7 @@ import unittest
 
 MPIRUN = sys.argv[1]
 PROGRAM = sys.argv[2]
-LIMIT_SECONDS = 120  # ten minutes are out of reach, slow machines are not
+LIMIT_SECONDS = 120  # far below ten minutes, but enough for slow machines
 
 
 def left_over(token: str) -> list[str]:
@@ -26,19 +26,19 @@ def left_over(token: str) -> list[str]:
         try:
             line = path.read_bytes()
         except OSError:
-            continue  # gone by now
+            continue  # the process has ended
         if token.encode() in line.split(b"\0"):
             found.append(line.replace(b"\0", b" ").decode())
     return found
 
 
 def run(way: str, ranks: int) -> tuple[int, str, str]:
-    """Exit status, output and errors. ranks 0: without mpirun."""
+    """Returns exit status, output and errors. ranks 0: without mpirun."""
     token = f"comm-faults-{os.getpid()}-{way}"
     command = [PROGRAM, way, token]
     if ranks:
         command = [MPIRUN, "-n", str(ranks), *command]
-    # Where Open MPI puts the memory that ranks share.
+    # Open MPI puts the memory that ranks share here.
     with (tempfile.TemporaryDirectory() as shared,
           subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                            start_new_session=True,
@@ -79,7 +79,7 @@ class Faults(unittest.TestCase):
     def test_an_interrupt_ends_a_wait(self) -> None:
         self.expect_failure("interrupt", "interrupted error: interrupted in all_reduce of 32.0 KiB")
 
-    def test_abort_ends_all_with_its_status_and_what_was_said(self) -> None:
+    def test_abort_ends_all_with_its_status_and_message(self) -> None:
         status, out, _ = run("abort", 3)
         self.assertEqual(status, 3)
         self.assertIn("rank 1 said why", out)

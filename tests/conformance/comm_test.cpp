@@ -148,7 +148,7 @@ std::uint32_t rank() {
 
 constexpr Bytes kPartPages[] = {1, 5, 300};
 
-TEST_F(Comm, IsWhatTheLauncherSaid) {
+TEST_F(Comm, RankAndWorldAreThoseOfTheLauncher) {
   EXPECT_EQ(World::ranks().kind(), world() == 1 ? "self" : "mpi");
   EXPECT_GT(world(), device_kind() == "host" ? 1U : 0U);
   EXPECT_EQ(World::ranks().launch().local_world, world());
@@ -176,7 +176,8 @@ TEST_F(Comm, AllGather) {
   }
 }
 
-/// What `from` sends to `to`: unequal parts, also none, of no whole pages.
+/// The part that `from` sends to `to`. The parts have different sizes, also zero, and are no whole
+/// pages.
 Content part_between(std::uint32_t from, std::uint32_t to, Bytes step) {
   const Bytes bytes = (from + 2 * to) % 3 * step;
   return slice(content_of(from, 2 * step, DType::f32, to + 1), 0, bytes);
@@ -197,7 +198,7 @@ TEST_F(Comm, AllToAll) {
       leaving_parts.push_back(to.size());
       arriving_parts.push_back(from.size());
     }
-    // What is behind the parts stays.
+    // The bytes after the parts must not change.
     expected.resize(expected.size() + kPage, std::byte{0x5a});
     leaving.resize(leaving.size() + kPage);
     const DeviceBytes sent = lane.filled(leaving);
@@ -284,7 +285,7 @@ TEST_F(Comm, AllReduceHasTheBitsOfReduceScatterAndAllGather) {
 }
 
 TEST_F(Comm, MembersInAnotherOrderHaveOtherPartsOfTheSameSums) {
-  std::vector<std::uint32_t> members;  // the last rank first
+  std::vector<std::uint32_t> members;  // members with the last rank first
   for (std::uint32_t r = world(); r-- > 0;) members.push_back(r);
   const std::uint32_t place = world() - 1 - rank();
   const Lane lane("reduce", members);
@@ -350,8 +351,8 @@ TEST_F(Comm, BroadcastFromEveryRank) {
   }
 }
 
-/// Many collectives of different sizes, one after the other, checked at the end. `order` shifts the
-/// sizes, so that two channels are never at the same point.
+/// Runs many collectives of different sizes, one after the other, checked at the end. `order`
+/// shifts the sizes, so that two channels are never at the same point.
 void keep_busy(const Lane& lane, std::uint32_t order) {
   constexpr std::uint32_t kRounds = 30;
   std::vector<DeviceBytes> reduced;
@@ -408,7 +409,7 @@ TEST_F(Comm, HostBroadcastOfText) {
   }
 }
 
-TEST_F(Comm, NobodyLeavesABarrierBeforeAllHaveComeToIt) {
+TEST_F(Comm, NoRankLeavesABarrierBeforeAllHaveArrived) {
   const auto now = [] {
     timespec time = {};
     clock_gettime(CLOCK_MONOTONIC, &time);  // one clock for all processes

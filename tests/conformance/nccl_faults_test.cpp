@@ -103,7 +103,7 @@ TEST_F(NcclFaults, AnInterruptEndsAWait) {
   FakeCuda::busy_queries = 0;
 }
 
-TEST_F(NcclFaults, AnAsynchronousErrorEndsAWaitAndIsToldInOneLine) {
+TEST_F(NcclFaults, AnAsynchronousErrorEndsAWaitAndIsReportedInOneLine) {
   const Rank rank;
   rank.gather(*rank.first);
   FakeCuda::busy_queries = kForever;

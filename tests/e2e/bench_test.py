@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Every `ballast bench` subcommand runs with tiny sizes and prints valid --json. Asserts no time.
+"""Runs every `ballast bench` subcommand with tiny sizes and checks that it prints valid --json.
+Checks no times.
 
     bench_test.py PATH_OF_BALLAST
 """
@@ -98,7 +99,7 @@ class Bench(unittest.TestCase):
     IO = ("io", "--size", "1MiB", "--pattern", "read", "--backend", "threads")
 
     def page(self, *arguments):
-        """The data of the page of a benchmark, and what was printed."""
+        """The data of a benchmark's page, and the printed output."""
         file = pathlib.Path(self.path, "page.html")
         done = self.bench(*arguments, "--html", str(file))
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -1,4 +1,4 @@
-"""A tokenizer that stands for those of transformers, with the habits of many chat templates."""
+"""A tokenizer that replaces those of transformers, with the habits of many chat templates."""
 
 import json
 import re
@@ -72,7 +72,7 @@ class Tokenizer:
         if "loud" in self.chat_template and content.endswith("!"):
             content = "(loud)" + content
         if "thoughts" in self.chat_template and message["role"] == "assistant":
-            # Earlier replies, or with "no thoughts" all, lose their thoughts.
+            # Earlier replies lose their thoughts; with "no thoughts" all replies do.
             if not last or "no thoughts" in self.chat_template:
                 content = content.split("</think>")[-1].strip()
             elif "</think>" not in content:

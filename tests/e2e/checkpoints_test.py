@@ -28,7 +28,7 @@ SAME = ("step", "loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss")
 
 
 class CheckpointsTest(runs.RunTest):
-    kept = None  # made by the first test: a finished run and the first 4 steps of one
+    kept = None  # made by the first test: a finished run, and the first 4 steps of one
 
     def setUp(self):
         super().setUp()
@@ -41,7 +41,7 @@ class CheckpointsTest(runs.RunTest):
         self.copy("reference")
 
     def copy(self, name):
-        """Puts a copy of one of these runs into the directory of the test."""
+        """Copies one of these runs to the directory of the test."""
         shutil.copytree(pathlib.Path(CheckpointsTest.kept.name) / name, self.path / name)
 
     def well(self, *arguments):
@@ -50,7 +50,7 @@ class CheckpointsTest(runs.RunTest):
         return done.stdout
 
     def fails(self, status, words, *arguments):
-        """Returns what it has printed before."""
+        """Returns the output of an earlier call."""
         done = self.run_ballast(*arguments)
         assert_one_line(self, done, status, words)
         return done.stdout
@@ -59,7 +59,7 @@ class CheckpointsTest(runs.RunTest):
         return json.loads(self.well("inspect", path, "--json", *arguments))
 
     def results(self, out):
-        """What the steps after the fourth have computed."""
+        """Results of the steps after the fourth."""
         rows = [{key: row.get(key) for key in SAME} for row in self.rows(out) if row["step"] > 4]
         weights = (self.path / out / "weights/model.safetensors").read_bytes()
         return rows, hashlib.sha256(weights).hexdigest()
@@ -73,7 +73,7 @@ class CheckpointsTest(runs.RunTest):
         content[at] ^= 1
         file.write_bytes(content)
 
-    def test_inspect_says_what_a_checkpoint_holds(self):
+    def test_inspect_describes_a_checkpoint(self):
         folder = self.path / "reference/checkpoints/step-8"
         out = self.well("inspect", "reference/checkpoints/step-8").splitlines()
         self.assertEqual(out[0], "reference/checkpoints/step-8")
@@ -108,7 +108,7 @@ class CheckpointsTest(runs.RunTest):
         self.assertGreater(len(listed["tensors"]), 3)
         shutil.rmtree(self.path / "reference/weights")
         self.assertNotIn("tensors", self.listed("reference"))
-        self.assertIn("if it is whole", self.well("inspect", "reference"))
+        self.assertIn("if it is intact", self.well("inspect", "reference"))
 
     def test_inspect_finds_damage(self):
         newest = "reference/checkpoints/step-8"
@@ -220,7 +220,7 @@ class CheckpointsTest(runs.RunTest):
                    "--out", "next", "--set", "model.num_layers=3")
         self.assertEqual(sorted(self.path.rglob("*")), before)
 
-    def test_what_the_system_does_not_let_it_read_is_not_damage(self):
+    def test_an_error_of_the_system_is_not_damage(self):
         self.copy("run")
         states = self.path / "run/checkpoints/step-4/rank-0.states"
         states.rename(self.path / "away")
@@ -242,7 +242,7 @@ class CheckpointsTest(runs.RunTest):
         (self.path / "away").rename(states)
         self.well("train", "config.json", "--resume", "--out", "run")
 
-    def test_the_command_that_goes_on_names_the_own_run(self):
+    def test_the_resume_command_names_the_own_run(self):
         self.copy("run")
         process = subprocess.Popen(
             [self.ballast, "train", "config.json", "--resume=run", "--out", "next", "--steps",
@@ -291,7 +291,7 @@ class CheckpointsTest(runs.RunTest):
 
     @unittest.skipUnless(MPIRUN, "without mpirun")
     def test_the_hash_does_not_depend_on_the_number_of_ranks(self):
-        # Of infinite gradients nothing is updated, so all runs have the same states.
+        # Infinite gradients update nothing, so all runs have the same states.
         weights = bytearray((self.path / "reference/weights/model.safetensors").read_bytes())
         weights[-4:] = struct.pack("<f", 3e38)
         (self.path / "weights.safetensors").write_bytes(weights)
@@ -311,8 +311,8 @@ class CheckpointsTest(runs.RunTest):
 
 class VersionTest(runs.RunTest):
     def test_version_1_is_read(self):
-        """checkpoint_version_1.tar.gz: 4 steps of its config.json, states in memory and on NVMe, by
-        the first program that wrote this version. Every later one reads it."""
+        """Reads checkpoint_version_1.tar.gz: 4 steps of its config.json, states in memory and on
+        NVMe, written by the first program with this format. Every later program must read it."""
         data = pathlib.Path(__file__).resolve().parents[1] / "data"
         with tarfile.open(data / "checkpoint_version_1.tar.gz") as archive:
             archive.extractall(self.path)

@@ -44,7 +44,7 @@ class CommandLine(RunTest):
         self.assertRegex(done.stdout, r"(?m)^last loss \d+\.\d{4}$")
         self.assert_nothing_left()
 
-    def test_the_printed_config_is_itself_a_config_and_a_fixed_point(self):
+    def test_the_printed_config_is_a_config_that_prints_itself(self):
         first = self.train("--print-config", "--set", "gradient_clipping=0.5")
         self.assertEqual(first.returncode, 0, first.stderr)
         self.assertEqual(json.loads(first.stdout)["gradient_clipping"], 0.5)
@@ -61,7 +61,7 @@ class CommandLine(RunTest):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertNotIn("results differ", done.stdout)
 
-    def test_other_arithmetic_of_the_states_is_said_once_before_the_run(self):
+    def test_compressed_states_are_noted_once_before_the_run(self):
         for states, words in (("8bit", "in 8 bits"), ("bf16_first", "first in bf16")):
             done = self.train("--set", f"ballast.optimizer_states={states}", "--overwrite")
             self.assertEqual(done.returncode, 0, done.stderr)
@@ -170,7 +170,7 @@ class CommandLine(RunTest):
                 (train + "--lr 1", "it is a key of the config: --set optimizer.params.lr=VALUE"),
                 (train + "--batch-size 8", "--set train_batch_size=VALUE"),
                 (train + "--save FILE", "it is an option of ballast plan"),
-                (train + "--deepspeed_config x", "a config of DeepSpeed is named alone"),
+                (train + "--deepspeed_config x", "give only the DeepSpeed config"),
                 ("--nproc_per_node 4 " + train, "mpirun -n N --bind-to none ballast train CONFIG"),
                 (train + "--trace-steps 3", "--trace-steps is for --trace; give both, or neither"),
                 ("train", "CONFIG is missing: ballast train CONFIG"),
@@ -221,7 +221,7 @@ class CommandLine(RunTest):
         for name, (content, message) in files.items():
             (self.path / name).write_bytes(content)
             self.assert_fails(self.run_ballast("train", name), 2, name, message)
-        # A config in one line has the keys of a row of data, but its own error counts.
+        # A config in one line has the keys of a row of data, but its own error takes precedence.
         self.assert_fails(self.train(balast={}), 2, "balast: unknown key (did you mean 'ballast'?)")
 
     def test_resume_takes_its_directory_after_a_space_too(self):
@@ -444,7 +444,7 @@ class CommandLine(RunTest):
         self.assertEqual(self.train("--overwrite", *settings[2:], scheduler=decay).stderr, "")
 
     def test_held_out_data_too_short_for_an_evaluation(self):
-        # An evaluation needs a sequence of 32 tokens and 1; padding fills its micro-batch.
+        # An evaluation needs a sequence of 32 tokens plus 1; padding fills its micro-batch.
         for tokens, held, help in ((60, 3, "give more data or "), (100, 5, ", a larger share"),
                                    (640, 32, ", a larger share"), (660, 33, None)):
             (self.path / "text.txt").write_text(TEXT[:tokens])
@@ -467,7 +467,7 @@ class CommandLine(RunTest):
         return {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": str(path)}}
 
     def test_swap_path_missing(self):
-        """Before anything is measured, once, with its key, by train and plan."""
+        """Expects an error of train and plan before anything is measured, once, with its key."""
         missing = self.offload_to(self.path / "no/where")
         missing["offload_param"] = {"device": "auto"}
         for done in (self.train(zero_optimization=missing),

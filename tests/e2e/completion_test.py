@@ -3,8 +3,8 @@
 
     completion_test.py PATH_OF_BALLAST
 
-Each case is a line up to the cursor and words that the shell must offer for it, or must not. The tests of
-zsh and fish are skipped where these shells are not installed.
+Each case is a line up to the cursor, words that the shell must offer, and words that it must not.
+The tests of zsh and fish are skipped if these shells are not installed.
 """
 
 import os
@@ -40,7 +40,7 @@ _ballast
 printf '%s\n' "${COMPREPLY[@]}"
 """
 
-# Line: a part of what Tab makes of it.
+# Line: a part of the line after Tab.
 ZSH_CASES = {
     "ballast tr": "ballast train ",
     "ballast bench at": "ballast bench attention ",
@@ -53,7 +53,7 @@ ZSH_CASES = {
     "ballast bench io --pattern read,m": "--pattern read,mixed",
 }
 
-# A key that prints the line as it is after the completion.
+# A key prints the line after its completion.
 ZSH = r"""
 PS1=; unsetopt zle_bracketed_paste prompt_cr prompt_sp; autoload -U compinit; compinit -u -D
 source $COMPLETION
@@ -102,7 +102,7 @@ class Completion(RunTest):
             return done.stdout.splitlines()
 
         self.check_cases(complete, CASES)
-        # '=' breaks words by default; where it does not, the whole word is offered.
+        # '=' breaks words by default. Where it does not, the whole word is offered.
         for breaks, word in (("=", "run"), ("", "--out=run")):
             done = self.shell("bash", "--norc", "-c", f"COMP_WORDBREAKS='{breaks}'\n" + BASH, "bash", script,
                               "ballast train one.json --out=r")

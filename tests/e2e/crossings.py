@@ -43,7 +43,7 @@ COMPARED = ("loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss", "loss_s
 DENSE = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma3", "gpt_neox"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"]
 CAN_BE_TILED = {"llama", "mistral", "qwen2", "smollm3"}
-# Names of the tensors of a layer in Hugging Face's folders.
+# Patterns of the tensors of a layer in Hugging Face's folders.
 LAYER = {"gpt2": "*h.{}.*", "gpt_neox": "*gpt_neox.layers.{}.*"}
 
 
@@ -83,7 +83,7 @@ def draw_model(dice):
 
 
 def draw_trained(dice, model):
-    """Draws what is trained and how the rest is kept: keys of the section ballast."""
+    """Draws what is trained and how the rest is stored: keys of the section ballast."""
     layer = LAYER.get(model["family"], "model.layers.{}.*")
     last = layer.format(model["num_layers"] - 1)
     kind = dice.choice(["all", "all", "all", "patterns", "adapters", "adapters"])
@@ -103,7 +103,7 @@ def draw_trained(dice, model):
 
 
 def draw_mathematics(dice, ranks_allowed):
-    """All that may change the bits. Returns the config and the number of ranks."""
+    """Draws everything that may change the bits. Returns the config and the number of ranks."""
     model = draw_model(dice)
     ranks = dice.choice([1, 1, 2, 3]) if ranks_allowed else 1
     ballast = draw_trained(dice, model)
@@ -146,7 +146,7 @@ def draw_mathematics(dice, ranks_allowed):
 
 
 def draw_placement(dice, config, ranks, checkpoints=True):
-    """Overrides that must not change a bit: where data lie, and when they move."""
+    """Overrides that must not change a bit: where data are, and when they move."""
     tiers = ["none", "cpu", "nvme"]
     stage = dice.choice([0, 1, 2, 3]) if ranks > 1 else dice.choice([0, 1])
     made = {
@@ -190,7 +190,7 @@ def packed(dtype, form, values):
 
 
 def write_data(folder):
-    """Data of every kind, the same for all crossings. Some documents have no trained token."""
+    """Makes data of every kind, equal for all crossings. Some documents have no trained token."""
     dice = random.Random(7)
     (folder / "text.txt").write_text(" ".join(str(dice.randrange(100)) for _ in range(2000)))
     tokens = [dice.randrange(256) for _ in range(6000)]
@@ -199,7 +199,7 @@ def write_data(folder):
         ids, mask, starts = [], [], [0]
         for number in range(120):
             prompt, length = dice.randrange(1, 6), dice.randrange(8, 44)
-            if pairs and number % 2:  # chosen and rejected have one prompt
+            if pairs and number % 2:  # chosen and rejected share a prompt
                 prompt = first_prompt
                 ids += ids[starts[-2]:starts[-2] + prompt]
             else:
@@ -224,7 +224,7 @@ def refusal_of(done):
 
 
 class Crossing:
-    """The runs of one crossing, in a directory of their own."""
+    """The runs of one crossing, in a separate directory."""
 
     def __init__(self, program, mpirun, folder, index, seed):
         self._program, self._mpirun, self.folder = program, mpirun, folder

@@ -144,8 +144,8 @@ class DocumentsTest(RunTest):
         self.assertFalse((self.path / "run").exists())
 
     def test_an_id_beyond_the_vocabulary_ends_a_run_before_it_is_reached(self):
-        # Longer than what is read before the first step; the id is in none of the samples, and the
-        # run would evaluate after its last step only.
+        # Longer than what is read before the first step. The id is in none of the samples, and the
+        # run would evaluate only after its last step.
         with open(self.path / "long.bin", "wb") as file:
             file.truncate(2 * (18 << 20))
             file.seek(2 * 340000)

@@ -39,7 +39,7 @@ class EngineOnCuda : public testing::Test {
   test::TempDir directory_;
 };
 
-TEST_F(EngineOnCuda, LooksForProductsBeforeTheFirstStep) {
+TEST_F(EngineOnCuda, SearchesForProductsBeforeTheFirstStep) {
   Engine engine = make();
   const int before = FakeCublasLt::searches;
   engine.start();
@@ -77,7 +77,7 @@ TEST_F(EngineOnCuda, EveryOperationIsARangeOfTheProfilerIfAskedFor) {
   EXPECT_GT(ranges("update of layer 0"), 0);
 }
 
-TEST_F(EngineOnCuda, WhatIsMissingShowsAtTheStart) {
+TEST_F(EngineOnCuda, MissingLibrariesAreReportedAtTheStart) {
   Engine engine = make();
   FakeCublasLt::next_search = CUBLAS_STATUS_NOT_SUPPORTED;
   try {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""ballast eval: the loss of a config, a run or a folder of Hugging Face, without training.
+"""Tests ballast eval: the loss of a config, a run or a Hugging Face folder, without training.
 
     eval_test.py PATH_OF_BALLAST FOLDER_OF_FIXTURES
 """
@@ -57,7 +57,7 @@ class Eval(RunTest):
         return model
 
     def test_an_untrained_config_has_the_loss_of_a_run_that_learns_nothing(self):
-        # 16 micro-batches, of which not every accumulation has a multiple.
+        # 16 micro-batches are not a multiple of every accumulation.
         for type_of_run in (FP32, {}, {**FP32, "gradient_accumulation_steps": 3},
                             {"gradient_accumulation_steps": 5}):
             done = self.train("--overwrite", data=DATA, ballast=self.still, **type_of_run,
@@ -102,7 +102,7 @@ class Eval(RunTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         held_out = self.evaluate("run")
         self.assertEqual(held_out["loss"], self.eval_loss())
-        # All documents instead of a share of them, of which only replies count.
+        # All documents instead of a share of them. Only replies count.
         found = self.evaluate("run", "--data", DOCUMENTS)
         self.assertGreater(found["targets"], held_out["targets"])
         self.assertEqual(found["sequences"], 33)
@@ -143,12 +143,12 @@ class Eval(RunTest):
         self.assertGreater(whole["device"], 6 << 20)
         self.assertLessEqual(passing["device"], 6 << 20)
         self.assertEqual(whole["nvme"], 0)
-        # Weights in bf16 and nothing else: no remainders, no moments.
+        # Only the weights in bf16: no remainders, no moments.
         self.assertGreater(passing["nvme"], 2 * weights)
         self.assertLess(passing["nvme"], whole["device"])
         # The swap directory was made for the evaluation.
         self.assertFalse((self.path / "run").exists())
-        # What does not fit is refused.
+        # A model that does not fit is refused.
         self.refused("config.json", "--set", "ballast.device_bytes=6MiB", "--set",
                      "zero_optimization.offload_param.device=none", status=1,
                      words=["the device budget of 6.00 MiB is", "too small", "weights"])
@@ -164,7 +164,7 @@ class Eval(RunTest):
         with_config.write_text(json.dumps(config))
         wanted = self.evaluate(with_config)
         found = self.evaluate("model", "--data", tokens)
-        self.assertEqual(found["sequence_length"], 48)  # the model's longest
+        self.assertEqual(found["sequence_length"], 48)  # the model's longest sequence
         self.assertEqual((found["targets"], found["sequences"]),
                          (wanted["targets"], wanted["sequences"]))
         self.assertAlmostEqual(found["loss"], wanted["loss"], delta=1e-4)  # other micro-batches
@@ -175,7 +175,7 @@ class Eval(RunTest):
         text = self.run_ballast("eval", "model", "--data", tokens).stdout
         self.assertRegex(text, rf"loss +{found['loss']:.6f} nats per target\n")
 
-    def test_data_that_are_not_what_they_are_taken_for(self):
+    def test_data_of_other_kinds_are_refused(self):
         model = {**TINY["model"], "vocab_size": 300}
         done = self.train("--out", "first", data=DATA, model=model, ballast={**self.still, "save_weights": True})
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -186,7 +186,7 @@ class Eval(RunTest):
                      words=["chat.jsonl", "JSON Lines", "prepare.py", f"--model {weights}"])
         self.refused("first", "--data", "tokens.npz", status=1, words=["tokens.npz", "NumPy archive"])
         self.evaluate("first", "--data", "held.txt")
-        # With a tokenizer, text is not for its bytes.
+        # A model with a tokenizer does not read bytes of text.
         (weights / "tokenizer.json").write_text("{}")
         self.refused("first", "--data", "held.txt", status=1,
                      words=["held.txt", "byte by byte", "tokenizer.json", "prepare.py", "data.as_is"])

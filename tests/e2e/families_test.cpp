@@ -21,8 +21,8 @@
 #include "tests/support/function_weights.h"
 #include "tests/support/temp_dir.h"
 
-// Small random models of all families, compared with transformers:
-// tests/data/make_family_fixtures.py has the program.
+// Small random models of all families, compared with transformers.
+// tests/data/make_family_fixtures.py makes the fixtures.
 
 namespace ballast::families_test {
 namespace {
@@ -73,7 +73,7 @@ test::FunctionWeights source_of(const formats::SafetensorsReader& from) {
   }};
 }
 
-/// |ours - theirs| / |theirs|, L2.
+/// |ours - theirs| / |theirs|, L2 norm.
 double relative_error(const std::vector<double>& ours, const std::vector<float>& theirs) {
   double error = 0.0;
   double size = 0.0;
@@ -107,13 +107,13 @@ TEST_P(Families, LogitsLossAndGradientsAreThoseOfTransformers) {
   }
 }
 
-/// What a record calls a tensor, or the part of one that is in a block.
+/// Name in a record of a tensor, or of the part of it that is in a block.
 std::string name_in_record(const model::BlockSpec& block, const model::TensorSpec& tensor) {
   return tensor.stored.stacked == 0 ? tensor.name
                                     : fmt::format("{}[{}]", tensor.name, block.expert);
 }
 
-/// What project() of the fixtures' program makes of a gradient in the order of memory.
+/// Value of project() in the fixtures' program for a gradient in the order of memory.
 double project(const std::vector<double>& gradient, const model::TensorSpec& tensor) {
   double sum = 0.0;
   for (Elems at = 0; at < gradient.size();) {
@@ -173,8 +173,8 @@ TEST_P(Families, KeptIntermediatesGiveTheSameBits) {
 }
 
 /// The error of transformers in the gradient of tensor number `at` of block `b`. An expert may have
-/// a single row, whose error is one draw: then that of the experts of its layer counts, the
-/// largest.
+/// a single row, whose error is one draw, so for experts the largest error of the experts of its
+/// layer is used.
 double their_error(const json& errors, const std::vector<model::BlockSpec>& blocks, std::size_t b,
                    std::size_t at) {
   double error = errors.at(blocks[b].tensors[at].name);
@@ -186,8 +186,8 @@ double their_error(const json& errors, const std::vector<model::BlockSpec>& bloc
   return error;
 }
 
-/// What transformers itself loses in bf16 bounds what Ballast may lose: each tensor by half more,
-/// all together by a tenth.
+/// Bounds Ballast's error in bf16 by that of transformers: 1.5 times for each tensor, 1.1 times for
+/// all together.
 TEST_P(Families, Bf16IsAsCloseToFp32AsTransformersIs) {
   constexpr double kOfEach = 1.5;
   constexpr double kOfAll = 1.1;

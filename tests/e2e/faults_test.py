@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Faults of long runs, provoked: spikes of the loss, damaged swap files, a second process, a process
-that stands still, a lack of memory.
+"""Provokes faults of long runs: loss spikes, damaged swap files, a second process, a stopped
+process, a lack of memory.
 
     faults_test.py PATH_OF_BALLAST [PATH_OF_MPIRUN]
 
-What goes on after a fault has the bits of a run without it.
+A run that continues after a fault has the bits of a run without it.
 """
 
 import json
@@ -25,7 +25,7 @@ MPIRUN = sys.argv.pop(2) if len(sys.argv) > 2 and not sys.argv[2].startswith("-"
 
 class FaultTest(runs.CheckpointTest):
     def warnings(self, done, *words):
-        """The lines of warning, each of which has `words`."""
+        """The lines of warning. Each must contain `words`."""
         lines = [line for line in done.stderr.splitlines() if "aio: injecting faults" not in line]
         for line in lines:
             self.assertTrue(line.startswith("ballast: warning: "), done.stderr)
@@ -34,7 +34,7 @@ class FaultTest(runs.CheckpointTest):
         return lines
 
     def assert_error(self, done, status, *words):
-        """The one line of error."""
+        """The only line of error."""
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         line, = [line for line in done.stderr.splitlines() if line.startswith("ballast: error: ")]
         self.assertEqual(done.stderr.splitlines()[-1], line)
@@ -64,8 +64,8 @@ class Intervals(FaultTest):
 
 
 class Spikes(FaultTest):
-    """The text repeats itself after 64 bytes and a step takes 128 of them in order, so a run that
-    leaves out the step whose bytes are noise has the bits of one without noise."""
+    """The text repeats itself after 64 bytes, and a step takes 128 of them in order. So a run that
+    skips the step whose bytes are noise has the bits of a run without noise."""
 
     SAME = tuple(key for key in runs.CheckpointTest.SAME if key != "eval_loss")
     STEPS = 60
@@ -109,13 +109,13 @@ class Spikes(FaultTest):
         done = self.noisy(spike={**self.SPIKE, "action": "stop"})
         loss = self.rows()[-1]["loss"]
         line = self.assert_error(done, 1, "step 44: loss %.4f" % loss, "lower the learning rate",
-                                 "to go on from " + str(self.path / "run/checkpoints/step-40: "))
+                                 "to continue from " + str(self.path / "run/checkpoints/step-40: "))
         self.assertEqual(self.steps(), list(range(1, 45)))
         self.assertEqual(self.checkpoints(), ["step-30", "step-40"])
         again = self.go_on_with(line)
         self.assertIn("step 44: ", again.stderr)
 
-    def test_rollback_leaves_out_the_data(self):
+    def test_rollback_skips_the_data(self):
         expected = self.expected()
         done = self.noisy()
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -183,7 +183,7 @@ class Spikes(FaultTest):
 class SwapErrors(FaultTest):
     """Each engine that follows a failed one meets the same fault, but later in the run."""
 
-    def test_a_run_goes_on_by_itself(self):
+    def test_a_run_resumes_automatically(self):
         expected = self.reference()
         for faults, cause in (("eio:on=read:after=52:times=1", "Input/output error"),
                               ("flip:on=read:after=52:times=1", "checksum mismatch")):
@@ -192,11 +192,11 @@ class SwapErrors(FaultTest):
                               environment={"BALLAST_IO_FAULTS": faults})
             self.assertEqual(done.returncode, 0, done.stderr)
             lines = self.warnings(done, cause, "fetch")
-            back = [line for line in lines if "training goes on from " in line]
+            back = [line for line in lines if "training continues from " in line]
             self.assertGreater(len(back), 0, done.stderr)
             self.assertIn(str(self.path / "run/checkpoints/step-"), back[0])
             for line in back:  # the swap file may have the name of a checkpoint, which is whole
-                self.assertNotIn("checkpoints", line.split("; training goes on")[0])
+                self.assertNotIn("checkpoints", line.split("; training continues")[0])
             self.assertIn(f"went back to a checkpoint {len(back)} time", done.stdout)
             self.assertEqual(self.results(), expected, faults)
 
@@ -204,7 +204,7 @@ class SwapErrors(FaultTest):
         expected = self.reference()
         done = self.train(ballast=self.BALLAST,
                           environment={"BALLAST_IO_FAULTS": "flip:on=read:after=52:times=1"})
-        line = self.assert_error(done, 1, "checksum mismatch", "to go on from ", "checkpoints/step-",
+        line = self.assert_error(done, 1, "checksum mismatch", "to continue from ", "checkpoints/step-",
                                  "or from the one before if this has damaged it: ", " --resume")
         self.assertEqual(self.go_on_with(line).returncode, 0)
         self.assertEqual(self.results(), expected)
@@ -213,23 +213,23 @@ class SwapErrors(FaultTest):
         self.part_of_run()
         done = self.resume(ballast={**self.BALLAST, "on_error": "resume"},
                            environment={"BALLAST_IO_FAULTS": "eio:on=read:after=2:times=1"})
-        self.assertEqual(done.stderr.count("training goes on from "), 3, done.stderr)
+        self.assertEqual(done.stderr.count("training continues from "), 3, done.stderr)
         self.assert_error(done, 1, "step 11: ", "3 times without a new checkpoint",
                           "Input/output error", "step-10")
 
-    def test_without_a_whole_checkpoint_it_names_none(self):
+    def test_without_an_intact_checkpoint_it_names_none(self):
         done = self.train(ballast={**self.BALLAST, "on_error": "resume"},
                           environment={"BALLAST_IO_FAULTS": "lost:on=write:after=20:times=1"})
         line = self.assert_error(done, 1, "checksum mismatch", "the run cannot go back: ",
                                  "its only checkpoint is damaged", "step-2/rank-0.swap-0")
-        self.assertNotIn("to go on", line)
+        self.assertNotIn("to continue", line)
         self.assertNotIn("skipped", done.stderr)
 
     def test_without_a_checkpoint_it_stops(self):
         done = self.train(ballast={**self.BALLAST, "on_error": "resume", "checkpoint_every": 19},
                           environment={"BALLAST_IO_FAULTS": "eio:on=read:after=9:times=1"})
         line = self.assert_error(done, 1, "Input/output error")
-        self.assertNotIn("to go on", line)
+        self.assertNotIn("to continue", line)
 
     @unittest.skipUnless(MPIRUN, "without mpirun")
     def test_of_one_rank_end_the_run_and_name_the_checkpoint(self):
@@ -270,7 +270,7 @@ class TwoProcesses(FaultTest):
 
 
 class RunDirectory(FaultTest):
-    """A run directory that is full, gets another name or is deleted in mid-run."""
+    """A run directory that is full, is renamed or is deleted during the run."""
 
     def begin(self, **sections):
         self.config(**sections, ballast={**self.BALLAST, "steps": 100000, "checkpoint_every": 1 << 30,
@@ -301,7 +301,7 @@ class RunDirectory(FaultTest):
         csv = {"enabled": True, "output_path": str(self.path / "logs"), "job_name": "csv"}
         process = self.begin(csv_monitor=csv,
                              zero_optimization={"offload_optimizer": {"device": "none"}})
-        # A file that is as long as it may be; the CSV has less, so its rows do not wait.
+        # The file has reached its size limit. The CSV file is shorter, so its rows do not wait.
         limit = (self.path / "run/metrics.jsonl").stat().st_size + 5000
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         table = self.path / "logs/csv/Train_Samples_lr.csv"
@@ -347,7 +347,7 @@ class RunDirectory(FaultTest):
         done = self.run_ballast("train", "config.json", "--resume", "--steps", steps[-1] + 2)
         self.assertEqual(done.returncode, 0, done.stderr)
 
-    def test_whose_name_another_one_has_ends_the_run(self):
+    def test_that_is_replaced_by_another_ends_the_run(self):
         process = self.begin()
         (self.path / "new").mkdir()
         (self.path / "new/thesis.txt").write_text("mine")
@@ -363,8 +363,8 @@ class RunDirectory(FaultTest):
 
 
 class OneProcess(FaultTest):
-    def test_that_stood_still_goes_on(self):
-        # For longer than a request may take, which is longer than a busy disk takes.
+    def test_that_was_stopped_continues(self):
+        # Stops for longer than a request may take, which is longer than a busy disk takes.
         aio = {"any_file_system": True, "stall_seconds": 3, "abandon_seconds": 4}
         expected = self.reference(aio=aio)
         self.config(ballast=self.BALLAST, aio=aio)
@@ -379,7 +379,7 @@ class OneProcess(FaultTest):
             self.assertEqual((process.returncode, err), (0, ""))
             self.assertEqual(self.results(), expected)
 
-    def test_that_lacks_memory_for_a_checkpoint_trains_on(self):
+    def test_without_memory_for_a_checkpoint_continues(self):
         self.config(ballast={**self.BALLAST, "steps": 100000, "checkpoint_every": 1 << 30})
         process = self.start()
         self.wait_for_row(process, 3)
@@ -400,7 +400,7 @@ class OneProcess(FaultTest):
         self.assertEqual(len(runs.without_notice(err).splitlines()), 1, err)
         self.assertIn("no checkpoint: ", err)
         self.assertIn("emory", err)
-        self.assertIn("training goes on", err)
+        self.assertIn("training continues", err)
         self.assertEqual(len(self.checkpoints()), 1)
 
 

@@ -17,7 +17,7 @@ namespace ballast::families_test {
 
 using nlohmann::json;
 
-/// Inputs and targets of a batch; `packed`: with the documents of the record.
+/// Inputs and targets of a batch. `packed`: with the documents of the record.
 struct Batch {
   Batch(const json& record, std::size_t step, bool packed = false) {
     for (const std::vector<std::int32_t> sequence : record["tokens"][step]) {
@@ -34,7 +34,7 @@ struct Batch {
   std::vector<std::int32_t> inputs;
   std::vector<std::int32_t> targets;
   std::vector<std::int32_t> positions;
-  std::size_t counted = 0;  ///< targets that count
+  std::size_t counted = 0;  ///< number of targets that count
   std::size_t sequences = 0;
   std::size_t length = 0;
 
@@ -57,7 +57,7 @@ struct Batch {
 inline std::vector<float> read_tensor(const formats::SafetensorsReader& from,
                                       const model::TensorSpec& tensor,
                                       const std::string& prefix = "") {
-  // All of it if it is in several blocks.
+  // Reads all of it if it is in several blocks.
   std::vector<float> stored(from.find(prefix + tensor.name)->elements);
   from.read(prefix + tensor.name, stored);
   std::vector<float> found;
@@ -142,7 +142,7 @@ class FirstStep {
   }
 
  private:
-  /// The half of a layer with experts.
+  /// Buffers of the half of a layer with experts.
   struct Routed {
     DeviceBytes rows;
     DeviceView<float> sums;
@@ -257,9 +257,9 @@ class FirstStep {
   DeviceView<double> loss_;
   std::vector<double> last_;  ///< activations before the head
   DeviceView<const std::int32_t> positions_;
-  std::vector<DeviceBytes> inputs_;  ///< of the blocks whose backward pass is to come
-  std::vector<Routed> routed_;       ///< likewise
-  std::vector<DeviceBytes> kept_;    ///< by block
+  std::vector<DeviceBytes> inputs_;  ///< inputs of the blocks whose backward pass is still to come
+  std::vector<Routed> routed_;       ///< buffers of these blocks' experts
+  std::vector<DeviceBytes> kept_;    ///< kept intermediates by block
   DeviceBytes flow_;
   DeviceView<double> totals_;
   DeviceView<double> router_losses_;

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Folders of Hugging Face in and out: model.path, the weights of a run, export and inspect.
+"""Tests Hugging Face folders as input and output: model.path, the weights of a run, export and
+inspect.
 
     folder_test.py PATH_OF_BALLAST FOLDER_OF_FIXTURES
 """
@@ -32,7 +33,7 @@ GPT_OSS = {"model_type": "gpt_oss", "vocab_size": 61, "hidden_size": 24, "num_hi
            "max_position_embeddings": 48, "rms_norm_eps": 1e-5, "num_local_experts": 4,
            "num_experts_per_tok": 2, "swiglu_limit": 0.9, "rope_theta": 1500.0,
            "tie_word_embeddings": False}
-# So small that no weight changes, not even one that is 0.
+# A learning rate so small that no weight changes, not even one that is 0.
 STILL = {"type": "AdamW", "params": {"lr": 1e-60, "weight_decay": 0}}
 INDEX = "model.safetensors.index.json"
 
@@ -63,7 +64,7 @@ def read_folder(folder):
 
 
 def to_half(tensors, dtype):
-    """F32 values as BF16 (cut off) or F16."""
+    """F32 values as BF16 (truncated) or F16."""
     def convert(data):
         if dtype == "BF16":
             return b"".join(data[i + 2:i + 4] for i in range(0, len(data), 4))
@@ -72,7 +73,7 @@ def to_half(tensors, dtype):
 
 
 def without_signs_of_zeros(data):
-    """BF16 values: an update of 0 makes -0 a 0."""
+    """BF16 values without -0, which an update of 0 changes to 0."""
     return b"".join(b"\0\0" if data[i:i + 2] == b"\0\x80" else data[i:i + 2]
                     for i in range(0, len(data), 2))
 
@@ -87,7 +88,7 @@ class Folder(RunTest):
         (self.model / "README.md").write_text("the card of another model")
 
     def llama(self, dtype="BF16", files=3, **changes):
-        """Makes the folder of a small Llama; returns its tensors."""
+        """Makes the folder of a small Llama. Returns its tensors."""
         tensors = to_half(read_file(FIXTURES / "llama.initial.safetensors"), dtype)
         (self.model / "config.json").write_text(json.dumps({**LLAMA, **changes}))
         weight_map = {}
@@ -180,7 +181,8 @@ class Folder(RunTest):
         return {"tokens": [str(path)], "sequence_length": 32}
 
     def test_other_orders_in_memory_are_exported_byte_for_byte(self):
-        """GPT-NeoX's queries, keys and values, and the experts of gpt-oss, which are one tensor."""
+        """Covers GPT-NeoX's queries, keys and values, and the experts of gpt-oss, which are one
+        tensor."""
         wanted = lambda name: not name.startswith(("gradient.", "final.", "logits", "packed."))
         for family, config in (("gpt_neox", GPT_NEOX), ("gpt_oss", GPT_OSS)):
             stored = read_file(FAMILIES / f"{family}.safetensors", aligned=False)
@@ -198,7 +200,7 @@ class Folder(RunTest):
                     self.assertEqual(read_folder(self.path / out), stored)
 
     def check_base_of_adapters(self, loss):
-        """Without the model that adapter_config.json names, it is named with --set."""
+        """If the model that adapter_config.json names is missing, --set names another."""
         folder = self.path / "moved"
         shutil.copytree(self.path / "adapters", folder)
         settings = json.loads((folder / "adapter_config.json").read_text())
@@ -212,7 +214,7 @@ class Folder(RunTest):
         self.assertEqual(float(out.split("loss")[1].split()[0]), loss)
 
     def test_adapters(self):
-        """What was trained is what is evaluated, merged and begun with again."""
+        """The trained weights are those that are evaluated, merged and resumed from."""
         wanted = lambda name: not name.startswith(("gradient.", "final.", "logits", "packed."))
         stored = read_file(FAMILIES / "gpt_neox.safetensors", aligned=False)
         write_file(self.model / "model.safetensors",
@@ -298,7 +300,7 @@ class Folder(RunTest):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(read_folder(self.path / "run/weights"),
                              read_folder(self.path / family / "weights"))
-            # Evaluated on the same data: the weights that the first run ended with.
+            # The weights that the first run ended with, evaluated on the same data.
             self.assertEqual(self.rows()[-1]["eval_loss"], trained["eval_loss"])
             self.assertEqual((self.path / "run/weights/config.json").read_bytes(),
                              (self.path / family / "weights/config.json").read_bytes())
@@ -327,7 +329,7 @@ class Folder(RunTest):
         self.assertIn("attn_pdrop is 0.1", done.stderr)
         self.run_well("export", "run", "--out", "out")
         self.assertEqual(read_folder(self.path / "out"), read_folder(self.model))
-        # As on the hub: without "transformer.", with causal masks.
+        # Names of the hub: without "transformer.", with causal masks.
         tensors = {name.removeprefix("transformer."): tensor
                    for name, tensor in read_folder(self.model).items()}
         tensors["h.0.attn.bias"] = ("U8", [1, 1, 48, 48], bytes(48 * 48))
@@ -389,7 +391,7 @@ class Folder(RunTest):
         (self.path / "run/weights").mkdir(parents=True)
         (self.path / "run/weights/thesis.txt").write_text("mine")
         self.assert_fails(self.saving(), 2, "run/weights exists", "--overwrite")
-        self.assert_fails(self.saving("--overwrite"), 2, "run/weights is not of a run")
+        self.assert_fails(self.saving("--overwrite"), 2, "run/weights is not from a run")
         (self.path / "run/metrics.jsonl").write_text("")  # of a run without steps
         self.assert_fails(self.saving("--overwrite"), 2, "weights/thesis.txt is not a file of a model")
         (self.path / "run/weights/thesis.txt").unlink()

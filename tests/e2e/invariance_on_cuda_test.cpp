@@ -7,7 +7,7 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-// The invariant of the whole engine on the CUDA device: the place of states, the device of their
+// The invariant of the whole engine on the CUDA device: the tier of states, the device of their
 // update (GPU or CPU) and the overlap of transfers do not change a single bit of the results.
 // Without a GPU its kernels run thread by thread on the host, so models and runs are small.
 

@@ -12,7 +12,7 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-// The invariant of the whole engine: the place of states, the order and number of threads of their
+// The invariant of the whole engine: the tier of states, the order and number of threads of their
 // updates, and the overlap of transfers do not change a single bit of the results.
 
 namespace ballast::engine::invariance_test {
@@ -33,19 +33,19 @@ const Model kGpt2 = {"gpt2",
 const Model kLlama = {"llama",
                       R"("family": "llama", "vocab_size": 131, "hidden_size": 96, "num_layers": 3,
                          "num_heads": 6, "num_kv_heads": 2, "intermediate_size": 160)"};
-/// With the vocabulary in tiles.
+/// Cuts the vocabulary into tiles.
 Model cut(const Model& model, int tiles) {
   return {fmt::format("{} in {} tiles", model.name, tiles),
           fmt::format(R"({}, "vocabulary_tiles": {})", model.section, tiles)};
 }
-/// With its layers in tiles, too: two of attention, three of the MLP, which differ in width.
+/// Cuts the layers into tiles, too: two of attention, three of the MLP, which differ in width.
 Model cut_everywhere(const Model& model, int tiles) {
   const Model vocabulary = cut(model, tiles);
   return {fmt::format("{}, layers too", vocabulary.name),
           fmt::format(R"({}, "layer_tiles": 3)", vocabulary.section)};
 }
-/// Of two layers one has experts, beside one for all tokens. Some experts have no tokens in a step,
-/// as the test checks.
+/// One of two layers has experts and a shared expert. Some experts have no tokens in a step, which
+/// the test checks.
 const Model kExperts = {"experts",
                         R"("family": "qwen2_moe", "vocab_size": 131, "hidden_size": 64,
                            "num_layers": 2, "num_heads": 4, "intermediate_size": 96,
@@ -53,7 +53,7 @@ const Model kExperts = {"experts",
                            "moe_intermediate_size": 16, "shared_expert_intermediate_size": 48,
                            "mlp_only_layers": [1], "output_router_logits": true,
                            "router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.01)"};
-/// Attention has sinks and windows, experts have biases and limits that they reach.
+/// Attention has sinks and windows. Experts have biases and limits that they reach.
 const Model kAllExperts = {"all experts",
                            R"("family": "gpt_oss", "vocab_size": 131, "hidden_size": 64,
                               "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
@@ -61,14 +61,14 @@ const Model kAllExperts = {"all experts",
                               "num_experts_per_tok": 2, "sliding_window": 7,
                               "swiglu_limit": 0.05)"};
 const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
-/// With rotary positions that differ in documents of more than 7 tokens.
+/// Rotary positions scaled for documents of more than 7 tokens.
 Model with_dynamic_scaling(Model model) {
   model.name += " with dynamic scaling";
   model.section += R"(, "rope_scaling": {"rope_type": "dynamic", "factor": 3,
                                          "original_max_position_embeddings": 7})";
   return model;
 }
-/// The same, with what does not match frozen.
+/// Freezes all tensors that do not match.
 Model training(const Model& model, const std::string& patterns) {
   return {fmt::format("{}, only {}", model.name, patterns), model.section, patterns};
 }
@@ -93,7 +93,7 @@ struct Variant {
 const std::string optimizer = "zero_optimization.offload_optimizer.device=";
 const std::string weights = "zero_optimization.offload_param.device=";
 
-/// Weights of experts that move before their router has chosen.
+/// Variants with and without prefetched experts.
 std::vector<Variant> variants_of_experts() {
   const std::string prefetch = "ballast.expert_prefetch=true";
   const std::string buffers = "ballast.device_weight_buffers=6";
@@ -196,7 +196,7 @@ std::vector<Variant> variants() {
 void expect_same(const Model& model, bool bf16, const std::vector<Variant>& variants,
                  std::uint64_t steps, const Overrides& common) {
   const test::Outcome expected = train(model, bf16, {}, steps, common);
-  // Which of two random completions is the better one cannot be learnt.
+  // Which of two random completions is better cannot be learned.
   const bool pairs = model.name.find("pairs") != std::string::npos;
   EXPECT_TRUE(pairs ? expected.losses.back() != expected.losses.front()
                     : expected.losses.back() < expected.losses.front())
@@ -212,7 +212,7 @@ void expect_invariance(const Model& model, bool bf16, std::uint64_t steps = kSte
   expect_same(model, bf16, variants(), steps, common);
 }
 
-/// The same with a third of the variants.
+/// Compares a third of the variants.
 void expect_some_invariance(const Model& model, bool bf16, std::size_t first,
                             const Overrides& common = {}) {
   const std::vector<Variant> all = variants();
@@ -312,7 +312,7 @@ TEST(Invariance, PackedExpertsWithFrozenBiasesAndSinksInFp32) {
       false, 0, {test::kPacked});
 }
 
-/// With dropout, and modules that are trained in full.
+/// Includes dropout, and modules that are trained in full.
 TEST(Invariance, AdaptersInBf16) {
   Model model = training(kLlama, "adapters");
   model.section += R"(, "tie_embeddings": false)";
@@ -321,7 +321,8 @@ TEST(Invariance, AdaptersInBf16) {
       {R"(ballast.adapters={"rank": 4, "alpha": 16, "dropout": 0.2, "modules_to_save": ["lm_head"],
                             "targets": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]})"});
 }
-/// With the passes of the reference, and positions, because the length of a document counts.
+/// Includes the passes of the reference model, and positions, because the length of a document
+/// matters.
 TEST(Invariance, AdaptersOnPairsInBf16) {
   Model model = training(with_dynamic_scaling(kLlama), "adapters");
   model.name += " on pairs";
@@ -331,7 +332,7 @@ TEST(Invariance, AdaptersOnPairsInBf16) {
       {R"(ballast.adapters={"rank": 4, "targets": ["q_proj", "down_proj"], "dora": true})",
        "data.tokens=[]", R"(data.pairs=["none"])", "ballast.quantized_base=nf4"});
 }
-/// The experts, which are frozen, are codes of 8 bits.
+/// The frozen experts are stored in 8 bits.
 TEST(Invariance, AdaptersOfAttentionBeforeExpertsInFp32) {
   expect_some_invariance(training(kExperts, "adapters"), false, 2,
                          {R"(ballast.adapters={"targets": "all-linear", "dropout": 0.1,
@@ -339,7 +340,7 @@ TEST(Invariance, AdaptersOfAttentionBeforeExpertsInFp32) {
                           "ballast.quantized_base=int8"});
 }
 
-/// With codes of the frozen matrices, and magnitudes.
+/// Quantises the frozen matrices, and trains magnitudes.
 TEST(Invariance, AdaptersOfABaseInFourBits) {
   Model model = training(kLlama, "adapters");
   model.section += R"(, "tie_embeddings": false)";
@@ -350,7 +351,7 @@ TEST(Invariance, AdaptersOfABaseInFourBits) {
                           "ballast.quantized_base=nf4", "ballast.double_quantization=true"});
 }
 
-/// On CPUs whose products have the same bits on every number of threads. Some sums are longer than
+/// For CPUs whose products have the same bits on every number of threads. Some sums are longer than
 /// what one product adds up.
 TEST(Invariance, ComputeThreads) {
   const test::TempDir directory;

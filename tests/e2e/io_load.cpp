@@ -1,5 +1,5 @@
-// io_load DIRECTORY BACKEND OPERATIONS DEPTH: writes and reads this many pages through a queue that
-// is always full. Exits 77 if the backend or direct I/O is missing.
+// io_load DIRECTORY BACKEND OPERATIONS DEPTH writes and reads this number of pages through a queue
+// that is always full. Exits 77 if the backend or direct I/O is missing.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>

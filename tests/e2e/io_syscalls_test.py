@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""System calls of the I/O queue under load, counted by strace.
+"""Counts the system calls of the I/O queue under load with strace.
 
     io_syscalls_test.py IO_LOAD
 
@@ -17,7 +17,8 @@ import tempfile
 OPERATIONS = 4000
 DEPTH = 32
 TRACED = "io_uring_enter,openat,open,close,pread64,pwrite64"
-# io_uring_enter(FD, TO_SUBMIT, ...): with -f a call may be cut in two; the first part has this.
+# io_uring_enter(FD, TO_SUBMIT, ...). With -f a call may be printed in two parts; the first part
+# matches.
 ENTER = re.compile(r"io_uring_enter\(\d+, (\d+),")
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The live view of `ballast train --live`: what tmux shows of it, and what it leaves of a terminal.
+"""Tests the live view of `ballast train --live`: what tmux shows, and the state of the terminal
+afterwards.
 
     live_test.py PATH_OF_BALLAST
 
@@ -22,9 +23,9 @@ import time
 from runs import TINY, RunTest, main
 
 PATIENCE = 60
-LONG = "1000000"  # steps: the run ends when the test says so
+LONG = "1000000"  # steps: the test ends the run
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
-HELP = "q leaves the view, the run goes on"
+HELP = "q leaves the view, the run continues"
 
 
 class LiveTest(RunTest):
@@ -66,11 +67,11 @@ class Pane(LiveTest):
         return self.tmux("capture-pane", "-p", *options).split("\n")[:-1]
 
     def shown(self, condition, *options):
-        """The pane when the view is complete in it and `condition` holds for it."""
+        """The pane when it shows the whole view and `condition` holds for it."""
         def check():
             lines = self.pane(*options)
             text = "\n".join(lines)
-            # Two that are equal: not while tmux draws.
+            # Two equal readings: not while tmux draws.
             return lines if condition(text) and lines == self.pane(*options) else None
         return self.wait_for("the view", check)
 
@@ -82,7 +83,7 @@ class Pane(LiveTest):
         return self.shown(lambda text: re.search(r"^ended", text, re.M))
 
     def assert_view(self, lines, columns, rows):
-        """Every line has its place: nothing was wrapped, scrolled or cut."""
+        """Expects that every line has its place: none was wrapped, scrolled or cut."""
         self.assertEqual(len(lines), rows)
         self.assertTrue(all(len(line) <= columns for line in lines))
         step, = re.findall(r"^step (\d+)/1000000  ballast train config\.json$", lines[0], re.M)
@@ -146,7 +147,7 @@ class Pane(LiveTest):
         self.assertIn("ballast: --live needs a terminal for input and output; lines instead", lines)
         self.assertEqual(sum(re.match(r" +\d/3 ", line) is not None for line in lines), 3)
 
-    def test_q_leaves_the_view_and_the_run_goes_on(self):
+    def test_q_leaves_the_view_and_the_run_continues(self):
         self.start("--steps", LONG, "--set", "steps_per_print=50")
         self.view(condition=lambda text: re.search(r"step \d{3,}/", text))
         self.tmux("send-keys", "q")
@@ -189,14 +190,14 @@ class Pane(LiveTest):
 
 
 class Restored(LiveTest):
-    """Runs on a terminal of its own, which is compared before and after."""
+    """Runs on a separate terminal, which is compared before and after."""
 
     def on_terminal(self, act, *arguments, environment=None):
-        """Starts a run, calls `act` with its process and the terminal when the view is there;
-        returns the status, what was written, and the modes before and after."""
+        """Starts a run and calls `act` with its process and the terminal when the view is there.
+        Returns the status, the output, and the terminal modes before and after."""
         child, terminal = pty.fork()
         if child == 0:
-            # Whoever runs the tests may ignore them (nohup, a shell's background).
+            # The process that runs the tests may ignore them (nohup, a shell's background).
             for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL)
             os.chdir(self.path)

@@ -20,8 +20,8 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
-// Run by all ranks of mpirun. Losses and norms with targets that do not count, compared with those
-// of transformers' Trainer; tests/data/make_masked_fixture.py has the program.
+// Run by all ranks of mpirun. Compares losses and norms with targets that do not count with those
+// of transformers' Trainer. tests/data/make_masked_fixture.py makes the fixture.
 
 namespace ballast::masked_loss_test {
 namespace {
@@ -48,7 +48,7 @@ struct Tokens {
   std::vector<std::int32_t> targets;
 };
 
-/// Sequences [first, first + trained.size()): the target of a token is the next one of its sequence
+/// Sequences [first, first + trained.size()). The target of a token is the next one of its sequence
 /// if that is trained on.
 Tokens sequences_of(const std::vector<std::int32_t>& all, std::size_t first, std::size_t length,
                     const std::vector<std::string>& trained) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What a run writes for `tensorboard` and `csv_monitor`: the numbers of metrics.jsonl, in the files
-that DeepSpeed's monitors write.
+"""Tests the files of `tensorboard` and `csv_monitor`: they have the numbers of metrics.jsonl, in
+the form of DeepSpeed's monitors.
 
     monitors_test.py PATH_OF_BALLAST
 """
@@ -12,7 +12,7 @@ import struct
 from one_line import assert_one_line
 from runs import TINY, CheckpointTest, RunTest, main
 
-BATCH = 4  # samples of a step of TINY
+BATCH = 4  # samples per step of TINY
 PREFIX = "Train/Samples/"
 NAMES = {"train_loss": "loss", "lr": "lr", "grad_norm": "grad_norm",
          "tokens_per_second": "tokens_per_second", "nvme_bytes_written": "nvme_bytes_written"}
@@ -30,7 +30,7 @@ def crc32c(data):
 
 
 def unmasked(crc):
-    """The CRC of which `crc` is the masked form."""
+    """Recovers the CRC from its masked form `crc`."""
     rotated = (crc - 0xA282EAD8) & 0xFFFFFFFF
     return ((rotated << 15) | (rotated >> 17)) & 0xFFFFFFFF
 
@@ -103,7 +103,7 @@ class Reading:
         return sorted((self.path / folder).glob("events.out.tfevents.*"))
 
     def scalars(self, folder="logs/tb"):
-        """What counts of all event files of a folder, as TensorBoard reads them."""
+        """The valid values of all event files of a folder, as TensorBoard reads them."""
         found = {}
         for file in self.events(folder):
             for step, content in read_events(file):
@@ -209,7 +209,7 @@ class Monitors(Reading, RunTest):
 
 
 class Resumed(Reading, CheckpointTest):
-    def test_a_resumed_run_goes_on_in_the_same_files(self):
+    def test_a_resumed_run_appends_to_its_files(self):
         ballast = {**self.BALLAST, "eval_every": 5}
         self.part_of_run(steps=11, ballast=ballast, **BOTH)
         done = self.resume("--set", "ballast.checkpoint_every=100", "--steps", 16,
@@ -219,12 +219,12 @@ class Resumed(Reading, CheckpointTest):
         self.assertEqual(len(self.events()), 2)
         self.assert_like_metrics()
 
-    def test_a_run_that_goes_back_drops_what_was_after(self):
+    def test_a_run_that_goes_back_drops_later_rows(self):
         ballast = {**self.BALLAST, "on_error": "resume", "checkpoint_every": 5}
         done = self.train("--steps", 14, ballast=ballast, **BOTH,
                           environment={"BALLAST_IO_FAULTS": "eio:on=read:after=52:times=1"})
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("training goes on from", done.stderr)
+        self.assertIn("training continues from", done.stderr)
         file, = self.events()
         events = read_events(file)
         again = [i for i, (step, content) in enumerate(events)

@@ -77,7 +77,7 @@ class MpiModule(runs.RunTest):
                             "to ballast 0.0.0 (interface 0), but this program is ballast ")
 
     @unittest.skipUnless(MPIRUN, "there is no MPI")
-    def test_four_ranks_find_it_beside_the_program_and_in_lib(self):
+    def test_four_ranks_find_it_next_to_the_program_and_in_lib(self):
         for folder in ("bin", "lib"):
             shutil.rmtree(self.path / "bin", ignore_errors=True)
             shutil.rmtree(self.path / "lib", ignore_errors=True)

@@ -11,7 +11,7 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-// The invariant of the whole engine for every optimizer and every format of its states: their place
+// The invariant of the whole engine for every optimizer and every format of its states: their tier
 // and the device of their update do not change a single bit of the results.
 
 namespace ballast::engine::optimizers_test {
@@ -76,7 +76,7 @@ std::vector<Case> cases() {
 
 class Optimizers : public testing::TestWithParam<Case> {};
 
-TEST_P(Optimizers, LearnTheSameBitsWhereverTheStatesLiveAndWhoeverUpdatesThem) {
+TEST_P(Optimizers, GiveTheSameBitsForEveryPlacementAndUpdater) {
   const std::string nvme = "zero_optimization.offload_optimizer.device=nvme";
   const std::string weights = "zero_optimization.offload_param.device=";
   std::vector<std::vector<std::string>> variants = {
@@ -97,12 +97,12 @@ TEST_P(Optimizers, LearnTheSameBitsWhereverTheStatesLiveAndWhoeverUpdatesThem) {
   }
 }
 
-TEST_P(Optimizers, LearnSomething) {
+TEST_P(Optimizers, LowerTheLoss) {
   const auto& losses = reference(GetParam()).losses;
   EXPECT_LT(losses.back(), losses.front() - 0.3);
 }
 
-TEST_P(Optimizers, LearnWhatNoOtherOneLearns) {
+TEST_P(Optimizers, HaveDifferentLosses) {
   for (const Case& other : cases()) {
     if (name_of(other) == name_of(GetParam())) continue;
     EXPECT_NE(reference(other).losses, reference(GetParam()).losses) << name_of(other);
@@ -133,7 +133,7 @@ TEST(OptimizerParameters, EachReachesTheUpdate) {
   }
 }
 
-TEST(WeightDecay, LeavesOutTheSameTensorsWhereverTheStatesLive) {
+TEST(WeightDecay, ExemptsTheSameTensorsInEveryPlacement) {
   constexpr std::uint64_t kShort = 4;
   const std::string decay = "optimizer.params.weight_decay=0.9";
   const std::string without = R"(ballast.weight_decay_exclude=["transformers", "*embed*"])";
@@ -151,7 +151,7 @@ TEST(WeightDecay, LeavesOutTheSameTensorsWhereverTheStatesLive) {
   }
 }
 
-TEST(OptimizerStates, InEightBitsEndWithinAHundredthOfTheLossOfFp32) {
+TEST(OptimizerStates, InEightBitsReachTheLossOfFp32WithinOnePercent) {
   constexpr std::uint64_t kLong = 150;
   const std::string optimizer = "zero_optimization.offload_optimizer.device=cpu";
   const double full = train({"AdamW", true, "fp32"}, kLong, {optimizer}).losses.back();

@@ -1,4 +1,4 @@
-// A family of models that only this test knows, with everything that a program needs to add one.
+// A model family that only this test knows, with everything that a program needs to add one.
 #include <gtest/gtest.h>
 
 #include "src/model/compute/layer_makers.h"
@@ -50,7 +50,7 @@ struct ParallelLayer final : Layer<Ops> {
   }
 };
 
-/// RMSNorm, learned positions, GELU, and heads with a width that does not follow from hidden_size.
+/// RMSNorm, learned positions, GELU, and heads whose width is independent of hidden_size.
 struct Parallel final : Family {
   template <class Ops>
   using LayerOf = ParallelLayer<Ops>;

@@ -53,8 +53,8 @@ void train_within(const config::Config& config, const engine::Blueprint& planned
   }
 }
 
-/// The decision for a random run with budgets of a part of what it needs on the device alone;
-/// empty if that does not fit.
+/// The planner's decision for a random run whose budgets are a part of what it needs on the device
+/// alone; empty if that does not fit.
 std::optional<Decision> decide_random(std::uint64_t seed, const std::filesystem::path& directory) {
   test::Dice dice(seed);
   test::RandomRun run = test::draw_run(dice, false);

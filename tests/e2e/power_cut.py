@@ -1,9 +1,9 @@
 """A model of what a power cut leaves on a disk, fed by the log of tests/support/record_writes.cpp.
 
-What fsync or fdatasync of a file covers is on the disk: its bytes and its size. Of later writes each
-page of 4 KiB has, independently of all others, the content after any of them or after none, and the
-size is any that the file has had since. What fsync of a directory covers is there: its entries. Of
-later changes of entries any subset is there; a rename is one change. Entries refer to inodes, so a
+The bytes and the size that fsync or fdatasync of a file covers are on the disk. Each page of 4 KiB
+has, independently of all others, the content after any or none of the later writes, and the size is
+any that the file has had since. The entries that fsync of a directory covers are on the disk, and any
+subset of the later changes of entries; a rename is one change. Entries refer to inodes, so a
 rename may be there although the creation of the old name is not.
 """
 
@@ -41,7 +41,7 @@ def pages(begin, size):
 class File:
     def __init__(self):
         self.durable = bytearray()
-        self.size = 0  # with all that is pending
+        self.size = 0  # including all pending writes
         self.pending = []  # (offset, bytes, size of the file after it)
 
     def write(self, offset, data):
@@ -49,12 +49,13 @@ class File:
         self.pending.append((offset, data, self.size))
 
     def resize(self, size):
-        # What is cut off reads as zeros when the file grows again.
+        # The truncated part reads as zeros when the file grows again.
         self.pending.append((size, bytes(max(0, self.size - size)), size))
         self.size = size
 
     def content(self, chosen):
-        """The bytes if `chosen(n)` of n further versions of each page, and of the size, are there."""
+        """The bytes if `chosen(n)` of n further versions of each page, and of the size, have
+        reached the disk."""
         versions = collections.Counter()
         for offset, data, _ in self.pending:
             versions.update(pages(offset, len(data)))
@@ -79,12 +80,12 @@ class File:
 
 
 class Folder:
-    """Its durable entries; changes that are not flushed are those of the disk."""
+    """Its durable entries. Changes that are not flushed belong to the disk."""
 
 
 def place(entries, changes):
     for folder, name, inode in changes:
-        if isinstance(inode, Folder):  # has one name
+        if isinstance(inode, Folder):  # it has one name
             for others in entries.values():
                 for other in [key for key, value in others.items() if value is inode]:
                     del others[other]
@@ -103,13 +104,13 @@ class Disk:
             status = os.stat(root)
             self.inodes[status.st_dev, status.st_ino] = folder
         self.entries = {folder: {} for folder in self.roots}
-        self.pending = []  # each: changes (folder, name, inode or None) that are one
+        self.pending = []  # each entry: changes (folder, name, inode or None) that happen together
 
     def apply(self, record):
         """Returns whether the record changes something here."""
         folder, new_folder = (self.inodes.get(key) for key in (record.folder, record.new_folder))
         if record.kind in ("create", "mkdir"):
-            self.inodes.pop(record.inode, None)  # a number that was used before
+            self.inodes.pop(record.inode, None)  # an inode number that was used before
             if folder is None:
                 return False
             self.inodes[record.inode] = File() if record.kind == "create" else Folder()
@@ -143,9 +144,9 @@ class Disk:
                         if all(folder is not inode for folder, _, _ in changes)]
 
     def draw(self, content, entry):
-        """The trees of the roots. `content(n)`: how many of n versions are there; `entry()`: whether
-        a change of entries is. A tree has names and trees or files; a file is a list of its bytes,
-        which all of its names share."""
+        """The trees of the roots. `content(n)`: number of n versions that are there; `entry()`:
+        whether a change of entries is there. A tree has names and trees or files. A file is a list
+        of its bytes, which all of its names share."""
         entries = {folder: dict(names) for folder, names in self.entries.items()}
         for changes in self.pending:
             if entry():

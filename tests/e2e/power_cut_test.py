@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Cuts the power at any moment of runs with checkpoints and goes on from what is on the disk.
+"""Cuts the power at any moment of runs with checkpoints and resumes from the content of the disk.
 
     power_cut_test.py PATH_OF_BALLAST PATH_OF_RECORDER
 
@@ -25,7 +25,7 @@ import power_cut
 import runs
 
 RECORDER = os.path.abspath(sys.argv.pop(2))
-# BALLAST_TEST_POWER_CUTS=1000 draws more states, BALLAST_TEST_SEED=7 those of a failure.
+# BALLAST_TEST_POWER_CUTS=1000 draws more states, BALLAST_TEST_SEED=7 repeats those of a failure.
 STATES = int(os.environ.get("BALLAST_TEST_POWER_CUTS", "20"))
 SEED = int(os.environ.get("BALLAST_TEST_SEED", random.randrange(1 << 30)))
 SCENARIOS = 4
@@ -40,13 +40,13 @@ BASE = {
 }
 # io_uring's writes are not calls of the C library.
 ENVIRONMENT = {**os.environ, "BALLAST_IO_DISABLE": "io_uring"}
-# name: which share of the unsynced writes and of the unsynced changes of entries is on the disk
+# name: shares of the unsynced writes and of the unsynced changes of entries that are on the disk
 EXTREMES = {"nothing": (0, 0), "all": (1, 1), "data": (1, 0), "entries": (0, 1)}
 Moment = collections.namedtuple("Moment", "complete writing")
 
 
 def moments(records, disk, before=0):
-    """For each record what was there when it had ended: the newest complete checkpoint (0: none; its
+    """For each record, the state when it had ended: the newest complete checkpoint (0: none; its
     writing has returned) and the one that was being written (0: none). `before`: records of a run
     that is overwritten."""
     complete = writing = named = 0
@@ -76,7 +76,7 @@ def steps_of(tree):
 
 
 class Scenario:
-    """Runs in directories of their own; what they write is below `places`, the first of which is
+    """Runs in separate directories. Their output is below `places`, the first of which is
     `place` of the working directory, where the run directory is `place/run`."""
 
     def __init__(self, test, elsewhere=None, **ballast):
@@ -121,12 +121,12 @@ class Scenario:
                 hashlib.sha256(weights).hexdigest())
 
     def names(self, directory):
-        """Of all that a run has left."""
+        """Covers everything that a run has left."""
         return sorted(str(path.relative_to(place)) for place in self.places(directory)
                       for path in pathlib.Path(place).rglob("*"))
 
     def check_model(self, records):
-        """With everything that is not flushed, the model is what is really there."""
+        """With everything that is not flushed, the model equals the real content."""
         disk = self.disk()
         for record in records:
             disk.apply(record)
@@ -158,7 +158,7 @@ class Scenario:
                 what = f"cut after {at} of {len(records)} records, {name} unsynced"
                 found = steps_of(trees[0])
                 if len(found) > 1 and not self.elsewhere and dice.random() < 0.5:
-                    # Older ones must be whole too.
+                    # Older checkpoints must be intact, too.
                     for _ in range(dice.randrange(1, len(found))):
                         del trees[0]["run"]["checkpoints"][f"step-{found.pop()}"]
                     left = Moment(found[-1] if moment.complete else 0, 0)
@@ -177,7 +177,7 @@ class Scenario:
         test.found[self.outcome(done)] += 1
         said = f"seed {SEED}: {what}: {moment}: {done.stdout[-300:]}{done.stderr}"
         if not moment.complete and done.returncode == 1:
-            test.assertIn("has no whole checkpoint to resume from", done.stderr, said)
+            test.assertIn("has no complete checkpoint to resume from", done.stderr, said)
             return
         if not strict(moment):
             test.assertIn(done.returncode, (0, 1, 2), said)
@@ -197,7 +197,8 @@ class Scenario:
         return "no checkpoint"
 
     def check_states(self, before=0, strict=lambda moment: True):
-        """Draws states from the log; `strict`: whether a moment must lead to the recorded results."""
+        """Draws states from the log. `strict`: whether a moment must lead to the recorded
+        results."""
         records = power_cut.read_log(self.log)
         self.check_model(records)
         expected = self.results(self.record), self.names(self.record)

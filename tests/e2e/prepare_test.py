@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/prepare.py with a tiny tokenizer that stands for those of transformers.
+"""Tests tools/prepare.py with a tiny tokenizer that replaces those of transformers.
 
     prepare_test.py PATH_OF_PREPARE
 """
@@ -29,7 +29,7 @@ from preparing.tokenizer import vocabulary_hashes  # noqa: E402
 
 
 def trained(line, mask="assistant", template="prefixes"):
-    """The text that is trained on of a line, and that of the document."""
+    """The text of a line that is trained on, and that of the document."""
     tokenizer = Tokenizer(template)
     ids, bits = prepare.Preparer(tokenizer, mask).document(
         line if isinstance(line, str) else json.dumps(line))
@@ -38,14 +38,14 @@ def trained(line, mask="assistant", template="prefixes"):
 
 
 class DocumentTest(unittest.TestCase):
-    def test_pairs_are_trained_on_behind_the_prompt(self):
+    def test_pairs_are_trained_on_after_the_prompt(self):
         made = lambda line: [
             ("".join(tokenizer.words[i] for i, bit in zip(ids, mask) if bit), mask.index(1))
             for ids, mask in prepare.Preparer(tokenizer, "completion", True).documents(json.dumps(line))]
         tokenizer = Tokenizer()
         self.assertEqual(made({"prompt": "two and two", "chosen": " four", "rejected": " is five"}),
                          [(" four</s>", 4), (" is five</s>", 4)])
-        # The last word of the prompt goes on in one completion, so it is no context of either.
+        # The last word of the prompt continues in one completion, so it is context of neither.
         self.assertEqual(made({"prompt": "a b", "chosen": "c", "rejected": " d"}),
                          [(" bc</s>", 2), (" b d</s>", 2)])
         user = [{"role": "user", "content": "hello"}]
@@ -94,8 +94,8 @@ class DocumentTest(unittest.TestCase):
                 ("no thoughts, prompts thoughts", "ha<|end|>no<|end|>"),
                 ("thoughts, closed", "ha<|end|><think>hm</think>no<|end|>")):
             self.assertEqual(trained(two, template=template)[0], replies, template)
-        # Two that look alike, one that is a beginning of the prompt's thoughts, and white space. The empty
-        # thought that the template adds is not trained on.
+        # Two replies that look alike, one that is a beginning of the prompt's thoughts, and white
+        # space. The empty thought that the template adds is not trained on.
         self.assertEqual(trained(chat("no", "no", "no", "no"), template="thoughts")[0],
                          "no<|end|>no<|end|>")
         self.assertEqual(trained(chat("ab", "<b> no", "hello", "<th"),
@@ -198,12 +198,13 @@ class DocumentTest(unittest.TestCase):
         parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": " there"}]
         self.assertEqual(trained({"messages": [{"role": "user", "content": parts},
                                                line["messages"][1]]}), trained(line))
-        self.assertEqual(trained(line, template="parts"), trained(line))  # of templates that want parts
+        self.assertEqual(trained(line, template="parts"), trained(line))  # templates that want
+                                                                          # parts
         with self.assertRaisesRegex(prepare.Refusal, "message 1 .* part of type 'image_url'"):
             trained({"messages": [{"role": "user", "content": parts + [{"type": "image_url"}]},
                                   line["messages"][1]]})
 
-    def test_other_forms_of_rows_are_those_conversations(self):
+    def test_other_forms_of_rows_become_conversations(self):
         two = chat("hello\nab", "yes", "ab", "no")
         turns = [message["content"] for message in two["messages"]]
         self.assertEqual(trained(two), trained({"conversations": [
@@ -243,7 +244,7 @@ class DocumentTest(unittest.TestCase):
         for mask in ("assistant", "completion"):
             self.assertEqual(trained(pair, mask), (" there</s>", "<s>hello there</s>"))
         self.assertEqual(trained(pair, "none")[0], "<s>hello there</s>")
-        # A token across the end of the prompt belongs to the completion.
+        # A token that straddles the end of the prompt belongs to the completion.
         self.assertEqual(trained({"prompt": "ab", "completion": "c hello"})[0], "abc hello</s>")
         lists = {"prompt": chat("hello", "good")["messages"] + chat("ab")["messages"],
                  "completion": [{"role": "assistant", "content": "yes"}]}
@@ -257,7 +258,7 @@ class DocumentTest(unittest.TestCase):
     def test_bad_lines_are_refused_with_a_reason(self):
         for line, template, reason in (
                 ("{", "t", "not JSON"), ("[1]", "t", "not a JSON object"), ("{}", "t", "has no values"),
-                ('{"text": "a", "text": "b"}', "t", "'text' is there twice"),
+                ('{"text": "a", "text": "b"}', "t", "'text' is given twice"),
                 ('{"text": "a\\ud800"}', "t", r"a lone surrogate, \\ud800"),
                 ('{"text": ' + "[" * 100000, "t", "nested too deeply"),
                 ('{"text": ' + "1" * 5000 + "}", "t", "not JSON"),
@@ -408,7 +409,7 @@ class FileTest(unittest.TestCase):
         line = chat("hello", "yes")
         nulls = {"text": None, "messages": [message | {"weight": None} for message in line["messages"]]}
 
-        class File:  # of pyarrow.parquet
+        class File:  # class of pyarrow.parquet
             metadata = types.SimpleNamespace(num_rows=2)
             __init__ = lambda self, path: None
             __enter__ = lambda self: self
@@ -450,7 +451,7 @@ class FileTest(unittest.TestCase):
         refused(run("--mask", "all"), "--mask: invalid choice: 'all'", "see prepare.py --help")
         refused(self.run_script(self.path), "--model, --out")
 
-    def test_only_files_of_documents_are_replaced_unasked(self):
+    def test_other_files_are_replaced_only_with_overwrite(self):
         lines = '{"text": "ab"}\n'
         made = lambda out: prepare.prepare(prepare.Preparer(Tokenizer(), "assistant"), [source], out,
                                            False, metadata, 1, None, *more)

@@ -60,7 +60,7 @@ json make_config(const json& reference, DType type) {
               {"warmup_num_steps", reference["scheduler"]["warmup_num_steps"]},
               {"warmup_type", reference["scheduler"]["warmup_type"]}}}}},
           {"bf16", {{"enabled", type == DType::bf16}}},
-          // As the scaler of the fixture.
+          // Settings of the fixture's scaler.
           {"fp16",
            {{"enabled", type == DType::f16},
             {"initial_scale_power", 20},
@@ -82,10 +82,11 @@ struct Comparison {
   std::vector<double> losses;
   std::vector<double> norms;
   std::vector<double> rates;
-  std::vector<double> scales;  ///< of the loss
+  std::vector<double> scales;  ///< loss scale per step
   std::vector<bool> skipped;
-  /// Per tensor: relative L2 error of the whole update, |(ours - initial) - (theirs - initial)| /
-  /// |theirs - initial|; of frozen tensors the largest difference from the initial values.
+  /// Per tensor, the relative L2 error of the whole update, |(ours - initial) - (theirs - initial)|
+  /// /
+  /// |theirs - initial|; for frozen tensors the largest difference from the initial values.
   std::vector<std::pair<std::string, double>> update_errors;
   std::vector<std::pair<std::string, double>> frozen_errors;
 };
@@ -227,7 +228,7 @@ void expect_bf16_parity(const std::string& name) {
   }
 }
 
-/// Also the steps that are skipped, and what the scale is then.
+/// Includes the skipped steps, and the scale after them.
 TEST(PytorchParity, TiedLlamaInFp16) {
   const Comparison comparison = run("llama_tied_fp16", DType::f16);
   const json& reference = comparison.reference["runs"]["fp16"];
@@ -241,7 +242,7 @@ TEST(PytorchParity, TiedLlamaInFp16) {
   }
 }
 
-/// Ten steps of DPOTrainer of TRL: tests/data/make_preference_fixture.py.
+/// Ten steps of TRL's DPOTrainer: tests/data/make_preference_fixture.py.
 TEST(PytorchParity, PreferencesInFp32) {
   const std::filesystem::path folder = test::fixture("preferences");
   json reference;
@@ -325,7 +326,7 @@ TEST(PytorchParity, Gpt2WithDoraInFp32) {
   expect_fp32_parity("gpt2_dora");
 }
 
-/// Magnitudes begin as PEFT's: the norms of the model's maps.
+/// Magnitudes begin like PEFT's: the norms of the model's matrices.
 TEST(PytorchParity, MagnitudesBeginAsThoseOfPeft) {
   for (const std::string name : {"llama_dora", "gpt2_dora"}) {
     json reference;

@@ -24,7 +24,7 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-// Run by all ranks of mpirun: the states of a checkpoint are the same in every number of ranks,
+// Run by all ranks of mpirun: the states of a checkpoint are equal for every number of ranks,
 // stage, placement and split of the batch.
 
 namespace ballast::train::ranks_checkpoints_test {
@@ -34,7 +34,7 @@ namespace fs = std::filesystem;
 using Overrides = std::vector<std::string>;
 
 constexpr std::uint64_t kSteps = 3;
-constexpr std::uint64_t kSequences = 12;  // of all ranks in a step
+constexpr std::uint64_t kSequences = 12;  // of all ranks per step
 
 /// A directory that all ranks see, removed with the first one's object.
 class SharedDirectory {
@@ -58,7 +58,7 @@ class SharedDirectory {
   fs::path path_;
 };
 
-/// One micro-batch on the device in each step; otherwise one for each sequence.
+/// One micro-batch on the device per step. Otherwise there is one per sequence.
 const std::string kWholeBatch = "gradient_accumulation_steps=1";
 
 const std::string kLlama =
@@ -72,7 +72,7 @@ const std::string kExperts =
 
 struct Subject {
   std::string model;
-  Overrides common;  ///< of all runs
+  Overrides common;  ///< overrides of all runs
 };
 
 config::Config config_of(const Subject& subject, const fs::path& directory, std::uint64_t world,
@@ -113,7 +113,7 @@ std::uint64_t hash_of(const fs::path& folder) {
       .hash.value_or(0);
 }
 
-/// What one rank has learnt, and goes on to.
+/// The weights that one rank has learned, and those that it learns next.
 struct Alone {
   fs::path folder;
   std::uint64_t hash = 0;
@@ -130,7 +130,7 @@ Alone train_alone(const Subject& subject, const fs::path& directory) {
   return {folder, hash, step(engine, kSteps + 1, nullptr)};
 }
 
-/// From one rank to all of them and back.
+/// Goes from one rank to all of them and back.
 void expect_same_states(const Subject& subject, const Alone& alone, const fs::path& directory,
                         const Overrides& overrides) {
   comm::Ranks& ranks = test::joined_ranks();
@@ -154,7 +154,7 @@ void expect_same_states(const Subject& subject, const Alone& alone, const fs::pa
   });
 }
 
-/// Of the first rank; the others know the folder.
+/// Trains on the first rank. The others know the folder.
 Alone train_alone_on_first(const Subject& subject, const fs::path& directory) {
   comm::Ranks& ranks = test::joined_ranks();
   Alone alone = {.folder = checkpoint::checkpoint_folder(directory, kSteps)};
@@ -164,7 +164,7 @@ Alone train_alone_on_first(const Subject& subject, const fs::path& directory) {
   return alone;
 }
 
-TEST(CheckpointsOfRanks, HoldTheSameStatesInEveryStagePlacementAndSplit) {
+TEST(CheckpointsOfRanks, ContainTheSameStatesForEveryStagePlacementAndSplit) {
   const SharedDirectory directory;
   const Subject subject = {kLlama, {}};
   const Alone alone = train_alone_on_first(subject, directory.path() / "alone");
@@ -189,7 +189,7 @@ TEST(CheckpointsOfRanks, HoldTheSameStatesInEveryStagePlacementAndSplit) {
   }
 }
 
-TEST(CheckpointsOfRanks, HoldTheSameStatesWithAndWithoutExpertParallelism) {
+TEST(CheckpointsOfRanks, ContainTheSameStatesWithAndWithoutExpertParallelism) {
   const SharedDirectory directory;
   const std::string shared =
       fmt::format("ballast.expert_parallel={}", test::joined_ranks().world());

@@ -28,7 +28,7 @@ const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size
                               "num_layers": 2, "num_heads": 3, "num_kv_heads": 1,
                               "vocabulary_tiles": 3, "layer_tiles": 2)";
 
-/// Few tokens for the experts: some have none.
+/// Few tokens for the experts, so some have none.
 const std::string kExperts = R"("family": "qwen2_moe", "vocab_size": 131, "hidden_size": 24,
                                 "num_layers": 1, "num_heads": 3, "num_kv_heads": 1,
                                 "intermediate_size": 32, "num_experts": 24, "num_experts_per_tok": 1,
@@ -46,7 +46,7 @@ test::Batch same_ids(std::size_t tokens, std::uint64_t) {
   return test::chained_ids(tokens, 1);
 }
 
-/// Sequences per step of all ranks: on the host device a number that 1, 2, 3 and 4 ranks can share.
+/// Sequences per step, all ranks together. On the host device 1, 2, 3 and 4 ranks can share them.
 std::uint64_t sequences() {
   return on_cuda() ? 2 * std::uint64_t{test::joined_ranks().world()} : 12;
 }
@@ -109,8 +109,8 @@ void expect_close(const std::vector<double>& found, const std::vector<double>& e
   }
 }
 
-/// Every stage with every choice of `model`, or with a third or a sixth of them, which differ
-/// between stages. Some steps exceed `clipping`.
+/// Compares every stage with every choice of `model`, or with a third or a sixth of them, which
+/// differ between stages. Some steps exceed `clipping`.
 enum class Extent : std::size_t { all = 1, third = 3, sixth = 6 };
 void compare_all(const std::string& model, bool bf16, double clipping, Overrides common,
                  Extent extent = Extent::all) {
@@ -159,7 +159,7 @@ TEST(RanksMatrix, ExpertsThatAreTouchedAndMoveEarly) {
               Extent::sixth);
 }
 
-/// Experts with biases, most of which have more rows than one round of exchanges moves.
+/// Experts with biases. Most of them have more rows than one round of exchanges moves.
 const std::string kBusyExperts = R"("family": "gpt_oss", "vocab_size": 131, "hidden_size": 24,
                                     "num_layers": 2, "num_heads": 3, "num_kv_heads": 1,
                                     "head_dim": 8, "intermediate_size": 16,
@@ -201,7 +201,7 @@ TEST(RanksMatrix, FrozenBlocksInEveryStage) {
               Extent::sixth);
 }
 
-/// Of a base in four bits, with magnitudes.
+/// The base is in four bits, with magnitudes.
 TEST(RanksMatrix, AdaptersInEveryStage) {
   compare_all(kGpt2, true, 0.1,
               {"ballast.train=adapters", "ballast.quantized_base=nf4",
@@ -232,7 +232,7 @@ TEST(RanksMatrix, WithMomentsInEightBits) {
   compare_all(kLlama, true, 0.45, {"ballast.optimizer_states=8bit"}, Extent::third);
 }
 
-/// Stage 3 with `common`, then also with `options` and every choice, must give the same bits.
+/// Stage 3 with `common`, and then also with `options` and every choice, must give the same bits.
 /// kLlama runs in fp32, in which sums of squared gradients are not exact, kGpt2 in bf16.
 void compare_stage_three(const std::string& model, const Overrides& common,
                          const Overrides& options) {
@@ -269,7 +269,8 @@ TEST(RanksMatrix, GroupsWithTheOtherOptionsLearnTheSameBits) {
   const std::uint32_t world = test::joined_ranks().world();
   if (world < 4 || world % 2 != 0) GTEST_SKIP() << "several groups of several ranks";
   const std::string groups = fmt::format("zero_optimization.zero_hpz_partition_size={}", world / 2);
-  // Some blocks whole, and gathers of codes: the bits of these options do not depend on groups.
+  // Some blocks are whole, and gathers are quantised. The bits of these options do not depend on
+  // groups.
   compare_stage_three(kGpt2, {},
                       {groups, "zero_optimization.stage3_param_persistence_threshold=6000"});
   const std::string codes = "zero_optimization.zero_quantized_weights=true";
@@ -294,7 +295,7 @@ TEST(RanksMatrix, QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBi
   }
 }
 
-/// Masters of all tensors after some steps.
+/// Master weights of all tensors after some steps.
 std::vector<std::vector<float>> learnt_weights(const Overrides& options,
                                                const std::string& model = kGpt2,
                                                std::uint64_t steps = 3) {

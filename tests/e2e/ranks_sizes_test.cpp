@@ -94,7 +94,8 @@ void expect_stored(const step::StateBytes& found, const Blueprint& blueprint, in
     return sum;
   }();
   const step::StateBytes paper = step::zero_memory(elements, world, stage, step::kOwnStateBytes);
-  // Shards are whole pages, and the arrays of a state buffer lie apart (cpu_adam::kArraySkew).
+  // Shards are whole pages, and the arrays of a state buffer have gaps between them
+  // (cpu_adam::kArraySkew).
   const double parts = static_cast<double>(blueprint.model.blocks.size()) * (world + 4) * kPage;
   const double apart = static_cast<double>(blueprint.model.blocks.size()) * 3 * 32 * kPage;
   const auto expect_near = [&](double bytes, double exact, double slack) {

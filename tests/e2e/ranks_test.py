@@ -3,8 +3,8 @@
 
     ranks_test.py PATH_OF_BALLAST [PATH_OF_MPIRUN]
 
-However a run of several ranks ends, it says so in one line, and nothing of it is left: no process,
-no shared memory, no swap file. mpirun's environment comes from Meson.
+However a run of several ranks ends, it prints one line and leaves nothing: no process, no shared
+memory, no swap file. mpirun's environment comes from Meson.
 """
 
 import json
@@ -24,7 +24,7 @@ import runs
 
 BALLAST = str(pathlib.Path(sys.argv[1]).resolve())
 MPIRUN = sys.argv[2] if len(sys.argv) > 2 else ""
-PATIENCE = 240  # seconds in which anything must be over, on slow machines too
+PATIENCE = 240  # seconds within which anything must be over, even on slow machines
 SKIPPED = 77
 
 TINY = {
@@ -50,7 +50,7 @@ def environment_of(pid):
     try:
         return pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return []  # gone by now
+        return []  # the process has ended
 
 
 class RanksTest(unittest.TestCase):
@@ -72,7 +72,8 @@ class RanksTest(unittest.TestCase):
                             "OMPI_MCA_btl_vader_backing_directory": str(self.shared_memory)}
 
     def command(self, ranks, *arguments, other=None):
-        """`ballast ARGUMENTS` as this many ranks; `other`: (environment, arguments) of one more."""
+        """Runs `ballast ARGUMENTS` as this number of ranks. `other`: (environment, arguments) of
+        one more rank."""
         command = [MPIRUN, "-n", str(ranks), BALLAST, *map(str, arguments)]
         if other:
             environment, more = other
@@ -106,7 +107,7 @@ class RanksTest(unittest.TestCase):
         return self.run_ranks(ranks, "train", self.config, *arguments, other=other)
 
     def processes(self, rank=None):
-        """PIDs of this test's running processes; `rank`: only those of that rank."""
+        """PIDs of this test's running processes. `rank`: only those of that rank."""
         wanted = [f"BALLAST_RANKS_TEST={self.token}".encode()]
         if rank is not None:
             wanted.append(f"OMPI_COMM_WORLD_RANK={rank}".encode())
@@ -116,7 +117,7 @@ class RanksTest(unittest.TestCase):
     def assert_nothing_left(self):
         deadline = time.monotonic() + PATIENCE
         while self.processes() and time.monotonic() < deadline:
-            time.sleep(0.02)  # mpirun may be gone a moment before those it has killed
+            time.sleep(0.02)  # mpirun may end just before the processes that it has killed
         self.assertEqual(self.processes(), [])
         self.assertEqual(list(self.shared_memory.iterdir()), [])
         for entry in self.path.glob("**/*"):
@@ -183,7 +184,7 @@ class Working(RanksTest):
         self.assertIn("eval_loss", rows[1][-1])
         self.assertLess(sum(row["tokens"] for row in rows[1]), 4 * 12 * 64)  # some are padding
 
-    def test_one_rank_speaks_for_all(self):
+    def test_one_rank_prints_for_all(self):
         done = self.train(3)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(done.stderr, "")
@@ -204,7 +205,7 @@ class Working(RanksTest):
             self.assertGreater(step["bytes"]["reduce"], 0)
 
     def test_drives_wear_by_the_bytes_of_all_ranks(self):
-        """Three ranks share the swap directory, the run directory, and write alike."""
+        """Three ranks share the swap directory and the run directory, and write equal amounts."""
         done = self.train(3, "--set", "ballast.steps=12", "--set", "ballast.eval_every=0")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn(" by rank 0; all ranks of this machine:", done.stdout)
@@ -252,7 +253,7 @@ class Working(RanksTest):
 
 
 class Mistakes(RanksTest):
-    def test_of_all_ranks_are_said_once(self):
+    def test_of_all_ranks_are_printed_once(self):
         (self.path / "used").mkdir()
         (self.path / "used/metrics.jsonl").write_text("")
         for status, words, arguments in (
@@ -270,7 +271,7 @@ class Mistakes(RanksTest):
             self.assert_one_error(done, status, *words)
             self.assertNotIn(f" on {os.uname().nodename}: ", done.stderr)
 
-    def test_of_one_rank_are_said_with_its_name(self):
+    def test_of_one_rank_are_printed_with_its_number(self):
         done = self.train(1, other=({}, ["train", self.config, "--set", "modle.x=1"]))
         self.assert_one_error(done, 2, f"rank 1 on {os.uname().nodename}: ", "modle")
         done = self.train(1, other=({}, ["train", self.config, "--stepz", "1"]))
@@ -293,23 +294,23 @@ class Failures(RanksTest):
                           ("--set", "zero_optimization.offload_param.device=nvme"))
         self.assertFalse((self.path / "run/metrics.jsonl").exists())
 
-    def test_of_all_ranks_at_once_are_said_once(self):
+    def test_of_all_ranks_at_once_are_printed_once(self):
         self.environment["BALLAST_IO_FAULTS"] = "eio:on=read:after=5:times=1"
         self.assert_one_error(self.train(3, *ENDLESS), 1, "rank ", "Input/output error")
 
-    def test_a_rank_that_stands_still_is_missed(self):
+    def test_a_stopped_rank_is_detected(self):
         for rank in (0, 2):
             process = self.start(self.command(3, "train", self.config, *ENDLESS, "--set",
                                               "ballast.comm_timeout_seconds=3"))
             self.wait_for_steps(process)
             stopped, = self.processes(rank)
             os.kill(stopped, signal.SIGSTOP)
-            done = self.finish(process)  # mpirun kills what stands still, too
+            done = self.finish(process)  # mpirun kills stopped processes, too
             teller = 1 if rank == 0 else 0
             self.assert_one_error(done, 1, f"rank {teller} on ", "not all ranks took part within 3")
 
     def test_a_rank_that_is_killed_takes_all_with_it(self):
-        # Before the first step and in the middle of any step, in each lane.
+        # Kills before the first step and in the middle of any step, in each lane.
         dice = random.Random(20260)
         for _ in range(KILLS):
             stage, ranks = dice.randrange(4), dice.choice([2, 3])
@@ -327,7 +328,7 @@ class Failures(RanksTest):
             self.assertIn("Killed", done.stderr)
             self.assertLessEqual(len(errors_of(done.stderr)), 1, done.stderr)
 
-    def test_an_interrupt_of_the_launcher_ends_all_without_a_cry(self):
+    def test_an_interrupt_of_the_launcher_ends_all_silently(self):
         for number in (signal.SIGINT, signal.SIGTERM):
             process = self.start(self.command(3, "train", self.config, *ENDLESS))
             self.wait_for_steps(process)
@@ -336,7 +337,7 @@ class Failures(RanksTest):
             self.assertNotEqual(done.returncode, 0)
             self.assertEqual(errors_of(done.stderr), [])
 
-    def test_an_interrupt_of_every_rank_is_said_once(self):
+    def test_an_interrupt_of_every_rank_is_printed_once(self):
         process = self.start(self.command(3, "train", self.config, *ENDLESS))
         self.wait_for_steps(process)
         for rank in (0, 1, 2):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What a browser makes of the pages of `ballast report` and `ballast plan --html`.
+"""Tests in a browser the pages of `ballast report` and `ballast plan --html`.
 
     report_page_test.py PATH_OF_BALLAST
 
-Needs Debian's package chromium; without it the test is skipped. With BALLAST_TEST_PICTURES=DIR a
-picture of each page, width and colour scheme is left there to be looked at.
+Needs Debian's package chromium; without it the test is skipped. BALLAST_TEST_PICTURES=DIR keeps a
+picture of each page, width and colour scheme there.
 """
 
 import json
@@ -19,7 +19,7 @@ from plan_test import RATES
 from report_test import ReportTest, data_of
 from runs import main
 
-# The text of each label that lies outside its picture or on another one. A text's box is higher than
+# The text of each label that is outside its picture or on another one. A text's box is higher than
 # its letters, so boxes may touch.
 LABELS = """
 [...document.querySelectorAll('svg')].flatMap(svg => {
@@ -37,7 +37,7 @@ LABELS = """
   });
   return found;
 })"""
-# Elements whose text is cut off; what scrolls is not.
+# Elements whose text is cut off, except those that scroll.
 CLIPPED = """
 [...document.querySelectorAll(['h1,h2,h3,p,dt,dd,button,label,li,figcaption,summary,.stack span',
                                '.words,.tier,output,select'].join())]
@@ -51,7 +51,7 @@ Object.fromEntries([...document.querySelectorAll('#curves figure')].map(f => [f.
     .map(p => (p.getAttribute('d').match(/[ML]/g) || []).length),
   unit: f.querySelector('.unit').textContent, ticks: f.querySelectorAll('line.grid').length,
   axis: [...f.querySelectorAll('text')].some(t => t.textContent === 'step')}]))"""
-# Of the page of a benchmark: points of each chart's lines, bars, figures of this run.
+# Content of a benchmark's page: points of each chart's lines, bars, figures of this run.
 BENCH = """
 ({charts: [...document.querySelectorAll('#curves figure')].map(f =>
     [...f.querySelectorAll('path.line')].map(p => (p.getAttribute('d').match(/[ML]/g) || []).length)),
@@ -59,14 +59,15 @@ BENCH = """
     f.querySelectorAll('path.line[stroke-dasharray]').length),
   bars: document.querySelectorAll('#shares i').length,
   figures: [...document.querySelectorAll('tbody tr')].map(r => r.children[1].textContent)})"""
-# Labels that a line is drawn over: they have no edge of the paper's colour, or come before the line.
+# Labels that a line is drawn over. They have no edge in the paper's colour, or come before the
+# line.
 CROSSED = """
 [...document.querySelectorAll('svg .reftext, svg .group')].filter(text =>
   !getComputedStyle(text).paintOrder.startsWith('stroke') ||
   [...text.ownerSVGElement.querySelectorAll('line.ref, line.grid')].some(line =>
     line.compareDocumentPosition(text) & Node.DOCUMENT_POSITION_PRECEDING))
   .map(text => text.textContent)"""
-# What crosses a bar of memory: text of a part at whose height a mark has a colour.
+# Marks across a bar of memory: those with a colour at the height of a part's text.
 MARKED = """
 [...document.querySelectorAll('#memory .limit, #memory .peak')]
   .filter(mark => getComputedStyle(mark).borderLeftWidth !== '0px').map(mark => mark.className)"""
@@ -108,7 +109,7 @@ class Page(ReportTest):
                        "--trace", f"{out}.trace", "--trace-steps", "3", out=out)
 
     def look_at(self, page):
-        """Labels, and no word that is cut off, for each width and colour scheme."""
+        """Checks labels, and that no word is cut off, for each width and colour scheme."""
         for width in (400, 800, 1400):
             for dark in (False, True):
                 self.open(page, width, dark)
@@ -257,13 +258,13 @@ class Page(ReportTest):
         adam = ("adam", "--params", "64Ki,256Ki", "--variant", "adamw-bf16,adamw-fp32", *quick)
         for command, charts in ((sweep, 4), (adam, 1)):
             self.bench_page(*command)
-            self.look_at("bench.html")  # without earlier figures
+            self.look_at("bench.html")  # first run, without earlier figures
             self.bench_page(*command)
             self.look_at("bench.html")
             shown = self.browser.run(BENCH)
-            self.assertEqual(len(shown["charts"]), charts + 1)  # and the one of all runs
+            self.assertEqual(len(shown["charts"]), charts + 1)  # plus the chart of all runs
             self.assertTrue(all(points > 1 for chart in shown["charts"] for points in chart))
-            # Each line of a sweep has that of the earlier run beside it.
+            # Each line of a sweep is next to that of the earlier run.
             self.assertEqual([len(chart) for chart in shown["charts"][:-1]],
                              [2 * count for count in shown["dashed"][:-1]])
             rows = data_of(self.path / "bench.html")["rows"]
@@ -341,7 +342,7 @@ class Page(ReportTest):
                                      ".find(t => t.firstChild.textContent === 'Loss')"
                                      ".lastChild.firstChild.textContent")
             self.assertEqual(shown, loss, name)
-        # One of several losses is of pairs: the table says so.
+        # One of several losses is of pairs, which the table says.
         self.made_run([{"loss": 0.5, "rewards": {"accuracy": 1.0, "margin": 0.5}}], "pairs")
         self.reported("worse", "pairs")
         self.open("page.html")

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The pages of `ballast report` and `ballast plan --html`: what they hold, bad input, the server.
+"""Tests the pages of `ballast report` and `ballast plan --html`: their content, bad input, the
+server.
 
     report_test.py PATH_OF_BALLAST
 
-What a browser makes of them: report_page_test.py.
+report_page_test.py tests them in a browser.
 """
 
 import csv
@@ -50,7 +51,7 @@ class ReportTest(RunTest):
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def made_run(self, rows, name="made", steps=None):
-        """A run directory with `rows`, each a step's members without its number."""
+        """A run directory with `rows`. Each row has a step's members without its number."""
         folder = self.path / name
         folder.mkdir()
         lines = [json.dumps({"step": i, **row}) for i, row in enumerate(rows, 1)]
@@ -138,7 +139,7 @@ class Report(ReportTest):
         self.assertEqual(page.count("<script"), 2)
         self.assertIn("<title>Run &lt;b>run</title>", page)
 
-    def test_runs_beside_each_other(self):
+    def test_several_runs_are_compared(self):
         self.small_run(out="a/run")
         self.small_run("--set", "optimizer.params.lr=0.01", "--set", "gradient_clipping=0.5",
                        out="b/run")
@@ -172,7 +173,7 @@ class Report(ReportTest):
         self.assertEqual(piped, (self.path / "metrics.csv").read_text())
         self.refused(["run", "run", "--csv", "other.csv"], 2, "--csv is of one run")
 
-    # Runs that are not as they should be.
+    # Runs with missing or wrong files.
 
     def test_a_run_that_ended_early_says_so(self):
         folder = self.made_run([{"loss": 3.0}, {"loss": 2.0}], steps=10)
@@ -235,9 +236,9 @@ class Report(ReportTest):
 
     @staticmethod
     def inputs(trace, slices):
-        """For each slice those that it waited for, by arrows and by its lane."""
+        """For each slice, those that it waited for, by arrows and by its lane."""
         index, arrows, last, found = -1, {}, {}, [[] for _ in slices]
-        for event in trace:  # the ends of arrows are behind their slice
+        for event in trace:  # the ends of arrows follow their slice
             if event["ph"] == "X":
                 index += 1
                 lane = event["tid"]
@@ -259,7 +260,7 @@ class Report(ReportTest):
         self.assertEqual(timeline["start"], [round(1000 * one["ts"]) for one in slices])
         self.assertEqual(timeline["step"], [one["args"].get("step", 0) for one in slices])
         ends = [start + long for start, long in zip(timeline["start"], timeline["duration"])]
-        # A step is as long as the metrics say.
+        # A step is as long as in the metrics.
         last = timeline["steps"][-1]
         row = self.rows()[last["step"] - 1]
         self.assertLess((last["to"] - last["from"]) / 1e9, 1.01 * row["step_seconds"] + 1e-4)
@@ -274,7 +275,7 @@ class Report(ReportTest):
         self.assertEqual(run["timelines"], [])
         self.assertTrue(any("trace.json" in note for note in run["notes"]), run["notes"])
 
-    def test_a_predicted_timeline_beside_the_measured_one(self):
+    def test_a_predicted_timeline_next_to_the_measured_one(self):
         self.small_run("--trace", "trace.json", "--trace-steps", "2")
         (self.path / "rates.json").write_text(json.dumps(RATES))
         planned = self.run_ballast("plan", "config.json", "--rates", "rates.json",
@@ -388,8 +389,9 @@ class Watch(ReportTest):
             status, _, text = self.get(address + "data.json", If_None_Match=headers["ETag"])
             run, = json.loads(text)["runs"]
             self.assertEqual((status, run["rows"], run["state"]), (200, 2, "under way"))
-            self.assertEqual(run["notes"], [run["notes"][0]])  # only that run.json is missing
-        # A run that goes back cuts its file.
+            self.assertEqual(run["notes"], [run["notes"][0]])  # only a note that run.json is
+                                                               # missing
+        # A run that goes back to a checkpoint truncates its file.
         losses = enumerate((3.0, 9.0, 8.0), 1)
         metrics.write_text("".join(f'{{"step": {step}, "loss": {loss}}}\n' for step, loss in losses))
         run, = json.loads(self.get(address + "data.json")[2])["runs"]
@@ -422,7 +424,7 @@ class Watch(ReportTest):
             with client.makefile("rb") as file:
                 head = file.read()
         self.assertTrue(head.startswith(b"HTTP/1.1 200 ") and head.endswith(b"\r\n\r\n"), head)
-        # One that says nothing, and one that says too much, do not keep the others waiting.
+        # Neither a silent client nor one that sends too much blocks the others.
         with socket.create_connection(("127.0.0.1", port), timeout=60), \
                 socket.create_connection(("127.0.0.1", port), timeout=60) as loud:
             loud.sendall(b"GET /" + b"x" * 60000)
@@ -433,7 +435,7 @@ class Watch(ReportTest):
         self.made_run([{"loss": 3.0}])
         _, address, port = self.serve("made")
         slow = []
-        for _ in range(100):  # more than are served at a time; none of them reads
+        for _ in range(100):  # more than are served at a time, none of which reads
             client = socket.socket()
             self.addCleanup(client.close)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -442,7 +444,7 @@ class Watch(ReportTest):
             slow.append(client)
         self.assertEqual(self.get(address)[0], 200)
 
-    def test_a_directory_that_goes_does_not_end_it(self):
+    def test_a_removed_directory_does_not_end_it(self):
         folder = self.made_run([{"loss": 3.0}, {"loss": 2.0}], steps=2)
         _, address, _ = self.serve("made")
         run = lambda: json.loads(self.get(address + "data.json")[2])["runs"][0]

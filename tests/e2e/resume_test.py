@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stops `ballast train` in every way and goes on from its checkpoints.
+"""Stops `ballast train` in every way and resumes from its checkpoints.
 
     resume_test.py PATH_OF_BALLAST [PATH_OF_MPIRUN]
 
@@ -32,7 +32,8 @@ class ResumeTest(runs.CheckpointTest):
     BALLAST = {**runs.CheckpointTest.BALLAST, "eval_every": 5}
 
     def copied_run(self):
-        """The first steps of a run, calculated once and copied for each test of them."""
+        """The first steps of a run, computed once and copied for each test that resumes from
+        them."""
         if not (self.path / "part").exists():
             self.part_of_run()
             (self.path / "run").rename(self.path / "part")
@@ -63,7 +64,7 @@ class ResumeTest(runs.CheckpointTest):
             self.assertEqual(self.checkpoints(), ["step-18", "step-20"])
         self.assertGreater(resumed, 0)
 
-    def test_killed_while_it_writes_a_checkpoint_it_has_all_that_it_keeps(self):
+    def test_killed_while_writing_a_checkpoint_it_keeps_the_others(self):
         self.config(ballast={**self.BALLAST, "steps": 100000, "eval_every": 0})
         for after in range(KILLS):
             shutil.rmtree(self.path / "run", ignore_errors=True)
@@ -109,7 +110,7 @@ class ResumeTest(runs.CheckpointTest):
             out, err = process.communicate(timeout=120)
             self.assertEqual((process.returncode, runs.without_notice(err)), (0, ""))
             lines = out.splitlines()
-            if not lines[-1].startswith("to go on: "):  # it had ended before
+            if not lines[-1].startswith("to continue: "):  # it had ended before
                 continue
             self.assertIn(f"{number.name}: the run ends after the step that is running, with a "
                           "checkpoint; ", err)
@@ -218,7 +219,7 @@ class ResumeTest(runs.CheckpointTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.results(), expected)
 
-    def test_what_changes_results_is_refused_or_allowed_by_name(self):
+    def test_changes_of_results_are_refused_or_allowed_by_name(self):
         self.part_of_run(steps=2)
         other = {"optimizer": {"type": "Lion", "params": {"lr": 1e-3, "betas": [0.9, 0.99]}}}
         (self.path / "other").mkdir()
@@ -237,7 +238,7 @@ class ResumeTest(runs.CheckpointTest):
                 self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
                 for word in words:
                     self.assertIn(word, done.stderr)
-        # Where the data lie is free, as are steps and placement.
+        # The place of the data may change, as may steps and placement.
         done = self.resume("--steps", 3, "--set", "zero_optimization.stage=2",
                            data={"text": ["other/moved.txt"]})
         self.assertEqual((done.returncode, done.stderr), (0, ""))
@@ -246,7 +247,7 @@ class ResumeTest(runs.CheckpointTest):
         self.assertIn("the run changes optimizer.params.betas [0.9,0.999] -> [0.9,0.99], as", done.stderr)
         changes = json.loads((self.path / "run/run.json").read_text())["changes"]
         self.assertIn('optimizer.type "AdamW" -> "Lion"', changes)
-        done = self.resume("--steps", 5, **other)  # its newest checkpoint has the new settings
+        done = self.resume("--steps", 5, **other)  # its latest checkpoint has the new settings
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         for arguments, word in ((("--resume", "--allow-change", "optimiser"), "did you mean 'optimizer'"),
                                 (("--resume", "--allow-change", "ballast.out"), "may change without"),
@@ -287,7 +288,7 @@ class ResumeTest(runs.CheckpointTest):
         return [(begins[home["extent"]], swap["extents"][home["extent"]])
                 for home in swap["homes"]]
 
-    def test_states_on_nvme_stay_where_they_are(self):
+    def test_states_on_nvme_are_not_copied(self):
         expected = self.reference()
         self.part_of_run()
         newest = self.path / "run/checkpoints/step-10"
@@ -353,14 +354,15 @@ class ResumeTest(runs.CheckpointTest):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(self.results(), expected)
             self.part_of_run("--overwrite", "--set", "ballast.checkpoint_every=0", **there)
-            self.assertEqual(len(list(pathlib.Path(other).iterdir())), 2)  # of the reference
+            self.assertEqual(len(list(pathlib.Path(other).iterdir())), 2)  # checkpoints of the
+                                                                           # reference
 
-    def test_a_damaged_one_does_not_displace_a_whole_one(self):
+    def test_a_damaged_one_does_not_displace_an_intact_one(self):
         self.part_of_run()
         def flip(content):
             content[0] ^= 1
         self.damage("step-10/rank-0.states", flip)
-        left = self.path / "run/checkpoints/.incomplete-step-12"  # by a killed process
+        left = self.path / "run/checkpoints/.incomplete-step-12"  # left by a killed process
         left.mkdir()
         (left / "rank-0.states").write_bytes(b"0")
         done = self.resume("--steps", "9", "--set", "ballast.checkpoint_keep=1")
@@ -377,16 +379,16 @@ class ResumeTest(runs.CheckpointTest):
         self.assertEqual(done.stderr.count("an older checkpoint is damaged: "), 2, done.stderr)
         self.assertEqual(self.checkpoints(), ["damaged-step-4", "damaged-step-8", "step-10", "step-12"])
         done = self.resume("--steps", 13)
-        self.assertEqual((done.returncode, done.stderr), (0, ""))  # it was said once
+        self.assertEqual((done.returncode, done.stderr), (0, ""))  # it was reported once
 
-    def test_without_a_whole_one_nothing_is_lost(self):
+    def test_without_an_intact_one_nothing_is_lost(self):
         self.part_of_run()
         for step in ("step-8", "step-10"):
             (self.path / "run/checkpoints" / step / "rank-0.json").unlink()
         before = (self.path / "run/metrics.jsonl").read_bytes()
         for how in ("--resume", "--resume=auto"):
             done = self.train(how, ballast=self.BALLAST)
-            assert_one_line(self, done, 1, ("has no whole checkpoint to resume from",
+            assert_one_line(self, done, 1, ("has no complete checkpoint to resume from",
                                             "all 2 are damaged", "step-10/rank-0.json: No such file"))
             self.assertEqual((self.path / "run/metrics.jsonl").read_bytes(), before)
             self.assertEqual(self.checkpoints(), ["step-10", "step-8"])
@@ -400,7 +402,7 @@ class ResumeTest(runs.CheckpointTest):
                 (("--set", "ballast.optimizer_states=8bit"), ("ballast.optimizer_states",)),
                 (("--set", "gradient_accumulation_steps=4"), ("train_batch_size",)),
                 (("--steps", "9"), ("has 10 finished steps, but the run only 9", "--steps")),
-                (("--out", "elsewhere"), ("has no whole checkpoint", "ballast.checkpoint_every")),
+                (("--out", "elsewhere"), ("has no complete checkpoint", "ballast.checkpoint_every")),
                 (("--overwrite",), ("--overwrite", "--resume"))):
             done = self.resume(*arguments)
             self.assertNotEqual(done.returncode, 0, arguments)
@@ -419,18 +421,18 @@ class ResumeTest(runs.CheckpointTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.checkpoints(), [])
 
-    def test_a_full_disk_costs_the_checkpoint_and_not_the_run(self):
+    def test_a_full_disk_skips_the_checkpoint_and_training_continues(self):
         in_memory = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}},
                      "ballast": {**self.BALLAST, "save_weights": False}}
         done = self.train(limits=lambda: resource.setrlimit(resource.RLIMIT_FSIZE,
                                                             (300_000, 300_000)), **in_memory)
         self.assertEqual(done.returncode, 0, done.stderr)
         warnings = done.stderr.splitlines()
-        # Of ten checkpoints the first, the second, the fourth and the eighth.
+        # The warnings are about the first, second, fourth and eighth of ten checkpoints.
         self.assertEqual([line.split()[3] for line in warnings], ["2:", "4:", "8:", "16:"])
         for line in warnings:
             self.assertIn("rank-0.states: File too large", line)
-            self.assertIn("training goes on", line)
+            self.assertIn("training continues", line)
         self.assertEqual(self.checkpoints(), [])
         self.assertEqual(self.steps(), list(range(1, self.STEPS + 1)))
 
@@ -445,7 +447,7 @@ class ResumeTest(runs.CheckpointTest):
                 self.skipTest(f"cannot {command[0]} an image")
         self.addCleanup(subprocess.run, ["umount", "-l", disk], check=True)
         sections = {"ballast": {**self.BALLAST, "steps": 4, "save_weights": False}}
-        done = self.train("--out", "disk/run", **sections)  # each of them alone fits
+        done = self.train("--out", "disk/run", **sections)  # each of them fits alone
         assert_one_line(self, done, 1, ("ballast.checkpoint_every: ", "in addition to swap files of ",
                                         "ballast.checkpoint_keep"))
         self.assertEqual(list(disk.iterdir()), [disk / "lost+found"])
@@ -528,7 +530,7 @@ class ResumeTest(runs.CheckpointTest):
 
 
 class RequeuedJobTest(runs.CheckpointTest):
-    """One command line for the first attempt and all that follow."""
+    """Runs one command line for the first attempt and all that follow."""
 
     STEPS = 4
     BALLAST = {**runs.CheckpointTest.BALLAST, "steps": STEPS}
@@ -540,7 +542,7 @@ class RequeuedJobTest(runs.CheckpointTest):
         return {str(file): (file.stat().st_mtime_ns, file.read_bytes() if file.is_file() else b"")
                 for file in sorted((self.path / "run").rglob("*"))}
 
-    def test_it_begins_in_what_a_killed_process_has_left(self):
+    def test_it_starts_in_the_directory_of_a_killed_process(self):
         expected = self.reference()
         rows = (self.path / "reference/metrics.jsonl").read_bytes().splitlines(keepends=True)
         run = self.path / "run"
@@ -559,7 +561,7 @@ class RequeuedJobTest(runs.CheckpointTest):
             self.assertEqual(list(run.glob("*.tmp-*")), [])
             shutil.rmtree(run)
 
-    def test_of_a_finished_run_nothing_changes(self):
+    def test_a_finished_run_does_not_change(self):
         for sections in ({}, {"ballast": {**self.BALLAST, "checkpoint_every": 0}}):
             self.assertEqual(self.automatic(**sections).returncode, 0)
             before = self.files()
@@ -571,7 +573,7 @@ class RequeuedJobTest(runs.CheckpointTest):
                 done = self.automatic("--set", "optimizer.params.lr=2e-3")
                 assert_one_line(self, done, 2, ("optimizer.params.lr 0.001 -> 0.002", "--allow-change"))
                 self.assertEqual(self.files(), before)
-                done = self.automatic("--steps", 5)  # it is not finished then
+                done = self.automatic("--steps", 5)  # then it is not finished
                 self.assertEqual((done.returncode, self.steps()), (0, [1, 2, 3, 4, 5]), done.stderr)
             shutil.rmtree(self.path / "run")
 
@@ -584,15 +586,15 @@ class RequeuedJobTest(runs.CheckpointTest):
                             ({"metrics.jsonl": row, "weights/config.json": "{}"},
                              ("run/weights: are trained weights without a checkpoint", "--out")),
                             ({"metrics.jsonl": row, "checkpoints/damaged-step-2/rank-0.json": ""},
-                             ("checkpoints/damaged-step-2: ", "no whole one")),
+                             ("checkpoints/damaged-step-2: ", "no complete checkpoint")),
                             ({"metrics.jsonl": row, "checkpoints/step-2/rank-0.json": ""},
-                             ("has no whole checkpoint to resume from", "step-2/checkpoint.json"))):
+                             ("has no complete checkpoint to resume from", "step-2/checkpoint.json"))):
             for name, content in left.items():
                 (run / name).parent.mkdir(parents=True, exist_ok=True)
                 (run / name).write_text(content)
             before = self.files()
             done = self.automatic()
-            assert_one_line(self, done, 1 if "no whole checkpoint" in words[0][4:] else 2, words)
+            assert_one_line(self, done, 1 if "no complete checkpoint" in words[0][4:] else 2, words)
             self.assertEqual(self.files(), before)
             shutil.rmtree(run)
         run.write_text("a file")

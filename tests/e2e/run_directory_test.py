@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a run leaves in its directory, and how it ends.
+"""Tests what a run leaves in its directory, and how it ends.
 
     run_directory_test.py PATH_OF_BALLAST
 """
@@ -25,7 +25,7 @@ class Directory(RunTest):
         return {"ballast": {**TINY["ballast"], "out": None},
                 "environment": {"XDG_STATE_HOME": str(self.state.parent)}}
 
-    def test_runs_of_the_same_second_have_directories_of_their_own(self):
+    def test_runs_of_the_same_second_have_different_directories(self):
         unnamed = self.unnamed()
         command = [self.ballast, "train", str(self.config(ballast=unnamed["ballast"]))]
         runs = [subprocess.Popen(command, cwd=self.path, stdout=subprocess.DEVNULL,
@@ -69,7 +69,7 @@ class Directory(RunTest):
     def names(self, out="run"):
         return {entry.name for entry in (self.path / out).iterdir()}
 
-    def test_config_and_origin_lie_beside_the_metrics(self):
+    def test_config_and_origin_are_next_to_the_metrics(self):
         done = self.train("--steps", "2", "--set", "gradient_clipping=0.5")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.names(), RUN_FILES)
@@ -105,7 +105,7 @@ class Directory(RunTest):
             done = self.run_ballast("train", "run/config.json", "--out", "run", *arguments)
             self.assert_fails(done, 2, "run/", "--out")
 
-    def test_no_file_of_another_run_is_replaced_unasked(self):
+    def test_files_of_another_run_are_replaced_only_with_overwrite(self):
         for name in ("config.json", "run.json"):
             other = self.path / name.replace(".", "-")
             other.mkdir()
@@ -113,7 +113,7 @@ class Directory(RunTest):
             done = self.train("--out", other)
             self.assert_fails(done, 2, f"{other.name}/{name} exists", "--overwrite")
             self.assertEqual([entry.name for entry in other.iterdir()], [name])
-            self.assert_fails(self.train("--out", other, "--overwrite"), 2, name, "is not of a run")
+            self.assert_fails(self.train("--out", other, "--overwrite"), 2, name, "is not from a run")
             self.assertEqual([entry.name for entry in other.iterdir()], [name])
             self.assertEqual((other / name).read_text(), "mine")
 
@@ -146,8 +146,9 @@ class Directory(RunTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.names(), RUN_FILES | {"thesis.txt"})
 
-    def test_of_runs_in_one_directory_that_start_together_one_is_not_refused(self):
-        # Opening many files takes long enough for all to have looked at the directory before.
+    def test_one_of_several_runs_that_start_in_a_directory_is_accepted(self):
+        # Opening many files takes long enough for all processes to have checked the directory
+        # before.
         (self.path / "texts").mkdir()
         for i in range(3000):
             (self.path / f"texts/{i}").write_text("the quick brown fox. ")
@@ -178,7 +179,7 @@ class Directory(RunTest):
 
     def test_a_run_that_cannot_write_one_of_its_files_leaves_none(self):
         (self.path / "run/run.json").mkdir(parents=True)
-        self.assert_fails(self.train("--overwrite"), 2, "run.json", "is not of a run")
+        self.assert_fails(self.train("--overwrite"), 2, "run.json", "is not from a run")
         self.assertEqual(self.names(), {"run.json"})
 
     def limited(self, size):
@@ -205,7 +206,7 @@ class Directory(RunTest):
 
 class Interrupt(RunTest):
     def interrupt(self, number, *arguments, ready, **sections):
-        """Starts a run, sends the signal when `ready` says so, returns how it ended."""
+        """Starts a run, sends the signal when `ready` is true, and returns how it ended."""
         process = subprocess.Popen([self.ballast, "train", str(self.config(**sections)), *arguments],
                                    cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    text=True)

@@ -1,4 +1,4 @@
-"""What the tests of `ballast train` share: a tiny config and a directory to run it in."""
+"""Helpers that the tests of `ballast train` share: a tiny config and a directory to run it in."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ RUN_FILES = {"metrics.jsonl", "config.json", "run.json"}
 
 
 def without_notice(errors):
-    """What a run has said on stderr besides how its first signal ends it."""
+    """The lines of a run on stderr, except the one about its first signal."""
     return re.sub(r"(?m)^ballast: SIG(INT|TERM): the run ends .*; a second signal ends it at once\n",
                   "", errors)
 
@@ -48,7 +48,7 @@ class RunTest(unittest.TestCase):
         (self.path / "text.txt").write_text(TEXT)
 
     def config(self, **sections):
-        """Writes TINY with whole sections merged in; returns its path."""
+        """Writes TINY with whole sections merged in. Returns its path."""
         config = json.loads(json.dumps(TINY))
         for name, value in sections.items():
             if isinstance(value, dict) and isinstance(config.get(name), dict):
@@ -71,7 +71,7 @@ class RunTest(unittest.TestCase):
         self.assert_nothing_left()
 
     def assert_nothing_left(self):
-        """Expects no swap file: the run directory contains only what a run leaves."""
+        """Expects no swap file: the run directory contains only the files of a run."""
         for entry in (self.path / "run").glob("**/*"):
             self.assertIn(entry.name, RUN_FILES)
 
@@ -88,11 +88,11 @@ class RunTest(unittest.TestCase):
 
 
 class CheckpointTest(RunTest):
-    """Runs with checkpoints; their losses and weights are compared bit by bit."""
+    """Runs with checkpoints. Their losses and weights are compared bit by bit."""
 
     STEPS = 20
     BALLAST = {**TINY["ballast"], "steps": STEPS, "checkpoint_every": 2, "save_weights": True,
-               # Some blocks are written behind the next steps, others stay where they are.
+               # Some blocks are written during the next steps, others are not copied.
                "placement": [{"blocks": 1, "optimizer": "host"}]}
     SAME = ("step", "loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss")
 
@@ -111,7 +111,7 @@ class CheckpointTest(RunTest):
         return sorted(entry.name for entry in (self.path / out / "checkpoints").glob("*"))
 
     def part_of_run(self, *arguments, steps=10, **sections):
-        """The first steps of a run that the other calls go on with."""
+        """The first steps of a run that the other calls resume."""
         done = self.train("--steps", steps, *arguments, **{"ballast": self.BALLAST, **sections})
         self.assertEqual(done.returncode, 0, done.stderr)
 
@@ -145,8 +145,8 @@ class CheckpointTest(RunTest):
 
 
 def write_file(path, tensors, metadata=None):
-    """Writes a safetensors file. `tensors`: name to type, shape and bytes. Metadata are those of weights
-    unless others are given."""
+    """Writes a safetensors file. `tensors`: name to type, shape and bytes. Metadata are those of
+    weights unless others are given."""
     header, data = {"__metadata__": metadata or {"format": "pt"}}, b""
     for name, (dtype, shape, content) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape,

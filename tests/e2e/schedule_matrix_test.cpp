@@ -83,7 +83,7 @@ TEST(ScheduleMatrix, EveryCombinationLearnsTheSameBits) {
   }
 }
 
-TEST(ScheduleMatrix, EagerIsGatedWithAClippingThatNeverBites) {
+TEST(ScheduleMatrix, EagerEqualsGatedWhenNothingIsClipped) {
   test::expect_same(train({"ballast.update=eager"}), train({"gradient_clipping=1e9"}), "clipping");
   // Checks that clipping would be visible if it were active.
   EXPECT_NE(train({"gradient_clipping=0.9"}).states, train({}).states);

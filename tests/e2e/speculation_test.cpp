@@ -1,4 +1,4 @@
-// Speculative updates learn the bits of gated ones, whether steps are clipped, skipped or neither.
+// Speculative updates give the bits of gated ones, whether steps are clipped, skipped or neither.
 
 #include <algorithm>
 #include <bit>
@@ -33,10 +33,10 @@ const std::string kModel = R"("family": "llama", "vocab_size": 131, "hidden_size
 const std::string kOptimizer = "zero_optimization.offload_optimizer.device=";
 const std::string kWeights = "zero_optimization.offload_param.device=";
 constexpr std::uint64_t kSteps = 14;
-/// Its row of the embedding is not finite, and neither is a step with this token.
+/// Token whose row of the embedding is not finite, which makes every step with it not finite.
 constexpr std::int32_t kPoison = 130;
 
-/// Steps that are not finite: two in a row, one behind an evaluation, the last one.
+/// Steps that are not finite: two in a row, one after an evaluation, the last one.
 bool poisoned(std::uint64_t step) {
   return step == 4 || step == 5 || step == 11 || step == kSteps;
 }
@@ -65,7 +65,7 @@ void first_values(const model::TensorSpec& tensor, Elems first, std::span<float>
   }
 }
 
-/// Steps of different sizes and learning rates, with evaluations and a look at the states.
+/// Trains steps of different sizes and learning rates, with evaluations and reads of the states.
 Results train(const Overrides& overrides, bool with_poison = false, bool bf16 = true) {
   const test::TempDir directory;
   Engine engine =
@@ -119,7 +119,7 @@ struct Choice {
 
 enum class Places { all, some };
 
-/// Every place of weights below which states may be, in both orders, and some mixtures; or some of
+/// Every tier of weights below which states may be, in both orders, and some mixtures; or some of
 /// these.
 std::vector<Choice> placements(Places places) {
   std::vector<Choice> all;
@@ -147,7 +147,7 @@ std::vector<Choice> placements(Places places) {
   return all;
 }
 
-/// Every placement, with two and with all blocks speculating, with the bits of gated updates.
+/// Compares every placement, with two and with all blocks speculating, with gated updates.
 void compare(const Overrides& common, bool with_poison, bool bf16, std::uint64_t rolled_back,
              Places places = Places::all) {
   const Results expected = train(common, with_poison, bf16);
@@ -164,7 +164,7 @@ void compare(const Overrides& common, bool with_poison, bool bf16, std::uint64_t
   }
 }
 
-/// A norm that half of the steps exceed, and how many do.
+/// A norm that half of the steps exceed, and the number of these steps.
 std::pair<std::string, std::uint64_t> clipping_of_some(const Overrides& common, bool with_poison,
                                                        bool bf16) {
   Overrides overrides = common;

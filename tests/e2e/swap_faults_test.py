@@ -1,5 +1,5 @@
-"""Failures of swap space in real runs: each ends with one line that says what, where and why, leaves no
-file, and keeps the metrics that the run had written before."""
+"""Tests failures of swap space in real runs: each ends with one line that gives the fault, its
+place and its reason, leaves no file, and keeps the metrics that the run had written before."""
 import json
 import os
 import pathlib
@@ -60,7 +60,8 @@ class SwapTest(unittest.TestCase):
                               timeout=PATIENCE, preexec_fn=limits, check=False)
 
     def launch(self, ready, what, **config):
-        """Starts a run in the background; waits until its metrics satisfy `ready`, or until its end."""
+        """Starts a run in the background. Waits until its metrics satisfy `ready`, or until its
+        end."""
         process = subprocess.Popen([BALLAST, "train", self.config(**config)], cwd=self.path,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(self.end, process)
@@ -86,7 +87,7 @@ class SwapTest(unittest.TestCase):
         deadline = time.monotonic() + PATIENCE
         while not condition():
             if time.monotonic() > deadline:
-                self.fail("waited in vain for " + what)
+                self.fail("waited too long for " + what)
             time.sleep(0.01)
 
     def finish(self, process):
@@ -166,7 +167,7 @@ class BeforeTheFirstByte(SwapTest):
                                    limits=limit)
 
     def test_more_than_is_free(self):
-        # 6.6e9 parameters of 12 bytes do not fit; the test allocates nothing.
+        # 6.6e9 parameters of 12 bytes do not fit. The test allocates nothing.
         if os.statvfs(self.swap).f_bavail * os.statvfs(self.swap).f_frsize > 300e9:
             self.skipTest("more than 300 GB are free")
         model = {**TINY["model"], "hidden_size": 8192, "num_layers": 40, "num_heads": 64}
@@ -240,8 +241,8 @@ class SmallDisk(SwapTest):
 
 class WhileRunning(SwapTest):
     def spoil(self, process, act):
-        """Repeats `act` on the run's swap file until the run ends: a single change may be overwritten
-        before it is read."""
+        """Repeats `act` on the run's swap file until the run ends, since a single change may be
+        overwritten before it is read."""
         files = self.swap_files(process)
         self.assertEqual(len(files), 1)
         deadline = time.monotonic() + PATIENCE
@@ -306,8 +307,8 @@ class WhileRunning(SwapTest):
 
 class Injected(SwapTest):
     """Faults that only the library itself can inject (aio/README.md)."""
-    # Numbers of writes that are read again: of the first step and of the second. The fill writes
-    # weights and states of four blocks, and so does a step.
+    # Numbers of writes that are read again: those of the first step and of the second. The fill
+    # writes weights and states of four blocks, and so does a step.
     READ_AGAIN = (10, 18)
 
     def assert_stops(self, faults, stage, cause):
@@ -349,7 +350,7 @@ class Injected(SwapTest):
                           aio={"stall_seconds": 1, "abandon_seconds": 3})
         self.assert_fails(done, "fetch", str(self.swap), "offset=", "length=", "no answer from the device")
 
-    def test_what_can_be_mended_is(self):
+    def test_faults_that_the_queue_handles_change_nothing(self):
         quiet = self.losses(self.train(out="quiet"), "quiet")
         done = self.train(faults="short:bytes=4096:every=3,eintr:every=5,late:reaps=2:every=7")
         self.assertEqual(self.losses(done), quiet)
@@ -365,7 +366,7 @@ class InjectedWithGradients(Injected):
 
     def test_damaged_gradients(self):
         for fault in ("lost", "torn"):
-            # Half of the embedding's is zero, which a torn write leaves, too.
+            # Half of the embedding is zero, which a torn write leaves, too.
             for number, block in enumerate(("head", "layer 1", "layer 0")):
                 done = self.train(faults=f"{fault}:on=write:after={8 + number}:times=1",
                                   out=f"{fault}{number}")
@@ -390,7 +391,8 @@ class InjectedWithRollbacks(InjectedWithSpeculation):
     CLIPPING = 1e-3
 
     def test_a_flipped_bit_in_the_slot_before(self):
-        # A step fetches weights and states of four blocks, the rollback behind it again.
+        # A step fetches weights and states of four blocks. The rollback after it fetches them
+        # again.
         faults = "flip:on=read:after={}:times=1"
         lines = [self.assert_fails(self.train(faults=faults.format(after), out=f"{after}"), "fetch",
                                    "checksum mismatch") for after in range(8, 18, 3)]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A run in a terminal: lines of finished steps stay, one live line below them, no line too wide.
+"""Tests a run in a terminal: lines of finished steps stay, one live line is below them, no line is
+too wide.
 
     terminal_test.py PATH_OF_BALLAST
 """
@@ -20,8 +21,8 @@ ROWS = 24
 
 
 class Screen:
-    """The lines of a terminal that interprets what the program sends: text, carriage return, line
-    feed, "erase to end of line" and nothing else."""
+    """The lines of a terminal that interprets the output: text, carriage return, line feed, "erase
+    to end of line" and nothing else."""
 
     def __init__(self):
         self.lines = [""]
@@ -50,7 +51,7 @@ class Screen:
 
 class Terminal(RunTest):
     def in_terminal(self, *arguments, columns=80, environment=None, **sections):
-        """Runs `train` in a terminal; returns the screen and the exit status."""
+        """Runs `train` in a terminal. Returns the screen and the exit status."""
         main_end, run_end = pty.openpty()
         fcntl.ioctl(run_end, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
         # A short name, because the title is not broken.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Traces of real runs: their content, and the trace of a run that ends early.
+"""Tests traces of real runs: their content, and the trace of a run that ends early.
 
     trace_test.py PATH_OF_BALLAST
 """
@@ -118,7 +118,7 @@ class Trace(unittest.TestCase):
         self.assertEqual(self.losses(), plain)
         self.read()
 
-    def test_holds_ten_steps_unless_told_otherwise(self):
+    def test_has_ten_steps_by_default(self):
         self.assertEqual(self.train("--trace", self.file, steps=12).returncode, 0)
         self.assertEqual(self.steps(self.read()), set(range(1, 11)))
         self.assertEqual(len(self.losses()), 12)
@@ -140,7 +140,7 @@ class Trace(unittest.TestCase):
             done = self.train("--trace", place)
             assert_one_line(self, done, status, [place])
             self.assertFalse((self.path / "run").exists(), place)
-        # What the run reads or writes is not even replaced when asked.
+        # Files that the run reads or writes are never replaced, even if asked for.
         for place in ("run/metrics.jsonl", "run/weights", "text.txt", "config.json"):
             assert_one_line(self, self.train("--overwrite", "--trace", place), 2, [place])
             self.assertFalse((self.path / "run").exists(), place)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`ballast tune io` as a user meets it: what it writes into a config is what a run will use. Asserts
-no time and no rate.
+"""Tests `ballast tune io`: the settings that it writes into a config are those that a run uses.
+Checks no times and no rates.
 
     tune_io_test.py PATH_OF_BALLAST
 """
@@ -104,7 +104,7 @@ class TuneIo(unittest.TestCase):
 
     # Successful commands.
 
-    def test_what_is_written_is_what_a_run_uses(self):
+    def test_written_settings_are_those_of_a_run(self):
         for device in ("nvme", "auto"):
             before = CONFIG % (OFFLOAD % (device, device) + AIO)
             self.file.write_text(before)
@@ -125,7 +125,7 @@ class TuneIo(unittest.TestCase):
             self.assertEqual(stat.S_IMODE(self.file.stat().st_mode), 0o640)
             self.assertEqual({entry.name for entry in self.path.iterdir()}, {"config.json", "swap"})
 
-    def test_a_config_without_the_sections_gets_what_it_lacks(self):
+    def test_missing_sections_are_added_to_the_config(self):
         self.file.write_text(CONFIG % "")
         tuning = self.tuned("--path", self.swap, "--write", self.file)
         effective = self.effective()
@@ -184,7 +184,7 @@ class TuneIo(unittest.TestCase):
             if str(self.swap) not in line and str(self.file) not in line:
                 self.assertLessEqual(len(line), 80, line)
 
-    def test_a_limit_that_the_setting_exceeds_is_told(self):
+    def test_a_limit_that_the_setting_exceeds_is_reported(self):
         self.file.write_text(CONFIG % '  "aio": {"in_flight_bytes": 4096},\n')
         done = self.tune("--path", self.swap, "--write", self.file)
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -122,7 +122,7 @@ std::map<std::string, std::string> read_golden() {
   return lines;
 }
 
-TEST(PlanDumps, AreThoseOfTheFile) {
+TEST(PlanDumps, HaveTheHashesOfTheFile) {
   const auto golden = read_golden();
   const auto all = all_dumped();
   ASSERT_EQ(golden.size(), all.size() + 1) << "plan_dumps --write writes the file anew";
@@ -147,7 +147,7 @@ TEST(PlanDumps, AreThoseOfTheFile) {
   }
 }
 
-TEST(PlanDumps, EveryBufferHasANameOfItsOwn) {
+TEST(PlanDumps, BufferNamesAreUnique) {
   for (const Dumped& dumped : all_dumped()) {
     const AllPlans all = dumped.build();
     std::vector<const plan::Plan*> plans;

@@ -183,7 +183,7 @@ bool uses_buffer(const Operation& operation, BufferId buffer) {
                      [buffer](const plan::Use& use) { return use.buffer == buffer; });
 }
 
-/// The operation after which the clear operation `id` has its normal place; kNoOp: it is there.
+/// The operation after which the clear operation `id` normally is; kNoOp if it is there.
 OpId normal_place(const Plan& plan, OpId id) {
   OpId last = id;
   for (OpId next = id + 1; next < plan.operations.size(); ++next) {

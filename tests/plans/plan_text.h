@@ -19,12 +19,12 @@ struct PlanSection {
 /// The names of the sections of each dump, in order.
 std::vector<std::string> section_names();
 
-/// Everything that a placed run has before anything runs: buffers, each plan, the edges between
-/// plans that may follow each other, and simulated steps. The order of buffers and of uses does not
-/// count. `blueprint`: sized, with a placement; its schedule is built here.
+/// All data of a placed run before it starts: buffers, each plan, the edges between plans that may
+/// follow each other, and simulated steps. The order of buffers and of uses does not matter.
+/// `blueprint` is sized and placed; its schedule is built here.
 std::vector<PlanSection> dump_plans(const engine::Blueprint& blueprint,
                                     const std::vector<plan::Rates>& rates);
-/// The same without the first section, the placement.
+/// Dumps without the first section, the placement.
 std::vector<PlanSection> dump_plans(const step::Problem& problem, const step::Placement& place,
                                     const step::Options& options,
                                     const std::vector<plan::Rates>& rates);

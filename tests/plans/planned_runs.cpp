@@ -87,7 +87,8 @@ std::vector<PlannedRun> planned_runs() {
              return decide_open(gpt2, {14 * kMiB, 12 * kMiB}, 1);
            }},
           {"experts", "4 layers of 16 experts on 4 ranks, 42 MiB + 512 MiB each", [experts] {
-             // The machine without a GPU: whether CUDA is compiled in makes no difference.
+             // Uses the machine without a GPU, so that it makes no difference whether CUDA is
+             // compiled in.
              return decide_open(experts, {42 * kMiB, 512 * kMiB}, 4, 2);
            }}};
 }

@@ -16,7 +16,7 @@ struct PlannedRun {
   std::function<engine::Blueprint()> decide;
 };
 
-/// Runs whose plan takes less than a second. tools/dev/plan_decisions.sh has those of all of
+/// Runs whose plan takes less than a second. tools/dev/plan_decisions.sh has the runs of all of
 /// configs/.
 std::vector<PlannedRun> planned_runs();
 

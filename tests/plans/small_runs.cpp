@@ -24,7 +24,7 @@ struct FeatureChoices {
   std::vector<std::string> choices;
 };
 
-/// In the order of Feature.
+/// Choices in the order of Feature.
 const std::array<FeatureChoices, kFeatures>& table() {
   static const std::array<FeatureChoices, kFeatures> kTable = {
       {{"family",
@@ -155,8 +155,8 @@ std::size_t count_new(const RunChoices& choices, const PairSet& covered) {
   return count;
 }
 
-/// The best of some random choices, improved feature by feature. Few choices have the last pairs
-/// that are not covered.
+/// Returns the best of some random choices, improved feature by feature. Few choices contain the
+/// last pairs that are not covered.
 RunChoices draw_best(Draws& draws, const PairSet& covered) {
   constexpr int kDrawn = 300;
   constexpr int kMost = 5000;
@@ -178,7 +178,7 @@ RunChoices draw_best(Draws& draws, const PairSet& covered) {
   return best;
 }
 
-/// Combinations of more than two choices that have operations or buffers of their own.
+/// Combinations of more than two choices that have operations or buffers which no pair has.
 std::vector<RunChoices> further_choices() {
   using enum Feature;
   struct Chosen {
@@ -216,7 +216,7 @@ std::vector<SmallRun> draw_runs() {
   return runs;
 }
 
-/// Patterns of the tensors that `trained` names.
+/// Patterns of tensor names for `trained`.
 std::string train_patterns(const std::string& family, const std::string& trained,
                            std::uint64_t layers, bool tied) {
   const bool gpt2 = family == "gpt2";
@@ -351,7 +351,7 @@ config::Config config_of(const SmallRun& c) {
   return config::parse(text, "/", "run " + c.name, {}, ranks);
 }
 
-/// What the placements of a run have in common. The first draws every tier for itself.
+/// Styles of the placements of a run. The first draws every tier separately.
 enum class PlacementStyle : std::uint8_t {
   scattered,
   outer_on_device,  ///< embedding and head, so that the head may be trained in one pass

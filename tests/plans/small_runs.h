@@ -10,8 +10,8 @@
 
 namespace ballast::plans {
 
-/// What a run varies. Two choices of different features occur together in at least one run,
-/// unless the config or the model excludes it.
+/// Features in which runs differ. Any two choices of different features occur together in at least
+/// one run, unless the config or the model excludes it.
 enum class Feature : std::uint8_t {
   family,
   size,
@@ -58,8 +58,7 @@ struct SmallRun {
 /// The choices of `feature` by name.
 const std::vector<std::string>& choices_of(Feature feature);
 
-/// The runs in a fixed order, drawn greedily so that they cover as many pairs of choices as
-/// possible.
+/// The runs in a fixed order, drawn greedily to cover many pairs of choices.
 const std::vector<SmallRun>& small_runs();
 
 /// Pairs of choices that some random run has, but none of small_runs(): "family=gpt2 stage=1".

@@ -34,7 +34,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-
 @dataclass(frozen=True)
 class Action:
     name: str
-    seed: int  # of what it draws, so that it draws the same when other actions are left out
+    seed: int  # seed of its draws, which do not change when other actions are left out
 
 
 class Stop(Exception):
@@ -144,7 +144,7 @@ class World:
 
     def zero_grad(self, rng: random.Random) -> None:
         to_none, of_model = rng.random() < 0.5, rng.random() < 0.3
-        if of_model and not self.setup.hooks:  # what hooks have taken is the optimizer's
+        if of_model and not self.setup.hooks:  # gradients taken by hooks belong to the optimizer
             self.both(lambda side: side.model.zero_grad(set_to_none=to_none))
         else:
             self.both(lambda side: side.zero_grad(set_to_none=to_none))
@@ -212,7 +212,7 @@ class World:
         self.saved = [side.save() for side in self.sides]
 
     def load(self, rng: random.Random) -> None:
-        """What was saved, into the same optimizers or into new ones, as after a restart."""
+        """Loads the saved states into the same optimizers or into new ones, as after a restart."""
         if self.saved is None:
             return
         anew = rng.random() < 0.5
@@ -222,7 +222,7 @@ class World:
             side.load(saved, anew)
 
     def load_of_other_shape(self, rng: random.Random) -> None:
-        """A state dict with a group more is refused and changes nothing."""
+        """A state dict with an additional group is refused and changes nothing."""
         number = rng.randrange(len(self.theirs.optimizers))
 
         def run(side: Side) -> None:
@@ -251,7 +251,7 @@ class World:
             self.theirs.imported(number, mine if to_theirs else its)
 
     def copied(self, rng: random.Random) -> None:
-        """A deep copy of model and optimizers goes on instead of the originals."""
+        """Continues with a deep copy of model and optimizers instead of the originals."""
         try:
             self.ours.deepcopied()
         except Refused:
@@ -260,7 +260,7 @@ class World:
         gc.collect()
 
     def drop(self, rng: random.Random) -> None:
-        """The optimizers are deleted, perhaps in mid step, and new ones are made."""
+        """Deletes the optimizers, perhaps during a step, and makes new ones."""
         self.both(lambda side: side.drop())
         gc.collect()  # schedulers make cycles
         weights = {name: p.detach().clone() for name, p in self.ours.model.named_parameters()}
@@ -268,13 +268,14 @@ class World:
         for name, value in weights.items():
             assert close(value.float(), expected[name], TOLERANCE[value.dtype]), \
                 difference(name, value.float(), expected[name])
-        self.theirs.assign(weights)  # masters begin as the weights
+        self.theirs.assign(weights)  # masters begin with the weights
         self.both(lambda side: side.make())
 
     # Weights
 
     def swap(self, rng: random.Random) -> None:
-        """`.data =` of the same size at another address, also one that is not contiguous or not aligned."""
+        """`.data =` of the same size at another address, which may be not contiguous or not
+        aligned."""
         seed, form = rng.getrandbits(30), rng.choice(("new", "offset", "transposed"))
 
         def run(side: Side) -> None:
@@ -340,7 +341,8 @@ class World:
             self.ours.imported(number, state)
 
     def cast(self, rng: random.Random) -> None:
-        """model.to(another type): the next step follows it or refuses it and changes nothing. Back again."""
+        """model.to(another type): the next step follows it, or refuses it and changes nothing. Then
+        back again."""
         other = rng.choice([t for t in TOLERANCE if t != self.setup.dtype])
         names = [name for name, p in self.theirs.model.named_parameters() if p.requires_grad]
         seed = rng.getrandbits(30)
@@ -384,7 +386,7 @@ class World:
 
 
 def rounded(weight: torch.Tensor, master: torch.Tensor) -> bool:
-    """Whether the weight is the master rounded to the nearest, to either side if both are as near."""
+    """Whether the weight is the master rounded to the nearest (in either direction for ties)."""
     off = (weight.float() - master).abs()
     nearest = (master.to(weight.dtype).float() - master).abs()
     return bool(((off == nearest) | ~torch.isfinite(master)).all())
@@ -442,7 +444,8 @@ def run(seed: int, actions: Iterable[Action]) -> str | None:
 
 
 def shorten(actions: list[Action], fails: Callable[[list[Action]], bool], tries: int = 200) -> list[Action]:
-    """The shortest sequence found that still fails, by leaving out halves, quarters, ... and single actions."""
+    """The shortest failing sequence found by leaving out halves, quarters, ... and single
+    actions."""
     size = len(actions) // 2
     while size > 0:
         at = 0
@@ -471,7 +474,7 @@ def main() -> int:
     parser.add_argument("--keep", help="numbers of actions, with commas")
     words = parser.parse_args()
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of schedulers that step before their optimizer
+    warnings.simplefilter("ignore")  # warnings of schedulers that step before their optimizer
     faulthandler.enable()
     for seed in range(words.first, words.first + words.count):
         print(f"seed {seed}", flush=True)

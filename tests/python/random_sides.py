@@ -27,7 +27,7 @@ if hasattr(ballast, "OffloadAdam"):
 
 
 class Refused(Exception):
-    """Ballast has refused an action by name, which it may."""
+    """Ballast has refused an action with a clear message, which is allowed."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Setup:
     host_bytes: int | None
     optimizers: int
     named: bool  # parameters are given with their names
-    parts: int  # groups of each optimizer
+    parts: int  # groups per optimizer
 
 
 def draw_setup(seed: int) -> Setup:
@@ -58,7 +58,8 @@ def draw_setup(seed: int) -> Setup:
 
 
 class Block(torch.nn.Module):
-    """Parameters of several shapes. The gradient of each is what `forward` gets for it."""
+    """Parameters of several shapes. The gradient of each is the value that `forward` gets for
+    it."""
 
     def __init__(self, *shapes: tuple[int, ...]) -> None:
         super().__init__()
@@ -100,7 +101,8 @@ def random_values(like: torch.Tensor, seed: int, scale: float = 0.5) -> torch.Te
 
 
 def close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
-    """Whether they differ by at most `tolerance`, relative to the largest element where that is above 1."""
+    """Whether they differ by at most `tolerance`, relative to the largest element if that is above
+    1."""
     if a.shape != b.shape or not b.numel():
         return a.shape == b.shape
     finite = b[torch.isfinite(b)]
@@ -120,7 +122,7 @@ class Side:
 
     def __init__(self, setup: Setup, model: Model, folder: str) -> None:
         self.setup, self.model, self.folder = setup, model, folder
-        # By names, since zip() ends with the shorter one: the parts are dealt like cards.
+        # By names, since zip() ends with the shorter one. The parts are dealt in turn.
         early = [name for name, _ in model.named_parameters() if not name.startswith("late.")]
         self.late = [name for name, _ in model.named_parameters() if name.startswith("late.")]
         count, parts = setup.optimizers, setup.parts
@@ -137,7 +139,7 @@ class Side:
         return self.model.get_parameter(name)
 
     def groups(self, number: int) -> list[dict[str, Any]]:
-        """Each group has a learning rate of its own."""
+        """Sets a different learning rate for each group."""
         lr = self.setup.options["lr"]
         return [{"params": [(name, self.trained(name)) if self.setup.named else self.trained(name)
                             for name in names], "lr": lr / (part + 1)}
@@ -173,7 +175,7 @@ class Side:
         params = [(name, self.trained(name)) if self.setup.named else self.trained(name) for name in names]
         self.optimizers[number].add_param_group({"params": params, **options})
         self.names[number].append(names)
-        self.schedulers.clear()  # those of torch do not take a group more
+        self.schedulers.clear()  # torch's schedulers do not accept another group
 
     def schedule(self, kind: int) -> None:
         for number, optimizer in enumerate(self.optimizers):
@@ -197,7 +199,7 @@ class Side:
         if anew:
             self.drop()
             self.make()
-        self.schedulers.clear()  # what they left in the groups is replaced
+        self.schedulers.clear()  # replaces what they left in the groups
         self.before_writing()
         self.model.load_state_dict(saved.model)
         self.weights_changed(saved.model)
@@ -212,7 +214,7 @@ class Side:
         self.optimizers.clear()
 
     def before_writing(self) -> None:
-        """Called before weights are written without the optimizer's knowledge."""
+        """Called before other code writes the weights."""
 
     def set_data(self, name: str, values: torch.Tensor) -> None:
         self.model.get_parameter(name).data = values
@@ -225,7 +227,7 @@ class Side:
         self.weights_changed(values)
 
     def weights_changed(self, values: dict[str, torch.Tensor]) -> None:
-        """Weights of the model have been set to these values."""
+        """Called when the weights of the model have been set to these values."""
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
@@ -298,7 +300,8 @@ class Ours(Side):
 class Theirs(Side):
     def __init__(self, setup: Setup, model: Model, folder: str) -> None:
         self.fp32: dict[str, torch.Tensor] = {}
-        self.exact: dict[str, torch.Tensor] = {}  # gradients of another type than the weights', for the next step
+        self.exact: dict[str, torch.Tensor] = {}  # gradients for the next step, of another type
+                                                  # than the weights
         if setup.dtype != torch.float32:
             self.fp32 = {name: p.detach().float() for name, p in model.named_parameters()}
         super().__init__(setup, model, folder)
@@ -320,7 +323,7 @@ class Theirs(Side):
                     parameter.grad = torch.zeros_like(parameter.grad)
 
     def step(self, number: int, closure: Callable[[], float] | None = None) -> Any:
-        """Clips and leaves out steps as Ballast does; gradients stay as they were."""
+        """Clips and skips steps as Ballast does. The gradients do not change."""
         names = sum(self.names[number], [])
         kept: dict[str, torch.Tensor | None] = {}
 

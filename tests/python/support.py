@@ -1,4 +1,4 @@
-"""What the tests of the Python package share."""
+"""Helpers that the tests of the Python package share."""
 
 import os
 import pathlib
@@ -50,14 +50,14 @@ class FolderTest(unittest.TestCase):
         (self.path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 400)
 
     def run_python(self, program, *, timeout=60, status=0):
-        """Runs a program in another interpreter; returns what it has printed."""
+        """Runs a program in another interpreter. Returns its output."""
         done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True,
                               text=True, timeout=timeout, cwd=self.path, check=False)
         self.assertEqual(done.returncode, status, done.stderr)
         return done.stdout
 
     def assert_names(self, argument, error, call):
-        """`call` raises `error`, whose one line begins with the argument."""
+        """Expects that `call` raises `error` with one line that begins with the argument."""
         with self.assertRaises(error) as caught:
             call()
         line = str(caught.exception)

@@ -54,7 +54,7 @@ class Transfers(FolderTest):
     def test_transfers_in_flight_together(self):
         page = 4096
         with aio.File(self.path / "many.bin", "w") as file:
-            # Neighbouring pages by turns through the page cache and past it: no byte is lost.
+            # Neighbouring pages alternate between the page cache and direct I/O: no byte is lost.
             for round_number in range(20):
                 memory = aio.empty(129 * page)
                 memory[:] = random_bytes(len(memory), seed=round_number)
@@ -123,7 +123,7 @@ class Transfers(FolderTest):
         async def one(future):
             return await future
 
-        for _ in range(3):  # event loops of their own
+        for _ in range(3):  # separate event loops
             self.assertEqual(asyncio.run(read()), self.content)
 
     def test_await_that_is_cancelled(self):

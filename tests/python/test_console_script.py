@@ -21,7 +21,7 @@ class ConsoleScript(FolderTest):
         self.programs = [MODULE] + ([str(SCRIPT)] if SCRIPT.exists() else [])
 
     def shell(self, command, program, **options):
-        """Runs a command of bash in which $P is the program; returns status, output, errors."""
+        """Runs a bash command in which $P is the program. Returns status, output, errors."""
         environment = {**os.environ, "P": program, "PYTHONUNBUFFERED": ""}
         done = subprocess.run(["bash", "-c", command], capture_output=True, env=environment, timeout=60,
                               cwd=self.path, check=False, **options)
@@ -50,7 +50,8 @@ class ConsoleScript(FolderTest):
         self.assert_each("$P tokenize text.txt --out t.bin --overwrite <&- 2>&-", 0, "tokens")
 
     def test_the_reader_of_a_pipe_ends(self):
-        # The help is written before the program takes care of SIGPIPE, so the status depends on who is first.
+        # The help is written before the program handles SIGPIPE, so the status depends on which is
+        # first.
         self.assert_each("$P train --help | true; test ${PIPESTATUS[0]} = 0 -o ${PIPESTATUS[0]} = 141", 0)
 
     def test_a_file_size_limit(self):
@@ -64,7 +65,8 @@ class ConsoleScript(FolderTest):
         self.assert_each("./trainer --version", 0, "ballast ")
 
     def test_signals_are_those_of_a_program(self):
-        """While the program starts, SIGINT ends it without a traceback, unless whoever started it ignores it."""
+        """While the program starts, SIGINT ends it without a traceback, unless the parent process
+        ignores SIGINT."""
         from ballast import _ballast
 
         for ignored in (False, True):

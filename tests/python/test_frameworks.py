@@ -86,7 +86,7 @@ class Ranks(unittest.TestCase):
     def test_ddp_trains_as_with_the_optimizer_of_torch(self) -> None:
         ours, theirs = (run_ranks(own, torch.float32) for own in (True, False))
         self.assertTrue(ours[0]["bits"] == ours[1]["bits"], "the weights of ranks differ")
-        self.assertNotEqual(ours[0]["losses"], ours[1]["losses"])  # tokens of their own
+        self.assertNotEqual(ours[0]["losses"], ours[1]["losses"])  # separate tokens
         for mine, its in zip(ours, theirs):
             for a, b in zip(mine["losses"], its["losses"]):
                 self.assertAlmostEqual(a, b, delta=1e-6 * b)

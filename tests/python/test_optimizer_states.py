@@ -1,4 +1,4 @@
-"""The states of the optimizers: whose they are, where they go, and how they look. Needs torch."""
+"""The states of the optimizers: their parameters, their places and their form. Needs torch."""
 
 import contextlib
 import copy
@@ -231,7 +231,7 @@ class Mapping(unittest.TestCase):
                 for name, value in its.state[b].items():
                     torch.testing.assert_close(mine.state[a][name], value, check_dtype=False)
 
-    def test_changes_go_through(self) -> None:
+    def test_changes_are_written_back(self) -> None:
         for moments_format in ("fp32", "8bit"):
             weight = torch.nn.Parameter(torch.ones(300))
             optimizer = OffloadAdamW([weight], optimizer_states=moments_format)
@@ -250,7 +250,7 @@ class Mapping(unittest.TestCase):
             self.assertEqual(optimizer.state_dict()["state"][0]["mine"], "kept")
             optimizer.step()
             self.assertEqual(state["step"].item(), 8)
-            kept.fill_(9.0)  # of an older step: nothing changes
+            kept.fill_(9.0)  # a state of an older step: nothing changes
             self.assertLess(state["exp_avg_sq"].max().item(), 5.0)
             with self.assertRaisesRegex(ValueError, "exp_avg"):
                 state["exp_avg"] = torch.zeros(7)

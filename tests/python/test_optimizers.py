@@ -1,4 +1,4 @@
-"""The optimizers against those of PyTorch, wherever the states are. Needs torch."""
+"""The optimizers compared with PyTorch's, with states in every place. Needs torch."""
 
 import copy
 import gc
@@ -15,7 +15,7 @@ import ballast
 from ballast import OffloadAdagrad, OffloadAdamW, OffloadLion, OffloadSGD
 from small_gpt import Model, bits, loss_of, make_model, tokens, train
 
-TINY = 1024  # elements of a sub-group: several of them in every test
+TINY = 1024  # elements per sub-group, so that every test has several
 
 
 class Parity(unittest.TestCase):
@@ -37,7 +37,8 @@ class Parity(unittest.TestCase):
                 larger = torch.maximum(torch.maximum(its.abs(), old.abs()), step_size)
                 ulp = torch.nextafter(larger, infinity) - larger
                 off = (mine - its).abs() / ulp
-                # Where a step changes a weight by much, the roundings of the step itself show.
+                # Where a step changes a weight by much, the roundings of the step itself are
+                # visible.
                 self.assertLessEqual(off.max().item(), 4.0)
                 large = off[old.abs() >= 4 * step_size]
                 self.assertLessEqual(large.max().item() if large.numel() else 0.0, 1.0)
@@ -175,7 +176,7 @@ class SameBits(unittest.TestCase):
 
 
 class Uses(unittest.TestCase):
-    """What training programs do with an optimizer."""
+    """Usual calls of training programs."""
 
     def test_schedulers_groups_and_state_dict_of_torch(self) -> None:
         model = make_model()
@@ -199,7 +200,7 @@ class Uses(unittest.TestCase):
             for name, value in entry.items():
                 self.assertTrue(torch.equal(value, again["state"][number][name]), name)
 
-    def test_steps_with_non_finite_gradients_are_left_out(self) -> None:
+    def test_steps_with_non_finite_gradients_are_skipped(self) -> None:
         weight = torch.nn.Parameter(torch.ones(5))
         optimizer = OffloadAdamW([weight])
         for bad in (float("inf"), float("nan")):
@@ -316,7 +317,7 @@ def inference_tensor() -> torch.Tensor:
 
 
 class Mistakes(unittest.TestCase):
-    def test_each_names_its_argument(self) -> None:
+    def test_errors_name_their_argument(self) -> None:
         weight = [torch.nn.Parameter(torch.ones(3))]
         cases = [
             (ValueError, "lr", lambda: OffloadAdamW(weight, lr=-1.0)),

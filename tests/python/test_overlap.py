@@ -1,4 +1,4 @@
-"""Overlapped updates: whoever uses a weight gets the updated one. Needs torch."""
+"""Overlapped updates: every use of a weight gets the updated one. Needs torch."""
 
 import copy
 import gc
@@ -21,7 +21,7 @@ SIZE = 200
 
 
 class Wrapper(torch.nn.Module):
-    """Stands for DistributedDataParallel and others."""
+    """Replaces DistributedDataParallel and other wrappers."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Wrapper(torch.nn.Module):
 
 
 def in_flight(overlap="check") -> tuple:
-    """A model in an update that moves each weight by about 1."""
+    """A model during an update that moves each weight by about 1."""
     torch.manual_seed(0)
     model = Wrapper(torch.nn.Sequential(torch.nn.Linear(SIZE, SIZE), torch.nn.Linear(SIZE, SIZE)))
     right = copy.deepcopy(model)
@@ -139,7 +139,7 @@ class Reads(unittest.TestCase):
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
-        self.assertTrue(alias.isnan().all())  # so a read is seen as well
+        self.assertTrue(alias.isnan().all())  # so that a read is noticed as well
         alias.fill_(0.0)
         with self.assertRaisesRegex(RuntimeError, r"params\[0\]\[0\].*synchronize"):
             optimizer.synchronize()

@@ -1,4 +1,4 @@
-"""The programs of the documentation, each run as its user would. Needs torch."""
+"""Runs each program of the documentation as its user would. Needs torch."""
 
 import importlib.util
 import pathlib
@@ -34,8 +34,8 @@ class Programs(unittest.TestCase):
             before, after = re.findall(r"loss (\S+) -> (\S+)", run("trainer.py", folder))[0]
         self.assertLess(float(after), float(before) - 0.5)
 
-    def test_a_killed_fine_tuning_goes_on_with_the_same_bits(self) -> None:
-        here = pathlib.Path(__file__).parent  # on a disk: direct I/O
+    def test_a_killed_fine_tuning_continues_with_the_same_bits(self) -> None:
+        here = pathlib.Path(__file__).parent  # on a disk, for direct I/O
         with tempfile.TemporaryDirectory(dir=here) as whole, \
                 tempfile.TemporaryDirectory(dir=here) as killed:
             expected = run("nvme_finetune.py", whole, "24").splitlines()

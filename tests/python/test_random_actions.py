@@ -21,7 +21,8 @@ FIRST = int(os.environ.get("BALLAST_TEST_SEED", "0"))
 
 
 def run(*words: object) -> subprocess.CompletedProcess:
-    """In another process, so that a crash is seen and can be shortened too."""
+    """Runs in another process, so that a crash is noticed and its sequence can be shortened,
+    too."""
     return subprocess.run([sys.executable, PROGRAM, *map(str, words)], capture_output=True, text=True,
                           timeout=30 + 10 * COUNT, check=False)
 

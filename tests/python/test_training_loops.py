@@ -1,5 +1,5 @@
-"""The optimizers in other people's training loops, each with torch's optimizer, without and with overlap: the
-losses are torch's, and overlap changes no bit. Needs torch."""
+"""The optimizers in training loops of other libraries, each compared with torch's optimizer,
+without and with overlap: the losses are torch's, and overlap changes no bit. Needs torch."""
 
 import contextlib
 import functools
@@ -44,7 +44,8 @@ def finish(optimizer: torch.optim.Optimizer) -> None:
 
 @functools.cache
 def quietly() -> None:
-    """Trainers print tables and warn about what a tiny run on a CPU lacks."""
+    """Silences trainers, which print tables and warn about features that a tiny run on a CPU
+    lacks."""
     warnings.simplefilter("ignore")
     if importlib.util.find_spec("transformers"):
         import transformers
@@ -74,7 +75,7 @@ class Loops(unittest.TestCase):
             self.assertAlmostEqual(mine, its, delta=2e-6 * max(1.0, abs(its)))
 
 
-# transformers and what is built on it
+# transformers and libraries built on it
 
 
 def tiny_llama() -> torch.nn.Module:
@@ -280,7 +281,7 @@ class Compiled(Loops):
                 torch._dynamo.reset()
                 model = make_model()
                 compiled = torch.compile(model, backend="eager")
-                if first:  # as by an evaluation before training
+                if first:  # like an evaluation before training
                     loss_of(compiled, tokens(99))
                 optimizer = optimizer_of(kind, model)
                 losses = train(compiled, optimizer, range(STEPS), clip=0.5)
@@ -314,7 +315,8 @@ class Checkpoints(Loops):
                 weights, states = get_state_dict(model, optimizer)
                 future = dcp.async_save({"model": weights, "optimizer": states},
                                         checkpoint_id=os.path.join(folder, "saved"))
-                losses += train(model, optimizer, range(STEPS, 2 * STEPS))  # while it is written
+                losses += train(model, optimizer, range(STEPS, 2 * STEPS))  # trains while it is
+                                                                            # written
                 future.result()
                 again = make_model()
                 for parameter in again.parameters():
@@ -340,7 +342,7 @@ class Checkpoints(Loops):
 
         self.assert_alike(run)
 
-    def test_looking_at_the_state_changes_nothing(self) -> None:
+    def test_reading_the_state_changes_nothing(self) -> None:
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
         def run(kind: str):

@@ -1,4 +1,4 @@
-"""What users see of the package in an editor: types, signatures, dir() and help()."""
+"""The package in an editor: types, signatures, dir() and help()."""
 
 import ast
 import importlib.util
@@ -111,10 +111,10 @@ class Aliases(ast.NodeTransformer):
 
 
 class Stubs(unittest.TestCase):
-    """The stubs of the extension module agree with the signatures that it has."""
+    """The stubs of the extension module agree with its signatures."""
 
     def signature(self, function, name):
-        """As a syntax tree, in the words of the stubs."""
+        """Returns the syntax tree of a type, with the names of the stubs."""
         ((text, _, defaults),) = function.__nb_signature__
         for number, value in reversed(list(enumerate(defaults or ()))):
             text = text.replace(f"\\{number}", repr(value))

@@ -15,7 +15,7 @@ class AlignedBytes {
  public:
   explicit AlignedBytes(std::size_t size)
       : bytes_(new (std::align_val_t{kPage}) std::byte[size]()), size_(size) {}
-  /// Filled with bytes that depend on `seed`.
+  /// Fills the memory with bytes that depend on `seed`.
   AlignedBytes(std::size_t size, std::uint64_t seed) : AlignedBytes(size) {
     for (std::size_t i = 0; i < size; ++i) {
       bytes_[i] = static_cast<std::byte>(random_u64(seed, i / 8) >> (i % 8 * 8));

@@ -8,7 +8,7 @@
 
 namespace ballast::test {
 
-/// Collects what the libraries log for as long as it lives, one line each. Thread-safe.
+/// Collects the log lines of the libraries during its lifetime. Thread-safe.
 class CapturedLog {
  public:
   CapturedLog() {

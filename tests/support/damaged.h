@@ -26,7 +26,7 @@ inline std::string damaged(std::string text, std::mt19937_64& random) {
       return text.erase(at, count);
     case 4:
       return text.insert(at, noise);
-    default:  // digits and punctuation keep the text nearer to JSON
+    default:  // digits and punctuation keep the text closer to JSON
       text[at] = "0123456789{}[]\",:./-e"[random() % 21];
       return text;
   }

@@ -14,7 +14,7 @@ namespace ballast::test {
 
 using AnyJson = nlohmann::ordered_json;
 
-/// All values inside `value`, and itself.
+/// `value` and all values inside it.
 inline void collect_values(AnyJson& value, std::vector<AnyJson*>& found) {
   found.push_back(&value);
   if (value.is_structured()) {
@@ -109,7 +109,7 @@ inline std::string damaged_json(const std::string& text, std::mt19937_64& random
     case 0: {
       const AnyJson first = value;
       const AnyJson second = other;
-      other = first;  // which ends the life of `value` where it is inside
+      other = first;  // which destroys `value` if it is inside
       if (!first.is_structured() && !second.is_structured()) value = second;
       return whole.dump();
     }

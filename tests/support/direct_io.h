@@ -7,7 +7,8 @@
 
 namespace ballast::test {
 
-/// Whether files in `directory` can be opened for direct I/O, found without the code under test.
+/// Whether files in `directory` can be opened for direct I/O, determined without the code under
+/// test.
 inline bool has_direct_io(const std::filesystem::path& directory) {
   const auto path = directory / "direct-io-trial";
   const int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600);

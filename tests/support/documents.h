@@ -8,8 +8,8 @@
 
 namespace ballast::test {
 
-/// Positions [sequences, length] of tokens in documents that fill the sequences: short and long
-/// ones, some of one token.
+/// Positions [sequences, length] of tokens in documents that fill the sequences. The documents are
+/// short and long, some of one token.
 inline std::vector<std::int32_t> packed_positions(std::size_t sequences, std::size_t length,
                                                   std::uint64_t seed = 1) {
   std::vector<std::int32_t> positions(sequences * length);

@@ -144,7 +144,7 @@ struct Problem {
     }
     return bias && operation.bias == nullptr ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_SUCCESS;
   }
-  /// The same for all problems to which an algorithm applies.
+  /// Number of the algorithm, equal for all problems to which it applies.
   [[nodiscard]] std::uint64_t number() const {
     std::uint64_t hash = 17;
     const auto add = [&](auto value) {
@@ -209,7 +209,7 @@ std::size_t place(const Layout& layout, std::size_t row, std::size_t column) {
   return row + column * static_cast<std::size_t>(layout.leading);
 }
 
-/// All elements of a matrix in which the elements of one sum are contiguous.
+/// All elements of a matrix, stored so that the elements of one sum are contiguous.
 std::vector<double> gather(const void* from, const Layout& layout, bool along_rows) {
   std::vector<double> values;
   values.reserve(layout.rows * layout.columns);

@@ -72,7 +72,7 @@ class Owners {
   std::map<const void*, int> devices_;
 };
 Owners& owners() {
-  static auto* const kept = new Owners;  // objects may end after static ones
+  static auto* const kept = new Owners;  // objects may be destroyed after static ones
   return *kept;
 }
 
@@ -85,14 +85,14 @@ cudaError_t on_device(Objects... objects) {
   return remembered(cudaErrorInvalidResourceHandle);
 }
 
-/// When events were recorded.
+/// Times at which events were recorded.
 class Times {
  public:
   void set(cudaEvent_t event, double time) {
     const std::scoped_lock lock(mutex_);
     times_[event] = time;
   }
-  /// Empty for an event that was never recorded.
+  /// Returns nothing for an event that was never recorded.
   std::optional<double> of(cudaEvent_t event) {
     const std::scoped_lock lock(mutex_);
     const auto found = times_.find(event);
@@ -198,7 +198,7 @@ cudaError_t cudaFree(void* memory) {
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* memory, int value, std::size_t size) {
-  // Memory is zeroed, and untouched pages cost nothing.
+  // The memory is zeroed already, and pages that are not touched cost nothing.
   if (value != 0) std::memset(memory, value, size);
   return cudaSuccess;
 }

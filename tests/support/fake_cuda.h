@@ -12,13 +12,13 @@ namespace ballast::test {
 /// memory, and work is done when it is enqueued. This tests Ballast's use of CUDA without a GPU,
 /// but not CUDA itself.
 struct FakeCuda {
-  /// The GPU of this number is of compute capability 7.5; negative: none is.
+  /// Number of a GPU of compute capability 7.5; negative if there is none.
   static inline std::atomic<int> old_gpu = -1;
-  /// What makes a GPU unusable: why cuBLASLt cannot be loaded.
+  /// Reason why cuBLASLt cannot be loaded, which makes a GPU unusable; empty if it can.
   static inline std::string missing_library;
   /// Number of queries of a stream that return "not ready".
   static inline std::atomic<int> busy_queries = 0;
-  /// Larger allocations fail.
+  /// Size above which allocations fail.
   static inline std::atomic<std::size_t> most_at_once = SIZE_MAX;
 
   /// A piece of host memory.
@@ -37,12 +37,13 @@ struct FakeCuda {
 
   /// Allocations of cudaMallocHost that were not freed.
   static inline std::atomic<int> host_allocations = 0;
-  /// Calls that allow kernels more shared memory; those for more bytes fail.
+  /// Number of calls that allow kernels more shared memory; calls for more bytes fail.
   static inline std::atomic<int> shared_memory_calls = 0;
   static inline std::atomic<std::size_t> most_shared_memory = SIZE_MAX;
   /// The GPU's clock, which only fakes of kernels advance.
   static inline std::atomic<double> milliseconds = 0.0;
-  /// Calls with a stream or an event of another device than the thread's current one, which fail.
+  /// Number of calls with a stream or an event of another device than the thread's current one,
+  /// which fail.
   static inline std::atomic<int> wrong_device = 0;
   /// Bytes copied so far.
   static inline std::atomic<std::size_t> copied_to_device = 0;

@@ -54,7 +54,7 @@ struct Node {
   cudnnBackendDescriptorType_t type;
   bool finished = false;
   std::map<int, std::vector<std::byte>> attributes = {};
-  // For a graph, and for the objects that are made from it.
+  // tensors of a graph, or of the graph from which the object was made
   Tensors tensors = {};
   FakeCudnn::Engine engine = {};
 };
@@ -69,7 +69,7 @@ std::size_t size_of(cudnnBackendAttributeType_t type) {
   return wide ? 8 : sizeof(cudnnDataType_t);
 }
 
-/// The values of an attribute; none if it was not set.
+/// The values of an attribute; empty if it was not set.
 template <class T>
 std::vector<T> all(const Node& from, int name) {
   const auto found = from.attributes.find(name);

@@ -38,7 +38,7 @@ struct FakeCudnn {
   /// Values of the last execution.
   static inline cudaStream_t stream = nullptr;
   static inline std::int64_t workspace = 0;
-  /// Descriptors and handles that exist.
+  /// Number of existing descriptors and handles.
   static inline int alive = 0;
   /// The reason of the last refusal.
   static inline std::string complaint;

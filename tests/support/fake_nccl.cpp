@@ -12,7 +12,7 @@
 #include "src/comm/nccl_functions.h"
 
 struct ncclComm {
-  MPI_Comm mpi = MPI_COMM_NULL;  ///< none in a world of 1
+  MPI_Comm mpi = MPI_COMM_NULL;  ///< null in a world of 1
   std::size_t rank = 0;
   int busy_looks = 0;  ///< number of queries that return "in progress"
 };
@@ -21,7 +21,7 @@ namespace {
 
 using ballast::test::FakeNccl;
 
-/// A call in a group: starts it and returns its request.
+/// Starts a call of a group and returns its request.
 using Start = std::function<void(MPI_Request*)>;
 
 thread_local bool in_group = false;
@@ -36,7 +36,7 @@ int world_rank() {
   return rank;
 }
 
-/// The process that made the identifier, then a pattern.
+/// The process that made the identifier, followed by a pattern.
 char identifier_byte(int place, int maker) {
   return static_cast<char>(place == 0 ? maker : 37 * place);
 }

@@ -1,4 +1,4 @@
-// A profiler that NVTX loads if NVTX_INJECTION64_PATH names it: keeps the names of ranges.
+// A profiler that NVTX loads if NVTX_INJECTION64_PATH names it. It keeps the names of ranges.
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -44,7 +44,7 @@ extern "C" {
   return 1;
 }
 
-/// The number of ranges that begin with `prefix`, "" for all; negative if some have not ended.
+/// Number of ranges that begin with `prefix` ("": all); negative if some have not ended.
 [[gnu::visibility("default")]] int fake_profiler_ranges(const char* prefix) {
   const std::scoped_lock lock(mutex);
   int count = 0;

@@ -7,7 +7,7 @@
 
 namespace ballast::test {
 
-/// Limits the size of the files that this process writes while the object lives: a write beyond it
+/// Limits the size of the files that this process writes during its lifetime. A write beyond it
 /// fails with EFBIG.
 class FileSizeLimit {
  public:

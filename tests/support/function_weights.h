@@ -9,7 +9,7 @@
 
 namespace ballast::test {
 
-/// Initial weights that functions deliver. With `read_bf16`, all tensors that are `bf16` have bf16
+/// Initial weights computed by functions. With `read_bf16`, all tensors that are `bf16` have bf16
 /// values.
 class FunctionWeights : public engine::WeightSource {
  public:

@@ -10,11 +10,11 @@
 
 namespace ballast::test {
 
-/// Shared between a test and a GateTransport: the test sees the started blocks in order and decides
-/// when and how each ends. No data is moved.
+/// Shared by a test and a GateTransport. The test sees the started blocks in order and decides when
+/// and how each ends. No data is moved.
 class Gate {
  public:
-  /// Waits until `count` blocks in all have started; returns copies of them.
+  /// Waits until `count` blocks have started in total. Returns copies of them.
   std::vector<aio::Block> wait_for_starts(std::size_t count) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return starts_.size() >= count; });
@@ -24,7 +24,7 @@ class Gate {
     const std::scoped_lock lock(mutex_);
     return starts_;
   }
-  /// Ends start number `index`: in full, or with `result` (bytes or -errno).
+  /// Ends start number `index`, in full or with `result` (bytes or -errno).
   void finish(std::size_t index) { finish(index, static_cast<long>(starts()[index].length)); }
   void finish(std::size_t index, long result) {
     {

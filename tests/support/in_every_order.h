@@ -14,7 +14,7 @@
 
 namespace ballast::test {
 
-/// Equal bit for bit: a NaN equals itself, and zeros of both signs differ.
+/// Compares bit for bit: a NaN equals itself, and zeros of both signs differ.
 template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -33,7 +33,7 @@ bool same_bits(const std::tuple<std::vector<T>...>& a, const std::tuple<std::vec
 
 /// Calls `run`, which enqueues kernels and fetches their results: with emulated kernels once for
 /// each order of their threads, on a GPU twice. Expects the same bits from `run` each time and
-/// returns them (a vector or a tuple of vectors); it may return nothing.
+/// returns them (a vector, a tuple of vectors, or nothing).
 template <class Run>
 auto in_every_order(const Run& run) {
 #if defined(BALLAST_EMULATED_GPU)

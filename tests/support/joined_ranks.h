@@ -4,7 +4,7 @@
 
 namespace ballast::test {
 
-/// All processes of mpirun, or this process without it. Joined once, because MPI starts once per
+/// All processes of mpirun, or this process without it. They join once, because MPI starts once per
 /// process.
 inline comm::Ranks& joined_ranks() {
   static const auto joined = comm::join_ranks(comm::read_launch(), {.timeout_seconds = 120.0});

@@ -16,21 +16,22 @@ namespace ballast::test {
 /// A tile of the output matrix, see Architecture::tile().
 struct OutputTile {
   std::size_t number = 0;
-  ConstDeviceBytes weights;  ///< flat, of the tile's whole block
-  /// Sums: untied, the flat ones of the tile's block; tied, [rows of the tile, H]. Empty: not
-  /// wanted.
+  ConstDeviceBytes weights;  ///< flat weights of the tile's whole block
+  /// Gradient sums: untied, the flat ones of the tile's block; tied, [rows of the tile, H]. Empty
+  /// if not wanted.
   DeviceView<float> gradient = {};
 };
 
-/// Results of a router besides its rows; empty: not wanted.
+/// Results of a router in addition to its rows; empty if not wanted.
 struct RouterResults {
   DeviceView<std::int32_t> starts;
   DeviceView<double> totals;
   DeviceView<double> losses;
 };
 
-/// Calls the kernels of a model one by one: a function per kernel, with its arguments in order.
-/// Compute::run() describes the arguments. `gradient`, `out`, `kept` and `positions` may be empty.
+/// Calls the kernels of a model one by one, with a function per kernel that takes its arguments in
+/// order. Compute::run() describes the arguments. `gradient`, `out`, `kept` and `positions` may be
+/// empty.
 class KernelCalls {
  public:
   using Stream = device::Stream;
@@ -81,7 +82,7 @@ class KernelCalls {
     call.takes(Port::partial_sums, bytes(sums));
     run(stream, call);
   }
-  /// A shared expert is such a tile, too.
+  /// Also used for a shared expert, which is such a tile.
   void tile_forward(Stream& stream, std::size_t block, ConstDeviceBytes weights, Ids positions,
                     DeviceBytes rows, DeviceView<float> sums, DeviceBytes out) {
     Call call(is_shared(block) ? Kernel::shared_expert : Kernel::tile, block);
@@ -130,7 +131,7 @@ class KernelCalls {
     call.arguments.scalars.accumulation = accumulation;
     run(stream, call);
   }
-  /// `starts` [experts + 1]: as the router has written them, in host memory.
+  /// `starts` [experts + 1] is in host memory, as the router has written it.
   void expert_forward(Stream& stream, std::size_t block, ConstDeviceBytes weights, DeviceBytes rows,
                       std::span<const std::int32_t> starts, DeviceView<float> sums,
                       DeviceBytes out) {
@@ -205,11 +206,11 @@ class KernelCalls {
   using Kernel = model::Kernel;
   using Port = model::Port;
 
-  /// A pass and its arguments in the making.
+  /// A pass and the arguments collected so far.
   struct Call {
     Call(Kernel kernel, std::size_t block)
         : pass{.kernel = kernel, .block = static_cast<model::BlockId>(block)} {}
-    /// On one tile of the vocabulary.
+    /// A pass on one tile of the vocabulary.
     Call(Kernel kernel, const OutputTile& tile, const model::Architecture& model)
         : Call(kernel, model.tile(tile.number).block) {
       pass.number = static_cast<std::uint32_t>(tile.number);
@@ -259,7 +260,7 @@ class KernelCalls {
   static DeviceBytes bytes(DeviceView<T> view) {
     return {reinterpret_cast<std::byte*>(view.raw()), view.size() * sizeof(T)};
   }
-  /// Arguments do not distinguish what a kernel only reads.
+  /// Casts away const, since arguments do not distinguish what a kernel only reads.
   static DeviceBytes written(ConstDeviceBytes view) {
     return {const_cast<std::byte*>(view.raw()), view.size()};
   }

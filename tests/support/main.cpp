@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-/// Runs the tests; exits 77, which Meson shows as SKIP, when every selected test skipped itself or
-/// an environment skipped them all.
+/// Runs the tests. Exits with 77, which Meson shows as SKIP, if every selected test skipped itself
+/// or an environment skipped them all.
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   const int status = RUN_ALL_TESTS();

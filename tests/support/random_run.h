@@ -14,7 +14,7 @@
 
 namespace ballast::test {
 
-/// Random choices, the same for the same seed.
+/// Random choices that depend only on the seed.
 class Dice {
  public:
   explicit Dice(std::uint64_t seed) : seed_(seed) {}
@@ -130,7 +130,7 @@ inline RandomRun draw_run(Dice& dice, bool several_ranks) {
   draw_batch(dice, run.world, run.overrides);
   draw_ranks(dice, run.world, run.overrides);
   draw_placement(dice, run.overrides);
-  Dice sizes = dice;  // leaves what is drawn later as it is
+  Dice sizes = dice;  // leaves later draws unchanged
   if (sizes.chance(30)) {
     run.overrides.push_back(
         fmt::format("zero_optimization.sub_group_size={}", sizes.pick<int>({2048, 5000, 20000})));

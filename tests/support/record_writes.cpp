@@ -1,8 +1,8 @@
-// Loaded before the C library (LD_PRELOAD), it logs every call by which a process changes regular
-// files and directories to the file BALLAST_TEST_RECORD. One call at a time: the log has the order
-// in which the calls took effect. tests/e2e/power_cut.py reads it.
+// A library for LD_PRELOAD that logs every call by which a process changes regular files and
+// directories to the file BALLAST_TEST_RECORD. One call at a time: the log has the order in which
+// the calls took effect. tests/e2e/power_cut.py reads it.
 //
-// Calls that the C library makes itself cannot be seen, and io_uring neither: switch it off.
+// It does not see calls that the C library makes itself, or io_uring, which must be switched off.
 
 #include <array>
 #include <cerrno>
@@ -24,22 +24,22 @@ namespace {
 
 enum class Kind : std::uint32_t { create, write, resize, sync, rename, link, unlink, mkdir, end };
 
-/// An inode; zeros: none.
+/// An inode; all zeros: none.
 struct Inode {
   std::uint64_t device = 0;
   std::uint64_t number = 0;
 };
 
-/// In front of each entry of the log. The names and the data follow.
+/// Header of each entry of the log. The names and the data follow it.
 struct Header {
   Kind kind;
   std::uint32_t name_bytes;
   std::uint64_t new_name_bytes;
   std::uint64_t data_bytes;
-  std::uint64_t offset;  ///< of a write; the size after a resize
-  Inode inode;           ///< that is changed or gets a name
-  Inode folder;          ///< of the name
-  Inode new_folder;      ///< of the new name
+  std::uint64_t offset;  ///< offset of a write, or the size after a resize
+  Inode inode;           ///< the inode that is changed or gets a name
+  Inode folder;          ///< folder of the name
+  Inode new_folder;      ///< folder of the new name
 };
 
 /// An entry of a directory.
@@ -53,7 +53,7 @@ std::mutex& one_at_a_time() {
   return *mutex;
 }
 
-/// The descriptor of the log; -1: none is wanted.
+/// The descriptor of the log; -1 if there is none.
 int log_file() {
   static const int file = [] {
     const char* const path = std::getenv("BALLAST_TEST_RECORD");
@@ -210,7 +210,7 @@ int recorded_sync(const char* name, int file) {
   return result;
 }
 
-/// `call()` gives the file at `path` a further name, `to`, or another one.
+/// Logs that `call()` gives the file at `path` the name `to`, in addition or instead.
 template <class Call>
 int recorded_naming(Kind kind, int directory, const char* path, int new_directory, const char* to,
                     Call&& call) {
@@ -239,7 +239,7 @@ int recorded_mkdir(int directory, const char* path, Call&& call) {
   return result;
 }
 
-/// Between the calls of one process and the next.
+/// Logs the end of a process.
 [[gnu::destructor]] void record_end() {
   const std::lock_guard lock(one_at_a_time());
   record(Kind::end, {});

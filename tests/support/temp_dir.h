@@ -8,7 +8,7 @@
 
 namespace ballast::test {
 
-/// A new directory in the system's folder for temporary files; removed with its content.
+/// A new directory in the system's temporary folder, removed with its content.
 class TempDir {
  public:
   TempDir() {

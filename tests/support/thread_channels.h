@@ -19,10 +19,10 @@
 
 namespace ballast::test {
 
-/// The channels of all ranks of a run whose ranks are threads; each channel has all ranks in order.
-/// The n-th channel that a rank makes meets the n-th channel of each other rank. A rank that waits
-/// in a collective of a channel which another rank has left gets Error(comm) at once, where over
-/// MPI it would wait for a timeout.
+/// The channels of all ranks of a run whose ranks are threads. Each channel has all ranks in order.
+/// The n-th channel that a rank makes is connected to the n-th channel of each other rank. A rank
+/// that waits in a collective of a channel which another rank has left gets Error(comm) at once,
+/// where over MPI it would wait for a timeout.
 class ThreadChannels {
  public:
   /// Called on a rank's stream before it takes part in collective number `call` (from 0) of its
@@ -39,7 +39,7 @@ class ThreadChannels {
     while (channels_.size() <= number) channels_.push_back(std::make_shared<Channel>(world_));
     return std::make_unique<Member>(*this, channels_[number], rank, number);
   }
-  /// How many collectives were left by one rank while another waited in them.
+  /// Number of collectives that one rank left while another waited in them.
   [[nodiscard]] std::size_t broken() const {
     const std::scoped_lock lock(mutex_);
     return broken_;
@@ -92,7 +92,7 @@ class ThreadChannels {
     }
 
    private:
-    /// Calls `work` when all members have shown their `part`; returns when all have done it.
+    /// Calls `work` when all members have passed their `part`. Returns when all calls are done.
     void exchange(device::Stream& stream, ConstDeviceBytes part, std::function<void()> work) {
       device::as_host(stream).enqueue([this, part, work = std::move(work)] {
         if (all_.before_) all_.before_(rank_, number_, calls_);

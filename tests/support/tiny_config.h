@@ -16,8 +16,8 @@ namespace ballast::test {
 inline const char* const kPacked = R"(data={"documents": ["unused.safetensors"],
                                              "sequence_length": 37})";
 
-/// A config with `model` (the inside of the model section, at most 131 token ids), 3 micro-batches
-/// of 2 sequences of 37 tokens and large budgets, for device_kind(); its run directory is
+/// A config with `model` (the content of the model section, at most 131 token ids), 3 micro-batches
+/// of 2 sequences of 37 tokens and large budgets, for device_kind(). Its run directory is
 /// `directory`.
 inline config::Config tiny_config(const std::string& model, bool bf16,
                                   const std::filesystem::path& directory,

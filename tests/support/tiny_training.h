@@ -22,7 +22,7 @@ namespace ballast::test {
 /// Number of token ids in the data below.
 constexpr std::uint64_t kIds = 131;
 
-/// Inputs of a step and their targets, equally many, and positions if it is packed.
+/// Inputs of a step, an equal number of targets, and positions if it is packed.
 struct Batch {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> targets;
@@ -31,7 +31,7 @@ struct Batch {
   [[nodiscard]] engine::TokenBatch view() const { return {tokens, targets, positions}; }
 };
 
-/// Batch number `number` with this many tokens.
+/// Function that makes batch number `number` with the given number of tokens.
 using Data = std::function<Batch(std::size_t tokens, std::uint64_t number)>;
 
 /// Ids in random order with unequal frequencies; a model can learn only the frequencies.
@@ -60,7 +60,7 @@ inline Batch chained_ids(std::size_t tokens, std::uint64_t number) {
   return batch;
 }
 
-/// The same batch with documents in its sequences of `length` tokens; a third of the targets does
+/// Divides the sequences of `length` tokens of a batch into documents. A third of the targets does
 /// not count.
 inline Batch with_documents(Batch batch, std::size_t length, std::uint64_t number) {
   batch.positions = packed_positions(batch.tokens.size() / length, length, number);
@@ -83,10 +83,10 @@ inline Batch part_of(const Batch& all, const comm::Ranks* ranks) {
 
 /// The results of a run, bit for bit.
 struct Outcome {
-  std::vector<double> losses;       ///< of each step
-  std::vector<double> evaluations;  ///< after every tenth step
-  std::vector<double> norms;        ///< -1 where a step was skipped
-  std::vector<double> scales;       ///< of the loss
+  std::vector<double> losses;       ///< loss per step
+  std::vector<double> evaluations;  ///< results after every tenth step
+  std::vector<double> norms;        ///< -1 if the step was skipped
+  std::vector<double> scales;       ///< loss scale per step
   std::uint64_t states = 0;
   bool operator==(const Outcome&) const = default;
 };
@@ -99,7 +99,7 @@ inline void expect_same(const Outcome& outcome, const Outcome& expected, const s
   EXPECT_EQ(outcome.states, expected.states) << name;
 }
 
-/// The loss scale of a config in fp16 begins too high, so that the first step is skipped.
+/// In fp16, the initial loss scale is too high, so that the first step is skipped.
 inline const std::vector<std::string> kFp16 = {"bf16.enabled=false", "fp16.enabled=true",
                                                "fp16.initial_scale_power=20", "fp16.hysteresis=1",
                                                "fp16.loss_scale_window=2"};
@@ -144,7 +144,7 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
   return outcome;
 }
 
-/// How many steps were skipped.
+/// Number of skipped steps.
 inline std::ptrdiff_t skipped_steps(const Outcome& outcome) {
   return std::count(outcome.norms.begin(), outcome.norms.end(), -1.0);
 }

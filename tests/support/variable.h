@@ -6,7 +6,7 @@
 
 namespace ballast::test {
 
-/// Sets an environment variable while it lives; null: unset.
+/// Sets an environment variable during its lifetime; null unsets it.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) {

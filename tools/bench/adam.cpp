@@ -80,14 +80,15 @@ struct AdamResult {
 constexpr Elems kFewestParams = cpu_adam::Codes::kBlock;
 constexpr Elems kCheckedElements = 4096;
 constexpr int kWarmUps = 2;
-/// Ways to move the bytes that are measured in the rounds, and the elements and tries of each way
-/// in the selection.
+/// Numbers of ways to move the bytes that the rounds measure, and of elements and tries per way
+/// when these are selected.
 constexpr std::size_t kFinalists = 5;
 constexpr Elems kScreenedElements = Elems{32} * 1024 * 1024;
 constexpr int kScreenings = 5;
-/// A round alternates between update and ways after so many elements: the bandwidth of a shared
-/// machine changes by half from one second to the next. Their bytes are many times a last-level
-/// cache, so what the one before left there to be written back hardly counts.
+/// Elements per slice. A round alternates between the update and the ways after each slice, since
+/// the bandwidth of a shared machine changes by half from one second to the next. A slice has many
+/// times the bytes of a last-level cache, so what the previous one left there to be written back
+/// hardly counts.
 constexpr Elems kSliceElements = Elems{16} * 1024 * 1024;
 
 void stop_if_interrupted() {
@@ -122,7 +123,7 @@ Elems parse_params(const std::string& text) {
   }
 }
 
-/// The sweep, checked before anything is allocated. Throws Error.
+/// The sweep. Checked before anything is allocated. Throws Error.
 std::vector<AdamCase> make_cases(const BenchAdamArguments& arguments) {
   std::vector<Isa> isas;
   for (const auto& name : arguments.isas) isas.push_back(parse_isa(name));
@@ -153,7 +154,7 @@ std::vector<AdamCase> make_cases(const BenchAdamArguments& arguments) {
   return cases;
 }
 
-/// As in a run with clipping: weight decay, and a scale that is not a power of two.
+/// Hyperparameters of a run with clipping: weight decay, and a scale that is not a power of two.
 cpu_adam::Hyper hyper_of(cpu_adam::Optimizer optimizer, std::int64_t step) {
   cpu_adam::Hyper hyper;
   hyper.optimizer = optimizer;
@@ -164,7 +165,7 @@ cpu_adam::Hyper hyper_of(cpu_adam::Optimizer optimizer, std::int64_t step) {
   return hyper;
 }
 
-/// The first, the last and one from each of equal parts between them.
+/// The first element, the last one, and one from each of equal parts between them.
 std::vector<Elems> sample(Elems size) {
   const Elems parts = std::min(size, kCheckedElements) - 1;
   std::vector<Elems> indices = {0};
@@ -181,7 +182,8 @@ bool finite(const cpu_adam::Element& element) {
          std::isfinite(element.second);
 }
 
-/// Compares one more step with a reference in double. "" if all elements are correct.
+/// Compares one more step with a reference in double precision. Returns "" if all elements are
+/// correct.
 std::string check_step(const cpu_adam::Updater& updater, const AdamArrays& arrays,
                        const cpu_adam::Hyper& hyper) {
   const cpu_adam::Shard& shard = arrays.shard();
@@ -213,8 +215,8 @@ std::string check_step(const cpu_adam::Updater& updater, const AdamArrays& array
   return "";
 }
 
-/// Memory bandwidth ceiling of an update: moves the same bytes in several ways without arithmetic.
-/// The fastest way is the ceiling, or the update itself if it is faster.
+/// Memory bandwidth ceiling of an update. It moves the same bytes in several ways without
+/// arithmetic. The fastest way is the ceiling, or the update itself if it is faster.
 class Ceiling {
  public:
   Ceiling(const AdamCase& subject, std::optional<int> numa_node, const cpu_adam::Shard& shard)
@@ -237,7 +239,7 @@ class Ceiling {
   }
 
   [[nodiscard]] std::size_t ways() const { return ways_.size(); }
-  /// Seconds of moving the bytes of `part` once.
+  /// Seconds to move the bytes of `part` once.
   [[nodiscard]] double seconds(std::size_t way, const cpu_adam::Shard& part) const {
     return seconds_of(ways_[way], part);
   }
@@ -276,7 +278,7 @@ class Ceiling {
   std::vector<Way> ways_;
 };
 
-/// The shard in slices of about kSliceElements.
+/// Cuts the shard into slices of about kSliceElements.
 std::vector<cpu_adam::Shard> slices_of(const cpu_adam::Shard& shard) {
   std::vector<cpu_adam::Shard> slices;
   for (Elems first = 0; first < shard.size; first += kSliceElements) {
@@ -293,8 +295,9 @@ struct Round {
   [[nodiscard]] double total() const { return std::accumulate(ways.begin(), ways.end(), step); }
 };
 
-/// Update and ways in turn, slice by slice, in random order: one writes back what the one before
-/// left in the caches. Each has another slice, so that no one finds its bytes there.
+/// Runs the update and the ways in turn, slice by slice, in random order, because each writes back
+/// what the previous one left in the caches. Each gets another slice, so that none finds its bytes
+/// in a cache.
 Round run_round(const std::vector<cpu_adam::Shard>& slices, const Ceiling& ceiling,
                 std::vector<std::size_t>& order, std::mt19937& random, const auto& update) {
   Round round{.ways = std::vector<double>(ceiling.ways())};
@@ -355,7 +358,7 @@ AdamResult measure(const AdamCase& subject, const BenchAdamArguments& arguments)
   for (const std::vector<double>& way : way_seconds) {
     std::vector<double> shares;
     for (std::size_t i = 0; i < way.size(); ++i) shares.push_back(way[i] / step_seconds[i]);
-    // The faster a way is, the smaller is the update's share of it.
+    // The faster a way is, the smaller the update's share of it.
     const double share = quantile(shares, 0.5);
     if (result.share_of_ceiling > 0.0 && share >= result.share_of_ceiling) continue;
     result.share_of_ceiling = share;
@@ -461,7 +464,7 @@ void add_bench_adam(Command bench) {
                                       "CPU optimizer updates as a share of the memory bandwidth "
                                       "(comma-separated lists measure all combinations)");
   command.add_option("--params", &a.params, "Number of parameters, for example 256Mi",
-                     {.commas = true, .single_argument = true, .shown_default = "64Mi"});
+                     {.commas = true, .single_argument = true, .initial = "64Mi"});
   command.add_option("--variant", &a.variants,
                      "Optimizer (adamw, adam, adagrad, lion, sgd) and layout (bf16, fp32, "
                      "master-bf16, master-fp16, bf16-m16, bf16-8bit), for example adamw-bf16",

@@ -44,7 +44,7 @@ constexpr std::array<AdamLayout, 6> kLayouts = {{
 constexpr std::array<Optimizer, 5> kOptimizers = {
     Optimizer::adamw, Optimizer::adam, Optimizer::adagrad, Optimizer::lion, Optimizer::sgd};
 
-/// All variants, adamw first, without bf16 first moments where the optimizer has none.
+/// All variants, adamw first. Optimizers without a first moment have no bf16 variant.
 std::vector<AdamVariant> make_variants() {
   std::vector<AdamVariant> variants;
   for (const Optimizer optimizer : kOptimizers) {
@@ -81,7 +81,7 @@ class ArrayFiller {
  public:
   ArrayFiller(Elems size, int threads) : size_(size), threads_(threads), tile_(make_tile()) {}
 
-  /// store(i, x) for every element, x normal with a deviation around `scale`.
+  /// Calls store(i, x) for every element, with normally distributed x around `scale`.
   template <class Store>
   void fill(float scale, Store store) {
     shift_ += 4099;
@@ -120,7 +120,7 @@ void fill_weights(ArrayFiller& filler, const Weights& weights) {
   }
 }
 
-/// Leaves 8-bit codes at zero, as in a new optimizer: the first steps set them.
+/// Leaves 8-bit moments at zero, as in a new optimizer. The first steps set them.
 void fill_moments(ArrayFiller& filler, const Moments& moments) {
   if (moments.format == Moments::Format::blockwise8) return;
   if (auto* first = static_cast<Bf16*>(moments.first);
@@ -147,14 +147,14 @@ void fill_gradient(ArrayFiller& filler, DType type, void* data) {
   }
 }
 
-/// Hands out the arrays of a shard, each in a mapping of its own.
+/// Allocates the arrays of a shard, each in a separate mapping.
 class Allocator {
  public:
   Allocator(const cpu_adam::Updater& updater, const AdamVariant& variant, Elems size,
             std::vector<Mapping>& mappings)
       : updater_(updater), variant_(variant), size_(size), mappings_(mappings) {}
 
-  /// The array called `name` in the variant's traffic; null where the update has none.
+  /// The array called `name` in the variant's traffic; null if the update has none.
   void* array(std::string_view name) {
     const Bytes each = variant_.traffic.bytes_of(name);
     return each == 0 ? nullptr : bytes(size_ * each);
@@ -176,56 +176,23 @@ class Allocator {
   std::vector<Mapping>& mappings_;
 };
 
-Weights make_weights(Weights::Format format, Allocator& allocator) {
-  void* main = allocator.array("w");
-  auto* master = static_cast<float*>(main);
-  switch (format) {
-    case Weights::Format::split:
-      return {static_cast<Bf16*>(main), static_cast<std::uint16_t*>(allocator.array("r"))};
-    case Weights::Format::plain:
-      return Weights(master);
-    case Weights::Format::copy_bf16:
-      return {master, static_cast<Bf16*>(allocator.array("c"))};
-    case Weights::Format::copy_f16:
-      return {master, static_cast<F16*>(allocator.array("c"))};
-  }
-  throw Error(ErrorCategory::state, "bench adam: weights of an unknown format");
-}
-
-Moments make_moments(Moments::Format format, Allocator& allocator) {
-  void* first = allocator.array("m");
-  void* second = allocator.array("v");
-  if (format == Moments::Format::blockwise8) {
-    const auto codes = [&allocator](void* array) {
-      return Codes{static_cast<std::uint8_t*>(array),
-                   array == nullptr ? nullptr : allocator.exponents()};
-    };
-    const Codes first_codes = codes(first);
-    return {first_codes, codes(second)};
-  }
-  if (format == Moments::Format::bf16_first) {
-    return {static_cast<Bf16*>(first), static_cast<float*>(second)};
-  }
-  return {static_cast<float*>(first), static_cast<float*>(second)};
-}
-
-Gradient make_gradient(DType type, const void* data) {
-  if (type == DType::bf16) return Gradient(static_cast<const Bf16*>(data));
-  if (type == DType::f16) return Gradient(static_cast<const F16*>(data));
-  return Gradient(static_cast<const float*>(data));
-}
-
 cpu_adam::Shard make_shard(const cpu_adam::Updater& updater, const AdamVariant& variant, Elems size,
                            std::vector<Mapping>& mappings) {
   Allocator allocator(updater, variant, size, mappings);
   ArrayFiller filler(size, updater.threads());
-  const Weights weights = make_weights(variant.weights, allocator);
-  const Moments moments = make_moments(variant.moments, allocator);
+  void* const main = allocator.array("w");
+  const bool split = variant.weights == Weights::Format::split;
+  const Weights weights(variant.weights, main, allocator.array(split ? "r" : "c"));
+  Moments moments(variant.moments, allocator.array("m"), allocator.array("v"));
+  if (moments.format == Moments::Format::blockwise8) {
+    if (moments.first != nullptr) moments.first_exponents = allocator.exponents();
+    if (moments.second != nullptr) moments.second_exponents = allocator.exponents();
+  }
   void* gradient = allocator.array("g");
   fill_weights(filler, weights);
   fill_moments(filler, moments);
   fill_gradient(filler, variant.gradient, gradient);
-  return {weights, moments, make_gradient(variant.gradient, gradient), size};
+  return {weights, moments, {variant.gradient, gradient}, size};
 }
 
 /// Upper bound of page rounding and skews of all arrays.

@@ -23,7 +23,7 @@ struct AdamVariant {
   cpu_adam::Traffic traffic;
 };
 
-/// The variant of that name. Throws Error(usage) that lists optimizers and layouts.
+/// Returns the variant called `name`. Throws Error(usage) that lists optimizers and layouts.
 const AdamVariant& find_adam_variant(const std::string& name);
 
 /// The arrays of one update of a variant, filled with plausible values.
@@ -31,7 +31,7 @@ class AdamArrays {
  public:
   /// Upper bound of the memory for `size` elements, at most 2^64 - 1.
   static Bytes bytes_needed(const AdamVariant& variant, Elems size);
-  /// The most elements that fit in `bytes`.
+  /// Largest number of elements that fit in `bytes`.
   static Elems elements_in(const AdamVariant& variant, Bytes bytes);
 
   /// Allocates with `updater` and fills with its number of threads. Throws Error(memory).
@@ -39,7 +39,7 @@ class AdamArrays {
 
   [[nodiscard]] const cpu_adam::Shard& shard() const { return shard_; }
 
-  /// Whether the copy of element `index` is the rounded master; true where there is no copy.
+  /// Whether the copy of element `index` is the rounded master weight; true if there is no copy.
   [[nodiscard]] bool copy_is_right(Elems index) const;
 
  private:

@@ -14,10 +14,10 @@ parameter, states and gradient in memory:
                            bf16 gradient to fp32 (copy_), DeepSpeedCPUAdam.step() on the fp32
                            master, master to the bf16 weight (copy_): the job of adamw-bf16
     deepspeed with clipping
-                           the same, but the fp32 gradient is first multiplied by the clip
+three passes, but the fp32 gradient is first multiplied by the clip
                            coefficient, as in its ZeRO optimizers; adamw-bf16 always does this
     torch fused three passes, torch foreach three passes
-                           the same around torch.optim.AdamW.step()
+three passes around torch.optim.AdamW.step()
     deepspeed fp32         DeepSpeedCPUAdam.step() alone: the job of adamw-fp32
     torch fused fp32, torch foreach fp32
                            torch.optim.AdamW.step() alone: the job of adamw-fp32
@@ -46,17 +46,13 @@ import sys
 import tempfile
 import time
 
+from peers import NOISY, fail
+
 SKEW = 7 * 4096 + 13 * 64  # cpu_adam::kArraySkew
 HYPER = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
 CLIP_COEFFICIENT = 0.37
 WARM_UPS = 2
-NOISY = 1.2  # best round over worst from which the table warns
 SCALES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-
-
-def fail(message):
-    print(f"adam_peers: error: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 def count(text):
@@ -153,7 +149,7 @@ def require_memory(size):
 
 
 class Memory:
-    """Allocates tensors in the memory that --memory names."""
+    """Allocates tensors in the kind of memory that --memory names."""
 
     def __init__(self, torch, kind):
         self.torch = torch
@@ -234,7 +230,7 @@ def rate_of(job, size, seconds):
 
 
 def ballast_row(arguments, variant, *more):
-    """Ballast's result for `variant`: with its best instruction set unless `more` names one."""
+    """Ballast's result for `variant`, with its best instruction set unless `more` names one."""
     command = [arguments.ballast, "bench", "adam", "--json", "--no-check", "--variant", variant,
                "--params", str(arguments.params), "--threads", str(arguments.threads),
                # The command measures its ceiling half of the time.
@@ -297,7 +293,7 @@ def main():
     arguments = read_arguments()
     require_memory(arguments.params)
     torch, ds_adam, isa = load_peers(arguments.threads)
-    # A wrong path shows before the long part.
+    # Fails early if the path is wrong.
     ballast_isa = ballast_row(arguments, "adamw-bf16")["isa"]
     peers = Peers(torch, ds_adam, arguments.params, arguments.memory)
     results = measure(arguments, peers, ballast_isa)

@@ -54,7 +54,7 @@ const char* kernels_name(AttentionPass pass) {
   return pass == AttentionPass::cudnn_forward ? "cudnn" : "own";
 }
 
-/// Alternates the passes, each round from another first one.
+/// Alternates the passes. Each round starts with another one.
 std::vector<AttentionTiming> measure(AttentionTrial& trial,
                                      const BenchAttentionArguments& arguments) {
   std::vector<AttentionTiming> rows = {{AttentionPass::own_forward}, {AttentionPass::own_backward}};
@@ -78,7 +78,7 @@ std::vector<AttentionTiming> measure(AttentionTrial& trial,
   return rows;
 }
 
-/// Median over the rounds of the speedup over our own kernels for that pass.
+/// Median over the rounds of the speedup over Ballast's own kernels for that pass.
 double ratio(const std::vector<AttentionTiming>& rows, const AttentionTiming& row) {
   if (row.pass != AttentionPass::cudnn_forward) return 1.0;
   const AttentionTiming& own = rows.front();
@@ -126,7 +126,7 @@ text::Json json_of(const std::vector<AttentionTiming>& rows, const AttentionShap
   return json;
 }
 
-/// Throws unless there is a GPU: the host device has only one implementation.
+/// Throws if there is no GPU: the host device has only one implementation.
 void require_gpu(const std::string& asked) {
   const std::string refusal = device::cuda_refusal();
   if (bench_device("bench attention", asked == "cuda" ? "auto" : asked) == "cuda") return;

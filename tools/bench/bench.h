@@ -22,7 +22,8 @@ void add_limits(Command command, std::uint64_t& repeats, double& seconds);
 /// Deterministic token ids below `vocab`.
 std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocab, std::uint64_t stream);
 
-/// Shortest time of the operations per wait, so that starting and waiting do not count.
+/// Shortest duration of the operations between two waits, so that starting and waiting are
+/// negligible.
 inline constexpr double kShortestSeconds = 0.02;
 
 /// Seconds that `work()` takes.

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Times training steps of a mixture of experts beside transformers' own Qwen3-MoE, in turn.
+"""Times training steps of a mixture of experts and of transformers' own Qwen3-MoE, in turn.
 
     experts_peers.py [--rounds 3] [--experts grouped_mm,eager] [--ballast build/tools/ballast]
                      [--hidden 1024 --layers 4 --count 32 --chosen 4 --width 512 --tokens 512
                       --sequences 2]
 
-Needs torch and transformers. Both train the same form in bf16 from random weights on random tokens:
-forward and backward pass of one micro-batch, clipping by the global norm, AdamW with fp32 masters
-(torch: fused, gradients and weights copied). `--experts`: transformers' implementations of the
-experts. Prints tokens/s and the median of the ratios of the rounds.
+Needs torch and transformers. Both train the same model in bf16 from random weights on random
+tokens: forward and backward pass of one micro-batch, clipping by the global norm, AdamW with fp32
+masters (torch: fused, gradients and weights copied). `--experts`: transformers' implementations of
+the experts. Prints tokens/s and the median of the ratios of the rounds.
 """
 
 import argparse

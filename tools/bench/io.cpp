@@ -30,14 +30,14 @@ using text::Json;
 
 constexpr const char* kTask = "bench io";
 
-/// The measurements, checked before any file is created.
+/// The measurements. Checked before any file is created.
 struct Sweep {
   std::vector<std::filesystem::path> paths;
   Bytes size = 0;
   aio::File::Access access = aio::File::Access::direct;
   std::vector<IoLoad> loads;
 
-  /// Concurrent queues.
+  /// Number of concurrent queues.
   [[nodiscard]] std::size_t regions() const { return std::max<std::size_t>(1, paths.size()); }
 };
 
@@ -55,7 +55,7 @@ void check_load(const IoLoad& load, Bytes size) {
     refuse(fmt::format("--block: must be a multiple of 4 KiB up to 1 GiB, got {} ({} bytes)", block,
                        load.block));
   }
-  // Otherwise requests would overlap.
+  // Requests would overlap otherwise.
   if (size / load.block < load.depth) {
     refuse(fmt::format("--size {} holds {} blocks of {}, too few for depth {}; give at least {}",
                        format_bytes(size), size / load.block, block, load.depth,
@@ -225,9 +225,8 @@ void add_options(Command command, BenchIoArguments& a) {
       "read, write, mixed: each block is read and written back; or copy: it is "
       "written to a new file",
       {.commas = true, .single_argument = true, .values = {"read", "write", "mixed", "copy"}});
-  command.add_option(
-      "--block", &a.blocks, "Size of a request",
-      {.commas = true, .single_argument = true, .value = "SIZE", .shown_default = "1MiB"});
+  command.add_option("--block", &a.blocks, "Size of a request",
+                     {.commas = true, .single_argument = true, .value = "SIZE", .initial = "1MiB"});
   command.add_option("--depth", &a.depths, "Requests outstanding per path",
                      {.commas = true, .single_argument = true, .range = std::pair(1, 16384)});
   command.add_option(

@@ -30,8 +30,8 @@ struct BenchIoArguments {
   PageFile html;
 };
 
-/// Measures all combinations and returns a JSON array, with an object for each. Prints a table
-/// unless `arguments.json`. Throws Error.
+/// Measures all combinations and returns a JSON array with one object per combination. Prints a
+/// table unless `arguments.json`. Throws Error.
 text::Json bench_io(const BenchIoArguments& arguments);
 
 }  // namespace ballast::tools

@@ -29,32 +29,18 @@ import argparse
 import json
 import os
 import pathlib
-import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 
+from peers import NOISY, fail, size
+
 PATTERNS = ("read", "write", "mixed")
-SCALES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 HUGE_PAGE = 2 * 2**20
-NOISY = 1.2  # best round over worst from which the table warns
 # Lower bound of the rate and upper bound of the CPU time per byte, as multiples of fio's.
 BARS = {"io_uring": (0.97, 1.1), "threads": (0.90, None)}
-
-
-def fail(message):
-    print(f"io_peers: error: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def size(text):
-    match = re.fullmatch(r"(\d+) ?(|KiB|MiB|GiB)", text)
-    if not match or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is not a size; write a size such as 4096 or 1MiB")
-    return int(match[1]) * SCALES[match[2]]
 
 
 def patterns(text):

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Makes a folder of Hugging Face of a given size, with random weights, to measure import and export.
+"""Makes a Hugging Face folder of a given size, with random weights, to measure import and export.
 
     large_folder.py DIR [--size 6GiB] [--hidden 3072] [--intermediate 8192] [--heads 24]
                     [--kv-heads 8] [--vocab 32000] [--shard-size 5GB] [--shift BYTES]
 
-The model is a Llama in bf16 with as many layers as make the weights as large as --size, at least
-one. Values are random, finite and small (2^-9 to 2^-7 in magnitude), and repeat every 16 MiB. Files
+The model is a Llama in bf16. The number of layers follows from --size and is at least one. Values are random, finite and small (2^-9 to 2^-7 in magnitude), and repeat every 16 MiB. Files
 are those that transformers writes: model-00001-of-0000N.safetensors with an index, or
-model.safetensors, and config.json. The data of a file begin right behind the header, which is
-padded to a multiple of 8 bytes, so tensors start anywhere; --shift adds spaces to the header.
-Nothing but Python is needed. DIR must not exist.
+model.safetensors, and config.json. The data of a file follow the header directly, which is
+padded to a multiple of 8 bytes, so tensors start anywhere. --shift adds spaces to the header.
+Needs only Python. DIR must not exist.
 """
 
 import argparse

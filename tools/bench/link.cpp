@@ -39,11 +39,11 @@ struct BenchLinkArguments {
 
 struct LinkResult {
   CopyWay way = CopyWay::up;
-  Bytes bytes = 0;         ///< of a copy
-  std::size_t copies = 0;  ///< per wait and direction
+  Bytes bytes = 0;         ///< size of a copy
+  std::size_t copies = 0;  ///< copies per wait and direction
   std::uint64_t rounds = 0;
-  double seconds = 0.0;          ///< of `copies` through the device, median
-  double ceiling_seconds = 0.0;  ///< of `copies` plain ones, median
+  double seconds = 0.0;          ///< median of `copies` through the device
+  double ceiling_seconds = 0.0;  ///< median of `copies` plain ones
   double share = 0.0;            ///< median over the rounds
 
   /// Bytes in both directions together.
@@ -156,7 +156,7 @@ class Link {
   std::unique_ptr<device::Stream> down_;
 };
 
-/// How many copies are long enough for a measurement; also warms up.
+/// Returns the number of copies that is long enough for a measurement. Also warms up.
 std::size_t enough_copies(device::PlainCopies& plain, CopyWay way) {
   std::size_t count = 1;
   while (count < kMostCopies && seconds_of([&] { plain.run(way, count); }) < kShortestSeconds) {
@@ -165,7 +165,7 @@ std::size_t enough_copies(device::PlainCopies& plain, CopyWay way) {
   return count;
 }
 
-/// Measures copies through the device between plain copies; the faster plain ones are the ceiling,
+/// Measures copies through the device between plain copies. The faster plain ones are the ceiling,
 /// since the others were disturbed.
 LinkResult measure(Link& link, device::PlainCopies& plain, LinkResult subject,
                    const BenchLinkArguments& arguments) {

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Times OffloadAdamW.step() against other optimizers on the CPU, in turn, for a model of bf16.
+"""Times OffloadAdamW.step() against other optimizers on the CPU, in turn, for a model in bf16.
 
     optimizer_peers.py [--params 300] [--rounds 7] [--peers deepspeed,foreach,fused] [--fp32]
                        [--clip NORM]
 
 Needs ballast, torch and, for their peers, deepspeed with ninja. The parameters are those of
-transformer layers of width 1024. Each peer has what its users have: fp32 masters and moments. With
+transformer layers of width 1024. Each peer has fp32 masters and moments. With
 bf16 weights, DeepSpeedCPUAdam and torch's optimizers update fp32 masters, so gradients are copied to
 fp32 before and weights to bf16 after a step; OffloadAdamW reads and writes both itself. With --clip, the
-peers clip by torch.nn.utils.clip_grad_norm_ and OffloadAdamW by max_grad_norm; without, nobody looks
-at the gradients before the update. Prints medians, and the median of the ratios of each round.
+peers clip by torch.nn.utils.clip_grad_norm_ and OffloadAdamW by max_grad_norm; without it, no one
+reads the gradients before the update. Prints medians, and the median of the ratios of each round.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 
     optimizer_places.py FOLDER [--params 100] [--tokens 1024,4096] [--rounds 5] [--fp32]
 
-Needs ballast and torch. FOLDER: on the drive for the states. The model is a stack of residual MLPs of
+Needs ballast and torch. FOLDER is on the drive for the states. The model is a stack of residual MLPs of
 width 1024; a step is a forward and a backward pass on the CPU and OffloadAdamW's step, whose update
 runs under the next forward pass. Prints medians, and the median of the ratios of each round.
 """
@@ -61,7 +61,8 @@ def main() -> None:
         times: dict[str, list[float]] = {"memory": [], "nvme": []}
         for number in range(arguments.rounds + 1):
             for name, run in (("memory", memory), ("nvme", nvme)):
-                # A step's update is part of the next one's time: two steps are alike after the first.
+                # The update of a step is part of the next step's time, so steps are alike after the
+                # first.
                 run.step(x)
                 start = time.perf_counter()
                 run.step(x)

@@ -23,7 +23,7 @@ using text::Json;
 constexpr std::size_t kMostRuns = 50;
 constexpr std::size_t kMostBytes = std::size_t{900} << 10U;  // files of settings have at most 1 MiB
 
-/// The runs in `file`, the newest last. Throws Error(config) for a file that has none.
+/// The runs in `file`, the latest last. Throws Error(config) for a file that has none.
 Json read_runs(const std::filesystem::path& file) {
   const Json all = text::parse_json(text::read_settings(file, "figures"), file.string());
   const Json* const runs = all.find("runs");
@@ -42,7 +42,7 @@ Json read_runs(const std::filesystem::path& file) {
                           file.string()));
 }
 
-/// The newest runs that fit the file.
+/// The latest runs that fit into the file.
 Json newest(const Json& earlier, const Json& run) {
   std::vector<Json> kept = {run};
   std::size_t bytes = run.compact().size();
@@ -61,11 +61,11 @@ Json newest(const Json& earlier, const Json& run) {
 
 void BenchPage::add_options(Command command, PageFile& file) {
   command.add_option("--html", &file.path,
-                     "Write a page, to look at, with the figures of earlier runs with --html on "
-                     "this machine beside these",
+                     "Write a page (HTML) with these figures and those of earlier --html runs on "
+                     "this machine",
                      {.takes = Names::new_path, .value = "FILE"});
   command.add_flag("--overwrite", &file.overwrite,
-                   "Replace the file of --html also if it is not a page of ballast");
+                   "Replace the file of --html even if it is not a page of ballast");
 }
 
 BenchPage::BenchPage(std::string bench, PageFile file)

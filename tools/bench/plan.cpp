@@ -40,8 +40,8 @@ struct BenchPlanArguments {
   std::vector<std::string> overrides;
   std::filesystem::path path = ".";
   std::uint64_t steps = 3;
-  /// Each calibrates, then trains steps: the speed of a shared machine changes from one minute to
-  /// the next, and a prediction can be no better than its rates.
+  /// Number of rounds. Each calibrates, then trains steps: the speed of a shared machine changes
+  /// from one minute to the next, and a prediction can be no better than its rates.
   std::uint64_t rounds = 3;
   bool choice = false;
   bool list = false;
@@ -49,11 +49,11 @@ struct BenchPlanArguments {
 };
 
 struct Outcome {
-  plan::Prediction predicted;  ///< of the last round
+  plan::Prediction predicted;  ///< prediction of the last round
   calibrate::Calibration calibration;
   std::uint64_t tokens = 0;
-  std::vector<double> predicted_seconds;  ///< a step, by round
-  std::vector<double> measured_seconds;   ///< median step, by round
+  std::vector<double> predicted_seconds;  ///< predicted step per round
+  std::vector<double> measured_seconds;   ///< median step per round
   Lanes busy{};                           ///< per step of the last round
   Bytes planned = 0;                      ///< memory of both tiers
   Bytes allocated = 0;
@@ -74,8 +74,8 @@ struct Outcome {
   }
 };
 
-/// Resets the process's peak and returns the resident bytes. If the kernel does not support that,
-/// returns the peak so far.
+/// Resets the process's peak and returns its resident bytes. If the kernel does not support that,
+/// returns the peak since its start.
 Bytes reset_peak_resident() {
   std::ofstream("/proc/self/clear_refs") << "5";
   return memory::peak_resident_bytes();
@@ -123,7 +123,7 @@ Outcome train(const config::Config& config, const BenchPlanArguments& arguments)
   return outcome;
 }
 
-/// `config` with every "auto" decided by the planner with this machine's rates.
+/// Returns `config` with every "auto" decided by the planner for this machine's rates.
 config::Config decide(const config::Config& config) {
   planner::PlanRequest request = {
       .config = config,
@@ -230,7 +230,7 @@ void run_choice(const BenchPlanArguments& arguments) {
     throw Error(ErrorCategory::memory,
                 "bench plan: no manual choice fits; raise ballast.host_bytes with --set");
   }
-  // The machine may have changed its speed since the first row.
+  // The machine's speed may have changed since the first row.
   own = std::min(own, planners());
   fmt::print(
       "fastest of {} manual choices: {}, {:.1f} ms; the planner's choice: {:.1f} ms, {:.2f}x as "
@@ -274,7 +274,7 @@ void add_bench_plan(Command bench) {
   command.add_flag("--list", &a.list, "List the cases");
   command.add_option("--steps", &a.steps, "Steps of each round, after two warm-up steps",
                      {.range = std::pair(1, 10000), .show_default = true});
-  command.add_option("--rounds", &a.rounds, "Rounds, each after a calibration of its own",
+  command.add_option("--rounds", &a.rounds, "Rounds, each after its own calibration",
                      {.range = std::pair(1, 1000), .show_default = true});
   command.add_option("--path", &a.path, "Directory to swap to",
                      {.takes = Names::folder, .show_default = true});

@@ -131,7 +131,7 @@ config::Config make_plan_config(const PlanCase& plan_case, const std::filesystem
   std::vector<std::string> all;
   std::istringstream words{std::string(plan_case.settings)};
   for (std::string word; words >> word;) {
-    // No clipping where updates do not wait for the norm.
+    // Updates that do not wait for the norm need clipping to be off.
     if (word == "update=eager") all.emplace_back("gradient_clipping=0");
     all.push_back(expand(word));
   }

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""ballast.aio beside `ballast bench io`, alternating: 1 MiB blocks, 32 in flight, one pass over a file
-per measurement. Prints medians and the ratio.
+"""Times ballast.aio and `ballast bench io` in turn: 1 MiB blocks, 32 in flight, one pass over a
+file per measurement. Prints medians and the ratio.
 
     python_aio.py FOLDER [--size MiB] [--rounds N] [--tensor]
 
-`--tensor`: memory with the alignment of PyTorch's tensors (64 bytes), which goes through the page cache.
+`--tensor`: memory with the alignment of PyTorch's tensors (64 bytes), which goes through the page
+cache.
 """
 
 import argparse

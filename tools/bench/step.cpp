@@ -41,20 +41,20 @@ struct BenchStepArguments {
   PageFile html;
 };
 
-/// The GEMM peak is the best rate of the probes before and after the steps, of the passes and of
-/// the steps.
+/// Figures of the steps. The GEMM peak is the best rate of the probes before and after the steps,
+/// of the passes and of the steps.
 struct BenchStepResult {
-  std::string kind;         ///< of the device
-  std::string description;  ///< of the device
+  std::string kind;         ///< kind of device
+  std::string description;  ///< description of the device
   double parameters = 0.0;
   std::uint64_t tokens = 0;
   double seconds = 0.0;      ///< median step
-  double flops = 0.0;        ///< of a step's matrix products
-  double model_flops = 0.0;  ///< without recomputed ones
+  double flops = 0.0;        ///< FLOPs of a step's matrix products
+  double model_flops = 0.0;  ///< FLOPs without recomputation
   std::vector<TimedPass> passes;
   double gemm_peak = 0.0;
   double loss = 0.0;
-  plan::LaneTotals lanes;  ///< over all steps
+  plan::LaneTotals lanes;  ///< totals of all steps
 
   [[nodiscard]] double flops_per_second() const { return flops / seconds; }
   [[nodiscard]] double model_per_second() const { return model_flops / seconds; }
@@ -115,7 +115,7 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   result.flops = blueprint.flops_per_step();
   result.model_flops = model_flops_of_step(blueprint);
   result.passes = time_passes(timeline, blueprint);
-  // Products of the model's shapes may be faster than the probe's, which other work may slow.
+  // The model's products may be faster than the probe's, which other work may slow down.
   result.gemm_peak = std::max(result.gemm_peak, result.flops_per_second());
   for (const TimedPass& pass : result.passes) {
     result.gemm_peak = std::max(result.gemm_peak, pass.flops_per_second());

@@ -7,8 +7,9 @@ import pathlib
 import re
 import sys
 
+from peers import fail, size
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SCALES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 # Defaults. host_bytes is Ballast's budget.
 BASE = {"peer": "torch", "family": "llama", "accumulation": 4, "recompute": "both", "offload": None,
@@ -30,18 +31,6 @@ PRESETS = {
 # those of its estimate_zero3_model_states_mem_needs without the additional buffer factor of 1.5.
 STATE_BYTES = {"bf16": 18, "amp": 16, "fp32": 16}
 OFFLOADED_BYTES = {"optimizer": 16, "all": 18}
-
-
-def fail(message):
-    print(f"step_peers: error: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def size(text):
-    match = re.fullmatch(r"(\d+) ?(|KiB|MiB|GiB)", text)
-    if not match or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a size; write a size such as 24GiB")
-    return int(match[1]) * SCALES[match[2]]
 
 
 def positive(text):

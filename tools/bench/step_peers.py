@@ -6,15 +6,15 @@
                         [--rounds 3] [--steps 3] [--ballast PATH] [--json] [shape ...]
 
 Needs `torch` from PyPI; `deepspeed` and `ninja` with --peer deepspeed, `transformers` with --model
-transformers. In every round all programs take turns, in an order that rotates, each in a process
-of its own: `ballast bench step`, and `step_torch.py` once for every configuration of the peer.
-Each makes the model in memory, runs two warm-up steps and measures --steps. A program's rate in a
+transformers. In every round all programs take turns, in an order that rotates, each in its own
+process: `ballast bench step`, and `step_torch.py` once for every configuration of the peer. Each
+makes the model in memory, runs two warm-up steps and measures --steps. A program's rate in a
 round is that of its median step; `ratio` is Ballast's rate / the peer's in the same round, median
 over the rounds.
 
 Equal: the model (numbers of parameters are compared), the tokens, the batch and its micro-batches;
 in bf16, products of bf16 matrices with fp32 master weights and moments; AdamW, clipping by the
-global norm, the learning rate, the threads, and that the host knows the loss after every step. The
+global norm, the learning rate, the threads, and that the host has the loss after every step. The
 first loss must be about ln(vocabulary), the last losses about equal. Different:
 
 - Ballast keeps layers' intermediates for the backward pass as far as its device memory allows, and
@@ -25,9 +25,9 @@ first loss must be about ln(vocabulary), the last losses about equal. Different:
   measures itself. MFU counts 6 FLOPs per token and weight in matrix products and half of the
   square of attention, without recomputation, relative to Ballast's peak.
 - Precision of the residual stream: bf16 in Ballast and with bf16, fp32 with amp. bf16: bf16
-  weights beside fp32 masters, sums of gradients in fp32; amp: torch.autocast over fp32 weights.
-- DeepSpeed has its default settings except for --offload; it sums micro-batches in bf16. Ballast
-  has the same keys then: stage 3, states in host memory (--offload optimizer), weights too
+weights and fp32 masters, sums of gradients in fp32; amp: torch.autocast over fp32 weights.
+- DeepSpeed has its default settings except for --offload. It sums micro-batches in bf16. Ballast
+  then has the same keys: stage 3, states in host memory (--offload optimizer), weights too
   (--offload all).
 - Memory: `host` is the process's resident peak, libraries included; `device` is the increase that
   nvidia-smi reports, sampled once a second, contexts and caches included.
@@ -49,10 +49,10 @@ import sys
 import tempfile
 import threading
 
-from step_options import fail, lacking_memory, product_weights, read_arguments
+from peers import NOISY, fail
+from step_options import lacking_memory, product_weights, read_arguments
 
 HERE = pathlib.Path(__file__).resolve().parent
-NOISY = 1.2  # best round over worst from which the table warns
 LOSS_TOLERANCE = 0.05  # of ln(vocabulary)
 STDDEV = 0.02  # of initial weights
 ROPE_THETA = 10000.0  # Ballast's default

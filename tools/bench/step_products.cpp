@@ -10,8 +10,8 @@
 namespace ballast::tools {
 namespace {
 
-/// Times all operations of `timeline` that compute the same products as the first one of `plan`
-/// with that kernel on `block`.
+/// Times all operations of `timeline` that compute the same products as the first operation of
+/// `plan` with that kernel on `block`.
 TimedPass time_pass(const plan::Timeline& timeline, const plan::Plan& plan, model::Kernel kernel,
                     std::uint32_t block) {
   const auto first = std::find_if(

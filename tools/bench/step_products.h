@@ -20,12 +20,12 @@ struct TimedPass {
   std::string_view key;   ///< "layer_forward"
   std::size_t count = 0;  ///< timed operations
   double seconds = 0.0;   ///< median of one operation, as the executor measures it
-  double flops = 0.0;     ///< of one operation's matrix products
+  double flops = 0.0;     ///< FLOPs of one operation's matrix products
   [[nodiscard]] double flops_per_second() const { return flops / seconds; }
 };
 
-/// Passes through layers and the head in `timeline`. The operations of all layers that keep or
-/// recompute intermediates like the first one are one kind.
+/// Passes through layers and the head in `timeline`. Layers that keep or recompute intermediates
+/// like the first one are counted as one kind.
 std::vector<TimedPass> time_passes(const plan::Timeline& timeline,
                                    const engine::Blueprint& blueprint);
 

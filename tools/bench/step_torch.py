@@ -66,8 +66,8 @@ def micro_batches(job, device):
     return list(zip(inputs, targets))
 
 
-# The models. Modules initialize their weights when they are made, because ZeRO's Init partitions
-# them right after that.
+# The models. Modules initialize their weights in the constructor, because ZeRO's Init partitions
+# them right after it.
 
 class Linear(nn.Linear):
     def __init__(self, inputs, outputs, bias=False, stddev=STDDEV):
@@ -183,7 +183,7 @@ class Body(nn.Module):
 
 
 def transformers_body(job):
-    """The same model from transformers."""
+    """The model's body from transformers: LlamaModel or GPT2Model."""
     import transformers
     if job["family"] == "gpt2":
         body = transformers.GPT2Model(transformers.GPT2Config(

@@ -11,7 +11,7 @@ namespace ballast::tools {
 namespace {
 
 constexpr Bytes kWord = sizeof(std::uint64_t);
-// Bits of a tag from the top: 6 for the file, 16 for the pass, 42 for the index of the word.
+// Bits of a tag, from the top: 6 for the file, 16 for the pass, 42 for the index of the word.
 constexpr unsigned kPassShift = 42;
 constexpr unsigned kFileShift = 58;
 constexpr std::uint64_t kWordMask = (std::uint64_t{1} << kPassShift) - 1;

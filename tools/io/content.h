@@ -17,18 +17,19 @@ class IoContent {
   static constexpr Bytes kLargestFile = Bytes{1} << 45;
   static constexpr unsigned kMostFiles = 64;
 
-  /// `file`: number of the file, below kMostFiles. `size`: at most kLargestFile; whole pages.
+  /// `file`: number of the file, below kMostFiles. `size`: at most kLargestFile, in whole pages.
   IoContent(unsigned file, Bytes size);
 
-  /// Fills whole pages with the next content of [offset, offset + block.size()), which is expected
-  /// from now on.
+  /// Fills whole pages with the next content of [offset, offset + block.size()). From now on this
+  /// content is expected there.
   void fill_next(HostBytes block, Bytes offset);
   /// Fills with the expected content.
   void fill(HostBytes block, Bytes offset) const;
-  /// "" if the block has the expected content of `offset`, else the difference: "offset=4096: ...".
+  /// Returns "" if the block has the expected content of `offset`, otherwise the difference:
+  /// "offset=4096: ...".
   [[nodiscard]] std::string mistake(HostBytes block, Bytes offset) const;
 
-  /// Memory for the passes of a file.
+  /// Memory for the pass counters of a file.
   static Bytes bytes_needed(Bytes size) { return size / kPage * sizeof(std::uint16_t); }
 
  private:

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <CLI/Config.hpp>
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
@@ -19,7 +20,7 @@ namespace {
   throw Error(ErrorCategory::usage, fmt::format("{}: {}", file.string(), message));
 }
 
-/// Refuses lines of one or two characters, which read_settings() ignores.
+/// Refuses lines of one or two characters, which CLI11 ignores.
 void require_no_scraps(std::istream& input, const std::filesystem::path& file) {
   std::string line;
   for (int number = 1; std::getline(input, line); ++number) {
@@ -33,14 +34,14 @@ void require_no_scraps(std::istream& input, const std::filesystem::path& file) {
   }
 }
 
-std::vector<Setting> read_entries(const std::filesystem::path& file) {
+std::vector<CLI::ConfigItem> read_entries(const std::filesystem::path& file) {
   if (!std::filesystem::is_regular_file(file)) refuse(file, "--job: not an existing file");
   std::ifstream input(file);
   require_no_scraps(input, file);
   if (!input.eof()) refuse(file, "cannot be read");
   input.clear();
   input.seekg(0);
-  return read_settings(input);
+  return CLI::ConfigTOML().from_config(input);
 }
 
 /// Long names of the options that a file may set.
@@ -50,14 +51,14 @@ std::vector<std::string> keys_of(const Command& command) {
   return keys;
 }
 
-void apply(Command command, Setting setting, const std::filesystem::path& file) {
+void apply(Command command, CLI::ConfigItem setting, const std::filesystem::path& file) {
   if (setting.name == "path") {
-    for (std::string& value : setting.values) {
+    for (std::string& value : setting.inputs) {
       value = (std::filesystem::absolute(file).parent_path() / value).string();
     }
   }
   try {
-    command.set(setting.name, setting.values);
+    command.set(setting.name, setting.inputs);
   } catch (const Error& error) {
     refuse(file, error.what());
   }
@@ -68,11 +69,11 @@ void apply(Command command, Setting setting, const std::filesystem::path& file) 
 void read_job_file(Command command, const std::filesystem::path& file) {
   const std::vector<std::string> keys = keys_of(command);
   std::vector<std::string> seen;
-  for (const Setting& setting : read_entries(file)) {
+  for (const CLI::ConfigItem& setting : read_entries(file)) {
     const std::string& name = setting.name;
-    if (!setting.sections.empty()) {
+    if (!setting.parents.empty()) {
       refuse(file, fmt::format("section [{}]: job files have no sections; use one file per sweep",
-                               setting.sections.front()));
+                               setting.parents.front()));
     }
     if (std::find(keys.begin(), keys.end(), name) == keys.end()) {
       refuse(file, fmt::format("unknown key '{}'{}", name, did_you_mean(name, keys)));

@@ -15,9 +15,9 @@
 
 namespace ballast::tools {
 
-/// `read` and `write` go through the file in order. `mixed` reads a block and writes the buffer
-/// back to the same place, as an optimizer step does. `copy` writes it to a new file, as an export
-/// does: file systems take longer for the first write of a block.
+/// `read` and `write` access the file in order. `mixed` reads a block and writes the buffer back to
+/// the same place, as an optimizer step does. `copy` writes it to a new file, as an export does:
+/// file systems take longer for the first write of a block.
 enum class IoPattern { read, write, mixed, copy };
 
 std::string_view to_string(IoPattern pattern);
@@ -27,7 +27,7 @@ IoPattern parse_io_pattern(const std::string& name);
 /// An anonymous file on a measured path, and its content.
 class IoRegion {
  public:
-  /// File number `index` of `size` bytes, rounded up to whole MiB, in `directory`.
+  /// File number `index` in `directory`; `size` bytes, rounded up to whole MiB.
   IoRegion(const std::filesystem::path& directory, unsigned index, Bytes size,
            aio::File::Access access);
   /// A file that takes no space, for the null backend only, which moves no data.
@@ -43,7 +43,7 @@ class IoRegion {
   IoContent content_;
 };
 
-/// Load on every region at once, with a queue and a thread each.
+/// Load on all regions at once, with a queue and a thread per region.
 struct IoLoad {
   IoPattern pattern = IoPattern::read;
   Bytes block = 1 * kMiB;  ///< one request; whole pages
@@ -51,9 +51,10 @@ struct IoLoad {
   std::string backend = "auto";
   bool sqpoll = false;
   bool iopoll = false;
-  /// Time to measure in repeated passes; empty: each block of the region once.
+  /// Time to measure, in repeated passes. If empty, each block of the region is processed once.
   std::optional<double> seconds;
-  /// Compares blocks that are read and writes new content. Without it, CPU time is the I/O's only.
+  /// Compares blocks that are read, and writes new content. Without it, the CPU time is that of the
+  /// I/O alone.
   bool check = false;
 
   /// Memory for the buffers of one region.
@@ -63,12 +64,12 @@ struct IoLoad {
 struct IoResult {
   std::string backend;
   double seconds = 0.0;      ///< until the last block of the last region
-  double cpu_seconds = 0.0;  ///< of the process, including the kernel's
+  double cpu_seconds = 0.0;  ///< CPU time of the process, including the kernel's
   Bytes bytes_read = 0;
   Bytes bytes_written = 0;
   std::uint64_t blocks = 0;
   std::uint64_t batches = 0;    ///< submissions to the backends
-  double median_seconds = 0.0;  ///< of a request, from submit to completion
+  double median_seconds = 0.0;  ///< median time of a request, from submit to completion
   double p99_seconds = 0.0;
 
   [[nodiscard]] Bytes bytes() const { return bytes_read + bytes_written; }
@@ -78,7 +79,7 @@ struct IoResult {
 };
 
 /// Runs `load`. `task` names it in errors ("bench io"). Throws Error for a failed transfer, a wrong
-/// block, an interrupt.
+/// block or an interrupt.
 IoResult run_load(const IoLoad& load, std::span<IoRegion> regions, std::string_view task,
                   const std::atomic<bool>& interrupted);
 

@@ -14,10 +14,10 @@ namespace ballast::tools {
 std::vector<std::filesystem::path> measured_paths(const std::vector<std::string>& given,
                                                   std::string_view task);
 
-/// "/data: ext4, 71.9 GiB free", and why it is unsuited for swapping, if so.
+/// Returns "/data: ext4, 71.9 GiB free", followed by the reasons if it is unsuited for swapping.
 std::string describe_path(const std::filesystem::path& path);
 
-/// parse_bytes with `option` in its error.
+/// Like parse_bytes, with `option` in its error.
 Bytes read_size(const std::string& text, std::string_view option);
 
 }  // namespace ballast::tools

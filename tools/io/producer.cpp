@@ -11,7 +11,7 @@
 namespace ballast::tools {
 namespace {
 
-/// Blocks that are completed and replaced at a time, few enough to keep the device busy.
+/// Blocks that are completed and replaced together, few enough to keep the device busy.
 std::size_t batch_for(unsigned depth) {
   return std::clamp<std::size_t>(depth / 4, 1, 8);
 }
@@ -31,7 +31,7 @@ bool reads_and_writes(IoPattern pattern) {
   return pattern == IoPattern::mixed || pattern == IoPattern::copy;
 }
 
-/// A new file beside `original`, of its size.
+/// A new file next to `original`, of the same size.
 aio::File make_copy(const aio::File& original) {
   const std::filesystem::path directory = original.name();
   if (!std::filesystem::is_directory(directory)) {
@@ -89,10 +89,10 @@ void IoProducer::run(Clock::time_point start) {
 }
 
 void IoProducer::refill(Clock::time_point start) {
-  // A thread that starts late moves a block all the same, so that there is a rate.
+  // A thread that starts late still moves one block, so that there is a rate.
   const bool time_is_up = load_.seconds && begun_ > 0 &&
                           Clock::now() - start >= std::chrono::duration<double>(*load_.seconds);
-  // Start a mix with half of the requests, so that reads and writes are balanced.
+  // Starts a mix with half of the requests, so that reads and writes are balanced.
   std::size_t room = free_.size();
   if (reads_and_writes(load_.pattern) && begun_ == 0) room = (room + 1) / 2;
   requests_.clear();
@@ -169,7 +169,7 @@ void IoProducer::complete(Slot& slot) {
   throw Error(ErrorCategory::io, fmt::format("{}: {}: {}", task_, region_.file().name(), mistake));
 }
 
-/// Cancels and waits for all outstanding requests, ignoring their results.
+/// Cancels all outstanding requests and waits for them, ignoring their results.
 void IoProducer::drain() {
   queue_->cancel();
   for (Slot* slot : std::exchange(outstanding_, {})) {

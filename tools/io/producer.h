@@ -53,15 +53,15 @@ class IoProducer {
   const std::string task_;
   const std::atomic<bool>& interrupted_;
   std::atomic<bool>& stop_;
-  const std::uint64_t blocks_;  ///< of the region
+  const std::uint64_t blocks_;  ///< number of blocks of the region
   const std::size_t batch_;
 
-  std::optional<aio::File> copy_;  ///< pattern copy: the new file
+  std::optional<aio::File> copy_;  ///< the new file of pattern copy
   std::vector<Slot> slots_;
-  Mapping buffers_;  ///< one of whole pages for each slot
+  Mapping buffers_;  ///< one buffer of whole pages per slot
   std::vector<Slot*> free_;
   std::vector<Slot*> outstanding_;  ///< oldest first
-  std::vector<bool> busy_;          ///< blocks that are in a request
+  std::vector<bool> busy_;          ///< whether a block is in a request
   std::vector<aio::Request> requests_;
   std::vector<Slot*> submitted_;
   std::uint64_t cursor_ = 0;

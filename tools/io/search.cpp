@@ -12,14 +12,14 @@ namespace {
 
 constexpr std::array<Bytes, 5> kBlocks = {256 * kKiB, 512 * kKiB, kMiB, 2 * kMiB, 4 * kMiB};
 constexpr std::array<unsigned, 5> kDepths = {4, 8, 16, 32, 64};
-/// The default of aio.in_flight_bytes.
+/// Default of aio.in_flight_bytes.
 constexpr Bytes kMostInFlight = 64 * kMiB;
 constexpr double kTolerance = 0.03;
 constexpr std::size_t kFinalists = 3;
 constexpr int kTurnsOfRates = 3;
 constexpr double kShortestTurn = 0.01;
 
-/// One measurement of about `seconds`.
+/// Measures for about `seconds`.
 IoResult take_turn(const IoSetting& setting, IoPattern pattern, std::span<IoRegion> regions,
                    double seconds, std::string_view task, const std::atomic<bool>& interrupted) {
   IoLoad load;
@@ -37,21 +37,21 @@ double median_of(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
 }
 
-/// Distance from a setting that suits most disks, in powers of two; near settings are tried first.
+/// Distance from a setting that suits most disks, in powers of two. Near settings are tried first.
 double strangeness(const IoSetting& setting) {
   return std::abs(std::log2(static_cast<double>(setting.block) / static_cast<double>(kMiB))) +
          std::abs(std::log2(static_cast<double>(setting.depth) / 16.0));
 }
 
-/// Rates of few turns are uncertain, so the tolerance is larger.
+/// Rates from few turns are uncertain, so the tolerance is larger.
 double tolerance(const std::vector<IoTrial*>& trials) {
   std::size_t turns = std::numeric_limits<std::size_t>::max();
   for (const IoTrial* trial : trials) turns = std::min(turns, trial->rates.size());
   return kTolerance + 0.1 / std::sqrt(static_cast<double>(std::max<std::size_t>(turns, 1)));
 }
 
-/// Keeps half: the fastest few, then those within the tolerance with the least memory, then the
-/// others by rate.
+/// Keeps half of the trials: the fastest few, then those within the tolerance with the least
+/// memory, then the others by rate.
 void drop_losers(std::vector<IoTrial*>& trials) {
   const std::size_t kept = std::max(kFinalists, (trials.size() + 1) / 2);
   const double reach = 1.0 - tolerance(trials);

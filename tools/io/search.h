@@ -33,12 +33,12 @@ struct IoTrial {
 std::vector<IoSetting> settings_to_try(const std::vector<std::string>& backends);
 
 /// Tries all settings with the mixed pattern in short turns, drops slow ones and repeats, until
-/// `seconds` of measuring are spent. Settings that were not tried have no rates.
+/// `seconds` of measuring are over. Settings that were not tried have no rates.
 std::vector<IoTrial> search(const std::vector<IoSetting>& settings, IoRegion& region,
                             double seconds, std::string_view task,
                             const std::atomic<bool>& interrupted);
 
-/// Score of a setting; 1 is the best.
+/// Score of a setting, relative to the best, which has 1.
 struct IoScore {
   IoSetting setting;
   double share = 0.0;
@@ -48,11 +48,11 @@ struct IoScore {
 /// least memory in flight, then the fastest. `scores` must not be empty.
 IoSetting choose(const std::vector<IoScore>& scores, const std::vector<std::string>& backends);
 
-/// The trials of one path as shares of its best; `proven`: only those with at least half as many
-/// turns as any other.
+/// The trials of one path relative to its best. `proven`: only those with at least half of the
+/// largest number of turns.
 std::vector<IoScore> scores_of(const std::vector<IoTrial>& trials, bool proven);
 
-/// The worst share over all paths, for settings that were tried on every path.
+/// The worst score over all paths, for settings that were tried on every path.
 std::vector<IoScore> common_scores(const std::vector<std::vector<IoTrial>>& trials_by_path);
 
 /// Bandwidth of a setting in GB/s: medians of short turns.

@@ -34,12 +34,13 @@ std::string_view sequence_of(Style style) {
   return "";
 }
 
-/// A line that ends at the last column, whatever is added.
+/// A line of text that is cut off at the last column.
 class Line {
  public:
   explicit Line(const FrameOptions& options) : options_(options) {}
 
-  /// Counts a column for each character; no character here is wider. Control characters become '?'.
+  /// Counts one column per character, since no character here is wider. Control characters become
+  /// '?'.
   Line& add(std::string_view text, Style style = Style::plain) {
     const bool styled = options_.colour && style != Style::plain && !text.empty();
     if (styled) text_ += sequence_of(style);
@@ -56,7 +57,7 @@ class Line {
     return *this;
   }
 
-  /// Blanks up to the last column overwrite what was there.
+  /// Pads with blanks up to the last column to overwrite what was there.
   [[nodiscard]] std::string text() {
     add(std::string(options_.columns - width_, ' '));
     return text_;
@@ -76,7 +77,7 @@ constexpr std::array<std::string_view, 9> kRisingAscii = {" ", ".", ".", ":", ":
 std::string bar(double share, std::size_t width, bool unicode) {
   const double eighths = std::clamp(share, 0.0, 1.0) * static_cast<double>(8 * width);
   auto filled = static_cast<std::size_t>(std::lround(eighths));
-  if (share > 0.0) filled = std::max<std::size_t>(filled, 1);  // not nothing
+  if (share > 0.0) filled = std::max<std::size_t>(filled, 1);  // at least one cell
   std::string text;
   for (std::size_t column = 0; column < width; ++column) {
     const std::size_t here = std::min<std::size_t>(8, filled - std::min(filled, 8 * column));
@@ -89,7 +90,7 @@ std::string bar(double share, std::size_t width, bool unicode) {
   return text;
 }
 
-/// Rows of a chart of `values`, the highest first, with the bounds of the axis at their left.
+/// Rows of a chart of `values`, the top row first, with the bounds of the axis on the left.
 std::vector<std::string> chart(const LiveState& state, const FrameOptions& options,
                                std::size_t height) {
   constexpr std::size_t kAxis = 9;
@@ -109,7 +110,7 @@ std::vector<std::string> chart(const LiveState& state, const FrameOptions& optio
     line.add(fmt::format("{:>{}} ", label, kAxis - 1), Style::dim);
     std::string text;
     for (const double value : values) {
-      // The least value has one eighth, so that a column with steps is never empty.
+      // The least value fills one eighth, so that a column with steps is never empty.
       const double share = (value - *least) / span;
       const auto level = 1 + std::llround(share * static_cast<double>(8 * height - 1));
       const auto here = std::clamp<long long>(level - static_cast<long long>(below), 0, 8);
@@ -120,7 +121,8 @@ std::vector<std::string> chart(const LiveState& state, const FrameOptions& optio
   return rows;
 }
 
-/// `text` without the last parts after commas that do not fit, so that no word or number is cut.
+/// Drops the last comma-separated parts of `text` that do not fit, so that no word or number is
+/// cut.
 std::string_view fitted(std::string_view text, std::size_t columns) {
   while (text.size() > columns) {
     const std::size_t comma = text.rfind(", ");
@@ -131,7 +133,7 @@ std::string_view fitted(std::string_view text, std::size_t columns) {
 }
 
 struct Row {
-  int rank;  ///< those of the greatest rank go first if there is no room; 0 is the last one
+  int rank;  ///< rows of the greatest rank are dropped first if there is no room; 0 is the last one
   std::string text;
 };
 
@@ -149,7 +151,8 @@ Row head_row(const LiveState& state, const FrameOptions& options) {
   return {0, line.add("  ").add(state.title).text()};
 }
 
-/// The columns of a bar. All have the same length, also where there is little room for the texts.
+/// Number of columns of a bar. All bars have the same length, even if there is little room for the
+/// texts.
 std::size_t bar_width(const LiveState& state, const FrameOptions& options) {
   constexpr std::size_t kText = 26;
   constexpr std::size_t kShortest = 8;
@@ -172,7 +175,7 @@ Row gauge_row(const Gauge& gauge, const FrameOptions& options, int rank, std::si
   return {rank, line.add(" ").add(gauge.text).text()};
 }
 
-/// All rows but those of the chart, with `chart_at` where it belongs.
+/// All rows except the chart, with `chart_at` where the chart belongs.
 std::vector<Row> other_rows(const LiveState& state, const FrameOptions& options,
                             std::size_t& chart_at) {
   const auto row = [&](int rank, std::string_view text, Style style = Style::plain) {
@@ -191,7 +194,7 @@ std::vector<Row> other_rows(const LiveState& state, const FrameOptions& options,
   rows.push_back(row(0, state.speed));
   rows.push_back(row(1, time_left(state.left)));
   rows.push_back(row(2, fmt::format("{}; {} so far", state.doing, format_seconds(state.elapsed))));
-  if (!state.tiers.empty()) rows.push_back(row(5, "memory, of the budget", Style::dim));
+  if (!state.tiers.empty()) rows.push_back(row(5, "memory, share of the budget", Style::dim));
   for (const Gauge& tier : state.tiers) rows.push_back(gauge_row(tier, options, 4, width));
   if (!state.lanes.empty()) rows.push_back(row(7, "lanes, busy share of the step", Style::dim));
   for (const Gauge& lane : state.lanes) rows.push_back(gauge_row(lane, options, 6, width));
@@ -199,7 +202,7 @@ std::vector<Row> other_rows(const LiveState& state, const FrameOptions& options,
     const bool newest = i + 1 == state.warnings.size();
     rows.push_back({newest ? 1 : 8, Line(options).add(state.warnings[i], Style::warning).text()});
   }
-  rows.push_back(row(3, "q leaves the view, the run goes on", Style::dim));
+  rows.push_back(row(3, "q leaves the view, the run continues", Style::dim));
   return rows;
 }
 

@@ -9,12 +9,12 @@
 
 namespace ballast::tools {
 
-/// The losses of a run in at most 1024 means of equally many steps.
+/// The losses of a run, condensed into at most 1024 means over equal numbers of steps.
 class LossHistory {
  public:
-  /// A loss that is not finite is left out.
+  /// Ignores a loss that is not finite.
   void add(double loss);
-  /// At most `most` means, the oldest first; empty without a finite loss.
+  /// At most `most` means, the oldest first. Empty if no loss is finite.
   [[nodiscard]] std::vector<double> means(std::size_t most) const;
 
  private:
@@ -24,24 +24,24 @@ class LossHistory {
   };
 
   std::vector<Group> groups_;
-  std::uint64_t steps_ = 1;  ///< of a group
+  std::uint64_t steps_ = 1;  ///< steps per group
 };
 
-/// A bar: `share` (0 to 1) of its length is full; without one there is no bar.
+/// A bar. `share` (0 to 1) of its length is filled; without a share there is no bar.
 struct Gauge {
   std::string name;
   std::optional<double> share;
-  std::string text;  ///< the numbers behind it
+  std::string text;  ///< the numbers next to it
 };
 
-/// Time to the end of a run.
+/// Estimates of the time to the end of a run.
 struct TimeLeft {
   double low = 0.0;  ///< seconds
   double high = 0.0;
-  std::uint64_t steps = 0;  ///< the last ones, whose pace is one of the two estimates
+  std::uint64_t steps = 0;  ///< number of last steps whose pace gives one of the two estimates
 };
 
-/// What the live view shows.
+/// The content of the live view.
 struct LiveState {
   std::string title;
   std::string doing;  ///< "step 5 running"
@@ -55,17 +55,18 @@ struct LiveState {
   LossHistory losses;
   std::vector<Gauge> tiers;
   std::vector<Gauge> lanes;
-  std::deque<std::string> warnings;  ///< the newest last
+  std::deque<std::string> warnings;  ///< the latest last
 };
 
 struct FrameOptions {
   std::size_t columns = 80;
   std::size_t rows = 24;
-  bool colour = true;   ///< otherwise no escape sequence is in the lines
-  bool unicode = true;  ///< otherwise ASCII
+  bool colour = true;   ///< if false, the lines contain no escape sequences
+  bool unicode = true;  ///< if false, ASCII
 };
 
-/// At most `rows` lines of at most `columns` columns: what matters most if there is little room.
+/// Returns at most `rows` lines of at most `columns` columns. If there is little room, the most
+/// important lines remain.
 std::vector<std::string> frame_lines(const LiveState& state, const FrameOptions& options);
 
 }  // namespace ballast::tools

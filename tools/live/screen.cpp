@@ -24,11 +24,11 @@ namespace {
 
 constexpr std::string_view kEnter = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J";
 constexpr std::string_view kLeave = "\x1b[?7h\x1b[?25h\x1b[?1049l";
-// Terminals that know "synchronized output" show the frame at once; others ignore this.
+// Terminals that support "synchronized output" show the whole frame at once; others ignore this.
 constexpr std::string_view kBeginFrame = "\x1b[?2026h\x1b[H";
 constexpr std::string_view kEndFrame = "\x1b[?2026l";
 
-/// What signal handlers need.
+/// Data of the signal handlers.
 struct SignalState {
   termios former = {};
   std::atomic<bool> entered = false;
@@ -45,7 +45,7 @@ SignalState& shared() {
 void write_all(std::string_view text) {
   while (!text.empty()) {
     const auto count = ::write(STDOUT_FILENO, text.data(), text.size());
-    if (count < 0 && errno != EINTR) return;  // the terminal has gone; the run has its files
+    if (count < 0 && errno != EINTR) return;  // the terminal is gone; the run has its files
     text.remove_prefix(count < 0 ? 0 : static_cast<std::size_t>(count));
   }
 }
@@ -58,7 +58,7 @@ bool in_foreground() {
 void restore() {
   if (!shared().entered.exchange(false)) return;
   write_all(kLeave);
-  // In the background it would stop the program, and the shell has set its own modes.
+  // In the background this call would stop the program, and the shell has set its own modes.
   if (in_foreground()) tcsetattr(STDIN_FILENO, TCSADRAIN, &shared().former);
 }
 
@@ -81,7 +81,7 @@ extern "C" void on_end(int number) {
 
 constexpr std::array kEnding = {SIGHUP, SIGQUIT, SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 
-/// Sets `handler` for a signal that has its default one; returns whether it did.
+/// Sets `handler` for a signal that has its default handler. Returns whether it did.
 bool handle(int number, void (*handler)(int), int flags) {
   struct sigaction former = {};
   struct sigaction action = {};
@@ -181,7 +181,7 @@ Screen::Event Screen::wait(int milliseconds) {
   if (entered_ && files[1].revents != 0) {
     std::array<char, 64> keys = {};
     got = ::read(STDIN_FILENO, keys.data(), keys.size());
-    if (got == 0 || (got < 0 && errno != EINTR)) return Event::quit;  // the terminal has gone
+    if (got == 0 || (got < 0 && errno != EINTR)) return Event::quit;  // the terminal is gone
     const std::string_view pressed(keys.data(), got > 0 ? static_cast<std::size_t>(got) : 0);
     if (pressed.find_first_of("qQ") != pressed.npos) return Event::quit;
   }

@@ -45,7 +45,7 @@ std::vector<Gauge> tier_gauges(const train::StepMetrics& metrics, const memory::
   return gauges;
 }
 
-/// Of lanes that had something to do.
+/// Gauges of the lanes that had work.
 std::vector<Gauge> lane_gauges(const train::StepMetrics& metrics) {
   std::vector<Gauge> gauges;
   for (const plan::Lane lane : plan::kLanes) {
@@ -63,8 +63,8 @@ std::vector<Gauge> lane_gauges(const train::StepMetrics& metrics) {
   return gauges;
 }
 
-/// The two estimates count all time between steps, evaluations and checkpoints too: at the pace of
-/// the last steps, and of all since the view began.
+/// Estimates the time left at the pace of the last steps, and at the pace of all steps since the
+/// view began. Both include all time between steps, evaluations and checkpoints.
 std::optional<TimeLeft> time_left(std::uint64_t steps, const std::deque<Clock::time_point>& ends,
                                   Clock::time_point begin, std::uint64_t counted) {
   if (counted < kStepsBeforeEta) return std::nullopt;
@@ -162,7 +162,7 @@ void LiveView::draw() {
 
 void LiveView::watch() {
   while (!stopped_) {
-    // A shell need not tell a program that has been running in the background that it no longer is.
+    // A shell need not inform a program in the background that it is in the foreground again.
     if (!screen_.entered()) screen_.enter();
     if (screen_.entered()) draw();
     switch (screen_.wait(kMilliseconds)) {
@@ -182,7 +182,7 @@ void LiveView::watch() {
   }
 }
 
-/// Gives the terminal back and prints what was held.
+/// Restores the terminal and prints the lines that were held back.
 void LiveView::end() {
   const std::lock_guard lock(mutex_);
   if (!std::exchange(shown_, false)) return;

@@ -1,4 +1,4 @@
-"""A command line whose mistakes are one line each."""
+"""A parser of command lines whose error messages are one line each."""
 
 import argparse
 import difflib
@@ -6,7 +6,7 @@ import sys
 
 
 class Arguments(argparse.ArgumentParser):
-    """Names an unknown option before anything that is missing, and does not print the usage."""
+    """Reports an unknown option before anything that is missing, and does not print the usage."""
 
     def parse_args(self, args=None, namespace=None):
         words = list(sys.argv[1:] if args is None else args)
@@ -15,7 +15,7 @@ class Arguments(argparse.ArgumentParser):
             name = word.split("=", 1)[0]
             if word == "--":
                 break
-            # argparse accepts the beginning of a name.
+            # argparse accepts abbreviated names.
             if name.startswith("--") and not any(one.startswith(name) for one in known):
                 near = difflib.get_close_matches(name, known, 1)
                 self.error(f"there is no option {name}" + (f" (did you mean '{near[0]}'?)" if near else ""))

@@ -1,4 +1,4 @@
-"""Documents of rows: token ids, and for each whether it is trained on as a target."""
+"""Documents of rows: token ids, and for each token whether it is trained on as a target."""
 
 import re
 
@@ -12,9 +12,10 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Preparer:
-    """Makes documents of rows with a tokenizer of transformers. `mask` says what is trained on:
+    """Makes documents of rows with a tokenizer of transformers. `mask` selects what is trained on:
     "assistant", all replies of the assistant; "completion", the completion or the last reply;
-    "none" and plain texts, everything. Replies to which a row gives the weight 0 never are."""
+    "none", everything. Plain texts are always trained on as a whole, replies with weight 0
+    never."""
 
     def __init__(self, tokenizer, mask, pairs=False):
         self._tokenizer = tokenizer
@@ -25,12 +26,12 @@ class Preparer:
         self.notes = Notes()
 
     def documents(self, row):
-        """The documents of a row: a JSON text, or a dict."""
+        """The documents of a row, which is a JSON text or a dict."""
         return self.pair(row) if self._pairs else [self.document(row)]
 
     def pair(self, row):
-        """Token ids and masks of the chosen and the rejected completion. As by DPOTrainer of TRL, a
-        completion begins where the tokens of one of them and those of the prompt alone part."""
+        """Token ids and masks of the chosen and the rejected completion. As in TRL's DPOTrainer, a
+        completion begins where its tokens and those of the prompt alone first differ."""
         prompt, chosen, rejected = pair_of(row_of(row), self.notes)
         if isinstance(prompt, str):
             chosen, rejected = (self._text(prompt + text)[0] for text in (chosen, rejected))
@@ -80,7 +81,7 @@ class Preparer:
         return "no reply of the assistant, or fewer than two tokens"
 
     def _text(self, text, prompt=0):
-        """A text that starts with `prompt` characters that are not trained on."""
+        """A text whose first `prompt` characters are not trained on."""
         ids, offsets = self._tokenize(text, special=True)
         end = self._tokenizer.eos_token_id
         if end is None:
@@ -89,7 +90,7 @@ class Preparer:
             ids, offsets = ids + [end], offsets + [(len(text), len(text))]
         if self._mask == "none" or prompt == 0:
             return ids, [1] * len(ids)
-        # A token across the end of the prompt is trained on.
+        # A token that straddles the end of the prompt is trained on.
         return ids, [int(last > prompt) for _, last in offsets[:-1]] + [1]
 
     def _conversation(self, chat):
@@ -122,7 +123,7 @@ class Preparer:
         return ranges
 
     def _masked(self, whole, ranges):
-        """All tokens of a text; those that have characters of the ranges are trained on."""
+        """All tokens of a text. Those that overlap one of the ranges are trained on."""
         ids, offsets = self._tokenize(whole, special=False)
         mask = [0] * len(ids)
         at = 0
@@ -135,13 +136,13 @@ class Preparer:
         return ids, mask
 
     def _without(self, chat, form, whole, untrained):
-        """Trains on everything but some replies."""
+        """Trains on everything except some replies."""
         ranges = self._ranges(chat, form, whole, untrained) if untrained else []
         ids, left_out = self._masked(whole, ranges)
         return ids, [1 - bit for bit in left_out]
 
     def _marked(self, chat, form, whole, replies, untrained):
-        """The template marks the replies itself. Of those that are not trained on, each is a run of
+        """The template marks the replies itself. Each reply that is not trained on is a run of
         marked tokens."""
         ids, mask = self._template.marked(chat, form(chat.messages))
         if not untrained:

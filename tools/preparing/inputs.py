@@ -1,5 +1,5 @@
-"""Rows of input files: JSON lines, a JSON array, either of them compressed by gzip, and Parquet. The
-form of a file is found by its content."""
+"""Rows of input files: JSON lines, a JSON array, both optionally compressed by gzip, and Parquet.
+The format of a file is detected from its content."""
 
 import codecs
 import gzip
@@ -11,7 +11,7 @@ from preparing.report import Refusal, Unprepared, one_line, reason_of
 
 ROWS_OF_A_TASK = 32
 
-# The first bytes of files that cannot be read as rows, what they are, and what to do.
+# First bytes of files that cannot be read as rows, their format, and what to do.
 FOREIGN = (
     (b"ARROW1", "an Arrow file", "write it with to_parquet or to_json of the Python package datasets"),
     (b"\xff\xff\xff\xff", "an Arrow file",
@@ -28,8 +28,8 @@ FOREIGN = (
 
 
 def tasks_of(paths):
-    """(file, [(row number, row)]) and the bytes read so far. A row is the bytes or the text of a JSON
-    value, numbered by its line, or a dict of a Parquet file, numbered from 1."""
+    """(file, [(row number, row)]) and the bytes read so far. A row is the bytes or the text of a
+    JSON value, numbered by its line, or a dict of a Parquet file, numbered from 1."""
     before = 0
     for path in paths:
         rows, done = [], 0
@@ -59,7 +59,7 @@ def row_of(data):
 
 
 def parse(text, what=""):
-    """The value of a JSON text; `what` begins the refusal if it is not JSON."""
+    """The value of a JSON text. `what` starts the error message if it is not JSON."""
     try:
         return json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
@@ -76,7 +76,7 @@ def _object(pairs):
     if len(made) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise Refusal(f"the key '{one_line(twice)}' is there twice")
+        raise Refusal(f"the key '{one_line(twice)}' is given twice")
     return made
 
 
@@ -174,7 +174,7 @@ def _parquet_rows(path):
 
 
 def _without_nulls(value):
-    """Parquet gives each object of a list the keys of all of them: a null is a missing key."""
+    """Parquet gives each object of a list the keys of all of them, so null means a missing key."""
     if isinstance(value, dict):
         return {key: _without_nulls(part) for key, part in value.items() if part is not None}
     if isinstance(value, list):

@@ -1,13 +1,14 @@
-"""Messages of conversations: from the forms of training data to the form that chat templates take."""
+"""Messages of conversations, converted from the forms of training data to that of chat
+templates."""
 
 from preparing.inputs import parse
 from preparing.report import Refusal, one_line
 
-# Keys that say whether a reply is trained on: of OpenAI, Mistral, axolotl, ms-swift and LLaMA-Factory
-# (1 or true: yes), and of torchtune (true: no).
+# Keys that say whether a reply is trained on: those of OpenAI, Mistral, axolotl, ms-swift and
+# LLaMA-Factory (1 or true: yes), and of torchtune (true: no).
 TRAINED_KEYS = ("weight", "loss_weight", "train", "training", "trainable", "train_on_turn", "loss")
 MASKED_KEYS = ("masked",)
-# Keys that say it in a way that is not understood.
+# Keys about training that are refused, since their meaning is not known.
 REFUSED_KEYS = ("mask", "loss_mask", "loss_masks", "loss_scale", "label", "labels", "weights",
                 "train_detail", "training_detail", "train_on", "train_on_eot", "ignore", "ignore_loss",
                 "no_loss", "no_train", "is_masked")
@@ -19,8 +20,8 @@ ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assi
 
 
 class Messages:
-    """A list of messages without their keys about training. `trained` says of each whether it is
-    trained on, None if it does not say."""
+    """A list of messages without their keys about training. `trained` has an entry per message:
+    whether it is trained on, or None if it does not say."""
 
     def __init__(self, messages, trained):
         self.messages = messages
@@ -100,8 +101,8 @@ def _from_sharegpt(message, what):
 
 
 def _content(content, what):
-    """A content as one text. Parts of a list are joined without anything between them, as the chat
-    templates that take lists do."""
+    """A content as one text. Parts of a list are joined without a separator, as in the chat
+    templates that take lists."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -140,7 +141,8 @@ def _tool_calls(calls, what):
 
 
 def _trained(message, what):
-    """True, False or None: what the message says about its training. Removes these keys."""
+    """Returns whether the message is to be trained on, or None if it does not say, and removes
+    these keys."""
     for key in REFUSED_KEYS:
         if key in message:
             raise Refusal(f"{what} has the key '{key}', which is not understood; write \"weight\": 0 to "

@@ -1,4 +1,4 @@
-"""The rule for a file that a script writes where its user says, the same as that of the program
+"""The rule for a file that a script writes where its user says. It equals that of the program
 (include/ballast/text/output_file.h)."""
 
 import os
@@ -8,9 +8,9 @@ from preparing.report import Refusal
 
 
 def check_output(path, is_own, kind, overwrite=False, inputs=()):
-    """Refuses a file that must not be replaced. A new name and an empty file are free. A file is replaced
-    if `is_own(path)` recognises it as `kind`, or with `overwrite`: of a symbolic link the link itself.
-    Files of `inputs`, which may be folders, are never replaced."""
+    """Refuses to replace files of other kinds. A new name and an empty file are free. A file is
+    replaced if `is_own(path)` recognises it as `kind`, or with `overwrite`. A symbolic link itself
+    is replaced, not its target. Files of `inputs`, which may be folders, are never replaced."""
     path = pathlib.Path(path)
     if not os.path.lexists(path):
         if not path.parent.is_dir():
@@ -38,20 +38,21 @@ def _is_input(path, given):
 
 
 def temporary_of(path, middle=""):
-    """PATH.tmp-PID; the name is cut where it would be too long for a file."""
+    """Returns PATH.tmp-PID. Shortens the name if it would be too long for a file."""
     ending = f"{middle}.tmp-{os.getpid()}"
     name = path.name.encode()[:255 - len(ending)].decode(errors="ignore")
     return path.with_name(name + ending)
 
 
 def create(path, mode="xb"):
-    """Opens a new file. Removes what a killed process with the same number has left; follows no link."""
+    """Opens a new file. Removes what a killed process with the same number has left. Follows no
+    link."""
     path.unlink(missing_ok=True)
     return open(path, mode)
 
 
 def publish(temporary, path):
-    """Gives the finished file its name, so that a power cut takes nothing of it away."""
+    """Gives the finished file its name, in a way that survives a power cut."""
     os.replace(temporary, path)
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

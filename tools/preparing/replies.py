@@ -25,9 +25,9 @@ EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 
 
 class Said:
-    """Where a text has what a message says. `begin` is its first character, or None if that is not
-    known; `end` follows its last one. If the end is not `exact`, only the message's last tool call is
-    known to surround it."""
+    """Place of a message's content in a text. `begin` is its first character, or None if that is
+    not known. `end` follows its last one. If the end is not `exact`, only the message's last tool
+    call is known to surround it."""
 
     def __init__(self, begin, end, exact):
         self.begin = begin
@@ -46,16 +46,17 @@ class SpecialTokens:
         self._added = _pattern_of(special | set(map(str, added)))
 
     def end_of_last(self, text):
-        """The end of the last one in a text; 0 if there is none."""
+        """The end of the last special token in a text; 0 if there is none."""
         return max((match.end() for match in self._special.finditer(text)), default=0)
 
     def end_of_first(self, text):
-        """The end of the one with which a text begins; 0 if there is none."""
+        """The end of the special token with which a text begins; 0 if there is none."""
         match = self._special.match(text)
         return match.end() if match else 0
 
     def start_of_one_at(self, text, at):
-        """The start of the added token across or after `at`; `at` if there is none."""
+        """The start of the added token that contains `at` or follows it directly; `at` if there is
+        none."""
         return next((match.start() for match in self._added.finditer(text)
                      if match.start() <= at < match.end()), at)
 
@@ -63,21 +64,22 @@ class SpecialTokens:
         return any(match.end() == len(text) for match in self._added.finditer(text))
 
     def without_space(self, text, start, end):
-        """`end` without white space that follows an end token: it belongs to the template."""
+        """`end` without white space after an end token, which belongs to the template."""
         stripped = text[start:end].rstrip()
         return start + len(stripped) if stripped.endswith(self._tokens) else end
 
 
 def _pattern_of(tokens):
-    """Matches one of them, the longest that is there."""
+    """Matches the longest of the tokens that is there."""
     longest_first = sorted(tokens - {""}, key=lambda token: (-len(token), token))
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 class Replies:
     """Finds the replies of a conversation. `render(messages, prompt)` returns the text that the
-    template writes, followed by the beginning of a reply if `prompt`. `whole` is that of all
-    messages. `without` has the ends of generation prompts that replies do not follow in `whole`."""
+    template writes, followed by the beginning of a reply if `prompt`. `whole` is the text of all
+    messages. `without` collects the ends of generation prompts that replies do not follow in
+    `whole`."""
 
     def __init__(self, render, messages, whole, special):
         self._render = render
@@ -102,8 +104,8 @@ class Replies:
         return made
 
     def _after_empty_thought(self, index, start, end):
-        """The start of a reply without the empty thought that the template writes before a reply that
-        has none. A model that thinks would otherwise learn to stop doing so."""
+        """The start of a reply without the empty thought that the template writes before a reply
+        that has none. Otherwise a reasoning model would learn to stop thinking."""
         message = self._messages[index]
         if "<think>" in message.get("content", "") or any(message.get(key) for key in REASONING_KEYS):
             return start
@@ -130,8 +132,8 @@ class Replies:
         shared = common_prefix(header, rest)
         begin = reply.begin if reply else None
         if shared < len(header):
-            # This reply has another header. If the two do not part between tokens or lines, the reply
-            # begins in an unknown place before what it says.
+            # This reply has another header. If the two do not differ first between tokens or lines,
+            # the reply begins at an unknown place before its content.
             shared = self._special.start_of_one_at(header, shared)
             self.without.add(header[shared:])
             if not self._special.added_ends(rest[:shared]) and not rest[:shared].endswith("\n"):
@@ -151,15 +153,15 @@ class Replies:
         other = self._find(self._messages[:index + 1], index, last, upto) if upto is not None else None
         if other and not last and self._whole.startswith(upto[other.end:], reply.end):
             return reply.end + len(upto) - other.end
-        # White space at the end of a reply is kept or dropped. What then follows the reply in any case
-        # ends with a token.
+        # White space at the end of a reply is kept or dropped. The text that follows the reply in
+        # both cases ends with a token.
         rest = self._whole[reply.end:].lstrip()
         following = upto[other.end:].lstrip() if other else ""
         shared = self._special.end_of_last(rest[:common_prefix(rest, following)])
         if shared == 0 and last:
             return len(self._whole)
         if shared == 0 and reply.exact and self._special.end_of_first(following) > 0:
-            # The end token is another one at the end of a conversation.
+            # The end of a conversation has another end token.
             shared = self._special.end_of_first(rest)
         if shared > 0:
             end = len(self._whole) - len(rest) + shared
@@ -176,7 +178,7 @@ class Replies:
         return self._said[index]
 
     def _find(self, messages, index, prompt, text):
-        """Where `text`, the rendering of `messages`, has what message `index` says: a Said, or None."""
+        """The Said of message `index` in `text`, the rendering of `messages`, or None."""
         marks = [mark for mark in map(chr, PRIVATE_USE[:64]) if mark not in text][:4]
         for message, late, exact in _marked(messages[index], marks):
             marked = self._try(messages[:index] + [message] + messages[index + 1:], prompt)
@@ -190,7 +192,8 @@ class Replies:
 
 
 def _place_of(mark, marked, marks, once):
-    """Where a mark is, without those before it; None if it is not there, or there twice if `once`."""
+    """Position of a mark, not counting the marks before it. None if it is missing, or there twice
+    if `once`."""
     at = marked.find(mark)
     if at < 0 or (once and marked.find(mark, at + 1) >= 0):
         return None
@@ -198,9 +201,10 @@ def _place_of(mark, marked, marks, once):
 
 
 def _marked(message, marks):
-    """(message with marks, characters between the last mark and the end, whether that is exact). The
-    marks are those of the beginning of the thoughts, of the content and of what follows the thoughts in
-    it, and of the end. With all of them some templates see another message, so fewer follow."""
+    """(message with marks, characters between the last mark and the end, whether that is exact).
+    The marks are at the beginning of the thoughts, of the content and of what follows the thoughts
+    in it, and at the end. Some templates render a message with all marks differently, so variants
+    with fewer marks follow."""
     content = message.get("content", "")
     thoughts = {key: _insert(message[key], {_first_of(message[key]): marks[0]})
                 for key in REASONING_KEYS

@@ -1,6 +1,6 @@
-"""Messages of a run about its rows: refusals, rows that are left out, and notes."""
+"""Messages of a run about its rows: refusals, skipped rows, and notes."""
 
-LISTED = 5  # rows that are left out
+LISTED = 5  # skipped rows
 NAMED = 12  # names of a note
 
 
@@ -13,7 +13,7 @@ class Unprepared(Refusal):
 
 
 def one_line(text):
-    """A text without line breaks and with escapes for what a terminal would not show."""
+    """A text without line breaks, with escapes for characters that a terminal would not show."""
     shown = (character if character.isprintable() else ascii(character)[1:-1]
              for character in " ".join(str(text)[:3000].split()))
     return "".join(shown)[:300]
@@ -27,8 +27,8 @@ def reason_of(error):
 
 
 class Notes:
-    """Things that do not stop a run but that its user should know: for each kind and name, how many
-    rows have it and the first of them."""
+    """Facts that do not stop a run but that its user should know. For each kind and name it has the
+    number of rows and the first of them."""
 
     def __init__(self):
         self._rows = {}  # {(kind, name): [number of rows, the first row]}
@@ -61,7 +61,7 @@ class Notes:
 
 
 class Report:
-    """Notes and rows that are left out. Without `skip_invalid` a bad row is a refusal."""
+    """Notes and skipped rows. Without `skip_invalid` a bad row is a refusal."""
 
     def __init__(self, skip_invalid=False):
         self.skip_invalid = skip_invalid

@@ -10,9 +10,9 @@ FORMS = tuple((key,) for key in CONVERSATIONS) + (
 FORM_NAMES = ("'messages', 'conversations', 'prompt' with 'completion', 'instruction' with 'output', "
               "and 'text'")
 PAIR_NAMES = "'chosen' and 'rejected', with 'prompt' or with a beginning that both share"
-# Columns with something that a text cannot hold.
+# Columns with content that a text cannot hold.
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
-# Columns that would change what is trained on. The value that changes nothing is accepted.
+# Columns that would change what is trained on. The given value, which changes nothing, is accepted.
 MASKS = {"weight": 1, "loss_weight": 1, "sample_weight": 1, "train": 1, "masked": 0, "weights": None,
          "mask": None, "loss_mask": None, "completion_mask": None, "assistant_masks": None,
          "labels": None}
@@ -20,8 +20,8 @@ UNUSED = "columns that are not used"
 
 
 class Chat:
-    """A conversation: its messages, of which the first `known` are not trained on, and what else its
-    chat template gets."""
+    """A conversation: its messages, of which the first `known` are not trained on, and the other
+    inputs of its chat template."""
 
     def __init__(self, conversation, tools=None, variables=None, known=0):
         self.conversation = conversation
@@ -35,7 +35,7 @@ class Chat:
 
 
 class Text:
-    """A text, of which the first `prompt` characters are not trained on."""
+    """A text whose first `prompt` characters are not trained on."""
 
     def __init__(self, text, prompt=0):
         self.text = text
@@ -78,8 +78,8 @@ def _chat(row, form, used):
 
 
 def pair_of(row, notes):
-    """Prompt, chosen and rejected of a pair of preferences: three Chats of the whole conversation up
-    to there, or three texts, those of chosen and rejected after the prompt."""
+    """Prompt, chosen and rejected of a preference pair: three Chats of the whole conversation up to
+    there, or three texts, where chosen and rejected are only what follows the prompt."""
     row = _present(row)
     _refuse_masks(row)
     missing = [key for key in ("chosen", "rejected") if key not in row]
@@ -103,17 +103,18 @@ def _text_pair(row):
     known = common_prefix(chosen, rejected)
     if known == len(chosen) == len(rejected):
         raise Refusal("'chosen' and 'rejected' are the same")
-    if known > 0 and chosen[known - 1] == " ":  # a space belongs to the word after it
+    if known > 0 and chosen[known - 1] == " ":  # a space belongs to the following word
         known -= 1
     return chosen[:known], chosen[known:], rejected[known:]
 
 
 def _pair_prompt(row, used):
-    """The messages of the prompt, or None if it is a text or a beginning that both replies share."""
+    """The messages of the prompt, or None if it is a text or a beginning that both replies
+    share."""
     if isinstance(row.get("prompt"), list):
         return messages_of(row["prompt"], "prompt")
     for key in CONVERSATIONS:
-        # As in ShareGPT: the conversation so far, and one reply of each kind.
+        # ShareGPT's form: the conversation so far, and one reply of each kind.
         if key in row and isinstance(row["chosen"], dict):
             used.add(key)
             return messages_of(row[key], key)
@@ -132,7 +133,7 @@ def _chat_pair(row, prompt, used):
         if known == min(map(len, replies)):
             raise Refusal("'chosen' and 'rejected' are the same, or one is the beginning of the other")
         if known > 0:
-            used.discard("prompt")  # a text that stands again in the messages
+            used.discard("prompt")  # a text that the messages repeat
             prompt = replies[0].first(known)
             replies = [reply.after(known) for reply in replies]
         elif isinstance(row.get("prompt"), str):
@@ -152,7 +153,7 @@ def _chat_pair(row, prompt, used):
 
 
 def common_prefix(first, second):
-    """How many elements two sequences begin with alike."""
+    """Length of the common prefix of two sequences."""
     pairs = enumerate(zip(first, second))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
@@ -202,7 +203,7 @@ def _with_system(conversation, system):
 
 
 def _turns(row, used):
-    """Turns of alpaca: `history` and the user's last one."""
+    """Turns of an alpaca row: `history` and the user's last one."""
     used.update(("instruction", "input", "history"))
     history = row.get("history") or []
     if not isinstance(history, list) or not all(

@@ -38,13 +38,13 @@ class ChatTemplate:
         return bool(GENERATION_TAG.search(self.source(tools)))
 
     def render(self, chat, messages, prompt=False):
-        """The text of messages with the tools and variables of a Chat. With `prompt` the beginning of a
-        reply follows."""
+        """The text of messages with the tools and variables of a Chat. With `prompt` the beginning
+        of a reply follows."""
         return self._apply(chat, messages, tokenize=False, add_generation_prompt=prompt)
 
     def marked(self, chat, messages):
-        """Token ids of messages, and for each 1 if the template itself marks it as said by the
-        assistant."""
+        """Token ids of messages, and for each 1 if the template itself marks it as part of a reply
+        of the assistant."""
         made = self._apply(chat, messages, tokenize=True, return_dict=True,
                            return_assistant_tokens_mask=True)
         return list(made["input_ids"]), [int(bit) for bit in made["assistant_masks"]]
@@ -59,10 +59,10 @@ class ChatTemplate:
             raise Refusal(f"the chat template fails: {reason_of(error)}") from error
 
     def form_of(self, chat):
-        """Templates differ in the form of messages that they take: most want contents as texts, a few
-        as lists of parts; some want the arguments of tool calls as objects, others as JSON texts.
-        Returns a function that writes messages in the first form whose text has all contents, and the
-        text of the Chat in it."""
+        """Finds the form of messages that the template takes: most want contents as texts, a few as
+        lists of parts; some want the arguments of tool calls as objects, others as JSON texts.
+        Returns a function that writes messages in the first form whose text has all contents, and
+        the text of the Chat in it."""
         as_given = ARGUMENTS_MAY_BE_TEXT.search(self.source(chat.tools))
         arguments = [None] if as_given else [_as_object, _as_text]
         if not any("tool_calls" in message for message in chat.messages):
@@ -104,7 +104,7 @@ class ChatTemplate:
             notes.add(LEFT_OUT, "'tools'")
 
     def refuse_lost_calls(self, chat, form):
-        """Refuses tool calls that the template does not write, although it writes others."""
+        """Refuses a conversation if the template writes only some of its tool calls."""
         marks = []  # characters that no text has, one for each call
 
         def marked(call):
@@ -125,7 +125,7 @@ class ChatTemplate:
                           f"call {lost + 1} of the conversation")
 
     def _uses(self, key, chat, form, whole):
-        """Whether the text of a Chat is another one without a key of its messages."""
+        """Whether the text of a Chat changes without a key of its messages."""
         others = [{name: part for name, part in message.items() if name != key}
                   for message in chat.messages]
         try:
@@ -134,7 +134,7 @@ class ChatTemplate:
             return True
 
     def note_left_out(self, chat, form, whole, notes):
-        """Notes what of the messages is not in the rendered text `whole`."""
+        """Notes which parts of the messages the rendered text `whole` lacks."""
         for key in dict.fromkeys(key for message in chat.messages for key in message):
             if key not in QUIET_KEYS and not self._uses(key, chat, form, whole):
                 notes.add("keys of messages that are not used", f"'{one_line(key)}'")
@@ -150,7 +150,7 @@ class ChatTemplate:
 
 
 def _content_of(message):
-    """The content of a message, of a reply without its thoughts."""
+    """The content of a message; for a reply, without its thoughts."""
     content = message.get("content", "")
     return content.rpartition("</think>")[2] if message["role"] == "assistant" else content
 

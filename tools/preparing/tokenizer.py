@@ -11,7 +11,7 @@ from preparing.report import Refusal, one_line, reason_of
 def load_tokenizer(folder):
     """The tokenizer of a model's folder."""
     if not folder.is_dir():
-        raise Refusal(f"--model {folder} is not a folder; give the folder of a model of Hugging Face. "
+        raise Refusal(f"--model {folder} is not a folder; give the folder of a Hugging Face model. "
                       f"Nothing is downloaded here; `hf download ID --local-dir DIR` does that")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -33,7 +33,7 @@ def load_tokenizer(folder):
 
 
 def hashes_of(tokenizer, folder):
-    """Identifies the tokenizer of a folder, as metadata of a file of documents: SHA-256 of its
+    """Identifies the tokenizer of a folder, as metadata of a file of documents: the SHA-256 of its
     serialised form, which transformers changes with its class and version, and those of its
     vocabulary."""
     return {"tokenizer_sha256": _sha256(tokenizer.backend_tokenizer.to_str()),

@@ -11,8 +11,8 @@ from preparing.report import Notes, Refusal, Unprepared, reason_of
 
 
 def documents_of_task(preparer, task, skip_invalid=False):
-    """Documents of some rows of a file, "FILE:LINE: reason" of those that are left out, and notes. The
-    first bad row ends the task unless such rows are skipped."""
+    """Documents of some rows of a file, "FILE:LINE: reason" of skipped rows, and notes. The first
+    bad row ends the task unless such rows are skipped."""
     name, rows = task
     made, problems = [], []
     notes = preparer.notes = Notes()
@@ -26,7 +26,7 @@ def documents_of_task(preparer, task, skip_invalid=False):
             problem = str(refusal)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
-        except BaseException as error:  # tokenizers panic with another base
+        except BaseException as error:  # tokenizers panics with another base class
             problem = f"cannot be prepared: {type(error).__name__}: {reason_of(error)}"
         notes.end_row(f"{name}:{number}", used=problem is None)
         if problem is not None:
@@ -36,7 +36,7 @@ def documents_of_task(preparer, task, skip_invalid=False):
     return made, problems, notes
 
 
-_preparer = None  # of a worker: inherited by fork
+_preparer = None  # the worker's Preparer, inherited by fork
 _skip_invalid = False
 
 
@@ -50,7 +50,8 @@ def _leave_signals_to_the_parent():
 
 
 def results_of(preparer, paths, workers, skip_invalid):
-    """(result of documents_of_task, bytes read) of every task, in order. Few tasks are in flight."""
+    """(result of documents_of_task, bytes read) of every task, in order. Few tasks are in
+    flight."""
     global _preparer, _skip_invalid
     _preparer, _skip_invalid = preparer, skip_invalid
     if workers == 1:

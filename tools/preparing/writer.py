@@ -11,11 +11,11 @@ from preparing.output import check_output, create, publish, temporary_of
 from preparing.report import Refusal
 
 FORMAT = "ballast documents"
-HEADER_BYTES = 4096  # of the file, so that the tokens start on a page
+HEADER_BYTES = 4096  # size of the file's header, so that the tokens start on a page
 
 
 def is_file_of_documents(path):
-    """Whether a file says of itself that DocumentWriter has made it."""
+    """Whether a file's metadata says that DocumentWriter has made it."""
     try:
         with open(path, "rb") as file:
             length, = struct.unpack("<Q", file.read(8))
@@ -26,8 +26,9 @@ def is_file_of_documents(path):
 
 
 class DocumentWriter:
-    """Writes a file of documents: FILE.tmp-PID until finish() renames it, nothing after a failure. Refuses
-    to replace a file of another kind without `overwrite`, and one of `inputs` even then (check_output)."""
+    """Writes a file of documents. It is FILE.tmp-PID until finish() renames it, and is removed
+    after a failure. Refuses to replace a file of another kind without `overwrite`, and one of
+    `inputs` even then (check_output)."""
 
     def __init__(self, path, wide, metadata, overwrite=False, inputs=()):
         self._path = pathlib.Path(path)
@@ -58,7 +59,7 @@ class DocumentWriter:
                 continue
             try:
                 file.close()
-            except OSError:  # what it still holds has no room; the file goes anyway
+            except OSError:  # buffered data has no room on the disk; the file is removed anyway
                 pass
             path.unlink(missing_ok=True)
 
@@ -71,7 +72,7 @@ class DocumentWriter:
         return self._offsets[-1]
 
     def add(self, ids, mask):
-        """A document: token ids, and for each 1 if it is trained on as a target, else 0."""
+        """Writes a document: token ids, and for each 1 if it is trained on as a target, else 0."""
         tokens = array.array(self._code, ids)
         if sys.byteorder == "big":
             tokens.byteswap()
@@ -113,7 +114,7 @@ class DocumentWriter:
 
 
 def metadata_of(tokenizer_name, hashes, mask, pairs=False):
-    """The metadata of a file; `hashes` are those of tokenizer.hashes_of."""
+    """The metadata of a file. `hashes` are those of tokenizer.hashes_of."""
     made = {"format": FORMAT, "version": "1", "tokenizer": tokenizer_name, **hashes,
             "mask": mask}
     return made | {"pairs": "chosen, rejected"} if pairs else made

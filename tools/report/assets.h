@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-/// The page's files, made by embed.py.
+/// Files of the page, made by embed.py.
 namespace ballast::tools::assets {
 
 extern const std::string_view kPageHtml;

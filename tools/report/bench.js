@@ -1,4 +1,4 @@
-// The page of `ballast bench NAME --html`: this run beside earlier ones on the same machine.
+// The page of `ballast bench NAME --html`: this run and earlier ones on the same machine.
 
 const FIELDS = {
   pattern: String, backend: String, paths: list => (list || []).join(" and "), block_bytes: formatBytes, depth: value => `depth ${value}`,
@@ -6,9 +6,9 @@ const FIELDS = {
   family: String, dtype: String, parameters: value => `${formatCount(value)} parameters`, tokens: value => `${value.toLocaleString("en")} tokens per step`, device: String,
 };
 
-/// Of each benchmark: what it measures, the fields that tell its figures apart (`charts`: those with a
-/// chart of their own, `lines`: those with a line in it, `axes` with name and text: those with more than one
-/// value are drawn along it), the figure and its unit, and its share of a ceiling in percent.
+/// Description of each benchmark: its title, the fields that distinguish its figures (`charts`: a chart per
+/// value, `lines`: a line per value, `axes` with name and text: an axis if there are several values), the
+/// figure and its unit, and its share of a ceiling in percent.
 const BENCHES = {
   io: {title: "Swap throughput", charts: ["pattern", "backend", "paths"], lines: [], axes: {block_bytes: ["block size", formatBytes], depth: ["depth", String]}, figure: "gb_per_second", unit: "GB/s",
     ceiling: "of the best figure of this pattern and these folders, in this run and earlier ones", share: (row, all) => 100 * row.gb_per_second / Math.max(...all.filter(r => nameOf(r, ["pattern", "paths"]) === nameOf(row, ["pattern", "paths"])).map(r => r.gb_per_second))},
@@ -22,7 +22,7 @@ const nameOf = (row, fields) => fields.filter(field => row[field] !== undefined 
 const fieldsOf = bench => [...bench.charts, ...bench.lines, ...Object.keys(bench.axes)];
 const shortDate = when => when.replace(/^\d+-| UTC$/g, "");
 
-/// The row of an earlier run that measured the same.
+/// The row of an earlier run with the same fields.
 const sameIn = (run, row, fields) => run.rows.find(other => nameOf(other, fields) === nameOf(row, fields));
 
 /// For each axis with several values and each group of rows: a chart over that axis.

@@ -25,8 +25,8 @@ function replacePlot(holder, plot) {
 
 /// `spec`: id, title, kind (unit, or "bytes", "seconds"), per ("per step"), series (name, colour, steps,
 /// values, dash, dots), whole (smallest and greatest step of all data); optional: stack, log (offer it),
-/// names (of the places 0, 1, ... on the axis, which is then not of steps and does not zoom) and axis
-/// (what they are), zero (begin at 0), refs (name, value), marks (step, kind), shade (from, to, lane), strips (of several
+/// names (of the places 0, 1, ... on an axis that has no steps and does not zoom) and axis
+/// (its name), zero (begin at 0), refs (name, value), marks (step, kind), shade (from, to, lane), strips (of several
 /// runs), caption.
 class Chart {
   constructor(spec, kept) {
@@ -78,7 +78,7 @@ class Chart {
     return from < to ? [from, to] : [low - 0.5, high + 0.5];
   }
 
-  /// Indices of a series that are in the range, and one beside it on each side.
+  /// Indices of a series that are in the range, and the next one on each side.
   visible(series, [from, to]) {
     return [Math.max(0, lowerBound(series.steps, from) - 1), Math.min(series.steps.length, lowerBound(series.steps, to + 1e-9) + 1)];
   }

@@ -25,7 +25,7 @@ const swatch = (colour, kind = "") => el("span", {class: `swatch ${kind}`, style
 const legend = entries => el("ul", {class: "legend"},
   entries.map(([name, colour, kind]) => el("li", {}, swatch(colour, kind), name)));
 
-/// Six significant digits without the zeros behind them.
+/// Six significant digits without trailing zeros.
 function digits(value, count = 6) {
   if (value === null || value === undefined) return "not finite";
   if (value === 0) return "0";

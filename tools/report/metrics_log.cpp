@@ -29,7 +29,7 @@ std::string read_at(const Descriptor& file, const std::filesystem::path& path, B
   return text;
 }
 
-/// The entry of a column; none for values that are not drawn.
+/// The entry of a column; nothing for values that are not drawn.
 std::optional<double> entry_of(const text::Json& value) {
   if (value.is_number()) return value.number();
   if (value.is_boolean()) return value.flag() ? 1.0 : 0.0;
@@ -117,7 +117,8 @@ void MetricsLog::add(std::string_view line) {
     refuse(name + " has no step");
     return;
   }
-  // A run that went back has removed these rows; a file that was put together may have them.
+  // A run that went back to a checkpoint has removed these rows. A file that was concatenated by
+  // hand may contain them.
   drop_rows(static_cast<std::size_t>(std::lower_bound(steps_.begin(), steps_.end(), *number) -
                                      steps_.begin()));
   const std::size_t before = rows();

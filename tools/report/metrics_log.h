@@ -11,32 +11,33 @@
 
 namespace ballast::tools {
 
-/// The rows of a metrics.jsonl that a run may be writing.
+/// The rows of a metrics.jsonl that a run may still be writing.
 class MetricsLog {
  public:
-  /// A column has the key of its values ("loss", "lanes.compute.busy_seconds") and an entry for
-  /// each row: a number, 0 or 1 for a boolean, kMissing, or kNotFinite for null.
+  /// A column has the key of its values ("loss", "lanes.compute.busy_seconds") and an entry per
+  /// row: a number, 0 or 1 for a boolean, kMissing, or kNotFinite for null.
   using Column = std::vector<double>;
   static const double kMissing;    ///< a NaN
   static const double kNotFinite;  ///< an infinity
 
   explicit MetricsLog(std::filesystem::path file);
 
-  /// Reads the lines that were added since the last call, or all if the file was replaced or cut.
-  /// Returns whether there was a change. Throws Error(io); Error(data) if no line is a row.
+  /// Reads the lines that were added since the last call, or all if the file was replaced or
+  /// truncated. Returns whether there was a change. Throws Error(io); Error(data) if no line is a
+  /// row.
   bool update();
 
   [[nodiscard]] const std::vector<std::uint64_t>& steps() const { return steps_; }
   [[nodiscard]] std::size_t rows() const { return steps_.size(); }
-  /// How often the file was replaced or cut, and read from its start again.
+  /// Number of times that the file was replaced or truncated, and read from its start again.
   [[nodiscard]] std::uint64_t restarts() const { return restarts_; }
-  /// Names of the columns that some row has.
+  /// Names of the columns that any row has.
   [[nodiscard]] std::vector<std::string> keys() const;
-  /// Of rows() entries; all of them are missing in a column that no row has.
+  /// Column with rows() entries. All are missing if no row has the key.
   [[nodiscard]] Column column(const std::string& key) const;
-  /// The last entry of a column that is a number, or kMissing.
+  /// The last entry of a column that is a number, or kMissing if there is none.
   [[nodiscard]] double last(const std::string& key) const;
-  /// Sentences on lines that are not rows.
+  /// Sentences about lines that are not rows.
   [[nodiscard]] std::vector<std::string> notes() const;
 
  private:
@@ -47,9 +48,9 @@ class MetricsLog {
 
   std::filesystem::path file_;
   std::uint64_t inode_ = 0;
-  Bytes offset_ = 0;   ///< behind the last line that was read
-  std::string tail_;   ///< the end of that line, to see that the file was replaced
-  std::string begun_;  ///< a line without its end
+  Bytes offset_ = 0;   ///< end of the last line that was read
+  std::string tail_;   ///< the end of that line, to detect that the file was replaced
+  std::string begun_;  ///< a line that has no end yet
   std::vector<std::uint64_t> steps_;
   std::map<std::string, Column, std::less<>> columns_;
   std::uint64_t restarts_ = 0;

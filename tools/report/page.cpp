@@ -19,7 +19,7 @@ namespace {
 
 using text::Json;
 
-/// Begins each page, so that one can be told from other files.
+/// Start of each page, which distinguishes it from other files.
 constexpr std::string_view kPageHead = "<!doctype html>\n<!-- A page of ballast. -->\n";
 
 std::string escaped(std::string_view text) {
@@ -36,7 +36,7 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
-/// JSON that can stand in a script element. It has '<' only in strings.
+/// JSON for a script element, escaping '<', which it has only in strings.
 std::string for_script(const Json& data) {
   const std::string text = data.compact();
   std::string out;

@@ -85,7 +85,7 @@ function curves(runs, chosen) {
     {id: "wear", title: "Written to NVMe since the start", kind: "bytes", series: lines("nvme_bytes_written", several ? "" : "written").filter(s => s.values.some(v => v > 0)), zero: true, caption: chosen.totals.wear ? `${chosen.name}: ${chosen.totals.wear}.` : null},
     {id: "balance", title: "Load-balancing loss of the routers", kind: "without its coefficient", series: lines("experts.balance_loss", several ? "" : "load-balancing loss"), log: true},
     {id: "router-z", title: "Router z-loss", kind: "without its coefficient", series: lines("experts.router_z_loss", several ? "" : "z-loss"), log: true},
-    {id: "load", title: "Largest load of an expert", kind: "times the mean of its layer", series: lines("experts.largest_load", several ? "" : "largest load"), zero: true, caption: "1: every expert of each layer has equally many tokens. Of rank 0."},
+    {id: "load", title: "Largest load of an expert", kind: "times the mean of its layer", series: lines("experts.largest_load", several ? "" : "largest load"), zero: true, caption: "1: all experts of a layer have equal numbers of tokens. Measured on rank 0."},
     {id: "idle", title: "Experts without tokens", kind: "experts", per: "of all layers", series: lines("experts.idle", several ? "" : "without tokens"), zero: true},
     {id: "margin", title: "Reward margin", kind: "chosen less rejected", series: lines("rewards.margin", several ? "" : "margin")},
     {id: "accuracy", title: "Reward accuracy", kind: "share of pairs", series: lines("rewards.accuracy", several ? "" : "accuracy"), zero: true, caption: "Pairs whose chosen completion has the larger reward."},
@@ -174,7 +174,7 @@ function reportPage() {
       : el("p", {class: "soft"}, "All keys of the configs are equal.")),
     el("section", {}, el("h2", {}, "Curves"), charts.length > 0 ? [controls(), el("div", {class: "charts", id: "curves"}, charts.map(c => c.element))] : el("p", {}, "No step has finished, so there is nothing to draw yet.")),
     el("section", {}, el("h2", {}, `Events${several ? ` of ${chosen.name}` : ""}`), events(chosen)),
-    el("section", {}, el("h2", {}, `Lanes${several ? ` of ${chosen.name}` : ""}`), chosen.rows > 0 && laneTable(plan, measuredLanes(chosen), chosen.totals.median_step_seconds),
+    el("section", {}, el("h2", {}, `Lanes${several ? ` of ${chosen.name}` : ""}`), laneGloss(), chosen.rows > 0 && laneTable(plan, measuredLanes(chosen), chosen.totals.median_step_seconds),
       timeline && timeline.groups.length > 0 ? timeline.element : el("p", {class: "soft", id: "no-timeline"}, "There is no timeline of this run: ballast train --trace records one, ballast plan --trace predicts one, and --trace shows them here.")),
     el("section", {}, el("h2", {}, `Memory${several ? ` of ${chosen.name}` : ""}`), plan && plan.ledger
       ? [memoryChart(plan, chosen.totals.peak_bytes), placementChart(plan), el("h3", {}, "Ledger"), ledgerTable(plan)]
@@ -193,7 +193,7 @@ function planPage() {
       plan.bottleneck && tile("Bottleneck", plan.bottleneck, `busy ${digits(100 * plan.lanes[plan.bottleneck].busy_seconds / plan.predicted_step_seconds, 3)}% of the step`),
       plan.nvme_bytes_written > 0 && tile("Written to NVMe", formatBytes(plan.nvme_bytes_written), "per step"), data.wear && tile("Drive wear", ...data.wear.split(/ at this pace: /))]),
     el("section", {}, el("h2", {}, "Memory"), memoryChart(plan, null), placementChart(plan), el("details", {}, el("summary", {}, "Ledger"), ledgerTable(plan))),
-    el("section", {}, el("h2", {}, "Time"), el("p", {class: "soft", id: "keys"}, "In the timeline: drag, + and − zoom, 0 shows the whole step, arrow keys go through operations and lanes."), timeline.groups.length > 0 && timeline.element, laneTable(plan, null)),
+    el("section", {}, el("h2", {}, "Time"), el("p", {class: "soft", id: "keys"}, "In the timeline: drag, + and − zoom, 0 shows the whole step, arrow keys go through operations and lanes."), timeline.groups.length > 0 && timeline.element, laneGloss(), laneTable(plan, null)),
     el("section", {}, el("h2", {}, "What would help"), (plan.improvements || []).length > 0 ? helpChart(plan.improvements) : el("p", {class: "soft"}, "No single change that was simulated makes the run 2% faster."),
       hide.length > 0 && [el("h3", {style: "margin-top:14px"}, "Tokens per step that hide transfers and updates"), table(["Resource", {number: "Tokens per step"}, "In this run"],
         hide.map(([what, tokens]) => [what, {number: formatCount(Math.ceil(tokens))}, tokens > plan.tokens_per_step ? `${digits(tokens / plan.tokens_per_step, 3)} times those of this run` : "hidden"]), "Tokens per step that hide transfers and updates")]),
@@ -208,7 +208,7 @@ function redraw() {
   }
 }
 
-/// Draws everything from `data`; focus and zoom stay.
+/// Draws everything from `data`. Focus and zoom do not change.
 function build() {
   const focused = document.activeElement && document.activeElement.id;
   const main = document.getElementById("content");

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -14,19 +15,44 @@
 #include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
+#include "ballast/text/json.h"
 #include "ballast/text/output_file.h"
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/console/ending_notice.h"
 #include "tools/process.h"
-#include "tools/report/csv.h"
+#include "tools/report/metrics_log.h"
 #include "tools/report/page.h"
 #include "tools/report/run_data.h"
 #include "tools/report/server.h"
 
 namespace ballast::tools {
 namespace {
+
+/// The rows as a table (RFC 4180): a line with the names of the columns, such as
+/// "lanes.compute.busy_seconds", then one for each step. Numbers read back bit for bit; what is
+/// missing is empty, what is not finite "nan".
+std::string csv_of(const MetricsLog& log) {
+  std::string text = "step";
+  std::vector<MetricsLog::Column> columns;
+  for (const std::string& key : log.keys()) {
+    if (key == "step") continue;
+    text += "," + key;
+    columns.push_back(log.column(key));
+  }
+  text += "\n";
+  for (std::size_t i = 0; i < log.rows(); ++i) {
+    text += std::to_string(log.steps()[i]);
+    for (const MetricsLog::Column& column : columns) {
+      text += ",";
+      if (std::isinf(column[i])) text += "nan";
+      if (std::isfinite(column[i])) text += text::Json(column[i]).compact();
+    }
+    text += "\n";
+  }
+  return text;
+}
 
 using text::Json;
 
@@ -70,7 +96,7 @@ std::string title_of(const std::vector<RunData>& runs) {
   return fmt::format("{} {}", runs.size() == 1 ? "Run" : "Runs", names);
 }
 
-/// What the server sends. It is made again only when a run has changed.
+/// The replies of the server, made again only when a run has changed.
 class WatchedRuns {
  public:
   explicit WatchedRuns(std::vector<RunData>& runs) : runs_(runs) {}
@@ -101,7 +127,7 @@ class WatchedRuns {
   std::string data_;
 };
 
-/// The command for a browser on another machine: the same address leads here through a tunnel.
+/// The command for a browser on another machine. The same address leads here through a tunnel.
 std::string tunnel_to(std::uint16_t port) {
   const char* const user = std::getenv("USER");
   return fmt::format("ssh -N -L {0}:127.0.0.1:{0} {1}{2}", port,
@@ -129,7 +155,7 @@ void check_options(const ReportArguments& arguments) {
                                       std::pair("--csv", !arguments.csv.empty())}) {
     if (several && given) {
       throw Error(ErrorCategory::usage,
-                  fmt::format("{} is of one run; name only that run", option));
+                  fmt::format("{} belongs to one run; name only that run", option));
     }
   }
 }
@@ -183,8 +209,8 @@ void add_report(Command program) {
   auto arguments = std::make_shared<ReportArguments>();
   auto& a = *arguments;
   Command command = program.add_command(
-      "report", "Write a page (HTML) with the curves, lanes and memory of runs, to look at");
-  command.add_option("RUN", &a.runs, "Run directories, to compare several",
+      "report", "Write a page (HTML) with the curves, lanes and memory of runs");
+  command.add_option("RUN", &a.runs, "Run directories; several are compared",
                      {.required = true, .takes = Names::folder});
   command.add_option("--out", &a.out,
                      "File of the page (default: report.html in the run directory)",
@@ -193,16 +219,17 @@ void add_report(Command program) {
                      "Timeline to show, measured (train --trace) or predicted (plan --trace); give "
                      "one of each to compare (default: that of the run)",
                      {.single_argument = true, .takes = Names::file, .extensions = {".json"}});
-  command.add_option("--csv", &a.csv, "Write the metrics as a table instead, or with --out too",
+  command.add_option("--csv", &a.csv,
+                     "Write the metrics as a table, instead of the page unless --out is given",
                      {.takes = Names::new_path, .value = "FILE"});
   command.add_flag("--overwrite", &a.overwrite,
-                   "Replace the files of --out and --csv, whatever they are");
+                   "Replace the files of --out and --csv, even of another kind");
   command.add_flag("--watch", &a.watch,
-                   "Serve the page to this machine's browsers, or through ssh -L to those of "
-                   "another, and update it while runs go on",
+                   "Serve the page to browsers on this machine (through ssh -L also on "
+                   "others) and update it while the runs continue",
                    "--out");
   command.add_option(
-      "--port", &a.port, "Port of --watch (default: one that is free)",
+      "--port", &a.port, "Port of --watch (default: any free port)",
       {.range = std::pair(std::uint64_t{1}, std::uint64_t{65535}), .needs = "--watch"});
   command.set_action([arguments] { run_report(*arguments); });
 }

@@ -47,7 +47,7 @@ constexpr std::array<const char*, 14> kCurves = {"loss",
                                                  "rewards.margin",
                                                  "rewards.accuracy"};
 
-/// Whether a process holds the lock that a run takes on its metrics, without taking it.
+/// Whether a process holds the lock that a run takes on its metrics. Does not take it.
 bool is_locked(const fs::path& file) {
   struct stat status = {};
   if (::stat(file.c_str(), &status) != 0) return false;
@@ -77,8 +77,8 @@ void check_run_directory(const fs::path& directory) {
   }
 }
 
-/// The timeline that this machine's rates predict for the run, if they are known and it has run
-/// here.
+/// The timeline that this machine's rates predict for the run, if they are known and the run was
+/// made on this machine.
 std::optional<LaneTimeline> predict_run(const fs::path& file, const Json& run) {
   const Json* host = run.find("host");
   const Json* plan = run.find("plan");
@@ -112,7 +112,7 @@ const Json* member(const Json& object, std::initializer_list<const char*> keys) 
   return at;
 }
 
-/// A report shows what it can.
+/// Ignores errors: a report shows what it can.
 std::vector<fs::path> checkpoints_if_readable(const fs::path& run) {
   try {
     return checkpoint::checkpoints_of(run);
@@ -152,12 +152,12 @@ bool RunData::update_metrics() {
   const std::size_t before = log_.rows();
   const std::uint64_t restarts = log_.restarts();
   const bool changed = log_.update();
-  // Another run may have taken the directory.
+  // Another run may have started in the directory.
   if ((before == 0 && log_.rows() > 0) || restarts != log_.restarts()) read_descriptions();
   return changed;
 }
 
-/// config.json and run.json, which a run writes with its first row. A damaged one is a note.
+/// Reads config.json and run.json, which a run writes with its first row. A damaged file is noted.
 void RunData::read_descriptions() {
   notes_.clear();
   for (const auto& [name, target] :
@@ -216,7 +216,7 @@ std::uint64_t RunData::planned_steps() const {
   return count_of(member(config_, {"ballast", "steps"}));
 }
 
-/// "finished", "under way", "ended early", or "not started".
+/// Returns "finished", "under way", "ended early", or "not started".
 std::string RunData::state() const {
   if (under_way_) return "under way";
   if (log_.rows() == 0) return "not started";
@@ -225,7 +225,8 @@ std::string RunData::state() const {
   return log_.steps().back() >= planned ? "finished" : "ended early";
 }
 
-/// Steps at which something happened, a list of `step` and `kind`; of many alike only some.
+/// Steps at which something happened, as a list of `step` and `kind`. Of many similar marks only
+/// some are returned.
 Json RunData::marks() const {
   constexpr std::size_t kMost = 500;
   Json list = Json::array();
@@ -291,7 +292,7 @@ Json RunData::totals() const {
                       {"stalled_seconds", median_of(log_, times + ".stalled_seconds")},
                       {"bytes", median_of(log_, "bytes." + name)}});
   }
-  // The first row has also what the initial states have written.
+  // The first row also includes the writes of the initial states.
   const MetricsLog::Column all = log_.column("nvme_bytes_written");
   if (all.size() > 1 && written > all.front() && training > seconds.front()) {
     const std::vector<Bytes> bytes = {static_cast<Bytes>(written - all.front())};

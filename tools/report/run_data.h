@@ -16,13 +16,13 @@ namespace ballast::tools {
 /// A run directory, as a report shows it.
 class RunData {
  public:
-  /// Reads `directory`, with the files `traces`; without any, the one that the run's command line
-  /// names, if it is there, and what this machine's rates predict. Throws Error(usage) if it is not
-  /// a run directory; Error(io); Error(data).
+  /// Reads `directory` and the files `traces`. Without traces, reads the one that the run's command
+  /// line names, if it exists, and predicts one with this machine's rates. Throws Error(usage) if
+  /// it is not a run directory; Error(io); Error(data).
   RunData(std::filesystem::path directory, const std::vector<std::filesystem::path>& traces);
 
-  /// Reads what the run has added. Returns whether there was a change. A directory that cannot be
-  /// read any more, because it was removed, is a note; what was read before stays.
+  /// Reads what the run has added. Returns whether there was a change. If the directory cannot be
+  /// read any more, because it was removed, that is noted and earlier content is kept.
   bool update();
 
   [[nodiscard]] const std::string& name() const { return name_; }
@@ -30,9 +30,9 @@ class RunData {
   [[nodiscard]] const MetricsLog& metrics() const { return log_; }
   [[nodiscard]] const text::Json& config() const { return config_; }
   [[nodiscard]] const text::Json& run() const { return run_; }
-  /// True while a process trains in the directory.
+  /// Whether a process trains in the directory.
   [[nodiscard]] bool under_way() const { return under_way_; }
-  /// `groups`: of the rows of a curve.
+  /// `groups`: number of groups of rows in a curve.
   [[nodiscard]] text::Json to_json(std::size_t groups) const;
 
  private:
@@ -56,7 +56,8 @@ class RunData {
   bool under_way_ = false;
 };
 
-/// Keys whose values differ between the runs, a list of `key` and `values` (null: has none).
+/// Keys whose values differ between the runs, as a list of `key` and `values` (null: the run has
+/// none).
 text::Json differing_keys(const std::vector<RunData>& runs);
 
 }  // namespace ballast::tools

@@ -20,14 +20,14 @@ namespace {
 
 using text::Json;
 
-/// Calls `use` with the first and the end of each group of `rows` rows.
+/// Calls `use` with the begin and the end of each group of `rows` rows.
 void for_each_group(std::size_t rows, std::size_t groups,
                     const std::function<void(std::size_t, std::size_t)>& use) {
   groups = std::min(groups, rows);
   for (std::size_t g = 0; g < groups; ++g) use(g * rows / groups, (g + 1) * rows / groups);
 }
 
-/// Rows of a group to draw, in their order.
+/// Rows of a group to draw, in ascending order.
 std::vector<std::size_t> extremes(const std::vector<double>& values, std::size_t begin,
                                   std::size_t end) {
   constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
@@ -62,7 +62,7 @@ double mean_of(const std::vector<double>& values, std::size_t begin, std::size_t
   return count == 0 ? MetricsLog::kMissing : sum / static_cast<double>(count);
 }
 
-/// For each group the mean or the greatest of the finite entries; null if there is none.
+/// For each group, the mean or the greatest of the finite entries; null if there is none.
 Json reduced(const MetricsLog& log, const std::string& key, std::size_t groups, bool greatest) {
   const std::vector<double> values = log.column(key);
   Json out = Json::array();
@@ -77,7 +77,7 @@ Json reduced(const MetricsLog& log, const std::string& key, std::size_t groups, 
   return out;
 }
 
-/// With so many digits as can be seen.
+/// Rounds to the number of digits that a drawing can show.
 Json rounded(const Json& values) {
   Json out = Json::array();
   for (const Json& value : values.elements()) {
@@ -87,7 +87,7 @@ Json rounded(const Json& values) {
   return out;
 }
 
-/// Means of groups of rows, each at its middle step.
+/// Means of groups of rows, each at its group's middle step.
 Json mean_line(const std::vector<std::uint64_t>& steps, const std::vector<double>& values) {
   constexpr std::size_t kGroups = 400;
   Json middles = Json::array();

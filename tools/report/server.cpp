@@ -27,9 +27,9 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kLargestRequest = std::size_t{16} << 10U;
 constexpr std::size_t kMostClients = 32;
 constexpr int kPollMilliseconds = 250;
-/// Time for a whole request, and for a whole reply. Slower clients are dropped.
+/// Time limit of a whole request, and of a whole reply. Slower clients are dropped.
 constexpr std::chrono::seconds kPatience{10};
-/// Time for a client to close after its reply.
+/// Time limit for a client to close after its reply.
 constexpr std::chrono::seconds kFarewell{2};
 
 enum class Stage { request, reply, farewell };
@@ -37,7 +37,7 @@ enum class Stage { request, reply, farewell };
 struct Client {
   Descriptor socket;
   Stage stage = Stage::request;
-  std::string text;  ///< what has arrived of the request, or what is left of the reply
+  std::string text;  ///< received part of the request, or unsent part of the reply
   Clock::time_point until;
 };
 
@@ -53,7 +53,8 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-/// The value of a header line, or nothing without it. Names are in any case. Lines end with \n.
+/// The value of a header line, or nothing without it. Names are case-insensitive. Lines end with
+/// .
 std::optional<std::string> header(std::string_view request, std::string_view name) {
   while (!request.empty()) {
     const std::size_t end = std::min(request.find('\n'), request.size());
@@ -77,7 +78,7 @@ std::string text_of(const Reply& reply, bool body) {
                        : reply.status == 431 ? "Request Header Fields Too Large"
                        : reply.status == 500 ? "Internal Server Error"
                                              : "Bad Request";
-  // Pages of other sites can neither frame the page nor load the data as a script.
+  // Keeps pages of other sites from framing the page and from loading the data as a script.
   std::string text = fmt::format(
       "HTTP/1.1 {} {}\r\nConnection: close\r\nCache-Control: no-cache\r\n"
       "X-Content-Type-Options: nosniff\r\nX-Frame-Options: DENY\r\n"
@@ -93,7 +94,7 @@ Reply refusal(int status, const char* why) {
   return {.status = status, .type = "text/plain", .body = std::string(why) + "\n", .tag = ""};
 }
 
-/// Whether a page of another site has sent the request. A click on a link to the report may.
+/// Whether a page of another site has sent the request. Following a link to the report is allowed.
 bool is_cross_site(std::string_view headers) {
   const auto origin = header(headers, "origin");
   if (origin) {
@@ -104,7 +105,7 @@ bool is_cross_site(std::string_view headers) {
          header(headers, "sec-fetch-mode").value_or("navigate") != "navigate";
 }
 
-/// `lines`: the request with its headers.
+/// `lines`: the request line and its headers.
 Reply answer_request(std::string_view lines, bool head, const LocalServer::Answer& answer) {
   const std::string_view first = lines.substr(0, lines.find('\n'));
   const std::size_t at = first.find(' ');
@@ -142,13 +143,13 @@ void reply_to(Client& client, const std::string& text) {
   client.until = Clock::now() + kPatience;
 }
 
-/// Reads what has arrived. False if the client has gone.
+/// Reads available bytes. Returns false if the client is gone.
 bool receive(Client& client, const LocalServer::Answer& answer) {
   std::array<char, 4096> part{};
   const ssize_t count = ::recv(client.socket.number(), part.data(), part.size(), MSG_DONTWAIT);
   if (count < 0) return errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK;
   if (count == 0) return false;
-  if (client.stage != Stage::request) return true;  // a body, which nobody needs
+  if (client.stage != Stage::request) return true;  // a body, which is ignored
   std::copy_if(part.data(), part.data() + count, std::back_inserter(client.text),
                [](char c) { return c != '\r'; });
   const std::size_t end = client.text.find("\n\n");
@@ -162,7 +163,7 @@ bool receive(Client& client, const LocalServer::Answer& answer) {
   return true;
 }
 
-/// Sends what the client takes. False if it has gone.
+/// Sends as much as the client accepts. Returns false if it is gone.
 bool send_some(Client& client) {
   const ssize_t sent = ::send(client.socket.number(), client.text.data(), client.text.size(),
                               MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -175,7 +176,7 @@ bool send_some(Client& client) {
   return ::shutdown(client.socket.number(), SHUT_WR) == 0;
 }
 
-/// False if the client is done, gone or too slow.
+/// Returns false if the client is done, gone or too slow.
 bool serve(Client& client, short ready, const LocalServer::Answer& answer) {
   if (Clock::now() >= client.until) return false;
   if (ready == 0) return true;

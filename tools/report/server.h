@@ -10,26 +10,26 @@
 
 namespace ballast::tools {
 
-/// What is sent for a path.
+/// The reply to a request.
 struct Reply {
   int status = 200;
-  std::string type;  ///< of the content
+  std::string type;  ///< MIME type of the content
   std::string body;
-  std::string tag;  ///< names the content; a client that has it is sent no body
+  std::string tag;  ///< identifies the content; a client that already has it gets no body
 };
 
 /// Whether the host of a request or origin, with or without a port, names the loopback address. A
-/// page of another site could name this server's address as its own (DNS rebinding), but not by
-/// such a name. Any port is right: the browser may be at the other end of a tunnel.
+/// page of another site could give this server's address a name of its domain (DNS rebinding), but
+/// not such a name. Any port is right: the browser may be at the other end of a tunnel.
 bool is_loopback_host(std::string_view host);
 
-/// Answers GET and HEAD requests on the loopback address, so only of this machine. One thread, and
-/// no client can keep the others waiting.
+/// Answers GET and HEAD requests on the loopback address, so only from this machine. Uses one
+/// thread, and no client can block the others.
 class LocalServer {
  public:
   using Answer = std::function<Reply(const std::string& path)>;
 
-  /// `port` 0: any that is free. Throws Error(io) if it is taken.
+  /// `port` 0: any free port. Throws Error(io) if it is taken.
   explicit LocalServer(std::uint16_t port);
 
   [[nodiscard]] std::string address() const;  ///< "http://127.0.0.1:8080/"

@@ -1,4 +1,4 @@
-// What is not a curve: tiles, memory, placement, lanes of a plan, config, tables.
+// Everything except curves: tiles, memory, placement, lanes of a plan, config, tables.
 
 const tile = (name, value, small) => el("div", {class: "tile"}, el("dt", {}, name), el("dd", {}, value, small && el("small", {}, small)));
 const tiles = list => el("dl", {class: "tiles"}, list.filter(Boolean));
@@ -14,7 +14,7 @@ function table(head, rows, label, codes = []) {
 
 const colourOfKind = (kinds, kind) => `var(--c${kinds.indexOf(kind) % 10})`;
 
-/// A stack for each tier with what the plan puts there, its budget and the measured peak.
+/// A stack per tier of the data that the plan puts there, with its budget and the measured peak.
 function memoryChart(plan, peaks) {
   const kinds = [...new Set(plan.ledger.map(line => line.kind))];
   const chart = el("div", {class: "memory", id: "memory"});
@@ -52,20 +52,23 @@ function ledgerTable(plan) {
   return table(["Tier", "Kind", {number: "Size"}, {number: "Bytes"}, {number: "Of the budget"}], rows, "Memory ledger");
 }
 
-/// Where each block has its data: a column for each block.
+/// Tiers of each block's data, with a column per block.
 function placementChart(plan) {
   const kinds = [["weights", "weights"], ["optimizer", "optimizer states"], ["activations", "activations"], ["gradients", "gradients"]];
   const counts = key => TIERS.map(tier => [tier, plan.placement.filter(block => block[key] === tier).length]).filter(([, count]) => count > 0)
     .map(([tier, count]) => `${plural(count, "block")} on ${TIER_NAMES[tier]}`).join(", ");
   const kept = plan.placement.filter(block => !block.recompute).length;
-  return el("figure", {class: "chart wide blocks", id: "placement"}, el("h3", {}, "Where each block has its data ", el("span", {class: "unit"}, `(${plural(plan.placement.length, "block")}, in order)`)),
+  return el("figure", {class: "chart wide blocks", id: "placement"}, el("h3", {}, "Where each block has its data ", el("span", {class: "unit"}, `(${plural(plan.placement.length, "block")}, in order: embedding, layers, head)`)),
     el("table", {}, el("tbody", {}, kinds.map(([key, name]) => el("tr", {title: `${name}: ${counts(key)}`}, el("th", {scope: "row"}, name, el("span", {class: "skip"}, `: ${counts(key)}`)),
       plan.placement.map(block => el("td", {}, el("i", {"data-tier": block[key], style: `background:var(--${TIERS.includes(block[key]) ? block[key] : "c7"})`}))))))),
     legend(TIERS.map(tier => [TIER_NAMES[tier], `var(--${tier})`])),
     el("figcaption", {}, `${kinds.map(([key, name]) => `${name}: ${counts(key)}`).join("; ")}${kept > 0 ? `; ${plural(kept, "block")} with intermediates kept for the backward pass` : ""}.`));
 }
 
-/// Lanes of a step, measured beside predicted. `measured`: by lane busy, stalled, bytes; or null.
+/// An explanation of lanes for readers who meet the word for the first time.
+const laneGloss = () => el("p", {class: "soft"}, "A lane does one kind of work, while the others do theirs: compute runs the model, update the optimizer, upload and offload copy to and from the device, fetch and writeback read and write NVMe, gather and reduce exchange data between ranks.");
+
+/// Lanes of a step, measured and predicted. `measured`: busy, stalled and bytes by lane, or null.
 function laneTable(plan, measured, stepSeconds) {
   const head = ["Lane"], rows = [];
   if (measured) head.push({number: "Busy"}, {number: "Of the step"}, {number: "Waiting"}, {number: "Bytes per step"});
@@ -83,7 +86,7 @@ function laneTable(plan, measured, stepSeconds) {
   return rows.length > 0 ? table(head, rows, "Lanes of a step") : null;
 }
 
-/// What the planner has chosen, and why.
+/// The planner's choices and their reasons.
 function choiceSection(plan, config, planned) {
   const parts = [];
   const at = key => key.split(".").reduce((value, part) => value === undefined || value === null ? undefined : value[part], config);

@@ -25,7 +25,7 @@ using Slice = LaneTimeline::Slice;
 constexpr std::string_view kTraceHead = R"({"displayTimeUnit":"ns","traceEvents":[)";
 constexpr Bytes kLargestTrace = Bytes{1} << 30U;
 
-/// Builds the slices from the events of a trace, which has an arrow's ends behind their slice.
+/// Builds the slices from the events of a trace, in which the ends of an arrow follow their slice.
 class TraceReader {
  public:
   explicit TraceReader(std::string name) : name_(std::move(name)) {}
@@ -122,18 +122,18 @@ std::vector<bool> critical_slices(const std::vector<Slice>& slices) {
   return critical;
 }
 
-/// When a step begins and ends: from the end of the computation before it, of a step or an
-/// evaluation, to the end of its own. A metrics row counts the same time. The first step of a
+/// Begin and end of a step: from the end of the previous computation, of a step or an evaluation,
+/// to the end of this one. A metrics row measures the same time. The first step of a
 /// timeline begins with its computation.
 struct StepWindow {
   std::uint64_t step = 0;
   std::int64_t from = 0;
   std::int64_t to = 0;
-  bool whole = false;         ///< there is computation before it
+  bool whole = false;         ///< there is a computation before it
   std::int64_t computes = 0;  ///< when its computation begins
 };
 
-/// Leaves out work between two steps, such as writing files, where the metrics have a step's time.
+/// Excludes work between two steps, such as writing files, if the metrics have a step's time.
 void fit_to(StepWindow& window, const StepSeconds& seconds) {
   const auto found = seconds.find(window.step);
   if (found == seconds.end()) return;
@@ -141,7 +141,7 @@ void fit_to(StepWindow& window, const StepSeconds& seconds) {
   window.from = std::clamp(from, window.from, window.computes);
 }
 
-/// Finds when lanes are busy. The slices are in the order of their starts.
+/// Finds the times at which lanes are busy. The slices are in the order of their starts.
 class BusyTimes {
  public:
   explicit BusyTimes(const std::vector<Slice>& slices) : slices_(slices) {
@@ -152,7 +152,8 @@ class BusyTimes {
     }
   }
 
-  /// The first moment from `time` on at which a lane is busy: between two steps none may be.
+  /// The first moment from `time` on at which a lane is busy. Between two steps all lanes may be
+  /// idle.
   [[nodiscard]] std::int64_t from(std::int64_t time) const {
     const auto later = std::upper_bound(
         slices_.begin(), slices_.end(), time,
@@ -164,7 +165,7 @@ class BusyTimes {
 
  private:
   const std::vector<Slice>& slices_;
-  std::vector<std::int64_t> latest_end_;  ///< of a slice and those before it
+  std::vector<std::int64_t> latest_end_;  ///< latest end of a slice and those before it
 };
 
 std::vector<StepWindow> windows_of(const std::vector<Slice>& slices) {
@@ -187,7 +188,7 @@ std::vector<StepWindow> windows_of(const std::vector<Slice>& slices) {
   return windows;
 }
 
-/// A slice that is drawn, or several short ones of a lane and step after each other.
+/// A slice that is drawn, or several successive short ones of a lane and step.
 struct DrawnSlice {
   std::string lane;
   std::string name;
@@ -199,7 +200,8 @@ struct DrawnSlice {
   std::size_t count = 1;
 };
 
-/// Joins neighbours in their lane that are shorter than `shortest` with gaps below it.
+/// Joins neighbours in their lane that are shorter than `shortest`, if the gaps between them are,
+/// too.
 std::vector<DrawnSlice> joined(const std::vector<DrawnSlice>& slices, std::int64_t shortest) {
   std::vector<DrawnSlice> out;
   std::map<std::string, std::size_t> last_of;
@@ -208,7 +210,7 @@ std::vector<DrawnSlice> joined(const std::vector<DrawnSlice>& slices, std::int64
     const auto [last, first] = last_of.try_emplace(slice.lane, out.size());
     if (!first) {
       DrawnSlice& before = out[last->second];
-      // A group stays short: a drawing shows where a lane has gaps.
+      // Groups stay short, so that the drawing shows where a lane has gaps.
       const bool joins = is_short && before.step == slice.step &&
                          slice.start - before.end < shortest &&
                          slice.end - before.start < 2 * shortest;
@@ -229,11 +231,11 @@ std::vector<DrawnSlice> joined(const std::vector<DrawnSlice>& slices, std::int64
 struct Drawing {
   std::vector<DrawnSlice> slices;
   std::vector<StepWindow> steps;
-  std::size_t left_out = 0;  ///< slices of other steps
+  std::size_t left_out = 0;  ///< number of slices of other steps
 };
 
-/// All slices, or those of the middle step if there are too many. If these are too many as well,
-/// the shortest are joined until they can be drawn.
+/// Returns all slices, or those of the middle step if there are too many. If these are still too
+/// many, joins the shortest until they can be drawn.
 Drawing draw(const LaneTimeline& timeline, const StepSeconds& seconds) {
   constexpr std::size_t kMost = 20000;
   const std::vector<bool> critical = critical_slices(timeline.slices);

@@ -20,13 +20,13 @@ struct LaneTimeline {
     std::string name;
     std::int64_t start = 0;     ///< nanoseconds since the first operation
     std::int64_t duration = 0;  ///< nanoseconds
-    std::uint64_t step = 0;     ///< 0: of no training step
+    std::uint64_t step = 0;     ///< 0: outside of training steps
     std::uint64_t bytes = 0;
     std::vector<std::size_t> after;  ///< slices that it waited for
   };
 
-  bool predicted = false;  ///< by the simulator; otherwise measured
-  std::string source;      ///< where it is from, in words
+  bool predicted = false;  ///< true if simulated, false if measured
+  std::string source;      ///< description of its source
   std::vector<Slice> slices;
 };
 

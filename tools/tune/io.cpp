@@ -25,7 +25,7 @@ using text::Json;
 
 constexpr const char* kTask = "tune io";
 constexpr std::size_t kLineWidth = 80;
-/// Share of a path's time for the search; the rest is for measuring the chosen setting.
+/// Share of a path's time for the search. The rest is for measuring the chosen setting.
 constexpr double kSearchShare = 0.75;
 
 /// The usable backends, best first.
@@ -109,7 +109,7 @@ double sum_of_mixed(const IoTuning& tuning) {
   return sum;
 }
 
-/// Bandwidth of a step: of all paths at once, or of the only one.
+/// Bandwidth of a step: that of all paths together, or of the only one.
 double bandwidth(const IoTuning& tuning) {
   return tuning.paths.size() == 1 ? sum_of_mixed(tuning) : tuning.mixed_together;
 }
@@ -135,7 +135,7 @@ std::string explain(const IoTuning& tuning, const std::vector<double>& tflops) {
   }
   if (tuning.paths.size() > 1) {
     text += fmt::format(
-        "Paths without an entry of their own use {} blocks of {} with {}. All paths at once move "
+        "Paths without their own entry use {} blocks of {} with {}. All paths at once move "
         "{:.2f} GB/s; the sum of the single paths is {:.2f}{}. ",
         tuning.common.depth, format_bytes(tuning.common.block), tuning.common.backend, gbps,
         sum_of_mixed(tuning),

@@ -19,7 +19,7 @@ struct TunedPath {
 
 struct IoTuning {
   std::vector<TunedPath> paths;
-  IoSetting common;             ///< best for all of them
+  IoSetting common;             ///< best setting for all of them
   double mixed_together = 0.0;  ///< GB/s of all paths at once, at their common setting
 };
 
@@ -33,16 +33,16 @@ struct TuneIoArguments {
   bool json = false;
 };
 
-/// Measures and chooses; write_tuning() is the caller's. Prints tables unless `arguments.json`.
+/// Measures and chooses; the caller calls write_tuning(). Prints tables unless `arguments.json`.
 /// Throws Error, also if `arguments.config` could not be written.
 IoTuning tune_io(const TuneIoArguments& arguments);
 
-/// What `ballast tune io --json` prints.
+/// Output of `ballast tune io --json`.
 text::Json to_json(const IoTuning& tuning, const std::vector<double>& tflops);
 
-/// Puts the tuning into a config: aio.backend, block_size, queue_depth and paths, and the nvme_path
-/// of each offload section whose device is nvme or auto. Keeps the rest of the text. Throws Error
-/// and leaves the file if the effective config would differ from the tuning.
+/// Writes the tuning into a config: aio.backend, block_size, queue_depth and paths, and the
+/// nvme_path of each offload section whose device is nvme or auto. Keeps the rest of the text.
+/// Throws Error and does not change the file if the effective config would differ from the tuning.
 void write_tuning(const std::filesystem::path& config, const IoTuning& tuning);
 
 /// Throws Error if write_tuning() would fail. Call before measuring.

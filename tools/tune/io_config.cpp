@@ -26,7 +26,7 @@ Json exact_bytes(Bytes bytes) {
   return bytes;
 }
 
-/// Three decimals; at least 0.001, since 0 would mean "not measured".
+/// Rounds to three decimals; at least 0.001, since 0 would mean "not measured".
 double rounded(double gbps) {
   return std::max(0.001, std::round(gbps * 1e3) / 1e3);
 }

@@ -6,8 +6,8 @@
 namespace ballast::tools {
 namespace {
 
-/// Functions that do not depend on the tables. `current` is the word before the cursor; "reply"
-/// lists what it may become.
+/// Shell functions that do not depend on the tables. `current` is the word before the cursor;
+/// "reply" lists its completions.
 constexpr const char* kBashFunctions = R"(
 # Offers words that begin with the current one.
 _ballast_words() {
@@ -97,26 +97,7 @@ std::string bash_values(const OptionInfo& option, const CommandInfo& program) {
     return fmt::format("{} {}", option.commas ? "_ballast_list" : "_ballast_words",
                        in_one_word(option.values));
   }
-  switch (option.takes) {
-    case Names::file:
-    case Names::path:
-    case Names::model:
-      return fmt::format("_ballast_files {}", fmt::join(option.extensions, " "));
-    case Names::new_path:
-      return "_ballast_files";
-    case Names::folder:
-    case Names::new_folder:
-      return "_ballast_folders";
-    case Names::command:
-      return "_ballast_words " + in_one_word(program.command_names());
-    case Names::setting:
-      return "_ballast_setting";
-    case Names::key:
-      return "_ballast_words \"$_ballast_keys\"";
-    case Names::anything:
-      break;
-  }
-  return ":";
+  return completed(completion_of(option.takes).bash, option, program);
 }
 
 std::string bash_keys(const std::vector<config::KeyInfo>& keys) {
@@ -140,7 +121,7 @@ std::string bash_options(const CommandInfo& program) {
   for (const CommandInfo* const command : all_commands(program)) {
     for (const OptionInfo& option : command->options) {
       if (option.positional || (option.flag && !option.optional_value())) continue;
-      // The value of a flag is attached, or the word after it.
+      // The value of a flag is attached to it, that of other options is the next word.
       for (const std::string& name : option.names) {
         text += fmt::format("    {}) {} ;;\n", shell_quoted(command->path + " " + name),
                             bash_values(option, program));

@@ -16,20 +16,23 @@ std::string bash_completion(const CommandInfo& program, const std::vector<config
 std::string zsh_completion(const CommandInfo& program, const std::vector<config::KeyInfo>& keys);
 std::string fish_completion(const CommandInfo& program, const std::vector<config::KeyInfo>& keys);
 
-/// The manual page, for man(7). `version`: of the program.
+/// The manual page, for man(7). `version` is that of the program.
 std::string man_page(const CommandInfo& program, const std::vector<config::KeyInfo>& keys,
                      const std::string& version);
+
+/// The `call` of a ValueCompletion with the words of the option and of the program.
+std::string completed(const char* call, const OptionInfo& option, const CommandInfo& program);
 
 /// The first part of a description, for a line next to a word.
 std::string short_description(const std::string& description);
 
-/// A word in single quotes of a POSIX shell.
+/// `text` in single quotes of a POSIX shell.
 std::string shell_quoted(const std::string& text);
 
-/// The command and all commands below it.
+/// The program's command and all its subcommands, recursively.
 std::vector<const CommandInfo*> all_commands(const CommandInfo& program);
 
-/// 'ballast train'|'ballast bench io'|...: the patterns of shells for all subcommands.
+/// Shell patterns for all subcommands: 'ballast train'|'ballast bench io'|...
 std::string command_patterns(const CommandInfo& program, const std::string& separator);
 
 }  // namespace ballast::tools

@@ -6,12 +6,12 @@
 
 namespace ballast::tools {
 
-/// Advice on words that other programs would understand. Each returns "" if it has none.
+/// Advice on words that other programs would understand. Each function returns "" if it has none.
 
-/// On a word in the place of a command: "; to evaluate a model: ballast eval".
+/// For a word given as a command: "; to evaluate a model: ballast eval".
 std::string command_hint(const std::string& word);
 
-/// On an option that `command` lacks, by name without its value: an option of DeepSpeed's or
+/// For an option that `command` lacks, by name without its value: an option of DeepSpeed's or
 /// torch's launchers, a key of the config, or an option of another command of `program`.
 std::string option_hint(const CommandInfo& program, const CommandInfo& command,
                         const std::string& name);

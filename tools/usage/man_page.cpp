@@ -10,7 +10,7 @@
 namespace ballast::tools {
 namespace {
 
-/// When the fixed text below was last changed.
+/// Date of the last change of the fixed text below.
 constexpr const char* kDate = "2026-11-26";
 
 constexpr const char* kDescription =
@@ -44,11 +44,11 @@ Continue from the newest checkpoint of the run.
 Train on four devices.
 .TP
 .B ballast export run \-\-out tuned \-\-dtype bf16
-Write the trained model as a folder of Hugging Face.
+Write the trained model as a Hugging Face folder.
 )";
 
-/// Text in troff, in lines of moderate length: dashes that can be copied, no line that begins with
-/// a control character.
+/// Converts text to troff, in lines of moderate length: dashes that can be copied, no line that
+/// begins with a control character.
 std::string troff(const std::string& text) {
   constexpr std::size_t kWidth = 72;
   std::string out;

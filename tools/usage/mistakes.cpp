@@ -29,7 +29,7 @@ std::string without_dashes(std::string name) {
   return name;
 }
 
-/// The only one of `words` that begins with `beginning`, or is it; "" otherwise.
+/// The only one of `words` that begins with `beginning` or equals it; otherwise "".
 std::string only_one_from(const std::string& beginning, const std::vector<std::string>& words) {
   std::string found;
   for (const std::string& word : words) {
@@ -42,7 +42,7 @@ std::string only_one_from(const std::string& beginning, const std::vector<std::s
 }
 
 /// The option of the command that is nearest to `name`; "" if none is near. Dashes are not
-/// compared: they would make short names look alike.
+/// compared, since they would make short names look alike.
 std::string near_option(const CommandInfo& command, const std::string& name) {
   const std::vector<std::string> known = long_names(command);
   std::vector<std::string> words;
@@ -60,7 +60,7 @@ std::string unknown_option(const CommandInfo& program, const CommandInfo& comman
   const std::string message = fmt::format("{} has no option {}", command.path, name);
   const std::string near = near_option(command, name);
   const std::string hint = option_hint(program, command, name);
-  // A hint is about exactly this word, so it comes before a word that is only near.
+  // A hint is about exactly this word, so it takes precedence over a word that is only similar.
   const bool same = without_dashes(near) == without_dashes(name);
   if (!near.empty() && (same || hint.empty())) {
     return fmt::format("{} (did you mean '{}'?)", message, near);
@@ -68,12 +68,12 @@ std::string unknown_option(const CommandInfo& program, const CommandInfo& comman
   return hint.empty() ? message : fmt::format("{}: {}", message, hint);
 }
 
-/// Text editors and web pages turn "--" into one of these.
+/// Text editors and web pages turn "--" into one of these characters.
 constexpr std::array<std::string_view, 2> kLongDashes = {"\xe2\x80\x93", "\xe2\x80\x94"};
 
-std::string excess_argument(const CommandInfo& command, const ReadWords& read, std::size_t most) {
-  const std::vector<std::string> extra(read.arguments.begin() + static_cast<std::ptrdiff_t>(most),
-                                       read.arguments.end());
+std::string excess_argument(const CommandInfo& command, const ReadWords& read) {
+  const std::vector<std::string> extra(
+      read.arguments.end() - static_cast<std::ptrdiff_t>(read.excess()), read.arguments.end());
   for (const std::string& word : extra) {
     for (const std::string_view dash : kLongDashes) {
       if (!word.starts_with(dash)) continue;
@@ -94,16 +94,11 @@ std::string excess_argument(const CommandInfo& command, const ReadWords& read, s
                      extra.front().empty() ? "''" : fmt::format("{}", fmt::join(extra, " ")));
 }
 
-bool is_flag_value(const std::string& text) {
-  constexpr std::array kWords = {"true", "false", "on", "off", "yes", "no", "1", "0"};
-  return std::find(kWords.begin(), kWords.end(), text) != kWords.end();
-}
-
 /// What is wrong with how an option is given, apart from its value.
 std::string mistake_of(const ReadWords::Given& given) {
   const OptionInfo& option = *given.option;
   if (option.flag && !option.optional_value()) {
-    if (!given.attached || is_flag_value(given.values.front())) return "";
+    if (!given.attached || flag_value(given.values.front())) return "";
     return fmt::format("{} takes no value, got '{}'", given.name, given.values.front());
   }
   if (given.attached && given.values.front().empty()) {
@@ -115,7 +110,7 @@ std::string mistake_of(const ReadWords::Given& given) {
   return "";
 }
 
-/// An option that is given twice, but has one value.
+/// Describes an option that is given twice but takes one value; "" if there is none.
 std::string repetition(const ReadWords& read) {
   for (std::size_t i = 0; i < read.options.size(); ++i) {
     const ReadWords::Given& later = read.options[i];
@@ -131,38 +126,27 @@ std::string repetition(const ReadWords& read) {
 }
 
 std::string missing(const CommandInfo& command, const ReadWords& read) {
-  std::size_t position = 0;
   for (const OptionInfo& option : command.options) {
-    if (option.positional) {
-      if (option.required && read.arguments.size() <= position) {
-        return fmt::format("{} is missing: {} {}", option.name(), command.path,
-                           fmt::join(command.arguments(), " "));
-      }
-      ++position;
-      continue;
-    }
-    const bool given = std::any_of(read.options.begin(), read.options.end(),
-                                   [&](const auto& one) { return one.option == &option; });
-    if (option.required && !given) {
+    if (!option.required || !read.values_of(option).empty()) continue;
+    if (!option.positional) {
       return fmt::format("{} is missing; give {}", option.name(), option_text(option));
     }
+    return fmt::format("{} is missing: {} {}", option.name(), command.path,
+                       fmt::join(command.arguments(), " "));
   }
   return "";
 }
 
-std::string conflict(const ReadWords& read) {
-  const auto find = [&](const std::string& name) {
-    return std::any_of(read.options.begin(), read.options.end(), [&](const auto& one) {
-      const auto& names = one.option->names;
-      return std::find(names.begin(), names.end(), name) != names.end();
-    });
+std::string conflict(const CommandInfo& command, const ReadWords& read) {
+  const auto given = [&](const std::string& name) {
+    return !name.empty() && !read.values_of(*command.option(name)).empty();
   };
-  for (const ReadWords::Given& given : read.options) {
-    const OptionInfo& option = *given.option;
-    if (!option.needs.empty() && !find(option.needs)) {
+  for (const ReadWords::Given& one : read.options) {
+    const OptionInfo& option = *one.option;
+    if (!option.needs.empty() && !given(option.needs)) {
       return fmt::format("{} is for {}; give both, or neither", option.name(), option.needs);
     }
-    if (!option.excludes.empty() && find(option.excludes)) {
+    if (given(option.excludes)) {
       return fmt::format("{} and {} exclude each other; give one of them", option.name(),
                          option.excludes);
     }
@@ -170,8 +154,7 @@ std::string conflict(const ReadWords& read) {
   return "";
 }
 
-}  // namespace
-
+/// The command is unknown, or a subcommand is missing.
 std::string command_mistake(const ReadWords& read) {
   const CommandInfo& command = *read.command;
   if (read.has_unknown_command) {
@@ -185,8 +168,9 @@ std::string command_mistake(const ReadWords& read) {
                      fmt::join(command.command_names(), ", "));
 }
 
-std::string mistake_in(const CommandInfo& program, const std::vector<std::string>& words) {
-  const ReadWords read = read_words(program, words);
+}  // namespace
+
+std::string mistake_in(const CommandInfo& program, const ReadWords& read) {
   const CommandInfo& command = *read.command;
   if (asks_for_help(read)) return read.has_unknown_command ? command_mistake(read) : "";
   if (!read.unknown.empty()) return unknown_option(program, command, read.unknown.front());
@@ -195,13 +179,9 @@ std::string mistake_in(const CommandInfo& program, const std::vector<std::string
     if (std::string wrong = mistake_of(given); !wrong.empty()) return wrong;
   }
   if (std::string twice = repetition(read); !twice.empty()) return twice;
-  std::size_t most = 0;
-  for (const OptionInfo& option : command.options) {
-    if (option.positional) most = option.many ? read.arguments.size() : most + 1;
-  }
-  if (read.arguments.size() > most) return excess_argument(command, read, most);
+  if (read.excess() > 0) return excess_argument(command, read);
   if (std::string lacking = missing(command, read); !lacking.empty()) return lacking;
-  return conflict(read);
+  return conflict(command, read);
 }
 
 }  // namespace ballast::tools

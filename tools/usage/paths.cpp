@@ -21,7 +21,7 @@ bool there(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
-/// " (did you mean 'config.json'?)", a name next to the one that is missing; or "".
+/// Returns " (did you mean 'config.json'?)" with a name similar to the missing one, or "".
 std::string similar_name(const fs::path& missing) {
   constexpr std::size_t kMost = 4096;
   const fs::path folder = missing.has_parent_path() ? missing.parent_path() : ".";
@@ -86,11 +86,11 @@ std::string mistake(Names takes, const std::string& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (status.type() == fs::file_type::not_found) {
-    // Throws in a working directory that was deleted, which main_program() reports.
+    // Throws if the working directory was deleted, which main_program() reports.
     if (fs::path(path).is_relative()) static_cast<void>(fs::current_path());
     return missing_path(takes, path);
   }
-  // Without the right to look at it, the reader says so.
+  // If the permission to look at it is missing, the reader reports that.
   if (status.type() == fs::file_type::none) return "";
   const bool folder = fs::is_directory(status);
   if (takes == Names::file && folder) return folder_for_file(path);

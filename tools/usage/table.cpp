@@ -1,6 +1,7 @@
 #include "tools/usage/table.h"
 
 #include <algorithm>
+#include <array>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -13,6 +14,25 @@ namespace {
 
 constexpr std::size_t kHelpWidth = 80;
 constexpr std::size_t kDescriptionColumn = 26;
+
+constexpr const char* kBashFiles = "_ballast_files {extensions}";
+constexpr const char* kZshFiles = "_files{patterns}";
+constexpr const char* kFolders = "-a '(__fish_complete_directories)'";
+
+constexpr auto kValueCompletions = std::to_array<ValueCompletion>({
+    {Names::anything, "TEXT", ":", "( )", ""},
+    {Names::file, "FILE", kBashFiles, kZshFiles, "{files}"},
+    {Names::folder, "DIR", "_ballast_folders", "_files -/", kFolders},
+    {Names::path, "PATH", kBashFiles, kZshFiles, "{files}"},
+    {Names::model, "PATH", kBashFiles, kZshFiles, "{files}"},
+    {Names::new_path, "PATH", "_ballast_files", "_files", "-F"},
+    {Names::new_folder, "DIR", "_ballast_folders", "_files -/", kFolders},
+    {Names::command, "COMMAND", "_ballast_words '{commands}'", "({commands})", "-a '{commands}'"},
+    {Names::setting, "KEY=VALUE", "_ballast_setting", "_ballast_settings",
+     "-a '(__ballast_settings)'"},
+    {Names::key, "KEY", "_ballast_words \"$_ballast_keys\"", "compadd -- $_ballast_keys",
+     "-a '$__ballast_keys'"},
+});
 
 std::string usage_line(const CommandInfo& command) {
   std::string line = "Usage: " + command.path;
@@ -36,6 +56,11 @@ void add_entry(std::string& text, const std::string& name, const std::string& de
 }
 
 }  // namespace
+
+const ValueCompletion& completion_of(Names names) {
+  return *std::find_if(kValueCompletions.begin(), kValueCompletions.end(),
+                       [names](const ValueCompletion& kind) { return kind.names == names; });
+}
 
 const OptionInfo* CommandInfo::option(const std::string& word) const {
   const auto found = std::find_if(options.begin(), options.end(), [&](const OptionInfo& one) {
@@ -84,7 +109,7 @@ std::string option_text(const OptionInfo& option) {
 std::string full_description(const OptionInfo& option) {
   std::vector<std::string> facts;
   if (!option.choices.empty()) facts.push_back(fmt::format("{}", fmt::join(option.choices, ", ")));
-  if (!option.range.empty()) facts.push_back(option.range);
+  if (!option.bounds.empty()) facts.push_back(option.bounds);
   if (!option.initial.empty()) facts.push_back("default: " + option.initial);
   if (option.required && !option.positional) facts.emplace_back("required");
   if (option.repeated) facts.emplace_back("may be given several times");
@@ -111,7 +136,7 @@ std::string help_text(const CommandInfo& command) {
   if (command.commands.empty()) return text;
   text += "\nCommands:\n";
   for (const CommandInfo& one : command.commands) add_entry(text, one.name, one.description);
-  if (command.needs_command) return text;  // only the program works without one
+  if (command.needs_command) return text;  // only the program itself works without a command
   text += "\nExit status:\n";
   for (const ExitStatus& status : kExitStatuses) add_entry(text, status.number, status.meaning);
   return text;

@@ -1,6 +1,7 @@
 #include "tools/usage/words.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 
 namespace ballast::tools {
@@ -11,12 +12,12 @@ bool is_negative_number(const std::string& word) {
          (std::isdigit(static_cast<unsigned char>(word[1])) != 0 || word[1] == '.');
 }
 
-/// "-x" and "--x", but neither "-" nor a negative number.
+/// Whether `word` is like "-x" or "--x", but neither "-" nor a negative number.
 bool looks_like_option(const std::string& word) {
   return word.size() > 1 && word[0] == '-' && !is_negative_number(word);
 }
 
-/// Required arguments of the command that `read` has not seen yet.
+/// Number of required arguments of the command that `read` has not seen yet.
 std::size_t missing_arguments(const ReadWords& read) {
   std::size_t required = 0;
   for (const OptionInfo& option : read.command->options) {
@@ -79,7 +80,7 @@ class Reader {
     read_.options.push_back(std::move(given));
   }
 
-  /// "-vh" is "-v -h". False if there is anything else in the word.
+  /// Reads "-vh" as "-v -h". Returns false if the word contains anything else.
   bool read_short_flags(const ReadWords::Given& word) {
     std::vector<ReadWords::Given> flags;
     for (const char letter : word.name.substr(1)) {
@@ -115,17 +116,41 @@ class Reader {
   ReadWords read_;
 };
 
-std::size_t most_arguments(const CommandInfo& command) {
-  std::size_t most = 0;
-  for (const OptionInfo& option : command.options) {
-    if (!option.positional) continue;
-    if (option.many) return static_cast<std::size_t>(-1);
-    ++most;
-  }
-  return most;
+}  // namespace
+
+std::optional<bool> flag_value(const std::string& word) {
+  constexpr std::array kWords = {"true", "on", "yes", "1", "false", "off", "no", "0"};
+  const auto found = std::find(kWords.begin(), kWords.end(), word) - kWords.begin();
+  if (found == std::ssize(kWords)) return {};
+  return found < 4;
 }
 
-}  // namespace
+std::vector<std::string> ReadWords::values_of(const OptionInfo& option) const {
+  std::vector<std::string> values;
+  if (option.positional) {
+    auto next = arguments.begin();
+    for (const OptionInfo& one : command->options) {
+      if (!one.positional || next == arguments.end()) continue;
+      if (&one == &option) values.assign(next, one.many ? arguments.end() : next + 1);
+      ++next;
+    }
+    return values;
+  }
+  for (const Given& one : options) {
+    if (one.option != &option) continue;
+    if (option.flag) values = {one.attached ? one.values.front() : kFlagAlone};
+    if (!option.flag) values.insert(values.end(), one.values.begin(), one.values.end());
+  }
+  return values;
+}
+
+std::size_t ReadWords::excess() const {
+  std::size_t excess = arguments.size();
+  for (const OptionInfo& option : command->options) {
+    if (option.positional) excess -= option.many ? excess : std::min<std::size_t>(excess, 1);
+  }
+  return excess;
+}
 
 bool asks_for_help(const ReadWords& read) {
   return std::any_of(read.options.begin(), read.options.end(),
@@ -140,8 +165,7 @@ std::vector<std::string> normalised(const CommandInfo& program,
                                     const std::vector<std::string>& words) {
   const ReadWords read = read_words(program, words);
   std::vector<std::string> out = words;
-  std::size_t excess = read.arguments.size();
-  excess -= std::min(excess, most_arguments(*read.command));
+  std::size_t excess = read.excess();
   for (auto given = read.options.rbegin(); given != read.options.rend() && excess > 0; ++given) {
     const std::size_t next = given->at + 1;
     if (!given->option->optional_value() || given->attached || next >= out.size()) continue;

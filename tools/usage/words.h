@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -7,22 +8,34 @@
 
 namespace ballast::tools {
 
+/// Value of a flag that may have one, but has none.
+inline constexpr const char* kFlagAlone = "true";
+
+/// The value of a flag as a word: true, off, 1; nothing for other words.
+std::optional<bool> flag_value(const std::string& word);
+
 /// A command line as the table of commands reads it. Nothing is checked.
 struct ReadWords {
   struct Given {
     const OptionInfo* option = nullptr;
-    std::string name;                 ///< as it is written, "-v"
-    std::vector<std::string> values;  ///< those attached or taken from the words that follow
+    std::string name;                 ///< name as written, "-v"
+    std::vector<std::string> values;  ///< values, attached or taken from the following words
     bool attached = false;            ///< --NAME=VALUE
     std::size_t at = 0;               ///< index of the word
   };
 
   const CommandInfo* command = nullptr;  ///< the chosen command
-  std::string unknown_command;           ///< a word in the place of a command
+  std::string unknown_command;           ///< a word given as a command
   bool has_unknown_command = false;
   std::vector<Given> options;
   std::vector<std::string> arguments;  ///< positional ones
   std::vector<std::string> unknown;    ///< words that look like options but are not
+
+  /// The values given for an option, a flag or a positional argument of the command; empty if it is
+  /// not given. That of a flag without a value is kFlagAlone.
+  [[nodiscard]] std::vector<std::string> values_of(const OptionInfo& option) const;
+  /// The last positional arguments that the command does not take.
+  [[nodiscard]] std::size_t excess() const;
 };
 
 /// Reads words after the program's name.
@@ -31,16 +44,13 @@ ReadWords read_words(const CommandInfo& program, const std::vector<std::string>&
 /// Whether --help is among the options.
 bool asks_for_help(const ReadWords& read);
 
-/// The words in the form that the parser expects: `--resume DIR` as `--resume=DIR` if DIR would be
-/// one argument too many otherwise.
+/// Converts the words to the form that the parser expects: `--resume DIR` becomes `--resume=DIR` if
+/// DIR would be one argument too many otherwise.
 std::vector<std::string> normalised(const CommandInfo& program,
                                     const std::vector<std::string>& words);
 
 /// One line about the first mistake in the words, without the values of options; "" if there is
 /// none or it is one of a value.
-std::string mistake_in(const CommandInfo& program, const std::vector<std::string>& words);
-
-/// The same, about the command alone: its name is unknown, or a subcommand is missing.
-std::string command_mistake(const ReadWords& read);
+std::string mistake_in(const CommandInfo& program, const ReadWords& read);
 
 }  // namespace ballast::tools

@@ -40,7 +40,7 @@ else
 fi
 )";
 
-/// Text of a description or message of _arguments.
+/// Escapes the text of a description or message for _arguments.
 std::string zsh_text(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -50,36 +50,14 @@ std::string zsh_text(const std::string& text) {
   return out;
 }
 
-/// What _arguments does to complete the values.
+/// The action with which _arguments completes the values.
 std::string zsh_action(const OptionInfo& option, const CommandInfo& program) {
   if (!option.values.empty()) {
     const std::string values = fmt::format("{}", fmt::join(option.values, " "));
     return option.commas ? fmt::format("_values -s , value {}", values)
                          : fmt::format("({})", values);
   }
-  std::vector<std::string> patterns;
-  for (const std::string& extension : option.extensions) patterns.push_back("*" + extension);
-  switch (option.takes) {
-    case Names::file:
-    case Names::path:
-    case Names::model:
-      return patterns.empty() ? "_files"
-                              : fmt::format("_files -g \"({})(-.)\"", fmt::join(patterns, "|"));
-    case Names::new_path:
-      return "_files";
-    case Names::folder:
-    case Names::new_folder:
-      return "_files -/";
-    case Names::command:
-      return fmt::format("({})", fmt::join(program.command_names(), " "));
-    case Names::setting:
-      return "_ballast_settings";
-    case Names::key:
-      return "compadd -- $_ballast_keys";
-    case Names::anything:
-      break;
-  }
-  return "( )";
+  return completed(completion_of(option.takes).zsh, option, program);
 }
 
 std::string zsh_spec(const OptionInfo& option, const CommandInfo& program) {
@@ -92,7 +70,7 @@ std::string zsh_spec(const OptionInfo& option, const CommandInfo& program) {
   std::string text;
   for (const std::string& name : option.names) {
     const bool value = !option.flag || option.optional_value();
-    // "=-": a value is only attached.
+    // "=-" means that a value is always attached.
     const char* const form = !value ? "" : option.flag ? "=-" : name.starts_with("--") ? "=" : "";
     const std::string values =
         value ? fmt::format(":{}{}:{}", option.flag ? ":" : "", zsh_text(option.value), action)

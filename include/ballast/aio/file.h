@@ -25,7 +25,7 @@ class File {
   static File create_anonymous(const std::filesystem::path& directory, Bytes size,
                                Access access = Access::direct);
 
-  /// Throws the errors of create_anonymous that can be predicted; leaves no file.
+  /// Throws those errors of create_anonymous that can be predicted. Leaves no file.
   static void check_anonymous(const std::filesystem::path& directory, Bytes size,
                               Access access = Access::direct);
 
@@ -33,32 +33,33 @@ class File {
   /// without a disk. Throws Error(io).
   static File create_in_memory(Bytes size);
 
-  /// An existing file for reading and, if `writable`, writing. Throws Error(io).
+  /// Opens an existing file for reading and, if `writable`, writing. Throws Error(io).
   static File open(const std::filesystem::path& path, bool writable,
                    Access access = Access::direct);
-  /// A swap file that create_anonymous() has made in `directory` and link() has named `path`. Makes
+  /// Opens a swap file that create_anonymous() made in `directory` and link() named `path`. Makes
   /// it `size` bytes long, with its blocks allocated, if it is shorter. Messages name `directory`,
-  /// because the name belongs to a checkpoint and may go. Throws Error(io).
+  /// because `path` belongs to a checkpoint that may be removed. Throws Error(io).
   static File open_swap(const std::filesystem::path& path, const std::filesystem::path& directory,
                         Bytes size, Access access);
   /// Opens like open(): direct if the file system allows it for whole pages, otherwise buffered.
   static File open_for_pages(const std::filesystem::path& path, bool writable);
 
-  /// Creates `path`, or empties the file that is there. `size`: its length, with blocks allocated
-  /// where the file system can; 0: it grows with resize(). Throws Error(io).
+  /// Creates `path`, or empties an existing file. `size` is its length, with blocks allocated where
+  /// the file system can; 0: it grows with resize(). Throws Error(io).
   static File create(const std::filesystem::path& path, Bytes size);
-  /// Another descriptor for the same open file, also after it was renamed or removed, with its
-  /// present size. Throws Error(io).
+  /// Returns another descriptor for the same open file, with its present size, even if it was
+  /// renamed or removed. Throws Error(io).
   [[nodiscard]] File reopened(bool writable, Access access) const;
-  /// Makes the file `size` bytes long on the disk; size() of this object stays. Throws Error(io).
+  /// Makes the file `size` bytes long on the disk; size() of this object does not change. Throws
+  /// Error(io).
   void resize(Bytes size) const;
 
-  /// Gives the file another name, or its first one if create_anonymous() has made it: from then on
-  /// it outlives its descriptor. False if `path` is on another file system, or if the file system
-  /// has no O_TMPFILE and the file no name. The name is on the disk when this returns. Throws
-  /// Error(io), for example if `path` exists.
+  /// Gives the file another name, or its first one if it is nameless. From then on it outlives its
+  /// descriptor. False if `path` is on another file system, or if the file has no name and the file
+  /// system no O_TMPFILE. The name is on the disk when this returns. Throws Error(io), for example
+  /// if `path` exists.
   [[nodiscard]] bool link(const std::filesystem::path& path) const;
-  /// Returns when all that was written is on the disk. Throws Error(io).
+  /// Returns when all written data is on the disk. Throws Error(io).
   void sync() const;
 
   [[nodiscard]] int descriptor() const noexcept { return descriptor_.number(); }

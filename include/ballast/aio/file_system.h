@@ -18,16 +18,16 @@ struct FileSystem {
     network,  ///< NFS, CIFS, Ceph, FUSE, 9p and others: served by another machine or process
   };
   Kind kind = Kind::disk;
-  std::string type;           ///< as mount(8) calls it ("ext4"), or "0x..." when unknown
-  std::optional<Bytes> free;  ///< for this user; unset when unknown
+  std::string type;           ///< name in mount(8) ("ext4"), or "0x..." if unknown
+  std::optional<Bytes> free;  ///< for this user; unset if unknown
   std::uint64_t device = 0;   ///< equal for directories on the same file system
 };
 
 /// Inspects `directory` (statfs). Throws Error(io) when it is missing or not a directory.
 FileSystem inspect_file_system(const std::filesystem::path& directory);
 
-/// "" when the file system is suitable for swapping, otherwise the reason ("/dev/shm is a tmpfs:
-/// ...").
+/// Returns "" if the file system is suitable for swapping, otherwise the reason ("/dev/shm is a
+/// tmpfs: ...").
 std::string unsuited_for_swap(const FileSystem& file_system,
                               const std::filesystem::path& directory);
 

@@ -24,12 +24,13 @@ struct Request {
   const File* file = nullptr;
   Bytes offset = 0;
   HostBytes memory;
-  /// A read without a waiter yet: started after reads with one and before writes. wait() raises its
-  /// priority.
+  /// Whether this is a read ahead, which no one waits for yet. It is started after reads with a
+  /// waiter and before writes. wait() raises its priority.
   bool ahead = false;
   /// Called once on the queue's own thread, when no block of the request uses `memory` any more and
   /// before wait() returns. After ETIMEDOUT it is called later, or never if blocks do not come
-  /// back. May submit, must not wait. Its captures live as long, so a request can own its memory.
+  /// back. May submit, must not wait. Its captures live until then, so a request can own its
+  /// memory.
   std::function<void()> returned = nullptr;
 };
 
@@ -100,18 +101,19 @@ class Queue {
 struct QueueOptions {
   std::string backend = "auto";       ///< auto, io_uring, threads or null
   Bytes block_bytes = 1 * kMiB;       ///< largest single transfer
-  unsigned depth = 32;                ///< blocks in flight, at most
-  Bytes in_flight_bytes = 64 * kMiB;  ///< bytes in flight, at most (but always one block)
+  unsigned depth = 32;                ///< maximum number of blocks in flight
+  Bytes in_flight_bytes = 64 * kMiB;  ///< maximum number of bytes in flight (but always one block)
   double stall_seconds = 30.0;        ///< slower blocks cause a warning
   double abandon_seconds = 300.0;     ///< slower blocks fail with ETIMEDOUT
   bool sqpoll = false;                ///< io_uring: a kernel thread submits (IORING_SETUP_SQPOLL)
-  bool iopoll = false;                ///< io_uring: completions are polled for, not interrupts
+  bool iopoll = false;                ///< io_uring: poll for completions instead of using
+                                      ///< interrupts
 };
 
-/// Files and memory that a queue prepares once instead of for every transfer: io_uring keeps files
-/// open and memory pinned (IORING_REGISTER_FILES, IORING_REGISTER_BUFFERS). Others work too. Both
-/// must outlive the queue. Memory that cannot be registered (RLIMIT_MEMLOCK) is logged once and
-/// used unregistered.
+/// Files and memory that a queue registers once instead of per transfer: io_uring keeps files open
+/// and memory pinned (IORING_REGISTER_FILES, IORING_REGISTER_BUFFERS). Transfers may use others,
+/// too. Both must outlive the queue. Memory that cannot be registered (RLIMIT_MEMLOCK) is logged
+/// once and used unregistered.
 struct Registration {
   std::vector<const File*> files;
   std::vector<HostBytes> memory;
@@ -121,7 +123,7 @@ struct Registration {
 struct Backend {
   std::string name;
   bool usable = false;
-  bool moves_data = true;  ///< false: only measures the queue
+  bool moves_data = true;  ///< false: only measures the queue's overhead
   std::string
       reason;  ///< reason for refusal, or a description ("kernel 6.1, SINGLE_ISSUER DEFER_TASKRUN")
 };

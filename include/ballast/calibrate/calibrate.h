@@ -12,37 +12,37 @@
 
 namespace ballast::calibrate {
 
-/// Parts of a machine that are measured and kept one by one.
+/// Parts of a machine that are measured and cached separately.
 enum class CalibrationPart : std::uint8_t { compute, update, link, swap };
 inline constexpr std::array kParts = {CalibrationPart::compute, CalibrationPart::update,
                                       CalibrationPart::link, CalibrationPart::swap};
 
-/// "compute", "update", "link", "swap".
+/// Returns "compute", "update", "link" or "swap".
 std::string_view to_string(CalibrationPart part) noexcept;
 
-/// Share of the CPU time for other work from which a measurement is disturbed.
+/// A measurement is disturbed if other work uses at least this share of the CPU time.
 inline constexpr double kMuchOtherWork = 0.1;
 
-/// The state in which a calibration begins.
+/// Conditions at the start of a calibration.
 struct CalibrationStart {
-  /// Other processes use the CPUs: all is measured once and corrected for that.
+  /// True if other processes use the CPUs: everything is measured once, with corrections.
   bool busy = false;
-  /// Parts that have rates here are not measured.
+  /// Known rates; their parts are not measured.
   plan::Rates known = {};
 };
 
 /// Measured rates of this machine.
 struct Calibration {
   plan::Rates rates;
-  /// The reason why the measurement was disturbed; "" if nothing did. The rates are then corrected
-  /// for other work, which is less exact.
+  /// Reason why the measurement was disturbed; "" if it was not. The rates are then corrected for
+  /// other work, which is less accurate.
   std::string disturbance;
   /// Share of the CPU time that other work used while each part was measured; 1 for rates that
-  /// contradict each other. 0 for a part that was known.
+  /// contradict each other, 0 for a known part.
   std::array<double, kParts.size()> other_work = {};
 };
 
-/// Whether `rates` has the rates of `part`.
+/// Returns whether `rates` has the rates of `part`.
 bool has_part(const plan::Rates& rates, CalibrationPart part);
 
 /// Copies the rates of `part`.
@@ -52,24 +52,24 @@ void copy_part(CalibrationPart part, const plan::Rates& from, plan::Rates& to);
 /// head at a few micro-batch sizes (including the config's own), the optimizer update, host-device
 /// copies, and reads, writes and mixed I/O through the swap space, striped by the bandwidths in
 /// aio.paths. Takes a few seconds and memory for one layer, its workspace and half a GiB more;
-/// leaves no files. Sequences that take too long are measured shorter. A measurement that other
-/// work disturbs, or whose rates contradict each other, is repeated once with corrections for a
-/// busy machine (src/calibrate/slices.h). The speed of compute during copies and transfers is only
-/// measured on a quiet machine and otherwise 0. `interrupted` (may be null) ends it with
-/// Error(interrupted). Throws Error like a run. Swap paths that cannot be used cause a warning and
-/// rates of 0 if the config names no tier on NVMe, otherwise an Error.
+/// leaves no files. Long sequences are shortened for the measurement. A measurement that other work
+/// disturbs, or whose rates contradict each other, is repeated once with corrections for a busy
+/// machine (src/calibrate/slices.h). The speed of compute during copies and transfers is only
+/// measured on a quiet machine and otherwise 0. `interrupted` (may be null) stops it with
+/// Error(interrupted). Throws Error like a run. Unusable swap paths are an Error if the config
+/// places anything on NVMe; otherwise they cause a warning and rates of 0.
 Calibration calibrate(const config::Config& config, const model::Architecture& model,
                       const std::atomic<bool>* interrupted = nullptr,
                       const CalibrationStart& start = {});
 
-/// What the rates of `part` depend on, as text: version of the program and of its libraries,
-/// processor, cores, threads, type and shape of the model's layers, and for compute and link the
-/// device, for swap the paths.
+/// Returns everything that the rates of `part` depend on, as text: version of the program and its
+/// libraries, processor, cores, threads, type and shape of the model's layers; for compute and link
+/// also the device, for swap the paths.
 std::string part_key(CalibrationPart part, const config::Config& config,
                      const model::Architecture& model);
 
-/// Everything that a calibration depends on, as text: the keys of all parts. Rates are reusable
-/// where the keys are equal.
+/// Returns everything that a calibration depends on, as text: the keys of all parts. Rates are
+/// reusable if the keys are equal.
 std::string calibration_key(const config::Config& config, const model::Architecture& model);
 
 }  // namespace ballast::calibrate

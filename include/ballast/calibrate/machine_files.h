@@ -11,15 +11,14 @@
 
 namespace ballast::calibrate {
 
-// What was measured on this machine, kept for later runs. A file that cannot be used is one warning
-// and counts as missing.
+// Cached measurements of this machine. An unusable file causes one warning and counts as missing.
 
-/// $XDG_CACHE_HOME/ballast/KIND-HASH.json for the hash of `key`, or the same below ~/.cache. Empty
-/// if neither variable is set.
+/// Returns $XDG_CACHE_HOME/ballast/KIND-HASH.json for the hash of `key`, or the same below
+/// ~/.cache. Empty if neither variable is set.
 std::filesystem::path machine_file(std::string_view kind, const std::string& key);
 
-/// read(file), or an empty result if there is no such file or read() throws an Error, which becomes
-/// a warning that begins with `complaint`.
+/// Returns read(file), or an empty result if the file does not exist or read() throws an Error. The
+/// error becomes a warning that begins with `complaint`.
 template <class Read>
 auto read_kept(const std::filesystem::path& file, std::string_view complaint, const Read& read)
     -> decltype(read(file)) {
@@ -36,8 +35,9 @@ auto read_kept(const std::filesystem::path& file, std::string_view complaint, co
 /// Creates the file's folder. Throws Error(io).
 void make_machine_folder(const std::filesystem::path& file);
 
-/// Waits until no other process or thread has the lock of `file`, which is the file beside it with
-/// the ending ".lock" and stays there. The lock ends with the result. Throws Error(io).
+/// Waits for the lock of `file` against other processes and threads. The lock is on a file with the
+/// additional ending ".lock", which is not removed. It is held as long as the result exists. Throws
+/// Error(io).
 Descriptor lock_machine_file(const std::filesystem::path& file);
 
 }  // namespace ballast::calibrate

@@ -18,59 +18,61 @@
 
 namespace ballast::calibrate {
 
-/// How many CPUs of this process other work keeps busy. Watches them for 60 ms.
+/// Number of this process's CPUs that other work keeps busy, observed for 60 ms.
 double others_cpus_now();
 
 /// Seconds since 1970, UTC.
 double seconds_since_1970();
 
-/// Where machine_rates() gets its facts; tests replace them.
+/// Sources of facts for machine_rates(), which tests replace.
 struct RatesSource {
   std::function<Calibration(const config::Config&, const model::Architecture&,
                             const std::atomic<bool>* interrupted, const CalibrationStart&)>
       measure = calibrate;
   std::function<double()> others_cpus = others_cpus_now;
   std::function<double()> now = seconds_since_1970;
-  /// Other ranks of the run wait on the same CPUs, which looks like other work.
+  /// True if other ranks of the run wait on the same CPUs, which looks like other work.
   bool beside_ranks = false;
 };
 
-/// The rates of an idle machine like this one, for the model and paths of `config`. Kept ones with
-/// the same calibration_key() are used at once; on a busy machine a line says so, with their age
-/// and the cost of the other work. Otherwise a calibration measures the parts that are not kept
-/// with their part_key(), which takes a few seconds. On a busy machine it corrects for the other
-/// work. Its rates are kept, unless less other work disturbed those that are kept already. They are
-/// measured again when the machine is quiet. `recalibrate` measures all. Logs a warning if the
-/// cache cannot be read or written. Throws Error like calibrate().
+/// Returns the rates of an idle machine like this one, for the model and paths of `config`. Cached
+/// rates with the same calibration_key() are used immediately; on a busy machine a line reports
+/// this, with their age and the cost of the other work. Otherwise a calibration measures the parts
+/// that are not cached under their part_key(), which takes a few seconds. On a busy machine it
+/// corrects for the other work. Its rates are cached unless the cached ones were disturbed less.
+/// They are measured again when the machine is quiet. `recalibrate` measures everything. Logs a
+/// warning if the cache cannot be read or written. Throws Error like calibrate().
 plan::Rates machine_rates(const config::Config& config, const model::Architecture& model,
                           bool recalibrate = false, const std::atomic<bool>* interrupted = nullptr,
                           const RatesSource& source = {});
 
-/// Measured times of a training step: total seconds, and busy seconds of each lane.
+/// Measured times of a training step: total seconds, and busy seconds per lane.
 struct MeasuredStep {
   double seconds = 0.0;
   std::array<double, plan::kLaneCount> busy_seconds{};
 };
 
-/// Fewest steps from which rates are corrected.
+/// Minimum number of steps for a correction of rates.
 inline constexpr std::size_t kEnoughSteps = 20;
 
-/// The median of `steps`, for the step and for each lane. Empty for fewer than kEnoughSteps, or if
-/// the quartiles differ by more than 15% of the median: then other work disturbed the run.
+/// Returns the median of `steps`, for the step and for each lane. Empty for fewer than
+/// kEnoughSteps, or if the quartiles differ by more than 15% of the median, because other work then
+/// disturbed the run.
 std::optional<MeasuredStep> typical_step(std::span<const MeasuredStep> steps);
 
-/// `rates` corrected so that `predicted` approaches `measured`: the rates of each lane that takes
-/// at least 1% of the predicted step are divided by its measured over its predicted busy time. A
-/// lane that differs by more than a factor of 16 keeps its rates: that is not an error of a rate.
+/// Returns `rates`, corrected so that `predicted` approaches `measured`: the rates of each lane
+/// that takes at least 1% of the predicted step are divided by the ratio of measured to predicted
+/// busy time. A lane that differs by more than a factor of 16 keeps its rates, because that is not
+/// an error of a rate.
 plan::Rates corrected(plan::Rates rates, const plan::Prediction& predicted,
                       const MeasuredStep& measured);
 
-/// Prediction of a run of one rank with the cached rates.
+/// Prediction for a run of one rank, from cached rates.
 class RunPrediction {
  public:
-  /// `config`: as given to machine_rates(); `blueprint`: of the run; `given`: rates that the run
-  /// was planned with instead of the cached ones, or nullptr. Empty if no rates are cached, if a
-  /// rate that the run needs is missing, and for serial or delayed runs. Measures nothing.
+  /// `config`: as passed to machine_rates(). `blueprint`: of the run. `given`: rates with which the
+  /// run was planned instead of cached ones, or nullptr. Empty if no rates are cached, if a rate
+  /// that the run needs is missing, and for serial or delayed runs. Measures nothing.
   static std::optional<RunPrediction> find(const config::Config& config,
                                            const engine::Blueprint& blueprint,
                                            const plan::Rates* given = nullptr);
@@ -80,8 +82,8 @@ class RunPrediction {
   [[nodiscard]] const plan::Rates& rates() const { return rates_; }
 
   /// Caches corrected() rates if the prediction is off by more than 5%. Returns whether it did.
-  /// Steps beside much other work (`others_share`: see CpuWatch) correct nothing, and given rates
-  /// stay as they are.
+  /// Does nothing for steps during much other work (`others_share`: see CpuWatch) and for given
+  /// rates.
   [[nodiscard]] bool correct(const MeasuredStep& measured, double others_share) const;
 
  private:
@@ -92,8 +94,8 @@ class RunPrediction {
   plan::Prediction prediction_;
 };
 
-/// Cache file of `key`: $XDG_CACHE_HOME/ballast/rates-HASH.json, or the same below ~/.cache. Empty
-/// if neither variable is set.
+/// Returns the cache file of `key`: $XDG_CACHE_HOME/ballast/rates-HASH.json, or the same below
+/// ~/.cache. Empty if neither variable is set.
 std::filesystem::path rates_cache_file(const std::string& key);
 
 }  // namespace ballast::calibrate

@@ -8,15 +8,16 @@
 
 namespace ballast::calibrate {
 
-/// Reads a rates file: JSON, comments allowed, keys as in configs/rates/README.md, units in the
-/// keys' names. Throws Error(config): one line with the file, the key and what is wrong.
+/// Reads a rates file: JSON with comments, keys as in configs/rates/README.md, units in the names
+/// of the keys. Throws Error(config): one line with the file, the key and the problem.
 plan::Rates load_rates(const std::filesystem::path& file);
 
-/// Rates in the form of a rates file, as a JSON value of the file `name`. Throws like load_rates().
+/// Reads rates in the form of a rates file from a JSON value of the file `name`. Throws like
+/// load_rates().
 plan::Rates read_rates_json(const text::Json& object, const std::string& name);
 text::Json rates_json(const plan::Rates& rates);
 
-/// Writes `rates` so that load_rates() returns equal ones; replaces the file atomically. Throws
+/// Writes `rates` so that load_rates() returns equal ones. Replaces the file atomically. Throws
 /// Error(io).
 void save_rates(const std::filesystem::path& file, const plan::Rates& rates);
 

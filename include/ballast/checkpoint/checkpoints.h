@@ -13,49 +13,49 @@
 
 namespace ballast::checkpoint {
 
-/// Where a dynamic loss scale is: fp16.loss_scale 0.
+/// State of a dynamic loss scale (fp16.loss_scale 0).
 struct LossScale {
   double scale = 1.0;
-  std::uint64_t hysteresis = 1;  ///< overflows, this one included, until the scale is halved
-  std::uint64_t good_steps = 0;  ///< since the last overflow or the start
+  std::uint64_t hysteresis = 1;  ///< number of overflows until the scale is halved
+  std::uint64_t good_steps = 0;  ///< steps since the last overflow or the start
 
   bool operator==(const LossScale&) const = default;
 };
 
-/// What a run needs to go on, beside its states.
+/// Facts that a run needs to continue, in addition to its states.
 struct CheckpointFacts {
   std::uint64_t step = 0;     ///< finished steps
-  std::uint64_t updates = 0;  ///< of them, those that were not skipped
+  std::uint64_t updates = 0;  ///< finished steps that were not skipped
   std::uint64_t skipped_in_a_row = 0;
-  std::uint64_t batch = 0;          ///< sequences of a step, all ranks
-  std::uint64_t length = 0;         ///< tokens of a sequence
-  std::uint64_t metrics_bytes = 0;  ///< of metrics.jsonl
-  /// Batches that were left out so far: step k takes batch k + skipped_batches of the data.
+  std::uint64_t batch = 0;          ///< sequences per step, all ranks
+  std::uint64_t length = 0;         ///< tokens per sequence
+  std::uint64_t metrics_bytes = 0;  ///< size of metrics.jsonl
+  /// Number of batches skipped so far: step k takes batch k + skipped_batches of the data.
   std::uint64_t skipped_batches = 0;
-  std::vector<double> losses;           ///< of the last steps, for ballast.spike
-  std::optional<LossScale> loss_scale;  ///< if it is dynamic
+  std::vector<double> losses;           ///< losses of the last steps, for ballast.spike
+  std::optional<LossScale> loss_scale;  ///< set if the scale is dynamic
   /// Settings that determine the results of the run (config::settings_of(), and the content of the
-  /// training data): compact JSON by key. Empty if an older version has written the checkpoint.
+  /// training data): compact JSON by key. Empty if an older version wrote the checkpoint.
   std::map<std::string, std::string> settings;
-  std::string arithmetic;  ///< engine::Engine::arithmetic(); "" if it is not known
+  std::string arithmetic;  ///< engine::Engine::arithmetic(); "" if unknown
 };
 
-/// Whether `path` is meant as a checkpoint, whole or not: it has the name of one of a run or a
-/// checkpoint.json. Throws Error(io) if the system does not say.
+/// Returns whether `path` denotes a checkpoint, complete or not: it has the name of a run's
+/// checkpoint or contains checkpoint.json. Throws Error(io) if this cannot be determined.
 bool names_checkpoint(const std::filesystem::path& path);
-/// The checkpoints step-N of the run directory `run`, the newest first; incomplete ones, and
-/// damaged ones that a resume has passed over, have other names. Throws Error(io) if there is a
-/// folder of checkpoints that cannot be listed.
+/// Returns the checkpoints step-N of the run directory `run`, newest first. Incomplete ones, and
+/// damaged ones that a resume has set aside, have other names. Throws Error(io) if the folder of
+/// checkpoints cannot be listed.
 std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& run);
-/// Whether `path` is the run directory `run` or one of its checkpoints.
+/// Returns whether `path` is the run directory `run` or one of its checkpoints.
 bool is_of_run(const std::filesystem::path& path, const std::filesystem::path& run);
 /// Throws Error(data) unless `path` is a checkpoint or a run directory with checkpoints.
 void check_names_states(const std::filesystem::path& path);
 
-/// One kind of state (engine::StateKind) of all blocks.
+/// One kind of state (engine::StateKind), over all blocks.
 struct KeptState {
   std::string kind;
-  Bytes width = 0;  ///< bytes of an entry
+  Bytes width = 0;  ///< bytes per entry
   Elems entries = 0;
   [[nodiscard]] Bytes bytes() const { return entries * width; }
 };
@@ -65,49 +65,50 @@ struct CheckpointFile {
   Bytes bytes = 0;
 };
 
-/// What a checkpoint holds.
+/// Content of a checkpoint.
 struct CheckpointContent {
   CheckpointFacts facts;
   bool portable = false;    ///< written by export_states()
-  std::uint64_t ranks = 0;  ///< that have written it; of a portable one: its source
+  std::uint64_t ranks = 0;  ///< number of ranks that wrote it or, if it is portable, its source
   std::vector<KeptState> states;
   std::vector<CheckpointFile> files;
-  [[nodiscard]] Bytes bytes() const;  ///< of all files
+  [[nodiscard]] Bytes bytes() const;  ///< size of all files
 };
 
-/// What examine_checkpoint() reads of it.
+/// Optional parts of examine_checkpoint().
 struct CheckpointQuestions {
-  bool whole = false;  ///< every chunk of its files, to compare it with its checksum
-  bool hash = false;   ///< the same, for the hash of its states
+  bool whole = false;  ///< read every chunk and compare its checksum
+  bool hash = false;   ///< also compute the hash of the states
 };
 
 struct CheckpointReport {
   std::filesystem::path folder;
-  std::optional<CheckpointContent> content;  ///< empty if not even this can be read
-  std::string damage;                        ///< names the file; "": none was found
-  /// Why the system does not let it be read, which is not damage; "": it does.
+  std::optional<CheckpointContent> content;  ///< empty if not even the facts can be read
+  std::string damage;  ///< description of the damage with the file; "": none found
+  /// Reason why the system cannot read it, which is not damage; "" if it can.
   std::string unreadable = {};
-  /// XXH3 of all weights and states in the order of engine::whole_ranges(): does not depend on the
-  /// number of ranks that have written it, nor on its form.
+  /// XXH3 of all weights and states in the order of engine::whole_ranges(). It depends neither on
+  /// the number of ranks that wrote the checkpoint nor on its form.
   std::optional<std::uint64_t> hash;
 
-  /// Whether nothing speaks against a resume from it.
+  /// Returns whether a run can resume from it.
   [[nodiscard]] bool usable() const { return damage.empty() && unreadable.empty(); }
 };
 
-/// Calls `progress` with the bytes that are read and those of the whole; it may throw to stop.
+/// Examines a checkpoint. Calls `progress` with the bytes read and the total; it may throw to stop.
 CheckpointReport examine_checkpoint(const std::filesystem::path& folder,
                                     const CheckpointQuestions& questions,
                                     const std::function<void(Bytes done, Bytes total)>& progress);
 
-/// The end of a message about the damaged checkpoint `folder`: which other one its run has.
+/// Returns the end of a message about the damaged checkpoint `folder`: another checkpoint of its
+/// run.
 std::string advice_after_damage(const std::filesystem::path& folder);
 
-/// Writes the states of `from`, a checkpoint or a run directory (its newest whole one), as a
-/// portable checkpoint to the new folder `out`: checkpoint.json and a safetensors file for each
-/// block, with one tensor per kind of state, named BLOCK.KIND ("layer.0.first_moments"). Compares
-/// all that it reads with the checksums. Calls `progress` like export_model(); a failure leaves
-/// nothing. Throws Error(data) naming the damaged file; Error(usage) if `out` exists; Error(io).
+/// Writes the states of `from`, a checkpoint or the latest complete one of a run directory, as a
+/// portable checkpoint to the new folder `out`: checkpoint.json and a safetensors file per block,
+/// with one tensor BLOCK.KIND ("layer.0.first_moments") per kind of state. Compares everything read
+/// with its checksums. Calls `progress` like export_model(). Leaves nothing on failure. Throws
+/// Error(data) with the damaged file; Error(usage) if `out` exists; Error(io).
 formats::ExportSummary export_states(const std::filesystem::path& from,
                                      const std::filesystem::path& out,
                                      const std::function<void(Bytes done, Bytes total)>& progress);

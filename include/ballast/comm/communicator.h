@@ -34,23 +34,22 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  /// `whole` (n x shard.size() bytes) = the shards of all members in order. `shard` may be this
-  /// rank's shard of `whole`.
+  /// `whole` (n x shard.size() bytes) = the members' shards in order. `shard` may be this rank's
+  /// shard of `whole`.
   virtual void all_gather(device::Stream& stream, ConstDeviceBytes shard, DeviceBytes whole) = 0;
 
-  /// `shard` = the sum over members of this rank's shard of their `whole` (n x shard.size() bytes).
-  /// `shard` may be this rank's shard of `whole`; the rest of `whole` is not changed. `scratch`: at
-  /// least n pages of device memory for received data; more, up to whole.size(), means fewer
-  /// rounds.
+  /// `shard` = the sum over members of this rank's shard in their `whole` (n x shard.size() bytes).
+  /// `shard` may be this rank's shard of `whole`; the rest of `whole` is unchanged. `scratch`: at
+  /// least n pages of device memory for received data; more, up to whole.size(), saves rounds.
   virtual void reduce_scatter(device::Stream& stream, DeviceBytes whole, DeviceBytes shard,
                               DType type, DeviceBytes scratch) = 0;
 
-  /// `whole` = the sum over members. `scratch` as in reduce_scatter.
+  /// `whole` = the sum over members. `scratch` as for reduce_scatter.
   virtual void all_reduce(device::Stream& stream, DeviceBytes whole, DType type,
                           DeviceBytes scratch) = 0;
 
-  /// Sends part p of `leaving` to member p and receives part p of `arriving` from it. The parts lie
-  /// one behind the other and have any size, also 0: what one member sends, the other expects.
+  /// Sends part p of `leaving` to member p and receives part p of `arriving` from it. Parts are
+  /// consecutive and may have any size, including 0, if sender and receiver agree.
   virtual void all_to_all(device::Stream& stream, ConstDeviceBytes leaving,
                           std::span<const Bytes> leaving_parts, DeviceBytes arriving,
                           std::span<const Bytes> arriving_parts) = 0;
@@ -60,14 +59,14 @@ class Communicator {
 };
 
 struct JoinOptions {
-  /// How long a collective may wait for other ranks before it fails; above 0.
+  /// Maximum time that a collective waits for other ranks before it fails; above 0.
   double timeout_seconds = 300.0;
   /// When set and true, waits end with Error(interrupted).
   const std::atomic<bool>* interrupted = nullptr;
 };
 
-/// One process's view of all processes of a run. Its own collectives work on host memory and block;
-/// every rank makes them in the same order, from one thread at a time, which need not be the
+/// One process's view of all processes of a run. Its own collectives work on host memory and block.
+/// Every rank makes them in the same order, from one thread at a time, which may differ from the
 /// channels' thread. They throw as described at Communicator.
 class Ranks {
  public:
@@ -79,53 +78,54 @@ class Ranks {
   [[nodiscard]] virtual const Launch& launch() const = 0;
   [[nodiscard]] std::uint32_t rank() const { return launch().rank; }
   [[nodiscard]] std::uint32_t world() const { return launch().world; }
-  /// "self" or "mpi".
+  /// Returns "self" or "mpi".
   [[nodiscard]] virtual std::string_view kind() const = 0;
 
   /// Makes a channel of all ranks for buffers of `device`, which must outlive it: over MPI on the
-  /// host device (copies with one rank), over NCCL on the CUDA device. Collective. Throws
-  /// Error(comm) when the program has no communicator for the device.
+  /// host device (copies if there is one rank), over NCCL on the CUDA device. Collective. Throws
+  /// Error(comm) if the program has no communicator for the device.
   std::unique_ptr<Communicator> make_communicator(device::Device& device) {
     return make_channel(device, {});
   }
   /// Makes a channel of the ranks `members`, including this one; rank members[p] is member p.
-  /// Empty: all ranks in order. Collective of all ranks, each with the members of its own channel.
+  /// Empty: all ranks in order. Collective over all ranks, each with the members of its channel.
   /// Also throws Error(state) for an invalid list.
   virtual std::unique_ptr<Communicator> make_channel(device::Device& device,
                                                      std::span<const std::uint32_t> members) = 0;
 
-  /// `whole` (world x shard.size() bytes) = the shards of all ranks in order. A shard has any size
-  /// below 2 GiB.
+  /// `whole` (world x shard.size() bytes) = the shards of all ranks in order. A shard may have any
+  /// size below 2 GiB.
   virtual void all_gather(ConstHostBytes shard, HostBytes whole) = 0;
   /// Returns rank 0's `text` on every rank.
   virtual std::string broadcast(std::string text) = 0;
   virtual void barrier() = 0;
 
-  /// Ends all waits for other ranks in this process: collectives under way and all later ones throw
-  /// Error(comm). For a rank that has failed alone, before it ends its lanes: the other ranks may
-  /// wait for operations that it will not start. abort() follows. Callable from any thread.
+  /// Ends all waits for other ranks in this process: current and later collectives throw
+  /// Error(comm). Call it on a rank that has failed alone, before it ends its lanes, because the
+  /// other ranks may wait for operations that it will not start. abort() follows. May be called
+  /// from any thread.
   virtual void leave() = 0;
 
-  /// Ends every process of the run at once with `status`, for a rank that failed while others may
-  /// wait for it. The caller reports the reason first.
+  /// Ends every process of the run immediately with `status`, for a rank that failed while others
+  /// may wait for it. The caller reports the reason first.
   [[noreturn]] virtual void abort(int status) = 0;
 };
 
-/// Joins the run that `launch` describes; with several ranks, once per process. A world of 1 does
-/// not load MPI. MPI is finalized when the result and its channels are destroyed, in the thread
-/// that joined. After a failed collective or during unwinding it is not finalized, because that
-/// would wait for the other ranks; the launcher then ends them. Throws Error(comm) when there are
-/// several ranks but mpi_refusal() is not empty, or when MPI contradicts `launch`.
+/// Joins the run described by `launch`; with several ranks, once per process. A world of 1 does not
+/// load MPI. MPI is finalized when the result and its channels are destroyed, in the thread that
+/// joined. After a failed collective or during unwinding it is not finalized, because that would
+/// wait for the other ranks; the launcher then ends them. Throws Error(comm) if there are several
+/// ranks but mpi_refusal() is not empty, or if MPI contradicts `launch`.
 std::unique_ptr<Ranks> join_ranks(const Launch& launch, const JoinOptions& options);
 
-/// Empty when the program can join runs of several ranks; otherwise the reason, one line. The first
-/// call loads the program's MPI module, and with it an MPI library. mpi_file(): the module's path,
-/// or "".
+/// Returns why the program cannot join runs of several ranks, in one line; empty if it can. The
+/// first call loads the program's MPI module, and with it an MPI library. mpi_file(): the module's
+/// path, or "".
 std::string mpi_refusal();
 std::string mpi_file();
 
-/// Empty when the program has a communicator for the CUDA device; otherwise the reason, one line.
-/// The first call loads NCCL. nccl_file(): the library's path, or "".
+/// Returns why the program has no communicator for the CUDA device, in one line; empty if it has
+/// one. The first call loads NCCL. nccl_file(): the library's path, or "".
 std::string nccl_refusal();
 std::string nccl_file();
 

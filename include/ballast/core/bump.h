@@ -13,7 +13,8 @@ class Bump {
   /// `base`: aligned to the largest alignment that take() is called with.
   explicit Bump(std::byte* base = nullptr) : base_(base) {}
 
-  /// `count` elements; nullptr without memory. `alignment`: bytes, at least a cache line.
+  /// Returns `count` elements, or nullptr without memory. `alignment`: bytes, at least a cache
+  /// line.
   template <class T>
   T* take(std::size_t count, std::size_t alignment = kCacheLine) {
     used_ = round_up(used_, alignment);

@@ -10,11 +10,11 @@ namespace ballast {
 /// Resource limits that control groups impose on this process.
 struct CgroupLimits {
   double cpus = std::numeric_limits<double>::infinity();  ///< CPU seconds per second
-  Bytes memory = std::numeric_limits<Bytes>::max();       ///< bytes that it may still allocate
+  Bytes memory = std::numeric_limits<Bytes>::max();  ///< bytes that the process may still allocate
 };
 
-/// The smallest limits of the process's own group and its ancestors, in cgroup v2 and v1. A missing
-/// file means no limit. `root`: directory that contains proc and sys.
+/// Returns the smallest limits of the process's group and its ancestors, in cgroup v2 and v1. A
+/// missing file means no limit. `root`: directory that contains proc and sys.
 CgroupLimits read_cgroup_limits(const std::filesystem::path& root = "/");
 
 }  // namespace ballast

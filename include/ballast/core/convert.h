@@ -7,8 +7,8 @@
 
 namespace ballast {
 
-/// Values that are stored as `type` in `bytes`, converted exactly to fp32. `bytes` holds out.size()
-/// values and may have any alignment.
+/// Converts values stored as `type` in `bytes` exactly to fp32. `bytes` has out.size() values and
+/// may have any alignment.
 void decode(ConstHostBytes bytes, DType type, std::span<float> out);
 
 /// Stores `values` as `type`: bf16 and f16 are rounded to nearest, ties to even. `out` has room for

@@ -8,14 +8,14 @@ namespace ballast {
 /// Instruction sets that kernels are compiled for, in order of preference (last is best).
 enum class Isa { scalar, neon, avx2, avx512 };
 
-/// "scalar", "neon", "avx2", "avx512".
+/// Returns "scalar", "neon", "avx2" or "avx512".
 std::string_view to_string(Isa isa) noexcept;
 
-/// Inverse of to_string. Throws Error(usage) naming the choices.
+/// Inverse of to_string. Throws Error(usage) with the choices.
 Isa parse_isa(std::string_view name);
 
-/// True when this CPU and its operating system support `isa` (CPUID and XCR0). neon: every 64-bit
-/// Arm CPU; avx2: AVX2, FMA and F16C; avx512: F, BW, DQ and VL.
+/// Returns whether this CPU and its operating system support `isa` (CPUID and XCR0). neon: every
+/// 64-bit Arm CPU; avx2: AVX2, FMA and F16C; avx512: F, BW, DQ and VL.
 bool cpu_supports(Isa isa) noexcept;
 
 /// Number of CPUs this process may run on (affinity mask and cgroup quota), at least 1.
@@ -27,28 +27,28 @@ class CpuWatch {
   CpuWatch() : start_(read()) {}
 
   /// Share of these CPUs' time since the construction that other processes used or the hypervisor
-  /// took away. 0 if the CPUs were idle for longer than that: then there was room for both. 0 also
-  /// where /proc/stat cannot be read. The kernel counts in ticks (10 ms per CPU).
+  /// took away. 0 if the CPUs were idle for longer than that, because there was room for both then.
+  /// Also 0 if /proc/stat cannot be read. The kernel counts in ticks (10 ms per CPU).
   [[nodiscard]] double others_share() const;
 
-  /// How many of these CPUs other processes and the hypervisor kept busy on average since the
-  /// construction. 0 where /proc/stat cannot be read.
+  /// Average number of these CPUs that other processes and the hypervisor kept busy since the
+  /// construction. 0 if /proc/stat cannot be read.
   [[nodiscard]] double others_cpus() const;
 
  private:
   /// Seconds of CPU time.
   struct Times {
-    double busy = 0.0;  ///< of all processes and the hypervisor
+    double busy = 0.0;  ///< all processes and the hypervisor
     double idle = 0.0;
     double own = 0.0;
-    double cpus = 0.0;  ///< their number
+    double cpus = 0.0;  ///< number of CPUs
   };
   static Times read();
 
   Times start_;
 };
 
-/// Model name of the CPU for reports, "unknown CPU" if /proc/cpuinfo has none.
+/// Model name of the CPU for reports; "unknown CPU" if /proc/cpuinfo has none.
 std::string cpu_name();
 
 }  // namespace ballast

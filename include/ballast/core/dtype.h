@@ -9,7 +9,7 @@
 
 namespace ballast {
 
-/// Element types of stored tensors. The names are those of configs and checkpoints.
+/// Element types of stored tensors, with the names used in configs and checkpoints.
 enum class DType : std::uint8_t { f32, bf16, f16 };
 
 /// Bytes of one element.
@@ -17,7 +17,7 @@ constexpr Bytes size_of(DType type) {
   return type == DType::f32 ? 4 : 2;
 }
 
-/// "f32", "bf16", "f16".
+/// Returns "f32", "bf16" or "f16".
 std::string_view to_string(DType type) noexcept;
 
 /// The upper half of an IEEE binary32. A plain bit pattern: arithmetic happens in float.
@@ -29,7 +29,7 @@ struct Bf16 {
 constexpr float to_float(float value) {
   return value;
 }
-/// Exact.
+/// Converts exactly.
 constexpr float to_float(Bf16 value) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
 }
@@ -49,7 +49,7 @@ struct F16 {
   friend bool operator==(F16, F16) = default;
 };
 
-/// Exact; a signalling NaN becomes quiet, as with the F16C instructions.
+/// Converts exactly; a signalling NaN becomes quiet, like with the F16C instructions.
 constexpr float to_float(F16 value) {
   const std::uint32_t sign = (std::uint32_t{value.bits} & 0x8000U) << 16;
   const std::uint32_t exponent = (std::uint32_t{value.bits} >> 10) & 0x1fU;
@@ -130,8 +130,8 @@ struct SplitMaster {
 };
 
 /// Splits `master` without loss: `weight` is `master` rounded to nearest, ties away from zero, and
-/// `remainder` its low half. NaN stays NaN (its quiet bit is set). Every other pattern, infinities
-/// and values that round to infinity included, joins back to the same bits.
+/// `remainder` its low half. NaN stays NaN (its quiet bit is set). Every other pattern, including
+/// infinities and values that round to infinity, joins back to the same bits.
 constexpr SplitMaster split_master(float master) {
   const auto bits = std::bit_cast<std::uint32_t>(master);
   const auto low = static_cast<std::uint16_t>(bits);

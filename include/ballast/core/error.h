@@ -32,9 +32,9 @@ class Error : public std::runtime_error {
   Error(ErrorCategory category, const std::string& message, int error_number);
 
   [[nodiscard]] ErrorCategory category() const noexcept { return category_; }
-  /// errno of the failed system call, 0 if none.
+  /// errno of the failed system call; 0 if none.
   [[nodiscard]] int error_number() const noexcept { return error_number_; }
-  /// The same error with `context` as a prefix ("fetch block 3: ...").
+  /// Returns the same error with the prefix `context` ("fetch block 3: ...").
   [[nodiscard]] Error with_context(std::string_view context) const;
 
  private:
@@ -42,7 +42,7 @@ class Error : public std::runtime_error {
   int error_number_ = 0;
 };
 
-/// Throws Error(state) with `what` when `condition`, a precondition between modules, is false.
+/// Throws Error(state) with `what` if `condition`, a precondition between modules, is false.
 /// Enabled in every build.
 void expects(bool condition, std::string_view what);
 

@@ -4,8 +4,8 @@
 
 namespace ballast {
 
-/// Whether kernels for `isa` run here: the CPU supports it, and BALLAST_ISA_MASK (a name; unset or
-/// empty: no mask) does not name a slower one. Throws Error(usage) for another value of the mask.
+/// Returns whether kernels for `isa` may run: the CPU supports it, and BALLAST_ISA_MASK (a name;
+/// unset or empty: no mask) does not select a slower one. Throws Error(usage) for an invalid mask.
 bool may_run(Isa isa);
 
 }  // namespace ballast

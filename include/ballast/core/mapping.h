@@ -6,12 +6,12 @@
 
 namespace ballast {
 
-/// Owns private anonymous memory. Address space is reserved at once; zeroed pages, huge ones where
-/// the kernel provides them, are allocated on first write.
+/// Owns private anonymous memory. Address space is reserved at once; zeroed pages, huge ones if the
+/// kernel provides them, are allocated on first write.
 class Mapping {
  public:
   Mapping() = default;
-  /// Maps `bytes` rounded up to whole pages, aligned to kPage. Throws Error(memory) naming `what`.
+  /// Maps `bytes` rounded up to whole pages, aligned to kPage. Throws Error(memory) with `what`.
   Mapping(Bytes bytes, std::string_view what);
   ~Mapping();
   Mapping(Mapping&& other) noexcept;

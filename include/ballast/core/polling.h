@@ -6,7 +6,7 @@
 
 namespace ballast {
 
-/// Pauses between polls of work that others do. Pauses start short, for low latency, and grow, so
+/// Pauses between polls of work done elsewhere. Pauses start short, for low latency, and grow, so
 /// that waiting threads leave the cores to working ones.
 class Polling {
  public:
@@ -17,7 +17,7 @@ class Polling {
   explicit Polling(Now now = &std::chrono::steady_clock::now)
       : now_(now), start_(now()), last_(start_) {}
 
-  /// Call after each poll. A long poll has made progress itself, so pauses become short again.
+  /// Call it after each poll. A long poll has made progress, so pauses become short again.
   void pause() {
     if (advance() > kBusyPoll) {
       polls_ = 0;
@@ -32,7 +32,7 @@ class Polling {
     advance();
   }
 
-  /// Seconds waited up to the last pause. Gaps above kStopped do not count: this process itself was
+  /// Seconds waited up to the last pause. Gaps above kStopped are ignored, because this process was
   /// stopped then (SIGSTOP, Ctrl-Z, a suspended machine).
   [[nodiscard]] double seconds() const {
     return std::chrono::duration<double>(last_ - start_).count();

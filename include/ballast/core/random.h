@@ -29,8 +29,8 @@ constexpr std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t c
   return x;
 }
 
-/// FNV-1a, 64 bits: the same number for a text on every machine, such as the stream of a named
-/// tensor. Source: Fowler, Noll, Vo; constants of the IETF draft draft-eastlake-fnv.
+/// FNV-1a, 64 bits: maps a text to the same number on every machine, for example the stream of a
+/// named tensor. Source: Fowler, Noll, Vo; constants of the IETF draft draft-eastlake-fnv.
 constexpr std::uint64_t fnv1a(std::string_view text) {
   std::uint64_t value = 0xcbf29ce484222325U;
   for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001b3U;

@@ -23,36 +23,36 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t granule) {
   return (value + granule - 1) / granule * granule;
 }
 
-/// What parse_bytes() reads, for messages.
+/// Describes the input of parse_bytes() in messages.
 inline constexpr std::string_view kSizeForm =
     "a size (a number of bytes, or a number with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB)";
 
-/// Reads "512", "64KiB", "1.5 GiB", "10GB" (powers of 1000 without the i). Throws Error(config)
-/// that quotes `text` when it is not a size, negative, or not below 2^63.
+/// Parses "512", "64KiB", "1.5 GiB", "10GB" (powers of 1000 without the i). Throws Error(config)
+/// that quotes `text` if it is not a size, negative, or not below 2^63.
 Bytes parse_bytes(std::string_view text);
 
-/// Reads a count with an optional binary or decimal suffix: "1000", "256Mi", "2k". Throws
+/// Parses a count with an optional binary or decimal suffix: "1000", "256Mi", "2k". Throws
 /// Error(config).
 std::uint64_t parse_count(std::string_view text);
 
-/// What parse_seconds() reads, for messages.
+/// Describes the input of parse_seconds() in messages.
 inline constexpr std::string_view kTimeForm = "a time (a number with s, m, h or d)";
 
-/// Reads "45s", "30m", "1.5 h", "2 days" as seconds; also sec, min and the full words. Throws
-/// Error(config) that quotes `text` when it is not a time, not above 0, or above 1000 days.
+/// Parses "45s", "30m", "1.5 h", "2 days" as seconds; also sec, min and the full words. Throws
+/// Error(config) that quotes `text` if it is not a time, not above 0, or above 1000 days.
 double parse_seconds(std::string_view text);
 
-/// "1.50 GiB": three significant digits, binary unit.
+/// Formats bytes as "1.50 GiB": three significant digits, binary unit.
 std::string format_bytes(Bytes bytes);
 
-/// "124M", "1.23B": a count for messages.
+/// Formats a count as "124M" or "1.23B".
 std::string format_count(double count);
 
-/// "414 GFLOP/s": three significant digits with a decimal prefix. `unit`: the unit per second
-/// ("FLOP").
+/// Formats a rate as "414 GFLOP/s": three significant digits with a decimal prefix. `unit`: the
+/// unit per second ("FLOP").
 std::string format_rate(double per_second, std::string_view unit);
 
-/// "1h02m", "3m20s", "12.3s", "45ms".
+/// Formats seconds as "1h02m", "3m20s", "12.3s" or "45ms".
 std::string format_seconds(double seconds);
 
 }  // namespace ballast

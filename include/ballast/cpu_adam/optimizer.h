@@ -33,9 +33,9 @@ constexpr bool has_second_moment(Optimizer optimizer) {
 struct Hyper {
   Optimizer optimizer = Optimizer::adamw;
   double learning_rate = 1e-3;
-  double beta1 = 0.9;     ///< adamw, adam, lion
-  double beta2 = 0.999;   ///< adamw, adam, lion
-  double epsilon = 1e-8;  ///< adamw, adam, adagrad
+  double beta1 = 0.9;     ///< for adamw, adam, lion
+  double beta2 = 0.999;   ///< for adamw, adam, lion
+  double epsilon = 1e-8;  ///< for adamw, adam, adagrad
   double momentum = 0.9;  ///< sgd
   bool nesterov = false;  ///< sgd
   double weight_decay = 0.0;

@@ -13,7 +13,7 @@ struct Element {
   float first = 0.0F;
   float second = 0.0F;
   float gradient = 0.0F;
-  /// With Codes: the smallest magnitude above 0 that the element's block can hold; else 0.
+  /// With Codes, the smallest magnitude above 0 that the element's block can hold; otherwise 0.
   float first_smallest = 0.0F;
   float second_smallest = 0.0F;
 };
@@ -22,13 +22,13 @@ struct Element {
 /// implementation of the formats shares no code with the kernels.
 Element read_element(Optimizer optimizer, const Shard& shard, Elems index);
 
-/// Copies the moments of a shard out as floats, each `size` long. A span that is empty, or whose
-/// moment is not kept, is left alone. Throws Error(state) for another length.
+/// Copies the moments of a shard to floats, each span `size` long. A span that is empty, or whose
+/// moment is not kept, is not changed. Throws Error(state) for another length.
 void read_moments(Optimizer optimizer, const Shard& shard, std::span<float> first,
                   std::span<float> second);
 
-/// Copies floats in as the moments of a shard: the inverse of read_moments(). What a format cannot
-/// hold is rounded to nearest; a second moment that is not zero does not become zero.
+/// Sets the moments of a shard from floats, the inverse of read_moments(). Values that a format
+/// cannot hold are rounded to nearest; a second moment that is not zero does not become zero.
 void write_moments(Optimizer optimizer, const Shard& shard, std::span<const float> first,
                    std::span<const float> second);
 

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "ballast/core/dtype.h"
+#include "ballast/core/element_range.h"
 #include "ballast/core/units.h"
 
 namespace ballast::cpu_adam {
@@ -22,7 +23,7 @@ struct Weights {
     split,      ///< bf16 weight + the 16-bit remainder of its fp32 master (core/dtype.h)
     plain,      ///< fp32
     copy_bf16,  ///< fp32 master and a write-only bf16 copy (to nearest, ties to even)
-    copy_f16,   ///< fp32 master and a write-only IEEE binary16 copy (likewise)
+    copy_f16,   ///< fp32 master and a write-only IEEE binary16 copy (to nearest, ties to even)
   };
   static constexpr int kFormats = 4;
 
@@ -31,6 +32,26 @@ struct Weights {
   explicit Weights(float* weight) : format(Format::plain), main(weight) {}
   Weights(float* master, Bf16* copy) : format(Format::copy_bf16), main(master), companion(copy) {}
   Weights(float* master, F16* copy) : format(Format::copy_f16), main(master), companion(copy) {}
+  Weights(Format form, void* first, void* second) : format(form), main(first), companion(second) {}
+
+  /// The format of weights of training type `type` and an array for the rest of their fp32 masters:
+  /// for bf16 a 16-bit remainder, for fp16, whose numbers have another exponent, the whole master.
+  /// fp32 weights are their own masters.
+  static constexpr Format format_of(DType type) {
+    return type == DType::f32    ? Format::plain
+           : type == DType::bf16 ? Format::split
+                                 : Format::copy_f16;
+  }
+  /// Bytes of one element of the second of these arrays.
+  static constexpr Bytes master_width(DType type) {
+    return type == DType::f32 ? 0 : type == DType::bf16 ? sizeof(std::uint16_t) : sizeof(float);
+  }
+  /// Both arrays; the second is ignored for fp32.
+  static Weights of(DType type, void* weights, void* masters) {
+    const Format form = format_of(type);
+    if (form == Format::copy_f16) return {form, masters, weights};
+    return {form, weights, form == Format::plain ? nullptr : masters};
+  }
 
   Format format;
   void* main;
@@ -42,6 +63,7 @@ struct Gradient {
   explicit Gradient(const Bf16* values) : type(DType::bf16), data(values) {}
   explicit Gradient(const F16* values) : type(DType::f16), data(values) {}
   explicit Gradient(const float* values) : type(DType::f32), data(values) {}
+  Gradient(DType element, const void* values) : type(element), data(values) {}
 
   DType type;
   const void* data;
@@ -55,11 +77,11 @@ struct Codes {
   /// Number of shared exponents of `elements` elements, one byte each.
   static constexpr Elems exponents_of(Elems elements) { return (elements + kBlock - 1) / kBlock; }
 
-  std::uint8_t* codes = nullptr;      ///< one per element
-  std::uint8_t* exponents = nullptr;  ///< exponents_of(size)
+  std::uint8_t* codes = nullptr;      ///< one byte per element
+  std::uint8_t* exponents = nullptr;  ///< exponents_of(size) bytes
 };
 
-/// The moments of a shard; those that the optimizer does not keep are ignored.
+/// The moments of a shard. Those that the optimizer does not keep are ignored.
 struct Moments {
   enum class Format : std::uint8_t {
     f32,         ///< both fp32
@@ -77,18 +99,20 @@ struct Moments {
         second(second_moment.codes),
         first_exponents(first_moment.exponents),
         second_exponents(second_moment.exponents) {}
+  /// Arrays of a format that is known at run time; exponents only with Codes.
+  Moments(Format form, void* first_moment, void* second_moment,
+          std::uint8_t* exponents_of_first = nullptr, std::uint8_t* exponents_of_second = nullptr)
+      : format(form),
+        first(first_moment),
+        second(second_moment),
+        first_exponents(exponents_of_first),
+        second_exponents(exponents_of_second) {}
 
   Format format;
   void* first;
   void* second;
   std::uint8_t* first_exponents = nullptr;
   std::uint8_t* second_exponents = nullptr;
-};
-
-/// Consecutive elements by their numbers (Shard::first_element).
-struct ElementRange {
-  Elems first = 0;
-  Elems end = 0;
 };
 
 /// The arrays of one update, in host memory, each `size` elements long and aligned to its element.
@@ -101,8 +125,9 @@ struct Shard {
   /// Number of the first element among all parameters of the model; stochastic rounding is keyed by
   /// (step, element). With Codes, a multiple of Codes::kBlock.
   Elems first_element = 0;
-  /// The elements without weight decay, in ascending ranges that do not overlap and begin and end
-  /// at multiples of kDecayStep. They must stay valid until the update is done.
+  /// The elements without weight decay, numbered as first_element, in ascending ranges that do not
+  /// overlap and begin and end at multiples of kDecayStep. They must stay valid until the update is
+  /// done.
   std::span<const ElementRange> undecayed = {};
 
   static constexpr Elems kDecayStep = 32;

@@ -17,20 +17,20 @@ struct Traffic {
     /// "w" weight or fp32 master, "r" its remainder, "c" a write-only copy, "m" first
     /// moment, "v" second moment or sum of squares, "g" gradient.
     std::string_view name;
-    Bytes bytes = 0;  ///< of one element
+    Bytes bytes = 0;  ///< size of one element
     bool read = false;
     bool written = false;
   };
 
-  std::vector<Array> arrays;  ///< those that the update uses, in the order of their kernel
-  Bytes first_moment = 0;     ///< of one element; 0 if the update has none
-  Bytes second_moment = 0;    ///< of one element; 0 if the update has none
+  std::vector<Array> arrays;  ///< arrays that the update uses, in the order of their kernel
+  Bytes first_moment = 0;     ///< size of one element; 0 if the update has none
+  Bytes second_moment = 0;    ///< size of one element; 0 if the update has none
 
   /// Bytes of one element of the array called `name`; 0 when the update has none.
   [[nodiscard]] Bytes bytes_of(std::string_view name) const;
   /// Bytes read plus bytes written.
   [[nodiscard]] Bytes bytes_per_element() const;
-  /// Bytes of memory that the arrays take.
+  /// Bytes of memory that the arrays take, per element.
   [[nodiscard]] Bytes stored_per_element() const;
   /// "read w2 r2 m4 v4 g2 + write w2 r2 m4 v4 = 26 bytes/parameter".
   [[nodiscard]] std::string formula() const;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ballast/core/cpu.h"
+#include "ballast/core/gradient_stats.h"
 #include "ballast/core/mapping.h"
 #include "ballast/cpu_adam/optimizer.h"
 #include "ballast/cpu_adam/shard.h"
@@ -28,16 +29,11 @@ struct UpdaterOptions {
   std::optional<int> numa_node;
 };
 
-/// Sum of squares and number of infinities and NaNs of a gradient.
-struct GradientStats {
-  double sum_of_squares = 0.0;
-  std::uint64_t non_finite = 0;
-};
-
 /// A memory access pattern with the loads and stores of an update; the fastest one depends on the
 /// processor.
 struct TouchWay {
-  Elems stretch = kCacheLine;  ///< elements of an array before the next array's; a multiple of this
+  Elems stretch = kCacheLine;  ///< elements of an array before the next array follows; a multiple
+                               ///< of this
   bool prefetches = true;      ///< prefetches as far ahead as the update does
   bool streams = false;        ///< non-temporal stores where instruction set and array allow them
   friend bool operator==(const TouchWay&, const TouchWay&) = default;
@@ -46,9 +42,9 @@ struct TouchWay {
 /// The patterns that a benchmark should try, the update's own first.
 const std::vector<TouchWay>& touch_ways();
 
-/// Runs updates on a bounded number of threads. The result does not depend on the instruction set,
-/// the number of threads, the order of chunks or how a range is cut into shards (with Codes: at
-/// multiples of Codes::kBlock): bit for bit. Calls on one object must not overlap.
+/// Runs updates on a bounded number of threads. The result is bit-identical for every instruction
+/// set, number of threads, order of chunks and division of a range into shards (with Codes: at
+/// multiples of Codes::kBlock). Calls on one object must not overlap.
 class Updater {
  public:
   /// Throws Error(config) when the instruction set or the NUMA node is not available here.
@@ -62,9 +58,9 @@ class Updater {
   /// Codes::kBlock with Codes.
   void step(const Hyper& hyper, const Shard& shard) const;
 
-  /// The same, and copies every array that changes to the array of `saved` in its place before it
-  /// does, so that restore() can undo the step. `saved`: of the same formats and size; its null
-  /// pointers and its gradient are ignored.
+  /// Like step() above, and copies every array that changes to that of `saved` first, so that
+  /// restore() can undo the step. `saved` has the same formats and size; its null pointers and its
+  /// gradient are ignored.
   void step(const Hyper& hyper, const Shard& shard, const Shard& saved) const;
 
   /// Copies the arrays of `saved` that are not null back to `shard`.
@@ -78,13 +74,13 @@ class Updater {
   /// Sums in double, in an order that depends only on `size`.
   [[nodiscard]] GradientStats gradient_stats(const Gradient& gradient, Elems size) const;
 
-  /// Zeroed memory in huge pages where the kernel grants them, on the NUMA node if one was
-  /// requested, each part first touched by a thread of this object. Throws Error(memory).
+  /// Zeroed memory in huge pages if the kernel grants them, on the NUMA node if one was requested.
+  /// Each part is first touched by a thread of this object. Throws Error(memory).
   [[nodiscard]] Mapping allocate(Bytes bytes) const;
 
-  /// Other work of the host on the threads: calls `range(first, last)` with ranges that cover each
-  /// chunk of [0, count) once, one range as long as possible for each thread. Blocks until all are
-  /// done; rethrows the first exception.
+  /// Runs other work on the threads: calls `range(first, last)` with ranges that together cover
+  /// each chunk of [0, count) once. Each thread gets one range, as long as possible. Blocks until
+  /// all are done; rethrows the first exception.
   void for_ranges(Elems count, const std::function<void(Elems first, Elems last)>& range) const;
 
   [[nodiscard]] Isa isa() const noexcept;

@@ -8,17 +8,17 @@
 
 namespace ballast::data {
 
-/// One rank's tokens of one step. `tokens`, `targets` and, of a packed source, `positions` have
+/// One rank's tokens for one step. `tokens`, `targets` and, for a packed source, `positions` have
 /// [micro_batches][sequences][length] elements; see SequenceSpans.
 struct Batch {
   std::uint64_t step = 0;  ///< from 1; 0 for an evaluation batch
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> targets;
   std::vector<std::int32_t> positions;  ///< empty: every sequence is one document
-  /// Tokens of the step that are not padding, of all ranks; those of this batch for an evaluation.
+  /// Tokens of the step without padding, over all ranks. For an evaluation: tokens of this batch.
   std::uint64_t real_tokens = 0;
 
-  /// Adds the sequences of `other` behind those of this batch.
+  /// Appends the sequences of `other`.
   void append(const Batch& other);
 };
 
@@ -27,24 +27,24 @@ struct LoaderOptions {
   std::uint64_t sequences = 1;   ///< per micro-batch and rank
   std::uint64_t length = 0;      ///< tokens per sequence
   std::uint64_t first_step = 1;  ///< step of the first batch of next(); larger for a resumed run
-  std::uint64_t skipped = 0;     ///< batches that are left out: step k takes batch k + skipped
+  std::uint64_t skipped = 0;     ///< skipped batches: step k takes batch k + skipped
   std::uint64_t prefetch = 2;    ///< batches kept ready, at least 1
   std::uint64_t rank = 0;
   std::uint64_t world = 1;
 };
 
-/// Assigns held-out micro-batches to a rank. All ranks together take each of them once, in order;
-/// what is missing to a whole run of the evaluation plan is padding, which has no targets. So the
-/// result is the mean over the same targets for every number of ranks and every accumulation.
+/// Assigns held-out micro-batches to ranks. All ranks together take each micro-batch once, in
+/// order. The last run of the evaluation plan is filled up with padding, which has no targets. So
+/// the result is the mean over the same targets for every number of ranks and every accumulation.
 struct EvaluationShare {
-  std::uint64_t together = 1;  ///< micro-batches of a rank in one run of the evaluation plan
+  std::uint64_t together = 1;  ///< micro-batches per rank and run of the evaluation plan
   std::uint64_t rank = 0;
   std::uint64_t world = 1;
 
-  /// Runs of the evaluation plan for `requested` of the `available` micro-batches.
+  /// Number of runs of the evaluation plan for `requested` of the `available` micro-batches.
   [[nodiscard]] std::uint64_t runs(std::uint64_t requested, std::uint64_t available) const;
-  /// The held-out micro-batch that is number `micro` of this rank in run `run`, or `available` for
-  /// padding after the last requested one.
+  /// Index of the held-out micro-batch that this rank takes as its `micro`-th in run `run`, or
+  /// `available` for padding after the last requested one.
   [[nodiscard]] std::uint64_t index(std::uint64_t run, std::uint64_t micro, std::uint64_t requested,
                                     std::uint64_t available) const;
 };
@@ -52,13 +52,14 @@ struct EvaluationShare {
 /// The micro-batches of an evaluation, in the order of their source.
 class EvaluationBatches {
  public:
-  /// Micro-batches of `sequences` sequences of `length` tokens; `source` may be null. A last one
-  /// with fewer sequences is filled with padding.
+  /// Makes micro-batches of `sequences` sequences of `length` tokens; `source` may be null. The
+  /// last one may be filled up with padding.
   EvaluationBatches(std::shared_ptr<const SequenceSource> source, std::uint64_t sequences,
                     std::uint64_t length);
 
   [[nodiscard]] std::uint64_t size() const;
-  /// Micro-batch `index`: [sequences][length]. It is all padding, without targets, from size() on.
+  /// Returns micro-batch `index` [sequences][length]. From size() on it is all padding, without
+  /// targets.
   [[nodiscard]] Batch batch(std::uint64_t index) const;
 
  private:
@@ -67,29 +68,29 @@ class EvaluationBatches {
   std::uint64_t length_;
 };
 
-/// Batches of a run. A step of all ranks has B = world * micro_batches * sequences sequences, in
-/// the order of the source for every number of ranks: step k starts at sequence (k - 1 + skipped) *
-/// B. Rank r takes the r-th of `world` equal parts, micro-batch by micro-batch. The batch is a pure
-/// function of (source, options, k), and so a resumed run sees the same batches.
+/// The batches of a run. A step of all ranks has B = world * micro_batches * sequences sequences,
+/// in the order of the source for every number of ranks: step k begins at sequence (k - 1 +
+/// skipped) * B. Rank r takes the r-th of `world` equal parts, micro-batch by micro-batch. A batch
+/// is a pure function of (source, options, k), so a resumed run sees the same batches.
 class Loader {
  public:
   /// Starts a thread that reads `training` (not empty) and keeps `prefetch` batches ready.
   /// `evaluation` may be null.
   Loader(std::shared_ptr<const SequenceSource> training,
          std::shared_ptr<const SequenceSource> evaluation, const LoaderOptions& options);
-  /// Stops the thread; waits at most the time of reading one batch.
+  /// Stops the thread. Waits at most until it has read one batch.
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// The batch of the next step; waits until it is ready. Rethrows an error of reading, on this and
-  /// every later call. Not thread-safe.
+  /// Returns the batch of the next step; waits until it is ready. Rethrows a reading error, on this
+  /// and every later call. Not thread-safe.
   Batch next();
 
-  /// The batch of any step (from 1), read on the calling thread.
+  /// Returns the batch of any step (from 1), read on the calling thread.
   [[nodiscard]] Batch batch(std::uint64_t step) const;
 
-  /// Those of the evaluation data.
+  /// Returns the evaluation batches.
   [[nodiscard]] const EvaluationBatches& evaluation() const;
 
  private:

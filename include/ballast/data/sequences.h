@@ -12,29 +12,28 @@ namespace ballast::data {
 using model::kIgnoredTarget;
 using model::kPaddingTarget;
 
-/// Where a source writes one sequence; `length` elements each.
+/// Output arrays for one sequence, with `length` elements each.
 struct SequenceSpans {
   std::span<std::int32_t> tokens;
   std::span<std::int32_t> targets;  ///< the next token, kIgnoredTarget or kPaddingTarget
-  /// The place of each token in its document, from 0; empty if the source is not packed.
+  /// Position of each token in its document, from 0; empty if the source is not packed.
   std::span<std::int32_t> positions;
 };
 
-/// The sequences of a run, or those of an evaluation. Const members may be called from several
-/// threads at a time.
+/// The sequences of a run or an evaluation. Const members may be called from several threads.
 class SequenceSource {
  public:
   virtual ~SequenceSource() = default;
 
-  /// Sequences of one epoch; may be 0 for an evaluation.
+  /// Sequences per epoch; may be 0 for an evaluation.
   [[nodiscard]] virtual std::uint64_t size() const = 0;
-  /// Whether sequences have positions: each may hold several documents and padding.
+  /// Returns whether sequences have positions, so that each may have several documents and padding.
   [[nodiscard]] virtual bool packed() const = 0;
-  /// Whether sequences 2 i and 2 i + 1 are a pair, each padded to its length.
+  /// Returns whether sequences 2 i and 2 i + 1 are a pair, each padded to `length`.
   [[nodiscard]] virtual bool paired() const { return false; }
-  /// Tokens of the n-th sequence of the run that are not padding, without reading it.
+  /// Tokens of the n-th sequence of the run without padding, computed without reading it.
   [[nodiscard]] virtual std::uint64_t real_tokens(std::uint64_t n) const = 0;
-  /// Reads the n-th sequence of the run; epochs follow each other. Throws like TokenSource::read().
+  /// Reads the n-th sequence of the run. Epochs follow each other. Throws like TokenSource::read().
   virtual void read(std::uint64_t n, const SequenceSpans& out) const = 0;
 };
 
@@ -50,20 +49,21 @@ class SampleOrder {
   /// `tokens` >= length + 1 >= 2, else Error(state).
   SampleOrder(std::uint64_t tokens, std::uint64_t length, bool shuffle, std::uint64_t seed);
 
-  /// First token of sample `n`, from 0: the window is [start(n), start(n) + length + 1).
+  /// Returns the first token of sample `n`, from 0: the window is [start(n), start(n) + length +
+  /// 1).
   [[nodiscard]] std::uint64_t start(std::uint64_t n) const;
   [[nodiscard]] std::uint64_t windows() const { return windows_; }
 
  private:
   std::uint64_t length_;
-  std::uint64_t windows_;  ///< samples in one epoch
+  std::uint64_t windows_;  ///< samples per epoch
   std::uint64_t offsets_;  ///< number of possible offsets
   bool shuffle_;
   std::uint64_t seed_;
 };
 
-/// The windows of `range` of a stream of tokens, in the order of SampleOrder; none if the range is
-/// too short for one. Throws Error(state) for a range beyond the tokens.
+/// Returns the windows of `range` in a stream of tokens, in the order of SampleOrder; empty if the
+/// range is too short for one. Throws Error(state) for a range beyond the tokens.
 std::shared_ptr<const SequenceSource> windows_of(std::shared_ptr<const TokenSource> tokens,
                                                  TokenRange range, std::uint64_t length,
                                                  bool shuffle, std::uint64_t seed);

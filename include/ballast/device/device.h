@@ -21,7 +21,7 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   /// Blocks until everything enqueued so far is done. Rethrows, once, the first Error of work on
-  /// this stream; until then work after a failed item is dropped.
+  /// this stream. Until then, work after a failed item is dropped.
   virtual void synchronize() = 0;
 };
 
@@ -43,7 +43,7 @@ class Event {
   virtual void synchronize() = 0;
 };
 
-/// Keeps host memory pinned while it lives; see Device::pin.
+/// Keeps host memory pinned during its lifetime; see Device::pin.
 class Pin {
  public:
   virtual ~Pin() = default;
@@ -60,36 +60,36 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  /// "host" or "cuda".
+  /// Returns "host" or "cuda".
   [[nodiscard]] virtual std::string_view kind() const = 0;
-  /// For messages: "host device, AMD EPYC, 2 threads".
+  /// Returns a description for messages: "host device, AMD EPYC, 2 threads".
   [[nodiscard]] virtual std::string description() const = 0;
 
-  /// Page-aligned, zeroed device memory, owned by the device. Throws Error(memory) naming `what`,
-  /// the requested and the remaining bytes when it exceeds the budget.
+  /// Returns page-aligned, zeroed device memory, which the device owns. Throws Error(memory) with
+  /// `what`, the requested and the remaining bytes if it exceeds the budget.
   virtual DeviceBytes allocate(Bytes bytes, std::string_view what) = 0;
   [[nodiscard]] virtual Bytes budget() const = 0;
-  /// Bytes allocated so far, which is also the peak: memory is freed only with the device.
+  /// Bytes allocated so far. This is also the peak, because memory is freed only with the device.
   [[nodiscard]] virtual Bytes allocated() const = 0;
 
   virtual std::unique_ptr<Stream> make_stream(std::string_view name) = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
 
-  /// Pins `memory` (page-aligned, not pinned yet) while the Pin lives: copies run asynchronously at
-  /// full link speed. Copies must finish, and memory and device must outlive the Pin. Makes the
-  /// pages resident, which takes seconds per 10 GiB. `setting`: the config key that sets the size,
-  /// for messages. Throws Error(memory) or Error(interrupted); nothing is pinned then.
+  /// Pins `memory` (page-aligned, not yet pinned) for the lifetime of the Pin, so that copies run
+  /// asynchronously at full link speed. Copies must finish, and memory and device must outlive the
+  /// Pin. Makes the pages resident, which takes seconds per 10 GiB. `setting`: the config key of
+  /// the size, for messages. Throws Error(memory) or Error(interrupted); then nothing is pinned.
   virtual std::unique_ptr<Pin> pin(HostBytes memory, std::string_view setting) = 0;
 
-  /// Enqueues a copy of equal sizes; both ranges must stay valid and unchanged until it is done.
-  /// Copies of unpinned host memory are slower, and the call may block until they are done.
+  /// Enqueues a copy; both ranges have equal sizes and must stay valid and unchanged until it is
+  /// done. Copies of unpinned host memory are slower, and the call may block until they are done.
   virtual void copy_to_device(Stream& stream, DeviceBytes to, ConstHostBytes from) = 0;
   virtual void copy_to_host(Stream& stream, HostBytes to, ConstDeviceBytes from) = 0;
 };
 
 struct DeviceOptions {
   std::string kind = "auto";  ///< auto, host or cuda
-  DType type = DType::bf16;   ///< of training; old GPUs lack bf16
+  DType type = DType::bf16;   ///< training type; old GPUs lack bf16
   Bytes budget = 0;           ///< bytes of device memory
   int compute_threads = 0;    ///< host device: threads per kernel; 0: all CPUs, or OMP_NUM_THREADS
   double link_gbps = 0.0;     ///< host device: speed of copies, GB/s; 0: not throttled
@@ -99,33 +99,34 @@ struct DeviceOptions {
 };
 
 /// Makes the device. "auto" selects the CUDA device if gpu_refusal() is empty, otherwise the host
-/// device, and logs once why; "cuda" throws Error(device) with the reason if there is no usable
-/// GPU.
+/// device, and logs the reason once. "cuda" throws Error(device) with the reason if there is no
+/// usable GPU.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
 
-/// The kind() of the device that make_device(options) returns.
+/// Returns the kind() of the device that make_device(options) would return.
 std::string_view kind_of(const DeviceOptions& options);
 
-/// Whether the device uses the host's cores: kernels and copies then compete with the rest of the
-/// program for them, and the only link is memory (throttled by link_gbps).
+/// Returns whether the device uses the host's cores. Kernels and copies then compete with the rest
+/// of the program for them, and the only link is memory (throttled by link_gbps).
 bool shares_host_cores(const DeviceOptions& options);
 
-/// Whether this program was compiled with CUDA.
+/// Returns whether this program was compiled with CUDA.
 bool cuda_built_in();
 
-/// Why device "cuda" is not available, one line; empty if it is. The first call starts the driver,
-/// which may take seconds.
+/// Returns why device "cuda" is not available, in one line; empty if it is. The first call starts
+/// the driver, which may take seconds.
 std::string cuda_refusal();
 
-/// Why this process cannot train on its GPU in the type of `options`, one line; empty if it can:
-/// cuda_refusal(), a GPU of compute capability below 7.5, or below 8.0 for bf16, or a missing
-/// cuBLASLt. The first call of each local rank starts the driver and loads cuBLASLt.
+/// Returns why this process cannot train on its GPU in the type of `options`, in one line; empty if
+/// it can. Reasons: cuda_refusal(), a GPU of compute capability below 7.5 (8.0 for bf16), or a
+/// missing cuBLASLt. The first call of each local rank starts the driver and loads cuBLASLt.
 std::string gpu_refusal(const DeviceOptions& options);
 
-/// Free bytes of the device's own memory; 0 for the host device or without a GPU.
+/// Returns the free bytes of the device's separate memory; 0 for the host device or without a GPU.
 Bytes own_memory(const DeviceOptions& options);
 
-/// Name and memory of the GPU, "" for the host device. Throws like make_device() for "cuda".
+/// Returns name and memory of the GPU; "" for the host device. Throws like make_device() for
+/// "cuda".
 std::string gpu_name(const DeviceOptions& options);
 
 }  // namespace ballast::device

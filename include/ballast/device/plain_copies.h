@@ -12,8 +12,7 @@ class Device;
 /// Direction of copies: to the device, from it, or both at once.
 enum class CopyWay { up, down, both };
 
-/// Plain copies of one size between device and host memory: the baseline for the device's own
-/// copies.
+/// Plain copies of one size between device and host memory: the baseline for the device's copies.
 class PlainCopies {
  public:
   virtual ~PlainCopies() = default;
@@ -25,9 +24,9 @@ class PlainCopies {
   virtual void run(CopyWay way, std::size_t count) = 0;
 };
 
-/// Copies of `bytes`. Host device: memcpy by one thread per direction. CUDA device: cudaMemcpyAsync
-/// with memory of cudaMallocHost. They allocate 2 * `bytes` on either side, beside the device's
-/// budget. `device` must outlive them. Throws Error(memory) or Error(device).
+/// Makes copies of `bytes`. Host device: memcpy by one thread per direction. CUDA device:
+/// cudaMemcpyAsync with memory of cudaMallocHost. They allocate 2 * `bytes` on either side, outside
+/// the device budget. `device` must outlive them. Throws Error(memory) or Error(device).
 std::unique_ptr<PlainCopies> make_plain_copies(Device& device, Bytes bytes);
 
 }  // namespace ballast::device

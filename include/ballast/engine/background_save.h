@@ -12,8 +12,8 @@
 
 namespace ballast::engine {
 
-/// Saves buffers of host memory on a thread of its own while training goes on: whoever is about to
-/// write to one of them waits until it is saved.
+/// Saves buffers of host memory on a thread of its own while training continues: whoever is about
+/// to write to one of them waits until it is saved.
 class BackgroundSave {
  public:
   struct Part {

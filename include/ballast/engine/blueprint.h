@@ -41,7 +41,7 @@ struct Blueprint {
   bool pairs = false;
   bool packed = false;  ///< documents: layers read the positions of the tokens
   /// The elements of all blocks that have no weight decay, in ascending order.
-  std::vector<cpu_adam::ElementRange> undecayed;
+  std::vector<ElementRange> undecayed;
   std::uint64_t micro_batches = 1;
   std::uint32_t rank = 0;  ///< below problem.world; all other members are equal on all ranks
   memory::Budgets budgets;

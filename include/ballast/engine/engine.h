@@ -2,11 +2,15 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ballast/comm/communicator.h"
@@ -20,9 +24,14 @@
 #include "ballast/model/compute.h"
 #include "ballast/plan/executor.h"
 #include "ballast/plan/timeline.h"
+#include "ballast/state/store.h"
 #include "ballast/state/swap_plan.h"
+#include "ballast/update/device_update.h"
 
 namespace ballast::engine {
+
+class Lanes;
+struct StepContext;
 
 /// Options of a run besides its blueprint. Equal on all ranks, except for the update's threads and
 /// the swap paths.
@@ -71,10 +80,10 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  [[nodiscard]] const Blueprint& blueprint() const;
-  [[nodiscard]] device::Device& device();
+  [[nodiscard]] const Blueprint& blueprint() const { return blueprint_; }
+  [[nodiscard]] device::Device& device() { return *device_; }
   /// Instruction set of the host update.
-  [[nodiscard]] std::string_view update_isa() const;
+  [[nodiscard]] std::string_view update_isa() const { return to_string(updater_.isa()); }
 
   /// Allocates everything and writes the initial states: weights from `source`, or drawn from
   /// EngineOptions::seed. Before any step. Throws Error(io) for swap files that do not fit
@@ -105,7 +114,9 @@ class Engine {
   StepResult train_step(const TokenBatch& batch, double learning_rate, double loss_scale = 1.0);
 
   /// Number of micro-batches that evaluate() takes.
-  [[nodiscard]] std::uint64_t evaluation_micro_batches() const;
+  [[nodiscard]] std::uint64_t evaluation_micro_batches() const {
+    return blueprint_.problem.evaluation_micro_batches;
+  }
   /// Mean loss of all ranks without training. `batch`: this rank's evaluation micro-batches.
   Evaluation evaluate(const TokenBatch& batch);
 
@@ -122,15 +133,46 @@ class Engine {
   [[nodiscard]] std::string arithmetic() const;
 
   /// Number of updates applied so far (steps that were not skipped).
-  [[nodiscard]] std::uint64_t updates() const;
+  [[nodiscard]] std::uint64_t updates() const { return updates_; }
   [[nodiscard]] EngineTotals totals() const;
 
   /// Weights and states of this rank, to read and to save. After start() or resume().
   [[nodiscard]] Snapshot& snapshot();
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  /// `here`: existing swap files. Passes to `fill` whether they are used.
+  void start_with(const state::SwapImage& here, const std::function<void(bool reuses)>& fill);
+  [[nodiscard]] std::unique_ptr<plan::Executor> make_executor(
+      std::function<void(const plan::Span&)> observer);
+  /// Runs plans outside of steps, without totals and timeline.
+  [[nodiscard]] Perform perform();
+  const plan::Plan& training_plan(std::size_t micro_batches);
+  /// Starts the pending updates of the last step.
+  void flush();
+  /// Copies the batch in, submits the plan and waits for its gate.
+  const StepContext& run(const plan::Plan& plan, const TokenBatch& batch, double learning_rate,
+                         double loss_scale);
+
+  Blueprint blueprint_;
+  EngineOptions options_;
+  const std::atomic<bool>* interrupted_;
+  comm::Ranks* ranks_;  ///< nullptr for one rank
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<model::Compute> compute_;
+  cpu_adam::Updater updater_;
+  std::unique_ptr<update::DeviceUpdate> device_update_;
+  std::unique_ptr<state::Store> store_;
+  std::unique_ptr<Lanes> lanes_;
+  std::optional<Snapshot> snapshot_;
+  std::unique_ptr<plan::Executor> executor_;
+  std::chrono::duration<double> fill_time_{0};
+  std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, targets, positions
+  /// By number of micro-batches and whether updates are pending.
+  std::map<std::pair<std::size_t, bool>, plan::Plan> partial_steps_;
+  std::uint64_t submissions_ = 0;
+  std::uint64_t updates_ = 0;
+  bool pending_updates_ = false;  ///< the last step's updates have not been submitted
+  std::atomic<plan::Timeline*> timeline_ = nullptr;
 };
 
 }  // namespace ballast::engine

@@ -16,58 +16,60 @@
 
 namespace ballast::inputs {
 
-/// `requested` with each 0 replaced: by a share of the `available` bytes of this machine's memory,
-/// or of the memory of the device in `config` if it has its own (memory::resolve_budgets).
+/// Returns `requested` with each 0 replaced by a share of the `available` bytes of this machine's
+/// memory, or of the memory of the device in `config` if that is separate
+/// (memory::resolve_budgets).
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets requested,
                                 Bytes available, std::uint32_t local_rank = 0);
 
-/// The model that `config` trains, with what it freezes. Throws Error(config).
+/// Returns the model that `config` trains, with its frozen tensors. Throws Error(config).
 model::Architecture model_of(const config::Config& config);
 
-/// Throws Error(device) if `config` names a GPU that this rank cannot use: a cause to mend before
-/// budgets, which are guessed without it.
+/// Throws Error(device) if `config` requests a GPU that this rank cannot use. Call it before
+/// budgets are computed, because they are guessed without the GPU.
 void check_device(const config::Config& config, const comm::Launch& launch = {});
 
-/// Whether `config` places anything on NVMe or lets the planner do so. Open activations and
-/// gradients alone do not count: they are there only if nothing else fits (measured_config()).
+/// Returns whether `config` places anything on NVMe or lets the planner do so. Open activations and
+/// gradients alone do not count, because they go there only if nothing else fits
+/// (measured_config()).
 bool may_swap(const config::Config& config);
 
-/// Whether `config` names NVMe for anything.
+/// Returns whether `config` places anything on NVMe.
 bool must_swap(const config::Config& config);
 
-/// Checks this rank's swap paths if `config` names NVMe for anything and they are known: only rank
-/// 0 knows a run directory that has no name. Throws like state::check_paths().
+/// Checks this rank's swap paths if `config` places anything on NVMe and the paths are known: only
+/// rank 0 knows a run directory without a name. Throws like state::check_paths().
 void check_swap_paths(const config::Config& config, const comm::Launch& launch = {});
 
-/// Bytes written to each swap directory of a machine on which `ranks` ranks work alike. `own`: the
-/// bytes that one rank writes to each of its directories, or one sum of unknown division. Ranks
-/// with an equal number of directories divide theirs in the same way, others evenly.
+/// Returns the bytes written to each swap directory of a machine with `ranks` similar ranks. `own`:
+/// the bytes that one rank writes to each of its directories, or their sum if the division is
+/// unknown. Ranks with an equal number of directories divide theirs in the same way, others evenly.
 std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_t ranks,
                                       std::span<const Bytes> own);
 
-/// The number of speculating blocks that `config` names; 0 for "auto", which only a search decides.
+/// Returns the number of speculating blocks in `config`; 0 for "auto", which only a search decides.
 std::size_t named_speculation(const config::Config& config);
 
-/// The blueprint of `config` before anything is placed: everything but placement, schedule and
-/// ledger. `world` ranks share the batch.
+/// Returns the blueprint of `config` before anything is placed: everything but placement, schedule
+/// and ledger. `world` ranks share the batch.
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
                           const memory::Budgets& budgets, const model::KernelSizes& kernels,
                           std::uint32_t world);
 
-/// The distinct paths of both offload sections in order, or the run directory; each with the
-/// settings of its entry in aio.paths, or else those of aio. Paths are assigned round-robin to the
-/// ranks of a machine; with fewer paths than ranks, ranks share a path.
+/// Returns the distinct paths of both offload sections in order, or the run directory, each with
+/// the settings of its entry in aio.paths or, without one, those of aio. Paths are assigned
+/// round-robin to the ranks of a machine; if there are fewer paths than ranks, ranks share a path.
 state::SwapOptions swap_options(const config::Config& config, const comm::Launch& launch = {});
 
-/// Threads, instruction set and NUMA node of the update. Throws Error(config) for an instruction
-/// set that this machine lacks.
+/// Returns threads, instruction set and NUMA node of the update. Throws Error(config) for an
+/// instruction set that this machine lacks.
 cpu_adam::UpdaterOptions updater_options(const config::Config& config);
 
-/// The device that `config` names, for rank `local_rank` of its machine.
+/// Returns options for the device in `config`, for rank `local_rank` of its machine.
 device::DeviceOptions device_options(const config::Config& config, std::uint32_t local_rank = 0);
 
-/// Free memory of the device that `config` names, for rank `local_rank` of its machine; 0 if the
-/// device uses host memory.
+/// Returns the free memory of the device in `config`, for rank `local_rank` of its machine; 0 if
+/// the device uses host memory.
 Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank);
 
 }  // namespace ballast::inputs

@@ -4,11 +4,11 @@
 
 namespace ballast::memory {
 
-/// Bytes that this process may still allocate: the smaller of the machine's available memory and
-/// the rest of the process's cgroup limit (v1 or v2).
+/// Returns the bytes that this process may still allocate: the smaller of the machine's available
+/// memory and the rest of the process's cgroup limit (v1 or v2).
 Bytes available_memory();
 
-/// Largest resident size of this process so far (VmHWM), in bytes; 0 if /proc has no value.
+/// Returns the peak resident size of this process (VmHWM) in bytes; 0 if /proc has no value.
 Bytes peak_resident_bytes();
 
 struct Budgets {
@@ -16,10 +16,10 @@ struct Budgets {
   Bytes host = 0;
 };
 
-/// Fills in budgets that are 0 ("auto"). A device with `on_device` bytes of free memory of its own
-/// gets them minus a reserve for libraries (1.5 GiB, at least 5% and, below 6 GiB, 25%); the host
-/// tier gets 80% of `available`. On the host device (`on_device` is 0) both tiers share this 80%: a
-/// named budget is deducted first; two automatic ones get half each.
+/// Fills in budgets that are 0 ("auto"). A device with separate memory, of which `on_device` bytes
+/// are free, gets these minus a reserve for libraries (1.5 GiB, at least 5% and, below 6 GiB, 25%).
+/// The host tier gets 80% of `available`. On the host device (`on_device` is 0) both tiers share
+/// this 80%: an explicit budget is deducted first; two automatic ones get half each.
 Budgets resolve_budgets(Budgets wanted, Bytes available, Bytes on_device = 0);
 
 }  // namespace ballast::memory

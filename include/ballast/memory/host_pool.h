@@ -13,13 +13,13 @@ namespace ballast::memory {
 class HostPool {
  public:
   /// Reserves address space for `bytes`; pages become resident when first written. Throws
-  /// Error(memory) when the mapping is refused.
+  /// Error(memory) if the mapping is refused.
   explicit HostPool(Bytes bytes);
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
 
-  /// The next piece: zeroed, aligned to 4 KiB. Throws Error(memory) naming `what` if too little is
-  /// left.
+  /// Returns the next piece, zeroed and aligned to 4 KiB. Throws Error(memory) with `what` if too
+  /// little is left.
   HostBytes allocate(Bytes bytes, std::string_view what);
 
   /// The whole mapping.

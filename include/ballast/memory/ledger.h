@@ -16,7 +16,7 @@ struct LedgerLine {
   Bytes bytes = 0;
 };
 
-/// The memory of a run before allocation. Exact, because it is made from the same list of buffers
+/// The memory of a run before allocation. It is exact, because it is made from the list of buffers
 /// that is then allocated.
 class Ledger {
  public:
@@ -26,15 +26,15 @@ class Ledger {
   /// Lines in tier order, in order of first addition within a tier.
   [[nodiscard]] const std::vector<LedgerLine>& lines() const { return lines_; }
   [[nodiscard]] Bytes total(Tier tier) const;
-  /// The largest line of `tier`, the first of equal ones; nullptr if it has none.
+  /// Returns the largest line of `tier`, the first one on a tie; nullptr if it has none.
   [[nodiscard]] const LedgerLine* largest(Tier tier) const;
   [[nodiscard]] bool fits(const Budgets& budgets) const;
 
-  /// Throws Error(memory) when a tier's total exceeds its budget: names the tier, the largest line
-  /// and by how much.
+  /// Throws Error(memory) if a tier's total exceeds its budget, with the tier, the excess and the
+  /// largest line.
   void require_fit(const Budgets& budgets) const;
 
-  /// A table with one row per line and each tier's total and budget.
+  /// Returns a table with one row per line, and each tier's total and budget.
   [[nodiscard]] std::vector<std::string> table(const Budgets& budgets) const;
 
  private:

@@ -14,18 +14,19 @@ class Device;
 
 namespace ballast::model {
 
-/// Which keys up to its own a query sees.
+/// The preceding keys that a query sees.
 struct AttentionMask {
-  std::size_t window = 0;  ///< the last `window`, its own included; 0: all
-  /// Position of each token in its document [sequences, length], in the memory of the device; a
-  /// query sees only its document. Null: every sequence is one document.
+  std::size_t window = 0;  ///< the last `window` keys including its own; 0: all
+  /// Position of each token in its document [sequences, length], in device memory. A query sees
+  /// only its document. Null: every sequence is one document.
   const std::int32_t* positions = nullptr;
 
-  /// The mask of one of the sequences.
+  /// Returns the mask of one sequence.
   [[nodiscard]] constexpr AttentionMask of(std::size_t sequence, std::size_t length) const {
     return {window, positions == nullptr ? nullptr : positions + sequence * length};
   }
-  /// The first key that a query of the first sequence sees. It never decreases with the query.
+  /// Returns the first key that a query of the first sequence sees. It never decreases with the
+  /// query.
   [[nodiscard]] constexpr std::size_t first_key(std::size_t query) const {
     const std::size_t first = window == 0 || query < window ? 0 : query + 1 - window;
     if (positions == nullptr) return first;
@@ -34,13 +35,13 @@ struct AttentionMask {
   }
 };
 
-/// A logit for each head that takes part in the softmax of all its queries but has no value, so
-/// that the probabilities of the keys add up to less than 1. Scores are scaled, sinks are not.
+/// One logit per head that takes part in the softmax of all queries of the head but has no value,
+/// so that the probabilities of the keys add up to less than 1. Scores are scaled, sinks are not.
 /// Source: OpenAI, "gpt-oss-120b & gpt-oss-20b model card", 2025, on attention.
 template <class T>
 struct AttentionSinks {
   const T* logits = nullptr;  ///< [heads]; null: no sinks
-  float* gradient = nullptr;  ///< [heads], added to by the backward pass; null: not wanted
+  float* gradient = nullptr;  ///< [heads], the backward pass adds to it; null: no gradient wanted
 };
 
 /// Extents of causal attention with grouped queries.
@@ -59,12 +60,11 @@ struct AttentionShape {
   [[nodiscard]] constexpr std::size_t kv_width() const { return kv_heads * head_dim; }
   /// Row length of [tokens, queries | keys | values].
   [[nodiscard]] constexpr std::size_t row() const { return width() + 2 * kv_width(); }
-  /// The factor of scores.
   [[nodiscard]] float score_scale() const {
     return static_cast<float>(scale != 0.0 ? scale
                                            : 1.0 / std::sqrt(static_cast<double>(head_dim)));
   }
-  /// Number of log-sums: one for each row of scores.
+  /// Number of log-sums: one per row of scores.
   [[nodiscard]] constexpr std::size_t log_sums() const { return tokens() * heads; }
 };
 
@@ -73,10 +73,11 @@ enum class AttentionPass { own_forward, own_backward, cudnn_forward };
 /// Floating-point operations of a pass. One matrix product takes 2 x sequences x heads x length^2 x
 /// head_dim, half of that with the causal mask. The forward pass has two (scores, results), the
 /// backward pass five (recomputed scores, gradients of probabilities, values, queries and keys).
-/// The softmax does not count.
+/// The softmax is not counted.
 double attention_flops(const AttentionShape& shape, AttentionPass pass);
 
-/// Benchmark of bf16 attention on random numbers on the CUDA device: own kernels and cuDNN's.
+/// Benchmark of bf16 attention on random numbers on the CUDA device, with Ballast's kernels and
+/// with cuDNN.
 class AttentionTrial {
  public:
   virtual ~AttentionTrial() = default;
@@ -84,8 +85,8 @@ class AttentionTrial {
   AttentionTrial(const AttentionTrial&) = delete;
   AttentionTrial& operator=(const AttentionTrial&) = delete;
 
-  /// Why cuDNN attention is unavailable, one line; empty if it is available, which
-  /// cudnn_forward requires.
+  /// Returns the reason why cuDNN attention is unavailable, in one line. Empty if cudnn_forward may
+  /// be used.
   [[nodiscard]] virtual std::string cudnn_refusal() const = 0;
   /// Runs the pass `count` times and waits. own_backward uses the results of the preceding forward
   /// pass. Throws Error(device).
@@ -95,8 +96,8 @@ class AttentionTrial {
 /// Bytes of device memory that make_attention_trial() allocates.
 Bytes attention_trial_bytes(const AttentionShape& shape);
 
-/// `device`, a CUDA device, must outlive the result. Throws Error(usage) for an unsupported shape,
-/// Error(device) in a build without CUDA, and the errors of allocations.
+/// Makes the trial. `device`, a CUDA device, must outlive it. Throws Error(usage) for an
+/// unsupported shape, Error(device) in a build without CUDA, and the errors of allocations.
 std::unique_ptr<AttentionTrial> make_attention_trial(device::Device& device,
                                                      const AttentionShape& shape);
 

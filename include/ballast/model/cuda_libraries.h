@@ -5,14 +5,14 @@
 
 namespace ballast::model {
 
-/// A library that the CUDA device loads when it first needs it.
+/// A library that the CUDA device loads when first needed.
 struct CudaLibrary {
   std::string name;     ///< "cuBLASLt"
-  std::string file;     ///< where it was loaded from, "" if it was not
-  std::string refusal;  ///< why it was not loaded, one line, or ""
+  std::string file;     ///< path of the loaded file, or ""
+  std::string refusal;  ///< one line with the reason why it was not loaded, or ""
 };
 
-/// cuBLASLt and cuDNN; loads them. Empty in a program without CUDA.
+/// Loads and returns cuBLASLt and cuDNN. Empty in a build without CUDA.
 std::vector<CudaLibrary> cuda_libraries();
 
 }  // namespace ballast::model

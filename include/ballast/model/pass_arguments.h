@@ -14,17 +14,17 @@
 
 namespace ballast::model {
 
-/// Which micro-batch of a step a backward pass is.
+/// Position of a backward pass among the micro-batches of a step.
 enum class Accumulation : std::uint8_t {
   first,  ///< the first after Compute::clear_gradient(): overwrites the gradients of matrices
   later   ///< adds to all gradients
 };
 
-/// Which elements a layer with AdapterConfig::dropout leaves out: the same for the forward and the
-/// backward pass of one micro-batch, others for every other one.
+/// Selects the elements that a layer with AdapterConfig::dropout drops. They are the same in the
+/// forward and backward pass of a micro-batch, and differ between micro-batches.
 struct Dropout {
-  bool on = false;        ///< not in an evaluation, nor in a reference model
-  std::uint64_t key = 0;  ///< of the seed, the step and the micro-batch
+  bool on = false;        ///< false in evaluations and in reference models
+  std::uint64_t key = 0;  ///< derived from the seed, the step and the micro-batch
 };
 
 /// Moves rows between the ranks that share the experts of a block (comm::Communicator::all_to_all).
@@ -35,8 +35,8 @@ class RowExchange {
   RowExchange(const RowExchange&) = delete;
   RowExchange& operator=(const RowExchange&) = delete;
 
-  /// Sends part p of `leaving` to the rank with expert p of a block and receives part p of
-  /// `arriving` from it. Bytes by part. Enqueues on `stream`.
+  /// Enqueues an all-to-all on `stream`: sends part p of `leaving` to the rank with expert p of a
+  /// block and receives part p of `arriving` from it. Sizes of the parts are in bytes.
   virtual void exchange(device::Stream& stream, ConstDeviceBytes leaving,
                         std::span<const Bytes> leaving_parts, DeviceBytes arriving,
                         std::span<const Bytes> arriving_parts) = 0;
@@ -45,12 +45,12 @@ class RowExchange {
 /// Port::batch in its parts, each [N] or empty.
 struct BatchViews {
   DeviceView<const std::int32_t> tokens;   ///< in [0, V)
-  DeviceView<const std::int32_t> targets;  ///< below V; a negative one has no loss
-  /// Positions in the document: each is 0 or one more than the one before it in its sequence.
-  /// Attention stays inside a document. Empty: every sequence is one document.
+  DeviceView<const std::int32_t> targets;  ///< below V; rows with a negative target have no loss
+  /// Position of each token in its document: 0, or one more than the preceding token's. Attention
+  /// stays inside a document. Empty: every sequence is one document.
   DeviceView<const std::int32_t> positions;
 
-  /// Cuts a batch of N = `tokens`: tokens, targets and, if documents are packed, positions.
+  /// Cuts a batch of N = `tokens` into tokens, targets and, if documents are packed, positions.
   static BatchViews cut(ConstDeviceBytes batch, std::size_t tokens) {
     const auto all = view_as<std::int32_t>(batch);
     const auto part = [&](std::size_t number) {
@@ -61,27 +61,27 @@ struct BatchViews {
   }
 };
 
-/// Numbers that the passes of a micro-batch need besides their views.
+/// Scalars that the passes of a micro-batch need.
 struct PassScalars {
   Accumulation accumulation = Accumulation::later;
   Dropout dropout;
-  /// The gradient of the scaled loss with respect to the loss of one target or pair.
+  /// Gradient of the scaled loss with respect to the loss of one target or pair.
   float loss_gradient = 1.0F;
-  /// Gradient with respect to the losses of the routers. Equal for all micro-batches.
+  /// Gradient with respect to the router losses. Equal for all micro-batches.
   float router_gradient = 0.0F;
-  Preference preference;    ///< of pairs
-  std::uint32_t shard = 0;  ///< place of this rank among the ranks of Port::routing_counts
+  Preference preference;    ///< for preference pairs
+  std::uint32_t shard = 0;  ///< index of this rank among the ranks of Port::routing_counts
   std::uint32_t ranks = 1;
 };
 
-/// Data that one pass reads and writes. Views stay valid until the stream is synchronised.
+/// Arguments of one pass. Views stay valid until the stream is synchronised.
 struct PassArguments {
-  /// Views by port; empty: not bound. Ports with members of their own below are not among them.
+  /// Views by port; empty: not bound. The members below hold the other ports.
   std::array<DeviceBytes, kPortCount> views;
   BatchViews batch;
-  /// Port::output_weights and Port::output_gradient: by tile, ascending.
+  /// Views of Port::output_weights and Port::output_gradient, by ascending tile.
   std::vector<DeviceBytes> output_weights, output_gradient;
-  /// In host memory, of the pass's micro-batch: the routings of all ranks, see RoutingCounts.
+  /// Routings of all ranks for the pass's micro-batch, in host memory; see RoutingCounts.
   std::span<const std::int32_t> routing_counts;
   PassScalars scalars;
   RowExchange* exchange = nullptr;  ///< for Kernel::exchanged_expert and its backward pass

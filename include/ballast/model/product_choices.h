@@ -9,12 +9,12 @@
 
 namespace ballast::model {
 
-/// An algorithm of cuBLASLt for one product: the content of a cublasLtMatmulAlgo_t, which may be
-/// kept and used again with the same version of the library (cublasLt.h).
+/// A cuBLASLt algorithm for one product: the content of a cublasLtMatmulAlgo_t, which may be stored
+/// and reused with the same version of the library (cublasLt.h).
 using ProductAlgorithm = std::array<std::uint64_t, 8>;
 
-/// Where matrix products look up the algorithms that were the fastest when they were timed, so that
-/// all ranks and later runs have the same algorithms and hence the same bits.
+/// Remembers the fastest algorithm of each matrix product, so that all ranks and later runs use the
+/// same algorithms and hence compute the same bits.
 class ProductChoices {
  public:
   virtual ~ProductChoices() = default;
@@ -22,9 +22,9 @@ class ProductChoices {
   ProductChoices(const ProductChoices&) = delete;
   ProductChoices& operator=(const ProductChoices&) = delete;
 
-  /// The index in `candidates` of the algorithm that was chosen for `product` before. Otherwise
-  /// calls `time`, returns its result and keeps that choice. `library`: the GPU's name and the
-  /// library's version. Exceptions of `time` pass through, and nothing is kept then.
+  /// Returns the index in `candidates` of the algorithm that was chosen earlier for `product`. If
+  /// there is none, calls `time`, returns its result and stores that choice; if `time` throws,
+  /// stores nothing. `library`: name of the GPU and version of the library.
   virtual std::size_t choose(const std::string& library, const std::string& product,
                              std::span<const ProductAlgorithm> candidates,
                              const std::function<std::size_t()>& time) = 0;

@@ -8,28 +8,34 @@
 
 namespace ballast::model {
 
-/// Codes of a frozen base, as bitsandbytes has them (its QLoRA: Dettmers et al., arXiv 2305.14314).
-/// Consecutive elements of a flattened matrix share a scale, their largest magnitude; an element is
-/// the nearest of a table of values in [-1, 1] times it (of two equally near ones, the lower).
+/// Quantisation of a frozen base in bitsandbytes' format (QLoRA: Dettmers et al., arXiv
+/// 2305.14314). Each block of consecutive elements of a flattened matrix shares a scale, the
+/// largest magnitude. An element becomes the index of the nearest value (element / scale) in a
+/// table of values in [-1, 1], the lower one on a tie.
 struct Quantization {
   enum class Format : std::uint8_t {
-    int8,  ///< a byte each: the 256 values of dynamic_map(); a scale for 256 elements
-    nf4    ///< two in a byte, the first in the high half: nf4_values(); a scale for 64 elements
+    int8,  ///< one byte per element, from the 256 values of dynamic_map(); one scale per 256
+           ///< elements
+    nf4  ///< two elements per byte, the first in the high half, from nf4_values(); one scale per 64
+         ///< elements
   };
   Format format = Format::nf4;
-  /// Scales are codes too (nf4 alone; section 3 of the paper, "double quantization"): less their
-  /// mean they are bytes of dynamic_map(), with an fp32 scale for 256 of them.
+  /// Scales are quantised too (nf4 only; section 3 of the paper, "double quantization"): the mean
+  /// is subtracted, and dynamic_map() encodes them in a byte each, with an fp32 scale per 256
+  /// scales.
   bool double_scales = false;
 
-  /// Elements with one scale.
+  /// Elements per scale.
   [[nodiscard]] Elems block() const { return format == Format::nf4 ? 64 : 256; }
-  /// The same for all that have the same bits: "int8", "nf4", "nf4 with scales in 8 bits".
+  /// A text that is equal for settings with the same results: "int8", "nf4", "nf4 with scales in 8
+  /// bits".
   [[nodiscard]] std::string description() const;
   friend bool operator==(const Quantization&, const Quantization&) = default;
 };
 
-/// Where the codes of a matrix of `elements` lie: codes, scales (fp32, or bytes if they are codes
-/// too), then fp32 scales of scales and their mean. Each array begins at a multiple of 64 bytes.
+/// Offsets of the arrays of a quantised matrix of `elements`: codes, scales (fp32, or bytes if they
+/// are quantised too), then fp32 scales of the scales and their mean. Each array begins at a
+/// multiple of 64 bytes.
 struct CodedArrays {
   CodedArrays(const Quantization& quantization, Elems elements);
 
@@ -39,10 +45,10 @@ struct CodedArrays {
   Bytes scales;        ///< offsets in bytes; the codes begin at 0
   Bytes nested;
   Bytes mean;
-  Bytes bytes;  ///< of all
+  Bytes bytes;  ///< total size
 };
 
-/// Scales per scale of scales.
+/// Number of scales that share an fp32 scale.
 inline constexpr Elems kNestedBlock = 256;
 
 }  // namespace ballast::model

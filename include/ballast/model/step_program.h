@@ -14,9 +14,9 @@
 
 namespace ballast::model {
 
-// A model's description of one training step and one evaluation: what its kernels read and write,
-// block by block, for one micro-batch. It has no placement, no buffers and no devices; step/ turns
-// it into a plan.
+// A model's description of one training step and one evaluation: the values that its kernels read
+// and write, block by block, for one micro-batch. It has no placement, no buffers and no devices;
+// step/ turns it into a plan.
 
 using BlockId = std::uint32_t;
 using ClassId = std::uint32_t;
@@ -38,7 +38,7 @@ enum class Kernel : std::uint8_t {
   tile_backward,
   shared_expert,  ///< the expert of all tokens
   shared_expert_backward,
-  router,  ///< the norm before experts and the choice of experts
+  router,  ///< the router: the norm before experts and the choice of experts
   router_backward,
   expert,
   expert_backward,
@@ -46,31 +46,32 @@ enum class Kernel : std::uint8_t {
   exchanged_expert_backward,
   head_evaluate,       ///< the loss without gradients, vocabulary in one tile
   head_train,          ///< loss and gradients of all tiles of the vocabulary
-  head_scan,           ///< one tile: the sums of its logits
-  head_differentiate,  ///< one tile: gradients, with logits computed again
+  head_scan,           ///< one tile: accumulates the softmax sums of its logits
+  head_differentiate,  ///< one tile: gradients, with recomputed logits
   head_end             ///< the loss and, in training, the gradient of the norm
 };
 inline constexpr std::size_t kKernelCount = 21;
-/// "layer backward": for messages, traces and to_text().
+/// Returns "layer backward" and the like, for messages, traces and to_text().
 std::string_view to_string(Kernel kernel) noexcept;
+/// Returns what an operation with this kernel does to its block: "forward", "backward", "loss".
+std::string_view work_of(Kernel kernel) noexcept;
 
 /// The name of a kernel's argument.
 enum class Port : std::uint8_t {
   weights,
-  output_weights,  ///< a tile of the output matrix in another block; one operand per tile,
-                   ///< ascending
+  output_weights,  ///< tiles of the output matrix in other blocks; one operand per tile, ascending
   batch,           ///< tokens, targets and, if packed, positions
   input,
   output,
   activation_gradient,
   kept,             ///< intermediates of the forward pass
-  normed,           ///< the norm's result, with the router's choices or the sums of the head's rows
-  partial_sums,     ///< fp32 sums over tiles: of outputs, or of the gradient of the norm's result
+  normed,           ///< result of the norm, followed by the router's choices or the head's row sums
+  partial_sums,     ///< fp32 sums over tiles: outputs, or gradients of the norm's result
   routing,          ///< on the device, written: where the rows of each expert begin
-  routing_counts,   ///< the same of all micro-batches and ranks on the host, read
+  routing_counts,   ///< on the host, read: the routing of all micro-batches and ranks
   router_totals,    ///< sums over all routers
-  losses,           ///< of the micro-batch
-  pairs,            ///< losses of the reference and weights of rows
+  losses,           ///< losses of the micro-batch
+  pairs,            ///< reference losses and row weights of preference pairs
   gradient,         ///< fp32 gradient sum of the block
   output_gradient,  ///< fp32 gradient sum of a tile of the output matrix; one operand per tile
   workspace
@@ -78,62 +79,61 @@ enum class Port : std::uint8_t {
 inline constexpr std::size_t kPortCount = 17;
 std::string_view to_string(Port port) noexcept;
 
-/// How values of a class get their buffers.
+/// The way in which values of a class get their buffers.
 enum class SlotRule : std::uint8_t {
-  /// One buffer per life and per micro-batch that passes a stop together with others. Lives that do
-  /// not overlap share it.
+  /// One buffer per life, and per micro-batch that passes a stop together with others. Lives that
+  /// do not overlap share a buffer.
   own,
-  in_turn,  ///< a ring: values that the next stop consumes, or that leave the device
+  in_turn,  ///< a ring, for values that the next stop consumes or that leave the device
   scratch,  ///< one buffer, used inside one pass
-  step,     ///< one buffer per micro-batch of the step
-  report    ///< a place per micro-batch in the report buffer, which is copied to the host
+  step,     ///< one buffer for each micro-batch of the step
+  report    ///< one entry per micro-batch in the report buffer, which is copied to the host
 };
 
-/// The line of the memory ledger to which a value counts.
-enum class LedgerLine : std::uint8_t { activations, intermediates, batch };
+/// The line of the memory ledger that counts a value.
+enum class MemoryKind : std::uint8_t { activations, intermediates, batch };
 
 /// Values of one size that share buffers.
 struct ValueClass {
-  std::string name;  ///< of its buffers: "rows between tiles"
-  std::string word;  ///< in messages: "activation"
-  LedgerLine line = LedgerLine::activations;
-  Bytes bytes = 0;  ///< of one micro-batch
+  std::string name;  ///< name of its buffers: "rows between tiles"
+  std::string word;  ///< word for messages: "activation"
+  MemoryKind memory = MemoryKind::activations;
+  Bytes bytes = 0;  ///< per micro-batch
   SlotRule slots = SlotRule::own;
-  /// Numbers of rows that routers have sent to experts: copied to the host, from all ranks; see
-  /// RowCount.
+  /// The values are row counts per expert, copied to the host of every rank; see RowCount.
   bool counts = false;
-  bool from_host = false;  ///< inputs of the step: copied to the device before the passes
+  bool from_host = false;  ///< an input of the step: copied to the device before the passes
   /// The class whose buffers the values use in a schedule for evaluation alone, where nothing waits
-  /// for a backward pass; kNone: their own.
+  /// for a backward pass. kNone: this class.
   ClassId in_evaluation = kNone;
 };
 
 /// How a value gets from the forward to the backward pass.
 enum class Waits : std::uint8_t {
   no,      ///< stays in its buffer until its last reader
-  placed,  ///< in the tier that the placement names for activations of `owner`
-  /// On the device if the placement keeps intermediates of `owner`. Otherwise `recipe` computes it
-  /// again, or its readers do without it (an optional operand).
+  placed,  ///< moves to the tier that the placement gives to activations of `owner`
+  /// Stays on the device if the placement keeps intermediates of `owner`. Otherwise `recipe`
+  /// recomputes it, or it is an optional operand and its readers do without it.
   kept,
-  again  ///< `recipe` computes it again
+  again  ///< is recomputed by `recipe`
 };
 
 /// Device data of one micro-batch.
 struct StepValue {
-  std::string name;  ///< "input of layer 0": also of its buffers, if it shares them with no other
+  std::string name;  ///< "input of layer 0"; also names its buffers, unless it shares them
   ClassId of = 0;
   BlockId owner = 0;
   Waits waits = Waits::no;
   RecipeId recipe = kNone;
-  Bytes bytes = 0;  ///< 0: those of its class
+  Bytes bytes = 0;  ///< 0: the size given by its class
 };
 
 /// fp32 sums of a gradient over the micro-batches of a step.
 struct GradientSum {
   BlockId block = 0;
   Bytes bytes = 0;
-  Bytes cleared = 0;   ///< the part that Compute::clear_gradient() sets to zero
-  bool clears = true;  ///< false: its first pass overwrites it (a tied output matrix)
+  Bytes cleared = 0;   ///< bytes that Compute::clear_gradient() sets to zero
+  bool clears = true;  ///< false: the first pass overwrites it (a tied output matrix)
 };
 
 enum class OperandKind : std::uint8_t { weights, value, gradient, workspace };
@@ -143,10 +143,10 @@ enum class OperandAccess : std::uint8_t {
   updates  ///< read and written
 };
 
-/// Work of a pass without its transfers.
+/// Work of a pass, excluding transfers.
 struct PassCost {
-  double flops = 0.0;  ///< of matrix products
-  Bytes traffic = 0;   ///< memory read and written outside of matrix products
+  double flops = 0.0;  ///< in matrix products
+  Bytes traffic = 0;   ///< memory read and written outside matrix products
 };
 
 struct Operand {
@@ -155,7 +155,7 @@ struct Operand {
   std::uint32_t number = 0;  ///< a BlockId, ValueId or SumId, by kind
   OperandAccess access = OperandAccess::reads;
   bool optional = false;
-  PassCost absent = {};  ///< added to the cost of the pass where an optional operand is not bound
+  PassCost absent = {};  ///< added to the cost of the pass if an optional operand is not bound
 };
 
 /// The measured curve that gives the rate of a pass.
@@ -169,54 +169,55 @@ enum class RunsOn : std::uint8_t {
 struct Pass {
   Kernel kernel = Kernel::layer;
   BlockId block = 0;
-  std::uint8_t reference = 0;  ///< 0: the trained model, else the number of a reference model
-  std::uint32_t number = 0;    ///< of a tile of the vocabulary
+  std::uint8_t reference = 0;  ///< 0: the trained model, otherwise the number of a reference model
+  std::uint32_t number = 0;    ///< index of a vocabulary tile
   CostCurve curve = CostCurve::forward;
   RunsOn where = RunsOn::device;
   PassCost cost;
   float token_share = 1.0F;  ///< share of the micro-batch's tokens, assuming balanced routing
   Bytes exchanged = 0;       ///< received from other ranks, assuming balanced routing
-  std::uint16_t shape = 0;   ///< equal for passes that run the same kernels: for the warm-up
-  /// Their order is that in which data are brought to the device.
+  std::uint16_t shape = 0;   ///< equal for passes with the same kernels, for the warm-up
+  /// The operands. Data are brought to the device in this order.
   std::vector<Operand> operands;
 };
 
-/// Which of two ways through the head a stop belongs to.
+/// The variant of the head that a stop belongs to.
 enum class HeadForm : std::uint8_t {
   any,
   one_pass,  ///< all tiles of the vocabulary in one kernel
-  visits     ///< one tile after the other, twice
+  visits     ///< each tile in turn, twice
 };
 
-/// Passes that each micro-batch goes through before the next stop.
+/// Passes that every micro-batch completes before the next stop begins.
 struct Stop {
   std::vector<PassId> passes;
-  std::vector<BlockId> finishes;  ///< blocks whose gradient is complete after it, in this order
+  std::vector<BlockId> finishes;  ///< blocks whose gradients are complete after it, in this order
   HeadForm form = HeadForm::any;
   bool backward = false;
 };
 
-/// Computes a value again. Its passes have no optional operands: a pass that omits an output is a
+/// Recomputes a value. Its passes have no optional operands: a pass that omits an output is a
 /// separate pass.
 struct Recipe {
   std::vector<Stop> stops;
 };
 
-/// A block computes rows that a router has sent to it, starts[index + 1] - starts[index] of them.
+/// Row count of an expert: starts[index + 1] - starts[index] rows are dispatched to its block,
+/// where starts is the value `routing`.
 struct RowCount {
   ValueId routing = 0;
-  std::uint32_t index = 0;  ///< with StepBlock::per_rank: of the first rank, rank r adds r
-  double share = 1.0;       ///< of the tokens, assuming balanced routing
+  std::uint32_t index = 0;  ///< with StepBlock::per_rank: index for rank 0; rank r adds r
+  double share = 1.0;       ///< share of the tokens, assuming balanced routing
 };
 
 struct StepBlock {
   std::string name;
   std::optional<RowCount> rows;
-  bool per_rank = false;  ///< expert parallelism: each rank has its own expert in this block
+  bool per_rank = false;  ///< expert parallelism: each rank has a different expert in this block
 };
 
-/// The head in one pass: possible if the placement keeps intermediates of `keeper` and all blocks
-/// of `on_device` have their whole weights on the device.
+/// Condition for the head in one pass: the placement keeps intermediates of `keeper`, and all
+/// weights of the blocks in `on_device` are on the device.
 struct OnePassHead {
   BlockId keeper = 0;
   std::vector<BlockId> on_device;
@@ -234,7 +235,7 @@ struct StepProgram {
   BlockId first_layer = 0;              ///< after the blocks of the embedding
   BlockId first_differentiated = 0;     ///< the backward pass ends here
   BlockId head = 0;                     ///< its first block
-  std::optional<OnePassHead> one_pass;  ///< empty: the head has one form
+  std::optional<OnePassHead> one_pass;  ///< empty: the head has only one form
 
   [[nodiscard]] bool is_layer(BlockId block) const { return block >= first_layer && block < head; }
   /// Bytes of a value of one micro-batch.
@@ -246,8 +247,8 @@ struct StepProgram {
 /// Shape of a step: everything that its passes depend on in addition to the model.
 struct StepShape {
   MicroBatchShape micro_batch;
-  bool packed = false;  ///< documents; layers read the positions of the tokens
-  bool pairs = false;   ///< sequences 2 i and 2 i + 1 are a pair, compared with a reference
+  bool packed = false;  ///< several documents per sequence; layers read the positions of the tokens
+  bool pairs = false;   ///< sequences 2 i and 2 i + 1 are a preference pair
   std::uint32_t ranks = 1;
 };
 
@@ -258,12 +259,12 @@ StepProgram write_program(const Architecture& model, DType type, const StepShape
 /// The program as text, one line per stop, pass and operand: for golden files and people.
 std::string to_text(const StepProgram& program);
 
-/// Returns one line per breach of a rule: a read follows a write of the same life; outside of
-/// recipes, one pass writes a value (the gradient of a value with several readers, too) and all
-/// others update it; a recipe writes its value and reads only what is placed, kept with a recipe,
-/// or made by the recipe; only optional operands have a cost of absence; `finishes` lists each
-/// block from the head down to first_differentiated once; a block with rows follows the pass that
-/// writes its routing.
+/// Checks the program and returns one line per broken rule. A read follows a write of the same
+/// life. Outside of recipes, one pass writes a value and all others update it, so several passes can
+/// add to a gradient. A recipe writes its value and reads only values that are placed, kept with a
+/// recipe, or made by the recipe. Only optional operands have a cost of absence. `finishes` lists
+/// each block from the head down to first_differentiated once. A block with rows follows the pass
+/// that writes its routing.
 std::vector<std::string> check(const StepProgram& program);
 
 }  // namespace ballast::model

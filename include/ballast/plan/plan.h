@@ -249,21 +249,21 @@ using Names = std::function<std::string(const Operation&)>;
 
 /// A queue that runs its operations in plan order: a device stream, or the thread of a lane with
 /// Mode::one_at_a_time.
-struct Stream {
+struct StreamId {
   Lane lane = Lane::compute;
   std::uint8_t device = 0;
-  friend constexpr bool operator==(const Stream&, const Stream&) = default;
+  friend constexpr bool operator==(const StreamId&, const StreamId&) = default;
 };
 
 /// The stream on which `operation` runs; none for disk requests, which have no order.
-constexpr std::optional<Stream> stream_of(const Operation& operation) noexcept {
+constexpr std::optional<StreamId> stream_of(const Operation& operation) noexcept {
   if (mode_of(operation.lane) == Mode::submitted) return std::nullopt;
-  return Stream{operation.lane, operation.device};
+  return StreamId{operation.lane, operation.device};
 }
 
 /// Whether a common stream orders two operations, given in plan order. All others need an edge.
 constexpr bool ordered_by_stream(const Operation& before, const Operation& next) noexcept {
-  const std::optional<Stream> stream = stream_of(before);
+  const std::optional<StreamId> stream = stream_of(before);
   return stream.has_value() && stream == stream_of(next);
 }
 

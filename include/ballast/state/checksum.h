@@ -7,10 +7,10 @@
 
 namespace ballast::state {
 
-/// XXH3 (64 bits) of `bytes`, by which damaged data are found.
+/// XXH3 (64 bits) of `bytes`, to detect damaged data.
 std::uint64_t checksum(ConstHostBytes bytes);
 
-/// The same of bytes that come in parts.
+/// checksum() of bytes that arrive in parts.
 class RunningChecksum {
  public:
   RunningChecksum();
@@ -19,7 +19,7 @@ class RunningChecksum {
   RunningChecksum& operator=(const RunningChecksum&) = delete;
 
   void add(ConstHostBytes bytes);
-  /// checksum() of all bytes so far.
+  /// Returns the checksum() of all bytes so far.
   [[nodiscard]] std::uint64_t digest() const;
 
  private:

@@ -8,7 +8,7 @@
 
 namespace ballast::state {
 
-/// Unit of checksums in the swap space. A chunk lies in one file.
+/// Unit of checksums in the swap space. A chunk is in one file.
 inline constexpr Bytes kChunk = 1 * kMiB;
 
 /// A contiguous part of an extent in the file of one path.
@@ -19,30 +19,31 @@ struct Segment {
   Bytes bytes = 0;
 };
 
-/// Layout of extents (the NVMe homes of a run) over the files of several paths, a pure function of
-/// its arguments. Extents are cut into segments of `segment_bytes`. Each segment goes to the path
-/// with the fewest bytes relative to its weight, so that all paths are busy for about as long.
+/// Distributes extents (the NVMe homes of a run) over the files of several paths. A pure function
+/// of its arguments. Extents are cut into segments of `segment_bytes`. Each segment goes to the
+/// path with the fewest bytes relative to its weight, so that all paths are busy for about the same
+/// time.
 class Stripe {
  public:
   Stripe() = default;
-  /// `extents`: sizes, rounded up to whole pages. `weights`: relative, one per path.
-  /// `segment_bytes` is rounded up to whole chunks. Throws Error(state) without paths or for a
+  /// `extents`: sizes, rounded up to whole pages. `weights`: relative speeds, one per path.
+  /// `segment_bytes` is rounded up to whole chunks. Throws Error(state) without paths, or for a
   /// weight that is not finite and above 0.
   Stripe(std::span<const Bytes> extents, std::span<const double> weights, Bytes segment_bytes);
 
   [[nodiscard]] std::size_t extents() const { return extents_.size(); }
-  /// The arguments of the constructor.
+  /// Arguments of the constructor.
   [[nodiscard]] const std::vector<double>& weights() const { return weights_; }
   [[nodiscard]] Bytes segment_bytes() const { return segment_bytes_; }
   [[nodiscard]] std::size_t paths() const { return file_bytes_.size(); }
-  /// All parts of an extent in order.
+  /// Returns all parts of an extent in order.
   [[nodiscard]] std::span<const Segment> segments(std::size_t extent) const;
   [[nodiscard]] Bytes extent_bytes(std::size_t extent) const { return extents_.at(extent).bytes; }
-  /// Index of the extent's first chunk among all chunks.
+  /// Returns the index of the extent's first chunk among all chunks.
   [[nodiscard]] std::size_t first_chunk(std::size_t extent) const;
   [[nodiscard]] std::size_t chunks() const { return chunks_; }
   [[nodiscard]] Bytes file_bytes(std::size_t path) const { return file_bytes_.at(path); }
-  /// Sum over all files.
+  /// Size of all files.
   [[nodiscard]] Bytes bytes() const;
 
  private:

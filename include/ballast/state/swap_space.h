@@ -14,7 +14,7 @@
 
 namespace ballast::state {
 
-/// Instead of the first byte of zeros: the caller knows of none.
+/// Value of `zeros_from` if no bytes are known to be zero.
 inline constexpr Bytes kNoZeros = ~Bytes{0};
 
 /// A running transfer between host memory and NVMe. Its memory must not be used until it has ended.
@@ -22,8 +22,9 @@ inline constexpr Bytes kNoZeros = ~Bytes{0};
 class SwapTransfer {
  public:
   virtual ~SwapTransfer() = default;
-  /// Blocks until all requests have ended; gives up those without an answer for abandon_seconds.
-  /// Call it once. Throws Error(io) or Error(state) naming stage, file, offset and length.
+  /// Blocks until all requests have ended; gives up on requests without an answer for
+  /// abandon_seconds. Call it once. Throws Error(io) or Error(state) with stage, file, offset and
+  /// length.
   virtual void finish() = 0;
 };
 
@@ -34,68 +35,68 @@ struct SwapDevice {
   std::filesystem::path directory = {};
 };
 
-/// Extents on disks: one preallocated, unnamed file and one queue per path. The XXH3 checksum and
-/// the version of every chunk stay in memory and are compared at each read, which detects lost,
+/// Extents on disks, with one preallocated, unnamed file and one queue per path. The XXH3 checksum
+/// and the version of every chunk stay in memory and are compared at each read, which detects lost,
 /// torn, stale and corrupted writes. Several transfers may run at a time, also from different
-/// threads, each of another extent.
+/// threads, if each has another extent.
 ///
-/// Blocks of the files are allocated at creation, so writes cannot run out of space. Until a
-/// segment is written it reads as zeros, so its first write moves nothing if the caller knows that
-/// all of it is zero: the moments of an optimizer begin as such.
+/// Blocks of the files are allocated at creation, so writes cannot run out of space. A segment
+/// reads as zeros until it is written. So its first write moves nothing if the caller knows that
+/// all of it is zero, like the initial moments of an optimizer.
 class SwapSpace {
  public:
-  /// Creates the files. `staging` is the memory that most transfers will use; it is registered with
-  /// the queues and must outlive this. Throws Error(io): see aio::File::create_anonymous and
-  /// aio::make_queue.
+  /// Creates the files. `staging`: memory of most transfers, which is registered with the queues
+  /// and must outlive this. Throws Error(io): see aio::File::create_anonymous and aio::make_queue.
   SwapSpace(const SwapPlan& plan, std::span<const HostBytes> staging);
-  /// The same over the given new files and queues, one device per path.
+  /// Uses the given new files and queues, one device per path.
   SwapSpace(Stripe stripe, std::vector<std::unique_ptr<SwapDevice>> devices);
   ~SwapSpace();
   SwapSpace(const SwapSpace&) = delete;
   SwapSpace& operator=(const SwapSpace&) = delete;
 
   /// Starts to write a whole extent (page-aligned `data` of its size) as `version`. `data` must not
-  /// change until the transfer has ended. All bytes from `zeros_from` on are zero.
-  /// SwapTransfer::finish() throws Error(io) for a failed request;
-  /// reading the extent then fails. Throws Error(state) for another size.
+  /// change until the transfer has ended. Bytes from `zeros_from` on are zero.
+  /// SwapTransfer::finish() throws Error(io) for a failed request; reading the extent then fails.
+  /// Throws Error(state) for another size.
   [[nodiscard]] std::unique_ptr<SwapTransfer> write(std::size_t extent, HostBytes data,
                                                     std::uint64_t version,
                                                     Bytes zeros_from = kNoZeros);
 
   /// Starts to read the last write, which must have ended. `ahead`: see aio::Request.
-  /// SwapTransfer::finish() throws Error(io) for a failed request and Error(state) when a checksum
-  /// or the version differs from the write; `data` is then invalid.
+  /// SwapTransfer::finish() throws Error(io) for a failed request and Error(state) if a checksum or
+  /// the version differs from the write; `data` is then invalid.
   [[nodiscard]] std::unique_ptr<SwapTransfer> read(std::size_t extent, HostBytes data,
                                                    std::uint64_t version, bool ahead = false);
 
-  /// XXH3 of each chunk of the extent as it was last written. Throws Error(state) if it was not.
+  /// Returns the XXH3 of each chunk in the last write of the extent. Throws Error(state) without a
+  /// write.
   [[nodiscard]] std::vector<std::uint64_t> checksums(std::size_t extent) const;
-  /// Says what an extent of an existing file holds: what checksums() has returned for it.
+  /// Declares the content of an extent in an existing file, with the result of checksums() for it.
   void restore(std::size_t extent, std::span<const std::uint64_t> checksums, std::uint64_t version);
 
-  /// Returns when all finished writes are on the disks. Throws Error(io).
+  /// Waits until all finished writes are on the disks. Throws Error(io).
   void sync() const;
-  /// Gives the file of path P the name `folder`/`name`-P, so that it outlives this, or
-  /// `elsewhere`-P in its own directory if that is on another file system. Replaces files of that
-  /// name. Returns the names by path, or none if the files cannot be named. Throws Error(io).
+  /// Names the file of path P `folder`/`name`-P, so that it outlives this object, or `elsewhere`-P
+  /// in its own directory if that is on another file system. Replaces files with that name. Returns
+  /// the names by path, or none if the files cannot be named. Throws Error(io).
   [[nodiscard]] std::vector<std::filesystem::path> link(const std::filesystem::path& folder,
                                                         const std::string& name,
                                                         const std::string& elsewhere) const;
 
   [[nodiscard]] const Stripe& stripe() const { return stripe_; }
-  /// The layout of the files, without their names.
+  /// Returns the layout of the files, without their names.
   [[nodiscard]] SwapImage image() const;
-  /// One entry per path.
+  /// Returns one entry per path.
   [[nodiscard]] std::vector<aio::QueueCounters> counters() const;
-  /// "io_uring" or "threads", or "io_uring and threads".
+  /// Returns "io_uring", "threads", or "io_uring and threads".
   [[nodiscard]] const std::string& backend() const { return backend_; }
 
  private:
   struct Seal {
     std::uint64_t checksum = 0;
     std::uint64_t version = 0;
-    bool written = false;  ///< the last write succeeded
-    bool touched = false;  ///< a write was submitted: before it, the file reads as zeros
+    bool written = false;  ///< whether the last write succeeded
+    bool touched = false;  ///< whether a write was submitted; before that, the file reads as zeros
   };
   class ExtentTransfer;
   class Reading;
@@ -105,7 +106,7 @@ class SwapSpace {
   [[nodiscard]] std::span<const Seal> seals(std::size_t extent) const;
 
   Stripe stripe_;
-  std::vector<std::unique_ptr<SwapDevice>> devices_;  ///< by path; addresses are registered
+  std::vector<std::unique_ptr<SwapDevice>> devices_;  ///< by path; their addresses are registered
   std::string backend_;
   std::vector<Seal> seals_;  ///< by chunk number
 };

@@ -30,21 +30,6 @@ plan::Plan build_partial_step(const Problem& problem, const Placement& placement
                               const Options& options, std::uint32_t micro_batches,
                               bool applies_updates);
 
-/// Homes of weights and states, by tier.
-struct Homes {
-  bool device = true;
-  bool host = true;
-  bool nvme = true;
-
-  [[nodiscard]] constexpr bool has(Tier tier) const {
-    return tier == Tier::device ? device : (tier == Tier::host ? host : nvme);
-  }
-};
-inline constexpr Homes kHomesInMemory = {.nvme = false};
-constexpr Homes homes_on(Tier tier) {
-  return {tier == Tier::device, tier == Tier::host, tier == Tier::nvme};
-}
-
 /// The first plan of a training: the host operation `initialize` makes the values of every block's
 /// weights and states, in pieces in ascending order, and copies move them to their homes. Writes
 /// all NVMe homes, including those of activations and gradients.

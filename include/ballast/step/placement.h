@@ -32,6 +32,21 @@ struct Placement {
   std::vector<BlockPlacement> blocks;
 };
 
+/// Homes of weights and states, by tier.
+struct Homes {
+  bool device = true;
+  bool host = true;
+  bool nvme = true;
+
+  [[nodiscard]] constexpr bool has(Tier tier) const {
+    return tier == Tier::device ? device : (tier == Tier::host ? host : nvme);
+  }
+};
+inline constexpr Homes kHomesInMemory = {.nvme = false};
+constexpr Homes homes_on(Tier tier) {
+  return {tier == Tier::device, tier == Tier::host, tier == Tier::nvme};
+}
+
 /// Whether the head handles all tiles of the vocabulary in one operation, so that no logit is
 /// computed twice: with one tile, or where the head's first block keeps its intermediates and the
 /// whole weights of all tiles live on the device.

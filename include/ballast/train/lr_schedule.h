@@ -28,7 +28,7 @@ class LrSchedule {
   /// `lr` is optimizer.lr. Throws Error(config) when a decaying schedule has no total_num_steps.
   LrSchedule(const config::SchedulerSection& section, double lr);
 
-  /// Rate of optimizer step `k`, from 1.
+  /// Returns the learning rate of optimizer step `k`, from 1.
   [[nodiscard]] double at(std::uint64_t k) const;
 
  private:

@@ -11,35 +11,36 @@
 
 namespace ballast::train {
 
-/// Metrics of one step for metrics.jsonl. Keys of the maps are the names of lanes and tiers
-/// ("fetch", "upload", ...; "device", "host", "nvme").
+/// Metrics of one step for metrics.jsonl. Keys of the maps are names of lanes and tiers ("fetch",
+/// "upload", ...; "device", "host", "nvme").
 struct StepMetrics {
   std::uint64_t step = 0;  ///< from 1
   double loss = 0.0;       ///< mean over the step's tokens
   double lr = 0.0;
   double grad_norm = 0.0;    ///< before clipping, without the loss scale
-  std::uint64_t tokens = 0;  ///< trained on in this step, all ranks, no padding
+  std::uint64_t tokens = 0;  ///< tokens trained on in this step, all ranks, without padding
   double step_seconds = 0.0;
   double tokens_per_second = 0.0;
-  bool skipped = false;      ///< no update, because of non-finite gradients
+  bool skipped = false;      ///< no update, because gradients were not finite
   bool rolled_back = false;  ///< speculative updates were undone and repeated
   std::map<std::string, double> busy_seconds;
-  std::map<std::string, double> stalled_seconds;  ///< the next operation waited for its inputs
+  std::map<std::string, double>
+      stalled_seconds;  ///< time in which the next operation waited for its inputs
   std::map<std::string, Bytes> bytes;
   std::map<std::string, Bytes> peak_bytes;
   Bytes nvme_bytes_written = 0;      ///< since the start of the run
-  std::optional<double> loss_scale;  ///< of this step, in fp16; left out when unset
-  /// Batches before this step that rollbacks have left out (ballast.spike). Left out when 0.
+  std::optional<double> loss_scale;  ///< in fp16: the scale of this step; omitted when unset
+  /// Number of earlier batches that rollbacks skipped (ballast.spike). Omitted when 0.
   std::uint64_t skipped_batches = 0;
-  /// Of a model with experts; left out for others.
+  /// Only for a model with experts; otherwise omitted.
   struct Experts {
     double balance_loss = 0.0;   ///< load-balancing loss without its coefficient
-    double router_z_loss = 0.0;  ///< likewise
-    double largest_load = 0.0;   ///< most rows of an expert / mean of its layer
-    std::uint64_t idle = 0;      ///< experts without rows, of all layers
+    double router_z_loss = 0.0;  ///< router z-loss without its coefficient
+    double largest_load = 0.0;   ///< rows of the busiest expert / mean of its layer
+    std::uint64_t idle = 0;      ///< experts without rows, in all layers
   };
   std::optional<Experts> experts;
-  /// Of training on pairs: means over the pairs of the step. Left out otherwise.
+  /// Only for training on pairs: means over the pairs of the step. Otherwise omitted.
   struct Rewards {
     double chosen = 0.0;
     double rejected = 0.0;
@@ -47,53 +48,53 @@ struct StepMetrics {
     [[nodiscard]] double margin() const { return chosen - rejected; }
   };
   std::optional<Rewards> rewards;
-  /// Mean over the targets of the evaluation data; the line has its exponential too, as
-  /// `eval_perplexity`; with rewards, mean loss of the pairs alone. Left out when unset.
+  /// Mean loss over the targets of the evaluation data; `eval_perplexity` in the file is its
+  /// exponential. With rewards: mean loss of the pairs, without perplexity. Omitted when unset.
   std::optional<double> eval_loss;
 };
 
-/// A JSON object without newline with the members of `metrics`; times are in
-/// `lanes.{lane}.busy_seconds` and `lanes.{lane}.stalled_seconds`. Finite numbers read back bit for
-/// bit; NaN and infinities become null, since JSON has neither.
+/// Returns `metrics` as a JSON object without newline. Times are in `lanes.{lane}.busy_seconds` and
+/// `lanes.{lane}.stalled_seconds`. Finite numbers read back bit for bit. NaN and infinities become
+/// null, because JSON has neither.
 std::string to_json_line(const StepMetrics& metrics);
 
 class WaitingFile;
 
-/// Writes metrics.jsonl: one line per step, passed to the kernel before write() returns. A line
-/// that cannot be written waits (WaitingFile).
+/// Writes metrics.jsonl with one line per step. write() returns after the line was passed to the
+/// kernel. A line that cannot be written waits (WaitingFile).
 class MetricsWriter {
  public:
-  /// What happens to a file that is there already.
+  /// Treatment of an existing file.
   enum class Existing {
-    replaced,  ///< by the first line
+    replaced,  ///< when the first line is written
     refused,
-    continued  ///< lines are added; see continue_after()
+    continued  ///< lines are appended; see continue_after()
   };
 
-  /// Creates `path`, so that no other writer can, or opens it. Throws Error(io), with EEXIST when
-  /// a file is there and `existing` refuses it.
+  /// Creates `path` exclusively, or opens it. Throws Error(io), with EEXIST if the file exists and
+  /// `existing` refuses it.
   explicit MetricsWriter(std::filesystem::path path, Existing existing = Existing::replaced);
-  /// Removes a file that it has created and that has no line.
+  /// Removes a file that this object created, if it has no line.
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  /// Keeps other processes that call this from the file, until the object or the process ends.
-  /// False if another one has it. A file system without locks gives none, and true.
+  /// Locks the file against other processes that call this, until the object or the process ends.
+  /// Returns false if another process has the lock, and true on a file system without locks.
   [[nodiscard]] bool lock();
-  /// Whether there was no file.
+  /// Returns whether there was no file before.
   [[nodiscard]] bool is_new() const { return created_; }
-  /// Appends one line, and before it those that wait. If the write fails (full disk, file-size
-  /// limit), removes the partial line, which then waits, too. A file that was deleted is made again
-  /// and locked like before: throws Error(usage) if another process has it.
+  /// Appends one line, after those that wait. If the write fails (full disk, file-size limit),
+  /// removes the partial line, which then waits too. A deleted file is created again and locked
+  /// like before; throws Error(usage) if another process has locked it.
   void write(const StepMetrics& metrics);
   [[nodiscard]] std::uint64_t rows() const { return rows_; }
-  /// Keeps the lines up to `step` of a continued file, which has a line for each step, and of those
-  /// that wait. Throws Error(io).
+  /// Removes the lines after `step` from a continued file, which has one line per step, and from
+  /// those that wait. Throws Error(io).
   void continue_after(std::uint64_t step);
-  /// Returns the size of the file with all lines, which is then on the disk unless lines wait.
+  /// Returns the size of the file with all lines. They are on the disk then, unless lines wait.
   Bytes sync();
-  /// The file and its lines that wait.
+  /// The file, including the lines that wait.
   [[nodiscard]] WaitingFile& file() { return *file_; }
 
  private:

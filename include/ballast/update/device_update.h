@@ -25,8 +25,8 @@ class DeviceUpdate {
                     const cpu_adam::Shard& shard) = 0;
 };
 
-/// `updater` performs the updates of a host device and must outlive the object. Throws
-/// Error(device).
+/// Makes the updates for `device`. `updater` performs the updates of a host device and must outlive
+/// the object. Throws Error(device).
 std::unique_ptr<DeviceUpdate> make_device_update(device::Device& device,
                                                  const cpu_adam::Updater& updater);
 

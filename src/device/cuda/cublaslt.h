@@ -10,7 +10,7 @@
 
 namespace ballast::device {
 
-/// The functions of cuBLASLt that are used. Every run on a GPU needs them.
+/// The functions of cuBLASLt in use. Every run on a GPU needs them.
 struct CublasLt {
   decltype(&cublasLtGetVersion) version = nullptr;
   decltype(&cublasLtGetStatusName) status_name = nullptr;
@@ -28,20 +28,20 @@ struct CublasLt {
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
 
   void find(Symbols& symbols);
-  /// Why this version cannot be used; "" if it can.
+  /// Returns why this version cannot be used; "" if it can.
   [[nodiscard]] std::string refusal() const;
 };
 
-/// The library, looked for and loaded once for the whole process. Throws Error(device) with
+/// Returns the library, which is searched and loaded once per process. Throws Error(device) with
 /// cublaslt_refusal().
 const CublasLt& cublaslt();
-/// "" if the library can be loaded, otherwise the reason in one line.
+/// Returns why the library cannot be loaded, in one line; "" if it can.
 std::string_view cublaslt_refusal();
-/// The file it was loaded from, or "".
+/// Returns the path of the loaded file, or "".
 std::string_view cublaslt_file();
 
 using LoadedCublasLt = Loaded<CublasLt>;
-/// Loads the first library of `names` that has the major version of this program's headers.
+/// Loads the first library in `names` that has the major version of this program's headers.
 LoadedCublasLt load_cublaslt(std::span<const std::string> names);
 
 }  // namespace ballast::device

@@ -16,17 +16,17 @@
 namespace ballast::device {
 namespace {
 
-/// Oldest compute capabilities, times ten: of any training, and of training in bf16, which needs
+/// Oldest compute capabilities, times ten: for any training, and for training in bf16, which needs
 /// the instructions of tensor_core.h.
 constexpr int kOldest = 75;
 constexpr int kOldestWithBf16 = 80;
 
-/// 13000 as "13.0".
+/// Formats 13000 as "13.0".
 std::string version_text(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
-/// Why the runtime reports no devices.
+/// Explains why the runtime reports no devices.
 std::string driver_refusal(cudaError_t code) {
   static_cast<void>(cudaGetLastError());
   int driver = 0;
@@ -55,7 +55,7 @@ cudaDeviceProp properties_of(int ordinal) {
   return properties;
 }
 
-/// Why kernels for training in `type` cannot run on a GPU with these properties, or "".
+/// Returns why kernels for training in `type` cannot run on a GPU with these properties, or "".
 std::string age_refusal(int ordinal, const cudaDeviceProp& properties, DType type) {
   const int capability = 10 * properties.major + properties.minor;
   if (capability >= (type == DType::bf16 ? kOldestWithBf16 : kOldest)) return "";
@@ -65,7 +65,7 @@ std::string age_refusal(int ordinal, const cudaDeviceProp& properties, DType typ
                                            : "the oldest that trains has 7.5");
 }
 
-/// The properties of a GPU that can run the kernels. Throws Error(device).
+/// Returns the properties of a GPU that can run the kernels. Throws Error(device).
 cudaDeviceProp suitable(int ordinal, DType type) {
   const cudaDeviceProp properties = properties_of(ordinal);
   if (const std::string refusal = age_refusal(ordinal, properties, type); !refusal.empty()) {
@@ -85,7 +85,7 @@ std::string name_of(const cudaDeviceProp& properties) {
   return fmt::format("{}, {}", properties.name, format_bytes(properties.totalGlobalMem));
 }
 
-/// Device memory for the whole budget, zeroed.
+/// Zeroed device memory for the whole budget.
 class Arena {
  public:
   Arena(int ordinal, Bytes budget) {
@@ -93,7 +93,7 @@ class Arena {
     check_cuda(cudaSetDevice(ordinal), fmt::format("selecting CUDA device {}", ordinal));
     check_cuda(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync),
                "setting the wait mode of threads");
-    // CUDA promises an alignment of 256 bytes only.
+    // CUDA guarantees an alignment of only 256 bytes.
     const Bytes size = round_up(budget, kPage) + kPage;
     refuse_beyond_free(ordinal, budget, size);
     void* start = nullptr;
@@ -102,7 +102,7 @@ class Arena {
                            ordinal, format_bytes(size)));
     memory_.reset(start);
     check_cuda(cudaMemset(start, 0, size), "zeroing device memory");
-    // The memset runs on the default stream; other streams do not wait for it.
+    // The memset runs on the default stream, for which other streams do not wait.
     check_cuda(cudaDeviceSynchronize(), "zeroing device memory");
     const auto address = reinterpret_cast<std::uintptr_t>(start);
     pages_ = {static_cast<std::byte*>(start) + (round_up(address, kPage) - address),

@@ -8,14 +8,14 @@
 
 namespace ballast::device {
 
-// Memory access of kernels over rows: a thread reads and writes neighbouring elements (float,
-// Bf16 or F16) in accesses of 16 bytes and computes in fp32. Also sums over the threads of a warp
-// or a block, in a fixed order.
+// Memory access of kernels over rows: a thread reads and writes neighbouring elements (float, Bf16
+// or F16) in accesses of 16 bytes and computes in fp32. Also sums over the threads of a warp or a
+// block, in a fixed order.
 
 /// Elements that a thread usually reads and writes at once, for any type.
 inline constexpr unsigned kEight = 8;
 
-/// Elements of one 16-byte access.
+/// Elements per 16-byte access.
 template <class T>
 inline constexpr unsigned kOneAccess = sizeof(uint4) / sizeof(T);
 
@@ -131,14 +131,14 @@ __device__ inline void narrow(float from, F16& to) {
   to.bits = to_half(from);
 }
 
-/// The sum over the lanes of a warp, with the same bits in each.
+/// Returns the sum over the lanes of a warp, with the same bits in each.
 template <class T>
 __device__ inline T warp_sum(T value) {
   for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
   return value;
 }
 
-/// Turns each of `values` into its sum over the threads of the block, which are whole warps, with
+/// Replaces each of `values` by its sum over the threads of the block, which are whole warps, with
 /// the same bits in each thread. `shared` [count * kWarp] must differ from the previous sum's,
 /// which some threads may still read.
 template <class T, unsigned count>

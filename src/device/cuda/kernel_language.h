@@ -14,8 +14,8 @@ namespace ballast::device {
 
 // The language of kernels: CUDA C++ of <cuda_runtime.h>, launch(), dynamic_shared() and
 // tensor_core.h. Tests compile the kernels for the host with headers of the same names
-// (tests/support/emulation) that run them thread by thread and must offer the same functions.
-// Included only by kernels (*.cu).
+// (tests/support/emulation), which run them thread by thread and must offer the same functions.
+// Only kernels (*.cu) include this file.
 
 inline constexpr unsigned kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
@@ -23,7 +23,7 @@ inline constexpr unsigned kAllLanes = 0xffffffffU;
 struct LaunchConfig {
   cudaStream_t stream = nullptr;
   dim3 blocks = 1;
-  unsigned threads = 1;  ///< of a block, at most 1024
+  unsigned threads = 1;  ///< threads per block, at most 1024
   std::size_t shared_bytes = 0;
 };
 
@@ -51,7 +51,7 @@ cudaError_t load(void (*kernel)(Parameters...)) {
   return cudaFuncGetAttributes(&attributes, kernel);
 }
 
-/// The shared memory of a block (LaunchConfig::shared_bytes), aligned to 128 bytes.
+/// Returns the shared memory of a block (LaunchConfig::shared_bytes), aligned to 128 bytes.
 template <class T>
 __device__ T* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char memory[];
@@ -68,7 +68,7 @@ __device__ inline void store_16(void* to, const uint4& words) {
 
 // Conversions. Source: NVIDIA, "PTX ISA 8.8", section 9.7.9.22 (cvt).
 
-/// Two bf16, `low` in the lower half, rounded like to_bf16() except for the bits of a NaN.
+/// Returns two bf16, `low` in the lower half, rounded like to_bf16() except for the bits of a NaN.
 __device__ inline std::uint32_t to_bf16_pair(float low, float high) {
   std::uint32_t pair;
   NV_IF_ELSE_TARGET(NV_PROVIDES_SM_80,
@@ -78,20 +78,20 @@ __device__ inline std::uint32_t to_bf16_pair(float low, float high) {
                     (pair = to_bf16(low).bits | std::uint32_t{to_bf16(high).bits} << 16U;))
   return pair;
 }
-/// The value of an IEEE binary16, denormals included.
+/// Returns the value of an IEEE binary16, including denormals.
 __device__ inline float from_half(std::uint16_t bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
 }
-/// An IEEE binary16, rounded like to_f16() except for the bits of a NaN.
+/// Returns an IEEE binary16, rounded like to_f16() except for the bits of a NaN.
 __device__ inline std::uint16_t to_half(float value) {
   std::uint16_t bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
 
-// IEEE 754 arithmetic that the compiler does not fuse, also for constexpr functions that kernels
+// IEEE 754 arithmetic that the compiler does not fuse, also in constexpr functions that kernels
 // share with host code and that therefore must not call device-only functions.
 __host__ __device__ inline float rounded_sum(float a, float b) {
   NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fadd_rn(a, b);), (return a + b;))

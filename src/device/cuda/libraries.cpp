@@ -21,8 +21,8 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, error);
 }
 
-/// The entries of `folder` whose names begin with `prefix`: "python3.12" before "python3.9". Empty
-/// if it cannot be read.
+/// Returns the entries of `folder` whose names begin with `prefix`: "python3.12" before
+/// "python3.9". Empty if the folder cannot be read.
 std::vector<fs::path> entries(const fs::path& folder, std::string_view prefix) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -38,7 +38,8 @@ std::vector<fs::path> entries(const fs::path& folder, std::string_view prefix) {
   return found;
 }
 
-/// Prefixes of the python3 that PATH finds: of its name and, where that is a link, of the file.
+/// Returns the prefixes of the python3 that PATH finds: that of its name and, if it is a link, that
+/// of the file.
 std::vector<fs::path> python_prefixes(std::string_view path) {
   while (!path.empty()) {
     const std::size_t end = std::min(path.find(':'), path.size());
@@ -56,7 +57,7 @@ std::vector<fs::path> python_prefixes(std::string_view path) {
   return {};
 }
 
-/// Folders of the libraries in the wheels of the Python at `prefix`.
+/// Adds the library folders of the wheels of the Python at `prefix`.
 void add_wheels(const fs::path& prefix, std::vector<fs::path>& folders) {
   for (const fs::path& python : entries(prefix / "lib", "python3")) {
     for (const std::string_view packages : {"site-packages", "dist-packages"}) {

@@ -17,7 +17,7 @@
 namespace ballast::device {
 namespace {
 
-/// Largest registration: parts give progress for -v, partial results for errors, and interrupts.
+/// Largest registration. Parts allow progress for -v, partial results in errors, and interrupts.
 constexpr Bytes kPart = kGiB;
 /// Pinning more than this takes long enough to log it.
 constexpr Bytes kLogAbove = 8 * kGiB;
@@ -52,7 +52,7 @@ class CudaPin final : public Pin {
       }
       const Bytes size = pinned_part(memory.data() + done, memory.size() - done);
       const HostBytes part = memory.subspan(done, size);
-      // CUDA would populate the pages with one thread only.
+      // CUDA would populate the pages with only one thread.
       make_resident(part);
       const cudaError_t code = cudaHostRegister(part.data(), size, cudaHostRegisterPortable);
       if (code != cudaSuccess) refuse(code, done, memory.size(), setting);

@@ -9,13 +9,13 @@
 
 namespace ballast::device {
 
-/// Device::pin for GPU `ordinal`. Pages that do not exist yet are placed on the GPU's NUMA node if
-/// it is known and has room. `interrupted`: as in DeviceOptions.
+/// Implements Device::pin for GPU `ordinal`. Pages that do not exist yet are placed on the GPU's
+/// NUMA node if it is known and has room. `interrupted`: as in DeviceOptions.
 std::unique_ptr<Pin> make_cuda_pin(int ordinal, HostBytes memory, std::string_view setting,
                                    const std::atomic<bool>* interrupted);
 
-/// How many of the `bytes` at `start` precede the next multiple of 1 GiB. Each such part is one
-/// CUDA registration, and CUDA copies only ranges within one registration or outside all.
+/// Returns how many of the `bytes` at `start` precede the next multiple of 1 GiB. Each such part is
+/// one CUDA registration, and CUDA copies only ranges within one registration or outside all.
 Bytes pinned_part(const std::byte* start, Bytes bytes);
 
 }  // namespace ballast::device

@@ -14,7 +14,7 @@
 namespace ballast::device {
 namespace {
 
-/// Copies in one direction, on their own stream, between buffers allocated by CUDA.
+/// Copies in one direction, on a separate stream, between buffers allocated by CUDA.
 class OneWay {
  public:
   OneWay(Device& device, Bytes bytes, cudaMemcpyKind kind)

@@ -38,8 +38,8 @@ class OwnedStream final : public CudaStream {
                fmt::format("creating stream {}", name));
     stream_.reset(made);
   }
-  /// Waits, because host buffers of pending copies may be freed next. Drops the verdicts: the
-  /// objects they use may already be destroyed.
+  /// Waits, because host buffers of pending copies may be freed next. Drops the verdicts, because
+  /// the objects they use may already be destroyed.
   ~OwnedStream() override {
     try {
       static_cast<void>(take_verdicts());
@@ -86,7 +86,7 @@ class OwnedStream final : public CudaStream {
     Polling polling;
     while (true) {
       const cudaError_t state = cudaStreamQuery(stream);
-      // Watches come first: they describe a failed collective better than the stream does.
+      // Watches come first, because they describe a failed collective better than the stream does.
       for (const auto& [owner, watch] : watches) watch(polling.seconds());
       if (state != cudaErrorNotReady) return check_cuda(state, work_);
       static_cast<void>(cudaGetLastError());  // clears cudaErrorNotReady
@@ -113,7 +113,7 @@ class CudaEvent final : public Event {
     event_.reset(made);
   }
   ~CudaEvent() override {
-    // On a thread that has used no GPU yet, CUDA would start the first one.
+    // On a thread that has not used a GPU yet, CUDA would start the first one.
     static_cast<void>(cudaSetDevice(ordinal_));
   }
 

@@ -7,10 +7,11 @@
 
 namespace ballast::device {
 
-/// A stream of GPU `ordinal`, not ordered with others. `name`: for messages. Throws Error(device).
+/// Makes a stream of GPU `ordinal`, not ordered with others. `name`: for messages. Throws
+/// Error(device).
 std::unique_ptr<CudaStream> make_cuda_stream(int ordinal, std::string_view name);
 
-/// An event of GPU `ordinal`. Its synchronize() calls no watches.
+/// Makes an event of GPU `ordinal`. Its synchronize() calls no watches.
 std::unique_ptr<Event> make_cuda_event(int ordinal);
 
 }  // namespace ballast::device

@@ -7,8 +7,8 @@
 namespace ballast::device {
 
 // PTX matrix instructions of a warp, in which all lanes take part, and asynchronous copies.
-// Products of bf16 and the copies need compute capability 8.0; kernels that use them do not run on
-// older GPUs (cuda_device.cpp), for which they are compiled in vain. Source: NVIDIA, "PTX ISA 8.8",
+// Products of bf16 and the copies need compute capability 8.0; kernels that use them are not run on
+// older GPUs (cuda_device.cpp), although they are compiled for them. Source: NVIDIA, "PTX ISA 8.8",
 // sections 9.7.14.5.8 (mma.m16n8k16), 9.7.14.5.15 (ldmatrix) and 9.7.9.25.3 (cp.async). Fragments,
 // with g = lane / 4 and t = lane % 4, two bf16 to a register, the lower column (or row, of B) in
 // the lower half:
@@ -31,9 +31,9 @@ __device__ inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4],
       (__trap();))
 }
 
-/// Four matrices [8, 8] of 16-bit elements from shared memory: lane l gives the address of row l %
-/// 8 (16 bytes, aligned) of matrix l / 8; r[m] gets the elements (g, 2t) and (g, 2t + 1) of matrix
-/// m.
+/// Loads four matrices [8, 8] of 16-bit elements from shared memory. Lane l passes the address of
+/// row l % 8 (16 bytes, aligned) of matrix l / 8; r[m] gets the elements (g, 2t) and (g, 2t + 1) of
+/// matrix m.
 __device__ inline void load_matrices(std::uint32_t (&r)[4], const void* row) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -42,7 +42,8 @@ __device__ inline void load_matrices(std::uint32_t (&r)[4], const void* row) {
                : "memory");
 }
 
-/// The same, each matrix transposed: r[m] gets the elements (2t, g) and (2t + 1, g).
+/// Like load_matrices(), with each matrix transposed: r[m] gets the elements (2t, g) and (2t + 1,
+/// g).
 __device__ inline void load_matrices_transposed(std::uint32_t (&r)[4], const void* row) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -51,7 +52,7 @@ __device__ inline void load_matrices_transposed(std::uint32_t (&r)[4], const voi
                : "memory");
 }
 
-/// Starts an asynchronous copy of 16 aligned bytes from global to shared memory; if `there` is
+/// Starts an asynchronous copy of 16 aligned bytes from global to shared memory. If `there` is
 /// false, writes zeros and does not read `from`.
 __device__ inline void copy_ahead(void* to_shared, const void* from, bool there = true) {
   NV_IF_ELSE_TARGET(

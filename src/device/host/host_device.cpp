@@ -52,10 +52,10 @@ class HostEvent final : public Event {
   std::uint64_t count_ = 0;
 };
 
-/// The host device copies any memory equally fast.
+/// The host device copies any memory equally fast, so nothing needs to be pinned.
 class NothingPinned final : public Pin {};
 
-/// Stands in for a GPU: `budget` bytes of address space that the kernel zeroes.
+/// Stands in for a GPU: `budget` bytes of address space, zeroed by the kernel.
 class HostDevice final : public Device {
  public:
   explicit HostDevice(const DeviceOptions& options)

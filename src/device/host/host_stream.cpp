@@ -20,7 +20,7 @@ HostStream::~HostStream() {
     const std::scoped_lock lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
+  added_.notify_one();
   thread_.join();
 }
 
@@ -30,7 +30,7 @@ void HostStream::enqueue(std::function<void()> work) {
     work_.push_back(std::move(work));
     ++enqueued_;
   }
-  changed_.notify_all();
+  added_.notify_one();
 }
 
 void HostStream::synchronize() {
@@ -50,7 +50,7 @@ std::uint64_t HostStream::enqueued() const {
 
 void HostStream::wait_until(std::uint64_t count) const {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return finished_ >= count; });
+  ended_.wait(lock, [&] { return finished_ >= count; });
 }
 
 void HostStream::throw_failure_within(std::uint64_t count) const {
@@ -63,7 +63,7 @@ void HostStream::run(int compute_threads) {
   omp_set_num_threads(std::max(1, compute_threads));
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return stopping_ || !work_.empty(); });
+    added_.wait(lock, [&] { return stopping_ || !work_.empty(); });
     if (work_.empty()) return;
     auto work = std::move(work_.front());
     work_.pop_front();
@@ -84,7 +84,9 @@ void HostStream::run(int compute_threads) {
       failure_ = failure;
       failed_ = finished_;
     }
-    changed_.notify_all();
+    lock.unlock();
+    ended_.notify_all();
+    lock.lock();
   }
 }
 

@@ -11,7 +11,7 @@
 namespace ballast::device {
 namespace {
 
-/// Copies between two buffers: the memory of the host device is ordinary memory.
+/// Copies between two buffers, because the memory of the host device is ordinary memory.
 class Memcpy {
  public:
   explicit Memcpy(Bytes bytes)

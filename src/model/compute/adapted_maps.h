@@ -21,12 +21,12 @@ struct MapRows {
   std::size_t count = 0;
 };
 
-/// The products of linear maps with their adapters: y = W x + s B h with h = A x, forward and
-/// backward. The backward pass computes h again, since that is cheaper than to keep it. A map may
-/// have several adapters, of the parts of its outputs (joined()). `Ops`: layer.h.
+/// Forward and backward products of linear maps with their adapters: y = W x + s B h with h = A x.
+/// The backward pass recomputes h, which is cheaper than keeping it. A map may have several
+/// adapters, each for a part of its outputs (joined()). `Ops`: layer.h.
 ///
-/// With magnitudes (DoRA): y = g (W x + s B h) + bias. The sum and the gains g are computed again
-/// in the backward pass, as nothing of them is kept.
+/// With magnitudes (DoRA): y = g (W x + s B h) + bias. The backward pass recomputes the sum and the
+/// gains g; nothing of them is kept.
 template <class Ops>
 class AdaptedMaps {
  public:
@@ -40,12 +40,12 @@ class AdaptedMaps {
     dora_ = model.adapters->dora;
   }
 
-  /// The most that a call has of a map.
+  /// Largest extents of the maps that one call may get.
   struct Most {
     std::size_t rows = 0;
-    std::size_t values = 0;   ///< that it reads
-    std::size_t results = 0;  ///< that it writes
-    std::size_t outputs = 0;  ///< for a row
+    std::size_t values = 0;   ///< inputs
+    std::size_t results = 0;  ///< outputs of all rows
+    std::size_t outputs = 0;  ///< outputs of one row
 
     void add(const LinearAt& map, std::size_t count) {
       rows = std::max(rows, count);
@@ -54,7 +54,7 @@ class AdaptedMaps {
       outputs = std::max(outputs, map.out);
     }
   };
-  /// Memory of one call.
+  /// Takes the memory for one call.
   void take_memory(Bump& bump, const Most& most) {
     if (rank_ == 0) return;
     h_ = bump.take<T>(most.rows * rank_);
@@ -68,7 +68,7 @@ class AdaptedMaps {
     for (float*& gains : gains_) gains = bump.take<float>(most.outputs);
   }
 
-  /// As the operations of the same names.
+  /// Like the operations of the same names, including the adapters.
   void linear(const BlockWeights<T>& block, const LinearAt& map, const T* x, T* y,
               std::size_t y_row, const MapRows& rows) {
     if (block.subject == Subject::reference) {
@@ -91,7 +91,8 @@ class AdaptedMaps {
     add_adapters(block, map, x, y, map.out, rows);
     scale_results(block, map, residual, y, map.out, rows);
   }
-  /// Also what linear_input() of the same map needs, until linear_weight() of another input.
+  /// Also prepares what linear_input() of the same map needs, until linear_weight() of another
+  /// input.
   void linear_weight(const BlockWeights<T>& block, const LinearAt& map, const T* x, const T* dy,
                      std::size_t dy_row, const MapRows& rows) {
     ops_.linear_weight(block[map], x, dy, dy_row, rows.count);
@@ -144,13 +145,13 @@ class AdaptedMaps {
     return {.weight = at.b, .in = rank_, .out = at.out, .flipped = true};
   }
   [[nodiscard]] bool has_gains(const LinearAt& map) const { return dora_ && !map.adapters.empty(); }
-  /// What is multiplied with x: with gains the bias comes later.
+  /// Returns the map that is multiplied with x. With gains, the bias is added later.
   [[nodiscard]] Linear<T> inner(const BlockWeights<T>& block, const LinearAt& map) const {
     Linear<T> linear = block[map];
     if (has_gains(map)) linear.bias = nullptr;
     return linear;
   }
-  /// The part of the map with that adapter.
+  /// Returns the part of the map that the adapter belongs to.
   [[nodiscard]] static Linear<T> part(const BlockWeights<T>& block, const LinearAt& map,
                                       const AdapterAt& at) {
     Linear<T> linear = block[map];
@@ -167,7 +168,7 @@ class AdaptedMaps {
     return DropoutMask::of(dropout_, block.dropout.key, at.stream, rows.first * in);
   }
 
-  /// h_ = s A x, with dropout; returns what A reads.
+  /// Computes h_ = s A x with dropout. Returns the input of A.
   const T* compute_h(const BlockWeights<T>& block, const AdapterAt& at, std::size_t in, const T* x,
                      const MapRows& rows) {
     const T* read = x;
@@ -193,7 +194,7 @@ class AdaptedMaps {
     ops_.multiply(p.extents, p.a, p.b, p.c, true);
   }
 
-  /// Those of the part, and the inverse norms.
+  /// Returns the gains of the adapter's outputs, and stores the inverse norms.
   const float* compute_gains(const BlockWeights<T>& block, const LinearAt& map,
                              const AdapterAt& at) {
     const Linear<T> w = part(block, map, at);
@@ -219,8 +220,8 @@ class AdaptedMaps {
                           bias, residual});
     }
   }
-  /// Adds the gradient of the magnitudes, the sums over rows of dy (W x + s B h) / norm, and
-  /// returns that of W x + s B h, [rows, out]. Given s A x in h_.
+  /// Adds the gradient of the magnitudes (the sums over rows of dy (W x + s B h) / norm) and
+  /// returns the gradient of W x + s B h [rows, out]. Requires s A x in h_.
   const T* differentiate_gains(const BlockWeights<T>& block, const LinearAt& map,
                                const AdapterAt& at, const T* x, const T* dy, std::size_t dy_row,
                                const MapRows& rows) {
@@ -232,8 +233,8 @@ class AdaptedMaps {
     ops_.scale_columns({gains, dy, dy_row, results_, at.out, rows.count, at.out});
     return results_;
   }
-  /// dy times the gains that linear_weight() has computed, 1 for parts without an adapter: [rows,
-  /// out].
+  /// Returns dy times the gains that linear_weight() has computed [rows, out]. Parts without an
+  /// adapter have gain 1.
   const T* gradient_of_sums(const LinearAt& map, const T* dy, std::size_t dy_row,
                             const MapRows& rows) {
     const auto scale = [&](const float* gains, std::size_t column, std::size_t width) {
@@ -256,14 +257,14 @@ class AdaptedMaps {
   float scale_ = 1.0F;
   double dropout_ = 0.0;
   T* h_ = nullptr;             ///< [rows, rank]
-  std::array<T*, 3> dh_ = {};  ///< likewise, the gradients of A x of maps with the same input
-  T* dropped_ = nullptr;       ///< what A reads, or its gradient
+  std::array<T*, 3> dh_ = {};  ///< gradients of A x for maps with the same input, [rows, rank] each
+  T* dropped_ = nullptr;       ///< input of A, or its gradient
   bool dora_ = false;
   T* results_ = nullptr;    ///< W x + s B h, then its gradient
   float* cross_ = nullptr;  ///< W A^T [out, rank]
   float* gram_ = nullptr;   ///< A A^T [rank, rank]
   float* inverse_norms_ = nullptr;
-  std::array<float*, 3> gains_ = {};  ///< as dh_
+  std::array<float*, 3> gains_ = {};  ///< gains, for maps with the same input
 };
 
 }  // namespace ballast::model

@@ -25,14 +25,14 @@
 
 namespace ballast::model {
 
-/// Compute with the operations of one device (layer.h). `Ops::run(stream, work)` runs or enqueues
-/// work that calls operations; operations with a stream parameter enqueue themselves.
+/// Compute on top of the operations of one device (layer.h). `Ops::run(stream, work)` runs or
+/// enqueues work that calls operations. Operations with a stream parameter enqueue themselves.
 template <class Ops>
 class ComputeBy final : public Compute {
  public:
   using T = typename Ops::Value;
 
-  /// `about_ops`: further constructor arguments of Ops.
+  /// `about_ops`: further arguments for the constructor of Ops.
   template <class... AboutOps>
   ComputeBy(const Architecture& model, MicroBatchShape shape, AboutOps&&... about_ops)
       : model_(model),
@@ -90,7 +90,7 @@ class ComputeBy final : public Compute {
         "clear_gradient: not the accumulators of a block");
     enqueue(stream, [=, this] {
       for (const ElementRange& range : cleared_[block]) {
-        ops_.zero(gradient.raw() + range.first, range.count);
+        ops_.zero(gradient.raw() + range.first, range.count());
       }
     });
   }
@@ -390,7 +390,7 @@ class ComputeBy final : public Compute {
     });
   }
 
-  /// Negative targets are valid.
+  /// Lower bound for targets, because negative ones are valid.
   static constexpr std::int32_t kLeastTarget = std::numeric_limits<std::int32_t>::min();
 
   static std::size_t code_blocks(Bytes weights, Bytes codes) {
@@ -403,7 +403,7 @@ class ComputeBy final : public Compute {
     return (values + kStatsChunk - 1) / kStatsChunk;
   }
 
-  /// To the training type.
+  /// Rounds to the training type.
   static float rounded(double value) {
     const auto narrow = static_cast<float>(value);
     if constexpr (kTypeOf<T> == DType::f32) {
@@ -422,7 +422,7 @@ class ComputeBy final : public Compute {
     return ExpertExchange(experts_, model_.config.hidden_size, stream, exchange,
                           [this, &stream](auto work) { this->enqueue(stream, std::move(work)); });
   }
-  /// output = partial_sums, rounded, where the pass has an output.
+  /// Writes partial_sums, rounded, to the output of the pass, if it has one.
   void round_sums(device::Stream& stream, const PassArguments& args) {
     if (args[Port::output].empty()) return;
     const float* const sums = as<float>(args[Port::partial_sums]);
@@ -434,16 +434,16 @@ class ComputeBy final : public Compute {
     float* const sums = as<float>(args[Port::partial_sums]);
     enqueue(stream, [=, this] { ops_.zero(sums, count); });
   }
-  /// Whether it is the first tile of its half in the backward pass, which is the last one.
+  /// Returns whether `block` is the last tile of its half, which runs first in the backward pass.
   [[nodiscard]] bool begins_backward(std::size_t block) const {
     return !model_.is_layer_tile(block + 1);
   }
-  /// The norm that the tiles after `block` read.
+  /// Returns the norm that precedes the tiles of `block`.
   [[nodiscard]] NormAt norm_before_tiles(std::size_t block) const {
     if (block == model_.head()) return final_norm_;
     return layer_->norm_of(block - model_.first_layer());
   }
-  /// The tables of a block of the embedding in its flat values; gradients of frozen ones are null.
+  /// Views of the tables in an embedding block. Gradients of frozen tables are null.
   template <class U>
   [[nodiscard]] Embedding<U> tables(std::size_t block, U* values) const {
     const BlockSpec& about = model_.blocks[block];
@@ -457,8 +457,8 @@ class ComputeBy final : public Compute {
     return {at(&tokens),      at(positions),        token_scale_,
             tokens.first_row, tokens.shape.front(), model_.config.vocabulary_tiles > 1};
   }
-  /// Lays out the workspace from `base` on (null: only counts) and returns its bytes. Layers, the
-  /// head, packs and embeddings use the same memory, except for a layer's lasting memory.
+  /// Lays out the workspace from `base` on (null: only counts) and returns its size. Layers, the
+  /// head, packing and embeddings share memory, except for the lasting memory of layers.
   std::size_t lay_out(std::byte* base) {
     Bump shared(base);
     ops_.take_memory(shared);

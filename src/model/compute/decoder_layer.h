@@ -13,9 +13,9 @@
 
 namespace ballast::model {
 
-/// Forward and backward of the layers that a DecoderSpec describes, or of their tiles. Both run the
-/// same steps. A layer writes rounded results of its own memory or of the residual stream, a tile
-/// adds to fp32 sums.
+/// Forward and backward passes of the layers that a DecoderSpec describes, and of their tiles. Both
+/// run the same steps. A layer writes rounded results to its own memory or to the residual stream;
+/// a tile adds to fp32 sums.
 template <class Ops>
 class DecoderLayer final : public Layer<Ops> {
  public:
@@ -35,26 +35,27 @@ class DecoderLayer final : public Layer<Ops> {
   [[nodiscard]] NormAt norm_of(std::size_t layer) const override;
 
  private:
-  /// Where the tensors of a block are; a part of a layer lacks those of the others.
+  /// Positions of tensors in a block. A part of a layer lacks the tensors of the other parts.
   struct Bound {
     LayerPart part = LayerPart::whole;
     std::optional<NormAt> norm_before_attention;
     std::optional<NormAt> norm_after_attention;
     std::optional<NormAt> norm_before_mlp;
     std::optional<NormAt> norm_after_mlp;
-    std::vector<LinearAt> qkv;  ///< side by side
+    std::vector<LinearAt> qkv;  ///< outputs side by side in a row
     std::optional<NormAt> query_norm;
     std::optional<NormAt> key_norm;
     bool norms_whole_rows = false;
     bool parallel = false;
     bool rotates = false;
-    std::size_t rotary = 0;  ///< in rotaries_
+    std::size_t rotary = 0;  ///< index in rotaries_
     std::size_t window = 0;
     std::optional<Elems> sinks;
     LinearAt attention_out;
     bool gated = false;
     Activation activation = Activation::silu;
-    std::vector<LinearAt> mlp_in;  ///< side by side if it is one map, else one after the other
+    std::vector<LinearAt>
+        mlp_in;  ///< outputs side by side if one map makes both, else consecutive arrays
     LinearAt mlp_out;
   };
 
@@ -81,21 +82,23 @@ class DecoderLayer final : public Layer<Ops> {
   void differentiate_tile(const BlockWeights<T>& block, const T* x, const T* dy, float* sums,
                           bool add_to_sums) override;
 
-  // Steps of layers and tiles. `x` [N, H] is what the first maps read; `dx`, of the training type
-  // or fp32, gets the gradient of x or is added to.
+  // Steps of layers and tiles. `x` [N, H] is the input of the first maps. `dx` (training type or
+  // fp32) receives the gradient of x, which is written or added.
 
   void project_qkv(const BlockWeights<T>& block, const T* x);
-  /// The intermediates of the MLP.
+  /// Computes the intermediates of the MLP.
   void compute_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk, const T* x);
-  /// Given `dout`, the gradient of what the last map makes.
+  /// `dout`: gradient of the output of attention's last map.
   template <class D>
   void attention_backward(const BlockWeights<T>& block, const T* x, const T* dout, D* dx,
                           bool add_to_dx);
-  /// Likewise; `dout` is the first of the chunk's rows, `x` and `dx` are all rows.
+  /// `dout`: gradient of the MLP's output, from the chunk's first row on. `x` and `dx` have all
+  /// rows.
   template <class D>
   void mlp_backward(const BlockWeights<T>& block, const MlpChunk<T>& chunk, const T* x,
                     const T* dout, D* dx, bool add_to_dx);
-  /// Row by row side by side if one product makes both, else one after the other.
+  /// Views of gate and up: side by side in each row if one product makes both, else consecutive
+  /// arrays.
   [[nodiscard]] GateUp<T> gate_up(const Bound& b, const MlpChunk<T>& chunk) const {
     const bool joined = b.mlp_in.size() == 1;
     const std::size_t wide = chunk.width;
@@ -110,8 +113,8 @@ class DecoderLayer final : public Layer<Ops> {
   [[nodiscard]] std::size_t projected_row() const {
     return this->shape_.width() + this->shape_.kv_width();
   }
-  /// Rotates queries and keys by their positions; `direction` -1 rotates back. They lie side by
-  /// side in a row and are rotated as one row of heads.
+  /// Rotates queries and keys by their positions; `direction` -1 rotates back. A row of queries and
+  /// keys is rotated as one row of heads.
   void rotate(const Bound& b, T* qkv, float direction) {
     for (std::size_t i = 0; i < angles_.size(); ++i) {
       const bool stale = angles_[i].by_row ? i == b.rotary : !angles_filled_;
@@ -120,11 +123,11 @@ class DecoderLayer final : public Layer<Ops> {
     angles_filled_ = true;
     this->ops_.rotate(qkv, angles_[b.rotary], this->positions_, direction);
   }
-  /// The residual stream that the MLP reads.
+  /// Returns the residual stream before the MLP.
   [[nodiscard]] const T* mlp_input(const Bound& b, const T* in) const {
     return b.parallel ? in : this->memory_.middle;
   }
-  /// What the first products of a layer's MLP read.
+  /// Returns the input of the first products of a layer's MLP.
   [[nodiscard]] const T* mlp_x(const Bound& b) const {
     return b.norm_before_mlp ? this->memory_.norm2 : this->memory_.middle;
   }
@@ -134,8 +137,8 @@ class DecoderLayer final : public Layer<Ops> {
 
   std::vector<Bound> bound_;
   std::vector<Rotary> rotaries_;
-  std::vector<Angles> angles_;  ///< of each
-  bool angles_filled_ = false;  ///< those that are not by row
+  std::vector<Angles> angles_;  ///< one element per rotary
+  bool angles_filled_ = false;  ///< whether angles by position are filled; angles by row never are
   AdaptedMaps<Ops> maps_;
 };
 
@@ -183,7 +186,7 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const ModelConfig& con
              .mlp_in = linears(spec.mlp_in),
              .mlp_out = linear(spec.mlp_out)};
   if (b.query_norm) {
-    expects(b.qkv.size() == 3, "queries and keys with norms need maps of their own");
+    expects(b.qkv.size() == 3, "queries and keys with norms need separate maps");
   } else {
     b.qkv = joined(b.qkv);
   }
@@ -262,7 +265,7 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   if (b.norm_before_attention) ops.norm(block[*b.norm_before_attention], in, m.norm1, rows);
   project_qkv(block, b.norm_before_attention ? m.norm1 : in);
   this->attend(b.window, block.sinks(b.sinks));
-  if (b.part == LayerPart::attention_half) return;  // the last product remains
+  if (b.part == LayerPart::attention_half) return;  // only the last product remains
   if (b.norm_after_attention) {
     maps_.linear(block, b.attention_out, m.attention, m.attention_out, this->width_, all_rows());
     ops.norm(block[*b.norm_after_attention], m.attention_out, m.middle, rows, in);
@@ -326,7 +329,7 @@ void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T*
   const Bound& b = bound_[block.layer];
   const LayerMemory<T>& m = this->memory_;
   const bool normed = b.norm_before_mlp.has_value();
-  // Chunks add to what the first one wrote.
+  // Later chunks add to the sums of the first.
   BlockWeights<T> weights = block;
   this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
     if (!this->kept_) compute_mlp(weights, chunk, mlp_x(b));
@@ -340,7 +343,7 @@ void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T*
     weights.accumulation = Accumulation::later;
   });
   if (normed) {
-    // Attention needs the gradient of the sum itself.
+    // Attention needs the gradient of the sum.
     this->ops_.norm_backward(block[*b.norm_before_mlp], mlp_input(b, in), m.gradient, dy,
                              b.parallel ? m.middle : dy, this->rows_);
   }

@@ -5,14 +5,14 @@
 
 namespace ballast::model {
 
-/// Tokens of a micro-batch [N], and the position of each in its document (null: in the sequence).
+/// Tokens of a micro-batch [N], and the position of each in its document (null: in its sequence).
 struct Ids {
   const std::int32_t* tokens = nullptr;
   const std::int32_t* positions = nullptr;
 };
 
-/// Tables of the embedding, or of one tile of it, or their gradients; rows are hidden_size wide. A
-/// row of tokens counts `scale` times, 1 if there are positions.
+/// Tables of the embedding or of one of its tiles, or their gradients. Rows are hidden_size wide.
+/// Token rows are multiplied by `scale`, which is 1 if there are positions.
 template <class T>
 struct Embedding {
   T* tokens = nullptr;     ///< rows of the tokens [first, first + size)
@@ -20,7 +20,8 @@ struct Embedding {
   float scale = 1.0F;
   std::size_t first = 0;
   std::size_t size = 0;
-  /// A tile leaves the outputs of other tokens as they are; the last one adds the positions to all.
+  /// True for a tile: it writes only the outputs of its tokens. The last tile adds the positions to
+  /// all.
   bool tile = false;
 };
 

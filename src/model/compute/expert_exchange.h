@@ -11,13 +11,13 @@
 
 namespace ballast::model {
 
-/// What moves between the ranks in one round.
+/// Rows that are exchanged between the ranks in one round.
 struct ExchangeRound {
-  std::vector<ExpertChoices> leaving;  ///< as in SharedChoices
+  std::vector<ExpertChoices> leaving;  ///< see SharedChoices
   std::vector<std::size_t> arriving;
-  std::size_t arrived = 0;  ///< the sum
+  std::size_t arrived = 0;  ///< their sum
 
-  /// All rounds, with at most `step` choices of one rank for one expert in each.
+  /// Returns all rounds. Each has at most `step` choices of one rank for one expert.
   static std::vector<ExchangeRound> all(const SharedChoices& choices, std::size_t step) {
     std::vector<ExchangeRound> rounds;
     for (std::size_t done = 0; done < choices.most; done += step) {
@@ -37,10 +37,10 @@ struct ExchangeRound {
   }
 };
 
-/// Forward and backward of a block with an expert for each rank (GShard, arXiv 2006.16668, section
-/// 3.2): rows travel to the rank of their expert, are computed there next to those of other ranks,
-/// and their results travel back. This happens in rounds, so that the memory for it does not depend
-/// on the choices. `Run`: run(work) enqueues work on `stream`.
+/// Forward and backward pass of a block with one expert per rank (GShard, arXiv 2006.16668, section
+/// 3.2). Rows are dispatched to the rank of their expert, computed there with those of other ranks,
+/// and the results are combined on their own ranks. This happens in rounds, so the memory does not
+/// depend on the routing. `Run`: run(work) enqueues work on `stream`.
 template <class Ops, class Run>
 class ExpertExchange {
  public:
@@ -50,7 +50,7 @@ class ExpertExchange {
                  RowExchange& exchange, Run run)
       : experts_(experts), width_(width), stream_(stream), exchange_(exchange), run_(run) {}
 
-  /// As Experts::forward().
+  /// Like Experts::forward().
   void forward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                const SharedChoices& choices, float* sums) {
     const auto at = experts_.travelling();
@@ -66,7 +66,7 @@ class ExpertExchange {
     }
   }
 
-  /// As Experts::backward().
+  /// Like Experts::backward().
   void backward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                 const SharedChoices& choices, const T* dy, float* sums) {
     const auto at = experts_.travelling();
@@ -103,7 +103,7 @@ class ExpertExchange {
     run_([&experts = experts_, rows, own = round.leaving] { experts.collect_inputs(rows, own); });
     send(round, at.leaving, at.inputs, width_ * sizeof(T));
   }
-  /// To the experts. `row`: bytes.
+  /// Sends rows to the experts' ranks. `row`: size of a row in bytes.
   void send(const ExchangeRound& round, ConstDeviceBytes from, DeviceBytes to, Bytes row) {
     exchange_.exchange(stream_, from, leaving(round, row), to, arriving(round, row));
   }

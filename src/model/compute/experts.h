@@ -17,10 +17,10 @@
 
 namespace ballast::model {
 
-/// Routers and experts of a model. A router reads the result of the norm before it and decides for
-/// each row; then each expert computes its rows and adds them, weighed, to the sums of the half, in
-/// the order of the experts. Nothing is padded to the fullest expert: the rows of one are copied
-/// next to each other, a chunk at a time. `Ops`: layer.h.
+/// Routers and experts of a model. A router reads the result of its norm and chooses experts for
+/// each row. Each expert then computes its rows and adds them, weighted, to the sums of the half,
+/// in the order of the experts. Rows are not padded to the fullest expert: the rows of one expert
+/// are copied next to each other, a chunk at a time. `Ops`: layer.h.
 template <class Ops>
 class Experts {
  public:
@@ -60,7 +60,7 @@ class Experts {
   [[nodiscard]] bool empty() const { return routers_.empty(); }
   [[nodiscard]] std::size_t experts() const { return shape_.experts; }
 
-  /// Bytes of the rows of a micro-batch: the norm's result and the routing.
+  /// Bytes of Port::normed for a micro-batch: the norm's result and the routing.
   [[nodiscard]] std::size_t rows_bytes() const {
     if (empty()) return 0;
     Bump counting;
@@ -86,9 +86,9 @@ class Experts {
     returned_dots_ = bump.take<float>(chunk_);
   }
 
-  /// Decides for the rows whose norm is at the start of `rows`. `targets`: see RouterOps::route().
-  /// `starts` [experts + 1], `totals`, `losses` [2]: null where they are not wanted; the totals of
-  /// the first router begin from zero, and the last one computes the losses from them.
+  /// Routes the rows whose norm is at the start of `rows`. `targets`: see host::Ops::route().
+  /// `starts` [experts + 1], `totals` and `losses` [2] are null if not wanted. The first router
+  /// resets the totals; the last one computes the losses from them.
   void route(std::size_t block, const BlockWeights<T>& weights, const std::int32_t* targets,
              std::byte* rows, std::int32_t* starts, double* totals, double* losses) {
     const Rows at = rows_at(rows);
@@ -104,31 +104,31 @@ class Experts {
     }
   }
 
-  /// Adds the results of an expert for its choices [first, first + count) to `sums` [N, H].
+  /// Adds an expert's results for its choices [first, first + count) to `sums` [N, H].
   void forward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                std::size_t first, std::size_t count, float* sums) {
     const Rows at = rows_at(rows);
     add_results(block, weights, at, at.routing, {shape_.per_token, first, count}, sums);
   }
 
-  /// Given `dy` [N, H]: adds the gradients of an expert's weights, writes those of the weights of
-  /// its choices, and adds that of the norm's result to `sums`.
+  /// Backward pass of an expert, given `dy` [N, H]: adds the gradients of its weights, writes those
+  /// of the weights of its choices, and adds the gradient of the norm's result to `sums`.
   void backward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                 std::size_t first, std::size_t count, const T* dy, float* sums) {
     const Rows at = rows_at(rows);
     add_gradients(block, weights, at, at.routing, {shape_.per_token, first, count}, dy, sums);
   }
 
-  // Experts that ranks share (expert_exchange.h): what happens between two exchanges of rows.
+  // Experts shared by ranks (expert_exchange.h): the work between two exchanges of rows.
 
-  /// Choices of one rank for one expert that are exchanged at a time.
+  /// Number of choices of one rank for one expert in an exchange.
   [[nodiscard]] std::size_t rows_per_exchange() const { return chunk_ / sharers_; }
-  /// Device memory that is sent or received: `count` rows of each.
+  /// Device memory for rows that are sent or received, `count` each.
   struct Travelling {
     DeviceBytes leaving;    ///< [rows, H] of T: copies of rows
     DeviceBytes inputs;     ///< [rows, H] of T
-    DeviceBytes gradients;  ///< [rows, H] of T: of results, weighed
-    DeviceBytes results;    ///< [rows, H] fp32: or gradients of inputs
+    DeviceBytes gradients;  ///< [rows, H] of T: gradients of results, weighted
+    DeviceBytes results;    ///< [rows, H] fp32: results, or gradients of inputs
     DeviceBytes returned;   ///< [rows, H] fp32
     DeviceBytes dots;       ///< [rows] fp32: gradients of weights, times the weights
     DeviceBytes returned_dots;
@@ -140,25 +140,25 @@ class Experts {
     return {rows(leaving_, width_),  rows(x_, width_), rows(dy_, width_),      rows(sums_, width_),
             rows(returned_, width_), rows(dots_, 1),   rows(returned_dots_, 1)};
   }
-  /// Copies the inputs of choices, by expert, next to each other.
+  /// Copies the inputs of choices next to each other, by expert.
   void collect_inputs(std::byte* rows, const std::vector<ExpertChoices>& choices) {
     const Rows at = rows_at(rows);
     collect(at, choices, at.normed, nullptr);
   }
-  /// The same for the gradients of results, given `dy` [N, H].
+  /// Copies the gradients of the choices' results next to each other, from `dy` [N, H].
   void collect_gradients(std::byte* rows, const std::vector<ExpertChoices>& choices, const T* dy) {
     const Rows at = rows_at(rows);
     collect(at, choices, dy, at.routing.weights);
   }
-  /// The results of `count` inputs that have arrived.
+  /// Computes the results of `count` inputs that have arrived.
   void compute_arrived(std::size_t block, const BlockWeights<T>& weights, std::size_t count) {
     if (count == 0) return;
     const std::size_t padded = pad(x_, count);
     compute(block, weights, padded);
     multiply_last(block, weights, count, padded);
   }
-  /// Given inputs and gradients of results: the gradients of inputs and of weights of choices; adds
-  /// those of the expert's weights.
+  /// Computes the gradients of inputs and of choices' weights from the inputs and the gradients of
+  /// results that have arrived. Adds the gradients of the expert's weights.
   void differentiate_arrived(std::size_t block, const BlockWeights<T>& weights, std::size_t count) {
     if (count == 0) return;
     const std::size_t padded = pad(x_, count);
@@ -168,14 +168,14 @@ class Experts {
     multiply_weights(block, weights, {nullptr, count, 1}, nullptr, dots_);
     differentiate_inputs(block, weights, padded);
   }
-  /// Adds results that have returned to `sums`, in the order of experts.
+  /// Adds returned results to `sums`, in the order of experts.
   void add_returned(std::byte* rows, const std::vector<ExpertChoices>& choices, float* sums) {
     const Rows at = rows_at(rows);
     by_experts(at, choices, [&](const ExpertRows& own, std::size_t first) {
       ops_.add_rows(own, returned_ + first * width_, at.routing.weights, sums, width_);
     });
   }
-  /// Adds gradients of inputs that have returned to `sums`, and writes those of the weights.
+  /// Adds returned gradients of inputs to `sums`, and writes those of the choices' weights.
   void add_returned_gradients(std::byte* rows, const std::vector<ExpertChoices>& choices,
                               float* sums) {
     const Rows at = rows_at(rows);
@@ -186,8 +186,8 @@ class Experts {
     });
   }
 
-  /// The expert for all rows, as forward() and backward(). Its weight is sigmoid(z), the softmax of
-  /// z and 0, so its gate is a router between it and nothing.
+  /// Like forward() and backward(), for the expert of all rows. Its weight is sigmoid(z), which is
+  /// the softmax of (z, 0). So its gate is a router that chooses between it and nothing.
   void shared_forward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                       float* sums) {
     const Rows at = rows_at(rows);
@@ -204,8 +204,9 @@ class Experts {
     add_router_gradient(weights[bound_[block].router], at, gate_shape(), sums);
   }
 
-  /// After all experts: adds the gradient of the router's weights, and that of the norm's result to
-  /// `sums`. `scale`: of the losses of the routers, whose `totals` are null without them.
+  /// Backward pass of the router, after all experts: adds the gradient of its weights, and that of
+  /// the norm's result to `sums`. `scale`: gradient of the router losses; without these, `totals`
+  /// are null.
   void router_backward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                        double* totals, float scale, float* sums) {
     const Rows at = rows_at(rows);
@@ -219,12 +220,12 @@ class Experts {
   }
 
  private:
-  /// Rows of a chunk are a multiple of this, so that products have few shapes.
+  /// Chunks are padded to a multiple of this many rows, so that products have few shapes.
   static constexpr std::size_t kRowStep = 16;
 
   struct Bound {
-    LinearAt router;           ///< or the gate of an expert for all rows
-    std::vector<LinearAt> in;  ///< gate and up, or both in one
+    LinearAt router;           ///< or the gate of the expert for all rows
+    std::vector<LinearAt> in;  ///< gate and up, or one map for both
     LinearAt out;
   };
   struct Rows {
@@ -242,7 +243,7 @@ class Experts {
     return take_rows(bump);
   }
 
-  /// Choices [first, first + count) of a routing with so many per token.
+  /// Choices [first, first + count) of a routing with `per_token` choices per token.
   struct Choices {
     std::size_t per_token = 0;
     std::size_t first = 0;
@@ -264,7 +265,7 @@ class Experts {
   [[nodiscard]] RouterShape gate_shape() const {
     return {.rows = shape_.rows, .experts = 2, .per_token = 2};
   }
-  /// The weights of all rows; the first N places are theirs.
+  /// Computes the weights of all rows for the expert of all rows, which has the first N places.
   void weigh_all(std::size_t block, const BlockWeights<T>& weights, const Rows& at) {
     const RouterShape shape = gate_shape();
     ops_.zero(logits_, shape.rows * shape.step());
@@ -299,12 +300,12 @@ class Experts {
       multiply_weights(block, weights, chunk, routing.weights, routing.weight_gradients);
       differentiate_inputs(block, weights, padded);
       ops_.add_rows(chunk, sums_, nullptr, sums, width_);
-      // Chunks add to what the first one wrote.
+      // Later chunks add to the sums of the first.
       weights.accumulation = Accumulation::later;
     });
   }
 
-  /// Calls work(choices, rows with padding) for each chunk.
+  /// Calls work(choices, padded number of rows) for each chunk.
   template <class Work>
   void by_chunks(const Routing& routing, const Choices& choices, const Work& work) {
     for (std::size_t done = 0; done < choices.count; done += chunk_) {
@@ -320,7 +321,7 @@ class Experts {
     return {hidden_, hidden_ + (one ? wide : rows * wide), one ? 2 * wide : wide, rows, wide};
   }
 
-  /// Calls work(choices, number of the first) for those of each expert.
+  /// Calls work(choices, number of the first) for each expert.
   template <class Work>
   void by_experts(const Rows& at, const std::vector<ExpertChoices>& choices,
                   const Work& work) const {
@@ -336,14 +337,14 @@ class Experts {
       ops_.gather_rows(own, from, weights, leaving_ + first * width_, own.count, width_);
     });
   }
-  /// Writes zeros behind `count` rows; returns the number of rows with them.
+  /// Writes zeros after `count` rows. Returns the padded number of rows.
   std::size_t pad(T* rows, std::size_t count) {
     const std::size_t padded = round_up(count, kRowStep);
     ops_.gather_rows({}, rows, nullptr, rows + count * width_, padded - count, width_);
     return padded;
   }
 
-  /// The intermediates of the rows in x_.
+  /// Computes the intermediates of the rows in x_.
   void compute(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
     const GateUp<T> pair = gate_up(block, padded);
     T* to = pair.gate;
@@ -353,7 +354,7 @@ class Experts {
     }
     ops_.gate(gating_, pair, activated_);
   }
-  /// Leaves the results in sums_.
+  /// Multiplies by the last map; the results are in sums_.
   void multiply_last(std::size_t block, const BlockWeights<T>& weights, std::size_t rows,
                      std::size_t padded) {
     const Linear<T> out = weights[bound_[block].out];
@@ -362,14 +363,14 @@ class Experts {
     ops_.add_bias(out.bias, sums_, rows, width_);
   }
 
-  /// The last map, given the gradients of results in dy_.
+  /// Backward pass of the last map, from the gradients of results in dy_.
   void differentiate(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
     const Linear<T> out = weights[bound_[block].out];
     add_bias_gradient(ops_, out, dy_, width_, padded);
     ops_.linear_weight(out, activated_, dy_, width_, padded);
     ops_.linear_input(out, dy_, width_, dactivated_, padded);
   }
-  /// The gradients of the weights of choices.
+  /// Computes the gradients of the choices' weights.
   void multiply_weights(std::size_t block, const BlockWeights<T>& weights,
                         const ExpertRows& choices, const float* factors, float* gradients) {
     const Linear<T> out = weights[bound_[block].out];
@@ -377,7 +378,7 @@ class Experts {
     if (out.bias == nullptr) return;
     ops_.dot_bias(choices, out.bias, dy_, factors, gradients, width_);
   }
-  /// Gate and up; leaves the gradient of the norm's result for the rows in sums_.
+  /// Backward pass of gate and up. Leaves the gradient of the rows' norm result in sums_.
   void differentiate_inputs(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
     const GateUp<T> pair = gate_up(block, padded);
     ops_.gate_backward(gating_, pair, dactivated_);
@@ -391,24 +392,24 @@ class Experts {
   }
 
   std::size_t width_;
-  std::size_t wide_ = 0;  ///< I, of the widest expert
+  std::size_t wide_ = 0;  ///< I of the widest expert
   RouterShape shape_;
   RouterLosses losses_;
   Gating gating_;
   Ops& ops_;
   std::vector<Bound> bound_;          ///< by block
   std::vector<std::size_t> routers_;  ///< blocks
-  std::size_t chunk_ = 0;             ///< rows
+  std::size_t chunk_ = 0;             ///< rows per chunk
   float* logits_ = nullptr;           ///< [N, step]
-  T* dlogits_ = nullptr;              ///< likewise
+  T* dlogits_ = nullptr;              ///< [N, step]
   T* x_ = nullptr;                    ///< [chunk, H]
-  T* dy_ = nullptr;                   ///< likewise
+  T* dy_ = nullptr;                   ///< [chunk, H]
   T* hidden_ = nullptr;               ///< [chunk, 2 I]
   T* activated_ = nullptr;            ///< [chunk, I]
-  T* dactivated_ = nullptr;           ///< likewise
+  T* dactivated_ = nullptr;           ///< [chunk, I]
   float* sums_ = nullptr;             ///< [chunk, H]
-  Routing gate_;                      ///< of the expert for all rows
-  std::size_t sharers_ = 1;           ///< ranks with an expert each of a block
+  Routing gate_;                      ///< routing of the expert for all rows
+  std::size_t sharers_ = 1;           ///< ranks that share a block, with one expert each
   // With several sharers, see Travelling.
   T* leaving_ = nullptr;
   float* returned_ = nullptr;

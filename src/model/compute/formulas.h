@@ -1,8 +1,8 @@
 #pragma once
 
 // Elementwise formulas of the models, shared by all devices. `T` is a number or a vector of numbers
-// that converts from double. For types that are not built in, argument-dependent lookup finds exp,
-// erf and sqrt. The functions are constexpr, because nvcc lets a GPU run such functions.
+// that converts from double. Other types bring their exp, erf and sqrt, which argument-dependent
+// lookup finds. The functions are constexpr, because nvcc lets a GPU run such functions.
 
 #include <cmath>
 
@@ -10,9 +10,8 @@
 
 namespace ballast::model {
 
-/// What a gated MLP makes of gate and up: f(gate) * up. With a limit: g sigmoid(slope g) (1 + u),
-/// where g is gate, at most the limit, and u is up between -limit and limit. What is beyond a limit
-/// has no gradient.
+/// The gating function of an MLP: f(gate) * up. With a limit: g sigmoid(slope g) (1 + u), where g =
+/// min(gate, limit) and u is up clamped to [-limit, limit]. Clamped values have no gradient.
 struct Gating {
   Activation activation = Activation::silu;
   float limit = 0.0F;  ///< 0: none
@@ -60,7 +59,7 @@ constexpr T gelu_derivative(const T& x) {
   return s + T(2.0) * x * s * (T(1.0) - s) * slope;
 }
 
-/// GELU itself: x * (the normal distribution function of x). Source: as above.
+/// Exact GELU: x * (normal distribution function of x). Source: as above.
 template <class T>
 constexpr T exact_gelu(const T& x) {
   return x * T(0.5) * (T(1.0) + erf(x * T(kRootOfHalf)));
@@ -102,8 +101,8 @@ constexpr T inverse_deviation(const T& mean_square, const T& epsilon) {
   return T(1.0) / sqrt(mean_square + epsilon);
 }
 
-/// Gradient of a normalised row: `g` the gradient of the normalised value `n`, `mean_g` and
-/// `mean_gn` the row's means of g (0 for RMSNorm) and of g * n.
+/// Gradient of a normalised row. `g`: gradient of the normalised value `n`; `mean_g` and `mean_gn`:
+/// the row's means of g (0 for RMSNorm) and of g * n.
 template <class T>
 constexpr T norm_derivative(const T& g, const T& n, const T& mean_g, const T& mean_gn,
                             const T& factor) {
@@ -116,8 +115,8 @@ constexpr T probability(const T& score, const T& scale, const T& log_sum) {
   return exp(score * scale - log_sum);
 }
 
-/// Gradient of a softmax's score: `p` the probability, `dp` its gradient, `mean_dp` the sum of
-/// p * dp over the row.
+/// Gradient of a softmax's score. `p`: probability; `dp`: its gradient; `mean_dp`: sum of p * dp
+/// over the row.
 template <class T>
 constexpr T softmax_derivative(const T& p, const T& dp, const T& mean_dp, const T& scale) {
   return p * (dp - mean_dp) * scale;

@@ -13,43 +13,43 @@
 
 namespace ballast::model {
 
-/// A tile of the output matrix.
+/// A vocabulary tile of the output matrix.
 template <class T>
 struct OutputRows {
-  std::size_t number = 0;      ///< among the tiles
+  std::size_t number = 0;      ///< index of the tile
   const T* weights = nullptr;  ///< [rows of the tile, H]
-  float* gradient = nullptr;   ///< the same; null: not wanted
+  float* gradient = nullptr;   ///< like `weights`; null: not wanted
 };
 
-/// A micro-batch of pairs, see Port::pairs.
+/// A micro-batch of preference pairs, see Port::pairs.
 struct Pairs {
   Preference preference;
-  DeviceView<double> reference;  ///< [sequences]: sums of the cross-entropy of the reference
-  /// [N], written before any gradient: the derivative of the pair's loss by that of the row.
+  DeviceView<double> reference;  ///< [sequences], sums of the reference model's cross-entropy
+  /// [N], derivative of the pair's loss with respect to the row's. Written before any gradient.
   DeviceView<float> weights;
 };
 
-/// What the head reports of the cross-entropy of the rows, in nats.
+/// Outputs for the cross-entropy of the rows, in nats.
 struct HeadLosses {
-  /// The sums over as many equal parts of the rows as there are elements. With `pairs`:
-  /// [sequences / 2] PairResults.
+  /// Sums over equal parts of the rows, one part per element. With `pairs`: [sequences / 2]
+  /// PairResults.
   DeviceView<double> out = {};
   std::optional<Pairs> pairs = {};
 };
 
-/// What the rows of a micro-batch aim at.
+/// Targets of the rows of a micro-batch, and weights of their losses.
 struct RowAims {
   const std::int32_t* targets = nullptr;  ///< [N]
-  const float* weights = nullptr;         ///< [N], of the losses of the rows; null: 1
+  const float* weights = nullptr;         ///< [N], weights of the rows' losses; null: 1
 };
 
-/// What the head knows of the rows of a micro-batch between its visits to the tiles. The norm's
-/// result comes first, as in the rows of layers.
+/// Data per row that the head keeps between tiles. The norm's result comes first, as in the rows of
+/// layers.
 template <class T>
 struct HeadRows {
   T* normed = nullptr;            ///< [N, H]
   RowSum<float>* sums = nullptr;  ///< [N]
-  /// [N, H]; null where it is not wanted, or if there is one tile.
+  /// [N, H]; null if not wanted or if there is one tile.
   float* dnormed = nullptr;
 
   static HeadRows take(Bump& bump, std::size_t tokens, std::size_t width) {
@@ -62,10 +62,10 @@ struct HeadRows {
 
 /// Final norm, output matrix and cross-entropy. Logits exist for a chunk of rows at a time.
 ///
-/// A large vocabulary is cut into tiles. Then tiles are visited one after the other, twice: for the
-/// sums of the rows, and in reverse order for the gradients, with the logits computed again; or
-/// both in one pass that keeps the logits of a chunk for all tiles. Both compute the same products
-/// and sums in the same order. `Ops`: layer.h.
+/// A large vocabulary is cut into tiles. Either tiles are visited one after the other, twice: in
+/// ascending order for the softmax sums of the rows, in descending order for the gradients, with
+/// recomputed logits. Or one pass does both and keeps the logits of a chunk for all tiles. Both
+/// variants compute the same products and sums in the same order. `Ops`: layer.h.
 template <class Ops>
 class Head {
  public:
@@ -83,7 +83,7 @@ class Head {
                         Ops::kLogitBytes);
   }
 
-  /// After that of the TileSums.
+  /// Takes memory, after that of the TileSums.
   void take_memory(Bump& bump) {
     losses_ = bump.take<double>(tokens_);
     logits_ = bump.take<float>(chunk_ * logit_row_);
@@ -99,23 +99,23 @@ class Head {
     Bump bump(place);
     return HeadRows<T>::take(bump, tokens_, width_);
   }
-  /// Bytes for one pass over several tiles; 0 if there is one.
+  /// Bytes that one pass over several tiles needs; 0 if there is one tile.
   [[nodiscard]] std::size_t one_pass_bytes() const {
     Bump counting;
     static_cast<void>(take_for_one_pass(counting));
     return tiles_.size() == 1 ? 0 : counting.used();
   }
 
-  // The visits.
+  // Tile by tile.
 
-  /// After the norm: adds a tile to the sums of the rows. Tiles come in ascending order.
+  /// Adds a tile to the sums of the rows. Runs after the norm; tiles in ascending order.
   void scan(const OutputRows<T>& tile, const std::int32_t* targets, const HeadRows<T>& rows) {
     in_chunks([&](std::size_t first, std::size_t count) {
       scan_chunk(tile, targets, rows, first, count, logits_);
     });
   }
-  /// Adds what a tile contributes to rows.dnormed (the last tile overwrites it) and to its own
-  /// gradient, unless they are null. Tiles come in descending order.
+  /// Adds a tile's contribution to rows.dnormed (the last tile overwrites it) and to the gradient
+  /// of the tile, unless they are null. Tiles in descending order.
   void differentiate(const OutputRows<T>& tile, Accumulation accumulation, const RowAims& aims,
                      float scale, const HeadRows<T>& rows) {
     in_chunks([&](std::size_t first, std::size_t count) {
@@ -123,7 +123,7 @@ class Head {
       differentiate_chunk(tile, accumulation, aims, scale, rows, first, count, logits_);
     });
   }
-  /// After the scan of all tiles.
+  /// Writes the losses, after the scan of all tiles.
   void report_losses(const std::int32_t* targets, const HeadRows<T>& rows,
                      const HeadLosses& losses) {
     ops_.row_losses(rows.sums, targets, tokens_, losses_);
@@ -141,9 +141,9 @@ class Head {
     tile_sums_.norm_backward(norm, in, rows.dnormed, nullptr, dx);
   }
 
-  // All in one pass.
+  // All tiles in one pass.
 
-  /// For one tile.
+  /// Writes the losses. Requires that there is one tile.
   void forward(const Norm<T>& norm, const OutputRows<T>& tile, const T* in,
                const std::int32_t* targets, const HeadLosses& losses) {
     ops_.norm(norm, in, own_.normed, tokens_);
@@ -151,9 +151,9 @@ class Head {
     report_losses(targets, own_, losses);
   }
 
-  /// Also computes dx and the gradients of scale * loss; overwrites those of the tiles or adds to
-  /// them. `memory`: one_pass_bytes(). The weights of pairs follow from all of their rows, so their
-  /// chunks are visited once more.
+  /// Writes the losses, dx, and the gradients of scale * loss; overwrites the gradients of the
+  /// tiles or adds to them. `memory`: one_pass_bytes(). Weights of pairs depend on all rows of the
+  /// pair, so their chunks are visited twice.
   void train(const Norm<T>& norm, const std::vector<OutputRows<T>>& tiles,
              Accumulation accumulation, const T* in, const std::int32_t* targets, float scale,
              T* dx, const HeadLosses& losses, std::byte* memory) {
@@ -187,7 +187,7 @@ class Head {
  private:
   struct OnePass {
     HeadRows<T> rows;
-    float* logits = nullptr;  ///< of a chunk, tile by tile
+    float* logits = nullptr;  ///< for one chunk, tile by tile
   };
   OnePass take_for_one_pass(Bump& bump) const {
     OnePass all = {HeadRows<T>::take(bump, tokens_, width_)};
@@ -209,7 +209,7 @@ class Head {
     const VocabularyTile& about = tiles_[tile.number];
     return {logits, rows, logit_row_, about.first, about.rows};
   }
-  /// Logits of rows [first, first + count).
+  /// Computes the logits of rows [first, first + count).
   void project(const OutputRows<T>& tile, const HeadRows<T>& rows, std::size_t first,
                std::size_t count, float* logits) {
     ops_.multiply({count, tiles_[tile.number].rows, width_},
@@ -225,7 +225,7 @@ class Head {
   void differentiate_chunk(const OutputRows<T>& tile, Accumulation accumulation,
                            const RowAims& aims, float scale, const HeadRows<T>& rows,
                            std::size_t first, std::size_t count, float* logits) {
-    // Gradients are narrower than logits and replace them from each row's start.
+    // Gradients are narrower than logits. They overwrite them, starting at the start of each row.
     const std::size_t row = logit_row_ * sizeof(float) / sizeof(T);
     const T* const dlogits = reinterpret_cast<const T*>(logits);
     const std::size_t tokens = tiles_[tile.number].rows;
@@ -248,14 +248,14 @@ class Head {
   }
 
   std::size_t tokens_;
-  std::size_t length_;  ///< of a sequence
+  std::size_t length_;  ///< tokens per sequence
   std::size_t width_;
   std::vector<VocabularyTile> tiles_;
-  std::size_t logit_row_ = 0;  ///< floats from one row of a tile's logits to the next
-  std::size_t chunk_ = 0;      ///< rows
+  std::size_t logit_row_ = 0;  ///< stride of a tile's logits, in floats
+  std::size_t chunk_ = 0;      ///< rows per chunk
   Ops& ops_;
   TileSums<Ops>& tile_sums_;
-  HeadRows<T> own_;  ///< if there is one tile
+  HeadRows<T> own_;  ///< used if there is one tile
   float* logits_ = nullptr;
   double* losses_ = nullptr;  ///< [tokens]
 };

@@ -11,12 +11,12 @@
 #include "ballast/core/random.h"
 #include "ballast/model/architecture.h"
 
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 
 namespace ballast::model {
 namespace {
 
-/// Four standard normal numbers from one call of the generator, by the Box-Muller transform.
+/// Makes four standard normal numbers from one call of the generator, by the Box-Muller transform.
 std::array<double, 4> four_normals(std::uint64_t seed, std::uint64_t counter,
                                    std::uint64_t stream) {
   const auto words = philox(seed, counter, stream);
@@ -32,13 +32,13 @@ std::array<double, 4> four_normals(std::uint64_t seed, std::uint64_t counter,
   return out;
 }
 
-/// A batch of groups that one call of the kernel makes.
+/// Normal numbers of several groups, made by one call of the kernel.
 struct NormalBatch {
   static constexpr Elems kSize = 4 * host::kNormalGroups;
   std::array<float, kSize> values;
 
-  /// Values of elements [first, first + kSize), which begin a group. The kernel computes faster
-  /// than the C library; where its error could change the rounding, the library decides.
+  /// Computes elements [first, first + kSize), which begin a group. The kernel is faster than the C
+  /// library. Where its error could change the rounding, the library's result is used.
   void make(const TensorSpec& tensor, std::uint64_t seed, std::uint64_t stream, Elems first) {
     static const auto kernel = host::kernel_tables().back()->normals;
     std::array<std::size_t, host::kNormalGroups> doubtful;
@@ -54,14 +54,14 @@ struct NormalBatch {
   }
 };
 
-/// Where element `first` is in the whole tensor, and how many follow it there. The order of rows in
-/// files has no influence on values.
+/// Position of element `first` in the whole tensor, and the number of elements that follow it
+/// there. The order of rows in files does not affect values.
 TensorRun run_of_values(const TensorSpec& tensor, Elems first) {
   if (tensor.cuts_rows()) return run_in_files(tensor, first);
   return {tensor.first_element() + first, tensor.size - first};
 }
 
-/// Element i of the whole tensor is number i mod 4 of group i / 4.
+/// Fills normal values. Element i of the whole tensor is number i mod 4 of group i / 4.
 void fill_normal(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out) {
   const std::uint64_t stream = fnv1a(tensor.name);
   NormalBatch batch;
@@ -78,7 +78,7 @@ void fill_normal(const TensorSpec& tensor, std::uint64_t seed, Elems first, std:
   }
 }
 
-/// Element i is number i mod 4 of group i / 4.
+/// Fills uniform values. Element i is number i mod 4 of group i / 4.
 void fill_uniform(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out) {
   const std::uint64_t stream = fnv1a(tensor.name);
   std::array<std::uint32_t, 4> words{};
@@ -107,7 +107,7 @@ void initialize(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::
       fill_uniform(tensor, seed, first, out);
       return;
     case Init::row_norms:
-      throw Error(ErrorCategory::state, "magnitudes follow from the weights of their map");
+      throw Error(ErrorCategory::state, "magnitudes are computed from the weights of their map");
   }
 }
 

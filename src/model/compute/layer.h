@@ -24,8 +24,8 @@
 namespace ballast::model {
 
 // Forward and backward of blocks, written once for all devices. `Ops` are the operations of one
-// device (host/ops.h, cuda/ops.h); their arguments are views into its memory. An operation covers
-// what some device fuses. Streams and thread teams are known only to the operations.
+// device (host/ops.h, cuda/ops.h); their arguments are views of its memory. An operation covers
+// what at least one device fuses. Only the operations use streams and thread teams.
 
 inline AttentionShape attention_shape(const ModelConfig& config, MicroBatchShape shape) {
   return {.sequences = shape.sequences,
@@ -46,60 +46,61 @@ struct GateUp {
   std::size_t width = 0;
 };
 
-/// Equal parts of the first columns of rows: the heads of queries or keys, or all of them as one.
+/// Equal parts of the first columns of each row: the heads of queries or keys, or all of them as
+/// one.
 struct Groups {
   std::size_t rows = 0;
-  std::size_t count = 1;  ///< side by side in a row
-  std::size_t width = 0;  ///< of each
+  std::size_t count = 1;  ///< groups per row
+  std::size_t width = 0;  ///< columns per group
 };
 
-/// Cosines and sines of rotary positions, [length, half] each, or [N, half] if they are by row.
+/// Cosines and sines of rotary positions, [length, half] each, or [N, half] if by_row.
 struct Angles {
   float* cosine = nullptr;
   float* sine = nullptr;
   std::size_t half = 0;  ///< the first 2 * half values of a head rotate
-  /// One row of angles per row of the micro-batch, because frequencies depend on the length of its
-  /// document. False: one per position.
+  /// True: one row of angles per row of the micro-batch, because frequencies depend on the
+  /// document's length. False: one per position.
   bool by_row = false;
 };
 
-/// A norm's weights. Gradients that are not wanted are null.
+/// Weights of a norm. Gradients that are not wanted are null.
 template <class T>
 struct Norm {
   const T* weight = nullptr;
   const T* bias = nullptr;  ///< null: RMSNorm
   float* weight_gradient = nullptr;
   float* bias_gradient = nullptr;
-  float offset = 0.0F;  ///< of an RMSNorm: values are multiplied by offset + weight
+  float offset = 0.0F;  ///< for an RMSNorm: values are multiplied by offset + weight
 };
 
-/// Where the tensors of a norm are in a block (elements).
+/// Offsets of a norm's tensors in a block, in elements.
 struct NormAt {
   Elems weight = 0;
   std::optional<Elems> bias;
-  float offset = 0.0F;  ///< as in Norm
+  float offset = 0.0F;  ///< see Norm
 };
 
-/// Where an adapter of a linear map is in a block (elements): A [rank, in], B [out, rank].
+/// Offsets of an adapter's tensors in a block, in elements: A [rank, in], B [out, rank].
 struct AdapterAt {
   Elems a = 0;
   Elems b = 0;
   std::size_t rank = 0;
   std::size_t out = 0;
-  std::size_t column = 0;    ///< where its outputs begin among those of the map
-  std::size_t number = 0;    ///< among those of all maps with the same input
-  std::uint64_t stream = 0;  ///< of its random numbers
-  std::optional<Elems> magnitudes = std::nullopt;  ///< [out], of DoRA
+  std::size_t column = 0;    ///< first output of the adapter among those of the map
+  std::size_t number = 0;    ///< index among the adapters of all maps with the same input
+  std::uint64_t stream = 0;  ///< stream of its random numbers
+  std::optional<Elems> magnitudes = std::nullopt;  ///< [out], with DoRA
 };
 
-/// Where the tensors of a linear map are in a block (elements), and its extents.
+/// Offsets of a linear map's tensors in a block, in elements, and its extents.
 struct LinearAt {
   Elems weight = 0;
   std::optional<Elems> bias;
   std::size_t in = 0;
   std::size_t out = 0;
-  bool flipped = false;  ///< as in Linear
-  bool frozen = false;   ///< its weight is
+  bool flipped = false;  ///< see Linear
+  bool frozen = false;   ///< whether its weight is frozen
   std::vector<AdapterAt> adapters = {};
 };
 
@@ -108,13 +109,13 @@ inline std::optional<Elems> find_bias(const BlockSpec& block, std::string_view n
   return found == nullptr ? std::nullopt : std::optional(found->offset);
 }
 
-/// The tensors NAME.weight and, if the block has it, NAME.bias: a LayerNorm has it, an RMSNorm does
+/// Finds NAME.weight and, if the block has it, NAME.bias: a LayerNorm has a bias, an RMSNorm does
 /// not.
 inline NormAt find_norm(const BlockSpec& block, std::string_view name, float offset = 0.0F) {
   return {block.tensor(std::string(name) + ".weight").offset, find_bias(block, name), offset};
 }
 
-/// NAME.lora_A.weight, NAME.lora_B.weight and NAME.lora_magnitude_vector, if the block has them.
+/// Finds NAME.lora_A.weight, NAME.lora_B.weight and NAME.lora_magnitude_vector, if present.
 inline std::vector<AdapterAt> find_adapters(const BlockSpec& block, std::string_view name) {
   const TensorSpec* const a = block.find(std::string(name) + ".lora_A.weight");
   if (a == nullptr) return {};
@@ -124,21 +125,21 @@ inline std::vector<AdapterAt> find_adapters(const BlockSpec& block, std::string_
            m == nullptr ? std::nullopt : std::optional(m->offset)}};
 }
 
-/// NAME.weight [out, in] and, if the block has it, NAME.bias [out], with its adapter.
+/// Finds NAME.weight [out, in] with its adapter and, if the block has it, NAME.bias [out].
 inline LinearAt find_linear(const BlockSpec& block, std::string_view name) {
   const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
   return {weight.offset, find_bias(block, name), weight.shape[1],           weight.shape[0],
           true,          weight.frozen,          find_adapters(block, name)};
 }
 
-/// The same for gpt2's Conv1D, whose weight is [in, out].
+/// Like find_linear(), for gpt2's Conv1D, whose weight is [in, out].
 inline LinearAt find_conv1d(const BlockSpec& block, std::string_view name) {
   const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
   return {weight.offset, find_bias(block, name), weight.shape[0],           weight.shape[1],
           false,         weight.frozen,          find_adapters(block, name)};
 }
 
-/// The tensors NAME [out, in] and NAME_bias [out] of ExpertsSpec::stacked.
+/// Finds the tensors NAME [out, in] and NAME_bias [out] of ExpertsSpec::stacked.
 inline LinearAt find_stacked(const BlockSpec& block, std::string_view name) {
   const TensorSpec& weight = block.tensor(name);
   return {weight.offset,
@@ -149,8 +150,8 @@ inline LinearAt find_stacked(const BlockSpec& block, std::string_view name) {
           weight.frozen};
 }
 
-/// Maps with the same input. Those that lie next to each other without a gap, have no bias and are
-/// all trained or all frozen are joined into one.
+/// Joins maps with the same input that are contiguous, have no bias and are all trained or all
+/// frozen.
 inline std::vector<LinearAt> joined(const std::vector<LinearAt>& maps) {
   std::vector<LinearAt> parts;
   for (const LinearAt& next : maps) {
@@ -169,7 +170,7 @@ inline std::vector<LinearAt> joined(const std::vector<LinearAt>& maps) {
   return parts;
 }
 
-/// Sets the numbers of the adapters of maps with the same input.
+/// Numbers the adapters of maps with the same input.
 inline void number_adapters(std::vector<LinearAt>& maps) {
   std::size_t number = 0;
   for (LinearAt& map : maps) {
@@ -177,17 +178,17 @@ inline void number_adapters(std::vector<LinearAt>& maps) {
   }
 }
 
-/// Which model a pass computes.
+/// The model that a pass computes.
 enum class Subject : std::uint8_t {
   trained,
-  reference  ///< the same without its adapters: the frozen weights that training began with
+  reference  ///< the frozen weights that training began with, without adapters
 };
 
-/// The weights of one block, and the gradients of the first of them: of none in a forward pass, of
-/// all in the backward pass of a block without frozen tensors.
+/// Weights of one block, and gradients of its trained elements, the first ones. The gradients are
+/// empty in a forward pass.
 template <class T>
 struct BlockWeights {
-  std::size_t layer = 0;  ///< its number among the blocks of layers, if it is one
+  std::size_t layer = 0;  ///< index among the blocks of layers, if it is one
   const T* weights = nullptr;
   DeviceView<float> gradient;
   Accumulation accumulation = Accumulation::later;
@@ -198,7 +199,7 @@ struct BlockWeights {
     return {weights + at.weight, at.bias ? weights + *at.bias : nullptr, sum(at.weight),
             at.bias ? sum(*at.bias) : nullptr, at.offset};
   }
-  /// Those at `logits`, if there are any.
+  /// Returns the sinks at `logits`, if there are any.
   [[nodiscard]] AttentionSinks<T> sinks(const std::optional<Elems>& logits) const {
     if (!logits) return {};
     return {weights + *logits, sum(*logits)};
@@ -220,7 +221,7 @@ struct BlockWeights {
   }
 };
 
-/// Adds the gradient of the bias of `map`, if one is wanted, given dy, whose rows are `step` apart.
+/// Adds the gradient of the bias of `map`, if wanted, given dy with rows `step` apart.
 template <class Ops, class T>
 void add_bias_gradient(Ops& ops, const Linear<T>& map, const T* dy, std::size_t step,
                        std::size_t rows) {
@@ -228,7 +229,8 @@ void add_bias_gradient(Ops& ops, const Linear<T>& map, const T* dy, std::size_t 
   ops.add_column_sums(dy, step, map.bias_gradient, rows, map.out);
 }
 
-/// Rows of equal chunks of at most `limit` bytes, up to a multiple of 16 rows; `row`: bytes of one.
+/// Number of rows per chunk, for equal chunks of at most `limit` bytes: a multiple of 16, unless
+/// one chunk has all rows. `row`: bytes of a row.
 inline std::size_t chunk_rows(std::size_t rows, Bytes row, Bytes limit) {
   constexpr std::size_t kStep = 16;
   const std::size_t most = std::max<std::size_t>(limit / row, kStep);
@@ -236,23 +238,23 @@ inline std::size_t chunk_rows(std::size_t rows, Bytes row, Bytes limit) {
   return std::min(rows, round_up((rows + chunks - 1) / chunks, kStep));
 }
 
-/// Which arrays a family's layers have besides those that all have.
+/// Optional arrays that a family's layers need, and their form.
 struct LayerArrays {
-  std::size_t mlp = 2;  ///< arrays [N, I] that hidden and activated take together, 2 or 3
-  /// The layer runs its MLP by Layer::by_chunks(). False: on all rows at once.
+  std::size_t mlp = 2;  ///< arrays [N, I] for hidden and activated together, 2 or 3
+  /// True: the layer runs its MLP with Layer::by_chunks(). False: on all rows at once.
   bool cuts_mlp = false;
   bool norm1 = true;
   bool projected = false;
   bool attention_out = false;
   bool mlp_out = false;
-  /// Layers are cut: one call is for one tile, whose input is in memory of the caller.
+  /// True if layers are cut into tiles: a call is for one tile, and the caller owns its input.
   bool tiles = false;
 };
 
-/// Intermediates of one layer: N tokens, H hidden_size, A heads x head_dim, I intermediate_size.
-/// The forward pass writes them; the backward pass reads and overwrites them. If the MLP is cut,
-/// hidden, activated and mlp_out are found in its MlpChunks. Of tiles of layers: A and I are those
-/// of the widest tile, and there is no norm1, middle or norm2.
+/// Intermediates of one layer, with N tokens, H hidden_size, A heads x head_dim, I
+/// intermediate_size. The forward pass writes them; the backward pass reads and overwrites them. If
+/// the MLP is cut, hidden, activated and mlp_out are in its MlpChunks. For tiles of layers, A and I
+/// are those of the widest tile, and norm1, middle and norm2 do not exist.
 template <class T>
 struct LayerMemory {
   T* norm1 = nullptr;          ///< [N, H] input of the attention's projection
@@ -266,22 +268,22 @@ struct LayerMemory {
   T* activated = nullptr;      ///< [N, I], later its gradient
   T* mlp_out = nullptr;        ///< [N, H] before its norm, later its gradient
   T* dqkv = nullptr;           ///< like qkv, in the memory of hidden and activated
-  T* gradient = nullptr;       ///< [N, H or A] of norm2, attention, then norm1; in norm2's memory
-  float* log_sums = nullptr;   ///< of attention
+  T* gradient = nullptr;       ///< [N, H or A], of norm2, attention, then norm1; norm2's memory
+  float* log_sums = nullptr;   ///< log-sums of attention
 };
 
-/// Rows [first, first + rows) of a layer and the intermediates of its MLP for them.
+/// Rows [first, first + rows) of a layer and the intermediates of its MLP for these rows.
 template <class T>
 struct MlpChunk {
   std::size_t first = 0;
   std::size_t rows = 0;
-  std::size_t width = 0;   ///< I, or that of the tile
-  T* hidden = nullptr;     ///< as in LayerMemory, with `rows` instead of N
-  T* activated = nullptr;  ///< likewise
-  T* mlp_out = nullptr;    ///< likewise
+  std::size_t width = 0;   ///< I of the layer or tile
+  T* hidden = nullptr;     ///< like LayerMemory's, with `rows` instead of N
+  T* activated = nullptr;  ///< like LayerMemory's
+  T* mlp_out = nullptr;    ///< like LayerMemory's
 };
 
-/// Forward and backward of the transformer layers of one model, one layer or tile at a time.
+/// Forward and backward passes of a model's transformer layers, one layer or tile at a time.
 template <class Ops>
 class Layer {
  public:
@@ -301,13 +303,13 @@ class Layer {
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
 
-  /// Takes the memory of one call.
+  /// Takes the memory for one call.
   virtual void take_memory(Bump& bump) {
     shared_ = bump.take<std::byte>(intermediate_bytes(false, LayerPart::whole));
     attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
   }
 
-  /// Bytes of the intermediates of a layer or of its first half; if they are not kept, those of its
+  /// Bytes of the intermediates of a layer or of its first half. If they are not kept, those of the
   /// MLP exist for one chunk of rows at a time.
   [[nodiscard]] std::size_t intermediate_bytes(bool kept, LayerPart part) const {
     Bump counting;
@@ -315,18 +317,19 @@ class Layer {
     return counting.used();
   }
 
-  /// Takes memory that lasts from call to call; other blocks use that of take_memory() in between.
+  /// Takes memory that lasts between calls. Other blocks use the memory of take_memory() in
+  /// between.
   virtual void take_lasting_memory(Bump& /*bump*/) {}
 
-  /// Views as in Kernel::layer; `positions` is null if sequences are documents, `kept` if
-  /// nothing is kept.
+  /// Views as in Kernel::layer. `positions` is null if sequences are documents, `kept` if nothing
+  /// is kept.
   void forward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* out,
                std::byte* kept) {
     use(positions, kept, part_of(block));
     compute(block, in);
     project(block, in, out);
   }
-  /// Views as in Compute::layer_backward.
+  /// Views as in Kernel::layer_backward.
   void backward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* dy,
                 std::byte* kept) {
     use(positions, kept, part_of(block));
@@ -334,11 +337,11 @@ class Layer {
     differentiate(block, in, dy);
   }
 
-  // Tiles. Families whose layers are not cut leave the defaults, which throw Error(state).
+  // Tiles. The defaults throw Error(state); families without tiles leave them.
 
-  /// The norm of a block of LayerPart::norm or router; `layer` as in BlockWeights.
+  /// Returns the norm of a block of LayerPart::norm or router. `layer` as in BlockWeights.
   [[nodiscard]] virtual NormAt norm_of(std::size_t /*layer*/) const { refuse_tiles(); }
-  /// Adds the tile's part of the output to `sums` [N, H]; `x` [N, H] is the norm's result.
+  /// Adds the tile's part of the output to `sums` [N, H]. `x` [N, H]: result of the norm.
   void forward_tile(const BlockWeights<T>& block, const std::int32_t* positions, const T* x,
                     float* sums) {
     use(positions, nullptr, LayerPart::whole);
@@ -352,14 +355,14 @@ class Layer {
   }
 
  protected:
-  /// Computes the intermediates, except those of MlpChunks: everything but the last product, or
-  /// what is before the MLP.
+  /// Computes the intermediates except those of MlpChunks: everything before the last product, or
+  /// before the MLP.
   virtual void compute(const BlockWeights<T>& block, const T* in) = 0;
-  /// Computes the rest, which ends with the last product.
+  /// Computes the rest, up to the last product.
   virtual void project(const BlockWeights<T>& block, const T* in, T* out) = 0;
-  /// The backward pass, given what compute() left, and with kept_ also the MlpChunks.
+  /// Backward pass, from the results of compute() and, with kept_, the MlpChunks.
   virtual void differentiate(const BlockWeights<T>& block, const T* in, T* dy) = 0;
-  /// As the functions of tiles above.
+  /// Implement the functions of tiles above.
   virtual void add_tile(const BlockWeights<T>& /*block*/, const T* /*x*/, float* /*sums*/) {
     refuse_tiles();
   }
@@ -368,8 +371,8 @@ class Layer {
     refuse_tiles();
   }
 
-  /// Calls work(MlpChunk) for all rows of an MLP of `width` in order. The shape alone determines
-  /// the chunks and their layout, so that results do not depend on what is kept.
+  /// Calls work(MlpChunk) for all rows of an MLP of `width`, in order. Chunks and their layout
+  /// depend only on the shape, so that results do not depend on what is kept.
   template <class Work>
   void by_chunks(std::size_t width, const Work& work) const {
     for (std::size_t first = 0; first < rows_; first += mlp_rows_) {
@@ -382,7 +385,7 @@ class Layer {
     }
   }
 
-  /// Of a whole layer, or of its first half, which has no MLP.
+  /// Returns whether the block is a whole layer or its first half, which has no MLP.
   [[nodiscard]] virtual LayerPart part_of(const BlockWeights<T>& /*block*/) const {
     return LayerPart::whole;
   }
@@ -417,13 +420,13 @@ class Layer {
     ops_.attention({window, positions_}, sinks, memory_.qkv, memory_.attention, memory_.log_sums,
                    attention_scratch_);
   }
-  /// gradient (of attention) -> dqkv, and those of the sinks.
+  /// gradient (of attention) -> dqkv, and the gradients of the sinks.
   void attend_backward(std::size_t window = 0, const AttentionSinks<T>& sinks = {}) {
     ops_.attention_backward({window, positions_}, sinks, memory_.qkv, memory_.attention,
                             memory_.log_sums, memory_.gradient, memory_.dqkv, attention_scratch_);
   }
 
-  /// The result of `bind` for every layer of `model`.
+  /// Calls `bind` for every layer of `model` and returns the results.
   template <class Bind>
   static auto bind_layers(const Architecture& model, const Bind& bind) {
     std::vector<decltype(bind(model.blocks.front()))> bound;
@@ -438,11 +441,11 @@ class Layer {
   std::size_t width_;  ///< H
   std::size_t wide_;   ///< I
   LayerArrays arrays_;
-  std::size_t mlp_rows_;  ///< of a chunk
+  std::size_t mlp_rows_;  ///< rows per chunk
   Ops& ops_;
-  LayerMemory<T> memory_;                    ///< of the current call
-  bool kept_ = false;                        ///< likewise: whether it keeps its intermediates
-  const std::int32_t* positions_ = nullptr;  ///< likewise
+  LayerMemory<T> memory_;                    ///< whether the current call keeps its intermediates
+  bool kept_ = false;                        ///< whether the current call keeps its intermediates
+  const std::int32_t* positions_ = nullptr;  ///< positions in the current call
 
  private:
   [[noreturn]] static void refuse_tiles() {
@@ -455,7 +458,7 @@ class Layer {
     memory_ = take_intermediates(bump, kept_, part);
   }
 
-  std::byte* shared_ = nullptr;  ///< for the intermediates of calls without `kept`
+  std::byte* shared_ = nullptr;  ///< intermediates of calls without `kept`
   std::byte* attention_scratch_ = nullptr;
 };
 

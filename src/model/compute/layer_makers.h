@@ -17,8 +17,8 @@
 
 namespace ballast::model {
 
-// The layers of families. Those of a DecoderFamily are DecoderLayers; every other family names its
-// own template F::LayerOf<Ops>.
+// Makers of the families' layers. A DecoderFamily has DecoderLayers; every other family has a
+// template F::LayerOf<Ops>.
 
 template <class Ops>
 using MakeLayer = std::unique_ptr<Layer<Ops>> (*)(const Architecture&, const AttentionShape&, Ops&);
@@ -29,15 +29,15 @@ std::unique_ptr<Layer<Ops>> make_layer_of(const Architecture& model, const Atten
   return std::make_unique<L>(model, shape, ops);
 }
 
-/// Makers of layers that are no DecoderLayers, by the name of their family.
+/// Makers of layers that are not DecoderLayers, by family name.
 template <class Ops>
 std::map<std::string, MakeLayer<Ops>, std::less<>>& own_layer_makers() {
   static std::map<std::string, MakeLayer<Ops>, std::less<>> makers;
   return makers;
 }
 
-/// Registers another family with its layer for the operations `Ops`. Call it before other threads
-/// use models.
+/// Registers a family and its layer for the operations `Ops`. Call it before other threads use
+/// models.
 template <class F, class... Ops>
 void register_family() {
   add_family(std::make_unique<const F>());
@@ -48,7 +48,8 @@ void register_family() {
   }
 }
 
-/// Throws Error(config) if the family has no layer for these operations.
+/// Makes the layers of the model's family. Throws Error(config) if there are none for these
+/// operations.
 template <class Ops>
 std::unique_ptr<Layer<Ops>> make_layer(const Architecture& model, const AttentionShape& shape,
                                        Ops& ops) {

@@ -6,7 +6,7 @@
 
 namespace ballast::model {
 
-/// The tensors from which the norms ||W + s B A|| of a map's outputs follow, for kernels.
+/// Tensors from which kernels compute the norms ||W + s B A|| of a map's outputs.
 template <class T>
 struct AdaptedRows {
   Linear<T> map;                  ///< W
@@ -18,8 +18,8 @@ struct AdaptedRows {
   float scale = 1.0F;  ///< s
 };
 
-/// What the adapter adds to the squared norm of a row: 2 s b . (A w) + s^2 ||b A||^2 (arXiv
-/// 2402.09353, equation 5, expanded). `b(k)`: element k of the row of B, `cross` that of W A^T.
+/// The adapter's contribution to the squared norm of a row: 2 s b . (A w) + s^2 ||b A||^2 (arXiv
+/// 2402.09353, equation 5, expanded). `b(k)`: element k of the row of B; `cross`: the row of W A^T.
 template <class Row>
 constexpr float added_square(const Row& b, const float* cross, const float* gram, std::size_t rank,
                              float scale) {
@@ -34,22 +34,22 @@ constexpr float added_square(const Row& b, const float* cross, const float* gram
   return scale * (2.0F * mixed + scale * square);
 }
 
-/// Columns of [rows, width] arrays: y = residual + x times the gains of the columns + bias. Null
-/// gains are 1, a null bias or residual is 0. y may be x.
+/// y = residual + x * gains + bias by column, for arrays [rows, width]. Null gains are 1; a null
+/// bias or residual is 0. y may be x.
 template <class T>
 struct ScaledColumns {
   const float* gains = nullptr;
   const T* x = nullptr;
   std::size_t x_step = 0;
   T* y = nullptr;
-  std::size_t y_step = 0;  ///< also of the residual
+  std::size_t y_step = 0;  ///< stride of y and of the residual
   std::size_t rows = 0;
   std::size_t width = 0;
   const T* bias = nullptr;
   const T* residual = nullptr;
 };
 
-/// Sums over rows of products: gradient[c] += factors[c] * the sum of x[r, c] y[r, c].
+/// gradient[c] += factors[c] * sum over the rows r of x[r, c] y[r, c].
 template <class T>
 struct ColumnProducts {
   const T* x = nullptr;

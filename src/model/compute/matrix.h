@@ -7,8 +7,8 @@
 
 namespace ballast::model {
 
-/// A matrix in device memory: element (r, c) is at r * row_step + c * column_step (elements); one
-/// of the two steps is 1.
+/// A matrix in device memory. Element (r, c) is at r * row_step + c * column_step (in elements).
+/// One of the steps is 1.
 struct Matrix {
   const void* data = nullptr;
   DType type = DType::f32;
@@ -50,10 +50,10 @@ struct Linear {
   std::size_t in = 0;
   std::size_t out = 0;
   bool flipped = false;
-  bool overwrites_gradient = false;  ///< of the weight, instead of adding to it
+  bool overwrites_gradient = false;  ///< overwrite the weight's gradient, do not add
 };
 
-/// y = x W; rows of y are `y_row` apart. Y: the training type or float.
+/// y = x W, with rows of y `y_row` apart. Y: the training type or float.
 template <class T, class Y>
 Product forward_product(const Linear<T>& layer, const T* x, Y* y, std::size_t y_row,
                         std::size_t rows) {
@@ -63,7 +63,7 @@ Product forward_product(const Linear<T>& layer, const T* x, Y* y, std::size_t y_
           matrix(y, y_row)};
 }
 
-/// dx = dy W^T; rows of dy are `dy_row` apart. D: the training type or float.
+/// dx = dy W^T, with rows of dy `dy_row` apart. D: the training type or float.
 template <class T, class D>
 Product input_product(const Linear<T>& layer, const T* dy, std::size_t dy_row, D* dx,
                       std::size_t rows) {
@@ -89,13 +89,13 @@ Product weight_product(const Linear<T>& layer, const T* x, const T* dy, std::siz
           matrix(layer.weight_gradient, layer.out)};
 }
 
-/// Everything on which a prepared product depends, as the key of a cache.
+/// Cache key of a prepared product: everything that it depends on.
 struct ProductKey {
   std::array<std::size_t, 9> values;
   friend bool operator==(const ProductKey&, const ProductKey&) = default;
 };
 
-/// `flags`: fewer than 16 bits of the caller.
+/// `flags`: up to 15 bits from the caller.
 inline ProductKey product_key(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c,
                               std::size_t flags) {
   const auto type = [](const Matrix& m) { return static_cast<std::size_t>(m.type); };

@@ -6,7 +6,7 @@ namespace ballast::model {
 
 /// How a device computes the MLPs of layers and experts.
 struct MlpRule {
-  /// Limit of the arrays [N, intermediate_size] of an MLP in memory at a time.
+  /// Upper limit for the arrays [N, intermediate_size] of an MLP that exist at a time.
   Bytes bytes = 0;
   /// Whether one product computes gate and up.
   bool joins_gate_and_up = false;

@@ -11,7 +11,7 @@
 namespace ballast::model {
 namespace {
 
-/// Bytes of those parts of a batch that are there; the smallest one counts.
+/// Bytes of a batch for the check: the smallest of the parts that it has.
 Bytes batch_bytes(const BatchViews& batch) {
   Bytes least = 0;
   for (const auto& part : {batch.tokens, batch.targets, batch.positions}) {
@@ -22,7 +22,7 @@ Bytes batch_bytes(const BatchViews& batch) {
   return least;
 }
 
-/// Bytes of an argument. `place`: among several for the port.
+/// Bytes of an argument. `place`: index if the port has several arguments.
 Bytes given(const PassArguments& arguments, Port port, std::size_t place) {
   const auto one_of = [place](const std::vector<DeviceBytes>& several) {
     return place < several.size() ? several[place].size() : 0;
@@ -152,8 +152,9 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
 void PassCheck::check(const Pass& pass, const PassArguments& arguments) const {
   if (!suits(pass)) refuse(pass, "the kernel does not compute such a block");
   const std::uint32_t ranks = arguments.scalars.ranks;
-  if (ranks == 0 || arguments.scalars.shard >= ranks) refuse(pass, "the rank is not one of all");
-  // The whole head has the first tile in its own block, unless the matrix is tied.
+  if (ranks == 0 || arguments.scalars.shard >= ranks)
+    refuse(pass, "the rank is not below the number of ranks");
+  // For the whole head, the first tile is in the head's block unless the matrix is tied.
   const bool whole = pass.kernel == Kernel::head_evaluate || pass.kernel == Kernel::head_train;
   const std::size_t first = !whole ? pass.number : model_.config.tie_embeddings ? 0 : 1;
   std::array<std::size_t, kPortCount> seen{};
@@ -173,7 +174,8 @@ void PassCheck::check(const Pass& pass, const PassArguments& arguments) const {
   }
   const bool exchanges =
       pass.kernel == Kernel::exchanged_expert || pass.kernel == Kernel::exchanged_expert_backward;
-  if (exchanges && arguments.exchange == nullptr) refuse(pass, "no exchange between the ranks");
+  if (exchanges && arguments.exchange == nullptr)
+    refuse(pass, "the argument for the exchange between ranks is missing");
 }
 
 }  // namespace ballast::model

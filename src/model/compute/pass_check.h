@@ -8,26 +8,26 @@
 
 namespace ballast::model {
 
-/// Whether it is a layer, or the first half of one with experts.
+/// Returns whether the block is a layer, or the first half of a layer with experts, in one piece.
 inline bool is_layer_in_one_piece(const BlockSpec& block) {
   return block.kind == BlockKind::layer &&
          (block.part == LayerPart::whole || block.part == LayerPart::attention_half);
 }
 
-/// Refuses passes that a model does not have and arguments that do not suffice. The references live
-/// as long as it does.
+/// Checks that a model has a pass and that its arguments are large enough. The references must
+/// outlive it.
 class PassCheck {
  public:
   PassCheck(const Architecture& model, DType type, const MicroBatchShape& shape,
             const KernelSizes& sizes)
       : model_(model), type_(type), shape_(shape), sizes_(sizes) {}
 
-  /// Throws Error(state) as Compute::run() does.
+  /// Throws Error(state) as described at Compute::run().
   void check(const Pass& pass, const PassArguments& arguments) const;
 
  private:
   [[nodiscard]] bool suits(const Pass& pass) const;
-  /// Bytes that the kernel needs of an argument. `tile`: of Port::output_weights and
+  /// Bytes that the kernel needs for an argument. `tile`: for Port::output_weights and
   /// output_gradient.
   [[nodiscard]] Bytes least(const Pass& pass, Port port, std::size_t tile,
                             std::uint32_t ranks) const;

@@ -26,32 +26,33 @@ inline RoutingCounts counts_of(const PassArguments& args) {
   return {args.routing_counts, args.scalars.ranks};
 }
 
-/// The weights of a pass, and its gradients, to which it adds.
+/// Returns the weights of a pass, and the gradients that it adds to.
 template <class T>
 BlockWeights<T> weights_of(const PassArguments& args) {
   return {.weights = as<T>(args[Port::weights]), .gradient = view_as<float>(args[Port::gradient])};
 }
 
-/// Cuts the arguments of a pass into what the kernels of one model read and write.
+/// Converts the arguments of a pass into the structs of the kernels.
 template <class T>
 class PassViews {
  public:
   PassViews(const Architecture& model, const MicroBatchShape& shape)
       : model_(model), shape_(shape) {}
 
-  /// The same for a layer.
+  /// Like weights_of(), for a layer.
   [[nodiscard]] BlockWeights<T> weights_of_layer(const Pass& pass,
                                                  const PassArguments& args) const {
     return {pass.block - model_.first_layer(), as<T>(args[Port::weights]),
             view_as<float>(args[Port::gradient]), args.scalars.accumulation};
   }
-  /// The tile that a pass visits.
+  /// Returns the tile of the pass.
   [[nodiscard]] OutputRows<T> output_tile(const Pass& pass, const PassArguments& args) const {
     const DeviceBytes gradient =
         args.output_gradient.empty() ? args[Port::gradient] : args.output_gradient.front();
     return output_rows(pass.number, as<T>(args[Port::weights]), as<float>(gradient));
   }
-  /// All tiles: one in the block of the norm, unless the matrix is tied, and others in their own.
+  /// Returns all tiles. The first is in the block of the norm unless the matrix is tied; the others
+  /// have their own blocks.
   [[nodiscard]] std::vector<OutputRows<T>> output_tiles(const PassArguments& args) const {
     const std::size_t own = model_.config.tie_embeddings ? 0 : 1;
     std::vector<OutputRows<T>> tiles;
@@ -71,7 +72,8 @@ class PassViews {
     return {args.scalars.preference, view_as<double>(all.subview(0, reference)),
             view_as<float>(all.subview(reference, shape_.tokens() * sizeof(float)))};
   }
-  /// What a pass of the head reports; of the reference, for the trained model to read.
+  /// Returns the outputs of a pass of the head. A reference model writes its losses for the trained
+  /// model.
   [[nodiscard]] HeadLosses losses_of(const Pass& pass, const PassArguments& args) const {
     const auto out = view_as<double>(args[Port::losses]);
     if (args[Port::pairs].empty()) return {out};
@@ -81,8 +83,8 @@ class PassViews {
   }
 
  private:
-  /// Tile `number` of the output matrix in the flat weights of its block. `gradient`: the sums of
-  /// that block or, if the matrix is tied, [rows of the tile, H]; null: not wanted.
+  /// Returns tile `number` of the output matrix in the flat weights of its block. `gradient`: the
+  /// sums of that block or, if the matrix is tied, [rows of the tile, H]; null: not wanted.
   [[nodiscard]] OutputRows<T> output_rows(std::size_t number, const T* weights,
                                           float* gradient) const {
     const bool tied = model_.config.tie_embeddings;

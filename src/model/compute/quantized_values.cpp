@@ -8,7 +8,7 @@
 namespace ballast::model {
 namespace {
 
-/// Least magnitude whose inverse is taken, so that a block of zeros has codes of zeros.
+/// Smallest magnitude that is inverted, so that a block of zeros is encoded as zeros.
 constexpr float kLeastScale = 1e-38F;
 
 float load_float(const std::byte* from) {
@@ -17,7 +17,7 @@ float load_float(const std::byte* from) {
   return value;
 }
 
-/// Middles between neighbours of `table`.
+/// Midpoints between neighbours of `table`.
 template <std::size_t size>
 std::array<float, size - 1> middles_of(const std::array<float, size>& table) {
   std::array<float, size - 1> middles;
@@ -31,7 +31,7 @@ std::uint8_t nearest(const std::array<float, size>& middles, float value) {
                                    middles.begin());
 }
 
-/// NaN if one is NaN.
+/// Returns NaN if a value is NaN.
 float largest_magnitude(std::span<const float> values) {
   float most = 0.0F;
   for (const float value : values) {
@@ -51,7 +51,7 @@ void encode_block(const std::array<float, size>& middles, std::span<const float>
   }
 }
 
-/// Bytes of dynamic_map() for `values`, and a scale for `block` of them.
+/// Encodes `values` with dynamic_map(), with one scale per `block` values.
 void encode_bytes(std::span<const float> values, Elems block, std::byte* codes, float* scales) {
   static const auto middles = middles_of(dynamic_map());
   for (Elems first = 0; first < values.size(); first += block, ++scales) {
@@ -75,14 +75,14 @@ void encode_nf4(std::span<const float> values, Elems block, std::byte* codes, fl
   }
 }
 
-/// bitsandbytes builds its table in fp32: for each number of exponent bits, means between the ends
+/// Builds bitsandbytes' table in fp32, as it does: for each number of exponent bits, the midpoints
 /// of equal parts of [0.1, 1], times a power of ten.
 std::array<float, 256> make_dynamic_map() {
   std::array<float, 256> map = {};
   std::size_t count = 0;
   for (int exponent = 0; exponent < 7; ++exponent) {
     const int parts = 1 << exponent;
-    // As PyTorch's linspace: the second half counts from the end, each sum is rounded once.
+    // Like PyTorch's linspace: the second half counts from the end, and each sum is rounded once.
     const float step = (1.0F - 0.1F) / static_cast<float>(parts);
     const auto end_of = [parts, step](int i) {
       const double from_first = double{0.1F} + double{step} * i;

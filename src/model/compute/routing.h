@@ -12,30 +12,30 @@
 
 namespace ballast::model {
 
-/// Instead of an expert: a row of padding is sent to none.
+/// Instead of an expert: a padding row is sent to none.
 inline constexpr std::int32_t kNoExpert = -1;
 
-/// How a router chooses: softmax over the logits of all experts, then the `per_token` largest; of
-/// equal logits the lower number first.
+/// Routing rule: softmax over the logits of all experts, then the `per_token` largest. Ties go to
+/// the lower number.
 struct RouterShape {
   std::size_t rows = 0;  ///< tokens of a micro-batch, N
   std::size_t experts = 0;
   std::size_t per_token = 0;  ///< K
   bool renormalises = false;  ///< a token's weights are divided by their sum
   [[nodiscard]] std::size_t choices() const { return rows * per_token; }
-  /// Elements between rows of logits and of their gradients.
+  /// Row stride of logits and of their gradients, in elements.
   [[nodiscard]] std::size_t step() const { return (experts + 7) / 8 * 8; }
 };
 
-/// What a router decides for the rows of a micro-batch, in device memory. Choice k of row n is
-/// number n * K + k. Rows of padding have zeros, kNoExpert, and no places.
+/// Result of routing a micro-batch, in device memory. Choice k of row n is number n * K + k.
+/// Padding rows have zeros, kNoExpert, and no places.
 struct Routing {
-  float* probabilities = nullptr;     ///< [N, experts], of the softmax
-  float* log_sums = nullptr;          ///< [N]: the logarithm of the softmax's sum
+  float* probabilities = nullptr;     ///< [N, experts], result of the softmax
+  float* log_sums = nullptr;          ///< [N], logarithms of the softmax's sums
   float* weights = nullptr;           ///< [N, K]
-  float* weight_gradients = nullptr;  ///< [N, K], by the backward pass of the experts
-  std::int32_t* chosen = nullptr;     ///< [N, K]: experts
-  std::int32_t* places = nullptr;     ///< [N K]: choices by expert, then by row; -1 behind the last
+  float* weight_gradients = nullptr;  ///< [N, K], written by the backward pass of the experts
+  std::int32_t* chosen = nullptr;     ///< [N, K], experts
+  std::int32_t* places = nullptr;     ///< [N K], choices by expert, then by row; -1 after the last
 
   static Routing take(Bump& bump, const RouterShape& shape) {
     Routing routing;
@@ -49,12 +49,12 @@ struct Routing {
   }
 };
 
-/// Sums over the rows of a micro-batch, without padding, and all routers of the model: what its
-/// losses are made of. The rows of all routers are the choices of all experts / K.
+/// Sums for the router losses, over the rows of a micro-batch (without padding) and all routers of
+/// the model. The number of rows of all routers is the choices of all experts / K.
 struct RouterTotals {
   double* probabilities = nullptr;  ///< [experts]
   double* choices = nullptr;        ///< [experts]
-  double* squares = nullptr;        ///< [1]: of the log sums
+  double* squares = nullptr;        ///< [1], squares of the log-sums
 
   static std::size_t values(std::size_t experts) { return 2 * experts + 1; }
   static RouterTotals at(double* values, std::size_t experts) {
@@ -62,62 +62,62 @@ struct RouterTotals {
   }
 };
 
-/// Factors of the derivatives of the losses of the routers, which the rows of all routers divide.
+/// Factors in the derivatives of the router losses, still to be divided by the rows of all routers.
 ///
-/// With f[e] the choices of expert e and P[e] the sum of its probabilities, both divided by the
-/// rows of all routers without padding, the load-balancing loss is experts * sum of f[e] P[e]
-/// (Fedus et al., "Switch Transformers", 2021, equations 4 to 6, over all layers together as
-/// transformers computes it), and the z-loss the mean of the squared log sums (Zoph et al.,
-/// "ST-MoE", 2022, equation 5).
+/// Let f[e] be the choices of expert e and P[e] the sum of its probabilities, both divided by the
+/// rows of all routers without padding. The load-balancing loss is experts * sum of f[e] P[e]
+/// (Fedus et al., "Switch Transformers", 2021, equations 4 to 6; over all layers together, as in
+/// transformers). The z-loss is the mean of the squared log-sums (Zoph et al., "ST-MoE", 2022,
+/// equation 5).
 struct RouterLossScales {
   double balance = 0.0;  ///< coefficient * experts
   double z = 0.0;        ///< 2 * coefficient
 };
 
-/// Some choices that one expert computes.
+/// Some choices of one expert.
 struct ExpertRows {
-  const std::int32_t* places = nullptr;  ///< of Routing::places; null: 0, 1, 2, ...
+  const std::int32_t* places = nullptr;  ///< part of Routing::places; null: 0, 1, 2, ...
   std::size_t count = 0;
   std::size_t per_token = 0;
 };
 
-/// The choices that one expert computes, by number among those of all.
+/// A range of choices of one expert, by number among the choices of all.
 struct ExpertChoices {
   std::size_t first = 0;
   std::size_t count = 0;
 };
 
-/// The choices of all ranks for the experts of a block with one for each of them.
+/// Choices of all ranks for the experts of a block that has one expert per rank.
 struct SharedChoices {
-  std::vector<ExpertChoices> leaving;  ///< by expert: those of this rank
-  /// By the expert of the rank that has chosen: how many are for this rank's expert.
+  std::vector<ExpertChoices> leaving;  ///< this rank's choices, by expert
+  /// Number of choices for this rank's expert, by the rank that made them.
   std::vector<std::size_t> arriving;
-  std::size_t most = 0;  ///< of one rank for one expert; the same on all ranks
+  std::size_t most = 0;  ///< most choices of a rank for an expert; equal on all ranks
 };
 
-/// Where the rows of each expert begin among the choices of a micro-batch: what the routers of all
-/// ranks have written to Port::routing, rank after rank, in host memory. A rank's part is one
-/// number more than there are experts, perhaps with padding.
+/// Positions of each expert's rows among the choices of a micro-batch, in host memory: the values
+/// that the routers of all ranks have written to Port::routing, rank after rank. Each rank has
+/// experts + 1 numbers, perhaps with padding.
 class RoutingCounts {
  public:
   RoutingCounts(std::span<const std::int32_t> all, std::uint32_t ranks)
       : all_(all), ranks_(ranks) {}
 
-  /// The choices for expert `expert` of a layer of the rank at place `rank`.
+  /// Returns the choices of rank `rank` for expert `expert` of a layer.
   [[nodiscard]] ExpertChoices choices(std::uint32_t rank, std::uint64_t expert) const {
     const auto starts = all_.subspan(all_.size() / ranks_ * rank);
     const auto first = static_cast<std::size_t>(starts[expert]);
     return {first, static_cast<std::size_t>(starts[expert + 1]) - first};
   }
-  /// The expert of `block` that the rank has.
+  /// Returns the expert of `block` that the rank has.
   static std::uint64_t expert_in(const BlockSpec& block, std::uint32_t rank) {
     return block.expert + (block.experts > 1 ? rank : 0);
   }
-  /// The choices of the rank for its own expert of `block`.
+  /// Returns the rank's choices for its own expert of `block`.
   [[nodiscard]] ExpertChoices own(const BlockSpec& block, std::uint32_t rank) const {
     return choices(rank, expert_in(block, rank));
   }
-  /// For a block with an expert for each rank, on the rank at place `own`.
+  /// Returns all choices for a block with one expert per rank, as rank `own` sees them.
   [[nodiscard]] SharedChoices shared(const BlockSpec& block, std::uint32_t own) const {
     SharedChoices shared;
     for (std::uint32_t rank = 0; rank < block.experts; ++rank) {

@@ -10,8 +10,8 @@
 
 namespace ballast::model {
 
-/// What the tiles of a vocabulary or of a layer have summed up in fp32, [N, H]: rounds it, and goes
-/// back through the norm that all of them read. `Ops`: layer.h.
+/// Sums over the tiles of a vocabulary or a layer, fp32 [N, H]: rounds them, and runs the backward
+/// pass of the norm before the tiles. `Ops`: layer.h.
 template <class Ops>
 class TileSums {
  public:
@@ -34,13 +34,13 @@ class TileSums {
     partial_ = bump.take<GradientStats>((size_ + kStatsChunk - 1) / kStatsChunk);
   }
 
-  /// [N, H], for sums that are known in the training type.
+  /// [N, H], sums in the training type.
   [[nodiscard]] T* rounded() const { return rounded_; }
   void round(const float* sums, T* to) {
     ops_.pack(sums, nullptr, 0, to, size_, partial_, nullptr);
   }
-  /// dx = residual (null: 0) + the gradient of the norm's input `in`, given the gradient of its
-  /// result: `sums`, or rounded() if that is null. Adds to the gradient of the norm.
+  /// dx = residual (null: 0) + gradient of the norm's input `in`. The gradient of its result is
+  /// `sums`, or rounded() if `sums` is null. Adds to the gradient of the norm.
   void norm_backward(const Norm<T>& norm, const T* in, const float* sums, const T* residual,
                      T* dx) {
     if (sums != nullptr) round(sums, rounded_);

@@ -12,7 +12,7 @@
 namespace ballast::model::cuda {
 namespace {
 
-/// Elements of bf16 in one memory access.
+/// bf16 elements per memory access.
 constexpr std::uint64_t kPack = 8;
 constexpr std::uint64_t kWidestHead = 256;
 
@@ -42,7 +42,7 @@ void require_numbers(const ModelConfig& config) {
 void require_cudnn(DType type) {
   if (type != DType::bf16) {
     throw Error(ErrorCategory::config,
-                "ballast.attention is \"cudnn\", whose attention is in bf16 only; enable bf16 or "
+                "ballast.attention is \"cudnn\", which supports bf16 only; enable bf16 or "
                 "set ballast.attention to \"own\"");
   }
   if (const std::string_view refusal = fused_attention_refusal(); !refusal.empty()) {

@@ -22,7 +22,7 @@ using device::check_cuda;
 
 namespace {
 
-/// The types that cuDNN's attention supports.
+/// True for types that cuDNN's attention supports.
 template <class T>
 constexpr bool kFusable = kTypeOf<T> == DType::bf16;
 

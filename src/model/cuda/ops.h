@@ -25,9 +25,9 @@
 
 namespace ballast::model::cuda {
 
-/// The operations of the CUDA device (../layer.h): each enqueues kernels on the stream of run().
-/// They are described at those of the host device (../host/ops.h). CUDA is not used before the
-/// first one, so that a plan can be made without a GPU.
+/// The operations of the CUDA device (../layer.h), documented at the host device's (../host/ops.h).
+/// Each enqueues kernels on the stream of run(). CUDA is not used before the first operation, so
+/// that plans can be made without a GPU.
 template <class T>
 class Ops {
  public:
@@ -94,7 +94,7 @@ class Ops {
   void multiply(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                 bool add_to_c = false);
 
-  /// A later wait for the stream throws Error(data) for a token that the host device refuses.
+  /// A later wait for the stream throws Error(data) for a token that the host device would refuse.
   void check_tokens(const std::int32_t* tokens, std::int32_t least);
   void embed(const Embedding<const T>& tables, const Ids& ids, T* out) const;
   [[nodiscard]] std::size_t embedding_scratch_bytes() const;
@@ -146,7 +146,7 @@ class Ops {
               float* scales) const;
   void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
               std::size_t blocks, T* weights) const;
-  /// Decodes a matrix of a quantised base; copies what is not coded.
+  /// Dequantises a matrix of a quantised base; the next function copies the rest.
   void decode_base(const CodedMatrix& matrix, T* out) const;
   void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const;
 
@@ -155,17 +155,17 @@ class Ops {
     return {shape_.tokens(), shape_.length, hidden_};
   }
   [[nodiscard]] Products& products();
-  /// cuDNN's attention, planned at the first call; null if Ballast's own kernels run.
+  /// Returns cuDNN's attention, planned at the first call; null if Ballast's kernels run.
   [[nodiscard]] FusedAttention* fused();
 
   AttentionShape shape_;
   std::size_t hidden_;
   std::size_t vocabulary_;
-  Rows widest_;  ///< the maximum over all sums over rows, also of routers and experts
+  Rows widest_;  ///< maximum over all sums over rows, including routers and experts
   float epsilon_;
   std::shared_ptr<ProductChoices> choices_;
   std::optional<Products> products_;
-  AttentionBackend backend_;  ///< own, once it is known that cuDNN is unavailable
+  AttentionBackend backend_;  ///< own, once cuDNN turns out to be unavailable
   std::unique_ptr<FusedAttention> fused_;
   float* partials_ = nullptr;
   std::byte* products_workspace_ = nullptr;

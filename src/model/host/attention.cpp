@@ -11,11 +11,11 @@
 namespace ballast::model::host {
 namespace {
 
-/// Query rows of a tile, and keys of one product: small enough for the second-level cache.
+/// Query rows per tile, and keys per product: small enough for the second-level cache.
 constexpr std::size_t kTileRows = 64;
 constexpr std::size_t kKeyBlock = 512;
 
-/// Calls body(first key, keys) for the blocks of keys.begin .. keys.end; `begin` is a multiple of a
+/// Calls body(first key, keys) for each block of keys.begin .. keys.end; `begin` is a multiple of a
 /// block.
 template <class Body>
 void for_keys(const KeyRange& keys, const Body& body) {
@@ -26,20 +26,20 @@ void for_keys(const KeyRange& keys, const Body& body) {
 
 }  // namespace
 
-/// Memory of one thread.
+/// Memory of one thread. The scores of a tile have score_row columns.
 template <class T>
 struct Attention<T>::Scratch {
   float* scores;     ///< [kTileRows, score_row]
-  float* dscores;    ///< [kTileRows, score_row]: gradient of the probabilities
+  float* dscores;    ///< [kTileRows, score_row], gradient of the probabilities
   float* tile;       ///< [kTileRows, head_dim]
   float* delta;      ///< [kTileRows]
   float* dkeys;      ///< [length, head_dim]
   float* dvalues;    ///< [length, head_dim]
   T* probabilities;  ///< [kTileRows, score_row]
-  T* dproducts;      ///< [kTileRows, score_row]: gradient of Q K^T
+  T* dproducts;      ///< [kTileRows, score_row], gradient of Q K^T
 };
 
-/// Where one head of one sequence starts in its matrices.
+/// Offsets of one head of one sequence in the arrays.
 template <class T>
 struct Attention<T>::Head {
   std::size_t query;  ///< in qkv
@@ -47,8 +47,8 @@ struct Attention<T>::Head {
   std::size_t value;
   std::size_t out;      ///< in out
   std::size_t log_sum;  ///< in log_sums
-  AttentionMask mask;   ///< of the sequence
-  float sink;           ///< if there are sinks
+  AttentionMask mask;   ///< mask of the sequence
+  float sink;           ///< logit of the sink, if there are sinks
 };
 
 /// Query rows [first, first + rows) and the keys that any of them sees.
@@ -120,7 +120,7 @@ auto Attention<T>::tile_at(std::size_t first, const AttentionMask& mask) const -
   return {first, rows, {begin, first + rows, mask}};
 }
 
-/// Primitives run on one thread each inside a parallel region later, so they are made for one.
+/// Makes primitives for one thread, because each later runs on one thread of a parallel region.
 template <class T>
 void Attention<T>::prepare() {
   if (prepared_) return;
@@ -194,8 +194,8 @@ void Attention<T>::forward_head(const Head& head, const T* qkv, T* out, float* l
   }
 }
 
-/// Makes the sink one more key of the rows, with value 0: its part of the sum makes `values` [rows,
-/// head_dim] smaller.
+/// Adds the sink as one more key of the rows, with value 0. Its part of the softmax's sum makes
+/// `values` [rows, head_dim] smaller.
 template <class T>
 void Attention<T>::add_sink(const Head& head, float* values, float* log_sums,
                             std::size_t rows) const {
@@ -209,7 +209,8 @@ void Attention<T>::add_sink(const Head& head, float* values, float* log_sums,
   }
 }
 
-/// Rows' parts of the gradient of the sink, whose probability has the gradient 0.
+/// Returns the rows' contribution to the gradient of the sink. The gradient of its probability is
+/// 0.
 template <class T>
 double Attention<T>::sink_gradient(const Head& head, const float* log_sums, const float* delta,
                                    std::size_t rows) const {
@@ -243,7 +244,7 @@ void Attention<T>::backward(const AttentionMask& mask, const AttentionSinks<T>& 
   }
 }
 
-/// All query heads that share one head of keys and values, in order.
+/// Processes all query heads that share one head of keys and values, in order.
 template <class T>
 void Attention<T>::backward_group(std::size_t sequence, std::size_t kv_head, const T* qkv,
                                   const T* out, const float* log_sums, const T* dout, T* dqkv,

@@ -6,17 +6,17 @@
 #include "ballast/core/bump.h"
 #include "ballast/model/attention.h"
 
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 #include "src/model/host/products.h"
 
 namespace ballast::model::host {
 
 /// softmax(Q K^T * AttentionShape::score_scale()) V under a causal mask, one tile of query rows at
-/// a time: scratch memory is linear in the sequence's length. The backward pass recomputes scores
-/// from the logarithm of each row's sum. Source: Dao et al., "FlashAttention", 2022, section 3
-/// (tiles and recomputation); here a tile processes all its keys at once, so the softmax needs no
-/// rescaling. Keys that no query of a tile sees (AttentionMask) are skipped in blocks, and masked
-/// inside these.
+/// a time, so scratch memory is linear in the sequence length. The backward pass recomputes the
+/// scores and uses the logarithm of each row's sum. Source: Dao et al., "FlashAttention", 2022,
+/// section 3 (tiles and recomputation); here a tile processes all its keys at once, so the softmax
+/// needs no rescaling. Keys that no query of a tile sees (AttentionMask) are skipped in blocks, and
+/// masked inside these.
 template <class T>
 class Attention {
  public:
@@ -26,11 +26,11 @@ class Attention {
   /// Bytes of scratch memory, a multiple of the cache line.
   [[nodiscard]] std::size_t scratch_bytes() const;
 
-  /// qkv [tokens, row()], out [tokens, width()], log_sums written for backward(); those of sinks
-  /// include them.
+  /// qkv [tokens, row()], out [tokens, width()]. Writes log_sums for backward(); they include
+  /// sinks.
   void forward(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv, T* out,
                float* log_sums, std::byte* scratch);
-  /// out and log_sums are the results of forward(), dout is the gradient of out, dqkv is written.
+  /// out and log_sums: results of forward(). dout: gradient of out. Writes dqkv.
   void backward(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv,
                 const T* out, const float* log_sums, const T* dout, T* dqkv, std::byte* scratch);
 
@@ -60,7 +60,7 @@ class Attention {
   std::size_t threads_;
   float scale_;
   std::size_t score_row_;
-  const T* sinks_ = nullptr;            ///< of the current call
+  const T* sinks_ = nullptr;            ///< logits of the sinks in the current call
   std::vector<double> sink_gradients_;  ///< [sequences, heads], of the current call
   Products products_;
   bool prepared_ = false;

@@ -5,9 +5,9 @@
 
 namespace ballast::model::host {
 
-/// out = all elements of `matrix`, decoded in fp32 and rounded to T to nearest even, on a team of
-/// threads. There is one kernel for all instruction sets: the elements of a block of 4 bits are one
-/// of 16 products.
+/// Dequantises all elements of `matrix` in fp32 and rounds them to T (nearest even), on a team of
+/// threads. One kernel serves all instruction sets, because elements of a 4-bit block take only 16
+/// products.
 template <class T>
 void decode_base(const CodedMatrix& matrix, T* out);
 

@@ -7,12 +7,12 @@ namespace ballast::model::host::BALLAST_KERNEL_ISA {
 using Codes = std::int8_t __attribute__((vector_size(kFloats)));
 using Integers = std::int32_t __attribute__((vector_size(4 * kFloats)));
 
-/// The scale of a block: NaN if a value is not finite, 0 if it would be 0 or denormal.
+/// Scale of a block: NaN if a value is not finite, 0 if it would be 0 or denormal.
 template <class T>
 inline float scale_of(const T* block) {
   Words most = {};
   for (Size i = 0; i < kCodeBlock; i += kFloats) {
-    // The bits of magnitudes are in the order of their values, with inf and NaN above all others.
+    // Compared as integers, magnitudes have the order of their values; inf and NaN are the largest.
     const Words bits = words_of(get(block + i, Whole{})) & 0x7fffffffU;
     most = bits > most ? bits : most;
   }

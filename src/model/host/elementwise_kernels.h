@@ -11,7 +11,7 @@ inline void apply(const T* x, T* y, Size size, const Form& form) {
   for_row<Acc<T>>(size, [&](Size i, auto part) { put(y + i, form(get(x + i, part)), part); });
 }
 
-/// d *= slope(x), and column sums of the result.
+/// d *= slope(x); adds the column sums of the result to column_sum.
 template <class T, class Slope>
 inline void multiply_by_slope(const T* x, T* d, Acc<T>* column_sum, Size rows, Size width,
                               const Slope& slope) {
@@ -88,7 +88,7 @@ void geglu_backward(T* gate, T* up, const T* dy, Size size) {
   });
 }
 
-/// x, at most `limit`; a NaN stays one.
+/// min(x, limit); NaN stays NaN.
 template <class A>
 inline Vec<A> at_most(const Vec<A>& x, A limit) {
   return xsimd::select(x > Vec<A>(limit), Vec<A>(limit), x);
@@ -219,7 +219,7 @@ inline Vec<double> widen_half(const float* from) {
   return Vec<double>(reinterpret_cast<typename Vec<double>::register_type>(doubles));
 }
 
-/// Sum of squares in double and number of values that are not finite.
+/// Sum of squares in double, and number of values that are not finite.
 class Tally {
  public:
   void add(const Vec<float>& values) {

@@ -16,20 +16,20 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Seconds that a thread of the team has used a CPU, on average. Each thread reads its own clock:
-/// the kernel adds what other running threads have used to the clock of the process at its ticks
-/// only, which a short product does not last.
+/// CPU seconds used by a thread of the team, on average. Each thread reads its own clock: the clock
+/// of the process includes other running threads only up to the kernel's last tick, which is too
+/// coarse for a short product.
 double team_cpu_seconds() {
   std::vector<double> used(team_size());
   on_team(used.size(), [&used](std::size_t part) { used[part] = thread_cpu_seconds(); });
   return std::accumulate(used.begin(), used.end(), 0.0) / static_cast<double>(used.size());
 }
 
-/// Best rate of products of n x n matrices, repeated for about `seconds` but at least twice, after
-/// one that warms up caches and makes the primitive.
+/// Best rate of products of n x n matrices, repeated for about `seconds` but at least twice. The
+/// first product, not counted, warms up caches and makes the primitive.
 template <class T>
 double best_rate(Products& products, std::size_t n, double seconds) {
-  // Any normal numbers: zeros could be cheaper.
+  // Any normal number. Zeros could be faster.
   const auto one = from_float<T>(0.5F);
   const std::vector<T> a(n * n, one);
   const std::vector<T> b(n * n, one);
@@ -39,7 +39,7 @@ double best_rate(Products& products, std::size_t n, double seconds) {
   };
   multiply();
   double fastest = 1e30;
-  double least_busy = 1e30;  // seconds for which each thread used a CPU
+  double least_busy = 1e30;  // CPU seconds per thread
   const auto start = Clock::now();
   for (int runs = 0; runs < 2 || seconds_since(start) < seconds; ++runs) {
     const double cpu = team_cpu_seconds();
@@ -48,14 +48,16 @@ double best_rate(Products& products, std::size_t n, double seconds) {
     fastest = std::min(fastest, seconds_since(before));
     least_busy = std::min(least_busy, team_cpu_seconds() - cpu);
   }
-  // Much longer than that: the threads always waited for CPUs that other work used.
+  // Wall time above this multiple of CPU time: the threads always waited for CPUs that other work
+  // used.
   constexpr double kDisturbed = 1.2;
   if (fastest > kDisturbed * least_busy) fastest = least_busy;
   const auto size = static_cast<double>(n);
   return 2.0 * size * size * size / std::max(fastest, 1e-9);
 }
 
-/// Slow processors reach their rate with the smaller sizes and leave the others out.
+/// Measures growing sizes within `seconds`. Slow processors reach their peak with smaller ones and
+/// skip the rest.
 template <class T>
 double best_of_sizes(double seconds) {
   constexpr std::array<std::size_t, 3> kSizes = {768, 1536, 2304};

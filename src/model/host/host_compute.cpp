@@ -10,7 +10,7 @@
 namespace ballast::model::host {
 namespace {
 
-/// Threads of the kernels on `device`'s streams.
+/// Number of kernel threads for `device`'s streams.
 std::size_t threads_of(device::Device& device) {
   std::size_t threads = 1;
   const auto stream = device.make_stream("threads");

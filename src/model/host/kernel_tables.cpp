@@ -1,6 +1,6 @@
-#include "ballast/core/isa_mask.h"
+#include "src/model/host/kernel_tables.h"
 
-#include "src/model/host/kernels.h"
+#include "ballast/core/isa_mask.h"
 
 // BALLAST_KERNEL_ISAS(X) applies X to the name of each instruction set that is compiled in, slowest
 // first (src/model/meson.build).

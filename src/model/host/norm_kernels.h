@@ -5,7 +5,7 @@
 
 namespace ballast::model::host::BALLAST_KERNEL_ISA {
 
-/// LayerNorm, RMSNorm, and RMSNorm with an offset that is added to the weight.
+/// LayerNorm, RMSNorm, and RMSNorm with an offset added to the weight.
 enum class NormKind { centred, plain, shifted };
 
 template <NormKind kind, class T, class Tag>
@@ -21,7 +21,7 @@ struct RowStatistics {
   A factor;
 };
 
-/// Mean (LayerNorm only) and inverse deviation of one row; two passes, so that a large mean does
+/// Mean (LayerNorm only) and inverse deviation of a row, in two passes, so that a large mean does
 /// not cancel the variance.
 template <bool kCentred, class T>
 inline RowStatistics<Acc<T>> row_statistics(const T* x, Size width, Acc<T> epsilon) {

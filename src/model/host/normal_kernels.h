@@ -4,7 +4,7 @@
 
 namespace ballast::model::host::BALLAST_KERNEL_ISA {
 
-/// Vectors of doubles and of their bits.
+/// Vectors of doubles, and of their bits.
 using Reals = Vec<double>;
 inline constexpr Size kReals = kLanes<double>;
 using Bits = std::uint64_t __attribute__((vector_size(8 * kReals)));
@@ -17,13 +17,13 @@ inline Reals reals_of(Bits bits) {
   return Reals(reinterpret_cast<typename Reals::register_type>(bits));
 }
 
-/// Integers below 2^52: the low bits of a double in [2^52, 2^53).
+/// Converts integers below 2^52, which are the low bits of a double in [2^52, 2^53).
 inline Reals to_reals(Bits integers) {
   return reals_of(integers | 0x4330'0000'0000'0000U) - Reals(0x1p52);
 }
 
-/// ln x for a normal x in (0, 1): x = 2^e m with m in [sqrt(1/2), sqrt(2)), ln m = 2 atanh(s) by
-/// its power series, s = (m - 1) / (m + 1).
+/// ln x for a normal x in (0, 1). With x = 2^e m and m in [sqrt(1/2), sqrt(2)), ln m = 2 atanh(s)
+/// is summed as a power series in s = (m - 1) / (m + 1).
 inline Reals logarithm(const Reals& x) {
   constexpr std::uint64_t kRootOfHalf = 0x3fe6'a09e'667f'3bcdU;
   constexpr std::uint64_t kBias = 64;
@@ -43,18 +43,18 @@ struct Circle {
   Reals sine;
 };
 
-/// Cosine and sine of `angle`, which is about word / 2^32 of a circle: the Taylor series around the
-/// nearest quarter.
+/// Cosine and sine of `angle`, about word / 2^32 of a circle, by Taylor series around the nearest
+/// quarter.
 inline Circle on_circle(const Reals& angle, Bits words) {
   const Bits quarter = (words + (1U << 29)) >> 30;
   const Reals n = to_reals(quarter);
-  // Half of pi in two parts; n times the first is exact.
+  // Half of pi in two parts; n times the first part is exact.
   const Reals far = angle - n * Reals(0x1.921fb54442dp+0);
   const Reals x = far - n * Reals(0x1.8469898cc517p-48);
   const Reals square = x * x;
   Reals sine(1.0);
   Reals cosine(1.0);
-  // 1 - x^2 / (1 2) (1 - x^2 / (3 4) (...)), and the same for the sine.
+  // 1 - x^2 / (1 2) (1 - x^2 / (3 4) (...)) for the cosine; the sine has a similar form.
   for (int k = 18; k >= 2; k -= 2) {
     cosine = xsimd::fnma(cosine, square * Reals(1.0 / (k * (k - 1))), Reals(1.0));
     sine = xsimd::fnma(sine, square * Reals(1.0 / (k * (k + 1))), Reals(1.0));
@@ -66,8 +66,8 @@ inline Circle on_circle(const Reals& angle, Bits words) {
           reals_of(((s & ~odd) | (c & odd)) ^ ((quarter & 2U) << 62))};
 }
 
-/// philox() of core/random.h for kNormalGroups counters; word j of counter i is x[j][i]. Loops over
-/// all counters become vector code with products of 32 by 32 bits.
+/// philox() of core/random.h for kNormalGroups counters; word j of counter i is x[j][i]. The loops
+/// over counters compile to vector code with products of 32 by 32 bits.
 inline void philox_words(std::uint64_t key, std::uint64_t stream, std::uint64_t counter,
                          std::uint32_t (&x)[4][kNormalGroups]) {
   for (Size i = 0; i < kNormalGroups; ++i) {
@@ -99,8 +99,8 @@ inline Bits load_words(const std::uint32_t* from) {
   return __builtin_convertvector(words, Bits);
 }
 
-/// Rounds to float; marks in `doubt` the lanes that a relative error of 2^-40 could round to
-/// another value. The error of the functions above and of the C library's is below 2^-48.
+/// Rounds to float. Marks in `doubt` the lanes that a relative error of 2^-40 could round
+/// differently. The errors of the functions above and of the C library are below 2^-48.
 inline NarrowFloats rounded(const Reals& x, Bits& doubt) {
   using Wide = double __attribute__((vector_size(8 * kReals)));
   const auto narrow = [](const Reals& value) {
@@ -108,13 +108,13 @@ inline NarrowFloats rounded(const Reals& x, Bits& doubt) {
   };
   const NarrowFloats least = narrow(x * Reals(1.0 - 0x1p-40));
   const NarrowFloats most = narrow(x * Reals(1.0 + 0x1p-40));
-  // All bits of a lane that differs or is NaN.
+  // Sets all bits of a lane that differs or is NaN.
   using Lanes = std::int64_t __attribute__((vector_size(8 * kReals)));
   doubt |= reinterpret_cast<Bits>(__builtin_convertvector(~(least == most), Lanes));
   return narrow(x);
 }
 
-/// Number k of lane i to out[4 i + k].
+/// Writes number k of lane i to out[4 i + k].
 inline void interleave(const NarrowFloats (&numbers)[4], float* out) {
   float lanes[4][kReals];
   __builtin_memcpy(lanes, numbers, sizeof lanes);

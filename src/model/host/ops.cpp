@@ -1,10 +1,12 @@
 #include "src/model/host/ops.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <numeric>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -19,11 +21,12 @@
 namespace ballast::model::host {
 namespace {
 
-/// Granularity of a thread's elements: whole cache lines of any type.
+/// Threads get multiples of this many elements: whole cache lines of any type, and whole groups of
+/// a dropout mask.
 constexpr std::size_t kStep = 64;
 
-/// Calls find(range, statistics) for each chunk of `size` values and returns the sum. `partial`: a
-/// GradientStats per kStatsChunk values.
+/// Calls find(range, statistics) for each chunk of `size` values and returns the sum. `partial`:
+/// one GradientStats per kStatsChunk values.
 template <class Find>
 GradientStats by_chunks(std::size_t size, GradientStats* partial, const Find& find) {
   const std::size_t chunks = (size + kStatsChunk - 1) / kStatsChunk;
@@ -42,7 +45,7 @@ GradientStats by_chunks(std::size_t size, GradientStats* partial, const Find& fi
   return total;
 }
 
-/// Packs in each chunk the part that the tied gradient covers, then the rest.
+/// Packs the part of each chunk that the tied gradient covers, then the rest.
 template <class T>
 GradientStats pack_gradient(const GradientKernels<T>& kernels, const float* gradient,
                             const float* tied, std::size_t tied_size, T* packed, std::size_t size,
@@ -68,7 +71,38 @@ GradientStats measure_gradient(const GradientKernels<T>& kernels, const T* packe
   });
 }
 
-/// Columns of the embedding that a thread takes: a cache line of fp32.
+/// Sums squares in sixteen interleaved sums, so that every instruction set gives the same bits.
+template <class T>
+float square_sum(const T* values, std::size_t size) {
+  constexpr std::size_t kSums = 16;
+  std::array<float, kSums> sums = {};
+  std::size_t at = 0;
+  for (; at + kSums <= size; at += kSums) {
+    for (std::size_t i = 0; i < kSums; ++i) {
+      const float value = to_float(values[at + i]);
+      sums[i] += value * value;
+    }
+  }
+  for (std::size_t i = 0; at + i < size; ++i) {
+    const float value = to_float(values[at + i]);
+    sums[i] += value * value;
+  }
+  for (std::size_t half = kSums / 2; half > 0; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) sums[i] += sums[half + i];
+  }
+  return sums[0];
+}
+
+std::size_t place_of(const ExpertRows& rows, std::size_t i) {
+  return rows.places == nullptr ? i : static_cast<std::size_t>(rows.places[i]);
+}
+
+/// product / weight, or 0 for a weight of 0.
+float quotient(float product, float weight) {
+  return weight == 0.0F ? 0.0F : product / weight;
+}
+
+/// Embedding columns per thread: a cache line of fp32.
 constexpr std::size_t kColumns = 16;
 
 void check_tokens(const std::int32_t* tokens, std::size_t count, std::int32_t least,
@@ -87,7 +121,7 @@ std::size_t position_of(const Ids& ids, std::size_t i, std::size_t length) {
   return ids.positions == nullptr ? i % length : static_cast<std::size_t>(ids.positions[i]);
 }
 
-/// The row of token `i` in a table, or its size if the token has none there.
+/// Row of token `i` in a table, or the table's size if it does not have the token.
 template <class U>
 std::size_t row_of(const Embedding<U>& tables, const Ids& ids, std::size_t i) {
   return std::min(static_cast<std::size_t>(ids.tokens[i]) - tables.first, tables.size);
@@ -113,7 +147,7 @@ void embed(const RowKernels<T>& kernels, const Embedding<const T>& tables, const
   });
 }
 
-/// Threads share the columns, so that each sum runs in token order.
+/// Each thread has some columns and all rows, so that sums run in token order.
 template <class T>
 void embed_backward(const RowKernels<T>& kernels, const Ids& ids, std::size_t count,
                     std::size_t length, std::size_t width, const T* dy,
@@ -136,13 +170,14 @@ void embed_backward(const RowKernels<T>& kernels, const Ids& ids, std::size_t co
   });
 }
 
-/// The column of a row's target in a tile, its width or more if it is in another one.
+/// Column of a row's target in a tile. It is at least the tile's width if the target is in another
+/// tile.
 std::size_t column_of(const LogitTile& tile, std::int32_t target) {
   return static_cast<std::size_t>(target) - tile.first;
 }
 
-/// Calls `piece(first, place, size)` for the parts of `range` that lie in one row of `matrix`;
-/// `place` is where its first element is.
+/// Calls `piece(first, place, size)` for each part of `range` within one row of `matrix`. `place`:
+/// address of the part's first element.
 void by_rows(Range range, const auto& matrix, const auto& piece) {
   for (std::size_t at = range.begin; at < range.end;) {
     const std::size_t row = at / matrix.width;
@@ -159,6 +194,7 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t thread
             const MlpRule& mlp_rule)
     : all_kernels_(best_kernels<T>()),
       kernels_(all_kernels_.rows),
+      sum_kernels_(best_kernels<float>().rows),
       shape_(attention_shape(config, shape)),
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
@@ -431,6 +467,220 @@ void Ops<T>::sum_losses(const double* losses, std::size_t count, std::size_t par
   for (std::size_t p = 0; p < parts; ++p, losses += count) {
     sums[p] = std::accumulate(losses, losses + count, 0.0);
   }
+}
+
+template <class T>
+void Ops<T>::weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const {
+  for (std::size_t pair = 0; pair < rows.pairs; ++pair) {
+    const std::size_t first = 2 * pair * rows.length;
+    const std::size_t second = first + rows.length;
+    const std::size_t end = second + rows.length;
+    const double* const reference = rows.reference + 2 * pair;
+    const auto sum = [&](std::size_t begin, std::size_t stop) {
+      return std::accumulate(rows.losses + begin, rows.losses + stop, 0.0);
+    };
+    const bool counts = std::any_of(rows.targets + first, rows.targets + end,
+                                    [](std::int32_t target) { return target >= 0; });
+    WeighedPair found;
+    if (counts) {
+      found = weigh_pair(how, {sum(first, second), reference[0]}, {sum(second, end), reference[1]});
+    }
+    results[pair] = found.result;
+    std::fill_n(rows.weights + first, rows.length, found.weight);
+    std::fill_n(rows.weights + second, rows.length, -found.weight);
+  }
+}
+
+template <class T>
+void Ops<T>::route(const RouterShape& shape, float* logits, const T* bias,
+                   const std::int32_t* targets, const Routing& to, std::int32_t* starts) const {
+  split(shape.rows, 1, [&](Range r) {
+    for (std::size_t row = r.begin; row < r.end; ++row) {
+      const bool padding = targets != nullptr && targets[row] == kPaddingTarget;
+      float* const own = padding ? nullptr : logits + row * shape.step();
+      if (bias != nullptr && !padding) kernels_.accumulate(own, bias, shape.experts);
+      route_row(shape, own, row, to);
+    }
+  });
+  place_choices(shape, to, starts);
+}
+
+template <class T>
+void Ops<T>::router_gradient(const RouterShape& shape, const Routing& routing,
+                             const RouterTotals& totals, const RouterLossScales& scales,
+                             T* gradients) const {
+  const RouterGradient gradient(shape, routing, totals, scales);
+  split(shape.rows, 1, [&](Range r) {
+    std::vector<double> row_gradients(shape.experts);
+    for (std::size_t row = r.begin; row < r.end; ++row) {
+      gradient.differentiate(row, row_gradients.data());
+      T* const to = gradients + row * shape.step();
+      for (std::size_t e = 0; e < shape.experts; ++e)
+        to[e] = from_float<T>(static_cast<float>(row_gradients[e]));
+    }
+  });
+}
+
+template <class T>
+void Ops<T>::gather_rows(const ExpertRows& rows, const T* x, const float* weights, T* y,
+                         std::size_t padded, std::size_t width) const {
+  split(padded, 1, [&](Range r) {
+    for (std::size_t i = r.begin; i < r.end; ++i) {
+      T* const to = y + i * width;
+      if (i >= rows.count) {
+        std::fill_n(to, width, T());
+        continue;
+      }
+      const std::size_t place = place_of(rows, i);
+      const T* const from = x + place / rows.per_token * width;
+      if (weights == nullptr) {
+        std::memcpy(to, from, width * sizeof(T));
+      } else {
+        kernels_.scale(from, weights[place], to, width);
+      }
+    }
+  });
+}
+
+template <class T>
+void Ops<T>::dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
+                      const float* weights, float* weight_gradients, std::size_t width) const {
+  dot(rows, activated, width, gradients, weights, width,
+      [&](std::size_t place, float product) { weight_gradients[place] = product; });
+}
+
+template <class T>
+void Ops<T>::dot_bias(const ExpertRows& rows, const T* bias, const T* gradients,
+                      const float* weights, float* weight_gradients, std::size_t width) const {
+  dot(rows, bias, 0, gradients, weights, width,
+      [&](std::size_t place, float product) { weight_gradients[place] += product; });
+}
+
+template <class T>
+template <class Take>
+void Ops<T>::dot(const ExpertRows& rows, const T* with, std::size_t step, const T* gradients,
+                 const float* weights, std::size_t width, Take take) const {
+  split(rows.count, 1, [&](Range r) {
+    for (std::size_t i = r.begin; i < r.end; ++i) {
+      const std::size_t place = place_of(rows, i);
+      float product = 0.0F;
+      kernels_.row_dot(gradients + i * width, width, with + i * step, width, &product, 1, width);
+      take(place, weights == nullptr ? product : quotient(product, weights[place]));
+    }
+  });
+}
+
+template <class T>
+void Ops<T>::put_quotients(const ExpertRows& rows, const float* values, const float* weights,
+                           float* to) const {
+  for (std::size_t i = 0; i < rows.count; ++i) {
+    const std::size_t place = place_of(rows, i);
+    to[place] = quotient(values[i], weights[place]);
+  }
+}
+
+template <class T>
+void Ops<T>::add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const {
+  if (bias == nullptr) return;
+  split(rows, 1, [&](Range r) {
+    for (std::size_t i = r.begin; i < r.end; ++i) {
+      kernels_.accumulate(y + i * width, bias, width);
+    }
+  });
+}
+
+template <class T>
+void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
+                      std::size_t width) const {
+  split(rows.count, 1, [&](Range r) {
+    for (std::size_t i = r.begin; i < r.end; ++i) {
+      const std::size_t place = place_of(rows, i);
+      const float weight = weights == nullptr ? 1.0F : weights[place];
+      float* const to = sums + place / rows.per_token * width;
+      sum_kernels_.accumulate_scaled(to, y + i * width, weight, width);
+    }
+  });
+}
+
+template <class T>
+void Ops<T>::scale(T* x, float factor, std::size_t size) const {
+  split(size, kStep, [&](Range r) { kernels_.scale(x + r.begin, factor, x + r.begin, r.size()); });
+}
+
+template <class T>
+void Ops<T>::drop(const DropoutMask& mask, const T* x, T* y, std::size_t size,
+                  bool add_to_y) const {
+  split(size, kStep, [&](Range r) {
+    for (std::size_t at = r.begin; at < r.end; at += 4) {
+      const auto factors = mask.factors(at / 4);
+      for (std::size_t i = 0; i < std::min<std::size_t>(4, r.end - at); ++i) {
+        const float before = add_to_y ? to_float(y[at + i]) : 0.0F;
+        y[at + i] = from_float<T>(before + to_float(x[at + i]) * factors[i]);
+      }
+    }
+  });
+}
+
+template <class T>
+void Ops<T>::compute_gains(const AdaptedRows<T>& rows, float* gains, float* inverse_norms) const {
+  const std::size_t out = rows.map.out;
+  split(out, kStep, [&](Range r) {
+    if (rows.map.flipped) {
+      for (std::size_t i = r.begin; i < r.end; ++i) {
+        gains[i] = square_sum(rows.map.weight + i * rows.map.in, rows.map.in);
+      }
+    } else {
+      std::fill(gains + r.begin, gains + r.end, 0.0F);
+      for (std::size_t row = 0; row < rows.map.in; ++row) {
+        const T* const from = rows.map.weight + row * out;
+        for (std::size_t i = r.begin; i < r.end; ++i) {
+          const float value = to_float(from[i]);
+          gains[i] += value * value;
+        }
+      }
+    }
+    for (std::size_t i = r.begin; i < r.end; ++i) {
+      const T* const b = rows.b + i * rows.rank;
+      const float added =
+          added_square([b](std::size_t k) { return to_float(b[k]); }, rows.cross + i * rows.rank,
+                       rows.gram, rows.rank, rows.scale);
+      const float norm = std::sqrt(std::max(gains[i] + added, 0.0F));
+      inverse_norms[i] = norm > 0.0F ? 1.0F / norm : 0.0F;
+      gains[i] = to_float(rows.magnitudes[i]) * inverse_norms[i];
+    }
+  });
+}
+
+template <class T>
+void Ops<T>::scale_columns(const ScaledColumns<T>& c) const {
+  split(c.rows, 1, [&](Range r) {
+    for (std::size_t row = r.begin; row < r.end; ++row) {
+      const T* const x = c.x + row * c.x_step;
+      T* const y = c.y + row * c.y_step;
+      for (std::size_t i = 0; i < c.width; ++i) {
+        float value = to_float(x[i]) * (c.gains == nullptr ? 1.0F : c.gains[i]);
+        if (c.bias != nullptr) value += to_float(c.bias[i]);
+        if (c.residual != nullptr) value += to_float(c.residual[row * c.y_step + i]);
+        y[i] = from_float<T>(value);
+      }
+    }
+  });
+}
+
+template <class T>
+void Ops<T>::add_column_products(const ColumnProducts<T>& c, float* gradient) const {
+  split(c.width, kStep, [&](Range r) {
+    for (std::size_t first = r.begin; first < r.end; first += kStep) {
+      const std::size_t count = std::min(kStep, r.end - first);
+      std::array<float, kStep> sums = {};
+      for (std::size_t row = 0; row < c.rows; ++row) {
+        const T* const x = c.x + row * c.x_step + first;
+        const T* const y = c.y + row * c.y_step + first;
+        for (std::size_t i = 0; i < count; ++i) sums[i] += to_float(x[i]) * to_float(y[i]);
+      }
+      for (std::size_t i = 0; i < count; ++i) gradient[first + i] += c.factors[first + i] * sums[i];
+    }
+  });
 }
 
 template <class T>

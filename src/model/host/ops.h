@@ -9,15 +9,17 @@
 #include "ballast/device/device.h"
 #include "ballast/model/quantized_values.h"
 
+#include "src/model/compute/dropout.h"
 #include "src/model/compute/formulas.h"
 #include "src/model/compute/layer.h"
-#include "src/model/host/adapter_ops.h"
+#include "src/model/compute/magnitudes.h"
+#include "src/model/compute/preference.h"
+#include "src/model/compute/routing.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/factories.h"
-#include "src/model/host/kernels.h"
-#include "src/model/host/pairs.h"
+#include "src/model/host/kernel_tables.h"
 #include "src/model/host/products.h"
-#include "src/model/host/router_ops.h"
+#include "src/model/host/router.h"
 #include "src/model/spec/families/rotary.h"
 
 namespace ballast::model::host {
@@ -25,10 +27,10 @@ namespace ballast::model::host {
 /// The operations of the host device (../layer.h), spread over the OpenMP team of the stream's
 /// thread. Per-thread sums of weight gradients are added in thread order.
 template <class T>
-class Ops : public RouterOps<T>, public AdapterOps<T> {
+class Ops {
  public:
   using Value = T;
-  /// Limit of the logits in memory at a time.
+  /// Maximum memory for logits.
   static constexpr Bytes kLogitBytes = 64 * kMiB;
 
   /// `threads`: size of the team.
@@ -42,7 +44,7 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
 
   /// See Compute::arithmetic().
   [[nodiscard]] std::string arithmetic() const { return describe_arithmetic(threads_); }
-  /// Takes the memory that the operations share.
+  /// Takes the memory shared by all operations.
   void take_memory(Bump& bump) { sums_ = bump.take<float>(most_sums_ * 2 * sum_row_); }
 
   /// y = residual (null: 0) + norm(x).
@@ -51,35 +53,35 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
   /// dx = residual (null: 0) + gradient of x; dx may be residual, dy or x.
   void norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual, T* dx,
                      std::size_t rows) const;
-  /// RMSNorm of each group of each row.
+  /// Applies RMSNorm to each group of each row.
   void norm_groups(const Norm<T>& weights, const Groups& groups, const T* x, std::size_t x_step,
                    T* y, std::size_t y_step) const;
   /// Replaces dy by the gradient of x.
   void norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
                             std::size_t x_step, T* dy, std::size_t dy_step) const;
 
-  /// y = f(x); f is a form of GELU.
+  /// y = f(x), where f is a form of GELU.
   void activate(Activation f, const T* x, T* y, std::size_t size) const;
-  /// d *= f'(x); adds column sums to `bias_gradient` unless null.
+  /// d *= f'(x). Adds column sums to `bias_gradient` unless it is null.
   void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
                          std::size_t width) const;
-  /// y = what `how` makes of gate and up; y has no gaps. With silu or gelu_tanh, or a limit.
+  /// y = `how` applied to gate and up (silu or gelu_tanh, or with a limit). y has no gaps.
   void gate(const Gating& how, const GateUp<T>& in, T* y) const;
   /// Replaces gate and up by their gradients, given dy.
   void gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) const;
-  /// Adds the sums of x's columns to `gradient`; rows of x are `step` apart.
+  /// Adds column sums of x to `gradient`. Rows of x are `step` apart.
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) const;
 
-  /// Writes cosines and sines of position * frequency, times the factor, in double, rounded once:
-  /// of all positions, or of all rows, given their `positions` as in rotate().
+  /// Writes the cosines and sines of position * frequency, times the factor, computed in double and
+  /// rounded once: for all positions, or for all rows, given their `positions` as in rotate().
   void fill_angles(const Rotary& rotary, const Angles& angles, const std::int32_t* positions) const;
-  /// Rotates queries and keys of qkv by `positions` [tokens] (null: those in the sequence);
+  /// Rotates queries and keys of qkv by `positions` [tokens] (null: positions in the sequence).
   /// `direction` -1 rotates back.
   void rotate(T* qkv, const Angles& angles, const std::int32_t* positions, float direction) const;
 
   [[nodiscard]] std::size_t attention_scratch_bytes() const { return attention_.scratch_bytes(); }
-  /// Arguments as host::Attention's.
+  /// Arguments as for host::Attention.
   void attention(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv, T* out,
                  float* log_sums, std::byte* scratch) {
     attention_.forward(mask, sinks, qkv, out, log_sums, scratch);
@@ -90,7 +92,7 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
     attention_.backward(mask, sinks, qkv, out, log_sums, dout, dqkv, scratch);
   }
 
-  /// y = x W (+ bias); rows of y are `y_row` apart.
+  /// y = x W (+ bias), with rows of y `y_row` apart.
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
   /// y = residual + x W (+ bias), rows without gaps.
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);
@@ -99,7 +101,7 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
     const Product p = forward_product(layer, x, sums, layer.out, rows);
     multiply(p.extents, p.a, p.b, p.c, true);
   }
-  /// dx = dy W^T (+ dx); rows of dy are `dy_row` apart. D: T or float.
+  /// dx = dy W^T (+ dx), with rows of dy `dy_row` apart. D: T or float.
   template <class D>
   void linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, D* dx,
                     std::size_t rows, bool add_to_dx = false) {
@@ -115,38 +117,89 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
     products_.multiply(extents, a, b, c, add_to_c);
   }
 
-  /// Throws Error(data) naming the first of the micro-batch's tokens that is not below the
-  /// vocabulary's size, or below `least`.
+  /// Throws Error(data) with the first token of the micro-batch that is not below the vocabulary
+  /// size, or is below `least`.
   void check_tokens(const std::int32_t* tokens, std::int32_t least) const;
-  /// out[i] = the row of its token (+ that of its position, if the embedding has positions); of a
-  /// tile, see Embedding.
+  /// out[i] = row of its token (+ row of its position, if the embedding has positions). Tiles: see
+  /// Embedding.
   void embed(const Embedding<const T>& tables, const Ids& ids, T* out) const;
   [[nodiscard]] std::size_t embedding_scratch_bytes() const { return 0; }
-  /// Adds dy to the rows of the tokens in token order, and to those of their positions.
+  /// Adds dy to the rows of the tokens, in token order, and to the rows of their positions.
   void embed_backward(const Ids& ids, const T* dy, const Embedding<float>& gradients,
                       std::byte* scratch) const;
-  /// Adds a tile of logits to the sums of its rows, from none if it is the `first` one. Rows with
+  /// Adds a tile of logits to the sums of its rows; the `first` tile resets them. Rows with
   /// negative targets have no sums.
   void sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
                   RowSum<float>* sums) const;
-  /// Replaces logits by the gradients of the rows' losses times `scale` and their `weights` (null:
-  /// 1); 0 for negative targets.
+  /// Replaces logits by gradients of the rows' losses times `scale` and their `weights` (null: 1).
+  /// 0 for negative targets.
   void logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
                        const float* weights, const RowSum<float>* sums) const;
-  /// losses[r] = the cross-entropy of a row in nats, 0 for a negative target.
+  /// losses[r] = cross-entropy of the row in nats, 0 for a negative target.
   void row_losses(const RowSum<float>* sums, const std::int32_t* targets, std::size_t rows,
                   double* losses) const;
-  /// sums[p] = the sum of losses [p * count, (p + 1) * count).
+  /// sums[p] = sum of losses [p * count, (p + 1) * count).
   void sum_losses(const double* losses, std::size_t count, std::size_t parts, double* sums) const;
-  /// The loss of each pair and the weights of its rows.
-  void weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const {
-    host::weigh_pairs(rows, how, results);
+  /// Writes the loss of each pair to results[rows.pairs], and rows.weights. Rows are added in
+  /// order.
+  void weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const;
+
+  /// Adds `bias` [experts] (null: 0) to the logits [rows, step] and computes the probabilities,
+  /// choices, weights and places of the rows. `targets` [rows]: kPaddingTarget marks padding rows;
+  /// null: there are none. `starts` [experts + 1]: where the places of each expert begin, and the
+  /// end of the last; null: not wanted.
+  void route(const RouterShape& shape, float* logits, const T* bias, const std::int32_t* targets,
+             const Routing& to, std::int32_t* starts) const;
+  /// Adds a router's results to the totals. The `first` router resets them.
+  void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
+                         const RouterTotals& totals) const {
+    host::add_router_totals(shape, routing, first, totals);
   }
+  /// Writes the load-balancing loss and the z-loss; 0 if all rows are padding.
+  void router_losses(const RouterShape& shape, const RouterTotals& totals, double* losses) const {
+    host::router_losses(shape, totals, losses);
+  }
+  /// Computes the logits' gradients [rows, step] from the gradients of the weights. `totals` are
+  /// empty without router losses. 0 for padding rows.
+  void router_gradient(const RouterShape& shape, const Routing& routing, const RouterTotals& totals,
+                       const RouterLossScales& scales, T* gradients) const;
+  /// y [padded, width] = rows of x, times their weights (null: 1), followed by zeros.
+  void gather_rows(const ExpertRows& rows, const T* x, const float* weights, T* y,
+                   std::size_t padded, std::size_t width) const;
+  /// Computes the gradients of the choices' weights, from the gradients of what an expert has
+  /// `activated`, which include the weights: product of both rows / weight. 0 for a weight of 0,
+  /// whose derivative with respect to its logit is 0. Without weights: only the product, for
+  /// put_quotients().
+  void dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
+                const float* weights, float* weight_gradients, std::size_t width) const;
+  /// Adds the contribution of a `bias` [width] of the expert's results, given the `gradients` of
+  /// these.
+  void dot_bias(const ExpertRows& rows, const T* bias, const T* gradients, const float* weights,
+                float* weight_gradients, std::size_t width) const;
+  /// to = values / weights (0 for a weight of 0), at the places of the choices.
+  void put_quotients(const ExpertRows& rows, const float* values, const float* weights,
+                     float* to) const;
+  /// y [rows, width] += bias (null: 0).
+  void add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const;
+  /// sums [N, width] += y * weights (null: 1), in the rows of the choices.
+  void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
+                std::size_t width) const;
+
+  /// x *= factor.
+  void scale(T* x, float factor, std::size_t size) const;
+  /// y = x * (the mask's factors) (+ y).
+  void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) const;
+
+  /// For row i: inverse_norms[i] = 1 / ||W + s B A|| and gains[i] = magnitude / norm, both 0 for a
+  /// row of zeros. The order in which squares are summed depends only on the shape.
+  void compute_gains(const AdaptedRows<T>& rows, float* gains, float* inverse_norms) const;
+  void scale_columns(const ScaledColumns<T>& columns) const;
+  void add_column_products(const ColumnProducts<T>& columns, float* gradient) const;
 
   void zero(float* values, std::size_t size) const;
-  /// y = x in fp32.
+  /// Converts x to fp32.
   void widen(const T* x, float* y, std::size_t size) const;
-  /// As the calls of Compute; `stats` may be null.
+  /// Arguments as for Compute::pack_gradient(); `stats` may be null.
   void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
             std::size_t size, GradientStats* partial, GradientStats* stats) const;
   void measure(device::Stream& stream, const T* packed, std::size_t size, GradientStats* partial,
@@ -155,35 +208,44 @@ class Ops : public RouterOps<T>, public AdapterOps<T> {
               float* scales) const;
   void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
               std::size_t blocks, T* weights) const;
-  /// Decodes a matrix of a quantised base; copies what is not coded.
+  /// Dequantises a matrix of a quantised base; the next function copies the rest.
   void decode_base(const CodedMatrix& matrix, T* out) const;
   void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const;
 
  private:
-  /// Sums over rows have one part for each kRowsOfSum rows, but at most kMostSums. Threads share
-  /// the parts, so the bits of a sum do not depend on the number of threads.
+  /// Sums over rows have one part per kRowsOfSum rows, but at most kMostSums. Threads share the
+  /// parts, so the bits of a sum do not depend on the number of threads.
   static constexpr std::size_t kRowsOfSum = 32;
   static constexpr std::size_t kMostSums = 32;
   [[nodiscard]] static std::size_t parts_of(std::size_t rows, std::size_t most) {
     return std::min((rows + kRowsOfSum - 1) / kRowsOfSum, most);
   }
-  /// Sums of part `part`: the first or second of its two rows.
+  /// Returns sums of part `part`: the first or second of its two rows.
   [[nodiscard]] float* sum(std::size_t part, std::size_t which) const {
     return sums_ + (2 * part + which) * sum_row_;
   }
-  /// Calls add(range of rows, first sums, second sums), zeroed sums [width], for each part.
+  /// Calls add(range of rows, first sums, second sums) for each part. The sums [width] are zeroed
+  /// before.
   template <class Add>
   void sum_parts(std::size_t rows, std::size_t width, const Add& add) const;
-  /// gradient (null: nothing) [width] += the parts' sums in order.
+  /// gradient [width] (null: nothing) += the sums of the parts, in order.
   void add_sums(std::size_t rows, std::size_t which, float* gradient, std::size_t width) const;
+
+  /// Calls take(place, quotient) for each choice. The quotient is the product of a row of
+  /// `gradients` and one of `with` (rows are `step` apart), divided by the weight, or 0 for a
+  /// weight of 0; see dot_rows().
+  template <class Take>
+  void dot(const ExpertRows& rows, const T* with, std::size_t step, const T* gradients,
+           const float* weights, std::size_t width, Take take) const;
 
   const TypeKernels<T>& all_kernels_;
   const RowKernels<T>& kernels_;
+  const RowKernels<float>& sum_kernels_;  ///< for fp32 sums
   AttentionShape shape_;
   std::size_t hidden_;
   std::size_t vocabulary_;
   std::size_t sum_row_;
-  std::size_t most_sums_;  ///< parts of a sum over the rows of a micro-batch
+  std::size_t most_sums_;  ///< maximum number of parts
   std::size_t threads_;
   MlpRule mlp_rule_;
   float epsilon_;

@@ -14,7 +14,7 @@
 
 #include "ballast/core/error.h"
 
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {
@@ -65,7 +65,8 @@ Primitive make(const Extents& e, const Matrix& a, const Matrix& b, const Matrix&
   made.b = describe(b, e.k, e.n);
   made.c = describe(c, e.m, e.n);
   dnnl::primitive_attr attributes;
-  // The primitive's own one would be shared by the threads that execute it at the same time.
+  // The primitive's built-in scratchpad would be shared by all threads that execute it
+  // concurrently.
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   if (add_to_c) {
     dnnl::post_ops add;
@@ -108,7 +109,7 @@ void execute(const Primitive& primitive, const Matrix& a, const Matrix& b, const
   stream.wait();
 }
 
-/// Whether oneDNN multiplies bf16 on this CPU.
+/// Returns whether oneDNN multiplies bf16 on this CPU.
 bool has_bf16() {
   static const bool has = [] {
     const Matrix m{nullptr, DType::bf16, 16, 1};
@@ -128,12 +129,12 @@ const RowKernels<T>& best_rows() {
   return rows;
 }
 
-/// An fp32 copy of a 16-bit matrix without gaps, with the same row or column order.
+/// An fp32 copy of a 16-bit matrix, without gaps and with the same row or column order.
 struct Widened {
   Matrix matrix;
   std::size_t outer;  ///< rows of the copy
-  std::size_t inner;  ///< their length
-  std::size_t step;   ///< elements between rows of the original
+  std::size_t inner;  ///< length of a row
+  std::size_t step;   ///< row stride of the original, in elements
 
   Widened(const Matrix& m, std::size_t rows, std::size_t columns) : matrix(m) {
     const bool by_rows = m.column_step == 1;
@@ -146,7 +147,7 @@ struct Widened {
     matrix.column_step = by_rows ? 1 : inner;
   }
 
-  /// Fills `buffer` with the values of `from` and points the copy there.
+  /// Copies the values of `from` to `buffer` and points the copy there.
   void load(const Matrix& from, std::vector<float>& buffer, bool with_values = true) {
     if (from.type == DType::f32) return;
     buffer.resize(std::max(buffer.size(), outer * inner));
@@ -200,12 +201,12 @@ struct WidenedProduct {
   }
 };
 
-/// oneDNN splits the sums of a product with a transposed first matrix, such as the gradient of
-/// weights, between threads from 2 * kDepth terms on. Shorter ones have the same bits for every
-/// number of threads, on CPUs with AVX-512.
+/// Longest sum of a product whose first matrix is transposed, such as a weight gradient, that has
+/// the same bits for every number of threads on CPUs with AVX-512. oneDNN splits sums of 2 * kDepth
+/// or more terms between threads.
 constexpr std::size_t kDepth = 1024;
 
-/// Calls part(first, count) for the parts of the sums that are computed one after the other.
+/// Calls part(first, count) for each part of the sums. Parts are computed one after the other.
 template <class Part>
 void for_depths(const Extents& e, const Matrix& a, const Matrix& c, const Part& part) {
   std::size_t first = 0;
@@ -215,8 +216,8 @@ void for_depths(const Extents& e, const Matrix& a, const Matrix& c, const Part& 
   part(first, e.k - first);
 }
 
-/// The instruction set of oneDNN's products, and whether their bits are the same for every number
-/// of threads. Nobody has compared AMX and products of another kind.
+/// Returns the instruction set of oneDNN's products, and whether their bits are the same for every
+/// number of threads. For AMX and others this is untested and counts as false.
 std::pair<std::string, bool> instruction_set() {
   switch (dnnl::get_effective_cpu_isa()) {
     case dnnl::cpu_isa::avx2:
@@ -234,7 +235,7 @@ std::pair<std::string, bool> instruction_set() {
   }
 }
 
-/// The matrix from its `row` and `column` on.
+/// Returns the part of the matrix that begins at `row` and `column`.
 Matrix part_of(const Matrix& m, std::size_t row, std::size_t column) {
   Matrix part = m;
   part.data = static_cast<const std::byte*>(m.data) +
@@ -281,7 +282,7 @@ struct Products::Cache {
   }
 };
 
-/// The general implementation splits sums between threads as it likes, so each thread computes
+/// The general implementation may split sums between threads in any way, so each thread computes
 /// tiles of a fixed size alone.
 void Products::multiply_tiles(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c,
                               bool add_to_c, const void* bias) {

@@ -8,14 +8,14 @@
 
 namespace ballast::model::host {
 
-/// See Compute::arithmetic(), for kernels and products on `threads` threads.
+/// Implements Compute::arithmetic() for kernels and products on `threads` threads.
 std::string describe_arithmetic(std::size_t threads);
 
 /// Matrix products through oneDNN, with fp32 accumulation. Primitives are made once per shape, for
-/// the number of threads of the call that makes them. If oneDNN has no bf16 products for the CPU
-/// (below AVX-512), bf16 matrices are first widened to fp32 copies. Those in fp16 always are, since
-/// oneDNN has fp16 products only for AVX512-FP16. On CPUs with AVX-512 the bits of a product are
-/// the same for every number of threads. Errors: Error(device).
+/// the caller's number of threads. If oneDNN has no bf16 products for the CPU (below AVX-512), bf16
+/// matrices are first widened to fp32 copies. fp16 matrices always are, because oneDNN has fp16
+/// products only for AVX512-FP16. On CPUs with AVX-512 the bits of a product are the same for every
+/// number of threads. Errors: Error(device).
 class Products {
  public:
   Products();
@@ -26,11 +26,10 @@ class Products {
   /// c = a * b (+ bias per column, of a's type) (+ c). `c` is written; its column_step is 1.
   void multiply(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                 bool add_to_c = false, const void* bias = nullptr);
-  /// Makes the primitive for such a product. Only steps and types of the matrices matter.
+  /// Makes the primitive for such a product. Only strides and types of the matrices matter.
   void prepare(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                bool add_to_c = false);
-  /// multiply() for a prepared product. Changes nothing in this object, so threads may call it
-  /// concurrently.
+  /// Runs multiply() for a prepared product. Threads may call it concurrently.
   void multiply_prepared(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                          bool add_to_c = false) const;
 

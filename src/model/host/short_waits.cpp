@@ -14,10 +14,10 @@
 namespace ballast::model::host {
 namespace {
 
-/// Makes a team of OpenMP's and sleeps for ever: the team lives as long as its first thread.
+/// Makes an OpenMP team and sleeps forever. The team lives as long as its first thread.
 void keep_a_team(int threads) {
   omp_set_dynamic(0);
-  // The compiler leaves out an empty region.
+  // The compiler would remove an empty region.
   std::atomic<int> started = 0;
 #pragma omp parallel num_threads(threads)
   started.fetch_add(1, std::memory_order_relaxed);
@@ -25,7 +25,7 @@ void keep_a_team(int threads) {
 }
 
 void start_sleeping_team(int threads) {
-  // The process's signals are not for these threads.
+  // These threads must not receive the signals of the process.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);

@@ -1,8 +1,9 @@
 #pragma once
 
 // Vectors of one instruction set. Everything here and in *_kernels.h is compiled once per
-// instruction set, so it lives in a namespace of that name (BALLAST_KERNEL_ISA) and uses no inline
-// function of the standard library: the linker would keep one copy for all.
+// instruction set, so it is in a namespace of that name (BALLAST_KERNEL_ISA). It uses no inline
+// functions of the standard library, because the linker would keep one copy for all instruction
+// sets.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 #include "ballast/core/dtype.h"
 
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 
 namespace ballast::model::host::BALLAST_KERNEL_ISA {
 
@@ -46,7 +47,7 @@ inline Words widen(const T* from) {
   return __builtin_convertvector(halves, Words);
 }
 
-/// Rounds to nearest even; NaN stays a quiet NaN (as to_bf16).
+/// Rounds to nearest even; NaN stays a quiet NaN (like to_bf16()).
 inline Words round_words(Words bits) {
   const Words rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
   const Words quiet = (bits >> 16) | 0x40U;
@@ -69,12 +70,12 @@ inline Words round_to_half(Words bits) {
 inline Vec<float> load(const Bf16* from) {
   return floats_of(widen(from) << 16);
 }
-/// As to_float(F16).
+/// Like to_float(F16).
 inline Vec<float> load(const F16* from) {
   const Words bits = widen(from);
   const Words magnitude = (bits & 0x7fffU) << 13;
   const Words fraction = bits & 0x3ffU;
-  // 0.5 + fraction * 2^-24 is exact.
+  // This sum, 0.5 + fraction * 2^-24, is exact.
   const Words denormal =
       reinterpret_cast<Words>(reinterpret_cast<Floats>(fraction + 0x3f000000U) - 0.5F);
   const Words infinite =
@@ -111,7 +112,7 @@ template <class T>
 inline Vec<Acc<T>> get(const T* from, Whole, Acc<T> = 0) {
   return load(from);
 }
-/// Lanes after the row's end are `fill`.
+/// Loads a vector. Lanes after the row's end are `fill`.
 template <class T>
 inline Vec<Acc<T>> get(const T* from, Part part, Acc<T> fill = 0) {
   T row[kLanes<Acc<T>>] = {};

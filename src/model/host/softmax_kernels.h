@@ -22,7 +22,7 @@ inline void clear(T* x, Size begin, Size end) {
   if (end > begin) __builtin_memset(static_cast<void*>(x + begin), 0, (end - begin) * sizeof(T));
 }
 
-/// The keys that a query sees: [begin, end).
+/// The range of keys that a query sees: [begin, end).
 struct Seen {
   Size begin;
   Size end;
@@ -128,7 +128,7 @@ void logit_gradients(const Acc<T>* logits, Size size, Size target, const RowSum<
     put(gradient + i, exponential(logits + i, part, row->largest) * factor, part);
   });
   if (target >= size) return;
-  // Subtracts the one-hot before rounding, because p - 1 then keeps its precision near p = 1. exp -
+  // The one-hot is subtracted before rounding, so that p - 1 keeps its precision near p = 1. exp -
   // total is the same number without the common factor.
   const Vec<A> rest(static_cast<A>(static_cast<double>(wanted) - row->total));
   put(gradient + target, rest * factor, Part{1});

@@ -10,7 +10,7 @@
 
 namespace ballast::model::host {
 
-/// Threads of the calling thread's next parallel region.
+/// Number of threads in the calling thread's next parallel region.
 inline std::size_t team_size() {
   return static_cast<std::size_t>(omp_get_max_threads());
 }
@@ -25,8 +25,8 @@ inline Range range_of(std::size_t size, std::size_t parts, std::size_t index) {
   return {size * index / parts, size * (index + 1) / parts};
 }
 
-/// Calls body(part) for part in [0, parts), part p always on thread p, so that results that depend
-/// on the split do not depend on timing. The first exception is rethrown here.
+/// Calls body(part) for part in [0, parts). Part p always runs on thread p, so results that depend
+/// on the split do not depend on timing. Rethrows the first exception.
 template <class Body>
 void on_team(std::size_t parts, const Body& body) {
   keep_waits_short(static_cast<int>(parts));
@@ -56,7 +56,7 @@ void split(std::size_t size, std::size_t step, const Body& body) {
   });
 }
 
-/// Makes parallel regions of this thread single-threaded while it lives.
+/// Makes parallel regions of this thread single-threaded during its lifetime.
 class SingleThreaded {
  public:
   SingleThreaded() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }

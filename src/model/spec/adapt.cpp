@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view kWeight = ".weight";
 constexpr std::string_view kMagnitude = ".lora_magnitude_vector";
 
-/// The name of the module of a tensor: without ".weight" or ".bias".
+/// Returns the name of a tensor's module: the name without ".weight" or ".bias".
 std::string_view module_of(const TensorSpec& tensor) {
   const std::string_view name = tensor.name;
   const bool member = name.ends_with(kWeight) || name.ends_with(".bias");
@@ -28,21 +28,21 @@ std::string last_part(std::string_view module) {
   return std::string(module.substr(module.rfind('.') + 1));
 }
 
-/// PEFT's rule for a list of target_modules.
+/// Matches like a list of target_modules in PEFT.
 bool names(std::string_view target, std::string_view module) {
   if (!module.ends_with(target)) return false;
   const std::size_t before = module.size() - target.size();
   return before == 0 || module[before - 1] == '.';
 }
 
-/// A linear map of attention or of an MLP.
+/// Returns whether the tensor is a linear map of attention or of an MLP.
 bool can_be_adapted(const BlockSpec& block, const TensorSpec& tensor) {
   const bool map = tensor.shape.size() == 2 && tensor.name.ends_with(kWeight);
   return map && block.kind == BlockKind::layer &&
          (block.part == LayerPart::whole || block.part == LayerPart::attention_half);
 }
 
-/// What a tensor that cannot be adapted is.
+/// Describes a tensor that cannot be adapted.
 std::string_view kind_of(const BlockSpec& block, const TensorSpec& tensor) {
   if (tensor.shape.size() == 1) return "a norm";
   if (block.kind == BlockKind::embedding) return "the embedding";
@@ -51,7 +51,7 @@ std::string_view kind_of(const BlockSpec& block, const TensorSpec& tensor) {
   return "a map of experts";
 }
 
-/// The last parts of the names of all maps that can be adapted, in the order of the model.
+/// Last parts of the names of all maps that can be adapted, in the order of the model.
 std::vector<std::string> adaptable_names(const Architecture& model) {
   std::vector<std::string> found;
   for (const BlockSpec& block : model.blocks) {
@@ -64,7 +64,7 @@ std::vector<std::string> adaptable_names(const Architecture& model) {
   return found;
 }
 
-/// Throws by `refuse` unless `target` names maps that can be adapted, and nothing else.
+/// Calls `refuse` unless `target` matches maps that can be adapted, and nothing else.
 void check_target(const Architecture& model, const std::string& target, const Refuse& refuse) {
   const std::vector<std::string> possible = adaptable_names(model);
   bool found = false;
@@ -83,11 +83,11 @@ void check_target(const Architecture& model, const std::string& target, const Re
   }
   if (found) return;
   refuse("targets",
-         fmt::format("'{}' matches no map of the model{}; it has {}, or \"{}\" for all", target,
+         fmt::format("'{}' matches no linear map of the model{}; use {}, or \"{}\" for all", target,
                      did_you_mean(target, possible), listed(possible), kAllLinear));
 }
 
-/// A tensor behind those of `block`; offsets follow when the block is arranged (freeze()).
+/// Appends a tensor to the block. freeze() sets its offset when it arranges the block.
 void add_tensor(BlockSpec& block, TensorSpec tensor) {
   tensor.rows_in_all = tensor.shape[0];
   tensor.columns_in_all = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
@@ -98,8 +98,7 @@ void add_tensor(BlockSpec& block, TensorSpec tensor) {
   block.tensors.push_back(std::move(tensor));
 }
 
-/// Adds A, B and with DoRA the magnitudes of the map `weight`. The backward pass computes A x
-/// again.
+/// Adds A, B and, with DoRA, the magnitudes of the map `weight`. The backward pass recomputes A x.
 void add_adapter(BlockSpec& block, const TensorSpec& weight, const AdapterConfig& wanted,
                  bool last) {
   const std::uint64_t rank = wanted.rank;
@@ -110,7 +109,7 @@ void add_adapter(BlockSpec& block, const TensorSpec& weight, const AdapterConfig
                      .shape = {rank, in},
                      .init = Init::uniform,
                      .stddev = 1.0 / std::sqrt(static_cast<double>(in))});
-  // Its rows are those of the map.
+  // B has the rows of the map.
   add_tensor(block, {.name = module + ".lora_B.weight",
                      .shape = {out, rank},
                      .stored = wanted.input_first ? StoredRows() : weight.stored});
@@ -121,7 +120,7 @@ void add_adapter(BlockSpec& block, const TensorSpec& weight, const AdapterConfig
                      .shape = {out},
                      .init = Init::row_norms,
                      .stored = wanted.input_first ? StoredRows() : weight.stored});
-  // The gradient of a magnitude needs the map's result, which is computed again.
+  // The gradient of a magnitude needs the map's result, which is recomputed.
   block.repeated_product_elements += out * (in + rank);
   block.norm_elements += in * out;
   block.norm_product_elements += rank * in * (out + rank);
@@ -142,7 +141,7 @@ void add_adapters(BlockSpec& block, const AdapterConfig& wanted) {
   }
 }
 
-/// Names of modules and their last parts.
+/// Names of modules, and their last parts.
 std::vector<std::string> module_names(const Architecture& model) {
   std::set<std::string> all;
   for (const BlockSpec& block : model.blocks) {
@@ -155,15 +154,15 @@ std::vector<std::string> module_names(const Architecture& model) {
   return {all.begin(), all.end()};
 }
 
-/// A pattern of names of tensors for an entry of modules_to_save.
+/// Converts an entry of modules_to_save to a pattern of tensor names.
 std::string pattern_of(const std::string& module) {
   const bool tensors = module.find_first_of("*?[") != std::string::npos ||
                        module.ends_with(kWeight) || module.ends_with(".bias");
   return tensors ? module : fmt::format("*{}.*", module);
 }
 
-/// Refuses maps that have an adapter and are trained in full too, and tied embeddings, which PEFT
-/// trains apart from the output matrix.
+/// Refuses maps that have an adapter and are also trained in full. Refuses tied embeddings, because
+/// PEFT trains them separately from the output matrix.
 void check_saved(const Architecture& model, const Refuse& refuse) {
   const TensorSpec* const tokens = model.blocks.front().find(model.outer.tokens);
   if (model.config.tie_embeddings && tokens != nullptr && !tokens->frozen) {
@@ -206,15 +205,14 @@ const TensorSpec& map_of_magnitudes(const BlockSpec& block, const TensorSpec& te
 void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse) {
   const auto* const decoder = dynamic_cast<const DecoderFamily*>(&family(model.config.family));
   if (decoder == nullptr || model.config.layer_tiles > 1) {
-    refuse("targets", decoder == nullptr
-                          ? fmt::format("layers of family '{}' have no adapters; train tensors by "
-                                        "patterns",
-                                        model.config.family)
-                          : "layers with adapters are not cut into tiles; set model.layer_tiles "
-                            "to 1");
+    refuse("targets",
+           decoder == nullptr
+               ? fmt::format("family '{}' does not support adapters; train tensors by patterns",
+                             model.config.family)
+               : "layers in tiles do not support adapters; set model.layer_tiles to 1");
   }
   if (wanted.targets.empty()) {
-    refuse("targets", fmt::format("missing; give names of maps ({}), or \"{}\" for all",
+    refuse("targets", fmt::format("missing; give names of linear maps ({}), or \"{}\" for all",
                                   listed(adaptable_names(model)), kAllLinear));
   }
   if (wanted.targets == std::vector<std::string>{std::string(kAllLinear)}) {
@@ -223,9 +221,10 @@ void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse) {
     for (const std::string& target : wanted.targets) check_target(model, target, refuse);
   }
   if (wanted.dora && wanted.dropout > 0.0) {
-    refuse("dora", fmt::format("is true, but dropout is {}: DoRA would need W x of the dropped "
-                               "inputs besides; set dropout to 0",
-                               wanted.dropout));
+    refuse("dora",
+           fmt::format(
+               "is true, but dropout is {}; DoRA does not support dropout, so set dropout to 0",
+               wanted.dropout));
   }
   for (BlockSpec& block : model.blocks) {
     if (block.kind != BlockKind::layer) continue;

@@ -9,8 +9,8 @@
 namespace ballast::model {
 namespace {
 
-/// `size` elements as a matrix [rows, columns] of equal runs: where element `at` is in the
-/// transposed one.
+/// Position of element `at` of a matrix [rows, columns] in its transpose. An entry of the matrix is
+/// a run of elements; `size` counts all elements.
 TensorRun transposed_run(Elems size, std::uint64_t rows, std::uint64_t columns, Elems at) {
   const Elems run = size / (rows * columns);
   const std::uint64_t row = at / run / columns;
@@ -23,7 +23,7 @@ TensorRun transposed_run(Elems size, std::uint64_t rows, std::uint64_t columns, 
 
 const text::Json& ModelConfig::detail(std::string_view key) const {
   const auto found = details.find(key);
-  expects(found != details.end(), "the model config lacks a key of its family");
+  expects(found != details.end(), "the model config lacks a key of the family");
   return found->second;
 }
 
@@ -93,8 +93,8 @@ double Architecture::forward_flops(std::size_t index, std::uint64_t sequences,
   expects(index < blocks.size(), "forward_flops: no such block");
   const BlockSpec& block = blocks[index];
   const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
-  // Two products (scores, weighted values), each over half of length x length; with a window, over
-  // a band less its first corner.
+  // Two products (scores, weighted values), each over half of length x length, or with a window
+  // over a band without its first corner.
   const auto whole = static_cast<double>(length);
   const double window = block.attention_window == 0
                             ? whole

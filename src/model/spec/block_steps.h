@@ -5,12 +5,12 @@
 
 namespace ballast::model {
 
-/// Elements between starts of tensors (a cache line of the smallest kind of state) and blocks.
+/// Alignment of tensors (a cache line in the smallest kind of state) and of blocks, in elements.
 inline constexpr Elems kTensorStep = 32;
 inline constexpr Elems kBlockStep = 2048;
 
-/// Puts the trained tensors of `block` first and the coded ones last, and lays out all again.
-/// A block of several experts, all of them trained or frozen, keeps its layout.
+/// Moves the trained tensors of `block` to the front and the quantised ones to the end, and lays
+/// out all tensors again. A block of several experts, all trained or all frozen, keeps its layout.
 void arrange(BlockSpec& block);
 
 }  // namespace ballast::model

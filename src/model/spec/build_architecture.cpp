@@ -42,10 +42,10 @@ std::string name_of_tile(const ModelConfig& c, std::string_view name, std::uint6
 BlockSpec embedding_block(const ModelConfig& c, const OuterTensors& outer, std::uint64_t tile) {
   BlockBuilder block(BlockKind::embedding, name_of_tile(c, "embedding", tile), "");
   const VocabularyTile own = vocabulary_tile(c, tile);
-  // First, because a tied gradient is added to the start of the block's gradient.
+  // The tokens come first, because a tied gradient is added to the start of the block's gradient.
   block.add(outer.tokens, {own.rows, c.hidden_size}, Init::normal, c.init_stddev);
   block.rows_of(c.vocab_size, own.first);
-  // Last, because a file holds all rows of the tokens before them.
+  // The positions come last, because a file has all rows of the tokens before them.
   if (!outer.positions.empty() && tile + 1 == c.vocabulary_tiles) {
     block.add(outer.positions, {c.max_sequence, c.hidden_size}, Init::normal, c.init_stddev);
   }

@@ -12,7 +12,7 @@
 namespace ballast::model {
 namespace {
 
-/// The sums over the tensors of a block.
+/// Fields that are sums over the tensors of a block.
 constexpr std::array kBlockSums = {&BlockSpec::parameters,
                                    &BlockSpec::elements,
                                    &BlockSpec::frozen_elements,
@@ -20,7 +20,7 @@ constexpr std::array kBlockSums = {&BlockSpec::parameters,
                                    &BlockSpec::last_product_elements,
                                    &BlockSpec::frozen_product_elements};
 
-/// Adds the next expert of the same layer to a block with experts.
+/// Adds the next expert of the same layer to a block of experts.
 void add_expert(BlockSpec& block, const BlockSpec& next) {
   for (TensorSpec tensor : next.tensors) {
     tensor.offset += block.elements;
@@ -39,11 +39,10 @@ std::vector<BlockSpec> layer_blocks(const ModelConfig& config, std::uint64_t ind
   const Family& described = family(config.family);
   const std::uint64_t experts = described.experts_of_layer(config, index);
   if (experts % expert_ranks != 0) {
-    throw Error(
-        ErrorCategory::config,
-        fmt::format("ballast.expert_parallel: {} ranks cannot share {} experts equally; give "
-                    "1, with which every rank has all of them",
-                    expert_ranks, experts));
+    throw Error(ErrorCategory::config,
+                fmt::format("ballast.expert_parallel: {} ranks cannot share {} experts equally; "
+                            "set it to 1 to keep all experts on every rank",
+                            expert_ranks, experts));
   }
   std::vector<BlockSpec> blocks;
   for (BlockSpec& block : described.blocks_of_layer(config, index)) {

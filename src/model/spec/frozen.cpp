@@ -18,8 +18,9 @@ bool matches(const std::string& pattern, const TensorSpec& tensor) {
   return fnmatch(pattern.c_str(), tensor.name.c_str(), 0) == 0;
 }
 
-/// The names that hold the words by which transformers' Trainer exempts, and those of GPT-2's
-/// LayerNorms, which it exempts by their class. The LayerNorms of other families have such words.
+/// Patterns for the words by which transformers' Trainer exempts tensors, and for GPT-2's
+/// LayerNorms, which it exempts by their class. The names of other families' LayerNorms contain
+/// such words.
 constexpr std::array kBiasesAndNorms = {"*bias*",   "*layernorm*", "*rmsnorm*", "norm.*",
                                         "*.norm.*", "*_norm.*",    "*.ln_?.*"};
 
@@ -29,7 +30,8 @@ bool is_exempt(const std::string& pattern, const TensorSpec& tensor) {
                      [&](const char* words) { return matches(words, tensor); });
 }
 
-/// What a pattern may have meant: the names of tensors, and of all whose names begin alike.
+/// Candidates for a mistyped pattern: names of tensors, and patterns for all tensors whose names
+/// begin alike.
 std::vector<std::string> possible_patterns(const Architecture& model) {
   std::set<std::string> all;
   for (const BlockSpec& block : model.blocks) {
@@ -51,7 +53,7 @@ std::string unmatched(const std::string& pattern, const Architecture& model) {
                      did_you_mean(pattern, possible_patterns(model)));
 }
 
-/// Whether only some of its tensors are trained.
+/// Returns whether only some of the block's tensors are trained.
 bool is_mixed(const BlockSpec& block) {
   return std::any_of(block.tensors.begin(), block.tensors.end(), [&](const TensorSpec& tensor) {
     return tensor.frozen != block.tensors.front().frozen;
@@ -107,7 +109,7 @@ void freeze(Architecture& model, std::span<const std::string> patterns,
     if (block.experts == 1 || !is_mixed(block)) continue;
     throw Error(ErrorCategory::config,
                 fmt::format("ballast.expert_parallel: only some tensors of '{}' are trained; train "
-                            "all tensors of experts or none, or give 1",
+                            "all tensors of experts or none, or set it to 1",
                             block.name));
   }
   if (model.config.tie_embeddings && tied_frozen) {

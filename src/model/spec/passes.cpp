@@ -5,7 +5,7 @@
 namespace ballast::model {
 namespace {
 
-/// Writes the stops of a program in the order in which micro-batches go through them.
+/// Writes the stops of a program in the order in which micro-batches pass them.
 class StopWriter {
  public:
   explicit StopWriter(const ProgramShape& shape) : shape_(shape), draft_(shape) {}
@@ -76,7 +76,7 @@ class StopWriter {
     return passes::layer(draft_, b, training);
   }
 
-  /// The backward pass computes the norm's result of each half again, for its tiles, and the whole
+  /// The backward pass recomputes the norm's result of each half, for its tiles, and the whole
   /// first half of a layer, for the input of the second.
   void recipes() {
     for (BlockId b = shape_.first_differentiated; b < draft_.program.head; ++b) {
@@ -94,7 +94,7 @@ class StopWriter {
   void backward(BlockId b) {
     Stop stop = {.finishes = {b}, .backward = true};
     const bool embedding = shape_.blocks[b].role == BlockRole::embedding;
-    // Nothing reads the gradient of the tokens.
+    // No pass reads the gradient of the tokens.
     if (!embedding || !shape_.blocks[b].is_frozen()) stop.passes = {backward_pass(b)};
     const bool two_forms = embedding && shape_.trains_tied() && draft_.program.one_pass.has_value();
     if (!two_forms) return draft_.program.training.push_back(std::move(stop));

@@ -12,7 +12,7 @@
 
 namespace ballast::model::passes {
 
-/// A StepProgram in the making: the values and sums that its passes name, and the passes so far.
+/// A StepProgram under construction: its passes so far, and the values and sums that passes use.
 class ProgramDraft {
  public:
   explicit ProgramDraft(const ProgramShape& model);
@@ -20,16 +20,16 @@ class ProgramDraft {
   const ProgramShape& shape;
   StepProgram program;
 
-  // Values, by the block to which they belong; kNone where there is none.
+  // Values, by the block to which they belong; kNone if the block has none.
   ValueId batch = kNone;
-  ValueId flow = kNone;                ///< the gradient of the activation between two blocks
-  std::vector<ValueId> input;          ///< of each block that begins something, and of the head
+  ValueId flow = kNone;                ///< gradient of the activation between two blocks
+  std::vector<ValueId> input;          ///< for each block that begins something, and for the head
   std::vector<ValueId> kept;           ///< intermediates of layers in one piece
-  std::vector<ValueId> rows;           ///< the norm's result of halves and of the head
-  std::vector<ValueId> sums;           ///< of a half's tiles
-  std::vector<ValueId> rows_gradient;  ///< of the norm's result, of halves and of the head
-  std::vector<ValueId> routing;        ///< of routers
-  std::vector<ValueId> reference;      ///< what the reference's pass through a block writes
+  std::vector<ValueId> rows;           ///< norm results of halves and of the head
+  std::vector<ValueId> sums;           ///< sums over the tiles of a half
+  std::vector<ValueId> rows_gradient;  ///< gradients of the norm results of halves and of the head
+  std::vector<ValueId> routing;        ///< written by routers
+  std::vector<ValueId> reference;      ///< written by a reference model's pass through the block
   ValueId router_totals = kNone;
   ValueId router_losses = kNone;
   ValueId losses = kNone;
@@ -40,17 +40,17 @@ class ProgramDraft {
   BlockId last_router = kNone;
   // Sums, by block.
   std::vector<SumId> gradient;
-  std::vector<SumId> tied_gradient;  ///< of the embedding's tiles, from the head
+  std::vector<SumId> tied_gradient;  ///< for the embedding's tiles, added by the head
 
   [[nodiscard]] const BlockShape& block(BlockId id) const { return shape.blocks[id]; }
-  /// The value that the last block that continues `id` writes: the input of what follows it.
+  /// Returns the output of the last block that continues `id`: the input of the next block.
   [[nodiscard]] ValueId output(BlockId id) const { return input[shape.last_of(id) + 1]; }
-  /// The activation that the reference's pass through `id` reads. Both models compute the same
-  /// before the first differentiated block.
+  /// Returns the activation that the reference model's pass through `id` reads. Both models compute
+  /// the same before the first differentiated block.
   [[nodiscard]] ValueId reference_input(BlockId id) const;
 
   PassId add(Pass pass);
-  /// Adds a recipe and makes `value` wait for it.
+  /// Adds a recipe and lets it recompute `value`.
   void recompute(ValueId value, std::vector<Stop> stops);
 
  private:
@@ -95,8 +95,8 @@ inline void add_gradient(Pass& pass, const ProgramDraft& draft, BlockId block) {
   if (draft.gradient[block] != kNone) pass.operands.push_back(adds_to(draft.gradient[block]));
 }
 
-// Passes by part of the model. In an evaluation, those with `training` leave out what only a
-// backward pass or a training step reads.
+// Passes by part of the model. With `training` false, they leave out what only a backward pass or a
+// training step reads.
 
 PassId embed(ProgramDraft& draft, BlockId block);
 PassId embed_backward(ProgramDraft& draft, BlockId block);
@@ -107,14 +107,14 @@ PassId layer_backward(ProgramDraft& draft, BlockId block);
 
 /// The norm that begins a half.
 PassId norm(ProgramDraft& draft, BlockId block);
-/// Computes the norm's result again for the backward pass.
+/// Recomputes the norm's result for the backward pass.
 PassId norm_again(ProgramDraft& draft, BlockId block);
 PassId norm_backward(ProgramDraft& draft, BlockId block);
-/// A tile of a layer or a shared expert.
+/// A tile of a layer, or a shared expert.
 PassId tile(ProgramDraft& draft, BlockId block);
 PassId tile_backward(ProgramDraft& draft, BlockId block);
 
-/// Passes through any kind of tile, experts included, with the arguments that all of them have.
+/// Passes of any kind of tile, including experts, with the arguments that all tiles have.
 Pass forward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel);
 Pass backward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel);
 
@@ -128,8 +128,8 @@ PassId expert_backward(ProgramDraft& draft, BlockId block);
 void train_head(ProgramDraft& draft, std::vector<Stop>& stops);
 /// Appends the stops of the head in an evaluation.
 void evaluate_head(ProgramDraft& draft, std::vector<Stop>& stops);
-/// The gradient of a tied tile, in the backward pass of the embedding, when the head has been
-/// visited tile by tile.
+/// The gradient of a tied tile, in the backward pass of the embedding, after the head was visited
+/// tile by tile.
 PassId differentiate_tied(ProgramDraft& draft, BlockId block);
 
 }  // namespace ballast::model::passes

@@ -4,14 +4,14 @@ namespace ballast::model::passes {
 
 PassId embed(ProgramDraft& draft, BlockId block) {
   const ProgramShape& shape = draft.shape;
-  // All tiles write to the same activation: the first begins it.
+  // All tiles write to the same activation. The first one begins its life.
   const ValueId out = draft.output(block);
   return draft.add(
       {.kernel = Kernel::embed,
        .block = block,
        .curve = CostCurve::forward,
        .cost = {.flops = shape.blocks[block].forward_flops,
-                // Rows read and written.
+                // rows read and written
                 .traffic = 2 * shape.activation / shape.tiles()},
        .operands = {weights_of(block),
                     shape.continues(block) ? updates(Port::output, out) : writes(Port::output, out),
@@ -24,7 +24,7 @@ PassId embed_backward(ProgramDraft& draft, BlockId block) {
                .block = block,
                .curve = CostCurve::backward,
                .cost = {.flops = shape.blocks[block].backward_flops(),
-                        // Rows read, fp32 rows read and written.
+                        // rows read, fp32 rows read and written
                         .traffic = 5 * shape.activation / shape.tiles()},
                .operands = {updates(Port::activation_gradient, draft.flow),
                             reads(Port::batch, draft.batch)}};

@@ -3,7 +3,7 @@
 namespace ballast::model::passes {
 namespace {
 
-/// The norm and the choice of experts: what both visits read and write.
+/// The norm and the choice of experts, with the operands of both directions.
 Pass through_router(const ProgramDraft& draft, BlockId block) {
   const ProgramShape& shape = draft.shape;
   Pass pass = {
@@ -13,7 +13,7 @@ Pass through_router(const ProgramDraft& draft, BlockId block) {
       .cost = {.flops = shape.blocks[block].forward_flops, .traffic = 2 * shape.activation},
       .operands = {reads(Port::input, draft.input[block]), weights_of(block),
                    writes(Port::normed, draft.rows[block]), workspace()}};
-  // Targets mark rows of padding, which only packed documents have.
+  // Targets mark padding rows, which only packed documents have.
   if (shape.packed) pass.operands.push_back(reads(Port::batch, draft.batch));
   return pass;
 }
@@ -22,8 +22,8 @@ bool is_exchanged(const ProgramDraft& draft, BlockId block) {
   return draft.block(block).role == BlockRole::exchanged_expert;
 }
 
-/// The rows that the router has sent to the expert, of all ranks if they share it. `rows_sent`: the
-/// activations that travel for each row and come back as one fp32 result.
+/// Adds the rows that routers dispatch to the expert, from all ranks if they share it. `rows_sent`:
+/// activations sent per row; one fp32 result per row comes back.
 void add_rows(Pass& pass, const ProgramDraft& draft, BlockId block, std::uint64_t rows_sent) {
   const ProgramShape& shape = draft.shape;
   pass.operands.push_back(reads(Port::routing_counts, draft.routing[shape.first_of(block)]));
@@ -84,7 +84,7 @@ PassId expert_backward(ProgramDraft& draft, BlockId block) {
   const bool exchanged = is_exchanged(draft, block);
   Pass pass = backward_of_tile(
       draft, block, exchanged ? Kernel::exchanged_expert_backward : Kernel::expert_backward);
-  // The gradients of the routing weights are left next to the rows.
+  // The gradients of the routing weights are written next to the rows.
   for (Operand& operand : pass.operands) {
     if (operand.port == Port::normed) operand.access = OperandAccess::updates;
   }

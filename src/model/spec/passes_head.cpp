@@ -5,29 +5,29 @@
 namespace ballast::model::passes {
 namespace {
 
-/// Which model a pass computes (Pass::reference).
+/// The model that a pass computes (Pass::reference).
 enum class Whose : std::uint8_t { trained, reference };
 
-/// Writes the passes of the head: of all tiles of the vocabulary, or of one after the other.
+/// Writes the passes of the head, for all vocabulary tiles at once or tile by tile.
 class HeadPasses {
  public:
   explicit HeadPasses(ProgramDraft& draft)
       : draft_(draft), shape_(draft.shape), head_(draft.program.head), tiles_(shape_.tiles()) {}
 
-  /// Loss without gradients, of a vocabulary in one tile.
+  /// Loss without gradients, for a vocabulary in one tile.
   PassId evaluate(Whose whose) {
     Pass pass = whole(Kernel::head_evaluate, whose);
     pass.cost.flops = draft_.block(head_).forward_flops;
     return draft_.add(std::move(pass));
   }
 
-  /// Loss and gradients of all tiles.
+  /// Loss and gradients for all tiles.
   PassId train() {
     Pass pass = whole(Kernel::head_train, Whose::trained);
     pass.operands.push_back(writes(Port::activation_gradient, draft_.flow));
     add_gradient(pass, draft_, head_);
     for (std::uint32_t t = 0; t < tiles_; ++t) {
-      // The logits of pairs are computed twice.
+      // With pairs, the logits are computed twice.
       pass.cost.flops += ((is_trained(t) ? 3.0 : 2.0) + (shape_.pairs ? 1.0 : 0.0)) * flops_of(t);
       const BlockId block = shape_.block_of_tile(t);
       if (block == head_ || !is_trained(t)) continue;
@@ -51,21 +51,22 @@ class HeadPasses {
                                     writes(Port::normed, rows_of(whose)), workspace()}});
   }
 
-  /// Adds a tile's logits to the sums of the rows.
+  /// Adds a tile's logits to the row sums.
   PassId scan(std::uint32_t tile, Whose whose) {
     Pass pass = visit(Kernel::head_scan, tile, updates(Port::normed, rows_of(whose)));
     pass.reference = number_of(whose);
     pass.cost.flops = flops_of(tile);
-    // The gradients of pairs depend on the losses, so that these are needed before the end.
+    // Gradients of pairs depend on the losses, so these are needed before the end.
     if (shape_.pairs && tile + 1 == tiles_) add_losses(pass, whose);
     return draft_.add(std::move(pass));
   }
 
-  /// A tile's part of the gradient of the norm and, unless the vocabulary is tied, its gradient.
+  /// Adds a tile's contribution to the gradient of the norm and, unless the vocabulary is tied,
+  /// computes the tile's gradient.
   PassId differentiate(std::uint32_t tile) {
     Pass pass = visit(Kernel::head_differentiate, tile, reads(Port::normed, draft_.rows[head_]));
     const BlockId block = pass.block;
-    // The last tile comes first and overwrites the sums.
+    // The last tile runs first and overwrites the sums.
     const ValueId sums = draft_.rows_gradient[head_];
     pass.operands.push_back(tile + 1 == tiles_ ? writes(Port::partial_sums, sums)
                                                : updates(Port::partial_sums, sums));
@@ -76,7 +77,7 @@ class HeadPasses {
     return draft_.add(std::move(pass));
   }
 
-  /// The gradient of a tied tile alone.
+  /// Computes the gradient of a tied tile alone.
   PassId differentiate_tied(std::uint32_t tile) {
     Pass pass = visit(Kernel::head_differentiate, tile, reads(Port::normed, draft_.rows[head_]));
     pass.operands.push_back(adds_to(draft_.tied_gradient[tile], Port::output_gradient));
@@ -84,7 +85,7 @@ class HeadPasses {
     return draft_.add(std::move(pass));
   }
 
-  /// The losses, unless the last scan has reported them, and the gradient of the norm.
+  /// Writes the losses, unless the last scan has, and the gradient of the norm.
   PassId end(bool training) {
     Pass pass = {.kernel = Kernel::head_end,
                  .block = head_,
@@ -102,7 +103,7 @@ class HeadPasses {
     return draft_.add(std::move(pass));
   }
 
-  /// One stop for the norm and one for each tile.
+  /// Appends one stop for the norm and one per tile.
   void scan_all(std::vector<Stop>& stops, HeadForm form) {
     stops.push_back({.passes = both([this](Whose whose) { return norm(whose); }), .form = form});
     for (std::uint32_t t = 0; t < tiles_; ++t) {
@@ -111,7 +112,7 @@ class HeadPasses {
     }
   }
 
-  /// The reference's losses in one stop with the pass of the trained model that reads them.
+  /// The reference model's losses, in one stop with the trained model's pass that reads them.
   std::vector<PassId> whole_reference() {
     if (!shape_.pairs) return {};
     if (tiles_ == 1) return {evaluate(Whose::reference)};
@@ -120,7 +121,7 @@ class HeadPasses {
     return passes;
   }
 
-  /// In descending order.
+  /// The head's blocks in descending order.
   [[nodiscard]] std::vector<BlockId> blocks() const {
     std::vector<BlockId> blocks;
     for (auto b = static_cast<BlockId>(shape_.blocks.size()); b-- > head_;) blocks.push_back(b);
@@ -133,7 +134,8 @@ class HeadPasses {
     return whose == Whose::reference ? draft_.reference_rows : draft_.rows[head_];
   }
 
-  /// A pass of the reference, if there is one, and the same of the trained model.
+  /// A pass of the reference model, if there is one, followed by the same pass of the trained
+  /// model.
   template <class MakePass>
   [[nodiscard]] std::vector<PassId> both(MakePass make) {
     if (!shape_.pairs) return {make(Whose::trained)};
@@ -141,7 +143,7 @@ class HeadPasses {
     return {reference, make(Whose::trained)};
   }
 
-  /// The operands of passes over all tiles.
+  /// Adds the operands of passes over all tiles.
   Pass whole(Kernel kernel, Whose whose) {
     const bool reference = whose == Whose::reference;
     const ValueId in = reference ? draft_.reference_input(head_) : draft_.input[head_];
@@ -159,7 +161,7 @@ class HeadPasses {
     return pass;
   }
 
-  /// The operands of a visit to one tile.
+  /// Adds the operands of a visit to one tile.
   Pass visit(Kernel kernel, std::uint32_t tile, const Operand& rows) {
     const BlockId block = shape_.block_of_tile(tile);
     return {.kernel = kernel,
@@ -169,8 +171,8 @@ class HeadPasses {
             .operands = {weights_of(block), reads(Port::batch, draft_.batch), rows, workspace()}};
   }
 
-  /// Where a pass that knows the losses of all rows leaves them. The reference's go to the trained
-  /// model's pass, which compares its own with them and leaves the weights of the rows.
+  /// Adds the output for a pass that has the losses of all rows. The reference model's losses go to
+  /// the trained model's pass, which compares its own with them and writes the weights of the rows.
   void add_losses(Pass& pass, Whose whose) const {
     const bool reference = whose == Whose::reference;
     if (!reference) pass.operands.push_back(writes(Port::losses, draft_.losses));
@@ -179,7 +181,7 @@ class HeadPasses {
                                       : updates(Port::pairs, draft_.pairs));
   }
 
-  /// Whether the output matrix's tile has a gradient.
+  /// Returns whether the tile of the output matrix has a gradient.
   [[nodiscard]] bool is_trained(std::uint32_t tile) const {
     if (shape_.tied) return shape_.trains_tied();
     return draft_.block(shape_.block_of_tile(tile)).frozen_flops == 0.0;
@@ -197,14 +199,14 @@ class HeadPasses {
   std::uint32_t tiles_;
 };
 
-/// Each tile is visited twice: first for the sums of its logits, then for its gradients.
+/// Visits each tile twice: first for the sums of its logits, then for its gradients.
 void visit_tiles(ProgramDraft& draft, std::vector<Stop>& stops) {
   HeadPasses head(draft);
   head.scan_all(stops, HeadForm::visits);
   const BlockId norm = draft.program.head;
   for (std::uint32_t t = draft.shape.tiles(); t-- > 0;) {
     Stop stop = {.passes = {head.differentiate(t)}, .form = HeadForm::visits, .backward = true};
-    // The block with the norm ends below, and a tied head has no other.
+    // The block with the norm finishes below, and a tied head has no other block.
     const BlockId block = draft.shape.block_of_tile(t);
     if (!draft.shape.tied && block != norm) stop.finishes = {block};
     stops.push_back(std::move(stop));
@@ -235,7 +237,7 @@ void evaluate_head(ProgramDraft& draft, std::vector<Stop>& stops) {
     return stops.push_back(std::move(one));
   }
   head.scan_all(stops, HeadForm::any);
-  // The last scan has reported the losses of pairs.
+  // With pairs, the last scan has written the losses.
   if (!draft.shape.pairs) stops.push_back({.passes = {head.end(false)}});
 }
 

@@ -3,7 +3,7 @@
 namespace ballast::model::passes {
 namespace {
 
-/// The forward pass through a layer, with the arguments that both models have.
+/// The forward pass of a layer, with the arguments for both models.
 Pass forward_through(const ProgramDraft& draft, BlockId block, ValueId in, ValueId out) {
   Pass pass = {.kernel = Kernel::layer,
                .block = block,
@@ -11,7 +11,7 @@ Pass forward_through(const ProgramDraft& draft, BlockId block, ValueId in, Value
                .cost = {.flops = draft.block(block).forward_flops},
                .operands = {weights_of(block), reads(Port::input, in), writes(Port::output, out),
                             workspace()}};
-  // The positions of the tokens in their documents.
+  // for the tokens' positions in their documents
   if (draft.shape.packed) pass.operands.push_back(reads(Port::batch, draft.batch));
   return pass;
 }

@@ -13,7 +13,7 @@ Pass forward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel) {
                .operands = {weights_of(block), reads(Port::normed, draft.rows[half]),
                             updates(Port::partial_sums, draft.sums[half]), workspace()}};
   if (shape.last_of(block) == block) {
-    // The last tile rounds what all have added.
+    // The last tile rounds the sum of all.
     pass.operands.push_back(writes(Port::output, draft.output(block)));
     pass.cost.traffic = shape.row_sums + shape.activation;
   }
@@ -25,7 +25,7 @@ Pass backward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel) {
   const BlockShape& tile = shape.blocks[block];
   const BlockId half = shape.first_of(block);
   const ValueId sums = draft.rows_gradient[half];
-  // The last tile comes first and overwrites the sums.
+  // The last tile runs first and overwrites the sums.
   const bool last = shape.last_of(block) == block;
   Pass pass = {
       .kernel = kernel,

@@ -22,7 +22,7 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
   program.head = model.head();
   const ClassId of_batch = add_class({.name = "batch",
                                       .word = "batch",
-                                      .line = LedgerLine::batch,
+                                      .memory = MemoryKind::batch,
                                       .bytes = model.batch,
                                       .slots = SlotRule::step,
                                       .from_host = true});
@@ -35,7 +35,8 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
   add_sums();
 }
 
-/// The activations between blocks, their gradient, and what layers in one piece keep.
+/// Adds the activations between blocks, their gradient, and the intermediates of layers in one
+/// piece.
 void ProgramDraft::add_stream() {
   const ClassId between = add_class({.name = "activations in transit",
                                      .word = "activation",
@@ -72,7 +73,7 @@ void ProgramDraft::add_stream() {
     if (layer.intermediates == 0) continue;
     if (intermediates == kNone) {
       intermediates = add_class(
-          {.name = "intermediates", .word = "intermediates", .line = LedgerLine::intermediates});
+          {.name = "intermediates", .word = "intermediates", .memory = MemoryKind::intermediates});
     }
     kept[b] = add_value({.name = fmt::format("{} intermediates", layer.name),
                          .of = intermediates,
@@ -82,7 +83,7 @@ void ProgramDraft::add_stream() {
   }
 }
 
-/// The norm's result and the sums, which all tiles of a half or of the head share.
+/// Adds the norm's result and the sums that all tiles of a half or of the head share.
 void ProgramDraft::add_halves() {
   ClassId of_rows = kNone;
   ClassId of_sums = kNone;
@@ -118,13 +119,13 @@ void ProgramDraft::add_routing() {
       first_router = b;
       counts = add_class({.name = "routing",
                           .word = "routing",
-                          .line = LedgerLine::batch,
+                          .memory = MemoryKind::batch,
                           .bytes = shape.routing,
                           .counts = true});
       router_totals = add_value({.name = "sums over routers",
                                  .of = add_class({.name = "sums over routers",
                                                   .word = "sums over routers",
-                                                  .line = LedgerLine::batch,
+                                                  .memory = MemoryKind::batch,
                                                   .bytes = shape.router_totals}),
                                  .owner = b});
     }
@@ -138,7 +139,7 @@ void ProgramDraft::add_head() {
   const auto reported = [this](std::string name, Bytes bytes) {
     const ClassId of = add_class({.name = name,
                                   .word = "losses",
-                                  .line = LedgerLine::batch,
+                                  .memory = MemoryKind::batch,
                                   .bytes = bytes,
                                   .slots = SlotRule::report});
     return add_value({.name = std::move(name), .of = of, .owner = program.head});
@@ -154,19 +155,19 @@ void ProgramDraft::add_head() {
   logits = add_value({.name = "logits",
                       .of = add_class({.name = "logits",
                                        .word = "logits",
-                                       .line = LedgerLine::intermediates,
+                                       .memory = MemoryKind::intermediates,
                                        .bytes = block(program.head).intermediates,
                                        .slots = SlotRule::scratch}),
                       .owner = program.head});
 }
 
-/// The forward pass of pairs through the model without adapters. Nothing of it stays but losses.
+/// Adds the values of the reference model's forward pass. Only its losses are kept.
 void ProgramDraft::add_reference() {
   if (!shape.pairs) return;
   pairs = add_value({.name = "pairs",
                      .of = add_class({.name = "pairs",
                                       .word = "pairs",
-                                      .line = LedgerLine::batch,
+                                      .memory = MemoryKind::batch,
                                       .bytes = shape.pair_results,
                                       .slots = SlotRule::step}),
                      .owner = program.head});
@@ -220,8 +221,8 @@ ValueId ProgramDraft::add_value(StepValue value) {
 }
 
 PassId ProgramDraft::add(Pass pass) {
-  // Besides the block, the arguments and the model select the kernels. Whether an optional argument
-  // is there is not known here.
+  // The kernels depend on the block, the arguments and the model. Whether an optional argument is
+  // bound is not known here.
   std::vector<std::uint32_t> key = {static_cast<std::uint32_t>(pass.kernel),
                                     block(pass.block).alike, pass.reference};
   for (const Operand& operand : pass.operands) {

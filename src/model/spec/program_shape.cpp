@@ -38,8 +38,8 @@ BlockRole role_of(const Architecture& model, std::size_t block) {
   return BlockRole::layer;
 }
 
-/// Numbers blocks by what selects their kernels. Layers, or their parts of equal sizes, use the
-/// same kernels; tiles of the vocabulary differ in their sizes.
+/// Numbers blocks so that blocks with the same kernels have the same number: layers, or parts of
+/// equal sizes. Vocabulary tiles differ in their sizes.
 class Likeness {
  public:
   std::uint32_t number_of(const BlockSpec& block, std::size_t index) {
@@ -153,7 +153,7 @@ ProgramShape shape_of(const Architecture& model, DType type, const StepShape& sh
     program.pair_results = shape.micro_batch.sequences * sizeof(double) + tokens * sizeof(float);
   }
   if (sizes.experts > 0) {
-    // Ranks gather whole pages.
+    // Gathers between ranks move whole pages.
     program.routing =
         round_up((sizes.experts + 1) * sizeof(std::int32_t), shape.ranks > 1 ? kPage : kCacheLine);
     program.router_totals = sizes.router_totals * sizeof(double);

@@ -12,19 +12,19 @@
 
 namespace ballast::model {
 
-/// The part that a block plays in a step.
+/// The role of a block in a step.
 enum class BlockRole : std::uint8_t {
   embedding,  ///< all rows of the vocabulary, or a tile of them
   layer,      ///< a layer in one piece, or the attention before experts
   norm,       ///< begins the first half of a layer in tiles
-  mid_norm,   ///< begins the second half: the half before computes its input
+  mid_norm,   ///< begins the second half, whose input the first half computes
   router,     ///< begins a half with experts: its norm and router
-  tile,       ///< continues a half, as do the roles that follow
+  tile,       ///< continues a half, like the following roles
   shared_expert,
   expert,
-  exchanged_expert,  ///< expert parallelism: each rank has its own expert in the block
+  exchanged_expert,  ///< expert parallelism: each rank has a different expert in the block
   head,              ///< the norm and, unless the vocabulary is tied, the first tile of its output
-  head_tile          ///< a further tile
+  head_tile          ///< another tile of the output matrix
 };
 
 /// Sizes and work of one block, for one micro-batch.
@@ -34,62 +34,61 @@ struct BlockShape {
   double forward_flops = 0.0;
   double recomputed_flops = 0.0;  ///< Architecture::recomputed_flops()
   double frozen_flops = 0.0;      ///< Architecture::frozen_flops()
-  Bytes norm_traffic = 0;         ///< weights that each pass reads for the norms of DoRA
+  Bytes norm_traffic = 0;         ///< weights that each pass reads for DoRA's norms
   Bytes intermediates = 0;        ///< KernelSizes::intermediates
-  Bytes gradient = 0;             ///< fp32 sums; 0: the block is frozen
+  Bytes gradient = 0;             ///< fp32 sums; 0: frozen
   Bytes cleared = 0;              ///< KernelSizes::cleared
-  double token_share = 1.0;       ///< of an expert, assuming balanced routing
+  double token_share = 1.0;       ///< share of an expert, assuming balanced routing
   std::uint32_t expert = 0;       ///< number of the (first) expert in its layer
-  std::uint32_t alike = 0;        ///< equal for blocks whose passes run the same kernels
+  std::uint32_t alike = 0;        ///< equal for blocks with the same kernels
 
   [[nodiscard]] bool is_frozen() const { return gradient == 0; }
-  /// Without what the backward pass computes again.
+  /// FLOPs of the backward pass, without recomputation.
   [[nodiscard]] double backward_flops() const { return 2.0 * forward_flops - frozen_flops; }
 };
 
-/// The sizes and work from which a StepProgram is written: it names no family, config or type. The
-/// blocks are those of the embedding, of the layers and of the head. Bytes are those of one
-/// micro-batch.
+/// Sizes and work from which a StepProgram is written, without family, config or type. The blocks
+/// are those of the embedding, the layers and the head. Sizes are in bytes per micro-batch.
 struct ProgramShape {
   std::vector<BlockShape> blocks;
-  bool tied = false;  ///< the tiles of the output matrix are those of the embedding
+  bool tied = false;  ///< the output matrix has the tiles of the embedding
   bool packed = false;
-  bool pairs = false;                ///< layers are in one piece
-  BlockId first_differentiated = 0;  ///< begins the embedding, a layer or the head
+  bool pairs = false;                ///< requires layers in one piece
+  BlockId first_differentiated = 0;  ///< the embedding, the first block of a layer, or the head
   Bytes activation = 0;              ///< between two blocks
   Bytes batch = 0;                   ///< tokens, targets and, if packed, positions
   Bytes rows = 0;                    ///< KernelSizes::rows
   Bytes row_sums = 0;                ///< fp32 sums of an activation
   Bytes tied_gradient = 0;           ///< fp32 sums of a tied tile; 0: not tied, or frozen
-  Bytes routing = 0;                 ///< where the rows of each expert begin
+  Bytes routing = 0;                 ///< offsets of each expert's rows
   Bytes router_totals = 0;           ///< KernelSizes::router_totals
-  Bytes losses = 0;                  ///< of the head
+  Bytes losses = 0;                  ///< losses of the head
   Bytes router_losses = 0;
-  Bytes pair_results = 0;  ///< losses of the reference and weights of rows
+  Bytes pair_results = 0;  ///< reference losses and row weights
   std::uint32_t ranks = 1;
 
-  /// Tiles of the vocabulary: blocks of the embedding and, unless it is tied, of the head.
+  /// Number of vocabulary tiles: blocks of the embedding and, unless tied, of the head.
   [[nodiscard]] std::uint32_t tiles() const;
   [[nodiscard]] BlockId first_layer() const { return tiles(); }
   [[nodiscard]] BlockId head() const;
-  /// The block with tile `number` of the output matrix.
+  /// Returns the block with tile `number` of the output matrix.
   [[nodiscard]] BlockId block_of_tile(std::uint32_t number) const {
     return tied ? number : head() + number;
   }
   [[nodiscard]] bool is_differentiated(BlockId block) const {
     return block >= first_differentiated;
   }
-  /// Whether `block` continues the embedding, head or half of a layer of the block before it.
+  /// Returns whether `block` continues the embedding, head or half layer of the preceding block.
   [[nodiscard]] bool continues(BlockId block) const;
-  /// The last block that continues `block`, or itself.
+  /// Returns the last block that continues `block`, or `block`.
   [[nodiscard]] BlockId last_of(BlockId block) const;
-  /// The block that `block` continues, or itself.
+  /// Returns the block that `block` continues, or `block`.
   [[nodiscard]] BlockId first_of(BlockId block) const;
-  /// Whether the head adds to the gradient of the embedding's rows.
+  /// Returns whether the head adds to the gradient of the embedding.
   [[nodiscard]] bool trains_tied() const { return tied_gradient > 0; }
 };
 
-/// `sizes` may lack lists by block, which then count as zeros.
+/// `sizes` may lack the lists by block, which then count as zeros.
 ProgramShape shape_of(const Architecture& model, DType type, const StepShape& shape,
                       const KernelSizes& sizes);
 

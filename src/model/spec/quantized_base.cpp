@@ -5,13 +5,13 @@
 namespace ballast::model {
 namespace {
 
-/// The gate of a shared expert, which like a router decides how much of it a token gets: a map to
-/// one number.
+/// The gate of a shared expert: a map to one number, which like a router decides how much each
+/// token uses the expert.
 bool is_shared_gate(const BlockSpec& block, const TensorSpec& tensor) {
   return block.part == LayerPart::shared_expert && tensor.shape.front() == 1;
 }
 
-/// A frozen linear map of a layer, other than a router's.
+/// A frozen linear map of a layer, except a router's.
 bool can_be_coded(const BlockSpec& block, const TensorSpec& tensor) {
   return !is_shared_gate(block, tensor) && block.kind == BlockKind::layer &&
          block.part != LayerPart::router && tensor.frozen && tensor.shape.size() == 2 &&
@@ -23,7 +23,7 @@ bool can_be_coded(const BlockSpec& block, const TensorSpec& tensor) {
 void quantize(Architecture& model, const Quantization& how,
               const std::function<void(const std::string& rule)>& refuse) {
   if (model.config.layer_tiles > 1) {
-    refuse("layers whose weights are codes are not cut into tiles; set model.layer_tiles to 1");
+    refuse("quantised layers cannot be cut into tiles; set model.layer_tiles to 1");
   }
   bool found = false;
   for (BlockSpec& block : model.blocks) {
@@ -34,15 +34,16 @@ void quantize(Architecture& model, const Quantization& how,
     }
     if (any && block.experts > 1) {
       refuse(
-          "ranks do not share experts whose weights are codes; set ballast.expert_parallel to 1");
+          "expert parallelism does not support quantised experts; set ballast.expert_parallel to "
+          "1");
     }
     if (any) arrange(block);
     found = found || any;
   }
   if (!found) {
     refuse(
-        "no matrix of a layer is frozen, and only those become codes; set ballast.train to "
-        "\"adapters\" or to patterns of what is trained");
+        "there are no frozen matrices to quantise; set ballast.train to \"adapters\" or to "
+        "patterns of trained tensors");
   }
   model.quantization = how;
 }

@@ -12,14 +12,14 @@ namespace ballast::model {
 /// * frequency of pair i. Source: Su et al., "RoFormer", 2021, section 3.2.2.
 struct Rotary {
   std::vector<double> frequencies;  ///< n, radians per token
-  double factor = 1.0;              ///< of cosines and sines
-  /// Longer documents have frequencies that depend on their length, see frequency_in(). Infinite:
-  /// all documents have `frequencies`.
+  double factor = 1.0;              ///< multiplies cosines and sines
+  /// Documents longer than this have frequencies that depend on their length, see frequency_in().
+  /// Infinite: all documents have `frequencies`.
   double trained_length = std::numeric_limits<double>::infinity();
   std::vector<double> long_frequencies = {};  ///< n, if trained_length is finite
-  double growth = 0.0;                        ///< of the base with the length; 0: none
+  double growth = 0.0;                        ///< growth of the base with the length; 0: none
 
-  /// True if a document that fills a sequence of `length` tokens is longer than trained_length.
+  /// Returns whether a document that fills a sequence of `length` tokens exceeds trained_length.
   [[nodiscard]] bool depends_on_documents(std::size_t length) const {
     return static_cast<double>(length) > trained_length;
   }
@@ -27,10 +27,10 @@ struct Rotary {
   friend bool operator==(const Rotary&, const Rotary&) = default;
 };
 
-/// The frequency of pair `pair` of `pairs` in a document that is `ratio` > 1 times as long as
-/// Rotary::trained_length, given its member of long_frequencies. A base that grows by (1 + growth *
-/// (ratio - 1))^(d / (d - 2)), where d = 2 * pairs, has frequencies that shrink by this power.
-/// Source: bloc97, "NTK-aware scaled RoPE", 2023. constexpr for GPUs, as in formulas.h.
+/// Frequency of pair `pair` of `pairs` in a document that is `ratio` > 1 times as long as
+/// Rotary::trained_length. `long_frequency`: its member of long_frequencies. A base that grows by
+/// (1 + growth * (ratio - 1))^(d / (d - 2)), where d = 2 * pairs, has frequencies that shrink by
+/// this power. Source: bloc97, "NTK-aware scaled RoPE", 2023. constexpr for GPUs, see formulas.h.
 constexpr double frequency_in(double ratio, double long_frequency, double growth, std::size_t pair,
                               std::size_t pairs) {
   if (growth == 0.0) return long_frequency;
@@ -38,13 +38,13 @@ constexpr double frequency_in(double ratio, double long_frequency, double growth
   return long_frequency * std::pow(1.0 + growth * (ratio - 1.0), power);
 }
 
-/// Tokens in the document of `row`. `positions`: those of all rows in their documents, in sequences
-/// of `length` rows; null: every sequence is one document.
+/// Number of tokens in the document of `row`. `positions`: positions of all rows in their
+/// documents, in sequences of `length` rows; null: every sequence is one document.
 constexpr std::size_t document_length(const std::int32_t* positions, std::size_t row,
                                       std::size_t length) {
   if (positions == nullptr) return length;
   const std::size_t start = row - static_cast<std::size_t>(positions[row]);
-  // Documents do not overlap, so the rows of this one are found by bisection.
+  // Documents do not overlap, so bisection finds the end of this one.
   std::size_t last = row;
   std::size_t behind = row / length * length + length;
   while (behind - last > 1) {

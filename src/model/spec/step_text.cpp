@@ -13,29 +13,34 @@
 namespace ballast::model {
 namespace {
 
-constexpr std::array<std::string_view, kKernelCount> kKernelNames = {
-    "embed",
-    "embed backward",
-    "layer",
-    "layer backward",
-    "norm",
-    "norm backward",
-    "tile",
-    "tile backward",
-    "shared expert",
-    "shared expert backward",
-    "router",
-    "router backward",
-    "expert",
-    "expert backward",
-    "exchanged expert",
-    "exchanged expert backward",
-    "head evaluate",
-    "head train",
-    "head scan",
-    "head differentiate",
-    "head end",
+struct KernelWords {
+  std::string_view name;
+  std::string_view work;  ///< see work_of()
 };
+
+constexpr std::array<KernelWords, kKernelCount> kKernels = {{
+    {"embed", "forward"},
+    {"embed backward", "backward"},
+    {"layer", "forward"},
+    {"layer backward", "backward"},
+    {"norm", "norm"},
+    {"norm backward", "backward"},
+    {"tile", "forward"},
+    {"tile backward", "backward"},
+    {"shared expert", "forward"},
+    {"shared expert backward", "backward"},
+    {"router", "router"},
+    {"router backward", "backward"},
+    {"expert", "forward"},
+    {"expert backward", "backward"},
+    {"exchanged expert", "forward"},
+    {"exchanged expert backward", "backward"},
+    {"head evaluate", "forward"},
+    {"head train", "forward and backward"},
+    {"head scan", "sums of logits"},
+    {"head differentiate", "backward of logits"},
+    {"head end", "loss"},
+}};
 static_assert(static_cast<std::size_t>(Kernel::head_end) + 1 == kKernelCount);
 
 constexpr std::array<std::string_view, kPortCount> kPortNames = {
@@ -61,10 +66,10 @@ constexpr std::string_view kLegend =
 #   ?   only if the placement keeps it                   =   the gradients that are complete
 )";
 
-/// Width of a list of arguments, in characters.
+/// Maximum width of an argument list, in characters.
 constexpr std::size_t kWidth = 84;
 
-/// "1,234,567".
+/// Formats a number as "1,234,567".
 std::string grouped(double number) {
   const std::string digits = fmt::format("{:.0f}", std::round(number));
   std::string text;
@@ -84,7 +89,7 @@ std::string_view to_string(SlotRule rule) {
   return kNames[static_cast<std::size_t>(rule)];
 }
 
-std::string_view to_string(LedgerLine line) {
+std::string_view to_string(MemoryKind line) {
   constexpr std::array<std::string_view, 3> kNames = {"activations", "intermediates", "batch"};
   return kNames[static_cast<std::size_t>(line)];
 }
@@ -133,7 +138,7 @@ class ProgramText {
   [[nodiscard]] const std::string& name_of(BlockId block) const {
     return program_.blocks[block].name;
   }
-  /// Names of blocks, separated by commas.
+  /// Returns names of blocks, separated by commas.
   [[nodiscard]] std::string names_of(const std::vector<BlockId>& blocks) const {
     std::string names;
     for (const BlockId block : blocks) {
@@ -164,7 +169,7 @@ class ProgramText {
         notes = fmt::format("evaluation alone: {}", program_.classes[one.in_evaluation].name);
       }
       line("  {:<30} {:>12}  {:<8} {:<14} {}", one.name, one.bytes > 0 ? grouped(one.bytes) : "",
-           to_string(one.slots), to_string(one.line), notes);
+           to_string(one.slots), to_string(one.memory), notes);
     }
   }
 
@@ -217,7 +222,7 @@ class ProgramText {
     }
   }
 
-  /// `first`: the number of the first one.
+  /// `first`: index of the first stop.
   void list_stops(const std::vector<Stop>& stops, std::ptrdiff_t first) {
     for (std::size_t s = 0; s < stops.size(); ++s) {
       const Stop& stop = stops[s];
@@ -247,7 +252,7 @@ class ProgramText {
     }
   }
 
-  /// "1,024 bytes", or nothing.
+  /// Returns "1,024 bytes", or nothing for 0.
   static std::string amount(double number, std::string_view unit) {
     return number == 0.0 ? "" : fmt::format("{} {}", grouped(number), unit);
   }
@@ -284,7 +289,7 @@ class ProgramText {
     if (!list.empty()) line("        {}  {}", sign, list);
   }
 
-  /// "input: input of layer 0"; the port alone, if it is clear what it names.
+  /// Returns "input: input of layer 0", or only the port if its value is obvious.
   [[nodiscard]] std::string argument(const Pass& pass, const Operand& operand) const {
     const std::string_view port = model::to_string(operand.port);
     std::string name;
@@ -318,14 +323,18 @@ class ProgramText {
   }
 
   const StepProgram& program_;
-  std::size_t width_ = 0;  ///< of names of blocks
+  std::size_t width_ = 0;  ///< width of the block names' column
   std::string text_;
 };
 
 }  // namespace
 
 std::string_view to_string(Kernel kernel) noexcept {
-  return kKernelNames[static_cast<std::size_t>(kernel)];
+  return kKernels[static_cast<std::size_t>(kernel)].name;
+}
+
+std::string_view work_of(Kernel kernel) noexcept {
+  return kKernels[static_cast<std::size_t>(kernel)].work;
 }
 
 std::string_view to_string(Port port) noexcept {

@@ -24,18 +24,18 @@ void complete_layer_tiles(ModelConfig& c, const Family& described, const Refuse&
   if (c.layer_tiles == 1) return;
   if (!cuts) {
     refuse("layer_tiles",
-           fmt::format("layers of this {} model cannot be cut (that needs a norm before attention "
-                       "and one before the MLP, no other norm, maps of their own for queries, "
-                       "keys, values, gate and up, and no bias after the last maps); set it to 1",
+           fmt::format("layers of this {} model cannot be cut (this needs a norm before attention "
+                       "and one before the MLP, no other norm, separate maps for queries, keys, "
+                       "values, gate and up, and no bias after the last maps); set it to 1",
                        c.family));
   }
   const std::uint64_t most = steps_of(c.intermediate_size);
   if (c.layer_tiles <= most) return;
-  refuse("layer_tiles", fmt::format("intermediate_size {} is at most {} tiles of {}, got {}",
+  refuse("layer_tiles", fmt::format("intermediate_size {} allows at most {} tiles of {}, got {}",
                                     c.intermediate_size, most, kTileStep, c.layer_tiles));
 }
 
-/// Elements of the largest block of a layer.
+/// Size of the largest block of a layer, in elements.
 Elems largest_block(const ModelConfig& c, std::uint64_t expert_ranks) {
   Elems largest = 0;
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
@@ -54,7 +54,7 @@ void complete_vocabulary_tiles(ModelConfig& c, std::uint64_t expert_ranks, const
   }
   const std::uint64_t most = steps_of(c.vocab_size);
   if (c.vocabulary_tiles <= most) return;
-  refuse("vocabulary_tiles", fmt::format("{} tokens are at most {} tiles of {} rows, got {}",
+  refuse("vocabulary_tiles", fmt::format("{} tokens allow at most {} tiles of {} rows, got {}",
                                          c.vocab_size, most, kTileStep, c.vocabulary_tiles));
 }
 

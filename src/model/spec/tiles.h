@@ -7,7 +7,7 @@
 
 namespace ballast::model {
 
-/// Part `number` of `size` rows or columns in `tiles` parts that differ by at most kTileStep and
+/// Part `number` of `size` rows or columns in `tiles` parts. Parts differ by at most kTileStep and
 /// begin at multiples of it.
 struct TileRange {
   std::uint64_t first = 0;
@@ -16,15 +16,15 @@ struct TileRange {
 inline constexpr std::uint64_t kTileStep = 16;
 TileRange tile_range(std::uint64_t size, std::uint64_t tiles, std::uint64_t number);
 
-/// The part of complete() that sets the numbers of tiles; needs all other keys.
+/// Sets the numbers of tiles in complete(); needs all other keys.
 void complete_tiles(ModelConfig& config, std::uint64_t expert_ranks, const Refuse& refuse);
 
-/// The blocks of layer `index`, with an expert for each of `expert_ranks` in a block. Throws
-/// Error(config) if the ranks cannot share the experts.
+/// Returns the blocks of layer `index`, with one expert per rank in a block. Throws Error(config)
+/// if the ranks cannot share the experts.
 std::vector<BlockSpec> layer_blocks(const ModelConfig& config, std::uint64_t index,
                                     std::uint64_t expert_ranks);
 
-/// Rows of the vocabulary in tile `number` of a complete config; VocabularyTile::block is not set.
+/// Rows of the vocabulary in tile `number` of a complete config. VocabularyTile::block is not set.
 VocabularyTile vocabulary_tile(const ModelConfig& config, std::uint64_t number);
 
 }  // namespace ballast::model

@@ -1,8 +1,9 @@
-"""Ballast for Python: optimizers for PyTorch whose states live in host memory or on NVMe,
+"""Ballast for Python: optimizers for PyTorch whose states are in host memory or on NVMe,
 asynchronous file I/O, plans and training runs in this process, and the program itself as
 ``ballast`` and ``python -m ballast``.
 
-The optimizers need PyTorch (``pip install ballast[torch]``); it is imported with the first use of one.
+The optimizers need PyTorch (``pip install ballast[torch]``), which is imported at the first use of
+one.
 """
 
 import importlib
@@ -10,7 +11,8 @@ import importlib.util
 
 from ._ballast import version as _version
 
-# True for type checkers, which know it by this name. The module typing would double the time of the import.
+# True for type checkers, which recognise this name. Importing the module typing would double the
+# import time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import aio as aio, errors as errors, optim as optim, plans as plans, runs as runs
@@ -25,7 +27,8 @@ __all__ = ["ConfigError", "Error", "FileError", "Forecast", "LedgerLine", "Offlo
            "OffloadAdamW", "OffloadLion", "OffloadOptimizer", "OffloadSGD", "OutOfMemoryError", "Plan",
            "Run", "UsageError", "aio", "plan", "train"]
 
-# Type checkers read the imports above, not the functions below, so a mistyped name is an error for them.
+# Type checkers read the imports above instead of the functions below, so a mistyped name is an
+# error for them.
 if not TYPE_CHECKING:
     _MODULES = {
         "errors": ("ConfigError", "Error", "FileError", "OutOfMemoryError", "UsageError"),
@@ -36,7 +39,7 @@ if not TYPE_CHECKING:
     }
     _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-    # Without PyTorch, dir(), help() and `from ballast import *` show what can be used.
+    # Without PyTorch, dir(), help() and `from ballast import *` show only what can be used.
     if importlib.util.find_spec("torch") is None:
         __all__ = [name for name in __all__ if _HOMES.get(name) != "optim"]
 

@@ -7,8 +7,8 @@ from . import _ballast
 
 
 def main() -> int:
-    """Runs the program with the words of the command line and returns its exit status. The signals of the
-    process are the program's from then on, so call it last."""
+    """Runs the program with the words of the command line and returns its exit status. From then on
+    the program handles the signals of the process, so call it last."""
     called_as_module = os.path.basename(sys.argv[0]) == "__main__.py"
     name = [sys.executable, "-m", "ballast"] if called_as_module else [sys.argv[0]]
     if sys.stdout is not None:  # None: closed by the caller

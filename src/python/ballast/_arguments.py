@@ -53,7 +53,7 @@ def texts(value: Any, name: str) -> list[str]:
 
 
 def config(value: Any, name: str = "config") -> tuple[str, str | None]:
-    """The file of a config, and its JSON if it is not in a file. Raises TypeError, ValueError."""
+    """The file of a config and, if it is not a file, its JSON. Raises TypeError, ValueError."""
     if not isinstance(value, Mapping):
         if not isinstance(value, (str, os.PathLike)):
             raise TypeError(f"{name}: must be a dict, str or os.PathLike, not {type(value).__name__}")
@@ -67,8 +67,8 @@ def config(value: Any, name: str = "config") -> tuple[str, str | None]:
 
 
 def number(value: Any, name: str, below: float = float("inf")) -> Any:
-    """`value`, a number of at least 0 and less than `below`, or a tensor of one. Raises TypeError,
-    ValueError."""
+    """`value`, a number of at least 0 and less than `below`, or a tensor with one such number.
+    Raises TypeError, ValueError."""
     if not hasattr(value, "item") and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise TypeError(f"{name}: must be a number, not {type(value).__name__}")
     if hasattr(value, "numel") and value.numel() != 1:

@@ -42,7 +42,7 @@ class Hyper:
 
 # Address, number of elements and type ("f32", "bf16", "f16") of memory that the caller keeps alive.
 Array = tuple[int, int, str]
-# Elements, type of the weights, number of the first element for rounding.
+# Number of elements, type of the weights, number of the first element for rounding.
 Described = tuple[int, str, int]
 
 ROUNDING_BLOCK: int

@@ -22,7 +22,7 @@ MOMENTS: dict[str, tuple[str | None, str | None]] = {
 
 
 class Record:
-    """What was learnt about a parameter when it was added, and where its states are."""
+    """Properties of a parameter when it was added, and the place of its states."""
 
     def __init__(self, parameter: torch.Tensor, name: str, first_element: int) -> None:
         self.parameter = parameter
@@ -34,19 +34,20 @@ class Record:
         self.number = 0  # in `states`
         self.steps = 0
         self.has_state = False
-        self.keeps_moments = True  # False: sgd without momentum
-        self.version = 0  # of the weights that the master belongs to
+        self.keeps_moments = True  # False for sgd without momentum
+        self.version = 0  # version of the weights that the master belongs to
         self.sample: torch.Tensor | None = None  # some of these weights
         self.mirror: torch.Tensor | None = None
-        self.mirrored: tuple[Any, ...] = ()  # the memory that the mirror is a copy of
+        self.mirrored: tuple[Any, ...] = ()  # the memory that the mirror copies
         self.others: dict[str, Any] = {}  # further entries of the user in the optimizer's state
 
 
 class Engine:
-    """Owns the records, the native states and the gradients on their way.
+    """Owns the records, the native states and the gradients in transit.
 
-    It has no reference to its optimizer, which ends it. `options`: arguments of the native states.
-    `least`: parameters of fewer elements have fp32 states in memory.
+    It has no reference to its optimizer, whose end also ends this object. `options` are arguments
+    of the native states.
+    `least`: parameters with fewer elements have fp32 states in memory.
     """
 
     def __init__(self, rule: str, moments: str, options: dict[str, Any], least: int,
@@ -66,14 +67,14 @@ class Engine:
         self._uploads: dict[torch.Tensor, Record] = {}
         self._hidden: dict[torch.Tensor, torch.Tensor] = {}
         self._guarded: dict[torch.Tensor, Record] = {}
-        self._stepped: dict[torch.Tensor, Record] = {}  # in the running update
+        self._stepped: dict[torch.Tensor, Record] = {}  # parameters of the running update
         self._lock = threading.RLock()
 
     # Parameters
 
     def add(self, named: Sequence[tuple[torch.Tensor, str]]) -> None:
-        """Adds parameters, and states for those that require gradients. Nothing changes if it
-        fails."""
+        """Adds parameters, and states for those that require gradients. On failure nothing
+        changes."""
         before = dict(self.records), self._elements
         try:
             for parameter, name in named:
@@ -86,7 +87,8 @@ class Engine:
             raise
 
     def record(self, parameter: torch.Tensor) -> Record:
-        """The record of a parameter; a new one if somebody has put it into a group by hand."""
+        """The record of a parameter. Makes a new one if the user has put the parameter into a group
+        by hand."""
         found = self.records.get(parameter)
         if found is None:
             name = f"params: parameter {len(self.records)}"
@@ -104,7 +106,7 @@ class Engine:
         self.gradients.hook(parameters_to_hook(parameters, self._hook_mode))
 
     def require(self, records: Iterable[Record]) -> None:
-        """Makes states for those records that have none, with those of the others untouched."""
+        """Makes states for those records that have none. The others are not changed."""
         missing = [r for r in records if r.states is None and r.elements > 0]
         small = [r for r in missing if r.elements < self._least]
         for some, main in (([r for r in missing if r.elements >= self._least], True), (small, False)):
@@ -136,8 +138,8 @@ class Engine:
 
     def follow(self, records: Iterable[Record]) -> None:
         """Compares parameters with their records before anything is written, and converts the
-        states of those whose type has changed. Raises ValueError, TypeError naming a parameter that
-        has another number of elements or cannot be updated."""
+        states of those whose type has changed. Raises ValueError, TypeError naming a parameter
+        whose number of elements has changed or that cannot be updated."""
         changed = []
         for record in records:
             parameter = record.parameter
@@ -182,7 +184,8 @@ class Engine:
     # Weights
 
     def weights(self, record: Record) -> torch.Tensor:
-        """The memory that the update changes: the parameter's own if it is on the CPU."""
+        """The memory that the update changes. This is the parameter's own memory if it is on the
+        CPU."""
         parameter = record.parameter
         if parameter.device.type == "cpu" and parameter.is_contiguous():
             record.mirror = None
@@ -201,7 +204,7 @@ class Engine:
         return mirror
 
     def current_weights(self, record: Record) -> torch.Tensor:
-        """weights(), after changes by others have become the master."""
+        """weights(), after other code's changes have been copied to the master."""
         if record.version != version_of(record.parameter):
             self.refresh(record)
         elif record.sample is not None and not torch.equal(record.sample, sample_of(record)):
@@ -209,13 +212,13 @@ class Engine:
         return self.weights(record)
 
     def note_weights(self, record: Record) -> None:
-        """The parameter's present weights belong to its master."""
+        """Records that the parameter's present weights belong to its master."""
         record.version = version_of(record.parameter)
         if record.dtype != torch.float32 and record.parameter.device.type == "cpu":
             record.sample = sample_of(record).clone()
 
     def refresh(self, record: Record) -> None:
-        """Takes the present weights of a 16-bit parameter as its master."""
+        """Uses the present weights of a 16-bit parameter as its master."""
         record.sample = None
         record.mirrored = ()
         if record.states is not None:
@@ -231,7 +234,8 @@ class Engine:
 
     def begin(self, groups: list[dict[str, Any]], gradients: dict[torch.Tensor, torch.Tensor],
               hypers: list[_ballast.Hyper]) -> None:
-        """Starts the update. The records of all gradients have states and follow() has run."""
+        """Starts the update. The records of all gradients must have states, and follow() must have
+        run."""
         updates: dict[_ballast.OptimizerStates, list[Any]] = {}
         for number, group in enumerate(groups):
             for parameter in group["params"]:
@@ -263,13 +267,13 @@ class Engine:
                 self._uploads[record.parameter] = record
 
     def _keep_moments(self, record: Record, keep: bool) -> None:
-        if keep and not record.keeps_moments:  # a momentum begins with this gradient
+        if keep and not record.keeps_moments:  # the momentum starts with this gradient
             self.write(record, {n: zeros_for(record) for n in self.moment_names()})
         record.keeps_moments = keep
 
     def guard(self, parameters: Iterable[torch.Tensor], hide: bool) -> None:
-        """Uses of these parameters wait from now on. `hide`: their memory has NaNs until then, so
-        that a use that does not wait is seen."""
+        """Makes later uses of these parameters wait. `hide` fills their memory with NaNs until
+        then, so that a use that does not wait is noticed."""
         records = [self.records[p] for p in parameters if self.records[p].states is not None]
         if hide:
             self._finish()
@@ -282,7 +286,7 @@ class Engine:
         _guards.guard(self._guarded, self.wait_for)
 
     def wait_for(self, parameter: torch.Tensor | None) -> None:
-        """Returns when the parameter is updated; None: when all are."""
+        """Returns when the parameter is updated, or all parameters for None."""
         with self._lock:
             record = None if parameter is None else self._guarded.get(parameter)
             if record is None or record.states is None:
@@ -335,7 +339,7 @@ class Engine:
                                "that does not wait; call synchronize() first")
 
     def _release_all(self) -> None:
-        """After a failure, nobody waits for an update that does not come."""
+        """After a failure, stops waiting for updates that will not come."""
         for parameter in self._guarded:
             _guards.release(parameter)
         for parameter, hidden in self._hidden.items():
@@ -351,7 +355,7 @@ class Engine:
         return [name for name in MOMENTS[self.rule] if name is not None]
 
     def names_of(self, record: Record) -> list[str]:
-        """The entries of a parameter's state, but for "step"."""
+        """The entries of a parameter's state except "step"."""
         names = self.moment_names() if record.keeps_moments else []
         return [*names, "master"] if record.parameter.dtype != torch.float32 else names
 
@@ -370,7 +374,7 @@ class Engine:
 
     @torch.no_grad()
     def write(self, record: Record, values: dict[str, torch.Tensor]) -> None:
-        """Replaces these states. A master also sets the weights."""
+        """Replaces these states. A new master also sets the weights."""
         self.synchronize()
         self.follow([record])
         self.require([record])
@@ -385,10 +389,10 @@ class Engine:
             self.note_weights(record)
 
     def forget(self, record: Record) -> None:
-        """The moments begin anew. The master is a part of the weights and stays."""
+        """Resets the moments. The master is a part of the weights and stays."""
         if record.states is not None and record.has_state:
             self.write(record, {n: zeros_for(record) for n in self.moment_names()})
-        # torch's SGD accepts a state that has a master alone, its other optimizers do not.
+        # torch's SGD accepts a state with only a master, its other optimizers do not.
         record.has_state = (record.has_state and self.rule == "sgd"
                             and record.dtype != torch.float32)
         record.steps = 0
@@ -409,7 +413,7 @@ class Engine:
         return states.gradient_stats(arrays) if states is not None else (0.0, 0)
 
     def end(self) -> None:
-        """The optimizer is gone, or the interpreter ends."""
+        """Ends when the optimizer is deleted or the interpreter exits."""
         self.gradients.unhook()
         self.loans.end()
         try:
@@ -428,20 +432,20 @@ def describe(record: Record, dtype: torch.dtype | None = None) -> tuple[int, str
 
 
 def sample_of(record: Record) -> torch.Tensor:
-    """The bits of at least 64 weights of a parameter on the CPU, or all, evenly spaced. They show
-    whether somebody else has changed weights without PyTorch's counter of changes."""
+    """The bits of at least 64 evenly spaced weights of a parameter on the CPU, or of all. They show
+    whether other code has changed weights without PyTorch's counter of changes."""
     weights = record.parameter.detach()
     flat = weights.view(-1) if weights.is_contiguous() else weights.reshape(-1)
     return flat[:: max(1, flat.numel() // 64)].view(torch.int16)
 
 
 def zeros_for(record: Record) -> torch.Tensor:
-    """Zeros for a state of the parameter, whatever torch's default type and device are."""
+    """Zeros for a state of the parameter, independent of torch's default type and device."""
     return torch.zeros(record.parameter.shape, dtype=torch.float32, device="cpu")
 
 
 def _present(record: Record) -> torch.dtype:
-    """The type of the parameter now, if its states can have it."""
+    """The parameter's present type, if its states support it."""
     parameter = record.parameter
     fits = parameter.dtype in TYPES and parameter.numel() == record.elements
     return parameter.dtype if fits else record.dtype

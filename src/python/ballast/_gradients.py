@@ -1,4 +1,4 @@
-"""Gradients on their way from the backward pass to the update."""
+"""Gradients in transit from the backward pass to the update."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 class TakenGradient(torch.Tensor):
-    """Stands in `parameter.grad` for a gradient that a hook has moved to host memory.
+    """Placeholder in `parameter.grad` for a gradient that a hook has moved to host memory.
 
     It has the shape of the gradient and no values. Autograd can add to it, which sums in fp32, and
     it can be set to zero or None. Anything else, such as clip_grad_norm_(), raises RuntimeError,
@@ -45,7 +45,7 @@ class TakenGradient(torch.Tensor):
         self._landed = self._to_host(gradient.detach())
 
     def value(self) -> torch.Tensor:
-        """The sum, in host memory."""
+        """The sum of the gradients, in host memory."""
         if self._landed is None:
             return torch.zeros(self.shape, dtype=torch.float32, device="cpu")
         self._settle()
@@ -131,7 +131,7 @@ class Gradients:
     def collect(self, parameters: Iterable[torch.Tensor],
                 name_of: Callable[[torch.Tensor], str]) -> dict[torch.Tensor, torch.Tensor]:
         """The gradients of those parameters that have one, contiguous and in host memory. Raises
-        TypeError naming the first parameter whose gradient is sparse or of another type."""
+        TypeError naming the first parameter whose gradient is sparse or has another type."""
         found: dict[torch.Tensor, torch.Tensor] = {}
         for parameter in parameters:
             gradient = parameter.grad
@@ -156,7 +156,7 @@ class Gradients:
         if gradient is None or isinstance(gradient, TakenGradient):
             return
         if gradient.layout != torch.strided:
-            return  # step() refuses it
+            return  # step() will refuse it
         if _has_ranks():
             if self._mode == "auto":
                 return
@@ -171,7 +171,7 @@ class Gradients:
             parameter.grad = TakenGradient(gradient.detach(), to_host, self.synchronize)
 
     def _to_host(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """Returns at once; after synchronize() the result is complete."""
+        """Returns at once. The result is complete after synchronize()."""
         if gradient.device.type == "cpu":
             return gradient.contiguous()
         pinned = self._pinned.get(parameter)
@@ -193,8 +193,8 @@ def parameters_to_hook(parameters: Iterable[torch.Tensor], mode: str | bool) -> 
     """The parameters whose gradients are taken during the backward pass.
 
     "auto": those on a GPU and those with 16-bit gradients, whose sums over micro-batches would lose
-    bits. None of them in a process group of several ranks, because DistributedDataParallel averages
-    gradients after the hooks. Raises ValueError for True in such a group.
+    bits. In a process group of several ranks it is none, because DistributedDataParallel averages
+    gradients after the hooks, and True raises ValueError.
     """
     if mode is False:
         return []

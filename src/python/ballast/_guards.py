@@ -1,4 +1,4 @@
-"""Parameters that an update is still writing: whoever uses one waits for it.
+"""Guards parameters that an update is still writing, so that every user waits for them.
 
 While an update is running, the class of each of its parameters is a guard, a subclass of the
 parameter's own class with `__torch_function__`. So every use from Python waits for that parameter
@@ -15,13 +15,14 @@ from typing import Any, Callable, Iterable
 
 import torch
 
-# How to wait for a parameter, by its id(); for None, all parameters of the same optimizer.
+# Functions that wait for a parameter, by its id(). With None, they wait for all parameters of the
+# same optimizer.
 _waits: dict[int, Callable[[torch.Tensor | None], None]] = {}
 _guards: dict[type, type] = {}
 _lock = threading.RLock()
 _forward_hook: Any = None
 
-# What can be asked of a parameter without reading its values.
+# Attributes of a parameter that can be used without reading its values.
 _NAMES = ("requires_grad_", "size", "dim", "numel", "nelement", "ndimension", "element_size", "stride",
           "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "register_hook",
           "register_post_accumulate_grad_hook", "is_inference", "get_device", "is_same_size",
@@ -47,7 +48,7 @@ _UNREAD = _values_unread()
 
 
 class _Guard:
-    """What guards add to the class of a parameter."""
+    """Members that guards add to the class of a parameter."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -69,7 +70,7 @@ class _Guard:
 
 
 def guard(parameters: Iterable[torch.Tensor], wait: Callable[[torch.Tensor | None], None]) -> None:
-    """From now on, uses of the parameters call `wait` first. It calls release()."""
+    """Makes later uses of the parameters call `wait` first. `wait` calls release()."""
     global _forward_hook
     with _lock:
         for parameter in list(parameters):
@@ -84,7 +85,7 @@ def guard(parameters: Iterable[torch.Tensor], wait: Callable[[torch.Tensor | Non
 
 
 def release(parameter: torch.Tensor) -> None:
-    """The parameter is updated. Does nothing for one that is not guarded."""
+    """Records that the parameter is updated. Does nothing for one that is not guarded."""
     global _forward_hook
     with _lock:
         _waits.pop(id(parameter), None)
@@ -106,7 +107,8 @@ def wait_for(parameter: Any) -> None:
 
 
 def code_is_compiled() -> bool:
-    """Whether torch.compile has compiled something, which reads parameters without asking."""
+    """Whether torch.compile has compiled anything, since compiled code reads parameters
+    unguarded."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     return frames is not None and getattr(frames, "FRAME_COUNTER", 1) > 0
 
@@ -134,8 +136,8 @@ def _wait_for_all_in(value: Any) -> None:
 
 @torch._disable_dynamo
 def _before_forward(module: torch.nn.Module, _: Any) -> None:
-    """C++ code reads parameters without asking: that of a module's own forward pass, of TorchScript,
-    and torch's fast paths for evaluation, which also look at the class of parameters."""
+    """C++ code reads parameters unguarded: that of a module's own forward pass, of TorchScript, and
+    torch's fast paths for evaluation, which also check the class of parameters."""
     whole = not module.training or isinstance(module, torch.jit.ScriptModule)
     for parameter in module.parameters(recurse=whole):
         if isinstance(parameter, _Guard):
@@ -148,13 +150,13 @@ def _wait_for_everything(*_: Any) -> None:
 
 
 def _watch_compiler() -> None:
-    """Waits for everything before torch.compile looks at parameters."""
+    """Waits for all updates before torch.compile reads parameters."""
     if "torch._dynamo" not in sys.modules:
         return
     try:
         from torch._dynamo.callback import callback_handler
     except ImportError:  # an older torch
         return
-    # torch._dynamo.reset() forgets it.
+    # torch._dynamo.reset() removes the callback.
     if _wait_for_everything not in callback_handler.start_callbacks:
         callback_handler.register_start_callback(_wait_for_everything)

@@ -1,4 +1,4 @@
-"""States that were handed out: in-place changes of them go back to the optimizer."""
+"""States that were handed out. In-place changes of them are written back to the optimizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 class _Loan:
     def __init__(self, tensor: torch.Tensor, give_back: Callable[[torch.Tensor], None]) -> None:
-        self.alias = tensor.detach()  # has the tensor's memory and counter of changes
+        self.alias = tensor.detach()  # shares the tensor's memory and counter of changes
         self.version = self.alias._version
         self._give_back = give_back
 
@@ -26,14 +26,14 @@ class _Loan:
 
 class Loans:
     """Copies of states that a user may change in place, as the states of torch's optimizers. A
-    change is written when the copy is dropped, and before the states are read or updated."""
+    change is written back when the copy is dropped, and before the states are read or updated."""
 
     def __init__(self) -> None:
         self._loans: dict[Any, list[tuple[weakref.finalize, _Loan]]] = {}
 
     def lend(self, key: Any, tensor: torch.Tensor,
              give_back: Callable[[torch.Tensor], None]) -> torch.Tensor:
-        """`give_back` gets the changed values. `key`: whose state it is."""
+        """`give_back` gets the changed values. `key` identifies whose state it is."""
         loan = _Loan(tensor, give_back)
         alive = [entry for entry in self._loans.get(key, []) if entry[0].alive]
         finalizer = weakref.finalize(tensor, loan.end)
@@ -48,7 +48,7 @@ class Loans:
                 loan.flush()
 
     def end(self) -> None:
-        """Writes all changes. Later changes of what was handed out are of old copies."""
+        """Writes all changes. Copies handed out before are no longer connected."""
         loans, self._loans = self._loans, {}
         for entries in loans.values():
             for finalizer, loan in entries:

@@ -1,5 +1,5 @@
-"""The arguments that all optimizers have, for type checkers, and in the signatures and docstrings of the
-optimizers at run time."""
+"""The arguments that all optimizers share, for type checkers, and in the signatures and docstrings
+of the optimizers at run time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of OffloadOptimizer, which describes them."""
+    """Keyword arguments of OffloadOptimizer, which documents them."""
 
     device: str
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None

@@ -19,7 +19,8 @@ _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 
 
 def plain_name(name: str) -> str:
-    """The name of a parameter without what DistributedDataParallel and torch.compile add."""
+    """The name of a parameter without the prefixes that DistributedDataParallel and torch.compile
+    add."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -122,8 +123,8 @@ def _key(number: int, entry: dict[str, Any]) -> str:
 
 def _match(saved: list[_Saved], groups: list[dict[str, Any]], names: dict[torch.Tensor, str],
            settings: dict[str, Any], file: str) -> dict[torch.Tensor, _Saved]:
-    """The saved parameter of each one: by name if both sides have names, else by its place in the
-    groups."""
+    """The saved parameter of each parameter: by name if both sides have names, otherwise by its
+    place in the groups."""
     parameters = [p for group in groups for p in group["params"]]
     own = [plain_name(names[p]) if p in names else None for p in parameters]
     by_name = {one.name: one for one in saved}
@@ -150,7 +151,7 @@ def _match(saved: list[_Saved], groups: list[dict[str, Any]], names: dict[torch.
 
 def _first_version(settings: dict[str, Any], groups: list[dict[str, Any]],
                    file: str) -> list[dict[str, Any]]:
-    """Files of the first version number the parameters that required gradients."""
+    """Files of the first version numbered the parameters that required gradients."""
     parameters = [p for group in groups for p in group["params"]]
     trained = [p for p in parameters if p.requires_grad]
     if len(trained) != len(settings["steps"]):

@@ -12,8 +12,8 @@ from ._engine import Engine, Record, zeros_for
 
 
 class ParameterState(MutableMapping[str, Any]):
-    """The state of one parameter. Values are read when they are asked for, as copies in host memory;
-    what is assigned, and in-place changes of such a copy before the next step, go back."""
+    """The state of one parameter. Values are read on access, as copies in host memory. Assigned
+    values, and in-place changes of such a copy before the next step, are written back."""
 
     def __init__(self, engine: Engine, parameter: torch.Tensor) -> None:
         self._engine = engine
@@ -89,8 +89,8 @@ class ParameterState(MutableMapping[str, Any]):
 
 
 class StateMapping(MutableMapping[Any, Any]):
-    """States by parameter. Like torch's, it has an empty state for a parameter without one, and may
-    have entries of the user with other keys."""
+    """States by parameter. As in torch, a parameter without a state has an empty one, and the user
+    may add entries with other keys."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -160,7 +160,7 @@ class StateMapping(MutableMapping[Any, Any]):
             del self[key]
 
     def replace(self, states: Mapping[Any, Any]) -> None:
-        """What assigning to `optimizer.state` does."""
+        """Implements assigning to `optimizer.state`."""
         if states is self:
             return
         if not isinstance(states, Mapping):
@@ -190,7 +190,7 @@ class StateMapping(MutableMapping[Any, Any]):
 
 
 def has_state(engine: Engine, record: Record) -> bool:
-    """torch.optim.Adagrad has a state of each parameter from the start, and needs it."""
+    """torch.optim.Adagrad has a state for each parameter from the start, and needs it."""
     return record.has_state or engine.rule == "adagrad"
 
 

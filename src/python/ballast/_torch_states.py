@@ -84,8 +84,8 @@ def _values(engine: Engine, record: Record, state: Mapping[str, Any], place: str
 
 @torch.no_grad()
 def write(engine: Engine, states: dict[Record, Values]) -> None:
-    """Replaces all states by these; parameters without one begin anew. Masters stay unless there are
-    others. Room for all is made before anything changes."""
+    """Replaces all states by the given ones. Parameters without one start with new states. Masters
+    stay unless new ones are given. Memory for all states is allocated before anything changes."""
     engine.follow(states)
     engine.require(states)
     for record in list(engine.records.values()):
@@ -106,8 +106,8 @@ def write(engine: Engine, states: dict[Record, Values]) -> None:
 
 
 def _master(record: Record, saved: torch.Tensor) -> torch.Tensor:
-    """The saved master where the weight is its rounded value, to either side if both are as near,
-    and the weight elsewhere: the model may have other weights now."""
+    """The saved master where the weight is its rounded value (in either direction for ties), and
+    the weight elsewhere, since the model may have other weights now."""
     weights = record.parameter.detach().to("cpu")
     saved = saved.detach().to("cpu", torch.float32)
     exact = weights.to(torch.float32)

@@ -1,6 +1,6 @@
-"""Files that are read and written asynchronously, without the GIL, through one queue for the process
-(io_uring, or a pool of threads): blocks of 1 MiB, 32 in flight. The queue begins at the first
-transfer, and at the interpreter's exit it finishes what was started.
+"""Files that are read and written asynchronously, without the GIL, through one queue for the
+process (io_uring, or a pool of threads): blocks of 1 MiB, 32 in flight. The queue starts at the
+first transfer, and at the interpreter's exit it finishes what was started.
 
 ::
 
@@ -25,8 +25,9 @@ __all__ = ["File", "Future", "bench", "empty", "tune"]
 
 
 class Future:
-    """A transfer that has been started. ``await`` it, or call `result()`. The buffer and the file stay
-    alive until the transfer has ended, also if the future is dropped. Do not use the buffer before."""
+    """A transfer that has been started. ``await`` it, or call `result()`. The buffer and the file
+    stay alive until the transfer has ended, even if the future is dropped. Do not use the buffer
+    before."""
 
     __slots__ = ("_transfer", "_what", "__weakref__")
 
@@ -35,8 +36,9 @@ class Future:
         self._what = what
 
     def result(self, timeout: float | None = None) -> int:
-        """Waits until the transfer has ended and returns the number of its bytes. `timeout`: seconds.
-        Raises TimeoutError when they have passed, ballast.FileError when the transfer has failed."""
+        """Waits until the transfer has ended and returns the number of bytes transferred. `timeout`
+        is in seconds. Raises TimeoutError after the timeout, ballast.FileError if the transfer has
+        failed."""
         if timeout is not None:
             timeout = float(timeout)
             if not timeout >= 0:
@@ -131,8 +133,9 @@ class File:
         return self._start(self._file.read_into, "read", buffer, offset)
 
     def write_from(self, buffer: Any, offset: int = 0) -> Future:
-        """Starts to write `buffer` to the bytes [offset, offset + size of the buffer). The same buffers
-        and errors as with `read_into`, but they may be read-only. The bytes are on the disk after
+        """Starts to write `buffer` to the bytes [offset, offset + size of the buffer). Buffers and
+        errors are those of `read_into`, but buffers may be read-only. The bytes are on the disk
+        after
         `sync()`."""
         return self._start(self._file.write_from, "write", buffer, offset)
 
@@ -184,9 +187,9 @@ class File:
 
 
 def empty(nbytes: int) -> memoryview:
-    """`nbytes` of zeroed memory that begins at a page, for transfers at full speed: a writable
-    memoryview of bytes. ``torch.frombuffer(memory, dtype=...)`` and ``numpy.frombuffer`` make tensors
-    and arrays of it without a copy. Raises MemoryError."""
+    """`nbytes` of zeroed memory that begins at a page, for transfers at full speed, as a writable
+    memoryview of bytes. ``torch.frombuffer(memory, dtype=...)`` and ``numpy.frombuffer`` make
+    tensors and arrays of it without a copy. Raises MemoryError."""
     nbytes = _arguments.whole(nbytes, "nbytes")
     return _ballast.empty(nbytes) if nbytes > 0 else memoryview(bytearray())
 

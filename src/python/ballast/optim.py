@@ -26,7 +26,7 @@ from ._state_mapping import StateMapping
 _STATES = ("fp32", "bf16_first", "8bit")
 _OVERLAP: dict[Any, Any] = {False: False, True: True, "check": "check",
                             "none": False, "next_forward": True}  # names of earlier versions
-# Elements of a sub-group: the unit of transfer between memory and NVMe.
+# Number of elements in a sub-group, the unit of transfer between memory and NVMe.
 _SUB_GROUP = 8 << 20
 
 
@@ -42,12 +42,12 @@ class OffloadOptimizer(torch.optim.Optimizer):
             buffers alone.
         max_grad_norm: clips the norm of all gradients together, as
             torch.nn.utils.clip_grad_norm_ does. 0 or None: no clipping. Do not clip elsewhere too.
-        skip_non_finite: leaves out steps whose gradients have infinities or NaNs, and counts them.
+        skip_non_finite: skips steps whose gradients have infinities or NaNs, and counts them.
         model: the module that owns the parameters; gives them names in messages and in save().
         overlap: False: step() returns when everything is updated. True: step() returns at once and
-            sets all gradients to None; whoever uses a parameter waits until it is updated. Code that
+            sets all gradients to None; every use of a parameter waits until it is updated. Code that
             reads its memory without PyTorch's Python interface calls synchronize() first; src/python
-            README.md lists it. "check": finds such code, slowly. Weights have NaNs until somebody
+            README.md lists it. "check": finds such code, slowly. Weights have NaNs until something
             waits for them, and a write in between raises RuntimeError.
         gradient_hooks: False, True or "auto": whether gradients are taken out of `.grad` as soon as
             they are complete, and summed in fp32; see `parameters_to_hook`. Then `.grad` has no
@@ -55,17 +55,17 @@ class OffloadOptimizer(torch.optim.Optimizer):
         optimizer_states: "fp32", "bf16_first" or "8bit": the format of the moments.
         minimal_size: parameters of fewer elements have fp32 states in memory, whatever `device` and
             `optimizer_states` are.
-        threads: threads of the update; 0: one for each usable CPU.
+        threads: threads of the update; 0: one per usable CPU.
         any_file_system: with "nvme": accept a file system that does not suit swapping, such as
             tmpfs.
 
     Attributes:
         grad_norm: norm of all gradients of the last step, before clipping.
-        skipped_steps: number of steps left out because of infinities or NaNs.
+        skipped_steps: number of steps skipped because of infinities or NaNs.
         updating: whether a step is still running.
     """
 
-    _name = ""  # of the update rule
+    _name = ""  # name of the update rule
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -115,9 +115,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update. Returns the closure's loss. Raises ValueError, TypeError naming a parameter
-        that changed so that it cannot be updated, before anything is updated; ballast.Error if NVMe
-        fails: the states are then lost, and the run continues from a saved state."""
+        """Runs one update. Returns the closure's loss. Raises ValueError, TypeError naming a
+        parameter that has changed so that it cannot be updated, before anything is updated;
+        ballast.Error if NVMe fails: the states are then lost, and the run must restart from a saved
+        state."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -126,7 +127,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         engine = self._engine
         parameters = [p for p in self._parameters() if p.grad is not None]
         for parameter in parameters:
-            _guards.wait_for(parameter)  # of another optimizer
+            _guards.wait_for(parameter)  # a parameter of another optimizer
         if not parameters:
             return loss
         for number, group in enumerate(self.param_groups):
@@ -165,9 +166,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
             _guards.wait_for(parameter)
 
     def refresh_from_model(self) -> None:
-        """Takes the present weights of 16-bit parameters as their masters. Weights that
-        load_state_dict() or other in-place operations of PyTorch have changed are noticed without
-        it; of changes through `.data`, only some: see README.md."""
+        """Uses the present weights of 16-bit parameters as their masters. Changes by
+        load_state_dict() and other in-place operations of PyTorch are detected without this call,
+        changes through `.data` only partly: see README.md."""
         self.synchronize()
         for record in self._engine.records.values():
             self._engine.refresh(record)
@@ -176,7 +177,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     @property  # type: ignore[override]
     def state(self) -> StateMapping:
-        """States by parameter, read when they are asked for; see StateMapping."""
+        """States by parameter, read on access; see StateMapping."""
         return self._mapping
 
     @state.setter
@@ -184,8 +185,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._mapping.replace(states)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. States of the parameters that are there stay where they are, and nothing
-        changes if the new ones cannot be made."""
+        """Like torch's. States of the existing parameters do not move, and nothing changes if the
+        new ones cannot be made."""
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group: must be a dict, not {type(param_group).__name__}")
         if "params" not in param_group:
@@ -205,15 +206,15 @@ class OffloadOptimizer(torch.optim.Optimizer):
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """In the form of torch's optimizer of the same rule, which can load it: moments in fp32, in
-        host memory. 16-bit parameters have one entry more, "master"."""
+        """States in the form of torch's optimizer of the same rule, which can load it: moments in
+        fp32, in host memory. 16-bit parameters have one more entry, "master"."""
         self.synchronize()
         with self._mapping.as_copies():
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what state_dict() has returned, here or of torch's optimizer of the same rule. Load
-        the model first. Nothing changes if it does not fit."""
+        """Loads a result of state_dict(), of this class or of torch's optimizer of the same rule.
+        Load the model first. Nothing changes if it does not fit."""
         self.synchronize()
         if isinstance(state_dict, Mapping):
             state_dict = dict(state_dict)
@@ -236,11 +237,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
         return file
 
     def load(self, directory: str | os.PathLike[str]) -> None:
-        """Loads what save() has written, also with another device, budget or format of the moments
-        and with other frozen parameters. States are matched by the names of the parameters if both
-        sides have them, else by their places in the groups. fp32 parameters are the model's: load
-        the model first. 16-bit parameters are set from their masters. Nothing changes if the file
-        does not fit or is damaged. Raises OSError, ValueError, ballast.Error."""
+        """Loads a file of save(), also with another device, budget or format of the moments and
+        with other frozen parameters. States are matched by the names of the parameters if both
+        sides have names, otherwise by their places in the groups. fp32 parameters are the model's:
+        load the model first. 16-bit parameters are set from their masters. Nothing changes if the
+        file does not fit or is damaged. Raises OSError, ValueError, ballast.Error."""
         file = os.path.join(_arguments.path(directory, "directory"), "optimizer.safetensors")
         settings = _state_files.load(self._engine, self.param_groups, self._names(), file)
         for group, values in zip(self.param_groups, settings["param_groups"]):
@@ -251,7 +252,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     @property
     def host_bytes(self) -> int:
-        """Host memory that the states take, buffers for NVMe included."""
+        """Host memory that the states take, including buffers for NVMe."""
         return self._engine.bytes_of("host_bytes")
 
     @property
@@ -281,14 +282,14 @@ class OffloadOptimizer(torch.optim.Optimizer):
         _torch_states.check_group(group, place, self._name)
 
     def _names(self) -> dict[torch.Tensor, str]:
-        """The names that are known: those of the groups, else those of the model."""
+        """The names that are known: those of the groups, otherwise those of the model."""
         names = dict(self._model_names)
         for group in self.param_groups:
             names.update(zip(group["params"], group.get("param_names", ())))
         return names
 
     def _labels(self, groups: Iterable[int]) -> list[tuple[torch.Tensor, str]]:
-        """The parameters of these groups, and what messages call them."""
+        """The parameters of these groups, and their names in messages."""
         known = self._names()
         labels = []
         for number in groups:
@@ -298,7 +299,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         return labels
 
     def _scale_of(self, gradients: dict[torch.Tensor, torch.Tensor]) -> float | None:
-        """The clip coefficient; None if the step is left out."""
+        """The clip coefficient; None if the step is skipped."""
         if not self.max_grad_norm and not self.skip_non_finite:
             return 1.0
         squares, non_finite = self._engine.gradient_stats(gradients.values())
@@ -413,7 +414,7 @@ class OffloadSGD(OffloadOptimizer):
 
 
 def _place(device: Any, path: Any, host_bytes: Any) -> dict[str, Any]:
-    """Where the states live, for native code."""
+    """Place of the states, for native code."""
     _arguments.choice(device, "device", ("cpu", "nvme"))
     if device == "cpu":
         for name, value in (("path", path), ("host_bytes", host_bytes)):
@@ -428,7 +429,8 @@ def _place(device: Any, path: Any, host_bytes: Any) -> dict[str, Any]:
 
 
 def _check_parameters(params: Iterable[Any], number: int) -> None:
-    """Raises TypeError, ValueError for parameters of a group that cannot be updated, or twice."""
+    """Raises TypeError, ValueError for parameters of a group that cannot be updated, or that appear
+    twice."""
     places: dict[int, str] = {}
     for i, entry in enumerate(params):
         parameter = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry

@@ -1,4 +1,4 @@
-"""Predictions of runs, as of ``ballast plan``."""
+"""Predictions of runs, like ``ballast plan``."""
 
 from __future__ import annotations
 

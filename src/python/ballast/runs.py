@@ -1,4 +1,4 @@
-"""Training runs of the engine in this process, as of ``ballast train``."""
+"""Training runs of the engine in this process, like ``ballast train``."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def train(config: Mapping[str, Any] | str | os.PathLike[str], *,
 
     `config`: a dict, or the path of a JSON file; paths in a dict are relative to the working directory.
     `out`: the run directory; None: that of the config, or a new one. `steps`: instead of
-    ``ballast.steps``. `overrides`: like ``"optimizer.params.lr=1e-4"``. `resume`: True goes on with the run
-    of `out`; ``"auto"`` too, but begins it if there is no checkpoint yet and returns at once if it is finished;
-    a path with that run, or from that checkpoint. `allow_change`: keys that may then differ from
+    ``ballast.steps``. `overrides`: like ``"optimizer.params.lr=1e-4"``. `resume`: True continues the run
+    of `out`; ``"auto"`` too, but starts it if there is no checkpoint yet and returns at once if it is finished;
+    a path continues that run, or starts from that checkpoint. `allow_change`: keys that may then differ from
     the checkpoint although they change results (``"optimizer.params.lr"``, ``"optimizer"``, ``"all"``).
     `overwrite` replaces another run in `out`.
 
@@ -68,7 +68,8 @@ def train(config: Mapping[str, Any] | str | os.PathLike[str], *,
 
 
 def _resumed(resume: bool | str | os.PathLike[str] | None) -> str:
-    """As of the program's --resume: "true" is the run of `out`, so a path is made absolute."""
+    """The value of the program's --resume, where "true" is the run of `out`. A path is made
+    absolute."""
     if resume is None or isinstance(resume, bool):
         return "true" if resume else ""
     if resume == "auto":

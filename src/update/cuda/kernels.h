@@ -6,7 +6,7 @@
 
 namespace ballast::update::cuda {
 
-/// How the arrays of cpu_adam::Streams are stored.
+/// Storage formats of the arrays of cpu_adam::Streams.
 struct Formats {
   cpu_adam::Weights::Format weights;
   DType gradient;
@@ -18,7 +18,7 @@ struct Formats {
 cudaError_t update(cudaStream_t stream, cpu_adam::Optimizer optimizer, const Formats& formats,
                    const cpu_adam::Coefficients& coefficients, const cpu_adam::Streams& streams);
 
-/// Loads the kernels onto the GPU; otherwise the first launch does, and may wait for other streams.
+/// Loads the kernels onto the GPU. Otherwise the first launch does, and may wait for other streams.
 cudaError_t load_updates();
 
 }  // namespace ballast::update::cuda

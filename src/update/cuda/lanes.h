@@ -10,7 +10,7 @@
 
 namespace ballast::update::cuda {
 
-/// A float whose operations round separately; nvcc would fuse plain products and sums.
+/// A float whose operations are rounded separately; nvcc would fuse plain products and sums.
 struct Rounded {
   float value;
 };

@@ -8,9 +8,10 @@
 
 // Each warp updates a tile of 256 elements, the block of 8-bit moments, in one pass: everything is
 // loaded, then decoded, updated by the rules of cpu_adam, encoded and stored. A lane has two runs
-// of four elements, one in each half of the tile, so that a warp's accesses are contiguous in every
-// width: 16 bytes per lane of an fp32 array, 8 of a 16-bit one. Optimizer and format of the moments
-// are template arguments; the formats of weights and gradient are tested once per tile.
+// of four elements, one in each half of the tile, so that a warp's accesses are contiguous for
+// every element width: 16 bytes per lane of an fp32 array, 8 of a 16-bit one. Optimizer and format
+// of the moments are template arguments; the formats of weights and gradient are tested once per
+// tile.
 namespace ballast::update::cuda {
 namespace {
 
@@ -24,13 +25,13 @@ constexpr unsigned kRun = 4;
 constexpr unsigned kOwn = kTile / device::kWarp;
 constexpr unsigned kWarps = 8;
 
-/// A tile as one lane sees it.
+/// A tile from the view of one lane.
 struct Place {
   std::size_t start;  ///< the tile's first element
   unsigned count;     ///< number of elements in the tile
   bool in_runs;       ///< the tile is full and aligned to runs
 
-  /// Index in the tile of this lane's element `own`.
+  /// Returns the index in the tile of this lane's element `own`.
   static __device__ unsigned element(unsigned own) {
     const unsigned lane = threadIdx.x % device::kWarp;
     return own / kRun * (kTile / 2) + lane * kRun + own % kRun;
@@ -38,8 +39,8 @@ struct Place {
   __device__ bool has(unsigned own) const { return element(own) < count; }
 };
 
-/// This lane's elements of an array in words as in memory, so that the code waits for a load where
-/// it uses the elements. `Bits`: bit pattern of an element.
+/// This lane's elements of an array, packed in words like in memory, so that the code waits for a
+/// load only where it uses the elements. `Bits`: bit pattern of an element.
 template <class Bits>
 struct PackedBits {
   static constexpr unsigned kInWord = sizeof(std::uint32_t) / sizeof(Bits);
@@ -53,7 +54,7 @@ struct PackedBits {
   __device__ Bits get(unsigned own) const {
     return static_cast<Bits>(words[own / kInWord] >> (own % kInWord * 8 * sizeof(Bits)));
   }
-  /// Call it in order of `own`: the first element of a word clears it.
+  /// Call it in ascending order of `own`, because the first element of a word clears the word.
   __device__ void set(unsigned own, Bits bits) {
     std::uint32_t& word = words[own / kInWord];
     const std::uint32_t before = own % kInWord == 0 ? 0U : word;
@@ -180,7 +181,7 @@ struct Gradients {
 /// Random bits for each element.
 using Draws = std::uint32_t[kOwn];
 
-// Moments, one type per format; only codes have exponents. All lanes of a warp encode together.
+// Moments, one type per format. Only codes have exponents. All lanes of a warp encode together.
 
 struct FloatMoment {
   Floats packed;
@@ -242,7 +243,7 @@ struct CodedMoment {
   }
 
  private:
-  /// The tile's exponent, returned to all lanes. Elements after the end are zero.
+  /// Returns the tile's exponent to all lanes. Elements after the end are zero.
   static __device__ std::uint32_t shared_exponent(const float (&numbers)[kOwn]) {
     std::uint32_t largest = 0;
     for (unsigned i = 0; i < kOwn; ++i) {
@@ -353,7 +354,7 @@ __global__ void __launch_bounds__(kWarps* device::kWarp, 3)
   }
 }
 
-/// Whether all arrays have the alignment that loads of runs need.
+/// Returns whether all arrays have the alignment that loads of runs need.
 bool all_aligned(const Streams& s) {
   std::uintptr_t addresses = 0;
   for (const void* array :

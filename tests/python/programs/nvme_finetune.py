@@ -56,7 +56,7 @@ def batch_of(text: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def save(folder: str, step: int, model: torch.nn.Module, optimizer: ballast.OffloadAdamW) -> None:
-    """Both files are complete under another name before the old checkpoint is replaced."""
+    """Both files are complete under other names before the old checkpoint is replaced."""
     new = os.path.join(folder, f"step-{step}")
     os.makedirs(new, exist_ok=True)
     torch.save(model.state_dict(), os.path.join(new, "model.pt"))
@@ -68,7 +68,7 @@ def save(folder: str, step: int, model: torch.nn.Module, optimizer: ballast.Offl
 
 
 def load(folder: str, model: torch.nn.Module, optimizer: ballast.OffloadAdamW) -> int:
-    """Returns the number of steps that the checkpoint has; 0 without one."""
+    """Returns the number of steps of the checkpoint; 0 without one."""
     try:
         with open(os.path.join(folder, "newest"), encoding="utf-8") as file:
             step = int(file.read())

@@ -51,16 +51,16 @@ struct Fiber {
   jmp_buf jump = {};
   bool entered = false;
   void* stack = nullptr;
-  void* fake_stack = nullptr;  ///< of the address sanitizer
+  void* fake_stack = nullptr;  ///< stack of the address sanitizer
   State state = State::ready;
   std::uint32_t mask = 0;
-  unsigned turn = 0;  ///< exchanges so far
+  unsigned turn = 0;  ///< number of exchanges so far
   std::byte given[2][kMostExchanged] = {};
   std::deque<std::vector<Copy>> groups;
   std::vector<Copy> open;
 
   /// Continues the fiber, which returns through `home`. Contexts save the signal mask with a system
-  /// call each time, jumps do not; so a context is used only for the first step onto the stack.
+  /// call each time, jumps do not, so a context is used only for the first step onto the stack.
   [[gnu::noinline]] void jump_from(jmp_buf& home) {
     if (_setjmp(home) != 0) return;
     if (entered) _longjmp(jump, 1);
@@ -72,7 +72,7 @@ struct Fiber {
   }
 };
 
-/// One block at a time, on the calling thread.
+/// Runs one block at a time, on the calling thread.
 class Block {
  public:
   void run(Dim3 blocks, unsigned threads, std::size_t shared_bytes, Dim3 block,

@@ -17,10 +17,10 @@ struct Dim3 {
 };
 
 /// The order in which the threads of a block run between barriers, and in which the blocks run. A
-/// warp runs to the next barrier of the block before the others, the first warp or the last one
-/// first; shuffled, any warp may run to its next exchange. Correct kernels give the same bits in
-/// each order: data that passes between threads without a barrier, or between blocks, changes the
-/// result.
+/// warp runs to the next barrier of the block before the others start, beginning with the first
+/// warp or the last one. With `shuffled`, any warp may run to its next exchange. Correct kernels
+/// give the same bits in each order: data that passes between threads without a barrier, or between
+/// blocks, changes the result.
 enum class Order { forward, backward, shuffled };
 
 /// Sets the order of all later grids in this process.
@@ -32,7 +32,7 @@ void set_order(Order order);
 void run_grid(Dim3 blocks, unsigned threads, std::size_t shared_bytes,
               const std::function<void()>& body);
 
-/// Indices of the CUDA thread that runs.
+/// Indices of the running CUDA thread.
 struct Place {
   Dim3 thread;
   Dim3 block;

@@ -17,7 +17,7 @@
 namespace ballast::aio::backend_test {
 namespace {
 
-/// Sets BALLAST_IO_DISABLE while it lives.
+/// Sets BALLAST_IO_DISABLE during its lifetime.
 class Disable {
  public:
   explicit Disable(const char* name) { setenv("BALLAST_IO_DISABLE", name, 1); }
@@ -40,7 +40,7 @@ std::pair<std::string, ErrorCategory> refusal(const std::string& name) {
   return {"none", ErrorCategory::usage};
 }
 
-TEST(Backends, ProbesNameEachBackendAndExplainThemselves) {
+TEST(Backends, ProbesDescribeEachBackend) {
   const auto backends = probe_backends();
   ASSERT_EQ(backends.size(), 3U);
   EXPECT_EQ(backends[0].name, "io_uring");
@@ -75,7 +75,7 @@ TEST(Backends, AutoNeverTakesTheNullBackend) {
   EXPECT_TRUE(has(message, "no aio backend is usable")) << message;
 }
 
-TEST(Backends, TheNullBackendSaysDoneAndMovesNothing) {
+TEST(Backends, TheNullBackendCompletesWithoutMovingData) {
   const test::TempDir directory;
   const File file = File::create_anonymous(directory.path(), kMiB, File::Access::buffered);
   const auto queue = make_queue({.backend = "null", .block_bytes = 64 * kKiB, .depth = 3});
@@ -127,7 +127,7 @@ class Sandbox : public testing::Test {
   }
 };
 
-TEST_F(Sandbox, ThatDeniesIoUringIsTheReasonToFallBack) {
+TEST_F(Sandbox, DenyingIoUringCausesAFallback) {
   const auto act = [] {
     CHECK_OR_EXIT(test::deny_syscall(SYS_io_uring_setup, EPERM));
     const auto uring = probe_backends()[0];
@@ -139,7 +139,7 @@ TEST_F(Sandbox, ThatDeniesIoUringIsTheReasonToFallBack) {
   EXPECT_EXIT(act(), testing::ExitedWithCode(0), "");
 }
 
-TEST_F(Sandbox, ThatClosesOnARunningQueueYieldsErrorsAndNoHang) {
+TEST_F(Sandbox, DenyingIoUringDuringARunGivesErrorsInsteadOfHanging) {
   const auto act = [] {
     const test::TempDir directory;
     const File file = File::create_anonymous(directory.path(), kMiB, File::Access::buffered);

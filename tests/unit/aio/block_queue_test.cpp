@@ -100,7 +100,7 @@ TEST_F(BlockQueueTest, KeepsTheFirstErrorAndStartsNoFurtherBlock) {
   EXPECT_EQ(gate_.starts().size(), 3U);
 }
 
-TEST_F(BlockQueueTest, HoldsTheMemoryUntilTheLastBlockIsBackAlsoAfterAnError) {
+TEST_F(BlockQueueTest, HoldsTheMemoryUntilTheLastBlockIsBackEvenAfterAnError) {
   std::atomic<int> returned = 0;
   const auto queue = this->queue(10, 2);
   const Ticket ticket = queue->submit(request(Direction::read, 0, 20, [&] { ++returned; }));
@@ -134,7 +134,7 @@ TEST_F(BlockQueueTest, ContinuesAShortBlockWhereItStopped) {
   EXPECT_EQ(queue->counters().blocks, 1U);
 }
 
-TEST_F(BlockQueueTest, ATransferOfNothingIsAnErrorNotALoop) {
+TEST_F(BlockQueueTest, AZeroByteTransferIsAnErrorInsteadOfALoop) {
   const auto queue = this->queue(100, 1);
   const Ticket ticket = queue->submit(request(Direction::write, 0, 100));
   gate_.wait_for_starts(1);
@@ -142,7 +142,7 @@ TEST_F(BlockQueueTest, ATransferOfNothingIsAnErrorNotALoop) {
   EXPECT_EQ(queue->wait(ticket).error_number, EIO);
 }
 
-TEST_F(BlockQueueTest, ATicketIsGoodForOneWait) {
+TEST_F(BlockQueueTest, ATicketIsValidForOneWait) {
   const auto queue = this->queue(100, 1);
   EXPECT_THROW((void)queue->wait(Ticket{1}), Error);
   const Ticket ticket = queue->submit(request(Direction::write, 0, 10));

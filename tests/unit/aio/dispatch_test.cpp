@@ -1,4 +1,4 @@
-// Order and number of the blocks that are started, and the effect of cancel().
+// Tests the order and number of the blocks that are started, and the effect of cancel().
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -55,7 +55,7 @@ TEST_F(DispatchOrder, WaitingLiftsAReadAhead) {
   EXPECT_EQ(offsets.back(), 20'000U);
 }
 
-TEST_F(DispatchOrder, WaitingForAWriteOrForWhatIsDoneChangesNothing) {
+TEST_F(DispatchOrder, WaitingForWritesOrFinishedReadsKeepsTheOrder) {
   const auto queue = this->queue({.depth = 1});
   const Ticket ahead = queue->submit(request(Direction::read, 0, 10, true));
   gate_.wait_for_starts(1);
@@ -131,7 +131,7 @@ TEST_F(DispatchOrder, NeverMoreBlocksOrBytesAreInFlightThanAllowed) {
   EXPECT_LE(record.most_blocks, 7U);
 }
 
-TEST_F(DispatchOrder, ABlockAboveTheBoundOnBytesTravelsAlone) {
+TEST_F(DispatchOrder, ABlockAboveTheByteLimitIsTransferredAlone) {
   RecordingTransport::Record record;
   {
     BlockQueue queue("recording", {.block_bytes = 1000, .depth = 7, .in_flight_bytes = 10},
@@ -146,7 +146,7 @@ TEST_F(DispatchOrder, ABlockAboveTheBoundOnBytesTravelsAlone) {
 
 class Cancelling : public GatedQueue {};
 
-TEST_F(Cancelling, EndsWhatIsQueuedAndWaitsForWhatIsAtTheDevice) {
+TEST_F(Cancelling, EndsQueuedBlocksAndWaitsForThoseAtTheDevice) {
   std::atomic<int> released = 0;
   const auto queue = this->queue({.depth = 1});
   const auto count = [&] { ++released; };
@@ -175,7 +175,7 @@ TEST_F(Cancelling, EndsTheRestOfARequestThatIsHalfDone) {
   const Ticket ticket = queue->submit(request(Direction::read, 0, 50, [&] { ++released; }));
   gate_.wait_for_starts(2);
   queue->cancel();
-  // Its end shows that the owner thread has seen the cancellation.
+  // When it ends, the owner thread has processed the cancellation.
   const Ticket late = queue->submit(request(Direction::read, 100, 10));
   EXPECT_EQ(queue->wait(late).error_number, ECANCELED);
   gate_.finish(0);
@@ -193,7 +193,7 @@ TEST_F(Cancelling, EndsTheRestOfARequestThatIsHalfDone) {
   }
 }
 
-TEST_F(Cancelling, EndsWhatComesLater) {
+TEST_F(Cancelling, EndsLaterRequests) {
   std::atomic<int> released = 0;
   {
     const auto queue = this->queue({.depth = 4});
@@ -208,7 +208,7 @@ TEST_F(Cancelling, EndsWhatComesLater) {
   EXPECT_TRUE(gate_.starts().empty());
 }
 
-TEST_F(Cancelling, WakesThoseWhoWait) {
+TEST_F(Cancelling, WakesWaitingThreads) {
   const auto queue = this->queue({.depth = 1});
   const Ticket moving = queue->submit(request(Direction::write, 0, 10));
   gate_.wait_for_starts(1);

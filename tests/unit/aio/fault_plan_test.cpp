@@ -35,7 +35,7 @@ std::string mistake(const std::string& text) {
   return "accepted";
 }
 
-TEST(FaultPlan, FailsEveryBlockWhenNothingElseIsSaid) {
+TEST(FaultPlan, FailsEveryBlockByDefault) {
   FaultPlan plan("eio");
   EXPECT_EQ(errors(plan, Direction::read, 3), (std::vector<int>{EIO, EIO, EIO}));
   EXPECT_EQ(errors(plan, Direction::write, 2), (std::vector<int>{EIO, EIO}));
@@ -59,7 +59,7 @@ TEST(FaultPlan, OnChoosesTheDirection) {
   EXPECT_EQ(errors(plan, Direction::write, 1), (std::vector<int>{EIO}));
 }
 
-TEST(FaultPlan, SeveralFaultsMayBefallOneBlock) {
+TEST(FaultPlan, SeveralFaultsMayApplyToOneBlock) {
   FaultPlan plan("late:reaps=3,late:reaps=2,reorder,torn,lost,flip,short:bytes=8KiB,hang:on=read");
   const Fault write = plan(block(Direction::write));
   EXPECT_EQ(write.held_back, 3U);
@@ -78,7 +78,7 @@ TEST(FaultPlan, AShortTransferIsHalfUnlessBytesAreGiven) {
   EXPECT_EQ(plan(block(Direction::read, kPage)).at_most, kPage);
 }
 
-TEST(FaultPlan, ChanceFollowsFromTheSeed) {
+TEST(FaultPlan, ChanceDependsOnTheSeed) {
   const auto hits = [](const std::string& text) {
     FaultPlan plan(text);
     return errors(plan, Direction::write, 1000);

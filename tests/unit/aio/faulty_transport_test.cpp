@@ -99,7 +99,7 @@ TEST_F(FaultyTransportTest, AFlipIsOneWrongBitInMemoryAndNoneInTheFile) {
   EXPECT_TRUE(content() == before_);
 }
 
-TEST_F(FaultyTransportTest, OfATornWriteTheFirstHalfArrives) {
+TEST_F(FaultyTransportTest, ATornWriteWritesItsFirstHalf) {
   EXPECT_EQ(carry("torn", Direction::write, memory_.view()), long{kSize});
   const auto after = content();
   const auto half = static_cast<std::ptrdiff_t>(kSize / 2);
@@ -107,13 +107,13 @@ TEST_F(FaultyTransportTest, OfATornWriteTheFirstHalfArrives) {
   EXPECT_TRUE(std::equal(after.begin() + half, after.end(), before_.begin() + half));
 }
 
-TEST_F(FaultyTransportTest, OfALostWriteNothingArrives) {
+TEST_F(FaultyTransportTest, ALostWriteWritesNothing) {
   EXPECT_EQ(carry("lost", Direction::write, memory_.view()), long{kSize});
   EXPECT_EQ(carry("torn", Direction::write, memory_.view(0, kPage)), long{kPage});
   EXPECT_TRUE(content() == before_);
 }
 
-TEST_F(FaultyTransportTest, AShortTransferStopsWhereItSays) {
+TEST_F(FaultyTransportTest, AShortTransferStopsAtItsReportedLength) {
   EXPECT_EQ(carry("short:bytes=5000", Direction::write, memory_.view()), 5000);
   const auto after = content();
   const auto carried = static_cast<std::ptrdiff_t>(2 * kPage);
@@ -150,7 +150,7 @@ void expect_order(const std::string& faults, const std::vector<std::size_t>& exp
   EXPECT_EQ(order, expected) << faults;
 }
 
-TEST(FaultyTransport, ALateBlockComesBackAfterSoManyReaps) {
+TEST(FaultyTransport, ALateBlockComesBackAfterTheGivenNumberOfReaps) {
   expect_order("late:times=1", {1, 0, 2});
   expect_order("late:times=1:reaps=2", {1, 2, 0});
 }
@@ -191,7 +191,7 @@ TEST(FaultyTransport, AHungBlockNeitherComesBackNorSpins) {
   EXPECT_EQ(hung.result, long{kPage});
 }
 
-TEST(FaultsFromTheEnvironment, BefallTheQueuesThatAreMade) {
+TEST(FaultsFromTheEnvironment, ApplyToNewQueues) {
   const test::TempDir directory;
   const File file = File::create_anonymous(directory.path(), kMiB, File::Access::buffered);
   const AlignedBytes memory(64 * kKiB);

@@ -29,7 +29,7 @@ std::string mounted_at(const std::string& directory) {
   return found;
 }
 
-TEST(FileSystem, ADirectoryIsOnSomethingWithFreeSpaceAndADevice) {
+TEST(FileSystem, HasATypeFreeSpaceAndADevice) {
   const test::TempDir directory;
   const FileSystem found = inspect_file_system(directory.path());
   EXPECT_FALSE(found.type.empty());
@@ -41,7 +41,7 @@ TEST(FileSystem, ADirectoryIsOnSomethingWithFreeSpaceAndADevice) {
   EXPECT_EQ(inspect_file_system(directory.path() / "below").device, found.device);
 }
 
-TEST(FileSystem, IsCalledWhatTheKernelCallsIt) {
+TEST(FileSystem, HasTheKernelsName) {
   int compared = 0;
   for (const std::string directory : {"/", "/dev/shm", "/tmp", "/run", "/home"}) {
     const std::string type = mounted_at(directory);
@@ -61,14 +61,14 @@ TEST(FileSystem, IsCalledWhatTheKernelCallsIt) {
   if (compared == 0) GTEST_SKIP() << "no mount of a known type";
 }
 
-TEST(FileSystem, ThatIsUnknownIsADiskWithItsNumberAndMaySayNothingOfSpace) {
+TEST(FileSystem, UnknownTypesCountAsDisks) {
   const FileSystem found = inspect_file_system("/proc/self");
   EXPECT_EQ(found.kind, Kind::disk);
   EXPECT_EQ(found.type, "0x9fa0");
   EXPECT_FALSE(found.free.has_value());
 }
 
-TEST(FileSystem, OfWhatIsNoDirectoryIsAnError) {
+TEST(FileSystem, OfANonDirectoryIsAnError) {
   const test::TempDir directory;
   const auto message = [](const std::filesystem::path& path) -> std::string {
     try {

@@ -113,7 +113,7 @@ TEST(File, ASwapFileGrowsWithItsBlocksAndKeepsItsContent) {
             content + std::string(kPage, '\0'));
 }
 
-TEST(File, RefusesToOpenWhatIsMissingOrNoRegularFile) {
+TEST(File, RefusesMissingAndIrregularFiles) {
   const TempDir directory;
   expect_parts(io_error([&] { (void)File::open(directory.path() / "none", false); }),
                {"cannot open", "none", "No such file"});
@@ -151,7 +151,7 @@ TEST(File, MoreThanTheFreeSpaceIsRefusedWithBothNumbers) {
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
 
-TEST(File, AFileSizeLimitIsRefusedBeforeItStrikes) {
+TEST(File, AFileSizeLimitIsCheckedBeforeWriting) {
   const TempDir directory;
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);

@@ -29,8 +29,7 @@ class GatedQueue : public testing::Test {
                                 std::function<void()> returned) const {
     return {direction, &file_, offset, memory_.view(0, length), false, std::move(returned)};
   }
-  /// Ends block after block in the order of their starts until `count` have ended; returns their
-  /// offsets.
+  /// Ends blocks in the order of their starts until `count` have ended. Returns their offsets.
   std::vector<Bytes> finish_in_turn(std::size_t count, std::size_t first = 0) {
     for (std::size_t i = first; i < count; ++i) {
       gate_.wait_for_starts(i + 1);

@@ -35,8 +35,8 @@ class HungDevice : public testing::Test {
   test::Gate gate_;
 };
 
-/// Queued requests must also end if blocks that fill the depth never return.
-TEST_F(HungDevice, QueuedRequestsEndWhenEveryPlaceAtTheDeviceIsAbandoned) {
+/// Queued requests must end even if blocks that fill the depth never return.
+TEST_F(HungDevice, QueuedRequestsEndWhenAllBlocksAtTheDeviceAreAbandoned) {
   auto queue = this->queue(1, 0.05, 0.2);
   const Ticket stuck = queue->submit(request(10));
   gate_.wait_for_starts(1);

@@ -98,7 +98,7 @@ class Writer {
   pid_t pid_ = -1;
 };
 
-TEST(Leftovers, OfARunKilledInMidWriteAreRemovedByTheNext) {
+TEST(Leftovers, OfAKilledRunAreRemovedByTheNextRun) {
   const TempDir directory;
   const Log log;
   Writer writer(directory.path());
@@ -112,7 +112,7 @@ TEST(Leftovers, OfARunKilledInMidWriteAreRemovedByTheNext) {
   EXPECT_EQ(log.lines().front(), wanted);
 }
 
-TEST(Leftovers, AreNotWhatALivingRunHas) {
+TEST(Leftovers, DoNotIncludeFilesOfARunningProcess) {
   const TempDir directory;
   Writer dead(directory.path());
   const Writer living(directory.path());
@@ -122,7 +122,7 @@ TEST(Leftovers, AreNotWhatALivingRunHas) {
   EXPECT_EQ(entries(directory.path()), 1U);
 }
 
-TEST(Leftovers, AreNotWhatOnlyLooksLikeThem) {
+TEST(Leftovers, DoNotIncludeFilesWithSimilarNames) {
   const TempDir directory;
   for (const char* name : {".ballast-swap-1", ".ballast-swap-1-", ".ballast-swap--1",
                            ".ballast-swap-1-2x", ".ballast-swap-a-2", "ballast-swap-1-2"}) {
@@ -139,7 +139,7 @@ TEST(Leftovers, AreNotWhatOnlyLooksLikeThem) {
   EXPECT_EQ(remove_leftovers(directory.path() / "none").files, 0U);
 }
 
-TEST(NamedFiles, AreNamelessAtOnceAndWork) {
+TEST(NamedFiles, AreUnlinkedAtOnceAndUsable) {
   const TempDir directory;
   const ForceNames forced;
   const File file = File::create_anonymous(directory.path(), 3 * kPage, File::Access::buffered);
@@ -167,8 +167,8 @@ TEST(NamedFiles, ReportWhyTheyCannotBe) {
   EXPECT_EQ(errno, ENOENT);
 }
 
-// Creators and sweepers in one directory at the same time: no creation fails, and no file is left.
-TEST(NamedFiles, StandBesideManyThatSweep) {
+// Creates and sweeps in one directory at the same time: no creation fails, and no file is left.
+TEST(NamedFiles, SurviveConcurrentSweeps) {
   const TempDir directory;
   constexpr int kProcesses = 4;
   constexpr int kRounds = 200;

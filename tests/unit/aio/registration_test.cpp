@@ -78,7 +78,7 @@ TEST_F(RegistrationTest, ASubmittingKernelThreadGivesTheSameBytes) {
 }
 
 /// Buffered files cannot be polled on any device.
-TEST_F(RegistrationTest, PollingWhereThereIsNoneIsAnErrorWithTheReason) {
+TEST_F(RegistrationTest, UnsupportedPollingIsAnErrorWithTheReason) {
   const test::CapturedLog log;
   const auto queue = make_queue({.backend = "io_uring", .depth = 2, .iopoll = true});
   for (int i = 0; i < 2; ++i) {
@@ -97,7 +97,7 @@ TEST_F(RegistrationTest, PollingWhereThereIsNoneIsAnErrorWithTheReason) {
 
 /// Without the right to lock more memory (root has it), memory stays unregistered, one log line
 /// reports it, and transfers work.
-TEST_F(RegistrationTest, TheLimitOnLockedMemoryIsLoggedAndLivedWith) {
+TEST_F(RegistrationTest, TheLimitOnLockedMemoryIsLoggedAndTransfersWork) {
   testing::GTEST_FLAG(death_test_style) = "threadsafe";
   const auto act = [] {
     const test::TempDir directory;

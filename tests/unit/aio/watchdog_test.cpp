@@ -1,4 +1,4 @@
-// A device that answers slowly or never.
+// Tests a device that answers slowly or never.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -46,7 +46,7 @@ TEST_F(Watchdog, WarnsOncePerBlockAndNamesIt) {
   EXPECT_NE(log_.text().find(" has not completed after "), std::string::npos) << log_.text();
 }
 
-TEST_F(Watchdog, SaysNothingOfADeviceThatAnswers) {
+TEST_F(Watchdog, IsSilentIfTheDeviceAnswers) {
   {
     const auto queue = this->queue({.depth = 4, .stall_seconds = 3600, .abandon_seconds = 3600});
     const Ticket ticket = queue->submit(request(Direction::read, 0, 10));
@@ -96,7 +96,7 @@ TEST_F(GivingUp, KeepsTheMemoryUntilTheLastOfItsBlocksIsBack) {
   const Ticket ticket = queue->submit(request(Direction::write, 0, 40, [&] { ++returned; }));
   EXPECT_EQ(queue->wait(ticket).error_number, ETIMEDOUT);
   gate_.finish(1);
-  // Another block takes its place, which shows that the owner thread has handled it.
+  // Another block takes its place, so the owner thread has processed it.
   const Ticket next = queue->submit(request(Direction::read, 100, 10));
   EXPECT_EQ(gate_.wait_for_starts(3)[2].offset, 100U);
   EXPECT_EQ(returned, 0);
@@ -106,7 +106,7 @@ TEST_F(GivingUp, KeepsTheMemoryUntilTheLastOfItsBlocksIsBack) {
   while (returned == 0) std::this_thread::yield();
 }
 
-TEST_F(GivingUp, LetsTheQueueBeDestroyedAndKeepsTheMemoryForEver) {
+TEST_F(GivingUp, AllowsDestroyingTheQueueAndKeepsTheMemory) {
   // The transport of such a queue is never freed, and neither are the objects that it refers to.
   auto* const gate = new test::Gate;
   std::atomic<int> returned = 0;

@@ -110,7 +110,7 @@ TEST_F(CalibrationTest, TakesThreadsAndLinkFromTheConfigAndLeavesUnusedPathsAlon
   EXPECT_LT(rates.link_cores, 1.0);
 }
 
-TEST_F(CalibrationTest, MeasuresOnlyWhatIsNotKnown) {
+TEST_F(CalibrationTest, MeasuresOnlyUnknownRates) {
   CalibrationStart start = {.busy = true};
   start.known.forward = {{37.0, 5e9}};
   start.known.upload_per_second = 6e9;
@@ -146,7 +146,7 @@ TEST_F(CalibrationTest, MeasuresOneLayerOfAModelWithListsOfLayers) {
   EXPECT_FALSE(rates.forward.empty());
 }
 
-TEST_F(CalibrationTest, SwapsOnlyWhereSomethingCanLieOnNvme) {
+TEST_F(CalibrationTest, MeasuresDrivesOnlyIfTheRunMayUseThem) {
   EXPECT_FALSE(inputs::may_swap(config({})));
   EXPECT_TRUE(inputs::may_swap(config({kOnNvme})));
   EXPECT_TRUE(inputs::may_swap(config({kAuto})));
@@ -172,7 +172,7 @@ TEST_F(CalibrationTest, HasAKeyForWhatChangesTheRates) {
   const std::string key = key_of(config({kOnNvme}));
   EXPECT_EQ(key_of(config({kOnNvme})), key);
   EXPECT_EQ(key_of(config({kOnNvme, "ballast.steps=7", "optimizer.params.lr=0.5"})), key);
-  // The run directory of `plan` is another one than that of `train`.
+  // `plan` and `train` have different run directories.
   const std::string elsewhere = (directory_.path() / "more" / "run").string();
   EXPECT_EQ(key_of(config({kOnNvme, "ballast.out=" + elsewhere})), key);
   for (const char* change :
@@ -245,7 +245,7 @@ TEST_F(CalibrationTest, EndsAtAnInterrupt) {
   EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
 }
 
-TEST_F(CalibrationTest, TakesAsManyColdBuffersAsTheModelHas) {
+TEST_F(CalibrationTest, UsesTheNumberOfColdBuffersOfTheModel) {
   const config::Config tiny = config({});
   const Sample sample = make_sample(tiny, model::build_architecture(tiny.model));
   EXPECT_EQ(sample.blueprint.model.blocks.size(), 3U);

@@ -19,8 +19,8 @@ plan::Rates with_forward(const std::vector<double>& tflops) {
   return rates;
 }
 
-/// Makes `attempts` in turn, on a machine that can `repeat`; `reasons`: why each but the first was
-/// made.
+/// Makes `attempts` in turn, on a machine that can `repeat`. `reasons` gets why each attempt after
+/// the first was made.
 Measurement measure(const std::vector<Attempt>& attempts, std::vector<std::string>& reasons,
                     bool repeat = true) {
   std::size_t next = 0;
@@ -36,7 +36,7 @@ std::string disturbance(const plan::Rates& rates) {
   return measure({{rates}, {rates}}, reasons).disturbance;
 }
 
-TEST(Disturbance, IsARateThatCannotBe) {
+TEST(Disturbance, DetectsImpossibleRates) {
   EXPECT_EQ(disturbance(with_forward({0.0014, 0.145, 0.0072})),
             "the forward rate went from 0.0014 to 0.145 TFLOP/s between 64 and 128 tokens");
   EXPECT_EQ(disturbance(with_forward({0.145, 0.0072})),
@@ -46,7 +46,7 @@ TEST(Disturbance, IsARateThatCannotBe) {
   EXPECT_NE(disturbance(rates).find("head"), std::string::npos);
 }
 
-TEST(Disturbance, IsNotARateThatGrowsOrShrinksALittle) {
+TEST(Disturbance, IgnoresSmallChangesOfRates) {
   EXPECT_EQ(disturbance(with_forward({0.1, 0.2, 0.3, 0.25})), "");
   EXPECT_EQ(disturbance({}), "");
 }

@@ -50,7 +50,7 @@ TEST_F(KeptChoices, AreTheSameInLaterRuns) {
   EXPECT_EQ(chosen(1), candidates_[1]);
   EXPECT_EQ(chosen(2), candidates_[1]);
   EXPECT_EQ(timed_, 1);
-  // In another order they are the same algorithms.
+  // In another order they are still the same algorithms.
   std::swap(candidates_[0], candidates_[1]);
   EXPECT_EQ(chosen(2), candidates_[0]);
   EXPECT_EQ(timed_, 1);
@@ -120,7 +120,7 @@ TEST_F(KeptChoices, AFailedTimingKeepsNothing) {
   EXPECT_EQ(chosen(*choices, 1), candidates_[1]);
 }
 
-TEST_F(KeptChoices, ThatCannotBeKeptAreOneWarning) {
+TEST_F(KeptChoices, GiveOneWarningIfTheFileCannotBeWritten) {
   const auto file = directory_.write("file", "").string();
   const test::Variable nowhere("XDG_CACHE_HOME", file.c_str());
   const test::CapturedLog log;
@@ -148,7 +148,7 @@ TEST_F(KeptChoices, WithoutAHomeAreOneWarning) {
             "other bits: neither XDG_CACHE_HOME nor HOME is an absolute path\n");
 }
 
-TEST_F(KeptChoices, OfRanksThatStartTogetherAgree) {
+TEST_F(KeptChoices, AgreeBetweenRanksThatStartTogether) {
   constexpr std::size_t kRanks = 8;
   std::vector<std::size_t> found(kRanks);
   std::atomic<int> timed = 0;

@@ -31,7 +31,7 @@ class MachineRates : public testing::Test {
         model_(model::build_architecture(config_.model)),
         key_(calibration_key(config_, model_)) {}
 
-  /// With an own measurement: that of this machine may be disturbed by other tests.
+  /// Measures for this test, since other tests may have disturbed the rates of this machine.
   plan::Rates rates(bool recalibrate = false) {
     const auto measure = [this](const auto&, const auto&, auto, const CalibrationStart& start) {
       start_ = start;
@@ -53,7 +53,7 @@ class MachineRates : public testing::Test {
                           .now = [this] { return now_; }});
   }
   [[nodiscard]] double speed() const { return 1e9 * measurements_; }
-  /// Other work uses a part of the CPUs, now and while this machine is measured.
+  /// Simulates other work that uses a part of the CPUs, now and while this machine is measured.
   void work_beside(double share) {
     others_cpus_ = share * usable_cpus();
     other_work_ = share;
@@ -65,7 +65,7 @@ class MachineRates : public testing::Test {
   config::Config config_;
   model::Architecture model_;
   std::string key_;
-  CalibrationStart start_;  ///< of the newest measurement
+  CalibrationStart start_;  ///< start of the latest measurement
   double others_cpus_ = 0.0;
   double other_work_ = 0.0;
   double now_ = 1e9;
@@ -102,7 +102,7 @@ TEST_F(MachineRates, OfABusyMachineAreKeptUntilItIsQuiet) {
   EXPECT_EQ(measurements_, 2);
 }
 
-TEST_F(MachineRates, OfABusyMachineAreTheKnownOnesWithTheirAgeAndTheCost) {
+TEST_F(MachineRates, OfABusyMachineAreTheCachedOnesWithTheirAgeAndTheCost) {
   const plan::Rates quiet = rates();
   EXPECT_EQ(log_.text().find("other work"), std::string::npos) << log_.text();
   now_ += 3.5 * 3600.0;
@@ -123,12 +123,12 @@ TEST_F(MachineRates, AreNeverReplacedByMoreDisturbedOnes) {
   EXPECT_FALSE(asked == quiet);
   EXPECT_NE(log_.text().find("which less other work disturbed"), std::string::npos);
   EXPECT_EQ(rates(), quiet);
-  // Nor are their parts, which another config uses.
+  // Another config uses other parts.
   config_.batch.micro_batch = 7;
   EXPECT_EQ(rates().update_per_second, quiet.update_per_second);
 }
 
-TEST_F(MachineRates, AreMeasuredInThePartsThatAreMissing) {
+TEST_F(MachineRates, OnlyMissingPartsAreMeasured) {
   const plan::Rates first = rates();
   config_.batch.micro_batch = 7;  // changes the kernels alone
   const plan::Rates second = rates();
@@ -177,7 +177,7 @@ TEST_F(MachineRates, AreTakenFromTheFile) {
   EXPECT_TRUE(measured());
 }
 
-TEST_F(MachineRates, AreMeasuredAnewWhenTheFileIsOfNoUse) {
+TEST_F(MachineRates, AreMeasuredAgainIfTheFileIsUnusable) {
   const auto file = rates_cache_file(key_);
   directory_.write("ballast/" + file.filename().string(), "{\"nam");
   const plan::Rates measured_now = rates();
@@ -226,7 +226,7 @@ TEST(TypicalStep, IsNotThatOfADisturbedRun) {
   EXPECT_FALSE(typical_step(steps));
 }
 
-TEST(CorrectedRates, AreDividedByHowMuchLongerALaneWasBusy) {
+TEST(CorrectedRates, AreDividedByMeasuredOverPredictedTime) {
   using plan::Lane;
   const auto at = [](auto& lanes, Lane lane) -> double& {
     return lanes.at(static_cast<std::size_t>(lane));
@@ -301,7 +301,7 @@ class RunPredictions : public MachineRates {
   plan::Rates known_;
 };
 
-TEST_F(RunPredictions, AreMadeFromRatesThatAreKeptAndNoOthers) {
+TEST_F(RunPredictions, UseOnlyCachedRates) {
   EXPECT_FALSE(prediction());
   keep();
   ASSERT_TRUE(prediction());
@@ -331,13 +331,13 @@ TEST_F(RunPredictions, CorrectTheRatesSoThatTheNextOneIsRight) {
   EXPECT_FALSE(prediction()->correct(step, 0.0));
 }
 
-TEST_F(RunPredictions, LeaveRatesAloneThatAreCloseEnough) {
+TEST_F(RunPredictions, KeepRatesThatAreCloseEnough) {
   keep();
   EXPECT_FALSE(prediction()->correct(slower(1.04), 0.0));
   EXPECT_EQ(load_rates(rates_cache_file(key_)).corrections, 0U);
 }
 
-TEST_F(RunPredictions, DoNotLearnFromStepsBesideOtherWork) {
+TEST_F(RunPredictions, IgnoreStepsDuringOtherWork) {
   keep();
   EXPECT_FALSE(prediction()->correct(slower(1.3), 0.3));
   EXPECT_EQ(load_rates(rates_cache_file(key_)).corrections, 0U);

@@ -27,7 +27,7 @@ RankPlace place(char host, std::uint64_t local_rank, std::uint64_t cpus, Bytes a
   return found;
 }
 
-TEST(MachineShare, ARankAloneHasAll) {
+TEST(MachineShare, ASingleRankHasAllResources) {
   const MachineShare share = share_of({place('a', 0, 0xff)}, 0);
   EXPECT_EQ(share.memory, kGiB);
   EXPECT_EQ(share.cpus, 8);
@@ -61,12 +61,12 @@ TEST(MachineShare, BoundRanksShareWithThoseOnTheSameCoresOnly) {
   EXPECT_EQ(share_of(places, 2).cpus, 4);
   EXPECT_EQ(share_of(places, 3).cpus, 4);
   EXPECT_EQ(share_of(places, 3).numa_node, -1);
-  // All need the same workspace, so all compute with as many threads as the rank with the fewest
-  // CPUs.
+  // All need the same workspace, so all compute with the number of threads of the rank with the
+  // fewest CPUs.
   for (std::size_t rank = 0; rank < 4; ++rank) EXPECT_EQ(share_of(places, rank).compute_threads, 2);
 }
 
-TEST(MachineShare, TheSmallestShareOfMemoryIsThatOfAll) {
+TEST(MachineShare, AllRanksUseTheSmallestShareOfMemory) {
   const std::vector<RankPlace> places = {
       place('a', 0, 0xff, 10 * kGiB), place('a', 1, 0xff, 9 * kGiB), place('b', 0, 0xff, 6 * kGiB)};
   for (std::size_t rank = 0; rank < 3; ++rank) {
@@ -74,7 +74,7 @@ TEST(MachineShare, TheSmallestShareOfMemoryIsThatOfAll) {
   }
 }
 
-TEST(MachineShare, TheSmallestGpuIsTheBudgetOfAll) {
+TEST(MachineShare, AllRanksUseTheBudgetOfTheSmallestGpu) {
   std::vector<RankPlace> places = {place('a', 0, 0xff), place('a', 1, 0xff), place('b', 0, 0xff)};
   EXPECT_EQ(share_of(places, 0).device_memory, 0U) << "the host device has none of its own";
   places[0].device_memory = 400;

@@ -84,10 +84,10 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
   EXPECT_EQ(rates.drive_writes_bytes, 2400e12);
 }
 
-TEST(RatesFile, AMissingKeyIsNotSaid) {
+TEST(RatesFile, MissingKeysAreNotWritten) {
   const Rates rates = load("{}");
   Rates none;
-  none.name = "machine";  // as the file
+  none.name = "machine";  // like the file
   EXPECT_EQ(rates, none);
 }
 
@@ -136,7 +136,7 @@ TEST(RatesFile, WhatIsSavedIsLoadedBitForBit) {
   }
 }
 
-TEST(RatesFile, NumbersAreWrittenAsAPersonWouldWriteThem) {
+TEST(RatesFile, NumbersAreWrittenInShortForm) {
   const TempDir dir;
   const auto file = dir.path() / "rates.json";
   Rates rates;
@@ -175,7 +175,7 @@ TEST(RatesFile, MistakesAreNamedWithFileAndKey) {
   expect_refusal(R"({"name": 5})", {"name: expected a string, got 5"});
 }
 
-TEST(RatesFile, WhatIsNoFileOfRatesIsRefused) {
+TEST(RatesFile, OtherFilesAreRefused) {
   expect_refusal("{\n  \"name\": \"x\",\n}", {"machine.json:3:1: not valid JSON"});
   expect_refusal("", {"not valid JSON"});
   expect_refusal("[]", {"expected an object of rates, got an array"});
@@ -205,7 +205,8 @@ TEST(RatesFile, AFileThatCannotBeWrittenLeavesNothingBehind) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
 }
 
-/// More ranks than a node has, weights and states below the device: every lane has work.
+/// Has more ranks than a node, and weights and states below the device, so that every lane has
+/// work.
 plan::Schedule demanding_schedule(std::uint32_t ranks) {
   const std::vector<step::SimpleBlock> blocks(4, {.elements = 1 << 19, .flops = 1e9});
   step::PlacedProblem placed = step::simple_problem(blocks, 2, kMiB);
@@ -234,7 +235,7 @@ TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
         rates.network_per_second > 0.0 ? 8 * rates.ranks_per_node : rates.ranks_per_node;
     const auto schedule = demanding_schedule(ranks);
     EXPECT_GT(simulate(schedule, rates).step_seconds, 0.0) << entry;
-    // And with one node more than before.
+    // Needs the network only with one more node.
     if (rates.network_per_second > 0.0) continue;
     const auto larger = demanding_schedule(2 * ranks);
     expect_error(ErrorCategory::config, {rates.name, "network_gbps is missing"},
@@ -243,7 +244,7 @@ TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
   EXPECT_EQ(files, 5U);
 }
 
-TEST(RatesFile, EveryKeyStandsInTheReadme) {
+TEST(RatesFile, EveryKeyIsInTheReadme) {
   const TempDir dir;
   Rates rates;  // no key has its default, so that every key is written
   rates.forward = rates.backward = rates.head = {{1.0, 1.0}};

@@ -13,13 +13,13 @@ namespace {
 
 constexpr double kAlone = 0.010;  ///< seconds of the work on an idle machine
 
-/// A number between 0 and 1 that depends on `seed` and `i` alone.
+/// A number between 0 and 1 that depends only on `seed` and `i`.
 double unit(std::uint64_t seed, std::uint64_t i) {
   return static_cast<double>(random_u64(seed, i) % 10000) / 10000.0;
 }
 
-/// Work of `threads` threads while as many busy loops run: each thread waits for its CPU at times,
-/// and the others wait for it without using theirs.
+/// Simulates work of `threads` threads with an equal number of busy loops: each thread waits for
+/// its CPU at times, and the others wait for it without using theirs.
 std::vector<Slice> beside_busy_loops(std::uint64_t seed, double threads, std::size_t count) {
   std::vector<Slice> slices;
   for (std::size_t i = 0; i < count; ++i) {
@@ -45,7 +45,7 @@ TEST(UndisturbedSeconds, LeaveOutSlicesThatWaitedAndOutliers) {
   EXPECT_DOUBLE_EQ(undisturbed_seconds(slices, {.cpus = 2.0}), 0.010);
 }
 
-TEST(UndisturbedSeconds, OfATeamBesideBusyLoopsAreThoseOfAnIdleMachine) {
+TEST(UndisturbedSeconds, OfATeamAreNotAffectedByBusyLoops) {
   for (const double threads : {1.0, 2.0, 8.0}) {
     for (std::uint64_t seed = 1; seed <= 20; ++seed) {
       const auto slices = beside_busy_loops(seed, threads, 5);
@@ -64,7 +64,7 @@ TEST(UndisturbedSeconds, OfOneThreadIncludeItsSleep) {
 
 TEST(UndisturbedSeconds, OfWorkElsewhereDoNotDependOnCpuTime) {
   std::vector<Slice> slices(8, {.wall = 0.010, .cpu = 0.0001});
-  for (std::size_t i = 0; i < 5; ++i) slices[i].wall = 0.030;  // the drive served others
+  for (std::size_t i = 0; i < 5; ++i) slices[i].wall = 0.030;  // the drive served other processes
   EXPECT_DOUBLE_EQ(undisturbed_seconds(slices, {.cpus = 0.0, .busy = true}), 0.010);
 }
 

@@ -43,7 +43,7 @@ CheckpointReport examined(const fs::path& folder, const CheckpointQuestions& que
   return examine_checkpoint(folder, questions, [](Bytes, Bytes) {});
 }
 
-/// The same states as checkpoints of 1, 2 and 3 ranks and as portable ones.
+/// States as checkpoints of 1, 2 and 3 ranks and as portable ones.
 struct Forms {
   Forms() {
     for (const std::uint32_t world : {1U, 2U, 3U}) {
@@ -69,7 +69,7 @@ TEST(Checkpoint, ItsHashIsThatOfTheStatesInEveryForm) {
   }
 }
 
-TEST(Checkpoint, SaysWhatItHolds) {
+TEST(Checkpoint, DescribesItsContent) {
   const Forms forms;
   for (std::size_t i = 0; i < forms.folders.size(); ++i) {
     const auto content = examined(forms.folders[i], {}).content.value();
@@ -130,7 +130,7 @@ TEST(PortableCheckpoint, IsSafetensorsWithATensorForEachBlockAndKind) {
   EXPECT_EQ(state_dtype(StateKind::weights, 1), "");
 }
 
-TEST(PortableCheckpoint, OfAPortableOneHasTheSameFiles) {
+TEST(PortableCheckpoint, OfAPortableCheckpointHasTheSameFiles) {
   const Forms forms;
   const fs::path copy = forms.dir.path() / "copy";
   export_states(forms.folders[3], copy, [](Bytes, Bytes) {});
@@ -140,7 +140,7 @@ TEST(PortableCheckpoint, OfAPortableOneHasTheSameFiles) {
   }
 }
 
-TEST(PortableCheckpoint, IsOfTheNewestWholeOneOfARun) {
+TEST(PortableCheckpoint, ExportsTheLatestCompleteCheckpointOfARun) {
   const Forms forms;
   const fs::path run = forms.dir.path() / "run";
   fs::remove(run / kCheckpoints / "step-3" / "rank-2.states");
@@ -148,7 +148,7 @@ TEST(PortableCheckpoint, IsOfTheNewestWholeOneOfARun) {
   EXPECT_EQ(examined(forms.dir.path() / "new").content.value().ranks, 2U);
 }
 
-/// What a failed export must have left: nothing.
+/// Expects that a failed export has left nothing.
 void expect_no_export(const Forms& forms) {
   for (const auto& entry : fs::directory_iterator(forms.dir.path())) {
     EXPECT_FALSE(entry.path().filename().string().starts_with("new")) << entry.path();
@@ -239,8 +239,8 @@ std::string resealed(const std::string& sealed, std::mt19937_64& random) {
   }
 }
 
-/// Nobody writes such files, but they must not end the program.
-TEST(Checkpoint, ContentThatCannotBeIsRefusedOrRead) {
+/// No program writes such files, but they must not end the program.
+TEST(Checkpoint, ImpossibleContentIsRefusedOrRead) {
   const Forms forms;
   std::mt19937_64 random(6);
   const std::size_t inputs = test::fuzz_inputs(1200);
@@ -295,7 +295,7 @@ TEST(Checkpoint, AnErrorOfTheSystemIsNotDamage) {
     fs::rename(file, away);
     expect_error(ErrorCategory::data, {name, "No such file"},
                  [&] { Checkpoint checkpoint(forms.folders[0]); });
-    fs::create_symlink(name, file);  // to itself: ELOOP, also for root, whom EACCES does not stop
+    fs::create_symlink(name, file);  // a link to itself: ELOOP stops root, too, unlike EACCES
     expect_error(ErrorCategory::io,
                  {name, "Too many levels", "this is not damage", "symbolic links"},
                  [&] { Checkpoint checkpoint(forms.folders[0]); });
@@ -316,7 +316,7 @@ TEST(Checkpoint, AnErrorOfTheSystemIsNotDamage) {
                [&] { static_cast<void>(checkpoints_of(run)); });
 }
 
-TEST(Checkpoint, OneThatIsSetAsideKeepsItsFilesButNoSwapFiles) {
+TEST(Checkpoint, ADamagedOneKeepsItsFilesExceptSwapFiles) {
   const Forms forms;
   const fs::path run = forms.dir.path() / "run";
   for (const char* expected : {"damaged-step-2", "damaged-step-2-2"}) {
@@ -485,7 +485,7 @@ void expect_to_go_on(const std::vector<std::string>& overrides) {
   }
 }
 
-TEST(Checkpoint, TrainingGoesOnFromEveryForm) {
+TEST(Checkpoint, TrainingResumesFromEveryForm) {
   expect_to_go_on({"bf16.enabled=true", "ballast.optimizer_states=8bit"});
   expect_to_go_on({"fp16.enabled=true"});
 }

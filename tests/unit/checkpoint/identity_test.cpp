@@ -73,7 +73,7 @@ TEST(CheckpointIdentity, ReadsEveryBaseOfOlderVersions) {
   }
 }
 
-TEST(CheckpointIdentity, ComparesWhatChangesTheModelAndNothingElse) {
+TEST(CheckpointIdentity, ComparesOnlyKeysThatChangeTheModel) {
   const model::AdapterConfig before = {.rank = 8, .alpha = 16, .targets = {"q_proj", "v_proj"}};
   const Json stored = text::parse_json(identity_of(before).compact(), kPlace);
   model::AdapterConfig same = before;
@@ -94,7 +94,7 @@ TEST(CheckpointIdentity, ComparesWhatChangesTheModelAndNothingElse) {
           [](auto& other) { other.targets.pop_back(); });
 }
 
-/// Rewrites checkpoint.json as versions without fields have written it.
+/// Rewrites checkpoint.json as versions without fields wrote it.
 void make_old(const fs::path& folder, const char* adapters, const char* base) {
   Json content = read_sealed(facts_file(folder));
   ASSERT_TRUE(content.find("adapters")->is_object());

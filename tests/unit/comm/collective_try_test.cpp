@@ -35,7 +35,7 @@ TEST(Together, ReturnsWhenEveryRankSucceeded) {
   EXPECT_EQ(outcomes(3, [](Ranks& ranks) { ranks.barrier(); }), (Texts{"", "", ""}));
 }
 
-TEST(Together, ACommonFailureHasNoNames) {
+TEST(Together, ACommonFailureNamesNoRank) {
   const auto found = outcomes(3, [](Ranks&) { throw Error(ErrorCategory::config, "no such key"); });
   EXPECT_EQ(found, Texts(3, "no such key"));
 }
@@ -63,7 +63,7 @@ TEST(Together, KeepsTheCategoryOfTheRankThatFailed) {
   });
 }
 
-TEST(Together, MayBeNestedAndTellsStandardExceptionsToo) {
+TEST(Together, MayBeNestedAndReportsStandardExceptions) {
   const auto found = outcomes(2, [](Ranks& ranks) {
     collective_try(&ranks, [&] {
       if (ranks.rank() == 0) throw std::bad_alloc();
@@ -72,12 +72,12 @@ TEST(Together, MayBeNestedAndTellsStandardExceptionsToo) {
   EXPECT_EQ(found, Texts(2, "rank 0 on " + host_name() + ": out of memory"));
 }
 
-TEST(Together, WhatCannotBeComparedPassesThrough) {
+TEST(Together, CommunicationErrorsPassThrough) {
   const auto found = outcomes(2, [](Ranks&) { throw Error(ErrorCategory::comm, "no answer"); });
   EXPECT_EQ(found, Texts(2, "alone: no answer"));
 }
 
-TEST(Together, OneRankSimplyWorks) {
+TEST(Together, OneRankNeedsNoAgreement) {
   int calls = 0;
   collective_try(nullptr, [&] { ++calls; });
   EXPECT_EQ(outcomes(1, [](Ranks&) { throw Error(ErrorCategory::io, "full"); }),

@@ -1,4 +1,5 @@
-// Where the MPI module is looked for, and what is refused as one. e2e/mpi_module_test.py loads it.
+// Tests where the MPI module is looked for, and what is refused as one. e2e/mpi_module_test.py
+// loads it.
 #include "src/comm/mpi_loading.h"
 
 #include <cstdlib>
@@ -15,7 +16,7 @@ namespace {
 
 using Paths = std::vector<std::filesystem::path>;
 
-TEST(MpiModule, LiesBesideTheProgramOrInALibraryFolder) {
+TEST(MpiModule, IsNextToTheProgramOrInALibraryFolder) {
   ASSERT_EQ(std::getenv("BALLAST_MPI_MODULE"), nullptr);
   const Paths places = mpi_module_places("/some/prefix/bin/ballast");
   ASSERT_EQ(places.size(), 3U);
@@ -35,7 +36,7 @@ TEST(MpiModule, TheFoldersWithoutOneAreNamedInOneLine) {
                         "/nowhere/lib/ballast/ballast_mpi.so"};
   EXPECT_EQ(load_mpi(places).refusal,
             "its MPI module ballast_mpi.so is not in /nowhere/bin, /nowhere/lib or "
-            "/nowhere/lib/ballast; install it beside the program, or build it: -Dmpi=enabled "
+            "/nowhere/lib/ballast; install it next to the program, or build it: -Dmpi=enabled "
             "(needs an MPI library)");
 }
 

@@ -127,7 +127,7 @@ TEST(SelfRanks, AbortEndsTheProcessWithTheStatus) {
 }
 
 TEST(JoinRanks, SeveralRanksWithoutAnMpiModuleAreRefused) {
-  // This program does not lie beside one.
+  // This program is not in the folder of a module.
   if (mpi_refusal().empty()) GTEST_SKIP() << "the module is " << mpi_file();
   try {
     join_ranks({.launcher = "srun", .rank = 0, .world = 2, .local_world = 2}, {});

@@ -73,7 +73,7 @@ TEST(DeepSpeedKeys, KeysThatItRefusesAreRefusedByNameWhateverTheirValue) {
   }
 }
 
-TEST(DeepSpeedKeys, SizesOfOneSplitNothing) {
+TEST(DeepSpeedKeys, ParallelSizesOfOneAreAccepted) {
   for (const char* setting :
        {"tensor_parallel={\"autotp_size\": 1, \"tp\": {\"tp_size\": 1}, \"dtype\": \"bf16\"}",
         "tensor_parallel={}", "tensor_parallel={\"autotp_size\": 0}", "sequence_parallel_size=1",
@@ -190,7 +190,7 @@ TEST(DeepSpeedKeys, OtherDefaultsOfItsOptimizersAreNoted) {
       parse_text(print(parse_text(with(R"("optimizer": {"type": "AdamW"})")))).notes.empty());
 }
 
-TEST(WeightDecay, ExcludesWhatAWordOrPatternsName) {
+TEST(WeightDecay, ExcludesTensorsByKeywordOrPattern) {
   const auto printed = [](const std::string& value) {
     const Config c = parse_text(kMinimal, {"ballast.weight_decay_exclude=" + value});
     const auto json = text::parse_json(print(c), "printed");

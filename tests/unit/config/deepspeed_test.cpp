@@ -117,7 +117,7 @@ TEST(DeepSpeedConfig, NullMeansTheDefault) {
   EXPECT_EQ(c.steps_per_print, 1U);
 }
 
-TEST(DeepSpeedConfig, WhatWouldChangeTheTrainingIsRefused) {
+TEST(DeepSpeedConfig, KeysThatChangeResultsAreRefused) {
   const std::pair<const char*, const char*> cases[] = {
       {"fp16.fp16_master_weights_and_grads=true", "master weights are always fp32"},
       {"optimizer.params.amsgrad=true", "AMSGrad is not in this version"},
@@ -144,7 +144,7 @@ TEST(DeepSpeedConfig, WhatWouldChangeTheTrainingIsRefused) {
   }
 }
 
-TEST(DeepSpeedConfig, WhatIsSwitchedOffIsAccepted) {
+TEST(DeepSpeedConfig, DisabledSectionsAreAccepted) {
   EXPECT_EQ(error_of(kMinimal, {"fp16.enabled=false", "optimizer.params.amsgrad=false",
                                 "optimizer.params.adam_w_mode=true", "torch_autocast.enabled=false",
                                 "bf16.bf16_optimizer_states=false",
@@ -251,7 +251,7 @@ TEST(BatchTriplet, IsDerivedFromWhatIsGiven) {
       {{0, 4, 0, 4}, {16, 4, 1}},
       {{1, 0, 0, 1}, {1, 1, 1}},
       {{6, 2, 0, 1}, {6, 2, 3}},
-      // Of one rank of an unknown number.
+      // One rank of an unknown number.
       {{48, 4, 3, 0}, {12, 4, 3}},
       {{48, 0, 3, 0}, {48, 16, 3}}};
   for (const auto& [given, expected] : cases) {
@@ -282,7 +282,7 @@ TEST(BatchTriplet, IsRefusedWithTheNumbersWhenItDoesNotMultiply) {
             std::string::npos);
 }
 
-TEST(BatchTriplet, IsThePlannersToCutWhereAutoLeavesAChoice) {
+TEST(BatchTriplet, IsDividedByThePlannerIfAutoLeavesAChoice) {
   const std::string automatic = R"("train_micro_batch_size_per_gpu": "auto")";
   const auto batch = parse_text(with(automatic)).batch;
   EXPECT_TRUE(batch.automatic);
@@ -293,7 +293,7 @@ TEST(BatchTriplet, IsThePlannersToCutWhereAutoLeavesAChoice) {
       parse_text(with(automatic + R"(, "gradient_accumulation_steps": "auto")")).batch.automatic);
 }
 
-TEST(BatchTriplet, IsNotThePlannersToCutWhereNothingIsOpen) {
+TEST(BatchTriplet, IsNotDividedByThePlannerIfNothingIsOpen) {
   EXPECT_FALSE(parse_text(kMinimal).batch.automatic);
   const auto named = parse_text(with(R"("train_micro_batch_size_per_gpu": "auto",
                                         "gradient_accumulation_steps": 4)"))

@@ -87,7 +87,8 @@ TEST(ConfigKeys, AreListedWithTheirValues) {
   EXPECT_EQ(find("bf16.enabled").values, (std::vector<std::string>{"true", "false"}));
   EXPECT_TRUE(find("model.path").names_paths);
   EXPECT_EQ(find("ballast.adapters.rank").path, "ballast.adapters.rank");
-  EXPECT_EQ(find("zero_optimization.reduce_bucket_size").path, keys.front().path);  // no effect
+  EXPECT_EQ(find("zero_optimization.reduce_bucket_size").path, keys.front().path);  // a key without
+                                                                                    // effect
   for (const KeyInfo& key : keys) {
     EXPECT_EQ(std::count_if(keys.begin(), keys.end(),
                             [&](const KeyInfo& other) { return other.path == key.path; }),

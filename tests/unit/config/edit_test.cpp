@@ -43,7 +43,7 @@ TEST(EditText, ReplacesAValueAndNothingElse) {
 })");
 }
 
-TEST(EditText, IsNotMisledByTextThatLooksLikeMembers) {
+TEST(EditText, IgnoresMembersInsideStringsAndComments) {
   const std::string before = R"({
   // "a": 1, { [ "
   "x": "\"a\": 2, } // \\",  /* "a": 3 */
@@ -52,7 +52,7 @@ TEST(EditText, IsNotMisledByTextThatLooksLikeMembers) {
   EXPECT_EQ(edited(before + "5\n}", "a", "6"), before + "6\n}");
 }
 
-TEST(EditText, PutsAMissingKeyBehindTheLastOneInItsForm) {
+TEST(EditText, AddsAMissingKeyAfterTheLastOne) {
   EXPECT_EQ(edited("{\n    \"a\": 1\n}\n", "b", "2"), "{\n    \"a\": 1,\n    \"b\": 2\n}\n");
   EXPECT_EQ(edited(R"({"a": 1})", "b", "2"), R"({"a": 1, "b": 2})");
   EXPECT_EQ(edited(R"({ "a": 1 })", "b", "2"), R"({ "a": 1, "b": 2 })");
@@ -81,7 +81,7 @@ TEST(EditText, MakesMissingSectionsAndIndentsFurtherLines) {
             "      ]\n    }\n  }\n}");
 }
 
-TEST(EditText, RefusesWhatIsNoConfigAndPathsThroughValues) {
+TEST(EditText, RefusesOtherTextsAndPathsThroughValues) {
   const auto message = [](const std::string& text, const std::string& path) {
     try {
       edited(text, path, "1");
@@ -96,7 +96,7 @@ TEST(EditText, RefusesWhatIsNoConfigAndPathsThroughValues) {
   EXPECT_EQ(message("{\"a\": 1}", "a.b"), "c.json: a: is not a JSON object, so a.b cannot be set");
 }
 
-TEST(EditText, SetsWhatWasAskedAndKeepsTheRestInEverySample) {
+TEST(EditText, SetsRequestedKeysAndKeepsTheRestOfEverySample) {
   for (const std::string& text : samples()) {
     auto expected = nlohmann::json::parse(text, nullptr, true, true);
     const std::vector<Edit> edits = {{"aio.block_size", "\"256KiB\""},

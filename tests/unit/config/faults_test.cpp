@@ -2,7 +2,7 @@
 
 #include "tests/unit/config/samples.h"
 
-// The keys of checkpoints and of what a run does when something goes wrong.
+// Keys of checkpoints and of reactions to failures.
 
 namespace ballast::config::faults_test {
 namespace {
@@ -84,7 +84,7 @@ TEST(ConfigSpike, IsAnActionOrAnObject) {
   EXPECT_EQ(object.most_rollbacks, 1U);
 }
 
-TEST(ConfigSpike, RefusesWhatCannotBe) {
+TEST(ConfigSpike, RefusesImpossibleValues) {
   EXPECT_EQ(refusal("ballast.spike=rolback"),
             "expected one of off, warn, stop, rollback, got the string \"rolback\" (did you mean "
             "'rollback'?)");

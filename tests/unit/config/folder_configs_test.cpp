@@ -22,7 +22,7 @@ namespace {
 
 using json = nlohmann::ordered_json;  // messages name the first key
 
-/// A folder of Hugging Face as a config reads it: its model section, or the message of a refusal.
+/// A Hugging Face folder as a config reads it: its model section, or the message of a refusal.
 class Folder {
  public:
   struct Read {
@@ -54,8 +54,8 @@ class Folder {
   test::TempDir dir_;
 };
 
-/// A change of a config.json, and what comes of it: changed keys of the section, or the key (null:
-/// any) that the message names.
+/// A change of a config.json and its result: changed keys of the section, or the key (null: any)
+/// that the message names.
 struct Change {
   json keys;
   json expected;
@@ -98,7 +98,7 @@ std::vector<json> families() {
   return lines;
 }
 
-TEST(FolderConfigs, MeanWhatTransformersMakesOfThem) {
+TEST(FolderConfigs, AreReadAsTransformersReadsThem) {
   const std::vector<json> all = families();
   ASSERT_EQ(all.size(), 15U);
   const std::size_t inputs = test::fuzz_inputs(1500) / all.size();

@@ -103,7 +103,8 @@ TEST(ModelPath, GivesTheModelOfItsFolder) {
   EXPECT_EQ(c.model.num_kv_heads, 2U);
   EXPECT_EQ(c.model.head_dim, 16U);
   EXPECT_EQ(c.model.intermediate_size, 136U);
-  EXPECT_EQ(c.model.max_sequence, 32U);  // that of the data; positions are rotary
+  EXPECT_EQ(c.model.max_sequence, 32U);  // length of the data's sequences, since positions are
+                                         // rotary
   EXPECT_EQ(c.model.norm_epsilon, 1e-6);
   EXPECT_EQ(c.model.number("rope_theta"), 500000.0);
   EXPECT_TRUE(c.model.tie_embeddings);
@@ -149,7 +150,7 @@ TEST(ModelPath, ReadsBothFormsOfRopeTheta) {
   v5.erase("rope_theta");
   v5["rope_parameters"] = {{"rope_theta", 7000.0}, {"rope_type", "default"}};
   EXPECT_EQ(Folder(v5).parse().model.number("rope_theta"), 7000.0);
-  v5["rope_theta"] = 8000;  // transformers takes the other
+  v5["rope_theta"] = 8000;  // transformers uses the other one
   EXPECT_EQ(Folder(v5).parse().model.number("rope_theta"), 7000.0);
   v5["rope_parameters"]["factor"] = 8;
   EXPECT_NE(Folder(v5).error().find("model.rope_scaling (from "), std::string::npos);
@@ -232,7 +233,7 @@ TEST(ModelPath, ReadsTheOtherFamilies) {
   EXPECT_NE(window(0).find("must be a number of tokens, got 0"), std::string::npos);
 }
 
-/// As on the hub, written by transformers 4.
+/// config.json of the hub, written by transformers 4.
 json gemma3() {
   return {{"architectures", {"Gemma3ForCausalLM"}},
           {"attention_bias", false},
@@ -294,7 +295,7 @@ TEST(ModelPath, ReadsGemma3) {
   for (const std::uint64_t layer : {0U, 1U, 2U, 3U}) {
     EXPECT_EQ(family.layer(c.model, layer).attention_window, layer == 2 ? 0U : 512U) << layer;
   }
-  // The same as transformers 5 writes it.
+  // This config as transformers 5 writes it.
   json v5 = gemma3();
   for (const char* key : {"rope_theta", "rope_local_base_freq", "rope_scaling"}) v5.erase(key);
   v5["_sliding_window_pattern"] = 2;  // written, but not read

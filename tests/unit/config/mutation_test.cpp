@@ -95,8 +95,8 @@ std::string mutate_tree(const std::string& text, Random& random) {
                      edge_values()[below(random, edge_values().size())]);
 }
 
-/// For any text, the result must be a config that prints and reads back, or one line of error.
-/// Returns whether it was a config.
+/// Any text must be a config that prints and reads back, or give one line of error. Returns whether
+/// it was a config.
 bool check(const std::string& text, const std::vector<std::string>& overrides) {
   try {
     const std::string printed = print(parse_text(text, overrides));

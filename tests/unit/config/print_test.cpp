@@ -430,7 +430,7 @@ TEST(ShippedConfigs, AreValidAndIgnoreNothing) {
   for (const auto& entry : std::filesystem::directory_iterator(BALLAST_CONFIGS)) {
     if (entry.path().extension() != ".json") continue;
     ++count;
-    // A folder of Hugging Face that the user brings.
+    // A Hugging Face folder of the user.
     std::vector<std::string> other_model;
     if (read(entry.path()).find(R"("model": {"path")") != std::string::npos) {
       other_model = {R"(model={"hidden_size": 64, "num_layers": 1, "num_heads": 4})"};

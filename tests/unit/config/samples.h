@@ -16,7 +16,7 @@ inline const std::string kMinimal = R"({
   "train_batch_size": 8
 })";
 
-/// The same plus `more`, a list of members: `"steps_per_print": 5`.
+/// The smallest config plus `more`, a list of members: `"steps_per_print": 5`.
 inline std::string with(const std::string& more) {
   return kMinimal.substr(0, kMinimal.size() - 2) + ",\n  " + more + "\n}";
 }

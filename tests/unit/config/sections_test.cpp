@@ -15,7 +15,7 @@ using test::parse_text;
 using test::with;
 using Paths = std::vector<std::filesystem::path>;
 
-TEST(ConfigDefaults, AreThoseOfTheHeaderWithTheDependentOnesFilledIn) {
+TEST(ConfigDefaults, AreThoseOfTheHeaderPlusDerivedOnes) {
   const Config c = parse_text(kMinimal);
   EXPECT_EQ(c.model.family, "gpt2");
   EXPECT_EQ(c.model.vocab_size, 256U);
@@ -61,7 +61,7 @@ TEST(ConfigTrain, IsAllOrPatternsThatMatch) {
        "'transformer.g.1.*' matches no tensor of the model (did you mean 'transformer.h.1.*'?)");
 }
 
-TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
+TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndNeedTrainAdapters) {
   const Config c =
       parse_text(kMinimal, {"ballast.train=adapters", "ballast.adapters.targets=c_attn"});
   ASSERT_TRUE(c.ballast.adapters.has_value());
@@ -78,7 +78,9 @@ TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
     EXPECT_NE(error.find(rule), std::string::npos) << error;
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
   };
-  says({}, "ballast.adapters.targets (--set ballast.train=adapters): missing; give names of maps");
+  says({},
+       "ballast.adapters.targets (--set ballast.train=adapters): missing; give names of linear "
+       "maps");
   says({"ballast.adapters.targets=[7]"}, "targets[0] (--set");
   says({"ballast.adapters.targets=c_att"}, "did you mean 'c_attn'?");
   says({"ballast.adapters.rank=0"}, "must be at least 1, got 0");
@@ -93,7 +95,7 @@ TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
   EXPECT_NE(error.find("ballast.train is not \"adapters\""), std::string::npos) << error;
 }
 
-TEST(ConfigPairs, AreOfAdaptersAlone) {
+TEST(ConfigPairs, NeedAdapters) {
   const auto says = [](std::vector<std::string> overrides, const std::string& rule) {
     const std::vector<std::string> pairs = {"data.text=[]", "data.tokens=[]", "data.pairs=[\"p\"]"};
     overrides.insert(overrides.begin(), pairs.begin(), pairs.end());
@@ -111,7 +113,7 @@ TEST(ConfigPairs, AreOfAdaptersAlone) {
   says({"ballast.preference.label_smoothing=0.7"}, "label_smoothing");
 }
 
-TEST(ConfigQuantizedBase, IsOfWhatIsFrozen) {
+TEST(ConfigQuantizedBase, NeedsFrozenMatrices) {
   const std::vector<std::string> some = {R"(ballast.train=["*ln_1*"])",
                                          "ballast.quantized_base=nf4"};
   const Config c = parse_text(kMinimal, some);
@@ -130,7 +132,7 @@ TEST(ConfigQuantizedBase, IsOfWhatIsFrozen) {
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
   };
   says({"ballast.quantized_base=nf4"},
-       "no matrix of a layer is frozen, and only those become codes; set ballast.train");
+       "there are no frozen matrices to quantise; set ballast.train");
   says({some[0], "ballast.quantized_base=nf5"}, "did you mean 'nf4'?");
   says({some[0], "ballast.quantized_base=int8", "ballast.double_quantization=true"},
        "is for the scales of \"nf4\", but ballast.quantized_base is \"int8\"");
@@ -173,7 +175,7 @@ TEST(ConfigSchedules, ReadTheirParameters) {
   EXPECT_EQ(decay.scheduler.warmup_min_lr, 0.1);
   EXPECT_EQ(decay.scheduler.warmup_max_lr, std::optional(0.2));
   EXPECT_TRUE(decay.scheduler.warmup_linear);
-  // The parameters may stand before the type that gives them their meaning.
+  // The parameters may precede the type that gives them their meaning.
   const Config cosine = parse_text(with(
       R"("scheduler": {"params": {"total_num_steps": 9, "warmup_min_ratio": 0.5,
          "cos_min_ratio": 0.25}, "type": "WarmupCosineLR"})"));
@@ -320,11 +322,11 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"model.num_heads", "5", "5 does not divide hidden_size 64"},
         Refusal{"model.vocab_size", "4294967296", "4294967296 does not fit 32-bit tokens"},
         Refusal{"model.num_kv_heads", "3", "3 does not divide num_heads 4"},
-        Refusal{"model.num_kv_heads", "2", "gpt2 has as many as num_heads (4), got 2"},
+        Refusal{"model.num_kv_heads", "2", "gpt2 needs the value of num_heads (4), got 2"},
         Refusal{"model.layer_tiles", "2",
-                "layers of this gpt2 model cannot be cut (that needs a norm before attention and "
-                "one before the MLP, no other norm, maps of their own for queries, keys, values, "
-                "gate and up, and no bias after the last maps); set it to 1"}));
+                "layers of this gpt2 model cannot be cut (this needs a norm before attention and "
+                "one before the MLP, no other norm, separate maps for queries, keys, values, gate "
+                "and up, and no bias after the last maps); set it to 1"}));
 
 INSTANTIATE_TEST_SUITE_P(Keys, ConfigRefusal,
                          testing::Values(Refusal{"zero_optimization.offload_optimzer", "1",
@@ -388,7 +390,7 @@ TEST(ConfigLayerTiles, AreANumberOrFollowFromTheShape) {
   EXPECT_EQ(tiles({}), 1U);
   EXPECT_EQ(tiles({"model.layer_tiles=auto"}), 1U);
   EXPECT_EQ(tiles({"model.layer_tiles=7"}), 7U);
-  // Layers of 2^31 elements; more of them have fewer tiles.
+  // Layers of 2^31 elements. A model with more layers has fewer tiles per layer.
   const std::string width = "model.hidden_size=16384";
   const std::string wide = "model.intermediate_size=21846";
   EXPECT_EQ(tiles({width, wide}), 43U);
@@ -399,8 +401,8 @@ TEST(ConfigLayerTiles, AreANumberOrFollowFromTheShape) {
 TEST(ConfigLayerTiles, HaveAtLeastOneStepEach) {
   EXPECT_EQ(error_of(kMinimal,
                      {"model.family=llama", "model.intermediate_size=100", "model.layer_tiles=8"}),
-            "c.json: model.layer_tiles (--set model.layer_tiles=8): intermediate_size 100 is at "
-            "most 7 tiles of 16, got 8");
+            "c.json: model.layer_tiles (--set model.layer_tiles=8): intermediate_size 100 allows "
+            "at most 7 tiles of 16, got 8");
   for (const char* bias : {"attention_bias", "mlp_bias"}) {
     EXPECT_NE(error_of(kMinimal, {"model.family=llama", "model.layer_tiles=2",
                                   std::string("model.") + bias + "=true"})

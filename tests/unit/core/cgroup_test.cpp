@@ -25,7 +25,7 @@ TEST_F(Cgroup, WithoutFilesNothingIsLimited) {
   EXPECT_EQ(limits().memory, kNoLimit);
 }
 
-TEST_F(Cgroup, TheOwnGroupCounts) {
+TEST_F(Cgroup, UsesTheGroupOfTheProcess) {
   write("proc/self/cgroup", "0::/jobs/one");
   write("sys/fs/cgroup/jobs/one/cpu.max", "150000 100000");
   write("sys/fs/cgroup/jobs/one/memory.max", "1000");
@@ -77,7 +77,7 @@ TEST_F(Cgroup, VersionOneHasAHierarchyPerController) {
   EXPECT_EQ(limits().memory, 1024U);
 }
 
-TEST_F(Cgroup, FilesThatMakeNoSenseLimitNothing) {
+TEST_F(Cgroup, MalformedFilesLimitNothing) {
   write("proc/self/cgroup", "nonsense\n0::/a");
   write("sys/fs/cgroup/a/cpu.max", "100000");
   write("sys/fs/cgroup/a/memory.max", "lots");

@@ -15,7 +15,7 @@ TEST(Suggest, FindsSwapsInsertionsAndCase) {
   EXPECT_EQ(nearest("Optimizer", kWords), "optimizer");
 }
 
-TEST(Suggest, SaysNothingWhenNothingIsNear) {
+TEST(Suggest, SuggestsNothingIfNothingIsSimilar) {
   EXPECT_EQ(nearest("banana", kWords), "");
   EXPECT_EQ(did_you_mean("banana", kWords), "");
   EXPECT_EQ(did_you_mean("optimiser", kWords), " (did you mean 'optimizer'?)");

@@ -119,7 +119,7 @@ TEST(GradientStats, DenormalsCount) {
   }
 }
 
-TEST(GradientStats, OfNothingAreZero) {
+TEST(GradientStats, OfAnEmptyGradientAreZero) {
   const Updater updater({.threads = 2});
   const GradientStats found =
       updater.gradient_stats(Gradient(static_cast<const float*>(nullptr)), 0);

@@ -42,7 +42,7 @@ class Kernels : public testing::Test {
     expect_same_bits(start, steps, hyper_at(start.layout.optimizer, 1));
   }
 
-  /// All available ones, the scalar one included.
+  /// All available updaters, including the scalar one.
   std::vector<const Updater*> all() const {
     std::vector<const Updater*> updaters = {&scalar_};
     for (const Updater& updater : vector_) updaters.push_back(&updater);

@@ -15,7 +15,8 @@ namespace ballast::cpu_adam::test {
 
 inline constexpr std::size_t kHalf = 0x10000;  // patterns of 16 bits
 
-/// Lion without a gradient and with a rate of zero: the weight passes through the kernel unchanged.
+/// Lion without a gradient and with a rate of zero, which passes the weight through the kernel
+/// unchanged.
 inline constexpr Hyper kKeepWeights{.optimizer = Optimizer::lion, .learning_rate = 0.0};
 
 /// Masters with the given high halves and all low halves, in the split format of core/dtype.h.
@@ -30,7 +31,7 @@ class Masters {
     std::iota(lows_.begin(), lows_.end(), std::uint16_t{0});
   }
 
-  /// Replaces the high halves by other ones, equally many.
+  /// Replaces the high halves by an equal number of others.
   void set_highs(const std::vector<std::uint16_t>& highs) { highs_ = highs; }
 
   /// 0 when no master changes in one update with `updater`.

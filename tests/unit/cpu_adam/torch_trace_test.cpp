@@ -156,7 +156,8 @@ class TorchBounds : public TorchTrace {
 
 // Adam and Adagrad: torch takes the square root from MKL, which has errors of up to 0.7 ulp, while
 // Ballast's is correctly rounded. Adam's bias corrections are in another place of the formula. The
-// moments round alike. Lion's and SGD's moments are fused in Ballast and rounded twice in torch.
+// moments are rounded in the same way. Lion's and SGD's moments are fused in Ballast and rounded
+// twice in torch.
 TEST_F(TorchBounds, OneStepFromTorchsStatesEndsWithinOneUlp) {
   expect_within({{{1, 0, 0}, {1, 0, 0}, {1, 0, 0}, {1, 0.25, 0}, {1, 1, 0}}}, true);
 }

@@ -43,7 +43,7 @@ TEST(Traffic, OfACompressedFirstMomentIsFourBytesLess) {
             22U);
 }
 
-/// A shard of `format`s whose arrays have the same address: only their sizes matter here.
+/// A shard of these formats whose arrays have the same address, since only their sizes matter here.
 Shard shard_of(WeightsFormat weights, DType gradient, MomentsFormat moments, std::byte* memory) {
   auto* floats = reinterpret_cast<float*>(memory);
   auto* bf16 = reinterpret_cast<Bf16*>(memory);

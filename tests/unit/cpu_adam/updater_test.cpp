@@ -23,7 +23,7 @@ using test::hyper_at;
 using test::Layout;
 using test::States;
 
-/// Sets BALLAST_ISA_MASK for the life of the object.
+/// Sets BALLAST_ISA_MASK during its lifetime.
 class Mask {
  public:
   explicit Mask(const char* value) {
@@ -54,7 +54,7 @@ States stepped(const Updater& updater, States states) {
   return states;
 }
 
-/// The category of the Error that `broken` throws, and its message; none when it throws none.
+/// The category and the message of the Error that `broken` throws; empty if it throws none.
 struct Thrown {
   std::optional<ErrorCategory> category;
   std::string message;
@@ -278,7 +278,7 @@ TEST(Updater, ExactMomentsDoNotDependOnTheElement) {
   }
 }
 
-TEST(Updater, UsesAllCpusWhenNotToldOtherwise) {
+TEST(Updater, UsesAllCpusByDefault) {
   EXPECT_EQ(Updater().threads(), usable_cpus());
   EXPECT_EQ(Updater().isa(), active());
   EXPECT_EQ(Updater({.threads = 3}).threads(), 3);
@@ -316,7 +316,7 @@ TEST(Updater, EmptyShardNeedsNoMemory) {
   }
 }
 
-TEST(Updater, NullPointerThatIsNeededIsABrokenPromise) {
+TEST(Updater, ANullPointerIsAStateError) {
   const Updater updater({.threads = 1});
   for (const Layout& layout : test::all_layouts()) {
     States states = States::random(layout, 300, 13);

@@ -105,7 +105,7 @@ TEST(PackedDocuments, RestartPositionsAndIgnoreMaskedTargetsEndsAndPadding) {
   const auto file = dir.write(
       "d.safetensors", documents_of({{11, 12, 13}, {21, 22, 23, 24}}, {{1, 0, 1, 0, 1, 0, 1}}));
   const auto files = open({file});
-  EXPECT_EQ(files->targets(), 3U);  // 13, 22, 24; the first of a document is none
+  EXPECT_EQ(files->targets(), 3U);  // 13, 22, 24; the first token of a document is no target
   const auto source = packed(files, {0, 2}, 8, false, 0);
   ASSERT_EQ(source->size(), 1U);
   EXPECT_TRUE(source->packed());
@@ -224,7 +224,7 @@ TEST(PackedDocuments, FillTheLastMicroBatchOfAnEvaluationWithPadding) {
   EXPECT_EQ(empty.evaluation().size(), 0U);
 }
 
-TEST(TrainingDocuments, LeaveTheLastOnesWithAtMostTheShare) {
+TEST(TrainingDocuments, HoldOutTheLastDocumentsUpToTheShare) {
   const std::vector<std::uint64_t> offsets = {0, 50, 70, 90, 100};
   EXPECT_EQ(training_documents(offsets, 0.0), 4U);
   EXPECT_EQ(training_documents(offsets, 0.09), 4U);
@@ -425,7 +425,7 @@ TEST(TokenizerIdentity, IsComparedByVocabularyBeforeItsSerialisation) {
   EXPECT_EQ(formats::compare(a, {}), none);
 }
 
-/// What tests/data/make_documents_fixture.py has written.
+/// Reads the file that tests/data/make_documents_fixture.py has written.
 TEST(DocumentFiles, ReadWhatThePreparerWrites) {
   const auto files = open({test::fixture("documents/conversations.safetensors")}, 131);
   EXPECT_EQ(files->offsets().size(), 61U);
@@ -441,7 +441,7 @@ TEST(DocumentFiles, ReadWhatThePreparerWrites) {
   }
 }
 
-/// Damages any byte of a file and reads whatever is accepted.
+/// Damages a byte of a file, and reads the file if it is accepted.
 TEST(DocumentFiles, ThatAreDamagedAreRefusedOrRead) {
   const test::TempDir dir;
   const auto documents = numbered(6);

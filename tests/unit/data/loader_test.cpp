@@ -79,7 +79,7 @@ TEST(SampleOrder, VisitsEveryWindowOfAnEpochOnce) {
   }
 }
 
-TEST(SampleOrder, CutsAndOrdersEveryEpochAnew) {
+TEST(SampleOrder, DrawsAnOffsetAndAnOrderForEveryEpoch) {
   const SampleOrder order(10'000, 100, true, 42);
   std::set<std::uint64_t> offsets;
   std::set<std::vector<std::uint64_t>> permutations;
@@ -159,7 +159,7 @@ TEST(Loader, GivesTheSameBatchesWhenItStartsLater) {
   }
 }
 
-TEST(Loader, LeavesOutBatches) {
+TEST(Loader, SkipsBatches) {
   const test::TempDir dir;
   const auto source = counting(dir, 300);
   const auto split = split_tokens(300, 0.1, 5);
@@ -201,7 +201,7 @@ std::vector<std::int32_t> batch_of_all(const std::shared_ptr<const TokenSource>&
   return tokens;
 }
 
-TEST(Loader, TheBatchOfAllRanksDoesNotDependOnTheirNumber) {
+TEST(Loader, TheGlobalBatchDoesNotDependOnTheNumberOfRanks) {
   const test::TempDir dir;
   const auto source = counting(dir, 600);
   auto options = small_options();

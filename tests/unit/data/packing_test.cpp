@@ -34,7 +34,7 @@ std::vector<std::vector<std::uint32_t>> lengths_of(const Packing& packing) {
   return all;
 }
 
-/// Best-fit decreasing, written down naively: the free space of every sequence.
+/// Best-fit decreasing, written naively: the free space of every sequence.
 std::vector<std::uint64_t> naive_free_space(std::vector<std::uint64_t> lengths,
                                             std::uint64_t length) {
   std::sort(lengths.rbegin(), lengths.rend());
@@ -67,7 +67,7 @@ TEST(CutDocuments, KeepsEveryTokenOnce) {
 }
 
 TEST(Packing, FillsTheSequenceWithTheLeastSpaceThatSuffices) {
-  // 7, 6, then 4 beside 6 (no space left), 3 beside 7; 2 opens a sequence.
+  // 7, 6, then 4 with 6 (no space left), 3 with 7; 2 opens a sequence.
   EXPECT_EQ(lengths_of(pack({2, 7, 3, 6, 4}, 10)),
             (std::vector<std::vector<std::uint32_t>>{{2}, {7, 3}, {6, 4}}));
 }

@@ -94,7 +94,7 @@ TEST(TokenFormats, ReadMegatronsFilesOfEveryType) {
   put(8, 2, bytes_of(std::vector<std::uint16_t>{7, 8, 9}));
   dir.write("m_text_document.idx", index_of(8, 2, {2, 0, 1}, {0, 2, 3}) + std::string(3, '\0'));
   EXPECT_EQ(read_all(section(path)), (Ids{7, 8, 9}));
-  // The name of a folder is enough: its index is not a token file.
+  // The name of a folder suffices. Its index is not a token file.
   EXPECT_EQ(read_all(section(dir.path())), (Ids{7, 8, 9}));
 }
 
@@ -171,7 +171,7 @@ TEST(TokenFormats, ReadNumpysIntegers) {
   EXPECT_EQ(read_all(put(numpy_of("<u2", std::vector<std::uint16_t>{7, 250, 0}, "(3,)"))), ids);
   EXPECT_EQ(read_all(put(numpy_of("<i4", std::vector<std::int32_t>{7, 250, 0}, "(3,)"))), ids);
   EXPECT_EQ(read_all(put(numpy_of("<i8", std::vector<std::int64_t>{7, 250, 0}, "(3,)"))), ids);
-  // A folder without .bin files gives them, too.
+  // A folder without .bin files uses its .npy files.
   EXPECT_EQ(read_all(section(dir.path())), ids);
   dir.write("a.bin", bytes_of(std::vector<std::uint16_t>{9}));
   EXPECT_EQ(read_all(section(dir.path())), Ids{9});
@@ -266,7 +266,7 @@ TEST(TokenFormats, NameFilesOfOtherKinds) {
       EXPECT_EQ(TokenSource::open(as_is, 65536).size(), bytes.size() / 2) << part;
     }
   }
-  // Damaged ones are whatever they still look like.
+  // Damaged files are read as the format that they still look like.
   std::mt19937_64 random(9);
   const std::size_t inputs = test::fuzz_inputs(400);
   for (std::size_t i = 0; i < inputs; ++i) {
@@ -275,7 +275,7 @@ TEST(TokenFormats, NameFilesOfOtherKinds) {
   }
 }
 
-TEST(TokenFormats, AreNotSeenInTokenIds) {
+TEST(TokenFormats, AreNotDetectedInTokenIds) {
   const test::TempDir dir;
   std::mt19937_64 random(5);
   const std::size_t inputs = test::fuzz_inputs(200);
@@ -311,7 +311,7 @@ TEST(TokenFormats, SuggestTheTypeThatBringsIdsIntoTheVocabulary) {
                [&] { read_all(section(path, config::TokenType::u16), 300); });
 }
 
-/// Damages token files and indices, and reads whatever is accepted.
+/// Damages token files and indices, and reads them if they are accepted.
 TEST(TokenFormats, OfDamagedFilesAreRefusedOrRead) {
   const test::TempDir dir;
   std::mt19937_64 random(3);

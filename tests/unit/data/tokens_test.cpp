@@ -207,7 +207,7 @@ TEST(TokenSource, RefusesTextBeyondASmallVocabulary) {
   expect_error(ErrorCategory::data, {"id 195", "byte 3"}, [&] { source.read(0, ids); });
 }
 
-TEST(TokenSource, NamesWhatIsGivenAsTextButIsNot) {
+TEST(TokenSource, RefusesBinaryFilesGivenAsText) {
   const test::TempDir dir;
   const auto refuse = [&](const std::string& name, const std::string& bytes,
                           std::initializer_list<std::string_view> parts) {
@@ -226,7 +226,7 @@ TEST(TokenSource, NamesWhatIsGivenAsTextButIsNot) {
   refuse("t.npy", "\x93NUMPY" + std::string(40, '\0'), {"name it as data.tokens"});
   refuse("t.bin", std::string(40, '\0'), {"data.tokens", "data.as_is"});
   refuse("t.txt", "<html><body>404 not found</body></html>", {"HTML"});
-  // A model of bytes may read JSON; a page is text by its name; code may be in a folder.
+  // A model of bytes may read JSON. A page is text because of its name. A folder may contain code.
   EXPECT_EQ(TokenSource::open(text({dir.path() / "c.jsonl"}), 256).size(), json.size() + 1);
   const auto page = dir.write("page.html", "<html><body>a page</body></html>");
   EXPECT_EQ(TokenSource::open(text({page}), 50257).size(), 32U);

@@ -26,7 +26,7 @@ TEST(MakeDevice, AnUnknownKindIsRefusedWithASuggestion) {
   EXPECT_NE(text.find("did you mean 'host'"), std::string::npos) << text;
 }
 
-TEST(MakeDevice, CudaByNameWhereThereIsNoneSaysWhyAndWhatElse) {
+TEST(MakeDevice, MissingCudaIsRefusedWithReasonAndAlternative) {
   if (cuda_refusal().empty()) GTEST_SKIP() << "there is a CUDA device";
   const std::string text = refusal_of("cuda", ErrorCategory::device);
   EXPECT_EQ(text.find("ballast.device is \"cuda\", but "), 0U) << text;
@@ -61,7 +61,7 @@ TEST(MakeDevice, TheReasonIsTheBuildOrTheDriver) {
       << reason;
 }
 
-TEST(MakeDevice, AutoIsTheHostDeviceWithoutAGpuAndSaysOnceWhatBecameOfCuda) {
+TEST(MakeDevice, AutoIsTheHostDeviceWithoutAGpuAndLogsWhyOnce) {
   if (gpu_refusal({}).empty()) GTEST_SKIP() << "there is a usable GPU";
   const test::CapturedLog log;
   for (int i = 0; i < 3; ++i) EXPECT_EQ(make_device({.budget = kMiB})->kind(), "host");

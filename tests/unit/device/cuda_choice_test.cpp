@@ -1,5 +1,5 @@
-// Which device "auto" selects, on a fake of the CUDA runtime with several GPUs. What is known of a
-// local rank's GPU stays known, so each test has a rank of its own.
+// Tests which device "auto" selects, on a fake of the CUDA runtime with several GPUs. Facts about a
+// local rank's GPU are cached, so each test uses a different rank.
 #include <string>
 
 #include <gtest/gtest.h>

@@ -56,7 +56,7 @@ class CudaPinning : public testing::Test {
   Mapping mapping_ = address_space(kSize);
 };
 
-/// The registrations cover `memory`, each within one GiB of the address space.
+/// Expects that the registrations cover `memory`, each within one GiB of the address space.
 void expect_pieces_of(HostBytes memory) {
   const std::byte* at = memory.data();
   for (const FakeCuda::Piece& piece : FakeCuda::registered()) {
@@ -89,13 +89,13 @@ TEST_F(CudaPinning, CoversTheMemoryInPartsUntilThePinEnds) {
   }
 }
 
-TEST_F(CudaPinning, OfNothingIsNothing) {
+TEST_F(CudaPinning, OfAnEmptyRangeDoesNothing) {
   const auto pin = device_->pin({}, kSetting);
   EXPECT_NE(pin, nullptr);
   EXPECT_TRUE(FakeCuda::registered().empty());
 }
 
-TEST_F(CudaPinning, ThatFailsHalfwaySaysHowFarItCameAndLeavesNothing) {
+TEST_F(CudaPinning, AFailureHalfwayReportsItsProgressAndUnpins) {
   Bytes pinned = 0;
   {
     const auto pin = device_->pin(mapping_.bytes(), kSetting);
@@ -111,7 +111,7 @@ TEST_F(CudaPinning, ThatFailsHalfwaySaysHowFarItCameAndLeavesNothing) {
                       "(cudaErrorFake); lower ballast.host_bytes");
 }
 
-TEST_F(CudaPinning, ThatFailsAtOnceSaysThat) {
+TEST_F(CudaPinning, AFailureAtTheStartIsReported) {
   FakeCuda::registrations_left = 0;
   const std::string text = refusal(*device_, mapping_.bytes());
   EXPECT_NE(text.find(": nothing of 2.50 GiB could be pinned"), std::string::npos) << text;
@@ -125,7 +125,7 @@ TEST_F(CudaPinning, OfPinnedMemoryIsRefusedAndChangesNothing) {
   expect_pieces_of(inner);
 }
 
-TEST_F(CudaPinning, OfMuchMemoryIsAnnounced) {
+TEST_F(CudaPinning, OfLargeMemoryIsLogged) {
   const Mapping much = address_space(9 * kGiB);
   const test::CapturedLog log;
   device_->pin(mapping_.bytes(), kSetting);

@@ -11,7 +11,7 @@ namespace {
 
 using test::FakeCuda;
 
-TEST(CudaPlainCopies, GoTheWayTheyAreToldAsOftenAsTheyAreTold) {
+TEST(CudaPlainCopies, RunInTheGivenDirectionTheGivenNumberOfTimes) {
   constexpr Bytes kSize = 100 * kKiB + 1;
   const auto device = make_device({.kind = "cuda", .budget = kMiB});
   {

@@ -35,7 +35,7 @@ TEST(CudaStreamVerdict, IsGivenOnceByTheNextSynchronize) {
   EXPECT_EQ(last, 1);
 }
 
-TEST(CudaStreamVerdict, IsGivenByTheEventBehindIt) {
+TEST(CudaStreamVerdict, IsReportedByALaterEvent) {
   const auto device = make_device({.kind = "cuda", .budget = kMiB});
   const auto stream = device->make_stream("test");
   const auto event = device->make_event();

@@ -73,7 +73,7 @@ TEST(HostDevice, EventsOrderWorkAcrossStreams) {
   EXPECT_EQ(seen, 1);
 }
 
-TEST(HostDevice, AnEventTellsWhatWorkBeforeItHasRaisedAndNothingElse) {
+TEST(HostDevice, AnEventReportsOnlyErrorsOfEarlierWork) {
   const auto device = make(1 * kMiB);
   const auto stream = device->make_stream("failing");
   const auto before = device->make_event();

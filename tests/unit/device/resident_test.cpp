@@ -44,7 +44,7 @@ TEST(MakeResident, KeepsWhatIsThere) {
   }
 }
 
-TEST(MakeResident, IsAWish) {
+TEST(MakeResident, IgnoresFailures) {
   const Mapping mapping(100 * kMiB, "test");
   ASSERT_EQ(mprotect(mapping.bytes().data(), mapping.bytes().size(), PROT_NONE), 0);
   make_resident(mapping.bytes());

@@ -123,7 +123,7 @@ __global__ void wait_alone() {
   if (threadIdx.x != 3) __syncthreads();
 }
 
-TEST(GridDeathTest, ABarrierThatNotAllReachIsTold) {
+TEST(GridDeathTest, ABarrierThatNotAllReachIsReported) {
   EXPECT_DEATH(launch({.threads = 32}, &wait_alone), "wait for each other for ever");
 }
 
@@ -175,7 +175,7 @@ __global__ void start_only(const float* from) {
   device::end_copies();
 }
 
-TEST(GridDeathTest, CopiesThatNobodyWaitsForAreTold) {
+TEST(GridDeathTest, CopiesWithoutAWaitAreReported) {
   alignas(16) const float from[4] = {};
   EXPECT_DEATH(launch({.threads = 1}, &start_only, &from[0]), "copies that nobody waits for");
 }

@@ -55,7 +55,7 @@ TEST_F(AttentionChoice, ReachesTheKernels) {
   test::expect_same(train({}), cudnn, "auto takes cuDNN");
 }
 
-TEST_F(AttentionChoice, PlacementsChangeNothingOfWhatCudnnLearns) {
+TEST_F(AttentionChoice, PlacementsGiveTheSameBitsWithCudnn) {
   const test::Outcome expected = train({"ballast.serial=true"});
   test::expect_same(
       train({"zero_optimization.offload_optimizer.device=cpu",
@@ -64,7 +64,7 @@ TEST_F(AttentionChoice, PlacementsChangeNothingOfWhatCudnnLearns) {
   EXPECT_EQ(FakeCudnn::plans, 2);
 }
 
-TEST_F(AttentionChoice, WithoutCudnnOursAttendsUnlessItWasAskedFor) {
+TEST_F(AttentionChoice, WithoutCudnnOwnKernelsRunUnlessItWasRequested) {
   const test::Outcome own = train({"ballast.attention=own"});
   FakeCudnn::present = false;
   {

@@ -35,7 +35,7 @@ TEST(BackgroundSave, AWriterWaitsForItsBufferOnly) {
   EXPECT_EQ(calls, (std::vector<std::string>{"3", "1", "2", "end"}));
 }
 
-TEST(BackgroundSave, AfterAnErrorNobodyWaits) {
+TEST(BackgroundSave, AfterAnErrorNoWriterWaits) {
   std::atomic<int> others = 0;
   BackgroundSave save(
       {{1, [] { throw Error(ErrorCategory::io, "the disk is full"); }}, {2, [&] { ++others; }}},

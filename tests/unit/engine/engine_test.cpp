@@ -116,7 +116,7 @@ TEST_F(EngineTest, InitialStatesDoNotDependOnPlacementThreadsOrBuffers) {
   std::vector<std::uint64_t> hashes;
   for (const std::string tier : {"none", "cpu", "nvme"}) {
     for (const std::string threads : {"1", "3"}) {
-      // With one buffer, blocks of all sizes follow each other in the same memory.
+      // With one buffer, blocks of all sizes use the same memory in turn.
       for (const std::string count : {"1", "3"}) {
         Engine engine = planner::make_engine(
             config({"model.hidden_size=192", "model.num_layers=2", kWeights + tier,
@@ -137,18 +137,18 @@ TEST_F(EngineTest, InitialWeightsOfASourceArriveInPartsWhereTheyBelong) {
   expect_all_of_a_source(engine);
 }
 
-/// All but one tensor of a layer.
+/// Whether `tensor` is stored as bf16: all tensors of a layer except one.
 bool is_stored_as_bf16(const model::TensorSpec& tensor) {
   return !tensor.name.ends_with("q_proj.weight");
 }
 
-/// Values that bf16 holds, and one tensor with others.
+/// Values that bf16 can represent, and one tensor with others.
 float stored_value(const model::TensorSpec& tensor, Elems i) {
   const auto value = 1.0F / static_cast<float>(tensor.size + i);
   return is_stored_as_bf16(tensor) ? to_float(from_float<Bf16>(value)) : value;
 }
 
-TEST_F(EngineTest, WeightsThatBf16HoldsAreReadOnceAndHaveNoRemainders) {
+TEST_F(EngineTest, Bf16WeightsAreReadOnceAndHaveNoRemainders) {
   for (const char* tier : {"nvme", "cpu", "none"}) {
     std::map<std::string, Elems> elements_read;
     std::mutex mutex;
@@ -212,7 +212,7 @@ TEST_F(EngineTest, StoredBf16WeightsBecomeTheStatesOfTheirValues) {
   const std::uint64_t expected = hash({read}, "none", "1", "1");
   for (const std::string tier : {"none", "cpu", "nvme"}) {
     for (const std::string threads : {"1", "3"}) {
-      // With one buffer, blocks of all sizes follow each other in the same memory.
+      // With one buffer, blocks of all sizes use the same memory in turn.
       for (const std::string buffers : {"1", "3"}) {
         SCOPED_TRACE(tier + ", " + threads + " threads, " + buffers + " buffers");
         EXPECT_EQ(hash({read}, tier, threads, buffers), expected);
@@ -351,7 +351,7 @@ TEST_F(EngineTest, EvaluatingChangesNothing) {
   EXPECT_EQ(engine.snapshot().hash(), before);
 }
 
-TEST_F(EngineTest, MeansAreOverTheTargetsThatCount) {
+TEST_F(EngineTest, LossesAreMeansOverCountedTargets) {
   Engine engine = planner::make_engine(config({"ballast.eval_batches=3"}));
   engine.start();
   const auto tokens = ids(engine, 1);

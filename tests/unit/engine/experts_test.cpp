@@ -14,7 +14,7 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-// What a step moves for experts.
+// Bytes that a step moves for experts.
 
 namespace ballast::engine::experts_test {
 namespace {
@@ -25,7 +25,7 @@ const char* const kModel = R"("family": "mixtral", "vocab_size": 131, "hidden_si
                               "num_layers": 3, "num_heads": 2, "intermediate_size": 32,
                               "num_local_experts": 40, "num_experts_per_tok": 2)";
 
-/// By block: rows of its expert.
+/// Rows of each block's expert.
 using Rows = std::vector<std::uint64_t>;
 
 Rows train(Engine& engine, const test::Batch& batch, double lr) {
@@ -39,7 +39,7 @@ Rows train(Engine& engine, const test::Batch& batch, double lr) {
 }
 
 /// Bytes of the operations of a lane in a plan of one micro-batch or in layer-major order, without
-/// those whose conditions do not hold. `before`: rows of the step before.
+/// those whose conditions do not hold. `before`: rows of the previous step.
 Bytes needed(const plan::Plan& plan, Lane lane, const Rows& rows, const Rows& before = {}) {
   const auto holds = [&](const plan::Condition& condition, std::uint32_t block) {
     if (condition.always()) return true;
@@ -63,7 +63,7 @@ test::Batch one_id(std::size_t tokens) {
   return {std::vector<std::int32_t>(tokens, 7), std::vector<std::int32_t>(tokens, 9)};
 }
 
-TEST(Experts, OnlyWhatHasRowsIsMoved) {
+TEST(Experts, OnlyExpertsWithRowsAreMoved) {
   const test::TempDir directory;
   const config::Config config = test::tiny_config(
       kModel, true, directory.path(),
@@ -86,8 +86,8 @@ TEST(Experts, OnlyWhatHasRowsIsMoved) {
   }
 }
 
-/// Tokens that are alike use few of the experts.
-TEST(Experts, OfASmallBatchMoveLessThanHalf) {
+/// Similar tokens use few of the experts.
+TEST(Experts, OfASmallBatchMoveLessThanHalfOfTheBytes) {
   const test::TempDir directory;
   const config::Config config =
       test::tiny_config(kModel, true, directory.path(),
@@ -102,8 +102,8 @@ TEST(Experts, OfASmallBatchMoveLessThanHalf) {
             engine.blueprint().schedule.first.bytes_on(Lane::upload));
 }
 
-/// What the step before used is there before the routers choose; the rest follows.
-TEST(Experts, OfTheStepBeforeAreMovedAhead) {
+/// Experts of the previous step are on the device before the routers choose. The others follow.
+TEST(Experts, OfThePreviousStepArePrefetched) {
   const test::TempDir directory;
   const config::Config config = test::tiny_config(
       kModel, true, directory.path(),
@@ -120,9 +120,9 @@ TEST(Experts, OfTheStepBeforeAreMovedAhead) {
     const Bytes uploaded = moved(engine, Lane::upload);
     const test::Batch batch = step == 2 ? one_id(tokens) : test::scattered_ids(tokens, step);
     const Rows rows = train(engine, batch, 1e-3);
-    // The next plan may have begun, but not to upload.
+    // The next plan may have begun, but no uploads.
     EXPECT_EQ(moved(engine, Lane::upload) - uploaded, needed(plan, Lane::upload, rows, before));
-    // Some were moved in vain.
+    // Some prefetches were not needed.
     const Bytes least = needed(plan, Lane::upload, rows, rows);
     EXPECT_TRUE(step != 2 || needed(plan, Lane::upload, rows, before) > least);
     before = rows;
@@ -131,11 +131,11 @@ TEST(Experts, OfTheStepBeforeAreMovedAhead) {
 
 struct Result {
   Rows rows;
-  std::vector<std::vector<float>> weights;  ///< by block, at the end
-  Bytes written = 0;                        ///< to NVMe by the updates
+  std::vector<std::vector<float>> weights;  ///< by block, at the end of the run
+  Bytes written = 0;                        ///< bytes that the updates wrote to NVMe
 };
 
-/// No step, or one of tokens that are alike.
+/// Result without a step, or after one with similar tokens.
 Result result_of(const std::string& updates, bool trains) {
   const test::TempDir directory;
   const config::Config config = test::tiny_config(
@@ -158,8 +158,8 @@ Result result_of(const std::string& updates, bool trains) {
   return result;
 }
 
-/// An expert with tokens is updated as if all were, one without keeps every bit, also of weights
-/// that decay, and nothing of it is written.
+/// An expert with tokens is updated as with `all`. One without tokens keeps every bit, even of
+/// weights that decay, and nothing of it is written.
 TEST(Experts, WithoutTokensKeepTheirWeightsIfTouchedOnesAreUpdated) {
   const Result first = result_of("all", false);
   const Result all = result_of("all", true);
@@ -181,7 +181,7 @@ const char* const kBalanced = R"("family": "mixtral", "vocab_size": 131, "hidden
                                  "num_local_experts": 5, "num_experts_per_tok": 2,
                                  "output_router_logits": true, "router_aux_loss_coef": 0.5)";
 
-/// One document of 20 tokens in each sequence of `length`; what follows it is padding with `id`.
+/// One document of 20 tokens in each sequence of `length`, followed by padding with `id`.
 test::Batch a_document_each(std::size_t tokens, std::size_t length, std::int32_t id) {
   constexpr std::size_t kDocument = 20;
   test::Batch batch;
@@ -209,8 +209,8 @@ StepResult step_with_documents(std::size_t length, std::int32_t padding) {
   return engine.train_step(a_document_each(tokens, length, padding).view(), 1e-3);
 }
 
-/// Padding is in no document, so a router neither sends it anywhere nor counts it.
-TEST(Experts, PaddingCountsInNothing) {
+/// Padding is in no document, so a router neither dispatches nor counts it.
+TEST(Experts, IgnorePadding) {
   const StepResult without = step_with_documents(20, 0);
   const StepResult with = step_with_documents(37, 0);
   EXPECT_EQ(with.targets, without.targets);

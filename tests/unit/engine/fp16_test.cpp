@@ -33,7 +33,7 @@ class Fp16Engine : public test::TinyEngine {
 constexpr double kGood = 0x1p12;
 constexpr double kTooLarge = 0x1p40;
 
-/// Nothing is clipped, so speculative updates of good steps stay.
+/// Nothing is clipped, so speculative updates of good steps are kept.
 TEST_F(Fp16Engine, AnOverflowLeavesEveryStateAsItWas) {
   const std::string no_clipping = "gradient_clipping=0";
   Engine never = make({no_clipping});
@@ -65,7 +65,7 @@ TEST_F(Fp16Engine, AnOverflowLeavesEveryStateAsItWas) {
   }
 }
 
-/// Its routers have a loss of their own.
+/// Its routers have their own loss.
 const std::string kExperts = R"("family": "qwen2_moe", "vocab_size": 131, "hidden_size": 64,
                                 "num_layers": 1, "num_heads": 4, "intermediate_size": 96,
                                 "num_experts": 4, "num_experts_per_tok": 2,
@@ -73,8 +73,8 @@ const std::string kExperts = R"("family": "qwen2_moe", "vocab_size": 131, "hidde
                                 "shared_expert_intermediate_size": 48,
                                 "output_router_logits": true, "router_aux_loss_coef": 300.0)";
 
-/// The norm is that of fp32. Only denormal numbers round differently. SGD, since AdamW's updates do
-/// not depend on the size of gradients.
+/// The norm equals that of fp32. Only denormal numbers round differently. Uses SGD, since AdamW's
+/// updates do not depend on the size of gradients.
 TEST_F(Fp16Engine, TheScaleChangesNeitherNormNorUpdate) {
   for (const std::string& model : {test::kTinyModel, kExperts}) {
     const std::vector<std::string> options = {R"(optimizer={"type": "SGD"})",

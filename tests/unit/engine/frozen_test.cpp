@@ -15,7 +15,7 @@
 #include "src/engine/state_layout.h"
 #include "tests/unit/engine/tiny_engine.h"
 
-// What a run leaves out for tensors that are not trained.
+// Work that a run omits for tensors that are not trained.
 
 namespace ballast::engine::frozen_test {
 namespace {
@@ -30,7 +30,7 @@ const std::string kLastLayer = R"(ballast.train=["model.layers.2.*"])";
 const std::string kParts =
     R"(ballast.train=["model.layers.1.self_attn.[qv]_proj.*", "model.layers.2.*", "model.norm.*"])";
 
-TEST_F(FrozenBlocks, HaveWeightsAlone) {
+TEST_F(FrozenBlocks, HaveOnlyWeights) {
   const Engine engine = planner::make_engine(config({kLastLayer, kOptimizer + "cpu"}));
   const Blueprint& blueprint = engine.blueprint();
   std::set<std::string> with_states;
@@ -54,7 +54,7 @@ TEST_F(FrozenBlocks, HaveWeightsAlone) {
   EXPECT_EQ(backward, blueprint.micro_batches);
 }
 
-TEST_F(FrozenBlocks, StayAsTheyAreWhileOthersLearn) {
+TEST_F(FrozenBlocks, DoNotChangeInTraining) {
   for (const char* place : {"none", "cpu", "nvme"}) {
     Engine engine = planner::make_engine(config({kParts, kWeights + place, kOptimizer + place}));
     Engine untrained = planner::make_engine(config({}));
@@ -67,7 +67,7 @@ TEST_F(FrozenBlocks, StayAsTheyAreWhileOthersLearn) {
       for (const model::TensorSpec& tensor : blocks[b].tensors) {
         const auto& other = untrained.blueprint().model.blocks[b].tensor(tensor.name);
         std::vector<float> before = untrained.snapshot().read_weights(b, other);
-        // What is frozen has no remainder.
+        // Frozen tensors have no remainder.
         if (tensor.frozen) {
           for (float& value : before) value = to_float(split_master(value).weight);
         }
@@ -96,9 +96,9 @@ TEST_F(FrozenBlocks, OnNvmeAreWrittenOnlyOnce) {
   EXPECT_GT(written("ballast.train=all", 3), written("ballast.train=all", 0));
 }
 
-/// Of blocks that are trained in part, what is trained is written and nothing else, also with
-/// adapters and where checkpoints keep what was there.
-/// Nothing where only a part is trained and its states are in memory.
+/// For partly trained blocks, only what is trained is written, also with adapters and if
+/// checkpoints keep earlier data. If only a part is trained and its states are in memory, nothing
+/// is written.
 TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
   const std::string adapters = R"(ballast.adapters={"targets": ["q_proj", "up_proj"], "rank": 4})";
   struct Case {
@@ -145,7 +145,7 @@ TEST_F(FrozenBlocks, AreSplitInStageThreeUnlessTrainedInPart) {
       planner::draw_blueprint(config, model, {64 * kMiB, 64 * kMiB}, kernels, 4, 1);
   const step::RankSizes sizes(blueprint.problem);
   EXPECT_TRUE(sizes.splits_weights(1));   // frozen
-  EXPECT_FALSE(sizes.splits_weights(2));  // in part
+  EXPECT_FALSE(sizes.splits_weights(2));  // trained in part
   EXPECT_TRUE(sizes.splits_weights(3));   // trained
   Bytes states = 0;
   for (const step::SubGroup& group : blueprint.problem.blocks[2].sub_groups) {

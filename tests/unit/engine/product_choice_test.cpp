@@ -1,4 +1,5 @@
-// ballast.product_algorithms, from the config to the products, on fakes of the GPU and of cuBLASLt.
+// Tests ballast.product_algorithms, from the config to the products, on fakes of the GPU and of
+// cuBLASLt.
 #include <filesystem>
 #include <string>
 
@@ -65,7 +66,7 @@ TEST_F(ProductChoice, ReachesTheProducts) {
   EXPECT_EQ(FakeCublasLt::last_algorithm, 2);
   EXPECT_TRUE(std::filesystem::exists(file_));
   EXPECT_GT(timed.products, heuristic.products);
-  // The fake's algorithms have equal bits, so trials that change anything would show.
+  // The fake's algorithms have equal bits, so trials that change anything would be noticed.
   test::expect_same(timed.outcome, heuristic.outcome, "timed");
   EXPECT_EQ(log.text().find("products:"), std::string::npos) << log.text();
 }

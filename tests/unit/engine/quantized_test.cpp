@@ -15,7 +15,7 @@
 #include "tests/support/function_weights.h"
 #include "tests/unit/engine/tiny_engine.h"
 
-// Runs whose frozen matrices are codes.
+// Runs whose frozen matrices are quantised.
 
 namespace ballast::engine::quantized_test {
 namespace {
@@ -36,7 +36,7 @@ std::vector<std::string> with(std::vector<std::string> overrides,
   return overrides;
 }
 
-/// Values from another engine's blocks, without magnitudes: these follow from them.
+/// Values from another engine's blocks without magnitudes, which are computed from them.
 test::FunctionWeights decoded(Engine& engine) {
   std::vector<std::vector<float>> blocks;
   for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
@@ -53,7 +53,7 @@ test::FunctionWeights decoded(Engine& engine) {
   }};
 }
 
-/// A base in codes computes what the same base computes in the training type, wherever it is.
+/// A quantised base computes what the dequantised base computes, in every placement.
 TEST_F(QuantizedBase, HasTheLossesOfTheDecodedBase) {
   const std::vector<std::vector<std::string>> formats = {
       {"ballast.quantized_base=int8"},
@@ -89,7 +89,7 @@ TEST_F(QuantizedBase, HasTheLossesOfTheDecodedBase) {
   }
 }
 
-/// Codes and scales of the frozen matrices, and the rest as it is.
+/// Moves codes and scales of the frozen matrices, and everything else unquantised.
 TEST_F(QuantizedBase, MovesItsCodes) {
   const std::vector<std::string> host = {kWeights + "cpu", kOptimizer + "cpu"};
   const Engine engine =
@@ -118,7 +118,7 @@ TEST_F(QuantizedBase, MovesItsCodes) {
   EXPECT_GE(uploads, 2 * 3 - 1U);
 }
 
-/// What has been saved is what goes on, in another place too.
+/// Saved codes are resumed from, in another placement, too.
 TEST_F(QuantizedBase, IsSavedAsCodes) {
   const auto overrides = [&](const char* place) {
     return with(kLora, {"ballast.quantized_base=nf4", "ballast.double_quantization=true",

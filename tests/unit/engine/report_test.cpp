@@ -9,9 +9,9 @@
 namespace ballast::engine::report_test {
 namespace {
 
-/// With pairs the head reports several numbers of a micro-batch, and routers' losses follow all of
+/// With pairs the head reports several numbers per micro-batch, and the routers' losses follow
 /// them.
-TEST(Report, EveryLossHasAPlaceOfItsOwn) {
+TEST(Report, EveryLossHasItsOwnPlace) {
   for (const std::uint64_t pairs : {0U, 1U, 3U}) {
     Blueprint blueprint = {
         .shape = {.sequences = 2 * std::max<std::uint64_t>(pairs, 1), .length = 8},

@@ -50,7 +50,7 @@ Saved save(Engine& engine) {
 /// Some layers are trained in part, some not at all.
 const std::string kSomeFrozen = R"(ballast.train=["model.layers.0.mlp.*", "model.layers.2.*"])";
 
-TEST_F(SavedStates, GoesOnFromSavedStatesInAnyPlacement) {
+TEST_F(SavedStates, ResumeInAnyPlacement) {
   using Choice = std::pair<std::string, std::string>;
   for (const auto& [format, train] :
        {Choice{"fp32", "ballast.train=all"}, Choice{"bf16_first", "ballast.train=all"},
@@ -86,7 +86,7 @@ TEST_F(SavedStates, GoesOnFromSavedStatesInAnyPlacement) {
   }
 }
 
-TEST_F(SavedStates, SavesInTheBackgroundWhatIsThereBeforeTheNextUpdates) {
+TEST_F(SavedStates, InTheBackgroundAreThoseBeforeTheNextUpdates) {
   using Overrides = std::vector<std::string>;
   for (const Overrides& more :
        {Overrides{}, Overrides{"ballast.update=eager", "gradient_clipping=0"},
@@ -101,7 +101,7 @@ TEST_F(SavedStates, SavesInTheBackgroundWhatIsThereBeforeTheNextUpdates) {
     std::vector<StateRange> ranges;
     const auto saving = engine.snapshot().save_in_background(
         [&](const StateRange& range, ConstHostBytes bytes) {
-          // A step would take less.
+          // A step would take less time.
           if (ranges.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(100));
           ranges.push_back(range);
           auto& array = saved[{range.block, range.kind}];
@@ -132,12 +132,12 @@ TEST_F(SavedStates, ASaveInTheBackgroundEndsWithItsEngine) {
   EXPECT_TRUE(saving->done());
 }
 
-/// What is on NVMe stays where it is while training goes on, and another engine continues there.
+/// Data on NVMe are not moved while training continues, and another engine continues from them.
 class SavedStatesOnNvme : public SavedStates {
  protected:
   void go_on_from_nvme(const std::string& train);
 };
-TEST_F(SavedStatesOnNvme, GoesOnFromStatesThatStayOnNvme) {
+TEST_F(SavedStatesOnNvme, ResumeWithoutMovingStates) {
   for (const std::string& train : {std::string("ballast.train=all"), kSomeFrozen}) {
     SCOPED_TRACE(train);
     go_on_from_nvme(train);
@@ -169,7 +169,7 @@ void SavedStatesOnNvme::go_on_from_nvme(const std::string& train) {
 
   std::vector<std::size_t> extents;
   for (const KeptHome& home : kept.homes) extents.push_back(home.content.extent);
-  // Twice from the same files: the first engine has not changed what the checkpoint keeps.
+  // Starts twice from the same files: the first engine has not changed what the checkpoint keeps.
   for (int time = 0; time < 2; ++time) {
     Engine after = engine_of();
     const StateSource unused = [](const StateRange&, HostBytes) { FAIL() << "nothing is copied"; };

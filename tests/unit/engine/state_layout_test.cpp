@@ -51,7 +51,7 @@ void for_every_layout(const Check& check) {
   }
 }
 
-TEST(StateLayout, ArraysAreAlignedApartAndInsideWholePages) {
+TEST(StateLayout, ArraysAreAlignedAndInsideWholePages) {
   for_every_layout([](const StateLayout& layout) {
     const auto arrays = arrays_of(layout);
     Bytes end = 0;
@@ -242,7 +242,8 @@ model::ModelConfig small_experts() {
   return config;
 }
 
-/// By element of the model: whether its tensor is exempt from weight decay. Padding is not checked.
+/// Whether each element's tensor is exempt from weight decay, by element of the model. Padding is
+/// not checked.
 std::vector<int> exempt_elements(const model::Architecture& model) {
   std::vector<int> exempt(first_element(model, model.blocks.size()), -1);
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {

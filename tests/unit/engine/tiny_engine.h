@@ -34,7 +34,7 @@ class TinyEngine : public testing::Test {
     }
     return out;
   }
-  /// Starts the engine from a source; its masters are then what the source has, to the last bit.
+  /// Starts the engine from a source. Its masters then equal the source's values, to the last bit.
   static void expect_all_of_a_source(engine::Engine& engine) {
     const auto value = [](const model::TensorSpec& tensor, Elems i) {
       return 1.0F / static_cast<float>(tensor.size + i);

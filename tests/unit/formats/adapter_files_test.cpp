@@ -1,4 +1,4 @@
-// Folders of PEFT: import, export and adapters that are merged into their model.
+// PEFT folders: import, export and adapters that are merged into their model.
 #include "src/formats/adapter_files.h"
 
 #include <cmath>
@@ -125,7 +125,7 @@ TEST(MergedAdapters, AreRoundedOnce) {
   for (std::size_t i = 0; i < ours.size(); ++i) {
     other += ours[i] == to_float(to_bf16(theirs[i])) ? 0 : 1;
   }
-  EXPECT_LT(other, ours.size() / 500);  // those that lie between two values
+  EXPECT_LT(other, ours.size() / 500);  // values between two representable ones
 }
 
 TEST(MergedAdapters, NeedTheModelThatTheyBelongTo) {
@@ -149,8 +149,8 @@ TEST(MergedAdapters, NeedTheModelThatTheyBelongTo) {
   });
 }
 
-/// A model of two matrices, an embedding and perhaps an output matrix, and adapters of it. Each
-/// value follows from the tensor's name and the element.
+/// A model of two matrices, an embedding and optionally an output matrix, and adapters for it. Each
+/// value is computed from the tensor's name and the element.
 struct SmallFolder {
   using Tensors = std::map<std::string, std::vector<std::uint64_t>>;
   static constexpr std::size_t kIn = 3;
@@ -192,7 +192,7 @@ struct SmallFolder {
     }
     writer.finish();
   }
-  /// Merges adapters with these tensors, whose names begin behind "base_model.model.".
+  /// Merges adapters with these tensors, whose names follow "base_model.model.".
   [[nodiscard]] WeightFiles merge(const Tensors& adapters) const {
     Tensors named;
     for (const auto& [name, shape] : adapters) named[config::kAdapterPrefix + name] = shape;
@@ -259,7 +259,7 @@ TEST(MergedAdapters, HaveTheRanksAndScalesOfPatterns) {
   EXPECT_EQ(values(merged, "lm_head.weight")[0], SmallFolder::value("lm_head.weight", 0));
 }
 
-TEST(MergedAdapters, AreOfEmbeddingsOutputMatricesBiasesAndTokensToo) {
+TEST(MergedAdapters, IncludeEmbeddingsOutputMatricesBiasesAndTokens) {
   const SmallFolder folder(false, {{"trainable_token_indices", {4, 1}}});
   const auto prefixed = [](const std::string& name) { return config::kAdapterPrefix + name; };
   const WeightFiles merged =
@@ -378,7 +378,7 @@ TEST(AdapterFolder, OfPickledTensorsSaysHowToConvertThem) {
                });
 }
 
-TEST(AdapterFolder, BelowTheOneThatIsGivenIsNamed) {
+TEST(AdapterFolder, InsideTheGivenFolderIsNamed) {
   const SmallFolder folder(false);
   expect_error(ErrorCategory::usage, {"has no adapters; its folder adapters has: give that"}, [&] {
     export_model(folder.dir.path(), folder.dir.path() / "out", {.merged = true},
@@ -410,7 +410,7 @@ TEST(AdapterFolder, IsExportedAsItIsOrInAnotherType) {
   EXPECT_EQ(type_of(narrow.tensors().front()), DType::bf16);
 }
 
-TEST(AdapterFiles, HoldExactlyWhatIsTrained) {
+TEST(AdapterFiles, ContainExactlyTheTrainedTensors) {
   const Folder folder("llama_lora");
   const AdapterFiles files(folder.adapters());
   const std::vector<std::string> all = {"q_proj", "v_proj", "o_proj", "up_proj", "down_proj"};

@@ -39,7 +39,7 @@ using nlohmann::json;
 using test::expect_error;
 
 const std::vector<std::string> kFolders = {"nf4", "nested", "int8"};
-/// Adapters of another program, and what they are trained on.
+/// Adapters of another program, and the data they are trained on.
 const std::vector<std::string> kAdapters = {
     "ballast.train=adapters",
     R"(ballast.adapters={"targets": ["q_proj", "down_proj"], "rank": 4, "alpha": 8})"};
@@ -82,7 +82,7 @@ struct Started {
   engine::Engine engine;
 };
 
-/// The fixture's ids, of which the first ones predict the others.
+/// The fixture's ids: inputs and the targets that follow them.
 struct Batch {
   Batch() {
     const json values = expected();
@@ -151,7 +151,7 @@ void expect_bytes(const WeightPlace& place, const std::byte* found, const std::s
   EXPECT_EQ(std::memcmp(found, theirs.data(), theirs.size()), 0) << what;
 }
 
-/// "auto" keeps what the folder has, byte for byte.
+/// "auto" keeps the folder's codes, byte for byte.
 TEST(Bitsandbytes, ARunHasTheCodesOfTheFolder) {
   for (const bool nested : {false, true}) {
     const fs::path folder = fixture(nested ? "nested" : "nf4");
@@ -185,7 +185,8 @@ fs::path exported(const fs::path& from, const fs::path& out, const ExportOptions
   return out;
 }
 
-/// Losses and states after each are those of the same run over decoded weights.
+/// Expects that losses and states after each step equal those of the same run over dequantised
+/// weights.
 void expect_equal_runs(const config::Config& one, const config::Config& other, bool same_states) {
   const Batch batch;
   Started coded(one);
@@ -250,7 +251,7 @@ struct Stored {
   std::string bytes;
 };
 
-/// A folder with a copy of the tensors of one of the fixture's, to be changed.
+/// A folder with a modifiable copy of the tensors of one of the fixture's.
 class Copy {
  public:
   explicit Copy(const std::string& name) {
@@ -261,7 +262,7 @@ class Copy {
           tensor.dtype, tensor.shape, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}};
     }
   }
-  /// Writes them and opens the file.
+  /// Writes the tensors and opens the file.
   [[nodiscard]] WeightFiles open() const {
     json header = json::object();
     std::string data;
@@ -285,7 +286,7 @@ class Copy {
   std::map<std::string, Stored> tensors;
 };
 
-/// The second of two folders has what the first has left behind.
+/// The second of two folders has what the first has left over.
 void write_description(const fs::path& from, const fs::path& to, const json& quantization) {
   json description = json::parse(read_small_file(from / "config.json"));
   description["quantization_config"] = quantization;
@@ -297,7 +298,7 @@ bool has_note(const config::Config& config, std::string_view part) {
                      [&](const std::string& note) { return note.find(part) != std::string::npos; });
 }
 
-/// A merged 16-bit folder may have kept a quantization_config, also one that Ballast cannot read.
+/// A merged 16-bit folder may have kept a quantization_config, even one that Ballast cannot read.
 TEST(Bitsandbytes, DenseWeightsAreUsedAsTheyAreWhateverTheirConfigSays) {
   const test::TempDir dir;
   const fs::path plain = exported(fixture("nested"), dir.path() / "plain");
@@ -330,7 +331,7 @@ TEST(Bitsandbytes, CodesAreRecognisedWithoutTheirConfig) {
 const std::string kMatrix = "model.layers.0.mlp.up_proj.weight";
 const std::string kState = kMatrix + ".quant_state.bitsandbytes__nf4";
 
-/// The description with one member changed.
+/// Changes one member of the description.
 void describe(Copy& copy, const std::string& key, const json& value) {
   json state = json::parse(copy.tensors[kState].bytes);
   state[key] = value;
@@ -395,7 +396,7 @@ TEST(Bitsandbytes, TensorsThatDoNotFitAreRefusedInOneLine) {
   order.expect_refused({"weight_format' is not 0"});
 }
 
-/// Damaged descriptions are refused, or say nothing that does harm.
+/// Damaged descriptions are refused, or are harmless.
 TEST(Bitsandbytes, DamagedDescriptionsAreRefusedInOneLine) {
   std::mt19937_64 random(11);
   Copy copy("nested");
@@ -416,7 +417,7 @@ TEST(Bitsandbytes, DamagedDescriptionsAreRefusedInOneLine) {
   EXPECT_GT(refused, 60U);
 }
 
-/// A matrix with several scales of scales, whose last ones are not full; read from everywhere.
+/// A matrix with several scales of scales, whose last ones are not full, read from every start.
 TEST(Bitsandbytes, LongMatricesAreReadFromEverywhere) {
   constexpr Elems kRows = 129;
   constexpr Elems kColumns = 321;
@@ -457,7 +458,7 @@ TEST(Bitsandbytes, LongMatricesAreReadFromEverywhere) {
   }
   const auto read_codes = [&](const Quantization& wanted) {
     std::vector<std::byte> out(model::CodedArrays(wanted, kElements).bytes);
-    bitsandbytes::read_codes(*files.find(kMatrix), wanted, out, read_stored);
+    bitsandbytes::read_codes(*files.find(kMatrix), wanted, out, nullptr);
     return out;
   };
   EXPECT_EQ(read_codes(how), coded);

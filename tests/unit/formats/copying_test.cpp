@@ -60,7 +60,7 @@ TEST(WriteBehind, WritesAllBytesInOrder) {
   EXPECT_TRUE(read_small_file(dir.path() / "a") == wanted);
 }
 
-/// Pieces of all sizes, in any order, of two files in turn.
+/// Writes pieces of all sizes, in any order, of two files in turn.
 TEST(WriteBehind, WritesPiecesOfSeveralFilesInAnyOrder) {
   struct Piece {
     std::size_t file;
@@ -73,13 +73,13 @@ TEST(WriteBehind, WritesPiecesOfSeveralFilesInAnyOrder) {
   std::vector<Piece> pieces;
   for (const std::size_t file : {0, 1}) {
     for (Bytes at = 0; at < wanted.size(); at += pieces.back().size) {
-      // Short ones, and long ones that begin and end anywhere.
+      // Short pieces, and long ones that begin and end anywhere.
       const Bytes size = random() % 3 > 0 ? random() % 5000 + 1 : random() % (6 * kMiB) + 1;
       pieces.push_back({file, at, std::min(size, wanted.size() - at)});
     }
   }
   for (std::size_t i = pieces.size(); --i > 0;) {
-    // Some of them follow the one before them.
+    // Some of them follow the previous one.
     if (random() % 4 > 0) std::swap(pieces[i], pieces[random() % i]);
   }
   const auto buffers = std::make_shared<WriteBuffers>();
@@ -94,7 +94,7 @@ TEST(WriteBehind, WritesPiecesOfSeveralFilesInAnyOrder) {
   for (const char* name : {"0", "1"}) EXPECT_TRUE(read_small_file(dir.path() / name) == wanted);
 }
 
-TEST(WriteBehind, EndsRequestsForAllFilesWhenOneIsGivenUp) {
+TEST(WriteBehind, EndsRequestsForAllFilesWhenOneIsAbandoned) {
   const test::TempDir dir;
   const std::string bytes = pattern(kLarge);
   const auto buffers = std::make_shared<WriteBuffers>();
@@ -110,7 +110,7 @@ TEST(WriteBehind, EndsRequestsForAllFilesWhenOneIsGivenUp) {
   EXPECT_FALSE(fs::exists(dir.path() / "a"));
 }
 
-TEST(WriteBehind, ReportsAFailureBehindTheCaller) {
+TEST(WriteBehind, ReportsAFailureOfAnEarlierWrite) {
   const test::TempDir dir;
   const std::string bytes = pattern(kLarge);
   for (const Bytes limit : {8 * kMiB + 1, kLarge - 1}) {
@@ -166,14 +166,14 @@ TEST(ReadAhead, DeliversAnyPartsInAnyOrder) {
   const WeightFiles files(file.path);
   ReadAhead reader(files.files(), {});
   read_and_compare(reader, files, file.bytes, 0, kLarge);
-  // Back, forward by less and by more than what is read ahead, and the last byte.
+  // Reads backwards, forwards by less and by more than what is read ahead, and the last byte.
   for (const Bytes first : {3 * kMiB, 3 * kMiB + 5, 9 * kMiB, 60 * kMiB, Bytes{0}, kLarge - 1}) {
     read_and_compare(reader, files, file.bytes, first, std::min(first + 100, kLarge));
   }
 }
 
-/// Tensors of all sizes that begin anywhere.
-TEST(ReadAhead, GoesOnWithTheNextTensorOfTheOrder) {
+/// Reads tensors of all sizes that begin anywhere.
+TEST(ReadAhead, ContinuesWithTheNextTensorOfTheOrder) {
   const test::TempDir dir;
   const std::vector<Bytes> sizes = {5 * kMiB + 3, 300 * kKiB, 7, 13 * kMiB, 4 * kMiB + 1, kMiB};
   std::string header = "{";
@@ -234,7 +234,7 @@ TEST(ReadAhead, ServesSeveralThreads) {
   for (std::thread& thread : threads) thread.join();
 }
 
-/// As the threads of the fill do.
+/// Reads as the threads of the fill do.
 TEST(ReadAhead, ThreadsThatTakeTurnsReadEverythingOnce) {
   const OneTensor file;
   const WeightFiles files(file.path);

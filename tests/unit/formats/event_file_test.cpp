@@ -23,7 +23,7 @@ TEST(EventFile, HasTheChecksumsOfTheStandard) {
   EXPECT_EQ(crc32c(""), 0U);
 }
 
-/// The file was written by TensorBoard's own classes (tests/data/make_event_fixture.py).
+/// TensorBoard's own classes wrote the file (tests/data/make_event_fixture.py).
 TEST(EventFile, HasTheBytesOfTensorBoard) {
   const std::vector<Scalar> first = {{"Train/Samples/train_loss", 5.5625},
                                      {"Train/Samples/lr", 1e-3},

@@ -151,9 +151,9 @@ TEST(Export, CopiesAndConvertsInPieces) {
   EXPECT_TRUE(copy("bf16", "f32again", DType::f32) == rounded);
 }
 
-TEST(Export, ThatStopsLeavesNothing) {
+TEST(Export, AnInterruptedOneLeavesNothing) {
   const Folder folder;
-  // Not even the folder above, which the export has made.
+  // Does not leave the parent folder either, which the export made.
   const auto left = [&] {
     return fs::exists(folder.dir.path() / "a")
                ? std::distance(fs::directory_iterator(folder.dir.path() / "a"), {})
@@ -176,7 +176,7 @@ TEST(Export, ThatStopsLeavesNothing) {
   folder.copy({});
   expect_error(ErrorCategory::usage, {folder.out().native(), "exists"}, [&] { folder.copy({}); });
   EXPECT_EQ(left(), 1);
-  // A folder cannot be renamed to a link, which is found before the work.
+  // A folder cannot be renamed to a link, which is detected before the work.
   fs::rename(folder.out(), folder.dir.path() / "moved");
   fs::create_directory_symlink(folder.dir.path() / "moved", folder.out());
   expect_error(ErrorCategory::usage, {"is a symbolic link"}, [&] { folder.copy({}); });
@@ -200,7 +200,7 @@ TEST(Export, NamesWhatItCannotExport) {
   EXPECT_FALSE(fs::exists(folder.out()));
 }
 
-TEST(ModelFolder, IsRemovedOnlyIfItHoldsAModel) {
+TEST(ModelFolder, IsRemovedOnlyIfItContainsAModel) {
   const Folder folder;
   expect_error(ErrorCategory::usage, {"notes.txt is not a file of a model", "--out"},
                [&] { remove_model_folder(folder.model()); });

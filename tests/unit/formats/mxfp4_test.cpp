@@ -64,7 +64,7 @@ TEST(Mxfp4, EveryCodeAndScaleIsDecodedAsTransformersDoes) {
   const std::vector<std::byte> scales = read("scales");
   std::vector<Bf16> found(codes.size() * 2);
   mxfp4::decode(codes, scales, 0, found);
-  // Theirs is [1, 32, 255].
+  // Their table is [1, 32, 255].
   const std::vector<std::byte> expected = read("decoded");
   ASSERT_EQ(expected.size(), found.size() * sizeof(Bf16));
   for (std::size_t i = 0; i < found.size(); ++i) {
@@ -114,7 +114,7 @@ TEST(Mxfp4, FoldersAreReadAsThoseWithDecodedWeights) {
   }
 }
 
-/// Exports to `out` and checks what is not decoded.
+/// Exports to `out` and checks what is not dequantised.
 void export_fixture(const fs::path& out, const ExportOptions& options) {
   Bytes last = 0;
   const ExportSummary summary =
@@ -151,7 +151,7 @@ TEST(Mxfp4, ExportWritesDecodedWeights) {
   }
 }
 
-/// Imported and written again, every tensor of a folder has the same values.
+/// After import and export, every tensor of a folder has the same values.
 TEST(Mxfp4, StackedExpertsComeBackAsTheyWere) {
   const test::TempDir dir;
   export_fixture(dir.path() / "wide", {.type = DType::f32});
@@ -194,7 +194,7 @@ fs::path write_file(const test::TempDir& dir, const nlohmann::json& tensors) {
   return dir.write("model.safetensors", content + text + std::string(end, '\0'));
 }
 
-TEST(Mxfp4, FilesThatAreNotAsTheyShouldBeAreRefusedInOneLine) {
+TEST(Mxfp4, MalformedFilesAreRefusedInOneLine) {
   const test::TempDir dir;
   const auto expect_refused = [&](const nlohmann::json& tensors,
                                   std::initializer_list<std::string_view> parts) {

@@ -26,7 +26,7 @@
 #include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"
 
-// Files hold whole tensors, also of a model whose layers and vocabulary are in tiles.
+// Files contain whole tensors, even if layers and vocabulary of the model are in tiles.
 
 namespace ballast::formats::tile_files_test {
 namespace {
@@ -94,7 +94,7 @@ TEST(TileFiles, AreByteForByteThoseOfTheWholeModel) {
   }
 }
 
-TEST(TileFiles, ThatLackATileAreNotFinished) {
+TEST(TileFiles, WithoutAllTilesAreNotFinished) {
   const test::TempDir dir;
   const model::Architecture model = model_of("llama", 3);
   for (const char* name : {"layer 1 attention 0", "layer 0 mlp 2", "head 2"}) {
@@ -116,13 +116,13 @@ TEST(TileFiles, ThatCannotGrowLeaveNothing) {
   const model::Architecture model = model_of("llama", 3);
   const Bytes size = model.parameters() * sizeof(float);
   {
-    const test::FileSizeLimit limit(size);  // without the header
+    const test::FileSizeLimit limit(size);  // size without the header
     expect_error(ErrorCategory::io, {"cannot write", "model.safetensors: File too large"},
                  [&] { save(model, dir.path() / "w"); });
   }
   EXPECT_TRUE(fs::is_empty(dir.path()));
   {
-    // The limit comes when the file has its space: pieces beyond it fail.
+    // The limit takes effect when the file gets its space: pieces beyond it fail.
     ModelFolderWriter writer(dir.path() / "w", {train::tensors_of(model)});
     train::write_block(writer, model.blocks[0], values_of(model.blocks[0]));
     const test::FileSizeLimit limit(size / 8);
@@ -166,7 +166,7 @@ TEST(TileFiles, AreReadInAnyPieces) {
   });
 }
 
-/// Bytes that this process has asked the system for; none if it does not say.
+/// Bytes that this process has requested from the system; nothing if it does not say.
 std::optional<Bytes> bytes_asked_for() {
   std::ifstream counters("/proc/self/io");
   std::string name;

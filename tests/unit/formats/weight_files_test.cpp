@@ -134,7 +134,7 @@ TEST(WeightFiles, AgreeWithTheirIndex) {
   refuse(index_of(R"("b":1)"), {"the file of tensor 'b' is not a string"});
   for (const std::string path :
        {"", ".", "..", "../m", "/m", "x/m", "m\\u0000", "m\\n", "\\u001bm"}) {
-    refuse(index_of(R"("b":")" + path + '"'), {"tensor 'b' is in '", "only files beside it"});
+    refuse(index_of(R"("b":")" + path + '"'), {"tensor 'b' is in '", "only files next to it"});
   }
   refuse(index_of(R"("b":"none.safetensors")"),
          {"names 1 file, of which 1 is missing (none.safetensors); download it too"});
@@ -201,7 +201,7 @@ TEST(WeightFiles, SayWhichFormatAFileHasInstead) {
   says("0123456789", "truncated or not a safetensors file; download or copy it again");
 }
 
-/// The message for a model whose tensors have other names than a Llama's.
+/// The message for a model whose tensor names are not those of a Llama.
 TEST(WeightFiles, SayWhyTensorsHaveOtherNames) {
   const auto says = [](const std::vector<std::string>& names, std::string_view part) {
     const test::TempDir dir;
@@ -234,7 +234,7 @@ TEST(WeightFiles, SayWhyTensorsHaveOtherNames) {
   says({map + ".wieght"}, "did you mean");
 }
 
-/// Reads all values of the model in `folder`. Returns whether it was accepted; an error must name a
+/// Reads all values of the model in `folder`. Returns whether it was accepted. An error must name a
 /// file of the folder in one line.
 bool reads(const fs::path& folder) {
   try {
@@ -261,7 +261,7 @@ std::string damaged_file(const std::string& whole, bool index, std::mt19937_64& 
   return index ? test::damaged_json(whole, random) : test::damaged_safetensors(whole, random);
 }
 
-/// Damages the index, the headers or the data, and reads whatever is accepted.
+/// Damages the index, the headers or the data, and reads the files if they are accepted.
 /// BALLAST_TEST_FUZZ_INPUTS sets how often.
 TEST(WeightFiles, ThatAreDamagedAreRefusedOrRead) {
   const Folder folder;

@@ -55,7 +55,7 @@ TEST(Adapters, AreTheTrainedTensorsOfTheirBlocks) {
   EXPECT_FALSE(model.blocks[model.head()].tensor("lm_head.weight").frozen);
   EXPECT_TRUE(model.blocks[model.head()].tensor("model.norm.weight").frozen);
   EXPECT_EQ(model.parameters() - plain.parameters(), 2 * 3 * (2 * h + h + wide));
-  // Products of one token: A and B, and again A in the backward pass.
+  // Products of one token: A and B, and A again in the backward pass.
   const auto more = static_cast<double>(3 * (2 * h + h + wide));
   EXPECT_EQ(model.forward_flops(2, 1, 1), plain.forward_flops(2, 1, 1) + 2.0 * more);
   const auto maps = static_cast<double>(plain.blocks[2].product_elements);
@@ -64,7 +64,7 @@ TEST(Adapters, AreTheTrainedTensorsOfTheirBlocks) {
             2.0 * static_cast<double>(3 * 2 * h));
 }
 
-/// The result of the map again for the gradient of a magnitude, and in each pass the norms.
+/// The product with W again for the gradient of a magnitude, and the norms in each pass.
 TEST(Adapters, WithMagnitudesComputeMore) {
   const AdapterConfig wanted = {.rank = 3, .targets = {"o_proj"}};
   AdapterConfig with = wanted;
@@ -85,7 +85,7 @@ TEST(Adapters, WithMagnitudesComputeMore) {
   EXPECT_NE(lora.adapters->description(), dora.adapters->description());
 }
 
-/// Queries, keys and values of each head follow each other in files of GPT-NeoX.
+/// In files of GPT-NeoX, queries, keys and values of each head are adjacent.
 TEST(Adapters, HaveTheRowsOfTheirMapsInTheSameOrder) {
   ModelConfig config = default_config("gpt_neox");
   config.hidden_size = 24;
@@ -116,7 +116,7 @@ ModelConfig small_experts() {
   return experts;
 }
 
-/// Matrices that choose experts, or weigh a shared one, stay as they are.
+/// Matrices that choose experts or weigh a shared expert are not quantised.
 TEST(QuantizedBase, LeavesRoutersAndTheGateOfASharedExpert) {
   Architecture model = adapted(small_experts(), {.targets = {"all-linear"}});
   quantize(model, {.format = Quantization::Format::nf4},
@@ -148,16 +148,17 @@ TEST(Adapters, OfAllMapsAreNamed) {
                      [&] { adapted(experts, {.targets = {"mlp.gate"}}); });
 }
 
-TEST(Adapters, RefuseWhatTheyAreNotFor) {
+TEST(Adapters, RefuseWrongTargets) {
   const auto refuses = [](const AdapterConfig& adapters,
                           std::initializer_list<std::string_view> parts) {
     test::expect_error(ErrorCategory::config, parts,
                        [&] { adapted(test::small_llama(), adapters); });
   };
   refuses({.targets = {}}, {"targets: missing", "q_proj, k_proj", "\"all-linear\""});
-  refuses({.targets = {"q_prj"}}, {"targets: 'q_prj' matches no map", "did you mean 'q_proj'"});
-  refuses({.targets = {"proj"}}, {"'proj' matches no map"});
-  refuses({.targets = {"all-linear", "q_proj"}}, {"'all-linear' matches no map"});
+  refuses({.targets = {"q_prj"}},
+          {"targets: 'q_prj' matches no linear map", "did you mean 'q_proj'"});
+  refuses({.targets = {"proj"}}, {"'proj' matches no linear map"});
+  refuses({.targets = {"all-linear", "q_proj"}}, {"'all-linear' matches no linear map"});
   refuses({.targets = {"input_layernorm"}}, {"'input_layernorm' is a norm", "modules_to_save"});
   refuses({.targets = {"embed_tokens"}}, {"'embed_tokens' is the embedding"});
   refuses({.targets = {"lm_head"}}, {"'lm_head' is the output matrix"});
@@ -255,7 +256,7 @@ double dot(const Values& a, std::size_t first, const Values& direction) {
   return sum;
 }
 
-/// The tensors of an adapted map.
+/// The tensors of an adapted matrix.
 struct Adapted {
   const TensorSpec* map;
   const TensorSpec* a;
@@ -279,7 +280,7 @@ struct Adapted {
     }
     return sums;
   }
-  /// Changes the magnitudes so that the gains are those with the norms of other weights.
+  /// Changes the magnitudes so that the gains equal those with the norms of other weights.
   void keep_gains(Values& weights, const Values& other) const {
     for (std::uint64_t i = 0; magnitudes != nullptr && i < b->shape[0]; ++i) {
       const Values here = row(weights, i);
@@ -354,16 +355,16 @@ class AdapterPasses : public testing::TestWithParam<Case> {
   Values dy;
 };
 
-/// The mask is the same in both passes, and every adapter has its gradients; norms are constants in
-/// these.
-TEST_P(AdapterPasses, HaveTheGradientsOfFiniteDifferences) {
+/// The mask is the same in both passes, and every adapter gets its gradients. Norms are constants
+/// in them.
+TEST_P(AdapterPasses, GradientsEqualFiniteDifferences) {
   constexpr double kStep = 3e-3;
   const auto [gradient, dx] = backward(false);
   std::size_t adapters = 0;
   for (const TensorSpec& tensor : bench.architecture.blocks[1].tensors) {
     if (tensor.frozen) continue;
     ++adapters;
-    // Along the gradient, where the difference is large beside the rounding.
+    // Along the gradient, where the difference is large relative to the rounding.
     Values direction(gradient.begin() + static_cast<std::ptrdiff_t>(tensor.offset),
                      gradient.begin() + static_cast<std::ptrdiff_t>(tensor.offset + tensor.size));
     const double norm = std::sqrt(dot(direction, 0, direction));
@@ -394,8 +395,8 @@ TEST_P(AdapterPasses, HaveTheSameBitsWhetherIntermediatesAreKeptOrNot) {
   EXPECT_EQ(backward(true), backward(false));
 }
 
-/// A pass without adapters, but with the maps that a folder has when they are merged into it.
-TEST_P(AdapterPasses, AreThoseOfTheMergedMaps) {
+/// Compares with a pass without adapters over matrices into which they are merged.
+TEST_P(AdapterPasses, EqualTheMergedMaps) {
   Values merged = weights;
   for (const Adapted& adapted : adapted_maps()) {
     for (std::uint64_t i = 0; i < adapted.b->shape[0]; ++i) {
@@ -419,7 +420,7 @@ TEST_P(AdapterDropout, DropOtherElementsInEachMicroBatchAndNoneInAnEvaluation) {
   EXPECT_NE(forward(weights, x, {true, 18}), one);
   const Values all = forward(weights, x, {});
   EXPECT_NE(all, one);
-  // In the mean nothing changes.
+  // The mean does not change.
   Values mean(all.size(), 0.0);
   constexpr std::uint64_t kDraws = 30;
   for (std::uint64_t key = 0; key < kDraws; ++key) {
@@ -437,7 +438,8 @@ INSTANTIATE_TEST_SUITE_P(Families, AdapterPasses, testing::ValuesIn(kCases),
 INSTANTIATE_TEST_SUITE_P(Families, AdapterDropout, testing::ValuesIn(kCases),
                          testing::PrintToStringParamName());
 
-/// Biases, parts of a map beside others without an adapter, and gate and up as one part.
+/// Biases, some parts of a fused matrix with adapters and some without, and gate and up as one
+/// part.
 INSTANTIATE_TEST_SUITE_P(Dora, AdapterPasses,
                          testing::Values(Case{"llama", true, {"k_proj", "up_proj"}, true},
                                          Case{"gpt2", false, {"all-linear"}, true},

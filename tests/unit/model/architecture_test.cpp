@@ -14,7 +14,7 @@
 #include "ballast/model/family.h"
 #include "ballast/model/initialize.h"
 
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 #include "tests/unit/model/fixture.h"
 
 namespace ballast::model::architecture_test {
@@ -112,7 +112,7 @@ TEST(Architecture, RefusesNumbersThatDoNotFitTogether) {
       has(with(test::small_gpt2(), [](auto& c) { c.vocab_size = 0; }), "vocab_size: missing"));
   EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.max_sequence = 0; }), "max_sequence"));
   EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.num_kv_heads = 1; }),
-                  "gpt2 has as many as num_heads (3), got 1"));
+                  "gpt2 needs the value of num_heads (3), got 1"));
   EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.norm_epsilon = 0; }), "norm_epsilon"));
   EXPECT_EQ(refusal(test::small_gpt2()), "");
   EXPECT_EQ(refusal(test::small_llama()), "");
@@ -127,7 +127,7 @@ TEST(Architecture, CountsMatrixFlops) {
             2.0 * tokens * 12 * 768 * 768 + 2.0 * tokens * 512 * 768);
 }
 
-TEST(Architecture, CountsWhatTheBackwardPassComputesAgain) {
+TEST(Architecture, CountsRecomputedFlops) {
   const Architecture gpt2 = build_architecture(gpt2_124m());
   EXPECT_EQ(gpt2.recomputed_flops(0, 4, 512), 0.0);
   EXPECT_EQ(gpt2.recomputed_flops(1, 4, 512), 2.0 * 2048 * 8 * 768 * 768 + 2.0 * 2048 * 512 * 768);
@@ -145,7 +145,7 @@ TEST(Flops, OfAWindowCountTheKeysThatAreSeen) {
     config.details["sliding_window"] = window;
     const Architecture model = build_architecture(config);
     const double seen = std::min<double>(64.0, static_cast<double>(window));
-    // As the causal half without a window, pairs on the diagonal count half.
+    // In the causal half without a window, pairs on the diagonal count half.
     const double pairs = 64.0 * seen - seen * seen / 2.0;
     const double width = static_cast<double>(model.blocks[1].attention_width);
     EXPECT_DOUBLE_EQ(model.forward_flops(1, 1, 64), all - 4.0 * (64.0 * 64.0 / 2.0 - pairs) * width)
@@ -240,7 +240,7 @@ TEST(Initialize, HasTheBitsOfTheFormula) {
   }
 }
 
-TEST(Initialize, KernelsOfAllInstructionSetsHaveTheBitsOfTheFormulaExceptWhereTheySayTheyMayNot) {
+TEST(Initialize, KernelsEqualTheFormulaExceptForDoubtfulGroups) {
   constexpr std::size_t kCalls = 4000;
   constexpr std::size_t kSize = 4 * host::kNormalGroups;
   const TensorSpec tensor = normal_tensor("b", kCalls * kSize);
@@ -260,7 +260,7 @@ TEST(Initialize, KernelsOfAllInstructionSetsHaveTheBitsOfTheFormulaExceptWhereTh
       doubts += found;
     }
     EXPECT_EQ(bits_of(values), expected) << to_string(table->isa);
-    // About one in 8,000.
+    // There is about one in 8,000.
     EXPECT_GT(doubts, 0U);
     EXPECT_LT(doubts, kCalls * host::kNormalGroups / 1000);
   }

@@ -122,7 +122,7 @@ class Blocks : public testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(Blocks, LayerForwardIsThePlainModelsLayer) {
+TEST_P(Blocks, LayerForwardEqualsThePlainModel) {
   const BlockSpec& block = bench.architecture.blocks[2];
   const Values weights = bench.weights(2);
   const Values in = bench.activation_values(9);
@@ -279,9 +279,9 @@ TEST(BlocksIn16Bits, AgreeWithFp32AsFarAsTheirPrecisionGoes) {
   }
 }
 
-/// After clear_gradient() on accumulators full of NaN, the first micro-batch leaves the gradients
+/// After clear_gradient() on accumulators full of NaN, the first micro-batch writes the gradients
 /// that it would add to zeros.
-TEST(FirstMicroBatch, OverwritesWhatClearingLeaves) {
+TEST(FirstMicroBatch, OverwritesUnclearedMatrices) {
   for (const DType type : {DType::f32, DType::bf16}) {
     for (ModelConfig config : {test::small_gpt2(), test::small_llama()}) {
       for (const bool tied : {false, true}) {
@@ -327,7 +327,7 @@ TEST(BlocksWithIntermediatesKept, GiveTheSameBits) {
   }
 }
 
-TEST(BlocksWithIntermediatesKept, AreNotComputedAgain) {
+TEST(BlocksWithIntermediatesKept, AreNotRecomputed) {
   for (const ModelConfig& config : {test::small_gpt2(), test::small_llama()}) {
     Bench b(config, DType::bf16, {2, 33}, 2);
     const DeviceBytes kept =
@@ -355,7 +355,7 @@ TEST(BlocksWithIntermediatesKept, AreNotComputedAgain) {
   }
 }
 
-TEST(BlocksWithIntermediatesKept, NeedRoomForThem) {
+TEST(BlocksWithIntermediatesKept, RefuseTooLittleMemory) {
   Bench b(test::small_gpt2(), DType::bf16, {1, 8}, 1);
   const DeviceBytes kept =
       b.device->allocate(b.compute->sizes().intermediates[1] - 1, "too little");

@@ -78,7 +78,7 @@ TEST(WeightCodes, AreOffByAtMostHalfAScale) {
   }
 }
 
-TEST(WeightCodes, OfBlocksWithNothingToScaleAreZeroAndOfOthersNotFiniteAreNan) {
+TEST(WeightCodes, OfZeroBlocksAreZeroAndOfNonFiniteBlocksNan) {
   for (const DType type : {DType::f32, DType::bf16}) {
     Bench b(test::small_gpt2(), type, {1, 4});
     std::vector<float> values(5 * kBlock, 0.0F);
@@ -98,7 +98,7 @@ TEST(WeightCodes, OfBlocksWithNothingToScaleAreZeroAndOfOthersNotFiniteAreNan) {
   }
 }
 
-TEST(WeightCodes, DoNotGoWhereTheyDoNotFit) {
+TEST(WeightCodes, AreRefusedForOtherSizes) {
   Bench b(test::small_gpt2(), DType::bf16, {1, 4});
   const DeviceBytes weights = b.device->allocate(2 * kBlock * 16, "weights");
   const DeviceBytes codes = b.device->allocate(WeightCodes::bytes_of(kBlock * 16), "codes");

@@ -9,7 +9,7 @@
 
 #include "ballast/core/error.h"
 
-#include "src/model/host/kernels.h"
+#include "src/model/host/kernel_tables.h"
 #include "tests/unit/model/fixture.h"
 
 namespace ballast::model::compute_test {
@@ -66,7 +66,7 @@ TEST(PackGradient, CountsWhatIsNotFiniteAfterRounding) {
     values[0] = kInfinity;
     values[70000] = -kInfinity;
     values[size - 1] = std::numeric_limits<float>::quiet_NaN();
-    // Round to infinity in 16 bits only, the second one in fp16 only.
+    // Numbers that round to infinity in 16 bits only, the second one in fp16 only.
     values[5] = std::numeric_limits<float>::max();
     values[6] = 65520.0F;
     values[7] = 65519.0F;
@@ -116,7 +116,7 @@ TEST(MakeCompute, NamesADeviceWithoutKernels) {
   EXPECT_THROW(measure_gemm_peak(abacus, DType::f32), Error);
 }
 
-TEST(MakeCompute, RefusesWhatItCannotRun) {
+TEST(MakeCompute, RefusesUnsupportedShapes) {
   device::DeviceOptions options;
   options.kind = "host";
   options.budget = kMiB;
@@ -257,7 +257,7 @@ TEST(Workspace, IsKnownWithoutADevice) {
   }
 }
 
-TEST(Workspace, IsRefusedWhereTheKernelsAre) {
+TEST(Workspace, IsRefusedWhenTheKernelsAreRefused) {
   const Architecture model = build_architecture(test::small_gpt2());
   const auto refuses = [&](DType type, MicroBatchShape shape, std::string_view kind) {
     EXPECT_THROW(static_cast<void>(kernel_memory(model, type, shape, kind)), Error);
@@ -293,7 +293,7 @@ TEST(KernelTables, AgreeWithEachOther) {
   }
 }
 
-/// All numbers of a 16-bit type, and fp32 numbers at and around the middle of each two of them.
+/// All numbers of a 16-bit type, and fp32 numbers at and around the middle of each two neighbours.
 template <class T>
 void expect_the_scalar_conversions() {
   std::vector<float> values;

@@ -63,12 +63,12 @@ TEST(ExpertParallelism, PutsAnExpertOfEachRankIntoOneBlock) {
   }
 }
 
-TEST(ExpertParallelism, IsNotOfModelsWithoutExpertsOfTheSameSize) {
+TEST(ExpertParallelism, NeedsExpertsOfEqualSize) {
   const ModelConfig dense = without_experts(build_architecture(with_experts("gpt_oss"), 3).config);
   EXPECT_EQ(build_architecture(dense).blocks.size(), 4U);
 }
 
-TEST(ExpertParallelism, RefusesWhatRanksCannotShare) {
+TEST(ExpertParallelism, RefusesExpertsThatRanksCannotShare) {
   const auto refusal = [](const ModelConfig& config, std::uint64_t ranks,
                           const std::vector<std::string>& trained) {
     try {

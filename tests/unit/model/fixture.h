@@ -116,8 +116,8 @@ struct Bench {
     return {found.begin(), found.end()};
   }
 
-  /// Flat weights of block `index` as a trained model might have them: norms around 1, biases not
-  /// 0, padding 0; values exact in the training type.
+  /// Flat weights of block `index`, similar to those of a trained model: norms around 1, biases not
+  /// 0, padding 0. The values are exact in the training type.
   [[nodiscard]] std::vector<double> weights(std::size_t index) const {
     const model::BlockSpec& block = architecture.blocks[index];
     std::vector<double> flat(block.elements, 0.0);
@@ -141,7 +141,8 @@ struct Bench {
     return out;
   }
 
-  /// Kernel::head_train with one tile. `tied` and `tied_gradient`: of block 0, if it is tied.
+  /// Kernel::head_train with one tile. `tied` and `tied_gradient` are those of block 0, if it is
+  /// tied.
   void train_head(ConstDeviceBytes weights, ConstDeviceBytes tied, ConstDeviceBytes in,
                   DeviceView<const std::int32_t> targets, float scale, DeviceBytes dx,
                   DeviceView<float> gradient, DeviceView<float> tied_gradient,

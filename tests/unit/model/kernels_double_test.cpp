@@ -73,7 +73,7 @@ TEST(DoubleKernels, ShiftedRmsNormsGradientIsItsDerivative) {
   check_norm(false, 1.0);
 }
 
-TEST(DoubleKernels, NormsHaveTheStatisticsTheyPromise) {
+TEST(DoubleKernels, NormsHaveTheirMeanAndVariance) {
   constexpr std::size_t kWidth = 41;
   const Values x = normals(kWidth, 1, 3.0, 100.0);
   const Values ones(kWidth, 1.0);
@@ -186,7 +186,7 @@ TEST(DoubleKernels, LimitedSwigluIsItsFormulaAndHasGradientsUpToItsLimits) {
     const double g = std::min(gate[i], kLimit);
     const double u = std::clamp(up[i], -kLimit, kLimit);
     EXPECT_NEAR(y[i], g / (1.0 + std::exp(-kSlope * g)) * (u + 1.0), 1e-14) << i;
-    // One side of a limit: there the formula goes on as within it.
+    // Continues the formula on one side of a limit.
     constexpr double kStep = 1e-6;
     const double step = (gate[i] > 0.0 ? -1.0 : 1.0) * kStep;
     const double step_up = (up[i] > 0.0 ? -1.0 : 1.0) * kStep;
@@ -204,7 +204,7 @@ TEST(DoubleKernels, LimitedSwigluIsItsFormulaAndHasGradientsUpToItsLimits) {
   }
 }
 
-TEST(DoubleKernels, RopeTurnsPairsOfHalvesAndBackwardTurnsBack) {
+TEST(DoubleKernels, RopeRotatesPairsAndBackwardRotatesBack) {
   constexpr std::size_t kRows = 5;
   constexpr std::size_t kLength = 3;
   constexpr std::size_t kHeads = 2;
@@ -304,13 +304,13 @@ void check_softmax(std::size_t window) {
 TEST(DoubleKernels, CausalSoftmaxsGradientIsItsDerivative) {
   check_softmax(0);
 }
-TEST(DoubleKernels, SoftmaxOverAWindowSeesNoMore) {
+TEST(DoubleKernels, SoftmaxIgnoresKeysOutsideTheWindow) {
   check_softmax(1);
   check_softmax(5);
   check_softmax(100);
 }
 
-/// In parts of `part` logits.
+/// Sums in parts of `part` logits.
 RowSum<double> sum_of(const Values& logits, std::size_t target, std::size_t part) {
   RowSum<double> sum;
   for (std::size_t at = 0; at < logits.size(); at += part) {
@@ -346,7 +346,7 @@ TEST(DoubleKernels, CrossEntropysGradientIsItsDerivativeTimesTheScale) {
   }
 }
 
-TEST(DoubleKernels, SmallKernelsDoWhatTheySay) {
+TEST(DoubleKernels, SmallKernelsMatchTheirFormulas) {
   constexpr std::size_t kRows = 3;
   constexpr std::size_t kWidth = 11;
   const Values a = normals(kRows * kWidth, 1);

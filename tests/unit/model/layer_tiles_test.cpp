@@ -18,7 +18,7 @@
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/layers_run.h"
 
-// Layers in tiles: the results of layers in one piece, up to the order of sums.
+// Layers in tiles have the results of layers in one piece, up to the order of sums.
 
 namespace ballast::model::layer_tiles_test {
 namespace {
@@ -31,7 +31,8 @@ using Values = std::vector<double>;
 constexpr MicroBatchShape kShape = {2, 21};
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-/// Four heads, two of keys. The MLP is five steps of a tile wide, the last of which is not full.
+/// Four heads, two of them with keys. The MLP is five steps of a tile wide, the last of which is
+/// not full.
 ModelConfig small(std::string_view family) {
   ModelConfig c = default_config(family);
   c.vocab_size = 61;
@@ -52,7 +53,7 @@ ModelConfig with_detail(ModelConfig config, const std::string& key, std::uint64_
   config.details[key] = value;
   return config;
 }
-/// Documents of more than 4 tokens have rotary frequencies of their own.
+/// Documents of more than 4 tokens have different rotary frequencies.
 ModelConfig with_dynamic_scaling(ModelConfig config) {
   config.details["rope_scaling"] = text::Json::object(
       {{"rope_type", "dynamic"}, {"factor", 3.0}, {"original_max_position_embeddings", 4.0}});
@@ -105,7 +106,7 @@ LayerResults train(const Case& c, std::uint64_t tiles, double before = kNan) {
 
 class LayerTiles : public testing::TestWithParam<Case> {};
 
-TEST_P(LayerTiles, GiveTheResultsOfLayersInOnePiece) {
+TEST_P(LayerTiles, EqualLayersInOnePiece) {
   const double tolerance = GetParam().type == DType::f32 ? 3e-6 : 2e-2;
   const LayerResults whole = train(GetParam(), 1);
   const LayerResults tiles = train(GetParam(), GetParam().tiles);
@@ -122,7 +123,7 @@ TEST_P(LayerTiles, GiveTheResultsOfLayersInOnePiece) {
   }
 }
 
-TEST_P(LayerTiles, GiveTheSameBitsWhateverTheirMemoryHeld) {
+TEST_P(LayerTiles, DoNotDependOnPreviousMemoryContent) {
   const LayerResults expected = train(GetParam(), GetParam().tiles, 0.0);
   for (const double before : {0.0, 7.0, kNan}) {
     EXPECT_EQ(train(GetParam(), GetParam().tiles, before), expected) << before;
@@ -151,7 +152,7 @@ TEST(LayerTilesInMemory, ShareTheRowsWithTilesOfTheVocabulary) {
   EXPECT_GT(rows(3, 2), 0U);
 }
 
-TEST(LayerTilesInMemory, AreTakenForNothingElse) {
+TEST(LayerTilesInMemory, AreRefusedByPassesOfOtherBlocks) {
   Bench b(in_tiles(small("llama"), 2), DType::f32, kShape);
   const DeviceBytes rows = b.device->allocate(b.compute->sizes().rows, "rows");
   const DeviceBytes some = b.activation();
@@ -211,7 +212,7 @@ TEST(LayerTileRules, CutAnExtentAtMultiplesOfAStep) {
   }
 }
 
-TEST(LayerTileRules, FollowFromTheShapeAlone) {
+TEST(LayerTileRules, DependOnlyOnTheShape) {
   // Up to 2^30 elements a layer is whole: Llama 2 with 70 billion parameters.
   EXPECT_EQ(usual_layer_tiles(855'654'400, 80), 1U);
   EXPECT_EQ(usual_layer_tiles(Elems{1} << 30, 1), 1U);
@@ -237,7 +238,7 @@ TEST(LayerTileRules, GiveEveryTileOfAttentionEquallyManyHeadsOfKeys) {
   EXPECT_EQ(tiles(3, 2), 1U);
 }
 
-TEST(LayerTileRules, KnowTheWidestTile) {
+TEST(LayerTileRules, ReportTheWidestTile) {
   const ModelConfig whole = build_architecture(small("llama")).config;
   const ModelConfig one = config_of_tile(build_architecture(in_tiles(small("llama"), 3)).config);
   EXPECT_EQ(one.num_heads, 2U);

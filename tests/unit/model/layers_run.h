@@ -13,11 +13,11 @@
 
 namespace ballast::test {
 
-/// What the layers of a model compute for two micro-batches, one after the other.
+/// Results of a model's layers for two micro-batches, one after the other.
 struct LayerResults {
   std::vector<double> out;
   std::vector<double> dx;
-  std::map<std::string, std::vector<double>> gradients;  ///< of whole tensors, by name
+  std::map<std::string, std::vector<double>> gradients;  ///< gradients of whole tensors, by name
   friend bool operator==(const LayerResults&, const LayerResults&) = default;
 };
 
@@ -38,8 +38,8 @@ inline Elems whole_size(const model::TensorSpec& tensor) {
   return size;
 }
 
-/// The layers of a model, in one piece or in tiles, forward and backward. Weights depend on the
-/// names and places in whole tensors alone.
+/// The layers of a model, in one piece or in tiles, forward and backward. Weights depend only on
+/// the names and places in whole tensors.
 class LayersRun {
  public:
   /// `before`: the content of all memory that a step need not have cleared.
@@ -105,7 +105,7 @@ class LayersRun {
     return flat;
   }
 
-  /// Where the layer or half of a layer ends that begins with `block`.
+  /// End of the layer or half of a layer that begins with `block`.
   [[nodiscard]] std::size_t end_from(std::size_t block) const {
     do {
       ++block;
@@ -113,7 +113,7 @@ class LayersRun {
     return block;
   }
 
-  /// Returns the output; `dy` becomes the gradient of `in`.
+  /// Returns the output and replaces `dy` by the gradient of `in`.
   DeviceBytes pass(DeviceBytes in, DeviceBytes dy, model::Accumulation accumulation) {
     std::vector<std::pair<std::size_t, DeviceBytes>> inputs;
     for (std::size_t block = first(); block < end(); block = end_from(block)) {
@@ -165,7 +165,7 @@ class LayersRun {
   DeviceView<const std::int32_t> positions_;  ///< empty unless packed
   DeviceBytes rows_;
   DeviceView<float> sums_;
-  std::vector<DeviceBytes> weights_;  ///< of the blocks of layers
+  std::vector<DeviceBytes> weights_;  ///< weights of the blocks of layers
   std::vector<DeviceView<float>> gradients_;
 };
 

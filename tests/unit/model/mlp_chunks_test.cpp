@@ -48,7 +48,7 @@ std::vector<Case> cases() {
           {"gemma3_joined_in_bf16", "gemma3", DType::bf16, true}};
 }
 
-/// A model on the host device, whose own limit it does not reach.
+/// A model on the host device that stays below the device's own limit.
 Bench make_whole(const Case& c) {
   ModelConfig config = default_config(c.family);
   config.vocab_size = 61;
@@ -63,7 +63,7 @@ Bench make_whole(const Case& c) {
   return {config, c.type, kShape, kThreads};
 }
 
-/// The same model with an MLP in chunks: the rows of kShape make three or more.
+/// That model with an MLP in chunks. The rows of kShape make at least three.
 Bench make_cut(const Case& c) {
   Bench bench = make_whole(c);
   bench.compute = host::make_host_compute(bench.architecture, c.type, kShape, kThreads,
@@ -73,7 +73,7 @@ Bench make_cut(const Case& c) {
   return bench;
 }
 
-/// What the passes of one layer write.
+/// Outputs of the passes of one layer.
 struct Results {
   Values out;
   Values dx;
@@ -135,7 +135,7 @@ TEST_P(MlpInChunks, NeedsLessMemoryUnlessItKeepsIntermediates) {
   const KernelSizes whole = make_whole(GetParam()).compute->sizes();
   const KernelSizes cut = make_cut(GetParam()).compute->sizes();
   EXPECT_EQ(cut.intermediates, whole.intermediates);
-  // What is left in the place of the MLP's arrays are gradients of queries, keys and values.
+  // The place of the MLP's arrays then contains gradients of queries, keys and values.
   const std::size_t arrays = std::string(GetParam().family).starts_with("gpt") ? 2 : 3;
   const std::size_t saved = arrays * kWide - 3 * 32;
   EXPECT_LE(cut.workspace + kShape.tokens() * saved * size_of(GetParam().type),

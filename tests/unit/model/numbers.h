@@ -9,7 +9,7 @@
 
 namespace ballast::test {
 
-/// `size` normal numbers with this deviation, the same for equal seeds.
+/// `size` normal numbers with this deviation, equal for equal seeds.
 template <class T = double>
 std::vector<T> normals(std::size_t size, std::uint64_t seed, double deviation = 1.0,
                        double mean = 0.0) {

@@ -71,7 +71,7 @@ void expect_array(const std::vector<std::byte>& found, Bytes offset, const std::
       << what;
 }
 
-/// Rounded to bf16, as bitsandbytes decodes for a model in bf16.
+/// Expects values rounded to bf16, as bitsandbytes dequantises for a model in bf16.
 void expect_decoded(const Quantization& quantization, const std::vector<std::byte>& codes,
                     const std::vector<float>& wanted) {
   std::vector<float> values(wanted.size());
@@ -117,7 +117,7 @@ TEST(Quantization, HasTheCodesOfBitsandbytes) {
 }
 
 /// Elements that fill neither a byte nor a block, in every part.
-TEST(Quantization, EndsAnywhere) {
+TEST(Quantization, AcceptsAnyNumberOfElements) {
   for (const Quantization& how :
        {Quantization{Format::nf4}, Quantization{Format::nf4, true}, Quantization{Format::int8}}) {
     std::vector<float> values(64 * 257 + 33);

@@ -13,9 +13,9 @@ struct Reference {
   model::ModelConfig config;
   std::size_t sequences = 0;
   std::size_t length = 0;
-  std::size_t window = 0;  ///< of attention, as in AttentionMask
+  std::size_t window = 0;  ///< window of attention, as in AttentionMask
   std::vector<std::int32_t> positions =
-      {};  ///< of the tokens in their documents; empty: in their sequences
+      {};  ///< positions of the tokens in their documents; empty: in their sequences
 
   using Values = std::vector<double>;
   [[nodiscard]] std::size_t tokens() const { return sequences * length; }

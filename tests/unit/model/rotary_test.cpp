@@ -28,7 +28,7 @@ ModelConfig config_of(const std::string& scaling, std::uint64_t head_dim = 64) {
   return c;
 }
 
-/// tests/data/make_family_fixtures.py computes them in fp32.
+/// Compares with tests/data/make_family_fixtures.py, which computes them in fp32.
 TEST(Rotary, FrequenciesAreThoseOfTransformers) {
   const auto path = test::fixture("families/rotary.json");
   const text::Json cases = text::parse_json(text::read_settings(path, "fixture"), "rotary.json");
@@ -60,7 +60,7 @@ TEST(Rotary, LengthsOfDocumentsAreThoseOfTheirRows) {
   }
 }
 
-TEST(Rotary, OnlyDocumentsBeyondTheTrainedLengthHaveFrequenciesOfTheirOwn) {
+TEST(Rotary, OnlyDocumentsBeyondTheTrainedLengthHaveOtherFrequencies) {
   const Rotary plain = rotary_positions(config_of("null"), refuse);
   EXPECT_FALSE(plain.depends_on_documents(1U << 30U));
   const Rotary dynamic = rotary_positions(config_of(R"({"rope_type": "dynamic", "factor": 2,
@@ -74,7 +74,7 @@ TEST(Rotary, OnlyDocumentsBeyondTheTrainedLengthHaveFrequenciesOfTheirOwn) {
             frequencies_in_document(dynamic, 101).back());
 }
 
-TEST(Rotary, WhatItDoesNotKnowIsRefused) {
+TEST(Rotary, UnknownTypesAreRefused) {
   const auto refusal = [](const std::string& scaling, std::uint64_t head_dim = 64) -> std::string {
     try {
       rotary_positions(config_of(scaling, head_dim), refuse);

@@ -10,14 +10,14 @@
 namespace ballast::model::host::short_waits_test {
 namespace {
 
-/// How often the calling thread has slept.
+/// Number of times that the calling thread has slept.
 long sleeps() {
   rusage used{};
   getrusage(RUSAGE_THREAD, &used);
   return used.ru_nvcsw;
 }
 
-/// Calculates for half a millisecond.
+/// Computes for half a millisecond.
 void calculate() {
   const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(500);
   while (std::chrono::steady_clock::now() < end) {

@@ -129,7 +129,7 @@ TEST(TileValues, HaveTheShapeOfTheWholeTensorInFiles) {
     EXPECT_EQ(tensor.whole_shape(), shapes.at(tensor.name));
     if (tensor.cuts_rows()) ++cut;
   });
-  EXPECT_EQ(cut, 2U * (2 + 3));  // the last maps of attention and of the MLP
+  EXPECT_EQ(cut, 2U * (2 + 3));  // the last matrices of attention and of the MLP
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 
 #include "tests/unit/model/fixture.h"
 
-// A vocabulary in tiles: every way to visit them gives the same bits, and tiles the same results as
+// A vocabulary in tiles: every order of visits gives the same bits, and tiles give the results of
 // the whole vocabulary.
 
 namespace ballast::model::vocabulary_test {
@@ -24,14 +24,14 @@ using test::OutputTile;
 constexpr MicroBatchShape kShape = {3, 21};
 constexpr float kScale = 0.5F;
 
-/// What a training step of embedding and head computes. Those of tiles are joined.
+/// Results of a training step of embedding and head. Those of tiles are joined.
 struct Results {
   Values embedded;
   Values dx;
   double loss = 0.0;
   Values norm_gradient;
   Values output_gradient;     ///< [V, H]
-  Values embedding_gradient;  ///< [V, H], then of the positions
+  Values embedding_gradient;  ///< [V, H], followed by that of the positions
   friend bool operator==(const Results&, const Results&) = default;
 };
 
@@ -46,7 +46,7 @@ class Step {
     targets_ = b_.upload_tokens(targets);
     in_ = b_.upload(b_.activation_values(9));
     const Architecture& model = b_.architecture;
-    // The same values as the rows of an uncut model.
+    // Values equal to the rows of an uncut model.
     const Values matrix = test::normals(model.config.vocab_size * width(), 77, 0.2);
     for (const BlockSpec& block : model.blocks) {
       Values flat(block.elements, 0.0);
@@ -119,7 +119,7 @@ class Step {
     }
     return rows;
   }
-  /// If it is tied, the gradients of the tiles follow in visits of their own.
+  /// If the vocabulary is tied, the gradients of the tiles follow in separate visits.
   void by_tiles(DeviceBytes dx, DeviceView<double> loss) {
     const std::size_t head = b_.architecture.head();
     const DeviceBytes rows = begin_and_scan();
@@ -187,7 +187,7 @@ std::string name_of(const ModelConfig& config) {
   return config.family + (config.tie_embeddings ? ", tied" : "");
 }
 
-TEST(VocabularyTiles, AllWaysToVisitThemGiveTheSameBits) {
+TEST(VocabularyTiles, OnePassAndVisitsGiveTheSameBits) {
   for (const DType type : {DType::f32, DType::bf16}) {
     for (const ModelConfig& config : models()) {
       for (const std::uint64_t tiles : {2U, 3U}) {
@@ -204,7 +204,7 @@ double distance(const Values& one, const Values& other) {
   return one.size() == other.size() ? test::relative_error(one, other) : HUGE_VAL;
 }
 
-TEST(VocabularyTiles, GiveTheResultsOfTheWholeVocabulary) {
+TEST(VocabularyTiles, EqualTheWholeVocabulary) {
   for (const ModelConfig& config : models()) {
     const Results whole = Step(in_tiles(config, 1), DType::f32).train(Visits::one_pass);
     const Results tiles = Step(in_tiles(config, 3), DType::f32).train(Visits::by_tiles);
@@ -218,15 +218,15 @@ TEST(VocabularyTiles, GiveTheResultsOfTheWholeVocabulary) {
   }
 }
 
-TEST(VocabularyTiles, FollowFromTheShapeAlone) {
-  // Up to 2^27 elements a vocabulary is whole; GPT-2 and Llama 2 with 7 billion parameters.
+TEST(VocabularyTiles, DependOnlyOnTheShape) {
+  // A vocabulary of up to 2^27 elements is whole: GPT-2 and Llama 2 with 7 billion parameters.
   EXPECT_EQ(usual_vocabulary_tiles(50257, 768, 7'000'000), 1U);
   EXPECT_EQ(usual_vocabulary_tiles(32000, 4096, 202'000'000), 1U);
-  // Larger ones, but no more than two layers.
+  // So are larger ones of up to two layers.
   EXPECT_EQ(usual_vocabulary_tiles(128256, 8192, 855'000'000), 1U);
-  // Tiles of a quarter of a layer.
+  // Otherwise, tiles have a quarter of a layer,
   EXPECT_EQ(usual_vocabulary_tiles(128256, 4096, 218'000'000), 10U);
-  // Or of 2^22 elements.
+  // or 2^22 elements.
   EXPECT_EQ(usual_vocabulary_tiles(151936, 1024, 12'000'000), 38U);
 }
 

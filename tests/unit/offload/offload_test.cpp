@@ -129,7 +129,7 @@ TEST_P(Offload, PlacesAndSubGroupsHaveTheSameBits) {
   }
 }
 
-TEST_P(Offload, SavedStatesGoOnWithTheSameBits) {
+TEST_P(Offload, SavedStatesContinueWithTheSameBits) {
   Model model;
   OffloadedOptimizer states = make(model, {});
   for (int step = 1; step <= 3; ++step) states.begin(model.updates(step, Optimizer::adamw));
@@ -138,7 +138,7 @@ TEST_P(Offload, SavedStatesGoOnWithTheSameBits) {
   save_states(filed(states, model), file, {{"note", "kept"}});
 
   Model other;
-  other.weights[1] = model.weights[1];  // fp32 weights are the caller's
+  other.weights[1] = model.weights[1];  // fp32 weights belong to the caller
   other.weights[3] = model.weights[3];
   other.weights[4] = model.weights[4];
   OffloadedOptimizer again = make(other, on_nvme(), 256);
@@ -162,7 +162,7 @@ TEST_P(Offload, RefusesStatesOfOthersAndDamagedFiles) {
   const auto before = values_of(states, model);
   OffloadedOptimizer lion = make(model, {}, kTiny, Optimizer::lion);
   EXPECT_THROW(load_states(filed(lion, model), file), Error);
-  // A bit in the values of any parameter, in the checksums, in the notes.
+  // Flips a bit in the values of any parameter, in the checksums, in the notes.
   const auto size = static_cast<std::streamoff>(std::filesystem::file_size(file));
   for (const std::streamoff place : {size - 1, size - 4000, size / 2, std::streamoff{4200}}) {
     const auto flip = [&] {

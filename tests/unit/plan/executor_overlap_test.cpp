@@ -17,7 +17,7 @@
 #include "tests/support/random_problem.h"
 #include "tests/unit/step/fake_run.h"
 
-// Overlapping plans: failures, interrupts and observers.
+// Failures, interrupts and observers of overlapping plans.
 
 namespace ballast::plan::executor_overlap_test {
 namespace {
@@ -50,7 +50,7 @@ bool closed(const Ran& ran, const std::vector<const Plan*>& runs) {
   return true;
 }
 
-TEST(Executor, AFailureInTheMiddleOfOverlappedRunsIsNamedAndNothingThatFollowsItRuns) {
+TEST(Executor, AFailureInOverlappingRunsIsNamedAndStopsItsSuccessors) {
   const Pipelined pipelined;
   const Schedule& schedule = pipelined.schedule;
   const std::vector<const Plan*> runs = {&schedule.first, &schedule.steady, &schedule.steady};
@@ -127,7 +127,7 @@ TEST(Executor, AnInterruptEndsTheWaitWithoutFinishingTheStep) {
   }
 }
 
-TEST(Executor, AnExecutorThatIsGivenUpFinishesOnlyWhatHasBegun) {
+TEST(Executor, ADestroyedExecutorFinishesOnlyStartedOperations) {
   const Pipelined pipelined;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     std::atomic<int> running = 0;
@@ -202,7 +202,7 @@ TEST(Executor, CountsBytesAndBusyTimePerLane) {
   }
 }
 
-TEST(Executor, CountsWhatIsUnderWayUpToTheMoment) {
+TEST(Executor, CountsRunningOperationsUpToTheMoment) {
   const Pipelined pipelined;
   const Schedule& schedule = pipelined.schedule;
   std::atomic<bool> may_end = false;
@@ -226,7 +226,7 @@ TEST(Executor, CountsWhatIsUnderWayUpToTheMoment) {
   EXPECT_GT(later.busy_seconds[lane], before.busy_seconds[lane]);
   may_end = true;
   executor.drain();
-  // What was counted before its end is not counted again.
+  // Time counted before its end is not counted again.
   EXPECT_EQ(executor.totals().busy_seconds[lane], finished[lane]);
 }
 

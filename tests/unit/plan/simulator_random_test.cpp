@@ -34,7 +34,7 @@ Rates random_rates(std::uint64_t seed) {
   rates.offload_per_second = pick();
   rates.read_per_second = pick();
   rates.write_per_second = pick();
-  // No slower than serial execution, byte for byte.
+  // Not slower than serial execution, for every byte.
   rates.mixed_per_second = 2.0 / (1.0 / rates.read_per_second + 1.0 / rates.write_per_second);
   rates.launch_seconds = 0.001;
   rates.io_latency_seconds = 0.002;
@@ -91,7 +91,7 @@ TEST(Simulator, AStepIsNeverShorterThanItsPathsNorLongerThanSerial) {
   }
 }
 
-TEST(Simulator, EveryOperationRunsOnceInLaneOrderAndBehindWhatItFollows) {
+TEST(Simulator, EveryOperationRunsOnceInLaneOrderAfterItsPredecessors) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     const Schedule schedule = build(step::random_problem(seed));
     const Prediction prediction =

@@ -60,11 +60,11 @@ TEST(Advice, NothingIsAdvisedThatWasNotSimulated) {
   EXPECT_TRUE(says(advise({}, lanes, 10.0), "`ballast plan` simulates changes."));
 }
 
-TEST(Advice, StepsTooShortForAnyLaneAreSaidToBeSo) {
+TEST(Advice, StepsTooShortForAnyLaneAreReported) {
   EXPECT_TRUE(says(advice(3.0, Lane::upload, 0.5, kVariants), "too short"));
 }
 
-TEST(Advice, SaysTheSameOfTheSameStepWhereverItIsSaid) {
+TEST(Advice, IsTheSameWhereverItIsPrinted) {
   using plan::find_bottleneck;
   struct Case {
     Lane lane;
@@ -134,7 +134,7 @@ TEST(Advice, MoreMemoryGoesWithOpenTiersWhereTheConfigNamesThem) {
   const auto changes = changes_with(named, more);
   ASSERT_EQ(changes.size(), 1U);
   EXPECT_TRUE(says(changes.front(), "with \"auto\" for all tiers")) << changes.front();
-  // Open tiers use more memory as they are.
+  // Open tiers use more memory without changes.
   const PlanRequest open =
       request_for({"zero_optimization.offload_optimizer.device=auto",
                    "zero_optimization.offload_param.device=auto", "ballast.activations=auto",
@@ -154,7 +154,7 @@ TEST(Advice, StatesInEightBitsAreOfferedWhereTheySpareTheDrives) {
   ASSERT_NE(found, variants.end());
   EXPECT_TRUE(says(found->change, "changes results")) << found->change;
   EXPECT_LT(found->wear, 1.0);
-  // Drives that nothing is written to are not spared, and states in 8 bits cannot shrink again.
+  // Advice does not spare drives that are not written to, and states in 8 bits cannot shrink again.
   const PlanRequest on_host =
       request_for({"zero_optimization.offload_optimizer.device=cpu"}, 256 * kMiB);
   EXPECT_TRUE(changes_with(on_host, eight).empty());
@@ -205,13 +205,13 @@ TEST(Advice, DrivesThatAreTooSmallAreNotAdvised) {
 }
 
 TEST(Advice, MoreMemoryThatAddsNothingToOpenTiersIsNotAdvised) {
-  // Open tiers keep everything in so much host memory.
+  // With open tiers everything fits into this host memory.
   const PlanRequest named = request_for({}, 256 * kMiB);
   EXPECT_FALSE(changes_with(named, "\"auto\" for all tiers").empty());
   EXPECT_TRUE(changes_with(named, "more host memory").empty());
 }
 
-TEST(Advice, ChangesOfTheBatchAreCompleteAndAsFastAsTheyAreSaidToBe) {
+TEST(Advice, BatchChangesAreCompleteAndReachTheirPredictedSpeed) {
   const PlanRequest request = request_for({}, 16 * kMiB);
   const std::string keys = "train_batch_size 32, gradient_accumulation_steps 8";
   const auto variants = find_improvements(decide(request), request);

@@ -42,7 +42,7 @@ TEST(ByRule, DefaultsPlaceWhatAutoPlaces) {
     const Asked open(one.run, one.budgets);
     EXPECT_EQ(open.refusal(), "");
     if (leaves_choices(open.config)) continue;
-    // A run that names its tiers draws the plan that was predicted, without rates.
+    // A run that names its tiers has the plan that was predicted, without rates.
     const Decision decision = open.decide();
     const engine::Blueprint drawn =
         draw_blueprint(open.config, open.model, one.budgets,
@@ -70,7 +70,7 @@ TEST(ByRule, ActivationsWithoutRatesFillTheDeviceFirst) {
   const std::vector<Tier> all(12, Tier::device);
   EXPECT_EQ(tiers(kRoomy), all);
   EXPECT_FALSE(inputs::may_swap(Asked(run, kRoomy).config));
-  // A page less on the device: the first layer's wait on the host.
+  // With a page less on the device, the first layer's activation goes to the host.
   const Bytes device = roomy.blueprint.ledger.total(Tier::device);
   std::vector<Tier> first_on_host = all;
   first_on_host[1] = Tier::host;

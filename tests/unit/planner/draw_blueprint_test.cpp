@@ -90,7 +90,7 @@ TEST_F(DrawBlueprint, ASubGroupTakesASmallPartOfTheHostBudget) {
 }
 
 TEST_F(DrawBlueprint, AnEvaluationHasMemoryForWeightsButNotForTraining) {
-  // What concerns training alone is ignored.
+  // Keys that only concern training are ignored.
   const std::vector<std::string> training = {
       kOptimizer + "nvme", "ballast.activations=host", "ballast.recompute=false",
       "ballast.speculative_updates=2", "ballast.order=layer_major"};
@@ -178,7 +178,7 @@ TEST_F(DrawBlueprint, ABudgetTooSmallIsFoundBeforeAnythingIsAllocated) {
   }
 }
 
-TEST_F(DrawBlueprint, OtherArithmeticOfMomentsIsSaidInOneLine) {
+TEST_F(DrawBlueprint, CompressedMomentsAreReportedInOneLine) {
   const auto moments = [&](const std::string& states) {
     const engine::Blueprint engine = draw_blueprint(config({"ballast.optimizer_states=" + states}));
     std::string found;

@@ -21,7 +21,7 @@
 namespace ballast::planner::plan_choices_test {
 namespace {
 
-/// Mixed tiers, so that no two members of the message could be exchanged unseen.
+/// Mixed tiers, so that exchanged members of the message would be noticed.
 PlanChoices some_choices() {
   PlanChoices choices = {.micro_batch = 3,
                          .expert_ranks = 4,
@@ -50,7 +50,7 @@ TEST(PlanChoices, SurviveTheirJson) {
   EXPECT_EQ(received.placement.blocks, sent.placement.blocks);
 }
 
-TEST(PlanChoices, AreRefusedWithTheNameOfWhatIsWrong) {
+TEST(PlanChoices, AreRefusedWithTheNameOfTheWrongMember) {
   const text::Json whole = choices_json(some_choices());
   const auto refusal = [](const text::Json& json) -> std::string {
     try {
@@ -70,7 +70,7 @@ TEST(PlanChoices, AreRefusedWithTheNameOfWhatIsWrong) {
   }
 }
 
-/// What a rank draws from the decision of another one.
+/// One rank draws its blueprint from the decision of another.
 TEST(PlanChoices, DrawTheBlueprintOfTheDecision) {
   const test::TempDir directory;
   const std::filesystem::path rates = directory.path() / "rates.json";

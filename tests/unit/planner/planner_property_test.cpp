@@ -1,5 +1,5 @@
-// Random small runs and budgets. A plan that the planner accepts is within its budgets, its config
-// read back too; a refused run fits in no placement, and fits with each change that the refusal
+// Random small runs and budgets. An accepted plan is within its budgets, also when its config is
+// read back. A refused run fits in no placement, and fits with each change that the refusal
 // suggests. BALLAST_TEST_PLANNER_CASES sets the number of runs, BALLAST_TEST_PLANNER_SEED the
 // first.
 
@@ -95,7 +95,7 @@ class OpenPlacements {
       add(b, &BlockPlacement::weights, constraints_[b].weights);
       add(b, &BlockPlacement::optimizer, constraints_[b].optimizer);
       if (layer) add(b, &BlockPlacement::activations, constraints_[b].activations);
-      // Where the states are on the device, this has no effect.
+      // Has no effect if the states are on the device.
       add(b, &BlockPlacement::gradients, constraints_[b].gradients);
       // Kept intermediates only need more memory.
       start_.blocks[b].keeps_intermediates = !constraints_[b].recompute.value_or(true);
@@ -115,7 +115,7 @@ class OpenPlacements {
     }
     return placement;
   }
-  /// Most blocks like the one before.
+  /// Most blocks equal the previous one.
   [[nodiscard]] Placement draw(test::Dice& dice) const {
     Placement placement = start_;
     for (const auto& [block, kind] : open_) {
@@ -320,7 +320,7 @@ void check_refusal(const Case& drawn, const PlanRequest& request, const std::str
   }
 }
 
-TEST(PlannerProperty, WhatItAcceptsSuggestsAndRefusesIsTrue) {
+TEST(PlannerProperty, DecisionsSuggestionsAndRefusalsAreCorrect) {
   const std::uint64_t cases = number_from("BALLAST_TEST_PLANNER_CASES", test::kSanitized ? 20 : 60);
   // The runs from here on include some for which only one placement, or fewer buffers, fit.
   const std::uint64_t first = number_from("BALLAST_TEST_PLANNER_SEED", 139);

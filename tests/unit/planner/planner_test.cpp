@@ -252,7 +252,7 @@ TEST(Planner, EndsWhenItIsInterrupted) {
   }
 }
 
-TEST(Planner, NamesWhatWouldHelp) {
+TEST(Planner, NamesHelpfulChanges) {
   const Asked asked({"zero_optimization.offload_optimizer.device=nvme",
                      "train_micro_batch_size_per_gpu=1", "train_batch_size=1"},
                     kTight);
@@ -332,7 +332,8 @@ TEST(Planner, GivesARankTheStatesThatTheZeroPaperGivesIt) {
         EXPECT_GE(bytes, exact) << world << " ranks, stage " << stage;
         EXPECT_LE(bytes, exact + padding) << world << " ranks, stage " << stage;
       };
-      // In each of the 39 blocks, shards are whole pages, and the three arrays of states lie apart.
+      // In each of the 39 blocks, shards are whole pages, and the three arrays of states have gaps
+      // between them.
       constexpr double kBlocks = 39.0;
       const double whole = kBlocks * world * kPage;
       const double part = kBlocks * kPage;
@@ -431,7 +432,7 @@ TEST(PlannerRefusal, FindsATierBelow) {
   EXPECT_TRUE(found(poor, optimizer + "nvme")) << poor;
 }
 
-TEST(PlannerRefusal, NeverAdvisesWhatIsSoAlready) {
+TEST(PlannerRefusal, NeverAdvisesPresentSettings) {
   const std::vector<std::string> lowest = {"zero_optimization.offload_optimizer.device=nvme",
                                            "zero_optimization.offload_param.device=nvme"};
   const auto expect_other_advice = [&](const char* micro_batch, const char* activations,

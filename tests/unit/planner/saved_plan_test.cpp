@@ -36,7 +36,7 @@ plan::Rates some_rates() {
   return rates;
 }
 
-/// A saved plan of a config whose states fit nowhere but on NVMe.
+/// A saved plan of a config whose states fit only on NVMe.
 class SavedPlan : public testing::Test {
  protected:
   SavedPlan() : file_(directory_.path() / "plan.json") {
@@ -68,11 +68,11 @@ class SavedPlan : public testing::Test {
   test::TempDir directory_;
   plan::Rates rates_ = some_rates();
   std::filesystem::path file_;
-  /// Made once, as it takes the time of all tests.
+  /// Made once, since it takes most of the tests' time.
   static inline const Forecast forecast_ = make_forecast(config({}), some_rates());
 };
 
-TEST_F(SavedPlan, IsWhatARunDoes) {
+TEST_F(SavedPlan, IsThePlanOfTheRun) {
   const test::CapturedLog log;
   const RunPlan run = plan_run(config(), nullptr, nullptr, {.rates = {}, .plan = file_});
   EXPECT_EQ(run.decision.blueprint.placement.blocks, forecast_.decision.blueprint.placement.blocks);

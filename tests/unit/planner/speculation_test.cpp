@@ -1,4 +1,4 @@
-// What the planner gains by speculative updates, and when it leaves them out.
+// The planner's gain by speculative updates, and the cases in which it does not use them.
 
 #include <algorithm>
 #include <string>

@@ -51,14 +51,14 @@ std::string gathers_line(std::uint32_t world, const std::vector<std::string>& op
   return found;
 }
 
-TEST(StageThreeOptions, OtherArithmeticOfGathersIsSaidInOneLineWhereThereIsAny) {
+TEST(StageThreeOptions, QuantisedGathersAreReportedInOneLine) {
   EXPECT_EQ(gathers_line(2, {"zero_quantized_weights=true"}),
             "weights gathered  in 8 bits; results differ from those with gathers in bf16");
   EXPECT_EQ(gathers_line(2, {"zero_quantized_weights=false"}), "");
   EXPECT_EQ(gathers_line(1, {"zero_quantized_weights=true"}), "");
 }
 
-TEST(StageThreeOptions, GroupsThatGatherAreSaidInThatLineWhereTheyAreNotAllRanks) {
+TEST(StageThreeOptions, GatherGroupsAreReportedInThatLine) {
   const std::string groups = "zero_hpz_partition_size=4";
   EXPECT_EQ(gathers_line(8, {groups}), "weights gathered  among 4 of 8 ranks");
   EXPECT_EQ(gathers_line(8, {groups, "zero_quantized_weights=true"}),

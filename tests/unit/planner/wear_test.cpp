@@ -33,7 +33,7 @@ TEST(Wear, IsUnknownWithoutBytesOrTime) {
   EXPECT_FALSE(estimate_wear(std::vector<Bytes>{5}, 0.0));
 }
 
-TEST(Wear, IsToldInNumbersOfTheRightSize) {
+TEST(Wear, IsPrintedInSuitableUnits) {
   const auto life = [](double days) {
     const std::string text = describe({.terabytes_per_day = 1.0, .days = days});
     return text.substr(text.find("lasts ") + 6);

@@ -1,4 +1,4 @@
-// A store pins its host memory; on a fake of the CUDA runtime.
+// A store pins its host memory, tested on a fake of the CUDA runtime.
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
@@ -49,7 +49,7 @@ TEST_F(CudaStore, WithoutHostBuffersPinsNothing) {
   EXPECT_TRUE(FakeCuda::registered().empty());
 }
 
-/// TearDown checks that a store that could not be made has left nothing pinned.
+/// TearDown checks that a failed construction has left nothing pinned.
 TEST_F(CudaStore, ThatFailsLaterUnpins) {
   schedule_.buffers.push_back({.name = "too much", .tier = Tier::device, .bytes = kMiB});
   EXPECT_THROW(Store(schedule_, *device_, {}), Error);

@@ -90,7 +90,7 @@ TEST(Stripe, CutsRunsOfWholeChunks) {
   EXPECT_EQ(make(extents, {1.0}, kPage).segments(0).size(), 9U);
 }
 
-TEST(Stripe, HoldsTogetherForAnySizesAndWeights) {
+TEST(Stripe, IsConsistentForAnySizesAndWeights) {
   std::mt19937_64 random(7);
   for (int i = 0; i < 200; ++i) {
     std::vector<Bytes> extents(random() % 6);
@@ -102,7 +102,7 @@ TEST(Stripe, HoldsTogetherForAnySizesAndWeights) {
   }
 }
 
-TEST(Stripe, RefusesWhatHasNoProportion) {
+TEST(Stripe, RefusesWeightsWithoutProportion) {
   const std::vector<Bytes> extents = {kMiB};
   EXPECT_THROW(make(extents, {}), Error);
   EXPECT_THROW(make(extents, {1.0, 0.0}), Error);

@@ -92,7 +92,7 @@ TEST(SwapPlan, TakesRunsAsLongAsTheLargestBlock) {
   EXPECT_EQ(plan.stripe.segments(0).size(), 3U);
 }
 
-TEST(SwapPlan, NamesAPathThatWillNotDo) {
+TEST(SwapPlan, NamesAnUnusablePath) {
   const TempDir a;
   const auto file = a.write("file", "x");
   expect_parts(message(over({at(a.path() / "none")}), {kPage}),
@@ -108,7 +108,7 @@ TEST(SwapPlan, NamesAPathThatWillNotDo) {
                 ": no such directory; create it or choose another");
 }
 
-TEST(SwapPlan, RefusesAFileSystemThatIsNoDiskUnlessTold) {
+TEST(SwapPlan, RefusesFileSystemsThatAreNoDiskUnlessAllowed) {
   const std::filesystem::path memory = "/dev/shm";
   if (!std::filesystem::is_directory(memory) || access(memory.c_str(), W_OK) != 0 ||
       aio::inspect_file_system(memory).kind != aio::FileSystem::Kind::memory) {
@@ -139,7 +139,7 @@ TEST(SwapPlan, AddsUpWhatSharesAFileSystem) {
                {a.path().string() + " and " + b.path().string() + " on one file system: swapping"});
 }
 
-TEST(SwapPlan, TakesADirectoryThatWillBeMade) {
+TEST(SwapPlan, AcceptsADirectoryThatDoesNotExistYet) {
   const TempDir a;
   SwapPath path = at(a.path() / "x/y");
   path.made_later = true;

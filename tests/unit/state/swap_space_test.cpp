@@ -35,7 +35,7 @@ class FaultyQueue final : public aio::Queue {
 
   aio::Ticket submit(aio::Request request) override {
     if (drop && drop(request)) {
-      // A lost write: the old content stays, success is reported.
+      // A lost write: the old content remains, success is reported.
       request.direction = aio::Direction::read;
       shadow_.resize(request.memory.size() + kPage);
       auto* aligned = reinterpret_cast<std::byte*>(
@@ -172,13 +172,13 @@ TEST_F(SwapSpaceTest, AFirstWriteOfZerosMovesNothing) {
   swap->write(0, first->view(), 1, 0)->finish();
   EXPECT_EQ(bytes_written(), 0U);
   expect_zeros(1, 0);
-  // Only the segments up to the last byte that is another one.
+  // Writes only the segments up to the last byte that differs.
   const Bytes used = segment(0, 1).start + segment(0, 1).bytes;
   first->view()[used - 1] = std::byte{1};
   swap->write(0, first->view(), 2, used)->finish();
   EXPECT_EQ(bytes_written(), used);
   expect_zeros(2, used);
-  // Zeros that replace other bytes are written; the last segment is still new.
+  // Zeros that replace other bytes are written. The last segment is still new.
   swap->write(0, zeros(extents[0])->view(), 3, 0)->finish();
   EXPECT_EQ(bytes_written(), 2 * used);
   expect_zeros(3, 0);
@@ -216,7 +216,7 @@ TEST_F(SwapSpaceTest, TheFirstWriteOfAllExtentsTakesAllOfTheFilesIntoUse) {
   }
 }
 
-TEST_F(SwapSpaceTest, OneFlippedBitIsFoundAndPlaced) {
+TEST_F(SwapSpaceTest, OneFlippedBitIsFoundAndLocated) {
   write(0, 3, 1);
   const Segment& second = segment(0, 1);
   faults[second.path]->after_read = [&](HostBytes data, Bytes offset) {
@@ -240,7 +240,7 @@ TEST_F(SwapSpaceTest, ALostWriteIsFound) {
   EXPECT_NE(failure(2, 2, ErrorCategory::state).find("checksum mismatch"), std::string::npos);
 }
 
-TEST_F(SwapSpaceTest, AnotherVersionThanWantedIsRefused) {
+TEST_F(SwapSpaceTest, AnUnexpectedVersionIsRefused) {
   EXPECT_NE(failure(1, 0, ErrorCategory::state).find("holds version none, expected version 0"),
             std::string::npos);
   write(1, 6, 7);
@@ -249,7 +249,7 @@ TEST_F(SwapSpaceTest, AnotherVersionThanWantedIsRefused) {
   expect(1, 6, 7);
 }
 
-TEST_F(SwapSpaceTest, AFailedTransferIsToldOnceAllHaveEnded) {
+TEST_F(SwapSpaceTest, AFailedTransferIsReportedAfterAllHaveEnded) {
   write(0, 3, 1);
   int waited = 0;
   for (FaultyQueue* queue : faults) {
@@ -285,7 +285,7 @@ TEST_F(SwapSpaceTest, ASubmitThatThrowsLeavesNoTransferBehind) {
   EXPECT_EQ(waited, 2);
 }
 
-TEST_F(SwapSpaceTest, AnotherSizeThanTheExtentsIsABrokenPromise) {
+TEST_F(SwapSpaceTest, AnotherSizeThanTheExtentsIsAStateError) {
   const Memory memory(2 * kMiB);
   EXPECT_THROW(swap->write(2, memory.view(), 1)->finish(), Error);
   EXPECT_THROW(swap->read(0, memory.view(), 1)->finish(), Error);
@@ -305,7 +305,7 @@ TEST_F(SwapSpaceTest, SeveralThreadsMayUseSeveralExtents) {
   for (auto& thread : threads) thread.join();
 }
 
-TEST_F(SwapSpaceTest, OnlyReadsSaidToBeAheadAre) {
+TEST_F(SwapSpaceTest, OnlyMarkedReadsArePrefetches) {
   write(2, 1, 1);
   int ahead = 0;
   int others = 0;

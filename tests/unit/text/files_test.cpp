@@ -86,7 +86,7 @@ TEST(ReplacedFile, FollowsNoLinkAndTakesLongNames) {
   const TempDir dir;
   const auto file = dir.write("a", "before");
   std::filesystem::create_symlink(file, dir.path() / "link");
-  // Where another user may make links, too.
+  // A directory in which another user may make links, too.
   std::filesystem::create_symlink(file, dir.path() / ("link.tmp-" + std::to_string(getpid())));
   ReplacedFile replaced(dir.path() / "link");
   replaced.write("new");
@@ -111,7 +111,7 @@ TEST(ReplacedFile, FindsFilesOfOtherUsersBeforeTheWork) {
   EXPECT_EQ(entries(dir), 1);
 }
 
-TEST(OutputFile, ReplacesOnlyItsOwnKindUnasked) {
+TEST(OutputFile, ReplacesOtherKindsOnlyWithOverwrite) {
   const TempDir dir;
   const OutputRule rule = {.kind = "a list", .begins = "list: "};
   const auto file = dir.write("a", "list of mine");
@@ -125,7 +125,7 @@ TEST(OutputFile, ReplacesOnlyItsOwnKindUnasked) {
   write_output(file, {.kind = "", .begins = "", .overwrite = true}, "list: a");
   write_output(file, rule, "list: b");
   EXPECT_EQ(text_of(file), "list: b");
-  const auto empty = dir.write("empty", "");  // mktemp has made it
+  const auto empty = dir.write("empty", "");  // made by mktemp
   write_output(empty, rule, "list: c");
   EXPECT_EQ(text_of(empty), "list: c");
   EXPECT_EQ(entries(dir), 2);
@@ -161,7 +161,7 @@ TEST(OutputFile, NeverReplacesInputsNorWhatLinksName) {
             std::string::npos);
 }
 
-TEST(OutputFile, DoesNotReplaceWhatCameAfterTheCheck) {
+TEST(OutputFile, DoesNotReplaceFilesMadeAfterTheCheck) {
   const TempDir dir;
   const auto file = dir.path() / "a";
   OutputFile output(file, {});

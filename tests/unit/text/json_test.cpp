@@ -91,6 +91,12 @@ TEST(ParseJson, KeepsDigitsOrderAndPlaces) {
   EXPECT_EQ(at(*list.elements()[1].find("d")), R"("\\")");
 }
 
+TEST(ParseJson, ACommentEndsWithALineOfAnyKind) {
+  const Json json =
+      parse_json("{\"a\": // one\r 15, // two\r\n \"b\": 2\n}", "f", {.comments = true});
+  EXPECT_EQ(json.compact(), R"({"a":15,"b":2})");
+}
+
 TEST(ParseJson, NamesLineAndColumn) {
   EXPECT_EQ(error_of("{\n  \"a\": 1,\n}").rfind("f:3:1: not valid JSON", 0), 0U);
   EXPECT_NE(error_of("{\"a\": 1,}").find("an extra comma"), std::string::npos);

@@ -11,7 +11,7 @@ namespace {
 
 using Block = std::vector<std::byte>;
 
-TEST(IoContent, FindsNothingWrongWithWhatWasWritten) {
+TEST(IoContent, AcceptsWrittenContent) {
   IoContent content(3, kMiB);
   Block block(64 * kKiB);
   content.fill_next(block, 128 * kKiB);
@@ -55,7 +55,7 @@ TEST(IoContent, SaysWhereAMisplacedBlockBelongs) {
             "offset=8192: holds data of another file's offset 8192");
 }
 
-TEST(IoContent, ShowsWhatIsNobodysWord) {
+TEST(IoContent, ShowsForeignWords) {
   IoContent content(0, kMiB);
   Block block(kPage);
   content.fill_next(block, 0);

@@ -44,7 +44,7 @@ TEST(IoSearch, ChoosesTheBetterBackendAmongEquals) {
   EXPECT_EQ(choose({{uring, 0.98}, {same, 0.99}}, kBackends), same);
 }
 
-TEST(IoSearch, OneTurnProvesNothingAgainstMany) {
+TEST(IoSearch, OneTurnDoesNotBeatMany) {
   const IoSetting lucky{kMiB, 64, "io_uring"};
   const IoSetting steady{kMiB, 8, "io_uring"};
   const std::vector<IoTrial> trials = {{lucky, {9.0}}, {steady, {4.0, 5.0, 6.0, 5.0}}, {{}, {}}};
@@ -57,7 +57,7 @@ TEST(IoSearch, OneTurnProvesNothingAgainstMany) {
   EXPECT_DOUBLE_EQ(all.back().share, 5.0 / 9.0);
 }
 
-TEST(IoSearch, SeveralPathsShareWhatIsLeastBadForTheWorst) {
+TEST(IoSearch, SeveralPathsShareTheSettingThatIsBestForTheWorst) {
   const IoSetting a{kMiB, 8, "io_uring"};
   const IoSetting b{kMiB, 16, "io_uring"};
   const IoSetting c{kMiB, 32, "io_uring"};

@@ -57,7 +57,7 @@ TEST(LiveFrame, FillsEveryTerminalWithoutWrapping) {
   }
 }
 
-TEST(LiveFrame, LeavesOutWhatMattersLeast) {
+TEST(LiveFrame, DropsTheLeastImportantRows) {
   const auto at = [](std::size_t rows) {
     return frame_lines(full_state(), {.columns = 80, .rows = rows, .colour = false});
   };
@@ -110,7 +110,7 @@ TEST(LiveFrame, ANarrowTerminalHasBarsOfOneLengthAndWholeNumbers) {
     }
     return std::string::npos;
   };
-  // 11 columns of name and as many of bar as the longest text leaves: " 1 GiB of 2 GiB".
+  // Names have 11 columns, and bars the columns that the longest text leaves: " 1 GiB of 2 GiB".
   for (const char* name : {"device", "host", "compute", "update"}) {
     EXPECT_EQ(end_of_bar(name), 40U - 15U) << name;
   }

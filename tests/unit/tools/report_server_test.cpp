@@ -12,7 +12,7 @@ TEST(LoopbackHost, HasAnyPortSinceATunnelMayLeadHere) {
   }
 }
 
-TEST(LoopbackHost, IsNotANameThatSomebodyCanGiveToThisAddress) {
+TEST(LoopbackHost, IsNoOtherName) {
   for (const char* host :
        {"", "evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "evil.example:8080",
         "localhost:80@evil.example", "localhost:", "localhost:80a", "[::1", "[::1]x", "::1",

@@ -66,7 +66,7 @@ TEST(Timeline, AStepLastsFromTheEndOfTheOneBefore) {
   EXPECT_EQ(number(*drawn.find("joined")), 0);
 }
 
-TEST(Timeline, AnEvaluationAndIdleTimeAreOfNoStep) {
+TEST(Timeline, AnEvaluationAndIdleTimeBelongToNoStep) {
   LaneTimeline timeline = made(1, 100);
   const auto add = [&](const std::string& lane, std::int64_t start, std::int64_t duration,
                        std::uint64_t step) {
@@ -86,10 +86,10 @@ TEST(Timeline, AnEvaluationAndIdleTimeAreOfNoStep) {
   EXPECT_EQ(number(*steps[0].find("to")), 1000);
   EXPECT_EQ(number(*steps[1].find("from")), 2150);
   EXPECT_EQ(number(*steps[1].find("to")), 2510);
-  // Where the metrics know the time of the step, work before it is left out, but no computation.
+  // If the metrics have the time of the step, work before it is left out, but no computation.
   const auto from = [&](double seconds) {
     const Json fitted = timeline_json(timeline, {{2, seconds}});
-    // A prediction is of no run.
+    // A prediction belongs to no run.
     EXPECT_EQ(fitted.compact(), drawn.compact());
     LaneTimeline measured = timeline;
     measured.predicted = false;
@@ -111,7 +111,7 @@ TEST(Timeline, ALongStepIsWholeWithItsShortOperationsJoined) {
   EXPECT_EQ(number(*steps.front().find("step")), 2);
   const std::int64_t to = number(*steps.front().find("to"));
   EXPECT_EQ(to - number(*steps.front().find("from")), 10 * kEach);
-  // The last operations of the step are there as the first ones are, and no byte is lost.
+  // The first and last operations of the step are drawn, and no byte is lost.
   const Extent extent = extent_of(drawn);
   EXPECT_GE(extent.end, to);
   const std::int64_t shown =

@@ -125,7 +125,7 @@ void expect_refused(const config::Config& config, std::initializer_list<std::str
   test::expect_error(category, parts, [&] { check_initial_weights(config); });
 }
 
-TEST(InitialWeights, AreAcceptedForTheirModelOrNone) {
+TEST(InitialWeights, AreAcceptedOnlyForTheirModel) {
   for (const std::string name : {"gpt2", "llama", "llama_tied"}) {
     check_initial_weights(config_of(name, weights_of(name)));
     check_initial_weights(config_of(name, ""));
@@ -192,7 +192,7 @@ TEST(InitialWeights, MayBeAFolderOrAnIndex) {
   check_initial_weights(config_of("llama", single.path()));
 }
 
-TEST(InitialWeights, LackATensorOrHaveAnotherShape) {
+TEST(InitialWeights, AreRefusedIfATensorIsMissingOrHasAnotherShape) {
   expect_refused(config_of("llama", weights_of("llama"), {{"num_layers", 3}}),
                  {"has no tensor 'model.layers.2.input_layernorm.weight'"});
   expect_refused(config_of("llama", weights_of("llama"), {{"vocab_size", 130}}),
@@ -339,7 +339,7 @@ TEST(InitialWeights, AgreeWithTheirConfig) {
   check_initial_weights(Checkpoint("llama", "rope_parameters", rope).config());
 }
 
-TEST(InitialWeights, MayLieBesideAConfigOfBallast) {
+TEST(InitialWeights, MayBeNextToABallastConfig) {
   const Checkpoint checkpoint("llama", "model", {{"hidden_size", 4}});
   checkpoint.dir.write("config.json", "{/* small */ \"model\": {\"hidden_size\": 4}}");
   check_initial_weights(checkpoint.config());
@@ -406,7 +406,7 @@ TEST(InitialWeights, OfAModelThatBallastCannotComputeAreRefused) {
          "scale_attn_by_inverse_layer_idx is true, but Ballast supports only false");
 }
 
-/// Fails the test when a run gets as far as a plan.
+/// Fails the test if a run gets as far as a plan.
 struct NoRun : Observer {
   void planned(const engine::Blueprint& /*blueprint*/, const std::string& /*device*/) override {
     ADD_FAILURE() << "the run was planned";

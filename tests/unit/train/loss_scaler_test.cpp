@@ -26,7 +26,7 @@ config::Config config_of(const nlohmann::json& options) {
   return config;
 }
 
-/// tests/data/make_loss_scale_fixture.py has the program. Each scaler is made anew from its state
+/// tests/data/make_loss_scale_fixture.py has the program. Each scaler is rebuilt from its state
 /// once, as after a checkpoint.
 TEST(LossScaler, ScalesAreThoseOfDeepSpeed) {
   nlohmann::json cases;
@@ -71,7 +71,7 @@ TEST(LossScaler, OverflowAtTheSmallestScaleIsOneLine) {
       [&] { scaler.after_step(7, true); });
 }
 
-TEST(LossScaler, IsConstantWhereAConfigSaysSoAndOneWithoutFp16) {
+TEST(LossScaler, IsConstantIfConfiguredAndOneWithoutFp16) {
   config::Config config;
   config.fp16.loss_scale = 128.0;
   LossScaler none(config);

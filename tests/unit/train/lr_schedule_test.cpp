@@ -72,7 +72,7 @@ TEST(LrSchedule, WarmupCosineFallsToItsRatioAndStays) {
   auto cosine = section(Type::warmup_cosine, 2, true, 6);
   cosine.warmup_min_ratio = 0.2;
   cosine.cos_min_ratio = 0.1;
-  // From t = 2: 0.1 + 0.9 (1 + cos(pi p)) / 2 for p = 1/4, 1/2, 3/4, 1, 1.
+  // For t = 2 and later: 0.1 + 0.9 (1 + cos(pi p)) / 2 for p = 1/4, 1/2, 3/4, 1, 1.
   expect_close(first_steps(LrSchedule(cosine, 2.0), 8),
                {0.0, 0.4, 1.2, 1.736396103067893, 1.1, 0.463603896932107, 0.2, 0.2});
 }

@@ -57,7 +57,7 @@ TEST(Monitors, LeaveNothingWithoutARow) {
   EXPECT_FALSE(fs::exists(dir.path() / "run"));
 }
 
-TEST(Monitors, TakeBackAPartlyWrittenRecordWhichWaits) {
+TEST(Monitors, RemoveAPartialRecordWhichThenWaits) {
   const test::TempDir dir;
   Monitors monitors(config_of(dir.path()), RunDirectory::fresh);
   monitors.write(step(1));
@@ -95,7 +95,7 @@ TEST(Monitors, KeepTheRowsOfTheCsvUnderAFullDiskInOrder) {
   EXPECT_EQ(read(file), "step,train_loss\n8,2.5\n");
   monitors.write(step(3));
   EXPECT_EQ(read(file), "step,train_loss\n8,2.5\n16,2.5\n24,2.5\n");
-  // Deleted files are made again; those of a directory with a new name are followed.
+  // Deleted files are made again. Those of a renamed directory are followed.
   fs::remove_all(file.parent_path());
   monitors.write(step(4));
   EXPECT_EQ(read(file), "step,train_loss\n32,2.5\n");

@@ -15,7 +15,7 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-// Property: whatever `train` can run, it can also resume, verify and export.
+// Property: every run that `train` can run can be resumed, verified and exported.
 
 namespace ballast::train::resumable_kinds_test {
 namespace {
@@ -54,7 +54,7 @@ Overrides operator+(Overrides one, const Overrides& other) {
   return one;
 }
 
-/// A kind of run. `model` and `overrides` belong to all runs; `elsewhere` to resumed ones.
+/// A kind of run. All runs use `model` and `overrides`; resumed ones also `elsewhere`.
 struct Kind {
   std::string name;
   std::string model;
@@ -155,7 +155,7 @@ Trained last_step(engine::Engine& engine) {
   return {loss, engine.snapshot().hash()};
 }
 
-/// The hash of a checkpoint, all of which is verified.
+/// The hash of a checkpoint, after verifying all of it.
 std::uint64_t hash_of(const fs::path& folder) {
   const checkpoint::CheckpointReport report =
       checkpoint::examine_checkpoint(folder, {.whole = true, .hash = true}, [](Bytes, Bytes) {});

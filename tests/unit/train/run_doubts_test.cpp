@@ -58,7 +58,7 @@ class RunDoubts : public testing::Test {
   std::string text_ = directory_.write("text.txt", std::string(4000, 'a') + "bcd").string();
 };
 
-TEST_F(RunDoubts, UsualSettingsHaveNone) {
+TEST_F(RunDoubts, UsualSettingsRaiseNone) {
   EXPECT_EQ(doubts(config({})), std::vector<std::string>());
   EXPECT_EQ(doubts(config({"scheduler.type=WarmupCosineLR", "scheduler.params.warmup_num_steps=2",
                            "scheduler.params.total_num_steps=10"})),
@@ -67,7 +67,7 @@ TEST_F(RunDoubts, UsualSettingsHaveNone) {
             std::vector<std::string>());
 }
 
-TEST_F(RunDoubts, SettingsThatHardlyTrain) {
+TEST_F(RunDoubts, UnusualSettings) {
   expect({"optimizer.params.lr=1000"}, {"optimizer.params.lr is 1000"});
   expect({"optimizer.params.weight_decay=2"}, {"optimizer.params.weight_decay is 2"});
   expect({"scheduler.type=WarmupLR"},
@@ -88,7 +88,7 @@ TEST_F(RunDoubts, ABatchThatRepeatsItsSequences) {
 }
 
 TEST_F(RunDoubts, PaddingThatAnotherLengthAvoids) {
-  // Two of them do not fit into a sequence, and no shorter one holds the longest.
+  // Two of them do not fit into a sequence, and no shorter one can contain the longest.
   const auto lines =
       doubts(config({documents(std::vector<std::size_t>(12, 65)), "data.sequence_length=128"}));
   ASSERT_EQ(lines.size(), 1U);
@@ -107,7 +107,7 @@ TEST_F(RunDoubts, PaddingThatAnotherLengthAvoids) {
       << better.front();
 }
 
-TEST_F(RunDoubts, SequencesBeyondWhatTheModelWasTrainedFor) {
+TEST_F(RunDoubts, SequencesLongerThanThoseOfTheModelsTraining) {
   const auto with_folder = [&](const std::string& json, const std::vector<std::string>& overrides) {
     directory_.write("model/config.json", json);
     config::Config config = this->config(overrides);
@@ -118,7 +118,7 @@ TEST_F(RunDoubts, SequencesBeyondWhatTheModelWasTrainedFor) {
   const std::string plain = R"({"max_position_embeddings": 32})";
   expect_of(with_folder(plain, {}), {"data.sequence_length is 37", "at most 32 tokens"});
   EXPECT_TRUE(doubts(with_folder(R"({"max_position_embeddings": 64})", {})).empty());
-  // Scaling reaches further than the length of training.
+  // Scaling reaches further than the trained length.
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const auto scaled = [key](int factor) {
       return fmt::format(R"({{"max_position_embeddings": 8, "{}": {{"rope_type": "yarn",
@@ -152,8 +152,8 @@ TEST_F(RunDoubts, IdsThatAreNearlyAllOne) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i / 100 % 2 == 0) ids[i] = 2;
   }
-  EXPECT_NE(warning(ids).find("are id 2: if it is padding"), std::string::npos) << warning(ids);
-  EXPECT_NE(warning(std::vector<std::uint16_t>(20000, 3)).find("are id 3: is the file whole?"),
+  EXPECT_NE(warning(ids).find("are id 2: if this is padding"), std::string::npos) << warning(ids);
+  EXPECT_NE(warning(std::vector<std::uint16_t>(20000, 3)).find("are id 3: is the file complete?"),
             std::string::npos);
 }
 

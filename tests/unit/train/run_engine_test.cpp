@@ -66,7 +66,7 @@ TEST_F(TwoRanks, RunWhatWasSubmittedBeforeTheirEnginesAreReplaced) {
       in(counted));
   ASSERT_GE(gathers, 3U);
 
-  // Rank 1 leaves while it is in the last gather but one; rank 0 then begins the last one.
+  // Rank 1 leaves during the last gather but one. Rank 0 then begins the last one.
   const std::size_t held = gathers - 2;
   std::atomic<bool> holding = false;
   std::atomic<bool> replacing = false;

@@ -21,7 +21,7 @@ void add_even(Spikes& spikes, int count) {
   for (int i = 0; i < count; ++i) EXPECT_EQ(spikes.add(i % 2 == 0 ? 1.9 : 2.1), "") << i;
 }
 
-TEST(Spikes, AreSoManyStandardDeviationsAboveTheMean) {
+TEST(Spikes, ExceedTheMeanByTheGivenStandardDeviations) {
   Spikes spikes(options(100, 6.0));
   add_even(spikes, 100);
   EXPECT_EQ(Spikes(spikes).add(2.6), "");
@@ -64,7 +64,7 @@ TEST(Spikes, KeepTheLossesOfTheWindow) {
   EXPECT_TRUE(off.losses().empty());
 }
 
-TEST(Spikes, GoOnAfterTheLossesOfACheckpoint) {
+TEST(Spikes, ContinueAfterTheLossesOfACheckpoint) {
   Spikes before(options(20, 3.0));
   for (int i = 0; i < 33; ++i) before.add(2.0 + std::sin(i));
   Spikes after(options(20, 3.0));

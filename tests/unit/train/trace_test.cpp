@@ -74,7 +74,7 @@ std::int64_t time_of(const json& event, const char* key) {
   return std::llround(event.at(key).get<double>() * 1000.0);
 }
 
-TEST(Trace, HasASliceForEveryOperationThatSaysWhatItDid) {
+TEST(Trace, HasADescribedSlicePerOperation) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const Recorded recorded(seed);
     const auto slices = of_phase(events(recorded), "X");
@@ -152,7 +152,7 @@ TEST(Trace, KeepsTheSlicesOfATrackApartAndTheirTimesToTheNanosecond) {
   }
 }
 
-/// Every edge of the runs, those across them included, as "run operation run operation".
+/// Every edge of the runs, including those across them, as "run operation run operation".
 std::multiset<std::string> edges(const std::vector<const plan::Plan*>& runs) {
   std::multiset<std::string> found;
   for (std::size_t r = 0; r < runs.size(); ++r) {
@@ -214,7 +214,7 @@ TEST(Trace, DrawsAnArrowAlongEveryEdgeAlsoAcrossRuns) {
   }
 }
 
-TEST(Trace, DrawsNoArrowsToWhatIsNotThere) {
+TEST(Trace, DrawsNoArrowsToMissingOperations) {
   Recorded recorded(2);
   auto& spans = recorded.timeline.spans;
   // The records of an interrupted run, from the middle on.
@@ -252,7 +252,7 @@ TEST(Trace, CountsLateUpdatesToTheStepThatTheyBelongTo) {
   }
 }
 
-TEST(Trace, OfNothingIsStillATrace) {
+TEST(Trace, OfNoOperationsIsValid) {
   Recorded recorded(1);
   recorded.timeline.spans.clear();
   EXPECT_EQ(of_phase(events(recorded), "X").size(), 0U);
@@ -280,7 +280,7 @@ TEST(Trace, FaultsAreOneLineThatNamesTheFileAndLeaveTheOldTraceAlone) {
   std::filesystem::remove(old);
   write(old, "a test");
   const std::string first = contents(old);
-  // One that is simulated does not replace one that was measured.
+  // A simulated trace does not replace a measured one.
   test::expect_error(ErrorCategory::usage, {"not a trace of another"},
                      [&] { write(old, "another"); });
   {

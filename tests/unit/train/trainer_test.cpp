@@ -19,7 +19,7 @@
 namespace ballast::train::trainer_test {
 namespace {
 
-/// Keeps what a run reports of its matrix products.
+/// Keeps the reports of a run on its matrix products.
 struct Reports : Observer {
   void planned(const engine::Blueprint& /*blueprint*/, const std::string& /*device*/) override {}
   void started(const RunStart& start) override { peak = start.gemm_peak_flops; }
@@ -31,7 +31,8 @@ struct Reports : Observer {
   void finished(const RunSummary& /*summary*/) override {}
 
   double peak = 0.0;
-  std::vector<double> flops;  ///< of a step, by its share, its time and the peak of the start
+  std::vector<double> flops;  ///< FLOPs of a step, from its share, its time and the peak at the
+                              ///< start
   int evaluations = 0;
   std::vector<StepMetrics> rows;
 };
@@ -50,9 +51,9 @@ config::Config text_config(const test::TempDir& directory, const std::string& ru
   return config;
 }
 
-TEST(GemmShare, OfEveryStepIsThatOfThePeakAtTheStart) {
+TEST(GemmShare, IsRelativeToThePeakMeasuredAtTheStart) {
   const test::TempDir directory;
-  // With an evaluation after each step: the peak is not measured again.
+  // Evaluates after each step. The peak is not measured again.
   const config::Config config =
       text_config(directory, "run", {"ballast.steps=4", "ballast.eval_every=1"});
   Reports reports;
@@ -97,7 +98,7 @@ TEST(LaneShares, AreOfTheStepAloneWithEvaluationsCheckpointsAndAfterAResume) {
           {.resume = directory.path() / tier / "checkpoints/step-3"});
     ASSERT_EQ(rest.rows.size(), 5U);
     expect_shares(rest, tier + ", resumed");
-    // An evaluation uploads its batches; they are not the next step's.
+    // An evaluation uploads its batches, which do not belong to the next step.
     EXPECT_LE(whole.rows[4].bytes.at("upload"), whole.rows[3].bytes.at("upload"));
   }
 }
@@ -123,7 +124,7 @@ Steps steps_of(const Reports& reports, std::uint64_t after) {
   return steps;
 }
 
-TEST(LossScale, OfARunThatGoesOnIsThatOfOneThatWasNeverStopped) {
+TEST(LossScale, OfAResumedRunIsThatOfAnUninterruptedRun) {
   const test::TempDir directory;
   std::vector<std::string> overrides = test::kFp16;
   overrides.insert(overrides.end(), {"ballast.steps=9", "ballast.checkpoint_every=3",
@@ -181,7 +182,7 @@ TEST(Resume, SaysThatOtherKernelsMayHaveOtherBits) {
   EXPECT_NE(line.find("this run computes with 1 rank, scalar kernels"), std::string::npos) << line;
 }
 
-TEST(DataContent, IsThatOfTheBytesWhereverTheyLie) {
+TEST(DataContent, DependsOnBytesNotPaths) {
   const test::TempDir directory;
   const auto content = [&](const std::vector<std::string>& texts, const std::string& folder) {
     std::vector<std::filesystem::path> files;
@@ -197,7 +198,7 @@ TEST(DataContent, IsThatOfTheBytesWhereverTheyLie) {
   EXPECT_NE(content({text, "c"}, "changed"), expected);
   EXPECT_NE(content({"b", text}, "exchanged"), expected);
   EXPECT_NE(content({text + "b", ""}, "cut elsewhere"), expected);
-  // Too large to be read whole.
+  // Too large to be read as a whole.
   std::string large(20 << 20, 'a');
   const std::string sampled = content({large}, "large");
   large.back() = 'b';

@@ -134,7 +134,7 @@ class DeviceStates {
   Copy main_, companion_, first_, second_, first_exponents_, second_exponents_, gradient_;
 };
 
-/// On the host with the scalar kernels, which are the reference, and with the fastest ones.
+/// Compares with the host, using the scalar kernels, which are the reference, and the fastest ones.
 class CudaUpdate : public ballast::test::Kernels {
  protected:
   void SetUp() override {
@@ -253,8 +253,7 @@ TEST_F(CudaUpdate, ElementsKeepTheirNumbers) {
 }
 
 TEST_F(CudaUpdate, ElementsWithoutWeightDecay) {
-  const std::vector<cpu_adam::ElementRange> ranges = {
-      {512, 544}, {608, 800}, {1'024, 1'280}, {1'312, 9'600}};
+  const std::vector<ElementRange> ranges = {{512, 544}, {608, 800}, {1'024, 1'280}, {1'312, 9'600}};
   for (const Layout& layout : cpu_adam::test::all_layouts()) {
     States states = States::random(layout, 1500, 37);
     states.first_element = 512;
@@ -307,7 +306,7 @@ TEST_F(CudaUpdate, DenormalsAndZerosCount) {
 
 /// A NaN may be any NaN; everything else has the same bits. With codes, a block with an infinity or
 /// a NaN has no other values.
-TEST_F(CudaUpdate, InfinitiesAndNaNsComeOutWhereTheyDoOnTheHost) {
+TEST_F(CudaUpdate, InfinitiesAndNaNsEqualTheHosts) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> values = {0.0F,      1.0F, -kInfinity, 0x1.fffffep+127F,
@@ -330,7 +329,7 @@ TEST_F(CudaUpdate, ABlockOfCodesWithAnInfinityLeavesItsNeighboursAlone) {
   }
 }
 
-/// Also where all random bits are zero, as they are for one in 2^16.
+/// Holds even if all random bits are zero, as they are for one in 2^16.
 TEST_F(CudaUpdate, ZerosInCodesStayZeros) {
   const Layout layout{.optimizer = Optimizer::sgd, .moments = Moments::Format::blockwise8};
   compare(States(layout, std::size_t{1} << 18U), hyper_at(layout.optimizer, 1));
@@ -362,7 +361,7 @@ TEST_F(CudaUpdate, RefusesWhatTheHostRefuses) {
   EXPECT_EQ(refusal(1, 256, true), "nothing");
 }
 
-TEST(HostUpdate, WorksBehindWhatIsOnTheStream) {
+TEST(HostUpdate, RunsAfterEarlierWorkOfTheStream) {
   const cpu_adam::Updater updater({.threads = 1});
   const auto device = device::make_device({.kind = "host", .budget = kMiB, .compute_threads = 1});
   const auto stream = device->make_stream("test");

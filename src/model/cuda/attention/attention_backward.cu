@@ -5,8 +5,8 @@
 namespace ballast::model::cuda {
 namespace {
 
-/// A block owns rows of keys and values, or of queries and dout, and loops over the rows of the
-/// other two in steps.
+/// A block owns rows of keys and values, or of queries and dout, and loops in steps over the rows
+/// of the other two.
 template <int kWidth>
 struct BackwardGeometry {
   static constexpr int kTiles = kWidth <= 64 ? 2 : 1;
@@ -15,10 +15,10 @@ struct BackwardGeometry {
   static constexpr int kWarpRows = 16 * kTiles;
   static constexpr int kOwn = kWarps * kWarpRows;
   static constexpr int kStep = kWidth <= 128 ? 32 : 16;
-  /// Columns of dkeys and dvalues that fit into the registers of a block.
+  /// Columns of dkeys and dvalues that fit in the registers of a block.
   static constexpr int kSlice = kWidth <= 128 ? kWidth : 128;
   static constexpr int kSlices = kWidth / kSlice;
-  /// Blocks of differentiate_queries() that fit into the registers of a multiprocessor.
+  /// Blocks of differentiate_queries() that fit in the registers of a multiprocessor.
   static constexpr int kQueryBlocks = kWidth == 64 || kWidth > 128 ? 2 : 3;
   static constexpr std::size_t kSharedBytes =
       (2 * kOwn + 4 * kStep) * kTileRowBytes<kWidth> + 2 * kStep * sizeof(QueryRow);
@@ -30,7 +30,7 @@ struct Pair {
   AttentionRows<const Bf16> second;
 };
 
-/// A tile of the first matrix, followed by one of the second.
+/// Copies a tile of the first matrix, followed by one of the second.
 template <int kWidth, int kRows>
 __device__ void copy_pair(Bf16* tiles, const Pair& pair, int row) {
   constexpr int kThreads = BackwardGeometry<kWidth>::kThreads;
@@ -38,7 +38,7 @@ __device__ void copy_pair(Bf16* tiles, const Pair& pair, int row) {
   copy_rows<kWidth, kRows, kThreads>(tiles + kRows * kTileStep<kWidth>, pair.second, row);
 }
 
-/// The shared memory of a block: the rows that it owns, and two buffers for steps.
+/// Shared memory of a block: the rows that it owns, and two buffers for steps.
 template <int kWidth>
 struct Shared {
   using G = BackwardGeometry<kWidth>;
@@ -50,7 +50,7 @@ struct Shared {
     steps = own + 2 * G::kOwn * kTileStep<kWidth>;
     rows = reinterpret_cast<QueryRow*>(steps + 4 * G::kStep * kTileStep<kWidth>);
   }
-  /// First row of this warp.
+  /// Returns the first row of this warp.
   __device__ Bf16* own_first() const {
     return own + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows * kTileStep<kWidth>;
   }
@@ -62,8 +62,8 @@ struct Shared {
   __device__ QueryRow* query_rows(int turn) const { return rows + turn % 2 * G::kStep; }
 };
 
-/// Queries that a block of keys processes in one step. It loops over the heads that share the keys,
-/// and for each head over the queries that see any of them.
+/// Queries that a block of keys processes in one step. The block loops over the heads that share
+/// the keys and, for each head, over the queries that see any of the keys.
 struct Queries {
   int head;
   int first;  ///< position
@@ -87,8 +87,8 @@ __device__ void copy_queries(const Shared<kWidth>& shared, const AttentionShape&
   }
 }
 
-/// Sets elements to 0 whose query does not see their key. `key` and `query`: those of this lane's
-/// first element; keys are the rows.
+/// Zeroes elements whose query does not see their key. `key` and `query`: those of this lane's
+/// first element. Keys are the rows.
 template <int kTiles, int kStep>
 __device__ void hide_keys_of_columns(Sums<kTiles, kStep>& p, int key, int query,
                                      const SequenceMask& mask) {
@@ -96,7 +96,7 @@ __device__ void hide_keys_of_columns(Sums<kTiles, kStep>& p, int key, int query,
   for (int n = 0; n < kStep / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // Rows of this lane's column whose keys its query sees.
+      // Range of rows in this lane's column whose keys its query sees.
       const int column = query + 8 * n + i;
       const int begin = mask.first_key(column) - key;
       const int end = column - key;
@@ -112,8 +112,8 @@ __device__ void hide_keys_of_columns(Sums<kTiles, kStep>& p, int key, int query,
   }
 }
 
-/// Adds the contributions of the queries of one step to the gradients of this warp's keys, which
-/// are the rows here. Probabilities and their gradients enter the second products in bf16.
+/// Adds the contributions of one step's queries to the gradients of this warp's keys, which are the
+/// rows here. Probabilities and their gradients enter the second products in bf16.
 template <int kWidth, int kTiles, int kSlice>
 __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& dvalues,
                             const Shared<kWidth>& shared, int turn, int first_key, int first_query,
@@ -163,9 +163,10 @@ __device__ void fill(float (&factors)[kTiles][2], float value) {
   for (int i = 0; i < 2 * kTiles; ++i) factors[i / 2][i % 2] = value;
 }
 
-/// Gradients of keys and values. One block per head of keys (and slice of columns), sequence and
-/// tile of keys; tiles that the most queries see start first. Source: Dao, "FlashAttention-2",
-/// 2023, algorithm 2, without the gradients of queries, so that no two blocks add to one sum.
+/// Gradients of keys and values. There is one block per head of keys (and slice of columns),
+/// sequence and tile of keys. Tiles seen by the most queries start first. Source: Dao,
+/// "FlashAttention-2", 2023, algorithm 2, without the gradients of queries, so that no two blocks
+/// add to one sum.
 template <int kWidth>
 __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads, 2)
     differentiate_keys(AttentionShape shape, float scale, const Bf16* qkv, const QueryRow* rows,
@@ -178,8 +179,8 @@ __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads, 2)
   const int length = static_cast<int>(shape.length);
   const int first_head = static_cast<int>(blockIdx.x / G::kSlices) * group;
   const HeadPlace place = place_of(shape, blockIdx.y, static_cast<std::size_t>(first_head));
-  const int first_key =
-      first + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;  // of this warp
+  const int first_key = first + static_cast<int>(threadIdx.x / device::kWarp) *
+                                    G::kWarpRows;  // first row of this warp
   const SequenceMask mask = mask_of(shape, blockIdx.y);
 
   Sums<G::kTiles, G::kSlice> dkeys;
@@ -194,19 +195,20 @@ __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads, 2)
   device::end_copies();
   for (int turn = 0; queries.head < first_head + group; ++turn) {
     Queries next{queries.head, queries.first + G::kStep};
-    // No later query sees these keys either.
+    // Later queries do not see these keys either.
     if (next.first >= length || mask.first_key(next.first) >= first + G::kOwn) {
       next = {queries.head + 1, first};
     }
     device::await_copies<0>();
-    __syncthreads();  // this step is complete, and no thread reads the previous one any more
+    __syncthreads();  // this step is complete, and all threads are done with the previous one
     if (next.head < first_head + group) {
       copy_queries<kWidth>(shared, shape, next, qkv, rows, dout, turn + 1);
     }
     device::end_copies();
     const int query = queries.first;
     queries = next;
-    // Warps without keys, or whose keys none of these queries sees, take part only in the copies.
+    // Warps without keys, or with keys that none of these queries sees, take part only in the
+    // copies.
     if (first_key >= length || first_key >= query + G::kStep ||
         mask.first_key(query) >= first_key + G::kWarpRows) {
       continue;
@@ -226,7 +228,7 @@ __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads, 2)
                                            slice);
 }
 
-/// Adds the contributions of the keys of one step to the gradients of this warp's queries.
+/// Adds the contributions of one step's keys to the gradients of this warp's queries.
 template <int kWidth, int kTiles>
 __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& shared, int turn,
                          int first_query, int first_key, const SequenceMask& mask,
@@ -260,8 +262,8 @@ __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& s
   add_product<kWidth, kTiles, kStep, kWidth>(dqueries, weights, keys);
 }
 
-/// Gradients of queries. One block per head, sequence and tile of queries; tiles with the most keys
-/// start first. Scores are computed again, so that no two blocks add to one sum.
+/// Gradients of queries. There is one block per head, sequence and tile of queries. Tiles with the
+/// most keys start first. Scores are recomputed, so that no two blocks add to one sum.
 template <int kWidth>
 __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads,
                                   BackwardGeometry<kWidth>::kQueryBlocks)
@@ -272,8 +274,8 @@ __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads,
   const HeadPlace place = place_of(shape, blockIdx.y, blockIdx.x);
   const int first = static_cast<int>(gridDim.z - 1 - blockIdx.z) * G::kOwn;
   const int length = static_cast<int>(shape.length);
-  const int first_query =
-      first + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;  // of this warp
+  const int first_query = first + static_cast<int>(threadIdx.x / device::kWarp) *
+                                      G::kWarpRows;  // first row of this warp
   const Pair keys = {rows_in_qkv(shape, qkv + place.key), rows_in_qkv(shape, qkv + place.value)};
   const SequenceMask mask = mask_of(shape, blockIdx.y);
   const int begin = mask.first_step(first, G::kStep);
@@ -296,12 +298,13 @@ __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads,
   for (int turn = 0; begin + turn * G::kStep < end; ++turn) {
     const int key = begin + turn * G::kStep;
     device::await_copies<0>();
-    __syncthreads();  // this step is complete, and no thread reads the previous one any more
+    __syncthreads();  // this step is complete, and all threads are done with the previous one
     if (key + G::kStep < end) {
       copy_pair<kWidth, G::kStep>(shared.first(turn + 1), keys, key + G::kStep);
     }
     device::end_copies();
-    // Warps without queries, or whose queries see none of these keys, take part only in the copies.
+    // Warps without queries, or with queries that see none of these keys, take part only in the
+    // copies.
     if (first_query >= length || key >= first_query + G::kWarpRows ||
         key + G::kStep <= mask.first_key(first_query)) {
       continue;

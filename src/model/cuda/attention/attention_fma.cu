@@ -8,16 +8,16 @@
 namespace ballast::model::cuda {
 namespace {
 
-// Attention without tensor cores: in fp32, which they do not support, for comparisons with other
-// programs; in fp16, for GPUs older than the instructions of tensor_core.h. A warp owns a few rows.
-// It processes the rows of the other side 32 at a time, one per lane; in the results each lane has
+// Attention without tensor cores: for fp32, which they do not support, to compare with other
+// programs; for fp16, on GPUs older than the instructions of tensor_core.h. A warp owns a few rows.
+// It processes the rows of the other side 32 at a time, one per lane. In the results each lane has
 // one column.
 
 constexpr int kWarps = 4;
 constexpr int kLanes = static_cast<int>(device::kWarp);
 constexpr int kThreads = kWarps * kLanes;
 constexpr int kStep = kLanes;
-/// Columns of a lane; all lanes have 256.
+/// Columns per lane; the lanes together have 256.
 constexpr int kParts = 8;
 constexpr int kForwardRows = 4;
 constexpr int kBackwardRows = 2;
@@ -28,8 +28,8 @@ __device__ int lane() {
 __device__ int warp() {
   return static_cast<int>(threadIdx.x) / kLanes;
 }
-/// Elements from row to row of a tile: lanes that read one column of their rows hit different
-/// banks.
+/// Row stride of a tile, in elements, such that lanes that read one column of their rows use
+/// different banks.
 __host__ __device__ constexpr int tile_step(int size) {
   return size + 1;
 }
@@ -39,7 +39,7 @@ std::size_t shared_bytes(const AttentionShape& shape, int rows, int weights) {
   return static_cast<std::size_t>(floats) * sizeof(float);
 }
 
-/// Rows first .. first + count; zeros for rows after the end.
+/// Loads rows first .. first + count, with zeros after the end.
 template <class T>
 __device__ void load_rows(float* tile, const AttentionRows<const T>& rows, int first, int count) {
   for (int row = warp(); row < count; row += kWarps) {
@@ -52,7 +52,7 @@ __device__ void load_rows(float* tile, const AttentionRows<const T>& rows, int f
   }
 }
 
-/// Products of kRows rows, starting at `a`, with this lane's row of a tile.
+/// Multiplies kRows rows, starting at `a`, with this lane's row of a tile.
 template <int kRows>
 __device__ void multiply_rows(float (&products)[kRows], const float* a, const float* tile,
                               int size) {
@@ -67,7 +67,7 @@ __device__ void multiply_rows(float (&products)[kRows], const float* a, const fl
   }
 }
 
-/// sums += W B, W [kRows, kStep] and B the rows of a tile.
+/// sums += W B. W is [kRows, kStep]; B is the rows of a tile.
 template <int kRows>
 __device__ void add_product(float (&sums)[kRows][kParts], const float* weights, const float* tile,
                             int size) {
@@ -110,11 +110,12 @@ __device__ float greatest_of_warp(float value) {
 
 /// State of one row while attend() loops over its keys.
 struct RowState {
-  float greatest = -std::numeric_limits<float>::infinity();  ///< score
+  float greatest = -std::numeric_limits<float>::infinity();  ///< largest score so far
   float sum = 0.0F;  ///< this lane's part of the sum of exp(score - greatest)
 };
 
-/// One block per head, tile of queries and sequence. `scale` applies to exponents of base 2.
+/// There is one block per head, tile of queries and sequence. `scale` applies to exponents of base
+/// 2.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     attend(AttentionShape shape, float scale, const T* qkv, T* out, float* log_sums) {
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
       if (key + lane() > query || key + lane() < mask.first_key(query))
         scores[r] = -std::numeric_limits<float>::infinity();
       const float greatest = fmaxf(rows[r].greatest, greatest_of_warp(scores[r]));
-      // A row may not have seen any key yet.
+      // The row may not have seen any key yet.
       const float base = greatest == -std::numeric_limits<float>::infinity() ? 0.0F : greatest;
       const float correction = exp2f((rows[r].greatest - base) * scale);
       const float power = exp2f((scores[r] - base) * scale);
@@ -173,8 +174,8 @@ __global__ void __launch_bounds__(kThreads)
   write_rows<kForwardRows>(sums, factors, rows_in_out(shape, out + place.out), first_row);
 }
 
-/// The rows that a block of differentiate() owns and those that it loops over: queries and dout on
-/// one side, keys and values on the other.
+/// Rows that a block of differentiate() owns, and rows that it loops over: queries and dout on one
+/// side, keys and values on the other.
 template <class T>
 struct Sides {
   AttentionRows<const T> queries;
@@ -202,8 +203,8 @@ __device__ Weight weight_of(float score, float dp, const QueryRow& row, float sc
   return {probability, probability * (dp - row.delta)};
 }
 
-/// Gradients of keys and values (kOfKeys) or of queries. One block per head, tile of rows and
-/// sequence; heads that share keys are processed one after the other.
+/// Gradients of keys and values (kOfKeys) or of queries. There is one block per head, tile of rows
+/// and sequence. Heads that share keys are processed one after the other.
 template <bool kOfKeys, class T>
 __global__ void __launch_bounds__(kThreads)
     differentiate(AttentionShape shape, float scale, const T* qkv, const QueryRow* rows,
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(kThreads)
   float* const probabilities = gradients + kBackwardRows * kStep;
   const std::size_t heads = kOfKeys ? shape.heads / shape.kv_heads : 1;
   const int first = static_cast<int>(blockIdx.y) * kRows;
-  const int mine = warp() * kBackwardRows;  // in the tile
+  const int mine = warp() * kBackwardRows;  // first row in the tile
   const SequenceMask mask = mask_of(shape, blockIdx.z);
   float sums[kBackwardRows][kParts] = {};
   float second_sums[kBackwardRows][kParts] = {};

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * static_cast<int>(device::kWarp);
-/// Keys of a tile.
+/// Keys per tile.
 constexpr int kKeys = 64;
 
 template <int kWidth>
@@ -19,15 +19,15 @@ struct ForwardGeometry {
   static constexpr std::size_t kSharedBytes = (kRows + 2 * kKeys) * kTileRowBytes<kWidth>;
 };
 
-/// Per row of a lane: the maximum score so far and this lane's part of the sum of exp(score -
-/// maximum).
+/// State per row of a lane: the maximum score so far, and this lane's part of the sum of exp(score
+/// - maximum).
 template <int kTiles>
 struct Softmax {
   float greatest[kTiles][2];
   float sum[kTiles][2];
 };
 
-/// Combines the maximum or sum of a row over the four lanes that have its columns.
+/// Combines the maximum or sum of a row over the four lanes that share it.
 __device__ float greatest_of_row(float value) {
   value = fmaxf(value, __shfl_xor_sync(device::kAllLanes, value, 1));
   return fmaxf(value, __shfl_xor_sync(device::kAllLanes, value, 2));
@@ -77,7 +77,7 @@ __device__ void add_scores(Sums<kTiles, kKeys>& scores, Softmax<kTiles>& softmax
   }
 }
 
-/// Completes the softmax: writes the logarithms of the sums, leaves 1 / sum in `factors`.
+/// Completes the softmax: writes the logarithms of the sums and leaves 1 / sum in `factors`.
 template <int kTiles>
 __device__ void finish(const Softmax<kTiles>& softmax, float scale, int first_row, int length,
                        float* log_sums, float (&factors)[kTiles][2]) {
@@ -95,9 +95,9 @@ __device__ void finish(const Softmax<kTiles>& softmax, float scale, int first_ro
   }
 }
 
-/// One block per head, sequence and tile of queries; tiles with the most keys start first. Source:
-/// Dao, "FlashAttention-2", 2023, algorithm 1. A tile's values are copied while its scores are
-/// computed, and the next tile's keys while the values are summed.
+/// There is one block per head, sequence and tile of queries. Tiles with the most keys start first.
+/// Source: Dao, "FlashAttention-2", 2023, algorithm 1. Values of a tile are copied while its scores
+/// are computed, and the next tile's keys while the values are summed.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
     attend(AttentionShape shape, float scale, const Bf16* qkv, Bf16* out, float* log_sums) {
@@ -130,12 +130,12 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
   device::end_copies();
   const int end = std::min(first + G::kRows, length);
   for (int key = begin; key < end; key += kKeys) {
-    // Warps without rows, or whose rows see none of these keys, take part only in the copies.
+    // Warps without rows, or with rows that see none of these keys, take part only in the copies.
     const bool seen = first_row < length && key < first_row + G::kWarpRows &&
                       key + kKeys > mask.first_key(first_row);
     Weights<kTiles, kKeys> weights;
     device::await_copies<0>();
-    __syncthreads();  // keys are complete, and no thread reads the previous values any more
+    __syncthreads();  // keys are complete, and all threads are done with the previous values
     copy_rows<kWidth, kKeys, kThreads>(values, all_values, key);
     device::end_copies();
     if (seen) {
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
       to_weights<kTiles, kKeys>(scores, weights);
     }
     device::await_copies<0>();
-    __syncthreads();  // values are complete, and no thread reads these keys any more
+    __syncthreads();  // values are complete, and all threads are done with these keys
     if (key + kKeys < end) copy_rows<kWidth, kKeys, kThreads>(keys, all_keys, key + kKeys);
     device::end_copies();
     if (seen) {

@@ -12,7 +12,7 @@ namespace ballast::model::cuda {
 
 inline constexpr float kLog2E = 1.44269504088896340736F;
 
-/// Whether the kernels support the extents.
+/// Returns whether the kernels support the extents.
 inline bool has_kernels(const AttentionShape& shape) {
   return shape.head_dim % 8 == 0 && shape.head_dim > 0 && shape.head_dim <= 256 &&
          shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0;
@@ -21,10 +21,10 @@ inline bool has_kernels(const AttentionShape& shape) {
 /// AttentionMask of one sequence, for queries up to the end of a tile.
 struct SequenceMask {
   const std::int32_t* positions = nullptr;
-  int window = 0;  ///< hides nothing if it is the length
+  int window = 0;  ///< hides nothing if it equals the length
   int length = 0;
 
-  /// The first key that a query sees. It never decreases with the query.
+  /// Returns the first key that a query sees. It never decreases with the query.
   [[nodiscard]] constexpr int first_key(int query) const {
     int seen = window;
     if (positions != nullptr) {
@@ -34,7 +34,7 @@ struct SequenceMask {
     }
     return query < seen ? 0 : query + 1 - seen;
   }
-  /// The start of the step of `step` keys with the first key that `query` sees.
+  /// Returns the start of the step (of `step` keys) with the first key that `query` sees.
   [[nodiscard]] constexpr int first_step(int query, int step) const {
     return first_key(query) / step * step;
   }
@@ -51,12 +51,12 @@ constexpr SequenceMask mask_of(const AttentionShape& shape, std::size_t sequence
 template <class T>
 struct AttentionRows {
   T* start = nullptr;
-  unsigned step = 0;  ///< elements from row to row
+  unsigned step = 0;  ///< row stride in elements
   int length = 0;
   int size = 0;  ///< columns, a multiple of 8
 };
 
-/// Where a head of a sequence starts in its matrices (elements).
+/// Offsets of one head of one sequence in the arrays, in elements.
 struct HeadPlace {
   std::size_t query;  ///< in qkv
   std::size_t key;
@@ -86,23 +86,23 @@ constexpr AttentionRows<T> rows_in_out(const AttentionShape& shape, T* start) {
           static_cast<int>(shape.head_dim)};
 }
 
-/// What the backward pass needs from a query. Rows are [sequences, heads, padded_length()]; rows
-/// after the end are 0 and add nothing, because their queries and dout are 0 in a tile.
+/// A query's values for the backward pass. Rows are [sequences, heads, padded_length()]. Rows after
+/// the end are 0 and add nothing, because their queries and dout are 0 in a tile.
 struct alignas(8) QueryRow {
-  float log_sum = 0.0F;  ///< base 2, of the exponentials of scores
+  float log_sum = 0.0F;  ///< base 2, for exponentials of scores
   float delta = 0.0F;    ///< sum of dout * out, the same for all keys
 };
 
-/// The length rounded up to a multiple of the rows of every tile.
+/// The length rounded up to a multiple of every tile's rows.
 constexpr std::size_t padded_length(const AttentionShape& shape) {
   return (shape.length + 127) / 128 * 128;
 }
 
-/// Threads that share a row of a head, 8 columns each, in kernels by query rows.
+/// Threads that share a row of a head, with 8 columns each, in kernels by query rows.
 inline unsigned lanes_of_row(const AttentionShape& shape) {
   return std::bit_ceil(static_cast<unsigned>(shape.head_dim / 8));
 }
-/// Blocks of `threads` threads: x for tokens, lanes_of_row() threads for each, y for heads, z for
+/// Blocks of `threads` threads, with lanes_of_row() threads per token. x: tokens, y: heads, z:
 /// sequences.
 inline device::LaunchConfig by_query_rows(cudaStream_t stream, const AttentionShape& shape,
                                           unsigned threads) {

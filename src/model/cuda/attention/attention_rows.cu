@@ -9,14 +9,13 @@ namespace {
 
 constexpr unsigned kThreads = 128;
 
-/// The 8 elements that one thread reads at once.
+/// 8 elements, which one thread reads at once.
 template <class T>
 struct alignas(16) Part {
   T values[8];
 };
 
-/// `lanes` threads, a power of two, share a row. Blocks: x for tokens, y for heads, z for
-/// sequences.
+/// `lanes` threads, a power of two, share a row. Blocks are x: tokens, y: heads, z: sequences.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     gather(AttentionShape shape, unsigned lanes, const T* out, const float* log_sums, const T* dout,

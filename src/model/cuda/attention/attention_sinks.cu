@@ -10,14 +10,13 @@
 namespace ballast::model::cuda {
 namespace {
 
-// A sink adds to the sum of a softmax and to no result, so it makes the results of attention
-// without it smaller by one factor: attention itself needs no other kernels, and cuDNN's serves as
-// well.
+// A sink adds to the sum of a softmax but has no value, so it scales the result of attention by a
+// factor below 1. So sinks need no other attention kernels and also work with cuDNN's.
 
 constexpr unsigned kThreads = 128;
 
-/// `lanes` threads, a power of two, share a row, 8 columns each. Blocks: x for tokens, y for heads,
-/// z for sequences.
+/// `lanes` threads, a power of two, share a row, with 8 columns each. Blocks are x: tokens, y:
+/// heads, z: sequences.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     add(AttentionShape shape, unsigned lanes, const T* sinks, T* out, float* log_sums) {
@@ -41,7 +40,7 @@ __global__ void __launch_bounds__(kThreads)
   log_sums[place.row + position] = fmaxf(log_sum, sink) + log1pf(expf(-fabsf(above)));
 }
 
-/// One block per head.
+/// There is one block per head.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     differentiate(AttentionShape shape, const T* sinks, const QueryRow* rows, float* gradient) {

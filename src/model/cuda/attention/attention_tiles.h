@@ -12,13 +12,13 @@
 
 namespace ballast::model::cuda {
 
-// Shared by the kernels of attention in bf16: tiles in shared memory, their products, and the copy
+// Code shared by the bf16 attention kernels: tiles in shared memory, their products, and the copy
 // back. A tile holds rows of one head, padded with zeros to kWidth columns. A warp owns 16 * kTiles
 // rows of the result and processes all rows of the other side, so no two warps add to one sum. In a
 // fragment (tensor_core.h), a lane has the rows lane_row() and lane_row() + 8, and the columns
-// lane_column() and lane_column() + 1. Included only by the sources of kernels.
+// lane_column() and lane_column() + 1. Only sources of kernels include it.
 
-/// Calls start(width) with a std::integral_constant, the padded columns of a head.
+/// Calls start(width) with a std::integral_constant, the padded number of columns of a head.
 template <class Start>
 cudaError_t for_width(const AttentionShape& shape, const Start& start) {
   if (shape.head_dim <= 32) return start(std::integral_constant<int, 32>{});
@@ -28,8 +28,7 @@ cudaError_t for_width(const AttentionShape& shape, const Start& start) {
   return start(std::integral_constant<int, 256>{});
 }
 
-/// Elements from row to row of a tile, such that 16-byte parts of eight rows lie in different
-/// banks.
+/// Row stride of a tile in elements, such that 16-byte parts of eight rows are in different banks.
 template <int kWidth>
 inline constexpr int kTileStep = kWidth + 8;
 template <int kWidth>
@@ -38,7 +37,7 @@ inline constexpr std::size_t kTileRowBytes = kTileStep<kWidth> * sizeof(Bf16);
 /// Sums for 16 * kTiles rows and kColumns columns.
 template <int kTiles, int kColumns>
 using Sums = float[kTiles][kColumns / 8][4];
-/// Such a matrix in bf16 as the left operand of a product.
+/// Such a matrix in bf16, as the left operand of a product.
 template <int kTiles, int kColumns>
 using Weights = std::uint32_t[kTiles][kColumns / 16][4];
 
@@ -49,16 +48,16 @@ __device__ inline int lane_column() {
   return static_cast<int>(threadIdx.x % 4 * 2);
 }
 
-/// This lane's address when a warp loads 16 rows and 16 columns starting at `from`. The order of
-/// the 8 x 8 matrices is upper left, lower left, upper right, lower right.
+/// Returns this lane's address for loading 16 rows and 16 columns that start at `from`. The order
+/// of the 8 x 8 matrices is upper left, lower left, upper right, lower right.
 template <int kWidth>
 __device__ const Bf16* lane_part(const Bf16* from) {
   const int lane = static_cast<int>(threadIdx.x % device::kWarp);
   return from + lane % 16 * kTileStep<kWidth> + lane / 16 * 8;
 }
 
-/// Starts the copies of rows first .. first + kRows by kThreads threads; zeros for rows and columns
-/// after the end.
+/// Starts copying rows first .. first + kRows with kThreads threads; rows and columns after the end
+/// become zeros.
 template <int kWidth, int kRows, int kThreads>
 __device__ void copy_rows(Bf16* tile, const AttentionRows<const Bf16>& rows, int first) {
   constexpr int kParts = std::bit_ceil(static_cast<unsigned>(kWidth / 8));  // 16 bytes each
@@ -90,7 +89,7 @@ __device__ void clear(Sums<kTiles, kColumns>& sums) {
   }
 }
 
-/// sums = A B^T over kWidth columns. A: the rows of this warp, starting at `a`. B: kColumns rows,
+/// sums = A B^T over kWidth columns. A: this warp's rows, starting at `a`. B: kColumns rows,
 /// starting at `b`. Both addresses are lane_part()s.
 template <int kWidth, int kTiles, int kColumns>
 __device__ void multiply_rows(Sums<kTiles, kColumns>& sums, const Bf16* a, const Bf16* b) {
@@ -115,7 +114,7 @@ __device__ void multiply_rows(Sums<kTiles, kColumns>& sums, const Bf16* a, const
   }
 }
 
-/// sums += W B. B: kRows rows, starting at `b` (a lane_part()), and kColumns of their columns.
+/// sums += W B. B: kRows rows, starting at `b` (a lane_part()), with kColumns columns.
 template <int kWidth, int kTiles, int kRows, int kColumns>
 __device__ void add_product(Sums<kTiles, kColumns>& sums, const Weights<kTiles, kRows>& weights,
                             const Bf16* b) {
@@ -134,7 +133,7 @@ __device__ void add_product(Sums<kTiles, kColumns>& sums, const Weights<kTiles, 
   }
 }
 
-/// Converts sums to the left operand of a product: the layouts of the fragments are equal.
+/// Converts sums to the left operand of a product; the fragments have equal layouts.
 template <int kTiles, int kColumns>
 __device__ void to_weights(const Sums<kTiles, kColumns>& sums, Weights<kTiles, kColumns>& weights) {
 #pragma unroll
@@ -150,7 +149,7 @@ __device__ void to_weights(const Sums<kTiles, kColumns>& sums, Weights<kTiles, k
   }
 }
 
-/// Sets elements to `hidden` whose query, a row, does not see their key, a column. `key` and
+/// Sets elements to `hidden` if their query (row) does not see their key (column). `key` and
 /// `query`: those of this lane's first element.
 template <int kTiles, int kColumns>
 __device__ void hide_unseen_keys(Sums<kTiles, kColumns>& sums, int key, int query,
@@ -159,7 +158,7 @@ __device__ void hide_unseen_keys(Sums<kTiles, kColumns>& sums, int key, int quer
   for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Columns of this lane's row that its query sees.
+      // Range of columns in this lane's row that its query sees.
       const int row = query + 16 * m + 8 * half;
       const int begin = mask.first_key(row) - key;
       const int end = row - key;
@@ -175,9 +174,9 @@ __device__ void hide_unseen_keys(Sums<kTiles, kColumns>& sums, int key, int quer
   }
 }
 
-/// Writes sums * factors (one per lane_row() and lane_row() + 8 of each 16 rows) to rows first ..
-/// of `to`, columns from `column` on. They pass through `staging`, the rows of this warp in a tile
-/// that no other warp reads any more. Rows and columns after the end are skipped.
+/// Writes sums * factors to rows first .. of `to`, from column `column` on. There is a factor for
+/// lane_row() and lane_row() + 8 of each 16 rows. Rows pass through `staging`, this warp's rows in
+/// a tile that no other warp reads any more. Rows and columns after the end are skipped.
 template <int kWidth, int kTiles, int kColumns>
 __device__ void write_rows(const Sums<kTiles, kColumns>& sums, const float (&factors)[kTiles][2],
                            Bf16* staging, const AttentionRows<Bf16>& to, int first, int column) {

@@ -72,7 +72,7 @@ class CudaAttentionTrial final : public AttentionTrial {
   Bf16* values(std::size_t count) {
     return view_as<Bf16>(device_.allocate(count * sizeof(Bf16), "attention")).raw();
   }
-  /// Uniform between -1 and 1.
+  /// Random numbers, uniform between -1 and 1.
   Bf16* random(std::size_t count, std::uint64_t seed) {
     std::vector<Bf16> made(count);
     for (std::size_t i = 0; i < count; ++i) {

@@ -7,7 +7,7 @@ namespace {
 
 using Tensor = OperationGraph::Tensor;
 
-/// Extents in the integer type of cuDNN.
+/// Extents in cuDNN's integer type.
 struct Counts {
   explicit Counts(const AttentionShape& shape)
       : sequences(static_cast<std::int64_t>(shape.sequences)),
@@ -26,11 +26,11 @@ struct Counts {
   std::int64_t row;
   std::int64_t hidden;
 
-  /// [sequences, heads, length, head_dim] in a matrix with one row per token.
+  /// Shape [sequences, heads, length, head_dim] in a matrix with one row per token.
   [[nodiscard]] TensorShape tokens(std::int64_t of_heads, std::int64_t step) const {
     return {{sequences, of_heads, length, head_dim}, {length * step, head_dim, step, 1}};
   }
-  /// [sequences, heads, head_dim, length] in the same matrix.
+  /// Shape [sequences, heads, head_dim, length] in the same matrix.
   [[nodiscard]] TensorShape transposed_tokens(std::int64_t of_heads, std::int64_t step) const {
     return {{sequences, of_heads, head_dim, length}, {length * step, head_dim, 1, step}};
   }
@@ -38,7 +38,7 @@ struct Counts {
     return {{sequences, heads, length, length},
             {heads * length * length, length * length, length, 1}};
   }
-  /// One number for each query.
+  /// Shape with one number per query.
   [[nodiscard]] TensorShape queries() const {
     return {{sequences, heads, length, 1}, {heads * length, length, 1, 1}};
   }
@@ -81,7 +81,7 @@ class Builder {
     return scaled;
   }
 
-  /// A query sees the keys up to its own position.
+  /// Masks the keys after each query's position.
   Tensor hide_later_keys(Tensor all) {
     const Tensor query = scores(CUDNN_DATA_INT32);
     const Tensor key = scores(CUDNN_DATA_INT32);
@@ -94,7 +94,8 @@ class Builder {
     return masked;
   }
 
-  /// In bf16. The logarithm of each row's sum, which includes the maximum, goes to memory.
+  /// Softmax, with results in bf16. Writes the logarithm of each row's sum, which includes the
+  /// maximum, to memory.
   Tensor softmax(Tensor masked) {
     const Tensor greatest = of_queries();
     graph_.reduce(CUDNN_REDUCE_TENSOR_MAX, masked, greatest);

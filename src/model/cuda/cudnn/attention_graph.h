@@ -8,8 +8,8 @@
 
 namespace ballast::model::cuda {
 
-/// Tensors of attention_graph(), by their ids. `queries`, `keys` and `values` start at their first
-/// head, in one matrix.
+/// Ids of the tensors of attention_graph(). `queries`, `keys` and `values` are the addresses of
+/// their first heads in one matrix.
 enum class AttentionTensor : std::int64_t {
   queries = 1,
   keys,
@@ -20,8 +20,8 @@ enum class AttentionTensor : std::int64_t {
   hidden,  ///< a number: the score of a masked key, minus infinity
 };
 
-/// attention() in bf16 as a graph that the engines of cuDNN recognise: these operations in this
-/// order (the pattern of NVIDIA's cudnn-frontend, CompositeSDPANode). `handle` as in
+/// Describes attention() in bf16 as a graph that cuDNN's engines recognise: these operations in
+/// this order (pattern of NVIDIA's cudnn-frontend, CompositeSDPANode). `handle` as in
 /// OperationGraph::finish().
 OperationGraph attention_graph(const CudnnCalls& calls, const AttentionShape& shape,
                                cudnnHandle_t handle);

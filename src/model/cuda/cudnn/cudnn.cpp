@@ -12,15 +12,15 @@ namespace ballast::model::cuda {
 namespace {
 
 /// The first version whose attention has no known defect (NVIDIA's cudnn-frontend,
-/// sdpa_support_surface.h, names versions up to 9.10.1), supports heads of more than 128 values,
-/// and accepts minus infinity as the score of a masked key.
+/// sdpa_support_surface.h, lists defects up to 9.10.1), supports heads of more than 128 values, and
+/// accepts minus infinity as the score of a masked key.
 constexpr std::size_t kOldest = 91002;
 
 std::string text_of(std::size_t version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-/// cuDNN's message about the last failed call, in one line; may be empty.
+/// Returns cuDNN's message about the last failed call in one line; may be empty.
 std::string last_words(const Cudnn& library) {
   std::array<char, 512> text = {};
   library.last_error(text.data(), text.size() - 1);

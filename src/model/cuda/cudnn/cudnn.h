@@ -14,8 +14,8 @@
 
 namespace ballast::model::cuda {
 
-/// The functions of cuDNN that are used. They are its backend interface: a computation is described
-/// as a graph of operations on tensors, and an engine is chosen for it.
+/// The functions of cuDNN in use, from its backend interface: a computation is described as a graph
+/// of operations on tensors, and an engine is chosen for it.
 struct Cudnn {
   decltype(&cudnnGetVersion) version = nullptr;
   decltype(&cudnnGetErrorString) status_name = nullptr;
@@ -31,23 +31,24 @@ struct Cudnn {
   decltype(&cudnnBackendExecute) execute = nullptr;
 
   void find(device::Symbols& symbols);
-  /// Why this version cannot be used; "" if it can.
+  /// Returns why this version cannot be used; "" if it can.
   [[nodiscard]] std::string refusal() const;
 };
 
-/// The library, loaded once for the whole process. Throws Error(device) with cudnn_refusal().
+/// Returns the library, which is loaded once per process. Throws Error(device) with
+/// cudnn_refusal().
 const Cudnn& cudnn();
-/// "" if the library can be loaded, otherwise the reason in one line.
+/// Returns why the library cannot be loaded, in one line; "" if it can.
 std::string_view cudnn_refusal();
-/// The file it was loaded from, or "".
+/// Returns the path of the loaded file, or "".
 std::string_view cudnn_file();
 
 using LoadedCudnn = device::Loaded<Cudnn>;
-/// Loads the first library of `names` that has the major version of this program's headers and is
+/// Loads the first library in `names` that has the major version of this program's headers and is
 /// new enough.
 LoadedCudnn load_cudnn(std::span<const std::string> names);
 
-/// Ends a descriptor of cuDNN.
+/// Deletes a cuDNN descriptor.
 struct EndDescriptor {
   const Cudnn* library = nullptr;
   void operator()(void* descriptor) const noexcept {
@@ -56,7 +57,7 @@ struct EndDescriptor {
 };
 using Descriptor = std::unique_ptr<void, EndDescriptor>;
 
-/// cuDNN's type of an attribute whose values are T.
+/// Returns cuDNN's type of an attribute whose values are T.
 template <class T>
 consteval cudnnBackendAttributeType_t attribute_type() {
   if (std::is_same_v<T, std::int64_t>) return CUDNN_TYPE_INT64;
@@ -75,7 +76,7 @@ consteval cudnnBackendAttributeType_t attribute_type() {
 /// and cuDNN's message.
 class CudnnCalls {
  public:
-  /// `library` must outlive the descriptors that are made.
+  /// `library` must outlive the descriptors made through it.
   explicit CudnnCalls(const Cudnn& library) : library_(library) {}
 
   [[nodiscard]] const Cudnn& library() const { return library_.get(); }
@@ -83,7 +84,7 @@ class CudnnCalls {
   void check(cudnnStatus_t status, std::string_view call) const;
 
   [[nodiscard]] Descriptor make(cudnnBackendDescriptorType_t type) const;
-  /// Finalizes a descriptor: its attributes cannot change afterwards. `what` names the call in
+  /// Finalizes a descriptor; its attributes cannot change afterwards. `what` describes the call in
   /// errors.
   void finish(const Descriptor& descriptor, std::string_view what) const;
 
@@ -105,13 +106,13 @@ class CudnnCalls {
     set_raw(descriptor, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, others.size(), others.data());
   }
 
-  /// Reads up to values.size() values of an attribute; returns how many there were.
+  /// Reads up to values.size() values of an attribute. Returns how many it has.
   template <class T>
   std::size_t get(const Descriptor& descriptor, cudnnBackendAttributeName_t name,
                   std::span<T> values) const {
     return get_raw(descriptor, name, attribute_type<T>(), values.size(), values.data());
   }
-  /// The same for descriptors, which are filled in place.
+  /// Fills descriptors in place. Returns how many the attribute has.
   std::size_t fill(const Descriptor& descriptor, cudnnBackendAttributeName_t name,
                    std::span<cudnnBackendDescriptor_t> others) const {
     return get_raw(descriptor, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, others.size(), others.data());

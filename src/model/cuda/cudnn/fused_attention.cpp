@@ -15,7 +15,7 @@
 namespace ballast::model::cuda {
 namespace {
 
-/// Ends a handle of cuDNN.
+/// Deletes a cuDNN handle.
 struct EndHandle {
   const Cudnn* library = nullptr;
   void operator()(cudnnContext* handle) const noexcept {
@@ -58,7 +58,7 @@ void FusedAttention::forward(cudaStream_t stream, const Bf16* qkv, Bf16* out, fl
   float scale = shape.score_scale();
   float hidden = -std::numeric_limits<float>::infinity();
   Bf16* const queries = const_cast<Bf16*>(qkv);
-  // cuDNN reads numbers while the execution is enqueued, so they may lie on this stack.
+  // cuDNN reads the numbers while it enqueues the execution, so they may be on this stack.
   using Which = AttentionTensor;
   const auto id = [](Which which) { return static_cast<std::int64_t>(which); };
   const std::array ids = {id(Which::queries),  id(Which::keys),  id(Which::values), id(Which::out),

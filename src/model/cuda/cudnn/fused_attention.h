@@ -11,29 +11,28 @@
 
 namespace ballast::model::cuda {
 
-/// The forward pass of attention() in bf16 by an engine of cuDNN. It also writes the log-sums that
-/// Ballast's backward pass needs. The backward pass of cuDNN is not used, because it adds the
-/// gradients of queries in memory in any order (in the code of 9.19's engine for an H100:
-/// UTMAREDG.ADD) without being marked with CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC. The variant of
-/// its graph with a fixed order needs workspace for every pair of positions of every head (1 GiB
-/// for 32 heads of 4096 tokens). The code of the forward engines has no such sums.
+/// The forward pass of attention() in bf16 by a cuDNN engine. It also writes the log-sums that
+/// Ballast's backward pass needs. cuDNN's backward pass is not used, because it adds the gradients
+/// of queries in memory in any order (UTMAREDG.ADD in the code of 9.19's engine for an H100)
+/// although CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC does not mark it. A variant of its graph has a
+/// fixed order, but needs workspace for each pair of positions of every head (1 GiB for 32 heads of
+/// 4096 tokens). The code of the forward engines has no such sums.
 class FusedAttention {
  public:
-  /// Bytes of device memory that forward() needs at most. cuDNN 9.19 needs 256 on an H100 or H200
-  /// for all shapes, and none on an A100 or L4.
+  /// Maximum device memory for forward(), in bytes. cuDNN 9.19 needs 256 on an H100 or H200 for all
+  /// shapes, and none on an A100 or L4.
   static constexpr Bytes kWorkspace = 1 * kMiB;
 
-  /// Plans the computation for the current device. This takes up to a few seconds, because engines
-  /// are compiled when they are planned. Throws Error(device) with the reason in one line if cuDNN
-  /// cannot be used.
+  /// Plans the computation for the current device. Takes up to a few seconds, because planning
+  /// compiles engines. Throws Error(device) with the reason in one line if cuDNN cannot be used.
   explicit FusedAttention(const AttentionShape& shape);
   ~FusedAttention();
   FusedAttention(const FusedAttention&) = delete;
   FusedAttention& operator=(const FusedAttention&) = delete;
 
-  /// Arguments as those of attention(), aligned to 16 bytes. Equal calls have equal bits on GPUs of
-  /// one model. `workspace`: kWorkspace bytes, aligned to 256, not used after the call. The current
-  /// device must be that of the constructor. Throws Error(device).
+  /// Arguments as for attention(), aligned to 16 bytes. Equal calls give equal bits on GPUs of one
+  /// model. `workspace`: kWorkspace bytes, aligned to 256, not used after the call. The current
+  /// device must be the constructor's. Throws Error(device).
   void forward(cudaStream_t stream, const Bf16* qkv, Bf16* out, float* log_sums, void* workspace);
 
  private:
@@ -41,9 +40,9 @@ class FusedAttention {
   std::unique_ptr<Plan> plan_;
 };
 
-/// "" if cuDNN can be loaded, otherwise the reason in one line.
+/// Returns why cuDNN cannot be loaded, in one line; "" if it can.
 std::string_view fused_attention_refusal();
-/// The file cuDNN was loaded from, or "".
+/// Returns the path of the file from which cuDNN was loaded, or "".
 std::string_view fused_attention_file();
 
 }  // namespace ballast::model::cuda

@@ -1,4 +1,4 @@
-// For programs that are built without the headers of cuDNN.
+// Used if the program is built without cuDNN's headers.
 #include "ballast/core/error.h"
 
 #include "src/model/cuda/cudnn/fused_attention.h"

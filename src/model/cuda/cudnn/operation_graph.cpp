@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::int64_t kAlignment = 16;
 
-/// Fills `others`, descriptors of the attribute's type, and returns how many values there were.
+/// Fills the descriptors `others`, which have the attribute's type. Returns how many values the
+/// attribute has.
 std::size_t fill(const CudnnCalls& calls, const Descriptor& from, cudnnBackendAttributeName_t name,
                  std::span<const Descriptor> others) {
   std::vector<cudnnBackendDescriptor_t> raw;
@@ -46,14 +47,14 @@ EnginePlan plan_of(const CudnnCalls& calls, cudnnHandle_t handle, Descriptor con
   return {std::move(configuration), std::move(plan), static_cast<std::size_t>(workspace)};
 }
 
-/// Tries one engine after the other in the order of the heuristics, and keeps the reason why the
-/// first one cannot be used.
+/// Tries engines in the order of the heuristics, and keeps the reason why the first one was
+/// rejected.
 class Search {
  public:
   Search(const CudnnCalls& calls, cudnnHandle_t handle, std::size_t most_workspace)
       : calls_(calls), handle_(handle), most_workspace_(most_workspace) {}
 
-  /// Empty if no engine that `mode` finds can be used.
+  /// Returns an empty plan if none of the engines that `mode` finds can be used.
   EnginePlan among(const Descriptor& graph, cudnnBackendHeurMode_t mode) {
     Descriptor heuristics = calls_.make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     calls_.link(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph.get());
@@ -63,7 +64,7 @@ class Search {
     if (most == 0) return {};
     std::vector<Descriptor> found(most);
     for (Descriptor& one : found) one = calls_.make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
-    // The results do not contain engines that cannot run on this machine.
+    // The results include only engines that can run on this machine.
     const std::size_t count = fill(calls_, heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, found);
     for (std::size_t i = 0; i < std::min(count, most); ++i) {
       if (EnginePlan plan = try_one(std::move(found[i])); plan.plan != nullptr) return plan;

@@ -9,15 +9,15 @@
 
 namespace ballast::model::cuda {
 
-/// Extents of a tensor [sequences, heads, rows, columns] and the step (elements) between neighbours
-/// along each axis.
+/// Extents of a tensor [sequences, heads, rows, columns], and its stride (elements) along each
+/// axis.
 struct TensorShape {
   std::array<std::int64_t, 4> extents;
   std::array<std::int64_t, 4> steps;
 };
 
-/// A computation for cuDNN, operation by operation. Tensors and operations belong to the graph,
-/// which must outlive the plans made for it. Sums and intermediate numbers are fp32. Errors as
+/// A computation for cuDNN, built operation by operation. The graph owns tensors and operations and
+/// must outlive the plans made for it. Sums and intermediate numbers are fp32. Throws like
 /// CudnnCalls.
 class OperationGraph {
  public:
@@ -25,25 +25,25 @@ class OperationGraph {
 
   explicit OperationGraph(const CudnnCalls& calls) : calls_(calls) {}
 
-  /// A tensor in memory, aligned to 16 bytes. Each execution gives its address by `id`. Ids are
-  /// below kFirstOwn.
+  /// Adds a tensor in memory, aligned to 16 bytes. Each execution passes its address by `id`. Ids
+  /// are below kFirstOwn.
   Tensor memory(std::int64_t id, cudnnDataType_t type, const TensorShape& shape);
-  /// An fp32 number in host memory, also given by `id`.
+  /// Adds an fp32 number in host memory, also passed by `id`.
   Tensor number(std::int64_t id);
-  /// An intermediate tensor that exists only inside the engine.
+  /// Adds an intermediate tensor that exists only inside the engine.
   Tensor between(cudnnDataType_t type, const TensorShape& shape);
 
-  /// c = a b for every sequence and head. b may have fewer heads; each is used for several heads of
+  /// c = a b for every sequence and head. b may have fewer heads; each then serves several heads of
   /// a.
   void multiply(Tensor a, Tensor b, Tensor c);
   /// y = mode(x), y = mode(x, other). Axes of extent 1 in `other` are broadcast.
   void pointwise(cudnnPointwiseMode_t mode, Tensor x, Tensor y);
   void pointwise(cudnnPointwiseMode_t mode, Tensor x, Tensor other, Tensor y);
-  /// The same for a comparison; y has type CUDNN_DATA_BOOLEAN.
+  /// y = mode(x, other), a comparison; y has type CUDNN_DATA_BOOLEAN.
   void compare(cudnnPointwiseMode_t mode, Tensor x, Tensor other, Tensor y);
   /// y = condition ? x : other.
   void select(Tensor condition, Tensor x, Tensor other, Tensor y);
-  /// y = the index of every element of x along `axis`.
+  /// y = index of every element of x along `axis`.
   void index(std::int64_t axis, Tensor x, Tensor y);
   /// Reduces the axes whose extent is 1 in y.
   void reduce(cudnnReduceTensorOp_t operation, Tensor x, Tensor y);
@@ -51,7 +51,7 @@ class OperationGraph {
   /// Finalizes the graph. Operations keep the order in which they were added. Without a handle the
   /// graph belongs to no device.
   void finish(cudnnHandle_t handle);
-  /// Only after finish().
+  /// Call it after finish().
   [[nodiscard]] const Descriptor& descriptor() const { return graph_; }
 
  private:
@@ -82,7 +82,7 @@ class OperationGraph {
 
 /// An engine for a graph, with its plan.
 struct EnginePlan {
-  Descriptor configuration;   ///< of the engine
+  Descriptor configuration;   ///< engine configuration
   Descriptor plan;            ///< null: none
   std::size_t workspace = 0;  ///< bytes of device memory that an execution needs
 };

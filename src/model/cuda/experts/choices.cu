@@ -3,30 +3,30 @@
 #include "src/model/cuda/experts/row_groups.h"
 #include "src/model/cuda/rows/row_pieces.h"
 
-// The choices of a router by expert, then by number. A thread has an expert and goes through the
-// choices of a group of rows in order, so that nothing depends on the order of threads.
+// Sorts the choices of a router by expert, then by number. Each thread has one expert and visits
+// the choices of a group of rows in order, so the order of threads does not matter.
 
 namespace ballast::model::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-/// Choices that a block has in shared memory at a time.
+/// Choices that a block keeps in shared memory at a time.
 constexpr unsigned kTile = 2048;
 constexpr unsigned kEach = kOneAccess<std::int32_t>;
-/// Threads of the block that adds up the groups.
+/// Threads of the block that adds the groups.
 constexpr unsigned kScanThreads = 1024;
-/// Groups whose counts a thread reads ahead.
+/// Groups whose counts a thread prefetches.
 constexpr unsigned kAhead = 16;
 
 /// The choices of a router.
 struct Choices {
-  const std::int32_t* chosen;  ///< kNoExpert is no thread's expert
+  const std::int32_t* chosen;  ///< kNoExpert matches no thread's expert
   unsigned count;
   unsigned of_group;
   unsigned experts;
 };
 
-/// The thread's expert, which may lie after the last one.
+/// Returns the thread's expert, which may be beyond the last one.
 __device__ unsigned own_expert() {
   return blockIdx.y * kThreads + threadIdx.x;
 }
@@ -56,8 +56,8 @@ __device__ void each_choice(const Choices& choices, const Visit& visit) {
   }
 }
 
-/// counts [groups, experts]. One block per group (x) and kThreads experts (y). Also writes -1 to
-/// all places, of which those of padding stay.
+/// Writes counts [groups, experts], with one block per group (x) and kThreads experts (y). Also
+/// writes -1 to all places; padding keeps it.
 __global__ void __launch_bounds__(kThreads)
     count_choices(Choices choices, std::int32_t* counts, std::int32_t* places) {
   if (blockIdx.y == 0) {
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// The sum over this thread and those before it. `shared` [kWarp] gets the sums of the warps.
+/// Inclusive prefix sum over the threads. `shared` [kWarp] receives the sums of the warps.
 __device__ std::int32_t sum_so_far(std::int32_t value, std::int32_t* shared) {
   const unsigned lane = threadIdx.x % device::kWarp;
   const unsigned warp = threadIdx.x / device::kWarp;
@@ -89,7 +89,7 @@ __device__ std::int32_t sum_so_far(std::int32_t value, std::int32_t* shared) {
   return value;
 }
 
-/// Calls body(count) for the counts of an expert by group, and replaces each by the result.
+/// Calls body(count) for each group's count of an expert, and replaces the count by the result.
 template <class Body>
 __device__ void replace_counts(std::int32_t* counts, std::size_t groups, std::size_t experts,
                                const Body& body) {
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kScanThreads)
     find_starts(std::int32_t* counts, std::size_t groups, std::size_t experts,
                 std::int32_t* starts) {
   __shared__ std::int32_t of_warps[device::kWarp];
-  std::int32_t before = 0;  // choices of the experts before this round
+  std::int32_t before = 0;  // choices of the experts in earlier rounds
   for (std::size_t first = 0; first < experts; first += kScanThreads) {
     const std::size_t expert = first + threadIdx.x;
     const bool mine = expert < experts;
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kScanThreads)
   if (starts != nullptr && threadIdx.x == 0) starts[experts] = before;
 }
 
-/// One block per group (x) and kThreads experts (y).
+/// There is one block per group (x) and kThreads experts (y).
 __global__ void __launch_bounds__(kThreads)
     place_choices(Choices choices, const std::int32_t* starts, std::int32_t* places) {
   std::int32_t* next = places;

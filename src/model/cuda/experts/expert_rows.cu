@@ -9,17 +9,17 @@ namespace {
 /// Groups of eight elements that a thread of dot() keeps in registers.
 constexpr unsigned kHeld = 2;
 
-/// The place of choice `i`.
+/// Returns the place of choice `i`.
 __device__ unsigned place_of(const ExpertRows& rows, unsigned i) {
   return rows.places == nullptr ? i : static_cast<unsigned>(rows.places[i]);
 }
 
-/// The token of a choice.
+/// Returns the token of a choice.
 __device__ std::size_t row_of(const ExpertRows& rows, unsigned place) {
   return place / static_cast<unsigned>(rows.per_token);
 }
 
-/// 0 for a weight of 0.
+/// product / weight, or 0 for a weight of 0.
 __device__ float quotient(float product, float weight) {
   return weight == 0.0F ? 0.0F : product / weight;
 }
@@ -34,7 +34,7 @@ __device__ Piece<T> times(const Piece<T>& piece, float factor) {
   return product;
 }
 
-/// One block per row of y and part of its columns.
+/// There is one block per row of y and part of its columns.
 template <class T>
 __global__ void gather(ExpertRows rows, const T* x, const float* weights, T* y, std::size_t width) {
   const std::size_t column = own_column<T>();
@@ -48,7 +48,8 @@ __global__ void gather(ExpertRows rows, const T* x, const float* weights, T* y, 
   device::write(piece, y + blockIdx.x * width + column);
 }
 
-/// One block per choice. kOfAll: `activated` is one row for all, and its part is added.
+/// There is one block per choice. kOfAll: `activated` is one row for all choices, and its part is
+/// added.
 template <bool kOfAll, class T>
 __global__ void __launch_bounds__(kMostThreads)
     dot(ExpertRows rows, const T* activated, const T* gradients, const float* weights,
@@ -79,7 +80,7 @@ __global__ void put(ExpertRows rows, const float* values, const float* weights, 
   to[place] = quotient(values[i], weights[place]);
 }
 
-/// One block per row and part of its columns.
+/// There is one block per row and part of its columns.
 template <class T>
 __global__ void add_to_rows(const T* bias, float* y, std::size_t width) {
   const std::size_t column = own_column<float>();
@@ -91,7 +92,7 @@ __global__ void add_to_rows(const T* bias, float* y, std::size_t width) {
   device::write(values, to);
 }
 
-/// One block per choice and part of its columns.
+/// There is one block per choice and part of its columns.
 __global__ void add(ExpertRows rows, const float* y, const float* weights, float* sums,
                     std::size_t width) {
   const std::size_t column = own_column<float>();

@@ -9,22 +9,22 @@
 
 namespace ballast::model::cuda {
 
-// Kernels of routers and experts. They are described at those of the host device
-// (../../host/router_ops.h). Conventions: rows.h; the number of experts, the choices of a token and
-// the rows are any. `partials`: scratch memory of partial_floats({rows, experts}) floats.
+// Kernels of routers and experts, documented at the host device's (../../host/ops.h).
+// Conventions: rows.h, but the numbers of experts, choices per token and rows are arbitrary.
+// `partials`: scratch memory of partial_floats({rows, experts}) floats.
 
-/// Softmax in fp32 with sums in double.
+/// The softmax is in fp32, its sums in double.
 template <class T>
 cudaError_t route(cudaStream_t stream, const RouterShape& shape, float* logits, const T* bias,
                   const std::int32_t* targets, const Routing& to, std::int32_t* starts,
                   float* partials);
 
-/// Sums in double.
+/// Sums are in double.
 cudaError_t add_router_totals(cudaStream_t stream, const RouterShape& shape, const Routing& routing,
                               bool first, const RouterTotals& totals, float* partials);
 cudaError_t router_losses(cudaStream_t stream, const RouterShape& shape, const RouterTotals& totals,
                           double* losses);
-/// In double, rounded once.
+/// Computed in double and rounded once.
 template <class T>
 cudaError_t router_gradient(cudaStream_t stream, const RouterShape& shape, const Routing& routing,
                             const RouterTotals& totals, const RouterLossScales& scales,
@@ -45,7 +45,7 @@ cudaError_t put_quotients(cudaStream_t stream, const ExpertRows& rows, const flo
 template <class T>
 cudaError_t add_bias(cudaStream_t stream, const T* bias, float* y, std::size_t rows,
                      std::size_t width);
-/// The choices are of different rows, as those of one expert are.
+/// The choices must be of different rows, as those of one expert are.
 cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y,
                      const float* weights, float* sums, std::size_t width);
 

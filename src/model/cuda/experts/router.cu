@@ -14,16 +14,16 @@ namespace {
 constexpr unsigned kThreads = kRowsOfBlock * kWarp;
 /// Threads that share a column; each takes every kStrands-th row or group.
 constexpr unsigned kStrands = kThreads / kWarp;
-/// Bits of a word of the experts that a row has taken.
+/// Bits per word in the set of a row's experts.
 constexpr unsigned kBits = 32;
 constexpr unsigned kNone = std::numeric_limits<unsigned>::max();
 
-/// What the kernels use of a RouterShape.
+/// The part of a RouterShape that kernels use.
 struct Shape {
   std::size_t rows;
   unsigned experts;
   unsigned per_token;
-  std::size_t step;  ///< of logits and of their gradients
+  std::size_t step;  ///< row stride of logits and of their gradients
   bool renormalises;
 };
 Shape shape_of(const RouterShape& shape) {
@@ -34,12 +34,12 @@ Shape shape_of(const RouterShape& shape) {
           .renormalises = shape.renormalises};
 }
 
-/// A warp per row.
+/// Launches one warp per row.
 device::LaunchConfig by_warps(cudaStream_t stream, std::size_t rows) {
   return {.stream = stream, .blocks = blocks_for(rows, kRowsOfBlock), .threads = kThreads};
 }
 
-/// The largest logit of a row, without those that are NaN.
+/// Returns the largest logit of a row, ignoring NaN.
 __device__ float largest_of(const float* logits, unsigned experts) {
   float most = -HUGE_VALF;
   for (unsigned e = threadIdx.x % kWarp; e < experts; e += kWarp) {
@@ -52,8 +52,8 @@ __device__ float largest_of(const float* logits, unsigned experts) {
   return most;
 }
 
-/// Probabilities of a row; returns the logarithm of the softmax's sum. A lane later reads only what
-/// it has written itself.
+/// Writes the probabilities of a row. Returns the logarithm of the softmax's sum. A lane later
+/// reads only what it has written.
 __device__ double softmax(const float* logits, unsigned experts, float* probabilities) {
   const unsigned lane = threadIdx.x % kWarp;
   const float largest = largest_of(logits, experts);
@@ -69,7 +69,7 @@ __device__ double softmax(const float* logits, unsigned experts, float* probabil
   return static_cast<double>(largest) + ::log(total);
 }
 
-/// The experts that a row has taken, a bit for each, in shared memory.
+/// The set of experts that a row has chosen, one bit each, in shared memory.
 class Taken {
  public:
   __device__ Taken(std::uint32_t* words, unsigned experts) : words_(words) {
@@ -80,11 +80,11 @@ class Taken {
     return (words_[expert / kBits] >> expert % kBits & 1U) != 0;
   }
   __device__ void add(unsigned expert) {
-    __syncwarp();  // no lane still reads
+    __syncwarp();  // all lanes are done reading
     if (threadIdx.x % kWarp == 0) words_[expert / kBits] |= 1U << expert % kBits;
     __syncwarp();
   }
-  /// The first expert from `expert` that is left; there is one.
+  /// Returns the first remaining expert from `expert` on. There must be one.
   __device__ unsigned first_left(unsigned expert) const {
     while (has(expert)) ++expert;
     return expert;
@@ -94,11 +94,11 @@ class Taken {
   std::uint32_t* words_;
 };
 
-/// The expert with the largest logit of those that are left, `first` the first of them; the first
-/// of equals.
+/// Returns the remaining expert with the largest logit, the first one on a tie. `first`: the first
+/// remaining expert.
 __device__ unsigned best_of(const float* logits, unsigned experts, const Taken& taken,
                             unsigned first) {
-  // Nothing is larger than a NaN.
+  // A NaN counts as the largest.
   if (logits[first] != logits[first]) return first;
   float most = -HUGE_VALF;
   unsigned best = kNone;
@@ -118,7 +118,7 @@ __device__ unsigned best_of(const float* logits, unsigned experts, const Taken& 
   return best;
 }
 
-/// Values of a row of padding.
+/// Writes the values of a padding row.
 __device__ void decide_nothing(const Shape& shape, std::size_t row, const Routing& to) {
   const unsigned lane = threadIdx.x % kWarp;
   for (unsigned e = lane; e < shape.experts; e += kWarp) {
@@ -131,7 +131,7 @@ __device__ void decide_nothing(const Shape& shape, std::size_t row, const Routin
   if (lane == 0) to.log_sums[row] = 0.0F;
 }
 
-/// Softmax, choice and weights: a warp per row.
+/// Softmax, choice and weights, with one warp per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     decide(Shape shape, float* logits, const T* bias, const std::int32_t* targets, Routing to) {
@@ -171,7 +171,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// The sum of the strands' values for the lane's column, in the threads of the first strand.
+/// Sums the strands' values for the lane's column. The result is in the threads of the first
+/// strand.
 __device__ double sum_of_strands(double value) {
   __shared__ double strands[kStrands][kWarp];
   const unsigned lane = threadIdx.x % kWarp;
@@ -182,7 +183,8 @@ __device__ double sum_of_strands(double value) {
   return sum;
 }
 
-/// sums [groups, experts] of the probabilities. One block per kWarp experts (x) and group (y).
+/// Writes sums [groups, experts] of the probabilities, with one block per kWarp experts (x) and
+/// group (y).
 __global__ void __launch_bounds__(kThreads)
     sum_probabilities(const float* probabilities, std::size_t rows, std::size_t experts,
                       std::size_t of_group, double* sums) {
@@ -199,7 +201,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x < kWarp && expert < experts) sums[blockIdx.y * experts + expert] = sum;
 }
 
-/// The number of choices of experts below `expert`: choices are placed by expert.
+/// Returns the number of choices of experts below `expert`. Choices are sorted by expert.
 __device__ unsigned choices_below(const Routing& routing, unsigned choices, std::size_t expert) {
   unsigned begin = 0;
   unsigned end = choices;
@@ -215,7 +217,7 @@ __device__ unsigned choices_below(const Routing& routing, unsigned choices, std:
   return begin;
 }
 
-/// One block per kWarp experts.
+/// There is one block per kWarp experts.
 __global__ void __launch_bounds__(kThreads)
     add_groups(const double* sums, std::size_t groups, std::size_t experts, Routing routing,
                unsigned choices, bool first, RouterTotals totals) {
@@ -234,7 +236,7 @@ __global__ void __launch_bounds__(kThreads)
   totals.choices[expert] = (first ? 0.0 : totals.choices[expert]) + count;
 }
 
-/// One block: each thread adds up a part.
+/// There is one block; each thread adds a part.
 __global__ void __launch_bounds__(kThreads)
     add_squares(const float* log_sums, std::size_t rows, bool first, double* squares) {
   __shared__ double shared[kWarp];
@@ -248,7 +250,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *squares = (first ? 0.0 : *squares) + sum[0];
 }
 
-/// One block.
+/// There is one block.
 __global__ void __launch_bounds__(kThreads)
     find_losses(RouterTotals totals, std::size_t experts, std::size_t per_token, double* losses) {
   __shared__ double counts[kWarp];
@@ -256,7 +258,7 @@ __global__ void __launch_bounds__(kThreads)
   double choices[1] = {};
   for (std::size_t e = threadIdx.x; e < experts; e += kThreads) choices[0] += totals.choices[e];
   device::block_sum(choices, counts);
-  // The rows of all routers; all may be padding.
+  // Number of rows of all routers; all rows may be padding.
   const double rows = choices[0] > 0.0 ? choices[0] / static_cast<double>(per_token) : 1.0;
   double balance[1] = {};
   for (std::size_t e = threadIdx.x; e < experts; e += kThreads) {
@@ -268,18 +270,18 @@ __global__ void __launch_bounds__(kThreads)
   losses[1] = *totals.squares / rows;
 }
 
-/// A router's decisions, and what the gradients of its logits depend on besides.
+/// A router's results, and further inputs of its logits' gradients.
 struct Derivatives {
   Shape shape;
   Routing routing;
-  const double* choices;  ///< of all routers; null: without losses of the routers
+  const double* choices;  ///< choices of all routers; null: without router losses
   RouterLossScales scales;
 };
 
-/// The gradients of a row from the losses of the routers. A warp computes them.
+/// The part of a row's gradients that comes from the router losses. A warp computes it.
 struct OfLosses {
   const double* choices = nullptr;
-  double balance = 0.0;  ///< a choice's part of a probability's gradient
+  double balance = 0.0;  ///< contribution of one choice to a probability's gradient
   double z = 0.0;
 
   __device__ explicit OfLosses(const Derivatives& of) {
@@ -292,20 +294,20 @@ struct OfLosses {
     balance = static_cast<double>(static_cast<float>(of.scales.balance / rows)) / rows;
     z = static_cast<double>(static_cast<float>(of.scales.z / rows));
   }
-  /// The load-balancing loss's part of the gradient of a probability.
+  /// Returns the load-balancing loss's part of the gradient of a probability.
   __device__ double of_balance(unsigned expert) const {
     return choices == nullptr ? 0.0 : balance * choices[expert];
   }
 };
 
-/// A warp per row. First writes the gradients as if no expert were chosen.
+/// There is one warp per row. First writes the gradients as if no expert were chosen.
 template <class T>
 __global__ void __launch_bounds__(kThreads) differentiate(Derivatives of, T* gradients) {
   const Team<Fit::warp> team;
   const std::size_t row = team.number();
   if (row >= of.shape.rows) return;
   const auto [rows, experts, per_token, step, divides] = of.shape;
-  const bool renormalises = divides;  // clang 14 captures no structured binding
+  const bool renormalises = divides;  // clang 14 cannot capture structured bindings
   const float* const probabilities = of.routing.probabilities + row * experts;
   const std::int32_t* const chosen = of.routing.chosen + row * per_token;
   const float* const weights = of.routing.weights + row * per_token;

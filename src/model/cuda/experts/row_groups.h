@@ -11,10 +11,10 @@
 
 namespace ballast::model::cuda {
 
-/// Groups of neighbouring rows of a router, which are counted and added up separately. There are at
-/// most as many as rows, and at most kMostGroups.
+/// Groups of neighbouring rows of a router that are counted and summed separately. There are at
+/// most kMostGroups, and at most one per row.
 struct RowGroups {
-  std::size_t rows = 0;  ///< of a group; the last one may have fewer
+  std::size_t rows = 0;  ///< rows per group; the last one may have fewer
   std::size_t count = 0;
 
   explicit RowGroups(std::size_t of_all)
@@ -25,8 +25,8 @@ struct RowGroups {
   static constexpr std::size_t kLeastRows = 32;
 };
 
-/// A counting sort of the choices by expert: `places` and `starts` (null: not wanted) of a router.
-/// `counts`: scratch memory [groups, experts].
+/// Counting sort of the choices by expert: writes `places` and `starts` (null: not wanted) of a
+/// router. `counts`: scratch memory [groups, experts].
 cudaError_t sort_choices(cudaStream_t stream, const RouterShape& shape, const Routing& routing,
                          std::int32_t* starts, std::int32_t* counts);
 

@@ -30,7 +30,7 @@ constexpr double kStretch = 0.02;
 constexpr int kMostAtOnce = 64;
 constexpr Bytes kWorkspaceAlignment = 256;
 
-/// Words of random numbers with magnitudes from 0.5 to 1, as two bf16 or one fp32 each.
+/// Words of random numbers with magnitudes from 0.5 to 1, each two bf16 or one fp32.
 std::vector<std::uint32_t> random_words() {
   std::vector<std::uint32_t> words(kMiB / sizeof(std::uint32_t));
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -39,8 +39,8 @@ std::vector<std::uint32_t> random_words() {
   return words;
 }
 
-/// Device memory filled with random numbers: a GPU multiplies constants faster, because they need
-/// less power. Null if there is not enough.
+/// Device memory filled with random numbers, because a GPU multiplies constants faster (they need
+/// less power). Null if there is not enough memory.
 class Filled {
  public:
   explicit Filled(Bytes size) {
@@ -59,7 +59,7 @@ class Filled {
                                     std::min(once, size - at), cudaMemcpyHostToDevice),
                          "filling matrices");
     }
-    // Copies run on the default stream, which other streams do not wait for.
+    // Copies run on the default stream, for which other streams do not wait.
     device::check_cuda(cudaDeviceSynchronize(), "filling matrices");
   }
   [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(memory_.get()); }
@@ -81,7 +81,7 @@ class Square {
 
   [[nodiscard]] bool has_memory() const { return memory_.data() != nullptr; }
 
-  /// Shortest time of one product, measured for about `seconds` after a warm-up.
+  /// Returns the shortest time of one product, measured for about `seconds` after a warm-up.
   double fastest(double seconds) {
     products_.set_workspace(workspace());
     run(1);
@@ -98,7 +98,7 @@ class Square {
     const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
     return memory_.data() + (round_up(address, kWorkspaceAlignment) - address);
   }
-  /// Seconds of one product, as the mean over `count`.
+  /// Returns the mean seconds per product over `count` products.
   double run(int count) {
     const auto at = [&](std::size_t i) {
       return Matrix{
@@ -140,10 +140,9 @@ double measure_cuda_gemm_peak(device::Device& device, DType type, double seconds
     if (2 * 8 * took > seconds - seconds_since(start)) break;
   }
   if (best == 0.0) {
-    throw Error(ErrorCategory::memory,
-                fmt::format("measuring matrix products: {} of device memory are needed beside "
-                            "ballast.device_bytes",
-                            format_bytes(Products::kWorkspace)));
+    throw Error(ErrorCategory::memory, fmt::format("measuring matrix products: {} of device memory "
+                                                   "are needed in addition to ballast.device_bytes",
+                                                   format_bytes(Products::kWorkspace)));
   }
   return best;
 }

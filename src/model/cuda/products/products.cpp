@@ -25,7 +25,7 @@ namespace {
 /// Alignment of matrices, addends and biases.
 constexpr std::uint32_t kMatrixAlignment = 16;
 
-/// Ends an object of cuBLASLt.
+/// Deletes a cuBLASLt object.
 template <class T>
 struct End {
   cublasStatus_t (*end)(T*) = nullptr;
@@ -42,24 +42,24 @@ ProductKey key_of(const Extents& e, const Matrix& a, const Matrix& b, const Matr
 }
 
 /// A prepared product. cuBLASLt's matrices are column-major, so it sees the transposes of ours and
-/// computes d^T = b^T a^T: its A is our b, its B our a, its rows our columns.
+/// computes d^T = b^T a^T. Its A is our b, its B our a, its rows our columns.
 struct ProductPlan {
   Owned<cublasLtMatmulDesc_t> operation;
   Owned<cublasLtMatrixLayout_t> a;
   Owned<cublasLtMatrixLayout_t> b;
   Owned<cublasLtMatrixLayout_t> d;
-  /// The library's choices, the best first, or the timed choice before all others. The product uses
-  /// the first that the library does not refuse when it runs it, and from then on no other: the
-  /// bits of a product never change.
+  /// The library's choices, best first, preceded by the timed choice if there is one. The product
+  /// uses the first that the library does not refuse to run, and no other afterwards, so its bits
+  /// never change.
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   std::size_t used = 0;
   bool settled = false;
 };
 
-/// Algorithms to ask for.
+/// Number of algorithms to request.
 constexpr int kMostAlgorithms = 8;
 
-/// Whether the library refused to run an algorithm, so that nothing was enqueued.
+/// Returns whether the library refused to run an algorithm, so that nothing was enqueued.
 bool refused(cublasStatus_t status) {
   return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH;
 }
@@ -137,7 +137,8 @@ class Calls {
   [[nodiscard]] Owned<cublasLtMatmulDesc_t> operation(const Matrix& a, const Matrix& b,
                                                       const Extras& extras) const {
     cublasLtMatmulDesc_t made = nullptr;
-    // Also for fp32 matrices: only CUBLAS_COMPUTE_32F_FAST_TF32 and similar types round them first.
+    // Correct for fp32 matrices too: only CUBLAS_COMPUTE_32F_FAST_TF32 and similar types round
+    // them.
     check(lt_.create_operation(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     Owned<cublasLtMatmulDesc_t> owned(made, {lt_.destroy_operation});
     const auto transposition = [](const Matrix& m) {
@@ -147,7 +148,7 @@ class Calls {
     set(made, CUBLASLT_MATMUL_DESC_TRANSB, transposition(a));
     if (extras.bias != nullptr) {
       set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-      // The search needs the bias's alignment, which is the same for every bias.
+      // The search needs the alignment of the bias, which is the same for all.
       set(made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(kMatrixAlignment));
     }
     return owned;
@@ -161,7 +162,7 @@ class Calls {
       check(lt_.set_preference(made, what, &value, sizeof value));
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{Products::kWorkspace});
-    // Only schemes with parts of a sum that are stored in fp32 in the workspace and added in a
+    // Allows only schemes that store parts of a sum in fp32 in the workspace and add them in a
     // separate step. INPLACE adds to the output in an unspecified order, and OUTPUT_TYPE rounds the
     // parts to the output's type first.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -198,12 +199,12 @@ struct Call {
   ProductPlan& plan;
 };
 
-/// Bytes from the first to the last element of a result.
+/// Returns the bytes from the first to the last element of a result.
 Bytes extent_bytes(const Extents& extents, const Matrix& d) {
   return ((extents.m - 1) * d.row_step + extents.n) * size_of(d.type);
 }
 
-/// The product with all that decides which algorithms it can have.
+/// Describes the product with everything that decides which algorithms are possible.
 std::string describe(const Call& call) {
   const auto matrix = [](const Matrix& m) {
     return by_rows(m) ? fmt::format("{} rows {} apart", to_string(m.type), m.row_step)
@@ -223,9 +224,9 @@ struct Products::Cache {
 
   const CublasLt& lt = device::cublaslt();
   std::shared_ptr<ProductChoices> choices;
-  std::string library;  ///< for choices
+  std::string library;  ///< library name, for choices
   void* workspace = nullptr;
-  // Made by the first product, whose thread has the device as its current one.
+  // Created by the first product, because its thread has the right current device.
   Owned<cublasLtHandle_t> handle;
   std::unordered_map<ProductKey, ProductPlan, ProductKeyHash> plans;
 
@@ -251,7 +252,8 @@ struct Products::Cache {
                      kWorkspace, call.stream);
   }
 
-  /// The index of the fastest algorithm. The result of `call` is not changed, or correct.
+  /// Returns the index of the fastest algorithm. The result of `call` is either unchanged or
+  /// correct.
   std::size_t time(const Calls& calls, const Call& call) const {
     void* out = const_cast<void*>(call.d.data);
     TrialMemory own;
@@ -260,8 +262,8 @@ struct Products::Cache {
       own = take_trial_memory(bytes);
       if (own == nullptr) {
         log(LogLevel::info,
-            fmt::format("products: {} is not timed, because that needs {} of device memory beside "
-                        "ballast.device_bytes; using the library's choice",
+            fmt::format("products: {} is not timed, because that needs {} of device memory in "
+                        "addition to ballast.device_bytes; using the library's choice",
                         describe(call), format_bytes(bytes)));
         return 0;
       }
@@ -278,7 +280,7 @@ struct Products::Cache {
     return *found;
   }
 
-  /// Puts the algorithm that is or was the fastest before the others.
+  /// Moves the fastest algorithm, now or in an earlier run, to the front.
   void choose(const Calls& calls, const Call& call) {
     auto& algorithms = call.plan.algorithms;
     if (choices == nullptr || algorithms.size() < 2) return;

@@ -14,18 +14,17 @@ namespace ballast::model::cuda {
 
 /// Additional operands of a product, aligned like matrices.
 struct Extras {
-  const void* addend = nullptr;  ///< [m, n] with the layout of d, added; d itself or another matrix
-  const void* bias = nullptr;    ///< [n], of the type of a and d, added to every row
+  const void* addend = nullptr;  ///< [m, n], added; d or another matrix with the layout of d
+  const void* bias = nullptr;    ///< [n], in the type of a and d, added to every row
 };
 
 /// Matrix products through cuBLASLt, with fp32 accumulation. Matrices are aligned to 16 bytes, and
-/// the step that is not 1 is a multiple of 8. fp32 matrices are multiplied in fp32, not TF32. The
-/// algorithm is chosen once per shape among those with a fixed order of summation that the library
-/// does not refuse when it runs them first: the library's best, or with `choices` the one that was
-/// the fastest when it was timed. So equal calls with equal choices have equal bits on GPUs of one
-/// model. Calls go to one stream at a time, because there is one workspace, and from threads whose
-/// current device is the stream's. The library is loaded when the first object is made. Errors:
-/// Error(device).
+/// the stride that is not 1 is a multiple of 8. fp32 matrices are multiplied in fp32, not TF32. One
+/// algorithm is chosen per shape, among those with a fixed order of summation that the library does
+/// not refuse in their first run: the library's best, or with `choices` the fastest one when timed.
+/// So equal calls with equal choices give equal bits on GPUs of one model. Calls must use one
+/// stream at a time, because there is one workspace, from threads whose current device is the
+/// stream's. The first object loads the library. Errors: Error(device).
 class Products {
  public:
   /// Bytes of device memory for set_workspace().
@@ -36,13 +35,14 @@ class Products {
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
 
-  /// Aligned to 256 bytes.
+  /// `workspace`: kWorkspace bytes, aligned to 256 bytes.
   void set_workspace(void* workspace);
 
   /// d = a * b (+ addend) (+ bias), rounded once. a and b have the same type; d has that type or
-  /// fp32. d's column_step is 1; k is not 0. With choices, the first product of a shape may take
-  /// as long as a hundred. If it adds to d itself, the trials write to device memory of d's size
-  /// beside ballast.device_bytes; without that memory the library's best is chosen.
+  /// fp32. d's column_step is 1; k is not 0. With choices, the first product of a shape may take as
+  /// long as a hundred products. If that product adds to d itself, the trials write to device
+  /// memory of d's size outside ballast.device_bytes; without that memory the library's best is
+  /// chosen.
   void multiply(cudaStream_t stream, const Extents& extents, const Matrix& a, const Matrix& b,
                 const Matrix& d, const Extras& extras = {});
 

@@ -10,7 +10,7 @@ namespace {
 
 using device::check_cuda;
 
-// A measurement is long against the start of a kernel, and the best of several is undisturbed.
+// A measurement takes much longer than a kernel launch, and the best of several is undisturbed.
 constexpr int kRounds = 3;
 constexpr int kRepetitions = 4;
 

@@ -13,7 +13,7 @@ using device::write;
 
 constexpr unsigned kThreads = 256;
 
-/// One element per thread: the matrices [rows, rank] of adapters are small.
+/// One element per thread is enough, because the matrices [rows, rank] of adapters are small.
 template <class T>
 __global__ void scaled(T* x, float factor, std::size_t size) {
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -38,7 +38,7 @@ __global__ void dropped(DropoutMask mask, const T* x, T* y, std::size_t size, bo
   write(sums, y + at);
 }
 
-/// The norm of row `row` from its squares and what the adapter adds, and its gain.
+/// Writes the norm of row `row` and its gain, from its squares and the adapter's contribution.
 template <class T>
 __device__ void put_gain(const AdaptedRows<T>& rows, std::size_t row, float squares, float* gains,
                          float* inverse_norms) {
@@ -52,7 +52,7 @@ __device__ void put_gain(const AdaptedRows<T>& rows, std::size_t row, float squa
   gains[row] = widen(rows.magnitudes[row]) * inverse;
 }
 
-/// W [out, in]: one warp per row. `in` is a multiple of eight.
+/// For W [out, in], with one warp per row. `in` is a multiple of eight.
 template <class T>
 __global__ void gains_of_rows(AdaptedRows<T> rows, float* gains, float* inverse_norms) {
   const std::size_t row =
@@ -72,7 +72,7 @@ __global__ void gains_of_rows(AdaptedRows<T> rows, float* gains, float* inverse_
   if (lane == 0 && row < rows.map.out) put_gain(rows, row, squares, gains, inverse_norms);
 }
 
-/// W [in, out]: one thread per column.
+/// For W [in, out], with one thread per column.
 template <class T>
 __global__ void gains_of_columns(AdaptedRows<T> rows, float* gains, float* inverse_norms) {
   const std::size_t column = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -85,7 +85,7 @@ __global__ void gains_of_columns(AdaptedRows<T> rows, float* gains, float* inver
   put_gain(rows, column, squares, gains, inverse_norms);
 }
 
-/// One block per row (x) and part of its columns (y), eight columns per thread.
+/// There is one block per row (x) and part of its columns (y), with eight columns per thread.
 template <class T>
 __global__ void scaled_columns(ScaledColumns<T> c) {
   const std::size_t row = blockIdx.x;

@@ -15,7 +15,7 @@ using device::rounded_sum;
 
 constexpr unsigned kThreads = 256;
 
-/// Values of codes, as an argument of a kernel.
+/// The tables of values, as a kernel argument.
 struct Tables {
   float nf4[16];
   float map[kThreads];
@@ -25,7 +25,7 @@ struct Tables {
 struct CodeArrays {
   const std::uint8_t* codes;
   const std::uint8_t* coded_scales;  ///< null: fp32 scales
-  const float* scales;               ///< fp32: of blocks, or of scales
+  const float* scales;               ///< fp32 scales of blocks, or of scales
   const float* mean;
   std::size_t elements;
   std::size_t block;
@@ -38,7 +38,7 @@ __device__ float scale_of(const CodeArrays& arrays, const float* map, std::size_
   return rounded_sum(centred, arrays.mean[0]);
 }
 
-/// One thread per eight elements, which share a scale.
+/// One thread handles eight elements, which share a scale.
 template <class T>
 __global__ void decode(CodeArrays arrays, Tables tables, T* out) {
   __shared__ float nf4[16];

@@ -9,12 +9,12 @@
 
 namespace ballast::model::cuda {
 
-/// out = all elements of `matrix` (device memory, aligned to 64 bytes as `out` is), with the bits
-/// of the host device (host/base_codes.h) but for payloads of NaNs.
+/// Dequantises all elements of `matrix` (device memory, aligned to 64 bytes like `out`). The bits
+/// equal the host device's (host/base_codes.h), except payloads of NaN.
 template <class T>
 cudaError_t decode_base(cudaStream_t stream, const CodedMatrix& matrix, T* out);
 
-/// Copies `size` bytes within device memory, a multiple of 16.
+/// Copies `size` bytes, a multiple of 16, within device memory.
 cudaError_t copy_bytes(cudaStream_t stream, const std::byte* from, std::byte* to, std::size_t size);
 
 }  // namespace ballast::model::cuda

@@ -16,15 +16,15 @@ using device::kWarp;
 constexpr unsigned kThreads = 256;
 static_assert(WeightCodes::kBlock == kWarp * kEight, "one warp encodes one block");
 
-/// The scale of a block; `largest` has the bits of its largest magnitude. The bits of magnitudes
-/// are in the order of their values, with inf and NaN above all others.
+/// Returns the scale of a block. `largest`: bits of its largest magnitude. The bits of magnitudes
+/// have the order of their values; inf and NaN are the largest.
 __device__ float scale_of(unsigned largest) {
   if (largest >= 0x7f800000U) return __uint_as_float(0x7fc00000U);
   const float scale = __fdiv_rn(__uint_as_float(largest), 127.0F);
   return scale >= 0x1p-126F ? scale : 0.0F;
 }
 
-/// One warp per block, eight elements per lane.
+/// There is one warp per block, with eight elements per lane.
 template <class T>
 __global__ void encode(const T* weights, std::size_t blocks, uint2* codes, float* scales) {
   const std::size_t lane_of_all = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -54,7 +54,7 @@ __global__ void encode(const T* weights, std::size_t blocks, uint2* codes, float
   codes[lane_of_all] = {words[0], words[1]};
 }
 
-/// One thread per eight elements.
+/// One thread handles eight elements.
 template <class T>
 __global__ void decode(const uint2* codes, const float* scales, std::size_t blocks, T* weights) {
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;

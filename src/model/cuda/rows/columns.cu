@@ -16,8 +16,8 @@ constexpr unsigned kThreads = kStrands * kWarp;
 /// Number of rows from which groups are faster.
 constexpr std::size_t kLeastRows = 64;
 
-/// One block per 256 columns (x) and group of rows (y): the rows r with r % groups == group. The
-/// sums of x or, with `products`, those of x y times the columns' factors.
+/// There is one block per 256 columns (x) and group of rows (y), the rows r with r % groups ==
+/// group. Sums x or, with `products`, x y times the columns' factors.
 template <class T, bool products>
 __global__ void sum_columns(ColumnProducts<T> c, float* partials) {
   const std::size_t width = c.width;
@@ -51,8 +51,8 @@ __global__ void sum_columns(ColumnProducts<T> c, float* partials) {
   partials[blockIdx.y * width + mine] = sum;
 }
 
-/// One block per kWarp columns of the partial sums. The first `width` columns belong to `gradient`,
-/// the others to `second`; null: not wanted.
+/// There is one block per kWarp columns of the partial sums. The first `width` columns belong to
+/// `gradient`, the others to `second`; null: not wanted.
 __global__ void sum_groups(const float* partials, std::size_t groups, std::size_t columns,
                            std::size_t width, float* gradient, float* second) {
   __shared__ float strands[kStrands][kWarp];

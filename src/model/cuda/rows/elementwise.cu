@@ -15,10 +15,10 @@ using device::write;
 
 constexpr unsigned kThreads = 256;
 
-/// A float whose exp and quotients are exact to a few ulp and need a fraction of the instructions.
-/// That is enough for results that are rounded to bf16, where exact instructions would take longer
-/// than the memory accesses. Its operators are constexpr, and those that call non-constexpr
-/// functions are templates, so that the formulas remain constexpr (formulas.h).
+/// A float whose exp and quotients are accurate to a few ulp and need a fraction of the
+/// instructions. That is enough for results that are rounded to bf16, where exact instructions
+/// would take longer than the memory accesses. Its operators are constexpr, and those that call
+/// non-constexpr functions are templates, so that the formulas stay constexpr (formulas.h).
 struct Quick {
   float value = 0.0F;
   constexpr __device__ Quick(float from) : value(from) {}                       // NOLINT: a number
@@ -49,7 +49,7 @@ constexpr __device__ Q erf(Q a) {
   return erff(a.value);
 }
 
-/// The type in which formulas are computed whose results are rounded to T.
+/// The type for formulas whose results are rounded to T.
 template <class T>
 struct Number {
   using type = Quick;
@@ -65,7 +65,7 @@ __device__ float value_of(float x) {
   return x;
 }
 
-/// Index of the first of this thread's eight elements.
+/// Returns the index of the first of this thread's eight elements.
 __device__ std::size_t first_of_mine() {
   return (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kEight;
 }
@@ -107,21 +107,22 @@ __global__ void times_derivative(const T* x, T* d, std::size_t size) {
   write(gradients, d + at);
 }
 
-/// Where this thread's eight elements are in rows of `width` elements that are `step` apart.
+/// Returns the position of this thread's eight elements in rows of `width` elements that are `step`
+/// apart.
 __device__ std::size_t place_in_rows(unsigned width, std::size_t step) {
   const unsigned group = blockIdx.x * kThreads + threadIdx.x;
   const unsigned groups = width / kEight;
   return group / groups * step + std::size_t{group % groups} * kEight;
 }
 
-/// The value of a gate: f(gate) * up.
+/// The gating function f(gate) * up.
 template <Activation f>
 struct Plain {
   template <class N>
   __device__ float value(float gate, float up) const {
     return up * value_of(value_at<f>(N(gate)));
   }
-  /// Replaces gate and up by their gradients, given that of the value.
+  /// Replaces gate and up by their gradients, given the gradient of the result.
   template <class N>
   __device__ void differentiate(float& gate, float& up, float d) const {
     const N x(gate);
@@ -136,12 +137,12 @@ struct Plain {
   }
 };
 
-/// The value of a Gating with a limit.
+/// A gating function with a limit.
 struct Limited {
   float limit;
   float slope;
 
-  /// Gate and up between their limits; a NaN stays one.
+  /// Gate and up after clamping; NaN stays NaN.
   struct Between {
     float gate;
     float up;
@@ -206,7 +207,7 @@ __global__ void widened(const T* x, float* y, std::size_t size) {
   write(values, y + at);
 }
 
-/// For a kernel with one thread per eight elements.
+/// Launches one thread per eight elements.
 device::LaunchConfig over(cudaStream_t stream, std::size_t size) {
   constexpr std::size_t kTogether = std::size_t{kThreads} * kEight;
   return {.stream = stream,
@@ -237,7 +238,7 @@ cudaError_t activate_backward(cudaStream_t stream, Activation f, const T* x, T* 
                         x, d, size);
 }
 
-/// Returns launch(the formula that `how` asks for).
+/// Returns launch(formula) for the formula that `how` selects.
 template <class Work>
 cudaError_t with_formula(const Gating& how, Work launch) {
   if (how.activation == Activation::gelu) return cudaErrorInvalidValue;

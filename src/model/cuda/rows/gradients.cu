@@ -11,9 +11,9 @@ using device::Eight;
 using device::kEight;
 using device::kWarp;
 
-/// Threads of the block of one chunk.
+/// Threads of a chunk's block.
 constexpr unsigned kThreads = 1024;
-/// Threads of the block that adds up the chunks.
+/// Threads of the block that adds the chunks.
 constexpr unsigned kTotalThreads = 128;
 
 /// Sums the statistics of all threads of the block; thread 0 writes them.
@@ -64,8 +64,8 @@ struct GradientPacking {
   T* packed;
 };
 
-/// One block per chunk of `size` values. Packs them first if there is something to pack. A thread
-/// has the same values either way, so that the statistics do not differ.
+/// There is one block per chunk of `size` values. Packs them first if there is something to pack. A
+/// thread has the same values in both cases, so that the statistics are equal.
 template <bool packs, class T>
 __global__ void __launch_bounds__(kThreads)
     go_through_chunks(GradientPacking<T> from, const T* packed, std::size_t size,
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kTotalThreads)
   leave(mine, stats);
 }
 
-/// If `stats` is null, only packs.
+/// Packs or measures; if `stats` is null, only packs.
 template <bool packs, class T>
 cudaError_t run(cudaStream_t stream, const GradientPacking<T>& from, const T* packed,
                 std::size_t size, GradientStats* partial, GradientStats* stats) {

@@ -5,16 +5,18 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ballast/model/gradient_stats.h"
+#include "ballast/core/gradient_stats.h"
+#include "ballast/model/kernel_sizes.h"
 
 namespace ballast::model::cuda {
 
-// Kernels for the calls of Compute with the same names, which describe the arguments. Conventions:
-// rows.h, but sizes may be any. `partial`: scratch memory, one GradientStats per kStatsChunk
+// Kernels for the calls of Compute with the same names, which document the arguments. Conventions:
+// rows.h, but sizes are arbitrary. `partial`: scratch memory, one GradientStats per kStatsChunk
 // values.
 
-/// packed = gradient + tied (its first `tied_size` elements), rounded to T; stats of the packed
-/// values unless null (then `partial` is not used). The arrays must not overlap.
+/// packed = gradient + tied (in its first `tied_size` elements), rounded to T. Writes the
+/// statistics of the packed values to `stats` unless it is null; then `partial` is not used. The
+/// arrays must not overlap.
 template <class T>
 cudaError_t pack_gradient(cudaStream_t stream, const float* gradient, const float* tied,
                           std::size_t tied_size, T* packed, std::size_t size,

@@ -12,7 +12,7 @@ struct NormForward {
   const T* residual;
   T* y;
   float epsilon;
-  float offset;  ///< of the weight
+  float offset;  ///< added to the weight
   Rows rows;
   NormRows places;
 };

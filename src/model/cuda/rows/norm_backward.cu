@@ -13,13 +13,13 @@ struct NormBackward {
   T* dx;
   float* partials;
   float epsilon;
-  float offset;  ///< of the weight
+  float offset;  ///< added to the weight
   Rows rows;
   NormRows places;
 };
 
-/// Gradients of the weights and biases for eight columns, summed over rows. In memory the biases'
-/// gradients follow the weights' after `width` elements.
+/// Gradients of the weights and biases for eight columns, summed over rows. In memory, the biases'
+/// gradients come `width` elements after the weights'.
 template <bool centred>
 struct Sums {
   float weight[kEight] = {};
@@ -40,7 +40,7 @@ struct Sums {
   }
 };
 
-/// The part of a row that a thread holds in registers.
+/// The part of a row that a thread keeps in registers.
 template <unsigned held, class T>
 struct Kept {
   Eight<T> x[held];
@@ -52,7 +52,7 @@ struct Kept {
 template <unsigned held, class T>
 inline constexpr bool kAhead = held * sizeof(T) <= 4;
 
-/// A row and the quantities that its gradient needs.
+/// A row and the values that its gradient needs.
 template <bool centred, Fit fit, unsigned held, class T>
 class BackwardRow {
  public:
@@ -145,12 +145,12 @@ class BackwardRow {
   const NormBackward<T>& a_;
   const Share<fit, held>& share_;
   const T* x_;
-  std::size_t start_;  ///< of the row in dy, residual and dx
+  std::size_t start_;  ///< start of the row in dy, residual and dx
   RowStatistics s_ = {};
-  float means_[centred ? 2 : 1] = {};  ///< of g * n and of g
+  float means_[centred ? 2 : 1] = {};  ///< means of g * n and of g
 };
 
-/// Writes the sums of a block's warps, added in the order of the warps, to `own`.
+/// Adds the sums of a block's warps in the order of the warps, and writes them to `own`.
 template <bool centred>
 __device__ void leave_sums_of_warps(const Share<Fit::warp, kHeldByLane>& share,
                                     Sums<centred> (&sums)[kHeldByLane], float* own,
@@ -172,7 +172,7 @@ __device__ void leave_sums_of_warps(const Share<Fit::warp, kHeldByLane>& share,
   }
 }
 
-/// Each team processes every count()-th row; a block writes the sums over its rows to `partials`.
+/// Each team processes every count()-th row. A block writes the sums over its rows to `partials`.
 template <bool centred, Fit fit, unsigned held, class T>
 __global__ void __launch_bounds__(fit == Fit::warp ? kRowsOfBlock * kWarp : kMostThreads,
                                   fit == Fit::block && held == 1 && sizeof(T) == 2 ? 2 : 1)
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(fit == Fit::warp ? kRowsOfBlock * kWarp : kMos
   }
 }
 
-/// The kernel for rows that need a whole block, and its number of threads.
+/// Selects the kernel for rows that need a whole block, and its number of threads.
 template <bool centred, class T>
 cudaError_t launch_blocks(device::LaunchConfig how, const NormBackward<T>& a) {
   const std::size_t width = a.rows.width;
@@ -211,7 +211,7 @@ cudaError_t launch_blocks(device::LaunchConfig how, const NormBackward<T>& a) {
   };
   if (keeps(width, 1)) return launch(1, &norm_backward_rows<centred, Fit::block, 1, T>);
   if (keeps(width, 2)) return launch(2, &norm_backward_rows<centred, Fit::block, 2, T>);
-  if constexpr (sizeof(T) == 2) {  // enough registers only for 16-bit types
+  if constexpr (sizeof(T) == 2) {  // only 16-bit types leave enough registers
     if (keeps(width, 4)) return launch(4, &norm_backward_rows<centred, Fit::block, 4, T>);
   }
   return launch(1, &norm_backward_rows<centred, Fit::beyond, 1, T>);

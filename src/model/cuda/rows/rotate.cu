@@ -17,7 +17,7 @@ constexpr unsigned kMostThreads = 256;
 /// Heads that a thread rotates by the same angles, which it reads once.
 constexpr std::size_t kTogether = 4;
 
-/// A Rotary as an argument of a kernel.
+/// A Rotary as a kernel argument.
 struct Frequencies {
   double values[kMostPairs];
   double of_long_documents[kMostPairs];
@@ -48,7 +48,7 @@ __global__ void find_angles(Frequencies frequencies, AngleRows rows, float* cosi
   sine[at] = static_cast<float>(std::sin(angle) * frequencies.factor);
 }
 
-/// Where the angles of this block's row start.
+/// Returns the offset of the angles for this block's row.
 __device__ std::size_t first_angle(const Rotation& rotation) {
   const std::size_t row = blockIdx.x;
   const std::size_t position = rotation.positions == nullptr
@@ -68,8 +68,8 @@ __device__ void turn(float (&a)[count], float (&b)[count], const float (&cosine)
   }
 }
 
-/// One block per row. A thread has eight neighbouring pairs of kTogether heads and reads all of
-/// them before it writes any.
+/// There is one block per row. A thread has eight neighbouring pairs of kTogether heads and reads
+/// all of them before it writes any.
 template <class T>
 __global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
   const std::size_t half = rotation.half;
@@ -106,7 +106,7 @@ __global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
   }
 }
 
-/// The same for a half, or heads, that are not a multiple of eight, one pair at a time.
+/// Variant for a half, or heads, that are not a multiple of eight: one pair at a time.
 template <class T>
 __global__ void turn_pairs(T* x, std::size_t stride, Rotation rotation) {
   const std::size_t half = rotation.half;

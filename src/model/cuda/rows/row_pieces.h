@@ -8,7 +8,7 @@
 
 namespace ballast::model::cuda {
 
-// Kernels that move or add whole rows: each thread has one access of 16 bytes.
+// Kernels that move or add whole rows. Each thread has one access of 16 bytes.
 
 using device::kOneAccess;
 using device::Packed;
@@ -20,11 +20,11 @@ inline unsigned blocks_for(std::size_t items, unsigned per_block) {
   return static_cast<unsigned>((items + per_block - 1) / per_block);
 }
 
-/// The part of a row that a thread has.
+/// A thread's part of a row.
 template <class T>
 using Piece = Packed<T, kOneAccess<T>>;
 
-/// One block per row and part of its columns, one thread per piece of the part.
+/// Launches one block per row and part of its columns, with one thread per piece.
 template <class T>
 device::LaunchConfig by_rows(cudaStream_t stream, std::size_t rows, std::size_t width) {
   const std::size_t pieces = width / kOneAccess<T>;
@@ -34,7 +34,7 @@ device::LaunchConfig by_rows(cudaStream_t stream, std::size_t rows, std::size_t 
           .blocks = {static_cast<unsigned>(rows), blocks_for(pieces, threads)},
           .threads = threads};
 }
-/// The thread's first column.
+/// Returns the thread's first column.
 template <class T>
 __device__ std::size_t own_column() {
   return (std::size_t{blockIdx.y} * blockDim.x + threadIdx.x) * kOneAccess<T>;

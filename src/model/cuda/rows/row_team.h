@@ -10,24 +10,24 @@
 
 namespace ballast::model::cuda {
 
-// The threads that process one row of a norm, and their sums over the row.
+// Threads that process one row of a norm, and their sums over the row.
 
 using device::Eight;
 using device::kEight;
 using device::kWarp;
 
-/// How threads hold a row: each keeps a few groups of eight elements in registers.
+/// How threads keep a row: each has a few groups of eight elements in registers.
 enum class Fit {
-  warp,    ///< a warp holds a row of up to kNarrow elements; a block has kRowsOfBlock rows
-  block,   ///< a block holds it
-  beyond,  ///< a block holds the first part and reads the rest again when it needs it
+  warp,    ///< a warp keeps a row of up to kNarrow elements; a block has kRowsOfBlock rows
+  block,   ///< a block keeps a row
+  beyond,  ///< a block keeps the first part and rereads the rest when it needs it
 };
 inline constexpr unsigned kHeldByLane = 4;  ///< groups of eight
 inline constexpr std::size_t kNarrow = std::size_t{kWarp} * kHeldByLane * kEight;
 inline constexpr unsigned kRowsOfBlock = 8;
 inline constexpr unsigned kMostThreads = 512;
 
-/// The places with their defaults filled in.
+/// Returns the places with defaults filled in.
 inline NormRows places_of(NormRows places, const Rows& rows) {
   if (places.x_step == 0) places.x_step = places.groups * rows.width;
   if (places.y_step == 0) places.y_step = places.groups * rows.width;
@@ -66,14 +66,14 @@ class Team {
   unsigned turn_ = 0;
 };
 
-/// The elements of a row that a thread has: groups of eight, a team's size apart. The first `held`
-/// of them are in registers.
+/// A thread's elements of a row: groups of eight, a team's size apart. The first `held` groups are
+/// in registers.
 template <Fit fit, unsigned held>
 class Share {
  public:
   __device__ Share(const Team<fit>& team, unsigned width)
       : first_(team.rank() * kEight), step_(team.size() * kEight), width_(width) {}
-  /// Calls body(k, at) for the groups in registers; the k-th begins at `at`.
+  /// Calls body(k, at) for the groups in registers. The k-th begins at `at`.
   template <class Body>
   __device__ void each_held(const Body& body) const {
     for (unsigned k = 0; k < held; ++k) {
@@ -88,7 +88,7 @@ class Share {
       for (unsigned at = first_ + held * step_; at < width_; at += step_) body(at);
     }
   }
-  /// Calls body(at, values) for all groups of `row`; `kept` has those in registers.
+  /// Calls body(at, values) for all groups of `row`. `kept` has those in registers.
   template <class T, class Body>
   __device__ void each(const T* row, const Eight<T> (&kept)[held], const Body& body) const {
     float values[kEight];
@@ -117,8 +117,8 @@ struct RowStatistics {
   float factor;
 };
 
-/// Mean (LayerNorm only) and inverse deviation of a row. The variance is computed from the
-/// differences to the mean, so that a large mean does not cancel it.
+/// Mean (LayerNorm only) and inverse deviation of a row. The variance is computed from differences
+/// to the mean, so that a large mean does not cancel it.
 template <bool centred, Fit fit, unsigned held, class T>
 __device__ inline RowStatistics row_statistics(Team<fit>& team, const Share<fit, held>& share,
                                                const T* row, const Eight<T> (&kept)[held],
@@ -140,13 +140,13 @@ __device__ inline RowStatistics row_statistics(Team<fit>& team, const Share<fit,
   return {mean, formulas::inverse_deviation(squares[0] / count, epsilon)};
 }
 
-/// Threads of the block for a row of `width` elements if each holds `held` groups of eight.
+/// Number of threads for a row of `width` elements if each keeps `held` groups of eight.
 inline unsigned threads_of_row(std::size_t width, unsigned held) {
   const std::size_t together = std::size_t{kWarp} * held * kEight;
   return static_cast<unsigned>(
       std::min<std::size_t>((width + together - 1) / together * kWarp, kMostThreads));
 }
-/// Whether a block can hold the whole row.
+/// Returns whether a block can keep the whole row.
 inline bool keeps(std::size_t width, unsigned held) {
   return width <= std::size_t{kMostThreads} * held * kEight;
 }

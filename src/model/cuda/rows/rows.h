@@ -16,55 +16,54 @@ namespace ballast::model::cuda {
 // and summed in fp32 with the formulas of src/model/compute/formulas.h. Matrices are row-major
 // without gaps unless a stride (in elements) is given. Pointers are to device memory and aligned to
 // 16 bytes. Widths, strides and sizes are multiples of 8 unless stated otherwise. Results depend
-// only on the arguments: the extents fix the order of every sum. `partials` is scratch memory. With
-// an extent of 0 a call does nothing and returns cudaSuccess.
+// only on the arguments: the extents fix the order of every sum. `partials` is scratch memory.
+// Calls with an extent of 0 do nothing and return cudaSuccess.
 
 struct Rows {
   std::size_t count = 0;  ///< less than 2^31
   std::size_t width = 0;  ///< less than 2^31
 };
 
-/// Where row r of a norm is: at r / groups * step + r % groups * width, so that it may be a part of
-/// a longer row. The default: rows without gaps.
+/// Places of rows in memory: row r is at r / groups * step + r % groups * width, so that it may be
+/// a part of a longer row. Default: rows without gaps.
 struct NormRows {
   std::size_t groups = 1;
   std::size_t x_step = 0;  ///< 0: groups * width
-  std::size_t y_step = 0;  ///< of y, residual, dy and dx; 0: groups * width
+  std::size_t y_step = 0;  ///< for y, residual, dy and dx; 0: groups * width
 };
 
-/// y = residual (null: 0) + (x - mean) / deviation * weight + bias, or RMSNorm's x / deviation *
-/// weight where `bias` is null; `offset` is added to the weight. Sources: Ba et al., "Layer
-/// normalization", 2016; Zhang & Sennrich, "Root mean square layer normalization", 2019,
-/// equation 4.
+/// y = residual (null: 0) + (x - mean) / deviation * weight + bias. If `bias` is null: RMSNorm, x /
+/// deviation * weight. `offset` is added to the weight. Sources: Ba et al., "Layer normalization",
+/// 2016; Zhang & Sennrich, "Root mean square layer normalization", 2019, equation 4.
 template <class T>
 cudaError_t norm(cudaStream_t stream, const T* x, const T* weight, const T* bias, float epsilon,
                  const T* residual, T* y, Rows rows, const NormRows& places = {},
                  float offset = 0.0F);
 
-/// dx = residual (null: 0) + gradient of x, given dy; adds the gradients of the weights to
-/// `weight_gradient` and `bias_gradient`, unless null. dx may be residual, dy or x itself. A
-/// LayerNorm is `centred` or has a gradient of its bias.
+/// dx = residual (null: 0) + gradient of x, given dy. Adds the gradients of the weights to
+/// `weight_gradient` and `bias_gradient`, unless null. dx may be residual, dy or x itself. A norm
+/// is a LayerNorm if `centred`, or if it has a bias gradient.
 template <class T>
 cudaError_t norm_backward(cudaStream_t stream, const T* x, const T* weight, const T* dy,
                           float epsilon, const T* residual, T* dx, float* weight_gradient,
                           float* bias_gradient, float* partials, Rows rows,
                           const NormRows& places = {}, float offset = 0.0F, bool centred = false);
 
-/// Adds the sums of x's columns to `gradient` [width]; rows of x are `stride` apart. The width is
-/// any up to the stride.
+/// Adds column sums of x to `gradient` [width]. Rows of x are `stride` apart; the width may be
+/// anything up to the stride.
 template <class T>
 cudaError_t add_column_sums(cudaStream_t stream, const T* x, std::size_t stride, float* gradient,
                             float* partials, Rows rows);
 
-/// Floats of `partials` that these kernels need for at most this many rows and columns.
+/// Floats of `partials` that these kernels need for at most these rows and columns.
 std::size_t partial_floats(Rows most);
 
-/// Largest number of groups of rows whose columns are summed separately: enough for the largest
-/// GPUs, few enough that the partial sums are small beside the rows. The extents alone determine
-/// the groups and the order of every sum.
+/// Maximum number of groups of rows whose columns are summed separately: enough for the largest
+/// GPUs, few enough that the partial sums are small compared with the rows. Only the extents
+/// determine the groups and the order of every sum.
 inline constexpr std::size_t kMostGroups = 256;
 
-/// Sums of columns by group of rows: [groups, width] or, of two gradients, [groups, 2, width].
+/// Sums of columns by group of rows: [groups, width], or [groups, 2, width] for two gradients.
 struct Partials {
   const float* sums = nullptr;
   std::size_t groups = 0;
@@ -72,11 +71,11 @@ struct Partials {
   bool two = false;
 };
 
-/// Adds the sums over the groups to `gradient` [width] and to `second` [width], unless null.
+/// Adds the sums over the groups to `gradient` [width] and `second` [width], unless null.
 cudaError_t add_partials(cudaStream_t stream, const Partials& partials, float* gradient,
                          float* second);
 
-/// y = f(x), `size` elements; f is a form of GELU, else cudaErrorInvalidValue.
+/// y = f(x), for `size` elements. f is a form of GELU; otherwise cudaErrorInvalidValue.
 template <class T>
 cudaError_t activate(cudaStream_t stream, Activation f, const T* x, T* y, std::size_t size);
 /// d = d * f'(x).
@@ -87,24 +86,24 @@ cudaError_t activate_backward(cudaStream_t stream, Activation f, const T* x, T* 
 /// x *= factor; any size, any alignment of elements.
 template <class T>
 cudaError_t scale(cudaStream_t stream, T* x, float factor, std::size_t size);
-/// y = x times the mask's factors (+ y).
+/// y = x * (the mask's factors) (+ y).
 template <class T>
 cudaError_t drop(cudaStream_t stream, const DropoutMask& mask, const T* x, T* y, std::size_t size,
                  bool add_to_y);
 
-/// The norms and gains of an adapted map, as host::AdapterOps has them.
+/// Computes the norms and gains of an adapted map; see host::Ops.
 template <class T>
 cudaError_t compute_gains(cudaStream_t stream, const AdaptedRows<T>& rows, float* gains,
                           float* inverse_norms);
 template <class T>
 cudaError_t scale_columns(cudaStream_t stream, const ScaledColumns<T>& columns);
-/// `partials`: as add_column_sums().
+/// `partials`: as for add_column_sums().
 template <class T>
 cudaError_t add_column_products(cudaStream_t stream, const ColumnProducts<T>& columns,
                                 float* gradient, float* partials);
 
-/// y = what `how` makes of gate and up, whose rows are `step` apart; with silu, a limit or none, or
-/// gelu_tanh, else cudaErrorInvalidValue.
+/// y = `how` applied to gate and up, whose rows are `step` apart. Supports silu (with or without
+/// limit) and gelu_tanh; otherwise cudaErrorInvalidValue.
 template <class T>
 cudaError_t gate(cudaStream_t stream, const Gating& how, const T* gate, const T* up,
                  std::size_t step, T* y, Rows rows);
@@ -113,16 +112,16 @@ template <class T>
 cudaError_t gate_backward(cudaStream_t stream, const Gating& how, T* gate, T* up, std::size_t step,
                           const T* dy, Rows rows);
 
-/// y = x in fp32, `size` elements.
+/// Converts x to fp32, `size` elements.
 template <class T>
 cudaError_t widen(cudaStream_t stream, const T* x, float* y, std::size_t size);
 
 /// Rotary positions.
 struct Rotation {
   std::size_t length = 0;
-  /// Row r is at position positions[r], or r % length if that is null.
+  /// Row r has position positions[r], or r % length if this is null.
   const std::int32_t* positions = nullptr;
-  std::size_t heads = 0;  ///< heads to rotate, side by side from the start of a row
+  std::size_t heads = 0;  ///< number of heads to rotate, side by side from the start of a row
   std::size_t head_dim = 0;
   std::size_t half = 0;           ///< the first 2 * half values of a head rotate
   const float* cosine = nullptr;  ///< [length, half]
@@ -132,20 +131,20 @@ struct Rotation {
 /// Rows of cosines and sines.
 struct AngleRows {
   std::size_t count = 0;
-  std::size_t length = 0;  ///< rows of a sequence
-  /// Row r is at position positions[r], or r % length if that is null.
+  std::size_t length = 0;  ///< rows per sequence
+  /// Row r has position positions[r], or r % length if this is null.
   const std::int32_t* positions = nullptr;
-  /// Rows have the frequencies of their documents. False: Rotary::frequencies.
+  /// True: rows have the frequencies of their documents. False: Rotary::frequencies.
   bool by_document = false;
 };
-/// Most pairs of values that rotate in a head. An argument of a kernel has at most 4 KiB, here two
+/// Maximum number of rotated pairs per head. Kernel arguments have at most 4 KiB, here two
 /// frequencies per pair.
 inline constexpr std::size_t kMostPairs = 128;
-/// cosine and sine [rows, pairs] of position * frequency, times the factor, in double, rounded
-/// once. More than kMostPairs frequencies: cudaErrorInvalidValue.
+/// Writes cosine and sine [rows, pairs] of position * frequency, times the factor, computed in
+/// double and rounded once. Returns cudaErrorInvalidValue for more than kMostPairs frequencies.
 cudaError_t fill_angles(cudaStream_t stream, const Rotary& rotary, const AngleRows& rows,
                         float* cosine, float* sine);
-/// Rotates x [rows.count, stride] in place; rows.width is heads * head_dim.
+/// Rotates x [rows.count, stride] in place. rows.width is heads * head_dim.
 template <class T>
 cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation& rotation,
                    Rows rows);

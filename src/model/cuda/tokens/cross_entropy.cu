@@ -10,18 +10,18 @@ namespace {
 
 constexpr unsigned kThreads = 512;
 constexpr unsigned kWarps = kThreads / device::kWarp;
-/// Parts of a row that a thread holds in registers at once.
+/// Parts of a row that a thread keeps in registers at once.
 constexpr unsigned kPieces = 2;
 constexpr unsigned kEach = device::kOneAccess<float>;
-/// Logits that the block holds in registers at once.
+/// Logits that the block keeps in registers at once.
 constexpr unsigned kChunk = kThreads * kPieces * kEach;
 
-/// First element of the thread's part `i` of a chunk.
+/// Returns the first element of the thread's part `i` of a chunk.
 __device__ unsigned place_of(unsigned chunk, unsigned i) {
   return chunk + (i * kThreads + threadIdx.x) * kEach;
 }
 
-/// The thread's part of a chunk, padded with -infinity, whose exponential is 0.
+/// Loads the thread's part of a chunk, padded with -infinity, whose exponential is 0.
 __device__ void load_chunk(const float* row, unsigned chunk, unsigned vocabulary,
                            float (&x)[kPieces][kEach]) {
   for (unsigned i = 0; i < kPieces; ++i) {
@@ -38,8 +38,8 @@ __device__ float exponential(float x, float largest) {
   return formulas::probability(x, 1.0F, largest);
 }
 
-/// Sum of exp(x - largest) over a part of a row. Starts at the smallest finite number: with
-/// -infinity the difference of two infinities would be NaN.
+/// Sum of exp(x - largest) over a part of a row. `largest` starts at the smallest finite number,
+/// because -infinity - -infinity would be NaN.
 struct PartialSum {
   float largest = -FLT_MAX;
   float sum = 0.0F;
@@ -53,7 +53,7 @@ struct PartialSum {
   }
 };
 
-/// Largest value of all threads. `shared`: kWarps values that no other function uses.
+/// Returns the largest value of all threads. `shared`: kWarps values that no other function uses.
 __device__ float block_max(float value, float* shared) {
   for (unsigned step = device::kWarp / 2; step > 0; step /= 2) {
     const float other = __shfl_xor_sync(device::kAllLanes, value, static_cast<int>(step));
@@ -67,7 +67,7 @@ __device__ float block_max(float value, float* shared) {
   return value;
 }
 
-/// Sum over all threads, the same in each thread: lanes in pairs, then the warps in order.
+/// Returns the sum over all threads, in each thread: lanes in pairs, then the warps in order.
 __device__ double block_sum(double value, double* shared) {
   for (unsigned step = device::kWarp / 2; step > 0; step /= 2) {
     value += __shfl_xor_sync(device::kAllLanes, value, static_cast<int>(step));
@@ -87,8 +87,8 @@ struct RowGradient {
   unsigned target;
 };
 
-/// Overwrites the row with its gradient. Gradients are narrower than logits, so those of a chunk
-/// never lie after the chunk.
+/// Overwrites the row with its gradient. Gradients are narrower than logits, so a chunk's gradients
+/// never extend beyond the chunk.
 template <class T>
 __device__ void replace_by_gradient(float* row, unsigned vocabulary, const RowGradient& gradient) {
   T* const out = reinterpret_cast<T*>(row);
@@ -98,7 +98,7 @@ __device__ void replace_by_gradient(float* row, unsigned vocabulary, const RowGr
   for (unsigned chunk = 0; chunk < vocabulary; chunk += kChunk) {
     float x[kPieces][kEach];
     load_chunk(row, chunk, vocabulary, x);
-    // Other threads must have read their logits before they are overwritten.
+    // All threads must have read their logits before they are overwritten.
     if constexpr (sizeof(T) < sizeof(float)) __syncthreads();
     for (unsigned i = 0; i < kPieces; ++i) {
       const unsigned at = place_of(chunk, i);
@@ -106,7 +106,7 @@ __device__ void replace_by_gradient(float* row, unsigned vocabulary, const RowGr
       Narrow narrowed;
       for (unsigned j = 0; j < kEach; ++j) {
         float e = exponential(x[i][j], gradient.largest);
-        // Subtracts the one-hot before rounding, so that p - 1 keeps its precision near p = 1.
+        // The one-hot is subtracted before rounding, so that p - 1 keeps its precision near p = 1.
         if (at + j == gradient.target) {
           e = static_cast<float>(static_cast<double>(e) - gradient.total);
         }
@@ -122,12 +122,13 @@ __device__ void clear_row(T* row, unsigned vocabulary) {
   for (unsigned i = threadIdx.x; i < vocabulary; i += kThreads) device::narrow(0.0F, row[i]);
 }
 
-/// The target's column in the tile; its width or more if it is in another one.
+/// Column of the target in the tile. It is at least the tile's width if the target is in another
+/// tile.
 __device__ unsigned column_of(const LogitTile& tile, std::int32_t target) {
   return static_cast<unsigned>(target) - static_cast<unsigned>(tile.first);
 }
 
-/// One block per row.
+/// There is one block per row.
 __global__ void __launch_bounds__(kThreads)
     add_to_sums(LogitTile tile, const std::int32_t* targets, bool first, RowSum<float>* sums) {
   __shared__ float largest_of[kWarps];
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(kThreads)
   sums[blockIdx.x] = {largest, column < width ? row[column] : sum.wanted, before + total};
 }
 
-/// One block per row.
+/// There is one block per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     replace_by_gradients(LogitTile tile, const std::int32_t* targets, float scale,
@@ -183,7 +184,7 @@ __global__ void find_losses(const RowSum<float>* sums, const std::int32_t* targe
                                    static_cast<double>(sum.wanted);
 }
 
-/// The sum of `count` losses by a block: each thread sums a part, then the parts are added.
+/// Sums `count` losses with a block: each thread sums a part, then the parts are added.
 __device__ double sum_of_losses(const double* losses, std::size_t count, double* shared) {
   double partial = 0.0;
 #pragma unroll 8
@@ -191,7 +192,7 @@ __device__ double sum_of_losses(const double* losses, std::size_t count, double*
   return block_sum(partial, shared);
 }
 
-/// One block per part.
+/// There is one block per part.
 __global__ void __launch_bounds__(kThreads)
     add_losses(const double* losses, std::size_t count, double* sums) {
   __shared__ double sum_of[kWarps];
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
-/// One block per pair.
+/// There is one block per pair.
 __global__ void __launch_bounds__(kThreads)
     find_pairs(PairRows rows, Preference how, PairResult* results) {
   __shared__ double chosen_of[kWarps];

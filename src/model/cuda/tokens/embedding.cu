@@ -12,12 +12,12 @@ constexpr unsigned kThreads = 256;
 
 /// Marks the end of a list of links.
 constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
-/// Positions for which a block searches the next one with the same token. Each warp takes a few of
-/// them, one after the other.
+/// Positions per block that searches for the next position with the same token. Each warp takes a
+/// few of them, one after the other.
 constexpr unsigned kPositions = 32;
-/// Number of tokens that are searched at a time.
+/// Tokens that are searched at a time.
 constexpr unsigned kTile = 2048;
-/// Rows that a thread reads ahead.
+/// Rows that a thread prefetches.
 constexpr unsigned kAhead = 8;
 
 /// Whether `token` is one of [first, first + size).
@@ -77,9 +77,9 @@ __global__ void start_links(std::uint32_t* next, std::uint32_t* is_first, std::s
   is_first[at] = 1;
 }
 
-/// Index of the first element of tile[begin..end) that equals `token`, or `end`. A warp compares
-/// four elements per lane at a time. The tile is aligned and padded to whole comparisons; matches
-/// after the end do not count.
+/// Returns the index of the first element of tile[begin..end) that equals `token`, or `end`. A warp
+/// compares four elements per lane at a time. The tile is aligned and padded to whole comparisons;
+/// matches after the end are ignored.
 __device__ unsigned find_in(const std::int32_t* tile, unsigned begin, unsigned end,
                             std::int32_t token) {
   constexpr unsigned kEach = kOneAccess<std::int32_t>;
@@ -100,9 +100,9 @@ __device__ unsigned find_in(const std::int32_t* tile, unsigned begin, unsigned e
   return end;
 }
 
-/// Links each position to the next one with the same token, which then is not the first. The
-/// distances to all successors of a token add up to at most `count`, so the work is `count` times
-/// the number of different tokens in [from, from + size). The others are not linked.
+/// Links each position to the next one with the same token, which is then not the token's first.
+/// The distances to all successors of a token add up to at most `count`, so the work is `count`
+/// times the number of different tokens in [from, from + size). Other tokens are not linked.
 __global__ void link(const std::int32_t* tokens, std::size_t from, std::size_t size,
                      std::uint32_t* next, std::uint32_t* is_first, unsigned count) {
   constexpr unsigned kWarps = kThreads / device::kWarp;
@@ -130,7 +130,8 @@ __global__ void link(const std::int32_t* tokens, std::size_t from, std::size_t s
         is_first[start + found] = 0;
       }
     }
-    // All threads are done with the tile. No further tile is needed if no thread searches.
+    // All threads are done with the tile. If no thread is still searching, no further tile is
+    // needed.
     if (__syncthreads_or(static_cast<int>(searching)) == 0) return;
   }
 }
@@ -143,7 +144,7 @@ __device__ void add(float (&sum)[kOneAccess<T>], const Piece<T>& row, float scal
   for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += values[i] * scale;
 }
 
-/// A sum of rows: row ids[i] - first of `table` [size, width] gets dy[i].
+/// A sum of rows: dy[i] is added to row ids[i] - first of `table` [size, width].
 template <class T>
 struct Scatter {
   const std::int32_t* ids;
@@ -157,7 +158,7 @@ struct Scatter {
   float scale = 1.0F;
 };
 
-/// The block of an id's first place follows the links from there.
+/// The block of an id's first position follows the links from there.
 template <class T>
 __global__ void add_to_rows(Scatter<T> scatter) {
   const std::size_t column = own_column<T>();

@@ -32,7 +32,7 @@ std::int32_t read_token(const std::int32_t* token, cudaStream_t queue) {
 /// Pinned words for results: one per check in flight.
 class TokenCheck::Words : public std::enable_shared_from_this<Words> {
  public:
-  /// A word for one caller, until the last copy of the pointer ends.
+  /// Returns a word for one caller, which is reused after the last copy of the pointer ends.
   std::shared_ptr<std::uint32_t> take() {
     Word word = take_free();
     if (!word) {

@@ -13,12 +13,12 @@ class TokenCheck {
  public:
   TokenCheck();
 
-  /// Sets the device memory for one number. Call it before the first check().
+  /// Sets the device memory, one number. Call it before the first check.
   void set_memory(std::uint32_t* first_bad) { first_bad_ = first_bad; }
 
-  /// Enqueues a check of tokens [count]. If one of them is outside [least, vocabulary), the
-  /// stream's verdict (CudaStream::add_verdict) throws Error(data) with the first such token, which
-  /// must still be in memory then. Throws Error(device).
+  /// Enqueues a check of tokens [count]. If a token is outside [least, vocabulary), the stream's
+  /// verdict (CudaStream::add_verdict) throws Error(data) with the first one, which must still be
+  /// in memory then. Throws Error(device).
   void enqueue(device::CudaStream& stream, const std::int32_t* tokens, std::size_t count,
                std::int32_t least, std::size_t vocabulary);
 

@@ -11,9 +11,9 @@
 
 namespace ballast::model::cuda {
 
-// Kernels that use token ids. Conventions: rows.h. A token outside of a table causes no access
-// outside the arrays: unless the table is a tile, it embeds as 0, and its gradient is dropped. A
-// target that no tile contains has the loss NaN and an undefined gradient.
+// Kernels that use token ids. Conventions: rows.h. A token outside a table causes no access outside
+// the arrays: it embeds as 0 (unless the table is a tile), and its gradient is dropped. A target in
+// no tile has the loss NaN and an undefined gradient.
 
 /// *first_bad = min(*first_bad, index of the first token outside [least, vocabulary)).
 cudaError_t check_tokens(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
@@ -21,42 +21,41 @@ cudaError_t check_tokens(cudaStream_t stream, const std::int32_t* tokens, std::s
 
 struct EmbeddingExtents {
   std::size_t count = 0;   ///< tokens
-  std::size_t length = 0;  ///< of a sequence
+  std::size_t length = 0;  ///< tokens per sequence
   std::size_t width = 0;
 };
-/// out [count, width] = the row of each token (+ that of its position); of a tile, see Embedding.
+/// out [count, width] = row of each token (+ row of its position). Tiles: see Embedding.
 template <class T>
 cudaError_t embed(cudaStream_t stream, const Embedding<const T>& tables, const Ids& ids,
                   const EmbeddingExtents& extents, T* out);
 
-/// Adds dy [count, width] to the rows of the tokens and positions, each row in token order. `links`
-/// is scratch memory for 2 * count values. Equal tokens are found by comparison: the work grows
-/// with `count` times the number of different tokens, which is negligible beside a model up to
-/// about 64k tokens. dy is read once for each of the two tables.
+/// Adds dy [count, width] to the rows of the tokens and positions, each row in token order.
+/// `links`: scratch memory for 2 * count values. Equal tokens are found by comparison, so the work
+/// grows with `count` times the number of different tokens. This is negligible compared with a
+/// model up to about 64k tokens. dy is read once per table.
 template <class T>
 cudaError_t embed_backward(cudaStream_t stream, const Ids& ids, const T* dy,
                            const EmbeddingExtents& extents, const Embedding<float>& gradients,
                            std::uint32_t* links);
 
-/// Adds a tile of logits to the sums of its rows, from none if it is the `first` one. Sums of
-/// exponentials are in fp32 per thread in a fixed order, from there in double. Rows with negative
-/// targets have no sums. A row with NaN or +infinity has a total of NaN.
+/// Adds a tile of logits to the sums of its rows; the `first` tile resets them. Sums of
+/// exponentials are in fp32 per thread in a fixed order, then in double. Rows with negative targets
+/// have no sums. A row with NaN or +infinity has a total of NaN.
 cudaError_t sum_logits(cudaStream_t stream, const LogitTile& tile, const std::int32_t* targets,
                        bool first, RowSum<float>* sums);
-/// Overwrites each row of logits from its start with the gradients of scale * weight * loss, in T;
-/// the rest of the row is undefined. `weights` of the rows, null: 1. The gradients replace the
-/// logits, because logits are the largest intermediate.
+/// Overwrites each row of logits, from its start, with the gradients of scale * weight * loss in T;
+/// the rest of the row is undefined. `weights`: weights of the rows; null: 1. Gradients replace
+/// logits because logits are the largest intermediate.
 template <class T>
 cudaError_t logit_gradients(cudaStream_t stream, const LogitTile& tile, const std::int32_t* targets,
                             float scale, const float* weights, const RowSum<float>* sums);
-/// losses[r] = cross-entropy of a row in nats, in double; 0 for a negative target.
+/// losses[r] = cross-entropy of the row in nats, in double; 0 for a negative target.
 cudaError_t row_losses(cudaStream_t stream, const RowSum<float>* sums, const std::int32_t* targets,
                        std::size_t rows, double* losses);
-/// sums[p] = the sum of losses [p * count, (p + 1) * count), in an order that depends only on
-/// `count`.
+/// sums[p] = sum of losses [p * count, (p + 1) * count), in an order that depends only on `count`.
 cudaError_t sum_losses(cudaStream_t stream, const double* losses, std::size_t count,
                        std::size_t parts, double* sums);
-/// The loss of each pair and the weights of its rows.
+/// Writes the loss of each pair and the weights of its rows.
 cudaError_t weigh_pairs(cudaStream_t stream, const PairRows& rows, const Preference& how,
                         PairResult* results);
 

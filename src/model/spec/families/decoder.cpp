@@ -11,7 +11,7 @@
 namespace ballast::model {
 namespace {
 
-/// Adds the tensors of a DecoderSpec to a block.
+/// Adds the tensors described by a DecoderSpec to a block.
 class Tensors {
  public:
   Tensors(BlockBuilder& block, const DecoderSpec& spec, double stddev)
@@ -28,7 +28,7 @@ class Tensors {
     block_.add(name + ".weight", shape(in, out), Init::normal, factor * stddev_);
     bias(name, out, biased);
   }
-  /// Some of the outputs of a map [out, in]: its rows.
+  /// Adds some outputs of a map [out, in], which are rows of its matrix.
   void rows(const std::string& name, std::uint64_t in, std::uint64_t out, const TileRange& range,
             bool biased) {
     block_.add(name + ".weight", {range.size, in}, Init::normal, stddev_);
@@ -37,18 +37,18 @@ class Tensors {
     block_.add(name + ".bias", {range.size}, Init::zeros);
     block_.rows_of(out, range.first);
   }
-  /// Some of the inputs of the last map [out, in] of a tile: its columns.
+  /// Adds some inputs of a tile's last map [out, in], which are columns of its matrix.
   void last_columns(const std::string& name, std::uint64_t in, std::uint64_t out,
                     const TileRange& range) {
     block_.add_last_product(name + ".weight", {out, range.size}, spec_.residual_factor * stddev_);
     block_.columns_of(in, range.first);
   }
-  /// The last product of the block.
+  /// Adds the map of the block's last product.
   void last_linear(const std::string& name, std::uint64_t in, std::uint64_t out, bool biased) {
     block_.add_last_product(name + ".weight", shape(in, out), spec_.residual_factor * stddev_);
     bias(name, out, biased);
   }
-  /// The maps of one of ExpertsSpec::stacked.
+  /// Adds the maps of one expert of ExpertsSpec::stacked.
   void stacked_maps(const ExpertsSpec& experts, std::uint64_t number, std::uint64_t h) {
     const std::uint64_t wide = experts.width;
     const auto biased = [&](const std::string& name, std::uint64_t out, const StoredRows& rows) {
@@ -62,7 +62,7 @@ class Tensors {
                             spec_.residual_factor * stddev_);
     biased(experts.down, h, {.as_columns = true, .stacked = experts.count});
   }
-  /// Queries, keys and values, with their norms, and the norm before them.
+  /// Adds queries, keys and values with their norms, and the norm before them.
   void attention_inputs(const ModelConfig& c) {
     const std::uint64_t h = c.hidden_size;
     const std::uint64_t q = c.num_heads * c.head_dim;

@@ -12,27 +12,27 @@
 
 namespace ballast::model {
 
-/// Experts instead of an MLP: each token is sent to some of them by the router, and their results,
-/// weighed by the router's probabilities, are added to the residual stream.
+/// Experts instead of an MLP. The router sends each token to some experts. Their results, weighted
+/// by the router's probabilities, are added to the residual stream.
 struct ExpertsSpec {
   std::uint64_t count = 0;      ///< 0: the layer has an MLP
-  std::uint64_t per_token = 0;  ///< experts that a token is sent to
-  std::uint64_t width = 0;      ///< of an expert's MLP
+  std::uint64_t per_token = 0;  ///< experts per token
+  std::uint64_t width = 0;      ///< width of an expert's MLP
   bool renormalises = false;    ///< the weights of a token's experts are divided by their sum
   std::string router;           ///< the map [count, H]
   bool router_bias = false;
-  /// Names of an expert's maps: PREFIX + its number + "." + name.
+  /// Common prefix of an expert's maps: PREFIX + number + "." + name.
   std::string prefix;
   std::string gate;
   std::string up;
   std::string down;
-  /// Tensors PREFIX + name hold all experts: `gate` [count, H, 2 width] those of gate and up, in
-  /// turn, `down` [count, width, H], each with a NAME_bias.
+  /// Tensors PREFIX + name hold the maps of all experts: `gate` [count, H, 2 width] with gate and
+  /// up in alternating columns, `down` [count, width, H]. Each has a NAME_bias.
   bool stacked = false;
-  float limit = 0.0F;  ///< as in Gating
+  float limit = 0.0F;  ///< see Gating
   float slope = 1.0F;
-  /// An expert for all tokens, with such maps behind its own prefix, and the map [1, H] whose
-  /// sigmoid is its weight.
+  /// The expert for all tokens: its maps have their own prefix, and the sigmoid of a map [1, H] is
+  /// its weight.
   std::uint64_t shared_width = 0;  ///< 0: none
   std::string shared_prefix;
   std::string shared_gate;
@@ -44,62 +44,62 @@ struct ExpertsSpec {
 
 /// One layer of a decoder: residual stream -> attention -> residual stream -> MLP -> residual
 /// stream. Tensors are named without the layer's prefix and without ".weight"; an empty name means
-/// that the layer has no such tensor.
+/// no such tensor.
 struct DecoderSpec {
   bool layer_norm = false;   ///< norms subtract the mean and have a bias; false: RMSNorm
   float norm_offset = 0.0F;  ///< RMSNorms multiply by this offset plus their weight
   std::string norm_before_attention;
-  std::string norm_after_attention;  ///< before its result is added to the residual stream
+  std::string norm_after_attention;  ///< applied before its result is added to the residual stream
   std::string norm_before_mlp;
   std::string norm_after_mlp;
-  /// The MLP's input is that of the layer, not the residual stream after attention.
+  /// The MLP reads the input of the layer instead of the residual stream after attention.
   bool parallel = false;
 
-  /// Queries, keys and values: one map whose rows are in that order, or three.
+  /// Queries, keys and values: one map with rows in that order, or three maps.
   std::vector<std::string> qkv;
-  std::string query_norm;  ///< RMSNorms before the rotary positions
+  std::string query_norm;  ///< RMSNorms before rotary positions
   std::string key_norm;
-  bool norms_whole_rows = false;  ///< over all heads together; false: each head alone
+  bool norms_whole_rows = false;  ///< true: over all heads together; false: per head
   bool rotates = true;            ///< false: attention without rotary positions
-  std::size_t rotary = 0;         ///< which of the family's rotary positions
-  std::uint64_t window = 0;       ///< tokens that attention sees, the own included; 0: all before
+  std::size_t rotary = 0;         ///< index into rotaries_of()
+  std::uint64_t window = 0;       ///< attended tokens, including its own; 0: all preceding
   std::string sinks;              ///< a tensor [heads] (AttentionSinks); "": none
   std::string attention_out;
 
-  /// Gate and up, or one map whose rows are in that order. False: one map and its activation.
+  /// True: gate and up, or one map with rows in that order. False: one map and its activation.
   bool gated = true;
   Activation activation = Activation::silu;
   std::vector<std::string> mlp_in;
   std::string mlp_out;
 
-  ExpertsSpec experts;  ///< then there are no mlp_in and mlp_out
+  ExpertsSpec experts;  ///< replace mlp_in and mlp_out
 
   bool conv1d = false;           ///< weights of linear maps are [in, out]; false: [out, in]
-  bool interleaved_qkv = false;  ///< TensorSpec::stored of a joined map: by head
+  bool interleaved_qkv = false;  ///< TensorSpec::stored of a joined map: grouped by head
   bool qkv_bias = false;
   bool attention_out_bias = false;
   bool mlp_bias = false;
 
-  /// Factor of the standard deviation of the first weights of attention_out and mlp_out.
+  /// Factor for the initial standard deviation of attention_out and mlp_out.
   double residual_factor = 1.0;
 };
 
-/// The value that a class of transformers takes for a key that config.json lacks.
+/// The value that a class of transformers assumes if config.json lacks the key.
 struct CheckpointStandard {
   std::string name;
   text::Json value;
-  bool nullable = false;  ///< null is a value, too
+  bool nullable = false;  ///< whether null is a value, too
 };
 void set_standards(std::vector<CheckpointKey>& keys,
                    const std::vector<CheckpointStandard>& standards);
-/// The key of that name in config.json and in the model section.
+/// Returns the key for a detail, which has the same name in config.json and in the model section.
 CheckpointKey checkpoint_key(const DetailKey& detail);
 
-/// A family whose layers are described by a DecoderSpec: its tensors in the order in which data
-/// flows through them. compute/decoder_layer.h has the forward and backward pass.
+/// A family whose layers are described by a DecoderSpec. Tensors are in the order of the data flow.
+/// compute/decoder_layer.h has the forward and backward pass.
 class DecoderFamily : public Family {
  public:
-  /// Layer `index` of a complete config.
+  /// Describes layer `index` of a complete config.
   [[nodiscard]] virtual DecoderSpec decoder(const ModelConfig& config,
                                             std::uint64_t index) const = 0;
   [[nodiscard]] BlockSpec layer(const ModelConfig& config, std::uint64_t index) const final;
@@ -112,12 +112,12 @@ class DecoderFamily : public Family {
   [[nodiscard]] bool cuts_layers(const ModelConfig& config) const final;
   [[nodiscard]] std::vector<BlockSpec> layer_tiles(const ModelConfig& config,
                                                    std::uint64_t index) const final;
-  /// Rotary positions of the layers (DecoderSpec::rotary); none if no layer rotates.
+  /// Rotary positions of the layers (see DecoderSpec::rotary); empty if no layer rotates.
   [[nodiscard]] virtual std::vector<Rotary> rotaries(const ModelConfig& /*config*/,
                                                      const Refuse& /*refuse*/) const {
     return {};
   }
-  /// The description of a complete config. Throws Error(config).
+  /// Returns rotaries() of a complete config. Throws Error(config).
   [[nodiscard]] std::vector<Rotary> rotaries_of(const ModelConfig& config) const;
   [[nodiscard]] bool depends_on_documents(const ModelConfig& config,
                                           std::uint64_t length) const final;
@@ -131,7 +131,7 @@ class DecoderFamily : public Family {
                                                      const DecoderSpec& spec) const;
 };
 
-/// The family of that name as a DecoderFamily. Throws Error(state) if it is none.
+/// Returns the family of `config`. Throws Error(state) if it is not a DecoderFamily.
 const DecoderFamily& decoder_family(const ModelConfig& config);
 
 }  // namespace ballast::model

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,7 +13,6 @@
 #include "ballast/model/family.h"
 
 #include "src/model/spec/families/experts.h"
-#include "src/model/spec/families/gemma3.h"
 #include "src/model/spec/families/gpt2.h"
 #include "src/model/spec/families/gpt_neox.h"
 #include "src/model/spec/families/llama.h"
@@ -27,10 +28,14 @@ std::vector<std::unique_ptr<const Family>> make_families() {
   return made;
 }
 
-/// The registered families. A new one belongs into this list; the first is the default.
+/// The registered families. New ones are added here; the first is the default.
 std::vector<std::unique_ptr<const Family>>& families() {
-  static auto all = make_families<Gpt2, Llama, Mistral, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2, Gemma3,
-                                  GptNeoX, Mixtral, Qwen2Moe, Qwen3Moe, Olmoe, GptOss>();
+  static auto all = [] {
+    auto made =
+        make_families<Gpt2, Llama, Mistral, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2, Gemma3, GptNeoX>();
+    std::ranges::move(families_with_experts(), std::back_inserter(made));
+    return made;
+  }();
   return all;
 }
 

@@ -11,7 +11,7 @@
 
 namespace ballast::model {
 
-/// LayerNorm, learned positions, GELU (tanh form), biases. Weights of products are [in, out].
+/// LayerNorm, learned positions, GELU (tanh form) and biases. Weights of products are [in, out].
 class Gpt2 final : public DecoderFamily {
  public:
   std::string_view name() const override { return "gpt2"; }
@@ -20,8 +20,8 @@ class Gpt2 final : public DecoderFamily {
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     if (c.intermediate_size == 0) c.intermediate_size = 4 * c.hidden_size;
     if (c.num_kv_heads != c.num_heads) {
-      refuse("num_kv_heads", fmt::format("gpt2 has as many as num_heads ({}), got {}", c.num_heads,
-                                         c.num_kv_heads));
+      refuse("num_kv_heads", fmt::format("gpt2 needs the value of num_heads ({}), got {}",
+                                         c.num_heads, c.num_kv_heads));
     }
   }
   OuterTensors outer() const override {
@@ -45,8 +45,8 @@ class Gpt2 final : public DecoderFamily {
         .qkv_bias = true,
         .attention_out_bias = true,
         .mlp_bias = true,
-        // As in Hugging Face's GPT-2 (and section 2.3 of its paper): projections that add to the
-        // residual stream start with smaller weights, scaled by the number of such additions.
+        // Projections that add to the residual stream start with smaller weights, scaled by the
+        // number of such additions, like in Hugging Face's GPT-2 (and section 2.3 of its paper).
         .residual_factor = 1.0 / std::sqrt(2.0 * static_cast<double>(c.num_layers))};
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {

@@ -1,16 +1,19 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "ballast/core/suggest.h"
+
 #include "src/model/spec/families/decoder.h"
 
 namespace ballast::model {
 
-/// LayerNorm, rotary positions in a part of each head, biases. Attention and MLP read the same
+/// LayerNorm, rotary positions in a part of each head, and biases. Attention and MLP read the same
 /// residual stream, unless use_parallel_residual is false. Source: Black et al., "GPT-NeoX-20B",
 /// 2022, section 2.
 class GptNeoX final : public DecoderFamily {
@@ -22,7 +25,25 @@ class GptNeoX final : public DecoderFamily {
             {"attention_bias", true}, {"partial_rotary_factor", 0.25},
             {"hidden_act", "gelu"},   {"use_parallel_residual", true}};
   }
-  void complete(ModelConfig& c, const Refuse& refuse) const override;
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    if (c.intermediate_size == 0) c.intermediate_size = 4 * c.hidden_size;
+    if (c.num_kv_heads != c.num_heads) {
+      refuse("num_kv_heads", fmt::format("gpt_neox needs the value of num_heads ({}), got {}",
+                                         c.num_heads, c.num_kv_heads));
+    }
+    if (c.head_dim * c.num_heads != c.hidden_size) {
+      refuse("head_dim", fmt::format("gpt_neox needs hidden_size ({}) / num_heads ({}), got {}",
+                                     c.hidden_size, c.num_heads, c.head_dim));
+    }
+    const std::string& activation = c.detail("hidden_act").text();
+    const bool tanh_form =
+        std::find(kTanhForms.begin(), kTanhForms.end(), activation) != kTanhForms.end();
+    if (activation != kExact && !tanh_form) {
+      refuse("hidden_act", fmt::format("'{}' is not supported; gpt_neox supports {}, {}",
+                                       text::printable(activation), kExact, listed(kTanhForms)));
+    }
+    rotaries(c, refuse);
+  }
   std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
     return {rotary_positions(c, refuse)};
   }
@@ -31,8 +52,39 @@ class GptNeoX final : public DecoderFamily {
             .norm = "gpt_neox.final_layer_norm",
             .output = "embed_out.weight"};
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
-  std::vector<CheckpointKey> checkpoint_keys() const override;
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t /*index*/) const override {
+    const bool biased = c.flag("attention_bias");
+    return {
+        .layer_norm = true,
+        .norm_before_attention = "input_layernorm",
+        .norm_before_mlp = "post_attention_layernorm",
+        .parallel = c.flag("use_parallel_residual"),
+        .qkv = {"attention.query_key_value"},
+        .attention_out = "attention.dense",
+        .gated = false,
+        .activation = c.detail("hidden_act") == kExact ? Activation::gelu : Activation::gelu_tanh,
+        .mlp_in = {"mlp.dense_h_to_4h"},
+        .mlp_out = "mlp.dense_4h_to_h",
+        .interleaved_qkv = true,
+        .qkv_bias = biased,
+        .attention_out_bias = biased,
+        .mlp_bias = true};
+  }
+  std::vector<CheckpointKey> checkpoint_keys() const override {
+    std::vector<CheckpointKey> keys = {{"model_type", "family", {}},
+                                       {"vocab_size", "vocab_size", {}},
+                                       {"hidden_size", "hidden_size", {}},
+                                       {"num_hidden_layers", "num_layers", {}},
+                                       {"num_attention_heads", "num_heads", {}},
+                                       {"intermediate_size", "intermediate_size", {}},
+                                       {"layer_norm_eps", "norm_epsilon", {}},
+                                       {"tie_word_embeddings", "tie_embeddings", {}}};
+    for (const DetailKey& detail : details()) keys.push_back(checkpoint_key(detail));
+    set_standards(
+        keys,
+        {{"intermediate_size", 24576}, {"layer_norm_eps", 1e-5}, {"tie_word_embeddings", false}});
+    return keys;
+  }
   CheckpointRules checkpoint_rules() const override {
     return {.rope = {.longest = 2048, .theta = "rotary_emb_base", .part = "rotary_pct"}};
   }
@@ -47,6 +99,12 @@ class GptNeoX final : public DecoderFamily {
   std::string prefix(std::uint64_t index) const override {
     return fmt::format("gpt_neox.layers.{}.", index);
   }
+
+ private:
+  /// Values of hidden_act for the exact GELU and for its tanh form.
+  static constexpr const char* kExact = "gelu";
+  static inline const std::vector<std::string> kTanhForms = {"gelu_new", "gelu_fast",
+                                                             "gelu_pytorch_tanh"};
 };
 
 }  // namespace ballast::model

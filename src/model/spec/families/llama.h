@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -10,18 +12,25 @@
 
 namespace ballast::model {
 
-/// RMSNorm, rotary positions, grouped-query attention, SwiGLU. Other families derive from it and
-/// change what differs.
+/// RMSNorm, rotary positions, grouped-query attention and SwiGLU. Other families derive from it and
+/// override the differences.
 class Llama : public DecoderFamily {
  public:
-  std::string_view name() const override { return "llama"; }
-  std::string_view checkpoint_class() const override { return "LlamaForCausalLM"; }
-  std::vector<DetailKey> details() const override {
-    return {{"rope_theta", 10000.0},
-            {"rope_scaling", {}},
-            {"attention_bias", false},
-            {"mlp_bias", false}};
-  }
+  Llama()
+      : Llama({.name = "llama",
+               .checkpoint_class = "LlamaForCausalLM",
+               .details = {{"rope_theta", 10000.0},
+                           {"rope_scaling", {}},
+                           {"attention_bias", false},
+                           {"mlp_bias", false}},
+               // Values of SmolLM2.
+               .rules = {.rope = {.longest = 2048},
+                         .without_effect = {"is_llama_config", "pretraining_tp"}},
+               .standards = {{"intermediate_size", 11008}}}) {}
+  std::string_view name() const override { return facts_.name; }
+  std::string_view checkpoint_class() const override { return facts_.checkpoint_class; }
+  std::vector<DetailKey> details() const override { return facts_.details; }
+  CheckpointRules checkpoint_rules() const override { return facts_.rules; }
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     if (c.intermediate_size == 0) {
       c.intermediate_size = round_up((8 * c.hidden_size + 2) / 3, 64);
@@ -62,12 +71,8 @@ class Llama : public DecoderFamily {
                                        {"hidden_act", "", {"silu", "swish"}}};
     for (const DetailKey& detail : details()) keys.push_back(checkpoint_key(detail));
     set_standards(keys, {{"rms_norm_eps", 1e-6}, {"tie_word_embeddings", ties_embeddings()}});
-    set_standards(keys, checkpoint_standards());
+    set_standards(keys, facts_.standards);
     return keys;
-  }
-  CheckpointRules checkpoint_rules() const override {
-    return {.rope = {.longest = 2048},
-            .without_effect = {"is_llama_config", "pretraining_tp"}};  // as SmolLM2 has them
   }
   /// Frequencies of the rotary positions.
   std::vector<CheckpointBuffer> checkpoint_buffers(const ModelConfig& c) const override {
@@ -75,24 +80,33 @@ class Llama : public DecoderFamily {
   }
 
  protected:
-  /// Values of the class of transformers for missing keys that differ from those of the details.
-  [[nodiscard]] virtual std::vector<CheckpointStandard> checkpoint_standards() const {
-    return {{"intermediate_size", 11008}};
-  }
+  /// Differences between families that need no code.
+  struct Facts {
+    std::string_view name;
+    std::string_view checkpoint_class;
+    std::vector<DetailKey> details;
+    CheckpointRules rules;
+    /// Values that the class of transformers assumes for missing keys, if they differ from the
+    /// details' defaults.
+    std::vector<CheckpointStandard> standards;
+  };
+  explicit Llama(Facts facts) : facts_(std::move(facts)) {}
   std::string prefix(std::uint64_t index) const override {
     return fmt::format("model.layers.{}.", index);
   }
-  /// Whether a layer has the window if the config has one but no layer_types.
+  /// Returns whether a layer has the window if the config has one but no layer_types.
   virtual bool is_windowed(const ModelConfig& /*config*/, std::uint64_t /*index*/) const {
     return true;
   }
-  /// Whether layer_types, or is_windowed() without them, gives the layer a window.
+  /// Returns whether the layer has a window by layer_types or, without them, by is_windowed().
   [[nodiscard]] bool is_sliding(const ModelConfig& c, std::uint64_t index) const;
 
  private:
-  /// sliding_window if the layer has one, else 0.
+  /// Returns sliding_window if the layer has one, else 0.
   [[nodiscard]] std::uint64_t window(const ModelConfig& c, std::uint64_t index) const;
   static void check_windows(const ModelConfig& c, const Refuse& refuse);
+
+  Facts facts_;
 };
 
 }  // namespace ballast::model

@@ -1,84 +1,85 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "src/model/spec/families/llama.h"
 
 namespace ballast::model {
 
-// Families that differ from Llama in a few points. Their layers are those of the classes of the
-// same names in Hugging Face's transformers.
+// Families that differ from Llama in a few points, named after the classes in Hugging Face's
+// transformers.
 
 class Mistral final : public Llama {
  public:
-  std::string_view name() const override { return "mistral"; }
-  std::string_view checkpoint_class() const override { return "MistralForCausalLM"; }
-  std::vector<DetailKey> details() const override {
-    return {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"sliding_window", {}}};
-  }
-  CheckpointRules checkpoint_rules() const override { return {.rope = {.longest = 131072}}; }
-
- protected:
-  std::vector<CheckpointStandard> checkpoint_standards() const override {
-    return {
-        {"num_key_value_heads", 8}, {"intermediate_size", 14336}, {"sliding_window", 4096, true}};
-  }
+  Mistral()
+      : Llama({.name = "mistral",
+               .checkpoint_class = "MistralForCausalLM",
+               .details = {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"sliding_window", {}}},
+               .rules = {.rope = {.longest = 131072}},
+               .standards = {{"num_key_value_heads", 8},
+                             {"intermediate_size", 14336},
+                             {"sliding_window", 4096, true}}}) {}
 };
 
-/// Biases of queries, keys and values.
+/// Has biases for queries, keys and values.
 class Qwen2 final : public Llama {
  public:
-  std::string_view name() const override { return "qwen2"; }
-  std::string_view checkpoint_class() const override { return "Qwen2ForCausalLM"; }
-  std::vector<DetailKey> details() const override {
-    return {{"rope_theta", 10000.0}, {"rope_scaling", {}},      {"use_sliding_window", false},
-            {"sliding_window", {}},  {"max_window_layers", 28}, {"layer_types", {}}};
-  }
+  Qwen2()
+      : Llama({.name = "qwen2",
+               .checkpoint_class = "Qwen2ForCausalLM",
+               .details = {{"rope_theta", 10000.0},
+                           {"rope_scaling", {}},
+                           {"use_sliding_window", false},
+                           {"sliding_window", {}},
+                           {"max_window_layers", 28},
+                           {"layer_types", {}}},
+               .rules = {.rope = {.longest = 32768}},
+               .standards = {{"num_key_value_heads", 32, true},
+                             {"intermediate_size", 22016},
+                             {"sliding_window", 4096, true}}}) {}
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
     DecoderSpec spec = Llama::decoder(c, index);
     spec.qkv_bias = true;
     return spec;
   }
-  CheckpointRules checkpoint_rules() const override { return {.rope = {.longest = 32768}}; }
 
  protected:
-  std::vector<CheckpointStandard> checkpoint_standards() const override {
-    return {{"num_key_value_heads", 32, true},
-            {"intermediate_size", 22016},
-            {"sliding_window", 4096, true}};
-  }
   bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
     return static_cast<double>(index) >= c.number("max_window_layers");
   }
 };
 
-/// Norms of each head of queries and keys.
+/// Has norms for each head of queries and keys.
 class Qwen3 : public Llama {
  public:
-  std::string_view name() const override { return "qwen3"; }
-  std::string_view checkpoint_class() const override { return "Qwen3ForCausalLM"; }
-  std::vector<DetailKey> details() const override {
-    return {{"rope_theta", 10000.0},   {"rope_scaling", {}},
-            {"attention_bias", false}, {"use_sliding_window", false},
-            {"sliding_window", {}},    {"max_window_layers", 28},
-            {"layer_types", {}}};
-  }
+  Qwen3()
+      : Llama({.name = "qwen3",
+               .checkpoint_class = "Qwen3ForCausalLM",
+               .details = keys(),
+               .rules = {.rope = {.longest = 32768}},
+               .standards = {{"num_key_value_heads", 32, true},
+                             {"head_dim", 128},
+                             {"intermediate_size", 22016},
+                             {"sliding_window", 4096, true}}}) {}
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
     DecoderSpec spec = Llama::decoder(c, index);
     spec.query_norm = "self_attn.q_norm";
     spec.key_norm = "self_attn.k_norm";
     return spec;
   }
-  CheckpointRules checkpoint_rules() const override { return {.rope = {.longest = 32768}}; }
 
  protected:
-  std::vector<CheckpointStandard> checkpoint_standards() const override {
-    return {{"num_key_value_heads", 32, true},
-            {"head_dim", 128},
-            {"intermediate_size", 22016},
-            {"sliding_window", 4096, true}};
+  using Llama::Llama;
+  static std::vector<DetailKey> keys() {
+    return {{"rope_theta", 10000.0},   {"rope_scaling", {}},
+            {"attention_bias", false}, {"use_sliding_window", false},
+            {"sliding_window", {}},    {"max_window_layers", 28},
+            {"layer_types", {}}};
   }
   bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
     return static_cast<double>(index) >= c.number("max_window_layers");
@@ -88,70 +89,94 @@ class Qwen3 : public Llama {
 /// Some layers have no positions.
 class SmolLm3 final : public Llama {
  public:
-  std::string_view name() const override { return "smollm3"; }
-  std::string_view checkpoint_class() const override { return "SmolLM3ForCausalLM"; }
-  std::vector<DetailKey> details() const override {
-    return {
-        {"rope_theta", 2000000.0}, {"rope_scaling", {}},          {"attention_bias", false},
-        {"mlp_bias", false},       {"use_sliding_window", false}, {"sliding_window", {}},
-        {"layer_types", {}},       {"no_rope_layers", {}},        {"no_rope_layer_interval", 4}};
+  SmolLm3()
+      : Llama({.name = "smollm3",
+               .checkpoint_class = "SmolLM3ForCausalLM",
+               .details = {{"rope_theta", 2000000.0},
+                           {"rope_scaling", {}},
+                           {"attention_bias", false},
+                           {"mlp_bias", false},
+                           {"use_sliding_window", false},
+                           {"sliding_window", {}},
+                           {"layer_types", {}},
+                           {"no_rope_layers", {}},
+                           {"no_rope_layer_interval", 4}},
+               .rules = {.rope = {.longest = 32768},
+                         .without_effect = {"max_window_layers", "pretraining_tp"}},
+               .standards = {{"num_key_value_heads", 4, true},
+                             {"intermediate_size", 11008},
+                             {"tie_word_embeddings", true}}}) {}
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    Llama::complete(c, refuse);
+    const text::Json& layers = c.detail("no_rope_layers");
+    if (layers.is_null()) {
+      const double interval = c.number("no_rope_layer_interval");
+      if (interval < 1.0) {
+        refuse("no_rope_layer_interval", fmt::format("must be at least 1, got {}", interval));
+      }
+      return;
+    }
+    bool flags = layers.is_array() && layers.elements().size() == c.num_layers;
+    for (const text::Json& one : layers.elements())
+      flags = flags && one.whole() && *one.whole() <= 1;
+    if (!flags) {
+      refuse("no_rope_layers",
+             fmt::format("must be a list of num_layers ({}) numbers: 1 for a layer with rotary "
+                         "positions, 0 for one without",
+                         c.num_layers));
+    }
   }
-  void complete(ModelConfig& c, const Refuse& refuse) const override;
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
-  CheckpointRules checkpoint_rules() const override {
-    return {.rope = {.longest = 32768}, .without_effect = {"max_window_layers", "pretraining_tp"}};
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
+    DecoderSpec spec = Llama::decoder(c, index);
+    spec.rotates = rotates(c, index);
+    return spec;
   }
 
  protected:
-  std::vector<CheckpointStandard> checkpoint_standards() const override {
-    return {{"num_key_value_heads", 4, true},
-            {"intermediate_size", 11008},
-            {"tie_word_embeddings", true}};
-  }
   bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
     return !rotates(c, index);
   }
 
  private:
-  static bool rotates(const ModelConfig& c, std::uint64_t index);
+  static bool rotates(const ModelConfig& c, std::uint64_t index) {
+    const text::Json& layers = c.detail("no_rope_layers");
+    if (layers.is_array()) return *layers.elements()[index].whole() != 0;
+    return (index + 1) % static_cast<std::uint64_t>(c.number("no_rope_layer_interval")) != 0;
+  }
 };
 
-/// Fused maps; a part of each head rotates.
+/// Has fused maps and rotates a part of each head.
 class Phi3 final : public Llama {
  public:
-  std::string_view name() const override { return "phi3"; }
-  std::string_view checkpoint_class() const override { return "Phi3ForCausalLM"; }
-  std::vector<DetailKey> details() const override {
-    return {{"rope_theta", 10000.0},
-            {"rope_scaling", {}},
-            {"partial_rotary_factor", 1.0},
-            {"sliding_window", {}}};
-  }
+  Phi3()
+      : Llama(
+            {.name = "phi3",
+             .checkpoint_class = "Phi3ForCausalLM",
+             .details = {{"rope_theta", 10000.0},
+                         {"rope_scaling", {}},
+                         {"partial_rotary_factor", 1.0},
+                         {"sliding_window", {}}},
+             .rules = {.rope = {.longest = 4096, .part = "partial_rotary_factor", .trained = 4096},
+                       .without_effect = {"full_attn_mod", "interpolate_factor"}},
+             .standards = {{"rms_norm_eps", 1e-5}, {"intermediate_size", 8192}}}) {}
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
     DecoderSpec spec = Llama::decoder(c, index);
     spec.qkv = {"self_attn.qkv_proj"};
     spec.mlp_in = {"mlp.gate_up_proj"};
     return spec;
   }
-  CheckpointRules checkpoint_rules() const override {
-    return {.rope = {.longest = 4096, .part = "partial_rotary_factor", .trained = 4096},
-            .without_effect = {"full_attn_mod", "interpolate_factor"}};
-  }
-
- protected:
-  std::vector<CheckpointStandard> checkpoint_standards() const override {
-    return {{"rms_norm_eps", 1e-5}, {"intermediate_size", 8192}};
-  }
 };
 
-/// Norms after attention and MLP, none before them, and norms of whole queries and keys.
+/// Has norms after attention and MLP instead of before, and norms over whole queries and keys.
 class Olmo2 final : public Llama {
  public:
-  std::string_view name() const override { return "olmo2"; }
-  std::string_view checkpoint_class() const override { return "Olmo2ForCausalLM"; }
-  std::vector<DetailKey> details() const override {
-    return {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"attention_bias", false}};
-  }
+  Olmo2()
+      : Llama(
+            {.name = "olmo2",
+             .checkpoint_class = "Olmo2ForCausalLM",
+             .details = {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"attention_bias", false}},
+             .rules = {.rope = {.longest = 2048}},
+             .standards = {{"rms_norm_eps", 1e-5}, {"intermediate_size", 11008}}}) {}
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
     DecoderSpec spec = Llama::decoder(c, index);
     spec.norm_before_attention = "";
@@ -163,11 +188,82 @@ class Olmo2 final : public Llama {
     spec.norms_whole_rows = true;
     return spec;
   }
-  CheckpointRules checkpoint_rules() const override { return {.rope = {.longest = 2048}}; }
+};
+
+/// The text models of Gemma 3. RMSNorms before and after attention and MLP multiply by one plus
+/// their weight. Each head of queries and keys has a norm, the MLP has a GELU gate, and the
+/// embedding is multiplied by sqrt(hidden_size). Most layers have a window and a smaller base of
+/// the rotary positions.
+class Gemma3 final : public Llama {
+ public:
+  Gemma3()
+      : Llama({.name = "gemma3",
+               .checkpoint_class = "Gemma3ForCausalLM",
+               .details = {{"rope_theta", 1000000.0},
+                           {"rope_scaling", {}},
+                           {"attention_bias", false},
+                           {"rope_local_base_freq", 10000.0},
+                           {"sliding_window", 4096},
+                           {"sliding_window_pattern", 6},
+                           {"layer_types", {}},
+                           {"query_pre_attn_scalar", 256}},
+               .rules = {.rope = {.longest = 131072, .by_layer_type = true},
+                         .without_effect = {"_sliding_window_pattern", "hidden_act"}},
+               .standards = {
+                   {"num_key_value_heads", 4}, {"head_dim", 256}, {"intermediate_size", 9216}}}) {}
+  std::string_view checkpoint_type() const override { return "gemma3_text"; }
+  bool ties_embeddings() const override { return true; }
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    Llama::complete(c, refuse);
+    const double pattern = c.number("sliding_window_pattern");
+    if (!(pattern >= 1.0) || pattern != std::floor(pattern)) {
+      refuse("sliding_window_pattern",
+             fmt::format("must be a number of layers, the last of which has no window, got {}",
+                         pattern));
+    }
+    const double scalar = c.number("query_pre_attn_scalar");
+    if (!(scalar > 0.0)) {
+      refuse("query_pre_attn_scalar", fmt::format("must be above 0, got {}", scalar));
+    }
+  }
+  std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
+    return {rotary_positions(c, refuse), plain_rotary_positions(c, "rope_local_base_freq", refuse)};
+  }
+  double score_scale(const ModelConfig& c) const override {
+    return 1.0 / std::sqrt(c.number("query_pre_attn_scalar"));
+  }
+  OuterTensors outer() const override {
+    OuterTensors tensors = Llama::outer();
+    tensors.norm_offset = 1.0F;
+    tensors.scales_tokens = true;
+    return tensors;
+  }
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
+    DecoderSpec spec = Llama::decoder(c, index);
+    spec.norm_offset = 1.0F;
+    spec.norm_after_attention = "post_attention_layernorm";
+    spec.norm_before_mlp = "pre_feedforward_layernorm";
+    spec.norm_after_mlp = "post_feedforward_layernorm";
+    spec.query_norm = "self_attn.q_norm";
+    spec.key_norm = "self_attn.k_norm";
+    spec.activation = Activation::gelu_tanh;
+    spec.rotary = is_sliding(c, index) ? 1 : 0;
+    return spec;
+  }
+  std::vector<CheckpointKey> checkpoint_keys() const override {
+    std::vector<CheckpointKey> keys = Llama::checkpoint_keys();
+    std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "hidden_act"; });
+    keys.insert(keys.end(),
+                {{"hidden_activation", "", {"gelu_pytorch_tanh", "gelu_new", "gelu_fast"}},
+                 {"attn_logit_softcapping", "", {}},
+                 {"final_logit_softcapping", "", {}},
+                 {"use_bidirectional_attention", "", {"false"}}});
+    return keys;
+  }
 
  protected:
-  std::vector<CheckpointStandard> checkpoint_standards() const override {
-    return {{"rms_norm_eps", 1e-5}, {"intermediate_size", 11008}};
+  bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
+    return (index + 1) % static_cast<std::uint64_t>(c.number("sliding_window_pattern")) != 0;
   }
 };
 

@@ -19,7 +19,7 @@ namespace {
 
 using text::Json;
 
-/// The members of rope_scaling. Every key that is asked for is known; check_unknown() refuses the
+/// Reads the members of rope_scaling. Keys become known by being read; check_unknown() refuses the
 /// others.
 class Scaling {
  public:
@@ -27,7 +27,7 @@ class Scaling {
       : object_(config.detail("rope_scaling")), refuse_(refuse) {}
 
   [[nodiscard]] std::string type() {
-    for (const char* const name : {"rope_type", "type"}) {  // the second in older files
+    for (const char* const name : {"rope_type", "type"}) {  // older files have the second
       const Json* const found = get(name);
       if (found != nullptr) return found->is_string() ? found->text() : found->compact();
     }
@@ -131,7 +131,7 @@ Rotary llama3(const Inputs& in, Scaling& scaling) {
   return rotary;
 }
 
-/// YaRN's factor of attention, 0.1 s ln(factor) + 1 with s = `slope`.
+/// YaRN's attention factor, 0.1 s ln(factor) + 1 with s = `slope`.
 double yarn_factor(double factor, double slope) {
   return factor <= 1.0 ? 1.0 : 0.1 * slope * std::log(factor) + 1.0;
 }

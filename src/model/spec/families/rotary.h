@@ -10,16 +10,16 @@
 
 namespace ballast::model {
 
-/// The frequencies of the pairs in a document of `tokens` tokens.
+/// Returns the frequencies of the pairs in a document of `tokens` tokens.
 std::vector<double> frequencies_in_document(const Rotary& rotary, std::size_t tokens);
 
-/// Rotary positions of whole heads without scaling, with the base that the key `theta` names.
+/// Rotary positions for whole heads without scaling. `theta`: the key with their base.
 Rotary plain_rotary_positions(const ModelConfig& config, std::string_view theta,
                               const Refuse& refuse);
 
-/// The rotary positions that the keys rope_theta, rope_scaling, partial_rotary_factor (where the
-/// family has them) and head_dim describe. `refuse` gets rope_scaling with an unknown type, an
-/// unknown or missing key of that type, or a bad value.
+/// Rotary positions described by the keys rope_theta, rope_scaling, partial_rotary_factor (where
+/// the family has them) and head_dim. Calls `refuse` for rope_scaling with an unknown type, an
+/// unknown or missing key, or a bad value.
 ///
 /// Types of rope_scaling, all as in Hugging Face's transformers: default; linear (positions divided
 /// by the factor); dynamic (a base that grows with the length of the document; bloc97, "NTK-aware

@@ -25,7 +25,7 @@ struct AttentionReference {
   };
 
   model::AttentionShape shape;  ///< positions in host memory
-  Values sinks = {};            ///< by head; empty: none
+  Values sinks = {};            ///< one per head; empty: none
 
   struct Forward {
     Result out;
@@ -75,7 +75,7 @@ struct AttentionReference {
     return result;
   }
 
-  /// Gradient of the sinks, likewise.
+  /// Gradient of the sinks, using the given values of `out`.
   [[nodiscard]] Result of_sinks(const Values& qkv, const Values& out, const Values& dout) const {
     Result result(shape.heads);
     for_rows([&](const Row& row) {

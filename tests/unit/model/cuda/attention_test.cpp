@@ -200,7 +200,7 @@ TYPED_TEST(Attention, BackwardIsThatOfThePlainFormula) {
   }
 }
 
-/// Of small sinks, of large ones, and of one beside which nothing else counts.
+/// Small sinks, large ones, and one that dominates everything else.
 template <class T>
 std::vector<T> sinks_of(const AttentionShape& shape) {
   std::vector<T> sinks = random_values<T>(shape.heads, 9, 3.0);
@@ -226,7 +226,7 @@ TYPED_TEST(Attention, SinksAreKeysWithoutValues) {
           cudaSuccess);
       return std::tuple(results.get(), sums.get());
     });
-    // Rounded once more.
+    // The result is rounded once more.
     for (std::size_t i = 0; i < out.size(); ++i) {
       const double bound =
           kUnit<T> * (expected.out.size[i] + 2.0 * std::abs(expected.out.value[i])) + 4e-6;
@@ -307,14 +307,14 @@ std::vector<T> between_nans(const AttentionShape& one, std::size_t width) {
   std::copy(good.begin(), good.end(), values.begin() + one.length * width);
   return values;
 }
-/// The middle third.
+/// The middle third of the rows.
 template <class T>
 std::vector<T> middle(const std::vector<T>& values) {
   const std::size_t third = values.size() / 3;
   return {values.begin() + third, values.begin() + 2 * third};
 }
 
-TYPED_TEST(Attention, OneSequenceKnowsNothingOfTheOthers) {
+TYPED_TEST(Attention, SequencesAreIndependent) {
   using T = TypeParam;
   const AttentionShape one{1, 69, 2, 1, 24};
   AttentionShape three = one;
@@ -393,7 +393,7 @@ TYPED_TEST(Attention, NothingIsWrittenBehindTheResults) {
   EXPECT_EQ(rest(scratch), std::vector<std::byte>(kExtra, std::byte{3}));
 }
 
-TYPED_TEST(Attention, NothingToDoIsDone) {
+TYPED_TEST(Attention, EmptyInputsAreAccepted) {
   using T = TypeParam;
   for (const AttentionShape shape :
        {AttentionShape{0, 5, 2, 1, 8}, AttentionShape{5, 0, 2, 1, 8}}) {

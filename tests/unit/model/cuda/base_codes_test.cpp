@@ -1,4 +1,4 @@
-// Decoding a quantised base: a GPU's values have the same bits as the host's.
+// Dequantises a base: a GPU's values have the same bits as the host's.
 #include "src/model/cuda/rows/base_codes.h"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Weight codes: a GPU's have the same bits as the host's.
+// Weight codes: those of a GPU have the same bits as the host's.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -106,7 +106,7 @@ TEST_F(CudaCodes, AreTheHostsInBf16) {
   expect_the_hosts_bits(weights<Bf16>());
 }
 
-TEST_F(CudaCodes, OfNothingAreNothing) {
+TEST_F(CudaCodes, EmptyInputsAreAccepted) {
   EXPECT_EQ(encode_weights<float>(nullptr, nullptr, 0, nullptr, nullptr), cudaSuccess);
   EXPECT_EQ(decode_weights<float>(nullptr, nullptr, nullptr, 0, nullptr), cudaSuccess);
 }

@@ -1,6 +1,6 @@
-// The loading of cuDNN, and the real library's answers for Ballast's graph. Needs no GPU: cuDNN
-// plans for GPUs that are only described, until it needs the driver. Tests that need the library
-// are skipped without it.
+// Tests the loading of cuDNN, and the real library's answers for Ballast's graph. Needs no GPU:
+// cuDNN plans for GPUs that are only described, until it needs the driver. Tests that need the
+// library are skipped without it.
 #include "src/model/cuda/cudnn/cudnn.h"
 
 #include <cstddef>

@@ -5,17 +5,16 @@
 #include <vector>
 
 #include "src/model/compute/routing.h"
-#include "src/model/host/router_ops.h"
 #include "tests/support/device_array.h"
+#include "tests/unit/model/cuda/host_ops.h"
 #include "tests/unit/model/cuda/values.h"
 
 namespace ballast::test {
 
 using model::RouterShape;
 using model::Routing;
-namespace host = model::host;
 
-/// What a router decides, on the host.
+/// Decisions of a router, on the host.
 struct Decided {
   std::vector<float> probabilities;
   std::vector<float> log_sums;
@@ -36,9 +35,8 @@ struct Decided {
   Decided(const RouterShape& shape, std::vector<float> logits, const std::vector<float>& bias = {},
           const std::vector<std::int32_t>& targets = {})
       : Decided(shape) {
-    host::RouterOps<float>().route(shape, logits.data(), bias.empty() ? nullptr : bias.data(),
-                                   targets.empty() ? nullptr : targets.data(), routing(),
-                                   starts.data());
+    host_ops<float>().route(shape, logits.data(), bias.empty() ? nullptr : bias.data(),
+                            targets.empty() ? nullptr : targets.data(), routing(), starts.data());
   }
   Routing routing() {
     return {probabilities.data(),    log_sums.data(), weights.data(),
@@ -46,7 +44,7 @@ struct Decided {
   }
 };
 
-/// The same on the device.
+/// Decisions of a router, on the device.
 struct Uploaded {
   DeviceArray<float> probabilities;
   DeviceArray<float> log_sums;

@@ -6,10 +6,10 @@
 #include <gtest/gtest.h>
 
 #include "src/model/cuda/experts/experts.h"
-#include "src/model/host/router_ops.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/decided.h"
+#include "tests/unit/model/cuda/host_ops.h"
 #include "tests/unit/model/cuda/values.h"
 
 namespace ballast::model::cuda::expert_rows_test {
@@ -19,6 +19,7 @@ using test::Decided;
 using test::DeviceArray;
 using test::exact;
 using test::expect_close;
+using test::host_ops;
 using test::in_every_order;
 using test::must;
 using test::normals_of;
@@ -31,7 +32,7 @@ class CudaExperts : public test::Kernels {};
 using Types = testing::Types<float, Bf16>;
 TYPED_TEST_SUITE(CudaExperts, Types);
 
-/// The choices of an expert of a router, and widths of rows: one access, several, more than the
+/// The choices of one of a router's experts, and widths of rows: one access, several, more than the
 /// threads of a block hold, more than they keep in registers.
 constexpr std::size_t kWidths[] = {8, 24, 520, 1032, 8200, 16392};
 struct Chosen {
@@ -45,7 +46,7 @@ struct Chosen {
     count = static_cast<std::size_t>(decided.starts[3]) - first;
     EXPECT_GT(count, 3U);
   }
-  /// The choices among these places.
+  /// The rows at these places.
   [[nodiscard]] ExpertRows rows(const std::int32_t* places) const {
     return {places + first, count, shape.per_token};
   }
@@ -62,9 +63,9 @@ TYPED_TEST(CudaExperts, RowsAreGatheredAndPadded) {
       const std::vector<T> before = normals_of<T>((padded + 1) * width, 2);
       for (const bool weighs : {false, true}) {
         std::vector<T> expected = before;
-        host::RouterOps<T>().gather_rows(of.rows(of.decided.places.data()), x.data(),
-                                         weighs ? of.decided.weights.data() : nullptr,
-                                         expected.data(), padded, width);
+        host_ops<T>().gather_rows(of.rows(of.decided.places.data()), x.data(),
+                                  weighs ? of.decided.weights.data() : nullptr, expected.data(),
+                                  padded, width);
         const std::vector<T> found = in_every_order([&] {
           const DeviceArray<T> y(before);
           must(gather_rows<T>(nullptr, of.rows(there.places.data()), x_there.data(),
@@ -97,9 +98,8 @@ TYPED_TEST(CudaExperts, WeightsOfRowsHaveGradients) {
       return products.get();
     });
     std::vector<float> products = of.decided.weight_gradients;
-    host::RouterOps<T>().dot_rows(of.rows(of.decided.places.data()), activated.data(),
-                                  gradients.data(), of.decided.weights.data(), products.data(),
-                                  width);
+    host_ops<T>().dot_rows(of.rows(of.decided.places.data()), activated.data(), gradients.data(),
+                           of.decided.weights.data(), products.data(), width);
     EXPECT_EQ(products[static_cast<std::size_t>(of.decided.places[of.first])], 0.0F);
     // Weights are at least some hundredths.
     expect_close(found, exact(products), 1e-4 * std::sqrt(double(width)));
@@ -109,9 +109,8 @@ TYPED_TEST(CudaExperts, WeightsOfRowsHaveGradients) {
                        gradients_there.data(), weights.data(), sums.data(), width));
       return sums.get();
     });
-    host::RouterOps<T>().dot_bias(of.rows(of.decided.places.data()), activated.data(),
-                                  gradients.data(), of.decided.weights.data(), products.data(),
-                                  width);
+    host_ops<T>().dot_bias(of.rows(of.decided.places.data()), activated.data(), gradients.data(),
+                           of.decided.weights.data(), products.data(), width);
     expect_close(with_bias, exact(products), 2e-4 * std::sqrt(double(width)));
   }
 }
@@ -126,9 +125,8 @@ TYPED_TEST(CudaExperts, RowsAreAdded) {
     const DeviceArray<float> y_there(y);
     for (const bool weighs : {false, true}) {
       std::vector<float> expected = before;
-      host::RouterOps<T>().add_rows(of.rows(of.decided.places.data()), y.data(),
-                                    weighs ? of.decided.weights.data() : nullptr, expected.data(),
-                                    width);
+      host_ops<T>().add_rows(of.rows(of.decided.places.data()), y.data(),
+                             weighs ? of.decided.weights.data() : nullptr, expected.data(), width);
       const float* const factors = weighs ? there.weights.data() : nullptr;
       const std::vector<float> found = in_every_order([&] {
         const DeviceArray<float> sums(before);
@@ -149,7 +147,7 @@ TYPED_TEST(CudaExperts, BiasesAreAddedToResults) {
     const std::vector<T> bias = normals_of<T>(width, 3);
     const DeviceArray<T> bias_there(bias);
     std::vector<float> expected = before;
-    host::RouterOps<T>().add_bias(bias.data(), expected.data(), kRows, width);
+    host_ops<T>().add_bias(bias.data(), expected.data(), kRows, width);
     EXPECT_NE(expected, before);
     const DeviceArray<float> sums(before);
     must(add_bias<T>(nullptr, bias_there.data(), sums.data(), kRows, width));
@@ -157,7 +155,7 @@ TYPED_TEST(CudaExperts, BiasesAreAddedToResults) {
   }
 }
 
-/// What ranks do with rows that have come from others, in the order in which they have come.
+/// Rows that have come from other ranks are processed in the order in which they have come.
 TYPED_TEST(CudaExperts, RowsWithoutPlacesAreInOrder) {
   using T = TypeParam;
   Chosen of;
@@ -168,7 +166,7 @@ TYPED_TEST(CudaExperts, RowsWithoutPlacesAreInOrder) {
   const std::vector<T> x = normals_of<T>(of.count * kWidth, 1);
   const std::vector<T> dy = normals_of<T>(of.count * kWidth, 2);
   std::vector<float> products(of.count);
-  host::RouterOps<T>().dot_rows(in_order, x.data(), dy.data(), nullptr, products.data(), kWidth);
+  host_ops<T>().dot_rows(in_order, x.data(), dy.data(), nullptr, products.data(), kWidth);
   const DeviceArray<T> x_there(x);
   const DeviceArray<T> dy_there(dy);
   const DeviceArray<float> found(of.count, 0.0F);
@@ -176,15 +174,14 @@ TYPED_TEST(CudaExperts, RowsWithoutPlacesAreInOrder) {
                    kWidth));
   expect_close(found.get(), exact(products), 1e-5);
 
-  // Back at the places of the choices, as if they had been computed there.
+  // Results return to the places of the choices, as if they had been computed there.
   of.decided.weights[static_cast<std::size_t>(of.decided.places[of.first])] = 0.0F;
   const ExpertRows chosen = of.rows(of.decided.places.data());
   std::vector<float> expected = of.decided.weight_gradients;
-  host::RouterOps<T>().dot_rows(chosen, x.data(), dy.data(), of.decided.weights.data(),
-                                expected.data(), kWidth);
+  host_ops<T>().dot_rows(chosen, x.data(), dy.data(), of.decided.weights.data(), expected.data(),
+                         kWidth);
   std::vector<float> put = of.decided.weight_gradients;
-  host::RouterOps<T>().put_quotients(chosen, products.data(), of.decided.weights.data(),
-                                     put.data());
+  host_ops<T>().put_quotients(chosen, products.data(), of.decided.weights.data(), put.data());
   EXPECT_EQ(put, expected);
   const DeviceArray<std::int32_t> places(of.decided.places);
   const DeviceArray<float> weights(of.decided.weights);

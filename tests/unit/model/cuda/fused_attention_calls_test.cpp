@@ -107,7 +107,7 @@ TEST_F(FusedAttentionCalls, ARefusalSaysWhy) {
   EXPECT_EQ(fused_attention_refusal(), "libcudnn.so.9 cannot be loaded: a test has none");
 }
 
-TEST_F(FusedAttentionCalls, TheFirstEngineThatWillDoIsTaken) {
+TEST_F(FusedAttentionCalls, TheFirstSuitableEngineIsUsed) {
   FakeCudnn::engines = {{.same_bits = false},
                         {.workspace = std::int64_t{1} << 40U},
                         {.planned = CUDNN_STATUS_NOT_SUPPORTED},
@@ -147,7 +147,7 @@ std::vector<double> layer(DType type, AttentionBackend by) {
   return b.download(out);
 }
 
-TEST_F(FusedAttentionCalls, ALayerAttendsByWhatItIsTold) {
+TEST_F(FusedAttentionCalls, ALayerUsesTheChosenKernels) {
   const auto own = layer(DType::bf16, AttentionBackend::own);
   EXPECT_EQ(FakeCudnn::executions, 0);
   const CapturedLog log;
@@ -180,7 +180,7 @@ TEST_F(FusedAttentionCalls, WithoutCudnnOurKernelsAttendAndTheLogSaysWhyOnce) {
   EXPECT_EQ(FakeCudnn::executions, 0);
 }
 
-TEST_F(FusedAttentionCalls, WhoeverWantsCudnnAndCannotHaveItIsTold) {
+TEST_F(FusedAttentionCalls, RequestedButMissingCudnnIsAnError) {
   const auto failure = [](DType type) -> std::string {
     try {
       layer(type, AttentionBackend::cudnn);
@@ -196,11 +196,11 @@ TEST_F(FusedAttentionCalls, WhoeverWantsCudnnAndCannotHaveItIsTold) {
   EXPECT_EQ(failure(DType::bf16),
             "ballast.attention is \"cudnn\", but libcudnn.so.9 cannot be loaded: a test has none");
   EXPECT_EQ(failure(DType::f32),
-            "ballast.attention is \"cudnn\", whose attention is in bf16 only; enable bf16 or set "
+            "ballast.attention is \"cudnn\", which supports bf16 only; enable bf16 or set "
             "ballast.attention to \"own\"");
 }
 
-TEST_F(FusedAttentionCalls, Fp32IsAlwaysOurs) {
+TEST_F(FusedAttentionCalls, Fp32AlwaysUsesOwnKernels) {
   const CapturedLog log;
   EXPECT_TRUE(test::same_bits(layer(DType::f32, AttentionBackend::best),
                               layer(DType::f32, AttentionBackend::own)));
@@ -208,7 +208,7 @@ TEST_F(FusedAttentionCalls, Fp32IsAlwaysOurs) {
   EXPECT_EQ(log.text(), "");
 }
 
-TEST_F(FusedAttentionCalls, ATrialRunsWhatThereIs) {
+TEST_F(FusedAttentionCalls, ATrialRunsTheAvailableKernels) {
   const AttentionShape extents = {
       .sequences = 2, .length = 9, .heads = 4, .kv_heads = 2, .head_dim = 16};
   const auto device =

@@ -62,7 +62,8 @@ class FusedAttentions : public test::Kernels {
   }
 };
 
-/// Whether cuDNN has no suitable engine, as an older one on some GPUs; any other error is ours.
+/// Whether cuDNN has no suitable engine, as an older one on some GPUs. Any other error is
+/// Ballast's.
 bool is_lack_of_engines(std::string_view reason) {
   for (const std::string_view lack :
        {"NOT_SUPPORTED", "has no engine", "not deterministic", "of workspace"}) {
@@ -71,7 +72,7 @@ bool is_lack_of_engines(std::string_view reason) {
   return false;
 }
 
-/// cuDNN's attention of a shape, or null where cuDNN has no engine for it.
+/// cuDNN's attention for a shape, or null if cuDNN has no engine for it.
 std::unique_ptr<FusedAttention> attention_of(const AttentionShape& shape) {
   try {
     return std::make_unique<FusedAttention>(shape);
@@ -82,7 +83,7 @@ std::unique_ptr<FusedAttention> attention_of(const AttentionShape& shape) {
   }
 }
 
-/// At the end of a test of several shapes.
+/// Called at the end of a test of several shapes.
 void skip_if_none(int tested) {
   if (tested == 0) GTEST_SKIP() << "cuDNN has no engine for attention on this GPU";
 }
@@ -120,7 +121,7 @@ Forward fused(FusedAttention& attention, const AttentionShape& shape,
   return {without_rest(out.get(), kStays), without_rest(log_sums.get(), 3.0F)};
 }
 
-TEST_F(FusedAttentions, AreThatOfThePlainFormula) {
+TEST_F(FusedAttentions, EqualThePlainFormula) {
   int tested = 0;
   for (const AttentionShape& shape : kShapes) {
     const auto attention = attention_of(shape);
@@ -159,7 +160,7 @@ TEST_F(FusedAttentions, GiveTheSameBitsEachTime) {
   skip_if_none(tested);
 }
 
-TEST_F(FusedAttentions, OurBackwardPassGoesOnWithTheirResults) {
+TEST_F(FusedAttentions, OwnBackwardPassUsesTheirResults) {
   const AttentionShape shape{2, 67, 4, 2, 64};
   const auto attention = attention_of(shape);
   if (attention == nullptr) return skip_if_none(0);

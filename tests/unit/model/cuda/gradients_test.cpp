@@ -26,7 +26,7 @@ template <class T>
 struct Packed {
   std::vector<T> values;
   GradientStats stats;
-  GradientStats measured;  ///< of the packed values alone
+  GradientStats measured;  ///< statistics of the packed values alone
 };
 
 std::size_t chunks_of(std::size_t size) {
@@ -138,7 +138,7 @@ TEST_F(CudaGradients, ArePackedWithoutStatistics) {
   EXPECT_EQ(packed.get(), std::vector<Bf16>(20, to_bf16(1.5F)));
 }
 
-TEST_F(CudaGradients, OfNothingHaveNothingInThem) {
+TEST_F(CudaGradients, EmptyInputsAreAccepted) {
   const DeviceArray<GradientStats> stats(1, {3.0, 4});
   must(measure_gradient<Bf16>(nullptr, nullptr, 0, nullptr, stats.data()));
   EXPECT_EQ(stats.get()[0].sum_of_squares, 0.0);

@@ -33,7 +33,7 @@ constexpr std::size_t kBehind = 8;
 struct Case {
   Rows rows;
   bool centred;
-  float offset = 0.0F;  ///< of the weight
+  float offset = 0.0F;  ///< offset of the weight
 };
 void trace(const Case& c, std::string& text) {
   text = std::to_string(c.rows.count) + " rows of " + std::to_string(c.rows.width) +
@@ -245,7 +245,7 @@ TEST_F(CudaNorm, GradientsAreTheHostsInBf16) {
                          {{1, 16392}, true}});
 }
 
-/// Of frozen tensors they are null; the others and dx are the same.
+/// Gradients of frozen tensors are null. The others and dx are the same.
 TEST_F(CudaNorm, GradientsThatAreNotWantedAreLeftOut) {
   for (const Rows& rows : {Rows{20, 264}, Rows{3, 1032}, Rows{2, 8200}}) {
     const Case c = {rows, true};
@@ -276,7 +276,7 @@ TEST_F(CudaNorm, GradientsThatAreNotWantedAreLeftOut) {
   }
 }
 
-TEST_F(CudaNorm, GradientsMayTakeThePlaceOfWhatTheyAreMadeOf) {
+TEST_F(CudaNorm, GradientsMayOverwriteTheirInputs) {
   // Several rows per group, for the kernels that hold a row.
   for (const Rows& rows : {Rows{20, 264}, Rows{3, 1032}}) {
     for (const Place place :
@@ -355,7 +355,7 @@ TEST_F(CudaNorm, OffsetsAreTheHosts) {
   check_offset<Bf16>();
 }
 
-TEST_F(CudaNorm, OfNoRowsIsNothing) {
+TEST_F(CudaNorm, EmptyInputsAreAccepted) {
   EXPECT_EQ(norm<float>(nullptr, nullptr, nullptr, nullptr, kEpsilon, nullptr, nullptr, {0, 8}),
             cudaSuccess);
   EXPECT_EQ(norm_backward<float>(nullptr, nullptr, nullptr, nullptr, kEpsilon, nullptr, nullptr,

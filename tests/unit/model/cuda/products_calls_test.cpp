@@ -50,7 +50,7 @@ TEST_F(ProductsCalls, AnAlgorithmIsSearchedForOncePerShape) {
   EXPECT_EQ(FakeCublasLt::searches, before + 4);
 }
 
-TEST_F(ProductsCalls, WhateverAProductDependsOnHasItsOwnAlgorithm) {
+TEST_F(ProductsCalls, EveryPropertyOfAProductSelectsAnAlgorithm) {
   const std::vector<float> values(1024);
   std::vector<float> out(1024);
   struct Operands {
@@ -140,7 +140,7 @@ TEST_F(ProductsCalls, TheNextAlgorithmIsTakenWhenTheLibraryRefusesOne) {
   EXPECT_EQ(FakeCublasLt::last_algorithm, 2);
   EXPECT_EQ(FakeCublasLt::tried, before + 3);
   EXPECT_EQ(out_[17], 4.0F);
-  // It stays with it, also when the others would be accepted.
+  // Keeps this algorithm even when the others would be accepted.
   FakeCublasLt::refused = 0;
   multiply(products, {16, 16, 16});
   EXPECT_EQ(FakeCublasLt::last_algorithm, 2);
@@ -159,7 +159,7 @@ TEST_F(ProductsCalls, AnAlgorithmThatHasRunIsNotReplaced) {
   FakeCublasLt::refused = 0;
 }
 
-TEST_F(ProductsCalls, AFailureThatIsNotARefusalIsNotTriedAgain) {
+TEST_F(ProductsCalls, OnlyRefusalsAreRetried) {
   Products products;
   const int before = FakeCublasLt::tried;
   FakeCublasLt::next_product = CUBLAS_STATUS_EXECUTION_FAILED;

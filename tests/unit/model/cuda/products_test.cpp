@@ -214,7 +214,7 @@ TEST_F(CudaProducts, EveryLayoutOfBothOperands) {
   }
 }
 
-TEST_F(CudaProducts, ExtentsThatAreNoMultiplesOfAnything) {
+TEST_F(CudaProducts, OddExtents) {
   for (const Extents& extents : {Extents{5, 131, 24}, Extents{131, 7, 24}, Extents{24, 32, 131},
                                  Extents{1, 1, 1}, Extents{33, 35, 37}}) {
     for (Case test : of_all_types(extents)) {
@@ -261,7 +261,7 @@ TEST_F(CudaProducts, BiasesAreAddedToEachRow) {
   }
 }
 
-/// Keeps nothing.
+/// Choices that keep nothing.
 class AlwaysTimed final : public ProductChoices {
  public:
   std::size_t choose(const std::string&, const std::string&, std::span<const ProductAlgorithm> all,
@@ -295,7 +295,7 @@ TEST_F(CudaProducts, NothingIsDoneWithoutRowsOrColumns) {
   EXPECT_NO_THROW(products_->multiply(nullptr, {8, 0, 8}, any.matrix(), any.matrix(), {}));
 }
 
-TEST_F(CudaProducts, WhatCannotBeHadIsRefused) {
+TEST_F(CudaProducts, UnsupportedProductsAreRefused) {
   const Numbers wide(DType::f32, 8, 8, true, 1);
   const Numbers narrow(DType::bf16, 8, 8, true, 1);
   const Numbers across(DType::f32, 8, 8, false, 1);

@@ -76,7 +76,7 @@ TEST_F(CudaRotation, AnglesHaveTheFactor) {
             cudaErrorInvalidValue);
 }
 
-/// Documents of 4, 3 and 2, then of 9 rows; those of more than 3 rows have other frequencies.
+/// Documents of 4, 3 and 2, then of 9 rows. Those of more than 3 rows have other frequencies.
 TEST_F(CudaRotation, AnglesOfLongDocumentsHaveTheirOwnFrequencies) {
   constexpr std::size_t kLength = 9;
   constexpr std::size_t kHalf = 5;
@@ -108,8 +108,8 @@ TEST_F(CudaRotation, AnglesOfLongDocumentsHaveTheirOwnFrequencies) {
   }
 }
 
-/// Row r is at position r % 3, or at one that is given; elements after the heads must not change.
-/// `rotating`: values of each head.
+/// Row r is at position r % 3, or at a given position. Elements after the heads must not change.
+/// `rotating`: number of rotated values per head.
 template <class T>
 void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim, std::size_t rotating,
                     bool packed = false) {
@@ -157,7 +157,7 @@ TEST_F(CudaRotation, HeadsAreTurnedAsOnTheHost) {
   check_rotation<float>(3, 5, 24, 6);
 }
 
-TEST_F(CudaRotation, OfNothingIsNothing) {
+TEST_F(CudaRotation, EmptyInputsAreAccepted) {
   EXPECT_EQ(fill_angles(nullptr, {.frequencies = {1.0}}, {}, nullptr, nullptr), cudaSuccess);
   EXPECT_EQ(
       rotate<float>(nullptr, nullptr, 8, {1, nullptr, 1, 8, 4, nullptr, nullptr, 1.0F}, {0, 8}),

@@ -11,10 +11,10 @@
 #include "src/model/cuda/experts/experts.h"
 #include "src/model/cuda/experts/row_groups.h"
 #include "src/model/cuda/rows/rows.h"
-#include "src/model/host/router_ops.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/decided.h"
+#include "tests/unit/model/cuda/host_ops.h"
 #include "tests/unit/model/cuda/values.h"
 
 namespace ballast::model::cuda::router_test {
@@ -24,6 +24,7 @@ using test::Decided;
 using test::DeviceArray;
 using test::exact;
 using test::expect_close;
+using test::host_ops;
 using test::in_every_order;
 using test::logits_of;
 using test::must;
@@ -41,7 +42,7 @@ class CudaRouters : public test::Kernels {};
 using Types = testing::Types<float, Bf16>;
 TYPED_TEST_SUITE(CudaRouters, Types);
 
-/// As expect_close(), but a NaN is close to itself and an infinity too.
+/// Like expect_close(), but a NaN is close to a NaN, and an infinity to itself.
 template <class A, class B>
 void expect_near(const std::vector<A>& found, const std::vector<B>& expected, double relative,
                  double absolute) {
@@ -80,10 +81,10 @@ constexpr RouterShape kShapes[] = {
     {33, 40, 40, true}, {70, 130, 6, false}, {300, 60, 1, false}, {40, 70, 70, false},
     {6, 257, 5, true},  {3, 1027, 9, true},  {700, 5, 3, false},
 };
-/// So many that groups have more than the least number of rows.
+/// Enough rows that groups have more than the least number of rows.
 constexpr RouterShape kManyRows = {8200, 3, 2, false};
 
-/// The device decides as the host, whether or not `starts` are wanted.
+/// The device decides like the host, whether or not `starts` are wanted.
 void expect_hosts_decisions(const RouterShape& shape, const std::vector<float>& logits,
                             const std::vector<float>& bias = {},
                             const std::vector<std::int32_t>& targets = {}) {
@@ -127,7 +128,7 @@ TEST_F(CudaRouter, BiasesAreAddedToTheLogits) {
   }
 }
 
-/// Every third row is padding; others take no part in the loss, which routers do not care about.
+/// Every third row is padding. Others have no target, which routers ignore.
 std::vector<std::int32_t> some_padding(const RouterShape& shape) {
   std::vector<std::int32_t> targets(shape.rows);
   for (std::size_t row = 0; row < shape.rows; ++row) {
@@ -145,9 +146,9 @@ TEST_F(CudaRouter, PaddingIsSentToNoExpert) {
   }
 }
 
-/// The host itself: what it decides, its sums, losses and gradients are those of the other rows.
-TEST_F(CudaRouter, OnTheHostPaddingLeavesWhatTheOtherRowsHave) {
-  const host::RouterOps<float> ops;
+/// On the host, decisions, sums, losses and gradients are those of the rows that are not padding.
+TEST_F(CudaRouter, OnTheHostPaddingDoesNotAffectOtherRows) {
+  const host::Ops<float> ops = host_ops<float>();
   for (const RouterShape& shape : kShapes) {
     const std::vector<std::int32_t> targets = some_padding(shape);
     const std::vector<float> logits = random_logits(shape);
@@ -213,7 +214,7 @@ TEST_F(CudaRouter, ChoicesOfManyRowsAreSorted) {
 TEST_F(CudaRouter, OfEqualLogitsTheFirstIsChosen) {
   for (const RouterShape& shape : kShapes) {
     std::vector<float> logits = random_logits(shape, 1.0);
-    for (float& logit : logits) logit = std::round(logit);  // zeros of both signs among them
+    for (float& logit : logits) logit = std::round(logit);  // including zeros of both signs
     expect_hosts_decisions(shape, logits);
   }
   expect_hosts_decisions({7, 70, 5, true},
@@ -261,7 +262,7 @@ TEST_F(CudaRouter, LogitsThatAreNotNumbersChooseExpertsThatExist) {
 
 /// Totals of two routers with the logits of `shape`, on the host.
 std::vector<double> totals_of(const RouterShape& shape, Decided& first, Decided& second) {
-  const host::RouterOps<float> ops;
+  const host::Ops<float> ops = host_ops<float>();
   std::vector<double> values(RouterTotals::values(shape.experts), -1.0);
   const RouterTotals totals = RouterTotals::at(values.data(), shape.experts);
   ops.add_router_totals(shape, first.routing(), true, totals);
@@ -275,8 +276,8 @@ void expect_hosts_totals(const RouterShape& shape, const std::vector<std::int32_
   Decided second(shape, random_logits(shape, 0.2));
   std::vector<double> expected = totals_of(shape, first, second);
   std::vector<double> losses(2);
-  host::RouterOps<float>().router_losses(shape, RouterTotals::at(expected.data(), shape.experts),
-                                         losses.data());
+  host_ops<float>().router_losses(shape, RouterTotals::at(expected.data(), shape.experts),
+                                  losses.data());
   const Uploaded one(first);
   const Uploaded other(second);
   const Scratch scratch(shape);
@@ -318,8 +319,8 @@ TYPED_TEST(CudaRouters, GradientsOfLogitsAreTheHosts) {
         return balances ? RouterTotals::at(from, shape.experts) : RouterTotals();
       };
       std::vector<T> expected = before;
-      host::RouterOps<T>().router_gradient(shape, decided.routing(), at(values.data()), scales,
-                                           expected.data());
+      host_ops<T>().router_gradient(shape, decided.routing(), at(values.data()), scales,
+                                    expected.data());
       const std::vector<T> found = in_every_order([&] {
         const DeviceArray<T> gradients(before);
         must(router_gradient<T>(nullptr, shape, there.routing(), at(totals_there.data()), scales,
@@ -331,7 +332,7 @@ TYPED_TEST(CudaRouters, GradientsOfLogitsAreTheHosts) {
   }
 }
 
-TEST_F(CudaRouter, OfNoRowsNothingButZerosIsWritten) {
+TEST_F(CudaRouter, WithoutRowsOnlyZerosAreWritten) {
   const RouterShape shape = {0, 5, 2, true};
   const DeviceArray<std::int32_t> starts(6, -1);
   const DeviceArray<double> values(RouterTotals::values(5), -1.0);

@@ -11,10 +11,10 @@
 
 #include <gtest/gtest.h>
 
-#include "src/model/host/adapter_ops.h"
 #include "src/model/host/elementwise_kernels.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/unit/model/cuda/host_ops.h"
 #include "tests/unit/model/cuda/values.h"
 
 namespace ballast::model::cuda::rows_test {
@@ -24,6 +24,7 @@ namespace in_double = host::in_double;
 using test::DeviceArray;
 using test::exact;
 using test::expect_close;
+using test::host_ops;
 using test::in_every_order;
 using test::must;
 using test::normals_of;
@@ -175,13 +176,13 @@ void check_dropout(std::size_t size) {
       return out.get();
     });
     std::vector<T> expected = y;
-    const host::AdapterOps<T> host;
+    const host::Ops<T> host = host_ops<T>();
     host.drop(mask, x.data(), expected.data(), size, adds);
     host.scale(expected.data(), 0.75F, size - 3);
     expect_close(found, exact(expected), 1e-6);
   }
 }
-TEST_F(CudaRows, DropoutAndScaleAreTheHosts) {
+TEST_F(CudaRows, DropoutAndScaleEqualTheHosts) {
   for (const std::size_t size : kSizes) {
     check_dropout<float>(size);
     check_dropout<Bf16>(size);
@@ -235,7 +236,7 @@ TEST_F(CudaRows, ColumnsAreAddedUp) {
   }
 }
 
-TEST_F(CudaRows, AColumnWithANanIsAloneWithIt) {
+TEST_F(CudaRows, ANanAffectsOnlyItsColumn) {
   std::vector<float> x(70 * 16, 1.0F);
   x[69 * 16 + 5] = std::numeric_limits<float>::infinity();
   const DeviceArray<float> there(x);
@@ -261,8 +262,8 @@ void check_gains(bool flipped, std::size_t in, std::size_t out) {
     return AdaptedRows<T>{map, at_b, at_m, at_cross, at_gram, kRank, 0.5F};
   };
   std::vector<float> expected(2 * out);
-  host::AdapterOps<T>().compute_gains(rows(w.data(), b.data(), m.data(), cross.data(), gram.data()),
-                                      expected.data(), expected.data() + out);
+  host_ops<T>().compute_gains(rows(w.data(), b.data(), m.data(), cross.data(), gram.data()),
+                              expected.data(), expected.data() + out);
   const DeviceArray<T> w_there(w);
   const DeviceArray<T> b_there(b);
   const DeviceArray<T> m_there(m);
@@ -298,8 +299,7 @@ void check_scaled_columns(bool gains, bool bias, bool residual) {
         residual ? other + 8 : nullptr};
   };
   std::vector<T> expected = x;
-  host::AdapterOps<T>().scale_columns(
-      columns(x.data(), others.data(), factors.data(), expected.data()));
+  host_ops<T>().scale_columns(columns(x.data(), others.data(), factors.data(), expected.data()));
   const DeviceArray<T> others_there(others);
   const DeviceArray<float> factors_there(factors);
   const std::vector<T> found = in_every_order([&] {
@@ -325,7 +325,7 @@ void check_column_products(Rows rows) {
   const std::vector<T> y = normals_of<T>(rows.count * rows.width, 2);
   const std::vector<float> factors = normals_of<float>(rows.width, 3);
   std::vector<float> expected(rows.width, 2.0F);
-  host::AdapterOps<T>().add_column_products(
+  host_ops<T>().add_column_products(
       {x.data(), step, y.data(), rows.width, factors.data(), rows.count, rows.width},
       expected.data());
   const DeviceArray<T> x_there(x);
@@ -360,7 +360,7 @@ TEST_F(CudaRows, OtherActivationsAreRefused) {
       cudaErrorInvalidValue);
 }
 
-TEST_F(CudaRows, OfNothingIsNothing) {
+TEST_F(CudaRows, EmptyInputsAreAccepted) {
   const auto f = Activation::gelu_tanh;
   EXPECT_EQ(activate<float>(nullptr, f, nullptr, nullptr, 0), cudaSuccess);
   EXPECT_EQ(activate_backward<float>(nullptr, f, nullptr, nullptr, 0), cudaSuccess);

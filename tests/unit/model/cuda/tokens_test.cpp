@@ -104,8 +104,8 @@ struct Table {
   std::vector<std::int32_t> places = {};  ///< positions of the tokens; empty: in their sequences
   std::vector<T> table = {};
   std::vector<T> positions = {};
-  float scale = 1.0F;             ///< of the rows of tokens
-  std::size_t tile = vocabulary;  ///< rows that are embedded at a time
+  float scale = 1.0F;             ///< factor of the rows of tokens
+  std::size_t tile = vocabulary;  ///< rows that are embedded at once
 
   Table(std::size_t width_, std::size_t sequences, std::size_t length_)
       : width(width_),
@@ -218,7 +218,7 @@ Gradients gradients(const Table<T>& from, const std::vector<T>& dy, bool with_po
   });
 }
 
-/// The same sums in the same order, so the same bits.
+/// Sums in the same order, so with the same bits.
 template <class T>
 Gradients expected_gradients(const Table<T>& from, const std::vector<T>& dy, bool with_positions) {
   auto table = random_values<float>(from.table.size(), 5);
@@ -314,7 +314,7 @@ struct Entropy {
   }
 };
 
-/// `tile`: tokens at a time; each tile's gradients begin where its logits did.
+/// `tile`: number of tokens per tile. Each tile's gradients begin where its logits did.
 template <class T>
 Entropy<T> entropy(const std::vector<float>& logits, std::size_t stride, std::size_t vocabulary,
                    const std::vector<std::int32_t>& targets, float scale, std::size_t tile = 0) {
@@ -398,7 +398,7 @@ TYPED_TEST(Tokens, CrossEntropyIsThatOfDoublePrecision) {
   expect_entropy<TypeParam>(2, 4096, 4096);
   expect_entropy<TypeParam>(2, 4097, 4100);
   expect_entropy<TypeParam>(3, 18001, 18016);
-  // In tiles, the last of which is smaller.
+  // Uses tiles, the last of which is smaller.
   expect_entropy<TypeParam>(5, 131, 144, 48);
   expect_entropy<TypeParam>(3, 18001, 18016, 6000);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
-// Found before the header of this name in src/ when tests compile kernels for the host.
+// The compiler finds this file before the header of this name in src/ when tests compile kernels
+// for the host.
 
 #include <bit>
 #include <cmath>
@@ -34,7 +35,7 @@ inline void __syncthreads() {
   ballast::test::emulation::meet_block();
 }
 inline int __syncthreads_or(int vote) {
-  static thread_local int any;  // of the block that runs
+  static thread_local int any;  // value of the running block
   __syncthreads();
   any = 0;
   __syncthreads();
@@ -92,7 +93,7 @@ inline float __fdividef(float a, float b) {
 inline int __float2int_rn(float a) {
   return static_cast<int>(std::nearbyint(a));
 }
-/// 1 + number of the lowest set bit, 0 without one.
+/// 1 + number of the lowest set bit, or 0 if no bit is set.
 inline int __ffs(int bits) {
   return __builtin_ffs(bits);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
-// Found before the header of this name in src/ when tests compile kernels for the host.
+// The compiler finds this file before the header of this name in src/ when tests compile kernels
+// for the host.
 
 #include <array>
 #include <cstdint>

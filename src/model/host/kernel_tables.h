@@ -19,54 +19,55 @@ namespace ballast::model::host {
 template <class T>
 using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-/// The keys of a tile of scores: the columns [begin, end), of which each query sees those of `mask`
-/// (of its sequence).
+/// The keys of a tile of scores: columns [begin, end). Each query sees those of `mask` (the mask of
+/// its sequence).
 struct KeyRange {
   std::size_t begin = 0;
   std::size_t end = 0;
   AttentionMask mask;
 };
 
-/// Kernels over rows of activations for one instruction set; single-threaded, callers split the
-/// rows. `T` is the training type; matrices are row-major, [rows, width] without gaps unless a
-/// stride (in elements) is given. `*_sum` arrays [width] are added to.
+/// Kernels over rows of activations for one instruction set. They are single-threaded; callers
+/// split the rows. `T` is the training type. Matrices are row-major [rows, width] without gaps
+/// unless a stride (in elements) is given. `*_sum` arrays [width] are accumulated.
 template <class T>
 struct RowKernels {
   using A = Acc<T>;
   using Size = std::size_t;
 
-  /// y = residual (null: 0) + (x - mean) / sqrt(variance + epsilon) * weight + bias per row; `bias`
-  /// null: RMSNorm, no mean, no bias, and `offset` is added to the weight. Source: Ba et al. 2016;
-  /// Zhang & Sennrich 2019.
+  /// y = residual (null: 0) + (x - mean) / sqrt(variance + epsilon) * weight + bias per row. `bias`
+  /// null: RMSNorm, without mean and bias, with `offset` added to the weight. Source: Ba et al.
+  /// 2016; Zhang & Sennrich 2019.
   void (*norm)(const T* x, const T* weight, const T* bias, A offset, A epsilon, const T* residual,
                T* y, Size rows, Size width);
-  /// dx = residual (null: 0) + the gradient of x; dx may be residual, dy or x. `bias_sum` null:
+  /// dx = residual (null: 0) + gradient of x. dx may be residual, dy or x. `bias_sum` null:
   /// RMSNorm.
   void (*norm_backward)(const T* x, const T* weight, const T* dy, A offset, A epsilon,
                         const T* residual, T* dx, A* weight_sum, A* bias_sum, Size rows,
                         Size width);
   /// y = gelu(x), tanh form.
   void (*gelu)(const T* x, T* y, Size size);
-  /// d *= gelu'(x), and column sums of the result.
+  /// d *= gelu'(x); accumulates the column sums of the result.
   void (*gelu_backward)(const T* x, T* d, A* column_sum, Size rows, Size width);
-  /// The same with GELU itself.
+  /// Like gelu, in the exact form.
   void (*exact_gelu)(const T* x, T* y, Size size);
   void (*exact_gelu_backward)(const T* x, T* d, A* column_sum, Size rows, Size width);
   /// y = silu(gate) * up.
   void (*swiglu)(const T* gate, const T* up, T* y, Size size);
-  /// gate and up become their gradients, `dy` the gradient of y.
+  /// Replaces gate and up by their gradients. `dy`: gradient of y.
   void (*swiglu_backward)(T* gate, T* up, const T* dy, Size size);
-  /// The same with gelu, tanh form, instead of silu.
+  /// Like swiglu, with gelu in its tanh form instead of silu.
   void (*geglu)(const T* gate, const T* up, T* y, Size size);
   void (*geglu_backward)(T* gate, T* up, const T* dy, Size size);
-  /// The same with the limit of a Gating.
+  /// Like swiglu, with the limit of a Gating.
   void (*limited_swiglu)(const T* gate, const T* up, T* y, Size size, A limit, A slope);
   void (*limited_swiglu_backward)(T* gate, T* up, const T* dy, Size size, A limit, A slope);
-  /// Adds each column's sum.
+  /// Accumulates column sums.
   void (*column_sum)(const T* x, Size stride, A* sum, Size rows, Size width);
-  /// Rotates the first 2 * half values of each of `heads` heads [head_dim] of each row by its
-  /// position's angles, in place. Row r is position positions[first + r], or (first + r) % length
-  /// if that is null; cosine and sine are [length, half]; `direction` 1 forward, -1 backward.
+  /// Rotates the first 2 * half values of each of `heads` heads [head_dim] of each row in place, by
+  /// the angles of the row's position. Row r has position positions[first + r], or (first + r) %
+  /// length if `positions` is null. cosine and sine are [length, half]. `direction`: 1 forward, -1
+  /// backward.
   void (*rope)(T* x, Size stride, Size first, Size rows, Size length, const std::int32_t* positions,
                Size heads, Size head_dim, Size half, const A* cosine, const A* sine, A direction);
   /// y = a + b.
@@ -111,19 +112,18 @@ struct GradientKernels {
   /// to the count of the packed values that are not finite.
   void (*pack)(const float* gradient, const float* tied, T* packed, Size size,
                double* sum_of_squares, std::uint64_t* non_finite);
-  /// The statistics of values that are already packed.
+  /// Computes the statistics of packed values.
   void (*measure)(const T* packed, Size size, double* sum_of_squares, std::uint64_t* non_finite);
 };
 
 inline constexpr std::size_t kCodeBlock = WeightCodes::kBlock;
 
-/// Kernels between weights and their codes, for `blocks` times kCodeBlock elements; see
-/// WeightCodes.
+/// Encodes weights and decodes codes, for `blocks` * kCodeBlock elements; see WeightCodes.
 template <class T>
 struct CodeKernels {
   using Size = std::size_t;
   void (*encode)(const T* values, Size blocks, std::int8_t* codes, float* scales);
-  /// Products of code and scale, rounded to T to nearest even.
+  /// values = code * scale, rounded to T (nearest even).
   void (*decode)(const std::int8_t* codes, const float* scales, Size blocks, T* values);
 };
 
@@ -135,7 +135,7 @@ struct TypeKernels {
   CodeKernels<T> codes;
 };
 
-/// Groups of four normal numbers that one call of KernelTable::normals makes.
+/// Number of groups of four normal numbers per call of KernelTable::normals.
 inline constexpr std::size_t kNormalGroups = 64;
 
 /// Kernels of one instruction set.
@@ -143,8 +143,9 @@ struct KernelTable {
   Isa isa = Isa::scalar;
   /// Initial values (see model::initialize) of groups [group, group + kNormalGroups) of a tensor
   /// with this stream: out[4 i + k] is number k of group `group + i`, rounded to float. Values do
-  /// not depend on the instruction set, except those of the groups whose rounding an error of the
-  /// kernel could change: stores their `i` in `doubtful` [kNormalGroups] and returns their number.
+  /// not depend on the instruction set, except in groups where the kernel's error could change the
+  /// rounding. The function stores the `i` of these groups in `doubtful` [kNormalGroups] and
+  /// returns their number.
   std::size_t (*normals)(std::uint64_t seed, std::uint64_t stream, std::uint64_t group,
                          double stddev, float* out, std::size_t* doubtful);
   TypeKernels<float> f32;
@@ -164,11 +165,11 @@ const TypeKernels<T>& kernels_of(const KernelTable& table) {
   }
 }
 
-/// The tables that are compiled in and supported by this CPU, slowest first; BALLAST_ISA_MASK (a
-/// name) hides all faster ones.
+/// Tables that are compiled in and supported by this CPU, slowest first. BALLAST_ISA_MASK (a name)
+/// hides all faster ones.
 std::vector<const KernelTable*> kernel_tables();
 
-/// The kernels of the fastest of them.
+/// Returns the kernels of the fastest table.
 template <class T>
 const TypeKernels<T>& best_kernels() {
   const auto tables = kernel_tables();

@@ -1,4 +1,4 @@
-#include "src/formats/stored_slices.h"
+#include "src/formats/weight_reader.h"
 
 #include <algorithm>
 #include <array>
@@ -8,26 +8,23 @@
 
 #include "ballast/core/dtype.h"
 
+#include "src/formats/bitsandbytes.h"
 #include "src/formats/mxfp4.h"
 
 namespace ballast::formats {
 namespace {
 
-/// Bytes of each of the slices of a tensor.
-Bytes slice_bytes(const WeightPlace& place) {
-  return place.tensor->bytes / place.tensor->shape.front();
-}
-
-std::vector<std::byte> read_slice(const ReadAhead::Source& from, ReadAhead& reader) {
+std::vector<std::byte> read_range(const ReadAhead::Source& from, ReadAhead& reader) {
   std::vector<std::byte> bytes(from.end - from.begin);
   reader.read(*from.place, from.begin, bytes);
   return bytes;
 }
 
-/// Columns that are processed together: their parts of a few rows of the file stay in a cache.
+/// Number of columns that are processed together, so that their parts of a few rows of the file
+/// stay in a cache.
 constexpr Elems kTogether = 4 * mxfp4::kBlock;
 
-/// Values of `Width` bytes, `step` apart, next to each other.
+/// Gathers values of `Width` bytes that are `step` apart.
 template <Bytes Width>
 void collect(const std::byte* from, Elems step, Elems count, std::byte* to) {
   for (Elems i = 0; i < count; ++i) {
@@ -37,26 +34,31 @@ void collect(const std::byte* from, Elems step, Elems count, std::byte* to) {
 
 }  // namespace
 
-std::vector<ReadAhead::Source> StoredSlice::sources(const WeightPlace& place, std::uint64_t index) {
-  std::vector<ReadAhead::Source> sources;
-  const auto add = [&](const WeightPlace& part) {
-    const Bytes bytes = slice_bytes(part);
-    sources.push_back({&part, index * bytes, (index + 1) * bytes});
-  };
+std::vector<ReadAhead::Source> stored_ranges(const WeightPlace& place, Elems first, Elems end) {
   if (place.coded == nullptr) {
-    add(place);
-  } else {
-    add(place.coded->codes);
-    add(place.coded->scales);
+    const Bytes width = size_of(type_of(place));
+    return {{&place, first * width, end * width}};
   }
-  return sources;
+  const CodedWeights& coded = *place.coded;
+  if (coded.format == CodedWeights::Format::int8) return {{&coded.codes, first, end}};
+  std::vector<ReadAhead::Source> ranges = {{&coded.codes, first / 2, (end + 1) / 2}};
+  if (coded.format == CodedWeights::Format::mxfp4) {
+    ranges.push_back({&coded.scales, first / mxfp4::kBlock, end / mxfp4::kBlock});
+  }
+  return ranges;
+}
+
+void read_elements(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead) {
+  if (place.coded != nullptr) return bitsandbytes::read(place, first, out, ahead);
+  read_stored(place, first * size_of(type_of(place)), out, ahead);
 }
 
 StoredSlice::StoredSlice(const WeightPlace& place, std::uint64_t index, ReadAhead& reader)
     : place_(&place), index_(index) {
-  const auto from = sources(place, index);
-  stored_ = read_slice(from.front(), reader);
-  if (from.size() > 1) scales_ = read_slice(from.back(), reader);
+  const Elems size = place.tensor->elements / place.tensor->shape.front();
+  const auto ranges = stored_ranges(place, index * size, (index + 1) * size);
+  stored_ = read_range(ranges.front(), reader);
+  if (ranges.size() > 1) scales_ = read_range(ranges.back(), reader);
 }
 
 void StoredSlice::read(const model::TensorSpec& tensor, Elems first, HostBytes out) const {
@@ -74,7 +76,7 @@ void StoredSlice::read(const model::TensorSpec& tensor, Elems first, HostBytes o
   }
 }
 
-/// At most kTogether values of a row from `column` on.
+/// Reads at most kTogether values of a row from `column` on.
 void StoredSlice::read_part(const model::TensorSpec& tensor, Elems row, Elems column,
                             HostBytes out) const {
   const Elems rows = tensor.shape.front();

@@ -1,5 +1,3 @@
-#include "ballast/config/config.h"
-
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -8,18 +6,20 @@
 #include <fmt/format.h>
 
 #include "ballast/config/checkpoint_config.h"
+#include "ballast/config/config.h"
 #include "ballast/config/model_source.h"
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
 
+#include "src/config/json_values.h"
 #include "src/config/sections.h"
 
 namespace ballast::config {
 
 void expand_model_path(Document& document, std::vector<std::string>& notes) {
-  Json* const model = document.root().find("model");
-  const Json* const given = model == nullptr ? nullptr : model->find("path");
-  if (given == nullptr || given->is_null() || *given == "") return;
+  const Json* const given = find_given(document.root(), "model.path");
+  if (given == nullptr || *given == "") return;
+  const Json* const model = document.root().find("model");
   const std::filesystem::path folder = Value(document, *given, "model.path").path_text();
   // No config.json has them.
   constexpr std::array kTiles = {"vocabulary_tiles", "layer_tiles"};
