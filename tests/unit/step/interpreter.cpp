@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "ballast/core/random.h"
 #include "ballast/step/labels.h"
 #include "ballast/step/names.h"
 #include "ballast/step/rank_sizes.h"
 
+#include "tests/unit/step/drawn_rows.h"
+#include "tests/unit/step/rank_part.h"
 #include "tests/unit/step/serial_order.h"
 #include "tests/unit/step/symbolic_memory.h"
 
@@ -21,19 +22,6 @@ using model::SlotRule;
 
 namespace {
 
-/// Whether the head of the trained model is one pass: its first block keeps what one pass needs,
-/// and the whole weights of all tiles are on the device.
-model::HeadForm form_of(const Problem& problem, const Placement& placement) {
-  const std::optional<model::OnePassHead>& head = problem.program().one_pass;
-  const auto is_there = [&](model::BlockId block) {
-    const bool split = RankSizes(problem).splits_weights(block);
-    return placement.blocks[block].weights == Tier::device && !split;
-  };
-  const bool one = !head || (placement.blocks[head->keeper].keeps_intermediates &&
-                             std::all_of(head->on_device.begin(), head->on_device.end(), is_there));
-  return one ? model::HeadForm::one_pass : model::HeadForm::visits;
-}
-
 class Interpreter {
  public:
   Interpreter(const Problem& problem, const Placement& placement, const Options& options,
@@ -44,8 +32,9 @@ class Interpreter {
         options_(options),
         schedule_(schedule),
         rank_(problem),
-        seed_(seed),
         number_(schedule.ranks == 1 ? 0 : 1 + seed % (schedule.ranks - 1)),
+        part_(problem, options.purpose == Purpose::training, number_),
+        rows_(program_, schedule.ranks > 1, seed),
         training_order_(program_, program_.training, form_of(problem, placement)),
         evaluation_order_(program_, program_.evaluation, model::HeadForm::visits),
         memory_(schedule.buffers),
@@ -102,10 +91,10 @@ class Interpreter {
     for (std::uint32_t b = 0; b < problem_.blocks.size(); ++b) {
       const Operation op = {.action = Action::read, .payload = Payload::weights, .block = b};
       const BufferId trained = schedule_.trained_home[b];
-      const Bytes split = trained == kNoBuffer ? 0 : trained_bytes(b);
+      const Bytes split = trained == kNoBuffer ? 0 : part_.trained_bytes(b);
       if (split > 0) need(op, {trained, 0, split}, weights_of(b, due_[b]));
       need(op, {schedule_.weight_home[b], 0, rank_.weights(b) - split}, weights_of(b, due_[b]),
-           kept_from(b) + split);
+           part_.kept_from(b) + split);
       for (std::uint32_t g = 0; is_trained(b) && g < schedule_.state_home[b].size(); ++g) {
         need(op, {schedule_.state_home[b][g], 0, rank_.states(b, g)}, states_of(b, g, due_[b]));
       }
@@ -222,7 +211,7 @@ class Interpreter {
     }
     // An expert needs weights for rows alone. Rows of other ranks come to one that stays here.
     const model::StepBlock& block = program_.blocks[number];
-    if (block.rows && !has_rows(number, op.micro, run_, block.per_rank)) return;
+    if (block.rows && !rows_.has_rows(number, op.micro, run_, block.per_rank)) return;
     const BlockSizes& sizes = problem_.blocks[number];
     if (!sizes.is_coded()) {
       return need(op, {buffer, 0, sizes.weight_bytes}, weights_of(number, due_[number]));
@@ -248,7 +237,7 @@ class Interpreter {
   void add(const Operation& op, model::SumId sum, BufferId buffer) {
     const model::GradientSum& of = program_.sums[sum];
     const Range place = {buffer, 0, of.bytes};
-    if (!has_rows_in_run(of.block, run_, plan_->micro_batches, true)) {
+    if (!rows_.has_rows_in_run(of.block, run_, plan_->micro_batches, true)) {
       memory_.read(buffer, 0, of.bytes);
       return;
     }
@@ -256,8 +245,6 @@ class Interpreter {
     if (of.clears || additions > 0) need(op, place, {What::sum, sum, 0, run_, additions});
     put(op, place, {What::sum, sum, 0, run_, ++additions});
   }
-
-  // Gradients.
 
   void clear(const Operation& op) {
     const BufferId target = take(op, Role::target, true).buffer;
@@ -299,7 +286,7 @@ class Interpreter {
     }
     take(op, Role::scratch, true);
     need(op, {source, 0, rank_.whole_gradient(op.block)}, gradient(op, Sums::kOfRank));
-    const Bytes own = gradient_from(op.block);
+    const Bytes own = part_.gradient_from(op.block);
     put(op, {target.buffer, in_place ? own : 0, rank_.updated_gradient(op.block)},
         gradient(op, Sums::kOfAllRanks), own);
     put_statistics(op);
@@ -332,8 +319,6 @@ class Interpreter {
       }
     }
   }
-
-  // Movements.
 
   /// Copies bytes as the engine does.
   void move(const Operation& op) {
@@ -402,9 +387,9 @@ class Interpreter {
     }
     const Content current = weights_of(op.block, updates_[op.block]);
     const BufferId target = take(op, Role::target, true).buffer;
-    const Bytes kept = kept_from(op.block);
+    const Bytes kept = part_.kept_from(op.block);
     if (in_place) {
-      const Bytes own = updated_from(op.block);
+      const Bytes own = part_.updated_from(op.block);
       need(op, {target, own - kept, rank_.updated_weights(op.block)}, current, own);
       memory_.read(target, 0, rank_.updated_by_all(op.block));
       return put(op, {target, 0, rank_.updated_by_all(op.block)}, current, kept);
@@ -456,7 +441,7 @@ class Interpreter {
     if (op.payload == Payload::states) {
       return {states_of(op.block, op.sub_group, version), op.offset};
     }
-    return {weights_of(op.block, version), kept_from(op.block) + op.offset};
+    return {weights_of(op.block, version), part_.kept_from(op.block) + op.offset};
   }
 
   /// Of data in transit only states that were fetched ahead of their update reach the next run.
@@ -494,7 +479,7 @@ class Interpreter {
     const Range states = {states_use.buffer, 0, rank_.states(op.block, done)};
     const std::uint64_t version = updates_[op.block];
     const Content old_states = states_of(op.block, done, version);
-    const Bytes from = updated_from(op.block);
+    const Bytes from = part_.updated_from(op.block);
     const std::uint32_t after = (done + 1) % problem_.blocks[op.block].sub_groups.size();
     const BufferId undo_weights = undo_of(op, Role::undo_weights);
     const BufferId undo_states = undo_of(op, Role::undo_states);
@@ -513,7 +498,7 @@ class Interpreter {
     need(op, states, old_states);
     need(op, home(op, gradient_use, rank_.updated_gradient(op.block)),
          gradient(op, rank_.several(op.block) ? Sums::kOfAllRanks : Sums::kOfRank),
-         gradient_from(op.block));
+         part_.gradient_from(op.block));
     need_permission(op);
     // The copy of the weights is complete after the last sub-group.
     if (op.speculation == Speculation::speculates && undo_weights != kNoBuffer) {
@@ -570,25 +555,11 @@ class Interpreter {
   // Conditions. A draw decides which experts have rows, so that every plan is run with many choices
   // of its routers.
 
-  [[nodiscard]] bool has_rows(std::uint32_t block, std::uint32_t micro, std::uint64_t run,
-                              bool any_rank) const {
-    const std::uint64_t draw = random_u64(seed_, run, block * 64 + micro) % 6;
-    return draw < 2 || (any_rank && several() && draw == 2);
-  }
-
-  /// True for a block that needs no rows.
-  [[nodiscard]] bool has_rows_in_run(std::uint32_t block, std::uint64_t run, std::uint32_t micros,
-                                     bool any_rank) const {
-    bool rows = !program_.blocks[block].rows;
-    for (std::uint32_t m = 0; m < micros; ++m) rows = rows || has_rows(block, m, run, any_rank);
-    return rows;
-  }
-
   /// Whether the last training step updates the block.
   [[nodiscard]] bool was_touched(std::uint32_t block) const {
     return is_trained(block) &&
            (options_.expert_updates == ExpertUpdates::all ||
-            has_rows_in_run(block, last_training_run_, last_micro_batches_, true));
+            rows_.has_rows_in_run(block, last_training_run_, last_micro_batches_, true));
   }
 
   /// The rows of the first micro-batches are known on the host.
@@ -605,15 +576,16 @@ class Interpreter {
     if (condition.always()) return true;
     if (condition.rows == Condition::Rows::in_step_before) {
       return last_training_run_ > 0 && last_training_run_ + 1 == run_ &&
-             has_rows_in_run(op.block, last_training_run_, last_micro_batches_, condition.any_rank);
+             rows_.has_rows_in_run(op.block, last_training_run_, last_micro_batches_,
+                                   condition.any_rank);
     }
     const std::optional<model::RowCount>& rows = program_.blocks[op.block].rows;
     if (!rows) return complain(op, "counts rows of a block that has none"), true;
     const bool one = condition.rows == Condition::Rows::in_micro_batch;
     const std::uint32_t micros = one ? condition.micro + 1 : plan_->micro_batches;
     need_counts(op, op.buffer(Role::counts), rows->routing, micros);
-    return one ? has_rows(op.block, condition.micro, run_, condition.any_rank)
-               : has_rows_in_run(op.block, run_, micros, condition.any_rank);
+    return one ? rows_.has_rows(op.block, condition.micro, run_, condition.any_rank)
+               : rows_.has_rows_in_run(op.block, run_, micros, condition.any_rank);
   }
 
   bool is_idle(const Operation& op) {
@@ -638,15 +610,12 @@ class Interpreter {
     if (op.payload != Payload::gradient) return put(op, {target, 0, op.bytes}, {});
     const bool whole = op.action == Action::pack;
     const Bytes bytes = whole ? rank_.whole_gradient(op.block) : rank_.updated_gradient(op.block);
-    put(op, {target, 0, bytes}, gradient(op, Sums::kZeros), whole ? 0 : gradient_from(op.block));
+    put(op, {target, 0, bytes}, gradient(op, Sums::kZeros),
+        whole ? 0 : part_.gradient_from(op.block));
   }
-
-  // What data are called, where they lie and how large they are.
 
   [[nodiscard]] bool several() const { return schedule_.ranks > 1; }
-  [[nodiscard]] bool is_trained(std::uint32_t block) const {
-    return options_.purpose == Purpose::training && !problem_.blocks[block].sub_groups.empty();
-  }
+  [[nodiscard]] bool is_trained(std::uint32_t block) const { return part_.is_trained(block); }
   [[nodiscard]] std::uint64_t run_of(const Operation& op) const {
     return op.lag == 0 ? run_ : last_training_run_;
   }
@@ -676,24 +645,6 @@ class Interpreter {
   }
   [[nodiscard]] Content gradient(const Operation& op, std::uint32_t by) const {
     return {What::gradient, op.block, 0, run_of(op), by};
-  }
-
-  /// The weights of a block begin with those that updates change.
-  [[nodiscard]] Bytes trained_bytes(std::uint32_t block) const {
-    if (!is_trained(block)) return 0;
-    return rank_.splits_weights(block) ? rank_.whole_weights(block) : rank_.whole_gradient(block);
-  }
-  /// Where the weights begin, in the block, that the rank keeps, and those that it updates.
-  [[nodiscard]] Bytes kept_from(std::uint32_t block) const {
-    if (!rank_.splits_weights(block)) return 0;
-    return number_ % rank_.group() * rank_.weight_share(block);
-  }
-  [[nodiscard]] Bytes updated_from(std::uint32_t block) const {
-    if (!rank_.splits_states(block)) return 0;
-    return kept_from(block) + rank_.shard_at_home(block, number_) * rank_.updated_weights(block);
-  }
-  [[nodiscard]] Bytes gradient_from(std::uint32_t block) const {
-    return rank_.splits_states(block) ? rank_.shard_of(number_) * rank_.gradient_shard(block) : 0;
   }
 
   /// A value of a micro-batch in a buffer that it may share with those of others.
@@ -729,8 +680,6 @@ class Interpreter {
     }
   }
 
-  // Reading and writing.
-
   /// The argument of an operation.
   Use take(const Operation& op, Role role, bool writes) {
     ++taken_;
@@ -762,7 +711,8 @@ class Interpreter {
   /// Frozen weights have no versions. A gradient of no rows is one of a rank, and of all ranks.
   [[nodiscard]] Content expected(Content content, const SymbolicMemory::Piece& found) const {
     const bool weights = content.what == What::weights;
-    if (weights && found.at >= trained_bytes(content.number)) return weights_of(content.number, 0);
+    if (weights && found.at >= part_.trained_bytes(content.number))
+      return weights_of(content.number, 0);
     const bool zeros = content.what == What::gradient && found.content.by == Sums::kZeros;
     if (zeros) content.by = Sums::kZeros;
     return content;
@@ -772,7 +722,7 @@ class Interpreter {
     if (range.buffer == kNoBuffer || range.bytes == 0) return;
     const Bytes end = range.begin + range.bytes;
     if (content.what == What::weights) {
-      const Bytes trained = trained_bytes(content.number);
+      const Bytes trained = part_.trained_bytes(content.number);
       if (at < trained && trained < at + range.bytes) {
         const Bytes first = trained - at;
         put(op, {range.buffer, range.begin, first}, content, at);
@@ -805,8 +755,9 @@ class Interpreter {
   const Options& options_;
   const Schedule& schedule_;
   RankSizes rank_;
-  std::uint64_t seed_;
   std::uint32_t number_;  ///< of the rank: not the first, whose shards begin at 0
+  RankPart part_;
+  DrawnRows rows_;
   SerialOrder training_order_;
   SerialOrder evaluation_order_;
   SymbolicMemory memory_;

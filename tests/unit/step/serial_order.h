@@ -3,14 +3,31 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "ballast/model/step_program.h"
+#include "ballast/step/placement.h"
+#include "ballast/step/problem.h"
+#include "ballast/step/rank_sizes.h"
 
 namespace ballast::step {
+
+/// Whether the head of the trained model is one pass: its first block keeps what one pass needs,
+/// and the whole weights of all tiles are on the device.
+inline model::HeadForm form_of(const Problem& problem, const Placement& placement) {
+  const std::optional<model::OnePassHead>& head = problem.program().one_pass;
+  const auto is_there = [&](model::BlockId block) {
+    const bool split = RankSizes(problem).splits_weights(block);
+    return placement.blocks[block].weights == Tier::device && !split;
+  };
+  const bool one = !head || (placement.blocks[head->keeper].keeps_intermediates &&
+                             std::all_of(head->on_device.begin(), head->on_device.end(), is_there));
+  return one ? model::HeadForm::one_pass : model::HeadForm::visits;
+}
 
 /// The passes of a micro-batch one after the other, without anything that is computed again: what
 /// each of them reads is what the last pass before it has written.
