@@ -55,8 +55,7 @@ std::string shown(const Json& value) {
                                      const Json& theirs,
                                      const std::vector<std::string>& supported) {
   refuse(
-      fmt::format("{}: {} is {}, but Ballast supports only {}; give the weights of another "
-                  "model",
+      fmt::format("{}: {} is {}, but Ballast supports only {}; give the weights of another model",
                   file, key, shown(theirs), supported.empty() ? "null" : listed(supported)));
 }
 
@@ -111,8 +110,8 @@ bool is_leftover(const std::string& file, std::vector<std::string>& notes) {
   const auto names = stored_names(fs::path(file).parent_path());
   if (!names || are_codes(*names)) return false;
   notes.push_back(
-      fmt::format("model.path: {} is a leftover in {}: the weights are not quantised, "
-                  "so they are used as they are",
+      fmt::format("model.path: {} is a leftover in {}: the weights are not quantised, so they are "
+                  "used as they are",
                   kQuantization, file));
   return true;
 }
@@ -121,11 +120,10 @@ bool is_leftover(const std::string& file, std::vector<std::string>& notes) {
 void check_quantization(const Json& object, const std::string& file) {
   const Json method = member_of(object, "quant_method");
   if (method.is_string() && !(method == "mxfp4") && !(method == kBitsandbytes)) {
-    refuse(
-        fmt::format("{}: {}.quant_method is {}, but Ballast reads only mxfp4 and bitsandbytes; "
-                    "give the folder of the original model, or load this one with transformers, "
-                    "dequantize() it and save it",
-                    file, kQuantization, shown(method)));
+    refuse(fmt::format(
+        "{}: {}.quant_method is {}, but Ballast reads only mxfp4 and bitsandbytes; give the folder "
+        "of the original model, or load this one with transformers, dequantize() it and save it",
+        file, kQuantization, shown(method)));
   }
   const auto check = [&](const char* key, const std::vector<std::string>& known) {
     const Json found = member_of(object, key);
@@ -267,8 +265,7 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
       refuse_unsupported(name, key.name, *theirs, types);
     }
     refuse(
-        fmt::format("{}: {} is {}, but model.{} is {}; set model.{} to {}, or give other "
-                    "weights",
+        fmt::format("{}: {} is {}, but model.{} is {}; set model.{} to {}, or give other weights",
                     name, key.name, shown(*theirs), key.own, shown(ours), key.own, shown(*theirs)));
   }
 }

@@ -37,10 +37,9 @@ std::pair<std::string, std::string> number_and_unit(const std::string& text) {
   const std::string time = near.empty() || near == kUnits[0]
                                ? fmt::format("\"{}{}\"", number, kDefaultUnit)
                                : fmt::format("\"{} {}\"", number, near);
-  value.fail(
-      fmt::format("expected {}, got {}; write {} for steps or {} for a time (s, m, h, d; at "
-                  "most 1000 days)",
-                  kIntervalForm, value.json().described(), number, time));
+  value.fail(fmt::format(
+      "expected {}, got {}; write {} for steps or {} for a time (s, m, h, d; at most 1000 days)",
+      kIntervalForm, value.json().described(), number, time));
 }
 
 /// Reads "500 steps"; false if `text` has another unit.

@@ -9,6 +9,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
+#include "ballast/text/words.h"
 
 #include "src/config/sections.h"
 
@@ -26,7 +27,7 @@ struct RoleKeys {
 };
 
 /// Every key is in one of these lists. States replace the initial weights, tiles are compared block
-/// by block, and files by their content: DataSection::kind() stands for it in a checkpoint.
+/// by block, and files by their content, for which DataSection::kind() is the key in a checkpoint.
 constexpr auto kRoles = std::to_array<RoleKeys>({
     {kMathematics,
      "model.* data.text data.tokens data.documents data.pairs data.held_out data.shuffle "
@@ -64,11 +65,7 @@ const std::vector<KeyRow>& rows() {
   static const std::vector<KeyRow> all = [] {
     std::vector<KeyRow> list;
     for (const auto& [role, keys] : kRoles) {
-      for (std::size_t at = 0; at < keys.size();) {
-        const std::size_t end = std::min(keys.find(' ', at), keys.size());
-        list.push_back({keys.substr(at, end - at), role});
-        at = end + 1;
-      }
+      for (const auto key : text::words_of(keys)) list.push_back({key, role});
     }
     return list;
   }();
@@ -138,7 +135,7 @@ std::vector<std::string> allowed_names() {
     std::string_view path = row.path;
     if (path.ends_with(".*")) path.remove_suffix(2);
     for (; true; path = path.substr(0, path.rfind('.'))) {
-      // "ballast" as a whole is not worth a name.
+      // "ballast" as a whole cannot be allowed.
       if (path != "ballast" && path != "zero_optimization") names.emplace_back(path);
       if (path.find('.') == std::string_view::npos) break;
     }

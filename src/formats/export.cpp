@@ -206,8 +206,7 @@ fs::path weights_at(const fs::path& path) {
   if (fs::is_directory(path / kRunWeights, ignored)) return path / kRunWeights;
   throw Error(
       ErrorCategory::data,
-      fmt::format("{} is a run without weights: it did not end, or ballast.save_weights was "
-                  "false",
+      fmt::format("{} is a run without weights: it did not end, or ballast.save_weights was false",
                   path.string()));
 }
 

@@ -26,8 +26,7 @@ constexpr std::string_view kPackedRows =
     "'{prepare}' makes a file for data.{rows} of rows with messages or texts";
 constexpr std::string_view kTexts =
     "{or_text}write each text as a line {{\"text\": \"...\"}} of a jsonl file and make documents "
-    "of "
-    "it ({prepare_texts})";
+    "of it ({prepare_texts})";
 
 /// Texts of messages about a format.
 struct KnownFormat {

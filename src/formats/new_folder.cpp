@@ -97,8 +97,7 @@ void NewFolder::check_space(Bytes needed) const {
   if (error || space.available >= needed) return;
   throw Error(
       ErrorCategory::io,
-      fmt::format("{} needs {}, but its disk has only {} free; choose another place or make "
-                  "room",
+      fmt::format("{} needs {}, but its disk has only {} free; choose another place or make room",
                   folder_.string(), format_bytes(needed), format_bytes(space.available)));
 }
 

@@ -97,10 +97,9 @@ std::map<std::string, std::string> read_weight_map(const fs::path& path) {
     const bool plain = !text.empty() && text != "." && text != ".." &&
                        text.find('/') == std::string::npos && printable(text, text.size()) == text;
     if (!plain) {
-      refuse_file(path,
-                  fmt::format(": tensor '{}' is in '{}', but an index may name only files next to "
-                              "it",
-                              name, printable(text)));
+      refuse_file(
+          path, fmt::format(": tensor '{}' is in '{}', but an index may name only files next to it",
+                            name, printable(text)));
     }
     files.emplace(tensor, text);
   }
@@ -172,11 +171,11 @@ void WeightFiles::add_places() {
     for (const StoredTensor& tensor : file.tensors()) {
       const auto [known, added] = found_.emplace(tensor.name, places_.size());
       if (!added) {
-        refuse_file(file.path(),
-                    fmt::format(": tensor '{}' is in {} too; remove the file of another "
-                                "version of the model",
-                                printable(tensor.name),
-                                places_[known->second].file->path().filename().string()));
+        refuse_file(
+            file.path(),
+            fmt::format(
+                ": tensor '{}' is in {} too; remove the file of another version of the model",
+                printable(tensor.name), places_[known->second].file->path().filename().string()));
       }
       places_.push_back({&tensor, &file});
     }
@@ -221,8 +220,8 @@ void WeightFiles::open_index() {
   for (const WeightPlace& place : places_) {
     if (map.contains(place.tensor->name)) continue;
     refuse_file(place.file->path(),
-                fmt::format(" has tensor '{}', which {} does not name: they are of "
-                            "different versions; download both again",
+                fmt::format(" has tensor '{}', which {} does not name: they are of different "
+                            "versions; download both again",
                             printable(place.tensor->name), path_.filename().string()));
   }
 }

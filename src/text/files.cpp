@@ -110,10 +110,9 @@ void read_fully(const Descriptor& file, const std::filesystem::path& path, Bytes
           error_number);
     }
     if (count == 0) {
-      throw Error(ErrorCategory::data,
-                  fmt::format("{} ends at offset {}, {} bytes too early: it is truncated or was "
-                              "changed while in use",
-                              path.string(), offset, out.size()));
+      throw Error(ErrorCategory::data, fmt::format("{} ends at offset {}, {} bytes too early: it "
+                                                   "is truncated or was changed while in use",
+                                                   path.string(), offset, out.size()));
     }
     offset += static_cast<Bytes>(count);
     out = out.subspan(static_cast<std::size_t>(count));
@@ -193,7 +192,7 @@ void AppendedFile::append(std::string_view record) {
   try {
     write_fully(descriptor_, path_, std::as_bytes(std::span(record)));
   } catch (const Error&) {
-    // Report the write error, not an error of the truncation.
+    // Reports the write error, not an error of the truncation.
     [[maybe_unused]] const int result =
         ::ftruncate(descriptor_.number(), static_cast<off_t>(size_));
     throw;

@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include "ballast/config/key_list.h"
+#include "ballast/text/words.h"
 
 namespace ballast::tools {
 namespace {
@@ -86,11 +87,10 @@ std::string plain_word(const std::string& name) {
   return text;
 }
 
-/// The advice on `word`, which has no spaces; "" without any.
+/// The advice on `word`, which has no spaces; "" if there is none.
 std::string_view advice_for(std::span<const Advice> table, const std::string& word) {
   for (const auto& [advice, words] : table) {
-    if (fmt::format(" {} ", words).find(fmt::format(" {} ", word)) != std::string::npos)
-      return advice;
+    if (text::has_word(words, word)) return advice;
   }
   return "";
 }
