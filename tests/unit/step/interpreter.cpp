@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "ballast/core/random.h"
 #include "ballast/step/labels.h"
 #include "ballast/step/names.h"
 #include "ballast/step/rank_sizes.h"
 
+#include "tests/unit/step/drawn_rows.h"
+#include "tests/unit/step/rank_part.h"
 #include "tests/unit/step/serial_order.h"
 #include "tests/unit/step/symbolic_memory.h"
 
@@ -21,19 +22,6 @@ using model::SlotRule;
 
 namespace {
 
-/// Whether the head of the trained model is one pass: its first block keeps what one pass needs,
-/// and the whole weights of all tiles are on the device.
-model::HeadForm form_of(const Problem& problem, const Placement& placement) {
-  const std::optional<model::OnePassHead>& head = problem.program().one_pass;
-  const auto is_there = [&](model::BlockId block) {
-    const bool split = RankSizes(problem).splits_weights(block);
-    return placement.blocks[block].weights == Tier::device && !split;
-  };
-  const bool one = !head || (placement.blocks[head->keeper].keeps_intermediates &&
-                             std::all_of(head->on_device.begin(), head->on_device.end(), is_there));
-  return one ? model::HeadForm::one_pass : model::HeadForm::visits;
-}
-
 class Interpreter {
  public:
   Interpreter(const Problem& problem, const Placement& placement, const Options& options,
@@ -44,15 +32,16 @@ class Interpreter {
         options_(options),
         schedule_(schedule),
         rank_(problem),
-        seed_(seed),
         number_(schedule.ranks == 1 ? 0 : 1 + seed % (schedule.ranks - 1)),
+        part_(problem, options.purpose == Purpose::training, number_),
+        rows_(program_, schedule.ranks > 1, seed),
         training_order_(program_, program_.training, form_of(problem, placement)),
         evaluation_order_(program_, program_.evaluation, model::HeadForm::visits),
         memory_(schedule.buffers),
         updates_(problem.blocks.size(), 0),
         due_(problem.blocks.size(), 0),
         updated_groups_(problem.blocks.size(), 0) {
-    // Device memory and the ends of states are zero at first.
+    // Device memory begins as zeros, and so does the end of states.
     for (std::uint32_t b = 0; b < schedule.state_home.size(); ++b) {
       for (std::uint32_t g = 0; g < schedule.state_home[b].size(); ++g) {
         const BufferId id = schedule.state_home[b][g];
@@ -95,17 +84,17 @@ class Interpreter {
     for (std::uint32_t b = 0; b < due_.size(); ++b) due_[b] += was_touched(b) ? 1 : 0;
   }
 
-  /// Checks that every update is done and all data is in its home.
+  /// Every update is done, and all data is in its home.
   void finish() {
     ++run_;
     forget_what_passed();
     for (std::uint32_t b = 0; b < problem_.blocks.size(); ++b) {
       const Operation op = {.action = Action::read, .payload = Payload::weights, .block = b};
       const BufferId trained = schedule_.trained_home[b];
-      const Bytes split = trained == kNoBuffer ? 0 : trained_bytes(b);
+      const Bytes split = trained == kNoBuffer ? 0 : part_.trained_bytes(b);
       if (split > 0) need(op, {trained, 0, split}, weights_of(b, due_[b]));
       need(op, {schedule_.weight_home[b], 0, rank_.weights(b) - split}, weights_of(b, due_[b]),
-           kept_from(b) + split);
+           part_.kept_from(b) + split);
       for (std::uint32_t g = 0; is_trained(b) && g < schedule_.state_home[b].size(); ++g) {
         need(op, {schedule_.state_home[b][g], 0, rank_.states(b, g)}, states_of(b, g, due_[b]));
       }
@@ -116,7 +105,7 @@ class Interpreter {
 
  private:
   using What = Content::What;
-  /// A range of bytes of a buffer.
+  /// Bytes of a buffer.
   struct Range {
     BufferId buffer = kNoBuffer;
     Bytes begin = 0;
@@ -157,7 +146,7 @@ class Interpreter {
 
   // Passes.
 
-  /// Runs a pass, or one that repeats a pass of the forward pass. Its operands are bound in order.
+  /// A pass, or one that repeats a pass of the forward pass, binds its operands in order.
   void compute(const Operation& op) {
     taken_ = op.uses.size();
     const model::PassId id = pass_id(op);
@@ -220,9 +209,9 @@ class Interpreter {
       case OperandKind::weights:
         break;
     }
-    // An expert needs weights only for rows. One that stays on its rank also gets others' rows.
+    // An expert needs weights for rows alone. Rows of other ranks come to one that stays here.
     const model::StepBlock& block = program_.blocks[number];
-    if (block.rows && !has_rows(number, op.micro, run_, block.per_rank)) return;
+    if (block.rows && !rows_.has_rows(number, op.micro, run_, block.per_rank)) return;
     const BlockSizes& sizes = problem_.blocks[number];
     if (!sizes.is_coded()) {
       return need(op, {buffer, 0, sizes.weight_bytes}, weights_of(number, due_[number]));
@@ -240,15 +229,15 @@ class Interpreter {
     }
     if (operand.access == OperandAccess::reads) return;
     put(op, place, value_of(id, op.micro, position));
-    // Nothing reads what the last pass writes.
+    // Nothing reads the result of the last pass.
     if (!order_->is_read(position, id)) memory_.read(place.buffer, place.begin, place.begin + 1);
   }
 
-  /// Adds a micro-batch to a sum, which must contain exactly the earlier ones.
+  /// Adds a micro-batch to a sum, which must hold all before it and nothing else.
   void add(const Operation& op, model::SumId sum, BufferId buffer) {
     const model::GradientSum& of = program_.sums[sum];
     const Range place = {buffer, 0, of.bytes};
-    if (!has_rows_in_run(of.block, run_, plan_->micro_batches, true)) {
+    if (!rows_.has_rows_in_run(of.block, run_, plan_->micro_batches, true)) {
       memory_.read(buffer, 0, of.bytes);
       return;
     }
@@ -256,8 +245,6 @@ class Interpreter {
     if (of.clears || additions > 0) need(op, place, {What::sum, sum, 0, run_, additions});
     put(op, place, {What::sum, sum, 0, run_, ++additions});
   }
-
-  // Gradients.
 
   void clear(const Operation& op) {
     const BufferId target = take(op, Role::target, true).buffer;
@@ -289,7 +276,7 @@ class Interpreter {
         {What::statistics, op.block, 0, run_});
   }
 
-  /// Reduces in place, or to this rank's shard.
+  /// In place, or to this rank's shard.
   void reduce(const Operation& op) {
     const bool in_place = op.buffer(Role::source) == kNoBuffer;
     const Use target = take(op, Role::target, true);
@@ -299,7 +286,7 @@ class Interpreter {
     }
     take(op, Role::scratch, true);
     need(op, {source, 0, rank_.whole_gradient(op.block)}, gradient(op, Sums::kOfRank));
-    const Bytes own = gradient_from(op.block);
+    const Bytes own = part_.gradient_from(op.block);
     put(op, {target.buffer, in_place ? own : 0, rank_.updated_gradient(op.block)},
         gradient(op, Sums::kOfAllRanks), own);
     put_statistics(op);
@@ -333,8 +320,6 @@ class Interpreter {
     }
   }
 
-  // Movements.
-
   /// Copies bytes as the engine does.
   void move(const Operation& op) {
     const bool again = op.speculation == Speculation::redoes && op.action == Action::fetch;
@@ -342,7 +327,7 @@ class Interpreter {
     const Use source = take(op, again ? undo : Role::source, false);
     const Use target = take(op, Role::target, true);
     if (source.buffer == kNoBuffer || target.buffer == kNoBuffer) return;
-    // A speculative writeback keeps the previous values in the other slot.
+    // A speculative writeback leaves the values before it in the other slot.
     if (op.action == Action::writeback && op.speculation == Speculation::speculates) {
       const BufferId other = take(op, undo, true).buffer;
       if (other != kNoBuffer) memory_.exchange(target.buffer, other);
@@ -353,7 +338,7 @@ class Interpreter {
     const bool right = !pieces.empty() && pieces.front().begin == from.begin &&
                        belongs(op, pieces.front().content);
     if (!right) complain(op, "moves something else than it says");
-    // Destroys the previous content.
+    // A move empties its source.
     put(op, to, {});
     for (const SymbolicMemory::Piece& piece : pieces) {
       const Bytes begin = to.begin + (piece.begin - from.begin);
@@ -369,13 +354,13 @@ class Interpreter {
     const bool staged = (op.action == Action::fetch && use.writes) ||
                         (op.action == Action::writeback && !use.writes);
     const bool offset = staged || schedule_.buffers[use.buffer].tier == Tier::device;
-    // The counts of all micro-batches are adjacent.
+    // The counts of all micro-batches lie next to each other.
     const bool counts = moves(op, MovedValue::routing) && use.writes;
     const std::uint32_t number = counts ? op.micro : use.shard ? shard : 0;
     return {use.buffer, number * bytes + (offset ? op.offset : 0), bytes};
   }
 
-  /// Whether an operation names the content that it moves.
+  /// Whether an operation says what it moves.
   [[nodiscard]] bool belongs(const Operation& op, const Content& content) const {
     switch (content.what) {
       case What::zeros:
@@ -402,9 +387,9 @@ class Interpreter {
     }
     const Content current = weights_of(op.block, updates_[op.block]);
     const BufferId target = take(op, Role::target, true).buffer;
-    const Bytes kept = kept_from(op.block);
+    const Bytes kept = part_.kept_from(op.block);
     if (in_place) {
-      const Bytes own = updated_from(op.block);
+      const Bytes own = part_.updated_from(op.block);
       need(op, {target, own - kept, rank_.updated_weights(op.block)}, current, own);
       memory_.read(target, 0, rank_.updated_by_all(op.block));
       return put(op, {target, 0, rank_.updated_by_all(op.block)}, current, kept);
@@ -439,7 +424,7 @@ class Interpreter {
         {What::decoded, op.block, 0, version});
   }
 
-  /// A visitor makes the initial values, or reads existing ones, piece by piece.
+  /// A visitor makes the first values, or looks at those that are there, piece by piece.
   void initialize(const Operation& op) {
     if (updates_[op.block] > 0) complain(op, "comes after updates");
     const Range place = {take(op, Role::target, true).buffer, 0, op.bytes};
@@ -456,10 +441,10 @@ class Interpreter {
     if (op.payload == Payload::states) {
       return {states_of(op.block, op.sub_group, version), op.offset};
     }
-    return {weights_of(op.block, version), kept_from(op.block) + op.offset};
+    return {weights_of(op.block, version), part_.kept_from(op.block) + op.offset};
   }
 
-  /// Only states that were fetched ahead of their update stay in transit until the next run.
+  /// Drops data in transit. Only states that were fetched before their update reach the next run.
   void forget_what_passed() {
     memory_.for_all([this](BufferId id, SymbolicMemory::Piece& piece) {
       const Kind kind = schedule_.buffers[id].kind;
@@ -494,7 +479,7 @@ class Interpreter {
     const Range states = {states_use.buffer, 0, rank_.states(op.block, done)};
     const std::uint64_t version = updates_[op.block];
     const Content old_states = states_of(op.block, done, version);
-    const Bytes from = updated_from(op.block);
+    const Bytes from = part_.updated_from(op.block);
     const std::uint32_t after = (done + 1) % problem_.blocks[op.block].sub_groups.size();
     const BufferId undo_weights = undo_of(op, Role::undo_weights);
     const BufferId undo_states = undo_of(op, Role::undo_states);
@@ -513,7 +498,7 @@ class Interpreter {
     need(op, states, old_states);
     need(op, home(op, gradient_use, rank_.updated_gradient(op.block)),
          gradient(op, rank_.several(op.block) ? Sums::kOfAllRanks : Sums::kOfRank),
-         gradient_from(op.block));
+         part_.gradient_from(op.block));
     need_permission(op);
     // The copy of the weights is complete after the last sub-group.
     if (op.speculation == Speculation::speculates && undo_weights != kNoBuffer) {
@@ -529,7 +514,7 @@ class Interpreter {
     updates_[op.block] += after == 0 ? 1 : 0;
   }
 
-  /// The buffer for the values before a speculative update. On NVMe they stay in another slot.
+  /// The buffer for values before a speculative update. On NVMe they stay in another slot.
   BufferId undo_of(const Operation& op, Role role) {
     if (op.speculation == Speculation::none) return kNoBuffer;
     const BlockPlacement& place = placement_.blocks[op.block];
@@ -540,7 +525,7 @@ class Interpreter {
     return nvme ? kNoBuffer : take(op, role, op.speculation == Speculation::speculates).buffer;
   }
 
-  /// Needs the verdict, or its block's statistics (eager). A speculative update needs neither.
+  /// The verdict, or its own block's statistics (eager); a speculative update waits for none.
   void need_permission(const Operation& op) {
     if (op.speculation == Speculation::speculates) return;
     if (options_.update == Update::gated) {
@@ -552,7 +537,7 @@ class Interpreter {
          {What::statistics, op.block, 0, run_of(op)});
   }
 
-  /// At the start of a rollback, all results of speculative updates are wrong.
+  /// At the start of a rollback the results of speculative updates are wrong wherever they are.
   void undo_speculative_updates() {
     for (std::uint32_t b = 0; b < problem_.blocks.size(); ++b) {
       if (!placement_.blocks[b].speculates || !was_touched(b)) continue;
@@ -570,28 +555,14 @@ class Interpreter {
   // Conditions. A draw decides which experts have rows, so that every plan is run with many choices
   // of its routers.
 
-  [[nodiscard]] bool has_rows(std::uint32_t block, std::uint32_t micro, std::uint64_t run,
-                              bool any_rank) const {
-    const std::uint64_t draw = random_u64(seed_, run, block * 64 + micro) % 6;
-    return draw < 2 || (any_rank && several() && draw == 2);
-  }
-
-  /// Also true for a block that needs no rows.
-  [[nodiscard]] bool has_rows_in_run(std::uint32_t block, std::uint64_t run, std::uint32_t micros,
-                                     bool any_rank) const {
-    bool rows = !program_.blocks[block].rows;
-    for (std::uint32_t m = 0; m < micros; ++m) rows = rows || has_rows(block, m, run, any_rank);
-    return rows;
-  }
-
   /// Whether the last training step updates the block.
   [[nodiscard]] bool was_touched(std::uint32_t block) const {
     return is_trained(block) &&
            (options_.expert_updates == ExpertUpdates::all ||
-            has_rows_in_run(block, last_training_run_, last_micro_batches_, true));
+            rows_.has_rows_in_run(block, last_training_run_, last_micro_batches_, true));
   }
 
-  /// Checks that the rows of the first micro-batches are known on the host.
+  /// The rows of the first micro-batches are known on the host.
   void need_counts(const Operation& op, BufferId buffer, model::ValueId routing,
                    std::uint32_t micros) {
     for (std::uint32_t m = 0; m < micros; ++m) {
@@ -605,15 +576,16 @@ class Interpreter {
     if (condition.always()) return true;
     if (condition.rows == Condition::Rows::in_step_before) {
       return last_training_run_ > 0 && last_training_run_ + 1 == run_ &&
-             has_rows_in_run(op.block, last_training_run_, last_micro_batches_, condition.any_rank);
+             rows_.has_rows_in_run(op.block, last_training_run_, last_micro_batches_,
+                                   condition.any_rank);
     }
     const std::optional<model::RowCount>& rows = program_.blocks[op.block].rows;
     if (!rows) return complain(op, "counts rows of a block that has none"), true;
     const bool one = condition.rows == Condition::Rows::in_micro_batch;
     const std::uint32_t micros = one ? condition.micro + 1 : plan_->micro_batches;
     need_counts(op, op.buffer(Role::counts), rows->routing, micros);
-    return one ? has_rows(op.block, condition.micro, run_, condition.any_rank)
-               : has_rows_in_run(op.block, run_, micros, condition.any_rank);
+    return one ? rows_.has_rows(op.block, condition.micro, run_, condition.any_rank)
+               : rows_.has_rows_in_run(op.block, run_, micros, condition.any_rank);
   }
 
   bool is_idle(const Operation& op) {
@@ -627,7 +599,7 @@ class Interpreter {
     return !wanted || there;
   }
 
-  /// The result of an operation that has nothing to do. The gradient of no rows is zero.
+  /// Performs an operation without work: without rows the gradient is zero.
   void rest(const Operation& op) {
     taken_ = op.uses.size();
     if (!op.clears_when_idle) return;
@@ -638,15 +610,12 @@ class Interpreter {
     if (op.payload != Payload::gradient) return put(op, {target, 0, op.bytes}, {});
     const bool whole = op.action == Action::pack;
     const Bytes bytes = whole ? rank_.whole_gradient(op.block) : rank_.updated_gradient(op.block);
-    put(op, {target, 0, bytes}, gradient(op, Sums::kZeros), whole ? 0 : gradient_from(op.block));
+    put(op, {target, 0, bytes}, gradient(op, Sums::kZeros),
+        whole ? 0 : part_.gradient_from(op.block));
   }
-
-  // Name, place and size of data.
 
   [[nodiscard]] bool several() const { return schedule_.ranks > 1; }
-  [[nodiscard]] bool is_trained(std::uint32_t block) const {
-    return options_.purpose == Purpose::training && !problem_.blocks[block].sub_groups.empty();
-  }
+  [[nodiscard]] bool is_trained(std::uint32_t block) const { return part_.is_trained(block); }
   [[nodiscard]] std::uint64_t run_of(const Operation& op) const {
     return op.lag == 0 ? run_ : last_training_run_;
   }
@@ -678,32 +647,14 @@ class Interpreter {
     return {What::gradient, op.block, 0, run_of(op), by};
   }
 
-  /// The weights of a block begin with those that updates change.
-  [[nodiscard]] Bytes trained_bytes(std::uint32_t block) const {
-    if (!is_trained(block)) return 0;
-    return rank_.splits_weights(block) ? rank_.whole_weights(block) : rank_.whole_gradient(block);
-  }
-  /// Start, within the block, of the weights that the rank keeps, and of those that it updates.
-  [[nodiscard]] Bytes kept_from(std::uint32_t block) const {
-    if (!rank_.splits_weights(block)) return 0;
-    return number_ % rank_.group() * rank_.weight_share(block);
-  }
-  [[nodiscard]] Bytes updated_from(std::uint32_t block) const {
-    if (!rank_.splits_states(block)) return 0;
-    return kept_from(block) + rank_.shard_at_home(block, number_) * rank_.updated_weights(block);
-  }
-  [[nodiscard]] Bytes gradient_from(std::uint32_t block) const {
-    return rank_.splits_states(block) ? rank_.shard_of(number_) * rank_.gradient_shard(block) : 0;
-  }
-
-  /// Place of a micro-batch's value in a buffer, which may also have values of others.
+  /// A value of a micro-batch in a buffer that it may share with those of others.
   [[nodiscard]] Range place_of(BufferId buffer, const Operand& operand, std::uint32_t micro) const {
     const Bytes bytes = size_of(operand.number);
     if (reads_host(operand)) {
       return {buffer, micro * schedule_.ranks * bytes, schedule_.ranks * bytes};
     }
     if (class_of(operand.number).slots != SlotRule::report) return {buffer, 0, bytes};
-    // The values of the first class come first, for each micro-batch.
+    // Values of the first class come first, for each micro-batch.
     Bytes before = 0;
     for (model::ClassId c = 0; c < program_.values[operand.number].of; ++c) {
       if (program_.classes[c].slots == SlotRule::report) before += program_.classes[c].bytes;
@@ -711,7 +662,7 @@ class Interpreter {
     return {buffer, problem_.micro_batches * before + micro * bytes, bytes};
   }
 
-  /// Whether a buffer's content is in transit: it must be read before it is replaced.
+  /// Whether what lies in a buffer is on its way: somebody must read it before it is replaced.
   [[nodiscard]] bool passes(BufferId id) const {
     const Buffer& buffer = schedule_.buffers[id];
     switch (buffer.kind) {
@@ -729,8 +680,6 @@ class Interpreter {
     }
   }
 
-  // Reading and writing.
-
   /// The argument of an operation.
   Use take(const Operation& op, Role role, bool writes) {
     ++taken_;
@@ -740,7 +689,7 @@ class Interpreter {
     return use;
   }
 
-  /// `at`: position of the range's first byte in the content.
+  /// `at`: of the first byte in the content.
   void need(const Operation& op, const Range& range, const Content& content, Bytes at = 0) {
     if (range.buffer == kNoBuffer) return complain(op, "lacks " + show(content));
     const Bytes end = range.begin + range.bytes;
@@ -759,10 +708,11 @@ class Interpreter {
                              schedule_.buffers[range.buffer].name));
   }
 
-  /// Frozen weights have no versions. The gradient of no rows is that of one rank and of all.
+  /// Frozen weights have no versions. A gradient of no rows is one of a rank, and of all ranks.
   [[nodiscard]] Content expected(Content content, const SymbolicMemory::Piece& found) const {
     const bool weights = content.what == What::weights;
-    if (weights && found.at >= trained_bytes(content.number)) return weights_of(content.number, 0);
+    if (weights && found.at >= part_.trained_bytes(content.number))
+      return weights_of(content.number, 0);
     const bool zeros = content.what == What::gradient && found.content.by == Sums::kZeros;
     if (zeros) content.by = Sums::kZeros;
     return content;
@@ -772,7 +722,7 @@ class Interpreter {
     if (range.buffer == kNoBuffer || range.bytes == 0) return;
     const Bytes end = range.begin + range.bytes;
     if (content.what == What::weights) {
-      const Bytes trained = trained_bytes(content.number);
+      const Bytes trained = part_.trained_bytes(content.number);
       if (at < trained && trained < at + range.bytes) {
         const Bytes first = trained - at;
         put(op, {range.buffer, range.begin, first}, content, at);
@@ -781,7 +731,7 @@ class Interpreter {
     }
     SymbolicMemory::Piece piece = {range.begin, end, content, at};
     piece.content = expected(content, piece);
-    // Data for rows that a router has sent elsewhere are not read.
+    // Nobody reads what came for rows that a router has sent elsewhere.
     piece.read = content.what == What::zeros || program_.blocks[op.block].rows.has_value();
     if (!memory_.has_room(range.buffer, end)) {
       complain(op, fmt::format("writes {} beyond '{}'", show(content),
@@ -805,28 +755,30 @@ class Interpreter {
   const Options& options_;
   const Schedule& schedule_;
   RankSizes rank_;
-  std::uint64_t seed_;
-  std::uint32_t number_;  ///< number of the rank, but not the first, whose shards begin at 0
+  std::uint32_t number_;  ///< rank; not the first, whose shards begin at 0
+  RankPart part_;
+  DrawnRows rows_;
   SerialOrder training_order_;
   SerialOrder evaluation_order_;
   SymbolicMemory memory_;
   std::vector<std::string> complaints_;
 
-  std::vector<std::uint64_t> updates_;         ///< updates of whole blocks
-  std::vector<std::uint64_t> due_;             ///< those due before the current run
-  std::vector<std::uint32_t> updated_groups_;  ///< sub-groups done in the running update, by block
+  std::vector<std::uint64_t> updates_;         ///< number per whole block
+  std::vector<std::uint64_t> due_;             ///< by the training steps before the current run
+  std::vector<std::uint32_t> updated_groups_;  ///< by block: in the update that is under way
   std::uint64_t run_ = 0;
   std::uint64_t last_training_run_ = 0;
-  std::uint32_t last_micro_batches_ = 0;                          ///< micro-batches of that run
-  std::pair<BufferId, std::uint64_t> decision_ = {kNoBuffer, 0};  ///< last gate: buffer, run
+  std::uint32_t last_micro_batches_ = 0;  ///< micro-batches of that run
+  std::pair<BufferId, std::uint64_t> decision_ = {kNoBuffer,
+                                                  0};  ///< buffer and run of the last gate
 
-  // State of the current run.
+  // The current run.
   const Plan* plan_ = nullptr;
   const SerialOrder* order_ = nullptr;
-  std::vector<std::uint32_t> next_;       ///< position of the next pass, by micro-batch
-  std::vector<std::uint32_t> passed_;     ///< micro-batches that have passed, by position
-  std::vector<std::uint32_t> additions_;  ///< additions by sum
-  std::size_t taken_ = 0;                 ///< used arguments of the current operation
+  std::vector<std::uint32_t> next_;       ///< by micro-batch: position of the next pass
+  std::vector<std::uint32_t> passed_;     ///< by position: micro-batches
+  std::vector<std::uint32_t> additions_;  ///< by sum
+  std::size_t taken_ = 0;                 ///< arguments of the current operation
 };
 
 }  // namespace

@@ -3,17 +3,34 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "ballast/model/step_program.h"
+#include "ballast/step/placement.h"
+#include "ballast/step/problem.h"
+#include "ballast/step/rank_sizes.h"
 
 namespace ballast::step {
 
-/// The passes of a micro-batch one after the other, without recomputation: each pass reads what the
-/// last earlier pass has written.
+/// Whether the head of the trained model is one pass: its first block keeps what one pass needs,
+/// and the whole weights of all tiles are on the device.
+inline model::HeadForm form_of(const Problem& problem, const Placement& placement) {
+  const std::optional<model::OnePassHead>& head = problem.program().one_pass;
+  const auto is_there = [&](model::BlockId block) {
+    const bool split = RankSizes(problem).splits_weights(block);
+    return placement.blocks[block].weights == Tier::device && !split;
+  };
+  const bool one = !head || (placement.blocks[head->keeper].keeps_intermediates &&
+                             std::all_of(head->on_device.begin(), head->on_device.end(), is_there));
+  return one ? model::HeadForm::one_pass : model::HeadForm::visits;
+}
+
+/// The passes of a micro-batch one after the other, without anything that is computed again: what
+/// each of them reads is what the last pass before it has written.
 class SerialOrder {
  public:
   SerialOrder(const model::StepProgram& program, const std::vector<model::Stop>& stops,
@@ -46,28 +63,27 @@ class SerialOrder {
 
   [[nodiscard]] const std::vector<model::PassId>& passes() const { return passes_; }
   [[nodiscard]] bool is_backward(std::uint32_t position) const { return backward_[position]; }
-  /// The position of `pass`, or of the pass of the forward pass that it repeats; kNone if there is
-  /// none.
+  /// Where `pass` runs, or the pass of the forward pass that it repeats; kNone: there is none.
   [[nodiscard]] std::uint32_t position_of(model::PassId pass) const {
     if (position_[pass] != model::kNone) return position_[pass];
     const auto found = by_key_.find(key_of(program_.passes[pass]));
     return found == by_key_.end() ? model::kNone : found->second;
   }
-  /// The position of the pass that was the last to write `value` when the pass at `position`
-  /// begins; kNone if none has.
+  /// The position of the pass that has written `value` last when the pass at `position` begins;
+  /// kNone: none of them has.
   [[nodiscard]] std::uint32_t writer_before(std::uint32_t position, model::ValueId value) const {
     for (const auto& [id, writer] : before_[position]) {
       if (id == value) return writer;
     }
     return model::kNone;
   }
-  /// Like writer_before(), after the last pass.
+  /// The last pass that writes `value`.
   [[nodiscard]] std::uint32_t last_writer(model::ValueId value) const { return at_end_[value]; }
-  /// Whether a later pass reads `value` as written by the pass at `position`.
+  /// Whether a pass reads `value` as the pass at `position` leaves it.
   [[nodiscard]] bool is_read(std::uint32_t position, model::ValueId value) const {
     return read_.contains({position, value});
   }
-  /// Number of passes that add to a sum, per micro-batch.
+  /// Passes that add to a sum for each micro-batch.
   [[nodiscard]] std::uint32_t additions_to(model::SumId sum) const { return additions_[sum]; }
 
  private:
