@@ -33,7 +33,7 @@ struct Single<std::vector<T>> {
   using Type = T;
 };
 
-/// What is wrong with a whole number, "" if nothing is.
+/// Describes a mistake in a whole number; "" if there is none.
 template <class T>
 std::string mistake(const std::string& text, T low, T high) {
   char* end = nullptr;
@@ -71,7 +71,8 @@ std::string mistake(const std::string& text, double low, double high) {
   return "";
 }
 
-/// What is wrong with a value of an option, "" if nothing is. `T`: the type of one value.
+/// Describes a mistake in the value of an option; "" if there is none. `T` is the type of one
+/// value.
 template <class T>
 std::string mistake(const OptionInfo& option, const std::string& text) {
   using Limits = std::numeric_limits<T>;
@@ -97,7 +98,7 @@ std::string mistake(const OptionInfo& option, const std::string& text) {
                      did_you_mean(text, option.choices));
 }
 
-/// A value without mistakes.
+/// Converts a value that has no mistakes.
 template <class T>
 T value_of(const std::string& text) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -150,7 +151,7 @@ std::string shown(const T& value) {
   return "";
 }
 
-/// "-v,--verbose" as it is added: the long names come first.
+/// Adds names like "-v,--verbose". The long names come first.
 void name_option(OptionInfo& option, const std::string& name, const std::string& description) {
   option.names = split_at_commas({name});
   std::stable_partition(option.names.begin(), option.names.end(),

@@ -15,7 +15,7 @@
 namespace ballast::config {
 namespace {
 
-/// Names, or one of them.
+/// A key for one name or a list of names.
 Key names(const char* name, std::vector<std::string>& target) {
   return text_list(name, target, "a name or an array of names", [](const Value& value) {
     std::string found = value.text();
@@ -123,7 +123,7 @@ void expand_adapter_path(Document& document) {
   } catch (const Error& error) {
     document.fail("ballast.adapters.path", error.what());
   }
-  // The tensors themselves are compared with the maps that the config names.
+  // The other keys are compared through the tensors that they determine.
   constexpr std::array kMustAgree = {"rank", "alpha", "rslora", "dora"};
   for (const auto& member : found.members()) {
     const Json* const own = find_given(*section, member.key);

@@ -15,7 +15,7 @@
 namespace ballast::config {
 namespace {
 
-/// DeepSpeed's rule: train = micro x accumulation x world; what is missing is derived.
+/// DeepSpeed's rule: train = micro x accumulation x world. Missing values are derived.
 void complete_batch(BatchSection& b, const Document& document, std::uint64_t world,
                     std::vector<std::string>& log) {
   const auto ranks = fmt::format("{} rank{}", world, world == 1 ? "" : "s");
@@ -34,14 +34,14 @@ void complete_batch(BatchSection& b, const Document& document, std::uint64_t wor
     (b.accumulation == 0 ? b.train_batch : b.micro_batch) =
         b.accumulation == 0 ? kSequences * world : kSequences;
     log.push_back(
-        fmt::format("{}: \"auto\" is {} sequences, the default of transformers; a step has as many "
-                    "on each rank{}",
+        fmt::format("{}: \"auto\" is {} sequences, the default of transformers; a step "
+                    "has this number on each rank{}",
                     kMicro, kSequences, b.accumulation == 0 ? "" : " and accumulation step"));
   }
   if (b.train_batch == 0 && b.micro_batch == 0) {
     document.fail("train_batch_size", fmt::format("missing; give it, {} or both", kMicro));
   }
-  // Given train_batch and one of the other two, the third one follows.
+  // Derives the third value from train_batch and one of the other two.
   b.automatic = b.automatic && b.micro_batch == 0 && b.accumulation == 0;
   if (b.accumulation == 0) {
     b.accumulation = b.train_batch == 0 || b.micro_batch == 0 ? 1 : divide(b.micro_batch, kMicro);
@@ -141,8 +141,8 @@ void check_scheduler(const SchedulerSection& s, const Document& document) {
   }
 }
 
-/// Notes parameters of the optimizer that are left out and have another default in DeepSpeed 0.19.8
-/// (FusedAdam, DeepSpeedCPUAdam, FusedLion, DeepSpeedCPULion). The other defaults are equal.
+/// Notes missing parameters of the optimizer whose default differs in DeepSpeed 0.19.8 (FusedAdam,
+/// DeepSpeedCPUAdam, FusedLion, DeepSpeedCPULion). The other defaults are equal.
 void note_optimizer_defaults(Config& c, const Document& document) {
   const Json* const section = document.root().find("optimizer");
   if (section == nullptr || !section->is_object()) return;  // DeepSpeed has no default optimizer
@@ -195,7 +195,7 @@ void complete_placement(Config& c, const Document& document) {
   }
 }
 
-/// Layers with adapters stay in one piece.
+/// Layers with adapters are not cut.
 void complete_layer_tiles(Config& c, const Document& document) {
   if (!c.ballast.adapters) return;
   if (c.model.layer_tiles > 1) {
@@ -206,7 +206,7 @@ void complete_layer_tiles(Config& c, const Document& document) {
   c.model.layer_tiles = 1;
 }
 
-/// How many matrices of layers `model` keeps as codes, and how many of these are stored as codes of
+/// Number of frozen matrices that `model` keeps quantised, and number of these that are stored in
 /// NF4.
 struct CodedMatrices {
   CodedMatrices(const model::Architecture& model, const std::set<std::string>& names) {
@@ -222,8 +222,7 @@ struct CodedMatrices {
   std::size_t stored = 0;
 };
 
-/// "auto": codes stay codes wherever they can, as the weights have them. Matrices that are stored
-/// as numbers are never encoded.
+/// Resolves "auto": nf4 if all frozen matrices are stored in NF4, otherwise none.
 void complete_quantized_base(Config& c) {
   QuantizedBase& base = c.ballast.quantized_base;
   if (base != QuantizedBase::automatic) return;
@@ -318,7 +317,7 @@ void check_zero(const ZeroSection& zero, const Document& document) {
   }
 }
 
-/// Rejects both names of one setting together.
+/// Rejects a setting given with both of its names.
 void check_persistence(const Json& root, const Document& document) {
   const auto given = [&root](const char* path) { return find_given(root, path) != nullptr; };
   if (given("zero_optimization.param_persistence_threshold") &&
@@ -328,7 +327,7 @@ void check_persistence(const Json& root, const Document& document) {
   }
 }
 
-/// Rejects contradicting values of the two names of one setting.
+/// Rejects contradictory values of the two names of one setting.
 void check_activations(const Json& root, const Document& document) {
   const Json* const theirs = find_given(root, "activation_checkpointing.cpu_checkpointing");
   const Json* const ours = find_given(root, "ballast.activations");
@@ -341,7 +340,7 @@ void check_activations(const Json& root, const Document& document) {
   }
 }
 
-/// One of the two 16-bit types, and a loss scale that can fall.
+/// Checks that only one of the two 16-bit types is on, and that the loss scale can fall.
 void check_type(const Config& c, const Document& document) {
   if (c.type != DType::f16) return;
   const Json* const bf16 = find_path(document.root(), "bf16.enabled");

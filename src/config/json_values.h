@@ -20,13 +20,14 @@ inline const text::Json* find_path(const text::Json& object, std::string_view pa
   return find_path(const_cast<text::Json&>(object), path);
 }
 
-/// The same; nullptr also for null.
+/// Like find_path(), but nullptr also for null.
 inline const text::Json* find_given(const text::Json& object, std::string_view path) {
   const text::Json* const found = find_path(object, path);
   return found == nullptr || found->is_null() ? nullptr : found;
 }
 
-/// Numbers by value, members in any order, others by their text.
+/// Whether two values are equal: numbers by value, objects with members in any order, others by
+/// their text.
 inline bool are_equal(const text::Json& one, const text::Json& other) {
   if (one.is_number() && other.is_number()) return one.number() == other.number();
   if (one.is_array() && other.is_array()) {

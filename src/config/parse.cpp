@@ -21,7 +21,7 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
   if (given == nullptr || *given == "") return;
   const Json* const model = document.root().find("model");
   const std::filesystem::path folder = Value(document, *given, "model.path").path_text();
-  // No config.json has them.
+  // Keys that no config.json has.
   constexpr std::array kTiles = {"vocabulary_tiles", "layer_tiles"};
   for (const auto& member : model->members()) {
     const bool tiles = std::find(kTiles.begin(), kTiles.end(), member.key) != kTiles.end();

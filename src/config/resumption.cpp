@@ -27,7 +27,7 @@ struct RoleKeys {
 };
 
 /// Every key is in one of these lists. States replace the initial weights, tiles are compared block
-/// by block, and files by their content: DataSection::kind() stands for it in a checkpoint.
+/// by block, and files by their content, for which DataSection::kind() is the key in a checkpoint.
 constexpr auto kRoles = std::to_array<RoleKeys>({
     {kMathematics,
      "model.* data.text data.tokens data.documents data.pairs data.held_out data.shuffle "
@@ -135,7 +135,7 @@ std::vector<std::string> allowed_names() {
     std::string_view path = row.path;
     if (path.ends_with(".*")) path.remove_suffix(2);
     for (; true; path = path.substr(0, path.rfind('.'))) {
-      // "ballast" as a whole is not worth a name.
+      // "ballast" as a whole cannot be allowed.
       if (path != "ballast" && path != "zero_optimization") names.emplace_back(path);
       if (path.find('.') == std::string_view::npos) break;
     }

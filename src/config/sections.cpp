@@ -24,11 +24,11 @@ Key family_key(model::ModelConfig& m) {
   return key;
 }
 
-/// A value of the type of `standard`. If that is null: an object, a list or a number.
+/// A value whose type is that of `standard`. If that is null: an object, a list or a number.
 Json read_detail(const Value& value, const Json& standard) {
   if (standard.is_number()) {
     const double given = value.real({.low = std::numeric_limits<double>::lowest()});
-    // Transformers refuses 24.0 where it wants a whole number.
+    // Transformers refuses 24.0 if it needs a whole number.
     const bool whole = standard.whole() && given == std::floor(given) && given >= 0.0 &&
                        given <= static_cast<double>(std::uint64_t{1} << 53U);
     return whole ? Json(static_cast<std::uint64_t>(given)) : Json(given);
@@ -66,7 +66,7 @@ Section detail_keys(Config& c) {
   return keys;
 }
 
-/// expand_model_path() has replaced it, unless it is empty.
+/// Unless it is empty, expand_model_path() has replaced it.
 Key model_path_key() {
   Key key = {"path", [](const Value& value) { static_cast<void>(value.text()); }, nullptr};
   key.names_paths = true;
@@ -105,7 +105,7 @@ Section model_keys(Config& c) {
 constexpr RealRange kHeldOut = {.low = 0.0, .high = 0.5};
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
-/// Files, or a share like held_out. With files, nothing of the training data is kept by default.
+/// Files, or a share like held_out. With files, none of the training data is held out by default.
 Key eval_key(DataSection& d) {
   Key key = path_list("eval", d.eval);
   key.read = [read = std::move(key.read), &d](const Value& value) {
@@ -122,7 +122,7 @@ Key eval_key(DataSection& d) {
   return key;
 }
 
-/// Read after eval.
+/// Must be read after eval.
 Key held_out_key(DataSection& d) {
   return {"held_out",
           [&d](const Value& value) {
@@ -149,7 +149,7 @@ Section data_keys(DataSection& d) {
           flag("as_is", d.as_is)};
 }
 
-/// `text` as a block number; none when it is not one.
+/// `text` as a block number; empty if it is not one.
 std::optional<std::uint64_t> block_number(std::string_view text) {
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -374,7 +374,7 @@ Key gradient_allreduce_op_key() {
           {}};
 }
 
-/// Accelerate writes an infinite number for no progress lines.
+/// Accelerate writes an infinite number to switch progress lines off.
 Key steps_per_print_key(std::uint64_t& steps) {
   Key key = whole("steps_per_print", steps, {1, kNoProgressLines});
   key.read = [read = std::move(key.read), &steps](const Value& value) {
@@ -390,7 +390,7 @@ Key batch_key(std::string name, std::uint64_t& target) {
   return or_auto(whole(std::move(name), target, {1, std::uint64_t{1} << 32U}), target);
 }
 
-/// A batch key that the planner may choose: "auto" is read and printed as such.
+/// A batch key that the planner may choose: "auto" is read and printed as "auto".
 Key planned_batch_key(std::string name, std::uint64_t& target, bool& automatic) {
   Key key = batch_key(std::move(name), target);
   key.read = [read = std::move(key.read), &automatic](const Value& value) {

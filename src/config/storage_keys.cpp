@@ -75,7 +75,7 @@ Section offload_keys(OffloadSection& o, step::BufferCounts& buffers, const std::
       name, log);
 }
 
-/// 0 means 1, too: DeepSpeed splits weights over fewer ranks only above 1.
+/// 0 means 1, too: DeepSpeed shards weights over fewer ranks only above 1.
 Key hpz_key(ZeroSection& zero) {
   Key key = whole("zero_hpz_partition_size", zero.hpz_partition_size, {0, std::uint64_t{1} << 20U});
   key.read = [read = std::move(key.read), &zero](const Value& value) {
@@ -98,7 +98,7 @@ Key persistence_key(std::string name, ZeroSection& zero) {
   return key;
 }
 
-/// Keys of both `aio` and the entries of `aio.paths`.
+/// Keys that `aio` and the entries of `aio.paths` share.
 Section transfer_keys(Bytes& block_size, unsigned& queue_depth, IoBackend& backend) {
   Key block = bytes("block_size", block_size, {kPage, kGiB});
   block.read = [read = std::move(block.read), &block_size](const Value& value) {

@@ -8,8 +8,8 @@
 
 namespace ballast::engine {
 
-// The report of a step: losses in double precision, first those of the head for each micro-batch,
-// then those of the routers for each micro-batch.
+// The report of a step: losses in double precision, first the head's for each micro-batch, then the
+// routers' for each micro-batch.
 
 /// A part of the report.
 struct ReportPart {
@@ -17,20 +17,20 @@ struct ReportPart {
   Bytes bytes = 0;
 };
 
-/// The head's losses of micro-batch `micro`.
+/// Returns the part with the head's losses of micro-batch `micro`.
 inline ReportPart head_losses_in(const Blueprint& blueprint, std::uint32_t micro) {
   const Bytes bytes = blueprint.head_losses() * sizeof(double);
   return {micro * bytes, bytes};
 }
 
-/// The routers' losses of micro-batch `micro`: kRouterLosses.
+/// Returns the part with the routers' losses of micro-batch `micro`: kRouterLosses.
 inline ReportPart router_losses_in(const Blueprint& blueprint, std::uint32_t micro) {
   constexpr Bytes kBytes = kRouterLosses * sizeof(double);
   const Bytes first = blueprint.micro_batches * head_losses_in(blueprint, 0).bytes;
   return {first + micro * kBytes, kBytes};
 }
 
-/// The whole report.
+/// Returns the size of the whole report.
 inline Bytes report_bytes(const Blueprint& blueprint) {
   const auto micro_batches = static_cast<std::uint32_t>(blueprint.micro_batches);
   const bool routes = blueprint.problem.table->routing_bytes() > 0;
@@ -38,7 +38,7 @@ inline Bytes report_bytes(const Blueprint& blueprint) {
                 : head_losses_in(blueprint, micro_batches).offset;
 }
 
-/// A part of the report on the host.
+/// Returns a part of the report on the host.
 template <class T>
 std::span<T> reported(HostBytes report, const ReportPart& part) {
   return {reinterpret_cast<T*>(report.data() + part.offset), part.bytes / sizeof(T)};

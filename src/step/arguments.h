@@ -7,7 +7,7 @@
 
 namespace ballast::step {
 
-/// Throws Error(config) for what build() refuses.
+/// Throws Error(config) for arguments that build() refuses.
 void check_arguments(const Problem& problem, const Placement& placement, const Options& options);
 /// Refuses plans that an evaluation does not have.
 void check_trains(const Options& options);

@@ -15,8 +15,8 @@
 
 namespace ballast::step {
 
-/// A list of buffers in the making: each by itself, or one for all of a tier and kind when only
-/// their sums are of interest.
+/// A list of buffers under construction: each separately, or one per tier and kind if only their
+/// sums are needed.
 class BufferList {
  public:
   explicit BufferList(bool merges) : merges_(merges) {}
@@ -27,7 +27,7 @@ class BufferList {
   [[nodiscard]] std::vector<Buffer> take() { return std::move(buffers_); }
   /// The largest host buffer for data in transit, if buffers are merged.
   [[nodiscard]] Bytes largest_place() const { return largest_place_; }
-  /// If buffers are merged: the one of a tier and kind, or kNoBuffer.
+  /// If buffers are merged: the merged buffer of a tier and kind, or kNoBuffer.
   [[nodiscard]] BufferId merged(Tier tier, Kind kind) const {
     return merged_.at(static_cast<std::size_t>(tier)).at(static_cast<std::size_t>(kind));
   }
@@ -38,7 +38,7 @@ class BufferList {
     return static_cast<BufferId>(buffers_.size() - 1);
   }
 
-  /// Adds `count` equal buffers to the one of their tier and kind.
+  /// Adds `count` equal buffers to the merged buffer of their tier and kind.
   BufferId merge(Tier tier, Kind kind, Bytes bytes, std::size_t count) {
     const bool place = kind == Kind::staging || kind == Kind::gradients;
     if (tier == Tier::host && place) largest_place_ = std::max(largest_place_, bytes);
@@ -58,7 +58,7 @@ class BufferList {
                      bytes, count);
   }
 
-  /// If buffers are merged, one stands for all.
+  /// If buffers are merged, one represents all.
   template <class Name>
   std::vector<BufferId> add_equal(Name name, Tier tier, Kind kind, Bytes bytes, std::size_t count) {
     if (count == 0) return {};

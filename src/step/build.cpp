@@ -18,7 +18,7 @@ class PlanMaker {
   PlanMaker(const Problem& problem, const Placement& placement, const Options& options)
       : placed_(problem, placement, options), layout_(make_layout(placed_)) {}
 
-  /// A writer for one plan.
+  /// Returns a writer for one plan.
   [[nodiscard]] StepWriter write(const std::string& name, std::uint32_t micro_batches) const {
     return {name, placed_, layout_, micro_batches};
   }
@@ -33,7 +33,7 @@ BufferId first_of(const std::vector<BufferId>& buffers) {
   return buffers.empty() ? kNoBuffer : buffers.front();
 }
 
-/// Inputs of the step on the host, by micro-batch.
+/// Returns the inputs of the step on the host, by micro-batch.
 std::vector<BufferId> inputs_on_host(const model::StepProgram& program, const Layout& layout) {
   for (model::ClassId id = 0; id < program.classes.size(); ++id) {
     if (program.classes[id].from_host) return layout.values.on_host[id];

@@ -3,7 +3,7 @@
 #include "src/step/movements.h"
 #include "src/step/plan_types.h"
 
-// The part of Movements that takes complete gradients to their updates.
+// The part of Movements that moves complete gradients to their updates.
 
 namespace ballast::step {
 
@@ -80,8 +80,8 @@ BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
   return staging;
 }
 
-/// Sums `packed` over the ranks, in place unless its home on the device holds only this rank's
-/// shard. Returns the buffer with the sum.
+/// Sums `packed` over the ranks, in place unless its home on the device has only this rank's shard.
+/// Returns the buffer with the sum.
 BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
   const bool moves = at(block).optimizer == Tier::device && rank_.splits_gradients(block);
   const BufferId reduced = moves ? layout_.gradient[block] : packed;

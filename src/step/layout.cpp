@@ -17,10 +17,11 @@
 namespace ballast::step {
 namespace {
 
-/// Largest buffer for gradients received from other ranks; larger gradients are summed in rounds.
+/// Maximum size of the buffer for gradients received from other ranks; larger gradients are summed
+/// in rounds.
 constexpr Bytes kArriving = 32 * kMiB;
 /// A host buffer of a step with at least kServes bytes also serves to fill and read the device;
-/// else a buffer of at most kPassing bytes is added.
+/// otherwise a buffer of at most kPassing bytes is added.
 constexpr Bytes kServes = 256 * kKiB;
 constexpr Bytes kPassing = 1 * kMiB;
 
@@ -51,12 +52,13 @@ class LayoutMaker {
   }
 
  private:
-  /// "layer 3 weights", unless nobody reads it.
+  /// Returns "layer 3 weights", or "" if no one reads the name.
   [[nodiscard]] std::string name_of(std::uint32_t block, std::string_view what) const {
     return list_.merges() ? std::string() : fmt::format("{} {}", problem_.name_of(block), what);
   }
 
-  // Homes of weights and states, what a rollback needs of them, and what checkpoints keep on NVMe.
+  // Homes of weights and states, undo buffers for a rollback, and extents that checkpoints keep on
+  // NVMe.
 
   void homes() {
     for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
@@ -80,7 +82,8 @@ class LayoutMaker {
     }
   }
 
-  /// No plan uses these: a home and such a buffer change places (state/slots.h).
+  /// Adds extents for checkpoints. No plan uses them: a home and such an extent swap places
+  /// (state/slots.h).
   void checkpoints() {
     if (options_.kept_checkpoints == 0) return;
     if (list_.merges()) {
@@ -110,7 +113,7 @@ class LayoutMaker {
           Tier::nvme, Kind::checkpoints, kept.bytes, options_.kept_checkpoints);
     }
     if (extents_for_checkpoints() == options_.kept_checkpoints) return;
-    // At the end: swap files without them then only have to grow.
+    // Added last, because swap files without these extents then only have to grow.
     for (const BufferId home : homes) {
       const Buffer kept = list_[home];
       if (kept.tier != Tier::nvme) continue;
@@ -119,14 +122,14 @@ class LayoutMaker {
     }
   }
 
-  /// For each home. A checkpoint that is written while training continues needs its own, because
-  /// the older ones stay until it is complete.
+  /// Returns the number of extents per home. A checkpoint that is written while training continues
+  /// needs its own, because the older ones stay until it is complete.
   [[nodiscard]] std::uint32_t extents_for_checkpoints() const {
     return options_.kept_checkpoints +
            (written_in_background(placed_.placement, options_.kept_checkpoints) ? 1 : 0);
   }
 
-  /// States and undo buffers, without lists of them.
+  /// Adds the sums of states and undo buffers, without lists.
   void merge_states(std::uint32_t b) {
     const auto groups = static_cast<std::uint32_t>(problem_.blocks[b].sub_groups.size());
     for (std::uint32_t g = 0; g < groups; ++g) {
@@ -137,7 +140,7 @@ class LayoutMaker {
     if (placed_.speculates(b)) list_.merge(undo_tier(b), Kind::undo, undo_bytes(b), 1);
   }
 
-  /// One buffer for each sub-group.
+  /// Adds one buffer per sub-group.
   std::vector<BufferId> add_states(std::uint32_t b, const std::string& name, Tier tier, Kind kind) {
     const auto groups = static_cast<std::uint32_t>(problem_.blocks[b].sub_groups.size());
     std::vector<BufferId> buffers;
@@ -148,7 +151,7 @@ class LayoutMaker {
     return buffers;
   }
 
-  /// Weights that are never written again, in whole pages.
+  /// Returns the bytes of weights that are never written again, in whole pages.
   [[nodiscard]] Bytes frozen_on_nvme() const {
     Bytes sum = 0;
     for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
@@ -160,7 +163,8 @@ class LayoutMaker {
     return sum;
   }
 
-  /// The updated weights of a block are in host memory, wherever they live.
+  /// Returns the tier of a block's updated weights for undo: they are in host memory, wherever
+  /// their home is.
   [[nodiscard]] Tier undo_tier(std::uint32_t b) const {
     if (placed_.trained_home_bytes(b) > 0) return placed_.trained_tier(b);
     return placed_.at(b).weights == Tier::nvme ? Tier::nvme : Tier::host;
@@ -183,11 +187,11 @@ class LayoutMaker {
   // Buffers for data in transit.
 
   struct Need {
-    Bytes bytes = 0;        ///< of the largest
-    std::size_t count = 0;  ///< of blocks
+    Bytes bytes = 0;        ///< size of the largest block
+    std::size_t count = 0;  ///< number of blocks
   };
 
-  /// The number of blocks for which `counts` holds and the largest `size` of one.
+  /// Returns the number of blocks for which `counts` holds, and their largest `size`.
   template <class Size, class Counts>
   [[nodiscard]] Need need(Size size, Counts counts) const {
     Need found;
@@ -222,7 +226,8 @@ class LayoutMaker {
         layout_.codes = list_.add("weight codes", Tier::device, Kind::workspace, codes.bytes);
       }
     }
-    // One is enough: what decodes the next block's runs on the same stream as the passes.
+    // One is enough, because dequantisation of the next block's weights runs on the same stream as
+    // the passes.
     const Need decoded = need([this](std::uint32_t b) { return problem_.blocks[b].decoded_bytes; },
                               [this](std::uint32_t b) { return problem_.blocks[b].is_coded(); });
     layout_.decoded = list_.add_slots("decoded weights", Tier::device, Kind::workspace,
@@ -239,7 +244,7 @@ class LayoutMaker {
                         std::min<std::size_t>(options_.buffers.weight_staging, staged.count));
   }
 
-  /// Blocks whose weights move for the pass of another block.
+  /// Number of blocks whose weights move for the pass of another block.
   template <class Moves>
   [[nodiscard]] std::size_t most_moving_together(Moves moves) const {
     const model::StepProgram& program = problem_.program();
@@ -335,7 +340,7 @@ class LayoutMaker {
                                       std::min(largest, kPassing));
   }
 
-  /// Whether a buffer of a step has `enough` bytes and becomes the passing place.
+  /// Returns whether a buffer of a step has `enough` bytes and becomes the passing place.
   bool takes_place(Bytes enough) {
     for (const auto* places :
          {&layout_.weight_staging, &layout_.state_staging, &layout_.values.staging,

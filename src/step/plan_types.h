@@ -4,7 +4,7 @@
 
 namespace ballast::step {
 
-// What this module writes and what it is asked for.
+// Types that this module writes, and its inputs.
 using plan::Action;
 using plan::Boundary;
 using plan::Buffer;

@@ -71,7 +71,7 @@ void StepWriter::begin(const Group& group) {
   at_head_ = false;
 }
 
-/// Blocks arrive in ascending order. Those whose weights move ahead arrive before that.
+/// Blocks arrive in ascending order. Blocks whose weights move ahead arrive before that.
 void StepWriter::arrive(const Stop& stop, const Group& group) {
   BlockId end = ahead_of(stop).end;
   for_operands(stop, [&](const Operand& operand) {
@@ -90,8 +90,8 @@ void StepWriter::prefetch(const Stop& stop) {
   for (BlockId b = begin; b < end; ++b) move_.prefetch(b);
 }
 
-/// The blocks that compute rows of a router of `stop` and have buffers for weights that move before
-/// it has chosen.
+/// Returns the blocks that compute rows of a router of `stop` and have buffers for weights that
+/// move before it has chosen.
 ProgramTable::Blocks StepWriter::ahead_of(const Stop& stop) const {
   if (!placed_.options.prefetches_experts) return {};
   for (const PassId id : stop.passes) {
@@ -144,7 +144,7 @@ void StepWriter::compute(const Stop& stop, const Group& group) {
     for (const PassId id : stop.passes) {
       const OpId emitted = compute(id, m);
       const model::Pass& pass = program_.passes[id];
-      // Losses of the reference alone may precede the head of the trained model.
+      // Losses of only the reference model may precede the head of the trained model.
       const bool head = pass.block == program_.head && (pass.reference == 0 || !stop.backward);
       if (!head || std::exchange(at_head_, true)) continue;
       if (first_head_ == kNoOp) first_head_ = emitted;
@@ -199,15 +199,15 @@ void StepWriter::finish(BlockId block) {
   fetch_states_ahead(UpdatedIn::forward, ahead_of_forward_, blocks() - 1 - block);
 }
 
-/// Fetches states for the first updates of a pass during the pass before it. Those that find no
-/// free buffer follow at the next block.
+/// Fetches states for the first updates of a pass during the preceding pass. States without a free
+/// buffer follow at the next block.
 void StepWriter::fetch_states_ahead(UpdatedIn pass, EventSpread& ahead, std::uint32_t at) {
   while (ahead.due(at) && move_.has_room_ahead(pass, ahead.next())) {
     move_.fetch_states_ahead(pass, ahead.take());
   }
 }
 
-/// Whether gated updates wait for the next step.
+/// Returns whether gated updates wait for the next step.
 bool StepWriter::leaves_updates() const {
   for (BlockId b = 0; b < blocks(); ++b) {
     if (is_updated_in_forward(b)) return true;

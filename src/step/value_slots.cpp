@@ -66,7 +66,7 @@ class SlotMaker {
  private:
   using Buffers = ValueSlots::Buffers;
 
-  /// Placed values, and kept ones of blocks that keep them.
+  /// Adds placed values, and kept values of blocks that keep them.
   void waiting_values() {
     std::size_t to_nvme = 0;
     Bytes largest = 0;
@@ -100,7 +100,7 @@ class SlotMaker {
                                      bytes, together_);
   }
 
-  /// "input of layer 0, 1".
+  /// Returns "input of layer 0, 1".
   static std::string name_of(const StepValue& value, std::size_t micro) {
     const bool intermediates = value.waits == Waits::kept && value.recipe == kNone;
     return fmt::format("{}{} {}", value.name, intermediates ? "" : ",", micro);
@@ -139,7 +139,7 @@ class SlotMaker {
     return colours_.training[id] > 0 || colours_.evaluation[id] > 0;
   }
 
-  /// A buffer for each colour and micro-batch that goes through a stop with others.
+  /// Returns a buffer per colour and per micro-batch that passes a stop together with others.
   Buffers own_slots(ClassId id) {
     const ValueClass& of = program_.classes[id];
     if (!placed_.trains() && of.in_evaluation != kNone) return {};
@@ -165,7 +165,7 @@ class SlotMaker {
     return list_.add_slots(name, Tier::device, kind_of(of.memory), of.bytes, count);
   }
 
-  /// The first value of a class that has no buffers of its own; null if there is none.
+  /// Returns the first value of a class that shares its buffers; null if there is none.
   [[nodiscard]] const StepValue* first_that_shares(ClassId id) const {
     const std::vector<ValueId>& others = table_.traits(id).others;
     ValueId first = others.empty() ? kNone : others.front();
@@ -180,9 +180,10 @@ class SlotMaker {
     return first == kNone ? nullptr : &program_.values[first];
   }
 
-  /// Training: one buffer is written while those of `together_` micro-batches are read. One more
-  /// is on its way to or from the host. If nothing passes but the input of the head, that is alone.
-  /// Evaluation and reference: a stop writes one buffer while it reads those of all micro-batches.
+  /// Training: one buffer is written while those of `together_` micro-batches are read, and one
+  /// more is on its way to or from the host. If only the input of the head passes, one buffer is
+  /// enough. Evaluation and reference model: a stop writes one buffer while it reads those of all
+  /// micro-batches.
   [[nodiscard]] std::size_t ring_size(ClassId id) const {
     const ProgramTable::Traits& traits = table_.traits(id);
     if (traits.of_reference) return together_ + 1;
@@ -190,7 +191,7 @@ class SlotMaker {
     return together_ + (any_leaves_ || traits.others.size() > 1 ? 2 : 0);
   }
 
-  /// What the host reads of routings, of all micro-batches and ranks.
+  /// Adds the host's copies of routings, for all micro-batches and ranks.
   void counts() {
     if (!list_.merges()) slots_.counts.assign(program_.values.size(), kNoBuffer);
     for (const ValueId id : table_.values().counts) {
@@ -206,7 +207,7 @@ class SlotMaker {
     }
   }
 
-  /// One buffer for what is reported of all micro-batches.
+  /// Adds one buffer for the reports of all micro-batches.
   void report() {
     Bytes bytes = 0;
     const ValueClass* first = nullptr;
@@ -224,8 +225,8 @@ class SlotMaker {
     }
   }
 
-  /// Sums of a colour share a buffer if all micro-batches go through a stop together. Else all
-  /// sums are open at once.
+  /// Sums of one colour share a buffer if all micro-batches pass a stop together. Otherwise all
+  /// sums are in use at once.
   void sums() {
     std::vector<BufferId> sums(program_.sums.size(), kNoBuffer);
     if (placed_.options.order != Order::layer_major) {
@@ -238,7 +239,7 @@ class SlotMaker {
       std::vector<Bytes> bytes(colours_.sums, 0);
       for (std::size_t s = 0; s < sums.size(); ++s) {
         if (colours_.of_sum[s] == kNone) continue;
-        // The first is large enough for every sum of a block.
+        // The first one is large enough for every sum of a block.
         if (program_.sums[s].clears) bytes[0] = std::max(bytes[0], program_.sums[s].bytes);
         Bytes& own = bytes[colours_.of_sum[s]];
         own = std::max(own, program_.sums[s].bytes);

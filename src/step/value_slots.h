@@ -20,10 +20,10 @@ struct ValueSlots {
   /// report: one; step: by micro-batch.
   std::vector<Buffers> shared;
   std::vector<Buffers> on_host;   ///< inputs of the step, by micro-batch
-  std::vector<Buffers> of_ranks;  ///< numbers of rows of all ranks, on the device, if several
+  std::vector<Buffers> of_ranks;  ///< row counts of all ranks on the device, if there are several
   // By value.
-  std::vector<Buffers> own;  ///< where a value waits for the backward pass, by micro-batch together
-  std::vector<BufferId> counts;  ///< numbers of rows of all micro-batches and ranks, on the host
+  std::vector<Buffers> own;      ///< waiting for the backward pass, by micro-batch together
+  std::vector<BufferId> counts;  ///< row counts of all micro-batches and ranks, on the host
 
   BufferId report = kNoBuffer;          ///< device, one for all classes
   BufferId report_on_host = kNoBuffer;  ///< its copy
@@ -31,7 +31,7 @@ struct ValueSlots {
   std::vector<BufferId> sums;
 };
 
-/// Bytes of a value of one micro-batch where it waits on NVMe, in whole pages.
+/// Returns the bytes of a waiting value of one micro-batch on NVMe, in whole pages.
 inline Bytes swapped_bytes(const model::StepProgram& program, const model::StepValue& value) {
   return round_up(program.bytes_of(value), kPage);
 }

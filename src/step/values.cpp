@@ -136,7 +136,7 @@ BufferId Values::bind(const Operand& operand, std::uint32_t micro) {
   return operand.access == OperandAccess::writes ? begin_life(value, micro) : read(value, micro);
 }
 
-/// Whatever waits has a buffer of its own. In a schedule for evaluation nothing waits.
+/// A waiting value has its own buffer. In a schedule for evaluation no value waits.
 BufferId Values::begin_life(ValueId id, std::uint32_t micro) {
   const StepValue& value = program_.values[id];
   const bool waits = placed_.keeps(value) ||
@@ -151,14 +151,14 @@ BufferId Values::begin_life(ValueId id, std::uint32_t micro) {
   return slots_.shared[value.of][colour * placed_.together() + place_among(micro)];
 }
 
-/// Where its life has begun, or where it has been brought back.
+/// Returns the place where its life began, or where it was brought back.
 BufferId Values::read(ValueId id, std::uint32_t micro) {
   if (backward_ && placed_.leaves(program_.values[id])) return bring_back(id, micro);
   const BufferId ring = in_ring(id, micro);
   return ring != kNoBuffer ? ring : begin_life(id, micro);
 }
 
-/// It stays until another value of the micro-batch is brought back.
+/// The value stays until another value of the micro-batch is brought back.
 BufferId Values::bring_back(ValueId id, std::uint32_t micro) {
   Brought& last = brought_[micro];
   if (last.value == id) return last.buffer;
@@ -190,7 +190,7 @@ void Values::after(model::PassId id, std::uint32_t micro) {
   }
 }
 
-/// What the routers of all ranks have chosen, to the host.
+/// Copies the choices of the routers of all ranks to the host.
 void Values::share_counts(ValueId id, BlockId block, std::uint32_t micro) {
   const StepValue& value = program_.values[id];
   const Bytes bytes = program_.bytes_of(value);

@@ -192,7 +192,7 @@ void AppendedFile::append(std::string_view record) {
   try {
     write_fully(descriptor_, path_, std::as_bytes(std::span(record)));
   } catch (const Error&) {
-    // Report the write error, not an error of the truncation.
+    // Reports the write error, not an error of the truncation.
     [[maybe_unused]] const int result =
         ::ftruncate(descriptor_.number(), static_cast<off_t>(size_));
     throw;

@@ -195,7 +195,7 @@ class SwapErrors(FaultTest):
             back = [line for line in lines if "training continues from " in line]
             self.assertGreater(len(back), 0, done.stderr)
             self.assertIn(str(self.path / "run/checkpoints/step-"), back[0])
-            for line in back:  # the swap file may have the name of a checkpoint, which is whole
+            for line in back:  # the swap file may have the name of a checkpoint, which is intact
                 self.assertNotIn("checkpoints", line.split("; training continues")[0])
             self.assertIn(f"went back to a checkpoint {len(back)} time", done.stdout)
             self.assertEqual(self.results(), expected, faults)

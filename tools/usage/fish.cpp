@@ -42,7 +42,7 @@ end
 complete -c ballast -f
 )";
 
-/// Arguments of `complete` for the values of an option or argument.
+/// Arguments of fish's `complete` for the values of an option or argument.
 std::string fish_values(const OptionInfo& option, const CommandInfo& program) {
   if (option.values.empty()) return completed(completion_of(option.takes).fish, option, program);
   return "-a " + shell_quoted(fmt::format("{}", fmt::join(option.values, " ")));

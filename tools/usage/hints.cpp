@@ -87,7 +87,7 @@ std::string plain_word(const std::string& name) {
   return text;
 }
 
-/// The advice on `word`; "" without any.
+/// The advice on `word`, which has no spaces; "" if there is none.
 std::string_view advice_for(std::span<const Advice> table, const std::string& word) {
   for (const auto& [advice, words] : table) {
     if (text::has_word(words, word)) return advice;

@@ -42,7 +42,7 @@ std::string usage_line(const CommandInfo& command) {
   return line;
 }
 
-/// "  name    description", wrapped; a long name has its own line.
+/// Adds "  name    description", wrapped. A long name has its own line.
 void add_entry(std::string& text, const std::string& name, const std::string& description) {
   const std::string indent(kDescriptionColumn, ' ');
   std::string entry = wrap(description, kHelpWidth, indent);

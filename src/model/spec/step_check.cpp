@@ -234,6 +234,9 @@ class Walk {
         const bool bound = !operand.optional || choice_.keeps;
         if (operand.kind == OperandKind::value && operand.access == OperandAccess::writes &&
             bound) {
+          // A second pass that adds to a gradient must not begin it anew.
+          breaches_.require(recipe || !written_[operand.number], "{} of {} writes '{}' again",
+                            kernel(id), name(pass.block), program_.values[operand.number].name);
           write(operand.number);
         }
       }

@@ -190,6 +190,13 @@ TEST(StepProgramCheck, FindsReadsOfMissingValues) {
             "head evaluate of head reads 'input of layer 0', which does not exist");
 }
 
+TEST(StepProgramCheck, FindsGradientsThatBeginTwice) {
+  StepProgram program = whole();
+  operand_of(program, Kernel::layer_backward, Port::activation_gradient).access =
+      OperandAccess::writes;
+  EXPECT_EQ(breach_of(program), "layer backward of layer 1 writes 'activation gradient' again");
+}
+
 TEST(StepProgramCheck, FindsGradientsCompletedOutOfOrder) {
   StepProgram program = whole();
   std::swap(program.training[4].finishes, program.training[5].finishes);

@@ -14,8 +14,8 @@
 #include "ballast/plan/executor.h"
 #include "ballast/step/names.h"
 
+#include "tests/support/random_problem.h"
 #include "tests/unit/step/fake_run.h"
-#include "tests/unit/step/random_workload.h"
 
 // Failures, interrupts and observers of overlapping plans.
 
@@ -24,20 +24,8 @@ namespace {
 
 /// Host weights and NVMe states, gated: updates under the next forward pass, states read ahead.
 struct Pipelined {
-  step::TestProblem problem = step::random_problem(1);
-  Schedule schedule;
-
-  Pipelined() {
-    problem.workload.blocks.assign(4, step::bf16_block("block", 2048, 10.0));
-    problem.workload.tied = false;
-    problem.workload.micro_batches = 2;
-    problem.workload.losses_bytes = 16;
-    problem.workload.evaluation_micro_batches = 1;
-    problem.placement.blocks.assign(4, {Tier::host, Tier::nvme, Tier::device});
-    problem.options = {};
-    schedule =
-        step::build(step::with_program(problem.workload), problem.placement, problem.options);
-  }
+  step::PlacedProblem placed = step::equal_blocks(4, 2, {Tier::host, Tier::nvme, Tier::device});
+  Schedule schedule = build(placed);
 };
 
 /// The finished operations by run. Read it when nothing runs.
@@ -66,8 +54,7 @@ TEST(Executor, AFailureInOverlappingRunsIsNamedAndStopsItsSuccessors) {
   const Pipelined pipelined;
   const Schedule& schedule = pipelined.schedule;
   const std::vector<const Plan*> runs = {&schedule.first, &schedule.steady, &schedule.steady};
-  const step::Problem named = step::with_program(pipelined.problem.workload);
-  const step::OperationNames names(named);
+  const step::OperationNames names(pipelined.placed.problem);
   for (const std::string_view victim :
        {"update", "fetch states", "forward", "offload gradient", "writeback states"}) {
     for (const bool serial : {false, true}) {
@@ -160,10 +147,9 @@ TEST(Executor, ADestroyedExecutorFinishesOnlyStartedOperations) {
 
 TEST(Executor, ShowsEveryOperationOnceInAnOrderThatItsEdgesAllow) {
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
-    const step::TestProblem problem = step::random_problem(seed);
-    const Schedule schedule =
-        step::build(step::with_program(problem.workload), problem.placement, problem.options);
-    const auto runs = step::random_runs(problem, schedule, seed, 5);
+    const step::PlacedProblem placed = step::random_problem(seed);
+    const Schedule schedule = build(placed);
+    const auto runs = step::random_runs(placed, schedule, seed, 5);
     std::vector<Span> spans;
     const auto nothing = [](const Operation&, std::uint64_t) {};
     Executor executor(nothing, step::action_name,

@@ -19,8 +19,8 @@
 
 #include "ballast/core/error.h"
 
+#include "tests/support/random_problem.h"
 #include "tests/unit/step/fake_run.h"
-#include "tests/unit/step/random_workload.h"
 
 namespace ballast::plan::executor_test {
 namespace {
@@ -126,10 +126,9 @@ class Streams {
 template <class Execute>
 void expect_serial_results(Execute execute) {
   for (std::uint64_t seed = 0; seed < 25; ++seed) {
-    const step::TestProblem problem = step::random_problem(seed);
-    const Schedule schedule =
-        step::build(step::with_program(problem.workload), problem.placement, problem.options);
-    const auto runs = step::random_runs(problem, schedule, seed, 6);
+    const step::PlacedProblem placed = step::random_problem(seed);
+    const Schedule schedule = build(placed);
+    const auto runs = step::random_runs(placed, schedule, seed, 6);
     const auto expected = step::serial_result(schedule, runs.runs);
     const auto run = [&](const ExecutorOptions& options, bool patient) {
       step::FakeMachine machine(schedule.buffers.size());
