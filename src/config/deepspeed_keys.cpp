@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "ballast/text/words.h"
+
 #include "src/config/sections.h"
 
 namespace ballast::config {
@@ -25,173 +27,151 @@ struct KeyGroup {
   std::string_view section;
   Treatment treatment;
   std::string_view sentence;
-  std::vector<std::string_view> names;
+  std::string_view names;  ///< separated by spaces
 };
 
 using enum Treatment;
 
 // The names are those of DeepSpeed 0.19.8 (runtime/config.py, runtime/constants.py,
 // runtime/zero/config.py and related files) and some that older versions have.
-KeyGroup group(std::string_view section, Treatment treatment, std::string_view sentence,
-               std::vector<std::string_view> names) {
-  return {section, treatment, sentence, std::move(names)};
-}
-
-const std::vector<KeyGroup> kGroups = {
-    group("", ignored,
-          "metrics.jsonl has the times, traffic and memory of each step; --trace shows its "
-          "operations",
-          {"wall_clock_breakdown", "memory_breakdown", "timers", "flops_profiler", "comms_logger"}),
-    group("", ignored,
-          "metrics go to metrics.jsonl in the run directory, which `ballast report` draws, and to "
-          "the files of tensorboard and csv_monitor",
-          {"wandb", "comet"}),
-    group("", ignored, "see ballast.checkpoint_every", {"checkpoint", "datastates_ckpt"}),
-    group("", ignored, "Ballast has its own optimizers, which support states in every tier",
-          {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}),
-    group("", ignored,
-          "gradients are exchanged in the type of the weights and averaged over all ranks",
-          {"communication_data_type", "seq_parallel_communication_data_type",
-           "seq_parallel_comm_data_type", "prescale_gradients", "gradient_predivide_factor",
-           "fp32_allreduce", "disable_allgather"}),
-    group("", ignored,
-          "gradients accumulate in fp32, master weights are fp32; see ballast.optimizer_states",
-          {"data_types", "managed_gradient_accumulation", "coalesce_grad_reduction"}),
-    group("", ignored, "no training batch is partial", {"dataloader_drop_last"}),
-    group("", ignored, "`ballast plan` and `ballast tune` do this", {"autotuning"}),
-    group("", ignored, "has no equivalent in Ballast",
-          {"compile", "dump_state", "log_level", "hybrid_engine", "pipeline", "vocabulary_size",
-           "use_data_before_expert_parallelism"}),
-    group("", ignored, "no Python runs during the steps", {"disable_python_gc"}),
-    group("", ignored, "data moves block by block; there are no buckets", {"allgather_size"}),
-    group(
-        "", off_section,
-        "is not in this version; set bf16.enabled or fp16.enabled for 16-bit weights or remove it",
-        {"torch_autocast"}),
-    group("", off_section,
-          "would change training results and is not supported in this version; remove it",
-          {"data_efficiency"}),
-    group("", on_section,
-          "would change training results and is not supported in this version; remove it",
-          {"weight_quantization"}),
-    group("", one,
-          "splits the model inside a layer, which is not in this version; set it to 1 or remove it",
-          {"tensor_parallel", "sequence_parallel_size"}),
-    group("", off_section,
-          "is a key of this program's own section; remove it and give ballast.expert_parallel",
-          {"expert_parallel"}),
-    group("", removed,
-          "Nebula's checkpoints; remove it. ballast.checkpoint_every writes checkpoints",
-          {"nebula"}),
-    group("", removed, "the compression library; remove it. Training is not quantised",
-          {"compression_training"}),
-    group("", removed, "Apex AMP; remove it. bf16.enabled or fp16.enabled gives 16-bit weights",
-          {"amp"}),
-    group("", removed, "mixture of quantization; remove both of its sections",
-          {"quantize_training", "eigenvalue"}),
-    group("", removed,
-          "the compression of embedding gradients; remove it. Gradients are always dense",
-          {"sparse_gradients"}),
-    group("", removed, "sparse attention; remove it. Attention is exact", {"sparse_attention"}),
-    group("", removed,
-          "elastic training; remove it and give train_batch_size or "
-          "train_micro_batch_size_per_gpu. Checkpoints fit any number of ranks",
-          {"elasticity"}),
-    group("", removed, "graph harvesting; remove it", {"graph_harvesting"}),
-    group("", removed,
-          "this curriculum; remove it. The one in data_efficiency is not in this version either",
-          {"curriculum_learning"}),
-    group("", removed, "progressive layer dropping; remove it", {"progressive_layer_drop"}),
-    group("zero_optimization", ignored, "data moves block by block; there are no buckets",
-          {"contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions",
-           "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "round_robin_gradients",
-           "stage3_prefetch_bucket_size", "prefetch_bucket_size"}),
-    group("zero_optimization", ignored,
-          "transfers overlap with computation; ballast.serial switches that off", {"overlap_comm"}),
-    group("zero_optimization", ignored,
-          "the planner decides what stays resident; see ballast.placement",
-          {"stage3_model_persistence_threshold", "model_persistence_threshold",
-           "stage3_max_live_parameters", "max_live_parameters", "stage3_max_reuse_distance",
-           "max_reuse_distance", "stage3_module_granularity_threshold",
-           "module_granularity_threshold", "leaf_module"}),
-    group("zero_optimization", ignored, "checkpoints fit any number of ranks",
-          {"load_from_fp32_weights", "elastic_checkpoint", "pipeline_loading_checkpoint"}),
-    group("zero_optimization", ignored, "the weights that a run saves are whole, in fp32",
-          {"stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
-           "stage3_gather_fp16_weights_on_model_save"}),
-    group("zero_optimization", removed,
-          "MiCS; remove it. zero_hpz_partition_size keeps the gathers of weights inside a group of "
-          "ranks",
-          {"mics_shard_size", "mics_hierarchical_params_gather"}),
-    group("zero_optimization", removed, "LoCo for ZeRO++; remove it", {"zeropp_loco_param"}),
-    group("zero_optimization", ignored, "the norm of all gradients is computed in every step",
-          {"compute_grad_norm"}),
-    group("zero_optimization", ignored, "every tensor starts on a cache line",
-          {"parameter_alignment"}),
-    group("zero_optimization", ignored, "has no equivalent in Ballast",
-          {"stage3_use_all_reduce_for_fetch_params", "use_all_reduce_for_fetch_params",
-           "stage3_allgather_sequential", "allgather_sequential", "ignore_unused_parameters",
-           "legacy_stage1", "memory_efficient_linear", "override_module_apply",
-           "log_trace_cache_warnings", "enable_sanity_checks",
-           "save_muon_momentum_buffer_in_memory"}),
-    group("zero_optimization", off, "gradients are not quantised in this version; set it to false",
-          {"zero_quantized_gradients"}),
-    group("zero_optimization", off,
-          "ballast.quantized_base quantises frozen weights; set this to false",
-          {"zero_quantized_nontrainable_weights"}),
-    group("zero_optimization", refused,
-          "stale updates are not in this version: every update uses all gradients of its step; "
-          "remove it",
-          {"zenflow"}),
-    group("offload_optimizer", ignored,
-          "host memory is pinned where the device and the system support it", {"pin_memory"}),
-    group("offload_optimizer", ignored, "the plan schedules reads and writes asynchronously",
-          {"pipeline_read", "pipeline_write", "pipeline"}),
-    group("offload_optimizer", ignored, "see ballast.update_threads", {"cpuadam_cores_perc"}),
-    group("offload_optimizer", ignored, "has no equivalent in Ballast",
-          {"fast_init", "super_offload"}),
-    group("offload_optimizer", ignored,
-          "the planner decides block by block; use device \"auto\" or ballast.placement",
-          {"ratio"}),
-    group("offload_param", ignored,
-          "host memory is pinned where the device and the system support it", {"pin_memory"}),
-    group("offload_param", ignored, "a buffer holds one block; ballast.host_bytes limits them all",
-          {"buffer_size", "max_in_cpu"}),
-    group(
-        "aio", ignored, "each folder has one I/O queue; see aio.queue_depth",
-        {"intra_op_parallelism", "thread_count", "num_threads", "single_submit", "overlap_events"}),
-    group("aio", ignored, "transfers go through host memory", {"use_gds"}),
-    group("activation_checkpointing", ignored,
-          "a layer keeps its intermediates or is recomputed from its input; see ballast.recompute",
-          {"partition_activations", "partitioned_activations", "number_checkpoints",
-           "contiguous_memory_optimization", "synchronize_checkpoint_boundary", "profile"}),
-    group("bf16", ignored,
-          "gradients accumulate in fp32 and are always checked for values that are not finite",
-          {"immediate_grad_update", "check_grad_overflow"}),
-    group("bf16", ignored, "bf16 has the range of fp32 and needs no loss scale",
-          {"loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
-           "consecutive_hysteresis", "min_loss_scale", "auto_cast"}),
-    group("bf16", off, "master weights are always fp32; set it to false",
-          {"bf16_master_weights_and_grads"}),
-    group("bf16", off, "use ballast.optimizer_states instead; set it to false",
-          {"bf16_optimizer_states"}),
-    group("fp16", ignored, "inputs are token ids; the update is Ballast's own",
-          {"auto_cast", "fused_mode"}),
-    group("fp16", off, "master weights are always fp32; set it to false",
-          {"fp16_master_weights_and_grads"}),
-    group("optimizer", ignored,
-          "Ballast has its own optimizers, which support states in every tier", {"legacy_fusion"}),
-    group("optimizer.params", ignored,
-          "the update is Ballast's own; for moments see ballast.optimizer_states",
-          {"torch_adam", "fp32_optimizer_states", "set_grad_none", "foreach", "fused", "capturable",
-           "differentiable"}),
-    group("optimizer.params", off, "AMSGrad is not in this version; set it to false", {"amsgrad"}),
-    group("optimizer.params", off, "the loss is minimised; set it to false", {"maximize"}),
-    group("optimizer.params", on,
-          "Adam without bias correction is not in this version; set it to true",
-          {"bias_correction"}),
-    group("optimizer.params", refused,
-          "is not an optimizer parameter in Ballast; use gradient_clipping", {"max_grad_norm"})};
+constexpr auto kGroups = std::to_array<KeyGroup>({
+    {"", ignored,
+     "metrics.jsonl has the times, traffic and memory of each step; --trace shows its "
+     "operations",
+     "wall_clock_breakdown memory_breakdown timers flops_profiler comms_logger"},
+    {"", ignored,
+     "metrics go to metrics.jsonl in the run directory, which `ballast report` draws, and to "
+     "the files of tensorboard and csv_monitor",
+     "wandb comet"},
+    {"", ignored, "see ballast.checkpoint_every", "checkpoint datastates_ckpt"},
+    {"", ignored, "Ballast has its own optimizers, which support states in every tier",
+     "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer"},
+    {"", ignored, "gradients are exchanged in the type of the weights and averaged over all ranks",
+     "communication_data_type seq_parallel_communication_data_type seq_parallel_comm_data_type "
+     "prescale_gradients gradient_predivide_factor fp32_allreduce disable_allgather"},
+    {"", ignored,
+     "gradients accumulate in fp32, master weights are fp32; see ballast.optimizer_states",
+     "data_types managed_gradient_accumulation coalesce_grad_reduction"},
+    {"", ignored, "no training batch is partial", "dataloader_drop_last"},
+    {"", ignored, "`ballast plan` and `ballast tune` do this", "autotuning"},
+    {"", ignored, "has no equivalent in Ballast",
+     "compile dump_state log_level hybrid_engine pipeline vocabulary_size "
+     "use_data_before_expert_parallelism"},
+    {"", ignored, "no Python runs during the steps", "disable_python_gc"},
+    {"", ignored, "data moves block by block; there are no buckets", "allgather_size"},
+    {"", off_section,
+     "is not in this version; set bf16.enabled or fp16.enabled for 16-bit weights or remove it",
+     "torch_autocast"},
+    {"", off_section,
+     "would change training results and is not supported in this version; remove it",
+     "data_efficiency"},
+    {"", on_section,
+     "would change training results and is not supported in this version; remove it",
+     "weight_quantization"},
+    {"", one,
+     "splits the model inside a layer, which is not in this version; set it to 1 or remove it",
+     "tensor_parallel sequence_parallel_size"},
+    {"", off_section,
+     "is a key of this program's own section; remove it and give ballast.expert_parallel",
+     "expert_parallel"},
+    {"", removed, "Nebula's checkpoints; remove it. ballast.checkpoint_every writes checkpoints",
+     "nebula"},
+    {"", removed, "the compression library; remove it. Training is not quantised",
+     "compression_training"},
+    {"", removed, "Apex AMP; remove it. bf16.enabled or fp16.enabled gives 16-bit weights", "amp"},
+    {"", removed, "mixture of quantization; remove both of its sections",
+     "quantize_training eigenvalue"},
+    {"", removed, "the compression of embedding gradients; remove it. Gradients are always dense",
+     "sparse_gradients"},
+    {"", removed, "sparse attention; remove it. Attention is exact", "sparse_attention"},
+    {"", removed,
+     "elastic training; remove it and give train_batch_size or "
+     "train_micro_batch_size_per_gpu. Checkpoints fit any number of ranks",
+     "elasticity"},
+    {"", removed, "graph harvesting; remove it", "graph_harvesting"},
+    {"", removed,
+     "this curriculum; remove it. The one in data_efficiency is not in this version either",
+     "curriculum_learning"},
+    {"", removed, "progressive layer dropping; remove it", "progressive_layer_drop"},
+    {"zero_optimization", ignored, "data moves block by block; there are no buckets",
+     "contiguous_gradients reduce_scatter reduce_bucket_size allgather_partitions "
+     "allgather_bucket_size use_multi_rank_bucket_allreduce round_robin_gradients "
+     "stage3_prefetch_bucket_size prefetch_bucket_size"},
+    {"zero_optimization", ignored,
+     "transfers overlap with computation; ballast.serial switches that off", "overlap_comm"},
+    {"zero_optimization", ignored, "the planner decides what stays resident; see ballast.placement",
+     "stage3_model_persistence_threshold model_persistence_threshold stage3_max_live_parameters "
+     "max_live_parameters stage3_max_reuse_distance max_reuse_distance "
+     "stage3_module_granularity_threshold module_granularity_threshold leaf_module"},
+    {"zero_optimization", ignored, "checkpoints fit any number of ranks",
+     "load_from_fp32_weights elastic_checkpoint pipeline_loading_checkpoint"},
+    {"zero_optimization", ignored, "the weights that a run saves are whole, in fp32",
+     "stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save "
+     "stage3_gather_fp16_weights_on_model_save"},
+    {"zero_optimization", removed,
+     "MiCS; remove it. zero_hpz_partition_size keeps the gathers of weights inside a group of "
+     "ranks",
+     "mics_shard_size mics_hierarchical_params_gather"},
+    {"zero_optimization", removed, "LoCo for ZeRO++; remove it", "zeropp_loco_param"},
+    {"zero_optimization", ignored, "the norm of all gradients is computed in every step",
+     "compute_grad_norm"},
+    {"zero_optimization", ignored, "every tensor starts on a cache line", "parameter_alignment"},
+    {"zero_optimization", ignored, "has no equivalent in Ballast",
+     "stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params "
+     "stage3_allgather_sequential allgather_sequential ignore_unused_parameters legacy_stage1 "
+     "memory_efficient_linear override_module_apply log_trace_cache_warnings enable_sanity_checks "
+     "save_muon_momentum_buffer_in_memory"},
+    {"zero_optimization", off, "gradients are not quantised in this version; set it to false",
+     "zero_quantized_gradients"},
+    {"zero_optimization", off, "ballast.quantized_base quantises frozen weights; set this to false",
+     "zero_quantized_nontrainable_weights"},
+    {"zero_optimization", refused,
+     "stale updates are not in this version: every update uses all gradients of its step; "
+     "remove it",
+     "zenflow"},
+    {"offload_optimizer", ignored,
+     "host memory is pinned where the device and the system support it", "pin_memory"},
+    {"offload_optimizer", ignored, "the plan schedules reads and writes asynchronously",
+     "pipeline_read pipeline_write pipeline"},
+    {"offload_optimizer", ignored, "see ballast.update_threads", "cpuadam_cores_perc"},
+    {"offload_optimizer", ignored, "has no equivalent in Ballast", "fast_init super_offload"},
+    {"offload_optimizer", ignored,
+     "the planner decides block by block; use device \"auto\" or ballast.placement", "ratio"},
+    {"offload_param", ignored, "host memory is pinned where the device and the system support it",
+     "pin_memory"},
+    {"offload_param", ignored, "a buffer holds one block; ballast.host_bytes limits them all",
+     "buffer_size max_in_cpu"},
+    {"aio", ignored, "each folder has one I/O queue; see aio.queue_depth",
+     "intra_op_parallelism thread_count num_threads single_submit overlap_events"},
+    {"aio", ignored, "transfers go through host memory", "use_gds"},
+    {"activation_checkpointing", ignored,
+     "a layer keeps its intermediates or is recomputed from its input; see ballast.recompute",
+     "partition_activations partitioned_activations number_checkpoints "
+     "contiguous_memory_optimization synchronize_checkpoint_boundary profile"},
+    {"bf16", ignored,
+     "gradients accumulate in fp32 and are always checked for values that are not finite",
+     "immediate_grad_update check_grad_overflow"},
+    {"bf16", ignored, "bf16 has the range of fp32 and needs no loss scale",
+     "loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis "
+     "min_loss_scale auto_cast"},
+    {"bf16", off, "master weights are always fp32; set it to false",
+     "bf16_master_weights_and_grads"},
+    {"bf16", off, "use ballast.optimizer_states instead; set it to false", "bf16_optimizer_states"},
+    {"fp16", ignored, "inputs are token ids; the update is Ballast's own", "auto_cast fused_mode"},
+    {"fp16", off, "master weights are always fp32; set it to false",
+     "fp16_master_weights_and_grads"},
+    {"optimizer", ignored, "Ballast has its own optimizers, which support states in every tier",
+     "legacy_fusion"},
+    {"optimizer.params", ignored,
+     "the update is Ballast's own; for moments see ballast.optimizer_states",
+     "torch_adam fp32_optimizer_states set_grad_none foreach fused capturable differentiable"},
+    {"optimizer.params", off, "AMSGrad is not in this version; set it to false", "amsgrad"},
+    {"optimizer.params", off, "the loss is minimised; set it to false", "maximize"},
+    {"optimizer.params", on, "Adam without bias correction is not in this version; set it to true",
+     "bias_correction"},
+    {"optimizer.params", refused, "is not an optimizer parameter in Ballast; use gradient_clipping",
+     "max_grad_norm"},
+});
 
 void require_flag(const Value& value, bool wanted, std::string_view sentence) {
   if (value.flag() != wanted) value.fail(std::string(sentence));
@@ -293,7 +273,7 @@ Section with_deepspeed_keys(Section table, std::string_view section,
                             std::vector<std::string>& log) {
   for (const auto& group : kGroups) {
     if (group.section != section) continue;
-    for (const auto name : group.names) {
+    for (const auto name : text::words_of(group.names)) {
       table.push_back(
           {std::string(name), [&group, &log](const Value& value) { read(value, group, log); }, {}});
       table.back().listed = false;
@@ -305,7 +285,7 @@ Section with_deepspeed_keys(Section table, std::string_view section,
 bool has_no_effect(std::string_view section, std::string_view name) {
   return std::ranges::any_of(kGroups, [&](const KeyGroup& group) {
     return group.section == section && group.treatment == ignored &&
-           std::ranges::find(group.names, name) != group.names.end();
+           text::has_word(group.names, name);
   });
 }
 

@@ -40,8 +40,8 @@ def without_comments(text: str) -> str:
 def missing_deepspeed_keys(root: pathlib.Path) -> list[str]:
     code = (root / "src/config/deepspeed_keys.cpp").read_text()
     table = (root / "configs/README.md").read_text()
-    lists = re.findall(r"\{((?:\s*\"[a-z0-9_]+\",?)+)\}\)", code)
-    keys = [key for names in lists for key in re.findall(r"\"([a-z0-9_]+)\"", names)]
+    lists = re.findall(r",((?:\s*\"[a-z0-9_ ]+\")+)\},", code)
+    keys = [key for names in lists for key in re.findall(r"[a-z0-9_]+", names)]
     assert len(keys) > 100, "the keys have another form"
     return [f"configs/README.md: DeepSpeed's key {key} is missing" for key in keys
             if f"`{key}`" not in table]
