@@ -33,7 +33,7 @@ struct Single<std::vector<T>> {
   using Type = T;
 };
 
-/// What is wrong with a whole number, "" if nothing is.
+/// Describes a mistake in a whole number; "" if there is none.
 template <class T>
 std::string mistake(const std::string& text, T low, T high) {
   char* end = nullptr;
@@ -71,7 +71,8 @@ std::string mistake(const std::string& text, double low, double high) {
   return "";
 }
 
-/// What is wrong with a value of an option, "" if nothing is. `T`: the type of one value.
+/// Describes a mistake in the value of an option; "" if there is none. `T` is the type of one
+/// value.
 template <class T>
 std::string mistake(const OptionInfo& option, const std::string& text) {
   using Limits = std::numeric_limits<T>;
@@ -97,7 +98,7 @@ std::string mistake(const OptionInfo& option, const std::string& text) {
                      did_you_mean(text, option.choices));
 }
 
-/// A value without mistakes.
+/// Converts a value that has no mistakes.
 template <class T>
 T value_of(const std::string& text) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -125,28 +126,9 @@ std::vector<std::string> split_at_commas(const std::vector<std::string>& words) 
 /// Text of a default value in the help.
 template <class T>
 const char* value_placeholder(Names takes) {
-  if (std::is_integral_v<T>) return "N";
-  if (std::is_arithmetic_v<T>) return "NUMBER";
-  switch (takes) {
-    case Names::file:
-      return "FILE";
-    case Names::folder:
-    case Names::new_folder:
-      return "DIR";
-    case Names::path:
-    case Names::model:
-    case Names::new_path:
-      return "PATH";
-    case Names::command:
-      return "COMMAND";
-    case Names::setting:
-      return "KEY=VALUE";
-    case Names::key:
-      return "KEY";
-    case Names::anything:
-      break;
-  }
-  return "TEXT";
+  return std::is_integral_v<T>     ? "N"
+         : std::is_arithmetic_v<T> ? "NUMBER"
+                                   : completion_of(takes).placeholder;
 }
 
 std::string bounds_text(const OptionInfo& option, bool whole) {
@@ -169,7 +151,7 @@ std::string shown(const T& value) {
   return "";
 }
 
-/// "-v,--verbose" as it is added: the long names come first.
+/// Adds names like "-v,--verbose". The long names come first.
 void name_option(OptionInfo& option, const std::string& name, const std::string& description) {
   option.names = split_at_commas({name});
   std::stable_partition(option.names.begin(), option.names.end(),

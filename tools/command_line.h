@@ -12,7 +12,7 @@
 
 namespace ballast::tools {
 
-/// The variable that an option sets. Its value before is the default. Numbers that do not fit it
+/// The variable that an option sets. Its initial value is the default. Numbers that do not fit it
 /// and empty paths are refused.
 using Target = std::variant<std::string*, std::filesystem::path*, std::uint32_t*, std::uint64_t*,
                             double*, std::optional<int>*, std::optional<std::uint64_t>*,
@@ -29,8 +29,8 @@ class Command {
   Command add_command(const std::string& name, const std::string& description);
   /// Requires one of the subcommands to follow.
   void require_command();
-  /// `name` without dashes adds a positional argument. `target` must outlive the parsing. `rules`:
-  /// only the first part of its members.
+  /// Adds an option, or a positional argument if `name` has no dashes. `target` must outlive the
+  /// parsing. `rules` sets only the first part of its members.
   void add_option(const std::string& name, Target target, const std::string& description,
                   OptionInfo rules = {});
   /// `excludes`: an option added before, or "".
@@ -63,21 +63,21 @@ class CommandLine {
   CommandLine& operator=(const CommandLine&) = delete;
 
   [[nodiscard]] Command program() { return {this, &table_}; }
-  /// The commands and options that have been added.
+  /// Table of the commands and options that have been added.
   [[nodiscard]] const CommandInfo& table() const { return table_; }
-  /// Parses the words after the name of the program, which are normalised(), and sets the targets
-  /// of their options. False if help() is asked for. Throws Error(usage), for unknown commands with
-  /// a suggestion.
+  /// Parses the words after the name of the program, which must be normalised(), and sets the
+  /// targets of their options. Returns false if help() is asked for. Throws Error(usage), with a
+  /// suggestion for unknown commands.
   [[nodiscard]] bool parse(const std::vector<std::string>& words);
   /// The words that were parsed.
   [[nodiscard]] const ReadWords& words() const { return words_; }
-  /// Help on the chosen command, or else the program.
+  /// Help on the chosen command, or on the program if none is chosen.
   [[nodiscard]] std::string help() const { return help_text(*words_.command); }
-  /// Help on a command, {"bench", "io"}. Throws Error(usage) if it is unknown.
+  /// Help on a command such as {"bench", "io"}. Throws Error(usage) if it is unknown.
   [[nodiscard]] std::string help(const std::vector<std::string>& command) const;
   /// Whether the subcommand `command` of the program is chosen.
   [[nodiscard]] bool chosen(const std::string& command) const;
-  /// The work of the chosen command; empty if there is none.
+  /// Action of the chosen command; empty if there is none.
   [[nodiscard]] const Action& action() const { return words_.command->action; }
 
  private:

@@ -13,7 +13,12 @@ cd "$(dirname "$0")/.."
 tools/setup.sh --tests
 
 started=$(date +%s)
-step() { printf '\n== %s (%d s so far)\n' "$*" $(($(date +%s) - started)); }
+# CPU seconds of the whole machine.
+busy() { awk '/^cpu / { print int(($2 + $3 + $4 + $7 + $8) / 100) }' /proc/stat; }
+busy_before=$(busy)
+step() {
+  printf '\n== %s (so far: %d s, %d CPU-s)\n' "$*" $(($(date +%s) - started)) $(($(busy) - busy_before))
+}
 configure() {
   folder=$1
   shift
@@ -23,12 +28,40 @@ configure() {
   }
   rm -f "$folder.log"
 }
+errors() {
+  grep -E -A20 'FAILED|error' "$1" | head -n 80 >&2
+}
+# Runs a command with the CPU time that tests leave, since many of them wait.
+background=
+start() {
+  ("$@") >build-test/background.log 2>&1 &
+  background=$!
+}
+finish() {
+  pid=$background
+  background=
+  wait "$pid" || {
+    errors build-test/background.log
+    exit 1
+  }
+}
+leisurely() {
+  exec setsid nice -n 19 "$@"
+}
+trap '[ -z "$background" ] || kill -- "-$background" 2>/dev/null || kill "$background"' EXIT
+trap 'exit 1' INT TERM
+# Builds the programs of unit and conformance tests.
+build_tests() {
+  configure "$@"
+  leisurely ninja -C "$1" $(ninja -C "$1" -t targets all |
+    sed -nE 's#^(tests/(unit/unit|conformance/conformance)_[a-z_]+): .*#\1#p')
+}
 # Builds what the chosen tests need and runs one more than there are cores, since many wait.
 check() {
   folder=$1
   shift
-  meson test -C "$folder" --num-processes $(($(nproc) + 1)) --print-errorlogs "$@" >"$folder/test.log" 2>&1 || {
-    grep -E -A20 'FAILED|error' "$folder/test.log" | head -n 80 >&2
+  meson test -C "$folder" --num-processes $(($(nproc) + 2)) --print-errorlogs "$@" >"$folder/test.log" 2>&1 || {
+    errors "$folder/test.log"
     tail -n 100 "$folder/test.log" >&2
     exit 1
   }
@@ -47,10 +80,19 @@ if [ "${1:-}" = "quick" ]; then
 fi
 
 # Compiles several sources as one, which is faster for a build from scratch.
-joined="-Dunity=on -Dunity_size=8"
+joined="-Dunity=on -Dunity_size=32"
+# Clang links sanitizers to programs only.
+sanitized="-Doptimization=1 -Db_lundef=false $joined"
 
-step "build and test: gcc"
+step "build: gcc"
 configure build-test $joined -Dgpu_architectures=80
+ninja -C build-test >build-test/build.log 2>&1 || {
+  errors build-test/build.log
+  exit 1
+}
+
+step "test: gcc"
+CXX=clang++ start build_tests build-asan $sanitized -Db_sanitize=address,undefined -Dgpu_architectures=90
 check build-test
 
 for isa in scalar avx2; do
@@ -58,21 +100,21 @@ for isa in scalar avx2; do
   check build-test --no-rebuild --setup "masked_$isa" --suite isa
 done
 
-# Excluded from sanitizers: calibrations, which run alone and measure the time of code that other
-# tests cover. Clang links sanitizers to programs only.
-sanitized="-Doptimization=1 -Db_lundef=false $joined"
-
 step "address and undefined-behaviour sanitizers: clang"
-CXX=clang++ configure build-asan $sanitized -Db_sanitize=address,undefined -Dgpu_architectures=90
+finish
+CXX=clang++ start build_tests build-tsan $sanitized -Db_sanitize=thread -Dcuda=disabled
+# Calibrations run alone and measure the time of code that other tests cover: not under sanitizers.
 check build-asan --setup asan --suite unit --suite conformance --no-suite older-cpus --no-suite emulated \
   --no-suite rates --no-suite other-sizes --timeout-multiplier 4
 
 step "thread sanitizer: clang"
-CXX=clang++ configure build-tsan $sanitized -Db_sanitize=thread -Dcuda=disabled
+finish
+start leisurely tools/tidy.sh build-asan
 check build-tsan --setup tsan --suite threads --timeout-multiplier 8
 
 step "static analysis, clang's warnings as errors"
-tools/tidy.sh build-asan
+finish
+cat build-test/background.log
 
 step "Python package"
 if "${PYTHON:-python3}" -c 'import torch' 2>/dev/null; then

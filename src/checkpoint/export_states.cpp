@@ -58,7 +58,7 @@ class StatesExport {
   }
 
  private:
-  /// Returns what checkpoint.json says of the file.
+  /// Returns the entry of checkpoint.json for the file.
   Json write_block(std::size_t block) {
     std::vector<formats::StoredTensor> tensors;
     Bytes data = 0;

@@ -137,7 +137,7 @@ Json read_sealed(const fs::path& path) {
   const Json* const checksum = json.find("checksum");
   if (content == nullptr || checksum == nullptr ||
       !(*checksum == checksum_text(content->compact()))) {
-    refuse_checkpoint(path, "damaged: its checksum is not that of its content");
+    refuse_checkpoint(path, "damaged: its checksum does not match its content");
   }
   const std::uint64_t version = whole_of(*content, "version", path);
   if (version > kCheckpointVersion) {

@@ -182,7 +182,8 @@ KeptStates kept_states_of(const Json& json, const fs::path& path) {
   }
   for (const Json& extent : array_of(json, "extents", path)) {
     const auto bytes = extent.is_number() ? extent.whole() : std::nullopt;
-    if (!bytes || *bytes % kPage != 0) refuse_checkpoint(path, "an extent has no whole pages");
+    if (!bytes || *bytes % kPage != 0)
+      refuse_checkpoint(path, "an extent is not a whole number of pages");
     kept.image.extents.push_back(*bytes);
   }
   for (const Json& weight : array_of(json, "weights", path)) {

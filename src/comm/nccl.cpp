@@ -247,8 +247,8 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  /// `out` = the sum over ranks of this rank's shard in their `whole`. Each round exchanges as many
-  /// pages of every shard as fit in `scratch` for all ranks, then adds them in rank order.
+  /// `out` = the sum over ranks of this rank's shard in their `whole`. Each round exchanges the
+  /// pages of every shard that fit in `scratch` for all ranks, then adds them in rank order.
   void reduce(device::CudaStream& stream, const Collective& what, DeviceBytes whole, std::byte* out,
               DType type, DeviceBytes scratch) {
     const Shards shards(whole.size(), world_);

@@ -9,6 +9,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
+#include "ballast/text/words.h"
 
 #include "src/config/adapter_rules.h"
 #include "src/config/key.h"
@@ -30,16 +31,12 @@ constexpr std::array<std::pair<const char*, const char*>, 7> kSame = {
      {"modules_to_save", "modules_to_save"}}};
 
 /// Keys that do not change what saved adapters compute.
-constexpr std::array kIgnoredKeys = {"auto_mapping",      "base_model_name_or_path",
-                                     "corda_config",      "ensure_weight_tying",
-                                     "eva_config",        "fan_in_fan_out",
-                                     "inference_mode",    "loftq_config",
-                                     "lora_ga_config",    "megatron_core",
-                                     "monteclora_config", "peft_version",
-                                     "qalora_group_size", "revision",
-                                     "runtime_config",    "task_type"};
+constexpr std::string_view kIgnoredKeys =
+    "auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config "
+    "fan_in_fan_out inference_mode loftq_config lora_ga_config megatron_core monteclora_config "
+    "peft_version qalora_group_size revision runtime_config task_type";
 
-/// Ways to begin that leave the weights of the model as they are.
+/// Kinds of initial values that do not change the weights of the model.
 constexpr std::array kPlainBeginnings = {"true", "false", "gaussian", "eva", "orthogonal"};
 
 template <class List>
@@ -53,7 +50,7 @@ bool has_no_value(const Json& value) {
          (value.is_array() && value.elements().empty());
 }
 
-/// Refuses a value of kSame of another type than LoraConfig's.
+/// Refuses a value of kSame whose type is not that of LoraConfig.
 void check_type(const std::string& file, std::string_view key, const Json& value) {
   const bool number = key == "r" || key.starts_with("lora_");
   if (number && !value.is_number()) refuse_adapters(file, key, value, "a number is expected");
@@ -99,7 +96,7 @@ void check_adapter_type(const std::string& file, const Json& json) {
 
 void check_adapter_key(const std::string& file, const std::string& key, const Json& value) {
   if (key == "peft_type") return;  // see check_adapter_type()
-  if (has_no_value(value) || has_name(kIgnoredKeys, key)) return;
+  if (has_no_value(value) || text::has_word(kIgnoredKeys, key)) return;
   refuse_adapters(file, key, value,
                   "Ballast has no such adapters; give a folder of LoRA without this setting");
 }
@@ -113,7 +110,7 @@ void check_beginning(const std::string& file, const Json& value) {
 
 namespace {
 
-/// Refuses a key without one of ballast.adapters that changes what is trained.
+/// Refuses a key that changes what is trained and has no equivalent in ballast.adapters.
 void check_trained_key(const std::string& file, const std::string& key, const Json& value) {
   constexpr std::array kSelections = {"exclude_modules", "layers_pattern", "layers_to_transform"};
   constexpr std::array kPatterns = {"alpha_pattern", "rank_pattern"};
@@ -157,10 +154,9 @@ Json read_adapter_folder(const fs::path& folder) {
     const bool pattern =
         own == std::string_view("targets") && value->is_string() && !(*value == model::kAllLinear);
     if (pattern) {
-      refuse_adapters(
-          file, theirs, *value,
-          "training reads only lists of names and \"all-linear\"; list the maps, or their full "
-          "names (\"model.layers.0.self_attn.q_proj\")");
+      refuse_adapters(file, theirs, *value,
+                      "training reads only lists of names and \"all-linear\"; list the maps, or "
+                      "their full names (\"model.layers.0.self_attn.q_proj\")");
     }
     check_type(file, theirs, *value);
     section.add(own, value->is_string() ? Json::array({*value}) : *value);

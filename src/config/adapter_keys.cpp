@@ -9,27 +9,19 @@
 #include "ballast/config/model_source.h"
 #include "ballast/core/error.h"
 
+#include "src/config/json_values.h"
 #include "src/config/sections.h"
 
 namespace ballast::config {
 namespace {
 
-/// Names, or one of them.
+/// A key for one name or a list of names.
 Key names(const char* name, std::vector<std::string>& target) {
-  return {name,
-          [&target](const Value& value) {
-            target.clear();
-            if (value.json().is_string()) {
-              target.push_back(value.text());
-              return;
-            }
-            if (!value.json().is_array()) value.fail_type("a name or an array of names");
-            for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-              target.push_back(value.element(i).text());
-              if (target.back().empty()) value.element(i).fail("expected a name, got \"\"");
-            }
-          },
-          [&target] { return list_of(target); }};
+  return text_list(name, target, "a name or an array of names", [](const Value& value) {
+    std::string found = value.text();
+    if (found.empty()) value.fail("expected a name, got \"\"");
+    return found;
+  });
 }
 
 Section keys_of(AdapterSection& a) {
@@ -57,12 +49,9 @@ Key train_key(BallastSection& b) {
           b.adapters.emplace();
           return;
         }
-        if (!value.json().is_array()) {
-          value.fail_type(
-              "\"all\", \"adapters\" or an array of patterns such as [\"model.layers.3.*\"]");
-        }
-        for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-          b.train.push_back(value.element(i).text());
+        for (const Value& item : value.elements(
+                 "\"all\", \"adapters\" or an array of patterns such as [\"model.layers.3.*\"]")) {
+          b.train.push_back(item.text());
         }
         if (b.train.empty()) {
           value.fail("names no tensor; give patterns, \"all\" or \"adapters\"");
@@ -87,13 +76,10 @@ Key weight_decay_exclude_key(BallastSection& b) {
           patterns.push_back(word);
           return;
         }
-        if (!value.json().is_array()) {
-          value.fail_type(
-              "\"none\", \"transformers\" (biases and norms) or an array of patterns such as "
-              "[\"*norm*\"]");
-        }
-        for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-          patterns.push_back(value.element(i).text());
+        for (const Value& item : value.elements(
+                 "\"none\", \"transformers\" (biases and norms) or an array of patterns such as "
+                 "[\"*norm*\"]")) {
+          patterns.push_back(item.text());
         }
       },
       [&b] {
@@ -124,12 +110,9 @@ Key adapters_key(BallastSection& b) {
 }
 
 void expand_adapter_path(Document& document) {
-  Json* const ballast = document.root().find("ballast");
-  if (ballast == nullptr || !ballast->is_object()) return;
-  Json* const section = ballast->find("adapters");
-  const Json* const given =
-      section == nullptr || !section->is_object() ? nullptr : section->find("path");
-  if (given == nullptr || given->is_null() || *given == "") return;
+  Json* const section = find_path(document.root(), "ballast.adapters");
+  const Json* const given = section == nullptr ? nullptr : find_given(*section, "path");
+  if (given == nullptr || *given == "") return;
   const std::filesystem::path folder = Value(document, *given, "ballast.adapters.path").path_text();
   if (const auto cause = explain_no_adapters(folder, given->text())) {
     document.fail("ballast.adapters.path", *cause);
@@ -140,18 +123,16 @@ void expand_adapter_path(Document& document) {
   } catch (const Error& error) {
     document.fail("ballast.adapters.path", error.what());
   }
-  // The tensors themselves are compared with the maps that the config names.
+  // The other keys are compared through the tensors that they determine.
   constexpr std::array kMustAgree = {"rank", "alpha", "rslora", "dora"};
   for (const auto& member : found.members()) {
-    const Json* const own = section->find(member.key);
-    if (own == nullptr || own->is_null()) {
+    const Json* const own = find_given(*section, member.key);
+    if (own == nullptr) {
       (*section)[member.key] = member.value;
       continue;
     }
-    const bool numbers = own->is_number() && member.value.is_number();
-    const bool same =
-        numbers ? own->number() == member.value.number() : own->compact() == member.value.compact();
-    if (same || std::find(kMustAgree.begin(), kMustAgree.end(), member.key) == kMustAgree.end()) {
+    if (are_equal(*own, member.value) ||
+        std::find(kMustAgree.begin(), kMustAgree.end(), member.key) == kMustAgree.end()) {
       continue;
     }
     document.fail(fmt::format("ballast.adapters.{}", member.key),

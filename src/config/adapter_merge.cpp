@@ -21,13 +21,14 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-/// Keys of LoraConfig that say which modules are trained, or how: the tensors show the result.
+/// Keys of LoraConfig that determine which modules are trained, or how. The tensors show the
+/// result.
 constexpr std::array kShownByTensors = {
     "bias",      "exclude_modules", "init_lora_weights", "layers_pattern", "layers_to_transform",
     "lora_bias", "lora_dropout",    "modules_to_save",   "target_modules", "velora_config"};
 
-/// Whether std::regex reads `pattern` as Python's re does: without groups other than (?:...) and
-/// (?=...), and with escapes of characters and of common classes only.
+/// Whether std::regex reads `pattern` like Python's re: without groups other than (?:...) and
+/// (?=...), and only with escapes of characters and of common classes.
 bool is_read_alike(std::string_view pattern) {
   constexpr std::size_t kLongest = 1000;
   constexpr std::string_view kClasses = "dDwWsSbB";
@@ -52,7 +53,7 @@ std::regex expression_of(const std::string& pattern) {
   return std::regex("(?:.*\\.)?(?:" + pattern + ")");
 }
 
-/// A pattern for the ends of names of modules, and the number that it gives them.
+/// A pattern for the ends of module names, and the number for such modules.
 struct PatternReader {
   const std::string& file;
   std::string_view key;
@@ -137,7 +138,7 @@ bool flag_of(const std::string& file, const Json& json, std::string_view key) {
 
 std::uint64_t MergeSettings::rank_of(const std::string& module) const {
   const Pattern* const found = find_match(ranks, module);
-  constexpr double kMost = 1e15;  // no tensor has as many rows
+  constexpr double kMost = 1e15;  // no tensor has this number of rows
   return found == nullptr ? rank : static_cast<std::uint64_t>(std::min(found->value, kMost));
 }
 

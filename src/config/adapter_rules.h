@@ -11,7 +11,7 @@ namespace ballast::config {
 [[noreturn]] void refuse_adapters(const std::string& file, std::string_view key,
                                   const text::Json& value, std::string_view rule);
 
-/// Adapters that begin as parts of the base model, which stays as it is. B is never trained.
+/// Adapters that begin as parts of the base model, which does not change. B is never trained.
 inline constexpr const char* kMica = "mica";
 
 /// Refuses a description of adapters other than LoRA.
@@ -21,7 +21,7 @@ void check_adapter_type(const std::string& file, const text::Json& json);
 /// it.
 void check_adapter_key(const std::string& file, const std::string& key, const text::Json& value);
 
-/// Refuses a value of init_lora_weights for which PEFT changes the base model too.
+/// Refuses a value of init_lora_weights for which PEFT changes the base model, too.
 void check_beginning(const std::string& file, const text::Json& value);
 
 }  // namespace ballast::config

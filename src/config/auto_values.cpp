@@ -3,21 +3,11 @@
 
 #include <fmt/format.h>
 
+#include "src/config/json_values.h"
 #include "src/config/sections.h"
 
 namespace ballast::config {
 namespace {
-
-/// The member at "a.b.c"; nullptr if it or an object on the way is missing.
-Json* find_path(Json& root, std::string_view path) {
-  Json* at = &root;
-  while (at != nullptr && !path.empty()) {
-    const std::size_t dot = path.find('.');
-    at = at->find(path.substr(0, dot));
-    path = dot == std::string_view::npos ? "" : path.substr(dot + 1);
-  }
-  return at;
-}
 
 struct AutoValue {
   std::string_view path;
@@ -25,9 +15,9 @@ struct AutoValue {
   std::string_view source;
 };
 
-/// The keys that Hugging Face's integration fills in from its TrainingArguments, and the values of
-/// these that it would use if the user had set none (transformers 5.23, training_args.py). Keys
-/// that understand "auto" themselves (batch sizes, buckets, thresholds) are not here.
+/// The keys that Hugging Face's integration fills in from its TrainingArguments, and the values
+/// that it would use if the user had set none (transformers 5.23, training_args.py). Keys that
+/// support "auto" themselves (batch sizes, buckets, thresholds) are not included.
 std::vector<AutoValue> auto_values(Json& root) {
   constexpr std::string_view kTheirs = "the default of transformers";
   const Json* const steps = find_path(root, "ballast.steps");
@@ -46,7 +36,7 @@ std::vector<AutoValue> auto_values(Json& root) {
           {"fp16.enabled", false, "bf16 is used, unless it is off"}};
 }
 
-/// Sections in which DeepSpeed leaves out every key whose value is "auto", and the keys in them for
+/// Sections in which DeepSpeed ignores every key whose value is "auto", and the keys in them for
 /// which "auto" has a meaning here.
 constexpr std::array kDropsAuto = {"zero_optimization",
                                    "zero_optimization.offload_optimizer",
@@ -59,7 +49,7 @@ constexpr std::array<std::string_view, 4> kHaveAuto = {"device", "sub_group_size
                                                        "stage3_param_persistence_threshold",
                                                        "param_persistence_threshold"};
 
-/// Replaces "auto" by null, which is the default, where DeepSpeed leaves the key out.
+/// Replaces "auto" by null, which means the default, where DeepSpeed ignores the key.
 void drop_auto(Json& root, std::vector<std::string>& log) {
   for (const char* const section : kDropsAuto) {
     Json* const found = find_path(root, section);

@@ -24,10 +24,10 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-/// How the weights are stored, and which ways of it WeightFiles decodes.
+/// Describes the storage of the weights, and which kinds of storage WeightFiles reads.
 constexpr const char* kQuantization = "quantization_config";
 constexpr const char* kBitsandbytes = "bitsandbytes";
-/// Sizes of the model, for which transformers' defaults are never meant.
+/// Sizes of the model, for which transformers' defaults are never intended.
 constexpr std::array kNeeded = {"vocab_size", "hidden_size", "num_layers", "num_heads"};
 
 template <class List>
@@ -55,8 +55,7 @@ std::string shown(const Json& value) {
                                      const Json& theirs,
                                      const std::vector<std::string>& supported) {
   refuse(
-      fmt::format("{}: {} is {}, but Ballast supports only {}; give the weights of another "
-                  "model",
+      fmt::format("{}: {} is {}, but Ballast supports only {}; give the weights of another model",
                   file, key, shown(theirs), supported.empty() ? "null" : listed(supported)));
 }
 
@@ -72,7 +71,7 @@ std::vector<std::string> checkpoint_types() {
   return types;
 }
 
-/// The value of the key of the model section as config.json has it.
+/// Converts the value of the key of the model section to the form of config.json.
 Json as_in_checkpoint(const model::CheckpointKey& key, const Json& own) {
   if (key.own != "family") return own;
   return Json(std::string(model::family(own.text()).checkpoint_type()));
@@ -99,33 +98,32 @@ std::string find_family(const Json& json, const std::string& file) {
   refuse_unsupported(file, kType, *type, types);
 }
 
-/// Its member `key`, null if it has none.
+/// Member `key` of the object; null if it has none.
 Json member_of(const Json& object, const char* key) {
   const Json* const found = object.find(key);
   return found == nullptr ? Json() : *found;
 }
 
-/// Whether the quantization_config of `file` was left behind by a program that has written the
-/// weights as numbers again. The names of the tensors in the same folder decide.
+/// Whether the quantization_config of `file` was left over by a program that has dequantised the
+/// weights. The names of the tensors in the same folder decide.
 bool is_leftover(const std::string& file, std::vector<std::string>& notes) {
   const auto names = stored_names(fs::path(file).parent_path());
   if (!names || are_codes(*names)) return false;
   notes.push_back(
-      fmt::format("model.path: {} is a leftover in {}: the weights are not quantised, "
-                  "so they are used as they are",
+      fmt::format("model.path: {} is a leftover in {}: the weights are not quantised, so they are "
+                  "used as they are",
                   kQuantization, file));
   return true;
 }
 
-/// Refuses weights that WeightFiles does not decode.
+/// Refuses weights that WeightFiles cannot dequantise.
 void check_quantization(const Json& object, const std::string& file) {
   const Json method = member_of(object, "quant_method");
   if (method.is_string() && !(method == "mxfp4") && !(method == kBitsandbytes)) {
-    refuse(
-        fmt::format("{}: {}.quant_method is {}, but Ballast reads only mxfp4 and bitsandbytes; "
-                    "give the folder of the original model, or load this one with transformers, "
-                    "dequantize() it and save it",
-                    file, kQuantization, shown(method)));
+    refuse(fmt::format(
+        "{}: {}.quant_method is {}, but Ballast reads only mxfp4 and bitsandbytes; give the folder "
+        "of the original model, or load this one with transformers, dequantize() it and save it",
+        file, kQuantization, shown(method)));
   }
   const auto check = [&](const char* key, const std::vector<std::string>& known) {
     const Json found = member_of(object, key);
@@ -136,7 +134,7 @@ void check_quantization(const Json& object, const std::string& file) {
   if (member_of(object, "load_in_4bit").flag()) check("bnb_4bit_quant_type", {"nf4"});
 }
 
-/// A key's other name hides it.
+/// A key's other name takes precedence.
 Json with_aliases(Json json, const model::CheckpointRules& rules) {
   for (const auto& [alias, key] : rules.aliases) {
     const Json* const found = json.find(alias);
@@ -241,7 +239,7 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
   std::error_code ignored;
   if (keys.empty() || !fs::exists(path, ignored)) return;
   const std::string name = path.string();
-  // It may be a config of Ballast, which has comments and none of these keys.
+  // The file may be a config of Ballast, which has comments and none of these keys.
   Json file = text::parse_json(text::read_settings(path, "config"), name,
                                {.comments = true, .non_finite = true});
   const model::Family& family = model::family(config.model.family);
@@ -260,15 +258,14 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
     }
     const Json ours = as_in_checkpoint(key, own_value(section, key));
     if (are_equal(*theirs, ours)) continue;
-    // A null means this, too.
+    // Null also means plain positions.
     if (is_plain_rope(key, *theirs) && is_plain_rope(key, ours)) continue;
     const auto types = checkpoint_types();
     if (key.own == "family" && !lists(types, theirs->text())) {
       refuse_unsupported(name, key.name, *theirs, types);
     }
     refuse(
-        fmt::format("{}: {} is {}, but model.{} is {}; set model.{} to {}, or give other "
-                    "weights",
+        fmt::format("{}: {} is {}, but model.{} is {}; set model.{} to {}, or give other weights",
                     name, key.name, shown(*theirs), key.own, shown(ours), key.own, shown(*theirs)));
   }
 }
@@ -307,7 +304,7 @@ Json make_checkpoint_config(const Config& config) {
   if (!has_length) out["max_position_embeddings"] = config.model.max_sequence;
   add_rope_keys(out, model::family(config.model.family));
   out["initializer_range"] = config.model.init_stddev;
-  // Without these, generation would end at the ids that the family's tokenizer uses.
+  // Without these keys, generation would end at the ids that the family's tokenizer uses.
   out["bos_token_id"] = Json();
   out["eos_token_id"] = Json();
   out["torch_dtype"] = torch_name(config.type);

@@ -8,6 +8,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
+#include "ballast/text/words.h"
 
 #include "src/config/json_values.h"
 
@@ -16,118 +17,38 @@ namespace {
 
 using text::Json;
 
-/// Keys that do not change the logits: of the tokenizer, of generation, of transformers itself and
-/// of programs that convert models.
-constexpr std::array kWithoutEffect = {"_attn_implementation",
-                                       "_attn_implementation_autoset",
-                                       "_attn_implementation_internal",
-                                       "_commit_hash",
-                                       "_experts_implementation",
-                                       "_experts_implementation_internal",
-                                       "_name_or_path",
-                                       "architectures",
-                                       "assistant_confidence_threshold",
-                                       "assistant_lookbehind",
-                                       "attn_implementation",
-                                       "auto_map",
-                                       "bad_words_ids",
-                                       "begin_suppress_tokens",
-                                       "bos_token_id",
-                                       "cache_implementation",
-                                       "chunk_size_feed_forward",
-                                       "classifier_dropout",
-                                       "cls_token_id",
-                                       "custom_pipelines",
-                                       "decoder_start_token_id",
-                                       "diversity_penalty",
-                                       "do_sample",
-                                       "dtype",
-                                       "early_stopping",
-                                       "encoder_no_repeat_ngram_size",
-                                       "encoder_repetition_penalty",
-                                       "eos_token_id",
-                                       "epsilon_cutoff",
-                                       "eta_cutoff",
-                                       "experts_implementation",
-                                       "exponential_decay_length_penalty",
-                                       "finetuning_task",
-                                       "forced_bos_token_id",
-                                       "forced_eos_token_id",
-                                       "gradient_checkpointing",
-                                       "id2label",
-                                       "initial_context_length",
-                                       "initializer_range",
-                                       "is_decoder",
-                                       "keys_to_ignore_at_inference",
-                                       "label2id",
-                                       "length_penalty",
-                                       "mask_token_id",
-                                       "max_length",
-                                       "max_new_tokens",
-                                       "max_position_embeddings",
-                                       "min_length",
-                                       "min_new_tokens",
-                                       "min_p",
-                                       "model_max_length",
-                                       "n_ctx",
-                                       "name_or_path",
-                                       "no_repeat_ngram_size",
-                                       "num_assistant_tokens",
-                                       "num_assistant_tokens_schedule",
-                                       "num_beam_groups",
-                                       "num_beams",
-                                       "num_labels",
-                                       "num_return_sequences",
-                                       "output_attentions",
-                                       "output_hidden_states",
-                                       "output_scores",
-                                       "pad_token_id",
-                                       "prefix",
-                                       "pretraining_tp",
-                                       "problem_type",
-                                       "quantization_config._load_in_4bit",
-                                       "quantization_config._load_in_8bit",
-                                       "quantization_config.bnb_4bit_compute_dtype",
-                                       "quantization_config.bnb_4bit_quant_storage",
-                                       "quantization_config.bnb_4bit_quant_type",
-                                       "quantization_config.bnb_4bit_use_double_quant",
-                                       "quantization_config.llm_int8_enable_fp32_cpu_offload",
-                                       "quantization_config.llm_int8_has_fp16_weight",
-                                       "quantization_config.llm_int8_skip_modules",
-                                       "quantization_config.llm_int8_threshold",
-                                       "quantization_config.load_in_4bit",
-                                       "quantization_config.load_in_8bit",
-                                       "quantization_config.modules_to_not_convert",
-                                       "quantization_config.quant_method",
-                                       "remove_invalid_values",
-                                       "reorder_and_upcast_attn",
-                                       "repetition_penalty",
-                                       "return_dict",
-                                       "return_dict_in_generate",
-                                       "sep_token_id",
-                                       "summary_activation",
-                                       "summary_first_dropout",
-                                       "summary_proj_to_labels",
-                                       "summary_type",
-                                       "summary_use_proj",
-                                       "suppress_tokens",
-                                       "target_lookbehind",
-                                       "task_specific_params",
-                                       "temperature",
-                                       "tf_legacy_loss",
-                                       "tokenizer_class",
-                                       "top_k",
-                                       "top_p",
-                                       "torch_dtype",
-                                       "torchscript",
-                                       "transformers.js_config",
-                                       "transformers_version",
-                                       "typical_p",
-                                       "unsloth_fixed",
-                                       "unsloth_version",
-                                       "use_bfloat16",
-                                       "use_cache"};
-/// Keys of all families that may only have one value, since others change the model. Null is false.
+/// Keys that do not change the logits: those of the tokenizer, of generation, of transformers
+/// itself and of programs that convert models.
+constexpr std::string_view kWithoutEffect =
+    "_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash "
+    "_experts_implementation _experts_implementation_internal _name_or_path architectures "
+    "assistant_confidence_threshold assistant_lookbehind attn_implementation auto_map "
+    "bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward "
+    "classifier_dropout cls_token_id custom_pipelines decoder_start_token_id diversity_penalty "
+    "do_sample dtype early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty "
+    "eos_token_id epsilon_cutoff eta_cutoff experts_implementation "
+    "exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id "
+    "gradient_checkpointing id2label initial_context_length initializer_range is_decoder "
+    "keys_to_ignore_at_inference label2id length_penalty mask_token_id max_length max_new_tokens "
+    "max_position_embeddings min_length min_new_tokens min_p model_max_length n_ctx name_or_path "
+    "no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups "
+    "num_beams num_labels num_return_sequences output_attentions output_hidden_states "
+    "output_scores pad_token_id prefix pretraining_tp problem_type "
+    "quantization_config._load_in_4bit quantization_config._load_in_8bit "
+    "quantization_config.bnb_4bit_compute_dtype quantization_config.bnb_4bit_quant_storage "
+    "quantization_config.bnb_4bit_quant_type quantization_config.bnb_4bit_use_double_quant "
+    "quantization_config.llm_int8_enable_fp32_cpu_offload "
+    "quantization_config.llm_int8_has_fp16_weight quantization_config.llm_int8_skip_modules "
+    "quantization_config.llm_int8_threshold quantization_config.load_in_4bit "
+    "quantization_config.load_in_8bit quantization_config.modules_to_not_convert "
+    "quantization_config.quant_method remove_invalid_values reorder_and_upcast_attn "
+    "repetition_penalty return_dict return_dict_in_generate sep_token_id summary_activation "
+    "summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens "
+    "target_lookbehind task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p "
+    "torch_dtype torchscript transformers.js_config transformers_version typical_p unsloth_fixed "
+    "unsloth_version use_bfloat16 use_cache";
+/// Keys of all families that may have only one value, since others change the model. Null means
+/// false.
 constexpr std::array kMustBeFalse = {"add_cross_attention", "is_encoder_decoder",
                                      "tie_encoder_decoder"};
 constexpr const char* kMustBeTrue = "is_causal";
@@ -159,19 +80,19 @@ class UnknownKeys {
   /// Notes the keys without effect and refuses the others.
   void finish() const {
     if (!off_.empty()) {
-      notes_.push_back(
-          fmt::format("model.path: unknown keys of {} have no effect, since they are "
-                      "null or false: {}",
-                      file_, fmt::join(off_, ", ")));
+      notes_.push_back(fmt::format(
+          "model.path: unknown keys of {} have no effect, since they are null or false: {}", file_,
+          fmt::join(off_, ", ")));
     }
     if (unknown_.empty()) return;
     const bool one = unknown_.size() == 1;
-    throw Error(ErrorCategory::config,
-                fmt::format("{}: {}, but Ballast does not know {}, which may change what the model "
-                            "computes; if {}, remove {}, or give the sizes of the model and "
-                            "model.weights instead of model.path",
-                            file_, fmt::join(unknown_, ", "), one ? "this key" : "these keys",
-                            one ? "it does not" : "they do not", one ? "it" : "them"));
+    throw Error(
+        ErrorCategory::config,
+        fmt::format(
+            "{}: {}, but Ballast does not know {}, which may change what the model computes; if "
+            "{}, remove {}, or give the sizes of the model and model.weights instead of model.path",
+            file_, fmt::join(unknown_, ", "), one ? "this key" : "these keys",
+            one ? "it does not" : "they do not", one ? "it" : "them"));
   }
 
  private:
@@ -182,7 +103,8 @@ class UnknownKeys {
     if (is_empty(value) || some([&](const auto& key) { return key.name == name; })) return;
     const auto is_other_name = [&name](const auto& alias) { return alias.first == name; };
     if (std::any_of(rules_.aliases.begin(), rules_.aliases.end(), is_other_name)) return;
-    const bool known = is_among(kWithoutEffect, name) || is_among(rules_.without_effect, name);
+    const bool known =
+        text::has_word(kWithoutEffect, name) || is_among(rules_.without_effect, name);
     if (known || is_among(kMustBeFalse, name) || name == kMustBeTrue) return check(name, value);
     if (is_among(kDropout, name)) return add_dropout(name, value);
     const std::string shown = text::printable(name);
@@ -200,10 +122,10 @@ class UnknownKeys {
     if (!must_be_true && (value.is_null() || !is_among(kMustBeFalse, name))) return;
     const char* const needed = must_be_true ? "true" : "false";
     if (value.is_boolean() && value.text() == needed) return;
-    throw Error(ErrorCategory::config,
-                fmt::format("{}: {} is {}, but Ballast supports only {}; give the weights of "
-                            "another model",
-                            file_, name, text::printable(value.compact()), needed));
+    throw Error(
+        ErrorCategory::config,
+        fmt::format("{}: {} is {}, but Ballast supports only {}; give the weights of another model",
+                    file_, name, text::printable(value.compact()), needed));
   }
   void add_dropout(const std::string& name, const Json& value) const {
     if (value.is_null() || (value.is_number() && value.number() == 0.0)) return;

@@ -8,7 +8,7 @@
 
 namespace ballast::config {
 
-/// Checks the keys of config.json `file` that the model section does not get. `keys` and `rules`
+/// Checks the keys of config.json `file` that the model section does not use. `keys` and `rules`
 /// are those of its family. Appends notes to `notes`: one for each kind of dropout, and one for all
 /// unknown keys that are null or false, with which transformers computes nothing. Throws
 /// Error(config) that names all other unknown keys, since they may change what the model computes.

@@ -8,13 +8,14 @@
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
+#include "src/config/json_values.h"
 #include "src/config/sections.h"
 #include "src/config/stored_names.h"
 
 namespace ballast::config {
 namespace {
 
-/// DeepSpeed's rule: train = micro x accumulation x world; what is missing is derived.
+/// DeepSpeed's rule: train = micro x accumulation x world. Missing values are derived.
 void complete_batch(BatchSection& b, const Document& document, std::uint64_t world,
                     std::vector<std::string>& log) {
   const auto ranks = fmt::format("{} rank{}", world, world == 1 ? "" : "s");
@@ -34,13 +35,13 @@ void complete_batch(BatchSection& b, const Document& document, std::uint64_t wor
         b.accumulation == 0 ? kSequences * world : kSequences;
     log.push_back(
         fmt::format("{}: \"auto\" is {} sequences, the default of transformers; a step "
-                    "has as many on each rank{}",
+                    "has this number on each rank{}",
                     kMicro, kSequences, b.accumulation == 0 ? "" : " and accumulation step"));
   }
   if (b.train_batch == 0 && b.micro_batch == 0) {
     document.fail("train_batch_size", fmt::format("missing; give it, {} or both", kMicro));
   }
-  // Given train_batch and one of the other two, the third one follows.
+  // Derives the third value from train_batch and one of the other two.
   b.automatic = b.automatic && b.micro_batch == 0 && b.accumulation == 0;
   if (b.accumulation == 0) {
     b.accumulation = b.train_batch == 0 || b.micro_batch == 0 ? 1 : divide(b.micro_batch, kMicro);
@@ -97,22 +98,20 @@ void check_data(const Config& c, const Document& document) {
   given_too(d.tokens, "tokens");
   given_too(d.documents, "documents");
   given_too(d.pairs, "pairs");
-  const Json* const section = document.root().find("data");
-  const Json* const eval = section == nullptr ? nullptr : section->find("eval");
-  const Json* const held_out = section == nullptr ? nullptr : section->find("held_out");
-  if (eval != nullptr && eval->is_number() && held_out != nullptr && !held_out->is_null()) {
+  const Json* const eval = find_given(document.root(), "data.eval");
+  if (eval != nullptr && eval->is_number() && find_given(document.root(), "data.held_out")) {
     document.fail("data.held_out", "data.eval gives a share too; give one of them");
   }
   if (!d.text.empty() && c.model.vocab_size < kByteValues) {
-    document.fail("model.vocab_size",
-                  fmt::format("must be at least 256 for data.text, which is read byte by byte, got "
-                              "{}",
-                              c.model.vocab_size));
+    document.fail(
+        "model.vocab_size",
+        fmt::format("must be at least 256 for data.text, which is read byte by byte, got {}",
+                    c.model.vocab_size));
   }
   if (!d.tokens.empty() && d.token_type == TokenType::u16 && c.model.vocab_size > kU16Values) {
-    document.fail("data.token_type", fmt::format("u16 holds 65536 tokens, but model.vocab_size is "
-                                                 "{}; use u32",
-                                                 c.model.vocab_size));
+    document.fail("data.token_type",
+                  fmt::format("u16 holds 65536 tokens, but model.vocab_size is {}; use u32",
+                              c.model.vocab_size));
   }
 }
 
@@ -124,10 +123,9 @@ void complete_optimizer(Config& c, const Document& document) {
     document.fail("optimizer.params.nesterov", "needs a momentum above 0; give momentum");
   }
   if (o.type == adagrad && c.ballast.optimizer_states == cpu_adam::Moments::Format::bf16_first) {
-    document.fail(
-        "ballast.optimizer_states",
-        "\"bf16_first\" applies to the first moment, which Adagrad lacks; use \"fp32\" or "
-        "\"8bit\"");
+    document.fail("ballast.optimizer_states",
+                  "\"bf16_first\" applies to the first moment, which Adagrad lacks; use \"fp32\" "
+                  "or \"8bit\"");
   }
 }
 
@@ -143,30 +141,22 @@ void check_scheduler(const SchedulerSection& s, const Document& document) {
   }
 }
 
-/// The value of `key` in `section`.params of the config; nullptr if it is not given.
-const Json* find_parameter(const Document& document, const char* section, const char* key) {
-  const Json* const all = document.root().find(section);
-  const Json* const params = all == nullptr ? nullptr : all->find("params");
-  return params == nullptr ? nullptr : params->find(key);
-}
-
-/// Notes parameters of the optimizer that are left out and have another default in DeepSpeed 0.19.8
-/// (FusedAdam, DeepSpeedCPUAdam, FusedLion, DeepSpeedCPULion). The other defaults are equal.
+/// Notes missing parameters of the optimizer whose default differs in DeepSpeed 0.19.8 (FusedAdam,
+/// DeepSpeedCPUAdam, FusedLion, DeepSpeedCPULion). The other defaults are equal.
 void note_optimizer_defaults(Config& c, const Document& document) {
   const Json* const section = document.root().find("optimizer");
   if (section == nullptr || !section->is_object()) return;  // DeepSpeed has no default optimizer
   const OptimizerSection& o = c.optimizer;
   const auto note = [&](const char* key, const std::string& own, const std::string& theirs) {
-    const Json* const given = find_parameter(document, "optimizer", key);
-    if ((given != nullptr && !given->is_null()) || own == theirs) return;
-    c.notes.push_back(fmt::format(
-        "optimizer.params.{}: not given, so it is {}; DeepSpeed would take {}; give the key to "
-        "choose",
-        key, own, theirs));
+    if (own == theirs || find_given(*section, fmt::format("params.{}", key)) != nullptr) return;
+    c.notes.push_back(
+        fmt::format("optimizer.params.{}: not given, so it is {}; DeepSpeed would take {}; give "
+                    "the key to choose",
+                    key, own, theirs));
   };
   const auto real = [](double value) { return Json(value).compact(); };
   if (o.type == cpu_adam::Optimizer::adamw) {
-    const Json* const torch = find_parameter(document, "optimizer", "torch_adam");
+    const Json* const torch = find_path(*section, "params.torch_adam");
     const bool of_torch = torch != nullptr && torch->is_boolean() && torch->flag();
     note("weight_decay", real(o.weight_decay), of_torch ? "0.01" : "0");
   }
@@ -184,7 +174,7 @@ void note_warmup_rate(Config& c, const Document& document) {
   const bool decays = c.scheduler.type == warmup_decay;
   const bool warms_up = c.scheduler.type == warmup || decays;
   if (!warms_up || c.scheduler.warmup_max_lr || c.optimizer.lr == kDeepSpeed) return;
-  if (find_parameter(document, "scheduler", "warmup_max_lr") != nullptr) return;
+  if (find_path(document.root(), "scheduler.params.warmup_max_lr") != nullptr) return;
   c.notes.push_back(
       fmt::format("scheduler.params.warmup_max_lr: not given, so it is optimizer.params.lr {}; "
                   "DeepSpeed{} would take {}",
@@ -197,15 +187,15 @@ void complete_placement(Config& c, const Document& document) {
     auto& rule = c.ballast.placement[i];
     if (rule.last_block == std::numeric_limits<std::uint64_t>::max()) rule.last_block = last;
     if (rule.last_block > last) {
-      document.fail(fmt::format("ballast.placement[{}].blocks", i),
-                    fmt::format("there is no block {}; the model has blocks 0 (embedding) to {} "
-                                "(head)",
-                                rule.last_block, last));
+      document.fail(
+          fmt::format("ballast.placement[{}].blocks", i),
+          fmt::format("there is no block {}; the model has blocks 0 (embedding) to {} (head)",
+                      rule.last_block, last));
     }
   }
 }
 
-/// Layers with adapters stay in one piece.
+/// Layers with adapters are not cut.
 void complete_layer_tiles(Config& c, const Document& document) {
   if (!c.ballast.adapters) return;
   if (c.model.layer_tiles > 1) {
@@ -216,7 +206,7 @@ void complete_layer_tiles(Config& c, const Document& document) {
   c.model.layer_tiles = 1;
 }
 
-/// How many matrices of layers `model` keeps as codes, and how many of these are stored as codes of
+/// Number of frozen matrices that `model` keeps quantised, and number of these that are stored in
 /// NF4.
 struct CodedMatrices {
   CodedMatrices(const model::Architecture& model, const std::set<std::string>& names) {
@@ -232,8 +222,7 @@ struct CodedMatrices {
   std::size_t stored = 0;
 };
 
-/// "auto": codes stay codes wherever they can, as the weights have them. Matrices that are stored
-/// as numbers are never encoded.
+/// Resolves "auto": nf4 if all frozen matrices are stored in NF4, otherwise none.
 void complete_quantized_base(Config& c) {
   QuantizedBase& base = c.ballast.quantized_base;
   if (base != QuantizedBase::automatic) return;
@@ -251,8 +240,8 @@ void complete_quantized_base(Config& c) {
     if (matrices.stored == 0) return;
     if (matrices.stored < matrices.all) {
       c.notes.push_back(fmt::format(
-          "ballast.quantized_base: \"auto\" is \"none\": {} of {} frozen matrices of "
-          "model.weights are nf4, which is decoded; \"nf4\" would encode the others too",
+          "ballast.quantized_base: \"auto\" is \"none\": {} of {} frozen matrices of model.weights "
+          "are nf4, which is decoded; \"nf4\" would encode the others too",
           matrices.stored, matrices.all));
       return;
     }
@@ -264,17 +253,17 @@ void complete_quantized_base(Config& c) {
       std::any_of(names->begin(), names->end(),
                   [](const std::string& name) { return name.ends_with(".nested_absmax"); });
   c.notes.push_back(
-      fmt::format("ballast.quantized_base: \"auto\" is \"nf4\"{}, which model.weights "
-                  "are",
+      fmt::format("ballast.quantized_base: \"auto\" is \"nf4\"{}, which model.weights are",
                   c.ballast.double_quantization ? " with double_quantization" : ""));
 }
 
 void check_trained(Config& c, const Document& document) {
   if (c.ballast.double_quantization && c.ballast.quantized_base != QuantizedBase::nf4) {
-    document.fail("ballast.double_quantization",
-                  fmt::format("is for the scales of \"nf4\", but ballast.quantized_base is \"{}\"; "
-                              "set this to false",
-                              name_of(c.ballast.quantized_base)));
+    document.fail(
+        "ballast.double_quantization",
+        fmt::format(
+            "is for the scales of \"nf4\", but ballast.quantized_base is \"{}\"; set this to false",
+            name_of(c.ballast.quantized_base)));
   }
   const bool plain = c.ballast.quantized_base == QuantizedBase::none;
   const bool decays_all = c.ballast.weight_decay_exclude.empty();
@@ -290,8 +279,7 @@ void check_trained(Config& c, const Document& document) {
 void check_aio(const AioSection& a, const Document& document) {
   if (a.abandon_seconds < a.stall_seconds) {
     document.fail("aio.abandon_seconds",
-                  fmt::format("{} is below stall_seconds {}; raise it, or lower "
-                              "stall_seconds",
+                  fmt::format("{} is below stall_seconds {}; raise it, or lower stall_seconds",
                               a.abandon_seconds, a.stall_seconds));
   }
   if (a.buffered && a.iopoll) {
@@ -316,57 +304,46 @@ void note_unused_paths(Config& c) {
 void check_zero(const ZeroSection& zero, const Document& document) {
   if (zero.stage == 3) return;
   if (zero.quantized_weights) {
-    document.fail(
-        "zero_optimization.zero_quantized_weights",
-        fmt::format("applies only to the gathers of stage 3, but the stage is {}; set stage to "
-                    "3 or this to false",
-                    zero.stage));
+    document.fail("zero_optimization.zero_quantized_weights",
+                  fmt::format("applies only to the gathers of stage 3, but the stage is {}; set "
+                              "stage to 3 or this to false",
+                              zero.stage));
   }
   if (zero.hpz_partition_size > 1) {
-    document.fail("zero_optimization.zero_hpz_partition_size",
-                  fmt::format("applies only to stage 3, but the stage is {}; set "
-                              "stage to 3 or this to 1",
-                              zero.stage));
+    document.fail(
+        "zero_optimization.zero_hpz_partition_size",
+        fmt::format("applies only to stage 3, but the stage is {}; set stage to 3 or this to 1",
+                    zero.stage));
   }
 }
 
-/// Rejects both names of one setting together.
+/// Rejects a setting given with both of its names.
 void check_persistence(const Json& root, const Document& document) {
-  const Json* const zero = root.find("zero_optimization");
-  if (zero == nullptr) return;
-  const auto given = [&](const char* name) {
-    const Json* const found = zero->find(name);
-    return found != nullptr && !found->is_null();
-  };
-  if (given("param_persistence_threshold") && given("stage3_param_persistence_threshold")) {
+  const auto given = [&root](const char* path) { return find_given(root, path) != nullptr; };
+  if (given("zero_optimization.param_persistence_threshold") &&
+      given("zero_optimization.stage3_param_persistence_threshold")) {
     document.fail("zero_optimization.param_persistence_threshold",
                   "stage3_param_persistence_threshold, the same setting, is given too; remove one");
   }
 }
 
-/// Rejects contradicting values of the two names of one setting.
+/// Rejects contradictory values of the two names of one setting.
 void check_activations(const Json& root, const Document& document) {
-  const auto given = [&](const char* outer, const char* inner) {
-    const Json* const section = root.find(outer);
-    const Json* const found = section == nullptr ? nullptr : section->find(inner);
-    return found == nullptr ? Json() : *found;
-  };
-  const Json theirs = given("activation_checkpointing", "cpu_checkpointing");
-  const Json ours = given("ballast", "activations");
-  if (theirs.is_null() || ours.is_null()) return;
-  const bool on_host = ours == "host" || ours == "cpu";
-  if (theirs.flag() != on_host) {
+  const Json* const theirs = find_given(root, "activation_checkpointing.cpu_checkpointing");
+  const Json* const ours = find_given(root, "ballast.activations");
+  if (theirs == nullptr || ours == nullptr) return;
+  const bool on_host = *ours == "host" || *ours == "cpu";
+  if (theirs->flag() != on_host) {
     document.fail("activation_checkpointing.cpu_checkpointing",
                   fmt::format("is {}, but ballast.activations, the same setting, is {}; remove one",
-                              theirs.compact(), ours.compact()));
+                              theirs->compact(), ours->compact()));
   }
 }
 
-/// One of the two 16-bit types, and a loss scale that can fall.
+/// Checks that only one of the two 16-bit types is on, and that the loss scale can fall.
 void check_type(const Config& c, const Document& document) {
   if (c.type != DType::f16) return;
-  const Json* const section = document.root().find("bf16");
-  const Json* const bf16 = section == nullptr ? nullptr : section->find("enabled");
+  const Json* const bf16 = find_path(document.root(), "bf16.enabled");
   if (bf16 != nullptr && bf16->is_boolean() && bf16->flag()) {
     document.fail("fp16.enabled", "bf16.enabled is true, too; set one of them to false");
   }

@@ -14,10 +14,11 @@ enum class Treatment {
   off,          ///< false is accepted, true is an error with the sentence
   on,           ///< true is accepted, false is an error with the sentence
   off_section,  ///< an object that `enabled: true` switches on, which is an error with the sentence
-  on_section,   ///< an object that only `enabled: false` switches off; else an error
+  on_section,   ///< an object that only `enabled: false` switches off; otherwise an error
   one,          ///< sizes of at most 1 are accepted, larger ones are an error with the sentence
-  refused,      ///< an error with the sentence, whatever the value
-  removed       ///< the same; the sentence is why DeepSpeed refuses the key, and what to do
+  refused,      ///< an error with the sentence for any value
+  removed       ///< an error for any value; the sentence says why DeepSpeed refuses the key, and
+                ///< what to do
 };
 
 struct KeyGroup {
@@ -204,7 +205,7 @@ bool is_enabled(const Value& value, bool otherwise) {
   return value.member("enabled").flag();
 }
 
-/// Fails for a size above 1: `value`, or a member of it or of its section `tp` that is a size.
+/// Fails for a size above 1: `value`, or a size among its members or those of its section `tp`.
 void require_one(const Value& value, std::string_view sentence) {
   if (!value.json().is_object()) {
     constexpr WholeRange kRanks = {0, 1U << 20U};
@@ -262,7 +263,7 @@ void map_cpu_offload(Document& document, const std::string& old_name, const std:
                             wanted ? "read as " + new_name + ".device \"cpu\"" : "it is off"));
 }
 
-/// Before its stages ZeRO was a flag.
+/// ZeRO was a flag before it had stages.
 void map_zero_flag(Document& document, std::vector<std::string>& log) {
   Json* const zero = document.root().find("zero_optimization");
   if (zero == nullptr || !zero->is_boolean()) return;
@@ -271,7 +272,7 @@ void map_zero_flag(Document& document, std::vector<std::string>& log) {
   log.push_back(fmt::format("zero_optimization: deprecated form; read as stage {}", stage));
 }
 
-/// The documentation of transformers has the section aio inside zero_optimization.
+/// The documentation of transformers puts the section aio inside zero_optimization.
 void map_inner_aio(Document& document, std::vector<std::string>& log) {
   Json& root = document.root();
   Json* const zero = root.find("zero_optimization");

@@ -62,7 +62,7 @@ void Document::apply(const std::string& assignment) {
   if (equals == std::string::npos) {
     refuse("expected path=value, such as optimizer.params.lr=3e-4");
   }
-  // Spaces around '=' are no part of the key or the value.
+  // Removes spaces around '='.
   std::string path = assignment.substr(0, equals);
   path.erase(path.find_last_not_of(' ') + 1);
   const std::string origin = "--set " + printable(assignment);

@@ -25,10 +25,10 @@ class Document {
   [[nodiscard]] const Json& root() const { return root_; }
   /// The absolute directory of relative paths.
   [[nodiscard]] const std::filesystem::path& base() const { return base_; }
-  /// Replaces the section `name`; errors about its keys say that they are from `origin`.
+  /// Replaces the section `name`. Errors about its keys name `origin`.
   void replace_section(const std::string& name, Json section, const std::string& origin);
-  /// Throws Error(config) "NAME: PATH: MESSAGE", with the override or other origin that set the
-  /// value, if any.
+  /// Throws Error(config) "NAME: PATH: MESSAGE", with the override or other origin of the value, if
+  /// any.
   [[noreturn]] void fail(const std::string& path, const std::string& message) const;
 
  private:
@@ -37,7 +37,7 @@ class Document {
   std::string name_;
   std::filesystem::path base_;
   Json root_;
-  std::map<std::string, std::string> origins_;  ///< path to what set it: "--set a=b"
+  std::map<std::string, std::string> origins_;  ///< origin by path: "--set a=b"
 };
 
 }  // namespace ballast::config

@@ -33,7 +33,7 @@ std::string_view newline_of(std::string_view text) {
   return text.find("\r\n") == kNone ? "\n" : "\r\n";
 }
 
-/// `json` with all lines but the first indented.
+/// `json` with all lines except the first indented.
 std::string indented(std::string_view json, std::string_view indent, std::string_view newline) {
   std::string out;
   for (const char c : json) {
@@ -62,7 +62,7 @@ std::size_t end_of_line(std::string_view text, std::size_t at, std::size_t limit
   return kNone;
 }
 
-/// Puts a member at the end of an object.
+/// Adds a member at the end of an object.
 void insert_member(std::string& text, const Json& object, std::string_view key,
                    std::string_view json) {
   const std::string newline(newline_of(text));
@@ -72,7 +72,7 @@ void insert_member(std::string& text, const Json& object, std::string_view key,
   const std::size_t line_end = end_of_line(text, last, close);
   const std::string close_indent(indent_of(text, close));
   if (line_end == kNone) {
-    // The object ends on this line: insert after any comment, before the brace.
+    // The object ends on this line: inserts after any comment, before the brace.
     const std::size_t at = text.find_last_not_of(" \t", close - 1) + 1;
     const std::string member =
         fmt::format("{}: {}", Json(key).compact(), indented(json, close_indent, newline));
@@ -84,7 +84,7 @@ void insert_member(std::string& text, const Json& object, std::string_view key,
   if (!first && starts_its_line(text, object.members().back().at)) {
     indent = indent_of(text, object.members().back().at);
   }
-  // Insert after the last member's line with its comment; in an empty object after all comments.
+  // Inserts after the last member's line with its comment; in an empty object after all comments.
   std::size_t at = line_end;
   if (first) at = text.find_last_not_of(" \t\r\n", close - 1) + 1;
   text.insert(at, fmt::format("{}{}{}: {}", newline, indent, Json(key).compact(),
@@ -92,7 +92,7 @@ void insert_member(std::string& text, const Json& object, std::string_view key,
   if (!first) text.insert(last, ",");
 }
 
-/// {"a": {"b": json}} on several lines, for missing `keys`.
+/// Returns {"a": {"b": json}} on several lines, for missing `keys`.
 std::string nested(std::span<const std::string> keys, const std::string& json) {
   if (keys.empty()) return json;
   const std::string inner = nested(keys.subspan(1), json);

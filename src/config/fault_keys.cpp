@@ -11,7 +11,7 @@
 
 #include "src/config/sections.h"
 
-// The keys of checkpoints, and of what a run does when something goes wrong.
+// Keys of checkpoints, and of the reactions to failures.
 
 namespace ballast::config {
 namespace {
@@ -19,7 +19,7 @@ namespace {
 constexpr std::string_view kIntervalForm = "a number of steps or a time such as \"30m\"";
 constexpr std::string_view kDefaultUnit = "m";
 
-/// "30 minutes" as its number ("30") and its unit.
+/// Splits "30 minutes" into its number ("30") and its unit.
 std::pair<std::string, std::string> number_and_unit(const std::string& text) {
   const auto end = std::min(text.find_first_not_of("0123456789. "), text.size());
   std::string number = text.substr(0, end);
@@ -37,13 +37,12 @@ std::pair<std::string, std::string> number_and_unit(const std::string& text) {
   const std::string time = near.empty() || near == kUnits[0]
                                ? fmt::format("\"{}{}\"", number, kDefaultUnit)
                                : fmt::format("\"{} {}\"", number, near);
-  value.fail(
-      fmt::format("expected {}, got {}; write {} for steps or {} for a time (s, m, h, d; at "
-                  "most 1000 days)",
-                  kIntervalForm, value.json().described(), number, time));
+  value.fail(fmt::format(
+      "expected {}, got {}; write {} for steps or {} for a time (s, m, h, d; at most 1000 days)",
+      kIntervalForm, value.json().described(), number, time));
 }
 
-/// "500 steps"; false if `text` does not end so.
+/// Reads "500 steps"; false if `text` has another unit.
 bool read_steps(const std::string& text, std::uint64_t& steps) {
   const auto [number, unit] = number_and_unit(text);
   if (unit != "steps" && unit != "step") return false;
@@ -51,7 +50,7 @@ bool read_steps(const std::string& text, std::uint64_t& steps) {
   return error == std::errc() && end == number.data() + number.size() && steps <= kSteps.high;
 }
 
-/// A time in its largest unit without a fraction.
+/// Formats a time in its largest unit without a fraction.
 std::string time_text(double seconds) {
   constexpr std::array<std::pair<double, char>, 3> kUnits = {
       {{86400, 'd'}, {3600, 'h'}, {60, 'm'}}};

@@ -18,7 +18,7 @@ std::string_view last_part(std::string_view path) {
   return path.substr(path.rfind('.') + 1);  // npos + 1 is 0
 }
 
-/// "must be above 0", "must be at least 0 and below 1".
+/// Returns "must be above 0", "must be at least 0 and below 1".
 std::string rule(const RealRange& range) {
   std::string text = fmt::format("must be {} {}", range.open_low ? "above" : "at least", range.low);
   if (range.high < RealRange().high) {
@@ -33,12 +33,12 @@ void check_range(const Value& value, std::uint64_t number, WholeRange range) {
     value.fail(fmt::format("must be at most {}, got {}", range.high, number));
 }
 
-/// The value as a non-negative whole number; none when it is not a whole number.
+/// The value as a non-negative whole number; empty if it is not one.
 std::optional<std::uint64_t> as_whole(const Value& value, WholeRange range) {
   const Json& json = value.json();
   if (const auto whole = json.whole()) return whole;
   if (!json.is_number()) return std::nullopt;
-  const double number = json.number();  // 5e8 is a whole number too
+  const double number = json.number();  // 5e8 is a whole number, too
   if (!std::isfinite(number)) return std::nullopt;
   if (number != std::floor(number)) return std::nullopt;
   if (number < 0) value.fail(fmt::format("must be at least {}, got {}", range.low, json.text()));
@@ -47,8 +47,8 @@ std::optional<std::uint64_t> as_whole(const Value& value, WholeRange range) {
   return static_cast<std::uint64_t>(number);
 }
 
-/// Keys anywhere in the config that end in `name`, or that other programs call so; "" if there are
-/// none, or too many to name.
+/// Suggests keys anywhere in the config that end in `name`, or that other programs call `name`; ""
+/// if there are none, or too many.
 std::string suggestion_elsewhere(const std::string& name) {
   constexpr std::size_t kMost = 3;
   std::vector<std::string> found;
@@ -90,6 +90,13 @@ Value Value::member(const std::string& name) const {
 
 Value Value::element(std::size_t index) const {
   return {*document_, json_->elements().at(index), fmt::format("{}[{}]", path_, index)};
+}
+
+std::vector<Value> Value::elements(std::string_view expected) const {
+  if (!json_->is_array()) fail_type(expected);
+  std::vector<Value> values;
+  for (std::size_t i = 0; i < json_->elements().size(); ++i) values.push_back(element(i));
+  return values;
 }
 
 bool Value::flag() const {
@@ -252,20 +259,22 @@ Json list_of(const std::vector<std::string>& texts) {
   return list;
 }
 
+Key text_list(std::string name, std::vector<std::string>& target, std::string_view expected,
+              const std::function<std::string(const Value&)>& read_one) {
+  const auto read = [&target, expected, read_one](const Value& value) {
+    target.clear();
+    if (value.json().is_string()) {
+      target.push_back(read_one(value));
+      return;
+    }
+    for (const Value& item : value.elements(expected)) target.push_back(read_one(item));
+  };
+  return {std::move(name), read, [&target] { return list_of(target); }};
+}
+
 Key path_list(std::string name, std::vector<std::string>& target) {
-  Key key = {std::move(name),
-             [&target](const Value& value) {
-               target.clear();
-               if (value.json().is_string()) {
-                 target.push_back(value.path_text());
-                 return;
-               }
-               if (!value.json().is_array()) value.fail_type("a path or an array of paths");
-               for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-                 target.push_back(value.element(i).path_text());
-               }
-             },
-             [&target] { return list_of(target); }};
+  Key key = text_list(std::move(name), target, "a path or an array of paths",
+                      [](const Value& value) { return value.path_text(); });
   key.names_paths = true;
   return key;
 }

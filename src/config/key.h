@@ -5,6 +5,7 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -50,19 +51,21 @@ class Value {
   [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] Value member(const std::string& name) const;
   [[nodiscard]] Value element(std::size_t index) const;
-  /// Another value at the same place; refers to `json`.
+  /// The elements of an array. `expected` is for the error if it is another value.
+  [[nodiscard]] std::vector<Value> elements(std::string_view expected) const;
+  /// Another value at the same path; refers to `json`.
   [[nodiscard]] Value with(const Json& json) const { return {*document_, json, path_}; }
   [[nodiscard]] bool is_auto() const { return *json_ == "auto"; }
 
   [[nodiscard]] bool flag() const;
   [[nodiscard]] std::uint64_t whole(WholeRange range) const;
   [[nodiscard]] double real(RealRange range) const;
-  /// A number of bytes or a string with a unit.
+  /// Reads a number of bytes or a string with a unit.
   [[nodiscard]] std::uint64_t bytes(WholeRange range) const;
   [[nodiscard]] std::string text() const;
-  /// One of `choices`; the error for other values suggests the nearest one.
+  /// Reads one of `choices`. The error for other values suggests the nearest one.
   [[nodiscard]] std::string choice(const std::vector<std::string>& choices) const;
-  /// A path made absolute; globs are left as they are.
+  /// Reads a path and makes it absolute; globs are kept.
   [[nodiscard]] std::string path_text() const;
 
   [[noreturn]] void fail(const std::string& message) const { document_->fail(path_, message); }
@@ -82,12 +85,13 @@ class Value {
 struct Key {
   std::string name;
   std::function<void(const Value&)> read;
-  std::function<Json()> write;                ///< none: a key that is accepted but not printed
-  std::vector<std::string> other_names = {};  ///< not accepted; used to suggest `name`
-  std::vector<std::string> values = {};       ///< of an enumeration, for completion
+  std::function<Json()> write;                ///< empty for a key that is accepted but not printed
+  std::vector<std::string> other_names = {};  ///< names that are not accepted, only used to suggest
+                                              ///< `name`
+  std::vector<std::string> values = {};       ///< values of an enumeration, for completion
   bool names_paths = false;
-  bool listed = true;                                 ///< by key_list()
-  std::function<std::vector<Key>()> inner = nullptr;  ///< the keys of a nested section
+  bool listed = true;                                 ///< whether key_list() has it
+  std::function<std::vector<Key>()> inner = nullptr;  ///< keys of a nested section
 };
 
 using Section = std::vector<Key>;
@@ -100,12 +104,12 @@ Json write_section(const Section& section);
 /// Adds all keys of the section and of those in it, with `prefix` and a dot before their names.
 void list_keys(const Section& section, const std::string& prefix, std::vector<KeyInfo>& list);
 
-/// A nested section. `keys` is called when it is read or written, so that it may depend on keys
-/// before it in the table.
+/// A nested section. `keys` is called when it is read or written, so it may depend on earlier keys
+/// of the table.
 Key section(std::string name, const std::function<Section()>& keys);
 
-/// A section that `enabled: false` switches off. Its other keys then have no effect:
-/// values that are not valid and unknown keys are noted in `log` instead of refused.
+/// A section that `enabled: false` switches off. Its other keys then have no effect: invalid values
+/// and unknown keys are noted in `log` instead of refused.
 Key switched_section(std::string name, const std::function<Section()>& keys,
                      std::vector<std::string>& log);
 
@@ -143,14 +147,17 @@ Key choice(std::string name, T& target) {
           {},
           choice_names<T>()};
 }
-/// A path; null and "" stand for none.
+/// A path; null and "" mean none.
 Key path(std::string name, std::filesystem::path& target);
 /// An array of strings.
 Json list_of(const std::vector<std::string>& texts);
-/// A string or an array of strings, each a path or a glob.
+/// A key for a string or an array of strings, each read by `read_one`. `expected` is for errors.
+Key text_list(std::string name, std::vector<std::string>& target, std::string_view expected,
+              const std::function<std::string(const Value&)>& read_one);
+/// A key for a path or glob, or an array of them.
 Key path_list(std::string name, std::vector<std::string>& target);
 
-/// Also accepts "auto", which sets `target` to zero (or none).
+/// Also accepts "auto", which sets `target` to zero (or empty).
 template <typename T>
 Key or_auto(Key key, T& target) {
   key.read = [read = std::move(key.read), &target](const Value& value) {
@@ -166,14 +173,27 @@ Key or_auto(Key key, T& target) {
   return key;
 }
 
-/// The same key, not printed.
+/// A key whose value may be missing. A missing value is written as `missing`, which is "auto" or
+/// null, and "auto" is read as missing if `missing` is "auto". `read_one` reads other values.
+template <class T>
+Key optional_key(std::string name, std::optional<T>& target, const Json& missing,
+                 const std::function<T(const Value&)>& read_one) {
+  return {std::move(name),
+          [&target, read_one, missing](const Value& value) {
+            target.reset();
+            if (!value.is_auto() || missing.is_null()) target = read_one(value);
+          },
+          [&target, missing] { return target ? Json(*target) : missing; }};
+}
+
+/// Like `key`, but not printed.
 Key accepted_only(Key key);
 
-/// The same key with the values that it takes, for completion. A key that is read by choice() has
-/// them already.
+/// Adds the accepted values of a key, for completion. A key that is read by choice() has them
+/// already.
 Key with_values(Key key, std::vector<std::string> values);
 
-/// The same key with names that other programs use for it.
+/// Adds names that other programs use for a key.
 Key also_called(Key key, std::vector<std::string> other_names);
 
 }  // namespace ballast::config

@@ -23,8 +23,8 @@ bool has(const fs::path& folder, const char* name) {
   return fs::exists(folder / name, ignored);
 }
 
-/// The name of a file or folder in `folder` that begins and ends so, the last one in order; "" if
-/// there is none.
+/// The name of a file or folder in `folder` with this beginning and end, the last one in order; ""
+/// if there is none.
 std::string find_name(const fs::path& folder, std::string_view beginning, std::string_view end) {
   std::string last;
   std::error_code error;
@@ -53,7 +53,7 @@ std::string base_model(const fs::path& folder) {
 std::string explain_adapters(const fs::path& folder) {
   const std::string base = base_model(folder);
   return fmt::format(
-      "has adapters of PEFT without the model under them ({}); give the folder of {} as model.path "
+      "has PEFT adapters without their base model ({}); give the folder of {} as model.path "
       "and this one as ballast.adapters.path, with ballast.train \"adapters\"{}",
       kAdapterConfig, base,
       has(base, kCheckpointConfig)
@@ -62,7 +62,7 @@ std::string explain_adapters(const fs::path& folder) {
           : "");
 }
 
-/// A file that says what a folder is, and what to do with it.
+/// A file that identifies the kind of a folder, with advice.
 struct Trace {
   const char* file;
   std::string_view kind;
@@ -70,7 +70,7 @@ struct Trace {
 };
 constexpr std::array<Trace, 8> kTraces = {{
     {"run.json", "is a run of Ballast",
-     "`ballast export RUN --out DIR` writes its weights as a folder of Hugging Face"},
+     "`ballast export RUN --out DIR` writes its weights as a Hugging Face folder"},
     {"model_index.json", "is a pipeline of diffusers",
      "Ballast trains language models; give the folder of one"},
     {"params.json", "has a model in the format of its makers",
@@ -104,7 +104,7 @@ std::string explain_folder(const fs::path& folder) {
   if (has(folder, "onnx") || !find_name(folder, "", ".onnx").empty()) {
     return "has a model in ONNX; give the folder of the safetensors from which it was made";
   }
-  // Trainer's output and the hub's cache hold folders of models.
+  // Trainer's output and the hub's cache contain folders of models.
   std::string inner = find_name(folder, "checkpoint-", "");
   if (inner.empty() && has(folder, "snapshots")) {
     inner = "snapshots/" + find_name(folder / "snapshots", "", "");
@@ -113,7 +113,7 @@ std::string explain_folder(const fs::path& folder) {
     return fmt::format("has no {}; give a folder in it, such as {}", kCheckpointConfig,
                        (folder / inner).string());
   }
-  return fmt::format("has no {}; give the folder of a model of Hugging Face", kCheckpointConfig);
+  return fmt::format("has no {}; give the folder of a Hugging Face model", kCheckpointConfig);
 }
 
 std::string explain_file(const fs::path& file) {
@@ -125,7 +125,7 @@ std::string explain_file(const fs::path& file) {
                     end == ".bin" || end == ".pt" || end == ".pth";
   return part ? fmt::format("is a file; give its folder {}",
                             fs::absolute(file).parent_path().string())
-              : "is a file; give the folder of a model of Hugging Face";
+              : "is a file; give the folder of a Hugging Face model";
 }
 
 }  // namespace
@@ -158,7 +158,7 @@ std::optional<std::string> explain_no_adapters(const fs::path& path, std::string
   }
   return fmt::format("{} has no {}; {}", path.string(), kAdapterConfig,
                      has(path, kCheckpointConfig) ? "a whole model belongs into model.path"
-                                                  : "give a folder of PEFT");
+                                                  : "give a PEFT folder");
 }
 
 std::optional<std::string> explain_no_model(const fs::path& path, std::string_view given) {

@@ -11,16 +11,17 @@
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
 
+#include "src/config/json_values.h"
 #include "src/config/sections.h"
 
 namespace ballast::config {
 
 void expand_model_path(Document& document, std::vector<std::string>& notes) {
-  Json* const model = document.root().find("model");
-  const Json* const given = model == nullptr ? nullptr : model->find("path");
-  if (given == nullptr || given->is_null() || *given == "") return;
+  const Json* const given = find_given(document.root(), "model.path");
+  if (given == nullptr || *given == "") return;
+  const Json* const model = document.root().find("model");
   const std::filesystem::path folder = Value(document, *given, "model.path").path_text();
-  // No config.json has them.
+  // Keys that no config.json has.
   constexpr std::array kTiles = {"vocabulary_tiles", "layer_tiles"};
   for (const auto& member : model->members()) {
     const bool tiles = std::find(kTiles.begin(), kTiles.end(), member.key) != kTiles.end();

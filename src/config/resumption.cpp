@@ -9,6 +9,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
+#include "ballast/text/words.h"
 
 #include "src/config/sections.h"
 
@@ -19,100 +20,57 @@ constexpr KeyRole kMathematics = KeyRole::mathematics;
 constexpr KeyRole kPosition = KeyRole::position;
 constexpr KeyRole kFree = KeyRole::free;
 
+/// Keys of one role, separated by spaces: "section.*" is for the keys that no other word names.
+struct RoleKeys {
+  KeyRole role;
+  std::string_view keys;
+};
+
+/// Every key is in one of these lists. States replace the initial weights, tiles are compared block
+/// by block, and files by their content, for which DataSection::kind() is the key in a checkpoint.
+constexpr auto kRoles = std::to_array<RoleKeys>({
+    {kMathematics,
+     "model.* data.text data.tokens data.documents data.pairs data.held_out data.shuffle "
+     "optimizer.type optimizer.params.* scheduler.type scheduler.params.* gradient_clipping "
+     "bf16.enabled fp16.* zero_optimization.zero_quantized_weights ballast.train "
+     "ballast.adapters ballast.adapters.* ballast.preference.* ballast.quantized_base "
+     "ballast.double_quantization ballast.expert_updates ballast.optimizer_states "
+     "ballast.weight_decay_exclude ballast.seed ballast.spike.*"},
+    {kPosition, "data.sequence_length train_batch_size"},
+    {kFree,
+     "model.weights model.init_stddev model.vocabulary_tiles model.layer_tiles "
+     "data.token_type data.eval data.as_is train_micro_batch_size_per_gpu "
+     "gradient_accumulation_steps steps_per_print tensorboard.* csv_monitor.* "
+     "zero_optimization.stage zero_optimization.stage3_param_persistence_threshold "
+     "zero_optimization.zero_hpz_partition_size zero_optimization.sub_group_size "
+     "zero_optimization.offload_optimizer.* zero_optimization.offload_param.* aio.* "
+     "ballast.device ballast.attention ballast.product_algorithms ballast.device_bytes "
+     "ballast.host_bytes ballast.adapters.path ballast.order ballast.update "
+     "ballast.speculative_updates ballast.expert_prefetch ballast.expert_parallel "
+     "ballast.serial ballast.nvtx ballast.delay_seed ballast.activations ballast.gradients "
+     "ballast.recompute ballast.device_weight_buffers ballast.device_gradient_buffers "
+     "ballast.activation_buffers ballast.gradient_buffers ballast.compute_threads "
+     "ballast.update_threads ballast.update_isa ballast.update_numa_node ballast.link_gbps "
+     "ballast.placement ballast.steps ballast.eval_every ballast.eval_batches "
+     "ballast.save_weights ballast.checkpoint_every ballast.checkpoint_keep "
+     "ballast.max_skipped_steps ballast.on_error ballast.comm_timeout_seconds ballast.out"},
+});
+
 struct KeyRow {
-  std::string_view path;  ///< of a key, or "section.*" for the keys without a row of their own
+  std::string_view path;
   KeyRole role;
 };
 
-/// Every key has a row. A row of a key wins over that of its section.
-constexpr auto kRows = std::to_array<KeyRow>({
-    {"model.*", kMathematics},
-    // The states replace the initial weights. Tiles are compared block by block.
-    {"model.weights", kFree},
-    {"model.init_stddev", kFree},
-    {"model.vocabulary_tiles", kFree},
-    {"model.layer_tiles", kFree},
-    // Files are compared by their content: DataSection::kind() stands for it in a checkpoint.
-    {"data.text", kMathematics},
-    {"data.tokens", kMathematics},
-    {"data.documents", kMathematics},
-    {"data.pairs", kMathematics},
-    {"data.token_type", kFree},
-    {"data.sequence_length", kPosition},
-    {"data.eval", kFree},
-    {"data.held_out", kMathematics},
-    {"data.shuffle", kMathematics},
-    {"data.as_is", kFree},
-    {"train_batch_size", kPosition},
-    {"train_micro_batch_size_per_gpu", kFree},
-    {"gradient_accumulation_steps", kFree},
-    {"optimizer.type", kMathematics},
-    {"optimizer.params.*", kMathematics},
-    {"scheduler.type", kMathematics},
-    {"scheduler.params.*", kMathematics},
-    {"gradient_clipping", kMathematics},
-    {"steps_per_print", kFree},
-    {"tensorboard.*", kFree},
-    {"csv_monitor.*", kFree},
-    {"bf16.enabled", kMathematics},
-    {"fp16.*", kMathematics},
-    {"zero_optimization.stage", kFree},
-    {"zero_optimization.stage3_param_persistence_threshold", kFree},
-    {"zero_optimization.zero_hpz_partition_size", kFree},
-    {"zero_optimization.zero_quantized_weights", kMathematics},
-    {"zero_optimization.sub_group_size", kFree},
-    {"zero_optimization.offload_optimizer.*", kFree},
-    {"zero_optimization.offload_param.*", kFree},
-    {"aio.*", kFree},
-    {"ballast.device", kFree},
-    {"ballast.attention", kFree},
-    {"ballast.product_algorithms", kFree},
-    {"ballast.device_bytes", kFree},
-    {"ballast.host_bytes", kFree},
-    {"ballast.train", kMathematics},
-    {"ballast.adapters", kMathematics},
-    {"ballast.adapters.*", kMathematics},
-    {"ballast.adapters.path", kFree},
-    {"ballast.preference.*", kMathematics},
-    {"ballast.quantized_base", kMathematics},
-    {"ballast.double_quantization", kMathematics},
-    {"ballast.order", kFree},
-    {"ballast.update", kFree},
-    {"ballast.speculative_updates", kFree},
-    {"ballast.expert_updates", kMathematics},
-    {"ballast.expert_prefetch", kFree},
-    {"ballast.expert_parallel", kFree},
-    {"ballast.serial", kFree},
-    {"ballast.nvtx", kFree},
-    {"ballast.delay_seed", kFree},
-    {"ballast.activations", kFree},
-    {"ballast.gradients", kFree},
-    {"ballast.recompute", kFree},
-    {"ballast.device_weight_buffers", kFree},
-    {"ballast.device_gradient_buffers", kFree},
-    {"ballast.activation_buffers", kFree},
-    {"ballast.gradient_buffers", kFree},
-    {"ballast.compute_threads", kFree},
-    {"ballast.update_threads", kFree},
-    {"ballast.update_isa", kFree},
-    {"ballast.update_numa_node", kFree},
-    {"ballast.optimizer_states", kMathematics},
-    {"ballast.weight_decay_exclude", kMathematics},
-    {"ballast.link_gbps", kFree},
-    {"ballast.placement", kFree},
-    {"ballast.steps", kFree},
-    {"ballast.seed", kMathematics},
-    {"ballast.eval_every", kFree},
-    {"ballast.eval_batches", kFree},
-    {"ballast.save_weights", kFree},
-    {"ballast.checkpoint_every", kFree},
-    {"ballast.checkpoint_keep", kFree},
-    {"ballast.max_skipped_steps", kFree},
-    {"ballast.spike.*", kMathematics},
-    {"ballast.on_error", kFree},
-    {"ballast.comm_timeout_seconds", kFree},
-    {"ballast.out", kFree},
-});
+const std::vector<KeyRow>& rows() {
+  static const std::vector<KeyRow> all = [] {
+    std::vector<KeyRow> list;
+    for (const auto& [role, keys] : kRoles) {
+      for (const auto key : text::words_of(keys)) list.push_back({key, role});
+    }
+    return list;
+  }();
+  return all;
+}
 
 constexpr std::string_view kAll = "all";
 constexpr std::array<std::string_view, 4> kKinds = {"data.text", "data.tokens", "data.documents",
@@ -125,7 +83,7 @@ bool is_in(std::string_view key, std::string_view section) {
 /// The row of a key, or null.
 const KeyRow* row_of(std::string_view path) {
   const KeyRow* found = nullptr;
-  for (const KeyRow& row : kRows) {
+  for (const KeyRow& row : rows()) {
     if (row.path == path) return &row;
     const bool section = row.path.ends_with(".*");
     if (section && is_in(path, row.path.substr(0, row.path.size() - 2))) found = &row;
@@ -135,7 +93,7 @@ const KeyRow* row_of(std::string_view path) {
 
 /// Whether the table has rows of keys in `path`.
 bool is_section(std::string_view path) {
-  return std::any_of(kRows.begin(), kRows.end(),
+  return std::any_of(rows().begin(), rows().end(),
                      [path](const KeyRow& row) { return is_in(row.path, path); });
 }
 
@@ -172,12 +130,12 @@ std::vector<std::string> shortest_names(const std::vector<std::string>& keys) {
 /// Keys and sections that can be allowed.
 std::vector<std::string> allowed_names() {
   std::vector<std::string> names = {std::string(kAll)};
-  for (const KeyRow& row : kRows) {
+  for (const KeyRow& row : rows()) {
     if (row.role != kMathematics) continue;
     std::string_view path = row.path;
     if (path.ends_with(".*")) path.remove_suffix(2);
     for (; true; path = path.substr(0, path.rfind('.'))) {
-      // "ballast" as a whole is not worth a name.
+      // "ballast" as a whole cannot be allowed.
       if (path != "ballast" && path != "zero_optimization") names.emplace_back(path);
       if (path.find('.') == std::string_view::npos) break;
     }

@@ -71,8 +71,8 @@ class RopeReader {
     if (!found->is_object()) refuse(name, *found, "it must be an object; give one or remove it");
     return *found;
   }
-  /// The value that counts: that of the parameters, else that of the config itself, else the
-  /// class's. `name`: of the parameters in the file.
+  /// The value that applies: that of the parameters, otherwise that of the config itself, otherwise
+  /// the class's default. `name` is that of the parameters in the file.
   [[nodiscard]] Json chosen(const Json& parameters, const std::string& name, const char* inner,
                             const std::string& outer, const Json& standard) const {
     const Json* found = parameters.find(inner);
@@ -100,7 +100,7 @@ class RopeReader {
 
   [[nodiscard]] Json usual() const;
   [[nodiscard]] Json by_layer_type() const;
-  /// The parameters that count, and their name in the file.
+  /// The parameters that apply, and their name in the file.
   [[nodiscard]] std::pair<Json, std::string> parameters() const;
   void refuse_objects(const Json& parameters, const std::string& name) const;
   void check_part(const Json& parameters, const std::string& name, const std::string& type) const;
@@ -131,7 +131,7 @@ std::pair<Json, std::string> RopeReader::parameters() const {
   return {std::move(parameters), kParameters};
 }
 
-/// Parameters by type of layer, which the class does not have.
+/// Refuses parameters by type of layer, which the class does not have.
 void RopeReader::refuse_objects(const Json& parameters, const std::string& name) const {
   for (const auto& [key, value, at] : parameters.members()) {
     if (!value.is_object()) continue;
@@ -155,7 +155,7 @@ std::string RopeReader::type_of(const Json& parameters, const std::string& name)
   return found->text();
 }
 
-/// The rotated part of a head, where the class does not read it from the config itself.
+/// Checks the rotated part of a head if the class does not read it from the config itself.
 void RopeReader::check_part(const Json& parameters, const std::string& name,
                             const std::string& type) const {
   const Json* found = parameters.find(kPart);
@@ -169,7 +169,7 @@ void RopeReader::check_part(const Json& parameters, const std::string& name,
                      class_name()));
 }
 
-/// A key that the class does not read, since it has another name for it.
+/// Refuses a key that the class does not read, since it has another name for it.
 void RopeReader::check_unread(const char* name, const Json& counts) const {
   const Json* const found = find_given(json_, name);
   if (found == nullptr || are_equal(*found, counts)) return;
@@ -191,7 +191,7 @@ Json RopeReader::scaling(const Json& parameters, const std::string& type) const 
   return plain && rules_.standard.is_null() ? Json() : out;
 }
 
-/// Adds what the type takes from elsewhere, and removes what it does not read.
+/// Adds what the type takes from other keys, and removes what it does not read.
 void RopeReader::fill_in(Json& scaling, const Json& parameters, const std::string& type) const {
   const bool is_longrope = type == "longrope";
   if (is_longrope || type == "yarn" || type == "llama3") {
@@ -220,7 +220,7 @@ void RopeReader::fill_in(Json& scaling, const Json& parameters, const std::strin
     return found != nullptr && found->is_number() && found->number() == 0.0;
   };
   for (const char* const key : {"beta_fast", "beta_slow"}) {
-    if (is_zero(key)) scaling.erase(key);  // then the class takes its default
+    if (is_zero(key)) scaling.erase(key);  // the class then uses its default
   }
   if (is_zero("mscale") || is_zero("mscale_all_dim")) {
     scaling.erase("mscale");

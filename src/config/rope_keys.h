@@ -8,12 +8,13 @@
 
 namespace ballast::config {
 
-/// A config.json of Hugging Face with the keys of rotary positions as the model section of `family`
-/// has them: rope_theta, rope_scaling (null: not scaled) and, for families that have them,
-/// partial_rotary_factor and rope_local_base_freq. Each has the value that the family's class of
-/// transformers 5 takes: rope_scaling hides rope_parameters, values in them hide those of the
-/// config itself, and missing values are the class's. Appends to `notes` which keys do not count.
-/// Throws Error(config) naming `file` and the key for what the class does not compute.
+/// A config.json of Hugging Face in which the keys of rotary positions have the form of the model
+/// section of `family`: rope_theta, rope_scaling (null: not scaled) and, for families that have
+/// them, partial_rotary_factor and rope_local_base_freq. Each has the value that the family's class
+/// of transformers 5 uses: rope_scaling overrides rope_parameters, values in them override those of
+/// the config itself, and missing values are the class's defaults. Appends to `notes` which keys
+/// have no effect. Throws Error(config) naming `file` and the key for settings that the class does
+/// not compute.
 text::Json with_rope_keys(text::Json json, const model::Family& family, const std::string& file,
                           std::vector<std::string>& notes);
 
@@ -21,8 +22,8 @@ text::Json with_rope_keys(text::Json json, const model::Family& family, const st
 /// which has those of the model section.
 void add_rope_keys(text::Json& out, const model::Family& family);
 
-/// A model section whose rope_scaling has no keys that the section has, too. Those of rope_scaling
-/// count, and sections made by earlier versions have them there.
+/// Moves keys of rope_scaling that the section has, too, to the section. The values of rope_scaling
+/// apply; earlier versions wrote them there.
 text::Json with_separate_rope_keys(text::Json section);
 
 /// Whether a config.json has a key of rotary positions.

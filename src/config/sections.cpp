@@ -24,11 +24,11 @@ Key family_key(model::ModelConfig& m) {
   return key;
 }
 
-/// A value of the type of `standard`. If that is null: an object, a list or a number.
+/// A value whose type is that of `standard`. If that is null: an object, a list or a number.
 Json read_detail(const Value& value, const Json& standard) {
   if (standard.is_number()) {
     const double given = value.real({.low = std::numeric_limits<double>::lowest()});
-    // Transformers refuses 24.0 where it wants a whole number.
+    // Transformers refuses 24.0 if it needs a whole number.
     const bool whole = standard.whole() && given == std::floor(given) && given >= 0.0 &&
                        given <= static_cast<double>(std::uint64_t{1} << 53U);
     return whole ? Json(static_cast<std::uint64_t>(given)) : Json(given);
@@ -66,7 +66,7 @@ Section detail_keys(Config& c) {
   return keys;
 }
 
-/// expand_model_path() has replaced it, unless it is empty.
+/// Unless it is empty, expand_model_path() has replaced it.
 Key model_path_key() {
   Key key = {"path", [](const Value& value) { static_cast<void>(value.text()); }, nullptr};
   key.names_paths = true;
@@ -105,7 +105,7 @@ Section model_keys(Config& c) {
 constexpr RealRange kHeldOut = {.low = 0.0, .high = 0.5};
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
-/// Files, or a share like held_out. With files, nothing of the training data is kept by default.
+/// Files, or a share like held_out. With files, none of the training data is held out by default.
 Key eval_key(DataSection& d) {
   Key key = path_list("eval", d.eval);
   key.read = [read = std::move(key.read), &d](const Value& value) {
@@ -122,7 +122,7 @@ Key eval_key(DataSection& d) {
   return key;
 }
 
-/// Read after eval.
+/// Must be read after eval.
 Key held_out_key(DataSection& d) {
   return {"held_out",
           [&d](const Value& value) {
@@ -149,7 +149,7 @@ Section data_keys(DataSection& d) {
           flag("as_is", d.as_is)};
 }
 
-/// `text` as a block number; none when it is not one.
+/// `text` as a block number; empty if it is not one.
 std::optional<std::uint64_t> block_number(std::string_view text) {
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -193,9 +193,8 @@ Key rule_tier(std::string name, std::optional<Tier>& tier, const Choices& choice
       {std::move(name), read, [&tier] { return tier ? Json(to_string(*tier)) : Json(); }}, choices);
 }
 
-Key rule_flag(std::string name, std::optional<bool>& flag) {
-  return {std::move(name), [&flag](const Value& value) { flag = value.flag(); },
-          [&flag] { return flag ? Json(*flag) : Json(); }};
+bool read_flag(const Value& value) {
+  return value.flag();
 }
 
 Section rule_keys(PlacementRule& rule) {
@@ -208,15 +207,13 @@ Section rule_keys(PlacementRule& rule) {
           rule_tier("optimizer", rule.optimizer),
           rule_tier("activations", rule.activations),
           rule_tier("gradients", rule.gradients, kBelowDevice),
-          rule_flag("recompute", rule.recompute)};
+          optional_key<bool>("recompute", rule.recompute, {}, read_flag)};
 }
 
 Key placement_key(std::vector<PlacementRule>& rules) {
   const auto read = [&rules](const Value& value) {
-    if (!value.json().is_array()) value.fail_type("an array of rules");
     rules.clear();
-    for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-      const Value item = value.element(i);
+    for (const Value& item : value.elements("an array of rules")) {
       PlacementRule rule;
       read_section(item, rule_keys(rule));
       if (item.json().find("blocks") == nullptr) item.fail("lacks \"blocks\"; add it");
@@ -249,43 +246,20 @@ Key tier_key(Key key, TierChoice& tier) {
 }
 
 Key flag_or_auto(const char* name, std::optional<bool>& choice) {
-  const auto read = [&choice](const Value& value) {
-    choice.reset();
-    if (!value.is_auto()) choice = value.flag();
-  };
-  return with_values({name, read, [&choice] { return choice ? Json(*choice) : Json("auto"); }},
+  return with_values(optional_key<bool>(name, choice, "auto", read_flag),
                      {"auto", "true", "false"});
 }
 
-Key delay_seed_key(std::optional<std::uint64_t>& seed) {
-  return {"delay_seed",
-          [&seed](const Value& value) {
-            seed = value.whole({0, std::numeric_limits<std::uint64_t>::max()});
-          },
-          [&seed] { return seed ? Json(*seed) : Json(); }};
-}
-
-Key update_numa_node_key(std::optional<int>& node) {
-  return {"update_numa_node",
-          [&node](const Value& value) {
-            node.reset();
-            if (!value.is_auto()) node = static_cast<int>(value.whole({0, 1023}));
-          },
-          [&node] { return node ? Json(*node) : Json("auto"); }};
-}
-
-Key speculative_updates_key(std::optional<std::uint64_t>& blocks) {
-  return {"speculative_updates",
-          [&blocks](const Value& value) {
-            blocks.reset();
-            if (!value.is_auto()) blocks = value.whole({0, 1U << 17U});
-          },
-          [&blocks] { return blocks ? Json(*blocks) : Json("auto"); }};
+Key whole_or(const char* name, std::optional<std::uint64_t>& target, const Json& missing,
+             WholeRange range) {
+  return optional_key<std::uint64_t>(name, target, missing,
+                                     [range](const Value& value) { return value.whole(range); });
 }
 
 Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
   constexpr WholeRange kBudget = {1, std::uint64_t{1} << 53U};
   constexpr WholeRange kThreads = {0, 4096};
+  constexpr WholeRange kAnyNumber = {0, std::numeric_limits<std::uint64_t>::max()};
   return {choice("device", b.device),
           choice("attention", b.attention),
           choice("product_algorithms", b.product_algorithms),
@@ -301,7 +275,7 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
                       {"bnb_4bit_use_double_quant"}),
           choice("order", b.order),
           choice("update", b.update),
-          speculative_updates_key(b.speculative_updates),
+          whole_or("speculative_updates", b.speculative_updates, "auto", {0, 1U << 17U}),
           choice("expert_updates", b.expert_updates),
           flag_or_auto("expert_prefetch", b.expert_prefetch),
           also_called(or_auto(whole("expert_parallel", b.expert_parallel, {1, 1U << 16U}),
@@ -309,7 +283,7 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
                       {"ep_size", "expert_parallel_size", "expert_model_parallel_size"}),
           flag("serial", b.serial),
           flag("nvtx", b.nvtx),
-          delay_seed_key(b.delay_seed),
+          whole_or("delay_seed", b.delay_seed, {}, kAnyNumber),
           tier_key(rule_tier("activations", b.activations), b.activations),
           tier_key(rule_tier("gradients", b.gradients, kBelowDevice), b.gradients),
           also_called(flag_or_auto("recompute", b.recompute),
@@ -321,12 +295,15 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
           or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),
           or_auto(whole("update_threads", b.update_threads, kThreads), b.update_threads),
           choice("update_isa", b.update_isa),
-          update_numa_node_key(b.update_numa_node),
+          optional_key<int>("update_numa_node", b.update_numa_node, "auto",
+                            [](const Value& value) {
+                              return static_cast<int>(value.whole({0, 1023}));
+                            }),
           choice("optimizer_states", b.optimizer_states),
           real("link_gbps", b.link_gbps, kNotNegative),
           placement_key(b.placement),
           also_called(whole("steps", b.steps, kSteps), {"max_steps", "train_steps"}),
-          whole("seed", b.seed, {0, std::numeric_limits<std::uint64_t>::max()}),
+          whole("seed", b.seed, kAnyNumber),
           whole("eval_every", b.eval_every, kSteps),
           whole("eval_batches", b.eval_batches, {1, kSteps.high}),
           also_called(flag("save_weights", b.save_weights), {"save_model", "save_checkpoint"}),
@@ -397,7 +374,7 @@ Key gradient_allreduce_op_key() {
           {}};
 }
 
-/// Accelerate writes an infinite number for no progress lines.
+/// Accelerate writes an infinite number to switch progress lines off.
 Key steps_per_print_key(std::uint64_t& steps) {
   Key key = whole("steps_per_print", steps, {1, kNoProgressLines});
   key.read = [read = std::move(key.read), &steps](const Value& value) {
@@ -413,7 +390,7 @@ Key batch_key(std::string name, std::uint64_t& target) {
   return or_auto(whole(std::move(name), target, {1, std::uint64_t{1} << 32U}), target);
 }
 
-/// A batch key that the planner may choose: "auto" is read and printed as such.
+/// A batch key that the planner may choose: "auto" is read and printed as "auto".
 Key planned_batch_key(std::string name, std::uint64_t& target, bool& automatic) {
   Key key = batch_key(std::move(name), target);
   key.read = [read = std::move(key.read), &automatic](const Value& value) {

@@ -10,7 +10,7 @@
 
 namespace ballast::config {
 
-/// The table of all keys, which refers to the fields of `config` and must not outlive it.
+/// The table of all keys. It refers to the fields of `config` and must not outlive it.
 Section all_keys(Config& config);
 
 // Parts of that table. DeepSpeed's keys without effect are noted in `log` as "path: reason".
@@ -30,11 +30,13 @@ Key adapters_key(BallastSection& ballast);
 Key weight_decay_exclude_key(BallastSection& ballast);
 /// preference: the loss of data.pairs, with names of TRL's DPOConfig.
 Key preference_key(model::Preference& preference);
-/// Throws Error(config) for what data.pairs needs, or cannot have, and notes what TRL does else.
+/// Throws Error(config) for settings that data.pairs needs or cannot have, and notes where TRL
+/// differs.
 void check_pairs(Config& config, const model::Architecture& model, const Document& document);
 /// spike: an action, or an object.
 Key spike_key(SpikeSection& spike);
-/// Throws Error(config) for what needs checkpoints without them; notes what ranks cannot do.
+/// Throws Error(config) for settings that need checkpoints if there are none. Notes settings that
+/// do not work with several ranks.
 void check_faults(const BallastSection& ballast, const Document& document, std::uint64_t world,
                   std::vector<std::string>& notes);
 
@@ -43,22 +45,22 @@ void check_faults(const BallastSection& ballast, const Document& document, std::
 /// unless they are switched off.
 Section with_deepspeed_keys(Section table, std::string_view section, std::vector<std::string>& log);
 
-/// Whether `name` is one of those that are accepted with any value.
+/// Whether `name` is a key that is accepted with any value.
 bool has_no_effect(std::string_view section, std::string_view name);
 
 /// Rewrites DeepSpeed's deprecated keys to the current ones and notes each in `log`. Throws
-/// Error(config) when both are given.
+/// Error(config) if both are given.
 void map_deprecated(Document& document, std::vector<std::string>& log);
 
 /// Replaces "auto" where Hugging Face's integration of DeepSpeed fills in a value, and notes it.
 void replace_auto(Document& document, std::vector<std::string>& log);
 
-/// Replaces model.path by the keys of the folder that it names and model.weights. Throws
-/// Error(config) when it is given beside other keys of the model and like read_model_section().
+/// Replaces model.path by the keys of its folder and model.weights. Throws Error(config) if other
+/// keys of the model are given too, and like read_model_section().
 void expand_model_path(Document& document, std::vector<std::string>& notes);
 
-/// Adds what the folder at ballast.adapters.path says to ballast.adapters. Throws Error(config) if
-/// a key is given that differs, but the dropout, and like read_adapter_folder().
+/// Adds the settings of the folder at ballast.adapters.path to ballast.adapters. Throws
+/// Error(config) if a given key other than dropout differs, and like read_adapter_folder().
 void expand_adapter_path(Document& document);
 
 /// Derives missing values (batch triplet, defaults that depend on other keys) and checks keys

@@ -37,9 +37,8 @@ Key folders(std::string name, std::vector<Path>& target) {
                  target.push_back(folder(value));
                  return;
                }
-               if (!value.json().is_array()) value.fail_type("a path or an array of paths");
-               for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-                 add_folder(value.element(i), target);
+               for (const Value& item : value.elements("a path or an array of paths")) {
+                 add_folder(item, target);
                }
              },
              [&target] {
@@ -76,7 +75,7 @@ Section offload_keys(OffloadSection& o, step::BufferCounts& buffers, const std::
       name, log);
 }
 
-/// 0 means 1, too: DeepSpeed splits weights over fewer ranks only above 1.
+/// 0 means 1, too: DeepSpeed shards weights over fewer ranks only above 1.
 Key hpz_key(ZeroSection& zero) {
   Key key = whole("zero_hpz_partition_size", zero.hpz_partition_size, {0, std::uint64_t{1} << 20U});
   key.read = [read = std::move(key.read), &zero](const Value& value) {
@@ -99,7 +98,7 @@ Key persistence_key(std::string name, ZeroSection& zero) {
   return key;
 }
 
-/// Keys of both `aio` and the entries of `aio.paths`.
+/// Keys that `aio` and the entries of `aio.paths` share.
 Section transfer_keys(Bytes& block_size, unsigned& queue_depth, IoBackend& backend) {
   Key block = bytes("block_size", block_size, {kPage, kGiB});
   block.read = [read = std::move(block.read), &block_size](const Value& value) {
@@ -124,11 +123,9 @@ Section path_keys(AioPath& entry) {
 /// Must be read after the keys of `aio` that the entries inherit.
 Key paths_key(AioSection& aio) {
   const auto read = [&aio](const Value& value) {
-    if (!value.json().is_array()) value.fail_type("an array of objects");
     aio.paths.clear();
     std::vector<Path> seen;
-    for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-      const Value item = value.element(i);
+    for (const Value& item : value.elements("an array of objects")) {
       AioPath entry = {.path = {},
                        .block_size = aio.block_size,
                        .queue_depth = aio.queue_depth,

@@ -1,7 +1,6 @@
 #include "src/config/stored_names.h"
 
 #include <algorithm>
-#include <array>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -11,6 +10,7 @@
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
+#include "ballast/text/words.h"
 
 namespace ballast::config {
 namespace {
@@ -20,21 +20,11 @@ using text::Json;
 
 constexpr const char* kIndexSuffix = ".index.json";
 constexpr std::string_view kNf4 = ".quant_state.bitsandbytes__nf4";
-/// Ends of the names that the formats give to codes, scales and descriptions: bitsandbytes, MXFP4,
-/// GPTQ and AWQ, fp8 and compressed-tensors.
-constexpr std::array<std::string_view, 13> kOfCodes = {".absmax",
-                                                       ".quant_map",
-                                                       kNf4,
-                                                       ".quant_state.bitsandbytes__fp4",
-                                                       ".SCB",
-                                                       "_blocks",
-                                                       ".qweight",
-                                                       ".qzeros",
-                                                       ".weight_packed",
-                                                       ".weight_scale",
-                                                       ".weight_scale_inv",
-                                                       ".weight_zero_point",
-                                                       ".codes"};
+/// Suffixes that the formats give to the names of codes, scales and descriptions: bitsandbytes,
+/// MXFP4, GPTQ and AWQ, fp8 and compressed-tensors.
+constexpr std::string_view kOfCodes =
+    ".absmax .quant_map .quant_state.bitsandbytes__nf4 .quant_state.bitsandbytes__fp4 .SCB _blocks "
+    ".qweight .qzeros .weight_packed .weight_scale .weight_scale_inv .weight_zero_point .codes";
 
 /// The index, or the header of a safetensors file; nothing if it is too long.
 std::optional<std::string> read_description(const fs::path& path) {
@@ -82,8 +72,9 @@ std::optional<std::set<std::string>> stored_names(const fs::path& weights) {
 }
 
 bool are_codes(const std::set<std::string>& names) {
-  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
-    return std::any_of(kOfCodes.begin(), kOfCodes.end(),
+  const auto ends = text::words_of(kOfCodes);
+  return std::any_of(names.begin(), names.end(), [&ends](const std::string& name) {
+    return std::any_of(ends.begin(), ends.end(),
                        [&](std::string_view end) { return name.ends_with(end); });
   });
 }

@@ -11,14 +11,15 @@
 
 namespace ballast::config {
 
-/// Longest header of a safetensors file that is read: the same bound as the format's own library.
+/// Longest header of a safetensors file that is read, which is the limit of the format's own
+/// library.
 inline constexpr Bytes kLongestHeader = 100'000'000;
 /// Size of the header's length field.
 inline constexpr Bytes kLengthBytes = 8;
 
 struct HeaderText {
-  std::uint64_t length = 0;         ///< as the file gives it
-  std::optional<std::string> json;  ///< nothing if the file, or kLongestHeader, is shorter
+  std::uint64_t length = 0;         ///< length in the file
+  std::optional<std::string> json;  ///< empty if the file, or kLongestHeader, is shorter
 };
 
 /// The header of an open safetensors file of `size` bytes. Throws Error(data) if the file has no
@@ -26,15 +27,15 @@ struct HeaderText {
 HeaderText read_header_text(const Descriptor& file, const std::filesystem::path& path, Bytes size);
 
 /// The names of the tensors in the safetensors files at `weights` (a file, an index, or a folder
-/// with one of them), from the index or the header alone. Nothing if they cannot be read: whoever
-/// reads the weights then says why. Never throws.
+/// with one of them), from the index or the header alone. Empty if they cannot be read: the reader
+/// of the weights then reports why. Never throws.
 std::optional<std::set<std::string>> stored_names(const std::filesystem::path& weights);
 
 /// Whether some of these tensors are codes of quantised matrices, or their scales.
 bool are_codes(const std::set<std::string>& names);
 
-/// Whether the matrix `name` is stored as codes of NF4 (bitsandbytes). The names may lack the first
-/// part of `name`, as in files of a model without its head.
+/// Whether the matrix `name` is stored in NF4 (bitsandbytes). The names may lack the first part of
+/// `name`, as in files of a model without its head.
 bool is_nf4(const std::set<std::string>& names, const std::string& name);
 
 }  // namespace ballast::config

@@ -9,7 +9,7 @@
 namespace ballast::config {
 namespace {
 
-/// A key that the `kind` (optimizer or schedule) of this `type` lacks.
+/// A key that does not belong to this `type` of optimizer or schedule (`kind`).
 Key foreign(std::string name, std::string_view kind, std::string_view type) {
   return {std::move(name),
           [kind, type](const Value& value) {
@@ -76,7 +76,7 @@ struct ParameterRow {
   Key key;
 };
 
-/// The keys of `type`, named `name`; reading any other key is an error that says so.
+/// The keys of `type`, called `name`. Reading any other key is an error that says so.
 template <class Type>
 Section keys_of(Type type, std::string_view kind, std::string_view name,
                 const std::vector<ParameterRow<Type>>& rows) {
@@ -180,7 +180,7 @@ Section optimizer_keys(OptimizerSection& o, std::vector<std::string>& log) {
     }
     if (found == known.end()) value.fail_choice(choice_names<Optimizer>());
     const Optimizer named = found->value;
-    // "Adam" means AdamW until adam_w_mode says otherwise.
+    // "Adam" means AdamW unless adam_w_mode changes it.
     o = OptimizerSection::defaults(named == Optimizer::adam ? Optimizer::adamw : named);
     o.type = named;
   };

@@ -230,8 +230,8 @@ void check_pairs(const config::Config& config, std::uint64_t documents,
                                                  why));
   }
   if (left_out == 0) return;
-  log(LogLevel::warning, fmt::format("data.pairs: {} of {} pairs are left out, because {}",
-                                     left_out, documents / 2, why));
+  log(LogLevel::warning, fmt::format("data.pairs: {} of {} pairs are skipped, because {}", left_out,
+                                     documents / 2, why));
 }
 
 /// Checks that the training part and the held-out part have targets.

@@ -22,8 +22,7 @@ struct TrainingData {
   std::vector<std::filesystem::path> files = {};  ///< files of the training data, in order
   std::uint64_t tokens = 0;                       ///< tokens in these files
   std::vector<std::filesystem::path> evaluation_files = {};  ///< files of data.eval
-  std::uint64_t longest_document =
-      0;  ///< in tokens, among the training documents; 0 if the data have none
+  std::uint64_t longest_document = 0;  ///< training documents only; 0 if there are none
   /// A data.sequence_length with much less padding, and its share of padding; 0 if there is none or
   /// padding is rare.
   std::uint64_t better_length = 0;

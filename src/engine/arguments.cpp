@@ -25,7 +25,7 @@ Port port_of(const Use& use) {
                            static_cast<unsigned>(plan::Role::first_port));
 }
 
-/// The operand of a pass for its use number `place` of `port`, counted by port.
+/// Returns the operand of a pass for its use number `place` of `port`, counted by port.
 const Operand& operand_of(const model::Pass& pass, Port port, std::size_t place) {
   for (const Operand& operand : pass.operands) {
     if (operand.port == port && place-- == 0) return operand;
@@ -48,7 +48,7 @@ Bytes bytes_of(const CurrentOperation& at, const Operand& operand) {
   return 0;
 }
 
-/// The losses that the pass reports, in the report of all micro-batches.
+/// Returns the place of the pass's losses in the report of all micro-batches.
 DeviceBytes place_in_report(const CurrentOperation& at, const Use& use, const Operand& operand) {
   const std::vector<ReportPart> parts = report_parts(at.problem());
   const model::ClassId of = at.problem().program().values[operand.number].of;
@@ -57,7 +57,7 @@ DeviceBytes place_in_report(const CurrentOperation& at, const Use& use, const Op
   return at.device(use, begin + part.bytes).subview(begin, part.bytes);
 }
 
-/// The same in the passes of a micro-batch, also after a resume.
+/// Returns the same mask for all passes of a micro-batch, also after a resume.
 model::Dropout dropout_of(const CurrentOperation& at) {
   const Blueprint& blueprint = at.blueprint();
   const std::uint64_t micro =
@@ -78,7 +78,8 @@ model::PassScalars scalars_of(const CurrentOperation& at, const model::Pass& pas
           .ranks = ranks};
 }
 
-/// What the operation binds to the ports of its pass, cut to the sizes of the operands.
+/// Returns the arguments that the operation binds to the ports of its pass, cut to the sizes of the
+/// operands.
 model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass& pass) {
   model::PassArguments arguments = {.scalars = scalars_of(at, pass),
                                     .exchange = at.lanes.channels().rows.get()};

@@ -14,7 +14,7 @@ BackgroundSave::~BackgroundSave() {
   cancel();
 }
 
-/// Whether the next part is to be saved.
+/// Returns whether the next part must be saved.
 bool BackgroundSave::next() {
   const std::lock_guard lock(mutex_);
   return !cancelled_ && saved_ < parts_.size();
@@ -49,7 +49,7 @@ void BackgroundSave::run() {
 
 void BackgroundSave::before_write(plan::BufferId buffer) {
   std::unique_lock lock(mutex_);
-  if (saved_ == parts_.size()) return;  // most of the time
+  if (saved_ == parts_.size()) return;  // the usual case
   const auto part = std::find_if(parts_.begin(), parts_.end(),
                                  [buffer](const Part& one) { return one.buffer == buffer; });
   if (part == parts_.end()) return;

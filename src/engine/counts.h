@@ -10,25 +10,26 @@
 
 #include "src/engine/current_operation.h"
 
-// Numbers of rows that routers have sent to experts, which operations find in host memory.
+// Row counts: numbers of rows that routers have dispatched to experts, which operations read in
+// host memory.
 
 namespace ballast::engine {
 
-/// Bytes of the counts of one router for one micro-batch, of all ranks.
+/// Returns the bytes of one router's counts for one micro-batch, over all ranks.
 Bytes counts_of_micro_batch(const step::Problem& problem);
-/// The place of these in `counts`, a buffer in host memory for all micro-batches.
+/// Returns their place in `counts`, a buffer in host memory for all micro-batches.
 HostBytes counts_of_micro_batch(const step::Problem& problem, state::Store& store,
                                 plan::BufferId counts, std::uint32_t micro);
 
-/// The same as numbers: what model::RoutingCounts reads.
+/// Returns them as the numbers that model::RoutingCounts reads.
 std::span<const std::int32_t> routing_of(const CurrentOperation& at, plan::BufferId counts,
                                          std::uint32_t micro);
 
-/// Whether the conditions of the operation leave it something to do.
+/// Returns whether the conditions of the operation require work.
 bool has_work(const CurrentOperation& at);
 
-/// For the gate, which reads the counts of all routers: adds the rows of each expert and the losses
-/// of routers to the result.
+/// For the gate, which reads the counts of all routers: adds the rows of each expert and the router
+/// losses to the result.
 void report_routing(const CurrentOperation& at);
 
 }  // namespace ballast::engine

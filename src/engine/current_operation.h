@@ -21,8 +21,8 @@ struct CurrentOperation {
 
   Lanes& lanes;
   const plan::Operation& operation;
-  StepContext& context;       ///< of the plan to which it belongs; see Operation::lag
-  const StepContext& before;  ///< of the plan submitted before
+  StepContext& context;       ///< context of its plan; see Operation::lag
+  const StepContext& before;  ///< context of the preceding plan
 
   [[nodiscard]] const Modules& modules() const { return lanes.modules(); }
   [[nodiscard]] const Blueprint& blueprint() const { return modules().blueprint; }
@@ -31,7 +31,7 @@ struct CurrentOperation {
     return problem().blocks[operation.block];
   }
   [[nodiscard]] step::RankSizes sizes() const { return step::RankSizes(problem()); }
-  /// The stream of its lane.
+  /// Returns the stream of its lane.
   [[nodiscard]] device::Stream& stream() const { return lanes.queue_of(operation).stream(); }
 
   [[nodiscard]] bool has(Role role) const { return operation.buffer(role) != plan::kNoBuffer; }
@@ -39,7 +39,7 @@ struct CurrentOperation {
   [[nodiscard]] const Use& source() const { return first_use(false); }
   [[nodiscard]] const Use& target() const { return first_use(true); }
 
-  /// The first `bytes` of a buffer, or this rank's shard of that size.
+  /// Returns the first `bytes` of a buffer, or this rank's shard of that size.
   [[nodiscard]] HostBytes host(const Use& use, Bytes bytes) const {
     const Bytes start = use.shard ? shard_in(use.role) * bytes : 0;
     return modules().store.host(use.buffer, start + bytes).subspan(start);
@@ -47,7 +47,7 @@ struct CurrentOperation {
   [[nodiscard]] HostBytes host(Role role, Bytes bytes) const {
     return host(operation.use(role), bytes);
   }
-  /// The same on the device, plus the operation's offset.
+  /// Like host(), on the device, and from the operation's offset on.
   [[nodiscard]] DeviceBytes device(const Use& use, Bytes bytes) const {
     const Bytes start = operation.offset + (use.shard ? shard_in(use.role) * bytes : 0);
     return modules().store.device(use.buffer, start + bytes).subview(start, bytes);
@@ -56,7 +56,7 @@ struct CurrentOperation {
     return device(operation.use(role), bytes);
   }
 
-  /// Index of this rank's shard: in the block, and in the weights that the rank keeps.
+  /// Index of this rank's shard in the block, and in the weights that the rank keeps.
   [[nodiscard]] std::uint32_t shard_number() const { return sizes().shard_of(blueprint().rank); }
   [[nodiscard]] std::uint32_t shard_at_home() const {
     return sizes().shard_at_home(operation.block, blueprint().rank);

@@ -27,7 +27,7 @@ Bytes EngineTotals::nvme_bytes_written() const {
 
 namespace {
 
-/// Draws values from a seed.
+/// Draws initial values from a seed.
 class SeededWeights : public WeightSource {
  public:
   explicit SeededWeights(std::uint64_t seed) : seed_(seed) {}
@@ -57,7 +57,7 @@ void expect_training(const Blueprint& blueprint) {
           "engine: a blueprint for evaluation has no states");
 }
 
-/// How many targets of all ranks count, or pairs.
+/// Number of counted targets, or pairs, of all ranks.
 std::uint64_t count_targets(const Blueprint& blueprint, comm::Ranks* ranks,
                             std::span<const std::int32_t> own) {
   std::uint64_t count = count_losses(own, blueprint.pairs ? 2 * blueprint.shape.length : 1);
@@ -129,7 +129,7 @@ void Engine::start_with(const state::SwapImage& here,
                         const std::function<void(bool reuses)>& fill) {
   expects(!executor_, "engine: start() was called twice");
   bool reuses = false;
-  // Collectives follow, so all ranks must know when one cannot allocate.
+  // Collectives follow, so all ranks must learn if one cannot allocate.
   comm::collective_try(ranks_, [&] {
     const auto plan = state::plan_swap(options_.swap, blueprint_.schedule,
                                        blueprint_.options.kept_checkpoints, here, reuses);
@@ -214,7 +214,7 @@ EngineTotals Engine::totals() const {
 
 void Engine::record(plan::Timeline* timeline) {
   timeline_ = timeline;
-  // The executor calls its observer with its lock held: once totals() has held the lock, no
+  // The executor calls its observer while it holds its lock. After totals() has held the lock, no
   // thread appends to the previous timeline.
   if (executor_) static_cast<void>(executor_->totals());
 }

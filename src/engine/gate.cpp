@@ -22,15 +22,15 @@ namespace {
 
 /// Inputs of the gate's decision, summed over all ranks.
 struct GateInputs {
-  model::PairResult losses;      ///< over all targets that count; without pairs the loss alone
-  double squares = 0.0;          ///< of all packed gradients
-  std::uint64_t non_finite = 0;  ///< values of packed gradients
+  model::PairResult losses;      ///< over all counted targets; without pairs only the loss
+  double squares = 0.0;          ///< over all packed gradients
+  std::uint64_t non_finite = 0;  ///< in packed gradients
 };
 
 constexpr std::array kLosses = {&model::PairResult::loss, &model::PairResult::chosen,
                                 &model::PairResult::rejected, &model::PairResult::correct};
 
-/// The sum of what the head has reported of micro-batches: losses, or PairResults if `pairs`.
+/// Sums the values that the head has reported for micro-batches: losses, or PairResults if `pairs`.
 model::PairResult add_losses(std::span<const double> reported, bool pairs) {
   model::PairResult sum;
   for (std::size_t i = 0; i < reported.size(); ++i) {
@@ -46,12 +46,12 @@ model::PairResult mean_of(const model::PairResult& sum, double count) {
   return mean;
 }
 
-/// Sums over all ranks: losses in rank order, squares by block and in the order of shards. `own`:
-/// the statistics of this rank's shard of each block's gradient. Exchanges them if there are
-/// several ranks; `ranks` may be null if not. Throws Error(comm).
+/// Sums over all ranks: losses in rank order, squares by block in the order of shards. `own`:
+/// statistics of this rank's shard of each block's gradient. Exchanges them if there are several
+/// ranks; with one rank, `ranks` may be null. Throws Error(comm).
 GateInputs sum_over_ranks(const model::PairResult& losses, const std::vector<GradientStats>& own,
                           const step::RankSizes& sizes, comm::Ranks* ranks) {
-  // One message per rank: the losses, then the statistics by block.
+  // Each rank sends one message: the losses, then the statistics by block.
   const std::size_t bytes = sizeof losses + own.size() * sizeof(GradientStats);
   const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
   std::vector<std::byte> sent(bytes);
@@ -89,7 +89,7 @@ model::PairResult own_losses(const CurrentOperation& at) {
   return add_losses(parts.front().in(report, 0, at.context.micro_batches), at.blueprint().pairs);
 }
 
-/// One per block with a gradient.
+/// Statistics of this rank, one per block with a gradient.
 std::vector<GradientStats> own_statistics(const CurrentOperation& at) {
   std::vector<GradientStats> own;
   for (const plan::Use& use : at.operation.uses) {
@@ -106,9 +106,9 @@ GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer) {
   return found;
 }
 
-/// Computes loss, global norm (blocks in order, in double) and DeepSpeed's clip coefficient:
-/// norm' = (norm + 1e-6) / clip, coefficient = 1 / max(1, norm'). A gradient that is too large for
-/// the loss scale is infinite in fp16, so it skips the step.
+/// Computes loss, global norm (blocks in order, in double) and DeepSpeed's clip coefficient: norm'
+/// = (norm + 1e-6) / clip, coefficient = 1 / max(1, norm'). A gradient that overflows with the loss
+/// scale is infinite in fp16, so it skips the step.
 void run_gate(const CurrentOperation& at) {
   StepContext& context = at.context;
   if (at.has(Role::counts)) report_routing(at);

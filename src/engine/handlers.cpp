@@ -8,7 +8,7 @@
 #include "src/device/profiler_range.h"
 #include "src/engine/counts.h"
 
-// The handlers of movements, and the table of all.
+// Handlers of movements, and the table of all handlers.
 
 namespace ballast::engine {
 
@@ -31,7 +31,7 @@ void run_decode(const CurrentOperation& at) {
                                     at.device(Role::target, at.block_sizes().whole_weight_bytes()));
 }
 
-/// Gradient sums of the operation's block.
+/// Returns the gradient sums of the operation's block.
 DeviceView<float> sums_of(const CurrentOperation& at, Role role) {
   const step::ProgramTable& table = *at.problem().table;
   const model::SumId sum = table.sums_of(at.operation.block).front();
@@ -48,7 +48,7 @@ DeviceView<GradientStats> statistics_of(const CurrentOperation& at) {
   return view_as<GradientStats>(at.device(Role::statistics, sizeof(GradientStats)));
 }
 
-/// What the head has added to the gradient of the tied tile in the operation's block, if it has.
+/// Returns the sums that the head has added for the tied tile in the operation's block, if any.
 DeviceView<float> tied_gradient(const CurrentOperation& at) {
   if (!at.has(Role::added_gradient)) return {};
   const model::Architecture& model = at.blueprint().model;
@@ -75,7 +75,7 @@ void run_upload(const CurrentOperation& at) {
 
 void run_offload(const CurrentOperation& at) {
   const Operation& operation = at.operation;
-  // The counts of all micro-batches lie next to each other.
+  // The counts of all micro-batches are contiguous.
   const HostBytes place = moves(operation, MovedValue::routing)
                               ? counts_of_micro_batch(at.problem(), at.modules().store,
                                                       at.target().buffer, operation.micro)
@@ -83,14 +83,14 @@ void run_offload(const CurrentOperation& at) {
   at.modules().device.copy_to_host(at.stream(), place, at.device(at.source(), operation.bytes));
 }
 
-/// The bytes of a staging buffer that NVMe fills or takes.
+/// Returns the bytes of a staging buffer that NVMe reads or writes.
 HostBytes staged(const CurrentOperation& at, const Use& use) {
   const Bytes offset = at.operation.offset;
   return at.modules().store.host(use.buffer, offset + at.operation.bytes).subspan(offset);
 }
 
 void run_fetch(const CurrentOperation& at) {
-  // What an update needs is read ahead of it; a pass needs its weights sooner.
+  // Data for updates are read ahead; a pass needs its weights sooner.
   const Payload payload = at.operation.payload;
   const bool ahead = payload == Payload::states || payload == Payload::gradient;
   at.lanes.fetches().add(
@@ -100,7 +100,7 @@ void run_fetch(const CurrentOperation& at) {
 void run_writeback(const CurrentOperation& at) {
   const Operation& operation = at.operation;
   state::Store& store = at.modules().store;
-  // A speculative writeback writes the other slot; the one before stays for a rollback.
+  // A speculative writeback writes the other slot; the old one stays for a rollback.
   if (operation.speculation == Speculation::speculates) {
     const bool weights = operation.payload == Payload::weights;
     store.exchange(at.target().buffer,
@@ -130,8 +130,8 @@ void gather_as_codes(const CurrentOperation& at, comm::Communicator& channel) {
   }
 }
 
-/// Split weights are gathered from the ranks that share a copy; updated shards of weights that a
-/// rank keeps, in place from all ranks that keep the same weights.
+/// Gathers split weights from the ranks that share a copy, or updated shards of kept weights in
+/// place from all ranks that keep the same weights.
 void gather_weights(const CurrentOperation& at, comm::Communicator& channel) {
   device::Stream& stream = *at.lanes.channels().gather_stream;
   const RankSizes sizes = at.sizes();
@@ -164,7 +164,7 @@ void run_gather(const CurrentOperation& at) {
 }
 
 /// Sums over ranks, in full or only this rank's shard. Statistics are always those of the shard, so
-/// that they are the same in every stage.
+/// that they are equal in every stage.
 void run_reduce(const CurrentOperation& at) {
   const Operation& operation = at.operation;
   const RankSizes sizes = at.sizes();
@@ -190,7 +190,7 @@ void run_reduce(const CurrentOperation& at) {
   stream.synchronize();
 }
 
-/// The visitor reads or fills a piece of weights or states. Activations and gradients begin as
+/// Lets the visitor read or fill a piece of weights or states. Activations and gradients start as
 /// zeros.
 void run_visit(const CurrentOperation& at) {
   const Operation& operation = at.operation;
@@ -233,7 +233,7 @@ constexpr bool in_order_of_actions() {
 }
 static_assert(in_order_of_actions());
 
-/// Zeros instead of a gradient, or its statistics, that nothing has added to.
+/// Writes zeros to a gradient, or its statistics, that no pass has added to.
 void clear_target(const CurrentOperation& at) {
   const Operation& operation = at.operation;
   const auto zero = [&](device::Stream& stream, Bytes bytes) {
@@ -251,8 +251,8 @@ void clear_target(const CurrentOperation& at) {
   std::memset(bytes.data(), 0, bytes.size());
 }
 
-/// Performs the operation, or starts it if its lane is queued. If its conditions leave it nothing
-/// to do, clears its target where the operation says so, and returns false.
+/// Performs the operation, or starts it if its lane is queued. If its conditions leave nothing to
+/// do, clears its target if the operation requires it, and returns false.
 bool perform(const CurrentOperation& at) {
   const Operation& operation = at.operation;
   if (has_work(at)) {

@@ -15,13 +15,13 @@ struct ActionHandler {
   void (*run)(const CurrentOperation&);
 };
 
-// Handlers in files of their own.
+// Handlers in separate files.
 void run_pass(const CurrentOperation& at);
 void run_gate(const CurrentOperation& at);
 void run_update(const CurrentOperation& at);
 void run_update_on_device(const CurrentOperation& at);
 
-/// Statistics of a gradient that are in host memory.
+/// Returns the statistics of a gradient in host memory.
 GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer);
 
 }  // namespace ballast::engine

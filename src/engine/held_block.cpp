@@ -6,7 +6,7 @@
 namespace ballast::engine {
 namespace {
 
-/// The elements whose weights are here; they include the rank's shard.
+/// Returns the elements whose weights are here; they include the rank's shard.
 ShardRange weights_here(const Blueprint& blueprint, const step::RankSizes& sizes,
                         std::size_t block) {
   const Elems whole = blueprint.model.blocks[block].plain_elements();

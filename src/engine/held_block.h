@@ -17,17 +17,17 @@
 
 namespace ballast::engine {
 
-/// This rank's part of a block, of its states those of one sub-group.
+/// This rank's part of a block, with the states of one sub-group.
 struct HeldBlock {
   HeldBlock(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group);
 
   step::RankSizes sizes;
-  bool keeps_part;  ///< of the weights
-  Bytes width;      ///< of a weight
+  bool keeps_part;  ///< whether the rank keeps only a part of the weights
+  Bytes width;      ///< bytes per weight
   StateLayout layout;
   ShardRange shard;    ///< elements of the sub-group, whose states are here
-  ShardRange weights;  ///< elements whose weights are here, without those that are codes
-  Bytes code_bytes;    ///< of the codes behind these
+  ShardRange weights;  ///< elements whose weights are here, except quantised ones
+  Bytes code_bytes;    ///< size of the codes, which follow the weights
 };
 
 /// An array of a block in this rank's buffers, or some of its entries: `first` to `first + count`
@@ -40,20 +40,20 @@ struct HeldArray {
   Elems count = 0;
 
   [[nodiscard]] Bytes bytes() const { return count * width; }
-  /// Those of entries [begin, end).
+  /// Returns entries [begin, end).
   [[nodiscard]] HeldArray entries(Elems begin, Elems end) const;
-  /// Those in bytes [begin, end) of the weights or states. Neither is within an entry.
+  /// Returns the entries in bytes [begin, end) of the weights or states. Neither bound is within an
+  /// entry.
   [[nodiscard]] HeldArray between(Bytes begin, Bytes end) const;
 };
 
-/// The arrays of the block's weights or of the sub-group's states that are not empty, in ascending
-/// order.
+/// Returns the nonempty arrays of the block's weights or of the sub-group's states, ascending.
 std::vector<HeldArray> held_arrays(const HeldBlock& held, bool states);
 
-/// The entries of an array that belong to `elements` of the block.
+/// Returns the entries of an array that belong to `elements` of the block.
 ShardRange entries_of(StateKind kind, const ShardRange& elements);
 
-/// The arrays that a layout keeps, in ascending order.
+/// Returns the arrays that a layout keeps, ascending.
 std::vector<std::pair<StateKind, StateArray>> state_arrays(const StateLayout& layout);
 
 /// Entries of an array in a piece.
@@ -67,11 +67,11 @@ struct PieceArray {
     std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
     return value;
   }
-  /// The bytes of entries [from, to) of these.
+  /// Returns the bytes of entries [from, to).
   [[nodiscard]] HostBytes part(Elems from, Elems to) const {
     return bytes.subspan(from * array.width, (to - from) * array.width);
   }
-  /// Writes part(master) of each, from entry `at` of these on.
+  /// Writes part(master) for each master, from entry `at` on.
   template <class Part>
   void put(Elems at, std::span<const float> masters, Part part) const {
     using T = decltype(part(0.0F));
@@ -83,7 +83,7 @@ struct PieceArray {
   }
 };
 
-/// The entries of `arrays` that are in the piece.
+/// Returns the entries of `arrays` that are in the piece.
 std::vector<PieceArray> arrays_in(const HomePiece& piece, const std::vector<HeldArray>& arrays);
 
 }  // namespace ballast::engine

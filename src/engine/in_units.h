@@ -8,8 +8,8 @@
 
 namespace ballast::engine {
 
-/// Calls `work(from, to)` for the parts of [0, count) in ascending order, on all threads of `team`,
-/// which so work close together.
+/// Calls `work(from, to)` for the parts of [0, count) in ascending order on all threads of `team`,
+/// so that the threads work on neighbouring parts.
 template <class Work>
 void in_units(const cpu_adam::Updater& team, std::uint64_t count, std::uint64_t unit, Work work) {
   std::atomic<std::uint64_t> next = 0;

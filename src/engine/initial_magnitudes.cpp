@@ -10,7 +10,7 @@ namespace {
 
 /// Elements of rows that a thread reads at a time.
 constexpr Elems kWeightsAtATime = Elems{1} << 14;
-/// Columns of a map [in, out] that a thread has at a time.
+/// Columns of a map [in, out] that a thread processes at a time.
 constexpr Elems kColumns = 512;
 
 double square(float value) {

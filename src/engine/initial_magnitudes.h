@@ -11,24 +11,24 @@
 
 namespace ballast::engine {
 
-/// First values of the magnitudes of DoRA (model::AdapterConfig): the norms of their maps, as
-/// passes read these, summed in double. They are kept for the whole fill, outside of the ledger: 4
-/// bytes per output of an adapted map.
+/// Initial values of DoRA's magnitudes (model::AdapterConfig): the norms of their maps, as passes
+/// read these, summed in double. They are kept during the fill, outside the ledger: 4 bytes per
+/// output of an adapted map.
 class InitialMagnitudes {
  public:
-  /// Writes the values that passes read of elements [first, first + out.size()) of a map. It is
-  /// called by several threads.
+  /// Writes the values of elements [first, first + out.size()) of a map, as passes read them.
+  /// Called by several threads.
   using ReadMap =
       std::function<void(const model::TensorSpec& map, Elems first, std::span<float> out)>;
 
   InitialMagnitudes(const model::Architecture& model, const cpu_adam::Updater& team)
       : model_(model), team_(team) {}
 
-  /// Whether make() has something to do for the block.
+  /// Returns whether make() has something to do for the block.
   [[nodiscard]] bool lacks(const model::BlockSpec& block) const;
-  /// Computes those of the block, on all threads.
+  /// Computes the magnitudes of the block on all threads.
   void make(const model::BlockSpec& block, const ReadMap& read);
-  /// Values of a tensor from element `first` on, after make() of its block.
+  /// Copies values of a tensor from element `first` on, after make() of its block.
   void copy(const model::TensorSpec& tensor, Elems first, std::span<float> out) const;
 
  private:

@@ -10,7 +10,7 @@
 #include "ballast/core/error.h"
 #include "ballast/step/rank_sizes.h"
 
-// The streams of the lanes and their channels between ranks.
+// The streams of the lanes, and their channels between ranks.
 
 namespace ballast::engine {
 
@@ -21,7 +21,7 @@ using step::RankSizes;
 
 namespace {
 
-/// Over a channel whose member p has expert p of each block.
+/// Exchanges rows over a channel whose member p has expert p of each block.
 class ChannelExchange final : public model::RowExchange {
  public:
   explicit ChannelExchange(std::unique_ptr<comm::Communicator> channel)

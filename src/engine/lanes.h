@@ -34,15 +34,16 @@ struct StepContext {
   cpu_adam::Hyper hyper;
   StepResult result;
 
-  /// Hyper::gradient_scale of a step that is not clipped: gradients without the loss scale.
+  /// Hyper::gradient_scale of a step that is not clipped: removes the loss scale from the
+  /// gradients.
   [[nodiscard]] float unclipped_scale() const { return static_cast<float>(1.0 / loss_scale); }
-  /// The divisor of means: targets that count, of all ranks, or pairs.
+  /// The divisor of means: counted targets of all ranks, or pairs.
   [[nodiscard]] double divisor() const {
     return static_cast<double>(std::max<std::uint64_t>(result.targets, 1));
   }
-  /// The gradient of the scaled loss with respect to the loss of one target or pair.
+  /// Gradient of the scaled loss with respect to the loss of one target or pair.
   [[nodiscard]] float loss_gradient() const { return static_cast<float>(loss_scale / divisor()); }
-  /// The same for the losses of routers, which are means over micro-batches and ranks.
+  /// Gradient for the router losses, which are means over micro-batches and ranks.
   [[nodiscard]] float router_gradient(std::uint32_t world) const {
     return static_cast<float>(loss_scale / static_cast<double>(std::size_t{micro_batches} * world));
   }
@@ -60,7 +61,7 @@ struct Modules {
   model::Preference preference;  ///< see EngineOptions
   double gradient_clipping = 0.0;
   bool nvtx = false;       ///< see EngineOptions
-  std::uint64_t seed = 0;  ///< likewise
+  std::uint64_t seed = 0;  ///< see EngineOptions
 };
 
 /// Performs operations. Owns the device streams, the channels between ranks and the pending
@@ -81,7 +82,8 @@ class Lanes {
     return contexts_[submission % contexts_.size()];
   }
   void clear_contexts() { contexts_ = {}; }
-  /// Sets the function that operations `initialize` and `read` call. Call it when none runs.
+  /// Sets the function that operations `initialize` and `read` call. Call it when none of them
+  /// runs.
   void set_visitor(Visitor visitor) {
     visitor_ = std::move(visitor);
     zeros_from_.assign(modules_.blueprint.schedule.buffers.size(), state::kNoZeros);
@@ -91,7 +93,7 @@ class Lanes {
 
   [[nodiscard]] const Modules& modules() const { return modules_; }
   [[nodiscard]] const step::OperationNames& names() const { return names_; }
-  /// `totals` of the executor without the bytes of operations that had nothing to do.
+  /// Returns `totals` of the executor without the bytes of operations that had nothing to do.
   [[nodiscard]] plan::LaneTotals without_idle(plan::LaneTotals totals) const {
     for (std::size_t lane = 0; lane < idle_bytes_.size(); ++lane) {
       totals.bytes[lane] -= idle_bytes_[lane];
@@ -99,28 +101,28 @@ class Lanes {
     return totals;
   }
 
-  /// Gathers and reductions have their own channels, because their orders are independent.
+  /// Gathers and reductions have separate channels, because their orders are independent.
   struct Channels {
-    std::unique_ptr<comm::Communicator> gathering;  ///< all ranks, in order of their shards
-    std::unique_ptr<comm::Communicator> reducing;   ///< the same
-    /// With several groups: the ranks that share one copy of split weights, and the ranks that hold
-    /// the same share of it; otherwise empty.
+    std::unique_ptr<comm::Communicator> gathering;  ///< all ranks, in the order of their shards
+    std::unique_ptr<comm::Communicator> reducing;   ///< all ranks, in the order of their shards
+    /// With several groups: the ranks that share one copy of split weights, and the ranks with the
+    /// same share of it; otherwise empty.
     std::unique_ptr<comm::Communicator> gathering_in_group;
     std::unique_ptr<comm::Communicator> gathering_share;
-    /// With expert parallelism: rows on the way to experts, on the compute lane.
+    /// With expert parallelism: exchange of rows, on the compute lane.
     std::unique_ptr<model::RowExchange> rows;
     std::unique_ptr<device::Stream> gather_stream;
     std::unique_ptr<device::Stream> reduce_stream;
   };
 
   [[nodiscard]] const Channels& channels() const { return channels_; }
-  /// The channel for gathers between the ranks of `group`.
+  /// Returns the channel for gathers between the ranks of `group`.
   [[nodiscard]] comm::Communicator& gathering(plan::RankGroup group) const;
-  /// The queue of the stream that `operation` runs on.
+  /// Returns the queue of the stream that `operation` runs on.
   [[nodiscard]] QueuedStream& queue_of(const plan::Operation& operation);
   [[nodiscard]] TransferQueue& fetches() { return fetches_; }
   [[nodiscard]] TransferQueue& writebacks() { return writebacks_; }
-  /// From which byte of a buffer on the visitor has left zeros.
+  /// First byte of a buffer from which on the visitor has left zeros.
   [[nodiscard]] Bytes& zeros_from(plan::BufferId buffer) { return zeros_from_[buffer]; }
 
  private:

@@ -33,7 +33,7 @@ class QueuedStream {
   std::size_t finished_ = 0;  ///< used by the waiting thread
 };
 
-/// Unfinished transfers of a lane, at most plan::kMostEnqueued. One thread starts, another
+/// Unfinished transfers of a lane, at most plan::kMostEnqueued. One thread starts them, another
 /// finishes them.
 class TransferQueue {
  public:

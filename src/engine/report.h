@@ -12,14 +12,14 @@ namespace ballast::engine {
 // The report of a step: all values of the program with SlotRule::report. Losses are in double
 // precision.
 
-/// The places of a class of values: `bytes` per micro-batch, one after the other.
+/// Places of one class of values: `bytes` per micro-batch, one after the other.
 struct ReportPart {
   model::ClassId of = model::kNone;
   Bytes offset = 0;
   Bytes bytes = 0;
 
   [[nodiscard]] Bytes at(std::uint32_t micro) const { return offset + micro * bytes; }
-  /// The numbers of `count` micro-batches from `micro` on.
+  /// Returns the numbers of `count` micro-batches from `micro` on.
   [[nodiscard]] std::span<const double> in(HostBytes report, std::uint32_t micro,
                                            std::uint32_t count = 1) const {
     return {reinterpret_cast<const double*>(report.data() + at(micro)),
@@ -27,8 +27,8 @@ struct ReportPart {
   }
 };
 
-/// The parts in the order of the program: the losses of the head, then those of the routers if
-/// there are any.
+/// Returns the parts in the order of the program: the losses of the head, then those of the routers
+/// if the model has any.
 inline std::vector<ReportPart> report_parts(const step::Problem& problem) {
   const std::vector<model::ValueClass>& classes = problem.program().classes;
   std::vector<ReportPart> parts;

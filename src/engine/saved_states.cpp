@@ -11,7 +11,7 @@
 namespace ballast::engine {
 namespace {
 
-/// Entries of an array of a block, all of one expert, under the number of the expert.
+/// Returns entries of an array of a block, all of one expert, under the number of the expert.
 StateRange range_of(const Blueprint& blueprint, std::size_t block, const HeldArray& array) {
   const model::BlockSpec& spec = blueprint.model.blocks[block];
   if (spec.experts == 1) return {spec.number, array.kind, array.first, array.count, array.width};
@@ -21,7 +21,7 @@ StateRange range_of(const Blueprint& blueprint, std::size_t block, const HeldArr
           array.width};
 }
 
-/// This rank's part of the bytes of codes: what is in its shard of the block.
+/// Returns this rank's part of the bytes of codes: those in its shard of the block.
 ShardRange own_codes(const Blueprint& blueprint, const HeldBlock& held, std::size_t block) {
   const Bytes shard = held.sizes.weight_shard(static_cast<std::uint32_t>(block));
   const Bytes before = held.weights.elements * held.width;
@@ -31,8 +31,8 @@ ShardRange own_codes(const Blueprint& blueprint, const HeldBlock& held, std::siz
   return {begin - before, end - begin, end - begin};
 }
 
-/// This rank's part of the arrays of weights or states when states are split over all ranks: the
-/// same bytes in every stage.
+/// Returns this rank's part of the arrays of weights or states if states are split over all ranks.
+/// The bytes are equal in every stage.
 std::vector<HeldArray> own_arrays(const Blueprint& blueprint, const HeldBlock& held,
                                   std::size_t block, bool states) {
   const ShardRange own = even_shard(blueprint, block, states);
@@ -46,10 +46,10 @@ std::vector<HeldArray> own_arrays(const Blueprint& blueprint, const HeldBlock& h
   return arrays;
 }
 
-/// KeptHome::sub_group of frozen weights whose trained neighbours have a home of their own.
+/// KeptHome::sub_group of frozen weights, if the trained ones have a separate home.
 constexpr std::uint32_t kFrozenPart = 1;
 
-/// The homes of a block's weights and states that are on one of `homes`.
+/// Returns the homes of a block's weights and states that are on one of `homes`.
 std::vector<KeptHome> homes_of(const Blueprint& blueprint, std::size_t block, step::Homes homes) {
   const plan::Schedule& schedule = blueprint.schedule;
   std::vector<KeptHome> found;

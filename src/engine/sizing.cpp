@@ -13,7 +13,7 @@
 namespace ballast::engine {
 namespace {
 
-/// Sizes of a block, with this rank's part of the states.
+/// Returns the sizes of a block, with this rank's part of the states.
 step::BlockSizes sizes_of(const model::Architecture& model, DType type, std::size_t b,
                           std::uint64_t persistence_threshold) {
   const model::BlockSpec& block = model.blocks[b];
@@ -27,7 +27,7 @@ step::BlockSizes sizes_of(const model::Architecture& model, DType type, std::siz
                          block.trained_elements() % block.elements > 0};
 }
 
-/// Element ranges of the trained tensors that are exempt, each with its padding, which is zero.
+/// Returns the element ranges of exempt trained tensors, each with its padding, which is zero.
 std::vector<ElementRange> undecayed_elements(const model::Architecture& model) {
   std::vector<ElementRange> ranges;
   Elems start = 0;
@@ -68,11 +68,11 @@ std::string describe_speculation(const Blueprint& blueprint) {
     count += !blocks[b].is_frozen() && blueprint.placement.blocks[b].speculates ? 1 : 0;
   }
   if (count == 0) return "";
-  return fmt::format("of {} of {} blocks before the norm is known, repeated if it clips", count,
+  return fmt::format("{} of {} blocks speculatively (redone if the step is clipped)", count,
                      blocks.size());
 }
 
-/// What is trained, if something is frozen; else "".
+/// Describes what is trained if something is frozen; else "".
 std::string describe_trained(const Blueprint& blueprint) {
   const Elems trained = blueprint.model.trained_parameters();
   const Elems all = blueprint.model.parameters();
@@ -84,7 +84,7 @@ std::string describe_trained(const Blueprint& blueprint) {
                      blueprint.problem.name_of(blueprint.problem.program().first_differentiated));
 }
 
-/// Describes what weight decay leaves out; "" without weight decay, or if it leaves out nothing.
+/// Describes the tensors without weight decay; "" without weight decay, or if there are none.
 std::string describe_decay(const Blueprint& blueprint) {
   std::size_t all = 0;
   std::size_t exempt = 0;
@@ -97,7 +97,7 @@ std::string describe_decay(const Blueprint& blueprint) {
   return exempt == 0 ? "" : fmt::format("not for {} of {} trained tensors", exempt, all);
 }
 
-/// The format of a quantised base and the bytes of its blocks; "" without one.
+/// Returns the format of a quantised base and the size of its blocks; "" without one.
 std::string describe_base(const Blueprint& blueprint) {
   if (!blueprint.model.quantization) return "";
   Bytes kept = 0;
@@ -110,7 +110,7 @@ std::string describe_base(const Blueprint& blueprint) {
                      format_bytes(kept), format_bytes(decoded));
 }
 
-/// Empty for a model without layers.
+/// Returns "" for a model without layers.
 std::string describe_kept(const Blueprint& blueprint) {
   std::size_t layers = 0;
   std::size_t kept = 0;
@@ -126,8 +126,8 @@ std::string describe_kept(const Blueprint& blueprint) {
     });
   };
   const std::string_view what =
-      has_part(model::LayerPart::router) ? " (of layers with experts: attention)"
-      : has_part(model::LayerPart::norm) ? " (of layers in tiles: what attention adds)"
+      has_part(model::LayerPart::router) ? " (layers with experts: only attention)"
+      : has_part(model::LayerPart::norm) ? " (layers in tiles: only the output of attention)"
                                          : "";
   if (kept == 0) return "recomputed in the backward pass";
   if (kept == layers) return fmt::format("kept on device{}", what);
@@ -135,21 +135,23 @@ std::string describe_kept(const Blueprint& blueprint) {
                      layers - kept);
 }
 
-/// How experts differ from other blocks; "" if they do not, or if there are none.
+/// Describes the differences between experts and other blocks; "" if there are none.
 std::string describe_experts(const Blueprint& blueprint) {
   const step::Options& options = blueprint.options;
   std::string text;
   if (blueprint.problem.table->routing_bytes() == 0) return text;
   if (options.expert_updates == step::ExpertUpdates::touched) {
-    text = "updated only in steps with tokens; results differ from those of updating all";
+    text = "updated only in steps with tokens; results differ from updating all";
   }
   if (options.prefetches_experts) {
-    text += fmt::format("{}weights move before the router has chosen", text.empty() ? "" : "; ");
+    text += fmt::format("{}weights are prefetched before the router has chosen",
+                        text.empty() ? "" : "; ");
   }
   const std::uint64_t ranks = blueprint.model.expert_ranks;
   if (ranks > 1) {
-    text += fmt::format("{}{} ranks share those of a layer; results differ from those without",
-                        text.empty() ? "" : "; ", ranks);
+    text +=
+        fmt::format("{}{} ranks share the experts of a layer; results differ from those without",
+                    text.empty() ? "" : "; ", ranks);
   }
   return text;
 }
@@ -175,7 +177,7 @@ void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
       std::clamp<std::uint64_t>(evaluation_micro_batches, 1, blueprint.micro_batches));
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     problem.blocks.push_back(sizes_of(model, blueprint.type, b, persistence_threshold));
-    // The parts of the ranks follow from the sizes.
+    // The parts of the ranks are derived from the sizes.
     for (std::uint32_t group = 0; group < sub_groups(blueprint, b); ++group) {
       const StateLayout states = state_layout(blueprint, b, group);
       problem.blocks[b].sub_groups.push_back(

@@ -11,7 +11,7 @@ namespace {
 using cpu_adam::Codes;
 using cpu_adam::Moments;
 
-/// Allocates arrays one after the other.
+/// Allocates consecutive arrays.
 class Places {
  public:
   StateArray take(Bytes bytes) {
@@ -26,20 +26,20 @@ class Places {
   Bytes end_ = 0;
 };
 
-/// The most elements of a sub-group in whole units.
+/// Rounds a maximum size of sub-groups down to whole units.
 Elems whole_units(Elems size) {
   static_assert(kSubGroupUnit % Codes::kBlock == 0);
   return std::max<Elems>(1, size / kSubGroupUnit) * kSubGroupUnit;
 }
 
-/// Null if the array is not kept.
+/// Returns null if the array is not kept.
 template <class T = void>
 T* array_in(std::byte* states, const StateArray& array) {
   return states == nullptr || array.bytes == 0 ? nullptr
                                                : reinterpret_cast<T*>(states + array.offset);
 }
 
-/// The `ranges` that have elements of [first, end).
+/// Returns the `ranges` that overlap [first, end).
 std::span<const ElementRange> ranges_in(std::span<const ElementRange> ranges, Elems first,
                                         Elems end) {
   const auto from = std::ranges::upper_bound(ranges, first, {}, &ElementRange::end);

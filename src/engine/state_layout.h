@@ -21,50 +21,52 @@ struct StateArray {
 struct StateLayout {
   StateLayout(DType type, const StateFormat& format, Elems elements);
 
-  DType type;  ///< of weights and gradient
+  DType type;  ///< type of weights and gradient
   StateFormat format;
   Elems elements;
-  /// What the fp32 master of a weight has beyond it: cpu_adam::Weights::format_of().
+  /// The bits that the fp32 master of a weight has beyond the weight:
+  /// cpu_adam::Weights::format_of().
   StateArray master;
   StateArray first;  ///< moments, or their codes
   StateArray second;
-  StateArray first_exponents;  ///< of codes
+  StateArray first_exponents;  ///< exponents of codes
   StateArray second_exponents;
   Bytes weight_bytes;
-  Bytes state_bytes;     ///< whole pages
+  Bytes state_bytes;     ///< in whole pages
   Bytes update_traffic;  ///< memory that an update reads and writes
 };
 
-/// The elements of a block whose states one rank keeps and updates.
+/// Elements of a block whose states one rank keeps and updates.
 struct ShardRange {
   Elems first = 0;
-  Elems elements = 0;  ///< fewer than `room`, or none, at the block's end
-  Elems room = 0;      ///< equal on all ranks; zero after the elements
+  Elems elements = 0;  ///< fewer than `room`, or none, at the end of the block
+  Elems room = 0;      ///< equal on all ranks; zeros follow the elements
 };
 
-/// The elements of this rank's shard of weights, or of states, one of as many as there are ranks:
-/// with expert parallelism, its expert.
-/// Starts on whole blocks of cpu_adam::Codes::kBlock, so that 8-bit moments do not depend on the
-/// number of shards.
+/// Returns the elements of this rank's shard of weights, or of states: one of `world` equal parts
+/// or, with expert parallelism, its expert. Starts on whole blocks of cpu_adam::Codes::kBlock, so
+/// that 8-bit moments do not depend on the number of shards.
 ShardRange even_shard(const Blueprint& blueprint, std::size_t block, bool states);
-/// The elements whose states this rank keeps: even_shard() if the stage splits states, else the
-/// trained ones of the block; none if it is frozen.
+/// Returns the elements whose states this rank keeps: even_shard() if the stage splits states,
+/// otherwise the trained ones of the block; none if it is frozen.
 ShardRange rank_shard(const Blueprint& blueprint, std::size_t block);
 
-/// Sub-groups of this rank's part of a block, none if it is frozen; the same number on all ranks.
+/// Returns the number of sub-groups of this rank's part of a block, 0 if it is frozen; equal on all
+/// ranks.
 std::uint32_t sub_groups(const Blueprint& blueprint, std::size_t block);
-/// The elements of rank_shard() that are in a sub-group; consecutive, the last one may be smaller.
+/// Returns the elements of rank_shard() in a sub-group. They are consecutive; the last sub-group
+/// may be smaller.
 ShardRange sub_group_range(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group);
-/// Layout of one of them.
+/// Returns the layout of one sub-group.
 StateLayout state_layout(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group);
 
-/// Index of the block's first element among the elements of all blocks, each block aligned to
-/// cpu_adam::Codes::kBlock.
+/// Returns the index of the block's first element among the elements of all blocks, each block
+/// aligned to cpu_adam::Codes::kBlock.
 Elems first_element(const model::Architecture& model, std::size_t block);
 
-/// A sub-group of the shard that this rank updates. `weights` and `gradient` are those of the whole
-/// shard and have the same type, `states` those of the sub-group; null for arrays that are
-/// elsewhere.
+/// Returns a sub-group of the shard that this rank updates. `weights` and `gradient` are those of
+/// the whole shard and have the same type; `states` are those of the sub-group. Null for arrays
+/// that are elsewhere.
 cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group,
                            std::byte* weights, std::byte* states, const std::byte* gradient);
 

@@ -27,16 +27,16 @@
 namespace ballast::engine {
 namespace {
 
-/// Initial weights that a thread makes at a time: they stay in its cache.
+/// Number of initial weights that a thread makes at a time, so that they stay in its cache.
 constexpr Elems kAtATime = Elems{1} << 14;
-/// Elements that a thread takes at a time. All threads work close together, so that a file is read
-/// in one sequence.
+/// Elements that a thread takes at a time. All threads work on neighbouring parts, so that a file
+/// is read in one sequence.
 constexpr Elems kUnit = 4 * kAtATime;
 
 using Masters = std::span<const float>;
 
-/// Makes bf16 values the weights that split_master() makes of them: only NaNs differ. Without
-/// branches, which compilers turn into vectors.
+/// Converts bf16 values to the weights that split_master() would make of them: only NaNs differ.
+/// Without branches, so that compilers can vectorise it.
 void make_weights(HostBytes values) {
   for (Bytes at = 0; at < values.size(); at += sizeof(Bf16)) {
     std::uint16_t bits = 0;
@@ -47,8 +47,8 @@ void make_weights(HostBytes values) {
   }
 }
 
-/// Makes initial values with the threads of the update. Memory arrives zeroed, so only what was
-/// filled before is cleared.
+/// Makes initial values with the threads of the update. Memory arrives zeroed, so only places that
+/// were filled before are cleared.
 class Filler {
  public:
   Filler(const Blueprint& blueprint, WeightSource& source, const cpu_adam::Updater& team)
@@ -76,11 +76,11 @@ class Filler {
   }
 
  private:
-  /// What is filled of a block: weights, or what their masters have beyond them.
+  /// The part of a block that is filled: weights, or the additional bits of their masters.
   struct Array {
     const std::vector<model::TensorSpec>& tensors;  ///< in ascending order
     bool weights;
-    DType type;  ///< of the weights
+    DType type;  ///< type of the weights
   };
   /// The bytes of a place that may not be zero.
   struct Filled {
@@ -88,7 +88,7 @@ class Filler {
     Bytes end = 0;
   };
 
-  /// Weights that are codes in part. The codes of a block are made for its first piece.
+  /// Fills partly quantised weights. The codes of a block are made for its first piece.
   void fill_coded(HomePiece& piece, const HeldBlock& held, const Array& array,
                   const std::vector<PieceArray>& arrays) {
     std::memset(piece.bytes.data(), 0, piece.bytes.size());
@@ -105,8 +105,8 @@ class Filler {
     used = {0, std::max(used.end, piece.zeros_from)};
   }
 
-  /// Makes the codes of all matrices of a block, of the source or of its values, unless they are
-  /// here. A thread takes whole blocks of the codes at a time.
+  /// Makes the codes of all matrices of a block, from the source's codes or from its values, unless
+  /// they were made last. A thread takes whole quantisation blocks at a time.
   void encode(std::size_t block, Bytes bytes) {
     if (encoded_ && encoded_->block == block) return;
     const model::Quantization& how = *blueprint_.model.quantization;
@@ -128,7 +128,8 @@ class Filler {
     }
   }
 
-  /// The magnitudes of the block's adapters, which come before the weights that they follow from.
+  /// Makes the magnitudes of the block's adapters, which precede the weights from which they are
+  /// computed.
   void make_magnitudes(std::size_t block) {
     const model::BlockSpec& spec = blueprint_.model.blocks[block];
     if (source_.has_magnitudes() || !magnitudes_.lacks(spec)) return;
@@ -153,9 +154,9 @@ class Filler {
     magnitudes_.make(spec, read);
   }
 
-  /// Zeroes what an earlier piece has left outside of the `count` bytes before `zeros_from`, which
-  /// will be filled. Makes all pages resident if there are any: others read as zeros without
-  /// memory.
+  /// Zeroes the remains of an earlier piece outside the `count` bytes before `zeros_from`, which
+  /// will be filled. Makes all pages resident if there are remains, because other pages read as
+  /// zeros without memory.
   void clear_around(const HomePiece& piece, Bytes count) {
     const HostBytes bytes = piece.bytes;
     const Bytes begin = piece.zeros_from - count;
@@ -171,16 +172,16 @@ class Filler {
     const Bytes end = std::min(used.end, bytes.size());
     clear(used.begin, std::min(end, begin));
     clear(std::max(used.begin, piece.zeros_from), end);
-    // A smaller piece leaves the rest as it is.
+    // A smaller piece leaves the rest unchanged.
     const bool more = used.end > bytes.size();
     used = {count > 0 ? begin : bytes.size(), more ? used.end : piece.zeros_from};
   }
 
-  /// Whether the source delivers the tensor's weights as bf16.
+  /// Returns whether the source provides the tensor's weights as bf16.
   [[nodiscard]] bool is_bf16(const Array& array, const model::TensorSpec& tensor) const {
     return array.type == DType::bf16 && source_.is_bf16(tensor);
   }
-  /// Whether the tensor's part of the array may not be zero.
+  /// Returns whether the tensor's part of the array may not be zero.
   [[nodiscard]] bool has_values(const Array& array, const model::TensorSpec& tensor) const {
     return array.weights || (array.type != DType::f32 && !is_bf16(array, tensor));
   }
@@ -188,14 +189,14 @@ class Filler {
     return std::any_of(array.tensors.begin(), array.tensors.end(),
                        [&](const auto& tensor) { return has_values(array, tensor); });
   }
-  /// Moments begin as zeros.
+  /// Moments start as zeros.
   static bool has_values(StateKind kind) {
     return kind == StateKind::weights || kind == StateKind::remainders ||
            kind == StateKind::masters;
   }
 
-  /// Fills `here`. Padding between tensors becomes zero, and so do remainders of tensors that have
-  /// none.
+  /// Fills `here`. Padding between tensors becomes zero, and so do remainders of tensors without
+  /// remainders.
   void fill(const Array& array, const PieceArray& here) const {
     const Elems first = here.array.first;
     in_units(team_, here.array.count, kUnit, [&](Elems from, Elems to) {
@@ -216,7 +217,7 @@ class Filler {
     });
   }
 
-  /// Elements [from, to) of `here` are those of the tensor from `first` on.
+  /// Makes elements [from, to) of `here`, which are those of the tensor from `first` on.
   void make(const Array& array, const model::TensorSpec& tensor, Elems first, Elems from, Elems to,
             const PieceArray& here) const {
     if (array.weights && is_bf16(array, tensor)) {
@@ -273,7 +274,7 @@ class Filler {
 /// Collects masters of the elements whose states are here.
 class MasterReader {
  public:
-  /// `first`: index of the first element in the block.
+  /// `first`: index in the block of the first element.
   MasterReader(const Blueprint& blueprint, Elems first, std::span<float> masters)
       : blueprint_(blueprint), first_(first), masters_(masters) {}
 
@@ -307,7 +308,7 @@ class MasterReader {
     }
   }
 
-  /// Decodes what has been read; after all pieces.
+  /// Dequantises what has been read. Call it after all pieces.
   void finish() {
     if (codes_.empty()) return;
     const model::BlockSpec& block = blueprint_.model.blocks[block_];
@@ -326,14 +327,14 @@ class MasterReader {
   }
 
  private:
-  /// Keeps the codes in a piece until all are there.
+  /// Keeps the codes of a piece until all pieces have come.
   void collect_codes(std::size_t block, const HeldBlock& held, const PieceArray& here) {
     block_ = block;
     codes_.resize(held.code_bytes);
     std::memcpy(codes_.data() + here.array.first, here.bytes.data(), here.bytes.size());
   }
 
-  /// Calls `take(i, value)` for the entries that are wanted.
+  /// Calls `take(i, value)` for the requested entries.
   template <class T, class Take>
   void for_wanted(const PieceArray& here, Take take) const {
     const Elems first = here.array.first;
@@ -344,13 +345,13 @@ class MasterReader {
 
   const Blueprint& blueprint_;
   Elems first_;
-  std::span<float> masters_;  ///< first the weights, which come before the states
+  std::span<float> masters_;  ///< first the weights, which precede the states
   std::size_t block_ = 0;
-  std::vector<std::byte> codes_;  ///< of the block, if it has any
+  std::vector<std::byte> codes_;  ///< codes of the block, if it has any
 };
 
-/// Hashes pieces of weights and states. Each array has a hash of its own, because those of
-/// different sub-groups come in turn.
+/// Hashes pieces of weights and states. Each array has a separate hash, because arrays of different
+/// sub-groups alternate.
 class StateHash {
  public:
   explicit StateHash(const Blueprint& blueprint) : blueprint_(blueprint) {}
@@ -363,7 +364,7 @@ class StateHash {
     if (!piece.states && !held.keeps_part) common_.add(piece.bytes);
   }
 
-  /// Digests of this rank's shard and of the weights that every rank has.
+  /// Returns the digests of this rank's shard, and of the weights that every rank has.
   [[nodiscard]] std::array<std::uint64_t, 2> digests() const {
     std::vector<std::uint64_t> own;
     for (const auto& [array, hash] : own_) own.push_back(hash.digest());

@@ -11,14 +11,14 @@
 namespace ballast::engine {
 namespace {
 
-/// Positions that reach outside their sequence would be read from other memory.
+/// Checks positions, because a position outside its sequence would read other memory.
 void check_positions(std::span<const std::int32_t> positions, std::size_t length) {
   for (std::size_t i = 0; i < positions.size(); ++i) {
     const bool continues = i % length > 0 && positions[i] == positions[i - 1] + 1;
     if (positions[i] == 0 || continues) continue;
     throw Error(ErrorCategory::data,
-                fmt::format("token {} of the batch has position {}; a position is 0 or one more "
-                            "than that of the token before in its sequence",
+                fmt::format("token {} of the batch has position {}; a position must be 0 or one "
+                            "more than the preceding token's in its sequence",
                             i, positions[i]));
   }
 }

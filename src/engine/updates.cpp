@@ -10,7 +10,7 @@ using plan::Speculation;
 
 namespace {
 
-/// The sub-group of the operation. `buffer(role, bytes)`: the memory of a role.
+/// Returns the sub-group of the operation. `buffer(role, bytes)`: the memory of a role.
 template <class Buffer>
 cpu_adam::Shard shard_of(const CurrentOperation& at, Buffer buffer, Role weights, Role states,
                          const std::byte* gradient) {
@@ -20,7 +20,7 @@ cpu_adam::Shard shard_of(const CurrentOperation& at, Buffer buffer, Role weights
                     buffer(states, at.sizes().states(op.block, op.sub_group)), gradient);
 }
 
-/// The undo buffers in host memory; null for values that are on NVMe.
+/// Returns the undo buffers in host memory; null for values on NVMe.
 cpu_adam::Shard undo_shard(const CurrentOperation& at, const std::byte* gradient) {
   const auto buffer = [&](Role role, Bytes bytes) {
     return at.has(role) ? at.host(role, bytes).data() : nullptr;
@@ -28,9 +28,9 @@ cpu_adam::Shard undo_shard(const CurrentOperation& at, const std::byte* gradient
   return shard_of(at, buffer, Role::undo_weights, Role::undo_states, gradient);
 }
 
-/// Whether the update may run: the gate's decision, for which a speculative update does not wait.
-/// An eager update does not wait for it either. Other blocks may already be updated then, so a
-/// gradient that is not finite is an error.
+/// Returns whether the update may run, by the gate's decision. Speculative and eager updates do not
+/// wait for it. With eager updates other blocks may already be updated, so a gradient that is not
+/// finite is an error.
 bool is_allowed(const CurrentOperation& at) {
   if (at.operation.speculation == Speculation::speculates) return true;
   if (!at.has(Role::statistics)) return !at.context.result.skipped;

@@ -24,7 +24,7 @@ bool needs_kernels(const Operation& operation) {
 
 /// The properties that select an operation's kernels: for a pass its shape, and which of its ports
 /// are bound; for others the size of the block, and for a gather whether it is in place and moves
-/// codes. Tiles of the vocabulary differ in their sizes.
+/// codes. Vocabulary tiles differ in their sizes.
 auto kind_of(const Operation& operation, const Blueprint& blueprint) {
   std::uint64_t bound = 0;
   for (const plan::Use& use : operation.uses) {
@@ -40,7 +40,8 @@ auto kind_of(const Operation& operation, const Blueprint& blueprint) {
                     operation.micro == 0, bound);
 }
 
-/// As if the routers had sent a row to each expert, so that the kernels of experts run too.
+/// Pretends that the routers have dispatched a row to each expert, so that the kernels of experts
+/// run too.
 void give_rows_to_experts(Lanes& lanes, const plan::Plan& plan) {
   const Modules& modules = lanes.modules();
   const auto tokens = static_cast<std::int32_t>(modules.blueprint.shape.tokens());

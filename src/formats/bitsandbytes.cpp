@@ -38,7 +38,7 @@ Quantization format_of(const CodedWeights& coded) {
   return {.format = Quantization::Format::nf4, .double_scales = coded.nested.tensor != nullptr};
 }
 
-/// A matrix of NF4 whose tensors are to be found and checked.
+/// A matrix in NF4 whose tensors are to be found and checked.
 class Nf4Matrix {
  public:
   Nf4Matrix(const WeightPlace& codes, const WeightPlace& description, const FindPlace& find)
@@ -136,7 +136,7 @@ class Nf4Matrix {
     return decoded;
   }
 
-  /// The tensor with this suffix, which must have so many elements of a type.
+  /// The tensor with this suffix, which must have `elements` elements of type `dtype`.
   WeightPlace part(std::string_view suffix, std::string_view dtype, Elems elements) {
     const WeightPlace* const found = find_(name_of(suffix));
     if (found == nullptr) {
@@ -153,7 +153,7 @@ class Nf4Matrix {
     return *found;
   }
 
-  /// Tables of other versions of PyTorch may be rounded in another way.
+  /// Tables of other versions of PyTorch may be rounded differently.
   template <std::size_t size>
   void check_table(std::string_view suffix, const std::array<float, size>& wanted) {
     constexpr float kRounding = 1e-6F;
@@ -186,7 +186,7 @@ class Nf4Matrix {
   std::vector<const StoredTensor*> parts_;
 };
 
-/// A matrix of LLM.int8.
+/// Finds the parts of a matrix in LLM.int8.
 std::optional<Pairing> pair_int8(const WeightPlace& place, DType type, const FindPlace& find) {
   const StoredTensor& codes = *place.tensor;
   constexpr std::string_view kSuffix = "weight";
@@ -247,7 +247,7 @@ void decode_nf4(const WeightPlace& place, Elems first, std::span<float> values, 
   const Elems begin = first / kWhole * kWhole;
   const Elems end = first + values.size();
   const CodedArrays arrays(how, end - begin);
-  thread_local std::vector<std::byte> memory;  // one for all calls: they are many
+  thread_local std::vector<std::byte> memory;  // shared by all of this thread's many calls
   memory.resize(std::max<std::size_t>(memory.size(), arrays.bytes));
   read_stored(coded.codes, first / 2,
               {memory.data() + (first - begin) / 2, (end + 1) / 2 - first / 2}, ahead);
@@ -255,7 +255,7 @@ void decode_nf4(const WeightPlace& place, Elems first, std::span<float> values, 
   model::decode(how, arrays, memory.data(), first - begin, values);
 }
 
-/// As bitsandbytes does: times the magnitude of the row, then times 1 / 127.
+/// Dequantises like bitsandbytes: multiplies by the magnitude of the row, then by 1 / 127.
 void decode_int8(const WeightPlace& place, Elems first, std::span<float> values, ReadAhead* ahead) {
   const CodedWeights& coded = *place.coded;
   const Elems columns = place.tensor->shape.back();

@@ -24,22 +24,23 @@
 
 namespace ballast::formats::bitsandbytes {
 
-/// The matrix that codes at `place` are decoded to; nothing if they are not codes of bitsandbytes.
-/// `others`: the type of weights that are not codes, which matrices of LLM.int8 get. Throws
+/// The matrix that is stored in quantised form at `place`, or nothing if `place` is not quantised
+/// by bitsandbytes.
+/// `others`: the type of weights that are not quantised, which matrices in LLM.int8 get. Throws
 /// Error(data) naming file and tensor if scales or descriptions are missing or do not fit;
 /// Error(io).
 std::optional<Pairing> pair(const WeightPlace& place, DType others, const FindPlace& find);
 
-/// Fills `out` with elements from `first` on, in the type of the place: code times scale in fp32,
-/// rounded once to nearest even, which is what bitsandbytes decodes. `ahead` reads the codes, or
-/// null the page cache, from which scales come in any case.
+/// Dequantises elements from `first` on into `out`, in the type of the place: code times scale in
+/// fp32, rounded once to nearest even, which is what bitsandbytes computes. `ahead` reads the
+/// codes; null: through the page cache, which scales always use.
 void read(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead);
 
-/// Whether the matrix at `place` has codes that a model in `wanted` can keep as they are.
+/// Whether the matrix at `place` has codes that a model in `wanted` can keep unchanged.
 bool has_codes(const WeightPlace& place, const model::Quantization& wanted);
-/// Writes the codes and scales of such a matrix to the arrays at `out`. Scales stay as they are if
-/// both have them as codes, or neither has. Otherwise they are decoded, which loses nothing, or
-/// encoded (model::store_scales()).
+/// Writes the codes and scales of such a matrix to the arrays at `out`. Scales are copied if both
+/// formats quantise them, or neither does. Otherwise they are dequantised, which loses nothing, or
+/// quantised (model::store_scales()).
 void read_codes(const WeightPlace& place, const model::Quantization& wanted, HostBytes out,
                 ReadAhead* ahead);
 

@@ -48,7 +48,7 @@ std::string field(unsigned number, std::string_view bytes) {
   return field(number, Wire::bytes, varint(bytes.size()) + std::string(bytes));
 }
 
-/// Event.wall_time and Event.step. A step of 0 is left out, like every default value.
+/// Event.wall_time and Event.step. A step of 0 is omitted, like every default value.
 std::string event(double wall_time, std::int64_t step) {
   std::string text =
       field(1, Wire::fixed64, little_endian(std::bit_cast<std::uint64_t>(wall_time)));

@@ -7,7 +7,7 @@
 
 namespace ballast::formats {
 
-/// One number of a step under its name, as monitors show it.
+/// One number of a step, with its name in monitors.
 struct Scalar {
   std::string_view name;  ///< "Train/Samples/lr"
   double value = 0.0;
@@ -21,11 +21,11 @@ struct Scalar {
 /// The first record of a file: its version.
 std::string event_file_head(double wall_time);
 
-/// What readers know from other records of the folder about `step` and later steps does not count:
-/// these steps follow. So it is how a run begins or goes on.
+/// A record that makes readers discard earlier records of the folder for `step` and later steps,
+/// since these steps follow. So a run starts or continues with it.
 std::string event_session_start(double wall_time, std::int64_t step);
 
-/// All `scalars` of `step`. Readers have them as float.
+/// A record of all `scalars` of `step`. Readers have them as float.
 std::string event_scalars(double wall_time, std::int64_t step, std::span<const Scalar> scalars);
 
 /// CRC-32C (Castagnoli; RFC 3720, appendix B.4).

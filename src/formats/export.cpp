@@ -35,7 +35,7 @@ bool is_run(const fs::path& path) {
   return fs::exists(path / "run.json", ignored) && fs::exists(path / "metrics.jsonl", ignored);
 }
 
-/// config.json of the model, and the type that it names.
+/// The config.json of the model, and the type that it names.
 struct Description {
   explicit Description(const fs::path& folder)
       : path(folder / config::kCheckpointConfig),
@@ -50,7 +50,7 @@ struct Description {
     }
   }
 
-  /// The text for weights of type `other`; unchanged if that is the one it names.
+  /// The text for weights of type `other`; unchanged if it names that type.
   [[nodiscard]] std::string with(DType other) const {
     const Json* const named = json.find(key);
     if (named != nullptr && *named == config::torch_name(other)) return text;
@@ -71,8 +71,8 @@ struct Description {
   DType type = DType::f32;
 };
 
-/// The tensors of each file. Those that fill whole pages come first, so that all of these start at
-/// a page: the format allows no gaps.
+/// Divides the tensors into files. Tensors that fill whole pages come first, so that all of these
+/// start at a page, since the format allows no gaps.
 std::vector<std::vector<TensorToStore>> arrange(const WeightFiles& weights,
                                                 const MergedAdapters* merged,
                                                 std::optional<DType> type, Bytes shard_size) {
@@ -109,12 +109,12 @@ ExportSummary count(const std::vector<std::vector<TensorToStore>>& files) {
   return summary;
 }
 
-/// Whether it is read by slices.
+/// Whether the tensor is read by slices.
 bool is_sliced(const WeightPlace& place) {
   return place.coded != nullptr && place.coded->format == CodedWeights::Format::mxfp4;
 }
 
-/// A stack of matrices in MXFP4, some columns of one at a time.
+/// Copies a stack of matrices in MXFP4, some columns of one matrix at a time.
 void copy_decoded(const WeightPlace& from, ReadAhead& reader, const TensorToStore& tensor,
                   ModelFolderWriter& writer, const std::function<void(Elems values)>& count) {
   const std::vector<std::uint64_t>& shape = from.tensor->shape;
@@ -137,8 +137,8 @@ void copy_decoded(const WeightPlace& from, ReadAhead& reader, const TensorToStor
   }
 }
 
-/// Reads ahead, converts and writes behind, some at a time: they stay in a cache. `merged`: null,
-/// or what changes the weights.
+/// Reads ahead, converts and writes in the background, in pieces that stay in a cache. `merged`
+/// changes the weights; null: nothing does.
 void copy(const WeightFiles& weights, MergedAdapters* merged,
           const std::vector<std::vector<TensorToStore>>& files, ModelFolderWriter& writer,
           const std::function<void(Bytes done)>& progress) {
@@ -206,8 +206,7 @@ fs::path weights_at(const fs::path& path) {
   if (fs::is_directory(path / kRunWeights, ignored)) return path / kRunWeights;
   throw Error(
       ErrorCategory::data,
-      fmt::format("{} is a run without weights: it did not end, or ballast.save_weights was "
-                  "false",
+      fmt::format("{} is a run without weights: it did not end, or ballast.save_weights was false",
                   path.string()));
 }
 
@@ -215,7 +214,7 @@ namespace {
 
 using ShowProgress = std::function<void(Bytes done, Bytes total)>;
 
-/// Adapters as they are.
+/// Exports adapters without merging.
 ExportSummary export_adapters(const fs::path& folder, const fs::path& out,
                               const ExportOptions& options, const ShowProgress& progress) {
   const WeightFiles weights(adapter_weights(folder));

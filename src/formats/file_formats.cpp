@@ -32,7 +32,8 @@ struct Signature {
   FileFormat format;
 };
 
-// Long enough that token ids do not begin so by chance. Sources: the specifications of the formats.
+// Signatures long enough that token ids do not begin with them by chance. Sources: the
+// specifications of the formats.
 constexpr std::array kSignatures = {
     Signature{"\x93NUMPY"sv, FileFormat::numpy},
     Signature{"MMIDIDX\0\0"sv, FileFormat::megatron_index},
@@ -49,11 +50,11 @@ constexpr std::array kSignatures = {
               FileFormat::xz},
     Signature{"7z\xbc\xaf\x27\x1c"sv, FileFormat::seven_zip},
     Signature{"Rar!\x1a\x07"sv, FileFormat::rar},
-    // torch.save before its files were archives: a pickle that begins with its own number.
+    // The format of torch.save before it used archives: a pickle that begins with its own number.
     Signature{"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv, FileFormat::torch},
 };
 
-/// The file and its first bytes.
+/// A file and its first bytes.
 struct Probe {
   const std::filesystem::path& path;
   const Descriptor& file;
@@ -84,12 +85,12 @@ bool ends_with(const Probe& probe, std::string_view bytes) {
 bool is_gguf(const Probe& probe) {
   constexpr std::uint32_t kVersions = 16;
   const auto version = probe.number<std::uint32_t>(4);
-  // The three older formats have their letters in the other order.
+  // The three older formats have their letters in reverse order.
   const bool old = probe.begins("lmgg") || probe.begins("fmgg") || probe.begins("tjgg");
   return (probe.begins("GGUF") || old) && version <= kVersions;
 }
 
-/// A header of JSON after its length.
+/// Whether a JSON header follows its length.
 bool is_safetensors(const Probe& probe) {
   const auto length = probe.number<std::uint64_t>(0);
   if (length < 2 || length > kLongestHeader || probe.start.size() < 10) return false;
@@ -111,13 +112,13 @@ FileFormat kind_of_safetensors(const Probe& probe) {
       return has("pairs", "") ? FileFormat::pairs : FileFormat::documents;
     }
   } catch (const Error&) {
-    // The reader of the key says what is damaged.
+    // The reader of the key reports damage.
   }
   return FileFormat::safetensors;
 }
 
-/// Shards of LitData and of MosaicML: a number of samples, an offset for each and for the end, and,
-/// of MosaicML, a description in JSON.
+/// Recognises shards of LitData and of MosaicML: a number of samples, an offset for each and for
+/// the end, and, for MosaicML, a description in JSON.
 FileFormat kind_of_shard(const Probe& probe) {
   const Bytes samples = probe.number<std::uint32_t>(0);
   const Bytes table = sizeof(std::uint32_t) * (samples + 2);
@@ -139,7 +140,7 @@ bool is_tfrecord(const Probe& probe) {
          probe.start.substr(kLength, 4) == masked_crc(probe.start.substr(0, kLength));
 }
 
-/// The stream of Arrow: a mark, the length of the schema and the offset of its root table.
+/// Recognises an Arrow stream: a mark, the length of the schema and the offset of its root table.
 bool is_arrow_stream(const Probe& probe) {
   const auto length = probe.number<std::uint32_t>(4);
   const auto root = probe.number<std::uint32_t>(8);
@@ -147,7 +148,7 @@ bool is_arrow_stream(const Probe& probe) {
          length < probe.size && root >= 4 && root < length && root < 256;
 }
 
-/// A pickle of protocol 2 to 5, which ends with a dot.
+/// Recognises a pickle of protocol 2 to 5, which ends with a dot.
 bool is_pickle(const Probe& probe) {
   if (probe.start.size() < 8 || probe.start[0] != '\x80' || !ends_with(probe, ".")) return false;
   const char protocol = probe.start[1];
@@ -159,7 +160,7 @@ bool is_pickle(const Probe& probe) {
          std::string_view("]}()c").find(next) != std::string_view::npos;
 }
 
-/// The name of the first file of the archive says what the archive is.
+/// The name of the first file of the archive identifies the kind of archive.
 FileFormat kind_of_zip(const Probe& probe) {
   constexpr std::size_t kName = 30;
   const auto length = probe.number<std::uint16_t>(26);
@@ -175,8 +176,8 @@ FileFormat kind_of_zip(const Probe& probe) {
 FileFormat kind_of_compression(const Probe& probe) {
   const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(probe.start[at]); };
   if (probe.start.size() < 12) return FileFormat::unknown;
-  // Deflate is its only method. Three flags are reserved, and few values stand for the effort of
-  // the compression and for the operating system (RFC 1952).
+  // Deflate is its only method. Three flags are reserved, and few values describe the effort of the
+  // compression and the operating system (RFC 1952).
   const bool of_gzip = byte(3) < 0x20 && (byte(8) == 0 || byte(8) == 2 || byte(8) == 4) &&
                        (byte(9) <= 13 || byte(9) == 255);
   if (probe.begins("\x1f\x8b\x08") && of_gzip) return FileFormat::gzip;
@@ -196,7 +197,7 @@ bool is_control(char c) {
   return (byte < 0x20 && (byte < '\t' || byte > '\r') && byte != 0x1b) || byte == 0x7f;
 }
 
-/// Letters without control characters: UTF-8, or mostly ASCII in another encoding.
+/// Whether it has letters without control characters: UTF-8, or mostly ASCII in another encoding.
 bool is_text(const Probe& probe) {
   constexpr std::size_t kFewestOfOtherEncodings = 64;
   const std::string_view start = probe.start;
@@ -211,7 +212,7 @@ bool is_text(const Probe& probe) {
   return start.size() >= kFewestOfOtherEncodings && ascii * 20 >= start.size() * 17;
 }
 
-/// Letters of a byte pair with the mark of their order: as ids, they are small numbers.
+/// Whether it has letters of two bytes with a byte order mark. As ids, they are small numbers.
 bool is_utf16(const Probe& probe) {
   const std::size_t pairs = probe.start.size() / 2;
   const bool little = probe.begins("\xff\xfe");

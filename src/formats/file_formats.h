@@ -8,15 +8,15 @@
 
 namespace ballast::formats {
 
-/// A format that the content of a file shows, whatever the file is called.
+/// A file format, detected from the content, independent of the file's name.
 enum class FileFormat : std::uint8_t {
-  unknown,  ///< for example token ids alone
+  unknown,  ///< for example headerless token ids
   // Data that Ballast reads.
   numpy,
   llmc,
   megatron_index,
   documents,  ///< a safetensors file of prepare.py
-  pairs,      ///< the same with pairs of preferences
+  pairs,      ///< a file of prepare.py with preference pairs
   // Text.
   text,
   utf16_text,
@@ -55,12 +55,12 @@ enum class FileFormat : std::uint8_t {
   tar,
 };
 
-/// The format of an open file of `size` bytes. Looks at its first 4 KiB, for some formats also at
-/// its end or at its whole first line. A format whose signature is short enough to be token ids by
-/// chance must also fit in its structure. Throws Error(io) if reading fails.
+/// The format of an open file of `size` bytes. Reads its first 4 KiB, for some formats also its end
+/// or its whole first line. A format whose signature is short enough to be token ids by chance must
+/// also have a matching structure. Throws Error(io) if reading fails.
 FileFormat recognise(const std::filesystem::path& path, const Descriptor& file, Bytes size);
 
-/// recognise() for a path. Anything but a regular file that can be read is unknown.
+/// recognise() for a path. Anything except a readable regular file is unknown.
 FileFormat recognise(const std::filesystem::path& path);
 
 }  // namespace ballast::formats

@@ -26,15 +26,14 @@ constexpr std::string_view kPackedRows =
     "'{prepare}' makes a file for data.{rows} of rows with messages or texts";
 constexpr std::string_view kTexts =
     "{or_text}write each text as a line {{\"text\": \"...\"}} of a jsonl file and make documents "
-    "of "
-    "it ({prepare_texts})";
+    "of it ({prepare_texts})";
 
-/// All that messages say about a format.
+/// Texts of messages about a format.
 struct KnownFormat {
   FileFormat format;
-  std::string_view name;         ///< in "FILE is ..."
+  std::string_view name;         ///< for "FILE is ..."
   std::string_view advice;       ///< after "unpack it first" if it begins with a bracket
-  std::string_view reader = {};  ///< the key of the section data that reads it
+  std::string_view reader = {};  ///< key of the section data that reads it
 };
 
 constexpr auto kFormats = std::to_array<KnownFormat>({
@@ -118,7 +117,7 @@ std::string_view expected_by(std::string_view key) {
   return key == "pairs" ? "a file of pairs" : "a file of documents";
 }
 
-/// A word of a shell's command line.
+/// Quotes a word for a shell's command line.
 std::string quoted(const std::string& word) {
   const bool plain = word.find_first_of(" '\"\\$*?&;()<>|") == std::string::npos;
   return plain ? word : fmt::format("\"{}\"", word);

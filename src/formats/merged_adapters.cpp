@@ -38,7 +38,7 @@ constexpr std::array kSuffixes = {kFirst,          kSecond,     kSecondBias, kFi
 /// PEFT saves the base's tensors of embeddings that have adapters.
 constexpr std::string_view kBaseLayer = ".base_layer.";
 
-/// Elements of a merged tensor that a thread takes at least, and that are read at a time.
+/// Minimum number of elements of a merged tensor per thread, and number that is read at a time.
 constexpr Elems kUnit = Elems{1} << 10;
 constexpr Elems kAtATime = Elems{1} << 18;
 
@@ -72,7 +72,7 @@ bool has_one_of(std::string_view name, std::initializer_list<std::string_view> p
   });
 }
 
-/// Why the file cannot be merged if a tensor has a name like this; empty if it may.
+/// Reason why a file with a tensor of this name cannot be merged; empty if it can.
 std::string_view cause_of(std::string_view name) {
   if (has_one_of(name, {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."})) {
     return "has the name of a wrapped module (torch.compile, FSDP); save the adapters of the "
@@ -126,7 +126,7 @@ MergedAdapters::Part MergedAdapters::part_of(const WeightPlace& place) const {
                                      printable(name), config::kAdapterPrefix));
   }
   name.erase(0, std::string_view(config::kAdapterPrefix).size());
-  const std::string old = std::string(kMagnitudes) + ".weight";  // of PEFT before 0.11
+  const std::string old = std::string(kMagnitudes) + ".weight";  // name in PEFT before 0.11
   if (name.ends_with(old)) name.resize(name.size() - std::string_view(".weight").size());
   if (const std::string_view cause = cause_of(name); !cause.empty()) {
     refuse_merge(files_, fmt::format("tensor '{}' {}", printable(place.tensor->name), cause));
@@ -192,7 +192,7 @@ MergedAdapters::Change& MergedAdapters::change_of(const Part& part, const std::s
                                      base_.path().string()));
   }
   Change& change = changes_[found == nullptr ? name : found->tensor->name];
-  change.source = found;  // none for a tied output matrix: see untie()
+  change.source = found;  // null for a tied output matrix: see untie()
   return change;
 }
 
@@ -230,7 +230,7 @@ void MergedAdapters::add_product(const Part& part, bool embedding) {
                  fmt::format("'{}' has no A and B of rank {} for the model's map of shape {}",
                              printable(part.module), rank, format_shape(shape)));
   }
-  // A square map is one of GPT-2's only if the folder says so.
+  // A square matrix is transposed as in GPT-2 only if the folder says so.
   const bool input_first = !straight || (shape[0] == shape[1] && settings_.input_first);
   change.scale = static_cast<float>(settings_.scale_of(part.module));
   change.left = read_all(files_, *b->tensor);
@@ -313,7 +313,7 @@ void MergedAdapters::untie() {
   const bool input = of_tokens != changes_.end();
   const bool output = of_output != changes_.end();
   if (!tied_ || (!input && !output)) return;
-  const bool own = base_.find(output_) != nullptr;  // a copy
+  const bool own = base_.find(output_) != nullptr;  // whether the output matrix is a copy
   if (output && of_output->second.replacement == nullptr) refuse_tied(true);
   if (output && of_output->second.rank > 0) refuse_tied(true);
   if (input && of_tokens->second.rank > 0) refuse_tied(false);
@@ -413,7 +413,7 @@ void MergedAdapters::compute_gains(Change& change) const {
       const Elems first = r.begin * columns;
       add_to(change, row * columns + first, std::span(values).subspan(first, r.size() * columns));
     });
-    // Each thread has its own norms.
+    // Each thread has separate norms.
     model::host::split(change.of_columns ? columns : count, 1, [&](model::host::Range r) {
       const model::host::Range of_rows = change.of_columns ? model::host::Range{0, count} : r;
       const model::host::Range of_columns = change.of_columns ? r : model::host::Range{0, columns};
@@ -458,7 +458,7 @@ fs::path base_of_adapters(const fs::path& folder) {
   if (is_adapter_folder(base->text()) &&
       !fs::exists(fs::path(base->text()) / "config.json", ignored)) {
     throw Error(ErrorCategory::data,
-                fmt::format("{}: base_model_name_or_path {} holds adapters itself; merge those "
+                fmt::format("{}: base_model_name_or_path {} contains adapters itself; merge those "
                             "first (ballast export --merged) and set it to the result",
                             file, shown));
   }

@@ -13,13 +13,12 @@
 
 namespace ballast::formats {
 
-/// The weights of a model with those of a folder of PEFT merged into them, as PEFT's
-/// merge_and_unload() does it: W + s B A, with DoRA m / ||W + s B A|| times it, and modules or rows
-/// of tokens that are trained in full instead of the model's own. Computed in fp32 and rounded
-/// once.
+/// The weights of a model with those of a PEFT folder merged into them, like PEFT's
+/// merge_and_unload(): W + s B A, with DoRA multiplied by m / ||W + s B A||, and modules or rows of
+/// tokens that are trained in full instead of the model's. Computed in fp32 and rounded once.
 ///
-/// If the embedding and the output matrix are tied and the adapters hold only one of them, or two
-/// different ones, the merged model has both (unties()).
+/// If the embedding and the output matrix are tied and the adapters change only one of them, or
+/// each in another way, the merged model has both (unties()).
 class MergedAdapters {
  public:
   /// `base`: the model, described by the config.json `description`; must outlive the object. Throws
@@ -29,13 +28,13 @@ class MergedAdapters {
   MergedAdapters(const WeightFiles& base, const std::filesystem::path& folder,
                  const text::Json& description);
 
-  /// Whether embedding and output matrix of the merged model are tied no longer, as they were.
+  /// Whether the merged model no longer ties the embedding and the output matrix.
   [[nodiscard]] bool unties() const { return unties_; }
-  /// A tensor that the merged model has in addition to those of `base`: the output matrix that was
-  /// tied.
+  /// A tensor that the merged model has in addition to those of `base`: the previously tied output
+  /// matrix.
   struct Added {
     std::string name;
-    const WeightPlace* like = nullptr;  ///< the embedding, which has its type and shape
+    const WeightPlace* like = nullptr;  ///< the embedding, whose type and shape it has
   };
   [[nodiscard]] const std::optional<Added>& added() const { return added_; }
 
@@ -44,27 +43,28 @@ class MergedAdapters {
   /// Whether the merged tensor differs from its source.
   [[nodiscard]] bool changes(const std::string& name) const { return changes_.contains(name); }
   /// Changes fp32 `values`, those of the source of the tensor `name` from element `first` on. With
-  /// DoRA it first reads the whole tensor for its norms when `first` is 0. Takes the threads of the
+  /// DoRA it first reads the whole tensor for its norms when `first` is 0. Uses all threads of the
   /// machine.
   void apply(const std::string& name, Elems first, std::span<float> values);
 
  private:
   struct Change {
-    const WeightPlace* source = nullptr;       ///< of the model
-    const WeightPlace* replacement = nullptr;  ///< of the adapters: the values before what follows
+    const WeightPlace* source = nullptr;       ///< weights of the model
+    const WeightPlace* replacement = nullptr;  ///< weights of the adapters that replace the model's
     /// Adds scale * left [rows, rank] * right [rank, columns]; nothing if rank is 0.
     std::size_t rank = 0;
     float scale = 1.0F;
     std::vector<float> left;
     std::vector<float> right;
-    const WeightPlace* magnitudes = nullptr;  ///< of DoRA: [rows], or [columns] of a transposed map
+    const WeightPlace* magnitudes = nullptr;  ///< DoRA's magnitudes: [rows], or [columns] of a
+                                              ///< transposed matrix
     bool of_columns = false;
-    std::vector<float> gains;  ///< what DoRA multiplies rows or columns by
-    /// Row of `rows` by row of the tensor, for tokens that are trained.
+    std::vector<float> gains;  ///< factors of DoRA for rows or columns
+    /// Rows of `rows` by row of the tensor, for trained tokens.
     std::map<Elems, Elems> tokens;
     const WeightPlace* rows = nullptr;
   };
-  /// A tensor of the adapters' file: of `module`, with what follows the module's name.
+  /// A tensor of the adapters' file: its `module`, and the rest of its name.
   struct Part {
     const WeightPlace* place = nullptr;
     std::string module;
@@ -94,14 +94,14 @@ class MergedAdapters {
   config::MergeSettings settings_;
   std::map<std::string, Change> changes_;  ///< by the name of the merged tensor
   std::string tokens_;                     ///< name of the embedding
-  std::string output_;                     ///< and of the output matrix
+  std::string output_;                     ///< name of the output matrix
   bool tied_ = false;
   bool unties_ = false;
   std::optional<Added> added_;
 };
 
-/// The folder of the model that adapters at `folder` belong to. Throws Error(data) if it names
-/// none that exists, or one of adapters.
+/// The folder of the model that adapters at `folder` belong to. Throws Error(data) if they name
+/// none that exists, or a folder of adapters.
 std::filesystem::path base_of_adapters(const std::filesystem::path& folder);
 
 }  // namespace ballast::formats

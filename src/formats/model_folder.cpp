@@ -17,6 +17,7 @@
 #include "ballast/formats/weight_files.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
+#include "ballast/text/words.h"
 
 #include "src/formats/new_folder.h"
 #include "src/formats/safetensors_header.h"
@@ -28,17 +29,10 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-constexpr std::array kCarried = {"generation_config.json",
-                                 "tokenizer.json",
-                                 "tokenizer.model",
-                                 "tokenizer_config.json",
-                                 "special_tokens_map.json",
-                                 "added_tokens.json",
-                                 "vocab.json",
-                                 "merges.txt",
-                                 "vocab.txt",
-                                 "chat_template.jinja",
-                                 "chat_template.json"};
+constexpr std::string_view kCarried =
+    "generation_config.json tokenizer.json tokenizer.model tokenizer_config.json "
+    "special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt "
+    "chat_template.jinja chat_template.json";
 
 [[noreturn]] void fail(const std::string& message, int error_number) {
   throw Error(ErrorCategory::io, message, error_number);
@@ -55,7 +49,7 @@ bool is_written_by_us(const fs::path& file) {
   return name == config::kCheckpointConfig || name == kWeightsIndex ||
          name == config::kAdapterConfig || name == config::kAdapterWeights ||
          (name.starts_with("model") && name.ends_with(".safetensors")) ||
-         std::find(kCarried.begin(), kCarried.end(), name) != kCarried.end();
+         text::has_word(kCarried, name);
 }
 
 Bytes bytes_of(const std::vector<std::vector<TensorToStore>>& files) {
@@ -87,8 +81,8 @@ std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToSto
 struct ModelFolderWriter::State {
   struct File {
     std::vector<TensorToStore> tensors;
-    Elems left = 0;                                       // values that it lacks
-    std::unique_ptr<SafetensorsWriter> writer = nullptr;  // while it is open
+    Elems left = 0;                                       // number of missing values
+    std::unique_ptr<SafetensorsWriter> writer = nullptr;  // set while it is open
     bool finished = false;
   };
   NewFolder folder;
@@ -145,7 +139,7 @@ void ModelFolderWriter::State::write(const std::string& name, Elems count, const
 void ModelFolderWriter::State::finish(std::size_t file) {
   File& one = files[file];
   if (one.finished) return;
-  open(file);  // if its tensors are empty
+  open(file);  // opens it even if its tensors are empty
   one.writer->finish();
   one.writer.reset();
   one.finished = true;
@@ -186,9 +180,10 @@ void ModelFolderWriter::add(const std::string& name, std::string_view content) {
 }
 
 void ModelFolderWriter::carry(const fs::path& from) {
-  for (const char* name : kCarried) {
+  for (const std::string_view name : text::words_of(kCarried)) {
+    const fs::path file = from / name;
     std::error_code ignored;
-    if (fs::is_regular_file(from / name, ignored)) add(name, read_small_file(from / name));
+    if (fs::is_regular_file(file, ignored)) add(std::string(name), read_small_file(file));
   }
 }
 

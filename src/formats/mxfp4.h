@@ -12,22 +12,23 @@
 
 namespace ballast::formats::mxfp4 {
 
-// Weights in MXFP4: blocks of 32 values have codes of 4 bits (E2M1, two in a byte, the lower half
+// Weights in MXFP4: blocks of 32 values have codes of 4 bits (E2M1, two per byte, the lower half
 // first) and a common scale, a power of two (E8M0). Source: Open Compute Project, "Microscaling
 // formats (MX) specification", version 1.0, 2023, sections 5.3 and 5.4. gpt-oss stores a stack of
 // matrices [E, in, out] as the tensors NAME_blocks [E, out, in / 32, 16] and NAME_scales [E, out,
 // in / 32], both U8.
 
-inline constexpr Elems kBlock = 32;          ///< values with one scale
+inline constexpr Elems kBlock = 32;          ///< values per scale
 inline constexpr Bytes kCodes = kBlock / 2;  ///< bytes of their codes
 inline constexpr std::string_view kCodesSuffix = "_blocks";
 inline constexpr std::string_view kScalesSuffix = "_scales";
 
-/// The stack of matrices that codes at `place` are decoded to; nothing if they are not in MXFP4.
-/// Throws Error(data) naming file and tensor if the scales are missing or do not fit.
+/// The stack of matrices that `place` stores in quantised form, or nothing if `place` is not in
+/// MXFP4. Throws Error(data) naming file and tensor if the scales are missing or do not fit.
 std::optional<Pairing> pair(const WeightPlace& place, const FindPlace& find);
 
-/// Values [first, first + out.size()) of consecutive blocks. Every code has an exact value in bf16.
+/// Dequantises values [first, first + out.size()) of consecutive blocks. Every code has an exact
+/// value in bf16.
 void decode(std::span<const std::byte> codes, std::span<const std::byte> scales, Elems first,
             std::span<Bf16> out);
 

@@ -75,7 +75,7 @@ NewFolder::~NewFolder() {
 
 void NewFolder::make() {
   std::error_code error;
-  // Nothing can be renamed to a link, which would be noticed after the work.
+  // Nothing can be renamed to a link. Without this check, that would be noticed after the work.
   if (fs::is_symlink(folder_, error)) {
     throw Error(ErrorCategory::usage,
                 fmt::format("{} is a symbolic link; name the folder itself", folder_.string()));
@@ -87,7 +87,7 @@ void NewFolder::make() {
                 fmt::format("{} exists; choose a folder that does not", folder_.string()));
   }
   parent_.emplace(parent_of(folder_), "folder", "choose another");
-  fs::remove_all(temporary_, error);  // of a process with the same number that was killed
+  fs::remove_all(temporary_, error);  // left by a killed process with the same number
   if (!fs::create_directory(temporary_, error)) fail_to_create(folder_, error.value());
 }
 
@@ -97,8 +97,7 @@ void NewFolder::check_space(Bytes needed) const {
   if (error || space.available >= needed) return;
   throw Error(
       ErrorCategory::io,
-      fmt::format("{} needs {}, but its disk has only {} free; choose another place or make "
-                  "room",
+      fmt::format("{} needs {}, but its disk has only {} free; choose another place or make room",
                   folder_.string(), format_bytes(needed), format_bytes(space.available)));
 }
 

@@ -10,12 +10,12 @@
 
 namespace ballast::formats {
 
-/// A directory that is made when it is missing, with its parents, and removed at the end of this
+/// A directory that is made if it is missing, with its parents, and removed at the end of this
 /// object if it is still empty. Its name and those of new parents are flushed to the disk, unless
 /// the directories above cannot be read.
 class MadeDirectory {
  public:
-  /// Throws Error(io) that says which `kind` of directory it is and how to choose `another`.
+  /// Throws Error(io) that names the `kind` of directory and how to choose `another`.
   explicit MadeDirectory(const std::filesystem::path& directory,
                          std::string_view kind = "run directory",
                          std::string_view another = "choose another with --out");
@@ -31,15 +31,15 @@ class MadeDirectory {
 /// finish() renames.
 class NewFolder {
  public:
-  /// For `bytes` of files. Throws Error(usage) if `folder` holds files or is a link; Error(io) if
-  /// it cannot be made or its disk lacks the space.
+  /// `bytes`: size of its files. Throws Error(usage) if `folder` contains files or is a link;
+  /// Error(io) if it cannot be made or its disk lacks the space.
   NewFolder(std::filesystem::path folder, Bytes bytes);
-  /// Without finish(): removes the temporary folder.
+  /// Removes the temporary folder unless finish() was called.
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
 
-  /// Where its files go until finish().
+  /// Place of its files until finish().
   [[nodiscard]] const std::filesystem::path& temporary() const { return temporary_; }
   /// Adds a small file. Throws Error(io).
   void add(const std::string& name, std::string_view content) const;
@@ -52,7 +52,7 @@ class NewFolder {
 
   std::filesystem::path folder_;
   std::filesystem::path temporary_;
-  std::optional<MadeDirectory> parent_;  ///< removed again if the folder is not finished
+  std::optional<MadeDirectory> parent_;  ///< removed if the folder is not finished
   bool finished_ = false;
 };
 

@@ -19,8 +19,8 @@
 namespace ballast::formats {
 namespace {
 
-// Magic of 6 bytes, u8 major and minor version, the length of the header (u16 in version 1, else
-// u32), and the header: a dictionary of Python with descr, fortran_order and shape.
+// Format: magic of 6 bytes, u8 major and minor version, the length of the header (u16 in version 1,
+// else u32), and the header: a dictionary of Python with descr, fortran_order and shape.
 constexpr Bytes kVersionAt = 6;
 constexpr Bytes kLengthAt = 8;
 constexpr std::uint64_t kLongestArrayHeader = 65536;
@@ -46,7 +46,7 @@ std::string_view value_of(std::string_view header, std::string_view key,
   return header.substr(value);
 }
 
-/// The counts in "(600, 3)".
+/// The extents in "(600, 3)".
 std::vector<std::uint64_t> shape_of(std::string_view text, const ArrayRefusal& refuse) {
   std::vector<std::uint64_t> shape;
   const std::size_t end = text.find(')');

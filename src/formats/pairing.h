@@ -8,15 +8,15 @@
 
 namespace ballast::formats {
 
-/// A tensor of files that hold codes of it, and the tensors that it is decoded from.
+/// A tensor that files store in quantised form, and the tensors from which it is dequantised.
 struct Pairing {
   StoredTensor decoded;
   CodedWeights coded;
-  /// Of `coded` and what describes it, without the codes.
+  /// The tensors of `coded` except the codes: scales and descriptions.
   std::vector<const StoredTensor*> parts;
 };
 
-/// The place of the tensor with this very name; nullptr if there is none.
+/// The place of the tensor called `name`; nullptr if there is none.
 using FindPlace = std::function<const WeightPlace*(const std::string& name)>;
 
 }  // namespace ballast::formats

@@ -12,7 +12,7 @@ namespace {
 
 constexpr Bytes kWindow = 2 * kMiB;
 constexpr std::size_t kWindows = 24;
-/// In flight after a jump; twice as many after each that was used.
+/// Number of windows in flight after a jump. It doubles after each window that was used.
 constexpr std::size_t kFirstWindows = 2;
 
 }  // namespace
@@ -26,21 +26,21 @@ struct ReadAhead::Window {
     return place == &other && begin <= at && at < end;
   }
 
-  /// Returns when the data are here. Several threads may call it.
+  /// Returns when the data have arrived. Several threads may call it.
   void finish(aio::Queue& queue) {
     const std::lock_guard lock(finishing);
     if (read) return;
     const bool here = ticket && queue.wait(*ticket).ok();
     ticket.reset();
-    // Says what is wrong, too.
+    // Also reports what is wrong.
     if (!here) text::read_fully(place->file->descriptor(), place->file->path(), begin, memory);
     read = true;
   }
 
   const WeightPlace* place;
-  Bytes begin;  ///< in the file
+  Bytes begin;  ///< position in the file
   Bytes end;
-  Bytes left;  ///< of its bytes that nobody has taken
+  Bytes left;  ///< bytes that were not taken yet
   HostBytes memory;
   std::optional<aio::Ticket> ticket = std::nullopt;
   std::size_t users = 0;
@@ -48,7 +48,7 @@ struct ReadAhead::Window {
   std::mutex finishing = {};
 };
 
-/// Keeps a window open.
+/// Keeps a window open during its lifetime.
 class ReadAhead::Hold {
  public:
   Hold(ReadAhead& reader, const WeightPlace& place, Bytes at) : reader_(reader) {
@@ -64,7 +64,7 @@ class ReadAhead::Hold {
   Hold& operator=(const Hold&) = delete;
 
   [[nodiscard]] bool found() const { return window_ != nullptr; }
-  /// Copies bytes from `at` on, as many as there are, and returns their number.
+  /// Copies the available bytes from `at` on and returns their number.
   Bytes take(Bytes at, HostBytes out) {
     window_->finish(*reader_.queue_);
     const HostBytes here = window_->memory.subspan(at - window_->begin);
@@ -116,7 +116,7 @@ void ReadAhead::read(const WeightPlace& place, Bytes first, HostBytes out) {
   }
 }
 
-/// Null if the window was dropped a short while ago: other threads have gone on from there, and
+/// Null if the window was dropped a short while ago: other threads have continued from there, and
 /// going back for the rest would only drop what they need.
 ReadAhead::Window* ReadAhead::hold(std::unique_lock<std::mutex>& lock, const WeightPlace& place,
                                    Bytes at) {
@@ -160,7 +160,7 @@ bool ReadAhead::was_dropped(const WeightPlace& place, Bytes at) const {
   });
 }
 
-/// Goes on at another place, at its next turn in the order.
+/// Continues at another place, at its next turn in the order.
 void ReadAhead::jump(const WeightPlace& place, Bytes at) {
   for (auto window = open_.begin(); window != open_.end();) {
     const auto one = window++;
@@ -184,7 +184,7 @@ void ReadAhead::jump(const WeightPlace& place, Bytes at) {
   next_ = at;
 }
 
-/// Requests consist of whole pages; what remains of the file behind them has no request.
+/// Requests consist of whole pages. The rest of the file after them has no request.
 void ReadAhead::submit() {
   const aio::File& file = files_.at(source_->place->file);
   const Bytes pages = file.size() / kPage * kPage;
@@ -207,7 +207,7 @@ void ReadAhead::submit() {
   if (next_ >= source_->end) go_on();
 }
 
-/// With the next one of the order.
+/// Continues with the next tensor of the order.
 void ReadAhead::go_on() {
   source_.reset();
   if (number_ + 1 >= order_.size()) return;

@@ -16,44 +16,44 @@
 
 namespace ballast::formats {
 
-/// Reads stored weights ahead of its callers: what follows in the tensor that they read, then the
-/// tensor after it. Several threads share one read-ahead, so they should read parts that lie close
-/// together. It bypasses the page cache where the file system allows it: weights larger than memory
-/// would only displace what is of use there, and the copy out of the cache costs more time than the
-/// disk. Takes 48 MiB of memory.
+/// Reads stored weights ahead of its callers: the rest of the tensor that they read, then the next
+/// tensor. Several threads share one read-ahead, so they should read neighbouring parts. It
+/// bypasses the page cache if the file system allows it: weights larger than memory would only
+/// displace useful data there, and the copy out of the cache takes longer than the disk. Takes 48
+/// MiB of memory.
 class ReadAhead {
  public:
-  /// A tensor, or the bytes of one that are read before those of another.
+  /// A tensor, or bytes of one that are read before those of another.
   struct Source {
     const WeightPlace* place = nullptr;
     Bytes begin = 0;
-    Bytes end = 0;  ///< at most the size of the tensor
+    Bytes end = 0;  ///< at most the tensor's size
   };
 
-  /// `order`: what will probably be read, from the first on; what will be read twice is there
-  /// twice. Others may be read, too. `files` must outlive the object. Throws Error(io).
+  /// `order`: the expected reads in order, with repetitions. Other tensors may be read, too.
+  /// `files` must outlive the object. Throws Error(io).
   ReadAhead(std::span<const SafetensorsReader> files, const std::vector<Source>& order);
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  /// Bytes [first, first + out.size()) of a tensor as they are stored. Throws Error(data) if the
-  /// file is too short, Error(io).
+  /// Reads the stored bytes [first, first + out.size()) of a tensor. Throws Error(data) if the file
+  /// is too short, Error(io).
   void read(const WeightPlace& place, Bytes first, HostBytes out);
 
-  /// Bytes that were read ahead, those included that nobody has asked for.
+  /// Bytes that were read ahead, including those that were not used.
   [[nodiscard]] Bytes bytes_read() const { return queue_->counters().bytes_read; }
 
  private:
   struct Window;
   struct Part {
     const WeightPlace* place;
-    Bytes begin;  ///< in the file
+    Bytes begin;  ///< position in the file
     Bytes end;
   };
   class Hold;
 
-  // All of these are called with the lock held.
+  // Functions that are called with the lock held.
   Window* hold(std::unique_lock<std::mutex>& lock, const WeightPlace& place, Bytes at);
   void release(Window& window, Bytes taken);
   void jump(const WeightPlace& place, Bytes at);
@@ -72,16 +72,16 @@ class ReadAhead {
   Mapping memory_;
   std::mutex mutex_;
   std::condition_variable released_;
-  std::vector<HostBytes> free_;  ///< memory of windows that are not open
-  std::list<Window> open_;       ///< being read or read, in the order of their submission
-  std::deque<Part> dropped_;     ///< the last ones that had not been taken whole
-  std::optional<Part> source_;   ///< where the next window will be; none: nowhere
-  std::size_t number_ = 0;       ///< of the source in the order, or its size
+  std::vector<HostBytes> free_;  ///< memory of closed windows
+  std::list<Window> open_;       ///< windows being read or read, in the order of their submission
+  std::deque<Part> dropped_;     ///< the last windows that were closed before all was taken
+  std::optional<Part> source_;   ///< source of the next window; empty: none
+  std::size_t number_ = 0;       ///< number of the source in the order, or its size
   Bytes next_ = 0;               ///< first byte of that window
-  std::size_t most_;             ///< open windows
+  std::size_t most_;             ///< maximum number of open windows
 };
 
-/// ReadAhead::read(), or without one read_stored() through the page cache.
+/// Calls ReadAhead::read(), or, if `ahead` is null, read_stored() through the page cache.
 void read_stored(const WeightPlace& place, Bytes first, HostBytes out, ReadAhead* ahead);
 
 }  // namespace ballast::formats

@@ -35,10 +35,10 @@ struct SafetensorsReader::File {
   SafetensorsHeader header;
   std::unordered_map<std::string, std::size_t> index;
 
-  /// Refuses a file that is recognised as one of another format.
+  /// Refuses a file that is recognised as another format.
   void check_format(Bytes size) const;
   void read_header();
-  /// The tensor, if `count` elements from `first` on are inside it.
+  /// Returns the tensor if `count` elements from `first` on are inside it.
   [[nodiscard]] const StoredTensor& range(const std::string& name, Elems first, Elems count) const;
   template <class Stored, class Value, class Convert>
   void read_as(const StoredTensor& tensor, std::span<Value> out, Elems first,
@@ -51,7 +51,7 @@ void SafetensorsReader::File::check_format(Bytes size) const {
   text::read_fully(descriptor, path, 0, start);
   const std::string_view found = foreign_format(start);
   if (found.empty()) return;
-  // A file for tools/prepare.py is named with its command.
+  // The message for a file for tools/prepare.py has its command.
   const bool json = !start.empty() && static_cast<char>(start.front()) == '{';
   const std::string other = json ? explain_not_safetensors(path) : "";
   throw Error(ErrorCategory::data,
@@ -209,7 +209,7 @@ struct SafetensorsWriter::File {
   WriteBehind output;
   std::unordered_map<std::string, Tensor> tensors;
 
-  /// The tensor, of which `count` elements from `first` on will be written.
+  /// The tensor of which `count` elements from `first` on will be written.
   Tensor& range(const std::string& name, Elems first, Elems count);
 };
 

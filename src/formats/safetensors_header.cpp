@@ -75,8 +75,8 @@ StoredTensor read_tensor(const std::string& key, const Json& entry, Bytes data_b
   const auto range = read_counts(entry, "data_offsets", name, refuse);
   if (range.size() != 2 || range[0] > range[1] || range[1] > data_bytes) {
     refuse(
-        fmt::format("tensor '{}' reaches beyond the file's {} bytes of data: the file is "
-                    "truncated or damaged; download or copy it again",
+        fmt::format("tensor '{}' reaches beyond the file's {} bytes of data: the file is truncated "
+                    "or damaged; download or copy it again",
                     name, data_bytes));
   }
   tensor.offset = range[0];
@@ -115,10 +115,9 @@ void check_cover(std::vector<StoredTensor>& tensors, Bytes data_bytes, const Ref
     end += tensor.bytes;
   }
   if (end != data_bytes) {
-    refuse(
-        fmt::format("the file has {} bytes of data, but its tensors take {}; download or "
-                    "copy it again",
-                    data_bytes, end));
+    refuse(fmt::format(
+        "the file has {} bytes of data, but its tensors take {}; download or copy it again",
+        data_bytes, end));
   }
 }
 

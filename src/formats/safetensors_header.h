@@ -25,19 +25,18 @@ struct SafetensorsHeader {
 /// message starts with `file`.
 SafetensorsHeader parse_header(std::string_view text, Bytes data_bytes, const std::string& file);
 
-/// What precedes the data of a file with these tensors, one after the other: the length field and
-/// the JSON, padded with spaces to a multiple of 4 KiB. Takes their names, dtypes, shapes and
-/// bytes.
+/// The head of a file with these tensors, one after the other: the length field and the JSON,
+/// padded with spaces to a multiple of 4 KiB. Uses their names, dtypes, shapes and bytes.
 std::string format_head(const std::vector<StoredTensor>& tensors,
                         const std::map<std::string, std::string>& metadata);
 
-/// As in files: "F32", "BF16" or "F16".
+/// Name of the type in files: "F32", "BF16" or "F16".
 std::string_view dtype_name(DType type);
 
-/// The type of weights with this name, if it is one.
+/// The type of weights with this name, if there is one.
 std::optional<DType> weight_type(std::string_view dtype);
 
-/// Product of `shape`; false when it overflows.
+/// Computes the product of `shape`; false if it overflows.
 bool count_elements(const std::vector<std::uint64_t>& shape, Elems& elements);
 
 /// "[2, 3]", for messages.

@@ -17,9 +17,9 @@
 namespace ballast::formats {
 namespace {
 
-/// A kind of JSON file by keys at its top.
+/// A kind of JSON file, recognised by its top-level keys.
 struct JsonKind {
-  std::vector<std::string_view> keys;  ///< all of them
+  std::vector<std::string_view> keys;  ///< all of which it has
   std::string_view kind;
   std::string_view advice;
 };
@@ -29,7 +29,7 @@ const std::vector<JsonKind> kJsonKinds = {
     {{"traceEvents"}, "a timeline", "ui.perfetto.dev and ballast report --trace show it"},
     {{"weight_map"}, "an index of weights", "name its folder as model.path of a config"},
     {{"base_model_name_or_path"},
-     "of adapters of PEFT",
+     "the adapter_config.json of PEFT",
      "name its folder as ballast.adapters.path of a config"},
     {{"architectures"}, "the config.json of a model", "name its folder as model.path of a config"},
     {{"model_type"}, "the config.json of a model", "name its folder as model.path of a config"},
@@ -50,7 +50,7 @@ text::Json first_object(const std::filesystem::path& path) {
     const std::string line = text.substr(0, text.find('\n'));
     if (text::is_json(line)) return text::parse_json(line, "");
   } catch (const Error&) {
-    // Its reader has said what is wrong.
+    // Its reader has reported what is wrong.
   }
   return {};
 }
@@ -86,7 +86,7 @@ bool begins_like_json(const std::filesystem::path& path) {
   }
 }
 
-/// Text in a format that people write configs in, by the end of the name, or another text.
+/// Describes text in a format that people write configs in, by the file's extension, or other text.
 std::string explain_text(const std::filesystem::path& path, std::string_view wanted) {
   constexpr std::array kEnds = {".yaml", ".yml", ".toml", ".ini", ".py", ".md", ".sh"};
   const std::string end = path.extension().string();

@@ -12,7 +12,7 @@ namespace ballast::formats {
 std::string sha256(std::string_view bytes) {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned int size = 0;
-  // It fails only where the system's policy of libcrypto forbids the algorithm, or without memory.
+  // Fails only if the system's policy of libcrypto forbids the algorithm, or without memory.
   if (EVP_Digest(bytes.data(), bytes.size(), digest.data(), &size, EVP_sha256(), nullptr) != 1) {
     throw Error(ErrorCategory::data, "libcrypto cannot compute SHA-256 on this machine");
   }

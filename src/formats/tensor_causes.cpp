@@ -7,79 +7,65 @@
 #include <fmt/format.h>
 
 #include "ballast/text/json.h"
+#include "ballast/text/words.h"
 
 namespace ballast::formats {
 namespace {
 
 using text::printable;
 
-/// A part of tensors' names that tells where they come from.
+/// Parts of tensors' names that show where they come from.
 struct Sign {
-  std::string_view part;
+  std::string_view parts;
   std::string_view cause;
 };
 
 constexpr std::string_view kOfPeft =
     "belongs to an unmerged PEFT model; merge its adapters (merge_and_unload() in PEFT) and save "
-    "the result, "
-    "or give the base model and the folder of the adapters";
+    "the result, or give the base model and the folder of the adapters";
 constexpr std::string_view kOfImages =
     "belongs to a model of text and images (or audio), of which Ballast trains only the text "
-    "model; save that "
-    "alone, with its own config.json";
+    "model; save that alone, with its own config.json";
 constexpr std::string_view kOfGptq =
     "is quantised by GPTQ or AWQ; give the folder of the original model";
 constexpr std::string_view kOfFp8 =
     "is quantised to fp8 or by compressed-tensors; give the folder of the original model, or load "
-    "this "
-    "one with transformers, dequantize() it and save it";
+    "this one with transformers, dequantize() it and save it";
 constexpr std::string_view kOfOriginal =
     "has a name of Meta's own format; convert it with transformers, or give the folder for "
     "transformers";
 
-/// Parts that may be anywhere in a name. Wrappers come first: they can wrap all the others.
-constexpr std::array<Sign, 22> kSigns = {{
+/// Parts that may be anywhere in a name. Wrappers come first, since they can wrap all the others.
+constexpr auto kSigns = std::to_array<Sign>({
     {"_orig_mod.",
      "has the prefix of torch.compile; save the model that was compiled (model._orig_mod), or "
-     "rename "
-     "the tensors"},
+     "rename the tensors"},
     {"_fsdp_wrapped_module.",
      "has the prefix of FSDP; gather and save the full state dict of the unwrapped model, or "
-     "rename "
-     "the "
-     "tensors"},
+     "rename the tensors"},
     {"_checkpoint_wrapped_module.",
      "has the prefix of activation checkpointing; save the unwrapped model, or rename the tensors"},
     {"_forward_module.",
      "has the prefix of Lightning; save the module inside, or rename the tensors"},
-    {".base_layer.", kOfPeft},
-    {".lora_A.", kOfPeft},
-    {".lora_B.", kOfPeft},
-    {".modules_to_save.", kOfPeft},
-    {"base_model.model.", kOfPeft},
-    {"language_model.", kOfImages},
-    {"vision_tower.", kOfImages},
-    {"vision_model.", kOfImages},
-    {"visual.", kOfImages},
-    {"multi_modal_projector.", kOfImages},
-    {"audio_tower.", kOfImages},
-    {"thinker.", kOfImages},
-    {".qweight", kOfGptq},
-    {".qzeros", kOfGptq},
-    {".weight_packed", kOfFp8},
-    {".weight_scale", kOfFp8},
-    {".attention.wq.", kOfOriginal},
-    {"tok_embeddings.", kOfOriginal},
-}};
+    {".base_layer. .lora_A. .lora_B. .modules_to_save. base_model.model.", kOfPeft},
+    {"language_model. vision_tower. vision_model. visual. multi_modal_projector. audio_tower. "
+     "thinker.",
+     kOfImages},
+    {".qweight .qzeros", kOfGptq},
+    {".weight_packed .weight_scale", kOfFp8},
+    {".attention.wq. tok_embeddings.", kOfOriginal},
+});
 
 const Sign* sign_of(std::string_view name) {
   const auto found = std::find_if(kSigns.begin(), kSigns.end(), [&](const Sign& sign) {
-    return name.find(sign.part) != std::string_view::npos;
+    return std::ranges::any_of(text::words_of(sign.parts), [&](std::string_view part) {
+      return name.find(part) != std::string_view::npos;
+    });
   });
   return found == kSigns.end() ? nullptr : &*found;
 }
 
-/// The common beginning of all names, up to a dot.
+/// The common prefix of all names, up to a dot.
 std::string common_prefix(std::span<const WeightPlace> tensors) {
   std::string prefix = tensors.front().tensor->name;
   for (const WeightPlace& place : tensors) {
@@ -98,7 +84,7 @@ std::string with_cause(std::string_view stored, std::string_view cause) {
 
 std::string cause_of_missing(std::span<const WeightPlace> tensors, const std::string& name) {
   if (tensors.empty()) return ": it has no tensors";
-  const StoredTensor* like = nullptr;  // the same tensor under another name
+  const StoredTensor* like = nullptr;  // that tensor under another name
   const StoredTensor* marked = nullptr;
   const std::string end = "." + name.substr(name.find('.') + 1);
   for (const WeightPlace& place : tensors) {
@@ -119,10 +105,11 @@ std::string cause_of_missing(std::span<const WeightPlace> tensors, const std::st
                       "(model.module), or rename the tensors");
   }
   if (!stored.ends_with("." + name)) return "";
-  return with_cause(stored,
-                    fmt::format("has a prefix, '{}', like all others; save the model inside, "
-                                "or rename the tensors",
-                                printable(stored.substr(0, stored.size() - name.size()))));
+  return with_cause(
+      stored,
+      fmt::format(
+          "has a prefix, '{}', like all others; save the model inside, or rename the tensors",
+          printable(stored.substr(0, stored.size() - name.size()))));
 }
 
 std::string cause_of_unused(const std::string& name) {

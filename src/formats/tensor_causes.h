@@ -10,8 +10,9 @@
 
 namespace ballast::formats {
 
-/// Why a model whose tensors are `tensors` has no tensor `name`: a prefix of torch.compile, DDP or
-/// FSDP, a PEFT model that is not merged, a model of text and images, or quantised weights.
+/// The reason why a model whose tensors are `tensors` has no tensor `name`: a prefix of
+/// torch.compile, DDP or FSDP, a PEFT model that is not merged, a model of text and images, or
+/// quantised weights.
 std::string cause_of_missing(std::span<const WeightPlace> tensors, const std::string& name);
 
 /// The owner of a tensor that the model does not use.

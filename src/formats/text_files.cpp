@@ -42,7 +42,7 @@ bool holds_nul(const fs::path& path) {
   return false;
 }
 
-/// `extension`: that of token files.
+/// `extension`: the extension of token files.
 bool is_accepted(const fs::path& path, FolderFilter filter, std::string_view extension) {
   switch (filter) {
     case FolderFilter::text:

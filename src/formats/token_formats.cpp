@@ -48,7 +48,7 @@ constexpr std::array<LlmcKind, 2> kLlmcKinds = {{{20240520, 1, 2}, {20240801, 7,
   throw Error(ErrorCategory::data, fmt::format("{}: {}", path.string(), what));
 }
 
-/// The file says that a token has `width` bytes.
+/// Checks a file that says that a token has `width` bytes.
 void check_type(const fs::path& path, std::string_view source, config::TokenType token_type,
                 std::size_t width) {
   const std::string_view named = width == 2 ? "u16" : width == 4 ? "u32" : "u8";
@@ -127,7 +127,7 @@ void read_header(Index& index, Bytes size) {
   }
 }
 
-/// The layout that the index beside `path` gives, if there is one.
+/// The layout from the index next to `path`, if there is one.
 std::optional<TokenLayout> megatron_layout(const fs::path& path, Bytes size,
                                            config::TokenType token_type) {
   if (path.extension() != ".bin") return std::nullopt;
@@ -178,7 +178,7 @@ std::optional<TokenLayout> llmc_layout(const fs::path& path, Bytes size,
   return TokenLayout{.offset = kLlmcHeader, .width = kind->width, .count = count};
 }
 
-/// Whether `bytes` are numbers of type Wide that half their size could hold (`limit`): read as
+/// Whether `bytes` are numbers of type Wide that half their size could represent (`limit`): read as
 /// numbers of that size, every second one is 0.
 template <class Wide>
 bool looks_like(std::span<const std::byte> bytes, Wide limit) {
@@ -193,10 +193,10 @@ bool looks_like(std::span<const std::byte> bytes, Wide limit) {
   return any && count >= kFewest;
 }
 
-/// Ids below `vocab_size` of which many differ where numbers of 32 bits would have their upper
-/// half.
+/// Whether ids are below `vocab_size` and many differ where numbers of 32 bits would have their
+/// upper half.
 bool seem_to_have_16_bits(std::span<const std::byte> bytes, std::uint64_t vocab_size) {
-  constexpr std::uint16_t kLargestUpperHalf = 7;  // of vocabularies below 2^19
+  constexpr std::uint16_t kLargestUpperHalf = 7;  // for vocabularies below 2^19
   const std::size_t count = bytes.size() / sizeof(std::uint16_t);
   std::size_t large = 0;
   for (std::size_t i = 0; i < count; ++i) {
@@ -210,7 +210,7 @@ bool seem_to_have_16_bits(std::span<const std::byte> bytes, std::uint64_t vocab_
 constexpr std::string_view kConvert =
     "convert them with numpy: numpy.fromfile(FILE, 'int64').astype('uint32').tofile(OTHER)";
 
-/// The layout of tokens alone.
+/// The layout of a headerless token file.
 TokenLayout plain_layout(const fs::path& path, Bytes size, std::span<const std::byte> start,
                          const TokenUse& use) {
   constexpr std::uint64_t kU16Values = 65536;

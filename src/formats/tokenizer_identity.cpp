@@ -31,7 +31,8 @@ std::string hash_of(IdsAndTokens tokens) {
   return sha256(lines);
 }
 
-/// An object of token and id, or, of a unigram model, an array of tokens with their scores.
+/// The tokens by id, from an object of token and id, or, for a unigram model, an array of tokens
+/// with their scores.
 IdsAndTokens tokens_of(const Json& vocabulary) {
   IdsAndTokens tokens;
   for (const auto& [token, id, at] : vocabulary.members()) {
@@ -57,7 +58,7 @@ IdsAndTokens added_tokens_of(const Json& tokenizer) {
   return tokens;
 }
 
-/// Writes the vocabulary by its ids and merges as pairs, as the tokenizers library does.
+/// Sorts the vocabulary by id and writes merges as pairs, like the tokenizers library.
 void arrange(Json& model) {
   Json& vocabulary = model["vocab"];
   if (vocabulary.is_object()) {

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using text::printable;
 
-/// The end of a name, lower case: ".bin".
+/// The extension of a name in lower case: ".bin".
 std::string extension_of(const fs::path& path) {
   std::string end = path.extension().string();
   std::transform(end.begin(), end.end(), end.begin(),
@@ -37,7 +37,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return entries;
 }
 
-/// Describes a file or folder next to config.json that stands for the weights.
+/// Describes a file or folder next to config.json that is there instead of the weights.
 std::string meaning_of(const fs::path& path) {
   const std::string name = path.filename().string();
   const std::string shown = printable(name);
@@ -94,7 +94,8 @@ std::string meaning_of(const fs::path& path) {
 std::string_view foreign_format(std::span<const std::byte> bytes) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   using namespace std::string_view_literals;
-  // The length of a header in 8 bytes, then JSON: lengths may look like the beginning of a pickle.
+  // The length of a header in 8 bytes, followed by JSON. Lengths may look like the beginning of a
+  // pickle.
   if (text.size() > sizeof(std::uint64_t) && text[sizeof(std::uint64_t)] == '{') return "";
   if (text.starts_with("version https://git-lfs")) {
     return "is a git-lfs pointer, not the file itself: run `git lfs pull` in its folder";

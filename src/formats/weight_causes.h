@@ -5,20 +5,20 @@
 #include <string>
 #include <string_view>
 
-// Why weights cannot be read, for messages: what a file or folder is instead of a model's weights
-// in safetensors, and what to do about it. Texts that continue a message begin with "; " or ": "
-// and are empty if no cause is known.
+// Reasons why weights cannot be read, for messages: what a file or folder is instead of a model's
+// weights in safetensors, and what to do about it. Texts that continue a message begin with "; " or
+// ": " and are empty if no reason is known.
 
 namespace ballast::formats {
 
-/// Bytes of a file that foreign_format() needs.
+/// Number of bytes of a file that foreign_format() needs.
 inline constexpr std::size_t kFormatBytes = 40;
 
-/// Describes a file that begins with `bytes` (perhaps fewer than kFormatBytes), if it is not
-/// safetensors, and what to do: "is a git-lfs pointer ...".
+/// Describes a file that begins with `bytes` (which may be fewer than kFormatBytes) if it is not
+/// safetensors, with advice: "is a git-lfs pointer ...".
 std::string_view foreign_format(std::span<const std::byte> bytes);
 
-/// Which files `folder` has instead of model.safetensors or its index.
+/// The files that `folder` has instead of model.safetensors or its index.
 std::string files_instead(const std::filesystem::path& folder);
 
 /// Advice about a tensor that is not F32, BF16 or F16.

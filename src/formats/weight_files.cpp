@@ -35,7 +35,7 @@ using text::printable;
   throw Error(ErrorCategory::data, fmt::format("{}{}", path.string(), what));
 }
 
-/// Runs `read`. Errors of the system say that `path` cannot be read.
+/// Runs `read`. Errors of the system get a message that `path` cannot be read.
 template <class Read>
 auto naming(const fs::path& path, Read&& read) {
   try {
@@ -77,7 +77,7 @@ std::string read_index(const fs::path& path) {
   });
 }
 
-/// File name by tensor.
+/// File names by tensor.
 std::map<std::string, std::string> read_weight_map(const fs::path& path) {
   constexpr std::size_t kDeepest = 4;
   const Json index = text::parse_json(read_index(path), path.string(),
@@ -93,14 +93,13 @@ std::map<std::string, std::string> read_weight_map(const fs::path& path) {
       refuse_file(path, fmt::format(": the file of tensor '{}' is not a string", name));
     }
     const std::string& text = file.text();
-    // Later messages print the path, so a name has no control characters.
+    // Later messages print the path, so a name must have no control characters.
     const bool plain = !text.empty() && text != "." && text != ".." &&
                        text.find('/') == std::string::npos && printable(text, text.size()) == text;
     if (!plain) {
-      refuse_file(path,
-                  fmt::format(": tensor '{}' is in '{}', but an index may name only files next to "
-                              "it",
-                              name, printable(text)));
+      refuse_file(
+          path, fmt::format(": tensor '{}' is in '{}', but an index may name only files next to it",
+                            name, printable(text)));
     }
     files.emplace(tensor, text);
   }
@@ -124,7 +123,7 @@ WeightFiles::WeightFiles(const fs::path& path) : path_(path) {
 
 namespace {
 
-/// The type of the first matrix that is not codes; F32 if there is none.
+/// The type of the first matrix that is not quantised; F32 if there is none.
 DType usual_type(const std::vector<WeightPlace>& places) {
   for (const WeightPlace& place : places) {
     const auto type = weight_type(place.tensor->dtype);
@@ -135,7 +134,7 @@ DType usual_type(const std::vector<WeightPlace>& places) {
 
 }  // namespace
 
-/// Replaces codes, their scales and descriptions by what they become.
+/// Replaces codes, their scales and descriptions by the dequantised tensors.
 void WeightFiles::pair_codes() {
   const FindPlace find = [this](const std::string& name) {
     const auto found = found_.find(name);
@@ -172,18 +171,18 @@ void WeightFiles::add_places() {
     for (const StoredTensor& tensor : file.tensors()) {
       const auto [known, added] = found_.emplace(tensor.name, places_.size());
       if (!added) {
-        refuse_file(file.path(),
-                    fmt::format(": tensor '{}' is in {} too; remove the file of another "
-                                "version of the model",
-                                printable(tensor.name),
-                                places_[known->second].file->path().filename().string()));
+        refuse_file(
+            file.path(),
+            fmt::format(
+                ": tensor '{}' is in {} too; remove the file of another version of the model",
+                printable(tensor.name), places_[known->second].file->path().filename().string()));
       }
       places_.push_back({&tensor, &file});
     }
   }
 }
 
-/// Refuses an index that names files which are not there.
+/// Refuses an index that names missing files.
 void WeightFiles::check_shards(const std::map<std::string, std::size_t>& shards) const {
   constexpr std::size_t kNamed = 3;
   std::string missing;
@@ -221,8 +220,8 @@ void WeightFiles::open_index() {
   for (const WeightPlace& place : places_) {
     if (map.contains(place.tensor->name)) continue;
     refuse_file(place.file->path(),
-                fmt::format(" has tensor '{}', which {} does not name: they are of "
-                            "different versions; download both again",
+                fmt::format(" has tensor '{}', which {} does not name: they are of different "
+                            "versions; download both again",
                             printable(place.tensor->name), path_.filename().string()));
   }
 }

@@ -20,10 +20,11 @@ std::vector<std::byte> read_range(const ReadAhead::Source& from, ReadAhead& read
   return bytes;
 }
 
-/// Columns that are processed together: their parts of a few rows of the file stay in a cache.
+/// Number of columns that are processed together, so that their parts of a few rows of the file
+/// stay in a cache.
 constexpr Elems kTogether = 4 * mxfp4::kBlock;
 
-/// Values of `Width` bytes, `step` apart, next to each other.
+/// Gathers values of `Width` bytes that are `step` apart.
 template <Bytes Width>
 void collect(const std::byte* from, Elems step, Elems count, std::byte* to) {
   for (Elems i = 0; i < count; ++i) {
@@ -75,7 +76,7 @@ void StoredSlice::read(const model::TensorSpec& tensor, Elems first, HostBytes o
   }
 }
 
-/// At most kTogether values of a row from `column` on.
+/// Reads at most kTogether values of a row from `column` on.
 void StoredSlice::read_part(const model::TensorSpec& tensor, Elems row, Elems column,
                             HostBytes out) const {
   const Elems rows = tensor.shape.front();

@@ -15,29 +15,29 @@
 namespace ballast::formats {
 
 /// The bytes of files from which elements [first, end) of a tensor are read: its values or codes,
-/// of MXFP4 then the scales.
+/// for MXFP4 then the scales.
 std::vector<ReadAhead::Source> stored_ranges(const WeightPlace& place, Elems first, Elems end);
 
-/// Fills `out` with elements from `first` on, in the type of the place. `ahead`: what reads values
-/// and codes; null: the page cache. Not for MXFP4, which is read by slices (StoredSlice).
+/// Fills `out` with elements from `first` on, in the type of the place. `ahead` reads values and
+/// codes; null: the page cache. Not for MXFP4, which is read by slices (StoredSlice).
 void read_elements(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead);
 
-/// What a file stores of one of several stacked tensors (model::StoredRows): a matrix whose rows
-/// are columns, or codes of MXFP4. Values that lie side by side in memory are far apart in it, so
-/// it is read whole.
+/// The stored form of one of several stacked tensors (model::StoredRows): a matrix whose rows are
+/// columns, or codes of MXFP4. Neighbouring values in memory are far apart in it, so it is read as
+/// a whole.
 class StoredSlice {
  public:
-  /// Number `index` of those in `place`. Throws like ReadAhead::read().
+  /// Slice number `index` of `place`. Throws like ReadAhead::read().
   StoredSlice(const WeightPlace& place, std::uint64_t index, ReadAhead& reader);
 
-  /// Whether it is number `index` of `place`.
+  /// Whether this is slice number `index` of `place`.
   [[nodiscard]] bool is(const WeightPlace& place, std::uint64_t index) const {
     return place_ == &place && index_ == index;
   }
-  /// Values of `tensor` from `first` on, in the order of memory and in the type of the place.
+  /// Reads values of `tensor` from `first` on, in the order of memory and in the type of the place.
   void read(const model::TensorSpec& tensor, Elems first, HostBytes out) const;
-  /// Columns [first, first + count) of a matrix [rows, columns] in MXFP4 as rows of their own: a
-  /// part of the decoded place.
+  /// Columns [first, first + count) of a matrix [rows, columns] in MXFP4 as a separate matrix: a
+  /// part of the dequantised place.
   [[nodiscard]] std::vector<Bf16> decoded_columns(Elems first, Elems count) const;
 
  private:
@@ -49,11 +49,11 @@ class StoredSlice {
   std::vector<std::byte> scales_;
 };
 
-/// Reads weights for a fill, whose threads share it. Besides the memory of a ReadAhead it keeps two
-/// slices, because threads that still read one of them work beside those that read the next one.
+/// Reads weights for a fill, whose threads share it. In addition to the memory of a ReadAhead it
+/// keeps two slices, because some threads may still read one while others read the next.
 class WeightReader {
  public:
-  /// Arguments as ReadAhead's.
+  /// Arguments like those of ReadAhead.
   WeightReader(const WeightFiles& files, const std::vector<ReadAhead::Source>& order)
       : ahead_(files.files(), order) {}
 
@@ -64,7 +64,7 @@ class WeightReader {
  private:
   ReadAhead ahead_;
   std::mutex mutex_;
-  std::array<std::shared_ptr<const StoredSlice>, 2> slices_;  ///< the newest first
+  std::array<std::shared_ptr<const StoredSlice>, 2> slices_;  ///< latest first
 };
 
 }  // namespace ballast::formats

@@ -48,7 +48,7 @@ void WriteBuffers::write(WriteBehind& file, Bytes at, ConstHostBytes bytes) {
   }
 }
 
-/// Requests consist of whole pages; the rest of the first and of the last page has no request.
+/// Requests consist of whole pages. The rest of the first and of the last page has no request.
 void WriteBuffers::flush() {
   const Bytes size = end_ - first_;
   if (size == 0) return;
@@ -87,7 +87,7 @@ void WriteBuffers::finish(const WriteBehind& file) {
   }
 }
 
-/// Ends the requests, whose file will be gone.
+/// Ends the requests, since their file will be removed.
 void WriteBuffers::abandon(const WriteBehind& file) {
   if (file_ == &file) {
     file_ = nullptr;

@@ -13,7 +13,7 @@ namespace ballast::formats {
 
 class WriteBehind;
 
-/// Memory and requests of one or several files of WriteBehind, for one thread. Takes 64 MiB.
+/// Memory and requests of one or several WriteBehind files, for one thread. Takes 64 MiB.
 class WriteBuffers {
  public:
   WriteBuffers();
@@ -22,7 +22,7 @@ class WriteBuffers {
   friend WriteBehind;
   struct Buffer {
     HostBytes memory;
-    const WriteBehind* file = nullptr;  ///< of the request
+    const WriteBehind* file = nullptr;  ///< file of the request
     std::optional<aio::Ticket> ticket;
   };
   void write(WriteBehind& file, Bytes at, ConstHostBytes bytes);
@@ -33,32 +33,32 @@ class WriteBuffers {
 
   Mapping memory_;
   std::vector<Buffer> buffers_;
-  std::size_t current_ = 0;  ///< buffer in which bytes are collected that follow each other
+  std::size_t current_ = 0;  ///< buffer in which consecutive bytes are collected
   WriteBehind* file_ = nullptr;
-  Bytes start_ = 0;  ///< where the buffer is in the file: at a page
-  Bytes first_ = 0;  ///< the bytes in the buffer: [first_, end_)
+  Bytes start_ = 0;  ///< position of the buffer in the file, at a page
+  Bytes first_ = 0;  ///< bytes in the buffer: [first_, end_)
   Bytes end_ = 0;
   std::unique_ptr<aio::Queue> queue_;
 };
 
-/// A large text::ReplacedFile, written while the caller goes on. It takes its space on the disk at
-/// once. Bytes that follow each other bypass the page cache where the file system allows it; short
-/// pieces go through it, since it puts the pages together.
+/// A large text::ReplacedFile, written in the background. It takes its space on the disk at once.
+/// Consecutive bytes bypass the page cache if the file system allows it. Short pieces go through
+/// the page cache, which joins the pages.
 class WriteBehind {
  public:
   /// A file of `size` bytes. Throws like ReplacedFile, and Error(io) if the disk lacks the space.
   WriteBehind(std::filesystem::path path, Bytes size,
               std::shared_ptr<WriteBuffers> buffers = std::make_shared<WriteBuffers>());
-  /// Without commit(): removes the temporary file and ends all requests, so that other files with
+  /// Without commit(), removes the temporary file and ends all requests, so that other files with
   /// the same buffers fail, too.
   ~WriteBehind();
   WriteBehind(const WriteBehind&) = delete;
   WriteBehind& operator=(const WriteBehind&) = delete;
 
-  /// Writes bytes from byte `at` on. Throws the error of an earlier call, also of one for another
-  /// file with the same buffers: Error(io) naming the file.
+  /// Writes bytes from byte `at` on. Throws the error of an earlier call, also of a call for
+  /// another file with the same buffers: Error(io) naming the file.
   void write(Bytes at, ConstHostBytes bytes);
-  /// Waits for all parts; then like ReplacedFile::commit().
+  /// Waits for all parts, then acts like ReplacedFile::commit().
   void commit();
 
  private:

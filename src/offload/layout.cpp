@@ -64,7 +64,7 @@ void OffloadLayout::add_parts(std::size_t parameter, Elems& free) {
 OffloadLayout::Arrays OffloadLayout::arrays(DType type, Elems count) const {
   Arrays at;
   Bytes end = 0;
-  // Large arrays are kept from distances of a power of two: see kArraySkew.
+  // Large arrays must not be at distances of a power of two: see kArraySkew.
   const auto add = [&](Bytes bytes) {
     if (bytes == 0) return end;
     const Bytes skew = bytes >= 64 * kPage ? cpu_adam::kArraySkew : 0;

@@ -12,7 +12,7 @@ namespace ballast::plan {
 namespace {
 
 constexpr double kBound = 0.9;
-/// A lane that explains less than this part of compute's waiting does not cause it.
+/// A lane that explains less than this share of compute's waiting does not cause it.
 constexpr double kLeastCause = 0.3;
 
 std::string percent(double share) {

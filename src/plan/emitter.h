@@ -11,9 +11,9 @@ namespace ballast::plan {
 /// `edges`.
 void add_edge(std::vector<OpId>& edges, const Plan& plan, OpId from, const Operation& to);
 
-/// Appends operations to a plan and derives their edges from what they read and write, so that no
-/// edge is written by hand: a read follows the last write, a write follows the last write and the
-/// reads since. Edges that a common stream implies are left out.
+/// Appends operations to a plan and derives their edges from their reads and writes, so that no
+/// edge is written by hand: a read follows the last write; a write follows the last write and the
+/// reads since. Edges implied by a common stream are omitted.
 class Emitter {
  public:
   Emitter(std::string name, std::size_t buffer_count, std::uint32_t micro_batches);
@@ -26,7 +26,7 @@ class Emitter {
 
  private:
   Plan plan_;
-  std::vector<Boundary> history_;  ///< by buffer: uses in the plan so far
+  std::vector<Boundary> history_;  ///< by buffer: its uses in the plan so far
 };
 
 }  // namespace ballast::plan

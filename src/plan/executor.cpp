@@ -37,17 +37,18 @@ struct Submission {
   std::vector<Progress> progress;
   std::vector<OpId> awaited;  ///< operations for which callers wait
   std::size_t remaining = 0;
-  std::shared_ptr<Submission> previous;  ///< reset when it has finished and a next one comes
-  const Seam* seam = nullptr;            ///< between the previous one and this one
+  std::shared_ptr<Submission>
+      previous;                ///< reset after it has finished and a next one was submitted
+  const Seam* seam = nullptr;  ///< between the previous submission and this one
 
   [[nodiscard]] bool finished() const { return remaining == 0; }
 
-  /// Whether a caller may wait for the end of operation `id`, which has just finished.
+  /// Returns whether a caller may wait for the end of operation `id`, which has just finished.
   [[nodiscard]] bool is_awaited(OpId id) const {
     return finished() || std::find(awaited.begin(), awaited.end(), id) != awaited.end();
   }
 
-  /// Whether `next`, if started now, runs after operation `id` of this submission.
+  /// Returns whether `next`, if started now, runs after operation `id` of this submission.
   [[nodiscard]] bool precedes(OpId id, const Operation& next) const {
     return progress[id] == Progress::finished ||
            (progress[id] == Progress::enqueued && ordered_by_stream(plan->operations[id], next));
@@ -74,13 +75,13 @@ struct Item {
   [[nodiscard]] const Operation& operation() const { return submission->plan->operations[id]; }
 };
 
-/// The queues of a lane. Used with the executor's lock held.
+/// The queues of a lane. Protected by the executor's lock.
 struct LaneQueue {
   std::deque<Item> waiting;
   std::deque<Item> enqueued;             ///< and not finished
   double free_since = 0.0;               ///< end of the last finished operation
-  std::optional<double> starting_since;  ///< an operation is being started
-  std::optional<double> waiting_since;   ///< the next operation waits for its inputs
+  std::optional<double> starting_since;  ///< set while an operation is being started
+  std::optional<double> waiting_since;   ///< set while the next operation waits for its inputs
   std::size_t most = kMostEnqueued;
   std::condition_variable may_start;
   std::condition_variable may_finish;
@@ -90,14 +91,15 @@ struct LaneQueue {
            waiting.front().submission->ready(waiting.front().id);
   }
 
-  /// Seconds that the operation under way has run until `time`. Zero if there is none.
+  /// Returns the seconds that the current operation has run until `time`; 0 if there is none.
   [[nodiscard]] double busy_until(double time) const {
     std::optional<double> begun = starting_since;
     if (!enqueued.empty()) begun = enqueued.front().begun;
     return begun ? std::max(0.0, time - std::max(*begun, free_since)) : 0.0;
   }
 
-  /// Seconds that the next operation has waited until `time`. Enqueued operations keep a lane busy.
+  /// Returns the seconds that the next operation has waited until `time`. Enqueued operations keep
+  /// a lane busy.
   [[nodiscard]] double stalled_until(double time) const {
     if (!waiting_since || !enqueued.empty()) return 0.0;
     return std::max(0.0, time - std::max(*waiting_since, free_since));
@@ -129,7 +131,7 @@ struct Executor::State {
     return options.finish != nullptr && is_queued(kLanes[lane]);
   }
 
-  /// With the lock held: turns an interrupt into a failure. True when there was one.
+  /// With the lock held: turns an interrupt into a failure. Returns whether there was one.
   bool check_interrupt() {
     if (options.interrupted == nullptr || !options.interrupted->load()) return false;
     fail(std::make_exception_ptr(Error(ErrorCategory::interrupted, "interrupted")));
@@ -145,7 +147,7 @@ struct Executor::State {
     progressed.notify_all();
   }
 
-  /// With the lock held: throws the failure; an interrupt is one.
+  /// With the lock held: throws the failure; an interrupt counts as one.
   void throw_failure() {
     if (!failure) check_interrupt();
     if (failure) std::rethrow_exception(failure);
@@ -177,7 +179,7 @@ struct Executor::State {
 
   [[nodiscard]] double now() const { return seconds_since(birth); }
 
-  /// Calls `handle` without the lock; returns its failure with the operation's name.
+  /// Calls `handle` without the lock. Returns its failure, with the operation's name.
   std::exception_ptr call(const Handler& handle, const Item& item) const {
     const Operation& operation = item.operation();
     try {
@@ -210,8 +212,8 @@ struct Executor::State {
     wake_all();
   }
 
-  /// Accounts for a finished operation and wakes those who wait for it. They find the lock free:
-  /// `lock` is released meanwhile.
+  /// Accounts for a finished operation and wakes the threads that wait for it. Releases `lock`
+  /// meanwhile, so that they find it free.
   void complete(std::unique_lock<std::mutex>& lock, const Item& item) {
     const Operation& operation = item.operation();
     const auto number = static_cast<std::size_t>(operation.lane);
@@ -235,8 +237,8 @@ struct Executor::State {
     lock.lock();
   }
 
-  /// With the lock held: waits until the lane can start its next operation. False when the executor
-  /// stops or has failed.
+  /// With the lock held: waits until the lane can start its next operation. Returns false if the
+  /// executor stops or has failed.
   bool await_inputs(std::unique_lock<std::mutex>& lock, std::size_t number) {
     LaneQueue& lane = lanes[number];
     lane.waiting_since = now();
@@ -276,7 +278,7 @@ struct Executor::State {
     }
   }
 
-  /// Runs until nothing is enqueued, because enqueued operations use memory of the caller.
+  /// Runs until nothing is enqueued, because enqueued operations use the caller's memory.
   void finish_operations(std::size_t number) {
     std::unique_lock lock(mutex);
     LaneQueue& lane = lanes[number];
@@ -373,8 +375,8 @@ void Executor::submit(const Plan& plan, std::uint64_t number) {
   {
     std::unique_lock lock(state_->mutex);
     if (state_->last != nullptr) {
-      // A seam orders only two neighbours, so the last submission but one must have finished. It
-      // can outlast the last: an evaluation may end while states are still written back.
+      // A seam orders only two neighbours, so the second-last submission must have finished. It can
+      // outlast the last one: an evaluation may end while states are still being written back.
       std::shared_ptr<Submission>& before_last = state_->last->previous;
       state_->wait_for(lock, [&] { return before_last == nullptr || before_last->finished(); });
       before_last.reset();

@@ -34,8 +34,8 @@ struct Node {
   OpId id;
 };
 
-/// All operations of successively submitted plans, numbered in order, and for each the set of
-/// operations that are finished before it starts.
+/// All operations of consecutively submitted plans, numbered in order, each with the set of
+/// operations that finish before it starts.
 class Before {
  public:
   explicit Before(const std::vector<const Plan*>& plans) {
@@ -59,7 +59,7 @@ class Before {
     const auto& operations = plans[number]->operations;
     std::vector<std::vector<OpId>> joins(operations.size());
     if (number > 0) joins = seam(*plans[number - 1], *plans[number]);
-    // A plan is submitted only after the last but one has finished.
+    // A plan is submitted only after the second-last one has finished.
     Set finished(before_.size());
     const std::size_t finished_count = number > 1 ? starts_[number - 1] : 0;
     for (std::size_t node = 0; node < finished_count; ++node) finished.add(node);
@@ -84,7 +84,7 @@ class Before {
 
   std::vector<Set> before_;
   std::vector<Node> nodes_;
-  std::vector<std::size_t> starts_;                            ///< of the submissions
+  std::vector<std::size_t> starts_;                            ///< first node of each submission
   std::map<std::pair<Lane, std::uint8_t>, std::size_t> last_;  ///< by stream
 };
 

@@ -14,7 +14,7 @@
 namespace ballast::plan {
 namespace {
 
-/// For each operation, the operations that wait for it.
+/// The operations that wait for each operation.
 class Followers {
  public:
   Followers() = default;
@@ -83,10 +83,10 @@ struct SimulatedRun {
         remaining(source.inputs.size()) {}
 
   const PlanTable* table;
-  std::vector<std::uint32_t> missing;  ///< unfinished inputs of each operation
+  std::vector<std::uint32_t> missing;  ///< number of unfinished inputs of each operation
   std::vector<char> done;
   std::size_t remaining;
-  const Followers* next = nullptr;  ///< followers in the next run, once that is submitted
+  const Followers* next = nullptr;  ///< followers in the next run, once it is submitted
 
   [[nodiscard]] bool passed_gate() const {
     const OpId gate = table->plan->gate;
@@ -157,8 +157,8 @@ class Simulation {
             }};
   }
 
-  /// Submits a run when the previous one has passed its gate and at most one other is unfinished,
-  /// as the engine and the executor do.
+  /// Submits a run after the previous one has passed its gate if at most one other is unfinished,
+  /// like the engine and the executor.
   void submit() {
     while (runs_.size() < total_) {
       const std::size_t number = runs_.size();
@@ -175,7 +175,7 @@ class Simulation {
     }
   }
 
-  /// Whether `lane` has a next operation; moves on to the next run at the end of one.
+  /// Returns whether `lane` has a next operation. Moves on to the next run at the end of one.
   bool has_next(LaneState& lane, std::size_t number) const {
     while (lane.run < runs_.size()) {
       if (lane.position < runs_[lane.run].table->queues[number].size()) return true;
@@ -208,7 +208,7 @@ class Simulation {
     }
   }
 
-  /// Advances to the next time at which an operation ends or its lead does. False when none runs.
+  /// Advances to the next time at which an operation or its lead ends. Returns false if none runs.
   bool step() {
     LaneSet running = 0;
     LaneSet working = 0;
@@ -269,8 +269,8 @@ class Simulation {
     lane.enqueued = next_enqueued;
   }
 
-  /// Whether the lane's next operation has all inputs before the current one ends, so that it is
-  /// already enqueued.
+  /// Returns whether the lane's next operation has all inputs before the current one ends, so that
+  /// it is already enqueued.
   [[nodiscard]] bool enqueues_next(LaneState next, std::size_t number) const {
     ++next.position;
     return is_queued(kLanes[number]) && has_next(next, number) &&
@@ -311,7 +311,7 @@ class Simulation {
   std::vector<SimulatedRun> runs_;
   std::array<LaneState, kLaneCount> lanes_{};
   LaneSet stalled_ = 0;
-  std::size_t gates_ = 0;  ///< runs that have passed their gate
+  std::size_t gates_ = 0;  ///< number of runs that have passed their gate
   double window_begin_ = std::numeric_limits<double>::infinity();
   double window_end_ = std::numeric_limits<double>::infinity();
   std::array<double, kLaneCount> busy_{};
@@ -319,7 +319,7 @@ class Simulation {
   Timeline timeline_;
 };
 
-/// The lower bound of each lane alone. The largest user of a shared resource stands for the total
+/// Returns the lower bound of each lane. The largest user of a shared resource stands for the total
 /// time of all lanes on it, if that is longer.
 std::vector<Prediction::Bound> Simulation::bounds() const {
   const PlanTable& table = total_ > 1 ? steady_ : first_;

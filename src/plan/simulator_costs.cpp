@@ -19,7 +19,7 @@ namespace {
 struct Rate {
   double per_second;
   std::string_view key;
-  std::string_view reason;  ///< why a plan needs it
+  std::string_view reason;  ///< reason why a plan needs it
 };
 
 double seconds_for(double amount, const Rate& rate, const Rates& rates) {
@@ -28,15 +28,16 @@ double seconds_for(double amount, const Rate& rate, const Rates& rates) {
   return amount / rate.per_second;
 }
 
-/// Whether ranks of several nodes take part. Split weights are gathered within this rank's group.
+/// Returns whether ranks of several nodes take part. Split weights are gathered within this rank's
+/// group.
 bool leaves_node(const Operation& operation, const Schedule& schedule, const Rates& rates) {
   if (schedule.ranks <= rates.ranks_per_node) return false;
   const bool in_group = operation.group == RankGroup::weight_copy;
   return !in_group || rates.ranks_per_node % schedule.ranks_in_group != 0;
 }
 
-/// Bytes per second that one rank receives. A collective over several nodes also crosses the fabric
-/// of each node; the slower of the two bounds it.
+/// Returns the bytes per second that one rank receives. A collective over several nodes also
+/// crosses the fabric of each node; the slower of the two bounds it.
 Rate between_ranks(const Operation& operation, const Schedule& schedule, const Rates& rates) {
   const Rate fabric = {rates.fabric_per_second, "fabric_gbps",
                        "the ranks of a node exchange weights or gradients"};

@@ -32,7 +32,7 @@ Sharing::Sharing(const Rates& rates) : cores_(rates.shared_cores) {
   }
 }
 
-/// A lane alone gets all that it can use: its rate was measured alone.
+/// A lane alone gets everything that it can use, because its rate was measured alone.
 void Sharing::set_threads(const Rates& rates) {
   if (rates.shared_cores == 0) return;
   const auto set = [this](Lane lane, double count, double busy) {
@@ -51,7 +51,7 @@ void Sharing::set_threads(const Rates& rates) {
   }
 }
 
-/// Reading and writing get their shares plus the unused rest of the other's share.
+/// Reading and writing get their shares, and the unused rest of the other's share.
 void Sharing::set_disk(const Rates& rates) {
   const double read = rates.read_per_second;
   const double write = rates.write_per_second;
@@ -63,8 +63,8 @@ void Sharing::set_disk(const Rates& rates) {
   write_speed_ = std::min(write, std::max(write_part, mixed - read)) / write;
 }
 
-/// The largest fraction of a core that a thread gets. Cores are shared fairly, as by the kernel:
-/// threads that need less leave the rest to the others.
+/// Returns the largest fraction of a core that a thread gets. Cores are shared fairly, like by the
+/// kernel: threads that need less leave the rest to the others.
 double Sharing::core_share(LaneSet working) const {
   std::vector<Threads> wanting;
   double wanted = 0.0;
@@ -102,7 +102,7 @@ double Sharing::team_speed(LaneSet working) const {
   return 1.0 / (1.0 + std::ceil(std::max(0.0, others - idle) / cores_));
 }
 
-/// Speed of compute beside copies and transfers, which also use memory bandwidth and caches.
+/// Speed of compute during copies and transfers, which also use memory bandwidth and caches.
 double Sharing::measured_speed(LaneSet working) const {
   return ((working & kLink) != 0 ? beside_copy_ : 1.0) *
          ((working & kDisk) != 0 ? beside_io_ : 1.0);
@@ -134,7 +134,7 @@ std::vector<Sharing::Demand> Sharing::demands(const std::array<double, kLaneCoun
   const double writing = work[index(Lane::writeback)];
   const double both = std::min(reading / read_speed_, writing / write_speed_);
   const double rest = std::max(reading - both * read_speed_, writing - both * write_speed_);
-  // Both at once as far as possible, unless one after the other is faster.
+  // Both run at once as far as possible, unless one after the other is faster.
   const double disk = std::min(both + rest, reading + writing);
   const double gathering = work[index(Lane::gather)];
   const double reducing = work[index(Lane::reduce)];

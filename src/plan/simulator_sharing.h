@@ -30,16 +30,17 @@ class Sharing {
 
   [[nodiscard]] const Speeds& speeds(LaneSet working) const { return table_[working]; }
 
-  /// Time for which the lanes of one resource occupy it in total.
+  /// Total time for which the lanes of one resource occupy it.
   struct Demand {
     Lane lane = Lane::compute;  ///< the largest user
     double seconds = 0.0;
   };
-  /// For a step in which each lane works for `work` seconds at full speed; lower bounds.
+  /// Returns the demands of a step in which each lane works for `work` seconds at full speed. They
+  /// are lower bounds.
   [[nodiscard]] std::vector<Demand> demands(const std::array<double, kLaneCount>& work) const;
 
  private:
-  /// The threads of a lane and the part of a core that each can use.
+  /// The threads of a lane, and the part of a core that each can use.
   struct Threads {
     double count = 0.0;
     double each = 0.0;
@@ -56,8 +57,8 @@ class Sharing {
   std::array<Threads, kLaneCount> threads_{};
   double beside_copy_ = 1.0;  ///< measured speed of compute during a copy
   double beside_io_ = 1.0;    ///< measured speed of compute during a transfer
-  double read_speed_ = 1.0;   ///< during a write
-  double write_speed_ = 1.0;  ///< during a read
+  double read_speed_ = 1.0;   ///< speed during a write
+  double write_speed_ = 1.0;  ///< speed during a read
   std::vector<Speeds> table_;
 };
 

@@ -30,7 +30,7 @@ step::Options with_buffers(const config::Config& config, step::Options options,
 
 namespace {
 
-/// Raises the numbers of buffers to those of `usual`, or halfway, as far as `placement` still fits.
+/// Raises the numbers of buffers to those of `usual`, or halfway, while `placement` still fits.
 void add_buffers(const TierFiller& filler, const step::Placement& placement,
                  const step::Options& usual, step::Options& options) {
   for (const config::BufferKind& kind : config::kBufferKinds) {
@@ -48,8 +48,8 @@ void add_buffers(const TierFiller& filler, const step::Placement& placement,
 
 namespace {
 
-/// Fills with the first of kBufferLevels that fits and then adds the buffers for which there is
-/// room. Without one that fits, `options` and the result are those of the last try.
+/// Fills with the first of kBufferLevels that fits and then adds buffers while there is room. If
+/// none fits, `options` and the result are those of the last try.
 Placement fill_with_some_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
                                  const config::Config& config, step::Options& options) {
   const step::Options usual = options;
@@ -115,15 +115,15 @@ std::vector<PlacementRecipe> rule_recipes(const config::Config& config) {
 
 namespace {
 
-/// A placement that follows the rule in one order.
+/// The result of the rule for one order.
 struct Followed {
   Placement placement;
   step::Options options;
 };
 
-/// Whether the micro-batch-major `other` is faster than the layer-major `usual` on any machine: no
-/// weights move for each micro-batch, and it recomputes less, or the same with fewer activations
-/// that step.
+/// Returns whether the micro-batch-major `other` is faster than the layer-major `usual` on any
+/// machine: no weights move per micro-batch, and it recomputes less, or the same with fewer
+/// activations moved.
 bool is_surely_faster(const Followed& other, const Followed& usual) {
   const auto count = [](const Followed& one, auto matches) {
     const auto& blocks = one.placement.blocks;

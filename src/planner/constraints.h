@@ -17,10 +17,10 @@ struct PlacementConstraint {
   config::TierChoice gradients;
 };
 
-/// One constraint per block of a model with `blocks` blocks. Throws Error(config) for a rule about
-/// a block that does not exist.
+/// Returns one constraint per block of a model with `blocks` blocks. Throws Error(config) for a
+/// rule about a block that does not exist.
 std::vector<PlacementConstraint> read_constraints(const config::Config& config, std::size_t blocks);
-/// The same for the model of `config`.
+/// Returns the constraints for the model of `config`.
 std::vector<PlacementConstraint> read_constraints(const config::Config& config);
 
 }  // namespace ballast::planner

@@ -37,7 +37,8 @@ engine::Blueprint draw_blueprint(const config::Config& config, const model::Arch
 namespace {
 
 /// Draws with the kernels of this machine's device. `draw` is called with the model, the kernels,
-/// the number of ranks and this rank. A config without choices that does not fit gets advice.
+/// the number of ranks and this rank. If a config without choices does not fit, the error has
+/// advice.
 engine::Blueprint draw_here(
     const config::Config& config, const memory::Budgets& budgets, const comm::Ranks* ranks,
     const std::function<engine::Blueprint(const model::Architecture&, const model::KernelSizes&,
@@ -77,7 +78,7 @@ engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks
 Drawn draw_chosen(const config::Config& config, const PlanChoices& chosen,
                   const comm::Ranks* ranks) {
   Drawn drawn;
-  // The config whose refusal is explained: with the chosen tiers, once they are in it.
+  // The config to explain in a refusal; it has the chosen tiers once they are set.
   drawn.config = with_sizes(config, chosen, ranks == nullptr ? 1 : ranks->world());
   drawn.blueprint = draw_here(
       drawn.config, chosen.budgets, ranks,

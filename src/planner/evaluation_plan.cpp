@@ -14,7 +14,7 @@
 namespace ballast::planner {
 namespace {
 
-/// Only weights have a place; the rest is as step::build() wants it.
+/// Only weights have a place; everything else is as step::build() requires.
 std::vector<PlacementConstraint> weights_only(std::vector<PlacementConstraint> constraints) {
   for (PlacementConstraint& constraint : constraints) {
     constraint.optimizer = Tier::device;
@@ -39,7 +39,7 @@ engine::Blueprint place_weights(engine::Blueprint blueprint, const config::Confi
 engine::Blueprint draw_evaluation(const config::Config& run) {
   config::Config config = run;
   if (config.ballast.expert_ranks() > 1) {
-    // One rank has all experts, so its blocks have other numbers.
+    // One rank has all experts, so block numbers differ.
     config.ballast.expert_parallel = 1;
     config.ballast.placement.clear();
   }

@@ -75,8 +75,8 @@ Placement TierFiller::uniform(Tier weights, Tier optimizer, Tier activations,
   placement.blocks.reserve(constraints_.size());
   for (std::size_t b = 0; b < constraints_.size(); ++b) {
     const PlacementConstraint& constraint = constraints_[b];
-    // The embedding has no input; the head consumes its own at once; without a backward pass it is
-    // not kept.
+    // The embedding has no input; the head consumes its input immediately; without a backward pass
+    // inputs are not kept.
     const bool places = problem_.table->places_input(b);
     placement.blocks.push_back(
         {constraint.weights.value_or(weights),
@@ -107,9 +107,9 @@ std::int64_t TierFiller::room(const Placement& placement, const step::Options& o
   return std::min(left(Tier::device, budgets_.device), left(Tier::host, budgets_.host));
 }
 
-/// Looks between `most`, which lacks so many bytes, and none, which leaves so many. Memory grows
-/// about in proportion to the number of blocks, so it guesses by proportion, and halves every
-/// second time.
+/// Searches between `most` blocks, which exceed a budget by `lacking`, and none, which leave
+/// `left`. Memory grows nearly in proportion to the number of blocks, so it interpolates, and
+/// halves every second time.
 std::size_t TierFiller::max_that_fit(const Placement& placement, const PlacementStep& step,
                                      const std::vector<std::size_t>& blocks, std::size_t most,
                                      double left, double lacking,
@@ -179,7 +179,7 @@ std::vector<std::size_t> TierFiller::blocks_to_place(const Placement& placement,
   return blocks;
 }
 
-/// The number of blocks to place with the least excess, for a start that does not fit.
+/// Returns the number of blocks with the least excess, if even the start does not fit.
 std::size_t TierFiller::min_excess(const Placement& placement, const PlacementStep& step,
                                    const std::vector<std::size_t>& blocks, std::size_t most,
                                    const step::Options& options) const {
@@ -200,10 +200,11 @@ Bytes TierFiller::descend(Placement& placement, const step::Options& options) co
   // All runs of blocks in a small model; all blocks, halves and so on in a larger one.
   constexpr std::size_t kSmall = 8;
   const std::size_t blocks = constraints_.size();
-  // About so many buffers are listed for ledgers.
+  // Approximate number of buffers listed for ledgers.
   constexpr std::size_t kBufferLevels = 300'000;
   std::size_t tries = kBufferLevels / (blocks * 10);
-  // Of equal excesses the one with less memory in all, which leaves room for the next change.
+  // Among equal excesses, the one with less memory in total is better, because it leaves room for
+  // the next change.
   const auto cost = [&](const Placement& candidate) {
     const memory::Ledger sums = ledger(candidate, options);
     return std::pair(above_budgets(sums), sums.total(Tier::device) + sums.total(Tier::host));
@@ -239,7 +240,7 @@ Bytes TierFiller::descend(Placement& placement, const step::Options& options) co
   return least.first;
 }
 
-/// The best of all placements; empty if there are too many.
+/// Returns the best of all placements; empty if there are too many.
 std::optional<Placement> TierFiller::best_of_all(const step::Options& options,
                                                  Tier gradients) const {
   constexpr std::size_t kFew = 8;  // 3^8 placements
@@ -302,7 +303,7 @@ std::size_t TierFiller::apply(Placement& placement, const PlacementStep& step,
   const std::size_t most = std::min(step.limit, blocks.size());
   if (most == 0) return 0;
   std::size_t count = most;
-  // Try all blocks first: moving all of them may save a staging buffer.
+  // All blocks are tried first, because moving all may save a staging buffer.
   const std::int64_t lacking = -room(moved_to(placement, step, blocks, most), options);
   if (lacking > 0) {
     const std::int64_t left = room(placement, options);
@@ -324,7 +325,7 @@ Placement TierFiller::fill(const PlacementRecipe& recipe, const step::Options& o
     const std::size_t count = apply(placement, step, options, swapping);
     if (moved != nullptr) moved->push_back(count);
   }
-  // Without effect, but so that equal blocks are named together.
+  // This has no effect, but equal blocks are then described together.
   for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
     BlockPlacement& block = placement.blocks[b];
     if (block.optimizer == Tier::device) block.gradients = Tier::host;

@@ -15,28 +15,29 @@
 
 namespace ballast::planner {
 
-/// The tensors that a step takes to a faster tier.
+/// The tensors that a step moves to a faster tier.
 enum class TensorClass : std::uint8_t {
   weights,
   optimizer,
   both,  ///< weights and optimizer states of a block together
   activations,
-  gradients,      ///< to host memory; a recipe with such a step begins with them on NVMe
-  intermediates,  ///< of layers: kept on the device, whatever the tier of the step
-  logits,         ///< of a head of several tiles: likewise, if the tiles' weights are there
-  /// Everything open, to the tiers that need least above the budgets, whatever the tier and limit
-  /// of the step. Slow: for runs that other steps do not fit.
+  gradients,      ///< to host memory; a recipe with such a step starts with them on NVMe
+  intermediates,  ///< intermediates of layers: kept on the device, whatever the tier of the step
+  logits,  ///< logits of a head with several tiles: kept on the device, if the tiles' weights are
+           ///< there
+  /// Everything open, to the tiers with the smallest excess over the budgets, whatever the tier and
+  /// limit of the step. Slow: for runs that no other step fits.
   all
 };
 
-/// Which blocks a step places if not all fit.
+/// The order in which a step places blocks if not all fit.
 enum class BlockOrder : std::uint8_t {
-  first,   ///< those that the forward pass needs first
-  last,    ///< those that the backward pass needs first
-  spread,  ///< evenly over the model, so that transfers of the others are evenly spread
+  first,   ///< first those that the forward pass needs first
+  last,    ///< first those that the backward pass needs first
+  spread,  ///< evenly over the model, so that the transfers of the others are evenly spread
 };
 
-/// One step of filling the tiers: as many blocks as fit, at most `limit`.
+/// One step of filling the tiers: places all blocks that fit, at most `limit`.
 struct PlacementStep {
   TensorClass kind = TensorClass::weights;
   Tier tier = Tier::host;
@@ -46,25 +47,26 @@ struct PlacementStep {
 
 using PlacementRecipe = std::vector<PlacementStep>;
 
-/// Whether open gradients are on NVMe where the recipe does not move them.
+/// Returns whether open gradients are on NVMe if the recipe does not move them.
 bool swaps_gradients(const PlacementRecipe& recipe);
 
-/// For configs that name everything else. The backward pass needs the last layers' first.
+/// For configs that set everything else. The backward pass needs the last layers' intermediates
+/// first.
 inline PlacementRecipe keep_intermediates() {
   return {{.kind = TensorClass::logits, .tier = Tier::device},
           {.kind = TensorClass::intermediates, .tier = Tier::device, .order = BlockOrder::last}};
 }
 
-/// `placement` with `count` speculating blocks, evenly spread over those whose states are below the
-/// device; with all of these if there are fewer.
+/// Returns `placement` with `count` speculating blocks, evenly spread over the blocks with states
+/// below the device, or with all of these if there are fewer.
 step::Placement with_speculation(step::Placement placement, std::size_t count);
 
-/// Places the blocks of one problem within budgets: open tensors start on NVMe, and the moves of a
+/// Places the blocks of one problem within budgets. Open tensors start on NVMe, and the moves of a
 /// recipe take them to faster tiers.
 class TierFiller {
  public:
-  /// All must outlive the filler. `speculating`: see with_speculation(); applies to every placement
-  /// that it makes or judges.
+  /// All arguments must outlive the filler. `speculating`: see with_speculation(); applies to every
+  /// placement that it makes or judges.
   TierFiller(const step::Problem& problem, const std::vector<PlacementConstraint>& constraints,
              const memory::Budgets& budgets, std::size_t speculating)
       : problem_(problem),
@@ -72,20 +74,20 @@ class TierFiller {
         budgets_(budgets),
         speculating_(speculating) {}
 
-  /// `moved` (may be null) receives how many blocks each step placed.
+  /// `moved` (may be null) receives the number of blocks that each step placed.
   [[nodiscard]] step::Placement fill(const PlacementRecipe& recipe, const step::Options& options,
                                      std::vector<std::size_t>* moved = nullptr) const;
-  /// Bytes above the budgets, both tiers together; 0 if the placement fits.
+  /// Returns the bytes above the budgets, both tiers together; 0 if the placement fits.
   [[nodiscard]] Bytes excess(const step::Placement& placement, const step::Options& options) const;
   [[nodiscard]] memory::Ledger ledger(const step::Placement& placement,
                                       const step::Options& options) const;
 
  private:
-  /// The placement with everything open on these tiers.
+  /// Returns the placement with everything open on these tiers.
   [[nodiscard]] step::Placement uniform(Tier weights, Tier optimizer, Tier activations,
                                         Tier gradients) const;
   [[nodiscard]] Bytes above_budgets(const memory::Ledger& sums) const;
-  /// The least that a budget has left; negative if one is exceeded.
+  /// Returns the smallest rest of a budget; negative if one is exceeded.
   [[nodiscard]] std::int64_t room(const step::Placement& placement,
                                   const step::Options& options) const;
   [[nodiscard]] std::size_t max_that_fit(const step::Placement& placement,
@@ -97,7 +99,7 @@ class TierFiller {
     return !problem_.blocks[block].is_frozen();
   }
   [[nodiscard]] bool is_open(std::size_t block, TensorClass kind) const;
-  /// Changes open tiers while that lowers the excess. Returns the excess that is left.
+  /// Changes open tiers while that lowers the excess. Returns the remaining excess.
   Bytes descend(step::Placement& placement, const step::Options& options) const;
   [[nodiscard]] std::optional<step::Placement> best_of_all(const step::Options& options,
                                                            Tier gradients) const;

@@ -22,7 +22,7 @@ using plan::Operation;
 
 constexpr double kTerabyte = 1e12;
 
-/// "0.042", "3.1", "190", "12000".
+/// Formats "0.042", "3.1", "190", "12000".
 std::string short_number(double value) {
   return value >= 9.95 ? fmt::format("{:.0f}", value) : fmt::format("{:.2g}", value);
 }
@@ -42,12 +42,12 @@ struct Load {
   double seconds = 0.0;
 };
 
-/// Operations of a step that must be hidden behind the computation between them.
+/// Operations of a step that must be hidden by the computation between them.
 using Operations = std::span<const Operation>;
 
-/// The first forward pass, the passes of further micro-batches, and the last backward pass with the
-/// loss. Gated updates must be done when the first forward pass reaches their blocks, and updates
-/// in the backward pass begin only there, so each part hides only what the plan has in it.
+/// Returns the first forward pass, the passes of further micro-batches, and the last backward pass
+/// with the loss. Gated updates must end before the first forward pass reaches their blocks, and
+/// updates in the backward pass begin only there, so each part hides only its own operations.
 std::array<Operations, 3> parts_of(const plan::Plan& plan) {
   const Operations all = plan.operations;
   const std::size_t first = std::min<std::size_t>(plan.first_head, all.size());
@@ -79,7 +79,7 @@ Load nvme_load(Operations operations, const plan::Schedule& schedule, const plan
   return both;
 }
 
-/// The slower direction of the link, which works in both at once.
+/// The slower direction of the link, which works in both directions at once.
 Load link_load(Operations operations, const plan::Schedule& schedule, const plan::Rates& rates) {
   const Load up = fixed_load(operations, schedule, rates, {Lane::upload});
   const Load down = fixed_load(operations, schedule, rates, {Lane::offload});
@@ -136,8 +136,8 @@ std::vector<HidingPoint> find_hiding_points(const engine::Blueprint& blueprint,
 
 namespace {
 
-/// Of the drives of one machine. The endurance in `rates` is that of a rank's drives together;
-/// without it each swap directory is a drive, which ranks may share.
+/// Wear of the drives of one machine. The endurance in `rates` is for all drives of a rank; without
+/// it each swap directory counts as a drive, which ranks may share.
 std::optional<Wear> find_wear(const config::Config& config, const plan::Rates& rates,
                               std::uint32_t world, Bytes written, double seconds) {
   const std::uint32_t ranks = std::min<std::uint32_t>(world, rates.ranks_per_node);

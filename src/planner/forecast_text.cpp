@@ -32,7 +32,7 @@ void add(Lines& lines, std::string_view name, const std::string& text) {
   lines.push_back(fmt::format("  {:<17} {}", name, text));
 }
 
-/// Breaks a line of more than 80 columns and indents the rest.
+/// Breaks lines of more than 80 columns and indents the rest.
 void add_wrapped(Lines& lines, std::string line, std::size_t indent) {
   constexpr std::size_t kColumns = 80;
   while (line.size() > kColumns) {
@@ -91,7 +91,7 @@ plan::Bottleneck bottleneck_of(const plan::Prediction& prediction) {
   return plan::find_bottleneck(prediction.busy_seconds, prediction.step_seconds);
 }
 
-/// "87%" of a step.
+/// Formats the share of a step: "87%".
 std::string share_text(const plan::Prediction& prediction, Lane lane) {
   return fmt::format("{:.0f}%",
                      100.0 * of(prediction.busy_seconds, lane) / prediction.step_seconds);
@@ -164,7 +164,7 @@ void add_wear_json(const Forecast& forecast, Json& out) {
                               {"rated_bytes", forecast.wear->rated_bytes}});
 }
 
-/// The wear with a change that alters it, so that both effects of the change are seen.
+/// Returns the wear with a change that alters it, so that both effects of the change are shown.
 std::optional<Wear> wear_with(const Improvement& variant, const Forecast& forecast) {
   constexpr double kWorthSaying = 0.1;
   if (!forecast.wear || std::abs(variant.wear - 1.0) < kWorthSaying) return std::nullopt;
@@ -174,7 +174,7 @@ std::optional<Wear> wear_with(const Improvement& variant, const Forecast& foreca
   return wear;
 }
 
-/// The five fastest changes, and those that spare the drives.
+/// Describes the five fastest changes, and those that spare the drives.
 void describe_improvements(const Forecast& forecast, Lines& lines) {
   constexpr std::size_t kMost = 5;
   if (!forecast.improvements.empty()) lines.emplace_back("speedup of single changes (simulated)");

@@ -52,8 +52,9 @@ class Improvements {
            prediction.step_seconds;
   }
 
-  /// Keeps the change if the run is then faster than `at_least` tokens per second by kWorthSaying,
-  /// or if it spares the drives and is as fast. Returns the speed with it, 0 if nothing fits.
+  /// Keeps the change if it makes the run faster than `at_least` tokens per second by kWorthSaying,
+  /// or if it spares the drives and is as fast. Returns the speed with the change, 0 if nothing
+  /// fits.
   double attempt(std::string change, const config::Config& config, const memory::Budgets& budgets,
                  const plan::Rates& rates, double at_least = 0.0) {
     const PlanRequest changed = {config,
@@ -69,13 +70,13 @@ class Improvements {
       if (!decision) return 0.0;
       const double speed = speed_of(*decision);
       Improvement variant = {std::move(change), speed, speed / now_};
-      // More drives share what is written, so their wear cannot be compared by bytes.
+      // With more drives the written bytes are spread, so the wear cannot be compared by bytes.
       const bool same_machine = &rates == &request_.rates;
       if (written_ > 0.0 && same_machine) {
         variant.wear = written_per_second(decision->prediction) / written_;
       }
       const bool faster = speed >= kWorthSaying * std::max(now_, at_least);
-      // A change that goes with another one must add to it.
+      // A change that is combined with another must add to it.
       const bool alone = at_least == 0.0;
       const bool spares = alone && variant.spares_drives() && speed >= now_;
       if (faster || spares) found_.push_back(std::move(variant));
@@ -115,7 +116,7 @@ class Improvements {
     const std::string open =
         "\"auto\" for all tiers, ballast.order, ballast.recompute and the numbers of buffers";
     const double speed = attempt(open, config, request_.budgets, request_.rates);
-    // Where the config names the tiers, more memory alone changes nothing.
+    // If the config sets the tiers, more memory alone changes nothing.
     if (config::print(config) != config::print(request_.config)) {
       larger_budgets(config, " with " + open, speed);
     }
@@ -130,7 +131,7 @@ class Improvements {
             {larger(now.device), now.host}, request_.rates, at_least);
   }
 
-  /// States that are swapped take a third of the room in 8 bits.
+  /// Tries 8-bit states, which take a third of the space.
   void smaller_states() {
     constexpr auto kSmallest = cpu_adam::Moments::Format::blockwise8;
     config::Config config = request_.config;

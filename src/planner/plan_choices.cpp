@@ -18,7 +18,7 @@ namespace {
 using step::BlockPlacement;
 using text::Json;
 
-/// The tier that most blocks have, the faster one when two are equally common.
+/// Returns the tier that most blocks have, the faster one on a tie.
 Tier usual(const std::vector<BlockPlacement>& blocks, Tier BlockPlacement::*kind) {
   std::array<std::size_t, 3> count{};
   for (const BlockPlacement& block : blocks) ++count.at(static_cast<std::size_t>(block.*kind));
@@ -26,7 +26,7 @@ Tier usual(const std::vector<BlockPlacement>& blocks, Tier BlockPlacement::*kind
       static_cast<std::size_t>(std::max_element(count.begin(), count.end()) - count.begin()));
 }
 
-/// Whether more blocks keep their intermediates than recompute them.
+/// Returns whether more blocks keep their intermediates than recompute them.
 bool mostly_kept(const step::Problem& problem, const std::vector<BlockPlacement>& blocks) {
   std::size_t have = 0;
   std::size_t keep = 0;
@@ -37,7 +37,7 @@ bool mostly_kept(const step::Problem& problem, const std::vector<BlockPlacement>
   return 2 * keep > have;
 }
 
-/// Writes a placement into `config`: the usual tiers as sections, other blocks as rules.
+/// Writes a placement into `config`: the most common tiers as sections, other blocks as rules.
 void name_placement(config::Config& config, const step::Problem& problem,
                     std::vector<BlockPlacement> blocks) {
   std::vector<BlockPlacement> trained;
@@ -50,7 +50,7 @@ void name_placement(config::Config& config, const step::Problem& problem,
                                mostly_kept(problem, blocks),
                                false,
                                usual(trained, &BlockPlacement::gradients)};
-  // Named by their number, as they follow from the tiers.
+  // Written as a number, because the blocks follow from the tiers.
   for (BlockPlacement& block : blocks) block.speculates = false;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     if (!problem.table->may_keep(b)) blocks[b].keeps_intermediates = most.keeps_intermediates;
@@ -82,7 +82,7 @@ void name_placement(config::Config& config, const step::Problem& problem,
   }
 }
 
-/// The member `key` of an object.
+/// Returns the member `key` of an object.
 const Json& member(const Json& json, std::string_view key) {
   if (const Json* const found = json.find(key)) return *found;
   throw Error(ErrorCategory::config, fmt::format("it lacks \"{}\"", key));
@@ -114,7 +114,7 @@ BlockPlacement read_block(const Json& json) {
           .gradients = tier(json, "gradients")};
 }
 
-/// Runs of equal blocks, each with their number.
+/// Returns runs of equal blocks, each with its length.
 Json placement_data(const step::Placement& placement) {
   Json list = Json::array();
   const auto& blocks = placement.blocks;
@@ -185,7 +185,7 @@ config::Config settle(const config::Config& config, const PlanChoices& chosen,
   const auto& blocks = chosen.placement.blocks;
   name_placement(settled, problem, blocks);
   settled.ballast.order = chosen.order;
-  // A rule chooses the others again, because they follow from what the config names.
+  // A rule makes the other choices again, because they follow from the keys that are set.
   if (!leaves_choices(config)) return settled;
   settled.buffers = chosen.buffers;
   settled.ballast.expert_prefetch = chosen.prefetches_experts;

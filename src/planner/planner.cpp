@@ -35,7 +35,7 @@ Decision conclude(const PlanRequest& request, engine::Blueprint blueprint,
   return {std::move(config), std::move(blueprint), std::move(prediction), simulated + 1};
 }
 
-/// The decision for a request without choices.
+/// Returns the decision for a request without choices.
 std::optional<Decision> decide_by_rule(const PlanRequest& request) {
   BatchChoice choice(request, micro_batch_sizes(request).front());
   step::Options& options = choice.outline.options;
@@ -53,7 +53,7 @@ std::optional<Decision> search_for(const PlanRequest& request) {
   return conclude(request, std::move(blueprint), best->placement, search.simulated());
 }
 
-/// Whether each block of `ranks` consecutive experts could have one for each rank.
+/// Returns whether each block of `ranks` consecutive experts could have one per rank.
 bool can_share_experts(const model::Architecture& model, std::uint32_t ranks) {
   if (model.quantization) return false;
   std::uint64_t most = 0;
@@ -65,8 +65,8 @@ bool can_share_experts(const model::Architecture& model, std::uint32_t ranks) {
   return most > 0 && most % ranks == 0;
 }
 
-/// The request with expert parallelism, if the config leaves that open. Rules of placement name
-/// blocks by numbers, which are others then.
+/// Returns the request with expert parallelism, if the config leaves that open. Rules of placement
+/// refer to block numbers, which then differ.
 std::optional<PlanRequest> sharing_experts(const PlanRequest& request) {
   const bool open = request.config.ballast.expert_parallel == 0;
   if (!open || request.world == 1 || !request.config.ballast.placement.empty()) return {};

@@ -16,7 +16,8 @@
 namespace ballast::planner {
 namespace {
 
-/// The micro-batch sizes of `request` with the least excess when everything open is on NVMe.
+/// Returns the micro-batch sizes of `request` with the least excess when everything open is on
+/// NVMe.
 std::vector<std::uint64_t> promising_sizes(const PlanRequest& request) {
   constexpr std::size_t kSizes = 4;
   std::vector<std::uint64_t> sizes = micro_batch_sizes(request);
@@ -34,7 +35,7 @@ std::vector<std::uint64_t> promising_sizes(const PlanRequest& request) {
   return sizes;
 }
 
-/// Whether a plan for `request` fits and, if its rates are known, can be simulated.
+/// Returns whether a plan for `request` fits and, if its rates are known, can be simulated.
 bool works(PlanRequest request, Effort effort) {
   try {
     if (find_closest_miss(request, effort).excess > 0) return false;
@@ -58,7 +59,7 @@ constexpr std::string_view kActivations = "ballast.activations";
 constexpr std::string_view kGradients = "ballast.gradients";
 constexpr const char* kAutoMicroBatch = "train_micro_batch_size_per_gpu=auto";
 
-/// Smaller micro-batches, the largest first.
+/// Adds smaller micro-batches, largest first.
 void add_micro_batches(const PlanRequest& request, std::vector<Overrides>& changes) {
   if (request.config.batch.automatic) return;
   PlanRequest open = request;
@@ -101,7 +102,7 @@ void add_placements(const config::Config& config, std::vector<Overrides>& change
   add(std::move(all));
 }
 
-/// `request` with its config changed; empty if the config's rules forbid it.
+/// Returns `request` with its config changed; empty if the config's rules forbid it.
 std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& overrides) {
   PlanRequest result = request;
   try {
@@ -113,7 +114,7 @@ std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& 
   return result;
 }
 
-/// Adds the longest half, quarter and so on of the sequence that fits.
+/// Adds the longest of half, quarter and so on of the sequence length that fits.
 void add_shorter_sequence(const PlanRequest& request, std::vector<std::string>& ways) {
   std::vector<std::uint64_t> lengths;
   for (std::uint64_t length = request.config.data.sequence_length / 2; length > 0; length /= 2) {
@@ -139,15 +140,15 @@ Bytes round_up_for_people(Bytes bytes) {
   return round_up(bytes, std::max<Bytes>(step, 1));
 }
 
-/// "1.21 GiB" that is not less than `bytes`.
+/// Formats at least `bytes`, for example as "1.21 GiB".
 std::string format_enough(Bytes bytes) {
   Bytes rounded = round_up_for_people(bytes);
   while (parse_bytes(format_bytes(rounded)) < bytes) rounded += std::max<Bytes>(1, rounded / 500);
   return format_bytes(rounded);
 }
 
-/// Larger budgets with which `request` works: "--set ballast.host_bytes=1.2GiB", or "host memory of
-/// 1.2 GiB" if the config does not name the budget. "" if there are none.
+/// Returns larger budgets with which `request` works: "--set ballast.host_bytes=1.2GiB", or "host
+/// memory of 1.2 GiB" if the config does not set the budget. "" if there are none.
 std::string larger_budgets(const PlanRequest& request, const memory::Ledger& nearest) {
   constexpr int kTries = 8;
   PlanRequest larger = request;
@@ -184,13 +185,13 @@ std::string describe_excess(const memory::Budgets& budgets, const memory::Ledger
   const Tier tier = above(Tier::host) > above(Tier::device) ? Tier::host : Tier::device;
   const memory::LedgerLine* const largest = ledger.largest(tier);
   return fmt::format(
-      "the {} budget of {} is {} too small: the smallest plan found needs {}, {} of it for '{}'",
+      "the {} budget of {} is {} too small: the smallest plan needs {}, {} of it for '{}'",
       to_string(tier), format_bytes(tier == Tier::device ? budgets.device : budgets.host),
       format_bytes(above(tier)), format_bytes(ledger.total(tier)), format_bytes(largest->bytes),
       largest->kind);
 }
 
-/// The message for a request whose `nearest` plan does not fit.
+/// Returns the message for a request whose `nearest` plan does not fit.
 std::string explain(const PlanRequest& request, const ClosestMiss& nearest) {
   expects(nearest.excess > 0, "planner: a run that fits was refused");
   std::vector<Overrides> changes;

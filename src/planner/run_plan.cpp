@@ -37,7 +37,7 @@ calibrate::MachineShare find_share(comm::Ranks& ranks, const config::Config& con
   return calibrate::share_of(all, ranks.rank());
 }
 
-/// Bytes per second that one rank receives when all exchange; the best of a few tries.
+/// Bytes per second that one rank receives when all ranks exchange; the best of a few tries.
 double measure_exchange(comm::Ranks& ranks) {
   constexpr int kTries = 3;
   const Bytes part = std::max(64 * kKiB, 32 * kMiB / ranks.world());
@@ -65,15 +65,16 @@ void wait_for_root(comm::Ranks& ranks, const std::future<RunPlan>& work, double 
   } while (done.front() == std::byte{0});
 }
 
-/// Budgets of a run on this machine with the rates of a file, which may describe a larger machine.
+/// Returns the budgets of a run on this machine with the rates of a file, which may describe a
+/// larger machine.
 memory::Budgets budgets_here(const config::Config& config, const plan::Rates& rates) {
   const memory::Budgets here = budgets_of(config, {});
   const memory::Budgets there = budgets_of(config, rates);
   return {std::min(here.device, there.device), std::min(here.host, there.host)};
 }
 
-/// Decides a config that leaves choices; with `peers`, its budgets and threads are one rank's.
-/// `given` rates are those of one rank.
+/// Decides a config that leaves choices. With `peers`, its budgets and threads are one rank's.
+/// `given` rates are for one rank.
 RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& peers,
                     const std::atomic<bool>* interrupted, const std::optional<plan::Rates>& given) {
   PlanRequest request = {.config = config,
@@ -84,7 +85,7 @@ RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& pe
   require_fit(request);
   if (given) {
     request.rates = *given;
-    // Rates of a GPU would be taken for rates without shared cores.
+    // Rates of a GPU would be mistaken for rates without shared cores.
     request.kernels = [config, model = request.model](model::MicroBatchShape shape) {
       const std::string_view kind = device::kind_of(inputs::device_options(config));
       return model::kernel_memory(model, config.type, shape, kind, config.ballast.compute_threads);
@@ -105,15 +106,15 @@ RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& pe
           batch.micro_batch, options.buffers.weight_staging,
           options.buffers.weight_staging == 1 ? "" : "s", options.buffers.state_staging,
           decision.prediction.step_seconds));
-  request.interrupted = nullptr;  // the advice at the end of the run is no longer planning
+  request.interrupted = nullptr;  // the advice at the end of the run is not part of planning
   return {std::move(decision), std::move(request), given};
 }
 
 /// The config of a run before its plan is drawn.
 struct PlanInputs {
   config::Config config;
-  std::optional<PlanChoices> chosen;  ///< of a saved plan
-  std::optional<plan::Rates> rates;   ///< of a saved plan or a file
+  std::optional<PlanChoices> chosen;  ///< from a saved plan
+  std::optional<plan::Rates> rates;   ///< from a saved plan or a file
 };
 
 PlanInputs read_source(const PlanSource& source, const config::Config& config,
@@ -145,8 +146,8 @@ RunPlan plan_alone(const config::Config& config, const std::atomic<bool>* interr
   return plan;
 }
 
-/// Plans the run of several ranks: rank 0 sends its config and what is chosen for it as data, and
-/// each rank draws its blueprint from them.
+/// Plans a run of several ranks: rank 0 sends its config and the choices for it as data, and each
+/// rank draws its blueprint from them.
 class JointPlanning {
  public:
   JointPlanning(comm::Ranks& ranks, const std::atomic<bool>* interrupted)
@@ -171,7 +172,7 @@ class JointPlanning {
   }
 
  private:
-  /// What rank 0 has read, on all ranks; rates on rank 0 alone.
+  /// Sends the inputs that rank 0 has read to all ranks; rates stay on rank 0.
   PlanInputs share_inputs(const config::Config& config, const PlanSource& source,
                           const calibrate::MachineShare& share) {
     PlanInputs inputs;
@@ -191,7 +192,7 @@ class JointPlanning {
     return inputs;
   }
 
-  /// The decision of rank 0 for what `own` leaves open; empty on other ranks.
+  /// Returns the decision of rank 0 for the choices that `own` leaves open; empty on other ranks.
   RunPlan decide_at_root(const config::Config& own, const calibrate::MachineShare& share,
                          double timeout_seconds, const std::optional<plan::Rates>& rates) {
     const calibrate::PeerRanks peers = {.world = ranks_.world(),
@@ -212,7 +213,7 @@ class JointPlanning {
     return plan;
   }
 
-  /// Draws what was chosen. Rank 0 keeps the blueprint of its decision.
+  /// Draws the chosen plan. Rank 0 keeps the blueprint of its decision.
   void draw(const config::Config& own, const PlanChoices& chosen, RunPlan& plan) {
     comm::collective_try(&ranks_, [&] {
       if (plan.request) {
@@ -236,11 +237,11 @@ class JointPlanning {
     decision.config = std::move(own);
   }
 
-  /// The choices of rank 0 on all ranks. `choices` is called on rank 0.
+  /// Returns the choices of rank 0 on all ranks. `choices` is called on rank 0.
   PlanChoices from_root(const std::function<PlanChoices()>& choices) {
     return read_choices(exchange(is_root_ ? choices_json(choices()) : text::Json()));
   }
-  /// The message of rank 0.
+  /// Returns the message of rank 0.
   text::Json exchange(const text::Json& message) {
     return text::parse_json(ranks_.broadcast(is_root_ ? message.compact() : ""), kName);
   }

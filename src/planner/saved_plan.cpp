@@ -18,51 +18,28 @@
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/memory/budget.h"
 #include "ballast/text/files.h"
+#include "ballast/text/words.h"
 
 namespace ballast::planner {
 namespace {
 
 using text::Json;
 
-/// The member that marks a saved plan; its value is the version of the form.
+/// The member that marks a saved plan; its value is the version of the format.
 constexpr std::string_view kMark = "ballast_plan";
 constexpr std::uint64_t kForm = 1;
 
-/// Keys, or sections of keys, that no plan depends on.
-constexpr std::array<std::string_view, 29> kFree = {
-    "ballast.checkpoint_every",
-    "ballast.checkpoint_keep",
-    "ballast.comm_timeout_seconds",
-    "ballast.delay_seed",
-    "ballast.eval_every",
-    "ballast.max_skipped_steps",
-    "ballast.nvtx",
-    "ballast.on_error",
-    "ballast.out",
-    "ballast.preference",
-    "ballast.save_weights",
-    "ballast.seed",
-    "ballast.serial",
-    "ballast.spike",
-    "ballast.steps",
-    "ballast.weight_decay_exclude",
-    "csv_monitor",
-    "data.documents",
-    "data.eval",
-    "data.held_out",
-    "data.shuffle",
-    "data.text",
-    "data.token_type",
-    "data.tokens",
-    "model.weights",
-    "optimizer.params",
-    "scheduler",
-    "steps_per_print",
-    "tensorboard",
-};
+/// Keys, or sections of keys, that do not affect plans.
+constexpr std::string_view kFree =
+    "ballast.checkpoint_every ballast.checkpoint_keep ballast.comm_timeout_seconds "
+    "ballast.delay_seed ballast.eval_every ballast.max_skipped_steps ballast.nvtx "
+    "ballast.on_error ballast.out ballast.preference ballast.save_weights ballast.seed "
+    "ballast.serial ballast.spike ballast.steps ballast.weight_decay_exclude csv_monitor "
+    "data.documents data.eval data.held_out data.shuffle data.text data.token_type "
+    "data.tokens model.weights optimizer.params scheduler steps_per_print tensorboard";
 
 bool is_free(std::string_view path) {
-  return std::any_of(kFree.begin(), kFree.end(), [&](std::string_view key) {
+  return std::ranges::any_of(text::words_of(kFree), [&](std::string_view key) {
     return path.starts_with(key) && (path.size() == key.size() || path[key.size()] == '.');
   });
 }
@@ -71,7 +48,7 @@ std::string device_of(const config::Config& config) {
   return std::string(device::kind_of(inputs::device_options(config)));
 }
 
-/// Bytes of host memory that a run of `blueprint` allocates.
+/// Returns the bytes of host memory that a run of `blueprint` allocates.
 Bytes host_memory(const engine::Blueprint& blueprint, std::string_view device) {
   const Bytes host = blueprint.ledger.total(Tier::host);
   return device == "host" ? host + blueprint.ledger.total(Tier::device) : host;
@@ -90,7 +67,7 @@ class PlanFile {
                       name_));
     }
     if (mark->whole() != kForm) {
-      fail(fmt::format("it has form {}, but this version of the program reads form {}",
+      fail(fmt::format("it has format {}, but this version of the program reads format {}",
                        mark->compact(), kForm));
     }
   }
@@ -112,7 +89,7 @@ class PlanFile {
     if (!value) fail(fmt::format("\"{}\" must be a whole number", key));
     return *value;
   }
-  /// Whether it is of a version that writes choices beside the keys that differ with them.
+  /// Returns whether its version has choices in addition to the keys that change with them.
   [[nodiscard]] bool has_choices() const { return json_.find("choices") != nullptr; }
   [[nodiscard]] PlanChoices choices() const {
     try {
@@ -130,7 +107,7 @@ class PlanFile {
 
 void check_config(const PlanFile& plan, const config::Config& config) {
   config::Settings now = config::all_settings(config);
-  // Some keys follow from others, so the first difference may not be the one that was made.
+  // Some keys depend on others, so the first difference may not be the user's.
   constexpr std::size_t kMostNamed = 3;
   std::vector<std::string> differences;
   const auto note = [&](const std::string& path, const std::string& then, const std::string& here) {

@@ -20,19 +20,19 @@ using plan::Lane;
 /// Points that are simulated even beyond the work limit.
 constexpr std::size_t kFewestSimulated = 8;
 constexpr plan::SimulationOptions kScreening = {.warm_up = 2, .measured = 2};
-/// The recipes that every micro-batch size tries.
+/// Number of recipes that every micro-batch size tries.
 constexpr std::size_t kProbation = 4;
 /// Plans within 0.1% of the fastest count as equally fast.
 constexpr double kTie = 0.999;
-/// Steps that are clipped cost more with speculation, so it must gain something in the others.
+/// Speculation makes clipped steps slower, so it must gain something in the others.
 constexpr double kWorthSpeculating = 1.02;
 
-/// Lower bound of a step's operations, before it is built.
+/// Lower bound on the number of a step's operations, before it is built.
 std::size_t min_operations(const BatchChoice& choice) {
   return 2 * choice.outline.model.blocks.size() * choice.outline.micro_batches;
 }
 
-/// Equal for points that give the same schedule.
+/// Returns a key that is equal for points with the same schedule.
 std::string key_of(std::uint64_t micro_batch, const step::Options& options,
                    const step::Placement& placement) {
   std::string key =
@@ -50,8 +50,8 @@ std::string key_of(std::uint64_t micro_batch, const step::Options& options,
   return key;
 }
 
-/// Memory of the kernels for micro-batches of `size` sequences or pairs. A program built without
-/// CUDA uses the host device's kernels on one thread as an estimate.
+/// Returns the memory of the kernels for micro-batches of `size` sequences or pairs. A program
+/// built without CUDA estimates it with the host device's kernels on one thread.
 model::KernelSizes kernels_of(const PlanRequest& request, std::uint64_t size) {
   const config::Config& config = request.config;
   const config::DataSection& data = config.data;
@@ -127,7 +127,7 @@ std::vector<PlacementRecipe> basic_recipes() {
       in_order({optimizer, weights, activations}, Tier::host, BlockOrder::spread)};
   std::vector<PlacementRecipe> recipes;
   recipes.reserve(device.size() * host.size());
-  // Diagonal order: combinations of the most promising recipes first.
+  // In diagonal order, combinations of the most promising recipes come first.
   for (std::size_t sum = 0; sum + 1 < device.size() + host.size(); ++sum) {
     for (std::size_t d = 0; d <= std::min(sum, device.size() - 1); ++d) {
       if (sum - d < host.size()) recipes.push_back(concatenate(device.at(d), host.at(sum - d)));
@@ -174,7 +174,7 @@ void PlanSearch::try_recipes(const std::vector<PlacementRecipe>& recipes, Buffer
   for (std::size_t p = 0; p < recipes.size(); ++p) {
     for (const auto& choice : choices_) {
       if (out_of_work()) return;
-      // Very many, very small micro-batches are tried only if nothing else fits.
+      // A large number of very small micro-batches is tried only if nothing else fits.
       if (!candidates_.empty() && min_operations(*choice) > request_.work_limit / 16) continue;
       if (p >= kProbation && choice->best < kHopeless * best_tokens_per_second_) continue;
       if (p >= kGivenUp && choice->best == 0.0) continue;
@@ -268,8 +268,8 @@ void PlanSearch::prefetch_experts(Candidate plan) {
   record(std::move(plan));
 }
 
-/// Lets blocks of the best plan speculate, in memory that it leaves: parts of them first, then
-/// numbers around the best.
+/// Lets blocks of the best plan speculate in the memory that it leaves: first in coarse steps, then
+/// with numbers around the best.
 void PlanSearch::speculate(const Candidate& plan) {
   const config::BallastSection& ballast = request_.config.ballast;
   if (ballast.speculative_updates || ballast.update != step::Update::gated) return;
@@ -296,7 +296,7 @@ void PlanSearch::speculate(const Candidate& plan) {
   record(std::move(best));
 }
 
-/// The largest number of speculating blocks whose old values find room beside `plan`.
+/// Returns the largest number of speculating blocks whose old values fit in addition to `plan`.
 std::size_t PlanSearch::max_speculating(const Candidate& plan) const {
   const BatchChoice& choice = *plan.point.choice;
   const Bytes drives = request_.rates.nvme_bytes;
@@ -318,7 +318,7 @@ std::size_t PlanSearch::max_speculating(const Candidate& plan) const {
   return most;
 }
 
-/// `plan` with `count` speculating blocks, simulated.
+/// Returns `plan` with `count` speculating blocks, simulated.
 Candidate PlanSearch::speculating(const Candidate& plan, std::size_t count) {
   const step::Problem& problem = plan.point.choice->outline.problem;
   Candidate candidate = plan;
@@ -347,7 +347,7 @@ void PlanSearch::attempt(const SearchPoint& point) {
   try {
     evaluate(std::move(candidate));
   } catch (const Error& error) {
-    // For example a machine without drives: other plans may not need them.
+    // For example a machine without drives, which other plans may not need.
     if (error.category() != ErrorCategory::config) throw;
     if (!lacking_) lacking_ = error;
   }
@@ -397,8 +397,8 @@ void PlanSearch::record(Candidate candidate) {
   candidates_.push_back(std::move(candidate));
 }
 
-/// Among the candidates within 0.1% of the fastest: the one that writes least to NVMe, then moves
-/// the fewest bytes, then uses the least memory, then was tried first.
+/// Returns, among the candidates within 0.1% of the fastest, the one that writes least to NVMe,
+/// then moves the fewest bytes, then uses the least memory, then was tried first.
 const Candidate* PlanSearch::best() const {
   const Candidate* best = nullptr;
   const auto cost = [](const Candidate& candidate) {

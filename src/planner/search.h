@@ -18,13 +18,13 @@
 
 namespace ballast::planner {
 
-/// The micro-batch sizes in sequences that `request` allows, the largest first. Throws
+/// Returns the micro-batch sizes in sequences that `request` allows, largest first. Throws
 /// Error(config) for a batch that its ranks cannot share.
 std::vector<std::uint64_t> micro_batch_sizes(const PlanRequest& request);
 
-/// Numbers of buffers that a config leaves open.
+/// Levels for the numbers of buffers that a config leaves open.
 enum class BufferLevel : std::uint8_t {
-  usual,  ///< as many as the options say
+  usual,  ///< the numbers in the options
   few,    ///< one in host memory for each purpose
   fewest  ///< also one on the device: nothing is uploaded during computation
 };
@@ -33,34 +33,35 @@ inline constexpr std::array kBufferLevels = {BufferLevel::usual, BufferLevel::fe
 
 step::Options with_buffers(const config::Config& config, step::Options options, BufferLevel number);
 
-/// One recipe after the other.
+/// Concatenates two recipes.
 PlacementRecipe concatenate(const PlacementRecipe& first, const PlacementRecipe& second);
 
-/// Fills with the first of kBufferLevels that fits and then adds the buffers for which there is
-/// room; open gradients are on NVMe only if nothing fits with them on the host. `options` become
-/// those that were used. If nothing fits, the result has the fewest buffers.
+/// Fills with the first of kBufferLevels that fits and then adds buffers while there is room. Open
+/// gradients are on NVMe only if nothing fits with them on the host. `options` receives the options
+/// used. If nothing fits, the result has the fewest buffers.
 step::Placement fill_with_fewer_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
                                         const config::Config& config, step::Options& options);
 
-/// The recipes that place_by_rule() tries, the usual one first.
+/// Returns the recipes that place_by_rule() tries, the usual one first.
 std::vector<PlacementRecipe> rule_recipes(const config::Config& config);
 
-/// Places what a config without choices (leaves_choices()) leaves open, without rates: activations
-/// on the fastest tier with room for them, the last blocks first, gradients on the host if they
-/// fit, then kept intermediates. The order is layer-major unless only the other one fits or is
-/// faster on any machine. `options` become those that were used; nothing fits if the result
-/// exceeds the budgets.
+/// Places everything that a config without choices (leaves_choices()) leaves open, without rates:
+/// activations on the fastest tier with room for them, the last blocks first, gradients on the host
+/// if they fit, then kept intermediates. The order is layer-major unless only the other one fits or
+/// is faster on any machine. `options` receives the options used. If the result exceeds the
+/// budgets, nothing fits.
 step::Placement place_by_rule(const TierFiller& filler, const config::Config& config,
                               step::Options& options);
 
-/// The recipes that are tried for every micro-batch size, the most promising first.
+/// Returns the recipes that are tried for every micro-batch size, the most promising first.
 std::vector<PlacementRecipe> basic_recipes();
-/// The same with gradients on NVMe where host memory has no room for them, after or before others.
+/// Adds variants with gradients on NVMe if host memory has no room for them, after or before
+/// others.
 std::vector<PlacementRecipe> with_swapped_gradients(const std::vector<PlacementRecipe>& recipes);
-/// Whether the config leaves the tier of any gradient open.
+/// Returns whether the config leaves the tier of any gradient open.
 bool opens_gradients(const config::Config& config);
 
-/// The orders that `config` leaves open, or that of `options`.
+/// Returns the orders that `config` leaves open, or that of `options`.
 std::vector<step::Order> orders(const config::Config& config, const step::Options& options);
 
 /// Inputs of the schedule for one micro-batch size, before any placement.
@@ -87,14 +88,14 @@ struct SearchPoint {
 struct Candidate {
   SearchPoint point;
   step::Placement placement;
-  std::vector<std::size_t> moved;  ///< blocks, per step of the recipe
+  std::vector<std::size_t> moved;  ///< blocks, by step of the recipe
   double tokens_per_second = 0.0;
-  Bytes written = 0;      ///< to NVMe per step
-  Bytes moved_bytes = 0;  ///< on all lanes per step
-  Bytes memory = 0;       ///< device and host together
+  Bytes written = 0;      ///< bytes written to NVMe per step
+  Bytes moved_bytes = 0;  ///< bytes moved on all lanes per step
+  Bytes memory = 0;       ///< memory on device and host together
 };
 
-/// Throws Error(interrupted) if a signal has asked for the end.
+/// Throws Error(interrupted) after a signal.
 void stop_if_interrupted(const PlanRequest& request);
 
 /// Searches the placement, micro-batch size and buffer counts with the most tokens per second: the
@@ -139,7 +140,7 @@ class PlanSearch {
   std::size_t work_ = 0;  ///< operations built and simulated
 };
 
-/// The plan that needs least above the budgets among those that were tried.
+/// The plan with the smallest excess over the budgets among those that were tried.
 struct ClosestMiss {
   Bytes excess = std::numeric_limits<Bytes>::max();
   std::uint64_t micro_batch = 0;
@@ -157,8 +158,8 @@ ClosestMiss find_closest_miss(const PlanRequest& request, Effort effort);
 /// Like decide(), but empty if no plan fits.
 std::optional<Decision> try_decide(const PlanRequest& request);
 
-/// One line for a request that does not fit: the tier, the missing bytes, the largest line of its
-/// ledger, and the smallest changes of the config with which it fits. Each change was tried;
+/// Returns one line for a request that does not fit: the tier, the missing bytes, the largest line
+/// of its ledger, and the smallest changes of the config with which it fits. Each change was tried;
 /// without rates, only for memory.
 std::string explain_refusal(const PlanRequest& request);
 

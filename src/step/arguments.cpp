@@ -70,12 +70,11 @@ void check_arguments(const Problem& problem, const Placement& placement, const O
   }
   for (std::size_t b = 0; b < problem.blocks.size(); ++b) {
     if (problem.blocks[b].is_coded() && !program.is_layer(static_cast<model::BlockId>(b))) {
-      refuse_arguments(
-          fmt::format("{} has codes, but only layers are decoded", problem.name_of(b)));
+      refuse_arguments(fmt::format("{} is quantised, but only layers can be", problem.name_of(b)));
     }
   }
   if (problem.table->has_reference() && !program.is_layer(program.first_differentiated)) {
-    refuse_arguments("a reference needs layers in one piece, of which some have adapters");
+    refuse_arguments("a reference model needs layers in one piece, some of them with adapters");
   }
   if (problem.micro_batches == 0) refuse_arguments("a step needs at least 1 micro-batch");
   if (problem.evaluation_micro_batches == 0 ||

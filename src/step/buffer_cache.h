@@ -22,8 +22,8 @@ class RoundRobin {
   std::size_t position_ = 0;
 };
 
-/// An LRU cache of buffers for data of blocks in transit: the least recently used one is taken for
-/// the next block, and a block that is still there is not moved again.
+/// An LRU cache of buffers for blocks in transit: the least recently used buffer is taken for the
+/// next block, and a block that is still in a buffer is not moved again.
 class BufferCache {
  public:
   explicit BufferCache(const std::vector<BufferId>& buffers) {
@@ -34,12 +34,12 @@ class BufferCache {
   struct Taken {
     BufferId buffer = kNoBuffer;
     bool fill = false;  ///< the data must be moved there first
-    /// They are there already if this condition holds.
+    /// The data are already there if this condition holds.
     std::optional<Condition> unless = {};
   };
 
-  /// The buffer of `block`, which becomes the most recently used one. `when`: the condition under
-  /// which the data are needed and will be there.
+  /// Returns the buffer of `block`, which becomes the most recently used one. `when`: the condition
+  /// under which the data are needed and will be there.
   Taken take(std::uint32_t block, Condition when = {}) {
     auto found = std::find_if(slots_.begin(), slots_.end(),
                               [&](const Slot& slot) { return slot.block == block; });
@@ -55,7 +55,7 @@ class BufferCache {
     return taken;
   }
 
-  /// The buffer of `block` has not all of its data any more.
+  /// Marks the buffer of `block` as incomplete.
   void forget(std::uint32_t block) {
     for (Slot& slot : slots_) {
       if (slot.block == block) slot.block = kEmpty;

@@ -15,15 +15,19 @@
 
 namespace ballast::step {
 
-/// A list of buffers in the making: each by itself, or one for all of a tier and kind when only
-/// their sums are of interest.
+/// A list of buffers under construction: each separately, or one per tier and kind if only their
+/// sums are needed.
 class BufferList {
  public:
   explicit BufferList(bool merges) : merges_(merges) {}
 
   [[nodiscard]] bool merges() const { return merges_; }
 
-  /// If buffers are merged: the one of a tier and kind, or kNoBuffer.
+  [[nodiscard]] const Buffer& operator[](BufferId id) const { return buffers_[id]; }
+  [[nodiscard]] std::vector<Buffer> take() { return std::move(buffers_); }
+  /// The largest host buffer for data in transit, if buffers are merged.
+  [[nodiscard]] Bytes largest_place() const { return largest_place_; }
+  /// If buffers are merged: the merged buffer of a tier and kind, or kNoBuffer.
   [[nodiscard]] BufferId merged(Tier tier, Kind kind) const {
     return merged_.at(static_cast<std::size_t>(tier)).at(static_cast<std::size_t>(kind));
   }
@@ -34,7 +38,7 @@ class BufferList {
     return static_cast<BufferId>(buffers_.size() - 1);
   }
 
-  /// Adds `count` equal buffers to the one of their tier and kind.
+  /// Adds `count` equal buffers to the merged buffer of their tier and kind.
   BufferId merge(Tier tier, Kind kind, Bytes bytes, std::size_t count) {
     const bool place = kind == Kind::staging || kind == Kind::gradients;
     if (tier == Tier::host && place) largest_place_ = std::max(largest_place_, bytes);
@@ -54,7 +58,7 @@ class BufferList {
                      bytes, count);
   }
 
-  /// If buffers are merged, one stands for all.
+  /// If buffers are merged, one represents all.
   template <class Name>
   std::vector<BufferId> add_equal(Name name, Tier tier, Kind kind, Bytes bytes, std::size_t count) {
     if (count == 0) return {};
@@ -65,11 +69,6 @@ class BufferList {
     return buffers;
   }
 
- protected:
-  bool merges_;  ///< buffers of the same tier and kind: only their sums are of interest
-  std::vector<Buffer> buffers_;
-  Bytes largest_place_ = 0;  ///< of those that could be the passing place, if they are merged
-
  private:
   static constexpr std::size_t kKinds = static_cast<std::size_t>(Kind::checkpoints) + 1;
   static std::array<std::array<BufferId, kKinds>, kTiers.size()> none() {
@@ -78,6 +77,9 @@ class BufferList {
     return ids;
   }
 
+  bool merges_;
+  std::vector<Buffer> buffers_;
+  Bytes largest_place_ = 0;
   std::array<std::array<BufferId, kKinds>, kTiers.size()> merged_ = none();
 };
 

@@ -16,19 +16,16 @@ namespace {
 class PlanMaker {
  public:
   PlanMaker(const Problem& problem, const Placement& placement, const Options& options)
-      : problem_(problem),
-        question_(question_of(problem, placement, options)),
-        layout_(make_layout(problem, placement, options)) {}
+      : placed_(problem, placement, options), layout_(make_layout(placed_)) {}
 
-  /// A writer for one plan.
+  /// Returns a writer for one plan.
   [[nodiscard]] StepWriter write(const std::string& name, std::uint32_t micro_batches) const {
-    return {name, problem_, question_, layout_, micro_batches};
+    return {name, placed_, layout_, micro_batches};
   }
   [[nodiscard]] Layout& layout() { return layout_; }
 
  private:
-  const Problem& problem_;
-  ValueQuestion question_;
+  PlacedProblem placed_;
   Layout layout_;
 };
 
@@ -36,7 +33,7 @@ BufferId first_of(const std::vector<BufferId>& buffers) {
   return buffers.empty() ? kNoBuffer : buffers.front();
 }
 
-/// Inputs of the step on the host, by micro-batch.
+/// Returns the inputs of the step on the host, by micro-batch.
 std::vector<BufferId> inputs_on_host(const model::StepProgram& program, const Layout& layout) {
   for (model::ClassId id = 0; id < program.classes.size(); ++id) {
     if (program.classes[id].from_host) return layout.values.on_host[id];
@@ -79,13 +76,13 @@ Schedule build(const Problem& problem, const Placement& placement, const Options
 std::vector<Buffer> list_buffers(const Problem& problem, const Placement& placement,
                                  const Options& options) {
   check_arguments(problem, placement, options);
-  return std::move(make_layout(problem, placement, options).buffers);
+  return std::move(make_layout({problem, placement, options}).buffers);
 }
 
 std::vector<Buffer> sum_buffers(const Problem& problem, const Placement& placement,
                                 const Options& options) {
   check_arguments(problem, placement, options);
-  return merged_buffers(problem, placement, options);
+  return merged_buffers({problem, placement, options});
 }
 
 Plan build_partial_step(const Problem& problem, const Placement& placement, const Options& options,

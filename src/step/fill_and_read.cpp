@@ -3,21 +3,21 @@
 #include "src/step/movements.h"
 #include "src/step/plan_types.h"
 
-// The part of Movements that fills and reads weights and states outside of training steps.
+// The part of Movements that fills and reads weights and states outside training steps.
 
 namespace ballast::step {
 
 struct Movements::Home {
   Payload payload;          ///< weights or states
-  std::uint32_t sub_group;  ///< of states
+  std::uint32_t sub_group;  ///< for states
   Tier tier;
   BufferId buffer;
-  Bytes offset;         ///< of its first byte in all of these weights or states
+  Bytes offset;         ///< offset of its first byte in all of these weights or states
   Bytes bytes;          ///< kept by this rank
-  Bytes initial_bytes;  ///< the first that do not begin as zeros
+  Bytes initial_bytes;  ///< first part, which does not start as zeros
 };
 
-/// One, or that of the trained weights and that of the frozen ones.
+/// Returns one home, or a home of the trained weights and one of the frozen weights.
 std::vector<Movements::Home> Movements::weight_homes(std::uint32_t block) const {
   const Bytes all = rank_.weights(block);
   const auto home = [&](BufferId buffer, Bytes begin, Bytes end) {
@@ -45,7 +45,7 @@ Movements::Home Movements::state_home(std::uint32_t block, std::uint32_t group) 
           .initial_bytes = problem_.blocks[block].sub_groups[group].initial_state_bytes};
 }
 
-/// Calls `move(offset, bytes)` for each piece of `all` that fits into the passing place.
+/// Calls `move(offset, bytes)` for each piece of `all` that fits in the passing place.
 template <class Move>
 void Movements::in_pieces(Bytes all, Move move) const {
   if (all == 0) return;
@@ -61,7 +61,7 @@ void Movements::for_homes(std::uint32_t block, Homes homes, Handle handle) const
   for (const Home& weights : weight_homes(block)) {
     if (homes.has(weights.tier)) handle(weights);
   }
-  if (!has_states()) return;
+  if (!placed_.trains()) return;
   for (std::uint32_t g = 0; g < sub_groups(block); ++g) {
     if (const Home states = state_home(block, g); homes.has(states.tier)) handle(states);
   }
@@ -78,7 +78,7 @@ void Movements::emit_piece(Action action, std::uint32_t block, const Home& home,
         .uses = std::move(uses)});
 }
 
-/// The host buffer through which data of a home on NVMe pass.
+/// Returns the host buffer through which data of a home on NVMe pass.
 BufferId Movements::staging_of(std::uint32_t block, const Home& home) {
   return home.payload == Payload::weights ? weight_staging_.take(block).buffer
                                           : state_slot(block, home.sub_group);
@@ -109,12 +109,12 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
         writeback_states(block, home.sub_group, staging, 0, slot, {});
       };
       write(Speculation::none);
-      // The other slot, so that later writes only overwrite it.
-      if (speculates(block)) write(Speculation::speculates);
+      // Writes the other slot, so that later writes only overwrite it.
+      if (placed_.speculates(block)) write(Speculation::speculates);
       return;
     }
     case Tier::device:
-      // The device delivers its memory zeroed.
+      // Device memory is zeroed initially.
       in_pieces(home.initial_bytes, [&](Bytes offset, Bytes bytes) {
         initialize(layout_.passing_place, offset, bytes);
         emit_piece(

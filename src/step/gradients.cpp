@@ -3,7 +3,7 @@
 #include "src/step/movements.h"
 #include "src/step/plan_types.h"
 
-// The part of Movements that takes complete gradients to their updates.
+// The part of Movements that moves complete gradients to their updates.
 
 namespace ballast::step {
 
@@ -37,7 +37,7 @@ void Movements::deliver_gradient(std::uint32_t block) {
                 .uses = std::move(uses)});
   if (rank_.several(block)) packed = reduce_gradient(block, packed);
   if (!on_device) {
-    const bool swaps = swaps_gradient(problem_, place_, block);
+    const bool swaps = placed_.swaps_gradient(block);
     delivered_ = swaps ? gradient_staging_.next() : home;
     emit_if_used({.action = Action::offload,
                   .payload = Payload::gradient,
@@ -50,7 +50,7 @@ void Movements::deliver_gradient(std::uint32_t block) {
       emit_if_used({.action = Action::writeback,
                     .payload = Payload::gradient,
                     .block = block,
-                    .bytes = swapped_gradient_bytes(problem_, block),
+                    .bytes = placed_.swapped_gradient_bytes(block),
                     .uses = {{Role::source, delivered_, false}, {Role::target, home, true}}});
     }
   }
@@ -65,7 +65,7 @@ void Movements::deliver_gradient(std::uint32_t block) {
 
 BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
   const BufferId home = layout_.gradient[block];
-  if (!swaps_gradient(problem_, place_, block)) return home;
+  if (!placed_.swaps_gradient(block)) return home;
   if (lag == 0) return delivered_;
   const BufferId staging = gradient_staging_.next();
   Operation fetch = {.action = Action::fetch,
@@ -73,15 +73,15 @@ BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
                      .block = block,
                      .lag = lag,
                      .clears_when_idle = true,
-                     .bytes = swapped_gradient_bytes(problem_, block),
+                     .bytes = placed_.swapped_gradient_bytes(block),
                      .uses = {{Role::source, home, false}, {Role::target, staging, true}}};
   add_condition(fetch, for_gradient(block, lag));
   emit(std::move(fetch));
   return staging;
 }
 
-/// Sums `packed` over the ranks, in place unless its home on the device holds only this rank's
-/// shard. Returns the buffer with the sum.
+/// Sums `packed` over the ranks, in place unless its home on the device has only this rank's shard.
+/// Returns the buffer with the sum.
 BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
   const bool moves = at(block).optimizer == Tier::device && rank_.splits_gradients(block);
   const BufferId reduced = moves ? layout_.gradient[block] : packed;

@@ -3,9 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ballast/step/build.h"
-
-#include "src/step/placement_rules.h"
+#include "src/step/placed_problem.h"
 #include "src/step/plan_types.h"
 #include "src/step/value_slots.h"
 
@@ -18,13 +16,13 @@ struct Layout {
 
   // One per block. Purpose::evaluation has only the weights.
   std::vector<BufferId> weight_home;
-  std::vector<BufferId> trained_home;             ///< see splits_home(), else kNoBuffer
+  std::vector<BufferId> trained_home;  ///< PlacedProblem::has_trained_home(), else kNoBuffer
   std::vector<std::vector<BufferId>> state_home;  ///< by sub-group
-  /// For speculating blocks, else kNoBuffer: values before the last update; see Speculation.
+  /// Values before the last update, for speculating blocks, else kNoBuffer; see Speculation.
   std::vector<BufferId> weight_undo;
   std::vector<std::vector<BufferId>> state_undo;  ///< by sub-group, or empty
-  /// Packed, until its update: in the memory where the block is updated, or on NVMe; kNoBuffer if
-  /// it is updated from staging (swaps_gradient() and eager).
+  /// Packed gradient until its update: in the memory where the block is updated, or on NVMe;
+  /// kNoBuffer if it is updated from staging (PlacedProblem::swaps_gradient() and eager).
   std::vector<BufferId> gradient;
   std::vector<BufferId> statistics_device;
   std::vector<BufferId> statistics_host;
@@ -33,30 +31,25 @@ struct Layout {
   std::vector<BufferId> weight_slots;      ///< device, whole weights
   std::vector<BufferId> share_slots;       ///< device, this rank's share of split weights
   BufferId codes = kNoBuffer;              ///< device, gathered weight codes
-  std::vector<BufferId> decoded;           ///< device, weights decoded for passes; at most one
+  std::vector<BufferId> decoded;           ///< device, weights dequantised for passes; at most one
   std::vector<BufferId> weight_staging;    ///< host
   std::vector<BufferId> state_staging;     ///< host, each as large as its largest content
   std::vector<BufferId> gradient_slots;    ///< device, packed gradients
   std::vector<BufferId> gradient_staging;  ///< host, for gradients on NVMe
-  /// Host: weights and states on the device are filled and read through it, in pieces, outside of
-  /// steps. A buffer of a step serves if one is large enough.
+  /// Host buffer through which weights and states on the device are filled and read, in pieces,
+  /// outside steps. It may be a buffer of a step that is large enough.
   BufferId passing_place = kNoBuffer;
 
-  ValueSlots values;  ///< of the passes
+  ValueSlots values;  ///< values of the passes
 
   BufferId arriving = kNoBuffer;  ///< device, gradients received from other ranks
   BufferId verdict = kNoBuffer;
   BufferId workspace = kNoBuffer;
 };
 
-Layout make_layout(const Problem& problem, const Placement& placement, const Options& options);
-
-/// What decides about the buffers of values.
-ValueQuestion question_of(const Problem& problem, const Placement& placement,
-                          const Options& options);
+Layout make_layout(const PlacedProblem& placed);
 
 /// See sum_buffers().
-std::vector<Buffer> merged_buffers(const Problem& problem, const Placement& placement,
-                                   const Options& options);
+std::vector<Buffer> merged_buffers(const PlacedProblem& placed);
 
 }  // namespace ballast::step

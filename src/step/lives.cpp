@@ -15,14 +15,14 @@ using model::Stop;
 
 namespace {
 
-/// First and last stop.
+/// First and last stop of a life.
 struct Life {
   std::uint32_t first = 0;
   std::uint32_t last = 0;
 };
 using Lives = std::vector<Life>;
 
-/// Gives colours to lists of lives. Lives of one colour never overlap.
+/// Assigns colours to lists of lives. Lives of one colour never overlap.
 class Colouring {
  public:
   /// Returns the first colour that is free during all of `lives`.
@@ -36,7 +36,7 @@ class Colouring {
   [[nodiscard]] std::uint32_t size() const { return static_cast<std::uint32_t>(taken_.size()); }
 
  private:
-  using Taken = std::map<std::uint32_t, std::uint32_t>;  ///< last stop of a life: its first one
+  using Taken = std::map<std::uint32_t, std::uint32_t>;  ///< last stop of a life -> its first stop
 
   static bool is_free(const Taken& taken, const Lives& lives) {
     return std::none_of(lives.begin(), lives.end(), [&](const Life& life) {
@@ -48,7 +48,7 @@ class Colouring {
   std::vector<Taken> taken_;  ///< by colour
 };
 
-/// Those that live, in the order in which they begin.
+/// Returns the numbers of those with lives, in the order in which they begin.
 std::vector<std::uint32_t> in_order(const std::vector<Lives>& lives) {
   std::vector<std::uint32_t> order;
   for (std::uint32_t i = 0; i < lives.size(); ++i) {
@@ -60,7 +60,7 @@ std::vector<std::uint32_t> in_order(const std::vector<Lives>& lives) {
   return order;
 }
 
-/// Lives of all values and sums, one list of stops after the other.
+/// Lives of all values and sums, over consecutive lists of stops.
 class LifeTable {
  public:
   explicit LifeTable(const model::StepProgram& program)
@@ -153,7 +153,7 @@ Colours colour(const model::StepProgram& program, model::HeadForm form, bool tra
     if (lives.front().first < end_of_training) count(colours.training);
     if (lives.back().last >= end_of_training) count(colours.evaluation);
   }
-  // Sums that are cleared come first: one of each block, so that most of them need one buffer.
+  // Cleared sums come first, one per block, so that most of them need one buffer.
   Colouring sums;
   for (const bool clears : {true, false}) {
     for (const std::uint32_t sum : in_order(table.sums)) {

@@ -8,81 +8,75 @@
 #include <utility>
 #include <vector>
 
-#include "ballast/step/build.h"
+#include "ballast/step/placement.h"
 #include "ballast/step/rank_sizes.h"
 
 #include "src/plan/emitter.h"
 #include "src/step/buffer_cache.h"
 #include "src/step/layout.h"
+#include "src/step/placed_problem.h"
 #include "src/step/plan_types.h"
 
 namespace ballast::step {
 
-/// Emits the operations that move weights, states and gradients between their homes and the
-/// places where the passes and updates need them.
+/// Emits the operations that move weights, states and gradients between their homes and the places
+/// where passes and updates need them.
 class Movements {
  public:
-  Movements(std::string name, const Problem& problem, const Placement& placement,
-            const Options& options, const Layout& layout, std::uint32_t micro_batches);
+  Movements(std::string name, const PlacedProblem& placed, const Layout& layout,
+            std::uint32_t micro_batches);
 
   /// Adds `operation` (without lane and edges) and returns its id.
   OpId emit(Operation operation) { return emitter_.emit(std::move(operation)); }
   Plan finish() { return emitter_.finish(); }
 
-  /// From here on, weights are needed for passes of the micro-batches from `first` on.
+  /// Begins passes of the micro-batches from `first` on, for which weights are needed.
   void begin_passes(std::uint32_t first) { passing_ = first; }
-  // Conditions of operations on a block; of all but experts they are always true. What ranks do
-  // together depends on the rows of all of them.
-  /// Its weights are needed for the current passes.
+  // Conditions of operations on a block; always true except for experts. Joint operations of the
+  // ranks depend on the rows of all ranks.
+  /// The condition that current passes need the block's weights.
   [[nodiscard]] Condition for_pass(std::uint32_t block) const;
-  /// It has a gradient; `lag`: see Operation.
+  /// The condition that the block has a gradient. `lag`: see Operation.
   [[nodiscard]] Condition for_gradient(std::uint32_t block, std::uint32_t lag = 0) const;
-  /// It is updated.
+  /// The condition that the block is updated.
   [[nodiscard]] Condition for_update(std::uint32_t block, std::uint32_t lag) const;
   /// Adds a condition to an operation.
   void add_condition(Operation& operation, Condition condition,
                      std::optional<Condition> unless = {}) const;
 
-  /// The device buffer with the whole weights of `block`, decoded if they are codes; moves them
-  /// there if necessary.
+  /// Returns the device buffer with the whole weights of `block`, dequantised if necessary; moves
+  /// them there if necessary.
   BufferId weights_on_device(std::uint32_t block) {
     return weights_on_device(block, for_pass(block));
   }
-  /// The blocks that compute rows of `routing` and have buffers for weights that move before
-  /// `router` has chosen.
+  /// Returns the blocks that compute rows of `routing` and have buffers for weights that move
+  /// before `router` has chosen.
   [[nodiscard]] ProgramTable::Blocks blocks_ahead(std::uint32_t router,
                                                   model::ValueId routing) const;
-  /// Moves weights to the device if their block had rows in the micro-batch or step before.
+  /// Moves weights to the device if their block had rows in the preceding micro-batch or step.
   void prefetch(std::uint32_t block);
 
   /// Packs the finished gradient of `block`, reduces it over the ranks and moves it to the memory
   /// where the update reads it; copies its statistics to the host.
   void deliver_gradient(std::uint32_t block);
-  /// Emits the gate, in training with all statistics.
+  /// Emits the gate; in training, with all statistics.
   OpId gate(bool training);
 
-  /// Number of sub-groups on NVMe, the first to be updated in `pass`, whose states are fetched
-  /// before the pass begins.
+  /// Returns the number of sub-groups on NVMe, the first ones updated in `pass`, whose states are
+  /// fetched before the pass begins.
   [[nodiscard]] std::uint32_t states_ahead(UpdatedIn pass) const;
-  /// Whether the staging buffer of number `ordinal` among them is free: all updates of the other
-  /// pass that need it are in the plan.
+  /// Returns whether the staging buffer of number `ordinal` among them is free: all updates of the
+  /// other pass that need it are in the plan.
   [[nodiscard]] bool has_room_ahead(UpdatedIn pass, std::uint32_t ordinal) const;
   void fetch_states_ahead(UpdatedIn pass, std::uint32_t ordinal);
-  /// Whether the states of `block`, at least its first sub-group, are among those.
+  /// Returns whether the states of `block`, at least of its first sub-group, are among those.
   [[nodiscard]] bool has_states_ahead(std::uint32_t block) const {
     return has_states_ahead(block, 0);
   }
-  [[nodiscard]] UpdatedIn update_pass(std::uint32_t block) const;
-  [[nodiscard]] bool speculates(std::uint32_t block) const {
-    return !problem_.blocks[block].is_frozen() && at(block).speculates;
-  }
-  [[nodiscard]] bool is_updated_in(UpdatedIn pass, std::uint32_t block) const {
-    return !problem_.blocks[block].is_frozen() && update_pass(block) == pass;
-  }
-  /// The optimizer on `block`. `lag`: see Operation. Blocks are updated in update order. A
+  /// Emits the update of `block`. `lag`: see Operation. Blocks are updated in update order. A
   /// speculating block is updated with lag 0 and, in a rollback, again with lag 1.
   void update(std::uint32_t block, std::uint32_t lag);
-  /// The plan has no updates in the forward pass.
+  /// Declares that the plan has no updates in the forward pass.
   void omit_updates_of_forward() { swapped_in(UpdatedIn::forward).updated = kAll; }
 
   /// Initializes the weights and, for training, the states of `block` on the host and moves them to
@@ -92,13 +86,12 @@ class Movements {
   void fill_gradients();
   /// Fills a staging buffer with zeros.
   void fill_with_zeros(Payload payload, std::uint32_t block, BufferId staging, Bytes bytes);
-  /// Copies the same to the host and reads it there.
+  /// Copies the weights and states of `block` to the host and reads them there.
   void read(std::uint32_t block, Homes homes);
 
  private:
   struct Home;
-  [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
-  [[nodiscard]] bool has_states() const { return options_.purpose == Purpose::training; }
+  [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return placed_.at(block); }
 
   // `when`: the condition under which weights are needed.
   BufferId weights_on_device(std::uint32_t block, Condition when);
@@ -121,7 +114,7 @@ class Movements {
                      BufferId from, Condition when);
   void bring_frozen(const BufferCache::Taken& place, Action action, std::uint32_t block,
                     BufferId from, Condition when);
-  /// Whether the trained weights of `block` have a home of their own.
+  /// Returns whether the trained weights of `block` have a separate home.
   [[nodiscard]] bool splits_home(std::uint32_t block) const {
     return layout_.trained_home[block] != kNoBuffer;
   }
@@ -134,15 +127,15 @@ class Movements {
   BufferId reduce_gradient(std::uint32_t block, BufferId packed);
   /// Emits an operation on a gradient, under its condition.
   void emit_if_used(Operation operation);
-  /// The host buffer in which an update on the host finds the gradient: with lag 0 the one that
-  /// deliver_gradient() has just filled.
+  /// Returns the host buffer in which an update on the host finds the gradient: with lag 0 the one
+  /// that deliver_gradient() has just filled.
   BufferId gradient_on_host(std::uint32_t block, std::uint32_t lag);
 
   /// The sub-groups with states on NVMe that are updated in one pass.
   struct Swapped {
     std::vector<SwappedStates> states;  ///< in update order
-    std::size_t first_slot = 0;  ///< the staging buffer of the first one, modulo their number
-    std::size_t updated = 0;     ///< updates in the plan so far
+    std::size_t first_slot = 0;         ///< staging buffer of the first one, modulo their number
+    std::size_t updated = 0;            ///< updates in the plan so far
   };
   static constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
   [[nodiscard]] Swapped& swapped_in(UpdatedIn pass) {
@@ -191,12 +184,12 @@ class Movements {
     return rows ? &*rows : nullptr;
   }
 
+  const PlacedProblem& placed_;
   const Problem& problem_;
   const model::StepProgram& program_;
-  const Placement& place_;
   const Options& options_;
   const Layout& layout_;
-  RankSizes rank_;
+  const RankSizes& rank_;
   plan::Emitter emitter_;
   BufferCache slots_;
   BufferCache share_slots_;
@@ -207,7 +200,7 @@ class Movements {
   std::uint32_t passing_ = 0;       ///< the first of the micro-batches that pass together
   BufferId delivered_ = kNoBuffer;  ///< the last gradient in host memory
   std::array<Swapped, 2> swapped_;  ///< by pass
-  /// By block: the place of its first sub-group among those of its pass.
+  /// By block: position of its first sub-group among those of its pass.
   std::vector<std::size_t> ordinal_;
 };
 

@@ -13,7 +13,7 @@
 namespace ballast::step {
 namespace {
 
-/// The word for what an operation moves.
+/// Returns the word for the data that an operation moves.
 std::string_view object_of(const Operation& operation) {
   constexpr std::array<std::string_view, 4> kValues = {"batch", "activation", "routing", "losses"};
   return operation.payload == Payload::value ? kValues.at(operation.label)

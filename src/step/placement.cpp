@@ -4,8 +4,6 @@
 
 #include "ballast/step/rank_sizes.h"
 
-#include "src/step/value_slots.h"
-
 namespace ballast::step {
 
 bool written_in_background(const Placement& placement, std::uint64_t kept) {

@@ -1,14 +1,10 @@
 #pragma once
 
 #include "ballast/plan/plan.h"
-#include "ballast/step/build.h"
-#include "ballast/step/placement.h"
-#include "ballast/step/problem.h"
-#include "ballast/step/rank_sizes.h"
 
 namespace ballast::step {
 
-// What this module writes and what it is asked for.
+// Types that this module writes, and its inputs.
 using plan::Action;
 using plan::Boundary;
 using plan::Buffer;

@@ -8,7 +8,7 @@
 
 namespace ballast::step {
 
-/// Finds what has to be computed again before the passes of a stop, in the backward pass.
+/// Finds values that must be recomputed before the passes of a stop, in the backward pass.
 class Recomputation {
  public:
   /// `keeps`: by block, whether it keeps its values of model::Waits::kept; empty: none does.
@@ -19,7 +19,7 @@ class Recomputation {
     return value.waits == model::Waits::kept && !keeps_.empty() && keeps_[value.owner];
   }
 
-  /// The next micro-batches follow, of which nothing is computed again yet.
+  /// Begins the next micro-batches, of which nothing has been recomputed yet.
   void restart() { std::fill(there_.begin(), there_.end(), false); }
 
   /// Calls `run(stop)` for the stops of the recipes of all lost values that `stop` reads.
@@ -53,9 +53,9 @@ class Recomputation {
            (value.waits == model::Waits::kept && !keeps(value));
   }
 
-  /// First come the recipes of what the recipe reads, but not of what it writes itself. Only the
-  /// value that was asked for is there afterwards. Whoever reads others that the recipe writes asks
-  /// for them later, when another recipe may have overwritten them.
+  /// The recipes of values that the recipe reads come first, except for values that it writes
+  /// itself. Afterwards only the requested value is available. Other values that the recipe writes
+  /// must be requested separately, because another recipe may have overwritten them.
   template <class Run>
   void recompute(model::ValueId value, const Run& run) {
     const model::Recipe& recipe = program_.recipes[program_.values[value].recipe];
@@ -77,7 +77,7 @@ class Recomputation {
 
   const model::StepProgram& program_;
   std::vector<bool> keeps_;
-  std::vector<bool> there_;  ///< by value: computed again for the current micro-batches
+  std::vector<bool> there_;  ///< by value: recomputed for the current micro-batches
 };
 
 }  // namespace ballast::step

@@ -3,31 +3,31 @@
 #include "src/step/plan_types.h"
 #include "src/step/step_writer.h"
 
-// The story of a step. What a model computes is a list of stops (model/step_program.h); this file
-// brings a stop's data to it and takes its results away.
+// The story of a step. A model's work is a list of stops (model/step_program.h). This file brings
+// the data of each stop to it and takes its results away.
 
 namespace ballast::step {
 
 Plan StepWriter::training_step(bool applies_updates) {
-  // A step after another gated step begins with the updates that the other one has left.
+  // A step after another gated step begins with the pending updates of that step.
   applies_updates_ = applies_updates && leaves_updates();
   if (!applies_updates_) move_.omit_updates_of_forward();
 
-  const std::vector<const Stop*> stops = stops_of(program_.training, question_.form);
+  const std::vector<const Stop*> stops = stops_of(program_.training, placed_.form);
   values_.store_along(stops);
   for (std::uint32_t m = 0; m < micro_batches_; ++m) values_.upload_inputs(m);
-  // With one micro-batch at a time, the sums of all blocks are open at once.
+  // With one micro-batch at a time, the sums of all blocks are in use at once.
   if (!together()) clear_all_sums();
 
   for (const Group& group : groups()) {
     begin(group);
     for (const Stop* stop : stops) {
       values_.begin(*stop);
-      // Updates of the step before precede the first pass through their block.
+      // Updates of the preceding step come before the first pass of their block.
       arrive(*stop, group);
-      // Weights that the stop's routers may ask for move before the routers have chosen.
+      // Weights of experts may move before the stop's routers have chosen.
       prefetch(*stop);
-      // The backward pass reads values that nobody has kept.
+      // The backward pass reads values that were not kept.
       recompute(*stop, group);
       // The first pass that adds to a sum finds it empty.
       if (together()) clear_sums(*stop);
@@ -39,7 +39,7 @@ Plan StepWriter::training_step(bool applies_updates) {
       for (const BlockId block : stop->finishes) finish(block);
     }
   }
-  // The host learns losses and the norm of all gradients, and decides about the updates.
+  // The host receives losses and the norm of all gradients, and decides about the updates.
   values_.offload_report();
   const OpId gate = move_.gate(true);
 
@@ -69,7 +69,7 @@ Plan StepWriter::evaluation() {
   return plan;
 }
 
-/// The updates that a gated step has left, without a step.
+/// Applies the pending updates of a gated step, without a step.
 Plan StepWriter::flush() {
   for (BlockId b = 0; b < blocks(); ++b) {
     if (is_updated_in_forward(b)) move_.update(b, 1);
@@ -79,18 +79,18 @@ Plan StepWriter::flush() {
   return plan;
 }
 
-/// The same, and speculative updates undone and repeated as the gate has decided.
+/// Like flush(); also undoes speculative updates and repeats them as decided by the gate.
 Plan StepWriter::rollback() {
   BlockId first = 0;
-  while (first < blocks() && !move_.speculates(first)) ++first;
+  while (first < blocks() && !placed_.speculates(first)) ++first;
   if (first == blocks()) return {};
-  // In the order of the next forward pass, so that it may begin. States that were fetched ahead
-  // come first, because repetitions use their buffers.
+  // In the order of the next forward pass, so that it may begin. States that were prefetched come
+  // first, because repetitions use their buffers.
   for (const bool ahead : {true, false}) {
     for (BlockId b = 0; b < blocks(); ++b) {
       const bool pending = is_updated_in_forward(b);
       if ((pending && move_.has_states_ahead(b)) != ahead) continue;
-      if (pending || move_.speculates(b)) move_.update(b, 1);
+      if (pending || placed_.speculates(b)) move_.update(b, 1);
     }
   }
   Plan plan = move_.finish();
@@ -98,7 +98,7 @@ Plan StepWriter::rollback() {
   return plan;
 }
 
-/// The first values of all homes.
+/// Writes the initial values of all homes.
 Plan StepWriter::fill(Homes homes) {
   for (BlockId b = 0; b < blocks(); ++b) move_.fill(b, homes);
   values_.fill_homes();
@@ -106,7 +106,7 @@ Plan StepWriter::fill(Homes homes) {
   return move_.finish();
 }
 
-/// Weights and states of some blocks pass a visitor on the host.
+/// Passes weights and states of some blocks to a visitor on the host.
 Plan StepWriter::read(BlockId first, std::uint32_t count, Homes homes) {
   for (BlockId b = first; b < first + count; ++b) move_.read(b, homes);
   return move_.finish();

@@ -30,27 +30,26 @@ Speed speed_of(model::CostCurve curve) {
   return Speed::forward;
 }
 
-std::vector<bool> blocks_that_keep(const ValueQuestion& question) {
+std::vector<bool> blocks_that_keep(const PlacedProblem& placed) {
   std::vector<bool> keeps;
-  for (const BlockPlacement& block : question.placement.blocks) {
-    keeps.push_back(question.trains() && block.keeps_intermediates);
+  for (const BlockPlacement& block : placed.placement.blocks) {
+    keeps.push_back(placed.trains() && block.keeps_intermediates);
   }
   return keeps;
 }
 
 }  // namespace
 
-StepWriter::StepWriter(const std::string& name, const Problem& problem,
-                       const ValueQuestion& question, const Layout& layout,
+StepWriter::StepWriter(const std::string& name, const PlacedProblem& placed, const Layout& layout,
                        std::uint32_t micro_batches)
-    : table_(*problem.table),
+    : table_(*placed.problem.table),
       program_(table_.program()),
-      question_(question),
+      placed_(placed),
       layout_(layout),
       micro_batches_(micro_batches),
-      move_(name, problem, question.placement, question.options, layout, micro_batches),
-      values_(table_, question, layout.values, move_, micro_batches),
-      recomputation_(program_, blocks_that_keep(question)),
+      move_(name, placed, layout, micro_batches),
+      values_(placed, layout.values, move_, micro_batches),
+      recomputation_(program_, blocks_that_keep(placed)),
       cleared_(program_.blocks.size(), false),
       ahead_of_backward_(move_.states_ahead(UpdatedIn::backward), blocks()),
       ahead_of_forward_(move_.states_ahead(UpdatedIn::forward),
@@ -72,7 +71,7 @@ void StepWriter::begin(const Group& group) {
   at_head_ = false;
 }
 
-/// Blocks arrive in ascending order. Those whose weights move ahead arrive before that.
+/// Blocks arrive in ascending order. Blocks whose weights move ahead arrive before that.
 void StepWriter::arrive(const Stop& stop, const Group& group) {
   BlockId end = ahead_of(stop).end;
   for_operands(stop, [&](const Operand& operand) {
@@ -91,10 +90,10 @@ void StepWriter::prefetch(const Stop& stop) {
   for (BlockId b = begin; b < end; ++b) move_.prefetch(b);
 }
 
-/// The blocks that compute rows of a router of `stop` and have buffers for weights that move before
-/// it has chosen.
+/// Returns the blocks that compute rows of a router of `stop` and have buffers for weights that
+/// move before it has chosen.
 ProgramTable::Blocks StepWriter::ahead_of(const Stop& stop) const {
-  if (!question_.options.prefetches_experts) return {};
+  if (!placed_.options.prefetches_experts) return {};
   for (const PassId id : stop.passes) {
     const model::Pass& pass = program_.passes[id];
     for (const Operand& operand : pass.operands) {
@@ -145,7 +144,7 @@ void StepWriter::compute(const Stop& stop, const Group& group) {
     for (const PassId id : stop.passes) {
       const OpId emitted = compute(id, m);
       const model::Pass& pass = program_.passes[id];
-      // Losses of the reference alone may precede the head of the trained model.
+      // Losses of only the reference model may precede the head of the trained model.
       const bool head = pass.block == program_.head && (pass.reference == 0 || !stop.backward);
       if (!head || std::exchange(at_head_, true)) continue;
       if (first_head_ == kNoOp) first_head_ = emitted;
@@ -196,19 +195,19 @@ BufferId StepWriter::bind(const Operand& operand, std::uint32_t micro) {
 
 void StepWriter::finish(BlockId block) {
   move_.deliver_gradient(block);
-  if (move_.update_pass(block) == UpdatedIn::backward) move_.update(block, 0);
+  if (placed_.update_pass(block) == UpdatedIn::backward) move_.update(block, 0);
   fetch_states_ahead(UpdatedIn::forward, ahead_of_forward_, blocks() - 1 - block);
 }
 
-/// Fetches states for the first updates of a pass during the pass before it. Those that find no
-/// free buffer follow at the next block.
+/// Fetches states for the first updates of a pass during the preceding pass. States without a free
+/// buffer follow at the next block.
 void StepWriter::fetch_states_ahead(UpdatedIn pass, EventSpread& ahead, std::uint32_t at) {
   while (ahead.due(at) && move_.has_room_ahead(pass, ahead.next())) {
     move_.fetch_states_ahead(pass, ahead.take());
   }
 }
 
-/// Whether gated updates wait for the next step.
+/// Returns whether gated updates wait for the next step.
 bool StepWriter::leaves_updates() const {
   for (BlockId b = 0; b < blocks(); ++b) {
     if (is_updated_in_forward(b)) return true;

@@ -19,7 +19,7 @@ namespace ballast::step {
 class EventSpread {
  public:
   EventSpread(std::uint32_t count, std::uint32_t steps) : count_(count), steps_(steps) {}
-  /// Whether the next event is due in step `at` or earlier. In the last step all are.
+  /// Returns whether the next event is due in step `at` or earlier. In the last step all are.
   [[nodiscard]] bool due(std::uint32_t at) const {
     if (given_ == count_) return false;
     return at + 1 == steps_ || std::uint64_t{given_} * steps_ <= std::uint64_t{at} * count_;
@@ -33,11 +33,11 @@ class EventSpread {
   std::uint32_t given_ = 0;
 };
 
-/// Writes one plan. step.cpp tells the story; what its lines call is in step_writer.cpp.
+/// Writes one plan. step.cpp tells the story; the functions that it calls are in step_writer.cpp.
 class StepWriter {
  public:
-  StepWriter(const std::string& name, const Problem& problem, const ValueQuestion& question,
-             const Layout& layout, std::uint32_t micro_batches);
+  StepWriter(const std::string& name, const PlacedProblem& placed, const Layout& layout,
+             std::uint32_t micro_batches);
 
   Plan training_step(bool applies_updates);
   Plan evaluation();
@@ -51,15 +51,15 @@ class StepWriter {
   using BlockId = model::BlockId;
   using Stop = model::Stop;
 
-  /// Micro-batches that go through a stop before the next stop.
+  /// Micro-batches that pass a stop before the next stop.
   struct Group {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
-    bool last = true;  ///< of the step
+    bool last = true;  ///< whether it is the last of the step
     [[nodiscard]] bool first() const { return begin == 0; }
   };
   [[nodiscard]] std::vector<Group> groups() const;
-  [[nodiscard]] bool together() const { return question_.options.order == Order::layer_major; }
+  [[nodiscard]] bool together() const { return placed_.options.order == Order::layer_major; }
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(program_.blocks.size());
   }
@@ -85,11 +85,11 @@ class StepWriter {
   [[nodiscard]] ProgramTable::Blocks ahead_of(const Stop& stop) const;
   [[nodiscard]] bool leaves_updates() const;
   [[nodiscard]] bool is_updated_in_forward(BlockId block) const {
-    return move_.is_updated_in(UpdatedIn::forward, block);
+    return placed_.is_updated_in(UpdatedIn::forward, block);
   }
   void fetch_states_ahead(UpdatedIn pass, EventSpread& ahead, std::uint32_t at);
 
-  /// The sum of a block's gradient that is cleared; kNone if there is none.
+  /// Returns the sum of a block's gradient that is cleared; kNone if there is none.
   [[nodiscard]] model::SumId cleared_sum(BlockId block) const {
     const std::vector<model::SumId>& sums = table_.sums_of(block);
     return sums.empty() || !program_.sums[sums.front()].clears ? model::kNone : sums.front();
@@ -97,7 +97,7 @@ class StepWriter {
 
   const ProgramTable& table_;
   const model::StepProgram& program_;
-  const ValueQuestion& question_;
+  const PlacedProblem& placed_;
   const Layout& layout_;
   std::uint32_t micro_batches_;
   Movements move_;
@@ -107,10 +107,10 @@ class StepWriter {
   BlockId arrived_ = 0;            ///< blocks that the current group has reached
   std::vector<bool> cleared_;      ///< by block
   EventSpread ahead_of_backward_;  ///< states for the backward pass of this step
-  EventSpread ahead_of_forward_;   ///< states for the forward pass of the next one
+  EventSpread ahead_of_forward_;   ///< states for the forward pass of the next step
   OpId first_head_ = kNoOp;
   OpId last_head_ = kNoOp;
-  bool at_head_ = false;  ///< the current group has reached the head
+  bool at_head_ = false;  ///< whether the current group has reached the head
 };
 
 }  // namespace ballast::step

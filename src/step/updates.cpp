@@ -13,11 +13,8 @@ std::size_t Movements::slot_of(const Swapped& group, std::size_t ordinal) const 
 }
 
 BufferId Movements::state_slot(std::uint32_t block, std::uint32_t group) const {
-  return layout_.state_staging[slot_of(swapped_in(update_pass(block)), ordinal_[block] + group)];
-}
-
-UpdatedIn Movements::update_pass(std::uint32_t block) const {
-  return step::update_pass(place_, options_, block);
+  return layout_
+      .state_staging[slot_of(swapped_in(placed_.update_pass(block)), ordinal_[block] + group)];
 }
 
 std::uint32_t Movements::states_ahead(UpdatedIn pass) const {
@@ -37,18 +34,18 @@ bool Movements::has_room_ahead(UpdatedIn pass, std::uint32_t ordinal) const {
 
 void Movements::fetch_states_ahead(UpdatedIn pass, std::uint32_t ordinal) {
   const SwappedStates& states = swapped_in(pass).states[ordinal];
-  // Those of the backward pass are fetched before all routers have chosen.
+  // States for the backward pass are fetched before all routers have chosen.
   fetch_states(states.block, states.sub_group, 0,
                pass == UpdatedIn::backward ? Condition() : for_update(states.block, 0));
 }
 
 bool Movements::has_states_ahead(std::uint32_t block, std::uint32_t group) const {
   return at(block).optimizer == Tier::nvme &&
-         ordinal_[block] + group < states_ahead(update_pass(block));
+         ordinal_[block] + group < states_ahead(placed_.update_pass(block));
 }
 
 Speculation Movements::speculation(std::uint32_t block, std::uint32_t lag) const {
-  if (!speculates(block)) return Speculation::none;
+  if (!placed_.speculates(block)) return Speculation::none;
   return lag == 0 ? Speculation::speculates : Speculation::redoes;
 }
 
@@ -76,12 +73,12 @@ BufferId Movements::states_on_host(std::uint32_t block, std::uint32_t group, std
   if (again || !has_states_ahead(block, group)) {
     fetch_states(block, group, lag, for_update(block, lag));
   }
-  ++swapped_in(update_pass(block)).updated;
+  ++swapped_in(placed_.update_pass(block)).updated;
   return state_slot(block, group);
 }
 
-/// What permits an update: the gate's verdict, or its own block's statistics (eager), or none
-/// (speculative).
+/// Adds the permission for an update: the gate's decision, or the statistics of its block (eager),
+/// or none (speculative).
 void Movements::add_permission(Operation& update) const {
   if (update.speculation == Speculation::speculates) return;
   update.uses.push_back(options_.update == Update::gated
@@ -90,7 +87,7 @@ void Movements::add_permission(Operation& update) const {
 }
 
 void Movements::update(std::uint32_t block, std::uint32_t lag) {
-  if (problem_.blocks[block].is_frozen()) return;
+  if (!placed_.is_trained(block)) return;
   if (at(block).optimizer == Tier::device) {
     update_on_device(block, lag);
   } else {
@@ -131,7 +128,7 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   }
   if (shard) gather_weights(block, weights, weights, when);
   if (home == Tier::device) return;
-  // Where states are on the device, trained weights with a home of their own are in host memory.
+  // If states are on the device, trained weights with a separate home are in host memory.
   const bool own_home = splits_home(block);
   const bool to_nvme = home == Tier::nvme && !own_home;
   const BufferId host = to_nvme    ? weight_staging_.take(block, when).buffer
@@ -145,7 +142,7 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   if (to_nvme) writeback_weights(block, host, lag, Speculation::none, when);
 }
 
-/// Adds what every update has to its weights, states and gradient.
+/// Adds the operands that every update has to its weights, states and gradient.
 void Movements::emit_update(Operation update) {
   update.traffic = problem_.blocks[update.block].sub_groups[update.sub_group].update_traffic;
   add_permission(update);
@@ -154,7 +151,7 @@ void Movements::emit_update(Operation update) {
   emit(std::move(update));
 }
 
-/// The host buffer in which an update finds the weights of `block`.
+/// Returns the host buffer in which an update finds the weights of `block`.
 BufferId Movements::weights_for_update(std::uint32_t block, std::uint32_t lag) {
   const BufferId home_buffer = layout_.weight_home[block];
   const bool on_device = at(block).weights == Tier::device;
@@ -175,7 +172,7 @@ BufferId Movements::weights_for_update(std::uint32_t block, std::uint32_t lag) {
                               : split   ? rank_.updated_by_all(block)
                                         : rank_.weights(block),
                      .uses = {{Role::target, staging, true}}};
-  // Also before a repetition, which restores the weights but not the padding behind them.
+  // Also before a repetition, which restores the weights but not the padding after them.
   bring.uses.push_back(on_device ? Use{Role::source, home_buffer, false, rank_.updates_shard(block)}
                                  : Use{Role::undo_weights, layout_.weight_undo[block], false});
   add_condition(bring, when);
@@ -183,14 +180,15 @@ BufferId Movements::weights_for_update(std::uint32_t block, std::uint32_t lag) {
   return staging;
 }
 
-/// The undo buffers in host memory: a speculative update writes them, the repetition reads them.
+/// Adds the undo buffers in host memory: a speculative update writes them, the repetition reads
+/// them.
 void Movements::add_undo(Operation& update) const {
   if (update.speculation == Speculation::none) return;
   const bool writes = update.speculation == Speculation::speculates;
   const auto add = [&](Role role, BufferId undo, Bytes bytes) {
     if (layout_.buffers[undo].tier != Tier::host) return;
     update.uses.push_back({role, undo, writes});
-    // Read and written. Copying first and then updating from the cache takes as long.
+    // Read and written. Copying first and then updating from the cache takes the same time.
     update.traffic += 2 * bytes;
   };
   double block = 0.0;
@@ -259,7 +257,7 @@ void Movements::return_weights(std::uint32_t block, BufferId updated, std::uint3
                 .to = {.buffer = updated},
                 .bytes = rank_.updated_by_all(block),
                 .when = when});
-  // Frozen weights behind the updated ones did not pass through it.
+  // Frozen weights after the updated ones did not pass through it.
   if (rank_.updated_by_all(block) < rank_.weights(block)) slots.forget(block);
 }
 

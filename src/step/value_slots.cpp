@@ -40,20 +40,20 @@ Kind kind_of(MemoryKind memory) {
 /// Adds the buffers of one program for one placement.
 class SlotMaker {
  public:
-  SlotMaker(const ProgramTable& table, const ValueQuestion& question, BufferList& list)
-      : table_(table),
-        program_(table.program()),
-        question_(question),
-        colours_(table.colours(question.form, question.trains())),
+  SlotMaker(const PlacedProblem& placed, BufferList& list)
+      : table_(*placed.problem.table),
+        program_(table_.program()),
+        placed_(placed),
+        colours_(table_.colours(placed.form, placed.trains())),
         list_(list),
-        together_(question.together()) {}
+        together_(placed.together()) {}
 
   ValueSlots make() {
     slots_.shared.resize(program_.classes.size());
     slots_.on_host.resize(program_.classes.size());
     slots_.of_ranks.resize(program_.classes.size());
     if (!list_.merges()) slots_.own.resize(program_.values.size());
-    if (question_.trains()) {
+    if (placed_.trains()) {
       waiting_values();
       sums();
     }
@@ -66,13 +66,13 @@ class SlotMaker {
  private:
   using Buffers = ValueSlots::Buffers;
 
-  /// Placed values, and kept ones of blocks that keep them.
+  /// Adds placed values, and kept values of blocks that keep them.
   void waiting_values() {
     std::size_t to_nvme = 0;
     Bytes largest = 0;
     for (const ValueId id : table_.values().placed) {
       const StepValue& value = program_.values[id];
-      const Tier tier = question_.placement.blocks[value.owner].activations;
+      const Tier tier = placed_.at(value.owner).activations;
       const Bytes swapped = swapped_bytes(program_, value);
       largest = std::max(largest, swapped);
       any_leaves_ = any_leaves_ || tier != Tier::device;
@@ -81,11 +81,11 @@ class SlotMaker {
     }
     for (const ValueId id : table_.values().kept) {
       const StepValue& value = program_.values[id];
-      if (question_.keeps(value)) wait_in(id, Tier::device, program_.bytes_of(value));
+      if (placed_.keeps(value)) wait_in(id, Tier::device, program_.bytes_of(value));
     }
-    slots_.staging = list_.add_slots(
-        "activation staging", Tier::host, Kind::staging, largest,
-        std::min<std::size_t>(question_.options.buffers.activation_staging, to_nvme));
+    slots_.staging =
+        list_.add_slots("activation staging", Tier::host, Kind::staging, largest,
+                        std::min<std::size_t>(placed_.options.buffers.activation_staging, to_nvme));
   }
 
   void wait_in(ValueId id, Tier tier, Bytes bytes) {
@@ -100,7 +100,7 @@ class SlotMaker {
                                      bytes, together_);
   }
 
-  /// "input of layer 0, 1".
+  /// Returns "input of layer 0, 1".
   static std::string name_of(const StepValue& value, std::size_t micro) {
     const bool intermediates = value.waits == Waits::kept && value.recipe == kNone;
     return fmt::format("{}{} {}", value.name, intermediates ? "" : ",", micro);
@@ -117,18 +117,17 @@ class SlotMaker {
         shared = own_slots(id);
         break;
       case SlotRule::in_turn:
-        shared = add(question_.trains() || table_.traits(id).of_reference ? of.name : of.word + "s",
+        shared = add(placed_.trains() || table_.traits(id).of_reference ? of.name : of.word + "s",
                      ring_size(id));
         break;
       case SlotRule::scratch:
         if (is_used(id)) shared = add(of.name, 1);
         break;
       case SlotRule::step:
-        shared =
-            add(of.from_host ? of.name + " on the device" : of.name, question_.micro_batches());
+        shared = add(of.from_host ? of.name + " on the device" : of.name, placed_.micro_batches());
         if (of.from_host) {
           slots_.on_host[id] = list_.add_slots(of.name, Tier::host, kind_of(of.memory), of.bytes,
-                                               question_.micro_batches());
+                                               placed_.micro_batches());
         }
         break;
       case SlotRule::report:
@@ -140,14 +139,14 @@ class SlotMaker {
     return colours_.training[id] > 0 || colours_.evaluation[id] > 0;
   }
 
-  /// A buffer for each colour and micro-batch that goes through a stop with others.
+  /// Returns a buffer per colour and per micro-batch that passes a stop together with others.
   Buffers own_slots(ClassId id) {
     const ValueClass& of = program_.classes[id];
-    if (!question_.trains() && of.in_evaluation != kNone) return {};
+    if (!placed_.trains() && of.in_evaluation != kNone) return {};
     const StepValue* first = first_that_shares(id);
     if (first == nullptr) return {};
-    const std::size_t evaluated =
-        question_.together(std::min(question_.evaluation_micro_batches, question_.micro_batches()));
+    const std::size_t evaluated = placed_.together(
+        std::min(placed_.problem.evaluation_micro_batches, placed_.micro_batches()));
     const std::size_t colours = colours_.evaluation[id];
     const std::size_t count = std::max(std::size_t{colours_.training[id]} * together_,
                                        colours > 0 ? (colours - 1) * together_ + evaluated : 0);
@@ -158,21 +157,22 @@ class SlotMaker {
                              kind_of(of.memory), of.bytes, count);
     }
     const std::string name = of.counts ? of.name + " on the device" : of.name;
-    if (of.counts && question_.ranks > 1) {
-      slots_.of_ranks[id] = list_.add_slots(of.name + " of all ranks", Tier::device,
-                                            kind_of(of.memory), question_.ranks * of.bytes, count);
+    if (of.counts && placed_.problem.world > 1) {
+      slots_.of_ranks[id] =
+          list_.add_slots(of.name + " of all ranks", Tier::device, kind_of(of.memory),
+                          placed_.problem.world * of.bytes, count);
     }
     return list_.add_slots(name, Tier::device, kind_of(of.memory), of.bytes, count);
   }
 
-  /// The first value of a class that has no buffers of its own; null if there is none.
+  /// Returns the first value of a class that shares its buffers; null if there is none.
   [[nodiscard]] const StepValue* first_that_shares(ClassId id) const {
     const std::vector<ValueId>& others = table_.traits(id).others;
     ValueId first = others.empty() ? kNone : others.front();
     if (table_.traits(id).recomputed > 0) {
       for (const ValueId kept : table_.values().kept) {
         const StepValue& value = program_.values[kept];
-        if (value.of != id || value.recipe == kNone || question_.keeps(value)) continue;
+        if (value.of != id || value.recipe == kNone || placed_.keeps(value)) continue;
         first = std::min(first, kept);
         break;
       }
@@ -180,22 +180,24 @@ class SlotMaker {
     return first == kNone ? nullptr : &program_.values[first];
   }
 
-  /// Training: one buffer is written while those of `together_` micro-batches are read. One more
-  /// is on its way to or from the host. If nothing passes but the input of the head, that is alone.
-  /// Evaluation and reference: a stop writes one buffer while it reads those of all micro-batches.
+  /// Training: one buffer is written while those of `together_` micro-batches are read, and one
+  /// more is on its way to or from the host. If only the input of the head passes, one buffer is
+  /// enough. Evaluation and reference model: a stop writes one buffer while it reads those of all
+  /// micro-batches.
   [[nodiscard]] std::size_t ring_size(ClassId id) const {
     const ProgramTable::Traits& traits = table_.traits(id);
     if (traits.of_reference) return together_ + 1;
-    if (!question_.trains()) return together_ + (traits.passing > 1 ? 1 : 0);
+    if (!placed_.trains()) return together_ + (traits.passing > 1 ? 1 : 0);
     return together_ + (any_leaves_ || traits.others.size() > 1 ? 2 : 0);
   }
 
-  /// What the host reads of routings, of all micro-batches and ranks.
+  /// Adds the host's copies of routings, for all micro-batches and ranks.
   void counts() {
     if (!list_.merges()) slots_.counts.assign(program_.values.size(), kNoBuffer);
     for (const ValueId id : table_.values().counts) {
       const StepValue& value = program_.values[id];
-      const Bytes bytes = question_.micro_batches() * (question_.ranks * program_.bytes_of(value));
+      const Bytes bytes =
+          placed_.micro_batches() * (placed_.problem.world * program_.bytes_of(value));
       const Kind kind = kind_of(program_.classes[value.of].memory);
       if (list_.merges()) {
         list_.merge(Tier::host, kind, bytes, 1);
@@ -205,14 +207,14 @@ class SlotMaker {
     }
   }
 
-  /// One buffer for what is reported of all micro-batches.
+  /// Adds one buffer for the reports of all micro-batches.
   void report() {
     Bytes bytes = 0;
     const ValueClass* first = nullptr;
     for (const ValueClass& of : program_.classes) {
       if (of.slots != SlotRule::report) continue;
       if (first == nullptr) first = &of;
-      bytes += question_.step_micro_batches * of.bytes;
+      bytes += placed_.problem.micro_batches * of.bytes;
     }
     if (first == nullptr) return;
     const Kind kind = kind_of(first->memory);
@@ -223,11 +225,11 @@ class SlotMaker {
     }
   }
 
-  /// Sums of a colour share a buffer if all micro-batches go through a stop together. Else all
-  /// sums are open at once.
+  /// Sums of one colour share a buffer if all micro-batches pass a stop together. Otherwise all
+  /// sums are in use at once.
   void sums() {
     std::vector<BufferId> sums(program_.sums.size(), kNoBuffer);
-    if (question_.options.order != Order::layer_major) {
+    if (placed_.options.order != Order::layer_major) {
       for (std::size_t s = 0; s < sums.size(); ++s) {
         const model::GradientSum& sum = program_.sums[s];
         sums[s] = list_.add(list_.merges() ? std::string() : name_of(sum), Tier::device,
@@ -237,7 +239,7 @@ class SlotMaker {
       std::vector<Bytes> bytes(colours_.sums, 0);
       for (std::size_t s = 0; s < sums.size(); ++s) {
         if (colours_.of_sum[s] == kNone) continue;
-        // The first is large enough for every sum of a block.
+        // The first one is large enough for every sum of a block.
         if (program_.sums[s].clears) bytes[0] = std::max(bytes[0], program_.sums[s].bytes);
         Bytes& own = bytes[colours_.of_sum[s]];
         own = std::max(own, program_.sums[s].bytes);
@@ -262,7 +264,7 @@ class SlotMaker {
 
   const ProgramTable& table_;
   const model::StepProgram& program_;
-  const ValueQuestion& question_;
+  const PlacedProblem& placed_;
   const Colours& colours_;
   BufferList& list_;
   std::uint32_t together_;
@@ -272,8 +274,8 @@ class SlotMaker {
 
 }  // namespace
 
-ValueSlots add_values(const ProgramTable& table, const ValueQuestion& question, BufferList& list) {
-  return SlotMaker(table, question, list).make();
+ValueSlots add_values(const PlacedProblem& placed, BufferList& list) {
+  return SlotMaker(placed, list).make();
 }
 
 }  // namespace ballast::step

@@ -19,12 +19,12 @@ using model::StepValue;
 using model::ValueId;
 using model::Waits;
 
-Values::Values(const ProgramTable& table, const ValueQuestion& question, const ValueSlots& slots,
-               Movements& movements, std::uint32_t micro_batches)
-    : table_(table),
-      program_(table.program()),
-      colours_(table.colours(question.form, question.trains())),
-      question_(question),
+Values::Values(const PlacedProblem& placed, const ValueSlots& slots, Movements& movements,
+               std::uint32_t micro_batches)
+    : table_(*placed.problem.table),
+      program_(table_.program()),
+      colours_(table_.colours(placed.form, placed.trains())),
+      placed_(placed),
       slots_(slots),
       move_(movements),
       micro_batches_(micro_batches),
@@ -43,7 +43,7 @@ void Values::store_along(const std::vector<const model::Stop*>& stops) {
       const model::Pass& pass = program_.passes[id];
       for (const Operand& operand : pass.operands) {
         if (operand.kind != OperandKind::value || operand.access != OperandAccess::reads) continue;
-        if (pass.reference > 0 || !question_.leaves(program_.values[operand.number])) continue;
+        if (pass.reference > 0 || !placed_.leaves(program_.values[operand.number])) continue;
         model::PassId& first = stored_after_[operand.number];
         if (first != kNone) continue;
         first = id;
@@ -91,7 +91,7 @@ void Values::offload_report() {
     if (first == kNone) first = v;
   }
   for (const model::ValueClass& of : program_.classes) {
-    if (of.slots == SlotRule::report) bytes += question_.step_micro_batches * of.bytes;
+    if (of.slots == SlotRule::report) bytes += placed_.problem.micro_batches * of.bytes;
   }
   move(Action::offload, first, 0, 0, slots_.report, slots_.report_on_host, bytes);
 }
@@ -102,7 +102,7 @@ void Values::fill_homes() {
   bool zero = false;
   for (const ValueId id : table_.values().placed) {
     const StepValue& value = program_.values[id];
-    if (question_.placement.blocks[value.owner].activations != Tier::nvme) continue;
+    if (placed_.at(value.owner).activations != Tier::nvme) continue;
     const Bytes bytes = swapped_bytes(program_, value);
     if (!std::exchange(zero, true)) {
       move_.fill_with_zeros(Payload::value, value.owner, staging, bytes);
@@ -116,7 +116,7 @@ void Values::fill_homes() {
 bool Values::binds(const Operand& operand) const {
   if (!operand.optional || operand.kind != OperandKind::value) return true;
   const StepValue& value = program_.values[operand.number];
-  return value.waits != Waits::kept || question_.keeps(value);
+  return value.waits != Waits::kept || placed_.keeps(value);
 }
 
 BufferId Values::bind(const Operand& operand, std::uint32_t micro) {
@@ -136,37 +136,36 @@ BufferId Values::bind(const Operand& operand, std::uint32_t micro) {
   return operand.access == OperandAccess::writes ? begin_life(value, micro) : read(value, micro);
 }
 
-/// Whatever waits has a buffer of its own. In a schedule for evaluation nothing waits.
+/// A waiting value has its own buffer. In a schedule for evaluation no value waits.
 BufferId Values::begin_life(ValueId id, std::uint32_t micro) {
   const StepValue& value = program_.values[id];
-  const bool waits =
-      question_.keeps(value) ||
-      (question_.trains() && value.waits == Waits::placed && !question_.leaves(value));
+  const bool waits = placed_.keeps(value) ||
+                     (placed_.trains() && value.waits == Waits::placed && !placed_.leaves(value));
   if (waits) return slots_.own[id][place_among(micro)];
   const model::ClassId in_evaluation = program_.classes[value.of].in_evaluation;
-  const bool passes = !question_.trains() && in_evaluation != kNone;
+  const bool passes = !placed_.trains() && in_evaluation != kNone;
   if (passes || class_of(id).slots == SlotRule::in_turn) {
     return in_ring(id, micro) = rings_[passes ? in_evaluation : value.of].next();
   }
   const std::size_t colour = colours_.of_value[id];
-  return slots_.shared[value.of][colour * question_.together() + place_among(micro)];
+  return slots_.shared[value.of][colour * placed_.together() + place_among(micro)];
 }
 
-/// Where its life has begun, or where it has been brought back.
+/// Returns the place where its life began, or where it was brought back.
 BufferId Values::read(ValueId id, std::uint32_t micro) {
-  if (backward_ && question_.leaves(program_.values[id])) return bring_back(id, micro);
+  if (backward_ && placed_.leaves(program_.values[id])) return bring_back(id, micro);
   const BufferId ring = in_ring(id, micro);
   return ring != kNoBuffer ? ring : begin_life(id, micro);
 }
 
-/// It stays until another value of the micro-batch is brought back.
+/// The value stays until another value of the micro-batch is brought back.
 BufferId Values::bring_back(ValueId id, std::uint32_t micro) {
   Brought& last = brought_[micro];
   if (last.value == id) return last.buffer;
   const StepValue& value = program_.values[id];
   const BufferId home = slots_.own[id][place_among(micro)];
   BufferId host = home;
-  if (question_.placement.blocks[value.owner].activations == Tier::nvme) {
+  if (placed_.at(value.owner).activations == Tier::nvme) {
     host = staging_.next();
     move(Action::fetch, id, value.owner, micro, home, host, swapped_bytes(program_, value));
   }
@@ -191,24 +190,24 @@ void Values::after(model::PassId id, std::uint32_t micro) {
   }
 }
 
-/// What the routers of all ranks have chosen, to the host.
+/// Copies the choices of the routers of all ranks to the host.
 void Values::share_counts(ValueId id, BlockId block, std::uint32_t micro) {
   const StepValue& value = program_.values[id];
   const Bytes bytes = program_.bytes_of(value);
-  const std::size_t place = colours_.of_value[id] * question_.together() + place_among(micro);
+  const std::size_t place = colours_.of_value[id] * placed_.together() + place_among(micro);
   BufferId from = slots_.shared[value.of][place];
-  if (question_.ranks > 1) {
+  if (placed_.problem.world > 1) {
     const BufferId all = slots_.of_ranks[value.of][place];
-    move(Action::gather, id, block, micro, from, all, (question_.ranks - 1) * bytes);
+    move(Action::gather, id, block, micro, from, all, (placed_.problem.world - 1) * bytes);
     from = all;
   }
-  move(Action::offload, id, block, micro, from, slots_.counts[id], question_.ranks * bytes);
+  move(Action::offload, id, block, micro, from, slots_.counts[id], placed_.problem.world * bytes);
 }
 
 void Values::store(ValueId id, std::uint32_t micro) {
   const StepValue& value = program_.values[id];
   const BufferId home = slots_.own[id][place_among(micro)];
-  const bool to_nvme = question_.placement.blocks[value.owner].activations == Tier::nvme;
+  const bool to_nvme = placed_.at(value.owner).activations == Tier::nvme;
   const BufferId host = to_nvme ? staging_.next() : home;
   move(Action::offload, id, value.owner, micro, in_ring(id, micro), host, program_.bytes_of(value));
   if (!to_nvme) return;

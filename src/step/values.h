@@ -12,44 +12,44 @@
 
 namespace ballast::step {
 
-/// Finds the buffers of a plan's values and emits the operations that move values between device,
+/// Finds the buffers of a plan's values, and emits the operations that move values between device,
 /// host and NVMe.
 class Values {
  public:
-  Values(const ProgramTable& table, const ValueQuestion& question, const ValueSlots& slots,
-         Movements& movements, std::uint32_t micro_batches);
+  Values(const PlacedProblem& placed, const ValueSlots& slots, Movements& movements,
+         std::uint32_t micro_batches);
 
   /// Copies the inputs of a micro-batch to the device.
   void upload_inputs(std::uint32_t micro);
-  /// Copies to the host what passes have reported.
+  /// Copies the report of the passes to the host.
   void offload_report();
 
-  /// A training step follows, which goes through `stops`: what waits below the device for the
-  /// backward pass leaves it after the first pass that reads it.
+  /// Begins a training step with these `stops`: values that wait below the device for the backward
+  /// pass leave it after the first pass that reads them.
   void store_along(const std::vector<const model::Stop*>& stops);
-  /// The next stop follows.
+  /// Begins the next stop.
   void begin(const model::Stop& stop) { backward_ = stop.backward; }
 
-  /// Writes zeros to NVMe where values will wait, so that later writes only overwrite.
+  /// Writes zeros to the NVMe homes of waiting values, so that later writes only overwrite.
   void fill_homes();
 
-  /// Whether a pass uses the operand: an optional one only if its block keeps the value.
+  /// Returns whether a pass uses the operand: an optional one only if its block keeps the value.
   [[nodiscard]] bool binds(const model::Operand& operand) const;
-  /// The buffer of a value's operand. Brings back values that have left the device.
+  /// Returns the buffer of a value's operand. Brings back values that have left the device.
   BufferId bind(const model::Operand& operand, std::uint32_t micro);
-  /// Offloads what the pass has written for the host, and what waits there for the backward pass.
-  /// Passes of recipes write nothing new.
+  /// Offloads values that the pass has written for the host, or that wait there for the backward
+  /// pass. Passes of recipes write nothing new.
   void after(model::PassId pass, std::uint32_t micro);
 
  private:
-  /// The place of a micro-batch among those that go through a stop together.
+  /// Returns the index of a micro-batch among those that pass a stop together.
   [[nodiscard]] std::uint32_t place_among(std::uint32_t micro) const {
-    return question_.options.order == Order::layer_major ? micro : 0;
+    return placed_.options.order == Order::layer_major ? micro : 0;
   }
   [[nodiscard]] const model::ValueClass& class_of(model::ValueId value) const {
     return program_.classes[program_.values[value].of];
   }
-  /// The buffer of a value in a ring.
+  /// Returns the buffer of a value in a ring.
   [[nodiscard]] BufferId& in_ring(model::ValueId value, std::uint32_t micro) {
     return in_ring_[std::size_t{value} * micro_batches_ + micro];
   }
@@ -64,7 +64,7 @@ class Values {
   const ProgramTable& table_;
   const model::StepProgram& program_;
   const Colours& colours_;
-  const ValueQuestion& question_;
+  const PlacedProblem& placed_;
   const ValueSlots& slots_;
   Movements& move_;
   std::uint32_t micro_batches_;

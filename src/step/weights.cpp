@@ -7,14 +7,14 @@
 
 namespace ballast::step {
 
-Movements::Movements(std::string name, const Problem& problem, const Placement& placement,
-                     const Options& options, const Layout& layout, std::uint32_t micro_batches)
-    : problem_(problem),
-      program_(problem.program()),
-      place_(placement),
-      options_(options),
+Movements::Movements(std::string name, const PlacedProblem& placed, const Layout& layout,
+                     std::uint32_t micro_batches)
+    : placed_(placed),
+      problem_(placed.problem),
+      program_(problem_.program()),
+      options_(placed.options),
       layout_(layout),
-      rank_(problem),
+      rank_(placed.sizes),
       emitter_(std::move(name), layout.buffers.size(), micro_batches),
       slots_(layout.weight_slots),
       share_slots_(layout.share_slots),
@@ -22,11 +22,11 @@ Movements::Movements(std::string name, const Problem& problem, const Placement& 
       weight_staging_(layout.weight_staging),
       gradient_slots_(layout.gradient_slots),
       gradient_staging_(layout.gradient_staging),
-      ordinal_(problem.blocks.size(), 0) {
+      ordinal_(problem_.blocks.size(), 0) {
   std::size_t slot = 0;
   for (const UpdatedIn pass : {UpdatedIn::forward, UpdatedIn::backward}) {
     Swapped& group = swapped_in(pass);
-    group = {.states = swapped_states(problem, placement, options, pass), .first_slot = slot};
+    group = {.states = placed.swapped_states(pass), .first_slot = slot};
     slot += group.states.size();
     for (std::size_t i = 0; i < group.states.size(); ++i) {
       if (group.states[i].sub_group == 0) ordinal_[group.states[i].block] = i;
@@ -74,7 +74,7 @@ void Movements::add_condition(Operation& operation, Condition condition,
 BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
   const BlockSizes& sizes = problem_.blocks[block];
   if (!sizes.is_coded()) return kept_on_device(block, when);
-  // What has been decoded stays valid: in a plan, an update of a block has all passes on one side.
+  // Dequantised weights stay valid: in a plan, an update of a block has all passes on one side.
   const BufferCache::Taken place = decoded_.take(block, when);
   if (!place.fill) return place.buffer;
   Operation decode = {.action = Action::decode,
@@ -88,7 +88,7 @@ BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
   return place.buffer;
 }
 
-/// The device buffer with the whole weights of `block` as they are kept.
+/// Returns the device buffer with the whole weights of `block` as stored.
 BufferId Movements::kept_on_device(std::uint32_t block, Condition when) {
   const bool split = rank_.splits_weights(block);
   if (at(block).weights == Tier::device && !split) return layout_.weight_home[block];
@@ -102,7 +102,7 @@ BufferId Movements::kept_on_device(std::uint32_t block, Condition when) {
   return slot.buffer;
 }
 
-/// The device buffer with this rank's share of split weights; moves it there if necessary.
+/// Returns the device buffer with this rank's share of split weights; moves it there if necessary.
 BufferId Movements::share_on_device(std::uint32_t block, Condition when) {
   if (at(block).weights == Tier::device) return layout_.weight_home[block];
   const BufferCache::Taken slot = share_slots_.take(block, when);
@@ -110,13 +110,13 @@ BufferId Movements::share_on_device(std::uint32_t block, Condition when) {
   return slot.buffer;
 }
 
-/// The host buffer with weights that live on the host or on NVMe.
+/// Returns the host buffer with weights that are on the host or on NVMe.
 BufferId Movements::weights_on_host(std::uint32_t block, Condition when) {
   return at(block).weights == Tier::nvme ? weights_in_staging(block, when)
                                          : layout_.weight_home[block];
 }
 
-/// Fetches weights from NVMe unless an update or an earlier fetch left them in staging. Where the
+/// Fetches weights from NVMe unless an update or an earlier fetch left them in staging. If the
 /// trained ones are in host memory, only the frozen ones pass through staging.
 BufferId Movements::weights_in_staging(std::uint32_t block, Condition when) {
   const BufferCache::Taken staging = weight_staging_.take(block, when);
@@ -137,7 +137,7 @@ BufferId Movements::weights_in_staging(std::uint32_t block, Condition when) {
 
 void Movements::bring_weights(const BufferCache::Taken& place, Action action, std::uint32_t block,
                               BufferId from, Condition when) {
-  // A home of their own on the tier that they all come from, or that the others passed through.
+  // A separate home, on the tier that they all come from, or through which the others passed.
   const Tier tier = action == Action::fetch ? Tier::nvme : Tier::host;
   const bool split = splits_home(block, tier);
   if (split) bring_frozen(place, action, block, from, when);
@@ -149,7 +149,7 @@ void Movements::bring_weights(const BufferCache::Taken& place, Action action, st
                 .unless = place.unless});
 }
 
-/// Brings the frozen weights behind the trained ones, which follow.
+/// Brings the frozen weights; the trained ones follow separately.
 void Movements::bring_frozen(const BufferCache::Taken& place, Action action, std::uint32_t block,
                              BufferId from, Condition when) {
   const Bytes trained = rank_.updated_by_all(block);

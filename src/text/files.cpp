@@ -21,7 +21,7 @@ namespace {
 // Linux transfers at most 2 GiB less a page per call.
 constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;
 
-/// PATH.tmp-PID. The name is cut where it would be too long for a file.
+/// Returns PATH.tmp-PID. Shortens the name if it would be too long for a file.
 std::filesystem::path temporary_of(const std::filesystem::path& path) {
   constexpr std::size_t kLongestName = 255;  // bytes (NAME_MAX)
   const std::string suffix = fmt::format(".tmp-{}", ::getpid());
@@ -30,8 +30,8 @@ std::filesystem::path temporary_of(const std::filesystem::path& path) {
   return path.parent_path() / (name + suffix);
 }
 
-/// A new file at `path`. Removes what a killed process with the same number has left. Follows no
-/// symbolic link.
+/// Creates a new file at `path`. Removes what a killed process with the same number has left.
+/// Follows no symbolic link.
 Descriptor create_temporary(const std::filesystem::path& path, unsigned mode) {
   ::unlink(path.c_str());
   return open_file(path, O_WRONLY | O_CREAT | O_EXCL, ErrorCategory::io, mode);
@@ -110,10 +110,9 @@ void read_fully(const Descriptor& file, const std::filesystem::path& path, Bytes
           error_number);
     }
     if (count == 0) {
-      throw Error(ErrorCategory::data,
-                  fmt::format("{} ends at offset {}, {} bytes too early: it is truncated or was "
-                              "changed while in use",
-                              path.string(), offset, out.size()));
+      throw Error(ErrorCategory::data, fmt::format("{} ends at offset {}, {} bytes too early: it "
+                                                   "is truncated or was changed while in use",
+                                                   path.string(), offset, out.size()));
     }
     offset += static_cast<Bytes>(count);
     out = out.subspan(static_cast<std::size_t>(count));
@@ -193,7 +192,7 @@ void AppendedFile::append(std::string_view record) {
   try {
     write_fully(descriptor_, path_, std::as_bytes(std::span(record)));
   } catch (const Error&) {
-    // Report the write error, not an error of the truncation.
+    // Reports the write error, not an error of the truncation.
     [[maybe_unused]] const int result =
         ::ftruncate(descriptor_.number(), static_cast<off_t>(size_));
     throw;

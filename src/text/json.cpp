@@ -81,8 +81,8 @@ std::size_t scalar_end(std::string_view text, std::size_t at) {
   return at + 1;
 }
 
-/// `text` with a string of the same length in the place of each NaN, Infinity and -Infinity that is
-/// a value, for a library that does not read them.
+/// Replaces each value NaN, Infinity and -Infinity in `text` by a string of the same length, for a
+/// library that does not read them.
 std::string readable(std::string_view text) {
   std::string out(text);
   const std::size_t start = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;
@@ -122,7 +122,7 @@ class TreeBuilder final : public nlohmann::json_sax<Library> {
     return add_number();
   }
   bool string(std::string& value) override {
-    // One of the words for which readable() has put a string.
+    // A word that readable() has replaced by a string.
     if (text_[next_token(text_, at_)] != '"') return add_number();
     return add(std::move(value));
   }
@@ -214,7 +214,7 @@ class TreeBuilder final : public nlohmann::json_sax<Library> {
     }
     return path;
   }
-  /// What a mistake at byte `at` between two values may come from.
+  /// Probable cause of a mistake at byte `at` between two values.
   [[nodiscard]] std::string cause(std::size_t at) const {
     if (at >= text_.size()) {
       if (open_.empty()) return "";

@@ -14,7 +14,7 @@ struct Spelling {
   std::string_view advice;
 };
 
-/// Spellings of other languages and editors, as a mistake in JSON begins.
+/// Spellings of other languages and editors, by the beginning of the mistake in JSON.
 constexpr auto kSpellings = std::to_array<Spelling>({
     {"True", "True: write true"},
     {"False", "False: write false"},

@@ -25,7 +25,7 @@ enum class OutputKind : std::uint8_t { free, file, stream };
 }
 
 /// The open descriptor that `path` names: /dev/stdout, /dev/fd/3. Opening it again would write at
-/// the beginning of a file, and a new file cannot be made beside it.
+/// the beginning of a file, and a new file cannot be made next to it.
 std::optional<int> named_descriptor(const fs::path& path) {
   const std::string name = path.lexically_normal().string();
   if (name == "/dev/stdout") return STDOUT_FILENO;
@@ -65,7 +65,7 @@ bool begins_with(const fs::path& path, std::string_view mark) {
     const Descriptor file = open_file(path, O_RDONLY, ErrorCategory::io);
     read_fully(file, path, 0, std::as_writable_bytes(std::span(head)));
   } catch (const Error&) {
-    return false;  // too short, or not ours to read
+    return false;  // too short, or not readable by this user
   }
   return head == mark;
 }
@@ -92,7 +92,7 @@ OutputKind place_of(const fs::path& path, const OutputRule& rule) {
                            rule.begins.empty() ? "" : " and is not " + rule.kind));
 }
 
-/// A descriptor of a device or a pipe.
+/// Opens a device or a pipe.
 Descriptor open_stream(const fs::path& path) {
   const std::optional<int> named = named_descriptor(path);
   const int number = named ? ::fcntl(*named, F_DUPFD_CLOEXEC, 0)

@@ -10,7 +10,7 @@
 namespace ballast::train {
 namespace {
 
-/// At this scale, gradients are zero if none exceeds the smallest number of fp16.
+/// Maximum scale, which is reached only if practically all gradients are zero.
 constexpr double kGreatest = 0x1p100;
 
 }  // namespace

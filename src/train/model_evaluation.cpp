@@ -142,7 +142,7 @@ config::Config read_folder(const EvaluationRequest& request, std::vector<std::st
   }
   if (request.data.empty()) {
     throw Error(ErrorCategory::usage,
-                fmt::format("{} is a folder of a model and names no data; give --data FILE",
+                fmt::format("{} is a folder of a model, so the data must be given with --data FILE",
                             request.path.string()));
   }
   Json config = Json::object();

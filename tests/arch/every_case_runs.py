@@ -18,7 +18,7 @@ FILTER = "--gtest_filter="
 
 
 def matches(filter_text: str, case: str) -> bool:
-    """GoogleTest's rule: any of the patterns before '-', none of those after it."""
+    """GoogleTest's rule: the name matches a pattern before '-' and none after it."""
     wanted, _, unwanted = filter_text.partition("-")
 
     def any_of(patterns: str) -> bool:
@@ -42,7 +42,7 @@ def cases_of(program: pathlib.Path) -> list[str]:
 
 
 def registrations(build: pathlib.Path) -> dict[pathlib.Path, list[str]]:
-    """For each program of the build that is a test: the filters that it runs with ('*': all cases)."""
+    """Filters of each program of the build that is a test ('*': all cases)."""
     found: dict[pathlib.Path, list[str]] = {}
     for test in json.loads((build / "meson-info/intro-tests.json").read_text()):
         if any(suite.endswith(":gpu") for suite in test["suite"]):
@@ -68,7 +68,7 @@ def main() -> int:
         cases = cases_of(program)
         count += len(cases)
         missing = [case for case in cases if not any(matches(text, case) for text in filters)]
-        # The same source may be in a program that runs all of it.
+        # A program with the same source may run all of it.
         if missing and program.name.endswith("_on_cuda"):
             host = program.with_name(program.name.removesuffix("_on_cuda"))
             whole = programs.get(host, [])

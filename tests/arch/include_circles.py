@@ -14,14 +14,11 @@ import sys
 from include_rules import INCLUDE, SOURCES, module_of, module_of_include
 
 # One line per circle: its module, then the files without folder of the module and without ending.
-KNOWN: dict[str, list[str]] = {
-    "step": ["arguments buffer_cache buffer_list build layout movements placement placement_rules "
-             "plan_types step_writer value_slots values"],
-}
+KNOWN: dict[str, list[str]] = {}
 
 
 def file_of(name: pathlib.PurePath) -> str:
-    """The path below its module's folder, without the ending."""
+    """The path below its module's folder, without the extension."""
     parts = name.with_suffix("").parts
     skipped = 3 if parts[:2] == ("include", "ballast") else 2 if parts[0] in ("src", "ballast") else 1
     # The public headers of both parts of the model are in one folder.
@@ -30,7 +27,7 @@ def file_of(name: pathlib.PurePath) -> str:
 
 
 def graphs_of(root: pathlib.Path) -> dict[str, dict[str, set[str]]]:
-    """For each module: which of its files include which."""
+    """For each module, the includes of each of its files."""
     graphs: dict[str, dict[str, set[str]]] = {}
     for folder in ("include", "src", "aio", "cpu_adam", "tools"):
         for path in sorted((root / folder).rglob("*")):
@@ -50,7 +47,7 @@ def graphs_of(root: pathlib.Path) -> dict[str, dict[str, set[str]]]:
 
 
 def circles_of(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of files of which each reaches each, by Tarjan's algorithm."""
+    """Groups of files that all reach each other, by Tarjan's algorithm."""
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []

@@ -12,8 +12,8 @@ import pathlib
 import re
 import sys
 
-# A module may include itself and these. The two parts of the model are modules of their own: what a
-# model is, and what computes it. Where "model" is allowed, both are.
+# A module may include itself and these. The model is two modules: its description, and its
+# computation. Where "model" is allowed, both are.
 MODULES = {
     "core": [],
     "text": ["core"],
@@ -91,7 +91,7 @@ def module_of(path: pathlib.PurePath) -> str:
 
 
 def module_of_public(parts: tuple[str, ...]) -> str:
-    """`parts`: of a header's path after include/ballast."""
+    """`parts`: parts of a header's path after include/ballast."""
     if parts[0] == "model":
         return "model/spec" if parts[1] in SPEC_HEADERS else "model/compute"
     return parts[0]

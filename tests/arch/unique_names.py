@@ -16,7 +16,7 @@ import sys
 FOLDERS = ("include", "src", "aio", "cpu_adam", "tools")
 SOURCES = {".h", ".cpp", ".cu", ".cuh"}
 
-# The two devices implement the same interfaces, each in a namespace of its own.
+# The two devices implement the same interfaces in separate namespaces.
 DEVICES = ("src/model/host/", "src/model/cuda/")
 
 NOISE = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"'

@@ -108,7 +108,7 @@ class CheckpointsTest(runs.RunTest):
         self.assertGreater(len(listed["tensors"]), 3)
         shutil.rmtree(self.path / "reference/weights")
         self.assertNotIn("tensors", self.listed("reference"))
-        self.assertIn("if it is whole", self.well("inspect", "reference"))
+        self.assertIn("if it is intact", self.well("inspect", "reference"))
 
     def test_inspect_finds_damage(self):
         newest = "reference/checkpoints/step-8"

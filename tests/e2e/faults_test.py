@@ -195,7 +195,7 @@ class SwapErrors(FaultTest):
             back = [line for line in lines if "training continues from " in line]
             self.assertGreater(len(back), 0, done.stderr)
             self.assertIn(str(self.path / "run/checkpoints/step-"), back[0])
-            for line in back:  # the swap file may have the name of a checkpoint, which is whole
+            for line in back:  # the swap file may have the name of a checkpoint, which is intact
                 self.assertNotIn("checkpoints", line.split("; training continues")[0])
             self.assertIn(f"went back to a checkpoint {len(back)} time", done.stdout)
             self.assertEqual(self.results(), expected, faults)
@@ -222,14 +222,14 @@ class SwapErrors(FaultTest):
                           environment={"BALLAST_IO_FAULTS": "lost:on=write:after=20:times=1"})
         line = self.assert_error(done, 1, "checksum mismatch", "the run cannot go back: ",
                                  "its only checkpoint is damaged", "step-2/rank-0.swap-0")
-        self.assertNotIn("to go on", line)
+        self.assertNotIn("to continue", line)
         self.assertNotIn("skipped", done.stderr)
 
     def test_without_a_checkpoint_it_stops(self):
         done = self.train(ballast={**self.BALLAST, "on_error": "resume", "checkpoint_every": 19},
                           environment={"BALLAST_IO_FAULTS": "eio:on=read:after=9:times=1"})
         line = self.assert_error(done, 1, "Input/output error")
-        self.assertNotIn("to go on", line)
+        self.assertNotIn("to continue", line)
 
     @unittest.skipUnless(MPIRUN, "without mpirun")
     def test_of_one_rank_end_the_run_and_name_the_checkpoint(self):

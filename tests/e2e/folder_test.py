@@ -392,7 +392,7 @@ class Folder(RunTest):
         (self.path / "run/weights/thesis.txt").write_text("mine")
         self.assert_fails(self.saving(), 2, "run/weights exists", "--overwrite")
         self.assert_fails(self.saving("--overwrite"), 2, "run/weights is not from a run")
-        (self.path / "run/metrics.jsonl").write_text("")  # of a run without steps
+        (self.path / "run/metrics.jsonl").write_text("")  # metrics of a run without steps
         self.assert_fails(self.saving("--overwrite"), 2, "weights/thesis.txt is not a file of a model")
         (self.path / "run/weights/thesis.txt").unlink()
         (self.path / "run/weights/model-00001-of-00002.safetensors").write_text("old")

@@ -110,7 +110,7 @@ class ResumeTest(runs.CheckpointTest):
             out, err = process.communicate(timeout=120)
             self.assertEqual((process.returncode, runs.without_notice(err)), (0, ""))
             lines = out.splitlines()
-            if not lines[-1].startswith("to go on: "):  # it had ended before
+            if not lines[-1].startswith("to continue: "):  # it had ended before
                 continue
             self.assertIn(f"{number.name}: the run ends after the step that is running, with a "
                           "checkpoint; ", err)

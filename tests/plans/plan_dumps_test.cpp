@@ -34,8 +34,7 @@
 #include "tests/plans/planned_runs.h"
 #include "tests/plans/small_runs.h"
 #include "tests/support/fixtures.h"
-#include "tests/support/with_program.h"
-#include "tests/unit/step/random_workload.h"
+#include "tests/support/random_problem.h"
 
 namespace ballast::plans {
 namespace {
@@ -60,29 +59,19 @@ Dumped from_blueprint(std::string name, std::string description,
               }};
 }
 
-/// Random problems have sizes and placements that no model has. The property tests use them, too.
-step::TestProblem random_of(std::uint64_t seed) {
-  step::TestProblem problem = seed % 2 == 1   ? step::random_problem_of_ranks(seed)
-                              : seed % 8 == 6 ? step::random_evaluation(seed)
-                                              : step::random_problem(seed);
-  step::add_codes(problem.workload, seed);
-  return problem;
-}
-
 Dumped random_dumped(std::uint64_t seed) {
   return {.name = fmt::format("random/{}", seed),
-          .description = "a problem of tests/unit/step/random_workload.h",
+          .description = "a problem of tests/support/random_problem.h",
           .dump =
               [seed] {
-                const step::TestProblem problem = random_of(seed);
-                return dump_plans(step::with_program(problem.workload), problem.placement,
-                                  problem.options, {machines()[1]});
+                const step::PlacedProblem placed = step::any_problem(seed);
+                return dump_plans(placed.problem, placed.placement, placed.options,
+                                  {machines()[1]});
               },
           .build =
               [seed] {
-                const step::TestProblem problem = random_of(seed);
-                return build_plans(step::with_program(problem.workload), problem.placement,
-                                   problem.options);
+                const step::PlacedProblem placed = step::any_problem(seed);
+                return build_plans(placed.problem, placed.placement, placed.options);
               }};
 }
 

@@ -8,10 +8,12 @@
 
 #include <fmt/format.h>
 
-#include "tests/support/named_operation.h"
+#include "ballast/step/labels.h"
 
 namespace ballast::plans {
 
+using model::Kernel;
+using plan::Action;
 using plan::Buffer;
 using plan::BufferId;
 using plan::Kind;
@@ -20,86 +22,91 @@ using plan::Lane;
 using plan::Operation;
 using plan::OpId;
 using plan::Plan;
-using step::named::Action;
-using step::named::action_of;
-using step::named::Role;
+using plan::Role;
 
-std::string_view action_name(const Operation& operation) {
-  static constexpr std::string_view kNames[] = {"upload_batch",
-                                                "fetch_weights",
-                                                "upload_weights",
-                                                "gather_weights",
-                                                "decode_weights",
-                                                "normalize",
-                                                "route",
-                                                "gather_routing",
-                                                "offload_routing",
-                                                "forward",
-                                                "evaluate_head",
-                                                "train_head",
-                                                "scan_head",
-                                                "differentiate_head",
-                                                "end_head",
-                                                "offload_activation",
-                                                "writeback_activation",
-                                                "fetch_activation",
-                                                "upload_activation",
-                                                "clear_gradient",
-                                                "backward",
-                                                "pack_gradient",
-                                                "reduce_gradient",
-                                                "offload_gradient",
-                                                "writeback_gradient",
-                                                "fetch_gradient",
-                                                "offload_statistics",
-                                                "offload_losses",
-                                                "gate",
-                                                "fetch_states",
-                                                "upload_states",
-                                                "offload_weights",
-                                                "offload_states",
-                                                "update_on_host",
-                                                "update_on_device",
-                                                "writeback_weights",
-                                                "writeback_states",
-                                                "initialize",
-                                                "read"};
-  static_assert(std::size(kNames) == static_cast<std::size_t>(Action::read) + 1);
-  return kNames[static_cast<std::size_t>(step::named::action_of(operation))];
+namespace {
+
+/// What an operation moves: "weights".
+std::string_view object_of(const Operation& operation) {
+  static constexpr std::string_view kValues[] = {"batch", "activation", "routing", "losses"};
+  return operation.payload == plan::Payload::value ? kValues[operation.label]
+                                                   : plan::to_string(operation.payload);
 }
 
-std::string_view role_name(const Operation& operation, const plan::Use& use) {
-  static constexpr std::string_view kNames[] = {"weights",
-                                                "weights_source",
-                                                "output_weights",
-                                                "batch",
-                                                "batch_source",
-                                                "input",
-                                                "output",
-                                                "gradient_flow",
-                                                "intermediates",
-                                                "accumulator",
-                                                "output_accumulator",
-                                                "rows",
-                                                "routing",
-                                                "routing_source",
-                                                "router_totals",
-                                                "row_sums",
-                                                "gradient",
-                                                "gradient_source",
-                                                "states",
-                                                "states_source",
-                                                "statistics",
-                                                "statistics_source",
-                                                "losses",
-                                                "pairs",
-                                                "losses_source",
-                                                "verdict",
-                                                "undo_weights",
-                                                "undo_states",
-                                                "workspace"};
-  static_assert(std::size(kNames) == static_cast<std::size_t>(Role::workspace) + 1);
-  return kNames[static_cast<std::size_t>(step::named::role_of(operation, use))];
+std::string_view pass_name(Kernel kernel) {
+  switch (kernel) {
+    case Kernel::norm:
+      return "normalize";
+    case Kernel::router:
+      return "route";
+    case Kernel::head_evaluate:
+      return "evaluate_head";
+    case Kernel::head_train:
+      return "train_head";
+    case Kernel::head_scan:
+      return "scan_head";
+    case Kernel::head_differentiate:
+      return "differentiate_head";
+    case Kernel::head_end:
+      return "end_head";
+    default:
+      return model::to_string(kernel).ends_with("backward") ? "backward" : "forward";
+  }
+}
+
+}  // namespace
+
+std::string action_name(const Operation& operation) {
+  switch (operation.action) {
+    case Action::compute:
+      return std::string(pass_name(step::kernel_of(operation)));
+    case Action::update:
+      return "update_on_host";
+    case Action::update_on_device:
+      return "update_on_device";
+    case Action::gate:
+      return "gate";
+    case Action::initialize:
+      return "initialize";
+    case Action::read:
+      return "read";
+    default:
+      return fmt::format("{}_{}", plan::to_string(operation.action), object_of(operation));
+  }
+}
+
+std::string role_name(const Operation& operation, const plan::Use& use) {
+  static constexpr std::string_view kRoles[] = {
+      "",           "",       "weights", "states",       "gradient",    "output_accumulator",
+      "statistics", "losses", "verdict", "undo_weights", "undo_states", "workspace",
+      "routing"};
+  static constexpr std::string_view kPorts[] = {
+      "weights",  "output_weights", "batch",         "input",
+      "output",   "gradient_flow",  "intermediates", "rows",
+      "row_sums", "routing",        "routing",       "router_totals",
+      "losses",   "pairs",          "accumulator",   "output_accumulator",
+      "workspace"};
+  static_assert(std::size(kRoles) == static_cast<std::size_t>(Role::first_port));
+  static_assert(std::size(kPorts) == model::kPortCount);
+  if (use.role >= Role::first_port) {
+    return std::string(kPorts[static_cast<std::size_t>(use.role) - std::size(kRoles)]);
+  }
+  const bool source = use.role == Role::source;
+  if (!source && use.role != Role::target) {
+    return std::string(kRoles[static_cast<std::size_t>(use.role)]);
+  }
+  if ((source && operation.action == Action::pack) || operation.action == Action::clear) {
+    return "accumulator";
+  }
+  // Activations, and zeros for homes of activations and gradients.
+  const bool zeros = operation.action == Action::initialize &&
+                     operation.payload != plan::Payload::weights &&
+                     operation.payload != plan::Payload::states;
+  if (zeros || step::moves(operation, step::MovedValue::activation)) {
+    return source ? "input" : "output";
+  }
+  return fmt::format("{}{}", object_of(operation),
+                     source && operation.action != Action::read ? "_source" : "");
 }
 
 std::vector<plan::Use> uses_by_role(const Operation& operation) {
@@ -181,12 +188,12 @@ OpId normal_place(const Plan& plan, OpId id) {
   OpId last = id;
   for (OpId next = id + 1; next < plan.operations.size(); ++next) {
     const Operation& operation = plan.operations[next];
-    if (action_of(operation) == Action::end_head &&
+    if (step::runs(operation, Kernel::head_end) &&
         uses_buffer(operation, plan.operations[id].uses.front().buffer)) {
       return last == id ? kNoOp : last;
     }
-    if (operation.lane != Lane::compute || action_of(operation) == Action::decode_weights) continue;
-    if (action_of(operation) != Action::differentiate_head) return kNoOp;
+    if (operation.lane != Lane::compute || operation.action == Action::decode) continue;
+    if (!step::runs(operation, Kernel::head_differentiate)) return kNoOp;
     last = next;
   }
   return kNoOp;
@@ -198,7 +205,7 @@ Plan in_normal_order(const Plan& plan) {
   std::vector<OpId> order(plan.operations.size());
   std::iota(order.begin(), order.end(), OpId{0});
   for (OpId id = 0; id < plan.operations.size(); ++id) {
-    if (action_of(plan.operations[id]) != Action::clear_gradient) continue;
+    if (plan.operations[id].action != Action::clear) continue;
     const OpId place = normal_place(plan, id);
     if (place == kNoOp) continue;
     const auto from = std::find(order.begin(), order.end(), id);

@@ -12,8 +12,8 @@ namespace ballast::plans {
 // actions and roles change: this file then translates, so that dumps of two commits can be
 // compared.
 
-std::string_view action_name(const plan::Operation& operation);
-std::string_view role_name(const plan::Operation& operation, const plan::Use& use);
+std::string action_name(const plan::Operation& operation);
+std::string role_name(const plan::Operation& operation, const plan::Use& use);
 /// The uses, sorted by the name of their role. Several uses in one role, such as tiles of the
 /// output matrix, keep their order.
 std::vector<plan::Use> uses_by_role(const plan::Operation& operation);

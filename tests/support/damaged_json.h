@@ -8,6 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "ballast/text/words.h"
+
 #include "tests/support/damaged.h"
 
 namespace ballast::test {
@@ -25,56 +27,15 @@ inline void collect_values(AnyJson& value, std::vector<AnyJson*>& found) {
 /// JSON texts that readers get wrong: numbers out of range, shapes whose product overflows, paths
 /// out of the folder, halves of surrogates, bytes that are not UTF-8, deep nesting, other types.
 inline std::string hostile_value(std::mt19937_64& random) {
-  static const std::vector<std::string> values = {"0",
-                                                  "1",
-                                                  "-1",
-                                                  "-0.0",
-                                                  "1.5",
-                                                  "2147483648",
-                                                  "4294967296",
-                                                  "9007199254740993",
-                                                  "9223372036854775807",
-                                                  "9223372036854775808",
-                                                  "18446744073709551615",
-                                                  "18446744073709551616",
-                                                  "1e308",
-                                                  "1e400",
-                                                  "-1e-400",
-                                                  "[4294967296,4294967296]",
-                                                  "[9223372036854775807,2,0]",
-                                                  "[18446744073709551615,18446744073709551615]",
-                                                  "[0,18446744073709551615]",
-                                                  "[-1,2]",
-                                                  "[[2],[2]]",
-                                                  "[0,9223372036854775807]",
-                                                  "[4,0]",
-                                                  "[1,1]",
-                                                  "\"\"",
-                                                  "\".\"",
-                                                  "\"..\"",
-                                                  "\"../../x\"",
-                                                  "\"/dev/zero\"",
-                                                  "\"x/y\"",
-                                                  "\"a\\u0000b\"",
-                                                  "\"\\ud800\"",
-                                                  "\"\\udc00\\ud800\"",
-                                                  "\"\xff\xfe\"",
-                                                  "\"\xc0\xaf\"",
-                                                  "\"\xed\xa0\x80\"",
-                                                  "\"\xf4\x90\x80\x80\"",
-                                                  "\"\\n\\u001b[2J\"",
-                                                  "\"F64\"",
-                                                  "\"I8\"",
-                                                  "\"BF16\"",
-                                                  "null",
-                                                  "true",
-                                                  "false",
-                                                  "{}",
-                                                  "[]",
-                                                  "NaN",
-                                                  "Infinity",
-                                                  "[1,]",
-                                                  "{\"a\":1,\"a\":2}"};
+  static const auto values = text::words_of(
+      "0 1 -1 -0.0 1.5 2147483648 4294967296 9007199254740993 9223372036854775807 "
+      "9223372036854775808 18446744073709551615 18446744073709551616 1e308 1e400 -1e-400 "
+      "[4294967296,4294967296] [9223372036854775807,2,0] "
+      "[18446744073709551615,18446744073709551615] [0,18446744073709551615] [-1,2] [[2],[2]] "
+      "[0,9223372036854775807] [4,0] [1,1] \"\" \".\" \"..\" \"../../x\" \"/dev/zero\" \"x/y\" "
+      "\"a\\u0000b\" \"\\ud800\" \"\\udc00\\ud800\" \"\xff\xfe\" \"\xc0\xaf\" \"\xed\xa0\x80\" "
+      "\"\xf4\x90\x80\x80\" \"\\n\\u001b[2J\" \"F64\" \"I8\" \"BF16\" null true false {} [] NaN "
+      "Infinity [1,] {\"a\":1,\"a\":2}");
   switch (random() % 16) {
     case 0: {
       const std::size_t depth = 1 + random() % 3000;
@@ -90,7 +51,7 @@ inline std::string hostile_value(std::mt19937_64& random) {
     case 3:
       return std::to_string(random());
     default:
-      return values[random() % values.size()];
+      return std::string(values[random() % values.size()]);
   }
 }
 

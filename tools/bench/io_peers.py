@@ -39,7 +39,7 @@ from peers import NOISY, fail, size
 
 PATTERNS = ("read", "write", "mixed")
 HUGE_PAGE = 2 * 2**20
-# Lower bound of the rate and upper bound of the CPU time per byte, as multiples of fio's.
+# Lower bound of the rate and upper bound of the CPU time per byte, relative to fio's.
 BARS = {"io_uring": (0.97, 1.1), "threads": (0.90, None)}
 
 

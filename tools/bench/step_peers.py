@@ -53,8 +53,8 @@ from peers import NOISY, fail
 from step_options import lacking_memory, product_weights, read_arguments
 
 HERE = pathlib.Path(__file__).resolve().parent
-LOSS_TOLERANCE = 0.05  # of ln(vocabulary)
-STDDEV = 0.02  # of initial weights
+LOSS_TOLERANCE = 0.05  # relative to ln(vocabulary)
+STDDEV = 0.02  # standard deviation of the initial weights
 ROPE_THETA = 10000.0  # Ballast's default
 
 

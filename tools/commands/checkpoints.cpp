@@ -19,12 +19,12 @@ using checkpoint::CheckpointQuestions;
 using checkpoint::CheckpointReport;
 using text::Json;
 
-/// "1 file", "2 files".
+/// Returns "1 file", "2 files".
 std::string counted(std::uint64_t count, const std::string& name) {
   return fmt::format("{} {}{}", count, name, count == 1 ? "" : "s");
 }
 
-/// "whole" and the hash, as far as they were asked for.
+/// Returns "whole" and the hash, if they were asked for.
 std::string verdict(const CheckpointReport& report, const CheckpointQuestions& questions) {
   if (!report.usable()) return report.damage + report.unreadable;
   std::string text = questions.whole || questions.hash ? "whole" : "";
@@ -32,7 +32,7 @@ std::string verdict(const CheckpointReport& report, const CheckpointQuestions& q
   return text;
 }
 
-/// The checkpoint to which --resume comes: the newest one that is not damaged.
+/// The checkpoint that --resume takes: the latest one that is not damaged.
 const CheckpointReport* newest_whole(const std::vector<CheckpointReport>& reports) {
   const auto found = std::find_if(reports.begin(), reports.end(),
                                   [](const auto& report) { return report.damage.empty(); });
@@ -40,10 +40,10 @@ const CheckpointReport* newest_whole(const std::vector<CheckpointReport>& report
 }
 
 std::string resume_text(const CheckpointReport* found, bool verified) {
-  if (found == nullptr) return "finds no whole checkpoint";
+  if (found == nullptr) return "finds no intact checkpoint";
   const std::string folder = found->folder.string();
   if (!found->unreadable.empty()) return fmt::format("ends at {}, which cannot be read", folder);
-  return fmt::format("takes {}{}", folder, verified ? "" : ", if it is whole");
+  return fmt::format("takes {}{}", folder, verified ? "" : ", if it is intact");
 }
 
 }  // namespace

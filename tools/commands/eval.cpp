@@ -72,7 +72,8 @@ void run_eval(const EvalArguments& arguments) {
   config::Config config = read_request(arguments.request);
   for (const auto& line : config.ignored) log(LogLevel::debug, "ignored: " + line);
   for (const auto& line : config.notes) log(LogLevel::debug, line);
-  // Only for weights on NVMe without a path. The directory of a run belongs to its training.
+  // Needed only for weights on NVMe without a path. The run's own directory belongs to its
+  // training.
   config.ballast.out = default_run_directory(arguments.request.path);
   const Terminal terminal(!arguments.json && isatty(STDOUT_FILENO) == 1);
   const auto progress = [&](std::string_view what, std::uint64_t done, std::uint64_t total) {
@@ -95,7 +96,7 @@ void add_eval(Command program) {
   auto& a = *arguments;
   Command command = program.add_command("eval", "Compute the loss of a model on data");
   command.add_option("PATH", &a.request.path,
-                     "JSON config, run directory, or a folder of Hugging Face (in bf16; fp32 with "
+                     "JSON config, run directory, or Hugging Face folder (in bf16; fp32 with "
                      "--set bf16.enabled=false)",
                      {.required = true, .takes = Names::model, .extensions = {".json"}});
   command.add_option(
@@ -105,7 +106,7 @@ void add_eval(Command program) {
       {.takes = Names::path, .extensions = {".safetensors", ".bin", ".npy", ".txt"}});
   command.add_option("--sequence-length", &a.request.sequence_length,
                      "Tokens per sequence (default: the config's; for a folder the model's "
-                     "longest, at most 4096); of tokens and text, only whole sequences count",
+                     "longest, at most 4096); tokens and text count in whole sequences only",
                      {.positive = true});
   command.add_option("--set", &a.request.overrides, "Override a key: path.to.key=value",
                      {.single_argument = true, .takes = Names::setting});

@@ -64,10 +64,10 @@ void add_export(Command program) {
   auto& a = *arguments;
   Command command =
       program.add_command("export",
-                          "Write the model of a run as a folder of Hugging Face, or a checkpoint "
+                          "Write the model of a run as a Hugging Face folder, or a checkpoint "
                           "as a portable one");
   command.add_option("RUN", &a.from,
-                     "Run directory, or a folder of Hugging Face; with --states, or a checkpoint",
+                     "Run directory or Hugging Face folder; with --states also a checkpoint",
                      {.required = true, .takes = Names::model});
   command.add_option("--out", &a.out, "Folder to make",
                      {.required = true, .takes = Names::new_folder});
@@ -77,17 +77,17 @@ void add_export(Command program) {
   command.add_option("--shard-size", &a.shard_size, "Largest file of several tensors",
                      {.value = "SIZE", .show_default = true});
   command.add_flag("--merged", &a.merged,
-                   "Of a run that has trained adapters, or a folder of them: write the whole model "
-                   "with the adapters merged into it (default: a folder for PEFT)");
+                   "Merge the adapters of a run or of a PEFT folder into their model "
+                   "(default: write a PEFT folder)");
   command.add_flag("--states", &a.states,
-                   "Write weights and optimizer states of the newest whole checkpoint, or of the "
-                   "one that is named, as safetensors from which a run can go on");
+                   "Write weights and optimizer states of the latest intact checkpoint, or of the "
+                   "named one, as safetensors from which a run can resume");
   command.set_action([arguments, command] {
     for (const char* option : {"dtype", "shard-size", "merged"}) {
       if (!arguments->states || !command.given(option)) continue;
       throw Error(ErrorCategory::usage,
-                  fmt::format("--{} is for weights; --states writes all bits as they are, a file "
-                              "for each block",
+                  fmt::format("--{} is for weights; --states writes all bits unchanged, one file "
+                              "per block",
                               option));
     }
     run_export(*arguments);

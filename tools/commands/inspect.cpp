@@ -36,7 +36,7 @@ struct Totals {
   std::map<std::string, Bytes> by_type;
 };
 
-/// A tensor as the files have it: codes with the bytes of their scales.
+/// A tensor as it is stored. For quantised ones the bytes include the scales.
 formats::StoredTensor stored_of(const formats::WeightPlace& place) {
   formats::StoredTensor tensor = *place.tensor;
   if (place.coded == nullptr) return tensor;
@@ -87,7 +87,7 @@ Json weights_json(const formats::WeightFiles& weights, const Totals& totals) {
 }
 
 void print_json(const Json& out) {
-  constexpr unsigned kLevels = 2;  // a line for each tensor
+  constexpr unsigned kLevels = 2;  // one line per tensor
   fmt::print("{}\n", out.pretty(kLevels));
 }
 
@@ -124,7 +124,7 @@ void inspect_checkpoint(const InspectArguments& arguments) {
   refuse_damage(arguments.path, reports);
 }
 
-/// The weights of a run that has checkpoints too, if there are any.
+/// The weights of a run that also has checkpoints, if there are any.
 std::optional<formats::WeightFiles> weights_beside_checkpoints(const std::filesystem::path& run) {
   std::filesystem::path found;
   try {
@@ -181,13 +181,13 @@ void run_inspect(const InspectArguments& arguments) {
 void add_inspect(Command program) {
   auto arguments = std::make_shared<InspectArguments>();
   Command command =
-      program.add_command("inspect", "List the tensors of a model, or what checkpoints hold");
+      program.add_command("inspect", "List the tensors of a model, or the content of checkpoints");
   command.add_option(
       "PATH", &arguments->path,
-      "Run directory, checkpoint, folder of Hugging Face, index or safetensors file",
+      "Run directory, checkpoint, Hugging Face folder, index or safetensors file",
       {.required = true, .takes = Names::model, .extensions = {".safetensors", ".json"}});
   command.add_flag("--verify", &arguments->questions.whole,
-                   "Read checkpoints whole and compare them with their checksums");
+                   "Read all of each checkpoint and compare it with its checksums");
   command.add_flag("--hash", &arguments->questions.hash,
                    "Print an XXH3 of all weights and states of a checkpoint: the same for every "
                    "number of ranks that can write it");

@@ -139,12 +139,12 @@ void add_plan(Command program) {
       {.range = std::pair(std::uint64_t{1}, std::uint64_t{1} << 20U), .show_default = true});
   command.add_option("--trace", &a.trace, "Write the simulated timeline, for ui.perfetto.dev",
                      {.takes = Names::new_path, .value = "FILE"});
-  command.add_option("--html", &a.html, "Write a page with the plan, to look at",
+  command.add_option("--html", &a.html, "Write a page (HTML) with the plan",
                      {.takes = Names::new_path, .value = "FILE"});
   command.add_option("--save", &a.save, "Write the plan, for ballast train --plan",
                      {.takes = Names::new_path, .value = "FILE"});
   command.add_flag("--overwrite", &a.overwrite,
-                   "Replace the files of --trace, --html and --save, whatever they are");
+                   "Replace the files of --trace, --html and --save, even of another kind");
   command.add_flag("--recalibrate", &a.request.recalibrate, "Ignore cached rates, measure again",
                    "--rates");
   command.add_flag("--json", &a.json, "Print a JSON object");

@@ -16,8 +16,8 @@ struct ForecastRequest {
   bool recalibrate = false;
 };
 
-/// Predicts a run of `config`, which is that of `request`. Measures this machine's rates unless
-/// they are cached or given. Throws Error.
+/// Predicts a run of `config`, the config of `request`. Measures this machine's rates unless they
+/// are cached or given. Throws Error.
 planner::Forecast forecast_of(const ForecastRequest& request, const config::Config& config);
 
 }  // namespace ballast::tools

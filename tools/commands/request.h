@@ -13,7 +13,7 @@
 
 namespace ballast::tools {
 
-/// Who asks for a plan or a run. Errors name the options of the caller.
+/// Caller that asks for a plan or a run. Errors name its options.
 enum class Caller { program, python };
 
 /// "--out DIR" or "out=DIR".
@@ -22,8 +22,8 @@ std::string option(Caller caller, const std::string& name, const std::string& va
 /// A config and changes to it.
 struct ConfigRequest {
   std::filesystem::path file;
-  /// JSON instead of the file, which then only names it. Paths in it are relative to the working
-  /// directory.
+  /// JSON text instead of the file's content; the file then only gives the name. Paths in it are
+  /// relative to the working directory.
   std::optional<std::string> text;
   std::vector<std::string> overrides;
   Caller caller = Caller::program;
@@ -32,12 +32,13 @@ struct ConfigRequest {
   [[nodiscard]] config::Config load(std::uint32_t world) const;
 };
 
-/// Throws Error(config) that says what `file` is if its reader has failed with `error` because it
-/// is another kind of file than `wanted`. Otherwise returns.
+/// If `file`, whose reader failed with `error`, is of another kind than `wanted`, throws
+/// Error(config) with that kind. Otherwise returns.
 void refuse_other_kind(const std::filesystem::path& file, formats::Settings wanted,
                        const Error& error);
 
-/// Logs what of DeepSpeed's config is ignored, at `ignored`, and what means something else here.
+/// Logs the DeepSpeed keys that are ignored, at level `ignored`, and those that have another
+/// meaning here.
 void log_notes(const config::Config& config, LogLevel ignored = LogLevel::debug);
 
 }  // namespace ballast::tools

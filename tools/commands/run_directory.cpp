@@ -40,7 +40,7 @@ std::filesystem::path create_run_directory(const std::filesystem::path& config) 
   std::error_code error;
   std::filesystem::create_directories(base.parent_path(), error);
   for (int i = 2; !error; ++i) {
-    // False without an error: another run was faster.
+    // If it is false without an error, another run was faster.
     if (std::filesystem::create_directory(directory, error)) return directory;
     if (error == std::errc::file_exists) error.clear();
     directory = fmt::format("{}-{}", base.string(), i);

@@ -8,8 +8,8 @@ namespace ballast::tools {
 /// not create it.
 std::filesystem::path default_run_directory(const std::filesystem::path& config);
 
-/// Creates default_run_directory(`config`), with a suffix if it is there already, so that no two
-/// runs have the same. Throws Error(io).
+/// Creates default_run_directory(`config`), with a suffix if it exists already, so that no two runs
+/// share one. Throws Error(io).
 std::filesystem::path create_run_directory(const std::filesystem::path& config);
 
 }  // namespace ballast::tools

@@ -28,7 +28,7 @@ void run_tokenize(const TokenizeArguments& arguments) {
   config::DataSection data;
   data.text = arguments.texts;
   const auto source = data::TokenSource::open(data, 256);
-  // Token files have no header by which one could be recognised.
+  // Token files have no header that identifies them.
   data::write_tokens(source, arguments.out,
                      {.kind = "a token file",
                       .begins = "",

@@ -36,12 +36,12 @@ struct TrainArguments {
   bool live = false;
 };
 
-/// Lines that say where the files of a run are.
+/// Lines with the places of a run's files.
 std::vector<std::string> places_of(const config::Config& config) {
   return {fmt::format("metrics in {}", (config.ballast.out / "metrics.jsonl").string())};
 }
 
-/// How SIGINT or SIGTERM ends a run in its steps.
+/// Describes how SIGINT or SIGTERM ends a run during its steps.
 const char* ending_in_steps(const config::Config& config) {
   return config.ballast.writes_checkpoints()
              ? "the run ends after the step that is running, with a checkpoint"
@@ -61,8 +61,8 @@ void train_and_show(const TrainArguments& arguments, config::Config config, comm
     console.emplace(fmt::format("ballast train {}", request.config.file.string()),
                     ready.steps_per_print, launched, live, places_of(ready),
                     resuming_command(request, ready));
-    // A launcher sends signals to its ranks after the failure of one of them, too. Then only a run
-    // that goes on to a checkpoint says something.
+    // A launcher sends signals to its ranks even after the failure of one of them. So only a run
+    // that will write a checkpoint prints a notice.
     const bool says =
         !launched || (ready.ballast.writes_checkpoints() && comm::read_launch().first());
     if (says) console->ends_in_steps(ending_in_steps(ready));
@@ -72,7 +72,7 @@ void train_and_show(const TrainArguments& arguments, config::Config config, comm
   try {
     train_run(request, std::move(config), show, ranks);
   } catch (const Error& error) {
-    // The summary has said that it was interrupted. Ranks have to end each other.
+    // The summary has reported the interrupt. Ranks have to end each other.
     const bool interrupted = error.category() == ErrorCategory::interrupted;
     const bool summarized = console && console->summarized();
     if (interrupted && summarized && ranks == nullptr) throw Reported{status_of(error)};
@@ -85,7 +85,7 @@ void check_words(const std::vector<std::string>& words) {
   throw Error(ErrorCategory::usage, "--resume=: must not be empty");
 }
 
-/// Trains as one of several ranks. Reads the config before joining, since it has the timeout; the
+/// Trains as one of several ranks. Reads the config before joining, since it has the timeout. The
 /// ranks agree on errors in it after joining.
 void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) {
   const TrainRequest& request = arguments.request;
@@ -99,7 +99,7 @@ void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) 
     mistake = std::current_exception();
   }
   comm::JoinOptions options = {.interrupted = &interrupted()};
-  // A signal then ends the run after the step, so no collective is given up.
+  // A signal then ends the run after the step, so no collective is abandoned.
   if (config && config->ballast.writes_checkpoints()) options.interrupted = nullptr;
   if (config) options.timeout_seconds = config->ballast.comm_timeout_seconds;
   run_as_rank(launch, options, [&](comm::Ranks& ranks) {
@@ -164,20 +164,21 @@ void add_train(Command program) {
                    "Run one operation at a time, for debugging; results are the same");
   command.add_flag("--overwrite", &a.request.overwrite,
                    "Replace the files of another run in the run directory, and the file of --trace "
-                   "whatever it is");
+                   "even if it is of another kind");
   command.add_flag("--resume", &a.request.resume,
-                   "Go on with the run of --out from its newest whole checkpoint "
-                   "(ballast.checkpoint_every), or from DIR: a run, one of its checkpoints, or a "
-                   "portable one (ballast export --states). DIR auto: go on with the run of --out, "
-                   "or begin it if it has no checkpoint yet, for jobs that are requeued",
+                   "Continue the run of --out from its latest intact checkpoint "
+                   "(ballast.checkpoint_every), or start from DIR: a run, one of its checkpoints, "
+                   "or a portable one (ballast export --states). DIR auto: continue the run of "
+                   "--out, or start it if it has no checkpoint yet, for jobs that are requeued",
                    "DIR");
   command.add_option("--allow-change", &a.request.allowed_changes,
                      "With --resume: let KEY, which changes results, differ from the checkpoint "
                      "(optimizer.params.lr, optimizer, all; see configs/README.md)",
                      {.single_argument = true, .takes = Names::key});
-  command.add_flag("--live", &a.live,
-                   "Fill the terminal with the loss, memory, lanes and time left; q leaves this "
-                   "view, the run goes on");
+  command.add_flag(
+      "--live", &a.live,
+      "Fill the terminal with the loss, memory, time left and busy lanes (computation, "
+      "copies, I/O); q leaves this view, the run continues");
   command.add_flag("--print-config", &a.print_config, "Print the effective config and stop");
   command.set_action([arguments] { run_train(*arguments); });
 }

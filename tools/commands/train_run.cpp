@@ -22,18 +22,18 @@ namespace {
 
 constexpr std::string_view kAutomatic = "auto";
 
-/// --resume=auto: the run of --out goes on or begins.
+/// Whether --resume=auto is given: the run of --out is continued or started.
 bool is_automatic(const TrainRequest& request) {
   return request.resume == kAutomatic;
 }
 
-/// Where --resume=DIR points; "" without DIR.
+/// The path of --resume=DIR; "" without DIR.
 std::filesystem::path resumed_path(const TrainRequest& request) {
   if (request.resume.empty() || request.resume == kFlagAlone || is_automatic(request)) return "";
   return std::filesystem::absolute(request.resume);
 }
 
-/// Whether the run of --out goes on, or may go on; --resume=DIR may also begin another one.
+/// Whether the run of --out continues, or may continue. --resume=DIR may also start another run.
 bool continues(const TrainRequest& request, const config::Config& config) {
   const std::filesystem::path& out = config.ballast.out;
   const std::filesystem::path from = resumed_path(request);
@@ -47,7 +47,7 @@ train::RunDirectory directory_of(const TrainRequest& request, const config::Conf
   return request.overwrite ? train::RunDirectory::overwritten : train::RunDirectory::fresh;
 }
 
-/// A word of a shell's command line.
+/// Quotes a word for a shell's command line.
 std::string quoted(const std::string& word) {
   const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 ||
@@ -101,7 +101,7 @@ void check_run(const TrainRequest& request, const config::Config& config) {
   }
   if (own && request.overwrite) {
     throw Error(ErrorCategory::usage,
-                fmt::format("{} would replace the run that {} goes on with; give one of them",
+                fmt::format("{} would replace the run that {} continues; give one of them",
                             option(caller, "overwrite"), option(caller, "resume")));
   }
   if (out.empty() || own) return;

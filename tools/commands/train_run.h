@@ -16,19 +16,19 @@
 
 namespace ballast::tools {
 
-/// A run that is asked for.
+/// Request for a run.
 struct TrainRequest {
   ConfigRequest config;
-  std::filesystem::path out;               ///< "": that of the config, or a new one
-  std::uint64_t steps = 0;                 ///< 0: those of the config
-  std::optional<std::uint64_t> seed = {};  ///< nothing: that of the config
+  std::filesystem::path out;               ///< empty: that of the config, or a new one
+  std::uint64_t steps = 0;                 ///< 0: that of the config
+  std::optional<std::uint64_t> seed = {};  ///< empty: that of the config
   train::TraceRequest trace;
   bool serial = false;
   bool overwrite = false;
-  std::string resume;  ///< "": no; kFlagAlone: the run of `out`; otherwise from where
-  std::vector<std::string> allowed_changes;  ///< of a resume: see train::RunOptions
-  planner::PlanSource source;                ///< files with rates or a plan
-  std::vector<std::string> command;          ///< the words that have asked for it, for run.json
+  std::string resume;  ///< "": no; kFlagAlone: the run of `out`; otherwise the path to resume from
+  std::vector<std::string> allowed_changes;  ///< see train::RunOptions
+  planner::PlanSource source;                ///< file with rates or a plan
+  std::vector<std::string> command;          ///< words of the request, for run.json
 };
 
 /// The config with the request's changes. Throws Error(config).
@@ -38,15 +38,15 @@ config::Config load_config(const TrainRequest& request, std::uint32_t world);
 /// directory with files of another run.
 void check_run(const TrainRequest& request, const config::Config& config);
 
-/// How the caller goes on with the run: a command, or a call.
+/// The command, or call, with which the caller continues the run.
 std::string resuming_command(const TrainRequest& request, const config::Config& config);
 
-/// Makes the observer of a run, when its run directory is known.
+/// Makes the observer of a run when its run directory is known.
 using MakeObserver = std::function<train::Observer&(const config::Config&)>;
 
-/// Trains `config`, which is load_config() and has passed check_run(). Makes a run directory if
-/// none is named, and removes it if the run fails before it has written. interrupted() ends the
-/// run. Throws Error.
+/// Trains `config`, the result of load_config() after check_run(). Makes a run directory if none is
+/// named, and removes it if the run fails before it has written. interrupted() ends the run. Throws
+/// Error.
 void train_run(const TrainRequest& request, config::Config config, const MakeObserver& observer,
                comm::Ranks* ranks = nullptr);
 

@@ -22,11 +22,11 @@ namespace {
 /// A part of the program that may be missing on a machine.
 struct OptionalPart {
   std::string name;
-  std::string refusal;    ///< why it is missing, or ""
-  std::string file = {};  ///< of the library that it was loaded from, if any
+  std::string refusal;    ///< reason why it is missing, or ""
+  std::string file = {};  ///< file of the loaded library, if any
 };
 
-/// "self, mpi (/usr/lib/ballast/ballast_mpi.so); nccl: built without NCCL".
+/// Returns "self, mpi (/usr/lib/ballast/ballast_mpi.so); nccl: built without NCCL".
 std::string parts_text(const std::vector<OptionalPart>& parts) {
   std::string available;
   std::string missing;

@@ -20,7 +20,7 @@
 namespace ballast::tools {
 namespace {
 
-/// "58.1M", "1.25G".
+/// Returns "58.1M", "1.25G".
 std::string short_bytes(Bytes bytes) {
   std::string text = format_bytes(bytes);
   text.erase(std::remove(text.begin(), text.end(), ' '), text.end());
@@ -33,12 +33,12 @@ Bytes peak(const train::StepMetrics& metrics, Tier tier) {
   return found == metrics.peak_bytes.end() ? 0 : found->second;
 }
 
-/// Without the sign of a NaN, which depends on the machine and prints as "-nan".
+/// Removes the sign of a NaN, which depends on the machine and prints as "-nan".
 double without_nan_sign(double value) {
   return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
 }
 
-/// "75%": the share of pairs whose chosen completion has the larger reward.
+/// Returns "75%", the share of pairs whose chosen completion has the larger reward.
 std::string accuracy_text(const train::StepMetrics::Rewards& rewards) {
   return fmt::format("{:.0f}%", 100.0 * rewards.accuracy);
 }
@@ -49,13 +49,13 @@ std::string margin_text(const train::StepMetrics::Rewards& rewards) {
   return std::abs(margin) < 10.0 ? fmt::format("{:.4f}", margin) : fmt::format("{:.3g}", margin);
 }
 
-/// ", accuracy 75%, margin 0.2130" for a step on pairs; "" for others.
+/// Returns ", accuracy 75%, margin 0.2130" for a step on pairs; "" for others.
 std::string rewards_text(const std::optional<train::StepMetrics::Rewards>& rewards) {
   if (!rewards) return "";
   return fmt::format(", accuracy {}, margin {}", accuracy_text(*rewards), margin_text(*rewards));
 }
 
-/// A column of the table of steps. Narrow terminals lack the columns that come last.
+/// A column of the table of steps. Narrow terminals drop columns of high rank.
 struct Column {
   const char* name;
   std::size_t width;
@@ -126,14 +126,14 @@ std::vector<std::string> exchange_lines(const train::RunSummary& summary) {
   return lines;
 }
 
-/// "1.9021 nats/token, perplexity 6.7", or of pairs of completions "0.6514 per pair".
+/// Returns "1.9021 nats/token, perplexity 6.7", or for pairs of completions "0.6514 per pair".
 std::string held_out_text(double loss, bool pairs) {
   if (pairs) return fmt::format("{:.4f} per pair", without_nan_sign(loss));
   return fmt::format("{:.4f} nats/token, perplexity {:.4g}", without_nan_sign(loss),
                      without_nan_sign(std::exp(loss)));
 }
 
-/// "done in 3.1s (2.9s of steps): 20 steps", or what an interrupt has left of it.
+/// Returns "done in 3.1s (2.9s of steps): 20 steps", or how far an interrupted run has come.
 std::string ending_of(const train::RunSummary& summary) {
   const std::string times = fmt::format("{} ({} of steps)", format_seconds(summary.seconds),
                                         format_seconds(summary.training_seconds));
@@ -213,7 +213,7 @@ void Console::started(const train::RunStart& start) {
   terminal_.live(fmt::format("step {}/{} running", start.resumed_step + 1, start.steps));
 }
 
-/// A terminal that has changed its width may show other columns, so the header again.
+/// Prints the header again if the terminal's width, and so its columns, have changed.
 void Console::show_step(const train::StepReport& report) {
   std::vector<Column> columns = columns_of(report);
   narrow(columns, terminal_.width());
@@ -235,7 +235,7 @@ void Console::stepped(const train::StepReport& report) {
   }
   std::fflush(stdout);
   if (metrics.step == report.steps) return;
-  // The line has room for one of the two numbers of pairs.
+  // The line has room for only one of the two numbers of pairs.
   const std::string accuracy =
       metrics.rewards ? ", accuracy " + accuracy_text(*metrics.rewards) : "";
   terminal_.live(fmt::format("step {}/{} running, loss {:.4f}{}, {} tok/s, eta {}",
@@ -342,10 +342,11 @@ void Console::finished(const train::RunSummary& summary) {
   }
   if (resumable) terminal_.show(fmt::format("checkpoint in {}", summary.checkpoint.string()));
   if (summary.interrupted && resumable) {
-    terminal_.show("to go on: " + (summary.moved_to.empty()
-                                       ? resuming_
-                                       : fmt::format("the same command with --resume and --out {}",
-                                                     summary.moved_to.string())));
+    terminal_.show("to continue: " +
+                   (summary.moved_to.empty()
+                        ? resuming_
+                        : fmt::format("the same command with --resume and --out {}",
+                                      summary.moved_to.string())));
   }
   std::fflush(stdout);
   summarized_ = true;

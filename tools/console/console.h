@@ -12,13 +12,13 @@
 
 namespace ballast::tools {
 
-/// Prints a run to standard output in at most 80 columns, or as many as the terminal has: a line
-/// every `steps_per_print` steps (none with config::kNoProgressLines) and, on a terminal, a live
-/// line below them or the live view instead of both.
+/// Prints a run to standard output in at most 80 columns, or the columns of a narrower terminal: a
+/// line every `steps_per_print` steps (none with config::kNoProgressLines) and, on a terminal, a
+/// live line below them or the live view instead of both.
 class Console final : public train::Observer {
  public:
-  /// `live`: show the live view; only where Screen::available(). `ending`: lines after the summary.
-  /// `resuming`: the command that goes on with the run.
+  /// `live`: show the live view; only if Screen::available(). `ending`: lines after the summary.
+  /// `resuming`: the command that resumes the run.
   Console(std::string title, std::uint64_t steps_per_print, bool launched, bool live,
           std::vector<std::string> ending, std::string resuming);
 
@@ -29,7 +29,7 @@ class Console final : public train::Observer {
   void saving(Bytes done, Bytes total) override;
   void finished(const train::RunSummary& summary) override;
   void already_finished(const train::FinishedRun& run) override;
-  /// How a signal ends the run once it is planned (announce_ending()); nullptr: nothing is said.
+  /// Sets the notice of a signal once the run is planned (announce_ending()); nullptr: none.
   void ends_in_steps(const char* ending) { ending_in_steps_ = ending; }
   /// Whether finished() has printed the summary.
   [[nodiscard]] bool summarized() const { return summarized_; }
@@ -48,7 +48,7 @@ class Console final : public train::Observer {
   bool live_;
   Terminal terminal_;
   std::unique_ptr<LiveView> view_;
-  std::string header_;  ///< the last one shown
+  std::string header_;  ///< last header shown
   const char* ending_in_steps_ = nullptr;
   bool summarized_ = false;
 };

@@ -2,10 +2,10 @@
 
 namespace ballast::tools {
 
-/// Makes the first SIGINT or SIGTERM say at once, on standard error, how the work ends: "ballast:
-/// SIGTERM: the run ends after this step; a second signal ends it at once". `ending` is a string
-/// that lives as long as the program; nullptr says nothing. A view that fills the terminal
-/// (set_line_taker()) says it in its own way.
+/// Makes the first SIGINT or SIGTERM print at once, on standard error, how the work ends: "ballast:
+/// SIGTERM: the run ends after this step; a second signal ends it at once". `ending` must live as
+/// long as the program; nullptr prints nothing. A view that fills the terminal (set_line_taker())
+/// shows this itself.
 void announce_ending(const char* ending);
 
 }  // namespace ballast::tools

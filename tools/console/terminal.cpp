@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kWidth = 80;
 constexpr std::size_t kNarrowest = 20;
 
-/// Whether the cursor is at the end of a live line. Warnings come from any thread.
+/// Whether the cursor is at the end of a live line. Any thread may print warnings.
 std::atomic<bool>& live_line() {
   static std::atomic<bool> shown = false;
   return shown;
@@ -45,7 +45,7 @@ Taker& taker() {
   return only;
 }
 
-/// Whether there is a taker, for those who cannot wait for the mutex.
+/// Whether there is a taker, for callers that cannot wait for the mutex.
 std::atomic<bool>& has_taker() {
   static std::atomic<bool> has = false;
   return has;

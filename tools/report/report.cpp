@@ -223,7 +223,7 @@ void add_report(Command program) {
                      "Write the metrics as a table, instead of the page unless --out is given",
                      {.takes = Names::new_path, .value = "FILE"});
   command.add_flag("--overwrite", &a.overwrite,
-                   "Replace the files of --out and --csv, whatever they are");
+                   "Replace the files of --out and --csv, even of another kind");
   command.add_flag("--watch", &a.watch,
                    "Serve the page to browsers on this machine (through ssh -L also on "
                    "others) and update it while the runs continue",

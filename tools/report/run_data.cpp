@@ -23,6 +23,7 @@
 #include "ballast/planner/draw_blueprint.h"
 #include "ballast/planner/forecast.h"
 #include "ballast/text/files.h"
+#include "ballast/text/words.h"
 
 #include "tools/report/series.h"
 
@@ -32,20 +33,10 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-constexpr std::array<const char*, 14> kCurves = {"loss",
-                                                 "eval_loss",
-                                                 "grad_norm",
-                                                 "loss_scale",
-                                                 "lr",
-                                                 "tokens_per_second",
-                                                 "step_seconds",
-                                                 "nvme_bytes_written",
-                                                 "experts.balance_loss",
-                                                 "experts.router_z_loss",
-                                                 "experts.largest_load",
-                                                 "experts.idle",
-                                                 "rewards.margin",
-                                                 "rewards.accuracy"};
+constexpr std::string_view kCurves =
+    "loss eval_loss grad_norm loss_scale lr tokens_per_second step_seconds nvme_bytes_written "
+    "experts.balance_loss experts.router_z_loss experts.largest_load experts.idle rewards.margin "
+    "rewards.accuracy";
 
 /// Whether a process holds the lock that a run takes on its metrics. Does not take it.
 bool is_locked(const fs::path& file) {
@@ -305,7 +296,10 @@ Json RunData::totals() const {
 Json RunData::to_json(std::size_t groups) const {
   constexpr std::size_t kMeans = 300;
   Json series = Json::object();
-  for (const char* key : kCurves) series.add(key, series_json(log_, key, groups));
+  for (const std::string_view word : text::words_of(kCurves)) {
+    const std::string key(word);
+    series.add(key, series_json(log_, key, groups));
+  }
   Json notes = Json::array();
   if (!lost_.empty()) notes.push_back(lost_);
   for (const std::string& note : log_.notes()) notes.push_back(note);

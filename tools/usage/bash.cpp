@@ -97,26 +97,7 @@ std::string bash_values(const OptionInfo& option, const CommandInfo& program) {
     return fmt::format("{} {}", option.commas ? "_ballast_list" : "_ballast_words",
                        in_one_word(option.values));
   }
-  switch (option.takes) {
-    case Names::file:
-    case Names::path:
-    case Names::model:
-      return fmt::format("_ballast_files {}", fmt::join(option.extensions, " "));
-    case Names::new_path:
-      return "_ballast_files";
-    case Names::folder:
-    case Names::new_folder:
-      return "_ballast_folders";
-    case Names::command:
-      return "_ballast_words " + in_one_word(program.command_names());
-    case Names::setting:
-      return "_ballast_setting";
-    case Names::key:
-      return "_ballast_words \"$_ballast_keys\"";
-    case Names::anything:
-      break;
-  }
-  return ":";
+  return completed(completion_of(option.takes).bash, option, program);
 }
 
 std::string bash_keys(const std::vector<config::KeyInfo>& keys) {

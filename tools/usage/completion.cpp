@@ -3,8 +3,21 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace ballast::tools {
+
+std::string completed(const char* call, const OptionInfo& option, const CommandInfo& program) {
+  const auto& ends = option.extensions;
+  return fmt::format(
+      fmt::runtime(call), fmt::arg("extensions", fmt::join(ends, " ")),
+      fmt::arg("patterns",
+               ends.empty() ? "" : fmt::format(" -g \"(*{})(-.)\"", fmt::join(ends, "|*"))),
+      fmt::arg("files", ends.size() == 1
+                            ? fmt::format("-a '(__fish_complete_suffix {})'", ends.front())
+                            : "-F"),
+      fmt::arg("commands", fmt::join(program.command_names(), " ")));
+}
 
 std::string short_description(const std::string& description) {
   constexpr std::size_t kShortest = 4;

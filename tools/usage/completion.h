@@ -20,6 +20,9 @@ std::string fish_completion(const CommandInfo& program, const std::vector<config
 std::string man_page(const CommandInfo& program, const std::vector<config::KeyInfo>& keys,
                      const std::string& version);
 
+/// The `call` of a ValueCompletion, filled in with the words of the option and of the program.
+std::string completed(const char* call, const OptionInfo& option, const CommandInfo& program);
+
 /// The first part of a description, for a line next to a word.
 std::string short_description(const std::string& description);
 

@@ -42,33 +42,10 @@ end
 complete -c ballast -f
 )";
 
-/// Arguments of `complete` for the values of an option or argument.
+/// Arguments of fish's `complete` for the values of an option or argument.
 std::string fish_values(const OptionInfo& option, const CommandInfo& program) {
-  const auto offered = [](const std::string& words) { return "-a " + shell_quoted(words); };
-  if (!option.values.empty()) return offered(fmt::format("{}", fmt::join(option.values, " ")));
-  switch (option.takes) {
-    case Names::file:
-    case Names::path:
-    case Names::model:
-      if (option.extensions.size() == 1) {
-        return offered(fmt::format("(__fish_complete_suffix {})", option.extensions.front()));
-      }
-      return "-F";
-    case Names::new_path:
-      return "-F";
-    case Names::folder:
-    case Names::new_folder:
-      return offered("(__fish_complete_directories)");
-    case Names::command:
-      return offered(fmt::format("{}", fmt::join(program.command_names(), " ")));
-    case Names::setting:
-      return offered("(__ballast_settings)");
-    case Names::key:
-      return offered("$__ballast_keys");
-    case Names::anything:
-      break;
-  }
-  return "";
+  if (option.values.empty()) return completed(completion_of(option.takes).fish, option, program);
+  return "-a " + shell_quoted(fmt::format("{}", fmt::join(option.values, " ")));
 }
 
 std::string fish_option(const CommandInfo& command, const OptionInfo& option,

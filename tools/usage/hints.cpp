@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -11,36 +12,37 @@
 #include <fmt/ranges.h>
 
 #include "ballast/config/key_list.h"
+#include "ballast/text/words.h"
 
 namespace ballast::tools {
 namespace {
 
+/// Advice on words, which are separated by spaces.
 struct Advice {
   std::string_view advice;
-  std::vector<std::string_view> words;
+  std::string_view words;
 };
 
-const std::vector<Advice> kCommands = {
+constexpr auto kCommands = std::to_array<Advice>({
     {"to train a model: ballast train CONFIG",
-     {"run", "start", "fit", "finetune", "fine-tune", "launch", "resume", "sft", "dpo", "lora"}},
+     "run start fit finetune fine-tune launch resume sft dpo lora"},
     {"to compute a loss: ballast eval PATH",
-     {"evaluate", "evaluation", "test", "validate", "perplexity", "ppl", "loss"}},
+     "evaluate evaluation test validate perplexity ppl loss"},
     {"to list the content of a model or a run: ballast inspect PATH",
-     {"info", "show", "ls", "list", "verify", "checkpoints", "cat"}},
+     "info show ls list verify checkpoints cat"},
     {"to predict memory and speed: ballast plan CONFIG",
-     {"predict", "estimate", "simulate", "memory", "dry-run", "dryrun", "fits"}},
-    {"to write the model of a run: ballast export RUN --out DIR",
-     {"convert", "save", "merge", "push", "upload"}},
-    {"to draw a run: ballast report RUN",
-     {"watch", "plot", "html", "dashboard", "draw", "compare"}},
-    {"to measure this machine: ballast bench", {"benchmark", "measure", "speed"}},
+     "predict estimate simulate memory dry-run dryrun fits"},
+    {"to write the model of a run: ballast export RUN --out DIR", "convert save merge push upload"},
+    {"to draw a run: ballast report RUN", "watch plot html dashboard draw compare"},
+    {"to measure this machine: ballast bench", "benchmark measure speed"},
     {"tools/prepare.py makes documents from conversations, ballast tokenize token files from plain "
      "text",
-     {"prepare", "preprocess", "data", "dataset", "tokenise"}},
+     "prepare preprocess data dataset tokenise"},
     {"a model that `ballast export` has written runs in other programs, such as transformers; "
      "Ballast only trains and evaluates",
-     {"generate", "chat", "serve", "infer", "inference", "predict-text"}},
-    {"ballast --version", {"version"}}};
+     "generate chat serve infer inference predict-text"},
+    {"ballast --version", "version"},
+});
 
 constexpr std::string_view kOneConfig = "give only the DeepSpeed config: ballast train CONFIG";
 constexpr std::string_view kRanks =
@@ -48,77 +50,34 @@ constexpr std::string_view kRanks =
     "CONFIG";
 
 /// Options of DeepSpeed's, torch's and accelerate's launchers, without dashes.
-const std::vector<Advice> kLaunchers = {
-    {kOneConfig,
-     {"deepspeed", "deepspeed_config", "ds_config", "config", "config_file", "cfg", "c"}},
+constexpr auto kLaunchers = std::to_array<Advice>({
+    {kOneConfig, "deepspeed deepspeed_config ds_config config config_file cfg c"},
     {kRanks,
-     {"num_gpus",
-      "num_nodes",
-      "nproc_per_node",
-      "nproc",
-      "nnodes",
-      "node_rank",
-      "local_rank",
-      "local_world_size",
-      "world_size",
-      "rank",
-      "master_addr",
-      "master_port",
-      "hostfile",
-      "include",
-      "exclude",
-      "launcher",
-      "num_processes",
-      "num_machines",
-      "machine_rank",
-      "gpus",
-      "gpu_ids",
-      "multi_gpu",
-      "rdzv_backend",
-      "rdzv_endpoint",
-      "rdzv_id",
-      "standalone",
-      "max_restarts",
-      "use_deepspeed",
-      "zero_stage",
-      "main_process_port",
-      "main_process_ip",
-      "np",
-      "ranks"}}};
+     "num_gpus num_nodes nproc_per_node nproc nnodes node_rank local_rank local_world_size "
+     "world_size rank master_addr master_port hostfile include exclude launcher num_processes "
+     "num_machines machine_rank gpus gpu_ids multi_gpu rdzv_backend rdzv_endpoint rdzv_id "
+     "standalone max_restarts use_deepspeed zero_stage main_process_port main_process_ip np ranks"},
+});
 
-/// Names that Trainer, TRL or common usage have for keys of the config.
-struct Name {
-  std::string_view name;
-  std::string_view key;
-};
-constexpr auto kNames = std::to_array<Name>({
-    {"learning_rate", "optimizer.params.lr"},
-    {"per_device_train_batch_size", "train_micro_batch_size_per_gpu"},
-    {"micro_batch_size", "train_micro_batch_size_per_gpu"},
-    {"micro_batch", "train_micro_batch_size_per_gpu"},
-    {"batch_size", "train_batch_size"},
-    {"global_batch_size", "train_batch_size"},
-    {"epochs", "ballast.steps"},
-    {"num_train_epochs", "ballast.steps"},
-    {"max_length", "data.sequence_length"},
-    {"max_seq_length", "data.sequence_length"},
-    {"model", "model.path"},
-    {"model_name_or_path", "model.path"},
-    {"data", "data.documents"},
-    {"dataset", "data.documents"},
-    {"train_file", "data.documents"},
-    {"max_grad_norm", "gradient_clipping"},
-    {"grad_clip", "gradient_clipping"},
-    {"warmup_steps", "scheduler.params.warmup_num_steps"},
-    {"warmup", "scheduler.params.warmup_num_steps"},
-    {"nvme_path", "zero_optimization.offload_optimizer.nvme_path"},
-    {"offload", "zero_optimization.offload_optimizer.device"},
-    {"bf16", "bf16.enabled"},
-    {"fp16", "fp16.enabled"},
-    {"zero", "zero_optimization.stage"},
-    {"optim", "optimizer.type"},
-    {"lr_scheduler_type", "scheduler.type"},
-    {"lora", "ballast.adapters"},
+/// Keys of the config, and the names that Trainer, TRL or common usage have for them.
+constexpr auto kNames = std::to_array<Advice>({
+    {"optimizer.params.lr", "learning_rate"},
+    {"train_micro_batch_size_per_gpu", "per_device_train_batch_size micro_batch_size micro_batch"},
+    {"train_batch_size", "batch_size global_batch_size"},
+    {"ballast.steps", "epochs num_train_epochs"},
+    {"data.sequence_length", "max_length max_seq_length"},
+    {"model.path", "model model_name_or_path"},
+    {"data.documents", "data dataset train_file"},
+    {"gradient_clipping", "max_grad_norm grad_clip"},
+    {"scheduler.params.warmup_num_steps", "warmup_steps warmup"},
+    {"zero_optimization.offload_optimizer.nvme_path", "nvme_path"},
+    {"zero_optimization.offload_optimizer.device", "offload"},
+    {"bf16.enabled", "bf16"},
+    {"fp16.enabled", "fp16"},
+    {"zero_optimization.stage", "zero"},
+    {"optimizer.type", "optim"},
+    {"scheduler.type", "lr_scheduler_type"},
+    {"ballast.adapters", "lora"},
 });
 
 /// `name` without leading dashes, and with '_' between its words as in configs.
@@ -128,9 +87,10 @@ std::string plain_word(const std::string& name) {
   return text;
 }
 
-std::string_view advice_for(const std::vector<Advice>& table, const std::string& word) {
+/// The advice on `word`, which has no spaces; "" if there is none.
+std::string_view advice_for(std::span<const Advice> table, const std::string& word) {
   for (const auto& [advice, words] : table) {
-    if (std::find(words.begin(), words.end(), word) != words.end()) return advice;
+    if (text::has_word(words, word)) return advice;
   }
   return "";
 }
@@ -142,9 +102,7 @@ bool has_settings(const CommandInfo& command) {
 
 /// Keys that `name` may stand for: a whole path, the last part of one, or another program's name.
 std::vector<std::string> keys_called(const std::string& name) {
-  for (const Name& one : kNames) {
-    if (one.name == name) return {std::string(one.key)};
-  }
+  if (const auto key = advice_for(kNames, name); !key.empty()) return {std::string(key)};
   std::vector<std::string> found;
   for (const config::KeyInfo& key : config::key_list()) {
     if (key.path == name) return {key.path};

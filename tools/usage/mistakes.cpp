@@ -94,7 +94,7 @@ std::string excess_argument(const CommandInfo& command, const ReadWords& read) {
                      extra.front().empty() ? "''" : fmt::format("{}", fmt::join(extra, " ")));
 }
 
-/// What is wrong with how an option is given, apart from its value.
+/// Describes a mistake in how an option is given, apart from its value; "" if there is none.
 std::string mistake_of(const ReadWords::Given& given) {
   const OptionInfo& option = *given.option;
   if (option.flag && !option.optional_value()) {
@@ -154,7 +154,7 @@ std::string conflict(const CommandInfo& command, const ReadWords& read) {
   return "";
 }
 
-/// The command is unknown, or a subcommand is missing.
+/// Describes an unknown command or a missing subcommand; "" if neither is the case.
 std::string command_mistake(const ReadWords& read) {
   const CommandInfo& command = *read.command;
   if (read.has_unknown_command) {

@@ -1,6 +1,7 @@
 #include "tools/usage/table.h"
 
 #include <algorithm>
+#include <array>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,6 +15,25 @@ namespace {
 constexpr std::size_t kHelpWidth = 80;
 constexpr std::size_t kDescriptionColumn = 26;
 
+constexpr const char* kBashFiles = "_ballast_files {extensions}";
+constexpr const char* kZshFiles = "_files{patterns}";
+constexpr const char* kFolders = "-a '(__fish_complete_directories)'";
+
+constexpr auto kValueCompletions = std::to_array<ValueCompletion>({
+    {Names::anything, "TEXT", ":", "( )", ""},
+    {Names::file, "FILE", kBashFiles, kZshFiles, "{files}"},
+    {Names::folder, "DIR", "_ballast_folders", "_files -/", kFolders},
+    {Names::path, "PATH", kBashFiles, kZshFiles, "{files}"},
+    {Names::model, "PATH", kBashFiles, kZshFiles, "{files}"},
+    {Names::new_path, "PATH", "_ballast_files", "_files", "-F"},
+    {Names::new_folder, "DIR", "_ballast_folders", "_files -/", kFolders},
+    {Names::command, "COMMAND", "_ballast_words '{commands}'", "({commands})", "-a '{commands}'"},
+    {Names::setting, "KEY=VALUE", "_ballast_setting", "_ballast_settings",
+     "-a '(__ballast_settings)'"},
+    {Names::key, "KEY", "_ballast_words \"$_ballast_keys\"", "compadd -- $_ballast_keys",
+     "-a '$__ballast_keys'"},
+});
+
 std::string usage_line(const CommandInfo& command) {
   std::string line = "Usage: " + command.path;
   if (!command.commands.empty()) line += command.needs_command ? " COMMAND" : " [COMMAND]";
@@ -22,7 +42,7 @@ std::string usage_line(const CommandInfo& command) {
   return line;
 }
 
-/// "  name    description", wrapped; a long name has its own line.
+/// Adds "  name    description", wrapped. A long name has its own line.
 void add_entry(std::string& text, const std::string& name, const std::string& description) {
   const std::string indent(kDescriptionColumn, ' ');
   std::string entry = wrap(description, kHelpWidth, indent);
@@ -36,6 +56,11 @@ void add_entry(std::string& text, const std::string& name, const std::string& de
 }
 
 }  // namespace
+
+const ValueCompletion& completion_of(Names names) {
+  return *std::find_if(kValueCompletions.begin(), kValueCompletions.end(),
+                       [names](const ValueCompletion& kind) { return kind.names == names; });
+}
 
 const OptionInfo* CommandInfo::option(const std::string& word) const {
   const auto found = std::find_if(options.begin(), options.end(), [&](const OptionInfo& one) {

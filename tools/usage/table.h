@@ -11,10 +11,10 @@
 
 namespace ballast::tools {
 
-/// The work of a command.
+/// The action of a command.
 using Action = std::function<void()>;
 
-/// The things that the values of an option name. Messages, help and completion use it.
+/// Kinds of values of options. Messages, help and completion use them.
 enum class Names {
   anything,
   file,
@@ -28,37 +28,53 @@ enum class Names {
   key,      ///< a key of the config
 };
 
+/// The placeholder of such values in the help, and the calls that complete them in shells. In the
+/// calls, {extensions}, {patterns} and {files} are replaced by those of the option, {commands} by
+/// the words of the program.
+struct ValueCompletion {
+  Names names;
+  const char* placeholder;
+  const char* bash;
+  const char* zsh;
+  const char* fish;
+};
+const ValueCompletion& completion_of(Names names);
+
 /// Least and greatest value, as numbers of the type that --help names.
 using Range = std::variant<std::pair<int, int>, std::pair<std::uint64_t, std::uint64_t>,
                            std::pair<double, double>>;
 
 /// One option, flag or positional argument of a command.
 struct OptionInfo {
-  // Rules that whoever adds the option chooses.
+  // Rules that the caller chooses when it adds the option.
   bool required = false;
-  bool commas = false;           ///< separate the values of a list
-  bool single_argument = false;  ///< a list takes one each time the option is given
+  bool commas = false;           ///< commas separate the values of a list
+  bool single_argument = false;  ///< a list takes one value each time the option is given
   bool positive = false;
   std::optional<Range> range = {};
   std::vector<std::string> choices = {};
-  std::vector<std::string> values = {};      ///< for completion: the choices, or what else is read
-  Names takes = Names::anything;             ///< by default Names::path for paths
-  std::vector<std::string> extensions = {};  ///< of files that it takes, ".json"
+  std::vector<std::string> values = {};      ///< choices for completion, or words that are also
+                                             ///< accepted
+  Names takes = Names::anything;             ///< kind of its values; by default Names::path for
+                                             ///< paths
+  std::vector<std::string> extensions = {};  ///< extensions of files that it takes, ".json"
   std::string value = {};     ///< placeholder in the help, "DIR"; "" for a flag without a value
-  std::string needs = {};     ///< another option
-  std::string excludes = {};  ///< another option
-  bool show_default = false;  ///< the value of the target
-  std::string initial = {};   ///< the default that the help shows; "" without one
+  std::string needs = {};     ///< name of another option
+  std::string excludes = {};  ///< name of another option
+  bool show_default = false;  ///< show the value of the target as the default
+  std::string initial = {};   ///< default that the help shows; "" without one
 
-  // What follows from its name and its target.
-  std::vector<std::string> names = {};  ///< "--verbose", "-v"; of a positional one only "CONFIG"
+  // Members that follow from its name and its target.
+  std::vector<std::string> names = {};  ///< "--verbose", "-v"; only "CONFIG" for a positional
+                                        ///< argument
   std::string description = {};
-  std::string bounds = {};  ///< "1 to 65535"; "" without any
+  std::string bounds = {};  ///< "1 to 65535"; "" without bounds
   bool positional = false;
-  bool flag = false;      ///< has no value, or only one that is attached: --NAME=VALUE
+  bool flag = false;      ///< has no value, or only an attached one: --NAME=VALUE
   bool many = false;      ///< takes all values that follow
   bool repeated = false;  ///< may be given several times
-  /// Takes over the values that were given, one or more. Returns what is wrong with one, or "".
+  /// Sets the target to the given values, one or more. Returns a description of a mistake in one of
+  /// them, or "".
   std::function<std::string(const std::vector<std::string>& values)> set = {};
 
   /// Whether this is a flag that may have a value.

@@ -8,13 +8,13 @@
 
 namespace ballast::tools {
 
-/// Value of a flag that may have one, but has none.
+/// Value of a flag that may have a value but is given without one.
 inline constexpr const char* kFlagAlone = "true";
 
-/// The value of a flag as a word: true, off, 1; nothing for other words.
+/// Converts the value of a flag (true, off, 1) to bool; empty for other words.
 std::optional<bool> flag_value(const std::string& word);
 
-/// A command line as the table of commands reads it. Nothing is checked.
+/// A command line, split according to the table of commands. Nothing is checked.
 struct ReadWords {
   struct Given {
     const OptionInfo* option = nullptr;
@@ -28,13 +28,13 @@ struct ReadWords {
   std::string unknown_command;           ///< a word given as a command
   bool has_unknown_command = false;
   std::vector<Given> options;
-  std::vector<std::string> arguments;  ///< positional ones
+  std::vector<std::string> arguments;  ///< positional arguments
   std::vector<std::string> unknown;    ///< words that look like options but are not
 
   /// The values given for an option, a flag or a positional argument of the command; empty if it is
-  /// not given. That of a flag without a value is kFlagAlone.
+  /// not given. A flag without a value has kFlagAlone.
   [[nodiscard]] std::vector<std::string> values_of(const OptionInfo& option) const;
-  /// The last positional arguments that the command does not take.
+  /// Number of positional arguments at the end that the command does not take.
   [[nodiscard]] std::size_t excess() const;
 };
 
@@ -49,8 +49,8 @@ bool asks_for_help(const ReadWords& read);
 std::vector<std::string> normalised(const CommandInfo& program,
                                     const std::vector<std::string>& words);
 
-/// One line about the first mistake in the words, without the values of options; "" if there is
-/// none or it is one of a value.
+/// One line about the first mistake in the words, except in the values of options; "" if there is
+/// none.
 std::string mistake_in(const CommandInfo& program, const ReadWords& read);
 
 }  // namespace ballast::tools

@@ -57,29 +57,7 @@ std::string zsh_action(const OptionInfo& option, const CommandInfo& program) {
     return option.commas ? fmt::format("_values -s , value {}", values)
                          : fmt::format("({})", values);
   }
-  std::vector<std::string> patterns;
-  for (const std::string& extension : option.extensions) patterns.push_back("*" + extension);
-  switch (option.takes) {
-    case Names::file:
-    case Names::path:
-    case Names::model:
-      return patterns.empty() ? "_files"
-                              : fmt::format("_files -g \"({})(-.)\"", fmt::join(patterns, "|"));
-    case Names::new_path:
-      return "_files";
-    case Names::folder:
-    case Names::new_folder:
-      return "_files -/";
-    case Names::command:
-      return fmt::format("({})", fmt::join(program.command_names(), " "));
-    case Names::setting:
-      return "_ballast_settings";
-    case Names::key:
-      return "compadd -- $_ballast_keys";
-    case Names::anything:
-      break;
-  }
-  return "( )";
+  return completed(completion_of(option.takes).zsh, option, program);
 }
 
 std::string zsh_spec(const OptionInfo& option, const CommandInfo& program) {

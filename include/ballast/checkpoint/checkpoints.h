@@ -16,8 +16,7 @@ namespace ballast::checkpoint {
 /// State of a dynamic loss scale (fp16.loss_scale 0).
 struct LossScale {
   double scale = 1.0;
-  std::uint64_t hysteresis =
-      1;  ///< number of overflows, from the next one on, until the scale is halved
+  std::uint64_t hysteresis = 1;  ///< number of overflows until the scale is halved
   std::uint64_t good_steps = 0;  ///< steps since the last overflow or the start
 
   bool operator==(const LossScale&) const = default;

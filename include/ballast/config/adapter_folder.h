@@ -11,20 +11,20 @@
 
 namespace ballast::config {
 
-// Folders of PEFT (Hugging Face's library of adapters): adapter_config.json describes the adapters,
-// adapter_model.safetensors holds the tensors, each NAME as kAdapterPrefix + NAME.
+// PEFT folders (PEFT is Hugging Face's library of adapters): adapter_config.json describes the
+// adapters, and adapter_model.safetensors contains the tensors, each NAME as kAdapterPrefix + NAME.
 
 inline constexpr const char* kAdapterConfig = "adapter_config.json";
 inline constexpr const char* kAdapterWeights = "adapter_model.safetensors";
 inline constexpr const char* kAdapterPrefix = "base_model.model.";
 
-/// The keys of ballast.adapters that the adapter_config.json in `folder` describes, all but path.
-/// Throws Error(config) naming the file and the key: no such file, another kind of adapter, and a
-/// setting that changes what adapters compute and that Ballast lacks.
+/// The keys of ballast.adapters that the adapter_config.json in `folder` describes, all except
+/// path. Throws Error(config) naming the file and the key: no such file, another kind of adapter,
+/// and a setting that changes what adapters compute and that Ballast lacks.
 text::Json read_adapter_folder(const std::filesystem::path& folder);
 
-/// The settings of an adapter_config.json that merging needs. Which modules have adapters, and with
-/// which rank, follows from the tensors themselves.
+/// The settings of an adapter_config.json that merging needs. The tensors themselves show which
+/// modules have adapters, and with which rank.
 struct MergeSettings {
   /// A regular expression for the end of a module's name, and the number for such modules.
   struct Pattern {
@@ -36,9 +36,9 @@ struct MergeSettings {
   bool rslora = false;
   bool dora = false;
   bool input_first = false;     ///< fan_in_fan_out
-  std::vector<Pattern> ranks;   ///< rank_pattern; the first that matches counts
+  std::vector<Pattern> ranks;   ///< rank_pattern; the first match applies
   std::vector<Pattern> alphas;  ///< alpha_pattern
-  /// Ids of the tokens whose rows are trained, by module; "": the embedding.
+  /// Ids of the tokens whose rows are trained, by module; "" is the embedding.
   std::vector<std::pair<std::string, std::vector<std::uint64_t>>> tokens;
 
   /// The rank and the factor s of the adapter of `module` ("model.layers.0.self_attn.q_proj").
@@ -49,11 +49,11 @@ struct MergeSettings {
 };
 
 /// Throws Error(config) naming the file and the key: no such file, another kind of adapter,
-/// adapters of a base model that PEFT has changed, and a setting that changes what merged weights
-/// are and that Ballast lacks.
+/// adapters of a base model that PEFT has changed, and a setting that changes merged weights and
+/// that Ballast lacks.
 MergeSettings read_merge_settings(const std::filesystem::path& folder);
 
-/// adapter_config.json for the adapters of `model` over the model at `base` (empty: unknown).
+/// Makes adapter_config.json for the adapters of `model` over the model at `base` (empty: unknown).
 text::Json make_adapter_config(const model::Architecture& model, const std::filesystem::path& base);
 
 }  // namespace ballast::config

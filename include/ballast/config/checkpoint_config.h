@@ -13,22 +13,22 @@ namespace ballast::config {
 inline constexpr const char* kCheckpointConfig = "config.json";
 
 /// The model section that Hugging Face's config.json in `folder` describes, by the
-/// Family::checkpoint_keys() of its family. Appends to `notes` what has no effect here, such as
-/// dropout. Throws Error(config) naming the file and the key: no such file, another family, a
+/// Family::checkpoint_keys() of its family. Appends to `notes` the keys without effect here, such
+/// as dropout. Throws Error(config) naming the file and the key: no such file, another family, a
 /// missing size, a value that the family does not support, and a key that is unknown, since it may
 /// change what the model computes.
 text::Json read_model_section(const std::filesystem::path& folder, std::vector<std::string>& notes);
 
 /// Throws Error(config) if the model section of `config` disagrees with Hugging Face's config.json
-/// `file`. Shapes alone do not say, for example, how many heads a matrix holds. Accepts a file that
+/// `file`. Shapes alone do not show, for example, how many heads a matrix has. Accepts a file that
 /// does not exist or has none of the family's keys.
 void compare_with_checkpoint(const std::filesystem::path& file, const Config& config);
 
-/// The text of a config.json for weights that are written as numbers: without its
-/// quantization_config; unchanged if it has none. Throws Error(data).
+/// The text of a config.json for dequantised weights: without its quantization_config; unchanged if
+/// it has none. Throws Error(data).
 std::string of_decoded_weights(const std::string& text);
 
-/// The name of a type in config.json: "float32", "bfloat16", "float16".
+/// Name of a type in config.json: "float32", "bfloat16", "float16".
 std::string_view torch_name(DType type);
 
 /// Hugging Face's config.json for the model of `config`.

@@ -14,10 +14,11 @@
 
 namespace ballast::config {
 
-/// `data.token_type`: the type of raw token files, little-endian. automatic: u16 if every id fits.
+/// `data.token_type`: the type of headerless token files, little-endian. automatic: u16 if every id
+/// fits.
 enum class TokenType : std::uint8_t { automatic, u16, u32 };
 
-/// `aio.backend`. automatic: the best that works.
+/// `aio.backend`. automatic: the best one that works.
 enum class IoBackend : std::uint8_t { automatic, io_uring, threads };
 
 /// `ballast.device`. automatic: CUDA if there is a usable GPU.
@@ -26,10 +27,10 @@ enum class DeviceChoice : std::uint8_t { automatic, host, cuda };
 /// `ballast.product_algorithms`: how the CUDA device chooses algorithms of matrix products.
 enum class ProductSearch : std::uint8_t { heuristic, timed };
 
-/// `ballast.quantized_base`: how frozen matrices of layers are kept (model::quantize()).
+/// `ballast.quantized_base`: how frozen matrices of layers are stored (model::quantize()).
 enum class QuantizedBase : std::uint8_t { automatic, none, int8, nf4 };
 
-/// `ballast.on_error`: what follows an error of the swap space.
+/// `ballast.on_error`: the reaction to an error of the swap space.
 enum class OnError : std::uint8_t { stop, resume };
 
 /// A value of a closed choice and its name in configs.
@@ -40,7 +41,7 @@ struct NamedValue {
 };
 
 /// All values of the closed choice T, in the order in which messages and completion list them.
-/// Reading, printing and suggestions use these tables alone. Types without a table do not compile.
+/// Reading, printing and suggestions use only these tables. Types without a table do not compile.
 template <class T>
 inline constexpr std::nullptr_t kChoices = nullptr;
 
@@ -85,7 +86,7 @@ template <>
 inline constexpr auto kChoices<step::ExpertUpdates> =
     std::to_array<NamedValue<step::ExpertUpdates>>({{"all", step::ExpertUpdates::all},
                                                     {"touched", step::ExpertUpdates::touched}});
-/// `ballast.update_isa`; "auto": the best that the machine has.
+/// `ballast.update_isa`; "auto": the best one of the machine.
 template <>
 inline constexpr auto kChoices<std::optional<Isa>> =
     std::to_array<NamedValue<std::optional<Isa>>>({{"auto", std::nullopt},
@@ -119,7 +120,7 @@ constexpr std::string_view name_of(const T& value) {
   return "";
 }
 
-/// The value of that name; empty if there is none.
+/// The value called `name`; empty if there is none.
 template <class T>
 constexpr std::optional<T> value_named(std::string_view name) {
   for (const auto& choice : kChoices<T>) {

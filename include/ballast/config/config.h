@@ -21,16 +21,16 @@ namespace ballast::config {
 /// A tier named in the config, or "auto": the planner decides block by block.
 using TierChoice = std::optional<Tier>;
 
-/// `data`: the training data. Exactly one of text, tokens, documents and pairs.
+/// `data`: the training data. Has exactly one of text, tokens, documents and pairs.
 struct DataSection {
   std::vector<std::string> text;       ///< files, folders or globs, read byte by byte
   std::vector<std::string> tokens;     ///< token files (.bin)
   std::vector<std::string> documents;  ///< files of documents (.safetensors)
-  std::vector<std::string> pairs;      ///< files of pairs, chosen and rejected (.safetensors)
+  std::vector<std::string> pairs;      ///< files of preference pairs (.safetensors)
   TokenType token_type = TokenType::automatic;
   std::uint64_t sequence_length = 0;
   double held_out = 0.05;         ///< share of the tokens kept for evaluation, 0 to 0.5
-  std::vector<std::string> eval;  ///< files for evaluation, of the kind of the training data
+  std::vector<std::string> eval;  ///< files for evaluation, of the same kind as the training data
   bool shuffle = true;
   /// Reads the files as their keys say, even if they look like another format or were made with
   /// another tokenizer.
@@ -41,7 +41,7 @@ struct DataSection {
     if (!text.empty()) return "text";
     return !tokens.empty() ? "tokens" : !documents.empty() ? "documents" : "pairs";
   }
-  /// Its files.
+  /// Files of the training data.
   [[nodiscard]] const std::vector<std::string>& files() const {
     if (!text.empty()) return text;
     return !tokens.empty() ? tokens : !documents.empty() ? documents : pairs;
@@ -55,7 +55,7 @@ struct DataSection {
     own = eval;
     return section;
   }
-  /// Sequences of what the batch size counts.
+  /// Sequences per sample of the batch size.
   [[nodiscard]] std::uint64_t sequences_per_sample() const { return pairs.empty() ? 1 : 2; }
 };
 
@@ -63,7 +63,7 @@ struct DataSection {
 /// does not have keep the values below.
 struct OptimizerSection {
   cpu_adam::Optimizer type = cpu_adam::Optimizer::adamw;
-  /// Used only while reading: "Adam" means AdamW unless this is false. Afterwards `type` is the
+  /// Used only while reading: "Adam" means AdamW unless this is false. Afterwards `type` has the
   /// result, and this is false only for adam.
   bool adam_w_mode = true;
   double lr = 1e-3;
@@ -74,7 +74,7 @@ struct OptimizerSection {
   double momentum = 0.0;
   bool nesterov = false;
 
-  /// The section of a config that gives only the type.
+  /// The defaults of a config that gives only the type.
   static OptimizerSection defaults(cpu_adam::Optimizer type);
   friend bool operator==(const OptimizerSection&, const OptimizerSection&) = default;
 };
@@ -100,29 +100,31 @@ inline constexpr auto kChoices<SchedulerSection::Type> =
          {"WarmupDecayLR", SchedulerSection::Type::warmup_decay},
          {"WarmupCosineLR", SchedulerSection::Type::warmup_cosine}});
 
-/// Derived and checked as DeepSpeed does: train = micro x accumulation x world, any one missing.
+/// Derived and checked like in DeepSpeed: train = micro x accumulation x world, where any one may
+/// be missing.
 struct BatchSection {
   std::uint64_t train_batch = 0;
   std::uint64_t micro_batch = 0;
   std::uint64_t accumulation = 0;
-  /// "auto": the planner chooses micro_batch and accumulation; until then they hold one valid
-  /// choice.
+  /// "auto": the planner chooses micro_batch and accumulation, which contain one valid choice until
+  /// then.
   bool automatic = false;
 };
 
 struct OffloadSection {
   TierChoice tier = Tier::device;                ///< device: none | cpu | nvme | auto
-  std::vector<std::filesystem::path> nvme_path;  ///< folders; none: the run directory
+  std::vector<std::filesystem::path> nvme_path;  ///< folders; empty: the run directory
 };
 
 struct ZeroSection {
   int stage = 0;
   /// Stage 3: blocks with at most this many parameters keep full weights on every rank.
   std::uint64_t persistence_threshold = 0;
-  /// Stage 3: number of ranks that share one copy of the split weights; 1: all ranks.
+  /// Stage 3: number of ranks that share one copy of the sharded weights; 1: all ranks.
   std::uint64_t hpz_partition_size = 1;
-  bool quantized_weights = false;  ///< stage 3: gathers move 8-bit codes, which changes results
-  /// Most elements whose states are moved and updated together; 0: the planner chooses.
+  bool quantized_weights = false;  ///< stage 3: all-gathers move 8-bit codes, which changes results
+  /// Maximum number of elements whose states are moved and updated together; 0: the planner
+  /// chooses.
   std::uint64_t sub_group_size = 0;
   OffloadSection optimizer;
   OffloadSection parameters;
@@ -134,7 +136,7 @@ struct AioPath {
   Bytes block_size = 1 * kMiB;
   unsigned queue_depth = 32;
   IoBackend backend = IoBackend::automatic;
-  double read_gbps = 0.0;  ///< measured bandwidth, 10^9 bytes a second; 0: not measured
+  double read_gbps = 0.0;  ///< measured bandwidth, 10^9 bytes per second; 0: not measured
   double write_gbps = 0.0;
   friend bool operator==(const AioPath&, const AioPath&) = default;
 };
@@ -145,13 +147,13 @@ struct AioSection {
   unsigned queue_depth = 32;
   IoBackend backend = IoBackend::automatic;
   Bytes in_flight_bytes = 64 * kMiB;  ///< per path
-  double stall_seconds = 30.0;        ///< slower transfers cause a warning
+  double stall_seconds = 30.0;        ///< seconds after which a transfer causes a warning
   double abandon_seconds = 300.0;     ///< timeout of a transfer; at least stall_seconds
   bool sqpoll = false;
   bool iopoll = false;
-  bool buffered = false;         ///< through the page cache instead of O_DIRECT
+  bool buffered = false;         ///< use the page cache instead of O_DIRECT
   bool any_file_system = false;  ///< swap to tmpfs, overlay and network file systems too
-  std::vector<AioPath> paths;    ///< no path twice
+  std::vector<AioPath> paths;    ///< without duplicates
 };
 
 /// An explicit placement of some blocks; later entries win.
@@ -160,18 +162,18 @@ struct PlacementRule {
   std::uint64_t last_block = 0;  ///< inclusive
   std::optional<Tier> weights;
   std::optional<Tier> optimizer;
-  std::optional<Tier> activations;  ///< of the block's input
-  std::optional<Tier> gradients;    ///< host or nvme
-  std::optional<bool> recompute;    ///< of the layer's intermediates
+  std::optional<Tier> activations;  ///< tier of the block's input
+  std::optional<Tier> gradients;    ///< tier: host or nvme
+  std::optional<bool> recompute;    ///< whether the layer's intermediates are recomputed
 };
 
-/// `ballast.spike`: what a run does when the loss of a step jumps (train/spikes.h).
+/// `ballast.spike`: the reaction of a run to a loss spike (train/spikes.h).
 struct SpikeSection {
   enum class Action { off, warn, stop, rollback };
   Action action = Action::off;
-  std::uint64_t window = 50;  ///< steps whose losses are the measure
-  double factor = 6.0;        ///< standard deviations above their mean
-  /// Rollbacks without a new checkpoint between them, before the run stops.
+  std::uint64_t window = 50;  ///< number of previous steps that a loss is compared with
+  double factor = 6.0;        ///< standard deviations above their mean that make a spike
+  /// Rollbacks without a new checkpoint in between before the run stops.
   std::uint64_t most_rollbacks = 3;
 };
 
@@ -184,7 +186,7 @@ inline constexpr auto kChoices<SpikeSection::Action> =
 
 /// `ballast.adapters`.
 struct AdapterSection : model::AdapterConfig {
-  std::filesystem::path path;  ///< a folder of PEFT to begin from; empty: new adapters
+  std::filesystem::path path;  ///< PEFT folder to start from; empty: new adapters
 };
 
 /// `ballast`: settings that DeepSpeed lacks.
@@ -192,43 +194,44 @@ struct BallastSection {
   DeviceChoice device = DeviceChoice::automatic;
   model::AttentionBackend attention = model::AttentionBackend::best;
   ProductSearch product_algorithms = ProductSearch::heuristic;
-  Bytes device_bytes = 0;  ///< budget; 0 ("auto"): what is free
+  Bytes device_bytes = 0;  ///< budget; 0 ("auto"): the free memory
   Bytes host_bytes = 0;    ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
-  /// Patterns of the names of trained tensors (model::freeze()); none ("all"): all are trained.
+  /// Patterns of the names of trained tensors (model::freeze()); empty ("all"): all are trained.
   std::vector<std::string> train;
-  std::optional<AdapterSection> adapters;  ///< train is "adapters"
+  std::optional<AdapterSection> adapters;  ///< set if train is "adapters"
   /// Patterns of the names of tensors without weight decay (model::exempt_from_decay()).
   std::vector<std::string> weight_decay_exclude;
-  model::Preference preference;  ///< the loss of data.pairs
+  model::Preference preference;  ///< loss of data.pairs
   /// Automatic until the config is complete: nf4 if the weights are stored in nf4.
   QuantizedBase quantized_base = QuantizedBase::automatic;
-  bool double_quantization = false;           ///< of nf4: scales are codes too
+  bool double_quantization = false;           ///< for nf4: quantise the scales, too
   std::optional<step::Order> order;           ///< unset ("auto"): the planner's choice
   step::Update update = step::Update::gated;  ///< eager: without gradient clipping
-  /// With gated updates: how many blocks, evenly spread over those with states below the device,
-  /// are updated before the norm is known; unset ("auto"): the planner's choice.
+  /// Number of blocks, evenly spread over those with states below the device, that gated updates
+  /// update before the norm is known; unset ("auto"): the planner's choice.
   std::optional<std::uint64_t> speculative_updates;
   step::ExpertUpdates expert_updates = step::ExpertUpdates::all;
-  /// Whether weights of experts move before their router has chosen; unset ("auto"): the planner's
-  /// choice.
+  /// Whether weights of experts are prefetched before their router has chosen; unset ("auto"): the
+  /// planner's choice.
   std::optional<bool> expert_prefetch;
   /// Ranks that share the experts of a layer, with one in each block; 1: each rank has all experts;
   /// 0 ("auto"): the planner's choice.
   std::uint64_t expert_parallel = 0;
   bool serial = false;
-  bool nvtx = false;                        ///< operations are ranges in NVIDIA's profilers
-  std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging
+  bool nvtx = false;                        ///< mark operations as ranges in NVIDIA's profilers
+  std::optional<std::uint64_t> delay_seed;  ///< delay operations at random, for debugging
   /// Tier that stores block inputs for the backward pass;
   /// activation_checkpointing.cpu_checkpointing means host.
   TierChoice activations;
-  /// Tier where the gradients of blocks that are updated on the host wait: host or nvme.
+  /// Tier of the gradients of blocks that are updated on the host, until their update: host or
+  /// nvme.
   TierChoice gradients;
   /// Whether the backward pass recomputes layers' intermediates instead of keeping them on the
   /// device; unset ("auto"): recomputes those that do not fit.
   std::optional<bool> recompute;
   int compute_threads = 0;  ///< 0: all CPUs
   int update_threads = 0;
-  std::optional<Isa> update_isa;        ///< unset ("auto"): the best of this machine
+  std::optional<Isa> update_isa;        ///< unset ("auto"): the best one of this machine
   std::optional<int> update_numa_node;  ///< node whose CPUs run the update; unset ("auto"): any
   /// bf16_first and blockwise8 change the arithmetic.
   cpu_adam::Moments::Format optimizer_states = cpu_adam::Moments::Format::f32;
@@ -238,10 +241,10 @@ struct BallastSection {
   std::uint64_t seed = 1234;
   std::uint64_t eval_every = 0;          ///< steps between evaluations; 0: only at the end
   std::uint64_t eval_batches = 8;        ///< micro-batches per evaluation
-  bool save_weights = true;              ///< write them to the run directory at the end
+  bool save_weights = true;              ///< write the weights to the run directory at the end
   std::uint64_t checkpoint_every = 0;    ///< steps between checkpoints; 0: not by steps
   double checkpoint_seconds = 0.0;       ///< time between checkpoints; 0: not by time
-  std::uint64_t checkpoint_keep = 2;     ///< the newest ones
+  std::uint64_t checkpoint_keep = 2;     ///< number of latest checkpoints to keep
   std::uint64_t max_skipped_steps = 10;  ///< non-finite steps in a row before the run stops
   SpikeSection spike;
   OnError on_error = OnError::stop;
@@ -252,7 +255,7 @@ struct BallastSection {
   [[nodiscard]] std::uint64_t expert_ranks() const {
     return expert_parallel > 1 ? expert_parallel : 1;
   }
-  /// Otherwise a signal ends the run in mid step.
+  /// Whether a signal ends the run after the step with a checkpoint, instead of during the step.
   [[nodiscard]] bool writes_checkpoints() const {
     return checkpoint_every > 0 || checkpoint_seconds > 0.0;
   }
@@ -262,15 +265,15 @@ struct BallastSection {
 struct MonitorSection {
   bool enabled = false;
   std::filesystem::path output_path;          ///< empty: the run directory
-  std::string job_name = "DeepSpeedJobName";  ///< the folder in it
+  std::string job_name = "DeepSpeedJobName";  ///< name of the folder in it
 };
 
 /// `fp16`: the loss scale of training in fp16.
 struct Fp16Section {
-  double loss_scale = 0.0;                 ///< constant; 0: dynamic
-  std::uint64_t initial_scale_power = 16;  ///< a dynamic scale begins with 2 to the power of this
-  std::uint64_t loss_scale_window = 1000;  ///< steps without overflow until it doubles
-  std::uint64_t hysteresis = 2;            ///< overflows until it is halved
+  double loss_scale = 0.0;                 ///< constant scale; 0: dynamic
+  std::uint64_t initial_scale_power = 16;  ///< a dynamic scale begins with 2 to this power
+  std::uint64_t loss_scale_window = 1000;  ///< steps without overflow before it doubles
+  std::uint64_t hysteresis = 2;            ///< overflows before it is halved
   bool consecutive_hysteresis = false;     ///< a step without overflow restores the hysteresis
   double min_loss_scale = 1.0;
 
@@ -282,19 +285,19 @@ struct Fp16Section {
 /// A value of Config::steps_per_print above every number of steps.
 inline constexpr std::uint64_t kNoProgressLines = std::uint64_t{1} << 40U;
 
-/// All numbers of buffers open: the planner chooses, or the engine's defaults apply.
+/// Numbers of buffers that are all open: the planner chooses, or the engine's defaults apply.
 inline constexpr step::BufferCounts kOpenBuffers = {0, 0, 0, 0, 0, 0};
 
 /// A member of BufferCounts in the config.
 struct BufferKind {
   std::string_view key;                         ///< path of the key
-  std::uint32_t step::BufferCounts::*count;     ///< 0 in a config: open
-  std::uint32_t few;                            ///< number if memory is short
-  static constexpr std::uint32_t kFewest = 1;   ///< if not even these fit
-  static constexpr std::uint32_t kMost = 1024;  ///< limit of the key
+  std::uint32_t step::BufferCounts::*count;     ///< 0 in a config means open
+  std::uint32_t few;                            ///< number used if memory is short
+  static constexpr std::uint32_t kFewest = 1;   ///< number used if not even these fit
+  static constexpr std::uint32_t kMost = 1024;  ///< maximum of the key
 };
 
-/// In the order in which the planner adds buffers where there is room.
+/// Kinds in the order in which the planner adds buffers where there is room.
 inline constexpr auto kBufferKinds = std::to_array<BufferKind>(
     {{"zero_optimization.offload_optimizer.buffer_count", &step::BufferCounts::state_staging, 1},
      {"ballast.device_weight_buffers", &step::BufferCounts::weight_slots, 2},
@@ -314,47 +317,47 @@ struct Config {
   ZeroSection zero;
   step::BufferCounts buffers = kOpenBuffers;  ///< the keys of kBufferKinds
   AioSection aio;
-  /// Of weights, activations and packed gradients: bf16.enabled, fp16.enabled, or f32.
+  /// type of weights, activations and packed gradients: bf16.enabled, fp16.enabled, or f32
   DType type = DType::bf16;
   Fp16Section fp16;
   double gradient_clipping = 1.0;     ///< 0: no clipping
-  std::uint64_t steps_per_print = 1;  ///< or kNoProgressLines
+  std::uint64_t steps_per_print = 1;  ///< number of steps, or kNoProgressLines
   MonitorSection tensorboard;
   MonitorSection csv_monitor;
   BallastSection ballast;
-  /// Sequences of a micro-batch.
+  /// Sequences per micro-batch.
   [[nodiscard]] std::uint64_t micro_sequences() const {
     return batch.micro_batch * data.sequences_per_sample();
   }
   /// Whether a batch has the position of each token in its document: in packed documents, and in
-  /// pairs if the length of a document counts, to which padding does not belong.
+  /// pairs if rotary positions depend on the length of a document, which excludes padding.
   [[nodiscard]] bool has_positions() const;
-  /// "key.path: reason" of each known DeepSpeed key that has no meaning here.
+  /// "key.path: reason" for each known DeepSpeed key that has no meaning here.
   std::vector<std::string> ignored;
-  /// "key.path: what it means here" of each value that means something else to DeepSpeed.
+  /// "key.path: meaning here" for each value that has another meaning in DeepSpeed.
   std::vector<std::string> notes;
 };
 
 /// The model of a complete config, with its adapters and frozen tensors. `fail` is called with the
-/// path of a key and the rule that it breaks; throws.
+/// path of a key and the rule that it breaks; it throws.
 model::Architecture model_of(
     const Config& config,
     const std::function<void(const std::string& path, const std::string& rule)>& fail);
 
 /// Reads a JSON file (comments allowed), applies `overrides` ("path=value", value as JSON or, if
-/// that fails, as a string), checks everything and fills defaults. Relative paths are relative to
-/// the file; `world` is the number of ranks for the batch triplet, 0 for a reader to which only the
-/// batch of one rank matters, whatever the number. Throws Error(config): one line
-/// with the file, the key's path, what is wrong and, for an unknown key, the nearest known one.
+/// that fails, as a string), checks everything and fills in defaults. Relative paths are relative
+/// to the file. `world` is the number of ranks for the batch triplet, or 0 if only the batch of one
+/// rank matters. Throws Error(config): one line with the file, the key's path, the mistake and, for
+/// an unknown key, the nearest known one.
 Config load(const std::filesystem::path& file, std::span<const std::string> overrides,
             std::uint64_t world = 1);
 
-/// Same, from text; `base` is the directory of relative paths, `name` stands for the file in
-/// messages.
+/// Like load(), from text. `base` is the directory of relative paths, and messages call the file
+/// `name`.
 Config parse(const std::string& text, const std::filesystem::path& base, const std::string& name,
              std::span<const std::string> overrides, std::uint64_t world = 1);
 
-/// The effective config as indented JSON: every key with its value. parse() of it gives an equal
+/// The effective config as indented JSON: every key with its value. parse() returns an equal
 /// Config.
 std::string print(const Config& config);
 

@@ -16,7 +16,7 @@ struct Edit {
 };
 
 /// Applies `edits` to the config `text`: replaces values and appends missing keys and sections to
-/// their parents, formatted like their neighbours. All other bytes, comments included, stay the
+/// their parents, formatted like their neighbours. All other bytes, including comments, stay the
 /// same. Throws Error(config), naming `name`, for text that is not a config file and for a path
 /// through a value that is not a section.
 std::string edit_text(std::string text, std::span<const Edit> edits, const std::string& name);

@@ -7,19 +7,19 @@
 
 namespace ballast::config {
 
-/// Why `path` is not a folder of Hugging Face with a config.json, and what to do about it; nothing
-/// if it is one. `given` is the path as the user wrote it: where nothing is at the path, it may be
-/// the id of a model on Hugging Face's hub. Recognises adapters of PEFT, runs and exports of
+/// Explains why `path` is not a Hugging Face folder with a config.json, and what to do about it;
+/// nothing if it is one. `given` is the path as the user wrote it: if nothing exists there, it may
+/// be the id of a model on Hugging Face's hub. Recognises PEFT adapters, runs and exports of
 /// Ballast, folders of Trainer and DeepSpeed, the hub's cache, GGUF, ONNX, diffusers and pickled
 /// weights by the names of their files.
 std::optional<std::string> explain_no_model(const std::filesystem::path& path,
                                             std::string_view given);
 
-/// explain_no_model() for a folder of PEFT with an adapter_config.json.
+/// Like explain_no_model(), for a PEFT folder with an adapter_config.json.
 std::optional<std::string> explain_no_adapters(const std::filesystem::path& path,
                                                std::string_view given);
 
-/// Advice where nothing is at a path that the user wrote as `given`: "", or how to download a
+/// Advice if nothing exists at a path that the user wrote as `given`: "", or how to download a
 /// model if `given` can be the id of one.
 std::string download_hint(std::string_view given);
 

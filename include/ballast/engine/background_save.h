@@ -12,8 +12,8 @@
 
 namespace ballast::engine {
 
-/// Saves buffers of host memory on a thread of its own while training continues: whoever is about
-/// to write to one of them waits until it is saved.
+/// Saves buffers of host memory on a separate thread while training continues. A thread that is
+/// about to write to one of them waits until it is saved.
 class BackgroundSave {
  public:
   struct Part {
@@ -21,22 +21,22 @@ class BackgroundSave {
     std::function<void()> save;
   };
 
-  /// Calls the `save` of each part, in order, then `end`, all of them on the thread. After an
-  /// error nothing more is called, and nobody waits any longer.
+  /// Calls the `save` of each part in order, then `end`, all on the thread. After an error nothing
+  /// more is called, and no thread waits any longer.
   BackgroundSave(std::vector<Part> parts, std::function<void()> end);
-  /// Leaves out what has not begun.
+  /// Skips parts that have not begun.
   ~BackgroundSave();
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
-  /// Returns when `buffer` is saved or is none of the parts.
+  /// Returns when `buffer` is saved, or if it is not one of the parts.
   void before_write(plan::BufferId buffer);
-  /// Whether finish() returns at once.
+  /// Returns whether finish() would return immediately.
   [[nodiscard]] bool done() const;
-  /// Waits for all parts and the end. Throws what they have thrown. Call it once.
+  /// Waits for all parts and the end. Rethrows their exceptions. Call it once.
   void finish();
-  /// Leaves out what has not begun; finish() then throws Error(state). The buffers may go when it
-  /// returns.
+  /// Skips parts that have not begun; finish() then throws Error(state). The buffers may be freed
+  /// when it returns.
   void cancel();
 
  private:
@@ -47,7 +47,7 @@ class BackgroundSave {
   std::function<void()> end_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::size_t saved_ = 0;  ///< parts
+  std::size_t saved_ = 0;  ///< number of saved parts
   bool cancelled_ = false;
   bool done_ = false;
   std::exception_ptr error_;

@@ -26,19 +26,19 @@ struct StateFormat {
 /// moments.
 inline constexpr Elems kSubGroupUnit = 2048;
 
-/// Everything that is decided before a byte is allocated.
+/// All decisions that precede the allocation of memory.
 struct Blueprint {
   model::Architecture model;
-  DType type = DType::bf16;  ///< of weights, activations and packed gradients
+  DType type = DType::bf16;  ///< type of weights, activations and packed gradients
   StateFormat states;
-  /// Most elements whose states are moved and updated together; see size_problem().
+  /// Maximum elements whose states are moved and updated together; see size_problem().
   Elems sub_group_size = std::numeric_limits<Elems>::max();
   model::MicroBatchShape shape;
-  /// Sequences 2 i and 2 i + 1 of a micro-batch are a pair, whose loss is that of
+  /// Sequences 2 i and 2 i + 1 of a micro-batch are a preference pair, with the loss of
   /// EngineOptions::preference. Everything but the adapters is frozen.
   bool pairs = false;
-  bool packed = false;  ///< documents: layers read the positions of the tokens
-  /// The elements of all blocks that have no weight decay, in ascending order.
+  bool packed = false;  ///< several documents per sequence: layers read the positions of the tokens
+  /// Elements without weight decay, over all blocks, ascending.
   std::vector<ElementRange> undecayed;
   std::uint64_t micro_batches = 1;
   std::uint32_t rank = 0;  ///< below problem.world; all other members are equal on all ranks
@@ -51,30 +51,29 @@ struct Blueprint {
 
   /// Tokens of one training step on this rank; problem.tokens_per_step() counts all ranks.
   [[nodiscard]] std::uint64_t tokens_per_step() const { return micro_batches * shape.tokens(); }
-  /// FLOPs of this rank's matrix products in a training step, recomputation included.
+  /// FLOPs of this rank's matrix products in a training step, including recomputation.
   [[nodiscard]] double flops_per_step() const { return schedule.steady.flops(); }
 };
 
-/// Derives the sizes of all blocks and batches in `blueprint.problem` from the model, the type,
-/// the state format, the micro-batches and the problem's settings: ranks (world, stage, weight
-/// ranks, coded gathers) and `packed`. `kernels`: memory that the device's kernels need. Blocks of
-/// at most `persistence_threshold` parameters keep their weights whole on every rank (stage 3).
-/// States are cut into sub-groups of at most `sub_group_size` elements, rounded down to a multiple
-/// of kSubGroupUnit that is not 0. Blocks that are trained in part keep their weights whole, too.
+/// Derives the sizes of all blocks and batches in `blueprint.problem` from the model, the type, the
+/// state format, the micro-batches and the problem's settings: ranks (world, stage, weight ranks,
+/// coded gathers) and `packed`. `kernels`: memory that the device's kernels need. Blocks of at most
+/// `persistence_threshold` parameters keep their weights whole on every rank (stage 3). States are
+/// cut into sub-groups of at most `sub_group_size` elements, rounded down to a multiple of
+/// kSubGroupUnit that is not 0. Partly trained blocks keep their weights whole, too.
 void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
                   std::uint64_t evaluation_micro_batches = 1,
                   std::uint64_t persistence_threshold = 0);
 
 /// Sets the placement of a sized `blueprint` (one entry per block) and derives ledger and schedule.
-/// Throws Error(memory) naming the tier, the need and the largest line when a budget is too small.
+/// Throws Error(memory) with the tier, the need and the largest line if a budget is too small.
 void place(Blueprint& blueprint, step::Placement placement);
 
-/// `buffers` as lines by tier and kind.
+/// Returns `buffers` as lines by tier and kind.
 memory::Ledger make_ledger(const std::vector<plan::Buffer>& buffers);
 
-/// One line per kind of state, such as "weights  3 blocks on device, 2 blocks on host". Names
-/// moments that are not fp32 and gathers of weights that are in 8 bits or among fewer than all
-/// ranks.
+/// Returns one line per kind of state, such as "weights  3 blocks on device, 2 blocks on host".
+/// Mentions moments that are not fp32, and gathers of weights in 8 bits or among only some ranks.
 std::vector<std::string> describe_placement(const Blueprint& blueprint);
 
 }  // namespace ballast::engine

@@ -15,35 +15,36 @@
 
 namespace ballast::engine {
 
-/// A home on NVMe that a checkpoint keeps where it is.
+/// A home on NVMe that a checkpoint keeps in place.
 struct KeptHome {
   std::size_t block = 0;
   bool states = false;  ///< states or weights
-  /// Of the states; of weights 1 for the frozen ones, if the trained ones have a home of their own.
+  /// Sub-group of states. For weights: 1 for the frozen ones, if the trained ones have a separate
+  /// home.
   std::uint32_t sub_group = 0;
   state::KeptExtent content;
-  /// This rank's part of the arrays in it, each with the offset of its first byte in the home.
+  /// This rank's part of the arrays in the home, each with the offset of its first byte.
   std::vector<std::pair<StateRange, Bytes>> ranges;
 };
 
-/// What a checkpoint keeps in the swap files of a rank.
+/// States that a checkpoint keeps in the swap files of a rank.
 struct KeptStates {
   state::SwapImage image;
   std::vector<KeptHome> homes;
 };
 
-/// All arrays of all blocks that are not empty, whole, as the ranks together keep them.
+/// Returns all arrays of all blocks that are not empty, whole, as all ranks together keep them.
 std::vector<StateRange> whole_ranges(const Blueprint& blueprint);
 
-/// This rank's part of weights and states on `homes`: the shards of all arrays, in the order of
-/// blocks, weights first. The parts of all ranks are the whole.
+/// Returns this rank's part of weights and states on `homes`: its shards of all arrays, in block
+/// order, weights first. The parts of all ranks make up the whole.
 std::vector<StateRange> saved_ranges(const Blueprint& blueprint, step::Homes homes = {});
-/// Ranges in host memory, in the order in which a step first writes to them.
+/// Returns the ranges in host memory, in the order in which a step first writes to them.
 std::vector<StateRange> background_ranges(const Blueprint& blueprint);
 
 /// Receives the bytes of a range. May throw.
 using StateSink = std::function<void(const StateRange& range, ConstHostBytes bytes)>;
-/// Writes the bytes of a range to `bytes`. Throws Error when it has none.
+/// Writes the bytes of a range to `bytes`. Throws Error if it has none.
 using StateSource = std::function<void(const StateRange& range, HostBytes bytes)>;
 
 }  // namespace ballast::engine

@@ -18,9 +18,9 @@
 
 namespace ballast::engine {
 
-/// Weights and states of a running engine, from which checkpoints are made. All functions that do
-/// not say otherwise are collective and wait for all updates first; they throw Error(state) for a
-/// blueprint without states.
+/// Weights and states of a running engine, from which checkpoints are made. Unless stated
+/// otherwise, functions are collective and first wait for all updates; they throw Error(state) for
+/// a blueprint without states.
 class Snapshot {
  public:
   /// `settle` waits for all updates. `ranks`: nullptr with one rank. All arguments must outlive the
@@ -33,43 +33,46 @@ class Snapshot {
   /// Passes the ranges of saved_ranges() to `sink` in this order, each in one or several parts in
   /// ascending order.
   void save(const StateSink& sink, step::Homes homes = {});
-  /// Passes background_ranges() to `sink` in this order, as they are now, and calls `end`, both on
-  /// another thread, while training continues: an update waits until its block has been passed.
-  /// `sink` and `end` may throw: BackgroundSave::finish() rethrows. End one before the next.
+  /// Passes background_ranges() to `sink` in this order, in their present state, and calls `end`,
+  /// both on another thread, while training continues: an update waits until its block has been
+  /// passed. `sink` and `end` may throw; BackgroundSave::finish() rethrows. End one save before the
+  /// next.
   std::shared_ptr<BackgroundSave> save_in_background(const StateSink& sink,
                                                      std::function<void()> end);
-  /// Returns when the operation may overwrite what save_in_background() is saving. Waits for no
-  /// update.
+  /// Returns when the operation may overwrite what save_in_background() is saving. Does not wait
+  /// for updates.
   void before(const plan::Operation& operation) const;
-  /// Leaves out what save_in_background() has not begun, so that no operation waits for it.
+  /// Skips what save_in_background() has not begun, so that no operation waits for it.
   void cancel();
 
-  /// Weights and states on NVMe stay as they are now, for `checkpoint`: later updates are written
-  /// elsewhere (step::Options::kept_checkpoints at a time). Nothing is copied. Returns when
+  /// Keeps weights and states on NVMe in place for `checkpoint`: later updates are written
+  /// elsewhere (for step::Options::kept_checkpoints at a time). Nothing is copied. Returns when
   /// they are on the disks. Throws Error(io).
   KeptStates keep(std::uint64_t checkpoint);
-  /// The checkpoint no longer needs them. Does nothing for an unknown one. Waits for no update.
+  /// Releases the states of the checkpoint. Does nothing for an unknown one. Does not wait for
+  /// updates.
   void release(std::uint64_t checkpoint);
-  /// The checkpoints for which states are kept.
+  /// Returns the checkpoints for which states are kept.
   [[nodiscard]] std::vector<std::uint64_t> kept() const;
-  /// Names the swap files: state::SwapSpace::link(). Only if keep() has kept something.
+  /// Names the swap files: state::SwapSpace::link(). Call it only if keep() has kept something.
   [[nodiscard]] std::vector<std::filesystem::path> link(const std::filesystem::path& folder,
                                                         const std::string& name,
                                                         const std::string& elsewhere) const;
 
-  /// Writes weights and states to their homes, before any step: `source` is asked for this rank's
-  /// entries of every array, in parts. With `reused` swap files, those on NVMe are there already:
-  /// `here`. `kept`: all that checkpoints keep in these files. Throws the errors of `source`.
+  /// Writes weights and states to their homes, before any step, from `source`, in parts, for this
+  /// rank's entries of every array. With `reused` swap files, the states `here` are already on
+  /// NVMe. `kept`: all extents that checkpoints keep in these files. Throws the errors of `source`.
   void restore(const StateSource& source, bool reused, const KeptStates& here,
                const state::KeptExtents& kept);
 
-  /// fp32 master weights of one tensor.
+  /// Returns the fp32 master weights of one tensor.
   std::vector<float> read_weights(std::size_t block, const model::TensorSpec& tensor);
-  /// fp32 master weights of a block, at the offsets of its tensors; other elements are zero. Reads
-  /// the block once.
+  /// Returns the fp32 master weights of a block at the offsets of its tensors; other elements are
+  /// zero. Reads the block once.
   std::vector<float> read_block(std::size_t block);
-  /// XXH3 over the XXH3 of each array of weights and states, in the order of whole_ranges(): equal
-  /// for every placement, sub-group size and stage with the same number of ranks.
+  /// Returns the XXH3 over the XXH3 of each array of weights and states, in the order of
+  /// whole_ranges(). It is equal for every placement, sub-group size and stage with the same number
+  /// of ranks.
   std::uint64_t hash();
 
  private:

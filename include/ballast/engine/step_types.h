@@ -11,35 +11,36 @@ namespace ballast::engine {
 /// Token ids of micro-batches: [micro-batches, sequences, length] each.
 struct TokenBatch {
   std::span<const std::int32_t> tokens;   ///< in [0, vocab)
-  std::span<const std::int32_t> targets;  ///< below vocab; negative: does not count
-  /// Position of each token in its document: 0, or one more than that of the token before.
-  /// Attention stays inside a document. Only and always if the blueprint is packed; otherwise every
+  std::span<const std::int32_t> targets;  ///< below vocab; negative: ignored
+  /// Position of each token in its document: 0, or one more than the preceding token's. Attention
+  /// stays inside a document. Given if and only if the blueprint is packed; otherwise every
   /// sequence is one document.
   std::span<const std::int32_t> positions = {};
 };
 
 /// Mean loss of an evaluation.
 struct Evaluation {
-  double loss = 0.0;  ///< mean cross-entropy per target that counts, nats, or loss of a pair
-  std::uint64_t targets = 0;  ///< that count, of all ranks, or pairs that have some
+  double loss = 0.0;  ///< mean cross-entropy per counted target in nats, or mean loss per pair
+  std::uint64_t targets = 0;  ///< counted targets of all ranks, or pairs that have some
 };
 
 /// Results of one training step.
 struct StepResult {
-  /// Mean cross-entropy over the targets of the whole batch that count, nats; with
-  /// Blueprint::pairs, mean loss over the pairs.
+  /// Mean cross-entropy over the counted targets of the whole batch in nats; with Blueprint::pairs,
+  /// mean loss over the pairs.
   double loss = 0.0;
-  std::uint64_t targets = 0;  ///< that count, of all ranks, or pairs that have some
+  std::uint64_t targets = 0;  ///< counted targets of all ranks, or pairs that have some
   model::PairResult pairs;    ///< means over the pairs of the whole batch
-  /// Without their coefficients; the mean over micro-batches, of this rank. 0 without experts.
+  /// Router losses without their coefficients: means over the micro-batches of this rank. 0 without
+  /// experts.
   double balance_loss = 0.0;
   double router_z_loss = 0.0;
-  /// By layer, by expert: rows that its router sent there, of all ranks. Empty for layers without
+  /// Rows dispatched to each expert, by layer and expert, over all ranks. Empty for layers without
   /// experts, and without any.
   std::vector<std::vector<std::uint64_t>> expert_rows;
   /// L2 norm over all gradients before clipping, without the loss scale; not finite if skipped.
   double grad_norm = 0.0;
-  bool skipped = false;  ///< a gradient was not finite: nothing was updated
+  bool skipped = false;  ///< a gradient was not finite, so nothing was updated
   /// The step was clipped or skipped, so its speculative updates were undone and repeated.
   bool rolled_back = false;
 };

@@ -8,27 +8,29 @@
 
 namespace ballast::engine {
 
-/// Delivers initial weights. Several threads call it at a time.
+/// Provides initial weights. Several threads may call it concurrently.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
 
   /// Writes the fp32 values of elements [first, first + out.size()) of one tensor to `out`. Throws
-  /// Error when it has none. Training in bf16 calls it for weights and again for their remainders.
+  /// Error if it has none. Training in bf16 calls it for weights and again for their remainders.
   virtual void read(const model::TensorSpec& tensor, Elems first, std::span<float> out) = 0;
 
-  /// Whether read_bf16() delivers the tensor: bf16 holds all of its values exactly.
+  /// Returns whether read_bf16() provides the tensor, because bf16 represents all of its values
+  /// exactly.
   [[nodiscard]] virtual bool is_bf16(const model::TensorSpec& /*tensor*/) { return false; }
   /// Writes the bf16 values of elements from `first` on to `out`, 2 bytes each. Training in bf16
-  /// calls it instead of read() for tensors that are bf16, and only for the weights, since all
-  /// remainders are zero.
+  /// calls it instead of read() for such tensors, and only for the weights, because all remainders
+  /// are zero.
   virtual void read_bf16(const model::TensorSpec& /*tensor*/, Elems /*first*/, HostBytes /*out*/) {}
 
-  /// Whether read() has the magnitudes of adapters, which otherwise follow from their maps.
+  /// Returns whether read() has the magnitudes of adapters; otherwise they are computed from their
+  /// maps.
   [[nodiscard]] virtual bool has_magnitudes() { return false; }
 
   /// Writes the codes of a quantised tensor to `out`, laid out as in model::CodedArrays, and
-  /// returns true. Returns false if it has only values; these are then encoded. `out` is zeroed.
+  /// returns true. Returns false if it has only values, which are then encoded. `out` is zeroed.
   virtual bool read_codes(const model::TensorSpec& /*tensor*/, HostBytes /*out*/) { return false; }
 };
 

@@ -13,24 +13,24 @@
 
 namespace ballast::formats {
 
-/// Largest file of weights, unless a user asks for another size: that of Hugging Face.
+/// Default size limit of a file of weights, that of Hugging Face.
 inline constexpr Bytes kShardSize = 5'000'000'000;
 
-/// Cuts `tensors` in their order into the files of a model, each with at most `largest` bytes of
+/// Divides `tensors` in their order into the files of a model, each with at most `largest` bytes of
 /// data or one tensor.
 std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToStore> tensors,
                                                          Bytes largest);
 
-/// Writes a folder of Hugging Face. Everything goes to FOLDER.tmp-PID; finish() makes it durable
-/// and renames it, so no folder looks whole before it is.
+/// Writes a Hugging Face folder. Everything goes to FOLDER.tmp-PID. finish() makes it durable and
+/// renames it, so an incomplete folder never has the final name.
 class ModelFolderWriter {
  public:
-  /// `files`: the tensors of each file. One file is `single`, several are
-  /// model-00001-of-0000N.safetensors with an index. Throws Error(io) if `folder` holds files,
+  /// `files` lists the tensors of each file. One file is called `single`, several are
+  /// model-00001-of-0000N.safetensors with an index. Throws Error(io) if `folder` contains files,
   /// cannot be made, or its disk lacks the space for the weights.
   ModelFolderWriter(std::filesystem::path folder, std::vector<std::vector<TensorToStore>> files,
                     std::string single = kSingleWeights);
-  /// Without finish(): removes the temporary folder.
+  /// Removes the temporary folder unless finish() was called.
   ~ModelFolderWriter();
   ModelFolderWriter(const ModelFolderWriter&) = delete;
   ModelFolderWriter& operator=(const ModelFolderWriter&) = delete;
@@ -42,7 +42,7 @@ class ModelFolderWriter {
                     Elems first = 0);
   /// Adds a small file. Throws Error(io).
   void add(const std::string& name, std::string_view content);
-  /// Adds generation_config.json and the tokenizer's files, as far as the folder `from` has them.
+  /// Copies generation_config.json and the tokenizer's files, if the folder `from` has them.
   void carry(const std::filesystem::path& from);
   /// Writes the index, syncs and renames. Throws Error(io), Error(state) if values are missing.
   void finish();
@@ -53,13 +53,12 @@ class ModelFolderWriter {
 };
 
 /// Removes a folder that ModelFolderWriter has written, if there is one. Throws Error(usage)
-/// without removing anything if it holds other files; Error(io).
+/// without removing anything if it contains other files; Error(io).
 void remove_model_folder(const std::filesystem::path& folder);
 /// Throws like remove_model_folder(), but removes nothing.
 void check_removable(const std::filesystem::path& folder);
 
-/// Content of a file that a folder of Hugging Face carries along, at most 1 GiB. Throws
-/// Error(data).
+/// Content of a small file of a Hugging Face folder, at most 1 GiB. Throws Error(data).
 std::string read_small_file(const std::filesystem::path& path);
 
 }  // namespace ballast::formats

@@ -15,9 +15,9 @@
 
 namespace ballast::formats {
 
-// The file format: an 8-byte little-endian length, that many bytes of JSON (name: {dtype, shape,
-// data_offsets}), then the tensors' data, row-major, little-endian, without gaps. Source: the
-// format section of https://github.com/huggingface/safetensors.
+// The file format: an 8-byte little-endian length, that number of bytes of JSON (name: {dtype,
+// shape, data_offsets}), then the tensors' data, row-major, little-endian, without gaps. Source:
+// the format section of https://github.com/huggingface/safetensors.
 
 /// An open safetensors file. Const members may be called from several threads at a time.
 class SafetensorsReader {
@@ -33,11 +33,11 @@ class SafetensorsReader {
   [[nodiscard]] const std::filesystem::path& path() const;
   /// The open file.
   [[nodiscard]] const Descriptor& descriptor() const;
-  /// In the order of their data.
+  /// The tensors in the order of their data.
   [[nodiscard]] const std::vector<StoredTensor>& tensors() const;
   /// Entries of "__metadata__".
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;
-  /// The tensor of that name, or nullptr. Valid as long as the reader.
+  /// The tensor called `name`, or nullptr. Valid as long as the reader.
   [[nodiscard]] const StoredTensor* find(const std::string& name) const;
 
   /// Elements [first, first + out.size()) of `name`, row-major, converted exactly to fp32. Throws
@@ -45,8 +45,8 @@ class SafetensorsReader {
   /// BF16 and F16; Error(io).
   void read(const std::string& name, std::span<float> out, Elems first = 0) const;
 
-  /// The same for a tensor of whole numbers (I8 to I64, U8 to U64, BOOL). A U64 of 2^63 or more
-  /// comes out negative.
+  /// Like read(), for a tensor of whole numbers (I8 to I64, U8 to U64, BOOL). A U64 of 2^63 or more
+  /// becomes negative.
   void read_whole(const std::string& name, std::span<std::int64_t> out, Elems first = 0) const;
 
  private:
@@ -63,20 +63,20 @@ struct TensorToStore {
 
 class WriteBuffers;
 
-/// Writes a safetensors file behind the caller, with the tensors in the given order. The data begin
-/// at a multiple of 4 KiB; the format allows no gaps, so a tensor does only if all before it fill
-/// whole pages. Data go to PATH.tmp-PID; finish() makes the complete file durable and renames it.
-/// Values may come in any order, each once; those that follow each other in the file are written
-/// fastest. Takes 64 MiB of memory.
+/// Writes a safetensors file in the background, with the tensors in the given order. The data begin
+/// at a multiple of 4 KiB. The format allows no gaps, so a tensor is aligned only if all tensors
+/// before it fill whole pages. Data go to PATH.tmp-PID; finish() makes the complete file durable
+/// and renames it. Values may come in any order, each once; consecutive values are written fastest.
+/// Takes 64 MiB of memory.
 class SafetensorsWriter {
  public:
-  /// `buffers`: the memory, shared with other writers of the same thread; null: its own. If one of
-  /// them is destroyed without finish(), the others may fail. Throws Error(io) if the file cannot
-  /// be created or the disk lacks the space for it, Error(state) for duplicate names.
+  /// `buffers`: memory shared with other writers of the same thread; null: separate memory. If one
+  /// of these writers is destroyed without finish(), the others may fail. Throws Error(io) if the
+  /// file cannot be created or the disk lacks the space for it, Error(state) for duplicate names.
   SafetensorsWriter(std::filesystem::path path, const std::vector<TensorToStore>& tensors,
                     const std::map<std::string, std::string>& metadata = {},
                     std::shared_ptr<WriteBuffers> buffers = nullptr);
-  /// Without finish(): removes the temporary file.
+  /// Removes the temporary file unless finish() was called.
   ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
@@ -84,7 +84,7 @@ class SafetensorsWriter {
   /// Writes elements [first, first + values.size()) of `name`, row-major; bf16 and f16 are rounded
   /// to nearest, ties to even. Throws Error(io), Error(state): no such tensor, beyond its end.
   void write(const std::string& name, std::span<const float> values, Elems first = 0);
-  /// The same for values that are stored as `type`, the tensor's own type.
+  /// Like write(), for values that are stored as `type`, the tensor's type.
   void write_stored(const std::string& name, std::span<const std::byte> bytes, DType type,
                     Elems first = 0);
 

@@ -15,7 +15,7 @@ inline constexpr const char* kWeightsIndex = "model.safetensors.index.json";
 /// One tensor of a safetensors file.
 struct StoredTensor {
   std::string name;
-  std::string dtype;  ///< as in the file: "F32", "BF16", "F16", or another one
+  std::string dtype;  ///< type name in the file: "F32", "BF16", "F16", or another one
   std::vector<std::uint64_t> shape;
   Elems elements = 0;
   Bytes offset = 0;  ///< from the start of the file

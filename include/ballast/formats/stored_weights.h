@@ -12,16 +12,16 @@ namespace ballast::formats {
 
 struct CodedWeights;
 
-/// Where a tensor of a model is stored.
+/// Place of a stored tensor of a model.
 struct WeightPlace {
   const StoredTensor* tensor = nullptr;
   const SafetensorsReader* file = nullptr;
-  /// The codes from which the tensor is decoded, if the files have codes of it. `tensor` is then
-  /// the result, in a type of weights, and nowhere in the file.
+  /// The quantised form from which the tensor is dequantised, if the files store it quantised.
+  /// `tensor` is then the result, in a type of weights, and nowhere in the file.
   const CodedWeights* coded = nullptr;
 };
 
-/// Tensors of the files that become one.
+/// Tensors of the files that together store a quantised tensor.
 struct CodedWeights {
   enum class Format : std::uint8_t {
     mxfp4,  ///< a stack of matrices (src/formats/mxfp4.h)
@@ -31,8 +31,8 @@ struct CodedWeights {
   Format format = Format::mxfp4;
   WeightPlace codes;
   WeightPlace scales;
-  WeightPlace nested;  ///< of nf4: the scales of scales that are codes, else no tensor
-  float mean = 0.0F;   ///< to be added to these
+  WeightPlace nested;  ///< for nf4: the scales of quantised scales, otherwise no tensor
+  float mean = 0.0F;   ///< mean to be added to the scales
 };
 
 /// Bytes [first, first + out.size()) of a tensor as they are stored, through the page cache. Throws

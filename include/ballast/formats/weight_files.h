@@ -16,8 +16,8 @@
 
 namespace ballast::formats {
 
-/// The safetensors files that hold the weights of one model, in one file or sharded. Const members
-/// may be called from several threads at a time.
+/// The safetensors files with the weights of one model, in one file or sharded. Const members may
+/// be called from several threads at a time.
 class WeightFiles {
  public:
   /// `path`: a safetensors file, the index of a sharded model (*.index.json), or a folder with
@@ -32,15 +32,15 @@ class WeightFiles {
   /// The single file or the index.
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   [[nodiscard]] const std::vector<SafetensorsReader>& files() const { return files_; }
-  /// File by file, in the order of their data. Valid as long as this object.
+  /// The tensors file by file, in the order of their data. Valid as long as this object.
   [[nodiscard]] const std::vector<WeightPlace>& tensors() const { return places_; }
-  /// The tensor of that name or, as in files of a model without its head, of that name without its
+  /// The tensor called `name` or, for files of a model without its head, called `name` without its
   /// first part ("wte.weight" for "transformer.wte.weight"). nullptr if there is none.
   [[nodiscard]] const WeightPlace* find(const std::string& name) const;
-  /// Sum over all tensors.
+  /// Size of all tensors.
   [[nodiscard]] Bytes bytes() const;
 
-  /// Like SafetensorsReader::read; not for values of a tensor in MXFP4.
+  /// Like SafetensorsReader::read; not for a tensor in MXFP4.
   void read(const std::string& name, std::span<float> out, Elems first = 0) const;
 
  private:
@@ -52,12 +52,12 @@ class WeightFiles {
   std::filesystem::path path_;
   std::vector<SafetensorsReader> files_;
   std::vector<WeightPlace> places_;
-  std::deque<StoredTensor> decoded_;                    ///< what codes become
-  std::deque<CodedWeights> coded_;                      ///< what these are decoded from
-  std::unordered_map<std::string, std::size_t> found_;  ///< index in places_ by name
+  std::deque<StoredTensor> decoded_;                    ///< dequantised tensors
+  std::deque<CodedWeights> coded_;                      ///< quantised forms of these
+  std::unordered_map<std::string, std::size_t> found_;  ///< indices in places_ by name
 };
 
-/// Whether two tensors have the same shape and values, also in different dtypes. Reads both in
+/// Whether two tensors have the same shape and values, even in different dtypes. Reads both in
 /// pieces; throws like WeightFiles::read().
 bool have_equal_values(const WeightFiles& files, const StoredTensor& one,
                        const StoredTensor& other);

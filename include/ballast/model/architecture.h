@@ -90,10 +90,9 @@ struct TensorSpec {
   Init init = Init::zeros;
   double stddev = 0.0;  ///< for Init::uniform: the bound b of [-b, b]
   StoredRows stored;
-  bool frozen = false;  ///< not trained, see freeze()
-  bool coded = false;   ///< stored quantised, see quantize()
-  bool adapter =
-      false;  ///< belongs to an adapter (see adapt()), so files of the base model lack it
+  bool frozen = false;     ///< not trained, see freeze()
+  bool coded = false;      ///< stored quantised, see quantize()
+  bool adapter = false;    ///< part of an adapter (see adapt()), not of the base model
   bool undecayed = false;  ///< exempt from weight decay, see exempt_from_decay()
 
   [[nodiscard]] std::vector<std::uint64_t> whole_shape() const;
@@ -151,8 +150,7 @@ struct BlockSpec {
   /// the weight products that these need.
   Elems norm_elements = 0;
   Elems norm_product_elements = 0;
-  double token_share =
-      1.0;  ///< share of the tokens that an expert computes, assuming balanced routing
+  double token_share = 1.0;            ///< share of tokens of an expert, assuming balanced routing
   std::uint64_t attention_width = 0;   ///< heads x head_dim; 0: no attention
   std::uint64_t attention_window = 0;  ///< tokens that attention sees; 0: all preceding ones
 

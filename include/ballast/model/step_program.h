@@ -176,8 +176,7 @@ struct Pass {
   PassCost cost;
   float token_share = 1.0F;  ///< share of the micro-batch's tokens, assuming balanced routing
   Bytes exchanged = 0;       ///< received from other ranks, assuming balanced routing
-  std::uint16_t shape =
-      0;  ///< equal for passes that run the same kernels; the warm-up runs each shape once
+  std::uint16_t shape = 0;   ///< equal for passes with the same kernels, for the warm-up
   /// The operands. Data are brought to the device in this order.
   std::vector<Operand> operands;
 };
@@ -249,8 +248,7 @@ struct StepProgram {
 struct StepShape {
   MicroBatchShape micro_batch;
   bool packed = false;  ///< several documents per sequence; layers read the positions of the tokens
-  bool pairs =
-      false;  ///< sequences 2 i and 2 i + 1 are a preference pair, compared with a reference model
+  bool pairs = false;   ///< sequences 2 i and 2 i + 1 are a preference pair
   std::uint32_t ranks = 1;
 };
 
@@ -262,10 +260,11 @@ StepProgram write_program(const Architecture& model, DType type, const StepShape
 std::string to_text(const StepProgram& program);
 
 /// Checks the program and returns one line per broken rule. A read follows a write of the same
-/// life. A recipe writes its value and reads only values that are placed, kept with a recipe, or
-/// made by the recipe. Only optional operands have a cost of absence. `finishes` lists each block
-/// from the head down to first_differentiated once. A block with rows follows the pass that writes
-/// its routing.
+/// life. Outside of recipes, one pass writes a value and all others update it, so several passes can
+/// add to a gradient. A recipe writes its value and reads only values that are placed, kept with a
+/// recipe, or made by the recipe. Only optional operands have a cost of absence. `finishes` lists
+/// each block from the head down to first_differentiated once. A block with rows follows the pass
+/// that writes its routing.
 std::vector<std::string> check(const StepProgram& program);
 
 }  // namespace ballast::model

@@ -9,28 +9,28 @@
 
 namespace ballast::plan {
 
-/// The resource that bounds a step, predicted or measured. Every text about it is made from this.
+/// The resource that bounds a step, predicted or measured. All texts about it are made from this.
 struct Bottleneck {
   Lane lane = Lane::compute;   ///< the busiest one
-  double share = 0.0;          ///< of the time in which it is busy
-  std::optional<Lane> second;  ///< the next one; empty if no other lane is used
+  double share = 0.0;          ///< share of the time in which it is busy
+  std::optional<Lane> second;  ///< the next busiest; empty if no other lane is used
   double second_share = 0.0;
   double compute = 0.0;  ///< share of the time in which the device computes
 
-  /// Whether `lane` is busy for at least nine tenths of the time.
+  /// Returns whether `lane` is busy for at least nine tenths of the time.
   [[nodiscard]] bool bounds() const;
-  /// Whether that lane is compute, so that transfers and updates are hidden.
+  /// Returns whether that lane is compute, so that transfers and updates are hidden.
   [[nodiscard]] bool bound_by_compute() const { return bounds() && lane == Lane::compute; }
 };
 
-/// The bottleneck of work that took `seconds` (above 0), in which each lane was busy for
+/// Finds the bottleneck of work that took `seconds` (above 0), in which each lane was busy for
 /// `busy_seconds`.
 Bottleneck find_bottleneck(const std::array<double, kLaneCount>& busy_seconds, double seconds);
 
-/// The resource that a lane uses: "compute", "update", "link", "NVMe" or "network".
+/// Returns the resource that a lane uses: "compute", "update", "link", "NVMe" or "network".
 std::string_view resource_of(Lane lane) noexcept;
 
-/// The end of a sentence "the run is": "bound by compute (98% of the time): transfers are hidden".
+/// Completes the sentence "the run is": "bound by compute (98% of the time): transfers are hidden".
 std::string describe(const Bottleneck& bottleneck);
 
 }  // namespace ballast::plan

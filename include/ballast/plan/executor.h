@@ -14,8 +14,8 @@
 namespace ballast::plan {
 
 /// Seconds and bytes per lane since the executor was made. Busy: an operation was running. Stalled:
-/// the next operation waited for its inputs. Enqueueing: time in which the thread of a queued lane
-/// handed operations to the device or the disks, mostly while the previous operation was running.
+/// the next operation waited for its inputs. Enqueueing: the thread of a queued lane handed
+/// operations to the device or the disks, mostly while the previous operation was running.
 struct LaneTotals {
   std::array<double, kLaneCount> busy_seconds{};
   std::array<double, kLaneCount> stalled_seconds{};
@@ -27,32 +27,35 @@ struct LaneTotals {
 /// Called from several threads, for one operation per lane at a time.
 using Handler = std::function<void(const Operation& operation, std::uint64_t submission)>;
 
-/// Most unfinished operations of a queued lane: one runs, the next can start when it ends. More
-/// would delay the end of the run after an interrupt, and share a disk between more requests.
+/// Maximum number of unfinished operations in a queued lane: one runs, and the next can start when
+/// it ends. More would delay the end of the run after an interrupt, and share a disk between more
+/// requests.
 inline constexpr std::size_t kMostEnqueued = 2;
-/// The same for a stream whose operations may take less time than the host needs to enqueue one.
+/// The maximum for a stream whose operations may take less time than the host needs to enqueue one.
 inline constexpr std::size_t kMostOnFastStream = 8;
 
 struct ExecutorOptions {
   /// If set, the executor's handler only enqueues operations of queued lanes (is_queued) on their
-  /// stream or submits their disk requests; `finish` returns when one of them has finished. It is
-  /// called in start order. Device and disks then go on to the next operation without the host.
+  /// stream or submits their disk requests. `finish` returns when one of them has finished; it is
+  /// called in start order. Device and disks then continue with the next operation without the
+  /// host.
   Handler finish = nullptr;
-  /// Most unfinished operations of a lane with Mode::streamed.
+  /// Maximum number of unfinished operations in a lane with Mode::streamed.
   std::size_t most_on_stream = kMostEnqueued;
-  /// Runs every operation in plan order on the caller's thread. Same results, for debugging.
+  /// Runs every operation in plan order on the caller's thread, with the same results, for
+  /// debugging.
   bool serial = false;
-  /// Sleeps a seeded random time (up to 300 microseconds) before each operation, to shake out
-  /// missing edges.
+  /// Sleeps a seeded random time (up to 300 microseconds) before each operation, to expose missing
+  /// edges.
   std::optional<std::uint64_t> delay_seed;
-  /// Called with every finished operation, one call at a time. Must be quick.
+  /// Called with every finished operation, one call at a time. Must be fast.
   std::function<void(const Span&)> observer;
   /// When set and true, no further operation starts and waits throw Error(interrupted).
   const std::atomic<bool>* interrupted = nullptr;
 };
 
-/// Runs plans: one thread per lane, two per queued lane, no barrier between steps. A plan may be
-/// submitted while the previous one still runs; each operation waits only for its inputs.
+/// Runs plans with one thread per lane, two per queued lane, and no barrier between steps. A plan
+/// may be submitted while the previous one still runs; each operation waits only for its inputs.
 class Executor {
  public:
   /// `handler`: performs one operation and returns when it has finished, unless
@@ -65,7 +68,7 @@ class Executor {
 
   /// Queues `plan` (which must outlive the executor) as submission number `number`; numbers
   /// increase. Any plan of the schedule may follow any other: seam() orders their operations. Waits
-  /// until the last submission but one has finished. Rethrows the Error of an operation with its
+  /// until the second-last submission has finished. Rethrows the Error of an operation with its
   /// name; the executor runs nothing after that.
   void submit(const Plan& plan, std::uint64_t number);
 
@@ -75,8 +78,8 @@ class Executor {
   /// Blocks until everything submitted is finished. Throws like submit().
   void drain();
 
-  /// Times and bytes so far. Operations that run or wait at this moment count up to now, their
-  /// bytes when they end.
+  /// Returns times and bytes so far. Times include the running and waiting operations up to now;
+  /// their bytes count when they end.
   [[nodiscard]] LaneTotals totals() const;
 
  private:

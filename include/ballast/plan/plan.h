@@ -36,7 +36,7 @@ std::string_view to_string(Lane lane) noexcept;
 
 /// How a lane runs its operations.
 enum class Mode : std::uint8_t {
-  one_at_a_time,  ///< the lane's thread performs each one synchronously
+  one_at_a_time,  ///< the lane's thread performs each operation synchronously
   streamed,       ///< enqueued on a device stream, which runs them in order
   submitted       ///< disk requests, which may run and end in any order
 };
@@ -58,15 +58,15 @@ constexpr Mode mode_of(Lane lane) noexcept {
   return Mode::one_at_a_time;
 }
 
-/// Whether operations of the lane may be enqueued before their predecessors finish.
+/// Returns whether operations of the lane may be enqueued before their predecessors finish.
 constexpr bool is_queued(Lane lane) noexcept {
   return mode_of(lane) != Mode::one_at_a_time;
 }
 
-// A plan knows nothing of a model. What an operation computes, and which value it moves, is a
-// number that whoever built the plan gives to whoever runs it.
+// A plan does not depend on a model. The pass that an operation computes, or the value that it
+// moves, is a number that only the plan's builder and its runner interpret.
 
-/// Kind of an operation. plan.cpp has a table with the name and the lane of each.
+/// Kind of an operation. plan.cpp has a table with the name and lane of each.
 enum class Action : std::uint8_t {
   compute,           ///< a pass through a block for one micro-batch; see Operation::label
   decode,            ///< quantised weights to the training type, on the device
@@ -76,13 +76,13 @@ enum class Action : std::uint8_t {
   offload,           ///< device to host
   fetch,             ///< NVMe to host staging
   writeback,         ///< host staging to NVMe
-  gather,            ///< parts of several ranks to the whole, on the device
+  gather,            ///< shards of several ranks to the whole, on the device
   reduce,            ///< packed gradients of all ranks to their sum, with its statistics
   gate,              ///< loss and norm over all blocks, clip coefficient, skip decision
   update,            ///< the optimizer on a block in host memory
   update_on_device,  ///< the optimizer on a block in device memory
   initialize,        ///< first values of data in host memory
-  read               ///< a visitor looks at weights or states in host memory
+  read               ///< passes weights or states in host memory to a visitor
 };
 inline constexpr std::size_t kActionCount = 15;
 
@@ -95,7 +95,7 @@ enum class Payload : std::uint8_t {
   weights,
   states,      ///< optimizer states of a sub-group
   gradient,    ///< packed
-  statistics,  ///< of a packed gradient
+  statistics,  ///< statistics of a packed gradient
   value        ///< inputs, activations, losses: see Operation::label
 };
 
@@ -104,17 +104,17 @@ std::string_view to_string(Payload payload) noexcept;
 /// The ranks between which an operation exchanges data.
 enum class RankGroup : std::uint8_t {
   all,
-  weight_copy,  ///< those that share one copy of split weights (hpZ)
-  same_share    ///< those that keep the same share of split weights
+  weight_copy,  ///< ranks that share one copy of split weights (hpZ)
+  same_share    ///< ranks that keep the same share of split weights
 };
 
 /// The measured curve that gives the rate of an operation's matrix products; see Rates.
 enum class Speed : std::uint8_t { forward, backward, head };
 
-/// The kind of data in a buffer. Kind and tier make one line of the ledger.
+/// The kind of data in a buffer. Kind and tier select a line of the ledger.
 enum class Kind : std::uint8_t {
-  weights,        ///< weights where they live between uses
-  states,         ///< remainder and moments where they live between updates
+  weights,        ///< weights in their homes
+  states,         ///< remainder and moments in their homes
   gradients,      ///< packed gradients waiting for their update
   accumulators,   ///< fp32 gradient sums
   activations,    ///< inputs of blocks, and their gradients
@@ -123,7 +123,7 @@ enum class Kind : std::uint8_t {
   batch,          ///< tokens, targets, positions, losses, statistics
   workspace,      ///< intermediates of one block's kernels
   undo,           ///< weights and states as they were before a speculative update
-  checkpoints     ///< NVMe that checkpoints keep, or will
+  checkpoints     ///< NVMe extents that checkpoints keep, or will keep
 };
 
 std::string_view to_string(Kind kind) noexcept;
@@ -134,7 +134,7 @@ inline constexpr BufferId kNoBuffer = std::numeric_limits<BufferId>::max();
 inline constexpr OpId kNoOp = std::numeric_limits<OpId>::max();
 inline constexpr std::uint32_t kNoLabel = std::numeric_limits<std::uint32_t>::max();
 
-/// One range of memory or disk for the life of the run. Edges order the uses of a buffer.
+/// One range of memory or disk for the lifetime of the run. Edges order the uses of a buffer.
 struct Buffer {
   std::string name;
   Tier tier = Tier::device;
@@ -142,22 +142,22 @@ struct Buffer {
   Bytes bytes = 0;
 };
 
-/// The part that a buffer plays in an operation. Compute operations have ports, which are numbers
-/// from `first_port` on.
+/// The use of a buffer in an operation. Compute operations have ports, which are numbers from
+/// `first_port` on.
 enum class Role : std::uint8_t {
-  source,          ///< what is moved, cleared or packed
-  target,          ///< where it goes
-  weights,         ///< of an update
-  states,          ///< of an update
-  gradient,        ///< of an update
+  source,          ///< data to move, clear or pack
+  target,          ///< destination of the data
+  weights,         ///< weights of an update
+  states,          ///< states of an update
+  gradient,        ///< gradient of an update
   added_gradient,  ///< further sums of the same gradient, for pack
-  statistics,      ///< of the packed gradient, or of this rank's shard of it
-  losses,          ///< of all micro-batches, for the gate
-  decision,        ///< the gate's; has no bytes, only orders operations
+  statistics,      ///< statistics of the packed gradient, or of this rank's shard of it
+  losses,          ///< losses of all micro-batches, for the gate
+  decision,        ///< decision of the gate; has no bytes, only orders operations
   undo_weights,    ///< weights before a speculative update
   undo_states,     ///< states before a speculative update
   scratch,         ///< gradients received from other ranks, or weight codes
-  counts,          ///< numbers of rows on the host, for conditions and the gate
+  counts,          ///< row counts on the host, for conditions and the gate
   first_port
 };
 
@@ -171,31 +171,31 @@ struct Use {
 
 /// The part of an update, or of a transfer for one, in speculation.
 ///
-/// Logically the home of a speculating block holds its current values and an undo buffer those
-/// before its last update. On NVMe the two are slots on the drives that change their roles.
+/// Logically, the home of a speculating block has its current values, and an undo buffer has those
+/// before its last update. On NVMe the two are slots on the drives that swap roles.
 enum class Speculation : std::uint8_t {
   none,
   /// Assumes that the gate will neither clip nor skip the step. Keeps the old values: an update in
   /// host memory copies them to the undo buffer, a writeback leaves them in the other slot.
   speculates,
-  /// Undoes a speculative update and repeats it as the gate has decided. Reads the undo buffer.
+  /// Undoes a speculative update and repeats it as decided by the gate. Reads the undo buffer.
   redoes
 };
 
-/// Rows that the operation's block computes: what the operation may depend on.
+/// A condition on the rows that the operation's block computes.
 struct Condition {
   enum class Rows : std::uint8_t {
     not_needed,      ///< always true
-    in_micro_batch,  ///< some of micro-batch `micro`
-    in_step,         ///< some of any micro-batch
-    in_step_before   ///< the same in the plan submitted before; false if that was no training step
+    in_micro_batch,  ///< `micro` has rows
+    in_step,         ///< some micro-batch has rows
+    in_step_before  ///< like in_step, for the preceding plan; false if that was not a training step
   };
   Rows rows = Rows::not_needed;
   std::uint32_t micro = 0;
-  bool any_rank = false;  ///< rows of any rank count, else those of this one
+  bool any_rank = false;  ///< count rows of any rank, otherwise only this rank's
 
   [[nodiscard]] bool always() const { return rows == Rows::not_needed; }
-  /// Whether it is known from the routings of the same plan.
+  /// Returns whether it depends on routings of the same plan.
   [[nodiscard]] bool reads_routing() const { return !always() && rows != Rows::in_step_before; }
   friend bool operator==(const Condition&, const Condition&) = default;
 };
@@ -204,47 +204,47 @@ struct Condition {
 struct Operation {
   Action action = Action::compute;
   Lane lane = Lane::compute;
-  std::uint8_t device = 0;  ///< that its lane belongs to; today there is one
+  std::uint8_t device = 0;  ///< device of its lane; today there is one
   Payload payload = Payload::none;
   RankGroup group = RankGroup::all;
   std::uint32_t block = 0;
-  std::uint32_t micro = 0;      ///< micro-batch, where it matters
-  std::uint32_t sub_group = 0;  ///< of the block, for states and updates
-  /// 1 when it belongs to the previous run: the deferred updates of a gated step.
+  std::uint32_t micro = 0;      ///< micro-batch, if it belongs to one
+  std::uint32_t sub_group = 0;  ///< sub-group of the block, for states and updates
+  /// 1 if it belongs to the previous run: the deferred updates of a gated step.
   std::uint32_t lag = 0;
   /// Number of the pass that a compute operation runs, or of the value that is moved; else
   /// kNoLabel.
   std::uint32_t label = kNoLabel;
   Speculation speculation = Speculation::none;
-  /// When it has something to do. Otherwise it leaves its target as it is, but for
-  /// `clears_when_idle`.
+  /// The operation does something only under this condition. Otherwise it leaves its target
+  /// unchanged, except with `clears_when_idle`.
   Condition condition;
-  /// When its target already has what it would bring, so that there is nothing to do either.
+  /// The target already has the data if this condition holds, so that the operation does nothing.
   std::optional<Condition> unless = {};
-  /// Its target becomes zeros when it has nothing to do: a gradient and its statistics.
+  /// If the operation has nothing to do, its target becomes zeros: a gradient and its statistics.
   bool clears_when_idle = false;
   Speed speed = Speed::forward;
-  float likelihood = 1.0F;   ///< that it has something to do, for forecasts
-  float token_share = 1.0F;  ///< of a micro-batch's tokens, those that it computes, for forecasts
-  Bytes bytes = 0;           ///< moved by copies, transfers and collectives, on this rank
-  /// First byte in the block's home, when the home is moved in pieces through a smaller buffer.
+  float likelihood = 1.0F;   ///< probability that it has something to do, for forecasts
+  float token_share = 1.0F;  ///< share of a micro-batch's tokens that it computes, for forecasts
+  Bytes bytes = 0;           ///< bytes moved by copies, transfers and collectives on this rank
+  /// First byte in the block's home, if the home is moved in pieces through a smaller buffer.
   Bytes offset = 0;
-  double flops = 0.0;  ///< of matrix products
-  Bytes traffic = 0;   ///< memory read and written outside of matrix products
+  double flops = 0.0;  ///< in matrix products
+  Bytes traffic = 0;   ///< memory read and written outside matrix products
   std::vector<Use> uses;
-  /// Operations of the same plan that must be finished first; all smaller than this one's id.
+  /// Operations of the same plan that must finish first; all ids are smaller than this one's.
   std::vector<OpId> after = {};
 
-  /// The use in `role`; its buffer is kNoBuffer when there is none.
+  /// Returns the use in `role`; its buffer is kNoBuffer if there is none.
   [[nodiscard]] Use use(Role role) const;
   [[nodiscard]] BufferId buffer(Role role) const { return use(role).buffer; }
-  /// Whether its amount of work depends on the number of tokens in a step.
+  /// Returns whether its amount of work depends on the number of tokens in a step.
   [[nodiscard]] bool grows_with_batch() const {
     return action == Action::compute || payload == Payload::value;
   }
 };
 
-/// Names operations in messages: "backward of layer 3, micro-batch 1".
+/// Returns names of operations for messages: "backward of layer 3, micro-batch 1".
 using Names = std::function<std::string(const Operation&)>;
 
 /// A queue that runs its operations in plan order: a device stream, or the thread of a lane with
@@ -255,19 +255,20 @@ struct StreamId {
   friend constexpr bool operator==(const StreamId&, const StreamId&) = default;
 };
 
-/// The stream on which `operation` runs; none for disk requests, which have no order.
+/// Returns the stream on which `operation` runs; none for disk requests, which have no order.
 constexpr std::optional<StreamId> stream_of(const Operation& operation) noexcept {
   if (mode_of(operation.lane) == Mode::submitted) return std::nullopt;
   return StreamId{operation.lane, operation.device};
 }
 
-/// Whether a common stream orders two operations, given in plan order. All others need an edge.
+/// Returns whether a common stream orders two operations, given in plan order. All others need an
+/// edge.
 constexpr bool ordered_by_stream(const Operation& before, const Operation& next) noexcept {
   const std::optional<StreamId> stream = stream_of(before);
   return stream.has_value() && stream == stream_of(next);
 }
 
-/// The first and last uses of one buffer in a plan. seam() derives edges between runs from them.
+/// The first and last uses of one buffer in a plan, from which seam() derives edges between runs.
 struct Boundary {
   BufferId buffer = kNoBuffer;
   OpId first_writer = kNoOp;
@@ -276,27 +277,28 @@ struct Boundary {
   std::vector<OpId> last_readers;  ///< after the last write
 };
 
-/// One run's operations in an order that respects all edges. Each lane starts its own in it.
+/// One run's operations in an order that respects all edges. Each lane starts its operations in
+/// this order.
 struct Plan {
   std::string name;  ///< "training step", "evaluation"
   std::vector<Operation> operations;
   std::vector<Boundary> boundaries;  ///< by buffer id, used buffers only
   std::uint32_t micro_batches = 0;
-  OpId gate = kNoOp;  ///< its end makes the results known; kNoOp: no results
-  /// Where the loss of the first and of the last micro-batches that pass together begins; kNoOp:
-  /// not in this plan. With all micro-batches together they are the same.
+  OpId gate = kNoOp;  ///< when it ends, the results are known; kNoOp: no results
+  /// The start of the loss for the first and for the last micro-batches that pass together; kNoOp:
+  /// not in this plan. If all micro-batches pass together, the two are equal.
   OpId first_head = kNoOp;
   OpId last_head = kNoOp;
   bool applies_updates = false;  ///< begins with the updates that the previous run left
-  bool leaves_updates = false;   ///< the next run must apply this one's updates
+  bool leaves_updates = false;   ///< the next run must apply this run's updates
 
   /// Sum of bytes over the operations of `lane`.
   [[nodiscard]] Bytes bytes_on(Lane lane) const;
   [[nodiscard]] double flops() const;
 };
 
-/// For each operation of `next`, the operations of `before` that must finish first when the two run
-/// back to back without a barrier. Edges that a common stream implies are left out.
+/// Returns, for each operation of `next`, the operations of `before` that must finish first if the
+/// two run back to back without a barrier. Edges implied by a common stream are omitted.
 std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next);
 
 /// The schedule of a run: all of its buffers and the plans that use them.
@@ -311,20 +313,21 @@ std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next);
 /// then by first or an evaluation.
 struct Schedule {
   std::uint32_t ranks = 1;
-  std::uint32_t ranks_in_group = 1;      ///< of RankGroup::weight_copy
-  std::uint64_t micro_batch_tokens = 0;  ///< of one rank
+  std::uint32_t ranks_in_group = 1;      ///< ranks in RankGroup::weight_copy
+  std::uint64_t micro_batch_tokens = 0;  ///< tokens of one micro-batch on one rank
   std::vector<Buffer> buffers;
   Plan first;       ///< a training step without pending updates
   Plan steady;      ///< a training step after another one
   Plan flush;       ///< only the pending updates; empty when eager
-  Plan evaluation;  ///< comes after flush
-  /// The pending updates, and those of speculating blocks undone and repeated; empty without them.
+  Plan evaluation;  ///< runs after flush
+  /// The pending updates, and the undone and repeated updates of speculating blocks; empty without
+  /// these.
   Plan rollback;
-  std::vector<BufferId> weight_home;  ///< per block: where weights live between steps
-  /// Per block: where the trained ones, which come first, live if the frozen ones behind them have
-  /// weight_home alone, else kNoBuffer.
+  std::vector<BufferId> weight_home;  ///< per block: weights between steps
+  /// Per block: the trained weights, which come first, if weight_home has only the frozen ones;
+  /// else kNoBuffer.
   std::vector<BufferId> trained_home;
-  /// [block][sub-group]: where states live between steps; empty for Purpose::evaluation.
+  /// [block][sub-group]: states between steps; empty for Purpose::evaluation.
   std::vector<std::vector<BufferId>> state_home;
   std::vector<BufferId> batch_host;         ///< per micro-batch, on the host
   BufferId workspace = kNoBuffer;           ///< device
@@ -333,13 +336,13 @@ struct Schedule {
   BufferId activation_staging = kNoBuffer;  ///< a host staging buffer for NVMe activations, if any
   BufferId gradient_staging = kNoBuffer;    ///< a host staging buffer for NVMe gradients, if any
 
-  /// Sum of the buffers of `tier`.
+  /// Total size of the buffers of `tier`.
   [[nodiscard]] Bytes bytes(Tier tier) const;
 };
 
-/// Checks what must hold when `plans` are submitted one after the other: edges point backwards, and
-/// any two operations that use a buffer, one of them writing, are ordered by edges, seams or a
-/// common stream. Returns one line per breach.
+/// Checks the rules for submitting `plans` one after the other: edges point backwards, and any two
+/// operations that use a buffer, of which one writes, are ordered by edges, seams or a common
+/// stream. Returns one line per breach.
 std::vector<std::string> find_hazards(const Schedule& schedule,
                                       const std::vector<const Plan*>& plans);
 }  // namespace ballast::plan

@@ -15,35 +15,35 @@ struct CurvePoint {
 };
 
 /// Points by ascending tokens. The time per FLOP is interpolated in log(tokens) between points and
-/// constant outside of them.
+/// constant outside them.
 using Curve = std::vector<CurvePoint>;
 
 /// Speeds of a machine, measured on it (a calibration) or read from a file. All rates are for one
-/// rank while the other ranks of its node work too, with one lane active at a time.
+/// rank while the other ranks of its node also work, with one lane active at a time.
 struct Rates {
   std::string name;  ///< "this machine", "one node of 8 H100"
 
   // Compute, in the training type.
   Curve forward;                          ///< a transformer layer
-  Curve backward;                         ///< a transformer layer, recompute included
+  Curve backward;                         ///< a transformer layer, including recomputation
   Curve head;                             ///< the head in training, forward and backward
   double device_memory_per_second = 0.0;  ///< bytes: clearing, packing, embedding, device updates
-  /// Delay before every operation, except one enqueued while another runs (is_queued).
+  /// Delay before every operation, except one that was enqueued while another ran (is_queued).
   double launch_seconds = 0.0;
 
   // Update on the host.
   double update_per_second = 0.0;  ///< bytes of memory traffic (Operation::traffic)
 
-  // Link: each direction alone, bytes per second.
+  // Link: each direction alone, in bytes per second.
   double upload_per_second = 0.0;
   double offload_per_second = 0.0;
 
-  // NVMe, bytes per second: reading alone, writing alone, and both at once (their sum).
+  // NVMe, in bytes per second: reading alone, writing alone, and the sum of both at once.
   double read_per_second = 0.0;
   double write_per_second = 0.0;
   double mixed_per_second = 0.0;
   double mixed_read_share = 0.5;    ///< share of reading in mixed_per_second
-  double io_latency_seconds = 0.0;  ///< of every fetch and writeback, unless enqueued in time
+  double io_latency_seconds = 0.0;  ///< per fetch and writeback, unless enqueued in time
 
   // Between ranks: bytes per second that one rank receives in a collective.
   double fabric_per_second = 0.0;   ///< inside a node
@@ -53,21 +53,21 @@ struct Rates {
   /// Cores that the lanes of the host device share: compute, update and copies run at full speed
   /// only while there are enough cores for all of their threads. 0: not shared (a GPU computes).
   unsigned shared_cores = 0;
-  unsigned compute_threads = 0;  ///< of the compute lane, when cores are shared
-  unsigned update_threads = 0;   ///< of the update lane, when cores are shared
+  unsigned compute_threads = 0;  ///< threads of the compute lane, if cores are shared
+  unsigned update_threads = 0;   ///< threads of the update lane, if cores are shared
   double link_cores = 0.0;       ///< cores that a copy at full speed keeps busy
   double io_cores = 0.0;         ///< cores that a transfer at full speed keeps busy (checksums)
 
-  /// Speed of compute while a copy, or a transfer, runs, relative to compute alone. Includes the
-  /// cost in cores, caches and memory. 0: not measured, only cores count.
+  /// Speed of compute during a copy, or a transfer, relative to compute alone. Includes the cost in
+  /// cores, caches and memory. 0: not measured, only cores count.
   double compute_beside_copy = 0.0;
   double compute_beside_io = 0.0;
   unsigned corrections = 0;  ///< number of runs that have corrected the calibration
-  /// Share of the CPU time that other work used while the rates were measured.
+  /// Share of the CPU time that other work used during the measurement.
   double other_work = 0.0;
   double measured_at = 0.0;  ///< seconds since 1970 (UTC); 0: unknown
 
-  // Memory of one rank, for a machine other than this one; 0: not given.
+  // Memory of one rank, for other machines than this one; 0: not given.
   Bytes device_bytes = 0;
   Bytes host_bytes = 0;
   Bytes nvme_bytes = 0;
@@ -75,7 +75,7 @@ struct Rates {
   friend bool operator==(const Rates&, const Rates&) = default;
 };
 
-/// FLOP/s of `curve` at `tokens`. Throws Error(config) for a curve without points.
+/// Returns the FLOP/s of `curve` at `tokens`. Throws Error(config) for a curve without points.
 double rate_at(const Curve& curve, double tokens);
 
 }  // namespace ballast::plan

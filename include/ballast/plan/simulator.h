@@ -16,31 +16,32 @@ struct Prediction {
   std::array<double, kLaneCount> busy_seconds{};     ///< per step
   std::array<double, kLaneCount> stalled_seconds{};  ///< per step: waiting for inputs
   std::array<Bytes, kLaneCount> bytes{};             ///< per step
-  /// Lower bound of each lane on the step's time, the largest first: the first lane is the
-  /// bottleneck. The use of a shared resource (disk, cores) is summed over its lanes.
+  /// Lower bound of each lane on the step's time, largest first: the first lane is the bottleneck.
+  /// The use of a shared resource (disk, cores) is summed over its lanes.
   struct Bound {
     Lane lane = Lane::compute;
     double seconds = 0.0;
   };
   std::vector<Bound> bounds;
-  Timeline timeline;  ///< of the measured steps, when asked for
+  Timeline timeline;  ///< timeline of the measured steps, if requested
 };
 
 struct SimulationOptions {
-  std::uint32_t warm_up = 2;   ///< steps before those that count
-  std::uint32_t measured = 3;  ///< steps that count, at least 1
-  bool timeline = false;       ///< keep every operation's span
+  std::uint32_t warm_up = 2;   ///< steps before the measured ones
+  std::uint32_t measured = 3;  ///< measured steps, at least 1
+  bool timeline = false;       ///< record every operation's span
 };
 
-/// A discrete-event simulation of `schedule` (first, then steady steps) on a machine with `rates`.
-/// It follows the executor's rules: one operation per lane at a time in plan order, each after its
-/// inputs. Running operations share resources fairly. Throws Error(config) naming a missing rate.
+/// Simulates `schedule` (first, then steady steps) by discrete events on a machine with `rates`. It
+/// follows the executor's rules: one operation per lane at a time in plan order, each after its
+/// inputs. Running operations share resources fairly. Throws Error(config) with a missing rate.
 Prediction simulate(const Schedule& schedule, const Rates& rates,
                     const SimulationOptions& options = {});
 
-/// Seconds that `operation` of `schedule` takes when nothing else runs.
+/// Returns the seconds that `operation` of `schedule` takes if nothing else runs.
 double seconds_alone(const Operation& operation, const Schedule& schedule, const Rates& rates);
-/// The same when its lane is never idle: on a queued lane, launch and latency are then hidden.
+/// Like seconds_alone(), if its lane is never idle: on a queued lane, launch and latency are then
+/// hidden.
 double seconds_in_turn(const Operation& operation, const Schedule& schedule, const Rates& rates);
 
 }  // namespace ballast::plan

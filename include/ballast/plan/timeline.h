@@ -12,14 +12,14 @@ namespace ballast::plan {
 struct Span {
   const Plan* plan = nullptr;
   OpId op = kNoOp;
-  std::uint64_t run = 0;  ///< runs are numbered in the order of their submission
+  std::uint64_t run = 0;  ///< runs are numbered in the order of submission
   double start = 0.0;
   double end = 0.0;
 
   [[nodiscard]] const Operation& operation() const { return plan->operations[op]; }
 };
 
-/// Operations in the order of completion. The plans must outlive it.
+/// Operations in order of completion. The plans must outlive it.
 struct Timeline {
   std::vector<Span> spans;
 };

@@ -12,12 +12,12 @@
 
 namespace ballast::planner {
 
-/// The blueprint of `config`, without rates. Keeps the tiers that the config names. Places every
-/// "auto" on the fastest tier that fits: activations, then weights, then optimizer states, blocks
-/// in forward order. Layers keep their intermediates while there is room, the last ones first.
-/// Numbers of buffers that the config leaves open are smaller if nothing else fits. `kernels`:
-/// memory for the device's kernels. Throws Error(memory) naming the tier and the largest ledger
-/// line if the plan does not fit, Error(config) for an invalid placement rule.
+/// Draws the blueprint of `config`, without rates. Keeps the tiers that the config sets. Places
+/// every "auto" on the fastest tier that fits: activations, then weights, then optimizer states,
+/// blocks in forward order. Layers keep their intermediates while there is room, the last ones
+/// first. Numbers of buffers that the config leaves open are reduced if nothing else fits.
+/// `kernels`: memory for the device's kernels. Throws Error(memory) with the tier and the largest
+/// ledger line if the plan does not fit, Error(config) for an invalid placement rule.
 engine::Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
                                  const memory::Budgets& budgets, const model::KernelSizes& kernels,
                                  std::uint32_t world = 1, std::uint32_t rank = 0);
@@ -31,14 +31,14 @@ struct Drawn {
   engine::Blueprint blueprint;
 };
 
-/// Draws `config` as it was chosen, for this rank of `ranks` (may be null). Throws like
+/// Draws `config` with the choices `chosen`, for this rank of `ranks` (may be null). Throws like
 /// draw_blueprint(), and Error(config) for choices of another model.
 Drawn draw_chosen(const config::Config& config, const PlanChoices& chosen,
                   const comm::Ranks* ranks = nullptr);
 
-/// A blueprint that only evaluates `config`: see step::Purpose. Weights stay on the tiers that
-/// the config names, or else on the fastest one with room, blocks in forward order. With "auto" the
-/// largest micro-batch that fits is taken. Throws like draw_blueprint().
+/// Draws a blueprint that only evaluates `config`: see step::Purpose. Weights are on the tiers that
+/// the config sets, otherwise on the fastest one with room, blocks in forward order. With "auto"
+/// the largest micro-batch that fits is used. Throws like draw_blueprint().
 engine::Blueprint draw_evaluation(const config::Config& config);
 
 }  // namespace ballast::planner

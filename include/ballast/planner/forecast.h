@@ -15,37 +15,37 @@
 
 namespace ballast::planner {
 
-/// Assumed endurance of a drive in bytes written: typical for 1 TB.
+/// Assumed endurance of a drive in bytes written, typical for 1 TB.
 inline constexpr double kRatedBytes = 600e12;
 
 /// Drive wear at a run's write rate.
 struct Wear {
-  double terabytes_per_day = 0.0;    ///< 10^12 bytes, all drives of a machine together
-  double days = 0.0;                 ///< until the most written drive reaches its rated endurance
+  double terabytes_per_day = 0.0;  ///< 10^12 bytes, for all drives of a machine together
+  double days = 0.0;  ///< time until the most written drive reaches its rated endurance
   double rated_bytes = kRatedBytes;  ///< rated endurance, in bytes written
 };
 
-/// Wear from writing `written` bytes (per path, one drive each) in `seconds`. Empty if no bytes
-/// were written or no time passed.
+/// Estimates the wear from writing `written` bytes (per path, one drive each) in `seconds`. Empty
+/// if no bytes were written or no time passed.
 std::optional<Wear> estimate_wear(std::span<const Bytes> written, double seconds,
                                   double rated_bytes = kRatedBytes);
 
-/// "3.1 TB a day at this pace: a drive rated 600 TBW lasts 190 days".
+/// Returns "3.1 TB a day at this pace: a drive rated 600 TBW lasts 190 days".
 std::string describe(const Wear& wear);
 
-/// "3.1 TB a day to NVMe, a drive lasts 190 days", or "nothing is written to NVMe".
+/// Returns "3.1 TB a day to NVMe, a drive lasts 190 days", or "nothing is written to NVMe".
 std::string describe_writes(const Wear& wear);
 
-/// T*: the tokens per step from which the time of one resource is hidden by computation, in each
-/// pass of the step.
+/// T*: tokens per step from which computation hides the time of one resource, in each pass of the
+/// step.
 struct HidingPoint {
   std::string what;  ///< "NVMe", "update", "link", "network"
   double tokens = 0.0;
 };
 
-/// The points of all resources that a step of `blueprint` uses, the largest first. The work of a
-/// pass must be hidden behind this pass: gated updates behind the forward pass, others behind the
-/// backward pass. `prediction`: of the same blueprint and rates.
+/// Returns the points of all resources that a step of `blueprint` uses, largest first. The work of
+/// a pass must be hidden by the computation of this pass: gated updates by the forward pass, others
+/// by the backward pass. `prediction`: for the same blueprint and rates.
 std::vector<HidingPoint> find_hiding_points(const engine::Blueprint& blueprint,
                                             const plan::Prediction& prediction,
                                             const plan::Rates& rates);
@@ -57,27 +57,29 @@ struct Forecast {
   double tokens_per_second = 0.0;
   Bytes nvme_bytes_written = 0;     ///< per step and rank
   std::optional<Wear> wear;         ///< empty if nothing is written to NVMe
-  std::vector<HidingPoint> hiding;  ///< of the resources in use, the largest first
+  std::vector<HidingPoint> hiding;  ///< for the resources in use, largest first
   std::vector<Improvement> improvements;
 
-  /// Whether anything but compute bounds the step (plan::find_bottleneck()).
+  /// Returns whether anything but compute bounds the step (plan::find_bottleneck()).
   [[nodiscard]] bool bandwidth_run() const;
 };
 
 /// Decides every "auto" of `config` and predicts the run on a machine with `rates`. `world` ranks
 /// share the batch; all results but tokens are per rank. Budgets: see budgets_of(). Throws like
-/// decide(), and Error(memory) when NVMe has too little room. `interrupted` (may be null) ends it
+/// decide(), and Error(memory) if NVMe has too little room. `interrupted` (may be null) stops it
 /// with Error(interrupted).
 Forecast make_forecast(const config::Config& config, const plan::Rates& rates,
                        std::uint32_t world = 1, const std::atomic<bool>* interrupted = nullptr);
 
-/// The budgets of a run of `config`: its own, else those of `rates`, else this machine's.
+/// Returns the budgets of a run of `config`: its own, otherwise those of `rates`, otherwise this
+/// machine's.
 memory::Budgets budgets_of(const config::Config& config, const plan::Rates& rates);
 
-/// Text for the console: lines of at most 80 columns.
+/// Returns text for the console, in lines of at most 80 columns.
 std::vector<std::string> describe(const Forecast& forecast);
 
-/// An indented JSON object in seconds and bytes; `ledger` is a list of `tier`, `kind`, `bytes`.
+/// Returns an indented JSON object in seconds and bytes. `ledger` is a list of `tier`, `kind`,
+/// `bytes`.
 std::string to_json(const Forecast& forecast);
 
 }  // namespace ballast::planner

@@ -8,11 +8,12 @@
 
 namespace ballast::planner {
 
-/// Engine options of a run of `config`. `launch` selects this rank's swap paths. Throws
+/// Returns engine options for a run of `config`. `launch` selects this rank's swap paths. Throws
 /// Error(config).
 engine::EngineOptions engine_options(const config::Config& config, const comm::Launch& launch = {});
 
-/// The engine of draw_blueprint() and engine_options(). `interrupted`, `ranks`: see engine::Engine.
+/// Makes the engine from draw_blueprint() and engine_options(). `interrupted`, `ranks`: see
+/// engine::Engine.
 engine::Engine make_engine(const config::Config& config,
                            const std::atomic<bool>* interrupted = nullptr,
                            comm::Ranks* ranks = nullptr);

@@ -4,9 +4,9 @@
 
 namespace ballast::planner {
 
-/// Whether `config` leaves anything that is decided with rates: tiers of weights or optimizer
-/// states, or the micro-batch size. If these are named, a rule decides what else is open
-/// (activations, gradients, the order, intermediates), and no machine needs to be measured for it.
+/// Returns whether `config` leaves choices that need rates: tiers of weights or optimizer states,
+/// or the micro-batch size. If these are set, a rule decides everything else that is open
+/// (activations, gradients, the order, intermediates), and no measurement is needed.
 bool leaves_choices(const config::Config& config);
 
 }  // namespace ballast::planner

@@ -11,39 +11,39 @@
 
 namespace ballast::planner {
 
-/// Choices of a planner for a config. With them each rank draws its blueprint without a search or
-/// a rule: rank 0 sends them to the others, and saved plans hold them.
+/// Choices of a planner for a config. With them each rank draws its blueprint without a search or a
+/// rule. Rank 0 sends them to the others, and saved plans contain them.
 struct PlanChoices {
-  std::uint64_t micro_batch = 0;   ///< as BatchSection::micro_batch counts
+  std::uint64_t micro_batch = 0;   ///< counted like BatchSection::micro_batch
   std::uint64_t expert_ranks = 1;  ///< see model::Architecture
   Elems sub_group_size = 0;
-  memory::Budgets budgets;  ///< of one rank
+  memory::Budgets budgets;  ///< budgets of one rank
   step::Order order = step::Order::layer_major;
   bool prefetches_experts = false;
   step::BufferCounts buffers;
   step::Placement placement;
 };
 
-/// The choices of which `blueprint` is the result.
+/// Returns the choices that lead to `blueprint`.
 PlanChoices choices_of(const engine::Blueprint& blueprint);
 
 /// Returns `config` with micro-batches of `size` sequences (or pairs).
 config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
                                   std::uint32_t world);
 
-/// `config` with all choices that affect the sizes of blocks: micro-batch, expert parallelism,
-/// budgets and sub-groups. `world`: number of ranks.
+/// Returns `config` with all choices that affect the sizes of blocks: micro-batch, expert
+/// parallelism, budgets and sub-groups. `world`: number of ranks.
 config::Config with_sizes(const config::Config& config, const PlanChoices& chosen,
                           std::uint32_t world);
 
-/// `config` with all choices as values of keys, from which draw_blueprint() draws the same
-/// blueprint: the usual tiers as sections, other blocks as rules. `problem`: that of the
+/// Returns `config` with all choices as values of keys, from which draw_blueprint() draws the same
+/// blueprint: the most common tiers as sections, other blocks as rules. `problem`: of the
 /// blueprint.
 config::Config settle(const config::Config& config, const PlanChoices& chosen,
                       const step::Problem& problem);
 
 text::Json choices_json(const PlanChoices& choices);
-/// Inverse of choices_json(). Throws Error(config) naming the member that is missing or wrong.
+/// Inverse of choices_json(). Throws Error(config) with the member that is missing or wrong.
 PlanChoices read_choices(const text::Json& json);
 
 /// {"weights": TIER, "optimizer": TIER, ..., "recompute": false, "speculates": false}.

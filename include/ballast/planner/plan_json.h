@@ -6,9 +6,10 @@
 
 namespace ballast::planner {
 
-/// What `ballast plan --json` and run.json say about a plan: `ledger` (a list of `tier`, `kind`,
-/// `bytes`), `budgets`, `peak_bytes`, sizes of the batch, `placement` of each block, `buffers`;
-/// with `prediction` (may be null) also `predicted_step_seconds`, `lanes` and `bounds`.
+/// Returns the description of a plan for `ballast plan --json` and run.json: `ledger` (a list of
+/// `tier`, `kind`, `bytes`), `budgets`, `peak_bytes`, sizes of the batch, `placement` of each
+/// block, `buffers`; with `prediction` (may be null) also `predicted_step_seconds`, `lanes` and
+/// `bounds`.
 text::Json plan_json(const engine::Blueprint& blueprint, const plan::Prediction* prediction);
 
 }  // namespace ballast::planner

@@ -15,16 +15,17 @@ namespace ballast::planner {
 
 struct PlanRequest {
   config::Config config;
-  model::Architecture model;  ///< of the config
+  model::Architecture model;  ///< model of the config
   memory::Budgets budgets;
   plan::Rates rates;
   std::uint32_t world = 1;  ///< ranks that share the batch
-  /// Memory that the kernels need for micro-batches of a shape. If empty: the host device's where
-  /// compute and update share cores, otherwise CUDA's; without rates, those of the config's device.
+  /// Returns the memory that kernels need for a micro-batch shape. If empty: the host device's
+  /// where compute and update share cores, otherwise CUDA's; without rates, those of the config's
+  /// device.
   std::function<model::KernelSizes(model::MicroBatchShape)> kernels;
-  /// Limit on the operations that the search builds and simulates.
+  /// Limit on the number of operations that the search builds and simulates.
   std::size_t work_limit = 2'000'000;
-  /// Ends the search with Error(interrupted); may be null.
+  /// Stops the search with Error(interrupted); may be null.
   const std::atomic<bool>* interrupted = nullptr;
 };
 
@@ -32,7 +33,7 @@ struct Decision {
   config::Config config;        ///< the given config with every "auto" decided
   engine::Blueprint blueprint;  ///< the simulated blueprint; `config` reproduces it
   plan::Prediction prediction;
-  std::size_t simulated = 0;  ///< number of plans
+  std::size_t simulated = 0;  ///< number of simulated plans
 };
 
 }  // namespace ballast::planner

@@ -13,7 +13,7 @@ namespace ballast::planner {
 /// micro-batch size and accumulation, staging buffers) for the most simulated tokens per second
 /// within the budgets. Equal requests have equal decisions. Throws Error(memory) if nothing fits,
 /// with the largest ledger line, the missing bytes and the smallest change that fits, or if the
-/// plan needs more NVMe space than the rates give; Error(config) for a batch that cannot be
+/// plan needs more NVMe space than the rates give. Throws Error(config) for a batch that cannot be
 /// divided, or if a rate that every plan needs is missing.
 Decision decide(const PlanRequest& request);
 
@@ -21,24 +21,24 @@ Decision decide(const PlanRequest& request);
 /// measurement.
 void require_fit(const PlanRequest& request);
 
-/// The config of `request`, for machine_rates(). Open activations and gradients are on NVMe in it
-/// if no other tier is, and the run fits only with some of them there. Needs no rates.
+/// Returns the config of `request` for machine_rates(). Open activations and gradients are on NVMe
+/// in it if no other tier is, and the run fits only with some of them there. Needs no rates.
 config::Config measured_config(const PlanRequest& request);
 
 /// A change of the config or machine, and the simulated speed with it.
 struct Improvement {
   std::string change;  ///< "2x the tokens per step (train_batch_size 64)"
   double tokens_per_second = 0.0;
-  double speedup = 1.0;  ///< over the decision
+  double speedup = 1.0;  ///< compared with the decision
   /// Bytes written to NVMe per second, relative to the decision's. 1 if nothing is written.
   double wear = 1.0;
 
-  /// Whether the drives last noticeably longer with the change.
+  /// Returns whether the drives last noticeably longer with the change.
   [[nodiscard]] bool spares_drives() const { return wear <= 0.8; }
 };
 
-/// Changes of `request` that make the run of its `decision` at least 2% faster in simulation, or
-/// that spare the drives and do not make it slower. The fastest first.
+/// Returns changes of `request` that make the run of its `decision` at least 2% faster in
+/// simulation, or that spare the drives and do not make it slower. Fastest first.
 std::vector<Improvement> find_improvements(const Decision& decision, const PlanRequest& request);
 
 }  // namespace ballast::planner

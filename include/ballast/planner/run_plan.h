@@ -21,7 +21,7 @@ struct RunPlan {
   /// to the planner, and on ranks other than 0.
   Decision decision;
   std::optional<PlanRequest> request;  ///< input of the decision; empty in the same cases
-  /// Rates from a file, which stand for this machine's on rank 0.
+  /// Rates from a file, which replace this machine's on rank 0.
   std::optional<plan::Rates> given_rates;
 };
 
@@ -33,15 +33,15 @@ struct PlanSource {
 
 /// Plans a run of `config` on this machine. The planner decides every "auto" with this machine's
 /// rates (machine_rates()) or those of `source`, and logs the decision; a config without choices
-/// needs no rates. The saved plan of `source` is taken as it is.
+/// needs no rates. A saved plan in `source` is used unchanged.
 ///
-/// `ranks`: the processes of the run, nullptr for this one alone. Collective: all ranks run the
-/// config that rank 0 decides. Budgets are a rank's share of its machine, the same on all ranks;
-/// threads and NUMA node of the update are each rank's own. The other ranks wait for rank 0 without
-/// a timeout while it is alive. `interrupted` (may be null) ends measurements with
+/// `ranks`: the processes of the run, nullptr for a single one. Collective: all ranks run the
+/// config that rank 0 decides. Budgets are a rank's share of its machine, equal on all ranks;
+/// threads and NUMA node of the update may differ between ranks. The other ranks wait for rank 0
+/// without a timeout while it is alive. `interrupted` (may be null) stops measurements with
 /// Error(interrupted).
 ///
-/// Throws like decide() and machine_rates(); with ranks comm::JointError, or what Ranks throws.
+/// Throws like decide() and machine_rates(); with ranks comm::JointError, or errors of Ranks.
 RunPlan plan_run(const config::Config& config, comm::Ranks* ranks,
                  const std::atomic<bool>* interrupted = nullptr, const PlanSource& source = {});
 

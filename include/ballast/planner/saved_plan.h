@@ -14,31 +14,31 @@
 
 namespace ballast::planner {
 
-/// The keys of `used` that differ from those of `asked`, by path.
+/// Returns the keys of `used` that differ from those of `asked`, by path.
 text::Json chosen_keys(const config::Config& asked, const config::Config& used);
 
-/// The rule for saved plans, which are replaced by newer ones.
+/// Returns the output rule for saved plans: newer ones replace older ones.
 text::OutputRule plan_rule(bool overwrite, std::vector<std::filesystem::path> inputs = {});
 
-/// Writes a plan that read_plan() can apply, as JSON: the config that was asked for, the planner's
-/// choices, the keys that differ with them (for people), the number of ranks, the kind of device,
-/// memory in bytes, the rates, and the predicted step time. Throws like text::OutputFile.
+/// Writes a plan that read_plan() can apply, as JSON: the original config, the planner's choices,
+/// the keys that change with them (for readers), the number of ranks, the kind of device, memory in
+/// bytes, the rates, and the predicted step time. Throws like text::OutputFile.
 void save_plan(const std::filesystem::path& file, const text::OutputRule& rule,
                const config::Config& asked, const Decision& decision, const plan::Rates& rates);
 
 /// A saved plan, applied to a config.
 struct AppliedPlan {
   config::Config config;
-  /// For draw_chosen(). Empty for files that hold only changed keys, as earlier versions wrote
-  /// them: then `config` has the chosen values.
+  /// For draw_chosen(). Empty for files of earlier versions, which have only changed keys; then
+  /// `config` has the chosen values.
   std::optional<PlanChoices> chosen;
   plan::Rates rates;
 };
 
-/// Applies the plan in `file` to a run of `config` with `world` ranks. Keys that no plan depends on
-/// may differ: training data, learning rate, schedule, steps, checkpoints and messages. Throws
-/// Error(config), one line, for a file of another kind, another config, number of ranks or device;
-/// Error(memory) if the machine has less memory available than the plan needs.
+/// Applies the plan in `file` to a run of `config` with `world` ranks. Keys that do not affect
+/// plans may differ: training data, learning rate, schedule, steps, checkpoints and messages.
+/// Throws Error(config), one line, for a file of another kind, another config, number of ranks or
+/// device; Error(memory) if the machine has less memory available than the plan needs.
 AppliedPlan read_plan(const std::filesystem::path& file, const config::Config& config,
                       std::uint32_t world);
 

@@ -33,8 +33,7 @@ struct SwapOptions {
 struct SwapPlan {
   SwapOptions options;
   Stripe stripe;
-  std::vector<std::filesystem::path> files =
-      {};  ///< existing files by path; empty: create new ones
+  std::vector<std::filesystem::path> files = {};  ///< existing ones by path; empty: new ones
 };
 
 /// The swap files of a run, for a later run that continues with their content.

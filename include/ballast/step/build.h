@@ -10,49 +10,35 @@
 
 namespace ballast::step {
 
-/// Builds the schedule. A pure function. Throws Error(config) when the placement or the options are
+/// Builds the schedule. A pure function. Throws Error(config) if the placement or the options are
 /// invalid (wrong number of blocks, too few slots, speculation with eager updates; for
 /// Purpose::evaluation, a block that places more than its weights).
 plan::Schedule build(const Problem& problem, const Placement& placement, const Options& options);
 
-/// The buffers of build() without its plans: the memory that a placement needs.
+/// Returns the buffers of build() without its plans: the memory that a placement needs.
 std::vector<plan::Buffer> list_buffers(const Problem& problem, const Placement& placement,
                                        const Options& options);
 
-/// Sums the buffers of list_buffers() in whole pages: one buffer without a name per tier and kind.
-/// A planner calls it thousands of times.
+/// Sums the buffers of list_buffers() in whole pages: one unnamed buffer per tier and kind. A
+/// planner calls it thousands of times.
 std::vector<plan::Buffer> sum_buffers(const Problem& problem, const Placement& placement,
                                       const Options& options);
 
-/// A training step over the same buffers with fewer micro-batches (1 to the problem's): the last,
-/// partial batch of an epoch. `applies_updates`: it follows another gated step.
+/// Builds a training step over the same buffers with fewer micro-batches (1 to the problem's), for
+/// the last, partial batch of an epoch. `applies_updates`: it follows another gated step.
 plan::Plan build_partial_step(const Problem& problem, const Placement& placement,
                               const Options& options, std::uint32_t micro_batches,
                               bool applies_updates);
 
-/// Homes of weights and states, by tier.
-struct Homes {
-  bool device = true;
-  bool host = true;
-  bool nvme = true;
-
-  [[nodiscard]] constexpr bool has(Tier tier) const {
-    return tier == Tier::device ? device : (tier == Tier::host ? host : nvme);
-  }
-};
-inline constexpr Homes kHomesInMemory = {.nvme = false};
-constexpr Homes homes_on(Tier tier) {
-  return {tier == Tier::device, tier == Tier::host, tier == Tier::nvme};
-}
-
-/// The first plan of a training: the host operation `initialize` makes the values of every block's
-/// weights and states, in pieces in ascending order, and copies move them to their homes. Writes
-/// all NVMe homes, including those of activations and gradients.
+/// Builds the first plan of a training run. The host operation `initialize` makes the values of
+/// every block's weights and states, in pieces in ascending order, and copies move them to their
+/// homes. Writes all NVMe homes, including those of activations and gradients.
 plan::Plan build_fill(const Problem& problem, const Placement& placement, const Options& options,
                       Homes homes = {});
 
-/// Copies weights and states of `count` blocks, starting with block `first`, to the host for the
-/// operation `read`: a block's weights, then its states, each in pieces in ascending order.
+/// Builds a plan that copies weights and states of `count` blocks, starting with block `first`, to
+/// the host for the operation `read`: a block's weights, then its states, each in pieces in
+/// ascending order.
 plan::Plan build_read(const Problem& problem, const Placement& placement, const Options& options,
                       std::uint32_t first, std::uint32_t count, Homes homes = {});
 

@@ -7,10 +7,10 @@
 
 namespace ballast::step {
 
-// Meaning of the numbers that the types of a plan leave open: ports, and labels of operations. The
-// step writes them, the engine reads them.
+// Interpretation of the numbers that a plan leaves open: ports, and labels of operations. The step
+// writes them, the engine reads them.
 
-/// The role of a buffer that a compute operation binds to `port`.
+/// Returns the role of a buffer that a compute operation binds to `port`.
 constexpr plan::Role role_of(model::Port port) {
   return static_cast<plan::Role>(static_cast<unsigned>(plan::Role::first_port) +
                                  static_cast<unsigned>(port));
@@ -26,15 +26,15 @@ constexpr bool moves(const plan::Operation& operation, MovedValue value) {
   return operation.payload == plan::Payload::value && operation.label == label_of(value);
 }
 
-// The label of a compute operation is the number of its pass in the step program. Its upper bits
-// repeat what names and reports need, so that they work without the program.
+// The label of a compute operation is the number of its pass in the step program. The upper bits
+// repeat the facts that names and reports need, so that they work without the program.
 inline constexpr std::uint32_t kPassBits = 24;
 inline constexpr std::uint32_t kReferenceLabel = 1U << 31U;
 constexpr std::uint32_t label_of(model::PassId id, const model::Pass& pass) {
   return id | static_cast<std::uint32_t>(pass.kernel) << kPassBits |
          (pass.reference > 0 ? kReferenceLabel : 0);
 }
-/// The number of the pass that a compute operation runs.
+/// Returns the number of the pass that a compute operation runs.
 constexpr model::PassId pass_id(const plan::Operation& compute) {
   return compute.label & ((1U << kPassBits) - 1);
 }

@@ -8,15 +8,15 @@
 
 namespace ballast::step {
 
-/// Words for the operations of plans in messages and traces; see Names.
+/// Names of plans' operations for messages and traces; see Names.
 class OperationNames {
  public:
-  /// `problem`: that of the plans. It must outlive the object.
+  /// `problem`: of the plans. It must outlive the object.
   explicit OperationNames(const Problem& problem) : problem_(&problem) {}
 
-  /// "backward of layer 3, micro-batch 1".
+  /// Returns "backward of layer 3, micro-batch 1".
   std::string operator()(const plan::Operation& operation) const;
-  /// "backward", "upload weights".
+  /// Returns "backward" or "upload weights".
   [[nodiscard]] static std::string kind_of(const plan::Operation& operation);
   [[nodiscard]] const std::string& block_of(const plan::Operation& operation) const {
     return problem_->program().blocks.at(operation.block).name;

@@ -12,18 +12,18 @@ enum class Order : std::uint8_t {
 
 enum class Update : std::uint8_t {
   gated,  ///< after the global gradient norm is known: during the next step's forward pass
-  eager   ///< as soon as the block's own gradient is complete: during the backward pass
+  eager   ///< once the block's gradient is complete: during the backward pass
 };
 
-/// Which experts a step updates.
+/// The experts that a step updates.
 enum class ExpertUpdates : std::uint8_t {
-  all,     ///< every one: without rows its gradient is zero
-  touched  ///< those to which a token of the step was sent; the others keep weights and moments
+  all,     ///< all experts: without rows, their gradients are zero
+  touched  ///< experts with tokens in the step; the others keep weights and moments
 };
 
 enum class Purpose : std::uint8_t {
   training,
-  /// Losses alone: weights, one activation per micro-batch and a workspace. No optimizer states,
+  /// Only losses: weights, one activation per micro-batch and a workspace. No optimizer states,
   /// gradients or inputs for a backward pass.
   evaluation
 };
@@ -49,12 +49,12 @@ struct Options {
   Order order = Order::layer_major;
   Update update = Update::gated;
   ExpertUpdates expert_updates = ExpertUpdates::all;
-  /// Weights of experts move before their router has chosen: those of experts that had rows in the
-  /// micro-batch or step before.
+  /// Prefetches weights of experts before their router has chosen: experts with rows in the
+  /// preceding micro-batch or step.
   bool prefetches_experts = false;
   BufferCounts buffers;
-  /// Complete checkpoints that keep weights and states where they are on NVMe, at a time. A further
-  /// one may be incomplete: see written_in_background().
+  /// Number of complete checkpoints that keep weights and states in place on NVMe. One more may be
+  /// incomplete: see written_in_background().
   std::uint32_t kept_checkpoints = 0;
   friend bool operator==(const Options&, const Options&) = default;
 };

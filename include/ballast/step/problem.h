@@ -15,29 +15,29 @@ namespace ballast::step {
 /// (sub_group_size of DeepSpeed's ZeRO-Infinity). Sizes are those of this rank's part.
 struct SubGroup {
   Bytes state_bytes = 0;          ///< remainder and moments
-  Bytes initial_state_bytes = 0;  ///< of state_bytes, the first that do not begin as zeros
+  Bytes initial_state_bytes = 0;  ///< first part of state_bytes, which does not start as zeros
   Bytes update_traffic = 0;       ///< memory that the update reads and writes
 };
 
-/// Sizes of a block's data outside of the passes: weights and packed gradient in full, states and
+/// Sizes of a block's data outside the passes: weights and packed gradient in full, states and
 /// their update per rank.
 struct BlockSizes {
-  Bytes weight_bytes = 0;  ///< as stored and moved
-  /// Size of the weights after dequantisation. Zero if nothing in the block is quantised: then
-  /// passes read the weights as stored.
+  Bytes weight_bytes = 0;  ///< size as stored and moved
+  /// Size of the weights after dequantisation. Zero if nothing in the block is quantised; passes
+  /// then read the weights as stored.
   Bytes decoded_bytes = 0;
   Bytes gradient_bytes = 0;          ///< packed
   bool keeps_whole = false;          ///< stage 3 does not split the weights
-  std::vector<SubGroup> sub_groups;  ///< in ascending order of elements; none: it is frozen
+  std::vector<SubGroup> sub_groups;  ///< in ascending order of elements; empty: frozen
 
-  /// It has weights alone: no packed gradient, statistics or states.
+  /// Frozen blocks have only weights: no packed gradient, statistics or states.
   [[nodiscard]] bool is_frozen() const { return sub_groups.empty(); }
   [[nodiscard]] bool is_coded() const { return decoded_bytes > 0; }
-  /// What its passes read.
+  /// Returns the size of the weights that passes read.
   [[nodiscard]] Bytes whole_weight_bytes() const {
     return is_coded() ? decoded_bytes : weight_bytes;
   }
-  /// Remainder and moments that this rank keeps.
+  /// Returns the remainder and moments that this rank keeps.
   [[nodiscard]] Bytes state_bytes() const {
     Bytes sum = 0;
     for (const SubGroup& group : sub_groups) sum += group.state_bytes;
@@ -45,21 +45,21 @@ struct BlockSizes {
   }
 };
 
-/// What a schedule is built for: the passes of a model, the sizes of its data, batch and ranks.
+/// Input of a schedule: the passes of a model, the sizes of its data, batch and ranks.
 struct Problem {
   std::shared_ptr<const ProgramTable> table;  ///< the model's step program
   std::vector<BlockSizes> blocks;             ///< in the order of the program
-  Bytes statistics_bytes = 0;                 ///< of the gradient of one block
+  Bytes statistics_bytes = 0;                 ///< statistics of one block's gradient
   Bytes workspace_bytes = 0;
   std::uint64_t micro_batch_tokens = 0;
   std::uint32_t micro_batches = 1;             ///< per training step, on each rank
   std::uint32_t evaluation_micro_batches = 1;  ///< per evaluation plan, at most micro_batches
   std::uint32_t world = 1;                     ///< ranks
   std::uint32_t stage = 0;                     ///< ZeRO stage, 0 to 3; no effect with one rank
-  /// Stage 3: ranks that share one copy of the split weights (hpZ of ZeRO++), a divisor of
-  /// `world`; 0: all of them.
+  /// Stage 3: ranks that share one copy of the split weights (hpZ of ZeRO++), a divisor of `world`;
+  /// 0: all ranks.
   std::uint32_t weight_ranks = 0;
-  /// Bytes of one weight (2 or 4) when gathers of split weights move WeightCodes, else 0.
+  /// Bytes per weight (2 or 4) if gathers of split weights move WeightCodes, else 0.
   Bytes coded_weight = 0;
 
   [[nodiscard]] const model::StepProgram& program() const { return table->program(); }

@@ -10,8 +10,8 @@
 
 namespace ballast::step {
 
-/// What the buffers of a program's values depend on besides a placement. It is computed once per
-/// program, because planners ask for the buffers of thousands of placements.
+/// Properties of a program's values that their buffers depend on, in addition to a placement.
+/// Computed once per program, because planners list the buffers of thousands of placements.
 class ProgramTable {
  public:
   explicit ProgramTable(model::StepProgram program);
@@ -25,39 +25,39 @@ class ProgramTable {
   struct Values {
     std::vector<model::ValueId> placed;  ///< model::Waits::placed
     std::vector<model::ValueId> kept;    ///< model::Waits::kept
-    std::vector<model::ValueId> counts;  ///< numbers of rows, which have a copy on the host
+    std::vector<model::ValueId> counts;  ///< row counts, which have a copy on the host
   };
   [[nodiscard]] const Values& values() const { return values_; }
-  /// Of a class.
+  /// Properties of a class.
   struct Traits {
     std::vector<model::ValueId> others;  ///< values that do not wait for the backward pass
-    std::uint32_t recomputed = 0;        ///< values of model::Waits::kept with a recipe
-    std::uint32_t passing = 0;  ///< values in a schedule for evaluation alone, see in_evaluation
-    bool of_reference = false;  ///< passes of a reference write them
+    std::uint32_t recomputed = 0;        ///< number of values of model::Waits::kept with a recipe
+    std::uint32_t passing = 0;           ///< values if a schedule only evaluates, see in_evaluation
+    bool of_reference = false;           ///< written by passes of a reference model
   };
   [[nodiscard]] const Traits& traits(model::ClassId id) const { return traits_[id]; }
 
-  /// Whether the input of `block` waits for the backward pass in the tier of its placement.
+  /// Returns whether the input of `block` waits for the backward pass in the tier of its placement.
   [[nodiscard]] bool places_input(std::size_t block) const { return places_input_[block]; }
-  /// Whether the placement may keep intermediates of `block`, a layer or a part of one, on the
-  /// device.
+  /// Returns whether the placement may keep intermediates of `block`, a layer or a part of one, on
+  /// the device.
   [[nodiscard]] bool keeps_intermediates(std::size_t block) const { return keeps_[block]; }
-  /// Whether the placement may keep logits: `block` begins a head of several tiles.
+  /// Returns whether the placement may keep logits: `block` begins a head with several tiles.
   [[nodiscard]] bool keeps_logits(std::size_t block) const {
     return program_.one_pass && program_.one_pass->keeper == block;
   }
-  /// Whether a step has passes of a reference model.
+  /// Returns whether a step has passes of a reference model.
   [[nodiscard]] bool has_reference() const { return has_reference_; }
-  /// Whether BlockPlacement::keeps_intermediates has an effect on `block`.
+  /// Returns whether BlockPlacement::keeps_intermediates has an effect on `block`.
   [[nodiscard]] bool may_keep(std::size_t block) const {
     return keeps_intermediates(block) || keeps_logits(block);
   }
-  /// Bytes of what one router tells the host of a micro-batch; 0 without experts.
+  /// Returns the bytes of one router's counts for a micro-batch on the host; 0 without experts.
   [[nodiscard]] Bytes routing_bytes() const {
     return values_.counts.empty() ? 0 : program_.bytes_of(program_.values[values_.counts.front()]);
   }
 
-  /// The sums of a block's gradient. The first is cleared.
+  /// Returns the sums of a block's gradient. The first is cleared.
   [[nodiscard]] const std::vector<model::SumId>& sums_of(model::BlockId block) const {
     return sums_of_[block];
   }
@@ -66,11 +66,11 @@ class ProgramTable {
     model::BlockId begin = 0;
     model::BlockId end = 0;
   };
-  /// The blocks that compute rows of the routing `value`.
+  /// Returns the blocks that compute rows of the routing `value`.
   [[nodiscard]] Blocks counting_in(model::ValueId value) const { return counting_in_[value]; }
-  /// Whether a pass writes numbers of rows, which the host reads.
+  /// Returns whether a pass writes row counts, which the host reads.
   [[nodiscard]] bool writes_counts(model::PassId pass) const { return writes_counts_[pass]; }
-  /// Passes that read the weights of several blocks, in a form of the head.
+  /// Returns the passes that read the weights of several blocks, in a form of the head.
   [[nodiscard]] const std::vector<model::PassId>& passes_over_blocks(model::HeadForm form) const {
     return form == model::HeadForm::one_pass ? over_blocks_in_one_pass_ : over_blocks_in_visits_;
   }

@@ -35,9 +35,10 @@ void write_fully(const Descriptor& file, const std::filesystem::path& path,
 void sync_file(const Descriptor& file, const std::filesystem::path& path);
 /// Makes names that were added to a folder or changed in it durable. Throws Error(io) naming it.
 void sync_folder(const std::filesystem::path& folder);
-/// The same for the folder that has the name `path`.
+/// Like sync_folder() for the parent folder of `path`.
 void sync_name(const std::filesystem::path& path);
-/// The same, best effort: some folders cannot be opened for reading. Logs errors at level debug.
+/// Like sync_name(), best effort: some folders cannot be opened for reading. Logs errors at level
+/// debug.
 void try_to_sync_name(const std::filesystem::path& path);
 
 /// The content of a settings file or pipe, at most 1 MiB. `kind` ("config") is its name in
@@ -48,17 +49,19 @@ std::string read_settings(const std::filesystem::path& path, std::string_view ki
 class AppendedFile {
  public:
   AppendedFile() = default;
-  /// Opens `path` with `flags` besides O_WRONLY | O_CREAT | O_APPEND. Throws like open_file().
+  /// Opens `path` with `flags` in addition to O_WRONLY | O_CREAT | O_APPEND. Throws like
+  /// open_file().
   AppendedFile(std::filesystem::path path, int flags);
 
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   [[nodiscard]] const Descriptor& descriptor() const { return descriptor_; }
-  /// Appends `record`, which the kernel has when this returns. If the write fails (full disk,
-  /// file-size limit), removes what it has written of it and throws Error(io) naming the file.
+  /// Appends `record`, which has reached the kernel when this returns. If the write fails (full
+  /// disk, file-size limit), removes the partly written record and throws Error(io) naming the
+  /// file.
   void append(std::string_view record);
-  /// Drops what follows the first `size` bytes, if there is more. Throws Error(io).
+  /// Truncates the file to `size` bytes if it is longer. Throws Error(io).
   void cut(Bytes size);
-  /// What append() and cut() have left; 0 before, whatever is in the file.
+  /// Size after the last append() or cut(); 0 before, independent of the file's content.
   [[nodiscard]] Bytes size() const { return size_; }
 
  private:
@@ -67,8 +70,9 @@ class AppendedFile {
   Bytes size_ = 0;
 };
 
-/// An atomically written file: written as PATH.tmp-PID and renamed by commit(). It keeps the mode
-/// of a file that it replaces. A symbolic link at PATH is itself replaced; its target stays.
+/// An atomically written file: it is written as PATH.tmp-PID and renamed by commit(). It keeps the
+/// mode of a file that it replaces. A symbolic link at PATH is replaced itself; its target does not
+/// change.
 class ReplacedFile {
  public:
   /// Throws Error(io) naming `path` when a regular file cannot be created there.
@@ -80,8 +84,8 @@ class ReplacedFile {
 
   /// Path of the content until commit().
   [[nodiscard]] const std::filesystem::path& temporary() const { return temporary_; }
-  /// Makes the file `size` bytes long and takes its space on the disk, where the file system can.
-  /// Throws Error(io) naming the file if the disk lacks it.
+  /// Makes the file `size` bytes long and allocates it on the disk, if the file system can. Throws
+  /// Error(io) naming the file if the disk lacks the space.
   void reserve(Bytes size);
   /// Writes all of `bytes` from byte `offset`. Throws Error(io) naming the file.
   void write_at(Bytes offset, std::span<const std::byte> bytes);
@@ -90,8 +94,8 @@ class ReplacedFile {
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
   /// Flushes and renames the file. Throws Error(io) naming it.
   void commit();
-  /// Like commit(), but throws Error(io) with EEXIST if PATH exists, where the file system can
-  /// tell.
+  /// Like commit(), but throws Error(io) with EEXIST if PATH exists, if the file system can detect
+  /// that.
   void commit_as_new();
 
  private:

@@ -49,7 +49,7 @@ class Json {
   [[nodiscard]] bool is_string() const { return type_ == Type::string; }
   [[nodiscard]] bool is_array() const { return type_ == Type::array; }
   [[nodiscard]] bool is_object() const { return type_ == Type::object; }
-  /// A string equal to `text`.
+  /// Whether the value is a string equal to `text`.
   friend bool operator==(const Json& json, std::string_view text) {
     return json.is_string() && json.text_ == text;
   }
@@ -57,32 +57,32 @@ class Json {
   /// The characters of a string, the digits of a number, "true" or "false".
   [[nodiscard]] const std::string& text() const { return text_; }
   [[nodiscard]] bool flag() const { return text_ == "true"; }
-  /// The double nearest to a number. Not finite only with JsonRules::non_finite.
+  /// The double nearest to a number. It may be infinite or NaN only with JsonRules::non_finite.
   [[nodiscard]] double number() const;
-  /// The value of a number without sign, fraction or exponent that fits; otherwise none.
+  /// The value of a number without sign, fraction or exponent that fits; otherwise empty.
   [[nodiscard]] std::optional<std::uint64_t> whole() const;
 
   [[nodiscard]] const std::vector<Json>& elements() const { return elements_; }
   [[nodiscard]] const std::vector<Member>& members() const { return members_; }
-  /// The member `key` of an object; nullptr when it is missing or this is not an object.
+  /// The member `key` of an object; nullptr if it is missing or this is not an object.
   [[nodiscard]] const Json* find(std::string_view key) const;
   [[nodiscard]] Json* find(std::string_view key);
-  /// The member `key`, added when it is missing. Null becomes an object.
+  /// The member `key`, added if it is missing. Null becomes an object.
   Json& operator[](std::string_view key);
   bool erase(std::string_view key);
-  /// Adds a member without checking for an existing one of the same key.
+  /// Adds a member without checking whether the key exists.
   void add(std::string key, Json value);
-  /// Null becomes an array.
+  /// Appends an element. Null becomes an array.
   void push_back(Json element);
 
   /// Byte offsets of a parsed value in its text.
   [[nodiscard]] std::size_t begin_at() const { return begin_; }
   [[nodiscard]] std::size_t end_at() const { return end_; }
 
-  /// For "got ...": `the string "eight"`, `-3`, `an array`.
+  /// Description for "got ...": `the string "eight"`, `-3`, `an array`.
   [[nodiscard]] std::string described() const;
 
-  /// One line without white space. Bytes that are not UTF-8 are replaced by U+FFFD.
+  /// The value in one line without white space. Bytes that are not UTF-8 are replaced by U+FFFD.
   [[nodiscard]] std::string compact() const;
   /// The outer `levels` levels on several lines, indented by two spaces each; the rest on one line.
   [[nodiscard]] std::string pretty(unsigned levels = std::numeric_limits<unsigned>::max()) const;
@@ -108,7 +108,7 @@ struct Json::Member {
 };
 
 struct JsonRules {
-  ErrorCategory category = ErrorCategory::config;  ///< of the errors
+  ErrorCategory category = ErrorCategory::config;  ///< category of the errors
   bool comments = false;
   /// Also reads NaN, Infinity and -Infinity, which Python's json module writes, as numbers.
   bool non_finite = false;
@@ -131,10 +131,11 @@ bool is_json(std::string_view text);
 /// The first byte that is not UTF-8 (RFC 3629), or npos.
 std::size_t find_not_utf8(std::string_view text);
 
-/// `text` for use in a message: control characters escaped, cut after about `limit` bytes.
+/// Prepares `text` for a message: escapes control characters and cuts it off after about `limit`
+/// bytes.
 std::string printable(std::string_view text, std::size_t limit = 120);
 
-/// The double nearest to `digits` (a JSON number) times 10^`power`; infinite when it is too large.
+/// The double nearest to `digits` (a JSON number) times 10^`power`; infinite if it is too large.
 double scaled_number(std::string_view digits, int power);
 
 /// The shortest number that scaled_number(..., `power`) reads as `value` (finite), bit for bit.

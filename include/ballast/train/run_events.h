@@ -44,8 +44,7 @@ struct RunSummary {
   std::uint64_t planned_steps = 0;  ///< more than `steps` if the run was interrupted
   bool interrupted = false;
   std::uint64_t skipped = 0;
-  std::uint64_t went_back =
-      0;  ///< number of returns to a checkpoint (ballast.on_error, ballast.spike)
+  std::uint64_t went_back = 0;     ///< returns to a checkpoint (ballast.on_error, ballast.spike)
   std::uint64_t rolled_back = 0;   ///< steps whose speculative updates were undone and repeated
   double seconds = 0.0;            ///< from the first step to the end, including evaluations
   double training_seconds = 0.0;   ///< time of the steps alone

@@ -15,8 +15,7 @@ namespace ballast::train {
 /// One operation of a timeline.
 struct TracedOperation {
   plan::Span span;
-  std::uint64_t step =
-      0;  ///< training step, counted from 1 from the beginning; 0: before the first
+  std::uint64_t step = 0;          ///< training step from the beginning on, from 1; 0: before it
   std::vector<std::size_t> after;  ///< operations that it waited for, as indices into the result
 };
 

@@ -268,9 +268,8 @@ struct LayerMemory {
   T* activated = nullptr;      ///< [N, I], later its gradient
   T* mlp_out = nullptr;        ///< [N, H] before its norm, later its gradient
   T* dqkv = nullptr;           ///< like qkv, in the memory of hidden and activated
-  T* gradient =
-      nullptr;  ///< [N, H or A], gradient of norm2, attention, then norm1; in norm2's memory
-  float* log_sums = nullptr;  ///< log-sums of attention
+  T* gradient = nullptr;       ///< [N, H or A], of norm2, attention, then norm1; norm2's memory
+  float* log_sums = nullptr;   ///< log-sums of attention
 };
 
 /// Rows [first, first + rows) of a layer and the intermediates of its MLP for these rows.

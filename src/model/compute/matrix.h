@@ -50,8 +50,7 @@ struct Linear {
   std::size_t in = 0;
   std::size_t out = 0;
   bool flipped = false;
-  bool overwrites_gradient =
-      false;  ///< whether the weight's gradient is overwritten instead of added to
+  bool overwrites_gradient = false;  ///< overwrite the weight's gradient, do not add
 };
 
 /// y = x W, with rows of y `y_row` apart. Y: the training type or float.

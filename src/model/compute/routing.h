@@ -35,8 +35,7 @@ struct Routing {
   float* weights = nullptr;           ///< [N, K]
   float* weight_gradients = nullptr;  ///< [N, K], written by the backward pass of the experts
   std::int32_t* chosen = nullptr;     ///< [N, K], experts
-  std::int32_t* places =
-      nullptr;  ///< [N K], choices sorted by expert, then by row; -1 after the last
+  std::int32_t* places = nullptr;     ///< [N K], choices by expert, then by row; -1 after the last
 
   static Routing take(Bump& bump, const RouterShape& shape) {
     Routing routing;
@@ -93,8 +92,7 @@ struct SharedChoices {
   std::vector<ExpertChoices> leaving;  ///< this rank's choices, by expert
   /// Number of choices for this rank's expert, by the rank that made them.
   std::vector<std::size_t> arriving;
-  std::size_t most =
-      0;  ///< largest number of choices of one rank for one expert; equal on all ranks
+  std::size_t most = 0;  ///< most choices of a rank for an expert; equal on all ranks
 };
 
 /// Positions of each expert's rows among the choices of a micro-batch, in host memory: the values

@@ -97,7 +97,7 @@ std::size_t place_of(const ExpertRows& rows, std::size_t i) {
   return rows.places == nullptr ? i : static_cast<std::size_t>(rows.places[i]);
 }
 
-/// 0 for a weight of 0.
+/// product / weight, or 0 for a weight of 0.
 float quotient(float product, float weight) {
   return weight == 0.0F ? 0.0F : product / weight;
 }

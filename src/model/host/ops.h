@@ -140,55 +140,58 @@ class Ops {
                   double* losses) const;
   /// sums[p] = sum of losses [p * count, (p + 1) * count).
   void sum_losses(const double* losses, std::size_t count, std::size_t parts, double* sums) const;
-  /// The loss of each pair, in results[rows.pairs], and rows.weights. Rows are added in order.
+  /// Writes the loss of each pair to results[rows.pairs], and rows.weights. Rows are added in
+  /// order.
   void weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const;
 
-  /// Adds `bias` [experts] (null: 0) to the logits [rows, step], and makes of them the
-  /// probabilities, choices, weights and places of the rows. `targets` [rows] tells rows of padding
-  /// (kPaddingTarget) from others; null: there is no padding. `starts` [experts + 1]: where the
-  /// places of each expert begin and those of the last one end; null: not wanted.
+  /// Adds `bias` [experts] (null: 0) to the logits [rows, step] and computes the probabilities,
+  /// choices, weights and places of the rows. `targets` [rows]: kPaddingTarget marks padding rows;
+  /// null: there are none. `starts` [experts + 1]: where the places of each expert begin, and the
+  /// end of the last; null: not wanted.
   void route(const RouterShape& shape, float* logits, const T* bias, const std::int32_t* targets,
              const Routing& to, std::int32_t* starts) const;
-  /// Adds what a router has decided to the totals, from zero if it is the `first`.
+  /// Adds a router's results to the totals. The `first` router resets them.
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                          const RouterTotals& totals) const {
     host::add_router_totals(shape, routing, first, totals);
   }
-  /// losses = the load-balancing loss and the z-loss; 0 if all rows are padding.
+  /// Writes the load-balancing loss and the z-loss; 0 if all rows are padding.
   void router_losses(const RouterShape& shape, const RouterTotals& totals, double* losses) const {
     host::router_losses(shape, totals, losses);
   }
-  /// gradients [rows, step] of the logits, given those of the weights; `totals` without values:
-  /// without losses of the routers. 0 for padding.
+  /// Computes the logits' gradients [rows, step] from the gradients of the weights. `totals` are
+  /// empty without router losses. 0 for padding rows.
   void router_gradient(const RouterShape& shape, const Routing& routing, const RouterTotals& totals,
                        const RouterLossScales& scales, T* gradients) const;
-  /// y [padded, width] = the rows of x, times their weights (null: 1), then zeros.
+  /// y [padded, width] = rows of x, times their weights (null: 1), followed by zeros.
   void gather_rows(const ExpertRows& rows, const T* x, const float* weights, T* y,
                    std::size_t padded, std::size_t width) const;
-  /// The gradients of the weights of choices, given those of what an expert has `activated`, which
-  /// contain the weights: the product of both rows / the weight. 0 for a weight of 0, whose
-  /// derivative by its logit is 0. Without weights: the product, for put_quotients().
+  /// Computes the gradients of the choices' weights, from the gradients of what an expert has
+  /// `activated`, which include the weights: product of both rows / weight. 0 for a weight of 0,
+  /// whose derivative with respect to its logit is 0. Without weights: only the product, for
+  /// put_quotients().
   void dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
                 const float* weights, float* weight_gradients, std::size_t width) const;
-  /// Adds the part of a `bias` [width] of the expert's results, given the `gradients` of these.
+  /// Adds the contribution of a `bias` [width] of the expert's results, given the `gradients` of
+  /// these.
   void dot_bias(const ExpertRows& rows, const T* bias, const T* gradients, const float* weights,
                 float* weight_gradients, std::size_t width) const;
-  /// to = values / weights, 0 for a weight of 0, at the places of the choices.
+  /// to = values / weights (0 for a weight of 0), at the places of the choices.
   void put_quotients(const ExpertRows& rows, const float* values, const float* weights,
                      float* to) const;
   /// y [rows, width] += bias (null: 0).
   void add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const;
-  /// sums [N, width] += y, times the weights (null: 1), at the rows of the choices.
+  /// sums [N, width] += y * weights (null: 1), in the rows of the choices.
   void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                 std::size_t width) const;
 
   /// x *= factor.
   void scale(T* x, float factor, std::size_t size) const;
-  /// y = x times the mask's factors (+ y).
+  /// y = x * (the mask's factors) (+ y).
   void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) const;
 
-  /// inverse_norms[i] = 1 / ||W + s B A|| of row i and gains[i] = magnitude / norm; both 0 for a
-  /// row of zeros. Squares are summed in an order that the shape alone determines.
+  /// For row i: inverse_norms[i] = 1 / ||W + s B A|| and gains[i] = magnitude / norm, both 0 for a
+  /// row of zeros. The order in which squares are summed depends only on the shape.
   void compute_gains(const AdaptedRows<T>& rows, float* gains, float* inverse_norms) const;
   void scale_columns(const ScaledColumns<T>& columns) const;
   void add_column_products(const ColumnProducts<T>& columns, float* gradient) const;
@@ -228,15 +231,16 @@ class Ops {
   /// gradient [width] (null: nothing) += the sums of the parts, in order.
   void add_sums(std::size_t rows, std::size_t which, float* gradient, std::size_t width) const;
 
-  /// take(place, product of a row of `gradients` and one of `with`, which are `step` apart, divided
-  /// by the weight; 0 if that is 0; see dot_rows()) for each choice.
+  /// Calls take(place, quotient) for each choice. The quotient is the product of a row of
+  /// `gradients` and one of `with` (rows are `step` apart), divided by the weight, or 0 for a
+  /// weight of 0; see dot_rows().
   template <class Take>
   void dot(const ExpertRows& rows, const T* with, std::size_t step, const T* gradients,
            const float* weights, std::size_t width, Take take) const;
 
   const TypeKernels<T>& all_kernels_;
   const RowKernels<T>& kernels_;
-  const RowKernels<float>& sum_kernels_;  ///< over fp32 sums
+  const RowKernels<float>& sum_kernels_;  ///< for fp32 sums
   AttentionShape shape_;
   std::size_t hidden_;
   std::size_t vocabulary_;

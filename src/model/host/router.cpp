@@ -10,7 +10,7 @@
 namespace ballast::model::host {
 namespace {
 
-/// The rows of all routers.
+/// Number of rows of all routers.
 double rows_of(const RouterShape& shape, const RouterTotals& totals) {
   return std::accumulate(totals.choices, totals.choices + shape.experts, 0.0) /
          static_cast<double>(shape.per_token);
@@ -44,7 +44,7 @@ void route_row(const RouterShape& shape, const float* logits, std::size_t row, c
     std::size_t best = experts;
     for (std::size_t e = 0; e < experts; ++e) {
       const bool taken = std::find(chosen, chosen + k, static_cast<std::int32_t>(e)) != chosen + k;
-      // A NaN is never larger; then the first that is left is taken.
+      // NaN is never larger, so the first remaining expert is taken.
       if (!taken && (best == experts || logits[e] > logits[best])) best = e;
     }
     chosen[k] = static_cast<std::int32_t>(best);
@@ -58,7 +58,7 @@ void route_row(const RouterShape& shape, const float* logits, std::size_t row, c
 }
 
 void place_choices(const RouterShape& shape, const Routing& to, std::int32_t* starts) {
-  // A counting sort.
+  // Counting sort.
   std::vector<std::int32_t> next(shape.experts + 1, 0);
   for (std::size_t i = 0; i < shape.choices(); ++i) {
     if (to.chosen[i] != kNoExpert) ++next[static_cast<std::size_t>(to.chosen[i]) + 1];
@@ -119,7 +119,7 @@ void RouterGradient::differentiate(std::size_t row, double* gradients) const {
     std::fill_n(gradients, shape_.experts, 0.0);
     return;
   }
-  // Of the probabilities.
+  // Gradients of the probabilities.
   for (std::size_t e = 0; e < shape_.experts; ++e) {
     gradients[e] = choices_ == nullptr ? 0.0 : balance_ * choices_[e] / rows_;
   }
@@ -135,7 +135,7 @@ void RouterGradient::differentiate(std::size_t row, double* gradients) const {
     gradients[routing_.chosen[at + k]] +=
         shape_.renormalises ? (gradient - along) / chosen : gradient;
   }
-  // Of the logits.
+  // Gradients of the logits.
   double mean = 0.0;
   for (std::size_t e = 0; e < shape_.experts; ++e) {
     mean += gradients[e] * static_cast<double>(probabilities[e]);

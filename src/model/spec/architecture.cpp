@@ -23,7 +23,7 @@ TensorRun transposed_run(Elems size, std::uint64_t rows, std::uint64_t columns, 
 
 const text::Json& ModelConfig::detail(std::string_view key) const {
   const auto found = details.find(key);
-  expects(found != details.end(), "the model config lacks a key of its family");
+  expects(found != details.end(), "the model config lacks a key of the family");
   return found->second;
 }
 

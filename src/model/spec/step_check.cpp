@@ -42,11 +42,11 @@ class NumberCheck {
       breaches_.require(value.owner < program_.blocks.size(), "value '{}' has no owner",
                         value.name);
       breaches_.require(value.recipe == kNone || value.recipe < program_.recipes.size(),
-                        "value '{}' has no such recipe", value.name);
+                        "value '{}' has an invalid recipe", value.name);
     }
     for (const ValueClass& one : program_.classes) {
       breaches_.require(one.in_evaluation == kNone || one.in_evaluation < program_.classes.size(),
-                        "class '{}' names no class for evaluations", one.name);
+                        "class '{}' has an invalid class for evaluations", one.name);
     }
     for (const GradientSum& sum : program_.sums) {
       breaches_.require(sum.block < program_.blocks.size(), "a gradient sum has no block");
@@ -77,7 +77,7 @@ class NumberCheck {
     breaches_.require(pass.block < program_.blocks.size(), "{}: no such block",
                       to_string(pass.kernel));
     for (const Operand& operand : pass.operands) {
-      breaches_.require(operand.number < count_of(operand.kind), "{}: {} names nothing",
+      breaches_.require(operand.number < count_of(operand.kind), "{}: {} has an invalid number",
                         to_string(pass.kernel), to_string(operand.port));
     }
   }
@@ -85,10 +85,11 @@ class NumberCheck {
   void check_stops(const std::vector<Stop>& stops) {
     for (const Stop& stop : stops) {
       for (const PassId pass : stop.passes) {
-        breaches_.require(pass < program_.passes.size(), "a stop names pass {}", pass);
+        breaches_.require(pass < program_.passes.size(), "a stop has the invalid pass {}", pass);
       }
       for (const BlockId block : stop.finishes) {
-        breaches_.require(block < program_.blocks.size(), "a stop finishes block {}", block);
+        breaches_.require(block < program_.blocks.size(), "a stop finishes the invalid block {}",
+                          block);
       }
     }
   }
@@ -197,7 +198,8 @@ class Walk {
 
   void recompute(ValueId value) {
     if (!remaking_.insert(value).second) {
-      return breaches_.require(false, "the recipe of '{}' needs it", program_.values[value].name);
+      return breaches_.require(false, "the recipe of '{}' depends on itself",
+                               program_.values[value].name);
     }
     const Recipe& recipe = program_.recipes[program_.values[value].recipe];
     std::set<ValueId> made;
@@ -223,7 +225,7 @@ class Walk {
         if (operand.optional && !choice_.keeps) continue;
         if (operand.kind == OperandKind::gradient) add(id, operand.number);
         if (reads_value(operand)) {
-          breaches_.require(alive_[operand.number], "{} of {} reads '{}', which is not there{}",
+          breaches_.require(alive_[operand.number], "{} of {} reads '{}', which does not exist{}",
                             kernel(id), name(pass.block), program_.values[operand.number].name,
                             recipe ? ", in a recipe" : "");
         }
@@ -232,6 +234,9 @@ class Walk {
         const bool bound = !operand.optional || choice_.keeps;
         if (operand.kind == OperandKind::value && operand.access == OperandAccess::writes &&
             bound) {
+          // A second pass that adds to a gradient must not begin it anew.
+          breaches_.require(recipe || !written_[operand.number], "{} of {} writes '{}' again",
+                            kernel(id), name(pass.block), program_.values[operand.number].name);
           write(operand.number);
         }
       }
@@ -272,8 +277,7 @@ class Walk {
     for (auto b = static_cast<BlockId>(program_.blocks.size());
          b-- > program_.first_differentiated;)
       expected.push_back(b);
-    breaches_.require(order_ == expected,
-                      "gradients are complete in another order than from {} down to {}",
+    breaches_.require(order_ == expected, "gradients are not completed in order from {} down to {}",
                       program_.blocks.back().name, name(program_.first_differentiated));
   }
 
@@ -314,12 +318,12 @@ class PartCheck {
     for (const Operand& operand : pass.operands) {
       const bool costs = operand.absent.flops != 0.0 || operand.absent.traffic != 0;
       breaches_.require(operand.optional || !costs,
-                        "{} of {}: {} is not optional, but costs if it is absent", kernel, block,
+                        "{} of {}: {} is not optional, but has a cost of absence", kernel, block,
                         to_string(operand.port));
       if (operand.port == Port::routing_counts) {
         counts = true;
         breaches_.require(rows && rows->routing == operand.number,
-                          "{} of {} reads other counts than those of its rows", kernel, block);
+                          "{} of {} reads the wrong row counts", kernel, block);
       }
       if (!operand.optional) continue;
       const bool kept = operand.kind == OperandKind::value &&
@@ -328,8 +332,7 @@ class PartCheck {
       breaches_.require(kept, "{} of {}: {} is optional, but not kept without a recipe", kernel,
                         block, to_string(operand.port));
     }
-    breaches_.require(!rows || counts, "{} of {} does not read the counts of its rows", kernel,
-                      block);
+    breaches_.require(!rows || counts, "{} of {} does not read its row counts", kernel, block);
   }
 
   void check_value(const StepValue& value) {
@@ -360,7 +363,7 @@ class PartCheck {
           const bool waits = read.waits == Waits::placed || read.recipe != kNone ||
                              program_.classes[read.of].from_host;
           breaches_.require(waits || made.contains(operand.number),
-                            "the recipe of '{}' reads '{}', which does not wait", value.name,
+                            "the recipe of '{}' reads '{}', which is not kept", value.name,
                             read.name);
         }
       }
@@ -383,7 +386,7 @@ class PartCheck {
 
   void check_form(const Stop& stop) {
     breaches_.require(stop.form == HeadForm::any || program_.one_pass.has_value(),
-                      "a stop belongs to one form of a head that has one form");
+                      "a stop is for one form of a head that has only one");
   }
 
   const StepProgram& program_;

@@ -128,7 +128,7 @@ TEST_F(MachineRates, AreNeverReplacedByMoreDisturbedOnes) {
   EXPECT_EQ(rates().update_per_second, quiet.update_per_second);
 }
 
-TEST_F(MachineRates, AreMeasuredInThePartsThatAreMissing) {
+TEST_F(MachineRates, OnlyMissingPartsAreMeasured) {
   const plan::Rates first = rates();
   config_.batch.micro_batch = 7;  // changes the kernels alone
   const plan::Rates second = rates();
@@ -177,7 +177,7 @@ TEST_F(MachineRates, AreTakenFromTheFile) {
   EXPECT_TRUE(measured());
 }
 
-TEST_F(MachineRates, AreMeasuredAnewWhenTheFileIsOfNoUse) {
+TEST_F(MachineRates, AreMeasuredAgainIfTheFileIsUnusable) {
   const auto file = rates_cache_file(key_);
   directory_.write("ballast/" + file.filename().string(), "{\"nam");
   const plan::Rates measured_now = rates();
@@ -226,7 +226,7 @@ TEST(TypicalStep, IsNotThatOfADisturbedRun) {
   EXPECT_FALSE(typical_step(steps));
 }
 
-TEST(CorrectedRates, AreDividedByHowMuchLongerALaneWasBusy) {
+TEST(CorrectedRates, AreDividedByMeasuredOverPredictedTime) {
   using plan::Lane;
   const auto at = [](auto& lanes, Lane lane) -> double& {
     return lanes.at(static_cast<std::size_t>(lane));
@@ -301,7 +301,7 @@ class RunPredictions : public MachineRates {
   plan::Rates known_;
 };
 
-TEST_F(RunPredictions, AreMadeFromRatesThatAreKeptAndNoOthers) {
+TEST_F(RunPredictions, UseOnlyCachedRates) {
   EXPECT_FALSE(prediction());
   keep();
   ASSERT_TRUE(prediction());
@@ -331,7 +331,7 @@ TEST_F(RunPredictions, CorrectTheRatesSoThatTheNextOneIsRight) {
   EXPECT_FALSE(prediction()->correct(step, 0.0));
 }
 
-TEST_F(RunPredictions, LeaveRatesAloneThatAreCloseEnough) {
+TEST_F(RunPredictions, KeepRatesThatAreCloseEnough) {
   keep();
   EXPECT_FALSE(prediction()->correct(slower(1.04), 0.0));
   EXPECT_EQ(load_rates(rates_cache_file(key_)).corrections, 0U);

@@ -76,7 +76,7 @@ TEST(MachineShare, AllRanksUseTheSmallestShareOfMemory) {
 
 TEST(MachineShare, AllRanksUseTheBudgetOfTheSmallestGpu) {
   std::vector<RankPlace> places = {place('a', 0, 0xff), place('a', 1, 0xff), place('b', 0, 0xff)};
-  EXPECT_EQ(share_of(places, 0).device_memory, 0U) << "the host device has none of its own";
+  EXPECT_EQ(share_of(places, 0).device_memory, 0U) << "the host device has only host memory";
   places[0].device_memory = 400;
   places[1].device_memory = 200;
   places[2].device_memory = 300;

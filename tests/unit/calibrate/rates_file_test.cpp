@@ -12,8 +12,8 @@
 #include "ballast/text/json.h"
 
 #include "tests/support/expect_error.h"
+#include "tests/support/random_problem.h"
 #include "tests/support/temp_dir.h"
-#include "tests/unit/step/random_workload.h"
 
 namespace ballast::calibrate::rates_file_test {
 namespace {
@@ -207,18 +207,16 @@ TEST(RatesFile, AFileThatCannotBeWrittenLeavesNothingBehind) {
 
 /// Has more ranks than a node, and weights and states below the device, so that every lane has
 /// work.
-plan::Schedule demanding_schedule(step::Workload& workload) {
-  workload.blocks.assign(4, step::bf16_block("block", 1 << 19, 1e9));
-  workload.activation_bytes = kMiB;
-  workload.batch_bytes = workload.losses_bytes = workload.statistics_bytes = 4096;
-  workload.micro_batch_tokens = 512;
-  workload.micro_batches = 2;
-  workload.stage = 3;
-  step::Placement placement;
-  placement.blocks.assign(4, {Tier::nvme, Tier::nvme, Tier::nvme});
-  placement.blocks[1] = {Tier::host, Tier::host, Tier::host};
-  placement.blocks[2] = {Tier::device, Tier::device, Tier::device};
-  return step::build(step::with_program(workload), placement, {});
+plan::Schedule demanding_schedule(std::uint32_t ranks) {
+  const std::vector<step::SimpleBlock> blocks(4, {.elements = 1 << 19, .flops = 1e9});
+  step::PlacedProblem placed = step::simple_problem(blocks, 2, kMiB);
+  placed.problem.micro_batch_tokens = 512;
+  placed.problem.world = ranks;
+  placed.problem.stage = 3;
+  placed.placement.blocks.assign(4, {Tier::nvme, Tier::nvme, Tier::nvme});
+  placed.placement.blocks[1] = {Tier::host, Tier::host, Tier::host};
+  placed.placement.blocks[2] = {Tier::device, Tier::device, Tier::device};
+  return build(placed);
 }
 
 TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
@@ -233,15 +231,13 @@ TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
     EXPECT_GT(rates.host_bytes, rates.device_bytes) << entry;
     EXPECT_GT(rates.nvme_bytes, rates.host_bytes) << entry;
     EXPECT_GT(rates.drive_writes_bytes, static_cast<double>(rates.nvme_bytes)) << entry;
-    step::Workload workload;
-    workload.world =
+    const std::uint32_t ranks =
         rates.network_per_second > 0.0 ? 8 * rates.ranks_per_node : rates.ranks_per_node;
-    const auto schedule = demanding_schedule(workload);
+    const auto schedule = demanding_schedule(ranks);
     EXPECT_GT(simulate(schedule, rates).step_seconds, 0.0) << entry;
     // Needs the network only with one more node.
     if (rates.network_per_second > 0.0) continue;
-    workload.world *= 2;
-    const auto larger = demanding_schedule(workload);
+    const auto larger = demanding_schedule(2 * ranks);
     expect_error(ErrorCategory::config, {rates.name, "network_gbps is missing"},
                  [&] { simulate(larger, rates); });
   }

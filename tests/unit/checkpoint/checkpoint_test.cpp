@@ -130,7 +130,7 @@ TEST(PortableCheckpoint, IsSafetensorsWithATensorForEachBlockAndKind) {
   EXPECT_EQ(state_dtype(StateKind::weights, 1), "");
 }
 
-TEST(PortableCheckpoint, OfAPortableOneHasTheSameFiles) {
+TEST(PortableCheckpoint, OfAPortableCheckpointHasTheSameFiles) {
   const Forms forms;
   const fs::path copy = forms.dir.path() / "copy";
   export_states(forms.folders[3], copy, [](Bytes, Bytes) {});
@@ -140,7 +140,7 @@ TEST(PortableCheckpoint, OfAPortableOneHasTheSameFiles) {
   }
 }
 
-TEST(PortableCheckpoint, IsOfTheNewestWholeOneOfARun) {
+TEST(PortableCheckpoint, ExportsTheLatestCompleteCheckpointOfARun) {
   const Forms forms;
   const fs::path run = forms.dir.path() / "run";
   fs::remove(run / kCheckpoints / "step-3" / "rank-2.states");

@@ -7,34 +7,25 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/text/words.h"
 
 namespace ballast::comm::launch_test {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-constexpr const char* kAll[] = {"OMPI_COMM_WORLD_RANK",
-                                "OMPI_COMM_WORLD_SIZE",
-                                "OMPI_COMM_WORLD_LOCAL_RANK",
-                                "OMPI_COMM_WORLD_LOCAL_SIZE",
-                                "PMI_RANK",
-                                "PMI_SIZE",
-                                "MPI_LOCALRANKID",
-                                "MPI_LOCALNRANKS",
-                                "SLURM_STEP_ID",
-                                "SLURM_PROCID",
-                                "SLURM_NTASKS",
-                                "SLURM_LOCALID",
-                                "SLURM_NODEID",
-                                "SLURM_TASKS_PER_NODE",
-                                "SLURM_NTASKS_PER_NODE"};
+constexpr std::string_view kAll =
+    "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK "
+    "OMPI_COMM_WORLD_LOCAL_SIZE PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS "
+    "SLURM_STEP_ID SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NODEID SLURM_TASKS_PER_NODE "
+    "SLURM_NTASKS_PER_NODE";
 
 Launch read_with(const Variables& variables) {
-  for (const char* name : kAll) unsetenv(name);
+  for (const auto name : text::words_of(kAll)) unsetenv(std::string(name).c_str());
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
   struct Restore {
     ~Restore() {
-      for (const char* name : kAll) unsetenv(name);
+      for (const auto name : text::words_of(kAll)) unsetenv(std::string(name).c_str());
     }
   } restore;
   return read_launch();

@@ -24,48 +24,26 @@ namespace {
 using nlohmann::json;
 
 json llama() {
-  return {{"architectures", {"LlamaForCausalLM"}},
-          {"attention_bias", false},
-          {"attention_dropout", 0.0},
-          {"bos_token_id", 1},
-          {"eos_token_id", {2, 3}},
-          {"head_dim", 16},
-          {"hidden_act", "silu"},
-          {"hidden_size", 48},
-          {"initializer_range", 0.02},
-          {"intermediate_size", 136},
-          {"max_position_embeddings", 4096},
-          {"mlp_bias", false},
-          {"model_type", "llama"},
-          {"num_attention_heads", 6},
-          {"num_hidden_layers", 3},
-          {"num_key_value_heads", 2},
-          {"pretraining_tp", 1},
-          {"quantization_config", nullptr},
-          {"rms_norm_eps", 1e-06},
-          {"rope_scaling", nullptr},
-          {"rope_theta", 500000.0},
-          {"tie_word_embeddings", true},
-          {"torch_dtype", "bfloat16"},
-          {"transformers_version", "4.50.0"},
-          {"use_cache", true},
-          {"vocab_size", 300}};
+  return json::parse(R"({
+      "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+      "bos_token_id": 1, "eos_token_id": [2, 3], "head_dim": 16, "hidden_act": "silu",
+      "hidden_size": 48, "initializer_range": 0.02, "intermediate_size": 136,
+      "max_position_embeddings": 4096, "mlp_bias": false, "model_type": "llama",
+      "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
+      "pretraining_tp": 1, "quantization_config": null, "rms_norm_eps": 1e-06,
+      "rope_scaling": null, "rope_theta": 500000.0, "tie_word_embeddings": true,
+      "torch_dtype": "bfloat16", "transformers_version": "4.50.0", "use_cache": true,
+      "vocab_size": 300
+  })");
 }
 
 json gpt2() {
-  return {{"model_type", "gpt2"},
-          {"vocab_size", 300},
-          {"n_embd", 64},
-          {"n_layer", 2},
-          {"n_head", 4},
-          {"n_inner", nullptr},
-          {"n_positions", 96},
-          {"layer_norm_epsilon", 1e-5},
-          {"attn_pdrop", 0.1},
-          {"resid_pdrop", 0.0},
-          {"n_ctx", 1024},
-          {"task_specific_params", {{"a", 1}}},
-          {"activation_function", "gelu_new"}};
+  return json::parse(R"({
+      "model_type": "gpt2", "vocab_size": 300, "n_embd": 64, "n_layer": 2, "n_head": 4,
+      "n_inner": null, "n_positions": 96, "layer_norm_epsilon": 1e-5, "attn_pdrop": 0.1,
+      "resid_pdrop": 0.0, "n_ctx": 1024, "task_specific_params": {"a": 1},
+      "activation_function": "gelu_new"
+  })");
 }
 
 /// A folder with `config` as its config.json, and configs that name it.
@@ -235,47 +213,27 @@ TEST(ModelPath, ReadsTheOtherFamilies) {
 
 /// config.json of the hub, written by transformers 4.
 json gemma3() {
-  return {{"architectures", {"Gemma3ForCausalLM"}},
-          {"attention_bias", false},
-          {"attn_logit_softcapping", nullptr},
-          {"cache_implementation", "hybrid"},
-          {"final_logit_softcapping", nullptr},
-          {"head_dim", 256},
-          {"hidden_activation", "gelu_pytorch_tanh"},
-          {"hidden_size", 64},
-          {"intermediate_size", 96},
-          {"max_position_embeddings", 32768},
-          {"model_type", "gemma3_text"},
-          {"num_attention_heads", 4},
-          {"num_hidden_layers", 4},
-          {"num_key_value_heads", 1},
-          {"query_pre_attn_scalar", 168},
-          {"rms_norm_eps", 1e-06},
-          {"rope_local_base_freq", 20000},
-          {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}},
-          {"rope_theta", 2000000},
-          {"sliding_window", 512},
-          {"sliding_window_pattern", 3},
-          {"vocab_size", 300}};
+  return json::parse(R"({
+      "architectures": ["Gemma3ForCausalLM"], "attention_bias": false,
+      "attn_logit_softcapping": null, "cache_implementation": "hybrid",
+      "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+      "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 32768,
+      "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 4,
+      "num_key_value_heads": 1, "query_pre_attn_scalar": 168, "rms_norm_eps": 1e-06,
+      "rope_local_base_freq": 20000, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+      "rope_theta": 2000000, "sliding_window": 512, "sliding_window_pattern": 3, "vocab_size": 300
+  })");
 }
 
 json gpt_neox() {
-  return {{"architectures", {"GPTNeoXForCausalLM"}},
-          {"attention_probs_dropout_prob", 0},
-          {"hidden_act", "gelu"},
-          {"hidden_dropout_prob", 0},
-          {"hidden_size", 64},
-          {"intermediate_size", 96},
-          {"layer_norm_eps", 1e-05},
-          {"max_position_embeddings", 2048},
-          {"model_type", "gpt_neox"},
-          {"num_attention_heads", 4},
-          {"num_hidden_layers", 2},
-          {"rotary_emb_base", 20000},
-          {"rotary_pct", 0.5},
-          {"tie_word_embeddings", false},
-          {"use_parallel_residual", true},
-          {"vocab_size", 300}};
+  return json::parse(R"({
+      "architectures": ["GPTNeoXForCausalLM"], "attention_probs_dropout_prob": 0,
+      "hidden_act": "gelu", "hidden_dropout_prob": 0, "hidden_size": 64, "intermediate_size": 96,
+      "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "model_type": "gpt_neox",
+      "num_attention_heads": 4, "num_hidden_layers": 2, "rotary_emb_base": 20000,
+      "rotary_pct": 0.5, "tie_word_embeddings": false, "use_parallel_residual": true,
+      "vocab_size": 300
+  })");
 }
 
 /// The error with changed keys.

@@ -32,7 +32,7 @@ TEST(ModelSource, SaysWhatAFolderIsIfItHasNoModel) {
   };
   dir.write("adapter/adapter_config.json", R"({"base_model_name_or_path": "org/base"})");
   expect("adapter",
-         "without the model under them (adapter_config.json); give the folder of org/base as "
+         "without their base model (adapter_config.json); give the folder of org/base as "
          "model.path and this one as ballast.adapters.path");
   const std::pair<const char*, const char*> files[] = {
       {"run/run.json", "is a run of Ballast; `ballast export "},
@@ -45,7 +45,7 @@ TEST(ModelSource, SaysWhatAFolderIsIfItHasNoModel) {
       {"ds/latest", "is a checkpoint of DeepSpeed"},
       {"trainer/checkpoint-20/config.json", "give a folder in it, such as "},
       {"models--a--b/snapshots/0f3/config.json", "models--a--b/snapshots/0f3"},
-      {"empty/README.md", "has no config.json; give the folder of a model of Hugging Face"}};
+      {"empty/README.md", "has no config.json; give the folder of a Hugging Face model"}};
   for (const auto& [file, part] : files) {
     dir.write(file, "{}");
     expect(std::string(file).substr(0, std::string(file).find('/')), part);

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "ballast/text/words.h"
+
 #include "tests/support/fuzz_inputs.h"
 #include "tests/unit/config/samples.h"
 
@@ -19,35 +21,14 @@ std::size_t below(Random& random, std::size_t bound) {
 }
 
 /// Values at the limits of every type in a config.
-const std::vector<std::string>& edge_values() {
-  static const std::vector<std::string> values = {"null",
-                                                  "true",
-                                                  "false",
-                                                  "0",
-                                                  "-0.0",
-                                                  "-1",
-                                                  "1",
-                                                  "2.5",
-                                                  "1e308",
-                                                  "1e999",
-                                                  "-1e999",
-                                                  "5e-324",
-                                                  "9007199254740993",
-                                                  "18446744073709551615",
-                                                  "99999999999999999999",
-                                                  "\"\"",
-                                                  "\"auto\"",
-                                                  "\"1GiB\"",
-                                                  "\"1e30GiB\"",
-                                                  "\"0-18446744073709551615\"",
-                                                  "\"\\u0000\"",
-                                                  "\"\\ud800\"",
-                                                  "[]",
-                                                  "{}",
-                                                  "[[]]",
-                                                  "[null]",
-                                                  "{\"enabled\": true}",
-                                                  "{\"\": 0}"};
+constexpr std::string_view kEdges =
+    "null true false 0 -0.0 -1 1 2.5 1e308 1e999 -1e999 5e-324 9007199254740993 "
+    "18446744073709551615 99999999999999999999 \"\" \"auto\" \"1GiB\" \"1e30GiB\" "
+    "\"0-18446744073709551615\" \"\\u0000\" \"\\ud800\" [] {} [[]] [null] {\"enabled\":true} "
+    "{\"\":0}";
+
+const std::vector<std::string_view>& edge_values() {
+  static const auto values = text::words_of(kEdges);
   return values;
 }
 

@@ -224,7 +224,7 @@ TEST(PackedDocuments, FillTheLastMicroBatchOfAnEvaluationWithPadding) {
   EXPECT_EQ(empty.evaluation().size(), 0U);
 }
 
-TEST(TrainingDocuments, LeaveTheLastOnesWithAtMostTheShare) {
+TEST(TrainingDocuments, HoldOutTheLastDocumentsUpToTheShare) {
   const std::vector<std::uint64_t> offsets = {0, 50, 70, 90, 100};
   EXPECT_EQ(training_documents(offsets, 0.0), 4U);
   EXPECT_EQ(training_documents(offsets, 0.09), 4U);

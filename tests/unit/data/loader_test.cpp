@@ -201,7 +201,7 @@ std::vector<std::int32_t> batch_of_all(const std::shared_ptr<const TokenSource>&
   return tokens;
 }
 
-TEST(Loader, TheBatchOfAllRanksDoesNotDependOnTheirNumber) {
+TEST(Loader, TheGlobalBatchDoesNotDependOnTheNumberOfRanks) {
   const test::TempDir dir;
   const auto source = counting(dir, 600);
   auto options = small_options();

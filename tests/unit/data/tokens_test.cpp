@@ -207,7 +207,7 @@ TEST(TokenSource, RefusesTextBeyondASmallVocabulary) {
   expect_error(ErrorCategory::data, {"id 195", "byte 3"}, [&] { source.read(0, ids); });
 }
 
-TEST(TokenSource, NamesWhatIsGivenAsTextButIsNot) {
+TEST(TokenSource, RefusesBinaryFilesGivenAsText) {
   const test::TempDir dir;
   const auto refuse = [&](const std::string& name, const std::string& bytes,
                           std::initializer_list<std::string_view> parts) {

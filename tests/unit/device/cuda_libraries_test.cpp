@@ -55,7 +55,7 @@ TEST_F(CudaLibraries, TheLoadersOwnSearchComesFirst) {
             "or directory; install it");
 }
 
-TEST_F(CudaLibraries, ThenTheToolkits) {
+TEST_F(CudaLibraries, ToolkitsAreSearchedAfterTheLoader) {
   const std::string system = put("system/usr/local/cuda/lib64");
   EXPECT_EQ(load().file, system);
   const std::string named = put("toolkit/lib64");
@@ -66,7 +66,7 @@ TEST_F(CudaLibraries, ThenTheToolkits) {
   EXPECT_EQ(load().file, home);
 }
 
-TEST_F(CudaLibraries, ThenTheWheelsOfThePythonEnvironments) {
+TEST_F(CudaLibraries, PythonWheelsAreSearchedLast) {
   const std::string system = put("system/usr/local/lib/python3.12/dist-packages/nvidia/cu13/lib");
   EXPECT_EQ(load().file, system);
   const std::string user = put("me/.local/lib/python3.12/site-packages/nvidia/cu13/lib");

@@ -15,7 +15,7 @@
 namespace ballast::device::numa_test {
 namespace {
 
-TEST(NumaNode, IsWhatTheKernelSaysOfThePciDevice) {
+TEST(NumaNode, IsReadFromThePciDevice) {
   const test::TempDir devices;
   const auto say = [&](const std::string& address, const std::string& text) {
     std::filesystem::create_directory(devices.path() / address);

@@ -9,10 +9,10 @@
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/planner/draw_blueprint.h"
 #include "ballast/planner/make_engine.h"
+#include "ballast/step/labels.h"
 #include "ballast/step/rank_sizes.h"
 
 #include "src/engine/state_layout.h"
-#include "tests/support/named_operation.h"
 #include "tests/unit/engine/tiny_engine.h"
 
 // Work that a run omits for tensors that are not trained.
@@ -21,9 +21,8 @@ namespace ballast::engine::frozen_test {
 namespace {
 
 using FrozenBlocks = test::TinyEngine;
+using plan::Action;
 using plan::Kind;
-using step::named::Action;
-using step::named::action_of;
 using test::kOptimizer;
 using test::kWeights;
 
@@ -45,10 +44,10 @@ TEST_F(FrozenBlocks, HaveOnlyWeights) {
   EXPECT_EQ(blueprint.problem.name_of(blueprint.problem.program().first_differentiated), "layer 2");
   std::size_t backward = 0;
   for (const plan::Operation& op : blueprint.schedule.steady.operations) {
-    backward += action_of(op) == Action::backward ? 1 : 0;
-    const bool of_trained =
-        action_of(op) == Action::pack_gradient || action_of(op) == Action::clear_gradient ||
-        action_of(op) == Action::update_on_host || action_of(op) == Action::offload_gradient;
+    backward += step::runs(op, model::Kernel::layer_backward) ? 1 : 0;
+    const bool of_trained = op.action == Action::pack || op.action == Action::clear ||
+                            op.action == Action::update ||
+                            (op.action == Action::offload && op.payload == plan::Payload::gradient);
     if (!of_trained) continue;
     EXPECT_EQ(blueprint.problem.name_of(op.block), "layer 2");
   }

@@ -13,7 +13,6 @@
 #include "ballast/planner/make_engine.h"
 
 #include "tests/support/function_weights.h"
-#include "tests/support/named_operation.h"
 #include "tests/unit/engine/tiny_engine.h"
 
 // Runs whose frozen matrices are quantised.
@@ -22,8 +21,6 @@ namespace ballast::engine::quantized_test {
 namespace {
 
 using QuantizedBase = test::TinyEngine;
-using step::named::Action;
-using step::named::action_of;
 using test::kOptimizer;
 using test::kWeights;
 
@@ -100,8 +97,9 @@ TEST_F(QuantizedBase, MovesItsCodes) {
   const Blueprint& blueprint = engine.blueprint();
   std::size_t uploads = 0;
   for (const plan::Operation& op : blueprint.schedule.steady.operations) {
-    if (action_of(op) != Action::upload_weights || !blueprint.problem.program().is_layer(op.block))
-      continue;
+    const bool uploads_weights =
+        op.action == plan::Action::upload && op.payload == plan::Payload::weights;
+    if (!uploads_weights || !blueprint.problem.program().is_layer(op.block)) continue;
     const model::BlockSpec& block = blueprint.model.blocks[op.block];
     Bytes expected = 0;
     Elems coded = 0;

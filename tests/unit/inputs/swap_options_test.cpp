@@ -35,7 +35,7 @@ TEST(SwapOptions, UniteThePathsOfBothSectionsInOrder) {
   EXPECT_FALSE(swap.paths[0].made_later);
 }
 
-TEST(SwapOptions, CarryTheSettingsOfThePathOrElseOfAll) {
+TEST(SwapOptions, UseThePathsSettingsBeforeTheCommonOnes) {
   const auto swap = options(
       {"zero_optimization.offload_optimizer.nvme_path=[\"/a\", \"/b\"]", "aio.block_size=8192",
        "aio.queue_depth=3", "aio.backend=threads", "aio.in_flight_bytes=65536",
@@ -62,7 +62,7 @@ TEST(SwapOptions, CarryTheSettingsOfThePathOrElseOfAll) {
   EXPECT_EQ(swap.paths[1].write_gbps, 2.0);
 }
 
-TEST(SwapOptions, UseThePageCacheOnlyWhenTold) {
+TEST(SwapOptions, UseThePageCacheOnlyIfConfigured) {
   EXPECT_EQ(options({"aio.buffered=true"}).access, aio::File::Access::buffered);
 }
 
@@ -79,7 +79,7 @@ std::vector<std::string> dealt(const std::string& paths, std::uint32_t local_ran
                                            .local_world = local_world}));
 }
 
-TEST(SwapOptions, DealThePathsToTheRanksOfAMachine) {
+TEST(SwapOptions, AssignPathsRoundRobinToRanks) {
   using Paths = std::vector<std::string>;
   const std::string three = R"(["/a", "/b", "/c"])";
   EXPECT_EQ(dealt(three, 0, 1), (Paths{"/a", "/b", "/c"}));

@@ -357,7 +357,7 @@ class AdapterPasses : public testing::TestWithParam<Case> {
 
 /// The mask is the same in both passes, and every adapter gets its gradients. Norms are constants
 /// in them.
-TEST_P(AdapterPasses, HaveTheGradientsOfFiniteDifferences) {
+TEST_P(AdapterPasses, GradientsEqualFiniteDifferences) {
   constexpr double kStep = 3e-3;
   const auto [gradient, dx] = backward(false);
   std::size_t adapters = 0;
@@ -396,7 +396,7 @@ TEST_P(AdapterPasses, HaveTheSameBitsWhetherIntermediatesAreKeptOrNot) {
 }
 
 /// Compares with a pass without adapters over matrices into which they are merged.
-TEST_P(AdapterPasses, AreThoseOfTheMergedMaps) {
+TEST_P(AdapterPasses, EqualTheMergedMaps) {
   Values merged = weights;
   for (const Adapted& adapted : adapted_maps()) {
     for (std::uint64_t i = 0; i < adapted.b->shape[0]; ++i) {

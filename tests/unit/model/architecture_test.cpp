@@ -127,7 +127,7 @@ TEST(Architecture, CountsMatrixFlops) {
             2.0 * tokens * 12 * 768 * 768 + 2.0 * tokens * 512 * 768);
 }
 
-TEST(Architecture, CountsWhatTheBackwardPassComputesAgain) {
+TEST(Architecture, CountsRecomputedFlops) {
   const Architecture gpt2 = build_architecture(gpt2_124m());
   EXPECT_EQ(gpt2.recomputed_flops(0, 4, 512), 0.0);
   EXPECT_EQ(gpt2.recomputed_flops(1, 4, 512), 2.0 * 2048 * 8 * 768 * 768 + 2.0 * 2048 * 512 * 768);
@@ -240,7 +240,7 @@ TEST(Initialize, HasTheBitsOfTheFormula) {
   }
 }
 
-TEST(Initialize, KernelsOfAllInstructionSetsHaveTheBitsOfTheFormulaExceptWhereTheySayTheyMayNot) {
+TEST(Initialize, KernelsEqualTheFormulaExceptForDoubtfulGroups) {
   constexpr std::size_t kCalls = 4000;
   constexpr std::size_t kSize = 4 * host::kNormalGroups;
   const TensorSpec tensor = normal_tensor("b", kCalls * kSize);

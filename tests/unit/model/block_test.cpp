@@ -122,7 +122,7 @@ class Blocks : public testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(Blocks, LayerForwardIsThePlainModelsLayer) {
+TEST_P(Blocks, LayerForwardEqualsThePlainModel) {
   const BlockSpec& block = bench.architecture.blocks[2];
   const Values weights = bench.weights(2);
   const Values in = bench.activation_values(9);
@@ -327,7 +327,7 @@ TEST(BlocksWithIntermediatesKept, GiveTheSameBits) {
   }
 }
 
-TEST(BlocksWithIntermediatesKept, AreNotComputedAgain) {
+TEST(BlocksWithIntermediatesKept, AreNotRecomputed) {
   for (const ModelConfig& config : {test::small_gpt2(), test::small_llama()}) {
     Bench b(config, DType::bf16, {2, 33}, 2);
     const DeviceBytes kept =
@@ -355,7 +355,7 @@ TEST(BlocksWithIntermediatesKept, AreNotComputedAgain) {
   }
 }
 
-TEST(BlocksWithIntermediatesKept, NeedRoomForThem) {
+TEST(BlocksWithIntermediatesKept, RefuseTooLittleMemory) {
   Bench b(test::small_gpt2(), DType::bf16, {1, 8}, 1);
   const DeviceBytes kept =
       b.device->allocate(b.compute->sizes().intermediates[1] - 1, "too little");

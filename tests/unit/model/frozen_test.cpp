@@ -135,7 +135,7 @@ TEST(Freeze, EndsTheBackwardPassAtTheLowestTrainedLayer) {
   EXPECT_EQ(first("lm_head.weight"), "head 0");
 }
 
-TEST(Freeze, CountsTheProductsWhoseGradientsAreLeftOut) {
+TEST(Freeze, CountsOmittedGradientProducts) {
   const Architecture all = build_architecture(test::small_llama());
   const Architecture none = frozen(test::small_llama(), {"model.layers.0.*"});
   EXPECT_EQ(none.frozen_flops(1, 2, 8), 0.0);

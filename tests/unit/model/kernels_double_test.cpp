@@ -73,7 +73,7 @@ TEST(DoubleKernels, ShiftedRmsNormsGradientIsItsDerivative) {
   check_norm(false, 1.0);
 }
 
-TEST(DoubleKernels, NormsHaveTheStatisticsTheyPromise) {
+TEST(DoubleKernels, NormsHaveTheirMeanAndVariance) {
   constexpr std::size_t kWidth = 41;
   const Values x = normals(kWidth, 1, 3.0, 100.0);
   const Values ones(kWidth, 1.0);
@@ -204,7 +204,7 @@ TEST(DoubleKernels, LimitedSwigluIsItsFormulaAndHasGradientsUpToItsLimits) {
   }
 }
 
-TEST(DoubleKernels, RopeTurnsPairsOfHalvesAndBackwardTurnsBack) {
+TEST(DoubleKernels, RopeRotatesPairsAndBackwardRotatesBack) {
   constexpr std::size_t kRows = 5;
   constexpr std::size_t kLength = 3;
   constexpr std::size_t kHeads = 2;
@@ -304,7 +304,7 @@ void check_softmax(std::size_t window) {
 TEST(DoubleKernels, CausalSoftmaxsGradientIsItsDerivative) {
   check_softmax(0);
 }
-TEST(DoubleKernels, SoftmaxOverAWindowSeesNoMore) {
+TEST(DoubleKernels, SoftmaxIgnoresKeysOutsideTheWindow) {
   check_softmax(1);
   check_softmax(5);
   check_softmax(100);

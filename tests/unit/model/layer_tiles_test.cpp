@@ -106,7 +106,7 @@ LayerResults train(const Case& c, std::uint64_t tiles, double before = kNan) {
 
 class LayerTiles : public testing::TestWithParam<Case> {};
 
-TEST_P(LayerTiles, GiveTheResultsOfLayersInOnePiece) {
+TEST_P(LayerTiles, EqualLayersInOnePiece) {
   const double tolerance = GetParam().type == DType::f32 ? 3e-6 : 2e-2;
   const LayerResults whole = train(GetParam(), 1);
   const LayerResults tiles = train(GetParam(), GetParam().tiles);
@@ -212,7 +212,7 @@ TEST(LayerTileRules, CutAnExtentAtMultiplesOfAStep) {
   }
 }
 
-TEST(LayerTileRules, FollowFromTheShapeAlone) {
+TEST(LayerTileRules, DependOnlyOnTheShape) {
   // Up to 2^30 elements a layer is whole: Llama 2 with 70 billion parameters.
   EXPECT_EQ(usual_layer_tiles(855'654'400, 80), 1U);
   EXPECT_EQ(usual_layer_tiles(Elems{1} << 30, 1), 1U);

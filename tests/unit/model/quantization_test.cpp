@@ -117,7 +117,7 @@ TEST(Quantization, HasTheCodesOfBitsandbytes) {
 }
 
 /// Elements that fill neither a byte nor a block, in every part.
-TEST(Quantization, EndsAnywhere) {
+TEST(Quantization, AcceptsAnyNumberOfElements) {
   for (const Quantization& how :
        {Quantization{Format::nf4}, Quantization{Format::nf4, true}, Quantization{Format::int8}}) {
     std::vector<float> values(64 * 257 + 33);

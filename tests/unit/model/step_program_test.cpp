@@ -121,7 +121,7 @@ StepProgram program_of(const Case& one) {
   return write_program(one.model, DType::bf16, one.shape, sizes_of(one));
 }
 
-TEST(StepProgramText, IsThatOfTheGoldenFiles) {
+TEST(StepProgramText, EqualsTheGoldenFiles) {
   const bool rewrites = std::getenv("BALLAST_REWRITE_GOLDEN") != nullptr;
   for (const Case& one : cases()) {
     const std::string path = test::fixture("step_programs/" + one.name + ".txt");
@@ -165,54 +165,60 @@ StepProgram whole() {
   return program_of({"", build_architecture(config_of("llama", 2))});
 }
 
-TEST(StepProgramCheck, FindsNumbersThatNameNothing) {
+TEST(StepProgramCheck, FindsInvalidNumbers) {
   StepProgram program = whole();
   operand_of(program, Kernel::layer, Port::input).number = 99;
-  EXPECT_EQ(breach_of(program), "layer: input names nothing");
+  EXPECT_EQ(breach_of(program), "layer: input has an invalid number");
   program = whole();
   program.training.back().finishes = {99};
-  EXPECT_EQ(breach_of(program), "a stop finishes block 99");
+  EXPECT_EQ(breach_of(program), "a stop finishes the invalid block 99");
 }
 
-TEST(StepProgramCheck, FindsReadsOfWhatIsNotThere) {
+TEST(StepProgramCheck, FindsReadsOfMissingValues) {
   StepProgram program = whole();
   std::swap(program.evaluation[1], program.evaluation[2]);
   EXPECT_EQ(breach_of(program),
-            "layer of layer 1 reads 'input of layer 1', which is not there; "
-            "layer of layer 0 reads 'input of layer 0', which is not there; "
-            "head evaluate of head reads 'input of head', which is not there");
+            "layer of layer 1 reads 'input of layer 1', which does not exist; "
+            "layer of layer 0 reads 'input of layer 0', which does not exist; "
+            "head evaluate of head reads 'input of head', which does not exist");
 
   // One stop later, the next activation has taken its buffer.
   program = whole();
   const Operand first = operand_of(program, Kernel::layer, Port::input);
   pass_of(program, Kernel::head_evaluate).operands.push_back(first);
   EXPECT_EQ(breach_of(program),
-            "head evaluate of head reads 'input of layer 0', which is not there");
+            "head evaluate of head reads 'input of layer 0', which does not exist");
 }
 
-TEST(StepProgramCheck, FindsGradientsThatAreCompleteInAnotherOrder) {
+TEST(StepProgramCheck, FindsGradientsThatBeginTwice) {
+  StepProgram program = whole();
+  operand_of(program, Kernel::layer_backward, Port::activation_gradient).access =
+      OperandAccess::writes;
+  EXPECT_EQ(breach_of(program), "layer backward of layer 1 writes 'activation gradient' again");
+}
+
+TEST(StepProgramCheck, FindsGradientsCompletedOutOfOrder) {
   StepProgram program = whole();
   std::swap(program.training[4].finishes, program.training[5].finishes);
   EXPECT_EQ(breach_of(program),
             "layer backward adds to the gradient of layer 0, which is complete; "
-            "gradients are complete in another order than from head down to embedding");
+            "gradients are not completed in order from head down to embedding");
   program = whole();
   program.training.back().finishes.clear();
-  EXPECT_EQ(breach_of(program),
-            "gradients are complete in another order than from head down to embedding");
+  EXPECT_EQ(breach_of(program), "gradients are not completed in order from head down to embedding");
 }
 
-TEST(StepProgramCheck, FindsSumsToWhichNothingAdds) {
+TEST(StepProgramCheck, FindsUnusedGradientSums) {
   StepProgram program = whole();
   pass_of(program, Kernel::embed_backward).operands.pop_back();
   EXPECT_EQ(breach_of(program), "nothing adds to the gradient sum of embedding");
 }
 
-TEST(StepProgramCheck, FindsAbsenceCostsWithoutAChoice) {
+TEST(StepProgramCheck, FindsAbsenceCostsOfRequiredOperands) {
   StepProgram program = whole();
   operand_of(program, Kernel::layer, Port::input).absent.flops = 1.0;
   EXPECT_EQ(breach_of(program),
-            "layer of layer 0: input is not optional, but costs if it is absent");
+            "layer of layer 0: input is not optional, but has a cost of absence");
   program = whole();
   operand_of(program, Kernel::layer_backward, Port::input).optional = true;
   EXPECT_EQ(breach_of(program),
@@ -226,7 +232,7 @@ TEST(StepProgramCheck, FindsRecipesThatDoNotWriteTheirValue) {
       << breach_of(program);
 }
 
-TEST(StepProgramCheck, FindsRecipesThatReadWhatDoesNotWait) {
+TEST(StepProgramCheck, FindsRecipesThatReadUnkeptValues) {
   StepProgram program = program_of(tiles_of_layers());
   for (StepValue& value : program.values) {
     if (value.waits == Waits::placed) value.waits = Waits::no;
@@ -235,7 +241,7 @@ TEST(StepProgramCheck, FindsRecipesThatReadWhatDoesNotWait) {
   for (const std::string recipe : {"input of layer 0 mlp", "rows of layer 0 attention"}) {
     EXPECT_NE(breaches.find("the recipe of '" + recipe +
                             "' reads 'input of layer 0 attention', "
-                            "which does not wait"),
+                            "which is not kept"),
               std::string::npos)
         << breaches;
   }
@@ -244,12 +250,12 @@ TEST(StepProgramCheck, FindsRecipesThatReadWhatDoesNotWait) {
 TEST(StepProgramCheck, FindsRowsThatAreNotCounted) {
   StepProgram program = program_of({"", build_architecture(with_experts())});
   operand_of(program, Kernel::expert, Port::routing_counts).port = Port::batch;
-  EXPECT_EQ(breach_of(program), "expert of layer 0 expert 0 does not read the counts of its rows");
+  EXPECT_EQ(breach_of(program), "expert of layer 0 expert 0 does not read its row counts");
   program = program_of({"", build_architecture(with_experts())});
   // Experts before their router.
   std::rotate(program.training.begin() + 2, program.training.begin() + 3,
               program.training.begin() + 5);
-  EXPECT_NE(breach_of(program).find("reads 'layer 0 router routing', which is not there"),
+  EXPECT_NE(breach_of(program).find("reads 'layer 0 router routing', which does not exist"),
             std::string::npos)
       << breach_of(program);
 }

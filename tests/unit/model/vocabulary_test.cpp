@@ -187,7 +187,7 @@ std::string name_of(const ModelConfig& config) {
   return config.family + (config.tie_embeddings ? ", tied" : "");
 }
 
-TEST(VocabularyTiles, AllWaysToVisitThemGiveTheSameBits) {
+TEST(VocabularyTiles, OnePassAndVisitsGiveTheSameBits) {
   for (const DType type : {DType::f32, DType::bf16}) {
     for (const ModelConfig& config : models()) {
       for (const std::uint64_t tiles : {2U, 3U}) {
@@ -204,7 +204,7 @@ double distance(const Values& one, const Values& other) {
   return one.size() == other.size() ? test::relative_error(one, other) : HUGE_VAL;
 }
 
-TEST(VocabularyTiles, GiveTheResultsOfTheWholeVocabulary) {
+TEST(VocabularyTiles, EqualTheWholeVocabulary) {
   for (const ModelConfig& config : models()) {
     const Results whole = Step(in_tiles(config, 1), DType::f32).train(Visits::one_pass);
     const Results tiles = Step(in_tiles(config, 3), DType::f32).train(Visits::by_tiles);
@@ -218,7 +218,7 @@ TEST(VocabularyTiles, GiveTheResultsOfTheWholeVocabulary) {
   }
 }
 
-TEST(VocabularyTiles, FollowFromTheShapeAlone) {
+TEST(VocabularyTiles, DependOnlyOnTheShape) {
   // A vocabulary of up to 2^27 elements is whole: GPT-2 and Llama 2 with 7 billion parameters.
   EXPECT_EQ(usual_vocabulary_tiles(50257, 768, 7'000'000), 1U);
   EXPECT_EQ(usual_vocabulary_tiles(32000, 4096, 202'000'000), 1U);

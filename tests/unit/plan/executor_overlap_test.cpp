@@ -14,30 +14,18 @@
 #include "ballast/plan/executor.h"
 #include "ballast/step/names.h"
 
+#include "tests/support/random_problem.h"
 #include "tests/unit/step/fake_run.h"
-#include "tests/unit/step/random_workload.h"
 
-// Overlapping plans: failures, interrupts and observers.
+// Failures, interrupts and observers of overlapping plans.
 
 namespace ballast::plan::executor_overlap_test {
 namespace {
 
 /// Host weights and NVMe states, gated: updates under the next forward pass, states read ahead.
 struct Pipelined {
-  step::TestProblem problem = step::random_problem(1);
-  Schedule schedule;
-
-  Pipelined() {
-    problem.workload.blocks.assign(4, step::bf16_block("block", 2048, 10.0));
-    problem.workload.tied = false;
-    problem.workload.micro_batches = 2;
-    problem.workload.losses_bytes = 16;
-    problem.workload.evaluation_micro_batches = 1;
-    problem.placement.blocks.assign(4, {Tier::host, Tier::nvme, Tier::device});
-    problem.options = {};
-    schedule =
-        step::build(step::with_program(problem.workload), problem.placement, problem.options);
-  }
+  step::PlacedProblem placed = step::equal_blocks(4, 2, {Tier::host, Tier::nvme, Tier::device});
+  Schedule schedule = build(placed);
 };
 
 /// The finished operations by run. Read it when nothing runs.
@@ -62,12 +50,11 @@ bool closed(const Ran& ran, const std::vector<const Plan*>& runs) {
   return true;
 }
 
-TEST(Executor, AFailureInTheMiddleOfOverlappedRunsIsNamedAndNothingThatFollowsItRuns) {
+TEST(Executor, AFailureInOverlappingRunsIsNamedAndStopsItsSuccessors) {
   const Pipelined pipelined;
   const Schedule& schedule = pipelined.schedule;
   const std::vector<const Plan*> runs = {&schedule.first, &schedule.steady, &schedule.steady};
-  const step::Problem named = step::with_program(pipelined.problem.workload);
-  const step::OperationNames names(named);
+  const step::OperationNames names(pipelined.placed.problem);
   for (const std::string_view victim :
        {"update", "fetch states", "forward", "offload gradient", "writeback states"}) {
     for (const bool serial : {false, true}) {
@@ -140,7 +127,7 @@ TEST(Executor, AnInterruptEndsTheWaitWithoutFinishingTheStep) {
   }
 }
 
-TEST(Executor, AnExecutorThatIsGivenUpFinishesOnlyWhatHasBegun) {
+TEST(Executor, ADestroyedExecutorFinishesOnlyStartedOperations) {
   const Pipelined pipelined;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     std::atomic<int> running = 0;
@@ -160,10 +147,9 @@ TEST(Executor, AnExecutorThatIsGivenUpFinishesOnlyWhatHasBegun) {
 
 TEST(Executor, ShowsEveryOperationOnceInAnOrderThatItsEdgesAllow) {
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
-    const step::TestProblem problem = step::random_problem(seed);
-    const Schedule schedule =
-        step::build(step::with_program(problem.workload), problem.placement, problem.options);
-    const auto runs = step::random_runs(problem, schedule, seed, 5);
+    const step::PlacedProblem placed = step::random_problem(seed);
+    const Schedule schedule = build(placed);
+    const auto runs = step::random_runs(placed, schedule, seed, 5);
     std::vector<Span> spans;
     const auto nothing = [](const Operation&, std::uint64_t) {};
     Executor executor(nothing, step::action_name,
@@ -216,7 +202,7 @@ TEST(Executor, CountsBytesAndBusyTimePerLane) {
   }
 }
 
-TEST(Executor, CountsWhatIsUnderWayUpToTheMoment) {
+TEST(Executor, CountsRunningOperationsUpToTheMoment) {
   const Pipelined pipelined;
   const Schedule& schedule = pipelined.schedule;
   std::atomic<bool> may_end = false;
@@ -240,7 +226,7 @@ TEST(Executor, CountsWhatIsUnderWayUpToTheMoment) {
   EXPECT_GT(later.busy_seconds[lane], before.busy_seconds[lane]);
   may_end = true;
   executor.drain();
-  // What was counted before its end is not counted again.
+  // Time counted before its end is not counted again.
   EXPECT_EQ(executor.totals().busy_seconds[lane], finished[lane]);
 }
 

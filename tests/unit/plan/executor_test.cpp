@@ -19,8 +19,8 @@
 
 #include "ballast/core/error.h"
 
+#include "tests/support/random_problem.h"
 #include "tests/unit/step/fake_run.h"
-#include "tests/unit/step/random_workload.h"
 
 namespace ballast::plan::executor_test {
 namespace {
@@ -61,7 +61,7 @@ class Streams {
     }
     changed_.notify_all();
   }
-  /// For ExecutorOptions::finish.
+  /// Function for ExecutorOptions::finish.
   void finish(const Operation& operation, std::uint64_t run) {
     Stream& stream = of(operation);
     std::unique_lock lock(mutex_);
@@ -87,9 +87,9 @@ class Streams {
  private:
   using Item = std::pair<const Operation*, std::uint64_t>;
   struct Stream {
-    std::deque<Item> items;    ///< not done
-    std::deque<Item> started;  ///< not finished
-    std::set<Item> done;       ///< done but not finished
+    std::deque<Item> items;    ///< operations that are not done
+    std::deque<Item> started;  ///< operations that are not finished
+    std::set<Item> done;       ///< operations that are done but not finished
     bool in_order = true;
     std::thread thread;
   };
@@ -126,10 +126,9 @@ class Streams {
 template <class Execute>
 void expect_serial_results(Execute execute) {
   for (std::uint64_t seed = 0; seed < 25; ++seed) {
-    const step::TestProblem problem = step::random_problem(seed);
-    const Schedule schedule =
-        step::build(step::with_program(problem.workload), problem.placement, problem.options);
-    const auto runs = step::random_runs(problem, schedule, seed, 6);
+    const step::PlacedProblem placed = step::random_problem(seed);
+    const Schedule schedule = build(placed);
+    const auto runs = step::random_runs(placed, schedule, seed, 6);
     const auto expected = step::serial_result(schedule, runs.runs);
     const auto run = [&](const ExecutorOptions& options, bool patient) {
       step::FakeMachine machine(schedule.buffers.size());
@@ -155,7 +154,7 @@ TEST(Executor, LanesWithRandomDelaysGiveTheSerialResult) {
 }
 
 TEST(Executor, QueuedLanesGiveTheSerialResult) {
-  std::map<std::size_t, std::size_t> most;  // enqueued, by the most allowed
+  std::map<std::size_t, std::size_t> most;  // number enqueued, by the maximum allowed
   expect_serial_results(
       [&](step::FakeMachine& machine, const ExecutorOptions& options, auto submit) {
         Streams streams([&](const Operation& op, std::uint64_t n) {
@@ -170,7 +169,7 @@ TEST(Executor, QueuedLanesGiveTheSerialResult) {
         seen = std::max(seen, streams.most());
       });
   EXPECT_EQ(most[kMostEnqueued], kMostEnqueued) << "nothing was enqueued ahead, or too much";
-  EXPECT_EQ(most[kMostOnFastStream], kMostOnFastStream) << "likewise on fast streams";
+  EXPECT_EQ(most[kMostOnFastStream], kMostOnFastStream) << "also on fast streams";
 }
 
 /// Operations of the given lanes, each after the previous one.
@@ -186,7 +185,7 @@ Plan chain(std::initializer_list<Lane> lanes) {
   return plan;
 }
 
-TEST(Executor, EnqueuesBehindWhatIsUnderWayOnTheSameLaneAndNoOther) {
+TEST(Executor, EnqueuesBehindRunningOperationsOfTheSameLaneOnly) {
   const Plan plan =
       chain({Lane::compute, Lane::compute, Lane::compute, Lane::offload, Lane::update});
   std::mutex mutex;
@@ -220,7 +219,7 @@ TEST(Executor, EnqueuesBehindWhatIsUnderWayOnTheSameLaneAndNoOther) {
   EXPECT_GT(executor.totals().enqueueing_seconds[static_cast<std::size_t>(Lane::compute)], 0.0);
 }
 
-TEST(Executor, AnotherStreamOfTheLaneWaitsForTheEndOfWhatIsEnqueued) {
+TEST(Executor, AnotherStreamOfTheLaneWaitsForEnqueuedOperations) {
   Plan plan = chain({Lane::compute, Lane::compute});
   plan.operations[1].device = 1;
   std::atomic<bool> over = false;
@@ -237,7 +236,7 @@ TEST(Executor, AnotherStreamOfTheLaneWaitsForTheEndOfWhatIsEnqueued) {
   EXPECT_TRUE(over);
 }
 
-TEST(Executor, RequestsOfALaneAreUnderWayTogetherUnlessAnEdgeSaysOtherwise) {
+TEST(Executor, RequestsOfALaneOverlapUnlessAnEdgeForbidsIt) {
   Plan plan = chain({Lane::fetch, Lane::fetch, Lane::fetch});
   plan.operations[1].after.clear();
   std::mutex mutex;
@@ -270,7 +269,7 @@ TEST(Executor, RequestsOfALaneAreUnderWayTogetherUnlessAnEdgeSaysOtherwise) {
   EXPECT_EQ(finished.size(), 3U);
 }
 
-TEST(Executor, OtherLanesWaitForTheEndOfWhatIsEnqueued) {
+TEST(Executor, OtherLanesWaitForEnqueuedOperations) {
   const Plan plan = chain({Lane::compute, Lane::offload});
   std::atomic<bool> over = false;
   ExecutorOptions options;
@@ -287,7 +286,7 @@ TEST(Executor, OtherLanesWaitForTheEndOfWhatIsEnqueued) {
   EXPECT_TRUE(over);
 }
 
-TEST(Executor, WhatIsEnqueuedIsWaitedForWhenTheExecutorIsGivenUp) {
+TEST(Executor, DestructionWaitsForEnqueuedOperations) {
   const Plan plan = chain({Lane::compute, Lane::compute, Lane::compute});
   std::atomic<int> started = 0;
   std::atomic<int> finished = 0;
@@ -296,7 +295,7 @@ TEST(Executor, WhatIsEnqueuedIsWaitedForWhenTheExecutorIsGivenUp) {
     ExecutorOptions options;
     options.finish = [&](const Operation&, std::uint64_t) {
       while (!given_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      // Runs until it is told to end.
+      // Runs until it is ended.
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       ++finished;
     };
@@ -309,7 +308,7 @@ TEST(Executor, WhatIsEnqueuedIsWaitedForWhenTheExecutorIsGivenUp) {
   EXPECT_EQ(finished, started);
 }
 
-TEST(Executor, WhatIsEnqueuedIsWaitedForAfterAFailure) {
+TEST(Executor, AFailureWaitsForEnqueuedOperations) {
   const Plan plan = chain({Lane::compute, Lane::compute, Lane::offload});
   for (const bool serial : {false, true}) {
     std::atomic<int> started = 0;

@@ -9,8 +9,8 @@
 
 #include "ballast/plan/simulator.h"
 
+#include "tests/support/random_problem.h"
 #include "tests/unit/plan/unit_rates.h"
-#include "tests/unit/step/random_workload.h"
 
 // Properties of the simulation of any schedule.
 
@@ -34,7 +34,7 @@ Rates random_rates(std::uint64_t seed) {
   rates.offload_per_second = pick();
   rates.read_per_second = pick();
   rates.write_per_second = pick();
-  // No slower than serial execution, byte for byte.
+  // Not slower than serial execution, for every byte.
   rates.mixed_per_second = 2.0 / (1.0 / rates.read_per_second + 1.0 / rates.write_per_second);
   rates.launch_seconds = 0.001;
   rates.io_latency_seconds = 0.002;
@@ -79,9 +79,7 @@ Alone alone(const Plan& plan, const Schedule& schedule, const Rates& rates) {
 
 TEST(Simulator, AStepIsNeverShorterThanItsPathsNorLongerThanSerial) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    const step::TestProblem problem = step::random_problem(seed);
-    const Schedule schedule =
-        step::build(step::with_program(problem.workload), problem.placement, problem.options);
+    const Schedule schedule = build(step::random_problem(seed));
     const Rates rates = random_rates(seed);
     const Prediction prediction = simulate(schedule, rates, kOneRun);
     const Alone limits = alone(schedule.first, schedule, rates);
@@ -93,11 +91,9 @@ TEST(Simulator, AStepIsNeverShorterThanItsPathsNorLongerThanSerial) {
   }
 }
 
-TEST(Simulator, EveryOperationRunsOnceInLaneOrderAndBehindWhatItFollows) {
+TEST(Simulator, EveryOperationRunsOnceInLaneOrderAfterItsPredecessors) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    const step::TestProblem problem = step::random_problem(seed);
-    const Schedule schedule =
-        step::build(step::with_program(problem.workload), problem.placement, problem.options);
+    const Schedule schedule = build(step::random_problem(seed));
     const Prediction prediction =
         simulate(schedule, random_rates(seed), {.warm_up = 0, .timeline = true});
     std::map<std::pair<std::uint64_t, OpId>, Span> spans;
@@ -128,9 +124,7 @@ TEST(Simulator, EveryOperationRunsOnceInLaneOrderAndBehindWhatItFollows) {
 
 TEST(Simulator, TheSameArgumentsGiveTheSameBits) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
-    const step::TestProblem problem = step::random_problem(seed);
-    const Schedule schedule =
-        step::build(step::with_program(problem.workload), problem.placement, problem.options);
+    const Schedule schedule = build(step::random_problem(seed));
     const auto run = [&] { return simulate(schedule, random_rates(seed)); };
     const Prediction one = run();
     const Prediction two = run();
@@ -142,9 +136,7 @@ TEST(Simulator, TheSameArgumentsGiveTheSameBits) {
 
 TEST(Simulator, BusyAndStalledTimeFitIntoAStep) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    const step::TestProblem problem = step::random_problem(seed);
-    const Schedule schedule =
-        step::build(step::with_program(problem.workload), problem.placement, problem.options);
+    const Schedule schedule = build(step::random_problem(seed));
     const Prediction prediction = simulate(schedule, random_rates(seed));
     for (const Lane lane : kLanes) {
       const double used = at(prediction.busy_seconds, lane) + at(prediction.stalled_seconds, lane);
@@ -155,48 +147,33 @@ TEST(Simulator, BusyAndStalledTimeFitIntoAStep) {
 }
 
 /// GPT of 128 layers of width 25600: a trillion parameters, on 64 nodes of 8 ranks.
-step::TestProblem a_trillion_parameters(std::uint32_t micro_batches) {
-  step::TestProblem problem;
+step::PlacedProblem a_trillion_parameters(std::uint32_t micro_batches) {
   constexpr Bytes kWidth = 25600;
   constexpr Bytes kVocabulary = 51200;
   constexpr std::uint64_t kTokens = 2048;
   constexpr std::uint32_t kWorld = 512;
-  const auto add = [&](const std::string& name, Bytes elements, double flops) {
-    problem.workload.blocks.push_back({.name = name,
-                                       .weight_bytes = 2 * elements,
-                                       .accumulator_bytes = 4 * elements,
-                                       .gradient_bytes = 2 * elements,
-                                       .forward_flops = flops,
-                                       .recomputed_flops = flops,
-                                       .sub_groups = {{.state_bytes = 10 * elements / kWorld,
-                                                       .update_traffic = 26 * elements / kWorld}}});
+  const auto dense = [](Elems elements) {
+    return step::SimpleBlock{elements,
+                             2.0 * static_cast<double>(elements) * static_cast<double>(kTokens)};
   };
-  const auto dense = [](Bytes elements) {
-    return 2.0 * static_cast<double>(elements) * static_cast<double>(kTokens);
-  };
-  add("embedding", (kVocabulary + kTokens) * kWidth, 0.0);
-  const Bytes layer = 12 * kWidth * kWidth;
-  for (int i = 0; i < 128; ++i) add(fmt::format("layer {}", i), layer, dense(layer));
-  add("head", kVocabulary * kWidth, dense(kVocabulary * kWidth));
-  step::Workload& workload = problem.workload;
-  workload.activation_bytes = 2 * kTokens * kWidth;
-  workload.batch_bytes = 8 * kTokens;
-  workload.losses_bytes = Bytes{4} * micro_batches;
-  workload.statistics_bytes = 16;
-  workload.workspace_bytes = kGiB;
-  workload.micro_batch_tokens = kTokens;
-  workload.micro_batches = micro_batches;
-  workload.world = kWorld;
-  workload.stage = 3;
-  problem.placement.blocks.assign(workload.blocks.size(), {Tier::host, Tier::nvme, Tier::host});
-  problem.options.buffers.state_staging = 4;
-  return problem;
+  std::vector<step::SimpleBlock> blocks(130, dense(12 * kWidth * kWidth));
+  blocks.front() = {(kVocabulary + kTokens) * kWidth, 0.0};
+  blocks.back() = dense(kVocabulary * kWidth);
+  step::PlacedProblem placed = step::simple_problem(blocks, micro_batches, 2 * kTokens * kWidth);
+  placed.problem.micro_batch_tokens = kTokens;
+  placed.problem.world = kWorld;
+  placed.problem.stage = 3;
+  for (step::BlockSizes& block : placed.problem.blocks) {
+    block.sub_groups.front().state_bytes /= kWorld;
+    block.sub_groups.front().update_traffic /= kWorld;
+  }
+  placed.placement.blocks.assign(blocks.size(), {Tier::host, Tier::nvme, Tier::host});
+  placed.options.buffers.state_staging = 4;
+  return placed;
 }
 
 TEST(Simulator, APlanForATrillionParametersOn64NodesSimulates) {
-  const step::TestProblem problem = a_trillion_parameters(8);
-  const Schedule schedule =
-      step::build(step::with_program(problem.workload), problem.placement, problem.options);
+  const Schedule schedule = build(a_trillion_parameters(8));
   Rates rates = unit_rates();
   rates.forward = rates.backward = rates.head = {{2048.0, 400e12}};
   rates.device_memory_per_second = 2e12;

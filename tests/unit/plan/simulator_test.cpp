@@ -111,7 +111,7 @@ TEST(Simulator, LanesThatShareNothingOverlapInFull) {
   EXPECT_DOUBLE_EQ(run_once(hand).step_seconds, 7.0);
 }
 
-TEST(Simulator, AnOperationBlocksThoseBehindItOnItsLane) {
+TEST(Simulator, AnOperationBlocksLaterOnesOfItsLane) {
   Hand hand;
   const OpId slow = hand.add(Lane::compute, 4.0);
   hand.add(Lane::upload, 1.0, {slow});
@@ -141,7 +141,7 @@ TEST(Simulator, ReadingAndWritingGetTheirSharesOfTheDisk) {
   Rates rates = unit_rates();
   rates.read_per_second = 4.0;
   rates.write_per_second = 2.0;
-  rates.mixed_per_second = 2.0;  // one for each
+  rates.mixed_per_second = 2.0;  // one each
   Prediction prediction = run_once(hand, rates);
   EXPECT_DOUBLE_EQ(span_of(prediction, write).end, 4.0);
   EXPECT_DOUBLE_EQ(span_of(prediction, read).end, 6.0);
@@ -205,7 +205,7 @@ TEST(Simulator, ALaneThatNeedsLittleOfACoreGetsIt) {
   EXPECT_DOUBLE_EQ(span_of(prediction, compute).end, 8.0);  // 1.5 of 2 cores for 4 s
 }
 
-TEST(Simulator, ComputeIsAsSlowBesideCopiesAndTransfersAsMeasured) {
+TEST(Simulator, ComputeDuringCopiesAndTransfersIsAsSlowAsMeasured) {
   Hand hand;
   const OpId compute = hand.add(Lane::compute, 7.0);
   const OpId upload = hand.add(Lane::upload, 4.0);
@@ -243,7 +243,7 @@ TEST(Simulator, LaunchAndLatencyAreNotShared) {
   EXPECT_DOUBLE_EQ(run_once(hand, rates).step_seconds, 1.0 + 4.0);
 }
 
-TEST(Simulator, WhatIsEnqueuedBehindItsLaneHasNoLaunchOfItsOwn) {
+TEST(Simulator, AnEnqueuedOperationHasNoLaunchTime) {
   Rates rates = unit_rates();
   rates.launch_seconds = 0.25;
   Hand queued;
@@ -272,7 +272,7 @@ TEST(Simulator, TheNextStepIsSubmittedAtTheGateAndWaitsOnlyAtSeams) {
   hand.gate(gate);
   const SimulationOptions three = {.warm_up = 1, .measured = 2, .timeline = true};
   const Prediction free = simulate(hand.schedule(), unit_rates(), three);
-  EXPECT_DOUBLE_EQ(free.step_seconds, 4.0);  // the write runs under the next step
+  EXPECT_DOUBLE_EQ(free.step_seconds, 4.0);  // the write runs during the next step
   EXPECT_DOUBLE_EQ(span_of(free, write, 1).start, 8.0);
   EXPECT_DOUBLE_EQ(at(free.busy_seconds, Lane::writeback), 3.0);
   EXPECT_EQ(free.bytes[static_cast<std::size_t>(Lane::writeback)], 3U);
@@ -297,7 +297,7 @@ TEST(Simulator, NoMoreThanTwoRunsAreUnfinished) {
   EXPECT_DOUBLE_EQ(span_of(prediction, compute, 3).start, 11.0);
 }
 
-TEST(Simulator, AStepBeginsAsTheFirstOneAndGoesOnAsTheSteadyOne) {
+TEST(Simulator, TheFirstStepIsFollowedBySteadyOnes) {
   Hand first;
   first.gate(first.add(Lane::compute, 10.0));
   Hand steady;
@@ -325,7 +325,7 @@ TEST(Simulator, BoundsComeLargestFirst) {
   EXPECT_DOUBLE_EQ(prediction.bounds[1].seconds, 3.0);
 }
 
-TEST(Simulator, APlanThatCannotGoOnIsAnError) {
+TEST(Simulator, ACycleOfEdgesIsAnError) {
   Hand hand;
   hand.add(Lane::compute, 1.0, {1});
   hand.add(Lane::upload, 1.0, {0});

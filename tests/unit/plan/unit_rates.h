@@ -17,7 +17,7 @@ inline Rates unit_rates() {
   return rates;
 }
 
-/// The same with this many cores for the threads of compute and update.
+/// Rates with this number of cores for the threads of computation and updates.
 inline Rates with_cores(unsigned cores, unsigned compute, unsigned update) {
   Rates rates = unit_rates();
   rates.shared_cores = cores;

@@ -289,7 +289,7 @@ std::vector<Way> read_ways(const std::string& refusal) {
   const std::string size = "(?!0 B)[0-9.]+ [KMGT]?i?B";
   const std::regex form(
       fmt::format("the (?:device|host) budget of {0} is {0} too small: the "
-                  "smallest plan found needs {0}, {0} of it for '[a-z -]+'; it "
+                  "smallest plan needs {0}, {0} of it for '[a-z -]+'; it "
                   "would fit with (.+)",
                   size));
   std::smatch match;

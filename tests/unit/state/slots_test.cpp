@@ -23,7 +23,7 @@ TEST(SlotsTest, WithoutCheckpointsEveryHomeKeepsItsExtent) {
   }
 }
 
-TEST(SlotsTest, AWriteAfterACheckpointGoesElsewhereOnce) {
+TEST(SlotsTest, TheFirstWriteAfterACheckpointGoesToAnotherExtent) {
   const std::vector<Bytes> sizes = {4, 8, 4, 8};
   Slots slots(sizes, 2);
   slots.keep(10, std::vector<std::size_t>{0, 1});

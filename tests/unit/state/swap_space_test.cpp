@@ -240,7 +240,7 @@ TEST_F(SwapSpaceTest, ALostWriteIsFound) {
   EXPECT_NE(failure(2, 2, ErrorCategory::state).find("checksum mismatch"), std::string::npos);
 }
 
-TEST_F(SwapSpaceTest, AnotherVersionThanWantedIsRefused) {
+TEST_F(SwapSpaceTest, AnUnexpectedVersionIsRefused) {
   EXPECT_NE(failure(1, 0, ErrorCategory::state).find("holds version none, expected version 0"),
             std::string::npos);
   write(1, 6, 7);
@@ -305,7 +305,7 @@ TEST_F(SwapSpaceTest, SeveralThreadsMayUseSeveralExtents) {
   for (auto& thread : threads) thread.join();
 }
 
-TEST_F(SwapSpaceTest, OnlyReadsMarkedAheadAreReadsAhead) {
+TEST_F(SwapSpaceTest, OnlyMarkedReadsArePrefetches) {
   write(2, 1, 1);
   int ahead = 0;
   int others = 0;

@@ -8,56 +8,30 @@
 #include "ballast/core/error.h"
 
 #include "src/step/plan_types.h"
-#include "tests/support/named_operation.h"
-#include "tests/unit/step/random_workload.h"
+#include "tests/support/random_problem.h"
 
 namespace ballast::step::builder_test {
 namespace {
 
-using named::Action;
-using named::action_of;
-using named::Role;
-
-TestProblem uniform(std::size_t blocks, std::uint32_t micro_batches, Tier weights, Tier optimizer) {
-  TestProblem problem = random_problem(1);
-  problem.workload.blocks.assign(blocks, bf16_block("block", 2048, 10.0));
-  problem.workload.tied = false;
-  problem.workload.micro_batches = micro_batches;
-  problem.workload.losses_bytes = Bytes{8} * micro_batches;
-  problem.workload.evaluation_micro_batches = 1;
-  problem.placement.blocks.assign(blocks, {weights, optimizer, Tier::device});
-  problem.options = {};
-  return problem;
+PlacedProblem uniform(std::size_t blocks, std::uint32_t micro_batches, Tier weights,
+                      Tier optimizer) {
+  return equal_blocks(blocks, micro_batches, {weights, optimizer, Tier::device});
 }
 
-Schedule build(const TestProblem& problem) {
-  return step::build(with_program(problem.workload), problem.placement, problem.options);
+bool moves(const Operation& op, Action action, Payload payload) {
+  return op.action == action && op.payload == payload;
 }
 
-std::size_t count(const Plan& plan, Action action) {
+std::size_t count(const Plan& plan, Action action, Payload payload) {
   return static_cast<std::size_t>(
       std::count_if(plan.operations.begin(), plan.operations.end(),
-                    [&](const Operation& op) { return action_of(op) == action; }));
-}
-
-TEST(Builder, EveryRandomPlanIsFreeOfHazards) {
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    const TestProblem problem = random_problem(seed);
-    const Schedule schedule = build(problem);
-    const bool gated = problem.options.update == Update::gated;
-    const Plan& steady = schedule.steady;
-    const auto runs =
-        gated ? std::vector{&schedule.first,      &steady,        &steady, &schedule.flush,
-                            &schedule.evaluation, &schedule.first}
-              : std::vector{&steady, &steady, &schedule.evaluation, &steady};
-    EXPECT_EQ(plan::find_hazards(schedule, runs), std::vector<std::string>{}) << seed;
-  }
+                    [&](const Operation& op) { return moves(op, action, payload); }));
 }
 
 TEST(Builder, ARemovedEdgeIsFoundAsAHazard) {
   Schedule schedule = build(uniform(4, 2, Tier::host, Tier::nvme));
   for (Operation& operation : schedule.steady.operations) {
-    if (action_of(operation) == Action::upload_weights) operation.after.clear();
+    if (moves(operation, Action::upload, Payload::weights)) operation.after.clear();
   }
   EXPECT_FALSE(plan::find_hazards(schedule, {&schedule.steady, &schedule.steady}).empty());
 }
@@ -100,32 +74,13 @@ TEST(Hazards, LanesThatDoOneThingAtATimeNeedNone) {
   }
 }
 
-TEST(Builder, FillAndReadAreFreeOfHazardsBetweenAnyRuns) {
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    const TestProblem problem =
-        seed % 2 == 0 ? random_problem(seed) : random_problem_of_ranks(seed);
-    const Schedule schedule = build(problem);
-    const auto blocks = static_cast<std::uint32_t>(problem.workload.blocks.size());
-    const Plan fill =
-        build_fill(with_program(problem.workload), problem.placement, problem.options);
-    const Plan read =
-        build_read(with_program(problem.workload), problem.placement, problem.options, 0, blocks);
-    const Plan& flush = schedule.flush.operations.empty() ? schedule.evaluation : schedule.flush;
-    EXPECT_EQ(
-        plan::find_hazards(schedule, {&fill, &schedule.first, &flush, &read, &schedule.first}),
-        std::vector<std::string>{})
-        << seed;
-  }
-}
-
 using BytesOfHomes = std::map<std::pair<std::uint32_t, std::uint32_t>, Bytes>;
 
-/// Bytes of `role` that host operations see, by block and sub-group; the pieces follow each other.
-BytesOfHomes seen(const Plan& plan, Action action, Role role) {
+/// Bytes that host operations see, by block and sub-group; the pieces follow each other.
+BytesOfHomes seen(const Plan& plan, Action action, Payload payload) {
   BytesOfHomes found;
   for (const Operation& operation : plan.operations) {
-    if (action_of(operation) != action) continue;
-    if (named::Operation(operation).buffer(role) == kNoBuffer) continue;
+    if (!moves(operation, action, payload)) continue;
     Bytes& bytes = found[{operation.block, operation.sub_group}];
     EXPECT_EQ(operation.offset, bytes);
     bytes += operation.bytes;
@@ -135,16 +90,17 @@ BytesOfHomes seen(const Plan& plan, Action action, Role role) {
 
 TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrderWithoutZerosOfTheDevice) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    TestProblem problem = seed % 2 == 0 ? random_problem(seed) : random_problem_of_ranks(seed);
+    PlacedProblem placed = random_problem(seed, {.ranks = seed % 2 == 1});
+    auto& [problem, placement, options] = placed;
     // Large enough for several pieces.
-    for (BlockWork& block : problem.workload.blocks) {
+    for (BlockSizes& block : problem.blocks) {
       for (SubGroup& group : block.sub_groups) {
         group.state_bytes *= 64;
         group.initial_state_bytes *= 64;
       }
     }
-    const Schedule schedule = build(problem);
-    const auto blocks = static_cast<std::uint32_t>(problem.workload.blocks.size());
+    const Schedule schedule = build(placed);
+    const auto blocks = static_cast<std::uint32_t>(problem.blocks.size());
     BytesOfHomes weights;
     BytesOfHomes states;
     BytesOfHomes filled;
@@ -152,60 +108,59 @@ TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrderWithoutZerosOfThe
       weights[{b, 0}] = schedule.buffers[schedule.weight_home[b]].bytes;
       const BufferId trained = schedule.trained_home[b];
       if (trained != kNoBuffer) weights[{b, 0}] += schedule.buffers[trained].bytes;
-      const std::vector<SubGroup>& groups = problem.workload.blocks[b].sub_groups;
+      const std::vector<SubGroup>& groups = problem.blocks[b].sub_groups;
       for (std::uint32_t g = 0; g < groups.size(); ++g) {
         const Buffer& home = schedule.buffers[schedule.state_home[b][g]];
         states[{b, g}] = home.bytes;
         filled[{b, g}] = home.tier == Tier::device ? groups[g].initial_state_bytes : home.bytes;
       }
     }
-    const Plan fill =
-        build_fill(with_program(problem.workload), problem.placement, problem.options);
-    EXPECT_EQ(seen(fill, Action::initialize, Role::weights), weights) << seed;
-    EXPECT_EQ(seen(fill, Action::initialize, Role::states), filled) << seed;
-    const Plan read =
-        build_read(with_program(problem.workload), problem.placement, problem.options, 0, blocks);
-    EXPECT_EQ(seen(read, Action::read, Role::weights), weights) << seed;
-    EXPECT_EQ(seen(read, Action::read, Role::states), states) << seed;
+    const Plan fill = build_fill(problem, placement, options);
+    EXPECT_EQ(seen(fill, Action::initialize, Payload::weights), weights) << seed;
+    EXPECT_EQ(seen(fill, Action::initialize, Payload::states), filled) << seed;
+    const Plan read = build_read(problem, placement, options, 0, blocks);
+    EXPECT_EQ(seen(read, Action::read, Payload::weights), weights) << seed;
+    EXPECT_EQ(seen(read, Action::read, Payload::states), states) << seed;
     EXPECT_EQ(fill.bytes_on(Lane::writeback), schedule.bytes(Tier::nvme)) << seed;
   }
 }
 
 TEST(Builder, AFillMakesTheStatesOfABlockWhileThoseOfTheBlockBeforeAreWritten) {
-  const TestProblem problem = uniform(4, 1, Tier::nvme, Tier::nvme);
-  const Plan fill = build_fill(with_program(problem.workload), problem.placement, problem.options);
-  const auto last = [&](Action action, std::uint32_t block) {
+  const auto [problem, placement, options] = uniform(4, 1, Tier::nvme, Tier::nvme);
+  const Plan fill = build_fill(problem, placement, options);
+  const auto last = [&](Action action, Payload payload, std::uint32_t block) {
     OpId found = 0;
     for (OpId id = 0; id < fill.operations.size(); ++id) {
-      if (action_of(fill.operations[id]) == action && fill.operations[id].block == block)
-        found = id;
+      const Operation& op = fill.operations[id];
+      if (moves(op, action, payload) && op.block == block) found = id;
     }
     return found;
   };
   for (std::uint32_t block = 1; block < 4; ++block) {
-    std::set<OpId> before = {last(Action::initialize, block)};
+    std::set<OpId> before = {last(Action::initialize, Payload::states, block)};
     // Edges lead to earlier operations.
     for (auto at = before.rbegin(); at != before.rend(); ++at) {
       const auto& after = fill.operations[*at].after;
       before.insert(after.begin(), after.end());
     }
-    EXPECT_EQ(before.count(last(Action::writeback_weights, block - 1)), 0U) << block;
-    EXPECT_EQ(before.count(last(Action::writeback_states, block - 1)), 0U) << block;
+    for (const Payload payload : {Payload::weights, Payload::states}) {
+      EXPECT_EQ(before.count(last(Action::writeback, payload, block - 1)), 0U) << block;
+    }
   }
 }
 
 TEST(Builder, ThePassingPlaceForTheDeviceIsSmallAndOftenThereAlready) {
-  const auto host_bytes = [](const TestProblem& problem) {
+  const auto host_bytes = [](const PlacedProblem& problem) {
     return build(problem).bytes(Tier::host);
   };
-  TestProblem large = uniform(3, 1, Tier::device, Tier::device);
-  TestProblem tiny = large;
-  for (BlockWork& block : large.workload.blocks) block.sub_groups = {{64 * kMiB}};
+  PlacedProblem large = uniform(3, 1, Tier::device, Tier::device);
+  PlacedProblem tiny = large;
+  for (BlockSizes& block : large.problem.blocks) block.sub_groups = {{64 * kMiB}};
   const Bytes batch = host_bytes(uniform(3, 1, Tier::nvme, Tier::nvme));
   EXPECT_LE(host_bytes(large) - host_bytes(tiny), 1 * kMiB);
   EXPECT_LT(host_bytes(tiny), batch);
   // The staging of a step is used.
-  const TestProblem mixed = uniform(3, 1, Tier::device, Tier::host);
+  const PlacedProblem mixed = uniform(3, 1, Tier::device, Tier::host);
   for (const Buffer& buffer : build(mixed).buffers) {
     EXPECT_EQ(buffer.name.find("passing place"), std::string::npos) << buffer.name;
   }
@@ -218,16 +173,16 @@ TEST(Builder, LayerMajorMovesWeightsOncePerPassWhateverTheNumberOfMicroBatches) 
     // gradient of the embedding needs no weights.
     EXPECT_EQ(schedule.steady.bytes_on(Lane::upload) - micro_batches * Bytes{512},
               (6 + 3) * Bytes{4096});
-    EXPECT_EQ(count(schedule.steady, Action::offload_gradient), 6U);
+    EXPECT_EQ(count(schedule.steady, Action::offload, Payload::gradient), 6U);
   }
 }
 
 TEST(Builder, MicroBatchMajorMovesWeightsPerMicroBatch) {
-  TestProblem problem = uniform(6, 4, Tier::host, Tier::host);
+  PlacedProblem problem = uniform(6, 4, Tier::host, Tier::host);
   problem.options.order = Order::micro_batch_major;
   const Schedule schedule = build(problem);
-  EXPECT_GT(count(schedule.steady, Action::upload_weights), 4U * 6U);
-  EXPECT_EQ(count(schedule.steady, Action::offload_gradient), 6U);
+  EXPECT_GT(count(schedule.steady, Action::upload, Payload::weights), 4U * 6U);
+  EXPECT_EQ(count(schedule.steady, Action::offload, Payload::gradient), 6U);
 }
 
 TEST(Builder, NvmeTrafficIsTheStatesOnceEachWay) {
@@ -241,7 +196,7 @@ TEST(Builder, EverythingOnTheDeviceMovesOnlyBatchesAndResults) {
   EXPECT_EQ(schedule.steady.bytes_on(Lane::upload), 2U * 512U);
   EXPECT_EQ(schedule.steady.bytes_on(Lane::offload), 2U * 8U + 5U * 16U);
   EXPECT_EQ(schedule.steady.bytes_on(Lane::fetch), 0U);
-  EXPECT_EQ(count(schedule.steady, Action::update_on_device), 5U);
+  EXPECT_EQ(count(schedule.steady, Action::update_on_device, Payload::none), 5U);
   EXPECT_EQ(schedule.bytes(Tier::nvme), 0U);
 }
 
@@ -253,7 +208,7 @@ TEST(Builder, GradientsOnNvmeNeedOnlyStaging) {
   };
   for (const Tier optimizer : {Tier::device, Tier::host, Tier::nvme}) {
     for (const Update update : {Update::gated, Update::eager}) {
-      TestProblem problem = uniform(5, 2, Tier::device, optimizer);
+      PlacedProblem problem = uniform(5, 2, Tier::device, optimizer);
       problem.options.update = update;
       const Schedule without = build(problem);
       for (BlockPlacement& block : problem.placement.blocks) block.gradients = Tier::nvme;
@@ -265,20 +220,8 @@ TEST(Builder, GradientsOnNvmeNeedOnlyStaging) {
       EXPECT_EQ(schedule.gradient_staging != kNoBuffer, swaps);
       EXPECT_EQ(schedule.bytes(Tier::host) < without.bytes(Tier::host), swaps);
       const std::size_t moved = swaps && update == Update::gated ? 5 : 0;
-      EXPECT_EQ(count(schedule.steady, Action::writeback_gradient), moved);
-      EXPECT_EQ(count(schedule.steady, Action::fetch_gradient), moved);
-    }
-  }
-}
-
-TEST(Builder, MicroBatchesAccumulateInIndexOrder) {
-  for (std::uint64_t seed = 0; seed < 50; ++seed) {
-    const Schedule schedule = build(random_problem(seed));
-    std::map<std::uint32_t, std::uint32_t> next;
-    for (const Operation& operation : schedule.steady.operations) {
-      if (action_of(operation) != Action::backward && action_of(operation) != Action::train_head)
-        continue;
-      EXPECT_EQ(operation.micro, next[operation.block]++);
+      EXPECT_EQ(count(schedule.steady, Action::writeback, Payload::gradient), moved);
+      EXPECT_EQ(count(schedule.steady, Action::fetch, Payload::gradient), moved);
     }
   }
 }
@@ -288,9 +231,9 @@ TEST(Builder, NextForwardOfABlockWaitsOnlyForThatBlocksUpdate) {
   const auto& operations = schedule.steady.operations;
   std::size_t found = 0;
   for (const Operation& operation : operations) {
-    if (action_of(operation) != Action::upload_weights) continue;
+    if (!moves(operation, Action::upload, Payload::weights)) continue;
     for (const OpId id : operation.after) {
-      if (action_of(operations[id]) != Action::update_on_host) continue;
+      if (operations[id].action != Action::update) continue;
       EXPECT_EQ(operations[id].block, operation.block);
       ++found;
     }
@@ -299,8 +242,8 @@ TEST(Builder, NextForwardOfABlockWaitsOnlyForThatBlocksUpdate) {
 }
 
 /// Every other block speculates.
-TestProblem speculating(Tier weights, Tier optimizer) {
-  TestProblem problem = uniform(6, 2, weights, optimizer);
+PlacedProblem speculating(Tier weights, Tier optimizer) {
+  PlacedProblem problem = uniform(6, 2, weights, optimizer);
   for (std::size_t b = 1; b < 6; b += 2) problem.placement.blocks[b].speculates = true;
   return problem;
 }
@@ -308,12 +251,12 @@ TestProblem speculating(Tier weights, Tier optimizer) {
 TEST(Builder, SpeculativeUpdatesAreInTheBackwardPassAndTheOthersWait) {
   for (const Tier optimizer : {Tier::host, Tier::nvme}) {
     const Schedule schedule = build(speculating(Tier::host, optimizer));
-    EXPECT_EQ(count(schedule.first, Action::update_on_host), 3U);
-    EXPECT_EQ(count(schedule.steady, Action::update_on_host), 6U);
-    EXPECT_EQ(count(schedule.flush, Action::update_on_host), 3U);
-    EXPECT_EQ(count(schedule.rollback, Action::update_on_host), 6U);
+    EXPECT_EQ(count(schedule.first, Action::update, Payload::none), 3U);
+    EXPECT_EQ(count(schedule.steady, Action::update, Payload::none), 6U);
+    EXPECT_EQ(count(schedule.flush, Action::update, Payload::none), 3U);
+    EXPECT_EQ(count(schedule.rollback, Action::update, Payload::none), 6U);
     for (const Operation& operation : schedule.steady.operations) {
-      if (action_of(operation) != Action::update_on_host) continue;
+      if (operation.action != Action::update) continue;
       const bool speculates = operation.block % 2 == 1;
       EXPECT_EQ(operation.lag, speculates ? 0U : 1U);
       EXPECT_EQ(operation.buffer(plan::Role::decision) == kNoBuffer, speculates);
@@ -343,7 +286,7 @@ TEST(Builder, CopiesOfOldValuesCountAsTrafficOfTheUpdate) {
   for (const Tier optimizer : {Tier::host, Tier::nvme}) {
     const Schedule schedule = build(speculating(Tier::host, optimizer));
     for (const Operation& operation : schedule.steady.operations) {
-      if (action_of(operation) != Action::update_on_host) continue;
+      if (operation.action != Action::update) continue;
       const Bytes copied = 4096 + (optimizer == Tier::host ? 20480 : 0);
       EXPECT_EQ(operation.traffic, 53248 + (operation.block % 2 == 1 ? 2 * copied : 0));
     }
@@ -360,26 +303,22 @@ TEST(Builder, SumsAreThoseOfTheListedBuffers) {
     return sums;
   };
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    TestProblem problem = seed % 2 == 0 ? random_problem(seed) : random_evaluation(seed);
-    problem.options.kept_checkpoints = static_cast<std::uint32_t>(seed % 3);
-    const Problem sizes = with_program(problem.workload);
-    const auto& [work, placement, options] = problem;
-    EXPECT_EQ(sums_of(sum_buffers(sizes, placement, options)),
-              sums_of(list_buffers(sizes, placement, options)))
+    auto [problem, placement, options] = any_problem(seed);
+    options.kept_checkpoints = static_cast<std::uint32_t>(seed % 3);
+    EXPECT_EQ(sums_of(sum_buffers(problem, placement, options)),
+              sums_of(list_buffers(problem, placement, options)))
         << seed;
   }
 }
 
 TEST(Builder, ACheckpointInTheBackgroundHasRoomBesideTheOthers) {
   const auto count = [](Tier first, Tier others, std::uint32_t kept) {
-    TestProblem problem = uniform(3, 1, others, others);
+    PlacedProblem problem = uniform(3, 1, others, others);
     problem.placement.blocks[0].optimizer = first;
     problem.options.kept_checkpoints = kept;
-    const Problem sizes = with_program(problem.workload);
-    const auto& [work, placement, options] = problem;
     std::size_t homes = 0;
     std::size_t for_checkpoints = 0;
-    for (const Buffer& buffer : list_buffers(sizes, placement, options)) {
+    for (const Buffer& buffer : list_buffers(problem.problem, problem.placement, problem.options)) {
       if (buffer.tier != Tier::nvme) continue;
       (buffer.kind == Kind::checkpoints ? for_checkpoints : homes) += 1;
     }
@@ -395,14 +334,14 @@ TEST(Builder, ACheckpointInTheBackgroundHasRoomBesideTheOthers) {
 }
 
 TEST(Builder, RefusesWhatMakesNoSense) {
-  TestProblem problem = uniform(3, 1, Tier::host, Tier::host);
+  PlacedProblem problem = uniform(3, 1, Tier::host, Tier::host);
   problem.placement.blocks.pop_back();
   EXPECT_THROW(build(problem), Error);
   problem = uniform(3, 1, Tier::host, Tier::host);
   problem.options.buffers.weight_slots = 0;
   EXPECT_THROW(build(problem), Error);
   problem = uniform(3, 2, Tier::host, Tier::host);
-  problem.workload.evaluation_micro_batches = 3;
+  problem.problem.evaluation_micro_batches = 3;
   EXPECT_THROW(build(problem), Error);
   problem = speculating(Tier::host, Tier::device);
   EXPECT_THROW(build(problem), Error);

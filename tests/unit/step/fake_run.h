@@ -18,20 +18,13 @@ class FakeMachine {
  public:
   explicit FakeMachine(std::size_t buffers) : values_(buffers, 1) {}
 
-  /// The result of `operation` of run `run` for its current inputs.
-  [[nodiscard]] std::uint64_t read(const Operation& operation, std::uint64_t run) const {
+  void perform(const Operation& operation, std::uint64_t run) {
     std::uint64_t mix = (static_cast<std::uint64_t>(operation.action) << 32) ^
                         (operation.block * 8191U) ^ (operation.micro * 131U) ^ (run << 48);
     for (const Use& use : operation.uses) mix = (mix ^ values_[use.buffer]) * 0x9E3779B97F4A7C15U;
-    return mix;
-  }
-  void write(const Operation& operation, std::uint64_t mix) {
     for (const Use& use : operation.uses) {
       if (use.writes) values_[use.buffer] = mix ^ use.buffer;
     }
-  }
-  void perform(const Operation& operation, std::uint64_t run) {
-    write(operation, read(operation, run));
   }
 
   [[nodiscard]] const std::vector<std::uint64_t>& values() const { return values_; }
@@ -46,12 +39,7 @@ class FakeMachine {
 std::vector<plan::Span> fake_spans(const std::vector<const Plan*>& runs, std::uint64_t seed,
                                    bool one_at_a_time = false);
 
-/// The content of a FakeMachine after `spans`: an operation reads at its start and writes at its
-/// end.
-std::vector<std::uint64_t> result_of(const Schedule& schedule,
-                                     const std::vector<plan::Span>& spans);
-
-/// The same for serial execution.
+/// The content of a FakeMachine after serial execution.
 std::vector<std::uint64_t> serial_result(const Schedule& schedule,
                                          const std::vector<const Plan*>& runs);
 
@@ -59,12 +47,6 @@ std::vector<std::uint64_t> serial_result(const Schedule& schedule,
 /// order than in the plans. One line each.
 std::vector<std::string> find_conflicts(const Schedule& schedule,
                                         const std::vector<plan::Span>& spans);
-
-/// Staging buffers as leases: an operation takes one by filling it, and the last operation that
-/// uses the data returns it. One line for each that is filled without being used or while it is
-/// still in use, and for each tier that holds more than the schedule's bytes at some time.
-std::vector<std::string> find_lease_breaches(const Schedule& schedule,
-                                             const std::vector<plan::Span>& spans);
 
 /// Names an operation by its action.
 inline std::string action_name(const Operation& operation) {

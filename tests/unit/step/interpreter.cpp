@@ -1,500 +1,846 @@
 #include "tests/unit/step/interpreter.h"
 
 #include <algorithm>
+#include <utility>
 
-#include <fmt/format.h>
-
+#include "ballast/core/random.h"
+#include "ballast/step/labels.h"
 #include "ballast/step/names.h"
+#include "ballast/step/rank_sizes.h"
 
-namespace ballast::step::named {
+#include "tests/unit/step/serial_order.h"
+#include "tests/unit/step/symbolic_memory.h"
+
+namespace ballast::step {
+
+using model::kNone;
+using model::Operand;
+using model::OperandAccess;
+using model::OperandKind;
+using model::SlotRule;
+
 namespace {
 
-std::string show(const Content& content) {
-  constexpr std::array<std::string_view, 21> kNames = {
-      "nothing",          "weights",       "states",      "batch",
-      "activation",       "intermediates", "flow",        "accumulator",
-      "tied accumulator", "normed",        "head rows",   "routing",
-      "routing of ranks", "router totals", "output sums", "normed gradient",
-      "packed",           "reduced",       "statistics",  "losses",
-      "verdict"};
-  return fmt::format("{} (block {}, micro {}, number {}, extent {}{}{})",
-                     kNames[static_cast<std::size_t>(content.what)], content.block, content.micro,
-                     content.number, static_cast<int>(content.extent),
-                     content.undone ? ", undone" : "", content.decoded ? ", decoded" : "");
+/// Whether the head of the trained model is one pass: its first block keeps what one pass needs,
+/// and the whole weights of all tiles are on the device.
+model::HeadForm form_of(const Problem& problem, const Placement& placement) {
+  const std::optional<model::OnePassHead>& head = problem.program().one_pass;
+  const auto is_there = [&](model::BlockId block) {
+    const bool split = RankSizes(problem).splits_weights(block);
+    return placement.blocks[block].weights == Tier::device && !split;
+  };
+  const bool one = !head || (placement.blocks[head->keeper].keeps_intermediates &&
+                             std::all_of(head->on_device.begin(), head->on_device.end(), is_there));
+  return one ? model::HeadForm::one_pass : model::HeadForm::visits;
 }
+
+class Interpreter {
+ public:
+  Interpreter(const Problem& problem, const Placement& placement, const Options& options,
+              const Schedule& schedule, std::uint64_t seed)
+      : problem_(problem),
+        program_(problem.program()),
+        placement_(placement),
+        options_(options),
+        schedule_(schedule),
+        rank_(problem),
+        seed_(seed),
+        number_(schedule.ranks == 1 ? 0 : 1 + seed % (schedule.ranks - 1)),
+        training_order_(program_, program_.training, form_of(problem, placement)),
+        evaluation_order_(program_, program_.evaluation, model::HeadForm::visits),
+        memory_(schedule.buffers),
+        updates_(problem.blocks.size(), 0),
+        due_(problem.blocks.size(), 0),
+        updated_groups_(problem.blocks.size(), 0) {
+    // Device memory begins as zeros, and so does the end of states.
+    for (std::uint32_t b = 0; b < schedule.state_home.size(); ++b) {
+      for (std::uint32_t g = 0; g < schedule.state_home[b].size(); ++g) {
+        const BufferId id = schedule.state_home[b][g];
+        const Bytes zeros = problem.blocks[b].sub_groups[g].initial_state_bytes;
+        const Bytes end = rank_.states(b, g);
+        if (schedule.buffers[id].tier != Tier::device || zeros >= end) continue;
+        memory_.write(id, {zeros, end, states_of(b, g, 0), zeros, true});
+      }
+    }
+  }
+
+  void run(const Plan& plan) {
+    plan_ = &plan;
+    ++run_;
+    const bool training = plan.micro_batches > 0 && &plan != &schedule_.evaluation;
+    order_ = training ? &training_order_ : &evaluation_order_;
+    next_.assign(plan.micro_batches, 0);
+    passed_.assign(order_->passes().size(), 0);
+    additions_.assign(program_.sums.size(), 0);
+    forget_what_passed();
+    if (&plan == &schedule_.rollback) undo_speculative_updates();
+    for (model::ValueId v = 0; v < program_.values.size(); ++v) {
+      for (std::uint32_t m = 0; class_of(v).from_host && m < plan.micro_batches; ++m) {
+        memory_.write(schedule_.batch_host[m], {0, size_of(v), value_of(v, m, kNone), 0, true});
+      }
+    }
+    for (const Operation& op : plan.operations) {
+      taken_ = 0;
+      perform(op);
+      if (taken_ != op.uses.size()) complain(op, "uses what it does not need");
+    }
+    const auto complete = [&](std::uint32_t next) { return next == order_->passes().size(); };
+    const bool gated = plan.micro_batches == 0 || decision_.second == run_;
+    if (!gated || !std::all_of(next_.begin(), next_.end(), complete)) {
+      complaints_.push_back(fmt::format("run {} ({}) lacks passes or a gate", run_, plan.name));
+    }
+    if (!training) return;
+    last_training_run_ = run_;
+    last_micro_batches_ = plan.micro_batches;
+    for (std::uint32_t b = 0; b < due_.size(); ++b) due_[b] += was_touched(b) ? 1 : 0;
+  }
+
+  /// Every update is done, and all data is in its home.
+  void finish() {
+    ++run_;
+    forget_what_passed();
+    for (std::uint32_t b = 0; b < problem_.blocks.size(); ++b) {
+      const Operation op = {.action = Action::read, .payload = Payload::weights, .block = b};
+      const BufferId trained = schedule_.trained_home[b];
+      const Bytes split = trained == kNoBuffer ? 0 : trained_bytes(b);
+      if (split > 0) need(op, {trained, 0, split}, weights_of(b, due_[b]));
+      need(op, {schedule_.weight_home[b], 0, rank_.weights(b) - split}, weights_of(b, due_[b]),
+           kept_from(b) + split);
+      for (std::uint32_t g = 0; is_trained(b) && g < schedule_.state_home[b].size(); ++g) {
+        need(op, {schedule_.state_home[b][g], 0, rank_.states(b, g)}, states_of(b, g, due_[b]));
+      }
+    }
+  }
+
+  [[nodiscard]] const std::vector<std::string>& complaints() const { return complaints_; }
+
+ private:
+  using What = Content::What;
+  /// Bytes of a buffer.
+  struct Range {
+    BufferId buffer = kNoBuffer;
+    Bytes begin = 0;
+    Bytes bytes = 0;
+  };
+
+  void perform(const Operation& op) {
+    if (is_idle(op)) return rest(op);
+    switch (op.action) {
+      case Action::compute:
+        return compute(op);
+      case Action::decode:
+        return decode(op);
+      case Action::clear:
+        return clear(op);
+      case Action::pack:
+        return pack(op);
+      case Action::upload:
+      case Action::offload:
+      case Action::fetch:
+      case Action::writeback:
+        return move(op);
+      case Action::gather:
+        return op.payload == Payload::value ? gather_counts(op) : gather_weights(op);
+      case Action::reduce:
+        return reduce(op);
+      case Action::gate:
+        return gate(op);
+      case Action::update:
+      case Action::update_on_device:
+        return update(op);
+      case Action::initialize:
+        return initialize(op);
+      case Action::read:
+        return read(op);
+    }
+  }
+
+  // Passes.
+
+  /// A pass, or one that repeats a pass of the forward pass, binds its operands in order.
+  void compute(const Operation& op) {
+    taken_ = op.uses.size();
+    const model::PassId id = pass_id(op);
+    const std::uint32_t position =
+        id < program_.passes.size() ? order_->position_of(id) : std::uint32_t{kNone};
+    if (position == kNone) return complain(op, "belongs to no pass of this plan");
+    check_order(op, id, position);
+    const model::Pass& pass = program_.passes[id];
+    model::PassCost cost = pass.cost;
+    std::vector<std::pair<const Operand*, const Use*>> bound;
+    for (const Operand& operand : pass.operands) {
+      if (operand.optional && !keeps(operand.number)) {
+        cost.flops += operand.absent.flops;
+        cost.traffic += operand.absent.traffic;
+        continue;
+      }
+      const Use* use = bound.size() < op.uses.size() ? &op.uses[bound.size()] : nullptr;
+      const bool writes = operand.access != OperandAccess::reads;
+      if (use == nullptr || use->role != role_of(operand.port) || use->writes != writes) {
+        return complain(op, fmt::format("does not bind {}", to_string(operand.port)));
+      }
+      bound.emplace_back(&operand, use);
+    }
+    if (bound.size() < op.uses.size()) complain(op, "binds what its pass does not have");
+    if (op.block != pass.block || op.flops != cost.flops || op.traffic != cost.traffic ||
+        op.bytes != pass.exchanged || op.token_share != pass.token_share) {
+      complain(op, "has the cost of another pass");
+    }
+    for (const bool writes : {false, true}) {
+      for (const auto& [operand, use] : bound) {
+        if ((operand->access == OperandAccess::writes) != writes) continue;
+        bind(op, *operand, use->buffer, position);
+      }
+    }
+  }
+
+  /// Only the backward pass repeats passes, those of the forward pass.
+  void check_order(const Operation& op, model::PassId id, std::uint32_t position) {
+    std::uint32_t& next = next_[op.micro];
+    const bool more = next < order_->passes().size();
+    if (more && order_->passes()[next] == id) {
+      ++next;
+      if (passed_[position]++ != op.micro) complain(op, "leaves the order of micro-batches");
+    } else if (!more || position >= next || !order_->is_backward(next) ||
+               order_->is_backward(position)) {
+      complain(op, "is not in the order of passes");
+    }
+  }
+
+  void bind(const Operation& op, const Operand& operand, BufferId buffer, std::uint32_t position) {
+    const std::uint32_t number = operand.number;
+    switch (operand.kind) {
+      case OperandKind::value:
+        return bind_value(op, operand, place_of(buffer, operand, op.micro), position);
+      case OperandKind::gradient:
+        return add(op, number, buffer);
+      case OperandKind::workspace:
+        if (buffer != schedule_.workspace) complain(op, "has another workspace");
+        return;
+      case OperandKind::weights:
+        break;
+    }
+    // An expert needs weights for rows alone. Rows of other ranks come to one that stays here.
+    const model::StepBlock& block = program_.blocks[number];
+    if (block.rows && !has_rows(number, op.micro, run_, block.per_rank)) return;
+    const BlockSizes& sizes = problem_.blocks[number];
+    if (!sizes.is_coded()) {
+      return need(op, {buffer, 0, sizes.weight_bytes}, weights_of(number, due_[number]));
+    }
+    need(op, {buffer, 0, sizes.decoded_bytes}, {What::decoded, number, 0, due_[number]});
+  }
+
+  void bind_value(const Operation& op, const Operand& operand, const Range& place,
+                  std::uint32_t position) {
+    const model::ValueId id = operand.number;
+    if (operand.access != OperandAccess::writes) {
+      Content wanted = value_of(id, op.micro, order_->writer_before(position, id));
+      if (several() && reads_host(operand)) wanted.what = What::counts;
+      need(op, place, wanted);
+    }
+    if (operand.access == OperandAccess::reads) return;
+    put(op, place, value_of(id, op.micro, position));
+    // What the last pass leaves has no reader.
+    if (!order_->is_read(position, id)) memory_.read(place.buffer, place.begin, place.begin + 1);
+  }
+
+  /// Adds a micro-batch to a sum, which must hold all before it and nothing else.
+  void add(const Operation& op, model::SumId sum, BufferId buffer) {
+    const model::GradientSum& of = program_.sums[sum];
+    const Range place = {buffer, 0, of.bytes};
+    if (!has_rows_in_run(of.block, run_, plan_->micro_batches, true)) {
+      memory_.read(buffer, 0, of.bytes);
+      return;
+    }
+    std::uint32_t& additions = additions_[sum];
+    if (of.clears || additions > 0) need(op, place, {What::sum, sum, 0, run_, additions});
+    put(op, place, {What::sum, sum, 0, run_, ++additions});
+  }
+
+  // Gradients.
+
+  void clear(const Operation& op) {
+    const BufferId target = take(op, Role::target, true).buffer;
+    for (model::SumId s = 0; s < program_.sums.size(); ++s) {
+      const model::GradientSum& sum = program_.sums[s];
+      if (sum.block != op.block || !sum.clears) continue;
+      if (additions_[s] > 0) complain(op, "clears what has been added");
+      if (op.traffic != sum.cleared) complain(op, "clears another part");
+      return put(op, {target, 0, sum.bytes}, {What::sum, s, 0, run_});
+    }
+    complain(op, "clears sums of a frozen block");
+  }
+
+  void pack(const Operation& op) {
+    for (model::SumId s = 0; s < program_.sums.size(); ++s) {
+      const model::GradientSum& sum = program_.sums[s];
+      if (sum.block != op.block) continue;
+      const Use use = take(op, sum.clears ? Role::source : Role::added_gradient, false);
+      need(op, {use.buffer, 0, sum.bytes},
+           {What::sum, s, 0, run_, training_order_.additions_to(s) * plan_->micro_batches});
+    }
+    const Use target = take(op, Role::target, true);
+    put(op, {target.buffer, 0, rank_.whole_gradient(op.block)}, gradient(op, Sums::kOfRank));
+    if (!rank_.several(op.block)) put_statistics(op);
+  }
+
+  void put_statistics(const Operation& op) {
+    put(op, {take(op, Role::statistics, true).buffer, 0, problem_.statistics_bytes},
+        {What::statistics, op.block, 0, run_});
+  }
+
+  /// In place, or to this rank's shard.
+  void reduce(const Operation& op) {
+    const bool in_place = op.buffer(Role::source) == kNoBuffer;
+    const Use target = take(op, Role::target, true);
+    const BufferId source = in_place ? target.buffer : take(op, Role::source, false).buffer;
+    if (target.shard != (in_place && rank_.splits_states(op.block))) {
+      complain(op, "leaves the sum in another part");
+    }
+    take(op, Role::scratch, true);
+    need(op, {source, 0, rank_.whole_gradient(op.block)}, gradient(op, Sums::kOfRank));
+    const Bytes own = gradient_from(op.block);
+    put(op, {target.buffer, in_place ? own : 0, rank_.updated_gradient(op.block)},
+        gradient(op, Sums::kOfAllRanks), own);
+    put_statistics(op);
+  }
+
+  void gate(const Operation& op) {
+    const BufferId losses = take(op, Role::losses, false).buffer;
+    decision_ = {take(op, Role::decision, true).buffer, run_};
+    if (!memory_.has_no_bytes(decision_.first)) complain(op, "decides where data are");
+    auto use = op.uses.begin();
+    const auto next_of = [&](Role role) {
+      use = std::find_if(use, op.uses.end(), [role](const Use& one) { return one.role == role; });
+      ++taken_;
+      return use == op.uses.end() ? kNoBuffer : (use++)->buffer;
+    };
+    const bool training = order_ == &training_order_;
+    for (std::uint32_t b = 0; training && b < problem_.blocks.size(); ++b) {
+      if (!is_trained(b)) continue;
+      need(op, {next_of(Role::statistics), 0, problem_.statistics_bytes},
+           {What::statistics, b, 0, run_});
+    }
+    for (model::ValueId v = 0; v < program_.values.size(); ++v) {
+      if (training && class_of(v).counts) {
+        need_counts(op, next_of(Role::counts), v, plan_->micro_batches);
+      }
+      const std::uint32_t writer = order_->last_writer(v);
+      if (class_of(v).slots != SlotRule::report || writer == kNone) continue;
+      for (std::uint32_t m = 0; m < plan_->micro_batches; ++m) {
+        need(op, place_of(losses, {.number = v}, m), value_of(v, m, writer));
+      }
+    }
+  }
+
+  // Movements.
+
+  /// Copies bytes as the engine does.
+  void move(const Operation& op) {
+    const bool again = op.speculation == Speculation::redoes && op.action == Action::fetch;
+    const Role undo = op.payload == Payload::states ? Role::undo_states : Role::undo_weights;
+    const Use source = take(op, again ? undo : Role::source, false);
+    const Use target = take(op, Role::target, true);
+    if (source.buffer == kNoBuffer || target.buffer == kNoBuffer) return;
+    // A speculative writeback leaves the values before it in the other slot.
+    if (op.action == Action::writeback && op.speculation == Speculation::speculates) {
+      const BufferId other = take(op, undo, true).buffer;
+      if (other != kNoBuffer) memory_.exchange(target.buffer, other);
+    }
+    const Range from = home(op, source, op.bytes);
+    const Range to = home(op, target, op.bytes);
+    const auto pieces = memory_.read(from.buffer, from.begin, from.begin + from.bytes);
+    const bool right = !pieces.empty() && pieces.front().begin == from.begin &&
+                       belongs(op, pieces.front().content);
+    if (!right) complain(op, "moves something else than it says");
+    // What was there is gone.
+    put(op, to, {});
+    for (const SymbolicMemory::Piece& piece : pieces) {
+      const Bytes begin = to.begin + (piece.begin - from.begin);
+      put(op, {to.buffer, begin, piece.end - piece.begin}, piece.content, piece.at);
+    }
+  }
+
+  /// The bytes of a buffer that a movement or an update uses; see engine/current_operation.h.
+  [[nodiscard]] Range home(const Operation& op, const Use& use, Bytes bytes) const {
+    const bool weights = use.role == Role::weights || op.payload == Payload::weights;
+    const std::uint32_t shard =
+        weights ? rank_.shard_at_home(op.block, number_) : rank_.shard_of(number_);
+    const bool staged = (op.action == Action::fetch && use.writes) ||
+                        (op.action == Action::writeback && !use.writes);
+    const bool offset = staged || schedule_.buffers[use.buffer].tier == Tier::device;
+    // The counts of all micro-batches lie next to each other.
+    const bool counts = moves(op, MovedValue::routing) && use.writes;
+    const std::uint32_t number = counts ? op.micro : use.shard ? shard : 0;
+    return {use.buffer, number * bytes + (offset ? op.offset : 0), bytes};
+  }
+
+  /// Whether an operation says what it moves.
+  [[nodiscard]] bool belongs(const Operation& op, const Content& content) const {
+    switch (content.what) {
+      case What::zeros:
+        return true;
+      case What::value:
+      case What::counts:
+        return content.version == run_ &&
+               (class_of(content.number).slots == SlotRule::report ||
+                (program_.values[content.number].owner == op.block && content.part == op.micro));
+      case What::gradient:
+        return content.number == op.block && content.version == run_of(op);
+      case What::states:
+        return content.number == op.block && content.part == op.sub_group;
+      default:
+        return content.number == op.block;
+    }
+  }
+
+  void gather_weights(const Operation& op) {
+    const bool in_place = op.buffer(Role::source) == kNoBuffer;
+    const RankGroup all = rank_.splits_weights(op.block) ? RankGroup::same_share : RankGroup::all;
+    if (op.group != (in_place ? all : RankGroup::weight_copy)) {
+      complain(op, "gathers from other ranks");
+    }
+    const Content current = weights_of(op.block, updates_[op.block]);
+    const BufferId target = take(op, Role::target, true).buffer;
+    const Bytes kept = kept_from(op.block);
+    if (in_place) {
+      const Bytes own = updated_from(op.block);
+      need(op, {target, own - kept, rank_.updated_weights(op.block)}, current, own);
+      memory_.read(target, 0, rank_.updated_by_all(op.block));
+      return put(op, {target, 0, rank_.updated_by_all(op.block)}, current, kept);
+    }
+    need(op, {take(op, Role::source, false).buffer, 0, rank_.weights(op.block)}, current, kept);
+    if (rank_.codes_weights()) {
+      const BufferId codes = take(op, Role::scratch, true).buffer;
+      const bool fits = codes != kNoBuffer && memory_.has_room(codes, rank_.whole_codes(op.block));
+      if (!fits) complain(op, "has no room for the codes of all ranks");
+    }
+    put(op, {target, 0, rank_.whole_weights(op.block)}, current);
+  }
+
+  void gather_counts(const Operation& op) {
+    const Use source = take(op, Role::source, false);
+    const Use target = take(op, Role::target, true);
+    const auto pieces = memory_.read(source.buffer, 0, 1);
+    if (pieces.empty() || !belongs(op, pieces.front().content)) {
+      return complain(op, "gathers something else");
+    }
+    Content all = pieces.front().content;
+    all.what = What::counts;
+    put(op, {target.buffer, 0, schedule_.ranks * size_of(all.number)}, all);
+  }
+
+  void decode(const Operation& op) {
+    const BlockSizes& sizes = problem_.blocks[op.block];
+    const std::uint64_t version = updates_[op.block];
+    need(op, {take(op, Role::source, false).buffer, 0, sizes.weight_bytes},
+         weights_of(op.block, version));
+    put(op, {take(op, Role::target, true).buffer, 0, sizes.decoded_bytes},
+        {What::decoded, op.block, 0, version});
+  }
+
+  /// A visitor makes the first values, or looks at those that are there, piece by piece.
+  void initialize(const Operation& op) {
+    if (updates_[op.block] > 0) complain(op, "comes after updates");
+    const Range place = {take(op, Role::target, true).buffer, 0, op.bytes};
+    if (op.payload == Payload::gradient || op.payload == Payload::value) return put(op, place, {});
+    const auto [content, at] = visited(op, 0);
+    put(op, place, content, at);
+  }
+  void read(const Operation& op) {
+    const auto [content, at] = visited(op, due_[op.block]);
+    need(op, {take(op, Role::source, false).buffer, 0, op.bytes}, content, at);
+  }
+  [[nodiscard]] std::pair<Content, Bytes> visited(const Operation& op,
+                                                  std::uint64_t version) const {
+    if (op.payload == Payload::states) {
+      return {states_of(op.block, op.sub_group, version), op.offset};
+    }
+    return {weights_of(op.block, version), kept_from(op.block) + op.offset};
+  }
+
+  /// Of data in transit only states that were fetched ahead of their update reach the next run.
+  void forget_what_passed() {
+    memory_.for_all([this](BufferId id, SymbolicMemory::Piece& piece) {
+      const Kind kind = schedule_.buffers[id].kind;
+      const bool states = piece.content.what == What::states;
+      const bool ahead = states && (!piece.read || program_.blocks[piece.content.number].rows);
+      const bool stays = kind == Kind::gradients || ahead;
+      if (stays || (!passes(id) && kind != Kind::workspace)) return;
+      if (!piece.read) {
+        complaints_.push_back(fmt::format("before run {} nobody has read {} in '{}'", run_,
+                                          show(piece.content), schedule_.buffers[id].name));
+      }
+      piece.content = {};
+      piece.read = true;
+    });
+  }
+
+  // Updates.
+
+  /// Turns the weights and states of a sub-group into those after one more update.
+  void update(const Operation& op) {
+    if (!is_trained(op.block)) return complain(op, "updates a frozen block");
+    const std::uint32_t done = updated_groups_[op.block];
+    if (op.sub_group != done) return complain(op, "is not in the order of sub-groups");
+    if ((op.speculation != Speculation::none) != placement_.blocks[op.block].speculates) {
+      complain(op, "is another kind of update");
+    }
+    const Use weights_use = take(op, Role::weights, true);
+    const Use states_use = take(op, Role::states, true);
+    const Use gradient_use = take(op, Role::gradient, false);
+    if (std::max({weights_use.buffer, states_use.buffer, gradient_use.buffer}) == kNoBuffer) return;
+    const Range weights = home(op, weights_use, rank_.updated_weights(op.block));
+    const Range states = {states_use.buffer, 0, rank_.states(op.block, done)};
+    const std::uint64_t version = updates_[op.block];
+    const Content old_states = states_of(op.block, done, version);
+    const Bytes from = updated_from(op.block);
+    const std::uint32_t after = (done + 1) % problem_.blocks[op.block].sub_groups.size();
+    const BufferId undo_weights = undo_of(op, Role::undo_weights);
+    const BufferId undo_states = undo_of(op, Role::undo_states);
+    const Range copy = {undo_weights, 0, weights.bytes};
+    // Old values in host memory return to the place of the update; on NVMe they were fetched there.
+    if (op.speculation == Speculation::redoes && undo_weights != kNoBuffer) {
+      need(op, copy, weights_of(op.block, version), from);
+      memory_.read(weights.buffer, weights.begin, weights.begin + weights.bytes);
+      put(op, weights, weights_of(op.block, version, done), from);
+    }
+    if (op.speculation == Speculation::redoes && undo_states != kNoBuffer) {
+      need(op, {undo_states, 0, states.bytes}, old_states);
+      put(op, states, old_states);
+    }
+    need(op, weights, weights_of(op.block, version, done), from);
+    need(op, states, old_states);
+    need(op, home(op, gradient_use, rank_.updated_gradient(op.block)),
+         gradient(op, rank_.several(op.block) ? Sums::kOfAllRanks : Sums::kOfRank),
+         gradient_from(op.block));
+    need_permission(op);
+    // The copy of the weights is complete after the last sub-group.
+    if (op.speculation == Speculation::speculates && undo_weights != kNoBuffer) {
+      if (done > 0) need(op, copy, weights_of(op.block, version, done), from);
+      put(op, copy, weights_of(op.block, version, after), from);
+    }
+    if (op.speculation == Speculation::speculates) {
+      put(op, {undo_states, 0, states.bytes}, old_states);
+    }
+    put(op, states, states_of(op.block, done, version + 1));
+    put(op, weights, weights_of(op.block, version + (after == 0 ? 1 : 0), after), from);
+    updated_groups_[op.block] = after;
+    updates_[op.block] += after == 0 ? 1 : 0;
+  }
+
+  /// The buffer for values before a speculative update. On NVMe they stay in another slot.
+  BufferId undo_of(const Operation& op, Role role) {
+    if (op.speculation == Speculation::none) return kNoBuffer;
+    const BlockPlacement& place = placement_.blocks[op.block];
+    const bool trained = schedule_.trained_home[op.block] != kNoBuffer;
+    const bool nvme = role == Role::undo_states ? place.optimizer == Tier::nvme
+                                                : place.weights == Tier::nvme &&
+                                                      (!trained || place.optimizer == Tier::nvme);
+    return nvme ? kNoBuffer : take(op, role, op.speculation == Speculation::speculates).buffer;
+  }
+
+  /// The verdict, or its own block's statistics (eager); a speculative update waits for none.
+  void need_permission(const Operation& op) {
+    if (op.speculation == Speculation::speculates) return;
+    if (options_.update == Update::gated) {
+      const BufferId decision = take(op, Role::decision, false).buffer;
+      if (decision_ != std::pair(decision, run_of(op))) complain(op, "comes before the verdict");
+      return;
+    }
+    need(op, {take(op, Role::statistics, false).buffer, 0, problem_.statistics_bytes},
+         {What::statistics, op.block, 0, run_of(op)});
+  }
+
+  /// At the start of a rollback the results of speculative updates are wrong wherever they are.
+  void undo_speculative_updates() {
+    for (std::uint32_t b = 0; b < problem_.blocks.size(); ++b) {
+      if (!placement_.blocks[b].speculates || !was_touched(b)) continue;
+      memory_.for_all([&](BufferId, SymbolicMemory::Piece& piece) {
+        Content& content = piece.content;
+        const bool versions = content.what == What::weights || content.what == What::decoded ||
+                              content.what == What::states;
+        if (!versions || content.number != b || content.version != updates_[b]) return;
+        content.version |= Content::kUndone;
+      });
+      --updates_[b];
+    }
+  }
+
+  // Conditions. A draw decides which experts have rows, so that every plan is run with many choices
+  // of its routers.
+
+  [[nodiscard]] bool has_rows(std::uint32_t block, std::uint32_t micro, std::uint64_t run,
+                              bool any_rank) const {
+    const std::uint64_t draw = random_u64(seed_, run, block * 64 + micro) % 6;
+    return draw < 2 || (any_rank && several() && draw == 2);
+  }
+
+  /// True for a block that needs no rows.
+  [[nodiscard]] bool has_rows_in_run(std::uint32_t block, std::uint64_t run, std::uint32_t micros,
+                                     bool any_rank) const {
+    bool rows = !program_.blocks[block].rows;
+    for (std::uint32_t m = 0; m < micros; ++m) rows = rows || has_rows(block, m, run, any_rank);
+    return rows;
+  }
+
+  /// Whether the last training step updates the block.
+  [[nodiscard]] bool was_touched(std::uint32_t block) const {
+    return is_trained(block) &&
+           (options_.expert_updates == ExpertUpdates::all ||
+            has_rows_in_run(block, last_training_run_, last_micro_batches_, true));
+  }
+
+  /// The rows of the first micro-batches are known on the host.
+  void need_counts(const Operation& op, BufferId buffer, model::ValueId routing,
+                   std::uint32_t micros) {
+    for (std::uint32_t m = 0; m < micros; ++m) {
+      Content wanted = value_of(routing, m, order_->last_writer(routing));
+      if (several()) wanted.what = What::counts;
+      need(op, place_of(buffer, {.number = routing}, m), wanted);
+    }
+  }
+
+  bool holds(const Operation& op, const Condition& condition) {
+    if (condition.always()) return true;
+    if (condition.rows == Condition::Rows::in_step_before) {
+      return last_training_run_ > 0 && last_training_run_ + 1 == run_ &&
+             has_rows_in_run(op.block, last_training_run_, last_micro_batches_, condition.any_rank);
+    }
+    const std::optional<model::RowCount>& rows = program_.blocks[op.block].rows;
+    if (!rows) return complain(op, "counts rows of a block that has none"), true;
+    const bool one = condition.rows == Condition::Rows::in_micro_batch;
+    const std::uint32_t micros = one ? condition.micro + 1 : plan_->micro_batches;
+    need_counts(op, op.buffer(Role::counts), rows->routing, micros);
+    return one ? has_rows(op.block, condition.micro, run_, condition.any_rank)
+               : has_rows_in_run(op.block, run_, micros, condition.any_rank);
+  }
+
+  bool is_idle(const Operation& op) {
+    const bool wanted = holds(op, op.condition);
+    const bool there = op.unless && holds(op, *op.unless);
+    if (op.condition.reads_routing() || (op.unless && op.unless->reads_routing())) ++taken_;
+    const bool together = op.lane == Lane::gather || op.lane == Lane::reduce;
+    if (together && !op.condition.always() && !op.condition.any_rank) {
+      complain(op, "depends on the rows of one rank");
+    }
+    return !wanted || there;
+  }
+
+  /// What an operation leaves that has nothing to do. Zeros are the gradient of no rows.
+  void rest(const Operation& op) {
+    taken_ = op.uses.size();
+    if (!op.clears_when_idle) return;
+    const BufferId target = op.buffer(Role::target);
+    if (op.payload == Payload::statistics) {
+      return put(op, {target, 0, op.bytes}, {What::statistics, op.block, 0, run_of(op)});
+    }
+    if (op.payload != Payload::gradient) return put(op, {target, 0, op.bytes}, {});
+    const bool whole = op.action == Action::pack;
+    const Bytes bytes = whole ? rank_.whole_gradient(op.block) : rank_.updated_gradient(op.block);
+    put(op, {target, 0, bytes}, gradient(op, Sums::kZeros), whole ? 0 : gradient_from(op.block));
+  }
+
+  // What data are called, where they lie and how large they are.
+
+  [[nodiscard]] bool several() const { return schedule_.ranks > 1; }
+  [[nodiscard]] bool is_trained(std::uint32_t block) const {
+    return options_.purpose == Purpose::training && !problem_.blocks[block].sub_groups.empty();
+  }
+  [[nodiscard]] std::uint64_t run_of(const Operation& op) const {
+    return op.lag == 0 ? run_ : last_training_run_;
+  }
+  [[nodiscard]] const model::ValueClass& class_of(model::ValueId value) const {
+    return program_.classes[program_.values[value].of];
+  }
+  [[nodiscard]] Bytes size_of(model::ValueId value) const {
+    const Bytes own = program_.values[value].bytes;
+    return own > 0 ? own : class_of(value).bytes;
+  }
+  [[nodiscard]] bool keeps(model::ValueId value) const {
+    return placement_.blocks[program_.values[value].owner].keeps_intermediates;
+  }
+  [[nodiscard]] bool reads_host(const Operand& operand) const {
+    return class_of(operand.number).counts && operand.access == OperandAccess::reads;
+  }
+
+  static Content weights_of(std::uint32_t block, std::uint64_t version, std::uint32_t groups = 0) {
+    return {What::weights, block, groups, version};
+  }
+  static Content states_of(std::uint32_t block, std::uint32_t group, std::uint64_t version) {
+    return {What::states, block, group, version};
+  }
+  [[nodiscard]] Content value_of(model::ValueId value, std::uint32_t micro,
+                                 std::uint32_t writer) const {
+    return {What::value, value, micro, run_, writer};
+  }
+  [[nodiscard]] Content gradient(const Operation& op, std::uint32_t by) const {
+    return {What::gradient, op.block, 0, run_of(op), by};
+  }
+
+  /// The weights of a block begin with those that updates change.
+  [[nodiscard]] Bytes trained_bytes(std::uint32_t block) const {
+    if (!is_trained(block)) return 0;
+    return rank_.splits_weights(block) ? rank_.whole_weights(block) : rank_.whole_gradient(block);
+  }
+  /// Where the weights begin, in the block, that the rank keeps, and those that it updates.
+  [[nodiscard]] Bytes kept_from(std::uint32_t block) const {
+    if (!rank_.splits_weights(block)) return 0;
+    return number_ % rank_.group() * rank_.weight_share(block);
+  }
+  [[nodiscard]] Bytes updated_from(std::uint32_t block) const {
+    if (!rank_.splits_states(block)) return 0;
+    return kept_from(block) + rank_.shard_at_home(block, number_) * rank_.updated_weights(block);
+  }
+  [[nodiscard]] Bytes gradient_from(std::uint32_t block) const {
+    return rank_.splits_states(block) ? rank_.shard_of(number_) * rank_.gradient_shard(block) : 0;
+  }
+
+  /// A value of a micro-batch in a buffer that it may share with those of others.
+  [[nodiscard]] Range place_of(BufferId buffer, const Operand& operand, std::uint32_t micro) const {
+    const Bytes bytes = size_of(operand.number);
+    if (reads_host(operand)) {
+      return {buffer, micro * schedule_.ranks * bytes, schedule_.ranks * bytes};
+    }
+    if (class_of(operand.number).slots != SlotRule::report) return {buffer, 0, bytes};
+    // Those of the first class for each micro-batch come first.
+    Bytes before = 0;
+    for (model::ClassId c = 0; c < program_.values[operand.number].of; ++c) {
+      if (program_.classes[c].slots == SlotRule::report) before += program_.classes[c].bytes;
+    }
+    return {buffer, problem_.micro_batches * before + micro * bytes, bytes};
+  }
+
+  /// Whether what lies in a buffer is on its way: somebody must read it before it is replaced.
+  [[nodiscard]] bool passes(BufferId id) const {
+    const Buffer& buffer = schedule_.buffers[id];
+    switch (buffer.kind) {
+      case Kind::staging:
+      case Kind::accumulators:
+      case Kind::activations:
+      case Kind::intermediates:
+        return true;
+      case Kind::gradients:  // on NVMe only a rollback may read it again
+        return buffer.tier != Tier::nvme;
+      case Kind::batch:
+        return buffer.tier == Tier::device;
+      default:
+        return false;
+    }
+  }
+
+  // Reading and writing.
+
+  /// The argument of an operation.
+  Use take(const Operation& op, Role role, bool writes) {
+    ++taken_;
+    const Use use = op.use(role);
+    if (use.buffer == kNoBuffer) complain(op, "lacks an argument");
+    if (use.writes != writes) complain(op, "does not say what it writes");
+    return use;
+  }
+
+  /// `at`: of the first byte in the content.
+  void need(const Operation& op, const Range& range, const Content& content, Bytes at = 0) {
+    if (range.buffer == kNoBuffer) return complain(op, "lacks " + show(content));
+    const Bytes end = range.begin + range.bytes;
+    Bytes reached = range.begin;
+    for (const SymbolicMemory::Piece& piece : memory_.read(range.buffer, range.begin, end)) {
+      const bool right = piece.begin == reached && piece.at == at + (reached - range.begin) &&
+                         piece.content == expected(content, piece);
+      if (!right) {
+        return complain(op, fmt::format("needs {}, finds {} in '{}'", show(content),
+                                        show(piece.content), schedule_.buffers[range.buffer].name));
+      }
+      reached = piece.end;
+    }
+    if (reached == end) return;
+    complain(op, fmt::format("needs {}, of which '{}' lacks a part", show(content),
+                             schedule_.buffers[range.buffer].name));
+  }
+
+  /// Frozen weights have no versions. A gradient of no rows is one of a rank, and of all ranks.
+  [[nodiscard]] Content expected(Content content, const SymbolicMemory::Piece& found) const {
+    const bool weights = content.what == What::weights;
+    if (weights && found.at >= trained_bytes(content.number)) return weights_of(content.number, 0);
+    const bool zeros = content.what == What::gradient && found.content.by == Sums::kZeros;
+    if (zeros) content.by = Sums::kZeros;
+    return content;
+  }
+
+  void put(const Operation& op, const Range& range, const Content& content, Bytes at = 0) {
+    if (range.buffer == kNoBuffer || range.bytes == 0) return;
+    const Bytes end = range.begin + range.bytes;
+    if (content.what == What::weights) {
+      const Bytes trained = trained_bytes(content.number);
+      if (at < trained && trained < at + range.bytes) {
+        const Bytes first = trained - at;
+        put(op, {range.buffer, range.begin, first}, content, at);
+        return put(op, {range.buffer, range.begin + first, range.bytes - first}, content, trained);
+      }
+    }
+    SymbolicMemory::Piece piece = {range.begin, end, content, at};
+    piece.content = expected(content, piece);
+    // Nobody reads what came for rows that a router has sent elsewhere.
+    piece.read = content.what == What::zeros || program_.blocks[op.block].rows.has_value();
+    if (!memory_.has_room(range.buffer, end)) {
+      complain(op, fmt::format("writes {} beyond '{}'", show(content),
+                               schedule_.buffers[range.buffer].name));
+    }
+    const auto unread = memory_.write(range.buffer, piece);
+    if (unread && passes(range.buffer)) {
+      complain(op, fmt::format("replaces {} in '{}', which nobody has read", show(*unread),
+                               schedule_.buffers[range.buffer].name));
+    }
+  }
+
+  void complain(const Operation& op, const std::string& what) {
+    complaints_.push_back(
+        fmt::format("run {} ({}): {} {}", run_, plan_->name, OperationNames(problem_)(op), what));
+  }
+
+  const Problem& problem_;
+  const model::StepProgram& program_;
+  const Placement& placement_;
+  const Options& options_;
+  const Schedule& schedule_;
+  RankSizes rank_;
+  std::uint64_t seed_;
+  std::uint32_t number_;  ///< of the rank: not the first, whose shards begin at 0
+  SerialOrder training_order_;
+  SerialOrder evaluation_order_;
+  SymbolicMemory memory_;
+  std::vector<std::string> complaints_;
+
+  std::vector<std::uint64_t> updates_;         ///< of whole blocks
+  std::vector<std::uint64_t> due_;             ///< by the training steps before the current run
+  std::vector<std::uint32_t> updated_groups_;  ///< by block: in the update that is under way
+  std::uint64_t run_ = 0;
+  std::uint64_t last_training_run_ = 0;
+  std::uint32_t last_micro_batches_ = 0;                          ///< of that run
+  std::pair<BufferId, std::uint64_t> decision_ = {kNoBuffer, 0};  ///< of the last gate, its run
+
+  // Of the current run.
+  const Plan* plan_ = nullptr;
+  const SerialOrder* order_ = nullptr;
+  std::vector<std::uint32_t> next_;       ///< by micro-batch: position of the next pass
+  std::vector<std::uint32_t> passed_;     ///< by position: micro-batches
+  std::vector<std::uint32_t> additions_;  ///< by sum
+  std::size_t taken_ = 0;                 ///< arguments of the current operation
+};
 
 }  // namespace
 
-Interpreter::Interpreter(const TestProblem& problem, const Schedule& schedule)
-    : problem_(problem),
-      work_(problem.workload),
-      schedule_(schedule),
-      held_(schedule.buffers.size()),
-      updates_(work_.blocks.size(), 0),
-      due_(updates_),
-      updated_groups_(work_.blocks.size(), 0) {
-  for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
-    for (const auto& [buffer, content] : weight_homes(b, 0)) held_[buffer] = content;
-    if (!trains()) continue;
-    for (std::uint32_t g = 0; g < schedule.state_home[b].size(); ++g) {
-      held_[schedule.state_home[b][g]] = {What::states, b, g, 0, own(b)};
-    }
+std::vector<std::string> find_faults(const Problem& problem, const Placement& placement,
+                                     const Options& options, const Schedule& schedule,
+                                     const std::vector<const Plan*>& runs, std::uint64_t seed) {
+  Interpreter interpreter(problem, placement, options, schedule, seed);
+  for (const Plan* plan : runs) {
+    interpreter.run(*plan);
+    if (!interpreter.complaints().empty()) return interpreter.complaints();
   }
+  interpreter.finish();
+  return interpreter.complaints();
 }
 
-void Interpreter::run(const Plan& plan) {
-  plan_ = &plan;
-  ++run_;
-  const auto has = [&plan](Action action) {
-    return std::any_of(plan.operations.begin(), plan.operations.end(),
-                       [action](const auto& op) { return action_of(op) == action; });
-  };
-  training_ = has(Action::offload_statistics);
-  filling_ = has(Action::initialize);
-  in_pieces_ = filling_ || has(Action::read);
-  if (&plan == &schedule_.rollback) undo_speculative_updates();
-  for (std::uint32_t m = 0; m < plan.micro_batches; ++m) {
-    held_[schedule_.batch_host[m]] = {What::batch, 0, m, run_, Extent::whole};
-  }
-  for (const plan::Operation& plain : plan.operations) {
-    const Operation op(plain);
-    seen_uses_ = 0;
-    perform(op);
-    if (seen_uses_ != op.uses.size()) complain(op, "uses what it does not need");
-  }
-  if (!training_) return;
-  last_training_run_ = run_;
-  last_micro_batches_ = plan.micro_batches;
-  for (std::uint32_t b = 0; b < due_.size(); ++b) due_[b] += was_touched(b) ? 1 : 0;
-}
-
-void Interpreter::finish() {
-  for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
-    std::vector<std::pair<BufferId, Content>> homes = weight_homes(b, due_[b]);
-    for (std::uint32_t g = 0; trains() && g < work_.blocks[b].sub_groups.size(); ++g) {
-      homes.emplace_back(schedule_.state_home[b][g], Content{What::states, b, g, due_[b], own(b)});
-    }
-    for (const auto& [home, wanted] : homes) {
-      if (held_[home] == wanted) continue;
-      complaints_.push_back(
-          fmt::format("at the end a home holds {}, not {}", show(held_[home]), show(wanted)));
-    }
-  }
-}
-
-void Interpreter::perform(const Operation& op) {
-  if (is_idle(op)) return rest(op);
-  const Content input = filling_ ? Content{} : of_run(What::activation, op, op.micro);
-  switch (op.action) {
-    case Action::upload_batch:
-      return copy(op, Role::batch_source, Role::batch, {What::batch, 0, op.micro, run_});
-    case Action::fetch_weights:
-    case Action::upload_weights:
-    case Action::offload_weights:
-    case Action::writeback_weights:
-      return move_weights(op);
-    case Action::gather_weights:
-      return gather(op);
-    case Action::decode_weights:
-      return decode(op);
-    case Action::forward:
-      return forward(op);
-    case Action::evaluate_head:
-    case Action::train_head:
-      return head(op);
-    case Action::normalize:
-      return normalize(op);
-    case Action::route:
-      return route(op);
-    case Action::gather_routing:
-      return gather_routing(op);
-    case Action::offload_routing:
-      return offload_routing(op);
-    case Action::scan_head:
-      return scan_head(op);
-    case Action::differentiate_head:
-      return differentiate_head(op);
-    case Action::end_head:
-      return end_head(op);
-    case Action::offload_activation:
-    case Action::writeback_activation:
-    case Action::fetch_activation:
-    case Action::upload_activation:
-      return copy(op, Role::input, Role::output, input);
-    case Action::clear_gradient:
-      return clear(op);
-    case Action::backward:
-      return backward(op);
-    case Action::pack_gradient:
-      return pack(op);
-    case Action::reduce_gradient:
-      return reduce(op);
-    case Action::offload_gradient:
-      return offload_gradient(op);
-    case Action::writeback_gradient:
-    case Action::fetch_gradient: {
-      const std::uint64_t run = op.lag == 0 ? run_ : last_training_run_;
-      return copy(op, Role::gradient_source, Role::gradient,
-                  filling_ ? Content{} : gradient(op, run, own(op.block)));
-    }
-    case Action::offload_statistics:
-      return copy(op, Role::statistics_source, Role::statistics, of_run(What::statistics, op));
-    case Action::offload_losses:
-      return copy(op, Role::losses_source, Role::losses,
-                  {What::losses, 0, plan_->micro_batches, run_});
-    case Action::gate:
-      return gate(op);
-    case Action::fetch_states:
-    case Action::upload_states:
-    case Action::offload_states:
-    case Action::writeback_states:
-      return move_states(op);
-    case Action::update_on_host:
-    case Action::update_on_device:
-      return update(op);
-    case Action::initialize:
-      return initialize(op);
-    case Action::read:
-      return read(op);
-  }
-}
-
-/// Data that passes through a buffer smaller than its home does so in pieces; here each piece
-/// stands for the whole.
-void Interpreter::initialize(const Operation& op) {
-  if (updates_[op.block] > 0) complain(op, "comes after updates");
-  const Use& use = op.uses.front();
-  seen_uses_ = 1;
-  if (!use.writes) complain(op, "does not say what it writes");
-  held_[use.buffer] = use.role == Role::weights  ? weights_in_piece(op)
-                      : use.role == Role::states ? states(op)
-                                                 : Content{};
-}
-
-void Interpreter::read(const Operation& op) {
-  if (updates_[op.block] != due_[op.block]) complain(op, "comes before updates");
-  const bool of_states = op.buffer(Role::states) != kNoBuffer;
-  need(op, of_states ? Role::states : Role::weights, of_states ? states(op) : weights_in_piece(op));
-}
-
-/// What a fill or read has at a time: all weights, or those of one of two homes.
-Content Interpreter::weights_in_piece(const Operation& op) const {
-  if (splits_home(op.block) && op.offset > 0) return frozen_weights(op.block);
-  Content all = weights(op.block, home(op.block));
-  all.trained_only = splits_home(op.block);
-  return all;
-}
-
-/// Frozen weights on their way to the device. Trained ones join them where both pass.
-void Interpreter::move_frozen(const Operation& op) {
-  const bool joined = op.offset > 0;
-  if (joined &&
-      op.offset != part_of(work_.blocks[op.block].gradient_bytes, Extent::whole, op.block)) {
-    complain(op, "does not begin behind the trained weights");
-  }
-  const Lane first = trained_on_host(op.block) ? Lane::upload : Lane::fetch;
-  if (!in_pieces_ && joined != (op.lane == first))
-    complain(op, "is not where trained weights join");
-  need(op, Role::weights_source, frozen_weights(op.block));
-  put(op, Role::weights, frozen_weights(op.block));
-}
-
-/// Where weights are whole, a rank updates its shard. The other shards are old until all have been
-/// gathered: torn.
-void Interpreter::move_weights(const Operation& op) {
-  const BufferId taken = op.buffer(Role::weights_source);
-  if (taken != kNoBuffer && held_[taken].frozen_only) return move_frozen(op);
-  const bool from_undo =
-      op.speculation == Speculation::redoes && op.action == Action::fetch_weights;
-  const Role source = from_undo ? Role::undo_weights : Role::weights_source;
-  const Use from = op.use(source);
-  const Use to = op.use(Role::weights);
-  // The padding of undone weights is needed, the weights are restored.
-  if (op.speculation == Speculation::redoes && op.action == Action::offload_weights) {
-    seen_uses_ += 2;
-    held_[to.buffer] = held_[from.buffer];
-    if (!held_[from.buffer].undone) complain(op, "moves weights that were not undone");
-    return;
-  }
-  const Extent held = from.buffer == kNoBuffer ? Extent::whole : held_[from.buffer].extent;
-  const bool torn = held == Extent::torn || held == Extent::torn_share;
-  if (from.shard && held == Extent::shard) complain(op, "takes a shard of a shard");
-  if (!from.shard && torn) complain(op, "spreads shards of other ranks that are old");
-  Content wanted = weights(op.block, held);
-  wanted.trained_only = from.buffer != kNoBuffer && held_[from.buffer].trained_only;
-  need(op, source, wanted);
-  keep_old(op, Role::weights, Role::undo_weights);
-  const Lane joining = trained_on_host(op.block) ? Lane::upload : Lane::fetch;
-  const bool joins =
-      !in_pieces_ && splits_home(op.block) && op.lane == joining && !from.shard && !to.shard;
-  if (joins) {
-    const Content& there = held_[to.buffer];
-    if (!there.frozen_only || there.block != op.block) complain(op, "lacks the frozen weights");
-  }
-  const Extent moved = from.shard ? Extent::shard : held;
-  Content arrived = weights(op.block, to.shard ? torn_home(op.block) : moved);
-  arrived.trained_only = splits_home(op.block) && to.buffer == schedule_.trained_home[op.block];
-  put(op, Role::weights, arrived);
-  // Below the device they join those that are there.
-  const Buffer& place = schedule_.buffers[to.buffer];
-  const BlockWork& work = work_.blocks[op.block];
-  held_[to.buffer].trained_only = place.tier == Tier::device && place.kind == Kind::staging &&
-                                  part_of(work.gradient_bytes, Extent::whole, op.block) <
-                                      part_of(work.weight_bytes, Extent::whole, op.block) &&
-                                  op.bytes < part_of(work.weight_bytes, home(op.block), op.block);
-  if (joins) held_[to.buffer].trained_only = false;
-  const bool alone = in_pieces_ || to.buffer == schedule_.trained_home[op.block];
-  if (splits_home(op.block) && alone) held_[to.buffer].trained_only = true;
-  if (wanted.trained_only && op.bytes > part_of(work.gradient_bytes, Extent::whole, op.block)) {
-    complain(op, "moves frozen weights that are not there");
-  }
-  if (to.shard && moved != Extent::shard) complain(op, "writes more than a shard");
-}
-
-void Interpreter::move_states(const Operation& op) {
-  const bool from_undo = op.speculation == Speculation::redoes && op.action == Action::fetch_states;
-  need(op, from_undo ? Role::undo_states : Role::states_source, states(op));
-  keep_old(op, Role::states, Role::undo_states);
-  put(op, Role::states, states(op));
-}
-
-void Interpreter::gather(const Operation& op) {
-  const bool in_place = op.buffer(Role::weights_source) == kNoBuffer;
-  const RankGroup kept = home(op.block) == Extent::whole ? RankGroup::all : RankGroup::same_share;
-  if (op.plain.group != (in_place ? kept : RankGroup::weight_copy))
-    complain(op, "gathers from other ranks");
-  if (in_place) {
-    const bool trained_only = held_[op.buffer(Role::weights)].trained_only;
-    Content wanted = weights(op.block, torn_home(op.block));
-    wanted.trained_only = trained_only;
-    need(op, Role::weights, wanted);
-    --seen_uses_;
-    put(op, Role::weights, weights(op.block, home(op.block)));
-    held_[op.buffer(Role::weights)].trained_only = trained_only;
-  } else {
-    need(op, Role::weights_source, weights(op.block, home(op.block)));
-    if (work_.coded_weight > 0) codes(op);
-    put(op, Role::weights, weights(op.block, Extent::whole));
-  }
-}
-
-/// A code per weight and a scale per 256 of them, each rank's in whole pages.
-void Interpreter::codes(const Operation& op) {
-  constexpr Bytes kPageBytes = 4096;
-  pass(op, Role::workspace);
-  const Bytes weights =
-      part_of(work_.blocks[op.block].weight_bytes, home(op.block), op.block) / work_.coded_weight;
-  const Bytes pages = (weights + weights / 64 + kPageBytes - 1) / kPageBytes;
-  const BufferId buffer = op.buffer(Role::workspace);
-  if (buffer == kNoBuffer) return;
-  if (schedule_.buffers[buffer].bytes < group() * pages * kPageBytes) {
-    complain(op, "has no room for the codes of all ranks");
-  }
-}
-
-/// The embedding needs tokens, a layer the positions of packed documents.
-void Interpreter::batch_of(const Operation& op) {
-  if (!work_.is_embedding(op.block) && !work_.packed) return;
-  need(op, Role::batch, {What::batch, 0, op.micro, run_});
-}
-
-/// The tiles of the embedding complete the activation one after the other.
-void Interpreter::forward(const Operation& op) {
-  if (work_.is_part_of_layer(op.block)) return tile_forward(op);
-  current_weights_in_use(op, op.block);
-  batch_of(op);
-  if (!work_.is_embedding(op.block)) {
-    need(op, Role::input, of_run(What::activation, op, op.micro));
-    pass(op, Role::workspace);
-    if (training_ && keeps(op)) {
-      put(op, Role::intermediates, of_run(What::intermediates, op, op.micro));
-    }
-  } else if (op.block > 0) {
-    need(op, Role::output, of_run(What::activation, op, op.micro));
-    --seen_uses_;
-  }
-  put(op, Role::output, {What::activation, op.block + 1, op.micro, run_});
-}
-
-/// Adds a micro-batch to the sums of `block`. Those of a tied tile need not be cleared.
-void Interpreter::add_to(const Operation& op, const Use& use, What what, std::uint32_t block) {
-  ++seen_uses_;
-  const Content before = {what, block, op.micro, run_};
-  const bool cleared = what != What::tied_accumulator || op.micro > 0;
-  if (cleared && held_[use.buffer] != before) {
-    complain(op, fmt::format("adds to {}, not to {}", show(held_[use.buffer]), show(before)));
-  }
-  if (!use.writes) complain(op, "does not say that it writes sums");
-  if (size(before) > schedule_.buffers[use.buffer].bytes) complain(op, "writes beyond its sums");
-  held_[use.buffer] = {what, block, op.micro + 1, run_};
-}
-
-void Interpreter::clear(const Operation& op) {
-  if (!is_trained(op.block)) complain(op, "clears sums of a frozen block");
-  put(op, Role::accumulator, of_run(What::accumulator, op));
-}
-
-void Interpreter::backward(const Operation& op) {
-  if (!work_.is_differentiated(op.block)) complain(op, "is below all that is trained");
-  if (work_.is_part_of_layer(op.block)) {
-    return work_.blocks[op.block].continues ? tile_backward(op) : norm_backward(op);
-  }
-  // Frozen tiles of the embedding leave it to the others.
-  std::uint32_t above = op.block + 1;
-  while (work_.is_embedding(above) && !is_trained(above)) ++above;
-  need(op, Role::gradient_flow, {What::flow, above, op.micro, run_});
-  --seen_uses_;
-  batch_of(op);
-  if (!work_.is_embedding(op.block)) {
-    current_weights_in_use(op, op.block);
-    need(op, Role::input, of_run(What::activation, op, op.micro));
-    pass(op, Role::workspace);
-    use_up_intermediates(op);
-  }
-  put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
-  add_gradient(op);
-}
-
-/// The gradient of the weights of the operation's block, unless it is frozen.
-void Interpreter::add_gradient(const Operation& op) {
-  if (work_.is_differentiated(op.block) && is_trained(op.block)) {
-    return add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
-  }
-  if (op.buffer(Role::accumulator) != kNoBuffer) complain(op, "has sums of a frozen block");
-}
-
-/// Intermediates that are not kept are recomputed.
-void Interpreter::use_up_intermediates(const Operation& op) {
-  const BlockWork& block = work_.blocks[op.block];
-  const double again = keeps(op) ? 0.0 : block.recomputed_flops;
-  if (op.flops != 2.0 * block.forward_flops - block.frozen_flops + again)
-    complain(op, "has the wrong FLOPs");
-  if (!keeps(op)) return;
-  need(op, Role::intermediates, of_run(What::intermediates, op, op.micro));
-  --seen_uses_;
-  put(op, Role::intermediates, {});
-}
-
-bool Interpreter::keeps(const Operation& op) const {
-  return work_.is_layer(op.block) && !work_.is_part_of_layer(op.block) &&
-         work_.is_differentiated(op.block) &&
-         problem_.placement.blocks[op.block].keeps_intermediates;
-}
-
-void Interpreter::pack(const Operation& op) {
-  need(op, Role::accumulator, of_run(What::accumulator, op, plan_->micro_batches));
-  if (work_.trains_tied() && work_.is_embedding(op.block)) {
-    need(op, Role::output_accumulator, of_run(What::tied_accumulator, op, plan_->micro_batches));
-  }
-  put(op, Role::gradient, of_run(What::packed, op));
-  if (!several(op.block)) put(op, Role::statistics, of_run(What::statistics, op));
-}
-
-/// In place, or to this rank's shard.
-void Interpreter::reduce(const Operation& op) {
-  const bool in_place = op.buffer(Role::gradient_source) == kNoBuffer;
-  need(op, in_place ? Role::gradient : Role::gradient_source, of_run(What::packed, op));
-  if (in_place) {
-    --seen_uses_;
-    need_shard(op, Role::gradient, sums(op.block) == Extent::torn);
-  }
-  put(op, Role::gradient, gradient(op, run_, in_place ? sums(op.block) : Extent::shard));
-  put(op, Role::statistics, of_run(What::statistics, op));
-  pass(op, Role::workspace);
-}
-
-void Interpreter::offload_gradient(const Operation& op) {
-  need_shard(op, Role::gradient_source, sums(op.block) == Extent::torn);
-  need(op, Role::gradient_source, gradient(op, run_, sums(op.block)));
-  put(op, Role::gradient, gradient(op, run_, own(op.block)));
-}
-
-void Interpreter::gate(const Operation& op) {
-  need(op, Role::losses, {What::losses, 0, plan_->micro_batches, run_});
-  put(op, Role::verdict, {What::verdict, 0, 0, run_});
-  if (!training_) return;
-  std::uint32_t block = 0;
-  for (const Use& use : op.uses) {
-    if (use.role == Role::routing) ++seen_uses_;
-    if (use.role != Role::statistics) continue;
-    ++seen_uses_;
-    while (block < work_.blocks.size() && !is_trained(block)) ++block;
-    if (held_[use.buffer] != Content{What::statistics, block++, 0, run_}) {
-      complain(op, "judges statistics of another gradient");
-    }
-  }
-  while (block < work_.blocks.size() && !is_trained(block)) ++block;
-  if (block != work_.blocks.size()) complain(op, "does not judge every gradient");
-}
-
-Content Interpreter::weights(std::uint32_t block, Extent extent) const {
-  return {What::weights, block, 0, updates_[block], extent};
-}
-
-/// While a block is updated, sub-group by sub-group, those that are done are one update ahead.
-Content Interpreter::states(const Operation& op) const {
-  const bool done = op.sub_group < updated_groups_[op.block];
-  return {What::states, op.block, op.sub_group, updates_[op.block] + (done ? 1 : 0), own(op.block)};
-}
-
-Content Interpreter::of_run(What what, const Operation& op, std::uint32_t micro) const {
-  return {what, op.block, micro, run_};
-}
-
-Content Interpreter::gradient(const Operation& op, std::uint64_t run, Extent extent) const {
-  if (!several(op.block)) return {What::packed, op.block, 0, run};
-  return {What::reduced, op.block, 0, run, extent};
-}
-
-void Interpreter::copy(const Operation& op, Role from, Role to, const Content& content) {
-  need(op, from, content);
-  put(op, to, content);
-}
-
-void Interpreter::current_weights_in_use(const Operation& op, std::uint32_t block) {
-  Content wanted = weights(block, Extent::whole);
-  wanted.decoded = work_.blocks[block].is_coded();
-  need(op, Role::weights, wanted);
-  if (updates_[block] != due_[block]) complain(op, "runs with weights of another step");
-}
-
-void Interpreter::need(const Operation& op, Role role, const Content& content) {
-  const BufferId id = op.buffer(role);
-  ++seen_uses_;
-  if (id == kNoBuffer) return complain(op, "lacks " + show(content));
-  if (held_[id] == content) return;
-  complain(op, fmt::format("needs {}, finds {} in '{}'", show(content), show(held_[id]),
-                           schedule_.buffers[id].name));
-}
-
-void Interpreter::need_shard(const Operation& op, Role role, bool shard) {
-  if (op.use(role).shard != shard) complain(op, shard ? "takes the whole" : "takes just a shard");
-}
-
-void Interpreter::put(const Operation& op, Role role, const Content& content) {
-  const auto use =
-      std::find_if(op.uses.begin(), op.uses.end(), [role](const Use& u) { return u.role == role; });
-  ++seen_uses_;
-  if (use == op.uses.end()) return complain(op, "has no place for " + show(content));
-  if (!use->writes) complain(op, "does not say that it writes " + show(content));
-  const Buffer& buffer = schedule_.buffers[use->buffer];
-  const bool home =
-      (buffer.kind == Kind::weights || buffer.kind == Kind::states) && op.lane != Lane::writeback;
-  const Bytes piece = op.bytes + (home ? op.offset : 0);
-  if ((in_pieces_ ? piece : size_in(buffer, content)) > buffer.bytes) {
-    complain(op, fmt::format("writes {} beyond '{}'", show(content), buffer.name));
-  }
-  held_[use->buffer] = content;
-}
-
-void Interpreter::pass(const Operation& op, Role role) {
-  ++seen_uses_;
-  if (op.buffer(role) == kNoBuffer) complain(op, "lacks a buffer");
-}
-
-void Interpreter::complain(const Operation& op, const std::string& what) {
-  complaints_.push_back(fmt::format("run {} ({}): {} {}", run_, plan_->name,
-                                    OperationNames(program_)(op.plain), what));
-}
-
-}  // namespace ballast::step::named
+}  // namespace ballast::step

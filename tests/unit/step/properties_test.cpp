@@ -8,34 +8,25 @@
 #include "ballast/core/error.h"
 
 #include "src/step/plan_types.h"
+#include "tests/support/random_problem.h"
 #include "tests/unit/step/fake_run.h"
 #include "tests/unit/step/interpreter.h"
-#include "tests/unit/step/random_workload.h"
 
 namespace ballast::step::properties_test {
 namespace {
 
-constexpr std::uint64_t kCases = 2000;
 constexpr std::size_t kRuns = 6;
 
 struct Case {
-  TestProblem problem;
+  explicit Case(std::uint64_t seed)
+      : placed(any_problem(seed)),
+        schedule(build(placed.problem, placed.placement, placed.options)),
+        sequence(random_runs(placed, schedule, seed, kRuns)) {}
+
+  PlacedProblem placed;
   Schedule schedule;
   RunSequence sequence;
 };
-
-Case random_case(std::uint64_t seed) {
-  Case made;
-  // Half of the problems of ranks may have tiles and experts.
-  made.problem = seed % 4 == 3   ? random_problem_of_ranks(seed / 2)
-                 : seed % 8 == 5 ? random_evaluation(seed)
-                                 : random_problem(seed);
-  add_codes(made.problem.workload, seed);
-  made.schedule =
-      build(with_program(made.problem.workload), made.problem.placement, made.problem.options);
-  made.sequence = random_runs(made.problem, made.schedule, seed, kRuns);
-  return made;
-}
 
 using Lines = std::vector<std::string>;
 
@@ -45,46 +36,24 @@ Lines first_of(Lines lines) {
   return lines;
 }
 
-TEST(EverySchedule, GivesEachOperationJustWhatItNeeds) {
-  for (std::uint64_t seed = 0; seed < kCases; ++seed) {
-    const Case c = random_case(seed);
-    named::Interpreter interpreter(c.problem, c.schedule);
-    for (const Plan* plan : c.sequence.runs) interpreter.run(*plan);
-    interpreter.finish();
-    ASSERT_EQ(first_of(interpreter.complaints()), Lines{}) << "seed " << seed;
-  }
-}
-
-TEST(EverySchedule, KeepsUsesOfABufferApartWhateverTheOperationsTake) {
-  for (std::uint64_t seed = 0; seed < kCases; ++seed) {
-    const Case c = random_case(seed);
+TEST(EverySchedule, GivesEachOperationJustWhatItNeedsWhateverTheOperationsTake) {
+  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
+    const Case c(seed);
+    const auto& [problem, placement, options] = c.placed;
+    ASSERT_EQ(first_of(model::check(problem.program())), Lines{}) << "seed " << seed;
+    const Lines faults =
+        find_faults(problem, placement, options, c.schedule, c.sequence.runs, seed);
+    ASSERT_EQ(first_of(faults), Lines{}) << "seed " << seed;
     const auto spans = fake_spans(c.sequence.runs, seed);
     ASSERT_EQ(first_of(find_conflicts(c.schedule, spans)), Lines{}) << "seed " << seed;
   }
 }
 
-TEST(EverySchedule, GivesTheSerialResultWhateverTheOperationsTake) {
-  for (std::uint64_t seed = 0; seed < kCases; ++seed) {
-    const Case c = random_case(seed);
-    ASSERT_EQ(result_of(c.schedule, fake_spans(c.sequence.runs, seed)),
-              serial_result(c.schedule, c.sequence.runs))
-        << "seed " << seed;
-  }
-}
-
-TEST(EverySchedule, ReturnsEveryLeaseAndStaysWithinItsLedger) {
-  for (std::uint64_t seed = 0; seed < kCases; ++seed) {
-    const Case c = random_case(seed);
-    const auto spans = fake_spans(c.sequence.runs, seed);
-    ASSERT_EQ(first_of(find_lease_breaches(c.schedule, spans)), Lines{}) << "seed " << seed;
-  }
-}
-
 TEST(EverySchedule, ForEvaluationHasOnlyWhatItsEvaluationUses) {
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
-    const TestProblem problem = random_evaluation(seed);
-    const Schedule schedule =
-        build(with_program(problem.workload), problem.placement, problem.options);
+    const auto [problem, placement, options] =
+        random_problem(seed, {.ranks = seed % 2 == 0, .evaluation = true});
+    const Schedule schedule = build(problem, placement, options);
     std::set<BufferId> used;
     for (const Operation& op : schedule.evaluation.operations) {
       for (const Use& use : op.uses) used.insert(use.buffer);
@@ -97,24 +66,24 @@ TEST(EverySchedule, ForEvaluationHasOnlyWhatItsEvaluationUses) {
       const Buffer& buffer = schedule.buffers[id];
       // The fill of device memory passes through one buffer.
       const bool fills = buffer.name == "staging for data on the device";
-      ASSERT_TRUE(used.contains(id) || fills) << "seed " << seed << ": " << buffer.name;
+      // A reference of one layer does not use all buffers of its ring.
+      const bool ring = buffer.name.starts_with("activations of the reference");
+      ASSERT_TRUE(used.contains(id) || fills || ring) << "seed " << seed << ": " << buffer.name;
     }
   }
 }
 
 TEST(EverySchedule, ForEvaluationRefusesToPlaceMoreThanWeights) {
-  TestProblem problem = random_evaluation(1);
-  problem.placement.blocks.back().optimizer = Tier::host;
-  EXPECT_THROW(build(with_program(problem.workload), problem.placement, problem.options), Error);
-  problem.placement.blocks.back().optimizer = Tier::device;
-  EXPECT_THROW(build_partial_step(with_program(problem.workload), problem.placement,
-                                  problem.options, 1, false),
-               Error);
+  auto [problem, placement, options] = random_problem(1, {.evaluation = true});
+  placement.blocks.back().optimizer = Tier::host;
+  EXPECT_THROW(build(problem, placement, options), Error);
+  placement.blocks.back().optimizer = Tier::device;
+  EXPECT_THROW(build_partial_step(problem, placement, options, 1, false), Error);
 }
 
 TEST(EverySchedule, OrdersEveryTwoUsesOfABufferAcrossRuns) {
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    const Case c = random_case(seed);
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    const Case c(seed);
     ASSERT_EQ(first_of(plan::find_hazards(c.schedule, c.sequence.runs)), Lines{})
         << "seed " << seed;
   }

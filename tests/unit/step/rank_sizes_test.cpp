@@ -8,35 +8,30 @@
 #include "ballast/plan/simulator.h"
 
 #include "src/step/plan_types.h"
-#include "tests/support/with_program.h"
 #include "tests/unit/plan/unit_rates.h"
 
 namespace ballast::step::rank_sizes_test {
 namespace {
 
-/// Two blocks in stage 3; the second keeps its weights whole.
-Workload in_groups(std::uint32_t world, std::uint32_t group) {
-  Workload work;
-  work.world = world;
-  work.stage = 3;
-  work.weight_ranks = group;
-  work.blocks = {{.name = "split", .weight_bytes = 100 * kPage, .gradient_bytes = 100 * kPage},
-                 {.name = "whole",
-                  .weight_bytes = 100 * kPage,
-                  .gradient_bytes = 100 * kPage,
-                  .keeps_whole = true},
-                 {.name = "trained in part",
-                  .weight_bytes = 100 * kPage,
-                  .gradient_bytes = 40 * kPage,
-                  .keeps_whole = true}};
-  return work;
+/// Three blocks in stage 3: one is split, one keeps its weights whole, one is trained in part.
+Problem in_groups(std::uint32_t world, std::uint32_t group, bool per_rank = false) {
+  model::StepProgram program;
+  program.blocks.assign(3, {.name = "block", .per_rank = per_rank});
+  Problem problem = {.table = std::make_shared<const ProgramTable>(std::move(program)),
+                     .world = world,
+                     .stage = 3,
+                     .weight_ranks = group};
+  problem.blocks.assign(3, {.weight_bytes = 100 * kPage, .gradient_bytes = 100 * kPage});
+  problem.blocks[1].keeps_whole = problem.blocks[2].keeps_whole = true;
+  problem.blocks[2].gradient_bytes = 40 * kPage;
+  return problem;
 }
 
 TEST(RankSizes, EveryPartHasOneOwner) {
   for (std::uint32_t world = 1; world <= 24; ++world) {
     for (std::uint32_t group = 1; group <= world; ++group) {
       if (world % group != 0) continue;
-      const Problem work = with_program(in_groups(world, group));
+      const Problem work = in_groups(world, group);
       const RankSizes sizes(work);
       std::set<std::uint32_t> shards;
       for (std::uint32_t rank = 0; rank < world; ++rank) {
@@ -50,7 +45,7 @@ TEST(RankSizes, EveryPartHasOneOwner) {
 }
 
 TEST(RankSizes, AShareIsThePartsOfTheRanksThatKeepItInAllGroups) {
-  const Problem work = with_program(in_groups(12, 4));
+  const Problem work = in_groups(12, 4);
   const RankSizes sizes(work);
   EXPECT_EQ(sizes.shards_in_share(), 3U);
   for (std::uint32_t rank = 0; rank < 12; ++rank) {
@@ -62,8 +57,8 @@ TEST(RankSizes, AShareIsThePartsOfTheRanksThatKeepItInAllGroups) {
 }
 
 TEST(RankSizes, OfOneGroupAreThoseWithoutGroups) {
-  const Problem grouped = with_program(in_groups(6, 6));
-  const Problem plain = with_program(in_groups(6, 0));
+  const Problem grouped = in_groups(6, 6);
+  const Problem plain = in_groups(6, 0);
   for (std::uint32_t rank = 0; rank < 6; ++rank) {
     EXPECT_EQ(RankSizes(grouped).shard_of(rank), rank);
     EXPECT_EQ(RankSizes(plain).shard_of(rank), rank);
@@ -73,7 +68,7 @@ TEST(RankSizes, OfOneGroupAreThoseWithoutGroups) {
 }
 
 TEST(RankSizes, WeightsAreSplitOverAGroupAndTheRestOverAll) {
-  const Problem work = with_program(in_groups(10, 2));
+  const Problem work = in_groups(10, 2);
   const RankSizes sizes(work);
   EXPECT_EQ(sizes.weights(0), 50 * kPage);
   EXPECT_EQ(sizes.updated_weights(0), 10 * kPage);
@@ -89,11 +84,8 @@ TEST(RankSizes, WeightsAreSplitOverAGroupAndTheRestOverAll) {
 
 TEST(RankSizes, AnExpertForEachRankIsSharedWithNone) {
   for (const std::uint32_t stage : {0U, 3U}) {
-    Workload work = in_groups(10, 2);
-    work.stage = stage;
-    model::StepProgram program = model::write_program(shape_of(work));
-    for (model::StepBlock& block : program.blocks) block.per_rank = true;
-    const Problem problem = with_program(work, std::move(program));
+    Problem problem = in_groups(10, 2, true);
+    problem.stage = stage;
     const RankSizes sizes(problem);
     EXPECT_FALSE(sizes.several(0) || sizes.splits_states(0) || sizes.splits_gradients(0));
     EXPECT_FALSE(sizes.splits_weights(0) || sizes.updates_shard(0));
@@ -121,7 +113,7 @@ Operation gather(bool from_group) {
 Schedule for_ranks(std::uint32_t ranks, std::uint32_t group) {
   Schedule schedule;
   schedule.ranks = ranks;
-  const Problem problem = with_program(in_groups(ranks, group));
+  const Problem problem = in_groups(ranks, group);
   schedule.ranks_in_group = RankSizes(problem).group();
   return schedule;
 }

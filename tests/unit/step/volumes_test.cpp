@@ -10,8 +10,11 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/step/lives.h"
+
 #include "src/step/plan_types.h"
-#include "tests/unit/step/random_workload.h"
+#include "src/step/recomputation.h"
+#include "tests/support/random_problem.h"
 
 namespace ballast::step::volumes_test {
 namespace {
@@ -47,49 +50,31 @@ class Misses {
   std::map<std::uint32_t, When> brought_;
 };
 
-/// Counts one run on one rank.
+/// Counts one run on one rank: which weights its stops need one after the other, and what comes and
+/// goes with them.
 class Counter {
  public:
-  explicit Counter(const TestProblem& problem)
-      : work_(problem.workload),
-        place_(problem.placement),
-        options_(problem.options),
-        slots_(slots(problem)),
-        staging_(staging(problem)) {}
+  explicit Counter(const PlacedProblem& placed)
+      : problem_(placed.problem),
+        program_(placed.problem.program()),
+        place_(placed.placement),
+        options_(placed.options),
+        form_(in_one_pass(problem_, place_) ? model::HeadForm::one_pass : model::HeadForm::visits),
+        slots_(options_.buffers.weight_slots + most_moving_together()),
+        staging_(options_.buffers.weight_staging) {}
 
   Volumes training_step(std::uint32_t micro_batches, bool applies_updates) {
-    count(Lane::upload, micro_batches * work_.batch_bytes);
-    count(Lane::offload, work_.losses_bytes);
+    values(micro_batches);
+    for (const model::StepValue& value : program_.values) activations(value, micro_batches);
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      activations(b, micro_batches);
-      if (work_.blocks[b].routes) count(Lane::offload, micro_batches * work_.routing_bytes);
       if (!is_trained(b)) continue;
-      count(Lane::offload, work_.statistics_bytes);
-      if (at(b).optimizer != Tier::device) count(Lane::offload, work_.blocks[b].gradient_bytes);
+      count(Lane::offload, problem_.statistics_bytes);
+      if (at(b).optimizer != Tier::device) count(Lane::offload, problem_.blocks[b].gradient_bytes);
       if (gradient_is_on_nvme(b)) count(Lane::writeback, gradient_on_nvme(b));
     }
-    const std::uint32_t passes = options_.order == Order::layer_major ? 1 : micro_batches;
-    for (std::uint32_t pass = 0; pass < passes; ++pass) {
-      pass_ = pass;
-      const bool updates = applies_updates && pass == 0;
-      const bool last = pass + 1 == passes;
-      std::uint32_t arrived = 0;
-      for (std::uint32_t b = 0; b < head(); ++b) {
-        const auto [begin, end] = prefetched(b);
-        for (; arrived < std::max(b + 1, end); ++arrived) {
-          if (updates && !at_once(arrived)) update(arrived, 1);
-        }
-        for (std::uint32_t e = begin; e < end; ++e) weights(e, before_pass());
-        weights(b);
-      }
-      train_head(updates, last);
-      for (std::uint32_t b = head(); b-- > work_.first_differentiated;) {
-        if (b >= tiles() && continues(b) && !continues(b + 1)) prepare(first_tile(b));
-        // The gradient of the embedding's rows needs no weights.
-        const bool tied = work_.tied_accumulator_bytes > 0;
-        if (b >= tiles() || (tied && !one_pass())) weights(b);
-        if (at_once(b) && last) update(b, 0);
-      }
+    const std::uint32_t passes = layer_major() ? 1 : micro_batches;
+    for (pass_ = 0; pass_ < passes; ++pass_) {
+      go_through(applies_updates && pass_ == 0, pass_ + 1 == passes);
     }
     // A step reads the first states for the gated updates after it, and finds as many already
     // there.
@@ -116,7 +101,7 @@ class Counter {
       const bool undoes_on_nvme = at(b).weights == Tier::nvme && !trained_on_host(b);
       const bool there = undoes_on_nvme && !staging_.use(b, for_update(b, 1));
       if (there) ADD_FAILURE() << "stale weights are in staging";
-      if (undoes_on_nvme) count(Lane::fetch, work_.blocks[b].weight_bytes);
+      if (undoes_on_nvme) count(Lane::fetch, problem_.blocks[b].weight_bytes);
       if (gradient_is_on_nvme(b)) count(Lane::fetch, gradient_on_nvme(b));
       update(b, 1);
     }
@@ -125,87 +110,62 @@ class Counter {
   }
 
   Volumes evaluation() {
-    const std::uint32_t micro_batches = work_.evaluation_micro_batches;
-    count(Lane::upload, micro_batches * work_.batch_bytes);
-    count(Lane::offload, work_.losses_bytes);
-    for (const BlockWork& block : work_.blocks) {
-      if (block.routes) count(Lane::offload, micro_batches * work_.routing_bytes);
-    }
-    const bool layer_major = options_.order == Order::layer_major;
-    for (std::uint32_t pass = 0; pass < (layer_major ? 1 : micro_batches); ++pass) {
-      pass_ = pass;
-      for (std::uint32_t b = 0; b < head(); ++b) weights(b);
-      weights(head());
-      for (std::uint32_t t = 0; t < tiles(); ++t) weights(tile(t));
-      if (tiles() > 1) weights(head());
+    const std::uint32_t micro_batches = problem_.evaluation_micro_batches;
+    values(micro_batches);
+    for (pass_ = 0; pass_ < (layer_major() ? 1 : micro_batches); ++pass_) {
+      for (const model::Stop& stop : program_.evaluation) weights(stop);
     }
     return volumes_;
   }
 
  private:
-  static std::size_t slots(const TestProblem& problem) {
-    const bool tied_passes = problem.workload.tied && problem.workload.vocabulary_tiles == 1 &&
-                             problem.placement.blocks[0].weights != Tier::device;
-    return problem.options.buffers.weight_slots + (tied_passes ? 1 : 0);
+  /// Blocks whose weights move for the pass of another block: each takes a slot more.
+  [[nodiscard]] std::size_t most_moving_together() const {
+    std::size_t most = 0;
+    for (const model::Stop* stop : stops_of(program_.training, form_)) {
+      for (const model::PassId id : stop->passes) {
+        std::size_t moving = 0;
+        for (const model::Operand& operand : program_.passes[id].operands) {
+          const bool moves = operand.kind == model::OperandKind::weights &&
+                             operand.number != program_.passes[id].block &&
+                             at(operand.number).weights != Tier::device;
+          moving += moves ? 1 : 0;
+        }
+        most = std::max(most, moving);
+      }
+    }
+    return most;
   }
-  static std::size_t staging(const TestProblem& problem) {
-    return problem.options.buffers.weight_staging;
+
+  void go_through(bool updates, bool last) {
+    std::vector<bool> keeps;
+    for (const BlockPlacement& block : place_.blocks) keeps.push_back(block.keeps_intermediates);
+    Recomputation recomputation(program_, keeps);
+    std::uint32_t arrived = 0;
+    for (const model::Stop* stop : stops_of(program_.training, form_)) {
+      const auto [begin, end] = prefetched(*stop);
+      std::uint32_t reached = end;
+      for_weights(*stop, [&](std::uint32_t b) { reached = std::max(reached, b + 1); });
+      for (; arrived < reached; ++arrived) {
+        if (updates && !at_once(arrived)) update(arrived, 1);
+      }
+      for (std::uint32_t e = begin; e < end; ++e) weights(e, before_pass());
+      recomputation.before(*stop, [&](const model::Stop& again) { weights(again); });
+      weights(*stop);
+      for (const model::BlockId b : stop->finishes) {
+        if (last && at_once(b)) update(b, 0);
+      }
+    }
   }
 
   [[nodiscard]] std::uint32_t blocks() const {
-    return static_cast<std::uint32_t>(work_.blocks.size());
-  }
-  [[nodiscard]] std::uint32_t tiles() const { return work_.vocabulary_tiles; }
-  [[nodiscard]] std::uint32_t head() const { return blocks() - (work_.tied ? 1 : tiles()); }
-  /// The block of a tile of the output matrix.
-  [[nodiscard]] std::uint32_t tile(std::uint32_t t) const { return work_.tied ? t : head() + t; }
-  /// Whether the head handles all tiles at once.
-  [[nodiscard]] bool one_pass() const {
-    bool on_device = at(head()).keeps_intermediates;
-    for (std::uint32_t t = 0; t < tiles(); ++t) {
-      on_device = on_device && at(tile(t)).weights == Tier::device;
-    }
-    return tiles() == 1 || on_device;
-  }
-  [[nodiscard]] bool continues(std::uint32_t block) const {
-    return block < head() && work_.blocks[block].continues;
-  }
-  [[nodiscard]] std::uint32_t first_tile(std::uint32_t block) const {
-    while (continues(block)) --block;
-    return block;
-  }
-  /// Tiles of layers need their norm first, and its input, which half a layer may compute again.
-  void prepare(std::uint32_t norm) {
-    if (work_.blocks[norm].mid_layer && !at(norm).keeps_intermediates) {
-      for (std::uint32_t b = first_tile(norm - 1); b < norm; ++b) weights(b);
-    }
-    weights(norm);
-  }
-  void arrive(std::uint32_t block, bool updates) {
-    if (updates && !at_once(block)) update(block, 1);
-    weights(block);
-  }
-  void train_head(bool updates, bool last) {
-    arrive(head(), updates);
-    for (std::uint32_t t = 0; t < tiles(); ++t) {
-      if (work_.tied || t == 0) {
-        weights(tile(t));
-      } else {
-        arrive(tile(t), updates);
-      }
-    }
-    for (std::uint32_t t = tiles(); t-- > 0;) {
-      if (!one_pass()) weights(tile(t));
-      if (last && !work_.tied && t > 0 && at_once(tile(t))) update(tile(t), 0);
-    }
-    if (!one_pass()) weights(head());
-    if (last && at_once(head())) update(head(), 0);
+    return static_cast<std::uint32_t>(problem_.blocks.size());
   }
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   void count(Lane lane, Bytes bytes) { volumes_[static_cast<std::size_t>(lane)] += bytes; }
 
   [[nodiscard]] bool is_trained(std::uint32_t block) const {
-    return !work_.blocks[block].sub_groups.empty();
+    return !problem_.blocks[block].is_frozen();
   }
   [[nodiscard]] bool gradient_is_on_nvme(std::uint32_t block) const {
     return is_trained(block) && options_.update == Update::gated &&
@@ -213,7 +173,7 @@ class Counter {
   }
   /// In whole pages.
   [[nodiscard]] Bytes gradient_on_nvme(std::uint32_t block) const {
-    return round_up(work_.blocks[block].gradient_bytes, kPage);
+    return round_up(problem_.blocks[block].gradient_bytes, kPage);
   }
 
   /// Whether a block is updated in its own backward pass.
@@ -228,7 +188,7 @@ class Counter {
   [[nodiscard]] std::size_t swapped() const {
     std::size_t found = 0;
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      found += waits_for_states(b) ? work_.blocks[b].sub_groups.size() : 0;
+      found += waits_for_states(b) ? problem_.blocks[b].sub_groups.size() : 0;
     }
     return found;
   }
@@ -238,7 +198,7 @@ class Counter {
   void fetch_states_at_once() {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       if (at(b).optimizer != Tier::nvme || !at_once(b)) continue;
-      count(Lane::fetch, work_.blocks[b].state_bytes());
+      count(Lane::fetch, problem_.blocks[b].state_bytes());
     }
   }
   /// The states of the swapped sub-groups number `from` to `to`, in forward order.
@@ -246,29 +206,38 @@ class Counter {
     std::size_t number = 0;
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       if (!waits_for_states(b)) continue;
-      for (const SubGroup& group : work_.blocks[b].sub_groups) {
+      for (const SubGroup& group : problem_.blocks[b].sub_groups) {
         if (number >= from && number < to) count(Lane::fetch, group.state_bytes);
         ++number;
       }
     }
   }
 
-  void activations(std::uint32_t block, std::uint32_t micro_batches) {
-    if (block < work_.first_differentiated) return;
-    if (block < tiles() || block >= head() || at(block).activations == Tier::device) return;
-    if (continues(block) || work_.blocks[block].mid_layer) return;
-    count(Lane::offload, micro_batches * work_.activation_bytes);
-    count(Lane::upload, micro_batches * work_.activation_bytes);
-    if (at(block).activations != Tier::nvme) return;
-    const Bytes pages = (work_.activation_bytes + 4095) / 4096 * 4096;
-    count(Lane::writeback, micro_batches * pages);
-    count(Lane::fetch, micro_batches * pages);
+  /// Inputs of the step, what it reports, and numbers of rows.
+  void values(std::uint32_t micro_batches) {
+    for (const model::StepValue& value : program_.values) {
+      const model::ValueClass& of = program_.classes[value.of];
+      const Bytes bytes = program_.bytes_of(value);
+      if (of.from_host) count(Lane::upload, micro_batches * bytes);
+      if (of.counts) count(Lane::offload, micro_batches * bytes);
+      if (of.slots == model::SlotRule::report) count(Lane::offload, problem_.micro_batches * bytes);
+    }
+  }
+
+  void activations(const model::StepValue& value, std::uint32_t micro_batches) {
+    if (value.waits != model::Waits::placed || at(value.owner).activations == Tier::device) return;
+    const Bytes bytes = program_.bytes_of(value);
+    count(Lane::offload, micro_batches * bytes);
+    count(Lane::upload, micro_batches * bytes);
+    if (at(value.owner).activations != Tier::nvme) return;
+    count(Lane::writeback, micro_batches * round_up(bytes, kPage));
+    count(Lane::fetch, micro_batches * round_up(bytes, kPage));
   }
 
   using When = Misses::When;
   [[nodiscard]] bool layer_major() const { return options_.order == Order::layer_major; }
   [[nodiscard]] When for_pass(std::uint32_t block) const {
-    if (!work_.blocks[block].is_expert) return {};
+    if (!program_.blocks[block].rows) return {};
     return layer_major() ? Misses::kInStep : std::int64_t{pass_};
   }
   [[nodiscard]] When before_pass() const {
@@ -276,45 +245,63 @@ class Counter {
   }
   [[nodiscard]] When for_update(std::uint32_t block, std::uint32_t lag) const {
     const bool all = options_.expert_updates == ExpertUpdates::all;
-    if (all || !work_.blocks[block].is_expert) return {};
+    if (all || !program_.blocks[block].rows) return {};
     return lag > 0 ? Misses::kInStepBefore : Misses::kInStep;
   }
-  /// The experts behind a router whose weights come early: as many as there are buffers beside
-  /// those of the blocks before them.
-  [[nodiscard]] std::pair<std::uint32_t, std::uint32_t> prefetched(std::uint32_t block) const {
-    if (!options_.prefetches_experts || !work_.blocks[block].routes) return {0, 0};
+  /// The experts of a router whose weights come early: as many as there are buffers beside those of
+  /// the blocks before them.
+  [[nodiscard]] std::pair<std::uint32_t, std::uint32_t> prefetched(const model::Stop& stop) const {
     std::pair<std::uint32_t, std::uint32_t> found = {0, 0};
+    const model::Pass& pass = program_.passes[stop.passes.empty() ? 0 : stop.passes.back()];
+    if (!options_.prefetches_experts || pass.kernel != model::Kernel::router || stop.backward) {
+      return found;
+    }
     std::uint32_t passing = 0;
     std::uint32_t fetched = 0;
-    for (std::uint32_t b = block; b == block || continues(b); ++b) {
+    for (std::uint32_t b = pass.block; b < program_.head; ++b) {
+      const auto& rows = program_.blocks[b].rows;
+      if (found.second > 0 && (!rows || program_.values[rows->routing].owner != pass.block)) break;
       passing += at(b).weights != Tier::device ? 1 : 0;
       fetched += at(b).weights == Tier::nvme ? 1 : 0;
       if (passing > options_.buffers.weight_slots || fetched > options_.buffers.weight_staging)
         break;
-      if (!work_.blocks[b].is_expert) continue;
+      if (!rows) continue;
       if (found.second == 0) found.first = b;
       found.second = b + 1;
     }
     return found;
   }
 
+  template <class Handle>
+  void for_weights(const model::Stop& stop, const Handle& handle) const {
+    for (const model::PassId id : stop.passes) {
+      for (const model::Operand& operand : program_.passes[id].operands) {
+        if (operand.kind == model::OperandKind::weights) handle(operand.number);
+      }
+    }
+  }
+  void weights(const model::Stop& stop) {
+    for_weights(stop, [this](std::uint32_t b) {
+      const bool decodes = problem_.blocks[b].is_coded();
+      if (!decodes || decoded_.use(b, for_pass(b))) weights(b, for_pass(b));
+    });
+  }
   /// A block's weights on the device.
-  void weights(std::uint32_t block) { weights(block, for_pass(block)); }
   void weights(std::uint32_t block, When when) {
     if (at(block).weights == Tier::device || !slots_.use(block, when)) return;
     if (at(block).weights == Tier::nvme) stage(block, when);
-    count(Lane::upload, work_.blocks[block].weight_bytes);
+    count(Lane::upload, problem_.blocks[block].weight_bytes);
   }
   void stage(std::uint32_t block, When when) {
     if (!staging_.use(block, when)) return;
-    const BlockWork& work = work_.blocks[block];
+    const BlockSizes& work = problem_.blocks[block];
     const Bytes elsewhere = trained_on_host(block) ? work.gradient_bytes : 0;
     count(Lane::fetch, work.weight_bytes - elsewhere);
   }
   /// Of a block with frozen weights on NVMe: the trained ones, which are as large as the gradient,
   /// are on NVMe only if their states are.
   [[nodiscard]] bool trained_on_host(std::uint32_t block) const {
-    const BlockWork& work = work_.blocks[block];
+    const BlockSizes& work = problem_.blocks[block];
     return at(block).weights == Tier::nvme && at(block).optimizer != Tier::nvme &&
            is_trained(block) && work.gradient_bytes < work.weight_bytes;
   }
@@ -323,7 +310,7 @@ class Counter {
     if (!is_trained(block)) return;
     const BlockPlacement& home = at(block);
     const When when = for_update(block, lag);
-    const BlockWork& work = work_.blocks[block];
+    const BlockSizes& work = problem_.blocks[block];
     const Bytes trained = std::min(work.weight_bytes, work.gradient_bytes);
     const bool through_staging = home.weights == Tier::nvme && !trained_on_host(block);
     if (home.optimizer == Tier::device) {
@@ -337,19 +324,22 @@ class Counter {
       }
       if (home.weights == Tier::device) {
         staging_.use(block, when);
-        count(Lane::offload, work_.blocks[block].gradient_bytes);
-        count(Lane::upload, work_.blocks[block].gradient_bytes);
+        count(Lane::offload, problem_.blocks[block].gradient_bytes);
+        count(Lane::upload, problem_.blocks[block].gradient_bytes);
       }
     }
     if (through_staging) count(Lane::writeback, trained);
-    if (home.optimizer == Tier::nvme) count(Lane::writeback, work_.blocks[block].state_bytes());
+    if (home.optimizer == Tier::nvme) count(Lane::writeback, problem_.blocks[block].state_bytes());
   }
 
-  const Workload& work_;
+  const Problem& problem_;
+  const model::StepProgram& program_;
   const Placement& place_;
   const Options& options_;
+  model::HeadForm form_;
   Misses slots_;
   Misses staging_;
+  Misses decoded_{1};
   std::uint32_t pass_ = 0;  ///< of groups of micro-batches
   Volumes volumes_{};
 };
@@ -363,51 +353,45 @@ Volumes volumes_of(const Plan& plan) {
 
 TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
   for (std::uint64_t seed = 0; seed < 2000; ++seed) {
-    const TestProblem problem = random_problem(seed);
-    const Schedule schedule =
-        build(with_program(problem.workload), problem.placement, problem.options);
-    const bool gated = problem.options.update == Update::gated;
-    const std::uint32_t all = problem.workload.micro_batches;
+    const PlacedProblem placed = random_problem(seed);
+    const auto& [problem, placement, options] = placed;
+    const Schedule schedule = build(placed);
+    const bool gated = options.update == Update::gated;
+    const std::uint32_t all = problem.micro_batches;
     const std::uint32_t some = 1 + static_cast<std::uint32_t>(seed) % all;
-    const auto counter = [&] { return Counter(problem); };
+    const auto counter = [&] { return Counter(placed); };
     ASSERT_EQ(volumes_of(schedule.first), counter().training_step(all, false)) << seed;
     ASSERT_EQ(volumes_of(schedule.steady), counter().training_step(all, gated)) << seed;
     ASSERT_EQ(volumes_of(schedule.evaluation), counter().evaluation()) << seed;
     ASSERT_EQ(volumes_of(schedule.flush), gated ? counter().flush() : Volumes{}) << seed;
-    const auto& blocks = problem.placement.blocks;
     bool speculates = false;
-    for (std::size_t b = 0; b < blocks.size(); ++b) {
-      const bool trained = !problem.workload.blocks[b].sub_groups.empty();
-      speculates = speculates || (trained && blocks[b].speculates);
+    for (std::size_t b = 0; b < problem.blocks.size(); ++b) {
+      speculates = speculates || (!problem.blocks[b].is_frozen() && placement.blocks[b].speculates);
     }
     ASSERT_EQ(volumes_of(schedule.rollback), speculates ? counter().rollback() : Volumes{}) << seed;
-    const Plan partial = build_partial_step(with_program(problem.workload), problem.placement,
-                                            problem.options, some, seed % 2 == 0);
+    const Plan partial = build_partial_step(problem, placement, options, some, seed % 2 == 0);
     ASSERT_EQ(volumes_of(partial), counter().training_step(some, gated && seed % 2 == 0)) << seed;
   }
 }
 
 /// All blocks equal, on one tier.
-TestProblem uniform(std::uint32_t world, std::uint32_t stage, Tier optimizer) {
-  TestProblem problem = random_problem(1);
-  problem.workload.blocks.assign(8, bf16_block("block", world * Elems{4096}, 10.0));
-  problem.workload.tied = false;
-  problem.workload.world = world;
-  problem.workload.stage = stage;
-  problem.placement.blocks.assign(8, {Tier::device, optimizer, Tier::device});
-  problem.options = {};
-  return problem;
+PlacedProblem uniform(std::uint32_t world, std::uint32_t stage, Tier optimizer) {
+  const std::vector<SimpleBlock> blocks(8, {.elements = world * Elems{4096}});
+  PlacedProblem placed = simple_problem(blocks);
+  placed.problem.world = world;
+  placed.problem.stage = stage;
+  placed.placement.blocks.assign(8, {Tier::device, optimizer, Tier::device});
+  return placed;
 }
 
 TEST(Volumes, BetweenRanksAreThoseOfTheZeroPaper) {
   for (const std::uint32_t world : {2U, 4U, 64U}) {
     for (std::uint32_t stage = 0; stage <= 3; ++stage) {
       for (const Tier optimizer : kTiers) {
-        const TestProblem problem = uniform(world, stage, optimizer);
-        const Plan plan =
-            build(with_program(problem.workload), problem.placement, problem.options).steady;
+        const PlacedProblem problem = uniform(world, stage, optimizer);
+        const Plan plan = build(problem).steady;
         // Psi: all weights in the training type, of which a rank already has its own shard.
-        const Bytes psi = 8 * problem.workload.blocks[0].weight_bytes;
+        const Bytes psi = 8 * problem.problem.blocks[0].weight_bytes;
         const Bytes once = psi - psi / world;
         const Bytes moved = plan.bytes_on(Lane::gather) + plan.bytes_on(Lane::reduce);
         // Sections 7.1 and 7.2 of arXiv 1910.02054: 2 Psi up to stage 2, 3 Psi with stage 3. The
@@ -424,15 +408,13 @@ TEST(Volumes, BetweenRanksAreThoseOfTheZeroPaper) {
 TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
   for (const Bytes width : {2U, 4U}) {
     for (const Tier tier : kTiers) {
-      TestProblem problem = uniform(4, 3, tier);
+      PlacedProblem problem = uniform(4, 3, tier);
       constexpr Bytes kElements = 64 * 4096;  // of each rank's shard: its scales are a page
-      for (BlockWork& block : problem.workload.blocks) block.weight_bytes = 4 * width * kElements;
+      for (BlockSizes& block : problem.problem.blocks) block.weight_bytes = 4 * width * kElements;
       for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
-      const Plan exact =
-          build(with_program(problem.workload), problem.placement, problem.options).steady;
-      problem.workload.coded_weight = width;
-      const Plan coded =
-          build(with_program(problem.workload), problem.placement, problem.options).steady;
+      const Plan exact = build(problem).steady;
+      problem.problem.coded_weight = width;
+      const Plan coded = build(problem).steady;
       const Bytes gathers = exact.bytes_on(Lane::gather) / (3 * width * kElements);
       EXPECT_EQ(gathers, 13U);
       EXPECT_EQ(coded.bytes_on(Lane::gather), gathers * 3 * (kElements + kElements / 256 * 4));
@@ -446,12 +428,11 @@ TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
 TEST(Volumes, OfWeightsSplitInGroupsLeaveTheGroupOnlyBehindTheUpdate) {
   for (const std::uint32_t group : {2U, 4U, 8U}) {
     for (const Tier tier : kTiers) {
-      TestProblem problem = uniform(8, 3, tier);
-      problem.workload.weight_ranks = group;
+      PlacedProblem problem = uniform(8, 3, tier);
+      problem.problem.weight_ranks = group;
       for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
-      const Schedule schedule =
-          build(with_program(problem.workload), problem.placement, problem.options);
-      const Bytes whole = problem.workload.blocks[0].weight_bytes;
+      const Schedule schedule = build(problem);
+      const Bytes whole = problem.problem.blocks[0].weight_bytes;
       Bytes inside = 0;
       Bytes across = 0;
       for (const Operation& operation : schedule.steady.operations) {
@@ -475,14 +456,13 @@ TEST(Volumes, OfWeightsSplitInGroupsLeaveTheGroupOnlyBehindTheUpdate) {
 
 TEST(Volumes, OfBlocksThatStayWholeInStageThreeAreThoseOfStageTwo) {
   for (const Tier optimizer : kTiers) {
-    TestProblem problem = uniform(4, 3, optimizer);
+    PlacedProblem problem = uniform(4, 3, optimizer);
     for (const std::size_t whole : {0U, 3U, 4U, 7U})
-      problem.workload.blocks[whole].keeps_whole = true;
-    const Plan plan =
-        build(with_program(problem.workload), problem.placement, problem.options).steady;
+      problem.problem.blocks[whole].keeps_whole = true;
+    const Plan plan = build(problem).steady;
     // One gather for the update instead of one each before the forward and the backward pass. Among
     // the others, the last two are still there when the backward pass begins.
-    const Bytes once = problem.workload.blocks[0].weight_bytes / 4 * 3;
+    const Bytes once = problem.problem.blocks[0].weight_bytes / 4 * 3;
     EXPECT_EQ(plan.bytes_on(Lane::reduce), 8 * once);
     EXPECT_EQ(plan.bytes_on(Lane::gather), (8 + 4 - 2) * once);
     std::vector<std::uint32_t> gathered(8, 0);

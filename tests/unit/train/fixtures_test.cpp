@@ -286,33 +286,19 @@ TEST(InitialWeights, AreTiedLikeTheModel) {
 }
 
 /// Hugging Face's config.json of the fixtures "llama" and "gpt2".
-const nlohmann::json kLlamaConfig = {{"architectures", {"LlamaForCausalLM"}},
-                                     {"model_type", "llama"},
-                                     {"vocab_size", 131},
-                                     {"hidden_size", 48},
-                                     {"num_hidden_layers", 2},
-                                     {"num_attention_heads", 6},
-                                     {"num_key_value_heads", 2},
-                                     {"head_dim", nullptr},
-                                     {"intermediate_size", 136},
-                                     {"max_position_embeddings", 2048},
-                                     {"rms_norm_eps", 1e-06},
-                                     {"rope_theta", 10000},
-                                     {"rope_scaling", nullptr},
-                                     {"tie_word_embeddings", false},
-                                     {"attention_bias", false},
-                                     {"mlp_bias", false},
-                                     {"hidden_act", "silu"},
-                                     {"torch_dtype", "float32"}};
-const nlohmann::json kGpt2Config = {{"model_type", "gpt2"},
-                                    {"vocab_size", 131},
-                                    {"n_embd", 64},
-                                    {"n_layer", 2},
-                                    {"n_head", 4},
-                                    {"n_inner", nullptr},
-                                    {"n_positions", 48},
-                                    {"layer_norm_epsilon", 1e-05},
-                                    {"activation_function", "gelu_new"}};
+const nlohmann::json kLlamaConfig = nlohmann::json::parse(R"({
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 131,
+    "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "head_dim": null, "intermediate_size": 136, "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-06, "rope_theta": 10000, "rope_scaling": null,
+    "tie_word_embeddings": false, "attention_bias": false, "mlp_bias": false,
+    "hidden_act": "silu", "torch_dtype": "float32"
+})");
+const nlohmann::json kGpt2Config = nlohmann::json::parse(R"({
+    "model_type": "gpt2", "vocab_size": 131, "n_embd": 64, "n_layer": 2, "n_head": 4,
+    "n_inner": null, "n_positions": 48, "layer_norm_epsilon": 1e-05,
+    "activation_function": "gelu_new"
+})");
 
 /// A folder with the weights of a fixture and its config.json, with one key changed.
 struct Checkpoint {

@@ -71,7 +71,7 @@ TEST(LossScaler, OverflowAtTheSmallestScaleIsOneLine) {
       [&] { scaler.after_step(7, true); });
 }
 
-TEST(LossScaler, IsConstantWhereAConfigSaysSoAndOneWithoutFp16) {
+TEST(LossScaler, IsConstantIfConfiguredAndOneWithoutFp16) {
   config::Config config;
   config.fp16.loss_scale = 128.0;
   LossScaler none(config);

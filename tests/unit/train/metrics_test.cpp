@@ -94,7 +94,7 @@ TEST(Metrics, ReadBackBitForBit) {
   }
 }
 
-TEST(Metrics, WriteWhatIsNoNumberAsNull) {
+TEST(Metrics, WriteNonFiniteNumbersAsNull) {
   auto metrics = step(1);
   metrics.loss = std::numeric_limits<double>::quiet_NaN();
   metrics.grad_norm = std::numeric_limits<double>::infinity();
@@ -115,7 +115,7 @@ TEST(MetricsWriter, HasEveryLineInTheFileWhenWriteReturns) {
   EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n" + to_json_line(step(2)) + "\n");
 }
 
-TEST(MetricsWriter, StartsAnew) {
+TEST(MetricsWriter, ReplacesAnOldFile) {
   const test::TempDir dir;
   const auto path = dir.write("metrics.jsonl", to_json_line(step(1)) + "\n{\"step\":2,\"lo");
   MetricsWriter(path).write(step(1));
@@ -158,7 +158,7 @@ TEST(MetricsWriter, ReportsAFullDisk) {
   EXPECT_EQ(writer.rows(), 0U);
 }
 
-TEST(MetricsWriter, TakesBackAPartlyWrittenLineWhichWaits) {
+TEST(MetricsWriter, RemovesAPartialLineWhichThenWaits) {
   const test::TempDir dir;
   const auto path = dir.path() / "metrics.jsonl";
   MetricsWriter writer(path);

@@ -57,7 +57,7 @@ TEST(Monitors, LeaveNothingWithoutARow) {
   EXPECT_FALSE(fs::exists(dir.path() / "run"));
 }
 
-TEST(Monitors, TakeBackAPartlyWrittenRecordWhichWaits) {
+TEST(Monitors, RemoveAPartialRecordWhichThenWaits) {
   const test::TempDir dir;
   Monitors monitors(config_of(dir.path()), RunDirectory::fresh);
   monitors.write(step(1));

@@ -58,7 +58,7 @@ class RunDoubts : public testing::Test {
   std::string text_ = directory_.write("text.txt", std::string(4000, 'a') + "bcd").string();
 };
 
-TEST_F(RunDoubts, UsualSettingsHaveNone) {
+TEST_F(RunDoubts, UsualSettingsRaiseNone) {
   EXPECT_EQ(doubts(config({})), std::vector<std::string>());
   EXPECT_EQ(doubts(config({"scheduler.type=WarmupCosineLR", "scheduler.params.warmup_num_steps=2",
                            "scheduler.params.total_num_steps=10"})),
@@ -67,7 +67,7 @@ TEST_F(RunDoubts, UsualSettingsHaveNone) {
             std::vector<std::string>());
 }
 
-TEST_F(RunDoubts, SettingsThatHardlyTrain) {
+TEST_F(RunDoubts, UnusualSettings) {
   expect({"optimizer.params.lr=1000"}, {"optimizer.params.lr is 1000"});
   expect({"optimizer.params.weight_decay=2"}, {"optimizer.params.weight_decay is 2"});
   expect({"scheduler.type=WarmupLR"},
@@ -107,7 +107,7 @@ TEST_F(RunDoubts, PaddingThatAnotherLengthAvoids) {
       << better.front();
 }
 
-TEST_F(RunDoubts, SequencesBeyondWhatTheModelWasTrainedFor) {
+TEST_F(RunDoubts, SequencesLongerThanThoseOfTheModelsTraining) {
   const auto with_folder = [&](const std::string& json, const std::vector<std::string>& overrides) {
     directory_.write("model/config.json", json);
     config::Config config = this->config(overrides);

@@ -15,9 +15,9 @@
 
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
+#include "tests/support/random_problem.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/step/fake_run.h"
-#include "tests/unit/step/random_workload.h"
 
 namespace ballast::train::trace_test {
 namespace {
@@ -28,17 +28,15 @@ using plan::Span;
 
 /// A random run of a random model, in the form that the executor records.
 struct Recorded {
-  step::TestProblem problem;
-  step::Problem program;
+  step::PlacedProblem placed;
   plan::Schedule schedule;
   step::RunSequence sequence;
   plan::Timeline timeline;
 
   explicit Recorded(std::uint64_t seed)
-      : problem(step::random_problem(seed)),
-        program(with_program(problem.workload)),
-        schedule(build(program, problem.placement, problem.options)),
-        sequence(random_runs(problem, schedule, seed, 4)) {
+      : placed(step::random_problem(seed)),
+        schedule(build(placed)),
+        sequence(random_runs(placed, schedule, seed, 4)) {
     for (Span span : step::fake_spans(sequence.runs, seed, true)) {
       span.start = 0.25 + span.start * 1e-6;
       span.end = 0.25 + span.end * 1e-6;
@@ -48,7 +46,7 @@ struct Recorded {
               [](const Span& a, const Span& b) { return a.end < b.end; });
   }
 
-  [[nodiscard]] step::OperationNames names() const { return step::OperationNames(program); }
+  [[nodiscard]] step::OperationNames names() const { return step::OperationNames(placed.problem); }
 };
 
 std::string contents(const std::filesystem::path& file) {
@@ -76,7 +74,7 @@ std::int64_t time_of(const json& event, const char* key) {
   return std::llround(event.at(key).get<double>() * 1000.0);
 }
 
-TEST(Trace, HasASliceForEveryOperationThatSaysWhatItDid) {
+TEST(Trace, HasADescribedSlicePerOperation) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const Recorded recorded(seed);
     const auto slices = of_phase(events(recorded), "X");
@@ -216,7 +214,7 @@ TEST(Trace, DrawsAnArrowAlongEveryEdgeAlsoAcrossRuns) {
   }
 }
 
-TEST(Trace, DrawsNoArrowsToWhatIsNotThere) {
+TEST(Trace, DrawsNoArrowsToMissingOperations) {
   Recorded recorded(2);
   auto& spans = recorded.timeline.spans;
   // The records of an interrupted run, from the middle on.
@@ -230,13 +228,10 @@ TEST(Trace, DrawsNoArrowsToWhatIsNotThere) {
 }
 
 TEST(Trace, CountsLateUpdatesToTheStepThatTheyBelongTo) {
-  step::TestProblem problem = step::random_problem(4);
-  problem.options.update = step::Update::gated;
-  for (auto& block : problem.placement.blocks) block.speculates = false;
   Recorded recorded(4);
-  recorded.problem = problem;
-  recorded.program = with_program(problem.workload);
-  recorded.schedule = build(recorded.program, problem.placement, problem.options);
+  recorded.placed.options.update = step::Update::gated;
+  for (auto& block : recorded.placed.placement.blocks) block.speculates = false;
+  recorded.schedule = build(recorded.placed);
   const auto& plans = recorded.schedule;
   recorded.sequence.runs = {&plans.first, &plans.steady, &plans.flush, &plans.evaluation,
                             &plans.first};
@@ -265,8 +260,9 @@ TEST(Trace, OfNoOperationsIsValid) {
 
 TEST(Trace, TakesAnyNameOfABlock) {
   Recorded recorded(1);
-  recorded.problem.workload.blocks[0].name = "a \"quoted\" \\ name\nof two lines, \xff and all";
-  recorded.program = with_program(recorded.problem.workload);
+  model::StepProgram program = recorded.placed.problem.program();
+  program.blocks[0].name = "a \"quoted\" \\ name\nof two lines, \xff and all";
+  recorded.placed.problem.table = std::make_shared<const step::ProgramTable>(std::move(program));
   EXPECT_EQ(of_phase(events(recorded), "X").size(), recorded.timeline.spans.size());
 }
 

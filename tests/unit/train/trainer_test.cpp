@@ -51,7 +51,7 @@ config::Config text_config(const test::TempDir& directory, const std::string& ru
   return config;
 }
 
-TEST(GemmShare, OfEveryStepIsRelativeToThePeakAtTheStart) {
+TEST(GemmShare, IsRelativeToThePeakMeasuredAtTheStart) {
   const test::TempDir directory;
   // Evaluates after each step. The peak is not measured again.
   const config::Config config =
@@ -182,7 +182,7 @@ TEST(Resume, SaysThatOtherKernelsMayHaveOtherBits) {
   EXPECT_NE(line.find("this run computes with 1 rank, scalar kernels"), std::string::npos) << line;
 }
 
-TEST(DataContent, DependsOnTheBytesAndNotOnThePath) {
+TEST(DataContent, DependsOnBytesNotPaths) {
   const test::TempDir directory;
   const auto content = [&](const std::vector<std::string>& texts, const std::string& folder) {
     std::vector<std::filesystem::path> files;

@@ -62,9 +62,8 @@ struct DecoderSpec {
   bool norms_whole_rows = false;  ///< true: over all heads together; false: per head
   bool rotates = true;            ///< false: attention without rotary positions
   std::size_t rotary = 0;         ///< index into rotaries_of()
-  std::uint64_t window =
-      0;              ///< tokens that attention sees, including its own; 0: all preceding ones
-  std::string sinks;  ///< a tensor [heads] (AttentionSinks); "": none
+  std::uint64_t window = 0;       ///< attended tokens, including its own; 0: all preceding
+  std::string sinks;              ///< a tensor [heads] (AttentionSinks); "": none
   std::string attention_out;
 
   /// True: gate and up, or one map with rows in that order. False: one map and its activation.

@@ -111,9 +111,9 @@ std::vector<CheckpointKey> theirs(std::vector<CheckpointKey> keys) {
   return keys;
 }
 
-// The classes are those of the same names in Hugging Face's transformers.
+// The classes are named after those in Hugging Face's transformers.
 
-/// Mixtral: every layer has experts; a token's weights are divided by their sum.
+/// Mixtral: experts in every layer. A token's weights are divided by their sum.
 class Mixtral final : public Llama {
  public:
   Mixtral()
@@ -149,8 +149,8 @@ class Mixtral final : public Llama {
   }
 };
 
-/// Qwen 3 with experts in the layers that decoder_sparse_step and mlp_only_layers leave to them.
-/// With use_sliding_window all layers have the window.
+/// Qwen 3 with experts in the layers selected by decoder_sparse_step and mlp_only_layers. With
+/// use_sliding_window all layers have the window.
 class Qwen3Moe final : public Qwen3 {
  public:
   Qwen3Moe()
@@ -189,7 +189,7 @@ class Qwen3Moe final : public Qwen3 {
   }
 };
 
-/// Qwen 2 with experts likewise, and one for all tokens.
+/// Qwen 2 with experts in some layers like Qwen3Moe, and one expert for all tokens.
 class Qwen2Moe final : public Llama {
  public:
   Qwen2Moe()
@@ -239,7 +239,7 @@ class Qwen2Moe final : public Llama {
   }
 };
 
-/// OLMoE: norms of whole queries and keys before their rotation; every layer has experts.
+/// OLMoE: norms over whole queries and keys before their rotation, and experts in every layer.
 class Olmoe final : public Llama {
  public:
   Olmoe()
@@ -275,8 +275,8 @@ class Olmoe final : public Llama {
 };
 
 /// GPT-OSS: attention with sinks, biases everywhere, a clamped gate, and stacked experts. A token's
-/// weights are the softmax of the logits of its experts, which are those of all divided by their
-/// sum. Every other layer has the window.
+/// weights are the softmax of its experts' logits, which equals the softmax of all logits divided
+/// by the sum of the chosen ones. Every other layer has the window.
 class GptOss final : public Llama {
  public:
   GptOss()
@@ -313,7 +313,7 @@ class GptOss final : public Llama {
       if (!(c.number(key) > 0.0))
         refuse(key, fmt::format("must be above 0, got {}", c.number(key)));
     }
-    // transformers scales the positions of a config.json that says nothing about them.
+    // transformers scales positions if config.json does not mention them.
     text::Json& scaling = c.details["rope_scaling"];
     if (scaling.is_null()) scaling = text::Json::object({{"rope_type", "default"}});
   }

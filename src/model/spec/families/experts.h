@@ -9,7 +9,7 @@
 
 namespace ballast::model {
 
-/// The losses of the routers, each times its coefficient.
+/// Coefficients of the router losses.
 struct RouterLosses {
   double balance = 0.0;  ///< coefficient of the load-balancing loss
   double z = 0.0;        ///< coefficient of the z-loss
@@ -17,8 +17,8 @@ struct RouterLosses {
 /// Returns the coefficients in the config; zeros for families without experts.
 RouterLosses router_losses(const ModelConfig& config);
 
-/// The widest sum over rows of the experts' parts of a model, their biases and logits included; 0
-/// without experts.
+/// Width of the widest sum over rows in the experts' part of a model, including biases and logits;
+/// 0 without experts.
 std::uint64_t widest_of_experts(const ModelConfig& config);
 
 /// The built-in families whose layers have experts.

@@ -28,11 +28,11 @@ class GptNeoX final : public DecoderFamily {
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     if (c.intermediate_size == 0) c.intermediate_size = 4 * c.hidden_size;
     if (c.num_kv_heads != c.num_heads) {
-      refuse("num_kv_heads", fmt::format("gpt_neox has as many as num_heads ({}), got {}",
+      refuse("num_kv_heads", fmt::format("gpt_neox needs the value of num_heads ({}), got {}",
                                          c.num_heads, c.num_kv_heads));
     }
     if (c.head_dim * c.num_heads != c.hidden_size) {
-      refuse("head_dim", fmt::format("gpt_neox has hidden_size ({}) / num_heads ({}), got {}",
+      refuse("head_dim", fmt::format("gpt_neox needs hidden_size ({}) / num_heads ({}), got {}",
                                      c.hidden_size, c.num_heads, c.head_dim));
     }
     const std::string& activation = c.detail("hidden_act").text();
@@ -101,7 +101,7 @@ class GptNeoX final : public DecoderFamily {
   }
 
  private:
-  /// Names of hidden_act: GELU itself, and those of its tanh form.
+  /// Values of hidden_act for the exact GELU and for its tanh form.
   static constexpr const char* kExact = "gelu";
   static inline const std::vector<std::string> kTanhForms = {"gelu_new", "gelu_fast",
                                                              "gelu_pytorch_tanh"};

@@ -23,7 +23,7 @@ class Llama : public DecoderFamily {
                            {"rope_scaling", {}},
                            {"attention_bias", false},
                            {"mlp_bias", false}},
-               // As SmolLM2 has them.
+               // Values of SmolLM2.
                .rules = {.rope = {.longest = 2048},
                          .without_effect = {"is_llama_config", "pretraining_tp"}},
                .standards = {{"intermediate_size", 11008}}}) {}
@@ -80,13 +80,14 @@ class Llama : public DecoderFamily {
   }
 
  protected:
-  /// What families differ in without code of their own.
+  /// Differences between families that need no code.
   struct Facts {
     std::string_view name;
     std::string_view checkpoint_class;
     std::vector<DetailKey> details;
     CheckpointRules rules;
-    /// Values of the class of transformers for missing keys that differ from those of the details.
+    /// Values that the class of transformers assumes for missing keys, if they differ from the
+    /// details' defaults.
     std::vector<CheckpointStandard> standards;
   };
   explicit Llama(Facts facts) : facts_(std::move(facts)) {}

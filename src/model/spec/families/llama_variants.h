@@ -190,10 +190,10 @@ class Olmo2 final : public Llama {
   }
 };
 
-/// The text models of Gemma 3: RMSNorms before and after attention and MLP, which multiply by one
-/// plus their weight, norms of each head of queries and keys, a GELU gate, and an embedding that is
-/// multiplied by sqrt(hidden_size). Most layers have a window and a smaller base of the rotary
-/// positions.
+/// The text models of Gemma 3. RMSNorms before and after attention and MLP multiply by one plus
+/// their weight. Each head of queries and keys has a norm, the MLP has a GELU gate, and the
+/// embedding is multiplied by sqrt(hidden_size). Most layers have a window and a smaller base of
+/// the rotary positions.
 class Gemma3 final : public Llama {
  public:
   Gemma3()

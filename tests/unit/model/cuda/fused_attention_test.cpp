@@ -121,7 +121,7 @@ Forward fused(FusedAttention& attention, const AttentionShape& shape,
   return {without_rest(out.get(), kStays), without_rest(log_sums.get(), 3.0F)};
 }
 
-TEST_F(FusedAttentions, AreThatOfThePlainFormula) {
+TEST_F(FusedAttentions, EqualThePlainFormula) {
   int tested = 0;
   for (const AttentionShape& shape : kShapes) {
     const auto attention = attention_of(shape);

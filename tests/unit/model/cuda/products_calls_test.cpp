@@ -50,7 +50,7 @@ TEST_F(ProductsCalls, AnAlgorithmIsSearchedForOncePerShape) {
   EXPECT_EQ(FakeCublasLt::searches, before + 4);
 }
 
-TEST_F(ProductsCalls, WhateverAProductDependsOnHasItsOwnAlgorithm) {
+TEST_F(ProductsCalls, EveryPropertyOfAProductSelectsAnAlgorithm) {
   const std::vector<float> values(1024);
   std::vector<float> out(1024);
   struct Operands {
@@ -159,7 +159,7 @@ TEST_F(ProductsCalls, AnAlgorithmThatHasRunIsNotReplaced) {
   FakeCublasLt::refused = 0;
 }
 
-TEST_F(ProductsCalls, AFailureThatIsNotARefusalIsNotTriedAgain) {
+TEST_F(ProductsCalls, OnlyRefusalsAreRetried) {
   Products products;
   const int before = FakeCublasLt::tried;
   FakeCublasLt::next_product = CUBLAS_STATUS_EXECUTION_FAILED;

@@ -182,7 +182,7 @@ void check_dropout(std::size_t size) {
     expect_close(found, exact(expected), 1e-6);
   }
 }
-TEST_F(CudaRows, DropoutAndScaleAreTheHosts) {
+TEST_F(CudaRows, DropoutAndScaleEqualTheHosts) {
   for (const std::size_t size : kSizes) {
     check_dropout<float>(size);
     check_dropout<Bf16>(size);
@@ -236,7 +236,7 @@ TEST_F(CudaRows, ColumnsAreAddedUp) {
   }
 }
 
-TEST_F(CudaRows, AColumnWithANanIsAloneWithIt) {
+TEST_F(CudaRows, ANanAffectsOnlyItsColumn) {
   std::vector<float> x(70 * 16, 1.0F);
   x[69 * 16 + 5] = std::numeric_limits<float>::infinity();
   const DeviceArray<float> there(x);

@@ -1,0 +1,377 @@
+#include "src/step/layout.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ballast/step/rank_sizes.h"
+
+#include "src/step/buffer_list.h"
+#include "src/step/plan_types.h"
+
+namespace ballast::step {
+namespace {
+
+/// Maximum size of the buffer for gradients received from other ranks; larger gradients are summed
+/// in rounds.
+constexpr Bytes kArriving = 32 * kMiB;
+/// A host buffer of a step with at least kServes bytes also serves to fill and read the device;
+/// otherwise a buffer of at most kPassing bytes is added.
+constexpr Bytes kServes = 256 * kKiB;
+constexpr Bytes kPassing = 1 * kMiB;
+
+class LayoutMaker {
+ public:
+  LayoutMaker(const PlacedProblem& placed, bool merges)
+      : placed_(placed),
+        problem_(placed.problem),
+        options_(placed.options),
+        rank_(placed.sizes),
+        list_(merges) {}
+
+  Layout make() {
+    homes();
+    weight_passage();
+    if (placed_.trains()) {
+      state_passage();
+      gradients();
+    }
+    layout_.values = add_values(placed_, list_);
+    layout_.verdict = list_.add("verdict", Tier::host, Kind::batch, 0);
+    layout_.workspace =
+        list_.add("workspace", Tier::device, Kind::workspace, problem_.workspace_bytes);
+    passing_place();
+    if (placed_.trains()) checkpoints();
+    layout_.buffers = list_.take();
+    return std::move(layout_);
+  }
+
+ private:
+  /// Returns "layer 3 weights", or "" if no one reads the name.
+  [[nodiscard]] std::string name_of(std::uint32_t block, std::string_view what) const {
+    return list_.merges() ? std::string() : fmt::format("{} {}", problem_.name_of(block), what);
+  }
+
+  // Homes of weights and states, undo buffers for a rollback, and extents that checkpoints keep on
+  // NVMe.
+
+  void homes() {
+    for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
+      const bool split = placed_.has_trained_home(b);
+      const BufferId weights =
+          list_.add(name_of(b, split ? "frozen weights" : "weights"), placed_.at(b).weights,
+                    Kind::weights, rank_.weights(b) - placed_.trained_home_bytes(b));
+      const BufferId trained = split ? list_.add(name_of(b, "weights"), placed_.trained_tier(b),
+                                                 Kind::weights, placed_.trained_home_bytes(b))
+                                     : kNoBuffer;
+      if (list_.merges()) {
+        if (placed_.trains()) merge_states(b);
+        continue;
+      }
+      layout_.weight_home.push_back(weights);
+      layout_.trained_home.push_back(trained);
+      if (!placed_.trains()) continue;
+      layout_.state_home.push_back(
+          add_states(b, name_of(b, "states"), placed_.at(b).optimizer, Kind::states));
+      undo(b);
+    }
+  }
+
+  /// Adds extents for checkpoints. No plan uses them: a home and such an extent swap places
+  /// (state/slots.h).
+  void checkpoints() {
+    if (options_.kept_checkpoints == 0) return;
+    if (list_.merges()) {
+      for (const Kind kind : {Kind::weights, Kind::states}) {
+        const BufferId homes = list_.merged(Tier::nvme, kind);
+        if (homes == kNoBuffer) continue;
+        const Bytes unchanged = kind == Kind::weights ? frozen_on_nvme() : 0;
+        const Bytes bytes = list_[homes].bytes - unchanged;
+        if (bytes > 0) list_.merge(Tier::nvme, Kind::checkpoints, bytes, extents_for_checkpoints());
+      }
+      return;
+    }
+    std::vector<BufferId> homes;
+    for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
+      const BufferId trained = layout_.trained_home[b];
+      if (placed_.is_trained(b))
+        homes.push_back(trained == kNoBuffer ? layout_.weight_home[b] : trained);
+    }
+    for (const auto& states : layout_.state_home) {
+      homes.insert(homes.end(), states.begin(), states.end());
+    }
+    for (const BufferId home : homes) {
+      const Buffer kept = list_[home];
+      if (kept.tier != Tier::nvme) continue;
+      list_.add_equal(
+          [&kept](std::size_t c) { return fmt::format("{} of checkpoint {}", kept.name, c); },
+          Tier::nvme, Kind::checkpoints, kept.bytes, options_.kept_checkpoints);
+    }
+    if (extents_for_checkpoints() == options_.kept_checkpoints) return;
+    // Added last, because swap files without these extents then only have to grow.
+    for (const BufferId home : homes) {
+      const Buffer kept = list_[home];
+      if (kept.tier != Tier::nvme) continue;
+      list_.add(fmt::format("{} of a new checkpoint", kept.name), Tier::nvme, Kind::checkpoints,
+                kept.bytes);
+    }
+  }
+
+  /// Returns the number of extents per home. A checkpoint that is written while training continues
+  /// needs its own, because the older ones stay until it is complete.
+  [[nodiscard]] std::uint32_t extents_for_checkpoints() const {
+    return options_.kept_checkpoints +
+           (written_in_background(placed_.placement, options_.kept_checkpoints) ? 1 : 0);
+  }
+
+  /// Adds the sums of states and undo buffers, without lists.
+  void merge_states(std::uint32_t b) {
+    const auto groups = static_cast<std::uint32_t>(problem_.blocks[b].sub_groups.size());
+    for (std::uint32_t g = 0; g < groups; ++g) {
+      list_.merge(placed_.at(b).optimizer, Kind::states, rank_.states(b, g), 1);
+      if (placed_.speculates(b))
+        list_.merge(placed_.at(b).optimizer, Kind::undo, rank_.states(b, g), 1);
+    }
+    if (placed_.speculates(b)) list_.merge(undo_tier(b), Kind::undo, undo_bytes(b), 1);
+  }
+
+  /// Adds one buffer per sub-group.
+  std::vector<BufferId> add_states(std::uint32_t b, const std::string& name, Tier tier, Kind kind) {
+    const auto groups = static_cast<std::uint32_t>(problem_.blocks[b].sub_groups.size());
+    std::vector<BufferId> buffers;
+    for (std::uint32_t g = 0; g < groups; ++g) {
+      buffers.push_back(list_.add(groups == 1 ? name : fmt::format("{}, sub-group {}", name, g),
+                                  tier, kind, rank_.states(b, g)));
+    }
+    return buffers;
+  }
+
+  /// Returns the bytes of weights that are never written again, in whole pages.
+  [[nodiscard]] Bytes frozen_on_nvme() const {
+    Bytes sum = 0;
+    for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
+      if (placed_.at(b).weights != Tier::nvme) continue;
+      const Bytes trained = placed_.trained_home_bytes(b);
+      const bool counts = !placed_.is_trained(b) || trained > 0;
+      sum += counts ? round_up(rank_.weights(b) - trained, kPage) : 0;
+    }
+    return sum;
+  }
+
+  /// Returns the tier of a block's updated weights for undo: they are in host memory, wherever
+  /// their home is.
+  [[nodiscard]] Tier undo_tier(std::uint32_t b) const {
+    if (placed_.trained_home_bytes(b) > 0) return placed_.trained_tier(b);
+    return placed_.at(b).weights == Tier::nvme ? Tier::nvme : Tier::host;
+  }
+  [[nodiscard]] Bytes undo_bytes(std::uint32_t b) const {
+    if (undo_tier(b) == Tier::host) return rank_.updated_weights(b);
+    return placed_.trained_home_bytes(b) > 0 ? placed_.trained_home_bytes(b) : rank_.weights(b);
+  }
+
+  void undo(std::uint32_t b) {
+    layout_.weight_undo.push_back(kNoBuffer);
+    layout_.state_undo.emplace_back();
+    if (!placed_.speculates(b)) return;
+    layout_.weight_undo.back() =
+        list_.add(name_of(b, "weights before the update"), undo_tier(b), Kind::undo, undo_bytes(b));
+    layout_.state_undo.back() =
+        add_states(b, name_of(b, "states before the update"), placed_.at(b).optimizer, Kind::undo);
+  }
+
+  // Buffers for data in transit.
+
+  struct Need {
+    Bytes bytes = 0;        ///< size of the largest block
+    std::size_t count = 0;  ///< number of blocks
+  };
+
+  /// Returns the number of blocks for which `counts` holds, and their largest `size`.
+  template <class Size, class Counts>
+  [[nodiscard]] Need need(Size size, Counts counts) const {
+    Need found;
+    for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
+      if (!counts(b)) continue;
+      found.bytes = std::max(found.bytes, size(b));
+      ++found.count;
+    }
+    return found;
+  }
+
+  void weight_passage() {
+    const auto passes = [this](std::uint32_t b) {
+      return rank_.splits_weights(b) || placed_.at(b).weights != Tier::device;
+    };
+    const Need slots = need([this](std::uint32_t b) { return rank_.whole_weights(b); }, passes);
+    const std::size_t wanted = options_.buffers.weight_slots + most_moving_together(passes);
+    layout_.weight_slots = list_.add_slots("weights in transit", Tier::device, Kind::staging,
+                                           slots.bytes, std::min(wanted, slots.count));
+    const auto split_elsewhere = [this](std::uint32_t b) {
+      return rank_.splits_weights(b) && placed_.at(b).weights != Tier::device;
+    };
+    const Need shares =
+        need([this](std::uint32_t b) { return rank_.weight_share(b); }, split_elsewhere);
+    layout_.share_slots =
+        list_.add_slots("shares of weights in transit", Tier::device, Kind::staging, shares.bytes,
+                        std::min<std::size_t>({2, options_.buffers.weight_slots, shares.count}));
+    if (rank_.codes_weights()) {
+      const Need codes = need([this](std::uint32_t b) { return rank_.whole_codes(b); },
+                              [this](std::uint32_t b) { return rank_.splits_weights(b); });
+      if (codes.bytes > 0) {
+        layout_.codes = list_.add("weight codes", Tier::device, Kind::workspace, codes.bytes);
+      }
+    }
+    // One is enough, because dequantisation of the next block's weights runs on the same stream as
+    // the passes.
+    const Need decoded = need([this](std::uint32_t b) { return problem_.blocks[b].decoded_bytes; },
+                              [this](std::uint32_t b) { return problem_.blocks[b].is_coded(); });
+    layout_.decoded = list_.add_slots("decoded weights", Tier::device, Kind::workspace,
+                                      decoded.bytes, std::min<std::size_t>(1, decoded.count));
+    const auto on_host = [this](std::uint32_t b) {
+      return placed_.at(b).weights == Tier::device ? rank_.updated_weights(b) : rank_.weights(b);
+    };
+    const Need staged = need(on_host, [this](std::uint32_t b) {
+      const bool borrowed = placed_.at(b).weights == Tier::device && placed_.updates_below(b);
+      return placed_.at(b).weights == Tier::nvme || borrowed;
+    });
+    layout_.weight_staging =
+        list_.add_slots("weight staging", Tier::host, Kind::staging, staged.bytes,
+                        std::min<std::size_t>(options_.buffers.weight_staging, staged.count));
+  }
+
+  /// Number of blocks whose weights move for the pass of another block.
+  template <class Moves>
+  [[nodiscard]] std::size_t most_moving_together(Moves moves) const {
+    const model::StepProgram& program = problem_.program();
+    std::size_t most = 0;
+    for (const model::PassId id : problem_.table->passes_over_blocks(placed_.form)) {
+      const model::Pass& pass = program.passes[id];
+      std::size_t moving = 0;
+      for (const model::Operand& operand : pass.operands) {
+        if (operand.kind != model::OperandKind::weights || operand.number == pass.block) continue;
+        moving += moves(operand.number) ? 1 : 0;
+      }
+      most = std::max(most, moving);
+    }
+    return most;
+  }
+
+  void state_passage() {
+    std::vector<SwappedStates> swapped = placed_.swapped_states(UpdatedIn::forward);
+    const auto backward = placed_.swapped_states(UpdatedIn::backward);
+    swapped.insert(swapped.end(), backward.begin(), backward.end());
+    std::vector<Bytes> sizes(std::min<std::size_t>(options_.buffers.state_staging, swapped.size()),
+                             0);
+    for (std::size_t i = 0; i < swapped.size(); ++i) {
+      Bytes& size = sizes[i % sizes.size()];
+      size = std::max(size, rank_.states(swapped[i].block, swapped[i].sub_group));
+    }
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      layout_.state_staging.push_back(
+          list_.add(fmt::format("state staging {}", i), Tier::host, Kind::staging, sizes[i]));
+    }
+  }
+
+  void gradients() {
+    const auto statistics = [this](std::uint32_t b, std::string_view what, Tier tier) {
+      return list_.add(name_of(b, what), tier, Kind::batch, problem_.statistics_bytes);
+    };
+    for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
+      const bool has = placed_.is_trained(b);
+      layout_.gradient.push_back(has ? gradient_home(b, name_of(b, "gradient")) : kNoBuffer);
+      layout_.statistics_device.push_back(
+          has ? statistics(b, "gradient statistics on the device", Tier::device) : kNoBuffer);
+      layout_.statistics_host.push_back(has ? statistics(b, "gradient statistics", Tier::host)
+                                            : kNoBuffer);
+    }
+    const auto whole = [this](std::uint32_t b) { return rank_.whole_gradient(b); };
+    const Need packed = need(whole, [this](std::uint32_t b) {
+      return placed_.updates_below(b) || (placed_.is_trained(b) && rank_.splits_gradients(b));
+    });
+    layout_.gradient_slots =
+        list_.add_slots("gradients in transit", Tier::device, Kind::staging, packed.bytes,
+                        std::min<std::size_t>(options_.buffers.gradient_slots, packed.count));
+    const Need swapped = need([this](std::uint32_t b) { return placed_.swapped_gradient_bytes(b); },
+                              [this](std::uint32_t b) { return placed_.swaps_gradient(b); });
+    layout_.gradient_staging =
+        list_.add_slots("gradient staging", Tier::host, Kind::staging, swapped.bytes,
+                        std::min<std::size_t>(options_.buffers.gradient_staging, swapped.count));
+    if (rank_.several()) {
+      const Need all = need(whole, [this](std::uint32_t b) { return rank_.several(b); });
+      const Bytes least = problem_.world * kPage;
+      layout_.arriving = list_.add("gradients from other ranks", Tier::device, Kind::workspace,
+                                   std::clamp(all.bytes, least, std::max(least, kArriving)));
+    }
+  }
+
+  BufferId gradient_home(std::uint32_t b, std::string name) {
+    if (placed_.swaps_gradient(b)) {
+      // An eager update takes it from staging.
+      if (options_.update == Update::eager) return kNoBuffer;
+      return list_.add(std::move(name), Tier::nvme, Kind::gradients,
+                       placed_.swapped_gradient_bytes(b));
+    }
+    const Tier side = placed_.at(b).optimizer == Tier::device ? Tier::device : Tier::host;
+    const bool shard = side == Tier::device ? rank_.splits_gradients(b) : rank_.splits_states(b);
+    return list_.add(std::move(name), side, Kind::gradients,
+                     shard ? rank_.gradient_shard(b) : rank_.whole_gradient(b));
+  }
+
+  void passing_place() {
+    const Need weights =
+        need([this](std::uint32_t b) { return rank_.weights(b); },
+             [this](std::uint32_t b) { return placed_.at(b).weights == Tier::device; });
+    const Need states =
+        need([this](std::uint32_t b) { return rank_.states(b, 0); },  // the first is the largest
+             [this](std::uint32_t b) {
+               return placed_.trains() && placed_.is_trained(b) &&
+                      placed_.at(b).optimizer == Tier::device;
+             });
+    const Bytes largest = std::max(weights.bytes, states.bytes);
+    if (largest == 0) return;
+    const Bytes enough = std::min(largest, kServes);
+    if (list_.merges() ? list_.largest_place() >= enough : takes_place(enough)) return;
+    layout_.passing_place = list_.add("staging for data on the device", Tier::host, Kind::staging,
+                                      std::min(largest, kPassing));
+  }
+
+  /// Returns whether a buffer of a step has `enough` bytes and becomes the passing place.
+  bool takes_place(Bytes enough) {
+    for (const auto* places :
+         {&layout_.weight_staging, &layout_.state_staging, &layout_.values.staging,
+          &layout_.gradient_staging, &layout_.gradient}) {
+      for (const BufferId id : *places) {
+        if (id == kNoBuffer) continue;
+        const Buffer& buffer = list_[id];
+        if (buffer.tier != Tier::host || buffer.bytes < enough) continue;
+        layout_.passing_place = id;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  const PlacedProblem& placed_;
+  const Problem& problem_;
+  const Options& options_;
+  const RankSizes& rank_;
+  BufferList list_;
+  Layout layout_;
+};
+
+}  // namespace
+
+Layout make_layout(const PlacedProblem& placed) {
+  return LayoutMaker(placed, false).make();
+}
+
+std::vector<Buffer> merged_buffers(const PlacedProblem& placed) {
+  return std::move(LayoutMaker(placed, true).make().buffers);
+}
+
+}  // namespace ballast::step

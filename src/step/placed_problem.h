@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ballast/model/step_program.h"
+#include "ballast/step/placement.h"
+#include "ballast/step/problem.h"
+#include "ballast/step/rank_sizes.h"
+
+namespace ballast::step {
+
+/// The pass of a step in which blocks are updated: gated updates of the preceding step run before
+/// the forward pass of their block, eager and speculative ones after its backward pass.
+enum class UpdatedIn : std::uint8_t { forward, backward };
+
+struct SwappedStates {
+  std::uint32_t block = 0;
+  std::uint32_t sub_group = 0;
+};
+
+/// A problem with a placement and options, and the consequences for each block. All three must
+/// outlive it.
+struct PlacedProblem {
+  PlacedProblem(const Problem& problem, const Placement& placement, const Options& options);
+
+  const Problem& problem;
+  const Placement& placement;
+  const Options& options;
+  RankSizes sizes;
+  model::HeadForm form;
+
+  [[nodiscard]] std::uint32_t blocks() const {
+    return static_cast<std::uint32_t>(problem.blocks.size());
+  }
+  [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const {
+    return placement.blocks[block];
+  }
+  [[nodiscard]] bool trains() const { return options.purpose == Purpose::training; }
+  [[nodiscard]] bool is_trained(std::uint32_t block) const {
+    return !problem.blocks[block].is_frozen();
+  }
+  /// Returns whether the states of `block` are below the device.
+  [[nodiscard]] bool updates_below(std::uint32_t block) const {
+    return is_trained(block) && at(block).optimizer != Tier::device;
+  }
+  [[nodiscard]] bool speculates(std::uint32_t block) const {
+    return is_trained(block) && at(block).speculates;
+  }
+  [[nodiscard]] UpdatedIn update_pass(std::uint32_t block) const {
+    const bool gated = options.update == Update::gated && !at(block).speculates;
+    return gated ? UpdatedIn::forward : UpdatedIn::backward;
+  }
+  [[nodiscard]] bool is_updated_in(UpdatedIn pass, std::uint32_t block) const {
+    return is_trained(block) && update_pass(block) == pass;
+  }
+
+  /// Returns whether the trained weights of `block` have a separate home. The home of the frozen
+  /// ones, which follow them, is then on NVMe and never written again. The two sizes are
+  /// RankSizes::updated_by_all() and the rest of RankSizes::weights().
+  [[nodiscard]] bool has_trained_home(std::uint32_t block) const {
+    return trains() && at(block).weights == Tier::nvme && is_trained(block) &&
+           sizes.updated_by_all(block) < sizes.weights(block);
+  }
+  /// Returns the size of that home; 0 if there is none.
+  [[nodiscard]] Bytes trained_home_bytes(std::uint32_t block) const {
+    return has_trained_home(block) ? sizes.updated_by_all(block) : 0;
+  }
+  /// Returns the tier of that home: NVMe if the states are there, otherwise host memory, so that a
+  /// step writes to NVMe only if states have to be there.
+  [[nodiscard]] Tier trained_tier(std::uint32_t block) const {
+    return at(block).optimizer == Tier::nvme ? Tier::nvme : Tier::host;
+  }
+
+  /// Returns whether the gradient of `block` passes through host staging instead of waiting in host
+  /// memory.
+  [[nodiscard]] bool swaps_gradient(std::uint32_t block) const {
+    return updates_below(block) && at(block).gradients == Tier::nvme;
+  }
+  /// Returns the bytes on NVMe, in whole pages, for this rank's part of the gradient of `block`.
+  [[nodiscard]] Bytes swapped_gradient_bytes(std::uint32_t block) const {
+    return round_up(sizes.updated_gradient(block), kPage);
+  }
+  /// Returns the sub-groups with states on NVMe that are updated in `pass`, in update order. The
+  /// i-th of the forward pass, and after these the i-th of the backward pass, use state_staging in
+  /// turn.
+  [[nodiscard]] std::vector<SwappedStates> swapped_states(UpdatedIn pass) const;
+
+  /// Returns whether `value` leaves the device between forward and backward pass.
+  [[nodiscard]] bool leaves(const model::StepValue& value) const {
+    return trains() && value.waits == model::Waits::placed &&
+           at(value.owner).activations != Tier::device;
+  }
+  /// Returns whether `value` has its own buffer on the device from forward to backward pass.
+  [[nodiscard]] bool keeps(const model::StepValue& value) const {
+    return trains() && value.waits == model::Waits::kept && at(value.owner).keeps_intermediates;
+  }
+
+  /// Number of micro-batches of the largest plan, and of those that pass a stop before the next
+  /// stop.
+  [[nodiscard]] std::uint32_t micro_batches() const {
+    return trains() ? problem.micro_batches : problem.evaluation_micro_batches;
+  }
+  [[nodiscard]] std::uint32_t together() const { return together(micro_batches()); }
+  [[nodiscard]] std::uint32_t together(std::uint32_t micro_batches) const {
+    return options.order == Order::layer_major ? micro_batches : 1;
+  }
+};
+
+}  // namespace ballast::step

@@ -1,0 +1,142 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "src/step/plan_types.h"
+
+namespace ballast::step {
+
+/// The meaning of some bytes.
+struct Content {
+  enum class What : std::uint8_t {
+    zeros,
+    weights,    ///< of a block
+    decoded,    ///< weights of a block that are kept as codes
+    states,     ///< of a block; part: its sub-group
+    value,      ///< of a micro-batch
+    counts,     ///< a value of all ranks
+    sum,        ///< a gradient sum; by: additions so far
+    gradient,   ///< packed, of a block; by: see Sums
+    statistics  ///< of the gradient of a block
+  };
+  static constexpr std::uint64_t kUndone = std::uint64_t{1} << 63U;
+
+  What what = What::zeros;
+  std::uint32_t number = 0;  ///< of a block, value or sum
+  /// Values: the micro-batch. Weights: sub-groups to which one more update has been applied.
+  std::uint32_t part = 0;
+  /// Weights and states: updates applied, with kUndone if a rollback undoes the last one. Others:
+  /// the run.
+  std::uint64_t version = 0;
+  std::uint32_t by = 0;  ///< values: position of the pass that wrote them last; see SerialOrder
+
+  friend bool operator==(const Content&, const Content&) = default;
+};
+
+/// Content::by of a packed gradient.
+struct Sums {
+  static constexpr std::uint32_t kOfRank = 0;
+  static constexpr std::uint32_t kOfAllRanks = 1;
+  static constexpr std::uint32_t kZeros = 2;  ///< no micro-batch of any rank has added to it
+};
+
+inline std::string show(const Content& content) {
+  constexpr std::string_view kNames[] = {"zeros",  "weights", "decoded",  "states",    "value",
+                                         "counts", "sum",     "gradient", "statistics"};
+  return fmt::format("{} {} (part {}, version {}{}, by {})",
+                     kNames[static_cast<std::size_t>(content.what)], content.number, content.part,
+                     content.version & ~Content::kUndone,
+                     (content.version & Content::kUndone) > 0 ? " undone" : "", content.by);
+}
+
+/// What the bytes of all buffers mean.
+class SymbolicMemory {
+ public:
+  struct Piece {
+    Bytes begin = 0;
+    Bytes end = 0;
+    Content content;
+    Bytes at = 0;       ///< of its first byte in the content
+    bool read = false;  ///< since it was written
+  };
+
+  explicit SymbolicMemory(const std::vector<Buffer>& buffers)
+      : buffers_(buffers), held_(buffers.size()) {}
+
+  [[nodiscard]] bool has_room(BufferId id, Bytes end) const { return end <= buffers_[id].bytes; }
+
+  [[nodiscard]] bool has_no_bytes(BufferId id) const {
+    return id != kNoBuffer && buffers_[id].bytes == 0;
+  }
+
+  /// Replaces bytes. Returns what nobody has read of them, if there is something.
+  std::optional<Content> write(BufferId id, const Piece& piece) {
+    std::vector<Piece>& held = held_[id];
+    std::optional<Content> unread;
+    std::vector<Piece> rest;
+    for (const Piece& old : held) {
+      if (old.end <= piece.begin || piece.end <= old.begin) {
+        rest.push_back(old);
+        continue;
+      }
+      if (!old.read) unread = old.content;
+      if (old.begin < piece.begin)
+        rest.push_back({old.begin, piece.begin, old.content, old.at, old.read});
+      if (piece.end < old.end) {
+        rest.push_back(
+            {piece.end, old.end, old.content, old.at + (piece.end - old.begin), old.read});
+      }
+    }
+    rest.push_back(piece);
+    held = std::move(rest);
+    return unread;
+  }
+
+  /// The pieces of [begin, end), in order. They count as read, and with weights the frozen ones
+  /// behind them, which come along.
+  std::vector<Piece> read(BufferId id, Bytes begin, Bytes end) {
+    std::vector<Piece> found;
+    if (id == kNoBuffer) return found;
+    for (Piece& piece : held_[id]) {
+      if (piece.end <= begin || end <= piece.begin) continue;
+      piece.read = true;
+      const auto beside = [&](const Piece& other) {
+        return piece.content.what == Content::What::weights &&
+               other.content.what == Content::What::weights &&
+               other.content.number == piece.content.number;
+      };
+      for (Piece& other : held_[id]) other.read = other.read || beside(other);
+      const Bytes from = std::max(begin, piece.begin);
+      found.push_back(
+          {from, std::min(end, piece.end), piece.content, piece.at + (from - piece.begin), true});
+    }
+    std::sort(found.begin(), found.end(),
+              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    return found;
+  }
+
+  /// Two extents on NVMe change their roles.
+  void exchange(BufferId a, BufferId b) { std::swap(held_[a], held_[b]); }
+
+  template <class Change>
+  void for_all(const Change& change) {
+    for (BufferId id = 0; id < held_.size(); ++id) {
+      for (Piece& piece : held_[id]) change(id, piece);
+    }
+  }
+
+ private:
+  const std::vector<Buffer>& buffers_;
+  std::vector<std::vector<Piece>> held_;
+};
+
+}  // namespace ballast::step
