@@ -26,7 +26,7 @@ using plan::Role;
 
 namespace {
 
-/// What an operation moves: "weights".
+/// Name of the data that an operation moves: "weights".
 std::string_view object_of(const Operation& operation) {
   static constexpr std::string_view kValues[] = {"batch", "activation", "routing", "losses"};
   return operation.payload == plan::Payload::value ? kValues[operation.label]

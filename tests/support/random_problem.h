@@ -22,7 +22,7 @@ namespace ballast::step {
 class Dice {
  public:
   explicit Dice(std::uint64_t seed) : random_(seed) {}
-  /// From `low` to `high`, both included.
+  /// A number from `low` to `high`, both included.
   std::uint64_t pick(std::uint64_t low, std::uint64_t high) {
     return low + random_() % (high - low + 1);
   }
@@ -85,7 +85,7 @@ inline PlacedProblem simple_problem(const std::vector<SimpleBlock>& blocks,
   return made;
 }
 
-/// The same of equal blocks.
+/// A simple_problem() of equal blocks.
 inline PlacedProblem equal_blocks(std::size_t blocks, std::uint32_t micro_batches = 1,
                                   BlockPlacement placement = {}) {
   PlacedProblem made = simple_problem(std::vector<SimpleBlock>(blocks), micro_batches);
@@ -93,14 +93,14 @@ inline PlacedProblem equal_blocks(std::size_t blocks, std::uint32_t micro_batche
   return made;
 }
 
-/// What a random problem may have beyond one rank that trains.
+/// Features of a random problem in addition to training on one rank.
 struct Draw {
-  bool ranks = false;       ///< several, in any stage
-  bool evaluation = false;  ///< nothing but weights is placed
+  bool ranks = false;       ///< several ranks, in any stage
+  bool evaluation = false;  ///< only weights are placed
 };
 
-/// Draws sizes that no model has, with every kind of block; which of them are trained, and how
-/// much; a placement and options.
+/// Draws sizes that no model has, with every kind of block, the blocks that are trained, and to
+/// which part, and a placement and options.
 class ProblemDraw {
  public:
   ProblemDraw(std::uint64_t seed, Draw draw) : dice_(seed), draw_(draw) {}
@@ -148,7 +148,7 @@ class ProblemDraw {
                              .alike = static_cast<std::uint32_t>(shape_.blocks.size())});
   }
 
-  /// In a third of the problems the vocabulary is cut; in a quarter layers are, or have experts.
+  /// In a third of the problems the vocabulary is cut; in a quarter layers are cut or have experts.
   void blocks() {
     shape_.tied = dice_.toss();
     const std::uint64_t tiles = dice_.pick(0, 2) == 0 ? dice_.pick(2, 3) : 1;
@@ -183,8 +183,9 @@ class ProblemDraw {
   }
 
   /// In half of the problems some blocks are frozen, sometimes all at the start, so that the
-  /// backward pass is shorter, and some in part. All tiles of the output matrix are frozen or none;
-  /// then the block with the norm may train that alone, and a tied embedding its positions.
+  /// backward pass is shorter, and some in part. Either all tiles of the output matrix are frozen
+  /// or none. If all are, the block with the norm may train only the norm, and a tied embedding
+  /// only its positions.
   void freeze() {
     const auto count = static_cast<std::uint32_t>(shape_.blocks.size());
     const bool freezes = dice_.toss();
@@ -255,8 +256,8 @@ class ProblemDraw {
     }
   }
 
-  /// Lets layers read what one before them has written, in both passes, and add to its gradient. No
-  /// model has that yet: nothing but the program describes it.
+  /// Lets layers read a value of an earlier layer in both passes, and add to its gradient. No model
+  /// does that yet: only the program describes it.
   void share_values(model::StepProgram& program) {
     std::vector<model::BlockId> layers;
     for (model::BlockId b = shape_.first_differentiated; b < shape_.head(); ++b) {
@@ -336,7 +337,7 @@ inline PlacedProblem random_problem(std::uint64_t seed, Draw draw = {}) {
   return ProblemDraw(seed, draw).make();
 }
 
-/// One of any kind.
+/// A problem of any kind.
 inline PlacedProblem any_problem(std::uint64_t seed) {
   return random_problem(seed, {.ranks = seed % 4 == 3, .evaluation = seed % 8 >= 6});
 }

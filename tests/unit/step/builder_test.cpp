@@ -76,7 +76,7 @@ TEST(Hazards, LanesThatDoOneThingAtATimeNeedNone) {
 
 using BytesOfHomes = std::map<std::pair<std::uint32_t, std::uint32_t>, Bytes>;
 
-/// Bytes that host operations see, by block and sub-group; the pieces follow each other.
+/// Bytes that host operations see, by block and sub-group. The pieces follow each other.
 BytesOfHomes seen(const Plan& plan, Action action, Payload payload) {
   BytesOfHomes found;
   for (const Operation& operation : plan.operations) {
@@ -166,7 +166,7 @@ TEST(Builder, ThePassingPlaceForTheDeviceIsSmallAndOftenThereAlready) {
   }
 }
 
-TEST(Builder, LayerMajorMovesWeightsOncePerPassWhateverTheNumberOfMicroBatches) {
+TEST(Builder, LayerMajorMovesWeightsOncePerPassForAnyNumberOfMicroBatches) {
   for (const std::uint32_t micro_batches : {1U, 2U, 8U}) {
     const Schedule schedule = build(uniform(6, micro_batches, Tier::host, Tier::host));
     // Forward: 6 blocks. Backward: the layers below those that are still in the two slots; the
@@ -215,7 +215,7 @@ TEST(Builder, GradientsOnNvmeNeedOnlyStaging) {
       const Schedule schedule = build(problem);
       const bool swaps = optimizer != Tier::device;
       EXPECT_EQ(gradients(schedule, Tier::host), 0);
-      // An eager update takes them from staging.
+      // An eager update uses the gradients in the staging buffers.
       EXPECT_EQ(gradients(schedule, Tier::nvme), swaps && update == Update::gated ? 5 : 0);
       EXPECT_EQ(schedule.gradient_staging != kNoBuffer, swaps);
       EXPECT_EQ(schedule.bytes(Tier::host) < without.bytes(Tier::host), swaps);
@@ -311,7 +311,7 @@ TEST(Builder, SumsAreThoseOfTheListedBuffers) {
   }
 }
 
-TEST(Builder, ACheckpointInTheBackgroundHasRoomBesideTheOthers) {
+TEST(Builder, ACheckpointInTheBackgroundHasRoomInAdditionToTheOthers) {
   const auto count = [](Tier first, Tier others, std::uint32_t kept) {
     PlacedProblem problem = uniform(3, 1, others, others);
     problem.placement.blocks[0].optimizer = first;
@@ -324,7 +324,7 @@ TEST(Builder, ACheckpointInTheBackgroundHasRoomBesideTheOthers) {
     }
     return std::pair(for_checkpoints, homes);
   };
-  const auto [alone, homes] = count(Tier::nvme, Tier::nvme, 2);  // nothing to write behind steps
+  const auto [alone, homes] = count(Tier::nvme, Tier::nvme, 2);  // nothing to write later
   EXPECT_EQ(alone, 2 * homes);
   for (const std::uint32_t kept : {1U, 2U, 3U}) {
     const auto [for_checkpoints, on_nvme] = count(Tier::host, Tier::nvme, kept);
@@ -333,7 +333,7 @@ TEST(Builder, ACheckpointInTheBackgroundHasRoomBesideTheOthers) {
   EXPECT_EQ(count(Tier::host, Tier::host, 2).first, 0U);
 }
 
-TEST(Builder, RefusesWhatMakesNoSense) {
+TEST(Builder, RefusesInvalidProblems) {
   PlacedProblem problem = uniform(3, 1, Tier::host, Tier::host);
   problem.placement.blocks.pop_back();
   EXPECT_THROW(build(problem), Error);

@@ -15,7 +15,7 @@ namespace {
 
 using Seam = std::vector<std::vector<OpId>>;
 
-/// Mostly short, sometimes long enough for all other operations to overtake.
+/// Mostly short durations, sometimes long enough for all other operations to overtake.
 double random_duration(Dice& dice) {
   const double base = static_cast<double>(dice.pick(1, 1000));
   return dice.pick(0, 9) == 0 ? 20.0 * base : base;
@@ -29,10 +29,10 @@ std::vector<plan::Span> fake_spans(const std::vector<const Plan*>& runs, std::ui
   std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
   std::vector<plan::Span> spans;
   std::array<double, plan::kLaneCount> lane_free{};
-  std::vector<double> ended;         // of the current run
-  std::vector<double> ended_before;  // of the run before
-  double finished = 0.0;             // the last but one run
-  double finished_before = 0.0;      // the run before
+  std::vector<double> ended;         // ends in the current run
+  std::vector<double> ended_before;  // ends in the previous run
+  double finished = 0.0;             // end of the last run but one
+  double finished_before = 0.0;      // end of the previous run
   for (std::size_t r = 0; r < runs.size(); ++r) {
     const Plan& plan = *runs[r];
     Seam joins(plan.operations.size());

@@ -34,8 +34,9 @@ class FakeMachine {
 };
 
 /// The spans of `runs` on a machine whose operations take random times, in the order of the plans:
-/// each starts as soon as the executor's rules allow. Runs are numbered from 1. `one_at_a_time`:
-/// spans of a lane do not overlap, as the executor reports them, also not those of disk requests.
+/// each operation starts as soon as the executor's rules allow. Runs are numbered from 1. With
+/// `one_at_a_time`, spans of a lane do not overlap, as in the executor's reports, not even those of
+/// disk requests.
 std::vector<plan::Span> fake_spans(const std::vector<const Plan*>& runs, std::uint64_t seed,
                                    bool one_at_a_time = false);
 
@@ -43,8 +44,8 @@ std::vector<plan::Span> fake_spans(const std::vector<const Plan*>& runs, std::ui
 std::vector<std::uint64_t> serial_result(const Schedule& schedule,
                                          const std::vector<const Plan*>& runs);
 
-/// Uses of one buffer, at least one of them writing, that overlap in time or happen in another
-/// order than in the plans. One line each.
+/// Uses of one buffer, at least one of them writing, that overlap in time or are in another order
+/// than in the plans. One line each.
 std::vector<std::string> find_conflicts(const Schedule& schedule,
                                         const std::vector<plan::Span>& spans);
 
@@ -53,8 +54,8 @@ inline std::string action_name(const Operation& operation) {
   return std::string(to_string(operation.action));
 }
 
-/// Submits `runs`, numbered from 1. `patient`: waits for the gate of each before the next, like a
-/// training loop; otherwise as many overlap as the executor allows.
+/// Submits `runs`, numbered from 1. With `patient`, waits for the gate of each before the next,
+/// like a training loop. Otherwise the executor may overlap them as far as it allows.
 inline void submit_all(plan::Executor& executor, const std::vector<const Plan*>& runs,
                        bool patient) {
   std::uint64_t number = 0;

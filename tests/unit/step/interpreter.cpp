@@ -52,7 +52,7 @@ class Interpreter {
         updates_(problem.blocks.size(), 0),
         due_(problem.blocks.size(), 0),
         updated_groups_(problem.blocks.size(), 0) {
-    // Device memory begins as zeros, and so does the end of states.
+    // Device memory and the ends of states are zero at first.
     for (std::uint32_t b = 0; b < schedule.state_home.size(); ++b) {
       for (std::uint32_t g = 0; g < schedule.state_home[b].size(); ++g) {
         const BufferId id = schedule.state_home[b][g];
@@ -95,7 +95,7 @@ class Interpreter {
     for (std::uint32_t b = 0; b < due_.size(); ++b) due_[b] += was_touched(b) ? 1 : 0;
   }
 
-  /// Every update is done, and all data is in its home.
+  /// Checks that every update is done and all data is in its home.
   void finish() {
     ++run_;
     forget_what_passed();
@@ -116,7 +116,7 @@ class Interpreter {
 
  private:
   using What = Content::What;
-  /// Bytes of a buffer.
+  /// A range of bytes of a buffer.
   struct Range {
     BufferId buffer = kNoBuffer;
     Bytes begin = 0;
@@ -157,7 +157,7 @@ class Interpreter {
 
   // Passes.
 
-  /// A pass, or one that repeats a pass of the forward pass, binds its operands in order.
+  /// Runs a pass, or one that repeats a pass of the forward pass. Its operands are bound in order.
   void compute(const Operation& op) {
     taken_ = op.uses.size();
     const model::PassId id = pass_id(op);
@@ -220,7 +220,7 @@ class Interpreter {
       case OperandKind::weights:
         break;
     }
-    // An expert needs weights for rows alone. Rows of other ranks come to one that stays here.
+    // An expert needs weights only for rows. One that stays on its rank also gets others' rows.
     const model::StepBlock& block = program_.blocks[number];
     if (block.rows && !has_rows(number, op.micro, run_, block.per_rank)) return;
     const BlockSizes& sizes = problem_.blocks[number];
@@ -240,11 +240,11 @@ class Interpreter {
     }
     if (operand.access == OperandAccess::reads) return;
     put(op, place, value_of(id, op.micro, position));
-    // What the last pass leaves has no reader.
+    // Nothing reads what the last pass writes.
     if (!order_->is_read(position, id)) memory_.read(place.buffer, place.begin, place.begin + 1);
   }
 
-  /// Adds a micro-batch to a sum, which must hold all before it and nothing else.
+  /// Adds a micro-batch to a sum, which must contain exactly the earlier ones.
   void add(const Operation& op, model::SumId sum, BufferId buffer) {
     const model::GradientSum& of = program_.sums[sum];
     const Range place = {buffer, 0, of.bytes};
@@ -289,7 +289,7 @@ class Interpreter {
         {What::statistics, op.block, 0, run_});
   }
 
-  /// In place, or to this rank's shard.
+  /// Reduces in place, or to this rank's shard.
   void reduce(const Operation& op) {
     const bool in_place = op.buffer(Role::source) == kNoBuffer;
     const Use target = take(op, Role::target, true);
@@ -342,7 +342,7 @@ class Interpreter {
     const Use source = take(op, again ? undo : Role::source, false);
     const Use target = take(op, Role::target, true);
     if (source.buffer == kNoBuffer || target.buffer == kNoBuffer) return;
-    // A speculative writeback leaves the values before it in the other slot.
+    // A speculative writeback keeps the previous values in the other slot.
     if (op.action == Action::writeback && op.speculation == Speculation::speculates) {
       const BufferId other = take(op, undo, true).buffer;
       if (other != kNoBuffer) memory_.exchange(target.buffer, other);
@@ -353,7 +353,7 @@ class Interpreter {
     const bool right = !pieces.empty() && pieces.front().begin == from.begin &&
                        belongs(op, pieces.front().content);
     if (!right) complain(op, "moves something else than it says");
-    // What was there is gone.
+    // Destroys the previous content.
     put(op, to, {});
     for (const SymbolicMemory::Piece& piece : pieces) {
       const Bytes begin = to.begin + (piece.begin - from.begin);
@@ -369,13 +369,13 @@ class Interpreter {
     const bool staged = (op.action == Action::fetch && use.writes) ||
                         (op.action == Action::writeback && !use.writes);
     const bool offset = staged || schedule_.buffers[use.buffer].tier == Tier::device;
-    // The counts of all micro-batches lie next to each other.
+    // The counts of all micro-batches are adjacent.
     const bool counts = moves(op, MovedValue::routing) && use.writes;
     const std::uint32_t number = counts ? op.micro : use.shard ? shard : 0;
     return {use.buffer, number * bytes + (offset ? op.offset : 0), bytes};
   }
 
-  /// Whether an operation says what it moves.
+  /// Whether an operation names the content that it moves.
   [[nodiscard]] bool belongs(const Operation& op, const Content& content) const {
     switch (content.what) {
       case What::zeros:
@@ -439,7 +439,7 @@ class Interpreter {
         {What::decoded, op.block, 0, version});
   }
 
-  /// A visitor makes the first values, or looks at those that are there, piece by piece.
+  /// A visitor makes the initial values, or reads existing ones, piece by piece.
   void initialize(const Operation& op) {
     if (updates_[op.block] > 0) complain(op, "comes after updates");
     const Range place = {take(op, Role::target, true).buffer, 0, op.bytes};
@@ -459,7 +459,7 @@ class Interpreter {
     return {weights_of(op.block, version), kept_from(op.block) + op.offset};
   }
 
-  /// Of data in transit only states that were fetched ahead of their update reach the next run.
+  /// Only states that were fetched ahead of their update stay in transit until the next run.
   void forget_what_passed() {
     memory_.for_all([this](BufferId id, SymbolicMemory::Piece& piece) {
       const Kind kind = schedule_.buffers[id].kind;
@@ -529,7 +529,7 @@ class Interpreter {
     updates_[op.block] += after == 0 ? 1 : 0;
   }
 
-  /// The buffer for values before a speculative update. On NVMe they stay in another slot.
+  /// The buffer for the values before a speculative update. On NVMe they stay in another slot.
   BufferId undo_of(const Operation& op, Role role) {
     if (op.speculation == Speculation::none) return kNoBuffer;
     const BlockPlacement& place = placement_.blocks[op.block];
@@ -540,7 +540,7 @@ class Interpreter {
     return nvme ? kNoBuffer : take(op, role, op.speculation == Speculation::speculates).buffer;
   }
 
-  /// The verdict, or its own block's statistics (eager); a speculative update waits for none.
+  /// Needs the verdict, or its block's statistics (eager). A speculative update needs neither.
   void need_permission(const Operation& op) {
     if (op.speculation == Speculation::speculates) return;
     if (options_.update == Update::gated) {
@@ -552,7 +552,7 @@ class Interpreter {
          {What::statistics, op.block, 0, run_of(op)});
   }
 
-  /// At the start of a rollback the results of speculative updates are wrong wherever they are.
+  /// At the start of a rollback, all results of speculative updates are wrong.
   void undo_speculative_updates() {
     for (std::uint32_t b = 0; b < problem_.blocks.size(); ++b) {
       if (!placement_.blocks[b].speculates || !was_touched(b)) continue;
@@ -576,7 +576,7 @@ class Interpreter {
     return draw < 2 || (any_rank && several() && draw == 2);
   }
 
-  /// True for a block that needs no rows.
+  /// Also true for a block that needs no rows.
   [[nodiscard]] bool has_rows_in_run(std::uint32_t block, std::uint64_t run, std::uint32_t micros,
                                      bool any_rank) const {
     bool rows = !program_.blocks[block].rows;
@@ -591,7 +591,7 @@ class Interpreter {
             has_rows_in_run(block, last_training_run_, last_micro_batches_, true));
   }
 
-  /// The rows of the first micro-batches are known on the host.
+  /// Checks that the rows of the first micro-batches are known on the host.
   void need_counts(const Operation& op, BufferId buffer, model::ValueId routing,
                    std::uint32_t micros) {
     for (std::uint32_t m = 0; m < micros; ++m) {
@@ -627,7 +627,7 @@ class Interpreter {
     return !wanted || there;
   }
 
-  /// What an operation leaves that has nothing to do. Zeros are the gradient of no rows.
+  /// The result of an operation that has nothing to do. The gradient of no rows is zero.
   void rest(const Operation& op) {
     taken_ = op.uses.size();
     if (!op.clears_when_idle) return;
@@ -641,7 +641,7 @@ class Interpreter {
     put(op, {target, 0, bytes}, gradient(op, Sums::kZeros), whole ? 0 : gradient_from(op.block));
   }
 
-  // What data are called, where they lie and how large they are.
+  // Name, place and size of data.
 
   [[nodiscard]] bool several() const { return schedule_.ranks > 1; }
   [[nodiscard]] bool is_trained(std::uint32_t block) const {
@@ -683,7 +683,7 @@ class Interpreter {
     if (!is_trained(block)) return 0;
     return rank_.splits_weights(block) ? rank_.whole_weights(block) : rank_.whole_gradient(block);
   }
-  /// Where the weights begin, in the block, that the rank keeps, and those that it updates.
+  /// Start, within the block, of the weights that the rank keeps, and of those that it updates.
   [[nodiscard]] Bytes kept_from(std::uint32_t block) const {
     if (!rank_.splits_weights(block)) return 0;
     return number_ % rank_.group() * rank_.weight_share(block);
@@ -696,14 +696,14 @@ class Interpreter {
     return rank_.splits_states(block) ? rank_.shard_of(number_) * rank_.gradient_shard(block) : 0;
   }
 
-  /// A value of a micro-batch in a buffer that it may share with those of others.
+  /// Place of a micro-batch's value in a buffer, which may also have values of others.
   [[nodiscard]] Range place_of(BufferId buffer, const Operand& operand, std::uint32_t micro) const {
     const Bytes bytes = size_of(operand.number);
     if (reads_host(operand)) {
       return {buffer, micro * schedule_.ranks * bytes, schedule_.ranks * bytes};
     }
     if (class_of(operand.number).slots != SlotRule::report) return {buffer, 0, bytes};
-    // Those of the first class for each micro-batch come first.
+    // The values of the first class come first, for each micro-batch.
     Bytes before = 0;
     for (model::ClassId c = 0; c < program_.values[operand.number].of; ++c) {
       if (program_.classes[c].slots == SlotRule::report) before += program_.classes[c].bytes;
@@ -711,7 +711,7 @@ class Interpreter {
     return {buffer, problem_.micro_batches * before + micro * bytes, bytes};
   }
 
-  /// Whether what lies in a buffer is on its way: somebody must read it before it is replaced.
+  /// Whether a buffer's content is in transit: it must be read before it is replaced.
   [[nodiscard]] bool passes(BufferId id) const {
     const Buffer& buffer = schedule_.buffers[id];
     switch (buffer.kind) {
@@ -740,7 +740,7 @@ class Interpreter {
     return use;
   }
 
-  /// `at`: of the first byte in the content.
+  /// `at`: position of the range's first byte in the content.
   void need(const Operation& op, const Range& range, const Content& content, Bytes at = 0) {
     if (range.buffer == kNoBuffer) return complain(op, "lacks " + show(content));
     const Bytes end = range.begin + range.bytes;
@@ -759,7 +759,7 @@ class Interpreter {
                              schedule_.buffers[range.buffer].name));
   }
 
-  /// Frozen weights have no versions. A gradient of no rows is one of a rank, and of all ranks.
+  /// Frozen weights have no versions. The gradient of no rows is that of one rank and of all.
   [[nodiscard]] Content expected(Content content, const SymbolicMemory::Piece& found) const {
     const bool weights = content.what == What::weights;
     if (weights && found.at >= trained_bytes(content.number)) return weights_of(content.number, 0);
@@ -781,7 +781,7 @@ class Interpreter {
     }
     SymbolicMemory::Piece piece = {range.begin, end, content, at};
     piece.content = expected(content, piece);
-    // Nobody reads what came for rows that a router has sent elsewhere.
+    // Data for rows that a router has sent elsewhere are not read.
     piece.read = content.what == What::zeros || program_.blocks[op.block].rows.has_value();
     if (!memory_.has_room(range.buffer, end)) {
       complain(op, fmt::format("writes {} beyond '{}'", show(content),
@@ -806,27 +806,27 @@ class Interpreter {
   const Schedule& schedule_;
   RankSizes rank_;
   std::uint64_t seed_;
-  std::uint32_t number_;  ///< of the rank: not the first, whose shards begin at 0
+  std::uint32_t number_;  ///< number of the rank, but not the first, whose shards begin at 0
   SerialOrder training_order_;
   SerialOrder evaluation_order_;
   SymbolicMemory memory_;
   std::vector<std::string> complaints_;
 
-  std::vector<std::uint64_t> updates_;         ///< of whole blocks
-  std::vector<std::uint64_t> due_;             ///< by the training steps before the current run
-  std::vector<std::uint32_t> updated_groups_;  ///< by block: in the update that is under way
+  std::vector<std::uint64_t> updates_;         ///< updates of whole blocks
+  std::vector<std::uint64_t> due_;             ///< those due before the current run
+  std::vector<std::uint32_t> updated_groups_;  ///< sub-groups done in the running update, by block
   std::uint64_t run_ = 0;
   std::uint64_t last_training_run_ = 0;
-  std::uint32_t last_micro_batches_ = 0;                          ///< of that run
-  std::pair<BufferId, std::uint64_t> decision_ = {kNoBuffer, 0};  ///< of the last gate, its run
+  std::uint32_t last_micro_batches_ = 0;                          ///< micro-batches of that run
+  std::pair<BufferId, std::uint64_t> decision_ = {kNoBuffer, 0};  ///< last gate: buffer, run
 
-  // Of the current run.
+  // State of the current run.
   const Plan* plan_ = nullptr;
   const SerialOrder* order_ = nullptr;
-  std::vector<std::uint32_t> next_;       ///< by micro-batch: position of the next pass
-  std::vector<std::uint32_t> passed_;     ///< by position: micro-batches
-  std::vector<std::uint32_t> additions_;  ///< by sum
-  std::size_t taken_ = 0;                 ///< arguments of the current operation
+  std::vector<std::uint32_t> next_;       ///< position of the next pass, by micro-batch
+  std::vector<std::uint32_t> passed_;     ///< micro-batches that have passed, by position
+  std::vector<std::uint32_t> additions_;  ///< additions by sum
+  std::size_t taken_ = 0;                 ///< used arguments of the current operation
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Faults planted into plans, one at a time: the interpreter or the check of edges finds each.
+// Plants faults into plans, one at a time. The interpreter or the check of edges must find each.
 
 #include <algorithm>
 #include <functional>
@@ -53,7 +53,7 @@ struct Case {
   Plan read;
 };
 
-/// Changes an operation of a plan. False: the fault is none there, or a harmless one.
+/// Changes an operation of a plan. Returns false if the fault does not exist there, or is harmless.
 using Plant = std::function<bool(const Case&, Plan&, OpId)>;
 
 bool is_update(const Operation& op) {
@@ -67,7 +67,7 @@ bool names_its_buffer(const Use& use) {
   return use.role != Role::scratch && use.role != role_of(model::Port::workspace);
 }
 
-/// Data of a block that is trained in part may come in two pieces, in any order, or in vain.
+/// Data of a partly trained block may come in two pieces, in any order, or without being used.
 bool is_in_pieces(const Case& c, const Operation& op) {
   const BlockSizes& block = c.placed.problem.blocks[op.block];
   return op.payload == Payload::weights && block.gradient_bytes < block.weight_bytes;
@@ -80,7 +80,7 @@ bool drop(const Case& c, Plan& plan, OpId id) {
                                     return op.action == Action::compute &&
                                            runs(before, kernel_of(op)) && before.block == op.block;
                                   });
-  // Values may still be there that are computed again, and only padding is left of undone weights.
+  // Recomputed values may still be there, and only the padding of undone weights is left.
   const bool harmless = passes ||
                         (op.action == Action::offload && op.speculation == Speculation::redoes) ||
                         is_in_pieces(c, op);
@@ -112,7 +112,7 @@ bool swap_with_next(const Case&, Plan& plan, OpId id) {
   return true;
 }
 
-/// Another buffer of the tier, for the first use or the last.
+/// Uses another buffer of the tier, for the first use or the last.
 bool use_another_buffer(const Case& c, Plan& plan, OpId id, bool first) {
   const std::vector<Buffer>& buffers = c.schedule.buffers;
   Operation& op = plan.operations[id];
@@ -219,7 +219,7 @@ TEST(PlantedFaults, AreFound) {
         Schedule schedule = c.schedule;
         std::vector<Operation>& operations = (schedule.*which).operations;
         if (operations.empty()) continue;
-        // What experts need depends on a draw.
+        // The needs of experts depend on a draw.
         const auto plants = [&](OpId id) {
           return !c.placed.problem.program().blocks[operations[id].block].rows &&
                  plant(c, schedule.*which, id);

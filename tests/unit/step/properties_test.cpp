@@ -66,7 +66,7 @@ TEST(EverySchedule, ForEvaluationHasOnlyWhatItsEvaluationUses) {
       const Buffer& buffer = schedule.buffers[id];
       // The fill of device memory passes through one buffer.
       const bool fills = buffer.name == "staging for data on the device";
-      // A reference of one layer does not use all buffers of its ring.
+      // A reference model of one layer does not use all buffers of its ring.
       const bool ring = buffer.name.starts_with("activations of the reference");
       ASSERT_TRUE(used.contains(id) || fills || ring) << "seed " << seed << ": " << buffer.name;
     }

@@ -13,7 +13,7 @@
 namespace ballast::step::rank_sizes_test {
 namespace {
 
-/// Three blocks in stage 3: one is split, one keeps its weights whole, one is trained in part.
+/// Three blocks in stage 3: one is sharded, one is replicated, one is trained in part.
 Problem in_groups(std::uint32_t world, std::uint32_t group, bool per_rank = false) {
   model::StepProgram program;
   program.blocks.assign(3, {.name = "block", .per_rank = per_rank});
@@ -49,7 +49,7 @@ TEST(RankSizes, AShareIsThePartsOfTheRanksThatKeepItInAllGroups) {
   const RankSizes sizes(work);
   EXPECT_EQ(sizes.shards_in_share(), 3U);
   for (std::uint32_t rank = 0; rank < 12; ++rank) {
-    const std::uint32_t place = rank % 4;  // in its group
+    const std::uint32_t place = rank % 4;  // place in its group
     EXPECT_EQ(sizes.shard_of(rank) / 3, place);
     EXPECT_EQ(sizes.shard_at_home(0, rank), rank / 4);
     EXPECT_EQ(sizes.shard_at_home(1, rank), sizes.shard_of(rank));
@@ -98,7 +98,7 @@ TEST(RankSizes, AnExpertForEachRankIsSharedWithNone) {
   }
 }
 
-/// A gather of weights: from the group, or of this rank's part from those that keep it.
+/// An all-gather of weights: from the group, or of this rank's part from the ranks that keep it.
 Operation gather(bool from_group) {
   Operation operation;
   operation.action = Action::gather;
@@ -109,7 +109,7 @@ Operation gather(bool from_group) {
   return operation;
 }
 
-/// A schedule without plans for as many ranks.
+/// A schedule without plans for this number of ranks.
 Schedule for_ranks(std::uint32_t ranks, std::uint32_t group) {
   Schedule schedule;
   schedule.ranks = ranks;

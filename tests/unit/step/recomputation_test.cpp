@@ -77,7 +77,7 @@ struct TwoHalves {
   }
 };
 
-TEST(Recomputation, RunsTheRecipesOfWhatARecipeReadsFirst) {
+TEST(Recomputation, RunsTheRecipesOfItsInputsFirst) {
   TwoHalves halves;
   Recomputation nothing_kept(halves.sketch.program(), {});
   EXPECT_EQ(runs_before(nothing_kept, halves.second_backward),
@@ -96,7 +96,7 @@ TEST(Recomputation, LeavesOutWhatABlockKeeps) {
   EXPECT_EQ(runs_before(kept, halves.second_backward), halves.second_norm.passes);
 }
 
-TEST(Recomputation, IsOfTheBackwardPassAlone) {
+TEST(Recomputation, HappensOnlyInTheBackwardPass) {
   TwoHalves halves;
   Recomputation nothing_kept(halves.sketch.program(), {});
   EXPECT_TRUE(runs_before(nothing_kept, halves.second_norm).empty());

@@ -12,8 +12,8 @@
 
 namespace ballast::step {
 
-/// The passes of a micro-batch one after the other, without anything that is computed again: what
-/// each of them reads is what the last pass before it has written.
+/// The passes of a micro-batch one after the other, without recomputation: each pass reads what the
+/// last earlier pass has written.
 class SerialOrder {
  public:
   SerialOrder(const model::StepProgram& program, const std::vector<model::Stop>& stops,
@@ -46,27 +46,28 @@ class SerialOrder {
 
   [[nodiscard]] const std::vector<model::PassId>& passes() const { return passes_; }
   [[nodiscard]] bool is_backward(std::uint32_t position) const { return backward_[position]; }
-  /// Where `pass` runs, or the pass of the forward pass that it repeats; kNone: there is none.
+  /// The position of `pass`, or of the pass of the forward pass that it repeats; kNone if there is
+  /// none.
   [[nodiscard]] std::uint32_t position_of(model::PassId pass) const {
     if (position_[pass] != model::kNone) return position_[pass];
     const auto found = by_key_.find(key_of(program_.passes[pass]));
     return found == by_key_.end() ? model::kNone : found->second;
   }
-  /// The position of the pass that has written `value` last when the pass at `position` begins;
-  /// kNone: none of them has.
+  /// The position of the pass that was the last to write `value` when the pass at `position`
+  /// begins; kNone if none has.
   [[nodiscard]] std::uint32_t writer_before(std::uint32_t position, model::ValueId value) const {
     for (const auto& [id, writer] : before_[position]) {
       if (id == value) return writer;
     }
     return model::kNone;
   }
-  /// The same after the last pass.
+  /// Like writer_before(), after the last pass.
   [[nodiscard]] std::uint32_t last_writer(model::ValueId value) const { return at_end_[value]; }
-  /// Whether a pass reads `value` as the pass at `position` leaves it.
+  /// Whether a later pass reads `value` as written by the pass at `position`.
   [[nodiscard]] bool is_read(std::uint32_t position, model::ValueId value) const {
     return read_.contains({position, value});
   }
-  /// Passes that add to a sum for each micro-batch.
+  /// Number of passes that add to a sum, per micro-batch.
   [[nodiscard]] std::uint32_t additions_to(model::SumId sum) const { return additions_[sum]; }
 
  private:

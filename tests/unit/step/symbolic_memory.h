@@ -19,19 +19,19 @@ namespace ballast::step {
 struct Content {
   enum class What : std::uint8_t {
     zeros,
-    weights,    ///< of a block
-    decoded,    ///< weights of a block that are kept as codes
-    states,     ///< of a block; part: its sub-group
-    value,      ///< of a micro-batch
+    weights,    ///< weights of a block
+    decoded,    ///< dequantised weights of a block
+    states,     ///< states of a block; part: its sub-group
+    value,      ///< a value of a micro-batch
     counts,     ///< a value of all ranks
-    sum,        ///< a gradient sum; by: additions so far
-    gradient,   ///< packed, of a block; by: see Sums
-    statistics  ///< of the gradient of a block
+    sum,        ///< a gradient sum; by: number of additions so far
+    gradient,   ///< packed gradient of a block; by: see Sums
+    statistics  ///< statistics of the gradient of a block
   };
   static constexpr std::uint64_t kUndone = std::uint64_t{1} << 63U;
 
   What what = What::zeros;
-  std::uint32_t number = 0;  ///< of a block, value or sum
+  std::uint32_t number = 0;  ///< number of the block, value or sum
   /// Values: the micro-batch. Weights: sub-groups to which one more update has been applied.
   std::uint32_t part = 0;
   /// Weights and states: updates applied, with kUndone if a rollback undoes the last one. Others:
@@ -58,15 +58,15 @@ inline std::string show(const Content& content) {
                      (content.version & Content::kUndone) > 0 ? " undone" : "", content.by);
 }
 
-/// What the bytes of all buffers mean.
+/// The meanings of the bytes of all buffers.
 class SymbolicMemory {
  public:
   struct Piece {
     Bytes begin = 0;
     Bytes end = 0;
     Content content;
-    Bytes at = 0;       ///< of its first byte in the content
-    bool read = false;  ///< since it was written
+    Bytes at = 0;       ///< position of its first byte in the content
+    bool read = false;  ///< whether it was read since it was written
   };
 
   explicit SymbolicMemory(const std::vector<Buffer>& buffers)
@@ -78,7 +78,7 @@ class SymbolicMemory {
     return id != kNoBuffer && buffers_[id].bytes == 0;
   }
 
-  /// Replaces bytes. Returns what nobody has read of them, if there is something.
+  /// Replaces bytes. Returns a part of them that was never read, if there is one.
   std::optional<Content> write(BufferId id, const Piece& piece) {
     std::vector<Piece>& held = held_[id];
     std::optional<Content> unread;
@@ -101,8 +101,8 @@ class SymbolicMemory {
     return unread;
   }
 
-  /// The pieces of [begin, end), in order. They count as read, and with weights the frozen ones
-  /// behind them, which come along.
+  /// The pieces of [begin, end), in order. Marks them as read, and for weights also the frozen ones
+  /// after them, which move with them.
   std::vector<Piece> read(BufferId id, Bytes begin, Bytes end) {
     std::vector<Piece> found;
     if (id == kNoBuffer) return found;
@@ -124,7 +124,7 @@ class SymbolicMemory {
     return found;
   }
 
-  /// Two extents on NVMe change their roles.
+  /// Two extents on NVMe exchange their roles.
   void exchange(BufferId a, BufferId b) { std::swap(held_[a], held_[b]); }
 
   template <class Change>

@@ -21,12 +21,12 @@ namespace {
 
 using Volumes = std::array<Bytes, plan::kLaneCount>;
 
-/// How often data must be brought into `places` buffers with least-recently-used replacement: if at
-/// least that many others were used since its last use, or if it was never used, or brought in
-/// another case. `when`: the case in which the data are needed, or always.
+/// Counts how often data must be loaded into `places` buffers with least-recently-used replacement:
+/// if at least `places` others were used since their last use, or if they were never used, or
+/// loaded in another case. `when`: the case in which the data are needed, or always.
 class Misses {
  public:
-  /// The pass in which an expert had rows, or one of these.
+  /// The pass in which an expert had rows; empty for any pass.
   using When = std::optional<std::int64_t>;
   static constexpr std::int64_t kInStep = -1;
   static constexpr std::int64_t kInStepBefore = -2;
@@ -50,8 +50,8 @@ class Misses {
   std::map<std::uint32_t, When> brought_;
 };
 
-/// Counts one run on one rank: which weights its stops need one after the other, and what comes and
-/// goes with them.
+/// Counts one run on one rank: the weights that its stops need one after the other, and the data
+/// that move with them.
 class Counter {
  public:
   explicit Counter(const PlacedProblem& placed)
@@ -76,8 +76,8 @@ class Counter {
     for (pass_ = 0; pass_ < passes; ++pass_) {
       go_through(applies_updates && pass_ == 0, pass_ + 1 == passes);
     }
-    // A step reads the first states for the gated updates after it, and finds as many already
-    // there.
+    // A step reads the first states of the gated updates after it, and finds an equal number
+    // already there.
     fetch_states_at_once();
     fetch_states(0, ahead());
     if (applies_updates) fetch_states(ahead(), swapped());
@@ -92,7 +92,7 @@ class Counter {
     return volumes_;
   }
 
-  /// The pending updates, and those of speculating blocks again: their weights and states on NVMe
+  /// Repeats the pending updates and those of speculating blocks, whose weights and states on NVMe
   /// are read from the other slot.
   Volumes rollback() {
     flush();
@@ -119,7 +119,7 @@ class Counter {
   }
 
  private:
-  /// Blocks whose weights move for the pass of another block: each takes a slot more.
+  /// Number of blocks whose weights move for the pass of another block. Each takes one more slot.
   [[nodiscard]] std::size_t most_moving_together() const {
     std::size_t most = 0;
     for (const model::Stop* stop : stops_of(program_.training, form_)) {
@@ -171,7 +171,7 @@ class Counter {
     return is_trained(block) && options_.update == Update::gated &&
            at(block).optimizer != Tier::device && at(block).gradients == Tier::nvme;
   }
-  /// In whole pages.
+  /// Size in whole pages.
   [[nodiscard]] Bytes gradient_on_nvme(std::uint32_t block) const {
     return round_up(problem_.blocks[block].gradient_bytes, kPage);
   }
@@ -213,7 +213,7 @@ class Counter {
     }
   }
 
-  /// Inputs of the step, what it reports, and numbers of rows.
+  /// Inputs of the step, its reports, and numbers of rows.
   void values(std::uint32_t micro_batches) {
     for (const model::StepValue& value : program_.values) {
       const model::ValueClass& of = program_.classes[value.of];
@@ -248,8 +248,8 @@ class Counter {
     if (all || !program_.blocks[block].rows) return {};
     return lag > 0 ? Misses::kInStepBefore : Misses::kInStep;
   }
-  /// The experts of a router whose weights come early: as many as there are buffers beside those of
-  /// the blocks before them.
+  /// The experts of a router whose weights are prefetched: their number is that of the buffers that
+  /// earlier blocks leave.
   [[nodiscard]] std::pair<std::uint32_t, std::uint32_t> prefetched(const model::Stop& stop) const {
     std::pair<std::uint32_t, std::uint32_t> found = {0, 0};
     const model::Pass& pass = program_.passes[stop.passes.empty() ? 0 : stop.passes.back()];
@@ -298,8 +298,8 @@ class Counter {
     const Bytes elsewhere = trained_on_host(block) ? work.gradient_bytes : 0;
     count(Lane::fetch, work.weight_bytes - elsewhere);
   }
-  /// Of a block with frozen weights on NVMe: the trained ones, which are as large as the gradient,
-  /// are on NVMe only if their states are.
+  /// For a block with frozen weights on NVMe: its trained weights, which are as large as the
+  /// gradient, are on NVMe only if their states are.
   [[nodiscard]] bool trained_on_host(std::uint32_t block) const {
     const BlockSizes& work = problem_.blocks[block];
     return at(block).weights == Tier::nvme && at(block).optimizer != Tier::nvme &&
@@ -340,7 +340,7 @@ class Counter {
   Misses slots_;
   Misses staging_;
   Misses decoded_{1};
-  std::uint32_t pass_ = 0;  ///< of groups of micro-batches
+  std::uint32_t pass_ = 0;  ///< number of the pass, by groups of micro-batches
   Volumes volumes_{};
 };
 
@@ -409,7 +409,7 @@ TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
   for (const Bytes width : {2U, 4U}) {
     for (const Tier tier : kTiers) {
       PlacedProblem problem = uniform(4, 3, tier);
-      constexpr Bytes kElements = 64 * 4096;  // of each rank's shard: its scales are a page
+      constexpr Bytes kElements = 64 * 4096;  // for each rank's shard: its scales are a page
       for (BlockSizes& block : problem.problem.blocks) block.weight_bytes = 4 * width * kElements;
       for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
       const Plan exact = build(problem).steady;

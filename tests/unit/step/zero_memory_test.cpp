@@ -85,7 +85,7 @@ TEST(ZeroMemory, TheBytesPerParameterAreTheCallersOwn) {
   EXPECT_EQ(total(bytes), 3.5e9);
 }
 
-TEST(ZeroMemory, RefusesWhatIsNoStageAndNoWorld) {
+TEST(ZeroMemory, RefusesInvalidStagesAndWorlds) {
   EXPECT_THROW(static_cast<void>(zero_memory(1e9, 0, 1)), Error);
   EXPECT_THROW(static_cast<void>(zero_memory(1e9, 4, 4)), Error);
   EXPECT_THROW(static_cast<void>(zero_memory(1e9, 4, -1)), Error);
