@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <array>
+#include <vector>
 
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
@@ -47,11 +49,12 @@ Bytes bytes_of(const CurrentOperation& at, const Operand& operand) {
 }
 
 /// Returns the place of the pass's losses in the report of all micro-batches.
-DeviceBytes place_in_report(const CurrentOperation& at, const Use& use, model::Kernel kernel) {
-  const ReportPart part = kernel == model::Kernel::router
-                              ? router_losses_in(at.blueprint(), at.operation.micro)
-                              : head_losses_in(at.blueprint(), at.operation.micro);
-  return at.device(use, part.offset + part.bytes).subview(part.offset, part.bytes);
+DeviceBytes place_in_report(const CurrentOperation& at, const Use& use, const Operand& operand) {
+  const std::vector<ReportPart> parts = report_parts(at.problem());
+  const model::ClassId of = at.problem().program().values[operand.number].of;
+  const ReportPart& part = *std::ranges::find(parts, of, &ReportPart::of);
+  const Bytes begin = part.at(at.operation.micro);
+  return at.device(use, begin + part.bytes).subview(begin, part.bytes);
 }
 
 /// Returns the same mask for all passes of a micro-batch, also after a resume.
@@ -92,7 +95,7 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
         arguments.routing_counts = routing_of(at, use.buffer, at.operation.micro);
         break;
       case Port::losses:
-        arguments[port] = place_in_report(at, use, pass.kernel);
+        arguments[port] = place_in_report(at, use, operand);
         break;
       case Port::batch:
         arguments.batch = model::BatchViews::cut(view(), at.blueprint().shape.tokens());

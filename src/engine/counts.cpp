@@ -87,9 +87,10 @@ void report_routing(const CurrentOperation& at) {
       }
     }
   }
-  const HostBytes report = at.host(Role::losses, report_bytes(at.blueprint()));
+  const ReportPart part = report_parts(problem).back();
+  const HostBytes report = at.host(Role::losses, part.at(problem.micro_batches));
   for (std::uint32_t m = 0; m < micro_batches; ++m) {
-    const auto losses = reported<const double>(report, router_losses_in(at.blueprint(), m));
+    const auto losses = part.in(report, m);
     result.balance_loss += losses[0] / micro_batches;
     result.router_z_loss += losses[1] / micro_batches;
   }

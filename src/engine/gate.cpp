@@ -84,10 +84,9 @@ GateInputs sum_over_ranks(const model::PairResult& losses, const std::vector<Gra
 
 /// Sums over this rank's micro-batches.
 model::PairResult own_losses(const CurrentOperation& at) {
-  const HostBytes report = at.host(Role::losses, report_bytes(at.blueprint()));
-  ReportPart part = head_losses_in(at.blueprint(), 0);
-  part.bytes *= at.context.micro_batches;
-  return add_losses(reported<const double>(report, part), at.blueprint().pairs);
+  const std::vector<ReportPart> parts = report_parts(at.problem());
+  const HostBytes report = at.host(Role::losses, parts.back().at(at.problem().micro_batches));
+  return add_losses(parts.front().in(report, 0, at.context.micro_batches), at.blueprint().pairs);
 }
 
 /// Statistics of this rank, one per block with a gradient.

@@ -2,46 +2,42 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "ballast/core/view.h"
-#include "ballast/engine/blueprint.h"
+#include "ballast/step/problem.h"
 
 namespace ballast::engine {
 
-// The report of a step: losses in double precision, first the head's for each micro-batch, then the
-// routers' for each micro-batch.
+// The report of a step: all values of the program with SlotRule::report. Losses are in double
+// precision.
 
-/// A part of the report.
+/// Places of one class of values: `bytes` per micro-batch, one after the other.
 struct ReportPart {
+  model::ClassId of = model::kNone;
   Bytes offset = 0;
   Bytes bytes = 0;
+
+  [[nodiscard]] Bytes at(std::uint32_t micro) const { return offset + micro * bytes; }
+  /// Returns the numbers of `count` micro-batches from `micro` on.
+  [[nodiscard]] std::span<const double> in(HostBytes report, std::uint32_t micro,
+                                           std::uint32_t count = 1) const {
+    return {reinterpret_cast<const double*>(report.data() + at(micro)),
+            count * bytes / sizeof(double)};
+  }
 };
 
-/// Returns the part with the head's losses of micro-batch `micro`.
-inline ReportPart head_losses_in(const Blueprint& blueprint, std::uint32_t micro) {
-  const Bytes bytes = blueprint.head_losses() * sizeof(double);
-  return {micro * bytes, bytes};
-}
-
-/// Returns the part with the routers' losses of micro-batch `micro`: kRouterLosses.
-inline ReportPart router_losses_in(const Blueprint& blueprint, std::uint32_t micro) {
-  constexpr Bytes kBytes = kRouterLosses * sizeof(double);
-  const Bytes first = blueprint.micro_batches * head_losses_in(blueprint, 0).bytes;
-  return {first + micro * kBytes, kBytes};
-}
-
-/// Returns the size of the whole report.
-inline Bytes report_bytes(const Blueprint& blueprint) {
-  const auto micro_batches = static_cast<std::uint32_t>(blueprint.micro_batches);
-  const bool routes = blueprint.problem.table->routing_bytes() > 0;
-  return routes ? router_losses_in(blueprint, micro_batches).offset
-                : head_losses_in(blueprint, micro_batches).offset;
-}
-
-/// Returns a part of the report on the host.
-template <class T>
-std::span<T> reported(HostBytes report, const ReportPart& part) {
-  return {reinterpret_cast<T*>(report.data() + part.offset), part.bytes / sizeof(T)};
+/// Returns the parts in the order of the program: the losses of the head, then those of the routers
+/// if the model has any.
+inline std::vector<ReportPart> report_parts(const step::Problem& problem) {
+  const std::vector<model::ValueClass>& classes = problem.program().classes;
+  std::vector<ReportPart> parts;
+  for (model::ClassId id = 0; id < classes.size(); ++id) {
+    if (classes[id].slots != model::SlotRule::report) continue;
+    const Bytes end = parts.empty() ? 0 : parts.back().at(problem.micro_batches);
+    parts.push_back({id, end, classes[id].bytes});
+  }
+  return parts;
 }
 
 }  // namespace ballast::engine

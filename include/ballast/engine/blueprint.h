@@ -26,8 +26,6 @@ struct StateFormat {
 /// moments.
 inline constexpr Elems kSubGroupUnit = 2048;
 
-using model::kRouterLosses;
-
 /// All decisions that precede the allocation of memory.
 struct Blueprint {
   model::Architecture model;
@@ -51,12 +49,6 @@ struct Blueprint {
   plan::Schedule schedule;
   memory::Ledger ledger;
 
-  /// Number of values that the head reports per micro-batch: its loss, or a model::PairResult per
-  /// pair.
-  [[nodiscard]] std::uint64_t head_losses() const {
-    if (!pairs) return 1;
-    return shape.sequences / 2 * sizeof(model::PairResult) / sizeof(double);
-  }
   /// Tokens of one training step on this rank; problem.tokens_per_step() counts all ranks.
   [[nodiscard]] std::uint64_t tokens_per_step() const { return micro_batches * shape.tokens(); }
   /// FLOPs of this rank's matrix products in a training step, including recomputation.

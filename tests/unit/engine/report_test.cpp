@@ -1,7 +1,7 @@
 #include "src/engine/report.h"
 
-#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -12,25 +12,28 @@ namespace {
 /// With pairs the head reports several numbers per micro-batch, and the routers' losses follow
 /// them.
 TEST(Report, EveryLossHasItsOwnPlace) {
-  for (const std::uint64_t pairs : {0U, 1U, 3U}) {
-    Blueprint blueprint = {
-        .shape = {.sequences = 2 * std::max<std::uint64_t>(pairs, 1), .length = 8},
-        .micro_batches = 3};
-    blueprint.pairs = pairs > 0;
-    ASSERT_EQ(blueprint.head_losses(), pairs == 0 ? 1 : 4 * pairs);
-    const std::uint64_t all = 3 * (blueprint.head_losses() + kRouterLosses);
-    std::vector<int> owners(all);
-    const auto own = [&](const ReportPart& part) {
-      ASSERT_LE(part.offset + part.bytes, all * sizeof(double));
-      for (Bytes at = part.offset; at < part.offset + part.bytes; at += sizeof(double)) {
-        ++owners[at / sizeof(double)];
+  for (const std::uint64_t numbers : {1U, 4U, 12U}) {
+    model::StepProgram program;
+    using model::SlotRule;
+    program.classes = {{.name = "batch", .bytes = 64, .slots = SlotRule::step},
+                       {.name = "losses", .bytes = numbers * 8, .slots = SlotRule::report},
+                       {.name = "logits", .bytes = 128, .slots = SlotRule::scratch},
+                       {.name = "losses of routers", .bytes = 16, .slots = SlotRule::report}};
+    const step::Problem problem = {.table = std::make_shared<step::ProgramTable>(program),
+                                   .micro_batches = 3};
+    std::vector<double> report(3 * (numbers + 2));
+    const HostBytes bytes = std::as_writable_bytes(std::span(report));
+    std::vector<int> owners(report.size());
+    const std::vector<ReportPart> parts = report_parts(problem);
+    ASSERT_EQ(parts.size(), 2U);
+    EXPECT_EQ(parts.front().of, 1U);
+    EXPECT_EQ(parts.back().at(3), report.size() * sizeof(double));
+    for (const ReportPart& part : parts) {
+      for (std::uint32_t micro = 0; micro < 3; ++micro) {
+        for (const double& loss : part.in(bytes, micro)) ++owners.at(&loss - report.data());
       }
-    };
-    for (std::uint32_t micro = 0; micro < 3; ++micro) {
-      own(head_losses_in(blueprint, micro));
-      own(router_losses_in(blueprint, micro));
     }
-    EXPECT_EQ(owners, std::vector<int>(all, 1)) << pairs << " pairs";
+    EXPECT_EQ(owners, std::vector<int>(report.size(), 1)) << numbers << " numbers of the head";
   }
 }
 
