@@ -755,7 +755,7 @@ class Interpreter {
   const Options& options_;
   const Schedule& schedule_;
   RankSizes rank_;
-  std::uint32_t number_;  ///< of the rank: not the first, whose shards begin at 0
+  std::uint32_t number_;  ///< rank; not the first, whose shards begin at 0
   RankPart part_;
   DrawnRows rows_;
   SerialOrder training_order_;
