@@ -57,7 +57,7 @@ DeviceView<float> tied_gradient(const CurrentOperation& at) {
 }
 
 void run_pack(const CurrentOperation& at) {
-  const DeviceBytes whole = at.device(Role::target, at.sizes().whole_gradient(at.operation.block));
+  const DeviceBytes whole = at.device(Role::target, at.sizes().padded_gradient(at.operation.block));
   const DeviceBytes packed = whole.subview(0, at.block_sizes().gradient_bytes);
   // The reduction includes the padding to equal shards.
   const DeviceBytes padding = whole.subview(packed.size(), whole.size() - packed.size());
@@ -115,16 +115,16 @@ void gather_as_codes(const CurrentOperation& at, comm::Communicator& channel) {
   device::Stream& stream = *at.lanes.channels().gather_stream;
   const RankSizes sizes = at.sizes();
   const std::uint32_t block = at.operation.block;
-  const Bytes share = sizes.weights(block);
-  const Bytes coded = sizes.share_codes(block);
-  const DeviceBytes codes = at.device(Role::scratch, sizes.whole_codes(block));
-  const DeviceBytes whole = at.device(Role::target, sizes.whole_weights(block));
-  const std::uint32_t place = at.blueprint().rank % sizes.group();
+  const Bytes share = sizes.resident_weights(block);
+  const Bytes coded = sizes.partition_codes(block);
+  const DeviceBytes codes = at.device(Role::scratch, sizes.gathered_codes(block));
+  const DeviceBytes whole = at.device(Role::target, sizes.padded_weights(block));
+  const std::uint32_t place = at.blueprint().rank % sizes.ranks_per_copy();
   const DeviceBytes own = codes.subview(place * coded, coded);
   model::Compute& compute = at.modules().compute;
   compute.encode_weights(stream, at.device(Role::source, share), own);
   channel.all_gather(stream, own, codes);
-  for (std::uint32_t g = 0; g < sizes.group(); ++g) {
+  for (std::uint32_t g = 0; g < sizes.ranks_per_copy(); ++g) {
     compute.decode_weights(stream, codes.subview(g * coded, coded),
                            whole.subview(g * share, share));
   }
@@ -137,10 +137,10 @@ void gather_weights(const CurrentOperation& at, comm::Communicator& channel) {
   const RankSizes sizes = at.sizes();
   const std::uint32_t block = at.operation.block;
   if (at.has(Role::source)) {
-    return channel.all_gather(stream, at.device(Role::source, sizes.weights(block)),
-                              at.device(Role::target, sizes.whole_weights(block)));
+    return channel.all_gather(stream, at.device(Role::source, sizes.resident_weights(block)),
+                              at.device(Role::target, sizes.padded_weights(block)));
   }
-  const DeviceBytes kept = at.device(Role::target, sizes.updated_by_all(block));
+  const DeviceBytes kept = at.device(Role::target, sizes.trained_weights(block));
   const Bytes shard = sizes.updated_weights(block);
   channel.all_gather(stream, kept.subview(at.shard_at_home() * shard, shard), kept);
 }
@@ -174,14 +174,14 @@ void run_reduce(const CurrentOperation& at) {
   const Bytes shard = sizes.gradient_shard(operation.block);
   const bool in_place = !at.has(Role::source);
   const DeviceBytes whole = store.device(operation.buffer(in_place ? Role::target : Role::source),
-                                         sizes.whole_gradient(operation.block));
+                                         sizes.padded_gradient(operation.block));
   const BufferId arriving = operation.buffer(Role::scratch);
   const DeviceBytes scratch =
       store.device(arriving, at.blueprint().schedule.buffers[arriving].bytes);
   const DeviceBytes sum =
       in_place ? whole.subview(at.shard_number() * shard, shard) : at.device(Role::target, shard);
   const DType type = at.blueprint().type;
-  if (sizes.splits_states(operation.block)) {
+  if (sizes.shards_states(operation.block)) {
     channels.reducing->reduce_scatter(stream, whole, sum, type, scratch);
   } else {
     channels.reducing->all_reduce(stream, whole, type, scratch);
@@ -240,7 +240,7 @@ void clear_target(const CurrentOperation& at) {
     at.modules().compute.zero(stream, view_as<float>(at.device(at.target(), bytes)));
   };
   if (operation.action == Action::pack) {
-    return zero(at.stream(), at.sizes().whole_gradient(operation.block));
+    return zero(at.stream(), at.sizes().padded_gradient(operation.block));
   }
   if (operation.action == Action::reduce) {
     device::Stream& stream = *at.lanes.channels().reduce_stream;

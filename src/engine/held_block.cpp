@@ -12,9 +12,9 @@ ShardRange weights_here(const Blueprint& blueprint, const step::RankSizes& sizes
   const Elems whole = blueprint.model.blocks[block].plain_elements();
   const auto number = static_cast<std::uint32_t>(block);
   if (!sizes.keeps_part_of_weights(number)) return {0, whole, whole};
-  if (!sizes.splits_weights(number)) return even_shard(blueprint, block, false);
-  const Elems room = sizes.weights(number) / size_of(blueprint.type);
-  const Elems first = std::min(whole, blueprint.rank % sizes.group() * room);
+  if (!sizes.shards_weights(number)) return even_shard(blueprint, block, false);
+  const Elems room = sizes.resident_weights(number) / size_of(blueprint.type);
+  const Elems first = std::min(whole, blueprint.rank % sizes.ranks_per_copy() * room);
   return {first, std::min(room, whole - first), room};
 }
 

@@ -56,13 +56,15 @@ void Lanes::join_ranks() {
   for (std::uint32_t shard = 0; shard < ranks.world(); ++shard) {
     const std::uint32_t rank = sizes.owner_of(shard);
     all.push_back(rank);
-    if (rank / sizes.group() == ranks.rank() / sizes.group()) group.push_back(rank);
-    if (rank % sizes.group() == ranks.rank() % sizes.group()) share.push_back(rank);
+    if (rank / sizes.ranks_per_copy() == ranks.rank() / sizes.ranks_per_copy())
+      group.push_back(rank);
+    if (rank % sizes.ranks_per_copy() == ranks.rank() % sizes.ranks_per_copy())
+      share.push_back(rank);
   }
   device::Device& device = modules_.device;
   channels_.gathering = ranks.make_channel(device, all);
   channels_.reducing = ranks.make_channel(device, all);
-  if (sizes.shards_in_share() > 1) {
+  if (sizes.copies() > 1) {
     channels_.gathering_in_group = ranks.make_channel(device, group);
     channels_.gathering_share = ranks.make_channel(device, share);
   }

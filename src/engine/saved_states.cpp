@@ -66,9 +66,9 @@ std::vector<KeptHome> homes_of(const Blueprint& blueprint, std::size_t block, st
   };
   const step::RankSizes sizes(blueprint.problem);
   const auto number = static_cast<std::uint32_t>(block);
-  const Bytes all = sizes.weights(number);
+  const Bytes all = sizes.resident_weights(number);
   const bool apart = schedule.trained_home.at(block) != plan::kNoBuffer;
-  const Bytes trained = apart ? sizes.updated_by_all(number) : 0;
+  const Bytes trained = apart ? sizes.trained_weights(number) : 0;
   if (trained > 0) add(false, 0, 0, trained);
   add(false, trained > 0 ? kFrozenPart : 0, trained, all);
   for (std::uint32_t group = 0; group < sub_groups(blueprint, block); ++group) {

@@ -23,8 +23,8 @@ step::BlockSizes sizes_of(const model::Architecture& model, DType type, std::siz
   return {.weight_bytes = stored / block.experts,
           .decoded_bytes = coded ? block.elements * size_of(type) : 0,
           .gradient_bytes = block.own_trained_elements() * size_of(type),
-          .keeps_whole = block.parameters <= persistence_threshold || coded ||
-                         block.trained_elements() % block.elements > 0};
+          .replicated = block.parameters <= persistence_threshold || coded ||
+                        block.trained_elements() % block.elements > 0};
 }
 
 /// Returns the element ranges of exempt trained tensors, each with its padding, which is zero.

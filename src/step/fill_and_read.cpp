@@ -19,7 +19,7 @@ struct Movements::Home {
 
 /// Returns one home, or a home of the trained weights and one of the frozen weights.
 std::vector<Movements::Home> Movements::weight_homes(std::uint32_t block) const {
-  const Bytes all = rank_.weights(block);
+  const Bytes all = rank_.resident_weights(block);
   const auto home = [&](BufferId buffer, Bytes begin, Bytes end) {
     return Home{.payload = Payload::weights,
                 .sub_group = 0,
@@ -30,7 +30,7 @@ std::vector<Movements::Home> Movements::weight_homes(std::uint32_t block) const 
                 .initial_bytes = end - begin};
   };
   if (!splits_home(block)) return {home(layout_.weight_home[block], 0, all)};
-  const Bytes trained = rank_.updated_by_all(block);
+  const Bytes trained = rank_.trained_weights(block);
   return {home(layout_.trained_home[block], 0, trained),
           home(layout_.weight_home[block], trained, all)};
 }

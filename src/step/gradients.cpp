@@ -17,11 +17,11 @@ void Movements::deliver_gradient(std::uint32_t block) {
   if (sums.empty()) return;
   const bool on_device = at(block).optimizer == Tier::device;
   const BufferId home = layout_.gradient[block];
-  BufferId packed = on_device && !rank_.splits_gradients(block) ? home : gradient_slots_.next();
+  BufferId packed = on_device && !rank_.shards_gradients(block) ? home : gradient_slots_.next();
   std::vector<Use> uses = {{Role::target, packed, true}};
   const Use statistics = {Role::statistics, layout_.statistics_device[block], true};
   // With several ranks, reduce_gradient() computes the statistics of the sum.
-  if (!rank_.several(block)) uses.push_back(statistics);
+  if (!rank_.is_distributed(block)) uses.push_back(statistics);
   Bytes traffic = problem_.blocks[block].gradient_bytes;
   for (const model::SumId sum : sums) {
     const Role role = sum == sums.front() ? Role::source : Role::added_gradient;
@@ -35,7 +35,7 @@ void Movements::deliver_gradient(std::uint32_t block) {
                 .clears_when_idle = on_device,
                 .traffic = traffic,
                 .uses = std::move(uses)});
-  if (rank_.several(block)) packed = reduce_gradient(block, packed);
+  if (rank_.is_distributed(block)) packed = reduce_gradient(block, packed);
   if (!on_device) {
     const bool swaps = placed_.swaps_gradient(block);
     delivered_ = swaps ? gradient_staging_.next() : home;
@@ -44,7 +44,7 @@ void Movements::deliver_gradient(std::uint32_t block) {
                   .block = block,
                   .clears_when_idle = true,
                   .bytes = rank_.updated_gradient(block),
-                  .uses = {{Role::source, packed, false, rank_.splits_states(block)},
+                  .uses = {{Role::source, packed, false, rank_.shards_states(block)},
                            {Role::target, delivered_, true}}});
     if (swaps && home != kNoBuffer) {
       emit_if_used({.action = Action::writeback,
@@ -83,20 +83,20 @@ BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
 /// Sums `packed` over the ranks, in place unless its home on the device has only this rank's shard.
 /// Returns the buffer with the sum.
 BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
-  const bool moves = at(block).optimizer == Tier::device && rank_.splits_gradients(block);
+  const bool moves = at(block).optimizer == Tier::device && rank_.shards_gradients(block);
   const BufferId reduced = moves ? layout_.gradient[block] : packed;
-  std::vector<Use> uses = {{Role::target, reduced, true, !moves && rank_.splits_states(block)},
+  std::vector<Use> uses = {{Role::target, reduced, true, !moves && rank_.shards_states(block)},
                            {Role::statistics, layout_.statistics_device[block], true},
                            {Role::scratch, layout_.arriving, true}};
   if (moves) uses.push_back({Role::source, packed, false});
   // An all-reduce is a reduce-scatter and an all-gather.
-  const Bytes once = rank_.exchanged(rank_.whole_gradient(block));
+  const Bytes once = rank_.received_from_all(rank_.padded_gradient(block));
   // In place, the packing has already cleared it.
   emit_if_used({.action = Action::reduce,
                 .payload = Payload::gradient,
                 .block = block,
                 .clears_when_idle = moves,
-                .bytes = rank_.splits_states(block) ? once : 2 * once,
+                .bytes = rank_.shards_states(block) ? once : 2 * once,
                 .uses = std::move(uses)});
   return reduced;
 }

@@ -65,7 +65,7 @@ class LayoutMaker {
       const bool split = placed_.has_trained_home(b);
       const BufferId weights =
           list_.add(name_of(b, split ? "frozen weights" : "weights"), placed_.at(b).weights,
-                    Kind::weights, rank_.weights(b) - placed_.trained_home_bytes(b));
+                    Kind::weights, rank_.resident_weights(b) - placed_.trained_home_bytes(b));
       const BufferId trained = split ? list_.add(name_of(b, "weights"), placed_.trained_tier(b),
                                                  Kind::weights, placed_.trained_home_bytes(b))
                                      : kNoBuffer;
@@ -158,7 +158,7 @@ class LayoutMaker {
       if (placed_.at(b).weights != Tier::nvme) continue;
       const Bytes trained = placed_.trained_home_bytes(b);
       const bool counts = !placed_.is_trained(b) || trained > 0;
-      sum += counts ? round_up(rank_.weights(b) - trained, kPage) : 0;
+      sum += counts ? round_up(rank_.resident_weights(b) - trained, kPage) : 0;
     }
     return sum;
   }
@@ -171,7 +171,8 @@ class LayoutMaker {
   }
   [[nodiscard]] Bytes undo_bytes(std::uint32_t b) const {
     if (undo_tier(b) == Tier::host) return rank_.updated_weights(b);
-    return placed_.trained_home_bytes(b) > 0 ? placed_.trained_home_bytes(b) : rank_.weights(b);
+    return placed_.trained_home_bytes(b) > 0 ? placed_.trained_home_bytes(b)
+                                             : rank_.resident_weights(b);
   }
 
   void undo(std::uint32_t b) {
@@ -205,23 +206,23 @@ class LayoutMaker {
 
   void weight_passage() {
     const auto passes = [this](std::uint32_t b) {
-      return rank_.splits_weights(b) || placed_.at(b).weights != Tier::device;
+      return rank_.shards_weights(b) || placed_.at(b).weights != Tier::device;
     };
-    const Need slots = need([this](std::uint32_t b) { return rank_.whole_weights(b); }, passes);
+    const Need slots = need([this](std::uint32_t b) { return rank_.padded_weights(b); }, passes);
     const std::size_t wanted = options_.buffers.weight_slots + most_moving_together(passes);
     layout_.weight_slots = list_.add_slots("weights in transit", Tier::device, Kind::staging,
                                            slots.bytes, std::min(wanted, slots.count));
     const auto split_elsewhere = [this](std::uint32_t b) {
-      return rank_.splits_weights(b) && placed_.at(b).weights != Tier::device;
+      return rank_.shards_weights(b) && placed_.at(b).weights != Tier::device;
     };
     const Need shares =
-        need([this](std::uint32_t b) { return rank_.weight_share(b); }, split_elsewhere);
+        need([this](std::uint32_t b) { return rank_.weight_partition(b); }, split_elsewhere);
     layout_.share_slots =
         list_.add_slots("shares of weights in transit", Tier::device, Kind::staging, shares.bytes,
                         std::min<std::size_t>({2, options_.buffers.weight_slots, shares.count}));
-    if (rank_.codes_weights()) {
-      const Need codes = need([this](std::uint32_t b) { return rank_.whole_codes(b); },
-                              [this](std::uint32_t b) { return rank_.splits_weights(b); });
+    if (rank_.quantizes_gathers()) {
+      const Need codes = need([this](std::uint32_t b) { return rank_.gathered_codes(b); },
+                              [this](std::uint32_t b) { return rank_.shards_weights(b); });
       if (codes.bytes > 0) {
         layout_.codes = list_.add("weight codes", Tier::device, Kind::workspace, codes.bytes);
       }
@@ -233,7 +234,8 @@ class LayoutMaker {
     layout_.decoded = list_.add_slots("decoded weights", Tier::device, Kind::workspace,
                                       decoded.bytes, std::min<std::size_t>(1, decoded.count));
     const auto on_host = [this](std::uint32_t b) {
-      return placed_.at(b).weights == Tier::device ? rank_.updated_weights(b) : rank_.weights(b);
+      return placed_.at(b).weights == Tier::device ? rank_.updated_weights(b)
+                                                   : rank_.resident_weights(b);
     };
     const Need staged = need(on_host, [this](std::uint32_t b) {
       const bool borrowed = placed_.at(b).weights == Tier::device && placed_.updates_below(b);
@@ -289,9 +291,9 @@ class LayoutMaker {
       layout_.statistics_host.push_back(has ? statistics(b, "gradient statistics", Tier::host)
                                             : kNoBuffer);
     }
-    const auto whole = [this](std::uint32_t b) { return rank_.whole_gradient(b); };
+    const auto whole = [this](std::uint32_t b) { return rank_.padded_gradient(b); };
     const Need packed = need(whole, [this](std::uint32_t b) {
-      return placed_.updates_below(b) || (placed_.is_trained(b) && rank_.splits_gradients(b));
+      return placed_.updates_below(b) || (placed_.is_trained(b) && rank_.shards_gradients(b));
     });
     layout_.gradient_slots =
         list_.add_slots("gradients in transit", Tier::device, Kind::staging, packed.bytes,
@@ -301,8 +303,8 @@ class LayoutMaker {
     layout_.gradient_staging =
         list_.add_slots("gradient staging", Tier::host, Kind::staging, swapped.bytes,
                         std::min<std::size_t>(options_.buffers.gradient_staging, swapped.count));
-    if (rank_.several()) {
-      const Need all = need(whole, [this](std::uint32_t b) { return rank_.several(b); });
+    if (rank_.is_distributed()) {
+      const Need all = need(whole, [this](std::uint32_t b) { return rank_.is_distributed(b); });
       const Bytes least = problem_.world * kPage;
       layout_.arriving = list_.add("gradients from other ranks", Tier::device, Kind::workspace,
                                    std::clamp(all.bytes, least, std::max(least, kArriving)));
@@ -317,14 +319,14 @@ class LayoutMaker {
                        placed_.swapped_gradient_bytes(b));
     }
     const Tier side = placed_.at(b).optimizer == Tier::device ? Tier::device : Tier::host;
-    const bool shard = side == Tier::device ? rank_.splits_gradients(b) : rank_.splits_states(b);
+    const bool shard = side == Tier::device ? rank_.shards_gradients(b) : rank_.shards_states(b);
     return list_.add(std::move(name), side, Kind::gradients,
-                     shard ? rank_.gradient_shard(b) : rank_.whole_gradient(b));
+                     shard ? rank_.gradient_shard(b) : rank_.padded_gradient(b));
   }
 
   void passing_place() {
     const Need weights =
-        need([this](std::uint32_t b) { return rank_.weights(b); },
+        need([this](std::uint32_t b) { return rank_.resident_weights(b); },
              [this](std::uint32_t b) { return placed_.at(b).weights == Tier::device; });
     const Need states =
         need([this](std::uint32_t b) { return rank_.states(b, 0); },  // the first is the largest

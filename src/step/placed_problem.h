@@ -57,14 +57,14 @@ struct PlacedProblem {
 
   /// Returns whether the trained weights of `block` have a separate home. The home of the frozen
   /// ones, which follow them, is then on NVMe and never written again. The two sizes are
-  /// RankSizes::updated_by_all() and the rest of RankSizes::weights().
+  /// RankSizes::trained_weights() and the rest of RankSizes::resident_weights().
   [[nodiscard]] bool has_trained_home(std::uint32_t block) const {
     return trains() && at(block).weights == Tier::nvme && is_trained(block) &&
-           sizes.updated_by_all(block) < sizes.weights(block);
+           sizes.trained_weights(block) < sizes.resident_weights(block);
   }
   /// Returns the size of that home; 0 if there is none.
   [[nodiscard]] Bytes trained_home_bytes(std::uint32_t block) const {
-    return has_trained_home(block) ? sizes.updated_by_all(block) : 0;
+    return has_trained_home(block) ? sizes.trained_weights(block) : 0;
   }
   /// Returns the tier of that home: NVMe if the states are there, otherwise host memory, so that a
   /// step writes to NVMe only if states have to be there.

@@ -21,7 +21,7 @@ bool in_one_pass(const Problem& problem, const Placement& placement) {
   if (!placement.blocks[choice->keeper].keeps_intermediates) return false;
   const RankSizes sizes(problem);
   return std::all_of(choice->on_device.begin(), choice->on_device.end(), [&](model::BlockId block) {
-    return placement.blocks[block].weights == Tier::device && !sizes.splits_weights(block);
+    return placement.blocks[block].weights == Tier::device && !sizes.shards_weights(block);
   });
 }
 

@@ -96,7 +96,7 @@ void Movements::update(std::uint32_t block, std::uint32_t lag) {
 }
 
 void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
-  const bool split = rank_.splits_weights(block);
+  const bool split = rank_.shards_weights(block);
   const Tier home = at(block).weights;
   const BufferId home_buffer = layout_.weight_home[block];
   const bool shard = rank_.updates_shard(block);
@@ -116,7 +116,7 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
                     .unless = unless});
     }
   }
-  const bool shard_of_gradient = rank_.splits_states(block) && !rank_.splits_gradients(block);
+  const bool shard_of_gradient = rank_.shards_states(block) && !rank_.shards_gradients(block);
   for (std::uint32_t g = 0; g < sub_groups(block); ++g) {
     emit_update({.action = Action::update_on_device,
                  .block = block,
@@ -137,7 +137,7 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   copy_weights(Action::offload, block,
                {.from = {.buffer = weights},
                 .to = {.buffer = host},
-                .bytes = rank_.updated_by_all(block),
+                .bytes = rank_.trained_weights(block),
                 .when = when});
   if (to_nvme) writeback_weights(block, host, lag, Speculation::none, when);
 }
@@ -169,8 +169,8 @@ BufferId Movements::weights_for_update(std::uint32_t block, std::uint32_t lag) {
                      .lag = lag,
                      .speculation = speculation,
                      .bytes = on_device ? rank_.updated_weights(block)
-                              : split   ? rank_.updated_by_all(block)
-                                        : rank_.weights(block),
+                              : split   ? rank_.trained_weights(block)
+                                        : rank_.resident_weights(block),
                      .uses = {{Role::target, staging, true}}};
   // Also before a repetition, which restores the weights but not the padding after them.
   bring.uses.push_back(on_device ? Use{Role::source, home_buffer, false, rank_.updates_shard(block)}
@@ -242,7 +242,7 @@ void Movements::return_weights(std::uint32_t block, BufferId updated, std::uint3
   const bool borrowed = at(block).weights == Tier::device;
   if (!borrowed && !rank_.updates_shard(block)) return;
   const Condition when = for_update(block, lag);
-  BufferCache& slots = rank_.splits_weights(block) ? share_slots_ : slots_;
+  BufferCache& slots = rank_.shards_weights(block) ? share_slots_ : slots_;
   const BufferId device = borrowed ? layout_.weight_home[block] : slots.take(block, when).buffer;
   copy_weights(Action::upload, block,
                {.from = {.buffer = updated, .shard = rank_.updates_shard(block) && !borrowed},
@@ -255,10 +255,10 @@ void Movements::return_weights(std::uint32_t block, BufferId updated, std::uint3
   copy_weights(Action::offload, block,
                {.from = {.buffer = device},
                 .to = {.buffer = updated},
-                .bytes = rank_.updated_by_all(block),
+                .bytes = rank_.trained_weights(block),
                 .when = when});
   // Frozen weights after the updated ones did not pass through it.
-  if (rank_.updated_by_all(block) < rank_.weights(block)) slots.forget(block);
+  if (rank_.trained_weights(block) < rank_.resident_weights(block)) slots.forget(block);
 }
 
 void Movements::writeback_weights(std::uint32_t block, BufferId staging, std::uint32_t lag,
@@ -269,7 +269,7 @@ void Movements::writeback_weights(std::uint32_t block, BufferId staging, std::ui
        .block = block,
        .lag = lag,
        .speculation = speculation,
-       .bytes = splits_home(block) ? rank_.updated_by_all(block) : rank_.weights(block),
+       .bytes = splits_home(block) ? rank_.trained_weights(block) : rank_.resident_weights(block),
        .uses = {{Role::source, staging, false},
                 {Role::target,
                  splits_home(block) ? layout_.trained_home[block] : layout_.weight_home[block],

@@ -45,7 +45,7 @@ Condition Movements::for_pass(std::uint32_t block) const {
 Condition Movements::for_gradient(std::uint32_t block, std::uint32_t lag) const {
   if (rows_of(block) == nullptr) return {};
   return {.rows = lag > 0 ? Condition::Rows::in_step_before : Condition::Rows::in_step,
-          .any_rank = rank_.several()};
+          .any_rank = rank_.is_distributed()};
 }
 
 Condition Movements::for_update(std::uint32_t block, std::uint32_t lag) const {
@@ -90,7 +90,7 @@ BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
 
 /// Returns the device buffer with the whole weights of `block` as stored.
 BufferId Movements::kept_on_device(std::uint32_t block, Condition when) {
-  const bool split = rank_.splits_weights(block);
+  const bool split = rank_.shards_weights(block);
   if (at(block).weights == Tier::device && !split) return layout_.weight_home[block];
   const BufferCache::Taken slot = slots_.take(block, when);
   if (!slot.fill) return slot.buffer;
@@ -126,7 +126,7 @@ BufferId Movements::weights_in_staging(std::uint32_t block, Condition when) {
     copy_weights(Action::fetch, block,
                  {.from = {.buffer = home},
                   .to = {.buffer = staging.buffer},
-                  .bytes = rank_.weights(block) - rank_.updated_by_all(block),
+                  .bytes = rank_.resident_weights(block) - rank_.trained_weights(block),
                   .when = when,
                   .unless = staging.unless});
   } else {
@@ -144,7 +144,7 @@ void Movements::bring_weights(const BufferCache::Taken& place, Action action, st
   copy_weights(action, block,
                {.from = {.buffer = split ? layout_.trained_home[block] : from},
                 .to = {.buffer = place.buffer},
-                .bytes = split ? rank_.updated_by_all(block) : rank_.weights(block),
+                .bytes = split ? rank_.trained_weights(block) : rank_.resident_weights(block),
                 .when = when,
                 .unless = place.unless});
 }
@@ -152,11 +152,11 @@ void Movements::bring_weights(const BufferCache::Taken& place, Action action, st
 /// Brings the frozen weights; the trained ones follow separately.
 void Movements::bring_frozen(const BufferCache::Taken& place, Action action, std::uint32_t block,
                              BufferId from, Condition when) {
-  const Bytes trained = rank_.updated_by_all(block);
+  const Bytes trained = rank_.trained_weights(block);
   copy_weights(action, block,
                {.from = {.buffer = from},
                 .to = {.buffer = place.buffer},
-                .bytes = rank_.weights(block) - trained,
+                .bytes = rank_.resident_weights(block) - trained,
                 .when = when,
                 .unless = place.unless,
                 .offset = trained});
@@ -178,22 +178,22 @@ void Movements::copy_weights(Action action, std::uint32_t block, const Copy& cop
 /// from all ranks that keep the same weights; never as codes, because the next update reads them.
 void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to, Condition when,
                                std::optional<Condition> unless) {
-  const bool share = rank_.splits_weights(block);
+  const bool share = rank_.shards_weights(block);
   Operation gather = {.action = Action::gather,
                       .payload = Payload::weights,
                       .group = share ? RankGroup::same_share : RankGroup::all,
                       .block = block,
-                      .bytes = rank_.updated_by_all(block) - rank_.updated_weights(block),
+                      .bytes = rank_.trained_weights(block) - rank_.updated_weights(block),
                       .uses = {{Role::target, to, true}}};
   if (from != to) {
-    const Bytes whole = rank_.whole_weights(block);
+    const Bytes whole = rank_.padded_weights(block);
     gather.group = RankGroup::weight_copy;
-    gather.bytes = rank_.exchanged_in_group(whole);
+    gather.bytes = rank_.received_from_copy(whole);
     gather.uses.push_back({Role::source, from, false});
-    if (rank_.codes_weights()) {
-      const Bytes codes = rank_.whole_codes(block);
-      gather.bytes = rank_.exchanged_in_group(codes);
-      gather.traffic = rank_.weight_share(block) + rank_.share_codes(block) + codes + whole;
+    if (rank_.quantizes_gathers()) {
+      const Bytes codes = rank_.gathered_codes(block);
+      gather.bytes = rank_.received_from_copy(codes);
+      gather.traffic = rank_.weight_partition(block) + rank_.partition_codes(block) + codes + whole;
       gather.uses.push_back({Role::scratch, layout_.codes, true});
     }
   }
@@ -207,7 +207,7 @@ ProgramTable::Blocks Movements::blocks_ahead(std::uint32_t router, model::ValueI
   std::uint32_t slots = options_.buffers.weight_slots;
   std::uint32_t staging = options_.buffers.weight_staging;
   const auto take = [&](std::uint32_t b) {
-    const bool passes = at(b).weights != Tier::device || rank_.splits_weights(b);
+    const bool passes = at(b).weights != Tier::device || rank_.shards_weights(b);
     const bool fetched = at(b).weights == Tier::nvme;
     if ((passes && slots == 0) || (fetched && staging == 0)) return false;
     slots -= passes ? 1 : 0;

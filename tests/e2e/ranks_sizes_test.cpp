@@ -81,7 +81,7 @@ Bytes received_once(const Blueprint& blueprint, std::size_t first, std::size_t l
   const step::RankSizes sizes(blueprint.problem);
   Bytes sum = 0;
   for (std::size_t b = first; b <= last; ++b) {
-    sum += sizes.exchanged(sizes.whole_weights(static_cast<std::uint32_t>(b)));
+    sum += sizes.received_from_all(sizes.padded_weights(static_cast<std::uint32_t>(b)));
   }
   return sum;
 }

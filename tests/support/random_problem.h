@@ -245,7 +245,7 @@ class ProblemDraw {
     const bool layer = shape.role != Role::embedding && shape.role < Role::head;
     const bool coded = layer && in_part && dice_.toss();
     if (coded) block.decoded_bytes = block.weight_bytes * dice_.pick(2, 4);
-    block.keeps_whole =
+    block.replicated =
         draw_.ranks && (coded || (in_part && !shape.is_frozen()) || dice_.pick(0, 3) == 0);
     // In half of the problems, states are cut into sub-groups.
     const Elems elements = block.gradient_bytes / 2;

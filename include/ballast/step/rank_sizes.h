@@ -15,99 +15,105 @@ namespace ballast::step {
 /// One rank has no padding. With expert parallelism a rank's expert is its shard of everything:
 /// ranks exchange nothing of the block, so its sizes are those of a run with one rank.
 ///
-/// Weights may be split over a group of ranks (hpZ of ZeRO++, arXiv 2306.10209, section 3.2): ranks
-/// [k * group, (k + 1) * group) hold one copy, an equal share each. Ranks at the same place in
-/// their groups hold the same share, and the shards that they own make up that share: shards are
-/// numbered by place first, then by group.
+/// Weights may be split over a group of ranks (hpZ of ZeRO++, arXiv 2306.10209, section 3.2). With
+/// n = ranks_per_copy(), ranks [k * n, (k + 1) * n) hold copy k, an equal partition each. Ranks at
+/// the same place in their groups hold the same partition, which the shards of these ranks make up:
+/// shards are numbered by place first, then by group. For 4 ranks and n = 2:
+///
+///     rank                    0      1      2      3
+///     partition that it has   0 1    2 3    0 1    2 3     resident_weights(): two shards
+///     shard that it updates   0      2      1      3       updated_weights(): one shard
 class RankSizes {
  public:
   explicit RankSizes(const Problem& problem) : problem_(problem) {}
 
-  [[nodiscard]] bool several() const { return problem_.world > 1; }
+  [[nodiscard]] bool is_distributed() const { return problem_.world > 1; }
   /// Returns whether several ranks share weights and gradients of the block.
-  [[nodiscard]] bool several(std::uint32_t block) const { return several() && !is_per_rank(block); }
-  [[nodiscard]] bool splits_states(std::uint32_t block) const {
-    return several(block) && problem_.stage >= 1;
+  [[nodiscard]] bool is_distributed(std::uint32_t block) const {
+    return is_distributed() && !is_per_rank(block);
   }
-  [[nodiscard]] bool splits_gradients(std::uint32_t block) const {
-    return several(block) && problem_.stage >= 2;
+  [[nodiscard]] bool shards_states(std::uint32_t block) const {
+    return is_distributed(block) && problem_.stage >= 1;
   }
-  [[nodiscard]] bool splits_weights(std::uint32_t block) const {
-    return several(block) && problem_.stage >= 3 && !problem_.blocks[block].keeps_whole;
+  [[nodiscard]] bool shards_gradients(std::uint32_t block) const {
+    return is_distributed(block) && problem_.stage >= 2;
+  }
+  [[nodiscard]] bool shards_weights(std::uint32_t block) const {
+    return is_distributed(block) && problem_.stage >= 3 && !problem_.blocks[block].replicated;
   }
   /// Returns whether a rank updates only its shard of the weights that it keeps.
   [[nodiscard]] bool updates_shard(std::uint32_t block) const {
-    return splits_states(block) && (!splits_weights(block) || shards_in_share() > 1);
+    return shards_states(block) && (!shards_weights(block) || copies() > 1);
   }
   /// Returns whether a rank keeps only a part of the block's states, or weights.
   [[nodiscard]] bool keeps_part_of_states(std::uint32_t block) const {
-    return several() && (problem_.stage >= 1 || is_per_rank(block));
+    return is_distributed() && (problem_.stage >= 1 || is_per_rank(block));
   }
   [[nodiscard]] bool keeps_part_of_weights(std::uint32_t block) const {
-    return splits_weights(block) || (several() && is_per_rank(block));
+    return shards_weights(block) || (is_distributed() && is_per_rank(block));
   }
 
   /// Number of ranks that share one copy of split weights.
-  [[nodiscard]] std::uint32_t group() const {
+  [[nodiscard]] std::uint32_t ranks_per_copy() const {
     return problem_.stage >= 3 && problem_.weight_ranks > 0 ? problem_.weight_ranks
                                                             : problem_.world;
   }
-  /// Number of shards in a rank's share of split weights; also the number of groups.
-  [[nodiscard]] std::uint32_t shards_in_share() const { return problem_.world / group(); }
+  /// Number of copies of split weights, which is also the number of shards in a rank's partition.
+  [[nodiscard]] std::uint32_t copies() const { return problem_.world / ranks_per_copy(); }
   /// Returns the shard that `rank` owns.
   [[nodiscard]] std::uint32_t shard_of(std::uint32_t rank) const {
-    return rank % group() * shards_in_share() + rank / group();
+    return rank % ranks_per_copy() * copies() + rank / ranks_per_copy();
   }
   [[nodiscard]] std::uint32_t owner_of(std::uint32_t shard) const {
-    return shard % shards_in_share() * group() + shard / shards_in_share();
+    return shard % copies() * ranks_per_copy() + shard / copies();
   }
   /// Returns the index of `rank`'s shard among the shards of the weights that it keeps.
   [[nodiscard]] std::uint32_t shard_at_home(std::uint32_t block, std::uint32_t rank) const {
-    return splits_weights(block) ? shard_of(rank) % shards_in_share() : shard_of(rank);
+    return shards_weights(block) ? shard_of(rank) % copies() : shard_of(rank);
   }
 
   [[nodiscard]] Bytes weight_shard(std::uint32_t block) const {
     return shard(block, problem_.blocks[block].weight_bytes);
   }
-  [[nodiscard]] Bytes whole_weights(std::uint32_t block) const {
+  [[nodiscard]] Bytes padded_weights(std::uint32_t block) const {
     return shards(block) * weight_shard(block);
   }
   [[nodiscard]] Bytes gradient_shard(std::uint32_t block) const {
     return shard(block, problem_.blocks[block].gradient_bytes);
   }
-  [[nodiscard]] Bytes whole_gradient(std::uint32_t block) const {
+  [[nodiscard]] Bytes padded_gradient(std::uint32_t block) const {
     return shards(block) * gradient_shard(block);
   }
 
-  /// Returns the size of a rank's share of split weights.
-  [[nodiscard]] Bytes weight_share(std::uint32_t block) const {
-    return shards_in_share() * weight_shard(block);
+  /// Returns the size of the part of split weights that one rank keeps.
+  [[nodiscard]] Bytes weight_partition(std::uint32_t block) const {
+    return copies() * weight_shard(block);
   }
   /// Returns the size of the weights in their home.
-  [[nodiscard]] Bytes weights(std::uint32_t block) const {
-    return splits_weights(block) ? weight_share(block) : whole_weights(block);
+  [[nodiscard]] Bytes resident_weights(std::uint32_t block) const {
+    return shards_weights(block) ? weight_partition(block) : padded_weights(block);
   }
   /// Returns whether gathers of split weights move codes.
-  [[nodiscard]] bool codes_weights() const { return problem_.coded_weight > 0; }
-  [[nodiscard]] Bytes share_codes(std::uint32_t block) const {
-    return WeightCodes::bytes_of(weight_share(block) / problem_.coded_weight);
+  [[nodiscard]] bool quantizes_gathers() const { return problem_.coded_weight > 0; }
+  [[nodiscard]] Bytes partition_codes(std::uint32_t block) const {
+    return WeightCodes::bytes_of(weight_partition(block) / problem_.coded_weight);
   }
-  [[nodiscard]] Bytes whole_codes(std::uint32_t block) const {
-    return group() * share_codes(block);
+  [[nodiscard]] Bytes gathered_codes(std::uint32_t block) const {
+    return ranks_per_copy() * partition_codes(block);
   }
   /// Returns the size of the weights that this rank updates: its shard of the trained ones, which
   /// come first.
   [[nodiscard]] Bytes updated_weights(std::uint32_t block) const {
-    return splits_weights(block) ? weight_shard(block) : updated_gradient(block);
+    return shards_weights(block) ? weight_shard(block) : updated_gradient(block);
   }
-  /// Returns the size of the trained weights that a rank keeps: whole, or its share if they are
-  /// split.
-  [[nodiscard]] Bytes updated_by_all(std::uint32_t block) const {
-    return splits_weights(block) ? weight_share(block) : whole_gradient(block);
+  /// Returns the size of the trained weights that a rank keeps: whole, or its partition if
+  /// they are split.
+  [[nodiscard]] Bytes trained_weights(std::uint32_t block) const {
+    return shards_weights(block) ? weight_partition(block) : padded_gradient(block);
   }
   /// Returns the size of the gradient that this rank's update reads.
   [[nodiscard]] Bytes updated_gradient(std::uint32_t block) const {
-    return splits_states(block) ? gradient_shard(block) : whole_gradient(block);
+    return shards_states(block) ? gradient_shard(block) : padded_gradient(block);
   }
   [[nodiscard]] Bytes states(std::uint32_t block, std::uint32_t sub_group) const {
     return problem_.blocks[block].sub_groups[sub_group].state_bytes;
@@ -115,19 +121,25 @@ class RankSizes {
 
   /// Returns the bytes that this rank receives if `whole` bytes are gathered or scattered over all
   /// ranks.
-  [[nodiscard]] Bytes exchanged(Bytes whole) const { return whole - whole / problem_.world; }
-  /// Returns the bytes that it receives if `whole` bytes are gathered from the ranks of its group.
-  [[nodiscard]] Bytes exchanged_in_group(Bytes whole) const { return whole - whole / group(); }
+  [[nodiscard]] Bytes received_from_all(Bytes whole) const {
+    return whole - whole / problem_.world;
+  }
+  /// Returns the bytes that it receives if `whole` bytes are gathered from the ranks that share its
+  /// copy.
+  [[nodiscard]] Bytes received_from_copy(Bytes whole) const {
+    return whole - whole / ranks_per_copy();
+  }
 
  private:
   [[nodiscard]] bool is_per_rank(std::uint32_t block) const {
     return problem_.program().blocks[block].per_rank;
   }
   [[nodiscard]] std::uint32_t shards(std::uint32_t block) const {
-    return several(block) ? problem_.world : 1;
+    return is_distributed(block) ? problem_.world : 1;
   }
   [[nodiscard]] Bytes shard(std::uint32_t block, Bytes whole) const {
-    return several(block) ? round_up((whole + problem_.world - 1) / problem_.world, kPage) : whole;
+    return is_distributed(block) ? round_up((whole + problem_.world - 1) / problem_.world, kPage)
+                                 : whole;
   }
 
   const Problem& problem_;

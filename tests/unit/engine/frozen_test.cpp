@@ -144,9 +144,9 @@ TEST_F(FrozenBlocks, AreSplitInStageThreeUnlessTrainedInPart) {
   const Blueprint blueprint =
       planner::draw_blueprint(config, model, {64 * kMiB, 64 * kMiB}, kernels, 4, 1);
   const step::RankSizes sizes(blueprint.problem);
-  EXPECT_TRUE(sizes.splits_weights(1));   // frozen
-  EXPECT_FALSE(sizes.splits_weights(2));  // trained in part
-  EXPECT_TRUE(sizes.splits_weights(3));   // trained
+  EXPECT_TRUE(sizes.shards_weights(1));   // frozen
+  EXPECT_FALSE(sizes.shards_weights(2));  // trained in part
+  EXPECT_TRUE(sizes.shards_weights(3));   // trained
   Bytes states = 0;
   for (const step::SubGroup& group : blueprint.problem.blocks[2].sub_groups) {
     states += group.state_bytes;

@@ -32,7 +32,7 @@ TEST(StageThreeOptions, BlocksWithFewParametersKeepTheirWeightsWhole) {
     const engine::Blueprint blueprint =
         drawn(4, {"stage3_param_persistence_threshold=" + threshold});
     std::vector<bool> found;
-    for (const auto& block : blueprint.problem.blocks) found.push_back(block.keeps_whole);
+    for (const auto& block : blueprint.problem.blocks) found.push_back(block.replicated);
     return found;
   };
   // Embedding 5376, layers 12704, head 64.

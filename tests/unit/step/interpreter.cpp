@@ -93,8 +93,8 @@ class Interpreter {
       const BufferId trained = schedule_.trained_home[b];
       const Bytes split = trained == kNoBuffer ? 0 : part_.trained_bytes(b);
       if (split > 0) need(op, {trained, 0, split}, weights_of(b, due_[b]));
-      need(op, {schedule_.weight_home[b], 0, rank_.weights(b) - split}, weights_of(b, due_[b]),
-           part_.kept_from(b) + split);
+      need(op, {schedule_.weight_home[b], 0, rank_.resident_weights(b) - split},
+           weights_of(b, due_[b]), part_.kept_from(b) + split);
       for (std::uint32_t g = 0; is_trained(b) && g < schedule_.state_home[b].size(); ++g) {
         need(op, {schedule_.state_home[b][g], 0, rank_.states(b, g)}, states_of(b, g, due_[b]));
       }
@@ -267,8 +267,8 @@ class Interpreter {
            {What::sum, s, 0, run_, training_order_.additions_to(s) * plan_->micro_batches});
     }
     const Use target = take(op, Role::target, true);
-    put(op, {target.buffer, 0, rank_.whole_gradient(op.block)}, gradient(op, Sums::kOfRank));
-    if (!rank_.several(op.block)) put_statistics(op);
+    put(op, {target.buffer, 0, rank_.padded_gradient(op.block)}, gradient(op, Sums::kOfRank));
+    if (!rank_.is_distributed(op.block)) put_statistics(op);
   }
 
   void put_statistics(const Operation& op) {
@@ -281,11 +281,11 @@ class Interpreter {
     const bool in_place = op.buffer(Role::source) == kNoBuffer;
     const Use target = take(op, Role::target, true);
     const BufferId source = in_place ? target.buffer : take(op, Role::source, false).buffer;
-    if (target.shard != (in_place && rank_.splits_states(op.block))) {
+    if (target.shard != (in_place && rank_.shards_states(op.block))) {
       complain(op, "leaves the sum in another part");
     }
     take(op, Role::scratch, true);
-    need(op, {source, 0, rank_.whole_gradient(op.block)}, gradient(op, Sums::kOfRank));
+    need(op, {source, 0, rank_.padded_gradient(op.block)}, gradient(op, Sums::kOfRank));
     const Bytes own = part_.gradient_from(op.block);
     put(op, {target.buffer, in_place ? own : 0, rank_.updated_gradient(op.block)},
         gradient(op, Sums::kOfAllRanks), own);
@@ -381,7 +381,7 @@ class Interpreter {
 
   void gather_weights(const Operation& op) {
     const bool in_place = op.buffer(Role::source) == kNoBuffer;
-    const RankGroup all = rank_.splits_weights(op.block) ? RankGroup::same_share : RankGroup::all;
+    const RankGroup all = rank_.shards_weights(op.block) ? RankGroup::same_share : RankGroup::all;
     if (op.group != (in_place ? all : RankGroup::weight_copy)) {
       complain(op, "gathers from other ranks");
     }
@@ -391,16 +391,18 @@ class Interpreter {
     if (in_place) {
       const Bytes own = part_.updated_from(op.block);
       need(op, {target, own - kept, rank_.updated_weights(op.block)}, current, own);
-      memory_.read(target, 0, rank_.updated_by_all(op.block));
-      return put(op, {target, 0, rank_.updated_by_all(op.block)}, current, kept);
+      memory_.read(target, 0, rank_.trained_weights(op.block));
+      return put(op, {target, 0, rank_.trained_weights(op.block)}, current, kept);
     }
-    need(op, {take(op, Role::source, false).buffer, 0, rank_.weights(op.block)}, current, kept);
-    if (rank_.codes_weights()) {
+    need(op, {take(op, Role::source, false).buffer, 0, rank_.resident_weights(op.block)}, current,
+         kept);
+    if (rank_.quantizes_gathers()) {
       const BufferId codes = take(op, Role::scratch, true).buffer;
-      const bool fits = codes != kNoBuffer && memory_.has_room(codes, rank_.whole_codes(op.block));
+      const bool fits =
+          codes != kNoBuffer && memory_.has_room(codes, rank_.gathered_codes(op.block));
       if (!fits) complain(op, "has no room for the codes of all ranks");
     }
-    put(op, {target, 0, rank_.whole_weights(op.block)}, current);
+    put(op, {target, 0, rank_.padded_weights(op.block)}, current);
   }
 
   void gather_counts(const Operation& op) {
@@ -497,7 +499,7 @@ class Interpreter {
     need(op, weights, weights_of(op.block, version, done), from);
     need(op, states, old_states);
     need(op, home(op, gradient_use, rank_.updated_gradient(op.block)),
-         gradient(op, rank_.several(op.block) ? Sums::kOfAllRanks : Sums::kOfRank),
+         gradient(op, rank_.is_distributed(op.block) ? Sums::kOfAllRanks : Sums::kOfRank),
          part_.gradient_from(op.block));
     need_permission(op);
     // The copy of the weights is complete after the last sub-group.
@@ -609,7 +611,7 @@ class Interpreter {
     }
     if (op.payload != Payload::gradient) return put(op, {target, 0, op.bytes}, {});
     const bool whole = op.action == Action::pack;
-    const Bytes bytes = whole ? rank_.whole_gradient(op.block) : rank_.updated_gradient(op.block);
+    const Bytes bytes = whole ? rank_.padded_gradient(op.block) : rank_.updated_gradient(op.block);
     put(op, {target, 0, bytes}, gradient(op, Sums::kZeros),
         whole ? 0 : part_.gradient_from(op.block));
   }

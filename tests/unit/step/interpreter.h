@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "ballast/step/build.h"
+
 #include "src/step/plan_types.h"
 
 namespace ballast::step {

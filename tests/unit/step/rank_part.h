@@ -18,19 +18,19 @@ struct RankPart {
   /// The weights of a block begin with those that updates change.
   [[nodiscard]] Bytes trained_bytes(std::uint32_t block) const {
     if (!is_trained(block)) return 0;
-    return rank.splits_weights(block) ? rank.whole_weights(block) : rank.whole_gradient(block);
+    return rank.shards_weights(block) ? rank.padded_weights(block) : rank.padded_gradient(block);
   }
   /// Where the weights begin, in the block, that the rank keeps, and those that it updates.
   [[nodiscard]] Bytes kept_from(std::uint32_t block) const {
-    if (!rank.splits_weights(block)) return 0;
-    return number % rank.group() * rank.weight_share(block);
+    if (!rank.shards_weights(block)) return 0;
+    return number % rank.ranks_per_copy() * rank.weight_partition(block);
   }
   [[nodiscard]] Bytes updated_from(std::uint32_t block) const {
-    if (!rank.splits_states(block)) return 0;
+    if (!rank.shards_states(block)) return 0;
     return kept_from(block) + rank.shard_at_home(block, number) * rank.updated_weights(block);
   }
   [[nodiscard]] Bytes gradient_from(std::uint32_t block) const {
-    return rank.splits_states(block) ? rank.shard_of(number) * rank.gradient_shard(block) : 0;
+    return rank.shards_states(block) ? rank.shard_of(number) * rank.gradient_shard(block) : 0;
   }
 
   const Problem& problem;

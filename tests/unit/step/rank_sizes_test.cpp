@@ -22,7 +22,7 @@ Problem in_groups(std::uint32_t world, std::uint32_t group, bool per_rank = fals
                      .stage = 3,
                      .weight_ranks = group};
   problem.blocks.assign(3, {.weight_bytes = 100 * kPage, .gradient_bytes = 100 * kPage});
-  problem.blocks[1].keeps_whole = problem.blocks[2].keeps_whole = true;
+  problem.blocks[1].replicated = problem.blocks[2].replicated = true;
   problem.blocks[2].gradient_bytes = 40 * kPage;
   return problem;
 }
@@ -47,7 +47,7 @@ TEST(RankSizes, EveryPartHasOneOwner) {
 TEST(RankSizes, AShareIsThePartsOfTheRanksThatKeepItInAllGroups) {
   const Problem work = in_groups(12, 4);
   const RankSizes sizes(work);
-  EXPECT_EQ(sizes.shards_in_share(), 3U);
+  EXPECT_EQ(sizes.copies(), 3U);
   for (std::uint32_t rank = 0; rank < 12; ++rank) {
     const std::uint32_t place = rank % 4;  // place in its group
     EXPECT_EQ(sizes.shard_of(rank) / 3, place);
@@ -64,22 +64,22 @@ TEST(RankSizes, OfOneGroupAreThoseWithoutGroups) {
     EXPECT_EQ(RankSizes(plain).shard_of(rank), rank);
     EXPECT_EQ(RankSizes(plain).shard_at_home(0, rank), 0U);
   }
-  EXPECT_EQ(RankSizes(grouped).weights(0), RankSizes(plain).weights(0));
+  EXPECT_EQ(RankSizes(grouped).resident_weights(0), RankSizes(plain).resident_weights(0));
 }
 
 TEST(RankSizes, WeightsAreSplitOverAGroupAndTheRestOverAll) {
   const Problem work = in_groups(10, 2);
   const RankSizes sizes(work);
-  EXPECT_EQ(sizes.weights(0), 50 * kPage);
+  EXPECT_EQ(sizes.resident_weights(0), 50 * kPage);
   EXPECT_EQ(sizes.updated_weights(0), 10 * kPage);
   EXPECT_EQ(sizes.updated_gradient(0), 10 * kPage);
-  EXPECT_EQ(sizes.weights(1), 100 * kPage);
+  EXPECT_EQ(sizes.resident_weights(1), 100 * kPage);
   EXPECT_EQ(sizes.updated_weights(1), 10 * kPage);
-  EXPECT_EQ(sizes.weights(2), 100 * kPage);
+  EXPECT_EQ(sizes.resident_weights(2), 100 * kPage);
   EXPECT_EQ(sizes.updated_weights(2), 4 * kPage);
-  EXPECT_EQ(sizes.updated_by_all(0), 50 * kPage);
-  EXPECT_EQ(sizes.updated_by_all(1), 100 * kPage);
-  EXPECT_EQ(sizes.updated_by_all(2), 40 * kPage);
+  EXPECT_EQ(sizes.trained_weights(0), 50 * kPage);
+  EXPECT_EQ(sizes.trained_weights(1), 100 * kPage);
+  EXPECT_EQ(sizes.trained_weights(2), 40 * kPage);
 }
 
 TEST(RankSizes, AnExpertForEachRankIsSharedWithNone) {
@@ -87,14 +87,14 @@ TEST(RankSizes, AnExpertForEachRankIsSharedWithNone) {
     Problem problem = in_groups(10, 2, true);
     problem.stage = stage;
     const RankSizes sizes(problem);
-    EXPECT_FALSE(sizes.several(0) || sizes.splits_states(0) || sizes.splits_gradients(0));
-    EXPECT_FALSE(sizes.splits_weights(0) || sizes.updates_shard(0));
+    EXPECT_FALSE(sizes.is_distributed(0) || sizes.shards_states(0) || sizes.shards_gradients(0));
+    EXPECT_FALSE(sizes.shards_weights(0) || sizes.updates_shard(0));
     EXPECT_TRUE(sizes.keeps_part_of_weights(0) && sizes.keeps_part_of_states(0));
-    EXPECT_EQ(sizes.weights(0), 100 * kPage);
-    EXPECT_EQ(sizes.whole_weights(0), 100 * kPage);
+    EXPECT_EQ(sizes.resident_weights(0), 100 * kPage);
+    EXPECT_EQ(sizes.padded_weights(0), 100 * kPage);
     EXPECT_EQ(sizes.updated_weights(0), 100 * kPage);
     EXPECT_EQ(sizes.updated_gradient(2), 40 * kPage);
-    EXPECT_EQ(sizes.whole_gradient(2), 40 * kPage);
+    EXPECT_EQ(sizes.padded_gradient(2), 40 * kPage);
   }
 }
 
@@ -114,7 +114,7 @@ Schedule for_ranks(std::uint32_t ranks, std::uint32_t group) {
   Schedule schedule;
   schedule.ranks = ranks;
   const Problem problem = in_groups(ranks, group);
-  schedule.ranks_in_group = RankSizes(problem).group();
+  schedule.ranks_in_group = RankSizes(problem).ranks_per_copy();
   return schedule;
 }
 

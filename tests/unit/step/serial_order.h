@@ -21,7 +21,7 @@ namespace ballast::step {
 inline model::HeadForm form_of(const Problem& problem, const Placement& placement) {
   const std::optional<model::OnePassHead>& head = problem.program().one_pass;
   const auto is_there = [&](model::BlockId block) {
-    const bool split = RankSizes(problem).splits_weights(block);
+    const bool split = RankSizes(problem).shards_weights(block);
     return placement.blocks[block].weights == Tier::device && !split;
   };
   const bool one = !head || (placement.blocks[head->keeper].keeps_intermediates &&

@@ -458,7 +458,7 @@ TEST(Volumes, OfBlocksThatStayWholeInStageThreeAreThoseOfStageTwo) {
   for (const Tier optimizer : kTiers) {
     PlacedProblem problem = uniform(4, 3, optimizer);
     for (const std::size_t whole : {0U, 3U, 4U, 7U})
-      problem.problem.blocks[whole].keeps_whole = true;
+      problem.problem.blocks[whole].replicated = true;
     const Plan plan = build(problem).steady;
     // One gather for the update instead of one each before the forward and the backward pass. Among
     // the others, the last two are still there when the backward pass begins.
