@@ -171,7 +171,7 @@ class Report(ReportTest):
         self.assertEqual(self.report("run", "--csv", "metrics.csv", "--overwrite").returncode, 0)
         piped = self.report("run", "--csv", "/dev/stdout").stdout
         self.assertEqual(piped, (self.path / "metrics.csv").read_text())
-        self.refused(["run", "run", "--csv", "other.csv"], 2, "--csv is of one run")
+        self.refused(["run", "run", "--csv", "other.csv"], 2, "--csv belongs to one run")
 
     # Runs with missing or wrong files.
 
@@ -350,7 +350,7 @@ class Report(ReportTest):
         for name in ("a", "b"):
             self.made_run([{"loss": 3.0}], name)
         self.refused(["a", "b"], 2, "--out FILE")
-        self.refused(["a", "b", "--trace", "text.txt", "--out", "page.html"], 2, "--trace is of one run")
+        self.refused(["a", "b", "--trace", "text.txt", "--out", "page.html"], 2, "--trace belongs to one run")
         self.refused(["a", "--watch", "--out", "page.html"], 2, "--out")
         self.refused(["a", "--trace", "text.txt"], 1, "text.txt is not a trace of ballast train --trace")
         self.refused(["a", "--trace", "none.json"], 2, "none.json")

@@ -286,7 +286,7 @@ TEST(IdCheck, WarnsAboutAFileOfOneId) {
   set_log_sink([&](LogLevel, std::string_view line) { lines += line; });
   check_sample(TokenSource::open(tokens({dir.write("a.bin", std::string(9000, '\0'))}), 256));
   set_log_sink({});
-  EXPECT_NE(lines.find("all 4500 tokens of"), std::string::npos) << lines;
+  EXPECT_NE(lines.find("all 4500 tokens sampled from"), std::string::npos) << lines;
 }
 
 TEST(SplitTokens, KeepsTheEndForEvaluation) {
