@@ -95,7 +95,7 @@ class Readme(RunTest):
                 self.assertEqual(done.returncode, 0, done.stderr)
                 rate = json.loads(done.stdout)["tokens_per_second"]
                 # A build with CUDA includes the workspace of its kernels, which moves a few blocks.
-                self.assertLess(abs(rate / float(figure.replace(",", "")) - 1), 0.01)
+                self.assertLess(abs(rate / float(figure.replace(",", "")) - 1), 0.03)
 
     def test_the_plan_of_the_example_is_what_the_planner_prints(self):
         self.folder(LLAMA_3_1_8B)

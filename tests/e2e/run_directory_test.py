@@ -125,8 +125,8 @@ class Directory(RunTest):
         for out in ("link", "link/"):
             done = self.train("--overwrite", "--out", out)
             self.assert_fails(done, 2, "link", "is a symbolic link to", str(run))
-        for name, words in (("config.json", "not the config of a run"), ("run.json", "not of a run"),
-                            ("metrics.jsonl", "not of a run")):
+        for name, words in (("config.json", "not the config of a run"), ("run.json", "not from a run"),
+                            ("metrics.jsonl", "not from a run")):
             (run / name).write_text('{"model_type": "llama"}')
             self.assert_fails(self.train("--overwrite"), 2, name, words, "--out")
             (run / name).write_bytes(before[name])
