@@ -214,7 +214,8 @@ TEST(PlantedFaults, AreFound) {
     const Case c(seed);
     Dice dice(seed);
     ASSERT_FALSE(c.finds_faults(c.schedule)) << seed;
-    for (const auto& [name, plant] : faults()) {
+    for (const auto& [name, found] : faults()) {
+      const auto& plant = found;  // lambdas of clang 14 do not capture structured bindings
       for (Plan Schedule::*which : {&Schedule::steady, &Schedule::rollback, &Schedule::flush}) {
         Schedule schedule = c.schedule;
         std::vector<Operation>& operations = (schedule.*which).operations;
