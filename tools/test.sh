@@ -56,7 +56,7 @@ build_tests() {
   leisurely ninja -C "$1" $(ninja -C "$1" -t targets all |
     sed -nE 's#^(tests/(unit/unit|conformance/conformance)_[a-z_]+): .*#\1#p')
 }
-# Builds what the chosen tests need and runs one more than there are cores, since many wait.
+# Builds what the chosen tests need and runs two more than there are cores, since many wait.
 check() {
   folder=$1
   shift

@@ -109,12 +109,12 @@ class SymbolicMemory {
     for (Piece& piece : held_[id]) {
       if (piece.end <= begin || end <= piece.begin) continue;
       piece.read = true;
-      const auto beside = [&](const Piece& other) {
+      const auto moves_with = [&](const Piece& other) {
         return piece.content.what == Content::What::weights &&
                other.content.what == Content::What::weights &&
                other.content.number == piece.content.number;
       };
-      for (Piece& other : held_[id]) other.read = other.read || beside(other);
+      for (Piece& other : held_[id]) other.read = other.read || moves_with(other);
       const Bytes from = std::max(begin, piece.begin);
       found.push_back(
           {from, std::min(end, piece.end), piece.content, piece.at + (from - piece.begin), true});
