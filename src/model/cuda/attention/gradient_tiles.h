@@ -2,7 +2,6 @@
 
 #include <cstddef>
 
-#include "src/device/cuda/warpgroup.h"
 #include "src/model/cuda/attention/attention_tiles.h"
 
 namespace ballast::model::cuda {
@@ -118,15 +117,5 @@ __device__ void write_rows(const Sums<kTiles, kColumns>& sums, float factor, Bf1
   for (int i = 0; i < 2 * kTiles; ++i) factors[i / 2][i % 2] = factor;
   write_rows<kWidth, kTiles, kColumns>(sums, factors, staging, to, first, column);
 }
-
-/// Returns whether the GPU has products of warpgroups, and they have the head's extents.
-inline bool warpgroups_fit(const AttentionShape& shape) {
-  return has_kernels(shape) && (shape.head_dim <= 64 ? shape.head_dim > 32 : shape.head_dim > 96) &&
-         shape.head_dim <= 128 && device::has_warpgroup_products();
-}
-/// attention_backward() after gather_query_rows(), for shapes that fit.
-cudaError_t backward_by_warpgroups(cudaStream_t stream, const AttentionShape& shape,
-                                   const Bf16* qkv, const QueryRow* rows, const Bf16* dout,
-                                   Bf16* dqkv);
 
 }  // namespace ballast::model::cuda

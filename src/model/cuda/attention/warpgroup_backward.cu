@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "src/model/cuda/attention/gradient_tiles.h"
+#include "src/model/cuda/attention/warpgroup_attention.h"
 #include "src/model/cuda/attention/warpgroup_tiles.h"
 
 namespace ballast::model::cuda {
@@ -66,13 +67,6 @@ __device__ void copy_queries(const Panels<kWidth>& panels, const AttentionShape&
   copy_query_rows<kStep>(panels.query_rows(turn), rows, shape, queries);
 }
 
-/// Waits for the copies of a step. All threads are then done with the step before the previous one.
-__device__ void await_step() {
-  device::await_copies<0>();
-  device::show_to_products();
-  __syncthreads();
-}
-
 /// Starts the products of a step's rows with the block's, for this warpgroup's rows: the scores,
 /// and the gradients of the probabilities. Returns when the scores and all earlier products are
 /// done.
@@ -116,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   device::end_copies();
   for (int turn = 0; queries.head < first_head + group; ++turn) {
     const Queries next = queries.after(kStep, first, first + kOwn, mask);
-    await_step();
+    await_panels();  // all threads are done with the step before the previous one
     if (next.head < first_head + group) {
       copy_queries<kWidth>(panels, shape, next, qkv, rows, dout, turn + 1);
     }
@@ -185,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int end = std::min(first + kOwn, static_cast<int>(shape.length));
   for (int turn = 0; begin + turn * kStep < end; ++turn) {
     const int key = begin + turn * kStep;
-    await_step();
+    await_panels();  // all threads are done with the step before the previous one
     if (key + kStep < end) panels.copy_step(keys, key + kStep, turn + 1);
     device::end_copies();
     Sums<1, kStep> p;

@@ -43,6 +43,13 @@ __device__ void copy_panels(Bf16* tile, const AttentionRows<const Bf16>& rows, i
   }
 }
 
+/// Waits for this block's copies, which products can then read.
+__device__ inline void await_panels() {
+  device::await_copies<0>();
+  device::show_to_products();
+  __syncthreads();
+}
+
 /// Starts sums = A B^T over kWidth columns. A: 64 rows from row `first` on of a tile of kRowsOfA.
 /// B: all kColumns rows of a tile.
 template <int kWidth, int kRowsOfA, int kColumns>

@@ -203,10 +203,14 @@ TYPED_TEST(Attention, ForwardIsThatOfThePlainFormula) {
     const AttentionShape& shape = shapes.on_host;
     const auto qkv = random_values<T>(shape.tokens() * shape.row(), 1);
     const auto expected = AttentionReference{shape}.forward(widened(qkv));
-    const Forward<T> found = forward(shapes.on_device, qkv);
-    expect_near(found.out, expected.out, text(shape));
-    for (std::size_t i = 0; i < found.log_sums.size(); ++i) {
-      ASSERT_NEAR(found.log_sums[i], expected.log_sums[i], 1e-5) << text(shape) << ", row " << i;
+    for (const bool by_warpgroups : ways<T>()) {
+      const WithWarpgroups way(by_warpgroups);
+      const std::string name = text(shape) + (by_warpgroups ? ", by warpgroups" : "");
+      const Forward<T> found = forward(shapes.on_device, qkv);
+      expect_near(found.out, expected.out, name);
+      for (std::size_t i = 0; i < found.log_sums.size(); ++i) {
+        ASSERT_NEAR(found.log_sums[i], expected.log_sums[i], 1e-5) << name << ", row " << i;
+      }
     }
   }
 }
