@@ -242,6 +242,12 @@ Snapshot& Engine::snapshot() {
 
 std::unique_ptr<plan::Executor> Engine::make_executor(
     std::function<void(const plan::Span&)> observer) {
+  std::function<bool(const plan::Operation&)> takes_turn;
+  if (ranks_ != nullptr) {
+    takes_turn = [this](const plan::Operation& operation) {
+      return is_collective(blueprint_, operation);
+    };
+  }
   return std::make_unique<plan::Executor>(
       [this](const plan::Operation& operation, std::uint64_t submission) {
         snapshot_->before(operation);
@@ -252,6 +258,7 @@ std::unique_ptr<plan::Executor> Engine::make_executor(
                                              std::uint64_t) { lanes_->finish(operation); },
                             .most_on_stream = device_->kind() == "host" ? plan::kMostEnqueued
                                                                         : plan::kMostOnFastStream,
+                            .takes_turn = std::move(takes_turn),
                             .serial = options_.serial,
                             .delay_seed = options_.delay_seed,
                             .observer = std::move(observer),
