@@ -116,7 +116,7 @@ class CommandLine(RunTest):
     def test_device_auto_says_in_one_line_why_the_host_device_where_cuda_is_built_in(self):
         version = self.run_ballast("--version")
         self.assertEqual(version.stderr, "")
-        with_cuda = re.search(r"devices +host, cuda$", version.stdout, re.M) is not None
+        with_cuda = re.search(r"devices +host, cuda \(CUDA [0-9.]+, for drivers from [0-9]+ on\)$", version.stdout, re.M) is not None
         done = self.train("--set", "ballast.device=auto")
         self.assertEqual(done.returncode, 0, done.stderr)
         if with_cuda:
