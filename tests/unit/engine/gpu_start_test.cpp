@@ -1,5 +1,6 @@
 // The start of a run on a GPU, from the config to the first step, on fakes of the GPU and its
 // libraries: what it logs, what checkpoints record, and limits of the machine.
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
+#include "tools/commands/doctor.h"
 
 namespace ballast::engine::gpu_start_test {
 namespace {
@@ -109,6 +111,28 @@ TEST_F(GpuStart, AdaptersMayHaveAnyRank) {
                fmt::format(R"(ballast.adapters={{"targets":"all-linear","rank":{}}})", rank)});
     EXPECT_EQ(run.losses.size(), 2U);
   }
+}
+
+TEST_F(GpuStart, DoctorNamesTheDriverThatIsTooOld) {
+  const auto gpu_line = [](std::uint32_t local_rank) {
+    const auto findings = tools::examine_machine({.device = {.local_rank = local_rank}});
+    const auto found = std::find_if(findings.begin(), findings.end(),
+                                    [](const auto& finding) { return finding.name == "GPU"; });
+    return found == findings.end() ? tools::Finding() : *found;
+  };
+  // The GPU of each local rank is examined once, so these ranks occur in no other test.
+  const tools::Finding good = gpu_line(12);
+  EXPECT_EQ(good.severity, tools::Severity::good);
+  EXPECT_TRUE(good.text.starts_with("Fake GPU, 8.00 GiB, 8.00 GiB free; CUDA ")) << good.text;
+  install_driver("470.82.01");
+  std::filesystem::create_directories(directory_.path() / "dev");
+  directory_.write("dev/nvidia0", "");
+  FakeCuda::driver = 11040;
+  const tools::Finding bad = gpu_line(13);
+  EXPECT_EQ(bad.severity, tools::Severity::fault);
+  EXPECT_NE(bad.text.find("the NVIDIA driver 470.82.01 supports CUDA 11.4"), std::string::npos)
+      << bad.text;
+  EXPECT_NE(bad.text.find("update the driver to "), std::string::npos) << bad.text;
 }
 
 TEST_F(GpuStart, RefusesHeadsThatAnOldGpuCannotHold) {
