@@ -184,7 +184,7 @@ offload() {
   step '1.5B, all on the GPU' 50 "${run[@]}"
   step '1.5B, states on the host' 60 "${run[@]}" "${states[@]}"
   step '1.5B, all on the host' 60 "${run[@]}" "${all_on_host[@]}"
-  step '1.5B, eager update' 60 "${run[@]}" "${all_on_host[@]}" --set ballast.update=eager
+  step '1.5B, eager update' 60 "${run[@]}" "${all_on_host[@]}" --set ballast.update=eager --set gradient_clipping=0
   on_gpu - 'update on the CPU' 40 "$bin/ballast" bench adam --params 256Mi --variant adamw-bf16 --seconds 2
   step '8B in 24 GiB, all on the host' 300 "${llama_8b[@]}" --micro-batch 4 --accumulation 8 --steps 2 \
     "${all_on_host[@]}" --set ballast.device_bytes=24GiB --set ballast.host_bytes=112GiB
