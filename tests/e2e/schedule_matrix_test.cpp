@@ -21,7 +21,7 @@ const std::string kModel = R"("family": "gpt2", "vocab_size": 131, "hidden_size"
 const std::string kNoClipping = "gradient_clipping=0";
 
 std::uint64_t steps() {
-  return test::kSanitized ? 8 : 25;
+  return test::kSanitized ? 8 : 12;
 }
 
 test::Outcome train(std::vector<std::string> overrides) {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -104,10 +105,11 @@ TEST(NcclSum, HasTheBitsOfTheSumOnTheHost) {
   const auto stream = device->make_stream("sum");
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     for (const std::uint32_t world : {1U, 2U, 3U, 8U}) {
-      for (const std::uint32_t rank : {0U, world / 2, world - 1}) {
+      for (const std::uint32_t rank : std::set{0U, world / 2, world - 1}) {
         // The last size exceeds one pass of all blocks of the kernel.
         for (const Bytes pages : {Bytes{0}, Bytes{1}, Bytes{7}, Bytes{1100}}) {
           if (type == DType::f16 && pages > 7) continue;  // as for bf16
+          if (rank != world / 2 && pages > 7) continue;   // passes do not depend on the rank
           SCOPED_TRACE(testing::Message() << to_string(type) << ", rank " << rank << " of " << world
                                           << ", " << pages << " pages");
           expect_sum(*device, *stream, {type, world, rank, pages});

@@ -84,7 +84,7 @@ inline Batch part_of(const Batch& all, const comm::Ranks* ranks) {
 /// The results of a run, bit for bit.
 struct Outcome {
   std::vector<double> losses;       ///< loss per step
-  std::vector<double> evaluations;  ///< results after every tenth step
+  std::vector<double> evaluations;  ///< results after every fifth step
   std::vector<double> norms;        ///< -1 if the step was skipped
   std::vector<double> scales;       ///< loss scale per step
   std::uint64_t states = 0;
@@ -136,7 +136,7 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
     outcome.losses.push_back(result.loss);
     outcome.norms.push_back(result.skipped ? -1.0 : result.grad_norm);
     outcome.scales.push_back(scale);
-    if (step % 10 == 0) {
+    if (step % 5 == 0) {
       outcome.evaluations.push_back(engine.evaluate(held_out.view()).loss);
     }
   }

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <thread>
 
+#include <time.h>
+
 namespace ballast {
 
 /// Pauses between polls of work done elsewhere. Pauses start short, for low latency, and grow, so
@@ -13,13 +15,16 @@ class Polling {
   using TimePoint = std::chrono::steady_clock::time_point;
   using Duration = std::chrono::steady_clock::duration;
   using Now = TimePoint (*)();
+  using CpuTime = Duration (*)();
 
-  explicit Polling(Now now = &std::chrono::steady_clock::now)
-      : now_(now), start_(now()), last_(start_) {}
+  explicit Polling(Now now = &std::chrono::steady_clock::now, CpuTime cpu_time = &of_this_thread)
+      : now_(now), cpu_time_(cpu_time), start_(now()), last_(start_), busy_(cpu_time()) {}
 
-  /// Call it after each poll. A long poll has made progress, so pauses become short again.
+  /// Call it after each poll. A poll that computed for long has made progress, so pauses become
+  /// short again. A poll during which other threads ran has not.
   void pause() {
-    if (advance() > kBusyPoll) {
+    advance();
+    if (cpu_time_() - busy_ > kBusyPoll) {
       polls_ = 0;
       sleep_ = kShortest;
     }
@@ -30,6 +35,7 @@ class Polling {
       sleep_ = std::min(kLongest, sleep_ + sleep_ / 4);
     }
     advance();
+    busy_ = cpu_time_();
   }
 
   /// Seconds waited up to the last pause. Gaps above kStopped are ignored, because this process was
@@ -45,17 +51,23 @@ class Polling {
   static constexpr Duration kLongest = std::chrono::milliseconds(1);
   static constexpr Duration kStopped = std::chrono::seconds(1);
 
-  Duration advance() {
+  void advance() {
     const TimePoint now = now_();
     const Duration gap = now - last_;
     if (gap > kStopped) start_ += gap;
     last_ = now;
-    return gap;
+  }
+  static Duration of_this_thread() {
+    timespec used = {};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
   }
 
   Now now_;
+  CpuTime cpu_time_;
   TimePoint start_;
   TimePoint last_;
+  Duration busy_;  ///< CPU time of this thread after the last pause
   int polls_ = 0;
   Duration sleep_ = kShortest;
 };

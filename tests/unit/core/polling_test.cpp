@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 namespace ballast::polling_test {
 namespace {
@@ -35,6 +36,33 @@ TEST(Polling, DoesNotCountATimeInWhichItWasStopped) {
   EXPECT_NEAR(polling.seconds(), 0.3, 1e-9);
   polling.pause();
   EXPECT_NEAR(polling.seconds(), 0.5, 1e-9);
+}
+
+/// Number of sleeps of this thread so far. Yields do not count.
+long sleeps() {
+  rusage used = {};
+  getrusage(RUSAGE_THREAD, &used);
+  return used.ru_nvcsw;
+}
+Polling::Duration idle() {
+  return {};
+}
+Polling::Duration busy() {
+  static Polling::Duration used = {};
+  return used += milliseconds(1);
+}
+
+TEST(Polling, SleepsIfOtherThreadsRanDuringPollsButNotIfPollsMadeProgress) {
+  step = milliseconds(1);
+  constexpr int kPolls = 100;
+  const auto sleeps_of = [](Polling::CpuTime cpu_time) {
+    Polling polling(&stepping_clock, cpu_time);
+    const long before = sleeps();
+    for (int i = 0; i < kPolls; ++i) polling.pause();
+    return sleeps() - before;
+  };
+  EXPECT_GE(sleeps_of(&idle), kPolls / 2);
+  EXPECT_LT(sleeps_of(&busy), kPolls / 2);
 }
 
 }  // namespace
