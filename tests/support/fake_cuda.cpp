@@ -12,6 +12,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "src/device/cuda/driver_files.h"
+
 namespace {
 
 constexpr int kDevices = 4;
@@ -32,6 +34,19 @@ std::mutex registry_mutex;
 std::map<std::byte*, std::size_t>& registry() {
   static std::map<std::byte*, std::size_t> pieces;
   return pieces;
+}
+
+/// Returns whether the call may allocate or free memory now.
+bool may_allocate() {
+  if (!FakeCuda::NoAllocation::exists()) return true;
+  ++FakeCuda::NoAllocation::refused;
+  return false;
+}
+
+/// The result of a query of work that is done, unless it is to look busy.
+cudaError_t busy_or_done() {
+  auto& busy = FakeCuda::busy_queries;
+  return busy > 0 && busy-- > 0 ? remembered(cudaErrorNotReady) : cudaSuccess;
 }
 
 /// How a range overlaps with the registered ranges.
@@ -127,6 +142,12 @@ std::vector<FakeCuda::Piece> FakeCuda::registered() {
   return pieces;
 }
 
+namespace ballast::device {
+std::filesystem::path driver_root() {
+  return test::FakeCuda::root;
+}
+}  // namespace ballast::device
+
 cudaError_t cudaGetLastError() {
   const cudaError_t code = last_error;
   last_error = cudaSuccess;
@@ -139,15 +160,31 @@ const char* cudaGetErrorName(cudaError_t) {
   return "cudaErrorFake";
 }
 
+std::string FakeCuda::connections_at_start() {
+  static const std::string found = [] {
+    const char* const value = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    return std::string(value == nullptr ? "" : value);
+  }();
+  return found;
+}
+
 cudaError_t cudaGetDeviceCount(int* count) {
+  static_cast<void>(FakeCuda::connections_at_start());
+  *count = 0;
+  int driver = 0;
+  cudaDriverGetVersion(&driver);
+  if (driver / 1000 < CUDART_VERSION / 1000) return remembered(cudaErrorInsufficientDriver);
+  if (!FakeCuda::has_gpus) return remembered(cudaErrorNoDevice);
   *count = kDevices;
   return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
+  const int driver = FakeCuda::driver;
+  *version = driver == FakeCuda::kSameVersion ? CUDART_VERSION : driver;
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
+  static_cast<void>(FakeCuda::connections_at_start());
   if (device < 0 || device >= kDevices) return remembered(cudaErrorInvalidDevice);
   current_device = device;
   return cudaSuccess;
@@ -163,9 +200,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   std::strcpy(properties->name, "Fake GPU");
   const bool old = device == FakeCuda::old_gpu;
-  properties->major = old ? 7 : 9;
-  properties->minor = old ? 5 : 0;
+  const int capability = old ? FakeCuda::old_capability.load() : 90;
+  properties->major = capability / 10;
+  properties->minor = capability % 10;
   properties->totalGlobalMem = kMemory;
+  properties->multiProcessorCount = 132;
   properties->uuid.bytes[0] = static_cast<char>(1 + device);
   return cudaSuccess;
 }
@@ -190,10 +229,13 @@ cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int v
 }
 
 cudaError_t cudaMalloc(void** memory, std::size_t size) {
+  *memory = nullptr;
+  if (!may_allocate()) return remembered(cudaErrorNotPermitted);
   *memory = size > ballast::test::FakeCuda::most_at_once ? nullptr : std::calloc(size, 1);
   return *memory == nullptr ? remembered(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
+  if (!may_allocate()) return remembered(cudaErrorNotPermitted);
   std::free(memory);
   return cudaSuccess;
 }
@@ -212,12 +254,15 @@ cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size, cudaStrea
   return cudaSuccess;
 }
 cudaError_t cudaMallocHost(void** memory, std::size_t size) {
+  *memory = nullptr;
+  if (!may_allocate()) return remembered(cudaErrorNotPermitted);
   *memory = std::malloc(size);
   if (*memory == nullptr) return remembered(cudaErrorMemoryAllocation);
   ++FakeCuda::host_allocations;
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* memory) {
+  if (!may_allocate()) return remembered(cudaErrorNotPermitted);
   std::free(memory);
   --FakeCuda::host_allocations;
   return cudaSuccess;
@@ -228,7 +273,7 @@ cudaError_t cudaHostRegister(void* memory, std::size_t size, unsigned) {
   auto& left = FakeCuda::registrations_left;
   if (left >= 0 && left-- == 0) {
     left = 0;
-    return remembered(cudaErrorMemoryAllocation);
+    return remembered(static_cast<cudaError_t>(FakeCuda::registration_error.load()));
   }
   if (where(start, size) != Lies::outside) return remembered(cudaErrorHostMemoryAlreadyRegistered);
   if (auto* told = FakeCuda::told_of_registrations.load(); told != nullptr) *told = true;
@@ -278,9 +323,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return on_device(stream);
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  if (const cudaError_t code = on_device(stream); code != cudaSuccess) return code;
-  auto& busy = FakeCuda::busy_queries;
-  return busy > 0 && busy-- > 0 ? remembered(cudaErrorNotReady) : cudaSuccess;
+  const cudaError_t code = on_device(stream);
+  return code == cudaSuccess ? busy_or_done() : code;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   return on_device(stream, event);
@@ -310,6 +354,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   times().set(event, FakeCuda::milliseconds);
   return on_device(event, stream);
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const cudaError_t code = on_device(event);
+  return code == cudaSuccess ? busy_or_done() : code;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return on_device(event);

@@ -12,11 +12,20 @@ namespace ballast::test {
 /// memory, and work is done when it is enqueued. This tests Ballast's use of CUDA without a GPU,
 /// but not CUDA itself.
 struct FakeCuda {
-  /// Number of a GPU of compute capability 7.5; negative if there is none.
+  /// Number of an old GPU; negative if there is none. Compute capability of this GPU, times ten.
   static inline std::atomic<int> old_gpu = -1;
+  static inline std::atomic<int> old_capability = 75;
+  /// CUDA version that the driver supports, or a value that stands for the program's own. A driver
+  /// that is too old reports no GPUs.
+  static constexpr int kSameVersion = -1;
+  static inline std::atomic<int> driver = kSameVersion;
+  /// Whether the driver reports GPUs.
+  static inline std::atomic<bool> has_gpus = true;
+  /// Root folder of the driver's files, which by default has none.
+  static inline std::string root = "/nonexistent";
   /// Reason why cuBLASLt cannot be loaded, which makes a GPU unusable; empty if it can.
   static inline std::string missing_library;
-  /// Number of queries of a stream that return "not ready".
+  /// Number of queries of streams and events that return "not ready".
   static inline std::atomic<int> busy_queries = 0;
   /// Size above which allocations fail.
   static inline std::atomic<std::size_t> most_at_once = SIZE_MAX;
@@ -30,10 +39,32 @@ struct FakeCuda {
   static std::vector<Piece> registered();
   /// Number of registrations that succeed before all others fail; negative: no limit.
   static inline std::atomic<int> registrations_left = -1;
+  /// The error of those others, a cudaError_t.
+  static inline std::atomic<int> registration_error = 2;  // cudaErrorMemoryAllocation
   /// Set to true by every registration, unless null.
   static inline std::atomic<std::atomic<bool>*> told_of_registrations = nullptr;
   /// Number of calls of cudaHostUnregister that failed.
   static inline std::atomic<int> refused_unregistrations = 0;
+
+  /// While one exists, calls that allocate or free memory are refused and counted: they may wait
+  /// for all work of a GPU, and in a step that work may wait for another rank.
+  class NoAllocation {
+   public:
+    NoAllocation() { ++existing_; }
+    ~NoAllocation() { --existing_; }
+    NoAllocation(const NoAllocation&) = delete;
+    NoAllocation& operator=(const NoAllocation&) = delete;
+    /// Number of refused calls in this process.
+    static inline std::atomic<int> refused = 0;
+    [[nodiscard]] static bool exists() { return existing_ > 0; }
+
+   private:
+    static inline std::atomic<int> existing_ = 0;
+  };
+
+  /// Value of CUDA_DEVICE_MAX_CONNECTIONS when the process first used CUDA. Empty if it was not
+  /// set.
+  static std::string connections_at_start();
 
   /// Allocations of cudaMallocHost that were not freed.
   static inline std::atomic<int> host_allocations = 0;

@@ -32,6 +32,7 @@ namespace ballast::engine {
 
 class Lanes;
 struct StepContext;
+class TrialsBeforeSteps;
 
 /// Options of a run in addition to its blueprint. Equal on all ranks, except for the update's
 /// threads and the swap paths.
@@ -142,6 +143,8 @@ class Engine {
  private:
   /// `here`: existing swap files. Passes to `fill` whether they are reused.
   void start_with(const state::SwapImage& here, const std::function<void(bool reuses)>& fill);
+  /// Logs versions and memory of a device other than the host device on rank 0.
+  void log_start(std::chrono::duration<double> warm_up) const;
   [[nodiscard]] std::unique_ptr<plan::Executor> make_executor(
       std::function<void(const plan::Span&)> observer);
   /// Returns a function that runs plans outside steps, without totals and timeline.
@@ -158,6 +161,7 @@ class Engine {
   const std::atomic<bool>* interrupted_;
   comm::Ranks* ranks_;  ///< nullptr for one rank
   std::unique_ptr<device::Device> device_;
+  std::shared_ptr<TrialsBeforeSteps> trials_;  ///< null if products are not timed
   std::unique_ptr<model::Compute> compute_;
   cpu_adam::Updater updater_;
   std::unique_ptr<update::DeviceUpdate> device_update_;

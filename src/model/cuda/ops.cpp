@@ -8,9 +8,12 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 
+#include "src/device/cuda/cublaslt.h"
 #include "src/device/cuda/errors.h"
+#include "src/device/cuda/gpu_facts.h"
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/experts/experts.h"
+#include "src/model/cuda/products/whole_eights.h"
 #include "src/model/cuda/rows/base_codes.h"
 #include "src/model/cuda/rows/gradients.h"
 #include "src/model/cuda/tokens/tokens.h"
@@ -25,6 +28,10 @@ namespace {
 /// True for types that cuDNN's attention supports.
 template <class T>
 constexpr bool kFusable = kTypeOf<T> == DType::bf16;
+
+void log_own_attention(const Error& reason) {
+  log(LogLevel::info, fmt::format("attention: using Ballast's kernels, because {}", reason.what()));
+}
 
 }  // namespace
 
@@ -164,10 +171,37 @@ FusedAttention* Ops<T>::fused() {
                   fmt::format("ballast.attention is \"cudnn\", but {}", error.what()));
     }
     backend_ = AttentionBackend::own;
-    log(LogLevel::info,
-        fmt::format("attention: using Ballast's kernels, because {}", error.what()));
+    log_own_attention(error);
   }
   return fused_.get();
+}
+
+template <class T>
+bool Ops<T>::run_fused([[maybe_unused]] const T* qkv, [[maybe_unused]] T* out,
+                       [[maybe_unused]] float* log_sums) {
+  FusedAttention* const engine = fused();
+  if (engine == nullptr) return false;
+  try {
+    if constexpr (kFusable<T>) engine->forward(queue_, qkv, out, log_sums, fused_workspace_);
+  } catch (const Error& error) {
+    if (fused_has_run_ || backend_ == AttentionBackend::cudnn) throw;
+    static_cast<void>(cudaGetLastError());  // the next check would report it
+    backend_ = AttentionBackend::own;
+    fused_.reset();
+    log_own_attention(error);
+    return false;
+  }
+  fused_has_run_ = true;
+  return true;
+}
+
+template <class T>
+std::string Ops<T>::arithmetic() const {
+  const bool fuses =
+      kFusable<T> && backend_ != AttentionBackend::own && fused_attention_refusal().empty();
+  return fmt::format("{}, cuBLASLt {}, attention by {}", device::gpu_facts(),
+                     device::cublaslt_version(),
+                     fuses ? "cuDNN " + fused_attention_version() : "Ballast");
 }
 
 template <class T>
@@ -175,13 +209,12 @@ void Ops<T>::attention(const AttentionMask& mask, const AttentionSinks<T>& sinks
                        T* out, float* log_sums, std::byte*) {
   AttentionShape shape = shape_;
   shape.mask = mask;
-  FusedAttention* engine = nullptr;
+  bool done = false;
   if constexpr (kFusable<T>) {
     const bool causal_only = mask.window == 0 && mask.positions == nullptr;
-    engine = causal_only ? fused() : nullptr;
-    if (engine != nullptr) engine->forward(queue_, qkv, out, log_sums, fused_workspace_);
+    done = causal_only && run_fused(qkv, out, log_sums);
   }
-  if (engine == nullptr) {
+  if (!done) {
     check_cuda(cuda::attention(queue_, shape, qkv, out, log_sums), "attention");
   }
   if (sinks.logits == nullptr) return;
@@ -225,7 +258,12 @@ void Ops<T>::linear_weight(const Linear<T>& layer, const T* x, const T* dy, std:
 template <class T>
 void Ops<T>::multiply(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                       bool add_to_c) {
-  products().multiply(queue_, extents, a, b, c, {.addend = add_to_c ? c.data : nullptr});
+  in_whole_eights(extents, a, b, c, add_to_c,
+                  [&](const Extents& part, const Matrix& left, const Matrix& right,
+                      const Matrix& to, bool adds) {
+                    products().multiply(queue_, part, left, right, to,
+                                        {.addend = adds ? to.data : nullptr});
+                  });
 }
 
 template <class T>

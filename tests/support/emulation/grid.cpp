@@ -33,6 +33,7 @@ constexpr std::size_t kStack = std::size_t{128} << 10U;
 constexpr unsigned kLanes = 32;
 
 std::atomic<Order> order_of_threads = Order::forward;
+std::atomic<bool> warpgroup_products = false;
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "emulated grid: %s\n", what);
@@ -69,6 +70,8 @@ struct Fiber {
   std::byte given[2][kMostExchanged] = {};
   std::deque<std::vector<Copy>> groups;
   std::vector<Copy> open;
+  std::deque<std::vector<std::function<void()>>> products;
+  std::vector<std::function<void()>> open_products;
 
   /// Continues the fiber, which returns through `home`. Contexts save the signal mask with a system
   /// call each time, jumps do not, so a context is used only for the first step onto the stack.
@@ -131,6 +134,9 @@ class Block {
       (*body_)();
       Fiber& mine = current();
       if (!mine.open.empty() || !mine.groups.empty()) fail("copies that nobody waits for");
+      if (!mine.open_products.empty() || !mine.products.empty()) {
+        fail("products that nobody waits for");
+      }
       ++ended_;
       wait(State::ended);
     }
@@ -348,6 +354,27 @@ void await_copies(std::size_t pending) {
       }
     }
     fiber.groups.pop_front();
+  }
+}
+
+bool has_warpgroup_products() {
+  return warpgroup_products;
+}
+void set_warpgroup_products(bool has) {
+  warpgroup_products = has;
+}
+void start_product(std::function<void()> product) {
+  block().current().open_products.push_back(std::move(product));
+}
+void end_products() {
+  Fiber& fiber = block().current();
+  fiber.products.push_back(std::move(fiber.open_products));
+  fiber.open_products.clear();
+}
+void await_products(std::size_t pending) {
+  Fiber& fiber = block().current();
+  for (; fiber.products.size() > pending; fiber.products.pop_front()) {
+    for (const auto& product : fiber.products.front()) product();
   }
 }
 

@@ -18,13 +18,15 @@ struct Extras {
   const void* bias = nullptr;    ///< [n], in the type of a and d, added to every row
 };
 
-/// Matrix products through cuBLASLt, with fp32 accumulation. Matrices are aligned to 16 bytes, and
-/// the stride that is not 1 is a multiple of 8. fp32 matrices are multiplied in fp32, not TF32. One
-/// algorithm is chosen per shape, among those with a fixed order of summation that the library does
-/// not refuse in their first run: the library's best, or with `choices` the fastest one when timed.
-/// So equal calls with equal choices give equal bits on GPUs of one model. Calls must use one
-/// stream at a time, because there is one workspace, from threads whose current device is the
-/// stream's. The first object loads the library. Errors: Error(device).
+/// Matrix products through cuBLASLt, with fp32 accumulation. Matrices are aligned to 16 bytes. If
+/// the stride that is not 1 is no multiple of 16 bytes (adapters of rank 4, the gate of a shared
+/// expert), only algorithms for rows of smaller alignment are used, which are slower. fp32 matrices
+/// are multiplied in fp32, not TF32. One algorithm is chosen per shape, among those with a fixed
+/// order of summation that the library does not refuse in their first run: the library's best, or
+/// with `choices` the fastest one when timed. So equal calls with equal choices give equal bits on
+/// GPUs of one model. Calls must use one stream at a time, because there is one workspace, from
+/// threads whose current device is the stream's. The first object loads the library. Errors:
+/// Error(device).
 class Products {
  public:
   /// Bytes of device memory for set_workspace().
@@ -38,11 +40,12 @@ class Products {
   /// `workspace`: kWorkspace bytes, aligned to 256 bytes.
   void set_workspace(void* workspace);
 
-  /// d = a * b (+ addend) (+ bias), rounded once. a and b have the same type; d has that type or
-  /// fp32. d's column_step is 1; k is not 0. With choices, the first product of a shape may take as
-  /// long as a hundred products. If that product adds to d itself, the trials write to device
-  /// memory of d's size outside ballast.device_bytes; without that memory the library's best is
-  /// chosen.
+  /// d = a * b (+ addend) (+ bias), rounded once, except that the library's kernels for Hopper
+  /// round a 16-bit product before they add a 16-bit addend. a and b have the same type; d has
+  /// that type or fp32. d's column_step is 1; k is not 0. With choices, the first product of a
+  /// shape may take as long as a hundred products, if it is timed. If that product adds to d
+  /// itself, the trials write to device memory of d's size outside ballast.device_bytes; without
+  /// that memory the library's best is chosen.
   void multiply(cudaStream_t stream, const Extents& extents, const Matrix& a, const Matrix& b,
                 const Matrix& d, const Extras& extras = {});
 
