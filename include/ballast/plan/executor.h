@@ -41,7 +41,7 @@ struct ExecutorOptions {
   /// host.
   Handler finish = nullptr;
   /// Maximum number of unfinished operations in a lane with Mode::streamed.
-  std::size_t most_on_stream = kMostEnqueued;
+  std::size_t max_on_stream = kMostEnqueued;
   /// Runs every operation in plan order on the caller's thread, with the same results, for
   /// debugging.
   bool serial = false;
