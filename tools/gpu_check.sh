@@ -141,6 +141,7 @@ correct() {
   if [ -x "$bin/gpu_sum" ]; then check 'sums over ranks' 30 "$bin/gpu_sum"; fi
   export BALLAST_TEST_DEVICE=cuda
   check "PyTorch's runs" 120 "$bin/gpu_pytorch_parity_on_cuda"
+  check families 120 "$bin/gpu_families_on_cuda"
   check invariance 150 "$bin/gpu_invariance_on_cuda"
   on_gpu - link 30 "$bin/ballast" bench link --device cuda --bytes 16MiB,256MiB --seconds 1
   step 'a step of GPT-2 124M' 60 --sequence 512 --micro-batch 4 --steps 5
@@ -184,7 +185,7 @@ offload() {
   step '1.5B, all on the GPU' 50 "${run[@]}"
   step '1.5B, states on the host' 60 "${run[@]}" "${states[@]}"
   step '1.5B, all on the host' 60 "${run[@]}" "${all_on_host[@]}"
-  step '1.5B, eager update' 60 "${run[@]}" "${all_on_host[@]}" --set ballast.update=eager
+  step '1.5B, eager update' 60 "${run[@]}" "${all_on_host[@]}" --set ballast.update=eager --set gradient_clipping=0
   on_gpu - 'update on the CPU' 40 "$bin/ballast" bench adam --params 256Mi --variant adamw-bf16 --seconds 2
   step '8B in 24 GiB, all on the host' 300 "${llama_8b[@]}" --micro-batch 4 --accumulation 8 --steps 2 \
     "${all_on_host[@]}" --set ballast.device_bytes=24GiB --set ballast.host_bytes=112GiB

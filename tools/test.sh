@@ -50,11 +50,42 @@ leisurely() {
 }
 trap '[ -z "$background" ] || kill -- "-$background" 2>/dev/null || kill "$background"' EXIT
 trap 'exit 1' INT TERM
-# Builds the programs of unit and conformance tests.
+# Prints the files that the tests of some suites need, given a build folder and options of
+# `meson test`.
+needed() {
+  python3 - "$@" <<'PY'
+import argparse, json, os
+
+parser = argparse.ArgumentParser()
+parser.add_argument("folder")
+parser.add_argument("--suite", action="append", default=[])
+parser.add_argument("--no-suite", action="append", default=[])
+options = parser.parse_args()
+
+
+def described(kind):
+    with open(f"{options.folder}/meson-info/intro-{kind}.json") as file:
+        return json.load(file)
+
+
+targets = set()
+for test in described("tests"):
+    suites = {suite.partition(":")[2] for suite in test["suite"]}
+    if suites & set(options.suite) and not suites & set(options.no_suite):
+        targets |= set(test["depends"])
+files = [name for target in described("targets") if target["id"] in targets for name in target["filename"]]
+assert files
+print(*sorted(os.path.relpath(name, options.folder) for name in files))
+PY
+}
+# Builds what the tests of these suites need: `build_tests FOLDER SUITES OPTIONS...`.
 build_tests() {
-  configure "$@"
-  leisurely ninja -C "$1" $(ninja -C "$1" -t targets all |
-    sed -nE 's#^(tests/(unit/unit|conformance/conformance)_[a-z_]+): .*#\1#p')
+  folder=$1
+  suites=$2
+  shift 2
+  configure "$folder" "$@"
+  files=$(needed "$folder" $suites)
+  leisurely ninja -C "$folder" $files
 }
 # Builds what the chosen tests need and runs two more than there are cores, since many wait.
 check() {
@@ -83,6 +114,10 @@ fi
 joined="-Dunity=on -Dunity_size=32"
 # Clang links sanitizers to programs only.
 sanitized="-Doptimization=1 -Db_lundef=false $joined"
+# Calibrations run alone and measure the time of code that other tests cover.
+asan_suites="--suite unit --suite conformance --no-suite older-cpus --no-suite emulated --no-suite rates
+--no-suite other-sizes"
+tsan_suites="--suite threads"
 
 step "build: gcc"
 configure build-test $joined -Dgpu_architectures=80
@@ -92,7 +127,7 @@ ninja -C build-test >build-test/build.log 2>&1 || {
 }
 
 step "test: gcc"
-CXX=clang++ start build_tests build-asan $sanitized -Db_sanitize=address,undefined -Dgpu_architectures=90
+CXX=clang++ start build_tests build-asan "$asan_suites" $sanitized -Db_sanitize=address,undefined -Dgpu_architectures=90
 check build-test
 
 for isa in scalar avx2; do
@@ -102,15 +137,13 @@ done
 
 step "address and undefined-behaviour sanitizers: clang"
 finish
-CXX=clang++ start build_tests build-tsan $sanitized -Db_sanitize=thread -Dcuda=disabled
-# Calibrations run alone and measure the time of code that other tests cover: not under sanitizers.
-check build-asan --setup asan --suite unit --suite conformance --no-suite older-cpus --no-suite emulated \
-  --no-suite rates --no-suite other-sizes --timeout-multiplier 4
+CXX=clang++ start build_tests build-tsan "$tsan_suites" $sanitized -Db_sanitize=thread -Dcuda=disabled
+check build-asan --setup asan $asan_suites --timeout-multiplier 4
 
 step "thread sanitizer: clang"
 finish
 start leisurely tools/tidy.sh build-asan
-check build-tsan --setup tsan --suite threads --timeout-multiplier 8
+check build-tsan --setup tsan $tsan_suites --timeout-multiplier 8
 
 step "static analysis, clang's warnings as errors"
 finish

@@ -17,7 +17,10 @@ namespace {
 using plan::Lane;
 using plan::Operation;
 
+/// False for updates, which would change weights and optimizer states. The updater loads their
+/// kernels when it is made.
 bool needs_kernels(const Operation& operation) {
+  if (operation.action == plan::Action::update_on_device) return false;
   return operation.lane == Lane::compute || operation.lane == Lane::gather ||
          operation.lane == Lane::reduce;
 }

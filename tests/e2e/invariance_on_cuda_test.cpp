@@ -1,7 +1,15 @@
+#include <algorithm>
+#include <cstddef>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "ballast/engine/engine.h"
+#include "ballast/engine/saved_states.h"
+#include "ballast/planner/make_engine.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -77,6 +85,59 @@ TEST(InvarianceOnCuda, LlamaInBf16) {
 }
 TEST(InvarianceOnCuda, PackedLlamaInTilesInFp32) {
   expect_invariance(kLlama + R"(, "vocabulary_tiles": 2, "layer_tiles": 2)", false, true);
+}
+
+/// States after the start of a run, after two steps, and after a resume of these.
+std::vector<std::uint64_t> hashes(const std::vector<std::string>& overrides) {
+  const test::TempDir directory;
+  std::vector<std::string> all = {"train_micro_batch_size_per_gpu=1", "data.sequence_length=19",
+                                  "gradient_clipping=0"};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  const config::Config config = test::tiny_config(kLlama, true, directory.path(), all);
+  Engine engine = planner::make_engine(config);
+  engine.start();
+  std::vector<std::uint64_t> found = {engine.snapshot().hash()};
+  const std::size_t tokens = engine.blueprint().problem.tokens_per_step();
+  for (const std::uint64_t step : {1, 2}) {
+    engine.train_step(test::scattered_ids(tokens, step).view(), config.optimizer.lr);
+  }
+  found.push_back(engine.snapshot().hash());
+  std::map<std::pair<std::size_t, StateKind>, std::vector<std::byte>> saved;
+  engine.snapshot().save([&](const StateRange& range, ConstHostBytes bytes) {
+    auto& array = saved[{range.block, range.kind}];
+    array.insert(array.end(), bytes.begin(), bytes.end());
+  });
+  Engine after = planner::make_engine(config);
+  after.resume(
+      [&](const StateRange& range, HostBytes bytes) {
+        const auto& array = saved.at({range.block, range.kind});
+        std::copy_n(array.begin() + static_cast<std::ptrdiff_t>(range.first * range.width),
+                    bytes.size(), bytes.begin());
+      },
+      engine.updates());
+  found.push_back(after.snapshot().hash());
+  EXPECT_EQ(found[2], found[1]) << "a resume changes the states";
+  return found;
+}
+
+// Kernels are warmed up before the first step, which must not update anything.
+TEST(InvarianceOnCuda, StartsAndResumesKeepStatesOfEveryOptimizer) {
+  const std::map<std::string, std::string> parameters = {{"AdamW", "0.003"},
+                                                         {"Adam", "0.003"},
+                                                         {"Adagrad", "0.02"},
+                                                         {"Lion", "0.001"},
+                                                         {"SGD", "0.3"}};
+  for (const auto& [type, rate] : parameters) {
+    const std::string optimizer =
+        R"(optimizer={"type": ")" + type + R"(", "params": {"lr": )" + rate + "}}";
+    for (const char* update : {"gated", "eager"}) {
+      if (update == std::string("eager") && type != "AdamW" && type != "SGD") continue;
+      SCOPED_TRACE(type + ", " + update);
+      const std::string when = std::string("ballast.update=") + update;
+      EXPECT_EQ(hashes({optimizer, when}),
+                hashes({optimizer, when, "zero_optimization.offload_optimizer.device=cpu"}));
+    }
+  }
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ template <class T>
 struct HeadRows {
   T* normed = nullptr;            ///< [N, H]
   RowSum<float>* sums = nullptr;  ///< [N]
-  /// [N, H]; null if not wanted or if there is one tile.
+  /// [N, H]; null if not wanted, or if the sums are not in fp32.
   float* dnormed = nullptr;
 
   static HeadRows take(Bump& bump, std::size_t tokens, std::size_t width) {
@@ -79,6 +79,7 @@ class Head {
         tile_sums_(tile_sums) {
     for (std::size_t t = 0; t < model.config.vocabulary_tiles; ++t) tiles_.push_back(model.tile(t));
     logit_row_ = round_up(model.largest_tile(), 16);
+    sums_in_fp32_ = TileSums<Ops>::head_sums_in_fp32(model);
     chunk_ = chunk_rows(tokens_, round_up(model.config.vocab_size, 16) * sizeof(float),
                         Ops::kLogitBytes);
   }
@@ -87,7 +88,9 @@ class Head {
   void take_memory(Bump& bump) {
     losses_ = bump.take<double>(tokens_);
     logits_ = bump.take<float>(chunk_ * logit_row_);
-    if (tiles_.size() == 1) own_ = HeadRows<T>::take(bump, tokens_, width_);
+    if (tiles_.size() > 1) return;
+    own_ = HeadRows<T>::take(bump, tokens_, width_);
+    if (sums_in_fp32_) own_.dnormed = bump.take<float>(tokens_ * width_);
   }
 
   [[nodiscard]] std::size_t rows_bytes() const {
@@ -231,15 +234,14 @@ class Head {
     const T* const dlogits = reinterpret_cast<const T*>(logits);
     const std::size_t tokens = tiles_[tile.number].rows;
     const std::size_t at = first * width_;
-    const bool single = tiles_.size() == 1;
     ops_.logit_gradients(logits_of(tile, count, logits), row_targets.targets + first, scale,
                          row_targets.weights == nullptr ? nullptr : row_targets.weights + first,
                          rows.sums + first);
-    if (single || rows.dnormed != nullptr) {
-      ops_.multiply(
-          {count, width_, tokens}, matrix(dlogits, row), matrix(tile.weights, width_),
-          single ? matrix(tile_sums_.rounded() + at, width_) : matrix(rows.dnormed + at, width_),
-          tile.number + 1 < tiles_.size());
+    if (!sums_in_fp32_ || rows.dnormed != nullptr) {
+      ops_.multiply({count, width_, tokens}, matrix(dlogits, row), matrix(tile.weights, width_),
+                    sums_in_fp32_ ? matrix(rows.dnormed + at, width_)
+                                  : matrix(tile_sums_.rounded() + at, width_),
+                    tile.number + 1 < tiles_.size());
     }
     if (tile.gradient != nullptr) {
       ops_.multiply({tokens, width_, count}, transposed(dlogits, row),
@@ -254,6 +256,7 @@ class Head {
   std::vector<VocabularyTile> tiles_;
   std::size_t logit_row_ = 0;  ///< stride of a tile's logits, in floats
   std::size_t chunk_ = 0;      ///< rows per chunk
+  bool sums_in_fp32_ = false;  ///< of the gradient of the normed rows
   Ops& ops_;
   TileSums<Ops>& tile_sums_;
   HeadRows<T> own_;  ///< used if there is one tile

@@ -25,8 +25,14 @@ class TileSums {
                                  return block.part == LayerPart::router ||
                                         block.part == LayerPart::norm;
                                }) ||
-                   model.config.vocabulary_tiles > 1),
+                   head_sums_in_fp32(model)),
         ops_(ops) {}
+
+  /// Whether the gradient of the head's normed rows is summed in fp32.
+  [[nodiscard]] static bool head_sums_in_fp32(const Architecture& model) {
+    return model.config.vocabulary_tiles > 1 ||
+           (Ops::kSumsInWholeEights && model.config.vocab_size % 8 != 0);
+  }
 
   void take_memory(Bump& bump) {
     rounded_ = bump.take<T>(size_);

@@ -11,6 +11,7 @@
 #include "src/device/cuda/errors.h"
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/experts/experts.h"
+#include "src/model/cuda/products/whole_eights.h"
 #include "src/model/cuda/rows/base_codes.h"
 #include "src/model/cuda/rows/gradients.h"
 #include "src/model/cuda/tokens/tokens.h"
@@ -225,7 +226,12 @@ void Ops<T>::linear_weight(const Linear<T>& layer, const T* x, const T* dy, std:
 template <class T>
 void Ops<T>::multiply(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                       bool add_to_c) {
-  products().multiply(queue_, extents, a, b, c, {.addend = add_to_c ? c.data : nullptr});
+  in_whole_eights(extents, a, b, c, add_to_c,
+                  [&](const Extents& part, const Matrix& left, const Matrix& right,
+                      const Matrix& to, bool adds) {
+                    products().multiply(queue_, part, left, right, to,
+                                        {.addend = adds ? to.data : nullptr});
+                  });
 }
 
 template <class T>

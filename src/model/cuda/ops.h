@@ -33,6 +33,8 @@ class Ops {
  public:
   using Value = T;
   static constexpr Bytes kLogitBytes = 512 * kMiB;
+  /// See in_whole_eights().
+  static constexpr bool kSumsInWholeEights = sizeof(T) == 2;
 
   Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOptions& options);
 

@@ -32,6 +32,8 @@ class Ops {
   using Value = T;
   /// Maximum memory for logits.
   static constexpr Bytes kLogitBytes = 64 * kMiB;
+  /// Whether a product over an extent that is no multiple of 8 adds to its result, which is fp32.
+  static constexpr bool kSumsInWholeEights = false;
 
   /// `threads`: size of the team.
   Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads,

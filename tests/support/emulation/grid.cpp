@@ -12,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -32,10 +33,21 @@ constexpr std::size_t kStack = std::size_t{128} << 10U;
 constexpr unsigned kLanes = 32;
 
 std::atomic<Order> order_of_threads = Order::forward;
+std::atomic<bool> warpgroup_products = false;
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "emulated grid: %s\n", what);
   std::abort();
+}
+
+/// Calls the _longjmp() of the C library. The address sanitizer replaces that function, and
+/// prepares all calls of functions that do not return, because frames may be left for good. Fibers
+/// leave no frame, and these preparations, with their system calls, took three quarters of the
+/// time.
+void long_jump(jmp_buf& to) {
+  using Jump = void (*)(jmp_buf, int);
+  static const auto jump = reinterpret_cast<Jump>(dlsym(RTLD_NEXT, "_longjmp"));
+  jump(to, 1);
 }
 
 enum class State { ready, at_block, at_warp, ended };
@@ -58,17 +70,19 @@ struct Fiber {
   std::byte given[2][kMostExchanged] = {};
   std::deque<std::vector<Copy>> groups;
   std::vector<Copy> open;
+  std::deque<std::vector<std::function<void()>>> products;
+  std::vector<std::function<void()>> open_products;
 
   /// Continues the fiber, which returns through `home`. Contexts save the signal mask with a system
   /// call each time, jumps do not, so a context is used only for the first step onto the stack.
   [[gnu::noinline]] void jump_from(jmp_buf& home) {
     if (_setjmp(home) != 0) return;
-    if (entered) _longjmp(jump, 1);
+    if (entered) long_jump(jump);
     entered = true;
     setcontext(&context);
   }
   [[gnu::noinline]] void jump_to(jmp_buf& home) {
-    if (_setjmp(jump) == 0) _longjmp(home, 1);
+    if (_setjmp(jump) == 0) long_jump(home);
   }
 };
 
@@ -120,6 +134,9 @@ class Block {
       (*body_)();
       Fiber& mine = current();
       if (!mine.open.empty() || !mine.groups.empty()) fail("copies that nobody waits for");
+      if (!mine.open_products.empty() || !mine.products.empty()) {
+        fail("products that nobody waits for");
+      }
       ++ended_;
       wait(State::ended);
     }
@@ -337,6 +354,27 @@ void await_copies(std::size_t pending) {
       }
     }
     fiber.groups.pop_front();
+  }
+}
+
+bool has_warpgroup_products() {
+  return warpgroup_products;
+}
+void set_warpgroup_products(bool has) {
+  warpgroup_products = has;
+}
+void start_product(std::function<void()> product) {
+  block().current().open_products.push_back(std::move(product));
+}
+void end_products() {
+  Fiber& fiber = block().current();
+  fiber.products.push_back(std::move(fiber.open_products));
+  fiber.open_products.clear();
+}
+void await_products(std::size_t pending) {
+  Fiber& fiber = block().current();
+  for (; fiber.products.size() > pending; fiber.products.pop_front()) {
+    for (const auto& product : fiber.products.front()) product();
   }
 }
 

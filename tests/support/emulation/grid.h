@@ -64,4 +64,12 @@ void start_copy(void* to, const void* from, bool there);
 void end_copies();
 void await_copies(std::size_t pending);
 
+/// Whether the emulated GPU multiplies matrices by warpgroups (warpgroup.h); at first it does not.
+bool has_warpgroup_products();
+void set_warpgroup_products(bool has);
+/// This thread's parts of products, which run when a wait names their group, in order.
+void start_product(std::function<void()> product);
+void end_products();
+void await_products(std::size_t pending);
+
 }  // namespace ballast::test::emulation

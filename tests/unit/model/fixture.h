@@ -48,12 +48,13 @@ inline model::ModelConfig small_llama() {
 }
 
 /// A device with the kernels of one model and memory for their calls. `threads`: of the host
-/// device's kernels.
+/// device's kernels. `kind`: the device.
 struct Bench {
-  Bench(const model::ModelConfig& config, DType type, model::MicroBatchShape shape, int threads = 2)
+  Bench(const model::ModelConfig& config, DType type, model::MicroBatchShape shape, int threads = 2,
+        const std::string& kind = device_kind())
       : architecture(model::build_architecture(config)), shape(shape), type(type) {
     device::DeviceOptions options;
-    options.kind = device_kind();
+    options.kind = kind;
     options.budget = odd(1 * kGiB, 256 * kMiB);
     options.compute_threads = threads;
     device = device::make_device(options);

@@ -1,6 +1,8 @@
 #include <algorithm>
 
 #include "src/model/cuda/attention/attention_tiles.h"
+#include "src/model/cuda/attention/gradient_tiles.h"
+#include "src/model/cuda/attention/warpgroup_attention.h"
 
 namespace ballast::model::cuda {
 namespace {
@@ -62,13 +64,6 @@ struct Shared {
   __device__ QueryRow* query_rows(int turn) const { return rows + turn % 2 * G::kStep; }
 };
 
-/// Queries that a block of keys processes in one step. The block loops over the heads that share
-/// the keys and, for each head, over the queries that see any of the keys.
-struct Queries {
-  int head;
-  int first;  ///< position
-};
-
 template <int kWidth>
 __device__ void copy_queries(const Shared<kWidth>& shared, const AttentionShape& shape,
                              const Queries& queries, const Bf16* qkv, const QueryRow* rows,
@@ -79,37 +74,7 @@ __device__ void copy_queries(const Shared<kWidth>& shared, const AttentionShape&
   copy_pair<kWidth, kStep>(
       shared.first(turn),
       {rows_in_qkv(shape, qkv + place.query), rows_in_out(shape, dout + place.out)}, queries.first);
-  const int at = 2 * static_cast<int>(threadIdx.x);  // two rows are 16 bytes
-  if (at < kStep) {
-    const std::size_t start = (blockIdx.y * shape.heads + head) * padded_length(shape);
-    device::copy_ahead(shared.query_rows(turn) + at,
-                       rows + start + static_cast<std::size_t>(queries.first + at));
-  }
-}
-
-/// Zeroes elements whose query does not see their key. `key` and `query`: those of this lane's
-/// first element. Keys are the rows.
-template <int kTiles, int kStep>
-__device__ void hide_keys_of_columns(Sums<kTiles, kStep>& p, int key, int query,
-                                     const SequenceMask& mask) {
-#pragma unroll
-  for (int n = 0; n < kStep / 8; ++n) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      // Range of rows in this lane's column whose keys its query sees.
-      const int column = query + 8 * n + i;
-      const int begin = mask.first_key(column) - key;
-      const int end = column - key;
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = 16 * m + 8 * half;
-          if (row > end || row < begin) p[m][n][2 * half + i] = 0.0F;
-        }
-      }
-    }
-  }
+  copy_query_rows<kStep>(shared.query_rows(turn), rows, shape, queries);
 }
 
 /// Adds the contributions of one step's queries to the gradients of this warp's keys, which are the
@@ -124,17 +89,7 @@ __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& d
   const QueryRow* const rows = shared.query_rows(turn) + lane_column();
   Sums<kTiles, kStep> p;
   multiply_rows<kWidth, kTiles, kStep>(p, lane_part<kWidth>(shared.own_first()), queries);
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-    for (int n = 0; n < kStep / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        p[m][n][i] =
-            device::power_of_two(__fmaf_rn(p[m][n][i], scale, -rows[8 * n + i % 2].log_sum));
-      }
-    }
-  }
+  to_probabilities<kTiles, kStep>(p, rows, scale);
   if (first_key + 16 * kTiles > first_query ||
       mask.first_key(first_query + kStep - 1) > first_key) {
     hide_keys_of_columns<kTiles, kStep>(p, first_key + lane_row(), first_query + lane_column(),
@@ -145,22 +100,9 @@ __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& d
   add_product<kWidth, kTiles, kStep, kSlice>(dvalues, weights, douts + slice);
   Sums<kTiles, kStep> dp;
   multiply_rows<kWidth, kTiles, kStep>(dp, lane_part<kWidth>(shared.own_second()), douts);
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-    for (int n = 0; n < kStep / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) p[m][n][i] *= dp[m][n][i] - rows[8 * n + i % 2].delta;
-    }
-  }
+  to_score_gradients<kTiles, kStep>(p, dp, rows);
   to_weights<kTiles, kStep>(p, weights);
   add_product<kWidth, kTiles, kStep, kSlice>(dkeys, weights, queries + slice);
-}
-
-template <int kTiles>
-__device__ void fill(float (&factors)[kTiles][2], float value) {
-#pragma unroll
-  for (int i = 0; i < 2 * kTiles; ++i) factors[i / 2][i % 2] = value;
 }
 
 /// Gradients of keys and values. There is one block per head of keys (and slice of columns),
@@ -194,11 +136,7 @@ __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads, 2)
   copy_queries<kWidth>(shared, shape, queries, qkv, rows, dout, 0);
   device::end_copies();
   for (int turn = 0; queries.head < first_head + group; ++turn) {
-    Queries next{queries.head, queries.first + G::kStep};
-    // Later queries do not see these keys either.
-    if (next.first >= length || mask.first_key(next.first) >= first + G::kOwn) {
-      next = {queries.head + 1, first};
-    }
+    const Queries next = queries.after(G::kStep, first, first + G::kOwn, mask);
     device::await_copies<0>();
     __syncthreads();  // this step is complete, and all threads are done with the previous one
     if (next.head < first_head + group) {
@@ -218,14 +156,10 @@ __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads, 2)
   }
   device::await_copies<0>();
   if (first_key >= length) return;
-  float factors[G::kTiles][2];
-  fill<G::kTiles>(factors, scale);
-  write_rows<kWidth, G::kTiles, G::kSlice>(dkeys, factors, shared.own_first(),
+  write_rows<kWidth, G::kTiles, G::kSlice>(dkeys, scale, shared.own_first(),
                                            rows_in_qkv(shape, dqkv + place.key), first_key, slice);
-  fill<G::kTiles>(factors, 1.0F);
-  write_rows<kWidth, G::kTiles, G::kSlice>(dvalues, factors, shared.own_second(),
-                                           rows_in_qkv(shape, dqkv + place.value), first_key,
-                                           slice);
+  write_rows<kWidth, G::kTiles, G::kSlice>(
+      dvalues, 1.0F, shared.own_second(), rows_in_qkv(shape, dqkv + place.value), first_key, slice);
 }
 
 /// Adds the contributions of one step's keys to the gradients of this warp's queries.
@@ -240,18 +174,7 @@ __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& s
   multiply_rows<kWidth, kTiles, kStep>(p, lane_part<kWidth>(shared.own_first()), keys);
   Sums<kTiles, kStep> dp;
   multiply_rows<kWidth, kTiles, kStep>(dp, lane_part<kWidth>(shared.own_second()), values);
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-    for (int n = 0; n < kStep / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const QueryRow& row = rows[m][i / 2];
-        p[m][n][i] = device::power_of_two(__fmaf_rn(p[m][n][i], scale, -row.log_sum)) *
-                     (dp[m][n][i] - row.delta);
-      }
-    }
-  }
+  to_score_gradients<kTiles, kStep>(p, dp, rows, scale);
   if (first_key + kStep > first_query ||
       mask.first_key(first_query + 16 * kTiles - 1) > first_key) {
     hide_unseen_keys<kTiles, kStep>(p, first_key + lane_column(), first_query + lane_row(), mask,
@@ -314,9 +237,7 @@ __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads,
   }
   device::await_copies<0>();
   if (first_query >= length) return;
-  float factors[G::kTiles][2];
-  fill<G::kTiles>(factors, scale);
-  write_rows<kWidth, G::kTiles, kWidth>(dqueries, factors, shared.own_first(),
+  write_rows<kWidth, G::kTiles, kWidth>(dqueries, scale, shared.own_first(),
                                         rows_in_qkv(shape, dqkv + place.query), first_query, 0);
 }
 
@@ -354,6 +275,7 @@ cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape,
   auto* const rows = static_cast<QueryRow*>(scratch);
   const cudaError_t code = gather_query_rows(stream, shape, out, log_sums, dout, rows);
   if (code != cudaSuccess) return code;
+  if (warpgroups_fit(shape)) return backward_by_warpgroups(stream, shape, qkv, rows, dout, dqkv);
   return for_width(
       shape, [&](auto width) { return start<width.value>(stream, shape, qkv, rows, dout, dqkv); });
 }

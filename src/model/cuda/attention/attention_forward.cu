@@ -2,6 +2,8 @@
 #include <limits>
 
 #include "src/model/cuda/attention/attention_tiles.h"
+#include "src/model/cuda/attention/softmax_rows.h"
+#include "src/model/cuda/attention/warpgroup_attention.h"
 
 namespace ballast::model::cuda {
 namespace {
@@ -18,82 +20,6 @@ struct ForwardGeometry {
   static constexpr int kRows = kWarps * kWarpRows;
   static constexpr std::size_t kSharedBytes = (kRows + 2 * kKeys) * kTileRowBytes<kWidth>;
 };
-
-/// State per row of a lane: the maximum score so far, and this lane's part of the sum of exp(score
-/// - maximum).
-template <int kTiles>
-struct Softmax {
-  float greatest[kTiles][2];
-  float sum[kTiles][2];
-};
-
-/// Combines the maximum or sum of a row over the four lanes that share it.
-__device__ float greatest_of_row(float value) {
-  value = fmaxf(value, __shfl_xor_sync(device::kAllLanes, value, 1));
-  return fmaxf(value, __shfl_xor_sync(device::kAllLanes, value, 2));
-}
-__device__ float sum_of_row(float value) {
-  value += __shfl_xor_sync(device::kAllLanes, value, 1);
-  return value + __shfl_xor_sync(device::kAllLanes, value, 2);
-}
-
-/// Replaces scores by exp(scale * (score - maximum so far)) and rescales the sums to that maximum.
-/// A row that has seen no key yet has the maximum -infinity and sums of 0. `scale` applies to
-/// exponents of base 2.
-template <int kWidth, int kTiles>
-__device__ void add_scores(Sums<kTiles, kKeys>& scores, Softmax<kTiles>& softmax,
-                           Sums<kTiles, kWidth>& sums, float scale) {
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float before = softmax.greatest[m][half];
-      float greatest = before;
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
-        greatest = fmaxf(greatest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
-      }
-      greatest = greatest_of_row(greatest);
-      const bool none = greatest == -std::numeric_limits<float>::infinity();
-      const float shift = none ? 0.0F : -scale * greatest;
-      const float correction = device::power_of_two(__fmaf_rn(before, scale, shift));
-      float sum = softmax.sum[m][half] * correction;
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i) {
-          scores[m][n][i] = device::power_of_two(__fmaf_rn(scores[m][n][i], scale, shift));
-          sum += scores[m][n][i];
-        }
-      }
-      softmax.greatest[m][half] = greatest;
-      softmax.sum[m][half] = sum;
-#pragma unroll
-      for (int n = 0; n < kWidth / 8; ++n) {
-        sums[m][n][2 * half] *= correction;
-        sums[m][n][2 * half + 1] *= correction;
-      }
-    }
-  }
-}
-
-/// Completes the softmax: writes the logarithms of the sums and leaves 1 / sum in `factors`.
-template <int kTiles>
-__device__ void finish(const Softmax<kTiles>& softmax, float scale, int first_row, int length,
-                       float* log_sums, float (&factors)[kTiles][2]) {
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float sum = sum_of_row(softmax.sum[m][half]);
-      factors[m][half] = 1.0F / sum;
-      const int row = first_row + 16 * m + 8 * half + lane_row();
-      if (lane_column() == 0 && row < length) {
-        log_sums[row] = __fmaf_rn(softmax.greatest[m][half], scale, logf(sum));
-      }
-    }
-  }
-}
 
 /// There is one block per head, sequence and tile of queries. Tiles with the most keys start first.
 /// Source: Dao, "FlashAttention-2", 2023, algorithm 1. Values of a tile are copied while its scores
@@ -120,11 +46,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
   Sums<kTiles, kWidth> sums;
   clear<kTiles, kWidth>(sums);
   Softmax<kTiles> softmax;
-#pragma unroll
-  for (int i = 0; i < 2 * kTiles; ++i) {
-    softmax.greatest[i / 2][i % 2] = -std::numeric_limits<float>::infinity();
-    softmax.sum[i / 2][i % 2] = 0.0F;
-  }
+  clear(softmax);
   copy_rows<kWidth, G::kRows, kThreads>(queries, rows_in_qkv(shape, qkv + place.query), first);
   copy_rows<kWidth, kKeys, kThreads>(keys, all_keys, begin);
   device::end_copies();
@@ -145,7 +67,9 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
         hide_unseen_keys<kTiles, kKeys>(scores, key + lane_column(), first_row + lane_row(), mask,
                                         -std::numeric_limits<float>::infinity());
       }
-      add_scores<kWidth, kTiles>(scores, softmax, sums, scale * kLog2E);
+      float corrections[kTiles][2];
+      to_powers<kTiles, kKeys>(scores, softmax, scale * kLog2E, corrections);
+      rescale<kTiles, kWidth>(sums, corrections);
       to_weights<kTiles, kKeys>(scores, weights);
     }
     device::await_copies<0>();
@@ -184,6 +108,7 @@ cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const Bf
                       float* log_sums) {
   if (shape.log_sums() == 0) return cudaSuccess;
   if (!has_kernels(shape)) return cudaErrorInvalidValue;
+  if (warpgroups_fit(shape)) return forward_by_warpgroups(stream, shape, qkv, out, log_sums);
   return for_width(
       shape, [&](auto width) { return start<width.value>(stream, shape, qkv, out, log_sums); });
 }

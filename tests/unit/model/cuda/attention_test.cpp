@@ -92,6 +92,32 @@ const std::vector<Case> kCases = {
     {{1, 100, 3, 1, 256, {33}}}, {{1, 140, 1, 1, 64, {139}}}, {{1, 66, 1, 1, 16, {500}}},
     {{2, 1, 3, 1, 8}, true},     {{2, 130, 2, 1, 64}, true},  {{1, 200, 4, 2, 32, {40}}, true},
     {{3, 205, 1, 1, 128}, true}, {{1, 100, 2, 1, 256}, true}, {{2, 66, 1, 1, 16, {3}}, true},
+    {{1, 270, 2, 1, 120}},
+};
+
+/// Whether products are those of warpgroups, for each way that this build can choose. A GPU chooses
+/// by itself.
+template <class T>
+std::vector<bool> ways() {
+#if defined(BALLAST_EMULATED_GPU)
+  if (std::is_same_v<T, Bf16>) return {false, true};
+#endif
+  return {false};
+}
+class WithWarpgroups {
+ public:
+  explicit WithWarpgroups([[maybe_unused]] bool has) {
+#if defined(BALLAST_EMULATED_GPU)
+    test::emulation::set_warpgroup_products(has);
+#endif
+  }
+  WithWarpgroups(const WithWarpgroups&) = delete;
+  WithWarpgroups& operator=(const WithWarpgroups&) = delete;
+  ~WithWarpgroups() {
+#if defined(BALLAST_EMULATED_GPU)
+    test::emulation::set_warpgroup_products(false);
+#endif
+  }
 };
 
 /// The shape of a case with documents in host memory, and in device memory.
@@ -177,10 +203,14 @@ TYPED_TEST(Attention, ForwardIsThatOfThePlainFormula) {
     const AttentionShape& shape = shapes.on_host;
     const auto qkv = random_values<T>(shape.tokens() * shape.row(), 1);
     const auto expected = AttentionReference{shape}.forward(widened(qkv));
-    const Forward<T> found = forward(shapes.on_device, qkv);
-    expect_near(found.out, expected.out, text(shape));
-    for (std::size_t i = 0; i < found.log_sums.size(); ++i) {
-      ASSERT_NEAR(found.log_sums[i], expected.log_sums[i], 1e-5) << text(shape) << ", row " << i;
+    for (const bool by_warpgroups : ways<T>()) {
+      const WithWarpgroups way(by_warpgroups);
+      const std::string name = text(shape) + (by_warpgroups ? ", by warpgroups" : "");
+      const Forward<T> found = forward(shapes.on_device, qkv);
+      expect_near(found.out, expected.out, name);
+      for (std::size_t i = 0; i < found.log_sums.size(); ++i) {
+        ASSERT_NEAR(found.log_sums[i], expected.log_sums[i], 1e-5) << name << ", row " << i;
+      }
     }
   }
 }
@@ -196,7 +226,11 @@ TYPED_TEST(Attention, BackwardIsThatOfThePlainFormula) {
     const auto exact = reference.forward(widened(qkv));
     const Forward<T> result{narrowed<T>(exact.out.value), narrowed<float>(exact.log_sums)};
     const auto expected = reference.backward(widened(qkv), widened(result.out), widened(dout));
-    expect_near(backward(shapes.on_device, qkv, result, dout), expected, text(shape));
+    for (const bool by_warpgroups : ways<T>()) {
+      const WithWarpgroups way(by_warpgroups);
+      expect_near(backward(shapes.on_device, qkv, result, dout), expected,
+                  text(shape) + (by_warpgroups ? ", by warpgroups" : ""));
+    }
   }
 }
 

@@ -33,7 +33,7 @@ using Coded = std::tuple<std::vector<std::int8_t>, std::vector<float>, std::vect
 template <class T>
 Coded<T> on_the_host(const std::vector<T>& weights) {
   const std::size_t blocks = weights.size() / kBlock;
-  test::Bench b(test::small_gpt2(), sizeof(T) == 4 ? DType::f32 : DType::bf16, {1, 4});
+  test::Bench b(test::small_gpt2(), sizeof(T) == 4 ? DType::f32 : DType::bf16, {1, 4}, 1, "host");
   const DeviceBytes from = b.device->allocate(weights.size() * sizeof(T), "weights");
   const DeviceBytes codes = b.device->allocate(WeightCodes::bytes_of(weights.size()), "codes");
   const DeviceBytes back = b.device->allocate(from.size(), "back");

@@ -126,8 +126,10 @@ struct LaunchConfig {
 /// Runs the kernel at once.
 template <class... Parameters, class... Arguments>
 cudaError_t launch(const LaunchConfig& how, void (*kernel)(Parameters...), Arguments... arguments) {
-  constexpr std::size_t kMostShared = std::size_t{99} << 10U;  // compute capability 8.9
-  if (how.shared_bytes > kMostShared) return cudaErrorInvalidValue;
+  // Compute capabilities 9.0 and 8.9.
+  const std::size_t most_shared =
+      std::size_t{test::emulation::has_warpgroup_products() ? 227U : 99U} << 10U;
+  if (how.shared_bytes > most_shared) return cudaErrorInvalidValue;
   if (how.blocks.x == 0 || how.blocks.y == 0 || how.blocks.z == 0) {
     return cudaErrorInvalidConfiguration;
   }
