@@ -256,7 +256,7 @@ class Head {
   std::vector<VocabularyTile> tiles_;
   std::size_t logit_row_ = 0;  ///< stride of a tile's logits, in floats
   std::size_t chunk_ = 0;      ///< rows per chunk
-  bool sums_in_fp32_ = false;  ///< of the gradient of the normed rows
+  bool sums_in_fp32_ = false;  ///< whether the normed rows' gradient is summed in fp32
   Ops& ops_;
   TileSums<Ops>& tile_sums_;
   HeadRows<T> own_;  ///< used if there is one tile
