@@ -1,7 +1,14 @@
 #!/bin/sh
 # Packs a release build into one archive for machines with a GPU and without packages or network:
 #
-#   tools/bundle.sh BUILD ARCHIVE        for example tools/bundle.sh build ballast.tar.xz
+#   tools/bundle.sh BUILD ARCHIVE        for example tools/bundle.sh build ballast-cuda13.tar.xz
+#
+# The CUDA toolkit of the build decides where the program runs: CUDA 13 needs drivers from 580 on and
+# cuBLASLt 13, CUDA 12 needs drivers from 525 on and cuBLASLt 12. Machines with older drivers need a
+# second build. The first nvcc in PATH is taken:
+#
+#   PATH=/usr/local/cuda-12.9/bin:$PATH meson setup build-cuda12 --buildtype=release
+#   tools/bundle.sh build-cuda12 ballast-cuda12.tar.xz
 #
 # The archive holds one folder, ballast: the program, the MPI module if it was built, the GPU tests
 # with their data, the libraries that they link, and tools/gpu_check.sh. It does not include libc,
@@ -44,6 +51,15 @@ tests=$(ninja -C "$build" -t targets all |
 module=$(ninja -C "$build" -t targets all | sed -n 's/^\(tools\/ballast_mpi\.so\): cpp_LINKER.*/\1/p')
 ninja -C "$build" tools/ballast $tests $module >/dev/null || fail "the build failed: ninja -C $build"
 
+# "CUDA 13.0, for drivers from 580 on", or nothing.
+cuda=$("$build/tools/ballast" --version | sed -n 's/^ *devices .*cuda (\(CUDA [^)]*\)).*/\1/p')
+[ -n "$cuda" ] || fail "$build has no CUDA; see what meson setup says about it"
+named=$(printf '%s' "$archive" | sed -n 's/.*cuda-\{0,1\}\(1[0-9]\).*/\1/p')
+case "$cuda" in
+  "CUDA ${named:-1}"*) ;;
+  *) fail "$archive is named after CUDA $named, but $build is for $cuda" ;;
+esac
+
 stage=$(mktemp -d)
 part=$archive.part-$$
 trap 'rm -rf "$stage" "$part"' EXIT
@@ -77,4 +93,4 @@ if [ "$bytes" -gt "$largest" ]; then
 fi
 mv -f -- "$part" "$archive"
 echo "bundle: $archive, $((bytes / 1024)) KiB, $(ls "$top/bin" | wc -l) programs," \
-  "$(ls "$top/lib" | wc -l) libraries"
+  "$(ls "$top/lib" | wc -l) libraries; $cuda"

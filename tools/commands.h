@@ -14,6 +14,7 @@ void add_inspect(Command program);
 void add_report(Command program);
 void add_tokenize(Command program);
 void add_bench(Command program);
+void add_doctor(Command program);
 void add_tune(Command program);
 // Commands about the program itself. They act on its table of commands, which is complete by then.
 void add_help(Command program, const CommandLine& line);

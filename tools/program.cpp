@@ -106,6 +106,7 @@ int run(int argc, char** argv, const std::vector<std::string>& name) {
   add_report(program);
   add_tokenize(program);
   add_bench(program);
+  add_doctor(program);
   add_tune(program);
   add_help(program, line);
   add_completion(program, line);

@@ -1,8 +1,11 @@
+#include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
@@ -14,6 +17,13 @@
 namespace ballast::device {
 namespace {
 
+/// The result of looking for a usable GPU.
+struct GpuSearch {
+  std::string refusal;  ///< reason why there is none, or ""
+  /// True if there is a GPU that an installation or another setting would make usable.
+  bool remediable = false;
+};
+
 void log_choice(const std::string& refusal) {
   if (refusal.empty()) {
     log(LogLevel::debug, "device: using the GPU");
@@ -23,43 +33,64 @@ void log_choice(const std::string& refusal) {
   }
 }
 
-std::string find_gpu_refusal(const DeviceOptions& options) {
-  if (std::string refusal = cuda_refusal(); !refusal.empty()) return refusal;
-  if (std::string refusal = unsuitable_gpu(options); !refusal.empty()) return refusal;
-  return missing_gpu_library();
+GpuSearch search_gpu(const DeviceOptions& options) {
+  if (std::string refusal = cuda_refusal(); !refusal.empty()) return {refusal, has_gpu()};
+  if (std::string refusal = unsuitable_gpu(options); !refusal.empty()) {
+    return {refusal, !gpu_is_outdated(options)};
+  }
+  const std::string refusal = missing_gpu_library();
+  return {refusal, !refusal.empty()};
+}
+
+/// Searches once per local rank and type.
+const GpuSearch& gpu_search(const DeviceOptions& options) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::uint32_t, DType>, GpuSearch> found;
+  const std::scoped_lock lock(mutex);
+  const std::pair key(options.local_rank, options.type);
+  const auto known = found.find(key);
+  if (known != found.end()) return known->second;
+  return found.emplace(key, search_gpu(options)).first->second;
 }
 
 }  // namespace
 
 std::unique_ptr<Device> make_device(const DeviceOptions& options) {
-  if (options.kind == "host") return make_host_device(options);
-  if (options.kind == "cuda") return make_cuda_device(options);
+  require_device(options);
   if (options.kind == "auto") {
     static std::once_flag said;
-    const std::string refusal = gpu_refusal(options);
-    std::call_once(said, log_choice, refusal);
-    return refusal.empty() ? make_cuda_device(options) : make_host_device(options);
+    std::call_once(said, log_choice, gpu_refusal(options));
   }
+  return kind_of(options) == "cuda" ? make_cuda_device(options) : make_host_device(options);
+}
+
+void require_device(const DeviceOptions& options) {
   static const std::array<std::string, 3> choices = {"auto", "host", "cuda"};
-  throw Error(ErrorCategory::config, "ballast.device: unknown device '" + options.kind +
-                                         "'; choose auto, host or cuda" +
-                                         did_you_mean(options.kind, choices));
+  if (std::find(choices.begin(), choices.end(), options.kind) == choices.end()) {
+    throw Error(ErrorCategory::config, "ballast.device: unknown device '" + options.kind +
+                                           "'; choose auto, host or cuda" +
+                                           did_you_mean(options.kind, choices));
+  }
+  if (options.kind == "host") return;
+  const GpuSearch& search = gpu_search(options);
+  if (search.refusal.empty() || (options.kind == "auto" && !search.remediable)) return;
+  const std::string advice = !search.remediable ? "use \"auto\" or \"host\""
+                                                : "to train on the CPU on purpose, set "
+                                                  "ballast.device to \"host\"";
+  throw Error(
+      ErrorCategory::device,
+      fmt::format("ballast.device is \"{}\"{}, but {}; {}", options.kind,
+                  options.kind == "auto" ? " and there is a GPU" : "", search.refusal, advice));
 }
 
 std::string gpu_refusal(const DeviceOptions& options) {
-  static std::mutex mutex;
-  static std::map<std::pair<std::uint32_t, DType>, std::string> found;
-  const std::scoped_lock lock(mutex);
-  const std::pair key(options.local_rank, options.type);
-  const auto known = found.find(key);
-  if (known != found.end()) return known->second;
-  return found.emplace(key, find_gpu_refusal(options)).first->second;
+  return gpu_search(options).refusal;
 }
 
 std::string_view kind_of(const DeviceOptions& options) {
-  const bool gpu =
-      options.kind == "cuda" || (options.kind == "auto" && gpu_refusal(options).empty());
-  return gpu ? "cuda" : "host";
+  if (options.kind != "auto") return options.kind == "cuda" ? "cuda" : "host";
+  require_device(options);
+  return gpu_refusal(options).empty() ? "cuda" : "host";
 }
 
 bool shares_host_cores(const DeviceOptions& options) {
@@ -71,7 +102,9 @@ Bytes own_memory(const DeviceOptions& options) {
 }
 
 std::string gpu_name(const DeviceOptions& options) {
-  return kind_of(options) == "cuda" ? cuda_name(options) : "";
+  if (kind_of(options) == "host") return "";
+  require_device(options);
+  return cuda_name(options);
 }
 
 std::unique_ptr<PlainCopies> make_plain_copies(Device& device, Bytes bytes) {

@@ -6,8 +6,7 @@ namespace ballast::device {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw Error(ErrorCategory::device, "ballast.device is \"cuda\", but this program was " +
-                                         cuda_refusal() + ", or use \"auto\" or \"host\"");
+  throw Error(ErrorCategory::device, "this program was " + cuda_refusal());
 }
 
 }  // namespace
@@ -18,6 +17,16 @@ bool cuda_built_in() {
 
 std::string cuda_refusal() {
   return "built without CUDA: reconfigure with -Dcuda=enabled";
+}
+
+std::string cuda_requirement() {
+  return "";
+}
+bool has_gpu() {
+  return false;
+}
+bool gpu_is_outdated(const DeviceOptions&) {
+  return false;
 }
 
 std::string unsuitable_gpu(const DeviceOptions&) {

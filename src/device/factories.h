@@ -13,6 +13,10 @@ std::unique_ptr<Device> make_host_device(const DeviceOptions& options);
 /// Returns why GPU kernels cannot run on this process's GPU, in one line, or "". There must be a
 /// GPU.
 std::string unsuitable_gpu(const DeviceOptions& options);
+/// Returns whether this process has a GPU, even if the driver or the GPU's age prevents its use.
+bool has_gpu();
+/// Returns whether the GPU of this process is too old for any training; false if that is unknown.
+bool gpu_is_outdated(const DeviceOptions& options);
 /// Returns why a library that every run on a GPU needs cannot be loaded, in one line, or "".
 std::string missing_gpu_library();
 

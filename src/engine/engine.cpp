@@ -10,6 +10,7 @@
 
 #include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 #include "ballast/model/initialize.h"
 #include "ballast/state/swap_space.h"
 
@@ -164,11 +165,29 @@ void Engine::start_with(const state::SwapImage& here,
   const auto begin = std::chrono::steady_clock::now();
   fill(reuses);
   fill_time_ = std::chrono::steady_clock::now() - begin;
-  if (device_->kind() != "host") warm_up(*lanes_);
+  if (device_->kind() != "host") {
+    const auto start_of_warm_up = std::chrono::steady_clock::now();
+    warm_up(*lanes_);
+    log_start(std::chrono::steady_clock::now() - start_of_warm_up);
+  }
   if (trials_) trials_->end();
   executor_ = make_executor([this](const plan::Span& span) {
     if (auto* timeline = timeline_.load()) timeline->spans.push_back(span);
   });
+}
+
+void Engine::log_start(std::chrono::duration<double> warm_up) const {
+  if (blueprint_.rank != 0) return;
+  const std::uint32_t local_rank = ranks_ == nullptr ? 0 : ranks_->launch().local_rank;
+  log(LogLevel::info, fmt::format("device: {}", arithmetic()));
+  log(LogLevel::info,
+      fmt::format("device: {} of host memory pinned; {} of device memory free after a warm-up of "
+                  "{:.0f} ms",
+                  format_bytes(store_->pinned()),
+                  format_bytes(device::own_memory({.kind = std::string(device_->kind()),
+                                                   .type = blueprint_.type,
+                                                   .local_rank = local_rank})),
+                  1e3 * warm_up.count()));
 }
 
 StepResult Engine::train_step(const TokenBatch& batch, double learning_rate, double loss_scale) {

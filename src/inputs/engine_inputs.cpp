@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 #include "ballast/device/device.h"
 
 #include "src/engine/state_layout.h"
@@ -203,10 +204,19 @@ std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_
 }
 
 void check_device(const config::Config& config, const comm::Launch& launch) {
-  const device::DeviceOptions options = device_options(config, launch.local_rank);
-  if (config.ballast.device != config::DeviceChoice::cuda || device::gpu_refusal(options).empty())
-    return;
-  static_cast<void>(device::make_device(options));  // throws
+  device::require_device(device_options(config, launch.local_rank));
+  const Bytes budget = config.ballast.device_bytes;
+  const Bytes free = budget == 0 ? 0 : own_device_memory(config, launch.local_rank);
+  const Bytes reserve = memory::library_reserve(free);
+  // A budget beyond the free memory is refused when the device is made.
+  if (budget > free || free - budget >= reserve) return;
+  log(LogLevel::warning,
+      fmt::format(
+          "ballast.device_bytes is {} of {} that are free on the GPU, but the kernels of "
+          "cuBLASLt and cuDNN and the buffers of NCCL need up to {} in addition; if the run "
+          "fails for lack of device memory, set it to {} or to \"auto\"",
+          format_bytes(budget), format_bytes(free), format_bytes(reserve),
+          format_bytes(free - reserve)));
 }
 
 bool must_swap(const config::Config& config) {

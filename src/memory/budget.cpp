@@ -21,10 +21,10 @@ Bytes read_kib_line(const char* path, const std::string& key, Bytes fallback) {
   return fallback;
 }
 
-/// Device memory for contexts, kernels of cuBLASLt and cuDNN, and buffers of NCCL.
-Bytes for_libraries(Bytes free) {
-  constexpr Bytes kUsual = 1536 * kMiB;
-  return std::max(free / 20, std::min(kUsual, free / 4));
+/// Reserve of an automatic budget: larger than needed on large GPUs, against fragmentation and for
+/// many communicators.
+Bytes ample_reserve(Bytes free) {
+  return std::max(free / 20, library_reserve(free));
 }
 
 }  // namespace
@@ -40,10 +40,15 @@ Bytes peak_resident_bytes() {
   return read_kib_line("/proc/self/status", "VmHWM", 0);
 }
 
+Bytes library_reserve(Bytes free) {
+  constexpr Bytes kUsual = 1536 * kMiB;
+  return std::min(kUsual, free / 4);
+}
+
 Budgets resolve_budgets(Budgets wanted, Bytes available, Bytes on_device) {
   const Bytes usable = available / 5 * 4;
   if (on_device > 0) {
-    return {wanted.device > 0 ? wanted.device : on_device - for_libraries(on_device),
+    return {wanted.device > 0 ? wanted.device : on_device - ample_reserve(on_device),
             wanted.host > 0 ? wanted.host : usable};
   }
   const auto rest = [&](Bytes named) { return usable > named ? usable - named : 0; };

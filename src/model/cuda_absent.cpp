@@ -19,6 +19,9 @@ std::unique_ptr<Compute> make_cuda_compute(const Architecture&, DType, MicroBatc
                                            const KernelOptions&) {
   refuse();
 }
+void require_gpu_for(const ModelConfig&) {
+  refuse();
+}
 double measure_cuda_gemm_peak(device::Device&, DType, double) {
   refuse();
 }

@@ -176,7 +176,6 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   check_resumable(states, config, own);
   Resumed resumed = {states.facts(), states.folder(), std::move(changes)};
   if (found) found(resumed);
-  note_other_arithmetic(states, engine);
   const std::uint32_t rank = engine.blueprint().rank;
   // Swap files of another run stay unchanged.
   const bool reusable = own && states.ranks() == engine.blueprint().problem.world;
@@ -189,6 +188,8 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
         });
       },
       states.facts().updates, reusable ? states.kept_by(rank) : engine::KeptStates{}, beside);
+  // The warm-up has settled the kernels.
+  note_other_arithmetic(states, engine);
   if (rank == 0 && own && !reused && !states.kept_by(0).homes.empty()) {
     log(LogLevel::info,
         fmt::format("{}: its states on NVMe were copied to new swap files, since ranks, placement, "

@@ -113,10 +113,44 @@ class CommandLine(RunTest):
         for word in ("devices", "communicators", "I/O backends", "instruction sets", "scalar"):
             self.assertIn(word, done.stdout)
 
+    def doctor(self, *arguments, **settings):
+        """Returns verdict and text of every check, and what the command returned."""
+        done = self.run_ballast("doctor", *arguments, **settings)
+        lines = re.findall(r"^(.{14}) (ok   |hint |fault) (\S.*)$", done.stdout, re.M)
+        self.assertEqual(len(lines), len(done.stdout.splitlines()), done.stdout)
+        return {name.strip(): (verdict.strip(), text) for name, verdict, text in lines}, done
+
+    def test_doctor_has_a_line_for_each_part_of_the_machine(self):
+        found, done = self.doctor(self.config(), "--set",
+                                  f'zero_optimization.offload_optimizer.nvme_path="{self.path}"')
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        self.assertEqual(list(found), ["CPU", "instructions", "memory", "locked memory",
+                                       "huge pages", "file I/O", "swap folder", "MPI", "GPU"])
+        self.assertEqual(found["GPU"][1], "not used, because ballast.device is \"host\"")
+        self.assertNotIn("fault", [verdict for verdict, _ in found.values()])
+
+    def test_doctor_says_what_would_be_faster(self):
+        found, done = self.doctor(environment={"BALLAST_IO_DISABLE": "io_uring"},
+                                  limits=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK,
+                                                                    (65536, 65536)))
+        self.assertEqual(found["file I/O"][0], "hint")
+        self.assertRegex(found["file I/O"][1], "^threads; faster would be io_uring, but ")
+        self.assertEqual(found["locked memory"][0], "hint")
+        self.assertRegex(found["locked memory"][1], r"^64\.0 KiB \(ulimit -l\); .*unlimited")
+
+    def test_doctor_fails_for_a_folder_that_cannot_be_used(self):
+        for folder, word in (("/dev/shm", "tmpfs"), (self.path / "none", "none")):
+            found, done = self.doctor(
+                self.config(), "--set", "aio.any_file_system=false",
+                "--set", f'zero_optimization.offload_optimizer.nvme_path="{folder}"')
+            self.assertEqual(found["swap folder"][0], "fault")
+            self.assertIn(word, found["swap folder"][1])
+            self.assert_fails(done, 1, "1 check of this machine failed")
+
     def test_device_auto_says_in_one_line_why_the_host_device_where_cuda_is_built_in(self):
         version = self.run_ballast("--version")
         self.assertEqual(version.stderr, "")
-        with_cuda = re.search(r"devices +host, cuda$", version.stdout, re.M) is not None
+        with_cuda = re.search(r"devices +host, cuda \(CUDA [0-9.]+, for drivers from [0-9]+ on\)$", version.stdout, re.M) is not None
         done = self.train("--set", "ballast.device=auto")
         self.assertEqual(done.returncode, 0, done.stderr)
         if with_cuda:

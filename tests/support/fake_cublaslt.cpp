@@ -21,6 +21,9 @@ struct Layout {
   std::uint64_t columns;
   std::int64_t leading;
 };
+std::uint64_t bytes_of(const Layout& layout) {
+  return layout.type == CUDA_R_32F ? 4 : 2;
+}
 struct Operation {
   cublasComputeType_t compute;
   cudaDataType_t scale;
@@ -172,6 +175,8 @@ cublasStatus_t find_algorithms(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
   const auto& preference = as<Preference>(wanted);
   FakeCublasLt::reductions = preference.reductions;
   FakeCublasLt::workspace = preference.workspace;
+  std::copy(preference.alignments.begin(), preference.alignments.end(),
+            FakeCublasLt::alignments.begin());
   *count = 0;
   const Problem problem = {as<Operation>(operation), as<Layout>(a), as<Layout>(b), as<Layout>(c),
                            as<Layout>(d)};
@@ -246,9 +251,15 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const vo
   }
   test::FakeCuda::milliseconds += FakeCublasLt::milliseconds[algorithm.place];
   const std::array<const void*, 4> pointers = {a, b, c, d};
+  const std::array<const Layout*, 4> layouts = {&problem.a, &problem.b, &problem.c, &problem.d};
   for (std::size_t i = 0; i < pointers.size(); ++i) {
     const auto address = reinterpret_cast<std::uintptr_t>(pointers[i]);
-    if (address % algorithm.alignments[i] != 0) return CUBLAS_STATUS_EXECUTION_FAILED;
+    // Stricter than cuBLASLt, which respects the leading dimension in its choice of an algorithm.
+    const std::uint64_t step =
+        static_cast<std::uint64_t>(layouts[i]->leading) * bytes_of(*layouts[i]);
+    if (address % algorithm.alignments[i] != 0 || step % algorithm.alignments[i] != 0) {
+      return CUBLAS_STATUS_EXECUTION_FAILED;
+    }
   }
   if (size < algorithm.workspace || reinterpret_cast<std::uintptr_t>(workspace) % 256 != 0) {
     return CUBLAS_STATUS_INVALID_VALUE;

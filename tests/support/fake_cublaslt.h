@@ -32,6 +32,8 @@ struct FakeCublasLt {
   /// Limits of the last search.
   static inline std::atomic<std::uint32_t> reductions = 0;
   static inline std::atomic<std::uint64_t> workspace = 0;
+  /// Alignments of A, B, C and D that the last search assumed, in bytes.
+  static inline std::array<std::atomic<std::uint32_t>, 4> alignments = {};
 };
 
 }  // namespace ballast::test

@@ -12,6 +12,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "src/device/cuda/driver_files.h"
+
 namespace {
 
 constexpr int kDevices = 4;
@@ -140,6 +142,12 @@ std::vector<FakeCuda::Piece> FakeCuda::registered() {
   return pieces;
 }
 
+namespace ballast::device {
+std::filesystem::path driver_root() {
+  return test::FakeCuda::root;
+}
+}  // namespace ballast::device
+
 cudaError_t cudaGetLastError() {
   const cudaError_t code = last_error;
   last_error = cudaSuccess;
@@ -162,11 +170,17 @@ std::string FakeCuda::connections_at_start() {
 
 cudaError_t cudaGetDeviceCount(int* count) {
   static_cast<void>(FakeCuda::connections_at_start());
+  *count = 0;
+  int driver = 0;
+  cudaDriverGetVersion(&driver);
+  if (driver / 1000 < CUDART_VERSION / 1000) return remembered(cudaErrorInsufficientDriver);
+  if (!FakeCuda::has_gpus) return remembered(cudaErrorNoDevice);
   *count = kDevices;
   return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
+  const int driver = FakeCuda::driver;
+  *version = driver == FakeCuda::kSameVersion ? CUDART_VERSION : driver;
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
@@ -186,9 +200,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   std::strcpy(properties->name, "Fake GPU");
   const bool old = device == FakeCuda::old_gpu;
-  properties->major = old ? 7 : 9;
-  properties->minor = old ? 5 : 0;
+  const int capability = old ? FakeCuda::old_capability.load() : 90;
+  properties->major = capability / 10;
+  properties->minor = capability % 10;
   properties->totalGlobalMem = kMemory;
+  properties->multiProcessorCount = 132;
   properties->uuid.bytes[0] = static_cast<char>(1 + device);
   return cudaSuccess;
 }
@@ -257,7 +273,7 @@ cudaError_t cudaHostRegister(void* memory, std::size_t size, unsigned) {
   auto& left = FakeCuda::registrations_left;
   if (left >= 0 && left-- == 0) {
     left = 0;
-    return remembered(cudaErrorMemoryAllocation);
+    return remembered(static_cast<cudaError_t>(FakeCuda::registration_error.load()));
   }
   if (where(start, size) != Lies::outside) return remembered(cudaErrorHostMemoryAlreadyRegistered);
   if (auto* told = FakeCuda::told_of_registrations.load(); told != nullptr) *told = true;

@@ -12,8 +12,17 @@ namespace ballast::test {
 /// memory, and work is done when it is enqueued. This tests Ballast's use of CUDA without a GPU,
 /// but not CUDA itself.
 struct FakeCuda {
-  /// Number of a GPU of compute capability 7.5; negative if there is none.
+  /// Number of an old GPU; negative if there is none. Compute capability of this GPU, times ten.
   static inline std::atomic<int> old_gpu = -1;
+  static inline std::atomic<int> old_capability = 75;
+  /// CUDA version that the driver supports, or a value that stands for the program's own. A driver
+  /// that is too old reports no GPUs.
+  static constexpr int kSameVersion = -1;
+  static inline std::atomic<int> driver = kSameVersion;
+  /// Whether the driver reports GPUs.
+  static inline std::atomic<bool> has_gpus = true;
+  /// Root folder of the driver's files, which by default has none.
+  static inline std::string root = "/nonexistent";
   /// Reason why cuBLASLt cannot be loaded, which makes a GPU unusable; empty if it can.
   static inline std::string missing_library;
   /// Number of queries of streams and events that return "not ready".
@@ -30,6 +39,8 @@ struct FakeCuda {
   static std::vector<Piece> registered();
   /// Number of registrations that succeed before all others fail; negative: no limit.
   static inline std::atomic<int> registrations_left = -1;
+  /// The error of those others, a cudaError_t.
+  static inline std::atomic<int> registration_error = 2;  // cudaErrorMemoryAllocation
   /// Set to true by every registration, unless null.
   static inline std::atomic<std::atomic<bool>*> told_of_registrations = nullptr;
   /// Number of calls of cudaHostUnregister that failed.

@@ -278,6 +278,9 @@ cudnnStatus_t execute(cudnnHandle_t, cudnnBackendDescriptor_t plan_of,
     const Node& pack = node(pack_of);
     const auto code = std::exchange(FakeCudnn::next_execution, CUDNN_STATUS_SUCCESS);
     if (code != CUDNN_STATUS_SUCCESS) throw Refusal("as it was told", code);
+    if (FakeCudnn::executions_left >= 0 && FakeCudnn::executions_left-- == 0) {
+      throw Refusal("as it was told", CUDNN_STATUS_EXECUTION_FAILED);
+    }
     const auto ids = all<std::int64_t>(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
     const auto pointers = all<void*>(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
     require(ids.size() == plan.tensors.size() && pointers.size() == ids.size(),

@@ -32,6 +32,8 @@ struct FakeCudnn {
   /// The results of the next creation of a handle and of the next execution.
   static inline cudnnStatus_t next_start = CUDNN_STATUS_SUCCESS;
   static inline cudnnStatus_t next_execution = CUDNN_STATUS_SUCCESS;
+  /// Number of executions after which one fails; negative: none does.
+  static inline int executions_left = -1;
 
   static inline int plans = 0;
   static inline int executions = 0;
@@ -50,6 +52,7 @@ struct FakeCudnn {
     last_resorts = {};
     next_start = next_execution = CUDNN_STATUS_SUCCESS;
     plans = executions = 0;
+    executions_left = -1;
     complaint.clear();
   }
 };

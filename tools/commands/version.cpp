@@ -22,8 +22,8 @@ namespace {
 /// A part of the program that may be missing on a machine.
 struct OptionalPart {
   std::string name;
-  std::string refusal;    ///< reason why it is missing, or ""
-  std::string file = {};  ///< file of the loaded library, if any
+  std::string refusal;      ///< reason why it is missing, or ""
+  std::string detail = {};  ///< file of the loaded library or required driver, if any
 };
 
 /// Returns "self, mpi (/usr/lib/ballast/ballast_mpi.so); nccl: built without NCCL".
@@ -36,7 +36,7 @@ std::string parts_text(const std::vector<OptionalPart>& parts) {
       continue;
     }
     available += fmt::format("{}{}", available.empty() ? "" : ", ", part.name);
-    if (!part.file.empty()) available += fmt::format(" ({})", part.file);
+    if (!part.detail.empty()) available += fmt::format(" ({})", part.detail);
   }
   return available.empty() ? missing.substr(std::min<std::size_t>(2, missing.size()))
                            : available + missing;
@@ -47,7 +47,9 @@ std::string parts_text(const std::vector<OptionalPart>& parts) {
 void print_version() {
   fmt::print("ballast {}\n", version());
   fmt::print("  {:<17} {}\n", "devices",
-             parts_text({{"host", ""}, {"cuda", device::cuda_built_in() ? "" : "not built in"}}));
+             parts_text({{"host", ""},
+                         {"cuda", device::cuda_built_in() ? "" : "not built in",
+                          device::cuda_requirement()}}));
   fmt::print("  {:<17} {}\n", "communicators",
              parts_text({{"self", ""},
                          {"mpi", comm::mpi_refusal(), comm::mpi_file()},

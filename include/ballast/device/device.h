@@ -50,6 +50,9 @@ class Pin {
   Pin() = default;
   Pin(const Pin&) = delete;
   Pin& operator=(const Pin&) = delete;
+
+  /// Returns the pinned bytes, which may be fewer than requested. 0 on the host device.
+  [[nodiscard]] virtual Bytes bytes() const { return 0; }
 };
 
 /// A compute device with a fixed memory budget. Thread-safe.
@@ -78,7 +81,9 @@ class Device {
   /// Pins `memory` (page-aligned, not yet pinned) for the lifetime of the Pin, so that copies run
   /// asynchronously at full link speed. Copies must finish, and memory and device must outlive the
   /// Pin. Makes the pages resident, which takes seconds per 10 GiB. `setting`: the config key of
-  /// the size, for messages. Throws Error(memory) or Error(interrupted); then nothing is pinned.
+  /// the size, for messages. If the system refuses to pin all of it, the rest remains pageable and
+  /// a warning is logged. Throws Error(memory) if `memory` overlaps with pinned memory, and
+  /// Error(device) or Error(interrupted); then nothing is pinned.
   virtual std::unique_ptr<Pin> pin(HostBytes memory, std::string_view setting) = 0;
 
   /// Enqueues a copy; both ranges have equal sizes and must stay valid and unchanged until it is
@@ -98,12 +103,18 @@ struct DeviceOptions {
   const std::atomic<bool>* interrupted = nullptr;
 };
 
-/// Makes the device. "auto" selects the CUDA device if gpu_refusal() is empty, otherwise the host
-/// device, and logs the reason once. "cuda" throws Error(device) with the reason if there is no
-/// usable GPU.
+/// Makes the device. "auto" selects the CUDA device if gpu_refusal() is empty. If this process has
+/// no GPU, or one that is too old for any training, "auto" selects the host device and logs the
+/// reason once. If it has a GPU that only lacks a driver, a library or the training type, "auto"
+/// throws Error(device) with the remedy. "cuda" throws Error(device) whenever gpu_refusal() is not
+/// empty.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
 
-/// Returns the kind() of the device that make_device(options) would return.
+/// Throws Error(device) if make_device(options) would, except for its memory.
+void require_device(const DeviceOptions& options);
+
+/// Returns the kind() of the device that make_device(options) would return. Throws like
+/// require_device() for "auto".
 std::string_view kind_of(const DeviceOptions& options);
 
 /// Returns whether the device uses the host's cores. Kernels and copies then compete with the rest
@@ -112,6 +123,10 @@ bool shares_host_cores(const DeviceOptions& options);
 
 /// Returns whether this program was compiled with CUDA.
 bool cuda_built_in();
+
+/// Returns the toolkit of the build and the driver that it needs, "CUDA 13.0, for drivers from 580
+/// on"; "" if built without CUDA.
+std::string cuda_requirement();
 
 /// Returns why device "cuda" is not available, in one line; empty if it is. The first call starts
 /// the driver, which may take seconds.
@@ -125,8 +140,7 @@ std::string gpu_refusal(const DeviceOptions& options);
 /// Returns the free bytes of the device's separate memory; 0 for the host device or without a GPU.
 Bytes own_memory(const DeviceOptions& options);
 
-/// Returns name and memory of the GPU; "" for the host device. Throws like make_device() for
-/// "cuda".
+/// Returns name and memory of the GPU; "" for the host device. Throws like make_device().
 std::string gpu_name(const DeviceOptions& options);
 
 }  // namespace ballast::device

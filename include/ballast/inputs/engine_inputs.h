@@ -25,7 +25,9 @@ memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets re
 /// Returns the model that `config` trains, with its frozen tensors. Throws Error(config).
 model::Architecture model_of(const config::Config& config);
 
-/// Throws Error(device) if `config` requests a GPU that this rank cannot use. Call it before
+/// Throws Error(device) if `config` requests a GPU that this rank cannot use, or leaves the choice
+/// open and this rank's GPU cannot be used for a reason with a remedy (device::require_device).
+/// Logs a warning if ballast.device_bytes leaves too little memory for libraries. Call it before
 /// budgets are computed, because they are guessed without the GPU.
 void check_device(const config::Config& config, const comm::Launch& launch = {});
 

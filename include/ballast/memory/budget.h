@@ -11,13 +11,18 @@ Bytes available_memory();
 /// Returns the peak resident size of this process (VmHWM) in bytes; 0 if /proc has no value.
 Bytes peak_resident_bytes();
 
+/// Returns the bytes of a device with separate memory, of which `free` are free, that libraries
+/// need in addition to the budget: for contexts, kernels of cuBLASLt and cuDNN, and buffers of
+/// NCCL. 1.5 GiB, but at most a quarter.
+Bytes library_reserve(Bytes free);
+
 struct Budgets {
   Bytes device = 0;
   Bytes host = 0;
 };
 
 /// Fills in budgets that are 0 ("auto"). A device with separate memory, of which `on_device` bytes
-/// are free, gets these minus a reserve for libraries (1.5 GiB, at least 5% and, below 6 GiB, 25%).
+/// are free, gets these minus library_reserve(), or minus 5% if that is more.
 /// The host tier gets 80% of `available`. On the host device (`on_device` is 0) both tiers share
 /// this 80%: an explicit budget is deducted first; two automatic ones get half each.
 Budgets resolve_budgets(Budgets wanted, Bytes available, Bytes on_device = 0);

@@ -78,6 +78,8 @@ class Store {
                const KeptExtents& kept);
 
   [[nodiscard]] Bytes allocated(Tier tier) const;
+  /// Returns the bytes of host memory that are pinned for the device.
+  [[nodiscard]] Bytes pinned() const { return pin_->bytes(); }
   /// Returns nullptr without NVMe buffers.
   [[nodiscard]] const SwapSpace* swap_space() const { return swap_.get(); }
 

@@ -31,8 +31,17 @@ std::string CublasLt::refusal() const {
 }
 
 LoadedCublasLt load_cublaslt(std::span<const std::string> names) {
-  return load_library<CublasLt>(names,
-                                "install CUDA's cuBLAS or add its folder to LD_LIBRARY_PATH");
+  return load_library<CublasLt>(
+      names, fmt::format("install cuBLAS of CUDA {0} (pip install nvidia-cublas{1}) or add its "
+                         "folder to LD_LIBRARY_PATH; the bundle of this program for CUDA {2} needs "
+                         "cuBLAS of CUDA {2}",
+                         CUBLAS_VER_MAJOR, CUBLAS_VER_MAJOR < 13 ? "-cu12" : "",
+                         CUBLAS_VER_MAJOR < 13 ? 13 : 12));
+}
+
+std::string cublaslt_version() {
+  const std::size_t version = cublaslt().version();
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 std::string missing_gpu_library() {

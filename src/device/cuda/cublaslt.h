@@ -39,6 +39,8 @@ const CublasLt& cublaslt();
 std::string_view cublaslt_refusal();
 /// Returns the path of the loaded file, or "".
 std::string_view cublaslt_file();
+/// Returns the version of the loaded library, "13.1.0". Throws like cublaslt().
+std::string cublaslt_version();
 
 using LoadedCublasLt = Loaded<CublasLt>;
 /// Loads the first library in `names` that has the major version of this program's headers.

@@ -8,7 +8,9 @@
 #include "ballast/core/error.h"
 
 #include "src/device/cuda/connections.h"
+#include "src/device/cuda/driver_files.h"
 #include "src/device/cuda/errors.h"
+#include "src/device/cuda/gpu_facts.h"
 #include "src/device/cuda/pin.h"
 #include "src/device/cuda/stream.h"
 #include "src/device/device_memory.h"
@@ -22,22 +24,45 @@ namespace {
 constexpr int kOldest = 75;
 constexpr int kOldestWithBf16 = 80;
 
-/// Formats 13000 as "13.0".
-std::string version_text(int version) {
-  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+/// Returns the oldest driver for programs of a major version of CUDA. Source: CUDA release notes,
+/// "CUDA toolkit and minimum required driver version for CUDA minor version compatibility".
+constexpr int oldest_driver(int cuda_major) {
+  return cuda_major <= 12 ? 525 : 580;
+}
+constexpr int kCudaMajor = CUDART_VERSION / 1000;
+
+/// Advises on a driver that supports programs up to CUDA `supported` (12020 is CUDA 12.2).
+std::string driver_advice(int supported) {
+  std::string text = fmt::format("update the driver to {} or newer", oldest_driver(kCudaMajor));
+  if (kCudaMajor <= 12) return text;
+  if (supported / 1000 >= 12) return text + ", or use the bundle of this program for CUDA 12";
+  return text +
+         fmt::format(" (the bundle of this program for CUDA 12 needs {})", oldest_driver(12));
+}
+
+/// Returns the CUDA version that the driver supports, 13000 for CUDA 13.0; 0 without a driver.
+int supported_cuda() {
+  int version = 0;
+  if (cudaDriverGetVersion(&version) != cudaSuccess) static_cast<void>(cudaGetLastError());
+  return version;
 }
 
 /// Explains why the runtime reports no devices.
 std::string driver_refusal(cudaError_t code) {
   static_cast<void>(cudaGetLastError());
-  int driver = 0;
-  static_cast<void>(cudaDriverGetVersion(&driver));
-  if (driver == 0) return "there is no NVIDIA driver on this machine";
+  const int supported = supported_cuda();
+  if (supported == 0) {
+    return has_gpu_file()
+               ? "the library of the NVIDIA driver (libcuda.so.1) is not installed; in a "
+                 "container, start it with the GPU (docker run --gpus all)"
+               : "there is no NVIDIA driver on this machine";
+  }
   if (code == cudaErrorNoDevice) return "the NVIDIA driver reports no GPU to this process";
   if (code == cudaErrorInsufficientDriver) {
-    return fmt::format(
-        "the NVIDIA driver supports CUDA {}, but this program needs CUDA {}: update the driver",
-        version_text(driver), version_text(CUDART_VERSION));
+    const std::string version = driver_version();
+    return fmt::format("the NVIDIA driver{} supports CUDA {}, and this program needs CUDA {}: {}",
+                       version.empty() ? "" : " " + version, cuda_version_text(supported),
+                       cuda_version_text(CUDART_VERSION), driver_advice(supported));
   }
   return fmt::format("CUDA: {} ({})", cudaGetErrorString(code), cudaGetErrorName(code));
 }
@@ -57,30 +82,18 @@ cudaDeviceProp properties_of(int ordinal) {
   return properties;
 }
 
+int capability_of(const cudaDeviceProp& properties) {
+  return 10 * properties.major + properties.minor;
+}
+
 /// Returns why kernels for training in `type` cannot run on a GPU with these properties, or "".
 std::string age_refusal(int ordinal, const cudaDeviceProp& properties, DType type) {
-  const int capability = 10 * properties.major + properties.minor;
+  const int capability = capability_of(properties);
   if (capability >= (type == DType::bf16 ? kOldestWithBf16 : kOldest)) return "";
   return fmt::format("CUDA device {}, {}, has compute capability {}.{} and so no bf16; {}", ordinal,
                      properties.name, properties.major, properties.minor,
                      capability >= kOldest ? "enable fp16 instead (fp16.enabled) to train on it"
                                            : "the oldest that trains has 7.5");
-}
-
-/// Returns the properties of a GPU that can run the kernels. Throws Error(device).
-cudaDeviceProp suitable(int ordinal, DType type) {
-  const cudaDeviceProp properties = properties_of(ordinal);
-  if (const std::string refusal = age_refusal(ordinal, properties, type); !refusal.empty()) {
-    throw Error(ErrorCategory::device, refusal + ", or set ballast.device to \"host\"");
-  }
-  return properties;
-}
-
-void require_cuda() {
-  if (const std::string refusal = cuda_refusal(); !refusal.empty()) {
-    throw Error(ErrorCategory::device,
-                "ballast.device is \"cuda\", but " + refusal + "; use \"auto\" or \"host\"");
-  }
 }
 
 std::string name_of(const cudaDeviceProp& properties) {
@@ -136,7 +149,7 @@ class CudaDevice final : public Device {
   explicit CudaDevice(const DeviceOptions& options)
       : ordinal_(ordinal_of(options.local_rank)),
         interrupted_(options.interrupted),
-        properties_(suitable(ordinal_, options.type)),
+        properties_(properties_of(ordinal_)),
         arena_(ordinal_, options.budget),
         memory_(arena_.pages()) {}
 
@@ -199,12 +212,33 @@ bool cuda_built_in() {
   return true;
 }
 
+std::string cuda_requirement() {
+  return fmt::format("CUDA {}, for drivers from {} on", cuda_version_text(CUDART_VERSION),
+                     oldest_driver(kCudaMajor));
+}
+
 std::string cuda_refusal() {
   raise_connections();
   int count = 0;
   const cudaError_t code = cudaGetDeviceCount(&count);
   if (code != cudaSuccess) return driver_refusal(code);
   return count > 0 ? "" : driver_refusal(cudaErrorNoDevice);
+}
+
+bool has_gpu() {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code == cudaSuccess) return count > 0;
+  static_cast<void>(cudaGetLastError());
+  return code != cudaErrorNoDevice && has_gpu_file();
+}
+
+bool gpu_is_outdated(const DeviceOptions& options) {
+  try {
+    return capability_of(properties_of(ordinal_of(options.local_rank))) < kOldest;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 std::string unsuitable_gpu(const DeviceOptions& options) {
@@ -226,12 +260,10 @@ Bytes free_cuda_memory(const DeviceOptions& options) {
 }
 
 std::string cuda_name(const DeviceOptions& options) {
-  require_cuda();
-  return name_of(suitable(ordinal_of(options.local_rank), options.type));
+  return name_of(properties_of(ordinal_of(options.local_rank)));
 }
 
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {
-  require_cuda();
   return std::make_unique<CudaDevice>(options);
 }
 

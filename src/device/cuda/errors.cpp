@@ -3,12 +3,39 @@
 #include <fmt/format.h>
 
 namespace ballast::device {
+namespace {
+
+/// Returns whether a kernel caused the error while it ran. Every later call then returns it.
+bool is_kernel_fault(cudaError_t code) {
+  switch (code) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorInvalidPc:
+    case cudaErrorHardwareStackError:
+    case cudaErrorAssert:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
 
 void check_cuda(cudaError_t code, std::string_view operation) {
   if (code == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());
-  throw Error(ErrorCategory::device, fmt::format("{}: CUDA: {} ({})", operation,
-                                                 cudaGetErrorString(code), cudaGetErrorName(code)));
+  throw Error(ErrorCategory::device,
+              fmt::format("{}: CUDA: {} ({}){}", operation, cudaGetErrorString(code),
+                          cudaGetErrorName(code),
+                          is_kernel_fault(code)
+                              ? "; a kernel of this or another operation failed: to find it, "
+                                "repeat with ballast.serial=true and the environment variable "
+                                "CUDA_LAUNCH_BLOCKING=1"
+                              : ""));
 }
 
 }  // namespace ballast::device

@@ -10,7 +10,8 @@ namespace ballast::device {
 
 /// Throws Error(device) "OPERATION: CUDA: TEXT (NAME)" unless `code` is cudaSuccess. Clears the
 /// runtime's last error, so that the next call does not report it again; an error that destroyed
-/// the context returns anyway.
+/// the context returns anyway. Kernels run later than their launch, so an error of a running kernel
+/// may be reported by any later call; the text then says how to find the kernel.
 void check_cuda(cudaError_t code, std::string_view operation);
 
 /// Deleter of a CUDA object. Ignores errors: at program exit the driver may already be unloaded.

@@ -45,26 +45,31 @@ class CudaPin final : public Pin {
           fmt::format("pinning {} of host memory ({}) for CUDA device {}: this takes a while",
                       format_bytes(memory.size()), setting, ordinal));
     }
-    for (Bytes done = 0; done < memory.size();) {
+    while (bytes_ < memory.size()) {
       if (interrupted != nullptr && *interrupted) {
         throw Error(ErrorCategory::interrupted,
                     fmt::format("interrupted while pinning host memory ({})", setting));
       }
-      const Bytes size = pinned_part(memory.data() + done, memory.size() - done);
-      const HostBytes part = memory.subspan(done, size);
+      const Bytes size = pinned_part(memory.data() + bytes_, memory.size() - bytes_);
+      const HostBytes part = memory.subspan(bytes_, size);
       // CUDA would populate the pages with only one thread.
       make_resident(part);
       const cudaError_t code = cudaHostRegister(part.data(), size, cudaHostRegisterPortable);
-      if (code != cudaSuccess) refuse(code, done, memory.size(), setting);
+      if (code != cudaSuccess) {
+        keep_pageable(code, memory, setting);
+        return;
+      }
       parts_.emplace_back(part.data());
-      done += size;
-      log(LogLevel::debug, fmt::format("pinned {} of {} of host memory", format_bytes(done),
+      bytes_ += size;
+      log(LogLevel::debug, fmt::format("pinned {} of {} of host memory", format_bytes(bytes_),
                                        format_bytes(memory.size())));
     }
   }
   ~CudaPin() override {
     if (cudaSetDevice(ordinal_) != cudaSuccess) static_cast<void>(cudaGetLastError());
   }
+
+  [[nodiscard]] Bytes bytes() const override { return bytes_; }
 
  private:
   /// Called before the pages exist. Affects only speed.
@@ -76,19 +81,27 @@ class CudaPin final : public Pin {
                                      granted ? "prefers" : "the kernel refused", node));
   }
 
-  [[noreturn]] void refuse(cudaError_t code, Bytes done, Bytes size,
-                           std::string_view setting) const {
+  /// Leaves the memory from the first refused part on pageable, if the system's limits are the
+  /// reason. Throws otherwise.
+  void keep_pageable(cudaError_t code, HostBytes memory, std::string_view setting) const {
     static_cast<void>(cudaGetLastError());
-    const std::string advice = code == cudaErrorNotSupported ? R"(set ballast.device to "host")"
-                                                             : fmt::format("lower {}", setting);
-    throw Error(ErrorCategory::memory,
-                fmt::format("host memory ({}): {} of {} could be pinned for CUDA device {}; CUDA: "
-                            "{} ({}); {}",
-                            setting, done == 0 ? "nothing" : format_bytes(done), format_bytes(size),
-                            ordinal_, cudaGetErrorString(code), cudaGetErrorName(code), advice));
+    const std::string what = fmt::format(
+        "host memory ({}): {} of {} could be pinned for CUDA device {}; CUDA: {} ({})", setting,
+        bytes_ == 0 ? "nothing" : format_bytes(bytes_), format_bytes(memory.size()), ordinal_,
+        cudaGetErrorString(code), cudaGetErrorName(code));
+    const bool limited = code == cudaErrorMemoryAllocation || code == cudaErrorNotSupported ||
+                         code == cudaErrorNotPermitted || code == cudaErrorOperatingSystem;
+    if (!limited) {
+      throw Error(ErrorCategory::memory, fmt::format("{}; lower {}", what, setting));
+    }
+    log(LogLevel::warning,
+        fmt::format("{}; the rest is copied more slowly and not during the computation: allow more "
+                    "pinned memory (container, virtual machine) or lower {}",
+                    what, setting));
   }
 
   int ordinal_;
+  Bytes bytes_ = 0;  ///< pinned so far
   std::vector<std::unique_ptr<void, CudaEnd<cudaHostUnregister>>> parts_;
 };
 

@@ -38,7 +38,10 @@ std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture
                                       MicroBatchShape shape, const KernelOptions& options) {
   const bool cuda = is_cuda(device.kind());
   require_shape(model, shape);
-  if (cuda) return cuda::make_cuda_compute(model, type, shape, options);
+  if (cuda) {
+    cuda::require_gpu_for(model.config);
+    return cuda::make_cuda_compute(model, type, shape, options);
+  }
   return host::make_host_compute(device, model, type, shape);
 }
 

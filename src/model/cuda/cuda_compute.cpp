@@ -1,10 +1,12 @@
 #include <memory>
 #include <string_view>
 
+#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
 
+#include "src/device/cuda/errors.h"
 #include "src/model/compute/compute_by.h"
 #include "src/model/cuda/factories.h"
 #include "src/model/cuda/ops.h"
@@ -15,6 +17,8 @@ namespace {
 /// bf16 elements per memory access.
 constexpr std::uint64_t kPack = 8;
 constexpr std::uint64_t kWidestHead = 256;
+/// On GPUs of compute capability 7.5, a block of attention_fma.cu has 64 KiB of shared memory.
+constexpr std::uint64_t kWidestHeadOnOldest = 192;
 
 void require_packs(std::string_view key, std::uint64_t value) {
   if (value % kPack == 0) return;
@@ -52,6 +56,19 @@ void require_cudnn(DType type) {
 }
 
 }  // namespace
+
+void require_gpu_for(const ModelConfig& config) {
+  int ordinal = 0;
+  device::check_cuda(cudaGetDevice(&ordinal), "querying the current CUDA device");
+  cudaDeviceProp gpu = {};
+  device::check_cuda(cudaGetDeviceProperties(&gpu, ordinal), "querying the current CUDA device");
+  if (config.head_dim <= kWidestHeadOnOldest || gpu.major >= 8) return;
+  throw Error(
+      ErrorCategory::config,
+      fmt::format("model.head_dim is {}, but {} (compute capability {}.{}) supports at most "
+                  "{}; use a GPU of 8.0 or newer, or set ballast.device to \"host\"",
+                  config.head_dim, gpu.name, gpu.major, gpu.minor, kWidestHeadOnOldest));
+}
 
 std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type,
                                            MicroBatchShape shape, const KernelOptions& options) {

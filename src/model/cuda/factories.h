@@ -12,6 +12,10 @@ namespace ballast::model::cuda {
 std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type,
                                            MicroBatchShape shape, const KernelOptions& options);
 
+/// Throws Error(config) if the kernels for `config` need more than the calling thread's current GPU
+/// has.
+void require_gpu_for(const ModelConfig& config);
+
 /// Implements measure_gemm_peak() for a CUDA device. Allocates the matrices outside the device
 /// budget and frees them. Uses smaller ones if little memory is free.
 double measure_cuda_gemm_peak(device::Device& device, DType type, double seconds);

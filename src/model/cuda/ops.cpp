@@ -8,7 +8,9 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 
+#include "src/device/cuda/cublaslt.h"
 #include "src/device/cuda/errors.h"
+#include "src/device/cuda/gpu_facts.h"
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/experts/experts.h"
 #include "src/model/cuda/products/whole_eights.h"
@@ -26,6 +28,10 @@ namespace {
 /// True for types that cuDNN's attention supports.
 template <class T>
 constexpr bool kFusable = kTypeOf<T> == DType::bf16;
+
+void log_own_attention(const Error& reason) {
+  log(LogLevel::info, fmt::format("attention: using Ballast's kernels, because {}", reason.what()));
+}
 
 }  // namespace
 
@@ -165,10 +171,37 @@ FusedAttention* Ops<T>::fused() {
                   fmt::format("ballast.attention is \"cudnn\", but {}", error.what()));
     }
     backend_ = AttentionBackend::own;
-    log(LogLevel::info,
-        fmt::format("attention: using Ballast's kernels, because {}", error.what()));
+    log_own_attention(error);
   }
   return fused_.get();
+}
+
+template <class T>
+bool Ops<T>::run_fused([[maybe_unused]] const T* qkv, [[maybe_unused]] T* out,
+                       [[maybe_unused]] float* log_sums) {
+  FusedAttention* const engine = fused();
+  if (engine == nullptr) return false;
+  try {
+    if constexpr (kFusable<T>) engine->forward(queue_, qkv, out, log_sums, fused_workspace_);
+  } catch (const Error& error) {
+    if (fused_has_run_ || backend_ == AttentionBackend::cudnn) throw;
+    static_cast<void>(cudaGetLastError());  // the next check would report it
+    backend_ = AttentionBackend::own;
+    fused_.reset();
+    log_own_attention(error);
+    return false;
+  }
+  fused_has_run_ = true;
+  return true;
+}
+
+template <class T>
+std::string Ops<T>::arithmetic() const {
+  const bool fuses =
+      kFusable<T> && backend_ != AttentionBackend::own && fused_attention_refusal().empty();
+  return fmt::format("{}, cuBLASLt {}, attention by {}", device::gpu_facts(),
+                     device::cublaslt_version(),
+                     fuses ? "cuDNN " + fused_attention_version() : "Ballast");
 }
 
 template <class T>
@@ -176,13 +209,12 @@ void Ops<T>::attention(const AttentionMask& mask, const AttentionSinks<T>& sinks
                        T* out, float* log_sums, std::byte*) {
   AttentionShape shape = shape_;
   shape.mask = mask;
-  FusedAttention* engine = nullptr;
+  bool done = false;
   if constexpr (kFusable<T>) {
     const bool causal_only = mask.window == 0 && mask.positions == nullptr;
-    engine = causal_only ? fused() : nullptr;
-    if (engine != nullptr) engine->forward(queue_, qkv, out, log_sums, fused_workspace_);
+    done = causal_only && run_fused(qkv, out, log_sums);
   }
-  if (engine == nullptr) {
+  if (!done) {
     check_cuda(cuda::attention(queue_, shape, qkv, out, log_sums), "attention");
   }
   if (sinks.logits == nullptr) return;

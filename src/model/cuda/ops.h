@@ -111,8 +111,8 @@ class Ops {
   void sum_losses(const double* losses, std::size_t count, std::size_t parts, double* sums) const;
   void dpo_loss(const PairRows& rows, const Preference& how, PairResult* results) const;
 
-  /// See Compute::arithmetic().
-  [[nodiscard]] std::string arithmetic() const { return ""; }
+  /// See Compute::arithmetic(). Describes the calling thread's current GPU.
+  [[nodiscard]] std::string arithmetic() const;
   void route(const RouterShape& shape, float* logits, const T* bias, const std::int32_t* targets,
              const Routing& to, std::int32_t* starts) const;
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
@@ -159,6 +159,9 @@ class Ops {
   [[nodiscard]] Products& products();
   /// Returns cuDNN's attention, planned at the first call; null if Ballast's kernels run.
   [[nodiscard]] FusedAttention* fused();
+  /// Enqueues cuDNN's attention. Returns false if Ballast's kernels must run instead: also if the
+  /// first execution fails, unless cuDNN was requested.
+  bool run_fused(const T* qkv, T* out, float* log_sums);
 
   AttentionShape shape_;
   std::size_t hidden_;
@@ -169,6 +172,7 @@ class Ops {
   std::optional<Products> products_;
   AttentionBackend backend_;  ///< own, once cuDNN turns out to be unavailable
   std::unique_ptr<FusedAttention> fused_;
+  bool fused_has_run_ = false;
   float* partials_ = nullptr;
   std::byte* products_workspace_ = nullptr;
   std::byte* fused_workspace_ = nullptr;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
@@ -22,11 +23,21 @@ std::string refusal_of(const std::vector<std::string>& names) {
   return loaded.refusal;
 }
 
+std::string remedy() {
+  const bool old = CUBLAS_VER_MAJOR < 13;
+  return fmt::format(
+      "; install cuBLAS of CUDA {0} (pip install nvidia-cublas{1}) or add its folder "
+      "to LD_LIBRARY_PATH; the bundle of this program for CUDA {2} needs cuBLAS of "
+      "CUDA {2}",
+      CUBLAS_VER_MAJOR, old ? "-cu12" : "", old ? 13 : 12);
+}
+
 TEST(CublasLtLoader, AMissingLibraryIsNamedInOneLine) {
   const std::string refusal = refusal_of({"libthere-is-no-such.so.13", "libnor-this.so"});
   EXPECT_EQ(refusal,
             "libthere-is-no-such.so.13 cannot be loaded: cannot open shared object file: No such "
-            "file or directory; install CUDA's cuBLAS or add its folder to LD_LIBRARY_PATH");
+            "file or directory" +
+                remedy());
 }
 
 TEST(CublasLtLoader, ALibraryWithoutTheFunctionsIsRefused) {

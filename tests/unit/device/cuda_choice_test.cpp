@@ -1,16 +1,21 @@
 // Tests which device "auto" selects, on a fake of the CUDA runtime with several GPUs. Facts about a
 // local rank's GPU are cached, so each test uses a different rank.
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 
 #include "src/device/cuda/connections.h"
+#include "src/device/cuda/driver_files.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/fake_cuda.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/variable.h"
 
 namespace ballast::device::cuda_choice_test {
@@ -22,7 +27,7 @@ DeviceOptions options_of(const std::string& kind, std::uint32_t local_rank) {
   return {.kind = kind, .budget = kMiB, .local_rank = local_rank};
 }
 
-TEST(AutoDevice, IsAUsableGpu) {
+TEST(AutoDeviceKind, IsAUsableGpu) {
   const DeviceOptions options = options_of("auto", 0);
   EXPECT_EQ(gpu_refusal(options), "");
   EXPECT_EQ(kind_of(options), "cuda");
@@ -40,37 +45,153 @@ TEST(CudaConnections, AreRaisedBeforeTheFirstCallUnlessTheUserSetsThem) {
   EXPECT_STREQ(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "16");
 }
 
-TEST(AutoDevice, IsNotAGpuWithoutBf16ForTrainingInIt) {
+/// Controls of the fake, which the end of a test resets.
+class AutoDevice : public testing::Test {
+ protected:
+  ~AutoDevice() override {
+    FakeCuda::old_gpu = -1;
+    FakeCuda::old_capability = 75;
+    FakeCuda::driver = FakeCuda::kSameVersion;
+    FakeCuda::has_gpus = true;
+    FakeCuda::root = "/nonexistent";
+    FakeCuda::missing_library.clear();
+  }
+
+  /// The error of all functions that need to know the device, and of make_device().
+  static std::string refusal_of(const std::string& kind, std::uint32_t local_rank) {
+    const DeviceOptions options = options_of(kind, local_rank);
+    const auto error_of = [](const auto& call) -> std::string {
+      try {
+        call();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.category(), ErrorCategory::device);
+        return error.what();
+      }
+      ADD_FAILURE() << "nothing was thrown";
+      return "";
+    };
+    std::string text = error_of([&] { require_device(options); });
+    EXPECT_EQ(error_of([&] { make_device(options); }), text);
+    EXPECT_EQ(error_of([&] { gpu_name(options); }), text);
+    if (kind == "auto") {
+      EXPECT_EQ(error_of([&] { kind_of(options); }), text);
+      EXPECT_EQ(error_of([&] { own_memory(options); }), text);
+    }
+    EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+    return text;
+  }
+  static void expect_host(std::uint32_t local_rank) {
+    const DeviceOptions options = options_of("auto", local_rank);
+    EXPECT_EQ(kind_of(options), "host");
+    EXPECT_EQ(own_memory(options), 0U);
+    EXPECT_EQ(make_device(options)->kind(), "host");
+  }
+  static constexpr const char* kOnCpu =
+      "; to train on the CPU on purpose, set ballast.device to \"host\"";
+};
+
+TEST_F(AutoDevice, RefusesAGpuWithoutTheTrainingType) {
   FakeCuda::old_gpu = 2;
-  const DeviceOptions options = options_of("auto", 2);
   const std::string reason =
       "CUDA device 2, Fake GPU, has compute capability 7.5 and so no bf16; enable fp16 instead "
       "(fp16.enabled) to train on it";
-  EXPECT_EQ(gpu_refusal(options), reason);
-  EXPECT_EQ(kind_of(options), "host");
-  EXPECT_EQ(own_memory(options), 0U);
-  EXPECT_EQ(make_device(options)->kind(), "host");
-  try {
-    make_device(options_of("cuda", 2));
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.category(), ErrorCategory::device);
-    EXPECT_EQ(error.what(), reason + ", or set ballast.device to \"host\"");
-  }
+  EXPECT_EQ(gpu_refusal(options_of("auto", 2)), reason);
+  EXPECT_EQ(refusal_of("auto", 2),
+            "ballast.device is \"auto\" and there is a GPU, but " + reason + kOnCpu);
+  EXPECT_EQ(refusal_of("cuda", 2), "ballast.device is \"cuda\", but " + reason + kOnCpu);
   for (const DType type : {DType::f16, DType::f32}) {
-    DeviceOptions other = options;
+    DeviceOptions other = options_of("auto", 2);
     other.type = type;
     EXPECT_EQ(gpu_refusal(other), "");
     EXPECT_EQ(make_device(other)->kind(), "cuda");
   }
-  FakeCuda::old_gpu = -1;
 }
 
-TEST(AutoDevice, IsNotAGpuWithoutALibraryThatItNeeds) {
+TEST_F(AutoDevice, IsTheHostBesideAGpuThatIsTooOldForAnyTraining) {
+  FakeCuda::old_gpu = 0;
+  FakeCuda::old_capability = 61;
+  expect_host(8);  // GPUs are assigned in turn
+  EXPECT_NE(gpu_refusal(options_of("auto", 8)).find("the oldest that trains has 7.5"),
+            std::string::npos);
+}
+
+TEST_F(AutoDevice, RefusesAGpuWithoutALibraryThatItNeeds) {
   FakeCuda::missing_library = "libcublasLt.so cannot be loaded";
-  EXPECT_EQ(gpu_refusal(options_of("auto", 3)), FakeCuda::missing_library);
-  EXPECT_EQ(kind_of(options_of("auto", 3)), "host");
-  FakeCuda::missing_library.clear();
+  EXPECT_EQ(refusal_of("auto", 3), "ballast.device is \"auto\" and there is a GPU, but " +
+                                       FakeCuda::missing_library + kOnCpu);
+  EXPECT_EQ(refusal_of("cuda", 3),
+            "ballast.device is \"cuda\", but " + FakeCuda::missing_library + kOnCpu);
+}
+
+TEST_F(AutoDevice, RefusesAGpuWhoseDriverIsTooOld) {
+  constexpr int kMajor = CUDART_VERSION / 1000;
+  const test::TempDir files;
+  std::filesystem::create_directories(files.path() / "dev");
+  files.write("dev/nvidia0", "");
+  std::filesystem::create_directories(files.path() / "proc/driver/nvidia");
+  files.write(
+      "proc/driver/nvidia/version",
+      "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed Oct 27\nGCC version:\n");
+  FakeCuda::root = files.path();
+  FakeCuda::driver = 1000 * (kMajor - 1) + 20;
+  const std::string text = refusal_of("auto", 4);
+  const std::string begin = fmt::format(
+      "ballast.device is \"auto\" and there is a GPU, but the NVIDIA driver 470.82.01 "
+      "supports CUDA {}.2, and this program needs CUDA {}",
+      kMajor - 1, kMajor);
+  EXPECT_TRUE(text.starts_with(begin)) << text;
+  const std::string advice =
+      kMajor > 12 ? ": update the driver to 580 or newer, or use the bundle of this program for "
+                    "CUDA 12"
+                  : ": update the driver to 525 or newer";
+  EXPECT_TRUE(text.ends_with(advice + kOnCpu)) << text;
+  EXPECT_TRUE(refusal_of("cuda", 4).ends_with(advice + kOnCpu));
+}
+
+TEST_F(AutoDevice, IsTheHostWithoutAGpu) {
+  FakeCuda::driver = 11080;  // of an image whose driver library serves no GPU
+  expect_host(5);
+  FakeCuda::driver = 0;
+  expect_host(6);
+  EXPECT_EQ(gpu_refusal(options_of("auto", 6)), "there is no NVIDIA driver on this machine");
+  FakeCuda::driver = FakeCuda::kSameVersion;
+  FakeCuda::has_gpus = false;
+  expect_host(7);
+  try {
+    make_device(options_of("cuda", 7));
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "ballast.device is \"cuda\", but the NVIDIA driver reports no GPU to this process; "
+        "use \"auto\" or \"host\"");
+  }
+}
+
+TEST(DriverFiles, AreReadAsTheDriverWritesThem) {
+  const test::TempDir root;
+  EXPECT_EQ(driver_version(root.path()), "");
+  EXPECT_FALSE(has_gpu_file(root.path()));
+  std::filesystem::create_directories(root.path() / "dev");
+  std::filesystem::create_directories(root.path() / "proc/driver/nvidia");
+  for (const std::string name : {"nvidia", "nvidiactl", "nvidia-uvm", "nvidia0x"}) {
+    root.write("dev/" + name, "");
+  }
+  EXPECT_FALSE(has_gpu_file(root.path())) << "these belong to no GPU";
+  root.write("dev/nvidia7", "");
+  EXPECT_TRUE(has_gpu_file(root.path()));
+  for (const std::string line : {"NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue\n",
+                                 "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  "
+                                 "580.95.05  Release Build  (root@x)  Tue\n"}) {
+    root.write("proc/driver/nvidia/version", line);
+    EXPECT_EQ(driver_version(root.path()), "580.95.05");
+  }
+}
+
+TEST(CudaRequirement, NamesTheOldestDriver) {
+  const int major = CUDART_VERSION / 1000;
+  EXPECT_EQ(cuda_requirement(), fmt::format("CUDA {}.{}, for drivers from {} on", major,
+                                            CUDART_VERSION % 1000 / 10, major > 12 ? 580 : 525));
 }
 
 }  // namespace

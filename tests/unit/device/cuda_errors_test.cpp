@@ -23,5 +23,25 @@ TEST(CheckCuda, NamesTheOperationAndTheError) {
   }
 }
 
+TEST(CheckCuda, SaysHowToFindTheKernelThatFailed) {
+  const auto text_of = [](cudaError_t code) -> std::string {
+    try {
+      check_cuda(code, "work before an event");
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string advice =
+      "ballast.serial=true and the environment variable CUDA_LAUNCH_BLOCKING=1";
+  for (const cudaError_t code : {cudaErrorIllegalAddress, cudaErrorMisalignedAddress,
+                                 cudaErrorLaunchFailure, cudaErrorIllegalInstruction}) {
+    EXPECT_TRUE(text_of(code).ends_with(advice)) << text_of(code);
+  }
+  for (const cudaError_t code : {cudaErrorMemoryAllocation, cudaErrorInvalidValue}) {
+    EXPECT_EQ(text_of(code).find(advice), std::string::npos) << text_of(code);
+  }
+}
+
 }  // namespace
 }  // namespace ballast::device::cuda_errors_test

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -41,6 +42,7 @@ class CudaPinning : public testing::Test {
 
   void SetUp() override {
     FakeCuda::registrations_left = -1;
+    FakeCuda::registration_error = cudaErrorMemoryAllocation;
     FakeCuda::refused_unregistrations = 0;
   }
   void TearDown() override {
@@ -95,26 +97,55 @@ TEST_F(CudaPinning, OfAnEmptyRangeDoesNothing) {
   EXPECT_TRUE(FakeCuda::registered().empty());
 }
 
-TEST_F(CudaPinning, AFailureHalfwayReportsItsProgressAndUnpins) {
-  Bytes pinned = 0;
+TEST_F(CudaPinning, WhatTheSystemRefusesStaysPageable) {
+  Bytes whole = 0;
   {
     const auto pin = device_->pin(mapping_.bytes(), kSetting);
+    EXPECT_EQ(pin->bytes(), kSize);
     const auto pieces = FakeCuda::registered();
     ASSERT_GE(pieces.size(), 3U);
-    pinned = pieces[0].size + pieces[1].size;
+    whole = pieces[0].size + pieces[1].size;
   }
-  FakeCuda::registrations_left = 2;
-  const std::string text = refusal(*device_, mapping_.bytes());
-  EXPECT_TRUE(FakeCuda::registered().empty());
-  EXPECT_EQ(text, "host memory (ballast.host_bytes): " + format_bytes(pinned) +
-                      " of 2.50 GiB could be pinned for CUDA device 0; CUDA: a fake's error "
-                      "(cudaErrorFake); lower ballast.host_bytes");
+  for (const auto& [granted, text] :
+       {std::pair(2, format_bytes(whole)), std::pair(0, std::string("nothing"))}) {
+    FakeCuda::registrations_left = granted;
+    const test::CapturedLog log;
+    const auto pin = device_->pin(mapping_.bytes(), kSetting);
+    EXPECT_EQ(pin->bytes(), granted == 0 ? 0 : whole);
+    EXPECT_EQ(FakeCuda::registered().size(), static_cast<std::size_t>(granted));
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "the next call would report it again";
+    const std::string line =
+        "host memory (ballast.host_bytes): " + text +
+        " of 2.50 GiB could be pinned for CUDA device 0; CUDA: a fake's error (cudaErrorFake); the "
+        "rest is copied more slowly";
+    const auto at = log.text().find(line);
+    EXPECT_NE(at, std::string::npos) << log.text();
+    EXPECT_EQ(log.text().find(line, at + 1), std::string::npos) << "one line";
+  }
 }
 
-TEST_F(CudaPinning, AFailureAtTheStartIsReported) {
-  FakeCuda::registrations_left = 0;
+TEST_F(CudaPinning, CopiesMayCrossTheBorderOfWhatIsPinned) {
+  FakeCuda::registrations_left = 1;
+  const auto pin = device_->pin(mapping_.bytes(), kSetting);
+  const Bytes border = pin->bytes();
+  protect(mapping_.bytes(), PROT_READ | PROT_WRITE);
+  const HostBytes out = mapping_.bytes().subspan(border - 1000, 3001);
+  const HostBytes back = mapping_.bytes().subspan(border + 5000, out.size());
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<std::byte>(i % 251);
+  const auto stream = device_->make_stream("copies");
+  const DeviceBytes memory = device_->allocate(out.size(), "buffer");
+  device_->copy_to_device(*stream, memory, out);
+  device_->copy_to_host(*stream, back, memory);
+  stream->synchronize();
+  EXPECT_TRUE(std::equal(out.begin(), out.end(), back.begin()));
+}
+
+TEST_F(CudaPinning, OtherFailuresEndItAndUnpin) {
+  FakeCuda::registrations_left = 2;
+  FakeCuda::registration_error = cudaErrorInvalidValue;
   const std::string text = refusal(*device_, mapping_.bytes());
-  EXPECT_NE(text.find(": nothing of 2.50 GiB could be pinned"), std::string::npos) << text;
+  EXPECT_TRUE(FakeCuda::registered().empty());
+  EXPECT_NE(text.find("; lower ballast.host_bytes"), std::string::npos) << text;
   EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "the next call would report it again";
 }
 

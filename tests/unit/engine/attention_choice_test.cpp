@@ -87,5 +87,45 @@ TEST_F(AttentionChoice, WithoutCudnnOwnKernelsRunUnlessItWasRequested) {
   }
 }
 
+/// The error of a run.
+std::string error_of(const std::vector<std::string>& overrides) {
+  try {
+    train(overrides);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::device);
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+TEST_F(AttentionChoice, OwnKernelsRunIfTheFirstExecutionFails) {
+  const test::Outcome own = train({"ballast.attention=own"});
+  FakeCudnn::executions_left = 0;
+  {
+    const test::CapturedLog log;
+    test::expect_same(train({}), own, "auto");
+    EXPECT_EQ(FakeCudnn::executions, 0);
+    EXPECT_EQ(FakeCudnn::plans, 1);
+    const std::string line = "attention: using Ballast's kernels, because ";
+    const auto at = log.text().find(line);
+    ASSERT_NE(at, std::string::npos) << log.text();
+    EXPECT_NE(log.text().find("CUDNN_STATUS_EXECUTION_FAILED", at), std::string::npos)
+        << log.text();
+    EXPECT_EQ(log.text().find(line, at + 1), std::string::npos) << log.text();
+    EXPECT_NE(log.text().find(", attention by Ballast\n"), std::string::npos) << log.text();
+  }
+  FakeCudnn::executions_left = 0;
+  const std::string text = error_of({"ballast.attention=cudnn"});
+  EXPECT_NE(text.find("CUDNN_STATUS_EXECUTION_FAILED"), std::string::npos) << text;
+}
+
+TEST_F(AttentionChoice, ALaterFailureEndsTheRun) {
+  FakeCudnn::executions_left = 1;
+  const std::string text = error_of({});
+  EXPECT_NE(text.find("CUDNN_STATUS_EXECUTION_FAILED"), std::string::npos) << text;
+  EXPECT_EQ(FakeCudnn::executions, 1);
+}
+
 }  // namespace
 }  // namespace ballast::engine::attention_choice_test

@@ -89,6 +89,8 @@ TEST(Budgets, AutomaticOnesShareFourFifthsOfTheMemory) {
   EXPECT_EQ(apart.host, 80U);
   EXPECT_EQ(resolve_budgets({}, 100, 24 * kGiB).device, 24 * kGiB - 1536 * kMiB);
   EXPECT_EQ(resolve_budgets({}, 100, 140 * kGiB).device, 133 * kGiB);
+  EXPECT_EQ(library_reserve(140 * kGiB), 1536 * kMiB) << "an explicit budget may be larger";
+  EXPECT_EQ(library_reserve(4 * kGiB), kGiB);
   EXPECT_EQ(resolve_budgets({.device = 90, .host = 0}, 100, 40).device, 90U);
   EXPECT_EQ(resolve_budgets({.device = 0, .host = 70}, 100, 40).host, 70U);
 }

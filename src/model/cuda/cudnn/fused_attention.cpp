@@ -6,6 +6,8 @@
 #include <limits>
 #include <span>
 
+#include <fmt/format.h>
+
 #include "ballast/core/error.h"
 
 #include "src/model/cuda/cudnn/attention_graph.h"
@@ -86,6 +88,12 @@ std::string_view fused_attention_refusal() {
 
 std::string_view fused_attention_file() {
   return cudnn_file();
+}
+
+std::string fused_attention_version() {
+  if (!cudnn_refusal().empty()) return "";
+  const std::size_t version = cudnn().version();
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 }  // namespace ballast::model::cuda

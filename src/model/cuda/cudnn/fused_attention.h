@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include <cuda_runtime_api.h>
@@ -44,5 +45,7 @@ class FusedAttention {
 std::string_view fused_attention_refusal();
 /// Returns the path of the file from which cuDNN was loaded, or "".
 std::string_view fused_attention_file();
+/// Returns the version of cuDNN, "9.19.0"; "" if it cannot be loaded.
+std::string fused_attention_version();
 
 }  // namespace ballast::model::cuda

@@ -22,4 +22,8 @@ std::string_view fused_attention_file() {
   return "";
 }
 
+std::string fused_attention_version() {
+  return "";
+}
+
 }  // namespace ballast::model::cuda

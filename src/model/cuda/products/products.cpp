@@ -1,7 +1,9 @@
 #include "src/model/cuda/products/products.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <numeric>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -24,6 +26,13 @@ namespace {
 
 /// Alignment of matrices, addends and biases.
 constexpr std::uint32_t kMatrixAlignment = 16;
+
+/// Returns the alignment of all rows (or columns) of `matrix` in bytes, at most kMatrixAlignment.
+std::uint32_t alignment_of(const Matrix& matrix) {
+  const std::size_t step = matrix.column_step == 1 ? matrix.row_step : matrix.column_step;
+  return std::gcd(kMatrixAlignment,
+                  static_cast<std::uint32_t>(step * size_of(matrix.type) % kMatrixAlignment));
+}
 
 /// Deletes a cuBLASLt object.
 template <class T>
@@ -105,7 +114,7 @@ class Calls {
                         .a = layout(a, extents_.m, extents_.k),
                         .b = layout(b, extents_.k, extents_.n),
                         .d = layout(d, extents_.m, extents_.n)};
-    const auto wanted = preference();
+    const auto wanted = preference(a, b, d);
     std::array<cublasLtMatmulHeuristicResult_t, kMostAlgorithms> found = {};
     int count = 0;
     check(lt_.find_algorithms(handle, made.operation.get(), made.b.get(), made.a.get(),
@@ -128,9 +137,11 @@ class Calls {
                                                      std::size_t columns) const {
     cublasLtMatrixLayout_t made = nullptr;
     const bool straight = by_rows(matrix);
-    check(lt_.create_layout(
-        &made, data_type(matrix.type), straight ? columns : rows, straight ? rows : columns,
-        static_cast<std::int64_t>(straight ? matrix.row_step : matrix.column_step)));
+    const std::size_t step = straight ? matrix.row_step : matrix.column_step;
+    const std::size_t size = straight ? columns : rows;
+    // A transposed column, as in an adapter of rank 1, has the step 1, which is less than its size.
+    check(lt_.create_layout(&made, data_type(matrix.type), size, straight ? rows : columns,
+                            static_cast<std::int64_t>(std::max(step, size))));
     return {made, {lt_.destroy_layout}};
   }
 
@@ -154,7 +165,8 @@ class Calls {
     return owned;
   }
 
-  [[nodiscard]] Owned<cublasLtMatmulPreference_t> preference() const {
+  [[nodiscard]] Owned<cublasLtMatmulPreference_t> preference(const Matrix& a, const Matrix& b,
+                                                             const Matrix& d) const {
     cublasLtMatmulPreference_t made = nullptr;
     check(lt_.create_preference(&made));
     Owned<cublasLtMatmulPreference_t> owned(made, {lt_.destroy_preference});
@@ -167,11 +179,10 @@ class Calls {
     // parts to the output's type first.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
            std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
-    for (const auto matrix :
-         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-      prefer(matrix, kMatrixAlignment);
-    }
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(b));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(a));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(d));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(d));
     return owned;
   }
 

@@ -18,13 +18,15 @@ struct Extras {
   const void* bias = nullptr;    ///< [n], in the type of a and d, added to every row
 };
 
-/// Matrix products through cuBLASLt, with fp32 accumulation. Matrices are aligned to 16 bytes, and
-/// the stride that is not 1 is a multiple of 8. fp32 matrices are multiplied in fp32, not TF32. One
-/// algorithm is chosen per shape, among those with a fixed order of summation that the library does
-/// not refuse in their first run: the library's best, or with `choices` the fastest one when timed.
-/// So equal calls with equal choices give equal bits on GPUs of one model. Calls must use one
-/// stream at a time, because there is one workspace, from threads whose current device is the
-/// stream's. The first object loads the library. Errors: Error(device).
+/// Matrix products through cuBLASLt, with fp32 accumulation. Matrices are aligned to 16 bytes. If
+/// the stride that is not 1 is no multiple of 16 bytes (adapters of rank 4, the gate of a shared
+/// expert), only algorithms for rows of smaller alignment are used, which are slower. fp32 matrices
+/// are multiplied in fp32, not TF32. One algorithm is chosen per shape, among those with a fixed
+/// order of summation that the library does not refuse in their first run: the library's best, or
+/// with `choices` the fastest one when timed. So equal calls with equal choices give equal bits on
+/// GPUs of one model. Calls must use one stream at a time, because there is one workspace, from
+/// threads whose current device is the stream's. The first object loads the library. Errors:
+/// Error(device).
 class Products {
  public:
   /// Bytes of device memory for set_workspace().

@@ -94,6 +94,37 @@ TEST_F(ProductsCalls, OnlySumsOfAFixedOrderAreAllowed) {
   EXPECT_EQ(FakeCublasLt::workspace, Products::kWorkspace);
 }
 
+TEST_F(ProductsCalls, AssumeTheAlignmentThatAllRowsHave) {
+  const std::vector<Bf16> values(256);
+  std::vector<float> sums(256);
+  Products products;
+  products.set_workspace(start_);
+  const auto expect = [&](const Matrix& a, const Matrix& b, const Matrix& d,
+                          const std::vector<std::uint32_t>& alignments) {
+    products.multiply(nullptr, {4, 4, 4}, a, b, d);
+    EXPECT_EQ(std::vector<std::uint32_t>(FakeCublasLt::alignments.begin(),
+                                         FakeCublasLt::alignments.end()),
+              alignments);
+  };
+  const auto in = [&](std::size_t step) { return matrix(values.data(), step); };
+  const auto out = [&](std::size_t step) { return matrix(sums.data(), step); };
+  // cuBLASLt's A is b. Steps are in elements, of 2 bytes in a and b and 4 bytes in d.
+  expect(in(8), in(16), out(8), {16, 16, 16, 16});
+  expect(in(4), in(8), out(8), {16, 8, 16, 16});
+  expect(in(8), in(6), out(5), {4, 16, 4, 4});
+  expect(transposed(values.data(), 7), in(8), out(6), {16, 2, 8, 8});
+}
+
+TEST_F(ProductsCalls, ATransposedColumnIsARow) {
+  std::vector<float> column(16);
+  for (std::size_t i = 0; i < column.size(); ++i) column[i] = static_cast<float>(i);
+  Products products;
+  products.set_workspace(start_);
+  products.multiply(nullptr, {16, 16, 1}, matrix(values_.data(), 1), transposed(column.data(), 1),
+                    matrix(out_.data(), 16));
+  EXPECT_EQ(out_[16 + 5], 2.5F);
+}
+
 TEST_F(ProductsCalls, EachBiasIsTheOneOfItsCall) {
   Products products;
   const std::vector<float> ones(16, 1.0F);

@@ -29,16 +29,19 @@ constexpr std::size_t padded(std::size_t size) {
   return (size + 7) / 8 * 8;
 }
 
+/// Whether rows (or columns) begin at multiples of 8 elements or follow each other without gaps.
+enum class Rows { aligned, dense };
+
 /// A matrix with its numbers, in memory of `type` whose gaps hold NaN.
 class Numbers {
  public:
   Numbers(DType type, std::size_t rows, std::size_t columns, bool by_rows, std::uint32_t seed,
-          std::size_t gap = 0)
+          std::size_t gap = 0, Rows spacing = Rows::aligned)
       : type_(type),
         rows_(rows),
         columns_(columns),
-        row_step_(by_rows ? padded(columns) + gap : 1),
-        column_step_(by_rows ? 1 : padded(rows) + gap) {
+        row_step_(by_rows ? step_of(columns, spacing) + gap : 1),
+        column_step_(by_rows ? 1 : step_of(rows, spacing) + gap) {
     std::vector<float> values(by_rows ? rows * row_step_ : columns * column_step_, NAN);
     std::mt19937 random(seed);
     for (std::size_t r = 0; r < rows; ++r) {
@@ -76,6 +79,9 @@ class Numbers {
   }
 
  private:
+  static std::size_t step_of(std::size_t size, Rows spacing) {
+    return spacing == Rows::aligned ? padded(size) : size;
+  }
   [[nodiscard]] std::size_t at(std::size_t r, std::size_t c) const {
     return r * row_step_ + c * column_step_;
   }
@@ -114,6 +120,7 @@ struct Case {
   Addend addend = Addend::none;
   bool bias = false;
   std::size_t gap = 0;  ///< additional elements between the rows of d, beyond padding
+  Rows spacing = Rows::aligned;
 };
 
 std::string name_of(const Case& test) {
@@ -143,10 +150,10 @@ class CudaProducts : public test::Kernels {
   struct Operands {
     Numbers a, b, d, other, bias;
     explicit Operands(const Case& test)
-        : a(test.type, test.extents.m, test.extents.k, test.a_by_rows, 1),
-          b(test.type, test.extents.k, test.extents.n, test.b_by_rows, 2),
-          d(test.out, test.extents.m, test.extents.n, true, 3, test.gap),
-          other(test.out, test.extents.m, test.extents.n, true, 4, test.gap),
+        : a(test.type, test.extents.m, test.extents.k, test.a_by_rows, 1, 0, test.spacing),
+          b(test.type, test.extents.k, test.extents.n, test.b_by_rows, 2, 0, test.spacing),
+          d(test.out, test.extents.m, test.extents.n, true, 3, test.gap, test.spacing),
+          other(test.out, test.extents.m, test.extents.n, true, 4, test.gap, test.spacing),
           bias(test.type, 1, test.extents.n, true, 5) {}
     [[nodiscard]] Extras extras(const Case& test) const {
       Extras extras;
@@ -225,6 +232,22 @@ TEST_F(CudaProducts, OddExtents) {
           expect_product(test);
         }
       }
+    }
+  }
+}
+
+/// Adapters of rank 4, and the gate of an expert of all rows: rows of 8 and 2 bytes without gaps.
+TEST_F(CudaProducts, NarrowRowsWithoutGaps) {
+  for (const Extents& extents : {Extents{48, 4, 64}, Extents{48, 64, 4}, Extents{4, 64, 48},
+                                 Extents{48, 1, 64}, Extents{48, 64, 1}, Extents{1, 64, 48}}) {
+    for (Case test : of_all_types(extents)) {
+      test.spacing = Rows::dense;
+      expect_product(test);
+      test.b_by_rows = false;
+      expect_product(test);
+      test.a_by_rows = false;
+      test.addend = Addend::itself;
+      expect_product(test);
     }
   }
 }

@@ -1,0 +1,163 @@
+// The start of a run on a GPU, from the config to the first step, on fakes of the GPU and its
+// libraries: what it logs, what checkpoints record, and limits of the machine.
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <cublasLt.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/make_engine.h"
+
+#include "tests/support/captured_log.h"
+#include "tests/support/fake_cuda.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_config.h"
+#include "tests/support/tiny_training.h"
+#include "tools/commands/doctor.h"
+
+namespace ballast::engine::gpu_start_test {
+namespace {
+
+using test::FakeCuda;
+
+constexpr const char* kModel = R"("family": "llama", "vocab_size": 131, "hidden_size": 32,
+                                  "num_layers": 1, "num_heads": 4, "num_kv_heads": 2,
+                                  "intermediate_size": 40)";
+
+class GpuStart : public testing::Test {
+ protected:
+  ~GpuStart() override {
+    FakeCuda::old_gpu = -1;
+    FakeCuda::driver = FakeCuda::kSameVersion;
+    FakeCuda::root = "/nonexistent";
+    FakeCuda::registrations_left = -1;
+  }
+
+  config::Config config(std::vector<std::string> overrides, const char* model = kModel) const {
+    for (const char* common : {"ballast.device=cuda", "train_micro_batch_size_per_gpu=1",
+                               "data.sequence_length=9", "ballast.eval_batches=1"}) {
+      overrides.insert(overrides.begin(), common);
+    }
+    return test::tiny_config(model, true, directory_.path(), overrides);
+  }
+  void install_driver(const std::string& version) const {
+    std::filesystem::create_directories(directory_.path() / "proc/driver/nvidia");
+    directory_.write("proc/driver/nvidia/version",
+                     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  " + version + "  Tue\n");
+    FakeCuda::root = directory_.path();
+  }
+  test::Outcome train(const std::vector<std::string>& overrides) const {
+    return test::train(config(overrides), 2, test::scattered_ids);
+  }
+
+  test::TempDir directory_;
+};
+
+TEST_F(GpuStart, NamesEverythingThatTheBitsDependOn) {
+  install_driver("580.95.05");
+  const std::string expected = fmt::format(
+      "1 rank, Fake GPU with 132 multiprocessors, driver 580.95.05, CUDA {}.{}, cuBLASLt {}.{}.{}, "
+      "attention by Ballast",
+      CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10, CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR,
+      CUBLAS_VER_PATCH);
+  const test::CapturedLog log;
+  Engine engine = planner::make_engine(config({}));
+  engine.start();
+  EXPECT_EQ(engine.arithmetic(), expected);
+  EXPECT_NE(log.text().find("device: " + expected + "\n"), std::string::npos) << log.text();
+  EXPECT_NE(log.text().find(" of host memory pinned; 8.00 GiB of device memory free after a "
+                            "warm-up of "),
+            std::string::npos)
+      << log.text();
+  install_driver("575.57.08");
+  EXPECT_NE(engine.arithmetic(), expected) << "a resume with another driver is logged";
+}
+
+TEST_F(GpuStart, RunsWithPageableMemoryWherePinningIsRefused) {
+  const std::vector<std::string> on_host = {"zero_optimization.offload_optimizer.device=cpu",
+                                            "zero_optimization.offload_param.device=cpu"};
+  const test::Outcome pinned = train(on_host);
+  FakeCuda::registrations_left = 0;
+  const test::CapturedLog log;
+  test::expect_same(train(on_host), pinned, "pageable");
+  EXPECT_NE(log.text().find("nothing of "), std::string::npos) << log.text();
+  EXPECT_NE(log.text().find("device: 0 B of host memory pinned"), std::string::npos) << log.text();
+}
+
+TEST_F(GpuStart, WarnsOfABudgetThatLeavesNothingForLibraries) {
+  const auto warning_of = [&](const std::string& bytes) {
+    const test::CapturedLog log;
+    inputs::check_device(config({"ballast.device_bytes=" + bytes}));
+    return log.text();
+  };
+  const std::string text = warning_of("7GiB");
+  EXPECT_NE(text.find("ballast.device_bytes is 7.00 GiB of 8.00 GiB that are free on the GPU"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("set it to 6.50 GiB or to \"auto\""), std::string::npos) << text;
+  EXPECT_EQ(warning_of("6656MiB"), "");
+  EXPECT_EQ(warning_of("auto"), "");
+}
+
+TEST_F(GpuStart, AdaptersMayHaveAnyRank) {
+  for (const int rank : {1, 4, 12}) {
+    const test::Outcome run =
+        train({"ballast.train=adapters",
+               fmt::format(R"(ballast.adapters={{"targets":"all-linear","rank":{}}})", rank)});
+    EXPECT_EQ(run.losses.size(), 2U);
+  }
+}
+
+TEST_F(GpuStart, DoctorNamesTheDriverThatIsTooOld) {
+  const auto gpu_line = [](std::uint32_t local_rank) {
+    const auto findings = tools::examine_machine({.device = {.local_rank = local_rank}});
+    const auto found = std::find_if(findings.begin(), findings.end(),
+                                    [](const auto& finding) { return finding.name == "GPU"; });
+    return found == findings.end() ? tools::Finding() : *found;
+  };
+  // The GPU of each local rank is examined once, so these ranks occur in no other test.
+  const tools::Finding good = gpu_line(12);
+  EXPECT_EQ(good.severity, tools::Severity::good);
+  EXPECT_TRUE(good.text.starts_with("Fake GPU, 8.00 GiB, 8.00 GiB free; CUDA ")) << good.text;
+  install_driver("470.82.01");
+  std::filesystem::create_directories(directory_.path() / "dev");
+  directory_.write("dev/nvidia0", "");
+  FakeCuda::driver = 11040;
+  const tools::Finding bad = gpu_line(13);
+  EXPECT_EQ(bad.severity, tools::Severity::fault);
+  EXPECT_NE(bad.text.find("the NVIDIA driver 470.82.01 supports CUDA 11.4"), std::string::npos)
+      << bad.text;
+  EXPECT_NE(bad.text.find("update the driver to "), std::string::npos) << bad.text;
+}
+
+TEST_F(GpuStart, RefusesHeadsThatAnOldGpuCannotHold) {
+  const std::string model = R"("family": "llama", "vocab_size": 131, "hidden_size": 32,
+                               "num_layers": 1, "num_heads": 1, "intermediate_size": 40,
+                               "head_dim": )";
+  const auto make = [&](int size) {
+    const std::string of_size = model + std::to_string(size);
+    static_cast<void>(
+        planner::make_engine(config({"bf16.enabled=false", "fp16.enabled=true"}, of_size.c_str())));
+  };
+  EXPECT_NO_THROW(make(256));
+  FakeCuda::old_gpu = 0;
+  EXPECT_NO_THROW(make(192));
+  try {
+    make(200);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::config);
+    EXPECT_STREQ(
+        error.what(),
+        "model.head_dim is 200, but Fake GPU (compute capability 7.5) supports at most 192; "
+        "use a GPU of 8.0 or newer, or set ballast.device to \"host\"");
+  }
+}
+
+}  // namespace
+}  // namespace ballast::engine::gpu_start_test
