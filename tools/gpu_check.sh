@@ -141,6 +141,7 @@ correct() {
   if [ -x "$bin/gpu_sum" ]; then check 'sums over ranks' 30 "$bin/gpu_sum"; fi
   export BALLAST_TEST_DEVICE=cuda
   check "PyTorch's runs" 120 "$bin/gpu_pytorch_parity_on_cuda"
+  check families 120 "$bin/gpu_families_on_cuda"
   check invariance 150 "$bin/gpu_invariance_on_cuda"
   on_gpu - link 30 "$bin/ballast" bench link --device cuda --bytes 16MiB,256MiB --seconds 1
   step 'a step of GPT-2 124M' 60 --sequence 512 --micro-batch 4 --steps 5

@@ -19,6 +19,7 @@
 #include "src/engine/saved_states.h"
 #include "src/engine/states.h"
 #include "src/engine/token_batch.h"
+#include "src/engine/trials.h"
 #include "src/engine/warm_up.h"
 
 namespace ballast::engine {
@@ -53,6 +54,12 @@ device::DeviceOptions device_options(const Blueprint& blueprint, const EngineOpt
           .interrupted = interrupted};
 }
 
+model::KernelOptions with_products(model::KernelOptions options,
+                                   std::shared_ptr<model::ProductChoices> products) {
+  options.products = std::move(products);
+  return options;
+}
+
 void expect_training(const Blueprint& blueprint) {
   expects(blueprint.options.purpose == step::Purpose::training,
           "engine: a blueprint for evaluation has no states");
@@ -77,8 +84,9 @@ Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<boo
       interrupted_(interrupted),
       ranks_(ranks != nullptr && ranks->world() > 1 ? ranks : nullptr),
       device_(device::make_device(device_options(blueprint_, options_, interrupted_, ranks_))),
+      trials_(trials_of(options_.kernels)),
       compute_(model::make_compute(*device_, blueprint_.model, blueprint_.type, blueprint_.shape,
-                                   options_.kernels)),
+                                   with_products(options_.kernels, trials_))),
       updater_(options_.update),
       device_update_(update::make_device_update(*device_, updater_)) {
   if (options_.nvtx && !device::profiler_refusal().empty()) {
@@ -162,6 +170,7 @@ void Engine::start_with(const state::SwapImage& here,
     warm_up(*lanes_);
     log_start(std::chrono::steady_clock::now() - start_of_warm_up);
   }
+  if (trials_) trials_->end();
   executor_ = make_executor([this](const plan::Span& span) {
     if (auto* timeline = timeline_.load()) timeline->spans.push_back(span);
   });
@@ -252,6 +261,12 @@ Snapshot& Engine::snapshot() {
 
 std::unique_ptr<plan::Executor> Engine::make_executor(
     std::function<void(const plan::Span&)> observer) {
+  std::function<bool(const plan::Operation&)> takes_turn;
+  if (ranks_ != nullptr) {
+    takes_turn = [this](const plan::Operation& operation) {
+      return is_collective(blueprint_, operation);
+    };
+  }
   return std::make_unique<plan::Executor>(
       [this](const plan::Operation& operation, std::uint64_t submission) {
         snapshot_->before(operation);
@@ -262,6 +277,7 @@ std::unique_ptr<plan::Executor> Engine::make_executor(
                                              std::uint64_t) { lanes_->finish(operation); },
                             .most_on_stream = device_->kind() == "host" ? plan::kMostEnqueued
                                                                         : plan::kMostOnFastStream,
+                            .takes_turn = std::move(takes_turn),
                             .serial = options_.serial,
                             .delay_seed = options_.delay_seed,
                             .observer = std::move(observer),

@@ -112,7 +112,7 @@ void run_writeback(const CurrentOperation& at) {
 
 /// Decodes this rank's share too, so that all ranks compute with the same weights.
 void gather_as_codes(const CurrentOperation& at, comm::Communicator& channel) {
-  device::Stream& stream = *at.lanes.channels().gather_stream;
+  device::Stream& stream = *at.lanes.channels().stream;
   const RankSizes sizes = at.sizes();
   const std::uint32_t block = at.operation.block;
   const Bytes share = sizes.resident_weights(block);
@@ -133,7 +133,7 @@ void gather_as_codes(const CurrentOperation& at, comm::Communicator& channel) {
 /// Gathers split weights from the ranks that share a copy, or updated shards of kept weights in
 /// place from all ranks that keep the same weights.
 void gather_weights(const CurrentOperation& at, comm::Communicator& channel) {
-  device::Stream& stream = *at.lanes.channels().gather_stream;
+  device::Stream& stream = *at.lanes.channels().stream;
   const RankSizes sizes = at.sizes();
   const std::uint32_t block = at.operation.block;
   if (at.has(Role::source)) {
@@ -146,7 +146,7 @@ void gather_weights(const CurrentOperation& at, comm::Communicator& channel) {
 }
 
 void gather_counts(const CurrentOperation& at, comm::Communicator& channel) {
-  channel.all_gather(*at.lanes.channels().gather_stream,
+  channel.all_gather(*at.lanes.channels().stream,
                      at.device(Role::source, at.problem().table->routing_bytes()),
                      at.device(Role::target, counts_of_micro_batch(at.problem())));
 }
@@ -160,7 +160,7 @@ void run_gather(const CurrentOperation& at) {
   } else {
     gather_weights(at, channel);
   }
-  at.lanes.channels().gather_stream->synchronize();
+  at.lanes.channels().stream->synchronize();
 }
 
 /// Sums over ranks, in full or only this rank's shard. Statistics are always those of the shard, so
@@ -169,7 +169,7 @@ void run_reduce(const CurrentOperation& at) {
   const Operation& operation = at.operation;
   const RankSizes sizes = at.sizes();
   const auto& channels = at.lanes.channels();
-  device::Stream& stream = *channels.reduce_stream;
+  device::Stream& stream = *channels.stream;
   state::Store& store = at.modules().store;
   const Bytes shard = sizes.gradient_shard(operation.block);
   const bool in_place = !at.has(Role::source);
@@ -182,9 +182,9 @@ void run_reduce(const CurrentOperation& at) {
       in_place ? whole.subview(at.shard_number() * shard, shard) : at.device(Role::target, shard);
   const DType type = at.blueprint().type;
   if (sizes.shards_states(operation.block)) {
-    channels.reducing->reduce_scatter(stream, whole, sum, type, scratch);
+    channels.all->reduce_scatter(stream, whole, sum, type, scratch);
   } else {
-    channels.reducing->all_reduce(stream, whole, type, scratch);
+    channels.all->all_reduce(stream, whole, type, scratch);
   }
   at.modules().compute.measure_gradient(stream, sum, scratch, statistics_of(at));
   stream.synchronize();
@@ -243,7 +243,7 @@ void clear_target(const CurrentOperation& at) {
     return zero(at.stream(), at.sizes().padded_gradient(operation.block));
   }
   if (operation.action == Action::reduce) {
-    device::Stream& stream = *at.lanes.channels().reduce_stream;
+    device::Stream& stream = *at.lanes.channels().stream;
     zero(stream, at.sizes().gradient_shard(operation.block));
     return stream.synchronize();
   }

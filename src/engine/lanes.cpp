@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ballast/core/error.h"
+#include "ballast/step/labels.h"
 #include "ballast/step/rank_sizes.h"
 
 // The streams of the lanes, and their channels between ranks.
@@ -38,6 +39,14 @@ class ChannelExchange final : public model::RowExchange {
 
 }  // namespace
 
+bool is_collective(const Blueprint& blueprint, const Operation& operation) {
+  if (operation.lane == Lane::gather || operation.lane == Lane::reduce) return true;
+  if (operation.action != plan::Action::compute) return false;
+  const model::Kernel kernel = blueprint.problem.program().passes[step::pass_id(operation)].kernel;
+  return kernel == model::Kernel::exchanged_expert ||
+         kernel == model::Kernel::exchanged_expert_backward;
+}
+
 Lanes::Lanes(const Modules& modules)
     : modules_(modules),
       names_(modules.blueprint.problem),
@@ -62,25 +71,21 @@ void Lanes::join_ranks() {
       share.push_back(rank);
   }
   device::Device& device = modules_.device;
-  channels_.gathering = ranks.make_channel(device, all);
-  channels_.reducing = ranks.make_channel(device, all);
+  channels_.all = ranks.make_channel(device, all);
   if (sizes.copies() > 1) {
-    channels_.gathering_in_group = ranks.make_channel(device, group);
-    channels_.gathering_share = ranks.make_channel(device, share);
+    channels_.weight_copy = ranks.make_channel(device, group);
+    channels_.same_share = ranks.make_channel(device, share);
   }
   if (modules_.blueprint.model.expert_ranks > 1) {
     channels_.rows = std::make_unique<ChannelExchange>(ranks.make_channel(device, all));
   }
-  channels_.gather_stream = device.make_stream("device-gather");
-  channels_.reduce_stream = device.make_stream("device-reduce");
+  channels_.stream = device.make_stream("device-collectives");
 }
 
 comm::Communicator& Lanes::gathering(RankGroup group) const {
   // Without several groups, all ranks share one copy.
-  if (group == RankGroup::weight_copy && channels_.gathering_in_group) {
-    return *channels_.gathering_in_group;
-  }
-  return group == RankGroup::same_share ? *channels_.gathering_share : *channels_.gathering;
+  if (group == RankGroup::weight_copy && channels_.weight_copy) return *channels_.weight_copy;
+  return group == RankGroup::same_share ? *channels_.same_share : *channels_.all;
 }
 
 QueuedStream& Lanes::queue_of(const Operation& operation) {

@@ -49,6 +49,10 @@ struct StepContext {
   }
 };
 
+/// Returns whether `operation` exchanges data between the devices of ranks. All ranks must start
+/// such operations in the same order.
+bool is_collective(const Blueprint& blueprint, const plan::Operation& operation);
+
 /// The modules that operations use. They outlive the lanes.
 struct Modules {
   const Blueprint& blueprint;
@@ -101,18 +105,18 @@ class Lanes {
     return totals;
   }
 
-  /// Gathers and reductions have separate channels, because their orders are independent.
+  /// Gathers and reductions share a stream, because only one of them runs at a time: they take
+  /// turns (is_collective).
   struct Channels {
-    std::unique_ptr<comm::Communicator> gathering;  ///< all ranks, in the order of their shards
-    std::unique_ptr<comm::Communicator> reducing;   ///< all ranks, in the order of their shards
+    std::unique_ptr<comm::Communicator> all;  ///< all ranks, in the order of their shards
     /// With several groups: the ranks that share one copy of split weights, and the ranks with the
     /// same share of it; otherwise empty.
-    std::unique_ptr<comm::Communicator> gathering_in_group;
-    std::unique_ptr<comm::Communicator> gathering_share;
-    /// With expert parallelism: exchange of rows, on the compute lane.
+    std::unique_ptr<comm::Communicator> weight_copy;
+    std::unique_ptr<comm::Communicator> same_share;
+    std::unique_ptr<device::Stream> stream;
+    /// With expert parallelism: exchange of rows, on the stream of the compute lane. It has its own
+    /// channel, because NCCL runs the collectives of one channel one after the other.
     std::unique_ptr<model::RowExchange> rows;
-    std::unique_ptr<device::Stream> gather_stream;
-    std::unique_ptr<device::Stream> reduce_stream;
   };
 
   [[nodiscard]] const Channels& channels() const { return channels_; }

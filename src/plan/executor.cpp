@@ -20,6 +20,8 @@
 #include "ballast/core/random.h"
 #include "ballast/core/seconds.h"
 
+#include "src/plan/turns.h"
+
 namespace ballast::plan {
 namespace {
 
@@ -38,8 +40,10 @@ struct Submission {
   std::vector<OpId> awaited;  ///< operations for which callers wait
   std::size_t remaining = 0;
   std::shared_ptr<Submission>
-      previous;                ///< reset after it has finished and a next one was submitted
-  const Seam* seam = nullptr;  ///< between the previous submission and this one
+      previous;                  ///< reset after it has finished and a next one was submitted
+  const Seam* seam = nullptr;    ///< between the previous submission and this one
+  const Turns* turns = nullptr;  ///< nullptr: no operation takes a turn
+  std::size_t ended_turns = 0;
 
   [[nodiscard]] bool finished() const { return remaining == 0; }
 
@@ -54,7 +58,16 @@ struct Submission {
            (progress[id] == Progress::enqueued && ordered_by_stream(plan->operations[id], next));
   }
 
+  [[nodiscard]] bool takes_turn(OpId id) const { return turns != nullptr && turns->taken[id]; }
+  [[nodiscard]] bool turns_ended() const {
+    return turns == nullptr || ended_turns == turns->order.size();
+  }
+
   [[nodiscard]] bool ready(OpId id) const {
+    if (takes_turn(id)) {
+      if (turns->order[ended_turns] != id) return false;
+      if (previous != nullptr && !previous->turns_ended()) return false;
+    }
     const Operation& operation = plan->operations[id];
     for (const OpId before : operation.after) {
       if (!precedes(before, operation)) return false;
@@ -118,6 +131,7 @@ struct Executor::State {
   std::array<LaneQueue, kLaneCount> lanes;
   std::shared_ptr<Submission> last;
   std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
+  std::map<const Plan*, Turns> turns;
   std::size_t unfinished = 0;
   std::exception_ptr failure;
   bool stopping = false;      ///< no further operation starts
@@ -170,6 +184,14 @@ struct Executor::State {
                                 : seams.emplace(key, seam(before, next)).first->second;
   }
 
+  /// Returns nullptr if no operation takes a turn.
+  const Turns* turns_in(const Plan& plan) {
+    if (!options.takes_turn) return nullptr;
+    const auto found = turns.find(&plan);
+    if (found != turns.end()) return &found->second;
+    return &turns.emplace(&plan, turns_of(plan, options.takes_turn)).first->second;
+  }
+
   void delay(const Item& item, std::uint64_t salt) const {
     if (!options.delay_seed) return;
     const auto word =
@@ -212,8 +234,20 @@ struct Executor::State {
     wake_all();
   }
 
-  /// Accounts for a finished operation and wakes the threads that wait for it. Releases `lock`
-  /// meanwhile, so that they find it free.
+  /// Wakes the lanes that can start an operation, and callers. Releases `lock` meanwhile, so that
+  /// they find it free.
+  void wake(std::unique_lock<std::mutex>& lock, bool callers) {
+    std::array<bool, kLaneCount> startable{};
+    for (std::size_t each = 0; each < kLaneCount; ++each) startable[each] = lanes[each].can_start();
+    lock.unlock();
+    for (std::size_t each = 0; each < kLaneCount; ++each) {
+      if (startable[each]) lanes[each].may_start.notify_one();
+    }
+    if (callers) progressed.notify_all();
+    lock.lock();
+  }
+
+  /// Accounts for a finished operation and wakes the threads that wait for it.
   void complete(std::unique_lock<std::mutex>& lock, const Item& item) {
     const Operation& operation = item.operation();
     const auto number = static_cast<std::size_t>(operation.lane);
@@ -226,15 +260,7 @@ struct Executor::State {
     if (options.observer) options.observer(span);
     item.submission->progress[item.id] = Progress::finished;
     if (--item.submission->remaining == 0) --unfinished;
-    const bool awaited = item.submission->is_awaited(item.id);
-    std::array<bool, kLaneCount> startable{};
-    for (std::size_t each = 0; each < kLaneCount; ++each) startable[each] = lanes[each].can_start();
-    lock.unlock();
-    for (std::size_t each = 0; each < kLaneCount; ++each) {
-      if (startable[each]) lanes[each].may_start.notify_one();
-    }
-    if (awaited) progressed.notify_all();
-    lock.lock();
+    wake(lock, item.submission->is_awaited(item.id));
   }
 
   /// With the lock held: waits until the lane can start its next operation. Returns false if the
@@ -265,13 +291,18 @@ struct Executor::State {
       lane.starting_since.reset();
       if (error) {
         fail(error);
-      } else if (queued(number)) {
+        continue;
+      }
+      const bool turn_ends = item.submission->takes_turn(item.id);
+      if (turn_ends) ++item.submission->ended_turns;
+      if (queued(number)) {
         totals.enqueueing_seconds[number] += now() - item.begun;
         item.submission->progress[item.id] = Progress::enqueued;
         lane.enqueued.push_back(std::move(item));
         lock.unlock();
         lane.may_finish.notify_one();
         lock.lock();
+        if (turn_ends) wake(lock, false);
       } else {
         complete(lock, item);
       }
@@ -383,6 +414,7 @@ void Executor::submit(const Plan& plan, std::uint64_t number) {
       submission->previous = state_->last;
       submission->seam = &state_->seam_between(*state_->last->plan, plan);
     }
+    submission->turns = state_->turns_in(plan);
     state_->last = submission;
     ++state_->unfinished;
     if (!state_->options.serial) {

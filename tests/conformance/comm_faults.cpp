@@ -1,9 +1,11 @@
 // One rank of a run in which other ranks fail. comm_faults_test.py starts it under mpirun, once per
 // kind of failure, and checks messages and exit status.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <exception>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -37,6 +39,40 @@ void all_reduce(Ranks& ranks) {
   stream->synchronize();
 }
 
+/// Starts a collective on each of two channels of a GPU, on separate threads. `crossed`: rank 1
+/// starts them in the other order.
+void start_two(Ranks& ranks, bool crossed) {
+  const auto device = device::make_device(
+      {.kind = "cuda", .budget = kMiB, .local_rank = ranks.launch().local_rank});
+  const std::array streams = {device->make_stream("first"), device->make_stream("second")};
+  const std::array channels = {ranks.make_communicator(*device), ranks.make_communicator(*device)};
+  const DeviceBytes whole = device->allocate(2 * ranks.world() * kPage, "whole");
+  const auto gather = [&](std::size_t number) {
+    const Bytes size = ranks.world() * kPage;
+    const DeviceBytes part = whole.subview(number * size, size);
+    channels[number]->all_gather(*streams[number], part.subview(ranks.rank() * kPage, kPage), part);
+    streams[number]->synchronize();
+  };
+  const std::size_t first = crossed && ranks.rank() == 1 ? 1 : 0;
+  std::exception_ptr failure;
+  std::thread other([&] {
+    try {
+      gather(first);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  });
+  std::this_thread::sleep_for(200ms);
+  try {
+    gather(1 - first);
+  } catch (const Error&) {
+    // The other one fails too.
+  }
+  other.join();
+  if (failure) std::rethrow_exception(failure);
+  ranks.barrier();
+}
+
 std::unique_ptr<Ranks> join(double timeout_seconds) {
   return join_ranks(read_launch(),
                     {.timeout_seconds = timeout_seconds, .interrupted = &interrupted});
@@ -61,6 +97,14 @@ void host_timeout() {
   const auto ranks = join(0.5);
   if (ranks->rank() == 1) sleep_until_ended();
   ranks->barrier();
+}
+
+void two_channels() {
+  start_two(*join(60.0), false);
+}
+
+void crossed_channels() {
+  start_two(*join(0.5), true);
 }
 
 void interrupt() {
@@ -120,6 +164,8 @@ const std::map<std::string, void (*)()> kWays = {{"timeout", timeout},
                                                  {"after_timeout", after_timeout},
                                                  {"host_timeout", host_timeout},
                                                  {"interrupt", interrupt},
+                                                 {"two_channels", two_channels},
+                                                 {"crossed_channels", crossed_channels},
                                                  {"abort", abort_one},
                                                  {"throw", throw_one},
                                                  {"kill", kill_one},

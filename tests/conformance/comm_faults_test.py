@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Checks ranks that fail: every process of the run must end, soon and with one clear line.
 
-    comm_faults_test.py MPIRUN PROGRAM
+    comm_faults_test.py MPIRUN PROGRAM [PROGRAM_ON_FAKES]
 
 PROGRAM's ranks that do not fail would wait for ten minutes. mpirun's environment comes from Meson.
+PROGRAM_ON_FAKES is the same program, linked with fakes of CUDA and NCCL.
 """
 
 import os
@@ -16,6 +17,7 @@ import unittest
 
 MPIRUN = sys.argv[1]
 PROGRAM = sys.argv[2]
+PROGRAM_ON_FAKES = sys.argv[3] if len(sys.argv) > 3 else None
 LIMIT_SECONDS = 120  # far below ten minutes, but enough for slow machines
 
 
@@ -32,10 +34,10 @@ def left_over(token: str) -> list[str]:
     return found
 
 
-def run(way: str, ranks: int) -> tuple[int, str, str]:
+def run(way: str, ranks: int, program: str = PROGRAM) -> tuple[int, str, str]:
     """Returns exit status, output and errors. ranks 0: without mpirun."""
     token = f"comm-faults-{os.getpid()}-{way}"
-    command = [PROGRAM, way, token]
+    command = [program, way, token]
     if ranks:
         command = [MPIRUN, "-n", str(ranks), *command]
     # Open MPI puts the memory that ranks share here.
@@ -95,6 +97,16 @@ class Faults(unittest.TestCase):
         self.assertNotEqual(status, 0)
         self.assertRegex(err, r"comm error: .* reports rank \d of 3, but .* reports rank \d of 2; "
                               r"start with the mpirun of that library")
+
+    def test_channels_that_start_in_different_orders_time_out(self) -> None:
+        if PROGRAM_ON_FAKES is None:
+            self.skipTest("built without NCCL")
+        self.assertEqual(run("two_channels", 2, PROGRAM_ON_FAKES), (0, "", ""))
+        status, out, err = run("crossed_channels", 2, PROGRAM_ON_FAKES)
+        self.assertNotEqual(status, 0)
+        self.assertIn("comm error: all_gather of 8.00 KiB: not all ranks took part within 500ms; "
+                      "check the other ranks' logs or raise ballast.comm_timeout_seconds",
+                      err.splitlines(), out + err)
 
     def test_a_run_is_joined_once(self) -> None:
         self.expect_failure("twice",

@@ -114,6 +114,48 @@ TEST_F(NcclFaults, AnAsynchronousErrorEndsAWaitAndIsReportedInOneLine) {
   FakeCuda::busy_queries = 0;
 }
 
+/// How a wait for another rank ends.
+struct End {
+  const char* name;
+  double timeout_seconds;
+  ErrorCategory category;
+  const char* text;
+  void (*cause)(Rank& rank);  ///< called before the wait
+};
+
+TEST_F(NcclFaults, TheWaitForAnEventEndsLikeThatForAStream) {
+  const End ends[] = {
+      {"timeout", 0.05, ErrorCategory::comm,
+       "all_gather of 4.00 KiB: not all ranks took part within 50ms", [](Rank&) {}},
+      {"interrupt", 100.0, ErrorCategory::interrupted, "interrupted in all_gather of 4.00 KiB",
+       [](Rank& rank) { rank.interrupted = true; }},
+      {"error", 100.0, ErrorCategory::comm, "all_gather of 4.00 KiB: NCCL: a fake's error",
+       [](Rank&) { FakeNccl::async_error = ncclRemoteError; }},
+      {"another channel", 100.0, ErrorCategory::comm,
+       "all_gather of 4.00 KiB: aborted because another collective failed earlier: all_gather of "
+       "4.00 KiB: NCCL: a fake's error",
+       [](Rank& rank) {
+         FakeNccl::async_error = ncclRemoteError;
+         EXPECT_THROW(rank.gather(*rank.second), Error);
+         FakeNccl::async_error = ncclSuccess;
+       }}};
+  for (const End& end : ends) {
+    SCOPED_TRACE(end.name);
+    Rank rank(end.timeout_seconds);
+    const auto event = rank.device->make_event();
+    rank.gather(*rank.first);
+    event->record(*rank.stream);
+    FakeCuda::busy_queries = kForever;
+    end.cause(rank);
+    const int aborted = FakeNccl::aborted;
+    expect_error(end.category, end.text, [&] { event->synchronize(); });
+    EXPECT_EQ(FakeNccl::aborted, aborted + 1);
+    FakeCuda::busy_queries = 0;
+    FakeNccl::async_error = ncclSuccess;
+    EXPECT_NO_THROW(event->synchronize()) << "an error is thrown once";
+  }
+}
+
 TEST_F(NcclFaults, AnErrorWhileAChannelIsMadeAbortsIt) {
   FakeNccl::async_error = ncclSystemError;
   expect_error(ErrorCategory::comm, "setting up a channel: NCCL: ", [] { const Rank rank; });

@@ -1,18 +1,24 @@
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <string>
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include "ballast/calibrate/kept_choices.h"
 #include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
 #include "ballast/planner/make_engine.h"
 
 #include "tests/support/fake_cublaslt.h"
+#include "tests/support/fake_cuda.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
+#include "tests/support/variable.h"
 
 // Failures of the engine on the CUDA device: on a GPU or, without one, on fakes.
 
@@ -20,6 +26,7 @@ namespace ballast::engine::engine_on_cuda_test {
 namespace {
 
 using test::FakeCublasLt;
+using test::FakeCuda;
 
 class EngineOnCuda : public testing::Test {
  protected:
@@ -53,6 +60,48 @@ TEST_F(EngineOnCuda, SearchesForProductsBeforeTheFirstStep) {
   engine.evaluate({evaluated.tokens, evaluated.targets}).loss;
   engine.finish();
   EXPECT_EQ(FakeCublasLt::searches, at_start) << "a lane had to wait for what the start left out";
+}
+
+/// The content of a file; "" if there is none.
+std::string content_of(const std::filesystem::path& file) {
+  std::ostringstream content;
+  content << std::ifstream(file).rdbuf();
+  return content.str();
+}
+
+/// With timed products and experts, whose numbers of rows differ in each step.
+TEST_F(EngineOnCuda, StepsAllocateNothingAndTimeNothing) {
+  const test::Variable cache("XDG_CACHE_HOME", directory_.path().c_str());
+  FakeCublasLt::milliseconds[0] = 2.0;
+  FakeCublasLt::milliseconds[1] = 1.0;
+  FakeCublasLt::milliseconds[2] = 3.0;
+  Engine engine = planner::make_engine(test::tiny_config(
+      R"("family": "mixtral", "vocab_size": 131, "hidden_size": 32, "num_layers": 2,
+         "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 24, "num_local_experts": 3,
+         "num_experts_per_tok": 2)",
+      true, directory_.path(),
+      {"train_micro_batch_size_per_gpu=1", "data.sequence_length=39",
+       "gradient_accumulation_steps=9", "ballast.product_algorithms=timed"}));
+  engine.start();
+  const std::filesystem::path file =
+      calibrate::product_choices_file("Fake GPU; cuBLASLt " + std::to_string(CUBLAS_VERSION));
+  const std::string choices = content_of(file);
+  EXPECT_NE(choices, "");
+  EXPECT_EQ(FakeCublasLt::last_algorithm, 1);
+  const int searches = FakeCublasLt::searches;
+  const int refused = FakeCuda::NoAllocation::refused;
+  {
+    const FakeCuda::NoAllocation in_steps;
+    for (std::uint64_t step = 1; step <= 2; ++step) {
+      const test::Batch batch = test::scattered_ids(engine.blueprint().tokens_per_step(), step);
+      engine.train_step({batch.tokens, batch.targets}, 0.001);
+    }
+    engine.finish();
+  }
+  for (auto& time : FakeCublasLt::milliseconds) time = 0.0;
+  EXPECT_EQ(FakeCuda::NoAllocation::refused, refused);
+  EXPECT_GT(FakeCublasLt::searches, searches) << "no new shape to test with";
+  EXPECT_EQ(content_of(file), choices) << "a step timed products";
 }
 
 TEST_F(EngineOnCuda, EveryOperationIsARangeOfTheProfilerIfAskedFor) {

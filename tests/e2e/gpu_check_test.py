@@ -15,7 +15,7 @@ import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools" / "gpu_check.sh"
 PROGRAMS = ("ballast", "gpu_device", "gpu_kernels", "gpu_sum", "gpu_pytorch_parity_on_cuda",
-            "gpu_invariance_on_cuda")
+            "gpu_families_on_cuda", "gpu_invariance_on_cuda")
 PASSES = "echo '[       OK ] A.B (1 ms)'; echo '[  PASSED  ] 1 test.'"
 SKIPS = "echo 'a.cpp:1: Skipped'; echo 'there is no GPU'; exit 77"
 
@@ -53,7 +53,7 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(set(verdicts.values()), {"ok"}, verdicts)
         self.assertEqual(status, 0)
         self.assertIn(f"correct: {len(verdicts)} ok, 0 failed, 0 skipped", last)
-        for name in ("GPU", "kernels", "PyTorch's runs", "invariance", "link"):
+        for name in ("GPU", "kernels", "PyTorch's runs", "families", "invariance", "link"):
             self.assertIn(name, verdicts)
 
     def test_without_a_gpu_all_is_skipped_and_the_status_says_so(self):

@@ -36,6 +36,19 @@ std::map<std::byte*, std::size_t>& registry() {
   return pieces;
 }
 
+/// Returns whether the call may allocate or free memory now.
+bool may_allocate() {
+  if (!FakeCuda::NoAllocation::exists()) return true;
+  ++FakeCuda::NoAllocation::refused;
+  return false;
+}
+
+/// The result of a query of work that is done, unless it is to look busy.
+cudaError_t busy_or_done() {
+  auto& busy = FakeCuda::busy_queries;
+  return busy > 0 && busy-- > 0 ? remembered(cudaErrorNotReady) : cudaSuccess;
+}
+
 /// How a range overlaps with the registered ranges.
 enum class Lies { outside, in_one, across };
 
@@ -147,7 +160,16 @@ const char* cudaGetErrorName(cudaError_t) {
   return "cudaErrorFake";
 }
 
+std::string FakeCuda::connections_at_start() {
+  static const std::string found = [] {
+    const char* const value = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    return std::string(value == nullptr ? "" : value);
+  }();
+  return found;
+}
+
 cudaError_t cudaGetDeviceCount(int* count) {
+  static_cast<void>(FakeCuda::connections_at_start());
   *count = 0;
   int driver = 0;
   cudaDriverGetVersion(&driver);
@@ -162,6 +184,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
+  static_cast<void>(FakeCuda::connections_at_start());
   if (device < 0 || device >= kDevices) return remembered(cudaErrorInvalidDevice);
   current_device = device;
   return cudaSuccess;
@@ -206,10 +229,13 @@ cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int v
 }
 
 cudaError_t cudaMalloc(void** memory, std::size_t size) {
+  *memory = nullptr;
+  if (!may_allocate()) return remembered(cudaErrorNotPermitted);
   *memory = size > ballast::test::FakeCuda::most_at_once ? nullptr : std::calloc(size, 1);
   return *memory == nullptr ? remembered(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
+  if (!may_allocate()) return remembered(cudaErrorNotPermitted);
   std::free(memory);
   return cudaSuccess;
 }
@@ -228,12 +254,15 @@ cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size, cudaStrea
   return cudaSuccess;
 }
 cudaError_t cudaMallocHost(void** memory, std::size_t size) {
+  *memory = nullptr;
+  if (!may_allocate()) return remembered(cudaErrorNotPermitted);
   *memory = std::malloc(size);
   if (*memory == nullptr) return remembered(cudaErrorMemoryAllocation);
   ++FakeCuda::host_allocations;
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* memory) {
+  if (!may_allocate()) return remembered(cudaErrorNotPermitted);
   std::free(memory);
   --FakeCuda::host_allocations;
   return cudaSuccess;
@@ -294,9 +323,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return on_device(stream);
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  if (const cudaError_t code = on_device(stream); code != cudaSuccess) return code;
-  auto& busy = FakeCuda::busy_queries;
-  return busy > 0 && busy-- > 0 ? remembered(cudaErrorNotReady) : cudaSuccess;
+  const cudaError_t code = on_device(stream);
+  return code == cudaSuccess ? busy_or_done() : code;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   return on_device(stream, event);
@@ -326,6 +354,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   times().set(event, FakeCuda::milliseconds);
   return on_device(event, stream);
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const cudaError_t code = on_device(event);
+  return code == cudaSuccess ? busy_or_done() : code;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return on_device(event);

@@ -25,7 +25,7 @@ struct FakeCuda {
   static inline std::string root = "/nonexistent";
   /// Reason why cuBLASLt cannot be loaded, which makes a GPU unusable; empty if it can.
   static inline std::string missing_library;
-  /// Number of queries of a stream that return "not ready".
+  /// Number of queries of streams and events that return "not ready".
   static inline std::atomic<int> busy_queries = 0;
   /// Size above which allocations fail.
   static inline std::atomic<std::size_t> most_at_once = SIZE_MAX;
@@ -45,6 +45,26 @@ struct FakeCuda {
   static inline std::atomic<std::atomic<bool>*> told_of_registrations = nullptr;
   /// Number of calls of cudaHostUnregister that failed.
   static inline std::atomic<int> refused_unregistrations = 0;
+
+  /// While one exists, calls that allocate or free memory are refused and counted: they may wait
+  /// for all work of a GPU, and in a step that work may wait for another rank.
+  class NoAllocation {
+   public:
+    NoAllocation() { ++existing_; }
+    ~NoAllocation() { --existing_; }
+    NoAllocation(const NoAllocation&) = delete;
+    NoAllocation& operator=(const NoAllocation&) = delete;
+    /// Number of refused calls in this process.
+    static inline std::atomic<int> refused = 0;
+    [[nodiscard]] static bool exists() { return existing_ > 0; }
+
+   private:
+    static inline std::atomic<int> existing_ = 0;
+  };
+
+  /// Value of CUDA_DEVICE_MAX_CONNECTIONS when the process first used CUDA. Empty if it was not
+  /// set.
+  static std::string connections_at_start();
 
   /// Allocations of cudaMallocHost that were not freed.
   static inline std::atomic<int> host_allocations = 0;

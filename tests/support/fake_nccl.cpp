@@ -1,7 +1,10 @@
 #include "tests/support/fake_nccl.h"
 
+#include <algorithm>
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -24,8 +27,56 @@ using ballast::test::FakeNccl;
 /// Starts a call of a group and returns its request.
 using Start = std::function<void(MPI_Request*)>;
 
+/// Calls of one channel that were started together.
+struct Group {
+  ncclComm_t channel = nullptr;
+  std::vector<Start> calls;
+  std::vector<MPI_Request> requests;  ///< once it runs
+};
+
 thread_local bool in_group = false;
-thread_local std::vector<Start> group;
+thread_local Group group;
+
+/// The groups of this process that have not ended.
+class Gpu {
+ public:
+  void enqueue(Group&& started) {
+    const std::scoped_lock lock(mutex_);
+    groups_.push_back(std::move(started));
+  }
+  /// Runs groups until one waits for another rank. Returns whether a group of `channel` is left.
+  bool works_for(ncclComm_t channel) {
+    const std::scoped_lock lock(mutex_);
+    while (!groups_.empty() && is_over(groups_.front())) groups_.pop_front();
+    return std::any_of(groups_.begin(), groups_.end(),
+                       [&](const Group& each) { return each.channel == channel; });
+  }
+  /// Ends the groups of `channel`, whose buffers other ranks may still write.
+  void abort(ncclComm_t channel) {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(groups_, [&](const Group& each) { return each.channel == channel; });
+  }
+
+ private:
+  static bool is_over(Group& first) {
+    for (const Start& start : std::exchange(first.calls, {})) {
+      start(&first.requests.emplace_back(MPI_REQUEST_NULL));
+    }
+    std::erase(first.requests, MPI_REQUEST_NULL);
+    if (first.requests.empty()) return true;
+    int over = 0;
+    MPI_Testall(static_cast<int>(first.requests.size()), first.requests.data(), &over,
+                MPI_STATUSES_IGNORE);
+    return over != 0;
+  }
+
+  std::mutex mutex_;
+  std::deque<Group> groups_;
+};
+Gpu& gpu() {
+  static auto* const kept = new Gpu;  // channels may end after static objects
+  return *kept;
+}
 
 /// Rank in MPI, 0 without it.
 int world_rank() {
@@ -41,11 +92,13 @@ char identifier_byte(int place, int maker) {
   return static_cast<char>(place == 0 ? maker : 37 * place);
 }
 
-/// Calls must be in groups, of type bytes, and not empty.
+/// Calls must be in groups of one channel, of type bytes, and not empty.
 ncclResult_t grouped(ncclComm_t channel, ncclDataType_t type, std::size_t count, Start start) {
   if (!in_group || type != ncclUint8 || count == 0) return ncclInvalidUsage;
+  if (!group.calls.empty() && group.channel != channel) return ncclInvalidUsage;
   channel->busy_looks = 2;
-  group.push_back(std::move(start));
+  group.channel = channel;
+  group.calls.push_back(std::move(start));
   return ncclInProgress;
 }
 
@@ -77,7 +130,10 @@ ncclResult_t join(ncclComm_t* channel, int count, ncclUniqueId id, int rank, ncc
 }
 ncclResult_t state(ncclComm_t channel, ncclResult_t* now) {
   *now = FakeNccl::async_error;
-  if (*now == ncclSuccess && channel->busy_looks > 0) {
+  if (*now != ncclSuccess) return ncclSuccess;
+  if (gpu().works_for(channel)) {
+    *now = ncclInProgress;
+  } else if (channel->busy_looks > 0) {
     --channel->busy_looks;
     *now = ncclInProgress;
   }
@@ -96,6 +152,7 @@ ncclResult_t destroy(ncclComm_t channel) {
 }
 ncclResult_t abort_channel(ncclComm_t channel) {
   ++FakeNccl::aborted;
+  gpu().abort(channel);
   delete channel;
   return ncclSuccess;
 }
@@ -112,15 +169,8 @@ ncclResult_t start_group() {
 }
 ncclResult_t end_group() {
   in_group = false;
-  std::vector<MPI_Request> requests;
-  for (const Start& start : std::exchange(group, {})) {
-    MPI_Request request = MPI_REQUEST_NULL;
-    start(&request);
-    if (request != MPI_REQUEST_NULL) requests.push_back(request);
-  }
-  if (!requests.empty()) {
-    MPI_Waitall(to_int(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
-  }
+  Group ended = std::exchange(group, {});
+  if (!ended.calls.empty()) gpu().enqueue(std::move(ended));
   return ncclInProgress;
 }
 

@@ -6,7 +6,10 @@
 
 namespace ballast::test {
 
-/// Controls fake_nccl.cpp, which replaces the loaded NCCL at link time, over MPI.
+/// Controls fake_nccl.cpp, which replaces the loaded NCCL at link time, over MPI. The groups of all
+/// channels of a process run one at a time, in the order in which they were started, as on a GPU
+/// that has no room for two. So channels whose groups start in different orders on two ranks wait
+/// for each other.
 struct FakeNccl {
   /// The results of status queries of channels.
   static inline std::atomic<ncclResult_t> async_error = ncclSuccess;

@@ -15,11 +15,13 @@
 namespace ballast::comm {
 
 /// Collectives on device buffers over the members of a channel, which are all or some ranks of a
-/// run. Every member makes the same calls in the same order. Calls enqueue on `stream` and return;
-/// views must stay valid and unchanged until the stream is synchronised. The call or the
-/// synchronisation throws Error(comm), for example after a timeout, or Error(interrupted); no
-/// collective of the run works after that. All sizes are whole pages (kPage) and the same on every
-/// member, except in all_to_all. Violated preconditions throw Error(state) at the call.
+/// run. Every member makes the same calls in the same order. On the CUDA device this also holds for
+/// the calls of all channels of a rank together, and two threads must not call one channel at the
+/// same time. Calls enqueue on `stream` and return; views must stay valid and unchanged until the
+/// stream is synchronised. The call or the synchronisation throws Error(comm), for example after a
+/// timeout, or Error(interrupted); no collective of the run works after that. All sizes are whole
+/// pages (kPage) and the same on every member, except in all_to_all. Violated preconditions throw
+/// Error(state) at the call.
 ///
 /// With n members a shard is one of n equal parts of a buffer; part p belongs to member p. In a
 /// channel of all ranks, rank r is member r unless the channel was made with another order.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <vector>
 
 #include "ballast/device/device.h"
@@ -19,11 +20,16 @@ class CudaStream : public Stream {
 
   using Watch = std::function<void(double waited_seconds)>;
 
-  /// Makes the next synchronize() call `watch` periodically while it waits, and once more when all
-  /// work is done. If `watch` throws, synchronize() throws the same exception immediately. This is
-  /// for work that may never finish, such as a collective. A new watch replaces its owner's
-  /// previous one.
+  /// Makes the next synchronize() of the stream, or of the next event recorded in it, call `watch`
+  /// periodically while it waits, and once more when the preceding work is done. If `watch` throws,
+  /// synchronize() throws the same exception immediately. This is for work that may never finish,
+  /// such as a collective. A new watch replaces its owner's previous one.
   virtual void set_watch(const void* owner, Watch watch) = 0;
+
+  using Watches = std::map<const void*, Watch>;  ///< by owner
+
+  /// Removes and returns the watches that no synchronize() has used yet.
+  virtual Watches take_watches() = 0;
 
   using Verdict = std::function<void()>;
 

@@ -32,6 +32,7 @@ namespace ballast::engine {
 
 class Lanes;
 struct StepContext;
+class TrialsBeforeSteps;
 
 /// Options of a run in addition to its blueprint. Equal on all ranks, except for the update's
 /// threads and the swap paths.
@@ -160,6 +161,7 @@ class Engine {
   const std::atomic<bool>* interrupted_;
   comm::Ranks* ranks_;  ///< nullptr for one rank
   std::unique_ptr<device::Device> device_;
+  std::shared_ptr<TrialsBeforeSteps> trials_;  ///< null if products are not timed
   std::unique_ptr<model::Compute> compute_;
   cpu_adam::Updater updater_;
   std::unique_ptr<update::DeviceUpdate> device_update_;

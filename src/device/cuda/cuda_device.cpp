@@ -7,6 +7,7 @@
 
 #include "ballast/core/error.h"
 
+#include "src/device/cuda/connections.h"
 #include "src/device/cuda/driver_files.h"
 #include "src/device/cuda/errors.h"
 #include "src/device/cuda/gpu_facts.h"
@@ -68,6 +69,7 @@ std::string driver_refusal(cudaError_t code) {
 
 /// Assigns the GPUs of this machine to its processes in turn.
 int ordinal_of(std::uint32_t local_rank) {
+  raise_connections();
   int count = 0;
   check_cuda(cudaGetDeviceCount(&count), "counting CUDA devices");
   return static_cast<int>(local_rank % static_cast<std::uint32_t>(count));
@@ -216,6 +218,7 @@ std::string cuda_requirement() {
 }
 
 std::string cuda_refusal() {
+  raise_connections();
   int count = 0;
   const cudaError_t code = cudaGetDeviceCount(&count);
   if (code != cudaSuccess) return driver_refusal(code);

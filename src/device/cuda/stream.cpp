@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <string>
 #include <type_traits>
@@ -26,6 +25,21 @@ using EventHandle = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, CudaEnd<
 void enter(int ordinal) {
   const cudaError_t code = cudaSetDevice(ordinal);
   if (code != cudaSuccess) check_cuda(code, fmt::format("selecting CUDA device {}", ordinal));
+}
+
+/// Repeats `query` until it returns something else than cudaErrorNotReady, and returns that. Calls
+/// the watches after each query, and rethrows their exceptions.
+template <class Query>
+cudaError_t poll(const CudaStream::Watches& watches, const Query& query) {
+  Polling polling;
+  while (true) {
+    const cudaError_t state = query();
+    // Watches come first, because they describe a failed collective better than the device does.
+    for (const auto& [owner, watch] : watches) watch(polling.seconds());
+    if (state != cudaErrorNotReady) return state;
+    static_cast<void>(cudaGetLastError());  // clears cudaErrorNotReady
+    polling.pause();
+  }
 }
 
 class OwnedStream final : public CudaStream {
@@ -57,6 +71,10 @@ class OwnedStream final : public CudaStream {
     const std::scoped_lock lock(mutex_);
     watches_[owner] = std::move(watch);
   }
+  Watches take_watches() override {
+    const std::scoped_lock lock(mutex_);
+    return std::exchange(watches_, {});
+  }
   void add_verdict(Verdict verdict) override {
     const std::scoped_lock lock(mutex_);
     verdicts_.push_back(std::move(verdict));
@@ -66,39 +84,21 @@ class OwnedStream final : public CudaStream {
     return std::exchange(verdicts_, {});
   }
   void synchronize() override {
-    std::map<const void*, Watch> watches;
-    {
-      const std::scoped_lock lock(mutex_);
-      watches.swap(watches_);
-    }
+    const Watches watches = take_watches();
     const std::vector<Verdict> verdicts = take_verdicts();
-    if (watches.empty()) {
-      check_cuda(cudaStreamSynchronize(native()), work_);
-    } else {
-      wait_watching(watches);
-    }
+    const cudaStream_t stream = native();
+    check_cuda(watches.empty() ? cudaStreamSynchronize(stream)
+                               : poll(watches, [stream] { return cudaStreamQuery(stream); }),
+               work_);
     for (const Verdict& verdict : verdicts) verdict();
   }
 
  private:
-  void wait_watching(const std::map<const void*, Watch>& watches) {
-    const cudaStream_t stream = native();
-    Polling polling;
-    while (true) {
-      const cudaError_t state = cudaStreamQuery(stream);
-      // Watches come first, because they describe a failed collective better than the stream does.
-      for (const auto& [owner, watch] : watches) watch(polling.seconds());
-      if (state != cudaErrorNotReady) return check_cuda(state, work_);
-      static_cast<void>(cudaGetLastError());  // clears cudaErrorNotReady
-      polling.pause();
-    }
-  }
-
   int ordinal_;
   std::string work_;  ///< for messages
   StreamHandle stream_;
   std::mutex mutex_;
-  std::map<const void*, Watch> watches_;
+  Watches watches_;
   std::vector<Verdict> verdicts_;
 };
 
@@ -120,6 +120,7 @@ class CudaEvent final : public Event {
   void record(Stream& stream) override {
     CudaStream& cuda = as_cuda(stream);
     check_cuda(cudaEventRecord(event_.get(), cuda.native()), "recording an event");
+    for (auto& [owner, watch] : cuda.take_watches()) watches_[owner] = std::move(watch);
     for (auto& verdict : cuda.take_verdicts()) verdicts_.push_back(std::move(verdict));
   }
   void wait_on(Stream& stream) override {
@@ -128,13 +129,18 @@ class CudaEvent final : public Event {
   }
   void synchronize() override {
     enter(ordinal_);
-    check_cuda(cudaEventSynchronize(event_.get()), "work before an event");
+    const CudaStream::Watches watches = std::exchange(watches_, {});
+    const cudaEvent_t event = event_.get();
+    check_cuda(watches.empty() ? cudaEventSynchronize(event)
+                               : poll(watches, [event] { return cudaEventQuery(event); }),
+               "work before an event");
     for (const auto& verdict : std::exchange(verdicts_, {})) verdict();
   }
 
  private:
   int ordinal_;
   EventHandle event_;
+  CudaStream::Watches watches_;
   std::vector<CudaStream::Verdict> verdicts_;
 };
 

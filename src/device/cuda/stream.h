@@ -11,7 +11,8 @@ namespace ballast::device {
 /// Error(device).
 std::unique_ptr<CudaStream> make_cuda_stream(int ordinal, std::string_view name);
 
-/// Makes an event of GPU `ordinal`. Its synchronize() calls no watches.
+/// Makes an event of GPU `ordinal`. record() takes the stream's watches and verdicts, which the
+/// event's synchronize() then calls.
 std::unique_ptr<Event> make_cuda_event(int ordinal);
 
 }  // namespace ballast::device

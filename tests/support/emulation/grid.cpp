@@ -40,9 +40,10 @@ std::atomic<bool> warpgroup_products = false;
   std::abort();
 }
 
-/// Calls the _longjmp() of the C library. The address sanitizer replaces that function, and prepares
-/// all calls of functions that do not return, because frames may be left for good. Fibers leave no
-/// frame, and these preparations, with their system calls, took three quarters of the time.
+/// Calls the _longjmp() of the C library. The address sanitizer replaces that function, and
+/// prepares all calls of functions that do not return, because frames may be left for good. Fibers
+/// leave no frame, and these preparations, with their system calls, took three quarters of the
+/// time.
 void long_jump(jmp_buf& to) {
   using Jump = void (*)(jmp_buf, int);
   static const auto jump = reinterpret_cast<Jump>(dlsym(RTLD_NEXT, "_longjmp"));

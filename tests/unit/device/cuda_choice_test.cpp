@@ -1,5 +1,6 @@
 // Tests which device "auto" selects, on a fake of the CUDA runtime with several GPUs. Facts about a
 // local rank's GPU are cached, so each test uses a different rank.
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -10,9 +11,12 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 
+#include "src/device/cuda/connections.h"
 #include "src/device/cuda/driver_files.h"
+#include "tests/support/captured_log.h"
 #include "tests/support/fake_cuda.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/variable.h"
 
 namespace ballast::device::cuda_choice_test {
 namespace {
@@ -31,6 +35,14 @@ TEST(AutoDeviceKind, IsAUsableGpu) {
   EXPECT_GT(own_memory(options), 0U);
   EXPECT_EQ(gpu_name(options), "Fake GPU, 8.00 GiB");
   EXPECT_EQ(make_device(options)->kind(), "cuda");
+}
+
+TEST(CudaConnections, AreRaisedBeforeTheFirstCallUnlessTheUserSetsThem) {
+  make_device(options_of("cuda", 0));
+  EXPECT_EQ(FakeCuda::connections_at_start(), "32");
+  const test::Variable users("CUDA_DEVICE_MAX_CONNECTIONS", "16");
+  raise_connections();
+  EXPECT_STREQ(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "16");
 }
 
 /// Controls of the fake, which the end of a test resets.

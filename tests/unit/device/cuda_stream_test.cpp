@@ -74,6 +74,53 @@ TEST(CudaStreamVerdict, IsNotAskedForWhenTheStreamEnds) {
   EXPECT_FALSE(asked);
 }
 
+/// Returns a watch that counts its calls, and throws at call number `last` (from 1).
+CudaStream::Watch watch_until(int last, int& calls) {
+  return [&calls, last](double) {
+    if (++calls == last) throw Error(ErrorCategory::comm, "given up");
+  };
+}
+
+TEST(CudaStreamWatch, EndsTheWaitForAnEventThatNeverComes) {
+  const auto device = make_device({.kind = "cuda", .budget = kMiB});
+  const auto stream = device->make_stream("test");
+  const auto event = device->make_event();
+  int calls = 0;
+  as_cuda(*stream).set_watch(&calls, watch_until(3, calls));
+  event->record(*stream);
+  FakeCuda::busy_queries = 1000000000;
+  EXPECT_THROW(event->synchronize(), Error);
+  FakeCuda::busy_queries = 0;
+  EXPECT_EQ(calls, 3);
+  EXPECT_NO_THROW(event->synchronize()) << "an error is thrown once";
+  EXPECT_NO_THROW(stream->synchronize());
+  EXPECT_EQ(calls, 3) << "the watch belongs to the event";
+}
+
+TEST(CudaStreamWatch, IsCalledAtTheEndOfTheWaitForItsEventOnly) {
+  const auto device = make_device({.kind = "cuda", .budget = kMiB});
+  const auto stream = device->make_stream("test");
+  const auto before = device->make_event();
+  const auto event = device->make_event();
+  before->record(*stream);
+  int replaced = 0;
+  int calls = 0;
+  as_cuda(*stream).set_watch(&calls, watch_until(1, replaced));
+  as_cuda(*stream).set_watch(&calls, watch_until(2, calls));
+  event->record(*stream);
+  before->synchronize();
+  EXPECT_EQ(calls, 0);
+  event->synchronize();
+  EXPECT_EQ(calls, 1);
+  // An event that is recorded again keeps what was not awaited.
+  as_cuda(*stream).set_watch(&calls, watch_until(2, calls));
+  event->record(*stream);
+  event->record(*stream);
+  EXPECT_THROW(event->synchronize(), Error);
+  EXPECT_EQ(calls, 2);
+  EXPECT_EQ(replaced, 0);
+}
+
 /// Runs `work` in a new thread, whose current GPU is number 0 until it selects another.
 template <class Work>
 void in_new_thread(const Work& work) {
@@ -106,6 +153,12 @@ TEST(CudaStreamThreads, EveryThreadSelectsTheGpuBeforeItUsesAStreamOrAnEvent) {
     as_cuda(*stream).set_watch(&host, [](double) {});
     stream->synchronize();
   });
+  in_new_thread([&] {
+    FakeCuda::busy_queries = 1;
+    as_cuda(*stream).set_watch(&host, [](double) {});
+    event->record(*stream);
+  });
+  in_new_thread([&] { event->synchronize(); });
   in_new_thread([&] { event.reset(); });
   in_new_thread([&] { stream.reset(); });
   EXPECT_EQ(FakeCuda::wrong_device, before);

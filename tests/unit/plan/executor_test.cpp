@@ -19,6 +19,7 @@
 
 #include "ballast/core/error.h"
 
+#include "src/plan/turns.h"
 #include "tests/support/random_problem.h"
 #include "tests/unit/step/fake_run.h"
 
@@ -183,6 +184,65 @@ Plan chain(std::initializer_list<Lane> lanes) {
     plan.operations.push_back(operation);
   }
   return plan;
+}
+
+TEST(Turns, FollowTheirInputsAndNotThePlanOrderOfOtherLanes) {
+  // A backward pass: the next weights are gathered while the gradient of the last ones is packed.
+  Plan plan = chain({Lane::gather, Lane::compute, Lane::compute, Lane::reduce, Lane::gather,
+                     Lane::compute, Lane::reduce});
+  plan.operations[4].after.clear();
+  const auto collective = [](const Operation& operation) {
+    return operation.lane == Lane::gather || operation.lane == Lane::reduce;
+  };
+  const Turns turns = turns_of(plan, collective);
+  EXPECT_EQ(turns.order, (std::vector<OpId>{0, 4, 3, 6}));
+  EXPECT_EQ(turns.taken, (std::vector<bool>{true, false, false, true, true, false, true}));
+}
+
+/// All gathers and reductions and some passes.
+bool takes_turn(const Operation& operation) {
+  return operation.lane == Lane::gather || operation.lane == Lane::reduce ||
+         (operation.action == Action::compute && operation.block % 2 == 0);
+}
+
+TEST(Executor, TurnsHaveTheSameOrderWhateverTheTimes) {
+  using Starts = std::vector<std::pair<const Operation*, std::uint64_t>>;
+  std::size_t crossings = 0;
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    const step::PlacedProblem placed = step::random_problem(seed, {.ranks = true});
+    const Schedule schedule = build(placed);
+    const auto runs = step::random_runs(placed, schedule, seed, 3);
+    const auto starts_of = [&](std::uint64_t delay_seed) {
+      Starts starts;
+      std::mutex mutex;
+      std::atomic<int> in_turn = 0;
+      step::FakeMachine machine(schedule.buffers.size());
+      Streams streams([&](const Operation& op, std::uint64_t n) { machine.perform(op, n); });
+      const ExecutorOptions options = {.takes_turn = takes_turn, .delay_seed = delay_seed};
+      Executor executor(
+          [&](const Operation& op, std::uint64_t n) {
+            if (takes_turn(op)) {
+              EXPECT_EQ(++in_turn, 1) << "two at a time";
+              const std::scoped_lock lock(mutex);
+              starts.emplace_back(&op, n);
+            }
+            streams.start(op, n);
+            if (takes_turn(op)) --in_turn;
+          },
+          step::action_name, streams.options(options));
+      step::submit_all(executor, runs.runs, seed % 2 == 0);
+      executor.drain();
+      EXPECT_EQ(machine.values(), step::serial_result(schedule, runs.runs)) << seed;
+      return starts;
+    };
+    const Starts starts = starts_of(1);
+    EXPECT_EQ(starts_of(2), starts) << seed;
+    for (std::size_t i = 1; i < starts.size(); ++i) {
+      crossings +=
+          starts[i].second == starts[i - 1].second && starts[i].first < starts[i - 1].first;
+    }
+  }
+  EXPECT_GT(crossings, 0U) << "all turns are in plan order";
 }
 
 TEST(Executor, EnqueuesBehindRunningOperationsOfTheSameLaneOnly) {

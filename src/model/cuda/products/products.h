@@ -42,9 +42,9 @@ class Products {
 
   /// d = a * b (+ addend) (+ bias), rounded once. a and b have the same type; d has that type or
   /// fp32. d's column_step is 1; k is not 0. With choices, the first product of a shape may take as
-  /// long as a hundred products. If that product adds to d itself, the trials write to device
-  /// memory of d's size outside ballast.device_bytes; without that memory the library's best is
-  /// chosen.
+  /// long as a hundred products, if it is timed. If that product adds to d itself, the trials write
+  /// to device memory of d's size outside ballast.device_bytes; without that memory the library's
+  /// best is chosen.
   void multiply(cudaStream_t stream, const Extents& extents, const Matrix& a, const Matrix& b,
                 const Matrix& d, const Extras& extras = {});
 

@@ -34,31 +34,31 @@ class TokenCheck::Words : public std::enable_shared_from_this<Words> {
  public:
   /// Returns a word for one caller, which is reused after the last copy of the pointer ends.
   std::shared_ptr<std::uint32_t> take() {
-    Word word = take_free();
-    if (!word) {
-      void* made = nullptr;
-      check_cuda(cudaMallocHost(&made, sizeof(std::uint32_t)), kWhat);
-      word.reset(static_cast<std::uint32_t*>(made));
-    }
-    return {word.release(), [words = shared_from_this()](std::uint32_t* used) {
+    const std::scoped_lock lock(mutex_);
+    if (free_.empty()) allocate();
+    std::uint32_t* const word = free_.back();
+    free_.pop_back();
+    return {word, [words = shared_from_this()](std::uint32_t* used) {
               const std::scoped_lock lock(words->mutex_);
-              words->free_.emplace_back(used);
+              words->free_.push_back(used);
             }};
   }
 
  private:
-  using Word = std::unique_ptr<std::uint32_t, device::CudaEnd<cudaFreeHost>>;
+  using Block = std::unique_ptr<std::uint32_t, device::CudaEnd<cudaFreeHost>>;
 
-  Word take_free() {
-    const std::scoped_lock lock(mutex_);
-    if (free_.empty()) return nullptr;
-    Word word = std::move(free_.back());
-    free_.pop_back();
-    return word;
+  void allocate() {
+    void* made = nullptr;
+    check_cuda(cudaMallocHost(&made, kMostChecks * sizeof(std::uint32_t)), kWhat);
+    Block block(static_cast<std::uint32_t*>(made));
+    free_.reserve((blocks_.size() + 1) * kMostChecks);  // so that returning a word cannot fail
+    for (std::size_t i = 0; i < kMostChecks; ++i) free_.push_back(block.get() + i);
+    blocks_.push_back(std::move(block));
   }
 
   std::mutex mutex_;
-  std::vector<Word> free_;
+  std::vector<Block> blocks_;
+  std::vector<std::uint32_t*> free_;
 };
 
 TokenCheck::TokenCheck() : words_(std::make_shared<Words>()) {}

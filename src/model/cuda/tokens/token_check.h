@@ -11,6 +11,11 @@ namespace ballast::model::cuda {
 /// Finds tokens outside the vocabulary without waiting for the device.
 class TokenCheck {
  public:
+  /// Number of checks in flight for which the first check allocates pinned memory. A further check
+  /// allocates again, and may wait for all work of the GPU. A stream of the engine has at most
+  /// plan::kMostOnFastStream unfinished operations, each with at most one check.
+  static constexpr std::size_t kMostChecks = 16;
+
   TokenCheck();
 
   /// Sets the device memory, one number. Call it before the first check.

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "ballast/model/compute.h"
+
+namespace ballast::engine {
+
+/// Times products until end(). After that, a product that was not seen before uses the library's
+/// first choice: a trial allocates device memory and waits for the device, and in a step the device
+/// may wait for another rank. Thread-safe.
+class TrialsBeforeSteps final : public model::ProductChoices {
+ public:
+  explicit TrialsBeforeSteps(std::shared_ptr<model::ProductChoices> kept)
+      : kept_(std::move(kept)) {}
+
+  std::size_t choose(const std::string& library, const std::string& product,
+                     std::span<const model::ProductAlgorithm> candidates,
+                     const std::function<std::size_t()>& time) override {
+    return ended_ ? 0 : kept_->choose(library, product, candidates, time);
+  }
+  void end() { ended_ = true; }
+
+ private:
+  std::shared_ptr<model::ProductChoices> kept_;
+  std::atomic<bool> ended_ = false;
+};
+
+/// Returns null if products are not timed.
+inline std::shared_ptr<TrialsBeforeSteps> trials_of(const model::KernelOptions& options) {
+  return options.products == nullptr ? nullptr
+                                     : std::make_shared<TrialsBeforeSteps>(options.products);
+}
+
+}  // namespace ballast::engine

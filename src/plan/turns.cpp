@@ -1,0 +1,29 @@
+#include "src/plan/turns.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+namespace ballast::plan {
+
+Turns turns_of(const Plan& plan, const std::function<bool(const Operation&)>& takes_turn) {
+  std::vector<std::uint64_t> begins;
+  begins.reserve(plan.operations.size());
+  std::array<std::uint64_t, kLaneCount> free{};
+  Turns turns;
+  for (const Operation& operation : plan.operations) {
+    std::uint64_t& lane_free = free[static_cast<std::size_t>(operation.lane)];
+    std::uint64_t begin = lane_free;
+    for (const OpId before : operation.after) begin = std::max(begin, begins[before] + 1);
+    lane_free = begin + 1;
+    const bool taken = takes_turn(operation);
+    if (taken) turns.order.push_back(static_cast<OpId>(begins.size()));
+    turns.taken.push_back(taken);
+    begins.push_back(begin);
+  }
+  std::stable_sort(turns.order.begin(), turns.order.end(),
+                   [&](OpId a, OpId b) { return begins[a] < begins[b]; });
+  return turns;
+}
+
+}  // namespace ballast::plan

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "ballast/plan/plan.h"
+
+namespace ballast::plan {
+
+/// The order in which some operations of a plan start, across all lanes.
+struct Turns {
+  std::vector<OpId> order;
+  std::vector<bool> taken;  ///< by operation: whether it is in `order`
+};
+
+/// Returns the turns of the operations that `takes_turn` selects. They have the order in which the
+/// operations would start if each operation of the plan took the same time. So they depend on the
+/// plan alone, the turns of a lane are in plan order, an operation comes after all operations that
+/// it needs, and operations of different lanes alternate as they do in a run.
+Turns turns_of(const Plan& plan, const std::function<bool(const Operation&)>& takes_turn);
+
+}  // namespace ballast::plan
