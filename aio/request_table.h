@@ -40,7 +40,7 @@ class RequestTable {
   /// Hands over ended transfers (their memory is returned, or they are abandoned) and adds to the
   /// totals.
   void end(std::span<ActiveRequest* const> transfers, const QueueCounters& progress);
-  /// Called when the last block of an abandoned transfer has come back.
+  /// Frees an abandoned transfer after its last block has returned.
   void forget(ActiveRequest& transfer);
   enum class Ending { running, complete, parked };
   void finish(Ending ending);

@@ -40,7 +40,7 @@ namespace {
 template <class Weight, class Grad>
 struct Arrays {
   typename Weight::Main* main;
-  typename Weight::Companion* companion;
+  typename Weight::RemainderOrCopy* remainder_or_copy;
   float* first;
   float* second;
   const typename Grad::Stored* gradient;
@@ -62,12 +62,12 @@ struct Group {
   constexpr Float first() const { return Lanes::load(arrays.first + i); }
   constexpr Float second() const { return Lanes::load(arrays.second + i); }
   constexpr Float weight() const {
-    return Weight::template load<Lanes>(arrays.main + i, arrays.companion + i);
+    return Weight::template load<Lanes>(arrays.main + i, arrays.remainder_or_copy + i);
   }
   constexpr void set_first(Float value) const { Lanes::store(arrays.first + i, value); }
   constexpr void set_second(Float value) const { Lanes::store(arrays.second + i, value); }
   constexpr void set_weight(Float value) const {
-    Weight::template store<Lanes>(arrays.main + i, arrays.companion + i, value);
+    Weight::template store<Lanes>(arrays.main + i, arrays.remainder_or_copy + i, value);
   }
 };
 
@@ -89,8 +89,9 @@ struct Padded {
 template <class Weight, class Grad>
 inline Arrays<Weight, Grad> arrays_of(const Streams& s) {
   return {static_cast<typename Weight::Main*>(s.main),
-          static_cast<typename Weight::Companion*>(s.companion), static_cast<float*>(s.first),
-          static_cast<float*>(s.second), static_cast<const typename Grad::Stored*>(s.gradient)};
+          static_cast<typename Weight::RemainderOrCopy*>(s.remainder_or_copy),
+          static_cast<float*>(s.first), static_cast<float*>(s.second),
+          static_cast<const typename Grad::Stored*>(s.gradient)};
 }
 
 /// Updates the last elements, from index `i` on. It takes none of run()'s constants by reference,
@@ -100,19 +101,20 @@ inline void update_rest(const Coefficients& coefficients, const Streams& s, std:
   const std::size_t rest = s.size - i;
   const auto a = arrays_of<Weight, Grad>(s);
   Padded<Lanes, typename Weight::Main> main;
-  Padded<Lanes, typename Weight::Companion> companion;
+  Padded<Lanes, typename Weight::RemainderOrCopy> remainder_or_copy;
   Padded<Lanes, float> first, second;
   Padded<Lanes, typename Grad::Stored> gradient;
   main.fill(a.main + i, rest);
-  if constexpr (Weight::kLoadsCompanion) companion.fill(a.companion + i, rest);
+  if constexpr (Weight::kLoadsRemainder) remainder_or_copy.fill(a.remainder_or_copy + i, rest);
   if constexpr (Rule::kFirst) first.fill(a.first + i, rest);
   if constexpr (Rule::kSecond) second.fill(a.second + i, rest);
   gradient.fill(a.gradient + i, rest);
-  const Arrays<Weight, Grad> padded = {main.values, companion.values, first.values, second.values,
-                                       gradient.values};
+  const Arrays<Weight, Grad> padded = {main.values, remainder_or_copy.values, first.values,
+                                       second.values, gradient.values};
   update_at<Lanes, Rule, Weight, Grad>(Constants<Lanes>(coefficients), padded, 0);
   main.drain(a.main + i, rest);
-  if constexpr (Weight::kStoresCompanion) companion.drain(a.companion + i, rest);
+  if constexpr (Weight::kStoresRemainderOrCopy)
+    remainder_or_copy.drain(a.remainder_or_copy + i, rest);
   if constexpr (Rule::kFirst) first.drain(a.first + i, rest);
   if constexpr (Rule::kSecond) second.drain(a.second + i, rest);
 }
@@ -132,7 +134,7 @@ void run(const Coefficients& coefficients, const Streams& s) noexcept {
   std::size_t i = 0;
   for (; i + kBlock <= size; i += kBlock) {
     ahead.of(a.main + i);
-    if constexpr (Weight::kStoresCompanion) ahead.of(a.companion + i);
+    if constexpr (Weight::kStoresRemainderOrCopy) ahead.of(a.remainder_or_copy + i);
     if constexpr (Rule::kFirst) ahead.of(a.first + i);
     if constexpr (Rule::kSecond) ahead.of(a.second + i);
     ahead.of(a.gradient + i);

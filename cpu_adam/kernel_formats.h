@@ -40,17 +40,19 @@ struct F32Gradient {
 /// quiet.
 struct SplitWeights {
   using Main = std::uint16_t;
-  using Companion = std::uint16_t;
-  static constexpr bool kLoadsCompanion = true;
-  static constexpr bool kStoresCompanion = true;
+  using RemainderOrCopy = std::uint16_t;
+  static constexpr bool kLoadsRemainder = true;
+  static constexpr bool kStoresRemainderOrCopy = true;
 
   template <class Lanes>
-  static constexpr typename Lanes::Float load(const Main* weight, const Companion* remainder) {
+  static constexpr typename Lanes::Float load(const Main* weight,
+                                              const RemainderOrCopy* remainder) {
     const auto half = Lanes::pattern(0x8000U);
     return Lanes::number_of((Lanes::pair(remainder, weight) ^ half) - half);
   }
   template <class Lanes>
-  static constexpr void store(Main* weight, Companion* remainder, typename Lanes::Float master) {
+  static constexpr void store(Main* weight, RemainderOrCopy* remainder,
+                              typename Lanes::Float master) {
     const auto half = Lanes::pattern(0x8000U);
     const auto bits = Lanes::bits_of(master);
     const auto rounded = (bits + half) ^ half;
@@ -60,27 +62,27 @@ struct SplitWeights {
 
 struct PlainWeights {
   using Main = float;
-  using Companion = float;
-  static constexpr bool kLoadsCompanion = false;
-  static constexpr bool kStoresCompanion = false;
+  using RemainderOrCopy = float;
+  static constexpr bool kLoadsRemainder = false;
+  static constexpr bool kStoresRemainderOrCopy = false;
 
   template <class Lanes>
   static constexpr typename Lanes::Float load(const Main* weight, const void*) {
     return Lanes::load(weight);
   }
   template <class Lanes>
-  static constexpr void store(Main* weight, Companion*, typename Lanes::Float master) {
+  static constexpr void store(Main* weight, RemainderOrCopy*, typename Lanes::Float master) {
     Lanes::store(weight, master);
   }
 };
 
 /// An fp32 master with a bf16 copy, rounded to nearest even as to_bf16 of core/dtype.h does.
 struct Bf16Copy : PlainWeights {
-  using Companion = std::uint16_t;
-  static constexpr bool kStoresCompanion = true;
+  using RemainderOrCopy = std::uint16_t;
+  static constexpr bool kStoresRemainderOrCopy = true;
 
   template <class Lanes>
-  static constexpr void store(Main* weight, Companion* copy, typename Lanes::Float master) {
+  static constexpr void store(Main* weight, RemainderOrCopy* copy, typename Lanes::Float master) {
     Lanes::store(weight, master);
     const auto bits = Lanes::bits_of(master);
     const auto odd = (bits >> 16) & Lanes::pattern(1U);
@@ -90,11 +92,11 @@ struct Bf16Copy : PlainWeights {
 };
 
 struct F16Copy : PlainWeights {
-  using Companion = std::uint16_t;
-  static constexpr bool kStoresCompanion = true;
+  using RemainderOrCopy = std::uint16_t;
+  static constexpr bool kStoresRemainderOrCopy = true;
 
   template <class Lanes>
-  static constexpr void store(Main* weight, Companion* copy, typename Lanes::Float master) {
+  static constexpr void store(Main* weight, RemainderOrCopy* copy, typename Lanes::Float master) {
     Lanes::store(weight, master);
     Lanes::store_half(copy, master);
   }

@@ -158,7 +158,7 @@ inline void compress_codes(const float* from, std::uint32_t exponent, std::uint8
 
 /// A moment of a tile in floats, expanded from and compressed to codes.
 template <class Lanes, class Kind>
-struct CodedTile {
+struct BlockwiseTile {
   alignas(kCacheLine) float values[kTile];
 
   void expand(const std::uint8_t* codes, std::uint32_t exponent, std::size_t size) {
@@ -217,7 +217,7 @@ inline void* forward(void* array, std::size_t bytes) {
 inline Streams tile_of(const Streams& all, std::size_t start, std::size_t size) {
   Streams tile = all;
   tile.main = forward(all.main, start * all.main_bytes);
-  tile.companion = forward(all.companion, start * all.companion_bytes);
+  tile.remainder_or_copy = forward(all.remainder_or_copy, start * all.remainder_or_copy_bytes);
   tile.gradient = static_cast<const std::byte*>(all.gradient) + start * all.gradient_bytes;
   tile.size = size;
   tile.element = all.element + static_cast<std::uint32_t>(start);
@@ -257,8 +257,8 @@ void run_bf16_first(FusedKernel fused, const Coefficients& k, const Streams& s) 
 
 template <class Lanes>
 void run_blockwise8(FusedKernel fused, const Coefficients& k, const Streams& s) noexcept {
-  CodedTile<Lanes, SignedCodes> first;
-  CodedTile<Lanes, UnsignedCodes> second;
+  BlockwiseTile<Lanes, SignedCodes> first;
+  BlockwiseTile<Lanes, UnsignedCodes> second;
   for (std::size_t start = 0; start < s.size; start += kTile) {
     const std::size_t size = s.size - start < kTile ? s.size - start : kTile;
     const std::size_t block = start / kTile;

@@ -16,14 +16,14 @@ void* from_element(void* array, std::size_t element_bytes, Elems start) {
 ElementSizes sizes_of(Optimizer optimizer, Weights::Format weights, DType gradient,
                       Moments::Format moments) {
   const bool split = weights == Weights::Format::split;
-  const bool coded = moments == Moments::Format::blockwise8;
-  const std::size_t first = coded ? 1 : moments == Moments::Format::bf16_first ? 2 : 4;
+  const bool blockwise = moments == Moments::Format::blockwise8;
+  const std::size_t first = blockwise ? 1 : moments == Moments::Format::bf16_first ? 2 : 4;
   return {.main = split ? 2U : 4U,
-          .companion = weights == Weights::Format::plain ? 0U : 2U,
+          .remainder_or_copy = weights == Weights::Format::plain ? 0U : 2U,
           .first = has_first_moment(optimizer) ? first : 0,
-          .second = has_second_moment(optimizer) ? (coded ? 1U : 4U) : 0,
+          .second = has_second_moment(optimizer) ? (blockwise ? 1U : 4U) : 0,
           .gradient = size_of(gradient),
-          .loads_companion = split};
+          .loads_remainder = split};
 }
 
 ElementSizes sizes_of(Optimizer optimizer, const Shard& shard) {
@@ -32,18 +32,19 @@ ElementSizes sizes_of(Optimizer optimizer, const Shard& shard) {
 
 void require_complete(Optimizer optimizer, const Shard& shard) {
   const ElementSizes sizes = sizes_of(optimizer, shard);
-  const bool coded = shard.moments.format == Moments::Format::blockwise8;
+  const bool blockwise = shard.moments.format == Moments::Format::blockwise8;
   const auto present = [](std::size_t element_bytes, const void* array) {
     return element_bytes == 0 || array != nullptr;
   };
   const Moments& moments = shard.moments;
-  const bool exponents = !coded || (present(sizes.first, moments.first_exponents) &&
-                                    present(sizes.second, moments.second_exponents));
-  expects(shard.weights.main != nullptr && present(sizes.companion, shard.weights.companion) &&
+  const bool exponents = !blockwise || (present(sizes.first, moments.first_exponents) &&
+                                        present(sizes.second, moments.second_exponents));
+  expects(shard.weights.main != nullptr &&
+              present(sizes.remainder_or_copy, shard.weights.remainder_or_copy) &&
               present(sizes.first, moments.first) && present(sizes.second, moments.second) &&
               exponents && shard.gradient.data != nullptr,
           "optimizer update: a non-empty shard has a null pointer");
-  expects(!coded || shard.first_element % Codes::kBlock == 0,
+  expects(!blockwise || shard.first_element % Codes::kBlock == 0,
           "optimizer update: a shard with 8-bit moments must start at a multiple of 256 elements");
 }
 
@@ -78,14 +79,15 @@ Streams piece_of(Optimizer optimizer, const Shard& shard, Elems start, Elems cou
     return array == nullptr || element_bytes == 0 ? nullptr : array + block;
   };
   return {.main = from_element(shard.weights.main, sizes.main, start),
-          .companion = from_element(shard.weights.companion, sizes.companion, start),
+          .remainder_or_copy =
+              from_element(shard.weights.remainder_or_copy, sizes.remainder_or_copy, start),
           .first = from_element(moments.first, sizes.first, start),
           .second = from_element(moments.second, sizes.second, start),
           .first_exponents = exponents(moments.first_exponents, sizes.first),
           .second_exponents = exponents(moments.second_exponents, sizes.second),
           .gradient = static_cast<const std::byte*>(shard.gradient.data) + start * sizes.gradient,
           .main_bytes = sizes.main,
-          .companion_bytes = sizes.companion,
+          .remainder_or_copy_bytes = sizes.remainder_or_copy,
           .gradient_bytes = sizes.gradient,
           .size = count,
           .element = static_cast<std::uint32_t>(shard.first_element + start),
@@ -99,7 +101,7 @@ Shard part_of(const Shard& shard, Elems first, Elems count) {
   const Streams streams = piece_of(Optimizer::adam, shard, first, count);
   Shard part = shard;
   part.weights.main = streams.main;
-  part.weights.companion = streams.companion;
+  part.weights.remainder_or_copy = streams.remainder_or_copy;
   part.moments.first = streams.first;
   part.moments.second = streams.second;
   part.moments.first_exponents = streams.first_exponents;
@@ -119,7 +121,7 @@ std::vector<TouchedArray> touched_arrays(Optimizer optimizer, const Shard& shard
                       element_bytes * Codes::kBlock, load, store});
   };
   add(shard.weights.main, sizes.main, true, true);
-  add(shard.weights.companion, sizes.companion, sizes.loads_companion, true);
+  add(shard.weights.remainder_or_copy, sizes.remainder_or_copy, sizes.loads_remainder, true);
   add(shard.moments.first, sizes.first, true, true);
   add(shard.moments.second, sizes.second, true, true);
   add(const_cast<void*>(shard.gradient.data), sizes.gradient, true, false);

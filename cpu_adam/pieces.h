@@ -10,8 +10,8 @@ namespace ballast::cpu_adam {
 
 /// Bytes of one element of each array; 0 for an array that is not used.
 struct ElementSizes {
-  std::size_t main, companion, first, second, gradient;
-  bool loads_companion;  ///< true for a remainder, false for a copy
+  std::size_t main, remainder_or_copy, first, second, gradient;
+  bool loads_remainder;  ///< true for a remainder, false for a copy
 };
 ElementSizes sizes_of(Optimizer optimizer, Weights::Format weights, DType gradient,
                       Moments::Format moments);
@@ -48,8 +48,8 @@ std::uint8_t undecayed_in_block(std::span<const ElementRange> undecayed, Elems e
 inline constexpr std::uint8_t kUndecayed = 0xff;
 void for_decays(const Shard& shard, Elems start, Elems end, const auto& piece) {
   static_assert(Codes::kBlock == 8 * Shard::kDecayStep);
-  const bool coded = shard.moments.format == Moments::Format::blockwise8;
-  const Elems unit = coded ? Codes::kBlock : 1;
+  const bool blockwise = shard.moments.format == Moments::Format::blockwise8;
+  const Elems unit = blockwise ? Codes::kBlock : 1;
   auto range = shard.undecayed.begin();
   while (start < end) {
     const Elems number = shard.first_element + start;

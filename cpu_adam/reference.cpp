@@ -201,7 +201,7 @@ double distance(BoundedNumber expected, float actual) {
 /// The magnitude of a code of `magnitude_bits` bits under a shared exponent. A code is a float cut
 /// after three fraction bits: the largest one has the shared exponent and all three set, each
 /// smaller code is the next smaller such float, and 0 is zero.
-float decoded(unsigned code, unsigned exponent, int magnitude_bits) {
+float dequantize(unsigned code, unsigned exponent, int magnitude_bits) {
   if (code == 0) return 0.0F;
   const int largest = (1 << magnitude_bits) - 1;
   const int place = 8 * static_cast<int>(exponent) + 7 - (largest - static_cast<int>(code));
@@ -217,7 +217,8 @@ T at(const void* array, Elems index) {
 
 float read_weight(const Weights& weights, Elems index) {
   if (weights.format != Weights::Format::split) return at<float>(weights.main, index);
-  return join_master({at<Bf16>(weights.main, index), at<std::uint16_t>(weights.companion, index)});
+  return join_master(
+      {at<Bf16>(weights.main, index), at<std::uint16_t>(weights.remainder_or_copy, index)});
 }
 
 float read_gradient(const Gradient& gradient, Elems index) {
@@ -234,9 +235,9 @@ void read_first(const Moments& moments, Elems index, Element& element) {
   } else {
     const unsigned byte = at<std::uint8_t>(moments.first, index);
     const unsigned exponent = moments.first_exponents[index / Codes::kBlock];
-    const float magnitude = decoded(byte & 0x7fU, exponent, 7);
+    const float magnitude = dequantize(byte & 0x7fU, exponent, 7);
     element.first = (byte & 0x80U) != 0 ? -magnitude : magnitude;
-    element.first_smallest = decoded(1, exponent, 7);
+    element.first_smallest = dequantize(1, exponent, 7);
   }
 }
 
@@ -246,8 +247,8 @@ void read_second(const Moments& moments, Elems index, Element& element) {
     return;
   }
   const unsigned exponent = moments.second_exponents[index / Codes::kBlock];
-  element.second = decoded(at<std::uint8_t>(moments.second, index), exponent, 8);
-  element.second_smallest = decoded(1, exponent, 8);
+  element.second = dequantize(at<std::uint8_t>(moments.second, index), exponent, 8);
+  element.second_smallest = dequantize(1, exponent, 8);
 }
 
 /// The code nearest to `value` in a block whose largest magnitude rounds up to the exponent.
@@ -256,7 +257,7 @@ unsigned encoded(float value, unsigned exponent, int magnitude_bits) {
   const unsigned sign = magnitude_bits == 7 && std::signbit(value) ? 0x80U : 0U;
   if (exponent == 255) return largest | sign;
   const float magnitude = std::fabs(value);
-  const float smallest = decoded(1, exponent, magnitude_bits);
+  const float smallest = dequantize(1, exponent, magnitude_bits);
   if (magnitude < smallest) {
     const bool to_zero = magnitude == 0.0F || (magnitude_bits == 7 && 2 * magnitude < smallest);
     return (to_zero ? 0U : 1U) | sign;

@@ -46,7 +46,7 @@ Traffic traffic(Optimizer optimizer, Weights::Format weights, DType gradient,
     if (bytes > 0) result.arrays.push_back({name, bytes, read, written});
   };
   add("w", sizes.main, true, true);
-  add(sizes.loads_companion ? "r" : "c", sizes.companion, sizes.loads_companion, true);
+  add(sizes.loads_remainder ? "r" : "c", sizes.remainder_or_copy, sizes.loads_remainder, true);
   add("m", sizes.first, true, true);
   add("v", sizes.second, true, true);
   add("g", sizes.gradient, true, false);

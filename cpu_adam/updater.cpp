@@ -63,7 +63,7 @@ void copy_piece(Optimizer optimizer, const Shard& from, const Shard& to, Elems s
     if (into != nullptr && out_of != nullptr) stream_copy(into, out_of, bytes);
   };
   copy(target.main, source.main, count * sizes.main);
-  copy(target.companion, source.companion, count * sizes.companion);
+  copy(target.remainder_or_copy, source.remainder_or_copy, count * sizes.remainder_or_copy);
   copy(target.first, source.first, count * sizes.first);
   copy(target.second, source.second, count * sizes.second);
   copy(target.first_exponents, source.first_exponents, Codes::exponents_of(count));

@@ -40,14 +40,14 @@ static constexpr Coefficients without_decay(Coefficients with) {
 /// one element.
 struct Streams {
   void* main;
-  void* companion;
+  void* remainder_or_copy;
   void* first;
   void* second;
   std::uint8_t* first_exponents;
   std::uint8_t* second_exponents;
   const void* gradient;
   std::size_t main_bytes;
-  std::size_t companion_bytes;
+  std::size_t remainder_or_copy_bytes;
   std::size_t gradient_bytes;
   std::size_t size;
   std::uint32_t element;

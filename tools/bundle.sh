@@ -54,7 +54,7 @@ ninja -C "$build" tools/ballast $tests $module >/dev/null || fail "the build fai
 # "CUDA 13.0, for drivers from 580 on", or nothing.
 cuda=$("$build/tools/ballast" --version | sed -n 's/^ *devices .*cuda (\(CUDA [^)]*\)).*/\1/p')
 [ -n "$cuda" ] || fail "$build has no CUDA; see what meson setup says about it"
-named=$(printf '%s' "$archive" | sed -n 's/.*cuda-\{0,1\}\(1[0-9]\).*/\1/p')
+named=$(printf '%s' "${archive##*/}" | sed -n 's/.*cuda-\{0,1\}\(1[0-9]\).*/\1/p')
 case "$cuda" in
   "CUDA ${named:-1}"*) ;;
   *) fail "$archive is named after CUDA $named, but $build is for $cuda" ;;

@@ -33,7 +33,7 @@ class Command {
   /// parsing. `rules` sets only the first part of its members.
   void add_option(const std::string& name, Target target, const std::string& description,
                   OptionInfo rules = {});
-  /// `excludes`: an option added before, or "".
+  /// Adds a flag. `excludes`: an option added before that it may not be combined with, or "".
   void add_flag(const std::string& name, bool* target, const std::string& description,
                 const std::string& excludes = "");
   /// Adds a flag that may have a value, given as --NAME=VALUE; `shown` stands for it in --help.

@@ -20,6 +20,7 @@ void add_tune(Command program);
 void add_help(Command program, const CommandLine& line);
 void add_completion(Command program, const CommandLine& line);
 void add_man(Command program, const CommandLine& line);
+void add_config_keys(Command program);
 
 // Subcommands of `ballast bench`.
 void add_bench_adam(Command bench);

@@ -111,6 +111,7 @@ int run(int argc, char** argv, const std::vector<std::string>& name) {
   add_help(program, line);
   add_completion(program, line);
   add_man(program, line);
+  add_config_keys(program);
   const comm::Launch launch = comm::read_launch();
   own_rank() = launch.rank;
   const auto words = normalised(line.table(), {argv + std::min(argc, 1), argv + argc});

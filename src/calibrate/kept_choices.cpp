@@ -40,7 +40,8 @@ class KeptAlgorithms {
   explicit KeptAlgorithms(const std::string& library)
       : json_(Json::object({{"library", library}, {"algorithms", Json::object()}})) {}
 
-  /// Empty if the file belongs to another library whose name has the same hash.
+  /// Reads the kept choices of `library`. Returns nothing if the file belongs to another library
+  /// whose name has the same hash.
   static std::optional<KeptAlgorithms> read(const std::filesystem::path& file,
                                             const std::string& library) {
     const std::string name = file.string();

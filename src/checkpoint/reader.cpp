@@ -154,7 +154,7 @@ void Checkpoint::add_rank(const std::string& checksum) {
     offset += range.bytes();
   }
   if (offset != files_.back().bytes) {
-    refuse_checkpoint(path, "its ranges do not add up to its file");
+    refuse_checkpoint(path, "the sizes of its ranges do not add up to the size of its file");
   }
   const Json* const swap = json.find("swap");
   kept_.push_back(swap == nullptr ? engine::KeptStates{} : kept_states_of(*swap, path));

@@ -50,7 +50,7 @@ std::vector<fs::path> checkpoints_for_all(const fs::path& run, comm::Ranks* rank
   throw Error(
       ErrorCategory::data,
       fmt::format("{} has no complete checkpoint to resume from; {}, and nothing was changed; "
-                  "the newest: {}",
+                  "the latest: {}",
                   run.string(), which, damaged.front()));
 }
 
@@ -121,7 +121,7 @@ state::KeptExtents Checkpoint::kept_beside(const fs::path& run, std::uint32_t ra
 
 Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& blueprint,
                             comm::Ranks* ranks, std::uint64_t before, const Check& check) {
-  const bool first = ranks == nullptr || ranks->rank() == 0;
+  const bool is_root = ranks == nullptr || ranks->rank() == 0;
   std::vector<std::string> damaged;
   std::vector<fs::path> skipped;
   for (const fs::path& folder : checkpoints_for_all(run, ranks)) {
@@ -140,7 +140,7 @@ Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& bluepr
     }
     if (found->facts().step >= before) continue;
     for (const std::string& what : damaged) {
-      if (first) log(LogLevel::warning, "skipped a checkpoint: " + what);
+      if (is_root) log(LogLevel::warning, "skipped a checkpoint: " + what);
     }
     comm::collective_try(ranks, [&] { found->check_fits(blueprint, check); });
     found->skipped_ = std::move(skipped);

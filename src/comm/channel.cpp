@@ -107,13 +107,13 @@ void check_all_reduce(DeviceBytes whole, DeviceBytes scratch, std::uint32_t worl
   check_sum(scratch, world);
 }
 
-void check_all_to_all(ConstDeviceBytes leaving, std::span<const Bytes> leaving_parts,
-                      DeviceBytes arriving, std::span<const Bytes> arriving_parts,
+void check_all_to_all(ConstDeviceBytes input, std::span<const Bytes> input_parts,
+                      DeviceBytes output, std::span<const Bytes> output_parts,
                       std::uint32_t world) {
   const auto fills = [world](std::span<const Bytes> parts, Bytes whole) {
     return parts.size() == world && std::accumulate(parts.begin(), parts.end(), Bytes{0}) <= whole;
   };
-  expects(fills(leaving_parts, leaving.size()) && fills(arriving_parts, arriving.size()),
+  expects(fills(input_parts, input.size()) && fills(output_parts, output.size()),
           "all_to_all: a buffer must hold one part per rank");
 }
 

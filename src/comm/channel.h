@@ -106,9 +106,8 @@ void check_all_gather(ConstDeviceBytes shard, DeviceBytes whole, std::uint32_t w
 void check_reduce_scatter(DeviceBytes whole, DeviceBytes shard, DeviceBytes scratch,
                           std::uint32_t world);
 void check_all_reduce(DeviceBytes whole, DeviceBytes scratch, std::uint32_t world);
-void check_all_to_all(ConstDeviceBytes leaving, std::span<const Bytes> leaving_parts,
-                      DeviceBytes arriving, std::span<const Bytes> arriving_parts,
-                      std::uint32_t world);
+void check_all_to_all(ConstDeviceBytes input, std::span<const Bytes> input_parts,
+                      DeviceBytes output, std::span<const Bytes> output_parts, std::uint32_t world);
 void check_broadcast(DeviceBytes data, std::uint32_t root, std::uint32_t world);
 
 using device::as_host;

@@ -203,13 +203,13 @@ class MpiCommunicator final : public Communicator {
       gather_in_place(whole);
     });
   }
-  void all_to_all(device::Stream& stream, ConstDeviceBytes leaving,
-                  std::span<const Bytes> leaving_parts, DeviceBytes arriving,
-                  std::span<const Bytes> arriving_parts) override {
-    check_all_to_all(leaving, leaving_parts, arriving, arriving_parts, world_);
-    as_host(stream).enqueue([this, from = leaving.raw(), sent = Exchange(leaving_parts),
-                             to = arriving.raw(), received = Exchange(arriving_parts),
-                             bytes = arriving.size()] {
+  void all_to_all(device::Stream& stream, ConstDeviceBytes input,
+                  std::span<const Bytes> input_parts, DeviceBytes output,
+                  std::span<const Bytes> output_parts) override {
+    check_all_to_all(input, input_parts, output, output_parts, world_);
+    as_host(stream).enqueue([this, from = input.raw(), sent = Exchange(input_parts),
+                             to = output.raw(), received = Exchange(output_parts),
+                             bytes = output.size()] {
       exchange({"all_to_all", bytes}, MpiUnit::byte, from, sent, to, received);
     });
   }
@@ -236,14 +236,14 @@ class MpiCommunicator final : public Communicator {
   /// Gathers every rank's shard of `whole`: the second half of an all_reduce.
   void gather_in_place(DeviceBytes whole) {
     const Shards shards(whole.size(), world_);
-    Exchange arriving(world_);
+    Exchange received(world_);
     for (std::uint32_t rank = 0; rank < world_; ++rank) {
-      arriving.counts[rank] = to_count(shards.count(rank, 0, shards.longest()));
-      arriving.places[rank] = to_count(shards.at(rank, 0));
+      received.counts[rank] = to_count(shards.count(rank, 0, shards.longest()));
+      received.places[rank] = to_count(shards.at(rank, 0));
     }
     session_->run({"all_reduce", whole.size()}, [&](MpiHandle* request) {
-      return mpi().all_gather_parts(&communicator_, whole.raw(), arriving.counts.data(),
-                                    arriving.places.data(), request);
+      return mpi().all_gather_parts(&communicator_, whole.raw(), received.counts.data(),
+                                    received.places.data(), request);
     });
   }
 
@@ -271,23 +271,23 @@ class MpiCommunicator final : public Communicator {
   void exchange_shards(const Collective& what, DeviceBytes whole, DeviceBytes scratch,
                        std::uint64_t page, std::uint64_t piece) {
     const Shards shards(whole.size(), world_);
-    Exchange leaving(world_);
-    Exchange arriving(world_);
+    Exchange sent(world_);
+    Exchange received(world_);
     for (std::uint32_t rank = 0; rank < world_; ++rank) {
       if (rank == rank_) continue;  // the sum reads it in place
-      leaving.counts[rank] = to_count(shards.count(rank, page, piece));
-      leaving.places[rank] = to_count(shards.at(rank, page));
-      arriving.counts[rank] = to_count(shards.count(rank_, page, piece));
-      arriving.places[rank] = to_count(rank * piece);
+      sent.counts[rank] = to_count(shards.count(rank, page, piece));
+      sent.places[rank] = to_count(shards.at(rank, page));
+      received.counts[rank] = to_count(shards.count(rank_, page, piece));
+      received.places[rank] = to_count(rank * piece);
     }
-    exchange(what, MpiUnit::page, whole.raw(), leaving, scratch.raw(), arriving);
+    exchange(what, MpiUnit::page, whole.raw(), sent, scratch.raw(), received);
   }
 
-  void exchange(const Collective& what, MpiUnit unit, const void* from, const Exchange& leaving,
-                void* to, const Exchange& arriving) {
+  void exchange(const Collective& what, MpiUnit unit, const void* from, const Exchange& sent,
+                void* to, const Exchange& received) {
     session_->run(what, [&](MpiHandle* request) {
-      return mpi().exchange(&communicator_, from, leaving.counts.data(), leaving.places.data(), to,
-                            arriving.counts.data(), arriving.places.data(), unit, request);
+      return mpi().exchange(&communicator_, from, sent.counts.data(), sent.places.data(), to,
+                            received.counts.data(), received.places.data(), unit, request);
     });
   }
 

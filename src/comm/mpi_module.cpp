@@ -115,12 +115,11 @@ int all_gather_parts(const MpiHandle* communicator, void* whole, const int* coun
   return MPI_Iallgatherv(MPI_IN_PLACE, 0, page(), whole, counts, places, page(), comm(communicator),
                          fresh_request(request));
 }
-int exchange(const MpiHandle* communicator, const void* leaving, const int* leaving_counts,
-             const int* leaving_places, void* arriving, const int* arriving_counts,
-             const int* arriving_places, MpiUnit unit, MpiHandle* request) {
-  return MPI_Ialltoallv(leaving, leaving_counts, leaving_places, type_of(unit), arriving,
-                        arriving_counts, arriving_places, type_of(unit), comm(communicator),
-                        fresh_request(request));
+int exchange(const MpiHandle* communicator, const void* sent, const int* sent_counts,
+             const int* sent_places, void* received, const int* received_counts,
+             const int* received_places, MpiUnit unit, MpiHandle* request) {
+  return MPI_Ialltoallv(sent, sent_counts, sent_places, type_of(unit), received, received_counts,
+                        received_places, type_of(unit), comm(communicator), fresh_request(request));
 }
 int broadcast(const MpiHandle* communicator, void* data, int count, MpiUnit unit, int root,
               MpiHandle* request) {

@@ -53,9 +53,9 @@ struct MpiTable {
   int (*all_gather_parts)(const MpiHandle* communicator, void* whole, const int* counts,
                           const int* places, MpiHandle* request);
   /// Sends to and receives from every rank; counts and offsets by rank.
-  int (*exchange)(const MpiHandle* communicator, const void* leaving, const int* leaving_counts,
-                  const int* leaving_places, void* arriving, const int* arriving_counts,
-                  const int* arriving_places, MpiUnit unit, MpiHandle* request);
+  int (*exchange)(const MpiHandle* communicator, const void* sent, const int* sent_counts,
+                  const int* sent_places, void* received, const int* received_counts,
+                  const int* received_places, MpiUnit unit, MpiHandle* request);
   int (*broadcast)(const MpiHandle* communicator, void* data, int count, MpiUnit unit, int root,
                    MpiHandle* request);
 };

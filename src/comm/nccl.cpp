@@ -185,20 +185,20 @@ class NcclCommunicator final : public Communicator {
       gather_unequal(cuda, what, whole);
     }
   }
-  void all_to_all(device::Stream& stream, ConstDeviceBytes leaving,
-                  std::span<const Bytes> leaving_parts, DeviceBytes arriving,
-                  std::span<const Bytes> arriving_parts) override {
-    check_all_to_all(leaving, leaving_parts, arriving, arriving_parts, world_);
-    run(device::as_cuda(stream), {"all_to_all", arriving.size()}, [&](cudaStream_t queue) {
+  void all_to_all(device::Stream& stream, ConstDeviceBytes input,
+                  std::span<const Bytes> input_parts, DeviceBytes output,
+                  std::span<const Bytes> output_parts) override {
+    check_all_to_all(input, input_parts, output, output_parts, world_);
+    run(device::as_cuda(stream), {"all_to_all", output.size()}, [&](cudaStream_t queue) {
       Bytes sent = 0;
       Bytes received = 0;
       for (std::uint32_t member = 0; member < world_; ++member) {
         const ncclResult_t code =
-            exchange_with(member, queue, leaving.subview(sent, leaving_parts[member]),
-                          arriving.subview(received, arriving_parts[member]));
+            exchange_with(member, queue, input.subview(sent, input_parts[member]),
+                          output.subview(received, output_parts[member]));
         if (!accepted(code)) return code;
-        sent += leaving_parts[member];
-        received += arriving_parts[member];
+        sent += input_parts[member];
+        received += output_parts[member];
       }
       return ncclSuccess;
     });
@@ -271,30 +271,30 @@ class NcclCommunicator final : public Communicator {
   void exchange(device::CudaStream& stream, const Collective& what, DeviceBytes whole,
                 DeviceBytes scratch, std::uint64_t page, std::uint64_t piece) {
     const Shards shards(whole.size(), world_);
-    const Bytes arriving = shards.count(rank_, page, piece) * kPage;
+    const Bytes received = shards.count(rank_, page, piece) * kPage;
     run(stream, what, [&](cudaStream_t queue) {
       for (std::uint32_t rank = 0; rank < world_; ++rank) {
         if (rank == rank_) continue;  // the sum reads it in place
         const ncclResult_t code = exchange_with(
             rank, queue,
             {whole.raw() + shards.at(rank, page) * kPage, shards.count(rank, page, piece) * kPage},
-            {scratch.raw() + members_.turn(rank) * piece * kPage, arriving});
+            {scratch.raw() + members_.turn(rank) * piece * kPage, received});
         if (!accepted(code)) return code;
       }
       return ncclSuccess;
     });
   }
 
-  ncclResult_t exchange_with(std::uint32_t rank, cudaStream_t queue, ConstDeviceBytes leaving,
-                             DeviceBytes arriving) const {
+  ncclResult_t exchange_with(std::uint32_t rank, cudaStream_t queue, ConstDeviceBytes sent,
+                             DeviceBytes received) const {
     const int peer = static_cast<int>(rank);
-    if (!leaving.empty()) {
+    if (!sent.empty()) {
       const ncclResult_t code =
-          nccl().send(leaving.raw(), leaving.size(), kByte, peer, channel_->get(), queue);
+          nccl().send(sent.raw(), sent.size(), kByte, peer, channel_->get(), queue);
       if (!accepted(code)) return code;
     }
-    if (arriving.empty()) return ncclSuccess;
-    return nccl().receive(arriving.raw(), arriving.size(), kByte, peer, channel_->get(), queue);
+    if (received.empty()) return ncclSuccess;
+    return nccl().receive(received.raw(), received.size(), kByte, peer, channel_->get(), queue);
   }
 
   std::shared_ptr<NcclChannel> channel_;

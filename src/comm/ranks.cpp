@@ -32,12 +32,12 @@ class SelfCommunicator final : public Communicator {
     check_all_reduce(whole, scratch, 1);
     as_host(stream);
   }
-  void all_to_all(device::Stream& stream, ConstDeviceBytes leaving,
-                  std::span<const Bytes> leaving_parts, DeviceBytes arriving,
-                  std::span<const Bytes> arriving_parts) override {
-    check_all_to_all(leaving, leaving_parts, arriving, arriving_parts, 1);
-    const Bytes bytes = leaving_parts.front();
-    as_host(stream).enqueue([=] { copy_bytes(arriving.raw(), leaving.raw(), bytes); });
+  void all_to_all(device::Stream& stream, ConstDeviceBytes input,
+                  std::span<const Bytes> input_parts, DeviceBytes output,
+                  std::span<const Bytes> output_parts) override {
+    check_all_to_all(input, input_parts, output, output_parts, 1);
+    const Bytes bytes = input_parts.front();
+    as_host(stream).enqueue([=] { copy_bytes(output.raw(), input.raw(), bytes); });
   }
   void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) override {
     check_broadcast(data, root, 1);

@@ -108,7 +108,7 @@ Json member_of(const Json& object, const char* key) {
 /// weights. The names of the tensors in the same folder decide.
 bool is_leftover(const std::string& file, std::vector<std::string>& notes) {
   const auto names = stored_names(fs::path(file).parent_path());
-  if (!names || are_codes(*names)) return false;
+  if (!names || are_quantized(*names)) return false;
   notes.push_back(
       fmt::format("model.path: {} is a leftover in {}: the weights are not quantised, so they are "
                   "used as they are",

@@ -208,11 +208,11 @@ void complete_layer_tiles(Config& c, const Document& document) {
 
 /// Number of frozen matrices that `model` keeps quantised, and number of these that are stored in
 /// NF4.
-struct CodedMatrices {
-  CodedMatrices(const model::Architecture& model, const std::set<std::string>& names) {
+struct QuantizedMatrices {
+  QuantizedMatrices(const model::Architecture& model, const std::set<std::string>& names) {
     for (const model::BlockSpec& block : model.blocks) {
       for (const model::TensorSpec& tensor : block.tensors) {
-        if (!tensor.coded) continue;
+        if (!tensor.quantized) continue;
         ++all;
         stored += is_nf4(names, tensor.name) ? 1 : 0;
       }
@@ -230,11 +230,11 @@ void complete_quantized_base(Config& c) {
   const bool freezes = c.ballast.adapters || !c.ballast.train.empty();
   if (!freezes || c.initial_weights.empty()) return;
   const auto names = stored_names(c.initial_weights);
-  if (!names || !are_codes(*names)) return;
+  if (!names || !are_quantized(*names)) return;
   struct Refused {};
   try {
     base = QuantizedBase::nf4;
-    const CodedMatrices matrices(
+    const QuantizedMatrices matrices(
         model_of(c, [](const std::string&, const std::string&) { throw Refused(); }), *names);
     if (matrices.stored < matrices.all) base = QuantizedBase::none;
     if (matrices.stored == 0) return;

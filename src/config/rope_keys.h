@@ -18,8 +18,8 @@ namespace ballast::config {
 text::Json with_rope_keys(text::Json json, const model::Family& family, const std::string& file,
                           std::vector<std::string>& notes);
 
-/// Adds keys of rotary positions that the family's class reads elsewhere to the config.json `out`,
-/// which has those of the model section.
+/// Adds the keys of rotary positions that transformers' class of the family reads under other
+/// names. `out` is a config.json that already has the keys of the model section.
 void add_rope_keys(text::Json& out, const model::Family& family);
 
 /// Moves keys of rope_scaling that the section has, too, to the section. The values of rope_scaling

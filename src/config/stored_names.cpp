@@ -71,7 +71,7 @@ std::optional<std::set<std::string>> stored_names(const fs::path& weights) {
   }
 }
 
-bool are_codes(const std::set<std::string>& names) {
+bool are_quantized(const std::set<std::string>& names) {
   const auto ends = text::words_of(kOfCodes);
   return std::any_of(names.begin(), names.end(), [&ends](const std::string& name) {
     return std::any_of(ends.begin(), ends.end(),

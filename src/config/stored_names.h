@@ -32,7 +32,7 @@ HeaderText read_header_text(const Descriptor& file, const std::filesystem::path&
 std::optional<std::set<std::string>> stored_names(const std::filesystem::path& weights);
 
 /// Whether some of these tensors are codes of quantised matrices, or their scales.
-bool are_codes(const std::set<std::string>& names);
+bool are_quantized(const std::set<std::string>& names);
 
 /// Whether the matrix `name` is stored in NF4 (bitsandbytes). The names may lack the first part of
 /// `name`, as in files of a model without its head.

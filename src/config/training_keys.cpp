@@ -58,12 +58,12 @@ Key adam_w_mode_key(OptimizerSection& o) {
   return {"adam_w_mode", read, [] { return Json(false); }};
 }
 
-/// A parameter of torch.optim that must be 0 in this version.
+/// A parameter of torch.optim that must be 0 in Ballast.
 Key zero_key(std::string name) {
   return {std::move(name),
           [](const Value& value) {
             if (value.real({}) != 0.0) {
-              value.fail(fmt::format("must be 0 in this version, got {}", value.json().text()));
+              value.fail(fmt::format("must be 0 in Ballast, got {}", value.json().text()));
             }
           },
           {}};
@@ -175,7 +175,7 @@ Section optimizer_keys(OptimizerSection& o, std::vector<std::string>& log) {
     const auto* const found = std::find_if(known.begin(), known.end(),
                                            [&](const auto& one) { return is_named(one.name); });
     if (std::ranges::any_of(kForeignOptimizers, is_named)) {
-      value.fail(fmt::format("\"{}\" is not in this version; use AdamW, Adam, Adagrad, Lion or SGD",
+      value.fail(fmt::format("\"{}\" is not in Ballast; use AdamW, Adam, Adagrad, Lion or SGD",
                              value.json().text()));
     }
     if (found == known.end()) value.fail_choice(choice_names<Optimizer>());

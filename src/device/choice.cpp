@@ -83,6 +83,10 @@ void require_device(const DeviceOptions& options) {
                   options.kind == "auto" ? " and there is a GPU" : "", search.refusal, advice));
 }
 
+bool has_unusable_gpu(const DeviceOptions& options) {
+  return gpu_search(options).remediable;
+}
+
 std::string gpu_refusal(const DeviceOptions& options) {
   return gpu_search(options).refusal;
 }

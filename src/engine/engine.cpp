@@ -275,8 +275,8 @@ std::unique_ptr<plan::Executor> Engine::make_executor(
       step::OperationNames(blueprint_.problem),
       plan::ExecutorOptions{.finish = [this](const plan::Operation& operation,
                                              std::uint64_t) { lanes_->finish(operation); },
-                            .most_on_stream = device_->kind() == "host" ? plan::kMostEnqueued
-                                                                        : plan::kMostOnFastStream,
+                            .max_on_stream = device_->kind() == "host" ? plan::kMostEnqueued
+                                                                       : plan::kMostOnFastStream,
                             .takes_turn = std::move(takes_turn),
                             .serial = options_.serial,
                             .delay_seed = options_.delay_seed,

@@ -116,16 +116,16 @@ void gather_as_codes(const CurrentOperation& at, comm::Communicator& channel) {
   const RankSizes sizes = at.sizes();
   const std::uint32_t block = at.operation.block;
   const Bytes share = sizes.resident_weights(block);
-  const Bytes coded = sizes.partition_codes(block);
+  const Bytes quantized = sizes.partition_codes(block);
   const DeviceBytes codes = at.device(Role::scratch, sizes.gathered_codes(block));
   const DeviceBytes whole = at.device(Role::target, sizes.padded_weights(block));
   const std::uint32_t place = at.blueprint().rank % sizes.ranks_per_copy();
-  const DeviceBytes own = codes.subview(place * coded, coded);
+  const DeviceBytes own = codes.subview(place * quantized, quantized);
   model::Compute& compute = at.modules().compute;
   compute.encode_weights(stream, at.device(Role::source, share), own);
   channel.all_gather(stream, own, codes);
   for (std::uint32_t g = 0; g < sizes.ranks_per_copy(); ++g) {
-    compute.decode_weights(stream, codes.subview(g * coded, coded),
+    compute.decode_weights(stream, codes.subview(g * quantized, quantized),
                            whole.subview(g * share, share));
   }
 }
@@ -175,9 +175,9 @@ void run_reduce(const CurrentOperation& at) {
   const bool in_place = !at.has(Role::source);
   const DeviceBytes whole = store.device(operation.buffer(in_place ? Role::target : Role::source),
                                          sizes.padded_gradient(operation.block));
-  const BufferId arriving = operation.buffer(Role::scratch);
+  const BufferId received = operation.buffer(Role::scratch);
   const DeviceBytes scratch =
-      store.device(arriving, at.blueprint().schedule.buffers[arriving].bytes);
+      store.device(received, at.blueprint().schedule.buffers[received].bytes);
   const DeviceBytes sum =
       in_place ? whole.subview(at.shard_number() * shard, shard) : at.device(Role::target, shard);
   const DType type = at.blueprint().type;

@@ -27,10 +27,9 @@ class ChannelExchange final : public model::RowExchange {
  public:
   explicit ChannelExchange(std::unique_ptr<comm::Communicator> channel)
       : channel_(std::move(channel)) {}
-  void exchange(device::Stream& stream, ConstDeviceBytes leaving,
-                std::span<const Bytes> leaving_parts, DeviceBytes arriving,
-                std::span<const Bytes> arriving_parts) override {
-    channel_->all_to_all(stream, leaving, leaving_parts, arriving, arriving_parts);
+  void exchange(device::Stream& stream, ConstDeviceBytes input, std::span<const Bytes> input_parts,
+                DeviceBytes output, std::span<const Bytes> output_parts) override {
+    channel_->all_to_all(stream, input, input_parts, output, output_parts);
   }
 
  private:

@@ -17,13 +17,13 @@ namespace {
 step::BlockSizes sizes_of(const model::Architecture& model, DType type, std::size_t b,
                           std::uint64_t persistence_threshold) {
   const model::BlockSpec& block = model.blocks[b];
-  const bool coded = block.coded_elements > 0;
+  const bool quantized = block.quantized_elements > 0;
   const Bytes stored =
       block.plain_elements() * size_of(type) + model::BlockCodes(model, block).bytes;
   return {.weight_bytes = stored / block.experts,
-          .decoded_bytes = coded ? block.elements * size_of(type) : 0,
+          .dequantized_bytes = quantized ? block.elements * size_of(type) : 0,
           .gradient_bytes = block.own_trained_elements() * size_of(type),
-          .replicated = block.parameters <= persistence_threshold || coded ||
+          .replicated = block.parameters <= persistence_threshold || quantized ||
                         block.trained_elements() % block.elements > 0};
 }
 
@@ -50,17 +50,17 @@ std::string describe_gathers(const Blueprint& blueprint) {
   const step::Problem& problem = blueprint.problem;
   if (problem.world == 1 || problem.stage < 3) return "";
   std::string text;
-  if (problem.weight_ranks > 0 && problem.weight_ranks < problem.world) {
-    text = fmt::format("among {} of {} ranks", problem.weight_ranks, problem.world);
+  if (problem.hpz_partition_size > 0 && problem.hpz_partition_size < problem.world) {
+    text = fmt::format("among {} of {} ranks", problem.hpz_partition_size, problem.world);
   }
-  if (problem.coded_weight > 0) {
+  if (problem.qwz_weight_bytes > 0) {
     text += fmt::format("{}in 8 bits; results differ from those with gathers in {}",
                         text.empty() ? "" : ", ", to_string(blueprint.type));
   }
   return text;
 }
 
-/// "3 of 5 blocks" that are updated before the norm is known; "" if none.
+/// Describes how many blocks are updated before the norm is known; "" if none.
 std::string describe_speculation(const Blueprint& blueprint) {
   const auto& blocks = blueprint.problem.blocks;
   std::size_t count = 0;
@@ -101,13 +101,13 @@ std::string describe_decay(const Blueprint& blueprint) {
 std::string describe_base(const Blueprint& blueprint) {
   if (!blueprint.model.quantization) return "";
   Bytes kept = 0;
-  Bytes decoded = 0;
+  Bytes dequantized = 0;
   for (const step::BlockSizes& block : blueprint.problem.blocks) {
-    kept += block.is_coded() ? block.weight_bytes : 0;
-    decoded += block.decoded_bytes;
+    kept += block.is_quantized() ? block.weight_bytes : 0;
+    dequantized += block.dequantized_bytes;
   }
   return fmt::format("{}: {} for layers instead of {}", blueprint.model.quantization->description(),
-                     format_bytes(kept), format_bytes(decoded));
+                     format_bytes(kept), format_bytes(dequantized));
 }
 
 /// Returns "" for a model without layers.
@@ -140,7 +140,7 @@ std::string describe_experts(const Blueprint& blueprint) {
   const step::Options& options = blueprint.options;
   std::string text;
   if (blueprint.problem.table->routing_bytes() == 0) return text;
-  if (options.expert_updates == step::ExpertUpdates::touched) {
+  if (options.expert_updates == step::ExpertUpdates::active) {
     text = "updated only in steps with tokens; results differ from updating all";
   }
   if (options.prefetches_experts) {

@@ -61,7 +61,7 @@ class Filler {
                          .weights = !piece.states,
                          .type = held.layout.type};
     const std::vector<PieceArray> arrays = arrays_in(piece, held_arrays(held, piece.states));
-    if (array.weights && held.code_bytes > 0) return fill_coded(piece, held, array, arrays);
+    if (array.weights && held.code_bytes > 0) return fill_quantized(piece, held, array, arrays);
     const PieceArray* filled = nullptr;
     for (const PieceArray& here : arrays) {
       if (has_values(here.array.kind) && has_values(array)) filled = &here;
@@ -89,8 +89,8 @@ class Filler {
   };
 
   /// Fills partly quantised weights. The codes of a block are made for its first piece.
-  void fill_coded(HomePiece& piece, const HeldBlock& held, const Array& array,
-                  const std::vector<PieceArray>& arrays) {
+  void fill_quantized(HomePiece& piece, const HeldBlock& held, const Array& array,
+                      const std::vector<PieceArray>& arrays) {
     std::memset(piece.bytes.data(), 0, piece.bytes.size());
     for (const PieceArray& here : arrays) {
       if (here.array.kind == StateKind::weights) {
@@ -136,11 +136,12 @@ class Filler {
     const model::BlockCodes codes(blueprint_.model, spec);
     if (codes.bytes > 0) encode(block, codes.bytes);
     const auto read = [&](const model::TensorSpec& map, Elems first, std::span<float> out) {
-      const auto coded = std::find_if(codes.matrices.begin(), codes.matrices.end(),
-                                      [&](const auto& matrix) { return matrix.tensor == &map; });
-      if (coded != codes.matrices.end()) {
-        model::decode(*blueprint_.model.quantization, coded->arrays,
-                      encoded_->codes.data() + coded->offset, first, out);
+      const auto quantized =
+          std::find_if(codes.matrices.begin(), codes.matrices.end(),
+                       [&](const auto& matrix) { return matrix.tensor == &map; });
+      if (quantized != codes.matrices.end()) {
+        model::decode(*blueprint_.model.quantization, quantized->arrays,
+                      encoded_->codes.data() + quantized->offset, first, out);
       } else {
         make_masters(map, first, out);
         if (blueprint_.type == DType::bf16) {

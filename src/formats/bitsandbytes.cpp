@@ -22,8 +22,8 @@
 namespace ballast::formats::bitsandbytes {
 namespace {
 
-using model::CodedArrays;
 using model::Quantization;
+using model::QuantizedArrays;
 using text::Json;
 using text::printable;
 
@@ -34,8 +34,8 @@ const Elems kBlock = Quantization{}.block();
 /// Elements whose scales share a scale.
 const Elems kWhole = kBlock * model::kNestedBlock;
 
-Quantization format_of(const CodedWeights& coded) {
-  return {.format = Quantization::Format::nf4, .double_scales = coded.nested.tensor != nullptr};
+Quantization format_of(const QuantizedWeights& quantized) {
+  return {.format = Quantization::Format::nf4, .double_scales = quantized.nested.tensor != nullptr};
 }
 
 /// A matrix in NF4 whose tensors are to be found and checked.
@@ -45,8 +45,9 @@ class Nf4Matrix {
       : codes_(codes), find_(find), description_(description) {
     constexpr Bytes kLongest = 64 * kKiB;
     if (description.tensor->bytes > kLongest) {
-      refuse_tensor(description, fmt::format("has {} bytes: too long for a description of codes",
-                                             description.tensor->bytes));
+      refuse_tensor(description,
+                    fmt::format("has {} bytes, too many for the description of a quantised matrix",
+                                description.tensor->bytes));
     }
     std::string content(description.tensor->bytes, '\0');
     read_stored(description, 0, std::as_writable_bytes(std::span(content)));
@@ -65,23 +66,24 @@ class Nf4Matrix {
       expect("nested_blocksize", model::kNestedBlock);
       expect("nested_dtype", "float32");
     }
-    const StoredTensor decoded = decoded_tensor();
-    const Elems scales = (decoded.elements + kBlock - 1) / kBlock;
-    CodedWeights coded = {.format = CodedWeights::Format::nf4, .codes = codes_};
-    if (const Bytes wanted = (decoded.elements + 1) / 2; codes_.tensor->bytes != wanted) {
-      refuse_tensor(codes_, fmt::format("has {} bytes, but the codes of a matrix {} have {}",
-                                        codes_.tensor->bytes, format_shape(decoded.shape), wanted));
+    const StoredTensor dequantized = dequantized_tensor();
+    const Elems scales = (dequantized.elements + kBlock - 1) / kBlock;
+    QuantizedWeights quantized = {.format = QuantizedWeights::Format::nf4, .codes = codes_};
+    if (const Bytes wanted = (dequantized.elements + 1) / 2; codes_.tensor->bytes != wanted) {
+      refuse_tensor(codes_,
+                    fmt::format("has {} bytes, but a matrix {} has {} in NF4", codes_.tensor->bytes,
+                                format_shape(dequantized.shape), wanted));
     }
-    coded.scales = part(".absmax", nested ? "U8" : "F32", scales);
+    quantized.scales = part(".absmax", nested ? "U8" : "F32", scales);
     check_table(".quant_map", model::nf4_values());
     if (nested) {
       const Elems blocks = (scales + model::kNestedBlock - 1) / model::kNestedBlock;
-      coded.nested = part(".nested_absmax", "F32", blocks);
+      quantized.nested = part(".nested_absmax", "F32", blocks);
       check_table(".nested_quant_map", model::dynamic_map());
-      coded.mean = mean();
+      quantized.mean = mean();
     }
     parts_.push_back(description_.tensor);
-    return {decoded, coded, parts_};
+    return {dequantized, quantized, parts_};
   }
 
  private:
@@ -107,12 +109,12 @@ class Nf4Matrix {
     return printable(value.compact(), kLongest);
   }
 
-  [[nodiscard]] StoredTensor decoded_tensor() const {
-    StoredTensor decoded = {.name = codes_.tensor->name};
+  [[nodiscard]] StoredTensor dequantized_tensor() const {
+    StoredTensor dequantized = {.name = codes_.tensor->name};
     Bytes width = 0;
     for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
       if (!(member("dtype") == config::torch_name(type))) continue;
-      decoded.dtype = dtype_name(type);
+      dequantized.dtype = dtype_name(type);
       width = size_of(type);
     }
     if (width == 0) {
@@ -124,23 +126,24 @@ class Nf4Matrix {
     const Json& shape = member("shape");
     bool valid = shape.is_array() && shape.elements().size() == 2;
     for (const Json& extent : shape.elements()) {
-      decoded.shape.push_back(extent.is_number() ? extent.whole().value_or(0) : 0);
-      valid = valid && decoded.shape.back() > 0;
+      dequantized.shape.push_back(extent.is_number() ? extent.whole().value_or(0) : 0);
+      valid = valid && dequantized.shape.back() > 0;
     }
     constexpr Elems kMost = Elems{1} << 56U;
-    if (!valid || !count_elements(decoded.shape, decoded.elements) || decoded.elements > kMost) {
+    if (!valid || !count_elements(dequantized.shape, dequantized.elements) ||
+        dequantized.elements > kMost) {
       refuse_tensor(description_,
                     fmt::format("says that shape is {}, not that of a matrix", shown(shape)));
     }
-    decoded.bytes = decoded.elements * width;
-    return decoded;
+    dequantized.bytes = dequantized.elements * width;
+    return dequantized;
   }
 
   /// The tensor with this suffix, which must have `elements` elements of type `dtype`.
   WeightPlace part(std::string_view suffix, std::string_view dtype, Elems elements) {
     const WeightPlace* const found = find_(name_of(suffix));
     if (found == nullptr) {
-      refuse_tensor(codes_, fmt::format("has codes of NF4, but there is no tensor '{}'",
+      refuse_tensor(codes_, fmt::format("is a matrix in NF4, but its tensor '{}' is missing",
                                         printable(name_of(suffix))));
     }
     const StoredTensor& tensor = *found->tensor;
@@ -165,7 +168,7 @@ class Nf4Matrix {
     if (!equal) {
       refuse_tensor(
           place,
-          fmt::format("has not the values that bitsandbytes gives to these codes; {}", kOriginal));
+          fmt::format("differs from the table of values that bitsandbytes uses; {}", kOriginal));
     }
   }
 
@@ -194,9 +197,9 @@ std::optional<Pairing> pair_int8(const WeightPlace& place, DType type, const Fin
   const std::string module = codes.name.substr(0, codes.name.size() - kSuffix.size());
   const WeightPlace* const scales = find(module + "SCB");
   if (scales == nullptr) {
-    refuse_tensor(
-        place, fmt::format("has codes of 8 bits, but there is no tensor '{}' with their scales; {}",
-                           printable(module + "SCB"), kOriginal));
+    refuse_tensor(place,
+                  fmt::format("is a matrix in int8, but tensor '{}' with its scales is missing; {}",
+                              printable(module + "SCB"), kOriginal));
   }
   if (codes.shape.size() != 2 || codes.elements == 0 || scales->tensor->dtype != "F32" ||
       scales->tensor->elements != codes.shape.front()) {
@@ -207,11 +210,11 @@ std::optional<Pairing> pair_int8(const WeightPlace& place, DType type, const Fin
                     printable(codes.name), format_shape(codes.shape)));
   }
   Pairing pairing = {
-      .decoded = codes,
-      .coded = {.format = CodedWeights::Format::int8, .codes = place, .scales = *scales},
+      .dequantized = codes,
+      .quantized = {.format = QuantizedWeights::Format::int8, .codes = place, .scales = *scales},
       .parts = {scales->tensor}};
-  pairing.decoded.dtype = dtype_name(type);
-  pairing.decoded.bytes = codes.elements * size_of(type);
+  pairing.dequantized.dtype = dtype_name(type);
+  pairing.dequantized.bytes = codes.elements * size_of(type);
   if (const WeightPlace* const order = find(module + "weight_format")) {
     std::byte rows = {};
     if (order->tensor->bytes == 1) read_stored(*order, 0, {&rows, 1});
@@ -227,43 +230,43 @@ std::optional<Pairing> pair_int8(const WeightPlace& place, DType type, const Fin
 
 /// Reads the scales of elements [first, end) of a matrix into the arrays of a part of it that
 /// begins with element `begin`, a multiple of kWhole.
-void read_scales(const CodedWeights& coded, Elems begin, Elems first, Elems end,
-                 const CodedArrays& arrays, std::byte* to) {
+void read_scales(const QuantizedWeights& quantized, Elems begin, Elems first, Elems end,
+                 const QuantizedArrays& arrays, std::byte* to) {
   const bool nested = arrays.nested_count > 0;
   const Bytes width = nested ? 1 : sizeof(float);
   const Elems from = first / kBlock;
   const Elems count = (end + kBlock - 1) / kBlock - from;
-  read_stored(coded.scales, from * width,
+  read_stored(quantized.scales, from * width,
               {to + arrays.scales + (from - begin / kBlock) * width, count * width});
   if (!nested) return;
-  read_stored(coded.nested, begin / kWhole * sizeof(float),
+  read_stored(quantized.nested, begin / kWhole * sizeof(float),
               {to + arrays.nested, arrays.nested_count * sizeof(float)});
-  std::memcpy(to + arrays.mean, &coded.mean, sizeof coded.mean);
+  std::memcpy(to + arrays.mean, &quantized.mean, sizeof quantized.mean);
 }
 
 void decode_nf4(const WeightPlace& place, Elems first, std::span<float> values, ReadAhead* ahead) {
-  const CodedWeights& coded = *place.coded;
-  const Quantization how = format_of(coded);
+  const QuantizedWeights& quantized = *place.quantized;
+  const Quantization how = format_of(quantized);
   const Elems begin = first / kWhole * kWhole;
   const Elems end = first + values.size();
-  const CodedArrays arrays(how, end - begin);
+  const QuantizedArrays arrays(how, end - begin);
   thread_local std::vector<std::byte> memory;  // shared by all of this thread's many calls
   memory.resize(std::max<std::size_t>(memory.size(), arrays.bytes));
-  read_stored(coded.codes, first / 2,
+  read_stored(quantized.codes, first / 2,
               {memory.data() + (first - begin) / 2, (end + 1) / 2 - first / 2}, ahead);
-  read_scales(coded, begin, first, end, arrays, memory.data());
+  read_scales(quantized, begin, first, end, arrays, memory.data());
   model::decode(how, arrays, memory.data(), first - begin, values);
 }
 
 /// Dequantises like bitsandbytes: multiplies by the magnitude of the row, then by 1 / 127.
 void decode_int8(const WeightPlace& place, Elems first, std::span<float> values, ReadAhead* ahead) {
-  const CodedWeights& coded = *place.coded;
+  const QuantizedWeights& quantized = *place.quantized;
   const Elems columns = place.tensor->shape.back();
   const Elems row = first / columns;
   std::vector<float> scales((first + values.size() - 1) / columns - row + 1);
   std::vector<std::int8_t> codes(values.size());
-  read_stored(coded.scales, row * sizeof(float), std::as_writable_bytes(std::span(scales)));
-  read_stored(coded.codes, first, std::as_writable_bytes(std::span(codes)), ahead);
+  read_stored(quantized.scales, row * sizeof(float), std::as_writable_bytes(std::span(scales)));
+  read_stored(quantized.codes, first, std::as_writable_bytes(std::span(codes)), ahead);
   for (std::size_t i = 0; i < values.size(); ++i) {
     constexpr float kLargest = 127.0F;
     values[i] = static_cast<float>(codes[i]) * scales[(first + i) / columns - row];
@@ -279,12 +282,13 @@ std::optional<Pairing> pair(const WeightPlace& place, DType others, const FindPl
     return Nf4Matrix(place, *found, find).pair();
   }
   if (find(described + "fp4") != nullptr) {
-    refuse_tensor(
-        place, fmt::format("has codes of FP4, but Ballast reads only those of NF4; {}", kOriginal));
+    refuse_tensor(place,
+                  fmt::format("is a matrix in FP4, but Ballast reads only NF4; {}", kOriginal));
   }
   if (find(place.tensor->name + ".absmax") != nullptr) {
-    refuse_tensor(place, fmt::format("has codes of bitsandbytes, but there is no tensor '{}nf4'",
-                                     printable(described)));
+    refuse_tensor(place,
+                  fmt::format("is quantised by bitsandbytes, but its tensor '{}nf4' is missing",
+                              printable(described)));
   }
   return pair_int8(place, others, find);
 }
@@ -295,7 +299,7 @@ void read(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead
   memory.resize(std::max<std::size_t>(memory.size(), out.size() / size_of(type)));
   const auto values = std::span(memory).first(out.size() / size_of(type));
   if (values.empty()) return;
-  if (place.coded->format == CodedWeights::Format::int8) {
+  if (place.quantized->format == QuantizedWeights::Format::int8) {
     decode_int8(place, first, values, ahead);
   } else {
     decode_nf4(place, first, values, ahead);
@@ -304,25 +308,25 @@ void read(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead
 }
 
 bool has_codes(const WeightPlace& place, const Quantization& wanted) {
-  return place.coded != nullptr && place.coded->format == CodedWeights::Format::nf4 &&
+  return place.quantized != nullptr && place.quantized->format == QuantizedWeights::Format::nf4 &&
          wanted.format == Quantization::Format::nf4;
 }
 
 void read_codes(const WeightPlace& place, const Quantization& wanted, HostBytes out,
                 ReadAhead* ahead) {
-  const CodedWeights& coded = *place.coded;
-  const Quantization stored = format_of(coded);
+  const QuantizedWeights& quantized = *place.quantized;
+  const Quantization stored = format_of(quantized);
   const Elems elements = place.tensor->elements;
-  const CodedArrays arrays(wanted, elements);
-  read_stored(coded.codes, 0, out.first(coded.codes.tensor->bytes), ahead);
-  if (stored == wanted) return read_scales(coded, 0, 0, elements, arrays, out.data());
+  const QuantizedArrays arrays(wanted, elements);
+  read_stored(quantized.codes, 0, out.first(quantized.codes.tensor->bytes), ahead);
+  if (stored == wanted) return read_scales(quantized, 0, 0, elements, arrays, out.data());
   std::vector<float> scales(arrays.scales_count);
   std::vector<std::byte> memory;
   for (Elems begin = 0; begin < elements; begin += kWhole) {
     const Elems end = std::min(begin + kWhole, elements);
-    const CodedArrays part(stored, end - begin);
+    const QuantizedArrays part(stored, end - begin);
     memory.resize(part.bytes);
-    read_scales(coded, begin, begin, end, part, memory.data());
+    read_scales(quantized, begin, begin, end, part, memory.data());
     for (Elems i = 0; i < part.scales_count; ++i) {
       scales[begin / kBlock + i] = model::scale_at(part, memory.data(), i);
     }

@@ -22,7 +22,7 @@ struct Scalar {
 std::string event_file_head(double wall_time);
 
 /// A record that makes readers discard earlier records of the folder for `step` and later steps,
-/// since these steps follow. So a run starts or continues with it.
+/// since these steps follow. A run writes it first, also when it continues.
 std::string event_session_start(double wall_time, std::int64_t step);
 
 /// A record of all `scalars` of `step`. Readers have them as float.

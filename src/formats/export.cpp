@@ -111,7 +111,7 @@ ExportSummary count(const std::vector<std::vector<TensorToStore>>& files) {
 
 /// Whether the tensor is read by slices.
 bool is_sliced(const WeightPlace& place) {
-  return place.coded != nullptr && place.coded->format == CodedWeights::Format::mxfp4;
+  return place.quantized != nullptr && place.quantized->format == QuantizedWeights::Format::mxfp4;
 }
 
 /// Copies a stack of matrices in MXFP4, some columns of one matrix at a time.
@@ -122,15 +122,15 @@ void copy_decoded(const WeightPlace& from, ReadAhead& reader, const TensorToStor
   for (std::uint64_t index = 0; index < shape[0]; ++index) {
     const StoredSlice slice(from, index, reader);
     for (Elems column = 0; column < shape[1]; column += mxfp4::kBlock) {
-      const std::vector<Bf16> decoded = slice.decoded_columns(column, mxfp4::kBlock);
-      const auto bytes = std::as_bytes(std::span(decoded));
+      const std::vector<Bf16> dequantized = slice.dequantized_columns(column, mxfp4::kBlock);
+      const auto bytes = std::as_bytes(std::span(dequantized));
       const Elems first = (index * shape[1] + column) * shape[2];
-      count(decoded.size());
+      count(dequantized.size());
       if (tensor.dtype == DType::bf16) {
         writer.write_stored(tensor.name, bytes, DType::bf16, first);
         continue;
       }
-      values.resize(decoded.size());
+      values.resize(dequantized.size());
       decode(bytes, DType::bf16, values);
       writer.write(tensor.name, values, first);
     }

@@ -169,7 +169,7 @@ void MergedAdapters::add(const Part& part) {
                         sibling(part, std::string(kFirstOfTokens)) != nullptr;
   if (complete && (settings_.dora || part.suffix != kMagnitudes)) return;
   refuse_merge(files_, complete
-                           ? fmt::format("tensor '{}' is one of DoRA, but adapter_config.json "
+                           ? fmt::format("tensor '{}' belongs to DoRA, but adapter_config.json "
                                          "does not say use_dora",
                                          printable(part.place->tensor->name))
                            : fmt::format("tensor '{}' is there without '{}{}{}'",
@@ -185,7 +185,8 @@ MergedAdapters::Change& MergedAdapters::change_of(const Part& part, const std::s
                                        printable(part.place->tensor->name), printable(name),
                                        base_.path().string()));
     }
-  } else if (found->coded != nullptr && found->coded->format == CodedWeights::Format::mxfp4) {
+  } else if (found->quantized != nullptr &&
+             found->quantized->format == QuantizedWeights::Format::mxfp4) {
     refuse_merge(files_, fmt::format("tensor '{}' belongs to '{}', which {} has in MXFP4; export "
                                      "that model first, and merge with the result",
                                      printable(part.place->tensor->name), printable(name),
@@ -351,15 +352,15 @@ void MergedAdapters::apply(const std::string& name, Elems first, std::span<float
   if (change.replacement != nullptr) files_.read(change.replacement->tensor->name, values, first);
   if (change.rows != nullptr) return put_tokens(change, first, values);
   if (change.rank == 0) return;
-  if (change.magnitudes != nullptr && first == 0) compute_gains(change);
+  if (change.magnitudes != nullptr && first == 0) compute_dora_scales(change);
   model::host::split(values.size(), kUnit, [&](model::host::Range r) {
     const std::span<float> part = values.subspan(r.begin, r.size());
     add_to(change, first + r.begin, part);
-    if (change.gains.empty()) return;
+    if (change.dora_scales.empty()) return;
     const std::size_t columns = columns_of(*change.source->tensor);
     for (std::size_t i = 0; i < part.size(); ++i) {
       const std::size_t at = first + r.begin + i;
-      part[i] *= change.gains[change.of_columns ? at % columns : at / columns];
+      part[i] *= change.dora_scales[change.of_columns ? at % columns : at / columns];
     }
   });
 }
@@ -395,11 +396,11 @@ void MergedAdapters::put_tokens(const Change& change, Elems first, std::span<flo
   }
 }
 
-void MergedAdapters::compute_gains(Change& change) const {
-  change.gains = read_all(files_, *change.magnitudes->tensor);
+void MergedAdapters::compute_dora_scales(Change& change) const {
+  change.dora_scales = read_all(files_, *change.magnitudes->tensor);
   const std::size_t rows = change.source->tensor->shape[0];
   const std::size_t columns = change.source->tensor->shape[1];
-  std::vector<double> squares(change.gains.size(), 0.0);
+  std::vector<double> squares(change.dora_scales.size(), 0.0);
   std::vector<float> values;
   for (std::size_t row = 0; row < rows; row += values.size() / columns) {
     const std::size_t count = std::clamp<std::size_t>(kAtATime / columns, 1, rows - row);
@@ -426,8 +427,8 @@ void MergedAdapters::compute_gains(Change& change) const {
     });
   }
   for (std::size_t i = 0; i < squares.size(); ++i) {
-    change.gains[i] =
-        squares[i] > 0.0 ? static_cast<float>(change.gains[i] / std::sqrt(squares[i])) : 0.0F;
+    change.dora_scales[i] =
+        squares[i] > 0.0 ? static_cast<float>(change.dora_scales[i] / std::sqrt(squares[i])) : 0.0F;
   }
 }
 

@@ -59,7 +59,7 @@ class MergedAdapters {
     const WeightPlace* magnitudes = nullptr;  ///< DoRA's magnitudes: [rows], or [columns] of a
                                               ///< transposed matrix
     bool of_columns = false;
-    std::vector<float> gains;  ///< factors of DoRA for rows or columns
+    std::vector<float> dora_scales;  ///< factors of DoRA for rows or columns
     /// Rows of `rows` by row of the tensor, for trained tokens.
     std::map<Elems, Elems> tokens;
     const WeightPlace* rows = nullptr;
@@ -87,7 +87,7 @@ class MergedAdapters {
 
   void add_to(const Change& change, Elems first, std::span<float> values) const;
   void put_tokens(const Change& change, Elems first, std::span<float> values) const;
-  void compute_gains(Change& change) const;
+  void compute_dora_scales(Change& change) const;
 
   const WeightFiles& base_;
   WeightFiles files_;
@@ -100,8 +100,8 @@ class MergedAdapters {
   std::optional<Added> added_;
 };
 
-/// The folder of the model that adapters at `folder` belong to. Throws Error(data) if they name
-/// none that exists, or a folder of adapters.
+/// Returns the folder of the base model that the adapters in `folder` name. Throws Error(data) if
+/// they name none, if it does not exist, or if it has adapters instead of a model.
 std::filesystem::path base_of_adapters(const std::filesystem::path& folder);
 
 }  // namespace ballast::formats

@@ -41,9 +41,10 @@ std::optional<Pairing> pair(const WeightPlace& place, const FindPlace& find) {
   if (place.tensor->dtype != "U8" || !place.tensor->name.ends_with(kCodesSuffix)) return {};
   const std::vector<std::uint64_t>& shape = place.tensor->shape;
   if (shape.size() != 4 || shape.back() != kCodes || place.tensor->elements == 0) {
-    refuse_tensor(place,
-                  fmt::format("has shape {}, but codes of MXFP4 have 4 dimensions, the last of {}",
-                              format_shape(shape), kCodes));
+    refuse_tensor(
+        place,
+        fmt::format("has shape {}, but matrices in MXFP4 have 4 dimensions, the last of size {}",
+                    format_shape(shape), kCodes));
   }
   std::string name = place.tensor->name;
   name.resize(name.size() - kCodesSuffix.size());
@@ -51,7 +52,7 @@ std::optional<Pairing> pair(const WeightPlace& place, const FindPlace& find) {
   const WeightPlace* const scales = find(expected);
   if (scales == nullptr) {
     refuse_tensor(place,
-                  fmt::format("has codes of MXFP4, but there is no tensor '{}' with their scales",
+                  fmt::format("is a matrix in MXFP4, but tensor '{}' with its scales is missing",
                               printable(expected)));
   }
   const std::vector<std::uint64_t> of_scales(shape.begin(), shape.end() - 1);
@@ -63,12 +64,12 @@ std::optional<Pairing> pair(const WeightPlace& place, const FindPlace& find) {
   }
   const Elems elements = 2 * place.tensor->elements;
   return Pairing{
-      .decoded = {.name = name,
-                  .dtype = std::string(dtype_name(DType::bf16)),
-                  .shape = {shape[0], shape[2] * kBlock, shape[1]},
-                  .elements = elements,
-                  .bytes = elements * sizeof(Bf16)},
-      .coded = {.format = CodedWeights::Format::mxfp4, .codes = place, .scales = *scales},
+      .dequantized = {.name = name,
+                      .dtype = std::string(dtype_name(DType::bf16)),
+                      .shape = {shape[0], shape[2] * kBlock, shape[1]},
+                      .elements = elements,
+                      .bytes = elements * sizeof(Bf16)},
+      .quantized = {.format = QuantizedWeights::Format::mxfp4, .codes = place, .scales = *scales},
       .parts = {scales->tensor}};
 }
 

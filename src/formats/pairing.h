@@ -10,9 +10,9 @@ namespace ballast::formats {
 
 /// A tensor that files store in quantised form, and the tensors from which it is dequantised.
 struct Pairing {
-  StoredTensor decoded;
-  CodedWeights coded;
-  /// The tensors of `coded` except the codes: scales and descriptions.
+  StoredTensor dequantized;
+  QuantizedWeights quantized;
+  /// The tensors of `quantized` except the codes: scales and descriptions.
   std::vector<const StoredTensor*> parts;
 };
 

@@ -150,18 +150,18 @@ void WeightFiles::pair_codes() {
       places.push_back(place);
       continue;
     }
-    decoded_.push_back(pairing->decoded);
-    coded_.push_back(pairing->coded);
-    places.push_back({&decoded_.back(), place.file, &coded_.back()});
+    dequantized_.push_back(pairing->dequantized);
+    quantized_.push_back(pairing->quantized);
+    places.push_back({&dequantized_.back(), place.file, &quantized_.back()});
     parts.insert(pairing->parts.begin(), pairing->parts.end());
   }
-  if (coded_.empty()) return;
+  if (quantized_.empty()) return;
   std::erase_if(places, [&](const WeightPlace& place) { return parts.contains(place.tensor); });
   places_ = std::move(places);
   found_.clear();
   for (std::size_t i = 0; i < places_.size(); ++i) {
     if (found_.emplace(places_[i].tensor->name, i).second) continue;
-    refuse_file(places_[i].file->path(), fmt::format(": tensor '{}' is there as codes of MXFP4 too",
+    refuse_file(places_[i].file->path(), fmt::format(": tensor '{}' is stored twice, also in MXFP4",
                                                      printable(places_[i].tensor->name)));
   }
 }
@@ -242,10 +242,10 @@ Bytes WeightFiles::bytes() const {
 
 void WeightFiles::read(const std::string& name, std::span<float> out, Elems first) const {
   if (const WeightPlace* const place = find(name)) {
-    if (place->coded == nullptr) return place->file->read(place->tensor->name, out, first);
+    if (place->quantized == nullptr) return place->file->read(place->tensor->name, out, first);
     if (out.empty()) return;
-    expects(place->coded->format != CodedWeights::Format::mxfp4,
-            "codes of MXFP4 are read by slices");
+    expects(place->quantized->format != QuantizedWeights::Format::mxfp4,
+            "matrices in MXFP4 are read in slices");
     std::vector<std::byte> stored(out.size() * size_of(type_of(*place)));
     bitsandbytes::read(*place, first, stored, nullptr);
     return decode(stored, type_of(*place), out);

@@ -35,21 +35,21 @@ void collect(const std::byte* from, Elems step, Elems count, std::byte* to) {
 }  // namespace
 
 std::vector<ReadAhead::Source> stored_ranges(const WeightPlace& place, Elems first, Elems end) {
-  if (place.coded == nullptr) {
+  if (place.quantized == nullptr) {
     const Bytes width = size_of(type_of(place));
     return {{&place, first * width, end * width}};
   }
-  const CodedWeights& coded = *place.coded;
-  if (coded.format == CodedWeights::Format::int8) return {{&coded.codes, first, end}};
-  std::vector<ReadAhead::Source> ranges = {{&coded.codes, first / 2, (end + 1) / 2}};
-  if (coded.format == CodedWeights::Format::mxfp4) {
-    ranges.push_back({&coded.scales, first / mxfp4::kBlock, end / mxfp4::kBlock});
+  const QuantizedWeights& quantized = *place.quantized;
+  if (quantized.format == QuantizedWeights::Format::int8) return {{&quantized.codes, first, end}};
+  std::vector<ReadAhead::Source> ranges = {{&quantized.codes, first / 2, (end + 1) / 2}};
+  if (quantized.format == QuantizedWeights::Format::mxfp4) {
+    ranges.push_back({&quantized.scales, first / mxfp4::kBlock, end / mxfp4::kBlock});
   }
   return ranges;
 }
 
 void read_elements(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead) {
-  if (place.coded != nullptr) return bitsandbytes::read(place, first, out, ahead);
+  if (place.quantized != nullptr) return bitsandbytes::read(place, first, out, ahead);
   read_stored(place, first * size_of(type_of(place)), out, ahead);
 }
 
@@ -82,7 +82,7 @@ void StoredSlice::read_part(const model::TensorSpec& tensor, Elems row, Elems co
   const Elems rows = tensor.shape.front();
   const Elems columns = tensor.size / rows;
   const Elems there = model::run_in_files(tensor, row * columns).first - tensor.first_element();
-  if (place_->coded != nullptr) {
+  if (place_->quantized != nullptr) {
     std::array<Bf16, kTogether> values;
     const auto part = std::span(values).first(out.size() / sizeof(Bf16));
     mxfp4::decode(stored_, scales_, there * columns + column, part);
@@ -98,7 +98,7 @@ void StoredSlice::read_part(const model::TensorSpec& tensor, Elems row, Elems co
   }
 }
 
-std::vector<Bf16> StoredSlice::decoded_columns(Elems first, Elems count) const {
+std::vector<Bf16> StoredSlice::dequantized_columns(Elems first, Elems count) const {
   const Elems columns = place_->tensor->shape[1];
   const Elems rows = place_->tensor->shape[2];
   std::vector<Bf16> values(rows * count);

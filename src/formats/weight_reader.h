@@ -38,7 +38,7 @@ class StoredSlice {
   void read(const model::TensorSpec& tensor, Elems first, HostBytes out) const;
   /// Columns [first, first + count) of a matrix [rows, columns] in MXFP4 as a separate matrix: a
   /// part of the dequantised place.
-  [[nodiscard]] std::vector<Bf16> decoded_columns(Elems first, Elems count) const;
+  [[nodiscard]] std::vector<Bf16> dequantized_columns(Elems first, Elems count) const;
 
  private:
   void read_part(const model::TensorSpec& tensor, Elems row, Elems column, HostBytes out) const;

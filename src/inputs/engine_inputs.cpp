@@ -34,7 +34,7 @@ step::Options schedule_options(const config::Config& config) {
 }
 
 /// Returns how many ranks share one copy of the weights; 0: all.
-std::uint32_t weight_ranks(const config::ZeroSection& zero, std::uint32_t world) {
+std::uint32_t hpz_partition_size(const config::ZeroSection& zero, std::uint32_t world) {
   const std::uint64_t size = zero.hpz_partition_size;
   if (size == 1 || world == 1) return 0;
   if (world % size == 0) return static_cast<std::uint32_t>(size);
@@ -156,8 +156,8 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
   blueprint.options = schedule_options(config);
   blueprint.problem.world = world;
   blueprint.problem.stage = static_cast<std::uint32_t>(config.zero.stage);
-  blueprint.problem.weight_ranks = weight_ranks(config.zero, world);
-  if (config.zero.quantized_weights) blueprint.problem.coded_weight = size_of(blueprint.type);
+  blueprint.problem.hpz_partition_size = hpz_partition_size(config.zero, world);
+  if (config.zero.quantized_weights) blueprint.problem.qwz_weight_bytes = size_of(blueprint.type);
   engine::size_problem(blueprint, kernels, config.ballast.eval_batches / world,
                        config.zero.persistence_threshold);
   return blueprint;

@@ -73,9 +73,9 @@ OffloadLayout::Arrays OffloadLayout::arrays(DType type, Elems count) const {
     return start;
   };
   const auto sizes = cpu_adam::traffic(optimizer_, Weights::format_of(type), type, moments_);
-  const bool coded = moments_ == Moments::Format::blockwise8;
-  const Elems exponents = coded ? Codes::exponents_of(count) : 0;
-  at.companion = add(count * Weights::master_width(type));
+  const bool blockwise = moments_ == Moments::Format::blockwise8;
+  const Elems exponents = blockwise ? Codes::exponents_of(count) : 0;
+  at.remainder_or_copy = add(count * Weights::master_width(type));
   at.first = add(count * sizes.first_moment);
   at.first_exponents = add(sizes.first_moment > 0 ? exponents : 0);
   at.second = add(count * sizes.second_moment);
@@ -96,16 +96,16 @@ cpu_adam::Shard OffloadLayout::shard(const ParameterPart& part, HostBytes states
   const Arrays at = arrays(parameter.type, part.count);
   std::byte* base = states.data() + part.offset;
   const auto exponents = [&](Bytes offset) {
-    const bool coded = moments_ == Moments::Format::blockwise8;
-    return coded ? reinterpret_cast<std::uint8_t*>(base + offset) : nullptr;
+    const bool blockwise = moments_ == Moments::Format::blockwise8;
+    return blockwise ? reinterpret_cast<std::uint8_t*>(base + offset) : nullptr;
   };
-  return {
-      Weights::of(parameter.type, from(weights, part.first, parameter.type), base + at.companion),
-      {moments_, base + at.first, base + at.second, exponents(at.first_exponents),
-       exponents(at.second_exponents)},
-      {gradient.type, from(gradient.data, part.first, gradient.type)},
-      part.count,
-      first_elements_.at(part.parameter) + part.first};
+  return {Weights::of(parameter.type, from(weights, part.first, parameter.type),
+                      base + at.remainder_or_copy),
+          {moments_, base + at.first, base + at.second, exponents(at.first_exponents),
+           exponents(at.second_exponents)},
+          {gradient.type, from(gradient.data, part.first, gradient.type)},
+          part.count,
+          first_elements_.at(part.parameter) + part.first};
 }
 
 }  // namespace ballast::offload

@@ -66,7 +66,7 @@ class OffloadLayout {
  private:
   /// Offsets of a part's arrays, relative to its own.
   struct Arrays {
-    Bytes companion = 0;
+    Bytes remainder_or_copy = 0;
     Bytes first = 0;
     Bytes second = 0;
     Bytes first_exponents = 0;

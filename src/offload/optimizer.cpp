@@ -146,10 +146,11 @@ bool OffloadedOptimizer::require_master(const Shard& shard, char& known) const {
   }
   known = 1;
   if (weights.format == Weights::Format::split) {
-    std::ranges::fill(array<std::uint16_t>(weights.companion, shard.size), std::uint16_t{0});
+    std::ranges::fill(array<std::uint16_t>(weights.remainder_or_copy, shard.size),
+                      std::uint16_t{0});
   } else if (weights.format == Weights::Format::copy_f16) {
     auto* master = static_cast<float*>(weights.main);
-    const auto* weight = static_cast<const F16*>(weights.companion);
+    const auto* weight = static_cast<const F16*>(weights.remainder_or_copy);
     updater_.for_ranges(shard.size, [&](Elems first, Elems last) {
       for (Elems i = first; i < last; ++i) master[i] = to_float(weight[i]);
     });
@@ -159,7 +160,7 @@ bool OffloadedOptimizer::require_master(const Shard& shard, char& known) const {
 
 bool OffloadedOptimizer::follow_weights(const Weights& weights, Elems size) const {
   auto* master = static_cast<float*>(weights.main);
-  const auto* weight = static_cast<const F16*>(weights.companion);
+  const auto* weight = static_cast<const F16*>(weights.remainder_or_copy);
   std::atomic<bool> changed = false;
   updater_.for_ranges(size, [&](Elems first, Elems last) {
     for (Elems i = first; i < last; ++i) {

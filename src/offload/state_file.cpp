@@ -59,8 +59,8 @@ std::vector<KindInFile> kinds_of(const FiledParameter& one) {
     add(kFirst, format == Moments::Format::f32 ? DType::f32 : DType::bf16);
   }
   if (cpu_adam::has_second_moment(layout.optimizer())) {
-    const bool coded = format == Moments::Format::blockwise8;
-    add(kSecond, coded ? DType::bf16 : DType::f32);
+    const bool blockwise = format == Moments::Format::blockwise8;
+    add(kSecond, blockwise ? DType::bf16 : DType::f32);
   }
   return kinds;
 }

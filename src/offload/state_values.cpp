@@ -22,7 +22,7 @@ StateValues part_of(const StateValues& values, const ParameterPart& part) {
 void read_master(const Weights& weights, std::span<float> out) {
   if (weights.format == Weights::Format::split) {
     const auto* weight = static_cast<const Bf16*>(weights.main);
-    const auto* remainder = static_cast<const std::uint16_t*>(weights.companion);
+    const auto* remainder = static_cast<const std::uint16_t*>(weights.remainder_or_copy);
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = join_master({weight[i], remainder[i]});
   } else {
     std::copy_n(static_cast<const float*>(weights.main), out.size(), out.begin());
@@ -32,7 +32,7 @@ void read_master(const Weights& weights, std::span<float> out) {
 void write_master(const Weights& weights, std::span<const float> values) {
   if (weights.format == Weights::Format::split) {
     auto* weight = static_cast<Bf16*>(weights.main);
-    auto* remainder = static_cast<std::uint16_t*>(weights.companion);
+    auto* remainder = static_cast<std::uint16_t*>(weights.remainder_or_copy);
     for (std::size_t i = 0; i < values.size(); ++i) {
       const SplitMaster split = split_master(values[i]);
       weight[i] = split.weight;
@@ -40,7 +40,7 @@ void write_master(const Weights& weights, std::span<const float> values) {
     }
   } else {
     std::ranges::copy(values, static_cast<float*>(weights.main));
-    auto* copy = static_cast<F16*>(weights.companion);
+    auto* copy = static_cast<F16*>(weights.remainder_or_copy);
     for (std::size_t i = 0; i < values.size(); ++i) copy[i] = to_f16(values[i]);
   }
 }

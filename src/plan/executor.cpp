@@ -387,7 +387,7 @@ Executor::Executor(Handler handler, Names names, const ExecutorOptions& options)
   state_->names = std::move(names);
   state_->options = options;
   for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-    if (mode_of(kLanes[lane]) == Mode::streamed) state_->lanes[lane].most = options.most_on_stream;
+    if (mode_of(kLanes[lane]) == Mode::streamed) state_->lanes[lane].most = options.max_on_stream;
   }
   if (!options.serial) state_->make_threads();
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -62,9 +63,12 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
   const step::Problem& problem = blueprint.problem;
   add(lines, "model",
-      fmt::format("{} parameters in {}, {} blocks",
+      fmt::format("{} parameters in {}",
                   format_count(static_cast<double>(blueprint.model.parameters())),
-                  to_string(blueprint.type), blueprint.model.blocks.size()));
+                  to_string(blueprint.type)));
+  add(lines, "blocks",
+      fmt::format("{} (embedding, layers, head), the units of placement",
+                  blueprint.model.blocks.size()));
   std::string machine = forecast.rates.name;
   if (const unsigned runs = forecast.rates.corrections; runs > 0) {
     machine += fmt::format(", rates corrected by {} run{}", runs, runs == 1 ? "" : "s");
@@ -97,18 +101,23 @@ std::string share_text(const plan::Prediction& prediction, Lane lane) {
                      100.0 * of(prediction.busy_seconds, lane) / prediction.step_seconds);
 }
 
+/// Descriptions of the lanes, for readers who do not know the names, in the order of Lane.
+constexpr std::array<std::string_view, plan::kLaneCount> kWorkOfLanes = {
+    "forward, backward", "host to device", "device to host", "between ranks",
+    "between ranks",     "optimizer",      "NVMe to host",   "host to NVMe"};
+
 void describe_lanes(const Forecast& forecast, Lines& lines) {
   const plan::Prediction& prediction = forecast.decision.prediction;
-  lines.push_back(fmt::format("  {:<10} {:>10} {:>8} {:>10} {:>12}", "lane", "busy", "of step",
-                              "waiting", "bytes"));
+  lines.push_back(fmt::format("  {:<10} {:>10} {:>8} {:>10} {:>12}  {}", "lane", "busy", "of step",
+                              "waiting", "bytes", "what it does"));
   for (const Lane lane : plan::kLanes) {
     const double busy = of(prediction.busy_seconds, lane);
     if (busy <= 0.0) continue;
     const Bytes bytes = prediction.bytes.at(static_cast<std::size_t>(lane));
-    lines.push_back(fmt::format("  {:<10} {:>10} {:>8} {:>10} {:>12}", to_string(lane),
-                                seconds_text(busy), share_text(prediction, lane),
-                                seconds_text(of(prediction.stalled_seconds, lane)),
-                                bytes > 0 ? format_bytes(bytes) : "-"));
+    lines.push_back(fmt::format(
+        "  {:<10} {:>10} {:>8} {:>10} {:>12}  {}", to_string(lane), seconds_text(busy),
+        share_text(prediction, lane), seconds_text(of(prediction.stalled_seconds, lane)),
+        bytes > 0 ? format_bytes(bytes) : "-", kWorkOfLanes.at(static_cast<std::size_t>(lane))));
   }
 }
 

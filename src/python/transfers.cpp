@@ -34,7 +34,7 @@ std::mutex& singleton_mutex() {
   return mutex;
 }
 
-/// Destroyed by Transfers::end(), not by the end of the process.
+/// The only instance. Transfers::end() destroys it, not the end of the process.
 Transfers*& singleton() {
   static Transfers* transfers = nullptr;
   return transfers;

@@ -16,9 +16,9 @@ namespace {
 
 void check_ranks(const Problem& problem) {
   if (problem.world == 0) refuse_arguments("world must be at least 1 rank");
-  if (problem.weight_ranks > 0 && problem.world % problem.weight_ranks != 0) {
-    refuse_arguments(fmt::format("weight_ranks {} does not divide the {} ranks",
-                                 problem.weight_ranks, problem.world));
+  if (problem.hpz_partition_size > 0 && problem.world % problem.hpz_partition_size != 0) {
+    refuse_arguments(fmt::format("hpz_partition_size {} does not divide the {} ranks",
+                                 problem.hpz_partition_size, problem.world));
   }
   if (problem.stage > 3)
     refuse_arguments(fmt::format("stage must be 0 to 3, got {}", problem.stage));
@@ -69,12 +69,13 @@ void check_arguments(const Problem& problem, const Placement& placement, const O
                                  placement.blocks.size(), problem.blocks.size()));
   }
   for (std::size_t b = 0; b < problem.blocks.size(); ++b) {
-    if (problem.blocks[b].is_coded() && !program.is_layer(static_cast<model::BlockId>(b))) {
+    if (problem.blocks[b].is_quantized() && !program.is_layer(static_cast<model::BlockId>(b))) {
       refuse_arguments(fmt::format("{} is quantised, but only layers can be", problem.name_of(b)));
     }
   }
   if (problem.table->has_reference() && !program.is_layer(program.first_differentiated)) {
-    refuse_arguments("a reference model needs layers in one piece, some of them with adapters");
+    refuse_arguments(
+        "a reference model needs layers that are not cut into tiles, at least one with adapters");
   }
   if (problem.micro_batches == 0) refuse_arguments("a step needs at least 1 micro-batch");
   if (problem.evaluation_micro_batches == 0 ||

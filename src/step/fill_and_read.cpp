@@ -29,7 +29,7 @@ std::vector<Movements::Home> Movements::weight_homes(std::uint32_t block) const 
                 .bytes = end - begin,
                 .initial_bytes = end - begin};
   };
-  if (!splits_home(block)) return {home(layout_.weight_home[block], 0, all)};
+  if (!has_separate_trained_home(block)) return {home(layout_.weight_home[block], 0, all)};
   const Bytes trained = rank_.trained_weights(block);
   return {home(layout_.trained_home[block], 0, trained),
           home(layout_.weight_home[block], trained, all)};
@@ -49,7 +49,7 @@ Movements::Home Movements::state_home(std::uint32_t block, std::uint32_t group) 
 template <class Move>
 void Movements::in_pieces(Bytes all, Move move) const {
   if (all == 0) return;
-  const Bytes most = layout_.buffers[layout_.passing_place].bytes;
+  const Bytes most = layout_.buffers[layout_.fill_staging].bytes;
   for (Bytes offset = 0; offset < all; offset += most) {
     move(offset, std::min(most, all - offset));
   }
@@ -116,10 +116,10 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
     case Tier::device:
       // Device memory is zeroed initially.
       in_pieces(home.initial_bytes, [&](Bytes offset, Bytes bytes) {
-        initialize(layout_.passing_place, offset, bytes);
+        initialize(layout_.fill_staging, offset, bytes);
         emit_piece(
             Action::upload, block, home, offset, bytes,
-            {{Role::source, layout_.passing_place, false}, {Role::target, home.buffer, true}});
+            {{Role::source, layout_.fill_staging, false}, {Role::target, home.buffer, true}});
       });
   }
 }
@@ -177,8 +177,8 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
       in_pieces(home.bytes, [&](Bytes offset, Bytes bytes) {
         emit_piece(
             Action::offload, block, home, offset, bytes,
-            {{Role::source, home.buffer, false}, {Role::target, layout_.passing_place, true}});
-        read(layout_.passing_place, offset, bytes);
+            {{Role::source, home.buffer, false}, {Role::target, layout_.fill_staging, true}});
+        read(layout_.fill_staging, offset, bytes);
       });
   }
 }

@@ -87,7 +87,7 @@ BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
   const BufferId reduced = moves ? layout_.gradient[block] : packed;
   std::vector<Use> uses = {{Role::target, reduced, true, !moves && rank_.shards_states(block)},
                            {Role::statistics, layout_.statistics_device[block], true},
-                           {Role::scratch, layout_.arriving, true}};
+                           {Role::scratch, layout_.received, true}};
   if (moves) uses.push_back({Role::source, packed, false});
   // An all-reduce is a reduce-scatter and an all-gather.
   const Bytes once = rank_.received_from_all(rank_.padded_gradient(block));
@@ -103,7 +103,7 @@ BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
 
 OpId Movements::gate(bool training) {
   std::vector<Use> uses = {{Role::losses, layout_.values.report_on_host, false},
-                           {Role::decision, layout_.verdict, true}};
+                           {Role::decision, layout_.decision, true}};
   if (training) {
     for (const BufferId id : layout_.statistics_host) {
       if (id != kNoBuffer) uses.push_back({Role::statistics, id, false});

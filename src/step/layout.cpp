@@ -19,11 +19,11 @@ namespace {
 
 /// Maximum size of the buffer for gradients received from other ranks; larger gradients are summed
 /// in rounds.
-constexpr Bytes kArriving = 32 * kMiB;
-/// A host buffer of a step with at least kServes bytes also serves to fill and read the device;
-/// otherwise a buffer of at most kPassing bytes is added.
-constexpr Bytes kServes = 256 * kKiB;
-constexpr Bytes kPassing = 1 * kMiB;
+constexpr Bytes kMaxReceivedBytes = 32 * kMiB;
+/// A host buffer of a step with at least kMinFillBytes bytes also serves to fill and read the
+/// device; otherwise a buffer of at most kMaxFillBytes bytes is added.
+constexpr Bytes kMinFillBytes = 256 * kKiB;
+constexpr Bytes kMaxFillBytes = 1 * kMiB;
 
 class LayoutMaker {
  public:
@@ -36,16 +36,16 @@ class LayoutMaker {
 
   Layout make() {
     homes();
-    weight_passage();
+    weight_buffers();
     if (placed_.trains()) {
-      state_passage();
+      state_buffers();
       gradients();
     }
     layout_.values = add_values(placed_, list_);
-    layout_.verdict = list_.add("verdict", Tier::host, Kind::batch, 0);
+    layout_.decision = list_.add("decision", Tier::host, Kind::batch, 0);
     layout_.workspace =
         list_.add("workspace", Tier::device, Kind::workspace, problem_.workspace_bytes);
-    passing_place();
+    fill_staging();
     if (placed_.trains()) checkpoints();
     layout_.buffers = list_.take();
     return std::move(layout_);
@@ -62,7 +62,7 @@ class LayoutMaker {
 
   void homes() {
     for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
-      const bool split = placed_.has_trained_home(b);
+      const bool split = placed_.has_separate_trained_home(b);
       const BufferId weights =
           list_.add(name_of(b, split ? "frozen weights" : "weights"), placed_.at(b).weights,
                     Kind::weights, rank_.resident_weights(b) - placed_.trained_home_bytes(b));
@@ -204,12 +204,12 @@ class LayoutMaker {
     return found;
   }
 
-  void weight_passage() {
+  void weight_buffers() {
     const auto passes = [this](std::uint32_t b) {
       return rank_.shards_weights(b) || placed_.at(b).weights != Tier::device;
     };
     const Need slots = need([this](std::uint32_t b) { return rank_.padded_weights(b); }, passes);
-    const std::size_t wanted = options_.buffers.weight_slots + most_moving_together(passes);
+    const std::size_t wanted = options_.buffers.weight_slots + moved_for_other_blocks(passes);
     layout_.weight_slots = list_.add_slots("weights in transit", Tier::device, Kind::staging,
                                            slots.bytes, std::min(wanted, slots.count));
     const auto split_elsewhere = [this](std::uint32_t b) {
@@ -229,10 +229,12 @@ class LayoutMaker {
     }
     // One is enough, because dequantisation of the next block's weights runs on the same stream as
     // the passes.
-    const Need decoded = need([this](std::uint32_t b) { return problem_.blocks[b].decoded_bytes; },
-                              [this](std::uint32_t b) { return problem_.blocks[b].is_coded(); });
-    layout_.decoded = list_.add_slots("decoded weights", Tier::device, Kind::workspace,
-                                      decoded.bytes, std::min<std::size_t>(1, decoded.count));
+    const Need dequantized =
+        need([this](std::uint32_t b) { return problem_.blocks[b].dequantized_bytes; },
+             [this](std::uint32_t b) { return problem_.blocks[b].is_quantized(); });
+    layout_.dequantized =
+        list_.add_slots("dequantised weights", Tier::device, Kind::workspace, dequantized.bytes,
+                        std::min<std::size_t>(1, dequantized.count));
     const auto on_host = [this](std::uint32_t b) {
       return placed_.at(b).weights == Tier::device ? rank_.updated_weights(b)
                                                    : rank_.resident_weights(b);
@@ -248,7 +250,7 @@ class LayoutMaker {
 
   /// Number of blocks whose weights move for the pass of another block.
   template <class Moves>
-  [[nodiscard]] std::size_t most_moving_together(Moves moves) const {
+  [[nodiscard]] std::size_t moved_for_other_blocks(Moves moves) const {
     const model::StepProgram& program = problem_.program();
     std::size_t most = 0;
     for (const model::PassId id : problem_.table->passes_over_blocks(placed_.form)) {
@@ -263,7 +265,7 @@ class LayoutMaker {
     return most;
   }
 
-  void state_passage() {
+  void state_buffers() {
     std::vector<SwappedStates> swapped = placed_.swapped_states(UpdatedIn::forward);
     const auto backward = placed_.swapped_states(UpdatedIn::backward);
     swapped.insert(swapped.end(), backward.begin(), backward.end());
@@ -306,8 +308,9 @@ class LayoutMaker {
     if (rank_.is_distributed()) {
       const Need all = need(whole, [this](std::uint32_t b) { return rank_.is_distributed(b); });
       const Bytes least = problem_.world * kPage;
-      layout_.arriving = list_.add("gradients from other ranks", Tier::device, Kind::workspace,
-                                   std::clamp(all.bytes, least, std::max(least, kArriving)));
+      layout_.received =
+          list_.add("gradients from other ranks", Tier::device, Kind::workspace,
+                    std::clamp(all.bytes, least, std::max(least, kMaxReceivedBytes)));
     }
   }
 
@@ -324,7 +327,7 @@ class LayoutMaker {
                      shard ? rank_.gradient_shard(b) : rank_.padded_gradient(b));
   }
 
-  void passing_place() {
+  void fill_staging() {
     const Need weights =
         need([this](std::uint32_t b) { return rank_.resident_weights(b); },
              [this](std::uint32_t b) { return placed_.at(b).weights == Tier::device; });
@@ -336,10 +339,10 @@ class LayoutMaker {
              });
     const Bytes largest = std::max(weights.bytes, states.bytes);
     if (largest == 0) return;
-    const Bytes enough = std::min(largest, kServes);
+    const Bytes enough = std::min(largest, kMinFillBytes);
     if (list_.merges() ? list_.largest_place() >= enough : takes_place(enough)) return;
-    layout_.passing_place = list_.add("staging for data on the device", Tier::host, Kind::staging,
-                                      std::min(largest, kPassing));
+    layout_.fill_staging = list_.add("staging for data on the device", Tier::host, Kind::staging,
+                                     std::min(largest, kMaxFillBytes));
   }
 
   /// Returns whether a buffer of a step has `enough` bytes and becomes the passing place.
@@ -351,7 +354,7 @@ class LayoutMaker {
         if (id == kNoBuffer) continue;
         const Buffer& buffer = list_[id];
         if (buffer.tier != Tier::host || buffer.bytes < enough) continue;
-        layout_.passing_place = id;
+        layout_.fill_staging = id;
         return true;
       }
     }

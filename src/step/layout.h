@@ -16,7 +16,8 @@ struct Layout {
 
   // One per block. Purpose::evaluation has only the weights.
   std::vector<BufferId> weight_home;
-  std::vector<BufferId> trained_home;  ///< PlacedProblem::has_trained_home(), else kNoBuffer
+  std::vector<BufferId>
+      trained_home;  ///< PlacedProblem::has_separate_trained_home(), else kNoBuffer
   std::vector<std::vector<BufferId>> state_home;  ///< by sub-group
   /// Values before the last update, for speculating blocks, else kNoBuffer; see Speculation.
   std::vector<BufferId> weight_undo;
@@ -31,19 +32,19 @@ struct Layout {
   std::vector<BufferId> weight_slots;      ///< device, whole weights
   std::vector<BufferId> share_slots;       ///< device, this rank's share of split weights
   BufferId codes = kNoBuffer;              ///< device, gathered weight codes
-  std::vector<BufferId> decoded;           ///< device, weights dequantised for passes; at most one
+  std::vector<BufferId> dequantized;       ///< device, weights dequantised for passes; at most one
   std::vector<BufferId> weight_staging;    ///< host
   std::vector<BufferId> state_staging;     ///< host, each as large as its largest content
   std::vector<BufferId> gradient_slots;    ///< device, packed gradients
   std::vector<BufferId> gradient_staging;  ///< host, for gradients on NVMe
   /// Host buffer through which weights and states on the device are filled and read, in pieces,
   /// outside steps. It may be a buffer of a step that is large enough.
-  BufferId passing_place = kNoBuffer;
+  BufferId fill_staging = kNoBuffer;
 
   ValueSlots values;  ///< values of the passes
 
-  BufferId arriving = kNoBuffer;  ///< device, gradients received from other ranks
-  BufferId verdict = kNoBuffer;
+  BufferId received = kNoBuffer;  ///< device, gradients received from other ranks
+  BufferId decision = kNoBuffer;
   BufferId workspace = kNoBuffer;
 };
 

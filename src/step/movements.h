@@ -115,11 +115,12 @@ class Movements {
   void bring_frozen(const BufferCache::Taken& place, Action action, std::uint32_t block,
                     BufferId from, Condition when);
   /// Returns whether the trained weights of `block` have a separate home.
-  [[nodiscard]] bool splits_home(std::uint32_t block) const {
+  [[nodiscard]] bool has_separate_trained_home(std::uint32_t block) const {
     return layout_.trained_home[block] != kNoBuffer;
   }
-  [[nodiscard]] bool splits_home(std::uint32_t block, Tier trained) const {
-    return splits_home(block) && layout_.buffers[layout_.trained_home[block]].tier == trained;
+  [[nodiscard]] bool has_separate_trained_home(std::uint32_t block, Tier trained) const {
+    return has_separate_trained_home(block) &&
+           layout_.buffers[layout_.trained_home[block]].tier == trained;
   }
   void gather_weights(std::uint32_t block, BufferId from, BufferId to, Condition when,
                       std::optional<Condition> unless = {});
@@ -193,7 +194,7 @@ class Movements {
   plan::Emitter emitter_;
   BufferCache slots_;
   BufferCache share_slots_;
-  BufferCache decoded_;
+  BufferCache dequantized_;
   BufferCache weight_staging_;
   RoundRobin gradient_slots_;
   RoundRobin gradient_staging_;

@@ -40,7 +40,8 @@ std::string OperationNames::kind_of(const Operation& operation) {
 std::string OperationNames::operator()(const Operation& operation) const {
   const std::string action = kind_of(operation);
   const bool initial = operation.action == Action::initialize || operation.action == Action::read;
-  if (operation.action == Action::gate || moves(operation, MovedValue::losses)) return action;
+  if (operation.action == Action::gate) return action + " (loss, norm, clipping)";
+  if (moves(operation, MovedValue::losses)) return action;
   if (moves(operation, MovedValue::batch)) {
     return fmt::format("{}, micro-batch {}", action, operation.micro);
   }

@@ -58,13 +58,13 @@ struct PlacedProblem {
   /// Returns whether the trained weights of `block` have a separate home. The home of the frozen
   /// ones, which follow them, is then on NVMe and never written again. The two sizes are
   /// RankSizes::trained_weights() and the rest of RankSizes::resident_weights().
-  [[nodiscard]] bool has_trained_home(std::uint32_t block) const {
+  [[nodiscard]] bool has_separate_trained_home(std::uint32_t block) const {
     return trains() && at(block).weights == Tier::nvme && is_trained(block) &&
            sizes.trained_weights(block) < sizes.resident_weights(block);
   }
   /// Returns the size of that home; 0 if there is none.
   [[nodiscard]] Bytes trained_home_bytes(std::uint32_t block) const {
-    return has_trained_home(block) ? sizes.trained_weights(block) : 0;
+    return has_separate_trained_home(block) ? sizes.trained_weights(block) : 0;
   }
   /// Returns the tier of that home: NVMe if the states are there, otherwise host memory, so that a
   /// step writes to NVMe only if states have to be there.
@@ -101,8 +101,10 @@ struct PlacedProblem {
   [[nodiscard]] std::uint32_t micro_batches() const {
     return trains() ? problem.micro_batches : problem.evaluation_micro_batches;
   }
-  [[nodiscard]] std::uint32_t together() const { return together(micro_batches()); }
-  [[nodiscard]] std::uint32_t together(std::uint32_t micro_batches) const {
+  [[nodiscard]] std::uint32_t micro_batches_per_stop() const {
+    return micro_batches_per_stop(micro_batches());
+  }
+  [[nodiscard]] std::uint32_t micro_batches_per_stop(std::uint32_t micro_batches) const {
     return options.order == Order::layer_major ? micro_batches : 1;
   }
 };

@@ -17,7 +17,7 @@ Plan StepWriter::training_step(bool applies_updates) {
   values_.store_along(stops);
   for (std::uint32_t m = 0; m < micro_batches_; ++m) values_.upload_inputs(m);
   // With one micro-batch at a time, the sums of all blocks are in use at once.
-  if (!together()) clear_all_sums();
+  if (!is_layer_major()) clear_all_sums();
 
   for (const Group& group : groups()) {
     begin(group);
@@ -30,7 +30,7 @@ Plan StepWriter::training_step(bool applies_updates) {
       // The backward pass reads values that were not kept.
       recompute(*stop, group);
       // The first pass that adds to a sum finds it empty.
-      if (together()) clear_sums(*stop);
+      if (is_layer_major()) clear_sums(*stop);
 
       compute(*stop, group);
 

@@ -56,7 +56,7 @@ StepWriter::StepWriter(const std::string& name, const PlacedProblem& placed, con
                         blocks() - program_.first_differentiated) {}
 
 std::vector<StepWriter::Group> StepWriter::groups() const {
-  if (together()) return {{0, micro_batches_}};
+  if (is_layer_major()) return {{0, micro_batches_}};
   std::vector<Group> groups;
   for (std::uint32_t m = 0; m < micro_batches_; ++m) {
     groups.push_back({m, m + 1, m + 1 == micro_batches_});
@@ -135,7 +135,7 @@ void StepWriter::clear(BlockId block) {
                      .traffic = program_.sums[sum].cleared,
                      .uses = {{Role::target, layout_.values.sums[sum], true}}};
   // With one micro-batch at a time, no router has chosen yet.
-  if (together()) move_.add_condition(clear, move_.for_gradient(block));
+  if (is_layer_major()) move_.add_condition(clear, move_.for_gradient(block));
   move_.emit(std::move(clear));
 }
 

@@ -59,7 +59,7 @@ class StepWriter {
     [[nodiscard]] bool first() const { return begin == 0; }
   };
   [[nodiscard]] std::vector<Group> groups() const;
-  [[nodiscard]] bool together() const { return placed_.options.order == Order::layer_major; }
+  [[nodiscard]] bool is_layer_major() const { return placed_.options.order == Order::layer_major; }
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(program_.blocks.size());
   }

@@ -82,7 +82,7 @@ BufferId Movements::states_on_host(std::uint32_t block, std::uint32_t group, std
 void Movements::add_permission(Operation& update) const {
   if (update.speculation == Speculation::speculates) return;
   update.uses.push_back(options_.update == Update::gated
-                            ? Use{Role::decision, layout_.verdict, false}
+                            ? Use{Role::decision, layout_.decision, false}
                             : Use{Role::statistics, layout_.statistics_host[update.block], false});
 }
 
@@ -129,7 +129,7 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   if (shard) gather_weights(block, weights, weights, when);
   if (home == Tier::device) return;
   // If states are on the device, trained weights with a separate home are in host memory.
-  const bool own_home = splits_home(block);
+  const bool own_home = has_separate_trained_home(block);
   const bool to_nvme = home == Tier::nvme && !own_home;
   const BufferId host = to_nvme    ? weight_staging_.take(block, when).buffer
                         : own_home ? layout_.trained_home[block]
@@ -158,10 +158,10 @@ BufferId Movements::weights_for_update(std::uint32_t block, std::uint32_t lag) {
   const Speculation speculation = this->speculation(block, lag);
   const Condition when = for_update(block, lag);
   if (at(block).weights == Tier::host) return home_buffer;
-  if (splits_home(block, Tier::host)) return layout_.trained_home[block];
+  if (has_separate_trained_home(block, Tier::host)) return layout_.trained_home[block];
   if (!on_device && speculation != Speculation::redoes) return weights_in_staging(block, when);
   const BufferId staging = weight_staging_.take(block, when).buffer;
-  const bool split = splits_home(block);
+  const bool split = has_separate_trained_home(block);
   if (split) bring_frozen({.buffer = staging}, Action::fetch, block, home_buffer, when);
   Operation bring = {.action = on_device ? Action::offload : Action::fetch,
                      .payload = Payload::weights,
@@ -230,7 +230,7 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
                           {Role::gradient, gradient, false}}});
   }
   return_weights(block, weights, lag);
-  if (home.weights == Tier::nvme && !splits_home(block, Tier::host)) {
+  if (home.weights == Tier::nvme && !has_separate_trained_home(block, Tier::host)) {
     writeback_weights(block, weights, lag, speculation, when);
   }
   return_states(sub_groups(block) - 1);
@@ -263,18 +263,19 @@ void Movements::return_weights(std::uint32_t block, BufferId updated, std::uint3
 
 void Movements::writeback_weights(std::uint32_t block, BufferId staging, std::uint32_t lag,
                                   Speculation speculation, Condition when) {
-  writeback(
-      {.action = Action::writeback,
-       .payload = Payload::weights,
-       .block = block,
-       .lag = lag,
-       .speculation = speculation,
-       .bytes = splits_home(block) ? rank_.trained_weights(block) : rank_.resident_weights(block),
-       .uses = {{Role::source, staging, false},
-                {Role::target,
-                 splits_home(block) ? layout_.trained_home[block] : layout_.weight_home[block],
-                 true}}},
-      when);
+  writeback({.action = Action::writeback,
+             .payload = Payload::weights,
+             .block = block,
+             .lag = lag,
+             .speculation = speculation,
+             .bytes = has_separate_trained_home(block) ? rank_.trained_weights(block)
+                                                       : rank_.resident_weights(block),
+             .uses = {{Role::source, staging, false},
+                      {Role::target,
+                       has_separate_trained_home(block) ? layout_.trained_home[block]
+                                                        : layout_.weight_home[block],
+                       true}}},
+            when);
 }
 
 void Movements::writeback_states(std::uint32_t block, std::uint32_t group, BufferId staging,

@@ -46,7 +46,7 @@ class SlotMaker {
         placed_(placed),
         colours_(table_.colours(placed.form, placed.trains())),
         list_(list),
-        together_(placed.together()) {}
+        micro_batches_per_stop_(placed.micro_batches_per_stop()) {}
 
   ValueSlots make() {
     slots_.shared.resize(program_.classes.size());
@@ -76,7 +76,7 @@ class SlotMaker {
       const Bytes swapped = swapped_bytes(program_, value);
       largest = std::max(largest, swapped);
       any_leaves_ = any_leaves_ || tier != Tier::device;
-      to_nvme += tier == Tier::nvme ? together_ : 0;
+      to_nvme += tier == Tier::nvme ? micro_batches_per_stop_ : 0;
       wait_in(id, tier, tier == Tier::nvme ? swapped : program_.bytes_of(value));
     }
     for (const ValueId id : table_.values().kept) {
@@ -93,11 +93,11 @@ class SlotMaker {
     const Kind kind = kind_of(program_.classes[value.of].memory);
     if (bytes == 0) return;
     if (list_.merges()) {
-      list_.merge(tier, kind, bytes, together_);
+      list_.merge(tier, kind, bytes, micro_batches_per_stop_);
       return;
     }
     slots_.own[id] = list_.add_equal([&](std::size_t m) { return name_of(value, m); }, tier, kind,
-                                     bytes, together_);
+                                     bytes, micro_batches_per_stop_);
   }
 
   /// Returns "input of layer 0, 1".
@@ -145,11 +145,12 @@ class SlotMaker {
     if (!placed_.trains() && of.in_evaluation != kNone) return {};
     const StepValue* first = first_that_shares(id);
     if (first == nullptr) return {};
-    const std::size_t evaluated = placed_.together(
+    const std::size_t evaluated = placed_.micro_batches_per_stop(
         std::min(placed_.problem.evaluation_micro_batches, placed_.micro_batches()));
     const std::size_t colours = colours_.evaluation[id];
-    const std::size_t count = std::max(std::size_t{colours_.training[id]} * together_,
-                                       colours > 0 ? (colours - 1) * together_ + evaluated : 0);
+    const std::size_t count =
+        std::max(std::size_t{colours_.training[id]} * micro_batches_per_stop_,
+                 colours > 0 ? (colours - 1) * micro_batches_per_stop_ + evaluated : 0);
     if (table_.traits(id).recomputed > 0 || of.in_evaluation != kNone) {
       // Named after the first value that uses them.
       if (of.bytes == 0) return {};
@@ -180,15 +181,15 @@ class SlotMaker {
     return first == kNone ? nullptr : &program_.values[first];
   }
 
-  /// Training: one buffer is written while those of `together_` micro-batches are read, and one
-  /// more is on its way to or from the host. If only the input of the head passes, one buffer is
-  /// enough. Evaluation and reference model: a stop writes one buffer while it reads those of all
-  /// micro-batches.
+  /// Training: one buffer is written while those of `micro_batches_per_stop_` micro-batches are
+  /// read, and one more is on its way to or from the host. If only the input of the head passes,
+  /// one buffer is enough. Evaluation and reference model: a stop writes one buffer while it reads
+  /// those of all micro-batches.
   [[nodiscard]] std::size_t ring_size(ClassId id) const {
     const ProgramTable::Traits& traits = table_.traits(id);
-    if (traits.of_reference) return together_ + 1;
-    if (!placed_.trains()) return together_ + (traits.passing > 1 ? 1 : 0);
-    return together_ + (any_leaves_ || traits.others.size() > 1 ? 2 : 0);
+    if (traits.of_reference) return micro_batches_per_stop_ + 1;
+    if (!placed_.trains()) return micro_batches_per_stop_ + (traits.passing > 1 ? 1 : 0);
+    return micro_batches_per_stop_ + (any_leaves_ || traits.others.size() > 1 ? 2 : 0);
   }
 
   /// Adds the host's copies of routings, for all micro-batches and ranks.
@@ -267,7 +268,7 @@ class SlotMaker {
   const PlacedProblem& placed_;
   const Colours& colours_;
   BufferList& list_;
-  std::uint32_t together_;
+  std::uint32_t micro_batches_per_stop_;
   bool any_leaves_ = false;
   ValueSlots slots_;
 };

@@ -148,7 +148,7 @@ BufferId Values::begin_life(ValueId id, std::uint32_t micro) {
     return in_ring(id, micro) = rings_[passes ? in_evaluation : value.of].next();
   }
   const std::size_t colour = colours_.of_value[id];
-  return slots_.shared[value.of][colour * placed_.together() + place_among(micro)];
+  return slots_.shared[value.of][colour * placed_.micro_batches_per_stop() + place_among(micro)];
 }
 
 /// Returns the place where its life began, or where it was brought back.
@@ -194,7 +194,8 @@ void Values::after(model::PassId id, std::uint32_t micro) {
 void Values::share_counts(ValueId id, BlockId block, std::uint32_t micro) {
   const StepValue& value = program_.values[id];
   const Bytes bytes = program_.bytes_of(value);
-  const std::size_t place = colours_.of_value[id] * placed_.together() + place_among(micro);
+  const std::size_t place =
+      colours_.of_value[id] * placed_.micro_batches_per_stop() + place_among(micro);
   BufferId from = slots_.shared[value.of][place];
   if (placed_.problem.world > 1) {
     const BufferId all = slots_.of_ranks[value.of][place];

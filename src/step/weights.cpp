@@ -18,7 +18,7 @@ Movements::Movements(std::string name, const PlacedProblem& placed, const Layout
       emitter_(std::move(name), layout.buffers.size(), micro_batches),
       slots_(layout.weight_slots),
       share_slots_(layout.share_slots),
-      decoded_(layout.decoded),
+      dequantized_(layout.dequantized),
       weight_staging_(layout.weight_staging),
       gradient_slots_(layout.gradient_slots),
       gradient_staging_(layout.gradient_staging),
@@ -73,14 +73,14 @@ void Movements::add_condition(Operation& operation, Condition condition,
 
 BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
   const BlockSizes& sizes = problem_.blocks[block];
-  if (!sizes.is_coded()) return kept_on_device(block, when);
+  if (!sizes.is_quantized()) return kept_on_device(block, when);
   // Dequantised weights stay valid: in a plan, an update of a block has all passes on one side.
-  const BufferCache::Taken place = decoded_.take(block, when);
+  const BufferCache::Taken place = dequantized_.take(block, when);
   if (!place.fill) return place.buffer;
   Operation decode = {.action = Action::decode,
                       .payload = Payload::weights,
                       .block = block,
-                      .traffic = sizes.weight_bytes + sizes.decoded_bytes,
+                      .traffic = sizes.weight_bytes + sizes.dequantized_bytes,
                       .uses = {{Role::source, kept_on_device(block, when), false},
                                {Role::target, place.buffer, true}}};
   add_condition(decode, when, place.unless);
@@ -122,7 +122,7 @@ BufferId Movements::weights_in_staging(std::uint32_t block, Condition when) {
   const BufferCache::Taken staging = weight_staging_.take(block, when);
   if (!staging.fill) return staging.buffer;
   const BufferId home = layout_.weight_home[block];
-  if (splits_home(block, Tier::host)) {
+  if (has_separate_trained_home(block, Tier::host)) {
     copy_weights(Action::fetch, block,
                  {.from = {.buffer = home},
                   .to = {.buffer = staging.buffer},
@@ -139,7 +139,7 @@ void Movements::bring_weights(const BufferCache::Taken& place, Action action, st
                               BufferId from, Condition when) {
   // A separate home, on the tier that they all come from, or through which the others passed.
   const Tier tier = action == Action::fetch ? Tier::nvme : Tier::host;
-  const bool split = splits_home(block, tier);
+  const bool split = has_separate_trained_home(block, tier);
   if (split) bring_frozen(place, action, block, from, when);
   copy_weights(action, block,
                {.from = {.buffer = split ? layout_.trained_home[block] : from},

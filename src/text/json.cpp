@@ -214,7 +214,7 @@ class TreeBuilder final : public nlohmann::json_sax<Library> {
     }
     return path;
   }
-  /// Probable cause of a mistake at byte `at` between two values.
+  /// Returns the probable cause of a syntax error at byte `at`, between two values; "" if unknown.
   [[nodiscard]] std::string cause(std::size_t at) const {
     if (at >= text_.size()) {
       if (open_.empty()) return "";

@@ -273,7 +273,8 @@ class InitialWeights : public engine::WeightSource {
       for (const model::TensorSpec& tensor : block.tensors) {
         if (adapters_ || tensor.init != model::Init::row_norms) continue;
         const model::TensorSpec& map = model::map_of_magnitudes(block, tensor);
-        if (!map.coded) bytes_ += bytes_of(map, map.size);  // quantised maps are already in memory
+        if (!map.quantized)
+          bytes_ += bytes_of(map, map.size);  // quantised maps are already in memory
       }
     }
   }
@@ -310,7 +311,7 @@ class InitialWeights : public engine::WeightSource {
                        model::run_in_files(tensor, 0).count == tensor.size;
     if (!whole || !formats::bitsandbytes::has_codes(place, wanted)) return false;
     formats::bitsandbytes::read_codes(place, wanted, out, &reader_->ahead());
-    const model::CodedArrays arrays(wanted, tensor.size);
+    const model::QuantizedArrays arrays(wanted, tensor.size);
     const auto check_scales = [&](Bytes offset, Elems count) {
       check_finite(tensor, out.subspan(offset, count * sizeof(float)), DType::f32, 0);
     };

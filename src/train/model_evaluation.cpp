@@ -213,7 +213,8 @@ ModelEvaluation evaluate_model(const config::Config& config,
   const auto found = evaluate(
       engine, batches, batches.size(), 0, 1,
       [&](std::uint64_t done, std::uint64_t total) { progress("evaluating", done, total); });
-  if (!found) throw Error(ErrorCategory::data, "there is nothing to evaluate: no target counts");
+  if (!found)
+    throw Error(ErrorCategory::data, "there is nothing to evaluate: the data has no target tokens");
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   const auto allocated = engine.totals().allocated;
   return {.loss = found->loss,

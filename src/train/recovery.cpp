@@ -103,7 +103,7 @@ void Recovery::rethrow(const Error& error) const {
                                    : older  ? ", or from the one before if this has damaged it"
                                             : ", unless this has damaged it";
     const std::string which = fmt::format("{}{}", newest_.string(), doubt);
-    line += command_.empty() ? fmt::format("; the newest checkpoint is {}", which)
+    line += command_.empty() ? fmt::format("; the latest checkpoint is {}", which)
                              : fmt::format("; to continue from {}: {}", which, command_);
   }
   if (dynamic_cast<const comm::JointError*>(&error) != nullptr) {

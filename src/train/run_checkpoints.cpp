@@ -148,7 +148,7 @@ void check_finite(const checkpoint::Checkpoint& from, const engine::Blueprint& b
   const auto& tensors = blocks.at(range.block).tensors;
   const Elems at = range.first + *bad;
   const auto of = std::find_if(tensors.begin(), tensors.end(), [&](const model::TensorSpec& one) {
-    return !one.coded && one.offset <= at && at < one.offset + one.size;
+    return !one.quantized && one.offset <= at && at < one.offset + one.size;
   });
   const bool found = of != tensors.end();
   throw Error(ErrorCategory::data,
@@ -327,7 +327,7 @@ void RunCheckpoints::fail(std::uint64_t step, After after, const std::string& wh
   log(LogLevel::warning,
       fmt::format("step {}: no checkpoint: {}; {}{}", step, why,
                   newest_.empty() ? "there is none of this run yet"
-                                  : fmt::format("the newest is {}", newest_.string()),
+                                  : fmt::format("the latest is {}", newest_.string()),
                   after == After::training ? ", and training continues" : ""));
 }
 

@@ -13,8 +13,8 @@ namespace ballast::train {
 /// Name of the process in a run's trace: see write_trace().
 constexpr std::string_view kTracedProcess = "ballast train";
 
-/// The timeline of a run's first steps (TraceRequest), on rank 0. It refers to plans of the engine,
-/// which must live until it is written.
+/// The timeline of a run's first steps (TraceRequest), on rank 0. Write it before the engine is
+/// destroyed, because it refers to the engine's plans.
 class RunTrace {
  public:
   /// `rule`: rule for the trace file.

@@ -76,8 +76,8 @@ class Trainer {
 
   /// Allocates everything before the first step.
   void prepare() {
-    if (!first()) run_directory_.emplace(config_.ballast.out);  // perhaps on another machine
-    if (first()) observer_.planned(engine_.blueprint(), engine_->device().description());
+    if (!is_root()) run_directory_.emplace(config_.ballast.out);  // perhaps on another machine
+    if (is_root()) observer_.planned(engine_.blueprint(), engine_->device().description());
     prediction_ = calibrate::RunPrediction::find(asked_, engine_.blueprint(),
                                                  plan_.given_rates ? &*plan_.given_rates : nullptr);
     // All ranks measure at the same time. The matrices are freed before the engine allocates.
@@ -85,7 +85,7 @@ class Trainer {
         model::measure_gemm_peak(engine_->device(), engine_.blueprint().type,
                                  seconds_to_measure(engine_.blueprint(), config_.ballast.steps));
     measures_.emplace(engine_, gemm_peak_);
-    if (first() && config_.ballast.save_weights) {
+    if (is_root() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
     }
     // A resumed run may reuse its swap files.
@@ -94,13 +94,14 @@ class Trainer {
     check_room_for_checkpoints(*engine_, config_, ranks_, false);
     start_loader();
     id_check_.emplace(std::move(inputs_.data.unchecked), rank_, world_);
-    if (first()) data::warn_without_evaluation(config_, inputs_.data, loader_->evaluation().size());
+    if (is_root())
+      data::warn_without_evaluation(config_, inputs_.data, loader_->evaluation().size());
   }
 
   void run() {
-    if (first()) announce();
+    if (is_root()) announce();
     measures_->begin();
-    if (first()) trace_.begin(*engine_);
+    if (is_root()) trace_.begin(*engine_);
     try {
       stopped_ = !run_steps();
       measures_->end();
@@ -110,7 +111,7 @@ class Trainer {
       save_what_was_traced();
       settle_checkpoint(true);
       const bool interrupted = error.category() == ErrorCategory::interrupted;
-      if (first() && measures_->steps() > 0 && (interrupted || measures_->ended())) {
+      if (is_root() && measures_->steps() > 0 && (interrupted || measures_->ended())) {
         summarize(interrupted);
       }
       if (interrupted) throw;
@@ -126,23 +127,23 @@ class Trainer {
       throw;
     }
     save_what_was_traced();  // of a run that was stopped early
-    if (first()) summarize(stopped_);
+    if (is_root()) summarize(stopped_);
   }
 
  private:
-  [[nodiscard]] bool first() const { return rank_ == 0; }
+  [[nodiscard]] bool is_root() const { return rank_ == 0; }
 
   /// Ends the trace after its last step, when the updates of that step are done.
   void end_trace() {
     if (!trace_.ends_after(step_, config_.ballast.steps)) return;
     as_step_failure([&] { engine_->finish(); });
     measures_->unsettle();
-    if (first()) trace_.save(*engine_);
+    if (is_root()) trace_.save(*engine_);
   }
 
   /// Writes the trace of an engine that has failed or is being replaced.
   void save_what_was_traced() {
-    if (first() && engine_.exists()) trace_.save(*engine_);
+    if (is_root() && engine_.exists()) trace_.save(*engine_);
   }
 
   void start_loader() {
@@ -227,7 +228,7 @@ class Trainer {
     if (!own) return;
     recovery_.checkpoint_is(from.folder, done_);
     checkpoints_.continue_from(from.folder, done_);
-    if (first()) inputs_.files->continue_after(from.facts);
+    if (is_root()) inputs_.files->continue_after(from.facts);
   }
 
   [[nodiscard]] checkpoint::CheckpointFacts facts() {
@@ -237,7 +238,7 @@ class Trainer {
             .skipped_in_a_row = skipped_in_a_row_,
             .batch = config_.batch.train_batch,
             .length = config_.data.sequence_length,
-            .metrics_bytes = first() ? inputs_.files->sync() : 0,
+            .metrics_bytes = is_root() ? inputs_.files->sync() : 0,
             .skipped_batches = skipped_batches_,
             .losses = spikes_.losses(),
             .loss_scale = loss_scaler_.state(),
@@ -259,14 +260,14 @@ class Trainer {
       return take(resumed_, own);
     }
     start_from_weights(*engine_, config_, [this](Bytes done, Bytes total) {
-      if (first()) observer_.reading(done, total);
+      if (is_root()) observer_.reading(done, total);
     });
   }
 
   void save() {
     if (!config_.ballast.save_weights) return;
     if (done_ == resumed_.facts.step && has_saved_weights()) return;
-    save_weights(*engine_, config_, first(),
+    save_weights(*engine_, config_, is_root(),
                  [this](Bytes done, Bytes total) { observer_.saving(done, total); });
     saved_ = config_.ballast.out / formats::kRunWeights;
   }
@@ -299,8 +300,7 @@ class Trainer {
     observer_.started(start);
   }
 
-  /// Runs step `step_`. Returns the problem of its loss if the run must stop or go back because of
-  /// it.
+  /// Runs step `step_`. Returns the problem of its loss if that must stop the run or take it back.
   std::string run_step() {
     const data::Batch batch = loader_->next();
     id_check_->rethrow();
@@ -315,7 +315,7 @@ class Trainer {
     skipped_in_a_row_ = result.skipped ? skipped_in_a_row_ + 1 : 0;
     std::string spike = spikes_.add(result.loss);
     if (config_.ballast.spike.action == config::SpikeSection::Action::warn && !spike.empty()) {
-      if (first()) log(LogLevel::warning, fmt::format("step {}: {}", step_, spike));
+      if (is_root()) log(LogLevel::warning, fmt::format("step {}: {}", step_, spike));
       spike.clear();
     }
     // A dynamic loss scale has its own limit.
@@ -325,7 +325,7 @@ class Trainer {
     const bool last = step_ == config_.ballast.steps;
     const bool due = last || (every > 0 && step_ % every == 0);
     if (due && !stuck && spike.empty()) evaluate_after(metrics);
-    if (first()) report(metrics);
+    if (is_root()) report(metrics);
     if (stuck && spike.empty()) give_up();
     loss_scaler_.after_step(step_, result.skipped);
     return spike;
@@ -341,7 +341,7 @@ class Trainer {
       });
       if (found) metrics.eval_loss = found->loss;
     } catch (const Error& error) {
-      if (first() && error.category() == ErrorCategory::interrupted) report(metrics);
+      if (is_root() && error.category() == ErrorCategory::interrupted) report(metrics);
       throw;
     }
     measures_->unsettle();
@@ -468,7 +468,7 @@ void check_inputs(const config::Config& config) {
 void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
            const RunOptions& options, comm::Ranks* ranks) {
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
-  const bool first = ranks == nullptr || ranks->rank() == 0;
+  const bool is_root = ranks == nullptr || ranks->rank() == 0;
   RunInputs inputs;
   RunOptions chosen = options;
   std::optional<FinishedRun> finished;  // on rank 0
@@ -476,14 +476,14 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
   comm::collective_try(ranks, [&] {
     if (!options.resume.empty()) checkpoint::check_names_states(options.resume);
     inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());
-    if (first) open_outputs(config, options, inputs);
-    if (!first || options.directory != RunDirectory::automatic) return;
+    if (is_root) open_outputs(config, options, inputs);
+    if (!is_root || options.directory != RunDirectory::automatic) return;
     finished =
         find_finished(config, data::settings_of_run(config, inputs.data.files, inputs.data.tokens));
     if (!finished) chosen.directory = inputs.files->begin_or_continue(config);
   });
   if (options.directory == RunDirectory::automatic) {
-    if (first && finished) observer.already_finished(*finished);
+    if (is_root && finished) observer.already_finished(*finished);
     if (comm::decided_by_root(ranks, finished.has_value())) return;
     const bool continues = chosen.directory == RunDirectory::continued;
     if (comm::decided_by_root(ranks, continues)) chosen.directory = RunDirectory::continued;

@@ -186,27 +186,27 @@ Content part_between(std::uint32_t from, std::uint32_t to, Bytes step) {
 TEST_F(Comm, AllToAll) {
   const Lane lane("exchange");
   for (const Bytes step : {Bytes{12}, Bytes{100 * kPage + 4}}) {
-    Content leaving;
+    Content input;
     Content expected;
-    std::vector<Bytes> leaving_parts;
-    std::vector<Bytes> arriving_parts;
+    std::vector<Bytes> input_parts;
+    std::vector<Bytes> output_parts;
     for (std::uint32_t r = 0; r < world(); ++r) {
       const Content to = part_between(rank(), r, step);
       const Content from = part_between(r, rank(), step);
-      leaving.insert(leaving.end(), to.begin(), to.end());
+      input.insert(input.end(), to.begin(), to.end());
       expected.insert(expected.end(), from.begin(), from.end());
-      leaving_parts.push_back(to.size());
-      arriving_parts.push_back(from.size());
+      input_parts.push_back(to.size());
+      output_parts.push_back(from.size());
     }
     // The bytes after the parts must not change.
     expected.resize(expected.size() + kPage, std::byte{0x5a});
-    leaving.resize(leaving.size() + kPage);
-    const DeviceBytes sent = lane.filled(leaving);
+    input.resize(input.size() + kPage);
+    const DeviceBytes sent = lane.filled(input);
     const DeviceBytes received = lane.filled(Content(expected.size(), std::byte{0x5a}));
-    lane.channel->all_to_all(*lane.stream, sent, leaving_parts, received, arriving_parts);
+    lane.channel->all_to_all(*lane.stream, sent, input_parts, received, output_parts);
     lane.stream->synchronize();
     EXPECT_EQ(lane.read(received), expected) << step;
-    EXPECT_EQ(lane.read(sent), leaving) << step;
+    EXPECT_EQ(lane.read(sent), input) << step;
   }
 }
 

@@ -98,8 +98,8 @@ class CheckpointsTest(runs.RunTest):
         out = self.well("inspect", "reference", "--verify").splitlines()
         self.assertIn("tensors in 1 file", out[-5])  # its weights come first
         self.assertEqual(out[-4], "checkpoints in reference")
-        self.assertRegex(out[-3], r"^  step-8 .* 1 rank +whole$")
-        self.assertRegex(out[-2], r"^  step-6 .* 1 rank +whole$")
+        self.assertRegex(out[-3], r"^  step-8 .* 1 rank +intact$")
+        self.assertRegex(out[-2], r"^  step-6 .* 1 rank +intact$")
         self.assertRegex(out[-1], "^--resume takes reference/checkpoints/step-8$")
         listed = self.listed("reference", "--hash")
         self.assertEqual([entry["step"] for entry in listed["checkpoints"]], [8, 6])
@@ -120,7 +120,7 @@ class CheckpointsTest(runs.RunTest):
         out = self.fails(1, ("reference: 1 of 2 checkpoints are damaged",), "inspect", "reference",
                          "--verify").splitlines()
         self.assertIn("step-8/rank-0.states: damaged", out[-3])
-        self.assertTrue(out[-2].endswith(" whole"))
+        self.assertTrue(out[-2].endswith(" intact"))
         self.assertEqual(out[-1], "--resume takes reference/checkpoints/step-6")
         listed = json.loads(self.fails(1, (), "inspect", "reference", "--verify", "--json"))
         self.assertEqual([entry["whole"] for entry in listed["checkpoints"]], [False, True])

@@ -270,7 +270,7 @@ class CommandLine(RunTest):
             shutil.rmtree(self.path / "next")
         # The only argument is the config, as before.
         self.config(ballast={"out": None})
-        for words, message in ((["--resume", "config.json"], "name the directory of the run with --out DIR"),
+        for words, message in ((["--resume", "config.json"], "needs the directory of the run: give --out DIR"),
                                (["config.json", "--resume", ""], "--resume=: must not be empty")):
             done = self.run_ballast("train", *words)
             self.assertEqual(done.returncode, 2)

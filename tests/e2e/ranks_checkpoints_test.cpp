@@ -70,22 +70,22 @@ const std::string kExperts =
        "num_heads": 3, "num_kv_heads": 1, "head_dim": 8, "num_experts": 12,
        "num_experts_per_tok": 1, "moe_intermediate_size": 16)";
 
-struct Subject {
+struct TrainedModel {
   std::string model;
   Overrides common;  ///< overrides of all runs
 };
 
-config::Config config_of(const Subject& subject, const fs::path& directory, std::uint64_t world,
-                         Overrides overrides) {
+config::Config config_of(const TrainedModel& trained, const fs::path& directory,
+                         std::uint64_t world, Overrides overrides) {
   const std::uint64_t sequences = kSequences / world;
   const bool whole = std::find(overrides.begin(), overrides.end(), kWholeBatch) != overrides.end();
   overrides.insert(overrides.begin(),
                    {"ballast.checkpoint_every=1",
                     fmt::format("train_micro_batch_size_per_gpu={}", whole ? sequences : 1),
                     fmt::format("gradient_accumulation_steps={}", sequences)});
-  overrides.insert(overrides.end(), subject.common.begin(), subject.common.end());
+  overrides.insert(overrides.end(), trained.common.begin(), trained.common.end());
   // With three ranks, one of them has almost nothing of a block.
-  return test::tiny_config(subject.model, false, directory, overrides);
+  return test::tiny_config(trained.model, false, directory, overrides);
 }
 
 double step(engine::Engine& engine, std::uint64_t number, comm::Ranks* ranks) {
@@ -120,8 +120,8 @@ struct Alone {
   double next_loss = 0.0;
 };
 
-Alone train_alone(const Subject& subject, const fs::path& directory) {
-  engine::Engine engine = planner::make_engine(config_of(subject, directory, 1, {}));
+Alone train_alone(const TrainedModel& trained, const fs::path& directory) {
+  engine::Engine engine = planner::make_engine(config_of(trained, directory, 1, {}));
   engine.start();
   for (std::uint64_t number = 1; number <= kSteps; ++number) step(engine, number, nullptr);
   const fs::path folder = write(engine, directory, nullptr);
@@ -131,14 +131,14 @@ Alone train_alone(const Subject& subject, const fs::path& directory) {
 }
 
 /// Goes from one rank to all of them and back.
-void expect_same_states(const Subject& subject, const Alone& alone, const fs::path& directory,
+void expect_same_states(const TrainedModel& trained, const Alone& alone, const fs::path& directory,
                         const Overrides& overrides) {
   comm::Ranks& ranks = test::joined_ranks();
   comm::collective_try(&ranks, [&] {
     if (ranks.rank() == 0) fs::create_directories(directory);
   });
   engine::Engine together = planner::make_engine(
-      config_of(subject, directory, ranks.world(), overrides), nullptr, &ranks);
+      config_of(trained, directory, ranks.world(), overrides), nullptr, &ranks);
   resume(together, alone.folder, &ranks);
   const fs::path folder = write(together, directory, &ranks);
   const double loss = step(together, kSteps + 1, &ranks);
@@ -147,7 +147,7 @@ void expect_same_states(const Subject& subject, const Alone& alone, const fs::pa
     const std::string name = directory.filename().string();
     EXPECT_NEAR(loss, alone.next_loss, 1e-5 * std::abs(alone.next_loss)) << name;
     EXPECT_EQ(hash_of(folder), alone.hash) << name;
-    engine::Engine again = planner::make_engine(config_of(subject, directory / "again", 1, {}));
+    engine::Engine again = planner::make_engine(config_of(trained, directory / "again", 1, {}));
     resume(again, folder, nullptr);
     EXPECT_EQ(again.snapshot().hash(), alone.hash) << name;
     EXPECT_EQ(step(again, kSteps + 1, nullptr), alone.next_loss) << name;
@@ -155,19 +155,19 @@ void expect_same_states(const Subject& subject, const Alone& alone, const fs::pa
 }
 
 /// Trains on the first rank. The others know the folder.
-Alone train_alone_on_first(const Subject& subject, const fs::path& directory) {
+Alone train_alone_on_first(const TrainedModel& trained, const fs::path& directory) {
   comm::Ranks& ranks = test::joined_ranks();
   Alone alone = {.folder = checkpoint::checkpoint_folder(directory, kSteps)};
   comm::collective_try(&ranks, [&] {
-    if (ranks.rank() == 0) alone = train_alone(subject, directory);
+    if (ranks.rank() == 0) alone = train_alone(trained, directory);
   });
   return alone;
 }
 
 TEST(CheckpointsOfRanks, ContainTheSameStatesForEveryStagePlacementAndSplit) {
   const SharedDirectory directory;
-  const Subject subject = {kLlama, {}};
-  const Alone alone = train_alone_on_first(subject, directory.path() / "alone");
+  const TrainedModel trained = {kLlama, {}};
+  const Alone alone = train_alone_on_first(trained, directory.path() / "alone");
   const std::string optimizer = "zero_optimization.offload_optimizer.device=";
   const std::string weights = "zero_optimization.offload_param.device=";
   const std::vector<Overrides> placements = {
@@ -182,7 +182,7 @@ TEST(CheckpointsOfRanks, ContainTheSameStatesForEveryStagePlacementAndSplit) {
     for (std::size_t p = 0; p < placements.size(); ++p) {
       Overrides overrides = placements[p];
       overrides.push_back(fmt::format("zero_optimization.stage={}", stage));
-      expect_same_states(subject, alone,
+      expect_same_states(trained, alone,
                          directory.path() / fmt::format("stage-{}-placement-{}", stage, p),
                          overrides);
     }
@@ -193,11 +193,11 @@ TEST(CheckpointsOfRanks, ContainTheSameStatesWithAndWithoutExpertParallelism) {
   const SharedDirectory directory;
   const std::string shared =
       fmt::format("ballast.expert_parallel={}", test::joined_ranks().world());
-  const Subject subject = {kExperts, {"ballast.optimizer_states=8bit"}};
-  const Alone alone = train_alone_on_first(subject, directory.path() / "alone");
-  expect_same_states(subject, alone, directory.path() / "on-device", {shared});
+  const TrainedModel trained = {kExperts, {"ballast.optimizer_states=8bit"}};
+  const Alone alone = train_alone_on_first(trained, directory.path() / "alone");
+  expect_same_states(trained, alone, directory.path() / "on-device", {shared});
   expect_same_states(
-      subject, alone, directory.path() / "on-nvme",
+      trained, alone, directory.path() / "on-nvme",
       {shared, "zero_optimization.stage=2", "zero_optimization.offload_param.device=nvme",
        "zero_optimization.offload_optimizer.device=nvme"});
 }

@@ -154,7 +154,7 @@ TEST(RanksMatrix, ExpertsInEveryStage) {
 
 TEST(RanksMatrix, ExpertsThatAreTouchedAndMoveEarly) {
   compare_all(kExperts, false, 0.45,
-              {"ballast.expert_updates=touched", "ballast.expert_prefetch=true",
+              {"ballast.expert_updates=active", "ballast.expert_prefetch=true",
                "ballast.device_weight_buffers=5"},
               Extent::sixth);
 }
@@ -171,7 +171,7 @@ std::string expert_parallel() {
 
 TEST(RanksMatrix, ExpertsThatStayOnTheirRanksInEveryStage) {
   compare_all(kExperts, false, 0.45,
-              {expert_parallel(), "ballast.expert_updates=touched", "ballast.expert_prefetch=true",
+              {expert_parallel(), "ballast.expert_updates=active", "ballast.expert_prefetch=true",
                "ballast.device_weight_buffers=5"},
               Extent::sixth);
 }

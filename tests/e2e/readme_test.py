@@ -6,10 +6,12 @@
 """
 
 import json
+import os
 import pathlib
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 
 from runs import RunTest, main
@@ -29,6 +31,18 @@ SLOW_PLANS = {"e", "g"}
 
 def code_blocks():
     return [block.replace("\\\n", " ") for block in re.findall(r"```\n(.*?)```", README, re.DOTALL)]
+
+
+def commands():
+    """Every command of README.md as its words: lines of code blocks and code in the text."""
+    texts = [line for block in code_blocks() for line in block.splitlines()]
+    texts += re.findall(r"`([^`\n]+)`", README)
+    found = []
+    for text in texts:
+        text = re.sub(r"^\(\w\) |\s{2,}#.*", "", text)
+        if re.match(r"(build/tools/)?ballast [a-z]|tools/\S+\.(sh|py)( |$)", text):
+            found.append(shlex.split(text))
+    return found
 
 
 def without_figures(text):
@@ -138,6 +152,36 @@ class Readme(RunTest):
             done = self.run_ballast(*words, *more)
             self.assertEqual(done.returncode, 0, f"{command}: {done.stderr}")
         self.assertTrue((self.path / "Llama-3.1-8B-tuned/model.safetensors").exists())
+        # The commands of "Next steps", on this run.
+        for command in (["plan", "finetune.json", *small, "--html", "plan.html"],
+                        ["eval", "run", "--data", "chat.safetensors"], ["inspect", "run"],
+                        ["report", "run", "--out", "report.html"], ["help", "train"],
+                        ["config-keys"]):
+            done = self.run_ballast(*command)
+            self.assertEqual(done.returncode, 0, f"{command}: {done.stderr}")
+
+    def test_every_command_exists_with_its_options(self):
+        """Most commands run in other tests. This one keeps new ones from being forgotten."""
+        helps = {}
+        for words in commands():
+            name = tuple(words[:1])
+            if words[0].endswith("ballast"):
+                depth = 3 if words[1] == "bench" else 2
+                name = ("ballast", *words[1:depth])
+            if name not in helps:
+                script = ROOT / words[0]
+                done = (self.run_ballast("help", *name[1:]) if name[0] == "ballast" else
+                        subprocess.run([sys.executable, script, "--help"], capture_output=True,
+                                       text=True, check=False) if script.suffix == ".py" else None)
+                if done is None:
+                    self.assertTrue(os.access(script, os.X_OK), script)
+                    continue
+                self.assertEqual(done.returncode, 0, f"{name}: {done.stderr}")
+                helps[name] = done.stdout
+            for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+                with self.subTest(command=" ".join(words), option=option):
+                    self.assertRegex(helps[name], rf"{option}\b")
+        self.assertGreater(len(helps), 12)
 
     def test_the_excerpt_of_the_demo_has_the_lines_of_a_run(self):
         done = self.train()

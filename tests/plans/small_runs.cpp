@@ -43,7 +43,7 @@ const std::array<FeatureChoices, kFeatures>& table() {
        {"gathers", {"plain", "hpz", "qwz", "hpz+qwz"}},
        {"persistence", {"0", "5000", "10000000"}},
        {"expert_parallel", {"no", "yes"}},
-       {"expert_updates", {"all", "touched"}},
+       {"expert_updates", {"all", "active"}},
        {"expert_prefetch", {"no", "yes"}},
        {"order", {"layer_major", "micro_batch_major"}},
        {"update", {"gated", "eager"}},

@@ -132,9 +132,9 @@ class ProblemDraw {
     if (!draw_.ranks) return;
     problem().world = shape_.ranks = dice_.pick32(2, 9);
     problem().stage = dice_.pick32(0, 3);
-    problem().coded_weight = dice_.toss() ? 2 : 0;
+    problem().qwz_weight_bytes = dice_.toss() ? 2 : 0;
     const std::uint32_t group = dice_.pick32(2, problem().world);
-    if (problem().world % group == 0) problem().weight_ranks = group;
+    if (problem().world % group == 0) problem().hpz_partition_size = group;
     expert_ = dice_.toss() ? Role::exchanged_expert : Role::expert;
   }
 
@@ -223,7 +223,7 @@ class ProblemDraw {
   void sizes() {
     shape_.activation = dice_.pick(1, 16) * 1024;
     shape_.rows = dice_.pick(1, 16) * 1024;
-    shape_.row_sums = dice_.pick(1, 16) * 1024;
+    shape_.partial_sums = dice_.pick(1, 16) * 1024;
     shape_.packed = dice_.toss();
     shape_.batch = 512;
     shape_.routing = 64;
@@ -243,10 +243,10 @@ class ProblemDraw {
     shape.intermediates = 7 * shape_.activation;
     const bool in_part = block.gradient_bytes < block.weight_bytes;
     const bool layer = shape.role != Role::embedding && shape.role < Role::head;
-    const bool coded = layer && in_part && dice_.toss();
-    if (coded) block.decoded_bytes = block.weight_bytes * dice_.pick(2, 4);
+    const bool quantized = layer && in_part && dice_.toss();
+    if (quantized) block.dequantized_bytes = block.weight_bytes * dice_.pick(2, 4);
     block.replicated =
-        draw_.ranks && (coded || (in_part && !shape.is_frozen()) || dice_.pick(0, 3) == 0);
+        draw_.ranks && (quantized || (in_part && !shape.is_frozen()) || dice_.pick(0, 3) == 0);
     // In half of the problems, states are cut into sub-groups.
     const Elems elements = block.gradient_bytes / 2;
     const Elems most = dice_.toss() ? elements : dice_.pick(1, 20) * 2048;
@@ -299,7 +299,7 @@ class ProblemDraw {
     options.purpose = draw_.evaluation ? Purpose::evaluation : Purpose::training;
     options.order = dice_.toss() ? Order::layer_major : Order::micro_batch_major;
     options.update = dice_.toss() ? Update::gated : Update::eager;
-    options.expert_updates = dice_.toss() ? ExpertUpdates::touched : ExpertUpdates::all;
+    options.expert_updates = dice_.toss() ? ExpertUpdates::active : ExpertUpdates::all;
     options.prefetches_experts = dice_.toss();
     options.buffers = {.weight_slots = dice_.pick32(1, 3),
                        .gradient_slots = dice_.pick32(1, 2),

@@ -108,7 +108,7 @@ constexpr float kGradientScale = 0.03F;
 void fill_weights(ArrayFiller& filler, const Weights& weights) {
   if (weights.format == Weights::Format::split) {
     auto* weight = static_cast<Bf16*>(weights.main);
-    auto* remainder = static_cast<std::uint16_t*>(weights.companion);
+    auto* remainder = static_cast<std::uint16_t*>(weights.remainder_or_copy);
     filler.fill(kWeightScale, [=](Elems i, float x) {
       const SplitMaster split = split_master(x);
       weight[i] = split.weight;
@@ -237,10 +237,10 @@ bool AdamArrays::copy_is_right(Elems index) const {
   const Weights& weights = shard_.weights;
   const auto master = [&] { return static_cast<const float*>(weights.main)[index]; };
   if (weights.format == Weights::Format::copy_bf16) {
-    return static_cast<const Bf16*>(weights.companion)[index] == to_bf16(master());
+    return static_cast<const Bf16*>(weights.remainder_or_copy)[index] == to_bf16(master());
   }
   if (weights.format == Weights::Format::copy_f16) {
-    return static_cast<const F16*>(weights.companion)[index] == to_f16(master());
+    return static_cast<const F16*>(weights.remainder_or_copy)[index] == to_f16(master());
   }
   return true;
 }

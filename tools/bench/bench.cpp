@@ -36,9 +36,9 @@ std::string bench_device(const std::string& command, const std::string& asked) {
   if (asked == "host") return asked;
   const std::string refusal = device::gpu_refusal({});
   if (refusal.empty()) return "cuda";
-  if (asked == "auto") return "host";
+  if (asked == "auto" && !device::has_unusable_gpu({})) return "host";
   throw Error(ErrorCategory::device,
-              fmt::format("{}: --device cuda: {}; use --device host", command, refusal));
+              fmt::format("{}: --device {}: {}; use --device host", command, asked, refusal));
 }
 
 void add_limits(Command command, std::uint64_t& repeats, double& seconds) {

@@ -24,16 +24,16 @@ std::string counted(std::uint64_t count, const std::string& name) {
   return fmt::format("{} {}{}", count, name, count == 1 ? "" : "s");
 }
 
-/// Returns "whole" and the hash, if they were asked for.
-std::string verdict(const CheckpointReport& report, const CheckpointQuestions& questions) {
+/// Returns "intact" and the hash if they were asked for, or the damage.
+std::string state_text(const CheckpointReport& report, const CheckpointQuestions& questions) {
   if (!report.usable()) return report.damage + report.unreadable;
-  std::string text = questions.whole || questions.hash ? "whole" : "";
+  std::string text = questions.whole || questions.hash ? "intact" : "";
   if (report.hash) text += fmt::format(", XXH3 {:016x}", *report.hash);
   return text;
 }
 
 /// The checkpoint that --resume takes: the latest one that is not damaged.
-const CheckpointReport* newest_whole(const std::vector<CheckpointReport>& reports) {
+const CheckpointReport* latest_intact(const std::vector<CheckpointReport>& reports) {
   const auto found = std::find_if(reports.begin(), reports.end(),
                                   [](const auto& report) { return report.damage.empty(); });
   return found == reports.end() ? nullptr : &*found;
@@ -98,7 +98,7 @@ Json report_json(const CheckpointReport& report, const CheckpointQuestions& ques
 }
 
 Json resumed_one(const std::vector<CheckpointReport>& reports) {
-  const CheckpointReport* const found = newest_whole(reports);
+  const CheckpointReport* const found = latest_intact(reports);
   return found == nullptr || !found->usable() ? Json() : Json(found->folder.string());
 }
 
@@ -120,7 +120,7 @@ void print_checkpoint(const CheckpointReport& report, const CheckpointQuestions&
     fmt::print("  {:<34} {:>10}\n", file.path.filename().string(), format_bytes(file.bytes));
   }
   fmt::print("{} in {}\n", format_bytes(content.bytes()), counted(content.files.size(), "file"));
-  const std::string found = report.usable() ? verdict(report, questions) : "";
+  const std::string found = report.usable() ? state_text(report, questions) : "";
   if (!found.empty()) fmt::print("{}\n", found);
 }
 
@@ -132,11 +132,11 @@ void print_checkpoints(const std::vector<CheckpointReport>& reports,
       line += fmt::format(" {:>10}  {:<9}", format_bytes(report.content->bytes()),
                           counted(report.content->ranks, "rank"));
     }
-    line += "  " + verdict(report, questions);
+    line += "  " + state_text(report, questions);
     fmt::print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
   }
   fmt::print("--resume {}\n",
-             resume_text(newest_whole(reports), questions.whole || questions.hash));
+             resume_text(latest_intact(reports), questions.whole || questions.hash));
 }
 
 void refuse_damage(const std::filesystem::path& path,

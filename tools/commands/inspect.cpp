@@ -39,15 +39,15 @@ struct Totals {
 /// A tensor as it is stored. For quantised ones the bytes include the scales.
 formats::StoredTensor stored_of(const formats::WeightPlace& place) {
   formats::StoredTensor tensor = *place.tensor;
-  if (place.coded == nullptr) return tensor;
-  const formats::CodedWeights& coded = *place.coded;
-  using Format = formats::CodedWeights::Format;
-  tensor.dtype = coded.format == Format::mxfp4 ? "MXFP4"
-                 : coded.format == Format::nf4 ? "NF4"
-                                               : "INT8";
-  tensor.bytes = coded.codes.tensor->bytes + coded.scales.tensor->bytes;
-  if (coded.nested.tensor != nullptr) tensor.bytes += coded.nested.tensor->bytes;
-  tensor.offset = coded.codes.tensor->offset;
+  if (place.quantized == nullptr) return tensor;
+  const formats::QuantizedWeights& quantized = *place.quantized;
+  using Format = formats::QuantizedWeights::Format;
+  tensor.dtype = quantized.format == Format::mxfp4 ? "MXFP4"
+                 : quantized.format == Format::nf4 ? "NF4"
+                                                   : "INT8";
+  tensor.bytes = quantized.codes.tensor->bytes + quantized.scales.tensor->bytes;
+  if (quantized.nested.tensor != nullptr) tensor.bytes += quantized.nested.tensor->bytes;
+  tensor.offset = quantized.codes.tensor->offset;
   return tensor;
 }
 

@@ -127,7 +127,7 @@ void add_plan(Command program) {
   auto& a = *arguments;
   Command command =
       program.add_command("plan", "Predict memory and speed of CONFIG without running it");
-  command.add_option("CONFIG", &a.request.config.file, "JSON config (see configs/README.md)",
+  command.add_option("CONFIG", &a.request.config.file, "JSON config (keys: ballast config-keys)",
                      {.required = true, .takes = Names::file, .extensions = {".json"}});
   command.add_option("--set", &a.request.config.overrides, "Override a key: path.to.key=value",
                      {.single_argument = true, .takes = Names::setting});

@@ -95,7 +95,7 @@ void check_run(const TrainRequest& request, const config::Config& config) {
   const bool own = continues(request, config);
   if (own && out.empty()) {
     throw Error(ErrorCategory::usage,
-                fmt::format("{}: name the directory of the run with {} or ballast.out, or give {}",
+                fmt::format("{} needs the directory of the run: give {}, ballast.out or {}",
                             option(caller, "resume"), option(caller, "out", "DIR"),
                             caller == Caller::program ? "--resume=DIR" : "resume=DIR"));
   }
@@ -136,13 +136,13 @@ std::string resuming_command(const TrainRequest& request, const config::Config& 
 
 void train_run(const TrainRequest& request, config::Config config, const MakeObserver& observer,
                comm::Ranks* ranks) {
-  const bool first = ranks == nullptr || ranks->rank() == 0;
+  const bool is_root = ranks == nullptr || ranks->rank() == 0;
   const bool unnamed = config.ballast.out.empty();
   comm::collective_try(ranks, [&] {
-    if (first && unnamed) config.ballast.out = create_run_directory(request.config.file);
+    if (is_root && unnamed) config.ballast.out = create_run_directory(request.config.file);
   });
-  if (first) log_notes(config, LogLevel::info);
-  if (first && is_automatic(request) && !config.ballast.writes_checkpoints()) {
+  if (is_root) log_notes(config, LogLevel::info);
+  if (is_root && is_automatic(request) && !config.ballast.writes_checkpoints()) {
     log(LogLevel::info,
         "--resume=auto: without ballast.checkpoint_every there are no checkpoints, so a run that "
         "is killed begins again");
@@ -161,7 +161,7 @@ void train_run(const TrainRequest& request, config::Config config, const MakeObs
   } catch (const Error&) {
     // Removes nothing if the run has written to it.
     std::error_code ignored;
-    if (first && unnamed) std::filesystem::remove(config.ballast.out, ignored);
+    if (is_root && unnamed) std::filesystem::remove(config.ballast.out, ignored);
     throw;
   }
 }

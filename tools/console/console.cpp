@@ -161,9 +161,11 @@ void Console::planned(const engine::Blueprint& blueprint, const std::string& dev
     terminal_.show(fmt::format("  {:<17} {}", name, value));
   };
   terminal_.show(title_);
-  show("model", fmt::format("{} parameters in {}, {} blocks",
+  show("model", fmt::format("{} parameters in {}",
                             format_count(static_cast<double>(blueprint.model.parameters())),
-                            to_string(blueprint.type), blueprint.model.blocks.size()));
+                            to_string(blueprint.type)));
+  show("blocks", fmt::format("{} (embedding, layers, head), the units of placement",
+                             blueprint.model.blocks.size()));
   show("device", device);
   const std::uint32_t world = blueprint.problem.world;
   if (world > 1) {

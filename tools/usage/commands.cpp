@@ -10,7 +10,9 @@
 #include "ballast/core/build_info.h"
 
 #include "tools/command_line.h"
+#include "tools/console/terminal.h"
 #include "tools/usage/completion.h"
+#include "tools/usage/config_keys.h"
 
 // Commands about the program itself.
 
@@ -42,6 +44,17 @@ void add_man(Command program, const CommandLine& line) {
   Command command = program.add_command("man", "Print the manual page (ballast man | man -l -)");
   command.set_action([&line] {
     fmt::print("{}", man_page(line.table(), config::key_list(), std::string(version())));
+  });
+}
+
+void add_config_keys(Command program) {
+  auto words = std::make_shared<std::vector<std::string>>();
+  Command command = program.add_command(
+      "config-keys", "Print the meaning, default and range of the keys of a config");
+  command.add_option("WORD", words.get(), "Only keys with these words in their names",
+                     {.takes = Names::key});
+  command.set_action([words] {
+    fmt::print("{}", config_keys_page(*words, Terminal(Terminal::available()).width()));
   });
 }
 

@@ -38,7 +38,7 @@ Does it fit, how fast will it be, what would help. Nothing runs.
 Train, with one key of the config changed.
 .TP
 .B ballast train finetune.json \-\-out run \-\-resume
-Continue from the newest checkpoint of the run.
+Continue from the latest checkpoint of the run.
 .TP
 .B mpirun \-n 4 \-\-bind\-to none ballast train finetune.json
 Train on four devices.
@@ -95,7 +95,7 @@ std::string section_of(const CommandInfo& command) {
 
 std::string keys_section(const std::vector<config::KeyInfo>& keys) {
   std::string text =
-      "The file configs/README.md of the sources has the meaning,\ndefault and range of each.\n";
+      "\\fBballast config\\-keys\\fR prints the meaning, default and range of each.\n";
   for (const config::KeyInfo& key : keys) {
     const std::string values = !key.values.empty() ? fmt::format("{}", fmt::join(key.values, ", "))
                                : key.names_paths   ? "path"

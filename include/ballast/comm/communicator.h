@@ -50,11 +50,11 @@ class Communicator {
   virtual void all_reduce(device::Stream& stream, DeviceBytes whole, DType type,
                           DeviceBytes scratch) = 0;
 
-  /// Sends part p of `leaving` to member p and receives part p of `arriving` from it. Parts are
+  /// Sends part p of `input` to member p and receives part p of `output` from it. Parts are
   /// consecutive and may have any size, including 0, if sender and receiver agree.
-  virtual void all_to_all(device::Stream& stream, ConstDeviceBytes leaving,
-                          std::span<const Bytes> leaving_parts, DeviceBytes arriving,
-                          std::span<const Bytes> arriving_parts) = 0;
+  virtual void all_to_all(device::Stream& stream, ConstDeviceBytes input,
+                          std::span<const Bytes> input_parts, DeviceBytes output,
+                          std::span<const Bytes> output_parts) = 0;
 
   /// `data` = member `root`'s `data`.
   virtual void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) = 0;

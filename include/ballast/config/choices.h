@@ -82,10 +82,12 @@ inline constexpr auto kChoices<std::optional<step::Order>> =
 template <>
 inline constexpr auto kChoices<step::Update> = std::to_array<NamedValue<step::Update>>(
     {{"gated", step::Update::gated}, {"eager", step::Update::eager}});
+/// `ballast.expert_updates`; "touched" is the former name of "active".
 template <>
 inline constexpr auto kChoices<step::ExpertUpdates> =
     std::to_array<NamedValue<step::ExpertUpdates>>({{"all", step::ExpertUpdates::all},
-                                                    {"touched", step::ExpertUpdates::touched}});
+                                                    {"active", step::ExpertUpdates::active},
+                                                    {"touched", step::ExpertUpdates::active}});
 /// `ballast.update_isa`; "auto": the best one of the machine.
 template <>
 inline constexpr auto kChoices<std::optional<Isa>> =

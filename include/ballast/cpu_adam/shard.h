@@ -28,11 +28,14 @@ struct Weights {
   static constexpr int kFormats = 4;
 
   Weights(Bf16* weight, std::uint16_t* remainder)
-      : format(Format::split), main(weight), companion(remainder) {}
+      : format(Format::split), main(weight), remainder_or_copy(remainder) {}
   explicit Weights(float* weight) : format(Format::plain), main(weight) {}
-  Weights(float* master, Bf16* copy) : format(Format::copy_bf16), main(master), companion(copy) {}
-  Weights(float* master, F16* copy) : format(Format::copy_f16), main(master), companion(copy) {}
-  Weights(Format form, void* first, void* second) : format(form), main(first), companion(second) {}
+  Weights(float* master, Bf16* copy)
+      : format(Format::copy_bf16), main(master), remainder_or_copy(copy) {}
+  Weights(float* master, F16* copy)
+      : format(Format::copy_f16), main(master), remainder_or_copy(copy) {}
+  Weights(Format form, void* first, void* second)
+      : format(form), main(first), remainder_or_copy(second) {}
 
   /// The format of weights of training type `type` and an array for the rest of their fp32 masters:
   /// for bf16 a 16-bit remainder, for fp16, whose numbers have another exponent, the whole master.
@@ -55,7 +58,7 @@ struct Weights {
 
   Format format;
   void* main;
-  void* companion = nullptr;  ///< remainder or copy; null for plain
+  void* remainder_or_copy = nullptr;  ///< remainder or copy; null for plain
 };
 
 /// The gradient of a shard, read only.

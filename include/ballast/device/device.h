@@ -110,6 +110,10 @@ struct DeviceOptions {
 /// empty.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
 
+/// Returns whether this process has a GPU that cannot be used, for a reason with a remedy. Then
+/// "auto" is refused.
+bool has_unusable_gpu(const DeviceOptions& options);
+
 /// Throws Error(device) if make_device(options) would, except for its memory.
 void require_device(const DeviceOptions& options);
 

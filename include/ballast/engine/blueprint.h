@@ -56,8 +56,8 @@ struct Blueprint {
 };
 
 /// Derives the sizes of all blocks and batches in `blueprint.problem` from the model, the type, the
-/// state format, the micro-batches and the problem's settings: ranks (world, stage, weight ranks,
-/// coded gathers) and `packed`. `kernels`: memory that the device's kernels need. Blocks of at most
+/// state format, the micro-batches and the problem's settings: ranks (world, stage, hpZ, qwZ) and
+/// `packed`. `kernels`: memory that the device's kernels need. Blocks of at most
 /// `persistence_threshold` parameters keep their weights whole on every rank (stage 3). States are
 /// cut into sub-groups of at most `sub_group_size` elements, rounded down to a multiple of
 /// kSubGroupUnit that is not 0. Partly trained blocks keep their weights whole, too.

@@ -29,7 +29,7 @@ class WeightSource {
   /// maps.
   [[nodiscard]] virtual bool has_magnitudes() { return false; }
 
-  /// Writes the codes of a quantised tensor to `out`, laid out as in model::CodedArrays, and
+  /// Writes the codes of a quantised tensor to `out`, laid out as in model::QuantizedArrays, and
   /// returns true. Returns false if it has only values, which are then encoded. `out` is zeroed.
   virtual bool read_codes(const model::TensorSpec& /*tensor*/, HostBytes /*out*/) { return false; }
 };

@@ -10,7 +10,7 @@
 
 namespace ballast::formats {
 
-struct CodedWeights;
+struct QuantizedWeights;
 
 /// Place of a stored tensor of a model.
 struct WeightPlace {
@@ -18,11 +18,11 @@ struct WeightPlace {
   const SafetensorsReader* file = nullptr;
   /// The quantised form from which the tensor is dequantised, if the files store it quantised.
   /// `tensor` is then the result, in a type of weights, and nowhere in the file.
-  const CodedWeights* coded = nullptr;
+  const QuantizedWeights* quantized = nullptr;
 };
 
 /// Tensors of the files that together store a quantised tensor.
-struct CodedWeights {
+struct QuantizedWeights {
   enum class Format : std::uint8_t {
     mxfp4,  ///< a stack of matrices (src/formats/mxfp4.h)
     nf4,    ///< a matrix (src/formats/bitsandbytes.h)

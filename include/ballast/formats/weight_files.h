@@ -25,8 +25,8 @@ class WeightFiles {
   /// Reads and checks all headers and descriptions of codes, no other data. Throws Error(data)
   /// naming the file and, where it concerns one, the tensor: like SafetensorsReader; an index that
   /// is not one, that names files outside its folder, or that disagrees with the files; codes
-  /// (CodedWeights) whose scales or description are missing or do not fit, or of a format that is
-  /// not known. Error(io) if reading fails.
+  /// (QuantizedWeights) whose scales or description are missing or do not fit, or of a format that
+  /// is not known. Error(io) if reading fails.
   explicit WeightFiles(const std::filesystem::path& path);
 
   /// The single file or the index.
@@ -52,8 +52,8 @@ class WeightFiles {
   std::filesystem::path path_;
   std::vector<SafetensorsReader> files_;
   std::vector<WeightPlace> places_;
-  std::deque<StoredTensor> decoded_;                    ///< dequantised tensors
-  std::deque<CodedWeights> coded_;                      ///< quantised forms of these
+  std::deque<StoredTensor> dequantized_;                ///< dequantised tensors
+  std::deque<QuantizedWeights> quantized_;              ///< quantised forms of these
   std::unordered_map<std::string, std::size_t> found_;  ///< indices in places_ by name
 };
 

@@ -91,7 +91,7 @@ struct TensorSpec {
   double stddev = 0.0;  ///< for Init::uniform: the bound b of [-b, b]
   StoredRows stored;
   bool frozen = false;     ///< not trained, see freeze()
-  bool coded = false;      ///< stored quantised, see quantize()
+  bool quantized = false;  ///< stored quantised, see quantize()
   bool adapter = false;    ///< part of an adapter (see adapt()), not of the base model
   bool undecayed = false;  ///< exempt from weight decay, see exempt_from_decay()
 
@@ -136,10 +136,10 @@ struct BlockSpec {
   std::string name;
   std::string prefix;  ///< common prefix of the tensors' names: "model.layers.0."
   std::vector<TensorSpec> tensors;
-  Elems parameters = 0;       ///< without padding
-  Elems elements = 0;         ///< with padding
-  Elems frozen_elements = 0;  ///< elements of frozen tensors, the last ones of the block
-  Elems coded_elements = 0;   ///< elements of quantised tensors, the last ones of the block
+  Elems parameters = 0;          ///< without padding
+  Elems elements = 0;            ///< with padding
+  Elems frozen_elements = 0;     ///< elements of frozen tensors, the last ones of the block
+  Elems quantized_elements = 0;  ///< elements of quantised tensors, the last ones of the block
   /// Elements of all matrices that each token is multiplied by, and of the last of these, whose
   /// product the backward pass does not recompute.
   Elems product_elements = 0;
@@ -160,7 +160,7 @@ struct BlockSpec {
   [[nodiscard]] Elems own_elements() const { return elements / experts; }
   [[nodiscard]] Elems own_trained_elements() const { return trained_elements() / experts; }
   /// Elements stored in the training type, not quantised.
-  [[nodiscard]] Elems plain_elements() const { return elements - coded_elements; }
+  [[nodiscard]] Elems plain_elements() const { return elements - quantized_elements; }
   /// Returns the tensor with this name, with or without the prefix, or nullptr.
   [[nodiscard]] const TensorSpec* find(std::string_view tensor_name) const;
   /// Like find(), but throws Error(state) if there is no such tensor.
@@ -313,7 +313,7 @@ struct BlockCodes {
   struct Matrix {
     const TensorSpec* tensor = nullptr;
     Bytes offset = 0;
-    CodedArrays arrays;
+    QuantizedArrays arrays;
   };
   BlockCodes(const Architecture& model, const BlockSpec& block);
 

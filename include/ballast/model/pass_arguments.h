@@ -35,11 +35,11 @@ class RowExchange {
   RowExchange(const RowExchange&) = delete;
   RowExchange& operator=(const RowExchange&) = delete;
 
-  /// Enqueues an all-to-all on `stream`: sends part p of `leaving` to the rank with expert p of a
-  /// block and receives part p of `arriving` from it. Sizes of the parts are in bytes.
-  virtual void exchange(device::Stream& stream, ConstDeviceBytes leaving,
-                        std::span<const Bytes> leaving_parts, DeviceBytes arriving,
-                        std::span<const Bytes> arriving_parts) = 0;
+  /// Enqueues an all-to-all on `stream`: sends part p of `input` to the rank with expert p of a
+  /// block and receives part p of `output` from it. Sizes of the parts are in bytes.
+  virtual void exchange(device::Stream& stream, ConstDeviceBytes input,
+                        std::span<const Bytes> input_parts, DeviceBytes output,
+                        std::span<const Bytes> output_parts) = 0;
 };
 
 /// Port::batch in its parts, each [N] or empty.

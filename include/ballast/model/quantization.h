@@ -36,8 +36,8 @@ struct Quantization {
 /// Offsets of the arrays of a quantised matrix of `elements`: codes, scales (fp32, or bytes if they
 /// are quantised too), then fp32 scales of the scales and their mean. Each array begins at a
 /// multiple of 64 bytes.
-struct CodedArrays {
-  CodedArrays(const Quantization& quantization, Elems elements);
+struct QuantizedArrays {
+  QuantizedArrays(const Quantization& quantization, Elems elements);
 
   Elems elements;
   Elems scales_count;

@@ -16,9 +16,9 @@ const std::array<float, 16>& nf4_values();
 const std::array<float, 256>& dynamic_map();
 
 /// A quantised matrix in memory.
-struct CodedMatrix {
+struct QuantizedMatrix {
   Quantization quantization;
-  CodedArrays arrays;
+  QuantizedArrays arrays;
   const std::byte* at = nullptr;
 };
 
@@ -27,15 +27,16 @@ struct CodedMatrix {
 /// finite gets a scale that is not finite.
 void encode(const Quantization& quantization, std::span<const float> values, std::byte* codes,
             float* scales);
-/// Writes `scales` (CodedArrays::scales_count) into the arrays at `coded`, as fp32 or quantised.
-/// The mean is summed in double, in order, and rounded once.
-void store_scales(const CodedArrays& arrays, std::span<const float> scales, std::byte* coded);
+/// Writes `scales` (QuantizedArrays::scales_count) into the arrays at `quantized`, as fp32 or
+/// quantised. The mean is summed in double, in order, and rounded once.
+void store_scales(const QuantizedArrays& arrays, std::span<const float> scales,
+                  std::byte* quantized);
 
-/// Returns scale `index` of the matrix whose arrays begin at `coded`.
-float scale_at(const CodedArrays& arrays, const std::byte* coded, Elems index);
+/// Returns scale `index` of the matrix whose arrays begin at `quantized`.
+float scale_at(const QuantizedArrays& arrays, const std::byte* quantized, Elems index);
 /// Dequantises elements [first, first + values.size()) to fp32: table value times scale, rounded to
 /// nearest even.
-void decode(const Quantization& quantization, const CodedArrays& arrays, const std::byte* coded,
-            Elems first, std::span<float> values);
+void decode(const Quantization& quantization, const QuantizedArrays& arrays,
+            const std::byte* quantized, Elems first, std::span<float> values);
 
 }  // namespace ballast::model

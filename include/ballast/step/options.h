@@ -17,8 +17,8 @@ enum class Update : std::uint8_t {
 
 /// The experts that a step updates.
 enum class ExpertUpdates : std::uint8_t {
-  all,     ///< all experts: without rows, their gradients are zero
-  touched  ///< experts with tokens in the step; the others keep weights and moments
+  all,    ///< all experts: without rows, their gradients are zero
+  active  ///< experts with tokens in the step; the others keep weights and moments
 };
 
 enum class Purpose : std::uint8_t {

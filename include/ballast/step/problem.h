@@ -25,17 +25,17 @@ struct BlockSizes {
   Bytes weight_bytes = 0;  ///< size as stored and moved
   /// Size of the weights after dequantisation. Zero if nothing in the block is quantised; passes
   /// then read the weights as stored.
-  Bytes decoded_bytes = 0;
+  Bytes dequantized_bytes = 0;
   Bytes gradient_bytes = 0;          ///< packed
   bool replicated = false;           ///< stage 3 does not split the weights
   std::vector<SubGroup> sub_groups;  ///< in ascending order of elements; empty: frozen
 
   /// Frozen blocks have only weights: no packed gradient, statistics or states.
   [[nodiscard]] bool is_frozen() const { return sub_groups.empty(); }
-  [[nodiscard]] bool is_coded() const { return decoded_bytes > 0; }
+  [[nodiscard]] bool is_quantized() const { return dequantized_bytes > 0; }
   /// Returns the size of the weights that passes read.
   [[nodiscard]] Bytes whole_weight_bytes() const {
-    return is_coded() ? decoded_bytes : weight_bytes;
+    return is_quantized() ? dequantized_bytes : weight_bytes;
   }
   /// Returns the remainder and moments that this rank keeps.
   [[nodiscard]] Bytes state_bytes() const {
@@ -58,9 +58,9 @@ struct Problem {
   std::uint32_t stage = 0;                     ///< ZeRO stage, 0 to 3; no effect with one rank
   /// Stage 3: ranks that share one copy of the split weights (hpZ of ZeRO++), a divisor of `world`;
   /// 0: all ranks.
-  std::uint32_t weight_ranks = 0;
+  std::uint32_t hpz_partition_size = 0;
   /// Bytes per weight (2 or 4) if gathers of split weights move WeightCodes, else 0.
-  Bytes coded_weight = 0;
+  Bytes qwz_weight_bytes = 0;
 
   [[nodiscard]] const model::StepProgram& program() const { return table->program(); }
   [[nodiscard]] const std::string& name_of(std::size_t block) const {

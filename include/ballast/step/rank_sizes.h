@@ -55,8 +55,8 @@ class RankSizes {
 
   /// Number of ranks that share one copy of split weights.
   [[nodiscard]] std::uint32_t ranks_per_copy() const {
-    return problem_.stage >= 3 && problem_.weight_ranks > 0 ? problem_.weight_ranks
-                                                            : problem_.world;
+    return problem_.stage >= 3 && problem_.hpz_partition_size > 0 ? problem_.hpz_partition_size
+                                                                  : problem_.world;
   }
   /// Number of copies of split weights, which is also the number of shards in a rank's partition.
   [[nodiscard]] std::uint32_t copies() const { return problem_.world / ranks_per_copy(); }
@@ -94,9 +94,9 @@ class RankSizes {
     return shards_weights(block) ? weight_partition(block) : padded_weights(block);
   }
   /// Returns whether gathers of split weights move codes.
-  [[nodiscard]] bool quantizes_gathers() const { return problem_.coded_weight > 0; }
+  [[nodiscard]] bool quantizes_gathers() const { return problem_.qwz_weight_bytes > 0; }
   [[nodiscard]] Bytes partition_codes(std::uint32_t block) const {
-    return WeightCodes::bytes_of(weight_partition(block) / problem_.coded_weight);
+    return WeightCodes::bytes_of(weight_partition(block) / problem_.qwz_weight_bytes);
   }
   [[nodiscard]] Bytes gathered_codes(std::uint32_t block) const {
     return ranks_per_copy() * partition_codes(block);

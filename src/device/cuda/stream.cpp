@@ -30,7 +30,7 @@ void enter(int ordinal) {
 /// Repeats `query` until it returns something else than cudaErrorNotReady, and returns that. Calls
 /// the watches after each query, and rethrows their exceptions.
 template <class Query>
-cudaError_t poll(const CudaStream::Watches& watches, const Query& query) {
+cudaError_t poll_watching(const CudaStream::Watches& watches, const Query& query) {
   Polling polling;
   while (true) {
     const cudaError_t state = query();
@@ -87,8 +87,9 @@ class OwnedStream final : public CudaStream {
     const Watches watches = take_watches();
     const std::vector<Verdict> verdicts = take_verdicts();
     const cudaStream_t stream = native();
-    check_cuda(watches.empty() ? cudaStreamSynchronize(stream)
-                               : poll(watches, [stream] { return cudaStreamQuery(stream); }),
+    check_cuda(watches.empty()
+                   ? cudaStreamSynchronize(stream)
+                   : poll_watching(watches, [stream] { return cudaStreamQuery(stream); }),
                work_);
     for (const Verdict& verdict : verdicts) verdict();
   }
@@ -132,7 +133,7 @@ class CudaEvent final : public Event {
     const CudaStream::Watches watches = std::exchange(watches_, {});
     const cudaEvent_t event = event_.get();
     check_cuda(watches.empty() ? cudaEventSynchronize(event)
-                               : poll(watches, [event] { return cudaEventQuery(event); }),
+                               : poll_watching(watches, [event] { return cudaEventQuery(event); }),
                "work before an event");
     for (const auto& verdict : std::exchange(verdicts_, {})) verdict();
   }

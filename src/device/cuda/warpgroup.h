@@ -56,12 +56,12 @@ __device__ inline SharedOperand shared_operand(const void* start, std::uint32_t 
   return {(address & 0x3ffffU) >> 4U | std::uint64_t{panel_bytes >> 4U} << 16U | kEightRows << 32U |
           kSwizzleOf128Bytes << 62U};
 }
-/// An operand of 16 columns along which the product sums, and at least 64 (left) or as many rows as
-/// the result has columns (right). `start`: its first element's place.
+/// An operand of 16 columns along which the product sums. A left one has at least 64 rows, a right
+/// one a row for each column of the result. `start`: its first element's place.
 __device__ inline SharedOperand operand_by_rows(const Bf16* start) {
   return shared_operand(start, 16);  // does not reach a second panel
 }
-/// A right operand of 16 rows along which the product sums, and as many columns as the result.
+/// A right operand of 16 rows along which the product sums, with the columns of the result.
 /// `start`: its first element's place, in a row divisible by 8; `rows`: those of a panel.
 __device__ inline SharedOperand operand_by_columns(const Bf16* start, int rows) {
   return shared_operand(start, static_cast<std::uint32_t>(rows * 128));

@@ -26,7 +26,7 @@ struct MapRows {
 /// adapters, each for a part of its outputs (joined()). `Ops`: layer.h.
 ///
 /// With magnitudes (DoRA): y = g (W x + s B h) + bias. The backward pass recomputes the sum and the
-/// gains g; nothing of them is kept.
+/// scales g; nothing of them is kept.
 template <class Ops>
 class AdaptedMaps {
  public:
@@ -65,13 +65,13 @@ class AdaptedMaps {
     cross_ = bump.take<float>(most.outputs * rank_);
     gram_ = bump.take<float>(rank_ * rank_);
     inverse_norms_ = bump.take<float>(most.outputs);
-    for (float*& gains : gains_) gains = bump.take<float>(most.outputs);
+    for (float*& scales : dora_scales_) scales = bump.take<float>(most.outputs);
   }
 
   /// Like the operations of the same names, including the adapters.
   void linear(const BlockWeights<T>& block, const LinearAt& map, const T* x, T* y,
               std::size_t y_row, const MapRows& rows) {
-    if (block.subject == Subject::reference) {
+    if (block.role == ModelRole::reference) {
       return ops_.linear(block[map], x, y, y_row, rows.count);
     }
     ops_.linear(inner(block, map), x, y, y_row, rows.count);
@@ -80,10 +80,10 @@ class AdaptedMaps {
   }
   void linear_onto(const BlockWeights<T>& block, const LinearAt& map, const T* x, const T* residual,
                    T* y, const MapRows& rows) {
-    if (block.subject == Subject::reference) {
+    if (block.role == ModelRole::reference) {
       return ops_.linear_onto(block[map], x, residual, y, rows.count);
     }
-    if (has_gains(map)) {
+    if (has_dora(map)) {
       ops_.linear(inner(block, map), x, y, map.out, rows.count);
     } else {
       ops_.linear_onto(block[map], x, residual, y, rows.count);
@@ -103,7 +103,7 @@ class AdaptedMaps {
       const T* dsum = dy + at.column;
       std::size_t dsum_row = dy_row;
       if (at.magnitudes) {
-        dsum = differentiate_gains(block, map, at, x, dsum, dy_row, rows);
+        dsum = differentiate_dora(block, map, at, x, dsum, dy_row, rows);
         dsum_row = at.out;
       }
       ops_.linear_weight(b, h_, dsum, dsum_row, rows.count);
@@ -115,7 +115,7 @@ class AdaptedMaps {
   template <class D>
   void linear_input(const BlockWeights<T>& block, const LinearAt& map, const T* dy,
                     std::size_t dy_row, D* dx, const MapRows& rows, bool add_to_dx = false) {
-    if (has_gains(map)) {
+    if (has_dora(map)) {
       dy = gradient_of_sums(map, dy, dy_row, rows);
       dy_row = map.out;
     }
@@ -144,11 +144,11 @@ class AdaptedMaps {
   [[nodiscard]] LinearAt second(const AdapterAt& at) const {
     return {.weight = at.b, .in = rank_, .out = at.out, .flipped = true};
   }
-  [[nodiscard]] bool has_gains(const LinearAt& map) const { return dora_ && !map.adapters.empty(); }
-  /// Returns the map that is multiplied with x. With gains, the bias is added later.
+  [[nodiscard]] bool has_dora(const LinearAt& map) const { return dora_ && !map.adapters.empty(); }
+  /// Returns the map that is multiplied with x. With scales, the bias is added later.
   [[nodiscard]] Linear<T> inner(const BlockWeights<T>& block, const LinearAt& map) const {
     Linear<T> linear = block[map];
-    if (has_gains(map)) linear.bias = nullptr;
+    if (has_dora(map)) linear.bias = nullptr;
     return linear;
   }
   /// Returns the part of the map that the adapter belongs to.
@@ -194,58 +194,59 @@ class AdaptedMaps {
     ops_.multiply(p.extents, p.a, p.b, p.c, true);
   }
 
-  /// Returns the gains of the adapter's outputs, and stores the inverse norms.
-  const float* compute_gains(const BlockWeights<T>& block, const LinearAt& map,
-                             const AdapterAt& at) {
+  /// Returns the scales of the adapter's outputs, and stores the inverse norms.
+  const float* compute_dora_scales(const BlockWeights<T>& block, const LinearAt& map,
+                                   const AdapterAt& at) {
     const Linear<T> w = part(block, map, at);
     const Linear<T> a = block[first(at, map.in)];
     const Matrix rows_of_w = w.flipped ? matrix(w.weight, w.in) : transposed(w.weight, w.out);
     const Matrix columns_of_a = transposed(a.weight, a.in);
     ops_.multiply({w.out, rank_, w.in}, rows_of_w, columns_of_a, matrix(cross_, rank_));
     ops_.multiply({rank_, rank_, w.in}, matrix(a.weight, a.in), columns_of_a, matrix(gram_, rank_));
-    float* const gains = gains_.at(at.number);
-    ops_.compute_gains({w, block[second(at)].weight, block[NormAt{.weight = *at.magnitudes}].weight,
-                        cross_, gram_, rank_, scale_},
-                       gains, inverse_norms_);
-    return gains;
+    float* const scales = dora_scales_.at(at.number);
+    ops_.compute_dora_scales(
+        {w, block[second(at)].weight, block[NormAt{.weight = *at.magnitudes}].weight, cross_, gram_,
+         rank_, scale_},
+        scales, inverse_norms_);
+    return scales;
   }
-  /// Multiplies the sums in y by their gains and adds bias and residual (null: none).
+  /// Multiplies the sums in y by their scales and adds bias and residual (null: none).
   void scale_results(const BlockWeights<T>& block, const LinearAt& map, const T* residual, T* y,
                      std::size_t y_row, const MapRows& rows) {
-    if (!has_gains(map)) return;
+    if (!has_dora(map)) return;
     const T* const bias = block[map].bias;
     for (const AdapterAt& at : map.adapters) {
       T* const to = y + at.column;
-      ops_.scale_columns({compute_gains(block, map, at), to, y_row, to, y_row, rows.count, at.out,
-                          bias, residual});
+      ops_.scale_columns({compute_dora_scales(block, map, at), to, y_row, to, y_row, rows.count,
+                          at.out, bias, residual});
     }
   }
   /// Adds the gradient of the magnitudes (the sums over rows of dy (W x + s B h) / norm) and
   /// returns the gradient of W x + s B h [rows, out]. Requires s A x in h_.
-  const T* differentiate_gains(const BlockWeights<T>& block, const LinearAt& map,
-                               const AdapterAt& at, const T* x, const T* dy, std::size_t dy_row,
-                               const MapRows& rows) {
-    const float* const gains = compute_gains(block, map, at);
+  const T* differentiate_dora(const BlockWeights<T>& block, const LinearAt& map,
+                              const AdapterAt& at, const T* x, const T* dy, std::size_t dy_row,
+                              const MapRows& rows) {
+    const float* const scales = compute_dora_scales(block, map, at);
     ops_.linear(part(block, map, at), x, results_, at.out, rows.count);
     add_product(block, at, results_, at.out, rows);
     ops_.add_column_products({dy, dy_row, results_, at.out, inverse_norms_, rows.count, at.out},
                              block[NormAt{.weight = *at.magnitudes}].weight_gradient);
-    ops_.scale_columns({gains, dy, dy_row, results_, at.out, rows.count, at.out});
+    ops_.scale_columns({scales, dy, dy_row, results_, at.out, rows.count, at.out});
     return results_;
   }
-  /// Returns dy times the gains that linear_weight() has computed [rows, out]. Parts without an
+  /// Returns dy times the scales that linear_weight() has computed [rows, out]. Parts without an
   /// adapter have gain 1.
   const T* gradient_of_sums(const LinearAt& map, const T* dy, std::size_t dy_row,
                             const MapRows& rows) {
-    const auto scale = [&](const float* gains, std::size_t column, std::size_t width) {
+    const auto scale = [&](const float* scales, std::size_t column, std::size_t width) {
       if (width == 0) return;
       ops_.scale_columns(
-          {gains, dy + column, dy_row, results_ + column, map.out, rows.count, width});
+          {scales, dy + column, dy_row, results_ + column, map.out, rows.count, width});
     };
     std::size_t done = 0;
     for (const AdapterAt& at : map.adapters) {
       scale(nullptr, done, at.column - done);
-      scale(gains_.at(at.number), at.column, at.out);
+      scale(dora_scales_.at(at.number), at.column, at.out);
       done = at.column + at.out;
     }
     scale(nullptr, done, map.out - done);
@@ -264,7 +265,7 @@ class AdaptedMaps {
   float* cross_ = nullptr;  ///< W A^T [out, rank]
   float* gram_ = nullptr;   ///< A A^T [rank, rank]
   float* inverse_norms_ = nullptr;
-  std::array<float*, 3> gains_ = {};  ///< gains, for maps with the same input
+  std::array<float*, 3> dora_scales_ = {};  ///< scales, for maps with the same input
 };
 
 }  // namespace ballast::model

@@ -141,7 +141,7 @@ class ComputeBy final : public Compute {
     enqueue(stream, [=, this] {
       ops_.copy_bytes(stored.raw(), weights.raw(), plain);
       for (const BlockCodes::Matrix& matrix : codes.matrices) {
-        ops_.decode_base(
+        ops_.dequantize_base(
             {*model_.quantization, matrix.arrays, stored.raw() + plain + matrix.offset},
             as<T>(weights) + matrix.tensor->offset);
       }
@@ -199,7 +199,7 @@ class ComputeBy final : public Compute {
   void layer(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     BlockWeights<T> about = views_.weights_of_layer(pass, args);
     about.dropout = args.scalars.dropout;
-    about.subject = pass.reference > 0 ? Subject::reference : Subject::trained;
+    about.role = pass.reference > 0 ? ModelRole::reference : ModelRole::policy;
     const auto* const positions = args.batch.positions.raw();
     const T* const in = as<T>(args[Port::input]);
     T* const out = as<T>(args[Port::output]);
@@ -370,11 +370,11 @@ class ComputeBy final : public Compute {
     HeadRows<T> known = head_.rows_at(args[Port::normed].raw());
     known.dnormed = as<float>(args[Port::partial_sums]);
     const bool pairs = !args[Port::pairs].empty();
-    const RowAims aims = {args.batch.targets.raw(),
-                          pairs ? views_.pairs_of(args).weights.raw() : nullptr};
+    const RowTargets row_targets = {args.batch.targets.raw(),
+                                    pairs ? views_.pairs_of(args).weights.raw() : nullptr};
     enqueue(stream, [=, this, tile = views_.output_tile(pass, args),
                      accumulation = args.scalars.accumulation, scale = args.scalars.loss_gradient] {
-      head_.differentiate(tile, accumulation, aims, scale, known);
+      head_.differentiate(tile, accumulation, row_targets, scale, known);
     });
   }
   void head_end(device::Stream& stream, const Pass& pass, const PassArguments& args) {

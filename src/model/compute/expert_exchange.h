@@ -13,9 +13,9 @@ namespace ballast::model {
 
 /// Rows that are exchanged between the ranks in one round.
 struct ExchangeRound {
-  std::vector<ExpertChoices> leaving;  ///< see SharedChoices
-  std::vector<std::size_t> arriving;
-  std::size_t arrived = 0;  ///< their sum
+  std::vector<ExpertChoices> sent;  ///< see SharedChoices
+  std::vector<std::size_t> received;
+  std::size_t received_rows = 0;  ///< their sum
 
   /// Returns all rounds. Each has at most `step` choices of one rank for one expert.
   static std::vector<ExchangeRound> all(const SharedChoices& choices, std::size_t step) {
@@ -25,12 +25,12 @@ struct ExchangeRound {
         return std::min(step, count - std::min(done, count));
       };
       ExchangeRound& round = rounds.emplace_back();
-      for (const ExpertChoices& own : choices.leaving) {
-        round.leaving.push_back({own.first + done, part(own.count)});
+      for (const ExpertChoices& own : choices.sent) {
+        round.sent.push_back({own.first + done, part(own.count)});
       }
-      for (const std::size_t count : choices.arriving) {
-        round.arriving.push_back(part(count));
-        round.arrived += round.arriving.back();
+      for (const std::size_t count : choices.received) {
+        round.received.push_back(part(count));
+        round.received_rows += round.received.back();
       }
     }
     return rounds;
@@ -53,14 +53,14 @@ class ExpertExchange {
   /// Like Experts::forward().
   void forward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                const SharedChoices& choices, float* sums) {
-    const auto at = experts_.travelling();
+    const auto at = experts_.exchange_buffers();
     for (ExchangeRound& round : ExchangeRound::all(choices, experts_.rows_per_exchange())) {
       send_inputs(round, rows);
-      run_([&experts = experts_, block, weights, count = round.arrived] {
-        experts.compute_arrived(block, weights, count);
+      run_([&experts = experts_, block, weights, count = round.received_rows] {
+        experts.compute_received(block, weights, count);
       });
       send_back(round, at.results, at.returned, width_ * sizeof(float));
-      run_([&experts = experts_, rows, sums, own = std::move(round.leaving)] {
+      run_([&experts = experts_, rows, sums, own = std::move(round.sent)] {
         experts.add_returned(rows, own, sums);
       });
     }
@@ -69,46 +69,46 @@ class ExpertExchange {
   /// Like Experts::backward().
   void backward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                 const SharedChoices& choices, const T* dy, float* sums) {
-    const auto at = experts_.travelling();
+    const auto at = experts_.exchange_buffers();
     for (ExchangeRound& round : ExchangeRound::all(choices, experts_.rows_per_exchange())) {
       send_inputs(round, rows);
-      run_([&experts = experts_, rows, dy, own = round.leaving] {
+      run_([&experts = experts_, rows, dy, own = round.sent] {
         experts.collect_gradients(rows, own, dy);
       });
-      send(round, at.leaving, at.gradients, width_ * sizeof(T));
-      run_([&experts = experts_, block, weights, count = round.arrived] {
-        experts.differentiate_arrived(block, weights, count);
+      send(round, at.sent, at.gradients, width_ * sizeof(T));
+      run_([&experts = experts_, block, weights, count = round.received_rows] {
+        experts.differentiate_received(block, weights, count);
       });
       send_back(round, at.results, at.returned, width_ * sizeof(float));
       send_back(round, at.dots, at.returned_dots, sizeof(float));
-      run_([&experts = experts_, rows, sums, own = std::move(round.leaving)] {
+      run_([&experts = experts_, rows, sums, own = std::move(round.sent)] {
         experts.add_returned_gradients(rows, own, sums);
       });
     }
   }
 
  private:
-  static std::vector<Bytes> leaving(const ExchangeRound& round, Bytes row) {
+  static std::vector<Bytes> sent(const ExchangeRound& round, Bytes row) {
     std::vector<Bytes> parts;
-    for (const ExpertChoices& own : round.leaving) parts.push_back(own.count * row);
+    for (const ExpertChoices& own : round.sent) parts.push_back(own.count * row);
     return parts;
   }
-  static std::vector<Bytes> arriving(const ExchangeRound& round, Bytes row) {
+  static std::vector<Bytes> received(const ExchangeRound& round, Bytes row) {
     std::vector<Bytes> parts;
-    for (const std::size_t count : round.arriving) parts.push_back(count * row);
+    for (const std::size_t count : round.received) parts.push_back(count * row);
     return parts;
   }
   void send_inputs(const ExchangeRound& round, std::byte* rows) {
-    const auto at = experts_.travelling();
-    run_([&experts = experts_, rows, own = round.leaving] { experts.collect_inputs(rows, own); });
-    send(round, at.leaving, at.inputs, width_ * sizeof(T));
+    const auto at = experts_.exchange_buffers();
+    run_([&experts = experts_, rows, own = round.sent] { experts.collect_inputs(rows, own); });
+    send(round, at.sent, at.inputs, width_ * sizeof(T));
   }
   /// Sends rows to the experts' ranks. `row`: size of a row in bytes.
   void send(const ExchangeRound& round, ConstDeviceBytes from, DeviceBytes to, Bytes row) {
-    exchange_.exchange(stream_, from, leaving(round, row), to, arriving(round, row));
+    exchange_.exchange(stream_, from, sent(round, row), to, received(round, row));
   }
   void send_back(const ExchangeRound& round, ConstDeviceBytes from, DeviceBytes to, Bytes row) {
-    exchange_.exchange(stream_, from, arriving(round, row), to, leaving(round, row));
+    exchange_.exchange(stream_, from, received(round, row), to, sent(round, row));
   }
 
   Experts<Ops>& experts_;

@@ -80,7 +80,7 @@ class Experts {
     sums_ = bump.take<float>(chunk_ * width_);
     gate_ = Routing::take(bump, gate_shape());
     if (sharers_ == 1) return;
-    leaving_ = bump.take<T>(chunk_ * width_);
+    sent_ = bump.take<T>(chunk_ * width_);
     returned_ = bump.take<float>(chunk_ * width_);
     dots_ = bump.take<float>(chunk_);
     returned_dots_ = bump.take<float>(chunk_);
@@ -124,8 +124,8 @@ class Experts {
   /// Number of choices of one rank for one expert in an exchange.
   [[nodiscard]] std::size_t rows_per_exchange() const { return chunk_ / sharers_; }
   /// Device memory for rows that are sent or received, `count` each.
-  struct Travelling {
-    DeviceBytes leaving;    ///< [rows, H] of T: copies of rows
+  struct ExchangeBuffers {
+    DeviceBytes sent;       ///< [rows, H] of T: copies of rows
     DeviceBytes inputs;     ///< [rows, H] of T
     DeviceBytes gradients;  ///< [rows, H] of T: gradients of results, weighted
     DeviceBytes results;    ///< [rows, H] fp32: results, or gradients of inputs
@@ -133,11 +133,11 @@ class Experts {
     DeviceBytes dots;       ///< [rows] fp32: gradients of weights, times the weights
     DeviceBytes returned_dots;
   };
-  [[nodiscard]] Travelling travelling() const {
+  [[nodiscard]] ExchangeBuffers exchange_buffers() const {
     const auto rows = [this](auto* at, std::size_t width) {
       return DeviceBytes(reinterpret_cast<std::byte*>(at), chunk_ * width * sizeof *at);
     };
-    return {rows(leaving_, width_),  rows(x_, width_), rows(dy_, width_),      rows(sums_, width_),
+    return {rows(sent_, width_),     rows(x_, width_), rows(dy_, width_),      rows(sums_, width_),
             rows(returned_, width_), rows(dots_, 1),   rows(returned_dots_, 1)};
   }
   /// Copies the inputs of choices next to each other, by expert.
@@ -150,16 +150,17 @@ class Experts {
     const Rows at = rows_at(rows);
     collect(at, choices, dy, at.routing.weights);
   }
-  /// Computes the results of `count` inputs that have arrived.
-  void compute_arrived(std::size_t block, const BlockWeights<T>& weights, std::size_t count) {
+  /// Computes the results of `count` inputs received from all ranks.
+  void compute_received(std::size_t block, const BlockWeights<T>& weights, std::size_t count) {
     if (count == 0) return;
     const std::size_t padded = pad(x_, count);
     compute(block, weights, padded);
     multiply_last(block, weights, count, padded);
   }
   /// Computes the gradients of inputs and of choices' weights from the inputs and the gradients of
-  /// results that have arrived. Adds the gradients of the expert's weights.
-  void differentiate_arrived(std::size_t block, const BlockWeights<T>& weights, std::size_t count) {
+  /// results received from all ranks. Adds the gradients of the expert's weights.
+  void differentiate_received(std::size_t block, const BlockWeights<T>& weights,
+                              std::size_t count) {
     if (count == 0) return;
     const std::size_t padded = pad(x_, count);
     pad(dy_, count);
@@ -334,7 +335,7 @@ class Experts {
   void collect(const Rows& at, const std::vector<ExpertChoices>& choices, const T* from,
                const float* weights) {
     by_experts(at, choices, [&](const ExpertRows& own, std::size_t first) {
-      ops_.gather_rows(own, from, weights, leaving_ + first * width_, own.count, width_);
+      ops_.gather_rows(own, from, weights, sent_ + first * width_, own.count, width_);
     });
   }
   /// Writes zeros after `count` rows. Returns the padded number of rows.
@@ -410,8 +411,8 @@ class Experts {
   float* sums_ = nullptr;             ///< [chunk, H]
   Routing gate_;                      ///< routing of the expert for all rows
   std::size_t sharers_ = 1;           ///< ranks that share a block, with one expert each
-  // With several sharers, see Travelling.
-  T* leaving_ = nullptr;
+  // With several sharers, see ExchangeBuffers.
+  T* sent_ = nullptr;
   float* returned_ = nullptr;
   float* dots_ = nullptr;
   float* returned_dots_ = nullptr;

@@ -38,7 +38,7 @@ struct HeadLosses {
 };
 
 /// Targets of the rows of a micro-batch, and weights of their losses.
-struct RowAims {
+struct RowTargets {
   const std::int32_t* targets = nullptr;  ///< [N]
   const float* weights = nullptr;         ///< [N], weights of the rows' losses; null: 1
 };
@@ -119,11 +119,11 @@ class Head {
   }
   /// Adds a tile's contribution to rows.dnormed (the last tile overwrites it) and to the gradient
   /// of the tile, unless they are null. Tiles in descending order.
-  void differentiate(const OutputRows<T>& tile, Accumulation accumulation, const RowAims& aims,
-                     float scale, const HeadRows<T>& rows) {
+  void differentiate(const OutputRows<T>& tile, Accumulation accumulation,
+                     const RowTargets& row_targets, float scale, const HeadRows<T>& rows) {
     in_chunks([&](std::size_t first, std::size_t count) {
       project(tile, rows, first, count, logits_);
-      differentiate_chunk(tile, accumulation, aims, scale, rows, first, count, logits_);
+      differentiate_chunk(tile, accumulation, row_targets, scale, rows, first, count, logits_);
     });
   }
   /// Writes the losses, after the scan of all tiles.
@@ -132,9 +132,9 @@ class Head {
     ops_.row_losses(rows.sums, targets, tokens_, losses_);
     if (losses.pairs) {
       const Pairs& pairs = *losses.pairs;
-      ops_.weigh_pairs({losses_, targets, length_, tokens_ / (2 * length_), pairs.reference.raw(),
-                        pairs.weights.raw()},
-                       pairs.preference, reinterpret_cast<PairResult*>(losses.out.raw()));
+      ops_.dpo_loss({losses_, targets, length_, tokens_ / (2 * length_), pairs.reference.raw(),
+                     pairs.weights.raw()},
+                    pairs.preference, reinterpret_cast<PairResult*>(losses.out.raw()));
     } else {
       ops_.sum_losses(losses_, tokens_ / losses.out.size(), losses.out.size(), losses.out.raw());
     }
@@ -163,7 +163,7 @@ class Head {
     Bump bump(memory);
     const OnePass all = tiles.size() == 1 ? OnePass{own_, logits_} : take_for_one_pass(bump);
     const std::size_t step = chunk_ * logit_row_;
-    const RowAims aims = {targets, losses.pairs ? losses.pairs->weights.raw() : nullptr};
+    const RowTargets row_targets = {targets, losses.pairs ? losses.pairs->weights.raw() : nullptr};
     const auto scan_tiles = [&](std::size_t first, std::size_t count) {
       for (std::size_t t = 0; t < tiles.size(); ++t) {
         scan_chunk(tiles[t], targets, all.rows, first, count, all.logits + t * step);
@@ -180,7 +180,8 @@ class Head {
       for (std::size_t t = tiles.size(); t-- > 0;) {
         float* const logits = all.logits + t * step;
         if (losses.pairs && !known) project(tiles[t], all.rows, first, count, logits);
-        differentiate_chunk(tiles[t], accumulation, aims, scale, all.rows, first, count, logits);
+        differentiate_chunk(tiles[t], accumulation, row_targets, scale, all.rows, first, count,
+                            logits);
       }
     });
     end(norm, in, all.rows, dx);
@@ -226,15 +227,15 @@ class Head {
                     rows.sums + first);
   }
   void differentiate_chunk(const OutputRows<T>& tile, Accumulation accumulation,
-                           const RowAims& aims, float scale, const HeadRows<T>& rows,
+                           const RowTargets& row_targets, float scale, const HeadRows<T>& rows,
                            std::size_t first, std::size_t count, float* logits) {
     // Gradients are narrower than logits. They overwrite them, starting at the start of each row.
     const std::size_t row = logit_row_ * sizeof(float) / sizeof(T);
     const T* const dlogits = reinterpret_cast<const T*>(logits);
     const std::size_t tokens = tiles_[tile.number].rows;
     const std::size_t at = first * width_;
-    ops_.logit_gradients(logits_of(tile, count, logits), aims.targets + first, scale,
-                         aims.weights == nullptr ? nullptr : aims.weights + first,
+    ops_.logit_gradients(logits_of(tile, count, logits), row_targets.targets + first, scale,
+                         row_targets.weights == nullptr ? nullptr : row_targets.weights + first,
                          rows.sums + first);
     if (!sums_in_fp32_ || rows.dnormed != nullptr) {
       ops_.multiply({count, width_, tokens}, matrix(dlogits, row), matrix(tile.weights, width_),
@@ -255,7 +256,7 @@ class Head {
   std::vector<VocabularyTile> tiles_;
   std::size_t logit_row_ = 0;  ///< stride of a tile's logits, in floats
   std::size_t chunk_ = 0;      ///< rows per chunk
-  bool sums_in_fp32_ = false;  ///< of the gradient of the normed rows
+  bool sums_in_fp32_ = false;  ///< whether the normed rows' gradient is summed in fp32
   Ops& ops_;
   TileSums<Ops>& tile_sums_;
   HeadRows<T> own_;  ///< used if there is one tile

@@ -178,9 +178,9 @@ inline void number_adapters(std::vector<LinearAt>& maps) {
   }
 }
 
-/// The model that a pass computes.
-enum class Subject : std::uint8_t {
-  trained,
+/// The model that a pass computes. Without preference pairs it is always the policy.
+enum class ModelRole : std::uint8_t {
+  policy,    ///< the model that is trained
   reference  ///< the frozen weights that training began with, without adapters
 };
 
@@ -193,7 +193,7 @@ struct BlockWeights {
   DeviceView<float> gradient;
   Accumulation accumulation = Accumulation::later;
   Dropout dropout = {};
-  Subject subject = Subject::trained;
+  ModelRole role = ModelRole::policy;
 
   [[nodiscard]] Norm<T> operator[](const NormAt& at) const {
     return {weights + at.weight, at.bias ? weights + *at.bias : nullptr, sum(at.weight),

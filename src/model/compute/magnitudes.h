@@ -34,11 +34,11 @@ constexpr float added_square(const Row& b, const float* cross, const float* gram
   return scale * (2.0F * mixed + scale * square);
 }
 
-/// y = residual + x * gains + bias by column, for arrays [rows, width]. Null gains are 1; a null
+/// y = residual + x * scales + bias by column, for arrays [rows, width]. Null scales are 1; a null
 /// bias or residual is 0. y may be x.
 template <class T>
 struct ScaledColumns {
-  const float* gains = nullptr;
+  const float* scales = nullptr;
   const T* x = nullptr;
   std::size_t x_step = 0;
   T* y = nullptr;

@@ -98,7 +98,7 @@ bool PassCheck::suits(const Pass& pass) const {
   return false;
 }
 
-Bytes PassCheck::least_losses(const Pass& pass) const {
+Bytes PassCheck::min_loss_bytes(const Pass& pass) const {
   if (!is_head_kernel(pass.kernel)) return 2 * sizeof(double);
   const auto is_of_pairs = [](const Operand& operand) { return operand.port == Port::pairs; };
   const bool pairs = std::ranges::any_of(pass.operands, is_of_pairs);
@@ -133,7 +133,7 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::router_totals:
       return sizes_.router_totals * sizeof(double);
     case Port::losses:
-      return least_losses(pass);
+      return min_loss_bytes(pass);
     case Port::pairs:
       return shape_.sequences * sizeof(double) + tokens * sizeof(float);
     case Port::gradient:

@@ -31,7 +31,7 @@ class PassCheck {
   /// output_gradient.
   [[nodiscard]] Bytes least(const Pass& pass, Port port, std::size_t tile,
                             std::uint32_t ranks) const;
-  [[nodiscard]] Bytes least_losses(const Pass& pass) const;
+  [[nodiscard]] Bytes min_loss_bytes(const Pass& pass) const;
 
   const Architecture& model_;
   DType type_;

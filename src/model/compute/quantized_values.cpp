@@ -137,9 +137,10 @@ void encode(const Quantization& quantization, std::span<const float> values, std
   encode_bytes(values, quantization.block(), codes, scales);
 }
 
-void store_scales(const CodedArrays& arrays, std::span<const float> scales, std::byte* coded) {
+void store_scales(const QuantizedArrays& arrays, std::span<const float> scales,
+                  std::byte* quantized) {
   if (arrays.nested_count == 0) {
-    std::memcpy(coded + arrays.scales, scales.data(), scales.size_bytes());
+    std::memcpy(quantized + arrays.scales, scales.data(), scales.size_bytes());
     return;
   }
   double sum = 0.0;
@@ -148,27 +149,27 @@ void store_scales(const CodedArrays& arrays, std::span<const float> scales, std:
   std::vector<float> centred(scales.begin(), scales.end());
   for (float& scale : centred) scale -= mean;
   std::vector<float> nested(arrays.nested_count);
-  encode_bytes(centred, kNestedBlock, coded + arrays.scales, nested.data());
-  std::memcpy(coded + arrays.nested, nested.data(), nested.size() * sizeof(float));
-  std::memcpy(coded + arrays.mean, &mean, sizeof mean);
+  encode_bytes(centred, kNestedBlock, quantized + arrays.scales, nested.data());
+  std::memcpy(quantized + arrays.nested, nested.data(), nested.size() * sizeof(float));
+  std::memcpy(quantized + arrays.mean, &mean, sizeof mean);
 }
 
-float scale_at(const CodedArrays& arrays, const std::byte* coded, Elems index) {
-  const std::byte* const scales = coded + arrays.scales;
+float scale_at(const QuantizedArrays& arrays, const std::byte* quantized, Elems index) {
+  const std::byte* const scales = quantized + arrays.scales;
   if (arrays.nested_count == 0) return load_float(scales + index * sizeof(float));
   const float value = dynamic_map()[static_cast<std::size_t>(scales[index])];
   const float centred =
-      value * load_float(coded + arrays.nested + index / kNestedBlock * sizeof(float));
-  return centred + load_float(coded + arrays.mean);
+      value * load_float(quantized + arrays.nested + index / kNestedBlock * sizeof(float));
+  return centred + load_float(quantized + arrays.mean);
 }
 
-void decode(const Quantization& quantization, const CodedArrays& arrays, const std::byte* coded,
-            Elems first, std::span<float> values) {
+void decode(const Quantization& quantization, const QuantizedArrays& arrays,
+            const std::byte* quantized, Elems first, std::span<float> values) {
   const bool nf4 = quantization.format == Quantization::Format::nf4;
   for (std::size_t i = 0; i < values.size(); ++i) {
     const Elems at = first + i;
-    const float scale = scale_at(arrays, coded, at / quantization.block());
-    const auto code = static_cast<unsigned>(coded[nf4 ? at / 2 : at]);
+    const float scale = scale_at(arrays, quantized, at / quantization.block());
+    const auto code = static_cast<unsigned>(quantized[nf4 ? at / 2 : at]);
     values[i] =
         scale * (nf4 ? nf4_values()[at % 2 == 0 ? code >> 4U : code & 0xfU] : dynamic_map()[code]);
   }

@@ -89,9 +89,9 @@ struct ExpertChoices {
 
 /// Choices of all ranks for the experts of a block that has one expert per rank.
 struct SharedChoices {
-  std::vector<ExpertChoices> leaving;  ///< this rank's choices, by expert
+  std::vector<ExpertChoices> sent;  ///< this rank's choices, by expert
   /// Number of choices for this rank's expert, by the rank that made them.
-  std::vector<std::size_t> arriving;
+  std::vector<std::size_t> received;
   std::size_t most = 0;  ///< most choices of a rank for an expert; equal on all ranks
 };
 
@@ -122,8 +122,8 @@ class RoutingCounts {
     SharedChoices shared;
     for (std::uint32_t rank = 0; rank < block.experts; ++rank) {
       const std::uint64_t expert = block.expert + rank;
-      shared.leaving.push_back(choices(own, expert));
-      shared.arriving.push_back(choices(rank, expert_in(block, own)).count);
+      shared.sent.push_back(choices(own, expert));
+      shared.received.push_back(choices(rank, expert_in(block, own)).count);
       for (std::uint32_t other = 0; other < block.experts; ++other) {
         shared.most = std::max(shared.most, choices(other, expert).count);
       }

@@ -315,8 +315,8 @@ void Ops<T>::sum_losses(const double* losses, std::size_t count, std::size_t par
 }
 
 template <class T>
-void Ops<T>::weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const {
-  check_cuda(cuda::weigh_pairs(queue_, rows, how, results), "losses of the pairs");
+void Ops<T>::dpo_loss(const PairRows& rows, const Preference& how, PairResult* results) const {
+  check_cuda(cuda::dpo_loss(queue_, rows, how, results), "losses of the pairs");
 }
 
 template <class T>
@@ -397,13 +397,15 @@ void Ops<T>::drop(const DropoutMask& mask, const T* x, T* y, std::size_t size,
 }
 
 template <class T>
-void Ops<T>::compute_gains(const AdaptedRows<T>& rows, float* gains, float* inverse_norms) const {
-  check_cuda(cuda::compute_gains(queue_, rows, gains, inverse_norms), "norms of an adapted map");
+void Ops<T>::compute_dora_scales(const AdaptedRows<T>& rows, float* scales,
+                                 float* inverse_norms) const {
+  check_cuda(cuda::compute_dora_scales(queue_, rows, scales, inverse_norms),
+             "norms of an adapted map");
 }
 
 template <class T>
 void Ops<T>::scale_columns(const ScaledColumns<T>& columns) const {
-  check_cuda(cuda::scale_columns(queue_, columns), "gains of an adapted map");
+  check_cuda(cuda::scale_columns(queue_, columns), "scales of an adapted map");
 }
 
 template <class T>
@@ -452,8 +454,8 @@ void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const floa
 }
 
 template <class T>
-void Ops<T>::decode_base(const CodedMatrix& matrix, T* out) const {
-  check_cuda(cuda::decode_base(queue_, matrix, out), "decoding a quantised base");
+void Ops<T>::dequantize_base(const QuantizedMatrix& matrix, T* out) const {
+  check_cuda(cuda::dequantize_base(queue_, matrix, out), "decoding a quantised base");
 }
 
 template <class T>

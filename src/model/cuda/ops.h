@@ -109,7 +109,7 @@ class Ops {
   void row_losses(const RowSum<float>* sums, const std::int32_t* targets, std::size_t rows,
                   double* losses) const;
   void sum_losses(const double* losses, std::size_t count, std::size_t parts, double* sums) const;
-  void weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const;
+  void dpo_loss(const PairRows& rows, const Preference& how, PairResult* results) const;
 
   /// See Compute::arithmetic(). Describes the calling thread's current GPU.
   [[nodiscard]] std::string arithmetic() const;
@@ -134,7 +134,7 @@ class Ops {
 
   void scale(T* x, float factor, std::size_t size) const;
   void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) const;
-  void compute_gains(const AdaptedRows<T>& rows, float* gains, float* inverse_norms) const;
+  void compute_dora_scales(const AdaptedRows<T>& rows, float* scales, float* inverse_norms) const;
   void scale_columns(const ScaledColumns<T>& columns) const;
   void add_column_products(const ColumnProducts<T>& columns, float* gradient) const;
 
@@ -149,7 +149,7 @@ class Ops {
   void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
               std::size_t blocks, T* weights) const;
   /// Dequantises a matrix of a quantised base; the next function copies the rest.
-  void decode_base(const CodedMatrix& matrix, T* out) const;
+  void dequantize_base(const QuantizedMatrix& matrix, T* out) const;
   void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const;
 
  private:

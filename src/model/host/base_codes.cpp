@@ -36,8 +36,8 @@ void decode_int8(const std::byte* codes, float scale, Elems count, T* out) {
 }  // namespace
 
 template <class T>
-void decode_base(const CodedMatrix& matrix, T* out) {
-  const CodedArrays& arrays = matrix.arrays;
+void dequantize_base(const QuantizedMatrix& matrix, T* out) {
+  const QuantizedArrays& arrays = matrix.arrays;
   const Elems block = matrix.quantization.block();
   const bool nf4 = matrix.quantization.format == Quantization::Format::nf4;
   split(arrays.scales_count, 1, [&](Range here) {
@@ -59,8 +59,8 @@ void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) {
         [&](Range here) { std::memcpy(to + here.begin, from + here.begin, here.size()); });
 }
 
-template void decode_base(const CodedMatrix&, float*);
-template void decode_base(const CodedMatrix&, Bf16*);
-template void decode_base(const CodedMatrix&, F16*);
+template void dequantize_base(const QuantizedMatrix&, float*);
+template void dequantize_base(const QuantizedMatrix&, Bf16*);
+template void dequantize_base(const QuantizedMatrix&, F16*);
 
 }  // namespace ballast::model::host

@@ -9,7 +9,7 @@ namespace ballast::model::host {
 /// threads. One kernel serves all instruction sets, because elements of a 4-bit block take only 16
 /// products.
 template <class T>
-void decode_base(const CodedMatrix& matrix, T* out);
+void dequantize_base(const QuantizedMatrix& matrix, T* out);
 
 /// Copies `size` bytes on a team of threads.
 void copy_bytes(const std::byte* from, std::byte* to, std::size_t size);

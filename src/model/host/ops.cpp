@@ -201,7 +201,7 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t thread
       sum_row_(round_up(std::max({config.hidden_size * 3, shape_.row(), config.intermediate_size,
                                   widest_of_experts(config)}),
                         16)),
-      most_sums_(parts_of(shape_.tokens(), kMostSums)),
+      max_sums_(parts_of(shape_.tokens(), kMostSums)),
       threads_(threads),
       mlp_rule_(mlp_rule),
       epsilon_(static_cast<float>(config.norm_epsilon)),
@@ -215,7 +215,7 @@ void Ops<T>::run(device::Stream& stream, std::function<void()> work) {
 template <class T>
 template <class Add>
 void Ops<T>::sum_parts(std::size_t rows, std::size_t width, const Add& add) const {
-  const std::size_t parts = parts_of(rows, most_sums_);
+  const std::size_t parts = parts_of(rows, max_sums_);
   split(parts, 1, [&](Range own) {
     for (std::size_t part = own.begin; part < own.end; ++part) {
       std::memset(sum(part, 0), 0, width * sizeof(float));
@@ -229,7 +229,7 @@ template <class T>
 void Ops<T>::add_sums(std::size_t rows, std::size_t which, float* gradient,
                       std::size_t width) const {
   if (gradient == nullptr) return;
-  const std::size_t parts = parts_of(rows, most_sums_);
+  const std::size_t parts = parts_of(rows, max_sums_);
   split(width, kStep, [&](Range columns) {
     for (std::size_t part = 0; part < parts; ++part) {
       const float* const from = sum(part, which);
@@ -470,7 +470,7 @@ void Ops<T>::sum_losses(const double* losses, std::size_t count, std::size_t par
 }
 
 template <class T>
-void Ops<T>::weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const {
+void Ops<T>::dpo_loss(const PairRows& rows, const Preference& how, PairResult* results) const {
   for (std::size_t pair = 0; pair < rows.pairs; ++pair) {
     const std::size_t first = 2 * pair * rows.length;
     const std::size_t second = first + rows.length;
@@ -622,20 +622,21 @@ void Ops<T>::drop(const DropoutMask& mask, const T* x, T* y, std::size_t size,
 }
 
 template <class T>
-void Ops<T>::compute_gains(const AdaptedRows<T>& rows, float* gains, float* inverse_norms) const {
+void Ops<T>::compute_dora_scales(const AdaptedRows<T>& rows, float* scales,
+                                 float* inverse_norms) const {
   const std::size_t out = rows.map.out;
   split(out, kStep, [&](Range r) {
     if (rows.map.flipped) {
       for (std::size_t i = r.begin; i < r.end; ++i) {
-        gains[i] = square_sum(rows.map.weight + i * rows.map.in, rows.map.in);
+        scales[i] = square_sum(rows.map.weight + i * rows.map.in, rows.map.in);
       }
     } else {
-      std::fill(gains + r.begin, gains + r.end, 0.0F);
+      std::fill(scales + r.begin, scales + r.end, 0.0F);
       for (std::size_t row = 0; row < rows.map.in; ++row) {
         const T* const from = rows.map.weight + row * out;
         for (std::size_t i = r.begin; i < r.end; ++i) {
           const float value = to_float(from[i]);
-          gains[i] += value * value;
+          scales[i] += value * value;
         }
       }
     }
@@ -644,9 +645,9 @@ void Ops<T>::compute_gains(const AdaptedRows<T>& rows, float* gains, float* inve
       const float added =
           added_square([b](std::size_t k) { return to_float(b[k]); }, rows.cross + i * rows.rank,
                        rows.gram, rows.rank, rows.scale);
-      const float norm = std::sqrt(std::max(gains[i] + added, 0.0F));
+      const float norm = std::sqrt(std::max(scales[i] + added, 0.0F));
       inverse_norms[i] = norm > 0.0F ? 1.0F / norm : 0.0F;
-      gains[i] = to_float(rows.magnitudes[i]) * inverse_norms[i];
+      scales[i] = to_float(rows.magnitudes[i]) * inverse_norms[i];
     }
   });
 }
@@ -658,7 +659,7 @@ void Ops<T>::scale_columns(const ScaledColumns<T>& c) const {
       const T* const x = c.x + row * c.x_step;
       T* const y = c.y + row * c.y_step;
       for (std::size_t i = 0; i < c.width; ++i) {
-        float value = to_float(x[i]) * (c.gains == nullptr ? 1.0F : c.gains[i]);
+        float value = to_float(x[i]) * (c.scales == nullptr ? 1.0F : c.scales[i]);
         if (c.bias != nullptr) value += to_float(c.bias[i]);
         if (c.residual != nullptr) value += to_float(c.residual[row * c.y_step + i]);
         y[i] = from_float<T>(value);
@@ -733,8 +734,8 @@ void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const floa
 }
 
 template <class T>
-void Ops<T>::decode_base(const CodedMatrix& matrix, T* out) const {
-  host::decode_base(matrix, out);
+void Ops<T>::dequantize_base(const QuantizedMatrix& matrix, T* out) const {
+  host::dequantize_base(matrix, out);
 }
 
 template <class T>

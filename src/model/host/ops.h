@@ -47,7 +47,7 @@ class Ops {
   /// See Compute::arithmetic().
   [[nodiscard]] std::string arithmetic() const { return describe_arithmetic(threads_); }
   /// Takes the memory shared by all operations.
-  void take_memory(Bump& bump) { sums_ = bump.take<float>(most_sums_ * 2 * sum_row_); }
+  void take_memory(Bump& bump) { sums_ = bump.take<float>(max_sums_ * 2 * sum_row_); }
 
   /// y = residual (null: 0) + norm(x).
   void norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
@@ -144,7 +144,7 @@ class Ops {
   void sum_losses(const double* losses, std::size_t count, std::size_t parts, double* sums) const;
   /// Writes the loss of each pair to results[rows.pairs], and rows.weights. Rows are added in
   /// order.
-  void weigh_pairs(const PairRows& rows, const Preference& how, PairResult* results) const;
+  void dpo_loss(const PairRows& rows, const Preference& how, PairResult* results) const;
 
   /// Adds `bias` [experts] (null: 0) to the logits [rows, step] and computes the probabilities,
   /// choices, weights and places of the rows. `targets` [rows]: kPaddingTarget marks padding rows;
@@ -192,9 +192,9 @@ class Ops {
   /// y = x * (the mask's factors) (+ y).
   void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) const;
 
-  /// For row i: inverse_norms[i] = 1 / ||W + s B A|| and gains[i] = magnitude / norm, both 0 for a
+  /// For row i: inverse_norms[i] = 1 / ||W + s B A|| and scales[i] = magnitude / norm, both 0 for a
   /// row of zeros. The order in which squares are summed depends only on the shape.
-  void compute_gains(const AdaptedRows<T>& rows, float* gains, float* inverse_norms) const;
+  void compute_dora_scales(const AdaptedRows<T>& rows, float* scales, float* inverse_norms) const;
   void scale_columns(const ScaledColumns<T>& columns) const;
   void add_column_products(const ColumnProducts<T>& columns, float* gradient) const;
 
@@ -211,7 +211,7 @@ class Ops {
   void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
               std::size_t blocks, T* weights) const;
   /// Dequantises a matrix of a quantised base; the next function copies the rest.
-  void decode_base(const CodedMatrix& matrix, T* out) const;
+  void dequantize_base(const QuantizedMatrix& matrix, T* out) const;
   void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const;
 
  private:
@@ -247,7 +247,7 @@ class Ops {
   std::size_t hidden_;
   std::size_t vocabulary_;
   std::size_t sum_row_;
-  std::size_t most_sums_;  ///< maximum number of parts
+  std::size_t max_sums_;  ///< maximum number of parts
   std::size_t threads_;
   MlpRule mlp_rule_;
   float epsilon_;

@@ -70,20 +70,20 @@ void arrange(BlockSpec& block) {
   const auto frozen =
       std::stable_partition(block.tensors.begin(), block.tensors.end(),
                             [](const TensorSpec& tensor) { return !tensor.frozen; });
-  const auto coded = std::stable_partition(frozen, block.tensors.end(),
-                                           [](const TensorSpec& tensor) { return !tensor.coded; });
+  const auto quantized = std::stable_partition(
+      frozen, block.tensors.end(), [](const TensorSpec& tensor) { return !tensor.quantized; });
   Elems end = 0;
   Elems trained = 0;
   Elems plain = 0;
   for (auto tensor = block.tensors.begin(); tensor != block.tensors.end(); ++tensor) {
     if (tensor == frozen) end = trained = round_up(end, kBlockStep);
-    if (tensor == coded) end = plain = round_up(end, kBlockStep);
+    if (tensor == quantized) end = plain = round_up(end, kBlockStep);
     tensor->offset = end;
     end += round_up(tensor->size, kTensorStep);
   }
   block.elements = round_up(end, kBlockStep);
   if (frozen != block.tensors.end()) block.frozen_elements = block.elements - trained;
-  if (coded != block.tensors.end()) block.coded_elements = block.elements - plain;
+  if (quantized != block.tensors.end()) block.quantized_elements = block.elements - plain;
 }
 
 void freeze(Architecture& model, std::span<const std::string> patterns,

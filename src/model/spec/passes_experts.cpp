@@ -31,15 +31,15 @@ void add_rows(Pass& pass, const ProgramDraft& draft, BlockId block, std::uint64_
   const double share = shape.blocks[block].token_share;
   pass.token_share = static_cast<float>(share * shape.ranks);
   const double rows = share * (shape.ranks - 1);
-  pass.exchanged =
-      static_cast<Bytes>(rows * static_cast<double>(rows_sent * shape.activation + shape.row_sums));
+  pass.exchanged = static_cast<Bytes>(
+      rows * static_cast<double>(rows_sent * shape.activation + shape.partial_sums));
 }
 
 }  // namespace
 
 PassId router(ProgramDraft& draft, BlockId block, bool training) {
   Pass pass = through_router(draft, block);
-  pass.cost.traffic += draft.shape.row_sums;
+  pass.cost.traffic += draft.shape.partial_sums;
   pass.operands.push_back(writes(Port::partial_sums, draft.sums[block]));
   pass.operands.push_back(writes(Port::routing, draft.routing[block]));
   if (training) {
@@ -63,7 +63,7 @@ PassId router_backward(ProgramDraft& draft, BlockId block) {
                .block = block,
                .curve = CostCurve::backward,
                .cost = {.flops = shape.blocks[block].backward_flops(),
-                        .traffic = 3 * shape.activation + shape.row_sums},
+                        .traffic = 3 * shape.activation + shape.partial_sums},
                .operands = {reads(Port::input, draft.input[block]), weights_of(block),
                             updates(Port::partial_sums, draft.rows_gradient[block]),
                             updates(Port::activation_gradient, draft.flow), workspace()}};

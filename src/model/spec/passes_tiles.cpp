@@ -15,7 +15,7 @@ Pass forward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel) {
   if (shape.last_of(block) == block) {
     // The last tile rounds the sum of all.
     pass.operands.push_back(writes(Port::output, draft.output(block)));
-    pass.cost.traffic = shape.row_sums + shape.activation;
+    pass.cost.traffic = shape.partial_sums + shape.activation;
   }
   return pass;
 }
@@ -44,7 +44,7 @@ PassId norm(ProgramDraft& draft, BlockId block) {
   return draft.add({.kernel = Kernel::norm,
                     .block = block,
                     .curve = CostCurve::forward,
-                    .cost = {.traffic = 2 * draft.shape.activation + draft.shape.row_sums},
+                    .cost = {.traffic = 2 * draft.shape.activation + draft.shape.partial_sums},
                     .operands = {reads(Port::input, draft.input[block]), weights_of(block),
                                  writes(Port::normed, draft.rows[block]), workspace(),
                                  writes(Port::partial_sums, draft.sums[block])}});
@@ -63,7 +63,7 @@ PassId norm_backward(ProgramDraft& draft, BlockId block) {
   Pass pass = {.kernel = Kernel::norm_backward,
                .block = block,
                .curve = CostCurve::backward,
-               .cost = {.traffic = 3 * draft.shape.activation + draft.shape.row_sums},
+               .cost = {.traffic = 3 * draft.shape.activation + draft.shape.partial_sums},
                .operands = {reads(Port::input, draft.input[block]), weights_of(block),
                             reads(Port::partial_sums, draft.rows_gradient[block]),
                             updates(Port::activation_gradient, draft.flow), workspace()}};

@@ -90,7 +90,7 @@ void ProgramDraft::add_halves() {
   const auto add = [&](BlockId b, Waits waits) {
     if (of_rows == kNone) {
       of_rows = add_class({.name = "rows between tiles", .word = "rows", .bytes = shape.rows});
-      of_sums = add_class({.name = "sums over tiles", .word = "sums", .bytes = shape.row_sums});
+      of_sums = add_class({.name = "sums over tiles", .word = "sums", .bytes = shape.partial_sums});
     }
     const std::string& name = block(b).name;
     rows[b] = add_value(

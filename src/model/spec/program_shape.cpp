@@ -142,7 +142,7 @@ ProgramShape shape_of(const Architecture& model, DType type, const StepShape& sh
       .activation = tokens * width * size_of(type),
       .batch = (shape.packed ? 3 : 2) * tokens * sizeof(std::int32_t),
       .rows = sizes.rows,
-      .row_sums = tokens * width * size_of(DType::f32),
+      .partial_sums = tokens * width * size_of(DType::f32),
       .losses = losses_of_head(shape),
       .ranks = shape.ranks};
   const TensorSpec* const table = model.blocks.front().find(model.outer.tokens);

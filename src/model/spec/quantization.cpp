@@ -7,7 +7,7 @@ std::string Quantization::description() const {
   return double_scales ? "nf4 with scales in 8 bits" : "nf4";
 }
 
-CodedArrays::CodedArrays(const Quantization& quantization, Elems count) : elements(count) {
+QuantizedArrays::QuantizedArrays(const Quantization& quantization, Elems count) : elements(count) {
   const bool nf4 = quantization.format == Quantization::Format::nf4;
   scales_count = (elements + quantization.block() - 1) / quantization.block();
   nested_count = quantization.double_scales ? (scales_count + kNestedBlock - 1) / kNestedBlock : 0;

@@ -12,7 +12,7 @@ bool is_shared_gate(const BlockSpec& block, const TensorSpec& tensor) {
 }
 
 /// A frozen linear map of a layer, except a router's.
-bool can_be_coded(const BlockSpec& block, const TensorSpec& tensor) {
+bool can_be_quantized(const BlockSpec& block, const TensorSpec& tensor) {
   return !is_shared_gate(block, tensor) && block.kind == BlockKind::layer &&
          block.part != LayerPart::router && tensor.frozen && tensor.shape.size() == 2 &&
          tensor.name.ends_with(".weight");
@@ -29,8 +29,8 @@ void quantize(Architecture& model, const Quantization& how,
   for (BlockSpec& block : model.blocks) {
     bool any = false;
     for (TensorSpec& tensor : block.tensors) {
-      tensor.coded = can_be_coded(block, tensor);
-      any = any || tensor.coded;
+      tensor.quantized = can_be_quantized(block, tensor);
+      any = any || tensor.quantized;
     }
     if (any && block.experts > 1) {
       refuse(
@@ -49,10 +49,10 @@ void quantize(Architecture& model, const Quantization& how,
 }
 
 BlockCodes::BlockCodes(const Architecture& model, const BlockSpec& block) {
-  if (block.coded_elements == 0) return;
+  if (block.quantized_elements == 0) return;
   for (const TensorSpec& tensor : block.tensors) {
-    if (!tensor.coded) continue;
-    matrices.push_back({&tensor, bytes, CodedArrays(*model.quantization, tensor.size)});
+    if (!tensor.quantized) continue;
+    matrices.push_back({&tensor, bytes, QuantizedArrays(*model.quantization, tensor.size)});
     bytes += matrices.back().arrays.bytes;
   }
   bytes = round_up(bytes, kPage);

@@ -112,7 +112,7 @@ struct Masters {
   __device__ void load(const Streams& s, Weights::Format format, Place at) {
     if (format == Weights::Format::split) {
       upper.load(s.main, at);
-      lower.load(s.companion, at);
+      lower.load(s.remainder_or_copy, at);
     } else {
       whole.load(s.main, at);
     }
@@ -140,7 +140,7 @@ struct Masters {
     } else {
       whole.store(s.main, at);
     }
-    if (format != Weights::Format::plain) lower.store(s.companion, at);
+    if (format != Weights::Format::plain) lower.store(s.remainder_or_copy, at);
   }
 
  private:
@@ -148,10 +148,10 @@ struct Masters {
   __device__ void encode_as(PackedBits<Bits>& packed, const float (&numbers)[kOwn]) {
     for (unsigned i = 0; i < kOwn; ++i) {
       typename Weight::Main main;
-      typename Weight::Companion companion;
-      Weight::template store<ThreadLanes>(&main, &companion, Rounded{numbers[i]});
+      typename Weight::RemainderOrCopy remainder_or_copy;
+      Weight::template store<ThreadLanes>(&main, &remainder_or_copy, Rounded{numbers[i]});
       packed.set(i, std::bit_cast<Bits>(main));
-      if constexpr (Weight::kStoresCompanion) lower.set(i, companion);
+      if constexpr (Weight::kStoresRemainderOrCopy) lower.set(i, remainder_or_copy);
     }
   }
 };
@@ -212,7 +212,7 @@ struct Bf16Moment {
 };
 
 template <class Kind>
-struct CodedMoment {
+struct BlockwiseMoment {
   PackedBits<std::uint8_t> packed;
   std::uint32_t exponent;
 
@@ -269,8 +269,8 @@ struct StoredMoments<Moments::Format::bf16_first> {
 };
 template <>
 struct StoredMoments<Moments::Format::blockwise8> {
-  using First = CodedMoment<cpu_adam::SignedCodes>;
-  using Second = CodedMoment<cpu_adam::UnsignedCodes>;
+  using First = BlockwiseMoment<cpu_adam::SignedCodes>;
+  using Second = BlockwiseMoment<cpu_adam::UnsignedCodes>;
 };
 
 using Numbers = cpu_adam::Arrays<cpu_adam::PlainWeights, cpu_adam::F32Gradient>;
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(kWarps* device::kWarp, 3)
 bool all_aligned(const Streams& s) {
   std::uintptr_t addresses = 0;
   for (const void* array :
-       {static_cast<const void*>(s.main), static_cast<const void*>(s.companion),
+       {static_cast<const void*>(s.main), static_cast<const void*>(s.remainder_or_copy),
         static_cast<const void*>(s.first), static_cast<const void*>(s.second), s.gradient}) {
     addresses |= reinterpret_cast<std::uintptr_t>(array);
   }

@@ -233,7 +233,7 @@ TEST_F(CalibrationTest, MeasuresLongSequencesShorter) {
   EXPECT_GE(length_of("4000000"), 128U);
 }
 
-TEST_F(CalibrationTest, EndsAtAnInterrupt) {
+TEST_F(CalibrationTest, StopsWhenInterrupted) {
   const std::atomic<bool> interrupted = true;
   const config::Config asked = config({kOnNvme});
   try {

@@ -68,7 +68,7 @@ TEST_F(KeptChoices, AreForOneProductAndLibrary) {
   EXPECT_EQ(timed_, 3);
 }
 
-TEST_F(KeptChoices, OfAnotherLibraryInTheSameFileAreNotUsed) {
+TEST_F(KeptChoices, IgnoreAFileOfAnotherLibrary) {
   EXPECT_EQ(chosen(1), candidates_[1]);
   std::filesystem::rename(product_choices_file("a GPU"), product_choices_file("another GPU"));
   EXPECT_EQ(chosen(2, "a product", "another GPU"), candidates_[2]);

@@ -52,7 +52,7 @@ TEST(MachineShare, MoreRanksThanCoresHaveOneThreadEach) {
   EXPECT_EQ(share_of(places, 0).cpus, 1);
 }
 
-TEST(MachineShare, BoundRanksShareWithThoseOnTheSameCoresOnly) {
+TEST(MachineShare, BoundRanksShareOnlyWithRanksOnTheSameCores) {
   const std::vector<RankPlace> places = {place('a', 0, 0x0f), place('a', 1, 0x0f),
                                          place('a', 2, 0xf0), place('b', 0, 0x0f)};
   EXPECT_TRUE(places[0].bound());

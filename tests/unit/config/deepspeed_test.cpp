@@ -120,15 +120,15 @@ TEST(DeepSpeedConfig, NullMeansTheDefault) {
 TEST(DeepSpeedConfig, KeysThatChangeResultsAreRefused) {
   const std::pair<const char*, const char*> cases[] = {
       {"fp16.fp16_master_weights_and_grads=true", "master weights are always fp32"},
-      {"optimizer.params.amsgrad=true", "AMSGrad is not in this version"},
+      {"optimizer.params.amsgrad=true", "AMSGrad is not in Ballast"},
       {"optimizer.params.bias_correction=false", "Adam without bias correction"},
       {"optimizer.params.max_grad_norm=1", "use gradient_clipping"},
       {"bf16.bf16_master_weights_and_grads=true", "master weights are always fp32"},
       {"bf16.bf16_optimizer_states=true", "use ballast.optimizer_states instead"},
       {"zero_optimization.zero_quantized_gradients=true", "gradients are not quantised"},
-      {"zero_optimization.zenflow={}", "stale updates are not in this version"},
+      {"zero_optimization.zenflow={}", "stale updates are not in Ballast"},
       {"gradient_allreduce_op=sum", "gradients are averaged"},
-      {"torch_autocast.enabled=true", "is not in this version"},
+      {"torch_autocast.enabled=true", "is not in Ballast"},
       {"data_efficiency={\"enabled\": true}", "would change training results"},
       {"weight_quantization={}", "would change training results"},
       {"expert_parallel={\"enabled\": true}", "give ballast.expert_parallel"},

@@ -118,9 +118,9 @@ TEST(OptimizerConfig, AParameterOfAnotherTypeIsRefused) {
 
 TEST(OptimizerConfig, ValuesThatAreNotInThisVersionAreRefused) {
   EXPECT_EQ(optimizer_error(R"({"type": "SGD", "params": {"dampening": 0.5}})"),
-            "c.json: optimizer.params.dampening: must be 0 in this version, got 0.5");
+            "c.json: optimizer.params.dampening: must be 0 in Ballast, got 0.5");
   EXPECT_EQ(optimizer_error(R"({"type": "Adagrad", "params": {"lr_decay": 0.1}})"),
-            "c.json: optimizer.params.lr_decay: must be 0 in this version, got 0.1");
+            "c.json: optimizer.params.lr_decay: must be 0 in Ballast, got 0.1");
   EXPECT_EQ(optimizer_error(R"({"type": "SGD", "params": {"momentum": 1}})"),
             "c.json: optimizer.params.momentum: must be at least 0 and below 1, got 1");
   EXPECT_EQ(optimizer_error(R"({"type": "SGD", "params": {"nesterov": true}})"),

@@ -442,5 +442,11 @@ TEST(ShippedConfigs, AreValidAndIgnoreNothing) {
   EXPECT_GE(count, 2);
 }
 
+TEST(ConfigPrint, WritesTheNewNameOfAChoiceThatHasAFormerOne) {
+  const Config c = parse_text(kMinimal, {"ballast.expert_updates=touched"});
+  EXPECT_EQ(c.ballast.expert_updates, step::ExpertUpdates::active);
+  EXPECT_NE(print(c).find("\"expert_updates\": \"active\""), std::string::npos);
+}
+
 }  // namespace
 }  // namespace ballast::config::print_test

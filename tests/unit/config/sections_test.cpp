@@ -121,11 +121,11 @@ TEST(ConfigQuantizedBase, NeedsFrozenMatrices) {
       c, [](const std::string& path, const std::string& rule) { FAIL() << path << ": " << rule; });
   ASSERT_TRUE(model.quantization.has_value());
   EXPECT_EQ(model.quantization->description(), "nf4");
-  std::size_t coded = 0;
+  std::size_t quantized = 0;
   for (const model::BlockSpec& block : model.blocks) {
-    for (const model::TensorSpec& tensor : block.tensors) coded += tensor.coded ? 1 : 0;
+    for (const model::TensorSpec& tensor : block.tensors) quantized += tensor.quantized ? 1 : 0;
   }
-  EXPECT_EQ(coded, 4 * c.model.num_layers);  // c_attn, c_proj, c_fc, c_proj
+  EXPECT_EQ(quantized, 4 * c.model.num_layers);  // c_attn, c_proj, c_fc, c_proj
   const auto says = [](const std::vector<std::string>& overrides, const std::string& rule) {
     const std::string error = error_of(kMinimal, overrides);
     EXPECT_NE(error.find(rule), std::string::npos) << error;
@@ -290,7 +290,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "expected one of constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, got the string "
                 "\"WarmupLr\" (did you mean 'WarmupLR'?)"},
         Refusal{"optimizer.type", "Lamb",
-                "\"Lamb\" is not in this version; use AdamW, Adam, Adagrad, Lion or SGD"},
+                "\"Lamb\" is not in Ballast; use AdamW, Adam, Adagrad, Lion or SGD"},
         Refusal{"optimizer.type", "3", "expected one of AdamW, Adam, Adagrad, Lion, SGD, got 3"},
         Refusal{"ballast.optimizer_states", "8-bit",
                 "expected one of fp32, bf16_first, 8bit, got the string \"8-bit\" (did you mean "

@@ -74,7 +74,7 @@ void expect_copies(const std::vector<float>& masters, Weights::Format format,
     EXPECT_EQ(test::first_difference<float>(states.main, start.main), -1) << to_string(isa);
     for (std::size_t i = 0; i < masters.size(); ++i) {
       const Half expected = convert(masters[i]);
-      const Half actual = states.companion.as<Half>()[i];
+      const Half actual = states.remainder_or_copy.as<Half>()[i];
       if (is_nan(expected) && is_nan(actual)) continue;
       ASSERT_EQ(actual.bits, expected.bits) << to_string(isa) << ", master " << masters[i];
     }

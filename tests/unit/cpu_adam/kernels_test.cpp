@@ -209,7 +209,7 @@ TEST_F(Kernels, AgreeOnEveryWeightAndManyRemainders) {
   for (std::size_t i = 0; i < states.size; ++i) {
     states.set(i, 0.0F, 0.25F, 0.5F, 0.125F);
     states.main.as<Bf16>()[i] = Bf16{static_cast<std::uint16_t>(i / kLow.size())};
-    states.companion.as<std::uint16_t>()[i] = kLow.at(i % kLow.size());
+    states.remainder_or_copy.as<std::uint16_t>()[i] = kLow.at(i % kLow.size());
   }
   Hyper hyper = hyper_at(Optimizer::adamw, 1);
   expect_same_bits(states, 1, hyper);
@@ -246,7 +246,7 @@ TEST_F(Kernels, TouchInEveryWayReachesAllOfACopy) {
         constexpr std::size_t kSize = 70 * Codes::kBlock;
         States states = States::random(layout, kSize, 7, offset);
         updater->touch(layout.optimizer, states.shard(), way);
-        const auto* copy = states.companion.as<std::uint16_t>();
+        const auto* copy = states.remainder_or_copy.as<std::uint16_t>();
         EXPECT_TRUE(std::all_of(copy, copy + kSize, [](std::uint16_t c) { return c == 0; }))
             << to_string(updater->isa()) << ", stretch " << way.stretch << ", " << way.streams;
       }

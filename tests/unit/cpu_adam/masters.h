@@ -25,7 +25,7 @@ class Masters {
   explicit Masters(std::vector<std::uint16_t> highs)
       : highs_(std::move(highs)), states_({Optimizer::lion}, highs_.size() * kHalf) {
     for (std::size_t i = 0; i < states_.size; ++i) {
-      states_.companion.as<std::uint16_t>()[i] = static_cast<std::uint16_t>(i);
+      states_.remainder_or_copy.as<std::uint16_t>()[i] = static_cast<std::uint16_t>(i);
     }
     expected_weights_.resize(states_.size);
     std::iota(lows_.begin(), lows_.end(), std::uint16_t{0});
@@ -67,7 +67,7 @@ class Masters {
   std::size_t wrong_in(std::size_t block) {
     const Bf16* expected = expected_weights_.data() + block * kHalf;
     const Bf16* weights = states_.main.as<Bf16>() + block * kHalf;
-    auto* remainders = states_.companion.as<std::uint16_t>() + block * kHalf;
+    auto* remainders = states_.remainder_or_copy.as<std::uint16_t>() + block * kHalf;
     std::size_t wrong = 0;
     if (ordinary(highs_[block])) {
       wrong += std::memcmp(weights, expected, kHalf * sizeof *weights) == 0 ? 0 : 1;

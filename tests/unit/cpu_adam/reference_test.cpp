@@ -301,7 +301,8 @@ TEST(Reference, SplitMasterIsUpdatedAsThePlainOne) {
     for (std::size_t i = 0; i < split.size; ++i) {
       const SplitMaster expected = split_master(plain.main.as<float>()[i]);
       ASSERT_EQ(split.main.as<Bf16>()[i], expected.weight) << "element " << i;
-      ASSERT_EQ(split.companion.as<std::uint16_t>()[i], expected.remainder) << "element " << i;
+      ASSERT_EQ(split.remainder_or_copy.as<std::uint16_t>()[i], expected.remainder)
+          << "element " << i;
     }
   }
 }

@@ -160,25 +160,25 @@ struct States {
   Layout layout;
   std::size_t size = 0;
   Elems first_element = 0;
-  Array main, companion, first, second, first_exponents, second_exponents, gradient;
+  Array main, remainder_or_copy, first, second, first_exponents, second_exponents, gradient;
 
   /// Zeros.
   States(const Layout& of, std::size_t elements, std::size_t offset = 0)
       : layout(of), size(elements) {
     const bool split = layout.weights == Weights::Format::split;
-    const bool coded = layout.moments == Moments::Format::blockwise8;
+    const bool blockwise = layout.moments == Moments::Format::blockwise8;
     const bool short_first = layout.moments == Moments::Format::bf16_first;
     main = Array(size, split ? 2 : 4, offset);
-    if (layout.weights != Weights::Format::plain) companion = Array(size, 2, offset);
+    if (layout.weights != Weights::Format::plain) remainder_or_copy = Array(size, 2, offset);
     gradient = Array(size, size_of(layout.gradient), offset);
     const std::size_t blocks = Codes::exponents_of(size);
     if (has_first_moment(layout.optimizer)) {
-      first = Array(size, coded ? 1 : short_first ? 2 : 4, offset);
-      if (coded) first_exponents = Array(blocks, 1, offset);
+      first = Array(size, blockwise ? 1 : short_first ? 2 : 4, offset);
+      if (blockwise) first_exponents = Array(blocks, 1, offset);
     }
     if (has_second_moment(layout.optimizer)) {
-      second = Array(size, coded ? 1 : 4, offset);
-      if (coded) second_exponents = Array(blocks, 1, offset);
+      second = Array(size, blockwise ? 1 : 4, offset);
+      if (blockwise) second_exponents = Array(blocks, 1, offset);
     }
   }
 
@@ -214,7 +214,7 @@ struct States {
     if (layout.weights == Weights::Format::split) {
       const SplitMaster parts = split_master(p);
       main.as<Bf16>()[i] = parts.weight;
-      companion.as<std::uint16_t>()[i] = parts.remainder;
+      remainder_or_copy.as<std::uint16_t>()[i] = parts.remainder;
     } else {
       main.as<float>()[i] = p;
     }
@@ -255,8 +255,8 @@ struct States {
   }
 
   [[nodiscard]] bool guards_intact() const {
-    for (const Array* array :
-         {&main, &companion, &first, &second, &first_exponents, &second_exponents, &gradient}) {
+    for (const Array* array : {&main, &remainder_or_copy, &first, &second, &first_exponents,
+                               &second_exponents, &gradient}) {
       if (!array->guards_intact()) return false;
     }
     return true;
@@ -271,11 +271,11 @@ struct States {
   Weights weights(std::size_t from) {
     switch (layout.weights) {
       case Weights::Format::split:
-        return {at<Bf16>(main, from), at<std::uint16_t>(companion, from)};
+        return {at<Bf16>(main, from), at<std::uint16_t>(remainder_or_copy, from)};
       case Weights::Format::copy_bf16:
-        return {at<float>(main, from), at<Bf16>(companion, from)};
+        return {at<float>(main, from), at<Bf16>(remainder_or_copy, from)};
       case Weights::Format::copy_f16:
-        return {at<float>(main, from), at<F16>(companion, from)};
+        return {at<float>(main, from), at<F16>(remainder_or_copy, from)};
       default:
         return Weights(at<float>(main, from));
     }
@@ -319,28 +319,29 @@ inline std::string difference(const States& a, const States& b) {
   };
   if (!a.guards_intact() || !b.guards_intact()) return "a guard outside the arrays";
   const bool split = a.layout.weights == Weights::Format::split;
-  const bool coded = a.layout.moments == Moments::Format::blockwise8;
+  const bool blockwise = a.layout.moments == Moments::Format::blockwise8;
   std::ptrdiff_t i =
       split ? first_difference<Bf16>(a.main, b.main) : first_difference<float>(a.main, b.main);
   if (i >= 0) return at("weight", i);
-  if (split && !(a.companion == b.companion)) {
+  if (split && !(a.remainder_or_copy == b.remainder_or_copy)) {
     for (std::size_t j = 0; j < a.size; ++j) {
-      const bool same = a.companion.as<std::uint16_t>()[j] == b.companion.as<std::uint16_t>()[j];
+      const bool same =
+          a.remainder_or_copy.as<std::uint16_t>()[j] == b.remainder_or_copy.as<std::uint16_t>()[j];
       if (!same && !is_nan(a.main.as<Bf16>()[j]))
         return at("remainder", static_cast<std::ptrdiff_t>(j));
     }
   } else if (!split) {
     const bool half = a.layout.weights == Weights::Format::copy_f16;
-    i = half ? first_difference<F16>(a.companion, b.companion)
-             : first_difference<Bf16>(a.companion, b.companion);
+    i = half ? first_difference<F16>(a.remainder_or_copy, b.remainder_or_copy)
+             : first_difference<Bf16>(a.remainder_or_copy, b.remainder_or_copy);
     if (i >= 0) return at("copy", i);
   }
-  i = coded ? first_difference<std::uint8_t>(a.first, b.first)
+  i = blockwise ? first_difference<std::uint8_t>(a.first, b.first)
       : a.layout.moments == Moments::Format::bf16_first ? first_difference<Bf16>(a.first, b.first)
                                                         : first_difference<float>(a.first, b.first);
   if (i >= 0) return at("first moment", i);
-  i = coded ? first_difference<std::uint8_t>(a.second, b.second)
-            : first_difference<float>(a.second, b.second);
+  i = blockwise ? first_difference<std::uint8_t>(a.second, b.second)
+                : first_difference<float>(a.second, b.second);
   if (i >= 0) return at("second moment", i);
   i = first_difference<std::uint8_t>(a.first_exponents, b.first_exponents);
   if (i >= 0) return at("exponent of the first moment, block", i);

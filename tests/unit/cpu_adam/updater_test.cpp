@@ -103,12 +103,12 @@ TEST(Updater, ResultIsTheSameForEveryNumberOfThreads) {
 TEST(Updater, LargeShardIsUpdatedLikeItsParts) {
   const Updater updater({.threads = 2});
   for (const Layout& layout : layouts()) {
-    const bool coded = layout.moments == Moments::Format::blockwise8;
+    const bool blockwise = layout.moments == Moments::Format::blockwise8;
     for (const Elems first_element : {Elems{0}, Elems{1'280}, (Elems{1} << 32) - 65'536}) {
       States whole = States::random(layout, 150'007, 15);
       whole.first_element = first_element;
       States parts = whole;
-      const std::size_t length = coded ? 5 * Codes::kBlock : 1'009;
+      const std::size_t length = blockwise ? 5 * Codes::kBlock : 1'009;
       for (int step = 1; step <= 2; ++step) {
         const Hyper hyper = hyper_at(layout.optimizer, step);
         updater.step(hyper, whole.shard());
@@ -150,12 +150,12 @@ TEST(Updater, OnlyTheArraysThatAreSavedAreRestored) {
   States states = start;
   States old(layout, start.size);
   Shard only_weights = old.shard();
-  only_weights.weights.companion = only_weights.moments.first = only_weights.moments.second =
-      nullptr;
+  only_weights.weights.remainder_or_copy = only_weights.moments.first =
+      only_weights.moments.second = nullptr;
   updater.step(hyper_at(layout.optimizer, 1), states.shard(), only_weights);
   updater.restore(layout.optimizer, states.shard(), only_weights);
   EXPECT_TRUE(states.main == start.main);
-  EXPECT_TRUE(states.companion == stepped.companion);
+  EXPECT_TRUE(states.remainder_or_copy == stepped.remainder_or_copy);
   EXPECT_TRUE(states.first == stepped.first);
   EXPECT_TRUE(states.second == stepped.second);
 }
@@ -323,7 +323,7 @@ TEST(Updater, ANullPointerIsAStateError) {
     const Hyper hyper = hyper_at(layout.optimizer, 1);
     EXPECT_EQ(thrown_by([&] { updater.step(hyper, states.shard()); }).category, std::nullopt)
         << describe(layout);
-    for (auto* array : {&states.main, &states.companion, &states.first, &states.second,
+    for (auto* array : {&states.main, &states.remainder_or_copy, &states.first, &states.second,
                         &states.first_exponents, &states.second_exponents, &states.gradient}) {
       if (array->as<char>() == nullptr) continue;
       const test::Array kept = std::exchange(*array, {});

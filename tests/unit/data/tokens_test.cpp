@@ -68,7 +68,7 @@ TEST(TokenSource, ReadsLittleEndianU32) {
   EXPECT_EQ(ids, (std::vector<std::int32_t>{0x030201, 5}));
 }
 
-TEST(TokenSource, RefusesAnIdBeyondTheVocabularyNamingTheByte) {
+TEST(TokenSource, RefusesAnIdBeyondTheVocabularyAndReportsItsByte) {
   const test::TempDir dir;
   const auto a = dir.write("a.bin", std::string("\x01\x00", 2));
   const auto b = dir.write("b.bin", std::string("\x09\x00\x83\x00", 4));

@@ -76,6 +76,7 @@ class AutoDevice : public testing::Test {
     if (kind == "auto") {
       EXPECT_EQ(error_of([&] { kind_of(options); }), text);
       EXPECT_EQ(error_of([&] { own_memory(options); }), text);
+      EXPECT_TRUE(has_unusable_gpu(options));
     }
     EXPECT_EQ(text.find('\n'), std::string::npos) << text;
     return text;
@@ -85,6 +86,7 @@ class AutoDevice : public testing::Test {
     EXPECT_EQ(kind_of(options), "host");
     EXPECT_EQ(own_memory(options), 0U);
     EXPECT_EQ(make_device(options)->kind(), "host");
+    EXPECT_FALSE(has_unusable_gpu(options));
   }
   static constexpr const char* kOnCpu =
       "; to train on the CPU on purpose, set ballast.device to \"host\"";

@@ -123,7 +123,7 @@ __global__ void wait_alone() {
   if (threadIdx.x != 3) __syncthreads();
 }
 
-TEST(GridDeathTest, ABarrierThatNotAllReachIsReported) {
+TEST(GridDeathTest, ReportsABarrierThatSomeThreadsNeverReach) {
   EXPECT_DEATH(launch({.threads = 32}, &wait_alone), "wait for each other for ever");
 }
 

@@ -381,7 +381,7 @@ TEST_F(EngineTest, LossesAreMeansOverCountedTargets) {
   EXPECT_EQ(engine.train_step({tokens, none}, 0.1).grad_norm, 0.0);
 }
 
-TEST_F(EngineTest, PositionsMustBeThoseOfDocuments) {
+TEST_F(EngineTest, RefusesPositionsThatAreNotThoseOfDocuments) {
   Engine engine = planner::make_engine(config({test::kPacked}));
   engine.start();
   const auto tokens = ids(engine, 1);

@@ -163,17 +163,17 @@ Result result_of(const std::string& updates, bool trains) {
 TEST(Experts, WithoutTokensKeepTheirWeightsIfTouchedOnesAreUpdated) {
   const Result first = result_of("all", false);
   const Result all = result_of("all", true);
-  const Result touched = result_of("touched", true);
-  ASSERT_EQ(touched.rows, all.rows);
+  const Result active = result_of("active", true);
+  ASSERT_EQ(active.rows, all.rows);
   std::size_t idle = 0;
-  for (std::size_t b = 0; b < touched.rows.size(); ++b) {
-    if (touched.weights[b] == all.weights[b]) continue;
-    EXPECT_EQ(touched.rows[b], 0U) << b;
-    EXPECT_EQ(touched.weights[b], first.weights[b]) << b;
+  for (std::size_t b = 0; b < active.rows.size(); ++b) {
+    if (active.weights[b] == all.weights[b]) continue;
+    EXPECT_EQ(active.rows[b], 0U) << b;
+    EXPECT_EQ(active.weights[b], first.weights[b]) << b;
     ++idle;
   }
   EXPECT_GT(idle, 60U);
-  EXPECT_LT(2 * touched.written, all.written);
+  EXPECT_LT(2 * active.written, all.written);
 }
 
 const char* const kBalanced = R"("family": "mixtral", "vocab_size": 131, "hidden_size": 32,

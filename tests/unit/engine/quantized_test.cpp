@@ -62,26 +62,26 @@ TEST_F(QuantizedBase, HasTheLossesOfTheDecodedBase) {
   const std::vector<const char*> places = {"cpu", "none", "nvme"};
   for (std::size_t f = 0; f < formats.size(); ++f) {
     const std::vector<std::string> placed = {kWeights + places[f], kOptimizer + "cpu"};
-    Engine coded = planner::make_engine(config(with(with(kDora, formats[f]), placed)));
+    Engine quantized = planner::make_engine(config(with(with(kDora, formats[f]), placed)));
     Engine plain = planner::make_engine(config(kDora));
     Engine original = planner::make_engine(config(kDora));
-    coded.start();
-    test::start_from(plain, decoded(coded));
+    quantized.start();
+    test::start_from(plain, decoded(quantized));
     original.start();
     for (int step = 0; step < 3; ++step) {
-      const auto tokens = ids(coded, step);
-      const auto targets = ids(coded, step + 1);
+      const auto tokens = ids(quantized, step);
+      const auto targets = ids(quantized, step + 1);
       const TokenBatch batch = {tokens, targets};
-      const StepResult one = coded.train_step(batch, 0.05);
+      const StepResult one = quantized.train_step(batch, 0.05);
       const StepResult other = plain.train_step(batch, 0.05);
       EXPECT_EQ(one.loss, other.loss) << formats[f].back() << ", step " << step;
       EXPECT_EQ(one.grad_norm, other.grad_norm) << formats[f].back();
       EXPECT_NE(one.loss, original.train_step(batch, 0.05).loss) << formats[f].back();
     }
-    for (std::size_t b = 0; b < coded.blueprint().model.blocks.size(); ++b) {
-      for (const model::TensorSpec& tensor : coded.blueprint().model.blocks[b].tensors) {
+    for (std::size_t b = 0; b < quantized.blueprint().model.blocks.size(); ++b) {
+      for (const model::TensorSpec& tensor : quantized.blueprint().model.blocks[b].tensors) {
         EXPECT_EQ(
-            coded.snapshot().read_weights(b, tensor),
+            quantized.snapshot().read_weights(b, tensor),
             plain.snapshot().read_weights(b, plain.blueprint().model.blocks[b].tensor(tensor.name)))
             << tensor.name;
       }
@@ -102,14 +102,14 @@ TEST_F(QuantizedBase, MovesItsCodes) {
     if (!uploads_weights || !blueprint.problem.program().is_layer(op.block)) continue;
     const model::BlockSpec& block = blueprint.model.blocks[op.block];
     Bytes expected = 0;
-    Elems coded = 0;
+    Elems quantized = 0;
     for (const model::TensorSpec& tensor : block.tensors) {
-      if (!tensor.coded) continue;
+      if (!tensor.quantized) continue;
       EXPECT_TRUE(tensor.frozen && tensor.shape.size() == 2) << tensor.name;
-      coded += tensor.size;
+      quantized += tensor.size;
       expected += tensor.size / 2 + tensor.size / 64 * sizeof(float);
     }
-    EXPECT_GT(coded, block.elements / 2);
+    EXPECT_GT(quantized, block.elements / 2);
     expected = round_up(expected, kPage) + block.plain_elements() * sizeof(Bf16);
     EXPECT_EQ(op.bytes, expected);
     EXPECT_LT(op.bytes, block.elements);

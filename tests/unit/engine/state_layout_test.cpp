@@ -156,7 +156,7 @@ TEST(StateLayout, TheShardPointsToTheArraysThatAreKept) {
     EXPECT_EQ(shard.first_element, 512U);
     const bool half = layout.type == DType::f16;  // a copy of the master
     EXPECT_EQ(shard.weights.main, half ? place(layout.master) : weights.data());
-    EXPECT_EQ(shard.weights.companion, half ? weights.data() : place(layout.master));
+    EXPECT_EQ(shard.weights.remainder_or_copy, half ? weights.data() : place(layout.master));
     using Weights = cpu_adam::Weights::Format;
     EXPECT_EQ(shard.weights.format, half                         ? Weights::copy_f16
                                     : layout.type == DType::bf16 ? Weights::split
@@ -226,7 +226,8 @@ TEST(StateLayout, ASubGroupPointsIntoTheWeightsAndGradientsOfItsBlock) {
   EXPECT_EQ(shard.first_element, rank_shard(blueprint, 0).first + 8192);
   EXPECT_EQ(shard.weights.main, weights.data() + Bytes{2} * 8192);
   EXPECT_EQ(shard.gradient.data, gradient.data() + Bytes{2} * 8192);
-  EXPECT_EQ(shard.weights.companion, states.data() + state_layout(blueprint, 0, 2).master.offset);
+  EXPECT_EQ(shard.weights.remainder_or_copy,
+            states.data() + state_layout(blueprint, 0, 2).master.offset);
 }
 
 model::ModelConfig small_experts() {

@@ -108,8 +108,8 @@ TEST(Bitsandbytes, FoldersAreReadAsItDecodesThem) {
     WeightReader reader(files, train::reading_order(files, model, DType::bf16));
     for (const model::TensorSpec& tensor : model.blocks[model.first_layer()].tensors) {
       const WeightPlace& place = train::place_of(files, tensor);
-      EXPECT_EQ(place.coded != nullptr, tensor.shape.size() == 2) << tensor.name;
-      if (place.coded == nullptr) continue;
+      EXPECT_EQ(place.quantized != nullptr, tensor.shape.size() == 2) << tensor.name;
+      if (place.quantized == nullptr) continue;
       const auto theirs = stored(*decoded.find(name + "/" + tensor.name));
       for (const Elems first : {Elems{0}, Elems{random() % tensor.size}}) {
         std::vector<std::byte> found((tensor.size - first) * sizeof(Bf16));
@@ -167,13 +167,15 @@ TEST(Bitsandbytes, ARunHasTheCodesOfTheFolder) {
       const model::BlockCodes block(model, model.blocks[number]);
       ASSERT_EQ(block.matrices.size(), 7U);
       for (const auto& matrix : block.matrices) {
-        const CodedWeights& coded = *files.find(matrix.tensor->name)->coded;
+        const QuantizedWeights& quantized = *files.find(matrix.tensor->name)->quantized;
         const std::byte* const at = bytes.data() + matrix.offset;
-        expect_bytes(coded.codes, at, matrix.tensor->name);
-        expect_bytes(coded.scales, at + matrix.arrays.scales, "scales of " + matrix.tensor->name);
+        expect_bytes(quantized.codes, at, matrix.tensor->name);
+        expect_bytes(quantized.scales, at + matrix.arrays.scales,
+                     "scales of " + matrix.tensor->name);
         if (!nested) continue;
-        expect_bytes(coded.nested, at + matrix.arrays.nested, "nested of " + matrix.tensor->name);
-        EXPECT_EQ(std::memcmp(at + matrix.arrays.mean, &coded.mean, sizeof(float)), 0);
+        expect_bytes(quantized.nested, at + matrix.arrays.nested,
+                     "nested of " + matrix.tensor->name);
+        EXPECT_EQ(std::memcmp(at + matrix.arrays.mean, &quantized.mean, sizeof(float)), 0);
       }
     }
   }
@@ -189,16 +191,16 @@ fs::path exported(const fs::path& from, const fs::path& out, const ExportOptions
 /// weights.
 void expect_equal_runs(const config::Config& one, const config::Config& other, bool same_states) {
   const Batch batch;
-  Started coded(one);
+  Started quantized(one);
   Started plain(other);
   for (int step = 0; step < 2; ++step) {
-    const engine::StepResult left = coded.engine.train_step(batch.view(), 0.01);
+    const engine::StepResult left = quantized.engine.train_step(batch.view(), 0.01);
     const engine::StepResult right = plain.engine.train_step(batch.view(), 0.01);
     EXPECT_EQ(left.loss, right.loss) << step;
     EXPECT_EQ(left.grad_norm, right.grad_norm) << step;
   }
   if (same_states) {
-    EXPECT_EQ(coded.engine.snapshot().hash(), plain.engine.snapshot().hash());
+    EXPECT_EQ(quantized.engine.snapshot().hash(), plain.engine.snapshot().hash());
   }
 }
 
@@ -341,7 +343,7 @@ void describe(Copy& copy, const std::string& key, const json& value) {
 }
 
 /// Modules may be left out of the quantisation. "auto" must not encode them.
-TEST(Bitsandbytes, MixedFoldersAreDecoded) {
+TEST(Bitsandbytes, MixedFoldersAreDequantised) {
   Copy copy("nested");
   const json state = json::parse(copy.tensors[kState].bytes);
   std::erase_if(copy.tensors, [](const auto& entry) { return entry.first.starts_with(kMatrix); });
@@ -360,11 +362,11 @@ TEST(Bitsandbytes, TensorsThatDoNotFitAreRefusedInOneLine) {
     copy.tensors.erase(kMatrix + suffix);
     copy.expect_refused({message});
   };
-  without(".absmax", "has codes of NF4, but there is no tensor '");
+  without(".absmax", "is a matrix in NF4, but its tensor '");
   without(".quant_map", ".quant_map'");
   without(".nested_quant_map", ".nested_quant_map'");
   without(".nested_absmax", "is U8 [40], but");
-  without(".quant_state.bitsandbytes__nf4", "has codes of bitsandbytes, but there is no tensor");
+  without(".quant_state.bitsandbytes__nf4", "is quantised by bitsandbytes, but its tensor");
   const auto refuse = [](const std::string& key, const json& value, std::string_view message) {
     Copy copy("nested");
     describe(copy, key, value);
@@ -379,18 +381,19 @@ TEST(Bitsandbytes, TensorsThatDoNotFitAreRefusedInOneLine) {
   refuse("shape", {1ULL << 40U, 1ULL << 40U}, "not that of a matrix");
   Copy other("nested");
   describe(other, "shape", {80, 33});
-  other.expect_refused({"has 1280 bytes, but the codes of a matrix [80, 33] have 1320"});
+  other.expect_refused({"has 1280 bytes, but a matrix [80, 33] has 1320 in NF4"});
   Copy table("nested");
   table.tensors[kMatrix + ".quant_map"].bytes[1] ^= 0x40;
-  table.expect_refused({".quant_map' has not the values that bitsandbytes gives"});
+  table.expect_refused({".quant_map' differs from the table of values that bitsandbytes uses"});
   Copy fp4("nested");
   fp4.tensors[kMatrix + ".quant_state.bitsandbytes__fp4"] = fp4.tensors[kState];
   fp4.tensors.erase(kState);
-  fp4.expect_refused({"has codes of FP4, but Ballast reads only those of NF4"});
+  fp4.expect_refused({"is a matrix in FP4, but Ballast reads only NF4"});
   const std::string module = "model.layers.0.mlp.up_proj.";
   Copy scales("int8");
   scales.tensors.erase(module + "SCB");
-  scales.expect_refused({"has codes of 8 bits, but there is no tensor '" + module + "SCB'"});
+  scales.expect_refused(
+      {"is a matrix in int8, but tensor '" + module + "SCB' with its scales is missing"});
   Copy order("int8");
   order.tensors[module + "weight_format"].bytes = "\1";
   order.expect_refused({"weight_format' is not 0"});
@@ -426,18 +429,18 @@ TEST(Bitsandbytes, LongMatricesAreReadFromEverywhere) {
   std::mt19937 random(3);
   for (float& value : values) value = std::normal_distribution<float>()(random);
   const Quantization how = {.double_scales = true};
-  const model::CodedArrays arrays(how, kElements);
-  std::vector<std::byte> coded(arrays.bytes);
+  const model::QuantizedArrays arrays(how, kElements);
+  std::vector<std::byte> quantized(arrays.bytes);
   std::vector<float> scales(arrays.scales_count);
-  model::encode(how, values, coded.data(), scales.data());
-  model::store_scales(arrays, scales, coded.data());
-  model::decode(how, arrays, coded.data(), 0, values);
+  model::encode(how, values, quantized.data(), scales.data());
+  model::store_scales(arrays, scales, quantized.data());
+  model::decode(how, arrays, quantized.data(), 0, values);
 
   Copy copy("nested");
   const auto put = [&](const std::string& suffix, Bytes offset, Bytes width, Elems count) {
     Stored& to = copy.tensors[kMatrix + suffix];
     to.shape = {count};
-    to.bytes.assign(reinterpret_cast<const char*>(coded.data()) + offset, width * count);
+    to.bytes.assign(reinterpret_cast<const char*>(quantized.data()) + offset, width * count);
   };
   put("", 0, 1, (kElements + 1) / 2);
   put(".absmax", arrays.scales, 1, arrays.scales_count);
@@ -445,7 +448,7 @@ TEST(Bitsandbytes, LongMatricesAreReadFromEverywhere) {
   describe(copy, "shape", {kRows, kColumns});
   describe(copy, "dtype", "float32");
   float mean = 0.0F;
-  std::memcpy(&mean, coded.data() + arrays.mean, sizeof mean);
+  std::memcpy(&mean, quantized.data() + arrays.mean, sizeof mean);
   describe(copy, "nested_offset", mean);
   const WeightFiles files = copy.open();
   for (int i = 0; i < 50; ++i) {
@@ -457,11 +460,11 @@ TEST(Bitsandbytes, LongMatricesAreReadFromEverywhere) {
         << first;
   }
   const auto read_codes = [&](const Quantization& wanted) {
-    std::vector<std::byte> out(model::CodedArrays(wanted, kElements).bytes);
+    std::vector<std::byte> out(model::QuantizedArrays(wanted, kElements).bytes);
     bitsandbytes::read_codes(*files.find(kMatrix), wanted, out, nullptr);
     return out;
   };
-  EXPECT_EQ(read_codes(how), coded);
+  EXPECT_EQ(read_codes(how), quantized);
   const Quantization plain = {};
   std::vector<float> found(kElements);
   model::decode(plain, {plain, kElements}, read_codes(plain).data(), 0, found);

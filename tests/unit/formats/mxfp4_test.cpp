@@ -97,7 +97,7 @@ TEST(Mxfp4, FoldersAreReadAsThoseWithDecodedWeights) {
     for (const model::BlockSpec& block : model.blocks) {
       for (const model::TensorSpec& tensor : block.tensors) {
         const WeightPlace& place = train::place_of(files, tensor);
-        if (place.coded == nullptr) continue;
+        if (place.quantized == nullptr) continue;
         EXPECT_EQ(type_of(place), DType::bf16);
         const std::vector<std::byte> theirs = stored(decoded, tensor.name);
         const Elems first = in_order ? 0 : random() % tensor.size;
@@ -138,7 +138,8 @@ TEST(Mxfp4, ExportWritesDecodedWeights) {
     ASSERT_NE(found.find(name), nullptr) << name;
     EXPECT_EQ(found.find(name)->tensor->shape, place.tensor->shape) << name;
     EXPECT_EQ(found.find(name)->tensor->dtype, "BF16") << name;
-    EXPECT_EQ(stored(found, name), stored(place.coded == nullptr ? from : decoded, name)) << name;
+    EXPECT_EQ(stored(found, name), stored(place.quantized == nullptr ? from : decoded, name))
+        << name;
   }
   export_fixture(dir.path() / "wide", {.type = DType::f32});
   const WeightFiles wide(dir.path() / "wide");
@@ -203,19 +204,18 @@ TEST(Mxfp4, MalformedFilesAreRefusedInOneLine) {
     expect_error(ErrorCategory::data, parts, [&] { WeightFiles files(path); });
   };
   const nlohmann::json codes = {"U8", {2, 4, 3, 16}};
-  expect_refused({{"x_blocks", codes}},
-                 {"'x_blocks' has codes of MXFP4, but there is no tensor 'x_scales'"});
+  expect_refused({{"x_blocks", codes}}, {"'x_blocks' is a matrix in MXFP4, but tensor 'x_scales'"});
   expect_refused({{"x_blocks", codes}, {"x_scales", {"U8", {2, 4, 2}}}},
                  {"'x_scales' is U8 [2, 4, 2], but the scales of 'x_blocks' are U8 [2, 4, 3]"});
   expect_refused({{"x_blocks", codes}, {"x_scales", {"BF16", {2, 4, 3}}}},
                  {"'x_scales' is BF16 [2, 4, 3]"});
   expect_refused({{"x_blocks", {"U8", {2, 4, 48}}}, {"x_scales", {"U8", {2, 4, 3}}}},
-                 {"'x_blocks' has shape [2, 4, 48], but codes of MXFP4 have 4 dimensions"});
+                 {"'x_blocks' has shape [2, 4, 48], but matrices in MXFP4 have 4 dimensions"});
   expect_refused({{"x_blocks", {"U8", {2, 4, 3, 8}}}, {"x_scales", {"U8", {2, 4, 3}}}},
                  {"'x_blocks' has shape [2, 4, 3, 8]"});
   expect_refused(
       {{"x", {"BF16", {2, 96, 4}}}, {"x_blocks", codes}, {"x_scales", {"U8", {2, 4, 3}}}},
-      {"tensor 'x' is there as codes of MXFP4 too"});
+      {"tensor 'x' is stored twice, also in MXFP4"});
   EXPECT_EQ(WeightFiles(write_file(dir, {{"x_blocks", codes}, {"x_scales", {"U8", {2, 4, 3}}}}))
                 .find("x")
                 ->tensor->shape,

@@ -122,17 +122,17 @@ TEST(QuantizedBase, LeavesRoutersAndTheGateOfASharedExpert) {
   quantize(model, {.format = Quantization::Format::nf4},
            [](const std::string& rule) { FAIL() << rule; });
   std::vector<std::string> plain;
-  std::size_t coded = 0;
+  std::size_t quantized = 0;
   for (const BlockSpec& block : model.blocks) {
     for (const TensorSpec& tensor : block.tensors) {
       const bool map = tensor.shape.size() == 2 && block.kind == BlockKind::layer;
-      if (map && !tensor.coded && !tensor.adapter) plain.push_back(tensor.name);
-      coded += tensor.coded ? 1 : 0;
+      if (map && !tensor.quantized && !tensor.adapter) plain.push_back(tensor.name);
+      quantized += tensor.quantized ? 1 : 0;
     }
   }
   EXPECT_EQ(plain, (std::vector<std::string>{"model.layers.0.mlp.gate.weight",
                                              "model.layers.0.mlp.shared_expert_gate.weight"}));
-  EXPECT_EQ(coded, 4U + 3U + 4U * 3U);
+  EXPECT_EQ(quantized, 4U + 3U + 4U * 3U);
 }
 
 TEST(Adapters, OfAllMapsAreNamed) {
@@ -280,7 +280,7 @@ struct Adapted {
     }
     return sums;
   }
-  /// Changes the magnitudes so that the gains equal those with the norms of other weights.
+  /// Changes the magnitudes so that the scales equal those with the norms of other weights.
   void keep_gains(Values& weights, const Values& other) const {
     for (std::uint64_t i = 0; magnitudes != nullptr && i < b->shape[0]; ++i) {
       const Values here = row(weights, i);

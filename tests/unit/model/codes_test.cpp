@@ -78,7 +78,7 @@ TEST(WeightCodes, AreOffByAtMostHalfAScale) {
   }
 }
 
-TEST(WeightCodes, OfZeroBlocksAreZeroAndOfNonFiniteBlocksNan) {
+TEST(WeightCodes, DecodeZeroBlocksToZeroAndNonFiniteBlocksToNan) {
   for (const DType type : {DType::f32, DType::bf16}) {
     Bench b(test::small_gpt2(), type, {1, 4});
     std::vector<float> values(5 * kBlock, 0.0F);

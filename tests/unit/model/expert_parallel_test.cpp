@@ -95,25 +95,25 @@ TEST(ExpertParallelism, RefusesExpertsThatRanksCannotShare) {
 
 TEST(ExpertParallelism, MovesAllChoicesInRoundsOfLimitedSize) {
   const SharedChoices choices = {
-      .leaving = {{0, 5}, {5, 0}, {5, 2}}, .arriving = {3, 5, 0}, .most = 7};
+      .sent = {{0, 5}, {5, 0}, {5, 2}}, .received = {3, 5, 0}, .most = 7};
   const std::vector<ExchangeRound> rounds = ExchangeRound::all(choices, 2);
   ASSERT_EQ(rounds.size(), 4U);  // another rank has 7 choices for one expert
-  const auto leaving = [&](std::size_t round) {
+  const auto sent = [&](std::size_t round) {
     std::vector<std::size_t> found;
-    for (const ExpertChoices& part : rounds[round].leaving) {
+    for (const ExpertChoices& part : rounds[round].sent) {
       found.push_back(part.count == 0 ? 0 : 100 * part.first + part.count);
     }
     return found;
   };
   using Sizes = std::vector<std::size_t>;
-  EXPECT_EQ(leaving(0), (Sizes{2, 0, 502}));
-  EXPECT_EQ(leaving(2), (Sizes{401, 0, 0}));
-  EXPECT_EQ(leaving(3), (Sizes{0, 0, 0}));
-  EXPECT_EQ(rounds[0].arriving, (Sizes{2, 2, 0}));
-  EXPECT_EQ(rounds[1].arriving, (Sizes{1, 2, 0}));
-  EXPECT_EQ(rounds[2].arrived, 1U);
-  EXPECT_EQ(rounds[3].arrived, 0U);
-  EXPECT_TRUE(ExchangeRound::all({.leaving = {{0, 0}}, .arriving = {0}}, 2).empty());
+  EXPECT_EQ(sent(0), (Sizes{2, 0, 502}));
+  EXPECT_EQ(sent(2), (Sizes{401, 0, 0}));
+  EXPECT_EQ(sent(3), (Sizes{0, 0, 0}));
+  EXPECT_EQ(rounds[0].received, (Sizes{2, 2, 0}));
+  EXPECT_EQ(rounds[1].received, (Sizes{1, 2, 0}));
+  EXPECT_EQ(rounds[2].received_rows, 1U);
+  EXPECT_EQ(rounds[3].received_rows, 0U);
+  EXPECT_TRUE(ExchangeRound::all({.sent = {{0, 0}}, .received = {0}}, 2).empty());
 }
 
 }  // namespace

@@ -54,8 +54,9 @@ class Arrays {
   std::size_t at_ = 0;
 };
 
-std::vector<std::byte> coded(const Quantization& quantization, const std::vector<float>& values) {
-  const CodedArrays arrays(quantization, values.size());
+std::vector<std::byte> quantized(const Quantization& quantization,
+                                 const std::vector<float>& values) {
+  const QuantizedArrays arrays(quantization, values.size());
   std::vector<std::byte> out(arrays.bytes);
   std::vector<float> scales(arrays.scales_count);
   encode(quantization, values, out.data(), scales.data());
@@ -92,26 +93,26 @@ TEST(Quantization, HasTheCodesOfBitsandbytes) {
   const std::vector<float> matrix = arrays.next_bf16(kElements);
 
   const Quantization nf4 = {Format::nf4};
-  const std::vector<std::byte> four_bits = coded(nf4, matrix);
-  const CodedArrays at(nf4, kElements);
+  const std::vector<std::byte> four_bits = quantized(nf4, matrix);
+  const QuantizedArrays at(nf4, kElements);
   const auto codes = arrays.next<std::uint8_t>(kElements / 2);
   expect_array(four_bits, 0, codes, "nf4");
   expect_array(four_bits, at.scales, arrays.next<float>(kElements / 64), "scales of nf4");
   expect_decoded(nf4, four_bits, arrays.next_bf16(kElements));
 
   const Quantization twice = {Format::nf4, true};
-  const std::vector<std::byte> nested = coded(twice, matrix);
-  const CodedArrays in(twice, kElements);
-  expect_array(nested, 0, codes, "nf4 with coded scales");
-  expect_array(nested, in.scales, arrays.next<std::uint8_t>(kElements / 64), "coded scales");
+  const std::vector<std::byte> nested = quantized(twice, matrix);
+  const QuantizedArrays in(twice, kElements);
+  expect_array(nested, 0, codes, "nf4 with quantized scales");
+  expect_array(nested, in.scales, arrays.next<std::uint8_t>(kElements / 64), "quantized scales");
   expect_array(nested, in.nested, arrays.next<float>(2), "scales of scales");
   expect_array(nested, in.mean, arrays.next<float>(1), "mean of scales");
   expect_decoded(twice, nested, arrays.next_bf16(kElements));
 
   const Quantization int8 = {Format::int8};
-  const std::vector<std::byte> bytes = coded(int8, matrix);
+  const std::vector<std::byte> bytes = quantized(int8, matrix);
   expect_array(bytes, 0, arrays.next<std::uint8_t>(kElements), "int8");
-  expect_array(bytes, CodedArrays(int8, kElements).scales, arrays.next<float>(kElements / 256),
+  expect_array(bytes, QuantizedArrays(int8, kElements).scales, arrays.next<float>(kElements / 256),
                "scales of int8");
   expect_decoded(int8, bytes, arrays.next_bf16(kElements));
 }
@@ -124,8 +125,8 @@ TEST(Quantization, AcceptsAnyNumberOfElements) {
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i] = std::sin(static_cast<float>(i)) + 0.25F;
     }
-    const std::vector<std::byte> codes = coded(how, values);
-    const CodedArrays arrays(how, values.size());
+    const std::vector<std::byte> codes = quantized(how, values);
+    const QuantizedArrays arrays(how, values.size());
     std::vector<float> whole(values.size());
     decode(how, arrays, codes.data(), 0, whole);
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -144,7 +145,7 @@ TEST(Quantization, OfValuesThatAreNotFiniteIsNotFinite) {
       std::vector<float> values(300, 1.0F);
       values[3] = bad;
       const Quantization how = {format};
-      const std::vector<std::byte> codes = coded(how, values);
+      const std::vector<std::byte> codes = quantized(how, values);
       std::vector<float> found(values.size());
       decode(how, {how, values.size()}, codes.data(), 0, found);
       EXPECT_FALSE(std::isfinite(found[3]));

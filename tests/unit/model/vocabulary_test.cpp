@@ -252,7 +252,7 @@ TEST(VocabularyTiles, KeepInitialValuesAndPlacesInFiles) {
   EXPECT_EQ(tiles.parameters(), whole.parameters());
 }
 
-TEST(VocabularyTiles, HaveAtLeastSixteenRowsButTheLast) {
+TEST(VocabularyTiles, HaveAtLeastSixteenRowsExceptTheLast) {
   const Architecture four = build_architecture(in_tiles(test::small_gpt2(), 4));
   EXPECT_EQ(four.tile(3).first, 48U);
   EXPECT_EQ(four.tile(3).rows, 13U);

@@ -140,7 +140,7 @@ void expect_serial_results(Execute execute) {
     EXPECT_EQ(run({.serial = true}, true), expected) << seed;
     EXPECT_EQ(run({}, true), expected) << seed;
     EXPECT_EQ(run({}, false), expected) << seed;
-    EXPECT_EQ(run({.most_on_stream = kMostOnFastStream}, false), expected) << seed;
+    EXPECT_EQ(run({.max_on_stream = kMostOnFastStream}, false), expected) << seed;
     EXPECT_EQ(run({.delay_seed = seed}, seed % 2 == 0), expected) << seed;
   }
 }
@@ -166,7 +166,7 @@ TEST(Executor, QueuedLanesGiveTheSerialResult) {
         Executor executor([&](const Operation& op, std::uint64_t n) { streams.start(op, n); },
                           step::action_name, streams.options(options));
         submit(executor);
-        std::size_t& seen = most[options.most_on_stream];
+        std::size_t& seen = most[options.max_on_stream];
         seen = std::max(seen, streams.most());
       });
   EXPECT_EQ(most[kMostEnqueued], kMostEnqueued) << "nothing was enqueued ahead, or too much";

@@ -70,9 +70,9 @@ TEST(StageThreeOptions, GatherGroupsAreReportedInThatLine) {
 }
 
 TEST(StageThreeOptions, GroupsMustDivideTheRanks) {
-  EXPECT_EQ(drawn(8, {"zero_hpz_partition_size=4"}).problem.weight_ranks, 4U);
-  EXPECT_EQ(drawn(8, {"zero_hpz_partition_size=1"}).problem.weight_ranks, 0U);
-  EXPECT_EQ(drawn(1, {"zero_hpz_partition_size=4"}).problem.weight_ranks, 0U);
+  EXPECT_EQ(drawn(8, {"zero_hpz_partition_size=4"}).problem.hpz_partition_size, 4U);
+  EXPECT_EQ(drawn(8, {"zero_hpz_partition_size=1"}).problem.hpz_partition_size, 0U);
+  EXPECT_EQ(drawn(1, {"zero_hpz_partition_size=4"}).problem.hpz_partition_size, 0U);
   for (const std::uint32_t world : {2U, 6U}) {
     try {
       drawn(world, {"zero_hpz_partition_size=4"});

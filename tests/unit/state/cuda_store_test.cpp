@@ -52,7 +52,7 @@ TEST_F(CudaStore, WithoutHostBuffersPinsNothing) {
 }
 
 /// TearDown checks that a failed construction has left nothing pinned.
-TEST_F(CudaStore, ThatFailsLaterUnpins) {
+TEST_F(CudaStore, UnpinsMemoryIfALaterAllocationFails) {
   schedule_.buffers.push_back({.name = "too much", .tier = Tier::device, .bytes = kMiB});
   EXPECT_THROW(Store(schedule_, *device_, {}), Error);
 }

@@ -213,10 +213,10 @@ class Interpreter {
     const model::StepBlock& block = program_.blocks[number];
     if (block.rows && !rows_.has_rows(number, op.micro, run_, block.per_rank)) return;
     const BlockSizes& sizes = problem_.blocks[number];
-    if (!sizes.is_coded()) {
+    if (!sizes.is_quantized()) {
       return need(op, {buffer, 0, sizes.weight_bytes}, weights_of(number, due_[number]));
     }
-    need(op, {buffer, 0, sizes.decoded_bytes}, {What::decoded, number, 0, due_[number]});
+    need(op, {buffer, 0, sizes.dequantized_bytes}, {What::decoded, number, 0, due_[number]});
   }
 
   void bind_value(const Operation& op, const Operand& operand, const Range& place,
@@ -224,7 +224,7 @@ class Interpreter {
     const model::ValueId id = operand.number;
     if (operand.access != OperandAccess::writes) {
       Content wanted = value_of(id, op.micro, order_->writer_before(position, id));
-      if (several() && reads_host(operand)) wanted.what = What::counts;
+      if (is_distributed() && reads_host(operand)) wanted.what = What::counts;
       need(op, place, wanted);
     }
     if (operand.access == OperandAccess::reads) return;
@@ -422,7 +422,7 @@ class Interpreter {
     const std::uint64_t version = updates_[op.block];
     need(op, {take(op, Role::source, false).buffer, 0, sizes.weight_bytes},
          weights_of(op.block, version));
-    put(op, {take(op, Role::target, true).buffer, 0, sizes.decoded_bytes},
+    put(op, {take(op, Role::target, true).buffer, 0, sizes.dequantized_bytes},
         {What::decoded, op.block, 0, version});
   }
 
@@ -569,7 +569,7 @@ class Interpreter {
                    std::uint32_t micros) {
     for (std::uint32_t m = 0; m < micros; ++m) {
       Content wanted = value_of(routing, m, order_->last_writer(routing));
-      if (several()) wanted.what = What::counts;
+      if (is_distributed()) wanted.what = What::counts;
       need(op, place_of(buffer, {.number = routing}, m), wanted);
     }
   }
@@ -616,7 +616,7 @@ class Interpreter {
         whole ? 0 : part_.gradient_from(op.block));
   }
 
-  [[nodiscard]] bool several() const { return schedule_.ranks > 1; }
+  [[nodiscard]] bool is_distributed() const { return schedule_.ranks > 1; }
   [[nodiscard]] bool is_trained(std::uint32_t block) const { return part_.is_trained(block); }
   [[nodiscard]] std::uint64_t run_of(const Operation& op) const {
     return op.lag == 0 ? run_ : last_training_run_;

@@ -81,7 +81,7 @@ TEST(EverySchedule, ForEvaluationRefusesToPlaceMoreThanWeights) {
   EXPECT_THROW(build_partial_step(problem, placement, options, 1, false), Error);
 }
 
-TEST(EverySchedule, OrdersEveryTwoUsesOfABufferAcrossRuns) {
+TEST(EverySchedule, OrdersAllUsesOfABufferAcrossRuns) {
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     const Case c(seed);
     ASSERT_EQ(first_of(plan::find_hazards(c.schedule, c.sequence.runs)), Lines{})

@@ -20,7 +20,7 @@ Problem in_groups(std::uint32_t world, std::uint32_t group, bool per_rank = fals
   Problem problem = {.table = std::make_shared<const ProgramTable>(std::move(program)),
                      .world = world,
                      .stage = 3,
-                     .weight_ranks = group};
+                     .hpz_partition_size = group};
   problem.blocks.assign(3, {.weight_bytes = 100 * kPage, .gradient_bytes = 100 * kPage});
   problem.blocks[1].replicated = problem.blocks[2].replicated = true;
   problem.blocks[2].gradient_bytes = 40 * kPage;

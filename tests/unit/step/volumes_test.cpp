@@ -60,7 +60,7 @@ class Counter {
         place_(placed.placement),
         options_(placed.options),
         form_(in_one_pass(problem_, place_) ? model::HeadForm::one_pass : model::HeadForm::visits),
-        slots_(options_.buffers.weight_slots + most_moving_together()),
+        slots_(options_.buffers.weight_slots + moved_for_other_blocks()),
         staging_(options_.buffers.weight_staging) {}
 
   Volumes training_step(std::uint32_t micro_batches, bool applies_updates) {
@@ -120,7 +120,7 @@ class Counter {
 
  private:
   /// Number of blocks whose weights move for the pass of another block. Each takes one more slot.
-  [[nodiscard]] std::size_t most_moving_together() const {
+  [[nodiscard]] std::size_t moved_for_other_blocks() const {
     std::size_t most = 0;
     for (const model::Stop* stop : stops_of(program_.training, form_)) {
       for (const model::PassId id : stop->passes) {
@@ -282,7 +282,7 @@ class Counter {
   }
   void weights(const model::Stop& stop) {
     for_weights(stop, [this](std::uint32_t b) {
-      const bool decodes = problem_.blocks[b].is_coded();
+      const bool decodes = problem_.blocks[b].is_quantized();
       if (!decodes || decoded_.use(b, for_pass(b))) weights(b, for_pass(b));
     });
   }
@@ -413,13 +413,13 @@ TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
       for (BlockSizes& block : problem.problem.blocks) block.weight_bytes = 4 * width * kElements;
       for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
       const Plan exact = build(problem).steady;
-      problem.problem.coded_weight = width;
-      const Plan coded = build(problem).steady;
+      problem.problem.qwz_weight_bytes = width;
+      const Plan quantized = build(problem).steady;
       const Bytes gathers = exact.bytes_on(Lane::gather) / (3 * width * kElements);
       EXPECT_EQ(gathers, 13U);
-      EXPECT_EQ(coded.bytes_on(Lane::gather), gathers * 3 * (kElements + kElements / 256 * 4));
+      EXPECT_EQ(quantized.bytes_on(Lane::gather), gathers * 3 * (kElements + kElements / 256 * 4));
       for (const Lane lane : {Lane::reduce, Lane::upload, Lane::offload, Lane::writeback}) {
-        EXPECT_EQ(coded.bytes_on(lane), exact.bytes_on(lane));
+        EXPECT_EQ(quantized.bytes_on(lane), exact.bytes_on(lane));
       }
     }
   }
@@ -429,7 +429,7 @@ TEST(Volumes, OfWeightsSplitInGroupsLeaveTheGroupOnlyBehindTheUpdate) {
   for (const std::uint32_t group : {2U, 4U, 8U}) {
     for (const Tier tier : kTiers) {
       PlacedProblem problem = uniform(8, 3, tier);
-      problem.problem.weight_ranks = group;
+      problem.problem.hpz_partition_size = group;
       for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
       const Schedule schedule = build(problem);
       const Bytes whole = problem.problem.blocks[0].weight_bytes;

@@ -97,7 +97,7 @@ TEST(ParseJson, ACommentEndsWithALineOfAnyKind) {
   EXPECT_EQ(json.compact(), R"({"a":15,"b":2})");
 }
 
-TEST(ParseJson, NamesLineAndColumn) {
+TEST(ParseJson, ReportsLineAndColumnOfAMistake) {
   EXPECT_EQ(error_of("{\n  \"a\": 1,\n}").rfind("f:3:1: not valid JSON", 0), 0U);
   EXPECT_NE(error_of("{\"a\": 1,}").find("an extra comma"), std::string::npos);
   EXPECT_EQ(error_of("[\n\"\xff\"]"), "f:2:2: not UTF-8: found byte 0xff; save the file as UTF-8");

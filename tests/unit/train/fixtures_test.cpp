@@ -238,7 +238,7 @@ void write_with(const std::string& name, const std::filesystem::path& path,
   writer.finish();
 }
 
-TEST(InitialWeights, MayNotHoldTensorsThatTheModelDoesNotUse) {
+TEST(InitialWeights, RefuseTensorsThatTheModelDoesNotUse) {
   expect_refused(config_of("llama", weights_of("llama"), {{"num_layers", 1}}),
                  {weights_of("llama").string() + " has 9 tensors that this model does not use (",
                   "model.layers.1.", ", ...)", "change the keys of model"});

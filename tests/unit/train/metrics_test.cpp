@@ -181,7 +181,7 @@ TEST(MetricsWriter, RemovesAPartialLineWhichThenWaits) {
   EXPECT_EQ(writer.sync(), all.size());
 }
 
-TEST(MetricsWriter, GoesBackAmongLinesThatWait) {
+TEST(MetricsWriter, RemovesLaterLinesThatAreNotWrittenYet) {
   const test::TempDir dir;
   const auto path = dir.path() / "metrics.jsonl";
   MetricsWriter writer(path);

@@ -78,7 +78,7 @@ TEST(Monitors, RemoveAPartialRecordWhichThenWaits) {
   EXPECT_GT(read(file).size(), whole.size());
 }
 
-TEST(Monitors, KeepTheRowsOfTheCsvUnderAFullDiskInOrder) {
+TEST(Monitors, KeepCsvRowsInOrderWhenTheDiskIsFull) {
   const test::TempDir dir;
   config::Config config = config_of(dir.path());
   config.tensorboard.enabled = false;

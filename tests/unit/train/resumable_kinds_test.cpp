@@ -110,9 +110,9 @@ std::vector<Kind> dense_kinds() {
 std::vector<Kind> expert_kinds() {
   const Overrides nf4 = {"ballast.quantized_base=nf4"};
   const Overrides int8 = {"ballast.quantized_base=int8"};
-  const Overrides touched = {"ballast.expert_updates=touched"};
+  const Overrides active = {"ballast.expert_updates=active"};
   return {
-      {"experts", kMixtral, touched, kAllOnNvme},
+      {"experts", kMixtral, active, kAllOnNvme},
       {"experts in nf4 with adapters", kMixtral, kAdapters + nf4, kAllOnNvme},
       {"experts in int8 with adapters on NVMe", kSharedExpert, kAdapters + int8 + kAllOnNvme,
        kAllOnHost},

@@ -135,7 +135,7 @@ TEST_F(RunDoubts, SequencesLongerThanThoseOfTheModelsTraining) {
             {"the longest document has 60 tokens"});
 }
 
-TEST_F(RunDoubts, IdsThatAreNearlyAllOne) {
+TEST_F(RunDoubts, WarnIfNearlyAllIdsAreEqual) {
   const auto warning = [&](const std::vector<std::uint16_t>& ids) {
     const auto file = directory_.write("ids.bin", test::bytes_of(ids)).string();
     const test::CapturedLog log;

@@ -241,7 +241,7 @@ TEST(Trace, CountsLateUpdatesToTheStepThatTheyBelongTo) {
     const json& args = slice.at("args");
     const int run = args.at("run");
     const bool updates_before = run == 2 && slice.at("cat").get<std::string>() == "update";
-    const bool gate = slice.at("name") == "gate";
+    const bool gate = slice.at("cat") == "gate";
     if (updates_before && !gate) {
       EXPECT_EQ(args.at("step"), 1);
     } else if (slice.at("cat") == "forward") {

@@ -71,7 +71,7 @@ class DeviceStates {
         size_(states.size),
         first_element_(states.first_element),
         main_(states.main, offset * (layout_.weights == Weights::Format::split ? 2 : 4)),
-        companion_(states.companion, offset * 2),
+        remainder_or_copy_(states.remainder_or_copy, offset * 2),
         first_(states.first, offset * width_of_first()),
         second_(states.second, offset * (coded() ? 1 : 4)),
         first_exponents_(states.first_exponents, offset),
@@ -84,7 +84,7 @@ class DeviceStates {
   /// Whether no byte around the arrays was written.
   [[nodiscard]] bool fetch(States& states) const {
     bool intact = main_.fetch(states.main);
-    intact = companion_.fetch(states.companion) && intact;
+    intact = remainder_or_copy_.fetch(states.remainder_or_copy) && intact;
     intact = first_.fetch(states.first) && intact;
     intact = second_.fetch(states.second) && intact;
     intact = first_exponents_.fetch(states.first_exponents) && intact;
@@ -104,11 +104,11 @@ class DeviceStates {
   [[nodiscard]] Weights weights() const {
     switch (layout_.weights) {
       case Weights::Format::split:
-        return {of<Bf16>(main_), of<std::uint16_t>(companion_)};
+        return {of<Bf16>(main_), of<std::uint16_t>(remainder_or_copy_)};
       case Weights::Format::copy_bf16:
-        return {of<float>(main_), of<Bf16>(companion_)};
+        return {of<float>(main_), of<Bf16>(remainder_or_copy_)};
       case Weights::Format::copy_f16:
-        return {of<float>(main_), of<F16>(companion_)};
+        return {of<float>(main_), of<F16>(remainder_or_copy_)};
       default:
         return Weights(of<float>(main_));
     }
@@ -131,7 +131,7 @@ class DeviceStates {
   Layout layout_;
   std::size_t size_;
   Elems first_element_;
-  Copy main_, companion_, first_, second_, first_exponents_, second_exponents_, gradient_;
+  Copy main_, remainder_or_copy_, first_, second_, first_exponents_, second_exponents_, gradient_;
 };
 
 /// Compares with the host, using the scalar kernels, which are the reference, and the fastest ones.
@@ -372,8 +372,8 @@ TEST(HostUpdate, RunsAfterEarlierWorkOfTheStream) {
   const Shard shard = found.shard();
   auto& queue = dynamic_cast<device::HostStream&>(*stream);
   queue.enqueue([&] {
-    for (auto array :
-         {&States::main, &States::companion, &States::first, &States::second, &States::gradient}) {
+    for (auto array : {&States::main, &States::remainder_or_copy, &States::first, &States::second,
+                       &States::gradient}) {
       std::memcpy((found.*array).as<char>(), (before.*array).as<char>(), (before.*array).bytes());
     }
   });

@@ -30,7 +30,7 @@ constexpr double kStretch = 0.02;
 constexpr int kMostAtOnce = 64;
 constexpr Bytes kWorkspaceAlignment = 256;
 
-/// Words of random numbers with magnitudes from 0.5 to 1, each two bf16 or one fp32.
+/// Returns random words. As two bf16 or one fp32, each has magnitudes from 0.5 to 1.
 std::vector<std::uint32_t> random_words() {
   std::vector<std::uint32_t> words(kMiB / sizeof(std::uint32_t));
   for (std::size_t i = 0; i < words.size(); ++i) {

@@ -40,8 +40,8 @@ __global__ void dropped(DropoutMask mask, const T* x, T* y, std::size_t size, bo
 
 /// Writes the norm of row `row` and its gain, from its squares and the adapter's contribution.
 template <class T>
-__device__ void put_gain(const AdaptedRows<T>& rows, std::size_t row, float squares, float* gains,
-                         float* inverse_norms) {
+__device__ void put_dora_scale(const AdaptedRows<T>& rows, std::size_t row, float squares,
+                               float* scales, float* inverse_norms) {
   const T* const b = rows.b + row * rows.rank;
   const float added = added_square([b](std::size_t k) { return widen(b[k]); },
                                    rows.cross + row * rows.rank, rows.gram, rows.rank, rows.scale);
@@ -49,12 +49,12 @@ __device__ void put_gain(const AdaptedRows<T>& rows, std::size_t row, float squa
   const float norm = square > 0.0F ? device::rounded_root(square) : 0.0F;
   const float inverse = norm > 0.0F ? device::rounded_quotient(1.0F, norm) : 0.0F;
   inverse_norms[row] = inverse;
-  gains[row] = widen(rows.magnitudes[row]) * inverse;
+  scales[row] = widen(rows.magnitudes[row]) * inverse;
 }
 
 /// For W [out, in], with one warp per row. `in` is a multiple of eight.
 template <class T>
-__global__ void gains_of_rows(AdaptedRows<T> rows, float* gains, float* inverse_norms) {
+__global__ void dora_scales_of_rows(AdaptedRows<T> rows, float* scales, float* inverse_norms) {
   const std::size_t row =
       std::size_t{blockIdx.x} * (kThreads / device::kWarp) + threadIdx.x / device::kWarp;
   const unsigned lane = threadIdx.x % device::kWarp;
@@ -69,12 +69,12 @@ __global__ void gains_of_rows(AdaptedRows<T> rows, float* gains, float* inverse_
     }
   }
   squares = device::warp_sum(squares);
-  if (lane == 0 && row < rows.map.out) put_gain(rows, row, squares, gains, inverse_norms);
+  if (lane == 0 && row < rows.map.out) put_dora_scale(rows, row, squares, scales, inverse_norms);
 }
 
 /// For W [in, out], with one thread per column.
 template <class T>
-__global__ void gains_of_columns(AdaptedRows<T> rows, float* gains, float* inverse_norms) {
+__global__ void dora_scales_of_columns(AdaptedRows<T> rows, float* scales, float* inverse_norms) {
   const std::size_t column = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (column >= rows.map.out) return;
   float squares = 0.0F;
@@ -82,7 +82,7 @@ __global__ void gains_of_columns(AdaptedRows<T> rows, float* gains, float* inver
     const float value = widen(rows.map.weight[row * rows.map.out + column]);
     squares += value * value;
   }
-  put_gain(rows, column, squares, gains, inverse_norms);
+  put_dora_scale(rows, column, squares, scales, inverse_norms);
 }
 
 /// There is one block per row (x) and part of its columns (y), with eight columns per thread.
@@ -94,8 +94,8 @@ __global__ void scaled_columns(ScaledColumns<T> c) {
   float values[kEight];
   float others[kEight];
   read(c.x + row * c.x_step + at, values);
-  if (c.gains != nullptr) {
-    read(c.gains + at, others);
+  if (c.scales != nullptr) {
+    read(c.scales + at, others);
     for (unsigned i = 0; i < kEight; ++i) {
       values[i] = device::rounded_product(values[i], others[i]);
     }
@@ -133,13 +133,13 @@ cudaError_t drop(cudaStream_t stream, const DropoutMask& mask, const T* x, T* y,
 }
 
 template <class T>
-cudaError_t compute_gains(cudaStream_t stream, const AdaptedRows<T>& rows, float* gains,
-                          float* inverse_norms) {
+cudaError_t compute_dora_scales(cudaStream_t stream, const AdaptedRows<T>& rows, float* scales,
+                                float* inverse_norms) {
   const bool flipped = rows.map.flipped;
   const std::size_t threads = rows.map.out * (flipped ? device::kWarp : 1);
   return device::launch({.stream = stream, .blocks = blocks_of(threads), .threads = kThreads},
-                        flipped ? &gains_of_rows<T> : &gains_of_columns<T>, rows, gains,
-                        inverse_norms);
+                        flipped ? &dora_scales_of_rows<T> : &dora_scales_of_columns<T>, rows,
+                        scales, inverse_norms);
 }
 
 template <class T>
@@ -152,9 +152,9 @@ cudaError_t scale_columns(cudaStream_t stream, const ScaledColumns<T>& columns) 
       &scaled_columns<T>, columns);
 }
 
-template cudaError_t compute_gains(cudaStream_t, const AdaptedRows<float>&, float*, float*);
-template cudaError_t compute_gains(cudaStream_t, const AdaptedRows<Bf16>&, float*, float*);
-template cudaError_t compute_gains(cudaStream_t, const AdaptedRows<F16>&, float*, float*);
+template cudaError_t compute_dora_scales(cudaStream_t, const AdaptedRows<float>&, float*, float*);
+template cudaError_t compute_dora_scales(cudaStream_t, const AdaptedRows<Bf16>&, float*, float*);
+template cudaError_t compute_dora_scales(cudaStream_t, const AdaptedRows<F16>&, float*, float*);
 template cudaError_t scale_columns(cudaStream_t, const ScaledColumns<float>&);
 template cudaError_t scale_columns(cudaStream_t, const ScaledColumns<Bf16>&);
 template cudaError_t scale_columns(cudaStream_t, const ScaledColumns<F16>&);

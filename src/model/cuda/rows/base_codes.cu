@@ -21,20 +21,20 @@ struct Tables {
   float map[kThreads];
 };
 
-/// See CodedArrays.
+/// See QuantizedArrays.
 struct CodeArrays {
   const std::uint8_t* codes;
-  const std::uint8_t* coded_scales;  ///< null: fp32 scales
-  const float* scales;               ///< fp32 scales of blocks, or of scales
+  const std::uint8_t* quantized_scales;  ///< null: fp32 scales
+  const float* scales;                   ///< fp32 scales of blocks, or of scales
   const float* mean;
   std::size_t elements;
   std::size_t block;
 };
 
 __device__ float scale_of(const CodeArrays& arrays, const float* map, std::size_t index) {
-  if (arrays.coded_scales == nullptr) return arrays.scales[index];
+  if (arrays.quantized_scales == nullptr) return arrays.scales[index];
   const float centred =
-      rounded_product(map[arrays.coded_scales[index]], arrays.scales[index / kNestedBlock]);
+      rounded_product(map[arrays.quantized_scales[index]], arrays.scales[index / kNestedBlock]);
   return rounded_sum(centred, arrays.mean[0]);
 }
 
@@ -80,14 +80,14 @@ unsigned blocks_of(std::size_t threads) {
 }  // namespace
 
 template <class T>
-cudaError_t decode_base(cudaStream_t stream, const CodedMatrix& matrix, T* out) {
-  const CodedArrays& where = matrix.arrays;
+cudaError_t dequantize_base(cudaStream_t stream, const QuantizedMatrix& matrix, T* out) {
+  const QuantizedArrays& where = matrix.arrays;
   if (where.elements == 0) return cudaSuccess;
   const bool nested = where.nested_count > 0;
   const auto* const codes = reinterpret_cast<const std::uint8_t*>(matrix.at);
   const CodeArrays arrays = {
       .codes = codes,
-      .coded_scales = nested ? codes + where.scales : nullptr,
+      .quantized_scales = nested ? codes + where.scales : nullptr,
       .scales = reinterpret_cast<const float*>(codes + (nested ? where.nested : where.scales)),
       .mean = reinterpret_cast<const float*>(codes + where.mean),
       .elements = where.elements,
@@ -108,8 +108,8 @@ cudaError_t copy_bytes(cudaStream_t stream, const std::byte* from, std::byte* to
                         reinterpret_cast<const uint4*>(from), reinterpret_cast<uint4*>(to), count);
 }
 
-template cudaError_t decode_base(cudaStream_t, const CodedMatrix&, float*);
-template cudaError_t decode_base(cudaStream_t, const CodedMatrix&, Bf16*);
-template cudaError_t decode_base(cudaStream_t, const CodedMatrix&, F16*);
+template cudaError_t dequantize_base(cudaStream_t, const QuantizedMatrix&, float*);
+template cudaError_t dequantize_base(cudaStream_t, const QuantizedMatrix&, Bf16*);
+template cudaError_t dequantize_base(cudaStream_t, const QuantizedMatrix&, F16*);
 
 }  // namespace ballast::model::cuda

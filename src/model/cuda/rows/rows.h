@@ -91,10 +91,10 @@ template <class T>
 cudaError_t drop(cudaStream_t stream, const DropoutMask& mask, const T* x, T* y, std::size_t size,
                  bool add_to_y);
 
-/// Computes the norms and gains of an adapted map; see host::Ops.
+/// Computes the norms and scales of an adapted map; see host::Ops.
 template <class T>
-cudaError_t compute_gains(cudaStream_t stream, const AdaptedRows<T>& rows, float* gains,
-                          float* inverse_norms);
+cudaError_t compute_dora_scales(cudaStream_t stream, const AdaptedRows<T>& rows, float* scales,
+                                float* inverse_norms);
 template <class T>
 cudaError_t scale_columns(cudaStream_t stream, const ScaledColumns<T>& columns);
 /// `partials`: as for add_column_sums().

@@ -260,8 +260,8 @@ cudaError_t sum_losses(cudaStream_t stream, const double* losses, std::size_t co
       losses, count, sums);
 }
 
-cudaError_t weigh_pairs(cudaStream_t stream, const PairRows& rows, const Preference& how,
-                        PairResult* results) {
+cudaError_t dpo_loss(cudaStream_t stream, const PairRows& rows, const Preference& how,
+                     PairResult* results) {
   return device::launch(
       {.stream = stream, .blocks = static_cast<unsigned>(rows.pairs), .threads = kThreads},
       &find_pairs, rows, how, results);

@@ -56,7 +56,7 @@ cudaError_t row_losses(cudaStream_t stream, const RowSum<float>* sums, const std
 cudaError_t sum_losses(cudaStream_t stream, const double* losses, std::size_t count,
                        std::size_t parts, double* sums);
 /// Writes the loss of each pair and the weights of its rows.
-cudaError_t weigh_pairs(cudaStream_t stream, const PairRows& rows, const Preference& how,
-                        PairResult* results);
+cudaError_t dpo_loss(cudaStream_t stream, const PairRows& rows, const Preference& how,
+                     PairResult* results);
 
 }  // namespace ballast::model::cuda

@@ -96,7 +96,7 @@ const std::vector<Case> kCases = {
 };
 
 /// Whether products are those of warpgroups, for each way that this build can choose. A GPU chooses
-/// by itself.
+/// automatically.
 template <class T>
 std::vector<bool> ways() {
 #if defined(BALLAST_EMULATED_GPU)

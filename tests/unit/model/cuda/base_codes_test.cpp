@@ -26,14 +26,14 @@ using test::rounded;
 class CudaBaseCodes : public test::Kernels {};
 
 /// Blocks of all magnitudes, and one of zeros.
-std::vector<std::byte> coded(const Quantization& how, Elems elements) {
+std::vector<std::byte> quantized(const Quantization& how, Elems elements) {
   std::vector<float> values;
   for (Elems i = 0; i < elements; ++i) {
     const int exponent = static_cast<int>(i / 64 % 30) - 15;
     values.push_back(i / 64 == 2 ? 0.0F
                                  : static_cast<float>(std::ldexp(random_normal(5, i), exponent)));
   }
-  const CodedArrays arrays(how, elements);
+  const QuantizedArrays arrays(how, elements);
   std::vector<std::byte> out(arrays.bytes);
   std::vector<float> scales(arrays.scales_count);
   encode(how, values, out.data(), scales.data());
@@ -49,16 +49,16 @@ void expect_the_hosts_bits() {
     // Neither whole bytes, nor whole blocks, nor whole thread blocks; more than one scale of
     // scales.
     const Elems elements = 64 * 257 + 35;
-    const std::vector<std::byte> codes = coded(how, elements);
-    const CodedArrays arrays(how, elements);
+    const std::vector<std::byte> codes = quantized(how, elements);
+    const QuantizedArrays arrays(how, elements);
     std::vector<T> expected(elements);
-    host::decode_base({how, arrays, codes.data()}, expected.data());
+    host::dequantize_base({how, arrays, codes.data()}, expected.data());
     const auto found = in_every_order([&] {
       const DeviceArray<std::byte> there(codes);
       const DeviceArray<std::byte> copied(codes.size(), std::byte{1});
       must(copy_bytes(nullptr, there.data(), copied.data(), codes.size()));
       const DeviceArray<T> out(elements, rounded<T>(-1.0));
-      must(decode_base(nullptr, {how, arrays, copied.data()}, out.data()));
+      must(dequantize_base(nullptr, {how, arrays, copied.data()}, out.data()));
       return out.get();
     });
     EXPECT_TRUE(test::same_bits(found, expected)) << how.description();

@@ -212,7 +212,7 @@ std::vector<Case> of_all_types(const Extents& extents) {
           {.extents = extents, .type = DType::bf16, .out = DType::f32}};
 }
 
-TEST_F(CudaProducts, EveryLayoutOfBothOperands) {
+TEST_F(CudaProducts, AreRightForEveryLayoutOfBothOperands) {
   for (Case test : of_all_types({24, 40, 56})) {
     for (const bool a_by_rows : {true, false}) {
       for (const bool b_by_rows : {true, false}) {

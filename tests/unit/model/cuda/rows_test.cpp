@@ -262,20 +262,20 @@ void check_gains(bool flipped, std::size_t in, std::size_t out) {
     return AdaptedRows<T>{map, at_b, at_m, at_cross, at_gram, kRank, 0.5F};
   };
   std::vector<float> expected(2 * out);
-  host_ops<T>().compute_gains(rows(w.data(), b.data(), m.data(), cross.data(), gram.data()),
-                              expected.data(), expected.data() + out);
+  host_ops<T>().compute_dora_scales(rows(w.data(), b.data(), m.data(), cross.data(), gram.data()),
+                                    expected.data(), expected.data() + out);
   const DeviceArray<T> w_there(w);
   const DeviceArray<T> b_there(b);
   const DeviceArray<T> m_there(m);
   const DeviceArray<float> cross_there(cross);
   const DeviceArray<float> gram_there(gram);
   const std::vector<float> found = in_every_order([&] {
-    const DeviceArray<float> gains(2 * out);
-    must(compute_gains(
+    const DeviceArray<float> scales(2 * out);
+    must(compute_dora_scales(
         nullptr,
         rows(w_there.data(), b_there.data(), m_there.data(), cross_there.data(), gram_there.data()),
-        gains.data(), gains.data() + out));
-    return gains.get();
+        scales.data(), scales.data() + out));
+    return scales.get();
   });
   expect_close(found, exact(expected), 1e-5);
 }
@@ -288,14 +288,14 @@ TEST_F(CudaRows, GainsAreTheHosts) {
 
 /// Columns [8, 24) of rows of 32.
 template <class T>
-void check_scaled_columns(bool gains, bool bias, bool residual) {
+void check_scaled_columns(bool scales, bool bias, bool residual) {
   constexpr std::size_t kRows = 5;
   const std::vector<T> x = normals_of<T>(kRows * 32, 1);
   const std::vector<T> others = normals_of<T>(kRows * 32, 2);
   const std::vector<float> factors = normals_of<float>(16, 3);
   const auto columns = [&](const T* from, const T* other, const float* factor, T* to) {
     return ScaledColumns<T>{
-        gains ? factor : nullptr,      from + 8, 32, to + 8, 32, kRows, 16, bias ? other : nullptr,
+        scales ? factor : nullptr,     from + 8, 32, to + 8, 32, kRows, 16, bias ? other : nullptr,
         residual ? other + 8 : nullptr};
   };
   std::vector<T> expected = x;
@@ -309,7 +309,7 @@ void check_scaled_columns(bool gains, bool bias, bool residual) {
     return there.get();
   });
   EXPECT_EQ(exact(found), exact(expected));
-  EXPECT_EQ(gains || bias || residual, exact(expected) != exact(x));
+  EXPECT_EQ(scales || bias || residual, exact(expected) != exact(x));
 }
 TEST_F(CudaRows, ScaledColumnsAreTheHosts) {
   check_scaled_columns<float>(true, true, true);
