@@ -299,7 +299,7 @@ TEST(Invariance, TiedVocabularyOfFrozenLayersInBf16) {
   expect_some_invariance(training(cut(kTiedLlama, 3), R"(["model.embed_tokens.weight"])"), true, 2);
 }
 TEST(Invariance, HeadAloneInBf16) {
-  expect_invariance(training(kLlama, R"(["lm_head.weight"])"), true, kFewSteps);
+  expect_invariance(training(kLlama, R"(["lm_head.weight"])"), true);
 }
 TEST(Invariance, ExpertsOfWhichSomeAreFrozenInBf16) {
   expect_some_invariance(training(kExperts, R"(["*.mlp.gate.weight", "*.experts.1?.*",

@@ -84,7 +84,7 @@ inline Batch part_of(const Batch& all, const comm::Ranks* ranks) {
 /// The results of a run, bit for bit.
 struct Outcome {
   std::vector<double> losses;       ///< loss per step
-  std::vector<double> evaluations;  ///< results after every fifth step
+  std::vector<double> evaluations;  ///< after every `evaluate_every` steps
   std::vector<double> norms;        ///< -1 if the step was skipped
   std::vector<double> scales;       ///< loss scale per step
   std::uint64_t states = 0;
@@ -108,7 +108,7 @@ inline const std::vector<std::string> kFp16 = {"bf16.enabled=false", "fp16.enabl
 /// if the config packs them. Only a dynamic loss scale may skip steps. With `ranks`, their batches
 /// together are the batch of a run with one rank.
 inline Outcome train(const config::Config& config, std::uint64_t steps, const Data& data,
-                     comm::Ranks* ranks = nullptr) {
+                     comm::Ranks* ranks = nullptr, std::uint64_t evaluate_every = 10) {
   constexpr std::uint64_t kHeldOut = 500;
   engine::Engine engine = planner::make_engine(config, nullptr, ranks);
   engine.start();
@@ -136,7 +136,7 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
     outcome.losses.push_back(result.loss);
     outcome.norms.push_back(result.skipped ? -1.0 : result.grad_norm);
     outcome.scales.push_back(scale);
-    if (step % 5 == 0) {
+    if (step % evaluate_every == 0) {
       outcome.evaluations.push_back(engine.evaluate(held_out.view()).loss);
     }
   }
