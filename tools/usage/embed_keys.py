@@ -37,10 +37,11 @@ def rows(readme: str) -> list[list[str]]:
 def main() -> None:
     out, readme = map(pathlib.Path, sys.argv[1:])
     lines = ['#include "tools/usage/config_keys.h"', "", "namespace ballast::tools {", "",
-             "std::span<const KeyText> key_texts() {", "  static constexpr KeyText kTexts[] = {"]
+             "namespace {", "constexpr KeyText kKeyTexts[] = {"]
     for cells in rows(readme.read_text(encoding="utf-8")):
-        lines.append(f"      {{{', '.join(json.dumps(cell) for cell in cells)}}},")
-    lines += ["  };", "  return kTexts;", "}", "", "}  // namespace ballast::tools", ""]
+        lines.append(f"    {{{', '.join(json.dumps(cell) for cell in cells)}}},")
+    lines += ["};", "}  // namespace", "", "std::span<const KeyText> key_texts() {",
+              "  return kKeyTexts;", "}", "", "}  // namespace ballast::tools", ""]
     out.write_text("\n".join(lines), encoding="utf-8")
 
 

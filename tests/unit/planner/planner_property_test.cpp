@@ -321,7 +321,7 @@ void check_refusal(const Case& drawn, const PlanRequest& request, const std::str
 }
 
 TEST(PlannerProperty, DecisionsSuggestionsAndRefusalsAreCorrect) {
-  const std::uint64_t cases = number_from("BALLAST_TEST_PLANNER_CASES", test::kSanitized ? 20 : 60);
+  const std::uint64_t cases = number_from("BALLAST_TEST_PLANNER_CASES", test::kSanitized ? 10 : 60);
   // The runs from here on include some for which only one placement, or fewer buffers, fit.
   const std::uint64_t first = number_from("BALLAST_TEST_PLANNER_SEED", 139);
   std::uint64_t refused = 0;
