@@ -61,4 +61,8 @@ std::string load_first(std::span<const std::string> names, std::string_view reme
   return refused.empty() ? absence : refused;
 }
 
+std::string library_version_text(std::size_t version) {
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
 }  // namespace ballast::device

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <span>
 #include <string>
@@ -41,6 +42,9 @@ enum class Scope { own, all };
 /// loaded. Returns the reason why it cannot be used, in one line, or "".
 std::string load_one(const std::string& name, Scope scope,
                      const std::function<std::string(Symbols&)>& resolve);
+
+/// Formats the version of a CUDA library, 91900 as "9.19.0".
+std::string library_version_text(std::size_t version);
 
 /// The functions of a loaded library and its file, or the reason in one line why it could not be
 /// loaded.

@@ -40,8 +40,7 @@ LoadedCublasLt load_cublaslt(std::span<const std::string> names) {
 }
 
 std::string cublaslt_version() {
-  const std::size_t version = cublaslt().version();
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  return library_version_text(cublaslt().version());
 }
 
 std::string missing_gpu_library() {

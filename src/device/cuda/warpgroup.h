@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "src/device/cuda/kernel_language.h"
+#include "src/device/cuda/panels.h"
 
 namespace ballast::device {
 
@@ -14,20 +15,8 @@ namespace ballast::device {
 // and descriptors of wgmma) and 9.7.15.5.2 (wgmma.mma_async).
 //
 // A result has 64 rows; warp w of the warpgroup has the rows 16 w to 16 w + 15, in the fragments of
-// tensor_core.h: d[n] are the columns 8 n to 8 n + 7. A matrix in shared memory has columns of
-// bf16 in panels of 64: a panel has all rows, each of 128 bytes, of which the 16-byte part p of row
-// r lies at part p ^ (r % 8). A panel begins at a multiple of 1024 bytes.
-
-/// Bytes to which panels are aligned.
-inline constexpr std::size_t kPanelAlignment = 1024;
-inline constexpr int kPanelColumns = 64;
-
-/// Returns where element (row, column) of a matrix with panels of `rows` rows lies. The elements of
-/// the same 16 bytes follow each other.
-__host__ __device__ constexpr int panel_place(int rows, int row, int column) {
-  const int part = column % kPanelColumns / 8;
-  return (column / kPanelColumns * rows + row) * kPanelColumns + (part ^ row % 8) * 8 + column % 8;
-}
+// tensor_core.h: d[n] are the columns 8 n to 8 n + 7. Matrices in shared memory are cut into panels
+// (panels.h).
 
 /// True if the current device can run the products, and this program has the code for it.
 inline bool has_warpgroup_products() {

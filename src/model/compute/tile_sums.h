@@ -30,8 +30,7 @@ class TileSums {
 
   /// Whether the gradient of the head's normed rows is summed in fp32.
   [[nodiscard]] static bool head_sums_in_fp32(const Architecture& model) {
-    return model.config.vocabulary_tiles > 1 ||
-           (Ops::kSumsInWholeEights && model.config.vocab_size % 8 != 0);
+    return model.config.vocabulary_tiles > 1 || Ops::sums_in_parts(model.config.vocab_size);
   }
 
   void take_memory(Bump& bump) {

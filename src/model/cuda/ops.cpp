@@ -13,7 +13,6 @@
 #include "src/device/cuda/gpu_facts.h"
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/experts/experts.h"
-#include "src/model/cuda/products/whole_eights.h"
 #include "src/model/cuda/rows/base_codes.h"
 #include "src/model/cuda/rows/gradients.h"
 #include "src/model/cuda/tokens/tokens.h"

@@ -18,6 +18,7 @@
 #include "src/model/compute/routing.h"
 #include "src/model/cuda/cudnn/fused_attention.h"
 #include "src/model/cuda/products/products.h"
+#include "src/model/cuda/products/whole_eights.h"
 #include "src/model/cuda/rows/rows.h"
 #include "src/model/cuda/tokens/token_check.h"
 #include "src/model/cuda/tokens/tokens.h"
@@ -34,7 +35,9 @@ class Ops {
   using Value = T;
   static constexpr Bytes kLogitBytes = 512 * kMiB;
   /// See in_whole_eights().
-  static constexpr bool kSumsInWholeEights = sizeof(T) == 2;
+  static constexpr bool sums_in_parts(std::size_t extent) {
+    return sizeof(T) == 2 && whole_eights(extent) < extent;
+  }
 
   Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOptions& options);
 

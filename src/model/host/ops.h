@@ -32,8 +32,9 @@ class Ops {
   using Value = T;
   /// Maximum memory for logits.
   static constexpr Bytes kLogitBytes = 64 * kMiB;
-  /// Whether a product over an extent that is no multiple of 8 adds to its result, which is fp32.
-  static constexpr bool kSumsInWholeEights = false;
+  /// Returns whether a product that sums over `extent` elements does so in parts. Each part then
+  /// adds to the result, which must be fp32.
+  static constexpr bool sums_in_parts(std::size_t /*extent*/) { return false; }
 
   /// `threads`: size of the team.
   Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads,

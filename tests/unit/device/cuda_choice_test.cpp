@@ -14,6 +14,7 @@
 #include "src/device/cuda/connections.h"
 #include "src/device/cuda/driver_files.h"
 #include "tests/support/captured_log.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/fake_cuda.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/variable.h"
@@ -60,25 +61,15 @@ class AutoDevice : public testing::Test {
   /// The error of all functions that need to know the device, and of make_device().
   static std::string refusal_of(const std::string& kind, std::uint32_t local_rank) {
     const DeviceOptions options = options_of(kind, local_rank);
-    const auto error_of = [](const auto& call) -> std::string {
-      try {
-        call();
-      } catch (const Error& error) {
-        EXPECT_EQ(error.category(), ErrorCategory::device);
-        return error.what();
-      }
-      ADD_FAILURE() << "nothing was thrown";
-      return "";
-    };
-    std::string text = error_of([&] { require_device(options); });
-    EXPECT_EQ(error_of([&] { make_device(options); }), text);
-    EXPECT_EQ(error_of([&] { gpu_name(options); }), text);
+    const auto error = [](const auto& call) { return test::error_of(ErrorCategory::device, call); };
+    std::string text = error([&] { require_device(options); });
+    EXPECT_EQ(error([&] { make_device(options); }), text);
+    EXPECT_EQ(error([&] { gpu_name(options); }), text);
     if (kind == "auto") {
-      EXPECT_EQ(error_of([&] { kind_of(options); }), text);
-      EXPECT_EQ(error_of([&] { own_memory(options); }), text);
+      EXPECT_EQ(error([&] { kind_of(options); }), text);
+      EXPECT_EQ(error([&] { own_memory(options); }), text);
       EXPECT_TRUE(has_unusable_gpu(options));
     }
-    EXPECT_EQ(text.find('\n'), std::string::npos) << text;
     return text;
   }
   static void expect_host(std::uint32_t local_rank) {

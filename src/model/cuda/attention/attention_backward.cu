@@ -26,15 +26,9 @@ struct BackwardGeometry {
       (2 * kOwn + 4 * kStep) * kTileRowBytes<kWidth> + 2 * kStep * sizeof(QueryRow);
 };
 
-/// Two matrices with corresponding rows: queries and dout, or keys and values.
-struct Pair {
-  AttentionRows<const Bf16> first;
-  AttentionRows<const Bf16> second;
-};
-
 /// Copies a tile of the first matrix, followed by one of the second.
 template <int kWidth, int kRows>
-__device__ void copy_pair(Bf16* tiles, const Pair& pair, int row) {
+__device__ void copy_pair(Bf16* tiles, const MatrixPair& pair, int row) {
   constexpr int kThreads = BackwardGeometry<kWidth>::kThreads;
   copy_rows<kWidth, kRows, kThreads>(tiles, pair.first, row);
   copy_rows<kWidth, kRows, kThreads>(tiles + kRows * kTileStep<kWidth>, pair.second, row);
@@ -199,7 +193,8 @@ __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads,
   const int length = static_cast<int>(shape.length);
   const int first_query = first + static_cast<int>(threadIdx.x / device::kWarp) *
                                       G::kWarpRows;  // first row of this warp
-  const Pair keys = {rows_in_qkv(shape, qkv + place.key), rows_in_qkv(shape, qkv + place.value)};
+  const MatrixPair keys = {rows_in_qkv(shape, qkv + place.key),
+                           rows_in_qkv(shape, qkv + place.value)};
   const SequenceMask mask = mask_of(shape, blockIdx.y);
   const int begin = mask.first_step(first, G::kStep);
 

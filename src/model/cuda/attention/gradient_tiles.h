@@ -8,6 +8,12 @@ namespace ballast::model::cuda {
 
 // Code shared by the kernels of the backward pass in bf16. Only sources of kernels include it.
 
+/// Two matrices with corresponding rows: queries and dout, or keys and values.
+struct MatrixPair {
+  AttentionRows<const Bf16> first;
+  AttentionRows<const Bf16> second;
+};
+
 /// Queries that a block of keys processes in one step. The block loops over the heads that share
 /// the keys and, for each head, over the queries that see any of the keys.
 struct Queries {

@@ -11,8 +11,6 @@ namespace {
 // loops in steps of 64 rows. While a step's last products run, the scores of the next are started,
 // so a step stays in shared memory for one turn longer than it is read by new products.
 
-inline constexpr int kOwn = 2 * kWarpgroupRows;
-inline constexpr int kThreads = 2 * kWarpgroupThreads;
 inline constexpr int kStep = 64;
 inline constexpr int kStages = 3;
 
@@ -20,12 +18,6 @@ template <int kWidth>
 inline constexpr std::size_t kSharedBytes =
     device::kPanelAlignment +
     (2 * kOwn + 2 * kStages * kStep) * kWidth * sizeof(Bf16) + kStages* kStep * sizeof(QueryRow);
-
-/// Two matrices with corresponding rows: queries and dout, or keys and values.
-struct MatrixPair {
-  AttentionRows<const Bf16> first;
-  AttentionRows<const Bf16> second;
-};
 
 /// Shared memory of a block: the rows that it owns, and three steps.
 template <int kWidth>
@@ -42,10 +34,6 @@ struct Panels {
   __device__ Bf16* first(int turn) const { return steps + turn % kStages * 2 * kStep * kWidth; }
   __device__ Bf16* second(int turn) const { return first(turn) + kStep * kWidth; }
   __device__ QueryRow* query_rows(int turn) const { return rows + turn % kStages * kStep; }
-  /// Returns this warp's rows for write_rows(), after all products of the block.
-  __device__ Bf16* staging() const {
-    return own + static_cast<int>(threadIdx.x / device::kWarp) * 16 * kTileStep<kWidth>;
-  }
 
   __device__ void copy_own(const MatrixPair& pair, int row) const {
     copy_panels<kWidth, kOwn, kThreads>(own, pair.first, row);
@@ -145,9 +133,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   device::pin_sums(dvalues[0]);
   __syncthreads();  // the block's own rows become staging
   if (first_key >= static_cast<int>(shape.length)) return;
-  write_rows<kWidth, 1, kWidth>(dkeys, scale, panels.staging(),
+  write_rows<kWidth, 1, kWidth>(dkeys, scale, staging_rows<kWidth>(panels.own),
                                 rows_in_qkv(shape, dqkv + place.key), first_key, 0);
-  write_rows<kWidth, 1, kWidth>(dvalues, 1.0F, panels.staging(),
+  write_rows<kWidth, 1, kWidth>(dvalues, 1.0F, staging_rows<kWidth>(panels.own),
                                 rows_in_qkv(shape, dqkv + place.value), first_key, 0);
 }
 
@@ -202,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   device::pin_sums(dqueries[0]);
   __syncthreads();  // the block's own rows become staging
   if (first_query >= static_cast<int>(shape.length)) return;
-  write_rows<kWidth, 1, kWidth>(dqueries, scale, panels.staging(),
+  write_rows<kWidth, 1, kWidth>(dqueries, scale, staging_rows<kWidth>(panels.own),
                                 rows_in_qkv(shape, dqkv + place.query), first_query, 0);
 }
 

@@ -8,9 +8,6 @@
 namespace ballast::model::cuda {
 namespace {
 
-inline constexpr int kOwn = 2 * kWarpgroupRows;
-inline constexpr int kThreads = 2 * kWarpgroupThreads;
-
 /// Shared memory of a block, which owns 128 queries and loops over keys and values in steps of
 /// kStep rows. Values stay for one turn longer than keys.
 template <int kWidth>
@@ -99,10 +96,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (first_row >= length) return;
   float factors[1][2];
   finish<1>(softmax, scale, first_row, length, log_sums + place.row, factors);
-  Bf16* const staging =
-      panels.queries + static_cast<int>(threadIdx.x / device::kWarp) * 16 * kTileStep<kWidth>;
-  write_rows<kWidth, 1, kWidth>(sums, factors, staging, rows_in_out(shape, out + place.out),
-                                first_row, 0);
+  write_rows<kWidth, 1, kWidth>(sums, factors, staging_rows<kWidth>(panels.queries),
+                                rows_in_out(shape, out + place.out), first_row, 0);
 }
 
 template <int kWidth>

@@ -15,6 +15,9 @@ namespace ballast::model::cuda {
 
 inline constexpr int kWarpgroupRows = 64;
 inline constexpr int kWarpgroupThreads = 128;
+/// Rows and threads of a block.
+inline constexpr int kOwn = 2 * kWarpgroupRows;
+inline constexpr int kThreads = 2 * kWarpgroupThreads;
 
 /// Returns the block's shared memory from the first address on at which a panel may begin.
 __device__ inline Bf16* first_panel() {
@@ -41,6 +44,13 @@ __device__ void copy_panels(Bf16* tile, const AttentionRows<const Bf16>& rows, i
     device::copy_ahead(to + turn * kAtOnce * device::kPanelColumns, from, turn * kAtOnce < left);
     from += std::size_t{kAtOnce} * rows.step;
   }
+}
+
+/// Returns this warp's part of `panels` for write_rows(). No product may read the block's first
+/// kOwn * kTileStep<kWidth> elements any more.
+template <int kWidth>
+__device__ Bf16* staging_rows(Bf16* panels) {
+  return panels + static_cast<int>(threadIdx.x / device::kWarp) * 16 * kTileStep<kWidth>;
 }
 
 /// Waits for this block's copies, which products can then read.

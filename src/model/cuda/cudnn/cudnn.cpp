@@ -16,10 +16,6 @@ namespace {
 /// accepts minus infinity as the score of a masked key.
 constexpr std::size_t kOldest = 91002;
 
-std::string text_of(std::size_t version) {
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
-
 /// Returns cuDNN's message about the last failed call in one line; may be empty.
 std::string last_words(const Cudnn& library) {
   std::array<char, 512> text = {};
@@ -50,12 +46,12 @@ void Cudnn::find(device::Symbols& symbols) {
 std::string Cudnn::refusal() const {
   const std::size_t found = version();
   if (found / 10000 != CUDNN_MAJOR) {
-    return fmt::format("it is version {}, but this program needs version {}", text_of(found),
-                       CUDNN_MAJOR);
+    return fmt::format("it is version {}, but this program needs version {}",
+                       device::library_version_text(found), CUDNN_MAJOR);
   }
   if (found >= kOldest) return "";
-  return fmt::format("it is version {}, but attention needs at least {}", text_of(found),
-                     text_of(kOldest));
+  return fmt::format("it is version {}, but attention needs at least {}",
+                     device::library_version_text(found), device::library_version_text(kOldest));
 }
 
 LoadedCudnn load_cudnn(std::span<const std::string> names) {

@@ -6,8 +6,6 @@
 #include <limits>
 #include <span>
 
-#include <fmt/format.h>
-
 #include "ballast/core/error.h"
 
 #include "src/model/cuda/cudnn/attention_graph.h"
@@ -91,9 +89,7 @@ std::string_view fused_attention_file() {
 }
 
 std::string fused_attention_version() {
-  if (!cudnn_refusal().empty()) return "";
-  const std::size_t version = cudnn().version();
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  return cudnn_refusal().empty() ? device::library_version_text(cudnn().version()) : "";
 }
 
 }  // namespace ballast::model::cuda

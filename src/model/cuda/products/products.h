@@ -18,9 +18,9 @@ struct Extras {
   const void* bias = nullptr;    ///< [n], in the type of a and d, added to every row
 };
 
-/// Matrix products through cuBLASLt, with fp32 accumulation. Matrices are aligned to 16 bytes. If
-/// the stride that is not 1 is no multiple of 16 bytes (adapters of rank 4, the gate of a shared
-/// expert), only algorithms for rows of smaller alignment are used, which are slower. fp32 matrices
+/// Matrix products through cuBLASLt, with fp32 accumulation. Matrices are aligned to 16 bytes. Rows
+/// should start at multiples of 16 bytes, too. If they do not (adapters of rank 4, the gate of a
+/// shared expert), the library's slower algorithms for smaller alignments are used. fp32 matrices
 /// are multiplied in fp32, not TF32. One algorithm is chosen per shape, among those with a fixed
 /// order of summation that the library does not refuse in their first run: the library's best, or
 /// with `choices` the fastest one when timed. So equal calls with equal choices give equal bits on

@@ -16,6 +16,12 @@ inline Matrix from_element(const Matrix& matrix, std::size_t row, std::size_t co
   return part;
 }
 
+/// Returns the multiple of 8 at which a product is cut along `extent`, or `extent` if it is not.
+constexpr std::size_t whole_eights(std::size_t extent) {
+  constexpr std::size_t kLeast = 64;  // a smaller product is not worth a second launch
+  return extent >= kLeast ? extent / 8 * 8 : extent;
+}
+
 /// Computes d = a * b, or d += a * b with `adds`, by calls of multiply(extents, a, b, d, adds) for
 /// parts: an extent of 16-bit matrices along which elements follow each other is cut before its
 /// remainder by 8. cuBLASLt's fast kernels load 8 elements at once and exist only for whole eights:
@@ -24,9 +30,8 @@ inline Matrix from_element(const Matrix& matrix, std::size_t row, std::size_t co
 template <class Multiply>
 void in_whole_eights(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& d,
                      bool adds, const Multiply& multiply) {
-  constexpr std::size_t kLeast = 64;  // a smaller product is not worth a second launch
   const auto whole = [&](std::size_t extent, bool in_sequence) {
-    return a.type != DType::f32 && in_sequence && extent >= kLeast ? extent / 8 * 8 : extent;
+    return a.type != DType::f32 && in_sequence ? whole_eights(extent) : extent;
   };
   Extents first = extents;
   Extents rest = extents;

@@ -8,6 +8,7 @@
 #include "ballast/core/error.h"
 
 #include "src/model/cuda/products/products.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/fake_cublaslt.h"
 
 namespace ballast::model::cuda::products_calls_test {
@@ -150,17 +151,10 @@ TEST_F(ProductsCalls, NothingIsLeftBehind) {
   EXPECT_EQ(FakeCublasLt::alive, before);
 }
 
-/// The error of the next product.
+/// Returns the error of the next product.
 template <class Call>
 std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.category(), ErrorCategory::device);
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return "";
+  return test::error_of(ErrorCategory::device, call);
 }
 
 TEST_F(ProductsCalls, TheNextAlgorithmIsTakenWhenTheLibraryRefusesOne) {

@@ -9,18 +9,11 @@
 
 #include "ballast/core/dtype.h"
 
+#include "src/device/cuda/panels.h"
 #include "tests/support/emulation/src/device/cuda/kernel_language.h"
 #include "tests/support/emulation/src/device/cuda/tensor_core.h"
 
 namespace ballast::device {
-
-inline constexpr std::size_t kPanelAlignment = 1024;
-inline constexpr int kPanelColumns = 64;
-
-constexpr int panel_place(int rows, int row, int column) {
-  const int part = column % kPanelColumns / 8;
-  return (column / kPanelColumns * rows + row) * kPanelColumns + (part ^ row % 8) * 8 + column % 8;
-}
 
 inline bool has_warpgroup_products() {
   return test::emulation::has_warpgroup_products();
