@@ -161,19 +161,21 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
                          .label = step::label_of(id, pass),
                          .speed = speed_of(pass.curve),
                          .token_share = pass.token_share,
-                         .bytes = pass.exchanged,
-                         .flops = pass.cost.flops,
-                         .traffic = pass.cost.traffic};
+                         .bytes = pass.exchanged};
+  model::PassCost cost = pass.cost;
   operation.uses.reserve(pass.operands.size());
   for (const Operand& operand : pass.operands) {
     if (!values_.binds(operand)) {
-      operation.flops += operand.absent.flops;
-      operation.traffic += operand.absent.traffic;
+      cost += operand.absent;
       continue;
     }
     operation.uses.push_back({step::role_of(operand.port), bind(operand, micro),
                               operand.access != OperandAccess::reads});
   }
+  operation.flops = cost.flops;
+  operation.attention_flops = cost.attention_flops;
+  operation.attention_backward_flops = cost.attention_backward_flops;
+  operation.traffic = cost.traffic;
   const OpId emitted = move_.emit(std::move(operation));
   values_.after(id, micro);
   return emitted;

@@ -147,6 +147,25 @@ enum class OperandAccess : std::uint8_t {
 struct PassCost {
   double flops = 0.0;  ///< in matrix products
   Bytes traffic = 0;   ///< memory read and written outside matrix products
+  // The parts of `flops` in the forward and backward passes of attention.
+  double attention_flops = 0.0;
+  double attention_backward_flops = 0.0;
+
+  friend bool operator==(const PassCost&, const PassCost&) = default;
+  PassCost& operator+=(const PassCost& more) {
+    flops += more.flops;
+    traffic += more.traffic;
+    attention_flops += more.attention_flops;
+    attention_backward_flops += more.attention_backward_flops;
+    return *this;
+  }
+  PassCost& operator-=(const PassCost& less) {
+    flops -= less.flops;
+    traffic -= less.traffic;
+    attention_flops -= less.attention_flops;
+    attention_backward_flops -= less.attention_backward_flops;
+    return *this;
+  }
 };
 
 struct Operand {

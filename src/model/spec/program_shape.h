@@ -34,6 +34,7 @@ struct BlockShape {
   double forward_flops = 0.0;
   double recomputed_flops = 0.0;  ///< Architecture::recomputed_flops()
   double frozen_flops = 0.0;      ///< Architecture::frozen_flops()
+  double attention_flops = 0.0;   ///< Architecture::attention_flops()
   Bytes norm_traffic = 0;         ///< weights that each pass reads for DoRA's norms
   Bytes intermediates = 0;        ///< KernelSizes::intermediates
   Bytes gradient = 0;             ///< fp32 sums; 0: frozen
@@ -45,6 +46,17 @@ struct BlockShape {
   [[nodiscard]] bool is_frozen() const { return gradient == 0; }
   /// FLOPs of the backward pass, without recomputation.
   [[nodiscard]] double backward_flops() const { return 2.0 * forward_flops - frozen_flops; }
+  /// Costs of the forward pass, of the backward pass without recomputation, and of recomputation,
+  /// each without memory traffic.
+  [[nodiscard]] PassCost forward_cost() const {
+    return {.flops = forward_flops, .attention_flops = attention_flops};
+  }
+  [[nodiscard]] PassCost backward_cost() const {
+    return {.flops = backward_flops(), .attention_backward_flops = 2.0 * attention_flops};
+  }
+  [[nodiscard]] PassCost recomputation_cost() const {
+    return {.flops = recomputed_flops, .attention_flops = attention_flops};
+  }
 };
 
 /// Sizes and work from which a StepProgram is written, without family, config or type. The blocks

@@ -159,8 +159,7 @@ class Interpreter {
     std::vector<std::pair<const Operand*, const Use*>> bound;
     for (const Operand& operand : pass.operands) {
       if (operand.optional && !keeps(operand.number)) {
-        cost.flops += operand.absent.flops;
-        cost.traffic += operand.absent.traffic;
+        cost += operand.absent;
         continue;
       }
       const Use* use = bound.size() < op.uses.size() ? &op.uses[bound.size()] : nullptr;
@@ -171,8 +170,8 @@ class Interpreter {
       bound.emplace_back(&operand, use);
     }
     if (bound.size() < op.uses.size()) complain(op, "binds what its pass does not have");
-    if (op.block != pass.block || op.flops != cost.flops || op.traffic != cost.traffic ||
-        op.bytes != pass.exchanged || op.token_share != pass.token_share) {
+    if (op.block != pass.block || cost_of(op) != cost || op.bytes != pass.exchanged ||
+        op.token_share != pass.token_share) {
       complain(op, "has the cost of another pass");
     }
     for (const bool writes : {false, true}) {

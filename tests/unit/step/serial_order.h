@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ballast/model/step_program.h"
+#include "ballast/plan/plan.h"
 #include "ballast/step/placement.h"
 #include "ballast/step/problem.h"
 #include "ballast/step/rank_sizes.h"
@@ -27,6 +28,11 @@ inline model::HeadForm form_of(const Problem& problem, const Placement& placemen
   const bool one = !head || (placement.blocks[head->keeper].keeps_intermediates &&
                              std::all_of(head->on_device.begin(), head->on_device.end(), is_there));
   return one ? model::HeadForm::one_pass : model::HeadForm::visits;
+}
+
+/// Returns the cost that an operation names.
+inline model::PassCost cost_of(const plan::Operation& op) {
+  return {op.flops, op.traffic, op.attention_flops, op.attention_backward_flops};
 }
 
 /// The passes of a micro-batch one after the other, without anything that is computed again: what
