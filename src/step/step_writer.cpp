@@ -33,7 +33,7 @@ Speed speed_of(model::CostCurve curve) {
 std::vector<bool> blocks_that_keep(const PlacedProblem& placed) {
   std::vector<bool> keeps;
   for (const BlockPlacement& block : placed.placement.blocks) {
-    keeps.push_back(placed.trains() && block.keeps_intermediates);
+    keeps.push_back(placed.trains() && block.kept == Kept::all);
   }
   return keeps;
 }
@@ -169,6 +169,7 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
       cost += operand.absent;
       continue;
     }
+    cost -= operand.spared;
     operation.uses.push_back({step::role_of(operand.port), bind(operand, micro),
                               operand.access != OperandAccess::reads});
   }

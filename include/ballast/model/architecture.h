@@ -227,6 +227,9 @@ struct Architecture {
   /// twice that.
   [[nodiscard]] double attention_flops(std::size_t index, std::uint64_t sequences,
                                        std::uint64_t length) const;
+  /// The part of recomputed_flops() in attention and the map after it.
+  [[nodiscard]] double attention_output_flops(std::size_t index, std::uint64_t sequences,
+                                              std::uint64_t length) const;
   /// The part of forward_flops() that the backward pass recomputes: all products of a layer but the
   /// last, and none of other blocks.
   [[nodiscard]] double recomputed_flops(std::size_t index, std::uint64_t sequences,

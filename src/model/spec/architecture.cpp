@@ -113,6 +113,17 @@ double Architecture::forward_flops(std::size_t index, std::uint64_t sequences,
          2.0 * static_cast<double>(block.norm_product_elements);
 }
 
+double Architecture::attention_output_flops(std::size_t index, std::uint64_t sequences,
+                                            std::uint64_t length) const {
+  const double attention = attention_flops(index, sequences, length);
+  const BlockSpec& block = blocks[index];
+  // The map is the last product of a half, which no backward pass recomputes.
+  if (block.part != LayerPart::whole) return attention;
+  const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
+  return attention + 2.0 * tokens * static_cast<double>(block.attention_width) *
+                         static_cast<double>(config.hidden_size);
+}
+
 double Architecture::recomputed_flops(std::size_t index, std::uint64_t sequences,
                                       std::uint64_t length) const {
   expects(index < blocks.size(), "recomputed_flops: no such block");

@@ -26,6 +26,11 @@ PassId layer(ProgramDraft& draft, BlockId block, bool training) {
     kept.optional = true;
     pass.operands.push_back(kept);
   }
+  if (training && draft.kept_attention[block] != kNone) {
+    Operand kept = writes(Port::kept_attention, draft.kept_attention[block]);
+    kept.optional = true;
+    pass.operands.push_back(kept);
+  }
   return draft.add(std::move(pass));
 }
 
@@ -55,6 +60,12 @@ PassId layer_backward(ProgramDraft& draft, BlockId block) {
     Operand kept = updates(Port::kept, draft.kept[block]);
     kept.optional = true;
     kept.absent = again;
+    pass.operands.push_back(kept);
+  }
+  if (draft.kept_attention[block] != kNone) {
+    Operand kept = updates(Port::kept_attention, draft.kept_attention[block]);
+    kept.optional = true;
+    kept.spared = layer.attention_cost();
     pass.operands.push_back(kept);
   }
   return draft.add(std::move(pass));
