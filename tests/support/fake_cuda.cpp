@@ -134,21 +134,6 @@ cudaError_t answer_to_allocation(const char* call) {
   return remembered(cudaErrorNotPermitted);
 }
 
-/// What tests expect of a fake, and what it noted.
-struct Notes {
-  std::mutex mutex;
-  bool collects = false;
-  std::string complaints;
-  std::atomic<bool> counts = false;
-  std::string refused;
-  int refused_number = 0;
-  std::map<std::string, int> calls;
-};
-Notes& notes() {
-  static auto* const kept = new Notes;
-  return *kept;
-}
-
 /// Allocations of cudaMallocHost.
 std::map<std::byte*, std::size_t>& host_pieces() {
   static auto* const pieces = new std::map<std::byte*, std::size_t>;
@@ -204,64 +189,6 @@ std::vector<FakeCuda::Piece> FakeCuda::registered() {
   return pieces;
 }
 
-void FakeCuda::complain(const std::string& what) {
-  Notes& all = notes();
-  const std::scoped_lock lock(all.mutex);
-  if (all.collects) {
-    all.complaints += what + "\n";
-  } else if (seed != 0) {
-    std::fprintf(stderr, "fake CUDA: %s\n", what.c_str());
-    std::abort();
-  }
-}
-FakeCuda::Complaints::Complaints() {
-  const std::scoped_lock lock(notes().mutex);
-  notes().collects = true;
-  notes().complaints.clear();
-}
-FakeCuda::Complaints::~Complaints() {
-  const std::scoped_lock lock(notes().mutex);
-  notes().collects = false;
-}
-std::string FakeCuda::Complaints::text() const {
-  const std::scoped_lock lock(notes().mutex);
-  return notes().complaints;
-}
-
-FakeCuda::Refusal::Refusal(std::string call, int number) {
-  const std::scoped_lock lock(notes().mutex);
-  notes().refused = std::move(call);
-  notes().refused_number = number;
-  notes().calls.clear();
-  notes().counts = true;
-}
-FakeCuda::Refusal::~Refusal() {
-  notes().counts = false;
-}
-std::map<std::string, int> FakeCuda::Refusal::calls() const {
-  const std::scoped_lock lock(notes().mutex);
-  return notes().calls;
-}
-bool FakeCuda::refuses(const char* call) {
-  Notes& all = notes();
-  if (!all.counts) return false;
-  const std::scoped_lock lock(all.mutex);
-  const int number = all.calls[call]++;
-  return call == all.refused && number == all.refused_number;
-}
-cudaError_t FakeCuda::answer(const char* call) {
-  if (fault != cudaSuccess) return fault;
-  if (*call == '\0' || !refuses(call)) return cudaSuccess;
-  const bool allocates = std::string_view(call).starts_with("cudaMalloc");
-  return allocates ? cudaErrorMemoryAllocation : cudaErrorUnknown;
-}
-
-bool FakeCuda::start_libraries() {
-  if (libraries_started || library_memory == 0) return true;
-  if (FakeMemory::taken() + library_memory > memory) return false;
-  libraries_started = true;
-  return true;
-}
 std::size_t FakeCuda::objects() {
   return owners().count();
 }

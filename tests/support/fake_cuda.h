@@ -54,7 +54,7 @@ struct FakeCuda {
   };
   /// Counts a call. Returns whether it is refused.
   static bool refuses(const char* call);
-  /// The same for functions of CUDA, which return this code: a refusal, or the fault of the GPU.
+  /// Counts a call of CUDA. Returns the code of its refusal, or the fault of the GPU.
   static cudaError_t answer(const char* call);
 
   /// Number of kernels until one fails as on an illegal address; negative: none does. All later

@@ -22,7 +22,7 @@ namespace {
 struct EventState {
   std::uint64_t recorded = 0;  ///< number of records enqueued
   std::uint64_t reached = 0;   ///< number of the last record performed
-  double time = -1.0;          ///< of that record
+  double time = -1.0;          ///< GPU's clock at that record
 };
 
 /// An entry of a queue: work, or the record of an event, or a wait for it.
