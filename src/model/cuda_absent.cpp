@@ -22,7 +22,7 @@ std::unique_ptr<Compute> make_cuda_compute(const Architecture&, DType, MicroBatc
 void require_gpu_for(const ModelConfig&) {
   refuse();
 }
-double measure_cuda_gemm_peak(device::Device&, DType, double) {
+double measure_cuda_gemm_peak(device::Device&, DType, double, KernelSet) {
   refuse();
 }
 

@@ -90,8 +90,9 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   result.kind = engine.device().kind();
   result.description = engine.device().description();
   const auto probe = [&] {
-    result.gemm_peak =
-        std::max(result.gemm_peak, model::measure_gemm_peak(engine.device(), blueprint.type, 0.5));
+    result.gemm_peak = std::max(
+        result.gemm_peak,
+        model::measure_gemm_peak(engine.device(), blueprint.type, 0.5, config.ballast.kernels));
   };
   probe();
   // The first step has no updates before it; from the third on the pipeline is full.

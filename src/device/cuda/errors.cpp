@@ -1,5 +1,7 @@
 #include "src/device/cuda/errors.h"
 
+#include <atomic>
+
 #include <fmt/format.h>
 
 namespace ballast::device {
@@ -23,7 +25,16 @@ bool is_kernel_fault(cudaError_t code) {
   }
 }
 
+std::atomic<int> awaiting = 0;
+
 }  // namespace
+
+WorkIsAwaited::WorkIsAwaited() {
+  ++awaiting;
+}
+WorkIsAwaited::~WorkIsAwaited() {
+  --awaiting;
+}
 
 void check_cuda(cudaError_t code, std::string_view operation) {
   if (code == cudaSuccess) return;
@@ -31,10 +42,9 @@ void check_cuda(cudaError_t code, std::string_view operation) {
   throw Error(ErrorCategory::device,
               fmt::format("{}: CUDA: {} ({}){}", operation, cudaGetErrorString(code),
                           cudaGetErrorName(code),
-                          is_kernel_fault(code)
+                          is_kernel_fault(code) && awaiting == 0
                               ? "; a kernel of this or another operation failed: to find it, "
-                                "repeat with ballast.serial=true and the environment variable "
-                                "CUDA_LAUNCH_BLOCKING=1"
+                                "repeat with ballast.gpu_checks=each"
                               : ""));
 }
 

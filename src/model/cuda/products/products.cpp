@@ -16,6 +16,8 @@
 #include "ballast/core/log.h"
 
 #include "src/device/cuda/cublaslt.h"
+#include "src/device/cuda/errors.h"
+#include "src/model/cuda/products/plain_product.h"
 #include "src/model/cuda/products/trials.h"
 
 namespace ballast::model::cuda {
@@ -305,18 +307,24 @@ struct Products::Cache {
   }
 };
 
-Products::Products(std::shared_ptr<ProductChoices> choices)
-    : cache_(std::make_unique<Cache>(std::move(choices))) {}
+Products::Products(std::shared_ptr<ProductChoices> choices, KernelSet set)
+    : cache_(set == KernelSet::plain ? nullptr : std::make_unique<Cache>(std::move(choices))) {}
 Products::~Products() = default;
 
 void Products::set_workspace(void* workspace) {
-  cache_->workspace = workspace;
+  if (cache_) cache_->workspace = workspace;
 }
 
 void Products::multiply(cudaStream_t stream, const Extents& extents, const Matrix& a,
                         const Matrix& b, const Matrix& d, const Extras& extras) {
   if (extents.m == 0 || extents.n == 0) return;
   check_arguments(extents, a, b, d, extras);
+  if (!cache_) {
+    const cudaError_t code = plain_product(stream, extents, a, b, d, extras.addend, extras.bias);
+    if (code == cudaSuccess) return;
+    device::check_cuda(code, fmt::format("matrix product [{}, {}, {}] of {}", extents.m, extents.n,
+                                         extents.k, to_string(a.type)));
+  }
   expects(cache_->workspace != nullptr, "matrix product: set_workspace() was not called");
   const Calls calls(cache_->lt, extents, a.type);
   ProductPlan& plan = cache_->plan(calls, extents, a, b, d, extras);

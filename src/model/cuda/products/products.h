@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include "ballast/core/units.h"
+#include "ballast/model/kernel_choice.h"
 #include "ballast/model/product_choices.h"
 
 #include "src/model/compute/matrix.h"
@@ -26,13 +27,15 @@ struct Extras {
 /// with `choices` the fastest one when timed. So equal calls with equal choices give equal bits on
 /// GPUs of one model. Calls must use one stream at a time, because there is one workspace, from
 /// threads whose current device is the stream's. The first object loads the library. Errors:
-/// Error(device).
+/// Error(device). With KernelSet::plain, plain_product() computes all products, and neither the
+/// library nor the workspace is used.
 class Products {
  public:
   /// Bytes of device memory for set_workspace().
   static constexpr Bytes kWorkspace = 32 * kMiB;
 
-  explicit Products(std::shared_ptr<ProductChoices> choices = nullptr);
+  explicit Products(std::shared_ptr<ProductChoices> choices = nullptr,
+                    KernelSet set = KernelSet::best);
   ~Products();
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
@@ -51,7 +54,7 @@ class Products {
 
  private:
   struct Cache;
-  std::unique_ptr<Cache> cache_;
+  std::unique_ptr<Cache> cache_;  ///< null for plain kernels
 };
 
 }  // namespace ballast::model::cuda
