@@ -29,7 +29,11 @@ using test::FakeCuda;
 
 class KernelChoice : public testing::Test {
  protected:
-  ~KernelChoice() override { FakeCuda::missing_library.clear(); }
+  ~KernelChoice() override {
+    FakeCuda::missing_library.clear();
+    FakeCuda::kernels_until_fault = -1;
+    FakeCuda::fault = cudaSuccess;
+  }
 
   config::Config config(std::vector<std::string> overrides) const {
     for (const char* common : {"ballast.device=cuda", "train_micro_batch_size_per_gpu=1",
@@ -90,6 +94,26 @@ TEST_F(KernelChoice, HasNoEffectOnTheHostDeviceAndSaysSo) {
 
 TEST_F(KernelChoice, ChecksChangeNoBits) {
   test::expect_same(train({"ballast.gpu_checks=each"}), train({}), "checked");
+}
+
+TEST_F(KernelChoice, ChecksNameTheKernelThatFails) {
+  const auto error_with = [&](const std::string& checks) {
+    Engine engine = planner::make_engine(config({"ballast.gpu_checks=" + checks}));
+    engine.start();
+    const std::size_t tokens = engine.blueprint().problem.tokens_per_step();
+    FakeCuda::kernels_until_fault = 5;
+    const std::string text = test::error_of(ErrorCategory::device, [&] {
+      engine.train_step(test::scattered_ids(tokens, 1).view(), 1e-3);
+    });
+    FakeCuda::kernels_until_fault = -1;
+    FakeCuda::fault = cudaSuccess;
+    return text;
+  };
+  const std::string named = error_with("each");
+  EXPECT_TRUE(named.starts_with("forward of layer 0, micro-batch 0: norm [9, 32]: ")) << named;
+  EXPECT_EQ(named.find("repeat"), std::string::npos) << named;
+  const std::string blamed = error_with("off");
+  EXPECT_TRUE(blamed.ends_with("to find it, repeat with ballast.gpu_checks=each")) << blamed;
 }
 
 /// Seeded weights, one of which is a NaN.
