@@ -101,7 +101,7 @@ TEST_F(KernelChoice, ChecksNameTheKernelThatFails) {
     Engine engine = planner::make_engine(config({"ballast.gpu_checks=" + checks}));
     engine.start();
     const std::size_t tokens = engine.blueprint().problem.tokens_per_step();
-    FakeCuda::kernels_until_fault = 5;
+    FakeCuda::kernels_until_fault = 6;
     const std::string text = test::error_of(ErrorCategory::device, [&] {
       engine.train_step(test::scattered_ids(tokens, 1).view(), 1e-3);
     });

@@ -18,6 +18,7 @@
 #include "src/device/cuda/cublaslt.h"
 #include "src/device/cuda/errors.h"
 #include "src/model/cuda/products/plain_product.h"
+#include "src/model/cuda/products/product_checks.h"
 #include "src/model/cuda/products/trials.h"
 
 namespace ballast::model::cuda {
@@ -332,6 +333,9 @@ void Products::multiply(cudaStream_t stream, const Extents& extents, const Matri
     calls.set(plan.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, extras.bias);
   }
   const Call call = {stream, extents, a, b, d, extras, plan};
+  ProductChecks* const checks = ProductChecks::of_this_thread();
+  std::vector<ProductChecks::Rows> expected;
+  if (checks != nullptr) expected = checks->expect(stream, extents, a, b, d, extras);
   if (!plan.settled) cache_->choose(calls, call);
   const auto run = [&] { return cache_->run(call, plan.used, const_cast<void*>(d.data)); };
   cublasStatus_t status = run();
@@ -341,6 +345,7 @@ void Products::multiply(cudaStream_t stream, const Extents& extents, const Matri
   }
   calls.check(status);
   plan.settled = true;
+  if (checks != nullptr) checks->compare(stream, extents, d, expected, describe(call));
 }
 
 }  // namespace ballast::model::cuda

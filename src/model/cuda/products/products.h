@@ -10,14 +10,9 @@
 #include "ballast/model/product_choices.h"
 
 #include "src/model/compute/matrix.h"
+#include "src/model/cuda/products/extras.h"
 
 namespace ballast::model::cuda {
-
-/// Additional operands of a product, aligned like matrices.
-struct Extras {
-  const void* addend = nullptr;  ///< [m, n], added; d or another matrix with the layout of d
-  const void* bias = nullptr;    ///< [n], in the type of a and d, added to every row
-};
 
 /// Matrix products through cuBLASLt, with fp32 accumulation. Matrices are aligned to 16 bytes. Rows
 /// should start at multiples of 16 bytes, too. If they do not (adapters of rank 4, the gate of a
