@@ -142,7 +142,7 @@ void* FakeMemory::take(std::size_t size) {
   if (FakeCuda::seed == 0) {
     void* const memory = std::calloc(size, 1);
     if (memory == nullptr) return nullptr;
-    all.by_address[static_cast<std::byte*>(memory)] = {.size = size};
+    all.by_address[static_cast<std::byte*>(memory)] = {.size = size, .fresh = true};
     all.taken += size;
     return memory;
   }
