@@ -96,8 +96,8 @@ Finding check_huge_pages() {
 std::string io_uring_remedy(std::string_view reason) {
   if (reason.find("denied") == std::string_view::npos) return "";
   const std::string disabled = first_line("/proc/sys/kernel/io_uring_disabled");
-  if (!disabled.empty() && disabled != "0") return ": sysctl -w kernel.io_uring_disabled=0";
-  return ": allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of "
+  if (!disabled.empty() && disabled != "0") return "; run sysctl -w kernel.io_uring_disabled=0";
+  return "; allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of "
          "this container";
 }
 

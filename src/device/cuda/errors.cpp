@@ -36,16 +36,18 @@ WorkIsAwaited::~WorkIsAwaited() {
   --awaiting;
 }
 
+std::string_view fault_advice() {
+  return awaiting > 0 ? ""
+                      : "; a kernel of this or another operation failed: to find it, repeat with "
+                        "ballast.gpu_checks=each";
+}
+
 void check_cuda(cudaError_t code, std::string_view operation) {
   if (code == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());
   throw Error(ErrorCategory::device,
               fmt::format("{}: CUDA: {} ({}){}", operation, cudaGetErrorString(code),
-                          cudaGetErrorName(code),
-                          is_kernel_fault(code) && awaiting == 0
-                              ? "; a kernel of this or another operation failed: to find it, "
-                                "repeat with ballast.gpu_checks=each"
-                              : ""));
+                          cudaGetErrorName(code), is_kernel_fault(code) ? fault_advice() : ""));
 }
 
 }  // namespace ballast::device

@@ -100,9 +100,11 @@ class Calls {
 
   void check(cublasStatus_t status) const {
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    throw Error(ErrorCategory::device,
-                fmt::format("matrix product [{}, {}, {}] of {}: cuBLASLt: {}", extents_.m,
-                            extents_.n, extents_.k, to_string(type_), lt_.status_name(status)));
+    throw Error(
+        ErrorCategory::device,
+        fmt::format("matrix product [{}, {}, {}] of {}: cuBLASLt: {}{}", extents_.m, extents_.n,
+                    extents_.k, to_string(type_), lt_.status_name(status),
+                    status == CUBLAS_STATUS_EXECUTION_FAILED ? device::fault_advice() : ""));
   }
 
   [[nodiscard]] Owned<cublasLtHandle_t> handle() const {
