@@ -56,7 +56,7 @@ class PassComparison {
     found_.run(pass);
     expected_.run(pass);
     for (const Operand& operand : found_.program().passes[pass].operands) {
-      if (operand.access == model::OperandAccess::reads || operand.port == Port::kept) continue;
+      if (operand.access == model::OperandAccess::reads || !StepPasses::is_bound(operand)) continue;
       compare(operand, worst);
     }
     return worst;

@@ -72,12 +72,6 @@ std::vector<model::PassId> training_passes(const model::StepProgram& program) {
   return order;
 }
 
-/// Intermediates of the forward pass are not kept, so that the backward pass recomputes them.
-bool is_bound(const Operand& operand) {
-  return operand.kind != OperandKind::workspace &&
-         !(operand.port == Port::kept && operand.optional);
-}
-
 }  // namespace
 
 model::Architecture few_layers(const config::Config& config) {
@@ -119,6 +113,11 @@ StepPasses::StepPasses(const model::Architecture& model, DType type, model::Micr
   stream_->synchronize();
   fill_weights();
   fill_batch();
+}
+
+bool StepPasses::is_bound(const Operand& operand) {
+  const bool kept = operand.port == Port::kept || operand.port == Port::kept_attention;
+  return operand.kind != OperandKind::workspace && !(kept && operand.optional);
 }
 
 Bytes StepPasses::needed() const {

@@ -31,6 +31,9 @@ class StepPasses {
   [[nodiscard]] std::string name_of(model::PassId pass) const;
   /// Runs a pass and waits for it.
   void run(model::PassId pass);
+  /// Returns whether passes have the operand. Intermediates of the forward pass are not kept, so
+  /// that the backward pass recomputes them.
+  [[nodiscard]] static bool is_bound(const model::Operand& operand);
   /// Device memory of an operand; empty for the workspace.
   [[nodiscard]] DeviceBytes memory_of(const model::Operand& operand) const;
   void fetch(HostBytes to, ConstDeviceBytes from);
