@@ -206,8 +206,8 @@ Finding check_attention(const config::Config& config, const GpuEffort& effort) {
 
 const std::vector<KnownGpu>& known_gpus() {
   static const std::vector<KnownGpu> all = {
-      {"H200", "h200-node.json", 605.3, 56.3, 52.8},
-      {"H100", "h100-node.json", 595.0, 56.3, 52.8},
+      {"H200", "h200-node.json", 739.0, 56.3, 52.8},
+      {"H100", "h100-node.json", 708.0, 56.3, 52.8},
       {"RTX 4090", "rtx4090-1nvme.json", 134.0, 25.0, 25.0},
   };
   return all;
