@@ -10,6 +10,7 @@
 #include "src/engine/counts.h"
 #include "src/engine/handlers.h"
 #include "src/engine/report.h"
+#include "src/engine/result_check.h"
 
 namespace ballast::engine {
 
@@ -117,7 +118,9 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
 
 void run_pass(const CurrentOperation& at) {
   const model::Pass& pass = at.problem().program().passes[step::pass_id(at.operation)];
-  at.modules().compute.run(at.stream(), pass, arguments_of(at, pass));
+  const model::PassArguments arguments = arguments_of(at, pass);
+  at.modules().compute.run(at.stream(), pass, arguments);
+  if (at.context.checks_results) check_results(at, pass, arguments);
 }
 
 }  // namespace ballast::engine

@@ -51,6 +51,7 @@ device::DeviceOptions device_options(const Blueprint& blueprint, const EngineOpt
           .compute_threads = options.compute_threads,
           .link_gbps = options.link_gbps,
           .local_rank = ranks == nullptr ? 0 : ranks->launch().local_rank,
+          .needs_libraries = options.kernels.set != model::KernelSet::plain,
           .interrupted = interrupted};
 }
 
@@ -178,6 +179,10 @@ void Engine::start_with(const state::SwapImage& here,
   });
 }
 
+bool Engine::checks_each() const {
+  return options_.kernels.checks == model::GpuChecks::each && device_->kind() == "cuda";
+}
+
 void Engine::log_start(std::chrono::duration<double> warm_up) const {
   if (blueprint_.rank != 0) return;
   const std::uint32_t local_rank = ranks_ == nullptr ? 0 : ranks_->launch().local_rank;
@@ -280,7 +285,7 @@ std::unique_ptr<plan::Executor> Engine::make_executor(
                             .max_on_stream = device_->kind() == "host" ? plan::kMostEnqueued
                                                                        : plan::kMostOnFastStream,
                             .takes_turn = std::move(takes_turn),
-                            .serial = options_.serial,
+                            .serial = options_.serial || checks_each(),
                             .delay_seed = options_.delay_seed,
                             .observer = std::move(observer),
                             .interrupted = interrupted_});
@@ -330,6 +335,7 @@ const StepContext& Engine::run(const plan::Plan& plan, const TokenBatch& batch,
   context = {};
   context.micro_batches = plan.micro_batches;
   context.trains = &plan != &blueprint_.schedule.evaluation;
+  context.checks_results = checks_each();
   context.result.targets = count_targets(blueprint_, ranks_, batch.targets);
   context.hyper = options_.hyper;
   context.hyper.optimizer = blueprint_.states.optimizer;

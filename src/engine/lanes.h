@@ -30,6 +30,7 @@ namespace ballast::engine {
 struct StepContext {
   std::uint32_t micro_batches = 0;
   bool trains = false;
+  bool checks_results = false;  ///< see model::GpuChecks
   double loss_scale = 1.0;
   cpu_adam::Hyper hyper;
   StepResult result;

@@ -112,7 +112,8 @@ memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets re
 device::DeviceOptions device_options(const config::Config& config, std::uint32_t local_rank) {
   return {.kind = std::string(config::name_of(config.ballast.device)),
           .type = config.type,
-          .local_rank = local_rank};
+          .local_rank = local_rank,
+          .needs_libraries = config.ballast.kernels != model::KernelSet::plain};
 }
 
 Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) {
@@ -204,8 +205,17 @@ std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_
 }
 
 void check_device(const config::Config& config, const comm::Launch& launch) {
+  const config::BallastSection& ballast = config.ballast;
   device::require_device(device_options(config, launch.local_rank));
-  const Bytes budget = config.ballast.device_bytes;
+  const bool for_cuda =
+      ballast.kernels != model::KernelSet::best || ballast.gpu_checks != model::GpuChecks::off;
+  if (for_cuda && launch.first() &&
+      device::kind_of(device_options(config, launch.local_rank)) == "host") {
+    log(LogLevel::info,
+        "device: ballast.kernels and ballast.gpu_checks have no effect, because this run uses the "
+        "host device");
+  }
+  const Bytes budget = ballast.device_bytes;
   const Bytes free = budget == 0 ? 0 : own_device_memory(config, launch.local_rank);
   const Bytes reserve = memory::library_reserve(free);
   // A budget beyond the free memory is refused when the device is made.
