@@ -415,8 +415,13 @@ void Ops<T>::add_column_products(const ColumnProducts<T>& columns, float* gradie
 
 template <class T>
 void Ops<T>::zero(float* values, std::size_t size) const {
+  zero(*stream_, values, size);
+}
+template <class T>
+void Ops<T>::zero(device::Stream& stream, float* values, std::size_t size) const {
   if (size == 0) return;
-  check_cuda(cudaMemsetAsync(values, 0, size * sizeof(float), queue_), "clearing gradients");
+  check_cuda(cudaMemsetAsync(values, 0, size * sizeof(float), device::as_cuda(stream).native()),
+             "clearing gradients");
 }
 
 template <class T>
