@@ -83,6 +83,14 @@ std::vector<Dumped> all_dumped() {
                                    [&run, seed] { return outline_of(run, seed); }));
     }
   }
+  // One in eight runs, with each style of placement in turn.
+  for (std::size_t i = 0; i < small_runs().size(); i += 8) {
+    const SmallRun& run = small_runs()[i];
+    const std::uint64_t seed = i / 8 % kPlacements;
+    if (!outline_with_attention(run, seed)) continue;
+    all.push_back(from_blueprint(run.name + "/attention", run.describe(),
+                                 [&run, seed] { return *outline_with_attention(run, seed); }));
+  }
   for (const PlannedRun& run : planned_runs()) {
     all.push_back(from_blueprint(run.name, run.description, run.decide));
   }

@@ -164,11 +164,15 @@ std::string text_of_placement(const engine::Blueprint& blueprint) {
       options.buffers.weight_slots, options.buffers.gradient_slots, options.buffers.weight_staging,
       options.buffers.state_staging, options.buffers.activation_staging,
       options.buffers.gradient_staging, options.kept_checkpoints);
+  const auto kept_name = [](step::Kept kept) {
+    if (kept == step::Kept::nothing) return "";
+    return kept == step::Kept::all ? " keeps" : " keeps attention";
+  };
   for (const step::BlockPlacement& block : blueprint.placement.blocks) {
-    text += fmt::format(
-        "weights {} states {} activations {} gradients {}{}{}\n", to_string(block.weights),
-        to_string(block.optimizer), to_string(block.activations), to_string(block.gradients),
-        block.keeps_intermediates ? " keeps" : "", block.speculates ? " speculates" : "");
+    text += fmt::format("weights {} states {} activations {} gradients {}{}{}\n",
+                        to_string(block.weights), to_string(block.optimizer),
+                        to_string(block.activations), to_string(block.gradients),
+                        kept_name(block.kept), block.speculates ? " speculates" : "");
   }
   return text;
 }
