@@ -19,7 +19,6 @@
 #include <functional>
 #include <iostream>
 #include <map>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -152,18 +151,6 @@ TEST(PlanDumps, HaveTheHashesOfTheFile) {
         "differing "
         "line, where COMMIT has the plans of tests/data/plan_dumps.txt",
         dumped.name, dumped.description, fmt::join(differing, ", "), dumped.name);
-  }
-}
-
-TEST(PlanDumps, BufferNamesAreUnique) {
-  for (const Dumped& dumped : all_dumped()) {
-    const AllPlans all = dumped.build();
-    std::vector<const plan::Plan*> plans;
-    for (const auto& named : all.plans) plans.push_back(&named.plan);
-    std::set<std::string> names;
-    for (const std::string& name : buffer_names(all.schedule.buffers, plans)) {
-      EXPECT_TRUE(names.insert(name).second) << dumped.name << ": " << name;
-    }
   }
 }
 
