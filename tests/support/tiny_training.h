@@ -16,6 +16,9 @@
 
 #include "src/train/loss_scaler.h"
 #include "tests/support/documents.h"
+#if defined(BALLAST_EMULATED_GPU)
+#include "tests/support/fake_cuda.h"
+#endif
 
 namespace ballast::test {
 
@@ -125,6 +128,9 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
     return part_of(batch, ranks);
   };
   const Batch held_out = batch_of(evaluated, kHeldOut);
+#if defined(BALLAST_EMULATED_GPU)
+  const FakeCuda::NoAllocation in_steps;
+#endif
   for (std::uint64_t step = 1; step <= steps; ++step) {
     const Batch batch = batch_of(tokens, step);
     const double warm = static_cast<double>(std::min<std::uint64_t>(step, 5)) / 5.0;

@@ -441,6 +441,12 @@ void Ops<T>::zero(float* values, std::size_t size) const {
   if (size == 0) return;
   check(cudaMemsetAsync(values, 0, size * sizeof(float), queue_), "clearing gradients", {size});
 }
+template <class T>
+void Ops<T>::zero(device::Stream& stream, float* values, std::size_t size) const {
+  if (size == 0) return;
+  check_cuda(cudaMemsetAsync(values, 0, size * sizeof(float), device::as_cuda(stream).native()),
+             "clearing gradients");
+}
 
 template <class T>
 void Ops<T>::widen(const T* x, float* y, std::size_t size) const {

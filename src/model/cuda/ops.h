@@ -147,12 +147,16 @@ class Ops {
   void widen(const T* x, float* y, std::size_t size) const;
   void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
             std::size_t size, GradientStats* partial, GradientStats* stats) const;
+
+  // Collectives call these functions, too, on threads and streams that differ from those of run().
+  void zero(device::Stream& stream, float* values, std::size_t size) const;
   void measure(device::Stream& stream, const T* packed, std::size_t size, GradientStats* partial,
                GradientStats* stats) const;
   void encode(device::Stream& stream, const T* weights, std::size_t blocks, std::int8_t* codes,
               float* scales) const;
   void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
               std::size_t blocks, T* weights) const;
+
   /// Dequantises a matrix of a quantised base; the next function copies the rest.
   void dequantize_base(const QuantizedMatrix& matrix, T* out) const;
   void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const;
