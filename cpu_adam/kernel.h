@@ -62,12 +62,17 @@ struct Group {
   constexpr Float first() const { return Lanes::load(arrays.first + i); }
   constexpr Float second() const { return Lanes::load(arrays.second + i); }
   constexpr Float weight() const {
-    return Weight::template load<Lanes>(arrays.main + i, arrays.remainder_or_copy + i);
+    return Weight::template load<Lanes>(arrays.main + i, remainder_or_copy());
   }
   constexpr void set_first(Float value) const { Lanes::store(arrays.first + i, value); }
   constexpr void set_second(Float value) const { Lanes::store(arrays.second + i, value); }
   constexpr void set_weight(Float value) const {
-    Weight::template store<Lanes>(arrays.main + i, arrays.remainder_or_copy + i, value);
+    Weight::template store<Lanes>(arrays.main + i, remainder_or_copy(), value);
+  }
+  /// Null for formats without a remainder or copy.
+  constexpr typename Weight::RemainderOrCopy* remainder_or_copy() const {
+    if constexpr (!Weight::kStoresRemainderOrCopy) return nullptr;
+    return arrays.remainder_or_copy + i;
   }
 };
 

@@ -265,8 +265,8 @@ void run_blockwise8(FusedKernel fused, const Coefficients& k, const Streams& s) 
     Streams tile = tile_of(s, start, size);
     tile.first = first.values;
     tile.second = second.values;
-    auto* first_codes = static_cast<std::uint8_t*>(s.first) + start;
-    auto* second_codes = static_cast<std::uint8_t*>(s.second) + start;
+    auto* first_codes = static_cast<std::uint8_t*>(forward(s.first, start));
+    auto* second_codes = static_cast<std::uint8_t*>(forward(s.second, start));
     if (s.first != nullptr) first.expand(first_codes, s.first_exponents[block], size);
     if (s.second != nullptr) second.expand(second_codes, s.second_exponents[block], size);
     if (s.undecayed == 0) {

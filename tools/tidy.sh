@@ -9,7 +9,7 @@ python3 - "$folder" <<'PY'
 import json, os, re, sys
 
 folder = sys.argv[1]
-units, sources = set(), set()
+units, sources = {}, set()
 for command in json.load(open(f"{folder}/compile_commands.json")):
     unit = os.path.relpath(os.path.join(command["directory"], command["file"]))
     parts = [unit]
@@ -17,9 +17,11 @@ for command in json.load(open(f"{folder}/compile_commands.json")):
         parts = [os.path.relpath(p) for p in re.findall("#include *[<\"](.*)[>\"]", open(unit).read())]
     parts = {p for p in parts if p.split("/")[0] in ("src", "aio", "cpu_adam", "tools")} - sources
     if parts:
-        units.add(unit)
+        units[unit] = len(parts)
         sources |= parts
-open(f"{folder}/analysed", "w").write("".join(f"{unit}\n" for unit in sorted(units)))
+# The longest ones first, so that no core waits for the last one.
+order = sorted(units, key=lambda unit: (-units[unit], unit))
+open(f"{folder}/analysed", "w").write("".join(f"{unit}\n" for unit in order))
 open(f"{folder}/analysed-sources", "w").write("".join(f"{source}\n" for source in sorted(sources)))
 PY
 # Builds the precompiled headers that no test has needed.

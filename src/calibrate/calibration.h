@@ -81,6 +81,27 @@ struct Measurement {
 Measurement measure_part(const std::function<Attempt()>& attempt,
                          const std::function<bool(const std::string& why)>& again);
 
+/// FLOPs of a backward pass of attention in relation to its forward pass: five matrix products
+/// instead of two, because it recomputes the scores.
+inline constexpr double kAttentionBackward = 2.5;
+
+/// FLOP/s of attention as in plan::Rates; 0: not measured.
+struct AttentionRates {
+  double forward = 0.0;
+  double backward = 0.0;
+};
+/// FLOPs of a layer, see model::Architecture.
+struct LayerFlops {
+  double forward = 0.0;
+  double recomputed = 0.0;
+  double attention = 0.0;
+};
+/// Gives attention its own rates and takes its part out of the curves of `rates`, which were
+/// measured on whole layers. `flops_of` returns the FLOPs of a layer for a number of tokens. Does
+/// nothing if attention was not measured, or if it would leave too little time for the rest.
+void separate_attention(plan::Rates& rates, const AttentionRates& attention,
+                        const std::function<LayerFlops(double tokens)>& flops_of);
+
 // Each function measures the rates of one part of the machine.
 void measure_compute(const Sample& sample, plan::Rates& rates);
 void measure_update(const Sample& sample, plan::Rates& rates);

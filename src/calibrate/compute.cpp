@@ -54,9 +54,11 @@ std::vector<std::byte> pattern(float scale) {
 class Kernels {
  public:
   Kernels(const Sample& sample, std::uint64_t sequences)
+      : Kernels(sample, model::MicroBatchShape{sequences, sample.length}) {}
+  Kernels(const Sample& sample, model::MicroBatchShape shape)
       : model_(sample.blueprint.model),
         type_(sample.blueprint.type),
-        shape_{sequences, sample.length},
+        shape_(shape),
         accumulation_(usual_accumulation(sample.config)),
         conditions_{static_cast<double>(compute_team(sample.config)), sample.busy},
         copies_(cold_copies(sample, model_.blocks[1].elements * (size_of(type_) + sizeof(float)))),
@@ -101,6 +103,9 @@ class Kernels {
 
   [[nodiscard]] double tokens() const { return static_cast<double>(shape_.tokens()); }
 
+  [[nodiscard]] double attention_flops() const {
+    return model_.attention_flops(1, shape_.sequences, shape_.length);
+  }
   double forward_flops() const { return model_.forward_flops(1, shape_.sequences, shape_.length); }
   double backward_flops() const {
     return 2.0 * forward_flops() + model_.recomputed_flops(1, shape_.sequences, shape_.length);
@@ -314,6 +319,28 @@ double launch_seconds(const Sample& sample) {
   return measured_seconds({.busy = sample.busy}, {.least = 5, .most = 7}, turns) / kTurns;
 }
 
+/// Measures attention in micro-batches of `sequences` sequences, by the time that they take longer
+/// than the same tokens in shorter sequences. Returns zeros if attention is too small a part of a
+/// layer to be measured.
+AttentionRates measure_attention(const Sample& sample, std::uint64_t sequences) {
+  constexpr std::uint64_t kPieces = 8;
+  constexpr double kLeastShare = 0.1;  // of a layer's FLOPs
+  constexpr double kLeastTime = 0.03;  // of a layer's time, above the noise
+  const std::uint64_t pieces = std::min(kPieces, sample.length);
+  Kernels whole(sample, sequences);
+  if (whole.attention_flops() < kLeastShare * whole.forward_flops()) return {};
+  const double forward = whole.forward_seconds();
+  const double backward = whole.backward_seconds();
+  Kernels cut(sample, model::MicroBatchShape{sequences * pieces, sample.length / pieces});
+  const double tokens = whole.tokens() / cut.tokens();
+  const double more_forward = forward - tokens * cut.forward_seconds();
+  // A backward pass recomputes the forward pass.
+  const double more_backward = backward - tokens * cut.backward_seconds() - more_forward;
+  if (more_forward < kLeastTime * forward || more_backward < kLeastTime * backward) return {};
+  const double flops = whole.attention_flops() - tokens * cut.attention_flops();
+  return {flops / more_forward, kAttentionBackward * flops / more_backward};
+}
+
 /// Returns whether to measure operations of `flops`. `own`: they have the config's micro-batch
 /// size.
 bool short_enough(const plan::Curve& curve, double flops, bool own) {
@@ -364,6 +391,18 @@ void measure_compute(const Sample& sample, plan::Rates& rates) {
       add(rates.head, kernels.head_flops(), kernels.head_seconds());
     }
   }
+  const model::Architecture& model = sample.blueprint.model;
+  const double largest = rates.forward.back().tokens / static_cast<double>(sample.length);
+  sample.check_interrupt();
+  separate_attention(
+      rates, measure_attention(sample, static_cast<std::uint64_t>(std::llround(largest))),
+      [&](double tokens) {
+        const auto sequences =
+            static_cast<std::uint64_t>(std::llround(tokens / static_cast<double>(sample.length)));
+        return LayerFlops{.forward = model.forward_flops(1, sequences, sample.length),
+                          .recomputed = model.recomputed_flops(1, sequences, sample.length),
+                          .attention = model.attention_flops(1, sequences, sample.length)};
+      });
   rates.launch_seconds = launch_seconds(sample);
   const int threads = compute_team(sample.config);
   if (threads == 0) return;

@@ -183,6 +183,8 @@ std::vector<RateKey> keys_of(Rates& rates) {
           curve("forward", rates.forward),
           curve("backward", rates.backward),
           curve("head", rates.head),
+          number("attention_forward_tflops", rates.attention_forward_per_second, kTera),
+          number("attention_backward_tflops", rates.attention_backward_per_second, kTera),
           number("device_memory_gbps", rates.device_memory_per_second, kGiga),
           number("launch_us", rates.launch_seconds, kMicro),
           number("update_gbps", rates.update_per_second, kGiga),

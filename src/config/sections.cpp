@@ -197,6 +197,27 @@ bool read_flag(const Value& value) {
   return value.flag();
 }
 
+/// `recompute`: true, false, or "except_attention".
+Key recompute_key(std::optional<step::Kept>& kept, const Json& missing) {
+  constexpr const char* kAttention = "except_attention";
+  const auto read = [&kept, missing](const Value& value) {
+    kept.reset();
+    if (value.is_auto() && !missing.is_null()) return;
+    if (value.json() == kAttention) {
+      kept = step::Kept::attention;
+    } else if (value.json().is_boolean()) {
+      kept = value.flag() ? step::Kept::nothing : step::Kept::all;
+    } else {
+      value.fail_type("true, false or \"except_attention\"");
+    }
+  };
+  const auto write = [&kept, missing] {
+    if (!kept) return missing;
+    return *kept == step::Kept::attention ? Json(kAttention) : Json(*kept == step::Kept::nothing);
+  };
+  return with_values({"recompute", read, write}, {"auto", "true", "false", kAttention});
+}
+
 Section rule_keys(PlacementRule& rule) {
   const auto write_blocks = [&rule] {
     if (rule.first_block == rule.last_block) return Json(rule.first_block);
@@ -207,7 +228,7 @@ Section rule_keys(PlacementRule& rule) {
           rule_tier("optimizer", rule.optimizer),
           rule_tier("activations", rule.activations),
           rule_tier("gradients", rule.gradients, kBelowDevice),
-          optional_key<bool>("recompute", rule.recompute, {}, read_flag)};
+          recompute_key(rule.kept, {})};
 }
 
 Key placement_key(std::vector<PlacementRule>& rules) {
@@ -217,8 +238,7 @@ Key placement_key(std::vector<PlacementRule>& rules) {
       PlacementRule rule;
       read_section(item, rule_keys(rule));
       if (item.json().find("blocks") == nullptr) item.fail("lacks \"blocks\"; add it");
-      if (!rule.weights && !rule.optimizer && !rule.activations && !rule.gradients &&
-          !rule.recompute) {
+      if (!rule.weights && !rule.optimizer && !rule.activations && !rule.gradients && !rule.kept) {
         item.fail(
             "has no effect; add \"weights\", \"optimizer\", \"activations\", \"gradients\" or "
             "\"recompute\"");
@@ -286,7 +306,7 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
           whole_or("delay_seed", b.delay_seed, {}, kAnyNumber),
           tier_key(rule_tier("activations", b.activations), b.activations),
           tier_key(rule_tier("gradients", b.gradients, kBelowDevice), b.gradients),
-          also_called(flag_or_auto("recompute", b.recompute),
+          also_called(recompute_key(b.kept, "auto"),
                       {"gradient_checkpointing", "checkpoint_activations"}),
           buffers_key("ballast.device_weight_buffers", buffers),
           buffers_key("ballast.device_gradient_buffers", buffers),

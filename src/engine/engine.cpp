@@ -103,7 +103,9 @@ Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<boo
   bool enough = problem.workspace_bytes >= needed.workspace;
   for (const model::StepValue& value : program.values) {
     if (program.classes[value.of].memory != model::MemoryKind::intermediates) continue;
-    enough = enough && program.bytes_of(value) >= needed.intermediates[value.owner];
+    const bool attention = value.waits == model::Waits::kept_attention;
+    const std::vector<Bytes>& kept = attention ? needed.attention : needed.intermediates;
+    enough = enough && program.bytes_of(value) >= kept[value.owner];
   }
   expects(enough, "engine: the blueprint reserves too little memory for the device's kernels");
   if (!state::swap_extents(blueprint_.schedule).empty()) state::check_paths(options_.swap);

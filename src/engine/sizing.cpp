@@ -114,10 +114,13 @@ std::string describe_base(const Blueprint& blueprint) {
 std::string describe_kept(const Blueprint& blueprint) {
   std::size_t layers = 0;
   std::size_t kept = 0;
+  std::size_t attention = 0;
   for (std::size_t b = 0; b < blueprint.problem.blocks.size(); ++b) {
     if (!blueprint.problem.table->keeps_intermediates(b)) continue;
     ++layers;
-    kept += blueprint.placement.blocks[b].keeps_intermediates ? 1 : 0;
+    const step::Kept keeps = blueprint.placement.blocks[b].kept;
+    kept += keeps == step::Kept::all ? 1 : 0;
+    attention += keeps == step::Kept::attention ? 1 : 0;
   }
   if (layers == 0) return "";
   const auto has_part = [&](model::LayerPart part) {
@@ -129,6 +132,15 @@ std::string describe_kept(const Blueprint& blueprint) {
       has_part(model::LayerPart::router) ? " (layers with experts: only attention)"
       : has_part(model::LayerPart::norm) ? " (layers in tiles: only the output of attention)"
                                          : "";
+  const auto count = [](std::size_t number) {
+    return fmt::format("{} layer{}", number, number == 1 ? "" : "s");
+  };
+  if (attention > 0) {
+    std::string text = kept > 0 ? count(kept) + " kept, " : "";
+    text += count(attention) + " recomputed except attention";
+    const std::size_t rest = layers - kept - attention;
+    return rest == 0 ? text : fmt::format("{}, {} recomputed", text, rest);
+  }
   if (kept == 0) return "recomputed in the backward pass";
   if (kept == layers) return fmt::format("kept on device{}", what);
   return fmt::format("{} layer{} kept on device{}, {} recomputed", kept, kept == 1 ? "" : "s", what,

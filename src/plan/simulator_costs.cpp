@@ -91,6 +91,24 @@ Rate of_flops(const Operation& operation, const Schedule& schedule, const Rates&
   return {at(rates.forward), "forward", "the plan computes layers"};
 }
 
+/// Seconds of all matrix products. Attention has its own rates, if they are given.
+double seconds_of_products(const Operation& operation, const Schedule& schedule,
+                           const Rates& rates) {
+  // The backward pass recomputes the scores: five products, of which `flops` counts four.
+  constexpr double kProducts = 5.0 / 4.0;
+  double flops = operation.flops;
+  double seconds = 0.0;
+  const auto attend = [&](double part, double products, double per_second) {
+    if (!(per_second > 0.0)) return;
+    flops -= part;
+    seconds += products * part / per_second;
+  };
+  attend(operation.attention_flops, 1.0, rates.attention_forward_per_second);
+  attend(operation.attention_backward_flops, kProducts, rates.attention_backward_per_second);
+  if (!(flops > 0.0)) return seconds;
+  return seconds + seconds_for(flops, of_flops(operation, schedule, rates), rates);
+}
+
 bool uses(const Schedule& schedule, Lane lane) {
   const auto on_lane = [lane](const Operation& operation) { return operation.lane == lane; };
   const auto in = [&](const Plan& plan) {
@@ -112,7 +130,7 @@ Cost cost_of(const Operation& operation, const Schedule& schedule, const Rates& 
                              of_bytes(operation, schedule, rates), rates);
   }
   if (operation.flops > 0.0) {
-    cost.work += seconds_for(operation.flops, of_flops(operation, schedule, rates), rates);
+    cost.work += seconds_of_products(operation, schedule, rates);
   }
   if (operation.traffic > 0) {
     cost.work +=

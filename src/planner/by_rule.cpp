@@ -130,7 +130,7 @@ bool is_surely_faster(const Followed& other, const Followed& usual) {
     return std::count_if(blocks.begin(), blocks.end(), matches);
   };
   const auto moves_weights = [](const BlockPlacement& b) { return b.weights != Tier::device; };
-  const auto keeps = [](const BlockPlacement& b) { return b.keeps_intermediates; };
+  const auto keeps = [](const BlockPlacement& b) { return b.kept == step::Kept::all; };
   const auto moves_input = [](const BlockPlacement& b) { return b.activations != Tier::device; };
   if (count(other, moves_weights) > 0) return false;
   const auto kept = std::pair(count(other, keeps), count(usual, keeps));

@@ -12,7 +12,7 @@ std::vector<PlacementConstraint> read_constraints(const config::Config& config,
                                                   std::size_t blocks) {
   std::vector<PlacementConstraint> constraints(
       blocks, {config.zero.parameters.tier, config.zero.optimizer.tier, config.ballast.activations,
-               config.ballast.recompute, config.ballast.gradients});
+               config.ballast.kept, config.ballast.gradients});
   for (const auto& rule : config.ballast.placement) {
     if (rule.last_block >= blocks) {
       throw Error(ErrorCategory::config,
@@ -25,7 +25,7 @@ std::vector<PlacementConstraint> read_constraints(const config::Config& config,
       if (rule.optimizer) constraints[b].optimizer = rule.optimizer;
       if (rule.activations) constraints[b].activations = rule.activations;
       if (rule.gradients) constraints[b].gradients = rule.gradients;
-      if (rule.recompute) constraints[b].recompute = rule.recompute;
+      if (rule.kept) constraints[b].kept = rule.kept;
     }
   }
   return constraints;

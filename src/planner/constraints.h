@@ -13,7 +13,7 @@ struct PlacementConstraint {
   config::TierChoice weights;
   config::TierChoice optimizer;
   config::TierChoice activations;
-  std::optional<bool> recompute;
+  std::optional<step::Kept> kept;
   config::TierChoice gradients;
 };
 

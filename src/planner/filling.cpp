@@ -45,7 +45,8 @@ Placement moved_to(Placement placement, const PlacementStep& step,
     if (takes_optimizer(step.kind)) block.optimizer = step.tier;
     if (step.kind == TensorClass::activations) block.activations = step.tier;
     if (step.kind == TensorClass::gradients) block.gradients = step.tier;
-    if (keeps(step.kind)) block.keeps_intermediates = true;
+    if (keeps(step.kind)) block.kept = step::Kept::all;
+    if (step.kind == TensorClass::attention) block.kept = step::Kept::attention;
   }
   return placement;
 }
@@ -69,6 +70,13 @@ Placement with_speculation(Placement placement, std::size_t count) {
   return placement;
 }
 
+step::Kept TierFiller::kept_by_default(std::size_t block) const {
+  const step::Kept kept = constraints_[block].kept.value_or(step::Kept::nothing);
+  const bool may = kept == step::Kept::attention ? problem_.table->keeps_attention(block)
+                                                 : problem_.table->may_keep(block);
+  return may ? kept : step::Kept::nothing;
+}
+
 Placement TierFiller::uniform(Tier weights, Tier optimizer, Tier activations,
                               Tier gradients) const {
   Placement placement;
@@ -81,9 +89,8 @@ Placement TierFiller::uniform(Tier weights, Tier optimizer, Tier activations,
     placement.blocks.push_back(
         {constraint.weights.value_or(weights),
          has_states(b) ? constraint.optimizer.value_or(optimizer) : Tier::device,
-         constraint.activations.value_or(places ? activations : Tier::device),
-         problem_.table->may_keep(b) && !constraint.recompute.value_or(true), false,
-         constraint.gradients.value_or(gradients)});
+         constraint.activations.value_or(places ? activations : Tier::device), kept_by_default(b),
+         false, constraint.gradients.value_or(gradients)});
   }
   return placement;
 }
@@ -147,10 +154,13 @@ bool TierFiller::is_open(std::size_t block, TensorClass kind) const {
     return problem_.table->places_input(block) && !constraint.activations;
   if (kind == TensorClass::gradients) return has_states(block) && !constraint.gradients;
   if (kind == TensorClass::intermediates) {
-    return problem_.table->keeps_intermediates(block) && !constraint.recompute;
+    return problem_.table->keeps_intermediates(block) && !constraint.kept;
   }
   if (kind == TensorClass::logits) {
-    return problem_.table->keeps_logits(block) && !constraint.recompute;
+    return problem_.table->keeps_logits(block) && !constraint.kept;
+  }
+  if (kind == TensorClass::attention) {
+    return problem_.table->keeps_attention(block) && !constraint.kept;
   }
   return (!takes_weights(kind) || !constraint.weights) &&
          (!takes_optimizer(kind) || (has_states(block) && !constraint.optimizer));
@@ -168,7 +178,8 @@ std::vector<std::size_t> TierFiller::blocks_to_place(const Placement& placement,
     if (step.kind == TensorClass::gradients) {
       slower = now.gradients > step.tier && now.optimizer != Tier::device;
     }
-    if (keeps(step.kind)) slower = !now.keeps_intermediates;
+    if (keeps(step.kind)) slower = now.kept != step::Kept::all;
+    if (step.kind == TensorClass::attention) slower = now.kept == step::Kept::nothing;
     if (!slower || !is_open(b, step.kind)) continue;
     if (step.kind == TensorClass::logits &&
         !step::in_one_pass(problem_, moved_to(placement, step, {b}, 1))) {

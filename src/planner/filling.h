@@ -23,6 +23,7 @@ enum class TensorClass : std::uint8_t {
   activations,
   gradients,      ///< to host memory; a recipe with such a step starts with them on NVMe
   intermediates,  ///< intermediates of layers: kept on the device, whatever the tier of the step
+  attention,      ///< results of attention: kept where the activations of the block are
   logits,  ///< logits of a head with several tiles: kept on the device, if the tiles' weights are
            ///< there
   /// Everything open, to the tiers with the smallest excess over the budgets, whatever the tier and
@@ -83,6 +84,8 @@ class TierFiller {
                                       const step::Options& options) const;
 
  private:
+  /// Returns what the config names for the block, if it can keep that, otherwise nothing.
+  [[nodiscard]] step::Kept kept_by_default(std::size_t block) const;
   /// Returns the placement with everything open on these tiers.
   [[nodiscard]] step::Placement uniform(Tier weights, Tier optimizer, Tier activations,
                                         Tier gradients) const;

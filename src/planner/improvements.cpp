@@ -27,6 +27,7 @@ class Improvements {
   std::vector<Improvement> find() {
     more_tokens();
     open_placement();
+    keep_attention();
     if (leaves_choices(request_.config)) larger_budgets(request_.config, "", 0.0);
     smaller_states();
     faster_parts();
@@ -109,7 +110,7 @@ class Improvements {
     config.zero.optimizer.tier = std::nullopt;
     config.ballast.activations = std::nullopt;
     config.ballast.gradients = std::nullopt;
-    config.ballast.recompute = std::nullopt;
+    config.ballast.kept = std::nullopt;
     config.ballast.order = std::nullopt;
     config.ballast.placement.clear();
     config.buffers = config::kOpenBuffers;
@@ -120,6 +121,18 @@ class Improvements {
     if (config::print(config) != config::print(request_.config)) {
       larger_budgets(config, " with " + open, speed);
     }
+  }
+
+  /// Tries what a config that names which intermediates are recomputed could save. With "auto" the
+  /// plan has made this choice.
+  void keep_attention() {
+    if (request_.config.ballast.kept.value_or(step::Kept::attention) == step::Kept::attention) {
+      return;
+    }
+    config::Config config = request_.config;
+    config.ballast.kept = step::Kept::attention;
+    attempt("keeping the results of attention (ballast.recompute except_attention)", config,
+            request_.budgets, request_.rates);
   }
 
   void larger_budgets(const config::Config& config, const std::string& also, double at_least) {

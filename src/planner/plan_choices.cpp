@@ -16,7 +16,10 @@ namespace ballast::planner {
 namespace {
 
 using step::BlockPlacement;
+using step::Kept;
 using text::Json;
+
+constexpr std::string_view kExceptAttention = "except_attention";  ///< a value of `recompute`
 
 /// Returns the tier that most blocks have, the faster one on a tie.
 Tier usual(const std::vector<BlockPlacement>& blocks, Tier BlockPlacement::*kind) {
@@ -26,15 +29,13 @@ Tier usual(const std::vector<BlockPlacement>& blocks, Tier BlockPlacement::*kind
       static_cast<std::size_t>(std::max_element(count.begin(), count.end()) - count.begin()));
 }
 
-/// Returns whether more blocks keep their intermediates than recompute them.
-bool mostly_kept(const step::Problem& problem, const std::vector<BlockPlacement>& blocks) {
-  std::size_t have = 0;
-  std::size_t keep = 0;
+/// Returns what most of the blocks that may keep intermediates keep; on a tie, less.
+Kept mostly_kept(const step::Problem& problem, const std::vector<BlockPlacement>& blocks) {
+  std::array<std::size_t, 3> count{};
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    have += problem.table->may_keep(b) ? 1 : 0;
-    keep += blocks[b].keeps_intermediates ? 1 : 0;
+    if (problem.table->may_keep(b)) ++count.at(static_cast<std::size_t>(blocks[b].kept));
   }
-  return 2 * keep > have;
+  return static_cast<Kept>(std::max_element(count.begin(), count.end()) - count.begin());
 }
 
 /// Writes a placement into `config`: the most common tiers as sections, other blocks as rules.
@@ -53,7 +54,7 @@ void name_placement(config::Config& config, const step::Problem& problem,
   // Written as a number, because the blocks follow from the tiers.
   for (BlockPlacement& block : blocks) block.speculates = false;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    if (!problem.table->may_keep(b)) blocks[b].keeps_intermediates = most.keeps_intermediates;
+    if (!problem.table->may_keep(b)) blocks[b].kept = most.kept;
     if (!problem.blocks[b].is_frozen()) continue;
     blocks[b].optimizer = most.optimizer;
     blocks[b].gradients = most.gradients;
@@ -62,7 +63,7 @@ void name_placement(config::Config& config, const step::Problem& problem,
   config.zero.optimizer.tier = most.optimizer;
   config.ballast.activations = most.activations;
   config.ballast.gradients = most.gradients;
-  config.ballast.recompute = !most.keeps_intermediates;
+  config.ballast.kept = most.kept;
   config.ballast.placement.clear();
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     if (blocks[b] == most) continue;
@@ -75,9 +76,7 @@ void name_placement(config::Config& config, const step::Problem& problem,
     if (blocks[b].optimizer != most.optimizer) rule.optimizer = blocks[b].optimizer;
     if (blocks[b].activations != most.activations) rule.activations = blocks[b].activations;
     if (blocks[b].gradients != most.gradients) rule.gradients = blocks[b].gradients;
-    if (blocks[b].keeps_intermediates != most.keeps_intermediates) {
-      rule.recompute = !blocks[b].keeps_intermediates;
-    }
+    if (blocks[b].kept != most.kept) rule.kept = blocks[b].kept;
     config.ballast.placement.push_back(rule);
   }
 }
@@ -105,11 +104,16 @@ Tier tier(const Json& json, std::string_view key) {
   throw Error(ErrorCategory::config, fmt::format("\"{}\" must be device, host or nvme", key));
 }
 
+Kept read_kept(const Json& json) {
+  if (member(json, "recompute") == kExceptAttention) return Kept::attention;
+  return flag(json, "recompute") ? Kept::nothing : Kept::all;
+}
+
 BlockPlacement read_block(const Json& json) {
   return {.weights = tier(json, "weights"),
           .optimizer = tier(json, "optimizer"),
           .activations = tier(json, "activations"),
-          .keeps_intermediates = !flag(json, "recompute"),
+          .kept = read_kept(json),
           .speculates = flag(json, "speculates"),
           .gradients = tier(json, "gradients")};
 }
@@ -196,12 +200,14 @@ config::Config settle(const config::Config& config, const PlanChoices& chosen,
 }
 
 Json block_json(const BlockPlacement& block) {
-  return Json::object({{"weights", to_string(block.weights)},
-                       {"optimizer", to_string(block.optimizer)},
-                       {"activations", to_string(block.activations)},
-                       {"gradients", to_string(block.gradients)},
-                       {"recompute", !block.keeps_intermediates},
-                       {"speculates", block.speculates}});
+  return Json::object(
+      {{"weights", to_string(block.weights)},
+       {"optimizer", to_string(block.optimizer)},
+       {"activations", to_string(block.activations)},
+       {"gradients", to_string(block.gradients)},
+       {"recompute",
+        block.kept == Kept::attention ? Json(kExceptAttention) : Json(block.kept == Kept::nothing)},
+       {"speculates", block.speculates}});
 }
 
 Json choices_json(const PlanChoices& choices) {

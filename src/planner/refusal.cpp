@@ -83,7 +83,8 @@ void add_placements(const config::Config& config, std::vector<Overrides>& change
     changes.push_back(std::move(change));
   };
   const auto slower = [](config::TierChoice now, Tier tier) { return now && *now < tier; };
-  if (!config.ballast.recompute.value_or(true)) add({"ballast.recompute=auto"});
+  if (config.ballast.kept.value_or(step::Kept::nothing) != step::Kept::nothing)
+    add({"ballast.recompute=auto"});
   for (const Tier tier : {Tier::host, Tier::nvme}) {
     const std::string_view name = tier == Tier::host ? "cpu" : "nvme";
     if (slower(config.ballast.activations, tier)) add({assign(kActivations, to_string(tier))});

@@ -42,10 +42,9 @@ std::string key_of(std::uint64_t micro_batch, const step::Options& options,
                   options.buffers.activation_staging, options.buffers.gradient_staging);
   for (const auto& block : placement.blocks) {
     key += block.gradients == Tier::nvme ? 'g' : '.';
-    key += static_cast<char>('!' + 27 * static_cast<int>(block.keeps_intermediates) +
-                             9 * static_cast<int>(block.weights) +
-                             3 * static_cast<int>(block.optimizer) +
-                             static_cast<int>(block.activations));
+    key += static_cast<char>(
+        '!' + 27 * static_cast<int>(block.kept) + 9 * static_cast<int>(block.weights) +
+        3 * static_cast<int>(block.optimizer) + static_cast<int>(block.activations));
   }
   return key;
 }
@@ -163,6 +162,7 @@ std::optional<Candidate> PlanSearch::run() {
   if (candidates_.empty() && lacking_) throw Error(*lacking_);
   if (candidates_.empty()) return std::nullopt;
   refine();
+  keep_attention(Candidate(*best()));
   prefetch_experts(Candidate(*best()));
   speculate(Candidate(*best()));
   return *best();
@@ -257,6 +257,40 @@ void PlanSearch::vary_recipe(const Candidate& candidate, std::vector<SearchPoint
       points.push_back(std::move(point));
     }
   }
+}
+
+/// Tries to keep attention of layers that the best plan recomputes: in the memory that it leaves,
+/// in that of whole intermediates, in that of states and weights, and on the host with the
+/// activations.
+void PlanSearch::keep_attention(const Candidate& plan) {
+  const std::vector<PlacementConstraint>& constraints = plan.point.choice->constraints;
+  const step::ProgramTable& table = *plan.point.choice->outline.problem.table;
+  const auto is_open = [&](std::size_t b) {
+    return table.keeps_attention(b) && !constraints[b].kept &&
+           plan.placement.blocks[b].kept == step::Kept::nothing;
+  };
+  bool open = false;
+  for (std::size_t b = 0; b < constraints.size(); ++b) open = open || is_open(b);
+  if (!open) return;
+  const PlacementStep keeping = {
+      .kind = TensorClass::attention, .tier = Tier::device, .order = BlockOrder::last};
+  const PlacementRecipe& recipe = plan.point.recipe;
+  const auto whole = std::find_if(recipe.begin(), recipe.end(), [](const PlacementStep& step) {
+    return step.kind == TensorClass::intermediates;
+  });
+  const auto keep_before = [&](PlacementRecipe::const_iterator step) {
+    SearchPoint point = plan.point;
+    point.recipe.insert(point.recipe.begin() + (step - recipe.begin()), keeping);
+    return point;
+  };
+  attempt(keep_before(recipe.end()));
+  attempt(keep_before(whole));
+  SearchPoint first = keep_before(recipe.begin());
+  attempt(first);
+  for (PlacementStep& step : first.recipe) {
+    if (step.kind == TensorClass::activations && step.tier == Tier::device) step.limit = 0;
+  }
+  attempt(first);
 }
 
 /// Moves weights of experts before their router has chosen, if that makes the best plan faster.

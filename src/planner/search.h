@@ -118,6 +118,7 @@ class PlanSearch {
   void vary_buffers(const Candidate& candidate, std::vector<SearchPoint>& points) const;
   void vary_recipe(const Candidate& candidate, std::vector<SearchPoint>& points) const;
   void prefetch_experts(Candidate plan);
+  void keep_attention(const Candidate& plan);
   void speculate(const Candidate& plan);
   [[nodiscard]] std::size_t max_speculating(const Candidate& plan) const;
   Candidate speculating(const Candidate& plan, std::size_t count);

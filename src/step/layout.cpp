@@ -25,6 +25,41 @@ constexpr Bytes kMaxReceivedBytes = 32 * kMiB;
 constexpr Bytes kMinFillBytes = 256 * kKiB;
 constexpr Bytes kMaxFillBytes = 1 * kMiB;
 
+/// Consecutive blocks with equal sizes and placements.
+struct AlikeBlocks {
+  std::uint32_t first = 0;
+  std::uint32_t count = 1;
+};
+
+bool are_alike(const PlacedProblem& placed, std::uint32_t a, std::uint32_t b) {
+  const BlockSizes& of_a = placed.problem.blocks[a];
+  const BlockSizes& of_b = placed.problem.blocks[b];
+  const auto& program = placed.problem.program().blocks;
+  const auto same = [](const SubGroup& one, const SubGroup& other) {
+    return one.state_bytes == other.state_bytes;
+  };
+  return placed.at(a) == placed.at(b) && of_a.weight_bytes == of_b.weight_bytes &&
+         of_a.dequantized_bytes == of_b.dequantized_bytes &&
+         of_a.gradient_bytes == of_b.gradient_bytes && of_a.replicated == of_b.replicated &&
+         program[a].per_rank == program[b].per_rank &&
+         std::equal(of_a.sub_groups.begin(), of_a.sub_groups.end(), of_b.sub_groups.begin(),
+                    of_b.sub_groups.end(), same);
+}
+
+/// Returns all blocks. Alike ones are together if `merges`: planners sum the buffers of thousands
+/// of placements, and a model may have thousands of experts.
+std::vector<AlikeBlocks> find_alike(const PlacedProblem& placed, bool merges) {
+  std::vector<AlikeBlocks> found;
+  for (std::uint32_t b = 0; b < placed.blocks(); ++b) {
+    if (merges && b > 0 && are_alike(placed, b - 1, b)) {
+      ++found.back().count;
+    } else {
+      found.push_back({b});
+    }
+  }
+  return found;
+}
+
 class LayoutMaker {
  public:
   LayoutMaker(const PlacedProblem& placed, bool merges)
@@ -32,6 +67,7 @@ class LayoutMaker {
         problem_(placed.problem),
         options_(placed.options),
         rank_(placed.sizes),
+        alike_(find_alike(placed, merges)),
         list_(merges) {}
 
   Layout make() {
@@ -52,25 +88,32 @@ class LayoutMaker {
   }
 
  private:
-  /// Returns "layer 3 weights", or "" if no one reads the name.
+  /// Returns "layer 3 weights".
   [[nodiscard]] std::string name_of(std::uint32_t block, std::string_view what) const {
-    return list_.merges() ? std::string() : fmt::format("{} {}", problem_.name_of(block), what);
+    return fmt::format("{} {}", problem_.name_of(block), what);
+  }
+  /// Adds a buffer for each of the blocks; `what`: see name_of().
+  BufferId add(const AlikeBlocks& blocks, std::string_view what, Tier tier, Kind kind,
+               Bytes bytes) {
+    if (list_.merges()) return list_.merge(tier, kind, bytes, blocks.count);
+    return list_.add(name_of(blocks.first, what), tier, kind, bytes);
   }
 
   // Homes of weights and states, undo buffers for a rollback, and extents that checkpoints keep on
   // NVMe.
 
   void homes() {
-    for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
+    for (const AlikeBlocks& blocks : alike_) {
+      const std::uint32_t b = blocks.first;
       const bool split = placed_.has_separate_trained_home(b);
       const BufferId weights =
-          list_.add(name_of(b, split ? "frozen weights" : "weights"), placed_.at(b).weights,
-                    Kind::weights, rank_.resident_weights(b) - placed_.trained_home_bytes(b));
-      const BufferId trained = split ? list_.add(name_of(b, "weights"), placed_.trained_tier(b),
-                                                 Kind::weights, placed_.trained_home_bytes(b))
+          add(blocks, split ? "frozen weights" : "weights", placed_.at(b).weights, Kind::weights,
+              rank_.resident_weights(b) - placed_.trained_home_bytes(b));
+      const BufferId trained = split ? add(blocks, "weights", placed_.trained_tier(b),
+                                           Kind::weights, placed_.trained_home_bytes(b))
                                      : kNoBuffer;
       if (list_.merges()) {
-        if (placed_.trains()) merge_states(b);
+        if (placed_.trains()) merge_states(blocks);
         continue;
       }
       layout_.weight_home.push_back(weights);
@@ -130,14 +173,15 @@ class LayoutMaker {
   }
 
   /// Adds the sums of states and undo buffers, without lists.
-  void merge_states(std::uint32_t b) {
+  void merge_states(const AlikeBlocks& blocks) {
+    const std::uint32_t b = blocks.first;
     const auto groups = static_cast<std::uint32_t>(problem_.blocks[b].sub_groups.size());
     for (std::uint32_t g = 0; g < groups; ++g) {
-      list_.merge(placed_.at(b).optimizer, Kind::states, rank_.states(b, g), 1);
+      list_.merge(placed_.at(b).optimizer, Kind::states, rank_.states(b, g), blocks.count);
       if (placed_.speculates(b))
-        list_.merge(placed_.at(b).optimizer, Kind::undo, rank_.states(b, g), 1);
+        list_.merge(placed_.at(b).optimizer, Kind::undo, rank_.states(b, g), blocks.count);
     }
-    if (placed_.speculates(b)) list_.merge(undo_tier(b), Kind::undo, undo_bytes(b), 1);
+    if (placed_.speculates(b)) list_.merge(undo_tier(b), Kind::undo, undo_bytes(b), blocks.count);
   }
 
   /// Adds one buffer per sub-group.
@@ -154,11 +198,11 @@ class LayoutMaker {
   /// Returns the bytes of weights that are never written again, in whole pages.
   [[nodiscard]] Bytes frozen_on_nvme() const {
     Bytes sum = 0;
-    for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
+    for (const auto& [b, count] : alike_) {
       if (placed_.at(b).weights != Tier::nvme) continue;
       const Bytes trained = placed_.trained_home_bytes(b);
       const bool counts = !placed_.is_trained(b) || trained > 0;
-      sum += counts ? round_up(rank_.resident_weights(b) - trained, kPage) : 0;
+      sum += counts ? count * round_up(rank_.resident_weights(b) - trained, kPage) : 0;
     }
     return sum;
   }
@@ -196,10 +240,10 @@ class LayoutMaker {
   template <class Size, class Counts>
   [[nodiscard]] Need need(Size size, Counts counts) const {
     Need found;
-    for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
+    for (const auto& [b, count] : alike_) {
       if (!counts(b)) continue;
       found.bytes = std::max(found.bytes, size(b));
-      ++found.count;
+      found.count += count;
     }
     return found;
   }
@@ -282,15 +326,15 @@ class LayoutMaker {
   }
 
   void gradients() {
-    const auto statistics = [this](std::uint32_t b, std::string_view what, Tier tier) {
-      return list_.add(name_of(b, what), tier, Kind::batch, problem_.statistics_bytes);
-    };
-    for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
-      const bool has = placed_.is_trained(b);
-      layout_.gradient.push_back(has ? gradient_home(b, name_of(b, "gradient")) : kNoBuffer);
+    for (const AlikeBlocks& blocks : alike_) {
+      const auto statistics = [&](std::string_view what, Tier tier) {
+        return add(blocks, what, tier, Kind::batch, problem_.statistics_bytes);
+      };
+      const bool has = placed_.is_trained(blocks.first);
+      layout_.gradient.push_back(has ? gradient_home(blocks) : kNoBuffer);
       layout_.statistics_device.push_back(
-          has ? statistics(b, "gradient statistics on the device", Tier::device) : kNoBuffer);
-      layout_.statistics_host.push_back(has ? statistics(b, "gradient statistics", Tier::host)
+          has ? statistics("gradient statistics on the device", Tier::device) : kNoBuffer);
+      layout_.statistics_host.push_back(has ? statistics("gradient statistics", Tier::host)
                                             : kNoBuffer);
     }
     const auto whole = [this](std::uint32_t b) { return rank_.padded_gradient(b); };
@@ -314,17 +358,18 @@ class LayoutMaker {
     }
   }
 
-  BufferId gradient_home(std::uint32_t b, std::string name) {
+  BufferId gradient_home(const AlikeBlocks& blocks) {
+    constexpr std::string_view kName = "gradient";
+    const std::uint32_t b = blocks.first;
     if (placed_.swaps_gradient(b)) {
       // An eager update takes it from staging.
       if (options_.update == Update::eager) return kNoBuffer;
-      return list_.add(std::move(name), Tier::nvme, Kind::gradients,
-                       placed_.swapped_gradient_bytes(b));
+      return add(blocks, kName, Tier::nvme, Kind::gradients, placed_.swapped_gradient_bytes(b));
     }
     const Tier side = placed_.at(b).optimizer == Tier::device ? Tier::device : Tier::host;
     const bool shard = side == Tier::device ? rank_.shards_gradients(b) : rank_.shards_states(b);
-    return list_.add(std::move(name), side, Kind::gradients,
-                     shard ? rank_.gradient_shard(b) : rank_.padded_gradient(b));
+    return add(blocks, kName, side, Kind::gradients,
+               shard ? rank_.gradient_shard(b) : rank_.padded_gradient(b));
   }
 
   void fill_staging() {
@@ -365,6 +410,7 @@ class LayoutMaker {
   const Problem& problem_;
   const Options& options_;
   const RankSizes& rank_;
+  std::vector<AlikeBlocks> alike_;
   BufferList list_;
   Layout layout_;
 };

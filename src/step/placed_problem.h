@@ -88,12 +88,18 @@ struct PlacedProblem {
 
   /// Returns whether `value` leaves the device between forward and backward pass.
   [[nodiscard]] bool leaves(const model::StepValue& value) const {
-    return trains() && value.waits == model::Waits::placed &&
-           at(value.owner).activations != Tier::device;
+    const bool placed = value.waits == model::Waits::placed || keeps_attention(value);
+    return trains() && placed && at(value.owner).activations != Tier::device;
   }
-  /// Returns whether `value` has its own buffer on the device from forward to backward pass.
+  /// Returns whether the placement decides that `value` is kept from forward to backward pass.
   [[nodiscard]] bool keeps(const model::StepValue& value) const {
-    return trains() && value.waits == model::Waits::kept && at(value.owner).keeps_intermediates;
+    const bool all = value.waits == model::Waits::kept && at(value.owner).kept == Kept::all;
+    return trains() && (all || keeps_attention(value));
+  }
+  /// keeps() for values of model::Waits::kept_attention.
+  [[nodiscard]] bool keeps_attention(const model::StepValue& value) const {
+    return trains() && value.waits == model::Waits::kept_attention &&
+           at(value.owner).kept == Kept::attention;
   }
 
   /// Number of micro-batches of the largest plan, and of those that pass a stop before the next

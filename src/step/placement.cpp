@@ -18,7 +18,7 @@ bool written_in_background(const Placement& placement, std::uint64_t kept) {
 bool in_one_pass(const Problem& problem, const Placement& placement) {
   const std::optional<model::OnePassHead>& choice = problem.program().one_pass;
   if (!choice) return true;
-  if (!placement.blocks[choice->keeper].keeps_intermediates) return false;
+  if (placement.blocks[choice->keeper].kept != Kept::all) return false;
   const RankSizes sizes(problem);
   return std::all_of(choice->on_device.begin(), choice->on_device.end(), [&](model::BlockId block) {
     return placement.blocks[block].weights == Tier::device && !sizes.shards_weights(block);

@@ -24,6 +24,7 @@ ProgramTable::ProgramTable(model::StepProgram program)
       traits_(program_.classes.size()),
       places_input_(program_.blocks.size(), false),
       keeps_(program_.blocks.size(), false),
+      keeps_attention_(program_.blocks.size(), false),
       sums_of_(program_.blocks.size()),
       counting_in_(program_.values.size()),
       writes_counts_(program_.passes.size(), false),
@@ -47,6 +48,10 @@ void ProgramTable::number_values() {
       keeps_[value.owner] = true;
       values_.kept.push_back(v);
       if (value.recipe != kNone) ++traits.recomputed;
+    } else if (value.waits == Waits::kept_attention) {
+      keeps_attention_[value.owner] = true;
+      values_.kept_attention.push_back(v);
+      traits.of_attention = true;
     } else if (value.waits != Waits::placed) {
       traits.others.push_back(v);
     }

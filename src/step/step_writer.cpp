@@ -33,7 +33,7 @@ Speed speed_of(model::CostCurve curve) {
 std::vector<bool> blocks_that_keep(const PlacedProblem& placed) {
   std::vector<bool> keeps;
   for (const BlockPlacement& block : placed.placement.blocks) {
-    keeps.push_back(placed.trains() && block.keeps_intermediates);
+    keeps.push_back(placed.trains() && block.kept == Kept::all);
   }
   return keeps;
 }
@@ -161,19 +161,22 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
                          .label = step::label_of(id, pass),
                          .speed = speed_of(pass.curve),
                          .token_share = pass.token_share,
-                         .bytes = pass.exchanged,
-                         .flops = pass.cost.flops,
-                         .traffic = pass.cost.traffic};
+                         .bytes = pass.exchanged};
+  model::PassCost cost = pass.cost;
   operation.uses.reserve(pass.operands.size());
   for (const Operand& operand : pass.operands) {
     if (!values_.binds(operand)) {
-      operation.flops += operand.absent.flops;
-      operation.traffic += operand.absent.traffic;
+      cost += operand.absent;
       continue;
     }
+    cost -= operand.spared;
     operation.uses.push_back({step::role_of(operand.port), bind(operand, micro),
                               operand.access != OperandAccess::reads});
   }
+  operation.flops = cost.flops;
+  operation.attention_flops = cost.attention_flops;
+  operation.attention_backward_flops = cost.attention_backward_flops;
+  operation.traffic = cost.traffic;
   const OpId emitted = move_.emit(std::move(operation));
   values_.after(id, micro);
   return emitted;

@@ -70,14 +70,18 @@ class SlotMaker {
   void waiting_values() {
     std::size_t to_nvme = 0;
     Bytes largest = 0;
-    for (const ValueId id : table_.values().placed) {
+    const auto place = [&](ValueId id, bool& leaves) {
       const StepValue& value = program_.values[id];
       const Tier tier = placed_.at(value.owner).activations;
       const Bytes swapped = swapped_bytes(program_, value);
       largest = std::max(largest, swapped);
-      any_leaves_ = any_leaves_ || tier != Tier::device;
+      leaves = leaves || tier != Tier::device;
       to_nvme += tier == Tier::nvme ? micro_batches_per_stop_ : 0;
       wait_in(id, tier, tier == Tier::nvme ? swapped : program_.bytes_of(value));
+    };
+    for (const ValueId id : table_.values().placed) place(id, any_leaves_);
+    for (const ValueId id : table_.values().kept_attention) {
+      if (placed_.keeps(program_.values[id])) place(id, attention_leaves_);
     }
     for (const ValueId id : table_.values().kept) {
       const StepValue& value = program_.values[id];
@@ -102,7 +106,8 @@ class SlotMaker {
 
   /// Returns "input of layer 0, 1".
   static std::string name_of(const StepValue& value, std::size_t micro) {
-    const bool intermediates = value.waits == Waits::kept && value.recipe == kNone;
+    const bool intermediates = value.waits == Waits::kept_attention ||
+                               (value.waits == Waits::kept && value.recipe == kNone);
     return fmt::format("{}{} {}", value.name, intermediates ? "" : ",", micro);
   }
 
@@ -187,6 +192,7 @@ class SlotMaker {
   /// those of all micro-batches.
   [[nodiscard]] std::size_t ring_size(ClassId id) const {
     const ProgramTable::Traits& traits = table_.traits(id);
+    if (traits.of_attention) return attention_leaves_ ? micro_batches_per_stop_ + 2 : 0;
     if (traits.of_reference) return micro_batches_per_stop_ + 1;
     if (!placed_.trains()) return micro_batches_per_stop_ + (traits.passing > 1 ? 1 : 0);
     return micro_batches_per_stop_ + (any_leaves_ || traits.others.size() > 1 ? 2 : 0);
@@ -269,7 +275,8 @@ class SlotMaker {
   const Colours& colours_;
   BufferList& list_;
   std::uint32_t micro_batches_per_stop_;
-  bool any_leaves_ = false;
+  bool any_leaves_ = false;        ///< whether an activation leaves the device
+  bool attention_leaves_ = false;  ///< whether kept results of attention do
   ValueSlots slots_;
 };
 

@@ -1,6 +1,8 @@
 #include "src/step/values.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "ballast/step/labels.h"
 #include "ballast/step/lives.h"
@@ -42,8 +44,13 @@ void Values::store_along(const std::vector<const model::Stop*>& stops) {
     for (const model::PassId id : stop->passes) {
       const model::Pass& pass = program_.passes[id];
       for (const Operand& operand : pass.operands) {
-        if (operand.kind != OperandKind::value || operand.access != OperandAccess::reads) continue;
-        if (pass.reference > 0 || !placed_.leaves(program_.values[operand.number])) continue;
+        if (operand.kind != OperandKind::value) continue;
+        const StepValue& value = program_.values[operand.number];
+        // No forward pass reads what attention keeps.
+        const auto last_access =
+            value.waits == Waits::kept_attention ? OperandAccess::writes : OperandAccess::reads;
+        if (operand.access != last_access) continue;
+        if (pass.reference > 0 || !placed_.leaves(value)) continue;
         model::PassId& first = stored_after_[operand.number];
         if (first != kNone) continue;
         first = id;
@@ -99,24 +106,27 @@ void Values::offload_report() {
 void Values::fill_homes() {
   if (slots_.staging.empty()) return;
   const BufferId staging = staging_.next();
-  bool zero = false;
-  for (const ValueId id : table_.values().placed) {
+  std::vector<ValueId> on_nvme;
+  Bytes largest = 0;
+  for (ValueId id = 0; id < program_.values.size(); ++id) {
     const StepValue& value = program_.values[id];
-    if (placed_.at(value.owner).activations != Tier::nvme) continue;
-    const Bytes bytes = swapped_bytes(program_, value);
-    if (!std::exchange(zero, true)) {
-      move_.fill_with_zeros(Payload::value, value.owner, staging, bytes);
-    }
+    if (!placed_.leaves(value) || placed_.at(value.owner).activations != Tier::nvme) continue;
+    on_nvme.push_back(id);
+    largest = std::max(largest, swapped_bytes(program_, value));
+  }
+  move_.fill_with_zeros(Payload::value, program_.values[on_nvme.front()].owner, staging, largest);
+  for (const ValueId id : on_nvme) {
+    const StepValue& value = program_.values[id];
     for (std::uint32_t m = 0; m < slots_.own[id].size(); ++m) {
-      move(Action::writeback, id, value.owner, m, staging, slots_.own[id][m], bytes);
+      move(Action::writeback, id, value.owner, m, staging, slots_.own[id][m],
+           swapped_bytes(program_, value));
     }
   }
 }
 
 bool Values::binds(const Operand& operand) const {
   if (!operand.optional || operand.kind != OperandKind::value) return true;
-  const StepValue& value = program_.values[operand.number];
-  return value.waits != Waits::kept || placed_.keeps(value);
+  return placed_.keeps(program_.values[operand.number]);
 }
 
 BufferId Values::bind(const Operand& operand, std::uint32_t micro) {
@@ -139,7 +149,7 @@ BufferId Values::bind(const Operand& operand, std::uint32_t micro) {
 /// A waiting value has its own buffer. In a schedule for evaluation no value waits.
 BufferId Values::begin_life(ValueId id, std::uint32_t micro) {
   const StepValue& value = program_.values[id];
-  const bool waits = placed_.keeps(value) ||
+  const bool waits = (placed_.keeps(value) && !placed_.leaves(value)) ||
                      (placed_.trains() && value.waits == Waits::placed && !placed_.leaves(value));
   if (waits) return slots_.own[id][place_among(micro)];
   const model::ClassId in_evaluation = program_.classes[value.of].in_evaluation;

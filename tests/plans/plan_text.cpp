@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <span>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -164,11 +166,15 @@ std::string text_of_placement(const engine::Blueprint& blueprint) {
       options.buffers.weight_slots, options.buffers.gradient_slots, options.buffers.weight_staging,
       options.buffers.state_staging, options.buffers.activation_staging,
       options.buffers.gradient_staging, options.kept_checkpoints);
+  const auto kept_name = [](step::Kept kept) {
+    if (kept == step::Kept::nothing) return "";
+    return kept == step::Kept::all ? " keeps" : " keeps attention";
+  };
   for (const step::BlockPlacement& block : blueprint.placement.blocks) {
-    text += fmt::format(
-        "weights {} states {} activations {} gradients {}{}{}\n", to_string(block.weights),
-        to_string(block.optimizer), to_string(block.activations), to_string(block.gradients),
-        block.keeps_intermediates ? " keeps" : "", block.speculates ? " speculates" : "");
+    text += fmt::format("weights {} states {} activations {} gradients {}{}{}\n",
+                        to_string(block.weights), to_string(block.optimizer),
+                        to_string(block.activations), to_string(block.gradients),
+                        kept_name(block.kept), block.speculates ? " speculates" : "");
   }
   return text;
 }
@@ -261,6 +267,19 @@ AllPlans build_plans(const step::Problem& problem, const step::Placement& place,
   return all;
 }
 
+namespace {
+
+void require_unique(const std::vector<std::string>& names) {
+  std::set<std::string_view> seen;
+  for (const std::string& name : names) {
+    if (!seen.insert(name).second) {
+      throw Error(ErrorCategory::state, fmt::format("plans: two buffers are named '{}'", name));
+    }
+  }
+}
+
+}  // namespace
+
 std::vector<PlanSection> dump_plans(const step::Problem& problem, const step::Placement& place,
                                     const step::Options& options,
                                     const std::vector<plan::Rates>& rates) {
@@ -268,6 +287,7 @@ std::vector<PlanSection> dump_plans(const step::Problem& problem, const step::Pl
   std::vector<const Plan*> plans;
   for (const AllPlans::Named& named : all.plans) plans.push_back(&named.plan);
   const std::vector<std::string> buffers = buffer_names(all.schedule.buffers, plans);
+  require_unique(buffers);
   std::vector<PlanSection> sections;
   sections.push_back({"buffers", text_of_buffers(problem, place, options, all.schedule, buffers)});
   for (const AllPlans::Named& named : all.plans) {

@@ -21,7 +21,8 @@ std::vector<std::string> section_names();
 
 /// All data of a placed run before it starts: buffers, each plan, the edges between plans that may
 /// follow each other, and simulated steps. The order of buffers and of uses does not matter.
-/// `blueprint` is sized and placed; its schedule is built here.
+/// `blueprint` is sized and placed; its schedule is built here. Throws Error(state) if two buffers
+/// have the same name.
 std::vector<PlanSection> dump_plans(const engine::Blueprint& blueprint,
                                     const std::vector<plan::Rates>& rates);
 /// Dumps without the first section, the placement.

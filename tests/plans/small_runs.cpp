@@ -370,7 +370,7 @@ step::BlockPlacement draw_block(Draws& draws, PlacementStyle style) {
   block.activations = tier();
   const bool swaps = draws.chance(50) && style != PlacementStyle::in_memory;
   block.gradients = swaps ? Tier::nvme : Tier::host;
-  block.keeps_intermediates = draws.chance(50);
+  block.kept = draws.chance(50) ? step::Kept::all : step::Kept::nothing;
   block.speculates = draws.chance(style == PlacementStyle::swapped ? 80 : 30);
   return block;
 }
@@ -386,7 +386,7 @@ step::Placement draw_placement(const engine::Blueprint& blueprint, const std::st
     const bool outer = !blueprint.problem.program().is_layer(static_cast<model::BlockId>(b));
     if (style == PlacementStyle::outer_on_device && outer) {
       block.weights = Tier::device;
-      block.keeps_intermediates = true;
+      block.kept = step::Kept::all;
     }
     if (blueprint.options.update == step::Update::eager || block.optimizer == Tier::device) {
       block.speculates = false;
@@ -463,6 +463,18 @@ engine::Blueprint outline_of(const SmallRun& run, std::uint64_t seed) {
   }
   blueprint.placement = draw_placement(blueprint, run.name, seed);
   return blueprint;
+}
+
+std::optional<engine::Blueprint> outline_with_attention(const SmallRun& run, std::uint64_t seed) {
+  engine::Blueprint blueprint = outline_of(run, seed);
+  if (blueprint.options.purpose == step::Purpose::evaluation) return std::nullopt;
+  bool any = false;
+  for (std::size_t b = 0; b < blueprint.placement.blocks.size(); ++b) {
+    if (!blueprint.problem.table->keeps_attention(b)) continue;
+    blueprint.placement.blocks[b].kept = step::Kept::attention;
+    any = true;
+  }
+  return any ? std::optional(std::move(blueprint)) : std::nullopt;
 }
 
 }  // namespace ballast::plans

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,10 @@ inline constexpr std::uint64_t kPlacements = 4;
 /// The sized blueprint of the run with placement `seed` (0 to kPlacements - 1): drawn per block,
 /// whatever the budgets are. It has no schedule and no ledger.
 engine::Blueprint outline_of(const SmallRun& run, std::uint64_t seed);
+
+/// Like outline_of(), with the results of attention kept by all layers that can keep them alone;
+/// empty if there is none.
+std::optional<engine::Blueprint> outline_with_attention(const SmallRun& run, std::uint64_t seed);
 
 /// The memory of the host device's kernels for micro-batches of a shape, the same on every machine:
 /// the part that depends on instruction sets is replaced.

@@ -3,17 +3,21 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "ballast/core/dtype.h"
 
 #include "src/device/cuda/cublaslt.h"
 #include "tests/support/fake_cuda.h"
+#include "tests/support/fake_memory.h"
+#include "tests/support/fake_stream.h"
 
 namespace ballast::device {
 namespace {
 
 using test::FakeCublasLt;
+using test::FakeCuda;
 
 struct Layout {
   cudaDataType_t type;
@@ -171,6 +175,7 @@ cublasStatus_t find_algorithms(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
                                cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                cublasLtMatmulPreference_t wanted, int most,
                                cublasLtMatmulHeuristicResult_t* found, int* count) {
+  if (FakeCuda::refuses("cublasLtMatmulAlgoGetHeuristic")) return CUBLAS_STATUS_INTERNAL_ERROR;
   ++FakeCublasLt::searches;
   const auto& preference = as<Preference>(wanted);
   FakeCublasLt::reductions = preference.reductions;
@@ -229,12 +234,82 @@ std::vector<double> gather(const void* from, const Layout& layout, bool along_ro
   return values;
 }
 
+/// Returns whether the GPU may access `count` elements from `start` on. Without a seed, tests may
+/// use any memory as that of the GPU.
+bool is_accessible(const char* what, const void* start, cudaDataType_t type, std::size_t count) {
+  if (FakeCuda::seed == 0) return true;
+  const std::size_t bytes = count * (type == CUDA_R_32F ? 4 : 2);
+  if (test::FakeMemory::where(start, bytes) == test::FakeMemory::Where::inside) return true;
+  FakeCuda::complain(std::string("cublasLtMatmul: ") + what +
+                     " is not in one allocation of the GPU");
+  return false;
+}
+
+/// A product whose call was accepted. Copies what the caller may change or destroy.
+struct Product {
+  Operation operation;
+  std::array<Layout, 4> layouts;
+  const void* a;
+  const void* b;
+  const void* c;
+  void* d;
+  float factor;
+  float old_factor;
+  void* workspace;
+  std::size_t workspace_size;
+  double milliseconds;
+
+  [[nodiscard]] bool is_accessible() const {
+    const auto matrix = [](const char* what, const void* start, const Layout& layout) {
+      return device::is_accessible(
+          what, start, layout.type,
+          (layout.columns - 1) * static_cast<std::size_t>(layout.leading) + layout.rows);
+    };
+    const bool has_bias = operation.epilogue == CUBLASLT_EPILOGUE_BIAS;
+    return matrix("A", a, layouts[0]) && matrix("B", b, layouts[1]) &&
+           (old_factor == 0.0F || matrix("C", c, layouts[2])) && matrix("D", d, layouts[3]) &&
+           (!has_bias ||
+            device::is_accessible("the bias", operation.bias, layouts[3].type, layouts[3].rows)) &&
+           (workspace_size == 0 ||
+            device::is_accessible("the workspace", workspace, CUDA_R_16BF, workspace_size / 2));
+  }
+  void run() const {
+    FakeCuda::milliseconds += milliseconds;
+    if (workspace != nullptr) {
+      std::memset(workspace, 0x7f, std::min<std::size_t>(workspace_size, 4096));
+    }
+    const Layout& out = layouts[3];
+    const bool straight_a = operation.transpose_a == CUBLAS_OP_N;
+    const auto rows = gather(a, layouts[0], straight_a);
+    const auto columns = gather(b, layouts[1], operation.transpose_b != CUBLAS_OP_N);
+    const std::size_t depth = straight_a ? layouts[0].columns : layouts[0].rows;
+    for (std::size_t column = 0; column < out.columns; ++column) {
+      for (std::size_t row = 0; row < out.rows; ++row) {
+        double sum = 0.0;
+        for (std::size_t k = 0; k < depth; ++k)
+          sum += rows[row * depth + k] * columns[column * depth + k];
+        sum *= double{factor};
+        if (old_factor != 0.0F) {
+          sum += double{old_factor} * load(c, layouts[2].type, place(layouts[2], row, column));
+        }
+        if (operation.epilogue == CUBLASLT_EPILOGUE_BIAS) {
+          sum += load(operation.bias, out.type, row);
+        }
+        store(d, out.type, place(out, row, column), sum);
+      }
+    }
+  }
+};
+
 cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void* alpha,
                       const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
                       cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
                       cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
                       const cublasLtMatmulAlgo_t* algo, void* workspace, std::size_t size,
-                      cudaStream_t) {
+                      cudaStream_t stream) {
+  if (FakeCuda::refuses("cublasLtMatmul") || FakeCuda::fault != cudaSuccess) {
+    return CUBLAS_STATUS_EXECUTION_FAILED;
+  }
   const cublasStatus_t told = FakeCublasLt::next_product.exchange(CUBLAS_STATUS_SUCCESS);
   if (told != CUBLAS_STATUS_SUCCESS) return told;
   const Problem problem = {as<Operation>(operation), as<Layout>(a_layout), as<Layout>(b_layout),
@@ -249,14 +324,13 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const vo
   if (chosen < FakeCublasLt::refused || chosen == FakeCublasLt::also_refused) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
-  test::FakeCuda::milliseconds += FakeCublasLt::milliseconds[algorithm.place];
   const std::array<const void*, 4> pointers = {a, b, c, d};
-  const std::array<const Layout*, 4> layouts = {&problem.a, &problem.b, &problem.c, &problem.d};
+  const std::array<Layout, 4> layouts = {problem.a, problem.b, problem.c, problem.d};
   for (std::size_t i = 0; i < pointers.size(); ++i) {
     const auto address = reinterpret_cast<std::uintptr_t>(pointers[i]);
     // Stricter than cuBLASLt, which respects the leading dimension in its choice of an algorithm.
     const std::uint64_t step =
-        static_cast<std::uint64_t>(layouts[i]->leading) * bytes_of(*layouts[i]);
+        static_cast<std::uint64_t>(layouts[i].leading) * bytes_of(layouts[i]);
     if (address % algorithm.alignments[i] != 0 || step % algorithm.alignments[i] != 0) {
       return CUBLAS_STATUS_EXECUTION_FAILED;
     }
@@ -264,27 +338,19 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const vo
   if (size < algorithm.workspace || reinterpret_cast<std::uintptr_t>(workspace) % 256 != 0) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
-  if (workspace != nullptr) std::memset(workspace, 0x7f, std::min<std::size_t>(size, 4096));
-  const auto rows = gather(a, problem.a, problem.operation.transpose_a == CUBLAS_OP_N);
-  const auto columns = gather(b, problem.b, problem.operation.transpose_b != CUBLAS_OP_N);
-  const double factor = *static_cast<const float*>(alpha);
-  const double old_factor = *static_cast<const float*>(beta);
-  const std::size_t depth = problem.depth();
-  for (std::size_t column = 0; column < problem.d.columns; ++column) {
-    for (std::size_t row = 0; row < problem.d.rows; ++row) {
-      double sum = 0.0;
-      for (std::size_t k = 0; k < depth; ++k)
-        sum += rows[row * depth + k] * columns[column * depth + k];
-      sum *= factor;
-      if (old_factor != 0.0) {
-        sum += old_factor * load(c, problem.c.type, place(problem.c, row, column));
-      }
-      if (problem.operation.epilogue == CUBLASLT_EPILOGUE_BIAS) {
-        sum += load(problem.operation.bias, problem.d.type, row);
-      }
-      store(d, problem.d.type, place(problem.d, row, column), sum);
-    }
-  }
+  const Product product = {.operation = problem.operation,
+                           .layouts = layouts,
+                           .a = a,
+                           .b = b,
+                           .c = c,
+                           .d = d,
+                           .factor = *static_cast<const float*>(alpha),
+                           .old_factor = *static_cast<const float*>(beta),
+                           .workspace = workspace,
+                           .workspace_size = size,
+                           .milliseconds = FakeCublasLt::milliseconds[algorithm.place]};
+  if (!product.is_accessible()) return CUBLAS_STATUS_INVALID_VALUE;
+  test::on_stream(stream, [product] { product.run(); });
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -298,6 +364,8 @@ std::size_t version() {
   return CUBLAS_VERSION;
 }
 cublasStatus_t create(cublasLtHandle_t* made) {
+  if (FakeCuda::refuses("cublasLtCreate")) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (!FakeCuda::start_libraries()) return CUBLAS_STATUS_ALLOC_FAILED;
   return make(made, 0);
 }
 

@@ -3,15 +3,74 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <map>
 #include <string>
 #include <vector>
+
+#include <cuda_runtime_api.h>
 
 namespace ballast::test {
 
 /// Controls fake_cuda.cpp, which replaces the CUDA runtime at link time: device memory is host
 /// memory, and work is done when it is enqueued. This tests Ballast's use of CUDA without a GPU,
 /// but not CUDA itself.
+///
+/// With a seed the fake is as strict as a GPU. Streams are queues whose work runs early, late or
+/// between (fake_stream.h). Only work may touch device memory (fake_memory.h). Copies in a wrong
+/// direction, pointers and extents that are not in one allocation, and allocations that are freed
+/// while work is pending are errors. Complaints name what no error code describes.
 struct FakeCuda {
+  /// Chooses when work runs; 0: at once. At first the value of the environment variable
+  /// BALLAST_FAKE_SEED. Change it only while no work is pending and no device memory is allocated.
+  static inline std::atomic<std::uint64_t> seed = [] {
+    const char* const value = std::getenv("BALLAST_FAKE_SEED");
+    return value == nullptr ? std::uint64_t{0} : std::strtoull(value, nullptr, 10);
+  }();
+
+  /// Ends the process with a message, or keeps the message if a test expects it.
+  static void complain(const std::string& what);
+  /// Collects complaints while it exists. One at a time.
+  class Complaints {
+   public:
+    Complaints();
+    ~Complaints();
+    Complaints(const Complaints&) = delete;
+    Complaints& operator=(const Complaints&) = delete;
+    [[nodiscard]] std::string text() const;
+  };
+
+  /// Refuses one call of a function of CUDA, cuBLASLt or cuDNN, and counts calls, while it exists.
+  /// One at a time.
+  class Refusal {
+   public:
+    /// `number`: the refused call, from 0. An empty `call` only counts.
+    explicit Refusal(std::string call = "", int number = 0);
+    ~Refusal();
+    Refusal(const Refusal&) = delete;
+    Refusal& operator=(const Refusal&) = delete;
+    /// Numbers of calls so far, by function.
+    [[nodiscard]] std::map<std::string, int> calls() const;
+  };
+  /// Counts a call. Returns whether it is refused.
+  static bool refuses(const char* call);
+  /// Counts a call of CUDA. Returns the code of its refusal, or the fault of the GPU.
+  static cudaError_t answer(const char* call);
+
+  /// Number of kernels until one fails as on an illegal address; negative: none does. All later
+  /// calls then return that error.
+  static inline std::atomic<int> kernels_until_fault = -1;
+  static inline std::atomic<cudaError_t> fault = cudaSuccess;
+
+  /// Memory of the GPU, and the part of it that cuBLASLt and cuDNN take when they start.
+  static inline std::atomic<std::size_t> memory = std::size_t{1} << 33U;
+  static inline std::atomic<std::size_t> library_memory = 0;
+  static inline std::atomic<bool> libraries_started = false;
+  /// Takes the libraries' memory. Returns false if there is not enough.
+  static bool start_libraries();
+  /// Objects that exist: streams and events.
+  static std::size_t objects();
+
   /// Number of an old GPU; negative if there is none. Compute capability of this GPU, times ten.
   static inline std::atomic<int> old_gpu = -1;
   static inline std::atomic<int> old_capability = 75;
@@ -46,8 +105,9 @@ struct FakeCuda {
   /// Number of calls of cudaHostUnregister that failed.
   static inline std::atomic<int> refused_unregistrations = 0;
 
-  /// While one exists, calls that allocate or free memory are refused and counted: they may wait
-  /// for all work of a GPU, and in a step that work may wait for another rank.
+  /// While one exists, calls that allocate or free memory and first launches of kernels are refused
+  /// and counted: they may wait for all work of a GPU, and in a step that work may wait for another
+  /// rank.
   class NoAllocation {
    public:
     NoAllocation() { ++existing_; }

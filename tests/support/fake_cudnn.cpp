@@ -15,10 +15,14 @@
 
 #include "src/model/cuda/cudnn/attention_graph.h"
 #include "src/model/cuda/cudnn/cudnn.h"
+#include "tests/support/fake_cuda.h"
+#include "tests/support/fake_memory.h"
+#include "tests/support/fake_stream.h"
 
 namespace ballast::model::cuda {
 namespace {
 
+using test::FakeCuda;
 using test::FakeCudnn;
 using Four = std::array<std::int64_t, 4>;
 
@@ -203,12 +207,36 @@ cudnnStatus_t get_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAtt
   });
 }
 
+/// Bytes of an element of a tensor in memory.
+std::size_t width_of(std::int64_t id) {
+  return id == static_cast<std::int64_t>(AttentionTensor::log_sums) ? sizeof(float) : sizeof(Bf16);
+}
+
 /// Causal attention over the tensors of a graph, with any strides. Ignores the operations of the
-/// graph.
+/// graph. Reads the scale when it is made.
 class Attention {
  public:
   Attention(const Tensors& tensors, const std::map<std::int64_t, void*>& places)
-      : tensors_(tensors), places_(places) {}
+      : tensors_(tensors),
+        places_(places),
+        scale_(*static_cast<const float*>(
+            places.at(static_cast<std::int64_t>(AttentionTensor::scale)))) {}
+
+  /// Refuses tensors that are not in one allocation of the GPU. Without a seed, tests may use any
+  /// memory as that of the GPU.
+  void check_places() const {
+    if (FakeCuda::seed == 0) return;
+    for (const auto& [id, place] : places_) {
+      if (id == static_cast<std::int64_t>(AttentionTensor::scale)) continue;
+      const Tensor& each = tensors_.at(id);
+      std::int64_t last = 0;
+      for (std::size_t i = 0; i < 4; ++i) last += (each.extents[i] - 1) * each.strides[i];
+      const std::size_t bytes = static_cast<std::size_t>(last + 1) * width_of(id);
+      if (test::FakeMemory::where(place, bytes) == test::FakeMemory::Where::inside) continue;
+      FakeCuda::complain("cudnnBackendExecute: a tensor is not in one allocation of the GPU");
+      throw Refusal("a tensor is not in one allocation of the GPU");
+    }
+  }
 
   void run() const {
     const auto [sequences, heads, length, size] = tensor(AttentionTensor::queries).extents;
@@ -244,9 +272,7 @@ class Attention {
         sum += double{to_float(at<const Bf16>(AttentionTensor::queries, {s, h, i, d}))} *
                double{to_float(at<const Bf16>(AttentionTensor::keys, {s, kv, d, j}))};
       }
-      powers[static_cast<std::size_t>(j)] =
-          sum * double{*static_cast<const float*>(
-                    places_.at(static_cast<std::int64_t>(AttentionTensor::scale)))};
+      powers[static_cast<std::size_t>(j)] = sum * double{scale_};
     }
     const double greatest = *std::max_element(powers.begin(), powers.end());
     double total = 0.0;
@@ -267,8 +293,9 @@ class Attention {
     }
   }
 
-  const Tensors& tensors_;
-  const std::map<std::int64_t, void*>& places_;
+  Tensors tensors_;
+  std::map<std::int64_t, void*> places_;
+  float scale_;
 };
 
 cudnnStatus_t execute(cudnnHandle_t, cudnnBackendDescriptor_t plan_of,
@@ -278,6 +305,9 @@ cudnnStatus_t execute(cudnnHandle_t, cudnnBackendDescriptor_t plan_of,
     const Node& pack = node(pack_of);
     const auto code = std::exchange(FakeCudnn::next_execution, CUDNN_STATUS_SUCCESS);
     if (code != CUDNN_STATUS_SUCCESS) throw Refusal("as it was told", code);
+    if (FakeCuda::refuses("cudnnBackendExecute") || FakeCuda::fault != cudaSuccess) {
+      throw Refusal("as it was told", CUDNN_STATUS_EXECUTION_FAILED);
+    }
     if (FakeCudnn::executions_left >= 0 && FakeCudnn::executions_left-- == 0) {
       throw Refusal("as it was told", CUDNN_STATUS_EXECUTION_FAILED);
     }
@@ -294,14 +324,21 @@ cudnnStatus_t execute(cudnnHandle_t, cudnnBackendDescriptor_t plan_of,
     const bool usable =
         workspace != nullptr && reinterpret_cast<std::uintptr_t>(workspace) % 256 == 0;
     require(plan.engine.workspace == 0 || usable, "no workspace");
-    std::memset(workspace, 0x7f, static_cast<std::size_t>(plan.engine.workspace));
+    const auto size = static_cast<std::size_t>(plan.engine.workspace);
     FakeCudnn::workspace = plan.engine.workspace;
-    Attention(plan.tensors, places).run();
+    const Attention attention(plan.tensors, places);
+    attention.check_places();
+    test::on_stream(FakeCudnn::stream, [workspace, size, attention] {
+      std::memset(workspace, 0x7f, size);
+      attention.run();
+    });
     ++FakeCudnn::executions;
   });
 }
 
 cudnnStatus_t create(cudnnHandle_t* made) {
+  if (FakeCuda::refuses("cudnnCreate")) return CUDNN_STATUS_INTERNAL_ERROR;
+  if (!FakeCuda::start_libraries()) return CUDNN_STATUS_INTERNAL_ERROR;
   const auto code = std::exchange(FakeCudnn::next_start, CUDNN_STATUS_SUCCESS);
   if (code != CUDNN_STATUS_SUCCESS) return code;
   *made = reinterpret_cast<cudnnHandle_t>(new int(0));

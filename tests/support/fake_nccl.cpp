@@ -1,6 +1,7 @@
 #include "tests/support/fake_nccl.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -13,15 +14,20 @@
 #include "ballast/comm/communicator.h"
 
 #include "src/comm/nccl_functions.h"
+#include "tests/support/fake_cuda.h"
+#include "tests/support/fake_memory.h"
+#include "tests/support/fake_stream.h"
 
 struct ncclComm {
   MPI_Comm mpi = MPI_COMM_NULL;  ///< null in a world of 1
   std::size_t rank = 0;
+  std::size_t count = 1;
   int busy_looks = 0;  ///< number of queries that return "in progress"
 };
 
 namespace {
 
+using ballast::test::FakeCuda;
 using ballast::test::FakeNccl;
 
 /// Starts a call of a group and returns its request.
@@ -30,6 +36,8 @@ using Start = std::function<void(MPI_Request*)>;
 /// Calls of one channel that were started together.
 struct Group {
   ncclComm_t channel = nullptr;
+  cudaStream_t stream = nullptr;
+  std::uint64_t number = 0;
   std::vector<Start> calls;
   std::vector<MPI_Request> requests;  ///< once it runs
 };
@@ -40,9 +48,17 @@ thread_local Group group;
 /// The groups of this process that have not ended.
 class Gpu {
  public:
+  /// With a seed, the group runs in the order of its stream.
   void enqueue(Group&& started) {
-    const std::scoped_lock lock(mutex_);
-    groups_.push_back(std::move(started));
+    const cudaStream_t stream = started.stream;
+    std::uint64_t number = 0;
+    {
+      const std::scoped_lock lock(mutex_);
+      number = started.number = ++enqueued_;
+      groups_.push_back(std::move(started));
+    }
+    if (FakeCuda::seed == 0) return;
+    ballast::test::on_stream_until(stream, [this, number] { return has_ended(number); });
   }
   /// Runs groups until one waits for another rank. Returns whether a group of `channel` is left.
   bool works_for(ncclComm_t channel) {
@@ -50,6 +66,16 @@ class Gpu {
     while (!groups_.empty() && is_over(groups_.front())) groups_.pop_front();
     return std::any_of(groups_.begin(), groups_.end(),
                        [&](const Group& each) { return each.channel == channel; });
+  }
+  /// Runs a group if all groups that were started earlier have ended. Returns whether it has ended.
+  bool has_ended(std::uint64_t number) {
+    const std::scoped_lock lock(mutex_);
+    const auto found = std::find_if(groups_.begin(), groups_.end(),
+                                    [&](const Group& each) { return each.number == number; });
+    if (found == groups_.end()) return true;  // aborted
+    if (found != groups_.begin() || !is_over(groups_.front())) return false;
+    groups_.pop_front();
+    return true;
   }
   /// Ends the groups of `channel`, whose buffers other ranks may still write.
   void abort(ncclComm_t channel) {
@@ -72,6 +98,7 @@ class Gpu {
 
   std::mutex mutex_;
   std::deque<Group> groups_;
+  std::uint64_t enqueued_ = 0;
 };
 Gpu& gpu() {
   static auto* const kept = new Gpu;  // channels may end after static objects
@@ -92,14 +119,29 @@ char identifier_byte(int place, int maker) {
   return static_cast<char>(place == 0 ? maker : 37 * place);
 }
 
-/// Calls must be in groups of one channel, of type bytes, and not empty.
-ncclResult_t grouped(ncclComm_t channel, ncclDataType_t type, std::size_t count, Start start) {
+/// Calls must be in groups of one channel and one stream, of type bytes, and not empty.
+ncclResult_t grouped(ncclComm_t channel, ncclDataType_t type, std::size_t count,
+                     cudaStream_t stream, Start start) {
   if (!in_group || type != ncclUint8 || count == 0) return ncclInvalidUsage;
-  if (!group.calls.empty() && group.channel != channel) return ncclInvalidUsage;
+  if (!group.calls.empty() && (group.channel != channel || group.stream != stream)) {
+    return ncclInvalidUsage;
+  }
+  if (FakeCuda::fault != cudaSuccess) return ncclUnhandledCudaError;
   channel->busy_looks = 2;
   group.channel = channel;
+  group.stream = stream;
   group.calls.push_back(std::move(start));
   return ncclInProgress;
+}
+
+/// Returns whether the GPU may access the range, if the fake is strict.
+bool is_accessible(const void* start, std::size_t bytes) {
+  using ballast::test::FakeMemory;
+  if (FakeCuda::seed == 0 || FakeMemory::where(start, bytes) == FakeMemory::Where::inside) {
+    return true;
+  }
+  FakeCuda::complain("NCCL: a range that is not in one allocation of the GPU");
+  return false;
 }
 
 int to_int(std::size_t count) {
@@ -118,7 +160,9 @@ ncclResult_t join(ncclComm_t* channel, int count, ncclUniqueId id, int rank, ncc
     if (id.internal[i] != identifier_byte(i, maker)) return ncclInvalidArgument;
   }
   if (config->blocking != 0) return ncclInvalidArgument;
-  *channel = new ncclComm{.rank = static_cast<std::size_t>(rank), .busy_looks = 3};
+  *channel = new ncclComm{.rank = static_cast<std::size_t>(rank),
+                          .count = static_cast<std::size_t>(count),
+                          .busy_looks = 3};
   int joined = 0;
   MPI_Initialized(&joined);
   if (joined == 0) return ncclInProgress;
@@ -131,7 +175,8 @@ ncclResult_t join(ncclComm_t* channel, int count, ncclUniqueId id, int rank, ncc
 ncclResult_t state(ncclComm_t channel, ncclResult_t* now) {
   *now = FakeNccl::async_error;
   if (*now != ncclSuccess) return ncclSuccess;
-  if (gpu().works_for(channel)) {
+  // With a seed, collectives are done when their stream is.
+  if (FakeCuda::seed == 0 && gpu().works_for(channel)) {
     *now = ncclInProgress;
   } else if (channel->busy_looks > 0) {
     --channel->busy_looks;
@@ -175,20 +220,25 @@ ncclResult_t end_group() {
 }
 
 ncclResult_t send(const void* from, std::size_t count, ncclDataType_t type, int peer,
-                  ncclComm_t channel, cudaStream_t) {
-  return grouped(channel, type, count, [=](MPI_Request* request) {
+                  ncclComm_t channel, cudaStream_t stream) {
+  if (!is_accessible(from, count)) return ncclInvalidArgument;
+  return grouped(channel, type, count, stream, [=](MPI_Request* request) {
     MPI_Isend(from, to_int(count), MPI_BYTE, peer, 0, channel->mpi, request);
   });
 }
 ncclResult_t receive(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t channel,
-                     cudaStream_t) {
-  return grouped(channel, type, count, [=](MPI_Request* request) {
+                     cudaStream_t stream) {
+  if (!is_accessible(to, count)) return ncclInvalidArgument;
+  return grouped(channel, type, count, stream, [=](MPI_Request* request) {
     MPI_Irecv(to, to_int(count), MPI_BYTE, peer, 0, channel->mpi, request);
   });
 }
 ncclResult_t all_gather(const void* from, void* to, std::size_t count, ncclDataType_t type,
-                        ncclComm_t channel, cudaStream_t) {
-  return grouped(channel, type, count, [=](MPI_Request* request) {
+                        ncclComm_t channel, cudaStream_t stream) {
+  if (!is_accessible(from, count) || !is_accessible(to, channel->count * count)) {
+    return ncclInvalidArgument;
+  }
+  return grouped(channel, type, count, stream, [=](MPI_Request* request) {
     const bool in_place = from == static_cast<char*>(to) + channel->rank * count;
     if (channel->mpi != MPI_COMM_NULL) {
       MPI_Iallgather(in_place ? MPI_IN_PLACE : from, to_int(count), MPI_BYTE, to, to_int(count),
@@ -199,9 +249,9 @@ ncclResult_t all_gather(const void* from, void* to, std::size_t count, ncclDataT
   });
 }
 ncclResult_t broadcast(const void* from, void* to, std::size_t count, ncclDataType_t type, int root,
-                       ncclComm_t channel, cudaStream_t) {
-  if (from != to) return ncclInvalidArgument;
-  return grouped(channel, type, count, [=](MPI_Request* request) {
+                       ncclComm_t channel, cudaStream_t stream) {
+  if (from != to || !is_accessible(to, count)) return ncclInvalidArgument;
+  return grouped(channel, type, count, stream, [=](MPI_Request* request) {
     if (channel->mpi == MPI_COMM_NULL) return;
     MPI_Ibcast(to, to_int(count), MPI_BYTE, root, channel->mpi, request);
   });

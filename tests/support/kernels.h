@@ -56,20 +56,20 @@ class KernelCalls {
 
   void layer_forward(Stream& stream, std::size_t block, ConstDeviceBytes weights, Ids positions,
                      ConstDeviceBytes in, DeviceBytes out, DeviceBytes kept,
-                     model::Dropout dropout = {}) {
+                     model::Dropout dropout = {}, model::Port port_of_kept = model::Port::kept) {
     Call call(Kernel::layer, block);
     call.weights(weights).positions(positions).needs(Port::input, written(in));
-    call.needs(Port::output, out).takes(Port::kept, kept);
+    call.needs(Port::output, out).takes(port_of_kept, kept);
     call.arguments.scalars.dropout = dropout;
     run(stream, call);
   }
   void layer_backward(Stream& stream, std::size_t block, ConstDeviceBytes weights, Ids positions,
                       ConstDeviceBytes in, DeviceBytes dy, DeviceView<float> gradient,
                       model::Accumulation accumulation, DeviceBytes kept,
-                      model::Dropout dropout = {}) {
+                      model::Dropout dropout = {}, model::Port port_of_kept = model::Port::kept) {
     Call call(Kernel::layer_backward, block);
     call.weights(weights).positions(positions).needs(Port::input, written(in));
-    call.needs(Port::activation_gradient, dy).gradient(gradient).takes(Port::kept, kept);
+    call.needs(Port::activation_gradient, dy).gradient(gradient).takes(port_of_kept, kept);
     call.arguments.scalars.accumulation = accumulation;
     call.arguments.scalars.dropout = dropout;
     run(stream, call);

@@ -103,7 +103,7 @@ struct Draw {
 /// which part, and a placement and options.
 class ProblemDraw {
  public:
-  ProblemDraw(std::uint64_t seed, Draw draw) : dice_(seed), draw_(draw) {}
+  ProblemDraw(std::uint64_t seed, Draw draw) : dice_(seed), more_dice_(seed + 1), draw_(draw) {}
 
   PlacedProblem make() {
     ranks();
@@ -241,6 +241,9 @@ class ProblemDraw {
   }
   void size(model::BlockShape& shape, BlockSizes& block) {
     shape.intermediates = 7 * shape_.activation;
+    shape.kept_attention = more_dice_.pick(0, 3) * shape_.activation;
+    shape.attention_flops = shape.forward_flops / 4.0;
+    shape.attention_output_flops = shape.forward_flops / 2.0;
     const bool in_part = block.gradient_bytes < block.weight_bytes;
     const bool layer = shape.role != Role::embedding && shape.role < Role::head;
     const bool quantized = layer && in_part && dice_.toss();
@@ -317,7 +320,8 @@ class ProblemDraw {
       if (!draw_.evaluation) {
         place.optimizer = dice_.tier();
         place.activations = dice_.tier();
-        place.keeps_intermediates = dice_.toss();
+        const Kept some = more_dice_.toss() ? Kept::attention : Kept::all;
+        place.kept = dice_.toss() ? some : Kept::nothing;
         place.gradients = dice_.toss() ? Tier::nvme : Tier::host;
         place.speculates = dice_.pick(1, 4) <= speculating && place.optimizer != Tier::device &&
                            made_.options.update == Update::gated;
@@ -327,6 +331,7 @@ class ProblemDraw {
   }
 
   Dice dice_;
+  Dice more_dice_;  ///< for what attention keeps
   Draw draw_;
   Role expert_ = Role::expert;
   model::ProgramShape shape_;

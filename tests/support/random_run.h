@@ -104,7 +104,8 @@ inline void draw_placement(Dice& dice, std::vector<std::string>& set) {
   set.push_back("zero_optimization.offload_param.device=" + dice.name(devices));
   set.push_back("ballast.activations=" + dice.name({"device", "host", "nvme", "auto", "auto"}));
   if (dice.chance(50)) set.push_back("ballast.gradients=" + dice.name({"nvme", "auto"}));
-  set.push_back("ballast.recompute=" + dice.name({"true", "false", "auto", "auto", "auto"}));
+  set.push_back("ballast.recompute=" +
+                dice.name({"true", "false", "except_attention", "auto", "auto"}));
   set.push_back("ballast.order=" + dice.name({"layer_major", "micro_batch_major", "auto"}));
   if (dice.chance(30)) {
     set.push_back(fmt::format(R"(ballast.placement=[{{"blocks": {}, "{}": "{}"}}])", dice.below(3),

@@ -15,7 +15,7 @@ constexpr std::array<unsigned, 5> kDepths = {4, 8, 16, 32, 64};
 /// Default of aio.in_flight_bytes.
 constexpr Bytes kMostInFlight = 64 * kMiB;
 constexpr double kTolerance = 0.03;
-constexpr std::size_t kFinalists = 3;
+constexpr std::size_t kLeastFinalists = 3;
 constexpr int kTurnsOfRates = 3;
 constexpr double kShortestTurn = 0.01;
 
@@ -53,12 +53,13 @@ double tolerance(const std::vector<IoTrial*>& trials) {
 /// Keeps half of the trials: the fastest few, then those within the tolerance with the least
 /// memory, then the others by rate.
 void drop_losers(std::vector<IoTrial*>& trials) {
-  const std::size_t kept = std::max(kFinalists, (trials.size() + 1) / 2);
+  const std::size_t kept = std::max(kLeastFinalists, (trials.size() + 1) / 2);
   const double reach = 1.0 - tolerance(trials);
   std::stable_sort(trials.begin(), trials.end(),
                    [](const IoTrial* a, const IoTrial* b) { return a->median() > b->median(); });
   const double best = trials.front()->median();
-  const auto fastest = trials.begin() + std::min<std::ptrdiff_t>(kFinalists, std::ssize(trials));
+  const auto fastest =
+      trials.begin() + std::min<std::ptrdiff_t>(kLeastFinalists, std::ssize(trials));
   const auto tied = std::stable_partition(
       fastest, trials.end(), [&](const IoTrial* trial) { return trial->median() >= reach * best; });
   std::stable_sort(fastest, tied, [](const IoTrial* a, const IoTrial* b) {
@@ -101,7 +102,8 @@ std::vector<IoTrial> search(const std::vector<IoSetting>& settings, IoRegion& re
   std::vector<IoTrial*> running;
   running.reserve(trials.size());
   for (IoTrial& trial : trials) running.push_back(&trial);
-  const double rounds = 1.0 + std::ceil(std::log2(static_cast<double>(trials.size()) / kFinalists));
+  const double rounds =
+      1.0 + std::ceil(std::log2(static_cast<double>(trials.size()) / kLeastFinalists));
   const double turn = seconds / rounds / static_cast<double>(trials.size());
   double spent = 0.0;
   for (double round = 1.0; spent < seconds; ++round) {

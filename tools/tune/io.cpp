@@ -23,7 +23,7 @@ namespace {
 
 using text::Json;
 
-constexpr const char* kTask = "tune io";
+constexpr const char* kTuningTask = "tune io";
 constexpr std::size_t kLineWidth = 80;
 /// Share of a path's time for the search. The rest is for measuring the chosen setting.
 constexpr double kSearchShare = 0.75;
@@ -37,7 +37,7 @@ std::vector<std::string> usable_backends() {
     if (!backend.usable) reasons += fmt::format("; {}: {}", backend.name, backend.reason);
   }
   if (names.empty()) {
-    throw Error(ErrorCategory::io, fmt::format("{}: no backend is usable{}", kTask, reasons));
+    throw Error(ErrorCategory::io, fmt::format("{}: no backend is usable{}", kTuningTask, reasons));
   }
   return names;
 }
@@ -48,7 +48,7 @@ Bytes checked_size(const TuneIoArguments& a, const std::vector<IoSetting>& setti
   const Bytes size = read_size(a.size, "tune io: --size");
   if (size < in_flight || size > IoContent::kLargestFile) {
     throw Error(ErrorCategory::usage, fmt::format("{}: --size: must be from {} to {}, got {}",
-                                                  kTask, format_bytes(in_flight),
+                                                  kTuningTask, format_bytes(in_flight),
                                                   format_bytes(IoContent::kLargestFile), a.size));
   }
   const Bytes needed = a.paths.size() * (in_flight + IoContent::bytes_needed(size));
@@ -56,7 +56,7 @@ Bytes checked_size(const TuneIoArguments& a, const std::vector<IoSetting>& setti
   if (needed > available) {
     throw Error(ErrorCategory::memory,
                 fmt::format("{}: needs {} of memory, but {} is free; tune fewer paths at a time",
-                            kTask, format_bytes(needed), format_bytes(available)));
+                            kTuningTask, format_bytes(needed), format_bytes(available)));
   }
   return size;
 }
@@ -66,10 +66,10 @@ TunedPath tune_path(const std::filesystem::path& path, IoRegion& region,
   TunedPath tuned;
   tuned.path = path;
   tuned.trials =
-      search(settings_to_try(backends), region, kSearchShare * seconds, kTask, interrupted());
+      search(settings_to_try(backends), region, kSearchShare * seconds, kTuningTask, interrupted());
   tuned.setting = choose(scores_of(tuned.trials, true), backends);
-  tuned.rates = measure_rates(tuned.setting, {&region, 1}, (1.0 - kSearchShare) * seconds, kTask,
-                              interrupted());
+  tuned.rates = measure_rates(tuned.setting, {&region, 1}, (1.0 - kSearchShare) * seconds,
+                              kTuningTask, interrupted());
   return tuned;
 }
 
@@ -197,7 +197,7 @@ Json to_json(const IoTuning& tuning, const std::vector<double>& tflops) {
 }
 
 IoTuning tune_io(const TuneIoArguments& a) {
-  const auto paths = measured_paths(a.paths, kTask);
+  const auto paths = measured_paths(a.paths, kTuningTask);
   const auto backends = usable_backends();
   const Bytes size = checked_size(a, settings_to_try(backends));
   if (!a.config.empty()) check_writable_config(a.config);
@@ -207,7 +207,7 @@ IoTuning tune_io(const TuneIoArguments& a) {
     regions.emplace_back(path, static_cast<unsigned>(regions.size()), size,
                          aio::File::Access::direct);
   }
-  fill_regions(regions, backends.front(), kTask, interrupted());
+  fill_regions(regions, backends.front(), kTuningTask, interrupted());
 
   IoTuning tuning;
   std::vector<std::vector<IoTrial>> trials;
@@ -222,7 +222,7 @@ IoTuning tune_io(const TuneIoArguments& a) {
     if (!scores.empty()) tuning.common = choose(scores, backends);
     const double seconds = (1.0 - kSearchShare) * a.seconds;
     tuning.mixed_together =
-        measure_rates(tuning.common, regions, seconds, kTask, interrupted()).mixed;
+        measure_rates(tuning.common, regions, seconds, kTuningTask, interrupted()).mixed;
   }
   if (!a.json) fmt::print("\n{}\n", wrap(explain(tuning, a.tflops), kLineWidth, ""));
   return tuning;

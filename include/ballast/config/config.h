@@ -164,7 +164,7 @@ struct PlacementRule {
   std::optional<Tier> optimizer;
   std::optional<Tier> activations;  ///< tier of the block's input
   std::optional<Tier> gradients;    ///< tier: host or nvme
-  std::optional<bool> recompute;    ///< whether the layer's intermediates are recomputed
+  std::optional<step::Kept> kept;   ///< `recompute`: which of the layer's intermediates stay
 };
 
 /// `ballast.spike`: the reaction of a run to a loss spike (train/spikes.h).
@@ -226,9 +226,9 @@ struct BallastSection {
   /// Tier of the gradients of blocks that are updated on the host, until their update: host or
   /// nvme.
   TierChoice gradients;
-  /// Whether the backward pass recomputes layers' intermediates instead of keeping them on the
-  /// device; unset ("auto"): recomputes those that do not fit.
-  std::optional<bool> recompute;
+  /// `recompute`: which intermediates of layers the backward pass does not recompute; unset
+  /// ("auto"): those that fit.
+  std::optional<step::Kept> kept;
   int compute_threads = 0;  ///< 0: all CPUs
   int update_threads = 0;
   std::optional<Isa> update_isa;        ///< unset ("auto"): the best one of this machine

@@ -223,6 +223,13 @@ struct Architecture {
   /// the products that are executed (causal half, inside the window).
   [[nodiscard]] double forward_flops(std::size_t index, std::uint64_t sequences,
                                      std::uint64_t length) const;
+  /// The part of forward_flops() in attention: scores and weighted values. The backward pass counts
+  /// twice that.
+  [[nodiscard]] double attention_flops(std::size_t index, std::uint64_t sequences,
+                                       std::uint64_t length) const;
+  /// The part of recomputed_flops() in attention and the map after it.
+  [[nodiscard]] double attention_output_flops(std::size_t index, std::uint64_t sequences,
+                                              std::uint64_t length) const;
   /// The part of forward_flops() that the backward pass recomputes: all products of a layer but the
   /// last, and none of other blocks.
   [[nodiscard]] double recomputed_flops(std::size_t index, std::uint64_t sequences,

@@ -56,6 +56,8 @@ class Compute {
   /// layer_backward: turns the activation_gradient of the output into that of the input, in
   ///   place. kept: the intermediates that `layer` wrote for the same weights and input;
   ///   overwritten. Without them, recomputes the layer first, with the same bits.
+  /// layer, layer_backward: kept_attention instead of kept: the part of the intermediates for which
+  ///   attention and the map after it would be repeated, sizes().attention[block] bytes.
   /// norm: normed = norm of input, before the head or before half a layer in tiles. partial_sums
   ///   = input.
   /// tile: adds its part of the output to partial_sums and writes their rounded values to output.

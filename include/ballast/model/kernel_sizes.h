@@ -30,6 +30,9 @@ struct KernelSizes {
   /// piece, and for the first block of a head with several tiles (Kernel::head_train). 0 for other
   /// blocks.
   std::vector<Bytes> intermediates;
+  /// Bytes (whole pages) of Port::kept_attention for one micro-batch, by block: the results of
+  /// attention and of the map after it. 0 for blocks that cannot keep them alone.
+  std::vector<Bytes> attention;
   /// Bytes of Port::normed: data per row that is kept between the tiles of the head or of a layer.
   /// 0 without tiles.
   Bytes rows = 0;

@@ -65,6 +65,7 @@ enum class Port : std::uint8_t {
   output,
   activation_gradient,
   kept,             ///< intermediates of the forward pass
+  kept_attention,   ///< those of attention alone; see KernelSizes::attention
   normed,           ///< result of the norm, followed by the router's choices or the head's row sums
   partial_sums,     ///< fp32 sums over tiles: outputs, or gradients of the norm's result
   routing,          ///< on the device, written: where the rows of each expert begin
@@ -76,7 +77,7 @@ enum class Port : std::uint8_t {
   output_gradient,  ///< fp32 gradient sum of a tile of the output matrix; one operand per tile
   workspace
 };
-inline constexpr std::size_t kPortCount = 17;
+inline constexpr std::size_t kPortCount = 18;
 std::string_view to_string(Port port) noexcept;
 
 /// The way in which values of a class get their buffers.
@@ -115,6 +116,9 @@ enum class Waits : std::uint8_t {
   /// Stays on the device if the placement keeps intermediates of `owner`. Otherwise `recipe`
   /// recomputes it, or it is an optional operand and its readers do without it.
   kept,
+  /// Like `placed` if the placement keeps attention of `owner`. Otherwise it is an optional
+  /// operand, and its readers do without it.
+  kept_attention,
   again  ///< is recomputed by `recipe`
 };
 
@@ -147,6 +151,25 @@ enum class OperandAccess : std::uint8_t {
 struct PassCost {
   double flops = 0.0;  ///< in matrix products
   Bytes traffic = 0;   ///< memory read and written outside matrix products
+  // The parts of `flops` in the forward and backward passes of attention.
+  double attention_flops = 0.0;
+  double attention_backward_flops = 0.0;
+
+  friend bool operator==(const PassCost&, const PassCost&) = default;
+  PassCost& operator+=(const PassCost& more) {
+    flops += more.flops;
+    traffic += more.traffic;
+    attention_flops += more.attention_flops;
+    attention_backward_flops += more.attention_backward_flops;
+    return *this;
+  }
+  PassCost& operator-=(const PassCost& less) {
+    flops -= less.flops;
+    traffic -= less.traffic;
+    attention_flops -= less.attention_flops;
+    attention_backward_flops -= less.attention_backward_flops;
+    return *this;
+  }
 };
 
 struct Operand {
@@ -156,6 +179,7 @@ struct Operand {
   OperandAccess access = OperandAccess::reads;
   bool optional = false;
   PassCost absent = {};  ///< added to the cost of the pass if an optional operand is not bound
+  PassCost spared = {};  ///< subtracted from the cost of the pass if an optional operand is bound
 };
 
 /// The measured curve that gives the rate of a pass.

@@ -230,7 +230,10 @@ struct Operation {
   /// First byte in the block's home, if the home is moved in pieces through a smaller buffer.
   Bytes offset = 0;
   double flops = 0.0;  ///< in matrix products
-  Bytes traffic = 0;   ///< memory read and written outside matrix products
+  // The parts of `flops` in the forward and backward passes of attention, for forecasts.
+  double attention_flops = 0.0;
+  double attention_backward_flops = 0.0;
+  Bytes traffic = 0;  ///< memory read and written outside matrix products
   std::vector<Use> uses;
   /// Operations of the same plan that must finish first; all ids are smaller than this one's.
   std::vector<OpId> after = {};

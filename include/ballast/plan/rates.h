@@ -24,9 +24,14 @@ struct Rates {
   std::string name;  ///< "this machine", "one node of 8 H100"
 
   // Compute, in the training type.
-  Curve forward;                          ///< a transformer layer
-  Curve backward;                         ///< a transformer layer, including recomputation
-  Curve head;                             ///< the head in training, forward and backward
+  Curve forward;   ///< a transformer layer
+  Curve backward;  ///< a transformer layer, including recomputation
+  Curve head;      ///< the head in training, forward and backward
+  /// FLOP/s of attention, with two matrix products in a forward pass and five in a backward pass.
+  /// If given, the curves above are those of a layer without the pass of attention. 0: the curves
+  /// include it, so they hold for sequences like the measured ones.
+  double attention_forward_per_second = 0.0;
+  double attention_backward_per_second = 0.0;
   double device_memory_per_second = 0.0;  ///< bytes: clearing, packing, embedding, device updates
   /// Delay before every operation, except one that was enqueued while another ran (is_queued).
   double launch_seconds = 0.0;

@@ -21,6 +21,13 @@ enum class ExpertUpdates : std::uint8_t {
   active  ///< experts with tokens in the step; the others keep weights and moments
 };
 
+/// What the forward pass of a layer keeps for its backward pass, which recomputes the rest.
+enum class Kept : std::uint8_t {
+  nothing,
+  attention,  ///< results of attention and of the map after it, in the tier of activations
+  all         ///< all intermediates, on the device
+};
+
 enum class Purpose : std::uint8_t {
   training,
   /// Only losses: weights, one activation per micro-batch and a workspace. No optimizer states,

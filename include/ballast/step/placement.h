@@ -13,12 +13,13 @@ namespace ballast::step {
 struct BlockPlacement {
   Tier weights = Tier::device;
   Tier optimizer = Tier::device;
-  /// The block's input between forward and backward, see ProgramTable::places_input().
+  /// The block's input between forward and backward, see ProgramTable::places_input(), and the
+  /// values of Kept::attention.
   Tier activations = Tier::device;
-  /// Layers: intermediates stay on the device from forward to backward, otherwise they are
-  /// recomputed. The second half of a layer in tiles: its input stays. The first block of a head
-  /// with several tiles: their logits stay, see in_one_pass().
-  bool keeps_intermediates = false;
+  /// Layers: what stays from forward to backward; the rest is recomputed. The other blocks that
+  /// keep something keep all or nothing. The second half of a layer in tiles: its input stays. The
+  /// first block of a head with several tiles: their logits stay, see in_one_pass().
+  Kept kept = Kept::nothing;
   /// With gated updates, for states below the device: the block is updated in the backward pass,
   /// assuming that the gate neither clips nor skips the step; see Schedule::rollback.
   bool speculates = false;

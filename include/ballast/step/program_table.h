@@ -23,9 +23,10 @@ class ProgramTable {
   }
   /// Numbers of the values of each kind, ascending.
   struct Values {
-    std::vector<model::ValueId> placed;  ///< model::Waits::placed
-    std::vector<model::ValueId> kept;    ///< model::Waits::kept
-    std::vector<model::ValueId> counts;  ///< row counts, which have a copy on the host
+    std::vector<model::ValueId> placed;          ///< model::Waits::placed
+    std::vector<model::ValueId> kept;            ///< model::Waits::kept
+    std::vector<model::ValueId> kept_attention;  ///< model::Waits::kept_attention
+    std::vector<model::ValueId> counts;          ///< row counts, which have a copy on the host
   };
   [[nodiscard]] const Values& values() const { return values_; }
   /// Properties of a class.
@@ -34,6 +35,7 @@ class ProgramTable {
     std::uint32_t recomputed = 0;        ///< number of values of model::Waits::kept with a recipe
     std::uint32_t passing = 0;           ///< values if a schedule only evaluates, see in_evaluation
     bool of_reference = false;           ///< written by passes of a reference model
+    bool of_attention = false;           ///< model::Waits::kept_attention
   };
   [[nodiscard]] const Traits& traits(model::ClassId id) const { return traits_[id]; }
 
@@ -42,13 +44,15 @@ class ProgramTable {
   /// Returns whether the placement may keep intermediates of `block`, a layer or a part of one, on
   /// the device.
   [[nodiscard]] bool keeps_intermediates(std::size_t block) const { return keeps_[block]; }
+  /// Returns whether the placement may keep attention of `block`, a layer, without the rest.
+  [[nodiscard]] bool keeps_attention(std::size_t block) const { return keeps_attention_[block]; }
   /// Returns whether the placement may keep logits: `block` begins a head with several tiles.
   [[nodiscard]] bool keeps_logits(std::size_t block) const {
     return program_.one_pass && program_.one_pass->keeper == block;
   }
   /// Returns whether a step has passes of a reference model.
   [[nodiscard]] bool has_reference() const { return has_reference_; }
-  /// Returns whether BlockPlacement::keeps_intermediates has an effect on `block`.
+  /// Returns whether BlockPlacement::kept has an effect on `block`.
   [[nodiscard]] bool may_keep(std::size_t block) const {
     return keeps_intermediates(block) || keeps_logits(block);
   }
@@ -89,6 +93,7 @@ class ProgramTable {
   bool has_reference_ = false;
   std::vector<bool> places_input_;                  ///< by block
   std::vector<bool> keeps_;                         ///< by block
+  std::vector<bool> keeps_attention_;               ///< by block
   std::vector<std::vector<model::SumId>> sums_of_;  ///< by block
   std::vector<Blocks> counting_in_;                 ///< by value
   std::vector<bool> writes_counts_;                 ///< by pass

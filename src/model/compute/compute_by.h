@@ -52,7 +52,7 @@ class ComputeBy final : public Compute {
                                    model_.config.layer_tiles > 1 ? activation_bytes() : 0});
     sizes_.experts = experts_.experts();
     sizes_.router_totals = experts_.empty() ? 0 : RouterTotals::values(sizes_.experts);
-    sizes_.intermediates.resize(model_.blocks.size());
+    sizes_.attention = sizes_.intermediates = std::vector<Bytes>(model_.blocks.size());
     sizes_.intermediates[model_.head()] = round_up(head_.one_pass_bytes(), kPage);
     for (std::size_t b = 0; b < model_.blocks.size(); ++b) {
       const BlockSpec& block = model_.blocks[b];
@@ -61,6 +61,7 @@ class ComputeBy final : public Compute {
       largest_block_ = std::max<std::size_t>(largest_block_, block.own_elements());
       if (!is_layer_in_one_piece(block)) continue;
       sizes_.intermediates[b] = round_up(layer_->intermediate_bytes(true, block.part), kPage);
+      sizes_.attention[b] = round_up(layer_->attention_bytes(block.part), kPage);
     }
     sizes_.workspace = lay_out(nullptr);
   }
@@ -203,17 +204,17 @@ class ComputeBy final : public Compute {
     const auto* const positions = args.batch.positions.raw();
     const T* const in = as<T>(args[Port::input]);
     T* const out = as<T>(args[Port::output]);
-    std::byte* const kept = args[Port::kept].raw();
+    const KeptValues kept = kept_of(args);
     enqueue(stream, [=, this] { layer_->forward(about, positions, in, out, kept); });
   }
   void layer_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     BlockWeights<T> about = views_.weights_of_layer(pass, args);
     about.dropout = args.scalars.dropout;
-    const auto* const positions = args.batch.positions.raw();
     const T* const in = as<T>(args[Port::input]);
     T* const dy = as<T>(args[Port::activation_gradient]);
-    std::byte* const kept = args[Port::kept].raw();
-    enqueue(stream, [=, this] { layer_->backward(about, positions, in, dy, kept); });
+    enqueue(stream, [=, this, kept = kept_of(args), positions = args.batch.positions.raw()] {
+      layer_->backward(about, positions, in, dy, kept);
+    });
   }
 
   void norm(device::Stream& stream, const Pass& pass, const PassArguments& args) {
@@ -398,9 +399,6 @@ class ComputeBy final : public Compute {
     expects(elements % WeightCodes::kBlock == 0 && codes == WeightCodes::bytes_of(elements),
             "the sizes of weights and codes do not match");
     return elements / WeightCodes::kBlock;
-  }
-  static std::size_t chunks_of(std::size_t values) {
-    return (values + kStatsChunk - 1) / kStatsChunk;
   }
 
   /// Rounds to the training type.

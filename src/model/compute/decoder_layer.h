@@ -66,7 +66,8 @@ class DecoderLayer final : public Layer<Ops> {
             .projected = !spec.query_norm.empty(),
             .attention_out = !spec.norm_after_attention.empty(),
             .mlp_out = !spec.norm_after_mlp.empty(),
-            .tiles = tiles};
+            .tiles = tiles,
+            .keeps_attention = true};
   }
   static Bound bind(const ModelConfig& config, const BlockSpec& block, const MlpRule& rule);
 
@@ -86,6 +87,8 @@ class DecoderLayer final : public Layer<Ops> {
   // fp32) receives the gradient of x, which is written or added.
 
   void project_qkv(const BlockWeights<T>& block, const T* x);
+  /// Writes the residual stream after attention. `in`: the stream before the layer.
+  void project_attention(const BlockWeights<T>& block, const T* in);
   /// Computes the intermediates of the MLP.
   void compute_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk, const T* x);
   /// `dout`: gradient of the output of attention's last map.
@@ -264,15 +267,25 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   const std::size_t rows = this->rows_;
   if (b.norm_before_attention) ops.norm(block[*b.norm_before_attention], in, m.norm1, rows);
   project_qkv(block, b.norm_before_attention ? m.norm1 : in);
-  this->attend(b.window, block.sinks(b.sinks));
-  if (b.part == LayerPart::attention_half) return;  // only the last product remains
+  const bool half = b.part == LayerPart::attention_half;  // only the last product remains
+  if (!this->attention_is_known()) {
+    this->attend(b.window, block.sinks(b.sinks));
+    if (!half) project_attention(block, in);
+  }
+  if (half) return;
+  if (b.norm_before_mlp) ops.norm(block[*b.norm_before_mlp], mlp_input(b, in), m.norm2, rows);
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::project_attention(const BlockWeights<T>& block, const T* in) {
+  const Bound& b = bound_[block.layer];
+  const LayerMemory<T>& m = this->memory_;
   if (b.norm_after_attention) {
     maps_.linear(block, b.attention_out, m.attention, m.attention_out, this->width_, all_rows());
-    ops.norm(block[*b.norm_after_attention], m.attention_out, m.middle, rows, in);
+    this->ops_.norm(block[*b.norm_after_attention], m.attention_out, m.middle, this->rows_, in);
   } else {
     maps_.linear_onto(block, b.attention_out, m.attention, in, m.middle, all_rows());
   }
-  if (b.norm_before_mlp) ops.norm(block[*b.norm_before_mlp], mlp_input(b, in), m.norm2, rows);
 }
 
 template <class Ops>

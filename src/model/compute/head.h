@@ -80,8 +80,7 @@ class Head {
     for (std::size_t t = 0; t < model.config.vocabulary_tiles; ++t) tiles_.push_back(model.tile(t));
     logit_row_ = round_up(model.largest_tile(), 16);
     sums_in_fp32_ = TileSums<Ops>::head_sums_in_fp32(model);
-    chunk_ = chunk_rows(tokens_, round_up(model.config.vocab_size, 16) * sizeof(float),
-                        Ops::kLogitBytes);
+    chunk_ = chunk_rows(tokens_, bytes_per_row(model), Ops::kLogitBytes);
   }
 
   /// Takes memory, after that of the TileSums.
@@ -198,6 +197,15 @@ class Head {
     all.rows.dnormed = bump.take<float>(tokens_ * width_);
     all.logits = bump.take<float>(tiles_.size() * chunk_ * logit_row_);
     return all;
+  }
+
+  /// Bytes of logits that bound the rows of a chunk. Visits keep those of one tile, a pass over all
+  /// tiles keeps all of them, which may take kTilesInOnePass times the bound. Both have the same
+  /// chunks, because sums over rows depend on them.
+  [[nodiscard]] Bytes bytes_per_row(const Architecture& model) const {
+    constexpr Bytes kTilesInOnePass = 4;
+    const Bytes all = round_up(model.config.vocab_size, 16) * sizeof(float);
+    return std::max(logit_row_ * sizeof(float), all / std::min(tiles_.size(), kTilesInOnePass));
   }
 
   /// Calls `work(first, rows)` for each chunk.

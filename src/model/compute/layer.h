@@ -17,6 +17,7 @@
 #include "ballast/model/family.h"
 
 #include "src/model/compute/embedding.h"
+#include "src/model/compute/layer_memory.h"
 #include "src/model/compute/matrix.h"
 #include "src/model/compute/mlp_rule.h"
 #include "src/model/compute/row_sum.h"
@@ -238,51 +239,6 @@ inline std::size_t chunk_rows(std::size_t rows, Bytes row, Bytes limit) {
   return std::min(rows, round_up((rows + chunks - 1) / chunks, kStep));
 }
 
-/// Optional arrays that a family's layers need, and their form.
-struct LayerArrays {
-  std::size_t mlp = 2;  ///< arrays [N, I] for hidden and activated together, 2 or 3
-  /// True: the layer runs its MLP with Layer::by_chunks(). False: on all rows at once.
-  bool cuts_mlp = false;
-  bool norm1 = true;
-  bool projected = false;
-  bool attention_out = false;
-  bool mlp_out = false;
-  /// True if layers are cut into tiles: a call is for one tile, and the caller owns its input.
-  bool tiles = false;
-};
-
-/// Intermediates of one layer, with N tokens, H hidden_size, A heads x head_dim, I
-/// intermediate_size. The forward pass writes them; the backward pass reads and overwrites them. If
-/// the MLP is cut, hidden, activated and mlp_out are in its MlpChunks. For tiles of layers, A and I
-/// are those of the widest tile, and norm1, middle and norm2 do not exist.
-template <class T>
-struct LayerMemory {
-  T* norm1 = nullptr;          ///< [N, H] input of the attention's projection
-  T* projected = nullptr;      ///< [N, queries | keys] before their norms
-  T* qkv = nullptr;            ///< [N, queries | keys | values]
-  T* attention = nullptr;      ///< [N, A]
-  T* attention_out = nullptr;  ///< [N, H] before its norm, later its gradient
-  T* middle = nullptr;         ///< [N, H] residual stream between attention and MLP
-  T* norm2 = nullptr;          ///< [N, H] input of the MLP
-  T* hidden = nullptr;         ///< [N, I] gelu's input, or 2 N I elements of gate and up
-  T* activated = nullptr;      ///< [N, I], later its gradient
-  T* mlp_out = nullptr;        ///< [N, H] before its norm, later its gradient
-  T* dqkv = nullptr;           ///< like qkv, in the memory of hidden and activated
-  T* gradient = nullptr;       ///< [N, H or A], of norm2, attention, then norm1; norm2's memory
-  float* log_sums = nullptr;   ///< log-sums of attention
-};
-
-/// Rows [first, first + rows) of a layer and the intermediates of its MLP for these rows.
-template <class T>
-struct MlpChunk {
-  std::size_t first = 0;
-  std::size_t rows = 0;
-  std::size_t width = 0;   ///< I of the layer or tile
-  T* hidden = nullptr;     ///< like LayerMemory's, with `rows` instead of N
-  T* activated = nullptr;  ///< like LayerMemory's
-  T* mlp_out = nullptr;    ///< like LayerMemory's
-};
-
 /// Forward and backward passes of a model's transformer layers, one layer or tile at a time.
 template <class Ops>
 class Layer {
@@ -317,23 +273,33 @@ class Layer {
     return counting.used();
   }
 
+  /// Bytes of the results of attention and of the map after it; 0 if the layer cannot keep them
+  /// without the rest.
+  [[nodiscard]] std::size_t attention_bytes(LayerPart part) const {
+    if (!arrays_.keeps_attention || arrays_.tiles) return 0;
+    Bump counting;
+    LayerMemory<T> memory;
+    take_attention(counting, memory, part);
+    return counting.used();
+  }
+
   /// Takes memory that lasts between calls. Other blocks use the memory of take_memory() in
   /// between.
   virtual void take_lasting_memory(Bump& /*bump*/) {}
 
-  /// Views as in Kernel::layer. `positions` is null if sequences are documents, `kept` if nothing
-  /// is kept.
+  /// Views as in Kernel::layer. `positions` is null if sequences are documents.
   void forward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* out,
-               std::byte* kept) {
+               const KeptValues& kept) {
     use(positions, kept, part_of(block));
     compute(block, in);
     project(block, in, out);
   }
   /// Views as in Kernel::layer_backward.
   void backward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* dy,
-                std::byte* kept) {
+                const KeptValues& kept) {
     use(positions, kept, part_of(block));
-    if (kept == nullptr) compute(block, in);
+    knows_attention_ = kept.attention != nullptr;
+    if (kept.all == nullptr) compute(block, in);
     differentiate(block, in, dy);
   }
 
@@ -344,13 +310,13 @@ class Layer {
   /// Adds the tile's part of the output to `sums` [N, H]. `x` [N, H]: result of the norm.
   void forward_tile(const BlockWeights<T>& block, const std::int32_t* positions, const T* x,
                     float* sums) {
-    use(positions, nullptr, LayerPart::whole);
+    use(positions, {}, LayerPart::whole);
     add_tile(block, x, sums);
   }
   /// Adds the gradient of `x` to `sums`, or overwrites them.
   void backward_tile(const BlockWeights<T>& block, const std::int32_t* positions, const T* x,
                      const T* dy, float* sums, bool add_to_sums) {
-    use(positions, nullptr, LayerPart::whole);
+    use(positions, {}, LayerPart::whole);
     differentiate_tile(block, x, dy, sums, add_to_sums);
   }
 
@@ -371,6 +337,10 @@ class Layer {
     refuse_tiles();
   }
 
+  /// Returns whether the forward pass has kept the results of attention and of the map after it:
+  /// LayerMemory's attention, log_sums, attention_out and middle.
+  [[nodiscard]] bool attention_is_known() const { return knows_attention_; }
+
   /// Calls work(MlpChunk) for all rows of an MLP of `width`, in order. Chunks and their layout
   /// depend only on the shape, so that results do not depend on what is kept.
   template <class Work>
@@ -388,6 +358,14 @@ class Layer {
   /// Returns whether the block is a whole layer or its first half, which has no MLP.
   [[nodiscard]] virtual LayerPart part_of(const BlockWeights<T>& /*block*/) const {
     return LayerPart::whole;
+  }
+
+  void take_attention(Bump& bump, LayerMemory<T>& memory, LayerPart part) const {
+    const bool half = part == LayerPart::attention_half;
+    memory.attention = bump.take<T>(rows_ * shape_.width());
+    memory.log_sums = bump.take<float>(shape_.log_sums());
+    memory.attention_out = arrays_.attention_out ? bump.take<T>(rows_ * width_) : nullptr;
+    memory.middle = half ? nullptr : bump.take<T>(rows_ * width_);
   }
 
   LayerMemory<T> take_intermediates(Bump& bump, bool kept, LayerPart part) const {
@@ -443,19 +421,24 @@ class Layer {
   LayerArrays arrays_;
   std::size_t mlp_rows_;  ///< rows per chunk
   Ops& ops_;
-  LayerMemory<T> memory_;                    ///< whether the current call keeps its intermediates
+  LayerMemory<T> memory_;                    ///< that of the current call
   bool kept_ = false;                        ///< whether the current call keeps its intermediates
+  bool knows_attention_ = false;             ///< see attention_is_known()
   const std::int32_t* positions_ = nullptr;  ///< positions in the current call
 
  private:
   [[noreturn]] static void refuse_tiles() {
     throw Error(ErrorCategory::state, "layers of this family are not cut into tiles");
   }
-  void use(const std::int32_t* positions, std::byte* kept, LayerPart part) {
+  void use(const std::int32_t* positions, const KeptValues& kept, LayerPart part) {
     positions_ = positions;
-    kept_ = kept != nullptr;
-    Bump bump(kept_ ? kept : shared_);
+    kept_ = kept.all != nullptr;
+    knows_attention_ = false;
+    Bump bump(kept_ ? kept.all : shared_);
     memory_ = take_intermediates(bump, kept_, part);
+    if (kept.attention == nullptr) return;
+    Bump attention(kept.attention);
+    take_attention(attention, memory_, part);
   }
 
   std::byte* shared_ = nullptr;  ///< intermediates of calls without `kept`

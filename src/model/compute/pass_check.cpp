@@ -122,6 +122,8 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
       return tokens * width * size_of(type_);
     case Port::kept:
       return sizes_.intermediates[pass.block];
+    case Port::kept_attention:
+      return sizes_.attention[pass.block];
     case Port::normed:
       return sizes_.rows;
     case Port::partial_sums:

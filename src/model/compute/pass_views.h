@@ -5,6 +5,7 @@
 
 #include "ballast/core/view.h"
 #include "ballast/model/architecture.h"
+#include "ballast/model/kernel_sizes.h"
 #include "ballast/model/pass_arguments.h"
 
 #include "src/model/compute/head.h"
@@ -30,6 +31,15 @@ inline RoutingCounts counts_of(const PassArguments& args) {
 template <class T>
 BlockWeights<T> weights_of(const PassArguments& args) {
   return {.weights = as<T>(args[Port::weights]), .gradient = view_as<float>(args[Port::gradient])};
+}
+
+/// Returns the number of partial statistics of `values` packed values.
+inline std::size_t chunks_of(std::size_t values) {
+  return (values + kStatsChunk - 1) / kStatsChunk;
+}
+
+inline KeptValues kept_of(const PassArguments& args) {
+  return {args[Port::kept].raw(), args[Port::kept_attention].raw()};
 }
 
 /// Converts the arguments of a pass into the structs of the kernels.

@@ -88,9 +88,9 @@ Elems Architecture::parameters() const {
   return sum;
 }
 
-double Architecture::forward_flops(std::size_t index, std::uint64_t sequences,
-                                   std::uint64_t length) const {
-  expects(index < blocks.size(), "forward_flops: no such block");
+double Architecture::attention_flops(std::size_t index, std::uint64_t sequences,
+                                     std::uint64_t length) const {
+  expects(index < blocks.size(), "attention_flops: no such block");
   const BlockSpec& block = blocks[index];
   const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
   // Two products (scores, weighted values), each over half of length x length, or with a window
@@ -100,10 +100,28 @@ double Architecture::forward_flops(std::size_t index, std::uint64_t sequences,
                             ? whole
                             : std::min(whole, static_cast<double>(block.attention_window));
   const double pairs_per_token = window - window * window / (2.0 * whole);
-  const double attention =
-      4.0 * tokens * pairs_per_token * static_cast<double>(block.attention_width);
+  return 4.0 * tokens * pairs_per_token * static_cast<double>(block.attention_width);
+}
+
+double Architecture::forward_flops(std::size_t index, std::uint64_t sequences,
+                                   std::uint64_t length) const {
+  expects(index < blocks.size(), "forward_flops: no such block");
+  const BlockSpec& block = blocks[index];
+  const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
   return 2.0 * block.token_share * tokens * static_cast<double>(block.product_elements) +
-         attention + 2.0 * static_cast<double>(block.norm_product_elements);
+         attention_flops(index, sequences, length) +
+         2.0 * static_cast<double>(block.norm_product_elements);
+}
+
+double Architecture::attention_output_flops(std::size_t index, std::uint64_t sequences,
+                                            std::uint64_t length) const {
+  const double attention = attention_flops(index, sequences, length);
+  const BlockSpec& block = blocks[index];
+  // The map is the last product of a half, which no backward pass recomputes.
+  if (block.part != LayerPart::whole) return attention;
+  const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
+  return attention + 2.0 * tokens * static_cast<double>(block.attention_width) *
+                         static_cast<double>(config.hidden_size);
 }
 
 double Architecture::recomputed_flops(std::size_t index, std::uint64_t sequences,

@@ -42,7 +42,8 @@ class StopWriter {
       reference.push_back(passes::reference_layer(draft_, b));
     }
     const PassId training = forward_pass(b, true);
-    const bool differs = draft_.kept[b] != kNone || shape_.blocks[b].role == BlockRole::router;
+    const bool differs = draft_.kept[b] != kNone || draft_.kept_attention[b] != kNone ||
+                         shape_.blocks[b].role == BlockRole::router;
     const PassId evaluation = differs ? forward_pass(b, false) : training;
     const auto stop = [&](PassId pass) {
       Stop one = {.passes = reference};

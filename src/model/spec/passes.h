@@ -22,9 +22,10 @@ class ProgramDraft {
 
   // Values, by the block to which they belong; kNone if the block has none.
   ValueId batch = kNone;
-  ValueId flow = kNone;                ///< gradient of the activation between two blocks
-  std::vector<ValueId> input;          ///< for each block that begins something, and for the head
-  std::vector<ValueId> kept;           ///< intermediates of layers in one piece
+  ValueId flow = kNone;        ///< gradient of the activation between two blocks
+  std::vector<ValueId> input;  ///< for each block that begins something, and for the head
+  std::vector<ValueId> kept;   ///< intermediates of layers in one piece
+  std::vector<ValueId> kept_attention;
   std::vector<ValueId> rows;           ///< norm results of halves and of the head
   std::vector<ValueId> sums;           ///< sums over the tiles of a half
   std::vector<ValueId> rows_gradient;  ///< gradients of the norm results of halves and of the head
@@ -57,6 +58,7 @@ class ProgramDraft {
   ClassId add_class(ValueClass one);
   ValueId add_value(StepValue value);
   void add_stream();
+  void add_intermediates();
   void add_halves();
   void add_routing();
   void add_head();

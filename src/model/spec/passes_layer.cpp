@@ -8,7 +8,7 @@ Pass forward_through(const ProgramDraft& draft, BlockId block, ValueId in, Value
   Pass pass = {.kernel = Kernel::layer,
                .block = block,
                .curve = CostCurve::forward,
-               .cost = {.flops = draft.block(block).forward_flops},
+               .cost = draft.block(block).forward_cost(),
                .operands = {weights_of(block), reads(Port::input, in), writes(Port::output, out),
                             workspace()}};
   // for the tokens' positions in their documents
@@ -26,6 +26,11 @@ PassId layer(ProgramDraft& draft, BlockId block, bool training) {
     kept.optional = true;
     pass.operands.push_back(kept);
   }
+  if (training && draft.kept_attention[block] != kNone) {
+    Operand kept = writes(Port::kept_attention, draft.kept_attention[block]);
+    kept.optional = true;
+    pass.operands.push_back(kept);
+  }
   return draft.add(std::move(pass));
 }
 
@@ -40,20 +45,27 @@ PassId layer_backward(ProgramDraft& draft, BlockId block) {
   Pass pass = {.kernel = Kernel::layer_backward,
                .block = block,
                .curve = CostCurve::backward,
-               .cost = {.flops = layer.backward_flops(), .traffic = layer.norm_traffic},
+               .cost = layer.backward_cost(),
                .operands = {weights_of(block), reads(Port::input, draft.input[block]),
                             updates(Port::activation_gradient, draft.flow), workspace()}};
+  pass.cost.traffic = layer.norm_traffic;
   if (draft.shape.packed) pass.operands.push_back(reads(Port::batch, draft.batch));
   add_gradient(pass, draft, block);
-  const PassCost again = {.flops = layer.recomputed_flops, .traffic = layer.norm_traffic};
+  PassCost again = layer.recomputation_cost();
+  again.traffic = layer.norm_traffic;
   if (draft.kept[block] == kNone) {
-    pass.cost.flops += again.flops;
-    pass.cost.traffic += again.traffic;
+    pass.cost += again;
   } else {
     // The pass overwrites the intermediates.
     Operand kept = updates(Port::kept, draft.kept[block]);
     kept.optional = true;
     kept.absent = again;
+    pass.operands.push_back(kept);
+  }
+  if (draft.kept_attention[block] != kNone) {
+    Operand kept = updates(Port::kept_attention, draft.kept_attention[block]);
+    kept.optional = true;
+    kept.spared = layer.attention_cost();
     pass.operands.push_back(kept);
   }
   return draft.add(std::move(pass));

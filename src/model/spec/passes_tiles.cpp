@@ -8,7 +8,7 @@ Pass forward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel) {
   Pass pass = {.kernel = kernel,
                .block = block,
                .curve = CostCurve::forward,
-               .cost = {.flops = shape.blocks[block].forward_flops},
+               .cost = shape.blocks[block].forward_cost(),
                .token_share = static_cast<float>(shape.blocks[block].token_share),
                .operands = {weights_of(block), reads(Port::normed, draft.rows[half]),
                             updates(Port::partial_sums, draft.sums[half]), workspace()}};
@@ -31,11 +31,12 @@ Pass backward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel) {
       .kernel = kernel,
       .block = block,
       .curve = CostCurve::backward,
-      .cost = {.flops = tile.backward_flops() + tile.recomputed_flops},
+      .cost = tile.backward_cost(),
       .token_share = static_cast<float>(tile.token_share),
       .operands = {weights_of(block), reads(Port::normed, draft.rows[half]),
                    last ? writes(Port::partial_sums, sums) : updates(Port::partial_sums, sums),
                    workspace(), reads(Port::activation_gradient, draft.flow)}};
+  pass.cost += tile.recomputation_cost();
   add_gradient(pass, draft, block);
   return pass;
 }

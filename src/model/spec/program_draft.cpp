@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
@@ -10,6 +12,7 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
     : shape(model),
       input(model.blocks.size(), kNone),
       kept(model.blocks.size(), kNone),
+      kept_attention(model.blocks.size(), kNone),
       rows(model.blocks.size(), kNone),
       sums(model.blocks.size(), kNone),
       rows_gradient(model.blocks.size(), kNone),
@@ -28,6 +31,7 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
                                       .from_host = true});
   batch = add_value({.name = "batch", .of = of_batch});
   add_stream();
+  add_intermediates();
   add_halves();
   add_routing();
   add_head();
@@ -35,8 +39,7 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
   add_sums();
 }
 
-/// Adds the activations between blocks, their gradient, and the intermediates of layers in one
-/// piece.
+/// Adds the activations between blocks and their gradient.
 void ProgramDraft::add_stream() {
   const ClassId between = add_class({.name = "activations in transit",
                                      .word = "activation",
@@ -66,11 +69,18 @@ void ProgramDraft::add_stream() {
                     .of = add_class({.name = "activation gradient",
                                      .word = "activation gradient",
                                      .bytes = shape.activation})});
+}
+
+/// Adds the intermediates of layers in one piece, and those of their attention alone.
+void ProgramDraft::add_intermediates() {
+  const auto for_layers = [this](Bytes BlockShape::*size, const auto& add) {
+    for (BlockId b = shape.first_layer(); b < program.head; ++b) {
+      const bool is_layer = block(b).role == BlockRole::layer && shape.is_differentiated(b);
+      if (is_layer && block(b).*size > 0) add(b, block(b));
+    }
+  };
   ClassId intermediates = kNone;
-  for (BlockId b = shape.first_layer(); b < program.head; ++b) {
-    const BlockShape& layer = block(b);
-    if (layer.role != BlockRole::layer || !shape.is_differentiated(b)) continue;
-    if (layer.intermediates == 0) continue;
+  for_layers(&BlockShape::intermediates, [&](BlockId b, const BlockShape& layer) {
     if (intermediates == kNone) {
       intermediates = add_class(
           {.name = "intermediates", .word = "intermediates", .memory = MemoryKind::intermediates});
@@ -80,7 +90,23 @@ void ProgramDraft::add_stream() {
                          .owner = b,
                          .waits = Waits::kept,
                          .bytes = layer.intermediates});
-  }
+  });
+  ClassId attention = kNone;
+  for_layers(&BlockShape::kept_attention, [&](BlockId b, const BlockShape& layer) {
+    if (attention == kNone) {
+      attention = add_class({.name = "results of attention in transit",
+                             .word = "results of attention",
+                             .memory = MemoryKind::intermediates,
+                             .slots = SlotRule::in_turn});
+    }
+    Bytes& largest = program.classes[attention].bytes;
+    largest = std::max(largest, layer.kept_attention);
+    kept_attention[b] = add_value({.name = fmt::format("{} attention", layer.name),
+                                   .of = attention,
+                                   .owner = b,
+                                   .waits = Waits::kept_attention,
+                                   .bytes = layer.kept_attention});
+  });
 }
 
 /// Adds the norm's result and the sums that all tiles of a half or of the head share.

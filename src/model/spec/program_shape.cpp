@@ -66,18 +66,22 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
   blocks.reserve(model.blocks.size());
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     const BlockSpec& block = model.blocks[b];
-    blocks.push_back({.name = block.name,
-                      .role = role_of(model, b),
-                      .forward_flops = model.forward_flops(b, batch.sequences, batch.length),
-                      .recomputed_flops = model.recomputed_flops(b, batch.sequences, batch.length),
-                      .frozen_flops = model.frozen_flops(b, batch.sequences, batch.length),
-                      .norm_traffic = 2 * block.norm_elements * size_of(type),
-                      .intermediates = of_block(sizes.intermediates, model, b),
-                      .gradient = block.own_trained_elements() * size_of(DType::f32),
-                      .cleared = of_block(sizes.cleared, model, b),
-                      .token_share = block.token_share,
-                      .expert = static_cast<std::uint32_t>(block.expert),
-                      .alike = likeness.number_of(block, b)});
+    blocks.push_back(
+        {.name = block.name,
+         .role = role_of(model, b),
+         .forward_flops = model.forward_flops(b, batch.sequences, batch.length),
+         .recomputed_flops = model.recomputed_flops(b, batch.sequences, batch.length),
+         .frozen_flops = model.frozen_flops(b, batch.sequences, batch.length),
+         .attention_flops = model.attention_flops(b, batch.sequences, batch.length),
+         .attention_output_flops = model.attention_output_flops(b, batch.sequences, batch.length),
+         .norm_traffic = 2 * block.norm_elements * size_of(type),
+         .intermediates = of_block(sizes.intermediates, model, b),
+         .kept_attention = of_block(sizes.attention, model, b),
+         .gradient = block.own_trained_elements() * size_of(DType::f32),
+         .cleared = of_block(sizes.cleared, model, b),
+         .token_share = block.token_share,
+         .expert = static_cast<std::uint32_t>(block.expert),
+         .alike = likeness.number_of(block, b)});
   }
   return blocks;
 }

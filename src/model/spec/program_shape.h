@@ -32,19 +32,37 @@ struct BlockShape {
   std::string name;
   BlockRole role = BlockRole::layer;
   double forward_flops = 0.0;
-  double recomputed_flops = 0.0;  ///< Architecture::recomputed_flops()
-  double frozen_flops = 0.0;      ///< Architecture::frozen_flops()
-  Bytes norm_traffic = 0;         ///< weights that each pass reads for DoRA's norms
-  Bytes intermediates = 0;        ///< KernelSizes::intermediates
-  Bytes gradient = 0;             ///< fp32 sums; 0: frozen
-  Bytes cleared = 0;              ///< KernelSizes::cleared
-  double token_share = 1.0;       ///< share of an expert, assuming balanced routing
-  std::uint32_t expert = 0;       ///< number of the (first) expert in its layer
-  std::uint32_t alike = 0;        ///< equal for blocks with the same kernels
+  double recomputed_flops = 0.0;        ///< Architecture::recomputed_flops()
+  double frozen_flops = 0.0;            ///< Architecture::frozen_flops()
+  double attention_flops = 0.0;         ///< Architecture::attention_flops()
+  double attention_output_flops = 0.0;  ///< Architecture::attention_output_flops()
+  Bytes norm_traffic = 0;               ///< weights that each pass reads for DoRA's norms
+  Bytes intermediates = 0;              ///< KernelSizes::intermediates
+  Bytes kept_attention = 0;             ///< KernelSizes::attention
+  Bytes gradient = 0;                   ///< fp32 sums; 0: frozen
+  Bytes cleared = 0;                    ///< KernelSizes::cleared
+  double token_share = 1.0;             ///< share of an expert, assuming balanced routing
+  std::uint32_t expert = 0;             ///< number of the (first) expert in its layer
+  std::uint32_t alike = 0;              ///< equal for blocks with the same kernels
 
   [[nodiscard]] bool is_frozen() const { return gradient == 0; }
   /// FLOPs of the backward pass, without recomputation.
   [[nodiscard]] double backward_flops() const { return 2.0 * forward_flops - frozen_flops; }
+  /// Costs of the forward pass, of the backward pass without recomputation, and of recomputation,
+  /// each without memory traffic.
+  [[nodiscard]] PassCost forward_cost() const {
+    return {.flops = forward_flops, .attention_flops = attention_flops};
+  }
+  [[nodiscard]] PassCost backward_cost() const {
+    return {.flops = backward_flops(), .attention_backward_flops = 2.0 * attention_flops};
+  }
+  [[nodiscard]] PassCost recomputation_cost() const {
+    return {.flops = recomputed_flops, .attention_flops = attention_flops};
+  }
+  /// The part of recomputation_cost() in attention and the map after it.
+  [[nodiscard]] PassCost attention_cost() const {
+    return {.flops = attention_output_flops, .attention_flops = attention_flops};
+  }
 };
 
 /// Sizes and work from which a StepProgram is written, without family, config or type. The blocks

@@ -99,12 +99,13 @@ class NumberCheck {
 };
 
 /// Follows one list of stops for one form of the head, as a step does for one micro-batch, and
-/// tracks which values exist. `keeps`: whether the placement keeps all intermediates or none.
+/// tracks which values exist. `keeps`: what the placement keeps of all blocks.
 class Walk {
  public:
+  enum class Keeps : std::uint8_t { nothing, attention, all };
   struct Choice {
     HeadForm form = HeadForm::any;
-    bool keeps = false;
+    Keeps keeps = Keeps::nothing;
   };
 
   Walk(const StepProgram& program, Choice choice, BreachList& breaches)
@@ -166,6 +167,13 @@ class Walk {
   [[nodiscard]] bool is_chosen(const Stop& stop) const {
     return stop.form == HeadForm::any || stop.form == choice_.form;
   }
+  static bool is_optional(Waits waits) {
+    return waits == Waits::kept || waits == Waits::kept_attention;
+  }
+  [[nodiscard]] bool keeps(ValueId value) const {
+    const bool attention = program_.values[value].waits == Waits::kept_attention;
+    return choice_.keeps == (attention ? Keeps::attention : Keeps::all);
+  }
 
   /// Begins the backward pass: only values that wait exist now.
   void turn() {
@@ -173,7 +181,7 @@ class Walk {
     for (ValueId v = 0; v < alive_.size(); ++v) {
       const Waits waits = program_.values[v].waits;
       if (waits == Waits::placed) alive_[v] = written_[v];
-      if (waits == Waits::kept) alive_[v] = written_[v] && choice_.keeps;
+      if (is_optional(waits)) alive_[v] = written_[v] && keeps(v);
       if (waits == Waits::again) alive_[v] = false;
     }
   }
@@ -181,7 +189,7 @@ class Walk {
   [[nodiscard]] bool is_lost(ValueId value) const {
     const StepValue& one = program_.values[value];
     if (!backward_ || one.recipe == kNone || remade_.contains(value)) return false;
-    return one.waits == Waits::again || (one.waits == Waits::kept && !choice_.keeps);
+    return one.waits == Waits::again || (one.waits == Waits::kept && !keeps(value));
   }
 
   void prepare(const Stop& stop) {
@@ -222,7 +230,7 @@ class Walk {
     for (const PassId id : stop.passes) {
       const Pass& pass = program_.passes[id];
       for (const Operand& operand : pass.operands) {
-        if (operand.optional && !choice_.keeps) continue;
+        if (operand.optional && !keeps(operand.number)) continue;
         if (operand.kind == OperandKind::gradient) add(id, operand.number);
         if (reads_value(operand)) {
           breaches_.require(alive_[operand.number], "{} of {} reads '{}', which does not exist{}",
@@ -231,7 +239,7 @@ class Walk {
         }
       }
       for (const Operand& operand : pass.operands) {
-        const bool bound = !operand.optional || choice_.keeps;
+        const bool bound = !operand.optional || keeps(operand.number);
         if (operand.kind == OperandKind::value && operand.access == OperandAccess::writes &&
             bound) {
           // A second pass that adds to a gradient must not begin it anew.
@@ -316,7 +324,7 @@ class PartCheck {
     const std::optional<RowCount>& rows = program_.blocks[pass.block].rows;
     bool counts = false;
     for (const Operand& operand : pass.operands) {
-      const bool costs = operand.absent.flops != 0.0 || operand.absent.traffic != 0;
+      const bool costs = operand.absent != PassCost() || operand.spared != PassCost();
       breaches_.require(operand.optional || !costs,
                         "{} of {}: {} is not optional, but has a cost of absence", kernel, block,
                         to_string(operand.port));
@@ -327,8 +335,9 @@ class PartCheck {
       }
       if (!operand.optional) continue;
       const bool kept = operand.kind == OperandKind::value &&
-                        program_.values[operand.number].waits == Waits::kept &&
-                        program_.values[operand.number].recipe == kNone;
+                        program_.values[operand.number].recipe == kNone &&
+                        (program_.values[operand.number].waits == Waits::kept ||
+                         program_.values[operand.number].waits == Waits::kept_attention);
       breaches_.require(kept, "{} of {}: {} is optional, but not kept without a recipe", kernel,
                         block, to_string(operand.port));
     }
@@ -403,7 +412,8 @@ std::vector<std::string> check(const StepProgram& program) {
   std::vector<HeadForm> forms = {HeadForm::any};
   if (program.one_pass) forms = {HeadForm::one_pass, HeadForm::visits};
   for (const HeadForm form : forms) {
-    for (const bool keeps : {false, true}) {
+    for (const Walk::Keeps keeps :
+         {Walk::Keeps::nothing, Walk::Keeps::attention, Walk::Keeps::all}) {
       Walk(program, {.form = form, .keeps = keeps}, breaches).train();
     }
   }

@@ -44,15 +44,12 @@ constexpr std::array<KernelWords, kKernelCount> kKernels = {{
 static_assert(static_cast<std::size_t>(Kernel::head_end) + 1 == kKernelCount);
 
 constexpr std::array<std::string_view, kPortCount> kPortNames = {
-    "weights",        "output weights",
-    "batch",          "input",
-    "output",         "activation gradient",
-    "kept",           "normed",
-    "partial sums",   "routing",
-    "routing counts", "router totals",
-    "losses",         "pairs",
-    "gradient",       "output gradient",
-    "workspace",
+    "weights",       "output weights",  "batch",
+    "input",         "output",          "activation gradient",
+    "kept",          "kept attention",  "normed",
+    "partial sums",  "routing",         "routing counts",
+    "router totals", "losses",          "pairs",
+    "gradient",      "output gradient", "workspace",
 };
 static_assert(static_cast<std::size_t>(Port::workspace) + 1 == kPortCount);
 
@@ -190,6 +187,8 @@ class ProgramText {
         return fmt::format("placed with {}{}", name_of(value.owner), bytes);
       case Waits::kept:
         return fmt::format("kept{}{}", value.recipe == kNone ? "" : " or computed again", bytes);
+      case Waits::kept_attention:
+        return fmt::format("kept, placed with {}{}", name_of(value.owner), bytes);
       case Waits::again:
         break;
     }
@@ -316,6 +315,9 @@ class ProgramText {
     std::string text =
         fmt::format("{} {}: {}", operand.access == OperandAccess::writes ? ">" : "<>",
                     model::to_string(operand.port), program_.values[operand.number].name);
+    if (operand.spared.flops > 0.0) {
+      return text + fmt::format("; with it {} flops less", grouped(operand.spared.flops));
+    }
     if (cost.flops == 0.0 && cost.traffic == 0) return text;
     text += fmt::format("; without it {} flops", grouped(cost.flops));
     if (cost.traffic > 0) text += fmt::format(" and {} bytes", grouped(cost.traffic));

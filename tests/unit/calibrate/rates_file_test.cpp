@@ -46,6 +46,7 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
     "forward": [{"tokens": 512, "tflops": 90}, {"tokens": 2048, "tflops": 110.5}],
     "backward": [{"tokens": 512, "tflops": 80}],
     "head": [{"tokens": 512, "tflops": 70}],
+    "attention_forward_tflops": 600, "attention_backward_tflops": 350.5,
     "device_memory_gbps": 900, "launch_us": 10, "update_gbps": 60,
     "upload_gbps": 24.5, "offload_gbps": 25,
     "read_gbps": 14, "write_gbps": 12, "mixed_gbps": 13, "io_latency_us": 80,
@@ -60,6 +61,8 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
   EXPECT_EQ(rates.name, "a machine");
   ASSERT_EQ(rates.forward.size(), 2U);
   EXPECT_EQ(rates.forward[1], (plan::CurvePoint{2048.0, 110.5e12}));
+  EXPECT_EQ(rates.attention_forward_per_second, 600e12);
+  EXPECT_EQ(rates.attention_backward_per_second, 350.5e12);
   EXPECT_EQ(rates.device_memory_per_second, 900e9);
   EXPECT_EQ(rates.launch_seconds, 10e-6);
   EXPECT_EQ(rates.update_per_second, 60e9);
@@ -105,6 +108,8 @@ TEST(RatesFile, WhatIsSavedIsLoadedBitForBit) {
     rates.name = "quotes \" and \\ and \n lines";
     rates.forward = {{1.0, any()}, {any() * 0x1p90, any()}};
     rates.backward = {{any(), any()}};
+    rates.attention_forward_per_second = any();
+    rates.attention_backward_per_second = any();
     rates.device_memory_per_second = any();
     rates.launch_seconds = any();
     rates.update_per_second = any();

@@ -127,7 +127,7 @@ Config unusual() {
                .nvtx = true,
                .delay_seed = 26,
                .activations = Tier::nvme,
-               .recompute = true,
+               .kept = step::Kept::nothing,
                .compute_threads = 3,
                .update_threads = 4,
                .update_isa = Isa::avx512,
@@ -139,7 +139,7 @@ Config unusual() {
                               .weights = Tier::host,
                               .optimizer = std::nullopt,
                               .activations = Tier::nvme,
-                              .recompute = false}},
+                              .kept = step::Kept::attention}},
                .steps = 21,
                .seed = 22,
                .eval_every = 23,
@@ -237,7 +237,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.nvtx, b.nvtx);
   EXPECT_EQ(a.delay_seed, b.delay_seed);
   EXPECT_EQ(a.activations, b.activations);
-  EXPECT_EQ(a.recompute, b.recompute);
+  EXPECT_EQ(a.kept, b.kept);
   EXPECT_EQ(a.gradients, b.gradients);
   EXPECT_EQ(a.compute_threads, b.compute_threads);
   EXPECT_EQ(a.update_threads, b.update_threads);
@@ -250,7 +250,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.placement[0].last_block, 2U);
   EXPECT_EQ(a.placement[0].weights, b.placement[0].weights);
   EXPECT_EQ(a.placement[0].optimizer, b.placement[0].optimizer);
-  EXPECT_EQ(a.placement[0].recompute, b.placement[0].recompute);
+  EXPECT_EQ(a.placement[0].kept, b.placement[0].kept);
   EXPECT_EQ(a.placement[0].activations, b.placement[0].activations);
   EXPECT_EQ(a.steps, b.steps);
   EXPECT_EQ(a.seed, b.seed);

@@ -10,6 +10,7 @@ namespace {
 using test::error_of;
 using test::kMinimal;
 using test::parse_text;
+using test::with;
 using Paths = std::vector<std::filesystem::path>;
 
 const std::string kOptimizerPath = "zero_optimization.offload_optimizer.nvme_path";
@@ -126,6 +127,15 @@ TEST(ConfigAio, RefusesPollingThroughThePageCache) {
   EXPECT_NE(
       error_of(kMinimal, {"aio.buffered=true", "aio.iopoll=true"}).find("needs direct I/O, but"),
       std::string::npos);
+}
+
+TEST(ConfigRecompute, RefusalsNameTheChoices) {
+  for (const std::string key : {R"("recompute": "most")", R"("recompute": 1)"}) {
+    const std::string error = error_of(with(R"("ballast": {)" + key + "}"));
+    EXPECT_NE(error.find("ballast.recompute: expected true, false or \"except_attention\", got"),
+              std::string::npos)
+        << error;
+  }
 }
 
 }  // namespace

@@ -197,6 +197,42 @@ TEST(StepProgramCheck, FindsGradientsThatBeginTwice) {
   EXPECT_EQ(breach_of(program), "layer backward of layer 1 writes 'activation gradient' again");
 }
 
+/// Programs whose kernels can keep attention without the rest differ only in optional operands.
+TEST(StepProgram, MayKeepAttentionOfLayers) {
+  const Case one = cases().front();
+  const Bytes bytes = 3 * 4096;
+  KernelSizes sizes = sizes_of(one);
+  sizes.attention.assign(one.model.blocks.size(), bytes);
+  StepProgram program = write_program(one.model, DType::bf16, one.shape, sizes);
+  EXPECT_EQ(check(program), std::vector<std::string>());
+  const MicroBatchShape shape = one.shape.micro_batch;
+  const auto layer = static_cast<BlockId>(one.model.first_layer());
+  const double attention = one.model.attention_flops(layer, shape.sequences, shape.length);
+  const Operand& kept = operand_of(program, Kernel::layer_backward, Port::kept_attention);
+  EXPECT_EQ(program.values[kept.number].bytes, bytes);
+  EXPECT_EQ(kept.spared.attention_flops, attention);
+  EXPECT_EQ(kept.spared.flops,
+            one.model.attention_output_flops(layer, shape.sequences, shape.length));
+  EXPECT_GT(kept.spared.flops, attention);
+  const Pass& backward = pass_of(program, Kernel::layer_backward);
+  EXPECT_EQ(backward.cost.attention_backward_flops, 2.0 * attention);
+  EXPECT_EQ(backward.cost.attention_flops, 0.0);
+  EXPECT_EQ(operand_of(program, Kernel::layer_backward, Port::kept).absent.attention_flops,
+            attention);
+  // Without these operands the passes are those of other programs.
+  for (Pass& pass : program.passes) {
+    std::erase_if(pass.operands,
+                  [](const Operand& one) { return one.port == Port::kept_attention; });
+  }
+  const StepProgram without = program_of(one);
+  ASSERT_EQ(program.passes.size(), without.passes.size());
+  for (std::size_t p = 0; p < program.passes.size(); ++p) {
+    EXPECT_EQ(program.passes[p].operands.size(), without.passes[p].operands.size());
+    EXPECT_EQ(program.passes[p].cost, without.passes[p].cost);
+    EXPECT_EQ(program.passes[p].shape, without.passes[p].shape);
+  }
+}
+
 TEST(StepProgramCheck, FindsGradientsCompletedOutOfOrder) {
   StepProgram program = whole();
   std::swap(program.training[4].finishes, program.training[5].finishes);

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -257,6 +258,27 @@ TEST(VocabularyTiles, HaveAtLeastSixteenRowsExceptTheLast) {
   EXPECT_EQ(four.tile(3).first, 48U);
   EXPECT_EQ(four.tile(3).rows, 13U);
   EXPECT_THROW(build_architecture(in_tiles(test::small_gpt2(), 5)), Error);
+}
+
+TEST(VocabularyTiles, LogitsOfAChunkStayWithinTheirBounds) {
+  constexpr Bytes kBound = 64 * kMiB;  // of the host device
+  constexpr MicroBatchShape kLong = {.sequences = 64, .length = 64};
+  ModelConfig config = test::small_llama();
+  config.vocab_size = 163840;
+  const auto sizes = [&](std::uint64_t tiles) {
+    const Architecture model = build_architecture(in_tiles(config, tiles));
+    const KernelSizes needed = kernel_memory(model, DType::bf16, kLong, "host", 1);
+    return std::pair(needed.workspace, needed.intermediates[model.head()]);
+  };
+  const auto [whole, nothing] = sizes(1);
+  EXPECT_LT(whole, kBound + 8 * kMiB);
+  EXPECT_EQ(nothing, 0U);
+  // One pass over ten tiles keeps four times as many logits as fit the bound, visits a tenth of
+  // them.
+  const auto [visits, one_pass] = sizes(10);
+  EXPECT_LT(visits, kBound);
+  EXPECT_GT(one_pass, 3 * kBound);
+  EXPECT_LT(one_pass, 4 * kBound + 8 * kMiB);
 }
 
 }  // namespace

@@ -63,6 +63,28 @@ TEST(SecondsAlone, OfComputeAreThoseOfFlopsAndOfMemoryTraffic) {
   EXPECT_DOUBLE_EQ(seconds(Speed::head), 4.0);
 }
 
+TEST(SecondsAlone, OfAttentionHaveTheirOwnRates) {
+  Rates rates = unit_rates();
+  rates.backward = {{64.0, 10.0}};
+  Schedule schedule;
+  schedule.micro_batch_tokens = 64;
+  // A backward pass that recomputes its layer: 8 FLOPs of attention forward, and twice that back.
+  Operation operation;
+  operation.speed = Speed::backward;
+  operation.flops = 100.0;
+  operation.attention_flops = 8.0;
+  operation.attention_backward_flops = 16.0;
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 10.0);
+  rates.attention_forward_per_second = 4.0;
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 9.2 + 2.0);
+  // Five products, of which 16 FLOPs are four.
+  rates.attention_backward_per_second = 2.0;
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 7.6 + 2.0 + 10.0);
+  operation.flops = 24.0;
+  rates.backward.clear();
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 2.0 + 10.0);
+}
+
 TEST(RateAt, InterpolatesTheTimePerFlopInTheLogarithmOfTokens) {
   const Curve curve = {{256.0, 10.0}, {1024.0, 30.0}, {2048.0, 40.0}};
   EXPECT_DOUBLE_EQ(rate_at(curve, 256.0), 10.0);

@@ -140,7 +140,7 @@ TEST_F(DrawBlueprint, LayersKeepTheirIntermediatesWhereThereIsRoomAndTheLastOnes
     const engine::Blueprint engine = draw_blueprint(config(overrides));
     std::vector<bool> keeps;
     for (const auto& block : engine.placement.blocks) {
-      keeps.push_back(block.keeps_intermediates);
+      keeps.push_back(block.kept == step::Kept::all);
     }
     return keeps;
   };

@@ -30,8 +30,11 @@ PlanChoices some_choices() {
                          .order = step::Order::micro_batch_major,
                          .prefetches_experts = true,
                          .buffers = {1, 2, 3, 4, 5, 6}};
-  const step::BlockPlacement mixed = {Tier::host, Tier::nvme, Tier::device, true, true, Tier::nvme};
+  step::BlockPlacement mixed = {Tier::host,      Tier::nvme, Tier::device,
+                                step::Kept::all, true,       Tier::nvme};
   choices.placement.blocks = {{}, mixed, mixed, {}};
+  mixed.kept = step::Kept::attention;
+  choices.placement.blocks.push_back(mixed);
   return choices;
 }
 

@@ -98,7 +98,7 @@ class OpenPlacements {
       // Has no effect if the states are on the device.
       add(b, &BlockPlacement::gradients, constraints_[b].gradients);
       // Kept intermediates only need more memory.
-      start_.blocks[b].keeps_intermediates = !constraints_[b].recompute.value_or(true);
+      start_.blocks[b].kept = constraints_[b].kept.value_or(step::Kept::nothing);
     }
   }
 

@@ -73,7 +73,7 @@ TEST(Planner, ChoosesTheOrderThatLeavesRoomForIntermediates) {
   const auto kept = [](const Decision& decision) {
     const auto& blocks = decision.blueprint.placement.blocks;
     return std::count_if(blocks.begin(), blocks.end(),
-                         [](const auto& block) { return block.keeps_intermediates; });
+                         [](const auto& block) { return block.kept == step::Kept::all; });
   };
   // Room for the intermediates of one micro-batch and all states, but not for those of sixteen.
   const Decision by_micro_batch = decide("micro_batch_major", 256 * kMiB);
@@ -86,7 +86,7 @@ TEST(Planner, ChoosesTheOrderThatLeavesRoomForIntermediates) {
   EXPECT_EQ(open.blueprint.options.order, step::Order::micro_batch_major);
   EXPECT_GE(speed(open), 0.999 * speed(decide("layer_major", enough)));
   EXPECT_FALSE(leaves_choices(open.config));
-  EXPECT_EQ(open.config.ballast.recompute, false);
+  EXPECT_EQ(open.config.ballast.kept, step::Kept::all);
 }
 
 TEST(Planner, ItsConfigDrawsItsBlueprintEvenWhenPrintedAndReadBack) {

@@ -155,14 +155,9 @@ class Interpreter {
     if (position == kNone) return complain(op, "belongs to no pass of this plan");
     check_order(op, id, position);
     const model::Pass& pass = program_.passes[id];
-    model::PassCost cost = pass.cost;
     std::vector<std::pair<const Operand*, const Use*>> bound;
     for (const Operand& operand : pass.operands) {
-      if (operand.optional && !keeps(operand.number)) {
-        cost.flops += operand.absent.flops;
-        cost.traffic += operand.absent.traffic;
-        continue;
-      }
+      if (!is_bound(program_, placement_, operand)) continue;
       const Use* use = bound.size() < op.uses.size() ? &op.uses[bound.size()] : nullptr;
       const bool writes = operand.access != OperandAccess::reads;
       if (use == nullptr || use->role != role_of(operand.port) || use->writes != writes) {
@@ -171,7 +166,7 @@ class Interpreter {
       bound.emplace_back(&operand, use);
     }
     if (bound.size() < op.uses.size()) complain(op, "binds what its pass does not have");
-    if (op.block != pass.block || op.flops != cost.flops || op.traffic != cost.traffic ||
+    if (op.block != pass.block || cost_of(op) != cost_of(program_, placement_, pass) ||
         op.bytes != pass.exchanged || op.token_share != pass.token_share) {
       complain(op, "has the cost of another pass");
     }
@@ -340,7 +335,11 @@ class Interpreter {
     if (!right) complain(op, "moves something else than it says");
     // A move empties its source.
     put(op, to, {});
+    const bool pages = op.payload == Payload::value &&
+                       (op.action == Action::fetch || op.action == Action::writeback);
     for (const SymbolicMemory::Piece& piece : pieces) {
+      // The end of the last page has what was in the buffer before.
+      if (pages && piece.content != pieces.front().content) continue;
       const Bytes begin = to.begin + (piece.begin - from.begin);
       put(op, {to.buffer, begin, piece.end - piece.begin}, piece.content, piece.at);
     }
@@ -627,9 +626,6 @@ class Interpreter {
   [[nodiscard]] Bytes size_of(model::ValueId value) const {
     const Bytes own = program_.values[value].bytes;
     return own > 0 ? own : class_of(value).bytes;
-  }
-  [[nodiscard]] bool keeps(model::ValueId value) const {
-    return placement_.blocks[program_.values[value].owner].keeps_intermediates;
   }
   [[nodiscard]] bool reads_host(const Operand& operand) const {
     return class_of(operand.number).counts && operand.access == OperandAccess::reads;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ballast/model/step_program.h"
+#include "ballast/plan/plan.h"
 #include "ballast/step/placement.h"
 #include "ballast/step/problem.h"
 #include "ballast/step/rank_sizes.h"
@@ -24,9 +25,37 @@ inline model::HeadForm form_of(const Problem& problem, const Placement& placemen
     const bool split = RankSizes(problem).shards_weights(block);
     return placement.blocks[block].weights == Tier::device && !split;
   };
-  const bool one = !head || (placement.blocks[head->keeper].keeps_intermediates &&
+  const bool one = !head || (placement.blocks[head->keeper].kept == Kept::all &&
                              std::all_of(head->on_device.begin(), head->on_device.end(), is_there));
   return one ? model::HeadForm::one_pass : model::HeadForm::visits;
+}
+
+/// Returns the cost that an operation names.
+inline model::PassCost cost_of(const plan::Operation& op) {
+  return {op.flops, op.traffic, op.attention_flops, op.attention_backward_flops};
+}
+
+/// Returns whether an operation has the operand of its pass: optional ones are kept values.
+inline bool is_bound(const model::StepProgram& program, const Placement& placement,
+                     const model::Operand& operand) {
+  if (!operand.optional) return true;
+  const model::StepValue& value = program.values[operand.number];
+  const bool attention = value.waits == model::Waits::kept_attention;
+  return placement.blocks[value.owner].kept == (attention ? Kept::attention : Kept::all);
+}
+
+/// Returns the cost of a pass with what the placement keeps.
+inline model::PassCost cost_of(const model::StepProgram& program, const Placement& placement,
+                               const model::Pass& pass) {
+  model::PassCost cost = pass.cost;
+  for (const model::Operand& operand : pass.operands) {
+    if (!is_bound(program, placement, operand)) {
+      cost += operand.absent;
+    } else {
+      cost -= operand.spared;
+    }
+  }
+  return cost;
 }
 
 /// The passes of a micro-batch one after the other, without anything that is computed again: what

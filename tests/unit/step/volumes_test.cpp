@@ -139,7 +139,7 @@ class Counter {
 
   void go_through(bool updates, bool last) {
     std::vector<bool> keeps;
-    for (const BlockPlacement& block : place_.blocks) keeps.push_back(block.keeps_intermediates);
+    for (const BlockPlacement& block : place_.blocks) keeps.push_back(block.kept == Kept::all);
     Recomputation recomputation(program_, keeps);
     std::uint32_t arrived = 0;
     for (const model::Stop* stop : stops_of(program_.training, form_)) {
@@ -225,7 +225,10 @@ class Counter {
   }
 
   void activations(const model::StepValue& value, std::uint32_t micro_batches) {
-    if (value.waits != model::Waits::placed || at(value.owner).activations == Tier::device) return;
+    const bool kept =
+        value.waits == model::Waits::kept_attention && at(value.owner).kept == Kept::attention;
+    if (value.waits != model::Waits::placed && !kept) return;
+    if (at(value.owner).activations == Tier::device) return;
     const Bytes bytes = program_.bytes_of(value);
     count(Lane::offload, micro_batches * bytes);
     count(Lane::upload, micro_batches * bytes);

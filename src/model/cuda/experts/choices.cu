@@ -125,6 +125,7 @@ __global__ void __launch_bounds__(kScanThreads)
     __syncthreads();  // all threads have read the sums of the warps
     if (!mine) continue;
     if (starts != nullptr) starts[expert] = next;
+    if (groups == 0) continue;
     replace_counts(counts + expert, groups, experts, [&](std::int32_t count) {
       const std::int32_t start = next;
       next += count;

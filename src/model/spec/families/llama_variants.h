@@ -263,7 +263,7 @@ class Gemma3 final : public Llama {
 
  protected:
   bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
-    return (index + 1) % static_cast<std::uint64_t>(c.number("sliding_window_pattern")) != 0;
+    return std::fmod(static_cast<double>(index + 1), c.number("sliding_window_pattern")) != 0.0;
   }
 };
 

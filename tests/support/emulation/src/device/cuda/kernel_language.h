@@ -10,12 +10,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <tuple>
+#include <type_traits>
 
 #include <cuda_runtime_api.h>
 
 #include "ballast/core/dtype.h"
 
 #include "tests/support/emulation/grid.h"
+#include "tests/support/fake_stream.h"
 
 #undef __shared__
 #define __shared__ static thread_local
@@ -123,7 +126,7 @@ struct LaunchConfig {
   std::size_t shared_bytes = 0;
 };
 
-/// Runs the kernel at once.
+/// Runs the kernel in the order of the stream (fake_stream.h), with copies of the arguments.
 template <class... Parameters, class... Arguments>
 cudaError_t launch(const LaunchConfig& how, void (*kernel)(Parameters...), Arguments... arguments) {
   // Compute capabilities 9.0 and 8.9.
@@ -134,14 +137,17 @@ cudaError_t launch(const LaunchConfig& how, void (*kernel)(Parameters...), Argum
     return cudaErrorInvalidConfiguration;
   }
   if (how.blocks.y > 65535 || how.blocks.z > 65535) return cudaErrorInvalidConfiguration;
-  test::emulation::run_grid(how.blocks, how.threads, how.shared_bytes,
-                            [&] { kernel(static_cast<Parameters>(arguments)...); });
-  return cudaSuccess;
+  const std::tuple<std::decay_t<Parameters>...> given(static_cast<Parameters>(arguments)...);
+  return test::launch_on_stream(
+      how.stream, reinterpret_cast<const void*>(kernel), [how, kernel, given] {
+        test::emulation::run_grid(how.blocks, how.threads, how.shared_bytes,
+                                  [&] { std::apply(kernel, given); });
+      });
 }
 
 template <class... Parameters>
-cudaError_t load(void (*)(Parameters...)) {
-  return cudaSuccess;
+cudaError_t load(void (*kernel)(Parameters...)) {
+  return test::load_kernel(reinterpret_cast<const void*>(kernel));
 }
 
 inline void expect_aligned_to_16(const void* address) {

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+
+namespace ballast::model {
+
+/// Optional arrays that a family's layers need, and their form.
+struct LayerArrays {
+  std::size_t mlp = 2;  ///< arrays [N, I] for hidden and activated together, 2 or 3
+  /// True: the layer runs its MLP with Layer::by_chunks(). False: on all rows at once.
+  bool cuts_mlp = false;
+  bool norm1 = true;
+  bool projected = false;
+  bool attention_out = false;
+  bool mlp_out = false;
+  /// True if layers are cut into tiles: a call is for one tile, and the caller owns its input.
+  bool tiles = false;
+  /// True if Layer::compute() leaves out what attention_is_known() says.
+  bool keeps_attention = false;
+};
+
+/// Memory of a layer's values between its forward and backward pass. At most one is not null.
+struct KeptValues {
+  std::byte* all = nullptr;        ///< Port::kept
+  std::byte* attention = nullptr;  ///< Port::kept_attention
+};
+
+/// Intermediates of one layer, with N tokens, H hidden_size, A heads x head_dim, I
+/// intermediate_size. The forward pass writes them; the backward pass reads and overwrites them. If
+/// the MLP is cut, hidden, activated and mlp_out are in its MlpChunks. For tiles of layers, A and I
+/// are those of the widest tile, and norm1, middle and norm2 do not exist.
+template <class T>
+struct LayerMemory {
+  T* norm1 = nullptr;          ///< [N, H] input of the attention's projection
+  T* projected = nullptr;      ///< [N, queries | keys] before their norms
+  T* qkv = nullptr;            ///< [N, queries | keys | values]
+  T* attention = nullptr;      ///< [N, A]
+  T* attention_out = nullptr;  ///< [N, H] before its norm, later its gradient
+  T* middle = nullptr;         ///< [N, H] residual stream between attention and MLP
+  T* norm2 = nullptr;          ///< [N, H] input of the MLP
+  T* hidden = nullptr;         ///< [N, I] gelu's input, or 2 N I elements of gate and up
+  T* activated = nullptr;      ///< [N, I], later its gradient
+  T* mlp_out = nullptr;        ///< [N, H] before its norm, later its gradient
+  T* dqkv = nullptr;           ///< like qkv, in the memory of hidden and activated
+  T* gradient = nullptr;       ///< [N, H or A], of norm2, attention, then norm1; norm2's memory
+  float* log_sums = nullptr;   ///< log-sums of attention
+};
+
+/// Rows [first, first + rows) of a layer and the intermediates of its MLP for these rows.
+template <class T>
+struct MlpChunk {
+  std::size_t first = 0;
+  std::size_t rows = 0;
+  std::size_t width = 0;   ///< I of the layer or tile
+  T* hidden = nullptr;     ///< like LayerMemory's, with `rows` instead of N
+  T* activated = nullptr;  ///< like LayerMemory's
+  T* mlp_out = nullptr;    ///< like LayerMemory's
+};
+
+}  // namespace ballast::model
