@@ -94,9 +94,11 @@ Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<boo
     throw Error(ErrorCategory::config, "ballast.nvtx: " + device::profiler_refusal());
   }
   const step::Problem& problem = blueprint_.problem;
-  expects(problem.world == (ranks_ == nullptr ? 1 : ranks_->world()) &&
-              blueprint_.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
-          "engine: the blueprint's rank or world differs from this process");
+  const Mesh& mesh = blueprint_.mesh;
+  expects(problem.sharers == mesh.sharers() &&
+              mesh.ranks() == (ranks_ == nullptr ? 1 : ranks_->world()) &&
+              mesh.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
+          "engine: the blueprint's mesh differs from the run's ranks");
   const model::KernelSizes& needed = compute_->sizes();
   const model::StepProgram& program = problem.program();
   bool enough = problem.workspace_bytes >= needed.workspace;
@@ -184,7 +186,7 @@ bool Engine::checks_each() const {
 }
 
 void Engine::log_start(std::chrono::duration<double> warm_up) const {
-  if (blueprint_.rank != 0) return;
+  if (blueprint_.mesh.rank != 0) return;
   const std::uint32_t local_rank = ranks_ == nullptr ? 0 : ranks_->launch().local_rank;
   log(LogLevel::info, fmt::format("device: {}", arithmetic()));
   log(LogLevel::info,
@@ -256,8 +258,8 @@ void Engine::record(plan::Timeline* timeline) {
 
 std::string Engine::arithmetic() const {
   const std::string own = compute_->arithmetic();
-  const std::uint32_t world = blueprint_.problem.world;
-  return fmt::format("{} rank{}, {}", world, world == 1 ? "" : "s",
+  const std::uint32_t ranks = blueprint_.mesh.ranks();
+  return fmt::format("{} rank{}, {}", ranks, ranks == 1 ? "" : "s",
                      own.empty() ? device_->description() : own);
 }
 

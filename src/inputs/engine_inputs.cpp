@@ -34,22 +34,22 @@ step::Options schedule_options(const config::Config& config) {
 }
 
 /// Returns how many ranks share one copy of the weights; 0: all.
-std::uint32_t hpz_partition_size(const config::ZeroSection& zero, std::uint32_t world) {
+std::uint32_t hpz_partition_size(const config::ZeroSection& zero, std::uint32_t sharers) {
   const std::uint64_t size = zero.hpz_partition_size;
-  if (size == 1 || world == 1) return 0;
-  if (world % size == 0) return static_cast<std::uint32_t>(size);
+  if (size == 1 || sharers == 1) return 0;
+  if (sharers % size == 0) return static_cast<std::uint32_t>(size);
   throw Error(ErrorCategory::config,
               fmt::format("zero_optimization.zero_hpz_partition_size: {} does not divide the {} "
                           "ranks of this run; give a divisor, usually the ranks of a node, or 1",
-                          size, world));
+                          size, sharers));
 }
 
-void check_expert_parallel(std::uint64_t ranks, std::uint32_t world) {
-  if (ranks == 1 || ranks == world) return;
-  throw Error(
-      ErrorCategory::config,
-      fmt::format("ballast.expert_parallel: {}, but the run has {} rank{}; give {}1", ranks, world,
-                  world == 1 ? "" : "s", world == 1 ? "" : fmt::format("{} or ", world)));
+void check_expert_parallel(std::uint64_t ranks, std::uint32_t sharers) {
+  if (ranks == 1 || ranks == sharers) return;
+  throw Error(ErrorCategory::config,
+              fmt::format("ballast.expert_parallel: {}, but the run has {} rank{}; give {}1", ranks,
+                          sharers, sharers == 1 ? "" : "s",
+                          sharers == 1 ? "" : fmt::format("{} or ", sharers)));
 }
 
 std::vector<std::filesystem::path> swap_directories(const config::Config& config) {
@@ -140,10 +140,14 @@ std::size_t named_speculation(const config::Config& config) {
   return config.ballast.speculative_updates.value_or(0);
 }
 
+Mesh mesh_of(const config::Config&, std::uint32_t ranks, std::uint32_t rank) {
+  return {.data = ranks, .rank = rank};
+}
+
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
                           const memory::Budgets& budgets, const model::KernelSizes& kernels,
-                          std::uint32_t world) {
-  check_expert_parallel(model.expert_ranks, world);
+                          const Mesh& mesh) {
+  check_expert_parallel(model.expert_ranks, mesh.sharers());
   engine::Blueprint blueprint;
   blueprint.model = model;
   blueprint.type = config.type;
@@ -155,11 +159,12 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
   blueprint.micro_batches = config.batch.accumulation;
   blueprint.budgets = budgets;
   blueprint.options = schedule_options(config);
-  blueprint.problem.world = world;
+  blueprint.mesh = mesh;
+  blueprint.problem.sharers = mesh.sharers();
   blueprint.problem.stage = static_cast<std::uint32_t>(config.zero.stage);
-  blueprint.problem.hpz_partition_size = hpz_partition_size(config.zero, world);
+  blueprint.problem.hpz_partition_size = hpz_partition_size(config.zero, mesh.sharers());
   if (config.zero.quantized_weights) blueprint.problem.qwz_weight_bytes = size_of(blueprint.type);
-  engine::size_problem(blueprint, kernels, config.ballast.eval_batches / world,
+  engine::size_problem(blueprint, kernels, config.ballast.eval_batches / mesh.data,
                        config.zero.persistence_threshold);
   return blueprint;
 }
