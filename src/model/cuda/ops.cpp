@@ -18,7 +18,6 @@
 #include "src/model/spec/families/experts.h"
 
 namespace ballast::model::cuda {
-
 namespace {
 
 /// True for types that cuDNN's attention supports.
@@ -215,8 +214,7 @@ void Ops<T>::attention(const AttentionMask& mask, const AttentionSinks<T>& sinks
   shape.mask = mask;
   bool done = false;
   if constexpr (kFusable<T>) {
-    const bool causal_only = mask.window == 0 && mask.positions == nullptr;
-    done = causal_only && run_fused(qkv, out, log_sums);
+    done = mask.window == 0 && mask.positions == nullptr && run_fused(qkv, out, log_sums);
   }
   if (!done) {
     const auto kernel = set_ == KernelSet::plain ? &plain_attention<T> : &cuda::attention<T>;
