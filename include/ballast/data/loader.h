@@ -29,7 +29,7 @@ struct LoaderOptions {
   std::uint64_t first_step = 1;  ///< step of the first batch of next(); larger for a resumed run
   std::uint64_t skipped = 0;     ///< skipped batches: step k takes batch k + skipped
   std::uint64_t prefetch = 2;    ///< batches kept ready, at least 1
-  std::uint64_t place = 0;       ///< of this rank among those with other sequences: Mesh::data
+  std::uint64_t place = 0;       ///< this rank's, among those with other sequences: Mesh::data
   std::uint64_t places = 1;
 };
 
