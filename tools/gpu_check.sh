@@ -51,7 +51,7 @@ failure_reason() {
   python3 - "$1" <<'P'
 import re, sys
 lines = [line.strip() for line in open(sys.argv[1], errors="replace") if line.strip()]
-words = re.compile(r"error|Failure|FAILED|ERROR SUMMARY: [1-9]|cannot|Assertion|terminate")
+words = re.compile(r"error|Failure|FAILED|ERROR SUMMARY: [1-9]|cannot|Assertion|terminate|\bfault\b")
 print(([line for line in lines if words.search(line)] or lines[-1:] or ["no output"])[0])
 P
 }
@@ -143,6 +143,15 @@ correct() {
   check "PyTorch's runs" 120 "$bin/gpu_pytorch_parity_on_cuda"
   check families 120 "$bin/gpu_families_on_cuda"
   check invariance 150 "$bin/gpu_invariance_on_cuda"
+  cat >"$logs/doctor.json" <<J
+{"model": {"family": "llama", "vocab_size": 32000, "hidden_size": 2048, "num_layers": 24,
+           "num_heads": 16, "num_kv_heads": 4, "intermediate_size": 7680},
+ "data": {"tokens": ["none"], "token_type": "u16", "sequence_length": 2048},
+ "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}, "bf16": {"enabled": true},
+ "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1,
+ "ballast": {"device": "cuda", "out": "run"}}
+J
+  on_gpu - doctor 90 "$bin/ballast" doctor "$logs/doctor.json"
   on_gpu - link 30 "$bin/ballast" bench link --device cuda --bytes 16MiB,256MiB --seconds 1
   step 'a step of GPT-2 124M' 60 --sequence 512 --micro-batch 4 --steps 5
 }

@@ -285,7 +285,7 @@ Sample make_sample(const config::Config& config, const model::Architecture& mode
   one_sequence.batch.micro_batch = one_sequence.batch.accumulation = 1;
   one_sequence.data.pairs.clear();
   engine::Blueprint blueprint = inputs::outline(one_sequence, one_layer(model, config.type),
-                                                {.device = kNoLimit, .host = kNoLimit}, {}, 1);
+                                                {.device = kNoLimit, .host = kNoLimit}, {}, {});
   const step::BlockPlacement on_host = {Tier::host, Tier::host, Tier::device};
   engine::place(blueprint, {std::vector(blueprint.model.blocks.size(), on_host)});
   return {.config = config,
@@ -372,13 +372,15 @@ std::string part_key(CalibrationPart part, const config::Config& config,
       const int threads =
           ballast.compute_threads > 0 ? ballast.compute_threads : device::default_compute_threads();
       const bool alone = usual_accumulation(config) == model::Accumulation::first;
-      return key +
-             fmt::format(
-                 "device {} attention {} products {}; {}, {} threads; length {} micro-batch {} {}",
-                 describe_device(config), config::name_of(ballast.attention),
-                 config::name_of(ballast.product_algorithms), model::host_kernels(threads), threads,
-                 config.data.sequence_length, config.batch.micro_batch,
-                 alone ? "alone" : "of several");
+      return key + fmt::format(
+                       "device {} kernels {} checks {} attention {} products {}; {}, {} threads; "
+                       "length {} "
+                       "micro-batch {} {}",
+                       describe_device(config), config::name_of(ballast.kernels),
+                       config::name_of(ballast.gpu_checks), config::name_of(ballast.attention),
+                       config::name_of(ballast.product_algorithms), model::host_kernels(threads),
+                       threads, config.data.sequence_length, config.batch.micro_batch,
+                       alone ? "alone" : "of several");
     }
     case CalibrationPart::update:
       return key + fmt::format("threads {} isa {} of {} node {} states {} optimizer {}",

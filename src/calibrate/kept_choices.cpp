@@ -154,7 +154,9 @@ model::KernelOptions kernel_options(const config::Config& config) {
   // One object per process, so that calibration and run do not log the same warning twice.
   static const std::shared_ptr<model::ProductChoices> kept = kept_product_choices();
   const config::BallastSection& ballast = config.ballast;
-  return {.attention = ballast.attention,
+  return {.set = ballast.kernels,
+          .checks = ballast.gpu_checks,
+          .attention = ballast.attention,
           .products = ballast.product_algorithms == config::ProductSearch::timed ? kept : nullptr};
 }
 

@@ -100,7 +100,7 @@ std::optional<RunPrediction> RunPrediction::find(const config::Config& config,
                                                  const engine::Blueprint& blueprint,
                                                  const plan::Rates* given) {
   const config::BallastSection& ballast = config.ballast;
-  if (blueprint.problem.world > 1 || ballast.serial || ballast.delay_seed) return std::nullopt;
+  if (blueprint.mesh.ranks() > 1 || ballast.serial || ballast.delay_seed) return std::nullopt;
   const std::string key = given == nullptr ? calibration_key(config, blueprint.model) : "";
   const std::optional<plan::Rates> rates =
       given == nullptr ? read_rates(key) : std::optional(*given);

@@ -64,7 +64,7 @@ engine::KeptStates keep_on_nvme(engine::Engine& engine, const fs::path& folder,
                                 std::uint64_t step) {
   engine::KeptStates kept = engine.snapshot().keep(step);
   if (kept.homes.empty()) return kept;
-  const std::uint32_t rank = engine.blueprint().rank;
+  const std::uint32_t rank = engine.blueprint().mesh.rank;
   kept.image.files = engine.snapshot().link(incomplete(folder), swap_name(rank),
                                             swap_name_elsewhere(folder, rank));
   if (!kept.image.files.empty()) return kept;
@@ -149,7 +149,7 @@ void CheckpointWriter::start_own() {
   ranges_ = engine::saved_ranges(engine_.blueprint(), now);
   const std::vector<engine::StateRange> later = engine::background_ranges(engine_.blueprint());
   ranges_.insert(ranges_.end(), later.begin(), later.end());
-  states_.emplace(states_file(incomplete(folder_), engine_.blueprint().rank),
+  states_.emplace(states_file(incomplete(folder_), engine_.blueprint().mesh.rank),
                   bytes_of_ranges(ranges_));
   const auto sink = [this](const engine::StateRange&, ConstHostBytes bytes) {
     states_->write(bytes);
@@ -176,7 +176,7 @@ std::uint64_t CheckpointWriter::finish_own() {
                             {"chunks", std::move(chunks_)}});
   if (!kept_.homes.empty()) json.add("swap", json_of(kept_));
   const std::string text = seal(json);
-  write_small(ranges_file(incomplete(folder_), engine_.blueprint().rank), text);
+  write_small(ranges_file(incomplete(folder_), engine_.blueprint().mesh.rank), text);
   return state::checksum(std::as_bytes(std::span(text)));
 }
 

@@ -276,6 +276,12 @@ void check_trained(Config& c, const Document& document) {
   check_pairs(c, model, document);
 }
 
+void check_kernels(const BallastSection& b, const Document& document) {
+  if (b.kernels != model::KernelSet::plain || b.attention != model::AttentionBackend::cudnn) return;
+  document.fail("ballast.attention",
+                "is \"cudnn\", but ballast.kernels \"plain\" uses no library; remove one of them");
+}
+
 void check_aio(const AioSection& a, const Document& document) {
   if (a.abandon_seconds < a.stall_seconds) {
     document.fail("aio.abandon_seconds",
@@ -429,6 +435,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   complete_quantized_base(config);
   check_trained(config, document);
   check_zero(config.zero, document);
+  check_kernels(config.ballast, document);
   check_aio(config.aio, document);
   note_unused_paths(config);
   check_activations(document.root(), document);

@@ -281,6 +281,8 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
   constexpr WholeRange kThreads = {0, 4096};
   constexpr WholeRange kAnyNumber = {0, std::numeric_limits<std::uint64_t>::max()};
   return {choice("device", b.device),
+          choice("kernels", b.kernels),
+          choice("gpu_checks", b.gpu_checks),
           choice("attention", b.attention),
           choice("product_algorithms", b.product_algorithms),
           or_auto(bytes("device_bytes", b.device_bytes, kBudget), b.device_bytes),

@@ -21,13 +21,13 @@ void Batch::append(const Batch& other) {
 }
 
 std::uint64_t EvaluationShare::runs(std::uint64_t requested, std::uint64_t available) const {
-  const std::uint64_t all = together * world;
+  const std::uint64_t all = together * places;
   return (std::min(requested, available) + all - 1) / all;
 }
 
 std::uint64_t EvaluationShare::index(std::uint64_t run, std::uint64_t micro,
                                      std::uint64_t requested, std::uint64_t available) const {
-  const std::uint64_t number = (run * world + rank) * together + micro;
+  const std::uint64_t number = (run * places + place) * together + micro;
   return number < std::min(requested, available) ? number : available;
 }
 
@@ -104,11 +104,11 @@ struct Loader::Worker {
 Batch Loader::Worker::batch(std::uint64_t step) const {
   expects(step >= 1, "loader: the first step is 1");
   const std::uint64_t mine = options.micro_batches * options.sequences;
-  const std::uint64_t all = mine * options.world;
+  const std::uint64_t all = mine * options.places;
   const std::uint64_t first = (step - 1 + options.skipped) * all;
   auto batch = empty_batch(step, mine, options.length, *training);
   for (std::uint64_t sequence = 0; sequence < mine; ++sequence) {
-    training->read(first + options.rank * mine + sequence,
+    training->read(first + options.place * mine + sequence,
                    spans_of(batch, sequence, options.length));
   }
   for (std::uint64_t sequence = 0; sequence < all; ++sequence) {
@@ -137,7 +137,7 @@ void Loader::Worker::run() {
 Loader::Loader(std::shared_ptr<const SequenceSource> training,
                std::shared_ptr<const SequenceSource> evaluation, const LoaderOptions& options) {
   expects(options.length >= 1 && options.micro_batches >= 1 && options.sequences >= 1 &&
-              options.rank < options.world && options.prefetch >= 1 && options.first_step >= 1,
+              options.place < options.places && options.prefetch >= 1 && options.first_step >= 1,
           "loader: an option is out of range");
   expects(training->size() > 0, "loader: there is no sequence");
   worker_ = std::make_unique<Worker>(std::move(training), std::move(evaluation), options);

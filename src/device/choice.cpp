@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -22,6 +23,7 @@ struct GpuSearch {
   std::string refusal;  ///< reason why there is none, or ""
   /// True if there is a GPU that an installation or another setting would make usable.
   bool remediable = false;
+  bool lacks_library = false;  ///< true if plain kernels would run
 };
 
 void log_choice(const std::string& refusal) {
@@ -38,16 +40,17 @@ GpuSearch search_gpu(const DeviceOptions& options) {
   if (std::string refusal = unsuitable_gpu(options); !refusal.empty()) {
     return {refusal, !gpu_is_outdated(options)};
   }
+  if (!options.needs_libraries) return {};
   const std::string refusal = missing_gpu_library();
-  return {refusal, !refusal.empty()};
+  return {refusal, !refusal.empty(), !refusal.empty()};
 }
 
-/// Searches once per local rank and type.
+/// Searches once per local rank, type and need of libraries.
 const GpuSearch& gpu_search(const DeviceOptions& options) {
   static std::mutex mutex;
-  static std::map<std::pair<std::uint32_t, DType>, GpuSearch> found;
+  static std::map<std::tuple<std::uint32_t, DType, bool>, GpuSearch> found;
   const std::scoped_lock lock(mutex);
-  const std::pair key(options.local_rank, options.type);
+  const std::tuple key(options.local_rank, options.type, options.needs_libraries);
   const auto known = found.find(key);
   if (known != found.end()) return known->second;
   return found.emplace(key, search_gpu(options)).first->second;
@@ -74,9 +77,13 @@ void require_device(const DeviceOptions& options) {
   if (options.kind == "host") return;
   const GpuSearch& search = gpu_search(options);
   if (search.refusal.empty() || (options.kind == "auto" && !search.remediable)) return;
-  const std::string advice = !search.remediable ? "use \"auto\" or \"host\""
-                                                : "to train on the CPU on purpose, set "
-                                                  "ballast.device to \"host\"";
+  const std::string advice =
+      !search.remediable
+          ? "use \"auto\" or \"host\""
+          : fmt::format("{}to train on the CPU on purpose, set ballast.device to \"host\"",
+                        search.lacks_library ? "to train on the GPU without it, slowly, set "
+                                               "ballast.kernels to \"plain\"; "
+                                             : "");
   throw Error(
       ErrorCategory::device,
       fmt::format("ballast.device is \"{}\"{}, but {}; {}", options.kind,

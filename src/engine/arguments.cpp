@@ -10,6 +10,7 @@
 #include "src/engine/counts.h"
 #include "src/engine/handlers.h"
 #include "src/engine/report.h"
+#include "src/engine/result_check.h"
 
 namespace ballast::engine {
 
@@ -61,14 +62,14 @@ DeviceBytes place_in_report(const CurrentOperation& at, const Use& use, const Op
 model::Dropout dropout_of(const CurrentOperation& at) {
   const Blueprint& blueprint = at.blueprint();
   const std::uint64_t micro =
-      std::uint64_t{at.operation.micro} * blueprint.problem.world + blueprint.rank;
+      std::uint64_t{at.operation.micro} * blueprint.problem.sharers + blueprint.mesh.sharer();
   const auto step = static_cast<std::uint64_t>(at.context.hyper.step);
   return {.on = at.context.trains, .key = random_u64(at.modules().seed, step, micro)};
 }
 
 model::PassScalars scalars_of(const CurrentOperation& at, const model::Pass& pass) {
   const bool first = at.operation.micro == 0;
-  const std::uint32_t ranks = at.problem().world;
+  const std::uint32_t ranks = at.problem().sharers;
   return {.accumulation = first ? model::Accumulation::first : model::Accumulation::later,
           .dropout = pass.reference > 0 ? model::Dropout() : dropout_of(at),
           .loss_gradient = at.context.loss_gradient(),
@@ -117,7 +118,9 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
 
 void run_pass(const CurrentOperation& at) {
   const model::Pass& pass = at.problem().program().passes[step::pass_id(at.operation)];
-  at.modules().compute.run(at.stream(), pass, arguments_of(at, pass));
+  const model::PassArguments arguments = arguments_of(at, pass);
+  at.modules().compute.run(at.stream(), pass, arguments);
+  if (at.context.checks_results) check_results(at, pass, arguments);
 }
 
 }  // namespace ballast::engine

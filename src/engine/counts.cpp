@@ -13,7 +13,7 @@ using plan::Role;
 namespace {
 
 model::RoutingCounts counts_in(const CurrentOperation& at, BufferId counts, std::uint32_t micro) {
-  return {routing_of(at, counts, micro), at.problem().world};
+  return {routing_of(at, counts, micro), at.problem().sharers};
 }
 
 const model::BlockSpec& block_of(const CurrentOperation& at) {
@@ -32,7 +32,7 @@ bool holds(const CurrentOperation& at, const plan::Condition& condition) {
   const bool one = condition.rows == Rows::in_micro_batch;
   const std::uint32_t first = one ? condition.micro : 0;
   const std::uint32_t end = one ? condition.micro + 1 : at.context.micro_batches;
-  const std::uint32_t ranks = condition.any_rank ? at.problem().world : 1;
+  const std::uint32_t ranks = condition.any_rank ? at.problem().sharers : 1;
   for (std::uint32_t m = first; m < end; ++m) {
     const model::RoutingCounts counts = counts_in(at, at.operation.buffer(Role::counts), m);
     for (std::uint32_t r = 0; r < ranks; ++r) {
@@ -46,7 +46,7 @@ bool holds(const CurrentOperation& at, const plan::Condition& condition) {
 }  // namespace
 
 Bytes counts_of_micro_batch(const step::Problem& problem) {
-  return problem.world * problem.table->routing_bytes();
+  return problem.sharers * problem.table->routing_bytes();
 }
 
 HostBytes counts_of_micro_batch(const step::Problem& problem, state::Store& store, BufferId counts,
@@ -80,10 +80,10 @@ void report_routing(const CurrentOperation& at) {
     const model::BlockSpec& last = at.blueprint().model.blocks[end - 1];
     std::vector<std::uint64_t>& rows = result.expert_rows[last.layer];
     rows.resize(last.expert + last.experts);
-    for (std::uint32_t i = 0; i < micro_batches * problem.world; ++i) {
-      const model::RoutingCounts counts = counts_in(at, use.buffer, i / problem.world);
+    for (std::uint32_t i = 0; i < micro_batches * problem.sharers; ++i) {
+      const model::RoutingCounts counts = counts_in(at, use.buffer, i / problem.sharers);
       for (std::size_t e = 0; e < rows.size(); ++e) {
-        rows[e] += counts.choices(i % problem.world, e).count;
+        rows[e] += counts.choices(i % problem.sharers, e).count;
       }
     }
   }

@@ -57,9 +57,11 @@ struct CurrentOperation {
   }
 
   /// Index of this rank's shard in the block, and in the weights that the rank keeps.
-  [[nodiscard]] std::uint32_t shard_number() const { return sizes().shard_of(blueprint().rank); }
+  [[nodiscard]] std::uint32_t shard_number() const {
+    return sizes().shard_of(blueprint().mesh.sharer());
+  }
   [[nodiscard]] std::uint32_t shard_at_home() const {
-    return sizes().shard_at_home(operation.block, blueprint().rank);
+    return sizes().shard_at_home(operation.block, blueprint().mesh.sharer());
   }
 
  private:

@@ -51,6 +51,7 @@ device::DeviceOptions device_options(const Blueprint& blueprint, const EngineOpt
           .compute_threads = options.compute_threads,
           .link_gbps = options.link_gbps,
           .local_rank = ranks == nullptr ? 0 : ranks->launch().local_rank,
+          .needs_libraries = options.kernels.set != model::KernelSet::plain,
           .interrupted = interrupted};
 }
 
@@ -93,9 +94,11 @@ Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<boo
     throw Error(ErrorCategory::config, "ballast.nvtx: " + device::profiler_refusal());
   }
   const step::Problem& problem = blueprint_.problem;
-  expects(problem.world == (ranks_ == nullptr ? 1 : ranks_->world()) &&
-              blueprint_.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
-          "engine: the blueprint's rank or world differs from this process");
+  const Mesh& mesh = blueprint_.mesh;
+  expects(problem.sharers == mesh.sharers() &&
+              mesh.ranks() == (ranks_ == nullptr ? 1 : ranks_->world()) &&
+              mesh.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
+          "engine: the blueprint's mesh differs from the run's ranks");
   const model::KernelSizes& needed = compute_->sizes();
   const model::StepProgram& program = problem.program();
   bool enough = problem.workspace_bytes >= needed.workspace;
@@ -178,8 +181,12 @@ void Engine::start_with(const state::SwapImage& here,
   });
 }
 
+bool Engine::checks_each() const {
+  return options_.kernels.checks == model::GpuChecks::each && device_->kind() == "cuda";
+}
+
 void Engine::log_start(std::chrono::duration<double> warm_up) const {
-  if (blueprint_.rank != 0) return;
+  if (blueprint_.mesh.rank != 0) return;
   const std::uint32_t local_rank = ranks_ == nullptr ? 0 : ranks_->launch().local_rank;
   log(LogLevel::info, fmt::format("device: {}", arithmetic()));
   log(LogLevel::info,
@@ -251,8 +258,8 @@ void Engine::record(plan::Timeline* timeline) {
 
 std::string Engine::arithmetic() const {
   const std::string own = compute_->arithmetic();
-  const std::uint32_t world = blueprint_.problem.world;
-  return fmt::format("{} rank{}, {}", world, world == 1 ? "" : "s",
+  const std::uint32_t ranks = blueprint_.mesh.ranks();
+  return fmt::format("{} rank{}, {}", ranks, ranks == 1 ? "" : "s",
                      own.empty() ? device_->description() : own);
 }
 
@@ -280,7 +287,7 @@ std::unique_ptr<plan::Executor> Engine::make_executor(
                             .max_on_stream = device_->kind() == "host" ? plan::kMostEnqueued
                                                                        : plan::kMostOnFastStream,
                             .takes_turn = std::move(takes_turn),
-                            .serial = options_.serial,
+                            .serial = options_.serial || checks_each(),
                             .delay_seed = options_.delay_seed,
                             .observer = std::move(observer),
                             .interrupted = interrupted_});
@@ -330,6 +337,7 @@ const StepContext& Engine::run(const plan::Plan& plan, const TokenBatch& batch,
   context = {};
   context.micro_batches = plan.micro_batches;
   context.trains = &plan != &blueprint_.schedule.evaluation;
+  context.checks_results = checks_each();
   context.result.targets = count_targets(blueprint_, ranks_, batch.targets);
   context.hyper = options_.hyper;
   context.hyper.optimizer = blueprint_.states.optimizer;

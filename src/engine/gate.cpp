@@ -50,16 +50,15 @@ model::PairResult mean_of(const model::PairResult& sum, double count) {
 /// statistics of this rank's shard of each block's gradient. Exchanges them if there are several
 /// ranks; with one rank, `ranks` may be null. Throws Error(comm).
 GateInputs sum_over_ranks(const model::PairResult& losses, const std::vector<GradientStats>& own,
-                          const step::RankSizes& sizes, comm::Ranks* ranks) {
+                          const step::RankSizes& sizes, const Mesh& mesh, comm::Ranks* ranks) {
   // Each rank sends one message: the losses, then the statistics by block.
   const std::size_t bytes = sizeof losses + own.size() * sizeof(GradientStats);
-  const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
   std::vector<std::byte> sent(bytes);
   std::memcpy(sent.data(), &losses, sizeof losses);
   std::ranges::copy(std::as_bytes(std::span(own)), sent.data() + sizeof losses);
   std::vector<std::byte> by_rank = sent;
-  if (world > 1) {
-    by_rank.resize(world * bytes);
+  if (ranks != nullptr) {
+    by_rank.resize(mesh.ranks() * bytes);
     ranks->all_gather(sent, by_rank);
   }
   const auto read = [&](std::size_t offset, auto value) {
@@ -67,13 +66,13 @@ GateInputs sum_over_ranks(const model::PairResult& losses, const std::vector<Gra
     return value;
   };
   GateInputs sums;
-  for (std::uint32_t rank = 0; rank < world; ++rank) {
+  for (std::uint32_t rank = 0; rank < mesh.ranks(); ++rank) {
     const auto one = read(rank * bytes, model::PairResult());
     for (const auto member : kLosses) sums.losses.*member += one.*member;
   }
   for (std::size_t block = 0; block < own.size(); ++block) {
-    for (std::uint32_t shard = 0; shard < world; ++shard) {
-      const std::size_t begin = sizes.owner_of(shard) * bytes + sizeof losses;
+    for (std::uint32_t shard = 0; shard < mesh.sharers(); ++shard) {
+      const std::size_t begin = mesh.rank_of(sizes.owner_of(shard)) * bytes + sizeof losses;
       const auto one = read(begin + block * sizeof(GradientStats), GradientStats());
       sums.squares += one.sum_of_squares;
       sums.non_finite += one.non_finite;
@@ -112,8 +111,8 @@ GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer) {
 void run_gate(const CurrentOperation& at) {
   StepContext& context = at.context;
   if (at.has(Role::counts)) report_routing(at);
-  const GateInputs all =
-      sum_over_ranks(own_losses(at), own_statistics(at), at.sizes(), at.modules().ranks);
+  const GateInputs all = sum_over_ranks(own_losses(at), own_statistics(at), at.sizes(),
+                                        at.blueprint().mesh, at.modules().ranks);
   context.result.pairs = mean_of(all.losses, context.divisor());
   context.result.loss = context.result.pairs.loss;
   if (!at.has(Role::statistics)) return;

@@ -119,7 +119,7 @@ void gather_as_codes(const CurrentOperation& at, comm::Communicator& channel) {
   const Bytes quantized = sizes.partition_codes(block);
   const DeviceBytes codes = at.device(Role::scratch, sizes.gathered_codes(block));
   const DeviceBytes whole = at.device(Role::target, sizes.padded_weights(block));
-  const std::uint32_t place = at.blueprint().rank % sizes.ranks_per_copy();
+  const std::uint32_t place = at.blueprint().mesh.sharer() % sizes.ranks_per_copy();
   const DeviceBytes own = codes.subview(place * quantized, quantized);
   model::Compute& compute = at.modules().compute;
   compute.encode_weights(stream, at.device(Role::source, share), own);

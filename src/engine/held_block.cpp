@@ -14,7 +14,7 @@ ShardRange weights_here(const Blueprint& blueprint, const step::RankSizes& sizes
   if (!sizes.keeps_part_of_weights(number)) return {0, whole, whole};
   if (!sizes.shards_weights(number)) return even_shard(blueprint, block, false);
   const Elems room = sizes.resident_weights(number) / size_of(blueprint.type);
-  const Elems first = std::min(whole, blueprint.rank % sizes.ranks_per_copy() * room);
+  const Elems first = std::min(whole, blueprint.mesh.sharer() % sizes.ranks_per_copy() * room);
   return {first, std::min(room, whole - first), room};
 }
 

@@ -61,13 +61,14 @@ void Lanes::join_ranks() {
   std::vector<std::uint32_t> all;
   std::vector<std::uint32_t> group;
   std::vector<std::uint32_t> share;
-  for (std::uint32_t shard = 0; shard < ranks.world(); ++shard) {
-    const std::uint32_t rank = sizes.owner_of(shard);
+  const Mesh& mesh = modules_.blueprint.mesh;
+  const std::uint32_t here = mesh.sharer();
+  for (std::uint32_t shard = 0; shard < mesh.sharers(); ++shard) {
+    const std::uint32_t sharer = sizes.owner_of(shard);
+    const std::uint32_t rank = mesh.rank_of(sharer);
     all.push_back(rank);
-    if (rank / sizes.ranks_per_copy() == ranks.rank() / sizes.ranks_per_copy())
-      group.push_back(rank);
-    if (rank % sizes.ranks_per_copy() == ranks.rank() % sizes.ranks_per_copy())
-      share.push_back(rank);
+    if (sharer / sizes.ranks_per_copy() == here / sizes.ranks_per_copy()) group.push_back(rank);
+    if (sharer % sizes.ranks_per_copy() == here % sizes.ranks_per_copy()) share.push_back(rank);
   }
   device::Device& device = modules_.device;
   channels_.all = ranks.make_channel(device, all);

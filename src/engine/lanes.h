@@ -30,6 +30,7 @@ namespace ballast::engine {
 struct StepContext {
   std::uint32_t micro_batches = 0;
   bool trains = false;
+  bool checks_results = false;  ///< see model::GpuChecks
   double loss_scale = 1.0;
   cpu_adam::Hyper hyper;
   StepResult result;
@@ -44,8 +45,8 @@ struct StepContext {
   /// Gradient of the scaled loss with respect to the loss of one target or pair.
   [[nodiscard]] float loss_gradient() const { return static_cast<float>(loss_scale / divisor()); }
   /// Gradient for the router losses, which are means over micro-batches and ranks.
-  [[nodiscard]] float router_gradient(std::uint32_t world) const {
-    return static_cast<float>(loss_scale / static_cast<double>(std::size_t{micro_batches} * world));
+  [[nodiscard]] float router_gradient(std::uint32_t ranks) const {
+    return static_cast<float>(loss_scale / static_cast<double>(std::size_t{micro_batches} * ranks));
   }
 };
 

@@ -26,8 +26,9 @@ ShardRange own_codes(const Blueprint& blueprint, const HeldBlock& held, std::siz
   const Bytes shard = held.sizes.weight_shard(static_cast<std::uint32_t>(block));
   const Bytes before = held.weights.elements * held.width;
   const Bytes all = before + held.code_bytes;
-  const Bytes begin = std::clamp(held.sizes.shard_of(blueprint.rank) * shard, before, all);
-  const Bytes end = std::clamp((held.sizes.shard_of(blueprint.rank) + 1) * shard, before, all);
+  const Bytes begin = std::clamp(held.sizes.shard_of(blueprint.mesh.sharer()) * shard, before, all);
+  const Bytes end =
+      std::clamp((held.sizes.shard_of(blueprint.mesh.sharer()) + 1) * shard, before, all);
   return {begin - before, end - begin, end - begin};
 }
 

@@ -48,10 +48,10 @@ std::vector<ElementRange> undecayed_elements(const model::Architecture& model) {
 /// Describes gathers of split weights in 8 bits or among fewer than all ranks; "" otherwise.
 std::string describe_gathers(const Blueprint& blueprint) {
   const step::Problem& problem = blueprint.problem;
-  if (problem.world == 1 || problem.stage < 3) return "";
+  if (problem.sharers == 1 || problem.stage < 3) return "";
   std::string text;
-  if (problem.hpz_partition_size > 0 && problem.hpz_partition_size < problem.world) {
-    text = fmt::format("among {} of {} ranks", problem.hpz_partition_size, problem.world);
+  if (problem.hpz_partition_size > 0 && problem.hpz_partition_size < problem.sharers) {
+    text = fmt::format("among {} of {} ranks", problem.hpz_partition_size, problem.sharers);
   }
   if (problem.qwz_weight_bytes > 0) {
     text += fmt::format("{}in 8 bits; results differ from those with gathers in {}",
@@ -178,7 +178,7 @@ void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
   const model::StepShape shape = {.micro_batch = blueprint.shape,
                                   .packed = blueprint.packed,
                                   .pairs = blueprint.pairs,
-                                  .ranks = problem.world};
+                                  .ranks = problem.sharers};
   problem.table = std::make_shared<const step::ProgramTable>(
       model::write_program(model, blueprint.type, shape, kernels));
   problem.statistics_bytes = sizeof(GradientStats);

@@ -72,7 +72,7 @@ ShardRange even_shard(const Blueprint& blueprint, std::size_t block, bool states
   const Elems all = states ? spec.trained_elements() : spec.plain_elements();
   const Bytes shard = states ? sizes.gradient_shard(number) : sizes.weight_shard(number);
   const Elems room = shard / size_of(blueprint.type);
-  const Elems first = std::min(all, sizes.shard_of(blueprint.rank) * room);
+  const Elems first = std::min(all, sizes.shard_of(blueprint.mesh.sharer()) * room);
   return {first, std::min(room, all - first), room};
 }
 

@@ -43,9 +43,9 @@ struct ShardRange {
   Elems room = 0;      ///< equal on all ranks; zeros follow the elements
 };
 
-/// Returns the elements of this rank's shard of weights, or of states: one of `world` equal parts
-/// or, with expert parallelism, its expert. Starts on whole blocks of cpu_adam::Codes::kBlock, so
-/// that 8-bit moments do not depend on the number of shards.
+/// Returns the elements of this rank's shard of weights, or of states: one of `problem.sharers`
+/// equal parts or, with expert parallelism, its expert. Starts on whole blocks of
+/// cpu_adam::Codes::kBlock, so that 8-bit moments do not depend on the number of shards.
 ShardRange even_shard(const Blueprint& blueprint, std::size_t block, bool states);
 /// Returns the elements whose states this rank keeps: even_shard() if the stage splits states,
 /// otherwise the trained ones of the block; none if it is frozen.

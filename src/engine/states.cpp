@@ -411,13 +411,14 @@ std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, s
   if (!part_of_states || shard.room == 0) return values;
   std::vector<float> own(shard.room);
   read(shard.first, std::span(own).first(shard.elements));
-  std::vector<float> all(ranks->world() * own.size());
+  std::vector<float> all(blueprint.mesh.ranks() * own.size());
   ranks->all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)));
   const Elems end = part_of_weights ? spec.elements : spec.trained_elements();
   for (std::size_t i = 0; i < values.size() && first + i < end; ++i) {
     const Elems at = first + i;
     const auto number = static_cast<std::uint32_t>(at / own.size());
-    values[i] = all[sizes.owner_of(number) * own.size() + at % own.size()];
+    const std::size_t owner = blueprint.mesh.rank_of(sizes.owner_of(number));
+    values[i] = all[owner * own.size() + at % own.size()];
   }
   return values;
 }
@@ -428,12 +429,12 @@ std::uint64_t hash_states(const Blueprint& blueprint, comm::Ranks* ranks, const 
           [&hash](const HomePiece& piece) { hash.add(piece); });
   const std::array<std::uint64_t, 2> found = hash.digests();
   if (ranks == nullptr) return found[0];
-  std::vector<std::uint64_t> all(found.size() * ranks->world());
+  std::vector<std::uint64_t> all(found.size() * blueprint.mesh.ranks());
   ranks->all_gather(std::as_bytes(std::span(found)), std::as_writable_bytes(std::span(all)));
   state::RunningChecksum together;
   const step::RankSizes sizes(blueprint.problem);
-  for (std::uint32_t p = 0; p < ranks->world(); ++p) {
-    const std::size_t r = sizes.owner_of(p);
+  for (std::uint32_t p = 0; p < blueprint.mesh.sharers(); ++p) {
+    const std::size_t r = blueprint.mesh.rank_of(sizes.owner_of(p));
     together.add(std::as_bytes(std::span(&all[2 * r], 1)));
     if (all[2 * r + 1] == found[1]) continue;
     throw Error(ErrorCategory::state,

@@ -56,7 +56,7 @@ void give_rows_to_experts(Lanes& lanes, const plan::Plan& plan) {
         problem, modules.store, operation.buffer(plan::Role::target), operation.micro);
     const std::size_t of_rank = problem.table->routing_bytes() / sizeof(std::int32_t);
     auto* const starts = reinterpret_cast<std::int32_t*>(bytes.data());
-    for (std::size_t i = 0; i < problem.world * of_rank; ++i) {
+    for (std::size_t i = 0; i < problem.sharers * of_rank; ++i) {
       starts[i] = std::min(static_cast<std::int32_t>(i % of_rank), tokens);
     }
   }

@@ -34,22 +34,22 @@ step::Options schedule_options(const config::Config& config) {
 }
 
 /// Returns how many ranks share one copy of the weights; 0: all.
-std::uint32_t hpz_partition_size(const config::ZeroSection& zero, std::uint32_t world) {
+std::uint32_t hpz_partition_size(const config::ZeroSection& zero, std::uint32_t sharers) {
   const std::uint64_t size = zero.hpz_partition_size;
-  if (size == 1 || world == 1) return 0;
-  if (world % size == 0) return static_cast<std::uint32_t>(size);
+  if (size == 1 || sharers == 1) return 0;
+  if (sharers % size == 0) return static_cast<std::uint32_t>(size);
   throw Error(ErrorCategory::config,
               fmt::format("zero_optimization.zero_hpz_partition_size: {} does not divide the {} "
                           "ranks of this run; give a divisor, usually the ranks of a node, or 1",
-                          size, world));
+                          size, sharers));
 }
 
-void check_expert_parallel(std::uint64_t ranks, std::uint32_t world) {
-  if (ranks == 1 || ranks == world) return;
-  throw Error(
-      ErrorCategory::config,
-      fmt::format("ballast.expert_parallel: {}, but the run has {} rank{}; give {}1", ranks, world,
-                  world == 1 ? "" : "s", world == 1 ? "" : fmt::format("{} or ", world)));
+void check_expert_parallel(std::uint64_t ranks, std::uint32_t sharers) {
+  if (ranks == 1 || ranks == sharers) return;
+  throw Error(ErrorCategory::config,
+              fmt::format("ballast.expert_parallel: {}, but the run has {} rank{}; give {}1", ranks,
+                          sharers, sharers == 1 ? "" : "s",
+                          sharers == 1 ? "" : fmt::format("{} or ", sharers)));
 }
 
 std::vector<std::filesystem::path> swap_directories(const config::Config& config) {
@@ -112,7 +112,8 @@ memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets re
 device::DeviceOptions device_options(const config::Config& config, std::uint32_t local_rank) {
   return {.kind = std::string(config::name_of(config.ballast.device)),
           .type = config.type,
-          .local_rank = local_rank};
+          .local_rank = local_rank,
+          .needs_libraries = config.ballast.kernels != model::KernelSet::plain};
 }
 
 Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) {
@@ -139,10 +140,14 @@ std::size_t named_speculation(const config::Config& config) {
   return config.ballast.speculative_updates.value_or(0);
 }
 
+Mesh mesh_of(const config::Config&, std::uint32_t ranks, std::uint32_t rank) {
+  return {.data = ranks, .rank = rank};
+}
+
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
                           const memory::Budgets& budgets, const model::KernelSizes& kernels,
-                          std::uint32_t world) {
-  check_expert_parallel(model.expert_ranks, world);
+                          const Mesh& mesh) {
+  check_expert_parallel(model.expert_ranks, mesh.sharers());
   engine::Blueprint blueprint;
   blueprint.model = model;
   blueprint.type = config.type;
@@ -154,11 +159,12 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
   blueprint.micro_batches = config.batch.accumulation;
   blueprint.budgets = budgets;
   blueprint.options = schedule_options(config);
-  blueprint.problem.world = world;
+  blueprint.mesh = mesh;
+  blueprint.problem.sharers = mesh.sharers();
   blueprint.problem.stage = static_cast<std::uint32_t>(config.zero.stage);
-  blueprint.problem.hpz_partition_size = hpz_partition_size(config.zero, world);
+  blueprint.problem.hpz_partition_size = hpz_partition_size(config.zero, mesh.sharers());
   if (config.zero.quantized_weights) blueprint.problem.qwz_weight_bytes = size_of(blueprint.type);
-  engine::size_problem(blueprint, kernels, config.ballast.eval_batches / world,
+  engine::size_problem(blueprint, kernels, config.ballast.eval_batches / mesh.data,
                        config.zero.persistence_threshold);
   return blueprint;
 }
@@ -204,8 +210,17 @@ std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_
 }
 
 void check_device(const config::Config& config, const comm::Launch& launch) {
+  const config::BallastSection& ballast = config.ballast;
   device::require_device(device_options(config, launch.local_rank));
-  const Bytes budget = config.ballast.device_bytes;
+  const bool for_cuda =
+      ballast.kernels != model::KernelSet::best || ballast.gpu_checks != model::GpuChecks::off;
+  if (for_cuda && launch.first() &&
+      device::kind_of(device_options(config, launch.local_rank)) == "host") {
+    log(LogLevel::info,
+        "device: ballast.kernels and ballast.gpu_checks have no effect, because this run uses the "
+        "host device");
+  }
+  const Bytes budget = ballast.device_bytes;
   const Bytes free = budget == 0 ? 0 : own_device_memory(config, launch.local_rank);
   const Bytes reserve = memory::library_reserve(free);
   // A budget beyond the free memory is refused when the device is made.

@@ -1,6 +1,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/attention.h"
 #include "ballast/model/cuda_libraries.h"
+#include "ballast/model/product_check.h"
 
 #include "src/model/cuda/factories.h"
 
@@ -22,7 +23,7 @@ std::unique_ptr<Compute> make_cuda_compute(const Architecture&, DType, MicroBatc
 void require_gpu_for(const ModelConfig&) {
   refuse();
 }
-double measure_cuda_gemm_peak(device::Device&, DType, double) {
+double measure_cuda_gemm_peak(device::Device&, DType, double, KernelSet) {
   refuse();
 }
 
@@ -31,6 +32,10 @@ double measure_cuda_gemm_peak(device::Device&, DType, double) {
 namespace ballast::model {
 
 std::vector<CudaLibrary> cuda_libraries() {
+  return {};
+}
+std::vector<ProductCheck> check_products(const std::function<void()>& work) {
+  work();
   return {};
 }
 Bytes attention_trial_bytes(const AttentionShape&) {

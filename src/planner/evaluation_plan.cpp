@@ -52,7 +52,7 @@ engine::Blueprint draw_evaluation(const config::Config& run) {
     const model::KernelSizes kernels = model::kernel_memory(
         model, config.type, {sized.micro_sequences(), config.data.sequence_length},
         device::kind_of(inputs::device_options(config)), config.ballast.compute_threads);
-    engine::Blueprint blueprint = inputs::outline(sized, model, budgets, kernels, 1);
+    engine::Blueprint blueprint = inputs::outline(sized, model, budgets, kernels, {});
     blueprint.options.purpose = step::Purpose::evaluation;
     for (const step::Order order : orders(config, blueprint.options)) {
       blueprint.options.order = order;

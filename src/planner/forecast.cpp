@@ -190,7 +190,7 @@ Forecast make_forecast(const config::Config& config, const plan::Rates& rates, s
                                .model = inputs::model_of(config),
                                .budgets = budgets_of(config, rates),
                                .rates = rates,
-                               .world = world,
+                               .mesh = inputs::mesh_of(config, world),
                                .interrupted = interrupted};
   Forecast forecast;
   forecast.rates = rates;

@@ -75,8 +75,8 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   }
   add(lines, "machine", machine);
   std::string ranks;
-  if (problem.world > 1)
-    ranks = fmt::format(" x {} ranks (stage {})", problem.world, problem.stage);
+  if (problem.sharers > 1)
+    ranks = fmt::format(" x {} ranks (stage {})", problem.sharers, problem.stage);
   add(lines, "batch",
       fmt::format("{} x {} x {}{} = {} tokens per step", blueprint.micro_batches,
                   blueprint.shape.sequences, blueprint.shape.length, ranks,
@@ -85,7 +85,7 @@ void describe_run(const Forecast& forecast, Lines& lines) {
     lines.push_back("  " + line);
   }
   describe_buffers(blueprint, lines);
-  lines.push_back(problem.world > 1 ? "memory of each rank (peak)" : "memory (peak)");
+  lines.push_back(problem.sharers > 1 ? "memory of each rank (peak)" : "memory (peak)");
   for (const std::string& row : blueprint.ledger.table(blueprint.budgets)) {
     lines.push_back("  " + row);
   }
@@ -137,7 +137,7 @@ void describe_speed(const Forecast& forecast, Lines& lines) {
   add_wrapped(lines, fmt::format("  {:<17} {}", "the run is", describe(bottleneck)), 20);
   describe_lanes(forecast, lines);
   if (forecast.wear) {
-    const bool alone = forecast.decision.blueprint.problem.world == 1;
+    const bool alone = forecast.decision.blueprint.mesh.ranks() == 1;
     add(lines, "written to NVMe",
         format_bytes(forecast.nvme_bytes_written) +
             (alone ? " per step," : " per step and rank; all ranks of a machine:"));

@@ -62,7 +62,7 @@ class Improvements {
                                  request_.model,
                                  budgets,
                                  rates,
-                                 request_.world,
+                                 request_.mesh,
                                  request_.kernels,
                                  request_.work_limit / 8,
                                  request_.interrupted};

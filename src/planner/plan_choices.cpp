@@ -162,19 +162,19 @@ PlanChoices choices_of(const engine::Blueprint& blueprint) {
 }
 
 config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
-                                  std::uint32_t world) {
+                                  std::uint32_t data_ranks) {
   config::Config changed = config;
   changed.batch.micro_batch = size;
-  changed.batch.accumulation = config.batch.train_batch / world / size;
+  changed.batch.accumulation = config.batch.train_batch / data_ranks / size;
   changed.batch.automatic = false;
   return changed;
 }
 
 config::Config with_sizes(const config::Config& config, const PlanChoices& chosen,
-                          std::uint32_t world) {
+                          std::uint32_t data_ranks) {
   config::Config sized = config;
   if (leaves_choices(config)) {
-    sized = with_micro_batches(config, chosen.micro_batch, world);
+    sized = with_micro_batches(config, chosen.micro_batch, data_ranks);
     sized.ballast.expert_parallel = chosen.expert_ranks;
   }
   sized.ballast.device_bytes = chosen.budgets.device;
@@ -184,8 +184,9 @@ config::Config with_sizes(const config::Config& config, const PlanChoices& chose
 }
 
 config::Config settle(const config::Config& config, const PlanChoices& chosen,
-                      const step::Problem& problem) {
-  config::Config settled = with_sizes(config, chosen, problem.world);
+                      const engine::Blueprint& blueprint) {
+  const step::Problem& problem = blueprint.problem;
+  config::Config settled = with_sizes(config, chosen, blueprint.mesh.data);
   const auto& blocks = chosen.placement.blocks;
   name_placement(settled, problem, blocks);
   settled.ballast.order = chosen.order;

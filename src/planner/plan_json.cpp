@@ -64,7 +64,7 @@ Json plan_json(const engine::Blueprint& blueprint, const plan::Prediction* predi
     out["peak_bytes"][to_string(tier)] = blueprint.ledger.total(tier);
   }
   out["parameters"] = blueprint.model.parameters();
-  out["world"] = blueprint.problem.world;
+  out["world"] = blueprint.mesh.ranks();
   out["stage"] = blueprint.problem.stage;
   out["micro_batch"] = blueprint.shape.sequences;
   out["accumulation"] = blueprint.micro_batches;

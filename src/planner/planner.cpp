@@ -31,7 +31,7 @@ Decision conclude(const PlanRequest& request, engine::Blueprint blueprint,
   engine::place(blueprint, std::move(placement));
   check_nvme(blueprint, request.rates);
   plan::Prediction prediction = plan::simulate(blueprint.schedule, request.rates);
-  config::Config config = settle(request.config, choices_of(blueprint), blueprint.problem);
+  config::Config config = settle(request.config, choices_of(blueprint), blueprint);
   return {std::move(config), std::move(blueprint), std::move(prediction), simulated + 1};
 }
 
@@ -69,10 +69,10 @@ bool can_share_experts(const model::Architecture& model, std::uint32_t ranks) {
 /// refer to block numbers, which then differ.
 std::optional<PlanRequest> sharing_experts(const PlanRequest& request) {
   const bool open = request.config.ballast.expert_parallel == 0;
-  if (!open || request.world == 1 || !request.config.ballast.placement.empty()) return {};
-  if (!can_share_experts(request.model, request.world)) return {};
+  if (!open || request.mesh.sharers() == 1 || !request.config.ballast.placement.empty()) return {};
+  if (!can_share_experts(request.model, request.mesh.sharers())) return {};
   PlanRequest shared = request;
-  shared.config.ballast.expert_parallel = request.world;
+  shared.config.ballast.expert_parallel = request.mesh.sharers();
   shared.kernels = nullptr;
   shared.model = inputs::model_of(shared.config);
   return shared;

@@ -66,7 +66,7 @@ void add_micro_batches(const PlanRequest& request, std::vector<Overrides>& chang
   open.config.batch.automatic = true;
   for (const std::uint64_t size : micro_batch_sizes(open)) {
     if (size >= request.config.batch.micro_batch) continue;
-    const config::Config changed = with_micro_batches(request.config, size, request.world);
+    const config::Config changed = with_micro_batches(request.config, size, request.mesh.data);
     changes.push_back({fmt::format("train_micro_batch_size_per_gpu={}", size),
                        fmt::format("gradient_accumulation_steps={}", changed.batch.accumulation)});
   }
@@ -107,8 +107,8 @@ void add_placements(const config::Config& config, std::vector<Overrides>& change
 std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& overrides) {
   PlanRequest result = request;
   try {
-    result.config =
-        config::parse(config::print(request.config), "/", "the change", overrides, request.world);
+    result.config = config::parse(config::print(request.config), "/", "the change", overrides,
+                                  request.mesh.ranks());
   } catch (const Error&) {
     return std::nullopt;
   }

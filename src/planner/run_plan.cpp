@@ -79,7 +79,7 @@ RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& pe
                     const std::atomic<bool>* interrupted, const std::optional<plan::Rates>& given) {
   PlanRequest request = {.config = config,
                          .model = inputs::model_of(config),
-                         .world = peers.world,
+                         .mesh = inputs::mesh_of(config, peers.world),
                          .interrupted = interrupted};
   request.budgets = budgets_here(config, given.value_or(plan::Rates{}));
   require_fit(request);
@@ -217,7 +217,7 @@ class JointPlanning {
   void draw(const config::Config& own, const PlanChoices& chosen, RunPlan& plan) {
     comm::collective_try(&ranks_, [&] {
       if (plan.request) {
-        plan.decision.config = settle(own, chosen, plan.decision.blueprint.problem);
+        plan.decision.config = settle(own, chosen, plan.decision.blueprint);
         return;
       }
       Drawn drawn = draw_chosen(own, chosen, &ranks_);

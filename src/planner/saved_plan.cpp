@@ -152,7 +152,7 @@ void save_plan(const std::filesystem::path& file, const text::OutputRule& rule,
   const std::string device = rates.shared_cores > 0 ? "host" : "cuda";
   const Json plan = Json::object({{std::string(kMark), kForm},
                                   {"predicted_step_seconds", decision.prediction.step_seconds},
-                                  {"world", blueprint.problem.world},
+                                  {"world", blueprint.mesh.ranks()},
                                   {"device", device},
                                   {"documents", asked.has_positions()},
                                   {"host_bytes", host_memory(blueprint, device)},

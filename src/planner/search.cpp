@@ -68,19 +68,19 @@ model::KernelSizes kernels_of(const PlanRequest& request, std::uint64_t size) {
 
 std::vector<std::uint64_t> micro_batch_sizes(const PlanRequest& request) {
   const config::BatchSection& batch = request.config.batch;
-  if (batch.train_batch == 0 || batch.train_batch % request.world != 0) {
+  if (batch.train_batch == 0 || batch.train_batch % request.mesh.data != 0) {
     throw Error(ErrorCategory::config,
                 fmt::format("train_batch_size: {} sequences cannot be shared equally by {} ranks",
-                            batch.train_batch, request.world));
+                            batch.train_batch, request.mesh.data));
   }
-  const std::uint64_t share = batch.train_batch / request.world;
+  const std::uint64_t share = batch.train_batch / request.mesh.data;
   if (!batch.automatic) {
     if (batch.micro_batch == 0 || batch.micro_batch * batch.accumulation != share) {
       throw Error(
           ErrorCategory::config,
           fmt::format("train_batch_size: {} is not train_micro_batch_size_per_gpu {} x "
                       "gradient_accumulation_steps {} x {} ranks",
-                      batch.train_batch, batch.micro_batch, batch.accumulation, request.world));
+                      batch.train_batch, batch.micro_batch, batch.accumulation, request.mesh.data));
     }
     return {batch.micro_batch};
   }
@@ -138,9 +138,9 @@ std::vector<PlacementRecipe> basic_recipes() {
 BatchChoice::BatchChoice(const PlanRequest& request, std::uint64_t size)
     : micro_batch(size),
       budgets(request.budgets),
-      outline(inputs::outline(with_micro_batches(request.config, size, request.world),
+      outline(inputs::outline(with_micro_batches(request.config, size, request.mesh.data),
                               request.model, request.budgets, kernels_of(request, size),
-                              request.world)),
+                              request.mesh)),
       constraints(read_constraints(request.config, request.model.blocks.size())),
       filler(outline.problem, constraints, budgets, inputs::named_speculation(request.config)) {}
 

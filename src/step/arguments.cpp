@@ -15,10 +15,10 @@ void refuse_arguments(const std::string& message) {
 namespace {
 
 void check_ranks(const Problem& problem) {
-  if (problem.world == 0) refuse_arguments("world must be at least 1 rank");
-  if (problem.hpz_partition_size > 0 && problem.world % problem.hpz_partition_size != 0) {
+  if (problem.sharers == 0) refuse_arguments("there must be at least 1 rank");
+  if (problem.hpz_partition_size > 0 && problem.sharers % problem.hpz_partition_size != 0) {
     refuse_arguments(fmt::format("hpz_partition_size {} does not divide the {} ranks",
-                                 problem.hpz_partition_size, problem.world));
+                                 problem.hpz_partition_size, problem.sharers));
   }
   if (problem.stage > 3)
     refuse_arguments(fmt::format("stage must be 0 to 3, got {}", problem.stage));

@@ -351,7 +351,7 @@ class LayoutMaker {
                         std::min<std::size_t>(options_.buffers.gradient_staging, swapped.count));
     if (rank_.is_distributed()) {
       const Need all = need(whole, [this](std::uint32_t b) { return rank_.is_distributed(b); });
-      const Bytes least = problem_.world * kPage;
+      const Bytes least = problem_.sharers * kPage;
       layout_.received =
           list_.add("gradients from other ranks", Tier::device, Kind::workspace,
                     std::clamp(all.bytes, least, std::max(least, kMaxReceivedBytes)));

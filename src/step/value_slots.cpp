@@ -163,10 +163,10 @@ class SlotMaker {
                              kind_of(of.memory), of.bytes, count);
     }
     const std::string name = of.counts ? of.name + " on the device" : of.name;
-    if (of.counts && placed_.problem.world > 1) {
+    if (of.counts && placed_.problem.sharers > 1) {
       slots_.of_ranks[id] =
           list_.add_slots(of.name + " of all ranks", Tier::device, kind_of(of.memory),
-                          placed_.problem.world * of.bytes, count);
+                          placed_.problem.sharers * of.bytes, count);
     }
     return list_.add_slots(name, Tier::device, kind_of(of.memory), of.bytes, count);
   }
@@ -204,7 +204,7 @@ class SlotMaker {
     for (const ValueId id : table_.values().counts) {
       const StepValue& value = program_.values[id];
       const Bytes bytes =
-          placed_.micro_batches() * (placed_.problem.world * program_.bytes_of(value));
+          placed_.micro_batches() * (placed_.problem.sharers * program_.bytes_of(value));
       const Kind kind = kind_of(program_.classes[value.of].memory);
       if (list_.merges()) {
         list_.merge(Tier::host, kind, bytes, 1);

@@ -207,12 +207,12 @@ void Values::share_counts(ValueId id, BlockId block, std::uint32_t micro) {
   const std::size_t place =
       colours_.of_value[id] * placed_.micro_batches_per_stop() + place_among(micro);
   BufferId from = slots_.shared[value.of][place];
-  if (placed_.problem.world > 1) {
+  if (placed_.problem.sharers > 1) {
     const BufferId all = slots_.of_ranks[value.of][place];
-    move(Action::gather, id, block, micro, from, all, (placed_.problem.world - 1) * bytes);
+    move(Action::gather, id, block, micro, from, all, (placed_.problem.sharers - 1) * bytes);
     from = all;
   }
-  move(Action::offload, id, block, micro, from, slots_.counts[id], placed_.problem.world * bytes);
+  move(Action::offload, id, block, micro, from, slots_.counts[id], placed_.problem.sharers * bytes);
 }
 
 void Values::store(ValueId id, std::uint32_t micro) {

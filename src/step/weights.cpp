@@ -62,7 +62,7 @@ void Movements::add_condition(Operation& operation, Condition condition,
     const bool one = rows.rows == Condition::Rows::in_micro_batch;
     const double tokens = static_cast<double>(problem_.micro_batch_tokens) *
                           (one ? 1.0 : static_cast<double>(problem_.micro_batches)) *
-                          (rows.any_rank ? static_cast<double>(problem_.world) : 1.0);
+                          (rows.any_rank ? static_cast<double>(problem_.sharers) : 1.0);
     return 1.0 - std::pow(1.0 - counted->share, tokens);
   };
   const double there = unless ? likelihood(*unless) : 0.0;

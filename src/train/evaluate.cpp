@@ -10,19 +10,20 @@ engine::TokenBatch of_engine(const data::Batch& batch) {
 
 std::optional<engine::Evaluation> evaluate(engine::Engine& engine,
                                            const data::EvaluationBatches& batches,
-                                           std::uint64_t requested, std::uint64_t rank,
-                                           std::uint64_t world,
+                                           std::uint64_t requested,
                                            const EvaluationProgress& progress) {
   const std::uint64_t available = batches.size();
   const std::uint64_t wanted = std::min(requested, available);
   if (wanted == 0) return std::nullopt;
-  const data::EvaluationShare share = {
-      .together = engine.evaluation_micro_batches(), .rank = rank, .world = world};
+  const Mesh& mesh = engine.blueprint().mesh;
+  const data::EvaluationShare share = {.together = engine.evaluation_micro_batches(),
+                                       .place = mesh.data_place(),
+                                       .places = mesh.data};
   const std::uint64_t runs = share.runs(requested, available);
   double sum = 0.0;
   std::uint64_t targets = 0;
   for (std::uint64_t run = 0; run < runs; ++run) {
-    if (progress) progress(std::min(wanted, run * share.together * world), wanted);
+    if (progress) progress(std::min(wanted, run * share.together * share.places), wanted);
     data::Batch joined;
     for (std::uint64_t m = 0; m < share.together; ++m) {
       joined.append(batches.batch(share.index(run, m, requested, available)));

@@ -211,7 +211,7 @@ ModelEvaluation evaluate_model(const config::Config& config,
                      [&](Bytes done, Bytes total) { progress("reading weights", done, total); });
   const auto start = std::chrono::steady_clock::now();
   const auto found = evaluate(
-      engine, batches, batches.size(), 0, 1,
+      engine, batches, batches.size(),
       [&](std::uint64_t done, std::uint64_t total) { progress("evaluating", done, total); });
   if (!found)
     throw Error(ErrorCategory::data, "there is nothing to evaluate: the data has no target tokens");

@@ -20,7 +20,7 @@ void Recovery::checkpoint_is(std::filesystem::path folder, std::uint64_t step) {
 Resumed Recovery::go_back(RestartableEngine& engine, comm::Ranks* ranks, const std::string& reason,
                           std::uint64_t before, bool skip) {
   const auto announce = [&](const Resumed& found) {
-    if (engine.blueprint().rank != 0) return;
+    if (engine.blueprint().mesh.rank != 0) return;
     const std::uint64_t steps = before - found.facts.step;
     log(LogLevel::warning,
         fmt::format("{}; training continues from {}{}", reason, found.folder.string(),

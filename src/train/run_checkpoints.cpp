@@ -77,7 +77,7 @@ std::vector<config::Change> compare_settings(const checkpoint::Checkpoint& from,
 void note_other_arithmetic(const checkpoint::Checkpoint& from, const engine::Engine& engine) {
   const std::string& before = from.facts().arithmetic;
   const std::string now = engine.arithmetic();
-  if (engine.blueprint().rank != 0 || before.empty() || before == now) return;
+  if (engine.blueprint().mesh.rank != 0 || before.empty() || before == now) return;
   log(LogLevel::info,
       fmt::format("{}: computed with {}; this run computes with {}, so its losses and weights are "
                   "close to those of a run that was never stopped, but may differ in their last "
@@ -167,7 +167,7 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   checkpoint::Checkpoint::Check compare;
   if (check != nullptr) {
     compare = [&](const checkpoint::Checkpoint& one) {
-      changes = compare_settings(one, *check, engine.blueprint().rank == 0);
+      changes = compare_settings(one, *check, engine.blueprint().mesh.rank == 0);
     };
   }
   const checkpoint::Checkpoint states =
@@ -176,9 +176,9 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   check_resumable(states, config, own);
   Resumed resumed = {states.facts(), states.folder(), std::move(changes)};
   if (found) found(resumed);
-  const std::uint32_t rank = engine.blueprint().rank;
+  const std::uint32_t rank = engine.blueprint().mesh.rank;
   // Swap files of another run stay unchanged.
-  const bool reusable = own && states.ranks() == engine.blueprint().problem.world;
+  const bool reusable = own && states.ranks() == engine.blueprint().mesh.ranks();
   const state::KeptExtents beside = tidy_up(states, config, ranks, own, reusable);
   const bool reused = engine.resume(
       [&](const engine::StateRange& range, HostBytes bytes) {
@@ -201,7 +201,7 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
 
 void check_room_for_checkpoints(const engine::Engine& engine, const config::Config& config,
                                 comm::Ranks* ranks, bool new_swap_files) {
-  if (engine.blueprint().rank != 0 || !RunCheckpoints::wanted(config)) return;
+  if (engine.blueprint().mesh.rank != 0 || !RunCheckpoints::wanted(config)) return;
   const fs::path& run = config.ballast.out;
   const std::uint64_t keep = config.ballast.checkpoint_keep;
   const comm::Launch launch = ranks == nullptr ? comm::Launch{} : ranks->launch();
@@ -211,7 +211,7 @@ void check_room_for_checkpoints(const engine::Engine& engine, const config::Conf
   Bytes each = 0;
   for (const auto& range : engine::saved_ranges(engine.blueprint(), step::kHomesInMemory))
     each += range.bytes();
-  each *= engine.blueprint().problem.world;
+  each *= engine.blueprint().mesh.ranks();
   const std::uint64_t more =
       keep + 1 - std::min<std::uint64_t>(keep, checkpoint::checkpoints_of(run).size());
   const std::vector<Bytes> extents = state::swap_extents(engine.blueprint().schedule);
@@ -235,7 +235,7 @@ void check_room_for_checkpoints(const engine::Engine& engine, const config::Conf
 
 bool RunCheckpoints::time_is_up() {
   const double between = config_.ballast.checkpoint_seconds;
-  if (between == 0.0 || engine_.blueprint().rank != 0) return false;
+  if (between == 0.0 || engine_.blueprint().mesh.rank != 0) return false;
   const auto now = std::chrono::steady_clock::now();
   if (!since_) since_ = now;
   return std::chrono::duration<double>(now - *since_).count() >= between;
@@ -323,7 +323,7 @@ bool RunCheckpoints::attempt(std::uint64_t step, After after, Work work) {
 }
 
 void RunCheckpoints::fail(std::uint64_t step, After after, const std::string& why) {
-  if (!std::has_single_bit(++failures_) || engine_.blueprint().rank != 0) return;
+  if (!std::has_single_bit(++failures_) || engine_.blueprint().mesh.rank != 0) return;
   log(LogLevel::warning,
       fmt::format("step {}: no checkpoint: {}; {}{}", step, why,
                   newest_.empty() ? "there is none of this run yet"

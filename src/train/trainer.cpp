@@ -81,9 +81,9 @@ class Trainer {
     prediction_ = calibrate::RunPrediction::find(asked_, engine_.blueprint(),
                                                  plan_.given_rates ? &*plan_.given_rates : nullptr);
     // All ranks measure at the same time. The matrices are freed before the engine allocates.
-    gemm_peak_ =
-        model::measure_gemm_peak(engine_->device(), engine_.blueprint().type,
-                                 seconds_to_measure(engine_.blueprint(), config_.ballast.steps));
+    gemm_peak_ = model::measure_gemm_peak(
+        engine_->device(), engine_.blueprint().type,
+        seconds_to_measure(engine_.blueprint(), config_.ballast.steps), config_.ballast.kernels);
     measures_.emplace(engine_, gemm_peak_);
     if (is_root() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
@@ -152,8 +152,8 @@ class Trainer {
                                          .length = config_.data.sequence_length,
                                          .first_step = done_ + 1,
                                          .skipped = skipped_batches_,
-                                         .rank = rank_,
-                                         .world = world_};
+                                         .place = engine_.blueprint().mesh.data_place(),
+                                         .places = engine_.blueprint().mesh.data};
     loader_ =
         std::make_unique<data::Loader>(inputs_.data.training, inputs_.data.evaluation, options);
   }
@@ -335,10 +335,8 @@ class Trainer {
   void evaluate_after(StepMetrics& metrics) {
     const auto start = Clock::now();
     try {
-      const auto found = as_step_failure([&] {
-        return evaluate(*engine_, loader_->evaluation(), config_.ballast.eval_batches, rank_,
-                        world_);
-      });
+      const auto found = as_step_failure(
+          [&] { return evaluate(*engine_, loader_->evaluation(), config_.ballast.eval_batches); });
       if (found) metrics.eval_loss = found->loss;
     } catch (const Error& error) {
       if (is_root() && error.category() == ErrorCategory::interrupted) report(metrics);

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <mpi.h>
 
@@ -71,6 +72,29 @@ void start_two(Ranks& ranks, bool crossed) {
   other.join();
   if (failure) std::rethrow_exception(failure);
   ranks.barrier();
+}
+
+/// Starts a collective on a GPU for which rank 1 never comes.
+void start_alone(Ranks& ranks, const std::string& collective) {
+  const auto device = device::make_device(
+      {.kind = "cuda", .budget = kMiB, .local_rank = ranks.launch().local_rank});
+  const auto stream = device->make_stream("alone");
+  const auto event = device->make_event();
+  const auto channel = ranks.make_communicator(*device);
+  const DeviceBytes whole = device->allocate(ranks.world() * kPage, "whole");
+  const DeviceBytes part = device->allocate(kPage, "part");
+  const DeviceBytes scratch = device->allocate(ranks.world() * kPage, "scratch");
+  const std::vector<Bytes> parts(ranks.world(), kPage);
+  if (ranks.rank() == 1) sleep_until_ended();
+  if (collective == "all_gather") channel->all_gather(*stream, part, whole);
+  if (collective == "reduce_scatter") {
+    channel->reduce_scatter(*stream, whole, part, DType::f32, scratch);
+  }
+  if (collective == "all_reduce") channel->all_reduce(*stream, whole, DType::f32, scratch);
+  if (collective == "all_to_all") channel->all_to_all(*stream, whole, parts, scratch, parts);
+  if (collective == "broadcast") channel->broadcast(*stream, whole, 1);
+  event->record(*stream);
+  event->synchronize();
 }
 
 std::unique_ptr<Ranks> join(double timeout_seconds) {
@@ -177,8 +201,13 @@ const std::map<std::string, void (*)()> kWays = {{"timeout", timeout},
 }  // namespace ballast::comm
 
 int main(int, char** argv) {
+  const std::string way = argv[1];
   try {
-    ballast::comm::kWays.at(argv[1])();
+    if (const std::string alone = "alone_in_"; way.starts_with(alone)) {
+      ballast::comm::start_alone(*ballast::comm::join(0.5), way.substr(alone.size()));
+    } else {
+      ballast::comm::kWays.at(way)();
+    }
   } catch (const ballast::Error& error) {
     std::fprintf(stderr, "%s error: %s\n", std::string(to_string(error.category())).c_str(),
                  error.what());

@@ -108,6 +108,16 @@ class Faults(unittest.TestCase):
                       "check the other ranks' logs or raise ballast.comm_timeout_seconds",
                       err.splitlines(), out + err)
 
+    def test_a_peer_that_never_comes_ends_every_collective_of_a_gpu(self) -> None:
+        if PROGRAM_ON_FAKES is None:
+            self.skipTest("built without NCCL")
+        for collective in "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast":
+            status, out, err = run(f"alone_in_{collective}", 2, PROGRAM_ON_FAKES)
+            self.assertNotEqual(status, 0, collective)
+            self.assertIn(f"comm error: {collective} of 8.00 KiB: not all ranks took part within "
+                          "500ms; check the other ranks' logs or raise "
+                          "ballast.comm_timeout_seconds", err.splitlines(), out + err)
+
     def test_a_run_is_joined_once(self) -> None:
         self.expect_failure("twice",
                             "comm error: a process can join a run of several ranks only once")

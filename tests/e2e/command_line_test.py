@@ -147,6 +147,28 @@ class CommandLine(RunTest):
             self.assertIn(word, found["swap folder"][1])
             self.assert_fails(done, 1, "1 check of this machine failed")
 
+    def test_doctor_fails_for_a_full_disk(self):
+        image = self.path / "image"
+        with image.open("wb") as file:
+            file.truncate(16 << 20)
+        folder = self.path / "full"
+        folder.mkdir()
+        made = shutil.which("mkfs.ext4") and subprocess.run(
+            ["mkfs.ext4", "-q", image], capture_output=True, check=False).returncode == 0
+        mount = ["unshare", "-m", "sh", "-c", 'mount -o loop "$0" "$1" && shift && exec "$@"', image,
+                 folder]
+        if not made or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+            self.skipTest("this user may not mount a file system")
+        config = self.config()
+        done = subprocess.run(
+            [*mount, "sh", "-c", 'dd if=/dev/zero of="$0/fill" 2> /dev/null; exec "$@"', folder,
+             self.ballast, "doctor", config, "--set", "aio.any_file_system=true", "--set",
+             f'zero_optimization.offload_optimizer.nvme_path="{folder}"'],
+            capture_output=True, text=True, check=False)
+        self.assertRegex(done.stdout, r"(?m)^swap folder    fault .*: ext[234], 0 B free; nothing can "
+                                      r"be swapped or saved there: free some space$")
+        self.assert_fails(done, 1, "1 check of this machine failed")
+
     def test_device_auto_says_in_one_line_why_the_host_device_where_cuda_is_built_in(self):
         version = self.run_ballast("--version")
         self.assertEqual(version.stderr, "")

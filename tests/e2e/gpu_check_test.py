@@ -53,7 +53,7 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(set(verdicts.values()), {"ok"}, verdicts)
         self.assertEqual(status, 0)
         self.assertIn(f"correct: {len(verdicts)} ok, 0 failed, 0 skipped", last)
-        for name in ("GPU", "kernels", "PyTorch's runs", "families", "invariance", "link"):
+        for name in ("GPU", "kernels", "PyTorch's runs", "families", "invariance", "doctor", "link"):
             self.assertIn(name, verdicts)
 
     def test_without_a_gpu_all_is_skipped_and_the_status_says_so(self):

@@ -77,6 +77,23 @@ class MpiModule(runs.RunTest):
                             "to ballast 0.0.0 (interface 0), but this program is ballast ")
 
     @unittest.skipUnless(MPIRUN, "there is no MPI")
+    def test_doctor_names_the_folder_of_another_mpi(self):
+        linked = subprocess.run(["ldd", MODULE], capture_output=True, text=True, check=True).stdout
+        library = re.search(r"^\s*(libmpi\S*) => ", linked, re.M)[1]
+        self.install(MODULE)
+        (self.path / "other").mkdir()
+        (self.path / "other" / library).write_text("not a library")
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(self.path / "other")}
+        environment.pop("BALLAST_MPI_MODULE", None)
+        done = subprocess.run([self.program, "doctor"], capture_output=True, text=True, check=False,
+                              cwd=self.path, env=environment)
+        line = re.search(r"^MPI +hint +(.*)$", done.stdout, re.M)[1]
+        for part in (f"other/{library}", "install the module that was built with this program",
+                     f'LD_LIBRARY_PATH, which may contain another MPI, is "{self.path}/other"',
+                     "only runs with several ranks need it"):
+            self.assertIn(part, line)
+
+    @unittest.skipUnless(MPIRUN, "there is no MPI")
     def test_four_ranks_find_it_next_to_the_program_and_in_lib(self):
         for folder in ("bin", "lib"):
             shutil.rmtree(self.path / "bin", ignore_errors=True)

@@ -87,7 +87,7 @@ Bytes received_once(const Blueprint& blueprint, std::size_t first, std::size_t l
 }
 
 void expect_stored(const step::StateBytes& found, const Blueprint& blueprint, int stage) {
-  const std::uint32_t world = blueprint.problem.world;
+  const std::uint32_t world = blueprint.mesh.ranks();
   const auto elements = [&] {
     double sum = 0.0;
     for (const auto& block : blueprint.model.blocks) sum += static_cast<double>(block.elements);

@@ -23,7 +23,7 @@ engine::Blueprint decide(const config::Config& config, memory::Budgets budgets, 
                           .model = model,
                           .budgets = budgets,
                           .rates = machines()[machine],
-                          .world = world,
+                          .mesh = {.data = world},
                           .kernels =
                               [&](model::MicroBatchShape shape) {
                                 return kernel_sizes(model, config.type, shape);

@@ -456,8 +456,8 @@ engine::Blueprint outline_of(const SmallRun& run, std::uint64_t seed) {
   const model::MicroBatchShape shape = {config.micro_sequences(), config.data.sequence_length};
   const auto world = static_cast<std::uint32_t>(std::stoul(run.choice(Feature::ranks)));
   constexpr memory::Budgets kRoomy = {.device = 64 * kGiB, .host = 64 * kGiB};
-  engine::Blueprint blueprint =
-      inputs::outline(config, model, kRoomy, kernel_sizes(model, config.type, shape), world);
+  engine::Blueprint blueprint = inputs::outline(
+      config, model, kRoomy, kernel_sizes(model, config.type, shape), {.data = world});
   if (run.choice(Feature::purpose) == "evaluation") {
     blueprint.options.purpose = step::Purpose::evaluation;
   }

@@ -344,7 +344,7 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const vo
                            .b = b,
                            .c = c,
                            .d = d,
-                           .factor = *static_cast<const float*>(alpha),
+                           .factor = *static_cast<const float*>(alpha) * FakeCublasLt::factor,
                            .old_factor = *static_cast<const float*>(beta),
                            .workspace = workspace,
                            .workspace_size = size,

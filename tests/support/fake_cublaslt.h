@@ -27,6 +27,8 @@ struct FakeCublasLt {
   /// Number of the last product's algorithm in its search, and number of products tried.
   static inline std::atomic<int> last_algorithm = -1;
   static inline std::atomic<int> tried = 0;
+  /// Factor of all products, which is wrong unless it is 1.
+  static inline std::atomic<float> factor = 1.0F;
   /// Number of existing objects.
   static inline std::atomic<int> alive = 0;
   /// Limits of the last search.

@@ -79,10 +79,11 @@ class Queues {
   }
   void await_all() {
     std::unique_lock lock(mutex_);
-    for (auto& [stream, queue] : queues_) {
+    for (auto& entry : queues_) {
+      const Queue& queue = entry.second;
       const std::uint64_t number = queue.added;
       await(
-          lock, stream, [&] { return queue.done >= number; }, Patience::endless);
+          lock, entry.first, [&] { return queue.done >= number; }, Patience::endless);
     }
   }
   bool is_idle(cudaStream_t stream) {

@@ -32,8 +32,8 @@ bool same_bits(const std::tuple<std::vector<T>...>& a, const std::tuple<std::vec
 }
 
 /// Calls `run`, which enqueues kernels and fetches their results: with emulated kernels once for
-/// each order of their threads, on a GPU twice. Expects the same bits from `run` each time and
-/// returns them (a vector, a tuple of vectors, or nothing).
+/// each order of their threads, or once if races are watched; on a GPU twice. Expects the same bits
+/// from `run` each time and returns them (a vector, a tuple of vectors, or nothing).
 template <class Run>
 auto in_every_order(const Run& run) {
 #if defined(BALLAST_EMULATED_GPU)
@@ -42,6 +42,7 @@ auto in_every_order(const Run& run) {
     emulation::set_order(order);
     return run();
   };
+  if (emulation::is_watched()) return in(Order::shuffled);
   constexpr Order first = Order::forward;
   constexpr Order others[] = {Order::backward, Order::shuffled};
 #else

@@ -130,11 +130,11 @@ class ProblemDraw {
     problem().statistics_bytes = 16;
     problem().workspace_bytes = 8192;
     if (!draw_.ranks) return;
-    problem().world = shape_.ranks = dice_.pick32(2, 9);
+    problem().sharers = shape_.ranks = dice_.pick32(2, 9);
     problem().stage = dice_.pick32(0, 3);
     problem().qwz_weight_bytes = dice_.toss() ? 2 : 0;
-    const std::uint32_t group = dice_.pick32(2, problem().world);
-    if (problem().world % group == 0) problem().hpz_partition_size = group;
+    const std::uint32_t group = dice_.pick32(2, problem().sharers);
+    if (problem().sharers % group == 0) problem().hpz_partition_size = group;
     expert_ = dice_.toss() ? Role::exchanged_expert : Role::expert;
   }
 

@@ -16,6 +16,9 @@
 
 #include "src/train/loss_scaler.h"
 #include "tests/support/documents.h"
+#if defined(BALLAST_EMULATED_GPU)
+#include "tests/support/fake_cuda.h"
+#endif
 
 namespace ballast::test {
 
@@ -116,8 +119,7 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
   train::LossScaler loss_scaler(config);
   const std::size_t tokens = engine.blueprint().problem.tokens_per_step();
   const std::size_t evaluated = engine.evaluation_micro_batches() *
-                                engine.blueprint().shape.tokens() *
-                                engine.blueprint().problem.world;
+                                engine.blueprint().shape.tokens() * engine.blueprint().mesh.ranks();
   const auto batch_of = [&](std::size_t size, std::uint64_t number) {
     const engine::Blueprint& blueprint = engine.blueprint();
     Batch batch = data(size, number);
@@ -125,6 +127,9 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
     return part_of(batch, ranks);
   };
   const Batch held_out = batch_of(evaluated, kHeldOut);
+#if defined(BALLAST_EMULATED_GPU)
+  const FakeCuda::NoAllocation in_steps;
+#endif
   for (std::uint64_t step = 1; step <= steps; ++step) {
     const Batch batch = batch_of(tokens, step);
     const double warm = static_cast<double>(std::min<std::uint64_t>(step, 5)) / 5.0;

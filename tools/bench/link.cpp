@@ -2,7 +2,6 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,15 +9,14 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/random.h"
 #include "ballast/device/device.h"
 #include "ballast/device/plain_copies.h"
 #include "ballast/memory/budget.h"
-#include "ballast/memory/host_pool.h"
 #include "ballast/memory/topology.h"
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
+#include "tools/bench/link_copies.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/process.h"
@@ -92,70 +90,6 @@ std::vector<Bytes> sizes_of(const BenchLinkArguments& arguments, const std::stri
   return sizes;
 }
 
-/// Copies of one size through a device, as in a run: from and to a pinned pool, with a stream for
-/// each direction.
-class Link {
- public:
-  Link(const std::string& kind, Bytes bytes)
-      : bytes_(bytes),
-        device_(device::make_device(
-            {.kind = kind, .budget = 2 * round_up(bytes, kPage), .compute_threads = 1})),
-        pool_(2 * round_up(bytes, kPage)),
-        pin_(device_->pin(pool_.memory(), "--bytes")),
-        source_(pool_.allocate(bytes, "upload")),
-        sink_(pool_.allocate(bytes, "offload")),
-        up_place_(device_->allocate(bytes, "upload")),
-        down_place_(device_->allocate(bytes, "offload")),
-        up_(device_->make_stream("upload")),
-        down_(device_->make_stream("offload")) {
-    // Touch all pages, with different contents.
-    fill(sink_, 1);
-    device_->copy_to_device(*up_, down_place_, sink_);
-    up_->synchronize();
-    fill(source_, 2);
-  }
-
-  [[nodiscard]] device::Device& device() { return *device_; }
-
-  void run(CopyWay way, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) {
-      if (way != CopyWay::down) device_->copy_to_device(*up_, up_place_, source_);
-      if (way != CopyWay::up) device_->copy_to_host(*down_, sink_, down_place_);
-    }
-    if (way != CopyWay::down) up_->synchronize();
-    if (way != CopyWay::up) down_->synchronize();
-  }
-
-  /// Throws Error(device) unless uploaded bytes come back unchanged.
-  void check() {
-    device_->copy_to_host(*up_, sink_, up_place_);
-    up_->synchronize();
-    if (std::memcmp(sink_.data(), source_.data(), bytes_) == 0) return;
-    throw Error(
-        ErrorCategory::device,
-        fmt::format("bench link: {} came back from the device changed", format_bytes(bytes_)));
-  }
-
- private:
-  static void fill(HostBytes memory, std::uint64_t key) {
-    for (Bytes at = 0; at < memory.size(); at += sizeof key) {
-      const std::uint64_t word = random_u64(key, at);
-      std::memcpy(memory.data() + at, &word, std::min<Bytes>(sizeof word, memory.size() - at));
-    }
-  }
-
-  Bytes bytes_;
-  std::unique_ptr<device::Device> device_;
-  memory::HostPool pool_;
-  std::unique_ptr<device::Pin> pin_;
-  HostBytes source_;
-  HostBytes sink_;
-  DeviceBytes up_place_;
-  DeviceBytes down_place_;
-  std::unique_ptr<device::Stream> up_;
-  std::unique_ptr<device::Stream> down_;
-};
-
 /// Returns the number of copies that is long enough for a measurement. Also warms up.
 std::size_t enough_copies(device::PlainCopies& plain, CopyWay way) {
   std::size_t count = 1;
@@ -167,7 +101,7 @@ std::size_t enough_copies(device::PlainCopies& plain, CopyWay way) {
 
 /// Measures copies through the device between plain copies. The faster plain ones are the ceiling,
 /// since the others were disturbed.
-LinkResult measure(Link& link, device::PlainCopies& plain, LinkResult subject,
+LinkResult measure(LinkCopies& link, device::PlainCopies& plain, LinkResult subject,
                    const BenchLinkArguments& arguments) {
   const CopyWay way = subject.way;
   subject.copies = enough_copies(plain, way);
@@ -224,7 +158,7 @@ void run_bench_link(const BenchLinkArguments& arguments) {
   text::Json json = text::Json::array();
   bool headed = arguments.json;
   for (const Bytes bytes : sizes_of(arguments, kind)) {
-    Link link(kind, bytes);
+    LinkCopies link(kind, bytes, "bench link");
     const auto plain = device::make_plain_copies(link.device(), bytes);
     if (!headed) print_head(link.device());
     headed = true;

@@ -54,7 +54,8 @@ struct BenchStepResult {
   std::vector<TimedPass> passes;
   double gemm_peak = 0.0;
   double loss = 0.0;
-  plan::LaneTotals lanes;  ///< totals of all steps
+  std::uint64_t rolled_back = 0;  ///< steps whose speculative updates were undone
+  plan::LaneTotals lanes;         ///< totals of all steps
 
   [[nodiscard]] double flops_per_second() const { return flops / seconds; }
   [[nodiscard]] double model_per_second() const { return model_flops / seconds; }
@@ -90,8 +91,9 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   result.kind = engine.device().kind();
   result.description = engine.device().description();
   const auto probe = [&] {
-    result.gemm_peak =
-        std::max(result.gemm_peak, model::measure_gemm_peak(engine.device(), blueprint.type, 0.5));
+    result.gemm_peak = std::max(
+        result.gemm_peak,
+        model::measure_gemm_peak(engine.device(), blueprint.type, 0.5, config.ballast.kernels));
   };
   probe();
   // The first step has no updates before it; from the third on the pipeline is full.
@@ -101,7 +103,9 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   std::vector<double> seconds;
   for (std::uint64_t step = 0; step < arguments.steps; ++step) {
     seconds.push_back(seconds_of([&] {
-      result.loss = engine.train_step({inputs, targets}, 1e-4).loss;
+      const engine::StepResult step_result = engine.train_step({inputs, targets}, 1e-4);
+      result.loss = step_result.loss;
+      result.rolled_back += step_result.rolled_back ? 1U : 0U;
     }));
   }
   engine.record(nullptr);
@@ -153,6 +157,10 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
   for (const TimedPass& pass : result.passes) {
     print_rate(pass.name, time_text(pass.seconds), pass.flops_per_second(), result, "");
   }
+  if (result.rolled_back > 0) {
+    fmt::print("  {:<14} {:>9} of {} steps undid their speculative updates\n", "rolled back",
+               result.rolled_back, arguments.steps);
+  }
   for (const plan::Lane lane : plan::kLanes) {
     const double busy = result.lanes.busy_seconds[static_cast<std::size_t>(lane)];
     if (busy <= 0.0) continue;
@@ -197,7 +205,8 @@ text::Json json_of(const BenchStepArguments& arguments, const BenchStepResult& r
        {"compute_seconds", compute_lane(result.lanes.busy_seconds)},
        {"compute_enqueueing_seconds", compute_lane(result.lanes.enqueueing_seconds)},
        {"passes", passes},
-       {"loss", result.loss}});
+       {"loss", result.loss},
+       {"rolled_back", result.rolled_back}});
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "tools/commands/doctor.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -90,6 +92,15 @@ Finding check_huge_pages() {
   return finding;
 }
 
+/// Returns how to make io_uring usable, or "".
+std::string io_uring_remedy(std::string_view reason) {
+  if (reason.find("denied") == std::string_view::npos) return "";
+  const std::string disabled = first_line("/proc/sys/kernel/io_uring_disabled");
+  if (!disabled.empty() && disabled != "0") return "; run sysctl -w kernel.io_uring_disabled=0";
+  return "; allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of "
+         "this container";
+}
+
 Finding check_io() {
   Finding finding = {.name = "file I/O"};
   std::string refused;
@@ -100,7 +111,8 @@ Finding check_io() {
       return finding;
     }
     finding.severity = Severity::hint;
-    refused += fmt::format("; faster would be {}, but {}", backend.name, backend.reason);
+    refused += fmt::format("; faster would be {}, but {}{}", backend.name, backend.reason,
+                           io_uring_remedy(backend.reason));
   }
   return {Severity::fault, "file I/O", "no backend is usable" + refused};
 }
@@ -132,7 +144,13 @@ Finding check_swap_folder(const fs::path& folder, bool any_file_system) {
 Finding check_mpi() {
   const std::string refusal = comm::mpi_refusal();
   if (refusal.empty()) return {.name = "MPI", .text = comm::mpi_file()};
-  return {Severity::hint, "MPI", refusal + "; only runs with several ranks need it"};
+  const char* const path = std::getenv("LD_LIBRARY_PATH");
+  const bool found = refusal.find("cannot be used") != std::string::npos;
+  const std::string other =
+      found && path != nullptr && *path != '\0'
+          ? fmt::format("; LD_LIBRARY_PATH, which may contain another MPI, is \"{}\"", path)
+          : "";
+  return {Severity::hint, "MPI", refusal + other + "; only runs with several ranks need it"};
 }
 
 void check_gpu(const device::DeviceOptions& options, std::vector<Finding>& findings) {
@@ -155,10 +173,13 @@ void check_gpu(const device::DeviceOptions& options, std::vector<Finding>& findi
        fmt::format("{}, {} free; {}", device::gpu_name(options),
                    format_bytes(device::own_memory(options)), device::cuda_requirement())});
   for (const model::CudaLibrary& library : model::cuda_libraries()) {
-    // cuBLASLt can be loaded, or the GPU could not be used.
+    // Without cuBLASLt, only plain kernels can use the GPU.
     const bool good = library.refusal.empty();
+    const char* const use = library.name == "cuDNN" ? "; attention is faster with it"
+                                                    : "; the kernels of ballast.kernels \"auto\" "
+                                                      "need it and are ten times as fast";
     findings.push_back({good ? Severity::good : Severity::hint, library.name,
-                        good ? library.file : library.refusal + "; attention is faster with it"});
+                        good ? library.file : library.refusal + use});
   }
   const std::string nccl = comm::nccl_refusal();
   findings.push_back({nccl.empty() ? Severity::good : Severity::hint, "NCCL",
@@ -179,10 +200,7 @@ std::string_view word_of(Severity severity) {
   return "fault";
 }
 
-/// Without a config, looks at the current folder as an example.
-MachineUse use_of(const ConfigRequest& request) {
-  if (request.file.empty()) return {.swap_folders = {"."}, .any_file_system = true};
-  const config::Config config = request.load(1);
+MachineUse use_of(const config::Config& config) {
   MachineUse use = {.device = inputs::device_options(config),
                     .any_file_system = config.aio.any_file_system};
   for (const auto& path : inputs::swap_options(config, {}).paths) {
@@ -191,12 +209,25 @@ MachineUse use_of(const ConfigRequest& request) {
   return use;
 }
 
-void run_doctor(const ConfigRequest& request) {
-  const std::vector<Finding> findings = examine_machine(use_of(request));
-  std::size_t faults = 0;
+void print(const std::vector<Finding>& findings, std::size_t& faults) {
   for (const Finding& finding : findings) {
     fmt::print("{:<14} {:<5} {}\n", finding.name, word_of(finding.severity), finding.text);
     faults += finding.severity == Severity::fault ? 1U : 0U;
+  }
+  std::fflush(stdout);
+}
+
+/// Without a config, looks at the current folder as an example.
+void run_doctor(const ConfigRequest& request) {
+  std::size_t faults = 0;
+  if (request.file.empty()) {
+    print(examine_machine({.swap_folders = {"."}, .any_file_system = true}), faults);
+  } else {
+    const config::Config config = request.load(1);
+    print(examine_machine(use_of(config)), faults);
+    if (faults == 0 && device::kind_of(inputs::device_options(config)) == "cuda") {
+      print(examine_gpu(config), faults);
+    }
   }
   if (faults == 0) return;
   throw Error(ErrorCategory::device,
@@ -238,7 +269,8 @@ void add_doctor(Command program) {
   auto request = std::make_shared<ConfigRequest>();
   Command command = program.add_command(
       "doctor", "Check this machine: CPU, memory, I/O, MPI, the GPU and its libraries");
-  command.add_option("CONFIG", &request->file, "JSON config, for its swap folders and device",
+  command.add_option("CONFIG", &request->file,
+                     "JSON config, for its swap folders and device. On a GPU its model is checked",
                      {.takes = Names::file, .extensions = {".json"}});
   command.add_option("--set", &request->overrides, "Override a key: path.to.key=value",
                      {.single_argument = true, .takes = Names::setting});

@@ -116,7 +116,7 @@ std::string line_of(const std::vector<Column>& columns, bool names) {
 
 std::vector<std::string> exchange_lines(const train::RunSummary& summary) {
   std::vector<std::string> lines;
-  if (summary.blueprint.problem.world == 1) return lines;
+  if (summary.blueprint.mesh.ranks() == 1) return lines;
   for (const plan::Lane lane : {plan::Lane::gather, plan::Lane::reduce}) {
     const auto i = static_cast<std::size_t>(lane);
     lines.push_back(fmt::format("  {:<17} {} in {}", to_string(lane),
@@ -167,7 +167,7 @@ void Console::planned(const engine::Blueprint& blueprint, const std::string& dev
   show("blocks", fmt::format("{} (embedding, layers, head), the units of placement",
                              blueprint.model.blocks.size()));
   show("device", device);
-  const std::uint32_t world = blueprint.problem.world;
+  const std::uint32_t world = blueprint.mesh.ranks();
   if (world > 1) {
     show("ranks", fmt::format("{} ranks, ZeRO stage {}; memory below is of rank 0", world,
                               blueprint.problem.stage));
@@ -288,7 +288,7 @@ void Console::show_losses(const train::RunSummary& summary) {
 void Console::show_wear(const train::RunSummary& summary) {
   const Bytes written = summary.totals.nvme_bytes_written();
   if (written == 0) return;
-  const std::uint32_t world = summary.blueprint.problem.world;
+  const std::uint32_t world = summary.blueprint.mesh.ranks();
   terminal_.show(fmt::format("  {:<17} {}{}{}", "written to NVMe", format_bytes(written),
                              world > 1 ? " by rank 0; all ranks of this machine" : "",
                              !summary.wear ? ""

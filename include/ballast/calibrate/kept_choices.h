@@ -21,7 +21,8 @@ std::shared_ptr<model::ProductChoices> kept_product_choices();
 /// variable is set.
 std::filesystem::path product_choices_file(const std::string& library);
 
-/// Options from ballast.attention and ballast.product_algorithms.
+/// Options from ballast.kernels, ballast.gpu_checks, ballast.attention and
+/// ballast.product_algorithms.
 model::KernelOptions kernel_options(const config::Config& config);
 
 }  // namespace ballast::calibrate

@@ -10,6 +10,7 @@
 #include "ballast/cpu_adam/optimizer.h"
 #include "ballast/cpu_adam/shard.h"
 #include "ballast/model/attention_backend.h"
+#include "ballast/model/kernel_choice.h"
 #include "ballast/step/options.h"
 
 namespace ballast::config {
@@ -63,6 +64,12 @@ inline constexpr auto kChoices<model::AttentionBackend> =
     std::to_array<NamedValue<model::AttentionBackend>>({{"auto", model::AttentionBackend::best},
                                                         {"own", model::AttentionBackend::own},
                                                         {"cudnn", model::AttentionBackend::cudnn}});
+template <>
+inline constexpr auto kChoices<model::KernelSet> = std::to_array<NamedValue<model::KernelSet>>(
+    {{"auto", model::KernelSet::best}, {"plain", model::KernelSet::plain}});
+template <>
+inline constexpr auto kChoices<model::GpuChecks> = std::to_array<NamedValue<model::GpuChecks>>(
+    {{"off", model::GpuChecks::off}, {"each", model::GpuChecks::each}});
 template <>
 inline constexpr auto kChoices<ProductSearch> = std::to_array<NamedValue<ProductSearch>>(
     {{"heuristic", ProductSearch::heuristic}, {"timed", ProductSearch::timed}});

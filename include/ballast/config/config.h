@@ -192,6 +192,8 @@ struct AdapterSection : model::AdapterConfig {
 /// `ballast`: settings that DeepSpeed lacks.
 struct BallastSection {
   DeviceChoice device = DeviceChoice::automatic;
+  model::KernelSet kernels = model::KernelSet::best;
+  model::GpuChecks gpu_checks = model::GpuChecks::off;
   model::AttentionBackend attention = model::AttentionBackend::best;
   ProductSearch product_algorithms = ProductSearch::heuristic;
   Bytes device_bytes = 0;  ///< budget; 0 ("auto"): the free memory

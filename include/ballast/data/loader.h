@@ -29,17 +29,18 @@ struct LoaderOptions {
   std::uint64_t first_step = 1;  ///< step of the first batch of next(); larger for a resumed run
   std::uint64_t skipped = 0;     ///< skipped batches: step k takes batch k + skipped
   std::uint64_t prefetch = 2;    ///< batches kept ready, at least 1
-  std::uint64_t rank = 0;
-  std::uint64_t world = 1;
+  std::uint64_t place = 0;       ///< this rank's, among those with other sequences: Mesh::data
+  std::uint64_t places = 1;
 };
 
-/// Assigns held-out micro-batches to ranks. All ranks together take each micro-batch once, in
-/// order. The last run of the evaluation plan is filled up with padding, which has no targets. So
-/// the result is the mean over the same targets for every number of ranks and every accumulation.
+/// Assigns held-out micro-batches to the data places of ranks. All places together take each
+/// micro-batch once, in order. The last run of the evaluation plan is filled up with padding, which
+/// has no targets. So the result is the mean over the same targets for every number of places and
+/// every accumulation.
 struct EvaluationShare {
   std::uint64_t together = 1;  ///< micro-batches per rank and run of the evaluation plan
-  std::uint64_t rank = 0;
-  std::uint64_t world = 1;
+  std::uint64_t place = 0;
+  std::uint64_t places = 1;
 
   /// Number of runs of the evaluation plan for `requested` of the `available` micro-batches.
   [[nodiscard]] std::uint64_t runs(std::uint64_t requested, std::uint64_t available) const;
@@ -68,10 +69,10 @@ class EvaluationBatches {
   std::uint64_t length_;
 };
 
-/// The batches of a run. A step of all ranks has B = world * micro_batches * sequences sequences,
-/// in the order of the source for every number of ranks: step k begins at sequence (k - 1 +
-/// skipped) * B. Rank r takes the r-th of `world` equal parts, micro-batch by micro-batch. A batch
-/// is a pure function of (source, options, k), so a resumed run sees the same batches.
+/// The batches of a run. A step of all ranks has B = places * micro_batches * sequences sequences,
+/// in the order of the source for every number of places: step k begins at sequence (k - 1 +
+/// skipped) * B. Place p takes the p-th of `places` equal parts, micro-batch by micro-batch. A
+/// batch is a pure function of (source, options, k), so a resumed run sees the same batches.
 class Loader {
  public:
   /// Starts a thread that reads `training` (not empty) and keeps `prefetch` batches ready.

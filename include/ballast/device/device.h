@@ -99,6 +99,9 @@ struct DeviceOptions {
   int compute_threads = 0;    ///< host device: threads per kernel; 0: all CPUs, or OMP_NUM_THREADS
   double link_gbps = 0.0;     ///< host device: speed of copies, GB/s; 0: not throttled
   std::uint32_t local_rank = 0;  ///< cuda: GPU number, modulo the number of visible GPUs
+  /// cuda: whether a GPU without cuBLASLt cannot be used. False for plain kernels
+  /// (model::KernelSet), which need no library.
+  bool needs_libraries = true;
   /// When set and true, pin() throws Error(interrupted) before its next part.
   const std::atomic<bool>* interrupted = nullptr;
 };
@@ -138,7 +141,8 @@ std::string cuda_refusal();
 
 /// Returns why this process cannot train on its GPU in the type of `options`, in one line; empty if
 /// it can. Reasons: cuda_refusal(), a GPU of compute capability below 7.5 (8.0 for bf16), or a
-/// missing cuBLASLt. The first call of each local rank starts the driver and loads cuBLASLt.
+/// missing cuBLASLt if `options` need it. The first call of each local rank starts the driver and
+/// loads cuBLASLt.
 std::string gpu_refusal(const DeviceOptions& options);
 
 /// Returns the free bytes of the device's separate memory; 0 for the host device or without a GPU.

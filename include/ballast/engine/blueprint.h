@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ballast/core/dtype.h"
+#include "ballast/core/mesh.h"
 #include "ballast/cpu_adam/optimizer.h"
 #include "ballast/cpu_adam/shard.h"
 #include "ballast/memory/budget.h"
@@ -41,7 +42,7 @@ struct Blueprint {
   /// Elements without weight decay, over all blocks, ascending.
   std::vector<ElementRange> undecayed;
   std::uint64_t micro_batches = 1;
-  std::uint32_t rank = 0;  ///< below problem.world; all other members are equal on all ranks
+  Mesh mesh;  ///< only its rank differs by rank; the rest of a blueprint is equal on all ranks
   memory::Budgets budgets;
   step::Problem problem;
   step::Placement placement;
@@ -56,7 +57,7 @@ struct Blueprint {
 };
 
 /// Derives the sizes of all blocks and batches in `blueprint.problem` from the model, the type, the
-/// state format, the micro-batches and the problem's settings: ranks (world, stage, hpZ, qwZ) and
+/// state format, the micro-batches and the problem's settings: ranks (sharers, stage, hpZ, qwZ) and
 /// `packed`. `kernels`: memory that the device's kernels need. Blocks of at most
 /// `persistence_threshold` parameters keep their weights whole on every rank (stage 3). States are
 /// cut into sub-groups of at most `sub_group_size` elements, rounded down to a multiple of

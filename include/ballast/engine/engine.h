@@ -143,6 +143,8 @@ class Engine {
  private:
   /// `here`: existing swap files. Passes to `fill` whether they are reused.
   void start_with(const state::SwapImage& here, const std::function<void(bool reuses)>& fill);
+  /// Returns whether each operation is awaited and its results are checked (model::GpuChecks).
+  [[nodiscard]] bool checks_each() const;
   /// Logs versions and memory of a device other than the host device on rank 0.
   void log_start(std::chrono::duration<double> warm_up) const;
   [[nodiscard]] std::unique_ptr<plan::Executor> make_executor(

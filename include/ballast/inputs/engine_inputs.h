@@ -7,6 +7,7 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
+#include "ballast/core/mesh.h"
 #include "ballast/device/device.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/engine.h"
@@ -52,11 +53,14 @@ std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_
 /// Returns the number of speculating blocks in `config`; 0 for "auto", which only a search decides.
 std::size_t named_speculation(const config::Config& config);
 
+/// Returns the mesh of a run of `config` with `ranks` processes, of which this is `rank`.
+Mesh mesh_of(const config::Config& config, std::uint32_t ranks, std::uint32_t rank = 0);
+
 /// Returns the blueprint of `config` before anything is placed: everything but placement, schedule
-/// and ledger. `world` ranks share the batch.
+/// and ledger.
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
                           const memory::Budgets& budgets, const model::KernelSizes& kernels,
-                          std::uint32_t world);
+                          const Mesh& mesh);
 
 /// Returns the distinct paths of both offload sections in order, or the run directory, each with
 /// the settings of its entry in aio.paths or, without one, those of aio. Paths are assigned

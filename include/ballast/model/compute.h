@@ -11,6 +11,7 @@
 #include "ballast/device/device.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/attention_backend.h"
+#include "ballast/model/kernel_choice.h"
 #include "ballast/model/kernel_sizes.h"
 #include "ballast/model/pass_arguments.h"
 #include "ballast/model/product_choices.h"
@@ -140,6 +141,9 @@ class Compute {
 
 /// Choices between kernels of the CUDA device. The host device ignores them.
 struct KernelOptions {
+  KernelSet set = KernelSet::best;
+  GpuChecks checks = GpuChecks::off;
+  /// Own with KernelSet::plain.
   AttentionBackend attention = AttentionBackend::best;
   /// Keeps the fastest timed algorithm of each product. Null: the first that the library's
   /// heuristic proposes.
@@ -160,7 +164,9 @@ KernelSizes kernel_memory(const Architecture& model, DType type, MicroBatchShape
 std::string host_kernels(int threads);
 
 /// Measures the best matrix-multiply rate of this machine in `type`, in FLOP/s: the fastest of a
-/// few square products on the device, during about `seconds`. Utilisation is relative to it.
-double measure_gemm_peak(device::Device& device, DType type, double seconds = 0.5);
+/// few square products on the device, during about `seconds`. Utilisation is relative to it. `set`:
+/// the kernels of the CUDA device.
+double measure_gemm_peak(device::Device& device, DType type, double seconds = 0.5,
+                         KernelSet set = KernelSet::best);
 
 }  // namespace ballast::model

@@ -65,7 +65,7 @@ enum class Port : std::uint8_t {
   output,
   activation_gradient,
   kept,             ///< intermediates of the forward pass
-  kept_attention,   ///< those of attention alone; see KernelSizes::attention
+  kept_attention,   ///< the part of attention; see KernelSizes::attention
   normed,           ///< result of the norm, followed by the router's choices or the head's row sums
   partial_sums,     ///< fp32 sums over tiles: outputs, or gradients of the norm's result
   routing,          ///< on the device, written: where the rows of each expert begin

@@ -1,9 +1,8 @@
 #pragma once
 
-#include <cstdint>
-
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
+#include "ballast/core/mesh.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/memory/budget.h"
 #include "ballast/model/architecture.h"
@@ -20,7 +19,7 @@ namespace ballast::planner {
 /// ledger line if the plan does not fit, Error(config) for an invalid placement rule.
 engine::Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
                                  const memory::Budgets& budgets, const model::KernelSizes& kernels,
-                                 std::uint32_t world = 1, std::uint32_t rank = 0);
+                                 const Mesh& mesh = {});
 
 /// Uses the budgets and kernels of this machine, and this rank of `ranks` (may be null).
 engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks* ranks = nullptr);

@@ -27,20 +27,20 @@ struct PlanChoices {
 /// Returns the choices that lead to `blueprint`.
 PlanChoices choices_of(const engine::Blueprint& blueprint);
 
-/// Returns `config` with micro-batches of `size` sequences (or pairs).
+/// Returns `config` with micro-batches of `size` sequences (or pairs). `data_ranks`: number of
+/// ranks with other sequences, Mesh::data.
 config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
-                                  std::uint32_t world);
+                                  std::uint32_t data_ranks);
 
 /// Returns `config` with all choices that affect the sizes of blocks: micro-batch, expert
-/// parallelism, budgets and sub-groups. `world`: number of ranks.
+/// parallelism, budgets and sub-groups.
 config::Config with_sizes(const config::Config& config, const PlanChoices& chosen,
-                          std::uint32_t world);
+                          std::uint32_t data_ranks);
 
 /// Returns `config` with all choices as values of keys, from which draw_blueprint() draws the same
-/// blueprint: the most common tiers as sections, other blocks as rules. `problem`: of the
-/// blueprint.
+/// blueprint: the most common tiers as sections, other blocks as rules.
 config::Config settle(const config::Config& config, const PlanChoices& chosen,
-                      const step::Problem& problem);
+                      const engine::Blueprint& blueprint);
 
 text::Json choices_json(const PlanChoices& choices);
 /// Inverse of choices_json(). Throws Error(config) with the member that is missing or wrong.

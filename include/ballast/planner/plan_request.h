@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "ballast/config/config.h"
+#include "ballast/core/mesh.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/memory/budget.h"
 #include "ballast/plan/rates.h"
@@ -18,7 +19,7 @@ struct PlanRequest {
   model::Architecture model;  ///< model of the config
   memory::Budgets budgets;
   plan::Rates rates;
-  std::uint32_t world = 1;  ///< ranks that share the batch
+  Mesh mesh;
   /// Returns the memory that kernels need for a micro-batch shape. If empty: the host device's
   /// where compute and update share cores, otherwise CUDA's; without rates, those of the config's
   /// device.

@@ -21,7 +21,8 @@ enum class ExpertUpdates : std::uint8_t {
   active  ///< experts with tokens in the step; the others keep weights and moments
 };
 
-/// What the forward pass of a layer keeps for its backward pass, which recomputes the rest.
+/// Intermediates of a layer that stay from its forward to its backward pass. The backward pass
+/// recomputes the rest.
 enum class Kept : std::uint8_t {
   nothing,
   attention,  ///< results of attention and of the map after it, in the tier of activations

@@ -45,7 +45,8 @@ struct BlockSizes {
   }
 };
 
-/// Input of a schedule: the passes of a model, the sizes of its data, batch and ranks.
+/// Input of a schedule: the passes of a model, the sizes of its data, batch and ranks. Here and in
+/// plans, ranks are those that share the same tensors: the sharers of core/mesh.h.
 struct Problem {
   std::shared_ptr<const ProgramTable> table;  ///< the model's step program
   std::vector<BlockSizes> blocks;             ///< in the order of the program
@@ -54,10 +55,10 @@ struct Problem {
   std::uint64_t micro_batch_tokens = 0;
   std::uint32_t micro_batches = 1;             ///< per training step, on each rank
   std::uint32_t evaluation_micro_batches = 1;  ///< per evaluation plan, at most micro_batches
-  std::uint32_t world = 1;                     ///< ranks
-  std::uint32_t stage = 0;                     ///< ZeRO stage, 0 to 3; no effect with one rank
-  /// Stage 3: ranks that share one copy of the split weights (hpZ of ZeRO++), a divisor of `world`;
-  /// 0: all ranks.
+  std::uint32_t sharers = 1;                   ///< ranks with other rows: see Mesh
+  std::uint32_t stage = 0;                     ///< ZeRO stage, 0 to 3; no effect alone
+  /// Stage 3: ranks that share one copy of the split weights (hpZ of ZeRO++), a divisor of
+  /// `sharers`; 0: all of them.
   std::uint32_t hpz_partition_size = 0;
   /// Bytes per weight (2 or 4) if gathers of split weights move WeightCodes, else 0.
   Bytes qwz_weight_bytes = 0;
@@ -67,7 +68,7 @@ struct Problem {
     return program().blocks[block].name;
   }
   [[nodiscard]] std::uint64_t tokens_per_step() const {
-    return micro_batch_tokens * micro_batches * world;
+    return micro_batch_tokens * micro_batches * sharers;
   }
 };
 

@@ -10,7 +10,7 @@ namespace ballast::step {
 
 /// Sizes of a block's data on one rank under ZeRO's stages (arXiv 1910.02054, section 5): optimizer
 /// states are split from stage 1, packed gradients from stage 2, and weights in stage 3, except in
-/// blocks that keep them whole (all partly trained ones do). A shard is one of `world` equal
+/// blocks that keep them whole (all partly trained ones do). A shard is one of `sharers` equal
 /// parts of whole pages; padding follows the block's bytes. Rank r owns shard r (but see below).
 /// One rank has no padding. With expert parallelism a rank's expert is its shard of everything:
 /// ranks exchange nothing of the block, so its sizes are those of a run with one rank.
@@ -27,7 +27,7 @@ class RankSizes {
  public:
   explicit RankSizes(const Problem& problem) : problem_(problem) {}
 
-  [[nodiscard]] bool is_distributed() const { return problem_.world > 1; }
+  [[nodiscard]] bool is_distributed() const { return problem_.sharers > 1; }
   /// Returns whether several ranks share weights and gradients of the block.
   [[nodiscard]] bool is_distributed(std::uint32_t block) const {
     return is_distributed() && !is_per_rank(block);
@@ -56,10 +56,10 @@ class RankSizes {
   /// Number of ranks that share one copy of split weights.
   [[nodiscard]] std::uint32_t ranks_per_copy() const {
     return problem_.stage >= 3 && problem_.hpz_partition_size > 0 ? problem_.hpz_partition_size
-                                                                  : problem_.world;
+                                                                  : problem_.sharers;
   }
   /// Number of copies of split weights, which is also the number of shards in a rank's partition.
-  [[nodiscard]] std::uint32_t copies() const { return problem_.world / ranks_per_copy(); }
+  [[nodiscard]] std::uint32_t copies() const { return problem_.sharers / ranks_per_copy(); }
   /// Returns the shard that `rank` owns.
   [[nodiscard]] std::uint32_t shard_of(std::uint32_t rank) const {
     return rank % ranks_per_copy() * copies() + rank / ranks_per_copy();
@@ -122,7 +122,7 @@ class RankSizes {
   /// Returns the bytes that this rank receives if `whole` bytes are gathered or scattered over all
   /// ranks.
   [[nodiscard]] Bytes received_from_all(Bytes whole) const {
-    return whole - whole / problem_.world;
+    return whole - whole / problem_.sharers;
   }
   /// Returns the bytes that it receives if `whole` bytes are gathered from the ranks that share its
   /// copy.
@@ -135,11 +135,12 @@ class RankSizes {
     return problem_.program().blocks[block].per_rank;
   }
   [[nodiscard]] std::uint32_t shards(std::uint32_t block) const {
-    return is_distributed(block) ? problem_.world : 1;
+    return is_distributed(block) ? problem_.sharers : 1;
   }
   [[nodiscard]] Bytes shard(std::uint32_t block, Bytes whole) const {
-    return is_distributed(block) ? round_up((whole + problem_.world - 1) / problem_.world, kPage)
-                                 : whole;
+    return is_distributed(block)
+               ? round_up((whole + problem_.sharers - 1) / problem_.sharers, kPage)
+               : whole;
   }
 
   const Problem& problem_;

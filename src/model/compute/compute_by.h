@@ -96,7 +96,7 @@ class ComputeBy final : public Compute {
     });
   }
   void zero(device::Stream& stream, DeviceView<float> gradient) override {
-    enqueue(stream, [=, this] { ops_.zero(gradient.raw(), gradient.size()); });
+    ops_.zero(stream, gradient.raw(), gradient.size());
   }
   void pack_gradient(device::Stream& stream, DeviceView<const float> gradient,
                      DeviceView<const float> tied, DeviceBytes packed,

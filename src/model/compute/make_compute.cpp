@@ -67,8 +67,8 @@ std::string host_kernels(int threads) {
   return host::describe_arithmetic(static_cast<std::size_t>(threads));
 }
 
-double measure_gemm_peak(device::Device& device, DType type, double seconds) {
-  if (is_cuda(device.kind())) return cuda::measure_cuda_gemm_peak(device, type, seconds);
+double measure_gemm_peak(device::Device& device, DType type, double seconds, KernelSet set) {
+  if (is_cuda(device.kind())) return cuda::measure_cuda_gemm_peak(device, type, seconds, set);
   return host::measure_host_gemm_peak(device, type, seconds);
 }
 

@@ -18,6 +18,6 @@ void require_gpu_for(const ModelConfig& config);
 
 /// Implements measure_gemm_peak() for a CUDA device. Allocates the matrices outside the device
 /// budget and frees them. Uses smaller ones if little memory is free.
-double measure_cuda_gemm_peak(device::Device& device, DType type, double seconds);
+double measure_cuda_gemm_peak(device::Device& device, DType type, double seconds, KernelSet set);
 
 }  // namespace ballast::model::cuda

@@ -9,7 +9,6 @@
 #include "ballast/core/log.h"
 
 #include "src/device/cuda/cublaslt.h"
-#include "src/device/cuda/errors.h"
 #include "src/device/cuda/gpu_facts.h"
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/experts/experts.h"
@@ -19,9 +18,6 @@
 #include "src/model/spec/families/experts.h"
 
 namespace ballast::model::cuda {
-
-using device::check_cuda;
-
 namespace {
 
 /// True for types that cuDNN's attention supports.
@@ -42,8 +38,12 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOption
       widest_{shape.tokens(), std::max({shape_.row(), config.hidden_size, config.intermediate_size,
                                         widest_of_experts(config)})},
       epsilon_(static_cast<float>(config.norm_epsilon)),
+      set_(options.set),
+      checks_(options.checks),
       choices_(options.products),
-      backend_(options.attention) {}
+      backend_(set_ == KernelSet::plain ? AttentionBackend::own : options.attention) {
+  if (checks_ == GpuChecks::each) awaited_.emplace();
+}
 
 template <class T>
 void Ops<T>::take_memory(Bump& bump) {
@@ -56,74 +56,76 @@ void Ops<T>::take_memory(Bump& bump) {
 
 template <class T>
 Products& Ops<T>::products() {
-  if (!products_) products_.emplace(choices_).set_workspace(products_workspace_);
+  if (!products_) products_.emplace(choices_, set_).set_workspace(products_workspace_);
   return *products_;
 }
 
 template <class T>
 void Ops<T>::norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
                   const T* residual) const {
-  check_cuda(cuda::norm(queue_, x, weights.weight, weights.bias, epsilon_, residual, y,
-                        {rows, hidden_}, {}, weights.offset),
-             "norm");
+  check(cuda::norm(queue_, x, weights.weight, weights.bias, epsilon_, residual, y, {rows, hidden_},
+                   {}, weights.offset),
+        "norm", {rows, hidden_});
 }
 
 template <class T>
 void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual,
                            T* dx, std::size_t rows) const {
-  check_cuda(cuda::norm_backward(queue_, x, weights.weight, dy, epsilon_, residual, dx,
-                                 weights.weight_gradient, weights.bias_gradient, partials_,
-                                 {rows, hidden_}, {}, weights.offset, weights.bias != nullptr),
-             "gradient of norm");
+  check(cuda::norm_backward(queue_, x, weights.weight, dy, epsilon_, residual, dx,
+                            weights.weight_gradient, weights.bias_gradient, partials_,
+                            {rows, hidden_}, {}, weights.offset, weights.bias != nullptr),
+        "gradient of norm", {rows, hidden_});
 }
 
 template <class T>
 void Ops<T>::norm_groups(const Norm<T>& weights, const Groups& groups, const T* x,
                          std::size_t x_step, T* y, std::size_t y_step) const {
-  check_cuda(cuda::norm<T>(queue_, x, weights.weight, nullptr, epsilon_, nullptr, y,
-                           {groups.rows * groups.count, groups.width},
-                           {groups.count, x_step, y_step}, weights.offset),
-             "norm of queries or keys");
+  check(cuda::norm<T>(queue_, x, weights.weight, nullptr, epsilon_, nullptr, y,
+                      {groups.rows * groups.count, groups.width}, {groups.count, x_step, y_step},
+                      weights.offset),
+        "norm of queries or keys", {groups.rows, groups.count, groups.width});
 }
 
 template <class T>
 void Ops<T>::norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
                                   std::size_t x_step, T* dy, std::size_t dy_step) const {
-  check_cuda(cuda::norm_backward<T>(queue_, x, weights.weight, dy, epsilon_, nullptr, dy,
-                                    weights.weight_gradient, nullptr, partials_,
-                                    {groups.rows * groups.count, groups.width},
-                                    {groups.count, x_step, dy_step}, weights.offset),
-             "gradient of a norm of queries or keys");
+  check(cuda::norm_backward<T>(queue_, x, weights.weight, dy, epsilon_, nullptr, dy,
+                               weights.weight_gradient, nullptr, partials_,
+                               {groups.rows * groups.count, groups.width},
+                               {groups.count, x_step, dy_step}, weights.offset),
+        "gradient of a norm of queries or keys", {groups.rows, groups.count, groups.width});
 }
 
 template <class T>
 void Ops<T>::activate(Activation f, const T* x, T* y, std::size_t size) const {
-  check_cuda(cuda::activate(queue_, f, x, y, size), "activation");
+  check(cuda::activate(queue_, f, x, y, size), "activation", {size});
 }
 
 template <class T>
 void Ops<T>::activate_backward(Activation f, const T* x, T* d, float* bias_gradient,
                                std::size_t rows, std::size_t width) const {
-  check_cuda(cuda::activate_backward(queue_, f, x, d, rows * width), "gradient of an activation");
+  check(cuda::activate_backward(queue_, f, x, d, rows * width), "gradient of an activation",
+        {rows, width});
   if (bias_gradient != nullptr) add_column_sums(d, width, bias_gradient, rows, width);
 }
 
 template <class T>
 void Ops<T>::gate(const Gating& how, const GateUp<T>& in, T* y) const {
-  check_cuda(cuda::gate(queue_, how, in.gate, in.up, in.step, y, {in.rows, in.width}), "gate");
+  check(cuda::gate(queue_, how, in.gate, in.up, in.step, y, {in.rows, in.width}), "gate",
+        {in.rows, in.width});
 }
 
 template <class T>
 void Ops<T>::gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) const {
-  check_cuda(cuda::gate_backward(queue_, how, in.gate, in.up, in.step, dy, {in.rows, in.width}),
-             "gradient of a gate");
+  check(cuda::gate_backward(queue_, how, in.gate, in.up, in.step, dy, {in.rows, in.width}),
+        "gradient of a gate", {in.rows, in.width});
 }
 
 template <class T>
 void Ops<T>::add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                              std::size_t width) const {
-  check_cuda(cuda::add_column_sums(queue_, x, step, gradient, partials_, {rows, width}),
-             "gradient of a bias");
+  check(cuda::add_column_sums(queue_, x, step, gradient, partials_, {rows, width}),
+        "gradient of a bias", {rows, width});
 }
 
 template <class T>
@@ -133,8 +135,8 @@ void Ops<T>::fill_angles(const Rotary& rotary, const Angles& angles,
                           .length = shape_.length,
                           .positions = angles.by_row ? positions : nullptr,
                           .by_document = angles.by_row};
-  check_cuda(cuda::fill_angles(queue_, rotary, rows, angles.cosine, angles.sine),
-             "angles of rotary positions");
+  check(cuda::fill_angles(queue_, rotary, rows, angles.cosine, angles.sine),
+        "angles of rotary positions", {rows.count, angles.half});
 }
 
 template <class T>
@@ -149,9 +151,9 @@ void Ops<T>::rotate(T* qkv, const Angles& angles, const std::int32_t* positions,
                              .cosine = angles.cosine,
                              .sine = angles.sine,
                              .direction = direction};
-  check_cuda(
+  check(
       cuda::rotate(queue_, qkv, shape_.row(), rotation, {shape_.tokens(), heads * shape_.head_dim}),
-      "rotary positions");
+      "rotary positions", {shape_.tokens(), heads, shape_.head_dim});
 }
 
 template <class T>
@@ -182,6 +184,7 @@ bool Ops<T>::run_fused([[maybe_unused]] const T* qkv, [[maybe_unused]] T* out,
   if (engine == nullptr) return false;
   try {
     if constexpr (kFusable<T>) engine->forward(queue_, qkv, out, log_sums, fused_workspace_);
+    check(cudaSuccess, "attention of cuDNN", extents_of(shape_));
   } catch (const Error& error) {
     if (fused_has_run_ || backend_ == AttentionBackend::cudnn) throw;
     static_cast<void>(cudaGetLastError());  // the next check would report it
@@ -196,6 +199,7 @@ bool Ops<T>::run_fused([[maybe_unused]] const T* qkv, [[maybe_unused]] T* out,
 
 template <class T>
 std::string Ops<T>::arithmetic() const {
+  if (set_ == KernelSet::plain) return device::gpu_facts() + ", plain kernels";
   const bool fuses =
       kFusable<T> && backend_ != AttentionBackend::own && fused_attention_refusal().empty();
   return fmt::format("{}, cuBLASLt {}, attention by {}", device::gpu_facts(),
@@ -210,14 +214,15 @@ void Ops<T>::attention(const AttentionMask& mask, const AttentionSinks<T>& sinks
   shape.mask = mask;
   bool done = false;
   if constexpr (kFusable<T>) {
-    const bool causal_only = mask.window == 0 && mask.positions == nullptr;
-    done = causal_only && run_fused(qkv, out, log_sums);
+    done = mask.window == 0 && mask.positions == nullptr && run_fused(qkv, out, log_sums);
   }
   if (!done) {
-    check_cuda(cuda::attention(queue_, shape, qkv, out, log_sums), "attention");
+    const auto kernel = set_ == KernelSet::plain ? &plain_attention<T> : &cuda::attention<T>;
+    check(kernel(queue_, shape, qkv, out, log_sums), "attention", extents_of(shape));
   }
   if (sinks.logits == nullptr) return;
-  check_cuda(cuda::add_sinks(queue_, shape, sinks.logits, out, log_sums), "sinks of attention");
+  check(cuda::add_sinks(queue_, shape, sinks.logits, out, log_sums), "sinks of attention",
+        extents_of(shape));
 }
 
 template <class T>
@@ -226,24 +231,33 @@ void Ops<T>::attention_backward(const AttentionMask& mask, const AttentionSinks<
                                 T* dqkv, std::byte* scratch) const {
   AttentionShape shape = shape_;
   shape.mask = mask;
-  check_cuda(cuda::attention_backward(queue_, shape, qkv, out, log_sums, dout, dqkv, scratch),
-             "gradient of attention");
+  const auto kernel =
+      set_ == KernelSet::plain ? &plain_attention_backward<T> : &cuda::attention_backward<T>;
+  check(kernel(queue_, shape, qkv, out, log_sums, dout, dqkv, scratch), "gradient of attention",
+        extents_of(shape));
   if (sinks.gradient == nullptr) return;
-  check_cuda(cuda::add_sink_gradients(queue_, shape, sinks.logits, scratch, sinks.gradient),
-             "gradient of the sinks of attention");
+  check(cuda::add_sink_gradients(queue_, shape, sinks.logits, scratch, sinks.gradient),
+        "gradient of the sinks of attention", extents_of(shape));
+}
+
+template <class T>
+void Ops<T>::multiply_with(const Extents& extents, const Matrix& a, const Matrix& b,
+                           const Matrix& c, const Extras& extras) {
+  products().multiply(queue_, extents, a, b, c, extras);
+  check(cudaSuccess, "matrix product", {extents.m, extents.n, extents.k});
 }
 
 template <class T>
 void Ops<T>::linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows) {
   const Product p = forward_product(layer, x, y, y_row, rows);
-  products().multiply(queue_, p.extents, p.a, p.b, p.c, {.bias = layer.bias});
+  multiply_with(p.extents, p.a, p.b, p.c, {.bias = layer.bias});
 }
 
 template <class T>
 void Ops<T>::linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y,
                          std::size_t rows) {
   const Product p = forward_product(layer, x, y, layer.out, rows);
-  products().multiply(queue_, p.extents, p.a, p.b, p.c, {.addend = residual, .bias = layer.bias});
+  multiply_with(p.extents, p.a, p.b, p.c, {.addend = residual, .bias = layer.bias});
 }
 
 template <class T>
@@ -260,8 +274,7 @@ void Ops<T>::multiply(const Extents& extents, const Matrix& a, const Matrix& b, 
   in_whole_eights(extents, a, b, c, add_to_c,
                   [&](const Extents& part, const Matrix& left, const Matrix& right,
                       const Matrix& to, bool adds) {
-                    products().multiply(queue_, part, left, right, to,
-                                        {.addend = adds ? to.data : nullptr});
+                    multiply_with(part, left, right, to, {.addend = adds ? to.data : nullptr});
                   });
 }
 
@@ -272,7 +285,8 @@ void Ops<T>::check_tokens(const std::int32_t* tokens, std::int32_t least) {
 
 template <class T>
 void Ops<T>::embed(const Embedding<const T>& tables, const Ids& ids, T* out) const {
-  check_cuda(cuda::embed(queue_, tables, ids, embedding_extents(), out), "embedding");
+  check(cuda::embed(queue_, tables, ids, embedding_extents(), out), "embedding",
+        {shape_.tokens(), hidden_});
 }
 
 template <class T>
@@ -283,183 +297,200 @@ std::size_t Ops<T>::embedding_scratch_bytes() const {
 template <class T>
 void Ops<T>::embed_backward(const Ids& ids, const T* dy, const Embedding<float>& gradients,
                             std::byte* scratch) const {
-  check_cuda(cuda::embed_backward(queue_, ids, dy, embedding_extents(), gradients,
-                                  reinterpret_cast<std::uint32_t*>(scratch)),
-             "gradient of the embedding");
+  check(cuda::embed_backward(queue_, ids, dy, embedding_extents(), gradients,
+                             reinterpret_cast<std::uint32_t*>(scratch)),
+        "gradient of the embedding", {shape_.tokens(), hidden_});
 }
 
 template <class T>
 void Ops<T>::sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
                         RowSum<float>* sums) const {
-  check_cuda(cuda::sum_logits(queue_, tile, targets, first, sums), "sums of the logits");
+  check(cuda::sum_logits(queue_, tile, targets, first, sums), "sums of the logits",
+        {tile.rows, tile.width});
 }
 
 template <class T>
 void Ops<T>::logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
                              const float* weights, const RowSum<float>* sums) const {
-  check_cuda(cuda::logit_gradients<T>(queue_, tile, targets, scale, weights, sums),
-             "gradients of the logits");
+  check(cuda::logit_gradients<T>(queue_, tile, targets, scale, weights, sums),
+        "gradients of the logits", {tile.rows, tile.width});
 }
 
 template <class T>
 void Ops<T>::row_losses(const RowSum<float>* sums, const std::int32_t* targets, std::size_t rows,
                         double* losses) const {
-  check_cuda(cuda::row_losses(queue_, sums, targets, rows, losses), "losses of the rows");
+  check(cuda::row_losses(queue_, sums, targets, rows, losses), "losses of the rows", {rows});
 }
 
 template <class T>
 void Ops<T>::sum_losses(const double* losses, std::size_t count, std::size_t parts,
                         double* sums) const {
-  check_cuda(cuda::sum_losses(queue_, losses, count, parts, sums), "sum of the losses");
+  check(cuda::sum_losses(queue_, losses, count, parts, sums), "sum of the losses", {count});
 }
 
 template <class T>
 void Ops<T>::dpo_loss(const PairRows& rows, const Preference& how, PairResult* results) const {
-  check_cuda(cuda::dpo_loss(queue_, rows, how, results), "losses of the pairs");
+  check(cuda::dpo_loss(queue_, rows, how, results), "losses of the pairs",
+        {rows.pairs, rows.length});
 }
 
 template <class T>
 void Ops<T>::route(const RouterShape& shape, float* logits, const T* bias,
                    const std::int32_t* targets, const Routing& to, std::int32_t* starts) const {
-  check_cuda(cuda::route(queue_, shape, logits, bias, targets, to, starts, partials_), "router");
+  check(cuda::route(queue_, shape, logits, bias, targets, to, starts, partials_), "router",
+        {shape.rows, shape.experts});
 }
 
 template <class T>
 void Ops<T>::add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                                const RouterTotals& totals) const {
-  check_cuda(cuda::add_router_totals(queue_, shape, routing, first, totals, partials_),
-             "totals of a router");
+  check(cuda::add_router_totals(queue_, shape, routing, first, totals, partials_),
+        "totals of a router", {shape.rows, shape.experts});
 }
 
 template <class T>
 void Ops<T>::router_losses(const RouterShape& shape, const RouterTotals& totals,
                            double* losses) const {
-  check_cuda(cuda::router_losses(queue_, shape, totals, losses), "losses of the routers");
+  check(cuda::router_losses(queue_, shape, totals, losses), "losses of the routers",
+        {shape.rows, shape.experts});
 }
 
 template <class T>
 void Ops<T>::router_gradient(const RouterShape& shape, const Routing& routing,
                              const RouterTotals& totals, const RouterLossScales& scales,
                              T* gradients) const {
-  check_cuda(cuda::router_gradient(queue_, shape, routing, totals, scales, gradients),
-             "gradient of a router");
+  check(cuda::router_gradient(queue_, shape, routing, totals, scales, gradients),
+        "gradient of a router", {shape.rows, shape.experts});
 }
 
 template <class T>
 void Ops<T>::gather_rows(const ExpertRows& rows, const T* x, const float* weights, T* y,
                          std::size_t padded, std::size_t width) const {
-  check_cuda(cuda::gather_rows(queue_, rows, x, weights, y, padded, width), "rows of an expert");
+  check(cuda::gather_rows(queue_, rows, x, weights, y, padded, width), "rows of an expert",
+        {rows.count, width});
 }
 
 template <class T>
 void Ops<T>::dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
                       const float* weights, float* weight_gradients, std::size_t width) const {
-  check_cuda(cuda::dot_rows(queue_, rows, activated, gradients, weights, weight_gradients, width),
-             "gradients of the weights of an expert's rows");
+  check(cuda::dot_rows(queue_, rows, activated, gradients, weights, weight_gradients, width),
+        "gradients of the weights of an expert's rows", {rows.count, width});
 }
 
 template <class T>
 void Ops<T>::dot_bias(const ExpertRows& rows, const T* bias, const T* gradients,
                       const float* weights, float* weight_gradients, std::size_t width) const {
-  check_cuda(cuda::dot_bias(queue_, rows, bias, gradients, weights, weight_gradients, width),
-             "gradients of the weights of an expert's rows");
+  check(cuda::dot_bias(queue_, rows, bias, gradients, weights, weight_gradients, width),
+        "gradients of the weights of an expert's rows", {rows.count, width});
 }
 
 template <class T>
 void Ops<T>::put_quotients(const ExpertRows& rows, const float* values, const float* weights,
                            float* to) const {
-  check_cuda(cuda::put_quotients(queue_, rows, values, weights, to),
-             "gradients of the weights of an expert's rows");
+  check(cuda::put_quotients(queue_, rows, values, weights, to),
+        "gradients of the weights of an expert's rows", {rows.count});
 }
 
 template <class T>
 void Ops<T>::add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const {
   if (bias == nullptr) return;
-  check_cuda(cuda::add_bias(queue_, bias, y, rows, width), "bias of an expert");
+  check(cuda::add_bias(queue_, bias, y, rows, width), "bias of an expert", {rows, width});
 }
 
 template <class T>
 void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                       std::size_t width) const {
-  check_cuda(cuda::add_rows(queue_, rows, y, weights, sums, width), "results of an expert");
+  check(cuda::add_rows(queue_, rows, y, weights, sums, width), "results of an expert",
+        {rows.count, width});
 }
 
 template <class T>
 void Ops<T>::scale(T* x, float factor, std::size_t size) const {
-  check_cuda(cuda::scale(queue_, x, factor, size), "scale of an adapter");
+  check(cuda::scale(queue_, x, factor, size), "scale of an adapter", {size});
 }
 
 template <class T>
 void Ops<T>::drop(const DropoutMask& mask, const T* x, T* y, std::size_t size,
                   bool add_to_y) const {
-  check_cuda(cuda::drop(queue_, mask, x, y, size, add_to_y), "dropout");
+  check(cuda::drop(queue_, mask, x, y, size, add_to_y), "dropout", {size});
 }
 
 template <class T>
 void Ops<T>::compute_dora_scales(const AdaptedRows<T>& rows, float* scales,
                                  float* inverse_norms) const {
-  check_cuda(cuda::compute_dora_scales(queue_, rows, scales, inverse_norms),
-             "norms of an adapted map");
+  check(cuda::compute_dora_scales(queue_, rows, scales, inverse_norms), "norms of an adapted map",
+        {rows.map.out, rows.rank});
 }
 
 template <class T>
 void Ops<T>::scale_columns(const ScaledColumns<T>& columns) const {
-  check_cuda(cuda::scale_columns(queue_, columns), "scales of an adapted map");
+  check(cuda::scale_columns(queue_, columns), "scales of an adapted map",
+        {columns.rows, columns.width});
 }
 
 template <class T>
 void Ops<T>::add_column_products(const ColumnProducts<T>& columns, float* gradient) const {
-  check_cuda(cuda::add_column_products(queue_, columns, gradient, partials_),
-             "gradients of magnitudes");
+  check(cuda::add_column_products(queue_, columns, gradient, partials_), "gradients of magnitudes",
+        {columns.rows, columns.width});
 }
 
 template <class T>
 void Ops<T>::zero(float* values, std::size_t size) const {
   if (size == 0) return;
-  check_cuda(cudaMemsetAsync(values, 0, size * sizeof(float), queue_), "clearing gradients");
+  check(cudaMemsetAsync(values, 0, size * sizeof(float), queue_), "clearing gradients", {size});
+}
+template <class T>
+void Ops<T>::zero(device::Stream& stream, float* values, std::size_t size) const {
+  if (size == 0) return;
+  check_cuda(cudaMemsetAsync(values, 0, size * sizeof(float), device::as_cuda(stream).native()),
+             "clearing gradients");
 }
 
 template <class T>
 void Ops<T>::widen(const T* x, float* y, std::size_t size) const {
-  check_cuda(cuda::widen(queue_, x, y, size), "conversion to fp32");
+  check(cuda::widen(queue_, x, y, size), "conversion to fp32", {size});
 }
 
 template <class T>
 void Ops<T>::pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
                   std::size_t size, GradientStats* partial, GradientStats* stats) const {
-  check_cuda(cuda::pack_gradient(queue_, gradient, tied, tied_size, packed, size, partial, stats),
-             "packing a gradient");
+  check(cuda::pack_gradient(queue_, gradient, tied, tied_size, packed, size, partial, stats),
+        "packing a gradient", {size});
 }
 
 template <class T>
 void Ops<T>::measure(device::Stream& stream, const T* packed, std::size_t size,
                      GradientStats* partial, GradientStats* stats) const {
-  check_cuda(cuda::measure_gradient(device::as_cuda(stream).native(), packed, size, partial, stats),
-             "statistics of a gradient");
+  device::check_cuda(
+      cuda::measure_gradient(device::as_cuda(stream).native(), packed, size, partial, stats),
+      "statistics of a gradient");
 }
 
 template <class T>
 void Ops<T>::encode(device::Stream& stream, const T* weights, std::size_t blocks,
                     std::int8_t* codes, float* scales) const {
-  check_cuda(cuda::encode_weights(device::as_cuda(stream).native(), weights, blocks, codes, scales),
-             "encoding weights");
+  device::check_cuda(
+      cuda::encode_weights(device::as_cuda(stream).native(), weights, blocks, codes, scales),
+      "encoding weights");
 }
 
 template <class T>
 void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
                     std::size_t blocks, T* weights) const {
-  check_cuda(cuda::decode_weights(device::as_cuda(stream).native(), codes, scales, blocks, weights),
-             "decoding weights");
+  device::check_cuda(
+      cuda::decode_weights(device::as_cuda(stream).native(), codes, scales, blocks, weights),
+      "decoding weights");
 }
 
 template <class T>
 void Ops<T>::dequantize_base(const QuantizedMatrix& matrix, T* out) const {
-  check_cuda(cuda::dequantize_base(queue_, matrix, out), "decoding a quantised base");
+  check(cuda::dequantize_base(queue_, matrix, out), "decoding a quantised base",
+        {matrix.arrays.elements});
 }
 
 template <class T>
 void Ops<T>::copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const {
-  check_cuda(cuda::copy_bytes(queue_, from, to, size), "copying weights");
+  check(cuda::copy_bytes(queue_, from, to, size), "copying weights", {size});
 }
 
 template class Ops<float>;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <cuda_runtime_api.h>
@@ -22,6 +23,7 @@
 #include "src/model/cuda/rows/rows.h"
 #include "src/model/cuda/tokens/token_check.h"
 #include "src/model/cuda/tokens/tokens.h"
+#include "src/model/cuda/work_check.h"
 #include "src/model/spec/families/rotary.h"
 
 namespace ballast::model::cuda {
@@ -145,12 +147,16 @@ class Ops {
   void widen(const T* x, float* y, std::size_t size) const;
   void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
             std::size_t size, GradientStats* partial, GradientStats* stats) const;
+
+  // Collectives call these functions, too, on threads and streams that differ from those of run().
+  void zero(device::Stream& stream, float* values, std::size_t size) const;
   void measure(device::Stream& stream, const T* packed, std::size_t size, GradientStats* partial,
                GradientStats* stats) const;
   void encode(device::Stream& stream, const T* weights, std::size_t blocks, std::int8_t* codes,
               float* scales) const;
   void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
               std::size_t blocks, T* weights) const;
+
   /// Dequantises a matrix of a quantised base; the next function copies the rest.
   void dequantize_base(const QuantizedMatrix& matrix, T* out) const;
   void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const;
@@ -159,6 +165,13 @@ class Ops {
   [[nodiscard]] EmbeddingExtents embedding_extents() const {
     return {shape_.tokens(), shape_.length, hidden_};
   }
+  /// Checks enqueued work: always its launch, and its execution with GpuChecks::each.
+  void check(cudaError_t code, std::string_view what, ShapeOfWork shape) const {
+    if (code == cudaSuccess && checks_ == GpuChecks::off) return;
+    check_work(code, what, shape, *stream_);
+  }
+  void multiply_with(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
+                     const Extras& extras);
   [[nodiscard]] Products& products();
   /// Returns cuDNN's attention, planned at the first call; null if Ballast's kernels run.
   [[nodiscard]] FusedAttention* fused();
@@ -171,6 +184,9 @@ class Ops {
   std::size_t vocabulary_;
   Rows widest_;  ///< maximum over all sums over rows, including routers and experts
   float epsilon_;
+  KernelSet set_;
+  GpuChecks checks_;
+  std::optional<device::WorkIsAwaited> awaited_;  ///< with GpuChecks::each
   std::shared_ptr<ProductChoices> choices_;
   std::optional<Products> products_;
   AttentionBackend backend_;  ///< own, once cuDNN turns out to be unavailable

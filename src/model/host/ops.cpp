@@ -691,6 +691,11 @@ void Ops<T>::zero(float* values, std::size_t size) const {
 }
 
 template <class T>
+void Ops<T>::zero(device::Stream& stream, float* values, std::size_t size) const {
+  as_host(stream).enqueue([=, this] { zero(values, size); });
+}
+
+template <class T>
 void Ops<T>::widen(const T* x, float* y, std::size_t size) const {
   split(size, kPage / sizeof(float),
         [&](Range r) { all_kernels_.rows.widen(x + r.begin, y + r.begin, r.size()); });

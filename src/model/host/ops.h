@@ -200,6 +200,7 @@ class Ops {
   void add_column_products(const ColumnProducts<T>& columns, float* gradient) const;
 
   void zero(float* values, std::size_t size) const;
+  void zero(device::Stream& stream, float* values, std::size_t size) const;
   /// Converts x to fp32.
   void widen(const T* x, float* y, std::size_t size) const;
   /// Arguments as for Compute::pack_gradient(); `stats` may be null.

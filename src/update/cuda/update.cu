@@ -237,6 +237,7 @@ struct BlockwiseMoment {
   }
   __device__ void store(void* array, std::uint8_t* exponents, Place at) const {
     packed.store(array, at);
+    __syncwarp();  // all lanes have read the exponent, and shuffles do not order memory
     if (threadIdx.x % device::kWarp == 0) {
       exponents[at.start / kTile] = static_cast<std::uint8_t>(exponent);
     }

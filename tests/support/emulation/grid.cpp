@@ -6,16 +6,20 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <numeric>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <dlfcn.h>
 #include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
+
+#include "tests/support/emulation/approximate.h"
+#include "tests/support/emulation/late_work.h"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
@@ -32,13 +36,11 @@ namespace {
 constexpr std::size_t kStack = std::size_t{128} << 10U;
 constexpr unsigned kLanes = 32;
 
-std::atomic<Order> order_of_threads = Order::forward;
-std::atomic<bool> warpgroup_products = false;
+/// Threads of a warpgroup.
+constexpr unsigned kGroup = 4 * kLanes;
 
-[[noreturn]] void fail(const char* what) {
-  std::fprintf(stderr, "emulated grid: %s\n", what);
-  std::abort();
-}
+std::atomic<Order> order_of_threads = Order::forward;
+std::atomic<Watcher*> watcher = nullptr;
 
 /// Calls the _longjmp() of the C library. The address sanitizer replaces that function, and
 /// prepares all calls of functions that do not return, because frames may be left for good. Fibers
@@ -52,12 +54,6 @@ void long_jump(jmp_buf& to) {
 
 enum class State { ready, at_block, at_warp, ended };
 
-struct Copy {
-  void* to;
-  const void* from;
-  bool there;
-};
-
 struct Fiber {
   ucontext_t context = {};
   jmp_buf jump = {};
@@ -66,12 +62,13 @@ struct Fiber {
   void* fake_stack = nullptr;  ///< stack of the address sanitizer
   State state = State::ready;
   std::uint32_t mask = 0;
-  unsigned turn = 0;  ///< number of exchanges so far
+  bool orders_memory = false;  ///< the lanes that meet see each other's writes
+  bool vote = false;
+  unsigned turn = 0;              ///< number of exchanges so far
+  std::uint64_t in_products = 0;  ///< number of calls for products so far
   std::byte given[2][kMostExchanged] = {};
-  std::deque<std::vector<Copy>> groups;
-  std::vector<Copy> open;
-  std::deque<std::vector<std::function<void()>>> products;
-  std::vector<std::function<void()>> open_products;
+  Groups<Copy> copies;
+  Groups<Product> products;
 
   /// Continues the fiber, which returns through `home`. Contexts save the signal mask with a system
   /// call each time, jumps do not, so a context is used only for the first step onto the stack.
@@ -95,7 +92,12 @@ class Block {
     shared_.assign(shared_bytes + 128, std::byte{0xa5});  // uninitialised memory
     place_ = {.thread = {0, 0, 0}, .block = block, .threads = {threads}, .blocks = blocks};
     prepare(threads);
-    std::mt19937 random(block.x + 7919 * block.y + 31337 * block.z);
+    const std::uint64_t seed = seeds().timing;
+    timing_ = seed;
+    std::mt19937 random(static_cast<unsigned>(block.x + 7919 * block.y + 31337 * block.z + seed));
+    if (seed != 0) times_.seed(random());
+    watcher_ = watcher;
+    if (watcher_ != nullptr) watcher_->begin_block(shared(), shared_bytes);
     while (ended_ < count_) {
       const unsigned warp = choose_warp(random);
       if (warp < warps()) {
@@ -105,10 +107,19 @@ class Block {
         fail("threads wait for each other for ever (a barrier that not all of them reach)");
       }
     }
+    compare_warpgroups();
   }
+
+  void set_kernel(const void* kernel) { kernel_ = kernel; }
+  [[nodiscard]] const void* kernel() const { return kernel_; }
+  [[nodiscard]] Watcher* watching() const { return watcher_; }
 
   Fiber& current() { return *fibers_[running_]; }
   [[nodiscard]] unsigned running() const { return running_; }
+  [[nodiscard]] bool has_vote() const {
+    return std::any_of(fibers_.begin(), fibers_.begin() + count_,
+                       [](const auto& fiber) { return fiber->vote; });
+  }
   Fiber& lane(unsigned number) {
     const unsigned thread = running_ / kLanes * kLanes + number % kLanes;
     if (thread >= count_) fail("an exchange with a lane that is not there");
@@ -123,6 +134,31 @@ class Block {
   void wait(State state) {
     current().state = state;
     leave(current());
+    if (timing_ != 0) run_some(current());
+  }
+
+  /// Whether work that may happen now or later happens now.
+  bool happens_now() { return timing_ != 0 && times_() % 4 == 0; }
+  /// Runs some of a thread's asynchronous work. Copies happen in any order, products in theirs.
+  void run_some(Fiber& fiber) {
+    if (fiber.copies.empty() && fiber.products.empty()) return;
+    fiber.copies.each([this](Copy& copy) {
+      if (happens_now()) copy.run();
+      return true;
+    });
+    fiber.products.each([this](Product& product) {
+      if (!product.done && !happens_now()) return false;
+      product.run(watcher_);
+      return true;
+    });
+  }
+
+  /// Notes that this thread calls an instruction of its warpgroup, all of whose threads must.
+  void call_in_warpgroup() {
+    if (running_ / kGroup * kGroup + kGroup > count_) {
+      fail("a product of a warpgroup that is not whole");
+    }
+    ++current().in_products;
   }
 
  private:
@@ -133,10 +169,8 @@ class Block {
     while (true) {
       (*body_)();
       Fiber& mine = current();
-      if (!mine.open.empty() || !mine.groups.empty()) fail("copies that nobody waits for");
-      if (!mine.open_products.empty() || !mine.products.empty()) {
-        fail("products that nobody waits for");
-      }
+      if (!mine.copies.empty()) fail("copies that nobody waits for");
+      if (!mine.products.empty()) fail("products that nobody waits for");
       ++ended_;
       wait(State::ended);
     }
@@ -160,6 +194,16 @@ class Block {
       Fiber& fiber = *fibers_[thread];
       fiber.state = State::ready;
       fiber.turn = 0;
+      fiber.vote = false;
+      fiber.in_products = 0;
+    }
+  }
+
+  void compare_warpgroups() {
+    for (unsigned thread = 0; thread < count_; ++thread) {
+      if (fibers_[thread]->in_products == fibers_[thread / kGroup * kGroup]->in_products) continue;
+      fail("a product of a warpgroup in which threads " + std::to_string(thread / kGroup * kGroup) +
+           " and " + std::to_string(thread) + " do not both take part");
     }
   }
 
@@ -204,6 +248,7 @@ class Block {
     running_ = thread;
     place_.thread = {thread, 0, 0};
     Fiber& fiber = *fibers_[thread];
+    if (watcher_ != nullptr) watcher_->enter(thread, fiber.stack, kStack);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(&fake_stack_, fiber.stack, kStack);
 #endif
@@ -232,6 +277,7 @@ class Block {
       if (fibers_[thread]->state == State::at_block) ++at_block;
     }
     if (at_block == 0 || at_block + ended_ < count_) return false;
+    if (watcher_ != nullptr) watcher_->met_block();
     for (unsigned thread = 0; thread < count_; ++thread) {
       if (fibers_[thread]->state == State::at_block) fibers_[thread]->state = State::ready;
     }
@@ -245,6 +291,7 @@ class Block {
       const Fiber& fiber = *fibers_[first + lane];
       if (fiber.state != State::at_warp || !all_there(first, lanes, fiber)) continue;
       const std::uint32_t mask = fiber.mask;
+      if (watcher_ != nullptr && fiber.orders_memory) watcher_->met_warp(first, mask);
       for (unsigned other = 0; other < lanes; ++other) {
         if ((mask >> other & 1U) != 0) fibers_[first + other]->state = State::ready;
       }
@@ -255,9 +302,15 @@ class Block {
     for (unsigned lane = 0; lane < lanes; ++lane) {
       if ((one.mask >> lane & 1U) == 0) continue;
       const Fiber& fiber = *fibers_[first + lane];
+      if (fiber.state == State::ended) {
+        fail("lane " + std::to_string(lane) +
+             ", which has ended, is in the mask of an exchange or instruction of the warp");
+      }
       if (fiber.state != State::at_warp) return false;
       if (fiber.mask != one.mask) fail("lanes of a warp meet with different masks");
-      if (fiber.turn != one.turn) fail("lanes of a warp are at different exchanges");
+      if (fiber.turn != one.turn || fiber.orders_memory != one.orders_memory) {
+        fail("lanes of a warp are at different exchanges");
+      }
     }
     return true;
   }
@@ -265,6 +318,10 @@ class Block {
   static Block& current_block();
   friend Block& block();
 
+  const void* kernel_ = nullptr;
+  Watcher* watcher_ = nullptr;
+  std::uint64_t timing_ = 0;
+  std::minstd_rand times_;
   const std::function<void()>* body_ = nullptr;
   std::vector<std::byte> shared_;
   Place place_;
@@ -292,14 +349,21 @@ void set_order(Order order) {
   order_of_threads = order;
 }
 
-void run_grid(Dim3 blocks, unsigned threads, std::size_t shared_bytes,
+void run_grid(const void* kernel, Dim3 blocks, unsigned threads, std::size_t shared_bytes,
               const std::function<void()>& body) {
+  block().set_kernel(kernel);
   if (threads == 0 || threads > 1024) fail("a block has 1 to 1024 threads");
   std::vector<std::size_t> turns(std::size_t{blocks.x} * blocks.y * blocks.z);
   std::iota(turns.begin(), turns.end(), std::size_t{0});
   const Order order = order_of_threads;
   if (order == Order::backward) std::reverse(turns.begin(), turns.end());
-  if (order == Order::shuffled) std::shuffle(turns.begin(), turns.end(), std::mt19937(17));
+  if (order == Order::shuffled) {
+    std::shuffle(turns.begin(), turns.end(),
+                 std::mt19937(static_cast<unsigned>(17 + seeds().timing)));
+  }
+  const InKernel in_kernel;
+  Watcher* const watching = watcher;
+  if (watching != nullptr) watching->begin_grid();
   for (const std::size_t turn : turns) {
     const std::size_t row = turn / blocks.x;
     block().run(blocks, threads, shared_bytes,
@@ -307,6 +371,20 @@ void run_grid(Dim3 blocks, unsigned threads, std::size_t shared_bytes,
                  static_cast<unsigned>(row / blocks.y)},
                 body);
   }
+  if (watching != nullptr) watching->end_grid();
+}
+
+void fail(const std::string& what) {
+  const Place& place = here();
+  std::fprintf(stderr, "emulated kernel %s, block (%u, %u, %u), thread %u: %s\n",
+               function_name(block().kernel()).c_str(), place.block.x, place.block.y, place.block.z,
+               place.thread.x, what.c_str());
+  std::abort();
+}
+void need_capability(unsigned least, const char* what) {
+  if (capability() >= least) return;
+  fail(std::string(what) + ", which compute capability " + std::to_string(capability() / 10) + "." +
+       std::to_string(capability() % 10) + " does not have");
 }
 
 const Place& here() {
@@ -318,14 +396,34 @@ void* dynamic_memory() {
 void meet_block() {
   block().wait(State::at_block);
 }
+bool any_in_block(bool vote) {
+  block().current().vote = vote;
+  meet_block();
+  const bool any = block().has_vote();
+  meet_block();  // all threads have counted before the next vote
+  block().current().vote = false;
+  return any;
+}
 
+namespace {
+/// Waits for the lanes of `mask`.
+void meet_lanes(std::uint32_t mask, bool orders_memory) {
+  Fiber& fiber = block().current();
+  if ((mask >> (block().running() % kLanes) & 1U) == 0) fail("a lane that its own mask leaves out");
+  fiber.mask = mask;
+  fiber.orders_memory = orders_memory;
+  ++fiber.turn;
+  block().wait(State::at_warp);
+}
+}  // namespace
+
+void meet_warp(std::uint32_t mask) {
+  meet_lanes(mask, true);
+}
 void exchange_all(std::uint32_t mask, const void* mine, std::size_t bytes) {
   Fiber& fiber = block().current();
   if (bytes > 0) std::memcpy(fiber.given[fiber.turn % 2], mine, bytes);
-  if ((mask >> (block().running() % kLanes) & 1U) == 0) fail("a lane that its own mask leaves out");
-  fiber.mask = mask;
-  ++fiber.turn;
-  block().wait(State::at_warp);
+  meet_lanes(mask, false);
 }
 const void* given_by(unsigned lane) {
   const unsigned turn = block().current().turn - 1;
@@ -333,49 +431,59 @@ const void* given_by(unsigned lane) {
 }
 
 void start_copy(void* to, const void* from, bool there) {
+  need_capability(80, "an asynchronous copy");
   const auto low =
       (reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) % 16;
   if (low != 0) fail("a copy of 16 bytes that are not aligned to 16");
-  block().current().open.push_back({to, from, there});
+  if (auto* const watching = block().watching()) watching->start_copy(to, from, there);
+  Copy& copy = block().current().copies.open.emplace_back(Copy{to, from, there});
+  if (block().happens_now()) copy.run();
 }
 void end_copies() {
-  Fiber& fiber = block().current();
-  fiber.groups.push_back(std::move(fiber.open));
-  fiber.open.clear();
+  block().current().copies.end();
 }
 void await_copies(std::size_t pending) {
-  Fiber& fiber = block().current();
-  while (fiber.groups.size() > pending) {
-    for (const Copy& copy : fiber.groups.front()) {
-      if (copy.there) {
-        std::memcpy(copy.to, copy.from, 16);
-      } else {
-        std::memset(copy.to, 0, 16);
-      }
+  auto& groups = block().current().copies.ended;
+  auto* const watching = block().watching();
+  for (; groups.size() > pending; groups.pop_front()) {
+    for (Copy& copy : groups.front()) {
+      copy.run();
+      if (watching != nullptr) watching->end_copy(copy.to, copy.from, copy.there);
     }
-    fiber.groups.pop_front();
   }
 }
 
-bool has_warpgroup_products() {
-  return warpgroup_products;
-}
-void set_warpgroup_products(bool has) {
-  warpgroup_products = has;
-}
 void start_product(std::function<void()> product) {
-  block().current().open_products.push_back(std::move(product));
+  block().call_in_warpgroup();
+  auto* const watching = block().watching();
+  const std::uint64_t started = watching == nullptr ? 0 : watching->start_product();
+  block().current().products.open.push_back({std::move(product), started});
+  if (block().happens_now()) block().run_some(block().current());
 }
 void end_products() {
-  Fiber& fiber = block().current();
-  fiber.products.push_back(std::move(fiber.open_products));
-  fiber.open_products.clear();
+  block().call_in_warpgroup();
+  block().current().products.end();
 }
 void await_products(std::size_t pending) {
-  Fiber& fiber = block().current();
-  for (; fiber.products.size() > pending; fiber.products.pop_front()) {
-    for (const auto& product : fiber.products.front()) product();
+  block().call_in_warpgroup();
+  auto* const watching = block().watching();
+  auto& groups = block().current().products.ended;
+  for (; groups.size() > pending; groups.pop_front()) {
+    for (Product& product : groups.front()) product.run(watching);
   }
+}
+void show_to_products() {
+  if (auto* const watching = block().watching()) watching->show_to_products();
+}
+
+void set_watcher(Watcher* chosen) {
+  watcher = chosen;
+}
+bool is_watched() {
+  return watcher != nullptr;
+}
+void change_atomically(const void* start, std::size_t bytes) {
+  if (auto* const watching = block().watching()) watching->change_atomically(start, bytes);
 }
 
 }  // namespace ballast::test::emulation

@@ -216,7 +216,7 @@ plan::Schedule demanding_schedule(std::uint32_t ranks) {
   const std::vector<step::SimpleBlock> blocks(4, {.elements = 1 << 19, .flops = 1e9});
   step::PlacedProblem placed = step::simple_problem(blocks, 2, kMiB);
   placed.problem.micro_batch_tokens = 512;
-  placed.problem.world = ranks;
+  placed.problem.sharers = ranks;
   placed.problem.stage = 3;
   placed.placement.blocks.assign(4, {Tier::nvme, Tier::nvme, Tier::nvme});
   placed.placement.blocks[1] = {Tier::host, Tier::host, Tier::host};

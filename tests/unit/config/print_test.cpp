@@ -116,7 +116,9 @@ Config unusual() {
   c.tensorboard = {.enabled = true, .output_path = "/logs", .job_name = "a/b"};
   c.csv_monitor = {.enabled = true, .output_path = "/tables", .job_name = "c"};
   c.ballast = {.device = DeviceChoice::cuda,
-               .attention = model::AttentionBackend::cudnn,
+               .kernels = model::KernelSet::plain,
+               .gpu_checks = model::GpuChecks::each,
+               .attention = model::AttentionBackend::own,
                .product_algorithms = ProductSearch::timed,
                .device_bytes = 11,
                .host_bytes = 12,
@@ -228,6 +230,8 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   const auto& a = after.ballast;
   const auto& b = before.ballast;
   EXPECT_EQ(a.device, b.device);
+  EXPECT_EQ(a.kernels, b.kernels);
+  EXPECT_EQ(a.gpu_checks, b.gpu_checks);
   EXPECT_EQ(a.attention, b.attention);
   EXPECT_EQ(a.product_algorithms, b.product_algorithms);
   EXPECT_EQ(a.device_bytes, b.device_bytes);

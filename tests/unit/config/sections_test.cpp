@@ -282,6 +282,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"ballast.attention", "cudn",
                 "expected one of auto, own, cudnn, got the string \"cudn\" (did you mean "
                 "'cudnn'?)"},
+        Refusal{"ballast.kernels", "own", "expected one of auto, plain, got the string \"own\""},
+        Refusal{"ballast.gpu_checks", "true", "expected one of off, each, got true"},
         Refusal{"ballast.product_algorithms", "time",
                 "expected one of heuristic, timed, got the string \"time\" (did you mean "
                 "'timed'?)"},

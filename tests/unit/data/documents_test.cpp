@@ -187,9 +187,9 @@ TEST(PackedDocuments, GiveTheSameStepToAnyNumberOfRanks) {
   const auto source = packed(files, {0, 200}, 31, true, 5);
   const auto step_of = [&](std::uint64_t world, std::uint64_t step) {
     LoaderOptions options = {.micro_batches = 12 / world, .sequences = 2, .length = 31};
-    options.world = world;
+    options.places = world;
     std::vector<Ids> all(3);
-    for (options.rank = 0; options.rank < world; ++options.rank) {
+    for (options.place = 0; options.place < world; ++options.place) {
       const Batch batch = Loader(source, nullptr, options).batch(step);
       EXPECT_EQ(batch.positions.size(), batch.tokens.size());
       all[0].insert(all[0].end(), batch.tokens.begin(), batch.tokens.end());

@@ -190,9 +190,9 @@ std::vector<std::int32_t> batch_of_all(const std::shared_ptr<const TokenSource>&
                                        std::uint64_t step) {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> targets;
-  options.world = world;
+  options.places = world;
   options.micro_batches /= world;
-  for (options.rank = 0; options.rank < world; ++options.rank) {
+  for (options.place = 0; options.place < world; ++options.place) {
     const Batch part = load(source, split_tokens(source->size(), 0.1, 5), options).batch(step);
     tokens.insert(tokens.end(), part.tokens.begin(), part.tokens.end());
     targets.insert(targets.end(), part.targets.begin(), part.targets.end());
@@ -223,9 +223,9 @@ TEST(Loader, GivesNoSequenceOfAStepToTwoRanks) {
   const test::TempDir dir;
   const auto source = counting(dir, 600);
   auto options = small_options();
-  options.world = 3;
+  options.places = 3;
   std::set<std::int32_t> firsts;
-  for (options.rank = 0; options.rank < 3; ++options.rank) {
+  for (options.place = 0; options.place < 3; ++options.place) {
     const Batch part = load(source, split_tokens(600, 0.0, 5), options).batch(1);
     for (std::size_t i = 0; i < part.tokens.size(); i += 5) firsts.insert(part.tokens[i]);
   }
@@ -338,7 +338,7 @@ TEST(Loader, RefusesOptionsOutOfRange) {
   const auto source = counting(dir, 200);
   const auto split = split_tokens(200, 0.0, 5);
   auto options = small_options();
-  options.rank = 1;
+  options.place = 1;
   EXPECT_THROW(load(source, split, options), Error);
   options = small_options();
   EXPECT_THROW(load(source, {{0, 201}, {}}, options), Error);

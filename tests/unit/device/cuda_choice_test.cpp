@@ -110,10 +110,16 @@ TEST_F(AutoDevice, IsTheHostBesideAGpuThatIsTooOldForAnyTraining) {
 
 TEST_F(AutoDevice, RefusesAGpuWithoutALibraryThatItNeeds) {
   FakeCuda::missing_library = "libcublasLt.so cannot be loaded";
+  const std::string advice =
+      "; to train on the GPU without it, slowly, set ballast.kernels to \"plain\"" +
+      std::string(kOnCpu);
   EXPECT_EQ(refusal_of("auto", 3), "ballast.device is \"auto\" and there is a GPU, but " +
-                                       FakeCuda::missing_library + kOnCpu);
+                                       FakeCuda::missing_library + advice);
   EXPECT_EQ(refusal_of("cuda", 3),
-            "ballast.device is \"cuda\", but " + FakeCuda::missing_library + kOnCpu);
+            "ballast.device is \"cuda\", but " + FakeCuda::missing_library + advice);
+  DeviceOptions plain = options_of("auto", 3);
+  plain.needs_libraries = false;
+  EXPECT_EQ(make_device(plain)->kind(), "cuda");
 }
 
 TEST_F(AutoDevice, RefusesAGpuWhoseDriverIsTooOld) {

@@ -33,11 +33,14 @@ TEST(CheckCuda, SaysHowToFindTheKernelThatFailed) {
     return "";
   };
   const std::string advice =
-      "ballast.serial=true and the environment variable CUDA_LAUNCH_BLOCKING=1";
+      "; a kernel of this or another operation failed: to find it, repeat with "
+      "ballast.gpu_checks=each";
   for (const cudaError_t code : {cudaErrorIllegalAddress, cudaErrorMisalignedAddress,
                                  cudaErrorLaunchFailure, cudaErrorIllegalInstruction}) {
     EXPECT_TRUE(text_of(code).ends_with(advice)) << text_of(code);
   }
+  const WorkIsAwaited awaited;
+  EXPECT_TRUE(text_of(cudaErrorIllegalAddress).ends_with(")")) << text_of(cudaErrorIllegalAddress);
   for (const cudaError_t code : {cudaErrorMemoryAllocation, cudaErrorInvalidValue}) {
     EXPECT_EQ(text_of(code).find(advice), std::string::npos) << text_of(code);
   }

@@ -12,6 +12,8 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include "ballast/core/error.h"
+
 #include "src/device/cuda/cublaslt.h"
 #include "src/model/cuda/products/products.h"
 #include "tests/support/device_array.h"

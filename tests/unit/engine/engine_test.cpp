@@ -67,7 +67,7 @@ TEST_F(EngineTest, RunsFromAModelAndBudgetsWithoutAnyConfig) {
 
 TEST_F(EngineTest, ABlueprintOfOtherRanksIsRefused) {
   Blueprint blueprint = planner::draw_blueprint(config());
-  blueprint.problem.world = 2;
+  blueprint.problem.sharers = blueprint.mesh.data = 2;
   EXPECT_THROW(Engine(std::move(blueprint), {.device = "host"}), Error);
 }
 

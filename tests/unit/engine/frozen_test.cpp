@@ -141,8 +141,8 @@ TEST_F(FrozenBlocks, AreSplitInStageThreeUnlessTrainedInPart) {
   const config::Config config = this->config({kParts, "zero_optimization.stage=3"});
   const model::Architecture model = inputs::model_of(config);
   const model::KernelSizes kernels = model::kernel_memory(model, config.type, {2, 37}, "host", 1);
-  const Blueprint blueprint =
-      planner::draw_blueprint(config, model, {64 * kMiB, 64 * kMiB}, kernels, 4, 1);
+  const Blueprint blueprint = planner::draw_blueprint(config, model, {64 * kMiB, 64 * kMiB},
+                                                      kernels, {.data = 4, .rank = 1});
   const step::RankSizes sizes(blueprint.problem);
   EXPECT_TRUE(sizes.shards_weights(1));   // frozen
   EXPECT_FALSE(sizes.shards_weights(2));  // trained in part

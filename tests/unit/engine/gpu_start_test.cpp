@@ -2,6 +2,7 @@
 // libraries: what it logs, what checkpoints record, and limits of the machine.
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -9,11 +10,14 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "ballast/calibrate/kernel_comparison.h"
+#include "ballast/calibrate/rates_file.h"
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/planner/make_engine.h"
 
 #include "tests/support/captured_log.h"
+#include "tests/support/fake_cublaslt.h"
 #include "tests/support/fake_cuda.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -133,6 +137,74 @@ TEST_F(GpuStart, DoctorNamesTheDriverThatIsTooOld) {
   EXPECT_NE(bad.text.find("the NVIDIA driver 470.82.01 supports CUDA 11.4"), std::string::npos)
       << bad.text;
   EXPECT_NE(bad.text.find("update the driver to "), std::string::npos) << bad.text;
+}
+
+/// Findings with this name.
+std::vector<tools::Finding> named(const std::vector<tools::Finding>& all, const std::string& name) {
+  std::vector<tools::Finding> found;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(found),
+               [&](const auto& finding) { return finding.name == name; });
+  return found;
+}
+
+constexpr tools::GpuEffort kLittle = {.pinned = 2 * kMiB, .seconds = 0.001, .rows = 64};
+
+TEST_F(GpuStart, DoctorComparesTheKernelsOfTheModel) {
+  const auto all = tools::examine_gpu(config({}), kLittle);
+  for (const tools::Finding& finding : all) {
+    EXPECT_EQ(finding.severity, tools::Severity::good) << finding.name << ": " << finding.text;
+  }
+  const auto text_of = [&](const std::string& name) {
+    const auto found = named(all, name);
+    return found.size() == 1 ? found.front().text : "";
+  };
+  EXPECT_TRUE(text_of("passes").starts_with("5 agree with the host device; ")) << text_of("passes");
+  EXPECT_NE(text_of("products").find(" agree with the plain kernel; "), std::string::npos);
+  EXPECT_TRUE(text_of("sequence").starts_with("5 agree with the plain kernels; "));
+  EXPECT_NE(text_of("link").find("2.00 MiB pinned"), std::string::npos) << text_of("link");
+  EXPECT_NE(text_of("GEMM peak").find(" TFLOP/s in bf16"), std::string::npos);
+  EXPECT_NE(text_of("attention").find("backward "), std::string::npos) << text_of("attention");
+  EXPECT_EQ(text_of("device memory"), "8.00 GiB free after all libraries were loaded");
+}
+
+TEST_F(GpuStart, DoctorNamesTheKernelThatIsWrong) {
+  test::FakeCublasLt::factor = 1.25F;
+  const auto all = tools::examine_gpu(config({}), kLittle);
+  test::FakeCublasLt::factor = 1.0F;
+  const auto products = named(all, "products");
+  ASSERT_FALSE(products.empty());
+  for (const tools::Finding& product : products) {
+    EXPECT_EQ(product.severity, tools::Severity::fault) << product.text;
+    EXPECT_TRUE(product.text.starts_with("product [")) << product.text;
+  }
+  const auto passes = named(all, "passes");
+  ASSERT_FALSE(passes.empty());
+  EXPECT_TRUE(passes.front().text.starts_with("forward of layer 0, output: difference "))
+      << passes.front().text;
+  EXPECT_TRUE(passes.front().text.ends_with("train with ballast.kernels=plain"));
+}
+
+TEST_F(GpuStart, DoctorExaminesEveryFamilyOfLayers) {
+  const char* const experts =
+      R"("family": "qwen3_moe", "vocab_size": 131, "hidden_size": 32, "num_layers": 2,
+         "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "intermediate_size": 40,
+         "moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2)";
+  const auto all = calibrate::compare_with_host(config({"model.vocabulary_tiles=2"}, experts));
+  EXPECT_GT(all.size(), 12U);
+  for (const auto& one : all) {
+    EXPECT_TRUE(one.agrees) << one.name << ", " << one.port << ": " << one.difference.mean << ", "
+                            << one.difference.most;
+  }
+}
+
+TEST_F(GpuStart, DoctorRefersToTheRatesOfKnownGpus) {
+  for (const tools::KnownGpu& gpu : tools::known_gpus()) {
+    const plan::Rates rates =
+        calibrate::load_rates(std::filesystem::path(BALLAST_CONFIGS) / "rates" / gpu.rates);
+    EXPECT_DOUBLE_EQ(rates.forward.back().flops_per_second, 1e12 * gpu.tflops) << gpu.rates;
+    EXPECT_DOUBLE_EQ(rates.upload_per_second, 1e9 * gpu.upload_gbps) << gpu.rates;
+    EXPECT_DOUBLE_EQ(rates.offload_per_second, 1e9 * gpu.offload_gbps) << gpu.rates;
+  }
 }
 
 TEST_F(GpuStart, RefusesHeadsThatAnOldGpuCannotHold) {

@@ -176,12 +176,12 @@ TEST(StateLayout, TheShardPointsToTheArraysThatAreKept) {
 /// A block of 100,000 elements, for one rank of stage 1.
 Blueprint cut_block(std::uint32_t world, std::uint32_t rank, Elems sub_group_size) {
   Blueprint blueprint;
-  blueprint.rank = rank;
+  blueprint.mesh = {.data = world, .rank = rank};
   blueprint.sub_group_size = sub_group_size;
   blueprint.model.config.vocabulary_tiles = 1;
   blueprint.model.blocks = {{.kind = model::BlockKind::embedding, .elements = 100'000},
                             {.kind = model::BlockKind::head}};
-  blueprint.problem.world = world;
+  blueprint.problem.sharers = world;
   blueprint.problem.stage = 1;
   size_problem(blueprint, {});
   return blueprint;
@@ -267,9 +267,9 @@ TEST(StateLayout, AShardNamesItsElementsWithoutWeightDecay) {
     for (std::uint32_t rank = 0; rank < 3; ++rank) {
       Blueprint blueprint;
       blueprint.model = model;
-      blueprint.rank = rank;
+      blueprint.mesh = {.data = 3, .rank = rank};
       blueprint.sub_group_size = 2048;
-      blueprint.problem.world = 3;
+      blueprint.problem.sharers = 3;
       blueprint.problem.stage = 1;
       size_problem(blueprint, {});
       for (std::size_t b = 0; b < model.blocks.size(); ++b) {

@@ -161,7 +161,7 @@ step::PlacedProblem a_trillion_parameters(std::uint32_t micro_batches) {
   blocks.back() = dense(kVocabulary * kWidth);
   step::PlacedProblem placed = step::simple_problem(blocks, micro_batches, 2 * kTokens * kWidth);
   placed.problem.micro_batch_tokens = kTokens;
-  placed.problem.world = kWorld;
+  placed.problem.sharers = kWorld;
   placed.problem.stage = 3;
   for (step::BlockSizes& block : placed.problem.blocks) {
     block.sub_groups.front().state_bytes /= kWorld;

@@ -24,7 +24,7 @@ std::string advice(double compute, Lane lane, double busy,
   engine::Blueprint blueprint;
   blueprint.problem.micro_batch_tokens = 256;
   blueprint.problem.micro_batches = 2;
-  blueprint.problem.world = 2;
+  blueprint.problem.sharers = 2;
   plan::LaneTotals lanes;
   lanes.busy_seconds[static_cast<std::size_t>(Lane::compute)] = compute;
   lanes.busy_seconds[static_cast<std::size_t>(lane)] = busy;

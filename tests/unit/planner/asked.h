@@ -45,7 +45,7 @@ struct Asked {
     return {
         config,  model,
         budgets, rates,
-        world,   [model = model](model::MicroBatchShape shape) { return kernels(model, shape); }};
+        mesh,    [model = model](model::MicroBatchShape shape) { return kernels(model, shape); }};
   }
   [[nodiscard]] Decision decide() const { return planner::decide(request()); }
   /// The message of the refusal; "" when it fits.
@@ -63,7 +63,7 @@ struct Asked {
   model::Architecture model;
   memory::Budgets budgets;
   plan::Rates rates = quick_machine();
-  std::uint32_t world = 1;
+  Mesh mesh = {};
 };
 
 inline constexpr memory::Budgets kRoomy = {256 * kMiB, 256 * kMiB};

@@ -78,7 +78,7 @@ TEST_F(DrawBlueprint, ASubGroupTakesASmallPartOfTheHostBudget) {
   const auto size = [&](Bytes host, const std::string& named) {
     const config::Config config = this->config({"zero_optimization.sub_group_size=" + named});
     const model::Architecture model = model::build_architecture(config.model);
-    return inputs::outline(config, model, {.host = host}, {}, 1).sub_group_size;
+    return inputs::outline(config, model, {.host = host}, {}, {}).sub_group_size;
   };
   constexpr Elems kMi = Elems{1} << 20U;
   EXPECT_EQ(size(kMiB, "auto"), 4 * kMi);

@@ -33,7 +33,7 @@ PlanRequest request_with(const std::string& expert_parallel) {
   request.rates = test::quick_machine();
   request.rates.fabric_per_second = 1e9;
   request.rates.ranks_per_node = 4;
-  request.world = 4;
+  request.mesh.data = 4;
   return request;
 }
 

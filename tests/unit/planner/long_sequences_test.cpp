@@ -38,7 +38,7 @@ PlanRequest request_for(plan::Rates rates, std::vector<std::string> overrides) {
                          .budgets = {78 * kGiB, 240 * kGiB},
                          .rates = std::move(rates)};
   request.model = model::build_architecture(request.config.model);
-  // As on a GPU, for a micro-batch.
+  // Sizes on a GPU, for a micro-batch.
   request.kernels = [blocks = request.model.blocks.size()](model::MicroBatchShape) {
     return model::KernelSizes{.workspace = 1800 * kMiB,
                               .intermediates = std::vector<Bytes>(blocks, 4300 * kMiB),
@@ -54,11 +54,11 @@ double seconds(const Decision& decision) {
 }
 
 TEST(LongSequences, TakeTheTimeOfAttention) {
-  // From arithmetic: products 2.9 s, attention's backward pass 1.3, forward pass 0.26, updates.
+  // The arithmetic: products 2.9 s, attention's backward pass 1.3, forward pass 0.26, updates.
   const Decision again = decide(request_for(h100(), {"ballast.recompute=true"}));
   EXPECT_GT(seconds(again), 4.4);
   EXPECT_LT(seconds(again), 4.9);
-  // Without rates of its own, attention would be as fast as products.
+  // Without its rates, attention would be as fast as products.
   plan::Rates flat = h100();
   flat.attention_forward_per_second = flat.attention_backward_per_second = 0.0;
   EXPECT_LT(seconds(decide(request_for(flat, {"ballast.recompute=true"}))), 0.85 * seconds(again));

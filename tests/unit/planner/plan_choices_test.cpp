@@ -94,7 +94,7 @@ TEST(PlanChoices, DrawTheBlueprintOfTheDecision) {
   EXPECT_FALSE(plans[1].request.has_value());
   EXPECT_FALSE(leaves_choices(decided.config));
   EXPECT_EQ(config::print(drawn.config), config::print(decided.config));
-  EXPECT_EQ(drawn.blueprint.rank, 1U);
+  EXPECT_EQ(drawn.blueprint.mesh.rank, 1U);
   EXPECT_EQ(drawn.blueprint.options, decided.blueprint.options);
   EXPECT_EQ(drawn.blueprint.placement.blocks, decided.blueprint.placement.blocks);
   EXPECT_EQ(drawn.blueprint.schedule.steady.operations.size(),
@@ -107,7 +107,7 @@ TEST(PlanChoices, DrawTheBlueprintOfTheDecision) {
       draw_blueprint(decided.config, decided.blueprint.model, decided.blueprint.budgets,
                      model::kernel_memory(decided.blueprint.model, decided.config.type,
                                           decided.blueprint.shape, "host", 1),
-                     2, 1);
+                     {.data = 2, .rank = 1});
   EXPECT_EQ(again.options, drawn.blueprint.options);
   EXPECT_EQ(again.placement.blocks, drawn.blueprint.placement.blocks);
 }

@@ -53,7 +53,7 @@ PlanRequest request_for(const config::Config& config, memory::Budgets budgets,
           .model = model,
           .budgets = budgets,
           .rates = test::quick_machine(),
-          .world = world,
+          .mesh = {.data = world},
           .kernels = [model](model::MicroBatchShape shape) { return kernels(model, shape); },
           .work_limit = 20'000};
 }
@@ -78,7 +78,7 @@ std::optional<engine::Blueprint> draw(const PlanRequest& request) {
                                         request.config.data.sequence_length};
   try {
     return draw_blueprint(request.config, request.model, request.budgets, request.kernels(shape),
-                          request.world);
+                          request.mesh);
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::memory) << error.what();
     return std::nullopt;
@@ -149,8 +149,8 @@ std::vector<step::Order> open_orders(const config::Config& config) {
 
 engine::Blueprint sized(const PlanRequest& request, std::uint64_t size, step::Order order) {
   engine::Blueprint blueprint = inputs::outline(
-      with_micro_batches(request.config, size, request.world), request.model, request.budgets,
-      request.kernels({size, request.config.data.sequence_length}), request.world);
+      with_micro_batches(request.config, size, request.mesh.data), request.model, request.budgets,
+      request.kernels({size, request.config.data.sequence_length}), request.mesh);
   blueprint.options.order = order;
   return blueprint;
 }
@@ -247,11 +247,11 @@ void check_decision(const PlanRequest& request, const Decision& decision) {
   const memory::Ledger& ledger = decision.blueprint.ledger;
   EXPECT_TRUE(ledger.fits(request.budgets));
   const config::Config settled =
-      config::parse(config::print(decision.config), "/", "settled", {}, request.world);
+      config::parse(config::print(decision.config), "/", "settled", {}, request.mesh.data);
   EXPECT_FALSE(leaves_choices(settled));
   EXPECT_EQ(settled.ballast.device_bytes, request.budgets.device);
   EXPECT_EQ(settled.ballast.host_bytes, request.budgets.host);
-  const PlanRequest fixed = request_for(settled, {}, request.world);
+  const PlanRequest fixed = request_for(settled, {}, request.mesh.data);
   const Outcome again = ask(fixed);
   EXPECT_EQ(again.refusal, "");
   if (again.decision) expect_same_totals(again.decision->blueprint.ledger, ledger);

@@ -154,7 +154,7 @@ bool draw_at_random(const Asked& asked, std::uint64_t seed, double& tokens_per_s
   const auto tier = [&] { return kTiers.at(below(3)); };
   const std::uint64_t size = std::uint64_t{1} << below(5);
   engine::Blueprint other = inputs::outline(with_micro_batches(asked.config, size, 1), asked.model,
-                                            asked.budgets, kernels(asked.model, {size, 64}), 1);
+                                            asked.budgets, kernels(asked.model, {size, 64}), {});
   other.options.buffers.state_staging = static_cast<std::uint32_t>(1 + below(6));
   other.options.buffers.weight_staging = static_cast<std::uint32_t>(1 + below(6));
   const step::BlockPlacement most = {tier(), tier(), tier()};
@@ -278,15 +278,15 @@ TEST(Planner, NamesHelpfulChanges) {
 
 TEST(Planner, SplitsTheBatchOverRanks) {
   Asked asked({"zero_optimization.stage=3"}, kRoomy);
-  asked.world = 4;
+  asked.mesh.data = 4;
   asked.rates.fabric_per_second = 2e9;
   asked.rates.ranks_per_node = 4;
   const Decision decision = asked.decide();
   EXPECT_EQ(decision.config.batch.micro_batch * decision.config.batch.accumulation, 4U);
   EXPECT_EQ(decision.blueprint.problem.tokens_per_step(), 16U * 64U);
-  EXPECT_EQ(decision.blueprint.problem.world, 4U);
+  EXPECT_EQ(decision.blueprint.problem.sharers, 4U);
   EXPECT_EQ(decision.blueprint.problem.stage, 3U);
-  asked.world = 3;
+  asked.mesh.data = 3;
   try {
     static_cast<void>(asked.decide());
     FAIL();
@@ -304,7 +304,8 @@ step::StateBytes ledger_of_rank(std::uint32_t world, int stage, double& paramete
        "zero_optimization.stage=" + std::to_string(stage), "model.vocab_size=16384"});
   const model::Architecture model = model::build_architecture(config.model);
   parameters = static_cast<double>(model.parameters());
-  const engine::Blueprint drawn = inputs::outline(config, model, {.host = 1024 * kGiB}, {}, world);
+  const engine::Blueprint drawn =
+      inputs::outline(config, model, {.host = 1024 * kGiB}, {}, {.data = world});
   const step::Placement placement = {std::vector<step::BlockPlacement>(model.blocks.size())};
   const memory::Ledger ledger =
       engine::make_ledger(step::list_buffers(drawn.problem, placement, drawn.options));

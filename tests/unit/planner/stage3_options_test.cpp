@@ -24,7 +24,7 @@ engine::Blueprint drawn(std::uint32_t world, const std::vector<std::string>& opt
   for (const std::string& option : options) overrides.push_back("zero_optimization." + option);
   const config::Config config = test::tiny_config(kModel, true, "/unused", overrides);
   return draw_blueprint(config, model::build_architecture(config.model), {64 * kMiB, 64 * kMiB},
-                        {.workspace = kPage}, world, rank);
+                        {.workspace = kPage}, {.data = world, .rank = rank});
 }
 
 TEST(StageThreeOptions, BlocksWithFewParametersKeepTheirWeightsWhole) {

@@ -18,7 +18,7 @@ Problem in_groups(std::uint32_t world, std::uint32_t group, bool per_rank = fals
   model::StepProgram program;
   program.blocks.assign(3, {.name = "block", .per_rank = per_rank});
   Problem problem = {.table = std::make_shared<const ProgramTable>(std::move(program)),
-                     .world = world,
+                     .sharers = world,
                      .stage = 3,
                      .hpz_partition_size = group};
   problem.blocks.assign(3, {.weight_bytes = 100 * kPage, .gradient_bytes = 100 * kPage});

@@ -381,7 +381,7 @@ TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
 PlacedProblem uniform(std::uint32_t world, std::uint32_t stage, Tier optimizer) {
   const std::vector<SimpleBlock> blocks(8, {.elements = world * Elems{4096}});
   PlacedProblem placed = simple_problem(blocks);
-  placed.problem.world = world;
+  placed.problem.sharers = world;
   placed.problem.stage = stage;
   placed.placement.blocks.assign(8, {Tier::device, optimizer, Tier::device});
   return placed;

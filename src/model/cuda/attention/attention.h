@@ -34,6 +34,16 @@ template <>
 cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const Bf16*, const Bf16*,
                                const float*, const Bf16*, Bf16*, void*);
 
+/// attention() and attention_backward() without tensor cores and asynchronous copies, which fp32
+/// and fp16 use anyway. Rounds only inputs and results to T.
+template <class T>
+cudaError_t plain_attention(cudaStream_t stream, const AttentionShape& shape, const T* qkv, T* out,
+                            float* log_sums);
+template <class T>
+cudaError_t plain_attention_backward(cudaStream_t stream, const AttentionShape& shape, const T* qkv,
+                                     const T* out, const float* log_sums, const T* dout, T* dqkv,
+                                     void* scratch);
+
 /// Adds the sinks [heads] to the softmaxes after attention(), by changing `out` and `log_sums`.
 template <class T>
 cudaError_t add_sinks(cudaStream_t stream, const AttentionShape& shape, const T* sinks, T* out,

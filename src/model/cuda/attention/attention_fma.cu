@@ -9,9 +9,9 @@ namespace ballast::model::cuda {
 namespace {
 
 // Attention without tensor cores: for fp32, which they do not support, to compare with other
-// programs; for fp16, on GPUs older than the instructions of tensor_core.h. A warp owns a few rows.
-// It processes the rows of the other side 32 at a time, one per lane. In the results each lane has
-// one column.
+// programs; for fp16, on GPUs older than the instructions of tensor_core.h; for bf16 among the
+// plain kernels. A warp owns a few rows. It processes the rows of the other side 32 at a time, one
+// per lane. In the results each lane has one column.
 
 constexpr int kWarps = 4;
 constexpr int kLanes = static_cast<int>(device::kWarp);
@@ -284,8 +284,8 @@ cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const T* qkv
 }  // namespace
 
 template <class T>
-cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T* qkv, T* out,
-                      float* log_sums) {
+cudaError_t plain_attention(cudaStream_t stream, const AttentionShape& shape, const T* qkv, T* out,
+                            float* log_sums) {
   if (shape.log_sums() == 0) return cudaSuccess;
   if (!has_kernels(shape)) return cudaErrorInvalidValue;
   constexpr int kRows = kWarps * kForwardRows;
@@ -299,9 +299,9 @@ cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T*
 }
 
 template <class T>
-cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape, const T* qkv,
-                               const T* out, const float* log_sums, const T* dout, T* dqkv,
-                               void* scratch) {
+cudaError_t plain_attention_backward(cudaStream_t stream, const AttentionShape& shape, const T* qkv,
+                                     const T* out, const float* log_sums, const T* dout, T* dqkv,
+                                     void* scratch) {
   if (shape.log_sums() == 0) return cudaSuccess;
   if (!has_kernels(shape)) return cudaErrorInvalidValue;
   auto* const rows = static_cast<QueryRow*>(scratch);
@@ -311,11 +311,36 @@ cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape,
   return code != cudaSuccess ? code : start<false>(stream, shape, qkv, rows, dout, dqkv);
 }
 
+template <class T>
+cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T* qkv, T* out,
+                      float* log_sums) {
+  return plain_attention(stream, shape, qkv, out, log_sums);
+}
+
+template <class T>
+cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape, const T* qkv,
+                               const T* out, const float* log_sums, const T* dout, T* dqkv,
+                               void* scratch) {
+  return plain_attention_backward(stream, shape, qkv, out, log_sums, dout, dqkv, scratch);
+}
+
 template cudaError_t attention(cudaStream_t, const AttentionShape&, const float*, float*, float*);
 template cudaError_t attention(cudaStream_t, const AttentionShape&, const F16*, F16*, float*);
 template cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const float*,
                                         const float*, const float*, const float*, float*, void*);
 template cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const F16*, const F16*,
                                         const float*, const F16*, F16*, void*);
+template cudaError_t plain_attention(cudaStream_t, const AttentionShape&, const float*, float*,
+                                     float*);
+template cudaError_t plain_attention(cudaStream_t, const AttentionShape&, const Bf16*, Bf16*,
+                                     float*);
+template cudaError_t plain_attention(cudaStream_t, const AttentionShape&, const F16*, F16*, float*);
+template cudaError_t plain_attention_backward(cudaStream_t, const AttentionShape&, const float*,
+                                              const float*, const float*, const float*, float*,
+                                              void*);
+template cudaError_t plain_attention_backward(cudaStream_t, const AttentionShape&, const Bf16*,
+                                              const Bf16*, const float*, const Bf16*, Bf16*, void*);
+template cudaError_t plain_attention_backward(cudaStream_t, const AttentionShape&, const F16*,
+                                              const F16*, const float*, const F16*, F16*, void*);
 
 }  // namespace ballast::model::cuda

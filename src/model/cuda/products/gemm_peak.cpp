@@ -122,11 +122,11 @@ class Square {
 
 }  // namespace
 
-double measure_cuda_gemm_peak(device::Device& device, DType type, double seconds) {
+double measure_cuda_gemm_peak(device::Device& device, DType type, double seconds, KernelSet set) {
   const auto owned = device.make_stream("gemm peak");
   device::CudaStream& stream = device::as_cuda(*owned);
   static_cast<void>(stream.native());  // selects the device for the allocations below
-  Products products;
+  Products products(nullptr, set);
   double best = 0.0;
   const auto start = Clock::now();
   for (std::size_t n = kSmallest; n <= kLargest; n *= 2) {

@@ -16,6 +16,9 @@
 #include "ballast/core/log.h"
 
 #include "src/device/cuda/cublaslt.h"
+#include "src/device/cuda/errors.h"
+#include "src/model/cuda/products/plain_product.h"
+#include "src/model/cuda/products/product_checks.h"
 #include "src/model/cuda/products/trials.h"
 
 namespace ballast::model::cuda {
@@ -97,9 +100,11 @@ class Calls {
 
   void check(cublasStatus_t status) const {
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    throw Error(ErrorCategory::device,
-                fmt::format("matrix product [{}, {}, {}] of {}: cuBLASLt: {}", extents_.m,
-                            extents_.n, extents_.k, to_string(type_), lt_.status_name(status)));
+    throw Error(
+        ErrorCategory::device,
+        fmt::format("matrix product [{}, {}, {}] of {}: cuBLASLt: {}{}", extents_.m, extents_.n,
+                    extents_.k, to_string(type_), lt_.status_name(status),
+                    status == CUBLAS_STATUS_EXECUTION_FAILED ? device::fault_advice() : ""));
   }
 
   [[nodiscard]] Owned<cublasLtHandle_t> handle() const {
@@ -305,18 +310,24 @@ struct Products::Cache {
   }
 };
 
-Products::Products(std::shared_ptr<ProductChoices> choices)
-    : cache_(std::make_unique<Cache>(std::move(choices))) {}
+Products::Products(std::shared_ptr<ProductChoices> choices, KernelSet set)
+    : cache_(set == KernelSet::plain ? nullptr : std::make_unique<Cache>(std::move(choices))) {}
 Products::~Products() = default;
 
 void Products::set_workspace(void* workspace) {
-  cache_->workspace = workspace;
+  if (cache_) cache_->workspace = workspace;
 }
 
 void Products::multiply(cudaStream_t stream, const Extents& extents, const Matrix& a,
                         const Matrix& b, const Matrix& d, const Extras& extras) {
   if (extents.m == 0 || extents.n == 0) return;
   check_arguments(extents, a, b, d, extras);
+  if (!cache_) {
+    const cudaError_t code = plain_product(stream, extents, a, b, d, extras.addend, extras.bias);
+    if (code == cudaSuccess) return;
+    device::check_cuda(code, fmt::format("matrix product [{}, {}, {}] of {}", extents.m, extents.n,
+                                         extents.k, to_string(a.type)));
+  }
   expects(cache_->workspace != nullptr, "matrix product: set_workspace() was not called");
   const Calls calls(cache_->lt, extents, a.type);
   ProductPlan& plan = cache_->plan(calls, extents, a, b, d, extras);
@@ -324,6 +335,9 @@ void Products::multiply(cudaStream_t stream, const Extents& extents, const Matri
     calls.set(plan.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, extras.bias);
   }
   const Call call = {stream, extents, a, b, d, extras, plan};
+  ProductChecks* const checks = ProductChecks::of_this_thread();
+  std::vector<ProductChecks::Rows> expected;
+  if (checks != nullptr) expected = checks->expect(stream, extents, a, b, d, extras);
   if (!plan.settled) cache_->choose(calls, call);
   const auto run = [&] { return cache_->run(call, plan.used, const_cast<void*>(d.data)); };
   cublasStatus_t status = run();
@@ -333,6 +347,7 @@ void Products::multiply(cudaStream_t stream, const Extents& extents, const Matri
   }
   calls.check(status);
   plan.settled = true;
+  if (checks != nullptr) checks->compare(stream, extents, d, expected, describe(call));
 }
 
 }  // namespace ballast::model::cuda

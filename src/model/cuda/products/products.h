@@ -6,17 +6,13 @@
 #include <cuda_runtime_api.h>
 
 #include "ballast/core/units.h"
+#include "ballast/model/kernel_choice.h"
 #include "ballast/model/product_choices.h"
 
 #include "src/model/compute/matrix.h"
+#include "src/model/cuda/products/extras.h"
 
 namespace ballast::model::cuda {
-
-/// Additional operands of a product, aligned like matrices.
-struct Extras {
-  const void* addend = nullptr;  ///< [m, n], added; d or another matrix with the layout of d
-  const void* bias = nullptr;    ///< [n], in the type of a and d, added to every row
-};
 
 /// Matrix products through cuBLASLt, with fp32 accumulation. Matrices are aligned to 16 bytes. Rows
 /// should start at multiples of 16 bytes, too. If they do not (adapters of rank 4, the gate of a
@@ -26,13 +22,15 @@ struct Extras {
 /// with `choices` the fastest one when timed. So equal calls with equal choices give equal bits on
 /// GPUs of one model. Calls must use one stream at a time, because there is one workspace, from
 /// threads whose current device is the stream's. The first object loads the library. Errors:
-/// Error(device).
+/// Error(device). With KernelSet::plain, plain_product() computes all products, and neither the
+/// library nor the workspace is used.
 class Products {
  public:
   /// Bytes of device memory for set_workspace().
   static constexpr Bytes kWorkspace = 32 * kMiB;
 
-  explicit Products(std::shared_ptr<ProductChoices> choices = nullptr);
+  explicit Products(std::shared_ptr<ProductChoices> choices = nullptr,
+                    KernelSet set = KernelSet::best);
   ~Products();
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
@@ -51,7 +49,7 @@ class Products {
 
  private:
   struct Cache;
-  std::unique_ptr<Cache> cache_;
+  std::unique_ptr<Cache> cache_;  ///< null for plain kernels
 };
 
 }  // namespace ballast::model::cuda

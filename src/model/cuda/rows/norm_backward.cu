@@ -42,7 +42,7 @@ struct Sums {
 
 /// The part of a row that a thread keeps in registers.
 template <unsigned held, class T>
-struct Kept {
+struct HeldRow {
   Eight<T> x[held];
   Eight<T> dy[held];
 };
@@ -64,14 +64,14 @@ class BackwardRow {
     start_ = long_row * a.places.y_step + column;
   }
 
-  __device__ void keep(Kept<held, T>& kept) const {
+  __device__ void keep(HeldRow<held, T>& kept) const {
     share_.keep(x_, kept.x);
     share_.keep(a_.dy + start_, kept.dy);
   }
 
   /// Writes dx. Adds to `sums` for the columns in registers. The other columns are summed in
   /// `others` [columns], which is uninitialized if this row is the first.
-  __device__ void run(Team<fit>& team, const Kept<held, T>& kept, Sums<centred> (&sums)[held],
+  __device__ void run(Team<fit>& team, const HeldRow<held, T>& kept, Sums<centred> (&sums)[held],
                       float* others, bool first) {
     const std::size_t width = a_.rows.width;
     const auto count = static_cast<float>(width);
@@ -183,12 +183,12 @@ __global__ void __launch_bounds__(fit == Fit::warp ? kRowsOfBlock * kWarp : kMos
   const Share<fit, held> share(team, static_cast<unsigned>(width));
   float* const own = a.partials + blockIdx.x * width * (centred ? 2 : 1);
   Sums<centred> sums[held];
-  Kept<held, T> next;
+  HeldRow<held, T> next;
   std::size_t row = team.number();
   if (kAhead<held, T> && row < a.rows.count) Row(a, share, row).keep(next);
   for (bool first = true; row < a.rows.count; first = false) {
     if (!kAhead<held, T>) Row(a, share, row).keep(next);
-    const Kept<held, T> now = next;
+    const HeldRow<held, T> now = next;
     const std::size_t next_row = row + team.count();
     if (kAhead<held, T> && next_row < a.rows.count) Row(a, share, next_row).keep(next);
     Row(a, share, row).run(team, now, sums, own, first);

@@ -170,14 +170,15 @@ struct Forward {
   std::vector<T> out;
   std::vector<float> log_sums;
 };
-/// The previous content must not matter.
+/// The previous content must not matter. `plain`: by the plain kernels.
 template <class T>
-Forward<T> forward(const AttentionShape& shape, const std::vector<T>& qkv) {
+Forward<T> forward(const AttentionShape& shape, const std::vector<T>& qkv, bool plain = false) {
+  const auto kernel = plain ? &plain_attention<T> : &attention<T>;
   const DeviceArray<T> in(qkv);
   const auto [out, log_sums] = in_every_order([&] {
     const DeviceArray<T> out(shape.tokens() * shape.width(), nan_of<T>());
     const DeviceArray<float> log_sums(shape.log_sums(), nan_of<float>());
-    EXPECT_EQ(attention<T>(nullptr, shape, in.data(), out.data(), log_sums.data()), cudaSuccess);
+    EXPECT_EQ(kernel(nullptr, shape, in.data(), out.data(), log_sums.data()), cudaSuccess);
     return std::tuple(out.get(), log_sums.get());
   });
   return {out, log_sums};
@@ -186,7 +187,8 @@ Forward<T> forward(const AttentionShape& shape, const std::vector<T>& qkv) {
 /// Gradient of qkv.
 template <class T>
 std::vector<T> backward(const AttentionShape& shape, const std::vector<T>& qkv,
-                        const Forward<T>& result, const std::vector<T>& dout) {
+                        const Forward<T>& result, const std::vector<T>& dout, bool plain = false) {
+  const auto kernel = plain ? &plain_attention_backward<T> : &attention_backward<T>;
   const DeviceArray<T> in(qkv);
   const DeviceArray<T> out(result.out);
   const DeviceArray<float> log_sums(result.log_sums);
@@ -195,8 +197,8 @@ std::vector<T> backward(const AttentionShape& shape, const std::vector<T>& qkv,
     const DeviceArray<T> dqkv(qkv.size(), nan_of<T>());
     const DeviceArray<std::byte> scratch(attention_scratch_bytes(shape, sizeof(T)),
                                          std::byte{0xff});
-    EXPECT_EQ(attention_backward<T>(nullptr, shape, in.data(), out.data(), log_sums.data(),
-                                    gradient.data(), dqkv.data(), scratch.data()),
+    EXPECT_EQ(kernel(nullptr, shape, in.data(), out.data(), log_sums.data(), gradient.data(),
+                     dqkv.data(), scratch.data()),
               cudaSuccess);
     return dqkv.get();
   });
@@ -242,6 +244,24 @@ TYPED_TEST(Attention, BackwardIsThatOfThePlainFormula) {
       expect_near(backward(shapes.on_device, qkv, result, dout), expected,
                   text(shape) + (by_warpgroups ? ", by warpgroups" : ""));
     }
+  }
+}
+
+class PlainAttention : public test::Kernels {};
+
+/// The kernels are those that the tests above run in fp32.
+TEST_F(PlainAttention, InBf16IsThatOfThePlainFormula) {
+  for (std::size_t i = 3; i < kCases.size(); i += 8) {
+    const Shapes shapes(kCases[i]);
+    const AttentionShape& shape = shapes.on_host;
+    const auto qkv = random_values<Bf16>(shape.tokens() * shape.row(), 2);
+    const auto dout = random_values<Bf16>(shape.tokens() * shape.width(), 3);
+    const AttentionReference reference{shape};
+    const auto exact = reference.forward(widened(qkv));
+    expect_near(forward(shapes.on_device, qkv, true).out, exact.out, text(shape));
+    const Forward<Bf16> result{narrowed<Bf16>(exact.out.value), narrowed<float>(exact.log_sums)};
+    expect_near(backward(shapes.on_device, qkv, result, dout, true),
+                reference.backward(widened(qkv), widened(result.out), widened(dout)), text(shape));
   }
 }
 

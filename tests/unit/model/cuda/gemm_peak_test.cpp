@@ -12,7 +12,7 @@ namespace {
 TEST(CudaGemmPeak, IsMeasuredBesideTheBudget) {
   const auto device = device::make_device({.kind = "cuda", .budget = kMiB});
   for (const DType type : {DType::f32, DType::bf16}) {
-    const double rate = measure_cuda_gemm_peak(*device, type, 0.02);
+    const double rate = measure_cuda_gemm_peak(*device, type, 0.02, KernelSet::best);
     EXPECT_GT(rate, 1e6);
     EXPECT_LT(rate, 1e17);
   }
@@ -23,11 +23,11 @@ TEST(CudaGemmPeak, WithLittleMemoryOnlySmallMatricesAreMeasured) {
   const auto device = device::make_device({.kind = "cuda", .budget = kMiB});
   const int before = test::FakeCublasLt::searches;
   test::FakeCuda::most_at_once = 33 * kMiB;
-  EXPECT_GT(measure_cuda_gemm_peak(*device, DType::f32, 0.8), 1e6);
+  EXPECT_GT(measure_cuda_gemm_peak(*device, DType::f32, 0.8, KernelSet::best), 1e6);
   EXPECT_EQ(test::FakeCublasLt::searches, before + 1);
   test::FakeCuda::most_at_once = kMiB;
   try {
-    measure_cuda_gemm_peak(*device, DType::f32, 0.01);
+    measure_cuda_gemm_peak(*device, DType::f32, 0.01, KernelSet::best);
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::memory) << error.what();
@@ -35,9 +35,18 @@ TEST(CudaGemmPeak, WithLittleMemoryOnlySmallMatricesAreMeasured) {
   test::FakeCuda::most_at_once = SIZE_MAX;
 }
 
+TEST(CudaGemmPeak, OfPlainKernelsNeedsNoLibrary) {
+  const auto device = device::make_device({.kind = "cuda", .budget = kMiB});
+  const int before = test::FakeCublasLt::searches;
+  test::FakeCuda::most_at_once = 33 * kMiB;
+  EXPECT_GT(measure_cuda_gemm_peak(*device, DType::bf16, 0.001, KernelSet::plain), 1e3);
+  test::FakeCuda::most_at_once = SIZE_MAX;
+  EXPECT_EQ(test::FakeCublasLt::searches, before);
+}
+
 TEST(CudaGemmPeak, IsThatOfACudaDevice) {
   const auto host = device::make_device({.kind = "host", .budget = kMiB, .compute_threads = 1});
-  EXPECT_THROW(measure_cuda_gemm_peak(*host, DType::f32, 0.01), Error);
+  EXPECT_THROW(measure_cuda_gemm_peak(*host, DType::f32, 0.01, KernelSet::best), Error);
 }
 
 }  // namespace

@@ -16,6 +16,11 @@ namespace {
 
 using test::FakeCublasLt;
 
+/// Ends errors that an earlier fault of a kernel may have caused.
+const std::string kAdvice =
+    "; a kernel of this or another operation failed: to find it, repeat with "
+    "ballast.gpu_checks=each";
+
 class ProductsCalls : public testing::Test {
  protected:
   ProductsCalls() : workspace_(Products::kWorkspace + 256) {
@@ -188,10 +193,11 @@ TEST_F(ProductsCalls, OnlyRefusalsAreRetried) {
   Products products;
   const int before = FakeCublasLt::tried;
   FakeCublasLt::next_product = CUBLAS_STATUS_EXECUTION_FAILED;
-  EXPECT_EQ(error_of([&] {
-              multiply(products, {16, 16, 16});
-            }),
-            "matrix product [16, 16, 16] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED");
+  EXPECT_EQ(
+      error_of([&] {
+        multiply(products, {16, 16, 16});
+      }),
+      "matrix product [16, 16, 16] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED" + kAdvice);
   EXPECT_EQ(FakeCublasLt::tried, before);
 }
 
@@ -216,13 +222,13 @@ TEST_F(ProductsCalls, RefusalsNameTheProduct) {
   EXPECT_EQ(error_of([&] {
               multiply(products, {16, 8, 4});
             }),
-            "matrix product [16, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED");
+            "matrix product [16, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED" + kAdvice);
   EXPECT_NO_THROW(multiply(products, {16, 8, 4}));
   // Memory with a smaller alignment than the search assumed.
   EXPECT_EQ(error_of([&] {
               multiply(products, {4, 8, 4}, {.addend = values_.data() + 1});
             }),
-            "matrix product [4, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED");
+            "matrix product [4, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED" + kAdvice);
 }
 
 }  // namespace

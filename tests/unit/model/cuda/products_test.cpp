@@ -1,4 +1,5 @@
-// Matrix products of the CUDA device: through cuBLASLt on a GPU, otherwise through its fake.
+// Matrix products of the CUDA device: through cuBLASLt on a GPU, otherwise through its fake; and by
+// the plain kernel.
 #include "src/model/cuda/products/products.h"
 
 #include <cmath>
@@ -145,6 +146,7 @@ class CudaProducts : public test::Kernels {
     const auto address = reinterpret_cast<std::uintptr_t>(workspace_->data());
     products_.emplace(std::move(choices));
     products_->set_workspace(workspace_->data() + (256 - address % 256) % 256);
+    plain_.emplace(nullptr, KernelSet::plain);
   }
 
   struct Operands {
@@ -165,18 +167,23 @@ class CudaProducts : public test::Kernels {
   };
 
   /// The result d of the product.
-  Numbers product(const Case& test) {
+  static Numbers product(Products& products, const Case& test) {
     Operands in(test);
-    products_->multiply(nullptr, test.extents, in.a.matrix(), in.b.matrix(), in.d.matrix(),
-                        in.extras(test));
+    products.multiply(nullptr, test.extents, in.a.matrix(), in.b.matrix(), in.d.matrix(),
+                      in.extras(test));
     in.d.fetch();
     return std::move(in.d);
   }
 
   void expect_product(const Case& test) {
+    expect_product(*products_, test);
+    SCOPED_TRACE("plain");
+    expect_product(*plain_, test);
+  }
+  static void expect_product(Products& products, const Case& test) {
     SCOPED_TRACE(name_of(test));
     const Operands in(test);
-    const Numbers d = product(test);
+    const Numbers d = product(products, test);
     EXPECT_TRUE(d.has_its_gaps());
     const double rounding = test.out == DType::f32 ? 0.0 : 0x1p-8;
     for (std::size_t r = 0; r < test.extents.m; ++r) {
@@ -198,11 +205,12 @@ class CudaProducts : public test::Kernels {
         ASSERT_NEAR(d.value(r, c), sum, bound) << r << ", " << c;
       }
     }
-    EXPECT_TRUE(same_bits(product(test).all(), d.all())) << "equal calls, other bits";
+    EXPECT_TRUE(same_bits(product(products, test).all(), d.all())) << "equal calls, other bits";
   }
 
   std::optional<DeviceArray<std::byte>> workspace_;
   std::optional<Products> products_;
+  std::optional<Products> plain_;
 };
 
 /// All types: fp32 results of fp32 and bf16 operands, and bf16 results of bf16 operands.
@@ -308,11 +316,20 @@ TEST_F(CudaProducts, TimedAlgorithmsAreCorrect) {
       test.addend = addend;
       for (const std::size_t gap : {0U, 24U}) {
         test.gap = gap;
-        expect_product(test);
+        expect_product(*products_, test);
       }
     }
   }
   EXPECT_GT(choices->calls, 0);
+}
+
+TEST_F(CudaProducts, PlainOnesHaveTheSameBitsInEveryOrderOfThreads) {
+  for (Case test : of_all_types({70, 75, 41})) {
+    test.a_by_rows = false;
+    test.addend = Addend::other;
+    test.bias = test.out == test.type;
+    test::in_every_order([&] { return product(*plain_, test).all(); });
+  }
 }
 
 TEST_F(CudaProducts, NothingIsDoneWithoutRowsOrColumns) {
@@ -340,6 +357,8 @@ TEST_F(CudaProducts, UnsupportedProductsAreRefused) {
   refused(*products_, extents, wide, wide, across);
   refused(*products_, extents, narrow, narrow, wide, {.bias = narrow.matrix().data});
   refused(*products_, {8, 8, 0}, wide, wide, wide);
+  refused(*plain_, extents, wide, narrow, wide);
+  refused(*plain_, extents, wide, wide, across);
   Products without_workspace;
   refused(without_workspace, extents, wide, wide, wide);
 }

@@ -7,8 +7,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <tuple>
 #include <type_traits>
@@ -17,6 +15,7 @@
 
 #include "ballast/core/dtype.h"
 
+#include "tests/support/emulation/approximate.h"
 #include "tests/support/emulation/grid.h"
 #include "tests/support/fake_stream.h"
 
@@ -25,7 +24,14 @@
 #undef __align__
 #define __align__(n) alignas(n)
 #undef __launch_bounds__
-#define __launch_bounds__(...)
+#if defined(__clang__)
+#define __launch_bounds__(...)  // clang takes no template argument for the attribute
+#else
+/// Keeps the maximum of threads as the number of bytes before the function, one per warp, for
+/// launch_bound().
+#define __launch_bounds__(most, ...) \
+  __attribute__((patchable_function_entry(((most) + 31) / 32, ((most) + 31) / 32)))
+#endif
 #undef __forceinline__
 #define __forceinline__ inline
 
@@ -38,16 +44,10 @@ inline void __syncthreads() {
   ballast::test::emulation::meet_block();
 }
 inline int __syncthreads_or(int vote) {
-  static thread_local int any;  // value of the running block
-  __syncthreads();
-  any = 0;
-  __syncthreads();
-  if (vote != 0) any = 1;
-  __syncthreads();
-  return any;
+  return ballast::test::emulation::any_in_block(vote != 0) ? 1 : 0;
 }
 inline void __syncwarp(unsigned mask = 0xffffffffU) {
-  ballast::test::emulation::exchange_all(mask, nullptr, 0);
+  ballast::test::emulation::meet_warp(mask);
 }
 template <class T>
 T __shfl_sync(unsigned mask, T value, int from) {
@@ -86,12 +86,11 @@ inline float __fdiv_rn(float a, float b) {
 inline float __fsqrt_rn(float a) {
   return std::sqrt(a);
 }
-/// Functions that are approximate on a GPU; here they are exact.
 inline float __expf(float a) {
-  return std::exp(a);
+  return ballast::test::emulation::quick_exponential(a);
 }
 inline float __fdividef(float a, float b) {
-  return a / b;
+  return ballast::test::emulation::quick_quotient(a, b);
 }
 inline int __float2int_rn(float a) {
   return static_cast<int>(std::nearbyint(a));
@@ -106,9 +105,10 @@ inline unsigned __float_as_uint(float a) {
 inline float __uint_as_float(unsigned a) {
   return std::bit_cast<float>(a);
 }
-/// Blocks run one after the other.
+/// Threads run one after the other.
 template <class T>
-T atomicMin(T* at, T value) {
+[[gnu::no_sanitize_thread]] T atomicMin(T* at, T value) {
+  ballast::test::emulation::change_atomically(at, sizeof value);
   const T before = *at;
   if (value < before) *at = value;
   return before;
@@ -129,20 +129,16 @@ struct LaunchConfig {
 /// Runs the kernel in the order of the stream (fake_stream.h), with copies of the arguments.
 template <class... Parameters, class... Arguments>
 cudaError_t launch(const LaunchConfig& how, void (*kernel)(Parameters...), Arguments... arguments) {
-  // Compute capabilities 9.0 and 8.9.
-  const std::size_t most_shared =
-      std::size_t{test::emulation::has_warpgroup_products() ? 227U : 99U} << 10U;
-  if (how.shared_bytes > most_shared) return cudaErrorInvalidValue;
-  if (how.blocks.x == 0 || how.blocks.y == 0 || how.blocks.z == 0) {
-    return cudaErrorInvalidConfiguration;
-  }
-  if (how.blocks.y > 65535 || how.blocks.z > 65535) return cudaErrorInvalidConfiguration;
+  const auto* const address = reinterpret_cast<const void*>(kernel);
+  const cudaError_t refusal =
+      test::emulation::check_launch(address, how.blocks, how.threads, how.shared_bytes,
+                                    (std::size_t{0} + ... + sizeof(std::decay_t<Parameters>)));
+  if (refusal != cudaSuccess) return refusal;
   const std::tuple<std::decay_t<Parameters>...> given(static_cast<Parameters>(arguments)...);
-  return test::launch_on_stream(
-      how.stream, reinterpret_cast<const void*>(kernel), [how, kernel, given] {
-        test::emulation::run_grid(how.blocks, how.threads, how.shared_bytes,
-                                  [&] { std::apply(kernel, given); });
-      });
+  return test::launch_on_stream(how.stream, address, [how, kernel, address, given] {
+    test::emulation::run_grid(address, how.blocks, how.threads, how.shared_bytes,
+                              [&] { std::apply(kernel, given); });
+  });
 }
 
 template <class... Parameters>
@@ -152,8 +148,7 @@ cudaError_t load(void (*kernel)(Parameters...)) {
 
 inline void expect_aligned_to_16(const void* address) {
   if (reinterpret_cast<std::uintptr_t>(address) % 16 == 0) return;
-  std::fprintf(stderr, "emulated kernel: 16 bytes that are not aligned to 16\n");
-  std::abort();
+  test::emulation::fail("16 bytes that are not aligned to 16");
 }
 inline uint4 load_16(const void* from) {
   expect_aligned_to_16(from);

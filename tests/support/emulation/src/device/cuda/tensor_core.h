@@ -19,6 +19,7 @@ inline float bf16_of(std::uint32_t pair, unsigned half) {
 }
 
 inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  test::emulation::need_capability(80, "a product of bf16");
   struct Fragments {
     std::uint32_t a[4];
     std::uint32_t b[2];
@@ -37,10 +38,13 @@ inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::
   for (unsigned column = 0; column < 2; ++column) {
     std::array<Fragments, 4> right;
     for (unsigned i = 0; i < 4; ++i) right[i] = of(4 * (2 * t + column) + i);
-    for (unsigned k = 0; k < 16; ++k) {
-      const float factor = bf16_of(right[k % 8 / 2].b[k / 8], k % 2);
-      d[column] += bf16_of(upper[k % 8 / 2].a[2 * (k / 8)], k % 2) * factor;
-      d[2 + column] += bf16_of(upper[k % 8 / 2].a[2 * (k / 8) + 1], k % 2) * factor;
+    float factors[16];
+    for (unsigned k = 0; k < 16; ++k) factors[k] = bf16_of(right[k % 8 / 2].b[k / 8], k % 2);
+    for (unsigned half = 0; half < 2; ++half) {
+      float& sum = d[2 * half + column];
+      sum = test::emulation::sum_of_products(sum, [&](unsigned k) {
+        return bf16_of(upper[k % 8 / 2].a[2 * (k / 8) + half], k % 2) * factors[k];
+      });
     }
   }
 }
@@ -84,7 +88,7 @@ void await_copies() {
 }
 
 inline float power_of_two(float x) {
-  return std::exp2(x);
+  return test::emulation::power_of_two(x);
 }
 
 }  // namespace ballast::device

@@ -1,7 +1,8 @@
 #pragma once
 
 // The compiler finds this file before the header of this name in src/ when tests compile kernels
-// for the host. Products run when they are awaited, so that data which changes too early shows.
+// for the host. Products happen late or at random (Seeds::timing), so that data which changes too
+// early shows.
 
 #include <cstddef>
 #include <cstdint>
@@ -51,14 +52,15 @@ void add_to_lane(float (&d)[kParts][4], unsigned lane, const Left& left, const R
   const auto t = static_cast<int>(lane % 4);
   for (int n = 0; n < kParts; ++n) {
     for (int i = 0; i < 4; ++i) {
-      for (int k = 0; k < 16; ++k)
-        d[n][i] += left(g + i / 2 * 8, k) * right(k, 8 * n + 2 * t + i % 2);
+      d[n][i] = test::emulation::sum_of_products(
+          d[n][i], [&](int k) { return left(g + i / 2 * 8, k) * right(k, 8 * n + 2 * t + i % 2); });
     }
   }
 }
 
 template <int kParts>
 void start_product(float (&d)[kParts][4], SharedOperand a, SharedOperand b, bool add) {
+  test::emulation::need_capability(90, "a product of a warpgroup");
   const unsigned thread = threadIdx.x;
   test::emulation::start_product([&d, a, b, add, thread] {
     const int first = static_cast<int>(thread / kWarp % 4) * 16;
@@ -71,6 +73,7 @@ void start_product(float (&d)[kParts][4], SharedOperand a, SharedOperand b, bool
 
 template <int kParts>
 void start_product(float (&d)[kParts][4], const std::uint32_t (&a)[4], SharedOperand b) {
+  test::emulation::need_capability(90, "a product of a warpgroup");
   struct Fragments {
     std::uint32_t a[4];
   } mine;
@@ -100,6 +103,8 @@ void await_products() {
 }
 template <int kParts>
 void pin_sums(float (&)[kParts][4]) {}
-inline void show_to_products() {}
+inline void show_to_products() {
+  test::emulation::show_to_products();
+}
 
 }  // namespace ballast::device
