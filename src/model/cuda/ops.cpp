@@ -167,10 +167,9 @@ FusedAttention* Ops<T>::fused() {
   try {
     fused_ = std::make_unique<FusedAttention>(shape_);
   } catch (const Error& error) {
-    if (backend_ == AttentionBackend::cudnn) {
-      throw Error(ErrorCategory::device,
-                  fmt::format("ballast.attention is \"cudnn\", but {}", error.what()));
-    }
+    const std::string reason = error.what();
+    if (backend_ == AttentionBackend::cudnn)
+      throw Error(ErrorCategory::device, "ballast.attention is \"cudnn\", but " + reason);
     backend_ = AttentionBackend::own;
     log_own_attention(error);
   }
@@ -442,8 +441,9 @@ void Ops<T>::zero(float* values, std::size_t size) const {
 template <class T>
 void Ops<T>::zero(device::Stream& stream, float* values, std::size_t size) const {
   if (size == 0) return;
-  check_cuda(cudaMemsetAsync(values, 0, size * sizeof(float), device::as_cuda(stream).native()),
-             "clearing gradients");
+  device::check_cuda(
+      cudaMemsetAsync(values, 0, size * sizeof(float), device::as_cuda(stream).native()),
+      "clearing gradients");
 }
 
 template <class T>
