@@ -1,5 +1,6 @@
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
+#include "src/model/cuda/rows/blocks.h"
 #include "src/model/cuda/rows/rows.h"
 
 namespace ballast::model::cuda {
@@ -11,18 +12,16 @@ using device::read;
 using device::widen;
 using device::write;
 
-constexpr unsigned kThreads = 256;
-
 /// One element per thread is enough, because the matrices [rows, rank] of adapters are small.
 template <class T>
 __global__ void scaled(T* x, float factor, std::size_t size) {
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = std::size_t{blockIdx.x} * kElementThreads + threadIdx.x;
   if (at < size) narrow(widen(x[at]) * factor, x[at]);
 }
 
 template <class T>
 __global__ void dropped(DropoutMask mask, const T* x, T* y, std::size_t size, bool add_to_y) {
-  const std::size_t at = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kEight;
+  const std::size_t at = (std::size_t{blockIdx.x} * kElementThreads + threadIdx.x) * kEight;
   if (at >= size) return;
   float values[kEight];
   float sums[kEight] = {};
@@ -56,7 +55,7 @@ __device__ void put_dora_scale(const AdaptedRows<T>& rows, std::size_t row, floa
 template <class T>
 __global__ void dora_scales_of_rows(AdaptedRows<T> rows, float* scales, float* inverse_norms) {
   const std::size_t row =
-      std::size_t{blockIdx.x} * (kThreads / device::kWarp) + threadIdx.x / device::kWarp;
+      std::size_t{blockIdx.x} * (kElementThreads / device::kWarp) + threadIdx.x / device::kWarp;
   const unsigned lane = threadIdx.x % device::kWarp;
   float squares = 0.0F;
   if (row < rows.map.out) {
@@ -75,7 +74,7 @@ __global__ void dora_scales_of_rows(AdaptedRows<T> rows, float* scales, float* i
 /// For W [in, out], with one thread per column.
 template <class T>
 __global__ void dora_scales_of_columns(AdaptedRows<T> rows, float* scales, float* inverse_norms) {
-  const std::size_t column = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t column = std::size_t{blockIdx.x} * kElementThreads + threadIdx.x;
   if (column >= rows.map.out) return;
   float squares = 0.0F;
   for (std::size_t row = 0; row < rows.map.in; ++row) {
@@ -89,7 +88,7 @@ __global__ void dora_scales_of_columns(AdaptedRows<T> rows, float* scales, float
 template <class T>
 __global__ void scaled_columns(ScaledColumns<T> c) {
   const std::size_t row = blockIdx.x;
-  const std::size_t at = (std::size_t{blockIdx.y} * kThreads + threadIdx.x) * kEight;
+  const std::size_t at = (std::size_t{blockIdx.y} * kElementThreads + threadIdx.x) * kEight;
   if (at >= c.width) return;
   float values[kEight];
   float others[kEight];
@@ -111,16 +110,12 @@ __global__ void scaled_columns(ScaledColumns<T> c) {
   write(values, c.y + row * c.y_step + at);
 }
 
-unsigned blocks_of(std::size_t threads) {
-  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
-}
-
 }  // namespace
 
 template <class T>
 cudaError_t scale(cudaStream_t stream, T* x, float factor, std::size_t size) {
   if (size == 0) return cudaSuccess;
-  return device::launch({.stream = stream, .blocks = blocks_of(size), .threads = kThreads},
+  return device::launch({.stream = stream, .blocks = blocks_of(size), .threads = kElementThreads},
                         &scaled<T>, x, factor, size);
 }
 
@@ -128,8 +123,9 @@ template <class T>
 cudaError_t drop(cudaStream_t stream, const DropoutMask& mask, const T* x, T* y, std::size_t size,
                  bool add_to_y) {
   if (size == 0) return cudaSuccess;
-  return device::launch({.stream = stream, .blocks = blocks_of(size / kEight), .threads = kThreads},
-                        &dropped<T>, mask, x, y, size, add_to_y);
+  return device::launch(
+      {.stream = stream, .blocks = blocks_of(size / kEight), .threads = kElementThreads},
+      &dropped<T>, mask, x, y, size, add_to_y);
 }
 
 template <class T>
@@ -137,9 +133,9 @@ cudaError_t compute_dora_scales(cudaStream_t stream, const AdaptedRows<T>& rows,
                                 float* inverse_norms) {
   const bool flipped = rows.map.flipped;
   const std::size_t threads = rows.map.out * (flipped ? device::kWarp : 1);
-  return device::launch({.stream = stream, .blocks = blocks_of(threads), .threads = kThreads},
-                        flipped ? &dora_scales_of_rows<T> : &dora_scales_of_columns<T>, rows,
-                        scales, inverse_norms);
+  return device::launch(
+      {.stream = stream, .blocks = blocks_of(threads), .threads = kElementThreads},
+      flipped ? &dora_scales_of_rows<T> : &dora_scales_of_columns<T>, rows, scales, inverse_norms);
 }
 
 template <class T>
@@ -148,7 +144,7 @@ cudaError_t scale_columns(cudaStream_t stream, const ScaledColumns<T>& columns) 
   return device::launch(
       {.stream = stream,
        .blocks = {static_cast<unsigned>(columns.rows), blocks_of(columns.width / kEight)},
-       .threads = kThreads},
+       .threads = kElementThreads},
       &scaled_columns<T>, columns);
 }
 

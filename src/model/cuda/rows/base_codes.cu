@@ -5,6 +5,7 @@
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/cuda/rows/base_codes.h"
+#include "src/model/cuda/rows/blocks.h"
 
 namespace ballast::model::cuda {
 namespace {
@@ -13,12 +14,10 @@ using device::kEight;
 using device::rounded_product;
 using device::rounded_sum;
 
-constexpr unsigned kThreads = 256;
-
 /// The tables of values, as a kernel argument.
 struct Tables {
   float nf4[16];
-  float map[kThreads];
+  float map[kElementThreads];
 };
 
 /// See QuantizedArrays.
@@ -40,13 +39,13 @@ __device__ float scale_of(const CodeArrays& arrays, const float* map, std::size_
 
 /// One thread handles eight elements, which share a scale.
 template <class T>
-__global__ void decode(CodeArrays arrays, Tables tables, T* out) {
+__global__ void decode_base(CodeArrays arrays, Tables tables, T* out) {
   __shared__ float nf4[16];
-  __shared__ float map[kThreads];
+  __shared__ float map[kElementThreads];
   map[threadIdx.x] = tables.map[threadIdx.x];
   if (threadIdx.x < 16) nf4[threadIdx.x] = tables.nf4[threadIdx.x];
   __syncthreads();
-  const std::size_t first = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kEight;
+  const std::size_t first = (std::size_t{blockIdx.x} * kElementThreads + threadIdx.x) * kEight;
   if (first >= arrays.elements) return;
   const float scale = scale_of(arrays, map, first / arrays.block);
   const std::size_t left = arrays.elements - first;
@@ -69,12 +68,8 @@ __global__ void decode(CodeArrays arrays, Tables tables, T* out) {
 }
 
 __global__ void copy(const uint4* from, uint4* to, std::size_t count) {
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = std::size_t{blockIdx.x} * kElementThreads + threadIdx.x;
   if (at < count) to[at] = from[at];
-}
-
-unsigned blocks_of(std::size_t threads) {
-  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
 }
 
 }  // namespace
@@ -96,16 +91,18 @@ cudaError_t dequantize_base(cudaStream_t stream, const QuantizedMatrix& matrix, 
   std::copy(nf4_values().begin(), nf4_values().end(), tables.nf4);
   std::copy(dynamic_map().begin(), dynamic_map().end(), tables.map);
   const std::size_t threads = (where.elements + kEight - 1) / kEight;
-  return device::launch({.stream = stream, .blocks = blocks_of(threads), .threads = kThreads},
-                        &decode<T>, arrays, tables, out);
+  return device::launch(
+      {.stream = stream, .blocks = blocks_of(threads), .threads = kElementThreads}, &decode_base<T>,
+      arrays, tables, out);
 }
 
 cudaError_t copy_bytes(cudaStream_t stream, const std::byte* from, std::byte* to,
                        std::size_t size) {
   if (size == 0) return cudaSuccess;
   const std::size_t count = size / sizeof(uint4);
-  return device::launch({.stream = stream, .blocks = blocks_of(count), .threads = kThreads}, &copy,
-                        reinterpret_cast<const uint4*>(from), reinterpret_cast<uint4*>(to), count);
+  return device::launch({.stream = stream, .blocks = blocks_of(count), .threads = kElementThreads},
+                        &copy, reinterpret_cast<const uint4*>(from), reinterpret_cast<uint4*>(to),
+                        count);
 }
 
 template cudaError_t dequantize_base(cudaStream_t, const QuantizedMatrix&, float*);

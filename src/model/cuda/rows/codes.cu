@@ -4,6 +4,7 @@
 
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
+#include "src/model/cuda/rows/blocks.h"
 #include "src/model/cuda/rows/gradients.h"
 
 namespace ballast::model::cuda {
@@ -13,7 +14,6 @@ using device::kAllLanes;
 using device::kEight;
 using device::kWarp;
 
-constexpr unsigned kThreads = 256;
 static_assert(WeightCodes::kBlock == kWarp * kEight, "one warp encodes one block");
 
 /// Returns the scale of a block. `largest`: bits of its largest magnitude. The bits of magnitudes
@@ -27,7 +27,7 @@ __device__ float scale_of(unsigned largest) {
 /// There is one warp per block, with eight elements per lane.
 template <class T>
 __global__ void encode(const T* weights, std::size_t blocks, uint2* codes, float* scales) {
-  const std::size_t lane_of_all = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t lane_of_all = std::size_t{blockIdx.x} * kElementThreads + threadIdx.x;
   const std::size_t block = lane_of_all / kWarp;
   if (block >= blocks) return;
   float values[kEight];
@@ -56,8 +56,9 @@ __global__ void encode(const T* weights, std::size_t blocks, uint2* codes, float
 
 /// One thread handles eight elements.
 template <class T>
-__global__ void decode(const uint2* codes, const float* scales, std::size_t blocks, T* weights) {
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+__global__ void decode_codes(const uint2* codes, const float* scales, std::size_t blocks,
+                             T* weights) {
+  const std::size_t at = std::size_t{blockIdx.x} * kElementThreads + threadIdx.x;
   const std::size_t block = at / kWarp;
   if (block >= blocks) return;
   const float scale = scales[block];
@@ -76,11 +77,11 @@ __global__ void decode(const uint2* codes, const float* scales, std::size_t bloc
   device::write(values, to);
 }
 
-device::LaunchConfig over(cudaStream_t stream, std::size_t blocks) {
-  constexpr std::size_t kTogether = kThreads / kWarp;
+device::LaunchConfig over_blocks(cudaStream_t stream, std::size_t blocks) {
+  constexpr std::size_t kTogether = kElementThreads / kWarp;
   return {.stream = stream,
           .blocks = static_cast<unsigned>((blocks + kTogether - 1) / kTogether),
-          .threads = kThreads};
+          .threads = kElementThreads};
 }
 
 }  // namespace
@@ -89,7 +90,7 @@ template <class T>
 cudaError_t encode_weights(cudaStream_t stream, const T* weights, std::size_t blocks,
                            std::int8_t* codes, float* scales) {
   if (blocks == 0) return cudaSuccess;
-  return device::launch(over(stream, blocks), &encode<T>, weights, blocks,
+  return device::launch(over_blocks(stream, blocks), &encode<T>, weights, blocks,
                         reinterpret_cast<uint2*>(codes), scales);
 }
 
@@ -97,8 +98,8 @@ template <class T>
 cudaError_t decode_weights(cudaStream_t stream, const std::int8_t* codes, const float* scales,
                            std::size_t blocks, T* weights) {
   if (blocks == 0) return cudaSuccess;
-  return device::launch(over(stream, blocks), &decode<T>, reinterpret_cast<const uint2*>(codes),
-                        scales, blocks, weights);
+  return device::launch(over_blocks(stream, blocks), &decode_codes<T>,
+                        reinterpret_cast<const uint2*>(codes), scales, blocks, weights);
 }
 
 template cudaError_t encode_weights(cudaStream_t, const float*, std::size_t, std::int8_t*, float*);

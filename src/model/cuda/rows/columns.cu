@@ -12,7 +12,7 @@ using device::kWarp;
 
 /// Threads that share a column; each takes every kStrands-th row of the group.
 constexpr unsigned kStrands = 8;
-constexpr unsigned kThreads = kStrands * kWarp;
+constexpr unsigned kColumnThreads = kStrands * kWarp;
 /// Number of rows from which groups are faster.
 constexpr std::size_t kLeastRows = 64;
 
@@ -83,7 +83,7 @@ cudaError_t add_columns(cudaStream_t stream, const ColumnProducts<T>& c, float* 
       device::launch({.stream = stream,
                       .blocks = {static_cast<unsigned>((c.width + kColumns - 1) / kColumns),
                                  static_cast<unsigned>(groups)},
-                      .threads = kThreads},
+                      .threads = kColumnThreads},
                      &sum_columns<T, products>, c, partials);
   if (code != cudaSuccess) return code;
   return add_partials(stream, {partials, groups, c.width, false}, gradient, nullptr);
@@ -97,7 +97,7 @@ cudaError_t add_partials(cudaStream_t stream, const Partials& partials, float* g
   const std::size_t columns = partials.two ? 2 * partials.width : partials.width;
   return device::launch({.stream = stream,
                          .blocks = static_cast<unsigned>((columns + kWarp - 1) / kWarp),
-                         .threads = kThreads},
+                         .threads = kColumnThreads},
                         &sum_groups, partials.sums, partials.groups, columns, partials.width,
                         gradient, second);
 }

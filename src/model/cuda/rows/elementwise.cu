@@ -3,6 +3,7 @@
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/compute/formulas.h"
+#include "src/model/cuda/rows/blocks.h"
 #include "src/model/cuda/rows/rows.h"
 
 namespace ballast::model::cuda {
@@ -12,8 +13,6 @@ using device::Eight;
 using device::kEight;
 using device::read;
 using device::write;
-
-constexpr unsigned kThreads = 256;
 
 /// A float whose exp and quotients are accurate to a few ulp and need a fraction of the
 /// instructions. That is enough for results that are rounded to bf16, where exact instructions
@@ -67,7 +66,7 @@ __device__ float value_of(float x) {
 
 /// Returns the index of the first of this thread's eight elements.
 __device__ std::size_t first_of_mine() {
-  return (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kEight;
+  return (std::size_t{blockIdx.x} * kElementThreads + threadIdx.x) * kEight;
 }
 
 /// An activation function and its derivative.
@@ -110,7 +109,7 @@ __global__ void times_derivative(const T* x, T* d, std::size_t size) {
 /// Returns the position of this thread's eight elements in rows of `width` elements that are `step`
 /// apart.
 __device__ std::size_t place_in_rows(unsigned width, std::size_t step) {
-  const unsigned group = blockIdx.x * kThreads + threadIdx.x;
+  const unsigned group = blockIdx.x * kElementThreads + threadIdx.x;
   const unsigned groups = width / kEight;
   return group / groups * step + std::size_t{group % groups} * kEight;
 }
@@ -209,10 +208,10 @@ __global__ void widened(const T* x, float* y, std::size_t size) {
 
 /// Launches one thread per eight elements.
 device::LaunchConfig over(cudaStream_t stream, std::size_t size) {
-  constexpr std::size_t kTogether = std::size_t{kThreads} * kEight;
+  constexpr std::size_t kTogether = std::size_t{kElementThreads} * kEight;
   return {.stream = stream,
           .blocks = static_cast<unsigned>((size + kTogether - 1) / kTogether),
-          .threads = kThreads};
+          .threads = kElementThreads};
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ using device::kEight;
 using device::kWarp;
 
 /// Threads of a chunk's block.
-constexpr unsigned kThreads = 1024;
+constexpr unsigned kChunkThreads = 1024;
 /// Threads of the block that adds the chunks.
 constexpr unsigned kTotalThreads = 128;
 
@@ -67,14 +67,14 @@ struct GradientPacking {
 /// There is one block per chunk of `size` values. Packs them first if there is something to pack. A
 /// thread has the same values in both cases, so that the statistics are equal.
 template <bool packs, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kChunkThreads)
     go_through_chunks(GradientPacking<T> from, const T* packed, std::size_t size,
                       GradientStats* partial) {
   const std::size_t begin = std::size_t{blockIdx.x} * kStatsChunk;
   const std::size_t end = begin + kStatsChunk < size ? begin + kStatsChunk : size;
   double squares = 0.0;
   unsigned non_finite = 0;
-  for (std::size_t at = begin + threadIdx.x * kEight; at < end; at += kThreads * kEight) {
+  for (std::size_t at = begin + threadIdx.x * kEight; at < end; at += kChunkThreads * kEight) {
     float values[kEight] = {};
     if constexpr (packs) {
       add_some(from.gradient + at, size - at, values);
@@ -110,7 +110,7 @@ cudaError_t run(cudaStream_t stream, const GradientPacking<T>& from, const T* pa
   const std::size_t chunks = (size + kStatsChunk - 1) / kStatsChunk;
   if (chunks > 0) {
     const cudaError_t code = device::launch(
-        {.stream = stream, .blocks = static_cast<unsigned>(chunks), .threads = kThreads},
+        {.stream = stream, .blocks = static_cast<unsigned>(chunks), .threads = kChunkThreads},
         &go_through_chunks<packs, T>, from, packed, size, stats == nullptr ? nullptr : partial);
     if (code != cudaSuccess) return code;
   }

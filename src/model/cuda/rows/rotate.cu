@@ -13,7 +13,7 @@ using device::Eight;
 using device::kEight;
 using device::kWarp;
 
-constexpr unsigned kMostThreads = 256;
+constexpr unsigned kRotationThreads = 256;
 /// Heads that a thread rotates by the same angles, which it reads once.
 constexpr std::size_t kTogether = 4;
 
@@ -28,7 +28,7 @@ struct Frequencies {
 };
 
 __global__ void find_angles(Frequencies frequencies, AngleRows rows, float* cosine, float* sine) {
-  const std::size_t at = std::size_t{blockIdx.x} * kMostThreads + threadIdx.x;
+  const std::size_t at = std::size_t{blockIdx.x} * kRotationThreads + threadIdx.x;
   if (at >= rows.count * frequencies.count) return;
   const std::size_t row = at / frequencies.count;
   const std::size_t pair = at % frequencies.count;
@@ -141,10 +141,11 @@ cudaError_t fill_angles(cudaStream_t stream, const Rotary& rotary, const AngleRo
   std::copy(rotary.frequencies.begin(), rotary.frequencies.end(), given.values);
   std::copy(rotary.long_frequencies.begin(), rotary.long_frequencies.end(),
             given.of_long_documents);
-  return device::launch({.stream = stream,
-                         .blocks = static_cast<unsigned>((size + kMostThreads - 1) / kMostThreads),
-                         .threads = kMostThreads},
-                        &find_angles, given, rows, cosine, sine);
+  return device::launch(
+      {.stream = stream,
+       .blocks = static_cast<unsigned>((size + kRotationThreads - 1) / kRotationThreads),
+       .threads = kRotationThreads},
+      &find_angles, given, rows, cosine, sine);
 }
 
 template <class T>
@@ -156,7 +157,7 @@ cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation
   const std::size_t pieces = eights ? (rotation.heads + kTogether - 1) / kTogether * (half / kEight)
                                     : rotation.heads * half;
   const std::size_t warps =
-      std::min<std::size_t>((pieces + kWarp - 1) / kWarp, kMostThreads / kWarp);
+      std::min<std::size_t>((pieces + kWarp - 1) / kWarp, kRotationThreads / kWarp);
   return device::launch({.stream = stream,
                          .blocks = static_cast<unsigned>(rows.count),
                          .threads = static_cast<unsigned>(warps * kWarp)},
