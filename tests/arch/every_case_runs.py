@@ -5,7 +5,8 @@
 
 Some programs are registered several times, each time with a part of their cases. A case that is added to
 such a program must be in one of these parts. A program that runs all cases of the same names covers
-them, too, as the host device does for programs of the emulated GPU; suites that need a GPU do not count.
+them, too, as the host device does for programs of the emulated GPU, and unit_kernels for kernels that are
+watched for races; suites that need a GPU do not count.
 """
 
 import json
@@ -69,9 +70,9 @@ def main() -> int:
         count += len(cases)
         missing = [case for case in cases if not any(matches(text, case) for text in filters)]
         # A program with the same source may run all of it.
-        if missing and program.name.endswith("_on_cuda"):
-            host = program.with_name(program.name.removesuffix("_on_cuda"))
-            whole = programs.get(host, [])
+        twin = program.name.removesuffix("_on_cuda").replace("unit_races", "unit_kernels")
+        if missing and twin != program.name:
+            whole = programs.get(program.with_name(twin), [])
             missing = [case for case in missing if not any(matches(text, case) for text in whole)]
         left_out += [f"{program.name}: {case} is matched by none of {' '.join(filters)}"
                      for case in missing]

@@ -142,6 +142,7 @@ __global__ void multiply_panels(float* out, bool shown, bool awaited) {
 }
 
 TEST(RacesDeathTest, PanelsThatProductsStillReadOrDoNotSeeAreReported) {
+  set_order(Order::forward);
   set_warpgroup_products(true);
   std::vector<float> out(128);
   const device::LaunchConfig how = {.threads = 128, .shared_bytes = 64 * 64 * sizeof(Bf16)};

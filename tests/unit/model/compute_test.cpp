@@ -127,7 +127,9 @@ TEST(MakeCompute, RefusesUnsupportedShapes) {
   const auto compute = make_compute(*device, model, DType::f32, {1, 80});
   EXPECT_EQ(compute->activation_bytes(), 80U * model.config.hidden_size * 4U);
   const auto stream = device->make_stream("compute");
-  EXPECT_THROW(compute->zero(*stream, {}), Error);
+  const Elems elements = model.blocks[0].own_trained_elements();
+  const auto sums = device->allocate(elements * sizeof(float), "gradient sums");
+  EXPECT_THROW(compute->clear_gradient(*stream, 0, view_as<float>(sums)), Error);
   EXPECT_THROW(compute->set_workspace(device->allocate(64, "too small")), Error);
 }
 
