@@ -142,16 +142,17 @@ __global__ void multiply_panels(float* out, bool shown, bool awaited) {
 }
 
 TEST(RacesDeathTest, PanelsThatProductsStillReadOrDoNotSeeAreReported) {
-  set_order(Order::forward);
   set_warpgroup_products(true);
   std::vector<float> out(128);
   const device::LaunchConfig how = {.threads = 128, .shared_bytes = 64 * 64 * sizeof(Bf16)};
   EXPECT_EQ(launch(how, &multiply_panels, out.data(), true, true), cudaSuccess);
   EXPECT_DEATH(launch(how, &multiply_panels, out.data(), false, true),
                "multiply_panels.*written and not shown to products");
+  // Which access comes first depends on the alignment of the panel.
   EXPECT_DEATH(
       launch(how, &multiply_panels, out.data(), true, false),
-      "multiply_panels.*race: writes byte .* of dynamic shared memory, which thread .* read");
+      "multiply_panels.*race: .* byte .* of dynamic shared memory, which thread .* "
+      "((has|and others have) read|has written after a barrier before the start of the product)");
   set_warpgroup_products(false);
 }
 
