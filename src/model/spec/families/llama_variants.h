@@ -14,6 +14,12 @@ namespace ballast::model {
 // Families that differ from Llama in a few points, named after the classes in Hugging Face's
 // transformers.
 
+/// Returns whether `number` is a multiple of `interval`, like % in Python, for intervals of any
+/// size.
+inline bool is_multiple(std::uint64_t number, double interval) {
+  return std::fmod(static_cast<double>(number), interval) == 0.0;
+}
+
 class Mistral final : public Llama {
  public:
   Mistral()
@@ -141,7 +147,7 @@ class SmolLm3 final : public Llama {
   static bool rotates(const ModelConfig& c, std::uint64_t index) {
     const text::Json& layers = c.detail("no_rope_layers");
     if (layers.is_array()) return *layers.elements()[index].whole() != 0;
-    return (index + 1) % static_cast<std::uint64_t>(c.number("no_rope_layer_interval")) != 0;
+    return !is_multiple(index + 1, c.number("no_rope_layer_interval"));
   }
 };
 
@@ -263,7 +269,7 @@ class Gemma3 final : public Llama {
 
  protected:
   bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
-    return std::fmod(static_cast<double>(index + 1), c.number("sliding_window_pattern")) != 0.0;
+    return !is_multiple(index + 1, c.number("sliding_window_pattern"));
   }
 };
 
