@@ -15,9 +15,14 @@ struct ScalarLanes {
   static Float broadcast(float value) { return value; }
   static Bits pattern(std::uint32_t value) { return value; }
   static Bits iota() { return 0; }
-  static Float load(const float* from) { return *from; }
-  static void store(float* to, Float value) { *to = value; }
-  static void stream(float* to, Float value) { store(to, value); }
+  /// Like vectors, these take any address.
+  static Float load(const void* from) {
+    Float value;
+    __builtin_memcpy(&value, from, sizeof value);
+    return value;
+  }
+  static void store(void* to, Float value) { __builtin_memcpy(to, &value, sizeof value); }
+  static void stream(void* to, Float value) { store(to, value); }
   static void end_streams() {}
   static Bits widen(const std::uint16_t* from) { return *from; }
   static void narrow(std::uint16_t* to, Bits value) { *to = static_cast<std::uint16_t>(value); }
