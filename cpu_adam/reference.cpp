@@ -177,6 +177,7 @@ Expected updated(const Hyper& hyper, const Element& before) {
 /// smallest positive of which is `smallest`.
 double spacing(double magnitude, int bits, double smallest) {
   if (magnitude < smallest) return smallest;
+  if (!std::isfinite(magnitude)) return std::numeric_limits<double>::infinity();
   return std::ldexp(1.0, std::ilogb(magnitude) - (bits - 1));
 }
 
