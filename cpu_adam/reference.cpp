@@ -176,7 +176,7 @@ Expected updated(const Hyper& hyper, const Element& before) {
 /// The distance of neighbours around `magnitude` among numbers with `bits` significant bits, the
 /// smallest positive of which is `smallest`.
 double spacing(double magnitude, int bits, double smallest) {
-  if (magnitude < smallest) return smallest;
+  if (magnitude < smallest || magnitude == 0.0) return smallest;
   if (!std::isfinite(magnitude)) return std::numeric_limits<double>::infinity();
   return std::ldexp(1.0, std::ilogb(magnitude) - (bits - 1));
 }
