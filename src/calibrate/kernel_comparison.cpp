@@ -171,6 +171,7 @@ std::vector<KernelComparison> compare_products(const config::Config& config, std
     }
   });
   std::vector<KernelComparison> all;
+  all.reserve(checks.size());
   for (const model::ProductCheck& check : checks) {
     all.push_back({.name = "product " + check.product,
                    .difference = check.difference,
