@@ -342,17 +342,9 @@ void Races::read(Cell& cell, std::uintptr_t at, bool shared) {
     cell.read = mine;
   } else if (before.run() != run_) {
     cell.read = now(kByGrid);
-  } else if (before.kind() == kByThread) {
-    if (is_before(before)) {
-      cell.read = mine;
-    } else if (before.warp() == thread_ / kLanes) {
-      cell.read = Event::of(kByWarp, run_, thread_, barrier_,
-                            std::max(before.meeting(), meetings_[thread_]));
-    } else {
-      cell.read = now(kByBlock);
-    }
-  } else if (before.kind() == kByWarp) {
-    if (are_before(before)) {
+  } else if (before.kind() == kByThread || before.kind() == kByWarp) {
+    const bool ordered = before.kind() == kByThread ? is_before(before) : are_before(before);
+    if (ordered) {
       cell.read = mine;
     } else if (before.warp() == thread_ / kLanes) {
       cell.read = Event::of(kByWarp, run_, thread_, barrier_,
