@@ -8,6 +8,7 @@
 #include "ballast/calibrate/kept_choices.h"
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/model/port_numbers.h"
 
 #include "src/calibrate/step_passes.h"
 
@@ -29,19 +30,12 @@ bool is_rounding(const Difference& difference, bool wide) {
 }
 
 template <class T>
-double number(T value) {
-  if constexpr (std::is_same_v<T, double> || std::is_same_v<T, float>) {
-    return value;
-  } else {
-    return to_float(value);
-  }
-}
-template <class T>
 Difference difference_of(std::span<const std::byte> found, std::span<const std::byte> expected) {
   model::DifferenceSum sum;
   const auto* const a = reinterpret_cast<const T*>(found.data());
   const auto* const b = reinterpret_cast<const T*>(expected.data());
-  for (std::size_t i = 0; i < expected.size() / sizeof(T); ++i) sum.add(number(a[i]), number(b[i]));
+  for (std::size_t i = 0; i < expected.size() / sizeof(T); ++i)
+    sum.add(model::to_double(a[i]), model::to_double(b[i]));
   return sum.result();
 }
 
@@ -85,21 +79,11 @@ class PassComparison {
   }
 
   [[nodiscard]] std::optional<Difference> difference_at(Port port) const {
-    switch (port) {
-      case Port::output:
-      case Port::activation_gradient:
-        return with_training_type(type_, [&](auto value) {
-          return difference_of<decltype(value)>(found_bytes_, expected_bytes_);
-        });
-      case Port::gradient:
-      case Port::output_gradient:
-      case Port::partial_sums:
-        return difference_of<float>(found_bytes_, expected_bytes_);
-      case Port::losses:
-        return difference_of<double>(found_bytes_, expected_bytes_);
-      default:
-        return std::nullopt;  // not only numbers of one type
-    }
+    std::optional<Difference> found;
+    model::with_numbers(port, type_, [&](auto of_type) {
+      found = difference_of<decltype(of_type)>(found_bytes_, expected_bytes_);
+    });
+    return found;
   }
 
   DType type_;

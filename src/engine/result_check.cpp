@@ -12,6 +12,7 @@
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
+#include "ballast/model/port_numbers.h"
 
 namespace ballast::engine {
 namespace {
@@ -19,17 +20,6 @@ namespace {
 using model::Port;
 
 constexpr Bytes kPiece = 16 * kMiB;
-
-double as_double(double value) {
-  return value;
-}
-double as_double(float value) {
-  return value;
-}
-template <class T>
-double as_double(T value) {
-  return to_float(value);
-}
 
 /// Searches the results of one port.
 class ResultSearch {
@@ -56,7 +46,7 @@ class ResultSearch {
   template <class T>
   void search(std::span<const T> values, std::size_t first_number) {
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const double value = as_double(values[i]);
+      const double value = model::to_double(values[i]);
       if (std::isfinite(value)) continue;
       if (count_++ > 0) continue;
       first_ = first_number + i;
@@ -79,26 +69,6 @@ class ResultSearch {
   double value_ = 0.0;
 };
 
-/// Results of a pass that hold numbers of one type.
-enum class Holds { nothing, activations, gradients, sums, losses };
-
-Holds content_of(Port port) {
-  switch (port) {
-    case Port::output:
-      return Holds::activations;
-    case Port::activation_gradient:
-      return Holds::gradients;
-    case Port::gradient:
-    case Port::output_gradient:
-    case Port::partial_sums:
-      return Holds::sums;
-    case Port::losses:
-      return Holds::losses;
-    default:
-      return Holds::nothing;
-  }
-}
-
 }  // namespace
 
 void check_results(const CurrentOperation& at, const model::Pass& pass,
@@ -107,23 +77,21 @@ void check_results(const CurrentOperation& at, const model::Pass& pass,
   const std::size_t width = at.blueprint().model.config.hidden_size;
   std::size_t tile = 0;
   for (const model::Operand& operand : pass.operands) {
-    const Holds content = content_of(operand.port);
-    if (content == Holds::nothing || operand.access == model::OperandAccess::reads) continue;
-    const bool may_overflow = content == Holds::gradients || content == Holds::sums;
+    const model::PortNumbers numbers = model::numbers_of(operand.port);
+    if (numbers == model::PortNumbers::none || operand.access == model::OperandAccess::reads) {
+      continue;
+    }
+    const bool may_overflow = operand.port != Port::output && operand.port != Port::losses;
     if (type == DType::f16 && may_overflow) continue;
     DeviceBytes values = arguments[operand.port];
     if (operand.port == Port::output_gradient) {
       if (tile == arguments.output_gradient.size()) continue;
       values = arguments.output_gradient[tile++];
     }
-    ResultSearch search(at, operand.port);
-    if (content == Holds::sums) {
-      search.run<float>(values, 0);
-    } else if (content == Holds::losses) {
-      search.run<double>(values, 0);
-    } else {
-      with_training_type(type, [&](auto of_type) { search.run<decltype(of_type)>(values, width); });
-    }
+    const bool in_rows = numbers == model::PortNumbers::of_training;
+    model::with_numbers(operand.port, type, [&](auto of_type) {
+      ResultSearch(at, operand.port).run<decltype(of_type)>(values, in_rows ? width : 0);
+    });
   }
 }
 
