@@ -190,6 +190,7 @@ std::vector<RateKey> keys_of(Rates& rates) {
           number("update_gbps", rates.update_per_second, kGiga),
           number("upload_gbps", rates.upload_per_second, kGiga),
           number("offload_gbps", rates.offload_per_second, kGiga),
+          number("peer_gbps", rates.peer_per_second, kGiga),
           number("read_gbps", rates.read_per_second, kGiga),
           number("write_gbps", rates.write_per_second, kGiga),
           number("mixed_gbps", rates.mixed_per_second, kGiga),

@@ -99,6 +99,7 @@ Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<boo
               mesh.ranks() == (ranks_ == nullptr ? 1 : ranks_->world()) &&
               mesh.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
           "engine: the blueprint's mesh differs from the run's ranks");
+  expects(problem.devices == 1, "engine: a rank drives one device");
   const model::KernelSizes& needed = compute_->sizes();
   const model::StepProgram& program = problem.program();
   bool enough = problem.workspace_bytes >= needed.workspace;
@@ -163,7 +164,8 @@ void Engine::start_with(const state::SwapImage& here,
   snapshot_.emplace(
       blueprint_, *store_, ranks_, [this] { finish(); }, perform());
   const plan::Schedule& schedule = blueprint_.schedule;
-  compute_->set_workspace(store_->device(schedule.workspace, blueprint_.problem.workspace_bytes));
+  compute_->set_workspace(
+      store_->device(schedule.workspace.front(), blueprint_.problem.workspace_bytes));
   for (const plan::BufferId id : schedule.batch_host) {
     batches_.push_back(store_->host(id, schedule.buffers[id].bytes));
   }

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <optional>
 
+#include "ballast/core/error.h"
 #include "ballast/step/labels.h"
 
 #include "src/device/profiler_range.h"
@@ -207,6 +208,11 @@ void run_visit(const CurrentOperation& at) {
   at.lanes.zeros_from(use.buffer) = piece.zeros_from;
 }
 
+/// Copies between devices are in plans for several devices only, which the engine refuses.
+void refuse_several_devices(const CurrentOperation&) {
+  throw Error(ErrorCategory::state, "engine: a rank drives one device");
+}
+
 constexpr std::array<ActionHandler, plan::kActionCount> kHandlers = {
     {{Action::compute, run_pass},
      {Action::decode, run_decode},
@@ -222,7 +228,8 @@ constexpr std::array<ActionHandler, plan::kActionCount> kHandlers = {
      {Action::update, run_update},
      {Action::update_on_device, run_update_on_device},
      {Action::initialize, run_visit},
-     {Action::read, run_visit}}};
+     {Action::read, run_visit},
+     {Action::pass, refuse_several_devices}}};
 
 constexpr bool in_order_of_actions() {
   std::size_t number = 0;

@@ -55,6 +55,8 @@ std::string_view resource_of(Lane lane) noexcept {
       return "network";
     case Lane::update:
       return "update";
+    case Lane::pass:
+      return "copies between devices";
     default:
       return "compute";
   }

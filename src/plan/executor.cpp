@@ -122,13 +122,19 @@ struct LaneQueue {
 }  // namespace
 
 struct Executor::State {
+  State(Handler handler, Names names, const ExecutorOptions& options)
+      : handler(std::move(handler)),
+        names(std::move(names)),
+        options(options),
+        lanes(lane_count(options.devices)) {}
+
   Handler handler;
   Names names;
   ExecutorOptions options;
 
   mutable std::mutex mutex;
   std::condition_variable progressed;  ///< for callers
-  std::array<LaneQueue, kLaneCount> lanes;
+  std::vector<LaneQueue> lanes;        ///< by lane_number()
   std::shared_ptr<Submission> last;
   std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
   std::map<const Plan*, Turns> turns;
@@ -142,7 +148,12 @@ struct Executor::State {
   std::vector<std::thread> finishing;
 
   [[nodiscard]] bool queued(std::size_t lane) const {
-    return options.finish != nullptr && is_queued(kLanes[lane]);
+    return options.finish != nullptr && is_queued(lane_at(lane).lane);
+  }
+
+  /// Returns the contribution of one lane to the mean over the devices.
+  [[nodiscard]] double mean(Lane lane, double seconds) const {
+    return is_per_device(lane) ? seconds / options.devices : seconds;
   }
 
   /// With the lock held: turns an interrupt into a failure. Returns whether there was one.
@@ -237,10 +248,12 @@ struct Executor::State {
   /// Wakes the lanes that can start an operation, and callers. Releases `lock` meanwhile, so that
   /// they find it free.
   void wake(std::unique_lock<std::mutex>& lock, bool callers) {
-    std::array<bool, kLaneCount> startable{};
-    for (std::size_t each = 0; each < kLaneCount; ++each) startable[each] = lanes[each].can_start();
+    std::array<bool, lane_count(kMostDevices)> startable{};
+    for (std::size_t each = 0; each < lanes.size(); ++each) {
+      startable[each] = lanes[each].can_start();
+    }
     lock.unlock();
-    for (std::size_t each = 0; each < kLaneCount; ++each) {
+    for (std::size_t each = 0; each < lanes.size(); ++each) {
       if (startable[each]) lanes[each].may_start.notify_one();
     }
     if (callers) progressed.notify_all();
@@ -250,13 +263,13 @@ struct Executor::State {
   /// Accounts for a finished operation and wakes the threads that wait for it.
   void complete(std::unique_lock<std::mutex>& lock, const Item& item) {
     const Operation& operation = item.operation();
-    const auto number = static_cast<std::size_t>(operation.lane);
-    LaneQueue& lane = lanes[number];
+    LaneQueue& lane = lanes[lane_number(operation)];
     const Span span = {item.submission->plan, item.id, item.submission->number,
                        std::max(item.begun, lane.free_since), now()};
     lane.free_since = span.end;
-    totals.busy_seconds[number] += span.end - span.start;
-    totals.bytes[number] += operation.bytes;
+    const auto kind = static_cast<std::size_t>(operation.lane);
+    totals.busy_seconds[kind] += mean(operation.lane, span.end - span.start);
+    totals.bytes[kind] += operation.bytes;
     if (options.observer) options.observer(span);
     item.submission->progress[item.id] = Progress::finished;
     if (--item.submission->remaining == 0) --unfinished;
@@ -269,7 +282,8 @@ struct Executor::State {
     LaneQueue& lane = lanes[number];
     lane.waiting_since = now();
     lane.may_start.wait(lock, [&] { return stopping || failure || lane.can_start(); });
-    totals.stalled_seconds[number] += lane.stalled_until(now());
+    const Lane kind = lane_at(number).lane;
+    totals.stalled_seconds[static_cast<std::size_t>(kind)] += mean(kind, lane.stalled_until(now()));
     lane.waiting_since.reset();
     return !stopping && !failure && !check_interrupt();
   }
@@ -296,7 +310,8 @@ struct Executor::State {
       const bool turn_ends = item.submission->takes_turn(item.id);
       if (turn_ends) ++item.submission->ended_turns;
       if (queued(number)) {
-        totals.enqueueing_seconds[number] += now() - item.begun;
+        const Lane kind = lane_at(number).lane;
+        totals.enqueueing_seconds[static_cast<std::size_t>(kind)] += mean(kind, now() - item.begun);
         item.submission->progress[item.id] = Progress::enqueued;
         lane.enqueued.push_back(std::move(item));
         lock.unlock();
@@ -333,7 +348,7 @@ struct Executor::State {
     for (OpId id = 0; id < submission->plan->operations.size(); ++id) {
       const Item item = {submission, id, now()};
       auto error = start(item);
-      if (!error && queued(static_cast<std::size_t>(item.operation().lane))) error = finish(item);
+      if (!error && queued(lane_number(item.operation()))) error = finish(item);
       std::unique_lock lock(mutex);
       if (error) {
         fail(error);
@@ -346,7 +361,7 @@ struct Executor::State {
 
   void make_threads() {
     try {
-      for (std::size_t lane = 0; lane < kLaneCount; ++lane) make_threads(lane);
+      for (std::size_t lane = 0; lane < lanes.size(); ++lane) make_threads(lane);
     } catch (const std::system_error& error) {
       end();
       throw Error(ErrorCategory::memory, "cannot start the thread of a lane", error.code().value());
@@ -357,7 +372,9 @@ struct Executor::State {
   }
 
   void make_threads(std::size_t lane) {
-    const std::string name(to_string(kLanes[lane]));
+    const auto [kind, device] = lane_at(lane);
+    std::string name(to_string(kind));
+    if (device > 0) name += std::to_string(device);
     starting.emplace_back([this, lane] { start_operations(lane); });
     pthread_setname_np(starting.back().native_handle(), name.c_str());
     if (!queued(lane)) return;
@@ -382,12 +399,11 @@ struct Executor::State {
 };
 
 Executor::Executor(Handler handler, Names names, const ExecutorOptions& options)
-    : state_(std::make_unique<State>()) {
-  state_->handler = std::move(handler);
-  state_->names = std::move(names);
-  state_->options = options;
-  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-    if (mode_of(kLanes[lane]) == Mode::streamed) state_->lanes[lane].most = options.max_on_stream;
+    : state_(std::make_unique<State>(std::move(handler), std::move(names), options)) {
+  for (std::size_t lane = 0; lane < state_->lanes.size(); ++lane) {
+    if (mode_of(lane_at(lane).lane) == Mode::streamed) {
+      state_->lanes[lane].most = options.max_on_stream;
+    }
   }
   if (!options.serial) state_->make_threads();
 }
@@ -402,6 +418,11 @@ void Executor::submit(const Plan& plan, std::uint64_t number) {
   submission->number = number;
   submission->progress.assign(plan.operations.size(), Progress::waiting);
   submission->remaining = plan.operations.size();
+  expects(std::all_of(plan.operations.begin(), plan.operations.end(),
+                      [this](const Operation& operation) {
+                        return lane_number(operation) < state_->lanes.size();
+                      }),
+          "executor: the plan has more devices than the executor");
   if (plan.operations.empty()) return;
   {
     std::unique_lock lock(state_->mutex);
@@ -419,8 +440,7 @@ void Executor::submit(const Plan& plan, std::uint64_t number) {
     ++state_->unfinished;
     if (!state_->options.serial) {
       for (OpId id = 0; id < plan.operations.size(); ++id) {
-        const auto lane = static_cast<std::size_t>(plan.operations[id].lane);
-        state_->lanes[lane].waiting.push_back({submission, id});
+        state_->lanes[lane_number(plan.operations[id])].waiting.push_back({submission, id});
       }
       for (LaneQueue& lane : state_->lanes) lane.may_start.notify_one();
     }
@@ -445,9 +465,12 @@ LaneTotals Executor::totals() const {
   const std::scoped_lock lock(state_->mutex);
   LaneTotals totals = state_->totals;
   const double now = state_->now();
-  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-    totals.busy_seconds[lane] += state_->lanes[lane].busy_until(now);
-    totals.stalled_seconds[lane] += state_->lanes[lane].stalled_until(now);
+  for (std::size_t number = 0; number < state_->lanes.size(); ++number) {
+    const Lane lane = lane_at(number).lane;
+    const auto kind = static_cast<std::size_t>(lane);
+    const LaneQueue& queue = state_->lanes[number];
+    totals.busy_seconds[kind] += state_->mean(lane, queue.busy_until(now));
+    totals.stalled_seconds[kind] += state_->mean(lane, queue.stalled_until(now));
   }
   return totals;
 }

@@ -27,14 +27,15 @@ constexpr std::array<Traits, kActionCount> kActions = {
      {Action::update, "update", Lane::update},
      {Action::update_on_device, "update on the device", Lane::compute},
      {Action::initialize, "initialization", Lane::update},
-     {Action::read, "reading", Lane::update}}};
+     {Action::read, "reading", Lane::update},
+     {Action::pass, "pass", Lane::pass}}};
 
 constexpr bool in_order() {
   std::size_t number = 0;
   for (const Traits& traits : kActions) {
     if (static_cast<std::size_t>(traits.action) != number++) return false;
   }
-  return number == static_cast<std::size_t>(Action::read) + 1;
+  return number == kActionCount;
 }
 static_assert(in_order());
 
@@ -46,7 +47,7 @@ const Traits& traits(Action action) {
 
 std::string_view to_string(Lane lane) noexcept {
   constexpr std::array<std::string_view, kLaneCount> kNames = {
-      "compute", "upload", "offload", "gather", "reduce", "update", "fetch", "writeback"};
+      "compute", "upload", "offload", "gather", "reduce", "update", "fetch", "writeback", "pass"};
   return kNames[static_cast<std::size_t>(lane)];
 }
 

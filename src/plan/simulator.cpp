@@ -57,21 +57,22 @@ struct PlanTable {
       : plan(&source),
         followers(source.operations.size(), source.operations.size(),
                   [&](OpId id, auto visit) { visit_inputs(source, id, visit); }) {
+    queues.resize(lane_count(schedule.devices));
     costs.reserve(source.operations.size());
     inputs.reserve(source.operations.size());
     for (OpId id = 0; id < source.operations.size(); ++id) {
       const Operation& operation = source.operations[id];
       costs.push_back(cost_of(operation, schedule, rates));
       visit_inputs(source, id, [&, &count = inputs.emplace_back(0)](OpId) { ++count; });
-      queues[index(operation.lane)].push_back(id);
+      queues.at(lane_number(operation)).push_back(id);
     }
   }
 
   const Plan* plan;
   Followers followers;
   std::vector<Cost> costs;
-  std::vector<std::uint32_t> inputs;  ///< number of inputs of each operation within the plan
-  std::array<std::vector<OpId>, kLaneCount> queues;
+  std::vector<std::uint32_t> inputs;      ///< number of inputs of each operation within the plan
+  std::vector<std::vector<OpId>> queues;  ///< by lane_number()
 };
 
 /// One submitted plan.
@@ -109,9 +110,14 @@ class Simulation {
   Simulation(const Schedule& schedule, const Rates& rates, const SimulationOptions& options)
       : options_(options),
         total_(std::size_t{options.warm_up} + options.measured),
+        devices_(schedule.devices),
         first_(first_plan(schedule), schedule, rates),
         steady_(schedule.steady, schedule, rates),
-        sharing_(rates) {
+        sharing_(rates, schedule.devices),
+        lanes_(lane_count(schedule.devices)),
+        until_(lanes_.size()),
+        busy_(lanes_.size(), 0.0),
+        stalled_seconds_(lanes_.size(), 0.0) {
     runs_.reserve(total_);
     if (total_ > 1) behind_first_ = join(first_, steady_);
     if (total_ > 2) behind_steady_ = join(steady_, steady_);
@@ -131,9 +137,14 @@ class Simulation {
     Prediction result;
     const double steps = options_.measured;
     result.step_seconds = (window_end_ - window_begin_) / steps;
+    for (std::size_t number = 0; number < lanes_.size(); ++number) {
+      const Lane lane = lane_at(number).lane;
+      // A lane that each device has counts with its mean.
+      const double parts = steps * (is_per_device(lane) ? devices_ : 1);
+      result.busy_seconds[index(lane)] += busy_[number] / parts;
+      result.stalled_seconds[index(lane)] += stalled_seconds_[number] / parts;
+    }
     for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-      result.busy_seconds[lane] = busy_[lane] / steps;
-      result.stalled_seconds[lane] = stalled_seconds_[lane] / steps;
       Bytes bytes = 0;
       for (std::size_t run = options_.warm_up; run < total_; ++run) {
         bytes += runs_[run].table->plan->bytes_on(kLanes[lane]);
@@ -192,7 +203,7 @@ class Simulation {
 
   void start() {
     stalled_ = 0;
-    for (std::size_t number = 0; number < kLaneCount; ++number) {
+    for (std::size_t number = 0; number < lanes_.size(); ++number) {
       LaneState& lane = lanes_[number];
       if (lane.busy || !has_next(lane, number)) continue;
       const SimulatedRun& run = runs_[lane.run];
@@ -212,29 +223,28 @@ class Simulation {
   bool step() {
     LaneSet running = 0;
     LaneSet working = 0;
-    for (std::size_t number = 0; number < kLaneCount; ++number) {
+    for (std::size_t number = 0; number < lanes_.size(); ++number) {
       if (!lanes_[number].busy) continue;
       running |= lane_bit(number);
       if (lanes_[number].left.lead <= 0.0) working |= lane_bit(number);
     }
     if (running == 0) return false;
-    const Speeds& speeds = sharing_.speeds(working);
-    std::array<double, kLaneCount> until{};
+    const Speeds speeds = sharing_.speeds(working);
     double nearest = std::numeric_limits<double>::infinity();
-    for (std::size_t number = 0; number < kLaneCount; ++number) {
+    for (std::size_t number = 0; number < lanes_.size(); ++number) {
       const LaneState& lane = lanes_[number];
       if (!lane.busy) continue;
-      until[number] = lane.left.lead > 0.0 ? lane.left.lead : lane.left.work / speeds[number];
-      nearest = std::min(nearest, until[number]);
+      until_[number] = lane.left.lead > 0.0 ? lane.left.lead : lane.left.work / speeds[number];
+      nearest = std::min(nearest, until_[number]);
     }
     account(nearest, running);
     now_ += nearest;
-    for (std::size_t number = 0; number < kLaneCount; ++number) {
+    for (std::size_t number = 0; number < lanes_.size(); ++number) {
       LaneState& lane = lanes_[number];
       if (!lane.busy) continue;
       double& left = lane.left.lead > 0.0 ? lane.left.lead : lane.left.work;
       const double speed = lane.left.lead > 0.0 ? 1.0 : speeds[number];
-      left = until[number] <= nearest ? 0.0 : std::max(0.0, left - nearest * speed);
+      left = until_[number] <= nearest ? 0.0 : std::max(0.0, left - nearest * speed);
       if (lane.left.lead <= 0.0 && lane.left.work <= 0.0) complete(number);
     }
     return true;
@@ -242,7 +252,7 @@ class Simulation {
 
   void account(double seconds, LaneSet running) {
     if (now_ < window_begin_ || now_ >= window_end_) return;
-    for (std::size_t number = 0; number < kLaneCount; ++number) {
+    for (std::size_t number = 0; number < lanes_.size(); ++number) {
       if ((running & lane_bit(number)) != 0) busy_[number] += seconds;
       if ((stalled_ & lane_bit(number)) != 0) stalled_seconds_[number] += seconds;
     }
@@ -273,7 +283,7 @@ class Simulation {
   /// it is already enqueued.
   [[nodiscard]] bool enqueues_next(LaneState next, std::size_t number) const {
     ++next.position;
-    return is_queued(kLanes[number]) && has_next(next, number) &&
+    return is_queued(lane_at(number).lane) && has_next(next, number) &&
            runs_[next.run].missing[operation_of(next, number)] == 0;
   }
 
@@ -286,13 +296,13 @@ class Simulation {
   }
 
   [[noreturn]] void refuse_deadlock() const {
-    for (std::size_t number = 0; number < kLaneCount; ++number) {
+    for (std::size_t number = 0; number < lanes_.size(); ++number) {
       if ((stalled_ & lane_bit(number)) == 0) continue;
       const LaneState& lane = lanes_[number];
       throw Error(ErrorCategory::state,
                   fmt::format("simulator: operation {} of '{}' waits forever on lane {}",
                               operation_of(lane, number), runs_[lane.run].table->plan->name,
-                              to_string(kLanes[number])));
+                              to_string(lane_at(number).lane)));
     }
     throw Error(ErrorCategory::state, "simulator: a plan never reaches its gate");
   }
@@ -301,6 +311,7 @@ class Simulation {
 
   SimulationOptions options_;
   std::size_t total_;
+  std::uint32_t devices_;
   PlanTable first_;
   PlanTable steady_;
   Sharing sharing_;
@@ -309,13 +320,15 @@ class Simulation {
 
   double now_ = 0.0;
   std::vector<SimulatedRun> runs_;
-  std::array<LaneState, kLaneCount> lanes_{};
+  // By lane_number().
+  std::vector<LaneState> lanes_;
+  std::vector<double> until_;  ///< seconds until the lane's operation, or its lead, ends
+  std::vector<double> busy_;
+  std::vector<double> stalled_seconds_;
   LaneSet stalled_ = 0;
   std::size_t gates_ = 0;  ///< number of runs that have passed their gate
   double window_begin_ = std::numeric_limits<double>::infinity();
   double window_end_ = std::numeric_limits<double>::infinity();
-  std::array<double, kLaneCount> busy_{};
-  std::array<double, kLaneCount> stalled_seconds_{};
   Timeline timeline_;
 };
 
@@ -323,14 +336,20 @@ class Simulation {
 /// time of all lanes on it, if that is longer.
 std::vector<Prediction::Bound> Simulation::bounds() const {
   const PlanTable& table = total_ > 1 ? steady_ : first_;
-  std::array<double, kLaneCount> alone{};
-  std::array<double, kLaneCount> work{};
+  std::vector<double> alone(lanes_.size(), 0.0);
+  std::vector<double> work(lanes_.size(), 0.0);
   for (OpId id = 0; id < table.costs.size(); ++id) {
-    const std::size_t lane = index(table.plan->operations[id].lane);
-    alone[lane] += table.costs[id].seconds_in_turn(kLanes[lane]);
-    work[lane] += table.costs[id].work;
+    const Operation& operation = table.plan->operations[id];
+    const std::size_t number = lane_number(operation);
+    alone[number] += table.costs[id].seconds_in_turn(operation.lane);
+    work[number] += table.costs[id].work;
   }
-  auto seconds = alone;
+  // A lane that each device has counts with its busiest.
+  std::array<double, kLaneCount> seconds{};
+  for (std::size_t number = 0; number < lanes_.size(); ++number) {
+    double& most = seconds[index(lane_at(number).lane)];
+    most = std::max(most, alone[number]);
+  }
   for (const auto& [lane, together] : sharing_.demands(work)) {
     seconds[index(lane)] = std::max(seconds[index(lane)], together);
   }

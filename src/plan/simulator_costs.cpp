@@ -48,6 +48,15 @@ Rate between_ranks(const Operation& operation, const Schedule& schedule, const R
   return fabric_counts && fabric.per_second < network.per_second ? fabric : network;
 }
 
+/// If the rates do not name its speed, a copy passes through host memory over the links of both
+/// devices.
+Rate between_devices(const Rates& rates) {
+  const bool given = rates.peer_per_second > 0.0;
+  return {
+      given ? rates.peer_per_second : std::min(rates.upload_per_second, rates.offload_per_second),
+      "peer_gbps", "the plan copies between devices"};
+}
+
 Rate of_bytes(const Operation& operation, const Schedule& schedule, const Rates& rates) {
   switch (operation.lane) {
     case Lane::upload:
@@ -58,6 +67,8 @@ Rate of_bytes(const Operation& operation, const Schedule& schedule, const Rates&
       return {rates.read_per_second, "read_gbps", "the plan fetches from NVMe"};
     case Lane::writeback:
       return {rates.write_per_second, "write_gbps", "the plan writes to NVMe"};
+    case Lane::pass:
+      return between_devices(rates);
     default:
       return between_ranks(operation, schedule, rates);
   }

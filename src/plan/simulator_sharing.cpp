@@ -6,13 +6,11 @@
 namespace ballast::plan {
 namespace {
 
-constexpr LaneSet set_of(Lane a, Lane b) {
-  return lane_bit(index(a)) | lane_bit(index(b));
+constexpr LaneSet set_of(Lane a, Lane b, std::uint8_t device = 0) {
+  return lane_bit(lane_number(a, device)) | lane_bit(lane_number(b, device));
 }
 
 constexpr LaneSet kDisk = set_of(Lane::fetch, Lane::writeback);
-constexpr LaneSet kLink = set_of(Lane::upload, Lane::offload);
-constexpr LaneSet kNetwork = set_of(Lane::gather, Lane::reduce);
 
 /// Threads that use at least this fraction of a core count as using a whole core.
 constexpr double kWhole = 0.75;
@@ -21,15 +19,39 @@ bool contains(LaneSet set, std::size_t lane) {
   return (set & lane_bit(lane)) != 0;
 }
 
+/// Lets two lanes share a resource equally if both work.
+void halve(LaneSet two, LaneSet working, std::span<double> speeds) {
+  if ((working & two) != two) return;
+  for (std::size_t number = 0; number < speeds.size(); ++number) {
+    if (contains(two, number)) speeds[number] = std::min(speeds[number], 0.5);
+  }
+}
+
 }  // namespace
 
-Sharing::Sharing(const Rates& rates) : cores_(rates.shared_cores) {
+Sharing::Sharing(const Rates& rates, std::uint32_t devices)
+    : devices_(devices),
+      lanes_(lane_count(devices)),
+      cores_(rates.shared_cores),
+      passes_by_host_(devices > 1 && rates.peer_per_second == 0.0) {
   set_threads(rates);
   set_disk(rates);
-  table_.reserve(LaneSet{1} << kLaneCount);
-  for (LaneSet working = 0; working < LaneSet{1} << kLaneCount; ++working) {
-    table_.push_back(share(working));
+  for (std::uint8_t d = 0; d < devices; ++d) {
+    copies_ |= set_of(Lane::upload, Lane::offload, d);
+    if (devices > 1) copies_ |= lane_bit(lane_number(Lane::pass, d));
   }
+  speeds_.resize(lanes_);
+  if (devices > 1) return;
+  table_.resize(lanes_ << lanes_);
+  for (LaneSet working = 0; working < LaneSet{1} << lanes_; ++working) {
+    share(working, std::span(table_).subspan(working * lanes_, lanes_));
+  }
+}
+
+Speeds Sharing::speeds(LaneSet working) {
+  if (!table_.empty()) return std::span(table_).subspan(working * lanes_, lanes_);
+  share(working, speeds_);
+  return speeds_;
 }
 
 /// A lane alone gets everything that it can use, because its rate was measured alone.
@@ -43,7 +65,7 @@ void Sharing::set_threads(const Rates& rates) {
   beside_io_ = speed(rates.compute_beside_io);
   set(Lane::compute, rates.compute_threads, rates.compute_threads);
   set(Lane::update, rates.update_threads, rates.update_threads);
-  for (const Lane lane : {Lane::upload, Lane::offload, Lane::gather, Lane::reduce}) {
+  for (const Lane lane : {Lane::upload, Lane::offload, Lane::gather, Lane::reduce, Lane::pass}) {
     set(lane, std::ceil(rates.link_cores), rates.link_cores);
   }
   for (const Lane lane : {Lane::fetch, Lane::writeback}) {
@@ -69,11 +91,12 @@ double Sharing::core_share(LaneSet working) const {
   std::vector<Threads> wanting;
   double wanted = 0.0;
   double count = 0.0;
-  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-    if (!contains(working, lane) || threads_[lane].count == 0.0) continue;
-    wanting.push_back(threads_[lane]);
-    wanted += threads_[lane].count * threads_[lane].each;
-    count += threads_[lane].count;
+  for (std::size_t number = 0; number < lanes_; ++number) {
+    const Threads& threads = threads_of(number);
+    if (!contains(working, number) || threads.count == 0.0) continue;
+    wanting.push_back(threads);
+    wanted += threads.count * threads.each;
+    count += threads.count;
   }
   if (wanted <= cores_) return 1.0;
   std::sort(wanting.begin(), wanting.end(),
@@ -91,12 +114,12 @@ double Sharing::core_share(LaneSet working) const {
 
 /// A team of compute threads is as fast as the thread that shares its core with most others,
 /// because the work is divided equally in advance.
-double Sharing::team_speed(LaneSet working) const {
+double Sharing::team_speed(LaneSet working, std::size_t team) const {
   if (cores_ == 0.0) return 1.0;
   double others = 0.0;
-  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-    const bool counts = contains(working, lane) && lane != index(Lane::compute);
-    if (counts && threads_[lane].each >= kWhole) others += threads_[lane].count;
+  for (std::size_t number = 0; number < lanes_; ++number) {
+    const bool counts = contains(working, number) && number != team;
+    if (counts && threads_of(number).each >= kWhole) others += threads_of(number).count;
   }
   const double idle = std::max(0.0, cores_ - threads_[index(Lane::compute)].count);
   return 1.0 / (1.0 + std::ceil(std::max(0.0, others - idle) / cores_));
@@ -104,49 +127,55 @@ double Sharing::team_speed(LaneSet working) const {
 
 /// Speed of compute during copies and transfers, which also use memory bandwidth and caches.
 double Sharing::measured_speed(LaneSet working) const {
-  return ((working & kLink) != 0 ? beside_copy_ : 1.0) *
+  return ((working & copies_) != 0 ? beside_copy_ : 1.0) *
          ((working & kDisk) != 0 ? beside_io_ : 1.0);
 }
 
-Speeds Sharing::share(LaneSet working) const {
+void Sharing::share(LaneSet working, std::span<double> speeds) const {
   const double core = core_share(working);
-  Speeds speeds{};
-  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-    if (!contains(working, lane)) continue;
-    speeds[lane] = 1.0;
-    if (threads_[lane].each > core) speeds[lane] = core / threads_[lane].each;
-    if (lane == index(Lane::compute)) {
-      speeds[lane] = std::min({speeds[lane], team_speed(working), measured_speed(working)});
+  for (std::size_t number = 0; number < lanes_; ++number) {
+    double& speed = speeds[number] = 0.0;
+    if (!contains(working, number)) continue;
+    speed = 1.0;
+    if (threads_of(number).each > core) speed = core / threads_of(number).each;
+    if (lane_at(number).lane == Lane::compute) {
+      speed = std::min({speed, team_speed(working, number), measured_speed(working)});
     }
-    if (contains(kDisk, lane) && (working & kDisk) == kDisk) {
-      const bool reading = lane == index(Lane::fetch);
-      speeds[lane] = std::min(speeds[lane], reading ? read_speed_ : write_speed_);
-    }
-    if (contains(kNetwork, lane) && (working & kNetwork) == kNetwork) {
-      speeds[lane] = std::min(speeds[lane], 0.5);
+    if (contains(kDisk, number) && (working & kDisk) == kDisk) {
+      const bool reading = number == index(Lane::fetch);
+      speed = std::min(speed, reading ? read_speed_ : write_speed_);
     }
   }
-  return speeds;
+  for (std::uint8_t d = 0; d < devices_; ++d) {
+    halve(set_of(Lane::gather, Lane::reduce, d), working, speeds);
+    if (passes_by_host_) halve(set_of(Lane::offload, Lane::pass, d), working, speeds);
+  }
 }
 
-std::vector<Sharing::Demand> Sharing::demands(const std::array<double, kLaneCount>& work) const {
+std::vector<Sharing::Demand> Sharing::demands(std::span<const double> work) const {
   const double reading = work[index(Lane::fetch)];
   const double writing = work[index(Lane::writeback)];
   const double both = std::min(reading / read_speed_, writing / write_speed_);
   const double rest = std::max(reading - both * read_speed_, writing - both * write_speed_);
   // Both run at once as far as possible, unless one after the other is faster.
   const double disk = std::min(both + rest, reading + writing);
-  const double gathering = work[index(Lane::gather)];
-  const double reducing = work[index(Lane::reduce)];
-  std::vector<Demand> found = {
-      {reading >= writing ? Lane::fetch : Lane::writeback, disk},
-      {gathering >= reducing ? Lane::gather : Lane::reduce, gathering + reducing}};
+  std::vector<Demand> found = {{reading >= writing ? Lane::fetch : Lane::writeback, disk}};
+  for (std::uint8_t d = 0; d < devices_; ++d) {
+    const auto add = [&](Lane one, Lane other) {
+      const double first = work[lane_number(one, d)];
+      const double second = work[lane_number(other, d)];
+      found.push_back({first >= second ? one : other, first + second});
+    };
+    add(Lane::gather, Lane::reduce);
+    if (passes_by_host_) add(Lane::offload, Lane::pass);
+  }
   if (cores_ == 0.0) return found;
   Demand all;
   double most = 0.0;
-  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-    const double taken = work[lane] * threads_[lane].count * threads_[lane].each / cores_;
-    if (taken > most) all.lane = kLanes[lane];
+  for (std::size_t number = 0; number < lanes_; ++number) {
+    const Threads& threads = threads_of(number);
+    const double taken = work[number] * threads.count * threads.each / cores_;
+    if (taken > most) all.lane = lane_at(number).lane;
     most = std::max(most, taken);
     all.seconds += taken;
   }

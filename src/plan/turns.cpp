@@ -1,7 +1,6 @@
 #include "src/plan/turns.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 
 namespace ballast::plan {
@@ -9,10 +8,10 @@ namespace ballast::plan {
 Turns turns_of(const Plan& plan, const std::function<bool(const Operation&)>& takes_turn) {
   std::vector<std::uint64_t> begins;
   begins.reserve(plan.operations.size());
-  std::array<std::uint64_t, kLaneCount> free{};
+  std::vector<std::uint64_t> free(lane_count(kMostDevices), 0);
   Turns turns;
   for (const Operation& operation : plan.operations) {
-    std::uint64_t& lane_free = free[static_cast<std::size_t>(operation.lane)];
+    std::uint64_t& lane_free = free[lane_number(operation)];
     std::uint64_t begin = lane_free;
     for (const OpId before : operation.after) begin = std::max(begin, begins[before] + 1);
     lane_free = begin + 1;

@@ -103,8 +103,8 @@ std::string share_text(const plan::Prediction& prediction, Lane lane) {
 
 /// Descriptions of the lanes, for readers who do not know the names, in the order of Lane.
 constexpr std::array<std::string_view, plan::kLaneCount> kWorkOfLanes = {
-    "forward, backward", "host to device", "device to host", "between ranks",
-    "between ranks",     "optimizer",      "NVMe to host",   "host to NVMe"};
+    "forward, backward", "host to device", "device to host", "between ranks",  "between ranks",
+    "optimizer",         "NVMe to host",   "host to NVMe",   "between devices"};
 
 void describe_lanes(const Forecast& forecast, Lines& lines) {
   const plan::Prediction& prediction = forecast.decision.prediction;

@@ -17,9 +17,9 @@ Json ledger_json(const memory::Ledger& ledger) {
   return list;
 }
 
-Json lanes_json(const plan::Prediction& prediction) {
+Json lanes_json(const plan::Prediction& prediction, std::uint32_t devices) {
   Json lanes = Json::object();
-  for (const plan::Lane lane : plan::kLanes) {
+  for (const plan::Lane lane : plan::lanes_of(devices)) {
     const auto i = static_cast<std::size_t>(lane);
     lanes[to_string(lane)] = Json::object({{"busy_seconds", prediction.busy_seconds.at(i)},
                                            {"stalled_seconds", prediction.stalled_seconds.at(i)},
@@ -78,7 +78,7 @@ Json plan_json(const engine::Blueprint& blueprint, const plan::Prediction* predi
                                  {"device_weights", options.buffers.weight_slots},
                                  {"device_gradients", options.buffers.gradient_slots}});
   if (prediction == nullptr) return out;
-  out["lanes"] = lanes_json(*prediction);
+  out["lanes"] = lanes_json(*prediction, blueprint.problem.devices);
   out["bounds"] = bounds_json(*prediction);
   add_bottleneck(*prediction, out);
   return out;

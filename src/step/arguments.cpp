@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/plan/plan.h"
 
 namespace ballast::step {
 
@@ -13,6 +14,19 @@ void refuse_arguments(const std::string& message) {
 }
 
 namespace {
+
+void check_devices(const Problem& problem, const Options& options) {
+  if (problem.devices == 0 || problem.devices > plan::kMostDevices) {
+    refuse_arguments(
+        fmt::format("a rank has 1 to {} devices, not {}", plan::kMostDevices, problem.devices));
+  }
+  if (problem.devices > 1 && options.order == Order::micro_batch_major) {
+    refuse_arguments(
+        fmt::format("with micro-batch-major order only one of the {} devices would work at a time; "
+                    "use layer-major order",
+                    problem.devices));
+  }
+}
 
 void check_ranks(const Problem& problem) {
   if (problem.sharers == 0) refuse_arguments("there must be at least 1 rank");
@@ -85,6 +99,7 @@ void check_arguments(const Problem& problem, const Placement& placement, const O
   if (options.buffers.smallest() < 1) {
     refuse_arguments("every number of buffers must be at least 1");
   }
+  check_devices(problem, options);
   check_ranks(problem);
   check_speculation(problem, placement, options);
   check_purpose(problem, placement, options);

@@ -65,7 +65,10 @@ Schedule build(const Problem& problem, const Placement& placement, const Options
   schedule.activation_staging = first_of(layout.values.staging);
   schedule.gradient_staging = first_of(layout.gradient_staging);
   schedule.batch_host = inputs_on_host(problem.program(), layout);
-  schedule.workspace = layout.workspace;
+  schedule.devices = problem.devices;
+  for (const DevicePlaces& places : layout.devices) {
+    schedule.workspace.push_back(places.workspace);
+  }
   schedule.weight_home = std::move(layout.weight_home);
   schedule.trained_home = std::move(layout.trained_home);
   schedule.state_home = std::move(layout.state_home);

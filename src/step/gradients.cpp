@@ -17,7 +17,8 @@ void Movements::deliver_gradient(std::uint32_t block) {
   if (sums.empty()) return;
   const bool on_device = at(block).optimizer == Tier::device;
   const BufferId home = layout_.gradient[block];
-  BufferId packed = on_device && !rank_.shards_gradients(block) ? home : gradient_slots_.next();
+  BufferId packed =
+      on_device && !rank_.shards_gradients(block) ? home : caches_of(block).gradient_slots.next();
   std::vector<Use> uses = {{Role::target, packed, true}};
   const Use statistics = {Role::statistics, layout_.statistics_device[block], true};
   // With several ranks, reduce_gradient() computes the statistics of the sum.
@@ -87,7 +88,7 @@ BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
   const BufferId reduced = moves ? layout_.gradient[block] : packed;
   std::vector<Use> uses = {{Role::target, reduced, true, !moves && rank_.shards_states(block)},
                            {Role::statistics, layout_.statistics_device[block], true},
-                           {Role::scratch, layout_.received, true}};
+                           {Role::scratch, places_of(block).received, true}};
   if (moves) uses.push_back({Role::source, packed, false});
   // An all-reduce is a reduce-scatter and an all-gather.
   const Bytes once = rank_.received_from_all(rank_.padded_gradient(block));

@@ -25,7 +25,7 @@ constexpr Bytes kMaxReceivedBytes = 32 * kMiB;
 constexpr Bytes kMinFillBytes = 256 * kKiB;
 constexpr Bytes kMaxFillBytes = 1 * kMiB;
 
-/// Consecutive blocks with equal sizes and placements.
+/// Consecutive blocks of one device with equal sizes and placements.
 struct AlikeBlocks {
   std::uint32_t first = 0;
   std::uint32_t count = 1;
@@ -38,7 +38,8 @@ bool are_alike(const PlacedProblem& placed, std::uint32_t a, std::uint32_t b) {
   const auto same = [](const SubGroup& one, const SubGroup& other) {
     return one.state_bytes == other.state_bytes;
   };
-  return placed.at(a) == placed.at(b) && of_a.weight_bytes == of_b.weight_bytes &&
+  return placed.device_of(a) == placed.device_of(b) && placed.at(a) == placed.at(b) &&
+         of_a.weight_bytes == of_b.weight_bytes &&
          of_a.dequantized_bytes == of_b.dequantized_bytes &&
          of_a.gradient_bytes == of_b.gradient_bytes && of_a.replicated == of_b.replicated &&
          program[a].per_rank == program[b].per_rank &&
@@ -68,7 +69,9 @@ class LayoutMaker {
         options_(placed.options),
         rank_(placed.sizes),
         alike_(find_alike(placed, merges)),
-        list_(merges) {}
+        list_(merges, placed.devices()) {
+    layout_.devices.resize(placed.devices());
+  }
 
   Layout make() {
     homes();
@@ -79,8 +82,10 @@ class LayoutMaker {
     }
     layout_.values = add_values(placed_, list_);
     layout_.decision = list_.add("decision", Tier::host, Kind::batch, 0);
-    layout_.workspace =
-        list_.add("workspace", Tier::device, Kind::workspace, problem_.workspace_bytes);
+    for (std::uint8_t d = 0; d < placed_.devices(); ++d) {
+      layout_.devices[d].workspace =
+          list_.add("workspace", Tier::device, Kind::workspace, problem_.workspace_bytes, d);
+    }
     fill_staging();
     if (placed_.trains()) checkpoints();
     layout_.buffers = list_.take();
@@ -95,8 +100,9 @@ class LayoutMaker {
   /// Adds a buffer for each of the blocks; `what`: see name_of().
   BufferId add(const AlikeBlocks& blocks, std::string_view what, Tier tier, Kind kind,
                Bytes bytes) {
-    if (list_.merges()) return list_.merge(tier, kind, bytes, blocks.count);
-    return list_.add(name_of(blocks.first, what), tier, kind, bytes);
+    const std::uint8_t device = placed_.device_of(blocks.first);
+    if (list_.merges()) return list_.merge(tier, kind, bytes, blocks.count, device);
+    return list_.add(name_of(blocks.first, what), tier, kind, bytes, device);
   }
 
   // Homes of weights and states, undo buffers for a rollback, and extents that checkpoints keep on
@@ -177,7 +183,8 @@ class LayoutMaker {
     const std::uint32_t b = blocks.first;
     const auto groups = static_cast<std::uint32_t>(problem_.blocks[b].sub_groups.size());
     for (std::uint32_t g = 0; g < groups; ++g) {
-      list_.merge(placed_.at(b).optimizer, Kind::states, rank_.states(b, g), blocks.count);
+      list_.merge(placed_.at(b).optimizer, Kind::states, rank_.states(b, g), blocks.count,
+                  placed_.device_of(b));
       if (placed_.speculates(b))
         list_.merge(placed_.at(b).optimizer, Kind::undo, rank_.states(b, g), blocks.count);
     }
@@ -190,7 +197,7 @@ class LayoutMaker {
     std::vector<BufferId> buffers;
     for (std::uint32_t g = 0; g < groups; ++g) {
       buffers.push_back(list_.add(groups == 1 ? name : fmt::format("{}, sub-group {}", name, g),
-                                  tier, kind, rank_.states(b, g)));
+                                  tier, kind, rank_.states(b, g), placed_.device_of(b)));
     }
     return buffers;
   }
@@ -249,36 +256,7 @@ class LayoutMaker {
   }
 
   void weight_buffers() {
-    const auto passes = [this](std::uint32_t b) {
-      return rank_.shards_weights(b) || placed_.at(b).weights != Tier::device;
-    };
-    const Need slots = need([this](std::uint32_t b) { return rank_.padded_weights(b); }, passes);
-    const std::size_t wanted = options_.buffers.weight_slots + moved_for_other_blocks(passes);
-    layout_.weight_slots = list_.add_slots("weights in transit", Tier::device, Kind::staging,
-                                           slots.bytes, std::min(wanted, slots.count));
-    const auto split_elsewhere = [this](std::uint32_t b) {
-      return rank_.shards_weights(b) && placed_.at(b).weights != Tier::device;
-    };
-    const Need shares =
-        need([this](std::uint32_t b) { return rank_.weight_partition(b); }, split_elsewhere);
-    layout_.share_slots =
-        list_.add_slots("shares of weights in transit", Tier::device, Kind::staging, shares.bytes,
-                        std::min<std::size_t>({2, options_.buffers.weight_slots, shares.count}));
-    if (rank_.quantizes_gathers()) {
-      const Need codes = need([this](std::uint32_t b) { return rank_.gathered_codes(b); },
-                              [this](std::uint32_t b) { return rank_.shards_weights(b); });
-      if (codes.bytes > 0) {
-        layout_.codes = list_.add("weight codes", Tier::device, Kind::workspace, codes.bytes);
-      }
-    }
-    // One is enough, because dequantisation of the next block's weights runs on the same stream as
-    // the passes.
-    const Need dequantized =
-        need([this](std::uint32_t b) { return problem_.blocks[b].dequantized_bytes; },
-             [this](std::uint32_t b) { return problem_.blocks[b].is_quantized(); });
-    layout_.dequantized =
-        list_.add_slots("dequantised weights", Tier::device, Kind::workspace, dequantized.bytes,
-                        std::min<std::size_t>(1, dequantized.count));
+    for (std::uint8_t d = 0; d < placed_.devices(); ++d) weight_buffers_of(d);
     const auto on_host = [this](std::uint32_t b) {
       return placed_.at(b).weights == Tier::device ? rank_.updated_weights(b)
                                                    : rank_.resident_weights(b);
@@ -292,7 +270,48 @@ class LayoutMaker {
                         std::min<std::size_t>(options_.buffers.weight_staging, staged.count));
   }
 
-  /// Number of blocks whose weights move for the pass of another block.
+  /// Adds the buffers of a device for the weights of its blocks.
+  void weight_buffers_of(std::uint8_t device) {
+    DevicePlaces& places = layout_.devices[device];
+    const auto passes = [this, device](std::uint32_t b) {
+      return placed_.device_of(b) == device &&
+             (rank_.shards_weights(b) || placed_.at(b).weights != Tier::device);
+    };
+    const Need slots = need([this](std::uint32_t b) { return rank_.padded_weights(b); }, passes);
+    const std::size_t wanted = options_.buffers.weight_slots + moved_for_other_blocks(passes);
+    places.weight_slots = list_.add_slots("weights in transit", Tier::device, Kind::staging,
+                                          slots.bytes, std::min(wanted, slots.count), device);
+    const auto split_elsewhere = [&](std::uint32_t b) {
+      return passes(b) && rank_.shards_weights(b) && placed_.at(b).weights != Tier::device;
+    };
+    const Need shares =
+        need([this](std::uint32_t b) { return rank_.weight_partition(b); }, split_elsewhere);
+    places.share_slots = list_.add_slots(
+        "shares of weights in transit", Tier::device, Kind::staging, shares.bytes,
+        std::min<std::size_t>({2, options_.buffers.weight_slots, shares.count}), device);
+    if (rank_.quantizes_gathers()) {
+      const Need codes =
+          need([this](std::uint32_t b) { return rank_.gathered_codes(b); },
+               [&](std::uint32_t b) { return passes(b) && rank_.shards_weights(b); });
+      if (codes.bytes > 0) {
+        places.codes =
+            list_.add("weight codes", Tier::device, Kind::workspace, codes.bytes, device);
+      }
+    }
+    // One is enough, because dequantisation of the next block's weights runs on the same stream as
+    // the passes.
+    const Need dequantized =
+        need([this](std::uint32_t b) { return problem_.blocks[b].dequantized_bytes; },
+             [this, device](std::uint32_t b) {
+               return placed_.device_of(b) == device && problem_.blocks[b].is_quantized();
+             });
+    places.dequantized =
+        list_.add_slots("dequantised weights", Tier::device, Kind::workspace, dequantized.bytes,
+                        std::min<std::size_t>(1, dequantized.count), device);
+  }
+
+  /// Number of blocks whose weights move for the pass of another block. `moves`: for blocks of one
+  /// device.
   template <class Moves>
   [[nodiscard]] std::size_t moved_for_other_blocks(Moves moves) const {
     const model::StepProgram& program = problem_.program();
@@ -337,25 +356,35 @@ class LayoutMaker {
       layout_.statistics_host.push_back(has ? statistics("gradient statistics", Tier::host)
                                             : kNoBuffer);
     }
-    const auto whole = [this](std::uint32_t b) { return rank_.padded_gradient(b); };
-    const Need packed = need(whole, [this](std::uint32_t b) {
-      return placed_.updates_below(b) || (placed_.is_trained(b) && rank_.shards_gradients(b));
-    });
-    layout_.gradient_slots =
-        list_.add_slots("gradients in transit", Tier::device, Kind::staging, packed.bytes,
-                        std::min<std::size_t>(options_.buffers.gradient_slots, packed.count));
+    for (std::uint8_t d = 0; d < placed_.devices(); ++d) gradient_slots_of(d);
     const Need swapped = need([this](std::uint32_t b) { return placed_.swapped_gradient_bytes(b); },
                               [this](std::uint32_t b) { return placed_.swaps_gradient(b); });
     layout_.gradient_staging =
         list_.add_slots("gradient staging", Tier::host, Kind::staging, swapped.bytes,
                         std::min<std::size_t>(options_.buffers.gradient_staging, swapped.count));
-    if (rank_.is_distributed()) {
-      const Need all = need(whole, [this](std::uint32_t b) { return rank_.is_distributed(b); });
+    if (!rank_.is_distributed()) return;
+    for (std::uint8_t d = 0; d < placed_.devices(); ++d) {
+      const Need all = need([this](std::uint32_t b) { return rank_.padded_gradient(b); },
+                            [this, d](std::uint32_t b) {
+                              return placed_.device_of(b) == d && rank_.is_distributed(b);
+                            });
       const Bytes least = problem_.sharers * kPage;
-      layout_.received =
+      layout_.devices[d].received =
           list_.add("gradients from other ranks", Tier::device, Kind::workspace,
-                    std::clamp(all.bytes, least, std::max(least, kMaxReceivedBytes)));
+                    std::clamp(all.bytes, least, std::max(least, kMaxReceivedBytes)), d);
     }
+  }
+
+  void gradient_slots_of(std::uint8_t device) {
+    const Need packed = need(
+        [this](std::uint32_t b) { return rank_.padded_gradient(b); },
+        [this, device](std::uint32_t b) {
+          return placed_.device_of(b) == device &&
+                 (placed_.updates_below(b) || (placed_.is_trained(b) && rank_.shards_gradients(b)));
+        });
+    layout_.devices[device].gradient_slots = list_.add_slots(
+        "gradients in transit", Tier::device, Kind::staging, packed.bytes,
+        std::min<std::size_t>(options_.buffers.gradient_slots, packed.count), device);
   }
 
   BufferId gradient_home(const AlikeBlocks& blocks) {

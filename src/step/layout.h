@@ -9,6 +9,17 @@
 
 namespace ballast::step {
 
+/// Buffers that each device has for data in transit and in use.
+struct DevicePlaces {
+  std::vector<BufferId> weight_slots;    ///< whole weights
+  std::vector<BufferId> share_slots;     ///< this rank's share of split weights
+  BufferId codes = kNoBuffer;            ///< gathered weight codes
+  std::vector<BufferId> dequantized;     ///< weights dequantised for passes; at most one
+  std::vector<BufferId> gradient_slots;  ///< packed gradients
+  BufferId received = kNoBuffer;         ///< gradients received from other ranks
+  BufferId workspace = kNoBuffer;
+};
+
 /// Every buffer of a run by its purpose. Ids index `buffers`; lists that a placement does not need
 /// are empty.
 struct Layout {
@@ -28,24 +39,19 @@ struct Layout {
   std::vector<BufferId> statistics_device;
   std::vector<BufferId> statistics_host;
 
-  // Buffers for data in transit.
-  std::vector<BufferId> weight_slots;      ///< device, whole weights
-  std::vector<BufferId> share_slots;       ///< device, this rank's share of split weights
-  BufferId codes = kNoBuffer;              ///< device, gathered weight codes
-  std::vector<BufferId> dequantized;       ///< device, weights dequantised for passes; at most one
-  std::vector<BufferId> weight_staging;    ///< host
-  std::vector<BufferId> state_staging;     ///< host, each as large as its largest content
-  std::vector<BufferId> gradient_slots;    ///< device, packed gradients
-  std::vector<BufferId> gradient_staging;  ///< host, for gradients on NVMe
+  std::vector<DevicePlaces> devices;
+
+  // Buffers for data in transit on the host.
+  std::vector<BufferId> weight_staging;
+  std::vector<BufferId> state_staging;     ///< each as large as its largest content
+  std::vector<BufferId> gradient_staging;  ///< for gradients on NVMe
   /// Host buffer through which weights and states on the device are filled and read, in pieces,
   /// outside steps. It may be a buffer of a step that is large enough.
   BufferId fill_staging = kNoBuffer;
 
   ValueSlots values;  ///< values of the passes
 
-  BufferId received = kNoBuffer;  ///< device, gradients received from other ranks
   BufferId decision = kNoBuffer;
-  BufferId workspace = kNoBuffer;
 };
 
 Layout make_layout(const PlacedProblem& placed);

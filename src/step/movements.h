@@ -26,8 +26,17 @@ class Movements {
   Movements(std::string name, const PlacedProblem& placed, const Layout& layout,
             std::uint32_t micro_batches);
 
-  /// Adds `operation` (without lane and edges) and returns its id.
-  OpId emit(Operation operation) { return emitter_.emit(std::move(operation)); }
+  /// Adds `operation` (without lane, device and edges) and returns its id. It runs on the device of
+  /// its block.
+  OpId emit(Operation operation) {
+    const std::uint8_t device = placed_.device_of(operation.block);
+    return emit_on(device, std::move(operation));
+  }
+  /// Like emit(), for an operation on `device`.
+  OpId emit_on(std::uint8_t device, Operation operation) {
+    operation.device = is_per_device(lane_of(operation.action)) ? device : std::uint8_t{0};
+    return emitter_.emit(std::move(operation));
+  }
   Plan finish() { return emitter_.finish(); }
 
   /// Begins passes of the micro-batches from `first` on, for which weights are needed.
@@ -91,6 +100,24 @@ class Movements {
 
  private:
   struct Home;
+  /// The buffers of a device that blocks use in turn.
+  struct DeviceCaches {
+    explicit DeviceCaches(const DevicePlaces& places)
+        : slots(places.weight_slots),
+          share_slots(places.share_slots),
+          dequantized(places.dequantized),
+          gradient_slots(places.gradient_slots) {}
+    BufferCache slots;
+    BufferCache share_slots;
+    BufferCache dequantized;
+    RoundRobin gradient_slots;
+  };
+  [[nodiscard]] DeviceCaches& caches_of(std::uint32_t block) {
+    return caches_[placed_.device_of(block)];
+  }
+  [[nodiscard]] const DevicePlaces& places_of(std::uint32_t block) const {
+    return layout_.devices[placed_.device_of(block)];
+  }
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return placed_.at(block); }
 
   // `when`: the condition under which weights are needed.
@@ -192,11 +219,8 @@ class Movements {
   const Layout& layout_;
   const RankSizes& rank_;
   plan::Emitter emitter_;
-  BufferCache slots_;
-  BufferCache share_slots_;
-  BufferCache dequantized_;
+  std::vector<DeviceCaches> caches_;  ///< by device
   BufferCache weight_staging_;
-  RoundRobin gradient_slots_;
   RoundRobin gradient_staging_;
   std::uint32_t passing_ = 0;       ///< the first of the micro-batches that pass together
   BufferId delivered_ = kNoBuffer;  ///< the last gradient in host memory

@@ -8,6 +8,8 @@
 #include "ballast/step/problem.h"
 #include "ballast/step/rank_sizes.h"
 
+#include "src/step/routes.h"
+
 namespace ballast::step {
 
 /// The pass of a step in which blocks are updated: gated updates of the preceding step run before
@@ -29,7 +31,20 @@ struct PlacedProblem {
   const Options& options;
   RankSizes sizes;
   model::HeadForm form;
+  std::vector<std::uint8_t> dealt;  ///< see deal(); empty with one device
+  // Copies between devices in a training step and in an evaluation.
+  Routes training_routes;
+  Routes evaluation_routes;
 
+  [[nodiscard]] std::uint32_t devices() const { return problem.devices; }
+  /// Returns the device that computes `block` and has its data in device memory.
+  [[nodiscard]] std::uint8_t device_of(std::uint32_t block) const {
+    return dealt.empty() ? 0 : dealt[block];
+  }
+  /// Returns whether a training step or an evaluation reads or writes `value` on `device`.
+  [[nodiscard]] bool uses(model::ValueId value, std::uint8_t device) const {
+    return training_routes.uses(value, device) || evaluation_routes.uses(value, device);
+  }
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(problem.blocks.size());
   }
@@ -100,6 +115,12 @@ struct PlacedProblem {
   [[nodiscard]] bool keeps_attention(const model::StepValue& value) const {
     return trains() && value.waits == model::Waits::kept_attention &&
            at(value.owner).kept == Kept::attention;
+  }
+
+  /// Returns whether `value` has its own buffer on the device of its owner until the backward pass.
+  [[nodiscard]] bool waits_on_device(const model::StepValue& value) const {
+    const bool placed = trains() && value.waits == model::Waits::placed;
+    return (keeps(value) || placed) && !leaves(value);
   }
 
   /// Number of micro-batches of the largest plan, and of those that pass a stop before the next

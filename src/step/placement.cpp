@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ballast/step/deal.h"
 #include "ballast/step/rank_sizes.h"
 
 namespace ballast::step {
@@ -20,8 +21,11 @@ bool in_one_pass(const Problem& problem, const Placement& placement) {
   if (!choice) return true;
   if (placement.blocks[choice->keeper].kept != Kept::all) return false;
   const RankSizes sizes(problem);
+  std::vector<std::uint8_t> dealt(problem.blocks.size(), 0);
+  if (problem.devices > 1) dealt = deal(problem.program(), problem.devices);
   return std::all_of(choice->on_device.begin(), choice->on_device.end(), [&](model::BlockId block) {
-    return placement.blocks[block].weights == Tier::device && !sizes.shards_weights(block);
+    return placement.blocks[block].weights == Tier::device && !sizes.shards_weights(block) &&
+           dealt[block] == dealt[choice->keeper];
   });
 }
 

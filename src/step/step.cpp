@@ -14,6 +14,7 @@ Plan StepWriter::training_step(bool applies_updates) {
   if (!applies_updates_) move_.omit_updates_of_forward();
 
   const std::vector<const Stop*> stops = stops_of(program_.training, placed_.form);
+  values_.route_along(placed_.training_routes);
   values_.store_along(stops);
   for (std::uint32_t m = 0; m < micro_batches_; ++m) values_.upload_inputs(m);
   // With one micro-batch at a time, the sums of all blocks are in use at once.
@@ -53,6 +54,7 @@ Plan StepWriter::training_step(bool applies_updates) {
 }
 
 Plan StepWriter::evaluation() {
+  values_.route_along(placed_.evaluation_routes);
   for (std::uint32_t m = 0; m < micro_batches_; ++m) values_.upload_inputs(m);
   for (const Group& group : groups()) {
     begin(group);

@@ -170,7 +170,7 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
       continue;
     }
     cost -= operand.spared;
-    operation.uses.push_back({step::role_of(operand.port), bind(operand, micro),
+    operation.uses.push_back({step::role_of(operand.port), bind(operand, id, micro),
                               operand.access != OperandAccess::reads});
   }
   operation.flops = cost.flops;
@@ -182,18 +182,18 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
   return emitted;
 }
 
-BufferId StepWriter::bind(const Operand& operand, std::uint32_t micro) {
+BufferId StepWriter::bind(const Operand& operand, PassId pass, std::uint32_t micro) {
   switch (operand.kind) {
     case OperandKind::weights:
       return move_.weights_on_device(operand.number);
     case OperandKind::gradient:
       return layout_.values.sums[operand.number];
     case OperandKind::workspace:
-      return layout_.workspace;
+      return layout_.devices[placed_.device_of(program_.passes[pass].block)].workspace;
     case OperandKind::value:
       break;
   }
-  return values_.bind(operand, micro);
+  return values_.bind(operand, pass, micro);
 }
 
 void StepWriter::finish(BlockId block) {

@@ -80,7 +80,7 @@ class StepWriter {
   void finish(BlockId block);
 
   OpId compute(model::PassId id, std::uint32_t micro);
-  BufferId bind(const model::Operand& operand, std::uint32_t micro);
+  BufferId bind(const model::Operand& operand, model::PassId pass, std::uint32_t micro);
   void clear(BlockId block);
   [[nodiscard]] ProgramTable::Blocks ahead_of(const Stop& stop) const;
   [[nodiscard]] bool leaves_updates() const;

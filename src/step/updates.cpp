@@ -104,7 +104,7 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   BufferId weights = home_buffer;
   if (home != Tier::device && !split) weights = kept_on_device(block, when);
   if (home != Tier::device && split) {
-    const auto [slot, fill, unless] = share_slots_.take(block, when);
+    const auto [slot, fill, unless] = caches_of(block).share_slots.take(block, when);
     weights = slot;
     // The update reads only this rank's shard of the share.
     if (fill) {
@@ -242,7 +242,8 @@ void Movements::return_weights(std::uint32_t block, BufferId updated, std::uint3
   const bool borrowed = at(block).weights == Tier::device;
   if (!borrowed && !rank_.updates_shard(block)) return;
   const Condition when = for_update(block, lag);
-  BufferCache& slots = rank_.shards_weights(block) ? share_slots_ : slots_;
+  BufferCache& slots =
+      rank_.shards_weights(block) ? caches_of(block).share_slots : caches_of(block).slots;
   const BufferId device = borrowed ? layout_.weight_home[block] : slots.take(block, when).buffer;
   copy_weights(Action::upload, block,
                {.from = {.buffer = updated, .shard = rank_.updates_shard(block) && !borrowed},

@@ -49,15 +49,22 @@ class SlotMaker {
         micro_batches_per_stop_(placed.micro_batches_per_stop()) {}
 
   ValueSlots make() {
-    slots_.shared.resize(program_.classes.size());
+    slots_.devices.resize(placed_.devices());
+    for (DeviceValues& device : slots_.devices) {
+      device.shared.resize(program_.classes.size());
+      device.leaving.resize(program_.classes.size());
+      device.of_ranks.resize(program_.classes.size());
+    }
     slots_.on_host.resize(program_.classes.size());
-    slots_.of_ranks.resize(program_.classes.size());
     if (!list_.merges()) slots_.own.resize(program_.values.size());
     if (placed_.trains()) {
       waiting_values();
       sums();
     }
-    for (ClassId id = 0; id < program_.classes.size(); ++id) shared_by(id);
+    for (ClassId id = 0; id < program_.classes.size(); ++id) {
+      for (std::uint8_t d = 0; d < placed_.devices(); ++d) shared_by(id, d);
+      if (program_.classes[id].from_host) inputs(id);
+    }
     counts();
     report();
     return std::move(slots_);
@@ -95,13 +102,14 @@ class SlotMaker {
   void wait_in(ValueId id, Tier tier, Bytes bytes) {
     const StepValue& value = program_.values[id];
     const Kind kind = kind_of(program_.classes[value.of].memory);
+    const std::uint8_t device = placed_.device_of(value.owner);
     if (bytes == 0) return;
     if (list_.merges()) {
-      list_.merge(tier, kind, bytes, micro_batches_per_stop_);
+      list_.merge(tier, kind, bytes, micro_batches_per_stop_, device);
       return;
     }
     slots_.own[id] = list_.add_equal([&](std::size_t m) { return name_of(value, m); }, tier, kind,
-                                     bytes, micro_batches_per_stop_);
+                                     bytes, micro_batches_per_stop_, device);
   }
 
   /// Returns "input of layer 0, 1".
@@ -111,74 +119,108 @@ class SlotMaker {
     return fmt::format("{}{} {}", value.name, intermediates ? "" : ",", micro);
   }
 
-  void shared_by(ClassId id) {
+  void shared_by(ClassId id, std::uint8_t device) {
     const ValueClass& of = program_.classes[id];
-    Buffers& shared = slots_.shared[id];
+    Buffers& shared = slots_.devices[device].shared[id];
     const auto add = [&](const std::string& name, std::size_t count) {
-      return list_.add_slots(name, Tier::device, kind_of(of.memory), of.bytes, count);
+      return list_.add_slots(name, Tier::device, kind_of(of.memory), of.bytes, count, device);
     };
     switch (of.slots) {
       case SlotRule::own:
-        shared = own_slots(id);
+        shared = own_slots(id, device);
         break;
       case SlotRule::in_turn:
         shared = add(placed_.trains() || table_.traits(id).of_reference ? of.name : of.word + "s",
-                     ring_size(id));
+                     ring_size(id, device));
+        slots_.devices[device].leaving[id] =
+            add(of.name + " to another device", leaving_size(id, device));
         break;
       case SlotRule::scratch:
-        if (is_used(id)) shared = add(of.name, 1);
+        if (is_used(id) && is_used_on(device, id)) shared = add(of.name, 1);
         break;
       case SlotRule::step:
+        if (!is_used_on(device, id)) break;
         shared = add(of.from_host ? of.name + " on the device" : of.name, placed_.micro_batches());
-        if (of.from_host) {
-          slots_.on_host[id] = list_.add_slots(of.name, Tier::host, kind_of(of.memory), of.bytes,
-                                               placed_.micro_batches());
-        }
         break;
       case SlotRule::report:
         break;
     }
   }
 
+  /// Adds the inputs of the step on the host.
+  void inputs(ClassId id) {
+    const ValueClass& of = program_.classes[id];
+    slots_.on_host[id] =
+        list_.add_slots(of.name, Tier::host, kind_of(of.memory), of.bytes, placed_.micro_batches());
+  }
+
   [[nodiscard]] bool is_used(ClassId id) const {
     return colours_.training[id] > 0 || colours_.evaluation[id] > 0;
   }
+  /// Returns whether passes on `device` use a value of the class.
+  [[nodiscard]] bool is_used_on(std::uint8_t device, ClassId id) const {
+    if (placed_.devices() == 1) return true;
+    for (ValueId v = 0; v < program_.values.size(); ++v) {
+      if (program_.values[v].of == id && placed_.uses(v, device)) return true;
+    }
+    return false;
+  }
 
   /// Returns a buffer per colour and per micro-batch that passes a stop together with others.
-  Buffers own_slots(ClassId id) {
+  Buffers own_slots(ClassId id, std::uint8_t device) {
     const ValueClass& of = program_.classes[id];
     if (!placed_.trains() && of.in_evaluation != kNone) return {};
-    const StepValue* first = first_that_shares(id);
+    const StepValue* first = first_that_shares(id, device);
     if (first == nullptr) return {};
     const std::size_t evaluated = placed_.micro_batches_per_stop(
         std::min(placed_.problem.evaluation_micro_batches, placed_.micro_batches()));
-    const std::size_t colours = colours_.evaluation[id];
+    const std::size_t colours = colours_of(id, device, false);
     const std::size_t count =
-        std::max(std::size_t{colours_.training[id]} * micro_batches_per_stop_,
+        std::max(colours_of(id, device, true) * micro_batches_per_stop_,
                  colours > 0 ? (colours - 1) * micro_batches_per_stop_ + evaluated : 0);
     if (table_.traits(id).recomputed > 0 || of.in_evaluation != kNone) {
       // Named after the first value that uses them.
       if (of.bytes == 0) return {};
       return list_.add_equal([&](std::size_t i) { return name_of(*first, i); }, Tier::device,
-                             kind_of(of.memory), of.bytes, count);
+                             kind_of(of.memory), of.bytes, count, device);
     }
     const std::string name = of.counts ? of.name + " on the device" : of.name;
     if (of.counts && placed_.problem.sharers > 1) {
-      slots_.of_ranks[id] =
+      slots_.devices[device].of_ranks[id] =
           list_.add_slots(of.name + " of all ranks", Tier::device, kind_of(of.memory),
-                          placed_.problem.sharers * of.bytes, count);
+                          placed_.problem.sharers * of.bytes, count, device);
     }
-    return list_.add_slots(name, Tier::device, kind_of(of.memory), of.bytes, count);
+    return list_.add_slots(name, Tier::device, kind_of(of.memory), of.bytes, count, device);
   }
 
-  /// Returns the first value of a class that shares its buffers; null if there is none.
-  [[nodiscard]] const StepValue* first_that_shares(ClassId id) const {
-    const std::vector<ValueId>& others = table_.traits(id).others;
-    ValueId first = others.empty() ? kNone : others.front();
+  /// Returns the number of colours that the values of a class have on a device.
+  [[nodiscard]] std::size_t colours_of(ClassId id, std::uint8_t device, bool training) const {
+    const std::size_t all = training ? colours_.training[id] : colours_.evaluation[id];
+    if (placed_.devices() == 1) return all;
+    const Routes& routes = training ? placed_.training_routes : placed_.evaluation_routes;
+    std::size_t most = 0;
+    for (ValueId v = 0; v < program_.values.size(); ++v) {
+      const bool counts = program_.values[v].of == id && colours_.of_value[v] != kNone;
+      if (counts && routes.uses(v, device)) {
+        most = std::max<std::size_t>(most, colours_.of_value[v] + 1);
+      }
+    }
+    return std::min(all, most);
+  }
+
+  /// Returns the first value of a class that shares its buffers on a device; null if there is none.
+  [[nodiscard]] const StepValue* first_that_shares(ClassId id, std::uint8_t device) const {
+    ValueId first = kNone;
+    for (const ValueId other : table_.traits(id).others) {
+      if (!placed_.uses(other, device)) continue;
+      first = other;
+      break;
+    }
     if (table_.traits(id).recomputed > 0) {
       for (const ValueId kept : table_.values().kept) {
         const StepValue& value = program_.values[kept];
         if (value.of != id || value.recipe == kNone || placed_.keeps(value)) continue;
+        if (placed_.device_of(value.owner) != device) continue;
         first = std::min(first, kept);
         break;
       }
@@ -190,12 +232,50 @@ class SlotMaker {
   /// read, and one more is on its way to or from the host. If only the input of the head passes,
   /// one buffer is enough. Evaluation and reference model: a stop writes one buffer while it reads
   /// those of all micro-batches.
+  [[nodiscard]] std::size_t ring_size(ClassId id, std::uint8_t device) const {
+    if (placed_.devices() == 1) return ring_size(id);
+    const std::size_t values = values_in_ring(id, device);
+    if (placed_.trains()) return values > 0 ? ring_size(id) : 0;
+    return std::min(ring_size(id), values * micro_batches_per_stop_);
+  }
   [[nodiscard]] std::size_t ring_size(ClassId id) const {
     const ProgramTable::Traits& traits = table_.traits(id);
     if (traits.of_attention) return attention_leaves_ ? micro_batches_per_stop_ + 2 : 0;
     if (traits.of_reference) return micro_batches_per_stop_ + 1;
     if (!placed_.trains()) return micro_batches_per_stop_ + (traits.passing > 1 ? 1 : 0);
     return micro_batches_per_stop_ + (any_leaves_ || traits.others.size() > 1 ? 2 : 0);
+  }
+
+  /// Two: one is written while the other is copied.
+  [[nodiscard]] std::size_t leaving_size(ClassId id, std::uint8_t device) const {
+    std::size_t values = 0;
+    for (ValueId v = 0; placed_.devices() > 1 && v < program_.values.size(); ++v) {
+      const bool leaves = placed_.training_routes.leaves_from(v, device) ||
+                          placed_.evaluation_routes.leaves_from(v, device);
+      values += leaves && is_in_ring(v, id) ? 1 : 0;
+    }
+    return std::min<std::size_t>(2, values * micro_batches_per_stop_);
+  }
+
+  /// Returns whether the value may be in the ring of class `id`.
+  [[nodiscard]] bool is_in_ring(ValueId v, ClassId id) const {
+    const StepValue& value = program_.values[v];
+    return value.of == id || (!placed_.trains() && program_.classes[value.of].in_evaluation == id);
+  }
+  /// Returns the number of values of a ring that passes on a device find there. Others have their
+  /// own buffers.
+  [[nodiscard]] std::size_t values_in_ring(ClassId id, std::uint8_t device) const {
+    std::size_t count = 0;
+    for (ValueId v = 0; v < program_.values.size(); ++v) {
+      const StepValue& value = program_.values[v];
+      const bool there = placed_.training_routes.stays_on(v, device) ||
+                         placed_.evaluation_routes.stays_on(v, device);
+      const bool at_home =
+          placed_.waits_on_device(value) && placed_.device_of(value.owner) == device;
+      const bool dropped = value.waits == Waits::kept_attention && !placed_.keeps(value);
+      count += is_in_ring(v, id) && there && !at_home && !dropped ? 1 : 0;
+    }
+    return count;
   }
 
   /// Adds the host's copies of routings, for all micro-batches and ranks.
@@ -214,7 +294,7 @@ class SlotMaker {
     }
   }
 
-  /// Adds one buffer for the reports of all micro-batches.
+  /// Adds one buffer per device for the reports of all micro-batches.
   void report() {
     Bytes bytes = 0;
     const ValueClass* first = nullptr;
@@ -225,11 +305,21 @@ class SlotMaker {
     }
     if (first == nullptr) return;
     const Kind kind = kind_of(first->memory);
-    slots_.report = list_.add(first->name + " on the device", Tier::device, kind, bytes);
-    slots_.report_on_host = list_.add(first->name, Tier::host, kind, bytes);
-    for (ClassId id = 0; id < program_.classes.size(); ++id) {
-      if (program_.classes[id].slots == SlotRule::report) slots_.shared[id] = {slots_.report};
+    for (std::uint8_t d = 0; d < placed_.devices(); ++d) {
+      if (d != placed_.device_of(program_.head) && !reports(d)) continue;
+      slots_.devices[d].report =
+          list_.add(first->name + " on the device", Tier::device, kind, bytes, d);
     }
+    slots_.report_on_host = list_.add(first->name, Tier::host, kind, bytes);
+  }
+
+  /// Returns whether passes on `device` write a part of the report.
+  [[nodiscard]] bool reports(std::uint8_t device) const {
+    for (ValueId v = 0; v < program_.values.size(); ++v) {
+      const bool reported = program_.classes[program_.values[v].of].slots == SlotRule::report;
+      if (reported && placed_.uses(v, device)) return true;
+    }
+    return false;
   }
 
   /// Sums of one colour share a buffer if all micro-batches pass a stop together. Otherwise all
@@ -243,25 +333,36 @@ class SlotMaker {
                             Kind::accumulators, sum.bytes);
       }
     } else {
-      std::vector<Bytes> bytes(colours_.sums, 0);
-      for (std::size_t s = 0; s < sums.size(); ++s) {
-        if (colours_.of_sum[s] == kNone) continue;
-        // The first one is large enough for every sum of a block.
-        if (program_.sums[s].clears) bytes[0] = std::max(bytes[0], program_.sums[s].bytes);
-        Bytes& own = bytes[colours_.of_sum[s]];
-        own = std::max(own, program_.sums[s].bytes);
-      }
-      std::vector<BufferId> buffers;
-      for (std::size_t c = 0; c < bytes.size(); ++c) {
-        const std::string name =
-            c == 0 ? "gradient accumulator" : fmt::format("gradient accumulator {}", c);
-        buffers.push_back(list_.add(name, Tier::device, Kind::accumulators, bytes[c]));
-      }
-      for (std::size_t s = 0; s < sums.size(); ++s) {
-        if (colours_.of_sum[s] != kNone) sums[s] = buffers[colours_.of_sum[s]];
-      }
+      for (std::uint8_t d = 0; d < placed_.devices(); ++d) sums_of(d, sums);
     }
     slots_.sums = std::move(sums);
+  }
+
+  /// Adds the sums of the blocks of a device that share buffers.
+  void sums_of(std::uint8_t device, std::vector<BufferId>& sums) {
+    const auto is_there = [&](std::size_t s) {
+      return colours_.of_sum[s] != kNone && placed_.device_of(program_.sums[s].block) == device;
+    };
+    std::vector<Bytes> bytes(colours_.sums, 0);
+    std::vector<bool> used(colours_.sums, placed_.devices() == 1);
+    for (std::size_t s = 0; s < sums.size(); ++s) {
+      if (!is_there(s)) continue;
+      // The first one is large enough for every sum of a block.
+      if (program_.sums[s].clears) bytes[0] = std::max(bytes[0], program_.sums[s].bytes);
+      Bytes& own = bytes[colours_.of_sum[s]];
+      own = std::max(own, program_.sums[s].bytes);
+      used[colours_.of_sum[s]] = true;
+    }
+    std::vector<BufferId> buffers(bytes.size(), kNoBuffer);
+    for (std::size_t c = 0; c < bytes.size(); ++c) {
+      if (!used[c]) continue;
+      const std::string name =
+          c == 0 ? "gradient accumulator" : fmt::format("gradient accumulator {}", c);
+      buffers[c] = list_.add(name, Tier::device, Kind::accumulators, bytes[c], device);
+    }
+    for (std::size_t s = 0; s < sums.size(); ++s) {
+      if (is_there(s)) sums[s] = buffers[colours_.of_sum[s]];
+    }
   }
 
   [[nodiscard]] std::string name_of(const model::GradientSum& sum) const {

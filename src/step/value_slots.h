@@ -11,22 +11,32 @@
 
 namespace ballast::step {
 
+/// The buffers that values share on one device.
+struct DeviceValues {
+  using Buffers = std::vector<BufferId>;
+
+  // By class.
+  /// By SlotRule: own: colour * together + micro-batch; in_turn: a ring; scratch: one; step: by
+  /// micro-batch.
+  std::vector<Buffers> shared;
+  std::vector<Buffers> leaving;   ///< a ring, for values that only other devices read
+  std::vector<Buffers> of_ranks;  ///< row counts of all ranks, if there are several
+
+  BufferId report = kNoBuffer;  ///< one for all classes
+};
+
 /// The buffers of values and of gradient sums.
 struct ValueSlots {
   using Buffers = std::vector<BufferId>;
 
-  // By class.
-  /// On the device, by SlotRule: own: colour * together + micro-batch; in_turn: a ring; scratch and
-  /// report: one; step: by micro-batch.
-  std::vector<Buffers> shared;
-  std::vector<Buffers> on_host;   ///< inputs of the step, by micro-batch
-  std::vector<Buffers> of_ranks;  ///< row counts of all ranks on the device, if there are several
+  std::vector<DeviceValues> devices;
+  std::vector<Buffers> on_host;  ///< inputs of the step, by class and micro-batch
   // By value.
-  std::vector<Buffers> own;      ///< waiting for the backward pass, by micro-batch together
+  /// Waiting for the backward pass, by micro-batch together; on the device of its owner, or below.
+  std::vector<Buffers> own;
   std::vector<BufferId> counts;  ///< row counts of all micro-batches and ranks, on the host
 
-  BufferId report = kNoBuffer;          ///< device, one for all classes
-  BufferId report_on_host = kNoBuffer;  ///< its copy
+  BufferId report_on_host = kNoBuffer;  ///< copy of the report on the device of the head
   Buffers staging;                      ///< host, for values that wait on NVMe
   std::vector<BufferId> sums;
 };

@@ -30,13 +30,18 @@ Values::Values(const PlacedProblem& placed, const ValueSlots& slots, Movements& 
       slots_(slots),
       move_(movements),
       micro_batches_(micro_batches),
+      routes_(&placed.training_routes),
       staging_(slots.staging),
-      in_ring_(program_.values.size() * micro_batches, kNoBuffer),
+      in_ring_(slots.devices.size() * program_.values.size() * micro_batches, kNoBuffer),
       stored_after_(program_.values.size(), kNone),
       stores_(program_.passes.size(), false),
       brought_(micro_batches) {
-  rings_.reserve(program_.classes.size());
-  for (const auto& shared : slots.shared) rings_.emplace_back(shared);
+  rings_.resize(slots.devices.size());
+  for (std::size_t d = 0; d < slots.devices.size(); ++d) {
+    const DeviceValues& device = slots.devices[d];
+    for (const auto& shared : device.shared) rings_[d].shared.emplace_back(shared);
+    for (const auto& leaving : device.leaving) rings_[d].leaving.emplace_back(leaving);
+  }
 }
 
 void Values::store_along(const std::vector<const model::Stop*>& stops) {
@@ -70,37 +75,58 @@ step::MovedValue kind_of(const model::ValueClass& of) {
 
 }  // namespace
 
-void Values::move(Action action, ValueId value, BlockId block, std::uint32_t micro, BufferId from,
-                  BufferId to, Bytes bytes) {
-  move_.emit({.action = action,
-              .payload = Payload::value,
-              .block = block,
-              .micro = micro,
-              .label = step::label_of(kind_of(class_of(value))),
-              .bytes = bytes,
-              .uses = {{Role::source, from, false}, {Role::target, to, true}}});
+void Values::move(Action action, const Instance& at, BlockId block, const Move& move) {
+  move_.emit_on(at.device,
+                {.action = action,
+                 .payload = Payload::value,
+                 .block = block,
+                 .micro = at.micro,
+                 .label = step::label_of(kind_of(class_of(at.value))),
+                 .bytes = move.bytes,
+                 .offset = move.offset,
+                 .uses = {{Role::source, move.from, false}, {Role::target, move.to, true}}});
 }
 
 void Values::upload_inputs(std::uint32_t micro) {
   for (ValueId v = 0; v < program_.values.size(); ++v) {
     const StepValue& value = program_.values[v];
     if (!program_.classes[value.of].from_host) continue;
-    move(Action::upload, v, value.owner, micro, slots_.on_host[value.of][micro],
-         slots_.shared[value.of][micro], program_.bytes_of(value));
+    for (std::uint8_t d = 0; d < placed_.devices(); ++d) {
+      if (!routes_->uses(v, d)) continue;
+      move(Action::upload, {v, micro, d}, value.owner,
+           {.from = slots_.on_host[value.of][micro],
+            .to = slots_.devices[d].shared[value.of][micro],
+            .bytes = program_.bytes_of(value)});
+    }
   }
 }
 
+/// Parts of the report that passes on other devices have written are copied to the device of the
+/// head first.
 void Values::offload_report() {
+  const std::uint8_t home = placed_.device_of(program_.head);
   Bytes bytes = 0;
   ValueId first = kNone;
-  for (ValueId v = 0; v < program_.values.size(); ++v) {
-    if (class_of(v).slots != SlotRule::report) continue;
-    if (first == kNone) first = v;
+  for (model::ClassId id = 0; id < program_.classes.size(); ++id) {
+    const model::ValueClass& of = program_.classes[id];
+    if (of.slots != SlotRule::report) continue;
+    const Bytes part = placed_.problem.micro_batches * of.bytes;
+    for (ValueId v = 0; v < program_.values.size(); ++v) {
+      if (program_.values[v].of != id) continue;
+      if (first == kNone) first = v;
+      for (std::uint8_t d = 0; placed_.devices() > 1 && d < placed_.devices(); ++d) {
+        if (d == home || !routes_->uses(v, d)) continue;
+        move(Action::pass, {v, 0, d}, program_.head,
+             {.from = slots_.devices[d].report,
+              .to = slots_.devices[home].report,
+              .bytes = part,
+              .offset = bytes});
+      }
+    }
+    bytes += part;
   }
-  for (const model::ValueClass& of : program_.classes) {
-    if (of.slots == SlotRule::report) bytes += placed_.problem.micro_batches * of.bytes;
-  }
-  move(Action::offload, first, 0, 0, slots_.report, slots_.report_on_host, bytes);
+  move(Action::offload, {first, 0, home}, 0,
+       {.from = slots_.devices[home].report, .to = slots_.report_on_host, .bytes = bytes});
 }
 
 void Values::fill_homes() {
@@ -118,8 +144,8 @@ void Values::fill_homes() {
   for (const ValueId id : on_nvme) {
     const StepValue& value = program_.values[id];
     for (std::uint32_t m = 0; m < slots_.own[id].size(); ++m) {
-      move(Action::writeback, id, value.owner, m, staging, slots_.own[id][m],
-           swapped_bytes(program_, value));
+      move(Action::writeback, {id, m}, value.owner,
+           {.from = staging, .to = slots_.own[id][m], .bytes = swapped_bytes(program_, value)});
     }
   }
 }
@@ -129,64 +155,76 @@ bool Values::binds(const Operand& operand) const {
   return placed_.keeps(program_.values[operand.number]);
 }
 
-BufferId Values::bind(const Operand& operand, std::uint32_t micro) {
-  const ValueId value = operand.number;
-  if (is_on_host(program_, operand)) return slots_.counts[value];
-  switch (class_of(value).slots) {
+BufferId Values::bind(const Operand& operand, model::PassId pass, std::uint32_t micro) {
+  const Instance at = {operand.number, micro, device_of(pass)};
+  if (is_on_host(program_, operand)) return slots_.counts[at.value];
+  const DeviceValues& device = slots_.devices[at.device];
+  const model::ClassId of = program_.values[at.value].of;
+  switch (program_.classes[of].slots) {
     case SlotRule::report:
-      return slots_.report;
+      return device.report;
     case SlotRule::scratch:
-      return slots_.shared[program_.values[value].of].front();
+      return device.shared[of].front();
     case SlotRule::step:
-      return slots_.shared[program_.values[value].of][micro];
+      return device.shared[of][micro];
     case SlotRule::own:
     case SlotRule::in_turn:
       break;
   }
-  return operand.access == OperandAccess::writes ? begin_life(value, micro) : read(value, micro);
+  if (operand.access != OperandAccess::writes) return read(at);
+  return begin_life(at, routes_->leaves(pass, at.value));
 }
 
-/// A waiting value has its own buffer. In a schedule for evaluation no value waits.
-BufferId Values::begin_life(ValueId id, std::uint32_t micro) {
-  const StepValue& value = program_.values[id];
-  const bool waits = (placed_.keeps(value) && !placed_.leaves(value)) ||
-                     (placed_.trains() && value.waits == Waits::placed && !placed_.leaves(value));
-  if (waits) return slots_.own[id][place_among(micro)];
+/// A waiting value has its own buffer on the device of its owner. In a schedule for evaluation no
+/// value waits. `leaves`: only other devices read it.
+BufferId Values::begin_life(const Instance& at, bool leaves) {
+  const StepValue& value = program_.values[at.value];
+  const bool home = placed_.devices() == 1 || placed_.device_of(value.owner) == at.device;
+  if (placed_.waits_on_device(value) && home && !leaves) {
+    in_ring(at) = kNoBuffer;
+    return slots_.own[at.value][place_among(at.micro)];
+  }
   const model::ClassId in_evaluation = program_.classes[value.of].in_evaluation;
   const bool passes = !placed_.trains() && in_evaluation != kNone;
-  if (passes || class_of(id).slots == SlotRule::in_turn) {
-    return in_ring(id, micro) = rings_[passes ? in_evaluation : value.of].next();
+  if (passes || class_of(at.value).slots == SlotRule::in_turn) {
+    Rings& rings = rings_[at.device];
+    return in_ring(at) =
+               (leaves ? rings.leaving : rings.shared)[passes ? in_evaluation : value.of].next();
   }
-  const std::size_t colour = colours_.of_value[id];
-  return slots_.shared[value.of][colour * placed_.micro_batches_per_stop() + place_among(micro)];
+  const std::size_t colour = colours_.of_value[at.value];
+  return slots_.devices[at.device]
+      .shared[value.of][colour * placed_.micro_batches_per_stop() + place_among(at.micro)];
 }
 
-/// Returns the place where its life began, or where it was brought back.
-BufferId Values::read(ValueId id, std::uint32_t micro) {
-  if (backward_ && placed_.leaves(program_.values[id])) return bring_back(id, micro);
-  const BufferId ring = in_ring(id, micro);
-  return ring != kNoBuffer ? ring : begin_life(id, micro);
+/// Returns the place where its life began, where it was copied to, or where it was brought back.
+BufferId Values::read(const Instance& at) {
+  if (backward_ && placed_.leaves(program_.values[at.value])) return bring_back(at);
+  const BufferId ring = in_ring(at);
+  return ring != kNoBuffer ? ring : begin_life(at, false);
 }
 
 /// The value stays until another value of the micro-batch is brought back.
-BufferId Values::bring_back(ValueId id, std::uint32_t micro) {
-  Brought& last = brought_[micro];
-  if (last.value == id) return last.buffer;
-  const StepValue& value = program_.values[id];
-  const BufferId home = slots_.own[id][place_among(micro)];
+BufferId Values::bring_back(const Instance& at) {
+  Brought& last = brought_[at.micro];
+  if (last.value == at.value) return last.buffer;
+  const StepValue& value = program_.values[at.value];
+  const BufferId home = slots_.own[at.value][place_among(at.micro)];
   BufferId host = home;
   if (placed_.at(value.owner).activations == Tier::nvme) {
     host = staging_.next();
-    move(Action::fetch, id, value.owner, micro, home, host, swapped_bytes(program_, value));
+    move(Action::fetch, at, value.owner,
+         {.from = home, .to = host, .bytes = swapped_bytes(program_, value)});
   }
-  const BufferId slot = rings_[value.of].next();
-  move(Action::upload, id, value.owner, micro, host, slot, program_.bytes_of(value));
-  last = {id, slot};
+  const BufferId slot = rings_[at.device].shared[value.of].next();
+  move(Action::upload, at, value.owner,
+       {.from = host, .to = slot, .bytes = program_.bytes_of(value)});
+  last = {at.value, slot};
   return slot;
 }
 
 void Values::after(model::PassId id, std::uint32_t micro) {
   const model::Pass& pass = program_.passes[id];
+  copy_to_devices(id, micro);
   if (table_.writes_counts(id)) {
     for (const Operand& operand : pass.operands) {
       if (operand.kind != OperandKind::value || operand.access == OperandAccess::reads) continue;
@@ -200,29 +238,53 @@ void Values::after(model::PassId id, std::uint32_t micro) {
   }
 }
 
+void Values::copy_to_devices(model::PassId pass, std::uint32_t micro) {
+  const std::uint8_t from = device_of(pass);
+  for (const auto& [id, to] : routes_->after(pass)) {
+    const StepValue& value = program_.values[id];
+    const auto place = [&](std::uint8_t device, auto otherwise) {
+      const bool step = class_of(id).slots == SlotRule::step;
+      return step ? slots_.devices[device].shared[value.of][micro] : otherwise();
+    };
+    const BufferId source = place(from, [&, v = id] { return read({v, micro, from}); });
+    const BufferId target = place(to, [&, v = id, d = to] {
+      return begin_life({v, micro, d}, false);
+    });
+    move(Action::pass, {id, micro, from}, value.owner,
+         {.from = source, .to = target, .bytes = program_.bytes_of(value)});
+  }
+}
+
 /// Copies the choices of the routers of all ranks to the host.
 void Values::share_counts(ValueId id, BlockId block, std::uint32_t micro) {
+  const Instance at = {id, micro, placed_.device_of(block)};
   const StepValue& value = program_.values[id];
+  const DeviceValues& device = slots_.devices[at.device];
   const Bytes bytes = program_.bytes_of(value);
   const std::size_t place =
       colours_.of_value[id] * placed_.micro_batches_per_stop() + place_among(micro);
-  BufferId from = slots_.shared[value.of][place];
+  BufferId from = device.shared[value.of][place];
   if (placed_.problem.sharers > 1) {
-    const BufferId all = slots_.of_ranks[value.of][place];
-    move(Action::gather, id, block, micro, from, all, (placed_.problem.sharers - 1) * bytes);
+    const BufferId all = device.of_ranks[value.of][place];
+    move(Action::gather, at, block,
+         {.from = from, .to = all, .bytes = (placed_.problem.sharers - 1) * bytes});
     from = all;
   }
-  move(Action::offload, id, block, micro, from, slots_.counts[id], placed_.problem.sharers * bytes);
+  move(Action::offload, at, block,
+       {.from = from, .to = slots_.counts[id], .bytes = placed_.problem.sharers * bytes});
 }
 
 void Values::store(ValueId id, std::uint32_t micro) {
+  const Instance at = at_owner(id, micro);
   const StepValue& value = program_.values[id];
   const BufferId home = slots_.own[id][place_among(micro)];
   const bool to_nvme = placed_.at(value.owner).activations == Tier::nvme;
   const BufferId host = to_nvme ? staging_.next() : home;
-  move(Action::offload, id, value.owner, micro, in_ring(id, micro), host, program_.bytes_of(value));
+  move(Action::offload, at, value.owner,
+       {.from = in_ring(at), .to = host, .bytes = program_.bytes_of(value)});
   if (!to_nvme) return;
-  move(Action::writeback, id, value.owner, micro, host, home, swapped_bytes(program_, value));
+  move(Action::writeback, at, value.owner,
+       {.from = host, .to = home, .bytes = swapped_bytes(program_, value)});
 }
 
 }  // namespace ballast::step

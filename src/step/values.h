@@ -24,6 +24,8 @@ class Values {
   /// Copies the report of the passes to the host.
   void offload_report();
 
+  /// Begins a plan in which values are copied between devices along `routes`.
+  void route_along(const Routes& routes) { routes_ = &routes; }
   /// Begins a training step with these `stops`: values that wait below the device for the backward
   /// pass leave it after the first pass that reads them.
   void store_along(const std::vector<const model::Stop*>& stops);
@@ -35,10 +37,12 @@ class Values {
 
   /// Returns whether a pass uses the operand: an optional one only if its block keeps the value.
   [[nodiscard]] bool binds(const model::Operand& operand) const;
-  /// Returns the buffer of a value's operand. Brings back values that have left the device.
-  BufferId bind(const model::Operand& operand, std::uint32_t micro);
-  /// Offloads values that the pass has written for the host, or that wait there for the backward
-  /// pass. Passes of recipes write nothing new.
+  /// Returns the buffer of a value's operand in `pass`. Brings back values that have left the
+  /// device.
+  BufferId bind(const model::Operand& operand, model::PassId pass, std::uint32_t micro);
+  /// Copies values that the pass has written to other devices that read them. Offloads values that
+  /// it has written for the host, or that wait there for the backward pass. Passes of recipes write
+  /// nothing new.
   void after(model::PassId pass, std::uint32_t micro);
 
  private:
@@ -49,17 +53,37 @@ class Values {
   [[nodiscard]] const model::ValueClass& class_of(model::ValueId value) const {
     return program_.classes[program_.values[value].of];
   }
+  /// A micro-batch of a value on a device.
+  struct Instance {
+    model::ValueId value = 0;
+    std::uint32_t micro = 0;
+    std::uint8_t device = 0;
+  };
   /// Returns the buffer of a value in a ring.
-  [[nodiscard]] BufferId& in_ring(model::ValueId value, std::uint32_t micro) {
-    return in_ring_[std::size_t{value} * micro_batches_ + micro];
+  [[nodiscard]] BufferId& in_ring(const Instance& at) {
+    const std::size_t value = at.device * program_.values.size() + at.value;
+    return in_ring_[value * micro_batches_ + at.micro];
   }
-  BufferId begin_life(model::ValueId value, std::uint32_t micro);
-  BufferId read(model::ValueId value, std::uint32_t micro);
-  BufferId bring_back(model::ValueId value, std::uint32_t micro);
+  [[nodiscard]] std::uint8_t device_of(model::PassId pass) const {
+    return placed_.device_of(program_.passes[pass].block);
+  }
+  [[nodiscard]] Instance at_owner(model::ValueId value, std::uint32_t micro) const {
+    return {value, micro, placed_.device_of(program_.values[value].owner)};
+  }
+  BufferId begin_life(const Instance& at, bool leaves);
+  BufferId read(const Instance& at);
+  BufferId bring_back(const Instance& at);
   void share_counts(model::ValueId value, model::BlockId block, std::uint32_t micro);
+  void copy_to_devices(model::PassId pass, std::uint32_t micro);
   void store(model::ValueId value, std::uint32_t micro);
-  void move(Action action, model::ValueId value, model::BlockId block, std::uint32_t micro,
-            BufferId from, BufferId to, Bytes bytes);
+  /// A copy of a value of one micro-batch.
+  struct Move {
+    BufferId from = kNoBuffer;
+    BufferId to = kNoBuffer;
+    Bytes bytes = 0;
+    Bytes offset = 0;  ///< see Operation
+  };
+  void move(Action action, const Instance& at, model::BlockId block, const Move& move);
 
   const ProgramTable& table_;
   const model::StepProgram& program_;
@@ -68,8 +92,14 @@ class Values {
   const ValueSlots& slots_;
   Movements& move_;
   std::uint32_t micro_batches_;
+  const Routes* routes_;
   bool backward_ = false;
-  std::vector<RoundRobin> rings_;  ///< by class
+  /// Rings of a device, by class.
+  struct Rings {
+    std::vector<RoundRobin> shared;
+    std::vector<RoundRobin> leaving;
+  };
+  std::vector<Rings> rings_;  ///< by device
   RoundRobin staging_;
   std::vector<BufferId> in_ring_;
   /// By value that leaves the device: the pass after which it does; kNone: it stays.

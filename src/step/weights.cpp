@@ -16,13 +16,11 @@ Movements::Movements(std::string name, const PlacedProblem& placed, const Layout
       layout_(layout),
       rank_(placed.sizes),
       emitter_(std::move(name), layout.buffers.size(), micro_batches),
-      slots_(layout.weight_slots),
-      share_slots_(layout.share_slots),
-      dequantized_(layout.dequantized),
       weight_staging_(layout.weight_staging),
-      gradient_slots_(layout.gradient_slots),
       gradient_staging_(layout.gradient_staging),
       ordinal_(problem_.blocks.size(), 0) {
+  caches_.reserve(layout.devices.size());
+  for (const DevicePlaces& places : layout.devices) caches_.emplace_back(places);
   std::size_t slot = 0;
   for (const UpdatedIn pass : {UpdatedIn::forward, UpdatedIn::backward}) {
     Swapped& group = swapped_in(pass);
@@ -75,7 +73,7 @@ BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
   const BlockSizes& sizes = problem_.blocks[block];
   if (!sizes.is_quantized()) return kept_on_device(block, when);
   // Dequantised weights stay valid: in a plan, an update of a block has all passes on one side.
-  const BufferCache::Taken place = dequantized_.take(block, when);
+  const BufferCache::Taken place = caches_of(block).dequantized.take(block, when);
   if (!place.fill) return place.buffer;
   Operation decode = {.action = Action::decode,
                       .payload = Payload::weights,
@@ -92,7 +90,7 @@ BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
 BufferId Movements::kept_on_device(std::uint32_t block, Condition when) {
   const bool split = rank_.shards_weights(block);
   if (at(block).weights == Tier::device && !split) return layout_.weight_home[block];
-  const BufferCache::Taken slot = slots_.take(block, when);
+  const BufferCache::Taken slot = caches_of(block).slots.take(block, when);
   if (!slot.fill) return slot.buffer;
   if (split) {
     gather_weights(block, share_on_device(block, when), slot.buffer, when, slot.unless);
@@ -105,7 +103,7 @@ BufferId Movements::kept_on_device(std::uint32_t block, Condition when) {
 /// Returns the device buffer with this rank's share of split weights; moves it there if necessary.
 BufferId Movements::share_on_device(std::uint32_t block, Condition when) {
   if (at(block).weights == Tier::device) return layout_.weight_home[block];
-  const BufferCache::Taken slot = share_slots_.take(block, when);
+  const BufferCache::Taken slot = caches_of(block).share_slots.take(block, when);
   if (slot.fill) bring_weights(slot, Action::upload, block, weights_on_host(block, when), when);
   return slot.buffer;
 }
@@ -194,7 +192,7 @@ void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to, 
       const Bytes codes = rank_.gathered_codes(block);
       gather.bytes = rank_.received_from_copy(codes);
       gather.traffic = rank_.weight_partition(block) + rank_.partition_codes(block) + codes + whole;
-      gather.uses.push_back({Role::scratch, layout_.codes, true});
+      gather.uses.push_back({Role::scratch, places_of(block).codes, true});
     }
   }
   add_condition(gather, when, unless);

@@ -85,7 +85,7 @@ StepMetrics RunMeasures::step(const data::Batch& batch, const engine::StepResult
 
 void RunMeasures::add_lanes(StepMetrics& metrics) {
   const engine::EngineTotals totals = engine_.totals();
-  for (const plan::Lane lane : plan::kLanes) {
+  for (const plan::Lane lane : plan::lanes_of(engine_.blueprint().problem.devices)) {
     const auto i = static_cast<std::size_t>(lane);
     const std::string name(to_string(lane));
     metrics.busy_seconds[name] = totals.lanes.busy_seconds[i] - before_.lanes.busy_seconds[i];
@@ -108,7 +108,7 @@ void RunMeasures::note(const StepMetrics& metrics) {
   if (metrics.rolled_back) settled_steps_ = 0;
   if (settled_steps_++ < kUnsettled || steps_.size() == kMost) return;
   calibrate::MeasuredStep step = {.seconds = metrics.step_seconds};
-  for (const plan::Lane lane : plan::kLanes) {
+  for (const plan::Lane lane : plan::lanes_of(engine_.blueprint().problem.devices)) {
     step.busy_seconds[static_cast<std::size_t>(lane)] =
         metrics.busy_seconds.at(std::string(to_string(lane)));
   }

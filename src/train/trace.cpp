@@ -31,8 +31,8 @@ constexpr std::size_t kFlushBytes = std::size_t{1} << 20;
 
 /// Tracks from top to bottom, in the order in which a parameter passes the lanes.
 constexpr std::array<Lane, plan::kLaneCount> kTracks = {
-    Lane::fetch,  Lane::upload,  Lane::gather, Lane::compute,
-    Lane::reduce, Lane::offload, Lane::update, Lane::writeback};
+    Lane::fetch,   Lane::upload, Lane::gather,    Lane::compute, Lane::reduce,
+    Lane::offload, Lane::update, Lane::writeback, Lane::pass};
 
 std::size_t track(Lane lane) {
   return static_cast<std::size_t>(std::find(kTracks.begin(), kTracks.end(), lane) -

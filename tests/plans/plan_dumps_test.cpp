@@ -63,13 +63,13 @@ Dumped random_dumped(std::uint64_t seed) {
           .description = "a problem of tests/support/random_problem.h",
           .dump =
               [seed] {
-                const step::PlacedProblem placed = step::any_problem(seed);
+                const step::BuildArguments placed = step::any_problem(seed);
                 return dump_plans(placed.problem, placed.placement, placed.options,
                                   {machines()[1]});
               },
           .build =
               [seed] {
-                const step::PlacedProblem placed = step::any_problem(seed);
+                const step::BuildArguments placed = step::any_problem(seed);
                 return build_plans(placed.problem, placed.placement, placed.options);
               }};
 }

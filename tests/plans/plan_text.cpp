@@ -145,8 +145,9 @@ std::string text_of_buffers(const step::Problem& problem, const step::Placement&
   add("trained homes", schedule.trained_home);
   for (const auto& homes : schedule.state_home) add("state homes", homes);
   add("batches", schedule.batch_host);
-  add("workspace and staging", {schedule.workspace, schedule.weight_staging, schedule.state_staging,
-                                schedule.activation_staging, schedule.gradient_staging});
+  add("workspace and staging",
+      {schedule.workspace.front(), schedule.weight_staging, schedule.state_staging,
+       schedule.activation_staging, schedule.gradient_staging});
   std::map<std::pair<std::string_view, std::string_view>, Bytes> sums;
   for (const plan::Buffer& buffer : step::sum_buffers(problem, place, options)) {
     sums[{to_string(buffer.tier), to_string(buffer.kind)}] += buffer.bytes;
@@ -209,7 +210,7 @@ std::string text_of_simulation(AllPlans& all, const plan::Rates& rates) {
   schedule.steady = all.find("steady");
   const plan::Prediction prediction = plan::simulate(schedule, rates, {});
   std::string text = fmt::format("{}: step {}\n", rates.name, seconds(prediction.step_seconds));
-  for (const plan::Lane lane : plan::kLanes) {
+  for (const plan::Lane lane : plan::lanes_of(schedule.devices)) {
     const auto index = static_cast<std::size_t>(lane);
     text += fmt::format("{}: busy {} stalled {} bytes {}\n", lane_name(lane),
                         seconds(prediction.busy_seconds[index]),

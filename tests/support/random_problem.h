@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -36,14 +37,14 @@ class Dice {
   std::mt19937_64 random_;
 };
 
-/// A schedule's problem with a placement and options.
-struct PlacedProblem {
+/// The arguments of build().
+struct BuildArguments {
   Problem problem;
   Placement placement;
   Options options;
 };
 
-inline Schedule build(const PlacedProblem& placed) {
+inline Schedule build(const BuildArguments& placed) {
   return build(placed.problem, placed.placement, placed.options);
 }
 
@@ -55,10 +56,10 @@ struct SimpleBlock {
 
 /// A model of an embedding, layers in one piece and a head, with bf16 weights and AdamW, and
 /// activations of 1 KiB. Everything is on the device.
-inline PlacedProblem simple_problem(const std::vector<SimpleBlock>& blocks,
-                                    std::uint32_t micro_batches = 1, Bytes activation = kKiB) {
+inline BuildArguments simple_problem(const std::vector<SimpleBlock>& blocks,
+                                     std::uint32_t micro_batches = 1, Bytes activation = kKiB) {
   model::ProgramShape shape = {.activation = activation, .batch = 512, .losses = 8};
-  PlacedProblem made;
+  BuildArguments made;
   for (const SimpleBlock& block : blocks) {
     using model::BlockRole;
     const std::size_t number = shape.blocks.size();
@@ -70,7 +71,8 @@ inline PlacedProblem simple_problem(const std::vector<SimpleBlock>& blocks,
                             .forward_flops = block.flops,
                             .recomputed_flops = block.flops,
                             .intermediates = 7 * activation,
-                            .gradient = 4 * block.elements});
+                            .gradient = 4 * block.elements,
+                            .layer = static_cast<std::uint32_t>(number == 0 ? 0 : number - 1)});
     made.problem.blocks.push_back(
         {.weight_bytes = 2 * block.elements,
          .gradient_bytes = 2 * block.elements,
@@ -86,9 +88,9 @@ inline PlacedProblem simple_problem(const std::vector<SimpleBlock>& blocks,
 }
 
 /// A simple_problem() of equal blocks.
-inline PlacedProblem equal_blocks(std::size_t blocks, std::uint32_t micro_batches = 1,
-                                  BlockPlacement placement = {}) {
-  PlacedProblem made = simple_problem(std::vector<SimpleBlock>(blocks), micro_batches);
+inline BuildArguments equal_blocks(std::size_t blocks, std::uint32_t micro_batches = 1,
+                                   BlockPlacement placement = {}) {
+  BuildArguments made = simple_problem(std::vector<SimpleBlock>(blocks), micro_batches);
   made.placement.blocks.assign(blocks, placement);
   return made;
 }
@@ -96,6 +98,7 @@ inline PlacedProblem equal_blocks(std::size_t blocks, std::uint32_t micro_batche
 /// Features of a random problem in addition to training on one rank.
 struct Draw {
   bool ranks = false;       ///< several ranks, in any stage
+  bool devices = false;     ///< 1 to 4 devices
   bool evaluation = false;  ///< only weights are placed
 };
 
@@ -105,7 +108,7 @@ class ProblemDraw {
  public:
   ProblemDraw(std::uint64_t seed, Draw draw) : dice_(seed), more_dice_(seed + 1), draw_(draw) {}
 
-  PlacedProblem make() {
+  BuildArguments make() {
     ranks();
     blocks();
     freeze();
@@ -114,6 +117,7 @@ class ProblemDraw {
     share_values(program);
     problem().table = std::make_shared<const ProgramTable>(std::move(program));
     options();
+    if (draw_.devices) devices();
     placement();
     return std::move(made_);
   }
@@ -145,6 +149,7 @@ class ProblemDraw {
                              .forward_flops = embeds ? 0.0 : 100.0,
                              .recomputed_flops = embeds ? 0.0 : 60.0,
                              .token_share = role == expert_ ? 0.25 : 1.0,
+                             .layer = layer_,
                              .alike = static_cast<std::uint32_t>(shape_.blocks.size())});
   }
 
@@ -154,7 +159,7 @@ class ProblemDraw {
     const std::uint64_t tiles = dice_.pick(0, 2) == 0 ? dice_.pick(2, 3) : 1;
     const bool cuts = dice_.pick(0, 3) == 0;
     for (std::uint64_t t = 0; t < tiles; ++t) add(Role::embedding);
-    for (std::uint64_t layer = dice_.pick(0, cuts ? 2 : 5); layer-- > 0;) {
+    for (std::uint64_t layer = dice_.pick(0, cuts ? 2 : 5); layer-- > 0; ++layer_) {
       const std::uint64_t kind = cuts ? dice_.pick(0, 3) : 0;
       if (kind == 0) add(Role::layer);
       if (kind == 1) half(Role::norm, Role::tile);
@@ -312,6 +317,15 @@ class ProblemDraw {
                        .gradient_staging = dice_.pick32(1, 4)};
   }
 
+  /// Several devices in half of the problems, all of which then have layer-major order. Leaves the
+  /// other draws unchanged.
+  void devices() {
+    Dice dice = dice_;
+    constexpr std::array<std::uint32_t, 6> kDevices = {1, 1, 1, 2, 3, 4};
+    problem().devices = kDevices[dice.pick(0, kDevices.size() - 1)];
+    if (problem().devices > 1) made_.options.order = Order::layer_major;
+  }
+
   void placement() {
     const std::uint64_t speculating = dice_.pick(0, 4);  // none, few, half, most, all of them
     const bool on_device = dice_.pick(0, 3) == 0;        // for a head in one pass
@@ -334,17 +348,19 @@ class ProblemDraw {
   Dice more_dice_;  ///< for what attention keeps
   Draw draw_;
   Role expert_ = Role::expert;
+  std::uint32_t layer_ = 0;  ///< layers so far
   model::ProgramShape shape_;
-  PlacedProblem made_;
+  BuildArguments made_;
 };
 
-inline PlacedProblem random_problem(std::uint64_t seed, Draw draw = {}) {
+inline BuildArguments random_problem(std::uint64_t seed, Draw draw = {}) {
   return ProblemDraw(seed, draw).make();
 }
 
-/// A problem of any kind.
-inline PlacedProblem any_problem(std::uint64_t seed) {
-  return random_problem(seed, {.ranks = seed % 4 == 3, .evaluation = seed % 8 >= 6});
+/// A problem of any kind, with one device or several.
+inline BuildArguments any_problem(std::uint64_t seed, bool devices = false) {
+  return random_problem(seed,
+                        {.ranks = seed % 4 == 3, .devices = devices, .evaluation = seed % 8 >= 6});
 }
 
 /// Plans in the order of a training loop: the initial fill, then steps, sometimes with fewer
@@ -356,7 +372,7 @@ struct RunSequence {
   std::vector<const Plan*> runs;
 };
 
-inline RunSequence random_runs(const PlacedProblem& placed, const Schedule& schedule,
+inline RunSequence random_runs(const BuildArguments& placed, const Schedule& schedule,
                                std::uint64_t seed, std::size_t count) {
   const auto& [problem, placement, options] = placed;
   Dice dice(seed + 7'000'001);

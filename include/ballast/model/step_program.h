@@ -238,6 +238,7 @@ struct StepBlock {
   std::string name;
   std::optional<RowCount> rows;
   bool per_rank = false;  ///< expert parallelism: each rank has a different expert in this block
+  std::uint32_t layer = kNone;  ///< number of its layer; kNone: in the embedding or the head
 };
 
 /// Condition for the head in one pass: the placement keeps intermediates of `keeper`, and all

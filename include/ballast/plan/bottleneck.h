@@ -27,7 +27,8 @@ struct Bottleneck {
 /// `busy_seconds`.
 Bottleneck find_bottleneck(const std::array<double, kLaneCount>& busy_seconds, double seconds);
 
-/// Returns the resource that a lane uses: "compute", "update", "link", "NVMe" or "network".
+/// Returns the resource that a lane uses: "compute", "update", "link", "NVMe", "network"
+/// or "copies between devices".
 std::string_view resource_of(Lane lane) noexcept;
 
 /// Completes the sentence "the run is": "bound by compute (98% of the time): transfers are hidden".

@@ -13,7 +13,8 @@
 
 namespace ballast::plan {
 
-/// Seconds and bytes per lane since the executor was made. Busy: an operation was running. Stalled:
+/// Seconds and bytes per lane since the executor was made. For lanes that each device has, seconds
+/// are means over the devices, and bytes are sums. Busy: an operation was running. Stalled:
 /// the next operation waited for its inputs. Enqueueing: the thread of a queued lane handed
 /// operations to the device or the disks, mostly while the previous operation was running.
 struct LaneTotals {
@@ -46,6 +47,7 @@ struct ExecutorOptions {
   /// submitted plans alone. An operation's turn ends when it is enqueued, or, in a lane that is not
   /// queued, when it has finished. For collectives, which all ranks must start in the same order.
   std::function<bool(const Operation& operation)> takes_turn = nullptr;
+  std::uint32_t devices = 1;  ///< Schedule::devices of the plans
   /// Runs every operation in plan order on the caller's thread, with the same results, for
   /// debugging.
   bool serial = false;
@@ -58,7 +60,8 @@ struct ExecutorOptions {
   const std::atomic<bool>* interrupted = nullptr;
 };
 
-/// Runs plans with one thread per lane, two per queued lane, and no barrier between steps. A plan
+/// Runs plans with one thread per lane of each device, two per queued lane, and no barrier between
+/// steps. A plan
 /// may be submitted while the previous one still runs; each operation waits only for its inputs.
 class Executor {
  public:

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,15 +25,42 @@ enum class Lane : std::uint8_t {
   reduce,
   update,
   fetch,
-  writeback
+  writeback,
+  pass  ///< between devices of a rank; only with several devices
 };
 
-inline constexpr std::size_t kLaneCount = 8;
+inline constexpr std::size_t kLaneCount = 9;
 inline constexpr std::array<Lane, kLaneCount> kLanes = {
-    Lane::compute, Lane::upload, Lane::offload, Lane::gather,
-    Lane::reduce,  Lane::update, Lane::fetch,   Lane::writeback};
+    Lane::compute, Lane::upload, Lane::offload,   Lane::gather, Lane::reduce,
+    Lane::update,  Lane::fetch,  Lane::writeback, Lane::pass};
 
 std::string_view to_string(Lane lane) noexcept;
+
+/// Returns the lanes of a rank with `devices` devices.
+constexpr std::span<const Lane> lanes_of(std::uint32_t devices) noexcept {
+  return std::span(kLanes).first(devices > 1 ? kLaneCount : kLaneCount - 1);
+}
+
+/// Returns whether each device of a rank has its own lane. Host and disks are shared.
+constexpr bool is_per_device(Lane lane) noexcept {
+  switch (lane) {
+    case Lane::compute:
+    case Lane::upload:
+    case Lane::offload:
+    case Lane::gather:
+    case Lane::reduce:
+    case Lane::pass:
+      return true;
+    case Lane::update:
+    case Lane::fetch:
+    case Lane::writeback:
+      break;
+  }
+  return false;
+}
+
+/// Maximum number of devices of a rank.
+inline constexpr std::uint32_t kMostDevices = 8;
 
 /// How a lane runs its operations.
 enum class Mode : std::uint8_t {
@@ -46,6 +74,7 @@ constexpr Mode mode_of(Lane lane) noexcept {
     case Lane::compute:
     case Lane::upload:
     case Lane::offload:
+    case Lane::pass:
       return Mode::streamed;
     case Lane::fetch:
     case Lane::writeback:
@@ -82,9 +111,10 @@ enum class Action : std::uint8_t {
   update,            ///< the optimizer on a block in host memory
   update_on_device,  ///< the optimizer on a block in device memory
   initialize,        ///< first values of data in host memory
-  read               ///< passes weights or states in host memory to a visitor
+  read,              ///< passes weights or states in host memory to a visitor
+  pass               ///< device to another device of the same rank
 };
-inline constexpr std::size_t kActionCount = 15;
+inline constexpr std::size_t kActionCount = 16;
 
 std::string_view to_string(Action action) noexcept;
 Lane lane_of(Action action) noexcept;
@@ -140,6 +170,7 @@ struct Buffer {
   Tier tier = Tier::device;
   Kind kind = Kind::workspace;
   Bytes bytes = 0;
+  std::uint8_t device = 0;  ///< for Tier::device: which of the rank's devices
 };
 
 /// The use of a buffer in an operation. Compute operations have ports, which are numbers from
@@ -204,7 +235,8 @@ struct Condition {
 struct Operation {
   Action action = Action::compute;
   Lane lane = Lane::compute;
-  std::uint8_t device = 0;  ///< device of its lane; today there is one
+  /// The rank's device on which it runs, or from which it copies; 0 if devices share the lane.
+  std::uint8_t device = 0;
   Payload payload = Payload::none;
   RankGroup group = RankGroup::all;
   std::uint32_t block = 0;
@@ -271,6 +303,34 @@ constexpr bool ordered_by_stream(const Operation& before, const Operation& next)
   return stream.has_value() && stream == stream_of(next);
 }
 
+// Numbers of the lanes of all devices. The first ones are those of a rank with one device, in the
+// order of Lane. They are followed by the pass lane of device 0 and by the lanes of each further
+// device.
+
+inline constexpr std::size_t kLanesPerDevice = 6;  ///< see is_per_device()
+
+/// Returns the number of lanes of all devices together.
+constexpr std::size_t lane_count(std::uint32_t devices) noexcept {
+  return devices > 1 ? kLaneCount + (devices - 1) * kLanesPerDevice : kLaneCount - 1;
+}
+/// Returns the number of a lane of a device. Shared lanes have one number.
+constexpr std::size_t lane_number(Lane lane, std::uint8_t device) noexcept {
+  const auto kind = static_cast<std::size_t>(lane);
+  if (device == 0 || !is_per_device(lane)) return kind;
+  const std::size_t place = lane == Lane::pass ? kLanesPerDevice - 1 : kind;
+  return kLaneCount + (std::size_t{device} - 1) * kLanesPerDevice + place;
+}
+constexpr std::size_t lane_number(const Operation& operation) noexcept {
+  return lane_number(operation.lane, operation.device);
+}
+/// Returns the lane and the device of a number.
+constexpr StreamId lane_at(std::size_t number) noexcept {
+  if (number < kLaneCount) return {kLanes[number], 0};
+  const std::size_t place = (number - kLaneCount) % kLanesPerDevice;
+  const auto device = static_cast<std::uint8_t>(1 + (number - kLaneCount) / kLanesPerDevice);
+  return {place + 1 == kLanesPerDevice ? Lane::pass : kLanes[place], device};
+}
+
 /// The first and last uses of one buffer in a plan, from which seam() derives edges between runs.
 struct Boundary {
   BufferId buffer = kNoBuffer;
@@ -316,6 +376,7 @@ std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next);
 /// then by first or an evaluation.
 struct Schedule {
   std::uint32_t ranks = 1;
+  std::uint32_t devices = 1;             ///< per rank
   std::uint32_t ranks_in_group = 1;      ///< ranks in RankGroup::weight_copy
   std::uint64_t micro_batch_tokens = 0;  ///< tokens of one micro-batch on one rank
   std::vector<Buffer> buffers;
@@ -333,7 +394,7 @@ struct Schedule {
   /// [block][sub-group]: states between steps; empty for Purpose::evaluation.
   std::vector<std::vector<BufferId>> state_home;
   std::vector<BufferId> batch_host;         ///< per micro-batch, on the host
-  BufferId workspace = kNoBuffer;           ///< device
+  std::vector<BufferId> workspace;          ///< by device
   BufferId weight_staging = kNoBuffer;      ///< a host staging buffer for weights, if any
   BufferId state_staging = kNoBuffer;       ///< a host staging buffer for NVMe states, if any
   BufferId activation_staging = kNoBuffer;  ///< a host staging buffer for NVMe activations, if any

@@ -42,6 +42,8 @@ struct Rates {
   // Link: each direction alone, in bytes per second.
   double upload_per_second = 0.0;
   double offload_per_second = 0.0;
+  /// Between two devices of a rank. 0: not given, the data pass through host memory.
+  double peer_per_second = 0.0;
 
   // NVMe, in bytes per second: reading alone, writing alone, and the sum of both at once.
   double read_per_second = 0.0;

@@ -19,8 +19,8 @@ plan::Schedule build(const Problem& problem, const Placement& placement, const O
 std::vector<plan::Buffer> list_buffers(const Problem& problem, const Placement& placement,
                                        const Options& options);
 
-/// Sums the buffers of list_buffers() in whole pages: one unnamed buffer per tier and kind. A
-/// planner calls it thousands of times.
+/// Sums the buffers of list_buffers() in whole pages: one unnamed buffer per tier, kind
+/// and device. A planner calls it thousands of times.
 std::vector<plan::Buffer> sum_buffers(const Problem& problem, const Placement& placement,
                                       const Options& options);
 

@@ -50,7 +50,7 @@ constexpr Homes homes_on(Tier tier) {
 
 /// Returns whether the head handles all vocabulary tiles in one operation, so that no logit is
 /// recomputed: with one tile, or if the head's first block keeps its intermediates and the whole
-/// weights of all tiles are on the device.
+/// weights of all tiles are on one device.
 bool in_one_pass(const Problem& problem, const Placement& placement);
 
 /// Returns whether checkpoints are written while training continues: if some weights or states are

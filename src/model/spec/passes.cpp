@@ -32,6 +32,7 @@ class StopWriter {
                               .share = block.token_share};
         named.per_rank = block.role == BlockRole::exchanged_expert;
       }
+      if (b >= shape_.first_layer() && b < draft_.program.head) named.layer = block.layer;
       draft_.program.blocks.push_back(std::move(named));
     }
   }

@@ -81,6 +81,7 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
          .cleared = of_block(sizes.cleared, model, b),
          .token_share = block.token_share,
          .expert = static_cast<std::uint32_t>(block.expert),
+         .layer = static_cast<std::uint32_t>(block.layer),
          .alike = likeness.number_of(block, b)});
   }
   return blocks;

@@ -43,6 +43,7 @@ struct BlockShape {
   Bytes cleared = 0;                    ///< KernelSizes::cleared
   double token_share = 1.0;             ///< share of an expert, assuming balanced routing
   std::uint32_t expert = 0;             ///< number of the (first) expert in its layer
+  std::uint32_t layer = 0;              ///< number of its layer, which may have several blocks
   std::uint32_t alike = 0;              ///< equal for blocks with the same kernels
 
   [[nodiscard]] bool is_frozen() const { return gradient == 0; }

@@ -48,7 +48,7 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
     "head": [{"tokens": 512, "tflops": 70}],
     "attention_forward_tflops": 600, "attention_backward_tflops": 350.5,
     "device_memory_gbps": 900, "launch_us": 10, "update_gbps": 60,
-    "upload_gbps": 24.5, "offload_gbps": 25,
+    "upload_gbps": 24.5, "offload_gbps": 25, "peer_gbps": 50,
     "read_gbps": 14, "write_gbps": 12, "mixed_gbps": 13, "io_latency_us": 80,
     "fabric_gbps": 360, "network_gbps": 340, "ranks_per_node": 8,
     "shared_cores": 4, "compute_threads": 3, "update_threads": 2,
@@ -67,6 +67,7 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
   EXPECT_EQ(rates.launch_seconds, 10e-6);
   EXPECT_EQ(rates.update_per_second, 60e9);
   EXPECT_EQ(rates.upload_per_second, 24.5e9);
+  EXPECT_EQ(rates.peer_per_second, 50e9);
   EXPECT_EQ(rates.mixed_per_second, 13e9);
   EXPECT_EQ(rates.io_latency_seconds, 80e-6);
   EXPECT_EQ(rates.network_per_second, 340e9);
@@ -113,6 +114,7 @@ TEST(RatesFile, WhatIsSavedIsLoadedBitForBit) {
     rates.device_memory_per_second = any();
     rates.launch_seconds = any();
     rates.update_per_second = any();
+    rates.peer_per_second = any();
     rates.upload_per_second = any();
     rates.offload_per_second = any();
     rates.read_per_second = any();
@@ -214,7 +216,7 @@ TEST(RatesFile, AFileThatCannotBeWrittenLeavesNothingBehind) {
 /// work.
 plan::Schedule demanding_schedule(std::uint32_t ranks) {
   const std::vector<step::SimpleBlock> blocks(4, {.elements = 1 << 19, .flops = 1e9});
-  step::PlacedProblem placed = step::simple_problem(blocks, 2, kMiB);
+  step::BuildArguments placed = step::simple_problem(blocks, 2, kMiB);
   placed.problem.micro_batch_tokens = 512;
   placed.problem.sharers = ranks;
   placed.problem.stage = 3;

@@ -24,7 +24,7 @@ namespace {
 
 /// Host weights and NVMe states, gated: updates under the next forward pass, states read ahead.
 struct Pipelined {
-  step::PlacedProblem placed = step::equal_blocks(4, 2, {Tier::host, Tier::nvme, Tier::device});
+  step::BuildArguments placed = step::equal_blocks(4, 2, {Tier::host, Tier::nvme, Tier::device});
   Schedule schedule = build(placed);
 };
 
@@ -147,13 +147,14 @@ TEST(Executor, ADestroyedExecutorFinishesOnlyStartedOperations) {
 
 TEST(Executor, ShowsEveryOperationOnceInAnOrderThatItsEdgesAllow) {
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
-    const step::PlacedProblem placed = step::random_problem(seed);
+    const step::BuildArguments placed = step::random_problem(seed, {.devices = true});
     const Schedule schedule = build(placed);
     const auto runs = step::random_runs(placed, schedule, seed, 5);
     std::vector<Span> spans;
     const auto nothing = [](const Operation&, std::uint64_t) {};
     Executor executor(nothing, step::action_name,
                       {.finish = seed % 2 == 0 ? Handler(nothing) : nullptr,
+                       .devices = schedule.devices,
                        .serial = seed % 4 == 0,
                        .delay_seed = seed,
                        .observer = [&](const Span& span) { spans.push_back(span); }});
@@ -175,9 +176,9 @@ TEST(Executor, ShowsEveryOperationOnceInAnOrderThatItsEdgesAllow) {
     EXPECT_EQ(in_plan_order.size(), spans.size());
     // In real time, too, uses of a buffer do not overlap, nor do two operations of a lane.
     EXPECT_EQ(step::find_conflicts(schedule, in_plan_order), std::vector<std::string>{});
-    std::array<double, kLaneCount> lane_free{};
+    std::vector<double> lane_free(lane_count(schedule.devices), 0.0);
     for (const Span& span : in_plan_order) {
-      double& free = lane_free[static_cast<std::size_t>(span.operation().lane)];
+      double& free = lane_free[lane_number(span.operation())];
       EXPECT_GE(span.start, free);
       free = span.end;
     }

@@ -30,11 +30,13 @@ namespace {
 /// operations, a stream in order, a disk the latest request first.
 class Streams {
  public:
-  explicit Streams(Handler work) : work_(std::move(work)) {
-    for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-      if (!is_queued(kLanes[lane])) continue;
-      streams_[lane].in_order = mode_of(kLanes[lane]) == Mode::streamed;
-      streams_[lane].thread = std::thread([this, lane] { run(streams_[lane]); });
+  explicit Streams(Handler work, std::uint32_t devices = 1)
+      : work_(std::move(work)), streams_(lane_count(devices)) {
+    for (std::size_t number = 0; number < streams_.size(); ++number) {
+      const Lane lane = lane_at(number).lane;
+      if (!is_queued(lane)) continue;
+      streams_[number].in_order = mode_of(lane) == Mode::streamed;
+      streams_[number].thread = std::thread([this, number] { run(streams_[number]); });
     }
   }
   ~Streams() {
@@ -95,9 +97,7 @@ class Streams {
     std::thread thread;
   };
 
-  Stream& of(const Operation& operation) {
-    return streams_[static_cast<std::size_t>(operation.lane)];
-  }
+  Stream& of(const Operation& operation) { return streams_[lane_number(operation)]; }
   void run(Stream& stream) {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -116,7 +116,7 @@ class Streams {
   Handler work_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::array<Stream, kLaneCount> streams_;
+  std::vector<Stream> streams_;  ///< by lane_number()
   std::size_t most_ = 0;
   bool ending_ = false;
 };
@@ -127,11 +127,12 @@ class Streams {
 template <class Execute>
 void expect_serial_results(Execute execute) {
   for (std::uint64_t seed = 0; seed < 25; ++seed) {
-    const step::PlacedProblem placed = step::random_problem(seed);
+    const step::BuildArguments placed = step::random_problem(seed, {.devices = seed % 4 == 0});
     const Schedule schedule = build(placed);
     const auto runs = step::random_runs(placed, schedule, seed, 6);
     const auto expected = step::serial_result(schedule, runs.runs);
-    const auto run = [&](const ExecutorOptions& options, bool patient) {
+    const auto run = [&](ExecutorOptions options, bool patient) {
+      options.devices = schedule.devices;
       step::FakeMachine machine(schedule.buffers.size());
       execute(machine, options,
               [&](Executor& executor) { step::submit_all(executor, runs.runs, patient); });
@@ -158,11 +159,12 @@ TEST(Executor, QueuedLanesGiveTheSerialResult) {
   std::map<std::size_t, std::size_t> most;  // number enqueued, by the maximum allowed
   expect_serial_results(
       [&](step::FakeMachine& machine, const ExecutorOptions& options, auto submit) {
-        Streams streams([&](const Operation& op, std::uint64_t n) {
+        const auto work = [&](const Operation& op, std::uint64_t n) {
           if (options.delay_seed)
             std::this_thread::sleep_for(std::chrono::microseconds(n % 3 * 40));
           machine.perform(op, n);
-        });
+        };
+        Streams streams(work, options.devices);
         Executor executor([&](const Operation& op, std::uint64_t n) { streams.start(op, n); },
                           step::action_name, streams.options(options));
         submit(executor);
@@ -209,7 +211,8 @@ TEST(Executor, TurnsHaveTheSameOrderWhateverTheTimes) {
   using Starts = std::vector<std::pair<const Operation*, std::uint64_t>>;
   std::size_t crossings = 0;
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
-    const step::PlacedProblem placed = step::random_problem(seed, {.ranks = true});
+    const step::BuildArguments placed =
+        step::random_problem(seed, {.ranks = true, .devices = true});
     const Schedule schedule = build(placed);
     const auto runs = step::random_runs(placed, schedule, seed, 3);
     const auto starts_of = [&](std::uint64_t delay_seed) {
@@ -217,8 +220,10 @@ TEST(Executor, TurnsHaveTheSameOrderWhateverTheTimes) {
       std::mutex mutex;
       std::atomic<int> in_turn = 0;
       step::FakeMachine machine(schedule.buffers.size());
-      Streams streams([&](const Operation& op, std::uint64_t n) { machine.perform(op, n); });
-      const ExecutorOptions options = {.takes_turn = takes_turn, .delay_seed = delay_seed};
+      Streams streams([&](const Operation& op, std::uint64_t n) { machine.perform(op, n); },
+                      schedule.devices);
+      const ExecutorOptions options = {
+          .takes_turn = takes_turn, .devices = schedule.devices, .delay_seed = delay_seed};
       Executor executor(
           [&](const Operation& op, std::uint64_t n) {
             if (takes_turn(op)) {
@@ -283,7 +288,7 @@ TEST(Executor, AnotherStreamOfTheLaneWaitsForEnqueuedOperations) {
   Plan plan = chain({Lane::compute, Lane::compute});
   plan.operations[1].device = 1;
   std::atomic<bool> over = false;
-  ExecutorOptions options;
+  ExecutorOptions options = {.devices = 2};
   options.finish = [&](const Operation& op, std::uint64_t) {
     if (op.device > 0) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -60,26 +60,27 @@ struct Alone {
 /// sum of all as an upper bound.
 Alone alone(const Plan& plan, const Schedule& schedule, const Rates& rates) {
   Alone result;
-  std::map<Lane, double> lanes;
+  std::map<std::size_t, double> lanes;  // by lane_number()
   std::vector<double> end(plan.operations.size(), 0.0);
   for (OpId id = 0; id < plan.operations.size(); ++id) {
     const Operation& operation = plan.operations[id];
     const double seconds = seconds_alone(operation, schedule, rates);
     const double least = seconds_in_turn(operation, schedule, rates);
-    double start = lanes[operation.lane];
+    double start = lanes[lane_number(operation)];
     for (const OpId before : operation.after) start = std::max(start, end[before]);
     end[id] = start + least;
     result.critical_path = std::max(result.critical_path, end[id]);
     result.sum += seconds;
-    lanes[operation.lane] += least;
-    result.largest_lane = std::max(result.largest_lane, lanes[operation.lane]);
+    double& lane = lanes[lane_number(operation)];
+    lane += least;
+    result.largest_lane = std::max(result.largest_lane, lane);
   }
   return result;
 }
 
 TEST(Simulator, AStepIsNeverShorterThanItsPathsNorLongerThanSerial) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    const Schedule schedule = build(step::random_problem(seed));
+    const Schedule schedule = build(step::random_problem(seed, {.devices = true}));
     const Rates rates = random_rates(seed);
     const Prediction prediction = simulate(schedule, rates, kOneRun);
     const Alone limits = alone(schedule.first, schedule, rates);
@@ -93,7 +94,7 @@ TEST(Simulator, AStepIsNeverShorterThanItsPathsNorLongerThanSerial) {
 
 TEST(Simulator, EveryOperationRunsOnceInLaneOrderAfterItsPredecessors) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    const Schedule schedule = build(step::random_problem(seed));
+    const Schedule schedule = build(step::random_problem(seed, {.devices = true}));
     const Prediction prediction =
         simulate(schedule, random_rates(seed), {.warm_up = 0, .timeline = true});
     std::map<std::pair<std::uint64_t, OpId>, Span> spans;
@@ -104,10 +105,10 @@ TEST(Simulator, EveryOperationRunsOnceInLaneOrderAfterItsPredecessors) {
               schedule.first.operations.size() + 2 * schedule.steady.operations.size());
     const auto behind_first = seam(schedule.first, schedule.steady);
     const auto behind_steady = seam(schedule.steady, schedule.steady);
-    std::map<Lane, double> lane_free;
-    for (const auto& [key, span] : spans) {  // in order of runs and plans
+    std::map<std::size_t, double> lane_free;  // by lane_number()
+    for (const auto& [key, span] : spans) {   // in order of runs and plans
       const auto [run, op] = key;
-      double& free = lane_free[span.operation().lane];
+      double& free = lane_free[lane_number(span.operation())];
       EXPECT_GE(span.start, free) << seed;
       free = span.end;
       for (const OpId before : span.operation().after) {
@@ -124,7 +125,7 @@ TEST(Simulator, EveryOperationRunsOnceInLaneOrderAfterItsPredecessors) {
 
 TEST(Simulator, TheSameArgumentsGiveTheSameBits) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
-    const Schedule schedule = build(step::random_problem(seed));
+    const Schedule schedule = build(step::random_problem(seed, {.devices = true}));
     const auto run = [&] { return simulate(schedule, random_rates(seed)); };
     const Prediction one = run();
     const Prediction two = run();
@@ -136,7 +137,7 @@ TEST(Simulator, TheSameArgumentsGiveTheSameBits) {
 
 TEST(Simulator, BusyAndStalledTimeFitIntoAStep) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    const Schedule schedule = build(step::random_problem(seed));
+    const Schedule schedule = build(step::random_problem(seed, {.devices = true}));
     const Prediction prediction = simulate(schedule, random_rates(seed));
     for (const Lane lane : kLanes) {
       const double used = at(prediction.busy_seconds, lane) + at(prediction.stalled_seconds, lane);
@@ -147,7 +148,7 @@ TEST(Simulator, BusyAndStalledTimeFitIntoAStep) {
 }
 
 /// GPT of 128 layers of width 25600: a trillion parameters, on 64 nodes of 8 ranks.
-step::PlacedProblem a_trillion_parameters(std::uint32_t micro_batches) {
+step::BuildArguments a_trillion_parameters(std::uint32_t micro_batches) {
   constexpr Bytes kWidth = 25600;
   constexpr Bytes kVocabulary = 51200;
   constexpr std::uint64_t kTokens = 2048;
@@ -159,7 +160,7 @@ step::PlacedProblem a_trillion_parameters(std::uint32_t micro_batches) {
   std::vector<step::SimpleBlock> blocks(130, dense(12 * kWidth * kWidth));
   blocks.front() = {(kVocabulary + kTokens) * kWidth, 0.0};
   blocks.back() = dense(kVocabulary * kWidth);
-  step::PlacedProblem placed = step::simple_problem(blocks, micro_batches, 2 * kTokens * kWidth);
+  step::BuildArguments placed = step::simple_problem(blocks, micro_batches, 2 * kTokens * kWidth);
   placed.problem.micro_batch_tokens = kTokens;
   placed.problem.sharers = kWorld;
   placed.problem.stage = 3;

@@ -17,8 +17,8 @@ namespace {
 
 Action action_of(Lane lane) {
   constexpr std::array<Action, kLaneCount> kActions = {
-      Action::compute, Action::upload, Action::offload, Action::gather,
-      Action::reduce,  Action::update, Action::fetch,   Action::writeback};
+      Action::compute, Action::upload, Action::offload,   Action::gather, Action::reduce,
+      Action::update,  Action::fetch,  Action::writeback, Action::pass};
   return kActions[static_cast<std::size_t>(lane)];
 }
 
@@ -41,6 +41,11 @@ class Hand {
     plan_.operations.push_back(std::move(operation));
     return static_cast<OpId>(plan_.operations.size() - 1);
   }
+  /// Moves the last operation to another device.
+  void on(std::uint8_t device) {
+    plan_.operations.back().device = device;
+    devices_ = std::max(devices_, device + 1U);
+  }
 
   Hand& gate(OpId id) {
     plan_.gate = id;
@@ -56,11 +61,13 @@ class Hand {
   [[nodiscard]] Schedule schedule() const {
     Schedule schedule;
     schedule.steady = plan_;
+    schedule.devices = devices_;
     return schedule;
   }
 
  private:
   Plan plan_;
+  std::uint32_t devices_ = 1;
 };
 
 constexpr SimulationOptions kOneRun = {.warm_up = 0, .measured = 1, .timeline = true};
@@ -175,6 +182,66 @@ TEST(Simulator, GatherAndReduceShareTheLinesBetweenRanks) {
   const Prediction prediction = run_once(hand);
   EXPECT_DOUBLE_EQ(prediction.step_seconds, 6.0);
   EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::gather), 6.0);
+}
+
+TEST(Simulator, DevicesHaveTheirOwnLanesAndShareTheDisks) {
+  Hand hand;
+  hand.add(Lane::compute, 4.0);
+  const OpId upload = hand.add(Lane::upload, 3.0);
+  const OpId gather = hand.add(Lane::gather, 2.0);
+  hand.add(Lane::compute, 6.0);
+  hand.on(1);
+  const OpId other_upload = hand.add(Lane::upload, 3.0);
+  hand.on(1);
+  const OpId reduce = hand.add(Lane::reduce, 2.0);
+  hand.on(1);
+  const OpId first = hand.add(Lane::fetch, 1.0);
+  const OpId second = hand.add(Lane::fetch, 1.0);
+  const Prediction prediction = run_once(hand);
+  EXPECT_DOUBLE_EQ(prediction.step_seconds, 6.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, upload).end, 3.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, other_upload).end, 3.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, gather).end, 2.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, reduce).end, 2.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, first).end, 1.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, second).end, 2.0);
+  EXPECT_DOUBLE_EQ(at(prediction.busy_seconds, Lane::compute), 5.0) << "the mean";
+  EXPECT_DOUBLE_EQ(at(prediction.busy_seconds, Lane::fetch), 2.0);
+  EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::compute), 6.0) << "of the busiest device";
+  EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::gather), 2.0);
+  EXPECT_EQ(prediction.bytes[static_cast<std::size_t>(Lane::upload)], 6U);
+}
+
+TEST(Simulator, ACopyBetweenDevicesUsesTheLinkUnlessItHasItsOwnRate) {
+  Hand hand;
+  const OpId pass = hand.add(Lane::pass, 4.0);
+  hand.on(1);
+  const OpId offload = hand.add(Lane::offload, 2.0);
+  hand.on(1);
+  const OpId other = hand.add(Lane::offload, 2.0);
+  Rates rates = unit_rates();
+  const Prediction by_host = run_once(hand, rates);
+  EXPECT_DOUBLE_EQ(span_of(by_host, offload).end, 4.0);
+  EXPECT_DOUBLE_EQ(span_of(by_host, other).end, 2.0);
+  EXPECT_DOUBLE_EQ(span_of(by_host, pass).end, 6.0);
+  EXPECT_DOUBLE_EQ(bound_of(by_host, Lane::pass), 6.0);
+  rates.offload_per_second = 0.5;  // the slower direction
+  EXPECT_DOUBLE_EQ(seconds_alone(hand.schedule().steady.operations[pass], hand.schedule(), rates),
+                   8.0);
+  rates.peer_per_second = 2.0;
+  const Prediction peers = run_once(hand, rates);
+  EXPECT_DOUBLE_EQ(span_of(peers, pass).end, 2.0);
+  EXPECT_DOUBLE_EQ(span_of(peers, offload).end, 4.0);
+  EXPECT_DOUBLE_EQ(bound_of(peers, Lane::pass), 2.0);
+}
+
+TEST(Simulator, ComputeTeamsOfSeveralDevicesShareTheCores) {
+  Hand hand;
+  hand.add(Lane::compute, 6.0);
+  hand.add(Lane::compute, 6.0);
+  hand.on(1);
+  EXPECT_DOUBLE_EQ(run_once(hand, with_cores(2, 2, 2)).step_seconds, 12.0);
+  EXPECT_DOUBLE_EQ(run_once(hand, with_cores(4, 2, 2)).step_seconds, 6.0);
 }
 
 TEST(Simulator, ComputeAndUpdateShareCoresByTheirThreads) {

@@ -2,6 +2,7 @@
 #include <array>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include <gtest/gtest.h>
 
@@ -13,8 +14,8 @@
 namespace ballast::step::builder_test {
 namespace {
 
-PlacedProblem uniform(std::size_t blocks, std::uint32_t micro_batches, Tier weights,
-                      Tier optimizer) {
+BuildArguments uniform(std::size_t blocks, std::uint32_t micro_batches, Tier weights,
+                       Tier optimizer) {
   return equal_blocks(blocks, micro_batches, {weights, optimizer, Tier::device});
 }
 
@@ -90,7 +91,7 @@ BytesOfHomes seen(const Plan& plan, Action action, Payload payload) {
 
 TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrderWithoutZerosOfTheDevice) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    PlacedProblem placed = random_problem(seed, {.ranks = seed % 2 == 1});
+    BuildArguments placed = random_problem(seed, {.ranks = seed % 2 == 1});
     auto& [problem, placement, options] = placed;
     // Large enough for several pieces.
     for (BlockSizes& block : problem.blocks) {
@@ -150,17 +151,17 @@ TEST(Builder, AFillMakesTheStatesOfABlockWhileThoseOfTheBlockBeforeAreWritten) {
 }
 
 TEST(Builder, ThePassingPlaceForTheDeviceIsSmallAndOftenThereAlready) {
-  const auto host_bytes = [](const PlacedProblem& problem) {
+  const auto host_bytes = [](const BuildArguments& problem) {
     return build(problem).bytes(Tier::host);
   };
-  PlacedProblem large = uniform(3, 1, Tier::device, Tier::device);
-  PlacedProblem tiny = large;
+  BuildArguments large = uniform(3, 1, Tier::device, Tier::device);
+  BuildArguments tiny = large;
   for (BlockSizes& block : large.problem.blocks) block.sub_groups = {{64 * kMiB}};
   const Bytes batch = host_bytes(uniform(3, 1, Tier::nvme, Tier::nvme));
   EXPECT_LE(host_bytes(large) - host_bytes(tiny), 1 * kMiB);
   EXPECT_LT(host_bytes(tiny), batch);
   // The staging of a step is used.
-  const PlacedProblem mixed = uniform(3, 1, Tier::device, Tier::host);
+  const BuildArguments mixed = uniform(3, 1, Tier::device, Tier::host);
   for (const Buffer& buffer : build(mixed).buffers) {
     EXPECT_EQ(buffer.name.find("passing place"), std::string::npos) << buffer.name;
   }
@@ -178,7 +179,7 @@ TEST(Builder, LayerMajorMovesWeightsOncePerPassForAnyNumberOfMicroBatches) {
 }
 
 TEST(Builder, MicroBatchMajorMovesWeightsPerMicroBatch) {
-  PlacedProblem problem = uniform(6, 4, Tier::host, Tier::host);
+  BuildArguments problem = uniform(6, 4, Tier::host, Tier::host);
   problem.options.order = Order::micro_batch_major;
   const Schedule schedule = build(problem);
   EXPECT_GT(count(schedule.steady, Action::upload, Payload::weights), 4U * 6U);
@@ -208,7 +209,7 @@ TEST(Builder, GradientsOnNvmeNeedOnlyStaging) {
   };
   for (const Tier optimizer : {Tier::device, Tier::host, Tier::nvme}) {
     for (const Update update : {Update::gated, Update::eager}) {
-      PlacedProblem problem = uniform(5, 2, Tier::device, optimizer);
+      BuildArguments problem = uniform(5, 2, Tier::device, optimizer);
       problem.options.update = update;
       const Schedule without = build(problem);
       for (BlockPlacement& block : problem.placement.blocks) block.gradients = Tier::nvme;
@@ -242,8 +243,8 @@ TEST(Builder, NextForwardOfABlockWaitsOnlyForThatBlocksUpdate) {
 }
 
 /// Every other block speculates.
-PlacedProblem speculating(Tier weights, Tier optimizer) {
-  PlacedProblem problem = uniform(6, 2, weights, optimizer);
+BuildArguments speculating(Tier weights, Tier optimizer) {
+  BuildArguments problem = uniform(6, 2, weights, optimizer);
   for (std::size_t b = 1; b < 6; b += 2) problem.placement.blocks[b].speculates = true;
   return problem;
 }
@@ -294,16 +295,16 @@ TEST(Builder, CopiesOfOldValuesCountAsTrafficOfTheUpdate) {
 }
 
 TEST(Builder, SumsAreThoseOfTheListedBuffers) {
-  using Sums = std::map<std::pair<Tier, Kind>, Bytes>;
+  using Sums = std::map<std::tuple<Tier, Kind, std::uint8_t>, Bytes>;
   const auto sums_of = [](const std::vector<Buffer>& buffers) {
     Sums sums;
     for (const Buffer& buffer : buffers) {
-      sums[{buffer.tier, buffer.kind}] += round_up(buffer.bytes, kPage);
+      sums[{buffer.tier, buffer.kind, buffer.device}] += round_up(buffer.bytes, kPage);
     }
     return sums;
   };
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    auto [problem, placement, options] = any_problem(seed);
+    auto [problem, placement, options] = any_problem(seed, true);
     options.kept_checkpoints = static_cast<std::uint32_t>(seed % 3);
     EXPECT_EQ(sums_of(sum_buffers(problem, placement, options)),
               sums_of(list_buffers(problem, placement, options)))
@@ -313,7 +314,7 @@ TEST(Builder, SumsAreThoseOfTheListedBuffers) {
 
 TEST(Builder, ACheckpointInTheBackgroundHasRoomInAdditionToTheOthers) {
   const auto count = [](Tier first, Tier others, std::uint32_t kept) {
-    PlacedProblem problem = uniform(3, 1, others, others);
+    BuildArguments problem = uniform(3, 1, others, others);
     problem.placement.blocks[0].optimizer = first;
     problem.options.kept_checkpoints = kept;
     std::size_t homes = 0;
@@ -334,7 +335,7 @@ TEST(Builder, ACheckpointInTheBackgroundHasRoomInAdditionToTheOthers) {
 }
 
 TEST(Builder, RefusesInvalidProblems) {
-  PlacedProblem problem = uniform(3, 1, Tier::host, Tier::host);
+  BuildArguments problem = uniform(3, 1, Tier::host, Tier::host);
   problem.placement.blocks.pop_back();
   EXPECT_THROW(build(problem), Error);
   problem = uniform(3, 1, Tier::host, Tier::host);

@@ -1,7 +1,6 @@
 #include "tests/unit/step/fake_run.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <utility>
 
@@ -28,7 +27,7 @@ std::vector<plan::Span> fake_spans(const std::vector<const Plan*>& runs, std::ui
   Dice dice(seed);
   std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
   std::vector<plan::Span> spans;
-  std::array<double, plan::kLaneCount> lane_free{};
+  std::vector<double> lane_free(plan::lane_count(plan::kMostDevices), 0.0);
   std::vector<double> ended;         // ends in the current run
   std::vector<double> ended_before;  // ends in the previous run
   double finished = 0.0;             // end of the last run but one
@@ -46,7 +45,7 @@ std::vector<plan::Span> fake_spans(const std::vector<const Plan*>& runs, std::ui
     for (OpId id = 0; id < plan.operations.size(); ++id) {
       const Operation& op = plan.operations[id];
       // Disk requests start in plan order and end in any order.
-      double& free = lane_free[static_cast<std::size_t>(op.lane)];
+      double& free = lane_free[plan::lane_number(op)];
       double start = std::max(free, finished);
       for (const OpId before : op.after) start = std::max(start, ended[before]);
       for (const OpId before : joins[id]) start = std::max(start, ended_before[before]);

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "ballast/step/deal.h"
 #include "ballast/step/labels.h"
 #include "ballast/step/names.h"
 #include "ballast/step/rank_sizes.h"
 
+#include "tests/unit/step/device_faults.h"
 #include "tests/unit/step/drawn_rows.h"
 #include "tests/unit/step/rank_part.h"
 #include "tests/unit/step/serial_order.h"
@@ -33,6 +35,7 @@ class Interpreter {
         schedule_(schedule),
         rank_(problem),
         number_(schedule.ranks == 1 ? 0 : 1 + seed % (schedule.ranks - 1)),
+        dealt_(deal(program_, problem.devices)),
         part_(problem, options.purpose == Purpose::training, number_),
         rows_(program_, schedule.ranks > 1, seed),
         training_order_(program_, program_.training, form_of(problem, placement)),
@@ -70,6 +73,7 @@ class Interpreter {
     }
     for (const Operation& op : plan.operations) {
       taken_ = 0;
+      if (const auto fault = find_device_fault(op, schedule_, dealt_)) complain(op, *fault);
       perform(op);
       if (taken_ != op.uses.size()) complain(op, "uses what it does not need");
     }
@@ -127,6 +131,7 @@ class Interpreter {
       case Action::offload:
       case Action::fetch:
       case Action::writeback:
+      case Action::pass:
         return move(op);
       case Action::gather:
         return op.payload == Payload::value ? gather_counts(op) : gather_weights(op);
@@ -199,7 +204,7 @@ class Interpreter {
       case OperandKind::gradient:
         return add(op, number, buffer);
       case OperandKind::workspace:
-        if (buffer != schedule_.workspace) complain(op, "has another workspace");
+        if (buffer != schedule_.workspace[op.device]) complain(op, "has another workspace");
         return;
       case OperandKind::weights:
         break;
@@ -660,23 +665,7 @@ class Interpreter {
     return {buffer, problem_.micro_batches * before + micro * bytes, bytes};
   }
 
-  /// Whether what lies in a buffer is on its way: somebody must read it before it is replaced.
-  [[nodiscard]] bool passes(BufferId id) const {
-    const Buffer& buffer = schedule_.buffers[id];
-    switch (buffer.kind) {
-      case Kind::staging:
-      case Kind::accumulators:
-      case Kind::activations:
-      case Kind::intermediates:
-        return true;
-      case Kind::gradients:  // on NVMe only a rollback may read it again
-        return buffer.tier != Tier::nvme;
-      case Kind::batch:
-        return buffer.tier == Tier::device;
-      default:
-        return false;
-    }
-  }
+  [[nodiscard]] bool passes(BufferId id) const { return is_in_transit(schedule_.buffers[id]); }
 
   /// The argument of an operation.
   Use take(const Operation& op, Role role, bool writes) {
@@ -753,7 +742,8 @@ class Interpreter {
   const Options& options_;
   const Schedule& schedule_;
   RankSizes rank_;
-  std::uint32_t number_;  ///< rank; not the first, whose shards begin at 0
+  std::uint32_t number_;             ///< rank; not the first, whose shards begin at 0
+  std::vector<std::uint8_t> dealt_;  ///< by block
   RankPart part_;
   DrawnRows rows_;
   SerialOrder training_order_;

@@ -10,6 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/step/labels.h"
+#include "ballast/step/names.h"
+#include "ballast/step/rank_sizes.h"
 
 #include "src/step/plan_types.h"
 #include "tests/support/random_problem.h"
@@ -21,7 +23,7 @@ namespace {
 /// A schedule and a training that uses all of its plans.
 struct Case {
   explicit Case(std::uint64_t seed)
-      : number(seed), placed(random_problem(seed, {.ranks = seed % 2 == 1})) {
+      : number(seed), placed(random_problem(seed, {.ranks = seed % 2 == 1, .devices = true})) {
     const auto& [problem, placement, options] = placed;
     schedule = build(problem, placement, options);
     fill = build_fill(problem, placement, options);
@@ -47,7 +49,7 @@ struct Case {
   }
 
   std::uint64_t number;
-  PlacedProblem placed;
+  BuildArguments placed;
   Schedule schedule;
   Plan fill;
   Plan read;
@@ -154,7 +156,13 @@ std::map<std::string, Plant> faults() {
     for (Use& use : op.uses) use.writes = false;
   });
   all["all ranks' part instead of the shard"] = change(
-      [](const Case&, const Operation& op) { return is_update(op) && op.uses.front().shard; },
+      [](const Case& c, const Operation& op) {
+        // The shard may be the first one of the weights that the rank keeps.
+        const Problem& problem = c.placed.problem;
+        const auto rank = static_cast<std::uint32_t>(1 + c.number % (problem.sharers - 1));
+        return is_update(op) && op.uses.front().shard &&
+               RankSizes(problem).shard_at_home(op.block, rank) > 0;
+      },
       [](const Case&, Operation& op) { op.uses.front().shard = false; });
   all["another micro-batch"] = change(
       [](const Case& c, const Operation& op) {
@@ -184,6 +192,11 @@ std::map<std::string, Plant> faults() {
       change([](const Case&,
                 const Operation& op) { return is_update(op) || op.payload == Payload::states; },
              [](const Case&, Operation& op) { ++op.sub_group; });
+  all["another device"] = change(
+      [](const Case&, const Operation& op) { return plan::is_per_device(op.lane); },
+      [](const Case& c, Operation& op) {
+        op.device = static_cast<std::uint8_t>((op.device + 1) % std::max(2U, c.schedule.devices));
+      });
   all["other ranks"] = change(
       [](const Case&, const Operation& op) {
         return op.action == Action::gather && op.payload == Payload::weights;
@@ -230,8 +243,10 @@ TEST(PlantedFaults, AreFound) {
         OpId tried = 0;
         while (tried < n && !plants((from + tried) % n)) ++tried;
         if (tried == n) continue;
+        const Operation& at = (c.schedule.*which).operations[(from + tried) % n];
         EXPECT_TRUE(c.finds_faults(schedule))
-            << name << ": operation " << (from + tried) % n << " of " << (schedule.*which).name
+            << name << ": operation " << (from + tried) % n << " ("
+            << OperationNames(c.placed.problem)(at) << ") of " << (schedule.*which).name
             << ", seed " << seed;
         ++planted[name];
       }

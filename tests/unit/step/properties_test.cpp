@@ -19,11 +19,11 @@ constexpr std::size_t kRuns = 6;
 
 struct Case {
   explicit Case(std::uint64_t seed)
-      : placed(any_problem(seed)),
+      : placed(any_problem(seed, true)),
         schedule(build(placed.problem, placed.placement, placed.options)),
         sequence(random_runs(placed, schedule, seed, kRuns)) {}
 
-  PlacedProblem placed;
+  BuildArguments placed;
   Schedule schedule;
   RunSequence sequence;
 };
@@ -52,7 +52,7 @@ TEST(EverySchedule, GivesEachOperationJustWhatItNeedsWhateverTheOperationsTake) 
 TEST(EverySchedule, ForEvaluationHasOnlyWhatItsEvaluationUses) {
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     const auto [problem, placement, options] =
-        random_problem(seed, {.ranks = seed % 2 == 0, .evaluation = true});
+        random_problem(seed, {.ranks = seed % 2 == 0, .devices = true, .evaluation = true});
     const Schedule schedule = build(problem, placement, options);
     std::set<BufferId> used;
     for (const Operation& op : schedule.evaluation.operations) {

@@ -11,6 +11,7 @@
 
 #include "ballast/model/step_program.h"
 #include "ballast/plan/plan.h"
+#include "ballast/step/deal.h"
 #include "ballast/step/placement.h"
 #include "ballast/step/problem.h"
 #include "ballast/step/rank_sizes.h"
@@ -18,12 +19,14 @@
 namespace ballast::step {
 
 /// Whether the head of the trained model is one pass: its first block keeps what one pass needs,
-/// and the whole weights of all tiles are on the device.
+/// and the whole weights of all tiles are on the device of that block.
 inline model::HeadForm form_of(const Problem& problem, const Placement& placement) {
   const std::optional<model::OnePassHead>& head = problem.program().one_pass;
+  const std::vector<std::uint8_t> dealt = deal(problem.program(), problem.devices);
   const auto is_there = [&](model::BlockId block) {
     const bool split = RankSizes(problem).shards_weights(block);
-    return placement.blocks[block].weights == Tier::device && !split;
+    return placement.blocks[block].weights == Tier::device && !split &&
+           dealt[block] == dealt[head->keeper];
   };
   const bool one = !head || (placement.blocks[head->keeper].kept == Kept::all &&
                              std::all_of(head->on_device.begin(), head->on_device.end(), is_there));

@@ -58,6 +58,23 @@ inline std::string show(const Content& content) {
                      (content.version & Content::kUndone) > 0 ? " undone" : "", content.by);
 }
 
+/// Whether what lies in a buffer is on its way: somebody must read it before it is replaced.
+inline bool is_in_transit(const Buffer& buffer) {
+  switch (buffer.kind) {
+    case Kind::staging:
+    case Kind::accumulators:
+    case Kind::activations:
+    case Kind::intermediates:
+      return true;
+    case Kind::gradients:  // on NVMe only a rollback may read it again
+      return buffer.tier != Tier::nvme;
+    case Kind::batch:
+      return buffer.tier == Tier::device;
+    default:
+      return false;
+  }
+}
+
 /// The meanings of the bytes of all buffers.
 class SymbolicMemory {
  public:

@@ -10,11 +10,13 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/step/deal.h"
 #include "ballast/step/lives.h"
 
 #include "src/step/plan_types.h"
 #include "src/step/recomputation.h"
 #include "tests/support/random_problem.h"
+#include "tests/unit/step/value_devices.h"
 
 namespace ballast::step::volumes_test {
 namespace {
@@ -54,17 +56,22 @@ class Misses {
 /// that move with them.
 class Counter {
  public:
-  explicit Counter(const PlacedProblem& placed)
+  explicit Counter(const BuildArguments& placed)
       : problem_(placed.problem),
         program_(placed.problem.program()),
         place_(placed.placement),
         options_(placed.options),
         form_(in_one_pass(problem_, place_) ? model::HeadForm::one_pass : model::HeadForm::visits),
-        slots_(options_.buffers.weight_slots + moved_for_other_blocks()),
-        staging_(options_.buffers.weight_staging) {}
+        dealt_(deal(program_, problem_.devices)),
+        staging_(options_.buffers.weight_staging),
+        decoded_(problem_.devices, Misses(1)) {
+    for (std::uint32_t d = 0; d < problem_.devices; ++d) {
+      slots_.emplace_back(options_.buffers.weight_slots + moved_for_other_blocks(d));
+    }
+  }
 
   Volumes training_step(std::uint32_t micro_batches, bool applies_updates) {
-    values(micro_batches);
+    values(stops_of(program_.training, form_), micro_batches);
     for (const model::StepValue& value : program_.values) activations(value, micro_batches);
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       if (!is_trained(b)) continue;
@@ -111,7 +118,7 @@ class Counter {
 
   Volumes evaluation() {
     const std::uint32_t micro_batches = problem_.evaluation_micro_batches;
-    values(micro_batches);
+    values(stops_of(program_.evaluation, model::HeadForm::visits), micro_batches);
     for (pass_ = 0; pass_ < (layer_major() ? 1 : micro_batches); ++pass_) {
       for (const model::Stop& stop : program_.evaluation) weights(stop);
     }
@@ -119,11 +126,13 @@ class Counter {
   }
 
  private:
-  /// Number of blocks whose weights move for the pass of another block. Each takes one more slot.
-  [[nodiscard]] std::size_t moved_for_other_blocks() const {
+  /// Number of blocks whose weights move for the pass of another block on a device. Each takes one
+  /// more slot.
+  [[nodiscard]] std::size_t moved_for_other_blocks(std::uint32_t device) const {
     std::size_t most = 0;
     for (const model::Stop* stop : stops_of(program_.training, form_)) {
       for (const model::PassId id : stop->passes) {
+        if (dealt_[program_.passes[id].block] != device) continue;
         std::size_t moving = 0;
         for (const model::Operand& operand : program_.passes[id].operands) {
           const bool moves = operand.kind == model::OperandKind::weights &&
@@ -213,12 +222,20 @@ class Counter {
     }
   }
 
-  /// Inputs of the step, its reports, and numbers of rows.
-  void values(std::uint32_t micro_batches) {
-    for (const model::StepValue& value : program_.values) {
+  /// Inputs of the step, its reports, numbers of rows, and copies between devices.
+  void values(const std::vector<const model::Stop*>& stops, std::uint32_t micro_batches) {
+    for (model::ValueId v = 0; v < program_.values.size(); ++v) {
+      const model::StepValue& value = program_.values[v];
       const model::ValueClass& of = program_.classes[value.of];
       const Bytes bytes = program_.bytes_of(value);
-      if (of.from_host) count(Lane::upload, micro_batches * bytes);
+      const auto [writers, readers, copies] = devices_of(program_, v, stops, dealt_);
+      if (of.from_host) count(Lane::upload, readers.size() * micro_batches * bytes);
+      count(Lane::pass, copies * micro_batches * bytes);
+      // The whole report is copied to the host from the device of the head.
+      const bool elsewhere = !writers.empty() && !writers.contains(dealt_[program_.head]);
+      if (of.slots == model::SlotRule::report && elsewhere) {
+        count(Lane::pass, problem_.micro_batches * bytes);
+      }
       if (of.counts) count(Lane::offload, micro_batches * bytes);
       if (of.slots == model::SlotRule::report) count(Lane::offload, problem_.micro_batches * bytes);
     }
@@ -286,12 +303,12 @@ class Counter {
   void weights(const model::Stop& stop) {
     for_weights(stop, [this](std::uint32_t b) {
       const bool decodes = problem_.blocks[b].is_quantized();
-      if (!decodes || decoded_.use(b, for_pass(b))) weights(b, for_pass(b));
+      if (!decodes || decoded_[dealt_[b]].use(b, for_pass(b))) weights(b, for_pass(b));
     });
   }
   /// A block's weights on the device.
   void weights(std::uint32_t block, When when) {
-    if (at(block).weights == Tier::device || !slots_.use(block, when)) return;
+    if (at(block).weights == Tier::device || !slots_[dealt_[block]].use(block, when)) return;
     if (at(block).weights == Tier::nvme) stage(block, when);
     count(Lane::upload, problem_.blocks[block].weight_bytes);
   }
@@ -340,10 +357,11 @@ class Counter {
   const Placement& place_;
   const Options& options_;
   model::HeadForm form_;
-  Misses slots_;
+  std::vector<std::uint8_t> dealt_;  ///< by block
+  std::vector<Misses> slots_;        ///< by device
   Misses staging_;
-  Misses decoded_{1};
-  std::uint32_t pass_ = 0;  ///< number of the pass, by groups of micro-batches
+  std::vector<Misses> decoded_;  ///< by device
+  std::uint32_t pass_ = 0;       ///< number of the pass, by groups of micro-batches
   Volumes volumes_{};
 };
 
@@ -356,7 +374,7 @@ Volumes volumes_of(const Plan& plan) {
 
 TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
   for (std::uint64_t seed = 0; seed < 2000; ++seed) {
-    const PlacedProblem placed = random_problem(seed);
+    const BuildArguments placed = random_problem(seed, {.devices = true});
     const auto& [problem, placement, options] = placed;
     const Schedule schedule = build(placed);
     const bool gated = options.update == Update::gated;
@@ -378,9 +396,9 @@ TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
 }
 
 /// All blocks equal, on one tier.
-PlacedProblem uniform(std::uint32_t world, std::uint32_t stage, Tier optimizer) {
+BuildArguments uniform(std::uint32_t world, std::uint32_t stage, Tier optimizer) {
   const std::vector<SimpleBlock> blocks(8, {.elements = world * Elems{4096}});
-  PlacedProblem placed = simple_problem(blocks);
+  BuildArguments placed = simple_problem(blocks);
   placed.problem.sharers = world;
   placed.problem.stage = stage;
   placed.placement.blocks.assign(8, {Tier::device, optimizer, Tier::device});
@@ -391,7 +409,7 @@ TEST(Volumes, BetweenRanksAreThoseOfTheZeroPaper) {
   for (const std::uint32_t world : {2U, 4U, 64U}) {
     for (std::uint32_t stage = 0; stage <= 3; ++stage) {
       for (const Tier optimizer : kTiers) {
-        const PlacedProblem problem = uniform(world, stage, optimizer);
+        const BuildArguments problem = uniform(world, stage, optimizer);
         const Plan plan = build(problem).steady;
         // Psi: all weights in the training type, of which a rank already has its own shard.
         const Bytes psi = 8 * problem.problem.blocks[0].weight_bytes;
@@ -411,7 +429,7 @@ TEST(Volumes, BetweenRanksAreThoseOfTheZeroPaper) {
 TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
   for (const Bytes width : {2U, 4U}) {
     for (const Tier tier : kTiers) {
-      PlacedProblem problem = uniform(4, 3, tier);
+      BuildArguments problem = uniform(4, 3, tier);
       constexpr Bytes kElements = 64 * 4096;  // for each rank's shard: its scales are a page
       for (BlockSizes& block : problem.problem.blocks) block.weight_bytes = 4 * width * kElements;
       for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
@@ -431,7 +449,7 @@ TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
 TEST(Volumes, OfWeightsSplitInGroupsLeaveTheGroupOnlyBehindTheUpdate) {
   for (const std::uint32_t group : {2U, 4U, 8U}) {
     for (const Tier tier : kTiers) {
-      PlacedProblem problem = uniform(8, 3, tier);
+      BuildArguments problem = uniform(8, 3, tier);
       problem.problem.hpz_partition_size = group;
       for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
       const Schedule schedule = build(problem);
@@ -459,7 +477,7 @@ TEST(Volumes, OfWeightsSplitInGroupsLeaveTheGroupOnlyBehindTheUpdate) {
 
 TEST(Volumes, OfBlocksThatStayWholeInStageThreeAreThoseOfStageTwo) {
   for (const Tier optimizer : kTiers) {
-    PlacedProblem problem = uniform(4, 3, optimizer);
+    BuildArguments problem = uniform(4, 3, optimizer);
     for (const std::size_t whole : {0U, 3U, 4U, 7U})
       problem.problem.blocks[whole].replicated = true;
     const Plan plan = build(problem).steady;

@@ -28,7 +28,7 @@ using plan::Span;
 
 /// A random run of a random model, in the form that the executor records.
 struct Recorded {
-  step::PlacedProblem placed;
+  step::BuildArguments placed;
   plan::Schedule schedule;
   step::RunSequence sequence;
   plan::Timeline timeline;
