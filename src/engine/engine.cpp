@@ -97,7 +97,8 @@ Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<boo
   const Mesh& mesh = blueprint_.mesh;
   expects(problem.sharers == mesh.sharers() &&
               mesh.ranks() == (ranks_ == nullptr ? 1 : ranks_->world()) &&
-              mesh.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
+              mesh.rank == (ranks_ == nullptr ? 0 : ranks_->rank()) &&
+              mesh.sequence == blueprint_.shape.parts,
           "engine: the blueprint's mesh differs from the run's ranks");
   expects(problem.devices == 1, "engine: a rank drives one device");
   const model::KernelSizes& needed = compute_->sizes();
