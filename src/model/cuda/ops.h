@@ -164,7 +164,7 @@ class Ops {
 
  private:
   [[nodiscard]] EmbeddingExtents embedding_extents() const {
-    return {shape_.tokens(), shape_.length, hidden_};
+    return {shape_.tokens(), shape_.whole_length(), hidden_};
   }
   /// Checks enqueued work: always its launch, and its execution with GpuChecks::each.
   void check(cudaError_t code, std::string_view what, ShapeOfWork shape) const {
