@@ -179,9 +179,11 @@ TEST(ConfigSequenceParallel, SaysWhatDividesWhat) {
       R"(model={"family": "llama", "hidden_size": 64, "num_layers": 2, "num_heads": 4})";
   expect({llama, "model.layer_tiles=2", "sequence_parallel_size=2"}, 2,
          "attention in tiles is not shared by ranks");
-  expect({llama, R"(model.rope_scaling={"type": "dynamic", "factor": 2.0})",
-          "model.max_sequence=16", "data.sequence_length=32", "sequence_parallel_size=2"},
-         2, "model.max_sequence");
+  expect({llama,
+          R"(model.rope_scaling={"type": "dynamic", "factor": 2.0,
+                                 "original_max_position_embeddings": 16})",
+          "sequence_parallel_size=2"},
+         2, "depends on the length of each document");
   expect({"train_batch_size=6", "sequence_parallel_size=2"}, 8, "6 is not divisible by");
   expect({"sp_size=2"}, 2, "sequence_parallel_size");
   expect({"context_parallel_size=2"}, 2, "sequence_parallel_size");
