@@ -38,8 +38,10 @@ class TrialsBeforeSteps;
 /// threads and the swap paths.
 struct EngineOptions {
   std::string device = "auto";  ///< auto, host or cuda; its budget is the blueprint's
-  int compute_threads = 0;      ///< host device: threads per kernel; 0: all CPUs
-  double link_gbps = 0.0;       ///< host device: limits copies to this many GB/s; 0: no limit
+  /// GPU number of each device of the rank; empty: local_rank * devices + k for device k.
+  std::vector<std::uint32_t> device_numbers;
+  int compute_threads = 0;  ///< host device: threads per kernel; 0: all CPUs
+  double link_gbps = 0.0;   ///< host device: limits copies to this many GB/s; 0: no limit
   model::KernelOptions kernels;
   cpu_adam::UpdaterOptions update;
   /// Hyperparameters. The engine sets optimizer, learning rate, step and gradient scale.
