@@ -16,9 +16,9 @@
 #include "tests/support/tiny_training.h"
 
 // The invariant of the whole engine on the CUDA device: the tier of states, the device of their
-// update (GPU or CPU), the overlap of transfers and the number of devices do not change a single bit
-// of the results. With fewer GPUs than devices, several devices share one.
-// Without a GPU its kernels run thread by thread on the host, so models and runs are small.
+// update (GPU or CPU), the overlap of transfers and the number of devices do not change a single
+// bit of the results. With fewer GPUs than devices, several devices share one. Without a GPU its
+// kernels run thread by thread on the host, so models and runs are small.
 
 namespace ballast::engine::invariance_on_cuda_test {
 namespace {

@@ -95,7 +95,8 @@ const std::vector<Choice>& choices() {
         R"(ballast.placement=[{"blocks": 1, "weights": "device", "optimizer": "nvme"},
                               {"blocks": 2, "weights": "nvme"}])"}},
       {"mixed, 3 devices",
-       {weights + "nvme", optimizer + "cpu", devices + "3", "ballast.activations=host", "ballast.gradients=nvme",
+       {weights + "nvme", optimizer + "cpu", devices + "3", "ballast.activations=host",
+        "ballast.gradients=nvme",
         R"(ballast.placement=[{"blocks": 1, "weights": "device", "optimizer": "nvme"},
                               {"blocks": 2, "weights": "host", "optimizer": "device"}])"}},
   };

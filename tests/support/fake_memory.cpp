@@ -55,7 +55,8 @@ class Allocations {
   std::map<int, int> working;
 
   [[nodiscard]] bool works_anywhere() const {
-    return std::any_of(working.begin(), working.end(), [](const auto& of) { return of.second > 0; });
+    return std::any_of(working.begin(), working.end(),
+                       [](const auto& of) { return of.second > 0; });
   }
 };
 Allocations& allocations() {

@@ -59,11 +59,11 @@ struct EngineOptions {
 /// Running totals since start().
 struct EngineTotals {
   plan::LaneTotals lanes;
-  std::array<Bytes, 3> allocated{};       ///< per tier; never freed, so also the peak
+  std::array<Bytes, 3> allocated{};        ///< per tier; never freed, so also the peak
   std::vector<Bytes> allocated_on_device;  ///< by device
-  std::vector<Bytes> nvme_bytes_by_path;  ///< bytes written, including the initial fill
-  double fill_seconds = 0.0;              ///< time that start() spent on the initial states
-  std::string io_backend;                 ///< "io_uring", "threads", or "" if nothing is on NVMe
+  std::vector<Bytes> nvme_bytes_by_path;   ///< bytes written, including the initial fill
+  double fill_seconds = 0.0;               ///< time that start() spent on the initial states
+  std::string io_backend;                  ///< "io_uring", "threads", or "" if nothing is on NVMe
   [[nodiscard]] Bytes nvme_bytes_written() const;
 };
 
@@ -178,7 +178,7 @@ class Engine {
   Blueprint blueprint_;
   EngineOptions options_;
   const std::atomic<bool>* interrupted_;
-  comm::Ranks* ranks_;  ///< nullptr for one rank
+  comm::Ranks* ranks_;                         ///< nullptr for one rank
   std::shared_ptr<TrialsBeforeSteps> trials_;  ///< null if products are not timed
   cpu_adam::Updater updater_;
   std::vector<OwnDevice> devices_;

@@ -205,8 +205,8 @@ class CudaDevice final : public Device {
     const cudaError_t code = cudaMemcpyPeerAsync(to.raw(), peer, from.raw(), ordinal_, from.size(),
                                                  as_cuda(stream).native());
     if (code != cudaSuccess) {
-      check_cuda(code, fmt::format("copying {} from CUDA device {} to {}", format_bytes(from.size()),
-                                   ordinal_, peer));
+      check_cuda(code, fmt::format("copying {} from CUDA device {} to {}",
+                                   format_bytes(from.size()), ordinal_, peer));
     }
   }
 
