@@ -188,6 +188,7 @@ std::vector<RateKey> keys_of(Rates& rates) {
           number("device_memory_gbps", rates.device_memory_per_second, kGiga),
           number("launch_us", rates.launch_seconds, kMicro),
           number("update_gbps", rates.update_per_second, kGiga),
+          number("host_memory_gbps", rates.host_memory_per_second, kGiga),
           number("upload_gbps", rates.upload_per_second, kGiga),
           number("offload_gbps", rates.offload_per_second, kGiga),
           number("peer_gbps", rates.peer_per_second, kGiga),

@@ -83,7 +83,7 @@ model::PassScalars scalars_of(const CurrentOperation& at, const model::Pass& pas
 /// operands.
 model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass& pass) {
   model::PassArguments arguments = {.scalars = scalars_of(at, pass),
-                                    .exchange = at.lanes.channels().rows.get()};
+                                    .exchange = at.channels().rows.get()};
   std::array<std::size_t, model::kPortCount> seen{};
   for (const Use& use : at.operation.uses) {
     const Port port = port_of(use);
@@ -119,7 +119,7 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
 void run_pass(const CurrentOperation& at) {
   const model::Pass& pass = at.problem().program().passes[step::pass_id(at.operation)];
   const model::PassArguments arguments = arguments_of(at, pass);
-  at.modules().compute.run(at.stream(), pass, arguments);
+  at.compute().run(at.stream(), pass, arguments);
   if (at.context.checks_results) check_results(at, pass, arguments);
 }
 

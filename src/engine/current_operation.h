@@ -31,6 +31,11 @@ struct CurrentOperation {
     return problem().blocks[operation.block];
   }
   [[nodiscard]] step::RankSizes sizes() const { return step::RankSizes(problem()); }
+  /// Returns its device, with the device's kernels.
+  [[nodiscard]] const DeviceModules& own() const { return modules().devices[operation.device]; }
+  [[nodiscard]] model::Compute& compute() const { return own().compute; }
+  /// Returns the channels of its device between ranks.
+  [[nodiscard]] const Lanes::Channels& channels() const { return lanes.channels(operation.device); }
   /// Returns the stream of its lane.
   [[nodiscard]] device::Stream& stream() const { return lanes.queue_of(operation).stream(); }
 

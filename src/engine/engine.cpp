@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -41,16 +42,18 @@ class SeededWeights : public WeightSource {
   std::uint64_t seed_;
 };
 
-/// `ranks`: nullptr for one rank.
+/// Options of the rank's device `number`. `ranks`: nullptr for one rank.
 device::DeviceOptions device_options(const Blueprint& blueprint, const EngineOptions& options,
-                                     const std::atomic<bool>* interrupted,
-                                     const comm::Ranks* ranks) {
+                                     const std::atomic<bool>* interrupted, const comm::Ranks* ranks,
+                                     std::uint32_t number) {
+  const std::uint32_t rank = ranks == nullptr ? 0 : ranks->launch().local_rank;
+  const std::vector<std::uint32_t>& gpus = options.device_numbers;
   return {.kind = options.device,
           .type = blueprint.type,
           .budget = blueprint.budgets.device,
           .compute_threads = options.compute_threads,
           .link_gbps = options.link_gbps,
-          .local_rank = ranks == nullptr ? 0 : ranks->launch().local_rank,
+          .local_rank = gpus.empty() ? rank * blueprint.problem.devices + number : gpus.at(number),
           .needs_libraries = options.kernels.set != model::KernelSet::plain,
           .interrupted = interrupted};
 }
@@ -84,33 +87,70 @@ Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<boo
       options_(std::move(options)),
       interrupted_(interrupted),
       ranks_(ranks != nullptr && ranks->world() > 1 ? ranks : nullptr),
-      device_(device::make_device(device_options(blueprint_, options_, interrupted_, ranks_))),
       trials_(trials_of(options_.kernels)),
-      compute_(model::make_compute(*device_, blueprint_.model, blueprint_.type, blueprint_.shape,
-                                   with_products(options_.kernels, trials_))),
       updater_(options_.update),
-      device_update_(update::make_device_update(*device_, updater_)) {
+      devices_(make_devices()) {
   if (options_.nvtx && !device::profiler_refusal().empty()) {
     throw Error(ErrorCategory::config, "ballast.nvtx: " + device::profiler_refusal());
   }
+  check_blueprint();
+  if (!state::swap_extents(blueprint_.schedule).empty()) state::check_paths(options_.swap);
+}
+
+std::vector<Engine::OwnDevice> Engine::make_devices() const {
+  std::vector<OwnDevice> devices(blueprint_.problem.devices);
+  for (std::uint32_t number = 0; OwnDevice & own : devices) {
+    own.device =
+        device::make_device(device_options(blueprint_, options_, interrupted_, ranks_, number++));
+    own.compute = model::make_compute(*own.device, blueprint_.model, blueprint_.type,
+                                      blueprint_.shape, with_products(options_.kernels, trials_));
+    own.update = update::make_device_update(*own.device, updater_);
+  }
+  for (const OwnDevice& from : devices) {
+    for (const OwnDevice& to : devices) {
+      if (&from == &to || from.device->connect(*to.device)) continue;
+      log(LogLevel::debug, fmt::format("device: copies from {} to {} pass through host memory",
+                                       from.device->description(), to.device->description()));
+    }
+  }
+  return devices;
+}
+
+void Engine::check_blueprint() const {
   const step::Problem& problem = blueprint_.problem;
   const Mesh& mesh = blueprint_.mesh;
   expects(problem.sharers == mesh.sharers() &&
               mesh.ranks() == (ranks_ == nullptr ? 1 : ranks_->world()) &&
               mesh.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
           "engine: the blueprint's mesh differs from the run's ranks");
-  expects(problem.devices == 1, "engine: a rank drives one device");
-  const model::KernelSizes& needed = compute_->sizes();
   const model::StepProgram& program = problem.program();
-  bool enough = problem.workspace_bytes >= needed.workspace;
-  for (const model::StepValue& value : program.values) {
-    if (program.classes[value.of].memory != model::MemoryKind::intermediates) continue;
-    const bool attention = value.waits == model::Waits::kept_attention;
-    const std::vector<Bytes>& kept = attention ? needed.attention : needed.intermediates;
-    enough = enough && program.bytes_of(value) >= kept[value.owner];
+  bool enough = true;
+  for (const OwnDevice& own : devices_) {
+    const model::KernelSizes& needed = own.compute->sizes();
+    enough = enough && problem.workspace_bytes >= needed.workspace;
+    for (const model::StepValue& value : program.values) {
+      if (program.classes[value.of].memory != model::MemoryKind::intermediates) continue;
+      const bool attention = value.waits == model::Waits::kept_attention;
+      const std::vector<Bytes>& kept = attention ? needed.attention : needed.intermediates;
+      enough = enough && program.bytes_of(value) >= kept[value.owner];
+    }
   }
   expects(enough, "engine: the blueprint reserves too little memory for the device's kernels");
-  if (!state::swap_extents(blueprint_.schedule).empty()) state::check_paths(options_.swap);
+}
+
+Modules Engine::modules() {
+  std::vector<DeviceModules> devices;
+  devices.reserve(devices_.size());
+  for (const OwnDevice& own : devices_) devices.push_back({*own.device, *own.compute, *own.update});
+  return {.blueprint = blueprint_,
+          .devices = std::move(devices),
+          .store = *store_,
+          .updater = updater_,
+          .ranks = ranks_,
+          .preference = options_.preference,
+          .gradient_clipping = options_.gradient_clipping,
+          .nvtx = options_.nvtx,
+          .seed = options_.seed};
 }
 
 Engine::~Engine() {
@@ -148,31 +188,27 @@ void Engine::start_with(const state::SwapImage& here,
   comm::collective_try(ranks_, [&] {
     const auto plan = state::plan_swap(options_.swap, blueprint_.schedule,
                                        blueprint_.options.kept_checkpoints, here, reuses);
-    store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, plan);
+    std::vector<device::Device*> devices;
+    for (const OwnDevice& own : devices_) devices.push_back(own.device.get());
+    store_ = std::make_unique<state::Store>(blueprint_.schedule, std::move(devices), plan);
   });
-  lanes_ = std::make_unique<Lanes>(Modules{.blueprint = blueprint_,
-                                           .device = *device_,
-                                           .compute = *compute_,
-                                           .store = *store_,
-                                           .updater = updater_,
-                                           .device_update = *device_update_,
-                                           .ranks = ranks_,
-                                           .preference = options_.preference,
-                                           .gradient_clipping = options_.gradient_clipping,
-                                           .nvtx = options_.nvtx,
-                                           .seed = options_.seed});
+  lanes_ = std::make_unique<Lanes>(modules());
   snapshot_.emplace(
       blueprint_, *store_, ranks_, [this] { finish(); }, perform());
   const plan::Schedule& schedule = blueprint_.schedule;
-  compute_->set_workspace(
-      store_->device(schedule.workspace.front(), blueprint_.problem.workspace_bytes));
+  for (std::size_t d = 0; d < devices_.size(); ++d) {
+    const plan::BufferId workspace = schedule.workspace[d];
+    if (workspace == plan::kNoBuffer) continue;
+    devices_[d].compute->set_workspace(
+        store_->device(workspace, blueprint_.problem.workspace_bytes));
+  }
   for (const plan::BufferId id : schedule.batch_host) {
     batches_.push_back(store_->host(id, schedule.buffers[id].bytes));
   }
   const auto begin = std::chrono::steady_clock::now();
   fill(reuses);
   fill_time_ = std::chrono::steady_clock::now() - begin;
-  if (device_->kind() != "host") {
+  if (device().kind() != "host") {
     const auto start_of_warm_up = std::chrono::steady_clock::now();
     warm_up(*lanes_);
     log_start(std::chrono::steady_clock::now() - start_of_warm_up);
@@ -184,21 +220,23 @@ void Engine::start_with(const state::SwapImage& here,
 }
 
 bool Engine::checks_each() const {
-  return options_.kernels.checks == model::GpuChecks::each && device_->kind() == "cuda";
+  return options_.kernels.checks == model::GpuChecks::each &&
+         devices_.front().device->kind() == "cuda";
 }
 
 void Engine::log_start(std::chrono::duration<double> warm_up) const {
   if (blueprint_.mesh.rank != 0) return;
-  const std::uint32_t local_rank = ranks_ == nullptr ? 0 : ranks_->launch().local_rank;
+  Bytes least_free = std::numeric_limits<Bytes>::max();
+  for (std::uint32_t d = 0; d < devices_.size(); ++d) {
+    device::DeviceOptions of_device = device_options(blueprint_, options_, interrupted_, ranks_, d);
+    of_device.kind = devices_[d].device->kind();
+    least_free = std::min(least_free, device::own_memory(of_device));
+  }
   log(LogLevel::info, fmt::format("device: {}", arithmetic()));
   log(LogLevel::info,
       fmt::format("device: {} of host memory pinned; {} of device memory free after a warm-up of "
                   "{:.0f} ms",
-                  format_bytes(store_->pinned()),
-                  format_bytes(device::own_memory({.kind = std::string(device_->kind()),
-                                                   .type = blueprint_.type,
-                                                   .local_rank = local_rank})),
-                  1e3 * warm_up.count()));
+                  format_bytes(store_->pinned()), format_bytes(least_free), 1e3 * warm_up.count()));
 }
 
 StepResult Engine::train_step(const TokenBatch& batch, double learning_rate, double loss_scale) {
@@ -241,6 +279,9 @@ EngineTotals Engine::totals() const {
   for (const Tier tier : kTiers) {
     totals.allocated[static_cast<std::size_t>(tier)] = store_->allocated(tier);
   }
+  for (const OwnDevice& own : devices_) {
+    totals.allocated_on_device.push_back(own.device->allocated());
+  }
   if (const state::SwapSpace* const swap = store_->swap_space()) {
     for (const aio::QueueCounters& path : swap->counters()) {
       totals.nvme_bytes_by_path.push_back(path.bytes_written);
@@ -258,11 +299,23 @@ void Engine::record(plan::Timeline* timeline) {
   if (executor_) static_cast<void>(executor_->totals());
 }
 
+std::string Engine::arithmetic_of(const OwnDevice& own) {
+  const std::string text = own.compute->arithmetic();
+  return text.empty() ? own.device->description() : text;
+}
+
 std::string Engine::arithmetic() const {
-  const std::string own = compute_->arithmetic();
+  // Which blocks a device computes matters only if the devices are of different kinds.
+  std::string all;
+  bool alike = true;
+  for (const OwnDevice& own : devices_) {
+    const std::string kind = arithmetic_of(own);
+    alike = alike && kind == arithmetic_of(devices_.front());
+    all += all.empty() ? kind : " and " + kind;
+  }
   const std::uint32_t ranks = blueprint_.mesh.ranks();
   return fmt::format("{} rank{}, {}", ranks, ranks == 1 ? "" : "s",
-                     own.empty() ? device_->description() : own);
+                     alike ? arithmetic_of(devices_.front()) : all);
 }
 
 Snapshot& Engine::snapshot() {
@@ -286,9 +339,10 @@ std::unique_ptr<plan::Executor> Engine::make_executor(
       step::OperationNames(blueprint_.problem),
       plan::ExecutorOptions{.finish = [this](const plan::Operation& operation,
                                              std::uint64_t) { lanes_->finish(operation); },
-                            .max_on_stream = device_->kind() == "host" ? plan::kMostEnqueued
+                            .max_on_stream = device().kind() == "host" ? plan::kMostEnqueued
                                                                        : plan::kMostOnFastStream,
                             .takes_turn = std::move(takes_turn),
+                            .devices = blueprint_.problem.devices,
                             .serial = options_.serial || checks_each(),
                             .delay_seed = options_.delay_seed,
                             .observer = std::move(observer),

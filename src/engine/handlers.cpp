@@ -3,7 +3,6 @@
 #include <cstring>
 #include <optional>
 
-#include "ballast/core/error.h"
 #include "ballast/step/labels.h"
 
 #include "src/device/profiler_range.h"
@@ -27,9 +26,9 @@ using step::RankSizes;
 namespace {
 
 void run_decode(const CurrentOperation& at) {
-  at.modules().compute.decode_block(at.stream(), at.operation.block,
-                                    at.device(Role::source, at.block_sizes().weight_bytes),
-                                    at.device(Role::target, at.block_sizes().whole_weight_bytes()));
+  at.compute().decode_block(at.stream(), at.operation.block,
+                            at.device(Role::source, at.block_sizes().weight_bytes),
+                            at.device(Role::target, at.block_sizes().whole_weight_bytes()));
 }
 
 /// Returns the gradient sums of the operation's block.
@@ -40,7 +39,7 @@ DeviceView<float> sums_of(const CurrentOperation& at, Role role) {
 }
 
 void run_clear(const CurrentOperation& at) {
-  at.modules().compute.clear_gradient(at.stream(), at.operation.block, sums_of(at, Role::target));
+  at.compute().clear_gradient(at.stream(), at.operation.block, sums_of(at, Role::target));
 }
 
 /// Output for the statistics of the block's gradient; empty if the operation has none.
@@ -62,7 +61,7 @@ void run_pack(const CurrentOperation& at) {
   const DeviceBytes packed = whole.subview(0, at.block_sizes().gradient_bytes);
   // The reduction includes the padding to equal shards.
   const DeviceBytes padding = whole.subview(packed.size(), whole.size() - packed.size());
-  model::Compute& compute = at.modules().compute;
+  model::Compute& compute = at.compute();
   if (!padding.empty()) compute.zero(at.stream(), view_as<float>(padding));
   compute.pack_gradient(at.stream(), sums_of(at, Role::source), tied_gradient(at), packed,
                         statistics_of(at));
@@ -70,8 +69,8 @@ void run_pack(const CurrentOperation& at) {
 
 void run_upload(const CurrentOperation& at) {
   const Bytes bytes = at.operation.bytes;
-  at.modules().device.copy_to_device(at.stream(), at.device(at.target(), bytes),
-                                     at.host(at.source(), bytes));
+  at.own().device.copy_to_device(at.stream(), at.device(at.target(), bytes),
+                                 at.host(at.source(), bytes));
 }
 
 void run_offload(const CurrentOperation& at) {
@@ -81,7 +80,7 @@ void run_offload(const CurrentOperation& at) {
                               ? counts_of_micro_batch(at.problem(), at.modules().store,
                                                       at.target().buffer, operation.micro)
                               : at.host(at.target(), operation.bytes);
-  at.modules().device.copy_to_host(at.stream(), place, at.device(at.source(), operation.bytes));
+  at.own().device.copy_to_host(at.stream(), place, at.device(at.source(), operation.bytes));
 }
 
 /// Returns the bytes of a staging buffer that NVMe reads or writes.
@@ -113,7 +112,7 @@ void run_writeback(const CurrentOperation& at) {
 
 /// Decodes this rank's share too, so that all ranks compute with the same weights.
 void gather_as_codes(const CurrentOperation& at, comm::Communicator& channel) {
-  device::Stream& stream = *at.lanes.channels().stream;
+  device::Stream& stream = *at.channels().stream;
   const RankSizes sizes = at.sizes();
   const std::uint32_t block = at.operation.block;
   const Bytes share = sizes.resident_weights(block);
@@ -122,7 +121,7 @@ void gather_as_codes(const CurrentOperation& at, comm::Communicator& channel) {
   const DeviceBytes whole = at.device(Role::target, sizes.padded_weights(block));
   const std::uint32_t place = at.blueprint().mesh.sharer() % sizes.ranks_per_copy();
   const DeviceBytes own = codes.subview(place * quantized, quantized);
-  model::Compute& compute = at.modules().compute;
+  model::Compute& compute = at.compute();
   compute.encode_weights(stream, at.device(Role::source, share), own);
   channel.all_gather(stream, own, codes);
   for (std::uint32_t g = 0; g < sizes.ranks_per_copy(); ++g) {
@@ -134,7 +133,7 @@ void gather_as_codes(const CurrentOperation& at, comm::Communicator& channel) {
 /// Gathers split weights from the ranks that share a copy, or updated shards of kept weights in
 /// place from all ranks that keep the same weights.
 void gather_weights(const CurrentOperation& at, comm::Communicator& channel) {
-  device::Stream& stream = *at.lanes.channels().stream;
+  device::Stream& stream = *at.channels().stream;
   const RankSizes sizes = at.sizes();
   const std::uint32_t block = at.operation.block;
   if (at.has(Role::source)) {
@@ -147,13 +146,13 @@ void gather_weights(const CurrentOperation& at, comm::Communicator& channel) {
 }
 
 void gather_counts(const CurrentOperation& at, comm::Communicator& channel) {
-  channel.all_gather(*at.lanes.channels().stream,
+  channel.all_gather(*at.channels().stream,
                      at.device(Role::source, at.problem().table->routing_bytes()),
                      at.device(Role::target, counts_of_micro_batch(at.problem())));
 }
 
 void run_gather(const CurrentOperation& at) {
-  comm::Communicator& channel = at.lanes.gathering(at.operation.group);
+  comm::Communicator& channel = at.channels().gathering(at.operation.group);
   if (at.operation.payload == Payload::value) {
     gather_counts(at, channel);
   } else if (at.has(Role::scratch)) {
@@ -161,7 +160,7 @@ void run_gather(const CurrentOperation& at) {
   } else {
     gather_weights(at, channel);
   }
-  at.lanes.channels().stream->synchronize();
+  at.channels().stream->synchronize();
 }
 
 /// Sums over ranks, in full or only this rank's shard. Statistics are always those of the shard, so
@@ -169,7 +168,7 @@ void run_gather(const CurrentOperation& at) {
 void run_reduce(const CurrentOperation& at) {
   const Operation& operation = at.operation;
   const RankSizes sizes = at.sizes();
-  const auto& channels = at.lanes.channels();
+  const auto& channels = at.channels();
   device::Stream& stream = *channels.stream;
   state::Store& store = at.modules().store;
   const Bytes shard = sizes.gradient_shard(operation.block);
@@ -187,7 +186,7 @@ void run_reduce(const CurrentOperation& at) {
   } else {
     channels.all->all_reduce(stream, whole, type, scratch);
   }
-  at.modules().compute.measure_gradient(stream, sum, scratch, statistics_of(at));
+  at.compute().measure_gradient(stream, sum, scratch, statistics_of(at));
   stream.synchronize();
 }
 
@@ -208,9 +207,12 @@ void run_visit(const CurrentOperation& at) {
   at.lanes.zeros_from(use.buffer) = piece.zeros_from;
 }
 
-/// Copies between devices are in plans for several devices only, which the engine refuses.
-void refuse_several_devices(const CurrentOperation&) {
-  throw Error(ErrorCategory::state, "engine: a rank drives one device");
+void run_copy_to_other_device(const CurrentOperation& at) {
+  const Bytes bytes = at.operation.bytes;
+  const Use& target = at.target();
+  const std::uint8_t to = at.blueprint().schedule.buffers[target.buffer].device;
+  at.own().device.copy_to_other(at.stream(), at.modules().devices[to].device,
+                                at.device(target, bytes), at.device(at.source(), bytes));
 }
 
 constexpr std::array<ActionHandler, plan::kActionCount> kHandlers = {
@@ -229,7 +231,7 @@ constexpr std::array<ActionHandler, plan::kActionCount> kHandlers = {
      {Action::update_on_device, run_update_on_device},
      {Action::initialize, run_visit},
      {Action::read, run_visit},
-     {Action::pass, refuse_several_devices}}};
+     {Action::pass, run_copy_to_other_device}}};
 
 constexpr bool in_order_of_actions() {
   std::size_t number = 0;
@@ -244,13 +246,13 @@ static_assert(in_order_of_actions());
 void clear_target(const CurrentOperation& at) {
   const Operation& operation = at.operation;
   const auto zero = [&](device::Stream& stream, Bytes bytes) {
-    at.modules().compute.zero(stream, view_as<float>(at.device(at.target(), bytes)));
+    at.compute().zero(stream, view_as<float>(at.device(at.target(), bytes)));
   };
   if (operation.action == Action::pack) {
     return zero(at.stream(), at.sizes().padded_gradient(operation.block));
   }
   if (operation.action == Action::reduce) {
-    device::Stream& stream = *at.lanes.channels().stream;
+    device::Stream& stream = *at.channels().stream;
     zero(stream, at.sizes().gradient_shard(operation.block));
     return stream.synchronize();
   }

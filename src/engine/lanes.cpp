@@ -46,16 +46,22 @@ bool is_collective(const Blueprint& blueprint, const Operation& operation) {
          kernel == model::Kernel::exchanged_expert_backward;
 }
 
-Lanes::Lanes(const Modules& modules)
-    : modules_(modules),
-      names_(modules.blueprint.problem),
-      compute_(modules.device, "device-compute"),
-      upload_(modules.device, "device-upload"),
-      offload_(modules.device, "device-offload") {
-  if (modules.ranks != nullptr) join_ranks();
+Lanes::DeviceLanes::DeviceLanes(device::Device& device, bool passes)
+    : compute(device, "device-compute"),
+      upload(device, "device-upload"),
+      offload(device, "device-offload") {
+  if (passes) pass.emplace(device, "device-pass");
 }
 
-void Lanes::join_ranks() {
+Lanes::Lanes(const Modules& modules) : modules_(modules), names_(modules.blueprint.problem) {
+  devices_.reserve(modules.devices.size());
+  for (const DeviceModules& own : modules.devices) {
+    devices_.push_back(std::make_unique<DeviceLanes>(own.device, modules.devices.size() > 1));
+    if (modules.ranks != nullptr) devices_.back()->channels = join_ranks(own.device);
+  }
+}
+
+Lanes::Channels Lanes::join_ranks(device::Device& device) const {
   comm::Ranks& ranks = *modules_.ranks;
   const RankSizes sizes(modules_.blueprint.problem);
   std::vector<std::uint32_t> all;
@@ -70,34 +76,38 @@ void Lanes::join_ranks() {
     if (sharer / sizes.ranks_per_copy() == here / sizes.ranks_per_copy()) group.push_back(rank);
     if (sharer % sizes.ranks_per_copy() == here % sizes.ranks_per_copy()) share.push_back(rank);
   }
-  device::Device& device = modules_.device;
-  channels_.all = ranks.make_channel(device, all);
+  Channels channels;
+  channels.all = ranks.make_channel(device, all);
   if (sizes.copies() > 1) {
-    channels_.weight_copy = ranks.make_channel(device, group);
-    channels_.same_share = ranks.make_channel(device, share);
+    channels.weight_copy = ranks.make_channel(device, group);
+    channels.same_share = ranks.make_channel(device, share);
   }
   if (modules_.blueprint.model.expert_ranks > 1) {
-    channels_.rows = std::make_unique<ChannelExchange>(ranks.make_channel(device, all));
+    channels.rows = std::make_unique<ChannelExchange>(ranks.make_channel(device, all));
   }
-  channels_.stream = device.make_stream("device-collectives");
+  channels.stream = device.make_stream("device-collectives");
+  return channels;
 }
 
-comm::Communicator& Lanes::gathering(RankGroup group) const {
+comm::Communicator& Lanes::Channels::gathering(RankGroup group) const {
   // Without several groups, all ranks share one copy.
-  if (group == RankGroup::weight_copy && channels_.weight_copy) return *channels_.weight_copy;
-  return group == RankGroup::same_share ? *channels_.same_share : *channels_.all;
+  if (group == RankGroup::weight_copy && weight_copy) return *weight_copy;
+  return group == RankGroup::same_share ? *same_share : *all;
 }
 
 QueuedStream& Lanes::queue_of(const Operation& operation) {
   const std::optional<plan::StreamId> stream = plan::stream_of(operation);
-  expects(stream && stream->device == 0, "engine: each lane has one stream");
+  expects(stream.has_value(), "engine: disk lanes have no stream");
+  DeviceLanes& lanes = *devices_.at(stream->device);
   switch (stream->lane) {
     case Lane::upload:
-      return upload_;
+      return lanes.upload;
     case Lane::offload:
-      return offload_;
+      return lanes.offload;
+    case Lane::pass:
+      return lanes.pass.value();
     default:
-      return compute_;
+      return lanes.compute;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -54,14 +55,19 @@ struct StepContext {
 /// such operations in the same order.
 bool is_collective(const Blueprint& blueprint, const plan::Operation& operation);
 
+/// A device of the rank with its kernels.
+struct DeviceModules {
+  device::Device& device;
+  model::Compute& compute;
+  update::DeviceUpdate& update;
+};
+
 /// The modules that operations use. They outlive the lanes.
 struct Modules {
   const Blueprint& blueprint;
-  device::Device& device;
-  model::Compute& compute;
+  std::vector<DeviceModules> devices;  ///< by Operation::device
   state::Store& store;
   const cpu_adam::Updater& updater;
-  update::DeviceUpdate& device_update;
   comm::Ranks* ranks = nullptr;  ///< nullptr with one rank
   model::Preference preference;  ///< see EngineOptions
   double gradient_clipping = 0.0;
@@ -106,8 +112,8 @@ class Lanes {
     return totals;
   }
 
-  /// Gathers and reductions share a stream, because only one of them runs at a time: they take
-  /// turns (is_collective).
+  /// Channels between the devices with the same number of all ranks. Gathers and reductions share a
+  /// stream, because only one of them runs at a time: they take turns (is_collective).
   struct Channels {
     std::unique_ptr<comm::Communicator> all;  ///< all ranks, in the order of their shards
     /// With several groups: the ranks that share one copy of split weights, and the ranks with the
@@ -118,11 +124,15 @@ class Lanes {
     /// With expert parallelism: exchange of rows, on the stream of the compute lane. It has its own
     /// channel, because NCCL runs the collectives of one channel one after the other.
     std::unique_ptr<model::RowExchange> rows;
+
+    /// Returns the channel for gathers between the ranks of `group`.
+    [[nodiscard]] comm::Communicator& gathering(plan::RankGroup group) const;
   };
 
-  [[nodiscard]] const Channels& channels() const { return channels_; }
-  /// Returns the channel for gathers between the ranks of `group`.
-  [[nodiscard]] comm::Communicator& gathering(plan::RankGroup group) const;
+  /// Returns the channels of a device; empty with one rank.
+  [[nodiscard]] const Channels& channels(std::uint8_t device) const {
+    return devices_[device]->channels;
+  }
   /// Returns the queue of the stream that `operation` runs on.
   [[nodiscard]] QueuedStream& queue_of(const plan::Operation& operation);
   [[nodiscard]] TransferQueue& fetches() { return fetches_; }
@@ -131,16 +141,24 @@ class Lanes {
   [[nodiscard]] Bytes& zeros_from(plan::BufferId buffer) { return zeros_from_[buffer]; }
 
  private:
-  void join_ranks();
+  /// The lanes that each device has.
+  struct DeviceLanes {
+    DeviceLanes(device::Device& device, bool passes);
+
+    QueuedStream compute;
+    QueuedStream upload;
+    QueuedStream offload;
+    std::optional<QueuedStream> pass;  ///< only with several devices
+    Channels channels;
+  };
+
+  [[nodiscard]] Channels join_ranks(device::Device& device) const;
 
   Modules modules_;
   step::OperationNames names_;
-  QueuedStream compute_;
-  QueuedStream upload_;
-  QueuedStream offload_;
+  std::vector<std::unique_ptr<DeviceLanes>> devices_;
   TransferQueue fetches_;
   TransferQueue writebacks_;
-  Channels channels_;  ///< empty with one rank
   Visitor visitor_;
   std::vector<Bytes> zeros_from_;  ///< by buffer
   std::array<StepContext, 4> contexts_;

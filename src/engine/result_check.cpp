@@ -32,8 +32,8 @@ class ResultSearch {
     std::vector<std::byte> piece(std::min<Bytes>(kPiece, values.size()));
     for (Bytes done = 0; done < values.size();) {
       const Bytes size = std::min<Bytes>(piece.size(), values.size() - done);
-      at_.modules().device.copy_to_host(at_.stream(), HostBytes(piece).first(size),
-                                        values.subview(done, size));
+      at_.own().device.copy_to_host(at_.stream(), HostBytes(piece).first(size),
+                                    values.subview(done, size));
       at_.stream().synchronize();
       search(std::span(reinterpret_cast<const T*>(piece.data()), size / sizeof(T)),
              done / sizeof(T));

@@ -66,7 +66,7 @@ void run_update_on_device(const CurrentOperation& at) {
   const std::byte* gradient =
       buffer(Role::gradient, at.sizes().updated_gradient(at.operation.block));
   const cpu_adam::Shard shard = shard_of(at, buffer, Role::weights, Role::states, gradient);
-  if (is_allowed(at)) at.modules().device_update.step(at.stream(), at.context.hyper, shard);
+  if (is_allowed(at)) at.own().update.step(at.stream(), at.context.hyper, shard);
 }
 
 }  // namespace ballast::engine

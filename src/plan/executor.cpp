@@ -1,6 +1,7 @@
 #include "ballast/plan/executor.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -43,7 +44,7 @@ struct Submission {
       previous;                  ///< reset after it has finished and a next one was submitted
   const Seam* seam = nullptr;    ///< between the previous submission and this one
   const Turns* turns = nullptr;  ///< nullptr: no operation takes a turn
-  std::size_t ended_turns = 0;
+  std::array<std::size_t, kMostDevices> ended_turns{};  ///< by device
 
   [[nodiscard]] bool finished() const { return remaining == 0; }
 
@@ -59,16 +60,17 @@ struct Submission {
   }
 
   [[nodiscard]] bool takes_turn(OpId id) const { return turns != nullptr && turns->taken[id]; }
-  [[nodiscard]] bool turns_ended() const {
-    return turns == nullptr || ended_turns == turns->order.size();
+  [[nodiscard]] bool turns_ended(std::uint8_t device) const {
+    return turns == nullptr || ended_turns[device] == turns->order[device].size();
   }
 
   [[nodiscard]] bool ready(OpId id) const {
-    if (takes_turn(id)) {
-      if (turns->order[ended_turns] != id) return false;
-      if (previous != nullptr && !previous->turns_ended()) return false;
-    }
     const Operation& operation = plan->operations[id];
+    if (takes_turn(id)) {
+      const std::uint8_t device = operation.device;
+      if (turns->order[device][ended_turns[device]] != id) return false;
+      if (previous != nullptr && !previous->turns_ended(device)) return false;
+    }
     for (const OpId before : operation.after) {
       if (!precedes(before, operation)) return false;
     }
@@ -308,7 +310,7 @@ struct Executor::State {
         continue;
       }
       const bool turn_ends = item.submission->takes_turn(item.id);
-      if (turn_ends) ++item.submission->ended_turns;
+      if (turn_ends) ++item.submission->ended_turns[item.operation().device];
       if (queued(number)) {
         const Lane kind = lane_at(number).lane;
         totals.enqueueing_seconds[static_cast<std::size_t>(kind)] += mean(kind, now() - item.begun);

@@ -36,6 +36,7 @@ Sharing::Sharing(const Rates& rates, std::uint32_t devices)
       passes_by_host_(devices > 1 && rates.peer_per_second == 0.0) {
   set_threads(rates);
   set_disk(rates);
+  set_memory(rates);
   for (std::uint8_t d = 0; d < devices; ++d) {
     copies_ |= set_of(Lane::upload, Lane::offload, d);
     if (devices > 1) copies_ |= lane_bit(lane_number(Lane::pass, d));
@@ -85,6 +86,21 @@ void Sharing::set_disk(const Rates& rates) {
   write_speed_ = std::min(write, std::max(write_part, mixed - read)) / write;
 }
 
+/// Rates were measured alone, so one lane can have all of the memory's speed.
+void Sharing::set_memory(const Rates& rates) {
+  if (rates.host_memory_per_second == 0.0) return;
+  traffic_[index(Lane::update)] = rates.update_per_second;
+  traffic_[index(Lane::upload)] = rates.upload_per_second;
+  traffic_[index(Lane::offload)] = rates.offload_per_second;
+  traffic_[index(Lane::fetch)] = rates.read_per_second;
+  traffic_[index(Lane::writeback)] = rates.write_per_second;
+  memory_ =
+      std::max(rates.host_memory_per_second, *std::max_element(traffic_.begin(), traffic_.end()));
+  if (!passes_by_host_) return;
+  const double copied = std::min(rates.upload_per_second, rates.offload_per_second);
+  traffic_[index(Lane::pass)] = 2.0 * copied;
+}
+
 /// Returns the largest fraction of a core that a thread gets. Cores are shared fairly, like by the
 /// kernel: threads that need less leave the rest to the others.
 double Sharing::core_share(LaneSet working) const {
@@ -131,6 +147,18 @@ double Sharing::measured_speed(LaneSet working) const {
          ((working & kDisk) != 0 ? beside_io_ : 1.0);
 }
 
+void Sharing::share_memory(std::span<double> speeds) const {
+  if (memory_ == 0.0) return;
+  double wanted = 0.0;
+  for (std::size_t number = 0; number < lanes_; ++number) {
+    wanted += speeds[number] * traffic_of(number);
+  }
+  if (wanted <= memory_) return;
+  for (std::size_t number = 0; number < lanes_; ++number) {
+    if (traffic_of(number) > 0.0) speeds[number] *= memory_ / wanted;
+  }
+}
+
 void Sharing::share(LaneSet working, std::span<double> speeds) const {
   const double core = core_share(working);
   for (std::size_t number = 0; number < lanes_; ++number) {
@@ -150,6 +178,7 @@ void Sharing::share(LaneSet working, std::span<double> speeds) const {
     halve(set_of(Lane::gather, Lane::reduce, d), working, speeds);
     if (passes_by_host_) halve(set_of(Lane::offload, Lane::pass, d), working, speeds);
   }
+  share_memory(speeds);
 }
 
 std::vector<Sharing::Demand> Sharing::demands(std::span<const double> work) const {
@@ -169,17 +198,25 @@ std::vector<Sharing::Demand> Sharing::demands(std::span<const double> work) cons
     add(Lane::gather, Lane::reduce);
     if (passes_by_host_) add(Lane::offload, Lane::pass);
   }
-  if (cores_ == 0.0) return found;
-  Demand all;
-  double most = 0.0;
-  for (std::size_t number = 0; number < lanes_; ++number) {
-    const Threads& threads = threads_of(number);
-    const double taken = work[number] * threads.count * threads.each / cores_;
-    if (taken > most) all.lane = lane_at(number).lane;
-    most = std::max(most, taken);
-    all.seconds += taken;
+  // `share(number)` is the part of the resource that a lane occupies at full speed.
+  const auto add_all = [&](auto share) {
+    Demand all;
+    double most = 0.0;
+    for (std::size_t number = 0; number < lanes_; ++number) {
+      const double taken = work[number] * share(number);
+      if (taken > most) all.lane = lane_at(number).lane;
+      most = std::max(most, taken);
+      all.seconds += taken;
+    }
+    found.push_back(all);
+  };
+  if (memory_ > 0.0) add_all([&](std::size_t number) { return traffic_of(number) / memory_; });
+  if (cores_ > 0.0) {
+    add_all([&](std::size_t number) {
+      const Threads& threads = threads_of(number);
+      return threads.count * threads.each / cores_;
+    });
   }
-  found.push_back(all);
   return found;
 }
 

@@ -25,8 +25,8 @@ inline constexpr LaneSet lane_bit(std::size_t lane) {
 using Speeds = std::span<const double>;
 
 /// The slowdown of lanes that work at the same time. A lane's use of a resource does not depend on
-/// the operation, so the speeds depend only on the set of active lanes. Devices share the disks and
-/// the cores of the host. Each has its own link, and its own lines to other ranks.
+/// the operation, so the speeds depend only on the set of active lanes. Devices share the disks,
+/// the memory and the cores of the host. Each has its own link, and its own lines to other ranks.
 class Sharing {
  public:
   Sharing(const Rates& rates, std::uint32_t devices);
@@ -52,14 +52,20 @@ class Sharing {
 
   void set_threads(const Rates& rates);
   void set_disk(const Rates& rates);
+  void set_memory(const Rates& rates);
   /// Writes the speeds.
   void share(LaneSet working, std::span<double> speeds) const;
   [[nodiscard]] const Threads& threads_of(std::size_t number) const {
     return threads_[index(lane_at(number).lane)];
   }
+  [[nodiscard]] double traffic_of(std::size_t number) const {
+    return traffic_[index(lane_at(number).lane)];
+  }
   [[nodiscard]] double core_share(LaneSet working) const;
   [[nodiscard]] double team_speed(LaneSet working, std::size_t team) const;
   [[nodiscard]] double measured_speed(LaneSet working) const;
+  /// Slows the lanes that use host memory down, if their speeds exceed the speed of the memory.
+  void share_memory(std::span<double> speeds) const;
 
   std::uint32_t devices_;
   std::size_t lanes_;    ///< number, on all devices
@@ -67,8 +73,11 @@ class Sharing {
   bool passes_by_host_;  ///< copies between devices use the links
   LaneSet copies_ = 0;   ///< lanes that copy from or to a device
   std::array<Threads, kLaneCount> threads_{};
-  double beside_copy_ = 1.0;    ///< measured speed of compute during a copy
-  double beside_io_ = 1.0;      ///< measured speed of compute during a transfer
+  double beside_copy_ = 1.0;  ///< measured speed of compute during a copy
+  double beside_io_ = 1.0;    ///< measured speed of compute during a transfer
+  /// Bytes per second of host memory that a lane at full speed reads and writes.
+  std::array<double, kLaneCount> traffic_{};
+  double memory_ = 0.0;         ///< bytes per second of host memory; 0: not shared
   double read_speed_ = 1.0;     ///< speed during a write
   double write_speed_ = 1.0;    ///< speed during a read
   std::vector<double> table_;   ///< with one device: speeds for each set of lanes

@@ -16,12 +16,14 @@ Turns turns_of(const Plan& plan, const std::function<bool(const Operation&)>& ta
     for (const OpId before : operation.after) begin = std::max(begin, begins[before] + 1);
     lane_free = begin + 1;
     const bool taken = takes_turn(operation);
-    if (taken) turns.order.push_back(static_cast<OpId>(begins.size()));
+    if (taken) turns.order[operation.device].push_back(static_cast<OpId>(begins.size()));
     turns.taken.push_back(taken);
     begins.push_back(begin);
   }
-  std::stable_sort(turns.order.begin(), turns.order.end(),
-                   [&](OpId a, OpId b) { return begins[a] < begins[b]; });
+  for (std::vector<OpId>& order : turns.order) {
+    std::stable_sort(order.begin(), order.end(),
+                     [&](OpId a, OpId b) { return begins[a] < begins[b]; });
+  }
   return turns;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <functional>
 #include <vector>
 
@@ -7,10 +8,10 @@
 
 namespace ballast::plan {
 
-/// The order in which some operations of a plan start, across all lanes.
+/// The order in which some operations of a plan start, across all lanes of a device.
 struct Turns {
-  std::vector<OpId> order;
-  std::vector<bool> taken;  ///< by operation: whether it is in `order`
+  std::array<std::vector<OpId>, kMostDevices> order;  ///< by device
+  std::vector<bool> taken;                            ///< by operation: whether it is in an order
 };
 
 /// Returns the turns of the operations that `takes_turn` selects. They have the order in which the

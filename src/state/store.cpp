@@ -1,6 +1,7 @@
 #include "ballast/state/store.h"
 
 #include <functional>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -85,18 +86,18 @@ std::optional<SwapPlan> plan_swap(const SwapOptions& options, const plan::Schedu
   }
 }
 
-Store::Store(const plan::Schedule& schedule, device::Device& device,
+Store::Store(const plan::Schedule& schedule, std::vector<device::Device*> devices,
              const std::optional<SwapPlan>& swap)
-    : device_(device),
+    : devices_(std::move(devices)),
       pool_(paged_bytes(schedule, Tier::host)),
-      pin_(device.pin(pool_.memory(), "ballast.host_bytes")) {
+      pin_(devices_.front()->pin(pool_.memory(), "ballast.host_bytes")) {
   std::size_t homes = 0;
   allocations_.reserve(schedule.buffers.size());
   for (const auto& buffer : schedule.buffers) {
     Allocation allocation;
     switch (buffer.tier) {
       case Tier::device:
-        allocation.device = device.allocate(buffer.bytes, buffer.name);
+        allocation.device = devices_.at(buffer.device)->allocate(buffer.bytes, buffer.name);
         break;
       case Tier::host:
         allocation.host = pool_.allocate(buffer.bytes, buffer.name);
@@ -188,7 +189,9 @@ void Store::restore(std::span<const std::pair<plan::BufferId, KeptExtent>> homes
 Bytes Store::allocated(Tier tier) const {
   switch (tier) {
     case Tier::device:
-      return device_.allocated();
+      return std::accumulate(
+          devices_.begin(), devices_.end(), Bytes{0},
+          [](Bytes sum, const device::Device* device) { return sum + device->allocated(); });
     case Tier::host:
       return pool_.allocated();
     case Tier::nvme:

@@ -83,6 +83,7 @@ class LayoutMaker {
     layout_.values = add_values(placed_, list_);
     layout_.decision = list_.add("decision", Tier::host, Kind::batch, 0);
     for (std::uint8_t d = 0; d < placed_.devices(); ++d) {
+      if (!placed_.has_blocks(d)) continue;
       layout_.devices[d].workspace =
           list_.add("workspace", Tier::device, Kind::workspace, problem_.workspace_bytes, d);
     }

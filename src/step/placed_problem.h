@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -40,6 +41,9 @@ struct PlacedProblem {
   /// Returns the device that computes `block` and has its data in device memory.
   [[nodiscard]] std::uint8_t device_of(std::uint32_t block) const {
     return dealt.empty() ? 0 : dealt[block];
+  }
+  [[nodiscard]] bool has_blocks(std::uint8_t device) const {
+    return dealt.empty() || std::find(dealt.begin(), dealt.end(), device) != dealt.end();
   }
   /// Returns whether a training step or an evaluation reads or writes `value` on `device`.
   [[nodiscard]] bool uses(model::ValueId value, std::uint8_t device) const {

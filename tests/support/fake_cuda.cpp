@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -189,6 +190,10 @@ std::vector<FakeCuda::Piece> FakeCuda::registered() {
   return pieces;
 }
 
+int FakeCuda::current() {
+  return current_device;
+}
+
 std::size_t FakeCuda::objects() {
   return owners().count();
 }
@@ -291,7 +296,7 @@ cudaError_t cudaMalloc(void** memory, std::size_t size) {
   if (const cudaError_t code = answer_to_allocation("cudaMalloc")) return code;
   if (size <= FakeCuda::most_at_once &&
       size + FakeMemory::taken() + taken_by_libraries() <= FakeCuda::memory) {
-    *memory = FakeMemory::take(size);
+    *memory = FakeMemory::take(size, current_device);
   }
   return *memory == nullptr ? remembered(cudaErrorMemoryAllocation) : cudaSuccess;
 }
@@ -395,6 +400,34 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMe
   const cudaError_t code = on_stream(stream, [=] { std::memcpy(to, from, size); });
   await_stream(stream);
   return code;
+}
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  if (const cudaError_t code = answer_to("cudaDeviceCanAccessPeer")) return code;
+  *can = FakeCuda::peers && device != peer ? 1 : 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  if (const cudaError_t code = answer_to("cudaDeviceEnablePeerAccess")) return code;
+  if (!FakeCuda::peers || peer == current_device) return remembered(cudaErrorInvalidDevice);
+  static std::set<std::pair<int, int>> enabled;
+  const std::scoped_lock lock(registry_mutex);
+  const bool fresh = enabled.insert({current_device, peer}).second;
+  return fresh ? cudaSuccess : remembered(cudaErrorPeerAccessAlreadyEnabled);
+}
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device,
+                                std::size_t size, cudaStream_t stream) {
+  constexpr const char* kCall = "cudaMemcpyPeerAsync";
+  if (const cudaError_t code = answer_to(kCall, stream)) return code;
+  if (!is_device_memory(kCall, to, size) || !is_device_memory(kCall, from, size)) {
+    return remembered(cudaErrorInvalidValue);
+  }
+  if (!FakeMemory::is_on(to_device, to) || !FakeMemory::is_on(from_device, from)) {
+    FakeCuda::complain(std::string(kCall) + ": memory of another GPU");
+    return remembered(cudaErrorInvalidValue);
+  }
+  FakeCuda::copied_to_peers += size;
+  return on_stream(
+      stream, [=] { std::memcpy(to, from, size); }, nullptr, 1U << to_device);
 }
 cudaError_t cudaDeviceSynchronize() {
   if (const cudaError_t code = answer_to("cudaDeviceSynchronize")) return code;

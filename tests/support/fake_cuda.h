@@ -68,6 +68,12 @@ struct FakeCuda {
   static inline std::atomic<bool> libraries_started = false;
   /// Takes the libraries' memory. Returns false if there is not enough.
   static bool start_libraries();
+  /// Returns the calling thread's current GPU. Not a call of CUDA.
+  static int current();
+  /// Whether GPUs can access each other's memory.
+  static inline std::atomic<bool> peers = true;
+  /// Bytes copied between GPUs so far.
+  static inline std::atomic<std::size_t> copied_to_peers = 0;
   /// Objects that exist: streams and events.
   static std::size_t objects();
 

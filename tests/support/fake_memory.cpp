@@ -1,5 +1,6 @@
 #include "tests/support/fake_memory.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -22,6 +23,10 @@ constexpr std::size_t kAlignment = 256;  ///< that of cudaMalloc
 constexpr int kPoison = 0xff;
 constexpr std::byte kEdge{0xa5};
 
+bool holds(GpuSet gpus, int gpu) {
+  return (gpus >> gpu & 1U) != 0;
+}
+
 std::size_t to_multiple(std::size_t size, std::size_t of) {
   return (size + of - 1) / of * of;
 }
@@ -31,6 +36,7 @@ struct Allocation {
   std::byte* mapping = nullptr;  ///< with a page without access at both ends; null for malloc
   std::size_t mapped = 0;
   bool fresh = false;  ///< zero so far, and to be poisoned before the GPU's next work
+  int device = 0;
 
   [[nodiscard]] std::byte* pages() const { return mapping + kPageSize; }
   [[nodiscard]] std::size_t accessible() const { return mapped - 2 * kPageSize; }
@@ -45,7 +51,13 @@ class Allocations {
   std::mutex mutex;
   std::map<std::byte*, Allocation> by_address;
   std::size_t taken = 0;
-  int working = 0;  ///< items of work that have begun and not ended
+  /// Items of work that have begun and not ended, by GPU.
+  std::map<int, int> working;
+
+  [[nodiscard]] bool works_anywhere() const {
+    return std::any_of(working.begin(), working.end(),
+                       [](const auto& of) { return of.second > 0; });
+  }
 };
 Allocations& allocations() {
   static auto* const kept = new Allocations;  // memory may be freed after static objects
@@ -77,8 +89,9 @@ void on_fault(int signal, siginfo_t* info, void* context) {
       }
       const bool guard =
           address < allocation.pages() || address >= allocation.pages() + allocation.accessible();
-      end_process(guard ? "access beyond an allocation of device memory"
-                        : "the host touches device memory");
+      end_process(guard                  ? "access beyond an allocation of device memory"
+                  : all.works_anywhere() ? "the host or another GPU touches device memory"
+                                         : "the host touches device memory");
     }
     all.mutex.unlock();
   }
@@ -136,25 +149,27 @@ void check_edges(std::byte* start, const Allocation& allocation) {
 
 }  // namespace
 
-void* FakeMemory::take(std::size_t size) {
+void* FakeMemory::take(std::size_t size, int device) {
   Allocations& all = allocations();
   const std::scoped_lock lock(all.mutex);
   if (FakeCuda::seed == 0) {
     void* const memory = std::calloc(size, 1);
     if (memory == nullptr) return nullptr;
-    all.by_address[static_cast<std::byte*>(memory)] = {.size = size, .fresh = true};
+    all.by_address[static_cast<std::byte*>(memory)] = {
+        .size = size, .fresh = true, .device = device};
     all.taken += size;
     return memory;
   }
   watch_faults();
   Allocation made = map(size);
+  made.device = device;
   if (made.mapping == nullptr) return nullptr;
   std::byte* const start = made.pages() + made.accessible() - to_multiple(size, kAlignment);
   made.protect(PROT_READ | PROT_WRITE);
   for_edges(start, made, [](std::byte* from, std::byte* to) {
     std::memset(from, static_cast<int>(kEdge), static_cast<std::size_t>(to - from));
   });
-  if (all.working == 0) made.protect(PROT_NONE);
+  if (all.working[device] == 0) made.protect(PROT_NONE);
   all.by_address[start] = made;
   all.taken += size;
   return start;
@@ -206,22 +221,32 @@ FakeMemory::Where FakeMemory::where(const void* start, std::size_t size) {
   return Where::outside;
 }
 
-void FakeMemory::open(const void* zeroed) {
+void FakeMemory::open(GpuSet gpus, const void* zeroed) {
   if (FakeCuda::seed == 0) return;
   Allocations& all = allocations();
   const std::scoped_lock lock(all.mutex);
-  const bool opens = all.working++ == 0;
   for (auto& [start, allocation] : all.by_address) {
-    if (opens) allocation.protect(PROT_READ | PROT_WRITE);
+    if (!holds(gpus, allocation.device)) continue;
+    if (all.working[allocation.device] == 0) allocation.protect(PROT_READ | PROT_WRITE);
     if (start != zeroed) poison(start, allocation);
   }
+  for (int gpu = 0; gpus >> gpu != 0; ++gpu) all.working[gpu] += holds(gpus, gpu) ? 1 : 0;
 }
-void FakeMemory::close() {
+void FakeMemory::close(GpuSet gpus) {
   if (FakeCuda::seed == 0) return;
   Allocations& all = allocations();
   const std::scoped_lock lock(all.mutex);
-  if (--all.working > 0) return;
-  for (auto& [start, allocation] : all.by_address) allocation.protect(PROT_NONE);
+  for (int gpu = 0; gpus >> gpu != 0; ++gpu) all.working[gpu] -= holds(gpus, gpu) ? 1 : 0;
+  for (auto& [start, allocation] : all.by_address) {
+    if (all.working[allocation.device] == 0) allocation.protect(PROT_NONE);
+  }
+}
+
+bool FakeMemory::is_on(int device, const void* start) {
+  Allocations& all = allocations();
+  const std::scoped_lock lock(all.mutex);
+  const auto next = all.by_address.upper_bound(static_cast<std::byte*>(const_cast<void*>(start)));
+  return next != all.by_address.begin() && std::prev(next)->second.device == device;
 }
 
 std::size_t FakeMemory::taken() {

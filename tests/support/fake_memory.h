@@ -1,16 +1,21 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace ballast::test {
 
-/// The memory of the fake GPU. With a seed (FakeCuda::seed) each allocation has pages without
+/// A set of GPUs, one bit each.
+using GpuSet = std::uint32_t;
+
+/// The memory of the fake GPUs. With a seed (FakeCuda::seed) each allocation has pages without
 /// access around it, is filled with 0xff (NaN in all floating-point types), and is accessible only
-/// while the GPU works: a host thread that touches it ends the process with a message.
+/// while its GPU works: a host thread that touches it, or the work of another GPU, ends the process
+/// with a message.
 class FakeMemory {
  public:
-  /// Returns memory aligned to 256 bytes, or null if the GPU has no room for it.
-  static void* take(std::size_t size);
+  /// Returns memory of GPU `device` aligned to 256 bytes, or null if there is no room for it.
+  static void* take(std::size_t size, int device);
   /// Checks the bytes around the allocation, and frees it.
   static void give_back(void* memory);
   /// Zeroes memory as cudaMemset does. Pages of new allocations are not touched.
@@ -20,10 +25,13 @@ class FakeMemory {
   /// How a range overlaps with the GPU's allocations: inside one, outside all, or across an end.
   static Where where(const void* start, std::size_t size);
 
-  /// The GPU begins or ends an item of work. `zeroed`: an allocation that the work zeroes as a
+  /// An item of work of `gpus` begins or ends. `zeroed`: an allocation that the work zeroes as a
   /// whole, or null.
-  static void open(const void* zeroed = nullptr);
-  static void close();
+  static void open(GpuSet gpus, const void* zeroed = nullptr);
+  static void close(GpuSet gpus);
+
+  /// Returns whether an allocation of GPU `device` contains `start`.
+  static bool is_on(int device, const void* start);
 
   /// Bytes allocated.
   static std::size_t taken();

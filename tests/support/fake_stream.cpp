@@ -29,6 +29,7 @@ struct EventState {
 struct Item {
   std::function<bool()> work = nullptr;  ///< returns whether it is done
   const void* zeroed = nullptr;          ///< see on_stream()
+  GpuSet gpus = 0;
   bool started = false;
   std::shared_ptr<EventState> event = nullptr;
   std::uint64_t record = 0;
@@ -187,10 +188,10 @@ class Queues {
       running_ = true;
       lock.unlock();
       // References to items of a deque stay valid when others are added.
-      if (!item.started) FakeMemory::open(item.zeroed);
+      if (!item.started) FakeMemory::open(item.gpus, item.zeroed);
       item.started = true;
       done = FakeCuda::fault != 0 || item.work();
-      if (done) FakeMemory::close();
+      if (done) FakeMemory::close(item.gpus);
       lock.lock();
       running_ = false;
     } else if (!item.waits) {
@@ -257,9 +258,14 @@ bool note_loaded(const void* kernel) {
   return loaded->insert(kernel).second;
 }
 
+GpuSet current_gpu() {
+  return GpuSet{1} << FakeCuda::current();
+}
+
 }  // namespace
 
-cudaError_t on_stream(cudaStream_t stream, std::function<void()> work, const void* zeroed) {
+cudaError_t on_stream(cudaStream_t stream, std::function<void()> work, const void* zeroed,
+                      GpuSet others) {
   if (FakeCuda::seed == 0) {
     if (FakeCuda::fault == 0) work();
     return cudaSuccess;
@@ -269,11 +275,12 @@ cudaError_t on_stream(cudaStream_t stream, std::function<void()> work, const voi
                               work();
                               return true;
                             },
-                        .zeroed = zeroed});
+                        .zeroed = zeroed,
+                        .gpus = others | current_gpu()});
   return cudaSuccess;
 }
 cudaError_t on_stream_until(cudaStream_t stream, std::function<bool()> ended) {
-  queues().add(stream, {.work = std::move(ended)});
+  queues().add(stream, {.work = std::move(ended), .gpus = current_gpu()});
   return cudaSuccess;
 }
 void await_stream(cudaStream_t stream) {

@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "tests/support/fake_memory.h"
+
 namespace ballast::test {
 
 /// Work of the fake GPU. Without a seed (FakeCuda::seed) it runs when it is enqueued. With one,
@@ -12,9 +14,10 @@ namespace ballast::test {
 /// when somebody waits for it, and the work of several streams interleaves. The order respects
 /// streams and events. One thread at a time performs work, on behalf of the GPU.
 
-/// Runs `work` in the order of `stream`. `zeroed`: an allocation that it zeroes as a whole.
-cudaError_t on_stream(cudaStream_t stream, std::function<void()> work,
-                      const void* zeroed = nullptr);
+/// Runs `work` of the current GPU in the order of `stream`. `zeroed`: an allocation that it zeroes
+/// as a whole. `others`: further GPUs whose memory it uses.
+cudaError_t on_stream(cudaStream_t stream, std::function<void()> work, const void* zeroed = nullptr,
+                      GpuSet others = 0);
 
 /// Calls `ended` repeatedly in the order of `stream` until it returns true. For work that waits for
 /// other processes. Device memory is accessible from its first to its last call.

@@ -90,6 +90,15 @@ class Device {
   /// done. Copies of unpinned host memory are slower, and the call may block until they are done.
   virtual void copy_to_device(Stream& stream, DeviceBytes to, ConstHostBytes from) = 0;
   virtual void copy_to_host(Stream& stream, HostBytes to, ConstDeviceBytes from) = 0;
+
+  /// Prepares copies to `other`, a device of the same kind. Returns whether they are direct;
+  /// otherwise they pass through host memory. Throws Error(device).
+  virtual bool connect(Device& other) = 0;
+  /// Enqueues a copy on a stream of this device: `from` is in its memory, `to` in that of `other`,
+  /// to which it is connected. Both ranges have equal sizes and must stay valid and unchanged until
+  /// it is done.
+  virtual void copy_to_other(Stream& stream, Device& other, DeviceBytes to,
+                             ConstDeviceBytes from) = 0;
 };
 
 struct DeviceOptions {

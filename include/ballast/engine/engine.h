@@ -31,14 +31,16 @@
 namespace ballast::engine {
 
 class Lanes;
+struct Modules;
 struct StepContext;
 class TrialsBeforeSteps;
 
 /// Options of a run in addition to its blueprint. Equal on all ranks, except for the update's
 /// threads and the swap paths.
 struct EngineOptions {
-  std::string device = "auto";  ///< auto, host or cuda; its budget is the blueprint's
-  /// GPU number of each device of the rank; empty: local_rank * devices + k for device k.
+  std::string device = "auto";  ///< auto, host or cuda; each has the blueprint's budget
+  /// GPU number of each of the rank's devices; empty: those that follow the GPUs of the machine's
+  /// ranks before this one.
   std::vector<std::uint32_t> device_numbers;
   int compute_threads = 0;  ///< host device: threads per kernel; 0: all CPUs
   double link_gbps = 0.0;   ///< host device: limits copies to this many GB/s; 0: no limit
@@ -58,20 +60,21 @@ struct EngineOptions {
 /// Running totals since start().
 struct EngineTotals {
   plan::LaneTotals lanes;
-  std::array<Bytes, 3> allocated{};       ///< per tier; never freed, so also the peak
-  std::vector<Bytes> nvme_bytes_by_path;  ///< bytes written, including the initial fill
-  double fill_seconds = 0.0;              ///< time that start() spent on the initial states
-  std::string io_backend;                 ///< "io_uring", "threads", or "" if nothing is on NVMe
+  std::array<Bytes, 3> allocated{};        ///< per tier; never freed, so also the peak
+  std::vector<Bytes> allocated_on_device;  ///< by device
+  std::vector<Bytes> nvme_bytes_by_path;   ///< bytes written, including the initial fill
+  double fill_seconds = 0.0;               ///< time that start() spent on the initial states
+  std::string io_backend;                  ///< "io_uring", "threads", or "" if nothing is on NVMe
   [[nodiscard]] Bytes nvme_bytes_written() const;
 };
 
-/// Trains one model on one device, or this rank's share of it on several, by binding the schedule's
+/// Trains one model, or this rank's share of it, on the rank's devices, by binding the schedule's
 /// operations to the modules. Not thread-safe. With several ranks every non-const call is
 /// collective: all ranks make it, in the same order. With a blueprint for step::Purpose::evaluation
 /// it only evaluates: train_step() and the snapshot's functions throw Error(state).
 class Engine {
  public:
-  /// Makes the device and its kernels and checks the swap paths. `blueprint` must be sized and
+  /// Makes the devices and their kernels and checks the swap paths. `blueprint` must be sized and
   /// placed. When `*interrupted` becomes true, a running step ends with Error(interrupted).
   /// `ranks`: the run's processes, whose number is the blueprint's world; must outlive the engine;
   /// nullptr: one process. Blueprints of ranks differ only in the rank. Throws Error(config),
@@ -83,7 +86,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   [[nodiscard]] const Blueprint& blueprint() const { return blueprint_; }
-  [[nodiscard]] device::Device& device() { return *device_; }
+  /// Returns the first device.
+  [[nodiscard]] device::Device& device() { return *devices_.front().device; }
   /// Instruction set of the host update.
   [[nodiscard]] std::string_view update_isa() const { return to_string(updater_.isa()); }
 
@@ -143,6 +147,18 @@ class Engine {
   [[nodiscard]] Snapshot& snapshot();
 
  private:
+  struct OwnDevice {
+    std::unique_ptr<device::Device> device;
+    std::unique_ptr<model::Compute> compute;
+    std::unique_ptr<update::DeviceUpdate> update;
+  };
+
+  /// Returns the rank's devices, connected with each other.
+  [[nodiscard]] std::vector<OwnDevice> make_devices() const;
+  [[nodiscard]] static std::string arithmetic_of(const OwnDevice& own);
+  /// Throws Error(state) if the blueprint does not suit the ranks or the kernels.
+  void check_blueprint() const;
+  [[nodiscard]] Modules modules();
   /// `here`: existing swap files. Passes to `fill` whether they are reused.
   void start_with(const state::SwapImage& here, const std::function<void(bool reuses)>& fill);
   /// Returns whether each operation is awaited and its results are checked (model::GpuChecks).
@@ -163,12 +179,10 @@ class Engine {
   Blueprint blueprint_;
   EngineOptions options_;
   const std::atomic<bool>* interrupted_;
-  comm::Ranks* ranks_;  ///< nullptr for one rank
-  std::unique_ptr<device::Device> device_;
+  comm::Ranks* ranks_;                         ///< nullptr for one rank
   std::shared_ptr<TrialsBeforeSteps> trials_;  ///< null if products are not timed
-  std::unique_ptr<model::Compute> compute_;
   cpu_adam::Updater updater_;
-  std::unique_ptr<update::DeviceUpdate> device_update_;
+  std::vector<OwnDevice> devices_;
   std::unique_ptr<state::Store> store_;
   std::unique_ptr<Lanes> lanes_;
   std::optional<Snapshot> snapshot_;

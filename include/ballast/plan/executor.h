@@ -43,9 +43,10 @@ struct ExecutorOptions {
   Handler finish = nullptr;
   /// Maximum number of unfinished operations in a lane with Mode::streamed.
   std::size_t max_on_stream = kMostEnqueued;
-  /// If set, the operations that it selects start one at a time, in an order that depends on the
-  /// submitted plans alone. An operation's turn ends when it is enqueued, or, in a lane that is not
-  /// queued, when it has finished. For collectives, which all ranks must start in the same order.
+  /// If set, the operations that it selects start one at a time on each device, in an order that
+  /// depends on the submitted plans alone. An operation's turn ends when it is enqueued, or, in a
+  /// lane that is not queued, when it has finished. For collectives, which all ranks must start in
+  /// the same order.
   std::function<bool(const Operation& operation)> takes_turn = nullptr;
   std::uint32_t devices = 1;  ///< Schedule::devices of the plans
   /// Runs every operation in plan order on the caller's thread, with the same results, for

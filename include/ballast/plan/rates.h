@@ -38,6 +38,9 @@ struct Rates {
 
   // Update on the host.
   double update_per_second = 0.0;  ///< bytes of memory traffic (Operation::traffic)
+  /// Bytes per second of host memory, read plus written, that updates, copies and transfers share.
+  /// 0: not given, they do not slow each other down.
+  double host_memory_per_second = 0.0;
 
   // Link: each direction alone, in bytes per second.
   double upload_per_second = 0.0;

@@ -37,12 +37,13 @@ struct KeptExtent {
 using KeptExtents = std::map<std::uint64_t, std::vector<std::size_t>>;
 
 /// Allocates every buffer of a schedule (device, pinned host pool, swap space) and moves whole
-/// buffers between host memory and the swap space. The device must outlive it.
+/// buffers between host memory and the swap space. The devices must outlive it.
 class Store {
  public:
-  /// `swap`: laid out for swap_extents(schedule); empty if there are none. Throws the Error of the
-  /// tier that cannot allocate.
-  Store(const plan::Schedule& schedule, device::Device& device,
+  /// `devices`: by plan::Buffer::device; the first one pins host memory for all. `swap`: laid out
+  /// for swap_extents(schedule); empty if there are none. Throws the Error of the tier that cannot
+  /// allocate.
+  Store(const plan::Schedule& schedule, std::vector<device::Device*> devices,
         const std::optional<SwapPlan>& swap);
   ~Store();
 
@@ -77,6 +78,7 @@ class Store {
   void restore(std::span<const std::pair<plan::BufferId, KeptExtent>> homes,
                const KeptExtents& kept);
 
+  /// Returns the bytes on a tier, of all devices together.
   [[nodiscard]] Bytes allocated(Tier tier) const;
   /// Returns the bytes of host memory that are pinned for the device.
   [[nodiscard]] Bytes pinned() const { return pin_->bytes(); }
@@ -91,7 +93,7 @@ class Store {
     std::uint64_t version = 0;        ///< number of writebacks of an NVMe buffer
   };
 
-  device::Device& device_;
+  std::vector<device::Device*> devices_;
   memory::HostPool pool_;
   std::unique_ptr<device::Pin> pin_;  ///< pins the whole pool; destroyed before it
   std::vector<Allocation> allocations_;

@@ -182,7 +182,40 @@ class CudaDevice final : public Device {
     copy(stream, to.data(), from.raw(), from.size(), cudaMemcpyDeviceToHost);
   }
 
+  bool connect(Device& other) override {
+    const int peer = number_of(other);
+    if (peer == ordinal_) return true;
+    int direct = 0;
+    check_cuda(cudaDeviceCanAccessPeer(&direct, ordinal_, peer),
+               fmt::format("connecting CUDA devices {} and {}", ordinal_, peer));
+    if (direct == 0) return false;
+    check_cuda(cudaSetDevice(ordinal_), fmt::format("selecting CUDA device {}", ordinal_));
+    const cudaError_t code = cudaDeviceEnablePeerAccess(peer, 0);
+    if (code == cudaErrorPeerAccessAlreadyEnabled) {
+      static_cast<void>(cudaGetLastError());
+    } else {
+      check_cuda(code, fmt::format("connecting CUDA devices {} and {}", ordinal_, peer));
+    }
+    return true;
+  }
+  void copy_to_other(Stream& stream, Device& other, DeviceBytes to,
+                     ConstDeviceBytes from) override {
+    expects(to.size() == from.size(), "copy_to_other: sizes differ");
+    const int peer = number_of(other);
+    const cudaError_t code = cudaMemcpyPeerAsync(to.raw(), peer, from.raw(), ordinal_, from.size(),
+                                                 as_cuda(stream).native());
+    if (code != cudaSuccess) {
+      check_cuda(code, fmt::format("copying {} from CUDA device {} to {}",
+                                   format_bytes(from.size()), ordinal_, peer));
+    }
+  }
+
  private:
+  static int number_of(Device& device) {
+    const auto* cuda = dynamic_cast<CudaDevice*>(&device);
+    expects(cuda != nullptr, "the CUDA device cannot copy to a device of another kind");
+    return cuda->ordinal_;
+  }
   static void copy(Stream& stream, std::byte* to, const std::byte* from, Bytes bytes,
                    cudaMemcpyKind kind) {
     const bool up = kind == cudaMemcpyHostToDevice;

@@ -96,6 +96,11 @@ class HostDevice final : public Device {
     expects(to.size() == from.size(), "copy_to_host: sizes differ");
     enqueue_copy(stream, to.data(), from.raw(), from.size());
   }
+  bool connect(Device&) override { return true; }
+  void copy_to_other(Stream& stream, Device&, DeviceBytes to, ConstDeviceBytes from) override {
+    expects(to.size() == from.size(), "copy_to_other: sizes differ");
+    enqueue_copy(stream, to.raw(), from.raw(), from.size());
+  }
 
  private:
   void enqueue_copy(Stream& stream, std::byte* to, const std::byte* from, Bytes bytes) const {

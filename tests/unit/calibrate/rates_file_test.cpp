@@ -47,7 +47,7 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
     "backward": [{"tokens": 512, "tflops": 80}],
     "head": [{"tokens": 512, "tflops": 70}],
     "attention_forward_tflops": 600, "attention_backward_tflops": 350.5,
-    "device_memory_gbps": 900, "launch_us": 10, "update_gbps": 60,
+    "device_memory_gbps": 900, "launch_us": 10, "update_gbps": 60, "host_memory_gbps": 75,
     "upload_gbps": 24.5, "offload_gbps": 25, "peer_gbps": 50,
     "read_gbps": 14, "write_gbps": 12, "mixed_gbps": 13, "io_latency_us": 80,
     "fabric_gbps": 360, "network_gbps": 340, "ranks_per_node": 8,
@@ -66,6 +66,7 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
   EXPECT_EQ(rates.device_memory_per_second, 900e9);
   EXPECT_EQ(rates.launch_seconds, 10e-6);
   EXPECT_EQ(rates.update_per_second, 60e9);
+  EXPECT_EQ(rates.host_memory_per_second, 75e9);
   EXPECT_EQ(rates.upload_per_second, 24.5e9);
   EXPECT_EQ(rates.peer_per_second, 50e9);
   EXPECT_EQ(rates.mixed_per_second, 13e9);
@@ -114,6 +115,7 @@ TEST(RatesFile, WhatIsSavedIsLoadedBitForBit) {
     rates.device_memory_per_second = any();
     rates.launch_seconds = any();
     rates.update_per_second = any();
+    rates.host_memory_per_second = any();
     rates.peer_per_second = any();
     rates.upload_per_second = any();
     rates.offload_per_second = any();

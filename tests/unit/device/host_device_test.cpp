@@ -30,6 +30,22 @@ TEST(HostDevice, AskingBeyondTheBudgetFailsAndNamesTheBuffer) {
   EXPECT_EQ(device->allocated(), 60 * kKiB);
 }
 
+TEST(HostDevice, CopiesToAnother) {
+  const auto from = make(64 * kKiB);
+  const auto to = make(64 * kKiB);
+  const DeviceBytes source = from->allocate(8 * kKiB, "source");
+  const DeviceBytes target = to->allocate(8 * kKiB, "target");
+  const auto stream = from->make_stream("pass");
+  std::vector<std::byte> sent(8 * kKiB, std::byte{7});
+  std::vector<std::byte> received(sent.size());
+  ASSERT_TRUE(from->connect(*to));
+  from->copy_to_device(*stream, source, sent);
+  from->copy_to_other(*stream, *to, target, source);
+  to->copy_to_host(*stream, received, target);
+  stream->synchronize();
+  EXPECT_EQ(received, sent);
+}
+
 TEST(HostDevice, ARefusedMappingNamesTheDeviceAndTheKey) {
   try {
     make(Bytes{1} << 60U);

@@ -186,6 +186,32 @@ TEST_F(StrictFake, NamesAHostThatTouchesDeviceMemory) {
                "the host touches device memory");
 }
 
+TEST_F(StrictFake, NamesWorkThatTouchesTheMemoryOfAnotherGpu) {
+  const DeviceArray<float> own(std::vector<float>(kCount, 2.0F));
+  const int here = FakeCuda::current();
+  const int there = here == 1 ? 0 : 1;
+  must(cudaSetDevice(there));
+  float* other = nullptr;
+  must(cudaMalloc(reinterpret_cast<void**>(&other), kBytes));
+  must(cudaSetDevice(here));
+  const auto touch = [&] {
+    add(0, other, 1.0F);
+    test::await_stream(streams_[0]);
+  };
+  EXPECT_DEATH(touch(), "the host or another GPU touches device memory");
+  const auto copy = [&](int to, int from) {
+    return cudaMemcpyPeerAsync(other, to, own.data(), from, kBytes, streams_[0]);
+  };
+  {
+    const FakeCuda::Complaints complaints;
+    EXPECT_EQ(copy(here, there), cudaErrorInvalidValue);
+    EXPECT_EQ(complaints.text(), "cudaMemcpyPeerAsync: memory of another GPU\n");
+  }
+  must(copy(there, here));
+  test::await_stream(streams_[0]);
+  must(cudaFree(other));
+}
+
 TEST_F(StrictFake, NamesKernelsThatLeaveTheirAllocation) {
   const auto touch = [&](std::ptrdiff_t place) {
     const DeviceArray<std::byte> values(100);

@@ -197,8 +197,11 @@ TEST(Turns, FollowTheirInputsAndNotThePlanOrderOfOtherLanes) {
     return operation.lane == Lane::gather || operation.lane == Lane::reduce;
   };
   const Turns turns = turns_of(plan, collective);
-  EXPECT_EQ(turns.order, (std::vector<OpId>{0, 4, 3, 6}));
+  EXPECT_EQ(turns.order[0], (std::vector<OpId>{0, 4, 3, 6}));
   EXPECT_EQ(turns.taken, (std::vector<bool>{true, false, false, true, true, false, true}));
+  plan.operations[4].device = 1;
+  EXPECT_EQ(turns_of(plan, collective).order[0], (std::vector<OpId>{0, 3, 6}));
+  EXPECT_EQ(turns_of(plan, collective).order[1], (std::vector<OpId>{4}));
 }
 
 /// All gathers and reductions and some passes.
@@ -209,6 +212,7 @@ bool takes_turn(const Operation& operation) {
 
 TEST(Executor, TurnsHaveTheSameOrderWhateverTheTimes) {
   using Starts = std::vector<std::pair<const Operation*, std::uint64_t>>;
+  using ByDevice = std::array<Starts, kMostDevices>;
   std::size_t crossings = 0;
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     const step::BuildArguments placed =
@@ -216,9 +220,9 @@ TEST(Executor, TurnsHaveTheSameOrderWhateverTheTimes) {
     const Schedule schedule = build(placed);
     const auto runs = step::random_runs(placed, schedule, seed, 3);
     const auto starts_of = [&](std::uint64_t delay_seed) {
-      Starts starts;
+      ByDevice starts;
       std::mutex mutex;
-      std::atomic<int> in_turn = 0;
+      std::array<std::atomic<int>, kMostDevices> in_turn{};
       step::FakeMachine machine(schedule.buffers.size());
       Streams streams([&](const Operation& op, std::uint64_t n) { machine.perform(op, n); },
                       schedule.devices);
@@ -227,12 +231,12 @@ TEST(Executor, TurnsHaveTheSameOrderWhateverTheTimes) {
       Executor executor(
           [&](const Operation& op, std::uint64_t n) {
             if (takes_turn(op)) {
-              EXPECT_EQ(++in_turn, 1) << "two at a time";
+              EXPECT_EQ(++in_turn[op.device], 1) << "two at a time";
               const std::scoped_lock lock(mutex);
-              starts.emplace_back(&op, n);
+              starts[op.device].emplace_back(&op, n);
             }
             streams.start(op, n);
-            if (takes_turn(op)) --in_turn;
+            if (takes_turn(op)) --in_turn[op.device];
           },
           step::action_name, streams.options(options));
       step::submit_all(executor, runs.runs, seed % 2 == 0);
@@ -240,11 +244,13 @@ TEST(Executor, TurnsHaveTheSameOrderWhateverTheTimes) {
       EXPECT_EQ(machine.values(), step::serial_result(schedule, runs.runs)) << seed;
       return starts;
     };
-    const Starts starts = starts_of(1);
-    EXPECT_EQ(starts_of(2), starts) << seed;
-    for (std::size_t i = 1; i < starts.size(); ++i) {
-      crossings +=
-          starts[i].second == starts[i - 1].second && starts[i].first < starts[i - 1].first;
+    const ByDevice all = starts_of(1);
+    EXPECT_EQ(starts_of(2), all) << seed;
+    for (const Starts& starts : all) {
+      for (std::size_t i = 1; i < starts.size(); ++i) {
+        crossings +=
+            starts[i].second == starts[i - 1].second && starts[i].first < starts[i - 1].first;
+      }
     }
   }
   EXPECT_GT(crossings, 0U) << "all turns are in plan order";

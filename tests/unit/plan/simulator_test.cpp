@@ -235,6 +235,43 @@ TEST(Simulator, ACopyBetweenDevicesUsesTheLinkUnlessItHasItsOwnRate) {
   EXPECT_DOUBLE_EQ(bound_of(peers, Lane::pass), 2.0);
 }
 
+TEST(Simulator, LinksUpdatesAndDisksShareHostMemory) {
+  Hand hand;
+  const OpId update = hand.add(Lane::update, 2.0);
+  const OpId upload = hand.add(Lane::upload, 3.0);
+  const OpId other = hand.add(Lane::upload, 3.0);
+  hand.on(1);
+  const OpId fetch = hand.add(Lane::fetch, 3.0);
+  const OpId compute = hand.add(Lane::compute, 3.0);
+  Rates rates = unit_rates();
+  EXPECT_DOUBLE_EQ(run_once(hand, rates).step_seconds, 3.0);
+  rates.host_memory_per_second = 2.0;  // half of what the four would use
+  const Prediction prediction = run_once(hand, rates);
+  EXPECT_DOUBLE_EQ(span_of(prediction, compute).end, 3.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, update).end, 4.0);
+  for (const OpId op : {upload, other, fetch}) {
+    EXPECT_DOUBLE_EQ(span_of(prediction, op).end, 4.0 + 1.5) << "three share the rest";
+  }
+  EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::upload), 5.5);
+  rates.host_memory_per_second = 0.5;  // each alone was measured at 1
+  EXPECT_DOUBLE_EQ(run_once(hand, rates).step_seconds, 2.0 + 3.0 + 3.0 + 3.0);
+}
+
+TEST(Simulator, ACopyThroughHostMemoryReadsAndWritesIt) {
+  Hand hand;
+  const OpId pass = hand.add(Lane::pass, 2.0);
+  const OpId upload = hand.add(Lane::upload, 2.0);
+  hand.add(Lane::compute, 1.0);
+  hand.on(1);
+  Rates rates = unit_rates();
+  rates.host_memory_per_second = 2.0;
+  const Prediction by_host = run_once(hand, rates);
+  EXPECT_DOUBLE_EQ(span_of(by_host, pass).end, 3.0);
+  EXPECT_DOUBLE_EQ(span_of(by_host, upload).end, 3.0);
+  rates.peer_per_second = 1.0;
+  EXPECT_DOUBLE_EQ(run_once(hand, rates).step_seconds, 2.0);
+}
+
 TEST(Simulator, ComputeTeamsOfSeveralDevicesShareTheCores) {
   Hand hand;
   hand.add(Lane::compute, 6.0);

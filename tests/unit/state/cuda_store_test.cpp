@@ -33,7 +33,7 @@ class CudaStore : public testing::Test {
 };
 
 TEST_F(CudaStore, PinsItsHostBuffersAndNothingElse) {
-  const Store store(schedule_, *device_, {});
+  const Store store(schedule_, {device_.get()}, {});
   const std::byte* at = store.host(1, 1).data();
   Bytes pinned = 0;
   for (const FakeCuda::Piece& piece : FakeCuda::registered()) {
@@ -47,20 +47,20 @@ TEST_F(CudaStore, PinsItsHostBuffersAndNothingElse) {
 
 TEST_F(CudaStore, WithoutHostBuffersPinsNothing) {
   schedule_.buffers.resize(1);
-  const Store store(schedule_, *device_, {});
+  const Store store(schedule_, {device_.get()}, {});
   EXPECT_TRUE(FakeCuda::registered().empty());
 }
 
 /// TearDown checks that a failed construction has left nothing pinned.
 TEST_F(CudaStore, UnpinsMemoryIfALaterAllocationFails) {
   schedule_.buffers.push_back({.name = "too much", .tier = Tier::device, .bytes = kMiB});
-  EXPECT_THROW(Store(schedule_, *device_, {}), Error);
+  EXPECT_THROW(Store(schedule_, {device_.get()}, {}), Error);
 }
 
 TEST_F(CudaStore, WorksWithPageableMemoryAndSaysWhichKeyToLower) {
   FakeCuda::registrations_left = 0;
   const test::CapturedLog log;
-  const Store store(schedule_, *device_, {});
+  const Store store(schedule_, {device_.get()}, {});
   EXPECT_EQ(store.pinned(), 0U);
   EXPECT_NE(log.text().find("lower ballast.host_bytes"), std::string::npos) << log.text();
 }
