@@ -116,8 +116,10 @@ class Improvements {
     for (const std::uint32_t count : device_counts(open)) {
       if (now == 0 || count <= now) continue;
       config.pipeline.stages = count;
-      attempt(fmt::format("{} devices (pipeline.stages {})", count, count), config,
-              request_.budgets, request_.rates);
+      // Results depend on the tiles, which this change keeps.
+      attempt(fmt::format("{0} devices (pipeline.stages {0}, model.vocabulary_tiles {1})", count,
+                          config.model.vocabulary_tiles),
+              config, request_.budgets, request_.rates);
     }
   }
 
