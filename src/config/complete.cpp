@@ -118,7 +118,10 @@ void complete_model(Config& config, const Document& document) {
   const auto refuse = [&document](std::string_view key, const std::string& rule) {
     document.fail(fmt::format("model.{}", key), rule);
   };
+  const bool opens_tiles = m.vocabulary_tiles == 0;
   model::complete(m, refuse, config.ballast.expert_ranks());
+  if (opens_tiles && config.pipeline.stages != 1) share_vocabulary(config);
+  check_stages(config, document);
   if (m.max_sequence < sequence_length) {
     document.fail("model.max_sequence", fmt::format("{} is shorter than data.sequence_length {}",
                                                     m.max_sequence, sequence_length));
@@ -469,6 +472,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   if (config.sequence_parallel == 0) config.sequence_parallel = 1;  // off, as in DeepSpeed
   check_data(config, document);
   complete_layer_tiles(config, document);
+  complete_devices(config, document);
   complete_model(config, document);
   if (world == 0 && config.batch.micro_batch > 0) config.batch.train_batch = 0;
   check_sequence_parallel(config, document, world);

@@ -401,10 +401,9 @@ void PlanSearch::evaluate(Candidate candidate) {
 /// Skips plans whose busiest lane alone takes longer than the best step.
 bool PlanSearch::worth_simulating(const plan::Schedule& schedule,
                                   const step::Problem& problem) const {
-  std::array<double, plan::kLaneCount> seconds{};
+  std::vector<double> seconds(plan::lane_count(schedule.devices));
   for (const plan::Operation& operation : schedule.steady.operations) {
-    seconds.at(static_cast<std::size_t>(operation.lane)) +=
-        seconds_in_turn(operation, schedule, request_.rates);
+    seconds.at(lane_number(operation)) += seconds_in_turn(operation, schedule, request_.rates);
   }
   const double longest = *std::max_element(seconds.begin(), seconds.end());
   return best_tokens_per_second_ * longest * kTie <= static_cast<double>(problem.tokens_per_step());

@@ -59,6 +59,10 @@ class RestartableEngine {
   /// has failed, and it no longer waits for other ranks.
   void leave(bool jointly);
 
+  /// Describes the devices: "host CPU", or "2 devices: host CPU". All devices of a rank are of one
+  /// kind.
+  [[nodiscard]] std::string describe_devices();
+
   /// Describes what computes the updates: an instruction set, or "on the GPU".
   [[nodiscard]] std::string describe_update();
 

@@ -92,10 +92,12 @@ struct Choice {
 const std::vector<Choice>& choices() {
   static const std::string optimizer = "zero_optimization.offload_optimizer.device=";
   static const std::string weights = "zero_optimization.offload_param.device=";
+  static const std::string devices = "pipeline.stages=";
   static const std::vector<Choice> all = {
       {"all on device", {}},
       {"optimizer on host", {optimizer + "cpu"}},
-      {"all on host, delayed", {weights + "cpu", optimizer + "cpu", "ballast.delay_seed=5"}},
+      {"all on host, 2 devices, delayed",
+       {weights + "cpu", optimizer + "cpu", devices + "2", "ballast.delay_seed=5"}},
       {"weights on host, optimizer on device", {weights + "cpu"}},
       {"all on NVMe, states in sub-groups",
        {weights + "nvme", optimizer + "nvme", "ballast.gradients=nvme",
@@ -105,15 +107,16 @@ const std::vector<Choice>& choices() {
       {"optimizer on host, speculative", {optimizer + "cpu", "ballast.speculative_updates=9"}},
       {"all on NVMe, half of it speculative",
        {weights + "nvme", optimizer + "nvme", "ballast.speculative_updates=2"}},
-      {"weights on host, optimizer on NVMe, speculative",
-       {weights + "cpu", optimizer + "nvme", "ballast.speculative_updates=9"}},
+      {"weights on host, optimizer on NVMe, speculative, 2 devices",
+       {weights + "cpu", optimizer + "nvme", devices + "2", "ballast.speculative_updates=9"}},
       {"mixed, speculative, in sub-groups",
        {weights + "cpu", optimizer + "cpu", "ballast.speculative_updates=9",
         "zero_optimization.sub_group_size=5000",
         R"(ballast.placement=[{"blocks": 1, "weights": "device", "optimizer": "nvme"},
                               {"blocks": 2, "weights": "nvme"}])"}},
-      {"mixed",
-       {weights + "nvme", optimizer + "cpu", "ballast.activations=host", "ballast.gradients=nvme",
+      {"mixed, 3 devices",
+       {weights + "nvme", optimizer + "cpu", devices + "3", "ballast.activations=host",
+        "ballast.gradients=nvme",
         R"(ballast.placement=[{"blocks": 1, "weights": "device", "optimizer": "nvme"},
                               {"blocks": 2, "weights": "host", "optimizer": "device"}])"}},
   };

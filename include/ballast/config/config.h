@@ -111,6 +111,14 @@ struct BatchSection {
   bool automatic = false;
 };
 
+/// Maximum of pipeline.stages.
+inline constexpr std::uint32_t kMostStages = 8;
+
+/// `pipeline`: the devices of a rank, to which the blocks of the model are dealt.
+struct PipelineSection {
+  std::uint32_t stages = 1;  ///< number of devices of each rank; 0 ("auto"): the planner's choice
+};
+
 struct OffloadSection {
   TierChoice tier = Tier::device;                ///< device: none | cpu | nvme | auto
   std::vector<std::filesystem::path> nvme_path;  ///< folders; empty: the run directory
@@ -196,7 +204,10 @@ struct BallastSection {
   model::GpuChecks gpu_checks = model::GpuChecks::off;
   model::AttentionBackend attention = model::AttentionBackend::best;
   ProductSearch product_algorithms = ProductSearch::heuristic;
-  Bytes device_bytes = 0;  ///< budget; 0 ("auto"): the free memory
+  /// GPU numbers of the rank's devices; empty ("auto"): consecutive ones. A number may occur more
+  /// than once: these devices share the GPU.
+  std::vector<std::uint32_t> devices;
+  Bytes device_bytes = 0;  ///< budget of each device; 0 ("auto"): the free memory
   Bytes host_bytes = 0;    ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
   /// Patterns of the names of trained tensors (model::freeze()); empty ("all"): all are trained.
   std::vector<std::string> train;
@@ -317,6 +328,7 @@ struct Config {
   SchedulerSection scheduler;
   BatchSection batch;
   ZeroSection zero;
+  PipelineSection pipeline;
   step::BufferCounts buffers = kOpenBuffers;  ///< the keys of kBufferKinds
   AioSection aio;
   /// type of weights, activations and packed gradients: bf16.enabled, fp16.enabled, or f32
@@ -329,6 +341,8 @@ struct Config {
   MonitorSection tensorboard;
   MonitorSection csv_monitor;
   BallastSection ballast;
+  /// Devices of each rank; 1 while the planner has not chosen.
+  [[nodiscard]] std::uint32_t devices() const { return pipeline.stages == 0 ? 1 : pipeline.stages; }
   /// Sequences per micro-batch.
   [[nodiscard]] std::uint64_t micro_sequences() const {
     return batch.micro_batch * data.sequences_per_sample();

@@ -39,8 +39,7 @@ class TrialsBeforeSteps;
 /// threads and the swap paths.
 struct EngineOptions {
   std::string device = "auto";  ///< auto, host or cuda; each has the blueprint's budget
-  /// GPU number of each of the rank's devices; empty: those that follow the GPUs of the machine's
-  /// ranks before this one.
+  /// GPU number of each device of the rank; empty: local_rank * devices + k for device k.
   std::vector<std::uint32_t> device_numbers;
   int compute_threads = 0;  ///< host device: threads per kernel; 0: all CPUs
   double link_gbps = 0.0;   ///< host device: limits copies to this many GB/s; 0: no limit

@@ -258,6 +258,14 @@ std::string cuda_refusal() {
   return count > 0 ? "" : driver_refusal(cudaErrorNoDevice);
 }
 
+std::uint32_t count_gpus() {
+  raise_connections();
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return static_cast<std::uint32_t>(count);
+  static_cast<void>(cudaGetLastError());
+  return 0;
+}
+
 bool has_gpu() {
   int count = 0;
   const cudaError_t code = cudaGetDeviceCount(&count);

@@ -34,7 +34,12 @@ namespace ballast::test::emulation {
 namespace {
 
 constexpr std::size_t kStack = std::size_t{128} << 10U;
+/// Number of different offsets at which stacks begin, and the distance between two of them. Stacks
+/// that all began at multiples of a page would compete for the same lines of the caches.
+constexpr std::size_t kColours = 16;
+constexpr std::size_t kColourBytes = 256;
 constexpr unsigned kLanes = 32;
+constexpr unsigned kMostThreads = 1024;
 
 /// Threads of a warpgroup.
 constexpr unsigned kGroup = 4 * kLanes;
@@ -90,7 +95,7 @@ class Block {
            const std::function<void()>& body) {
     body_ = &body;
     shared_.assign(shared_bytes + 128, std::byte{0xa5});  // uninitialised memory
-    place_ = {.thread = {0, 0, 0}, .block = block, .threads = {threads}, .blocks = blocks};
+    place_of_thread = {.thread = {0, 0, 0}, .block = block, .threads = {threads}, .blocks = blocks};
     prepare(threads);
     const std::uint64_t seed = seeds().timing;
     timing_ = seed;
@@ -125,7 +130,6 @@ class Block {
     if (thread >= count_) fail("an exchange with a lane that is not there");
     return *fibers_[thread];
   }
-  [[nodiscard]] const Place& place() const { return place_; }
   void* shared() {
     const auto address = reinterpret_cast<std::uintptr_t>(shared_.data());
     return shared_.data() + (128 - address % 128) % 128;
@@ -133,6 +137,8 @@ class Block {
 
   void wait(State state) {
     current().state = state;
+    --ready_[running_ / kLanes];
+    if (state == State::at_block) ++at_block_;
     leave(current());
     if (timing_ != 0) run_some(current());
   }
@@ -186,10 +192,12 @@ class Block {
       if (fiber.stack == MAP_FAILED) fail("no memory for a stack");
       getcontext(&fiber.context);
       fiber.context.uc_stack.ss_sp = fiber.stack;
-      fiber.context.uc_stack.ss_size = kStack;
+      fiber.context.uc_stack.ss_size = kStack - (fibers_.size() - 1) % kColours * kColourBytes;
       fiber.context.uc_link = nullptr;
       makecontext(&fiber.context, &Block::start, 0);
     }
+    at_block_ = 0;
+    for (unsigned warp = 0; warp < warps(); ++warp) ready_[warp] = end_of(warp) - warp * kLanes;
     for (unsigned thread = 0; thread < threads; ++thread) {
       Fiber& fiber = *fibers_[thread];
       fiber.state = State::ready;
@@ -211,12 +219,6 @@ class Block {
   [[nodiscard]] unsigned end_of(unsigned warp) const {
     return std::min(count_, (warp + 1) * kLanes);
   }
-  [[nodiscard]] bool can_go_on(unsigned warp) const {
-    for (unsigned thread = warp * kLanes; thread < end_of(warp); ++thread) {
-      if (fibers_[thread]->state == State::ready) return true;
-    }
-    return false;
-  }
 
   /// The first, last or any of the warps that can continue; warps() if none can.
   unsigned choose_warp(std::mt19937& random) {
@@ -225,7 +227,7 @@ class Block {
     unsigned candidates = 0;
     for (unsigned i = 0; i < warps(); ++i) {
       const unsigned warp = order == Order::backward ? warps() - 1 - i : i;
-      if (!can_go_on(warp)) continue;
+      if (ready_[warp] == 0) continue;
       if (order != Order::shuffled) return warp;
       if (random() % ++candidates == 0) chosen = warp;
     }
@@ -246,7 +248,7 @@ class Block {
 
   void enter(unsigned thread) {
     running_ = thread;
-    place_.thread = {thread, 0, 0};
+    place_of_thread.thread = {thread, 0, 0};
     Fiber& fiber = *fibers_[thread];
     if (watcher_ != nullptr) watcher_->enter(thread, fiber.stack, kStack);
 #if defined(__SANITIZE_ADDRESS__)
@@ -270,16 +272,18 @@ class Block {
 #endif
   }
 
+  void make_ready(unsigned thread) {
+    fibers_[thread]->state = State::ready;
+    ++ready_[thread / kLanes];
+  }
+
   /// Releases the threads if all threads of the block have arrived. Returns whether it did.
   bool release_block() {
-    unsigned at_block = 0;
-    for (unsigned thread = 0; thread < count_; ++thread) {
-      if (fibers_[thread]->state == State::at_block) ++at_block;
-    }
-    if (at_block == 0 || at_block + ended_ < count_) return false;
+    if (at_block_ == 0 || at_block_ + ended_ < count_) return false;
     if (watcher_ != nullptr) watcher_->met_block();
+    at_block_ = 0;
     for (unsigned thread = 0; thread < count_; ++thread) {
-      if (fibers_[thread]->state == State::at_block) fibers_[thread]->state = State::ready;
+      if (fibers_[thread]->state == State::at_block) make_ready(thread);
     }
     return true;
   }
@@ -293,7 +297,7 @@ class Block {
       const std::uint32_t mask = fiber.mask;
       if (watcher_ != nullptr && fiber.orders_memory) watcher_->met_warp(first, mask);
       for (unsigned other = 0; other < lanes; ++other) {
-        if ((mask >> other & 1U) != 0) fibers_[first + other]->state = State::ready;
+        if ((mask >> other & 1U) != 0) make_ready(first + other);
       }
     }
   }
@@ -316,7 +320,6 @@ class Block {
   }
 
   static Block& current_block();
-  friend Block& block();
 
   const void* kernel_ = nullptr;
   Watcher* watcher_ = nullptr;
@@ -324,7 +327,6 @@ class Block {
   std::minstd_rand times_;
   const std::function<void()>* body_ = nullptr;
   std::vector<std::byte> shared_;
-  Place place_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   jmp_buf home_ = {};
   void* fake_stack_ = nullptr;
@@ -332,12 +334,17 @@ class Block {
   std::size_t home_size_ = 0;
   unsigned count_ = 0;
   unsigned ended_ = 0;
+  unsigned at_block_ = 0;  ///< threads that wait at a barrier of the block
   unsigned running_ = 0;
+  /// Number of threads of each warp that can continue.
+  std::array<unsigned, kMostThreads / kLanes> ready_ = {};
 };
 
+/// The block of this host thread, from its first grid on.
+constinit thread_local Block* block_of_thread = nullptr;
+
 Block& block() {
-  thread_local Block one;
-  return one;
+  return *block_of_thread;
 }
 Block& Block::current_block() {
   return block();
@@ -351,8 +358,10 @@ void set_order(Order order) {
 
 void run_grid(const void* kernel, Dim3 blocks, unsigned threads, std::size_t shared_bytes,
               const std::function<void()>& body) {
+  thread_local Block one;
+  block_of_thread = &one;
   block().set_kernel(kernel);
-  if (threads == 0 || threads > 1024) fail("a block has 1 to 1024 threads");
+  if (threads == 0 || threads > kMostThreads) fail("a block has 1 to 1024 threads");
   std::vector<std::size_t> turns(std::size_t{blocks.x} * blocks.y * blocks.z);
   std::iota(turns.begin(), turns.end(), std::size_t{0});
   const Order order = order_of_threads;
@@ -377,8 +386,8 @@ void run_grid(const void* kernel, Dim3 blocks, unsigned threads, std::size_t sha
 void fail(const std::string& what) {
   const Place& place = here();
   std::fprintf(stderr, "emulated kernel %s, block (%u, %u, %u), thread %u: %s\n",
-               function_name(block().kernel()).c_str(), place.block.x, place.block.y, place.block.z,
-               place.thread.x, what.c_str());
+               function_name(block_of_thread == nullptr ? nullptr : block().kernel()).c_str(),
+               place.block.x, place.block.y, place.block.z, place.thread.x, what.c_str());
   std::abort();
 }
 void need_capability(unsigned least, const char* what) {
@@ -387,9 +396,6 @@ void need_capability(unsigned least, const char* what) {
        std::to_string(capability() % 10) + " does not have");
 }
 
-const Place& here() {
-  return block().place();
-}
 void* dynamic_memory() {
   return block().shared();
 }
