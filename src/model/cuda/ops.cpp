@@ -33,7 +33,6 @@ void log_own_attention(const Error& reason) {
 template <class T>
 Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOptions& options)
     : shape_(attention_shape(config, shape)),
-      by_heads_(shape_.by_heads()),
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
       widest_{shape.tokens(), std::max({shape_.row(), config.hidden_size, config.intermediate_size,
@@ -155,11 +154,6 @@ void Ops<T>::rotate(T* qkv, const Angles& angles, const std::int32_t* positions,
   check(
       cuda::rotate(queue_, qkv, shape_.row(), rotation, {shape_.tokens(), heads * shape_.head_dim}),
       "rotary positions", {shape_.tokens(), heads, shape_.head_dim});
-}
-
-template <class T>
-void Ops<T>::regroup(const Regrouping& how, const T* from, T* to) const {
-  check(cuda::regroup(queue_, how, from, to), "exchange of heads", {how.rows(), how.width()});
 }
 
 template <class T>

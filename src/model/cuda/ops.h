@@ -77,7 +77,9 @@ class Ops {
   void fill_angles(const Rotary& rotary, const Angles& angles, const std::int32_t* positions) const;
   void rotate(T* qkv, const Angles& angles, const std::int32_t* positions, float direction) const;
 
-  void regroup(const Regrouping& how, const T* from, T* to) const;
+  void regroup(const Regrouping& how, const T* from, T* to) const {
+    check(cuda::regroup(queue_, how, from, to), "exchange of heads", {how.rows(), how.width()});
+  }
   [[nodiscard]] std::size_t attention_scratch_bytes() const;
   void attention(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv, T* out,
                  float* log_sums, std::byte* scratch);
@@ -181,7 +183,7 @@ class Ops {
   bool run_fused(const T* qkv, T* out, float* log_sums);
 
   AttentionShape shape_;
-  AttentionShape by_heads_;  ///< AttentionShape::by_heads()
+  AttentionShape by_heads_ = shape_.by_heads();
   std::size_t hidden_;
   std::size_t vocabulary_;
   Rows widest_;  ///< maximum over all sums over rows, including routers and experts
