@@ -60,7 +60,7 @@ class HeadExchange {
     return sinks;
   }
 
-  /// From this rank's rows with all heads to whole sequences with its heads. `to` may be `from`.
+  /// Exchanges this rank's rows of all heads for whole sequences of its heads. `to` may be `from`.
   void to_heads(const Columns& columns, const T* from, T* to) {
     copy(columns, RowOrder::local, from, RowOrder::by_part, sent_);
     // With one sequence, rows that arrive in the order of their ranks are in order.

@@ -226,7 +226,7 @@ struct BlockWeights {
 
 /// The sequences of a micro-batch for layers.
 struct LayerSequences {
-  const std::int32_t* positions = nullptr;  ///< as for rotate(); null: positions in the sequence
+  const std::int32_t* positions = nullptr;  ///< arguments of rotate(); may be null
   const std::int32_t* documents = nullptr;  ///< AttentionMask::positions
   SequencePart part;
 };
@@ -453,7 +453,7 @@ class Layer {
   LayerMemory<T> memory_;         ///< that of the current call
   bool kept_ = false;             ///< whether the current call keeps its intermediates
   bool knows_attention_ = false;  ///< see attention_is_known()
-  LayerSequences sequences_;      ///< those of the current call
+  LayerSequences sequences_;      ///< sequences of the current call
   HeadExchange<Ops> exchange_;
 
  private:

@@ -37,7 +37,7 @@ struct BlockShape {
   double attention_flops = 0.0;         ///< Architecture::attention_flops()
   double attention_output_flops = 0.0;  ///< Architecture::attention_output_flops()
   /// Bytes received from the ranks that share the sequences: queries, keys and values, and results
-  /// of attention. The backward pass receives as many bytes of gradients.
+  /// of attention. The backward pass receives their gradients, which have the same size.
   Bytes exchanged_projections = 0;
   Bytes exchanged_results = 0;
   Bytes norm_traffic = 0;    ///< weights that each pass reads for DoRA's norms
