@@ -1,7 +1,10 @@
 #include "src/train/run_engine.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -64,6 +67,13 @@ std::string RestartableEngine::describe_devices() {
   const std::uint32_t devices = blueprint_.problem.devices;
   const std::string device = engine_->device().description();
   return devices == 1 ? device : fmt::format("{} devices: {}", devices, device);
+}
+
+std::size_t RestartableEngine::separate_devices() {
+  if (engine_->device().kind() != "cuda") return 1;
+  const std::vector<std::uint32_t>& numbers = options_.device_numbers;
+  if (numbers.empty()) return blueprint_.problem.devices;
+  return std::set<std::uint32_t>(numbers.begin(), numbers.end()).size();
 }
 
 std::string RestartableEngine::describe_update() {

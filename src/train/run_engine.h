@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <optional>
 #include <string>
 
@@ -62,6 +63,10 @@ class RestartableEngine {
   /// Describes the devices: "host CPU", or "2 devices: host CPU". All devices of a rank are of one
   /// kind.
   [[nodiscard]] std::string describe_devices();
+
+  /// Returns the number of devices that compute without sharing anything: different GPUs. Host
+  /// devices share the cores.
+  [[nodiscard]] std::size_t separate_devices();
 
   /// Describes what computes the updates: an instruction set, or "on the GPU".
   [[nodiscard]] std::string describe_update();

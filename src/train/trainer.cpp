@@ -84,6 +84,7 @@ class Trainer {
     gemm_peak_ = model::measure_gemm_peak(
         engine_->device(), engine_.blueprint().type,
         seconds_to_measure(engine_.blueprint(), config_.ballast.steps), config_.ballast.kernels);
+    gemm_peak_ *= static_cast<double>(engine_.separate_devices());
     measures_.emplace(engine_, gemm_peak_);
     if (is_root() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
