@@ -96,8 +96,9 @@ MachineShare share_of(const std::vector<RankPlace>& places, std::size_t rank) {
 
 void apply_common_share(config::Config& config, const MachineShare& share) {
   auto& ballast = config.ballast;
-  const memory::Budgets budgets = memory::resolve_budgets(
-      {ballast.device_bytes, ballast.host_bytes}, share.memory, share.device_memory);
+  const memory::Budgets budgets =
+      memory::resolve_budgets({ballast.device_bytes, ballast.host_bytes}, share.memory,
+                              share.device_memory, inputs::budgeted_devices(config));
   ballast.device_bytes = budgets.device;
   ballast.host_bytes = budgets.host;
   // The ranks compute on devices of one kind: on GPUs if each rank has one.

@@ -200,6 +200,7 @@ std::vector<RateKey> keys_of(Rates& rates) {
           number("fabric_gbps", rates.fabric_per_second, kGiga),
           number("network_gbps", rates.network_per_second, kGiga),
           whole("ranks_per_node", rates.ranks_per_node, 1),
+          whole("devices", rates.devices, 0),
           whole("shared_cores", rates.shared_cores, 0),
           whole("compute_threads", rates.compute_threads, 0),
           whole("update_threads", rates.update_threads, 0),

@@ -55,7 +55,7 @@ constexpr auto kGroups = std::to_array<KeyGroup>({
     {"", ignored, "no training batch is partial", "dataloader_drop_last"},
     {"", ignored, "`ballast plan` and `ballast tune` do this", "autotuning"},
     {"", ignored, "has no equivalent in Ballast",
-     "compile dump_state log_level hybrid_engine pipeline vocabulary_size "
+     "compile dump_state log_level hybrid_engine vocabulary_size "
      "use_data_before_expert_parallelism"},
     {"", ignored, "no Python runs during the steps", "disable_python_gc"},
     {"", ignored, "data moves block by block; there are no buckets", "allgather_size"},
@@ -67,7 +67,7 @@ constexpr auto kGroups = std::to_array<KeyGroup>({
     {"", on_section, "would change training results and is not supported in Ballast; remove it",
      "weight_quantization"},
     {"", one, "splits the model inside a layer, which is not in Ballast; set it to 1 or remove it",
-     "tensor_parallel sequence_parallel_size"},
+     "tensor_parallel"},
     {"", off_section,
      "is a key of this program's own section; remove it and give ballast.expert_parallel",
      "expert_parallel"},
@@ -125,6 +125,9 @@ constexpr auto kGroups = std::to_array<KeyGroup>({
      "stale updates are not in Ballast: every update uses all gradients of its step; "
      "remove it",
      "zenflow"},
+    {"pipeline", ignored, "layers are dealt to the devices in turn; see ballast.recompute",
+     "partition seed_layers activation_checkpoint_interval pipe_partitioned grad_partitioned "
+     "use_reentrant"},
     {"offload_optimizer", ignored,
      "host memory is pinned where the device and the system support it", "pin_memory"},
     {"offload_optimizer", ignored, "the plan schedules reads and writes asynchronously",

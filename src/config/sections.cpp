@@ -285,6 +285,7 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
           choice("gpu_checks", b.gpu_checks),
           choice("attention", b.attention),
           choice("product_algorithms", b.product_algorithms),
+          devices_key(b.devices),
           or_auto(bytes("device_bytes", b.device_bytes, kBudget), b.device_bytes),
           or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
           also_called(train_key(b), {"trainable", "trained", "unfrozen_parameters"}),
@@ -444,6 +445,8 @@ Section all_keys(Config& c) {
        planned_batch_key("gradient_accumulation_steps", c.batch.accumulation, c.batch.automatic),
        section("optimizer", [&c] { return optimizer_keys(c.optimizer, c.ignored); }),
        section("scheduler", [&c] { return scheduler_keys(c.scheduler); }),
+       also_called(whole("sequence_parallel_size", c.sequence_parallel, {0, 1U << 16U}),
+                   {"sp_size", "context_parallel_size", "ulysses_sequence_parallel_size"}),
        real("gradient_clipping", c.gradient_clipping, kNotNegative),
        steps_per_print_key(c.steps_per_print),
        switched_section(
@@ -455,6 +458,7 @@ Section all_keys(Config& c) {
        switched_section(
            "fp16", [&c] { return fp16_keys(c); }, c.ignored),
        section("zero_optimization", [&c] { return zero_keys(c.zero, c.buffers, c.ignored); }),
+       section("pipeline", [&c] { return pipeline_keys(c.pipeline, c.ignored); }),
        section("aio", [&c] { return aio_keys(c.aio, c.ignored); }),
        accepted_only(
            section("activation_checkpointing", [&c] { return activation_checkpointing_keys(c); })),

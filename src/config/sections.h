@@ -18,6 +18,7 @@ Section all_keys(Config& config);
 Section optimizer_keys(OptimizerSection& optimizer, std::vector<std::string>& log);
 Section scheduler_keys(SchedulerSection& scheduler);
 Section zero_keys(ZeroSection& zero, step::BufferCounts& buffers, std::vector<std::string>& log);
+Section pipeline_keys(PipelineSection& pipeline, std::vector<std::string>& log);
 Section aio_keys(AioSection& aio, std::vector<std::string>& log);
 /// The key at `path`, one of kBufferKinds.
 Key buffers_key(std::string_view path, step::BufferCounts& buffers);
@@ -28,6 +29,17 @@ Key train_key(BallastSection& ballast);
 Key adapters_key(BallastSection& ballast);
 /// weight_decay_exclude: "none", "transformers" or patterns of names of tensors.
 Key weight_decay_exclude_key(BallastSection& ballast);
+/// devices: "auto" or GPU numbers.
+Key devices_key(std::vector<std::uint32_t>& devices);
+/// Derives pipeline.stages from ballast.devices. Throws Error(config) if they contradict each other
+/// or ballast.order.
+void complete_devices(Config& config, const Document& document);
+/// Sets model.vocabulary_tiles, which were "auto", if pipeline.stages is not 1: rounded up to a
+/// multiple of kMostStages, so that the tiles, and with them the results, do not depend on the
+/// number of devices. Notes the number.
+void share_vocabulary(Config& config);
+/// Throws Error(config) for devices that would have no block of the complete model.
+void check_stages(const Config& config, const Document& document);
 /// preference: the loss of data.pairs, with names of TRL's DPOConfig.
 Key preference_key(model::Preference& preference);
 /// Throws Error(config) for settings that data.pairs needs or cannot have, and notes where TRL

@@ -35,9 +35,7 @@ struct CurrentOperation {
   [[nodiscard]] const DeviceModules& own() const { return modules().devices[operation.device]; }
   [[nodiscard]] model::Compute& compute() const { return own().compute; }
   /// Returns the channels of its device between ranks.
-  [[nodiscard]] const Lanes::Channels& channels() const {
-    return lanes.channels(operation.device);
-  }
+  [[nodiscard]] const Lanes::Channels& channels() const { return lanes.channels(operation.device); }
   /// Returns the stream of its lane.
   [[nodiscard]] device::Stream& stream() const { return lanes.queue_of(operation).stream(); }
 

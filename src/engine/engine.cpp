@@ -53,8 +53,7 @@ device::DeviceOptions device_options(const Blueprint& blueprint, const EngineOpt
           .budget = blueprint.budgets.device,
           .compute_threads = options.compute_threads,
           .link_gbps = options.link_gbps,
-          .local_rank =
-              gpus.empty() ? rank * blueprint.problem.devices + number : gpus.at(number),
+          .local_rank = gpus.empty() ? rank * blueprint.problem.devices + number : gpus.at(number),
           .needs_libraries = options.kernels.set != model::KernelSet::plain,
           .interrupted = interrupted};
 }
@@ -101,8 +100,8 @@ Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<boo
 std::vector<Engine::OwnDevice> Engine::make_devices() const {
   std::vector<OwnDevice> devices(blueprint_.problem.devices);
   for (std::uint32_t number = 0; OwnDevice & own : devices) {
-    own.device = device::make_device(
-        device_options(blueprint_, options_, interrupted_, ranks_, number++));
+    own.device =
+        device::make_device(device_options(blueprint_, options_, interrupted_, ranks_, number++));
     own.compute = model::make_compute(*own.device, blueprint_.model, blueprint_.type,
                                       blueprint_.shape, with_products(options_.kernels, trials_));
     own.update = update::make_device_update(*own.device, updater_);
@@ -122,7 +121,8 @@ void Engine::check_blueprint() const {
   const Mesh& mesh = blueprint_.mesh;
   expects(problem.sharers == mesh.sharers() &&
               mesh.ranks() == (ranks_ == nullptr ? 1 : ranks_->world()) &&
-              mesh.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
+              mesh.rank == (ranks_ == nullptr ? 0 : ranks_->rank()) &&
+              mesh.sequence == blueprint_.shape.parts,
           "engine: the blueprint's mesh differs from the run's ranks");
   const model::StepProgram& program = problem.program();
   bool enough = true;
@@ -229,8 +229,7 @@ void Engine::log_start(std::chrono::duration<double> warm_up) const {
   if (blueprint_.mesh.rank != 0) return;
   Bytes least_free = std::numeric_limits<Bytes>::max();
   for (std::uint32_t d = 0; d < devices_.size(); ++d) {
-    device::DeviceOptions of_device =
-        device_options(blueprint_, options_, interrupted_, ranks_, d);
+    device::DeviceOptions of_device = device_options(blueprint_, options_, interrupted_, ranks_, d);
     of_device.kind = devices_[d].device->kind();
     least_free = std::min(least_free, device::own_memory(of_device));
   }
@@ -238,9 +237,7 @@ void Engine::log_start(std::chrono::duration<double> warm_up) const {
   log(LogLevel::info,
       fmt::format("device: {} of host memory pinned; {} of device memory free after a warm-up of "
                   "{:.0f} ms",
-                  format_bytes(store_->pinned()),
-                  format_bytes(least_free),
-                  1e3 * warm_up.count()));
+                  format_bytes(store_->pinned()), format_bytes(least_free), 1e3 * warm_up.count()));
 }
 
 StepResult Engine::train_step(const TokenBatch& batch, double learning_rate, double loss_scale) {

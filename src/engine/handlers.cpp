@@ -27,8 +27,8 @@ namespace {
 
 void run_decode(const CurrentOperation& at) {
   at.compute().decode_block(at.stream(), at.operation.block,
-                                    at.device(Role::source, at.block_sizes().weight_bytes),
-                                    at.device(Role::target, at.block_sizes().whole_weight_bytes()));
+                            at.device(Role::source, at.block_sizes().weight_bytes),
+                            at.device(Role::target, at.block_sizes().whole_weight_bytes()));
 }
 
 /// Returns the gradient sums of the operation's block.
@@ -70,7 +70,7 @@ void run_pack(const CurrentOperation& at) {
 void run_upload(const CurrentOperation& at) {
   const Bytes bytes = at.operation.bytes;
   at.own().device.copy_to_device(at.stream(), at.device(at.target(), bytes),
-                                     at.host(at.source(), bytes));
+                                 at.host(at.source(), bytes));
 }
 
 void run_offload(const CurrentOperation& at) {

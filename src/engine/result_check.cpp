@@ -33,7 +33,7 @@ class ResultSearch {
     for (Bytes done = 0; done < values.size();) {
       const Bytes size = std::min<Bytes>(piece.size(), values.size() - done);
       at_.own().device.copy_to_host(at_.stream(), HostBytes(piece).first(size),
-                                        values.subview(done, size));
+                                    values.subview(done, size));
       at_.stream().synchronize();
       search(std::span(reinterpret_cast<const T*>(piece.data()), size / sizeof(T)),
              done / sizeof(T));

@@ -203,7 +203,7 @@ void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
 memory::Ledger make_ledger(const std::vector<plan::Buffer>& buffers) {
   memory::Ledger ledger;
   for (const plan::Buffer& buffer : buffers) {
-    ledger.add(buffer.tier, to_string(buffer.kind), round_up(buffer.bytes, kPage));
+    ledger.add(buffer.tier, to_string(buffer.kind), round_up(buffer.bytes, kPage), buffer.device);
   }
   return ledger;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -106,18 +107,54 @@ model::Architecture model_of(const config::Config& config) {
 
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets requested,
                                 Bytes available, std::uint32_t local_rank) {
-  return memory::resolve_budgets(requested, available, own_device_memory(config, local_rank));
+  return memory::resolve_budgets(requested, available, own_device_memory(config, local_rank),
+                                 budgeted_devices(config));
 }
 
-device::DeviceOptions device_options(const config::Config& config, std::uint32_t local_rank) {
+namespace {
+
+device::DeviceOptions options_of_device(const config::Config& config, std::uint32_t number) {
   return {.kind = std::string(config::name_of(config.ballast.device)),
           .type = config.type,
-          .local_rank = local_rank,
+          .local_rank = number,
           .needs_libraries = config.ballast.kernels != model::KernelSet::plain};
 }
 
+}  // namespace
+
+std::vector<std::uint32_t> device_numbers(const config::Config& config, std::uint32_t local_rank) {
+  if (!config.ballast.devices.empty()) return config.ballast.devices;
+  std::vector<std::uint32_t> numbers(config.devices());
+  std::iota(numbers.begin(), numbers.end(), local_rank * config.devices());
+  return numbers;
+}
+
+device::DeviceOptions device_options(const config::Config& config, std::uint32_t local_rank) {
+  return options_of_device(config, device_numbers(config, local_rank).front());
+}
+
+std::uint32_t available_devices(const config::Config& config, std::uint32_t local_world) {
+  const auto most = [](std::uint32_t count) { return std::clamp(count, 1U, config::kMostStages); };
+  const auto listed = static_cast<std::uint32_t>(config.ballast.devices.size());
+  if (listed > 0) return most(listed);
+  if (device::shares_host_cores(device_options(config))) return 1;
+  return most(device::count_gpus() / local_world);
+}
+
+std::uint32_t budgeted_devices(const config::Config& config) {
+  const auto listed = static_cast<std::uint32_t>(config.ballast.devices.size());
+  return config.pipeline.stages == 0 ? std::max(1U, listed) : config.devices();
+}
+
 Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) {
-  return device::own_memory(device_options(config, local_rank));
+  const std::vector<std::uint32_t> numbers = device_numbers(config, local_rank);
+  Bytes least = std::numeric_limits<Bytes>::max();
+  for (const std::uint32_t number : numbers) {
+    const Bytes all = device::own_memory(options_of_device(config, number));
+    const auto sharing = std::count(numbers.begin(), numbers.end(), number);
+    least = std::min(least, all / static_cast<Bytes>(sharing));
+  }
+  return least;
 }
 
 /// Returns the maximum number of elements per sub-group, such that a buffer for their states takes
@@ -140,8 +177,19 @@ std::size_t named_speculation(const config::Config& config) {
   return config.ballast.speculative_updates.value_or(0);
 }
 
-Mesh mesh_of(const config::Config&, std::uint32_t ranks, std::uint32_t rank) {
-  return {.data = ranks, .rank = rank};
+Mesh mesh_of(const config::Config& config, std::uint32_t ranks, std::uint32_t rank) {
+  const auto sequence = static_cast<std::uint32_t>(config.sequence_parallel);
+  expects(ranks % sequence == 0, "the config was checked for another number of ranks");
+  return {.data = ranks / sequence, .sequence = sequence, .rank = rank};
+}
+
+model::MicroBatchShape shape_of(const config::Config& config, std::uint64_t sequences) {
+  const std::uint64_t parts = config.sequence_parallel;
+  return {sequences, config.data.sequence_length / parts, parts};
+}
+
+model::MicroBatchShape shape_of(const config::Config& config) {
+  return shape_of(config, config.micro_sequences());
 }
 
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
@@ -153,13 +201,15 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
   blueprint.type = config.type;
   blueprint.states = {config.optimizer.type, config.ballast.optimizer_states};
   blueprint.sub_group_size = sub_group_size(config, blueprint.states, budgets);
-  blueprint.shape = {config.micro_sequences(), config.data.sequence_length};
+  blueprint.shape = shape_of(config);
   blueprint.pairs = !config.data.pairs.empty();
   blueprint.packed = config.has_positions();
   blueprint.micro_batches = config.batch.accumulation;
   blueprint.budgets = budgets;
   blueprint.options = schedule_options(config);
   blueprint.mesh = mesh;
+  static_assert(config::kMostStages == plan::kMostDevices);
+  blueprint.problem.devices = config.devices();
   blueprint.problem.sharers = mesh.sharers();
   blueprint.problem.stage = static_cast<std::uint32_t>(config.zero.stage);
   blueprint.problem.hpz_partition_size = hpz_partition_size(config.zero, mesh.sharers());
@@ -209,9 +259,33 @@ std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_
   return written;
 }
 
+namespace {
+
+/// GPU numbers count modulo the GPUs of the machine, so that ranks may share one. Devices of one
+/// rank share a GPU only if ballast.devices says so.
+void check_number_of_gpus(const config::Config& config, const comm::Launch& launch) {
+  if (config.devices() == 1 || !config.ballast.devices.empty()) return;
+  if (device::kind_of(device_options(config, launch.local_rank)) == "host") return;
+  const std::uint32_t gpus = device::count_gpus();
+  const std::uint32_t needed = config.devices() * launch.local_world;
+  if (gpus >= needed) return;
+  throw Error(
+      ErrorCategory::config,
+      fmt::format("pipeline.stages: {} devices for {} rank{} need {} GPUs, but this machine "
+                  "has {}; give fewer, or let devices share a GPU by listing its number "
+                  "more than once in ballast.devices",
+                  config.devices(), launch.local_world, launch.local_world == 1 ? "" : "s", needed,
+                  gpus));
+}
+
+}  // namespace
+
 void check_device(const config::Config& config, const comm::Launch& launch) {
   const config::BallastSection& ballast = config.ballast;
-  device::require_device(device_options(config, launch.local_rank));
+  for (const std::uint32_t number : device_numbers(config, launch.local_rank)) {
+    device::require_device(options_of_device(config, number));
+  }
+  check_number_of_gpus(config, launch);
   const bool for_cuda =
       ballast.kernels != model::KernelSet::best || ballast.gpu_checks != model::GpuChecks::off;
   if (for_cuda && launch.first() &&

@@ -45,16 +45,16 @@ Bytes library_reserve(Bytes free) {
   return std::min(kUsual, free / 4);
 }
 
-Budgets resolve_budgets(Budgets wanted, Bytes available, Bytes on_device) {
+Budgets resolve_budgets(Budgets wanted, Bytes available, Bytes on_device, std::uint32_t devices) {
   const Bytes usable = available / 5 * 4;
   if (on_device > 0) {
     return {wanted.device > 0 ? wanted.device : on_device - ample_reserve(on_device),
             wanted.host > 0 ? wanted.host : usable};
   }
   const auto rest = [&](Bytes named) { return usable > named ? usable - named : 0; };
-  if (wanted.device == 0 && wanted.host == 0) return {usable / 2, usable / 2};
-  if (wanted.device == 0) return {rest(wanted.host), wanted.host};
-  if (wanted.host == 0) return {wanted.device, rest(wanted.device)};
+  if (wanted.device == 0 && wanted.host == 0) return {usable / 2 / devices, usable / 2};
+  if (wanted.device == 0) return {rest(wanted.host) / devices, wanted.host};
+  if (wanted.host == 0) return {wanted.device, rest(wanted.device * devices)};
   return wanted;
 }
 

@@ -158,6 +158,17 @@ struct Executor::State {
     return is_per_device(lane) ? seconds / options.devices : seconds;
   }
 
+  void add_busy(LaneTotals& sums, std::size_t number, double seconds) const {
+    const Lane lane = lane_at(number).lane;
+    sums.busy_seconds[static_cast<std::size_t>(lane)] += mean(lane, seconds);
+    sums.busy_by_device[number] += seconds;
+  }
+  void add_stalled(LaneTotals& sums, std::size_t number, double seconds) const {
+    const Lane lane = lane_at(number).lane;
+    sums.stalled_seconds[static_cast<std::size_t>(lane)] += mean(lane, seconds);
+    sums.stalled_by_device[number] += seconds;
+  }
+
   /// With the lock held: turns an interrupt into a failure. Returns whether there was one.
   bool check_interrupt() {
     if (options.interrupted == nullptr || !options.interrupted->load()) return false;
@@ -265,13 +276,13 @@ struct Executor::State {
   /// Accounts for a finished operation and wakes the threads that wait for it.
   void complete(std::unique_lock<std::mutex>& lock, const Item& item) {
     const Operation& operation = item.operation();
-    LaneQueue& lane = lanes[lane_number(operation)];
+    const std::size_t number = lane_number(operation);
+    LaneQueue& lane = lanes[number];
     const Span span = {item.submission->plan, item.id, item.submission->number,
                        std::max(item.begun, lane.free_since), now()};
     lane.free_since = span.end;
-    const auto kind = static_cast<std::size_t>(operation.lane);
-    totals.busy_seconds[kind] += mean(operation.lane, span.end - span.start);
-    totals.bytes[kind] += operation.bytes;
+    add_busy(totals, number, span.end - span.start);
+    totals.bytes[static_cast<std::size_t>(operation.lane)] += operation.bytes;
     if (options.observer) options.observer(span);
     item.submission->progress[item.id] = Progress::finished;
     if (--item.submission->remaining == 0) --unfinished;
@@ -284,8 +295,7 @@ struct Executor::State {
     LaneQueue& lane = lanes[number];
     lane.waiting_since = now();
     lane.may_start.wait(lock, [&] { return stopping || failure || lane.can_start(); });
-    const Lane kind = lane_at(number).lane;
-    totals.stalled_seconds[static_cast<std::size_t>(kind)] += mean(kind, lane.stalled_until(now()));
+    add_stalled(totals, number, lane.stalled_until(now()));
     lane.waiting_since.reset();
     return !stopping && !failure && !check_interrupt();
   }
@@ -468,11 +478,9 @@ LaneTotals Executor::totals() const {
   LaneTotals totals = state_->totals;
   const double now = state_->now();
   for (std::size_t number = 0; number < state_->lanes.size(); ++number) {
-    const Lane lane = lane_at(number).lane;
-    const auto kind = static_cast<std::size_t>(lane);
     const LaneQueue& queue = state_->lanes[number];
-    totals.busy_seconds[kind] += state_->mean(lane, queue.busy_until(now));
-    totals.stalled_seconds[kind] += state_->mean(lane, queue.stalled_until(now));
+    state_->add_busy(totals, number, queue.busy_until(now));
+    state_->add_stalled(totals, number, queue.stalled_until(now));
   }
   return totals;
 }

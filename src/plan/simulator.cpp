@@ -139,9 +139,9 @@ class Simulation {
     result.step_seconds = (window_end_ - window_begin_) / steps;
     for (std::size_t number = 0; number < lanes_.size(); ++number) {
       const Lane lane = lane_at(number).lane;
-      // A lane that each device has counts with its mean.
       const double parts = steps * (is_per_device(lane) ? devices_ : 1);
       result.busy_seconds[index(lane)] += busy_[number] / parts;
+      result.busy_seconds_by_number.push_back(busy_[number] / steps);
       result.stalled_seconds[index(lane)] += stalled_seconds_[number] / parts;
     }
     for (std::size_t lane = 0; lane < kLaneCount; ++lane) {

@@ -94,8 +94,8 @@ void Sharing::set_memory(const Rates& rates) {
   traffic_[index(Lane::offload)] = rates.offload_per_second;
   traffic_[index(Lane::fetch)] = rates.read_per_second;
   traffic_[index(Lane::writeback)] = rates.write_per_second;
-  memory_ = std::max(rates.host_memory_per_second,
-                     *std::max_element(traffic_.begin(), traffic_.end()));
+  memory_ =
+      std::max(rates.host_memory_per_second, *std::max_element(traffic_.begin(), traffic_.end()));
   if (!passes_by_host_) return;
   const double copied = std::min(rates.upload_per_second, rates.offload_per_second);
   traffic_[index(Lane::pass)] = 2.0 * copied;

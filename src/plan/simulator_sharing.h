@@ -25,8 +25,8 @@ inline constexpr LaneSet lane_bit(std::size_t lane) {
 using Speeds = std::span<const double>;
 
 /// The slowdown of lanes that work at the same time. A lane's use of a resource does not depend on
-/// the operation, so the speeds depend only on the set of active lanes. Devices share the disks, the
-/// memory and the cores of the host. Each has its own link, and its own lines to other ranks.
+/// the operation, so the speeds depend only on the set of active lanes. Devices share the disks,
+/// the memory and the cores of the host. Each has its own link, and its own lines to other ranks.
 class Sharing {
  public:
   Sharing(const Rates& rates, std::uint32_t devices);
@@ -73,8 +73,8 @@ class Sharing {
   bool passes_by_host_;  ///< copies between devices use the links
   LaneSet copies_ = 0;   ///< lanes that copy from or to a device
   std::array<Threads, kLaneCount> threads_{};
-  double beside_copy_ = 1.0;    ///< measured speed of compute during a copy
-  double beside_io_ = 1.0;      ///< measured speed of compute during a transfer
+  double beside_copy_ = 1.0;  ///< measured speed of compute during a copy
+  double beside_io_ = 1.0;    ///< measured speed of compute during a transfer
   /// Bytes per second of host memory that a lane at full speed reads and writes.
   std::array<double, kLaneCount> traffic_{};
   double memory_ = 0.0;         ///< bytes per second of host memory; 0: not shared

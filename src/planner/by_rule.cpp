@@ -80,8 +80,28 @@ Placement fill_with_fewer_buffers(const TierFiller& filler, const PlacementRecip
 }
 
 std::vector<step::Order> orders(const config::Config& config, const step::Options& options) {
+  if (config.devices() > 1) return {step::Order::layer_major};
   if (config.ballast.order) return {options.order};
   return {step::Order::layer_major, step::Order::micro_batch_major};
+}
+
+std::vector<std::uint32_t> device_counts(const PlanRequest& request) {
+  const config::Config& config = request.config;
+  if (config.pipeline.stages > 0) return {config.pipeline.stages};
+  if (config.ballast.order == step::Order::micro_batch_major) return {1};
+  // A device without a layer has hardly anything to do.
+  const auto most =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(request.devices, config.model.num_layers));
+  std::vector<std::uint32_t> counts;
+  for (std::uint32_t count = 1; count < most; count *= 2) counts.push_back(count);
+  counts.push_back(std::max(most, 1U));
+  return counts;
+}
+
+PlanRequest on_devices(const PlanRequest& request, std::uint32_t count) {
+  PlanRequest fixed = request;
+  fixed.config = with_devices(request.config, count);
+  return fixed;
 }
 
 std::vector<PlacementRecipe> with_swapped_gradients(const std::vector<PlacementRecipe>& recipes) {

@@ -103,13 +103,13 @@ memory::Ledger TierFiller::ledger(const Placement& placement, const step::Option
 }
 
 Bytes TierFiller::excess(const Placement& placement, const step::Options& options) const {
-  return above_budgets(ledger(placement, options));
+  return ledger(placement, options).excess(budgets_);
 }
 
 std::int64_t TierFiller::room(const Placement& placement, const step::Options& options) const {
   const memory::Ledger sums = ledger(placement, options);
   const auto left = [&](Tier tier, Bytes budget) {
-    return static_cast<std::int64_t>(budget) - static_cast<std::int64_t>(sums.total(tier));
+    return static_cast<std::int64_t>(budget) - static_cast<std::int64_t>(sums.needed(tier));
   };
   return std::min(left(Tier::device, budgets_.device), left(Tier::host, budgets_.host));
 }
@@ -138,14 +138,6 @@ std::size_t TierFiller::max_that_fit(const Placement& placement, const Placement
     }
   }
   return fits;
-}
-
-Bytes TierFiller::above_budgets(const memory::Ledger& sums) const {
-  const auto above = [](Bytes needed, Bytes budget) {
-    return needed > budget ? needed - budget : 0;
-  };
-  return above(sums.total(Tier::device), budgets_.device) +
-         above(sums.total(Tier::host), budgets_.host);
 }
 
 bool TierFiller::is_open(std::size_t block, TensorClass kind) const {
@@ -218,7 +210,7 @@ Bytes TierFiller::descend(Placement& placement, const step::Options& options) co
   // the next change.
   const auto cost = [&](const Placement& candidate) {
     const memory::Ledger sums = ledger(candidate, options);
-    return std::pair(above_budgets(sums), sums.total(Tier::device) + sums.total(Tier::host));
+    return std::pair(sums.excess(budgets_), sums.total(Tier::device) + sums.total(Tier::host));
   };
   auto least = cost(placement);
   const auto attempt = [&](const PlacementStep& step, std::size_t first, std::size_t count) {

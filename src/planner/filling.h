@@ -78,7 +78,7 @@ class TierFiller {
   /// `moved` (may be null) receives the number of blocks that each step placed.
   [[nodiscard]] step::Placement fill(const PlacementRecipe& recipe, const step::Options& options,
                                      std::vector<std::size_t>* moved = nullptr) const;
-  /// Returns the bytes above the budgets, both tiers together; 0 if the placement fits.
+  /// Returns the bytes above the budgets of host and devices together; 0 if the placement fits.
   [[nodiscard]] Bytes excess(const step::Placement& placement, const step::Options& options) const;
   [[nodiscard]] memory::Ledger ledger(const step::Placement& placement,
                                       const step::Options& options) const;
@@ -89,8 +89,8 @@ class TierFiller {
   /// Returns the placement with everything open on these tiers.
   [[nodiscard]] step::Placement uniform(Tier weights, Tier optimizer, Tier activations,
                                         Tier gradients) const;
-  [[nodiscard]] Bytes above_budgets(const memory::Ledger& sums) const;
-  /// Returns the smallest rest of a budget; negative if one is exceeded.
+  /// Returns the smallest rest of a budget, of the host or of a device; negative if one is
+  /// exceeded.
   [[nodiscard]] std::int64_t room(const step::Placement& placement,
                                   const step::Options& options) const;
   [[nodiscard]] std::size_t max_that_fit(const step::Placement& placement,

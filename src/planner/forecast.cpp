@@ -55,17 +55,21 @@ std::array<Operations, 3> parts_of(const plan::Plan& plan) {
   return {all.first(first), all.subspan(first, last - first), all.subspan(last)};
 }
 
+/// Returns the load of the device with most to do, since devices work at the same time.
 Load fixed_load(Operations operations, const plan::Schedule& schedule, const plan::Rates& rates,
                 std::initializer_list<Lane> lanes) {
-  Load load;
+  std::array<Load, plan::kMostDevices> loads;
   for (const Operation& operation : operations) {
     if (std::find(lanes.begin(), lanes.end(), operation.lane) == lanes.end()) continue;
     const Bytes bytes = operation.lane == Lane::update ? operation.traffic : operation.bytes;
     if (bytes == 0 || operation.grows_with_batch()) continue;
+    Load& load = loads.at(operation.device);
     load.bytes += bytes;
     load.seconds += seconds_alone(operation, schedule, rates);
   }
-  return load;
+  return *std::max_element(loads.begin(), loads.end(), [](const Load& one, const Load& other) {
+    return one.seconds < other.seconds;
+  });
 }
 
 /// NVMe reads and writes share the drives.
@@ -86,13 +90,14 @@ Load link_load(Operations operations, const plan::Schedule& schedule, const plan
   return up.seconds > down.seconds ? up : down;
 }
 
+/// Returns the mean of the devices.
 double compute_seconds(Operations operations, const plan::Schedule& schedule,
                        const plan::Rates& rates) {
   double seconds = 0.0;
   for (const Operation& operation : operations) {
     if (operation.lane == Lane::compute) seconds += seconds_in_turn(operation, schedule, rates);
   }
-  return seconds;
+  return seconds / schedule.devices;
 }
 
 }  // namespace
@@ -184,6 +189,12 @@ memory::Budgets budgets_of(const config::Config& config, const plan::Rates& rate
   return inputs::resolve_budgets(config, requested, memory::available_memory());
 }
 
+std::uint32_t devices_of(const config::Config& config, const plan::Rates& rates) {
+  const bool rated = config.ballast.devices.empty() && rates.devices > 0;
+  return rated ? std::min<std::uint32_t>(rates.devices, config::kMostStages)
+               : inputs::available_devices(config);
+}
+
 Forecast make_forecast(const config::Config& config, const plan::Rates& rates, std::uint32_t world,
                        const std::atomic<bool>* interrupted) {
   const PlanRequest request = {.config = config,
@@ -191,6 +202,7 @@ Forecast make_forecast(const config::Config& config, const plan::Rates& rates, s
                                .budgets = budgets_of(config, rates),
                                .rates = rates,
                                .mesh = inputs::mesh_of(config, world),
+                               .devices = devices_of(config, rates),
                                .interrupted = interrupted};
   Forecast forecast;
   forecast.rates = rates;

@@ -74,9 +74,19 @@ void describe_run(const Forecast& forecast, Lines& lines) {
     machine += fmt::format(", rates corrected by {} run{}", runs, runs == 1 ? "" : "s");
   }
   add(lines, "machine", machine);
+  if (problem.devices > 1) {
+    add(lines, "devices",
+        fmt::format("{}{}; each has every {} layer", problem.devices,
+                    problem.sharers > 1 ? " of each rank" : "",
+                    problem.devices == 2   ? "2nd"
+                    : problem.devices == 3 ? "3rd"
+                                           : fmt::format("{}th", problem.devices)));
+  }
   std::string ranks;
   if (problem.sharers > 1)
     ranks = fmt::format(" x {} ranks (stage {})", problem.sharers, problem.stage);
+  if (const auto parts = blueprint.shape.parts; parts > 1)
+    ranks += fmt::format(", {} share each sequence,", parts);
   add(lines, "batch",
       fmt::format("{} x {} x {}{} = {} tokens per step", blueprint.micro_batches,
                   blueprint.shape.sequences, blueprint.shape.length, ranks,
@@ -106,6 +116,19 @@ constexpr std::array<std::string_view, plan::kLaneCount> kWorkOfLanes = {
     "forward, backward", "host to device", "device to host", "between ranks",  "between ranks",
     "optimizer",         "NVMe to host",   "host to NVMe",   "between devices"};
 
+/// Returns ", at most 84% on a device" if that is more than the mean of the devices; else "".
+std::string busiest_text(const plan::Prediction& prediction, Lane lane) {
+  constexpr double kWorthSaying = 0.02;
+  double most = 0.0;
+  for (std::size_t number = 0; number < prediction.busy_seconds_by_number.size(); ++number) {
+    if (plan::lane_at(number).lane != lane) continue;
+    most = std::max(most, prediction.busy_seconds_by_number[number]);
+  }
+  const double step = prediction.step_seconds;
+  if (most - of(prediction.busy_seconds, lane) < kWorthSaying * step) return "";
+  return fmt::format(", at most {:.0f}% on a device", 100.0 * most / step);
+}
+
 void describe_lanes(const Forecast& forecast, Lines& lines) {
   const plan::Prediction& prediction = forecast.decision.prediction;
   lines.push_back(fmt::format("  {:<10} {:>10} {:>8} {:>10} {:>12}  {}", "lane", "busy", "of step",
@@ -115,9 +138,10 @@ void describe_lanes(const Forecast& forecast, Lines& lines) {
     if (busy <= 0.0) continue;
     const Bytes bytes = prediction.bytes.at(static_cast<std::size_t>(lane));
     lines.push_back(fmt::format(
-        "  {:<10} {:>10} {:>8} {:>10} {:>12}  {}", to_string(lane), seconds_text(busy),
+        "  {:<10} {:>10} {:>8} {:>10} {:>12}  {}{}", to_string(lane), seconds_text(busy),
         share_text(prediction, lane), seconds_text(of(prediction.stalled_seconds, lane)),
-        bytes > 0 ? format_bytes(bytes) : "-", kWorkOfLanes.at(static_cast<std::size_t>(lane))));
+        bytes > 0 ? format_bytes(bytes) : "-", kWorkOfLanes.at(static_cast<std::size_t>(lane)),
+        busiest_text(prediction, lane)));
   }
 }
 
@@ -135,6 +159,10 @@ void describe_speed(const Forecast& forecast, Lines& lines) {
   add_lane("bottleneck", bottleneck.lane);
   if (bottleneck.second) add_lane("second bottleneck", *bottleneck.second);
   add_wrapped(lines, fmt::format("  {:<17} {}", "the run is", describe(bottleneck)), 20);
+  if (const std::string idle = describe_idle_devices(forecast.decision.blueprint.problem);
+      !idle.empty()) {
+    add_wrapped(lines, fmt::format("  {:<17} {}", "warning", idle), 20);
+  }
   describe_lanes(forecast, lines);
   if (forecast.wear) {
     const bool alone = forecast.decision.blueprint.mesh.ranks() == 1;

@@ -26,6 +26,7 @@ class Improvements {
 
   std::vector<Improvement> find() {
     more_tokens();
+    more_devices();
     open_placement();
     keep_attention();
     if (leaves_choices(request_.config)) larger_budgets(request_.config, "", 0.0);
@@ -58,14 +59,15 @@ class Improvements {
   /// fits.
   double attempt(std::string change, const config::Config& config, const memory::Budgets& budgets,
                  const plan::Rates& rates, double at_least = 0.0) {
-    const PlanRequest changed = {config,
-                                 request_.model,
-                                 budgets,
-                                 rates,
-                                 request_.mesh,
-                                 request_.kernels,
-                                 request_.work_limit / 8,
-                                 request_.interrupted};
+    const PlanRequest changed = {.config = config,
+                                 .model = request_.model,
+                                 .budgets = budgets,
+                                 .rates = rates,
+                                 .mesh = request_.mesh,
+                                 .kernels = request_.kernels,
+                                 .devices = request_.devices,
+                                 .work_limit = request_.work_limit / 8,
+                                 .interrupted = request_.interrupted};
     try {
       const std::optional<Decision> decision = try_decide(changed);
       if (!decision) return 0.0;
@@ -101,6 +103,23 @@ class Improvements {
       }
       attempt(fmt::format("{}x the tokens per step ({})", factor, keys), config, request_.budgets,
               request_.rates);
+    }
+  }
+
+  /// Tries devices of the rank that the config does not use.
+  void more_devices() {
+    config::Config config = request_.config;
+    const std::uint32_t now = config.pipeline.stages;
+    config.pipeline.stages = 0;
+    PlanRequest open = request_;
+    open.config = config;
+    for (const std::uint32_t count : device_counts(open)) {
+      if (now == 0 || count <= now) continue;
+      config.pipeline.stages = count;
+      // Results depend on the tiles, which this change keeps.
+      attempt(fmt::format("{0} devices (pipeline.stages {0}, model.vocabulary_tiles {1})", count,
+                          config.model.vocabulary_tiles),
+              config, request_.budgets, request_.rates);
     }
   }
 
@@ -176,6 +195,9 @@ class Improvements {
     if (used(Lane::gather) || used(Lane::reduce)) {
       faster("a network twice as fast", {&Rates::fabric_per_second, &Rates::network_per_second});
     }
+    if (used(Lane::pass) && request_.rates.peer_per_second > 0.0) {
+      faster("copies between devices twice as fast", {&Rates::peer_per_second});
+    }
     faster("an update twice as fast (ballast.update_threads, memory)", {&Rates::update_per_second});
   }
 
@@ -192,12 +214,24 @@ std::vector<Improvement> find_improvements(const Decision& decision, const PlanR
   return Improvements(decision, request).find();
 }
 
+std::string describe_idle_devices(const step::Problem& problem) {
+  if (problem.micro_batches >= problem.devices) return "";
+  return fmt::format(
+      "{} micro-batch{} per step cannot keep {} devices busy at once; give at least {} "
+      "(gradient_accumulation_steps)",
+      problem.micro_batches, problem.micro_batches == 1 ? "" : "es", problem.devices,
+      problem.devices);
+}
+
 std::string advise(const engine::Blueprint& blueprint, const plan::LaneTotals& lanes,
                    double seconds, const std::function<std::vector<Improvement>()>& improvements) {
   if (seconds <= 0.0) return "no step was run";
   const plan::Bottleneck bottleneck = plan::find_bottleneck(lanes.busy_seconds, seconds);
-  const std::string text = fmt::format("At {} tokens per step the run is {}.",
-                                       blueprint.problem.tokens_per_step(), describe(bottleneck));
+  std::string text = fmt::format("At {} tokens per step the run is {}.",
+                                 blueprint.problem.tokens_per_step(), describe(bottleneck));
+  if (const std::string idle = describe_idle_devices(blueprint.problem); !idle.empty()) {
+    text += fmt::format(" {}.", idle);
+  }
   if (bottleneck.bound_by_compute()) return text;
   if (!improvements) return text + " `ballast plan` simulates changes.";
   const std::vector<Improvement> variants = improvements();

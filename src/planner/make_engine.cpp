@@ -9,6 +9,7 @@ namespace ballast::planner {
 engine::EngineOptions engine_options(const config::Config& config, const comm::Launch& launch) {
   const config::OptimizerSection& optimizer = config.optimizer;
   return {.device = std::string(config::name_of(config.ballast.device)),
+          .device_numbers = config.ballast.devices,
           .compute_threads = config.ballast.compute_threads,
           .link_gbps = config.ballast.link_gbps,
           .kernels = calibrate::kernel_options(config),

@@ -92,6 +92,13 @@ std::uint64_t whole(const Json& json, std::string_view key) {
   throw Error(ErrorCategory::config, fmt::format("\"{}\" must be a whole number", key));
 }
 
+std::uint32_t read_devices(const Json& json) {
+  const std::uint64_t count = whole(json, "devices");
+  if (count >= 1 && count <= plan::kMostDevices) return static_cast<std::uint32_t>(count);
+  throw Error(ErrorCategory::config,
+              fmt::format("\"devices\" must be 1 to {}", plan::kMostDevices));
+}
+
 bool flag(const Json& json, std::string_view key) {
   if (const Json& value = member(json, key); value.is_boolean()) return value.flag();
   throw Error(ErrorCategory::config, fmt::format("\"{}\" must be true or false", key));
@@ -153,6 +160,7 @@ PlanChoices choices_of(const engine::Blueprint& blueprint) {
   const std::uint64_t sequences = blueprint.pairs ? 2 : 1;
   return {.micro_batch = blueprint.shape.sequences / sequences,
           .expert_ranks = blueprint.model.expert_ranks,
+          .devices = blueprint.problem.devices,
           .sub_group_size = blueprint.sub_group_size,
           .budgets = blueprint.budgets,
           .order = blueprint.options.order,
@@ -170,6 +178,14 @@ config::Config with_micro_batches(const config::Config& config, std::uint64_t si
   return changed;
 }
 
+config::Config with_devices(const config::Config& config, std::uint32_t count) {
+  config::Config changed = config;
+  changed.pipeline.stages = count;
+  auto& listed = changed.ballast.devices;
+  if (listed.size() > count) listed.resize(count);
+  return changed;
+}
+
 config::Config with_sizes(const config::Config& config, const PlanChoices& chosen,
                           std::uint32_t data_ranks) {
   config::Config sized = config;
@@ -177,6 +193,7 @@ config::Config with_sizes(const config::Config& config, const PlanChoices& chose
     sized = with_micro_batches(config, chosen.micro_batch, data_ranks);
     sized.ballast.expert_parallel = chosen.expert_ranks;
   }
+  sized = with_devices(sized, chosen.devices);
   sized.ballast.device_bytes = chosen.budgets.device;
   sized.ballast.host_bytes = chosen.budgets.host;
   sized.zero.sub_group_size = chosen.sub_group_size;
@@ -217,6 +234,7 @@ Json choices_json(const PlanChoices& choices) {
   }
   return Json::object({{"micro_batch", choices.micro_batch},
                        {"expert_ranks", choices.expert_ranks},
+                       {"devices", choices.devices},
                        {"sub_group_size", choices.sub_group_size},
                        {"device_bytes", choices.budgets.device},
                        {"host_bytes", choices.budgets.host},
@@ -229,6 +247,7 @@ Json choices_json(const PlanChoices& choices) {
 PlanChoices read_choices(const Json& json) {
   PlanChoices choices = {.micro_batch = whole(json, "micro_batch"),
                          .expert_ranks = whole(json, "expert_ranks"),
+                         .devices = read_devices(json),
                          .sub_group_size = whole(json, "sub_group_size"),
                          .budgets = {whole(json, "device_bytes"), whole(json, "host_bytes")},
                          .prefetches_experts = flag(json, "expert_prefetch"),

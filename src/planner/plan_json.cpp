@@ -1,5 +1,7 @@
 #include "ballast/planner/plan_json.h"
 
+#include <utility>
+
 #include "ballast/plan/bottleneck.h"
 #include "ballast/planner/plan_choices.h"
 
@@ -11,8 +13,10 @@ using text::Json;
 Json ledger_json(const memory::Ledger& ledger) {
   Json list = Json::array();
   for (const memory::LedgerLine& line : ledger.lines()) {
-    list.push_back(
-        Json::object({{"tier", to_string(line.tier)}, {"kind", line.kind}, {"bytes", line.bytes}}));
+    Json one =
+        Json::object({{"tier", to_string(line.tier)}, {"kind", line.kind}, {"bytes", line.bytes}});
+    if (ledger.devices() > 1 && line.tier == Tier::device) one["device"] = line.device;
+    list.push_back(std::move(one));
   }
   return list;
 }
@@ -24,6 +28,12 @@ Json lanes_json(const plan::Prediction& prediction, std::uint32_t devices) {
     lanes[to_string(lane)] = Json::object({{"busy_seconds", prediction.busy_seconds.at(i)},
                                            {"stalled_seconds", prediction.stalled_seconds.at(i)},
                                            {"bytes", prediction.bytes.at(i)}});
+    if (devices == 1 || !is_per_device(lane)) continue;
+    Json busy = Json::array();
+    for (std::uint8_t device = 0; device < devices; ++device) {
+      busy.push_back(prediction.busy_seconds_by_number.at(plan::lane_number(lane, device)));
+    }
+    lanes[to_string(lane)]["busy_seconds_by_device"] = std::move(busy);
   }
   return lanes;
 }
@@ -61,10 +71,11 @@ Json plan_json(const engine::Blueprint& blueprint, const plan::Prediction* predi
   out["budgets"] =
       Json::object({{"device", blueprint.budgets.device}, {"host", blueprint.budgets.host}});
   for (const Tier tier : kTiers) {
-    out["peak_bytes"][to_string(tier)] = blueprint.ledger.total(tier);
+    out["peak_bytes"][to_string(tier)] = blueprint.ledger.needed(tier);
   }
   out["parameters"] = blueprint.model.parameters();
   out["world"] = blueprint.mesh.ranks();
+  out["devices"] = blueprint.problem.devices;
   out["stage"] = blueprint.problem.stage;
   out["micro_batch"] = blueprint.shape.sequences;
   out["accumulation"] = blueprint.micro_batches;

@@ -85,7 +85,10 @@ double tokens_per_second(const Decision& decision) {
 
 }  // namespace
 
-std::optional<Decision> try_decide(const PlanRequest& request) {
+namespace {
+
+/// Returns the decision for a request that names the number of devices.
+std::optional<Decision> decide_on_devices(const PlanRequest& request) {
   if (!leaves_choices(request.config)) return decide_by_rule(request);
   std::optional<Decision> best = search_for(request);
   if (const std::optional<PlanRequest> shared = sharing_experts(request)) {
@@ -94,6 +97,30 @@ std::optional<Decision> try_decide(const PlanRequest& request) {
     if (other && (!best || tokens_per_second(*other) > tokens_per_second(*best))) return other;
     if (other) best->simulated = other->simulated;
   }
+  return best;
+}
+
+}  // namespace
+
+std::optional<Decision> try_decide(const PlanRequest& request) {
+  const std::vector<std::uint32_t> counts = device_counts(request);
+  std::optional<Decision> best;
+  std::optional<Error> lacking;
+  std::size_t simulated = 0;
+  for (const std::uint32_t count : counts) {
+    try {
+      std::optional<Decision> other = decide_on_devices(on_devices(request, count));
+      if (!other) continue;
+      simulated += other->simulated;
+      if (!best || tokens_per_second(*other) > tokens_per_second(*best)) best = std::move(other);
+    } catch (const Error& error) {
+      // A rate that only plans for this number of devices need may be missing.
+      if (counts.size() == 1 || error.category() != ErrorCategory::config) throw;
+      if (!lacking) lacking = error;
+    }
+  }
+  if (!best && lacking) throw Error(*lacking);
+  if (best) best->simulated = simulated;
   return best;
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -74,6 +75,18 @@ void add_micro_batches(const PlanRequest& request, std::vector<Overrides>& chang
 
 std::string assign(std::string_view key, std::string_view value) {
   return fmt::format("{}={}", key, value);
+}
+
+/// Adds more devices of those that the rank has, with the same results.
+void add_devices(const PlanRequest& request, std::vector<Overrides>& changes) {
+  PlanRequest open = request;
+  open.config.pipeline.stages = 0;
+  for (const std::uint32_t count : device_counts(open)) {
+    if (count <= request.config.pipeline.stages || request.config.pipeline.stages == 0) continue;
+    changes.push_back(
+        {fmt::format("pipeline.stages={}", count),
+         fmt::format("model.vocabulary_tiles={}", request.config.model.vocabulary_tiles)});
+  }
 }
 
 void add_placements(const config::Config& config, std::vector<Overrides>& changes) {
@@ -153,8 +166,8 @@ std::string format_enough(Bytes bytes) {
 std::string larger_budgets(const PlanRequest& request, const memory::Ledger& nearest) {
   constexpr int kTries = 8;
   PlanRequest larger = request;
-  Bytes device = nearest.total(Tier::device);
-  Bytes host = nearest.total(Tier::host);
+  Bytes device = nearest.needed(Tier::device);
+  Bytes host = nearest.needed(Tier::host);
   for (int i = 0; i < kTries; ++i, device += device / 10, host += host / 10) {
     std::string text;
     const auto raise = [&](Tier tier, Bytes needed, Bytes now, Bytes named, Bytes& budget) {
@@ -181,15 +194,15 @@ std::string larger_budgets(const PlanRequest& request, const memory::Ledger& nea
 std::string describe_excess(const memory::Budgets& budgets, const memory::Ledger& ledger) {
   const auto above = [&](Tier tier) {
     const Bytes budget = tier == Tier::device ? budgets.device : budgets.host;
-    return ledger.total(tier) > budget ? ledger.total(tier) - budget : 0;
+    return ledger.needed(tier) > budget ? ledger.needed(tier) - budget : 0;
   };
   const Tier tier = above(Tier::host) > above(Tier::device) ? Tier::host : Tier::device;
   const memory::LedgerLine* const largest = ledger.largest(tier);
   return fmt::format(
-      "the {} budget of {} is {} too small: the smallest plan needs {}, {} of it for '{}'",
+      "the {} budget of {} is {} too small{}: the smallest plan needs {}, {} of it for '{}'",
       to_string(tier), format_bytes(tier == Tier::device ? budgets.device : budgets.host),
-      format_bytes(above(tier)), format_bytes(ledger.total(tier)), format_bytes(largest->bytes),
-      largest->kind);
+      format_bytes(above(tier)), ledger.name_device(tier), format_bytes(ledger.needed(tier)),
+      format_bytes(largest->bytes), largest->kind);
 }
 
 /// Returns the message for a request whose `nearest` plan does not fit.
@@ -198,6 +211,7 @@ std::string explain(const PlanRequest& request, const ClosestMiss& nearest) {
   std::vector<Overrides> changes;
   if (inputs::named_speculation(request.config) > 0)
     changes.push_back({"ballast.speculative_updates=0"});
+  add_devices(request, changes);
   add_micro_batches(request, changes);
   add_placements(request.config, changes);
   std::vector<std::string> ways;
@@ -220,7 +234,10 @@ std::string explain(const PlanRequest& request, const ClosestMiss& nearest) {
 
 }  // namespace
 
-ClosestMiss find_closest_miss(const PlanRequest& request, Effort effort) {
+namespace {
+
+/// Returns the closest miss of a request that names the number of devices.
+ClosestMiss find_miss_on_devices(const PlanRequest& request, Effort effort) {
   ClosestMiss nearest;
   constexpr std::size_t kPrograms = 12;
   std::vector<PlacementRecipe> recipes = rule_recipes(request.config);
@@ -252,6 +269,18 @@ ClosestMiss find_closest_miss(const PlanRequest& request, Effort effort) {
         if (excess == 0) return nearest;
       }
     }
+  }
+  return nearest;
+}
+
+}  // namespace
+
+ClosestMiss find_closest_miss(const PlanRequest& request, Effort effort) {
+  ClosestMiss nearest;
+  for (const std::uint32_t count : device_counts(request)) {
+    ClosestMiss found = find_miss_on_devices(on_devices(request, count), effort);
+    if (found.excess < nearest.excess) nearest = std::move(found);
+    if (nearest.excess == 0) break;
   }
   return nearest;
 }

@@ -80,6 +80,7 @@ RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& pe
   PlanRequest request = {.config = config,
                          .model = inputs::model_of(config),
                          .mesh = inputs::mesh_of(config, peers.world),
+                         .devices = inputs::available_devices(config, peers.local_world),
                          .interrupted = interrupted};
   request.budgets = budgets_here(config, given.value_or(plan::Rates{}));
   require_fit(request);
@@ -100,12 +101,15 @@ RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& pe
   const step::Options& options = decision.blueprint.options;
   log(LogLevel::info,
       fmt::format(
-          "planner: {} plans simulated; {} micro-batch{} of {}, {} buffer{} for weights and "
+          "planner: {} plans simulated; {}{} micro-batch{} of {}, {} buffer{} for weights and "
           "{} for optimizer states, {:.3g} s per step predicted",
-          decision.simulated, batch.accumulation, batch.accumulation == 1 ? "" : "es",
-          batch.micro_batch, options.buffers.weight_staging,
-          options.buffers.weight_staging == 1 ? "" : "s", options.buffers.state_staging,
-          decision.prediction.step_seconds));
+          decision.simulated,
+          config.pipeline.stages == 0
+              ? fmt::format("pipeline.stages {}, ", decision.config.pipeline.stages)
+              : "",
+          batch.accumulation, batch.accumulation == 1 ? "" : "es", batch.micro_batch,
+          options.buffers.weight_staging, options.buffers.weight_staging == 1 ? "" : "s",
+          options.buffers.state_staging, decision.prediction.step_seconds));
   request.interrupted = nullptr;  // the advice at the end of the run is not part of planning
   return {std::move(decision), std::move(request), given};
 }

@@ -53,8 +53,8 @@ std::string key_of(std::uint64_t micro_batch, const step::Options& options,
 /// built without CUDA estimates it with the host device's kernels on one thread.
 model::KernelSizes kernels_of(const PlanRequest& request, std::uint64_t size) {
   const config::Config& config = request.config;
-  const config::DataSection& data = config.data;
-  const model::MicroBatchShape shape = {size * data.sequences_per_sample(), data.sequence_length};
+  const model::MicroBatchShape shape =
+      inputs::shape_of(config, size * config.data.sequences_per_sample());
   if (request.kernels) return request.kernels(shape);
   const bool on_host = request.rates.forward.empty()
                            ? device::shares_host_cores(inputs::device_options(config))
@@ -401,10 +401,9 @@ void PlanSearch::evaluate(Candidate candidate) {
 /// Skips plans whose busiest lane alone takes longer than the best step.
 bool PlanSearch::worth_simulating(const plan::Schedule& schedule,
                                   const step::Problem& problem) const {
-  std::array<double, plan::kLaneCount> seconds{};
+  std::vector<double> seconds(plan::lane_count(schedule.devices));
   for (const plan::Operation& operation : schedule.steady.operations) {
-    seconds.at(static_cast<std::size_t>(operation.lane)) +=
-        seconds_in_turn(operation, schedule, request_.rates);
+    seconds.at(lane_number(operation)) += seconds_in_turn(operation, schedule, request_.rates);
   }
   const double longest = *std::max_element(seconds.begin(), seconds.end());
   return best_tokens_per_second_ * longest * kTie <= static_cast<double>(problem.tokens_per_step());

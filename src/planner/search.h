@@ -64,6 +64,13 @@ bool opens_gradients(const config::Config& config);
 /// Returns the orders that `config` leaves open, or that of `options`.
 std::vector<step::Order> orders(const config::Config& config, const step::Options& options);
 
+/// Returns the numbers of devices for each rank that `request` allows: that of pipeline.stages, or
+/// for "auto" 1, 2, 4, ... and all.
+std::vector<std::uint32_t> device_counts(const PlanRequest& request);
+
+/// Returns `request` with that number of devices.
+PlanRequest on_devices(const PlanRequest& request, std::uint32_t count);
+
 /// Inputs of the schedule for one micro-batch size, before any placement.
 struct BatchChoice {
   BatchChoice(const PlanRequest& request, std::uint64_t size);

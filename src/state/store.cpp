@@ -189,10 +189,9 @@ void Store::restore(std::span<const std::pair<plan::BufferId, KeptExtent>> homes
 Bytes Store::allocated(Tier tier) const {
   switch (tier) {
     case Tier::device:
-      return std::accumulate(devices_.begin(), devices_.end(), Bytes{0},
-                             [](Bytes sum, const device::Device* device) {
-                               return sum + device->allocated();
-                             });
+      return std::accumulate(
+          devices_.begin(), devices_.end(), Bytes{0},
+          [](Bytes sum, const device::Device* device) { return sum + device->allocated(); });
     case Tier::host:
       return pool_.allocated();
     case Tier::nvme:

@@ -45,14 +45,19 @@ Bytes bytes_up_to(const std::filesystem::path& path, std::uint64_t step) {
   return kept;
 }
 
+/// Returns the times of lanes: {"compute":{"busy_seconds":0.25,"stalled_seconds":0.5}}.
+Json lanes_json(const std::map<std::string, double>& busy,
+                const std::map<std::string, double>& stalled) {
+  Json lanes = Json::object();
+  for (const auto& [lane, seconds] : busy) lanes[lane]["busy_seconds"] = seconds;
+  for (const auto& [lane, seconds] : stalled) lanes[lane]["stalled_seconds"] = seconds;
+  return lanes;
+}
+
 }  // namespace
 
 std::string to_json_line(const StepMetrics& metrics) {
-  Json lanes = Json::object();
-  for (const auto& [lane, seconds] : metrics.busy_seconds) lanes[lane]["busy_seconds"] = seconds;
-  for (const auto& [lane, seconds] : metrics.stalled_seconds) {
-    lanes[lane]["stalled_seconds"] = seconds;
-  }
+  const Json lanes = lanes_json(metrics.busy_seconds, metrics.stalled_seconds);
   Json bytes = Json::object();
   for (const auto& [lane, count] : metrics.bytes) bytes[lane] = count;
   Json peak_bytes = Json::object();
@@ -70,6 +75,12 @@ std::string to_json_line(const StepMetrics& metrics) {
                             {"bytes", bytes},
                             {"peak_bytes", peak_bytes},
                             {"nvme_bytes_written", metrics.nvme_bytes_written}});
+  for (std::size_t d = 0; d < metrics.devices.size(); ++d) {
+    const StepMetrics::Device& device = metrics.devices[d];
+    line["devices"][std::to_string(d)] =
+        Json::object({{"lanes", lanes_json(device.busy_seconds, device.stalled_seconds)},
+                      {"peak_bytes", device.peak_bytes}});
+  }
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.skipped_batches > 0) line["skipped_batches"] = metrics.skipped_batches;
   if (metrics.experts) {

@@ -1,7 +1,12 @@
 #include "src/train/run_engine.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <set>
 #include <utility>
+#include <vector>
+
+#include <fmt/format.h>
 
 namespace ballast::train {
 namespace {
@@ -50,10 +55,25 @@ engine::EngineTotals RestartableEngine::totals() const {
   add_each(sums.lanes.stalled_seconds, before_.lanes.stalled_seconds);
   add_each(sums.lanes.enqueueing_seconds, before_.lanes.enqueueing_seconds);
   add_each(sums.lanes.bytes, before_.lanes.bytes);
+  add_each(sums.lanes.busy_by_device, before_.lanes.busy_by_device);
+  add_each(sums.lanes.stalled_by_device, before_.lanes.stalled_by_device);
   sums.nvme_bytes_by_path.resize(
       std::max(sums.nvme_bytes_by_path.size(), before_.nvme_bytes_by_path.size()));
   add_each(sums.nvme_bytes_by_path, before_.nvme_bytes_by_path);
   return sums;
+}
+
+std::string RestartableEngine::describe_devices() {
+  const std::uint32_t devices = blueprint_.problem.devices;
+  const std::string device = engine_->device().description();
+  return devices == 1 ? device : fmt::format("{} devices: {}", devices, device);
+}
+
+std::size_t RestartableEngine::separate_devices() {
+  if (engine_->device().kind() != "cuda") return 1;
+  const std::vector<std::uint32_t>& numbers = options_.device_numbers;
+  if (numbers.empty()) return blueprint_.problem.devices;
+  return std::set<std::uint32_t>(numbers.begin(), numbers.end()).size();
 }
 
 std::string RestartableEngine::describe_update() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <optional>
 #include <string>
 
@@ -58,6 +59,14 @@ class RestartableEngine {
   /// ranks have the error, so they complete their submitted operations. Otherwise only this rank
   /// has failed, and it no longer waits for other ranks.
   void leave(bool jointly);
+
+  /// Describes the devices: "host CPU", or "2 devices: host CPU". All devices of a rank are of one
+  /// kind.
+  [[nodiscard]] std::string describe_devices();
+
+  /// Returns the number of devices that compute without sharing anything: different GPUs. Host
+  /// devices share the cores.
+  [[nodiscard]] std::size_t separate_devices();
 
   /// Describes what computes the updates: an instruction set, or "on the GPU".
   [[nodiscard]] std::string describe_update();

@@ -98,6 +98,27 @@ void RunMeasures::add_lanes(StepMetrics& metrics) {
         totals.allocated[static_cast<std::size_t>(tier)];
   }
   metrics.nvme_bytes_written = totals.nvme_bytes_written();
+  if (engine_.blueprint().problem.devices > 1) add_devices(metrics, totals);
+}
+
+/// Each device has its own memory and its own budget.
+void RunMeasures::add_devices(StepMetrics& metrics, const engine::EngineTotals& totals) const {
+  metrics.devices.resize(engine_.blueprint().problem.devices);
+  for (std::size_t number = 0; number < plan::lane_count(metrics.devices.size()); ++number) {
+    const auto [lane, device] = plan::lane_at(number);
+    if (!is_per_device(lane)) continue;
+    const std::string name(to_string(lane));
+    metrics.devices[device].busy_seconds[name] =
+        totals.lanes.busy_by_device[number] - before_.lanes.busy_by_device[number];
+    metrics.devices[device].stalled_seconds[name] =
+        totals.lanes.stalled_by_device[number] - before_.lanes.stalled_by_device[number];
+  }
+  Bytes most = 0;
+  for (std::size_t d = 0; d < metrics.devices.size(); ++d) {
+    metrics.devices[d].peak_bytes = totals.allocated_on_device.at(d);
+    most = std::max(most, metrics.devices[d].peak_bytes);
+  }
+  metrics.peak_bytes[std::string(to_string(Tier::device))] = most;
 }
 
 /// Records the step's time for typical_step(). Skips steps that fill the pipeline: at the start,

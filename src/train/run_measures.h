@@ -59,6 +59,7 @@ class RunMeasures {
  private:
   [[nodiscard]] double seconds_so_far() const;
   void add_lanes(StepMetrics& metrics);
+  void add_devices(StepMetrics& metrics, const engine::EngineTotals& totals) const;
   void note(const StepMetrics& metrics);
 
   const RestartableEngine& engine_;

@@ -1,7 +1,6 @@
 #include "ballast/train/trace.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -16,7 +15,6 @@
 namespace ballast::train {
 namespace {
 
-using plan::Lane;
 using plan::Operation;
 using plan::OpId;
 using plan::Plan;
@@ -28,17 +26,6 @@ using text::Json;
 // microseconds.
 
 constexpr std::size_t kFlushBytes = std::size_t{1} << 20;
-
-/// Tracks from top to bottom, in the order in which a parameter passes the lanes.
-constexpr std::array<Lane, plan::kLaneCount> kTracks = {
-    Lane::fetch,   Lane::upload, Lane::gather,    Lane::compute, Lane::reduce,
-    Lane::offload, Lane::update, Lane::writeback, Lane::pass};
-
-std::size_t track(Lane lane) {
-  return static_cast<std::size_t>(std::find(kTracks.begin(), kTracks.end(), lane) -
-                                  kTracks.begin()) +
-         1;
-}
 
 bool trains(const Plan& plan) {
   return std::any_of(plan.operations.begin(), plan.operations.end(),
@@ -121,6 +108,7 @@ class TraceWriter {
       : file_(file, rule),
         process_(process),
         names_(names),
+        lanes_(plan::drawn_lanes(names.devices())),
         traced_(trace_operations(timeline)),
         departures_(traced_.size()) {
     if (!traced_.empty()) origin_ = traced_.front().span.start;
@@ -167,15 +155,24 @@ class TraceWriter {
       event["args"] = std::move(args);
       add(event);
     };
-    for (const Lane lane : kTracks) {
-      const bool used = std::any_of(traced_.begin(), traced_.end(), [lane](const auto& traced) {
-        return traced.span.operation().lane == lane;
+    for (std::size_t track = 1; track <= lanes_.size(); ++track) {
+      const bool used = std::any_of(traced_.begin(), traced_.end(), [&](const auto& traced) {
+        return track_of(traced.span.operation()) == track;
       });
       if (!used) continue;
-      const Json event = Json::object({{"ph", "M"}, {"pid", 1}, {"tid", track(lane)}});
-      name("thread_name", event, Json::object({{"name", to_string(lane)}}));
-      name("thread_sort_index", event, Json::object({{"sort_index", track(lane)}}));
+      const Json event = Json::object({{"ph", "M"}, {"pid", 1}, {"tid", track}});
+      const std::string lane = name_of(lanes_[track - 1], names_.devices());
+      name("thread_name", event, Json::object({{"name", lane}}));
+      name("thread_sort_index", event, Json::object({{"sort_index", track}}));
     }
+  }
+
+  /// Returns the number of an operation's track, from 1 at the top.
+  [[nodiscard]] std::size_t track_of(const Operation& operation) const {
+    const plan::StreamId lane = {operation.lane, operation.device};
+    return static_cast<std::size_t>(std::find(lanes_.begin(), lanes_.end(), lane) -
+                                    lanes_.begin()) +
+           1;
   }
 
   [[nodiscard]] std::int64_t nanoseconds(double seconds) const {
@@ -201,7 +198,7 @@ class TraceWriter {
     args.add("traffic", operation.traffic);
     add(Json::object({{"ph", "X"},
                       {"pid", 1},
-                      {"tid", track(operation.lane)},
+                      {"tid", track_of(operation)},
                       {"name", names_(operation)},
                       {"cat", names_.kind_of(operation)},
                       {"ts", microseconds(start)},
@@ -218,7 +215,7 @@ class TraceWriter {
     Json event = Json::object({{"ph", std::string(1, phase)},
                                {"id", id},
                                {"pid", 1},
-                               {"tid", track(span.operation().lane)},
+                               {"tid", track_of(span.operation())},
                                {"name", "then"},
                                {"cat", process_},
                                {"ts", microseconds(end)}});
@@ -229,6 +226,7 @@ class TraceWriter {
   text::OutputFile file_;
   std::string process_;
   const step::OperationNames& names_;
+  std::vector<plan::StreamId> lanes_;  ///< by track
   std::vector<TracedOperation> traced_;
   double origin_ = 0.0;                                 ///< start of the first span
   std::vector<std::vector<std::uint64_t>> departures_;  ///< by operation: arrows that start there

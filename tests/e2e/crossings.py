@@ -8,8 +8,8 @@ Each crossing draws a small model and a way to train it: family, sizes, data, ty
 optimizer, ranks. It then makes these runs:
 
 1. the reference, with all data on the device and one operation at a time;
-2. the crossing, with other tiers, buffers, sub-groups, order of operations, speculative updates, stage
-   and threads, and with checkpoints;
+2. the crossing, with other tiers, buffers, sub-groups, order of operations, speculative updates, stage,
+   devices and threads, and with checkpoints;
 3. a resume of one of its checkpoints in another directory, again with other choices.
 
 Every checkpoint is verified; losses, gradient norms and evaluations, and the hash of weights and states
@@ -75,8 +75,8 @@ def draw_model(dice):
         model["sliding_window"] = 7
     if family in CAN_BE_TILED and dice.random() < 0.4:
         model["layer_tiles"] = dice.choice([2, 4])
-    if dice.random() < 0.3:
-        model["vocabulary_tiles"] = dice.choice([2, 3])
+    # Without it, more devices would have more tiles.
+    model["vocabulary_tiles"] = dice.choice([1, 1, 2, 3])
     if family != "gemma3" and dice.random() < 0.4:
         model["tie_embeddings"] = True
     return model
@@ -166,6 +166,9 @@ def draw_placement(dice, config, ranks, checkpoints=True):
         "ballast.serial": dice.random() < 0.1,
         "aio.backend": dice.choice(["auto", "threads"]),
     }
+    devices = dice.choice([1, 1, 2, 3])
+    if made["ballast.order"] == "layer_major":
+        made["pipeline.stages"] = min(devices, config["model"]["num_layers"])
     if ranks > 1 and stage == 3:
         made["zero_optimization.stage3_param_persistence_threshold"] = dice.choice([0, 5000, 10**6])
     if dice.random() < 0.4:

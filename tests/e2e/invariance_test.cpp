@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include "ballast/cpu_adam/updater.h"
@@ -36,13 +37,13 @@ const Model kLlama = {"llama",
 /// Cuts the vocabulary into tiles.
 Model cut(const Model& model, int tiles) {
   return {fmt::format("{} in {} tiles", model.name, tiles),
-          fmt::format(R"({}, "vocabulary_tiles": {})", model.section, tiles)};
+          fmt::format(R"({}, "vocabulary_tiles": {})", model.section, tiles), model.trained};
 }
 /// Cuts the layers into tiles, too: two of attention, three of the MLP, which differ in width.
 Model cut_everywhere(const Model& model, int tiles) {
   const Model vocabulary = cut(model, tiles);
   return {fmt::format("{}, layers too", vocabulary.name),
-          fmt::format(R"({}, "layer_tiles": 3)", vocabulary.section)};
+          fmt::format(R"({}, "layer_tiles": 3)", vocabulary.section), model.trained};
 }
 /// One of two layers has experts and a shared expert. Some experts have no tokens in a step, which
 /// the test checks.
@@ -115,6 +116,25 @@ std::vector<Variant> variants_of_experts() {
       {"weights on host, speculative, micro-batch-major",
        {weights + "cpu", optimizer + "cpu", "ballast.speculative_updates=30",
         "ballast.order=micro_batch_major"}},
+  };
+}
+
+/// Variants whose blocks are dealt to several devices.
+std::vector<Variant> variants_of_devices() {
+  const auto on = [](int devices, Overrides overrides) {
+    overrides.push_back(fmt::format("pipeline.stages={}", devices));
+    return Variant{fmt::format("{} devices: {}", devices, fmt::join(overrides, " ")), overrides};
+  };
+  return {
+      on(2, {}),
+      on(3, {weights + "cpu", optimizer + "cpu", "ballast.delay_seed=9"}),
+      on(2, {weights + "nvme", optimizer + "nvme", "ballast.activations=nvme",
+             "ballast.gradients=nvme", "ballast.delay_seed=10"}),
+      on(3, {weights + "cpu", optimizer + "cpu", "ballast.speculative_updates=30",
+             "ballast.activations=host", "ballast.recompute=except_attention"}),
+      on(2, {weights + "cpu", "ballast.recompute=true", "ballast.serial=true"}),
+      on(3, {weights + "nvme", optimizer + "cpu", "ballast.recompute=false",
+             "ballast.device_weight_buffers=1", "ballast.device_gradient_buffers=1"}),
   };
 }
 
@@ -214,6 +234,12 @@ void expect_same(const Model& model, bool bf16, const std::vector<Variant>& vari
 void expect_invariance(const Model& model, bool bf16, std::uint64_t steps = kSteps,
                        const Overrides& common = {}) {
   expect_same(model, bf16, variants(), steps, common);
+}
+
+/// With several devices, "auto" would cut the vocabulary into more tiles.
+void expect_invariance_of_devices(Model model, bool bf16, const Overrides& common = {}) {
+  if (model.section.find("vocabulary_tiles") == std::string::npos) model = cut(model, 1);
+  expect_same(model, bf16, variants_of_devices(), kFewSteps, common);
 }
 
 /// Compares a third of the variants.
@@ -393,6 +419,39 @@ TEST(Invariance, ComputeThreads) {
         R"("family": "llama", "vocab_size": 131, "hidden_size": 32, "num_layers": 1,
            "num_heads": 2, "intermediate_size": 48, "max_sequence": 2048)"},
        false, {"data.sequence_length=1100"});
+}
+
+TEST(Invariance, DevicesOfGpt2InBf16) {
+  expect_invariance_of_devices(cut(kGpt2, 3), true);
+}
+TEST(Invariance, DevicesOfPackedTiedLlamaInTilesInBf16) {
+  expect_invariance_of_devices(with_dynamic_scaling(cut_everywhere(kTiedLlama, 3)), true,
+                               {test::kPacked});
+}
+TEST(Invariance, DevicesOfLlamaWithACutVocabularyInFp32) {
+  expect_invariance_of_devices(cut(kLlama, 5), false);
+}
+TEST(Invariance, DevicesOfExpertsInBf16) {
+  expect_invariance_of_devices(kExperts, true);
+}
+TEST(Invariance, DevicesOfPackedExpertsInFp32) {
+  expect_invariance_of_devices(kAllExperts, false, {test::kPacked});
+}
+TEST(Invariance, DevicesInFp16WithSkippedSteps) {
+  expect_invariance_of_devices(cut(kGpt2, 3), false, test::kFp16);
+}
+TEST(Invariance, DevicesOfAdaptersOnPairsOverCodesInBf16) {
+  Model model = training(with_dynamic_scaling(kLlama), "adapters");
+  model.name += " on pairs";
+  model.section += R"(, "tie_embeddings": false)";
+  expect_invariance_of_devices(
+      model, true,
+      {R"(ballast.adapters={"rank": 4, "targets": ["q_proj", "down_proj"], "dora": true})",
+       "data.tokens=[]", R"(data.pairs=["none"])", "ballast.quantized_base=nf4"});
+}
+TEST(Invariance, DevicesOfLlamaWithFrozenLayersInFp32) {
+  expect_invariance_of_devices(
+      training(cut(kLlama, 5), R"(["model.layers.[12].*", "lm_head.weight"])"), false);
 }
 
 /// Tiles only change the order of sums.

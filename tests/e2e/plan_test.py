@@ -115,6 +115,23 @@ class Plan(unittest.TestCase):
         self.assertEqual(plan["wear"]["rated_bytes"], 1200e12)
         self.assertEqual(plan["bandwidth_run"], plan["bound_by"] != "compute")
 
+    def test_each_device_has_a_budget_and_lanes(self):
+        plan = self.planned(*settings("pipeline.stages=2", "model.vocabulary_tiles=2"))
+        self.assertEqual(plan["devices"], 2)
+        self.assertEqual(plan["config"]["pipeline"]["stages"], 2)
+        totals = [sum(line["bytes"] for line in plan["ledger"] if line.get("device") == device)
+                  for device in (0, 1)]
+        self.assertEqual(plan["peak_bytes"]["device"], max(totals))
+        self.assertLessEqual(max(totals), plan["budgets"]["device"])
+        self.assertGreater(min(totals), 0)
+        self.assertEqual(len(plan["lanes"]["compute"]["busy_seconds_by_device"]), 2)
+        self.assertGreater(plan["lanes"]["pass"]["bytes"], 0)
+        done = self.plan("--set", "pipeline.stages=2")
+        self.assertIn('model.vocabulary_tiles: "auto" is 8, because', done.stderr)
+        self.assertIn("  devices           2; each has every 2nd layer\n", done.stdout)
+        for words in ("device 0 total", "device 1 total", "between devices"):
+            self.assertIn(words, done.stdout)
+
     def test_text_fits_a_terminal(self):
         done = self.plan(*settings(*ALL_AUTO))
         self.assertEqual(done.returncode, 0, done.stderr)

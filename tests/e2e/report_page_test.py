@@ -305,6 +305,47 @@ class Page(ReportTest):
         self.open("page.html")
         self.assertEqual(list(self.browser.run(CHARTS)), ["loss"])
 
+    def test_a_plan_and_a_run_of_two_devices(self):
+        devices = ("--set", "pipeline.stages=2", "--set", "model.vocabulary_tiles=1")
+        self.small_run("--steps", "6", *devices, "--trace", "run.trace", "--trace-steps", "3")
+        (self.path / "rates.json").write_text(json.dumps(RATES))
+        planned = self.run_ballast("plan", "config.json", *devices, "--rates", "rates.json",
+                                   "--html", "plan.html")
+        self.assertEqual(planned.returncode, 0, planned.stderr)
+        self.report("run", "--trace", "run.trace", "--out", "report.html")
+        names = "[...document.querySelectorAll('#timeline-plot .rowname')].map(t => t.textContent)"
+        for page in ("report.html", "plan.html"):
+            self.look_at(page)
+            rows = self.browser.run(names)
+            for lane in ("upload", "compute", "pass", "offload"):
+                at = rows.index(f"{lane}, device 0")
+                self.assertEqual(rows[at + 1], f"{lane}, device 1")
+            places = self.browser.run("[...document.querySelectorAll('#memory .tier')].map(e => e.textContent)")
+            self.assertEqual(places, ["device 0", "device 1", "host", "NVMe"])
+            table = self.browser.run("document.querySelector('[aria-label=\"Lanes of a step\"]').textContent")
+            self.assertIn("device 1", table)
+        self.assertEqual(self.browser.problems, [])
+
+    def test_devices(self):
+        def lanes(compute):
+            return {"compute": {"busy_seconds": compute, "stalled_seconds": 1 - compute},
+                    "upload": {"busy_seconds": compute / 4, "stalled_seconds": 0.1}}
+        self.made_run([{"loss": 3.0 - i / 10, "step_seconds": 1.0, "peak_bytes": {"device": 30},
+                        "lanes": {**lanes(0.5), "update": {"busy_seconds": 0.25, "stalled_seconds": 0}},
+                        "devices": {"0": {"lanes": lanes(0.4 + i / 100), "peak_bytes": 20},
+                                    "1": {"lanes": lanes(0.7 - i / 100), "peak_bytes": 30}}}
+                       for i in range(21)])
+        self.reported("made")
+        self.look_at("page.html")
+        charts = self.browser.run(CHARTS)
+        self.assertEqual(charts["devices"]["points"], [21, 21])
+        self.assertEqual(charts["busy"]["points"], [21, 21, 21], "means")
+        rows = self.browser.run(
+            "[...document.querySelectorAll('[aria-label=\"Lanes of a step\"] tbody tr')]"
+            ".map(row => row.cells[0].textContent + ' ' + row.cells[2].textContent)")
+        self.assertEqual(rows, ["upload 12.5%", "device 0 12.5%", "device 1 15%", "compute 50%",
+                                "device 0 50%", "device 1 60%", "update 25%"])
+
     def test_pairs_of_completions(self):
         self.made_run([{"loss": 0.7 - i / 100, "rewards": {
             "chosen": 0.1 * i, "rejected": -0.1 * i, "accuracy": 0.5, "margin": 0.2 * i}}

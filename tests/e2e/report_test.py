@@ -214,6 +214,30 @@ class Report(ReportTest):
         self.assertEqual(run["series"]["loss"]["steps"], [1, 3])
         self.assertTrue(any("line 2" in note for note in run["notes"]), run["notes"])
 
+    def test_each_of_several_devices_has_its_own_times(self):
+        def lanes(compute):
+            return {"compute": {"busy_seconds": compute, "stalled_seconds": 1 - compute},
+                    "pass": {"busy_seconds": compute / 10, "stalled_seconds": 0.0}}
+        self.made_run([{"step_seconds": 1.0, "lanes": {**lanes(0.5 + i / 10), "fetch": {
+            "busy_seconds": 0.25, "stalled_seconds": 0.0}}, "peak_bytes": {"device": 30},
+            "devices": {"0": {"lanes": lanes(0.4 + i / 10), "peak_bytes": 20},
+                        "1": {"lanes": lanes(0.6 + i / 10), "peak_bytes": 30}}} for i in range(3)])
+        run, = self.reported("made")["runs"]
+        totals, means = run["totals"], run["means"]
+        self.assertEqual(totals["median_lanes"]["compute"]["busy_seconds"], 0.6)
+        self.assertEqual(totals["median_lanes"]["pass"]["busy_seconds"], 0.06)
+        self.assertEqual([device["peak_bytes"] for device in totals["devices"]], [20, 30])
+        own = [device["median_lanes"]["compute"] for device in totals["devices"]]
+        self.assertEqual(own, [{"busy_seconds": 0.5, "stalled_seconds": 0.5},
+                               {"busy_seconds": 0.7, "stalled_seconds": 1 - 0.7}])
+        self.assertNotIn("fetch", totals["devices"][0]["median_lanes"])
+        self.assertEqual([device["compute"]["busy_seconds"] for device in means["devices"]],
+                         [[0.4, 0.5, 0.6], [0.6, 0.7, 0.8]])
+        self.made_run([{"loss": 1.0}], "single")
+        single, = self.reported("single", out="single.html")["runs"]
+        self.assertEqual((single["totals"]["devices"], single["means"]["devices"]), ([], []))
+        self.assertNotIn("pass", single["means"]["lanes"])
+
     def test_fifty_thousand_steps_keep_their_extremes_and_are_small(self):
         rows = [{"loss": 2 + math.sin(i / 100), "grad_norm": 1.0 + i % 7 / 7, "lr": 1e-3 / (1 + i),
                  "tokens_per_second": 3500.5 + i % 13, "step_seconds": 0.29 + i % 11 / 1e3,

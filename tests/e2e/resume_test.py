@@ -335,6 +335,16 @@ class ResumeTest(runs.CheckpointTest):
         self.assertEqual(self.results(), expected)
         self.assertEqual(self.checkpoints(), ["step-20"])
 
+    def test_another_number_of_devices_continues_in_the_same_swap_files(self):
+        model = {"model": {**runs.TINY["model"], "vocabulary_tiles": 2}}
+        expected = self.reference(**model)
+        self.part_of_run(**model)
+        for steps, devices in ((15, 3), (20, 1)):
+            done = self.resume("--steps", steps, "--set", f"pipeline.stages={devices}", **model)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn("copied", done.stdout + done.stderr)
+        self.assertEqual(self.results(), expected)
+
     def test_swap_files_on_another_file_system_go_with_their_checkpoints(self):
         with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
             if os.stat(other).st_dev == os.stat(self.path).st_dev:

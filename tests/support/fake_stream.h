@@ -16,8 +16,8 @@ namespace ballast::test {
 
 /// Runs `work` of the current GPU in the order of `stream`. `zeroed`: an allocation that it zeroes
 /// as a whole. `others`: further GPUs whose memory it uses.
-cudaError_t on_stream(cudaStream_t stream, std::function<void()> work,
-                      const void* zeroed = nullptr, GpuSet others = 0);
+cudaError_t on_stream(cudaStream_t stream, std::function<void()> work, const void* zeroed = nullptr,
+                      GpuSet others = 0);
 
 /// Calls `ended` repeatedly in the order of `stream` until it returns true. For work that waits for
 /// other processes. Device memory is accessible from its first to its last call.

@@ -60,6 +60,7 @@ plan::Rates rates_for(const ForecastRequest& request, config::Config config) {
   const planner::PlanRequest asked = {.config = config,
                                       .model = inputs::model_of(config),
                                       .budgets = planner::budgets_of(config, {}),
+                                      .devices = planner::devices_of(config, {}),
                                       .interrupted = &interrupted()};
   planner::require_fit(asked);
   return calibrate::machine_rates(planner::measured_config(asked), asked.model, request.recalibrate,

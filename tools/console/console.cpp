@@ -169,7 +169,9 @@ void Console::planned(const engine::Blueprint& blueprint, const std::string& dev
   show("device", device);
   const std::uint32_t world = blueprint.mesh.ranks();
   if (world > 1) {
-    show("ranks", fmt::format("{} ranks, ZeRO stage {}; memory below is of rank 0", world,
+    const std::string shared =
+        shape.parts > 1 ? fmt::format(", {} share each sequence", shape.parts) : "";
+    show("ranks", fmt::format("{} ranks{}, ZeRO stage {}; memory below is of rank 0", world, shared,
                               blueprint.problem.stage));
   }
   show("batch", fmt::format("{}{} x {} x {} = {} tokens per step",
@@ -262,11 +264,21 @@ void Console::show_memory(const train::RunSummary& summary) {
   for (const Tier tier : kTiers) {
     const Bytes used = summary.totals.allocated[static_cast<std::size_t>(tier)];
     if (used == 0) continue;
+    const auto show = [&](std::string_view name, Bytes bytes, const std::string& limit) {
+      terminal_.show(fmt::format("  {:<17} {}{} at peak", name, format_bytes(bytes), limit));
+    };
+    const std::string of_device = " of " + format_bytes(blueprint.budgets.device);
+    const std::vector<Bytes>& own = summary.totals.allocated_on_device;
+    if (tier == Tier::device && own.size() > 1) {
+      for (std::size_t d = 0; d < own.size(); ++d) {
+        show(fmt::format("device {}", d), own[d], of_device);
+      }
+      continue;
+    }
     std::string limit;
-    if (tier == Tier::device) limit = " of " + format_bytes(blueprint.budgets.device);
+    if (tier == Tier::device) limit = of_device;
     if (tier == Tier::host) limit = " of " + format_bytes(blueprint.budgets.host);
-    terminal_.show(
-        fmt::format("  {:<17} {}{} at peak", to_string(tier), format_bytes(used), limit));
+    show(to_string(tier), used, limit);
   }
 }
 

@@ -28,27 +28,38 @@ double share_of(double part, double whole) {
   return whole > 0.0 ? part / whole : 0.0;
 }
 
+Gauge tier_gauge(const std::string& name, Bytes used, Bytes budget) {
+  return {.name = name,
+          .share = share_of(static_cast<double>(used), static_cast<double>(budget)),
+          .text = format_bytes(used) + " of " + format_bytes(budget)};
+}
+
+/// Gauges of the tiers that are used, one for each device.
 std::vector<Gauge> tier_gauges(const train::StepMetrics& metrics, const memory::Budgets& budgets) {
   std::vector<Gauge> gauges;
   for (const Tier tier : kTiers) {
     const auto found = metrics.peak_bytes.find(std::string(to_string(tier)));
     if (found == metrics.peak_bytes.end() || found->second == 0) continue;
-    const Bytes used = found->second;
-    const Bytes budget = tier == Tier::device ? budgets.device : budgets.host;
-    Gauge gauge = {.name = found->first, .share = {}, .text = format_bytes(used)};
-    if (tier != Tier::nvme) {
-      gauge.share = share_of(static_cast<double>(used), static_cast<double>(budget));
-      gauge.text += " of " + format_bytes(budget);
+    const auto& [name, used] = *found;
+    if (tier == Tier::nvme) {
+      gauges.push_back({.name = name, .share = {}, .text = format_bytes(used)});
+    } else if (tier == Tier::host || metrics.devices.empty()) {
+      gauges.push_back(tier_gauge(name, used, tier == Tier::host ? budgets.host : budgets.device));
+    } else {
+      for (std::size_t d = 0; d < metrics.devices.size(); ++d) {
+        gauges.push_back(tier_gauge(fmt::format("{} {}", name, d), metrics.devices[d].peak_bytes,
+                                    budgets.device));
+      }
     }
-    gauges.push_back(std::move(gauge));
   }
   return gauges;
 }
 
-/// Gauges of the lanes that had work.
+/// Gauges of the lanes that had work. If each device has the lane: of the mean, then of each
+/// device.
 std::vector<Gauge> lane_gauges(const train::StepMetrics& metrics) {
   std::vector<Gauge> gauges;
-  for (const plan::Lane lane : plan::kLanes) {
+  for (const plan::Lane lane : plan::lanes_of(std::max<std::uint32_t>(1, metrics.devices.size()))) {
     const std::string name(to_string(lane));
     const auto busy = metrics.busy_seconds.find(name);
     if (busy == metrics.busy_seconds.end() || busy->second <= 0.0) continue;
@@ -59,6 +70,14 @@ std::vector<Gauge> lane_gauges(const train::StepMetrics& metrics) {
                       .share = share,
                       .text = fmt::format("{:3.0f}%{}", 100.0 * share,
                                           moves ? "  " + format_bytes(bytes->second) : "")});
+    for (std::size_t d = 0; is_per_device(lane) && d < metrics.devices.size(); ++d) {
+      const auto& times = metrics.devices[d].busy_seconds;
+      const auto own = times.find(name);
+      const double part = share_of(own == times.end() ? 0.0 : own->second, metrics.step_seconds);
+      gauges.push_back({.name = fmt::format("  device {}", d),
+                        .share = part,
+                        .text = fmt::format("{:3.0f}%", 100.0 * part)});
+    }
   }
   return gauges;
 }

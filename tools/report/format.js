@@ -1,10 +1,13 @@
 "use strict";
 // Elements, numbers with units, and ticks.
 
-const LANES = ["fetch", "upload", "gather", "compute", "reduce", "offload", "update", "writeback"];
+// LANES, the names of all lanes in the order in which a parameter passes them, comes from page.cpp.
 const TIERS = ["device", "host", "nvme"];
 const TIER_NAMES = {device: "device", host: "host", nvme: "NVMe"};
-const laneColour = lane => LANES.includes(lane) ? `var(--${lane})` : "var(--c7)";
+/// A track is a lane, or with several devices the lane of one: "compute, device 1".
+const kindOf = track => track.split(", ")[0];
+const deviceOf = track => Number((track.split(", device ")[1]) || 0);
+const laneColour = track => LANES.includes(kindOf(track)) ? `var(--${kindOf(track)})` : "var(--c7)";
 const runColour = index => `var(--c${index % 8})`;
 
 function fill(element, attributes, children) {

@@ -52,9 +52,13 @@ std::string for_script(const Json& data) {
 }
 
 std::string script_text() {
+  Json lanes = Json::array();
+  for (const plan::Lane lane : plan::kDrawnLanes) lanes.push_back(to_string(lane));
+  const std::string constants = fmt::format("const LANES = {};\n", lanes.compact());
   std::string text;
-  for (const std::string_view part : {assets::kFormatJs, assets::kChartJs, assets::kTimelineJs,
-                                      assets::kTablesJs, assets::kBenchJs, assets::kPageJs}) {
+  for (const std::string_view part :
+       {assets::kFormatJs, std::string_view(constants), assets::kChartJs, assets::kTimelineJs,
+        assets::kTablesJs, assets::kBenchJs, assets::kPageJs}) {
     text += part;
   }
   return text;

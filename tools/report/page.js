@@ -28,12 +28,15 @@ function rooflineOf(run) {
 /// FLOP/s at the roofline.
 const peakOf = run => rooflineOf(run) * run.run.plan.flops_per_step / run.run.plan.tokens_per_step;
 
+/// The lanes that a run has: pass exists only with several devices.
+const lanesOf = run => LANES.filter(lane => run.means.lanes[lane]);
+
 /// Groups of steps with the lane that was busy for most of them.
 function boundsOf(run) {
   const shade = [], {first, last, lanes} = run.means;
   first.forEach((from, i) => {
     let lane = null, most = 0;
-    for (const name of LANES) { const busy = lanes[name].busy_seconds[i] || 0; if (busy > most) { most = busy; lane = name; } }
+    for (const name of lanesOf(run)) { const busy = lanes[name].busy_seconds[i] || 0; if (busy > most) { most = busy; lane = name; } }
     const before = shade[shade.length - 1];
     if (lane === null) return;
     if (before && before.lane === lane) before.to = last[i]; else shade.push({from, to: last[i], lane});
@@ -65,8 +68,10 @@ function curves(runs, chosen) {
   const grouped = per > 1 ? `Pale: the least and the greatest value of each ${per.toLocaleString("en")} steps; the line is a mean.` : null;
   const roofs = rooflines(runs);
   const shade = boundsOf(chosen), groups = chosen.means;
-  const used = LANES.filter(lane => groups.lanes[lane].busy_seconds.some(v => v > 0)), moved = LANES.filter(lane => groups.lanes[lane].bytes.some(v => v > 0));
+  const used = lanesOf(chosen).filter(lane => groups.lanes[lane].busy_seconds.some(v => v > 0)), moved = lanesOf(chosen).filter(lane => groups.lanes[lane].bytes.some(v => v > 0));
   const own = several ? ` of ${chosen.name}` : "";
+  const percent = values => values.map((v, i) => groups.step_seconds[i] > 0 && v !== null ? 100 * v / groups.step_seconds[i] : null);
+  const devices = groups.devices, means = devices.length > 1 ? `Means over the ${devices.length} devices. ` : "";
   const busiest = Math.max(0, ...used.flatMap(lane => groups.lanes[lane].busy_seconds.map((v, i) => 100 * v / (groups.step_seconds[i] || Infinity))));
   const held = lines("eval_loss", "held-out loss", several ? {dash: "5 3"} : {colour: "var(--c1)", dots: true});
   return [
@@ -78,8 +83,10 @@ function curves(runs, chosen) {
       caption: roofs.length > 0 ? `Roofline: all matrix products of a step at the measured GEMM peak${several ? "" : ` (${formatFlops(peakOf(chosen))})`}. Shaded: the lane that was busy longest${own}.`
         : "The run has not recorded its GEMM peak, so there is no roofline."},
     {id: "time", title: "Step time", kind: "seconds", series: lines("step_seconds", several ? "" : "step time"), zero: true, log: true},
-    {id: "busy", title: `Busy time of each lane${own}`, kind: "%", per: "of the step", grouped: true, caption: busiest > 101 ? "More than 100%: older versions of ballast counted an evaluation for the step after it." : null, zero: true, named: true,
-      series: used.map(lane => ({name: lane, colour: laneColour(lane), steps: groups.first, values: groups.lanes[lane].busy_seconds.map((v, i) => groups.step_seconds[i] > 0 && v !== null ? 100 * v / groups.step_seconds[i] : null)}))},
+    {id: "busy", title: `Busy time of each lane${own}`, kind: "%", per: "of the step", grouped: true, caption: busiest > 101 ? `${means}More than 100%: older versions of ballast counted an evaluation for the step after it.` : means || null, zero: true, named: true,
+      series: used.map(lane => ({name: lane, colour: laneColour(lane), steps: groups.first, values: percent(groups.lanes[lane].busy_seconds)}))},
+    {id: "devices", title: `Computing time of each device${own}`, kind: "%", per: "of the step", grouped: true, zero: true, named: true,
+      series: devices.map((device, d) => ({name: `device ${d}`, colour: runColour(d), steps: groups.first, values: percent(device.compute.busy_seconds)}))},
     {id: "bytes", title: `Bytes moved by each lane${own}`, kind: "bytes", per: "per step", stack: true, ends: groups.last, named: true,
       series: moved.map(lane => ({name: lane, colour: laneColour(lane), steps: groups.first, values: groups.lanes[lane].bytes}))},
     {id: "wear", title: "Written to NVMe since the start", kind: "bytes", series: lines("nvme_bytes_written", several ? "" : "written").filter(s => s.values.some(v => v > 0)), zero: true, caption: chosen.totals.wear ? `${chosen.name}: ${chosen.totals.wear}.` : null},
@@ -142,10 +149,18 @@ function events(run) {
 }
 
 /// Medians of the steps.
-const measuredLanes = run => Object.fromEntries(LANES.map(lane => {
+const measuredLanes = run => Object.fromEntries(lanesOf(run).map(lane => {
   const {busy_seconds: busy, stalled_seconds: stalled, bytes} = run.totals.median_lanes[lane];
-  return [lane, {busy, stalled, bytes}];
+  const devices = run.totals.devices.map(device => device.median_lanes[lane]).filter(Boolean).map(times => ({busy: times.busy_seconds, stalled: times.stalled_seconds}));
+  return [lane, {busy, stalled, bytes, devices}];
 }));
+
+/// "host 1.2 GiB" for each tier, and for each of several devices.
+function measuredPeaks(run) {
+  const {peak_bytes: peaks, devices} = run.totals;
+  const ofTier = tier => tier === "device" && devices.length > 0 ? devices.map((device, d) => [`device ${d}`, device.peak_bytes]) : [[TIER_NAMES[tier], peaks[tier]]];
+  return TIERS.flatMap(ofTier).filter(([, bytes]) => bytes > 0).map(([name, bytes]) => `${name} ${formatBytes(bytes)}`);
+}
 
 function machineTable(run) {
   const facts = run.run;
@@ -174,11 +189,11 @@ function reportPage() {
       : el("p", {class: "soft"}, "All keys of the configs are equal.")),
     el("section", {}, el("h2", {}, "Curves"), charts.length > 0 ? [controls(), el("div", {class: "charts", id: "curves"}, charts.map(c => c.element))] : el("p", {}, "No step has finished, so there is nothing to draw yet.")),
     el("section", {}, el("h2", {}, `Events${several ? ` of ${chosen.name}` : ""}`), events(chosen)),
-    el("section", {}, el("h2", {}, `Lanes${several ? ` of ${chosen.name}` : ""}`), laneGloss(), chosen.rows > 0 && laneTable(plan, measuredLanes(chosen), chosen.totals.median_step_seconds),
+    el("section", {}, el("h2", {}, `Lanes${several ? ` of ${chosen.name}` : ""}`), laneGloss(chosen.totals.devices.length), chosen.rows > 0 && laneTable(plan, measuredLanes(chosen), chosen.totals.median_step_seconds),
       timeline && timeline.groups.length > 0 ? timeline.element : el("p", {class: "soft", id: "no-timeline"}, "There is no timeline of this run: ballast train --trace records one, ballast plan --trace predicts one, and --trace shows them here.")),
     el("section", {}, el("h2", {}, `Memory${several ? ` of ${chosen.name}` : ""}`), plan && plan.ledger
-      ? [memoryChart(plan, chosen.totals.peak_bytes), placementChart(plan), el("h3", {}, "Ledger"), ledgerTable(plan)]
-      : [el("p", {class: "soft"}, "The run has not recorded its plan. Measured at peak: ", TIERS.filter(t => chosen.totals.peak_bytes[t] > 0).map(t => `${TIER_NAMES[t]} ${formatBytes(chosen.totals.peak_bytes[t])}`).join(", ") || "nothing", ".")]),
+      ? [memoryChart(plan, chosen.totals), placementChart(plan), el("h3", {}, "Ledger"), ledgerTable(plan)]
+      : [el("p", {class: "soft"}, "The run has not recorded its plan. Measured at peak: ", measuredPeaks(chosen).join(", ") || "nothing", ".")]),
     el("section", {}, el("h2", {}, `Config${several ? ` of ${chosen.name}` : ""}`), plan && choiceSection(plan, chosen.config, true), jsonDetails("The config (config.json)", chosen.config)),
     el("section", {}, el("h2", {}, "Machine and command"), machineTable(chosen))];
 }
@@ -188,12 +203,12 @@ function planPage() {
   drawn = timeline.groups.length > 0 ? [timeline] : [];
   const hide = Object.entries(plan.tokens_to_hide || {});
   return [
-    el("p", {id: "state"}, "A prediction for ", el("b", {}, plan.machine), `: ${formatCount(plan.parameters)} parameters${plan.world > 1 ? `, ${plan.world} ranks, ZeRO stage ${plan.stage}; memory and bytes are of one rank` : ""}. Nothing was run.`),
+    el("p", {id: "state"}, "A prediction for ", el("b", {}, plan.machine), `: ${formatCount(plan.parameters)} parameters${plan.devices > 1 ? `, ${plan.devices} devices${plan.world > 1 ? " per rank" : ""}` : ""}${plan.world > 1 ? `, ${plan.world} ranks, ZeRO stage ${plan.stage}; memory and bytes are of one rank` : ""}. Nothing was run.`),
     tiles([tile("Step", formatSeconds(plan.predicted_step_seconds), `${plan.tokens_per_step.toLocaleString("en")} tokens`), tile("Speed", `${formatCount(plan.tokens_per_second)} tokens/s`, plan.bound_by ? `bound by ${plan.bound_by}` : "bound by no lane alone"),
       plan.bottleneck && tile("Bottleneck", plan.bottleneck, `busy ${digits(100 * plan.lanes[plan.bottleneck].busy_seconds / plan.predicted_step_seconds, 3)}% of the step`),
       plan.nvme_bytes_written > 0 && tile("Written to NVMe", formatBytes(plan.nvme_bytes_written), "per step"), data.wear && tile("Drive wear", ...data.wear.split(/ at this pace: /))]),
     el("section", {}, el("h2", {}, "Memory"), memoryChart(plan, null), placementChart(plan), el("details", {}, el("summary", {}, "Ledger"), ledgerTable(plan))),
-    el("section", {}, el("h2", {}, "Time"), el("p", {class: "soft", id: "keys"}, "In the timeline: drag, + and − zoom, 0 shows the whole step, arrow keys go through operations and lanes."), timeline.groups.length > 0 && timeline.element, laneGloss(), laneTable(plan, null)),
+    el("section", {}, el("h2", {}, "Time"), el("p", {class: "soft", id: "keys"}, "In the timeline: drag, + and − zoom, 0 shows the whole step, arrow keys go through operations and lanes."), timeline.groups.length > 0 && timeline.element, laneGloss(plan.devices || 1), laneTable(plan, null)),
     el("section", {}, el("h2", {}, "What would help"), (plan.improvements || []).length > 0 ? helpChart(plan.improvements) : el("p", {class: "soft"}, "No single change that was simulated makes the run 2% faster."),
       hide.length > 0 && [el("h3", {style: "margin-top:14px"}, "Tokens per step that hide transfers and updates"), table(["Resource", {number: "Tokens per step"}, "In this run"],
         hide.map(([what, tokens]) => [what, {number: formatCount(Math.ceil(tokens))}, tokens > plan.tokens_per_step ? `${digits(tokens / plan.tokens_per_step, 3)} times those of this run` : "hidden"]), "Tokens per step that hide transfers and updates")]),

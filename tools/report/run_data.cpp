@@ -18,8 +18,8 @@
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/tier.h"
-#include "ballast/plan/plan.h"
 #include "ballast/plan/simulator.h"
+#include "ballast/plan/timeline.h"
 #include "ballast/planner/draw_blueprint.h"
 #include "ballast/planner/forecast.h"
 #include "ballast/text/files.h"
@@ -275,13 +275,18 @@ Json RunData::totals() const {
     const std::string name(to_string(tier));
     totals["peak_bytes"][name] = log_.last("peak_bytes." + name);
   }
-  for (const plan::Lane lane : plan::kLanes) {
+  const std::uint32_t devices = device_count(log_);
+  for (const plan::Lane lane : plan::lanes_of(devices)) {
     const std::string name(to_string(lane));
     const std::string times = "lanes." + name;
     totals["median_lanes"][name] =
         Json::object({{"busy_seconds", median_of(log_, times + ".busy_seconds")},
                       {"stalled_seconds", median_of(log_, times + ".stalled_seconds")},
                       {"bytes", median_of(log_, "bytes." + name)}});
+  }
+  totals["devices"] = Json::array();
+  for (std::uint32_t d = 0; d < devices && devices > 1; ++d) {
+    totals["devices"].push_back(device_totals(d));
   }
   // The first row also includes the writes of the initial states.
   const MetricsLog::Column all = log_.column("nvme_bytes_written");
@@ -291,6 +296,20 @@ Json RunData::totals() const {
     if (wear) totals["wear"] = planner::describe(*wear);
   }
   return totals;
+}
+
+/// Medians of a device's lanes over the steps, and its memory.
+Json RunData::device_totals(std::uint32_t device) const {
+  const std::string prefix = fmt::format("devices.{}.", device);
+  Json out = Json::object({{"peak_bytes", log_.last(prefix + "peak_bytes")}});
+  for (const plan::Lane lane : plan::kDrawnLanes) {
+    if (!is_per_device(lane)) continue;
+    const std::string times = fmt::format("{}lanes.{}.", prefix, to_string(lane));
+    out["median_lanes"][to_string(lane)] =
+        Json::object({{"busy_seconds", median_of(log_, times + "busy_seconds")},
+                      {"stalled_seconds", median_of(log_, times + "stalled_seconds")}});
+  }
+  return out;
 }
 
 Json RunData::to_json(std::size_t groups) const {

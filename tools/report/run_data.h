@@ -44,6 +44,7 @@ class RunData {
   [[nodiscard]] std::string state() const;
   [[nodiscard]] text::Json marks() const;
   [[nodiscard]] text::Json totals() const;
+  [[nodiscard]] text::Json device_totals(std::uint32_t device) const;
 
   std::filesystem::path directory_;
   std::string name_;

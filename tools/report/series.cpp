@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/tier.h"
-#include "ballast/plan/plan.h"
+#include "ballast/plan/timeline.h"
 
 #include "tools/quantile.h"
 
@@ -134,8 +134,9 @@ Json means_json(const MetricsLog& log, std::size_t groups) {
     first.push_back(log.steps()[begin]);
     last.push_back(log.steps()[end - 1]);
   });
+  const std::uint32_t count = device_count(log);
   Json lanes = Json::object();
-  for (const plan::Lane lane : plan::kLanes) {
+  for (const plan::Lane lane : plan::lanes_of(count)) {
     const std::string name(to_string(lane));
     const auto mean = [&](const std::string& key) {
       return rounded(reduced(log, key, groups, false));
@@ -143,6 +144,17 @@ Json means_json(const MetricsLog& log, std::size_t groups) {
     lanes[name] = Json::object({{"busy_seconds", mean("lanes." + name + ".busy_seconds")},
                                 {"stalled_seconds", mean("lanes." + name + ".stalled_seconds")},
                                 {"bytes", mean("bytes." + name)}});
+  }
+  Json devices = Json::array();
+  for (std::uint32_t d = 0; d < count && count > 1; ++d) {
+    Json own = Json::object();
+    for (const plan::Lane lane : plan::kDrawnLanes) {
+      if (!is_per_device(lane)) continue;
+      const std::string name(to_string(lane));
+      const std::string key = fmt::format("devices.{}.lanes.{}.busy_seconds", d, name);
+      own[name] = Json::object({{"busy_seconds", rounded(reduced(log, key, groups, false))}});
+    }
+    devices.push_back(own);
   }
   Json peaks = Json::object();
   for (const Tier tier : kTiers) {
@@ -153,7 +165,14 @@ Json means_json(const MetricsLog& log, std::size_t groups) {
                        {"last", last},
                        {"step_seconds", rounded(reduced(log, "step_seconds", groups, false))},
                        {"lanes", lanes},
+                       {"devices", devices},
                        {"peak_bytes", peaks}});
+}
+
+std::uint32_t device_count(const MetricsLog& log) {
+  std::uint32_t count = 0;
+  while (std::isfinite(log.last(fmt::format("devices.{}.peak_bytes", count)))) ++count;
+  return std::max(count, 1U);
 }
 
 double median_of(const MetricsLog& log, const std::string& key) {

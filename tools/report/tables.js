@@ -14,27 +14,37 @@ function table(head, rows, label, codes = []) {
 
 const colourOfKind = (kinds, kind) => `var(--c${kinds.indexOf(kind) % 10})`;
 
-/// A stack per tier of the data that the plan puts there, with its budget and the measured peak.
-function memoryChart(plan, peaks) {
+/// The tier of a line of the ledger, or with several devices the device.
+const placeOf = line => line.device === undefined ? TIER_NAMES[line.tier] : `device ${line.device}`;
+
+/// The places that have a budget: tiers, or devices if there are several. `totals`: of a run, or null.
+function placesOf(plan, totals) {
+  const devices = [...new Set(plan.ledger.map(line => line.device).filter(device => device !== undefined))].sort((a, b) => a - b);
+  const peakOf = (tier, device) => totals && (device === undefined ? totals.peak_bytes[tier] : ((totals.devices || [])[device] || {}).peak_bytes);
+  return TIERS.flatMap(tier => (tier === "device" && devices.length > 0 ? devices : [undefined]).map(device =>
+    ({tier, name: placeOf({tier, device}), peak: peakOf(tier, device) || 0, lines: plan.ledger.filter(line => line.tier === tier && line.device === device && line.bytes > 0)})));
+}
+
+/// A stack per place of the data that the plan puts there, with its budget and the measured peak.
+function memoryChart(plan, totals) {
   const kinds = [...new Set(plan.ledger.map(line => line.kind))];
   const chart = el("div", {class: "memory", id: "memory"});
-  for (const tier of TIERS) {
-    const lines = plan.ledger.filter(line => line.tier === tier && line.bytes > 0);
-    const used = lines.reduce((sum, line) => sum + line.bytes, 0), budget = (plan.budgets || {})[tier] || 0, peak = peaks ? peaks[tier] || 0 : 0;
+  for (const {tier, name, lines, peak} of placesOf(plan, totals)) {
+    const used = lines.reduce((sum, line) => sum + line.bytes, 0), budget = (plan.budgets || {})[tier] || 0;
     const whole = Math.max(used, budget, peak);
     if (whole === 0 || used === 0) continue;
     const percent = bytes => `${(100 * bytes / whole).toFixed(3)}%`;
-    const words = [`${formatBytes(used)} planned`, budget > 0 && `of ${formatBytes(budget)} (${digits(100 * used / budget, 3)}%)`, peaks && peak > 0 && `, ${formatBytes(peak)} measured at peak`].filter(Boolean).join(" ").replace(" ,", ",");
+    const words = [`${formatBytes(used)} planned`, budget > 0 && `of ${formatBytes(budget)} (${digits(100 * used / budget, 3)}%)`, peak > 0 && `, ${formatBytes(peak)} measured at peak`].filter(Boolean).join(" ").replace(" ,", ",");
     const list = lines.map(line => `${line.kind} ${formatBytes(line.bytes)}`).join(", ");
-    chart.append(el("div", {class: "tier"}, TIER_NAMES[tier]), el("div", {},
-      el("div", {class: "track", role: "img", "aria-label": `${TIER_NAMES[tier]}: ${words}: ${list}`},
+    chart.append(el("div", {class: "tier"}, name), el("div", {},
+      el("div", {class: "track", role: "img", "aria-label": `${name}: ${words}: ${list}`},
         el("div", {class: "stack", style: `width:${percent(used)}`}, lines.map(line => el("span", {"data-kind": line.kind, "data-bytes": line.bytes, title: `${line.kind}: ${formatBytes(line.bytes)}`,
           style: `width:${(100 * line.bytes / used).toFixed(3)}%;background:${colourOfKind(kinds, line.kind)}`}, line.kind))),
         budget > 0 && el("span", {class: "limit", style: `left:calc(${percent(budget)} - 2px)`}),
         peak > 0 && el("span", {class: "peak", style: `left:calc(${percent(peak)} - 2px)`})),
       el("div", {class: "words"}, words)));
   }
-  const marks = [["budget", "var(--bad)", "thin"], ...(peaks ? [["measured peak (dashed)", "var(--ink)", "thin"]] : [])];
+  const marks = [["budget", "var(--bad)", "thin"], ...(totals ? [["measured peak (dashed)", "var(--ink)", "thin"]] : [])];
   return el("figure", {class: "chart wide"}, el("h3", {}, "Memory of each tier ", el("span", {class: "unit"}, "(bytes at peak; each bar has its own scale)")),
     chart, legend([...kinds.map(kind => [kind, colourOfKind(kinds, kind)]), ...marks]));
 }
@@ -47,7 +57,7 @@ function fitLabels() {
 function ledgerTable(plan) {
   const rows = plan.ledger.filter(line => line.bytes > 0).map(line => {
     const budget = (plan.budgets || {})[line.tier];
-    return [TIER_NAMES[line.tier], line.kind, {number: formatBytes(line.bytes)}, {number: line.bytes.toLocaleString("en")}, {number: budget ? `${digits(100 * line.bytes / budget, 3)}%` : "-"}];
+    return [placeOf(line), line.kind, {number: formatBytes(line.bytes)}, {number: line.bytes.toLocaleString("en")}, {number: budget ? `${digits(100 * line.bytes / budget, 3)}%` : "-"}];
   });
   return table(["Tier", "Kind", {number: "Size"}, {number: "Bytes"}, {number: "Of the budget"}], rows, "Memory ledger");
 }
@@ -66,9 +76,12 @@ function placementChart(plan) {
 }
 
 /// An explanation of lanes for readers who meet the word for the first time.
-const laneGloss = () => el("p", {class: "soft"}, "A lane does one kind of work, while the others do theirs: compute runs the model, update the optimizer, upload and offload copy to and from the device, fetch and writeback read and write NVMe, gather and reduce exchange data between ranks.");
+const laneGloss = devices => el("p", {class: "soft"}, "A lane does one kind of work, while the others do theirs: compute runs the model, update the optimizer, upload and offload copy to and from the device, fetch and writeback read and write NVMe, gather and reduce exchange data between ranks.",
+  devices > 1 && ` Each of the ${devices} devices has its own lanes, except update, fetch and writeback; pass copies from a device to another one. Times of a lane are means over the devices, and bytes are sums.`);
 
-/// Lanes of a step, measured and predicted. `measured`: busy, stalled and bytes by lane, or null.
+/// Lanes of a step, measured and predicted. `measured`: busy, stalled and bytes by lane, or null. If
+/// each of several devices has the lane, a row with the means is followed by a row per device, from
+/// `devices` of a measured lane and `busy_seconds_by_device` of a planned one.
 function laneTable(plan, measured, stepSeconds) {
   const head = ["Lane"], rows = [];
   if (measured) head.push({number: "Busy"}, {number: "Of the step"}, {number: "Waiting"}, {number: "Bytes per step"});
@@ -82,6 +95,13 @@ function laneTable(plan, measured, stepSeconds) {
     if (measured) row.push({number: formatSeconds(was.busy)}, share(was.busy, stepSeconds), {number: formatSeconds(was.stalled)}, bytes(was.bytes));
     if (will) row.push({number: formatSeconds(will.busy_seconds)}, share(will.busy_seconds, plan.predicted_step_seconds), ...(measured ? [] : [{number: formatSeconds(will.stalled_seconds)}, bytes(will.bytes)]));
     rows.push(row);
+    const seen = (was && was.devices) || [], planned = (will && will.busy_seconds_by_device) || [], none = {number: ""};
+    for (let device = 0; device < Math.max(seen.length, planned.length); ++device) {
+      const own = [el("span", {class: "soft of-device"}, `device ${device}`)], one = seen[device], busy = planned[device];
+      if (measured) own.push(...(one ? [{number: formatSeconds(one.busy)}, share(one.busy, stepSeconds), {number: formatSeconds(one.stalled)}, none] : [none, none, none, none]));
+      if (will) own.push(...(busy === undefined ? [none, none] : [{number: formatSeconds(busy)}, share(busy, plan.predicted_step_seconds)]), ...(measured ? [] : [none, none]));
+      rows.push(own);
+    }
   }
   return rows.length > 0 ? table(head, rows, "Lanes of a step") : null;
 }

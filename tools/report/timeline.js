@@ -12,7 +12,8 @@ function readTimeline(data) {
   }
   for (const {step, from, to, whole} of data.steps) steps.set(step, {from: from / 1e9, to: to / 1e9, whole});
   for (const slices of lanes.values()) slices.sort((a, b) => a.start - b.start);
-  const ordered = new Map(LANES.filter(lane => lanes.has(lane)).map(lane => [lane, lanes.get(lane)]));
+  const place = lane => LANES.indexOf(kindOf(lane)), known = [...lanes].filter(([lane]) => place(lane) >= 0);
+  const ordered = new Map(known.sort(([a], [b]) => place(a) - place(b) || deviceOf(a) - deviceOf(b)));
   return {lanes: ordered, steps, predicted: data.predicted, source: data.source, leftOut: data.left_out, joined: data.joined};
 }
 
@@ -84,7 +85,8 @@ class TimelineChart {
 
   draw() {
     if (this.groups.length === 0) return;
-    const width = Math.max(300, this.holder.clientWidth || 900), row = 19, gap = 6, head = 20, left = 70, right = 10;
+    const width = Math.max(300, this.holder.clientWidth || 900), row = 19, gap = 6, head = 20, right = 10;
+    const left = this.groups.some(g => [...g.lanes.keys()].some(lane => kindOf(lane) !== lane)) ? 118 : 70;
     const range = this.range(), lanesOf = g => [...g.lanes].filter(([, slices]) => slices.length > 0);
     const height = this.groups.reduce((sum, g) => sum + head + lanesOf(g).length * (row + gap) + 8, 0) + 34;
     const plot = this.plot = {left, width: width - left - right};

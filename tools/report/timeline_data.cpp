@@ -168,12 +168,16 @@ class BusyTimes {
   std::vector<std::int64_t> latest_end_;  ///< latest end of a slice and those before it
 };
 
+bool computes(const Slice& slice) {
+  return slice.lane == "compute" || slice.lane.starts_with("compute, device ");
+}
+
 std::vector<StepWindow> windows_of(const std::vector<Slice>& slices) {
   const BusyTimes busy(slices);
   std::vector<StepWindow> windows;
   std::optional<std::int64_t> before;  // the end of the computation so far
   for (const Slice& slice : slices) {
-    if (slice.lane != "compute") continue;
+    if (!computes(slice)) continue;
     const std::int64_t end = slice.start + slice.duration;
     if (slice.step != 0 && (windows.empty() || windows.back().step < slice.step)) {
       windows.push_back({.step = slice.step,
@@ -182,7 +186,9 @@ std::vector<StepWindow> windows_of(const std::vector<Slice>& slices) {
                          .whole = before.has_value(),
                          .computes = slice.start});
     }
-    if (slice.step != 0 && windows.back().step == slice.step) windows.back().to = end;
+    if (slice.step != 0 && windows.back().step == slice.step) {
+      windows.back().to = std::max(windows.back().to, end);
+    }
     before = std::max(before.value_or(end), end);
   }
   return windows;
@@ -304,7 +310,8 @@ LaneTimeline predicted_timeline(const plan::Timeline& timeline, const step::Oper
     const double origin = traced.front().span.start;
     const plan::Operation& operation = one.span.operation();
     const auto start = std::llround((one.span.start - origin) * 1e9);
-    out.slices.push_back({.lane = std::string(to_string(operation.lane)),
+    const plan::StreamId lane = {operation.lane, operation.device};
+    out.slices.push_back({.lane = name_of(lane, names.devices()),
                           .name = names(operation),
                           .start = start,
                           .duration = std::llround((one.span.end - origin) * 1e9) - start,

@@ -100,8 +100,8 @@ inline constexpr auto kChoices<SchedulerSection::Type> =
          {"WarmupDecayLR", SchedulerSection::Type::warmup_decay},
          {"WarmupCosineLR", SchedulerSection::Type::warmup_cosine}});
 
-/// Derived and checked like in DeepSpeed: train = micro x accumulation x world, where any one may
-/// be missing.
+/// Derived and checked like in DeepSpeed: train = micro x accumulation x data places (ranks /
+/// sequence_parallel_size), where any one may be missing.
 struct BatchSection {
   std::uint64_t train_batch = 0;
   std::uint64_t micro_batch = 0;
@@ -109,6 +109,14 @@ struct BatchSection {
   /// "auto": the planner chooses micro_batch and accumulation, which contain one valid choice until
   /// then.
   bool automatic = false;
+};
+
+/// Maximum of pipeline.stages.
+inline constexpr std::uint32_t kMostStages = 8;
+
+/// `pipeline`: the devices of a rank, to which the blocks of the model are dealt.
+struct PipelineSection {
+  std::uint32_t stages = 1;  ///< number of devices of each rank; 0 ("auto"): the planner's choice
 };
 
 struct OffloadSection {
@@ -196,7 +204,10 @@ struct BallastSection {
   model::GpuChecks gpu_checks = model::GpuChecks::off;
   model::AttentionBackend attention = model::AttentionBackend::best;
   ProductSearch product_algorithms = ProductSearch::heuristic;
-  Bytes device_bytes = 0;  ///< budget; 0 ("auto"): the free memory
+  /// GPU numbers of the rank's devices; empty ("auto"): consecutive ones. A number may occur more
+  /// than once: these devices share the GPU.
+  std::vector<std::uint32_t> devices;
+  Bytes device_bytes = 0;  ///< budget of each device; 0 ("auto"): the free memory
   Bytes host_bytes = 0;    ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
   /// Patterns of the names of trained tensors (model::freeze()); empty ("all"): all are trained.
   std::vector<std::string> train;
@@ -317,16 +328,21 @@ struct Config {
   SchedulerSection scheduler;
   BatchSection batch;
   ZeroSection zero;
+  PipelineSection pipeline;
   step::BufferCounts buffers = kOpenBuffers;  ///< the keys of kBufferKinds
   AioSection aio;
   /// type of weights, activations and packed gradients: bf16.enabled, fp16.enabled, or f32
   DType type = DType::bf16;
   Fp16Section fp16;
+  /// `sequence_parallel_size`: number of ranks that share each sequence; 1: none.
+  std::uint64_t sequence_parallel = 1;
   double gradient_clipping = 1.0;     ///< 0: no clipping
   std::uint64_t steps_per_print = 1;  ///< number of steps, or kNoProgressLines
   MonitorSection tensorboard;
   MonitorSection csv_monitor;
   BallastSection ballast;
+  /// Devices of each rank; 1 while the planner has not chosen.
+  [[nodiscard]] std::uint32_t devices() const { return pipeline.stages == 0 ? 1 : pipeline.stages; }
   /// Sequences per micro-batch.
   [[nodiscard]] std::uint64_t micro_sequences() const {
     return batch.micro_batch * data.sequences_per_sample();

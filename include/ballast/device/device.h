@@ -137,6 +137,9 @@ std::string_view kind_of(const DeviceOptions& options);
 /// of the program for them, and the only link is memory (throttled by link_gbps).
 bool shares_host_cores(const DeviceOptions& options);
 
+/// Returns the number of GPUs that this process sees; 0 without CUDA, a driver or a GPU.
+std::uint32_t count_gpus();
+
 /// Returns whether this program was compiled with CUDA.
 bool cuda_built_in();
 

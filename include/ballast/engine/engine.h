@@ -39,11 +39,10 @@ class TrialsBeforeSteps;
 /// threads and the swap paths.
 struct EngineOptions {
   std::string device = "auto";  ///< auto, host or cuda; each has the blueprint's budget
-  /// GPU number of each of the rank's devices; empty: those that follow the GPUs of the machine's
-  /// ranks before this one.
+  /// GPU number of each device of the rank; empty: local_rank * devices + k for device k.
   std::vector<std::uint32_t> device_numbers;
-  int compute_threads = 0;      ///< host device: threads per kernel; 0: all CPUs
-  double link_gbps = 0.0;       ///< host device: limits copies to this many GB/s; 0: no limit
+  int compute_threads = 0;  ///< host device: threads per kernel; 0: all CPUs
+  double link_gbps = 0.0;   ///< host device: limits copies to this many GB/s; 0: no limit
   model::KernelOptions kernels;
   cpu_adam::UpdaterOptions update;
   /// Hyperparameters. The engine sets optimizer, learning rate, step and gradient scale.
@@ -60,11 +59,11 @@ struct EngineOptions {
 /// Running totals since start().
 struct EngineTotals {
   plan::LaneTotals lanes;
-  std::array<Bytes, 3> allocated{};       ///< per tier; never freed, so also the peak
+  std::array<Bytes, 3> allocated{};        ///< per tier; never freed, so also the peak
   std::vector<Bytes> allocated_on_device;  ///< by device
-  std::vector<Bytes> nvme_bytes_by_path;  ///< bytes written, including the initial fill
-  double fill_seconds = 0.0;              ///< time that start() spent on the initial states
-  std::string io_backend;                 ///< "io_uring", "threads", or "" if nothing is on NVMe
+  std::vector<Bytes> nvme_bytes_by_path;   ///< bytes written, including the initial fill
+  double fill_seconds = 0.0;               ///< time that start() spent on the initial states
+  std::string io_backend;                  ///< "io_uring", "threads", or "" if nothing is on NVMe
   [[nodiscard]] Bytes nvme_bytes_written() const;
 };
 
@@ -179,7 +178,7 @@ class Engine {
   Blueprint blueprint_;
   EngineOptions options_;
   const std::atomic<bool>* interrupted_;
-  comm::Ranks* ranks_;  ///< nullptr for one rank
+  comm::Ranks* ranks_;                         ///< nullptr for one rank
   std::shared_ptr<TrialsBeforeSteps> trials_;  ///< null if products are not timed
   cpu_adam::Updater updater_;
   std::vector<OwnDevice> devices_;

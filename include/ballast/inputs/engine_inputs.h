@@ -56,6 +56,11 @@ std::size_t named_speculation(const config::Config& config);
 /// Returns the mesh of a run of `config` with `ranks` processes, of which this is `rank`.
 Mesh mesh_of(const config::Config& config, std::uint32_t ranks, std::uint32_t rank = 0);
 
+/// Returns the shape of a micro-batch on one rank, with the number of sequences of `config` or
+/// another.
+model::MicroBatchShape shape_of(const config::Config& config);
+model::MicroBatchShape shape_of(const config::Config& config, std::uint64_t sequences);
+
 /// Returns the blueprint of `config` before anything is placed: everything but placement, schedule
 /// and ledger.
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
@@ -71,11 +76,24 @@ state::SwapOptions swap_options(const config::Config& config, const comm::Launch
 /// instruction set that this machine lacks.
 cpu_adam::UpdaterOptions updater_options(const config::Config& config);
 
-/// Returns options for the device in `config`, for rank `local_rank` of its machine.
+/// Returns the GPU numbers of the devices of rank `local_rank` of its machine: ballast.devices, or
+/// consecutive ones. Host devices have numbers, too.
+std::vector<std::uint32_t> device_numbers(const config::Config& config, std::uint32_t local_rank);
+
+/// Returns options for the first device in `config`, for rank `local_rank` of its machine. All
+/// devices of a rank are of one kind.
 device::DeviceOptions device_options(const config::Config& config, std::uint32_t local_rank = 0);
 
-/// Returns the free memory of the device in `config`, for rank `local_rank` of its machine; 0 if
-/// the device uses host memory.
+/// Returns the largest number of devices that "auto" of pipeline.stages may choose on this machine:
+/// the number of ballast.devices, else that of GPUs for each of `local_world` ranks, or 1 host
+/// device.
+std::uint32_t available_devices(const config::Config& config, std::uint32_t local_world = 1);
+
+/// Returns the number of devices between which automatic budgets of the host device are divided.
+std::uint32_t budgeted_devices(const config::Config& config);
+
+/// Returns the free memory of each device in `config`, the least of all, for rank `local_rank` of
+/// its machine. Devices with the same number share its memory. 0 if the devices use host memory.
 Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank);
 
 }  // namespace ballast::inputs

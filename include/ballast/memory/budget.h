@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "ballast/core/units.h"
 
 namespace ballast::memory {
@@ -17,14 +19,16 @@ Bytes peak_resident_bytes();
 Bytes library_reserve(Bytes free);
 
 struct Budgets {
-  Bytes device = 0;
+  Bytes device = 0;  ///< of each device of the rank
   Bytes host = 0;
 };
 
 /// Fills in budgets that are 0 ("auto"). A device with separate memory, of which `on_device` bytes
 /// are free, gets these minus library_reserve(), or minus 5% if that is more.
 /// The host tier gets 80% of `available`. On the host device (`on_device` is 0) both tiers share
-/// this 80%: an explicit budget is deducted first; two automatic ones get half each.
-Budgets resolve_budgets(Budgets wanted, Bytes available, Bytes on_device = 0);
+/// this 80%: an explicit budget is deducted first; two automatic ones get half each. Several host
+/// devices (`devices`) divide the part of the device tier.
+Budgets resolve_budgets(Budgets wanted, Bytes available, Bytes on_device = 0,
+                        std::uint32_t devices = 1);
 
 }  // namespace ballast::memory

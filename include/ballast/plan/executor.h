@@ -13,15 +13,18 @@
 
 namespace ballast::plan {
 
-/// Seconds and bytes per lane since the executor was made. For lanes that each device has, seconds
-/// are means over the devices, and bytes are sums. Busy: an operation was running. Stalled:
-/// the next operation waited for its inputs. Enqueueing: the thread of a queued lane handed
-/// operations to the device or the disks, mostly while the previous operation was running.
+/// Seconds and bytes per lane since the executor was made. By kind of lane: for lanes that each
+/// device has, seconds are means over the devices, and bytes are sums. Busy: an operation was
+/// running. Stalled: the next operation waited for its inputs. Enqueueing: the thread of a queued
+/// lane handed operations to the device or the disks, mostly while the previous operation was
+/// running.
 struct LaneTotals {
   std::array<double, kLaneCount> busy_seconds{};
   std::array<double, kLaneCount> stalled_seconds{};
   std::array<double, kLaneCount> enqueueing_seconds{};
   std::array<Bytes, kLaneCount> bytes{};
+  LaneSeconds busy_by_device{};  ///< each lane of each device
+  LaneSeconds stalled_by_device{};
 };
 
 /// Starts or finishes one operation of submission number `submission`; throws Error on failure.
@@ -44,8 +47,9 @@ struct ExecutorOptions {
   /// Maximum number of unfinished operations in a lane with Mode::streamed.
   std::size_t max_on_stream = kMostEnqueued;
   /// If set, the operations that it selects start one at a time on each device, in an order that
-  /// depends on the submitted plans alone. An operation's turn ends when it is enqueued, or, in a lane that is not
-  /// queued, when it has finished. For collectives, which all ranks must start in the same order.
+  /// depends on the submitted plans alone. An operation's turn ends when it is enqueued, or, in a
+  /// lane that is not queued, when it has finished. For collectives, which all ranks must start in
+  /// the same order.
   std::function<bool(const Operation& operation)> takes_turn = nullptr;
   std::uint32_t devices = 1;  ///< Schedule::devices of the plans
   /// Runs every operation in plan order on the caller's thread, with the same results, for

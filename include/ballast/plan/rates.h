@@ -59,6 +59,9 @@ struct Rates {
   double fabric_per_second = 0.0;   ///< inside a node
   double network_per_second = 0.0;  ///< over several nodes
   unsigned ranks_per_node = 1;
+  /// Devices that a rank may use together, each with the rates and the device memory here. 0: not
+  /// given.
+  unsigned devices = 0;
 
   /// Cores that the lanes of the host device share: compute, update and copies run at full speed
   /// only while there are enough cores for all of their threads. 0: not shared (a GPU computes).

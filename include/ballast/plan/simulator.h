@@ -12,9 +12,11 @@ namespace ballast::plan {
 
 /// Predicted behaviour of training steps in steady state.
 struct Prediction {
-  double step_seconds = 0.0;                         ///< from gate to gate
+  double step_seconds = 0.0;  ///< from gate to gate
+  // Lanes that each device of a rank has count with the mean of the devices.
   std::array<double, kLaneCount> busy_seconds{};     ///< per step
   std::array<double, kLaneCount> stalled_seconds{};  ///< per step: waiting for inputs
+  std::vector<double> busy_seconds_by_number;        ///< per step, by lane_number()
   std::array<Bytes, kLaneCount> bytes{};             ///< per step
   /// Lower bound of each lane on the step's time, largest first: the first lane is the bottleneck.
   /// The use of a shared resource (disk, cores) is summed over its lanes.

@@ -75,6 +75,10 @@ Forecast make_forecast(const config::Config& config, const plan::Rates& rates,
 /// machine's.
 memory::Budgets budgets_of(const config::Config& config, const plan::Rates& rates);
 
+/// Returns the number of devices that a rank of `config` may use: those of ballast.devices,
+/// otherwise those of `rates`, otherwise this machine's.
+std::uint32_t devices_of(const config::Config& config, const plan::Rates& rates);
+
 /// Returns text for the console, in lines of at most 80 columns.
 std::vector<std::string> describe(const Forecast& forecast);
 

@@ -16,6 +16,7 @@ namespace ballast::planner {
 struct PlanChoices {
   std::uint64_t micro_batch = 0;   ///< counted like BatchSection::micro_batch
   std::uint64_t expert_ranks = 1;  ///< see model::Architecture
+  std::uint32_t devices = 1;       ///< of each rank
   Elems sub_group_size = 0;
   memory::Budgets budgets;  ///< budgets of one rank
   step::Order order = step::Order::layer_major;
@@ -32,8 +33,11 @@ PlanChoices choices_of(const engine::Blueprint& blueprint);
 config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
                                   std::uint32_t data_ranks);
 
+/// Returns `config` with `count` devices for each rank, the first ones of ballast.devices.
+config::Config with_devices(const config::Config& config, std::uint32_t count);
+
 /// Returns `config` with all choices that affect the sizes of blocks: micro-batch, expert
-/// parallelism, budgets and sub-groups.
+/// parallelism, devices, budgets and sub-groups.
 config::Config with_sizes(const config::Config& config, const PlanChoices& chosen,
                           std::uint32_t data_ranks);
 

@@ -24,6 +24,8 @@ struct PlanRequest {
   /// where compute and update share cores, otherwise CUDA's; without rates, those of the config's
   /// device.
   std::function<model::KernelSizes(model::MicroBatchShape)> kernels;
+  /// Devices that the rank may use: for pipeline.stages "auto", and for advice.
+  std::uint32_t devices = 1;
   /// Limit on the number of operations that the search builds and simulates.
   std::size_t work_limit = 2'000'000;
   /// Stops the search with Error(interrupted); may be null.

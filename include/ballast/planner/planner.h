@@ -25,6 +25,10 @@ void require_fit(const PlanRequest& request);
 /// in it if no other tier is, and the run fits only with some of them there. Needs no rates.
 config::Config measured_config(const PlanRequest& request);
 
+/// Returns a warning if a step has fewer micro-batches than devices, so that some devices wait for
+/// others; else "".
+std::string describe_idle_devices(const step::Problem& problem);
+
 /// A change of the config or machine, and the simulated speed with it.
 struct Improvement {
   std::string change;  ///< "2x the tokens per step (train_batch_size 64)"

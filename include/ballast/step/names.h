@@ -18,6 +18,8 @@ class OperationNames {
   std::string operator()(const plan::Operation& operation) const;
   /// Returns "backward" or "upload weights".
   [[nodiscard]] static std::string kind_of(const plan::Operation& operation);
+  /// Number of devices of the plans.
+  [[nodiscard]] std::uint32_t devices() const { return problem_->devices; }
   [[nodiscard]] const std::string& block_of(const plan::Operation& operation) const {
     return problem_->program().blocks.at(operation.block).name;
   }

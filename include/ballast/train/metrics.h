@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ballast/core/units.h"
 
@@ -23,11 +24,19 @@ struct StepMetrics {
   double tokens_per_second = 0.0;
   bool skipped = false;      ///< no update, because gradients were not finite
   bool rolled_back = false;  ///< speculative updates were undone and repeated
+  /// For lanes that each device has: means over the devices.
   std::map<std::string, double> busy_seconds;
   std::map<std::string, double>
       stalled_seconds;  ///< time in which the next operation waited for its inputs
   std::map<std::string, Bytes> bytes;
-  std::map<std::string, Bytes> peak_bytes;
+  std::map<std::string, Bytes> peak_bytes;  ///< "device": the largest of all devices
+  /// Only with several devices; otherwise empty.
+  struct Device {
+    std::map<std::string, double> busy_seconds;  ///< the device's lanes only
+    std::map<std::string, double> stalled_seconds;
+    Bytes peak_bytes = 0;
+  };
+  std::vector<Device> devices;
   Bytes nvme_bytes_written = 0;      ///< since the start of the run
   std::optional<double> loss_scale;  ///< in fp16: the scale of this step; omitted when unset
   /// Number of earlier batches that rollbacks skipped (ballast.spike). Omitted when 0.
@@ -54,8 +63,8 @@ struct StepMetrics {
 };
 
 /// Returns `metrics` as a JSON object without newline. Times are in `lanes.{lane}.busy_seconds` and
-/// `lanes.{lane}.stalled_seconds`. Finite numbers read back bit for bit. NaN and infinities become
-/// null, because JSON has neither.
+/// `lanes.{lane}.stalled_seconds`; those of device N are in `devices.N.lanes`. Finite numbers read
+/// back bit for bit. NaN and infinities become null, because JSON has neither.
 std::string to_json_line(const StepMetrics& metrics);
 
 class WaitingFile;

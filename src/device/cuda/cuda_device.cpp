@@ -205,8 +205,8 @@ class CudaDevice final : public Device {
     const cudaError_t code = cudaMemcpyPeerAsync(to.raw(), peer, from.raw(), ordinal_, from.size(),
                                                  as_cuda(stream).native());
     if (code != cudaSuccess) {
-      check_cuda(code, fmt::format("copying {} from CUDA device {} to {}", format_bytes(from.size()),
-                                   ordinal_, peer));
+      check_cuda(code, fmt::format("copying {} from CUDA device {} to {}",
+                                   format_bytes(from.size()), ordinal_, peer));
     }
   }
 
@@ -256,6 +256,14 @@ std::string cuda_refusal() {
   const cudaError_t code = cudaGetDeviceCount(&count);
   if (code != cudaSuccess) return driver_refusal(code);
   return count > 0 ? "" : driver_refusal(cudaErrorNoDevice);
+}
+
+std::uint32_t count_gpus() {
+  raise_connections();
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return static_cast<std::uint32_t>(count);
+  static_cast<void>(cudaGetLastError());
+  return 0;
 }
 
 bool has_gpu() {

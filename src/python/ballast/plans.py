@@ -21,6 +21,7 @@ class LedgerLine:
     tier: str  #: "device", "host" or "nvme"
     kind: str  #: such as "weights" or "staging"
     bytes: int
+    device: int | None = None  #: on the tier "device": the number of the device, if a rank has several
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,11 @@ class Renamed final : public device::Device {
   void copy_to_host(device::Stream& stream, HostBytes to, ConstDeviceBytes from) override {
     host_->copy_to_host(stream, to, from);
   }
+  bool connect(device::Device& other) override { return host_->connect(other); }
+  void copy_to_other(device::Stream& stream, device::Device& other, DeviceBytes to,
+                     ConstDeviceBytes from) override {
+    host_->copy_to_other(stream, other, to, from);
+  }
 
  private:
   std::string_view kind_;

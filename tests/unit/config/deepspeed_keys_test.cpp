@@ -77,7 +77,7 @@ TEST(DeepSpeedKeys, ParallelSizesOfOneAreAccepted) {
   for (const char* setting :
        {"tensor_parallel={\"autotp_size\": 1, \"tp\": {\"tp_size\": 1}, \"dtype\": \"bf16\"}",
         "tensor_parallel={}", "tensor_parallel={\"autotp_size\": 0}", "sequence_parallel_size=1",
-        "sequence_parallel_size=0", "pipeline={\"stages\": 1}"}) {
+        "sequence_parallel_size=0"}) {
     EXPECT_EQ(error_of(kMinimal, {setting}), "") << setting;
   }
   EXPECT_NE(error_of(kMinimal, {"tensor_parallel={\"autotp_size\": -1}"}).find("at least 0"),

@@ -20,6 +20,7 @@
 
 #include "src/engine/state_layout.h"
 #include "tests/support/documents.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/function_weights.h"
 #include "tests/unit/engine/tiny_engine.h"
 
@@ -81,6 +82,28 @@ TEST_F(EngineTest, WhatIsAllocatedIsWhatTheLedgerSays) {
           << tier << ", " << to_string(t);
     }
   }
+}
+
+TEST_F(EngineTest, TwoDevicesTrainAModelThatDoesNotFitOne) {
+  const auto with_stages = [&](int stages) {
+    return config({kWeights + "none", kOptimizer + "none", "ballast.device_bytes=24MiB",
+                   "ballast.order=layer_major", fmt::format("pipeline.stages={}", stages),
+                   R"(model={"family": "llama", "vocab_size": 131, "hidden_size": 192,
+                             "num_layers": 6, "num_heads": 6, "intermediate_size": 512})"});
+  };
+  test::expect_error(ErrorCategory::memory, {"device"},
+                     [&] { planner::make_engine(with_stages(1)); });
+  Engine engine = planner::make_engine(with_stages(2));
+  engine.start();
+  const std::vector<Bytes> allocated = engine.totals().allocated_on_device;
+  ASSERT_EQ(allocated.size(), 2U);
+  for (std::uint8_t d = 0; d < 2; ++d) {
+    EXPECT_EQ(allocated[d], engine.blueprint().ledger.device_total(d));
+    EXPECT_GT(allocated[d], 12 * kMiB);
+    EXPECT_LE(allocated[d], 24 * kMiB);
+  }
+  const double first = engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.003).loss;
+  EXPECT_LT(engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.003).loss, first);
 }
 
 TEST_F(EngineTest, TheLedgerOfEveryStateFormatIsWhatIsAllocated) {

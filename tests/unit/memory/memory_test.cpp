@@ -77,6 +77,56 @@ TEST(Ledger, WhatDoesNotFitNamesTheTierTheLineAndTheGap) {
   }
 }
 
+TEST(Ledger, EachDeviceMustFitItsBudget) {
+  Ledger ledger;
+  ledger.add(Tier::device, "weights", 3 * kMiB, 1);
+  ledger.add(Tier::device, "weights", 1 * kMiB, 0);
+  ledger.add(Tier::device, "workspace", 1 * kMiB, 0);
+  ledger.add(Tier::device, "workspace", 1 * kMiB, 1);
+  ledger.add(Tier::host, "states", 5 * kMiB);
+  EXPECT_EQ(ledger.devices(), 2U);
+  EXPECT_EQ(ledger.total(Tier::device), 6 * kMiB);
+  EXPECT_EQ(ledger.device_total(0), 2 * kMiB);
+  EXPECT_EQ(ledger.needed(Tier::device), 4 * kMiB);
+  EXPECT_EQ(ledger.largest(Tier::device)->bytes, 3 * kMiB);
+  EXPECT_TRUE(ledger.fits({.device = 4 * kMiB, .host = 5 * kMiB}));
+  EXPECT_EQ(ledger.excess({.device = 1 * kMiB, .host = 4 * kMiB}), 5 * kMiB) << "1 + 3 + 1";
+  try {
+    ledger.require_fit({.device = 3 * kMiB, .host = 5 * kMiB});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "the device budget of 3.00 MiB is 1.00 MiB too small for device 1 (one of 2): the "
+                 "run needs 4.00 MiB; the largest part is 'weights' (3.00 MiB); "
+                 "ballast.device_bytes sets the budget of each device");
+  }
+}
+
+TEST(Ledger, EqualDevicesAreListedOnce) {
+  Ledger ledger;
+  for (const std::uint8_t device : {0, 1}) ledger.add(Tier::device, "weights", kMiB, device);
+  const Budgets budgets = {.device = 2 * kMiB, .host = 0};
+  EXPECT_EQ(ledger.table(budgets),
+            (std::vector<std::string>{
+                "device   weights              1.00 MiB",
+                "device   total                1.00 MiB  of 2.00 MiB on each of 2 devices"}));
+  ledger.add(Tier::device, "weights", kMiB, 1);
+  EXPECT_EQ(ledger.table(budgets),
+            (std::vector<std::string>{"device 0 weights              1.00 MiB",
+                                      "device 0 total                1.00 MiB  of 2.00 MiB",
+                                      "device 1 weights              2.00 MiB",
+                                      "device 1 total                2.00 MiB  of 2.00 MiB"}));
+}
+
+TEST(Budgets, HostDevicesDivideThePartOfTheDeviceTier) {
+  const Budgets both = resolve_budgets({}, 100, 0, 4);
+  EXPECT_EQ(both.device, 10U);
+  EXPECT_EQ(both.host, 40U);
+  EXPECT_EQ(resolve_budgets({.device = 0, .host = 20}, 100, 0, 4).device, 15U);
+  EXPECT_EQ(resolve_budgets({.device = 10, .host = 0}, 100, 0, 4).host, 40U);
+  EXPECT_EQ(resolve_budgets({}, 100, 40, 4).device, 30U) << "each GPU has its own memory";
+}
+
 TEST(Budgets, AutomaticOnesShareFourFifthsOfTheMemory) {
   const Budgets both = resolve_budgets({}, 100);
   EXPECT_EQ(both.device, 40U);

@@ -101,6 +101,8 @@ class Abacus final : public device::Device {
   std::unique_ptr<device::Pin> pin(HostBytes, std::string_view) override { return nullptr; }
   void copy_to_device(device::Stream&, DeviceBytes, ConstHostBytes) override {}
   void copy_to_host(device::Stream&, HostBytes, ConstDeviceBytes) override {}
+  bool connect(device::Device&) override { return false; }
+  void copy_to_other(device::Stream&, device::Device&, DeviceBytes, ConstDeviceBytes) override {}
 };
 
 TEST(MakeCompute, NamesADeviceWithoutKernels) {

@@ -200,7 +200,39 @@ TEST(Executor, CountsBytesAndBusyTimePerLane) {
     EXPECT_EQ(totals.bytes[lane],
               schedule.first.bytes_on(kLanes[lane]) + schedule.steady.bytes_on(kLanes[lane]));
     EXPECT_EQ(totals.busy_seconds[lane], seen.busy_seconds[lane]);
+    EXPECT_EQ(totals.busy_by_device[lane], seen.busy_seconds[lane]) << "one device";
   }
+}
+
+TEST(Executor, CountsTheTimeOfEachDeviceAndTheirMean) {
+  Plan plan;
+  for (const std::uint8_t device : {0, 1, 2, 1}) {
+    Operation operation;
+    operation.device = device;
+    operation.bytes = 5;
+    plan.operations.push_back(operation);
+  }
+  plan.operations.push_back({.action = Action::fetch, .lane = Lane::fetch, .uses = {}});
+  LaneSeconds seen{};
+  Executor executor([](const Operation&, std::uint64_t) {}, step::action_name,
+                    {.devices = 3, .observer = [&](const Span& span) {
+                       seen[lane_number(span.operation())] += span.end - span.start;
+                     }});
+  executor.submit(plan, 1);
+  executor.drain();
+  const LaneTotals totals = executor.totals();
+  double sum = 0.0;
+  for (std::uint8_t device = 0; device < 3; ++device) {
+    const std::size_t number = lane_number(Lane::compute, device);
+    EXPECT_GT(seen[number], 0.0);
+    EXPECT_EQ(totals.busy_by_device[number], seen[number]);
+    EXPECT_GT(totals.stalled_by_device[number] + seen[number], 0.0);
+    sum += seen[number];
+  }
+  EXPECT_DOUBLE_EQ(totals.busy_seconds[static_cast<std::size_t>(Lane::compute)], sum / 3.0);
+  EXPECT_EQ(totals.bytes[static_cast<std::size_t>(Lane::compute)], 20U);
+  const auto fetch = static_cast<std::size_t>(Lane::fetch);
+  EXPECT_EQ(totals.busy_seconds[fetch], seen[lane_number(Lane::fetch, 0)]) << "not divided";
 }
 
 TEST(Executor, CountsRunningOperationsUpToTheMoment) {

@@ -143,6 +143,7 @@ class OpenPlacements {
 
 std::vector<step::Order> open_orders(const config::Config& config) {
   using enum step::Order;
+  if (config.devices() > 1) return {layer_major};
   if (config.ballast.order) return {*config.ballast.order};
   return {layer_major, micro_batch_major};
 }
@@ -206,6 +207,15 @@ void limit_blocks(test::RandomRun& run) {
   }
 }
 
+/// Every third run has 2 to 4 devices, if its rules allow them.
+void add_devices(test::RandomRun& run, std::uint64_t seed) {
+  const config::Config config = run.config();
+  if (seed % 3 != 0 || config.ballast.order == step::Order::micro_batch_major) return;
+  const std::uint64_t devices = std::min(2 + seed / 3 % 3, config.model.num_layers);
+  run.overrides.push_back(fmt::format("pipeline.stages={}", devices));
+  run.overrides.push_back(fmt::format("model.vocabulary_tiles={}", config.model.vocabulary_tiles));
+}
+
 memory::Ledger draw_plan(test::Dice& dice, const PlanRequest& request) {
   engine::Blueprint sizes =
       sized(request, dice.pick(micro_batch_sizes(request)), dice.pick(open_orders(request.config)));
@@ -219,6 +229,7 @@ Case draw_case(std::uint64_t seed) {
   test::Dice dice(seed);
   Case drawn = {.run = test::draw_run(dice, true)};
   limit_blocks(drawn.run);
+  add_devices(drawn.run, seed);
   const memory::Ledger ledger =
       draw_plan(dice, request_for(drawn.run.config(), {}, drawn.run.world));
   drawn.must_fit = true;
@@ -228,7 +239,7 @@ Case draw_case(std::uint64_t seed) {
     drawn.must_fit = drawn.must_fit && bytes >= needed;
     return std::max<Bytes>(bytes, 1);
   };
-  drawn.budgets = {near(ledger.total(Tier::device)), near(ledger.total(Tier::host))};
+  drawn.budgets = {near(ledger.needed(Tier::device)), near(ledger.needed(Tier::host))};
   if (dice.chance(50)) {
     drawn.run.overrides.push_back(fmt::format("ballast.device_bytes={}", drawn.budgets.device));
   }
@@ -288,8 +299,9 @@ Way read_way(const std::string& text) {
 std::vector<Way> read_ways(const std::string& refusal) {
   const std::string size = "(?!0 B)[0-9.]+ [KMGT]?i?B";
   const std::regex form(
-      fmt::format("the (?:device|host) budget of {0} is {0} too small: the "
-                  "smallest plan needs {0}, {0} of it for '[a-z -]+'; it "
+      fmt::format("the (?:device|host) budget of {0} is {0} too small"
+                  "(?: for device [0-3] \\(one of [2-4]\\))?: the smallest plan needs {0}, {0} of "
+                  "it for '[a-z -]+'; it "
                   "would fit with (.+)",
                   size));
   std::smatch match;

@@ -101,6 +101,30 @@ TEST(Timeline, AnEvaluationAndIdleTimeBelongToNoStep) {
   EXPECT_EQ(from(1e-9), 2500);
 }
 
+TEST(Timeline, AStepOfSeveralDevicesEndsWithTheLastOfThem) {
+  LaneTimeline timeline = {.predicted = true, .source = "made", .slices = {}};
+  const auto add = [&](const std::string& lane, std::int64_t start, std::int64_t duration,
+                       std::uint64_t step) {
+    timeline.slices.push_back({.lane = lane,
+                               .name = "block",
+                               .start = start,
+                               .duration = duration,
+                               .step = step,
+                               .after = {}});
+  };
+  add("compute, device 0", 0, 100, 1);
+  add("compute, device 1", 50, 150, 1);
+  add("compute, device 0", 100, 20, 1);
+  add("compute, device 0", 200, 30, 2);
+  add("compute, device 1", 230, 40, 2);
+  const Json drawn = timeline_json(timeline);
+  const auto& steps = drawn.find("steps")->elements();
+  ASSERT_EQ(steps.size(), 2U);
+  EXPECT_EQ(number(*steps[0].find("to")), 200);
+  EXPECT_EQ(number(*steps[1].find("from")), 200);
+  EXPECT_EQ(number(*steps[1].find("to")), 270);
+}
+
 TEST(Timeline, ALongStepIsWholeWithItsShortOperationsJoined) {
   constexpr std::int64_t kEach = 50'000;  // times two lanes: more than are drawn
   const LaneTimeline timeline = made(3, kEach);

@@ -61,6 +61,19 @@ TEST(Metrics, HaveTheFieldsThatToolsRelyOn) {
             std::string::npos);
 }
 
+TEST(Metrics, HaveTheTimesAndTheMemoryOfEachDevice) {
+  auto metrics = step(1);
+  metrics.devices = {
+      {.busy_seconds = {{"compute", 0.25}}, .stalled_seconds = {{"compute", 0.5}}, .peak_bytes = 7},
+      {.busy_seconds = {{"pass", 0.125}}, .stalled_seconds = {}, .peak_bytes = 9}};
+  EXPECT_NE(
+      to_json_line(metrics).find(
+          R"("devices":{"0":{"lanes":{"compute":{"busy_seconds":0.25,"stalled_seconds":0.5}},)"
+          R"("peak_bytes":7},"1":{"lanes":{"pass":{"busy_seconds":0.125}},"peak_bytes":9}}})"),
+      std::string::npos)
+      << to_json_line(metrics);
+}
+
 TEST(MetricsWriter, KeepsOthersFromItsFile) {
   using enum MetricsWriter::Existing;
   const test::TempDir dir;

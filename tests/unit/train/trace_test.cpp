@@ -33,8 +33,8 @@ struct Recorded {
   step::RunSequence sequence;
   plan::Timeline timeline;
 
-  explicit Recorded(std::uint64_t seed)
-      : placed(step::random_problem(seed)),
+  explicit Recorded(std::uint64_t seed, bool devices = false)
+      : placed(step::random_problem(seed, {.devices = devices})),
         schedule(build(placed)),
         sequence(random_runs(placed, schedule, seed, 4)) {
     for (Span span : step::fake_spans(sequence.runs, seed, true)) {
@@ -126,6 +126,53 @@ TEST(Trace, HasOneNamedTrackPerLaneInTheOrderOfTheStages) {
   }
   for (const json& slice : of_phase(all, "X")) found.insert(names.at(slice.at("tid")));
   EXPECT_EQ(found, expected);
+}
+
+TEST(Trace, HasATrackForEachDeviceOfALaneThatDevicesHave) {
+  std::set<std::uint32_t> counts;
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    const Recorded recorded(seed, true);
+    const std::uint32_t devices = recorded.placed.problem.devices;
+    counts.insert(devices);
+    std::vector<std::string> wanted;  // from top to bottom
+    for (const std::string lane : {"fetch", "upload", "gather", "compute", "pass", "reduce",
+                                   "offload", "update", "writeback"}) {
+      const bool shared = lane == "fetch" || lane == "update" || lane == "writeback";
+      if (devices == 1 || shared) {
+        wanted.push_back(lane);
+        continue;
+      }
+      for (std::uint32_t d = 0; d < devices; ++d) {
+        wanted.push_back(fmt::format("{}, device {}", lane, d));
+      }
+    }
+    std::map<int, std::string> names;
+    std::map<std::string, int> places;
+    const auto all = events(recorded);
+    for (const json& event : of_phase(all, "M")) {
+      if (event.at("name") == "thread_name") names[event.at("tid")] = event.at("args").at("name");
+      if (event.at("name") != "thread_sort_index") continue;
+      places[names.at(event.at("tid"))] = event.at("args").at("sort_index");
+    }
+    int above = 0;
+    for (const std::string& name : wanted) {
+      const auto found = places.find(name);
+      if (found == places.end()) continue;  // without operations
+      EXPECT_GT(found->second, above) << name;
+      above = found->second;
+      places.erase(found);
+    }
+    EXPECT_TRUE(places.empty()) << places.begin()->first;
+    std::multiset<std::string> expected;
+    std::multiset<std::string> found;
+    for (const Span& span : recorded.timeline.spans) {
+      const auto& op = span.operation();
+      expected.insert(name_of(plan::StreamId{op.lane, op.device}, devices));
+    }
+    for (const json& slice : of_phase(all, "X")) found.insert(names.at(slice.at("tid")));
+    EXPECT_EQ(found, expected);
+  }
+  EXPECT_GT(counts.size(), 2U) << "the seeds draw too few numbers of devices";
 }
 
 TEST(Trace, KeepsTheSlicesOfATrackApartAndTheirTimesToTheNanosecond) {

@@ -1,0 +1,99 @@
+// The devices of a rank: pipeline.stages and ballast.devices.
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "src/config/json_values.h"
+#include "src/config/sections.h"
+#include "src/model/spec/tiles.h"
+
+namespace ballast::config {
+namespace {
+
+constexpr std::string_view kStages = "pipeline.stages";
+
+/// Largest number of devices that all have a block of the model (step::deal()).
+std::uint64_t most_useful_devices(const model::ModelConfig& m) {
+  return m.tie_embeddings ? std::max(m.num_layers, m.vocabulary_tiles)
+                          : m.num_layers + m.vocabulary_tiles;
+}
+
+}  // namespace
+
+Section pipeline_keys(PipelineSection& pipeline, std::vector<std::string>& log) {
+  return with_deepspeed_keys(
+      {also_called(or_auto(whole("stages", pipeline.stages, {1, kMostStages}), pipeline.stages),
+                   {"pp_size", "pp", "num_stages", "pipeline_stages", "pipeline_parallel_size",
+                    "pipeline_parallel_degree", "pipeline_model_parallel_size"})},
+      "pipeline", log);
+}
+
+Key devices_key(std::vector<std::uint32_t>& devices) {
+  constexpr WholeRange kNumbers = {0, 1023};
+  const auto read = [&devices, kNumbers](const Value& value) {
+    devices.clear();
+    if (value.is_auto()) return;
+    const auto numbers = value.elements("\"auto\" or an array of GPU numbers such as [0, 1]");
+    if (numbers.empty() || numbers.size() > kMostStages) {
+      value.fail(fmt::format("must have 1 to {} numbers, got {}", kMostStages, numbers.size()));
+    }
+    for (const Value& number : numbers) {
+      devices.push_back(static_cast<std::uint32_t>(number.whole(kNumbers)));
+    }
+  };
+  const auto write = [&devices] {
+    if (devices.empty()) return Json("auto");
+    Json list = Json::array();
+    for (const std::uint32_t number : devices) list.push_back(number);
+    return list;
+  };
+  return also_called({"devices", read, write}, {"gpus", "gpu_ids", "device_ids"});
+}
+
+void complete_devices(Config& config, const Document& document) {
+  const auto& named = config.ballast.devices;
+  std::uint32_t& stages = config.pipeline.stages;
+  if (!named.empty()) {
+    const auto count = static_cast<std::uint32_t>(named.size());
+    if (find_given(document.root(), kStages) == nullptr) stages = count;
+    if (stages > 0 && stages != count) {
+      document.fail("ballast.devices",
+                    fmt::format("lists {} device{}, but pipeline.stages is {}; list {}, or leave "
+                                "one of the two keys out",
+                                count, count == 1 ? "" : "s", stages, stages));
+    }
+  }
+  if (stages > 1 && config.ballast.order == step::Order::micro_batch_major) {
+    document.fail("ballast.order",
+                  fmt::format("is \"micro_batch_major\", with which only one of the {} devices of "
+                              "pipeline.stages would work at a time; use \"layer_major\" or "
+                              "\"auto\"",
+                              stages));
+  }
+}
+
+void share_vocabulary(Config& config) {
+  model::ModelConfig& m = config.model;
+  const std::uint64_t most = (m.vocab_size + model::kTileStep - 1) / model::kTileStep;
+  m.vocabulary_tiles = std::min(round_up(m.vocabulary_tiles, std::uint64_t{kMostStages}), most);
+  config.notes.push_back(
+      fmt::format("model.vocabulary_tiles: \"auto\" is {0}, because pipeline.stages is not 1; "
+                  "results are equal for all numbers of devices; for the same results without "
+                  "pipeline.stages, set it to {0}",
+                  m.vocabulary_tiles));
+}
+
+void check_stages(const Config& config, const Document& document) {
+  const std::uint64_t most = most_useful_devices(config.model);
+  if (config.pipeline.stages <= most) return;
+  document.fail(
+      std::string(kStages),
+      fmt::format("is {}, but {} layer{} and {} vocabulary tile{} keep at most {} "
+                  "device{} busy; give at most {}",
+                  config.pipeline.stages, config.model.num_layers,
+                  config.model.num_layers == 1 ? "" : "s", config.model.vocabulary_tiles,
+                  config.model.vocabulary_tiles == 1 ? "" : "s", most, most == 1 ? "" : "s", most));
+}
+
+}  // namespace ballast::config
