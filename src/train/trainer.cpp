@@ -148,13 +148,15 @@ class Trainer {
   }
 
   void start_loader() {
+    const Mesh& mesh = engine_.blueprint().mesh;
     const data::LoaderOptions options = {.micro_batches = config_.batch.accumulation,
                                          .sequences = config_.micro_sequences(),
                                          .length = config_.data.sequence_length,
                                          .first_step = done_ + 1,
                                          .skipped = skipped_batches_,
-                                         .place = engine_.blueprint().mesh.data_place(),
-                                         .places = engine_.blueprint().mesh.data};
+                                         .place = mesh.data_place(),
+                                         .places = mesh.data,
+                                         .cut = {mesh.sequence, mesh.sequence_place()}};
     loader_ =
         std::make_unique<data::Loader>(inputs_.data.training, inputs_.data.evaluation, options);
   }
