@@ -18,6 +18,12 @@ void add_each(Values& sums, const Values& more) {
 
 }  // namespace
 
+std::string describe_devices(engine::Engine& engine) {
+  const std::uint32_t devices = engine.blueprint().problem.devices;
+  const std::string device = engine.device().description();
+  return devices == 1 ? device : fmt::format("{} devices: {}", devices, device);
+}
+
 RestartableEngine::RestartableEngine(engine::Blueprint blueprint, engine::EngineOptions options,
                                      const std::atomic<bool>* interrupted, comm::Ranks* ranks)
     : blueprint_(std::move(blueprint)),
@@ -61,12 +67,6 @@ engine::EngineTotals RestartableEngine::totals() const {
       std::max(sums.nvme_bytes_by_path.size(), before_.nvme_bytes_by_path.size()));
   add_each(sums.nvme_bytes_by_path, before_.nvme_bytes_by_path);
   return sums;
-}
-
-std::string RestartableEngine::describe_devices() {
-  const std::uint32_t devices = blueprint_.problem.devices;
-  const std::string device = engine_->device().description();
-  return devices == 1 ? device : fmt::format("{} devices: {}", devices, device);
 }
 
 std::size_t RestartableEngine::separate_devices() {

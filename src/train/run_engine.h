@@ -36,6 +36,9 @@ auto as_step_failure(Work work) {
   }
 }
 
+/// Describes the devices of a rank, which are of one kind: "host device", "2 devices: host device".
+std::string describe_devices(engine::Engine& engine);
+
 /// The engine of a run, which is replaced when the run goes back to a checkpoint.
 class RestartableEngine {
  public:
@@ -59,10 +62,6 @@ class RestartableEngine {
   /// ranks have the error, so they complete their submitted operations. Otherwise only this rank
   /// has failed, and it no longer waits for other ranks.
   void leave(bool jointly);
-
-  /// Describes the devices: "host CPU", or "2 devices: host CPU". All devices of a rank are of one
-  /// kind.
-  [[nodiscard]] std::string describe_devices();
 
   /// Returns the number of devices that compute without sharing anything: different GPUs. Host
   /// devices share the cores.

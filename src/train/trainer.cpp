@@ -77,7 +77,7 @@ class Trainer {
   /// Allocates everything before the first step.
   void prepare() {
     if (!is_root()) run_directory_.emplace(config_.ballast.out);  // perhaps on another machine
-    if (is_root()) observer_.planned(engine_.blueprint(), engine_.describe_devices());
+    if (is_root()) observer_.planned(engine_.blueprint(), describe_devices(*engine_));
     prediction_ = calibrate::RunPrediction::find(asked_, engine_.blueprint(),
                                                  plan_.given_rates ? &*plan_.given_rates : nullptr);
     // All ranks measure at the same time. The matrices are freed before the engine allocates.
@@ -284,7 +284,7 @@ class Trainer {
   void announce() {
     const engine::EngineTotals totals = engine_.totals();
     const RunStart start = {.blueprint = engine_.blueprint(),
-                            .device = engine_.describe_devices(),
+                            .device = describe_devices(*engine_),
                             .update_isa = engine_.describe_update(),
                             .io_backend = totals.io_backend,
                             .gemm_peak_flops = gemm_peak_,
