@@ -69,11 +69,13 @@ engine::EngineTotals RestartableEngine::totals() const {
   return sums;
 }
 
-std::size_t RestartableEngine::separate_devices() {
-  if (engine_->device().kind() != "cuda") return 1;
+double RestartableEngine::measure_gemm_peak(double seconds) {
+  const double one =
+      model::measure_gemm_peak(engine_->device(), blueprint_.type, seconds, options_.kernels.set);
+  if (engine_->device().kind() != "cuda") return one;
   const std::vector<std::uint32_t>& numbers = options_.device_numbers;
-  if (numbers.empty()) return blueprint_.problem.devices;
-  return std::set<std::uint32_t>(numbers.begin(), numbers.end()).size();
+  const std::set<std::uint32_t> gpus(numbers.begin(), numbers.end());
+  return one * static_cast<double>(gpus.empty() ? blueprint_.problem.devices : gpus.size());
 }
 
 std::string RestartableEngine::describe_update() {

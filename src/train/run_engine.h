@@ -63,9 +63,9 @@ class RestartableEngine {
   /// has failed, and it no longer waits for other ranks.
   void leave(bool jointly);
 
-  /// Returns the number of devices that compute without sharing anything: different GPUs. Host
-  /// devices share the cores.
-  [[nodiscard]] std::size_t separate_devices();
+  /// Returns the peak of matrix products in FLOP/s: that of the first device, measured for
+  /// `seconds`, times the number of different GPUs. Host devices share the cores.
+  [[nodiscard]] double measure_gemm_peak(double seconds);
 
   /// Describes what computes the updates: an instruction set, or "on the GPU".
   [[nodiscard]] std::string describe_update();

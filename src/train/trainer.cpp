@@ -81,10 +81,8 @@ class Trainer {
     prediction_ = calibrate::RunPrediction::find(asked_, engine_.blueprint(),
                                                  plan_.given_rates ? &*plan_.given_rates : nullptr);
     // All ranks measure at the same time. The matrices are freed before the engine allocates.
-    gemm_peak_ = model::measure_gemm_peak(
-        engine_->device(), engine_.blueprint().type,
-        seconds_to_measure(engine_.blueprint(), config_.ballast.steps), config_.ballast.kernels);
-    gemm_peak_ *= static_cast<double>(engine_.separate_devices());
+    gemm_peak_ =
+        engine_.measure_gemm_peak(seconds_to_measure(engine_.blueprint(), config_.ballast.steps));
     measures_.emplace(engine_, gemm_peak_);
     if (is_root() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
